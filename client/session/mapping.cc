@@ -35,17 +35,14 @@ absl::Status Mapping::MapExtent(device::Placement where, const Extent& extent) {
   const absl::Status released = driver_->Release(memory);
   SLUICE_RETURN_IF_ERROR(status);
   mapped_ += extent.size;
-  sizes_.push_back(extent.size);
   return released;
 }
 
 Mapping::~Mapping() {
+  // In one call: the extents are pinned as one range, and where each went by
+  // itself the rest was pinned anew, all of it, as often as there are extents.
   // On a lost device the calls fail, and the memory is gone anyway.
-  std::byte* at = base_;
-  for (const Bytes size : sizes_) {
-    driver_->Unmap(at, size).IgnoreError();
-    at += size.count();
-  }
+  if (mapped_ > Bytes(0)) driver_->Unmap(base_, mapped_).IgnoreError();
   driver_->FreeReservation(base_, size_).IgnoreError();
 }
 

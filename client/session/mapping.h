@@ -39,8 +39,7 @@ class Mapping {
   device::Driver* const driver_;
   std::byte* const base_;
   const Bytes size_;
-  Bytes mapped_;
-  std::vector<Bytes> sizes_;  // of the mapped extents, in order
+  Bytes mapped_;  // from base_ on
 };
 
 }  // namespace sluice::client

@@ -28,6 +28,8 @@ class AddressSpace {
   absl::StatusOr<Address> Reserve(Bytes size, Placement::Kind kind);
   absl::Status Free(Address address, Bytes size);
   absl::Status Map(Address address, Bytes size, MemoryPointer memory);
+  // REQUIRES: nothing uses the range, nor, where it is part of what one Allow
+  // pinned, the rest of that: all of it is unpinned, and the rest pinned again.
   absl::Status Unmap(Address address, Bytes size);
   // Host memory of ours is pinned as one range a call: a copy may cross the
   // mappings of one call, and not those of two.

@@ -1,0 +1,86 @@
+// How a lease's mapping ends on the fake driver: every byte that is pinned
+// again on the way costs a real one time.
+#include "client/session/mapping.h"
+
+#include <gmock/gmock.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/device/driver.h"
+#include "tests/fake_cuda/control.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::client {
+namespace {
+
+using ::sluice::testing::IsOk;
+using ::testing::IsEmpty;
+
+constexpr device::Placement kOnHost{device::Placement::Kind::kHost, 0};
+constexpr int kExtents = 5;
+
+// Of the two kinds of host memory.
+class MappingOnCuda : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    fake_cuda::fake_cuda_set(GetParam());
+    auto driver = device::OpenCudaDriver();
+    ASSERT_THAT(driver, IsOk());
+    driver_ = *std::move(driver);
+  }
+  void TearDown() override {
+    driver_.reset();
+    fake_cuda::fake_cuda_recover();
+    std::string findings, alive;
+    fake_cuda::fake_cuda_take_findings(findings);
+    EXPECT_THAT(findings, IsEmpty());
+    fake_cuda::fake_cuda_alive(alive);
+    EXPECT_THAT(alive, IsEmpty());
+  }
+
+  absl::StatusOr<std::vector<Extent>> Extents() {
+    SLUICE_ASSIGN_OR_RETURN(const Bytes size, driver_->Granularity(kOnHost));
+    std::vector<Extent> extents;
+    for (int i = 0; i < kExtents; ++i) {
+      SLUICE_ASSIGN_OR_RETURN(const device::Memory memory,
+                              driver_->Create(kOnHost, size));
+      SLUICE_ASSIGN_OR_RETURN(UniqueFd fd, driver_->Export(memory));
+      extents.push_back({std::move(fd), size});
+      SLUICE_RETURN_IF_ERROR(driver_->Release(memory));
+    }
+    return extents;
+  }
+  static long Pinnings() {
+    return fake_cuda::fake_cuda_calls("cuMemHostRegister_v2");
+  }
+
+  std::unique_ptr<device::Driver> driver_;
+};
+
+TEST_P(MappingOnCuda, ItsEndPinsNothingAgain) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto extents, Extents());
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      auto mapping,
+      Mapping::Make(driver_.get(), kOnHost, DeviceIndex(0), extents));
+  const long pinnings = Pinnings();
+  mapping.reset();
+  EXPECT_EQ(Pinnings(), pinnings);
+}
+
+// The size of the last extent is a lie: the others are mapped, and not pinned.
+TEST_P(MappingOnCuda, AHalfMadeOneLeavesNothing) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(auto extents, Extents());
+  extents.back().size = extents.back().size * 2;
+  EXPECT_FALSE(
+      Mapping::Make(driver_.get(), kOnHost, DeviceIndex(0), extents).ok());
+}
+
+INSTANTIATE_TEST_SUITE_P(HostMemory, MappingOnCuda,
+                         ::testing::Values("host_numa=0", "host_numa=1"));
+
+}  // namespace
+}  // namespace sluice::client
