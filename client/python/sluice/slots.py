@@ -8,8 +8,8 @@ which is asked when the next one is taken. Work that was enqueued on it by then
 comes before the copy that fills it next, as that comes after the compute so
 far, on whichever stream that was ([Note: streams] in computing).
 
-Where the daemon has no more GPU memory, and for types that DLPack has not, a
-tensor is torch's own.
+Where the daemon has no more GPU memory, or is gone, a tensor is torch's own, as
+it is for types that DLPack has not. A second later the daemon is asked again.
 """
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import ctypes
 import math
 import weakref
 from collections.abc import Sequence
+from time import monotonic
 from typing import NamedTuple
 
 import torch
@@ -35,6 +36,9 @@ __all__ = ["Slots"]
 ALIGNMENT = 512  # bytes, as torch's own allocator has it
 FIRST_LEASE_BYTES = 4 << 20
 LARGEST_LEASE_BYTES = 256 << 20
+# A daemon that refused is not asked again so soon: without room for them each
+# fetch would wait for its answer.
+ASK_AGAIN_S = 1.0
 
 _INT, _UINT, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = 0, 1, 2, 4, 5, 6
 _CODES = {
@@ -96,7 +100,7 @@ class Slots:
         self._leases: list[Region] = []
         self._free = FreeRanges()
         self._held: dict[int, _Slot] = {}  # by address
-        self._full = False  # the daemon had no more
+        self._ask_at = 0.0  # the daemon had no more, or was gone
         # Never freed by the garbage collector alone: tensors may live in them.
         self._end = weakref.finalize(self, _leave, self._leases, self._held,
                                      device)
@@ -155,7 +159,7 @@ class Slots:
     def _take(self, size: int) -> int | None:
         self._look()
         found = self._free.take(size)
-        if found is None and not self._full:
+        if found is None and monotonic() >= self._ask_at:
             self._lease(size)
             found = self._free.take(size)
         return None if found is None else found[0]
@@ -174,7 +178,7 @@ class Slots:
                                         Status.UNAVAILABLE):
                     raise
                 if want == size:
-                    self._full = True
+                    self._ask_at = monotonic() + ASK_AGAIN_S
                     return
                 want = max(size, want // 4)
         self._leases.append(lease)
