@@ -13,6 +13,7 @@ import on_fakes  # noqa: F401, before torch
 import collections
 import copy
 import sys
+from unittest import mock
 
 import sluice
 import titan
@@ -196,6 +197,7 @@ def slots(session: sluice.Session) -> None:
             again = arena.get(arena.put(made), GPU)
             assert again.dtype == made.dtype and again.shape == made.shape
             assert again.is_contiguous() and torch.equal(again, made)
+        recorded_by_torch(arena)
         # The daemon's pool is 64 MiB; torch's own memory is beside it.
         large = [arena.get(arena.put(torch.ones(5 << 20, device=GPU)), GPU)
                  for _ in range(4)]
@@ -203,6 +205,25 @@ def slots(session: sluice.Session) -> None:
     assert second.tolist() == list(range(1000))  # the arena is closed
     del second, large, again
     HostArena(session).close()
+
+
+def recorded_by_torch(arena: HostArena) -> None:
+    """Of torch's allocators some refuse a stream for what is not their own."""
+    recorded = []
+    for own in (False, True):
+        held = arena.put(torch.ones(1000, device=GPU))
+        slots = arena._slots
+        if own:
+            arena._slots = mock.Mock(wraps=slots, **{
+                "empty.side_effect": lambda shape, dtype: torch.empty(
+                    shape, dtype=dtype, device=GPU)})
+        arena.prefetch(held, GPU)
+        arena._slots = slots
+        with torch.cuda.stream(torch.cuda.Stream()), mock.patch.object(
+                torch.Tensor, "record_stream", autospec=True,
+                side_effect=lambda *_: recorded.append(own)):
+            assert bool((arena.get(held, GPU) == 1).all())
+    assert recorded == [True]
 
 
 def refusals(session: sluice.Session) -> None:

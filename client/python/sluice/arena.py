@@ -282,8 +282,11 @@ class HostArena:
             self._copies.wait(HOST_TO_GPU, host._read)
             # It came after the copy that filled the host's bytes.
             self._copies.settled(host._written)
-            if host._stream != self._copies.stream:
+            if host._stream != self._copies.stream and not (
+                    self._slots is not None and self._slots.has(tensor)):
                 # Torch gives it away in the order of the stream of its making.
+                # What is not its own its allocators may refuse, and a slot's
+                # next copy comes after all streams ([Note: slots] in slots).
                 tensor.record_stream(torch.cuda.current_stream(self.device))
         return tensor
 

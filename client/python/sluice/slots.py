@@ -139,6 +139,10 @@ class Slots:
             size, StorageWeakRef(tensor.untyped_storage()), described)
         return tensor
 
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Whether `empty` made it in a slot."""
+        return tensor.data_ptr() in self._held
+
     def rebuild(self) -> None:
         """The books anew, of the tensors that live; after an interrupt."""
         for address in self._expired():
