@@ -1,0 +1,29 @@
+"""All methods learn on GPUs what they learn on a simulated node, for many steps:
+one rank, and two over torch's own ProcessGroupNCCL, on the fakes
+(tests/fake_cuda). It proves nothing about a GPU."""
+
+import os
+import unittest
+
+import cuda_node
+
+FLAGS = ("--seq-len 333 --lr 1e-3 --warmup 10 --clip 1 --beta1 .9 --beta2 .95 "
+         "--hbm 16MiB").split()
+
+
+class CudaParity(cuda_node.CudaTest):
+    # torch's own library, with CPU forms of its kernels.
+    libraries = [os.path.join(cuda_node.FAKES, "over_real"), cuda_node.FAKES]
+
+    def test_fifty_steps_of_every_method_are_those_of_a_simulated_node(self):
+        socket = self.cuda_daemon()
+        for arch, ranks in (("llama", "2"), ("gpt", "1")):
+            for method in cuda_node.METHODS:
+                apart = self.both(socket, 50, *FLAGS, "--arch", arch,
+                                  "--ranks", ranks, "--method", method)
+                self.assertLessEqual(apart, 1e-6, (arch, ranks, method))
+        self.expect_no_findings()
+
+
+if __name__ == "__main__":
+    unittest.main()
