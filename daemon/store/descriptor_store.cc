@@ -114,7 +114,8 @@ DescriptorStore::Item DescriptorStore::PutOf(const std::string& name,
                                              SharedFd fd) {
   return {.message = fmt::format("FDSTORE=1\nFDNAME={}\nFDPOLL=0", name),
           .fd = std::move(fd),
-          .done = {}};
+          .done = {},
+          .changes_store = true};
 }
 
 void DescriptorStore::Remove(std::string_view name) {
@@ -125,7 +126,8 @@ void DescriptorStore::Remove(std::string_view name) {
   if (socket_ == nullptr) return;
   Push({.message = fmt::format("FDSTOREREMOVE=1\nFDNAME={}", name),
         .fd = {},
-        .done = {}});
+        .done = {},
+        .changes_store = true});
 }
 
 void DescriptorStore::RemoveAll() {

@@ -104,6 +104,7 @@ class DescriptorStore {
     std::string message;
     SharedFd fd;
     Done done;
+    bool changes_store = false;  // puts or removes
   };
   static constexpr size_t kMostQueued = 1 << 14;
   static constexpr size_t kMostStatus = 256;
@@ -122,6 +123,7 @@ class DescriptorStore {
   bool IsEnding() const;
   void Sleep(absl::Duration time);  // less, where it is to end
   void SendBatch(std::deque<Item> batch);
+  // The first fault; that of a put or a removal becomes `fault_`, too.
   absl::Status SendAll(std::deque<Item>& batch, absl::Time deadline);
   void ReplaceKeeper();
   absl::Status Refill();
@@ -144,6 +146,9 @@ class DescriptorStore {
   // Of the thread: what shows that the keeper is dead or dying, and who waits
   // for the next one.
   bool lost_ = false;
+  // The first one since somebody was answered: what was put may have gone in a
+  // batch before the one with the wait for it.
+  absl::Status fault_;
   std::atomic<uint64_t> keepers_replaced_ = 0;
   struct Waiting {
     Done done;

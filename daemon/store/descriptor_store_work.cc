@@ -83,6 +83,7 @@ absl::Status DescriptorStore::SendAll(std::deque<Item>& batch,
     const absl::Status sent =
         socket_->Send(item.message, deadline, item.fd ? item.fd->get() : -1);
     if (met.ok()) met = sent;
+    if (item.changes_store && fault_.ok()) fault_ = sent;
     item.fd.reset();
     Pass(CrashPoint::kMessageSent);
   }
@@ -96,19 +97,21 @@ void DescriptorStore::SendBatch(std::deque<Item> batch) {
       [](const Item& item) { return static_cast<bool>(item.done); });
   absl::Status met = SendAll(batch, deadline);
   if (waited_for) {
-    if (met.ok()) met = socket_->Barrier(deadline);
+    if (met.ok() && fault_.ok()) met = socket_->Barrier(deadline);
     Pass(CrashPoint::kBarrierPassed);
   }
   lost_ = keeper_ && absl::IsUnavailable(met);
   for (Item& item : batch) {
     if (item.done) waiting_.push_back({std::move(item.done), deadline});
   }
-  if (!lost_) AnswerWaiting(met);
+  if (!lost_) AnswerWaiting(fault_.ok() ? met : fault_);
 }
 
 void DescriptorStore::AnswerWaiting(const absl::Status& status) {
+  const absl::Status answer = status;
+  if (!waiting_.empty()) fault_ = absl::OkStatus();
   for (Waiting& each : std::exchange(waiting_, {})) {
-    Post(std::move(each.done), status);
+    Post(std::move(each.done), answer);
   }
 }
 
@@ -179,6 +182,7 @@ void DescriptorStore::ReplaceKeeper() {
   }
   if (IsEnding()) return;
   lost_ = false;
+  fault_ = absl::OkStatus();  // the new one was given everything
   ++keepers_replaced_;
   Say(fmt::format(
       "process {} is the keeper now, and holds {} descriptors: "

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/base/clock.h"
@@ -235,6 +236,23 @@ TEST_F(Store, ThatReadsNothingEndsInANamedErrorInTime) {
   EXPECT_THAT(Flush(*store).get(),
               StatusIs(absl::StatusCode::kDeadlineExceeded,
                        HasSubstr("takes nothing in time")));
+}
+
+// Wrong once: a batch that nobody waited on could fail, and who waited behind
+// it was told that the store has everything.
+TEST_F(Store, WhatFailedInAnEarlierBatchIsToldToWhoWaitsNext) {
+  other_.reset();  // nobody listens
+  const auto store = Start();
+  ASSERT_THAT(store->Put("x-1", Memfd().get()), IsOk());
+  absl::SleepFor(absl::Milliseconds(200));  // it is sent meanwhile
+  unlink(address_.c_str());
+  other_ = std::make_unique<FakeStore>(address_);
+  EXPECT_THAT(Flush(*store).get(), StatusIs(absl::StatusCode::kUnavailable));
+  ASSERT_THAT(store->Put("x-2", Memfd().get()), IsOk());
+  auto done = Flush(*store);
+  EXPECT_EQ(NextText(), "FDSTORE=1\nFDNAME=x-2\nFDPOLL=0");
+  EXPECT_EQ(NextText(), "BARRIER=1");
+  EXPECT_THAT(done.get(), IsOk());
 }
 
 TEST_F(Store, ThatIsGoneIsAFaultUntilThereIsOneAgain) {
