@@ -46,6 +46,15 @@ double OpenFds() {
   return static_cast<double>(std::distance(begin(fds), end(fds)));
 }
 
+// Once: it comes from two clocks that are not read at one time, and whoever
+// counts its changes counts restarts.
+double StartTime() {
+  static const double start =
+      Now(CLOCK_REALTIME) - Now(CLOCK_BOOTTIME) +
+      StartTicks() / static_cast<double>(sysconf(_SC_CLK_TCK));
+  return start;
+}
+
 }  // namespace
 
 ProcessStats ReadProcessStats() {
@@ -61,9 +70,7 @@ ProcessStats ReadProcessStats() {
   if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
     stats.max_fds = static_cast<double>(limit.rlim_cur);
   }
-  stats.start_time_seconds =
-      Now(CLOCK_REALTIME) - Now(CLOCK_BOOTTIME) +
-      StartTicks() / static_cast<double>(sysconf(_SC_CLK_TCK));
+  stats.start_time_seconds = StartTime();
   return stats;
 }
 
