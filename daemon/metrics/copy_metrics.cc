@@ -51,7 +51,10 @@ void AddLinks(const Snapshot& from, Families& to) {
           std::pair{"d2h", link.d2h_bytes_per_second},
           std::pair{"both", link.both_bytes_per_second}}) {
       if (speed > 0) {
-        to.Value({{"link", link.name}, {"direction", direction}}, speed);
+        to.Value({{"link", link.name},
+                  {"parent", link.parent},
+                  {"direction", direction}},
+                 speed);
       }
     }
   }

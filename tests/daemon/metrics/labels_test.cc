@@ -39,8 +39,8 @@ TEST(MetricLabels, NameGpusJobsAndUsersAndNeverAProcess) {
   EXPECT_THAT(
       Matches(text, "[{,](\\w+)=\""),
       IsSubsetOf({"UUID", "cgroup", "direction", "driver", "gpu", "kind", "le",
-                  "link", "memory", "numa_node", "of", "reason", "result",
-                  "sluice_job", "state", "uid", "version"}));
+                  "link", "memory", "numa_node", "of", "parent", "reason",
+                  "result", "sluice_job", "state", "uid", "version"}));
   EXPECT_THAT(text, HasSubstr("sluice_lease_bytes{gpu=\"0\",UUID=\"GPU-a\","
                               "sluice_job=\"tune\",uid=\"1\"} 0\n"));
   EXPECT_THAT(Scrape(node, Audience::kAnybody), Not(HasSubstr("sluice_job")));

@@ -147,6 +147,7 @@ TEST(DaemonMetrics, StepsHaveTheirJobAndLimitsLinksAndTheProcessAreThere) {
         std::string("sluice_budget_limit_bytes{of=\"job\",sluice_job="
                     "\"night\",memory=\"gpu\"} 8388608\n"),
         std::string("sluice_link_capacity_bytes_per_second{link=\"pcie1\","
+                    "parent=\"\","
                     "direction=\"d2h\"} 2000000000\n"),
         std::string("process_start_time_seconds 1"),
         std::string("process_resident_memory_bytes ")}) {
