@@ -288,6 +288,10 @@ void StateFile::StoreWord(size_t at, uint64_t word) {
   }
   std::atomic_ref(*reinterpret_cast<uint64_t*>(memory_ + at))
       .store(word, std::memory_order_release);
+  // Nor what comes behind it: a word that voids something is stored before that
+  // is written over. Enough for the compiler is enough: what a process has
+  // stored is there for the next one, in whatever order processors show it.
+  std::atomic_signal_fence(std::memory_order_seq_cst);
   left_ -= kWord;
 }
 

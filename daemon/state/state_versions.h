@@ -1,8 +1,8 @@
 // Which versions of the saved state this build writes and reads.
 //
-// A field or a kind of row more is the same version where those that do not
-// know it may go on without it (README.md, Rows). Whatever else changes is a
-// version more.
+// A field more is the same version where those that do not know it may go on
+// without it (README.md, Rows). Whatever else changes is a version more, also a
+// kind of row: who does not know it refuses the state.
 #pragma once
 
 #include <cstdint>
