@@ -116,7 +116,8 @@ constexpr const char* kMeasureExamples = R"(Examples:
 Each link is measured by all GPUs behind it at once: to the GPUs, to the host,
 both. It attaches as ranks of a job bandwidth-measure-PID, leases up to 32 MiB of
 each GPU and as much host memory, and does not wait for grants. The daemon takes
-nothing over: put what is printed into its file, and start it again.)";
+nothing over: put what is printed into its file, then systemctl reload sluiced
+(or SIGHUP).)";
 
 constexpr const char* kDrainExamples = R"(Examples:
   sluicectl drain --reason "new driver on Monday"
