@@ -35,9 +35,10 @@ constexpr const char* kExamples = R"(Examples:
                                    at most thirteen minutes more
 
 It needs NVIDIA's driver, and neither root, network nor Python. With --python it
-has checks of torch too, in that Python. GPUs that somebody uses are left alone. The archive sluice-verify-NAME.tar.gz is written
-again after each check: Ctrl-C leaves what was done. It holds no host or user
-name and no path of yours; NAME is `node` and the day unless you give --name.
+has checks of torch too, in that Python. GPUs that somebody uses are left alone.
+The archive sluice-verify-NAME.tar.gz is written again after each check: Ctrl-C
+leaves what was done. It holds no host or user name and no path of yours; NAME
+is `node` and the day unless you give --name.
 Exit status: 0 all passed; 1 a check failed; 2 bad arguments; 3 none failed,
 but some were skipped.)";
 
