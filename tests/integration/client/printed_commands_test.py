@@ -31,6 +31,8 @@ OF_THE_SYSTEM = {
     "deploy/bundle/verify/check_process.cc": {"--check", "--work", "--busy"},
     "deploy/bundle/verify/hidden.cc": {"--check", "--work", "--busy"},
     "deploy/bundle/verify/tenant.h": {"--tenant"},
+    # And to the kit's Python.
+    "deploy/bundle/verify/torch.cc": {"--result", "--socket"},
 }
 FOLDERS = ["daemon", "client", "proto", "planner", "kernels", "deploy"]
 LITERAL = re.compile(r'R"(\w*)\((.*?)\)\1"|"((?:[^"\\\n]|\\.)*)"', re.S)
