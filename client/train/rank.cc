@@ -13,6 +13,7 @@
 #include "client/session/session.h"
 #include "client/torch/exceptions.h"
 #include "client/torch/ranks/device_ranks.h"
+#include "client/torch/run/host_stage.h"
 #include "client/train/check/check.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/launch/peer_watch.h"
@@ -140,6 +141,9 @@ absl::Status RankRun::WithRanks(runtime::RankMemory& memory,
           ? MeasureMachine(options_, memory, collectives, &machine_)
           : WithModel(memory, collectives));
   if (collectives == nullptr) return absl::OkStatus();
+  // Until now the last collectives of a GPU were only issued.
+  runtime::AwaitStream(memory.device());
+  SLUICE_RETURN_IF_ERROR(collectives->Check());
   // Nobody leaves before everybody is done: a leaving rank looks like a dead
   // one to the others.
   const absl::Status together = collectives->Barrier();

@@ -38,6 +38,7 @@ class NcclRanks final : public Collectives {
   NcclRanks(const Options& options, c10::intrusive_ptr<Group> group,
             Collectives* host)
       : options_(options), group_(std::move(group)), host_(host) {}
+  ~NcclRanks() override;
 
   int rank() const override { return options_.rank; }
   int world_size() const override { return options_.world_size; }
@@ -81,20 +82,42 @@ absl::Status NcclRanks::CheckSendable(const char* what,
       fmt::format("{}: the tensor is not contiguous", what));
 }
 
+// c10d's own destructor aborts, which may break what another rank still has on
+// its way. All ranks come here or none does: a communicator that was finalized
+// waits for the others.
+NcclRanks::~NcclRanks() {
+  {
+    const MutexLock lock(mutex_);
+    if (!aborted_.ok()) return;
+  }
+  CatchStatus("", [&] {
+    group_->shutdown();
+    return absl::OkStatus();
+  }).IgnoreError();
+}
+
 // The communicator is asked under the lock: Abort frees it after.
 absl::Status NcclRanks::Check() {
   const MutexLock lock(mutex_);
   if (!aborted_.ok() || !connected_) return aborted_;
   // c10d takes the communicator of the calling thread's GPU.
   const c10::cuda::CUDAGuard guard(options_.device);
-  const auto communicator = reinterpret_cast<ncclComm_t>(group_->getCommPtr());
-  ncclResult_t error = ncclSuccess;
-  const ncclResult_t asked = ncclCommGetAsyncError(communicator, &error);
-  if (asked == ncclSuccess && error == ncclSuccess) return absl::OkStatus();
-  return absl::UnavailableError(fmt::format(
-      "collectives on rank {} of {} failed: probably another rank has ended; "
-      "look at its message first (NCCL says: {})",
-      options_.rank, options_.world_size, ncclGetLastError(communicator)));
+  return CatchStatus("NCCL's communicator", [&]() -> absl::Status {
+    const auto communicator =
+        reinterpret_cast<ncclComm_t>(group_->getCommPtr());
+    ncclResult_t error = ncclSuccess;
+    const ncclResult_t asked = ncclCommGetAsyncError(communicator, &error);
+    // In progress: one that does not block, as the user's environment may have
+    // it (TORCH_NCCL_USE_COMM_NONBLOCKING).
+    if (asked == ncclSuccess &&
+        (error == ncclSuccess || error == ncclInProgress)) {
+      return absl::OkStatus();
+    }
+    return absl::UnavailableError(fmt::format(
+        "collectives on rank {} of {} failed: probably another rank has ended; "
+        "look at its message first (NCCL says: {})",
+        options_.rank, options_.world_size, ncclGetLastError(communicator)));
+  });
 }
 
 // After this the current stream has waited for it, in its own order.

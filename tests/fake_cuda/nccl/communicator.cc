@@ -8,6 +8,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "proto/base/mutex.h"
+#include "tests/fake_cuda/nccl/options.h"
 #include "tests/fake_cuda/of_thread.h"
 
 namespace sluice::fake_nccl {
@@ -263,6 +264,12 @@ Result Communicator::Finalize() {
 void Communicator::Abort() {
   board_->shared().members[rank_].state = MemberState::kAborted;
   const MutexLock lock(operations_->mutex);
+  if (!AbortsAreFine()) {
+    fake_cuda::fake_cuda_find(fmt::format(
+        "nccl: rank {} aborts its communicator, {} of whose {} operations have "
+        "not ended, in a run that is to end well",
+        rank_, operations_->issued - operations_->ended, operations_->issued));
+  }
   operations_->aborted = true;
   board_->Changed();
   while (operations_->running) operations_->changed.Wait(operations_->mutex);

@@ -1,4 +1,4 @@
-// SLUICE_FAKE_NCCL, a list as SLUICE_FAKE_CUDA: "silent=1".
+// SLUICE_FAKE_NCCL, a list as SLUICE_FAKE_CUDA: "silent=1,aborts=0".
 #pragma once
 
 namespace sluice::fake_nccl {
@@ -6,5 +6,9 @@ namespace sluice::fake_nccl {
 // Nobody is told that a rank died or aborted, as between GPUs of one node,
 // where a kernel waits in memory for ever: only one's own abort ends it.
 bool SilentDeaths();
+
+// No: a communicator that is aborted is a finding, with what it had still to
+// do. For runs that are to end well.
+bool AbortsAreFine();
 
 }  // namespace sluice::fake_nccl

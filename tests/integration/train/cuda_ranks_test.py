@@ -23,10 +23,17 @@ class CudaRanks(cuda_node.CudaTest):
 
     def setUp(self):
         super().setUp()
-        silent = mock.patch.dict(os.environ, SLUICE_FAKE_NCCL="silent=1")
-        silent.start()
-        self.addCleanup(silent.stop)
+        self.play_nccl("silent=1")
         self.runs = 0
+
+    def play_nccl(self, settings):
+        played = mock.patch.dict(os.environ, SLUICE_FAKE_NCCL=settings)
+        played.start()
+        self.addCleanup(played.stop)
+
+    def expect_good_ends(self):
+        """From here on NCCL finds a rank that leaves by an abort."""
+        self.play_nccl("silent=1,aborts=0")
 
     def start_run(self, socket, *flags, steps=100000, **options):
         """A run that has trained some steps, and its log."""
@@ -63,6 +70,7 @@ class CudaRanks(cuda_node.CudaTest):
                          ["0"] * runs + ["1"] * runs)
 
     def test_losses_of_every_method_are_those_of_a_simulated_node(self):
+        self.expect_good_ends()
         socket = self.cuda_daemon()
         for method in cuda_node.METHODS:
             apart = self.both(socket, 3, *RUN, "--method", method)
@@ -78,6 +86,7 @@ class CudaRanks(cuda_node.CudaTest):
         self.expect_few_waits(*RUN, ranks=2)
 
     def test_a_resumed_run_goes_on_bit_for_bit(self):
+        self.expect_good_ends()
         socket = self.cuda_daemon()
         for dtype in ("fp32", "bf16"):
             run = [*RUN, "--socket", socket, "--dtype", dtype]
@@ -90,6 +99,7 @@ class CudaRanks(cuda_node.CudaTest):
         self.expect_no_findings()
 
     def test_gradients_are_those_of_plain_torch(self):
+        self.expect_good_ends()
         socket = self.cuda_daemon()
         for method, dtype in (("sluice", "fp32"), ("sluice", "bf16"),
                               ("alst", "fp32"), ("recompute", "bf16")):
@@ -101,6 +111,7 @@ class CudaRanks(cuda_node.CudaTest):
         self.expect_no_findings()
 
     def test_profile_measures_all_to_all_over_nccl(self):
+        self.expect_good_ends()
         code, out, err = self.on_cuda(
             self.run_train, "--ranks", "2", "--socket", self.cuda_daemon(),
             command="profile")

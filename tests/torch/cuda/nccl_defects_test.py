@@ -48,8 +48,11 @@ DEFECTS = {
     "nobody knows that there is a communicator":
         ("    connected_ = true;\n", ""),
     "NCCL's error is passed over":
-        ("if (asked == ncclSuccess && error == ncclSuccess) return",
-         "if (asked == ncclSuccess) return"),
+        ("if (asked == ncclSuccess &&\n"
+         "        (error == ncclSuccess || error == ncclInProgress)) {",
+         "if (asked == ncclSuccess) {"),
+    "a good end is left to c10d, which aborts":
+        ("    group_->shutdown();\n", ""),
     "an abort aborts nothing":
         ("    group_->abort();\n", ""),
     "an abort is not remembered":

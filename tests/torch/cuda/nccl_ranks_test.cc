@@ -27,13 +27,14 @@ class NcclRanks : public ::testing::Test {
  protected:
   // Silent: NCCL tells nobody of a death, as within a node.
   std::unique_ptr<Child> Start(int rank, const std::string& what,
-                               bool silent = true) {
+                               bool silent = true, bool aborts = true) {
     return Child::Spawn(
         {BinaryPath("nccl_rank"), std::to_string(rank), signs_.path(),
          SLUICE_TORCH_CUDA, what},
         {fmt::format("SLUICE_FAKE_CUDA=gpus=2,jitter_us=200,node={}",
                      node_.path()),
-         fmt::format("SLUICE_FAKE_NCCL=silent={}", silent ? 1 : 0)});
+         fmt::format("SLUICE_FAKE_NCCL=silent={},aborts={}", silent ? 1 : 0,
+                     aborts ? 1 : 0)});
   }
   std::string Findings() const {
     std::ifstream file(node_.File("findings"));
@@ -44,7 +45,8 @@ class NcclRanks : public ::testing::Test {
 };
 
 TEST_F(NcclRanks, ExchangeOnGpusAndOnTheHost) {
-  const auto first = Start(0, "exchange"), second = Start(1, "exchange");
+  const auto first = Start(0, "exchange", true, /*aborts=*/false);
+  const auto second = Start(1, "exchange", true, /*aborts=*/false);
   first->ExpectSuccess(kLong);
   second->ExpectSuccess(kLong);
   EXPECT_EQ(Findings(), "");
