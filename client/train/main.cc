@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "client/session/session.h"
+#include "client/torch/ranks/device_ranks.h"
 #include "client/torch/run/workspaces.h"
 #include "client/train/launch/gpu_choice.h"
 #include "client/train/launch/launcher.h"
@@ -92,6 +93,7 @@ int Main(const std::vector<std::string>& arguments) {
   // not this rank's death: Gloo writes to its sockets without MSG_NOSIGNAL.
   std::signal(SIGPIPE, SIG_IGN);
   runtime::ChooseWorkspaceSize();
+  runtime::LeaveNcclsEndsToUs();
   return RunRank(parsed->options, *environment);
 }
 

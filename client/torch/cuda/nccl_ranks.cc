@@ -3,7 +3,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <fmt/format.h>
 
-#include <cstdlib>
+#include <chrono>
 #include <functional>
 #include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -20,18 +20,6 @@ namespace sluice::runtime {
 namespace {
 
 using Group = c10d::ProcessGroupNCCL;
-
-// c10d's watchdog would end the process when an operation fails or the GPU is
-// lost, its monitor when the watchdog hangs. A rank's end is told by its daemon
-// and by Abort, and the process then says why; so both are off, unless the user
-// set them.
-void LeaveEndsToUs() {
-  for (const char* const name :
-       {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING",
-        "TORCH_NCCL_RETHROW_CUDA_ERRORS", "TORCH_NCCL_DUMP_ON_TIMEOUT"}) {
-    setenv(name, "0", /*overwrite=*/0);
-  }
-}
 
 class NcclRanks final : public Collectives {
  public:
@@ -205,12 +193,14 @@ absl::StatusOr<std::unique_ptr<Collectives>> ConnectNccl(
     return absl::InvalidArgumentError(
         fmt::format("NCCL on {}: name a GPU (cuda:0)", options.device.str()));
   }
-  LeaveEndsToUs();
   return CatchStatus(
       "NCCL", [&]() -> absl::StatusOr<std::unique_ptr<Collectives>> {
         auto own = c10::make_intrusive<c10d::PrefixStore>("nccl", store);
-        auto group = c10::make_intrusive<Group>(
-            own, options.rank, options.world_size, Group::Options::create());
+        const auto nccl = Group::Options::create();
+        nccl->timeout = std::chrono::milliseconds(
+            static_cast<int64_t>(options.timeout_s * 1000));
+        auto group = c10::make_intrusive<Group>(own, options.rank,
+                                                options.world_size, nccl);
         return std::make_unique<NcclRanks>(options, std::move(group), host);
       });
 }

@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
+#include <chrono>
+#include <cstdlib>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "client/torch/exceptions.h"
@@ -33,10 +35,21 @@ c10::intrusive_ptr<c10d::Store> JoinStore(const Collectives::Options& options) {
   store.port = static_cast<std::uint16_t>(options.master_port);
   store.numWorkers = options.world_size;
   store.waitWorkers = false;
+  // The first operation waits there for a rank that comes to it late.
+  store.timeout =
+      std::chrono::milliseconds(static_cast<int64_t>(options.timeout_s * 1000));
   return c10::make_intrusive<c10d::TCPStore>(options.master_addr, store);
 }
 
 }  // namespace
+
+void LeaveNcclsEndsToUs() {
+  for (const char* const name :
+       {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING",
+        "TORCH_NCCL_RETHROW_CUDA_ERRORS", "TORCH_NCCL_DUMP_ON_TIMEOUT"}) {
+    setenv(name, "0", /*overwrite=*/0);
+  }
+}
 
 absl::StatusOr<std::unique_ptr<Collectives>> ConnectDevice(
     const Collectives::Options& options, Collectives* host) {

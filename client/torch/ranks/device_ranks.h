@@ -12,6 +12,13 @@
 
 namespace sluice::runtime {
 
+// Before the process has threads, which may read the environment, and before
+// ConnectDevice. c10d's watchdog would end the process when an operation fails
+// or the GPU is lost, its monitor when the watchdog hangs. A rank's end is told
+// by its daemon and by Abort, and the process then says why; so both are off,
+// unless the environment has them already.
+void LeaveNcclsEndsToUs();
+
 // Collectives of the ranks of `host` (Collectives::Connect's, or who passes on
 // to it, connected by the same options), where `options.device` is this rank's.
 // Null: the device is the CPU, and `host` does it all. Host tensors travel by

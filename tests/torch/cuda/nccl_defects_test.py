@@ -67,8 +67,6 @@ DEFECTS = {
         ("  if (tensor.is_cpu()) return host_->Broadcast(tensor, root);\n", ""),
     "host tensors are exchanged by NCCL":
         ("  if (send.is_cpu()) {\n", "  if (false) {\n"),
-    "c10d ends the process by itself":
-        ("  LeaveEndsToUs();\n", ""),
     "an operation that fails is not asked for the reason":
         (ASKED + "  return absl::UnavailableError(fmt::format(\n"
          '      "{} of {}', "  return absl::UnavailableError(fmt::format(\n"
@@ -81,8 +79,6 @@ DEFECTS = {
 
 # Name -> why nothing can tell.
 SURVIVORS = {
-    "c10d ends the process by itself":
-        "it does where a GPU is lost: train_cuda_ranks finds that",
     "an operation that fails is not asked for the reason":
         "the abort would have to come while the operation is issued",
     "a thread that aborts frees what another asks":

@@ -22,6 +22,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "client/torch/ranks/device_ranks.h"
 #include "tests/torch/cuda/gpu_memory.h"
@@ -84,10 +85,19 @@ Port Listen() {
   return port;
 }
 
+std::vector<std::string> Environment() {
+  std::vector<std::string> all;
+  for (char** one = environ; *one != nullptr; ++one) all.emplace_back(*one);
+  return all;
+}
+
 class Rank {
  public:
-  Rank(int rank, std::string folder)
-      : rank_(rank), folder_(std::move(folder)), memory_(rank, kRanks) {
+  Rank(int rank, std::string folder, double timeout_s)
+      : rank_(rank),
+        folder_(std::move(folder)),
+        timeout_s_(timeout_s),
+        memory_(rank, kRanks) {
     c10::cuda::_internal::setHasPrimaryContext(
         [](c10::DeviceIndex) { return true; });
     c10::cuda::set_device(static_cast<c10::DeviceIndex>(rank));
@@ -116,6 +126,7 @@ class Rank {
   void ExchangeOnHost();
   void ExpectRefusals();
   void AbortFirst();
+  void AwaitNobody();
   void AwaitAbort();
   void AwaitError();
   void Die();
@@ -140,14 +151,19 @@ class Rank {
     Require(none.ok() && *none == nullptr, "the CPU's tensors by another way");
     options.device =
         at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(rank_));
+    options.timeout_s = timeout_s_;
+    const std::vector<std::string> before = Environment();
     auto connected = runtime::ConnectDevice(options, host_.get());
     Require(connected.status());
+    // Which other threads may be reading.
+    Require(Environment() == before, "the environment has changed");
     ranks_ = *std::move(connected);
     Require(ranks_->Check());  // before there is a communicator
   }
 
   const int rank_;
   const std::string folder_;
+  const double timeout_s_;
   GpuMemory memory_;
   std::unique_ptr<Collectives> host_, ranks_;
 };
@@ -229,6 +245,14 @@ void Rank::AbortFirst() {
           "a sum after an abort");
 }
 
+// The other never comes to what this one has begun.
+void Rank::AwaitNobody() {
+  at::Tensor sum = Make(Own());
+  const absl::Status alone = ranks_->SumAll(sum);
+  Require(alone.code() == absl::StatusCode::kUnavailable, "a sum of one rank");
+  std::cout << alone.message() << std::endl;
+}
+
 // The other is killed while this one waits for it on the host. NCCL does not
 // tell; a word from outside, as the daemon's, ends the wait.
 void Rank::AwaitAbort() {
@@ -281,9 +305,11 @@ void Rank::Die() {
 void Run(int rank, const std::string& folder, const char* torch_cuda,
          const std::string& what) {
   if (dlopen(torch_cuda, RTLD_NOW | RTLD_GLOBAL) == nullptr) Fail(dlerror());
-  Rank self(rank, folder);
+  Rank self(rank, folder, what == "await-nobody" ? 3 : 1800);
   if (what == "exchange") self.Exchange();
   if (what == "abort-first") self.AbortFirst();
+  if (what == "await-nobody") self.AwaitNobody();
+  if (what == "idle") pause();
   if (what == "await-abort") self.AwaitAbort();
   if (what == "await-error") self.AwaitError();
   if (what == "die") self.Die();
@@ -298,5 +324,6 @@ void Run(int rank, const std::string& folder, const char* torch_cuda,
 
 int main(int argc, char** argv) {
   if (argc != 5) return 2;
+  sluice::runtime::LeaveNcclsEndsToUs();
   sluice::testing::Run(std::atoi(argv[1]), argv[2], argv[3], argv[4]);
 }

@@ -59,6 +59,17 @@ TEST_F(NcclRanks, NothingIsIssuedAfterAnAbort) {
   EXPECT_EQ(Findings(), "");
 }
 
+// It was five minutes, c10d's own, whatever the run had asked for. Rank 0 is
+// the one that the others wait for.
+TEST_F(NcclRanks, ARankThatIsLateForTheFirstOperationIsAwaitedAsLongAsAsked) {
+  const auto absent = Start(0, "idle"), other = Start(1, "await-nobody");
+  const ChildResult result = other->Join(kLong);
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_THAT(result.out, HasSubstr("sum over ranks of"));
+  absent->Kill(SIGKILL);
+  absent->Join();
+}
+
 TEST_F(NcclRanks, AnAbortEndsTheWaitForAKilledRankWithItsReason) {
   const auto victim = Start(0, "die"), other = Start(1, "await-abort");
   ASSERT_TRUE(victim->WaitForOutput("joined", kLong));
