@@ -33,9 +33,9 @@ class Module final : public TorchCuda {
 
   void Install(c10::Allocator* region, c10::Device device) override {
     TORCH_CHECK(front_ == nullptr, "a region is installed already");
-    front_ = std::make_unique<RegionFront>(
-        region, c10::cuda::getCurrentCUDAStream(device.index()));
     former_ = c10::cuda::CUDACachingAllocator::get();
+    front_ = std::make_unique<RegionFront>(
+        region, c10::cuda::getCurrentCUDAStream(device.index()), former_);
     Set(front_.get());
   }
 

@@ -21,9 +21,11 @@ namespace sluice::runtime {
 class RegionFront final
     : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
  public:
-  // `stream`: the one in whose order blocks are reused.
-  RegionFront(c10::Allocator* region, c10::cuda::CUDAStream stream)
-      : region_(region), stream_(stream) {}
+  // `stream`: the one in whose order blocks are reused. `former`: the allocator
+  // that torch has before and after, and outlives this.
+  RegionFront(c10::Allocator* region, c10::cuda::CUDAStream stream,
+              c10::cuda::CUDACachingAllocator::CUDAAllocator* former)
+      : region_(region), stream_(stream), former_(former) {}
 
   c10::cuda::CUDAStream stream() const { return stream_; }
 
@@ -41,7 +43,9 @@ class RegionFront final
                           int from_device, size_t size, cudaStream_t stream,
                           bool peers) override;
 
-  void init(int) override {}
+  // Torch calls it once, when it first does anything on a GPU: the allocator
+  // that comes after this one must have heard of it.
+  void init(int gpus) override { former_->init(gpus); }
   bool initialized() override { return true; }
   void enable(bool) override {}
   bool isEnabled() const override { return true; }
@@ -95,6 +99,7 @@ class RegionFront final
 
   c10::Allocator* const region_;
   const c10::cuda::CUDAStream stream_;
+  c10::cuda::CUDACachingAllocator::CUDAAllocator* const former_;
 };
 
 }  // namespace sluice::runtime

@@ -188,6 +188,13 @@ TEST_F(RegionFrontTest, DisarmedTorchHasItsOwnAllocatorAndBlocksStillReturn) {
   EXPECT_EQ(OffsetOf(Make(kSize)), 0);
 }
 
+// It was lost in the region's, and then torch's own knew of no GPU.
+TEST_F(RegionFrontTest, TorchsOwnAllocatorHearsOfTorchsBeginning) {
+  c10::cuda::CUDACachingAllocator::get()->init(1);
+  allocator_->Disarm();
+  EXPECT_TRUE(c10::cuda::CUDACachingAllocator::get()->initialized());
+}
+
 // Without UseStream the engine marks a stream that torch does not compute on,
 // and the race detector finds the copy beside the kernel.
 TEST_F(RegionFrontTest, CopiesAreInOrderWithTorchsCurrentStream) {
