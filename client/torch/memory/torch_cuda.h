@@ -46,7 +46,8 @@ class TorchCuda {
   // Torch has the allocator it had before.
   virtual void Remove() = 0;
 
-  // Fills memory of the device in the order of the stream of Install.
+  // Fills memory of the device in the order of the stream of Install. Throws
+  // nothing: what is wrong with the stream, its next operation says.
   virtual void Fill(void* to, uint8_t value, size_t size) const = 0;
 };
 

@@ -195,6 +195,13 @@ TEST_F(RegionFrontTest, TorchsOwnAllocatorHearsOfTorchsBeginning) {
   EXPECT_TRUE(c10::cuda::CUDACachingAllocator::get()->initialized());
 }
 
+// A deleter asks for it in builds that poison: a throw would end the process.
+TEST_F(RegionFrontTest, AFillThatFailsThrowsNothing) {
+  const at::Tensor tensor = Make(KiB(1));
+  fake_cuda::fake_cuda_set("fail=cuMemsetD8Async:1:1");
+  EXPECT_EQ(Refusal([&] { torch_cuda_->Fill(tensor.data_ptr(), 0, 1024); }), "");
+}
+
 // Without UseStream the engine marks a stream that torch does not compute on,
 // and the race detector finds the copy beside the kernel.
 TEST_F(RegionFrontTest, CopiesAreInOrderWithTorchsCurrentStream) {
