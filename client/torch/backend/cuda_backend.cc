@@ -110,16 +110,24 @@ bool IsFlash(const at::Tensor& q) { return q.scalar_type() == at::kBFloat16; }
 
 class CudaBackend final : public Backend {
  public:
-  CudaBackend(device::Driver* driver, const TorchCuda* torch, at::Device gpu,
-              ops::MergeKernel merge)
+  // `stream`: what torch's current stream was set to; null: nothing.
+  CudaBackend(device::Driver* driver, TorchCuda* torch, at::Device gpu,
+              ops::MergeKernel merge, void* stream)
       : Backend(kTraits),
         driver_(driver),
         torch_(torch),
         gpu_(gpu),
-        merge_(merge) {
+        merge_(merge),
+        stream_(stream) {
     InstallBackend(gpu_, this);
   }
-  ~CudaBackend() override { InstallBackend(gpu_, nullptr); }
+  // The stream goes with the driver: torch has its default one again.
+  ~CudaBackend() override {
+    InstallBackend(gpu_, nullptr);
+    if (stream_ != nullptr && torch_->CurrentStream(gpu_.index()) == stream_) {
+      torch_->SetCurrentStream(gpu_.index(), nullptr);
+    }
+  }
 
   absl::Status Check(at::ScalarType type, int64_t head_dim) const override {
     if (type != at::kFloat && type != at::kBFloat16) {
@@ -153,9 +161,10 @@ class CudaBackend final : public Backend {
 
  private:
   device::Driver* const driver_;
-  const TorchCuda* const torch_;
+  TorchCuda* const torch_;
   const at::Device gpu_;
   const ops::MergeKernel merge_;
+  void* const stream_;
 };
 
 void CudaBackend::Merge(const AttentionResult& running,
@@ -187,13 +196,13 @@ absl::StatusOr<std::unique_ptr<Backend>> OpenCudaBackend(device::Driver* driver,
   torch->SetDevice(gpu.index());
   SLUICE_ASSIGN_OR_RETURN(const ops::MergeKernel merge,
                           ops::MergeKernel::Load(driver));
+  void* stream = nullptr;
   if (torch->CurrentStream(gpu.index()) == nullptr) {
     SLUICE_ASSIGN_OR_RETURN(
-        void* const stream,
-        driver->NativeStream(driver->ComputeStream(IndexOf(gpu))));
+        stream, driver->NativeStream(driver->ComputeStream(IndexOf(gpu))));
     torch->SetCurrentStream(gpu.index(), stream);
   }
-  return std::make_unique<CudaBackend>(driver, torch, gpu, merge);
+  return std::make_unique<CudaBackend>(driver, torch, gpu, merge, stream);
 }
 
 }  // namespace sluice::runtime

@@ -23,8 +23,8 @@ namespace sluice::runtime {
 // Loads torch's CUDA part (LoadTorchCuda) and our kernels, and installs the
 // GPU's backend as long as what is returned lives. Where the calling thread's
 // current stream of torch is CUDA's default one, which waits for all others,
-// the driver's compute stream takes its place. The calling thread is on that
-// GPU from then on. `driver` outlives it. Unavailable: as LoadTorchCuda.
+// the driver's compute stream takes its place as long. The calling thread is on
+// that GPU from then on. `driver` outlives it. Unavailable: as LoadTorchCuda.
 // Unimplemented: a build without CUDA.
 absl::StatusOr<std::unique_ptr<Backend>> OpenCudaBackend(device::Driver* driver,
                                                          c10::Device gpu);

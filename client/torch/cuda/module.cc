@@ -7,6 +7,12 @@
 #include "client/torch/cuda/region_front.h"
 #include "client/torch/memory/torch_cuda.h"
 
+// ATen/cuda/CUDAContextLight.h, which wants headers of more than the runtime:
+// of libtorch_cuda, which is open before this module is (LoadTorchCuda).
+namespace at::cuda {
+void clearCublasWorkspaces();
+}
+
 namespace sluice::runtime {
 namespace {
 
@@ -43,6 +49,8 @@ class Module final : public TorchCuda {
     Set(former_);
     retired_ = std::move(front_);
   }
+
+  void DropWorkspaces() override { at::cuda::clearCublasWorkspaces(); }
 
   void Fill(void* to, uint8_t value, size_t size) const override {
     const RegionFront* front = front_ ? front_.get() : retired_.get();

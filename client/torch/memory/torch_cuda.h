@@ -46,6 +46,11 @@ class TorchCuda {
   // Torch has the allocator it had before.
   virtual void Remove() = 0;
 
+  // Torch gives back what it keeps for cuBLAS, of all threads and streams; a
+  // product later takes it anew. To be called when nothing uses it any more,
+  // before the memory that it lies in goes.
+  virtual void DropWorkspaces() = 0;
+
   // Fills memory of the device in the order of the stream of Install. Throws
   // nothing: what is wrong with the stream, its next operation says.
   virtual void Fill(void* to, uint8_t value, size_t size) const = 0;

@@ -77,6 +77,7 @@ RankMemory::~RankMemory() {
   if (allocator_ == nullptr) return;
   // Nobody has waited for the last step's update.
   AwaitStream(device());
+  DropWorkspaces(device());
   allocator_->Disarm();
 }
 

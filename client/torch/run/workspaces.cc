@@ -7,6 +7,7 @@
 
 #include <cstdlib>
 
+#include "client/torch/memory/torch_cuda.h"
 #include "client/torch/placement.h"
 
 namespace sluice::runtime {
@@ -28,6 +29,10 @@ void TakeWorkspaces(c10::Device device) {
     at::addmm(x[0], x, x);  // with a bias: cuBLASLt's
     at::dot(x[0], x[0]);
   }
+}
+
+void DropWorkspaces(c10::Device device) {
+  if (device.is_cuda()) LoadedTorchCuda()->DropWorkspaces();
 }
 
 }  // namespace sluice::runtime

@@ -24,4 +24,8 @@ void ChooseWorkspaceSize();
 // c10::OutOfMemoryError where the lease has no room for a workspace.
 void TakeWorkspaces(c10::Device device);
 
+// Gives them back; to be called before their lease ends, when no product runs
+// any more: the next one would use memory that is not there.
+void DropWorkspaces(c10::Device device);
+
 }  // namespace sluice::runtime

@@ -23,7 +23,7 @@ struct Workspaces {
       ABSL_GUARDED_BY(mutex);
 };
 
-// Never freed, as torch's are not.
+// Not freed by themselves, as torch's are not.
 Workspaces& TheWorkspaces() {
   static Workspaces* const workspaces = new Workspaces;
   return *workspaces;
@@ -68,3 +68,16 @@ void TakeWorkspace(const std::string& op, at::Device gpu) {
 }
 
 }  // namespace sluice::fake_cuda
+
+// Torch's own function (ATen/cuda/CUDAContextLight.h), of what is played here.
+namespace at::cuda {
+
+__attribute__((visibility("default"))) void clearCublasWorkspaces();
+
+void clearCublasWorkspaces() {
+  auto& all = sluice::fake_cuda::TheWorkspaces();
+  const sluice::MutexLock lock(all.mutex);
+  all.taken.clear();
+}
+
+}  // namespace at::cuda

@@ -7,16 +7,19 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <thread>
 
 #include "client/copy/copy_engine.h"
+#include "client/torch/backend/cuda_backend.h"
 #include "client/torch/exceptions.h"
 #include "client/torch/memory/host_scope.h"
 #include "client/torch/memory/region_allocator.h"
 #include "client/torch/memory/torch_cuda.h"
 #include "client/torch/placement.h"
+#include "client/torch/run/workspaces.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/conformance/mapped.h"
@@ -195,11 +198,37 @@ TEST_F(RegionFrontTest, TorchsOwnAllocatorHearsOfTorchsBeginning) {
   EXPECT_TRUE(c10::cuda::CUDACachingAllocator::get()->initialized());
 }
 
+// What torch keeps for cuBLAS would outlive the lease that it lies in.
+TEST_F(RegionFrontTest, WhatTorchKeepsForCublasIsGivenBack) {
+  setenv("CUBLAS_WORKSPACE_CONFIG", ":1024:1", 1);
+  fake_cuda::fake_cuda_set("cublas=1");
+  TakeWorkspaces(kGpu);
+  EXPECT_EQ(allocator_->stats().used, MiB(1));
+  DropWorkspaces(kGpu);
+  EXPECT_EQ(allocator_->stats().used, Bytes(0));
+  fake_cuda::fake_cuda_set("cublas=0");
+}
+
+// It was the driver's own, which goes with the driver.
+TEST_F(RegionFrontTest, TheStreamThatABackendSetIsTorchsNoLonger) {
+  allocator_->Disarm();
+  torch_cuda_->SetCurrentStream(0, nullptr);
+  auto backend = OpenCudaBackend(driver_.get(), kGpu);
+  if (absl::IsUnimplemented(backend.status())) {
+    GTEST_SKIP() << backend.status().message();  // a build without CUDA
+  }
+  ASSERT_TRUE(backend.ok()) << backend.status().message();
+  EXPECT_NE(torch_cuda_->CurrentStream(0), nullptr);
+  backend->reset();
+  EXPECT_EQ(torch_cuda_->CurrentStream(0), nullptr);
+}
+
 // A deleter asks for it in builds that poison: a throw would end the process.
 TEST_F(RegionFrontTest, AFillThatFailsThrowsNothing) {
   const at::Tensor tensor = Make(KiB(1));
   fake_cuda::fake_cuda_set("fail=cuMemsetD8Async:1:1");
-  EXPECT_EQ(Refusal([&] { torch_cuda_->Fill(tensor.data_ptr(), 0, 1024); }), "");
+  EXPECT_EQ(Refusal([&] { torch_cuda_->Fill(tensor.data_ptr(), 0, 1024); }),
+            "");
 }
 
 // Without UseStream the engine marks a stream that torch does not compute on,
