@@ -177,6 +177,15 @@ TEST_F(CudaTable, WhatIsNotThereIsRefusedByName) {
               StatusIs(kBad, HasSubstr("there is no GPU 1000")));
 }
 
+TEST_F(CudaTable, CodeThatIsNewerThanTheDriverNamesTheDriverThatItNeeds) {
+  Open();
+  fake_cuda::fake_cuda_set("fail=cuLibraryLoadData:1:200");
+  const std::byte code[8] = {};
+  EXPECT_THAT(driver_->LoadModule(code),
+              StatusIs(absl::StatusCode::kUnimplemented,
+                       HasSubstr("need the NVIDIA driver 580 or newer")));
+}
+
 TEST_F(CudaTable, AGpuSaysItsNumaNode) {
   Open("numa=3");
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto devices, driver_->Devices());

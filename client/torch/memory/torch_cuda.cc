@@ -31,8 +31,8 @@ absl::StatusOr<TorchCuda*> OpenModule(const std::string& library) {
       module != nullptr ? dlsym(module, "sluice_torch_cuda") : nullptr;
   if (entry != nullptr) return reinterpret_cast<TorchCuda* (*)()>(entry)();
   return absl::UnavailableError(fmt::format(
-      "Sluice's module for torch's CUDA tensors cannot be loaded: {}; it is "
-      "installed beside the program, in ../lib",
+      "Sluice's module for torch's CUDA tensors cannot be loaded: {}; a build "
+      "has it beside the program, in ../lib, and no package has it yet",
       dlerror()));
 }
 

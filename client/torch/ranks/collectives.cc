@@ -219,8 +219,8 @@ absl::Status CheckOptions(const Options& options) {
   }
   if (options.world_size > 1 && !options.device.is_cpu()) {
     return absl::UnimplementedError(fmt::format(
-        "{} ranks on {}: this build exchanges tensors over Gloo, which sends "
-        "from the CPU; run one rank",
+        "{} ranks on {}: this is Gloo, which sends from the CPU: connect the "
+        "ranks of the host here, and the GPUs by ConnectDevice",
         options.world_size, options.device.str()));
   }
   return absl::OkStatus();

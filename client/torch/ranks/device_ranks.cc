@@ -23,9 +23,10 @@ absl::StatusOr<decltype(&sluice_connect_nccl)> OpenModule() {
     return reinterpret_cast<decltype(&sluice_connect_nccl)>(entry);
   }
   return absl::UnavailableError(fmt::format(
-      "Sluice's module for ranks on GPUs cannot be loaded: {}; it is installed "
-      "beside the program, in ../lib, where it was built with NCCL's headers "
-      "(run one rank without it)",
+      "Sluice's module for ranks on GPUs cannot be loaded: {}; a build has it "
+      "beside the program, in ../lib, where NCCL's headers were, and no "
+      "package "
+      "has it yet (run one rank without it)",
       dlerror()));
 }
 

@@ -1,6 +1,6 @@
 // The GPUs' primary contexts, made when first needed: a context takes hundreds
-// of MiB of its GPU, and the daemon, which only makes and hands out memory,
-// needs none.
+// of MiB of its GPU. The daemon makes and hands out memory without one, and has
+// one on each GPU all the same, where cuMemGetInfo says what is taken.
 #pragma once
 
 #include <map>

@@ -46,8 +46,10 @@ absl::StatusCode CodeOf(Result result) {
     case 701:  // LAUNCH_OUT_OF_RESOURCES
       return absl::StatusCode::kResourceExhausted;
     case 36:   // CALL_REQUIRES_NEWER_DRIVER
+    case 200:  // INVALID_IMAGE
     case 209:  // NO_BINARY_FOR_GPU
-    case 222:  // UNSUPPORTED_PTX_VERSION: the driver is older than the code
+    case 218:  // INVALID_PTX
+    case 222:  // UNSUPPORTED_PTX_VERSION
     case 801:  // NOT_SUPPORTED
       return absl::StatusCode::kUnimplemented;
     case 800:  // NOT_PERMITTED
@@ -78,6 +80,18 @@ absl::StatusCode CodeOf(Result result) {
   }
 }
 
+namespace {
+
+// Of code that the driver cannot read, which is newer than the driver.
+const char* Remedy(Result result) {
+  return result == 200 || result == 218 || result == 222
+             ? "; kernels that nvcc 13 compiled need the NVIDIA driver 580 or "
+               "newer"
+             : "";
+}
+
+}  // namespace
+
 absl::Status LoadedLibrary::ToStatus(Result result, const std::string& call,
                                      Shortage memory) const {
   if (result == kSuccess) return absl::OkStatus();
@@ -88,9 +102,10 @@ absl::Status LoadedLibrary::ToStatus(Result result, const std::string& call,
   return Mark(
       absl::Status(
           CodeOf(result),
-          fmt::format("{}: {} ({})", call,
+          fmt::format("{}: {} ({}){}", call,
                       name != nullptr ? name : fmt::format("error {}", result),
-                      text != nullptr ? text : "unknown to this driver")),
+                      text != nullptr ? text : "unknown to this driver",
+                      Remedy(result))),
       result == kOutOfMemory ? memory : Shortage::kNone);
 }
 
