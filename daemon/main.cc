@@ -47,7 +47,9 @@ void BlockSignals() {
 }
 
 int Fail(const absl::Status& status) {
-  fmt::print(stderr, "error: {}\n", std::string(status.message()));
+  // Not fmt::print, which throws where nobody reads it: the status counts.
+  std::fputs(fmt::format("error: {}\n", std::string(status.message())).c_str(),
+             stderr);
   const bool bad_input =
       absl::IsInvalidArgument(status) || absl::IsAlreadyExists(status) ||
       absl::IsUnimplemented(status) || absl::IsNotFound(status) ||

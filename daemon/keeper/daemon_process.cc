@@ -11,6 +11,7 @@
 #include <unordered_map>
 
 #include "absl/strings/str_join.h"
+#include "daemon/keeper/say.h"
 #include "daemon/store/starter.h"
 #include "proto/base/status.h"
 
@@ -85,9 +86,9 @@ void SetEnvironment(const DaemonCommand& command, const KeptDescriptors& kept,
   }
   argv.push_back(nullptr);
   if (LineUp(std::move(fds))) execv(argv[0], argv.data());
-  fmt::print(stderr, "sluiced-keeper: cannot run {}: {}\n", argv[0],
-             std::strerror(errno));
-  std::fflush(stderr);
+  const int error = errno;
+  signal(SIGPIPE, SIG_IGN);  // of a log that nobody reads any more
+  SayFromFork(fmt::format("cannot run {}: {}", argv[0], std::strerror(error)));
   _exit(kNotRunnable);
 }
 

@@ -13,6 +13,7 @@
 #include <span>
 #include <utility>
 
+#include "daemon/keeper/say.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
 
@@ -26,8 +27,7 @@ absl::Time Now() { return MonotonicClock().Now(); }
 
 template <typename... Args>
 void Log(fmt::format_string<Args...> text, Args&&... args) {
-  fmt::print(stderr, "sluiced-keeper: {}\n",
-             fmt::format(text, std::forward<Args>(args)...));
+  Say(fmt::format(text, std::forward<Args>(args)...));
 }
 
 sigset_t SignalsOfKeeper() {

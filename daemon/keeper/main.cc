@@ -88,7 +88,9 @@ absl::StatusOr<int> Serve(const Arguments& arguments) {
 }
 
 int Fail(const absl::Status& status) {
-  fmt::print(stderr, "error: {}\n", std::string(status.message()));
+  // Not fmt::print, which throws where nobody reads it: the status counts.
+  std::fputs(fmt::format("error: {}\n", std::string(status.message())).c_str(),
+             stderr);
   return absl::IsInvalidArgument(status) || absl::IsAlreadyExists(status) ? 2
                                                                           : 1;
 }

@@ -1,0 +1,54 @@
+#include "daemon/keeper/say.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <climits>
+#include <string_view>
+
+#include "proto/base/unique_fd.h"
+
+namespace sluice::daemon {
+namespace {
+
+std::string LineOf(const std::string& text) {
+  std::string line = "sluiced-keeper: " + text;
+  // So much goes into a pipe whole, once it takes anything.
+  if (line.size() >= PIPE_BUF) line.resize(PIPE_BUF - 1);
+  line += '\n';
+  return line;
+}
+
+void Write(int fd, std::string_view line) {
+  pollfd writable = {.fd = fd, .events = POLLOUT, .revents = 0};
+  if (poll(&writable, 1, 0) != 1 || (writable.revents & POLLOUT) == 0) return;
+  [[maybe_unused]] const ssize_t wrote = write(fd, line.data(), line.size());
+}
+
+// A pipe is opened again, so as not to wait for it where the daemon, which
+// writes to it as well, fills it in between; the flag on the one that was
+// handed on would be everybody's. A file does not wait, and opened again it
+// would have a place of its own.
+UniqueFd PipeOpenedAgain() {
+  struct stat of = {};
+  if (fstat(STDERR_FILENO, &of) != 0 || !S_ISFIFO(of.st_mode)) {
+    return UniqueFd();
+  }
+  return UniqueFd(
+      open("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY));
+}
+
+}  // namespace
+
+void Say(const std::string& text) {
+  static const UniqueFd& pipe = *new UniqueFd(PipeOpenedAgain());
+  Write(pipe ? pipe.get() : STDERR_FILENO, LineOf(text));
+}
+
+void SayFromFork(const std::string& text) {
+  Write(STDERR_FILENO, LineOf(text));
+}
+
+}  // namespace sluice::daemon

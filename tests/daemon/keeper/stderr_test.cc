@@ -1,0 +1,83 @@
+// A keeper whose standard error nobody reads.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+
+#include "gtest/gtest.h"
+#include "proto/base/unique_fd.h"
+#include "tests/daemon/keeper/peer.h"
+#include "tests/support/child.h"
+#include "tests/support/temp_dir.h"
+
+namespace sluice::daemon {
+namespace {
+
+using sluice::testing::BinaryPath;
+using sluice::testing::Child;
+
+class KeeperStderr : public ::testing::Test {
+ protected:
+  KeeperStderr() {
+    EXPECT_EQ(mkfifo(Pipe().c_str(), 0600), 0);
+    reader_ = UniqueFd(open(Pipe().c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+    // The shell opens the pipe and becomes the keeper.
+    keeper_ = Child::Spawn(
+        {"/bin/sh", "-c", "exec \"$0\" \"$@\" 2>\"" + Pipe() + "\"",
+         BinaryPath("sluiced-keeper"), "--runtime-dir", folder_.path(),
+         "--program", BinaryPath("storing-daemon")});
+  }
+  std::string Pipe() const { return log_.File("stderr"); }
+  std::string Socket() const { return folder_.File("test.sock"); }
+
+  // What is said of a daemon's death and of the next one's start is lost, and
+  // nothing else is. `keeper_` is the same process to its end.
+  void ExpectThatItGoesOn(Peer& peer) {
+    for (int death = 0; death < 2; ++death) {
+      kill(std::stoi(peer.Ask("pid")), SIGKILL);
+      EXPECT_EQ(peer.Ask("text"), "text of 0");
+    }
+    keeper_->Kill(SIGTERM);
+    EXPECT_EQ(keeper_->Join(absl::Seconds(20)).exit_code, 0);
+  }
+
+  testing::TempDir folder_, log_;
+  UniqueFd reader_;
+  std::unique_ptr<Child> keeper_;
+};
+
+// Wrong once: it aborted on its first line, as did each that followed it.
+TEST_F(KeeperStderr, WithoutAReaderItGoesOn) {
+  Peer peer(Socket());
+  reader_.Reset();
+  ExpectThatItGoesOn(peer);
+}
+
+// Wrong once: its only loop stood still, and nothing was stored or started.
+TEST_F(KeeperStderr, WhereAPipeIsFullItGoesOn) {
+  Peer peer(Socket());
+  const UniqueFd filler(
+      open(Pipe().c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+  ASSERT_TRUE(filler);
+  const std::string much(4096, '.');
+  while (write(filler.get(), much.data(), much.size()) > 0) {
+  }
+  while (write(filler.get(), much.data(), 1) > 0) {
+  }
+  ExpectThatItGoesOn(peer);
+}
+
+// Wrong once: an abort, which a keeper takes for a death.
+TEST(BadInput, IsTheStatusAlsoWhereTheReasonCannotBeWritten) {
+  for (const char* program : {"sluiced", "sluiced-keeper"}) {
+    const auto child = Child::Spawn(
+        {"/bin/sh", "-c", "exec \"$0\" --no 2>/dev/full", BinaryPath(program)});
+    EXPECT_EQ(child->Join().exit_code, 2) << program;
+  }
+}
+
+}  // namespace
+}  // namespace sluice::daemon
