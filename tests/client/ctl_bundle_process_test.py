@@ -42,10 +42,10 @@ class Bundle(unittest.TestCase):
             file.write(CONFIG)
         self.out = self.folder + "/bundle.tar.gz"
 
-    def start(self):
+    def start(self, config=None, cwd=None):
         daemon = subprocess.Popen(
-            [SLUICED, "--config", self.config, "--runtime-dir",
-             self.folder + "/run"],
+            [SLUICED, "--config", config or self.config, "--runtime-dir",
+             self.folder + "/run"], cwd=cwd,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         self.addCleanup(daemon.stdout.close)
         self.addCleanup(daemon.wait)
@@ -104,6 +104,16 @@ class Bundle(unittest.TestCase):
         for name, text in files.items():
             self.assertNotIn("hunter2", text, name)
         self.assertIn("1 secret removed", files["contents.txt"])
+
+    def test_a_relative_configuration_is_the_daemons(self):
+        """Wrong once: it was looked for in sluicectl's own folder."""
+        elsewhere = self.folder + "/elsewhere"
+        os.mkdir(elsewhere)
+        with open(elsewhere + "/sluiced.toml", "w", encoding="ascii") as file:
+            file.write(CONFIG + "[pools]\n# the daemon's own\n")
+        self.start(config="sluiced.toml", cwd=elsewhere)
+        files = self.made()[1]  # where there is another one of that name
+        self.assertIn("# the daemon's own", files["config.toml"])
 
     def test_to_standard_output_it_is_the_archive_alone(self):
         done = subprocess.run(self.words("--out", "-"), capture_output=True,

@@ -61,6 +61,13 @@ Text FileText(const std::string& path) {
   return TextOf(path);
 }
 
+// As that process would open it. Through its own folder, which only who may
+// trace it can look up: said as any file that cannot be read.
+std::string SeenBy(int64_t pid, const std::string& path) {
+  if (path.starts_with('/')) return path;
+  return fmt::format("/proc/{}/cwd/{}", pid, path);
+}
+
 // By its own command line, which everybody may read.
 Text ConfigPath(const Facts& facts) {
   if (facts.process.pid) {
@@ -68,8 +75,12 @@ Text ConfigPath(const Facts& facts) {
         TextOf(fmt::format("/proc/{}/cmdline", *facts.process.pid));
     const std::vector<std::string> words = absl::StrSplit(command, '\0');
     for (size_t i = 0; i + 1 < words.size(); ++i) {
-      if (words[i] == "--config") return words[i + 1];
-      if (words[i].starts_with("--config=")) return words[i].substr(9);
+      if (words[i] == "--config") {
+        return SeenBy(*facts.process.pid, words[i + 1]);
+      }
+      if (words[i].starts_with("--config=")) {
+        return SeenBy(*facts.process.pid, words[i].substr(9));
+      }
     }
     return absl::NotFoundError("sluiced was started without one");
   }
