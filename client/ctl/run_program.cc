@@ -36,14 +36,25 @@ absl::StatusOr<pid_t> Start(const std::vector<std::string>& words,
   return absl::NotFoundError(fmt::format("there is no {} here", words[0]));
 }
 
-// OK: it has ended by itself.
+// Of a child that nobody has waited for, and nobody has from here on.
+bool HasEnded(pid_t child) {
+  siginfo_t how = {};
+  return waitid(P_PID, static_cast<id_t>(child), &how,
+                WEXITED | WNOHANG | WNOWAIT) == 0 &&
+         how.si_pid == child;
+}
+
+// OK: it has ended by itself. Without a pidfd (no descriptor is left) that is
+// seen at the end of a slice.
 absl::Status Await(pid_t pid, const std::string& name,
                    const ProgramLimits& limits) {
   const UniqueFd pidfd = PidfdOf(pid);
   const absl::Time deadline = absl::Now() + limits.patience;
   while (true) {
     pollfd ended = {.fd = pidfd.get(), .events = POLLIN, .revents = 0};
-    if (poll(&ended, 1, kSliceMs) == 1) return absl::OkStatus();
+    if (poll(&ended, 1, kSliceMs) == 1 || HasEnded(pid)) {
+      return absl::OkStatus();
+    }
     if (limits.stopped && limits.stopped()) {
       return absl::CancelledError(name + " was stopped");
     }

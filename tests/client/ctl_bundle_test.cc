@@ -1,10 +1,22 @@
-// A support bundle's pure parts: what is taken out, and what is said of it.
+// A support bundle's parts: what is taken out, what is said of it, and the
+// programs that it asks.
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+#include <cerrno>
+#include <cstddef>
 #include <nlohmann/json.hpp>
 
+#include "absl/time/clock.h"
 #include "client/ctl/bundle/contents.h"
 #include "client/ctl/bundle/secrets.h"
+#include "client/ctl/run_program.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/child.h"
+#include "tests/support/status_matchers.h"
 
 namespace sluice::ctl {
 namespace {
@@ -64,6 +76,32 @@ std::vector<Item> Items() {
   return {{"status.json", "what the daemon knows", "{}"},
           {"journal.txt", "the unit's journal",
            absl::NotFoundError("no\nsystemd")}};
+}
+
+// This process makes no pidfd from here on, as where it may have no descriptor
+// more.
+void RefusePidfds() {
+  sock_filter rules[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_open, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EMFILE),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  const sock_fprog filter = {.len = 4, .filter = rules};
+  ASSERT_EQ(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+  ASSERT_EQ(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), 0);
+}
+
+// Wrong once: it was waited for until it was killed as late.
+TEST(Programs, AnEndIsSeenWithoutADescriptorToWatchIt) {
+  testing::Child::Fork([] {
+    RefusePidfds();
+    const absl::Time before = absl::Now();
+    const auto said = OutputOf({"echo", "here"},
+                               {.patience = absl::Seconds(5), .stopped = {}});
+    SLUICE_ASSERT_OK_AND_ASSIGN(const std::string text, said);
+    EXPECT_EQ(text, "here\n");
+    EXPECT_LT(absl::Now() - before, absl::Seconds(4));
+  })->ExpectSuccess();
 }
 
 TEST(Contents, SayWhatIsInAndWhatIsNotAndWhy) {

@@ -57,14 +57,23 @@ absl::StatusOr<pid_t> Start(const CheckProcess& process, const UniqueFd& log,
        .own_group = true});
 }
 
-// Empty: it has ended by itself.
+// Of a child that nobody has waited for yet.
+bool HasEnded(pid_t child) {
+  siginfo_t how = {};
+  return waitid(P_PID, static_cast<id_t>(child), &how,
+                WEXITED | WNOHANG | WNOWAIT) == 0 &&
+         how.si_pid == child;
+}
+
+// Empty: it has ended by itself. Without a pidfd (no descriptor is left) that
+// is seen at the end of a slice.
 std::string Await(pid_t pid, absl::Duration limit,
                   const std::function<bool()>& stopped) {
   const UniqueFd pidfd = PidfdOf(pid);
   const absl::Time deadline = absl::Now() + limit;
   while (true) {
     pollfd ended = {.fd = pidfd.get(), .events = POLLIN, .revents = 0};
-    if (poll(&ended, 1, kSliceMs) == 1) return "";
+    if (poll(&ended, 1, kSliceMs) == 1 || HasEnded(pid)) return "";
     if (stopped && stopped()) return "interrupted";
     if (absl::Now() >= deadline) {
       return fmt::format("did not end within {}", absl::FormatDuration(limit));
