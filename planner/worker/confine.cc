@@ -46,11 +46,20 @@ bool GiveUpCapabilities() {
          syscall(SYS_capset, &header, none) == 0;
 }
 
+// A daemon may have been given more than others for one of its threads, and
+// what it starts inherits the limit. Less may always be asked for.
+void GiveUpPriority() {
+  const rlimit none{0, 0};
+  setrlimit(RLIMIT_NICE, &none);
+  setrlimit(RLIMIT_RTPRIO, &none);
+}
+
 }  // namespace
 
 absl::Status Confine(const Confinement& to) {
   const absl::Status limited = LimitMemory(to.memory_bytes);
   if (!limited.ok()) return limited;
+  GiveUpPriority();
   const auto refused = [&] {
     return absl::PermissionDeniedError(
         fmt::format("the worker cannot become user {}: {}", to.uid.value_or(0),

@@ -12,6 +12,8 @@ import installed
 
 BUILD = sys.argv.pop()
 MOST_EXPOSED = 30  # of 100
+SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)),
+                      "../../daemon/service/grant_pages.cc")
 
 
 class Unit(unittest.TestCase):
@@ -52,6 +54,16 @@ class Unit(unittest.TestCase):
         self.assertGreater(int(unit["LimitNOFILE"]), 2 * int(stored))
         self.assertEqual(unit["RestartSec"], "0")
         self.assertNotIn("MemoryMax", unit)
+
+    def test_the_grants_thread_may_be_nice_to_itself(self):
+        """Wrong once: real time is refused (RestrictRealtime=), and so was
+        the priority that it falls back on."""
+        with open(self.unit, encoding="ascii") as file:
+            unit = dict(re.findall(r"^(\w+)=(.*)$", file.read(), re.M))
+        with open(SOURCE, encoding="ascii") as file:
+            [nice] = re.findall(r"kNice = (-\d+);", file.read())
+        self.assertEqual(unit["RestrictRealtime"], "yes")
+        self.assertLessEqual(int(unit["LimitNICE"]), int(nice))
 
     def test_users_and_folders_are_understood(self):
         root = self.folder.name

@@ -5,12 +5,14 @@ Needs root, to start one with some."""
 
 import os
 import re
+import resource
 import subprocess
 import sys
 import time
 import unittest
 
 WORKER = sys.argv.pop()
+NICE = 13  # RLIMIT_NICE, which the module does not name
 
 
 class Confined(unittest.TestCase):
@@ -18,13 +20,26 @@ class Confined(unittest.TestCase):
     def test_gives_up_what_it_inherits(self):
         if os.geteuid() != 0:
             self.skipTest("only root can give capabilities")
+        status = self.status(self.confined(
+            "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",
+            "--inh-caps=+sys_ptrace", "--ambient-caps=+sys_ptrace"))
+        for caps in "CapInh", "CapPrm", "CapEff", "CapAmb":
+            self.assertEqual(int(status[caps], 16), 0, caps)
+
+    def test_gives_up_the_priority_that_the_unit_allows_its_daemon(self):
+        try:
+            resource.prlimit(os.getpid(), NICE, (35, 35))
+        except (ValueError, PermissionError):
+            self.skipTest("only CAP_SYS_RESOURCE can give priority")
+        self.assertEqual(resource.prlimit(self.confined(), NICE), (0, 0))
+
+    def confined(self, *starter):
+        """A worker that is, started by these words: its process."""
         # Its request never comes, so it stays at its first read.
         request, unsent = os.pipe()
         self.addCleanup(os.close, unsent)
         worker = subprocess.Popen(
-            ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",
-             "--inh-caps=+sys_ptrace", "--ambient-caps=+sys_ptrace",
-             WORKER, "--in-fd", str(request), "--out-fd", "1"],
+            [*starter, WORKER, "--in-fd", str(request), "--out-fd", "1"],
             pass_fds=[request], stdout=subprocess.DEVNULL)
         os.close(request)
         self.addCleanup(worker.wait)
@@ -34,9 +49,7 @@ class Confined(unittest.TestCase):
             self.assertLess(time.monotonic(), end, "it is not confined")
             self.assertIsNone(worker.poll())
             time.sleep(0.01)
-        status = self.status(worker.pid)
-        for caps in "CapInh", "CapPrm", "CapEff", "CapAmb":
-            self.assertEqual(int(status[caps], 16), 0, caps)
+        return worker.pid
 
     def status(self, pid):
         with open(f"/proc/{pid}/status", encoding="ascii") as file:
