@@ -12,6 +12,7 @@
 #include <fstream>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
@@ -212,6 +213,41 @@ TEST_F(TakeOver, ARankHasTheGpusThatItShowed) {
   daemon_.KillAndStart();
   ExpectServed(rank);
   EXPECT_THAT(rank.Lease(wire::Lease::GPU, KiB(64), 1), IsOk());
+}
+
+// Under this request id.
+absl::StatusOr<RawClient::Reply> HelloAs(RawClient& rank, uint64_t id) {
+  wire::Request request;
+  auto* hello = request.mutable_hello();
+  hello->set_protocol(wire::kProtocols.newest);
+  hello->set_job("job");
+  hello->set_world_size(1);
+  hello->set_local_ranks(1);
+  const auto nodes = GpuNodes(rank.fd(), 0);
+  std::vector<int> shown;
+  for (const UniqueFd& node : nodes) shown.push_back(node.get());
+  return rank.Call(request, shown, id);
+}
+
+// As of a rank whose Welcome died with its daemon. Wrong once: it was refused
+// by the very session that it asked for.
+TEST(TakeOverOfTheLastRank, ItsHelloIsAnsweredAgain) {
+  KeptDaemon daemon("[quota]\nrank_sessions = 1\n");
+  daemon.Start();
+  RawClient rank = Connected(daemon);
+  constexpr uint64_t kHello = 7;
+  ASSERT_THAT(HelloAs(rank, kHello), IsOk());
+  EXPECT_THAT(HelloAs(rank, kHello), IsOk());
+  daemon.KillAndStart();
+  EXPECT_THAT(HelloAs(rank, kHello), IsOk());
+  // Another one is refused for what it is, and another rank by the quota.
+  EXPECT_THAT(HelloAs(rank, kHello + 1),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("has said Hello already")));
+  EXPECT_THAT(Connected(daemon).Hello("other"),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("attached ranks, and the limit is 1")));
+  ExpectServed(rank);
 }
 
 // As of another version. Wrong once: it was read beyond its end.
