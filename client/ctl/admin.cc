@@ -165,8 +165,8 @@ absl::Status Undrain(const std::string& admin_socket) {
               admin::UndrainRequest(), reply);
 }
 
-absl::StatusOr<uint32_t> Evict(const std::string& admin_socket,
-                               const Eviction& eviction) {
+absl::StatusOr<Evicted> Evict(const std::string& admin_socket,
+                              const Eviction& eviction) {
   admin::EvictRequest request;
   request.set_job(eviction.job);
   if (eviction.uid) request.set_uid(*eviction.uid);
@@ -175,7 +175,9 @@ absl::StatusOr<uint32_t> Evict(const std::string& admin_socket,
   admin::EvictReply reply;
   SLUICE_RETURN_IF_ERROR(Call(admin_socket, Repeat::kNot,
                               &admin::Admin::Stub::Evict, request, reply));
-  return reply.sessions();
+  Evicted evicted = {.sessions = reply.sessions(), .processes = {}};
+  if (reply.has_processes()) evicted.processes = reply.processes();
+  return evicted;
 }
 
 }  // namespace sluice::ctl

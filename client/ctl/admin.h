@@ -65,8 +65,12 @@ struct Eviction {
   std::string reason;
 };
 
-// How many sessions it ended.
-absl::StatusOr<uint32_t> Evict(const std::string& admin_socket,
-                               const Eviction& eviction);
+struct Evicted {
+  uint32_t sessions = 0;              // ended
+  std::optional<uint32_t> processes;  // killed; absent: an older daemon's word
+};
+// NotFound: there was neither.
+absl::StatusOr<Evicted> Evict(const std::string& admin_socket,
+                              const Eviction& eviction);
 
 }  // namespace sluice::ctl

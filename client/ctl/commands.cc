@@ -154,11 +154,18 @@ absl::StatusOr<std::string> DoEvict(const Flags& flags) {
   if (!flags.user.empty()) {
     SLUICE_ASSIGN_OR_RETURN(eviction.uid, UserId(flags.user));
   }
-  SLUICE_ASSIGN_OR_RETURN(const uint32_t sessions,
+  SLUICE_ASSIGN_OR_RETURN(const Evicted evicted,
                           Evict(AdminSocket(flags), eviction));
-  return fmt::format("job {}: {} session{} ended{}\n", flags.job, sessions,
-                     sessions == 1 ? "" : "s",
-                     flags.kill ? ", processes killed" : "");
+  std::string killed;
+  if (flags.kill && evicted.processes) {
+    killed = fmt::format(", {} process{} killed", *evicted.processes,
+                         *evicted.processes == 1 ? "" : "es");
+  } else if (flags.kill) {
+    killed = ", processes killed";
+  }
+  return fmt::format("job {}: {} session{} ended{}\n", flags.job,
+                     evicted.sessions, evicted.sessions == 1 ? "" : "s",
+                     killed);
 }
 
 absl::StatusOr<std::string> DoDrain(const Flags& flags) {

@@ -132,10 +132,11 @@ class Core {
   bool has_ranks() const;
   // Ends every session of a job (of every principal, or only of `uid`);
   // returns how many. Their memory is quarantined until the processes end;
-  // `kill` ends those too.
+  // `kill` ends those too, and those of sessions that ended before.
   struct Evicted {
     Effects effects;
     int sessions = 0;
+    int processes = 0;  // to be killed
   };
   Evicted Evict(const std::string& job, std::optional<uint32_t> uid, bool kill,
                 const std::string& reason, absl::Time now);

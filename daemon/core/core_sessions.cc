@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
+#include <utility>
 
 #include "daemon/core/core.h"
 #include "proto/base/grant_page.h"
@@ -232,6 +234,7 @@ Core::Evicted Core::Evict(const std::string& job, std::optional<uint32_t> uid,
                           bool kill, const std::string& reason,
                           absl::Time now) {
   Evicted evicted;
+  std::set<std::pair<int, uint64_t>> killed;
   for (const auto& [id, session] : sessions_) {
     if (session.grant_slot < 0 || session.hello.job != job) continue;
     if (uid.has_value() && session.peer.principal.uid != *uid) continue;
@@ -245,8 +248,11 @@ Core::Evicted Core::Evict(const std::string& job, std::optional<uint32_t> uid,
           session.peer.principal, {session.id});
       Close(sessions_.Edit(id), now, evicted.effects);
     }
-    if (kill) evicted.effects.push_back(KillProcess{id});
+    if (!kill) continue;
+    evicted.effects.push_back(KillProcess{id});
+    killed.emplace(session.peer.pid, session.peer.start_ticks);
   }
+  evicted.processes = static_cast<int>(killed.size());
   Settle(now, evicted.effects);
   return evicted;
 }

@@ -125,9 +125,14 @@ class Service {
   // attached still. FailedPrecondition from Undrain: it is not drained.
   absl::StatusOr<int> Drain(const std::string& who, const std::string& reason);
   absl::Status Undrain();
-  // How many sessions were ended; NotFound: none.
-  absl::StatusOr<int> Evict(const std::string& job, std::optional<uint32_t> uid,
-                            bool kill, const std::string& reason);
+  // NotFound: no session was ended and no process killed.
+  struct Evicted {
+    int sessions = 0;   // ended
+    int processes = 0;  // killed
+  };
+  absl::StatusOr<Evicted> Evict(const std::string& job,
+                                std::optional<uint32_t> uid, bool kill,
+                                const std::string& reason);
 
  private:
   explicit Service(ServiceOptions options);

@@ -139,21 +139,22 @@ absl::Status Service::Undrain() {
       });
 }
 
-absl::StatusOr<int> Service::Evict(const std::string& job,
-                                   std::optional<uint32_t> uid, bool kill,
-                                   const std::string& reason) {
-  auto sessions = std::make_shared<int>(0);
+absl::StatusOr<Service::Evicted> Service::Evict(const std::string& job,
+                                                std::optional<uint32_t> uid,
+                                                bool kill,
+                                                const std::string& reason) {
+  auto done = std::make_shared<Evicted>();
   SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
     ReadCopies();
     Core::Evicted evicted = core_.Evict(job, uid, kill, reason, loop_->now());
-    *sessions = evicted.sessions;
+    *done = {evicted.sessions, evicted.processes};
     Execute(std::move(evicted.effects));
   }));
-  if (*sessions == 0) {
+  if (done->sessions == 0 && done->processes == 0) {
     return absl::NotFoundError(fmt::format(
         "no session of a job '{}' to evict: sluicectl jobs lists them", job));
   }
-  return *sessions;
+  return *done;
 }
 
 }  // namespace sluice::daemon

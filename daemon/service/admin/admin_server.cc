@@ -121,15 +121,16 @@ struct AdminServer::Impl final : admin::Admin::Service {
 
   grpc::Status Evict(grpc::ServerContext*, const admin::EvictRequest* request,
                      admin::EvictReply* reply) override {
-    const auto sessions = service->Evict(
+    const auto evicted = service->Evict(
         request->job(),
         request->has_uid() ? std::optional<uint32_t>(request->uid())
                            : std::nullopt,
         request->kill(),
         request->reason().empty() ? "evicted by an administrator"
                                   : request->reason());
-    if (!sessions.ok()) return ToGrpc(sessions.status());
-    reply->set_sessions(static_cast<uint32_t>(*sessions));
+    if (!evicted.ok()) return ToGrpc(evicted.status());
+    reply->set_sessions(static_cast<uint32_t>(evicted->sessions));
+    reply->set_processes(static_cast<uint32_t>(evicted->processes));
     return grpc::Status::OK;
   }
 

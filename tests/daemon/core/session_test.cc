@@ -232,6 +232,8 @@ TEST(Evict, TellsEndsAndQuarantinesAndKillsOnlyWhenAsked) {
   evicted = node.core.Evict("demo", std::nullopt, true, "", node.clock.Now());
   node.Apply(std::move(evicted.effects));
   EXPECT_TRUE(node.killed.contains(a));
+  EXPECT_EQ(evicted.sessions, 0);
+  EXPECT_EQ(evicted.processes, 2);
 }
 
 // Wrong once: one user's flood pushed out everybody's.

@@ -396,68 +396,6 @@ TEST(DaemonStart, ABadPolicyIsRefusedInOneLine) {
       "{", {"error: the policy ", "it is no JSON, or not all of it; mend"});
 }
 
-TEST(DaemonAdmin, EvictedRankIsToldWhyAndItsMemoryComesBackWhenItEnds) {
-  RunningDaemon daemon;
-  const auto stub = AdminStub(daemon);
-  const auto rank = Child::Fork([&] {
-    SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
-                                RawClient::Connect(daemon.socket()));
-    ASSERT_THAT(client.Hello("demo"), IsOk());
-    SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease,
-                                client.Lease(wire::Lease::GPU, MiB(8)));
-    ASSERT_EQ(write(STDOUT_FILENO, "holding\n", 8), 8);
-    SLUICE_ASSERT_OK_AND_ASSIGN(const auto event,
-                                client.NextEvent(absl::Seconds(10)));
-    ASSERT_TRUE(event.has_evicted());
-    EXPECT_EQ(event.evicted().reason(), "maintenance");
-    EXPECT_THAT(client.NextEvent(absl::Seconds(10)),
-                StatusIs(absl::StatusCode::kUnavailable));
-    ASSERT_EQ(write(STDOUT_FILENO, "told\n", 5), 5);
-    absl::SleepFor(absl::Milliseconds(500));
-  });
-  ASSERT_TRUE(rank->WaitForOutput("holding", absl::Seconds(10)));
-  grpc::ClientContext context;
-  admin::EvictRequest request;
-  request.set_job("demo");
-  request.set_reason("maintenance");
-  admin::EvictReply reply;
-  ASSERT_TRUE(stub->Evict(&context, request, &reply).ok());
-  EXPECT_EQ(reply.sessions(), 1u);
-  ASSERT_TRUE(rank->WaitForOutput("told", absl::Seconds(10)));
-  // It still maps the memory: nobody may have it.
-  SLUICE_ASSERT_OK_AND_ASSIGN(const auto pool, GpuPool(daemon.socket(), 0));
-  EXPECT_EQ(pool.leased_bytes(), 0u);
-  EXPECT_EQ(pool.quarantined_bytes(), MiB(8).size());
-  rank->ExpectSuccess();
-  EXPECT_THAT(WaitUntilFree(daemon.socket(), 0, absl::Seconds(1)), IsOk());
-
-  grpc::ClientContext again;
-  EXPECT_EQ(stub->Evict(&again, request, &reply).error_code(),
-            grpc::StatusCode::NOT_FOUND);
-}
-
-TEST(DaemonAdmin, EvictWithKillEndsTheProcess) {
-  RunningDaemon daemon;
-  const auto stub = AdminStub(daemon);
-  const auto rank = Child::Fork([&] {
-    SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
-                                RawClient::Connect(daemon.socket()));
-    ASSERT_THAT(client.Hello("demo"), IsOk());
-    ASSERT_THAT(client.Lease(wire::Lease::GPU, MiB(8)), IsOk());
-    ASSERT_EQ(write(STDOUT_FILENO, "holding\n", 8), 8);
-    pause();
-  });
-  ASSERT_TRUE(rank->WaitForOutput("holding", absl::Seconds(10)));
-  grpc::ClientContext context;
-  admin::EvictRequest request;
-  request.set_job("demo");
-  request.set_kill(true);
-  admin::EvictReply reply;
-  ASSERT_TRUE(stub->Evict(&context, request, &reply).ok());
-  EXPECT_THAT(WaitUntilFree(daemon.socket(), 0, absl::Seconds(1)), IsOk());
-  EXPECT_EQ(rank->Join().signal, 9);
-}
-
 TEST(DaemonAdmin, StatusShowsWhoHoldsWhat) {
   RunningDaemon daemon;
   const auto stub = AdminStub(daemon);
