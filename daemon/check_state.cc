@@ -9,9 +9,11 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <set>
 
 #include "absl/time/time.h"
 #include "daemon/core/core.h"
+#include "daemon/service/takeover/may_take_over.h"
 #include "daemon/service/takeover/read_saved.h"
 #include "daemon/state/state_file.h"
 #include "daemon/state/state_versions.h"
@@ -73,11 +75,16 @@ absl::StatusOr<std::string> CheckState(const std::string& admin_socket,
   SLUICE_ASSIGN_OR_RETURN(StateFile::Contents contents, ContentsOf(reply));
   const Core fresh(node, absl::UnixEpoch());
   SLUICE_ASSIGN_OR_RETURN(const CoreState saved, ReadSaved(contents, fresh));
-  return fmt::format("{} sessions, {} leases{}", saved.sessions.size(),
-                     saved.ledger.leases.size(),
-                     reply.file().empty()
-                         ? fmt::format(", of version {}", reply.version())
-                         : " of a frozen daemon");
+  const std::set<std::string> kept(reply.kept().begin(), reply.kept().end());
+  // A daemon that serves has its memory.
+  if (!kept.empty()) SLUICE_RETURN_IF_ERROR(CheckLeft(saved, kept));
+  return fmt::format(
+      "{} sessions, {} leases{}", saved.sessions.size(),
+      saved.ledger.leases.size(),
+      reply.file().empty() ? fmt::format(", of version {}", reply.version())
+      : !kept.empty()      ? " of a frozen daemon"
+                           : " of a frozen daemon, which is too old to say "
+                             "whether all its memory is there");
 }
 
 }  // namespace sluice::daemon

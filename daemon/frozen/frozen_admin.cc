@@ -30,8 +30,10 @@ absl::StatusOr<std::string> BytesOf(const UniqueFd& file) {
 }  // namespace
 
 struct FrozenAdmin::Impl final : admin::Admin::Service {
-  Impl(absl::Status reason, UniqueFd file)
-      : why(std::move(reason)), state(std::move(file)) {}
+  Impl(absl::Status reason, UniqueFd file, std::vector<std::string> names)
+      : why(std::move(reason)),
+        state(std::move(file)),
+        kept(std::move(names)) {}
 
   grpc::Status ShowState(grpc::ServerContext*, const admin::ShowStateRequest*,
                          admin::ShowStateReply* reply) override {
@@ -39,6 +41,7 @@ struct FrozenAdmin::Impl final : admin::Admin::Service {
     auto bytes = BytesOf(state);
     if (!bytes.ok()) return ToGrpc(bytes.status());
     reply->set_file(*std::move(bytes));
+    reply->mutable_kept()->Assign(kept.begin(), kept.end());
     return grpc::Status::OK;
   }
   grpc::Status Status(grpc::ServerContext*, const admin::StatusRequest*,
@@ -68,6 +71,7 @@ struct FrozenAdmin::Impl final : admin::Admin::Service {
 
   const absl::Status why;
   const UniqueFd state;
+  const std::vector<std::string> kept;
   std::unique_ptr<AdminSocket> socket;  // last: it calls the rest
 };
 
@@ -75,8 +79,10 @@ FrozenAdmin::FrozenAdmin(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 FrozenAdmin::~FrozenAdmin() = default;
 
 absl::StatusOr<std::unique_ptr<FrozenAdmin>> FrozenAdmin::Serve(
-    const std::string& path, absl::Status why, UniqueFd state) {
-  auto impl = std::make_unique<Impl>(std::move(why), std::move(state));
+    const std::string& path, absl::Status why, UniqueFd state,
+    std::vector<std::string> kept) {
+  auto impl =
+      std::make_unique<Impl>(std::move(why), std::move(state), std::move(kept));
   SLUICE_ASSIGN_OR_RETURN(
       impl->socket,
       AdminSocket::Serve(path, impl.get(), NoAdminSocket::kIsTriedAgain));

@@ -1,12 +1,13 @@
-// What administrators are answered by a frozen daemon: why it is, and the state
-// that it keeps, so that another version can say whether it would go on from it
-// (`sluiced --check-state`).
+// What administrators are answered by a frozen daemon: why it is, the state
+// that it keeps and the names of what it keeps beside it, so that another
+// version can say whether it would go on from them (`sluiced --check-state`).
 //
 // Thread safety: safe, as gRPC calls it from its own threads.
 #pragma once
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "proto/base/unique_fd.h"
@@ -16,9 +17,10 @@ namespace sluice::daemon {
 class FrozenAdmin {
  public:
   // On the unix socket `path`. `state` is the kept state's; empty: there is
-  // none.
+  // none. `kept`: the names of all that is kept.
   static absl::StatusOr<std::unique_ptr<FrozenAdmin>> Serve(
-      const std::string& path, absl::Status why, UniqueFd state);
+      const std::string& path, absl::Status why, UniqueFd state,
+      std::vector<std::string> kept);
   ~FrozenAdmin();
 
  private:

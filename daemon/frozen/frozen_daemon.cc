@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <iterator>
 #include <utility>
+#include <vector>
 
 #include "absl/time/clock.h"
 #include "daemon/service/convert.h"
@@ -36,6 +37,12 @@ absl::StatusOr<UniqueFd> Signals() {
   UniqueFd signals(signalfd(-1, &taken, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signals) return ErrnoStatus(errno, "make a signalfd");
   return signals;
+}
+
+std::vector<std::string> NamesOf(const Starter& starter) {
+  std::vector<std::string> names;
+  for (const auto& [name, fd] : starter.stored) names.push_back(name);
+  return names;
 }
 
 absl::StatusOr<UniqueFd> CopyOf(const Starter& starter, const char* name) {
@@ -87,7 +94,8 @@ absl::Status FrozenDaemon::Prepare() {
   SLUICE_ASSIGN_OR_RETURN(UniqueFd state, CopyOf(starter, Handover::kState));
   SLUICE_ASSIGN_OR_RETURN(
       admin_, FrozenAdmin::Serve(options_.runtime_dir + "/admin.sock",
-                                 Frozen(options_.why), std::move(state)));
+                                 Frozen(options_.why), std::move(state),
+                                 NamesOf(starter)));
   store_->Ready("frozen: " + options_.why);
   return absl::OkStatus();
 }

@@ -20,15 +20,17 @@ absl::Status MayTakeOver(const std::map<std::string, UniqueFd>& left,
   const Core fresh(node, absl::UnixEpoch());
   SLUICE_ASSIGN_OR_RETURN(const CoreState saved,
                           ReadSaved(file->TakeContents(), fresh));
-  return CheckLeft(saved, left);
+  std::set<std::string> kept;
+  for (const auto& [name, fd] : left) kept.insert(name);
+  return CheckLeft(saved, kept);
 }
 
 absl::Status CheckLeft(const CoreState& saved,
-                       const std::map<std::string, UniqueFd>& left) {
+                       const std::set<std::string>& kept) {
   for (const auto& [pool, extents] : saved.ledger.pools) {
     for (const auto& [id, extent] : extents.extents) {
       if (extent.state == Pool::State::kMaking ||
-          left.contains(Handover::NameOf(id))) {
+          kept.contains(Handover::NameOf(id))) {
         continue;
       }
       return absl::FailedPreconditionError(

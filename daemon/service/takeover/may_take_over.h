@@ -5,6 +5,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
 
 #include "absl/status/status.h"
@@ -20,8 +21,8 @@ namespace sluice::daemon {
 absl::Status MayTakeOver(const std::map<std::string, UniqueFd>& left,
                          const NodeConfig& node);
 
-// All extents that must be there are among `left`.
+// All extents that must be there are among what was kept, by its names.
 absl::Status CheckLeft(const CoreState& saved,
-                       const std::map<std::string, UniqueFd>& left);
+                       const std::set<std::string>& kept);
 
 }  // namespace sluice::daemon
