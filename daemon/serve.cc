@@ -103,12 +103,15 @@ int64_t ExtentsOfPools(const NodeConfig& node) {
   return all;
 }
 
-// Each extent that may be is kept for the next daemon, beside what ranks have.
-// One user may have half of them, as without, or what the configuration says.
+// Each extent that may be is kept for the next daemon, beside what ranks have
+// (Service::MayBeKept), and some processes whose sessions ended. One user may
+// have half of them, as without, or what the configuration says.
 Share KeptExtents(Share extents, const Config& config, const NodeConfig& node,
                   const Starter& starter) {
   const int64_t capacity = Handover::CapacityOf(starter);
-  const int64_t ranks = std::min<int64_t>(3 * kGrantSlots + 8, capacity / 2);
+  const int64_t ended = std::min<int64_t>(512, capacity / 16);
+  const int64_t ranks = std::min<int64_t>(
+      Handover::kOfRank * kGrantSlots + Handover::kOwn + ended, capacity / 2);
   const int64_t most = capacity - ranks;
   if (capacity == 0 || most >= extents.all) return extents;
   // Leases of odd sizes make more of them than the pools have whole ones.

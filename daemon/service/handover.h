@@ -104,6 +104,8 @@ class Handover {
   static std::string UsePageOf(SessionId session);
   // How many descriptors whoever started the process keeps; 0: none.
   static int64_t CapacityOf(const Starter& starter);
+  // Of it, how many are the daemon's own, at most, and how many a rank's.
+  static constexpr int64_t kOwn = 8, kOfRank = 3;
   static constexpr const char* kState = "state";
   static constexpr const char* kDeaths = "deaths";  // DeathRecord
   static constexpr const char* kListener = "listener";

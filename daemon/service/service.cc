@@ -387,6 +387,7 @@ absl::Status Service::MayAsk(SessionId id, Request& request,
       quotas_.CountRefusal(Resource::kRanks);
       return may;
     }
+    SLUICE_RETURN_IF_ERROR(MayBeKept(channels_.at(id)->who()));
     GpuAccess::Gpus gpus = options_.gpus.Shown(shown);
     SLUICE_RETURN_IF_ERROR(options_.gpus.May(gpus, hello->gpu.value()));
     gpus_[id].merge(gpus);  // also of a Hello that policy refuses

@@ -154,6 +154,10 @@ class Service {
   int LinkIndexOf(DeviceIndex gpu) const;
   // Nothing is sent to a rank before the next daemon would have it.
   void KeepRank(SessionId id);
+  // Whether who keeps descriptors has room for another rank of `who`, whatever
+  // extents there will be. A rank that could not be kept would cost all others
+  // the next daemon.
+  absl::Status MayBeKept(const Principal& who) const;
 
   // Into the core.
   void Accept();

@@ -1,6 +1,7 @@
 // What an earlier daemon left, and what of a rank is left to the next.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <set>
 #include <utility>
 #include <vector>
@@ -11,6 +12,21 @@
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
+
+namespace {
+
+// Of what is kept, what extents leave. One user has three quarters of it, so
+// that as many ranks as one may have fit beside processes whose sessions ended;
+// or more, where one may have nearly all ranks.
+Share PlacesOfRanks(int64_t capacity, const Share& extents,
+                    const Share& ranks) {
+  const int64_t all = capacity - extents.all - Handover::kOwn;
+  return {
+      std::max(all * 3 / 4, all * ranks.each / std::max<int64_t>(ranks.all, 1)),
+      all};
+}
+
+}  // namespace
 
 int Service::LinkIndexOf(DeviceIndex gpu) const {
   const std::string& link = options_.node.gpus[gpu.value()].link;
@@ -37,6 +53,33 @@ void Service::KeepRank(SessionId id) {
     if (kept != channels_.end()) kept->second->Release();
     Pass(CrashPoint::kSessionReleased);
   });
+}
+
+absl::Status Service::MayBeKept(const Principal& who) const {
+  if (!handover_->keeps()) return absl::OkStatus();
+  const Share places =
+      PlacesOfRanks(handover_->store().capacity(), options_.extents,
+                    options_.shares[static_cast<size_t>(Resource::kRanks)]);
+  // For not even one there would be any: it is not kept, and the log says so.
+  if (places.all < Handover::kOfRank) return absl::OkStatus();
+  int64_t all = 0, own = 0;
+  for (const auto& [id, channel] : channels_) {
+    const Session* session = core_.session(id);
+    if (session == nullptr || !session->was_rank()) continue;
+    // Of one that is closed its process, until that ends.
+    const int64_t taken = session->is_rank() ? Handover::kOfRank : 1;
+    all += taken;
+    if (channel->who() == who) own += taken;
+  }
+  const bool is_own = own + Handover::kOfRank > places.each;
+  if (!is_own && all + Handover::kOfRank <= places.all) return absl::OkStatus();
+  return absl::ResourceExhaustedError(fmt::format(
+      "{} has {} descriptors kept for the next daemon, {} for a rank and 1 for "
+      "a process whose session ended, and the limit is {}: end processes that "
+      "closed their sessions, or raise FileDescriptorStoreMax= of the unit, or "
+      "--max-descriptors of sluiced-keeper",
+      is_own ? Name(who) : "this node", is_own ? own : all, Handover::kOfRank,
+      is_own ? places.each : places.all));
 }
 
 absl::StatusOr<bool> Service::TakeOver() {

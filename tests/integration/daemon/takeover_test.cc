@@ -8,8 +8,10 @@
 #include <unistd.h>
 
 #include <cstddef>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +24,7 @@
 #include "tests/integration/daemon/http.h"
 #include "tests/integration/daemon/kept_rank.h"
 #include "tests/integration/daemon/lingering_socket.h"
+#include "tests/support/child.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::testing {
@@ -305,6 +308,39 @@ TEST_F(TakeOver, WhereTheKeeperDoesNotAnswerOnlyTheFirstWaits) {
   // Of another size, so that it is made.
   ASSERT_THAT(rank.Lease(wire::Lease::GPU, KiB(128)), IsOk());
   EXPECT_LT(absl::Now() - before, absl::Seconds(2));
+}
+
+// As many processes as there are places, which attached and closed. Wrong once:
+// one more than the store holds cost all of them the next daemon.
+TEST(TakeOverOfFew, ProcessesWhoseSessionsEndedFillNotTheStore) {
+  constexpr int kCapacity = 60;
+  KeptDaemon daemon("", kCapacity);
+  daemon.Start();
+  std::vector<std::unique_ptr<Child>> ended;
+  absl::Status refused;
+  while (refused.ok() && ended.size() < kCapacity) {
+    ended.push_back(Child::Fork([&] {
+      { const RawClient rank = testing::Attached(daemon, "job"); }
+      std::puts("closed");
+      std::fflush(stdout);
+      pause();
+    }));
+    ASSERT_TRUE(ended.back()->WaitForOutput("closed", absl::Seconds(20)));
+    RawClient next = Connected(daemon);
+    refused = next.Hello("next").status();
+  }
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted,
+                                HasSubstr("kept for the next daemon")));
+  EXPECT_TRUE(daemon.Has("state"));
+  ended.clear();
+  RawClient rank = Connected(daemon);
+  for (const absl::Time late = absl::Now() + absl::Seconds(20);
+       refused = rank.Hello("job").status(), !refused.ok();) {
+    ASSERT_LT(absl::Now(), late) << refused;
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  daemon.KillAndStart();
+  ExpectServed(rank);
 }
 
 // Wrong once: where the store is small, one user could have them all.
