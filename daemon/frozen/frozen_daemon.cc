@@ -28,6 +28,8 @@ namespace {
 // For so long none is accepted, while sockets wait to be closed, or where none
 // can be.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(5);
+// How long an end of the service waits for who keeps what is kept.
+constexpr absl::Duration kLongestForget = absl::Milliseconds(500);
 
 absl::StatusOr<UniqueFd> Signals() {
   sigset_t taken;
@@ -90,7 +92,8 @@ absl::Status FrozenDaemon::Prepare() {
     heartbeat_ = *starter.watchdog / 2;
     heartbeat_at_ = loop_->now() + heartbeat_;
   }
-  loop_->SetTimer([this] { return heartbeat_at_; }, [this] { BeatHeart(); });
+  loop_->SetTimer([this] { return std::min(heartbeat_at_, end_at_); },
+                  [this] { Expire(); });
   SLUICE_ASSIGN_OR_RETURN(UniqueFd state, CopyOf(starter, Handover::kState));
   SLUICE_ASSIGN_OR_RETURN(
       admin_, FrozenAdmin::Serve(options_.runtime_dir + "/admin.sock",
@@ -141,11 +144,13 @@ void FrozenDaemon::OnSignal() {
 // Ranks see their sockets end, which means that the service was stopped.
 void FrozenDaemon::EndService() {
   service_ended_ = true;
+  end_at_ = loop_->now() + kLongestForget;
   store_->RemoveAll();
   store_->Flush([this](absl::Status) { loop_->Stop(); });
 }
 
-void FrozenDaemon::BeatHeart() {
+void FrozenDaemon::Expire() {
+  if (end_at_ <= loop_->now()) return loop_->Stop();
   if (loop_->now() < heartbeat_at_) return;
   store_->Watchdog();
   heartbeat_at_ = loop_->now() + heartbeat_;

@@ -48,7 +48,7 @@ class FrozenDaemon {
   void Accept();
   void OnSignal();
   void EndService();
-  void BeatHeart();
+  void Expire();
 
   const Options options_;
   std::unique_ptr<Loop> loop_;
@@ -59,6 +59,7 @@ class FrozenDaemon {
   UniqueFd signals_;
   absl::Duration heartbeat_ = absl::InfiniteDuration();
   absl::Time heartbeat_at_ = absl::InfiniteFuture();
+  absl::Time end_at_ = absl::InfiniteFuture();  // whoever has not answered
   bool service_ended_ = false;
 };
 

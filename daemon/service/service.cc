@@ -414,7 +414,7 @@ void Service::OnGone(SessionId id) {
 
 absl::Time Service::NextDeadline() const {
   absl::Time next = std::min(core_.NextDeadline(), snapshots_->deadline());
-  next = std::min({next, in_flight_.deadline(), heartbeat_at_});
+  next = std::min({next, in_flight_.deadline(), heartbeat_at_, end_at_});
   next = std::min({next, solver_->NextDeadline(), reload_->deadline(),
                    handover_->deadline()});
   if (accept_again_at_) next = std::min(next, *accept_again_at_);
@@ -428,6 +428,7 @@ absl::Time Service::NextDeadline() const {
 
 void Service::Expire() {
   const absl::Time now = loop_->now();
+  if (end_at_ <= now) return loop_->Stop();
   if (heartbeat_at_ <= now) {
     handover_->store().Watchdog();
     heartbeat_at_ = now + heartbeat_;

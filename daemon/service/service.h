@@ -248,6 +248,8 @@ class Service {
   // loop that stands still is killed, and the next daemon takes over.
   absl::Duration heartbeat_;
   absl::Time heartbeat_at_ = absl::InfiniteFuture();
+  // It ends then, whoever has not answered: it is ending.
+  absl::Time end_at_ = absl::InfiniteFuture();
   UniqueFd spare_;  // given up when descriptors run out, to refuse politely
   Core core_;
   Quotas quotas_;

@@ -13,6 +13,13 @@
 #include "daemon/service/service.h"
 
 namespace sluice::daemon {
+namespace {
+
+// How long an end that leaves nothing waits for who keeps it: whoever starts
+// another daemon gives up what is left then.
+constexpr absl::Duration kLongestForget = absl::Milliseconds(500);
+
+}  // namespace
 
 void Service::Stop() {
   loop_->Post([this] { End(Ending::kForRanks); });
@@ -69,6 +76,7 @@ void Service::End(Ending how) {
   // What is on its way to who keeps it must arrive there.
   if (leaving_) return handover_->WhenKept([this] { loop_->Stop(); });
   Execute(core_.ShutDown("sluiced was stopped", loop_->now()));
+  end_at_ = loop_->now() + kLongestForget;
   handover_->LeaveNothing([this] { loop_->Stop(); });
 }
 

@@ -219,6 +219,21 @@ TEST_F(FrozenDaemonTest, TheServiceCanBeStopped) {
               StatusIs(absl::StatusCode::kUnavailable));
 }
 
+// Wrong once: it waited 5 s, and was killed by who had asked.
+TEST_F(FrozenDaemonTest, TheServiceCanBeStoppedWhereTheKeeperIsDead) {
+  daemon_.Start();
+  RawClient rank = Attached();
+  daemon_.Kill();
+  Damage(daemon_.Copy("state"));
+  daemon_.Start();
+  daemon_.Ignore();
+  const absl::Time before = absl::Now();
+  const sigval ends = {.sival_int = daemon::kEndsService};
+  ASSERT_EQ(sigqueue(daemon_.pid(), SIGTERM, ends), 0);
+  EXPECT_EQ(daemon_.Join(), 0);
+  EXPECT_LT(absl::Now() - before, absl::Seconds(3));
+}
+
 TEST(FrozenPages, SayThatItLivesAndIsNotReady) {
   KeptDaemon daemon(std::string(kHttp) + "[restart]\nfreeze_after = 5\n");
   daemon.Start();

@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -353,6 +354,17 @@ TEST(TakeOverOfFew, OneUserMayHaveHalfOfTheExtentsThatAreKept) {
   EXPECT_THAT(rank.Lease(wire::Lease::GPU, 40 * KiB(64)), IsOk());
   EXPECT_THAT(rank.Lease(wire::Lease::GPU, 20 * KiB(64)),
               StatusIs(absl::StatusCode::kResourceExhausted));
+}
+
+// Wrong once: its end waited 5 s as well, and a service that is stopped has no
+// more than that.
+TEST_F(TakeOver, WhereTheKeeperDoesNotAnswerAnEndDoesNotWaitForIt) {
+  daemon_.Start();
+  daemon_.Ignore();
+  const absl::Time before = absl::Now();
+  ASSERT_EQ(kill(daemon_.pid(), SIGTERM), 0);
+  EXPECT_EQ(daemon_.Join(), 0);
+  EXPECT_LT(absl::Now() - before, absl::Seconds(3));
 }
 
 }  // namespace
