@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
-#include <ranges>
 
 #include "tests/fake_cuda/of_thread.h"
 
@@ -67,10 +66,12 @@ void World::Find(const std::string& finding) {
 void World::NoteWait() { ++(gettid() == getpid() ? main_waits : other_waits); }
 
 void World::TellCounts() const {
+  std::vector<int> devices;
+  for (const auto& [device, state] : contexts) devices.push_back(device);
   std::ofstream(store.folder() + "/counts", std::ios::app) << fmt::format(
       "{} main_waits={} other_waits={} pageable_copies={} contexts={}\n",
       program_invocation_short_name, main_waits, other_waits, pageable_copies,
-      fmt::join(std::views::keys(contexts), ","));
+      fmt::join(devices, ","));
 }
 
 void World::Lose(ContextState& context, const char* why) {
