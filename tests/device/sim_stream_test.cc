@@ -91,10 +91,11 @@ TEST_F(SimTest, ManySmallCopiesGetTheSpeedToo) {
 
 TEST_F(SimTest, ThrottlingSleepsInsteadOfBurningTheCpu) {
   if (kThreadSanitizer) GTEST_SKIP() << "its own thread uses the CPU";
-  ASSERT_THAT(node_->SetLinkSpeed("own", 50e6, 0), IsOk());
+  ASSERT_THAT(node_->SetLinkSpeed("own", 25e6, 0), IsOk());
   const double begin = CpuSeconds();
-  TimedCopy(*driver_, DeviceIndex(2), kH2D, Bytes(15'000'000));  // 0.3 s
-  EXPECT_LE(CpuSeconds() - begin, 0.15);
+  TimedCopy(*driver_, DeviceIndex(2), kH2D, Bytes(15'000'000));  // 0.6 s
+  // Under ASan the bytes alone have cost 0.18 s beside other work.
+  EXPECT_LE(CpuSeconds() - begin, 0.4);
 }
 
 // Two processes, two GPUs, one link, known to each only by the shared state:
