@@ -1,7 +1,6 @@
 #include <utility>
 
 #include "daemon/metrics/metric_parts.h"
-#include "proto/base/grant_page.h"
 
 namespace sluice::daemon {
 namespace {
@@ -21,24 +20,18 @@ void AddSwap(const Snapshot& from, Families& to) {
 }
 
 // Of copies whose ranks say by when they are needed.
-void AddLate(const Snapshot& from, Families& to) {
-  const auto each = [&](const char* name, const char* help, auto value) {
-    to.Add(name, help, MetricType::Counter);
-    for (size_t i = 0; i < from.gpus.size(); ++i) {
-      const Labels labels = GpuLabels(from.gpus[i].gpu);
-      for (const auto& [direction, d] :
-           {std::pair{"h2d", kH2d}, std::pair{"d2h", kD2h}}) {
-        to.Value(With(labels, "direction", direction),
-                 value(from.stats->gpus[i].late[d]));
-      }
-    }
-  };
-  each("sluice_late_copies_total",
-       "Copies whose grant came after compute needed them.",
-       [](const LateCopies& late) { return static_cast<double>(late.copies); });
-  each("sluice_late_copy_seconds_total",
-       "Time for which a late copy waited for its grant, over ranks.",
-       [](const LateCopies& late) { return late.seconds; });
+void AddLateOfGpus(const Snapshot& from, Families& to) {
+  AddLate(
+      {"sluice_late_copies_total",
+       "Copies whose grant came after compute needed them."},
+      {"sluice_late_copy_seconds_total",
+       "Time for which a late copy waited for its grant, over ranks."},
+      [&](const auto& add) {
+        for (size_t i = 0; i < from.gpus.size(); ++i) {
+          add(GpuLabels(from.gpus[i].gpu), from.stats->gpus[i].late);
+        }
+      },
+      to);
 }
 
 void AddLinks(const Snapshot& from, Families& to) {
@@ -64,7 +57,7 @@ void AddLinks(const Snapshot& from, Families& to) {
 
 void AddCopies(const Snapshot& from, Families& to) {
   AddSwap(from, to);
-  AddLate(from, to);
+  AddLateOfGpus(from, to);
   AddLinks(from, to);
 }
 

@@ -5,7 +5,6 @@
 
 #include "daemon/metrics/job_labels.h"
 #include "daemon/metrics/metric_parts.h"
-#include "proto/base/grant_page.h"
 
 namespace sluice::daemon {
 namespace {
@@ -64,23 +63,18 @@ std::map<JobLabel, JobSums> SumJobs(const Snapshot& from) {
   return jobs;
 }
 
-void AddLate(const std::map<JobLabel, JobSums>& jobs, Families& to) {
-  const auto each = [&](const char* name, const char* help, auto value) {
-    to.Add(name, help, MetricType::Counter);
-    for (const auto& [label, job] : jobs) {
-      for (const auto& [direction, d] :
-           {std::pair{"h2d", kH2d}, std::pair{"d2h", kD2h}}) {
-        to.Value(With(LabelsOf(label), "direction", direction),
-                 value(job.stats.late[d]));
-      }
-    }
-  };
-  each("sluice_job_late_copies_total",
-       "A job's copies whose grant came after compute needed them.",
-       [](const LateCopies& late) { return static_cast<double>(late.copies); });
-  each("sluice_job_late_copy_seconds_total",
-       "Time for which a late copy of a job waited for its grant, over ranks.",
-       [](const LateCopies& late) { return late.seconds; });
+void AddLateOfJobs(const std::map<JobLabel, JobSums>& jobs, Families& to) {
+  AddLate(
+      {"sluice_job_late_copies_total",
+       "A job's copies whose grant came after compute needed them."},
+      {"sluice_job_late_copy_seconds_total",
+       "Time for which a late copy of a job waited for its grant, over ranks."},
+      [&](const auto& add) {
+        for (const auto& [label, job] : jobs) {
+          add(LabelsOf(label), job.stats.late);
+        }
+      },
+      to);
 }
 
 }  // namespace
@@ -148,7 +142,7 @@ void AddJobs(const Snapshot& from, Families& to) {
   counter("sluice_job_grant_wait_seconds_total",
           "Time copies waited for bandwidth grants, over local ranks.",
           [](const JobSums& job) { return job.stats.grant_wait_seconds; });
-  AddLate(jobs, to);
+  AddLateOfJobs(jobs, to);
   counter("sluice_job_plan_mismatches_total",
           "Allocations that did not follow the memory plan.",
           [](const JobSums& job) { return job.stats.plan_mismatches; });

@@ -9,6 +9,7 @@
 #include "daemon/core/snapshot.h"
 #include "daemon/metrics/audience.h"
 #include "daemon/metrics/families.h"
+#include "proto/base/grant_page.h"
 
 namespace sluice::daemon {
 
@@ -22,6 +23,27 @@ inline Labels With(Labels labels, const char* name, std::string value) {
 }
 
 inline double Count(Bytes bytes) { return static_cast<double>(bytes.count()); }
+
+struct FamilyText {
+  const char *name, *help;
+};
+
+// Copies that were late, of series that for_each_series(add) names, each by
+// add(labels, late): how many, and for how long.
+template <typename ForEachSeries>
+void AddLate(FamilyText copies, FamilyText seconds,
+             const ForEachSeries& for_each_series, Families& to) {
+  const auto each = [&](FamilyText text, auto value) {
+    to.Add(text.name, text.help, prometheus::MetricType::Counter);
+    for_each_series([&](const Labels& labels, const LateDirections& late) {
+      to.Value(With(labels, "direction", "h2d"), value(late[kH2d]));
+      to.Value(With(labels, "direction", "d2h"), value(late[kD2h]));
+    });
+  };
+  each(copies,
+       [](const LateCopies& l) { return static_cast<double>(l.copies); });
+  each(seconds, [](const LateCopies& l) { return l.seconds; });
+}
 
 // Pools, and leases that wait for them.
 void AddMemory(const Snapshot& from, Families& to);
