@@ -376,11 +376,12 @@ void Service::OnMessage(SessionId id, wire::Message& message) {
 absl::Status Service::MayAsk(SessionId id, Request& request,
                              std::span<const UniqueFd> shown) {
   // A repeated one is answered again: it was counted when it was granted.
-  const Session* session = core_.session(id);
-  const bool is_new =
-      session != nullptr && session->state == Session::State::kHalfOpen;
+  const auto is_new = [&] {
+    const Session* const session = core_.session(id);
+    return session != nullptr && session->state == Session::State::kHalfOpen;
+  };
   if (auto* hello = std::get_if<HelloRequest>(&request);
-      is_new && hello && !hello->observer) {
+      hello && !hello->observer && is_new()) {
     const absl::Status may =
         quotas_.May(channels_.at(id)->who(), Resource::kRanks);
     if (!may.ok()) {
