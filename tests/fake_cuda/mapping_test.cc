@@ -12,13 +12,13 @@
 #include "gtest/gtest.h"
 #include "kernels/device/driver.h"
 #include "tests/fake_cuda/control.h"
+#include "tests/fake_cuda/nothing_left.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::client {
 namespace {
 
 using ::sluice::testing::IsOk;
-using ::testing::IsEmpty;
 
 constexpr device::Placement kOnHost{device::Placement::Kind::kHost, 0};
 constexpr int kExtents = 5;
@@ -34,12 +34,7 @@ class MappingOnCuda : public ::testing::TestWithParam<const char*> {
   }
   void TearDown() override {
     driver_.reset();
-    fake_cuda::fake_cuda_recover();
-    std::string findings, alive;
-    fake_cuda::fake_cuda_take_findings(findings);
-    EXPECT_THAT(findings, IsEmpty());
-    fake_cuda::fake_cuda_alive(alive);
-    EXPECT_THAT(alive, IsEmpty());
+    fake_cuda::ExpectNothingLeft();
   }
 
   absl::StatusOr<std::vector<Extent>> Extents() {

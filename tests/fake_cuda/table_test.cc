@@ -11,6 +11,7 @@
 #include "gtest/gtest.h"
 #include "kernels/device/driver.h"
 #include "tests/fake_cuda/control.h"
+#include "tests/fake_cuda/nothing_left.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::device {
@@ -20,7 +21,6 @@ using ::sluice::testing::IsOk;
 using ::sluice::testing::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using ::testing::Pair;
 
 constexpr DeviceIndex kGpu0(0), kGpu1(1);
@@ -33,12 +33,7 @@ class CudaTable : public ::testing::Test {
   void SetUp() override { fake_cuda::fake_cuda_set(kNode); }
   void TearDown() override {
     driver_.reset();
-    fake_cuda::fake_cuda_recover();
-    std::string findings, alive;
-    fake_cuda::fake_cuda_take_findings(findings);
-    EXPECT_THAT(findings, IsEmpty());
-    fake_cuda::fake_cuda_alive(alive);
-    EXPECT_THAT(alive, IsEmpty());
+    fake_cuda::ExpectNothingLeft();
   }
 
   void Open(const char* settings = "gpus=2") {

@@ -202,18 +202,24 @@ UniqueFd MemoryOf(off_t size) {
   return fd;
 }
 
-// Wrong once: it could lease of its own only.
-TEST_F(TakeOver, ARankHasTheGpusThatItShowed) {
-  daemon_.Start();
-  RawClient rank = Connected(daemon_);
+// Of the one rank of a job.
+wire::Request LoneHello() {
   wire::Request request;
   auto* hello = request.mutable_hello();
   hello->set_protocol(wire::kProtocols.newest);
   hello->set_job("job");
   hello->set_world_size(1);
   hello->set_local_ranks(1);
+  return request;
+}
+
+// Wrong once: it could lease of its own only.
+TEST_F(TakeOver, ARankHasTheGpusThatItShowed) {
+  daemon_.Start();
+  RawClient rank = Connected(daemon_);
   const auto own = GpuNodes(rank.fd(), 0), other = GpuNodes(rank.fd(), 1);
-  ASSERT_THAT(rank.Call(request, {own.at(0).get(), other.at(0).get()}), IsOk());
+  ASSERT_THAT(rank.Call(LoneHello(), {own.at(0).get(), other.at(0).get()}),
+              IsOk());
   daemon_.KillAndStart();
   ExpectServed(rank);
   EXPECT_THAT(rank.Lease(wire::Lease::GPU, KiB(64), 1), IsOk());
@@ -221,16 +227,10 @@ TEST_F(TakeOver, ARankHasTheGpusThatItShowed) {
 
 // Under this request id.
 absl::StatusOr<RawClient::Reply> HelloAs(RawClient& rank, uint64_t id) {
-  wire::Request request;
-  auto* hello = request.mutable_hello();
-  hello->set_protocol(wire::kProtocols.newest);
-  hello->set_job("job");
-  hello->set_world_size(1);
-  hello->set_local_ranks(1);
   const auto nodes = GpuNodes(rank.fd(), 0);
   std::vector<int> shown;
   for (const UniqueFd& node : nodes) shown.push_back(node.get());
-  return rank.Call(request, shown, id);
+  return rank.Call(LoneHello(), shown, id);
 }
 
 // As of a rank whose Welcome died with its daemon. Wrong once: it was refused

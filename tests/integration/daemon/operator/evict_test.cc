@@ -11,9 +11,19 @@
 namespace sluice::testing {
 namespace {
 
+// All sessions of job "demo", for maintenance.
+grpc::Status Evict(const RunningDaemon& daemon, bool kill,
+                   admin::EvictReply& reply) {
+  grpc::ClientContext context;
+  admin::EvictRequest request;
+  request.set_job("demo");
+  request.set_reason("maintenance");
+  request.set_kill(kill);
+  return AdminStub(daemon)->Evict(&context, request, &reply);
+}
+
 TEST(DaemonAdmin, EvictedRankIsToldWhyAndItsMemoryComesBackWhenItEnds) {
   RunningDaemon daemon;
-  const auto stub = AdminStub(daemon);
   const auto rank = Child::Fork([&] {
     SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
                                 RawClient::Connect(daemon.socket()));
@@ -31,12 +41,8 @@ TEST(DaemonAdmin, EvictedRankIsToldWhyAndItsMemoryComesBackWhenItEnds) {
     absl::SleepFor(absl::Milliseconds(500));
   });
   ASSERT_TRUE(rank->WaitForOutput("holding", absl::Seconds(10)));
-  grpc::ClientContext context;
-  admin::EvictRequest request;
-  request.set_job("demo");
-  request.set_reason("maintenance");
   admin::EvictReply reply;
-  ASSERT_TRUE(stub->Evict(&context, request, &reply).ok());
+  ASSERT_TRUE(Evict(daemon, /*kill=*/false, reply).ok());
   EXPECT_EQ(reply.sessions(), 1u);
   ASSERT_TRUE(rank->WaitForOutput("told", absl::Seconds(10)));
   // It still maps the memory: nobody may have it.
@@ -46,14 +52,12 @@ TEST(DaemonAdmin, EvictedRankIsToldWhyAndItsMemoryComesBackWhenItEnds) {
   rank->ExpectSuccess();
   EXPECT_THAT(WaitUntilFree(daemon.socket(), 0, absl::Seconds(1)), IsOk());
 
-  grpc::ClientContext again;
-  EXPECT_EQ(stub->Evict(&again, request, &reply).error_code(),
+  EXPECT_EQ(Evict(daemon, /*kill=*/false, reply).error_code(),
             grpc::StatusCode::NOT_FOUND);
 }
 
 TEST(DaemonAdmin, EvictWithKillEndsTheProcess) {
   RunningDaemon daemon;
-  const auto stub = AdminStub(daemon);
   const auto rank = Child::Fork([&] {
     SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
                                 RawClient::Connect(daemon.socket()));
@@ -63,12 +67,8 @@ TEST(DaemonAdmin, EvictWithKillEndsTheProcess) {
     pause();
   });
   ASSERT_TRUE(rank->WaitForOutput("holding", absl::Seconds(10)));
-  grpc::ClientContext context;
-  admin::EvictRequest request;
-  request.set_job("demo");
-  request.set_kill(true);
   admin::EvictReply reply;
-  ASSERT_TRUE(stub->Evict(&context, request, &reply).ok());
+  ASSERT_TRUE(Evict(daemon, /*kill=*/true, reply).ok());
   EXPECT_THAT(WaitUntilFree(daemon.socket(), 0, absl::Seconds(1)), IsOk());
   EXPECT_EQ(reply.processes(), 1u);
   EXPECT_EQ(rank->Join().signal, 9);
@@ -78,7 +78,6 @@ TEST(DaemonAdmin, EvictWithKillEndsTheProcess) {
 // evict.
 TEST(DaemonAdmin, EvictWithKillSaysWhatItKilledOfSessionsThatHadEnded) {
   RunningDaemon daemon;
-  const auto stub = AdminStub(daemon);
   const auto rank = Child::Fork([&] {
     {
       SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
@@ -90,17 +89,10 @@ TEST(DaemonAdmin, EvictWithKillSaysWhatItKilledOfSessionsThatHadEnded) {
     pause();
   });
   ASSERT_TRUE(rank->WaitForOutput("closed", absl::Seconds(10)));
-  admin::EvictRequest request;
-  request.set_job("demo");
   admin::EvictReply reply;
-  {
-    grpc::ClientContext context;
-    EXPECT_EQ(stub->Evict(&context, request, &reply).error_code(),
-              grpc::StatusCode::NOT_FOUND);
-  }
-  request.set_kill(true);
-  grpc::ClientContext context;
-  const grpc::Status said = stub->Evict(&context, request, &reply);
+  EXPECT_EQ(Evict(daemon, /*kill=*/false, reply).error_code(),
+            grpc::StatusCode::NOT_FOUND);
+  const grpc::Status said = Evict(daemon, /*kill=*/true, reply);
   EXPECT_TRUE(said.ok()) << said.error_message();
   EXPECT_EQ(reply.sessions(), 0u);
   EXPECT_EQ(reply.processes(), 1u);
