@@ -25,8 +25,7 @@ absl::StatusOr<decltype(&sluice_connect_nccl)> OpenModule() {
   return absl::UnavailableError(fmt::format(
       "Sluice's module for ranks on GPUs cannot be loaded: {}; a build has it "
       "beside the program, in ../lib, where NCCL's headers were, and no "
-      "package "
-      "has it yet (run one rank without it)",
+      "package has it yet (run one rank without it)",
       dlerror()));
 }
 
