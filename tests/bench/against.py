@@ -62,10 +62,11 @@ class Revision:
                       encoding="utf-8"):
                 pass
         if not os.path.exists(os.path.join(self.build, "build.ninja")):
-            packages = os.path.join(os.environ["SLUICE_DEPS"], "python")
+            deps = os.environ["SLUICE_DEPS"]
             self.step("configuring", [
                 "cmake", "--preset", PRESET, "-S", self.folder,
-                f"-DSLUICE_PYTHON_PACKAGES={packages}"],
+                f"-DSLUICE_PYTHON_PACKAGES={deps}/python",
+                f"-DSLUICE_PYTHON={deps}/venv/bin/python"],
                 self.folder + ".configure.log")
 
     def targets(self):

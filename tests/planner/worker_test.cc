@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -20,6 +19,7 @@
 #include <vector>
 
 #include "planner/validator.h"
+#include "proto/base/spawn.h"
 #include "proto/base/unique_fd.h"
 #include "proto/plan/codec.h"
 #include "tests/planner/traces.h"
@@ -70,23 +70,19 @@ Outcome RunWorker(int in, std::vector<std::string> args, int signal = 0,
   const UniqueFd out = Memfd();
   const UniqueFd err = Memfd();
   const UniqueFd printed = Memfd();
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, printed.get(), STDOUT_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, err.get(), STDERR_FILENO);
-  // High numbers first, so that no dup2 closes one still needed.
-  posix_spawn_file_actions_adddup2(&actions, in, 103);
-  posix_spawn_file_actions_adddup2(&actions, out.get(), 104);
   args.insert(args.begin(),
               std::string(std::getenv("SLUICE_BIN_DIR")) + "/sluice-worker");
-  std::vector<char*> argv;
-  for (std::string& arg : args) argv.push_back(arg.data());
-  argv.push_back(nullptr);
-  pid_t pid = -1;
-  EXPECT_EQ(posix_spawn(&pid, argv[0], &actions, nullptr, argv.data(), environ),
-            0)
-      << argv[0];
-  posix_spawn_file_actions_destroy(&actions);
+  // As the daemon starts it: a signal before it is caught waits for that.
+  const auto started = Spawn(args, {.files = {{printed.get(), STDOUT_FILENO},
+                                              {err.get(), STDERR_FILENO},
+                                              // High ones, so that no dup2
+                                              // closes one still needed.
+                                              {in, 103},
+                                              {out.get(), 104}},
+                                    .blocked = {SIGUSR1}});
+  EXPECT_TRUE(started.ok()) << started.status();
+  if (!started.ok()) return {};
+  const pid_t pid = *started;
   Outcome outcome;
   while (signal != 0 && CpuSeconds(pid) < cpu_seconds &&
          waitpid(pid, &outcome.status, WNOHANG) == 0) {
@@ -298,20 +294,15 @@ TEST(Worker, BecomesTheUserItIsToldBeforeItReads) {
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
   const UniqueFd reader(ends[0]), writer(ends[1]);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, reader.get(), STDIN_FILENO);
-  std::string worker =
-      std::string(std::getenv("SLUICE_BIN_DIR")) + "/sluice-worker";
-  char* const argv[] = {worker.data(), const_cast<char*>("--uid=65534"),
-                        const_cast<char*>("--gid=65533"), nullptr};
-  pid_t pid = 0;
-  ASSERT_EQ(posix_spawn(&pid, argv[0], &actions, nullptr, argv, environ), 0);
-  posix_spawn_file_actions_destroy(&actions);
+  const auto pid =
+      Spawn({std::string(std::getenv("SLUICE_BIN_DIR")) + "/sluice-worker",
+             "--uid=65534", "--gid=65533"},
+            {.files = {{reader.get(), STDIN_FILENO}}});
+  ASSERT_TRUE(pid.ok()) << pid.status();
   std::string ids;
   for (int i = 0; i < 500 && ids != "65534 65533"; ++i) {
     usleep(10000);
-    std::ifstream file("/proc/" + std::to_string(pid) + "/status");
+    std::ifstream file("/proc/" + std::to_string(*pid) + "/status");
     std::string uid, gid;
     for (std::string line; std::getline(file, line);) {
       std::istringstream words(line);
@@ -322,8 +313,8 @@ TEST(Worker, BecomesTheUserItIsToldBeforeItReads) {
     }
     ids = uid + " " + gid;
   }
-  kill(pid, SIGKILL);
-  waitpid(pid, nullptr, 0);
+  kill(*pid, SIGKILL);
+  waitpid(*pid, nullptr, 0);
   EXPECT_EQ(ids, "65534 65533");
 }
 
@@ -400,16 +391,10 @@ TEST(Worker, EndsWithTheProcessThatStartedIt) {
   UniqueFd say(said[1]);
   const pid_t parent = fork();
   if (parent == 0) {
-    const std::string worker =
-        std::string(std::getenv("SLUICE_BIN_DIR")) + "/sluice-worker";
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, in.get(), STDIN_FILENO);
-    posix_spawn_file_actions_adddup2(&actions, say.get(), STDOUT_FILENO);
-    std::string name = worker;
-    char* argv[] = {name.data(), nullptr};
-    pid_t pid = 0;
-    posix_spawn(&pid, worker.c_str(), &actions, nullptr, argv, environ);
+    const pid_t pid =
+        Spawn({std::string(std::getenv("SLUICE_BIN_DIR")) + "/sluice-worker"},
+              {.files = {{in.get(), STDIN_FILENO}, {say.get(), STDOUT_FILENO}}})
+            .value_or(0);
     usleep(300000);  // the worker is past its start
     _exit(write(say.get(), &pid, sizeof(pid)) == sizeof(pid) ? 0 : 1);
   }
