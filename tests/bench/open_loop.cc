@@ -14,7 +14,6 @@ namespace sluice::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using testing::RawClient;
 
 constexpr Bytes kPiece = MiB(1);
 // Above any id that the client itself has used.
@@ -65,15 +64,15 @@ bool Answered(Client& client) {
 }  // namespace
 
 std::vector<double> PairMillis(const OpenLoop& load,
-                               std::vector<RawClient>& raw) {
+                               const std::vector<int>& sockets) {
   const UniqueFd epoll(epoll_create1(EPOLL_CLOEXEC));
   std::vector<Client> clients;
-  for (size_t i = 0; i < raw.size(); ++i) {
+  for (size_t i = 0; i < sockets.size(); ++i) {
     clients.push_back(
-        {.fd = raw[i].fd(), .gpu = static_cast<int>(i % 8), .due = {}});
+        {.fd = sockets[i], .gpu = static_cast<int>(i % 8), .due = {}});
     epoll_event readable = {.events = EPOLLIN, .data = {.u64 = i}};
-    SLUICE_CHECK(
-        epoll_ctl(epoll.get(), EPOLL_CTL_ADD, raw[i].fd(), &readable) == 0);
+    SLUICE_CHECK(epoll_ctl(epoll.get(), EPOLL_CTL_ADD, sockets[i], &readable) ==
+                 0);
   }
   const auto gap =
       std::chrono::nanoseconds(1'000'000'000 / load.pairs_per_second);

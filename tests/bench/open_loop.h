@@ -5,8 +5,6 @@
 
 #include <vector>
 
-#include "tests/integration/daemon/harness.h"
-
 namespace sluice::bench {
 
 struct OpenLoop {
@@ -15,10 +13,11 @@ struct OpenLoop {
   int pairs = 1000;
 };
 
-// The milliseconds of each pair but the first tenth, which warms up. A session
-// has one pair under way at a time; one that is due meanwhile waits, and its
-// time runs. Any answer but the right one ends the process.
+// The milliseconds of each pair but the first tenth, which warms up, on
+// sessions that said Hello. A session has one pair under way at a time; one
+// that is due meanwhile waits, and its time runs. Any answer but the right one
+// ends the process.
 std::vector<double> PairMillis(const OpenLoop& load,
-                               std::vector<testing::RawClient>& clients);
+                               const std::vector<int>& sockets);
 
 }  // namespace sluice::bench
