@@ -29,9 +29,10 @@ absl::StatusOr<std::unique_ptr<Mapped>> Mapped::Map(Driver* driver,
                           driver->Reserve(size, where.kind));
   SLUICE_RETURN_IF_ERROR(driver->Map(address, size, memory));
   const bool on_gpu = where.kind == Placement::Kind::kGpu;
-  SLUICE_RETURN_IF_ERROR(driver->SetAccess(
-      address, size, on_gpu ? DeviceIndex(where.ordinal) : kGpu));
-  return std::unique_ptr<Mapped>(new Mapped(driver, memory, address, size));
+  const DeviceIndex gpu = on_gpu ? DeviceIndex(where.ordinal) : kGpu;
+  SLUICE_RETURN_IF_ERROR(driver->SetAccess(address, size, gpu));
+  return std::unique_ptr<Mapped>(
+      new Mapped(driver, memory, address, size, gpu));
 }
 
 absl::StatusOr<std::unique_ptr<Mapped>> Mapped::Create(Driver* driver,
@@ -50,19 +51,19 @@ Mapped::~Mapped() {
 absl::Status Mapped::Write(const Content& content) {
   return CopyNow(*driver_, address_, content.data(),
                  Bytes(static_cast<int64_t>(content.size())),
-                 CopyDirection::kHostToDevice);
+                 CopyDirection::kHostToDevice, gpu_);
 }
 
 absl::StatusOr<Content> Mapped::Read() {
   Content content(size_.size());
   SLUICE_RETURN_IF_ERROR(CopyNow(*driver_, content.data(), address_, size_,
-                                 CopyDirection::kDeviceToHost));
+                                 CopyDirection::kDeviceToHost, gpu_));
   return content;
 }
 
 absl::Status CopyNow(Driver& driver, std::byte* to, const std::byte* from,
-                     Bytes size, CopyDirection direction) {
-  SLUICE_ASSIGN_OR_RETURN(const Stream stream, driver.CreateStream(kGpu));
+                     Bytes size, CopyDirection direction, DeviceIndex gpu) {
+  SLUICE_ASSIGN_OR_RETURN(const Stream stream, driver.CreateStream(gpu));
   SLUICE_RETURN_IF_ERROR(driver.CopyAsync(to, from, size, direction, stream));
   SLUICE_RETURN_IF_ERROR(driver.SynchronizeStream(stream));
   return driver.DestroyStream(stream);

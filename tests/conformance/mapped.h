@@ -39,17 +39,24 @@ class Mapped {
   absl::StatusOr<Content> Read();
 
  private:
-  Mapped(Driver* driver, Memory memory, Address address, Bytes size)
-      : driver_(driver), memory_(memory), address_(address), size_(size) {}
+  Mapped(Driver* driver, Memory memory, Address address, Bytes size,
+         DeviceIndex gpu)
+      : driver_(driver),
+        memory_(memory),
+        address_(address),
+        size_(size),
+        gpu_(gpu) {}
 
   Driver* const driver_;
   const Memory memory_;
   const Address address_;
   const Bytes size_;
+  const DeviceIndex gpu_;
 };
 
-// Copies and waits, on a stream of GPU 0 of its own.
+// Copies and waits, on a stream of its own.
 absl::Status CopyNow(Driver& driver, std::byte* to, const std::byte* from,
-                     Bytes size, CopyDirection direction);
+                     Bytes size, CopyDirection direction,
+                     DeviceIndex gpu = DeviceIndex(0));
 
 }  // namespace sluice::device

@@ -109,7 +109,8 @@ absl::Status Obey(Driver& driver, const PeerRequest& request,
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Peer>> Peer::Start(
-    const std::string& driver, const std::string& directory) {
+    const std::string& driver, const std::string& directory,
+    const std::vector<std::string>& environment) {
   const std::string path = directory + "/peer";
   unlink(path.c_str());
   const UniqueFd listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
@@ -120,7 +121,7 @@ absl::StatusOr<std::unique_ptr<Peer>> Peer::Start(
     return ErrnoStatus(errno, "listen for the peer");
   }
   auto child = testing::Child::Spawn(
-      {"/proc/self/exe", "--peer", driver, directory, path});
+      {"/proc/self/exe", "--peer", driver, directory, path}, environment);
   pollfd ready = {listener.get(), POLLIN, 0};
   if (poll(&ready, 1, 30'000) != 1) {
     return absl::DeadlineExceededError("the peer did not start");

@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -17,8 +18,10 @@ namespace sluice::device {
 
 class Peer {
  public:
+  // `environment` ("NAME=value") is added to this process's.
   static absl::StatusOr<std::unique_ptr<Peer>> Start(
-      const std::string& driver, const std::string& directory);
+      const std::string& driver, const std::string& directory,
+      const std::vector<std::string>& environment = {});
 
   // The peer imports and maps the memory behind `fd`; or creates, maps and
   // exports memory of its own.

@@ -1,7 +1,10 @@
 // Memory that really crosses processes, as between the daemon and its ranks.
+#include <cstdlib>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "proto/base/clock.h"
 #include "tests/conformance/fixture.h"
@@ -12,6 +15,16 @@ namespace {
 
 using ::sluice::testing::IsOk;
 using ::sluice::testing::StatusIs;
+
+// The variable by which a process sees one of this process's GPUs, which may
+// itself have been told by the same variable which ones it has.
+std::string SeesOnly(size_t gpu) {
+  const std::string name = "CUDA_VISIBLE_DEVICES";
+  const char* const told = std::getenv(name.c_str());
+  const std::vector<std::string> seen =
+      absl::StrSplit(told == nullptr ? "" : told, ',', absl::SkipEmpty());
+  return name + "=" + (seen.empty() ? std::to_string(gpu) : seen.at(gpu));
+}
 
 class ProcessConformance : public Conformance {
  protected:
@@ -44,6 +57,29 @@ TEST_P(ProcessConformance, TwoProcessesSeeOneMemory) {
     SLUICE_ASSERT_OK_AND_ASSIGN(const Content read, memory->Read());
     EXPECT_TRUE(read == Pattern(size, 3));
   }
+}
+
+// A launcher may show each rank its own GPU alone, which is 0 there whatever
+// the daemon calls it.
+TEST_P(ProcessConformance, APeerThatCountsGpusOtherwiseSeesTheSameMemory) {
+  if (GetParam() != "cuda") return;  // sim's numbers are the node's
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto gpus, driver_->Devices());
+  const size_t last = gpus.size() - 1;
+  const Placement on_last{Placement::Kind::kGpu, last};
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const auto peer,
+      Peer::Start(GetParam(), directory_.path(), {SeesOnly(last)}));
+  const Bytes size = Size(on_last);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto memory,
+                              Mapped::Create(driver_.get(), on_last, size));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd fd,
+                              driver_->Export(memory->memory()));
+  ASSERT_THAT(memory->Write(Pattern(size, 1)), IsOk());
+  ASSERT_THAT(peer->Import(fd, kOnGpu, size), IsOk());
+  EXPECT_THAT(peer->Check(1), IsOk());
+  ASSERT_THAT(peer->Fill(2), IsOk());
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Content read, memory->Read());
+  EXPECT_TRUE(read == Pattern(size, 2));
 }
 
 // Assumed of cuMemGetInfo: what is used is everybody's, and memory that two

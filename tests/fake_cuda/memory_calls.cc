@@ -9,6 +9,8 @@
 
 namespace sluice::fake_cuda {
 
+constexpr int kNobodysCount = 1000;
+
 bool IsOnDevice(const Location& where) { return where.type == kLocationDevice; }
 
 size_t GranularityOf(World& world, const Location& where) {
@@ -160,5 +162,10 @@ Result cuMemGetAllocationPropertiesFromHandle(AllocationProperties* properties,
   properties->type = kAllocationPinned;
   properties->handle_types = it->second->exportable ? kHandlePosixFd : 0;
   properties->location = it->second->where;
+  // By whose count is not said, the exporter's or the importer's, which differ
+  // where CUDA_VISIBLE_DEVICES does: here by nobody's.
+  if (it->second->imported && IsOnDevice(properties->location)) {
+    properties->location.id = kNobodysCount;
+  }
   return kSuccess;
 }

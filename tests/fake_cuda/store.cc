@@ -172,8 +172,9 @@ AllocationPointer Store::Import(int fd) {
   int file = -1;
   std::memcpy(&file, CMSG_DATA(control), sizeof(file));
   const uint64_t id = IdOf(file);
-  return std::make_shared<Allocation>(Allocation{
-      UniqueFd(file), id, message.label.size, message.label.where, true});
+  return std::make_shared<Allocation>(
+      Allocation{UniqueFd(file), id, message.label.size, message.label.where,
+                 /*exportable=*/true, /*imported=*/true});
 }
 
 }  // namespace sluice::fake_cuda

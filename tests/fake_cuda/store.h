@@ -25,6 +25,7 @@ struct Allocation {
   size_t size = 0;
   Location where = {};
   bool exportable = false;
+  bool imported = false;
 };
 using AllocationPointer = std::shared_ptr<const Allocation>;
 

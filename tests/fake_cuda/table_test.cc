@@ -110,15 +110,16 @@ TEST_F(CudaTable, AReservationIsAlignedForWhatIsMappedThere) {
   }
 }
 
-TEST_F(CudaTable, AnImportIsWhereItIsSaidToBe) {
+// Wrong once: of a GPU too its number was asked for, which is the exporter's.
+TEST_F(CudaTable, AnImportIsOfTheKindThatItIsSaidToBe) {
   Open();
-  SLUICE_ASSERT_OK_AND_ASSIGN(const Bytes size, driver_->Granularity(kOnGpu0));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Bytes size, driver_->Granularity(kOnHost));
   SLUICE_ASSERT_OK_AND_ASSIGN(const Memory memory,
                               driver_->Create(kOnGpu0, size));
   SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd fd, driver_->Export(memory));
-  EXPECT_THAT(driver_->Import(fd, kOnGpu1, size),
+  EXPECT_THAT(driver_->Import(fd, kOnHost, size),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("no memory of 0 B on GPU 1")));
+                       HasSubstr("no memory of 4 MiB on NUMA node 0")));
   EXPECT_THAT(driver_->Import(fd, kOnGpu0, size), IsOk());
 }
 

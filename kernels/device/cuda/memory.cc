@@ -240,21 +240,23 @@ absl::Status MemoryMaker::CheckMemfd(const UniqueFd& fd, Bytes size) const {
                   FormatBytes(Bytes(status.st_size)), FormatBytes(size)));
 }
 
-absl::Status MemoryMaker::CheckPlace(MemoryHandle handle,
-                                     Placement where) const {
+absl::Status MemoryMaker::CheckPlace(MemoryHandle handle, Placement where,
+                                     Bytes size) const {
   AllocationProperties properties = {};
   SLUICE_CUDA(library_, cuMemGetAllocationPropertiesFromHandle,
               "of an imported descriptor", &properties, handle);
   const Location expected = Properties(where).location;
-  if (properties.location.type == expected.type &&
-      properties.location.id == expected.id) {
+  // NUMA nodes have the machine's numbers. By whose count a GPU has one is not
+  // said, and the daemon's and a rank's differ where CUDA_VISIBLE_DEVICES does.
+  const bool same_number = where.kind == Placement::Kind::kGpu ||
+                           properties.location.id == expected.id;
+  if (properties.location.type == expected.type && same_number) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(fmt::format(
       "this descriptor is no memory {}: the driver says location type {}, id "
       "{}",
-      Describe(where, Bytes(0)), properties.location.type,
-      properties.location.id));
+      Describe(where, size), properties.location.type, properties.location.id));
 }
 
 absl::StatusOr<MemoryPointer> MemoryMaker::Import(const UniqueFd& fd,
@@ -273,7 +275,7 @@ absl::StatusOr<MemoryPointer> MemoryMaker::Import(const UniqueFd& fd,
               &handle, reinterpret_cast<void*>(static_cast<intptr_t>(fd.get())),
               kHandlePosixFd);
   auto memory = std::make_shared<PhysicalMemory>(library_, handle, where, size);
-  SLUICE_RETURN_IF_ERROR(CheckPlace(handle, where));
+  SLUICE_RETURN_IF_ERROR(CheckPlace(handle, where, size));
   return memory;
 }
 

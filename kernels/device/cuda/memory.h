@@ -75,8 +75,10 @@ class MemoryMaker {
   }
   absl::Status CheckKind(const UniqueFd& fd, Placement where, Bytes size) const;
   absl::Status CheckMemfd(const UniqueFd& fd, Bytes size) const;
-  // Whether the driver says the same of the memory's place.
-  absl::Status CheckPlace(MemoryHandle handle, Placement where) const;
+  // Whether the driver says the same of the memory's place, as far as it can be
+  // asked: which GPU of several is the exporter's word.
+  absl::Status CheckPlace(MemoryHandle handle, Placement where,
+                          Bytes size) const;
   absl::StatusOr<MemoryPointer> CreateMemfd(Placement where, Bytes size) const;
 
   const LoadedLibrary* const library_;
