@@ -29,6 +29,7 @@ struct RawFlags {
   std::string arch = "llama";
   std::string device = "auto";
   std::string dtype = "fp32";
+  std::string attention = "auto";
   int64_t kv_heads = 0;
   double dropout = 0;
   std::optional<int64_t> global_batch;
@@ -39,6 +40,13 @@ struct RawFlags {
   std::optional<int> prefetch;
   std::string order = "auto";
 };
+
+void AddAttention(CLI::App& app, RawFlags& raw) {
+  app.add_option("--attention", raw.attention,
+                 "a real GPU's kernel: flash, efficient, cudnn, or auto: "
+                 "efficient for fp32, else flash")
+      ->capture_default_str();
+}
 
 constexpr char kExamples[] = R"(Examples:
   sluice-train train --private --seq-len 4K --steps 20
@@ -117,6 +125,7 @@ void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
                  "(auto: with --chunk keys)")
       ->capture_default_str();
   app.add_option("--dtype", raw.dtype, "fp32 or bf16")->capture_default_str();
+  AddAttention(app, raw);
   app.add_option("--ranks,--gpus", o.ranks,
                  "ranks to start, one per GPU (ignored where RANK is set "
                  "already)")
@@ -152,7 +161,7 @@ constexpr char kProfileExamples[] = R"(Examples:
 Exit status: 0 done; 2 bad input; 130 interrupted; 1 a fault.
 )";
 
-void AddProfile(CLI::App& app, RunOptions& o) {
+void AddProfile(CLI::App& app, RunOptions& o, RawFlags& raw) {
   app.add_option("--socket", o.socket,
                  "the daemon's session socket (default: $SLUICE_SOCKET, then "
                  "/run/sluice/session.sock)");
@@ -163,6 +172,7 @@ void AddProfile(CLI::App& app, RunOptions& o) {
       ->capture_default_str();
   app.add_option("--threads", o.threads, "compute threads per rank")
       ->capture_default_str();
+  AddAttention(app, raw);
   app.footer(kProfileExamples);
 }
 
@@ -353,7 +363,25 @@ absl::Status ReadSettings(const RawFlags& raw, RunOptions& o) {
   return absl::OkStatus();
 }
 
+absl::Status ReadAttention(const RawFlags& raw, RunOptions& o) {
+  if (raw.attention == "fa3" || raw.attention == "fa4") {
+    return BadInput(
+        fmt::format("--attention {}: not there yet; FlashAttention's own "
+                    "kernels are Python "
+                    "packages: take flash or cudnn, which are torch's",
+                    raw.attention));
+  }
+  std::map<std::string, AttentionKernel> kernels;
+  for (const auto kernel :
+       {AttentionKernel::kAuto, AttentionKernel::kFlash,
+        AttentionKernel::kEfficient, AttentionKernel::kCudnn}) {
+    kernels.emplace(runtime::Name(kernel), kernel);
+  }
+  return Choose("--attention", raw.attention, kernels, o.attention);
+}
+
 absl::Status Convert(const RawFlags& raw, RunOptions& o) {
+  SLUICE_RETURN_IF_ERROR(ReadAttention(raw, o));
   SLUICE_RETURN_IF_ERROR(ReadSettings(raw, o));
   SLUICE_RETURN_IF_ERROR(ReadAlpha(raw.alpha, o.alpha));
   SLUICE_RETURN_IF_ERROR(ReadFractions(raw.fractions, o.fractions));
@@ -395,7 +423,7 @@ absl::StatusOr<ParsedCommand> ParseCommandLine(
     const std::vector<std::string>& arguments) {
   ParsedCommand parsed;
   RunOptions train, check, profile;
-  RawFlags train_raw, check_raw;
+  RawFlags train_raw, check_raw, profile_raw;
   profile.command = Command::kProfile;
   check.command = Command::kCheck;
   check.private_daemon = true;
@@ -417,7 +445,7 @@ absl::StatusOr<ParsedCommand> ParseCommandLine(
   check_app->footer(kCheckExamples);
   CLI::App* const profile_app = app.add_subcommand(
       "profile", "measure this machine for sluicectl plan train, as TOML");
-  AddProfile(*profile_app, profile);
+  AddProfile(*profile_app, profile, profile_raw);
   SLUICE_RETURN_IF_ERROR(RefuseNotYet(arguments));
   SLUICE_ASSIGN_OR_RETURN(const auto done, cli::Parse(app, arguments));
   if (done) {
@@ -426,6 +454,7 @@ absl::StatusOr<ParsedCommand> ParseCommandLine(
   }
   if (profile_app->parsed()) {
     parsed.options = profile;
+    SLUICE_RETURN_IF_ERROR(ReadAttention(profile_raw, parsed.options));
     SLUICE_RETURN_IF_ERROR(Validate(parsed.options));
     return parsed;
   }

@@ -69,6 +69,7 @@ class Machine {
     return runtime::On(memory_.device(), type);
   }
   at::ScalarType type() const { return real() ? at::kBFloat16 : at::kFloat; }
+  std::string attention() const { return memory_.KernelName(type()); }
   // Half of it is left to what kernels need beside their operands.
   bool HasRoom(Bytes bytes) const { return bytes <= memory_.size() / 2; }
 
@@ -343,8 +344,11 @@ std::string Toml(const Machine& machine, const Measured& m, int64_t gpus,
   const bool alone = ranks == 1;
   const std::string what =
       machine.real()
-          ? "bf16, by the GPU's\n# clock. The peak is the best rate that one "
-            "of the kernels reached"
+          ? fmt::format(
+                "bf16, attention by {},\n# by the GPU's clock. The "
+                "peak is the best rate that one of the kernels\n# "
+                "reached",
+                machine.attention())
           : fmt::format(
                 "{} each, fp32.\n# A SIMULATED node: the kernels are the "
                 "CPU's, the peak is the best rate\n# that one of them "

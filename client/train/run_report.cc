@@ -60,6 +60,7 @@ std::string ToJson(const RunReport& r, const absl::Status& status) {
                {"message", std::string(status.message())},
                {"run", r.run},
                {"method", r.method},
+               {"attention", nullptr},
                {"seq_len", r.seq_len},
                {"ranks", r.ranks},
                {"settings", SettingsOf(r)},
@@ -82,6 +83,7 @@ std::string ToJson(const RunReport& r, const absl::Status& status) {
                {"grant_wait_seconds", r.grant_wait_seconds},
                {"stall_seconds", r.stall_seconds},
                {"interrupted", r.interrupted}};
+  if (!r.attention.empty()) json["attention"] = r.attention;
   json["resumed"] = Resumed(r.resumed);
   json["saves"] = Saves(r.saves);
   json["log_lines_unwritten"] = r.log_lines_unwritten;

@@ -35,6 +35,7 @@ struct ResumeReport {
 struct RunReport {
   std::string run;  // its id
   std::string method;
+  std::string attention;  // the kernel; empty: it did not come so far
   int64_t seq_len = 0;
   int ranks = 1;
   int64_t steps = 0;  // run by this invocation

@@ -276,11 +276,15 @@ TEST_P(StreamedStepInBf16, IsAsGoodAsPlainTorch) {
 
 INSTANTIATE_TEST_SUITE_P(
     Shapes, StreamedStepInBf16,
-    ::testing::Values(Named{"OneRank", {Llama(), 71, 16, 1, Alpha(0.5)}},
-                      Named{"Grouped", {Llama(4, 2), 71, 16, 2, Alpha(0.5)}},
-                      Named{"Gpt", {Gpt(), 71, 16, 1, Alpha(1)}},
-                      Named{"GptManyChunks", {Gpt(), 63, 5, 1, Alpha(1)}},
-                      Named{"GptFour", {Gpt(), 66, 16, 4, Alpha(0)}}),
+    ::testing::Values(
+        Named{"OneRank", {Llama(), 71, 16, 1, Alpha(0.5)}},
+        Named{"Grouped", {Llama(4, 2), 71, 16, 2, Alpha(0.5)}},
+        Named{"Gpt", {Gpt(), 71, 16, 1, Alpha(1)}},
+        Named{"GptManyChunks", {Gpt(), 63, 5, 1, Alpha(1)}},
+        Named{"TailOfOneToken", {Llama(4, 2), 65, 16}},
+        Named{"QueriesOuter", {Llama(4, 2), 71, 13, 2, QueriesOuter(0.25)}},
+        Named{"ThreeOfTwelve", {Llama(12, 12), 77, 16, 3, Alpha(0.4)}},
+        Named{"GptFour", {Gpt(), 66, 16, 4, Alpha(0)}}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -33,12 +33,24 @@ T Need(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
+AttentionKernel AskedKernel() {
+  const char* const asked = std::getenv("SLUICE_TEST_ATTENTION");
+  for (const auto kernel :
+       {AttentionKernel::kAuto, AttentionKernel::kFlash,
+        AttentionKernel::kEfficient, AttentionKernel::kCudnn}) {
+    if (asked == nullptr || std::string_view(asked) == Name(kernel)) {
+      return kernel;
+    }
+  }
+  SLUICE_CHECK(false);
+}
+
 // The fake's GPU 0 as a rank has it: a region as torch's memory, the backend.
 class FakeGpu {
  public:
   FakeGpu()
       : driver_(Need(device::OpenCudaDriver())),
-        backend_(Need(OpenCudaBackend(driver_.get(), kGpu))),
+        backend_(Need(OpenCudaBackend(driver_.get(), kGpu, AskedKernel()))),
         stream_(LoadedTorchCuda()->CurrentStream(0)),
         hbm_(Need(device::Mapped::Create(
             driver_.get(), device::Placement::Gpu(DeviceIndex(0)), kHbm))),

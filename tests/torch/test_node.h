@@ -1,6 +1,7 @@
 // Where tests of a step compute: a simulated node, or, with
 // SLUICE_TEST_DEVICE=cuda in the environment, GPU 0 of the fake CUDA driver
-// (tests/fake_cuda), whose strictness then judges the run, too.
+// (tests/fake_cuda), whose strictness then judges the run, too. Its attention
+// is by the kernel that SLUICE_TEST_ATTENTION names there (auto).
 //
 // There ranks are threads of one process and share the GPU and torch's stream:
 // blocks of the one region are reused in the order of that stream. What they

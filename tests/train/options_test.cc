@@ -44,6 +44,22 @@ TEST(CommandLine, ReadsEveryKindOfFlag) {
   EXPECT_TRUE(o.json);
 }
 
+TEST(CommandLine, TakesAKernelWhereItCanCompute) {
+  EXPECT_EQ(ParseCommandLine(Split("train"))->options.attention,
+            AttentionKernel::kAuto);
+  for (const auto& [line, kernel] :
+       {std::pair("train --attention cudnn --dtype bf16",
+                  AttentionKernel::kCudnn),
+        std::pair("train --attention efficient", AttentionKernel::kEfficient),
+        std::pair("check --socket x --attention flash --dtype bf16",
+                  AttentionKernel::kFlash),
+        std::pair("profile --attention cudnn", AttentionKernel::kCudnn)}) {
+    SLUICE_ASSERT_OK_AND_ASSIGN(const ParsedCommand parsed,
+                                ParseCommandLine(Split(line)));
+    EXPECT_EQ(parsed.options.attention, kernel) << line;
+  }
+}
+
 // With --chunk a run is the same every time; without it all is measured.
 TEST(CommandLine, LeavesEverythingAboutChunksOpenOrNothing) {
   SLUICE_ASSERT_OK_AND_ASSIGN(ParsedCommand parsed,
@@ -186,6 +202,28 @@ TEST_P(BadLines, AreOneClearLine) {
   EXPECT_THAT(std::string(parsed.status().message()),
               AllOf(HasSubstr(GetParam().says), Not(HasSubstr("\n"))));
 }
+
+INSTANTIATE_TEST_SUITE_P(
+    Attention, BadLines,
+    ::testing::Values(BadLine{"train --attention fast",
+                              "must be one of auto, cudnn, efficient, flash"},
+                      BadLine{"train --attention fa3", "not there yet"},
+                      BadLine{"train --attention cudnn",
+                              "--attention cudnn takes bf16 alone"},
+                      BadLine{"train --attention flash --dtype fp32",
+                              "--attention flash takes bf16 alone"},
+                      BadLine{"train --attention cudnn --dtype bf16 --arch gpt "
+                              "--hidden 288 --heads 2",
+                              "at most 128, and this model's have 144"},
+                      BadLine{"train --attention flash --dtype bf16 --arch gpt "
+                              "--hidden 120 --heads 2",
+                              "a multiple of 8 and at most 256"},
+                      BadLine{"train --private --attention cudnn --dtype bf16",
+                              "and this run's are simulated"},
+                      BadLine{"check --attention efficient",
+                              "and this run's are simulated"},
+                      BadLine{"profile --private --attention flash",
+                              "and this run's are simulated"}));
 
 INSTANTIATE_TEST_SUITE_P(
     CommandLine, BadLines,

@@ -170,6 +170,7 @@ BannerFacts Facts() {
   f.model.layers = 4;
   f.model.hidden = 256;
   f.dtype = "bf16";
+  f.attention = "cudnn";
   f.method = "sluice";
   f.ranks = 2;
   f.seq_len = 32768;
@@ -201,6 +202,7 @@ std::string Joined(const BannerFacts& facts) {
 TEST(Banner, SaysModelPlanMemoryAndTime) {
   const std::string text = Joined(Facts());
   EXPECT_THAT(text, HasSubstr("parameters: llama, 4 layers, hidden 256"));
+  EXPECT_THAT(text, HasSubstr("bf16, attention by cudnn"));
   EXPECT_THAT(text, HasSubstr("swapped: layer_input, k; 40 % swapped, 60 % "
                               "recomputed: q; recomputed: norm1; kept on the "
                               "GPU: ffn_up"));

@@ -15,6 +15,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 
 #include "absl/status/statusor.h"
 
@@ -56,6 +57,10 @@ class Backend {
 
   // Unimplemented: it has no attention of this dtype or head size, in one line.
   virtual absl::Status Check(at::ScalarType type, int64_t head_dim) const = 0;
+
+  // What computes attention of this dtype, for who reports it. REQUIRES: Check
+  // passed.
+  virtual std::string KernelName(at::ScalarType type) const = 0;
 
   // Autograd may go through it. Causal: as many rows of k as of q.
   virtual AttentionResult Attend(const at::Tensor& q, const at::Tensor& k,

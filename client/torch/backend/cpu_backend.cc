@@ -22,6 +22,9 @@ class Cpu final : public Backend {
   absl::Status Check(at::ScalarType, int64_t) const override {
     return absl::OkStatus();
   }
+  std::string KernelName(at::ScalarType) const override {
+    return "flash on the CPU";
+  }
 
   AttentionResult Attend(const at::Tensor& q, const at::Tensor& k,
                          const at::Tensor& v, bool causal) const override {

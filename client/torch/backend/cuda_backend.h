@@ -1,9 +1,8 @@
-// A GPU's attention: torch's flash kernels for bf16, its efficient ones
-// for fp32 (for comparisons of gradients: they have no grouped queries, so
-// k and v are expanded), merged by our kernel on torch's current stream.
+// A GPU's attention by one of torch's kernels (attention_kernel.h), merged by
+// our kernel on torch's current stream. bf16 and fp32.
 //
 // A block's gradients take the merged output rounded to the model's dtype,
-// which is all that flash takes.
+// which is all that these kernels take.
 //
 // No GPU has run it; it is tested on the fakes (tests/fake_cuda).
 //
@@ -15,6 +14,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "client/torch/backend/attention_kernel.h"
 #include "client/torch/backend/backend.h"
 #include "kernels/device/driver.h"
 
@@ -26,7 +26,9 @@ namespace sluice::runtime {
 // the driver's compute stream takes its place as long. The calling thread is on
 // that GPU from then on. `driver` outlives it. Unavailable: as LoadTorchCuda.
 // Unimplemented: a build without CUDA.
-absl::StatusOr<std::unique_ptr<Backend>> OpenCudaBackend(device::Driver* driver,
-                                                         c10::Device gpu);
+// What `asked` cannot compute is refused by Backend::Check.
+absl::StatusOr<std::unique_ptr<Backend>> OpenCudaBackend(
+    device::Driver* driver, c10::Device gpu,
+    AttentionKernel asked = AttentionKernel::kAuto);
 
 }  // namespace sluice::runtime

@@ -44,17 +44,30 @@ absl::StatusOr<Bytes> HbmSize(const RankMemory::Options& options) {
                           FormatBytes(limits.gpu_leased))));
 }
 
+// The memory of a simulated GPU is computed on by the CPU.
+absl::Status CheckKernel(at::Device device, AttentionKernel asked) {
+  if (device.is_cuda() || asked == AttentionKernel::kAuto) {
+    return absl::OkStatus();
+  }
+  return absl::UnimplementedError(fmt::format(
+      "attention by {} is a real GPU's, and this node's are simulated, where "
+      "the CPU's flash attention computes: ask for auto",
+      Name(asked)));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<RankMemory>> RankMemory::Open(Options options) {
   const client::NodeLimits limits = options.session->limits();
   SLUICE_ASSIGN_OR_RETURN(const at::Device device,
                           DeviceOf(limits.driver, limits.device));
+  SLUICE_RETURN_IF_ERROR(CheckKernel(device, options.attention));
   SLUICE_ASSIGN_OR_RETURN(const Bytes size, HbmSize(options));
   std::unique_ptr<RankMemory> memory(new RankMemory(std::move(options)));
   if (device.is_cuda()) {
-    SLUICE_ASSIGN_OR_RETURN(
-        memory->backend_, OpenCudaBackend(&memory->session().driver(), device));
+    SLUICE_ASSIGN_OR_RETURN(memory->backend_,
+                            OpenCudaBackend(&memory->session().driver(), device,
+                                            memory->options_.attention));
   }
   SLUICE_ASSIGN_OR_RETURN(memory->region_,
                           Leased(memory->session().LeaseGpu(size)));
@@ -85,6 +98,12 @@ absl::StatusOr<device::Stream> RankMemory::ComputeStream() {
   return session().driver().AdoptStream(
       session().limits().device,
       LoadedTorchCuda()->CurrentStream(device().index()));
+}
+
+std::string RankMemory::KernelName(at::ScalarType type) const {
+  const auto backend = FindBackend(device());  // its own, since Open
+  SLUICE_CHECK(backend.ok());
+  return (*backend)->KernelName(type);
 }
 
 absl::Status RankMemory::LeaseStage() {

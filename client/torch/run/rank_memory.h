@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "client/copy/copy_engine.h"
 #include "client/session/session.h"
+#include "client/torch/backend/attention_kernel.h"
 #include "client/torch/backend/backend.h"
 #include "client/torch/memory/region_allocator.h"
 #include "client/torch/run/host_stage.h"
@@ -33,11 +34,14 @@ class RankMemory {
     int local_ranks = 1;       // of this job, on the node
     // This rank's; none: its share of what the budgets allow.
     std::optional<Bytes> host_limit;
+    // On a GPU; a simulated one has but auto.
+    AttentionKernel attention = AttentionKernel::kAuto;
     // What to do where a lease needs more than that, in its owner's words.
     std::function<std::string(Bytes needed)> beyond_limit;
   };
   // Leases the HBM, and on a GPU loads what computes there. Unimplemented: a
-  // GPU that this build has no tensors on. Unavailable: a library is missing.
+  // GPU that this build has no tensors on, or a simulated one that was asked
+  // for a kernel of real ones. Unavailable: a library is missing.
   // ResourceExhausted: no such memory, in one line that says what to do.
   static absl::StatusOr<std::unique_ptr<RankMemory>> Open(Options options);
   // Waits for what is issued on the calling thread's stream of torch.
@@ -51,6 +55,8 @@ class RankMemory {
   Bytes size() const { return region_->size(); }
   // The leased region itself; nothing else may use it unless armed.
   std::byte* data() const { return region_->data(); }
+  // What computes attention of this dtype, for who reports it.
+  std::string KernelName(at::ScalarType type) const;
   // From now on torch's allocations come from here; the first are what a GPU's
   // libraries keep (workspaces.h), for which ResourceExhausted: no room. By the
   // thread that will compute.

@@ -143,7 +143,8 @@ std::string ToJson(const CheckReport& r) {
   nlohmann::ordered_json json = {{"loss_rel_error", r.loss_rel_error},
                                  {"grad_max_rel_error", r.grad_max_rel_error},
                                  {"worst_parameter", r.worst_parameter},
-                                 {"ok", r.ok}};
+                                 {"ok", r.ok},
+                                 {"attention", r.attention}};
   if (r.judged_by_plain) {
     json["plain_bf16"] = {{"loss_rel_error", r.plain_loss_rel_error},
                           {"grad_max_rel_error", r.plain_grad_max_rel_error}};
@@ -158,8 +159,9 @@ std::string ToJson(const CheckReport& r) {
 std::string ToText(const CheckReport& r) {
   std::string text = fmt::format(
       "loss        off by {:.1e} of plain autograd's in fp64\n"
-      "gradients   off by {:.1e} at most, in {}\n",
-      r.loss_rel_error, r.grad_max_rel_error, r.worst_parameter);
+      "gradients   off by {:.1e} at most, in {}\n"
+      "attention   {}\n",
+      r.loss_rel_error, r.grad_max_rel_error, r.worst_parameter, r.attention);
   if (r.judged_by_plain) {
     text += fmt::format(
         "plain torch in bf16 is off by {:.1e} and {:.1e}\n"

@@ -28,6 +28,7 @@
 namespace sluice::train {
 
 struct CheckReport {
+  std::string attention;  // the kernel that computed it
   double loss_rel_error = 0;
   double grad_max_rel_error = 0;
   std::string worst_parameter;  // of grad_max_rel_error

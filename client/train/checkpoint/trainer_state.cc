@@ -162,6 +162,11 @@ std::string PlanKey(const RunOptions& o, int ranks, Bytes hbm) {
   key["--backward-order"] =
       stream::Name(o.order.value_or(stream::BackwardOrder::kKeysOuter));
   if (o.resident) key["resident"] = true;
+  // Each kernel has its own buffers.
+  const auto kernel = runtime::KernelOf(o.attention, o.dtype);
+  if (kernel != runtime::KernelOf(AttentionKernel::kAuto, o.dtype)) {
+    key["--attention"] = runtime::Name(kernel);
+  }
   key["ranks"] = ranks;
   key["hbm"] = hbm.count();
   return key.dump();

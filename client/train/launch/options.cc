@@ -82,6 +82,23 @@ absl::Status CheckNumbers(const RunOptions& o) {
   });
 }
 
+// What a kernel cannot is known before a daemon is asked.
+absl::Status CheckAttention(const RunOptions& o) {
+  if (o.attention == AttentionKernel::kAuto) return absl::OkStatus();
+  const char* const name = runtime::Name(o.attention);
+  if (o.private_daemon || o.driver == "sim") {
+    return BadInput(fmt::format(
+        "--attention {}: a kernel of real GPUs, and this run's are simulated, "
+        "where the CPU's flash attention computes: leave it out",
+        name));
+  }
+  if (o.command == Command::kProfile) return absl::OkStatus();  // no model
+  const auto refusal =
+      runtime::Refusal(o.attention, o.dtype, o.model.head_dim());
+  if (!refusal.has_value()) return absl::OkStatus();
+  return BadInput(fmt::format("--attention {} {}", name, *refusal));
+}
+
 }  // namespace
 
 const char* Name(Method method) {
@@ -107,6 +124,7 @@ absl::Status Validate(const RunOptions& o) {
   if (o.command != Command::kProfile) {  // it has no model
     SLUICE_RETURN_IF_ERROR(o.model.ValidateStream(o.ranks));
   }
+  SLUICE_RETURN_IF_ERROR(CheckAttention(o));
   if (o.alpha > 1) {
     return BadInput(
         fmt::format("--alpha {}: must be between 0 and 1, or 'auto'", o.alpha));

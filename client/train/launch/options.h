@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/torch/backend/attention_kernel.h"
 #include "planner/stream/options.h"
 #include "proto/base/units.h"
 
@@ -17,6 +18,7 @@ namespace sluice::train {
 
 enum class Command { kTrain, kCheck, kProfile };
 enum class Method { kKeepAll, kRecompute, kAlst, kSluice };
+using runtime::AttentionKernel;
 using stream::Dtype;
 
 const char* Name(Method method);
@@ -41,6 +43,7 @@ struct RunOptions {
   stream::FractionMap fractions;  // of classes that are given by themselves
   bool keep = true;               // false: the planner keeps no rows on the GPU
   Dtype dtype = Dtype::kFp32;
+  AttentionKernel attention = AttentionKernel::kAuto;
   int ranks = 1;
   int threads = 1;  // of ATen, a rank
   int64_t steps = 10;

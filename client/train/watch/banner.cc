@@ -36,9 +36,9 @@ std::string ModelLine(const BannerFacts& f) {
   const stream::ModelShape& m = f.model;
   return fmt::format(
       "model   {} parameters: {}, {} layers, hidden {}, {} heads ({} for k, "
-      "v), ffn {}, vocab {}, {}",
+      "v), ffn {}, vocab {}, {}, attention by {}",
       Count(static_cast<double>(m.trained_parameters())), m.name, m.layers,
-      m.hidden, m.heads, m.kv_heads, m.ffn, m.vocab, f.dtype);
+      m.hidden, m.heads, m.kv_heads, m.ffn, m.vocab, f.dtype, f.attention);
 }
 
 std::string StepLine(const BannerFacts& f) {

@@ -17,7 +17,7 @@ namespace sluice::train {
 
 struct BannerFacts {
   stream::ModelShape model;
-  std::string dtype, method;
+  std::string dtype, method, attention;
   int ranks = 1;
   int64_t seq_len = 0, sequences = 1;    // of a step
   int64_t chunk = 0;                     // 0: not cut

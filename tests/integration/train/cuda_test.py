@@ -72,6 +72,45 @@ class Cuda(cuda_node.CudaTest):
         self.assertEqual(rest["losses"], whole["losses"][2:])
         self.expect_no_findings()
 
+    def test_each_kernel_is_said_and_has_the_losses_of_auto(self):
+        socket = self.cuda_daemon()
+        run = [*RUN, "--socket", socket, "--steps", "3", "--dtype", "bf16"]
+        auto = self.on_cuda(self.train, *run)
+        self.assertEqual(auto["attention"], "flash")
+        for kernel in "flash", "efficient", "cudnn":
+            for method in "recompute", "sluice":
+                found = self.on_cuda(self.train, *run, "--attention", kernel,
+                                     "--method", method)
+                self.assertEqual(found["attention"], kernel)
+                self.assertEqual(found["plan"]["mismatches"], 0)
+                for one, other in zip(found["losses"], auto["losses"]):
+                    self.assertLessEqual(abs(one / other - 1), cuda_node.BF16)
+        code, out, err = self.on_cuda(
+            self.run_train, *harness.MODEL, *RUN, "--socket", socket, "--dtype",
+            "bf16", "--attention", "cudnn", command="check")
+        self.assertEqual(code, 0, out + err)
+        self.assertIn("attention   cudnn\n", out)
+        self.expect_no_findings()
+
+    def test_a_plan_of_another_kernel_is_made_anew(self):
+        run = [*RUN, "--socket", self.cuda_daemon(), "--dtype", "bf16"]
+        save = self.path("save")
+        self.on_cuda(self.train, *run, "--steps", "2", "--save", save)
+        code, out, err = self.on_cuda(
+            self.run_train, *harness.MODEL, *run, "--data", self.text,
+            "--steps", "3", "--resume", save, "--attention", "cudnn")
+        self.assertEqual(code, 0, err)
+        self.assertIn('this run has --attention "cudnn"', err)
+        self.assertIn("bf16, attention by cudnn", err)
+        self.expect_no_findings()
+
+    def test_a_simulated_gpu_has_no_kernel_of_a_real_one(self):
+        code, _, err = self.run_train(
+            *harness.MODEL, *RUN, "--data", self.text, "--dtype", "bf16",
+            "--attention", "cudnn", "--socket", self.daemon(name="sim"))
+        self.assertEqual(code, 2, err)
+        self.assertIn("attention by cudnn is a real GPU's", err)
+
     def test_its_gradients_are_those_of_plain_torch(self):
         code, out, err = self.on_cuda(
             self.run_train, *harness.MODEL, *RUN, "--socket",

@@ -1,0 +1,142 @@
+#include "client/torch/backend/cuda_kernels.h"
+
+#include <ATen/ops/_flash_attention_backward.h>
+#include <ATen/ops/_flash_attention_forward.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention_backward.h>
+#include <ATen/ops/_scaled_dot_product_efficient_attention.h>
+#include <ATen/ops/_scaled_dot_product_efficient_attention_backward.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+
+#include <limits>
+#include <tuple>
+
+#include "client/torch/backend/head_layout.h"
+#include "proto/base/status.h"
+
+namespace sluice::runtime {
+namespace {
+
+// --- flash: [1, rows, heads, dim] --------------------------------------------
+
+AttentionResult Flash(const at::Tensor& q, const at::Tensor& k,
+                      const at::Tensor& v, bool causal) {
+  const auto result = at::_flash_attention_forward(
+      q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), /*cum_seq_q=*/{},
+      /*cum_seq_k=*/{}, q.size(0), k.size(0), /*dropout_p=*/0, causal,
+      /*return_debug_mask=*/false);
+  return {std::get<0>(result).squeeze(0), std::get<1>(result).squeeze(0)};
+}
+
+AttentionGradients FlashBackward(const QueryRows& queries, const at::Tensor& k,
+                                 const at::Tensor& v, bool causal) {
+  const at::ScalarType type = queries.q.scalar_type();
+  const at::Tensor none;
+  const auto [dq, dk, dv] = at::_flash_attention_backward(
+      queries.output_gradient.to(type).unsqueeze(0), queries.q.unsqueeze(0),
+      k.unsqueeze(0), v.unsqueeze(0), queries.output.to(type).unsqueeze(0),
+      queries.lse.unsqueeze(0).contiguous(), none, none, queries.q.size(0),
+      k.size(0), /*dropout_p=*/0, causal, none, none);
+  return {dq.squeeze(0), dk.squeeze(0), dv.squeeze(0)};
+}
+
+// --- efficient: [1, heads, rows, dim], as many heads everywhere --------------
+
+constexpr int64_t kLseAlignment = 32;  // of the efficient kernels' rows
+
+// A head of k or v for each of its group's queries.
+at::Tensor Expanded(const at::Tensor& t, int64_t heads) {
+  const int64_t group = heads / t.size(1);
+  return group == 1 ? t : t.repeat_interleave(group, 1);
+}
+at::Tensor SumOfGroups(const at::Tensor& gradient, int64_t kv_heads) {
+  if (gradient.size(1) == kv_heads) return gradient;
+  return gradient.unflatten(1, {kv_heads, -1}).sum(2);
+}
+
+AttentionResult Efficient(const at::Tensor& q, const at::Tensor& k,
+                          const at::Tensor& v, bool causal) {
+  const auto result = at::_scaled_dot_product_efficient_attention(
+      Batched(q), Batched(Expanded(k, q.size(1))),
+      Batched(Expanded(v, q.size(1))), /*attn_bias=*/{},
+      /*compute_log_sumexp=*/true, /*dropout_p=*/0, causal);
+  return {Flat(std::get<0>(result)),
+          std::get<1>(result).squeeze(0).narrow(1, 0, q.size(0))};
+}
+
+// As the kernels made it: the rows that are not there are infinite.
+at::Tensor PaddedLse(const at::Tensor& lse) {
+  const int64_t rows = lse.size(1);
+  const int64_t padded =
+      (rows + kLseAlignment - 1) / kLseAlignment * kLseAlignment;
+  at::Tensor all =
+      at::full({1, lse.size(0), padded}, std::numeric_limits<float>::infinity(),
+               lse.options());
+  all.narrow(2, 0, rows).copy_(lse);
+  return all;
+}
+
+AttentionGradients EfficientBackward(const QueryRows& queries,
+                                     const at::Tensor& k, const at::Tensor& v,
+                                     bool causal) {
+  const int64_t heads = queries.q.size(1);
+  const at::ScalarType type = queries.q.scalar_type();
+  const at::Tensor none;
+  const auto [dq, dk, dv, bias] =
+      at::_scaled_dot_product_efficient_attention_backward(
+          Batched(queries.output_gradient.to(type)), Batched(queries.q),
+          Batched(Expanded(k, heads)), Batched(Expanded(v, heads)), none,
+          Batched(queries.output.to(type)), PaddedLse(queries.lse), none, none,
+          /*dropout_p=*/0, {true, true, true, false}, causal);
+  return {Flat(dq), SumOfGroups(Flat(dk), k.size(1)),
+          SumOfGroups(Flat(dv), v.size(1))};
+}
+
+// --- cuDNN: [1, heads, rows, dim], rows before heads in memory ---------------
+
+// Always the same layout: torch keeps a backward's plan by the sizes and
+// strides of q, k and v alone, so another layout of the output or of its
+// gradient would be read by a plan that was made for the first.
+at::Tensor InRows(const at::Tensor& t) {
+  return t.contiguous().unsqueeze(0).transpose(1, 2);
+}
+
+// It refuses one key, whose attention is that key's value.
+bool IsOneKey(const at::Tensor& k) { return k.size(0) == 1; }
+
+AttentionResult Cudnn(const at::Tensor& q, const at::Tensor& k,
+                      const at::Tensor& v, bool causal) {
+  if (IsOneKey(k)) return Flash(q, k, v, causal);
+  const auto result = at::_scaled_dot_product_cudnn_attention(
+      InRows(q), InRows(k), InRows(v), /*attn_bias=*/{},
+      /*compute_log_sumexp=*/true, /*dropout_p=*/0, causal);
+  return {Flat(std::get<0>(result)),
+          std::get<1>(result).reshape({q.size(1), q.size(0)})};
+}
+
+AttentionGradients CudnnBackward(const QueryRows& queries, const at::Tensor& k,
+                                 const at::Tensor& v, bool causal) {
+  if (IsOneKey(k)) return FlashBackward(queries, k, v, causal);
+  const at::ScalarType type = queries.q.scalar_type();
+  const at::Tensor none;
+  // Without dropout nothing reads it, but Blackwell's path changes its type.
+  const at::Tensor seed = at::empty({}, queries.q.options().dtype(at::kLong));
+  const auto [dq, dk, dv] = at::_scaled_dot_product_cudnn_attention_backward(
+      InRows(queries.output_gradient.to(type)), InRows(queries.q), InRows(k),
+      InRows(v), InRows(queries.output.to(type)),
+      queries.lse.contiguous().unsqueeze(0).unsqueeze(3), seed, seed, none,
+      none, none, queries.q.size(0), k.size(0), /*dropout_p=*/0, causal);
+  return {Flat(dq), Flat(dk), Flat(dv)};
+}
+
+}  // namespace
+
+KernelCalls CallsOf(AttentionKernel kernel) {
+  SLUICE_CHECK(kernel != AttentionKernel::kAuto);
+  if (kernel == AttentionKernel::kFlash) return {Flash, FlashBackward};
+  if (kernel == AttentionKernel::kCudnn) return {Cudnn, CudnnBackward};
+  return {Efficient, EfficientBackward};
+}
+
+}  // namespace sluice::runtime
