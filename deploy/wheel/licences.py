@@ -1,4 +1,5 @@
-"""The licences of all that is linked into the wheel's programs.
+"""The licences of all that is linked into what others are given: the wheel's
+programs, and the verification kit's (`python3 licences.py BUILD FOLDER FILE…`).
 
 What that is, the build knows: the archives that the linker took a member from
 (its maps) and the headers that were included (ninja's dependencies). Each
@@ -11,10 +12,14 @@ from __future__ import annotations
 import pathlib
 import re
 import subprocess
+import sys
+from collections.abc import Iterable
 
 # The compiler's and glibc's own: their licences let programs be made with them.
 OF_THE_COMPILER = re.compile(
     r"^(libc6|linux-libc-dev|libstdc\+\+-|libgcc-|libcrypt|cpp|gcc|g\+\+)")
+# A test of the kit compares our declarations with them while it is compiled.
+OF_NVIDIA = re.compile(r"/(cuda(-[\d.]+)?|cu\d+)/")
 # Compiled anew from Debian's sources (deploy/cmake/SluiceStatic.cmake).
 FROM_SOURCE = {"google": "libprotobuf-dev", "absl": "libabsl-dev"}
 DOCUMENTS = pathlib.Path("/usr/share/doc")
@@ -24,17 +29,21 @@ _MEMBER = re.compile(r"(?<!\S)(/\S+\.a)\(")
 _COMMON = re.compile(rf"{COMMON}/([\w.+-]*[\w+-])")
 
 
-def write(build: pathlib.Path, folder: pathlib.Path) -> list[str]:
+def write(build: pathlib.Path, folder: pathlib.Path,
+          carried: Iterable[pathlib.Path] = ()) -> list[str]:
     """Writes THIRD_PARTY into `folder`; the packages in it.
+
+    `carried` are Debian's own files, which are given away as they are.
 
     Raises:
         RuntimeError: a file of no package, or a package without a licence.
     """
-    packages = sorted(_packages(_files(build)))
+    packages = sorted(_packages(
+        _files(build) | {str(path.resolve()) for path in carried}))
     if not packages:
         raise RuntimeError(f"{build} has linked nothing: build it first")
-    parts = ["The programs of this wheel contain code of these Debian packages."
-             f"\n\n  {' '.join(packages)}\n"]
+    parts = ["The programs and libraries here contain code of these Debian "
+             f"packages.\n\n  {' '.join(packages)}\n"]
     common: set[str] = set()
     for package in packages:
         text = (DOCUMENTS / package / "copyright").read_text("utf-8")
@@ -65,7 +74,8 @@ def _files(build: pathlib.Path) -> set[str]:
     own = f"{build.resolve()}/"
     tree = f"{pathlib.Path(__file__).resolve().parents[2]}/"
     return {str(pathlib.Path(path).resolve()) for path in found
-            if not path.startswith((own, tree))}
+            if not path.startswith((own, tree))
+            and not OF_NVIDIA.search(path)}
 
 
 def _packages(files: set[str]) -> set[str]:
@@ -86,3 +96,17 @@ def _packages(files: set[str]) -> set[str]:
         found |= {owner.partition(":")[0] for owner in owners.split(", ")}
     return {package for package in found
             if not OF_THE_COMPILER.match(package)}
+
+
+def main(build: str, folder: str, *carried: str) -> int:
+    try:
+        write(pathlib.Path(build), pathlib.Path(folder),
+              [pathlib.Path(path) for path in carried])
+    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+        print(f"error: licences: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
