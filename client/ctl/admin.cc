@@ -165,6 +165,33 @@ absl::Status Undrain(const std::string& admin_socket) {
               admin::UndrainRequest(), reply);
 }
 
+absl::StatusOr<bool> KeepLinks(
+    const std::string& admin_socket,
+    const std::map<std::string, MeasuredLink>& links) {
+  admin::KeepLinksRequest request;
+  request.set_by(OwnName());
+  for (const auto& [name, link] : links) {
+    admin::KeepLinksRequest::Link* const to = request.add_links();
+    to->set_name(name);
+    to->set_h2d_bytes_per_second(link.h2d);
+    to->set_d2h_bytes_per_second(link.d2h);
+    to->set_both_bytes_per_second(link.both);
+  }
+  admin::KeepLinksReply reply;
+  SLUICE_RETURN_IF_ERROR(Call(admin_socket, Repeat::kHarmless,
+                              &admin::Admin::Stub::KeepLinks, request, reply));
+  return reply.holds();
+}
+
+absl::StatusOr<bool> ForgetLinks(const std::string& admin_socket) {
+  admin::ForgetLinksReply reply;
+  // The second would be refused: nothing is kept any more.
+  SLUICE_RETURN_IF_ERROR(Call(admin_socket, Repeat::kNot,
+                              &admin::Admin::Stub::ForgetLinks,
+                              admin::ForgetLinksRequest(), reply));
+  return reply.holds();
+}
+
 absl::StatusOr<Evicted> Evict(const std::string& admin_socket,
                               const Eviction& eviction) {
   admin::EvictRequest request;

@@ -3,12 +3,14 @@
 // Who may open the socket is an administrator; PermissionDenied tells who is
 // not. NotFound: no such socket. A daemon that does not answer is
 // DeadlineExceeded after 5 s; so long a call waits for the next daemon where
-// one has died, and is sent to it again, but for Undrain and Evict: those are
+// one has died, and is sent to it again, but for Undrain,
+// ForgetLinks and Evict: those are
 // Unavailable where they were sent before, and the outcome is unknown.
 // Thread safety: safe.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -57,6 +59,17 @@ absl::Status Reserve(const std::string& admin_socket,
 absl::StatusOr<uint32_t> Drain(const std::string& admin_socket,
                                const std::string& reason);
 absl::Status Undrain(const std::string& admin_socket);
+
+// What links were measured to carry, by name; bytes per second, 0: no limit.
+struct MeasuredLink {
+  double h2d = 0, d2h = 0, both = 0;
+};
+// True: the daemon goes by it; else ranks are attached, and it will when none
+// is, or is started again.
+absl::StatusOr<bool> KeepLinks(
+    const std::string& admin_socket,
+    const std::map<std::string, MeasuredLink>& links);
+absl::StatusOr<bool> ForgetLinks(const std::string& admin_socket);
 
 struct Eviction {
   std::string job;

@@ -236,7 +236,14 @@ int Measure(const Flags& flags) {
                                  .seconds = flags.seconds,
                                  .beside_jobs = flags.beside_jobs,
                                  .json = flags.json,
-                                 .out = flags.out}));
+                                 .out = flags.out,
+                                 .keep = flags.keep}));
+}
+int Forget(const Flags& flags) {
+  return Print(ForgetMeasured(AdminSocket(flags)));
+}
+int ShowBandwidth(const Flags& flags) {
+  return Print(Snapshot(flags, RenderBandwidth, {"links", "measured_links"}));
 }
 int ShowBudgets(const Flags& flags) {
   return Print(Snapshot(flags, RenderBudgets,

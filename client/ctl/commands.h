@@ -28,6 +28,7 @@ struct Flags {
   // bandwidth measure
   double seconds = 1;
   bool beside_jobs = false;
+  bool keep = false;
   // budget set, reserve, evict, drain
   std::string user;
   std::string cgroup;
@@ -49,7 +50,9 @@ int ShowEvents(const Flags& flags);
 // 1: there is a problem.
 int ShowDoctor(const Flags& flags);
 int WriteBundle(const Flags& flags);
+int ShowBandwidth(const Flags& flags);
 int Measure(const Flags& flags);
+int Forget(const Flags& flags);
 int ShowPlan(const Flags& flags);
 int ShowBudgets(const Flags& flags);
 int ChangeBudget(const Flags& flags);

@@ -108,16 +108,29 @@ Others' leases never take it, from now on and after the daemon is started again;
 the user's own take it first. It is refused where it is not free now, or
 promised to the plans of running jobs.)";
 
+constexpr const char* kBandwidthExamples = R"(Examples:
+  sluicectl bandwidth                    what each link has, and from where
+  sluicectl bandwidth measure --keep     measure, and go by it
+  sluicectl bandwidth forget             go by the configuration alone again)";
+
 constexpr const char* kMeasureExamples = R"(Examples:
   sluicectl bandwidth measure
+  sluicectl bandwidth measure --keep
   sluicectl bandwidth measure --seconds 5 --out links.toml
   sluicectl bandwidth measure --json
 
 Each link is measured by all GPUs behind it at once: to the GPUs, to the host,
 both. It attaches as ranks of a job bandwidth-measure-PID, leases up to 32 MiB of
-each GPU and as much host memory, and does not wait for grants. The daemon takes
-nothing over: put what is printed into its file, then systemctl reload sluiced
-(or SIGHUP).)";
+each GPU and as much host memory, and does not wait for grants. With --keep the
+daemon goes by it from now on, or, beside jobs, as soon as no rank is attached;
+a link that the daemon's file gives a speed keeps that. Else put what is printed
+into that file, then systemctl reload sluiced (or SIGHUP).)";
+
+constexpr const char* kForgetExamples = R"(Examples:
+  sluicectl bandwidth forget
+
+What bandwidth measure --keep found is used no more: from now on, or, beside
+jobs, as soon as no rank is attached.)";
 
 constexpr const char* kDrainExamples = R"(Examples:
   sluicectl drain --reason "new driver on Monday"
@@ -234,8 +247,8 @@ class CommandLine {
 
   void AddBandwidth() {
     CLI::App* bandwidth =
-        Add(&app_, "bandwidth", "what links carry", nullptr, kMeasureExamples);
-    bandwidth->fallthrough()->require_subcommand(1);
+        Json(Add(&app_, "bandwidth", "what links carry, and who says so",
+                 ShowBandwidth, kBandwidthExamples));
     CLI::App* measure =
         Json(Add(bandwidth, "measure", "copy between each GPU and host memory",
                  Measure, kMeasureExamples));
@@ -249,6 +262,10 @@ class CommandLine {
     measure->add_option("--out", flags_.out,
                         "where the configuration goes, or - for standard "
                         "output (default: below the table)");
+    measure->add_flag("--keep", flags_.keep,
+                      "the daemon goes by it, also when it is started again");
+    Add(bandwidth, "forget", "go by the configuration alone again", Forget,
+        kForgetExamples);
   }
 
   void AddPlan() {

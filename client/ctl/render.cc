@@ -6,6 +6,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "client/ctl/bandwidth/link_speeds.h"
 #include "client/ctl/fields.h"
 #include "client/ctl/format.h"
 #include "client/ctl/render_copies.h"
@@ -390,13 +391,17 @@ absl::StatusOr<std::string> RenderStatus(const std::string& text) {
   return Render(text, [](const json& node) {
     return RenderHeader(node) + RenderDrain(node) + RenderPools(node) +
            RenderOutside(node) + "\n" + RenderRanks(node) + RenderCopies(node) +
-           RenderPlanning(node) + RenderWaiting(node) + RenderPlans(node) +
-           RenderEvents(node);
+           RenderMeasuredLinks(node) + RenderPlanning(node) +
+           RenderWaiting(node) + RenderPlans(node) + RenderEvents(node);
   });
 }
 
 absl::StatusOr<std::string> RenderJobs(const std::string& text) {
   return Render(text, JobLines);
+}
+
+absl::StatusOr<std::string> RenderBandwidth(const std::string& json) {
+  return Render(json, RenderLinks);
 }
 
 absl::StatusOr<std::string> RenderBudgets(const std::string& text) {

@@ -14,6 +14,7 @@ namespace sluice::ctl {
 // Internal: the snapshot is not what this version knows.
 absl::StatusOr<std::string> RenderStatus(const std::string& json);
 absl::StatusOr<std::string> RenderJobs(const std::string& json);
+absl::StatusOr<std::string> RenderBandwidth(const std::string& json);
 absl::StatusOr<std::string> RenderBudgets(const std::string& json);
 
 // `explain`: also why, what binds, what is proved, what more would buy.

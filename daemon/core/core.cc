@@ -13,6 +13,7 @@ namespace sluice::daemon {
 
 Core::Core(NodeConfig config, absl::Time now)
     : config_(std::move(config)),
+      configured_links_(config_.links),
       started_(now),
       ledger_(config_),
       joint_(config_, ledger_, journal_),
@@ -110,6 +111,8 @@ Snapshot Core::TakeSnapshot(const Principal* viewer, absl::Time now) const {
   snapshot.hostname = config_.hostname;
   snapshot.driver = config_.driver;
   snapshot.links = config_.links;
+  snapshot.measured = measured_;
+  snapshot.measured_waits = links_wait_;
   snapshot.generation = config_.generation;
   snapshot.uptime = now - started_;
   snapshot.now = now;

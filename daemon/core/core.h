@@ -123,9 +123,20 @@ class Core {
   // What administrators decided; SetPolicy: before anybody has a session.
   // InvalidArgument: it reserves more than this node has.
   Policy policy() const {
-    return {ledger_.budgets().Live(), ledger_.reservations(), drain_};
+    return {ledger_.budgets().Live(), ledger_.reservations(), drain_,
+            measured_};
   }
   absl::Status SetPolicy(const Policy& policy, absl::Time now);
+  // Links go by `measured` where the configuration says nothing of them;
+  // nullopt: no more. At once where no rank is attached, else as soon as none
+  // is: what ranks were promised and planned for is of the links as they were.
+  Effects SetMeasured(std::optional<MeasuredLinks> measured, absl::Time now);
+  // What would be kept, or why it is refused: CheckMeasured's errors;
+  // FailedPrecondition: there is nothing to forget.
+  absl::StatusOr<Policy> PolicyMeasured(
+      std::optional<MeasuredLinks> measured) const;
+  // Whether it waits until no rank is attached.
+  bool measured_waits() const { return links_wait_; }
   // Attached ranks.
   int ranks() const;
   // Sessions of ranks, or of processes that may still hold what they had.
@@ -304,6 +315,12 @@ class Core {
   void LogUnpromised(const Session& session, const Copies& copies,
                      absl::Time now);
 
+  // What was measured of links (core_links.cc).
+  void StartMeasured(const std::optional<MeasuredLinks>& measured,
+                     absl::Time now);
+  // Where they wait and no rank is attached any more.
+  void UseLinksThatWait(Effects& effects);
+
   // Reading and invariants (core.cc).
   void CountCopies(Session& session);
   RankSnapshot SnapshotOf(const Session& session) const;
@@ -319,7 +336,9 @@ class Core {
     journal_.Log(now, kind, std::move(text), whose, cause);
   }
 
-  const NodeConfig config_;
+  // Fixed, but for speeds of links that are measured.
+  NodeConfig config_;
+  const std::vector<LinkSpeed> configured_links_;  // without those
   const absl::Time started_;
   Journal journal_;
   Ledger ledger_;
@@ -328,6 +347,8 @@ class Core {
   SessionId last_session_;
   std::set<SessionId> to_tell_;  // those that have deaths_to_tell
   std::optional<Drain> drain_;
+  std::optional<MeasuredLinks> measured_;  // kept with the policy
+  bool links_wait_ = false;  // config_'s are not yet as `measured_` has them
   WaitingQueue waiting_;
   std::vector<bool> slots_;
   // Follows from the above, so it is not saved: as of that version of demands.

@@ -135,6 +135,7 @@ void Core::Settle(absl::Time now, Effects& effects) {
                      lease.since, refusal, now, effects);
       });
   ReleaseWaiting(now, effects);
+  UseLinksThatWait(effects);
   PromiseAnew(now, effects);
   NotePlansTold(effects);
 }

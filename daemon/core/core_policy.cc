@@ -55,7 +55,9 @@ absl::StatusOr<Policy> Core::PolicyWith(const BudgetTarget& target,
   Budgets tried = ledger_.budgets();
   SLUICE_RETURN_IF_ERROR(
       Change(tried, target, gpu, host, {true, who, now}).status());
-  return Policy{tried.Live(), ledger_.reservations(), drain_};
+  Policy kept = policy();
+  kept.limits = tried.Live();
+  return kept;
 }
 
 absl::Status Core::Reserve(PoolId pool, const Principal& whose, Bytes bytes,
@@ -99,6 +101,7 @@ absl::Status Core::SetPolicy(const Policy& policy, absl::Time now) {
   SLUICE_RETURN_IF_ERROR(ledger_.SetReservations(policy.reservations));
   ledger_.budgets().SetLive(policy.limits);
   SetDrain(policy.drain, now);
+  StartMeasured(policy.measured, now);
   return absl::OkStatus();
 }
 

@@ -69,6 +69,11 @@ struct PromiseCopies {
   CopyRates rates = {0, 0};
 };
 
+// Grants go by these from now on; no slot has a rank.
+struct UseLinks {
+  std::vector<LinkSpeed> links;
+};
+
 // --- plans ------------------------------------------------------------------
 // Decode the profile that came with this request; ends in ProfileRead.
 struct ReadProfile {
@@ -100,7 +105,7 @@ struct SaveUnits {
 using Effect =
     std::variant<MakeExtent, DestroyExtent, AskHolders, SendReply, SendNotice,
                  CloseSocket, Forget, KillProcess, AttachGrants, DetachGrants,
-                 PromiseCopies, ReadProfile, SolvePlan, StopSolving,
+                 PromiseCopies, UseLinks, ReadProfile, SolvePlan, StopSolving,
                  HurrySolving, SaveUnits>;
 using Effects = std::vector<Effect>;
 

@@ -9,6 +9,7 @@
 
 #include "absl/time/time.h"
 #include "daemon/core/budget.h"
+#include "daemon/core/measured/measured_links.h"
 #include "daemon/core/reservations.h"
 
 namespace sluice::daemon {
@@ -25,6 +26,7 @@ struct Policy {
   Budgets::Saved limits;  // those that were set live
   Reservations reservations;
   std::optional<Drain> drain;
+  std::optional<MeasuredLinks> measured;
   bool operator==(const Policy&) const = default;
 };
 

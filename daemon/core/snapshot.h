@@ -118,6 +118,8 @@ struct Snapshot {
   // When the device was asked what is held outside; InfinitePast: not yet.
   absl::Time outside_at = absl::InfinitePast();
   std::vector<LinkSpeed> links;
+  std::optional<MeasuredLinks> measured;  // what is kept of that
+  bool measured_waits = false;            // Core::measured_waits
   std::vector<JobSnapshot> jobs;
   std::vector<BudgetLine> budgets;
   std::vector<LimitLine> limits;

@@ -95,6 +95,8 @@ struct LinkSpeed {
   std::string parent;
   // Of both directions together, beside what each carries alone.
   double both_bytes_per_second = 0;
+  // By a measurement that is kept, and not by the configuration.
+  bool measured = false;
 };
 
 struct GpuConfig {

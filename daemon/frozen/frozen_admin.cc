@@ -64,6 +64,15 @@ struct FrozenAdmin::Impl final : admin::Admin::Service {
                        admin::UndrainReply*) override {
     return ToGrpc(why);
   }
+  grpc::Status KeepLinks(grpc::ServerContext*, const admin::KeepLinksRequest*,
+                         admin::KeepLinksReply*) override {
+    return ToGrpc(why);
+  }
+  grpc::Status ForgetLinks(grpc::ServerContext*,
+                           const admin::ForgetLinksRequest*,
+                           admin::ForgetLinksReply*) override {
+    return ToGrpc(why);
+  }
   grpc::Status Evict(grpc::ServerContext*, const admin::EvictRequest*,
                      admin::EvictReply*) override {
     return ToGrpc(why);

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "daemon/core/links.h"
 #include "daemon/core/outside/held_outside.h"
 #include "proto/base/grant_page.h"
 
@@ -47,7 +48,26 @@ json Link(const LinkSpeed& link) {
           {"parent", link.parent.empty() ? json(nullptr) : json(link.parent)},
           {"h2d_bytes_per_second", speed(link.h2d_bytes_per_second)},
           {"d2h_bytes_per_second", speed(link.d2h_bytes_per_second)},
-          {"both_bytes_per_second", speed(link.both_bytes_per_second)}};
+          {"both_bytes_per_second", speed(link.both_bytes_per_second)},
+          {"speed_from", link.measured     ? json("measured")
+                         : IsLimited(link) ? json("configuration")
+                                           : json(nullptr)}};
+}
+
+json MeasuredOf(const MeasuredLinks& measured, bool waits, absl::Time now) {
+  json links = json::array();
+  for (const auto& [name, link] : measured.links) {
+    links.push_back(Link({.name = name,
+                          .h2d_bytes_per_second = link.h2d,
+                          .d2h_bytes_per_second = link.d2h,
+                          .both_bytes_per_second = link.both}));
+    links.back().erase("parent");
+    links.back().erase("speed_from");
+  }
+  return {{"by", measured.by.who},
+          {"age_s", absl::ToDoubleSeconds(now - measured.by.at)},
+          {"waits", waits},
+          {"links", std::move(links)}};
 }
 
 json CopiesOf(const std::optional<PlanCopies>& copies) {
@@ -321,6 +341,11 @@ std::string SnapshotJson(const Snapshot& snapshot) {
       List(snapshot.reservations, [&](const ReservationLine& line) {
         return ReservationOf(line, snapshot.now);
       });
+  to["measured_links"] = nullptr;
+  if (snapshot.measured) {
+    to["measured_links"] =
+        MeasuredOf(*snapshot.measured, snapshot.measured_waits, snapshot.now);
+  }
   to["drained"] = nullptr;
   if (snapshot.drain) {
     to["drained"] = {

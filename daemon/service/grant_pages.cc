@@ -70,7 +70,9 @@ struct GrantPages::UsePage {
 };
 
 GrantPages::GrantPages(std::vector<LinkSpeed> links, const Clock* clock)
-    : clock_(clock), policy_(std::move(links)), last_refill_(clock->Now()) {}
+    : clock_(clock),
+      policy_(std::make_unique<GrantPolicy>(std::move(links))),
+      last_refill_(clock->Now()) {}
 
 absl::Status GrantPages::CheckLimits(const UniqueFd& kept) {
   return CheckPage(kept, sizeof(GrantLimits), "the page of limits");
@@ -141,7 +143,7 @@ absl::StatusOr<UniqueFd> GrantPages::Attach(int slot, int link,
   SLUICE_ASSIGN_OR_RETURN(void* page, MapPage(fd, sizeof(GrantUse)));
   const MutexLock lock(mutex_);
   Open(slot, std::make_unique<UsePage>(page),
-       policy_.Attach(slot, link, guaranteed_bytes_per_second, weight));
+       policy_->Attach(slot, link, guaranteed_bytes_per_second, weight));
   return fd;
 }
 
@@ -167,30 +169,37 @@ absl::Status GrantPages::Resume(int slot, int link,
   }
   const MutexLock lock(mutex_);
   Open(slot, std::move(mapped),
-       policy_.Resume(slot, link, guaranteed_bytes_per_second, weight, limit,
-                      used));
+       policy_->Resume(slot, link, guaranteed_bytes_per_second, weight, limit,
+                       used));
   return absl::OkStatus();
+}
+
+void GrantPages::UseLinks(std::vector<LinkSpeed> links) {
+  auto policy = std::make_unique<GrantPolicy>(std::move(links));
+  const MutexLock lock(mutex_);
+  SLUICE_CHECK(policy_->idle());
+  policy_ = std::move(policy);
 }
 
 void GrantPages::Detach(int slot) {
   const MutexLock lock(mutex_);
-  policy_.Detach(slot);
+  policy_->Detach(slot);
   pages_.erase(slot);
 }
 
 void GrantPages::Promise(int slot, const CopyRates& rates) {
   const MutexLock lock(mutex_);
-  if (pages_.contains(slot)) policy_.Promise(slot, rates);
+  if (pages_.contains(slot)) policy_->Promise(slot, rates);
 }
 
 std::map<int, Directions> GrantPages::Used() {
   const MutexLock lock(mutex_);
-  return policy_.used();
+  return policy_->used();
 }
 
 std::map<int, LateDirections> GrantPages::Late() {
   const MutexLock lock(mutex_);
-  return policy_.late();
+  return policy_->late();
 }
 
 void GrantPages::Publish(int slot, const GrantPolicy::Grant& grant) {
@@ -234,11 +243,11 @@ void GrantPages::Refill() {
   }
   const absl::Time now = clock_->Now();
   if (now - last_refill_ > kGrantStaleAfter) ++stale_periods_;
-  if (policy_.IsSettled(used)) {
-    policy_.Pass(now - last_refill_);
+  if (policy_->IsSettled(used)) {
+    policy_->Pass(now - last_refill_);
   } else {
     for (const auto& [slot, grant] :
-         policy_.Refill(used, now - last_refill_, ReadNeeds(now))) {
+         policy_->Refill(used, now - last_refill_, ReadNeeds(now))) {
       Publish(slot, grant);
     }
   }
@@ -250,8 +259,8 @@ void GrantPages::Work() {
   GoBeforeOthers();
   const MutexLock lock(mutex_);
   while (!stopping_) {
-    if (policy_.idle()) {
-      while (!stopping_ && policy_.idle()) changed_.Wait(mutex_);
+    if (policy_->idle()) {
+      while (!stopping_ && policy_->idle()) changed_.Wait(mutex_);
       last_refill_ = clock_->Now();
       continue;
     }

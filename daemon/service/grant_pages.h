@@ -52,6 +52,9 @@ class GrantPages {
   absl::Status Resume(int slot, int link, double guaranteed_bytes_per_second,
                       double weight, const UniqueFd& use);
   void Detach(int slot);
+  // Slots go by these from now on. REQUIRES: none is attached; links as the
+  // policy's constructor takes them, in the order that they had.
+  void UseLinks(std::vector<LinkSpeed> links);
   // GrantPolicy::Promise, of a slot that has a page.
   void Promise(int slot, const CopyRates& rates);
   // What the attached slots have used, at most a refill old.
@@ -89,7 +92,8 @@ class GrantPages {
 
   Mutex mutex_;
   CondVar changed_;
-  GrantPolicy policy_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<GrantPolicy> policy_ ABSL_GUARDED_BY(mutex_)
+      ABSL_PT_GUARDED_BY(mutex_);
   std::map<int, std::unique_ptr<UsePage>> pages_ ABSL_GUARDED_BY(mutex_);
   absl::Time last_refill_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

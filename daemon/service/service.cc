@@ -108,8 +108,9 @@ absl::Status Service::Prepare() {
   if (!signals_) return ErrnoStatus(errno, "make a signalfd");
   spare_ = SpareFd();
 
+  SLUICE_RETURN_IF_ERROR(core_.SetPolicy(options_.policy, loop_->now()));
   SLUICE_ASSIGN_OR_RETURN(
-      grants_, GrantPages::Start(options_.node.links, options_.node.generation,
+      grants_, GrantPages::Start(core_.config().links, options_.node.generation,
                                  options_.clock, TakeLimits()));
   Arena::Options ahead{.ready = options_.node.host_ready,
                        .extent = options_.node.extent.host};
@@ -158,7 +159,6 @@ absl::Status Service::Prepare() {
     unit_file_ = std::make_unique<UnitFile>(options_.plan_cache, codec_.get());
     core_.UnitsRead(unit_file_->Read(), loop_->now());
   }
-  SLUICE_RETURN_IF_ERROR(core_.SetPolicy(options_.policy, loop_->now()));
   SLUICE_ASSIGN_OR_RETURN(const bool goes_on, TakeOver());
   goes_on ? outside_->GoOn() : outside_->Start();
   WriteNewEvents();

@@ -125,6 +125,9 @@ class Service {
   // attached still. FailedPrecondition from Undrain: it is not drained.
   absl::StatusOr<int> Drain(const std::string& who, const std::string& reason);
   absl::Status Undrain();
+  // What was measured of links; nullopt: nothing any more. True: it holds; else
+  // ranks are attached, and it will when none is. Errors: Core's.
+  absl::StatusOr<bool> SetMeasured(std::optional<MeasuredLinks> measured);
   // NotFound: no session was ended and no process killed.
   struct Evicted {
     int sessions = 0;   // ended
@@ -214,6 +217,7 @@ class Service {
   void Do(AttachGrants& effect);
   void Do(DetachGrants& effect);
   void Do(PromiseCopies& effect);
+  void Do(UseLinks& effect);
   void Do(ReadProfile& effect);
   void Do(SolvePlan& effect);
   void Do(StopSolving& effect);

@@ -139,6 +139,24 @@ absl::Status Service::Undrain() {
       });
 }
 
+absl::StatusOr<bool> Service::SetMeasured(
+    std::optional<MeasuredLinks> measured) {
+  const auto holds = std::make_shared<bool>(false);
+  if (measured) measured->by.live = true;
+  SLUICE_RETURN_IF_ERROR(ChangePolicy(
+      [=, this]() mutable {
+        if (measured) measured->by.at = loop_->now();
+        return core_.PolicyMeasured(measured);
+      },
+      [=, this]() mutable {
+        if (measured) measured->by.at = loop_->now();
+        Execute(core_.SetMeasured(measured, loop_->now()));
+        *holds = !core_.measured_waits();
+        return absl::OkStatus();
+      }));
+  return *holds;
+}
+
 absl::StatusOr<Service::Evicted> Service::Evict(const std::string& job,
                                                 std::optional<uint32_t> uid,
                                                 bool kill,

@@ -339,6 +339,10 @@ void Service::Do(PromiseCopies& effect) {
   grants_->Promise(effect.slot, effect.rates);
 }
 
+void Service::Do(UseLinks& effect) {
+  grants_->UseLinks(std::move(effect.links));
+}
+
 void Service::Do(DetachGrants& effect) {
   grants_->Detach(effect.slot);
   auto slot = slots_.extract(effect.slot);

@@ -140,9 +140,75 @@ class Measure(unittest.TestCase):
         ran = self.ran("bandwidth", "measure", "--seconds", "0.1")
         self.assertEqual(ran.returncode, 0, ran.stderr)
         self.assertRegex(ran.stdout,
-                         r"^LINK +GPUS +TO GPU .*\nx +0( +\d+\.\d MB/s){4}\n\n"
+                         r"^LINK +GPUS +TO GPU .*\nx +0( +\d+\.\d MB/s){4} +"
+                         r"300\.0 MB/s to GPU, 300\.0 MB/s to host +"
+                         r"configuration\n\n"
                          r"For the daemon's configuration.*:\n\n\[sim\]\n"
                          r'links = \[\n  \{name = "x", h2d_bytes_per_s = ')
+
+    def limits(self):
+        return {link["name"]: (link["h2d_bytes_per_second"], link["speed_from"])
+                for link in self.status()["links"]}
+
+    def test_what_is_kept_outlives_the_daemon_and_is_forgotten(self):
+        # The device is slow there; the daemon's configuration of "b" wins.
+        text = ("[sim]\ngpus = 2\nlinks = [{name = \"a\"}, {name = \"b\", "
+                "h2d_bytes_per_s = 90e6, d2h_bytes_per_s = 90e6}]\n")
+        self.start(text)
+        self.assertEqual(self.limits(),
+                         {"a": (None, None), "b": (90e6, "configuration")})
+        ran = self.ran("bandwidth", "measure", "--keep", "--seconds", "0.1")
+        self.assertEqual(ran.returncode, 0, ran.stderr)
+        self.assertRegex(ran.stdout,
+                         r"\n\nKept: the daemon goes by it from now on, .*\n"
+                         r"Link b stays as the configuration says, .*\n$")
+        speed, source = self.limits()["a"]
+        self.assertEqual(source, "measured")
+        self.assertGreater(speed, 0)
+        self.assertEqual(self.limits()["b"], (90e6, "configuration"))
+        with open(self.folder + "/run/policy", encoding="ascii") as file:
+            kept = json.load(file)["measured_links"]["links"]
+        self.assertEqual([link["name"] for link in kept], ["a", "b"])
+        self.daemon.kill()
+        self.daemon.wait()
+        self.start(text)
+        self.assertEqual(self.limits()["a"], (speed, "measured"))
+        told = self.ran("--admin", "bandwidth")
+        self.assertRegex(told.stdout, r"\na +- .* measured by .* ago\nb +- .*"
+                                      r"configuration, not what was measured\n")
+        self.assertIn("\nLINK ", self.ran("--admin", "status").stdout)
+        ran = self.ran("doctor")
+        self.assertIn("2 of 2 have a speed: 1 by the configuration, 1 measured",
+                      ran.stdout)
+        ran = self.ran("bandwidth", "forget")
+        self.assertEqual(ran.returncode, 0, ran.stderr)
+        self.assertIn("by its configuration alone from now on", ran.stdout)
+        self.assertEqual(self.limits()["a"], (None, None))
+        ran = self.ran("bandwidth", "forget")
+        self.assertEqual((ran.returncode, ran.stdout), (1, ""))
+        self.assertRegex(ran.stderr, "^error: .*nothing to forget\n$")
+        self.daemon.kill()
+        self.daemon.wait()
+        self.start(text)
+        self.assertEqual(self.limits()["a"], (None, None))
+
+    def test_beside_a_job_what_is_kept_waits_for_its_end(self):
+        self.start('[sim]\ngpus = 1\nlinks = [{name = "a"}]\n')
+        job = subprocess.Popen(
+            self.words("bandwidth", "measure", "--seconds", "60"),
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.addCleanup(job.wait)
+        self.addCleanup(job.kill)
+        self.wait_until(lambda: self.status()["jobs"])
+        ran = self.ran("bandwidth", "measure", "--keep", "--beside-jobs",
+                       "--json", "--seconds", "0.1")
+        self.assertEqual(ran.returncode, 0, ran.stderr)
+        self.assertEqual(json.loads(ran.stdout)["kept"], "waits")
+        self.assertEqual(self.limits()["a"], (None, None))
+        self.assertTrue(self.status()["measured_links"]["waits"])
+        job.kill()
+        self.wait_until(lambda: self.limits()["a"][1] == "measured")
+        self.assertFalse(self.status()["measured_links"]["waits"])
 
     def test_it_is_refused_beside_a_job_and_ctrl_c_leaves_nothing(self):
         self.start(LINKS)

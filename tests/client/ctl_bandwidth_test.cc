@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "client/ctl/bandwidth/link_speeds.h"
 #include "client/ctl/bandwidth/link_tree.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -107,13 +108,19 @@ TEST(LinkConfiguration, ASimulatedNodeIsWrittenWhole) {
 }
 
 TEST(MeasuredLinks, AreATableAndJson) {
-  const MeasurableNode node =
+  MeasurableNode node =
       Measured({24e9, 25e9, 23e9, 24.5e9}, {0.5e9, 50e9, 0.4e9, 50e9});
+  node.links[0].set = {20e9, 0, 0.9e9};
+  node.links[0].set_from = "configuration";
   EXPECT_EQ(RenderMeasured(node),
-            "LINK    GPUS      TO GPU     TO HOST  BOTH: TO GPU     TO HOST\n"
-            "gpu0    0     24.00 GB/s  25.00 GB/s    23.00 GB/s  24.50 GB/s\n"
-            "switch  0,1   500.0 MB/s  50.00 GB/s    400.0 MB/s  50.00 GB/s\n"
-            "gpu1    1     24.00 GB/s  25.00 GB/s    23.00 GB/s  24.50 GB/s\n");
+            "LINK    GPUS      TO GPU     TO HOST  BOTH: TO GPU     TO HOST  "
+            "SET BEFORE                              BY\n"
+            "gpu0    0     24.00 GB/s  25.00 GB/s    23.00 GB/s  24.50 GB/s  "
+            "20.00 GB/s to GPU, 900.0 MB/s together  configuration\n"
+            "switch  0,1   500.0 MB/s  50.00 GB/s    400.0 MB/s  50.00 GB/s  "
+            "-                                       -\n"
+            "gpu1    1     24.00 GB/s  25.00 GB/s    23.00 GB/s  24.50 GB/s  "
+            "-                                       -\n");
   const auto json = nlohmann::json::parse(MeasuredJson(node, 2));
   EXPECT_EQ(json["driver"], "cuda");
   EXPECT_EQ(json["seconds"], 2);
@@ -122,6 +129,73 @@ TEST(MeasuredLinks, AreATableAndJson) {
   EXPECT_EQ(json["links"][1]["parent"], "root");
   EXPECT_EQ(json["links"][0]["both_d2h_bytes_per_second"], 24.5e9);
   EXPECT_EQ(json["configuration"], ConfigurationOf(node));
+  EXPECT_EQ(json["links"][0]["set"]["both_bytes_per_second"], 0.9e9);
+  EXPECT_EQ(json["links"][0]["set"]["from"], "configuration");
+  EXPECT_TRUE(json["links"][1]["set"]["from"].is_null());
+  EXPECT_TRUE(json["kept"].is_null());
+  EXPECT_EQ(nlohmann::json::parse(MeasuredJson(node, 2, false))["kept"],
+            "waits");
+}
+
+TEST(MeasuredLinks, WhatIsKeptIsWhatTheConfigurationWouldSay) {
+  const auto limits =
+      LimitsOf(Measured({24e9, 25e9, 24e9, 25e9}, {25.1e9, 50e9, 25e9, 50e9}));
+  ASSERT_EQ(limits.size(), 3u);
+  EXPECT_EQ(limits.at("gpu0").d2h, 25e9);
+  EXPECT_EQ(limits.at("switch").h2d, 25.1e9);
+  EXPECT_EQ(limits.at("switch").d2h, 0);
+}
+
+TEST(MeasuredLinks, ANodeSaysWhatIsSetWhoIsAttachedAndWhetherItKeepsAny) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const MeasurableNode old, ReadLinks(kSwitch));
+  EXPECT_FALSE(old.keeps);
+  EXPECT_FALSE(old.links[0].set.any());
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const MeasurableNode node,
+      ReadLinks(R"({"driver": "cuda", "gpus": [], "measured_links": null,
+                    "jobs": [{"name": "a", "ranks": [{"closed": true}]},
+                             {"name": "b", "ranks": [{"closed": false}]}],
+                    "links": [{"name": "x", "parent": null,
+                               "h2d_bytes_per_second": 1e9,
+                               "d2h_bytes_per_second": null,
+                               "both_bytes_per_second": null,
+                               "speed_from": "measured"}]})"));
+  EXPECT_TRUE(node.keeps);
+  EXPECT_THAT(node.attached, ElementsAre("b"));
+  EXPECT_EQ(node.links[0].set.h2d, 1e9);
+  EXPECT_EQ(node.links[0].set_from, "measured");
+}
+
+TEST(LinkSpeeds, AreATableThatSaysFromWhereEachIs) {
+  auto node = nlohmann::json::parse(R"({
+    "links": [{"name": "gpu0", "parent": "switch", "speed_from": "measured",
+               "h2d_bytes_per_second": 24e9, "d2h_bytes_per_second": 25e9,
+               "both_bytes_per_second": null},
+              {"name": "gpu1", "parent": "switch",
+               "speed_from": "configuration", "h2d_bytes_per_second": 20e9,
+               "d2h_bytes_per_second": null, "both_bytes_per_second": null},
+              {"name": "switch", "parent": null, "speed_from": null,
+               "h2d_bytes_per_second": null, "d2h_bytes_per_second": null,
+               "both_bytes_per_second": null}],
+    "measured_links": {"by": "root", "age_s": 192.0, "waits": false,
+      "links": [{"name": "gpu0"}, {"name": "gpu1"}]}})");
+  EXPECT_EQ(
+      RenderLinks(node),
+      "LINK    ON          TO GPU     TO HOST  TOGETHER  FROM\n"
+      "gpu0    switch  24.00 GB/s  25.00 GB/s         -  measured by root, 3 "
+      "min 12 s ago\n"
+      "gpu1    switch  20.00 GB/s           -         -  configuration, not "
+      "what was measured\n"
+      "switch  -                -           -         -  -\n");
+  EXPECT_EQ(RenderMeasuredLinks(node), "\n" + RenderLinks(node));
+  node["measured_links"]["waits"] = true;
+  EXPECT_THAT(RenderLinks(node),
+              HasSubstr("measured by root, 3 min 12 s ago waits until no"));
+  node["measured_links"]["waits"] = false;
+  node["measured_links"]["links"][0]["name"] = "gone";
+  EXPECT_THAT(RenderLinks(node), HasSubstr("is not used, since it does not"));
+  node["measured_links"] = nullptr;
+  EXPECT_EQ(RenderMeasuredLinks(node), "");
 }
 
 }  // namespace

@@ -194,6 +194,13 @@ std::vector<Case> Cases() {
        "others may write to it", "sudo chmod go-w /var/lib/sluice/policy"},
       {"policy file", [](Facts& f) { f.policy_fault = "it is damaged"; },
        Health::kProblem, "it is damaged", "sudo sluiced --check-config"},
+      {"links",
+       [](Facts& f) {
+         f.daemon.links = 2;
+         f.daemon.measured_waits = true;
+       },
+       Health::kWarning, "waits until no rank is attached",
+       "sudo systemctl reload sluiced"},
   };
 }
 
@@ -282,11 +289,11 @@ TEST(Doctor, PrintsALinePerFindingAndTheSameAsJson) {
   EXPECT_THAT(text, HasSubstr("ok       daemon "));
   EXPECT_THAT(text, HasSubstr("warning  huge pages "));
   EXPECT_THAT(text, HasSubstr(" $ sudo sysctl vm.nr_hugepages=0\n"));
-  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 17);
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 18);
   findings[0].health = Health::kProblem;
   const auto json = nlohmann::json::parse(RenderDoctorJson(findings));
   EXPECT_EQ(json.at("ok"), false);
-  EXPECT_EQ(json.at("findings").size(), 16);
+  EXPECT_EQ(json.at("findings").size(), 17);
   EXPECT_EQ(json.at("findings")[0].at("ok"), false);
   EXPECT_EQ(json.at("findings")[0].at("health"), "problem");
   EXPECT_EQ(json.at("findings")[1].at("ok"), true);
@@ -362,6 +369,32 @@ TEST(ToldFacts, ASnapshotTellsWhatHostMemoryIs) {
                               told(R"(, "host_memory": null)"));
   EXPECT_EQ(sim.host_memory, "");
   EXPECT_TRUE(told("").ok());  // of a daemon that does not say
+}
+
+TEST(ToldFacts, LinksAreCountedByWhoSaysTheirSpeed) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const DaemonFacts facts,
+      ToldDaemon(R"({"version": "1", "driver": "cuda", "generation": 1,
+                     "sessions": 0, "host": [],
+                     "links": [{"speed_from": "measured"},
+                               {"speed_from": "configuration"},
+                               {"speed_from": null}, {}],
+                     "measured_links": {"waits": true}})"));
+  EXPECT_EQ(facts.links, 4);
+  EXPECT_EQ(facts.links_configured, 1);
+  EXPECT_EQ(facts.links_measured, 1);
+  EXPECT_TRUE(facts.measured_waits);
+}
+
+TEST(Doctor, SaysFromWhereLinksHaveTheirSpeedAndHowToMeasureIt) {
+  Facts facts = Good();
+  facts.daemon.links = 3;
+  EXPECT_EQ(FindingOf(facts, "links").health, Health::kOk);
+  EXPECT_EQ(FindingOf(facts, "links").fix,
+            "sudo sluicectl bandwidth measure --keep");
+  facts.daemon.links_measured = 2;
+  EXPECT_EQ(FindingOf(facts, "links").said,
+            "2 of 3 have a speed: 0 by the configuration, 2 measured");
 }
 
 TEST(ToldFacts, AnAnswerThatIsNoSnapshotIsAFault) {

@@ -41,6 +41,9 @@ Policy Sample() {
       MiB(4), {true, "root", at}};
   policy.reservations[{PoolKind::kHost, 0}][{7, ""}] = {GiB(1), {true, "", at}};
   policy.drain = Drain{"root", "new \"driver\"", at};
+  policy.measured = MeasuredLinks{
+      {{"pci-0000:3d:00.0", {24.125e9, 25e9, 0}}, {"numa \"0\"", {0, 0, 3e10}}},
+      {true, "root", at}};
   return policy;
 }
 
@@ -107,6 +110,21 @@ TEST(PolicyFile, WhatIsNotAPolicyIsRefusedInOneLineThatSaysWhere) {
                 "reservations": [{"gpu": 0, "numa": 0, "uid": 1, "bytes": 1,
                                   "by": "", "at_unix_s": 1}]})",
             "reservations[0] has an unknown 'numa'"},
+           {R"({"sluice_policy": 1, "limits": [], "drained": null,
+                "measured_links": {"by": "", "at_unix_s": 1, "links": []}})",
+            "'measured_links' names no link"},
+           {R"({"sluice_policy": 1, "limits": [], "drained": null,
+                "measured_links": {"by": "", "at_unix_s": 1, "links": [
+                  {"name": "a", "h2d_bytes_per_s": -1, "d2h_bytes_per_s": 0,
+                   "both_bytes_per_s": 0}]}})",
+            "a link of 'measured_links' h2d_bytes_per_s is -1"},
+           {R"({"sluice_policy": 1, "limits": [], "drained": null,
+                "measured_links": {"by": "", "at_unix_s": 1, "links": [
+                  {"name": "a", "h2d_bytes_per_s": 1, "d2h_bytes_per_s": 0,
+                   "both_bytes_per_s": 0},
+                  {"name": "a", "h2d_bytes_per_s": 2, "d2h_bytes_per_s": 0,
+                   "both_bytes_per_s": 0}]}})",
+            "a link of 'measured_links' is there twice"},
            {R"({"sluice_policy": 1, "limits": {}, "drained": null})",
             "'limits' is no list"},
            {R"({"sluice_policy": 1, "limits": [], "drained": null, "x": 1})",

@@ -47,7 +47,7 @@ FAMILIES = {
     "cli11": (r"CLI/", ["proto/cli", "daemon", "client/ctl", "client/train",
                         "client/examples", "planner/worker", "deploy/bundle"]),
     "json": (r"nlohmann/", ["proto/plan", "planner", "daemon/metrics",
-                            "daemon/policy_file.cc", "client/ctl",
+                            "daemon/policy_json.cc", "client/ctl",
                             "client/train", "deploy/bundle"]),
     "cuda": (r"cuda(_runtime|_runtime_api|_fp16|_bf16|Typedefs)?\.h$|nvml\.h$",
              ["kernels", "client/torch/cuda"]),

@@ -33,17 +33,20 @@ absl::StatusOr<std::unique_ptr<CopyMeter>> CopyMeter::Open(Options options) {
   return meter;
 }
 
+std::string CopyMeter::Job() {
+  return fmt::format("bandwidth-measure-{}", getpid());
+}
+
 absl::Status CopyMeter::Attach(size_t gpu) {
   const auto ranks = static_cast<int>(options_.gpu_free.size());
   Gpu made;
-  SLUICE_ASSIGN_OR_RETURN(
-      made.session, client::Session::Open(
-                        {.socket = options_.socket,
-                         .job = fmt::format("bandwidth-measure-{}", getpid()),
-                         .rank = Rank(gpu),
-                         .world_size = ranks,
-                         .local_ranks = ranks,
-                         .gpu = DeviceIndex(gpu)}));
+  SLUICE_ASSIGN_OR_RETURN(made.session,
+                          client::Session::Open({.socket = options_.socket,
+                                                 .job = Job(),
+                                                 .rank = Rank(gpu),
+                                                 .world_size = ranks,
+                                                 .local_ranks = ranks,
+                                                 .gpu = DeviceIndex(gpu)}));
   const Bytes unit = made.session->limits().granularity;
   const Bytes memory =
       std::max(unit, std::min(kMostMemory, Bytes(options_.gpu_free[gpu] / 2)));

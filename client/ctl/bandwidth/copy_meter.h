@@ -35,6 +35,9 @@ class CopyMeter {
   // Sums over `gpus`, which all copy as much as they can.
   absl::StatusOr<MeasuredSpeeds> Measure(const std::vector<size_t>& gpus);
 
+  // What its ranks are called: nobody else's.
+  static std::string Job();
+
  private:
   struct Gpu {
     std::unique_ptr<client::Session> session;

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "client/ctl/bandwidth/link_speeds.h"
 #include "client/ctl/table.h"
 
 namespace sluice::ctl {
@@ -22,14 +23,6 @@ absl::Status Unreadable(const std::string& what) {
       ": it is of another version; upgrade sluiced or sluicectl");
 }
 
-// What a link lets through, as the configuration says it; 0: no limit seen.
-struct Limits {
-  double h2d = 0;
-  double d2h = 0;
-  double both = 0;
-  bool any() const { return h2d > 0 || d2h > 0 || both > 0; }
-};
-
 double Sum(const MeasuredSpeeds& speeds) {
   return speeds.both_h2d + speeds.both_d2h;
 }
@@ -40,7 +33,7 @@ class LimitFinder {
       : links_(node.links), limits_(links_.size()) {
     for (size_t i = 0; i < links_.size(); ++i) Find(i);
   }
-  const Limits& of(size_t link) const { return limits_[link]; }
+  const LinkLimits& of(size_t link) const { return limits_[link]; }
 
  private:
   // The measured links next below.
@@ -70,7 +63,7 @@ class LimitFinder {
       shared |= shared_.contains(each);
     }
     const bool lowest = rest.h2d <= 0;
-    Limits& limits = limits_[link];
+    LinkLimits& limits = limits_[link];
     if (lowest || own.h2d < kLimited * rest.h2d) limits.h2d = own.h2d;
     if (lowest || own.d2h < kLimited * rest.d2h) limits.d2h = own.d2h;
     double apart = own.h2d + own.d2h;
@@ -82,13 +75,13 @@ class LimitFinder {
   }
 
   const std::vector<MeasurableLink>& links_;
-  std::vector<Limits> limits_;
+  std::vector<LinkLimits> limits_;
   std::set<size_t> found_, shared_;
 };
 
 std::string Quoted(const std::string& name) { return json(name).dump(); }
 
-std::string LinkToml(const MeasurableLink& link, const Limits& limits,
+std::string LinkToml(const MeasurableLink& link, const LinkLimits& limits,
                      const std::string& parent) {
   std::string text = "{name = " + Quoted(link.name);
   const auto add = [&](const char* key, double speed) {
@@ -101,14 +94,41 @@ std::string LinkToml(const MeasurableLink& link, const Limits& limits,
   return text + "}";
 }
 
-std::string Speed(double bytes_per_second) {
-  return bytes_per_second >= 1e9
-             ? fmt::format("{:.2f} GB/s", bytes_per_second / 1e9)
-             : fmt::format("{:.1f} MB/s", bytes_per_second / 1e6);
+// "24.00 GB/s to GPU, 25.00 GB/s to host"; "-" for none.
+std::string SetText(const LinkLimits& set) {
+  std::string text;
+  const auto add = [&](double speed, const char* what) {
+    if (speed <= 0) return;
+    text +=
+        fmt::format("{}{} {}", text.empty() ? "" : ", ", Speed(speed), what);
+  };
+  add(set.h2d, "to GPU");
+  add(set.d2h, "to host");
+  add(set.both, "together");
+  return text.empty() ? "-" : text;
+}
+
+LinkLimits SetOf(const json& link) {
+  const auto speed = [&](const char* key) {
+    const json value = link.value(key, json());
+    return value.is_null() ? 0.0 : value.get<double>();
+  };
+  return {speed("h2d_bytes_per_second"), speed("d2h_bytes_per_second"),
+          speed("both_bytes_per_second")};
 }
 
 std::string GpuList(const std::vector<size_t>& gpus) {
   return fmt::format("{}", fmt::join(gpus, ","));
+}
+
+json SetJson(const MeasurableLink& link) {
+  const auto speed = [](double value) {
+    return value > 0 ? json(value) : json(nullptr);
+  };
+  return {{"h2d_bytes_per_second", speed(link.set.h2d)},
+          {"d2h_bytes_per_second", speed(link.set.d2h)},
+          {"both_bytes_per_second", speed(link.set.both)},
+          {"from", link.set_from.empty() ? json() : json(link.set_from)}};
 }
 
 absl::Status ReadParents(const json& links, MeasurableNode& node) {
@@ -160,16 +180,25 @@ absl::StatusOr<MeasurableNode> ReadLinks(const std::string& snapshot) {
   MeasurableNode node;
   try {
     node.driver = read.at("driver").get<std::string>();
+    node.keeps = read.contains("measured_links");
     for (const json& gpu : read.at("gpus")) {
       node.gpu_links.push_back(gpu.at("link").get<std::string>());
       node.gpu_free.push_back(gpu.at("free_bytes").get<int64_t>());
     }
     for (const json& link : read.at("links")) {
-      node.links.push_back({.name = link.at("name").get<std::string>()});
+      MeasurableLink& added = node.links.emplace_back();
+      added.name = link.at("name").get<std::string>();
+      added.set = SetOf(link);
+      const json from = link.value("speed_from", json());
+      if (!from.is_null()) added.set_from = from.get<std::string>();
     }
     for (const json& job : read.at("jobs")) {
       if (!job.at("ranks").empty()) {
         node.jobs.push_back(job.at("name").get<std::string>());
+      }
+      for (const json& rank : job.at("ranks")) {
+        if (rank.value("closed", false)) continue;
+        node.attached.insert(job.at("name").get<std::string>());
       }
     }
     if (auto status = ReadParents(read.at("links"), node); !status.ok()) {
@@ -180,6 +209,15 @@ absl::StatusOr<MeasurableNode> ReadLinks(const std::string& snapshot) {
   }
   FindGpus(node);
   return node;
+}
+
+std::map<std::string, LinkLimits> LimitsOf(const MeasurableNode& node) {
+  const LimitFinder limits(node);
+  std::map<std::string, LinkLimits> found;
+  for (size_t i = 0; i < node.links.size(); ++i) {
+    if (limits.of(i).any()) found[node.links[i].name] = limits.of(i);
+  }
+  return found;
 }
 
 std::string ConfigurationOf(const MeasurableNode& node) {
@@ -213,17 +251,21 @@ std::string RenderMeasured(const MeasurableNode& node) {
                {"TO GPU", Align::kRight},
                {"TO HOST", Align::kRight},
                {"BOTH: TO GPU", Align::kRight},
-               {"TO HOST", Align::kRight}});
+               {"TO HOST", Align::kRight},
+               {"SET BEFORE"},
+               {"BY"}});
   for (const MeasurableLink& link : node.links) {
     if (!link.measured) continue;
     table.Add({link.name, GpuList(link.gpus), Speed(link.measured->h2d),
                Speed(link.measured->d2h), Speed(link.measured->both_h2d),
-               Speed(link.measured->both_d2h)});
+               Speed(link.measured->both_d2h), SetText(link.set),
+               link.set_from.empty() ? "-" : link.set_from});
   }
   return table.Text();
 }
 
-std::string MeasuredJson(const MeasurableNode& node, double seconds) {
+std::string MeasuredJson(const MeasurableNode& node, double seconds,
+                         std::optional<bool> kept) {
   json links = json::array();
   for (const MeasurableLink& link : node.links) {
     if (!link.measured) continue;
@@ -235,11 +277,13 @@ std::string MeasuredJson(const MeasurableNode& node, double seconds) {
          {"h2d_bytes_per_second", link.measured->h2d},
          {"d2h_bytes_per_second", link.measured->d2h},
          {"both_h2d_bytes_per_second", link.measured->both_h2d},
-         {"both_d2h_bytes_per_second", link.measured->both_d2h}});
+         {"both_d2h_bytes_per_second", link.measured->both_d2h},
+         {"set", SetJson(link)}});
   }
   const json all = {{"driver", node.driver},
                     {"seconds", seconds},
                     {"links", links},
+                    {"kept", kept ? json(*kept ? "holds" : "waits") : json()},
                     {"configuration", ConfigurationOf(node)}};
   return all.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
 }

@@ -8,7 +8,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -24,6 +26,14 @@ struct MeasuredSpeeds {
   double both_d2h = 0;
 };
 
+// What the daemon goes by; bytes per second, 0: no limit.
+struct LinkLimits {
+  double h2d = 0;
+  double d2h = 0;
+  double both = 0;  // of both directions together
+  bool any() const { return h2d > 0 || d2h > 0 || both > 0; }
+};
+
 struct MeasurableLink {
   std::string name;
   std::optional<size_t> parent;  // an index into the same list
@@ -32,6 +42,8 @@ struct MeasurableLink {
   // would be measured.
   bool measurable = false;
   std::optional<MeasuredSpeeds> measured;
+  LinkLimits set;        // before
+  std::string set_from;  // "configuration", "measured"; empty: nothing is
 };
 
 struct MeasurableNode {
@@ -39,18 +51,25 @@ struct MeasurableNode {
   std::vector<std::string> gpu_links;  // by GPU
   std::vector<int64_t> gpu_free;       // bytes
   std::vector<MeasurableLink> links;
-  std::vector<std::string> jobs;  // that have ranks here
+  std::vector<std::string> jobs;   // that have ranks here
+  std::set<std::string> attached;  // those whose sessions have not all ended
+  bool keeps = false;  // whether its daemon would keep what was measured
 };
 
 // Of a snapshot (daemon/README.md). InvalidArgument: it has no links, as an
 // older daemon's.
 absl::StatusOr<MeasurableNode> ReadLinks(const std::string& snapshot);
 
+// What of it limits something, by link: what is worth keeping.
+std::map<std::string, LinkLimits> LimitsOf(const MeasurableNode& node);
 // As TOML for the daemon's configuration: what limits something.
 std::string ConfigurationOf(const MeasurableNode& node);
 
+// What was measured beside what is set.
 std::string RenderMeasured(const MeasurableNode& node);
-// One line.
-std::string MeasuredJson(const MeasurableNode& node, double seconds);
+// One line. `kept`: whether the daemon goes by it; nullopt: it was not asked
+// to.
+std::string MeasuredJson(const MeasurableNode& node, double seconds,
+                         std::optional<bool> kept = std::nullopt);
 
 }  // namespace sluice::ctl

@@ -5,12 +5,16 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
+#include <optional>
 
+#include "absl/time/clock.h"
 #include "client/ctl/admin.h"
 #include "client/ctl/bandwidth/copy_meter.h"
 #include "client/ctl/bandwidth/link_tree.h"
 #include "client/ctl/bundle/interruption.h"
 #include "client/ctl/output.h"
+#include "proto/base/clock.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 
@@ -75,6 +79,52 @@ absl::Status MeasureLinks(const MeasureOptions& options, MeasurableNode& node) {
   return absl::OkStatus();
 }
 
+// The meter's ranks have hung up, which the daemon may not have seen yet.
+absl::Status WaitUntilLeft(const std::string& admin_socket) {
+  const MonotonicClock clock;
+  const absl::Time give_up = clock.Now() + absl::Seconds(5);
+  while (clock.Now() < give_up) {
+    SLUICE_ASSIGN_OR_RETURN(const std::string status, ReadStatus(admin_socket));
+    SLUICE_ASSIGN_OR_RETURN(const MeasurableNode node, ReadLinks(status));
+    if (!node.attached.contains(CopyMeter::Job())) break;
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  return absl::OkStatus();
+}
+
+// True: the daemon goes by it.
+absl::StatusOr<bool> Keep(const MeasureOptions& options,
+                          const MeasurableNode& node) {
+  std::map<std::string, MeasuredLink> links;
+  for (const auto& [name, limits] : LimitsOf(node)) {
+    links[name] = {limits.h2d, limits.d2h, limits.both};
+  }
+  SLUICE_RETURN_IF_ERROR(WaitUntilLeft(options.admin_socket));
+  return KeepLinks(options.admin_socket, links);
+}
+
+std::string WhenText(bool holds) {
+  return holds ? "from now on"
+               : "as soon as no rank is attached, or from its next start "
+                 "(systemctl reload sluiced)";
+}
+
+std::string KeptText(bool holds, const MeasurableNode& node) {
+  std::string text = fmt::format(
+      "\nKept: the daemon goes by it {}, also when it is started again; "
+      "sluicectl bandwidth forget undoes it\n",
+      WhenText(holds));
+  const auto limits = LimitsOf(node);
+  for (const MeasurableLink& link : node.links) {
+    if (link.set_from != "configuration" || !limits.contains(link.name)) {
+      continue;
+    }
+    text += fmt::format("Link {} stays as the configuration says, which wins\n",
+                        Printable(link.name));
+  }
+  return text;
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> MeasureBandwidth(const MeasureOptions& options) {
@@ -89,6 +139,11 @@ absl::StatusOr<std::string> MeasureBandwidth(const MeasureOptions& options) {
   SLUICE_ASSIGN_OR_RETURN(const std::string status,
                           ReadStatus(options.admin_socket));
   SLUICE_ASSIGN_OR_RETURN(MeasurableNode node, ReadLinks(status));
+  if (options.keep && !node.keeps) {
+    return absl::FailedPreconditionError(
+        "this sluiced does not keep what was measured: upgrade it, or give "
+        "--out FILE for its configuration");
+  }
   SLUICE_RETURN_IF_ERROR(MayMeasure(node, options.beside_jobs));
   {
     // What is leased goes back first; then the signal ends the process.
@@ -99,16 +154,32 @@ absl::StatusOr<std::string> MeasureBandwidth(const MeasureOptions& options) {
   if (!options.out.empty()) {
     SLUICE_RETURN_IF_ERROR(WriteOutput(options.out, configuration));
   }
-  if (options.json) return MeasuredJson(node, options.seconds);
+  std::optional<bool> holds;
+  if (options.keep) {
+    SLUICE_ASSIGN_OR_RETURN(holds, Keep(options, node));
+  }
+  if (options.json) return MeasuredJson(node, options.seconds, holds);
   if (options.out == "-") return "";
   std::string text = RenderMeasured(node);
-  text += options.out.empty()
-              ? "\nFor the daemon's configuration, which is read at its start "
-                "and on SIGHUP:\n\n" +
-                    configuration
-              : "\nWhat the daemon's configuration should say of them is in " +
-                    options.out + "; it is read at its start and on SIGHUP\n";
+  if (holds) text += KeptText(*holds, node);
+  if (!options.out.empty()) {
+    text += "\nWhat the daemon's configuration should say of them is in " +
+            options.out + "; it is read at its start and on SIGHUP\n";
+  } else if (!holds) {
+    text +=
+        "\nFor the daemon's configuration, which is read at its start and on "
+        "SIGHUP (or measure with --keep):\n\n" +
+        configuration;
+  }
   return text;
+}
+
+absl::StatusOr<std::string> ForgetMeasured(const std::string& admin_socket) {
+  SLUICE_ASSIGN_OR_RETURN(const bool holds, ForgetLinks(admin_socket));
+  return fmt::format(
+      "what was measured is forgotten: the daemon goes by its configuration "
+      "alone {}\n",
+      WhenText(holds));
 }
 
 }  // namespace sluice::ctl

@@ -17,12 +17,17 @@ struct MeasureOptions {
   double seconds = 1;  // that each number is averaged over
   bool beside_jobs = false;
   bool json = false;
-  std::string out;  // where the configuration goes; empty: below the table
+  std::string out;    // where the configuration goes; empty: below the table
+  bool keep = false;  // the daemon goes by it from now on
 };
 
-// What is to be printed. FailedPrecondition: jobs have ranks here. Cancelled:
-// Ctrl-C, which then ends the process. PermissionDenied, NotFound and others:
-// those of admin.h, of a session and of leases.
+// What is to be printed. FailedPrecondition: jobs have ranks here, or what is
+// to be kept cannot be. Cancelled: Ctrl-C, which then ends the process.
+// PermissionDenied, NotFound and others: those of admin.h, of a session and of
+// leases.
 absl::StatusOr<std::string> MeasureBandwidth(const MeasureOptions& options);
+
+// The daemon goes by the configuration alone again. What is to be printed.
+absl::StatusOr<std::string> ForgetMeasured(const std::string& admin_socket);
 
 }  // namespace sluice::ctl

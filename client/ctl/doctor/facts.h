@@ -28,6 +28,10 @@ struct DaemonFacts {
   };
   std::optional<Drained> drained;
   Bytes host_pools;
+  // Links: all, those with a speed by the configuration, those with one that
+  // was measured; and whether that waits for ranks to end.
+  int links = 0, links_configured = 0, links_measured = 0;
+  bool measured_waits = false;
   // What pinned host memory is, and why it is the lesser kind; empty:
   // simulated, or it did not say.
   std::string host_memory, host_memory_why;

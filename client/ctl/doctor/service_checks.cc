@@ -197,6 +197,27 @@ Finding CheckPolicy(const Facts& facts) {
   return Ok(Rights(policy));
 }
 
+Finding CheckLinks(const Facts& facts) {
+  const DaemonFacts& daemon = facts.daemon;
+  if (!Reached(facts) || daemon.links == 0) {
+    return Ok("not known: no daemon tells of any");
+  }
+  if (daemon.measured_waits) {
+    return Warning("what was measured waits until no rank is attached",
+                   "sudo systemctl reload sluiced");
+  }
+  const int known = daemon.links_configured + daemon.links_measured;
+  if (known > 0) {
+    return Ok(fmt::format(
+        "{} of {} have a speed: {} by the configuration, {} measured", known,
+        daemon.links, daemon.links_configured, daemon.links_measured));
+  }
+  return Ok(
+      "none has a speed: copies wait for nothing, and plans see no limit of "
+      "a link",
+      "sudo sluicectl bandwidth measure --keep");
+}
+
 constexpr Check kChecks[] = {
     {"daemon", CheckDaemon},
     {"version", CheckVersion},
@@ -206,6 +227,7 @@ constexpr Check kChecks[] = {
     {"session socket", CheckSessionSocket},
     {"admin socket", CheckAdminSocket},
     {"policy file", CheckPolicy},
+    {"links", CheckLinks},
 };
 
 }  // namespace

@@ -96,6 +96,22 @@ std::optional<std::vector<bool>> ToldPersistence(const std::string& csv) {
   return on;
 }
 
+namespace {
+
+void ReadLinkFacts(const json& node, DaemonFacts& facts) {
+  for (const json& link : node.value("links", json::array())) {
+    const json from = link.value("speed_from", json());
+    ++facts.links;
+    facts.links_configured += from == "configuration" ? 1 : 0;
+    facts.links_measured += from == "measured" ? 1 : 0;
+  }
+  const json measured = node.value("measured_links", json());
+  facts.measured_waits =
+      !measured.is_null() && measured.at("waits").get<bool>();
+}
+
+}  // namespace
+
 absl::StatusOr<DaemonFacts> ToldDaemon(const std::string& snapshot) {
   try {
     const json node = json::parse(snapshot);
@@ -113,6 +129,7 @@ absl::StatusOr<DaemonFacts> ToldDaemon(const std::string& snapshot) {
       facts.host_memory = kind.at("kind").get<std::string>();
       facts.host_memory_why = kind.at("why").get<std::string>();
     }
+    ReadLinkFacts(node, facts);
     for (const json& host : node.at("host")) {
       facts.host_pools += Bytes(host.at("total_bytes").get<int64_t>());
     }

@@ -119,6 +119,31 @@ struct AdminServer::Impl final : admin::Admin::Service {
     return ToGrpc(service->Undrain());
   }
 
+  grpc::Status KeepLinks(grpc::ServerContext*,
+                         const admin::KeepLinksRequest* request,
+                         admin::KeepLinksReply* reply) override {
+    MeasuredLinks measured;
+    measured.by.who = request->by().substr(0, kLongestName);
+    for (const auto& link : request->links()) {
+      measured.links[link.name()] = {link.h2d_bytes_per_second(),
+                                     link.d2h_bytes_per_second(),
+                                     link.both_bytes_per_second()};
+    }
+    const auto holds = service->SetMeasured(std::move(measured));
+    if (!holds.ok()) return ToGrpc(holds.status());
+    reply->set_holds(*holds);
+    return grpc::Status::OK;
+  }
+
+  grpc::Status ForgetLinks(grpc::ServerContext*,
+                           const admin::ForgetLinksRequest*,
+                           admin::ForgetLinksReply* reply) override {
+    const auto holds = service->SetMeasured(std::nullopt);
+    if (!holds.ok()) return ToGrpc(holds.status());
+    reply->set_holds(*holds);
+    return grpc::Status::OK;
+  }
+
   grpc::Status Evict(grpc::ServerContext*, const admin::EvictRequest* request,
                      admin::EvictReply* reply) override {
     const auto evicted = service->Evict(

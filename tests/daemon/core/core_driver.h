@@ -182,6 +182,10 @@ class CoreDriver {
     SLUICE_CHECK(slots.contains(e.slot));
     promises.push_back(e);
   }
+  void operator()(const UseLinks& e) {
+    SLUICE_CHECK(slots.empty());
+    links = e.links;
+  }
   void operator()(const ReadProfile& e) { to_read.push_back(e); }
   void operator()(const SolvePlan& e) { to_solve.push_back(e); }
   void operator()(const StopSolving& e) { stopped.insert(e.round); }
@@ -213,6 +217,7 @@ class CoreDriver {
   std::set<SessionId> closed, forgotten, killed;
   std::set<int> slots;
   std::vector<PromiseCopies> promises;
+  std::optional<std::vector<LinkSpeed>> links;  // that grants were told of
   std::vector<ReadProfile> to_read;
   std::vector<SolvePlan> to_solve;
   std::set<PlanRoundId> stopped, hurried;

@@ -46,6 +46,12 @@ class EffectText {
   void operator()(const PromiseCopies& e) {
     Add("promise {} {} {}", e.slot, e.rates[kH2d], e.rates[kD2h]);
   }
+  void operator()(const UseLinks& e) {
+    for (const LinkSpeed& link : e.links) {
+      Add("use {} {} {} {}", link.name, link.h2d_bytes_per_second,
+          link.d2h_bytes_per_second, link.both_bytes_per_second);
+    }
+  }
   void operator()(const ReadProfile& e) {
     Add("read {} {}", e.session.value(), e.request.value());
   }

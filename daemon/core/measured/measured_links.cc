@@ -1,0 +1,87 @@
+#include "daemon/core/measured/measured_links.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "daemon/core/links.h"
+#include "proto/base/text.h"
+
+namespace sluice::daemon {
+namespace {
+
+// No link of our time, and far from overflow.
+constexpr double kFastest = 1e15;
+
+const LinkSpeed* Find(const std::vector<LinkSpeed>& links,
+                      const std::string& name) {
+  const auto at =
+      std::find_if(links.begin(), links.end(),
+                   [&](const LinkSpeed& link) { return link.name == name; });
+  return at == links.end() ? nullptr : &*at;
+}
+
+absl::Status CheckSpeeds(const std::string& name, const MeasuredLink& link) {
+  for (const double speed : {link.h2d, link.d2h, link.both}) {
+    if (std::isfinite(speed) && speed >= 0 && speed <= kFastest) continue;
+    return absl::InvalidArgumentError(
+        fmt::format("link {} was measured at {} bytes per second: give 0 to "
+                    "{:g}, 0 for no limit",
+                    Printable(name), speed, kFastest));
+  }
+  if (link != MeasuredLink()) return absl::OkStatus();
+  return absl::InvalidArgumentError(fmt::format(
+      "link {} was measured to limit nothing: leave it out", Printable(name)));
+}
+
+}  // namespace
+
+std::vector<LinkSpeed> LinksWith(const std::vector<LinkSpeed>& configured,
+                                 const MeasuredLinks& measured) {
+  std::vector<LinkSpeed> links = configured;
+  for (LinkSpeed& link : links) {
+    const auto found = measured.links.find(link.name);
+    if (found == measured.links.end() || IsLimited(link)) continue;
+    link.h2d_bytes_per_second = found->second.h2d;
+    link.d2h_bytes_per_second = found->second.d2h;
+    link.both_bytes_per_second = found->second.both;
+    link.measured = true;
+  }
+  return links;
+}
+
+absl::Status CheckMeasured(const std::vector<LinkSpeed>& configured,
+                           const MeasuredLinks& measured) {
+  if (measured.links.empty()) {
+    return absl::InvalidArgumentError("there is no link in what was measured");
+  }
+  for (const auto& [name, link] : measured.links) {
+    if (Find(configured, name) == nullptr) {
+      return absl::InvalidArgumentError(
+          fmt::format("link {} was measured, and this node has none of that "
+                      "name: measure it again",
+                      Printable(name)));
+    }
+    if (absl::Status bad = CheckSpeeds(name, link); !bad.ok()) return bad;
+  }
+  const auto made = TopologyOf(LinksWith(configured, measured));
+  if (made.ok()) return absl::OkStatus();
+  return absl::FailedPreconditionError(fmt::format(
+      "what was measured does not go with the speeds that the configuration "
+      "gives other links ({}): take those out of it",
+      std::string(made.status().message())));
+}
+
+std::vector<std::string> ConfiguredOf(const std::vector<LinkSpeed>& configured,
+                                      const MeasuredLinks& measured) {
+  std::vector<std::string> names;
+  for (const LinkSpeed& link : configured) {
+    if (IsLimited(link) && measured.links.contains(link.name)) {
+      names.push_back(link.name);
+    }
+  }
+  return names;
+}
+
+}  // namespace sluice::daemon

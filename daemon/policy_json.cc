@@ -1,0 +1,291 @@
+// The policy as JSON.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "daemon/policy_file.h"
+#include "proto/base/status.h"
+#include "proto/base/text.h"
+
+namespace sluice::daemon {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kVersion = 1;
+
+// To a millisecond, rounded here and where it is read: a time that lost less
+// than the last digit at each start would wander.
+double Unix(absl::Time at, const Clocks& now) {
+  const absl::Duration since =
+      now.wall - (now.monotonic - at) - absl::UnixEpoch();
+  return std::round(absl::ToDoubleMilliseconds(since)) / 1000;
+}
+
+json LimitOf(Bytes limit) {
+  return limit == Limits::kUnlimited ? json(nullptr) : json(limit.count());
+}
+
+json Entry(json target, const Budgets::Given& given, const Clocks& now) {
+  target["gpu_bytes"] = LimitOf(given.limits.gpu);
+  target["host_bytes"] = LimitOf(given.limits.host);
+  target["by"] = given.by.who;
+  target["at_unix_s"] = Unix(given.by.at, now);
+  return target;
+}
+
+// Reads one object: every key must be there, and no other.
+class Reader {
+ public:
+  Reader(const json& from, std::string name)
+      : from_(from), name_(std::move(name)) {
+    if (!from.is_object()) Fail("is no object");
+  }
+
+  bool Has(const char* key) const {
+    return status_.ok() && from_.contains(key);
+  }
+  const json& At(const char* key) {
+    static const json kNull;
+    known_.insert(key);
+    if (!status_.ok()) return kNull;
+    const auto found = from_.find(key);
+    if (found != from_.end()) return *found;
+    Fail(fmt::format("has no '{}'", key));
+    return kNull;
+  }
+  std::string Text(const char* key) {
+    const json& value = At(key);
+    if (value.is_string()) return value.get<std::string>();
+    Fail(fmt::format("{} is no string", key));
+    return "";
+  }
+  double Number(const char* key) {
+    const json& value = At(key);
+    if (value.is_number()) return value.get<double>();
+    Fail(fmt::format("{} is no number", key));
+    return 0;
+  }
+  double Speed(const char* key) {
+    const double speed = Number(key);
+    if (!(speed >= 0)) Fail(fmt::format("{} is {}", key, speed));
+    return speed;
+  }
+  int64_t Whole(const char* key, int64_t most) {
+    const json& value = At(key);
+    if (value.is_number_integer() && value >= 0 && value <= most) {
+      return value.get<int64_t>();
+    }
+    Fail(fmt::format("{} is no whole number from 0 to {}", key, most));
+    return 0;
+  }
+  Bytes Limit(const char* key) {
+    return At(key).is_null() ? Limits::kUnlimited
+                             : Bytes(Whole(key, (int64_t{1} << 60) - 1));
+  }
+  void Fail(const std::string& what) {
+    if (!status_.ok()) return;
+    status_ = absl::InvalidArgumentError(
+        Printable(fmt::format("{} {}", name_, what)));
+  }
+  absl::Status Done() {
+    if (!status_.ok()) return status_;
+    for (const auto& [key, value] : from_.items()) {
+      if (!known_.contains(key)) Fail(fmt::format("has an unknown '{}'", key));
+    }
+    return status_;
+  }
+
+ private:
+  const json& from_;
+  const std::string name_;
+  std::set<std::string, std::less<>> known_;
+  absl::Status status_;
+};
+
+json EntryOf(PoolId pool, const Principal& whose, const Reservation& given,
+             const Clocks& now) {
+  json entry = {{pool.kind == PoolKind::kGpu ? "gpu" : "numa", pool.ordinal},
+                {"uid", whose.uid},
+                {"bytes", given.bytes.count()},
+                {"by", given.by.who},
+                {"at_unix_s", Unix(given.by.at, now)}};
+  if (!whose.cgroup.empty()) entry["cgroup"] = whose.cgroup;
+  return entry;
+}
+
+absl::Time TimeOf(Reader& entry, const Clocks& now) {
+  // No date of ours. Much later ones would be infinite, and not be written.
+  constexpr double kMost = 1e12;
+  const double unix_s = entry.Number("at_unix_s");
+  if (!(unix_s > -kMost && unix_s < kMost)) {
+    entry.Fail(fmt::format("at_unix_s is {}, no time of a clock", unix_s));
+  }
+  const absl::Time wall = absl::FromUnixMillis(std::llround(unix_s * 1000));
+  return now.monotonic - (now.wall - wall);
+}
+
+absl::Status ReadReservation(const json& from, const std::string& name,
+                             const Clocks& now, Reservations& to) {
+  Reader entry(from, name);
+  const bool gpu = entry.Has("gpu");
+  const PoolId pool = {
+      gpu ? PoolKind::kGpu : PoolKind::kHost,
+      static_cast<uint64_t>(entry.Whole(gpu ? "gpu" : "numa", INT32_MAX))};
+  Principal whose;
+  whose.uid = static_cast<uint32_t>(entry.Whole("uid", UINT32_MAX));
+  if (entry.Has("cgroup")) whose.cgroup = entry.Text("cgroup");
+  Reservation given;
+  given.bytes = Bytes(entry.Whole("bytes", (int64_t{1} << 60) - 1));
+  given.by = {true, entry.Text("by"), TimeOf(entry, now)};
+  if (given.bytes == Bytes(0)) entry.Fail("reserves nothing");
+  SLUICE_RETURN_IF_ERROR(entry.Done());
+  if (to[pool].emplace(whose, given).second) return absl::OkStatus();
+  return absl::InvalidArgumentError(name + " is there twice");
+}
+
+absl::Status ReadLimit(const json& from, const std::string& name,
+                       const Clocks& now, Budgets::Saved& to) {
+  Reader entry(from, name);
+  Budgets::Given given;
+  given.limits = {entry.Limit("gpu_bytes"), entry.Limit("host_bytes")};
+  given.by = {true, entry.Text("by"), TimeOf(entry, now)};
+  std::string job, cgroup;
+  uint32_t uid = 0;
+  const bool of_job = entry.Has("job");
+  if (of_job) {
+    job = entry.Text("job");
+    if (job.empty()) entry.Fail("names no job");
+  } else {
+    uid = static_cast<uint32_t>(entry.Whole("uid", UINT32_MAX));
+    if (entry.Has("cgroup")) cgroup = entry.Text("cgroup");
+  }
+  SLUICE_RETURN_IF_ERROR(entry.Done());
+  bool is_new = false;
+  if (of_job) {
+    is_new = to.named_jobs.emplace(job, given).second;
+  } else if (cgroup.empty()) {
+    is_new = to.uids.emplace(uid, given).second;
+  } else {
+    is_new = to.principals.emplace(Principal{uid, cgroup}, given).second;
+  }
+  if (is_new) return absl::OkStatus();
+  return absl::InvalidArgumentError(name + " is there twice");
+}
+
+json EntryOf(const MeasuredLinks& measured, const Clocks& now) {
+  json links = json::array();
+  for (const auto& [name, link] : measured.links) {
+    links.push_back({{"name", name},
+                     {"h2d_bytes_per_s", link.h2d},
+                     {"d2h_bytes_per_s", link.d2h},
+                     {"both_bytes_per_s", link.both}});
+  }
+  return {{"by", measured.by.who},
+          {"at_unix_s", Unix(measured.by.at, now)},
+          {"links", std::move(links)}};
+}
+
+// Whether the node has such links is not asked: it may have changed.
+absl::StatusOr<MeasuredLinks> ReadMeasured(const json& from,
+                                           const Clocks& now) {
+  Reader entry(from, "'measured_links'");
+  MeasuredLinks measured;
+  measured.by = {true, entry.Text("by"), TimeOf(entry, now)};
+  const json& links = entry.At("links");
+  if (!links.is_array() || links.empty()) entry.Fail("names no link");
+  SLUICE_RETURN_IF_ERROR(entry.Done());
+  for (const json& each : links) {
+    Reader link(each, "a link of 'measured_links'");
+    const std::string name = link.Text("name");
+    const MeasuredLink speeds = {link.Speed("h2d_bytes_per_s"),
+                                 link.Speed("d2h_bytes_per_s"),
+                                 link.Speed("both_bytes_per_s")};
+    if (name.empty()) link.Fail("has no name");
+    SLUICE_RETURN_IF_ERROR(link.Done());
+    if (!measured.links.emplace(name, speeds).second) {
+      link.Fail("is there twice");
+    }
+    SLUICE_RETURN_IF_ERROR(link.Done());
+  }
+  return measured;
+}
+
+}  // namespace
+
+std::string EncodePolicy(const Policy& policy, const Clocks& now) {
+  json limits = json::array();
+  for (const auto& [uid, given] : policy.limits.uids) {
+    limits.push_back(Entry({{"uid", uid}}, given, now));
+  }
+  for (const auto& [who, given] : policy.limits.principals) {
+    limits.push_back(
+        Entry({{"uid", who.uid}, {"cgroup", who.cgroup}}, given, now));
+  }
+  for (const auto& [job, given] : policy.limits.named_jobs) {
+    limits.push_back(Entry({{"job", job}}, given, now));
+  }
+  json to = {{"sluice_policy", kVersion},
+             {"limits", std::move(limits)},
+             {"drained", nullptr}};
+  // Only where there are any: an older daemon knows of none.
+  for (const auto& [pool, users] : policy.reservations) {
+    for (const auto& [whose, given] : users) {
+      to["reservations"].push_back(EntryOf(pool, whose, given, now));
+    }
+  }
+  if (policy.measured) to["measured_links"] = EntryOf(*policy.measured, now);
+  if (policy.drain) {
+    to["drained"] = {{"by", policy.drain->who},
+                     {"reason", policy.drain->reason},
+                     {"at_unix_s", Unix(policy.drain->at, now)}};
+  }
+  return to.dump(1, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+absl::StatusOr<Policy> DecodePolicy(const std::string& text,
+                                    const Clocks& now) {
+  const json whole = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (whole.is_discarded()) {
+    return absl::InvalidArgumentError("it is no JSON, or not all of it");
+  }
+  Reader top(whole, "the file");
+  if (top.Whole("sluice_policy", INT32_MAX) != kVersion) {
+    top.Fail(fmt::format("is not of version {}", kVersion));
+  }
+  const json& limits = top.At("limits");
+  const json& drained = top.At("drained");
+  if (!limits.is_array()) top.Fail("'limits' is no list");
+  const json measured =
+      top.Has("measured_links") ? top.At("measured_links") : json();
+  const json reserved =
+      top.Has("reservations") ? top.At("reservations") : json::array();
+  if (!reserved.is_array()) top.Fail("'reservations' is no list");
+  SLUICE_RETURN_IF_ERROR(top.Done());
+  Policy policy;
+  for (size_t i = 0; i < limits.size(); ++i) {
+    SLUICE_RETURN_IF_ERROR(
+        ReadLimit(limits[i], fmt::format("limits[{}]", i), now, policy.limits));
+  }
+  for (size_t i = 0; i < reserved.size(); ++i) {
+    SLUICE_RETURN_IF_ERROR(ReadReservation(reserved[i],
+                                           fmt::format("reservations[{}]", i),
+                                           now, policy.reservations));
+  }
+  if (!measured.is_null()) {
+    SLUICE_ASSIGN_OR_RETURN(policy.measured, ReadMeasured(measured, now));
+  }
+  if (!drained.is_null()) {
+    Reader drain(drained, "'drained'");
+    policy.drain =
+        Drain{drain.Text("by"), drain.Text("reason"), TimeOf(drain, now)};
+    SLUICE_RETURN_IF_ERROR(drain.Done());
+  }
+  return policy;
+}
+
+}  // namespace sluice::daemon

@@ -1,0 +1,150 @@
+// What links were measured to carry: when it holds, and what wins over it.
+#include "daemon/core/measured/measured_links.h"
+
+#include <limits>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/daemon/core/core_driver.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::daemon {
+namespace {
+
+using ::sluice::testing::IsOk;
+using ::sluice::testing::StatusIs;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
+
+// Two GPUs behind a switch; the configuration knows how fast one is.
+NodeConfig Tree() {
+  NodeConfig node = SmallNode();
+  node.links = {{.name = "pcie0", .parent = "switch"},
+                {.name = "pcie1",
+                 .h2d_bytes_per_second = 1e9,
+                 .d2h_bytes_per_second = 1e9,
+                 .parent = "switch"},
+                {.name = "switch"}};
+  return node;
+}
+
+MeasuredLinks Found() {
+  return {{{"pcie0", {2e9, 3e9, 0}}, {"pcie1", {5e9, 5e9, 0}}}, {true, "root"}};
+}
+
+void Set(CoreDriver& node, std::optional<MeasuredLinks> measured) {
+  node.Run(
+      [&](Core& to) { return to.SetMeasured(measured, node.clock.Now()); });
+}
+
+double SpeedOfFirst(const CoreDriver& node) {
+  return node.core.config().links[0].h2d_bytes_per_second;
+}
+
+TEST(MeasuredLinks, AreUsedWhereTheConfigurationSaysNothing) {
+  const std::vector<LinkSpeed> links = LinksWith(Tree().links, Found());
+  EXPECT_EQ(links[0].h2d_bytes_per_second, 2e9);
+  EXPECT_EQ(links[0].d2h_bytes_per_second, 3e9);
+  EXPECT_EQ(links[0].parent, "switch");
+  EXPECT_TRUE(links[0].measured);
+  EXPECT_EQ(links[1].h2d_bytes_per_second, 1e9);
+  EXPECT_FALSE(links[1].measured);
+  EXPECT_FALSE(links[2].measured);
+  EXPECT_THAT(ConfiguredOf(Tree().links, Found()), ElementsAre("pcie1"));
+}
+
+TEST(MeasuredLinks, WhatDoesNotFitTheNodeIsRefused) {
+  const std::vector<LinkSpeed> links = Tree().links;
+  const auto check = [&](const std::string& name, MeasuredLink link) {
+    return CheckMeasured(links, {{{name, link}}, {}});
+  };
+  EXPECT_THAT(CheckMeasured(links, Found()), IsOk());
+  EXPECT_THAT(CheckMeasured(links, {}),
+              StatusIs(kInvalid, HasSubstr("no link")));
+  EXPECT_THAT(check("pcie9", {1e9, 1e9, 0}),
+              StatusIs(kInvalid, HasSubstr("pcie9 was measured, and this node "
+                                           "has none of that name")));
+  for (const double speed : {-1.0, std::numeric_limits<double>::quiet_NaN(),
+                             std::numeric_limits<double>::infinity()}) {
+    EXPECT_THAT(check("pcie0", {1e9, speed, 0}),
+                StatusIs(kInvalid, HasSubstr("bytes per second")));
+  }
+  EXPECT_THAT(check("pcie0", {}),
+              StatusIs(kInvalid, HasSubstr("leave it out")));
+  // Directions would go apart again above a link that both load.
+  EXPECT_THAT(
+      CheckMeasured(links,
+                    {{{"pcie0", {0, 0, 2e9}}, {"switch", {4e9, 0, 0}}}, {}}),
+      StatusIs(
+          absl::StatusCode::kFailedPrecondition,
+          HasSubstr("does not go with the speeds that the configuration")));
+}
+
+TEST(MeasuredLinks, HoldAtOnceWhereNoRankIsAttachedAndAreForgotten) {
+  CoreDriver node(Tree());
+  const auto kept = node.core.PolicyMeasured(Found());
+  ASSERT_THAT(kept.status(), IsOk());
+  EXPECT_EQ(kept->measured, Found());
+  EXPECT_EQ(SpeedOfFirst(node), 0) << "tried only";
+  EXPECT_THAT(node.core.PolicyMeasured(std::nullopt).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("nothing to forget")));
+  Set(node, Found());
+  EXPECT_FALSE(node.core.measured_waits());
+  EXPECT_EQ(SpeedOfFirst(node), 2e9);
+  ASSERT_TRUE(node.links);
+  EXPECT_EQ((*node.links)[0].h2d_bytes_per_second, 2e9);
+  EXPECT_EQ(node.core.policy().measured, Found());
+  EXPECT_EQ(node.core.TakeSnapshot(nullptr, node.clock.Now()).measured,
+            Found());
+  // What is promised is of what was measured.
+  const SessionId rank = node.Attach("a", 0, 1, 1, 0, 0.4e9);
+  EXPECT_EQ(node.core.session(rank)->guaranteed_bytes_per_second, 0.4e9);
+  node.Die(rank);
+  Set(node, std::nullopt);
+  EXPECT_EQ(SpeedOfFirst(node), 0);
+  EXPECT_EQ((*node.links)[0].h2d_bytes_per_second, 0);
+  EXPECT_EQ(node.core.policy().measured, std::nullopt);
+}
+
+TEST(MeasuredLinks, WaitUntilNoRankIsAttached) {
+  CoreDriver node(Tree());
+  const SessionId a = node.Attach("a", 0), b = node.Attach("b", 0);
+  Set(node, Found());
+  EXPECT_TRUE(node.core.measured_waits());
+  EXPECT_TRUE(node.core.TakeSnapshot(nullptr, node.clock.Now()).measured_waits);
+  EXPECT_EQ(node.core.policy().measured, Found()) << "kept all the same";
+  node.Die(a);
+  EXPECT_EQ(SpeedOfFirst(node), 0);
+  EXPECT_FALSE(node.links);
+  // Its process may live on.
+  node.Run([&](Core& to) { return to.SocketEnded(b, node.clock.Now()); });
+  EXPECT_FALSE(node.core.measured_waits());
+  EXPECT_EQ(SpeedOfFirst(node), 2e9);
+  EXPECT_TRUE(node.links);
+}
+
+TEST(MeasuredLinks, AreTheNextDaemonsFromItsStart) {
+  CoreDriver next(Tree());
+  Policy policy;
+  policy.measured = Found();
+  ASSERT_THAT(next.core.SetPolicy(policy, next.clock.Now()), IsOk());
+  EXPECT_EQ(SpeedOfFirst(next), 2e9);
+  EXPECT_EQ(next.core.policy(), policy);
+  EXPECT_THAT(next.core.log().events(), IsEmpty());
+  // Of a node that has changed: kept, said, and not used.
+  CoreDriver other;
+  policy.measured->links = {{"pcie0", {1e8, 1e8, 0}}, {"old", {1e8, 1e8, 0}}};
+  ASSERT_THAT(other.core.SetPolicy(policy, other.clock.Now()), IsOk());
+  EXPECT_EQ(SpeedOfFirst(other), 1e9);
+  EXPECT_EQ(other.core.policy(), policy);
+  ASSERT_EQ(other.core.log().events().size(), 1u);
+  EXPECT_THAT(other.core.log().events().front().text,
+              HasSubstr("is not used: link old was measured"));
+}
+
+}  // namespace
+}  // namespace sluice::daemon
