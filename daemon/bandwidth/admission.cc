@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "proto/base/status.h"
 
 namespace sluice::daemon::bandwidth {
@@ -112,8 +114,16 @@ std::vector<int> Admission::Idle(int gate) {
     ++it;
   }
   domain.changing = false;
-  if (left) SetSupply(gate, SupplyFor(domain, nullptr));
+  if (left) {
+    SetSupply(gate, SupplyFor(domain, nullptr));
+    ++given_back_;
+  }
   return bind;
+}
+
+bool Admission::changing_anywhere() const {
+  return std::any_of(domains_.begin(), domains_.end(),
+                     [](const auto& each) { return each.second.changing; });
 }
 
 std::vector<int> Admission::gates() const {

@@ -44,6 +44,10 @@ class Admission {
   void Leave(int id);
   // Whether demands of the domain wait for an idle instant, to come or to go.
   bool changing(int gate) const { return domains_.at(gate).changing; }
+  bool changing_anywhere() const;
+  // How often demands that left have been taken off: until then what was
+  // refused would be again.
+  uint64_t given_back() const { return given_back_; }
   // The domain of `gate` is idle. Returns the demands that bind from now on.
   std::vector<int> Idle(int gate);
 
@@ -82,6 +86,7 @@ class Admission {
   std::vector<int> gates_;         // by channel
   std::map<int, Domain> domains_;  // by gate
   std::map<int, int> gate_of_id_;  // those who did not leave
+  uint64_t given_back_ = 0;
 };
 
 }  // namespace sluice::daemon::bandwidth

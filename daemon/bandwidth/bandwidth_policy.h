@@ -65,6 +65,10 @@ class BandwidthPolicy {
   // demand's deadline after it was asked for. From the next idle instant on
   // (admission.h). Refusals: Admission::Admit.
   absl::Status Promise(int flow, const Demand& demand, absl::Time now);
+  // A promise that was refused is refused again until this rises; it may by
+  // itself while `changing`, and else when a flow is closed.
+  uint64_t given_back() const { return admission_.given_back(); }
+  bool changing() const { return admission_.changing_anywhere(); }
   bool IsBinding(int flow) const { return flows_.at(flow).binding; }
 
   // `bytes` more; `needed_by`: Server::Ask.

@@ -131,6 +131,7 @@ void GrantPolicy::TryPromise(int slot, int direction) {
   RankShare& rank = ranks_.at(slot);
   const double rate = std::max(rank.guaranteed, rank.demand[direction]);
   if (rank.promised[direction] || rate <= 0) return;
+  if (StaysRefused(rank, direction)) return;
   const double bytes =
       std::ceil(rate * absl::ToDoubleSeconds(kGuaranteePeriod));
   rank.promised[direction] = shares_
@@ -139,6 +140,9 @@ void GrantPolicy::TryPromise(int slot, int direction) {
                                            kGuaranteePeriod, kGuaranteePeriod},
                                           now_)
                                  .ok();
+  if (!rank.promised[direction]) {
+    rank.refused_at[direction] = shares_.given_back();
+  }
 }
 
 void GrantPolicy::Promise(int slot, const CopyRates& rates) {
@@ -153,6 +157,7 @@ void GrantPolicy::Promise(int slot, const CopyRates& rates) {
     shares_.Close(FlowOf(slot, d));
     shares_.Open(FlowOf(slot, d), rank.link, d, rank.weight);
     rank.promised[d] = false;
+    rank.refused_at[d].reset();
     TryPromise(slot, d);
   }
 }
@@ -249,7 +254,8 @@ bool GrantPolicy::WantsNothing(const RankShare& rank) const {
     const bool promised =
         rank.promised[d] || std::max(rank.guaranteed, rank.demand[d]) <= 0;
     if (Wanted(rank, d) > 0 || rank.rate[d] > 0) return false;
-    if (Gated(rank, d) && !promised) return false;
+    const bool for_good = StaysRefused(rank, d) && !shares_.changing();
+    if (Gated(rank, d) && !promised && !for_good) return false;
   }
   return true;
 }

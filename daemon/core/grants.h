@@ -26,6 +26,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -119,6 +120,8 @@ class GrantPolicy {
     std::array<double, 2> rate = {0, 0};  // granted, averaged
     std::array<double, 2> rest = {0, 0};  // granted, less than a byte
     std::array<bool, 2> promised = {false, false};
+    // BandwidthPolicy::given_back when its promise was refused.
+    std::array<std::optional<uint64_t>, 2> refused_at;
     std::array<LateCounter, 2> late;
   };
   // What the narrowest link of the path carries; 0: none is limited.
@@ -139,8 +142,13 @@ class GrantPolicy {
   // Bytes of that copy beyond the limit, and when; counts it where it is late.
   void TellNeed(int slot, int direction, const Need& need,
                 absl::Duration elapsed);
-  // Tried at each refill: what ranks that went were promised may count yet.
+  // What ranks that went were promised may count yet: tried again when that has
+  // been given back.
   void TryPromise(int slot, int direction);
+  // It was refused, and nothing has been given back since.
+  bool StaysRefused(const RankShare& rank, int direction) const {
+    return rank.refused_at[direction] == shares_.given_back();
+  }
   static void Raise(RankShare& rank, int direction, double bytes,
                     absl::Duration elapsed);
   Grant GrantOf(const RankShare& rank) const;

@@ -450,5 +450,28 @@ TEST(Grants, InALongStoryNoMoreIsGrantedThanTheSwitchCarries) {
   EXPECT_GT(granted + gifts, 0.5 * kSwitch * seconds);
 }
 
+// Wrong once: it was asked for again at each refill, for ever.
+TEST(Grants, APromiseThatWasRefusedIsAskedForAgainOnlyWhenAnotherWasGivenBack) {
+  Link link;
+  link.passes = true;
+  link.Attach(0, 0.6 * kRate);
+  link.Attach(1, 0.6 * kRate);
+  const std::map<int, double> resting = {{0, 0}, {1, 0}};
+  link.Run(absl::Seconds(1), resting);
+  link.passed = 0;
+  link.Run(absl::Seconds(1), resting);
+  EXPECT_EQ(link.passed, 500) << "nothing can change";
+  link.policy.Detach(0);
+  link.used.erase(0);
+  link.limit.erase(0);
+  link.Run(absl::Seconds(1), resting);
+  // It has what was given back: more than a half.
+  link.Attach(2);
+  link.Run(absl::Seconds(1));
+  const auto before = link.used;
+  link.Run(absl::Seconds(1));
+  EXPECT_GT(link.Rate(1, before, absl::Seconds(1)), 0.59 * kRate);
+}
+
 }  // namespace
 }  // namespace sluice::daemon
