@@ -169,6 +169,7 @@ void Core::Load(CoreState saved) {
   waiting_.Load(std::move(saved.waiting));
   for (const auto& [id, session] : sessions_) {
     if (session.is_rank()) slots_[session.grant_slot] = true;
+    if (session.state == Session::State::kHalfOpen) half_open_.insert(id);
     if (!session.deaths_to_tell.empty()) to_tell_.insert(id);
     if (session.grant_slot >= 0) {
       journal_.stats.jobs.Began(session.job(), started_);
@@ -226,12 +227,15 @@ void Core::CheckGuarantees() const {
 void Core::CheckSessions() const {
   size_t slots = 0;
   for (const auto& [id, session] : sessions_) {
+    const bool half_open = session.state == Session::State::kHalfOpen;
+    SLUICE_CHECK(half_open == half_open_.contains(id));
     SLUICE_CHECK(ledger_.IsHolder(id) == (session.grant_slot >= 0));
     if (session.is_rank()) {
       SLUICE_CHECK(slots_[session.grant_slot]);
       ++slots;
     }
   }
+  for (SessionId id : half_open_) SLUICE_CHECK(sessions_.contains(id));
   SLUICE_CHECK(slots == static_cast<size_t>(
                             std::count(slots_.begin(), slots_.end(), true)));
 }

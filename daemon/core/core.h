@@ -344,6 +344,9 @@ class Core {
   Ledger ledger_;
   JointPlanning joint_;
   Table<SessionId, Session> sessions_;
+  // Those that sent no Hello yet: the oldest, which has the first number, is
+  // the first that has to.
+  std::set<SessionId> half_open_;
   SessionId last_session_;
   std::set<SessionId> to_tell_;  // those that have deaths_to_tell
   std::optional<Drain> drain_;

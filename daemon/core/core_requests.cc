@@ -219,6 +219,7 @@ void Core::Handle(Session& session, RequestId request,
   }
   session.hello = hello;
   session.state = Session::State::kAttached;
+  half_open_.erase(session.id);
   WelcomeReply welcome{.observer = hello.observer,
                        .grant_slot = session.grant_slot,
                        .gpu = hello.gpu,

@@ -62,8 +62,8 @@ Effects Core::Connect(SessionId id, const Peer& peer, absl::Time now) {
   };
   std::map<Principal, HalfOpen> half_open;
   int all = 0;
-  for (const auto& [other_id, other] : sessions_) {
-    if (other.state != Session::State::kHalfOpen) continue;
+  for (SessionId other_id : half_open_) {
+    const Session& other = sessions_.at(other_id);
     HalfOpen& of = half_open[other.peer.principal];
     if (of.count++ == 0 || other.connected_at < of.oldest->connected_at) {
       of.oldest = &other;
@@ -98,6 +98,7 @@ Effects Core::Connect(SessionId id, const Peer& peer, absl::Time now) {
   session.peer = peer;
   session.connected_at = now;
   sessions_.Insert(id, std::move(session));
+  half_open_.insert(id);
   ++journal_.stats.sessions_opened;
   return effects;
 }
@@ -154,6 +155,7 @@ void Core::Close(Session& session, absl::Time now, Effects& effects) {
         session.peer.principal, {session.id});
   }
   session.state = Session::State::kClosed;
+  half_open_.erase(session.id);
   session.history.Clear();
 }
 
@@ -271,11 +273,9 @@ Effects Core::ShutDown(const std::string& reason, absl::Time now) {
 Effects Core::Tick(absl::Time now) {
   Effects effects;
   std::vector<SessionId> late;
-  for (const auto& [id, session] : sessions_) {
-    if (session.state == Session::State::kHalfOpen &&
-        session.connected_at + config_.hello_timeout <= now) {
-      late.push_back(id);
-    }
+  for (SessionId id : half_open_) {
+    if (sessions_.at(id).connected_at + config_.hello_timeout > now) break;
+    late.push_back(id);
   }
   for (SessionId id : late) {
     Close(sessions_.Edit(id), now, effects);
@@ -302,12 +302,9 @@ Effects Core::Tick(absl::Time now) {
 absl::Time Core::NextDeadline() const {
   absl::Time next = std::min(
       {joint_.NextDeadline(), ledger_.NextDeadline(), waiting_.NextDeadline()});
-  for (const auto& [id, session] : sessions_) {
-    if (session.state == Session::State::kHalfOpen) {
-      next = std::min(next, session.connected_at + config_.hello_timeout);
-    }
-  }
-  return next;
+  if (half_open_.empty()) return next;
+  const Session& oldest = sessions_.at(*half_open_.begin());
+  return std::min(next, oldest.connected_at + config_.hello_timeout);
 }
 
 }  // namespace sluice::daemon

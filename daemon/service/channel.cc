@@ -30,6 +30,7 @@ Channel::Channel(Shared shared, Principal who, UniqueFd socket, UniqueFd pidfd,
       closer_(shared.closer),
       quotas_(shared.quotas),
       in_flight_(shared.in_flight),
+      queued_(shared.queued),
       who_(std::move(who)),
       discard_([this](UniqueFd fd) {
         discarded_ |= static_cast<bool>(fd);
@@ -51,6 +52,7 @@ Channel::Channel(Shared shared, Principal who, UniqueFd socket, UniqueFd pidfd,
 
 Channel::~Channel() {
   CloseSocket();
+  queued_->erase(this);
   if (pidfd_) loop_->Remove(pidfd_.get());
 }
 
@@ -133,6 +135,7 @@ void Channel::Send(Outgoing out) {
   if (room.ok()) {
     queued_bytes_ += size;
     queue_.push_back(std::move(out));
+    queued_->insert(this);
     if (queue_.size() <= kMaxQueued) return;
     room = absl::ResourceExhaustedError(
         fmt::format("{} messages wait and it reads none", kMaxQueued));
@@ -145,6 +148,7 @@ void Channel::DropQueue() {
   quotas_->GiveBack(who_, Resource::kQueuedBytes, queued_bytes_);
   queued_bytes_ = 0;
   queue_.clear();
+  queued_->erase(this);
   retry_at_ = absl::InfiniteFuture();
 }
 
@@ -168,6 +172,7 @@ void Channel::Flush() {
     stalled_since_ = loop_->now();  // it reads
     if (!sent.ok()) return handlers_.ended();
   }
+  queued_->erase(this);
   retry_at_ = absl::InfiniteFuture();
   loop_->Change(socket_.get(), kWaitToRead);
 }

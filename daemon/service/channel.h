@@ -15,6 +15,7 @@
 
 #include <deque>
 #include <functional>
+#include <set>
 #include <string>
 
 #include "absl/status/status.h"
@@ -43,6 +44,8 @@ class Channel {
     Closer* closer;
     Quotas* quotas;
     InFlight* in_flight;
+    // Those for which something waits to be sent: the others have no deadline.
+    std::set<const Channel*>* queued;
   };
   struct Handlers {
     std::function<void()> readable;  // it wants a turn
@@ -103,6 +106,7 @@ class Channel {
   Closer* closer_;
   Quotas* quotas_;
   InFlight* in_flight_;
+  std::set<const Channel*>* queued_;
   const Principal who_;
   const wire::Discard discard_;
   bool discarded_ = false;  // it sent descriptors that nobody wants

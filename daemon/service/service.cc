@@ -277,8 +277,8 @@ void Service::Accept() {
 void Service::Watch(SessionId id, const Principal& who, UniqueFd socket,
                     UniqueFd pidfd) {
   channels_[id] = std::make_unique<Channel>(
-      Channel::Shared{loop_.get(), &closer_, &quotas_, &in_flight_}, who,
-      std::move(socket), std::move(pidfd),
+      Channel::Shared{loop_.get(), &closer_, &quotas_, &in_flight_, &queued_},
+      who, std::move(socket), std::move(pidfd),
       Channel::Handlers{
           .readable = [this, id, who] { turns_.Add(who, id); },
           .message = [this, id](wire::Message& m) { OnMessage(id, m); },
@@ -421,7 +421,8 @@ absl::Time Service::NextDeadline() const {
   if (accept_again_at_) next = std::min(next, *accept_again_at_);
   for (const auto& [id, file] : plan_files_)
     next = std::min(next, file.drop_at);
-  for (const auto& [id, channel] : channels_) {
+  // Asked twice a turn: not of every session.
+  for (const Channel* channel : queued_) {
     next = std::min({next, channel->stall_deadline(), channel->retry_at()});
   }
   return next;

@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -268,6 +269,7 @@ class Service {
   std::map<std::pair<SessionId, RequestId>, UniqueFd> profiles_;
   absl::Status no_page_;  // why the last use page could not be made
   // Plans as memfds, for all ranks of a job; kept a moment.
+  std::set<const Channel*> queued_;            // Channel::Shared
   struct PlanFile {
     std::shared_ptr<const UniqueFd> fd;
     absl::Time drop_at;
