@@ -5,6 +5,7 @@ import socket
 import subprocess
 import unittest
 
+import either_node
 import harness
 
 RUN = "--private --seq-len 1500 --steps 2".split()
@@ -12,7 +13,7 @@ FREE = ("norm1 q k v attention_residual norm2 ffn_up ffn_gate "
         "ffn_activation").split()
 
 
-class Fractions(harness.TrainTest):
+class Fractions(either_node.NodeTest):
     def kept(self, report):
         return sum(report["fractions"][name]["keep"] for name in FREE)
 
