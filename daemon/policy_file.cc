@@ -7,40 +7,17 @@
 
 #include <cerrno>
 #include <filesystem>
-#include <string_view>
+#include <string>
 
 #include "daemon/runtime/runtime_dir.h"
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
+#include "proto/base/whole_io.h"
 
 namespace sluice::daemon {
 namespace {
 
 constexpr size_t kMaxFileBytes = size_t{16} << 20;
-
-absl::StatusOr<std::string> ReadAll(const UniqueFd& fd) {
-  std::string bytes;
-  char piece[4096];
-  while (bytes.size() <= kMaxFileBytes) {
-    const ssize_t got = read(fd.get(), piece, sizeof(piece));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return ErrnoStatus(errno, "read it");
-    if (got == 0) return bytes;
-    bytes.append(piece, static_cast<size_t>(got));
-  }
-  return absl::InvalidArgumentError(
-      fmt::format("it is larger than {} bytes", kMaxFileBytes));
-}
-
-absl::Status WriteAll(const UniqueFd& fd, std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t put = write(fd.get(), bytes.data(), bytes.size());
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) return ErrnoStatus(errno, "write it");
-    bytes.remove_prefix(static_cast<size_t>(put));
-  }
-  return absl::OkStatus();
-}
 
 absl::Status SyncFolder(const std::string& folder) {
   const UniqueFd fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -70,7 +47,7 @@ absl::StatusOr<Policy> PolicyFile::Read(const Clocks& now) const {
       (info.st_mode & 022) != 0) {
     return refuse("others than its user may write to it (chown, chmod go-w)");
   }
-  const auto bytes = ReadAll(fd);
+  const auto bytes = ReadAll(fd.get(), kMaxFileBytes, "it");
   if (!bytes.ok()) return refuse(std::string(bytes.status().message()));
   auto policy = DecodePolicy(*bytes, now);
   if (!policy.ok()) return refuse(std::string(policy.status().message()));
@@ -99,16 +76,23 @@ absl::Status PolicyFile::Write(const Policy& policy, const Clocks& now) const {
                          O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW,
                          0600));
   if (!fd) return fault(ErrnoStatus(errno, "make " + beside));
-  absl::Status status = WriteAll(fd, EncodePolicy(policy, now));
+  absl::Status status = WriteAll(fd.get(), EncodePolicy(policy, now), "it");
   if (status.ok() && fsync(fd.get()) != 0) {
     status = ErrnoStatus(errno, "sync it");
   }
   if (status.ok() && rename(beside.c_str(), path().c_str()) != 0) {
     status = ErrnoStatus(errno, "put it in its place");
   }
-  if (status.ok()) return SyncFolder(folder_);
-  unlink(beside.c_str());
-  return fault(status);
+  if (!status.ok()) {
+    unlink(beside.c_str());
+    return fault(status);
+  }
+  status = SyncFolder(folder_);
+  if (status.ok()) return status;
+  return absl::DataLossError(fmt::format(
+      "the policy {} was written, and may be the old one again if the power "
+      "fails before it is on the disk: {}",
+      path(), std::string(status.message())));
 }
 
 }  // namespace sluice::daemon

@@ -37,7 +37,9 @@ class PolicyFile {
   // do: it is not whole, not understood, or others may write to it or its
   // folder.
   absl::StatusOr<Policy> Read(const Clocks& now) const;
-  // Makes the folder if need be, for this user alone to write to.
+  // Makes the folder if need be, for this user alone to write to. DataLoss: it
+  // is written, and may not survive a power cut. Any other error: it is as it
+  // was.
   absl::Status Write(const Policy& policy, const Clocks& now) const;
 
  private:

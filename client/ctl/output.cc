@@ -14,6 +14,7 @@
 
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
+#include "proto/base/whole_io.h"
 
 namespace sluice::ctl {
 namespace {
@@ -34,16 +35,6 @@ class SignalsHeld {
  private:
   sigset_t before_;
 };
-
-absl::Status WriteAll(int fd, std::string_view text, const std::string& path) {
-  while (!text.empty()) {
-    const ssize_t written = write(fd, text.data(), text.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return ErrnoStatus(errno, "write " + path);
-    text.remove_prefix(static_cast<size_t>(written));
-  }
-  return absl::OkStatus();
-}
 
 // A fault of the path is the caller's: InvalidArgument.
 absl::Status CannotWrite(const std::string& path, int error) {

@@ -77,8 +77,8 @@ struct ServiceOptions {
   // take over (Reload); empty: SIGHUP is only noted.
   std::vector<std::string> check;
   int deaths = -1;  // DeathRecord's, kept for the next daemon; -1: none
-  // Keeps it; called from administrators' threads, one at a time. Null: it ends
-  // with the daemon.
+  // Keeps it; called from administrators' threads, one at a time. DataLoss:
+  // until a power cut. Null: it ends with the daemon.
   std::function<absl::Status(const Policy&)> keep_policy;
   // A snapshot as the JSON that `Query` answers.
   std::function<std::string(const Snapshot&)> render;
@@ -114,7 +114,8 @@ class Service {
   // Whether the loop does, within a second.
   absl::Status Answers();
   // As Core's. What administrators set is kept before it holds: an error says
-  // that nothing changed.
+  // that nothing changed, but DataLoss: it holds, and may not survive a power
+  // cut.
   absl::StatusOr<Limits> SetBudget(const BudgetTarget& target,
                                    std::optional<Bytes> gpu,
                                    std::optional<Bytes> host,

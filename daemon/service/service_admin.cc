@@ -37,7 +37,8 @@ absl::Status Service::Answers() {
 absl::Status Service::Keep(const Policy& policy) {
   if (!options_.keep_policy) return absl::OkStatus();
   const absl::Status kept = options_.keep_policy(policy);
-  return kept.ok() ? kept : Annotate(kept, "nothing was changed");
+  if (kept.ok() || absl::IsDataLoss(kept)) return kept;
+  return Annotate(kept, "nothing was changed");
 }
 
 absl::Status Service::CheckCgroup(const std::string& cgroup) const {
@@ -59,12 +60,15 @@ absl::Status Service::ChangePolicy(
     *after = decide();
   }));
   SLUICE_RETURN_IF_ERROR(after->status());
-  SLUICE_RETURN_IF_ERROR(Keep(**after));
+  // Written, and perhaps not for long: it holds, and who asked is told.
+  const absl::Status kept = Keep(**after);
+  if (!kept.ok() && !absl::IsDataLoss(kept)) return kept;
   const auto applied = std::make_shared<absl::Status>();
   SLUICE_RETURN_IF_ERROR(OnLoop([=] { *applied = apply(); }));
   // More came to be in use while it was written.
   if (!applied->ok()) SLUICE_RETURN_IF_ERROR(Keep(*before));
-  return *applied;
+  if (!applied->ok() || kept.ok()) return *applied;
+  return Annotate(kept, "it is in force");
 }
 
 absl::StatusOr<Limits> Service::SetBudget(const BudgetTarget& target,

@@ -13,42 +13,12 @@
 #include "proto/base/mutex.h"
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
+#include "proto/base/whole_io.h"
 
 namespace sluice::daemon {
 namespace {
 
 constexpr size_t kMaxFileBytes = size_t{256} << 20;
-
-absl::StatusOr<std::string> ReadAll(const UniqueFd& fd,
-                                    const std::string& path) {
-  struct stat info;
-  if (fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode) ||
-      static_cast<size_t>(info.st_size) > kMaxFileBytes) {
-    return absl::InvalidArgumentError(
-        fmt::format("{} is no file of at most {} bytes", path, kMaxFileBytes));
-  }
-  std::string bytes(static_cast<size_t>(info.st_size), '\0');
-  size_t have = 0;
-  while (have < bytes.size()) {
-    const ssize_t got =
-        read(fd.get(), bytes.data() + have, bytes.size() - have);
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) break;
-    have += static_cast<size_t>(got);
-  }
-  bytes.resize(have);
-  return bytes;
-}
-
-absl::Status WriteAll(const UniqueFd& fd, std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t put = write(fd.get(), bytes.data(), bytes.size());
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) return ErrnoStatus(errno, "write the plan cache");
-    bytes.remove_prefix(static_cast<size_t>(put));
-  }
-  return absl::OkStatus();
-}
 
 // Old or new, never a part of one.
 absl::Status Replace(const std::string& path, std::string_view bytes) {
@@ -57,7 +27,7 @@ absl::Status Replace(const std::string& path, std::string_view bytes) {
                          O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW,
                          0600));
   if (!fd) return ErrnoStatus(errno, "write " + beside);
-  absl::Status status = WriteAll(fd, bytes);
+  absl::Status status = WriteAll(fd.get(), bytes, "the plan cache");
   if (status.ok() && fsync(fd.get()) != 0) {
     status = ErrnoStatus(errno, "write " + beside);
   }
@@ -88,7 +58,12 @@ absl::StatusOr<std::vector<KeyedUnit>> UnitFile::Read() const {
                          O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (!fd && errno == ENOENT) return std::vector<KeyedUnit>();
   if (!fd) return ErrnoStatus(errno, "read " + shared_->path);
-  SLUICE_ASSIGN_OR_RETURN(const std::string bytes, ReadAll(fd, shared_->path));
+  struct stat info;
+  if (fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError(shared_->path + " is no regular file");
+  }
+  SLUICE_ASSIGN_OR_RETURN(const std::string bytes,
+                          ReadAll(fd.get(), kMaxFileBytes, shared_->path));
   auto units = plan::DecodeUnits(bytes);
   if (!units.ok()) return Annotate(units.status(), shared_->path);
   std::vector<KeyedUnit> keyed;

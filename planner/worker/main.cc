@@ -21,6 +21,7 @@
 #include "planner/planner.h"
 #include "planner/worker/confine.h"
 #include "proto/base/status.h"
+#include "proto/base/whole_io.h"
 #include "proto/plan/codec.h"
 #include "proto/plan/progress.h"
 
@@ -114,37 +115,6 @@ void ArmDeadline(double seconds) {
 }
 
 // Everything from the start of a memfd or file, or the rest of a pipe.
-absl::StatusOr<std::string> ReadAll(int fd) {
-  lseek(fd, 0, SEEK_SET);  // ESPIPE on a pipe is fine
-  std::string bytes;
-  char buffer[1 << 16];
-  while (true) {
-    const ssize_t count = read(fd, buffer, sizeof(buffer));
-    if (count == 0) return bytes;
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) {
-      return ErrnoStatus(errno, fmt::format("read the request from fd {}", fd));
-    }
-    bytes.append(buffer, static_cast<size_t>(count));
-    if (bytes.size() > plan::kMaxEncodedBytes) {
-      return absl::InvalidArgumentError(fmt::format(
-          "the request is longer than {} bytes", plan::kMaxEncodedBytes));
-    }
-  }
-}
-
-absl::Status WriteAll(int fd, std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t count = write(fd, bytes.data(), bytes.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) {
-      return ErrnoStatus(errno, "write the plan");
-    }
-    bytes.remove_prefix(static_cast<size_t>(count));
-  }
-  return absl::OkStatus();
-}
-
 int Fail(int code, const absl::Status& status) {
   std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
   return code;
@@ -174,7 +144,9 @@ void WriteProgress(int fd, const NodeProgress& progress) {
 int Run(int in_fd, int out_fd, int progress_fd, double time_limit_s) {
   ArmDeadline(time_limit_s);
   const int secluded_fd = SecludeOutput(out_fd);
-  auto bytes = ReadAll(in_fd);
+  lseek(in_fd, 0, SEEK_SET);  // ESPIPE on a pipe is fine
+  auto bytes = ReadAll(in_fd, plan::kMaxEncodedBytes,
+                       fmt::format("the request from fd {}", in_fd));
   if (!bytes.ok()) return Fail(kBadInput, bytes.status());
   auto request = plan::DecodePlanRequest(*bytes);
   if (!request.ok()) return Fail(kBadInput, request.status());
@@ -205,7 +177,7 @@ int Run(int in_fd, int out_fd, int progress_fd, double time_limit_s) {
                              &book);
   const std::string second = plan.ok() ? plan::Encode(*plan) : first;
   fallback_ready = 0;  // from here on a plan could be half written
-  const absl::Status written = WriteAll(secluded_fd, second);
+  const absl::Status written = WriteAll(secluded_fd, second, "the plan");
   return written.ok() ? 0 : Fail(kFault, written);
 }
 

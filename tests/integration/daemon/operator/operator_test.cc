@@ -21,11 +21,14 @@
 #include "tests/integration/daemon/harness.h"
 #include "tests/integration/daemon/http.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
 
 namespace sluice::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr char kHttpOn[] = "[http]\nlisten = \"127.0.0.1:0\"\n";
 
@@ -322,6 +325,37 @@ TEST(DaemonAdmin, BudgetBindsAtOnceAndIsRefusedWhereItWouldBreakAPromise) {
                        HasSubstr("job 'demo' uses 8 MiB of its limit of 10 "
                                  "MiB; an administrator can raise it")));
   EXPECT_THAT(client.Lease(wire::Lease::GPU, MiB(2)), IsOk());
+}
+
+// Wrong once: that said that nothing was changed, and the file was.
+TEST(DaemonAdmin, WhereTheFolderCannotBeSyncedWhatIsSetHoldsAndThatIsSaid) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root may start it as another user";
+  constexpr uid_t kNobody = 65534;
+  const TempDir kept;
+  // Files can be put there, and it cannot be opened itself.
+  ASSERT_EQ(chown(kept.path().c_str(), kNobody, kNobody), 0);
+  ASSERT_EQ(chmod(kept.path().c_str(), 0300), 0);
+  RunningDaemon daemon(fmt::format("[policy]\nfolder = \"{}\"\n", kept.path()),
+                       {.user = kNobody});
+  const auto stub = AdminStub(daemon);
+  admin::SetBudgetRequest set;
+  set.set_job("tune");
+  set.set_gpu_bytes(MiB(4).size());
+  admin::SetBudgetReply limits;
+  grpc::ClientContext budget;
+  const grpc::Status status = stub->SetBudget(&budget, set, &limits);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::DATA_LOSS);
+  EXPECT_THAT(status.error_message(),
+              AllOf(HasSubstr("it is in force: the policy "),
+                    HasSubstr("if the power fails before it is on the disk: "),
+                    Not(HasSubstr("nothing was changed"))));
+  std::ifstream file(kept.File("policy"));
+  EXPECT_THAT(std::string(std::istreambuf_iterator<char>(file), {}),
+              HasSubstr("\"tune\""));
+  grpc::ClientContext ask;
+  admin::StatusReply told;
+  ASSERT_TRUE(stub->Status(&ask, admin::StatusRequest(), &told).ok());
+  EXPECT_THAT(told.json(), HasSubstr("\"gpu_limit_bytes\":4194304"));
 }
 
 TEST(DaemonAdmin, WhatAdministratorsSetOutlivesTheDaemon) {

@@ -1,0 +1,47 @@
+#include "proto/base/whole_io.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "proto/base/status.h"
+
+namespace sluice {
+namespace {
+
+constexpr size_t kPiece = size_t{64} << 10;
+
+}  // namespace
+
+absl::StatusOr<std::string> ReadAll(int fd, size_t most,
+                                    const std::string& what) {
+  std::string bytes;
+  while (true) {
+    const size_t have = bytes.size();
+    bytes.resize(have + kPiece);
+    const ssize_t got = read(fd, bytes.data() + have, kPiece);
+    const int error = errno;
+    bytes.resize(have + static_cast<size_t>(std::max<ssize_t>(got, 0)));
+    if (got < 0 && error == EINTR) continue;
+    if (got < 0) return ErrnoStatus(error, "read " + what);
+    if (got == 0) return bytes;
+    if (bytes.size() > most) {
+      return absl::InvalidArgumentError(
+          fmt::format("{} is larger than {} bytes", what, most));
+    }
+  }
+}
+
+absl::Status WriteAll(int fd, std::string_view bytes, const std::string& what) {
+  while (!bytes.empty()) {
+    const ssize_t put = write(fd, bytes.data(), bytes.size());
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) return ErrnoStatus(errno, "write " + what);
+    bytes.remove_prefix(static_cast<size_t>(put));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace sluice

@@ -1,0 +1,23 @@
+// All bytes of a descriptor, or into one, however the kernel cuts them.
+//
+// Thread safety: safe.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace sluice {
+
+// From where `fd` stands to its end. `what` is what it is, for messages.
+// InvalidArgument: there are more than `most` bytes.
+absl::StatusOr<std::string> ReadAll(int fd, size_t most,
+                                    const std::string& what);
+
+// Of a descriptor that blocks: waits for room.
+absl::Status WriteAll(int fd, std::string_view bytes, const std::string& what);
+
+}  // namespace sluice
