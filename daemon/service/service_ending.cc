@@ -18,6 +18,9 @@ namespace {
 // How long an end that leaves nothing waits for who keeps it: whoever starts
 // another daemon gives up what is left then.
 constexpr absl::Duration kLongestForget = absl::Milliseconds(500);
+// How long one waits that leaves ranks to the next daemon. All has been sent
+// before; only whether it arrived is not known.
+constexpr absl::Duration kLongestKeep = absl::Seconds(1);
 
 }  // namespace
 
@@ -73,10 +76,10 @@ void Service::End(Ending how) {
   leaving_ =
       handover_->saves() && (how == Ending::kForAll ||
                              (how == Ending::kForRanks && core_.has_ranks()));
+  end_at_ = loop_->now() + (leaving_ ? kLongestKeep : kLongestForget);
   // What is on its way to who keeps it must arrive there.
   if (leaving_) return handover_->WhenKept([this] { loop_->Stop(); });
   Execute(core_.ShutDown("sluiced was stopped", loop_->now()));
-  end_at_ = loop_->now() + kLongestForget;
   handover_->LeaveNothing([this] { loop_->Stop(); });
 }
 

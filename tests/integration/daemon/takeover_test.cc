@@ -367,5 +367,16 @@ TEST_F(TakeOver, WhereTheKeeperDoesNotAnswerAnEndDoesNotWaitForIt) {
   EXPECT_LT(absl::Now() - before, absl::Seconds(3));
 }
 
+// Wrong once: this one did, since there was somebody to leave something to.
+TEST_F(TakeOver, NorDoesOneThatLeavesRanksToTheNextDaemon) {
+  daemon_.Start();
+  RawClient rank = Attached();
+  daemon_.Ignore();
+  const absl::Time before = absl::Now();
+  ASSERT_EQ(kill(daemon_.pid(), SIGTERM), 0);
+  EXPECT_EQ(daemon_.Join(), 0);
+  EXPECT_LT(absl::Now() - before, absl::Seconds(3));
+}
+
 }  // namespace
 }  // namespace sluice::testing
