@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <list>
 #include <map>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "daemon/metrics/page_maker.h"
 #include "proto/base/clock.h"
 #include "proto/base/mutex.h"
+#include "proto/base/spare_fd.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -43,6 +45,8 @@ struct Listener {
   size_t most = 0;  // connections
   uint64_t number = 0;
   bool paused = false;
+  // It is left alone until then: nobody can be taken, nor turned away.
+  std::optional<absl::Time> look_again_at;
   std::map<uint64_t, HttpConnection> connections;  // oldest first
 };
 
@@ -51,8 +55,6 @@ bool SomebodyWaits(int listener) {
   pollfd waits = {.fd = listener, .events = POLLIN, .revents = 0};
   return poll(&waits, 1, 0) == 1;
 }
-
-UniqueFd SpareFd() { return UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
 }  // namespace
 
@@ -72,6 +74,8 @@ struct HttpServer::Server {
   void Wake();
 
   void Accept(Listener& listener);
+  void Look(Listener& listener, uint32_t events);
+  void TurnAway(Listener& listener);
   bool MakeRoom(Listener& listener);
   void Serve(Listener& listener, uint64_t number, uint32_t events);
   void Settle(Listener& listener, uint64_t number);
@@ -85,7 +89,8 @@ struct HttpServer::Server {
   };
 
   MonotonicClock clock;
-  UniqueFd epoll, wake, spare;
+  UniqueFd epoll, wake;
+  SpareFd spare;
   std::string path;  // of the unix socket, to be removed
   std::list<Listener> listeners;
   uint64_t next_number = kFirstConnection;
@@ -106,7 +111,6 @@ HttpServer::Server::~Server() {
 absl::Status HttpServer::Server::Prepare() {
   epoll = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
   wake = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  spare = SpareFd();
   if (!epoll || !wake) return ErrnoStatus(errno, "prepare HTTP");
   epoll_event event = {.events = EPOLLIN, .data = {.u64 = kWakeNumber}};
   epoll_ctl(epoll.get(), EPOLL_CTL_ADD, wake.get(), &event);
@@ -138,8 +142,9 @@ void HttpServer::Server::Stop() {
 }
 
 bool HttpServer::Server::idle() const {
-  return std::all_of(listeners.begin(), listeners.end(),
-                     [](const Listener& l) { return l.connections.empty(); });
+  return std::all_of(listeners.begin(), listeners.end(), [](const Listener& l) {
+    return l.connections.empty() && !l.look_again_at;
+  });
 }
 
 void HttpServer::Server::Run() {
@@ -173,20 +178,13 @@ void HttpServer::Server::Accept(Listener& listener) {
     if (!SomebodyWaits(listener.socket.get())) return;
     if (listener.connections.size() >= listener.most && !MakeRoom(listener)) {
       // All wait for a page: Settle goes on when one has it.
-      epoll_event none = {.events = 0, .data = {.u64 = listener.number}};
-      epoll_ctl(epoll.get(), EPOLL_CTL_MOD, listener.socket.get(), &none);
+      Look(listener, /*events=*/0);
       listener.paused = true;
       return;
     }
     UniqueFd socket(accept4(listener.socket.get(), nullptr, nullptr,
                             SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket && (errno == EMFILE || errno == ENFILE)) {
-      // It would wake the thread for ever: taken with the spare one.
-      spare.Reset();
-      UniqueFd(accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
-      spare = SpareFd();
-      return;
-    }
+    if (!socket && SpareFd::IsShortage(errno)) return TurnAway(listener);
     if (!socket) return;
     const uint64_t number = next_number++;
     epoll_event event = {.events = EPOLLIN, .data = {.u64 = number}};
@@ -198,6 +196,19 @@ void HttpServer::Server::Accept(Listener& listener) {
     // A request that is there already cannot be crowded out any more.
     Serve(listener, number, EPOLLIN);
   }
+}
+
+void HttpServer::Server::Look(Listener& listener, uint32_t events) {
+  epoll_event event = {.events = events, .data = {.u64 = listener.number}};
+  epoll_ctl(epoll.get(), EPOLL_CTL_MOD, listener.socket.get(), &event);
+}
+
+// There is no descriptor for it. It would wake the thread for ever.
+void HttpServer::Server::TurnAway(Listener& listener) {
+  const bool taken = static_cast<bool>(spare.Take(listener.socket.get()));
+  if (taken) return spare.Refill();
+  Look(listener, /*events=*/0);
+  listener.look_again_at = clock.Now() + kTick;
 }
 
 // False: all wait for a page, which they get soon.
@@ -244,8 +255,7 @@ void HttpServer::Server::Settle(Listener& listener, uint64_t number) {
   // There is room for another, or one that can make room.
   if (connection.state() != State::kWaiting &&
       std::exchange(listener.paused, false)) {
-    epoll_event event = {.events = EPOLLIN, .data = {.u64 = listener.number}};
-    epoll_ctl(epoll.get(), EPOLL_CTL_MOD, listener.socket.get(), &event);
+    Look(listener, EPOLLIN);
   }
   if (connection.state() == State::kOver) {
     listener.connections.erase(number);
@@ -287,6 +297,11 @@ void HttpServer::Server::Expire() {
   if (now < next_tick) return;
   next_tick = now + kTick;
   for (Listener& listener : listeners) {
+    if (listener.look_again_at && *listener.look_again_at <= now) {
+      listener.look_again_at.reset();
+      spare.Refill();
+      if (!listener.paused) Look(listener, EPOLLIN);
+    }
     std::vector<uint64_t> changed;
     int writing = 0;
     // Newest first, so that of too many writers the oldest go.

@@ -30,8 +30,6 @@ constexpr absl::Duration kTurn = absl::Microseconds(250);
 constexpr absl::Duration kWhoWaited = absl::Milliseconds(20);
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(5);
 
-UniqueFd SpareFd() { return UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
-
 // Policy's own bounds, where this process can have fewer descriptors.
 NodeConfig Bounded(NodeConfig node, const Shares& shares,
                    const Share& extents) {
@@ -100,18 +98,34 @@ absl::Status Service::Prepare() {
           }));
   leaving_ = handover_->was_left_anything();
   SLUICE_RETURN_IF_ERROR(Listen());
+  SLUICE_RETURN_IF_ERROR(TakeSignals());
+
+  SLUICE_RETURN_IF_ERROR(core_.SetPolicy(options_.policy, loop_->now()));
+  SLUICE_ASSIGN_OR_RETURN(
+      grants_, GrantPages::Start(core_.config().links, options_.node.generation,
+                                 options_.clock, TakeLimits()));
+  MakeParts();
+  SLUICE_ASSIGN_OR_RETURN(const bool goes_on, TakeOver());
+  goes_on ? outside_->GoOn() : outside_->Start();
+  WriteNewEvents();
+  loop_->Add(listener_.get(), EPOLLIN, [this](uint32_t) { Accept(); });
+  loop_->Add(signals_.get(), EPOLLIN, [this](uint32_t) { OnSignal(); });
+  loop_->SetWork([this] { return TakeTurns(); });
+  loop_->SetTimer([this] { return NextDeadline(); }, [this] { Expire(); });
+  return absl::OkStatus();
+}
+
+absl::Status Service::TakeSignals() {
   sigset_t taken;
   sigemptyset(&taken);
   for (const int signal : kEndingSignals) sigaddset(&taken, signal);
   for (const int signal : kNotedSignals) sigaddset(&taken, signal);
   signals_ = UniqueFd(signalfd(-1, &taken, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signals_) return ErrnoStatus(errno, "make a signalfd");
-  spare_ = SpareFd();
+  return absl::OkStatus();
+}
 
-  SLUICE_RETURN_IF_ERROR(core_.SetPolicy(options_.policy, loop_->now()));
-  SLUICE_ASSIGN_OR_RETURN(
-      grants_, GrantPages::Start(core_.config().links, options_.node.generation,
-                                 options_.clock, TakeLimits()));
+void Service::MakeParts() {
   Arena::Options ahead{.ready = options_.node.host_ready,
                        .extent = options_.node.extent.host};
   for (const HostConfig& host : options_.node.hosts) {
@@ -159,14 +173,6 @@ absl::Status Service::Prepare() {
     unit_file_ = std::make_unique<UnitFile>(options_.plan_cache, codec_.get());
     core_.UnitsRead(unit_file_->Read(), loop_->now());
   }
-  SLUICE_ASSIGN_OR_RETURN(const bool goes_on, TakeOver());
-  goes_on ? outside_->GoOn() : outside_->Start();
-  WriteNewEvents();
-  loop_->Add(listener_.get(), EPOLLIN, [this](uint32_t) { Accept(); });
-  loop_->Add(signals_.get(), EPOLLIN, [this](uint32_t) { OnSignal(); });
-  loop_->SetWork([this] { return TakeTurns(); });
-  loop_->SetTimer([this] { return NextDeadline(); }, [this] { Expire(); });
-  return absl::OkStatus();
 }
 
 // Without them the copies of ranks that have it mapped are ungated.
@@ -236,29 +242,29 @@ void Service::AnswerWhoWaited() { loop_->RunWhatIsThere(kWhoWaited); }
 
 void Service::Run() { loop_->Run(); }
 
-bool Service::PauseAccepting() {
-  if (closer_.sockets_waiting() < Closer::kMostSockets) return false;
+void Service::PauseAccepting() {
   loop_->Change(listener_.get(), 0);
   accept_again_at_ = loop_->now() + kAcceptPause;
-  return true;
+}
+
+void Service::TurnAway() {
+  UniqueFd socket = spare_.Take(listener_.get());
+  if (!socket) return PauseAccepting();
+  Refuse(std::move(socket),
+         absl::ResourceExhaustedError(
+             "sluiced has no file descriptors left: try again, or raise its "
+             "LimitNOFILE"));
+  spare_.Refill();
 }
 
 void Service::Accept() {
   for (int i = 0; i < kAcceptsAWakeup; ++i) {
-    if (PauseAccepting()) return;
+    if (closer_.sockets_waiting() >= Closer::kMostSockets) {
+      return PauseAccepting();
+    }
     UniqueFd socket(accept4(listener_.get(), nullptr, nullptr,
                             SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket && (errno == EMFILE || errno == ENFILE)) {
-      // A waiting connection would wake the loop for ever: take it with the
-      // spare descriptor and close it.
-      spare_.Reset();
-      Refuse(UniqueFd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)),
-             absl::ResourceExhaustedError(
-                 "sluiced has no file descriptors left: try again, or raise "
-                 "its LimitNOFILE"));
-      spare_ = SpareFd();
-      return;
-    }
+    if (!socket && SpareFd::IsShortage(errno)) return TurnAway();
     if (!socket) return;
     auto identity = IdentifyPeer(socket.get(), options_.peers);
     const absl::Status may =
@@ -437,6 +443,7 @@ void Service::Expire() {
   }
   if (accept_again_at_ && *accept_again_at_ <= now) {
     accept_again_at_.reset();
+    spare_.Refill();
     loop_->Change(listener_.get(), EPOLLIN);
   }
   reload_->Expire(now);

@@ -48,6 +48,7 @@
 #include "kernels/device/driver.h"
 #include "proto/base/clock.h"
 #include "proto/base/mutex.h"
+#include "proto/base/spare_fd.h"
 
 namespace sluice::daemon {
 
@@ -143,6 +144,9 @@ class Service {
   explicit Service(ServiceOptions options);
   absl::Status Prepare();
   absl::Status Listen();
+  absl::Status TakeSignals();
+  // What does for the loop what takes long, and tells it.
+  void MakeParts();
 
   // What an earlier daemon left (service_takeover.cc).
   UniqueFd TakeLimits();
@@ -168,9 +172,10 @@ class Service {
   void Accept();
   void Watch(SessionId id, const Principal& who, UniqueFd socket,
              UniqueFd pidfd);
-  // True: too many sockets wait to be closed; the listener is not looked at
-  // until accept_again_at_.
-  bool PauseAccepting();
+  // The listener is not looked at until accept_again_at_.
+  void PauseAccepting();
+  // Without a descriptor for it.
+  void TurnAway();
   absl::Status MayAttach(const Principal& principal);
   void Refuse(UniqueFd socket, const absl::Status& why);
   void OnMessage(SessionId id, wire::Message& message);
@@ -248,7 +253,8 @@ class Service {
   Closer closer_;
   UniqueFd listener_;
   UniqueFd signals_;
-  // While too many sockets wait to be closed, none is accepted until then.
+  // While too many sockets wait to be closed, or nobody can be turned away,
+  // none is accepted until then.
   std::optional<absl::Time> accept_again_at_;
   // Half of what the starter's watchdog waits: told by the loop itself, so a
   // loop that stands still is killed, and the next daemon takes over.
@@ -256,13 +262,14 @@ class Service {
   absl::Time heartbeat_at_ = absl::InfiniteFuture();
   // It ends then, whoever has not answered: it is ending.
   absl::Time end_at_ = absl::InfiniteFuture();
-  UniqueFd spare_;  // given up when descriptors run out, to refuse politely
+  SpareFd spare_;  // given up when descriptors run out, to refuse politely
   Core core_;
   Quotas quotas_;
   InFlight in_flight_;
   Turns turns_;
   std::map<int, Principal> slots_;             // of the grant pages: whose
   std::map<SessionId, GpuAccess::Gpus> gpus_;  // that ranks showed
+  std::set<const Channel*> queued_;            // Channel::Shared
   std::map<SessionId, std::unique_ptr<Channel>> channels_;
   std::vector<std::unique_ptr<Channel>> graveyard_;
   // The use pages of attached ranks, and profiles until policy has seen them.
@@ -270,7 +277,6 @@ class Service {
   std::map<std::pair<SessionId, RequestId>, UniqueFd> profiles_;
   absl::Status no_page_;  // why the last use page could not be made
   // Plans as memfds, for all ranks of a job; kept a moment.
-  std::set<const Channel*> queued_;            // Channel::Shared
   struct PlanFile {
     std::shared_ptr<const UniqueFd> fd;
     absl::Time drop_at;

@@ -1,7 +1,10 @@
 #include "daemon/metrics/http_server.h"
 
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -249,6 +252,36 @@ TEST_F(HttpServerTest, WhoWaitsForAPageIsNotCrowdedOut) {
   for (const UniqueFd& asker : askers) {
     EXPECT_THAT(HttpRest(asker.get()), StartsWith("HTTP/1.1 200 OK"));
   }
+}
+
+// Wrong once: it spun, since the spare descriptor could not be had either.
+TEST_F(HttpServerTest, WithoutAnyDescriptorItRestsAndServesLater) {
+  Serve();
+  const auto cpu = [] {
+    timespec spent;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &spent);
+    return absl::DurationFromTimespec(spent);
+  };
+  EXPECT_THAT(HttpGet(tcp(), "/readyz"), HasSubstr("\r\n\r\nok\n"));
+  rlimit limit;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  // No number that is free is below it.
+  const rlimit none = {3, limit.rlim_max};
+  const UniqueFd waits(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = {}};
+  socket_.copy(address.sun_path, sizeof(address.sun_path) - 1);
+  ASSERT_EQ(connect(waits.get(), reinterpret_cast<sockaddr*>(&address),
+                    sizeof(address)),
+            0);
+  const std::string ask = "GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n";
+  ASSERT_EQ(write(waits.get(), ask.data(), ask.size()),
+            static_cast<ssize_t>(ask.size()));
+  const absl::Duration before = cpu();
+  absl::SleepFor(absl::Milliseconds(600));
+  EXPECT_LT(cpu() - before, absl::Milliseconds(60));
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_THAT(HttpRest(waits.get()), HasSubstr("\r\n\r\nok\n"));
 }
 
 }  // namespace

@@ -1,0 +1,45 @@
+// A daemon that has no descriptor left, not even the one that it keeps to turn
+// people away with.
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <string>
+
+#include "absl/time/clock.h"
+#include "gtest/gtest.h"
+#include "tests/integration/daemon/harness.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::testing {
+namespace {
+
+absl::Duration CpuOf(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string text;
+  std::getline(file, text, ')');
+  for (int i = 0; i < 12; ++i) file >> text;  // "utime" and "stime" follow
+  int64_t user = 0, system = 0;
+  file >> user >> system;
+  return absl::Seconds(static_cast<double>(user + system) /
+                       static_cast<double>(sysconf(_SC_CLK_TCK)));
+}
+
+// Wrong once: a client that waits woke the loop without end.
+TEST(NoDescriptor, TheLoopRestsAndWhoWaitsIsServedLater) {
+  RunningDaemon daemon;
+  rlimit limit;
+  ASSERT_EQ(prlimit(daemon.pid(), RLIMIT_NOFILE, nullptr, &limit), 0);
+  const rlimit none = {3, limit.rlim_max};  // no number that is free is below
+  ASSERT_EQ(prlimit(daemon.pid(), RLIMIT_NOFILE, &none, nullptr), 0);
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
+                              RawClient::Connect(daemon.socket()));
+  const absl::Duration before = CpuOf(daemon.pid());
+  absl::SleepFor(absl::Seconds(1));
+  EXPECT_LT(CpuOf(daemon.pid()) - before, absl::Milliseconds(100));
+  ASSERT_EQ(prlimit(daemon.pid(), RLIMIT_NOFILE, &limit, nullptr), 0);
+  EXPECT_THAT(client.Hello("job"), IsOk());
+}
+
+}  // namespace
+}  // namespace sluice::testing
