@@ -82,6 +82,10 @@ void AddService(const Snapshot& from, Families& to) {
   to.CounterBy("sluice_client_deaths_total",
                "Rank sessions that did not end by themselves.", "reason",
                stats.client_deaths);
+}
+
+// What was leased, made and planned.
+void AddWork(const Stats& stats, Families& to) {
   to.Counter("sluice_leases_granted_total", "Leases granted.",
              stats.leases_granted);
   to.CounterBy("sluice_leases_refused_total", "Leases refused.", "reason",
@@ -105,6 +109,10 @@ void AddService(const Snapshot& from, Families& to) {
                "Units (repeated pieces of work) of plans, by whether their "
                "memory was planned then or known before.",
                "result", stats.plan_units);
+}
+
+void AddTimes(const Snapshot& from, Families& to) {
+  const Stats& stats = *from.stats;
   to.AddHistogram("sluice_lease_seconds",
                   "From a lease's request until its extents are there.",
                   stats.lease_seconds);
@@ -137,6 +145,8 @@ std::string PrometheusText(const Snapshot& snapshot,
   Families families;
   AddFrozen(false, families);
   AddService(snapshot, families);
+  AddWork(*snapshot.stats, families);
+  AddTimes(snapshot, families);
   AddKeeping(snapshot, families);
   AddLosses(snapshot, families);
   AddMemory(snapshot, families);
