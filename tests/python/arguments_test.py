@@ -48,6 +48,7 @@ WRONG = {
     "head": ["row", "", None, "none"],
     "group": [3, "world", [0, 1], -100],
     "hidden": ["cpu", "", None],
+    "kernel": ["", "sdpa", None, True],
     "stalled_s": [-1, 0, NAN, "300", None, True],
     "quiet": ["", 1, None],
 }

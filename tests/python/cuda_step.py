@@ -78,7 +78,7 @@ def swapped(session: sluice.Session) -> None:
 
 
 def windows(session: sluice.Session) -> None:
-    """Masked blocks, which no kernel of ATen has."""
+    """Masked blocks in fp32, which no kernel of ATen has."""
     stepped(session, tiny("mistral", sliding_window=24))
 
 
@@ -157,15 +157,18 @@ class Titan(titan.Titan):
         return self.output(self.norm(h))
 
 
-def rounded(session: sluice.Session) -> None:
-    """bf16, by the flash kernels: about as far from fp32 as the plain model."""
-    exact, inputs = tiny("qwen3"), batch()
+def in_bf16(session: sluice.Session, exact: nn.Module, computed: set[str],
+            chunk: int = 16, **options) -> None:
+    """About as far from fp32 as the plain model, and computed by these."""
+    inputs = batch()
     expected = run(copy.deepcopy(exact), inputs)
     model = exact.bfloat16()
     plain = run(copy.deepcopy(model), inputs)
     model.to(GPU)
-    stream = sluice.stream(model, session=session, chunk=16, quiet=True)
+    stream = sluice.stream(model, session=session, chunk=chunk, quiet=True,
+                           **options)
     got = on_cpu(run(model, on(GPU, inputs)))
+    assert set(stream.stats().kernels) == computed, stream.stats()
     stream.unstream()
 
     def apart(found: Run) -> float:
@@ -173,6 +176,55 @@ def rounded(session: sluice.Session) -> None:
                    for name, wanted in expected.gradients.items()) ** 0.5
     print(f"from fp32: {apart(got):.4f}, plain {apart(plain):.4f}")
     assert apart(got) <= 1.2 * apart(plain)
+
+
+def rounded(session: sluice.Session) -> None:
+    in_bf16(session, tiny("qwen3"), {"flash"})
+
+
+def by_efficient(session: sluice.Session) -> None:
+    in_bf16(session, tiny("qwen3"), {"efficient"}, kernel="efficient")
+
+
+def by_cudnn(session: sluice.Session) -> None:
+    """The last chunk is of one row, whose own block is of one key."""
+    length = batch()["input_ids"].shape[1]
+    in_bf16(session, tiny("qwen3"), {"cudnn", "flash"}, length - 1,
+            kernel="cudnn")
+    in_bf16(session, tiny("llama"), {"cudnn"}, kernel="cudnn")
+
+
+def by_flash_through_windows(session: sluice.Session) -> None:
+    """Narrower than a chunk, wider, and as wide; no scores are whole."""
+    for width, chunk in ((24, 16), (7, 16), (16, 16), (5, 13)):
+        in_bf16(session, tiny("mistral", sliding_window=width), {"flash"},
+                chunk)
+    in_bf16(session, tiny("mistral", sliding_window=24), {"cudnn", "flash"},
+            kernel="cudnn")
+
+
+def no_kernel(session: sluice.Session) -> None:
+    """What a kernel does not take is refused by its name, not computed
+    otherwise."""
+    for kernel, width, said in (("cudnn", 16, "attention in float32"),
+                                ("flash", 16, "attention in float32"),
+                                ("cudnn", 136, "heads of 136"),
+                                ("fa3", 16, "flash_attn_interface"),
+                                ("fa4", 16, "flash_attn.cute")):
+        model, stream = tiny("qwen3", head_dim=width).to(GPU), None
+        try:
+            stream = sluice.stream(model, session=session, quiet=True,
+                                   kernel=kernel)
+            assert said == "attention in float32"
+            run(model, on(GPU, batch()))
+        except sluice.Unsupported as refused:
+            assert str(refused).startswith(f"kernel {kernel}: "), refused
+            assert said in str(refused), refused
+        else:
+            raise AssertionError(kernel)
+        finally:
+            if stream is not None:
+                stream.unstream()
 
 
 def slots(session: sluice.Session) -> None:

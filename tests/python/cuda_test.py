@@ -22,7 +22,9 @@ def node(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["device", "host", "swapped", "windows",
-                                  "streams", "handover", "rounded", "slots"])
+                                  "streams", "handover", "rounded", "slots",
+                                  "by_efficient", "by_cudnn", "no_kernel",
+                                  "by_flash_through_windows"])
 def test_a_step_is_the_models_own_and_ordered(node, what):
     ran = node.run("cuda_step.py", what)
     print(ran.stdout)
@@ -65,5 +67,10 @@ def test_refusals_say_what_to_do_instead():
     with pytest.raises(sluice.Unsupported, match="^device cuda: group: .*: "
                        "leave group out$"):
         computing.refuse_unbuilt(gpu, **{**settings, "group": object()})
+    computing.check_kernel(gpu, "cudnn")
+    computing.check_kernel(torch.device("cpu"), "auto")
+    with pytest.raises(sluice.Unsupported,
+                       match="^device cpu: kernel = 'cudnn': .*simulated"):
+        computing.check_kernel(torch.device("cpu"), "cudnn")
     with pytest.raises(sluice.Unsupported, match="device cuda: it draws"):
         computing.refuse_random(gpu, "Layer")

@@ -7,7 +7,7 @@ import sluice
 import torch
 from models import assert_same, batch, run, tiny, unstreamed
 from sluice import Unsupported, intervals, masks
-from sluice.intervals import LEAST_ROWS, Intervals, Whole
+from sluice.intervals import LEAST_ROWS, Intervals, Whole, Window
 from sluice.masks import dense, find, is_pure
 from sluice.step import chunks_of
 from transformers import masking_utils as hf
@@ -88,6 +88,8 @@ def test_pieces_are_the_mask(monkeypatch, name, chunk, least):
                 elif mask is Whole.CAUSAL:
                     assert place.shape[1] == place.shape[2]
                     place += torch.ones_like(place).tril()
+                elif isinstance(mask, Window):
+                    place += mask.seen(*place.shape[1:], CPU)[:, 0]
                 else:
                     place += mask[:, 0]
             assert torch.equal(times, wanted.long())  # once, and all
@@ -104,6 +106,28 @@ def test_what_all_rows_see_needs_no_tensor():
     assert pieces(causal, 64, range(48, 64), range(48, 64)) == [Whole.CAUSAL]
     window = hf.sliding_window_causal_mask_function(8)
     assert pieces(window, 64, range(48, 64), range(16)) == []
+
+
+@pytest.mark.parametrize("width", [1, 3, 16, 17, 24, 40, 63])
+def test_a_window_needs_no_tensor_and_has_no_row_without_keys(width):
+    found = find(hf.sliding_window_causal_mask_function(width), 1, 80, 1, CPU)
+    chunks = chunks_of(80, 16)
+    for m, rows in enumerate(chunks):
+        for keys in chunks[:m + 1]:
+            for piece in found.pieces(rows, keys):
+                assert not isinstance(piece.mask, torch.Tensor)
+                if isinstance(piece.mask, Window):
+                    assert piece.mask.left >= 0
+                    seen = piece.mask.seen(len(range(16)[piece.rows]),
+                                           len(range(16)[piece.keys]), CPU)
+                    assert seen.any(-1).all() and seen.any(-2).all()
+
+
+def test_documents_in_a_window_are_a_mask():
+    both = hf.and_masks(documents([0] * 30 + [1] * 50),
+                        hf.sliding_window_causal_mask_function(6))
+    assert any(isinstance(mask, torch.Tensor) for mask in pieces(
+        both, 80, range(16, 32), range(16, 32)))
 
 
 def test_documents_need_no_tensor():

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sluice import blocks
+from sluice.gpu_blocks import Kernel
 from sluice.intervals import Intervals, Piece
 from sluice.precision import widened
 
@@ -33,7 +34,9 @@ class Site:
 
     arena: HostArena
     chunks: list[range]
+    kernel: Kernel = "auto"  # of a GPU's blocks, as it was asked for
     blocks_run: int = 0
+    kernels: set[str] = field(default_factory=set)  # what computed them
     heads: tuple[int, int] = (0, 0)  # of q, of k and v, on this rank
     # k and v side by side, which are copied as one: [B, Hkv, c, D + Dv].
     kv: list[HostTensor] = field(default_factory=list)
@@ -201,14 +204,18 @@ def _with_piece(question: Question, piece: Piece,
                 v: Tensor) -> tuple[Tensor, Tensor]:
     """(o, lse) of what the rows have seen so far and of a piece."""
     b, r, c, mask = piece
+    site = question.site
+    site.kernels.add(blocks.kernel_of(q, k[b, :, c], v, mask, question.scores,
+                                      site.kernel))
     if piece.is_whole_block:
-        o, lse = blocks.forward(q, k, v, mask, question.scores)
+        o, lse = blocks.forward(q, k, v, mask, question.scores, site.kernel)
         return (o, lse.double()) if seen is None else (
             seen[0], blocks.merge(*seen, o, lse))
     o, lse = blocks.nothing(q, v) if seen is None else seen
     lse[b, :, r] = blocks.merge(
         o[b, :, r], lse[b, :, r], *blocks.forward(
-            q[b, :, r], k[b, :, c], v[b, :, c], mask, question.scores))
+            q[b, :, r], k[b, :, c], v[b, :, c], mask, question.scores,
+            site.kernel))
     return o, lse
 
 
@@ -248,14 +255,14 @@ def _block_backward(question: Question, pieces: list[Piece],
     """(dq so far and of this block, dk, dv of this block)."""
     if len(pieces) == 1 and pieces[0].is_whole_block:
         gq, gk, gv = blocks.backward(do, q, k, v, o, lse, pieces[0].mask,
-                                     question.scores)
+                                     question.scores, question.site.kernel)
         return widened(gq) if dq is None else dq.add_(gq), gk, gv
     dq = torch.zeros_like(widened(q)) if dq is None else dq
     dk, dv = torch.zeros_like(widened(k)), torch.zeros_like(widened(v))
     for b, r, c, mask in pieces:
         gq, gk, gv = blocks.backward(
             do[b, :, r], q[b, :, r], k[b, :, c], v[b, :, c], o[b, :, r],
-            lse[b, :, r], mask, question.scores)
+            lse[b, :, r], mask, question.scores, question.site.kernel)
         dq[b, :, r].add_(gq)
         dk[b, :, c].add_(gk)
         dv[b, :, c].add_(gv)

@@ -1,13 +1,13 @@
 """One block of attention: some rows against some keys, and what joins blocks.
 
 Shapes in this file: q [B, H, c, D]; k [B, Hkv, n, D]; v [B, Hkv, n, Dv];
-o [B, H, c, Dv] and lse [B, H, c], both fp32; a mask is an `intervals.Whole` or
-bool [B or 1, 1, c, n], True where a row sees a key.
+o [B, H, c, Dv] and lse [B, H, c], both fp32; a mask is an `intervals.Whole`, an
+`intervals.Window`, or bool [B or 1, 1, c, n], True where a row sees a key.
 
 Plain blocks go to ATen's flash kernel for CPUs, which reads grouped k, v as
-they are, or to those for CUDA (`gpu_blocks`); masked, capped or unequal ones
-are computed here with their scores whole, which costs B * H * c * n fp32 at a
-time.
+they are, or to those for CUDA (`gpu_blocks`), which have windows too; masked,
+capped or unequal ones are computed here with their scores whole, which costs
+B * H * c * n fp32 at a time.
 
 [Note: strips] The kernel goes through whole tiles of 512 keys, also where it is
 causal: of a chunk of 512 rows it computes all that lies above the diagonal too.
@@ -26,10 +26,12 @@ import torch
 from torch import Tensor
 
 from sluice import gpu_blocks
-from sluice.intervals import Whole
+from sluice.gpu_blocks import Kernel
+from sluice.intervals import Whole, Window
 from sluice.precision import wide_dtype, widened
 
-Mask = Whole | Tensor
+Mask = Whole | Window | Tensor
+_CPU, _SCORES = "flash on the CPU", "whole scores"
 _NOTHING = -math.inf  # lse of a row that saw no key yet
 # Rows of a strip, and of the causal blocks that are cut: of more rows the
 # kernel takes 256 at a time, and leaves out most tiles that nobody sees.
@@ -44,13 +46,13 @@ class Scores:
     softcap: float | None = None  # tanh(score / softcap) * softcap
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask,
-            scores: Scores) -> tuple[Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
+            asked: Kernel = "auto") -> tuple[Tensor, Tensor]:
     """(o, lse) of the block alone; rows that see nothing get 0 and -inf."""
-    if _plain(q, v, mask, scores):
-        if q.device.type != "cpu":
-            return gpu_blocks.forward(q, k, v, mask is Whole.CAUSAL,
-                                      scores.scale)
+    kernel = kernel_of(q, k, v, mask, scores, asked)
+    if kernel not in (_SCORES, _CPU):
+        return gpu_blocks.forward(kernel, q, k, v, mask, scores.scale)
+    if kernel == _CPU:
         run = _strips if _is_cut(q, mask) else _flash
         return run(*_wide(q, k, v), mask, scores.scale)
     s = _scores(q, k, mask, scores)
@@ -61,14 +63,15 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask,
 
 
 def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
-             lse: Tensor, mask: Mask,
-             scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
+             lse: Tensor, mask: Mask, scores: Scores,
+             asked: Kernel = "auto") -> tuple[Tensor, Tensor, Tensor]:
     """Gradients (dq, dk, dv) of one block, given the *whole* row's o and lse
     (FlashAttention-2, algorithm 2: blocks need nothing of each other)."""
-    if _plain(q, v, mask, scores):
-        if q.device.type != "cpu":
-            return gpu_blocks.backward(do, q, k, v, o, lse,
-                                       mask is Whole.CAUSAL, scores.scale)
+    kernel = kernel_of(q, k, v, mask, scores, asked)
+    if kernel not in (_SCORES, _CPU):
+        return gpu_blocks.backward(kernel, do, q, k, v, o, lse, mask,
+                                   scores.scale)
+    if kernel == _CPU:
         run = _strips_backward if _is_cut(q, mask) else _flash_backward
         return run(*_wide(do, q, k, v), o, lse, mask, scores.scale)
     s = _scores(q, k, mask, scores)
@@ -190,11 +193,17 @@ def sink_backward(do: Tensor, o: Tensor, lse: Tensor,
     return -(share * (do.to(o.dtype) * o).sum(dim=-1)).sum(dim=(0, 2))
 
 
-def _plain(q: Tensor, v: Tensor, mask: Mask, scores: Scores) -> bool:
-    return ((q.device.type == "cpu" or gpu_blocks.fits(q))
-            and isinstance(mask, Whole) and scores.softcap is None
-            and q.shape[-1] == v.shape[-1]
-            and q.dtype == v.dtype)
+def kernel_of(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
+              asked: Kernel = "auto") -> str:
+    """What computes such a block: a kernel of CUDA, "flash on the CPU", or
+    "whole scores". Raises `Unsupported` where one was asked for by its name and
+    does not take such rows."""
+    if (isinstance(mask, Tensor) or scores.softcap is not None
+            or q.shape[-1] != v.shape[-1] or q.dtype != v.dtype):
+        return _SCORES
+    if q.device.type != "cpu":
+        return gpu_blocks.kernel_for(q, k.shape[2], mask, asked) or _SCORES
+    return _CPU if isinstance(mask, Whole) else _SCORES
 
 
 def _wide(*tensors: Tensor) -> list[Tensor]:
@@ -211,6 +220,8 @@ def _scores(q: Tensor, k: Tensor, mask: Mask, scores: Scores) -> Tensor:
     s = s * scores.scale
     if scores.softcap is not None:
         s = scores.softcap * torch.tanh(s / scores.softcap)
+    if isinstance(mask, Window):
+        mask = mask.seen(q.shape[2], k.shape[2], q.device)
     if mask is Whole.CAUSAL:
         mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool,
                           device=q.device).tril()

@@ -26,7 +26,7 @@ from sluice.errors import Error, Status, Unsupported
 if TYPE_CHECKING:
     from sluice.session import Session
 
-__all__ = ["await_compute", "check_device", "check_parameters",
+__all__ = ["await_compute", "check_device", "check_kernel", "check_parameters",
            "current_stream", "device_of", "refuse_random", "refuse_unbuilt"]
 
 
@@ -99,6 +99,23 @@ def refuse_unbuilt(device: torch.device, **given: object) -> None:
             shown = "" if name == "group" else f" = {given[name]!r}"
             raise Unsupported(f"device {device.type}", f"{name}{shown}: {why}",
                               remedy)
+
+
+# Of `kernel`: packages of the user's own environment.
+_OF_PACKAGES = {"fa3": "flash_attn_interface", "fa4": "flash_attn.cute"}
+
+
+def check_kernel(device: torch.device, kernel: str) -> None:
+    """Raises `Unsupported` for a kernel of attention that is not there."""
+    if kernel in _OF_PACKAGES:
+        raise Unsupported(f"kernel {kernel}", "blocks by FlashAttention's "
+                          f"{_OF_PACKAGES[kernel]}, which nobody could run "
+                          "them with yet", "take flash or cudnn, which are "
+                          "torch's own")
+    if kernel != "auto" and device.type == "cpu":
+        raise Unsupported(
+            "device cpu", f"kernel = {kernel!r}: a kernel of real GPUs, and "
+            "this session's is simulated", "leave kernel out")
 
 
 def refuse_random(device: torch.device, name: str) -> None:

@@ -21,6 +21,21 @@ class Whole(enum.Enum):
     CAUSAL = 1  # square, on the diagonal: row i sees keys 0 .. i
 
 
+class Window(NamedTuple):
+    """What each row of a rectangle sees to the left and to the right of its
+    own key, where the last row's own is the last key; None: all."""
+
+    left: int
+    right: int | None
+
+    def seen(self, rows: int, keys: int, device: torch.device) -> Tensor:
+        """bool [1, 1, rows, keys], True where a row sees a key."""
+        own = keys - rows
+        seen = torch.ones(1, 1, rows, keys, dtype=torch.bool,
+                          device=device).triu(own - self.left)
+        return seen if self.right is None else seen.tril(own + self.right)
+
+
 class Piece(NamedTuple):
     """A rectangle of a block in which something is seen; slices count from
     the block's own first batch row, row and key."""
@@ -28,7 +43,7 @@ class Piece(NamedTuple):
     batch: slice
     rows: slice
     keys: slice
-    mask: Whole | Tensor  # or bool [1 or B, 1, rows, keys], True where seen
+    mask: Whole | Window | Tensor  # bool [1 or B, 1, rows, keys], True where seen
 
     @property
     def is_whole_block(self) -> bool:
@@ -112,8 +127,8 @@ class Intervals:
             found = [(i, self.pieces(chunks[m], chunks[i]))
                      for i in range(m + 1)]
             found = [(i, pieces) for i, pieces in found if pieces]
-            if all(isinstance(p.mask, Whole) for _, pieces in found
-                   for p in pieces):
+            if not any(isinstance(p.mask, Tensor) for _, pieces in found
+                       for p in pieces):
                 self._seen_of[id(chunks), m] = chunks, found
         return found
 
@@ -123,13 +138,14 @@ class Intervals:
 
         Documents are rectangles: beside the diagonal one document of the rows
         sees one piece of the keys, all of it; on the diagonal each has a
-        causal square. Where that does not do (windows), the block is one
-        piece with a mask.
+        causal square. A window is the rectangle of what is seen through it.
+        Where that does not do (documents in windows), the block is one piece
+        with a mask.
         """
         if (rows, keys) not in self._found:
             self._found[rows, keys] = self._cut(rows, keys)
-        return [p if isinstance(p.mask, Whole) else p._replace(
-            mask=self._seen(p, rows, keys)) for p in self._found[rows, keys]]
+        return [p._replace(mask=self._seen(p, rows, keys)) if (
+            p.mask is _MASKED) else p for p in self._found[rows, keys]]
 
     def is_causal(self) -> bool:
         """Whether each row sees itself and all before it."""
@@ -161,7 +177,7 @@ class Intervals:
         return ((key >= first) & (key <= last))[:, None]
 
 
-def _whole(mask: Whole | Tensor) -> Piece:
+def _whole(mask: Whole) -> Piece:
     return Piece(slice(None), slice(None), slice(None), mask)
 
 
@@ -174,14 +190,13 @@ def _of_row(batch: slice, first: Tensor, last: Tensor, rows: range,
     none of the keys begin behind them."""
     starts, counts = (t.tolist() for t in torch.unique_consecutive(
         first.clamp(keys.start, keys.stop), return_counts=True))
-    masked = [Piece(batch, slice(None), slice(None), _MASKED)]
     if len(counts) * LEAST_ROWS > len(rows) + LEAST_ROWS:
-        return masked
+        return [_masked(batch, first, last, rows, keys)]
     own = torch.arange(rows.start, rows.stop, device=last.device)
     diagonal = rows == keys
     whole = last == own if diagonal else last >= keys.stop - 1
     if not bool((whole | (last < first)).all()):
-        return masked
+        return [_masked(batch, first, last, rows, keys)]
     pieces, at = [], 0
     for start, count in zip(starts, counts):
         here, begin = slice(at, at + count), start - keys.start
@@ -193,6 +208,26 @@ def _of_row(batch: slice, first: Tensor, last: Tensor, rows: range,
             pieces.append(Piece(batch, here, here, Whole.CAUSAL))
         at += count
     return [_widest(piece, len(rows), len(keys)) for piece in pieces]
+
+
+def _masked(batch: slice, first: Tensor, last: Tensor, rows: range,
+            keys: range) -> Piece:
+    """What a batch row sees where rectangles do not say it."""
+    own = torch.arange(rows.start, rows.stop, device=last.device)
+    width = int((own - first).max()) + 1
+    diagonal = rows == keys
+    if not (diagonal or keys.stop <= rows.start) or not bool(
+            ((first == (own - width + 1).clamp(min=0)) & (last == own)).all()):
+        return Piece(batch, slice(None), slice(None), _MASKED)
+    # From the first key that the first row sees to the last row that sees the
+    # last key.
+    apart = rows.start - keys.start
+    begin = max(0, apart - width + 1)
+    end = min(len(rows), len(keys) + width - 1 - apart)
+    left = width - 1 - apart + len(keys) - end
+    return _widest(Piece(
+        batch, slice(0, end), slice(begin, len(keys)),
+        Window(left, 0 if diagonal else None)), len(rows), len(keys))
 
 
 def _widest(piece: Piece, rows: int, keys: int) -> Piece:

@@ -196,7 +196,8 @@ class LayerCall(chunked.ChunkedCall):
         """o [B, H, c, Dv] of this chunk's q [B, H, c, D] and its own k, v
         [B, Hkv, c, D or Dv] with those of all chunks before."""
         if self._site == len(self._sites):
-            self._sites.append(Site(self.step.arena, self.step.whole))
+            self._sites.append(Site(self.step.arena, self.step.whole,
+                                    self.step.kernel))
         site = self._sites[self._site]
         self._site += 1
         if self._following is not None:
@@ -230,9 +231,15 @@ class LayerCall(chunked.ChunkedCall):
     def blocks_run(self) -> int:
         return sum(site.blocks_run for site in self._sites)
 
+    @property
+    def kernels(self) -> set[str]:
+        """What computed blocks of attention."""
+        return set().union(*(site.kernels for site in self._sites))
+
 
 def run(call: LayerCall, x: Tensor) -> Tensor:
     """y [B, S, H] of the layer of `call`, one node of the user's graph."""
     y = chunked.run(call, x)
     call.step.blocks_run += call.blocks_run
+    call.step.kernels |= call.kernels
     return y

@@ -152,8 +152,10 @@ def attached(made: Stream, adapter: Adapter | OwnLayers) -> str:
     shared = "" if made.ranks is None else (
         f" dealt to {made.ranks.size} ranks")
     chosen = "" if made.chunk_choice is None else f" ({made.chunk_choice})"
+    by = "" if made.arena.device.type == "cpu" else ", attention by " + (
+        "flash (fp32: efficient)" if made.kernel == "auto" else made.kernel)
     return (f"sluice: {adapter.name}: {len(adapter.layers)} "
-            f"layers in chunks of {made.chunk} rows{chosen}{shared}, {head}; "
+            f"layers in chunks of {made.chunk} rows{chosen}{shared}{by}, {head}; "
             f"host memory from {where}")
 
 

@@ -30,6 +30,7 @@ KINDS: dict[str, Kind] = {
     "head": HEAD,
     "group": GROUP | NONE,
     "hidden": one_of("device", "host"),
+    "kernel": one_of("auto", "flash", "efficient", "cudnn", "fa3", "fa4"),
     "stalled_s": number("seconds, more than 0", above=0),
     "quiet": FLAG,
 }

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sluice import board, masks
 from sluice.errors import Unsupported
 from sluice.hidden import InHost, OnDevice
+from sluice.gpu_blocks import Kernel
 from sluice.intervals import Intervals
 from sluice.measured import Measured
 from sluice.policy import Policy
@@ -98,6 +99,9 @@ class Step:
         # Layers' kinds by name, where a plan tells them apart.
         self.kinds: Mapping[nn.Module, str] = kinds or {}
         self.blocks_run = 0
+        # Of attention's blocks on a GPU: what is asked for, what computed them.
+        self.kernel: Kernel = "auto"
+        self.kernels: set[str] = set()
         self.turn = threading.RLock()  # of its stream: one thread at a time
         # Where the hidden states between its layers are.
         self.hidden = InHost(arena, self.chunks, device) if (

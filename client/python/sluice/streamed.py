@@ -21,6 +21,7 @@ from sluice.board import Board
 from sluice.chunk_size import ChunkChoice
 from sluice.dealt import SHARDED, Shard, shard
 from sluice.measured import Measured
+from sluice.gpu_blocks import Kernel
 from sluice.planned import Planning
 from sluice.policy import Policy
 from sluice.ranks import Ranks, indices
@@ -35,7 +36,7 @@ Check = Literal["first", "always", "off"]
 
 # What a Stream notes of the call that runs, and counts of it.
 _OF_A_CALL = ("has_labels", "all_rows", "needs_all", "rejoin", "in_causal",
-              "own_rows", "blind", "_blocks", "_count")
+              "own_rows", "blind", "kernel", "_blocks", "_count", "_kernels")
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,9 @@ class Stats:
     host_leased_bytes: int
     blocks: int  # blocks of attention run forward
     steps: int  # forwards of the decoder that were streamed
+    # What computed those blocks: kernels of CUDA by the names that stream()
+    # takes, "flash on the CPU", "whole scores".
+    kernels: tuple[str, ...] = ()
 
 
 class Stream:
@@ -64,6 +68,8 @@ class Stream:
         self.arena = HostArena(session)
         self.chunk, self.check, self.min_tokens = chunk, check, min_tokens
         self.hidden = hidden
+        # Of attention's blocks; a probe is in fp32 too, which not all take.
+        self.kernel: Kernel = "auto"
         self.in_host = False  # whether they are: not for the layers' probe
         self.policy = policy
         self.planning: Planning | None = None
@@ -98,6 +104,7 @@ class Stream:
         self.progress: progress.Progress | None = None  # None: quiet
         self._adapter = None
         self._blocks = self._count = 0
+        self._kernels: set[str] = set()
         self._checked = False  # a step that may have a backward
 
     def begin(self, length: int, device: torch.device, model: Engaging,
@@ -121,6 +128,7 @@ class Stream:
         step.progress = None if alone else self.progress
         step.spared, step.known_causal = self._spared, self._known_causal
         step.attended = self.attended
+        step.kernel = self.kernel
         return step
 
     def choose_chunk(self, like: Tensor, batch: int) -> None:
@@ -167,6 +175,7 @@ class Stream:
         of the layers before does not hold any more."""
         self._spared.clear()
         were = {name: getattr(self, name) for name in _OF_A_CALL}
+        self.kernel = "auto"
         try:
             yield
         finally:
@@ -221,6 +230,7 @@ class Stream:
         if step.measured is not None:
             self.planning.forward_over(self.arena.used_bytes)
         self._blocks += step.blocks_run
+        self._kernels = self._kernels | step.kernels
         self._count += 1
         self._checked |= step.check and torch.is_grad_enabled()
 
@@ -239,11 +249,12 @@ class Stream:
     def stats(self) -> Stats:
         arena = self.arena
         return Stats(arena.used_bytes, arena.peak_bytes, arena.leased_bytes,
-                     self._blocks, self._count)
+                     self._blocks, self._count, tuple(sorted(self._kernels)))
 
     def reset_stats(self) -> None:
         """Counts and the peak start anew."""
         self._blocks = self._count = 0
+        self._kernels = set()
         self.arena.reset_peak()
 
     @property

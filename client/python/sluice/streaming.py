@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Literal
 import torch.distributed as dist
 from torch import nn
 
-from sluice import computing, progress, settings
+from sluice import computing, gpu_blocks, progress, settings
 from sluice.arguments import invalid, takes
 from sluice.captured import kind_names
+from sluice.gpu_blocks import Kernel
 from sluice.planned import Planning
 from sluice.policy import Policy
 from sluice.ranks import Ranks
@@ -35,6 +36,7 @@ def stream(model: nn.Module | None = None, *,
            head: Literal["rows", "whole"] = "rows",
            group: dist.ProcessGroup | None = None,
            hidden: Literal["device", "host"] = "device",
+           kernel: Kernel = "auto",
            stalled_s: float = 300.0, quiet: bool = False) -> Stream:
     """Runs the decoder layers of a model chunk by chunk, with k, v,
     attention's results and the layers' inputs in host memory.
@@ -90,6 +92,13 @@ def stream(model: nn.Module | None = None, *,
       hidden: where the hidden states between layers and their gradients are:
         "device", or "host", chunk by chunk, for sequences of which not even
         one [B, S, H] should be on the device.
+      kernel: of attention's blocks on a real GPU: "flash" or "cudnn" (bf16 and
+        fp16), "efficient", or "auto": efficient for fp32, else flash, for no
+        GPU has been measured. What a step was computed by is in
+        `Stats.kernels`. A kernel that was asked for by its name is refused
+        where it does not take the model's heads, and in a step whose dtype it
+        does not take; blocks with a mask, a softcap or values of another width
+        go to none.
       stalled_s: seconds without a next chunk of a layer, after which each
         rank says on stderr where it is.
       quiet: say nothing on stderr: not in one line what is streamed and how,
@@ -114,6 +123,7 @@ def stream(model: nn.Module | None = None, *,
     made = Stream(Session() if own else session, own, chunk, rows or {},
                   check, min_tokens, policy, ranks, hidden)
     try:
+        computing.check_kernel(made.arena.device, kernel)
         computing.refuse_unbuilt(made.arena.device, group=group, chunk=(
             "auto" if automatic else chunk), policy="plan" if planned else None)
         for layer in adapter.layers:
@@ -124,6 +134,9 @@ def stream(model: nn.Module | None = None, *,
         if automatic:
             made.choose_chunk(next(p for layer in adapter.layers
                                    for p in layer.parameters()), batch)
+        for _, _, width, _ in made.attended:
+            gpu_blocks.check_width(width, kernel)
+        made.kernel = kernel
         made.reset_stats()  # of the probe
         if planned:
             made.planning = Planning(made.session, made.arena.copied,
