@@ -62,8 +62,8 @@ class OfTorch(Verify):
 
 class Passes(OfTorch):
     def test_runs_are_as_the_cpus_and_take_what_is_promised(self):
-        checks = self.verify("--only", "training,memory,throughput",
-                             "--python", self.python(), fake=NODE)
+        checks = self.verify("--only", "training,memory", "--python",
+                             self.python(), fake=NODE)
         self.assertEqual(self.status, 0, self.said)
         training = checks["training"]["value"]
         self.assertEqual(len(training["gpu"]), 50)
@@ -71,6 +71,12 @@ class Passes(OfTorch):
         for run in checks["memory"]["value"]["runs"]:
             self.assertEqual(run["host_peak"], run["host_promised"])
             self.assertGreater(run["leased"], 0)
+        self.nothing_runs()
+
+    def test_speeds_are_told_and_which_kernel_is_the_fastest(self):
+        checks = self.verify("--only", "throughput", "--python", self.python(),
+                             fake=NODE)
+        self.assertEqual(self.status, 0, self.said)
         speed = checks["throughput"]["value"]
         self.assertIsNone(speed["peak_flops"])  # of no GPU that is known
         for kernel in "flash", "efficient":
@@ -78,6 +84,14 @@ class Passes(OfTorch):
                 self.assertTrue(any(
                     each["kernel"] == kernel and each["tokens_per_s"] > 0
                     for each in rows if "why_not" not in each), kernel)
+        self.assertTrue(any(step["kernel"] == "cudnn" and step["seconds"] > 0
+                            for step in speed["steps"]))
+        self.assertRegex(speed["fastest"]["bf16"], "^bf16: (flash|cudnn|"
+                         r"efficient) is the fastest at \d+ rows, [\d.]+ "
+                         "times as fast as .*, [\d.]+ times as fast as .*: "
+                         r"sluice-train --attention \w+ --dtype bf16, or "
+                         r'sluice.stream\(model, kernel="\w+"\)$')
+        self.assertRegex(speed["fastest"]["fp32"], "^fp32: efficient is ")
         cudnn = [row for row in speed["kernels"] if row["kernel"] == "cudnn"]
         self.assertIn("cudnn", cudnn[0]["why_not"].lower())
         self.nothing_runs()
@@ -149,6 +163,11 @@ class Torch(OfTorch):
                    WRONG.format("_scaled_dot_product_efficient_attention_"
                                 "backward", 1.02, 0))
 
+    def test_a_kernel_that_is_asked_for_and_wrong(self):
+        self.finds("torch", "cudnn attention gives a dq that is",
+                   WRONG.format("_scaled_dot_product_cudnn_attention_backward",
+                                1.2, 0))
+
     def test_a_kit_that_is_not_whole(self):
         kit = self.folder + "/kit"
         os.makedirs(kit + "/bin")
@@ -166,9 +185,14 @@ torch._C._dispatch_has_computed_kernel_for_dispatch_key = (
 """
 FAILS = """
 import torch
-def kernel(*_, **__):
-    raise RuntimeError("CUDA error: no kernel image is available")
-torch.ops.aten.{} = kernel
+class Fails:
+    def __init__(self, kernel):
+        self.kernel = kernel
+    def __getattr__(self, name):
+        return getattr(self.kernel, name)
+    def __call__(self, *_, **__):
+        raise RuntimeError("CUDA error: no kernel image is available")
+torch.ops.aten.{0} = Fails(torch.ops.aten.{0})
 """
 # Its first result, by a factor, from so many calls on.
 WRONG = """
@@ -277,6 +301,21 @@ class Memory(OfTorch):
 
 
 class Throughput(OfTorch):
+    def test_a_kernel_that_nobody_needs_does_not_run(self):
+        checks = self.verify(
+            "--only", "throughput", "--python", self.python(FAILS.format(
+                "_scaled_dot_product_cudnn_attention")), fake=NODE)
+        self.assertEqual(self.status, 0, self.said)
+        speed = checks["throughput"]["value"]
+        cudnn = [s for s in speed["steps"] if s["kernel"] == "cudnn"]
+        self.assertIn("no kernel image", cudnn[0]["why_not"])
+        self.assertNotIn("cudnn", speed["fastest"]["bf16"])
+
+    def test_a_kernel_that_is_asked_for_and_wrong(self):
+        self.finds("throughput", "cudnn attention gives a dq that is",
+                   WRONG.format("_scaled_dot_product_cudnn_attention_backward",
+                                1.2, 0))
+
     def test_a_step_that_does_not_run(self):
         self.finds("throughput", "a step by flash attention: .*no kernel image",
                    FAILS.format("_flash_attention_backward"))

@@ -25,6 +25,10 @@ BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION,
             "cudnn": SDPBackend.CUDNN_ATTENTION}
 SHAPE = (1, 4, 64, 64)  # B, heads, rows, width
 CLOSE = {torch.bfloat16: 3e-2, torch.float32: 1e-4}
+# What blocks may be asked for, kernel and dtype; without the needed ones, which
+# kernel="auto" takes, nothing is streamed.
+NEEDED = (("flash", torch.bfloat16), ("efficient", torch.float32))
+ASKED = (*NEEDED, ("cudnn", torch.bfloat16), ("efficient", torch.bfloat16))
 
 
 class _Names(TorchDispatchMode):
@@ -53,29 +57,43 @@ def without_cuda(value: dict) -> list[str]:
 
 
 def attend(value: dict) -> None:
-    """Runs those that blocks use against the CPU's, and says of each of
-    torch's own whether it runs here. Raises `Failure`."""
-    for dtype, kernel in ((torch.bfloat16, "flash"),
-                          (torch.float32, "efficient")):
-        q, k, v = _qkv("cuda:0", dtype)
+    """Runs those that blocks may ask for against the CPU's, and says of each of
+    torch's own whether it runs here. Raises `Failure`: a needed one does not
+    run, or one gives other numbers."""
+    value["blocks"] = {}
+    for kernel, dtype in ASKED:
+        said = "yes"
         try:
-            if not gpu_blocks.fits(q):
-                raise RuntimeError("heads are too wide")
-            got = _block(q, k, v, Whole.CAUSAL)
+            compare(kernel, dtype)
         except RuntimeError as error:
-            raise Failure(f"torch's {kernel} attention does not run on this "
-                          f"GPU ({in_one_line(error)}): {dtype} needs "
-                          "it; tell us") from error
-        exact = _block(*(t.float().cpu() for t in (q, k, v)), Whole.CAUSAL)
-        for name, one, other in zip(("o", "lse", "dq", "dk", "dv"), got,
-                                    exact):
-            apart = float((one.float().cpu() - other).norm() / other.norm())
-            if not apart <= CLOSE[dtype]:
-                raise Failure(f"torch's {kernel} attention gives a {name} "
-                              f"that is {apart:.2g} of its norm apart from "
-                              f"the CPU's, the limit is {CLOSE[dtype]:g}")
+            said = in_one_line(error)
+            if (kernel, dtype) in NEEDED:
+                raise Failure(
+                    f"torch's {kernel} attention does not run on this GPU "
+                    f"({said}): {dtype} needs it; tell us") from error
+        value["blocks"][f"{kernel} {short(dtype)}"] = said
     value["attention"] = {name: _runs(backend)
                           for name, backend in BACKENDS.items()}
+
+
+def compare(kernel: str, dtype: torch.dtype) -> None:
+    """One causal block by that kernel, against the CPU's. Raises `Failure`
+    where its numbers are others, RuntimeError where it does not run."""
+    q, k, v = _qkv("cuda:0", dtype)
+    if gpu_blocks.kernel_for(q, k.shape[2], Whole.CAUSAL, kernel) != kernel:
+        raise RuntimeError("blocks do not ask for it")
+    got = _block(q, k, v, Whole.CAUSAL, kernel)
+    exact = _block(*(t.float().cpu() for t in (q, k, v)), Whole.CAUSAL)
+    for name, one, other in zip(("o", "lse", "dq", "dk", "dv"), got, exact):
+        apart = float((one.float().cpu() - other).norm() / other.norm())
+        if not apart <= CLOSE[dtype]:
+            raise Failure(f"torch's {kernel} attention gives a {name} that is "
+                          f"{apart:.2g} of its norm apart from the CPU's, the "
+                          f"limit is {CLOSE[dtype]:g}")
+
+
+def short(dtype: torch.dtype) -> str:
+    return {torch.bfloat16: "bf16", torch.float32: "fp32"}[dtype]
 
 
 def _qkv(device: str, dtype: torch.dtype) -> list[Tensor]:
@@ -84,15 +102,15 @@ def _qkv(device: str, dtype: torch.dtype) -> list[Tensor]:
             for _ in range(3)]
 
 
-def _block(q: Tensor, k: Tensor, v: Tensor, mask: blocks.Mask
-           ) -> list[Tensor]:
+def _block(q: Tensor, k: Tensor, v: Tensor, mask: blocks.Mask,
+           kernel: gpu_blocks.Kernel = "auto") -> list[Tensor]:
     """o, lse and the gradients of one block, joined to nothing."""
     scores = blocks.Scores(q.shape[-1] ** -0.5)
-    part, part_lse = blocks.forward(q, k, v, mask, scores)
+    part, part_lse = blocks.forward(q, k, v, mask, scores, kernel)
     o, lse = blocks.nothing(q, v)
     lse = blocks.merge(o, lse, part, part_lse).float()
     return [o, lse, *blocks.backward(torch.ones_like(q), q, k, v, o, lse, mask,
-                                     scores)]
+                                     scores, kernel)]
 
 
 def _runs(backend: SDPBackend) -> str:

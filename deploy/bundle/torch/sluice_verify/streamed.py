@@ -16,16 +16,17 @@ PROBED = 70  # rows, as the package's own probe has them
 
 @contextlib.contextmanager
 def streamed(session: sluice.Session, model: Decoder, chunk: int, hidden: str,
-             mask: Tensor | None = None) -> Iterator[sluice.Stream]:
+             mask: Tensor | None = None, kernel: str = "auto") -> Iterator[sluice.Stream]:
     """While it lasts the model, which is moved to the GPU, is streamed; its
-    mask, if any, is to be like `mask` [1, 1, S, S]."""
+    mask, if any, is to be like `mask` [1, 1, S, S]; `kernel` as stream() has
+    it."""
     gpu = device_of(session)
     model.to(gpu)
     ids = torch.zeros(1, PROBED, dtype=torch.long, device=gpu)
     few = None if mask is None else mask[..., :PROBED, :PROBED].to(gpu)
     stream = sluice.stream(
         layers=model.layers, attention="sdpa", session=session, chunk=chunk,
-        hidden=hidden, quiet=True, sample=lambda: model(ids, few))
+        hidden=hidden, kernel=kernel, quiet=True, sample=lambda: model(ids, few))
     try:
         yield stream
     finally:

@@ -1,5 +1,7 @@
-"""`throughput`: how fast torch's attention kernels and a streamed step are.
-Figures are reported and not judged; what fails is what does not run.
+"""`throughput`: how fast torch's attention kernels and a streamed step are, and
+by which kernel a step is the fastest (`fastest`, per dtype, with what to write
+for it). Figures are reported and not judged; what fails is what does not run,
+but for kernels that nobody needs: of those it says why not.
 
 Floating point operations are counted as usual: causal attention by half; its
 backward as 2.5 forwards of a kernel, which computes scores again, and as 2 in a
@@ -19,7 +21,7 @@ from torch.nn import functional as F
 from torch.nn.attention import sdpa_kernel
 
 from sluice_verify.decoder import Decoder, Sizes, loss_of, seeded
-from sluice_verify.kernels import BACKENDS, why
+from sluice_verify.kernels import ASKED, BACKENDS, NEEDED, compare, short, why
 from sluice_verify.result import Failure, Result, in_one_line, say
 from sluice_verify.streamed import device_of, streamed
 
@@ -46,15 +48,14 @@ def check(result: Result, socket: str) -> None:
         for name in BACKENDS:
             say(name)
             kernels.extend(_attention(name, gpu, peak))
-        for kernel, dtype in (("flash", torch.bfloat16),
-                              ("efficient", torch.float32)):
-            say(f"steps by {kernel}")
-            try:
-                steps.extend({"kernel": kernel, **each} for each in _steps(
-                    session, dtype, peak if kernel == "flash" else None))
-            except (sluice.Error, RuntimeError) as error:
-                raise Failure(f"a step by {kernel} attention: "
-                              f"{in_one_line(error)}") from error
+        for kernel, dtype in ASKED:
+            say(f"steps by {kernel} in {short(dtype)}")
+            steps.extend({"kernel": kernel, "dtype": short(dtype), **each}
+                         for each in _steps_or_why(session, kernel, dtype,
+                                                   peak))
+        result.value["fastest"] = fastest(steps)
+        for line in result.value["fastest"].values():
+            say(line)
     for name in "flash", "efficient":
         for row in kernels:
             if row["kernel"] == name and "why_not" in row and (
@@ -119,13 +120,53 @@ def _seconds(gpu: torch.device, *parts: Callable[[], None]) -> list[float]:
             for a, b in zip(marks, marks[1:])]
 
 
-def _steps(session: sluice.Session, dtype: torch.dtype, peak: float | None
-           ) -> Iterator[dict]:
+def fastest(steps: list[dict]) -> dict[str, str]:
+    """By dtype the kernel whose step takes the least at the most rows that all
+    of its dtype have run at, in words, with what asks for it."""
+    ran: dict[str, dict[str, dict[int, float]]] = {}
+    for step in steps:
+        if "why_not" not in step:
+            ran.setdefault(step["dtype"], {}).setdefault(
+                step["kernel"], {})[step["rows"]] = step["seconds"]
+    told = {}
+    for dtype, kernels in ran.items():
+        common = set.intersection(*map(set, kernels.values()))
+        if not common:
+            continue
+        rows = max(common)
+        (best, least), *others = sorted(
+            ((name, taken[rows]) for name, taken in kernels.items()),
+            key=lambda each: each[1])
+        told[dtype] = (
+            f"{dtype}: {best} is the fastest at {rows} rows" + "".join(
+                f", {taken / least:.2f} times as fast as {name}"
+                for name, taken in others) +
+            f": sluice-train --attention {best} --dtype {dtype}, or "
+            f"sluice.stream(model, kernel=\"{best}\")")
+    return told
+
+
+def _steps_or_why(session: sluice.Session, kernel: str, dtype: torch.dtype,
+                  peak: float | None) -> Iterator[dict]:
+    """Of a kernel whose numbers are the CPU's, as far as it runs."""
+    try:
+        compare(kernel, dtype)
+        yield from _steps(session, kernel, dtype,
+                          peak if dtype == torch.bfloat16 else None)
+    except (sluice.Error, sluice.Unsupported, RuntimeError) as error:
+        if (kernel, dtype) in NEEDED:
+            raise Failure(f"a step by {kernel} attention: "
+                          f"{in_one_line(error)}") from error
+        yield {"why_not": in_one_line(error)}
+
+
+def _steps(session: sluice.Session, kernel: str, dtype: torch.dtype,
+           peak: float | None) -> Iterator[dict]:
     gpu = device_of(session)
     large = torch.cuda.get_device_properties(gpu).total_memory >= ROOM
     sizes = LARGE if large else SMALL
     model = seeded(sizes).to(gpu, dtype)
-    with streamed(session, model, CHUNK, "device"):
+    with streamed(session, model, CHUNK, "device", kernel=kernel):
         rows = FEWEST_ROWS
         while rows <= MOST_OF_A_STEP:
             ids = torch.arange(rows, device=gpu)[None] % sizes.vocabulary
