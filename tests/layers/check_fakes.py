@@ -22,7 +22,7 @@ ON_FAKES = "_on_fake_cuda"
 
 
 def told(readme):
-    """Name -> reason, of the table under the heading; a row may name several."""
+    """Name -> reason, of the table; a row may have several names."""
     _, _, section = readme.partition(HEADING + "\n")
     section = re.split("(?m)^#", section)[0]
     rows = re.findall(r"(?m)^\| (`.*?`) \| (.*) \|$", section)

@@ -1,5 +1,5 @@
-// The pieces of a streamed step against plain torch, where a whole step's
-// gradients would not show a defect.
+// The pieces of a streamed step, on a test's device (test_node.h), against
+// plain torch, where a whole step's gradients would not show a defect.
 #include <ATen/Context.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
@@ -17,26 +17,34 @@
 #include "client/torch/math/chunked_loss.h"
 #include "client/torch/math/rope.h"
 #include "gtest/gtest.h"
+#include "tests/torch/test_node.h"
 
 namespace sluice::runtime {
 namespace {
 
-double Largest(const at::Tensor& t) { return t.abs().max().item<double>(); }
+// What is expected is computed on the CPU.
+at::Tensor There(const at::Tensor& t) { return t.to(TestDevice()); }
+
+double Largest(const at::Tensor& t) {
+  return t.cpu().abs().max().item<double>();
+}
 
 TEST(Rope, IsExactAtPositionsInTheMillions) {
   const int64_t position = 9'876'543, dim = 64;
-  const RopeTables tables = MakeRopeTables(position, 1, dim, 10000, at::kCPU);
+  const RopeTables tables =
+      MakeRopeTables(position, 1, dim, 10000, TestDevice());
+  const at::Tensor cos = tables.cos.cpu(), sin = tables.sin.cpu();
   for (int64_t i = 0; i < dim / 2; ++i) {
     const double angle =
         double(position) * std::pow(10000.0, -2.0 * double(i) / double(dim));
-    EXPECT_NEAR(tables.cos[0][0][i].item<double>(), std::cos(angle), 1e-6);
-    EXPECT_NEAR(tables.sin[0][0][i].item<double>(), std::sin(angle), 1e-6);
+    EXPECT_NEAR(cos[0][0][i].item<double>(), std::cos(angle), 1e-6);
+    EXPECT_NEAR(sin[0][0][i].item<double>(), std::sin(angle), 1e-6);
   }
 }
 
 TEST(Rope, TurnsBack) {
-  const RopeTables tables = MakeRopeTables(1000, 5, 8, 10000, at::kCPU);
-  const at::Tensor x = at::randn({5, 3, 8});
+  const RopeTables tables = MakeRopeTables(1000, 5, 8, 10000, TestDevice());
+  const at::Tensor x = There(at::randn({5, 3, 8}));
   at::Tensor turned = x.clone();
   ApplyRope(turned, tables);
   EXPECT_GT(Largest(turned - x), 0.1);
@@ -49,11 +57,12 @@ TEST(Attention, BlocksMergeToTheWholeAlsoWhereScoresAreHuge) {
   // 10,000 fp32 itself is 0.001 wide, and one draw in a hundred has two keys
   // that close: the draw is always the same.
   at::manual_seed(1);
-  const at::Tensor q = at::randn({7, 2, 8}) * 60;
-  const at::Tensor k = at::randn({24, 2, 8}) * 60;
-  const at::Tensor v = at::randn({24, 2, 8});
+  const at::Tensor q = There(at::randn({7, 2, 8}) * 60);
+  const at::Tensor k = There(at::randn({24, 2, 8}) * 60);
+  const at::Tensor v = There(at::randn({24, 2, 8}));
   const auto attend = [&](int64_t rows_at_once) {
-    RunningAttention running{at::empty({7, 2, 8}), at::empty({2, 7})};
+    RunningAttention running{There(at::empty({7, 2, 8})),
+                             There(at::empty({2, 7}))};
     for (int64_t row = 0; row < k.size(0); row += rows_at_once) {
       AttendBlock(q, k.narrow(0, row, rows_at_once),
                   v.narrow(0, row, rows_at_once), false,
@@ -82,29 +91,32 @@ TEST(Attention, ACausalBlockCutInHalvesIsTheWholeOne) {
         at::_scaled_dot_product_flash_attention_for_cpu_backward(
             batched(d_o), batched(q), batched(k), batched(v), o, lse, 0, true);
 
-    const RunningAttention running{random(), at::randn({2, rows})};
-    AttendBlock(q, k, v, true, Sum::kBegin, running);
-    EXPECT_LT(Largest(batched(running.output) - o), 2e-6) << rows;
-    EXPECT_LT(Largest(running.lse - lse.squeeze(0)), 4e-6) << rows;
+    const RunningAttention running{There(random()),
+                                   There(at::randn({2, rows}))};
+    AttendBlock(There(q), There(k), There(v), true, Sum::kBegin, running);
+    EXPECT_LT(Largest(batched(running.output.cpu()) - o), 2e-6) << rows;
+    EXPECT_LT(Largest(running.lse.cpu() - lse.squeeze(0)), 4e-6) << rows;
 
     const at::Tensor before = random();
-    const GradientSums sums{before.clone(), random(), random()};
-    AttendBlockBackward({q, d_o, running.output, running.lse}, k, v, true,
-                        Sum::kAdd, Sum::kBegin, sums);
-    EXPECT_LT(Largest(batched(sums.q - before) - dq), 1e-5) << rows;
-    EXPECT_LT(Largest(batched(sums.k) - dk), 1e-5) << rows;
-    EXPECT_LT(Largest(batched(sums.v) - dv), 1e-5) << rows;
+    const GradientSums sums{There(before).clone(), There(random()),
+                            There(random())};
+    AttendBlockBackward({There(q), There(d_o), running.output, running.lse},
+                        There(k), There(v), true, Sum::kAdd, Sum::kBegin, sums);
+    EXPECT_LT(Largest(batched(sums.q.cpu() - before) - dq), 1e-5) << rows;
+    EXPECT_LT(Largest(batched(sums.k.cpu()) - dk), 1e-5) << rows;
+    EXPECT_LT(Largest(batched(sums.v.cpu()) - dv), 1e-5) << rows;
   }
 }
 
 TEST(ChunkedLoss, DoesNotDependOnRowsAtOnceAndSurvivesLargeLogits) {
-  const at::Tensor x = at::randn({11, 8}) * 100;
-  const at::Tensor weight = at::randn({30, 8});
-  at::Tensor labels = at::randint(30, {11}, at::kLong);
-  labels[3] = kIgnoredLabel;
+  const at::Tensor x = There(at::randn({11, 8}) * 100);
+  const at::Tensor weight = There(at::randn({30, 8}));
+  at::Tensor drawn = at::randint(30, {11}, at::kLong);
+  drawn[3] = kIgnoredLabel;
+  const at::Tensor labels = There(drawn);
   const auto run = [&](int64_t rows) {
-    at::Tensor loss = at::zeros({}, at::kDouble);
-    at::Tensor gradient = at::zeros({30, 8});
+    at::Tensor loss = There(at::zeros({}, at::kDouble));
+    at::Tensor gradient = There(at::zeros({30, 8}));
     const at::Tensor dx =
         LossForwardBackward(x, labels, weight, 0.1, rows, loss, gradient);
     EXPECT_EQ(Largest(dx[3]), 0);
@@ -119,11 +131,13 @@ TEST(ChunkedLoss, DoesNotDependOnRowsAtOnceAndSurvivesLargeLogits) {
 }
 
 TEST(ChunkedLoss, AllLabelsIgnoredIsNoLoss) {
-  at::Tensor loss = at::zeros({}, at::kDouble);
-  at::Tensor gradient = at::zeros({30, 8});
-  const at::Tensor labels = at::zeros({4}, at::kLong).fill_(kIgnoredLabel);
-  const at::Tensor dx = LossForwardBackward(
-      at::randn({4, 8}), labels, at::randn({30, 8}), 1, 2, loss, gradient);
+  at::Tensor loss = There(at::zeros({}, at::kDouble));
+  at::Tensor gradient = There(at::zeros({30, 8}));
+  const at::Tensor labels =
+      There(at::zeros({4}, at::kLong).fill_(kIgnoredLabel));
+  const at::Tensor dx =
+      LossForwardBackward(There(at::randn({4, 8})), labels,
+                          There(at::randn({30, 8})), 1, 2, loss, gradient);
   EXPECT_EQ(loss.item<double>(), 0);
   EXPECT_EQ(Largest(dx), 0);
 }

@@ -155,6 +155,8 @@ bool OnFakeCuda() {
   return device != nullptr && std::string_view(device) == "cuda";
 }
 
+at::Device TestDevice() { return OnFakeCuda() ? kGpu : at::Device(at::kCPU); }
+
 // The fake is loaded beside a program that knows nothing of it.
 std::string TakeFindings() {
   using Take = void (*)(std::string&);
@@ -180,10 +182,6 @@ TestNode::TestNode(int gpus, double in_speed, double out_speed) {
   driver_ = sim_.get();
 }
 
-at::Device TestNode::device() const {
-  return OnFakeCuda() ? kGpu : at::Device(at::kCPU);
-}
-
 RegionAllocator* TestNode::hbm() const {
   return OnFakeCuda() ? &Gpu::Get().allocator() : nullptr;
 }
@@ -195,11 +193,12 @@ void TestNode::EnterRank() const {
 }
 
 absl::StatusOr<std::unique_ptr<client::CopyEngine>> TestNode::StartCopies(
-    int rank) const {
+    int rank, Bytes slice) const {
   const DeviceIndex gpu(OnFakeCuda() ? 0 : rank);
   SLUICE_ASSIGN_OR_RETURN(
       std::unique_ptr<client::CopyEngine> copies,
-      client::CopyEngine::Start({.driver = driver_, .device = gpu}));
+      client::CopyEngine::Start(
+          {.driver = driver_, .device = gpu, .slice = slice}));
   if (OnFakeCuda()) {
     SLUICE_RETURN_IF_ERROR(copies->UseStream(Gpu::Get().stream()));
   }

@@ -27,6 +27,8 @@ namespace sluice::runtime {
 
 // Whether this process's tests run on the fake CUDA driver.
 bool OnFakeCuda();
+// Of every tensor of a rank.
+at::Device TestDevice();
 
 // What the fake has found since the last time, a line each; it does not count
 // at the process's end any more. REQUIRES: OnFakeCuda().
@@ -39,12 +41,11 @@ class TestNode {
   TestNode(int gpus, double in_speed, double out_speed);
 
   device::Driver* driver() const { return driver_; }
-  // Of every tensor of a rank.
-  at::Device device() const;
+  at::Device device() const { return TestDevice(); }
   // For the thread that computes as a rank, before it does.
   void EnterRank() const;
   absl::StatusOr<std::unique_ptr<client::CopyEngine>> StartCopies(
-      int rank) const;
+      int rank, Bytes slice = client::CopyEngine::Options().slice) const;
   // The GPU's memory as torch's, armed for the tests' own thread; null on sim,
   // where a test brings its own.
   RegionAllocator* hbm() const;

@@ -10,8 +10,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "tests/torch/rank_threads.h"
+#include "tests/torch/test_node.h"
 
 namespace sluice::runtime {
 namespace {
@@ -31,8 +33,25 @@ struct Case {
   at::ScalarType type = at::kFloat;
 };
 
+// What is expected is the host's; what travels is the node's.
 class HeadExchangeTest : public ::testing::TestWithParam<Case> {
  protected:
+  // `body` once a rank, with its exchange.
+  void OnEachRank(
+      const std::function<void(HeadExchange&, int rank)>& body) const {
+    RunRanks(c.ranks, [&](Collectives& host) {
+      node.EnterRank();
+      const auto through = node.CollectivesOver(&host);
+      HeadExchange exchange(c.heads, c.kv_heads, c.ranks, host.rank(),
+                            through ? through.get() : &host);
+      body(exchange, host.rank());
+    });
+  }
+  at::Tensor There(const at::Tensor& tensor) const {
+    return tensor.to(TestDevice());
+  }
+
+  const TestNode node{GetParam().ranks, 0, 0};
   const Case c = GetParam();
   const stream::ChunkLayout layout{c.seq_len, c.chunk, c.ranks};
   const stream::HeadLayout heads{c.heads, c.kv_heads, c.ranks};
@@ -73,17 +92,17 @@ void HeadExchangeTest::CheckToHeads(HeadExchange& exchange, int rank, int64_t m,
                                     const RowRuns& runs) const {
   const at::Tensor q = Global(m, c.heads, 1), k = Global(m, c.kv_heads, 2),
                    v = Global(m, c.kv_heads, 3);
-  const at::Tensor q_out = Untouched(m, heads.q_per_rank),
-                   k_out = Untouched(m, heads.kv_per_rank),
-                   v_out = Untouched(m, heads.kv_per_rank);
+  const at::Tensor q_out = There(Untouched(m, heads.q_per_rank)),
+                   k_out = There(Untouched(m, heads.kv_per_rank)),
+                   v_out = There(Untouched(m, heads.kv_per_rank));
   const absl::Status status = exchange.ToHeads(
-      runs, {{HeadKind::kQuery, Mine(q, runs, rank), q_out},
-             {HeadKind::kKeyValue, Mine(k, runs, rank), k_out},
-             {HeadKind::kKeyValue, Mine(v, runs, rank), v_out}});
+      runs, {{HeadKind::kQuery, There(Mine(q, runs, rank)), q_out},
+             {HeadKind::kKeyValue, There(Mine(k, runs, rank)), k_out},
+             {HeadKind::kKeyValue, There(Mine(v, runs, rank)), v_out}});
   ASSERT_TRUE(status.ok()) << status;
-  EXPECT_TRUE(q_out.equal(InRuns(QueriesOf(q, rank), runs)));
-  EXPECT_TRUE(k_out.equal(InRuns(KeysOf(k, rank), runs)));
-  EXPECT_TRUE(v_out.equal(InRuns(KeysOf(v, rank), runs)));
+  EXPECT_TRUE(q_out.cpu().equal(InRuns(QueriesOf(q, rank), runs)));
+  EXPECT_TRUE(k_out.cpu().equal(InRuns(KeysOf(k, rank), runs)));
+  EXPECT_TRUE(v_out.cpu().equal(InRuns(KeysOf(v, rank), runs)));
 }
 
 void HeadExchangeTest::CheckToTokens(HeadExchange& exchange, int rank,
@@ -97,32 +116,31 @@ void HeadExchangeTest::CheckToTokens(HeadExchange& exchange, int rank,
     k.index_add_(1, at::tensor(heads.kv_of_rank[r]), held);
     if (r == rank) mine = held;
   }
+  const auto there = at::TensorOptions().device(TestDevice());
   const at::Tensor q_home =
-      at::empty({runs.count[rank], c.heads, kDim}, c.type);
-  const at::Tensor k_home = at::empty({runs.count[rank], c.kv_heads, kDim},
-                                      at::kFloat);  // wider than the message
-  const absl::Status status =
-      exchange.ToTokens(runs, {{HeadKind::kQuery, q_home, QueriesOf(q, rank)},
-                               {HeadKind::kKeyValue, k_home, mine}});
+      at::empty({runs.count[rank], c.heads, kDim}, there.dtype(c.type));
+  const at::Tensor k_home =  // wider than the message
+      at::empty({runs.count[rank], c.kv_heads, kDim}, there.dtype(at::kFloat));
+  const absl::Status status = exchange.ToTokens(
+      runs, {{HeadKind::kQuery, q_home, There(QueriesOf(q, rank))},
+             {HeadKind::kKeyValue, k_home, There(mine)}});
   ASSERT_TRUE(status.ok()) << status;
-  EXPECT_TRUE(q_home.equal(Mine(q, runs, rank)));
-  EXPECT_TRUE(k_home.equal(Mine(k, runs, rank).to(at::kFloat)));
+  EXPECT_TRUE(q_home.cpu().equal(Mine(q, runs, rank)));
+  EXPECT_TRUE(k_home.cpu().equal(Mine(k, runs, rank).to(at::kFloat)));
 }
 
 TEST_P(HeadExchangeTest, WholeChunksArriveAndComeHome) {
-  RunRanks(c.ranks, [&](Collectives& ranks) {
-    HeadExchange exchange(c.heads, c.kv_heads, c.ranks, ranks.rank(), &ranks);
+  OnEachRank([&](HeadExchange& exchange, int rank) {
     for (int64_t m = 0; m < layout.chunks(); ++m) {
       const RowRuns runs = RowRuns::Whole(layout, m);
-      CheckToHeads(exchange, ranks.rank(), m, runs);
-      CheckToTokens(exchange, ranks.rank(), m, runs);
+      CheckToHeads(exchange, rank, m, runs);
+      CheckToTokens(exchange, rank, m, runs);
     }
   });
 }
 
 TEST_P(HeadExchangeTest, OnlyTheRestOfEachRunTravels) {
-  RunRanks(c.ranks, [&](Collectives& ranks) {
-    HeadExchange exchange(c.heads, c.kv_heads, c.ranks, ranks.rank(), &ranks);
+  OnEachRank([&](HeadExchange& exchange, int rank) {
     for (int64_t m = 0; m < layout.chunks(); ++m) {
       std::vector<int64_t> kept;
       for (int p = 0; p < c.ranks; ++p) {
@@ -130,8 +148,8 @@ TEST_P(HeadExchangeTest, OnlyTheRestOfEachRunTravels) {
         kept.push_back(std::min(rows, (rows + p) / 2));
       }
       const RowRuns runs = RowRuns::Rest(layout, m, kept);
-      CheckToHeads(exchange, ranks.rank(), m, runs);
-      CheckToTokens(exchange, ranks.rank(), m, runs);
+      CheckToHeads(exchange, rank, m, runs);
+      CheckToTokens(exchange, rank, m, runs);
     }
   });
 }
@@ -147,13 +165,15 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(HeadExchange, OneRankMayShareBothSides) {
   HeadExchange exchange(2, 2, 1, 0, nullptr);
   const stream::ChunkLayout layout(6, 6, 1);
-  const at::Tensor q = Numbers({6, 2, kDim}, 1, at::kFloat);
-  const at::Tensor before = q.clone();
+  const TestNode node(1, 0, 0);
+  const at::Tensor before = Numbers({6, 2, kDim}, 1, at::kFloat);
+  const at::Tensor q = before.to(TestDevice(), /*non_blocking=*/false,
+                                 /*copy=*/true);
   EXPECT_TRUE(exchange.local());
   EXPECT_TRUE(
       exchange.ToHeads(RowRuns::Whole(layout, 0), {{HeadKind::kQuery, q, q}})
           .ok());
-  EXPECT_TRUE(q.equal(before));
+  EXPECT_TRUE(q.cpu().equal(before));
 }
 
 }  // namespace
