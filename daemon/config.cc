@@ -359,11 +359,8 @@ absl::StatusOr<Config::DriverChoice> ParseDriver(const std::string& text) {
 
 namespace {
 
-// What quotes a file is one line all the same, and no longer than a screen.
 absl::Status Fault(std::string what) {
-  constexpr size_t kMost = 1000;
-  if (what.size() > kMost) what = what.substr(0, kMost) + " ...";
-  return absl::InvalidArgumentError(Printable(std::move(what)));
+  return absl::InvalidArgumentError(PrintableLine(std::move(what)));
 }
 
 }  // namespace

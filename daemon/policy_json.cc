@@ -90,7 +90,7 @@ class Reader {
   void Fail(const std::string& what) {
     if (!status_.ok()) return;
     status_ = absl::InvalidArgumentError(
-        Printable(fmt::format("{} {}", name_, what)));
+        PrintableLine(fmt::format("{} {}", name_, what)));
   }
   absl::Status Done() {
     if (!status_.ok()) return status_;

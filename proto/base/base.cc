@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <ctime>
+#include <utility>
 
 #include "absl/strings/cord.h"
 #include "proto/base/clock.h"
@@ -24,6 +25,15 @@ std::string Printable(std::string text) {
     if (byte < 0x20 || byte == 0x7f) c = '?';
   }
   return text;
+}
+
+std::string PrintableLine(std::string text) {
+  constexpr size_t kMost = 1000;
+  if (text.size() > kMost) {
+    text.resize(kMost);
+    text += " ...";
+  }
+  return Printable(std::move(text));
 }
 
 std::string ShellWord(const std::string& word) {

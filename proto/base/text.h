@@ -11,6 +11,9 @@ namespace sluice {
 // line and moves no cursor.
 std::string Printable(std::string text);
 
+// The same no longer than a screen: for a complaint that quotes what it is about.
+std::string PrintableLine(std::string text);
+
 // Without its line break.
 std::string FirstLine(const std::string& text);
 

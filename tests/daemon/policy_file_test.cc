@@ -163,6 +163,19 @@ TEST(PolicyFile, WhatIsNotAPolicyIsRefusedInOneLineThatSaysWhere) {
   }
 }
 
+// Found by fuzzing: such a name was quoted whole.
+TEST(PolicyFile, AComplaintIsNoLongerThanAScreen) {
+  const std::string name(100'000, 'x');
+  EXPECT_THAT(
+      DecodePolicy(fmt::format(R"({{"sluice_policy": 1, "limits": [],
+                                    "drained": null, "{}": 1}})",
+                               name),
+                   At(0))
+          .status(),
+      StatusIs(kInvalid, AllOf(HasSubstr("the file has an unknown 'xxx"),
+                               ::testing::SizeIs(::testing::Le(1004u)))));
+}
+
 // Found by fuzzing: such a time was taken, and written as null, which the next
 // daemon refused: it did not start.
 TEST(PolicyFile, ATimeThatNoClockSaysIsRefused) {
