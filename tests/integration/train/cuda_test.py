@@ -146,7 +146,8 @@ class Cuda(cuda_node.CudaTest):
             self.run_train, "--socket", self.cuda_daemon(), command="profile",
             settings=",context_kib=4096")
         self.assertEqual(code, 0, err)
-        self.assertIn("bf16, by the GPU's", out)
+        self.assertIn("bf16, attention by flash,", out)
+        self.assertIn("by the GPU's clock", out)
         self.assertNotIn("SIMULATED", out)
         hardware = tomllib.loads(out)
         # Issued is not done: a matmul of 1024 rows would have taken
