@@ -11,7 +11,7 @@ namespace sluice {
 // line and moves no cursor.
 std::string Printable(std::string text);
 
-// The same no longer than a screen: for a complaint that quotes what it is about.
+// The same, no longer than a screen: for a complaint that quotes a file.
 std::string PrintableLine(std::string text);
 
 // Without its line break.
