@@ -215,7 +215,7 @@ TEST_F(HttpServerTest, ConnectionsThatAskForNothingMakeRoomForOthers) {
     for (int i = 0; i < 400; ++i) idle.push_back(HttpConnect(address));
     const absl::Time start = absl::Now();
     EXPECT_THAT(HttpGet(address, "/metrics"), StartsWith("HTTP/1.1 200 OK"));
-    EXPECT_LT(absl::Now() - start, absl::Seconds(1));
+    EXPECT_LT(absl::Now() - start, absl::Seconds(5));
     EXPECT_THAT(HttpRest(idle.front().get()), StartsWith("HTTP/1.1 503 "));
   }
 }

@@ -78,7 +78,7 @@ TEST(LogThread, ItsEndWaitsForNoReader) {
       WriteLog(LogLevel::kWarning, std::string(1000, 'x'));
     }
   }
-  EXPECT_LT(absl::Now() - start, absl::Seconds(1));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
 }
 
 TEST(LogThread, ItsEndWritesWhatIsQueued) {

@@ -178,7 +178,7 @@ TEST_F(Store, ThatNeverAnswersEndsInANamedErrorInTime) {
                        HasSubstr("did not answer in time")));
   const absl::Duration took = clock.Now() - before;
   EXPECT_GE(took, absl::Milliseconds(95));
-  EXPECT_LT(took, absl::Seconds(2));
+  EXPECT_LT(took, absl::Seconds(5));
 }
 
 // Wrong once: the kernel closes what lies unread in a dead keeper's socket, and

@@ -34,7 +34,7 @@ void ExpectPrompt(const std::string& socket) {
     SLUICE_ASSERT_OK_AND_ASSIGN(auto lease,
                                 client.Lease(wire::Lease::HOST, MiB(1)));
     ASSERT_THAT(client.Free(lease.body.granted().lease_id()), IsOk());
-    EXPECT_LT(absl::Now() - start, absl::Seconds(1));
+    EXPECT_LT(absl::Now() - start, absl::Seconds(4));
     absl::SleepFor(absl::Milliseconds(20));
   }
 }
@@ -182,13 +182,13 @@ TEST(DaemonBlocking, AStandardErrorThatNobodyReadsHoldsNobodyUp) {
     const absl::Time start = absl::Now();
     ASSERT_THAT(client.Lease(wire::Lease::GPU, GiB(900)),
                 StatusIs(absl::StatusCode::kResourceExhausted));
-    ASSERT_LT(absl::Now() - start, absl::Seconds(1));
+    ASSERT_LT(absl::Now() - start, absl::Seconds(4));
   }
   ExpectPrompt(socket);
   const absl::Time start = absl::Now();
   daemon->Kill(SIGTERM);
   EXPECT_EQ(daemon->Join(absl::Seconds(10)).exit_code, 0);
-  EXPECT_LT(absl::Now() - start, absl::Seconds(1));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(4));
 }
 
 // Long answers that are not read are few, and the session goes on.

@@ -89,7 +89,7 @@ TEST(DaemonNodeState, ARankOfAnotherUserSurvivesWhatALiarDoes) {
         IsOk());
     // 8 slices, each behind at most 64 others.
     const absl::Duration took = Copy(*driver, MiB(8));
-    EXPECT_LT(took, absl::Seconds(2));
+    EXPECT_LT(took, absl::Seconds(8));
     printf("copied 8 MiB in %s\n", absl::FormatDuration(took).c_str());
   });
   const ChildResult result = honest->Join();

@@ -349,7 +349,7 @@ TEST(DaemonPlan, ManyProfilesOfOneRankHoldUpNobodyAndAreNotKept) {
   EXPECT_LE(most, before + 300);
   const absl::Time start = absl::Now();
   ASSERT_THAT(Submit(honest, plan::Encode(ProfileOf(0, 1))), IsOk());
-  EXPECT_LT(absl::Now() - start, absl::Seconds(2));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
   greedy.socket().Reset();
   for (int i = 0; i < 500 && daemon.Descriptors() > before; ++i) {
     absl::SleepFor(absl::Milliseconds(10));

@@ -308,7 +308,7 @@ TEST_F(TakeOver, WhereTheKeeperDoesNotAnswerOnlyTheFirstWaits) {
   const absl::Time before = absl::Now();
   // Of another size, so that it is made.
   ASSERT_THAT(rank.Lease(wire::Lease::GPU, KiB(128)), IsOk());
-  EXPECT_LT(absl::Now() - before, absl::Seconds(2));
+  EXPECT_LT(absl::Now() - before, absl::Seconds(4));
 }
 
 // As many processes as there are places, which attached and closed. Wrong once:
@@ -364,7 +364,7 @@ TEST_F(TakeOver, WhereTheKeeperDoesNotAnswerAnEndDoesNotWaitForIt) {
   const absl::Time before = absl::Now();
   ASSERT_EQ(kill(daemon_.pid(), SIGTERM), 0);
   EXPECT_EQ(daemon_.Join(), 0);
-  EXPECT_LT(absl::Now() - before, absl::Seconds(3));
+  EXPECT_LT(absl::Now() - before, absl::Seconds(4));
 }
 
 // Wrong once: this one did, since there was somebody to leave something to.
@@ -375,7 +375,7 @@ TEST_F(TakeOver, NorDoesOneThatLeavesRanksToTheNextDaemon) {
   const absl::Time before = absl::Now();
   ASSERT_EQ(kill(daemon_.pid(), SIGTERM), 0);
   EXPECT_EQ(daemon_.Join(), 0);
-  EXPECT_LT(absl::Now() - before, absl::Seconds(3));
+  EXPECT_LT(absl::Now() - before, absl::Seconds(4));
 }
 
 }  // namespace
