@@ -3,10 +3,9 @@
 // Who may open the socket is an administrator; PermissionDenied tells who is
 // not. NotFound: no such socket. A daemon that does not answer is
 // DeadlineExceeded after 5 s; so long a call waits for the next daemon where
-// one has died, and is sent to it again, but for Undrain,
-// ForgetLinks and Evict: those are
-// Unavailable where they were sent before, and the outcome is unknown.
-// Thread safety: safe.
+// one has died, and is sent to it again, but for Undrain, ForgetLinks and
+// Evict: those are Unavailable where they were sent before, and the outcome is
+// unknown. Thread safety: safe.
 #pragma once
 
 #include <cstdint>

@@ -19,11 +19,7 @@ access = "any"
 gpu_bytes = "{gpu_memory}"
 host_bytes = "{host_memory}"
 extent_bytes = "4MiB"
-[http]
-listen = ""
-[restart]
-freeze_after = 0
-"""
+""" + harness.ALONE
 
 
 class FakeNodeTest(harness.TrainTest):

@@ -16,6 +16,13 @@ import unittest
 BIN = os.environ["SLUICE_BIN_DIR"]
 TRAIN = os.path.join(BIN, "sluice-train")
 
+# Of every daemon here: deaths in a row are what a test is about.
+ALONE = """\
+[http]
+listen = ""
+[restart]
+freeze_after = 0
+"""
 CONFIG = """\
 [device]
 driver = "sim"
@@ -27,11 +34,7 @@ host_memory = "{host_memory}"
 [pools]
 host_bytes = "{host_memory}"
 extent_bytes = "4MiB"
-[http]
-listen = ""
-[restart]
-freeze_after = 0
-"""
+""" + ALONE
 
 # A model small enough that a test starts many.
 MODEL = ("--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 "
