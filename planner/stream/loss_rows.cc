@@ -4,6 +4,15 @@
 #include <cmath>
 
 namespace sluice::stream {
+namespace {
+
+int64_t WantedRows(const StreamOptions& options) {
+  return options.loss_chunk_rows > 0
+             ? options.loss_chunk_rows
+             : LossRows(options.model, ElementBytes(options.dtype));
+}
+
+}  // namespace
 
 int64_t LossRows(const ModelShape& model, int64_t element) {
   const double traffic =
@@ -26,12 +35,8 @@ LossCut CutLoss(int64_t rows, int64_t wanted) {
 }
 
 LossCut CutLoss(const StreamOptions& options) {
-  const int64_t wanted =
-      options.loss_chunk_rows > 0
-          ? options.loss_chunk_rows
-          : LossRows(options.model, ElementBytes(options.dtype));
   // Rank 0 has the most rows of a chunk.
-  return CutLoss(options.layout.local_rows(0, 0), wanted);
+  return CutLoss(options.layout.local_rows(0, 0), WantedRows(options));
 }
 
 std::vector<LossGroup> GroupChunks(const ChunkLayout& layout,
@@ -59,6 +64,8 @@ ChunkLayout CalibrationLayout(const StreamOptions& options) {
 
 StreamOptions CalibrationStep(StreamOptions options) {
   options.layout = CalibrationLayout(options);
+  // By cost it depends on the layers: as the whole model's.
+  options.loss_chunk_rows = WantedRows(options);
   options.model.layers = 1;
   return options;
 }

@@ -99,5 +99,25 @@ TEST(CalibrationLayout, HasEveryKindOfGroup) {
   }
 }
 
+// By cost, rows depend on the layers: a calibration's one layer takes the loss
+// as the model's many do.
+TEST(CalibrationStep, CutsTheLossAsTheWholeStepDoes) {
+  for (const int64_t layers : {1, 2, 4, 32}) {
+    for (const int64_t vocab : {256, 32000, 128256}) {
+      const StreamOptions options{.model = Llama({.layers = layers,
+                                                  .hidden = 4096,
+                                                  .heads = 32,
+                                                  .kv_heads = 8,
+                                                  .ffn = 14336,
+                                                  .vocab = vocab}),
+                                  .layout = ChunkLayout(1 << 20, 4096, 1)};
+      const LossCut whole = CutLoss(options);
+      const LossCut one = CutLoss(CalibrationStep(options));
+      EXPECT_EQ(one.chunks, whole.chunks) << layers << " of " << vocab;
+      EXPECT_EQ(one.rows, whole.rows) << layers << " of " << vocab;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace sluice::stream
