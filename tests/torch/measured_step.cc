@@ -206,7 +206,7 @@ MeasuredStep MeasureStep(const StepCase& c, int rank, int steps) {
 Bytes PeakOf(const plan::Trace& trace) {
   std::vector<std::pair<int64_t, Bytes>> changes;
   for (const plan::Buffer& buffer : trace.buffers) {
-    const Bytes size = RoundUp(buffer.size, kRegionAlignment);
+    const Bytes size = RoundUp(buffer.size, trace.alignment);
     changes.push_back({buffer.lower, size});
     changes.push_back({buffer.upper, Bytes(0) - size});
   }

@@ -115,7 +115,7 @@ class StreamMemory : public ::testing::Test {
       Bytes at;
       for (const plan::Buffer& buffer : kind.trace.buffers) {
         plan.placement.offsets.push_back(at);
-        at += RoundUp(buffer.size, kRegionAlignment);
+        at += RoundUp(buffer.size, kind.trace.alignment);
       }
       plan.placement.peak = at;
       *peak = std::max(*peak, at);
@@ -176,9 +176,12 @@ TEST_F(StreamMemory, RingBytesAreWhatCreateAllocates) {
     const Bytes before = allocator_.stats().used;
     auto context = StreamContext::Create(options);
     ASSERT_THAT(context, IsOk());
-    EXPECT_EQ(
-        allocator_.stats().used - before,
-        stream::RingBytes(options.stream) + stream::KeptBytes(options.stream));
+    const Bytes told =
+        stream::RingBytes(options.stream) + stream::KeptBytes(options.stream);
+    const Bytes used = allocator_.stats().used - before;
+    EXPECT_GE(used, told);
+    // On a GPU each of some ten blocks is rounded up further than slots are.
+    EXPECT_LT(used, told + (TestDevice().is_cpu() ? Bytes(1) : KiB(4)));
   }
   EXPECT_EQ(stream::KeptBytes(Options(71).stream), Bytes(0));
 }

@@ -50,7 +50,9 @@ void* Allocate(Bytes size) {
     lock.Unlock();
     ThrowOverCap(size, used, cap);
   }
-  void* block = std::aligned_alloc(64, RoundUp(size, kRegionAlignment).size());
+  constexpr Bytes kAlignment{64};  // c10's
+  void* block =
+      std::aligned_alloc(kAlignment.size(), RoundUp(size, kAlignment).size());
   if (block == nullptr) throw std::bad_alloc();
   host.blocks.emplace(block, size);
   host.used += size;

@@ -53,7 +53,11 @@ struct RegionAllocator::Impl {
   };
 
   Impl(c10::Device device_in, std::byte* base_in, Bytes size_in)
-      : device(device_in), base(base_in), size(size_in), pool(size_in) {}
+      : device(device_in),
+        base(base_in),
+        size(size_in),
+        pool(size_in),
+        recorder(RegionAlignment(device_in)) {}
 
   const c10::Device device;
   std::byte* const base;
@@ -199,13 +203,17 @@ void RegionAllocator::Delete(void* block) {
   SLUICE_CHECK(!"freed a block that no region knows");
 }
 
+Bytes RegionAlignment(c10::Device device) {
+  return device.is_cpu() ? Bytes(64) : Bytes(256);
+}
+
 RegionAllocator::RegionAllocator(c10::Device device, std::byte* base,
                                  Bytes size)
     : device_(device), impl_(std::make_shared<Impl>(device, base, size)) {
   SLUICE_CHECK(device.is_cpu() ||
                (device.is_cuda() && LoadedTorchCuda() != nullptr));
-  SLUICE_CHECK(reinterpret_cast<uintptr_t>(base) % kRegionAlignment.size() ==
-               0);
+  SLUICE_CHECK(
+      reinterpret_cast<uintptr_t>(base) % RegionAlignment(device).size() == 0);
   const MutexLock lock(region_mutex);
   Regions().regions.push_back(impl_);
 }
@@ -249,9 +257,10 @@ absl::Status RegionAllocator::SetPlan(
     return absl::FailedPreconditionError(
         "blocks of the former plan are still alive: set a plan between steps");
   }
-  peak = RoundUp(peak, kRegionAlignment);
+  const Bytes alignment = RegionAlignment(device_);
+  peak = RoundUp(peak, alignment);
   SLUICE_ASSIGN_OR_RETURN(PlanReplay replay,
-                          PlanReplay::Make(segments, kinds, peak));
+                          PlanReplay::Make(segments, kinds, peak, alignment));
   if (impl.plan_size > Bytes(0)) impl.pool.Free(impl.plan_base, impl.plan_size);
   const std::optional<Bytes> place =
       peak > Bytes(0) ? impl.pool.AllocateLow(peak) : Bytes(0);
@@ -416,7 +425,7 @@ c10::DataPtr RegionAllocator::allocate(size_t bytes) {
   std::string failure;
   {
     const MutexLock lock(region_mutex);
-    std::byte* block = impl_->Allocate(RoundUp(size, kRegionAlignment));
+    std::byte* block = impl_->Allocate(RoundUp(size, RegionAlignment(device_)));
     if (block != nullptr) return {block, block, &Delete, device_};
     failure = impl_->OutOfMemory(size);
   }

@@ -2,7 +2,7 @@
 // region. On sim the device is the CPU.
 //
 // Once armed, each c10 allocation of the process on the device, on any thread,
-// is served from [base, base + size), 64-byte aligned; running out throws
+// is served from [base, base + size), aligned; running out throws
 // c10::OutOfMemoryError saying asked, used and planned. Each block knows its
 // allocator and place, so late and cross-thread frees are right. Exempt are
 // leased host regions (at::from_blob) and, on sim, a HostScope. oneDNN, MKL and
@@ -52,8 +52,10 @@
 namespace sluice::runtime {
 
 // Every block starts at a multiple of it and is rounded up to it; nothing
-// else is rounded.
-inline constexpr Bytes kRegionAlignment{64};
+// else is rounded. On the CPU, c10's 64; on a GPU, 256, as cudaMalloc's: cuBLAS
+// wants its workspace so (cublasSetWorkspace), and at multiples of 64 an H100's
+// refused products with a bias.
+Bytes RegionAlignment(c10::Device device);
 
 struct AllocatorStats {
   Bytes used, peak;            // of the region, planned area counted by blocks
@@ -78,7 +80,7 @@ struct SegmentRun {
 
 class RegionAllocator final : public c10::Allocator {
  public:
-  // `base` (64-byte aligned), memory of `device`, outlives every tensor in it.
+  // `base` (RegionAlignment), memory of `device`, outlives every tensor in it.
   // The allocator may go first: its block table stays until the last block is
   // freed. REQUIRES: `device` is the CPU, or a GPU and LoadTorchCuda
   // succeeded.

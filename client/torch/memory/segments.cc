@@ -6,7 +6,6 @@
 #include <iterator>
 #include <utility>
 
-#include "client/torch/memory/region_allocator.h"
 #include "proto/base/status.h"
 
 namespace sluice::runtime {
@@ -15,7 +14,7 @@ void SegmentRecorder::Begin(const std::string& kind) {
   const auto [at, added] = index_.emplace(kind, kinds_.size());
   if (added) kinds_.push_back({.name = kind});
   current_ = &kinds_[at->second];
-  trace_ = plan::Trace{.alignment = kRegionAlignment};
+  trace_ = plan::Trace{.alignment = alignment_};
   alive_.clear();
 }
 
@@ -58,7 +57,7 @@ std::vector<plan::SegmentKind> SegmentRecorder::Take() {
 
 absl::StatusOr<PlanReplay> PlanReplay::Make(
     const std::vector<plan::SegmentPlan>& segments,
-    const std::vector<plan::SegmentKind>& kinds, Bytes peak) {
+    const std::vector<plan::SegmentKind>& kinds, Bytes peak, Bytes alignment) {
   PlanReplay replay;
   for (const plan::SegmentPlan& segment : segments) {
     const auto kind = std::find_if(
@@ -76,12 +75,12 @@ absl::StatusOr<PlanReplay> PlanReplay::Make(
       const Slot slot{segment.base + segment.placement.offsets[k],
                       kind->trace.buffers[k].size};
       if (slot.place < Bytes(0) || slot.place + slot.size > peak ||
-          slot.place.count() % kRegionAlignment.count() != 0) {
+          slot.place.count() % alignment.count() != 0) {
         return absl::InvalidArgumentError(fmt::format(
             "the plan puts request {} of segment '{}' at {} + {} of an area "
             "of {}: it must lie inside, at a multiple of {}",
             k, segment.name, slot.place.count(), slot.size.count(),
-            peak.count(), kRegionAlignment.count()));
+            peak.count(), alignment.count()));
       }
       slots.push_back(slot);
     }

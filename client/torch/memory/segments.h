@@ -28,6 +28,8 @@ namespace sluice::runtime {
 // long an execution took may be told later than its end.
 class SegmentRecorder {
  public:
+  // `alignment`: what sizes are multiples of, and places are to be.
+  explicit SegmentRecorder(Bytes alignment) : alignment_(alignment) {}
   void Begin(const std::string& kind);
   void Allocated(Bytes offset, Bytes size);
   void Freed(Bytes offset);
@@ -39,6 +41,7 @@ class SegmentRecorder {
   std::vector<plan::SegmentKind> Take();
 
  private:
+  const Bytes alignment_;
   std::vector<plan::SegmentKind> kinds_;
   std::map<std::string, size_t, std::less<>> index_;
   std::set<size_t> timed_;  // kinds of which an execution's time is known
@@ -55,10 +58,11 @@ class PlanReplay {
 
   PlanReplay() = default;
   // Places are relative to the planned area. InvalidArgument: a plan that
-  // does not answer these kinds, or leaves the area.
+  // does not answer these kinds, leaves the area, or places a request at no
+  // multiple of `alignment`.
   static absl::StatusOr<PlanReplay> Make(
       const std::vector<plan::SegmentPlan>& segments,
-      const std::vector<plan::SegmentKind>& kinds, Bytes peak);
+      const std::vector<plan::SegmentKind>& kinds, Bytes peak, Bytes alignment);
 
   void Begin(const std::string& kind);
   void End() { current_ = nullptr; }
