@@ -145,10 +145,16 @@ void Extents::Keep(ExtentId id, absl::StatusOr<ExportedMemory> extent) {
 
 absl::Status Extents::Adopt(ExtentId id, PoolId pool, Bytes size,
                             UniqueFd kept) {
+  // Adopted memory may not be exported there, and is leased all the same.
+  std::shared_ptr<const UniqueFd> fd;
+  if (!driver_->TellsHolders()) {
+    SLUICE_ASSIGN_OR_RETURN(UniqueFd own, kept.Duplicate());
+    fd = std::make_shared<const UniqueFd>(std::move(own));
+  }
   SLUICE_ASSIGN_OR_RETURN(
       const device::Memory memory,
       driver_->Adopt(std::move(kept), PlacementOf(pool), size));
-  extents_[id] = {memory, nullptr};
+  extents_[id] = {memory, std::move(fd)};
   return absl::OkStatus();
 }
 

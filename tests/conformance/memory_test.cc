@@ -10,6 +10,7 @@ namespace {
 
 using ::sluice::testing::IsOk;
 using ::sluice::testing::StatusIs;
+using ::testing::HasSubstr;
 
 class MemoryConformance : public Conformance {};
 INSTANTIATE_TEST_SUITE_P(Drivers, MemoryConformance,
@@ -213,6 +214,26 @@ TEST_P(MemoryConformance, AnImportIsTheSameMemory) {
     ASSERT_THAT(memory->Write(content), IsOk());
     SLUICE_ASSERT_OK_AND_ASSIGN(const Content read, alias->Read());
     EXPECT_TRUE(read == content);
+  }
+}
+
+// Who is to hand it on keeps the descriptor that it came by.
+TEST_P(MemoryConformance, WhatWasImportedIsNotExported) {
+  for (const Placement where : {kOnGpu, kOnHost}) {
+    const Bytes size = Size(where);
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Memory made,
+                                driver_->Create(where, size));
+    SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd fd, driver_->Export(made));
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Memory imported,
+                                driver_->Import(fd, where, size));
+    for (const auto& again :
+         {driver_->Export(imported).status(), driver_->Keep(imported).status()})
+      EXPECT_THAT(again, StatusIs(kBad, HasSubstr("was imported")));
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Memory next,
+                                driver_->Import(fd, where, size));
+    for (const Memory each : {next, imported, made}) {
+      ASSERT_THAT(driver_->Release(each), IsOk());
+    }
   }
 }
 

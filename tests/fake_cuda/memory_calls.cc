@@ -129,6 +129,7 @@ Result cuMemExportToShareableHandle(void* descriptor, MemoryHandle handle,
   const auto it = TheWorld().handles.find(handle);
   SLUICE_FAKE_REQUIRE(call, it != TheWorld().handles.end(), kLiveHandle);
   SLUICE_FAKE_REQUIRE(call, it->second->exportable, kMadeForExport);
+  SLUICE_FAKE_REQUIRE(call, !it->second->imported, kExportOwn);
   const int fd = Store::Export(*it->second);
   if (fd < 0) return kOperatingSystem;
   *static_cast<int*>(descriptor) = fd;

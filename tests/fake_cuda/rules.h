@@ -7,6 +7,8 @@
 //               in whose comment of CUDA 13.0's cuda.h it stands
 //   assumed     our reading, or stricter than any text; the source says why.
 //               What a real driver does is not known until one is asked
+//   measured    no text says so, and a driver that was asked answers so; the
+//               source names the GPU and the driver
 //   unmodelled  allowed, but not built here: refused so that nothing depends
 //               on it unseen
 #pragma once
@@ -34,6 +36,7 @@ namespace sluice::fake_cuda {
   X(PageMultiple, 1, documented, "a reservation is whole pages, its alignment a power of two", "cuMemAddressReserve") \
   X(LiveHandle, 1, documented, "a memory handle is live", "cuMemRelease: else undefined") \
   X(MadeForExport, 1, documented, "what is exported was made with a handle type", "CUmemAllocationProp::requestedHandleTypes") \
+  X(ExportOwn, 1, measured, "what is exported was made by this process, not imported", "an H100, 580.159.04: INVALID_VALUE") \
   X(InsideReservation, 1, documented, "memory is mapped inside one reservation", "cuMemMap") \
   X(NotMapped, 1, documented, "what is mapped is not mapped already", "cuMemMap") \
   X(WholeMemory, 1, assumed, "memory is mapped whole, from offset 0", "cuMemMap: offset must be zero; a smaller size is not forbidden") \

@@ -176,6 +176,24 @@ TEST_F(Rules, MakingMemory) {
   Breaks(Rule::kLiveHandle, cuMemRelease(handle));
 }
 
+TEST_F(Rules, ExportingMemory) {
+  const AllocationProperties properties = On(kLocationDevice, 0);
+  MemoryHandle made = 0, imported = 0;
+  ASSERT_EQ(cuMemCreate(&made, kGranule, &properties, 0), kSuccess);
+  int fd = -1, again = -1;
+  ASSERT_EQ(cuMemExportToShareableHandle(&fd, made, kHandlePosixFd, 0),
+            kSuccess);
+  ASSERT_EQ(
+      cuMemImportFromShareableHandle(
+          &imported, reinterpret_cast<void*>(intptr_t{fd}), kHandlePosixFd),
+      kSuccess);
+  Breaks(Rule::kExportOwn,
+         cuMemExportToShareableHandle(&again, imported, kHandlePosixFd, 0));
+  close(fd);
+  EXPECT_EQ(cuMemRelease(imported), kSuccess);
+  EXPECT_EQ(cuMemRelease(made), kSuccess);
+}
+
 TEST_F(Rules, MappingMemory) {
   const Piece piece = OnGpu();
   DevicePointer range = 0;

@@ -91,7 +91,8 @@ absl::Status MemoryMaker::ProbeHost() const {
   MemoryHandle handle = 0;
   SLUICE_CUDA(library_, cuMemCreate, "of HOST_NUMA", &handle, granularity,
               &properties, 0);
-  const PhysicalMemory memory(library_, handle, Placement::Host(NumaIndex(0)),
+  const PhysicalMemory memory(library_, handle, Origin::kMadeHere,
+                              Placement::Host(NumaIndex(0)),
                               Bytes(static_cast<int64_t>(granularity)));
   return Export(memory).status();
 }
@@ -174,7 +175,8 @@ absl::StatusOr<MemoryPointer> MemoryMaker::Create(Placement where,
       fmt::format("cuMemCreate {}", Describe(where, size)),
       where.kind == Placement::Kind::kGpu ? Shortage::kGpuMemory
                                           : Shortage::kHostMemory));
-  return std::make_shared<PhysicalMemory>(library_, handle, where, size);
+  return std::make_shared<PhysicalMemory>(library_, handle, Origin::kMadeHere,
+                                          where, size);
 }
 
 absl::StatusOr<MemoryPointer> MemoryMaker::CreateMemfd(Placement where,
@@ -198,11 +200,18 @@ absl::StatusOr<MemoryPointer> MemoryMaker::CreateMemfd(Placement where,
       0) {
     return ErrnoStatus(errno, "seal host memory");
   }
-  return std::make_shared<PhysicalMemory>(std::move(fd), where, size);
+  return std::make_shared<PhysicalMemory>(std::move(fd), Origin::kMadeHere,
+                                          where, size);
 }
 
 absl::StatusOr<UniqueFd> MemoryMaker::Export(
     const PhysicalMemory& memory) const {
+  if (memory.origin() == Origin::kImported) {
+    return absl::InvalidArgumentError(fmt::format(
+        "memory {} was imported, and only who made memory exports it: hand on "
+        "the descriptor that it came by",
+        Describe(memory.where(), memory.size())));
+  }
   if (memory.is_memfd()) return memory.memfd().Duplicate();
   int fd = -1;
   SLUICE_CUDA(library_, cuMemExportToShareableHandle,
@@ -268,13 +277,15 @@ absl::StatusOr<MemoryPointer> MemoryMaker::Import(const UniqueFd& fd,
   if (UsesMemfd(where)) {
     SLUICE_RETURN_IF_ERROR(CheckMemfd(fd, size));
     SLUICE_ASSIGN_OR_RETURN(UniqueFd own, fd.Duplicate());
-    return std::make_shared<PhysicalMemory>(std::move(own), where, size);
+    return std::make_shared<PhysicalMemory>(std::move(own), Origin::kImported,
+                                            where, size);
   }
   MemoryHandle handle = 0;
   SLUICE_CUDA(library_, cuMemImportFromShareableHandle, Describe(where, size),
               &handle, reinterpret_cast<void*>(static_cast<intptr_t>(fd.get())),
               kHandlePosixFd);
-  auto memory = std::make_shared<PhysicalMemory>(library_, handle, where, size);
+  auto memory = std::make_shared<PhysicalMemory>(
+      library_, handle, Origin::kImported, where, size);
   SLUICE_RETURN_IF_ERROR(CheckPlace(handle, where, size));
   return memory;
 }

@@ -20,15 +20,21 @@
 
 namespace sluice::device::cuda {
 
+enum class Origin { kMadeHere, kImported };
+
 // This process's hold on a piece of memory: the handle and each mapping share
 // it. Immutable.
 class PhysicalMemory {
  public:
   PhysicalMemory(const LoadedLibrary* library, MemoryHandle handle,
-                 Placement where, Bytes size)
-      : library_(library), handle_(handle), where_(where), size_(size) {}
-  PhysicalMemory(UniqueFd memfd, Placement where, Bytes size)
-      : memfd_(std::move(memfd)), where_(where), size_(size) {}
+                 Origin origin, Placement where, Bytes size)
+      : library_(library),
+        handle_(handle),
+        origin_(origin),
+        where_(where),
+        size_(size) {}
+  PhysicalMemory(UniqueFd memfd, Origin origin, Placement where, Bytes size)
+      : memfd_(std::move(memfd)), origin_(origin), where_(where), size_(size) {}
   ~PhysicalMemory();
   PhysicalMemory(const PhysicalMemory&) = delete;
   PhysicalMemory& operator=(const PhysicalMemory&) = delete;
@@ -38,11 +44,13 @@ class PhysicalMemory {
   bool is_memfd() const { return static_cast<bool>(memfd_); }
   const UniqueFd& memfd() const { return memfd_; }
   MemoryHandle handle() const { return handle_; }
+  Origin origin() const { return origin_; }
 
  private:
   const LoadedLibrary* library_ = nullptr;
   MemoryHandle handle_ = 0;
   UniqueFd memfd_;
+  Origin origin_;
   Placement where_;
   Bytes size_;
 };
@@ -63,6 +71,8 @@ class MemoryMaker {
   absl::StatusOr<Bytes> Granularity(Placement where) const;
   absl::Status CheckSize(Placement where, Bytes size) const;
   absl::StatusOr<MemoryPointer> Create(Placement where, Bytes size) const;
+  // What was imported is refused: the driver answers INVALID_VALUE (measured on
+  // an H100, 580.159.04), and a memfd is held to the same.
   absl::StatusOr<UniqueFd> Export(const PhysicalMemory& memory) const;
   absl::StatusOr<MemoryPointer> Import(const UniqueFd& fd, Placement where,
                                        Bytes size) const;

@@ -131,7 +131,22 @@ absl::StatusOr<std::shared_ptr<PhysicalMemory>> PhysicalMemory::Adopt(
 }
 
 absl::StatusOr<UniqueFd> PhysicalMemory::Export() const {
+  SLUICE_RETURN_IF_ERROR(CheckNotImported());
   return file_ == File::kOwn ? Reopen(fd_) : fd_.Duplicate();
+}
+
+absl::StatusOr<UniqueFd> PhysicalMemory::Keep() const {
+  SLUICE_RETURN_IF_ERROR(CheckNotImported());
+  return fd_.Duplicate();
+}
+
+// Any memfd could be handed on; NVIDIA's driver refuses.
+absl::Status PhysicalMemory::CheckNotImported() const {
+  if (ledger_ != nullptr) return absl::OkStatus();
+  return Bad(fmt::format(
+      "this memory of {} was imported, and only who made memory exports it: "
+      "hand on the descriptor that it came by",
+      FormatBytes(size_)));
 }
 
 bool PhysicalMemory::TellsHolders() {

@@ -35,6 +35,8 @@ class PhysicalMemory {
   const UniqueFd& fd() const { return fd_; }
   // A descriptor for others: of memory made here, another open file than ours.
   absl::StatusOr<UniqueFd> Export() const;
+  // One that does not count among the holders.
+  absl::StatusOr<UniqueFd> Keep() const;
 
   // A write lease on a file is granted exactly while nobody else has it open,
   // and a mapping or a descriptor in flight keeps it open. Probed once: where
@@ -55,6 +57,7 @@ class PhysicalMemory {
         file_(file),
         where_(where),
         size_(size) {}
+  absl::Status CheckNotImported() const;
 
   Ledger* const ledger_;
   UniqueFd fd_;

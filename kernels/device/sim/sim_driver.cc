@@ -139,7 +139,7 @@ absl::StatusOr<UniqueFd> SimDriver::Keep(Memory memory) {
   const MutexLock lock(memory_mutex_);
   const auto it = memories_.find(memory);
   if (it == memories_.end()) return NoSuch("memory", memory);
-  return it->second->fd().Duplicate();
+  return it->second->Keep();
 }
 
 absl::StatusOr<Memory> SimDriver::Adopt(UniqueFd kept, Placement where,
