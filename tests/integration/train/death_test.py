@@ -41,7 +41,7 @@ class Death(harness.TrainTest):
         self.assertEqual(victim.returncode, 1)
         self.assertIn("error: rank 1 ended with signal 9", err)
         self.assertEqual(err.count("error:"), 1, err)
-        self.wait_until(lambda: self.leased(socket) == other_holds, 1,
+        self.wait_until(lambda: self.leased(socket) == other_holds, 5,
                         "the dead job's memory is not free")
         steps = len(harness.lines_of(log))
         self.wait_until(lambda: len(harness.lines_of(log)) > steps + 2, 30,
@@ -64,7 +64,7 @@ class Death(harness.TrainTest):
         killed = time.monotonic()
         _, err = run.communicate(timeout=20)
         self.assertLess(time.monotonic() - killed, 5)
-        self.wait_until(lambda: self.leased(socket) == 0, 1,
+        self.wait_until(lambda: self.leased(socket) == 0, 5,
                         "the dead job's memory is not free")
         self.assertEqual(run.returncode, 1)
         self.assertIn(f"error: rank {rank} ended with signal 9", err)
@@ -105,7 +105,7 @@ class Death(harness.TrainTest):
         self.assertRegex(err, "error: .*evicted.*the node is drained")
         done = harness.lines_of(log)[-1]["step"]
         self.assertEqual(os.listdir(save), [f"checkpoint-{done}"])
-        self.wait_until(lambda: self.leased(socket) == 0, 1,
+        self.wait_until(lambda: self.leased(socket) == 0, 5,
                         "an evicted job's memory is not free")
 
     def test_a_rank_of_torchrun_ends_with_130_when_interrupted(self):
@@ -124,7 +124,7 @@ class Death(harness.TrainTest):
         socket = self.daemon(gpus=1)
         run, _ = self.start_run(socket, "alone", "--hbm", "16MiB")
         os.kill(harness.ranks_of(run.pid)[0], signal.SIGKILL)
-        self.wait_until(lambda: self.leased(socket) == 0, 1,
+        self.wait_until(lambda: self.leased(socket) == 0, 5,
                         "a dead rank's memory is not free")
 
     def test_a_daemon_killed_in_a_run_neither_ends_nor_slows_it(self):
