@@ -43,7 +43,7 @@ constexpr OpenLoop kLoad = {
 // the longer it runs: a figure without a limit, which a test cannot hold. A
 // daemon that needs four times as long for a pair fails at this rate too.
 constexpr OpenLoop kCheckedLoad = {
-    .sessions = 64, .pairs_per_second = 2'500, .pairs = 10'000};
+    .sessions = 64, .pairs_per_second = 2'500, .pairs = 5'000};
 constexpr int kKills = 25;  // rounds of the second, each of all GPUs
 constexpr int kLeasesPerKill = 40;
 
@@ -54,7 +54,7 @@ gpu_memory = "1GiB"
 )";
 
 constexpr Bytes kTurnsGpu = GiB(8);
-constexpr int kTurns = 60;
+constexpr int kTurns = 60, kCheckedTurns = 20;
 // As long as it takes to be allowed the extents of one lease again.
 constexpr absl::Duration kTurnsGap = absl::Milliseconds(150);
 // Each of the 128 extents is destroyed, made anew and stored: 0.2 ms each.
@@ -68,7 +68,8 @@ extent_bytes = "64MiB"
 )";
 
 constexpr Bytes kTakenOver = GiB(63);
-constexpr int kTakeovers = 20;
+// Of which each waits for two seconds.
+constexpr int kTakeovers = 20, kCheckedTakeovers = 6;
 constexpr char kManyExtents[] = R"(
 [sim]
 gpus = 1
@@ -78,6 +79,8 @@ extent_bytes = "64MiB"
 [quota]
 extents = 1100
 )";
+
+int Takeovers() { return IsCheck() ? kCheckedTakeovers : kTakeovers; }
 
 // Apart where there is more than one core.
 void PinApart(int core) {
@@ -201,7 +204,8 @@ Entry TurnsOfTwoUsers() {
   }
   std::vector<double> millis;
   size_t extents = 0;
-  for (int turn = 0; turn < kTurns; ++turn) {
+  const int turns = IsCheck() ? kCheckedTurns : kTurns;
+  for (int turn = 0; turn < turns; ++turn) {
     RawClient& user = users[turn % 2];
     const absl::Time start = absl::Now();
     auto lease = user.Lease(wire::Lease::GPU, kTurnsGpu);
@@ -220,7 +224,7 @@ Entry TurnsOfTwoUsers() {
       true,
       fmt::format("{} leases of {} extents, of two users in turns, one each "
                   "{}; under sluiced-keeper; p50 {:.1f} ms",
-                  kTurns, extents, absl::FormatDuration(kTurnsGap),
+                  turns, extents, absl::FormatDuration(kTurnsGap),
                   Quantile(millis, 0.5))};
 }
 
@@ -301,7 +305,7 @@ std::vector<Entry> RepliesAfterKills() {
   std::uniform_int_distribution<int> phase(2'100'000, 2'400'000);
   std::vector<double> millis;
   pid_t killed = 0;
-  for (int i = 0; i < kTakeovers; ++i) {
+  for (int i = 0; i < Takeovers(); ++i) {
     absl::SleepFor(absl::Microseconds(phase(random)));
     killed = DaemonOf(daemon, killed);
     const absl::Time start = absl::Now();
@@ -312,7 +316,7 @@ std::vector<Entry> RepliesAfterKills() {
   const std::string detail = fmt::format(
       "from the kill, of {} at random phases, to the reply of the next daemon "
       "to a session with {} extents; all of it stored by sluiced-keeper",
-      kTakeovers, lease->fds.size());
+      Takeovers(), lease->fds.size());
   return {{"service first reply after a kill", Quantile(millis, 0.5), "ms", 100,
            true, "median " + detail},
           {"service first reply after a kill, latest", Quantile(millis, 1),
@@ -333,7 +337,7 @@ Entry RefilledAfterKills() {
   std::mt19937 random(2);
   std::uniform_int_distribution<int> phase(0, 100'000);
   std::vector<double> millis;
-  for (int i = 0; i < kTakeovers; ++i) {
+  for (int i = 0; i < Takeovers(); ++i) {
     absl::SleepFor(absl::Microseconds(phase(random)));
     const pid_t keeper = kept.keeper();
     const absl::Time start = absl::Now();
@@ -353,7 +357,7 @@ Entry RefilledAfterKills() {
           fmt::format("longest of {} kills of sluiced-keeper at random phases, "
                       "until another one holds the {} extents of a session and "
                       "a rank that attached behind the kill; median {:.1f} ms",
-                      kTakeovers, lease->fds.size(), Quantile(millis, 0.5))};
+                      Takeovers(), lease->fds.size(), Quantile(millis, 0.5))};
 }
 
 std::vector<Entry> Measure() {
