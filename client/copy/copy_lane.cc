@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "proto/base/clock.h"
+#include "proto/base/poison.h"
 #include "proto/base/status.h"
 
 namespace sluice::client {
@@ -146,9 +147,7 @@ void CopyLane::Issue(const Item& item, Bytes granted) {
 
 absl::Status CopyLane::TryIssue(const Item& item, Bytes granted) {
   SLUICE_RETURN_IF_ERROR(AwaitTickets(item.request));
-#ifdef SLUICE_POISON
-  SLUICE_RETURN_IF_ERROR(Poison(item.request));
-#endif
+  if (kPoison) SLUICE_RETURN_IF_ERROR(Poison(item.request));
   const Bytes size = SizeOf(item.request);
   std::shared_ptr<TicketAccess::State> start;
   if (timeline_ && size > Bytes(0)) {
@@ -237,7 +236,7 @@ absl::Status CopyLane::CopyPieces(const CopyRequest& request, Bytes left,
 
 // Bytes that have not arrived read as NaN: whoever reads too early fails loudly
 // instead of training on the buffer's former contents.
-[[maybe_unused]] absl::Status CopyLane::Poison(const CopyRequest& request) {
+absl::Status CopyLane::Poison(const CopyRequest& request) {
   for (const CopyPiece& piece : request.pieces) {
     if (piece.size <= Bytes(0)) continue;  // CopyAsync says what is wrong
     SLUICE_RETURN_IF_ERROR(options_.driver->FillAsync(piece.to, std::byte{0xff},

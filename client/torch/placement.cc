@@ -3,6 +3,8 @@
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 
+#include "proto/base/poison.h"
+
 namespace sluice::runtime {
 
 at::Tensor ViewOf(void* data, at::IntArrayRef sizes, at::ScalarType type,
@@ -13,11 +15,10 @@ at::Tensor ViewOf(void* data, at::IntArrayRef sizes, at::ScalarType type,
       .make_tensor();
 }
 
-void Poison([[maybe_unused]] void* data, [[maybe_unused]] int64_t bytes,
-            [[maybe_unused]] at::Device device) {
-#ifdef SLUICE_POISON
-  if (bytes > 0) ViewOf(data, {bytes}, at::kByte, device).fill_(0xff);
-#endif
+void Poison(void* data, int64_t bytes, at::Device device) {
+  if (kPoison && bytes > 0) {
+    ViewOf(data, {bytes}, at::kByte, device).fill_(0xff);
+  }
 }
 
 absl::Status CheckOn(std::string_view name, const at::Tensor& tensor,

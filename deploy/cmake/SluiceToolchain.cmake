@@ -37,9 +37,6 @@ target_compile_options(sluice_options INTERFACE
   $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
 target_include_directories(sluice_options INTERFACE
   ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR}/generated)
-if(SLUICE_POISON)
-  target_compile_definitions(sluice_options INTERFACE SLUICE_POISON=1)
-endif()
 if(SLUICE_SANITIZE)
   set(sanitizers_address address,undefined)
   set(sanitizers_thread thread)

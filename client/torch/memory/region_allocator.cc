@@ -19,6 +19,7 @@
 #include "client/torch/memory/torch_cuda.h"
 #include "proto/base/clock.h"
 #include "proto/base/mutex.h"
+#include "proto/base/poison.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
@@ -31,15 +32,13 @@ constexpr uint8_t kArmedPriority = 100;
 // else. It is never destroyed: tensors are freed at exit, too.
 constinit Mutex region_mutex;
 
-void Poison([[maybe_unused]] std::byte* block, [[maybe_unused]] Bytes size,
-            [[maybe_unused]] c10::Device device) {
-#ifdef SLUICE_POISON
+void Poison(std::byte* block, Bytes size, c10::Device device) {
+  if (!kPoison) return;
   if (device.is_cpu()) {
     std::memset(block, 0xff, size.size());
   } else {
     LoadedTorchCuda()->Fill(block, 0xff, size.size());
   }
-#endif
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "client/torch/placement.h"
+#include "proto/base/poison.h"
 #include "proto/base/status.h"
 
 namespace sluice::runtime {
@@ -192,12 +193,12 @@ bool Fetches::IssueOne() {
   slot.resident_ = std::move(fetch.resident_);
   CopyRequest request{
       CopyDirection::kHostToDevice, {}, {slot.last_use_}, label_};
-#ifdef SLUICE_POISON
-  if (ring_->copies_->Wait(slot.last_use_).ok()) {
-    Poison(slot.data_, slot.size_, slot.device_);
+  if (kPoison) {
+    if (ring_->copies_->Wait(slot.last_use_).ok()) {
+      Poison(slot.data_, slot.size_, slot.device_);
+    }
+    request.after.push_back(ring_->copies_->MarkCompute());
   }
-  request.after.push_back(ring_->copies_->MarkCompute());
-#endif
   for (const Fetch::Part& part : fetch.parts_) {
     Append(request.pieces, slot.data_ + part.to, part.from, part.size);
   }

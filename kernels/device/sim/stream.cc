@@ -8,18 +8,13 @@
 #include <utility>
 
 #include "kernels/device/sim/link.h"
+#include "proto/base/poison.h"
 
 namespace sluice::device {
 namespace {
 
 // The default 50 us of timer slack would be added to every event.
 constexpr unsigned long kTimerSlackNs = 5'000;
-
-#ifdef SLUICE_POISON
-constexpr bool kArrivesLate = true;
-#else
-constexpr bool kArrivesLate = false;
-#endif
 
 }  // namespace
 
@@ -82,13 +77,14 @@ void SimStream::Push(Operation operation) {
   changed_.NotifyOne();
 }
 
+// Where buffers are poisoned nothing is: what arrives late is to be seen.
 bool SimStream::IsInstant(const CopyOperation& copy) const {
-  return !kArrivesLate && copy.size <= kMostAtOnce &&
+  return !kPoison && copy.size <= kMostAtOnce &&
          !IsThrottled(*node_, gpu_, copy.direction);
 }
 
 bool SimStream::IsInstant(const FillOperation& fill) const {
-  return !kArrivesLate && fill.size <= kMostAtOnce;
+  return !kPoison && fill.size <= kMostAtOnce;
 }
 
 bool SimStream::TryBegin() {
