@@ -21,15 +21,22 @@ DROP = {"-c", "-MD", "-MMD", "-Winvalid-pch", "-fpch-preprocess"}
 CLANG = ["-Wthread-safety", "-Wno-unknown-warning-option"]
 
 
+def precompiled(path):
+    """What a header that CMake precompiles includes; of another, nothing."""
+    if "cmake_pch" not in path:
+        return []
+    with open(path, encoding="utf-8") as file:
+        return re.findall(r'^#include "([^"]+)"', file.read(), re.M)
+
+
 def headers_for_clang(path):
     """What clang reads for g++'s `-include path`: of a header that CMake
     precompiles, whose result clang cannot read, what it includes. Only
     client/torch's: others include what they use."""
     if "cmake_pch" not in path:
         return [path]
-    with open(path, encoding="utf-8") as file:
-        found = re.findall(r'^#include "([^"]+)"', file.read(), re.M)
-    return [header for header in found if "/client/torch/" in header]
+    return [header for header in precompiled(path)
+            if "/client/torch/" in header]
 
 
 def arguments(entry):

@@ -18,11 +18,16 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 
 import lint
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "../.."))
 MUTEX = "proto/base/mutex.h"
+CLANG = ["-Wthread-safety", "-Werror"]
+# So many sources have to share what clang precompiles for them: of torch's
+# headers that takes as long as two sources do without it.
+SHARED = 4
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
 
 
@@ -61,16 +66,77 @@ def entries(build):
             if not p.startswith((".", "build" + os.sep))}
 
 
-def complaints(entry, source=None):
-    """What clang says of the entry's file, or of `source` in its place."""
-    flags = [word for word in lint.arguments(entry)
-             if not word.startswith("-W") and word != entry["file"]]
-    run = subprocess.run(
-        ["clang++", "-fsyntax-only", *flags, "-Wthread-safety", "-Werror",
-         source or entry["file"]],
-        capture_output=True, text=True, cwd=entry["directory"],
-        stdin=subprocess.DEVNULL, check=False)
+def said(entry, *words):
+    """What clang complains of."""
+    run = subprocess.run(["clang++", *words, *CLANG],
+                         capture_output=True, text=True,
+                         cwd=entry["directory"], stdin=subprocess.DEVNULL,
+                         check=False)
     return run.stdout + run.stderr if run.returncode != 0 else ""
+
+
+def flags_of(entry):
+    return [word for word in lint.arguments(entry)
+            if not word.startswith("-W") and word != entry["file"]]
+
+
+def complaints(entry, source=None, header=None):
+    """What clang says of the entry's file, or of `source` in its place. `header`
+    is what Precompiled has made for it."""
+    flags = flags_of(entry)
+    if header:
+        flags = [*without_includes(flags), "-include-pch", header]
+    return said(entry, "-fsyntax-only", *flags, source or entry["file"])
+
+
+def without_includes(flags):
+    at = {i for i, word in enumerate(flags) if word == "-include"}
+    return [word for i, word in enumerate(flags)
+            if i not in at and i - 1 not in at]
+
+
+class Precompiled:
+    """For clang, the headers that g++ has precompiled: half of what a source
+    takes and more. One for each header and set of arguments that enough sources
+    share, in a folder that is there as long as they are wanted."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.made = {}  # key -> path
+        self.complaints = []  # of the headers themselves: (header, text)
+
+    @staticmethod
+    def key(entry):
+        """(header, its arguments), or None where there is no such header."""
+        words = shlex.split(entry["command"])
+        headers = [header for i, word in enumerate(words)
+                   if word == "-include"
+                   for header in lint.precompiled(words[i + 1])]
+        flags = tuple(without_includes(flags_of(entry)))
+        return (headers[0], flags) if len(headers) == 1 else None
+
+    def make(self, entries_, pool, shared=SHARED):
+        by_key = {}
+        for entry in entries_:
+            by_key.setdefault(self.key(entry), []).append(entry)
+        wanted = [(key, of[0]) for key, of in by_key.items()
+                  if key and len(of) >= shared]
+        paths = [os.path.join(self.folder, f"{number}.pch")
+                 for number in range(len(wanted))]
+
+        def compiled(key, entry, path):
+            header, flags = key
+            return said(entry, "-x", "c++-header", *flags, header, "-o", path)
+
+        for (key, _), path, text in zip(wanted, paths, pool.map(
+                compiled, *zip(*wanted), paths) if wanted else []):
+            if text:  # its sources do without
+                self.complaints.append((key[0], text))
+            else:
+                self.made[key] = path
+
+    def of(self, entry):
+        return self.made.get(self.key(entry))
 
 
 def newest_header():
@@ -123,12 +189,16 @@ def main():
                  for path in analysed(other, since)}
     chosen = sorted(seen - elsewhere)
     failed = 0
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        for path, said in zip(chosen, pool.map(
-                lambda p: complaints(found[p]), chosen)):
-            if said:
+    with (tempfile.TemporaryDirectory() as folder,
+          concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool):
+        headers = Precompiled(folder)
+        headers.make([found[path] for path in chosen], pool)
+        texts = pool.map(
+            lambda p: complaints(found[p], header=headers.of(found[p])), chosen)
+        for path, text in [*headers.complaints, *zip(chosen, texts)]:
+            if text:
                 failed += 1
-                print(f"locks: {path}\n{said}", flush=True)
+                print(f"locks: {path}\n{text}", flush=True)
     print(f"locks: {len(chosen)} sources, {failed} with complaints; "
           f"{len(seen & elsewhere)} were analysed by a build")
     if not seen and not words:

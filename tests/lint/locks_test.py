@@ -72,6 +72,24 @@ class RemovedLocks(unittest.TestCase):
                         without,
                         rf"requires holding mutex '[\w:>.-]*{mutex}'")
 
+    def test_one_is_found_behind_a_precompiled_header(self):
+        path, function, mutex = next(
+            case for case in REMOVED if case[0].startswith("kernels/"))
+        entry = self.entries[path]
+        with (tempfile.TemporaryDirectory() as folder,
+              concurrent.futures.ThreadPoolExecutor(1) as pool):
+            headers = locks.Precompiled(folder)
+            headers.make([entry], pool, shared=1)
+            self.assertEqual(headers.complaints, [])
+            header = headers.of(entry)
+            self.assertIsNotNone(header)
+            self.assertEqual(locks.complaints(entry, header=header), "")
+            copy = os.path.join(folder, "stream.cc")
+            with open(copy, "w", encoding="utf-8") as file:
+                file.write(without_lock(locks.read(entry["file"]), function))
+            self.assertIn(f"requires holding mutex '{mutex}'",
+                          locks.complaints(entry, copy, header))
+
 
 class Sight(unittest.TestCase):
 
