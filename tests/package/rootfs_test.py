@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """The packages on a Debian of their own, under a systemd of its own:
-rootfs_test.py BUILD
+rootfs_test.py BUILD [MADE]
 
 A training run goes on, bit by bit, while the daemon is restarted, killed, stood
 still until the watchdog ends it, misconfigured, upgraded to a daemon of
 the next version (tests/golden/next), and downgraded again. Needs root and
 mmdebstrap, which `./dev setup test` installs; only a plain user may skip it,
-and not in CI.
+and not in CI. MADE is what make_rootfs.py has made of BUILD; without it the test
+makes that itself.
 """
 
 import filecmp
@@ -335,18 +336,25 @@ def prepare(build, work):
                 work + "/apt.conf")
 
 
+def skips():
+    return os.geteuid() != 0 and not os.environ.get("CI")
+
+
 def main(script, make_check):
     """Runs the check's `all` in a booted Debian; `script` calls this."""
     if sys.argv[1] == "--inside":
         in_namespaces(make_check, *sys.argv[2:])
-    if os.geteuid() != 0 and not os.environ.get("CI"):
+    if skips():
         print("skipped: making and booting a Debian needs root")
         sys.exit(77)
-    build = os.path.abspath(sys.argv[1])
+    build, made = os.path.abspath(sys.argv[1]), sys.argv[2:]
     # Below the build, as /tmp and /run become the new Debian's.
     with tempfile.TemporaryDirectory(dir=build, prefix="rootfs-") as work:
         os.chmod(work, 0o755)
-        prepare(build, work)
+        if made:
+            run("cp", "-a", made[0] + "/.", work)
+        else:
+            prepare(build, work)
         passed = False
         before = rootfs.cgroups()
         with subprocess.Popen(
