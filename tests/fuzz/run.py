@@ -7,6 +7,7 @@ out/fuzz/TARGET, to be read again by giving the program its path.
 """
 
 import argparse
+import concurrent.futures
 import os
 import re
 import subprocess
@@ -113,11 +114,20 @@ def main():
     if given.only_parse:
         print("\n".join(names))
         return
-    for name in names:
+
+    def fuzz(name):
         fuzzer = Fuzzer(given.bin, name)
         fuzzer.run(given.seconds)
         if given.keep:
             fuzzer.keep()
+
+    # A fuzzer has one thread.
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        try:
+            list(pool.map(fuzz, names))
+        except SystemExit:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 if __name__ == "__main__":
