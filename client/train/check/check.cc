@@ -165,7 +165,8 @@ absl::Status RunCheck(const StepperContext& context, PeerWatch& watch,
   watch.Disarm();  // the others are done
   runtime::HostScope::SetCap(Bytes(0));
   SLUICE_RETURN_IF_ERROR(Judge(context, text, loss, report));
-  report->attention = context.memory->KernelName(runtime::TorchType(o.dtype));
+  report->attention = context.memory->KernelName(runtime::TorchType(o.dtype),
+                                                 o.model.head_dim());
   if (report->ok) return absl::OkStatus();
   return absl::InternalError("check failed: " + report->why);
 }

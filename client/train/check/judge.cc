@@ -17,8 +17,8 @@ constexpr double kFp32Loss = 1e-5;
 constexpr double kOverPlain = 1.5;
 constexpr double kBf16Loss = 1.0 / 256;
 constexpr double kScale = 0.02;
-// Of a group's largest norm: below, a gradient has no scale to judge, and an
-// error is none.
+// Of a group's largest norm: below, a gradient has no scale to judge; an error
+// is none.
 constexpr double kNoScale = 1e-3;
 constexpr double kNoError = 1e-5;
 
@@ -54,6 +54,25 @@ void Worst(double error, const std::string& name, double& worst,
   whose = name;
 }
 
+// The errors of the loss and of those gradients that `counts` names.
+template <typename Counts>
+CheckReport CompareThose(const ReferenceResult& result,
+                         const ReferenceResult& truth, Counts counts) {
+  CheckReport report;
+  report.loss_rel_error = std::abs(result.loss - truth.loss) /
+                          std::max(std::abs(truth.loss), 1e-30);
+  const std::map<std::string, double> largest = Largest(truth, MaxAbs);
+  for (const auto& [name, b] : truth.gradients) {
+    if (!counts(name)) continue;
+    const at::Tensor a = result.gradients.at(name).to(at::kDouble);
+    const double scale =
+        std::max({MaxAbs(b), 0.01 * largest.at(GroupOf(name)), 1e-30});
+    Worst(MaxAbs(a - b) / scale, name, report.grad_max_rel_error,
+          report.worst_parameter);
+  }
+  return report;
+}
+
 void JudgeParameters(const ReferenceResult& result,
                      const ReferenceResult& plain, const ReferenceResult& truth,
                      CheckReport& report) {
@@ -62,10 +81,12 @@ void JudgeParameters(const ReferenceResult& result,
     const double group = std::max(largest.at(GroupOf(name)), 1e-30);
     const at::Tensor a = result.gradients.at(name).to(at::kDouble);
     const double theirs = NormOf(plain.gradients.at(name).to(at::kDouble) - b);
-    Worst(NormOf(a - b) / std::max(theirs, kNoError * group), name,
-          report.norm_over_plain, report.norm_parameter);
     const double norm = NormOf(b);
-    if (norm <= kNoScale * group) continue;
+    const bool scaled = norm > kNoScale * group;
+    const double least = (scaled ? kNoError : kNoScale) * group;
+    Worst(NormOf(a - b) / std::max(theirs, least), name, report.norm_over_plain,
+          report.norm_parameter);
+    if (!scaled) continue;
     const double along = (a * b).sum().item().toDouble() / (norm * norm);
     Worst(std::abs(1 - along), name, report.scale_error,
           report.scale_parameter);
@@ -98,18 +119,7 @@ std::string WhyNotBf16(const CheckReport& r) {
 
 CheckReport Compare(const ReferenceResult& result,
                     const ReferenceResult& truth) {
-  CheckReport report;
-  report.loss_rel_error = std::abs(result.loss - truth.loss) /
-                          std::max(std::abs(truth.loss), 1e-30);
-  const std::map<std::string, double> largest = Largest(truth, MaxAbs);
-  for (const auto& [name, b] : truth.gradients) {
-    const at::Tensor a = result.gradients.at(name).to(at::kDouble);
-    const double scale =
-        std::max({MaxAbs(b), 0.01 * largest.at(GroupOf(name)), 1e-30});
-    Worst(MaxAbs(a - b) / scale, name, report.grad_max_rel_error,
-          report.worst_parameter);
-  }
-  return report;
+  return CompareThose(result, truth, [](const std::string&) { return true; });
 }
 
 CheckReport JudgeFp32(const ReferenceResult& result,
@@ -128,8 +138,13 @@ CheckReport JudgeFp32(const ReferenceResult& result,
 CheckReport JudgeBf16(const ReferenceResult& result,
                       const ReferenceResult& plain,
                       const ReferenceResult& truth) {
-  CheckReport report = Compare(result, truth);
-  const CheckReport theirs = Compare(plain, truth);
+  const std::map<std::string, double> largest = Largest(truth, NormOf);
+  const auto scaled = [&](const std::string& name) {
+    return NormOf(truth.gradients.at(name)) >
+           kNoScale * largest.at(GroupOf(name));
+  };
+  CheckReport report = CompareThose(result, truth, scaled);
+  const CheckReport theirs = CompareThose(plain, truth, scaled);
   report.judged_by_plain = true;
   report.plain_loss_rel_error = theirs.loss_rel_error;
   report.plain_grad_max_rel_error = theirs.grad_max_rel_error;

@@ -12,11 +12,13 @@
 //   norm   |a-b| <= 1.5 |p-b|: no less exact than plain torch, as a whole;
 //   scale  |1 - <a,b>/<b,b>| <= 0.02: rounding falls to both sides, so a
 //          factor, or rows that are missing, show here however coarse bf16 is.
-// A gradient of less than 1/1000 of its group's largest norm has no scale, and
-// a norm error of 1e-5 of that is none. The loss: at most 1.5 times plain
-// torch's error (at least 2^-8: by chance plain torch may be right to many
-// digits). As a whole the largest fp32-like error is at most 1.5 times plain
-// torch's too.
+// A norm error of 1e-5 of its group's largest norm is none. A gradient of less
+// than 1/1000 of that has no scale (K's bias without RoPE: zero in exact
+// arithmetic, so all that is left is how each kernel rounds): it may be off by
+// 1.5 times plain torch's error or by 1.5/1000 of that norm. The loss: at
+// most 1.5 times plain torch's error (at least 2^-8: by chance plain torch may
+// be right to many digits). As a whole the largest fp32-like error of gradients
+// that have a scale is at most 1.5 times plain torch's too.
 //
 // Thread safety: pure functions.
 #pragma once
