@@ -21,8 +21,10 @@ int64_t LossRows(const ModelShape& model, int64_t element) {
   const double operations = 6.0 * model.parameters();
   const double rows =
       traffic * kOperationsPerByte / (kHeadTrafficShare * operations);
-  return std::min(std::max<int64_t>(std::llround(rows), kLeastLossRows),
-                  std::max<int64_t>(model.hidden, 1));
+  return std::min(
+      std::max({static_cast<int64_t>(std::llround(rows)), kLeastLossRows,
+                kLeastLogits / std::max<int64_t>(model.vocab, 1)}),
+      std::max<int64_t>(model.hidden, 1));
 }
 
 LossCut CutLoss(int64_t rows, int64_t wanted) {
