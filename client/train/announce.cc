@@ -41,7 +41,8 @@ BannerFacts FactsOf(const StepperContext& context, const Stepper& stepper) {
   f.model = o.model;
   f.dtype = Name(o.dtype);
   f.method = Name(o.method);
-  f.attention = context.memory->KernelName(runtime::TorchType(o.dtype));
+  f.attention = context.memory->KernelName(runtime::TorchType(o.dtype),
+                                           o.model.head_dim());
   f.ranks = context.environment->world_size;
   f.seq_len = o.seq_len;
   f.sequences = SequencesOf(o);

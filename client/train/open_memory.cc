@@ -68,7 +68,8 @@ absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
       .hbm = options.hbm,
       .ranks_on_gpu = place.ranks,
       .local_ranks = environment.local_world_size,
-      .attention = options.attention};
+      .attention = options.attention,
+      .dtype = options.dtype};
   if (options.host.count() > 0) {
     const int ranks = environment.local_world_size;
     memory.host_limit = options.host / ranks;

@@ -69,7 +69,7 @@ class Machine {
     return runtime::On(memory_.device(), type);
   }
   at::ScalarType type() const { return real() ? at::kBFloat16 : at::kFloat; }
-  std::string attention() const { return memory_.KernelName(type()); }
+  std::string attention() const { return memory_.KernelName(type(), kDim); }
   // Half of it is left to what kernels need beside their operands.
   bool HasRoom(Bytes bytes) const { return bytes <= memory_.size() / 2; }
 

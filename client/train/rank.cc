@@ -158,7 +158,8 @@ absl::Status RankRun::WithMemory(runtime::Collectives::Options ranks,
   auto memory = OpenMemory(options_, environment_);
   SLUICE_RETURN_IF_ERROR(runtime::Agree(host, memory.status()));
   report_.hbm_per_gpu = (*memory)->size();
-  report_.attention = (*memory)->KernelName(runtime::TorchType(options_.dtype));
+  report_.attention = (*memory)->KernelName(runtime::TorchType(options_.dtype),
+                                            options_.model.head_dim());
   std::unique_ptr<runtime::Collectives> gpus;
   if (host != nullptr) {
     ranks.device = (*memory)->device();

@@ -70,6 +70,8 @@ struct DeviceInfo {
   NumaIndex numa;
   // Name of the host link it copies over: "pcie0"; on cuda "pci-0000:3b:00.0".
   std::string link;
+  // Of compute, as NVIDIA counts it, without the point: 90; 0: simulated.
+  int capability = 0;
 };
 
 // Opaque handles. 0 is "none".

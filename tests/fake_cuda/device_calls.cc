@@ -179,6 +179,12 @@ Result cuDeviceGetAttribute(int* value, int attribute, Device device) {
     case kAttributeRdmaOfVirtualMemory:
       *value = static_cast<int>(TheWorld().settings.Get("rdma"));
       break;
+    case kAttributeCapabilityMajor:
+      *value = static_cast<int>(TheWorld().settings.Get("capability") / 10);
+      break;
+    case kAttributeCapabilityMinor:
+      *value = static_cast<int>(TheWorld().settings.Get("capability") % 10);
+      break;
     case kAttributeComputeMode:
       *value = static_cast<int>(TheWorld().settings.Get("compute_mode"));
       break;

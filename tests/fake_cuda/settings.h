@@ -78,6 +78,7 @@ struct Settings {
       {"cublas", 0},
       {"version", 13000},
       {"compute_mode", 0},
+      {"capability", 80},
       {"corrupt", 0},
       {"forget_waits", 0},
       {"keep_dead", 0},

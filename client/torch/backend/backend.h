@@ -58,9 +58,10 @@ class Backend {
   // Unimplemented: it has no attention of this dtype or head size, in one line.
   virtual absl::Status Check(at::ScalarType type, int64_t head_dim) const = 0;
 
-  // What computes attention of this dtype, for who reports it. REQUIRES: Check
-  // passed.
-  virtual std::string KernelName(at::ScalarType type) const = 0;
+  // What computes attention of this dtype and head size, for who reports it.
+  // REQUIRES: Check passed.
+  virtual std::string KernelName(at::ScalarType type,
+                                 int64_t head_dim) const = 0;
 
   // Autograd may go through it. Causal: as many rows of k as of q.
   virtual AttentionResult Attend(const at::Tensor& q, const at::Tensor& k,

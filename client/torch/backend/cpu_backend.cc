@@ -22,7 +22,7 @@ class Cpu final : public Backend {
   absl::Status Check(at::ScalarType, int64_t) const override {
     return absl::OkStatus();
   }
-  std::string KernelName(at::ScalarType) const override {
+  std::string KernelName(at::ScalarType, int64_t) const override {
     return "flash on the CPU";
   }
 

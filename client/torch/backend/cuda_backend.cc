@@ -4,6 +4,7 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "client/torch/backend/cuda_kernels.h"
 #include "client/torch/backend/head_layout.h"
@@ -23,6 +24,12 @@ DeviceIndex IndexOf(at::Device gpu) {
   return DeviceIndex(static_cast<uint64_t>(gpu.index()));
 }
 
+absl::StatusOr<int> CapabilityOf(device::Driver* driver, at::Device gpu) {
+  SLUICE_ASSIGN_OR_RETURN(const std::vector<device::DeviceInfo> gpus,
+                          driver->Devices());
+  return gpus.at(IndexOf(gpu).value()).capability;
+}
+
 // REQUIRES: Check passed.
 stream::Dtype DtypeOf(at::ScalarType type) {
   return type == at::kFloat ? stream::Dtype::kFp32 : stream::Dtype::kBf16;
@@ -32,12 +39,14 @@ class CudaBackend final : public Backend {
  public:
   // `stream`: what torch's current stream was set to; null: nothing.
   CudaBackend(device::Driver* driver, TorchCuda* torch, at::Device gpu,
-              AttentionKernel asked, ops::MergeKernel merge, void* stream)
+              AttentionKernel asked, int capability, ops::MergeKernel merge,
+              void* stream)
       : Backend(kTraits),
         driver_(driver),
         torch_(torch),
         gpu_(gpu),
         asked_(asked),
+        capability_(capability),
         merge_(merge),
         stream_(stream) {
     InstallBackend(gpu_, this);
@@ -58,11 +67,12 @@ class CudaBackend final : public Backend {
     }
     const auto refusal = Refusal(asked_, DtypeOf(type), head_dim);
     if (!refusal.has_value()) return absl::OkStatus();
-    return absl::UnimplementedError(fmt::format(
-        "attention on {} by {} {}", gpu_.str(), KernelName(type), *refusal));
+    return absl::UnimplementedError(
+        fmt::format("attention on {} by {} {}", gpu_.str(),
+                    KernelName(type, head_dim), *refusal));
   }
-  std::string KernelName(at::ScalarType type) const override {
-    return Name(KernelOf(asked_, DtypeOf(type)));
+  std::string KernelName(at::ScalarType type, int64_t head_dim) const override {
+    return Name(KernelFor(type, head_dim));
   }
 
   AttentionResult Attend(const at::Tensor& q, const at::Tensor& k,
@@ -81,13 +91,17 @@ class CudaBackend final : public Backend {
 
  private:
   KernelCalls Calls(const at::Tensor& q) const {
-    return CallsOf(KernelOf(asked_, DtypeOf(q.scalar_type())));
+    return CallsOf(KernelFor(q.scalar_type(), q.size(-1)));
+  }
+  AttentionKernel KernelFor(at::ScalarType type, int64_t head_dim) const {
+    return KernelOf(asked_, DtypeOf(type), head_dim, capability_);
   }
 
   device::Driver* const driver_;
   TorchCuda* const torch_;
   const at::Device gpu_;
   const AttentionKernel asked_;
+  const int capability_;
   const ops::MergeKernel merge_;
   void* const stream_;
 };
@@ -121,14 +135,15 @@ absl::StatusOr<std::unique_ptr<Backend>> OpenCudaBackend(
   torch->SetDevice(gpu.index());
   SLUICE_ASSIGN_OR_RETURN(const ops::MergeKernel merge,
                           ops::MergeKernel::Load(driver));
+  SLUICE_ASSIGN_OR_RETURN(const int capability, CapabilityOf(driver, gpu));
   void* stream = nullptr;
   if (torch->CurrentStream(gpu.index()) == nullptr) {
     SLUICE_ASSIGN_OR_RETURN(
         stream, driver->NativeStream(driver->ComputeStream(IndexOf(gpu))));
     torch->SetCurrentStream(gpu.index(), stream);
   }
-  return std::make_unique<CudaBackend>(driver, torch, gpu, asked, merge,
-                                       stream);
+  return std::make_unique<CudaBackend>(driver, torch, gpu, asked, capability,
+                                       merge, stream);
 }
 
 }  // namespace sluice::runtime

@@ -36,6 +36,9 @@ class RankMemory {
     std::optional<Bytes> host_limit;
     // On a GPU; a simulated one has but auto.
     AttentionKernel attention = AttentionKernel::kAuto;
+    // Of the model. On a GPU, what a bf16 model multiplies in fp32 is rounded
+    // to TF32, for the whole process: see ChooseProducts.
+    stream::Dtype dtype = stream::Dtype::kFp32;
     // What to do where a lease needs more than that, in its owner's words.
     std::function<std::string(Bytes needed)> beyond_limit;
   };
@@ -55,8 +58,8 @@ class RankMemory {
   Bytes size() const { return region_->size(); }
   // The leased region itself; nothing else may use it unless armed.
   std::byte* data() const { return region_->data(); }
-  // What computes attention of this dtype, for who reports it.
-  std::string KernelName(at::ScalarType type) const;
+  // What computes attention of this dtype and head size, for who reports it.
+  std::string KernelName(at::ScalarType type, int64_t head_dim) const;
   // From now on torch's allocations come from here; the first are what a GPU's
   // libraries keep (workspaces.h), for which ResourceExhausted: no room. By the
   // thread that will compute.

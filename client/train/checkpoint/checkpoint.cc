@@ -189,12 +189,18 @@ absl::Status WriteOptimizer(const std::string& path, AdamW& optimizer,
   return writer->Close();
 }
 
+std::string KeyOf(const StepperContext& context, int ranks) {
+  const RunOptions& o = *context.options;
+  return PlanKey(o, ranks, context.memory->size(),
+                 context.memory->KernelName(runtime::TorchType(o.dtype),
+                                            o.model.head_dim()));
+}
+
 absl::Status WritePlan(const std::string& path, const StepperContext& context,
                        const runtime::SavedPlan* plan) {
   if (plan == nullptr) return absl::OkStatus();
   const nlohmann::ordered_json json = {
-      {"key", PlanKey(*context.options, context.environment->world_size,
-                      context.memory->size())},
+      {"key", KeyOf(context, context.environment->world_size)},
       {"profile", plan::Encode(plan->profile)},
       {"plan", plan::Encode(plan->plan)}};
   return WriteFile(path, json.dump() + "\n");
@@ -307,8 +313,7 @@ absl::StatusOr<runtime::SavedPlan> Checkpoint::LoadPlan(
     return absl::NotFoundError(fmt::format(
         "it was made for {} ranks, this run has {}", ranks, world_size));
   }
-  return ReadPlan(PlanFile(path, rank, ranks),
-                  PlanKey(*context.options, ranks, context.memory->size()),
+  return ReadPlan(PlanFile(path, rank, ranks), KeyOf(context, ranks),
                   Rank(static_cast<uint64_t>(rank)));
 }
 

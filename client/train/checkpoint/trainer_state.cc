@@ -149,7 +149,8 @@ absl::Status CheckFlags(const std::string& folder, const RunOptions& options) {
   return absl::OkStatus();
 }
 
-std::string PlanKey(const RunOptions& o, int ranks, Bytes hbm) {
+std::string PlanKey(const RunOptions& o, int ranks, Bytes hbm,
+                    const std::string& attention) {
   Json key = ModelFlags(o);
   key["--seq-len"] = o.seq_len;
   key["--chunk"] = o.chunk;
@@ -162,11 +163,7 @@ std::string PlanKey(const RunOptions& o, int ranks, Bytes hbm) {
   key["--backward-order"] =
       stream::Name(o.order.value_or(stream::BackwardOrder::kKeysOuter));
   if (o.resident) key["resident"] = true;
-  // Each kernel has its own buffers.
-  const auto kernel = runtime::KernelOf(o.attention, o.dtype);
-  if (kernel != runtime::KernelOf(AttentionKernel::kAuto, o.dtype)) {
-    key["--attention"] = runtime::Name(kernel);
-  }
+  key["--attention"] = attention;  // each kernel has its own buffers
   key["ranks"] = ranks;
   key["hbm"] = hbm.count();
   return key.dump();

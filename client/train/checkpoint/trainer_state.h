@@ -50,8 +50,10 @@ absl::StatusOr<StateFile> ReadState(const std::string& folder);
 // wrote it.
 absl::Status CheckFlags(const std::string& folder, const RunOptions& options);
 
-// What a saved plan was made for; another text means another plan.
-std::string PlanKey(const RunOptions& options, int ranks, Bytes hbm);
+// What a saved plan was made for; another text means another plan. `attention`:
+// what computes it (RankMemory::KernelName).
+std::string PlanKey(const RunOptions& options, int ranks, Bytes hbm,
+                    const std::string& attention);
 // Why a plan with the key `saved` is none for `wanted`, in words.
 std::string WhyAnotherKey(const std::string& saved, const std::string& wanted);
 // What such a key was written with; none: a key of before, or no key.

@@ -149,12 +149,18 @@ absl::StatusOr<DeviceInfo> CudaDriver::Describe(DeviceIndex index) const {
   int numa = 0;
   SLUICE_CUDA(library_, cuDeviceGetAttribute, remark, &numa,
               kAttributeHostNumaId, device);
+  int major = 0, minor = 0;
+  SLUICE_CUDA(library_, cuDeviceGetAttribute, remark, &major,
+              kAttributeCapabilityMajor, device);
+  SLUICE_CUDA(library_, cuDeviceGetAttribute, remark, &minor,
+              kAttributeCapabilityMinor, device);
   return DeviceInfo{.index = index,
                     .uuid = UuidText(uuid),
                     .name = name,
                     .total_memory = Bytes(static_cast<int64_t>(memory)),
                     .numa = NumaIndex(static_cast<uint64_t>(std::max(numa, 0))),
-                    .link = kPciLink + BusText(bus)};
+                    .link = kPciLink + BusText(bus),
+                    .capability = 10 * major + minor};
 }
 
 absl::StatusOr<std::vector<DeviceInfo>> CudaDriver::Devices() {

@@ -77,6 +77,8 @@ class Cuda(cuda_node.CudaTest):
         run = [*RUN, "--socket", socket, "--steps", "3", "--dtype", "bf16"]
         auto = self.on_cuda(self.train, *run)
         self.assertEqual(auto["attention"], "flash")
+        hopper = self.on_cuda(self.train, *run, settings=",capability=90")
+        self.assertEqual(hopper["attention"], "cudnn")
         for kernel in "flash", "efficient", "cudnn":
             for method in "recompute", "sluice":
                 found = self.on_cuda(self.train, *run, "--attention", kernel,

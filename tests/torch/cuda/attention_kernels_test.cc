@@ -135,7 +135,7 @@ TEST(AttentionKernel, RefusesWhatItCannotInOneLineWithItsName) {
   if (!OnFakeCuda()) GTEST_SKIP() << "kernels of a GPU";
   const at::Device gpu = TestNode(1, 0, 0).device();
   const Backend& backend = **FindBackend(gpu);
-  const std::string name = backend.KernelName(kBf16);
+  const std::string name = backend.KernelName(kBf16, 64);
   EXPECT_THAT(backend.Check(kBf16, 64), IsOk());
   for (const int64_t dim : {60, name == "cudnn" ? 136 : 264}) {
     const absl::Status status = backend.Check(kBf16, dim);
@@ -145,7 +145,7 @@ TEST(AttentionKernel, RefusesWhatItCannotInOneLineWithItsName) {
                       HasSubstr("have " + std::to_string(dim))));
   }
   const absl::Status fp32 = backend.Check(at::kFloat, 64);
-  if (backend.KernelName(at::kFloat) == "efficient") {
+  if (backend.KernelName(at::kFloat, 64) == "efficient") {
     EXPECT_THAT(fp32, IsOk());
   } else {
     EXPECT_EQ(fp32.code(), absl::StatusCode::kUnimplemented);
