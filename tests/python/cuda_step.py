@@ -20,7 +20,9 @@ import titan
 import torch
 from group_layers import graded
 from models import Run, assert_same, batch, run, tiny
+from sluice import gpu_blocks
 from sluice.arena import HostArena
+from sluice.intervals import Whole
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -184,6 +186,29 @@ def rounded(session: sluice.Session) -> None:
 
 def by_efficient(session: sluice.Session) -> None:
     in_bf16(session, tiny("qwen3"), {"efficient"}, kernel="efficient")
+
+
+def layouts(session: sluice.Session) -> None:
+    """A block's gradients by each kernel, however its tensors lie: on an H100
+    the efficient one read o wrongly that did not lie as rows before heads."""
+    draw = torch.Generator().manual_seed(7)
+    do, q, k, v = (torch.randn(1, 3, 37, 16, generator=draw).bfloat16().to(GPU)
+                   for _ in range(4))
+    for kernel in "flash", "efficient", "cudnn":
+        o, lse = gpu_blocks.forward(kernel, q, k, v, Whole.CAUSAL, 0.25)
+        found = [gpu_blocks.backward(kernel, *laid(do, q, k, v, o), lse,
+                                     Whole.CAUSAL, 0.25)
+                 for laid in (heads_first, rows_first)]
+        for one, other in zip(*found, strict=True):
+            assert torch.equal(one.cpu(), other.cpu()), kernel
+
+
+def heads_first(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    return [t.contiguous() for t in tensors]
+
+
+def rows_first(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    return [t.transpose(1, 2).contiguous().transpose(1, 2) for t in tensors]
 
 
 def by_cudnn(session: sluice.Session) -> None:

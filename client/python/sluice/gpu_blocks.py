@@ -6,6 +6,13 @@ Flash and cuDNN take and give o in the dtype of q: a block's o is rounded to tha
 before it is joined, and so is the whole row's for backward, where the CPU's
 blocks have both in fp32. The joins themselves are in fp32 as there.
 
+[Note: efficient] In bf16 and fp16 its backward reads o itself, by a row stride
+of heads * width whatever the tensor's is (o_strideM in torch's mem_eff_attention/
+kernel_backward.h), and says nothing where o lies otherwise: an H100 gave a dq
+that was 5 times its norm off. In fp32 torch multiplies o and do before the
+kernel. So o comes in rows there, rows before heads; do is copied by torch, and
+the strides of q, k and v are read.
+
 [Note: cuDNN] Its operators do not look at what they are given: fp32 would be
 read as fp16, and a backward's plan is kept by the sizes and strides of q, k and
 v alone, so that another layout of o or do would be read by it wrongly. So dtypes
@@ -114,8 +121,10 @@ def backward(kernel: str, do: Tensor, q: Tensor, k: Tensor, v: Tensor,
         return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
             *_in_rows(do, q, k, v, o), lse.contiguous()[..., None], seed, seed,
             None, None, None, q.shape[2], k.shape[2], 0.0, causal, scale=scale)
-    # The rows that are not there are infinite.
-    padded = F.pad(lse, (0, -lse.shape[2] % _LSE_ROWS), value=math.inf)
+    # The rows that are not there are infinite, and rows are contiguous.
+    padded = F.pad(lse, (0, -lse.shape[2] % _LSE_ROWS),
+                   value=math.inf).contiguous()
+    [o] = _in_rows(o)
     dq, dk, dv, _ = (
         torch.ops.aten._scaled_dot_product_efficient_attention_backward(
             do, *_alike(q, k, v), None, o, padded, None, None, 0.0,
@@ -137,7 +146,7 @@ def _rows_first(*tensors: Tensor) -> list[Tensor]:
 
 
 def _in_rows(*tensors: Tensor) -> list[Tensor]:
-    """[B, H, c, D] that lie as [B, c, H, D]; see [Note: cuDNN]."""
+    """[B, H, c, D] that lie as [B, c, H, D]; see the notes."""
     return [t.transpose(1, 2).contiguous().transpose(1, 2) for t in tensors]
 
 

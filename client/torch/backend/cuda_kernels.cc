@@ -18,6 +18,9 @@
 namespace sluice::runtime {
 namespace {
 
+// [1, heads, rows, dim], rows before heads in memory.
+at::Tensor InRows(const at::Tensor& t) { return Batched(t.contiguous()); }
+
 // --- flash: [1, rows, heads, dim] --------------------------------------------
 
 AttentionResult Flash(const at::Tensor& q, const at::Tensor& k,
@@ -77,6 +80,9 @@ at::Tensor PaddedLse(const at::Tensor& lse) {
   return all;
 }
 
+// In bf16 the kernel reads the output itself, by a row stride of heads * dim
+// whatever the tensor's is (Params::o_strideM of torch's kernel_backward.h); an
+// H100 gave a dq that was 5 of its norm off where it lay otherwise.
 AttentionGradients EfficientBackward(const QueryRows& queries,
                                      const at::Tensor& k, const at::Tensor& v,
                                      bool causal) {
@@ -87,20 +93,16 @@ AttentionGradients EfficientBackward(const QueryRows& queries,
       at::_scaled_dot_product_efficient_attention_backward(
           Batched(queries.output_gradient.to(type)), Batched(queries.q),
           Batched(Expanded(k, heads)), Batched(Expanded(v, heads)), none,
-          Batched(queries.output.to(type)), PaddedLse(queries.lse), none, none,
+          InRows(queries.output.to(type)), PaddedLse(queries.lse), none, none,
           /*dropout_p=*/0, {true, true, true, false}, causal);
   return {Flat(dq), SumOfGroups(Flat(dk), k.size(1)),
           SumOfGroups(Flat(dv), v.size(1))};
 }
 
 // --- cuDNN: [1, heads, rows, dim], rows before heads in memory ---------------
-
 // Always the same layout: torch keeps a backward's plan by the sizes and
 // strides of q, k and v alone, so another layout of the output or of its
 // gradient would be read by a plan that was made for the first.
-at::Tensor InRows(const at::Tensor& t) {
-  return t.contiguous().unsqueeze(0).transpose(1, 2);
-}
 
 // It refuses one key, whose attention is that key's value.
 bool IsOneKey(const at::Tensor& k) { return k.size(0) == 1; }

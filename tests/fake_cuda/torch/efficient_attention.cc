@@ -1,6 +1,9 @@
 // CUDA's efficient attention: its signatures, shapes and refusals. Signatures
 // are the wheel's own schemas; what it refuses, and how results are laid out
-// and padded, is assumed.
+// and padded, is assumed. How backward reads the output is documented by
+// torch's mem_eff_attention/kernel_backward.h and attention_backward.cu, and
+// measured on an H100: in fp16 and bf16 the kernel itself, by a row stride of
+// heads * dim whatever the tensor's is. Another one is refused here.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -38,6 +41,16 @@ Four Efficient(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   return {output, lse, at::empty({}, number), at::empty({}, number)};
 }
 
+void CheckOutput(const at::Tensor& output) {
+  TORCH_CHECK(output.stride(3) == 1 &&
+                  (output.size(2) == 1 ||
+                   output.stride(2) == output.size(1) * output.size(3)),
+              "efficient attention's backward reads rows of out at a stride of "
+              "heads * dim, ",
+              output.size(1) * output.size(3), ", and these are ",
+              output.stride(2), " apart");
+}
+
 Four EfficientBackward(const at::Tensor& gradient, const at::Tensor& q,
                        const at::Tensor& k, const at::Tensor& v,
                        const at::Tensor& bias, const at::Tensor& output,
@@ -50,6 +63,7 @@ Four EfficientBackward(const at::Tensor& gradient, const at::Tensor& q,
               "logsumexp: rows are contiguous, at least as many as of q");
   TORCH_CHECK(q.size(1) == 1 || lse.stride(1) % 8 == 0,
               "LSE is not correctly aligned (strideH)");
+  if (q.scalar_type() != at::kFloat) CheckOutput(output);
   const auto [dq, dk, dv] =
       AttendBackward("_scaled_dot_product_efficient_attention_backward", p,
                      gradient, output, lse);

@@ -336,5 +336,27 @@ TEST_F(FakeTorch, EfficientAttentionIsFp32WithAPaddedLogSumExp) {
                c10::Error);
 }
 
+// In half types the kernel reads the output by a row stride of heads * dim.
+TEST_F(FakeTorch, EfficientAttentionsBackwardReadsRowsBeforeHeads) {
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const Heads g = ToGpu(Draw(32, 2, 2, type));
+    const auto forward = at::_scaled_dot_product_efficient_attention(
+        g.q, g.k, g.v, {}, true, 0, true);
+    const auto backward = [&, &lse = std::get<1>(forward),
+                           &seed = std::get<2>(forward)](const at::Tensor& o) {
+      at::_scaled_dot_product_efficient_attention_backward(
+          g.gradient, g.q, g.k, g.v, {}, o, lse, seed, seed, 0,
+          {true, true, true, false}, true);
+    };
+    const at::Tensor& o = std::get<0>(forward);
+    EXPECT_NO_THROW(backward(o));
+    if (type == at::kFloat) {
+      EXPECT_NO_THROW(backward(o.contiguous()));
+    } else {
+      EXPECT_THROW(backward(o.contiguous()), c10::Error);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace sluice::fake_cuda
