@@ -154,6 +154,20 @@ class Rules(Verify):
         self.assertEqual(value["diff"], "".join(lines))
         self.assertEqual(len(value["differs"]), len(self.PLAYED))
 
+    def test_what_a_driver_answered_is_played(self):
+        folder = ROOT + "/tests/fake_cuda/measured/"
+        for name in os.listdir(folder):
+            with open(folder + name) as file:
+                measured = [line for line in file if line[0] != "#"]
+            checks = self.verify("--only", "rules",
+                                 fake="gpus=1,rules=" + folder + name)
+            diff = checks["rules"]["value"]["diff"].splitlines(keepends=True)
+            played = [line for line in diff if line[0] != "#"]
+            self.assertEqual(len(played), len(measured))
+            for line, wanted in zip(played, measured):
+                if "answer=" in wanted:
+                    self.assertEqual(line, wanted)
+
     def test_one_gpu_is_not_asked_what_needs_two(self):
         checks = self.verify("--only", "rules", fake="gpus=1")
         self.assertEqual(checks["rules"]["status"], "skipped")

@@ -187,6 +187,7 @@ Result cuMemUnmap(DevicePointer address, size_t size) {
   if (reservation != world.reservations.end()) {
     Closed(size, reservation->second.view + (address - reservation->first));
   }
+  if (!idle) call.LoseLater(Rule::kUnmapIdle, it->second.gpus);
   world.mappings.erase(it);
   SLUICE_FAKE_REQUIRE(call, idle, kUnmapIdle);
   return call.Done();

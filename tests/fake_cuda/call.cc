@@ -106,6 +106,18 @@ Result Call::RefuseRange(Rule rule, std::string_view detail,
   return kSuccess;
 }
 
+void Call::LoseLater(Rule rule, const std::set<int>& gpus) {
+  const auto played = world_.settings.answers.find(rule);
+  if (played == world_.settings.answers.end() || played->second.code != 0) {
+    return;
+  }
+  for (auto& [device, context] : world_.contexts) {
+    if (gpus.contains(device) && context.lost == kSuccess) {
+      context.lost = played->second.then;
+    }
+  }
+}
+
 void AwaitWhatIsPlayed(Rule rule) {
   World& world = TheWorld();
   std::vector<std::shared_ptr<WorkQueue>> queues;

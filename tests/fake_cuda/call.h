@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -43,6 +44,9 @@ class ABSL_SCOPED_LOCKABLE Call {
   // The caller named a range that may not be copied or filled on this stream: a
   // driver that is played may find that out late.
   Result RefuseRange(Rule rule, std::string_view detail, StreamState& stream);
+  // The caller broke a rule, and the driver that is played let it pass: what it
+  // gives when the stream is waited for, it gives on those GPUs.
+  void LoseLater(Rule rule, const std::set<int>& gpus);
   // Whether a device exists, is not lost, and may be named: else result() says
   // why.
   bool CheckDevice(int device);

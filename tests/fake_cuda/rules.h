@@ -6,7 +6,9 @@
 //   documented  NVIDIA's text forbids it; the source is the function, or type,
 //               in whose comment of CUDA 13.0's cuda.h it stands
 //   assumed     our reading, or stricter than any text; the source says why.
-//               What a real driver does is not known until one is asked
+//               What a real driver does is not known until one is asked; what
+//               one answered stands behind: "H100: so" is as assumed, by
+//               measured/nvidia-h100-580.159.04.diff
 //   measured    no text says so, and a driver that was asked answers so; the
 //               source names the GPU and the driver
 //   unmodelled  allowed, but not built here: refused so that nothing depends
@@ -21,9 +23,9 @@ namespace sluice::fake_cuda {
 // clang-format off
 #define SLUICE_FAKE_CUDA_RULES(X) \
   X(Initialised, 3, documented, "cuInit comes first", "CUDA_ERROR_NOT_INITIALIZED") \
-  X(NotForked, 3, assumed, "a forked child does not use its parent's driver", "the programming guide's word on fork; nothing in cuda.h") \
+  X(NotForked, 3, assumed, "a forked child does not use its parent's driver", "the programming guide's word on fork; nothing in cuda.h; H100: so") \
   X(CurrentContext, 201, documented, "the thread has a current context", "CUDA_ERROR_INVALID_CONTEXT") \
-  X(ReleaseNeedsContext, 201, assumed, "streams and events are destroyed with a context current", "cuEventDestroy lists INVALID_CONTEXT and says no more") \
+  X(ReleaseNeedsContext, 201, assumed, "streams and events are destroyed with a context current", "cuEventDestroy lists INVALID_CONTEXT and says no more; H100: passes") \
   X(LiveContext, 709, documented, "the context still lives", "CUDA_ERROR_CONTEXT_IS_DESTROYED") \
   X(KnownContext, 201, documented, "what is pushed is a context", "cuCtxPushCurrent") \
   X(PopPushed, 201, documented, "no more contexts are popped than were pushed", "cuCtxPopCurrent") \
@@ -39,18 +41,18 @@ namespace sluice::fake_cuda {
   X(ExportOwn, 1, measured, "what is exported was made by this process, not imported", "an H100, 580.159.04: INVALID_VALUE") \
   X(InsideReservation, 1, documented, "memory is mapped inside one reservation", "cuMemMap") \
   X(NotMapped, 1, documented, "what is mapped is not mapped already", "cuMemMap") \
-  X(WholeMemory, 1, assumed, "memory is mapped whole, from offset 0", "cuMemMap: offset must be zero; a smaller size is not forbidden") \
+  X(WholeMemory, 1, assumed, "memory is mapped whole, from offset 0", "cuMemMap: offset must be zero; a smaller size is not forbidden; H100: 801") \
   X(UnmapWhole, 1, documented, "what is unmapped is exactly what was mapped", "cuMemUnmap") \
-  X(UnmapIdle, 1, assumed, "no stream may still use what is unmapped", "cuMemUnmap may synchronise and does not say that it does") \
+  X(UnmapIdle, 1, assumed, "no stream may still use what is unmapped", "cuMemUnmap may synchronise and does not say that it does; H100: passes, and the context is lost with 719") \
   X(FreeWhole, 1, documented, "a reservation is freed as it was made", "cuMemAddressFree") \
-  X(FreeUnmapped, 1, assumed, "a reservation has no mappings when freed", "cuMemAddressFree says nothing") \
+  X(FreeUnmapped, 1, assumed, "a reservation has no mappings when freed", "cuMemAddressFree says nothing; H100: so") \
   X(AccessMapped, 1, documented, "access is set for whole mappings", "cuMemSetAccess") \
   X(AccessPlace, 1, documented, "the host has access only to memory of NUMA nodes", "cuMemSetAccess") \
   X(AccessOwnGpu, 1, unmodelled, "a GPU has access to its own and the host's memory", "peers") \
-  X(RegisterWritable, 1, assumed, "registered pages are mapped and can be written", "cuMemHostRegister: READ_ONLY is required for others") \
+  X(RegisterWritable, 1, assumed, "registered pages are mapped and can be written", "cuMemHostRegister: READ_ONLY is required for others; H100: so") \
   X(RegisterOnce, 712, documented, "no page is registered twice", "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED") \
   X(Registered, 713, documented, "what is unregistered starts a registration", "cuMemHostUnregister") \
-  X(UnregisterIdle, 1, assumed, "no stream may still use what is unregistered", "cuMemHostUnregister says nothing") \
+  X(UnregisterIdle, 1, assumed, "no stream may still use what is unregistered", "cuMemHostUnregister says nothing; H100: passes") \
   X(LiveStream, 400, documented, "a stream is live, not null where it is destroyed", "CUDA_ERROR_INVALID_HANDLE") \
   X(StreamOfContext, 400, assumed, "work goes to a stream of the current context", "programming guide: a launch fails on another device's stream; copies pass there") \
   X(NonBlocking, 801, unmodelled, "streams do not wait for the default stream", "cuStreamCreate") \
@@ -58,10 +60,10 @@ namespace sluice::fake_cuda {
   X(EventOfContext, 400, documented, "an event is recorded on a stream of its context", "cuEventRecord") \
   X(TimedEvent, 400, documented, "time lies between two recorded events that were made with timing", "cuEventElapsedTime") \
   X(TimesOfOneGpu, 400, documented, "two events with a time between them are of one GPU", "programming guide, multi-device: cudaEventElapsedTime fails if they are associated to different devices; the code is assumed") \
-  X(CopyAccess, 1, assumed, "all of a copied or filled range is mapped, with access from that GPU", "a real driver may find out late, as a lost context") \
-  X(CopyOneRegistration, 1, assumed, "a copy lies in one registration, or in none", "programming guide: ranges entirely registered") \
+  X(CopyAccess, 1, assumed, "all of a copied or filled range is mapped, with access from that GPU", "a real driver may find out late, as a lost context; H100: so") \
+  X(CopyOneRegistration, 1, assumed, "a copy lies in one registration, or in none", "programming guide: ranges entirely registered; H100: so") \
   X(OperationPinned, 700, assumed, "what a kernel uses is a GPU's memory, or pinned", "a GPU that reads pageable memory of the host is one of some platforms (CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS)") \
-  X(FillPinned, 1, assumed, "what is filled is a GPU's memory, or pinned", "cuMemsetD8Async takes a CUdeviceptr, and says nothing of pageable memory") \
+  X(FillPinned, 1, assumed, "what is filled is a GPU's memory, or pinned", "cuMemsetD8Async takes a CUdeviceptr, and says nothing of pageable memory; H100: so") \
   X(LiveLibrary, 400, documented, "a library is live", "CUDA_ERROR_INVALID_HANDLE") \
   X(LiveKernel, 400, documented, "a kernel is one of a live library", "CUDA_ERROR_INVALID_HANDLE") \
   X(LaunchShape, 1, documented, "a launch is within a GPU's limits and not empty", "CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X and the like")

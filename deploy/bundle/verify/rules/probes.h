@@ -12,8 +12,8 @@
 namespace sluice::verify {
 
 struct Answer {
-  int code = 0;  // of the call that breaks the rule
-  int then = 0;  // of waiting for the stream afterwards
+  int code = 0;             // of the call that breaks the rule
+  std::optional<int> then;  // of waiting for the stream, where one is left
 };
 
 // Why the kit does not ask for this rule; empty: it does.
@@ -22,8 +22,8 @@ std::string NotAsked(fake_cuda::Rule rule);
 // GPUs that the probe of this rule needs; absent: there is none.
 std::optional<int> GpusFor(fake_cuda::Rule rule);
 
-// "NAME CODE THEN" on standard output, and 0; else a line on stderr why the
-// rule could not be asked.
+// "NAME CODE" on standard output, then " THEN" where a stream is left, and 0;
+// else a line on stderr why the rule could not be asked.
 int AskRule(const std::string& name);
 
 }  // namespace sluice::verify

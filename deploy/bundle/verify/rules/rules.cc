@@ -30,7 +30,9 @@ constexpr char kHead[] =
 bool ReadAnswer(const std::string& out, const RuleText& rule, Answer& answer) {
   std::istringstream words(out);
   std::string name;
-  return words >> name >> answer.code >> answer.then && name == rule.name;
+  if (!(words >> name >> answer.code) || name != rule.name) return false;
+  if (int then = 0; words >> then) answer.then = then;
+  return true;
 }
 
 // Behind "NAME assumed=CODE ".
@@ -45,12 +47,15 @@ std::string Ask(const RuleText& rule) {
   }
   std::fputs(run->err.c_str(), stderr);
   Answer answer;
-  if (ReadAnswer(run->out, rule, answer)) {
-    return fmt::format("answer={} then={}", answer.code, answer.then);
-  }
+  const bool answered = ReadAnswer(run->out, rule, answer);
+  const std::string said =
+      answered ? fmt::format("answer={}", answer.code) : "";
+  if (answer.then) return fmt::format("{} then={}", said, *answer.then);
   if (run->exit_status > 128) {
-    return fmt::format("process-ended-by-signal={}", run->exit_status - 128);
+    return fmt::format("{}process-ended-by-signal={}",
+                       answered ? said + " " : "", run->exit_status - 128);
   }
+  if (answered) return said;
   return "not-asked: " + std::string(FirstLine(run->err));
 }
 
@@ -84,10 +89,10 @@ Result RunRules(const Surroundings& here) {
     const std::string line =
         fmt::format("{} assumed={} {}", rule.name, rule.code, said);
     diff += line + "\n";
-    const std::string as_assumed = fmt::format("answer={} ", rule.code);
+    const std::string as_assumed = fmt::format("answer={}", rule.code);
     if (said.starts_with("not-asked")) {
       not_asked.push_back(line);
-    } else if (!said.starts_with(as_assumed)) {
+    } else if (said.substr(0, said.find(' ')) != as_assumed) {
       differs.push_back(line);
     }
   }
