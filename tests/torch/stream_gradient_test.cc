@@ -219,7 +219,7 @@ TEST(StreamedStep, MakesNoHostSynchroniseCall) {
 
 // A link so slow that every copy is late: the numbers must not change.
 TEST(StreamedStep, IsTheSameHoweverSlowTheLink) {
-  if (OnFakeCuda()) GTEST_SKIP() << "the fake has no links of any speed";
+  if (OnCuda()) GTEST_SKIP() << "only sim has links of a set speed";
   StepCase c{Llama(), 71, 16, 1, Alpha(0.5, 3)};
   const StepData data = MakeStepData(c, 5);
   StepOutcome fast = RunStep(c, data);

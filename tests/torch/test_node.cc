@@ -11,6 +11,7 @@
 
 #include "client/torch/backend/cuda_backend.h"
 #include "client/torch/memory/torch_cuda.h"
+#include "client/torch/run/workspaces.h"
 #include "gtest/gtest.h"
 #include "kernels/device/sim/sim.h"
 #include "proto/base/status.h"
@@ -22,7 +23,7 @@ namespace {
 using ::sluice::testing::IsOk;
 
 constexpr Bytes kGuard = KiB(4);
-constexpr Bytes kHbm = MiB(64);
+constexpr Bytes kMostHbm = GiB(2);
 const at::Device kGpu(at::kCUDA, 0);
 
 template <typename T>
@@ -45,24 +46,33 @@ AttentionKernel AskedKernel() {
   SLUICE_CHECK(false);
 }
 
-// The fake's GPU 0 as a rank has it: a region as torch's memory, the backend.
-class FakeGpu {
+// All of the fake's small GPU; of a real one enough for workspaces of cuBLAS
+// (client/torch/run/workspaces.h), of which each rank's thread has some 32 MiB.
+Bytes HbmOf(device::Driver& driver) {
+  const auto gpu = device::Placement::Gpu(DeviceIndex(0));
+  return std::min(kMostHbm, Need(driver.Usage(gpu)).total);
+}
+
+// GPU 0 as a rank has it: a region as torch's memory, the backend.
+class RanksGpu {
  public:
-  FakeGpu()
+  RanksGpu()
       : driver_(Need(device::OpenCudaDriver())),
         backend_(Need(OpenCudaBackend(driver_.get(), kGpu, AskedKernel()))),
         stream_(LoadedTorchCuda()->CurrentStream(0)),
+        size_(HbmOf(*driver_)),
         hbm_(Need(device::Mapped::Create(
-            driver_.get(), device::Placement::Gpu(DeviceIndex(0)), kHbm))),
-        allocator_(kGpu, hbm_->address(), kHbm) {
+            driver_.get(), device::Placement::Gpu(DeviceIndex(0)), size_))),
+        allocator_(kGpu, hbm_->address(), size_) {
     allocator_.Arm();
     allocator_.TimeSegmentsOn(
         driver_.get(), Need(driver_->AdoptStream(DeviceIndex(0), stream_)));
   }
-  ~FakeGpu() {
+  ~RanksGpu() {
     EXPECT_THAT(
         driver_->SynchronizeStream(driver_->ComputeStream(DeviceIndex(0))),
         IsOk());
+    DropWorkspaces(kGpu);
     EXPECT_EQ(allocator_.stats().used, Bytes(0));
     allocator_.Disarm();
   }
@@ -74,6 +84,7 @@ class FakeGpu {
   std::unique_ptr<device::Driver> driver_;
   std::unique_ptr<Backend> backend_;
   void* const stream_;
+  const Bytes size_;
   const std::unique_ptr<device::Mapped> hbm_;
   RegionAllocator allocator_;
 };
@@ -81,14 +92,16 @@ class FakeGpu {
 // Ends before the process does, which the fake wants.
 class Gpu : public ::testing::Environment {
  public:
-  static FakeGpu& Get() { return *gpu_; }
+  static RanksGpu& Get() { return *gpu_; }
   void SetUp() override {
-    if (OnFakeCuda()) gpu_ = std::make_unique<FakeGpu>();
+    if (!OnCuda()) return;
+    ChooseWorkspaceSize();
+    gpu_ = std::make_unique<RanksGpu>();
   }
   void TearDown() override { gpu_.reset(); }
 
  private:
-  static inline std::unique_ptr<FakeGpu> gpu_;
+  static inline std::unique_ptr<RanksGpu> gpu_;
 };
 [[maybe_unused]] const auto* const environment =
     ::testing::AddGlobalTestEnvironment(new Gpu);
@@ -150,12 +163,12 @@ class ThroughHost final : public Collectives {
 
 }  // namespace
 
-bool OnFakeCuda() {
+bool OnCuda() {
   const char* const device = std::getenv("SLUICE_TEST_DEVICE");
   return device != nullptr && std::string_view(device) == "cuda";
 }
 
-at::Device TestDevice() { return OnFakeCuda() ? kGpu : at::Device(at::kCPU); }
+at::Device TestDevice() { return OnCuda() ? kGpu : at::Device(at::kCPU); }
 
 // The fake is loaded beside a program that knows nothing of it.
 std::string TakeFindings() {
@@ -169,7 +182,7 @@ std::string TakeFindings() {
 }
 
 TestNode::TestNode(int gpus, double in_speed, double out_speed) {
-  if (OnFakeCuda()) {
+  if (OnCuda()) {
     driver_ = Gpu::Get().driver();
     return;
   }
@@ -183,23 +196,23 @@ TestNode::TestNode(int gpus, double in_speed, double out_speed) {
 }
 
 RegionAllocator* TestNode::hbm() const {
-  return OnFakeCuda() ? &Gpu::Get().allocator() : nullptr;
+  return OnCuda() ? &Gpu::Get().allocator() : nullptr;
 }
 
 void TestNode::EnterRank() const {
-  if (OnFakeCuda()) {
+  if (OnCuda()) {
     LoadedTorchCuda()->SetCurrentStream(0, Gpu::Get().stream());
   }
 }
 
 absl::StatusOr<std::unique_ptr<client::CopyEngine>> TestNode::StartCopies(
     int rank, Bytes slice) const {
-  const DeviceIndex gpu(OnFakeCuda() ? 0 : rank);
+  const DeviceIndex gpu(OnCuda() ? 0 : rank);
   SLUICE_ASSIGN_OR_RETURN(
       std::unique_ptr<client::CopyEngine> copies,
       client::CopyEngine::Start(
           {.driver = driver_, .device = gpu, .slice = slice}));
-  if (OnFakeCuda()) {
+  if (OnCuda()) {
     SLUICE_RETURN_IF_ERROR(copies->UseStream(Gpu::Get().stream()));
   }
   return copies;
@@ -207,7 +220,7 @@ absl::StatusOr<std::unique_ptr<client::CopyEngine>> TestNode::StartCopies(
 
 std::unique_ptr<Collectives> TestNode::CollectivesOver(
     Collectives* host) const {
-  return OnFakeCuda() ? std::make_unique<ThroughHost>(host) : nullptr;
+  return OnCuda() ? std::make_unique<ThroughHost>(host) : nullptr;
 }
 
 Arena::Arena(Bytes size)
@@ -216,7 +229,7 @@ Arena::Arena(Bytes size)
 }
 
 Arena::Arena(Bytes size, const TestNode& node) : size_(size) {
-  if (OnFakeCuda()) {
+  if (OnCuda()) {
     const auto where = device::Placement::Host(NumaIndex(0));
     pinned_ = Need(device::Mapped::Create(
         node.driver(), where,

@@ -1,7 +1,8 @@
 // Where tests of a step compute: a simulated node, or, with
-// SLUICE_TEST_DEVICE=cuda in the environment, GPU 0 of the fake CUDA driver
-// (tests/fake_cuda), whose strictness then judges the run, too. Its attention
-// is by the kernel that SLUICE_TEST_ATTENTION names there (auto).
+// SLUICE_TEST_DEVICE=cuda in the environment, GPU 0 of whichever CUDA driver is
+// found: the fake one (tests/fake_cuda), whose strictness then judges the run,
+// too, as CTest runs them; or NVIDIA's. Attention is by the kernel that
+// SLUICE_TEST_ATTENTION names there (auto).
 //
 // There ranks are threads of one process and share the GPU and torch's stream:
 // blocks of the one region are reused in the order of that stream. What they
@@ -25,19 +26,19 @@
 
 namespace sluice::runtime {
 
-// Whether this process's tests run on the fake CUDA driver.
-bool OnFakeCuda();
+// Whether this process's tests run on a CUDA driver, the fake one or NVIDIA's.
+bool OnCuda();
 // Of every tensor of a rank.
 at::Device TestDevice();
 
 // What the fake has found since the last time, a line each; it does not count
-// at the process's end any more. REQUIRES: OnFakeCuda().
+// at the process's end any more. REQUIRES: it is the fake that is loaded.
 std::string TakeFindings();
 
 class TestNode {
  public:
-  // Speeds in bytes per second into and out of HBM; 0: not throttled. The fake
-  // has no links.
+  // Speeds in bytes per second into and out of HBM; 0: not throttled. On
+  // CUDA they are not set.
   TestNode(int gpus, double in_speed, double out_speed);
 
   device::Driver* driver() const { return driver_; }
