@@ -148,7 +148,10 @@ class Driver {
   virtual absl::StatusOr<std::map<Placement, Bytes>> HeldOutside() = 0;
   // cuMemCreate. Zero-filled on sim; on cuda as the driver gives it.
   virtual absl::StatusOr<Memory> Create(Placement where, Bytes size) = 0;
-  // cuMemExportToShareableHandle: a file descriptor another process imports.
+  // cuMemExportToShareableHandle: a file descriptor another process imports. Of
+  // memory that this process made (Create); of adopted memory only where
+  // TellsHolders. InvalidArgument: it was imported. Who is to hand that on
+  // keeps the descriptor that it came by.
   virtual absl::StatusOr<UniqueFd> Export(Memory memory) = 0;
   // Whether it can be known who reaches memory that was exported. On sim where
   // the kernel tells (probed once); on cuda never.
@@ -163,7 +166,7 @@ class Driver {
                                         Bytes size) = 0;
   // A descriptor by which a later process has memory that this one made, as if
   // it had made it itself (Adopt): for who keeps memory beyond the life of a
-  // daemon. HeldByOthers does not count it.
+  // daemon. HeldByOthers does not count it. Of memory that Export is for.
   virtual absl::StatusOr<UniqueFd> Keep(Memory memory) = 0;
   // InvalidArgument: it is no memory of this place and size that was kept.
   virtual absl::StatusOr<Memory> Adopt(UniqueFd kept, Placement where,
