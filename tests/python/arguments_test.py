@@ -35,7 +35,7 @@ def assert_refused(call, *words):
 WRONG = {
     "model": ["llama", 3, [], object()],
     "session": ["/run/sluice/session.sock", 3],
-    "chunk": [0, -1, 1.5, NAN, HUGE, "16", "", None, True, []],
+    "chunk": [0, -1, 1.5, NAN, HUGE, "16", "", True, []],
     "batch": [0, -1, 1.5, NAN, "2", None],
     "rows": [3, "freqs", ["freqs"], {"freqs": "1"}, {3: 1}, {"freqs": 1.0},
              {"freqs": HUGE}],

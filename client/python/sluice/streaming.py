@@ -29,7 +29,7 @@ def stream(model: nn.Module | None = None, *,
            attention: Literal["sdpa"] | None = None,
            sample: Callable[[], object] | None = None,
            session: Session | None = None,
-           chunk: int | Literal["auto"] = 1024, batch: int = 1,
+           chunk: int | Literal["auto"] | None = None, batch: int = 1,
            rows: Mapping[str, int | None] | None = None,
            policy: str | Mapping[str, Mapping[str, float]] = "recompute",
            check: Check = "first", min_tokens: int = 0,
@@ -65,7 +65,7 @@ def stream(model: nn.Module | None = None, *,
       session: a session with the node's daemon; None: `Session()`, which
         takes $SLUICE_SOCKET or starts a private simulated daemon. It is
         closed by `unstream()` only where it was made here.
-      chunk: rows per chunk; "auto": measured in stream() (see
+      chunk: rows per chunk (1024, with a real GPU 8192); "auto": measured in stream() (see
         [Note: chunk size] in chunk_size), `Stream.chunk_choice` and the line
         at attach say what was chosen and why. All ranks of a job have the one
         that the first of them has found.
@@ -111,7 +111,8 @@ def stream(model: nn.Module | None = None, *,
       Error: no daemon, or no memory.
     """
     automatic = chunk == "auto"
-    if automatic:
+    unsaid = chunk is None
+    if automatic or unsaid:
         chunk = settings.AT_FIRST
     planned = policy == "plan"
     policy = Policy() if planned else Policy.of(policy)
@@ -123,6 +124,8 @@ def stream(model: nn.Module | None = None, *,
     made = Stream(Session() if own else session, own, chunk, rows or {},
                   check, min_tokens, policy, ranks, hidden)
     try:
+        if unsaid and made.arena.device.type != "cpu":
+            made.chunk = settings.AT_FIRST_ON_GPU
         computing.check_kernel(made.arena.device, kernel)
         computing.refuse_unbuilt(made.arena.device, group=group, chunk=(
             "auto" if automatic else chunk), policy="plan" if planned else None)

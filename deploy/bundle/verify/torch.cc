@@ -30,7 +30,7 @@ using nlohmann::json;
 
 // Of the GPU's free memory: the rest is for torch.
 constexpr int kPartOfGpu = 8;
-constexpr Bytes kHost = MiB(512);
+constexpr Bytes kHost = GiB(1);
 constexpr absl::Duration kNap = absl::Milliseconds(20);
 
 // python/ and lib/ of the kit, or of a build of the source tree.

@@ -53,8 +53,14 @@ cudaError_t cudaSetDevice(int device) {
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   if (const auto error = CheckDevice(device)) return error;
   *properties = {};
-  // Hopper's numbers: what torch asks before it chooses kernels.
-  properties->major = 9;
+  // What torch asks before it chooses kernels.
+  for (const auto& [attribute, value] :
+       {std::pair(kAttributeCapabilityMajor, &properties->major),
+        std::pair(kAttributeCapabilityMinor, &properties->minor)}) {
+    if (const Result result = cuDeviceGetAttribute(value, attribute, device)) {
+      return Told(result);
+    }
+  }
   properties->multiProcessorCount = 132;
   properties->warpSize = 32;
   properties->maxThreadsPerBlock = 1024;
