@@ -40,9 +40,7 @@ class Engine final : public CopyEngine {
       : options_(options),
         pool_(std::make_shared<EventPool>(options.driver)),
         compute_(options.driver->ComputeStream(options.device)),
-        stall_(options.driver, compute_) {
-    if (options.record_timeline) timeline_ = std::make_unique<CopyTimeline>();
-  }
+        stall_(options.driver, compute_) {}
   ~Engine() override;
 
   absl::Status StartLanes();
@@ -80,9 +78,15 @@ class Engine final : public CopyEngine {
 };
 
 absl::Status Engine::StartLanes() {
-  for (size_t i = 0; i < kDirections.size(); ++i) {
-    SLUICE_ASSIGN_OR_RETURN(streams_[i],
+  for (device::Stream& stream : streams_) {
+    SLUICE_ASSIGN_OR_RETURN(stream,
                             options_.driver->CreateStream(options_.device));
+  }
+  if (options_.record_timeline) {
+    timeline_ = std::make_unique<CopyTimeline>(options_.driver, streams_);
+    SLUICE_RETURN_IF_ERROR(timeline_->Align());
+  }
+  for (size_t i = 0; i < kDirections.size(); ++i) {
     lanes_[i] = std::make_unique<CopyLane>(
         options_, kDirections[i], streams_[i], pool_, &fault_, timeline_.get());
   }
@@ -173,7 +177,7 @@ absl::Status Engine::Drain() {
   for (const device::Stream stream : streams_) {
     fault_.Keep(options_.driver->SynchronizeStream(stream));
   }
-  if (timeline_) timeline_->AwaitAll();
+  if (timeline_) fault_.Keep(timeline_->Align());
   return fault_.Get();
 }
 

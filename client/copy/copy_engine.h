@@ -66,8 +66,8 @@ struct CopyRequest {
 };
 
 // One finished request, for the report's timeline. Times: seconds on the
-// monotonic clock, start and end to about 0.1 ms (events are polled by a
-// thread of their own, so that neither stream nor compute waits).
+// monotonic clock. From start to end by the clock of the stream that copies;
+// when it started to about what a host wait takes.
 struct CopyRecord {
   const char* label;
   device::CopyDirection direction;

@@ -96,7 +96,8 @@ bool CopyLane::MayGoNow(const Item& item, Bytes size) {
   }
   // More than a slice takes turns with other ranks.
   return options_.gate == nullptr ||
-         (size <= options_.slice && ahead_.HasRoom() &&
+         (size <= options_.slice &&
+          ahead_.HasRoom(/*held=*/!OnlyGrantsHold(item.request)) &&
           options_.gate->TryAcquire(GrantDirection(), size));
 }
 
@@ -149,25 +150,20 @@ absl::Status CopyLane::TryIssue(const Item& item, Bytes granted) {
   SLUICE_RETURN_IF_ERROR(AwaitTickets(item.request));
   if (kPoison) SLUICE_RETURN_IF_ERROR(Poison(item.request));
   const Bytes size = SizeOf(item.request);
-  std::shared_ptr<TicketAccess::State> start;
-  if (timeline_ && size > Bytes(0)) {
-    SLUICE_ASSIGN_OR_RETURN(start, TicketAccess::New(pool_, stream_));
-  }
+  const bool timed = timeline_ != nullptr && size > Bytes(0);
   // What has its grant waits for nothing.
   if (granted == Bytes(0)) TellDue(item, size);
-  const absl::Status copied =
-      CopyPieces(item.request, size, granted, start.get());
+  const absl::Status copied = CopyPieces(item.request, size, granted, timed);
   if (granted == Bytes(0) && item.slack && options_.gate != nullptr) {
     options_.gate->ForgetDue(GrantDirection());
   }
   SLUICE_RETURN_IF_ERROR(copied);
-  SLUICE_RETURN_IF_ERROR(Record(*item.ticket));
-  if (options_.gate != nullptr) ahead_.Add(TicketAccess::Make(item.ticket));
-  if (start) {
-    const CopyRecord record = {item.request.label, direction_, size,
-                               item.issued_s,      0,          0};
-    timeline_->Add(record, std::move(start), item.ticket);
+  if (timed) {
+    SLUICE_RETURN_IF_ERROR(timeline_->End(
+        {item.request.label, direction_, size, item.issued_s, 0, 0}));
   }
+  SLUICE_RETURN_IF_ERROR(Record(*item.ticket));
+  NoteGranted(item.request, item.ticket);
   return absl::OkStatus();
 }
 
@@ -184,19 +180,26 @@ absl::Status CopyLane::AwaitTickets(const CopyRequest& request) {
   return fault_->Get();
 }
 
-void CopyLane::TakeGrant(Bytes size) {
+void CopyLane::TakeGrant(const CopyRequest& request, Bytes size) {
   if (options_.gate == nullptr) return;
-  ahead_.AwaitRoom(stopping_);
+  ahead_.AwaitRoom(/*held=*/!OnlyGrantsHold(request), stopping_);
   const absl::Duration waited =
       options_.gate->Acquire(GrantDirection(), size, &stopping_);
   grant_wait_ns_ += absl::ToInt64Nanoseconds(waited);
 }
 
-absl::Status CopyLane::NoteGranted() {
+void CopyLane::NoteGranted(const CopyRequest& request,
+                           std::shared_ptr<TicketAccess::State> end) {
+  if (options_.gate == nullptr) return;
+  ahead_.Add(TicketAccess::Make(std::move(end)),
+             /*held=*/!OnlyGrantsHold(request));
+}
+
+absl::Status CopyLane::EndSlice(const CopyRequest& request) {
   if (options_.gate == nullptr) return absl::OkStatus();
   SLUICE_ASSIGN_OR_RETURN(auto end, TicketAccess::New(pool_, stream_));
   SLUICE_RETURN_IF_ERROR(Record(*end));
-  ahead_.Add(TicketAccess::Make(std::move(end)));
+  NoteGranted(request, std::move(end));
   return absl::OkStatus();
 }
 
@@ -207,15 +210,15 @@ absl::Status CopyLane::Record(TicketAccess::State& mark) {
 }
 
 absl::Status CopyLane::CopyPieces(const CopyRequest& request, Bytes left,
-                                  Bytes granted, TicketAccess::State* start) {
+                                  Bytes granted, bool timed) {
   for (const CopyPiece& piece : request.pieces) {
     for (Bytes done; done < piece.size;) {
       if (granted == Bytes(0)) {
         granted = std::min(options_.slice, left);
-        TakeGrant(granted);
+        TakeGrant(request, granted);
       }
-      if (start != nullptr) {
-        SLUICE_RETURN_IF_ERROR(Record(*std::exchange(start, nullptr)));
+      if (std::exchange(timed, false)) {
+        SLUICE_RETURN_IF_ERROR(timeline_->Begin(direction_));
       }
       const Bytes size = std::min(granted, piece.size - done);
       SLUICE_RETURN_IF_ERROR(options_.driver->CopyAsync(
@@ -227,7 +230,7 @@ absl::Status CopyLane::CopyPieces(const CopyRequest& request, Bytes left,
       copied_ += size.count();
       // The request's own ticket marks its last slice.
       if (granted == Bytes(0) && left > Bytes(0)) {
-        SLUICE_RETURN_IF_ERROR(NoteGranted());
+        SLUICE_RETURN_IF_ERROR(EndSlice(request));
       }
     }
   }

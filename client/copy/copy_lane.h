@@ -85,16 +85,18 @@ class CopyLane {
   bool OnlyGrantsHold(const CopyRequest& request) const;
   // Tells the daemon by when `item`, of `size` bytes, is needed.
   void TellDue(const Item& item, Bytes size);
-  // Copies all pieces, `left` bytes; records `start` (may be null) just
-  // before the first.
+  // Copies all pieces, `left` bytes; where it is `timed`, the timeline's span
+  // begins just before the first.
   absl::Status CopyPieces(const CopyRequest& request, Bytes left, Bytes granted,
-                          TicketAccess::State* start);
+                          bool timed);
   int GrantDirection() const {
     return direction_ == device::CopyDirection::kHostToDevice ? kH2d : kD2h;
   }
-  void TakeGrant(Bytes size);
-  // The copies that are on the stream so far have a grant.
-  absl::Status NoteGranted();
+  void TakeGrant(const CopyRequest& request, Bytes size);
+  // What is on the stream as far as `end` has its grants.
+  void NoteGranted(const CopyRequest& request,
+                   std::shared_ptr<TicketAccess::State> end);
+  absl::Status EndSlice(const CopyRequest& request);
   // It is reached when what is on the stream so far has ended.
   absl::Status Record(TicketAccess::State& mark);
   absl::Status Poison(const CopyRequest& request);

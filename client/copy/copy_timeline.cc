@@ -1,80 +1,58 @@
 #include "client/copy/copy_timeline.h"
 
-#include <chrono>
 #include <utility>
 
-#include "proto/base/clock.h"
+#include "proto/base/status.h"
 
 namespace sluice::client {
-namespace {
 
-constexpr std::chrono::microseconds kPoll{100};
+CopyTimeline::CopyTimeline(device::Driver* driver,
+                           std::array<device::Stream, 2> streams)
+    : lanes_{std::make_unique<Lane>(driver, streams[0]),
+             std::make_unique<Lane>(driver, streams[1])} {}
 
-}  // namespace
-
-CopyTimeline::CopyTimeline() : thread_([this] { Run(); }) {}
-
-CopyTimeline::~CopyTimeline() {
-  {
-    const MutexLock lock(mutex_);
-    stopping_ = true;
+absl::Status CopyTimeline::Align() {
+  for (const auto& lane : lanes_) {
+    {
+      // Those by the old origin.
+      const MutexLock lock(mutex_);
+      TakeEnded(*lane);
+    }
+    SLUICE_RETURN_IF_ERROR(lane->timer.Align(lane->stream));
   }
-  changed_.NotifyAll();
-  thread_.join();
+  return absl::OkStatus();
 }
 
-void CopyTimeline::Add(const CopyRecord& record,
-                       std::shared_ptr<TicketAccess::State> start,
-                       std::shared_ptr<TicketAccess::State> end) {
-  const int lane =
-      record.direction == device::CopyDirection::kHostToDevice ? kH2d : kD2h;
-  {
-    const MutexLock lock(mutex_);
-    pending_[lane].push_back({record, TicketAccess::Make(std::move(start)),
-                              TicketAccess::Make(std::move(end))});
-  }
-  changed_.NotifyAll();
+absl::Status CopyTimeline::Begin(device::CopyDirection direction) {
+  Lane& lane = LaneOf(direction);
+  return lane.timer.Begin(lane.stream);
 }
 
-void CopyTimeline::AwaitAll() {
+absl::Status CopyTimeline::End(const CopyRecord& record) {
+  Lane& lane = LaneOf(record.direction);
   const MutexLock lock(mutex_);
-  while (!Empty() && !stopping_) changed_.Wait(mutex_);
+  SLUICE_RETURN_IF_ERROR(lane.timer.End(lane.stream));
+  lane.pending.push_back(record);
+  TakeEnded(lane);
+  return absl::OkStatus();
 }
 
 std::vector<CopyRecord> CopyTimeline::Take() {
   const MutexLock lock(mutex_);
+  for (const auto& lane : lanes_) TakeEnded(*lane);
   return std::exchange(ended_, {});
 }
 
-// Advances the oldest records; false when none is pending.
-bool CopyTimeline::Poll(std::deque<Pending>& queue) {
-  const double now = MonotonicSeconds();
-  while (!queue.empty()) {
-    Pending& first = queue.front();
-    if (first.record.started_s == 0 && first.start.done()) {
-      first.record.started_s = now;
-    }
-    if (!first.end.done()) return true;
-    first.record.finished_s = now;
-    ended_.push_back(first.record);
-    queue.pop_front();
-  }
-  return false;
-}
-
-void CopyTimeline::Run() {
-  MutexLock lock(mutex_);
-  while (!stopping_) {
-    const bool h2d = Poll(pending_[kH2d]);
-    const bool d2h = Poll(pending_[kD2h]);
-    if (h2d || d2h) {
-      lock.Unlock();
-      std::this_thread::sleep_for(kPoll);
-      lock.Lock();
-    } else {
-      changed_.NotifyAll();
-      while (!stopping_ && Empty()) changed_.Wait(mutex_);
-    }
+void CopyTimeline::TakeEnded(Lane& lane) {
+  while (!lane.pending.empty()) {
+    const auto span = lane.timer.Next();
+    if (!span.ok() || !span->has_value()) return;
+    CopyRecord& record = lane.pending.front();
+    record.started_s = (*span)->start_s;
+    record.finished_s =
+        record.started_s + absl::ToDoubleSeconds((*span)->length);
+    ended_.push_back(record);
+    lane.pending.pop_front();
   }
 }
 

@@ -1,56 +1,63 @@
-// When copies really started and ended, for the report. Internal to the copy
-// engine.
+// When copies really started and ended, for reports and for who plans by the
+// speed of links. Internal to the copy engine.
 //
-// Driver events carry no time, and a host wait would be a call the chunk loop
-// must not make. So a thread of its own polls the oldest pending record of
-// each direction; streams are in order, so no other can be reached before it.
+// By the clocks of the streams that copy (kernels/device/stream_timer.h): a
+// host that looked now and then found short copies to have taken no time, or a
+// nap's. Nobody waits: what a stream is through with is taken when the next
+// copy is added, or somebody asks.
 //
-// Thread safety: Add from issuing threads, Take from any.
+// Errors: the driver's. After one that came while times were read nothing more
+// is told; copies hear of a lost device by themselves.
+// Thread safety: Begin and End of a direction from who issues for it; the
+// others from any thread.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <memory>
-#include <thread>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "client/copy/copy_engine.h"
-#include "client/copy/ticket_state.h"
+#include "kernels/device/stream_timer.h"
 #include "proto/base/mutex.h"
 
 namespace sluice::client {
 
 class CopyTimeline {
  public:
-  CopyTimeline();
-  ~CopyTimeline();
+  // `streams` copy to the GPU, and to the host.
+  CopyTimeline(device::Driver* driver, std::array<device::Stream, 2> streams);
 
-  // `record` with its label, direction, size and issue time; reached tickets
-  // of `start` and `end` tell the rest.
-  void Add(const CopyRecord& record, std::shared_ptr<TicketAccess::State> start,
-           std::shared_ptr<TicketAccess::State> end);
-  // Blocks until every record that was added has ended.
-  void AwaitAll();
-  // What has ended since the last call.
+  // Sets the host's clock beside those of the streams, which it waits for: at
+  // the start, and where the host has waited for them anyway. A stream's clock
+  // drifts.
+  absl::Status Align();
+  // Around the copies of a request; one that has begun and does not end is
+  // given up.
+  absl::Status Begin(device::CopyDirection direction);
+  // `record` with its label, direction, size and issue time.
+  absl::Status End(const CopyRecord& record);
+  // What has ended since the last call, each direction in its order.
   std::vector<CopyRecord> Take();
 
  private:
-  struct Pending {
-    CopyRecord record;
-    Ticket start, end;
+  struct Lane {
+    Lane(device::Driver* driver, device::Stream stream)
+        : stream(stream), timer(driver) {}
+    const device::Stream stream;
+    device::StreamTimer timer;
+    std::deque<CopyRecord> pending;  // guarded by mutex_
   };
 
-  void Run();
-  bool Poll(std::deque<Pending>& queue) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool Empty() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return pending_[0].empty() && pending_[1].empty();
+  Lane& LaneOf(device::CopyDirection direction) {
+    return *lanes_[direction == device::CopyDirection::kHostToDevice ? 0 : 1];
   }
+  void TakeEnded(Lane& lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  std::array<std::unique_ptr<Lane>, 2> lanes_;
   Mutex mutex_;
-  CondVar changed_;
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::deque<Pending> pending_[2] ABSL_GUARDED_BY(mutex_);  // per direction
   std::vector<CopyRecord> ended_ ABSL_GUARDED_BY(mutex_);
-  std::thread thread_;  // last: it uses all of the above
 };
 
 }  // namespace sluice::client

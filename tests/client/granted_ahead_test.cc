@@ -1,0 +1,106 @@
+#include "client/copy/granted_ahead.h"
+
+#include <memory>
+#include <vector>
+
+#include "client/copy/ticket_state.h"
+#include "gtest/gtest.h"
+
+namespace sluice::client {
+namespace {
+
+// A lane whose copies end while its host naps.
+class GrantedAheadTest : public ::testing::Test {
+ protected:
+  // Adds a copy that has not ended.
+  void Add(bool held) {
+    ends_.push_back(std::make_shared<TicketAccess::State>(
+        nullptr, device::Event(), device::Stream()));
+    ahead_.Add(TicketAccess::Make(ends_.back()), held);
+  }
+  // So many may be ahead at once, all of them `held` or none.
+  size_t Fill(bool held) {
+    size_t added = 0;
+    for (; ahead_.HasRoom(held); ++added) Add(held);
+    return added;
+  }
+  // Of those that have not ended, the oldest do.
+  void End(size_t count) {
+    for (; count > 0; --count)
+      ends_[ended_++]->Set(TicketAccess::State::kFailed);
+  }
+  // Waits for room behind a full lane; `count` of its copies end meanwhile.
+  void Await(bool held, size_t count) {
+    end_in_nap_ = count;
+    ahead_.AwaitRoom(held, never_);
+  }
+  size_t running() const { return ends_.size() - ended_; }
+
+  const std::atomic<bool> never_{false};
+  size_t end_in_nap_ = 0;
+  size_t ended_ = 0;
+  std::vector<std::shared_ptr<TicketAccess::State>> ends_;
+  GrantedAhead ahead_{[this](auto) { End(std::exchange(end_in_nap_, 0)); }};
+};
+
+TEST_F(GrantedAheadTest, TwoAreAheadAtFirst) {
+  EXPECT_EQ(Fill(/*held=*/false), 2u);
+}
+
+TEST_F(GrantedAheadTest, ALaneThatRanDryInANapTakesTwiceAsManyAhead) {
+  for (const size_t most : {2, 4, 8, 16, 32, 64, 64}) {
+    EXPECT_EQ(Fill(/*held=*/false), most);
+    Await(/*held=*/false, running());
+  }
+}
+
+TEST_F(GrantedAheadTest, ALaneThatRanOnTakesNoMore) {
+  Fill(/*held=*/false);
+  for (int i = 0; i < 10; ++i) {
+    Await(/*held=*/false, 1);
+    EXPECT_EQ(Fill(/*held=*/false), 1u);
+  }
+}
+
+TEST_F(GrantedAheadTest, WhatSomethingElseHoldsBackIsTwoAtMost) {
+  for (int i = 0; i < 5; ++i) {
+    Fill(/*held=*/false);
+    Await(/*held=*/false, running());
+  }
+  EXPECT_EQ(Fill(/*held=*/true), 2u);
+  EXPECT_FALSE(ahead_.HasRoom(/*held=*/false)) << "it is behind them";
+  // Nor does one that waited for compute say anything of the link.
+  Await(/*held=*/true, running());
+  Await(/*held=*/false, running());
+  EXPECT_EQ(Fill(/*held=*/false), 64u);
+  EXPECT_FALSE(ahead_.HasRoom(/*held=*/true));
+}
+
+TEST_F(GrantedAheadTest, HeldCopiesTeachNothing) {
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_EQ(Fill(/*held=*/true), 2u);
+    Await(/*held=*/true, running());
+  }
+  EXPECT_EQ(Fill(/*held=*/false), 2u);
+}
+
+TEST_F(GrantedAheadTest, CalmWaitsTakeFewerAheadAgain) {
+  Fill(/*held=*/false);
+  Await(/*held=*/false, running());
+  EXPECT_EQ(Fill(/*held=*/false), 4u);
+  for (int i = 0; i < GrantedAhead::kCalm; ++i) {
+    if (i > 0) Fill(/*held=*/false);
+    Await(/*held=*/false, 1);
+  }
+  End(running());
+  EXPECT_EQ(Fill(/*held=*/false), 2u);
+}
+
+TEST_F(GrantedAheadTest, ACancelledWaitEnds) {
+  Fill(/*held=*/false);
+  ahead_.AwaitRoom(/*held=*/false, std::atomic<bool>(true));
+  EXPECT_EQ(running(), 2u);
+}
+
+}  // namespace
+}  // namespace sluice::client
