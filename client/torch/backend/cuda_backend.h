@@ -4,7 +4,8 @@
 // A block's gradients take the merged output rounded to the model's dtype,
 // which is all that these kernels take.
 //
-// No GPU has run it; it is tested on the fakes (tests/fake_cuda).
+// Tested on the fakes (tests/fake_cuda); an H100 has run it
+// (deploy/bundle/measured).
 //
 // Thread safety: as Backend's; Open and the end by the thread that computes.
 #pragma once
