@@ -191,9 +191,12 @@ absl::Status WriteOptimizer(const std::string& path, AdamW& optimizer,
 
 std::string KeyOf(const StepperContext& context, int ranks) {
   const RunOptions& o = *context.options;
-  return PlanKey(o, ranks, context.memory->size(),
-                 context.memory->KernelName(runtime::TorchType(o.dtype),
-                                            o.model.head_dim()));
+  const runtime::RankMemory& memory = *context.memory;
+  const std::string attention =
+      memory.device().is_cpu()
+          ? ""
+          : memory.KernelName(runtime::TorchType(o.dtype), o.model.head_dim());
+  return PlanKey(o, ranks, memory.size(), attention);
 }
 
 absl::Status WritePlan(const std::string& path, const StepperContext& context,

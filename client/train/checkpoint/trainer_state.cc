@@ -163,7 +163,8 @@ std::string PlanKey(const RunOptions& o, int ranks, Bytes hbm,
   key["--backward-order"] =
       stream::Name(o.order.value_or(stream::BackwardOrder::kKeysOuter));
   if (o.resident) key["resident"] = true;
-  key["--attention"] = attention;  // each kernel has its own buffers
+  // Each kernel has its own buffers.
+  if (!attention.empty()) key["--attention"] = attention;
   key["ranks"] = ranks;
   key["hbm"] = hbm.count();
   return key.dump();

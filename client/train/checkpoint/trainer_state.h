@@ -51,7 +51,7 @@ absl::StatusOr<StateFile> ReadState(const std::string& folder);
 absl::Status CheckFlags(const std::string& folder, const RunOptions& options);
 
 // What a saved plan was made for; another text means another plan. `attention`:
-// what computes it (RankMemory::KernelName).
+// a GPU's kernel (RankMemory::KernelName), empty on a simulated one.
 std::string PlanKey(const RunOptions& options, int ranks, Bytes hbm,
                     const std::string& attention);
 // Why a plan with the key `saved` is none for `wanted`, in words.
