@@ -54,7 +54,8 @@ class CudaTable : public ::testing::Test {
   }
 
   static constexpr const char* kNode =
-      "gpus=2,host_numa=1,jitter_us=0,numa=0,rdma=0,gpu_granularity_kib=2048,"
+      "gpus=2,host_numa=1,jitter_us=0,numa=0,rdma=0,capability=80,"
+      "gpu_granularity_kib=2048,"
       "host_granularity_kib=4096";
   std::unique_ptr<Driver> driver_;
 };
@@ -186,6 +187,12 @@ TEST_F(CudaTable, AGpuSaysItsNumaNode) {
   Open("numa=3");
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto devices, driver_->Devices());
   EXPECT_EQ(devices.at(1).numa, NumaIndex(3));
+}
+
+TEST_F(CudaTable, AGpuSaysItsComputeCapability) {
+  Open("capability=89");
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto devices, driver_->Devices());
+  EXPECT_EQ(devices.at(1).capability, 89);
 }
 
 // Another process's word: of a memfd it is held against the file, of the

@@ -123,14 +123,23 @@ GradientError CompareGradients(const stream::ModelShape& config,
   }
   GradientError error;
   for (size_t i = 0; i < named.size(); ++i) {
-    const double scale = std::max(expected[i].abs().max().item<double>(),
-                                  0.01 * largest[group(named[i].name)]);
+    const double most = expected[i].abs().max().item<double>();
+    const double of_group = largest[group(named[i].name)];
+    const double scale = std::max(most, 0.01 * of_group);
     const double off = (named[i].tensor->to(at::kDouble) - expected[i])
                            .abs()
                            .max()
                            .item<double>();
     const double relative = scale > 0 ? off / scale : off;
-    if (!(relative <= error.worst)) error = {relative, named[i].name};
+    if (!(relative <= error.worst)) {
+      error.worst = relative;
+      error.parameter = named[i].name;
+    }
+    if (most < 1e-3 * of_group) {
+      error.unscaled = std::max(error.unscaled, off / of_group);
+    } else {
+      error.scaled = std::max(error.scaled, relative);
+    }
     // A NaN is the worst error of all, and compares as less than none.
     if (std::isnan(error.worst)) break;
   }

@@ -29,6 +29,10 @@ OracleResult RunOracle(const stream::ModelShape& config,
 struct GradientError {
   double worst = 0;
   std::string parameter;
+  // The largest of those with max|b| of 1/1000 of their layer's at least; and
+  // of the others (K's bias without RoPE: zero but for rounding) the largest
+  // max|a - b|, by the layer's max|b|.
+  double scaled = 0, unscaled = 0;
 };
 GradientError CompareGradients(const stream::ModelShape& config,
                                ModelTensors& gradients,

@@ -75,9 +75,6 @@ class Check(either_node.NodeTest):
     def test_alst_agrees_with_plain_torch(self):
         for shape in ALST_SHAPES:
             for dtype in ("fp32", "bf16"):
-                # GPT in bf16 is baseline_test's: see the README on k's bias.
-                if dtype == "bf16" and "gpt" in shape:
-                    continue
                 with self.subTest(shape, dtype=dtype):
                     code, result = self.check(
                         f"{shape} --method alst --dtype {dtype}")
@@ -85,9 +82,6 @@ class Check(either_node.NodeTest):
 
     def test_bf16_is_as_good_as_plain_torch_in_bf16(self):
         for shape in (SHAPES[0], SHAPES[6], SHAPES[9]):
-            # A GPU's attention rounds blocks: see the README on k's bias.
-            if either_node.ON_FAKES and "gpt" in shape:
-                continue
             with self.subTest(shape):
                 code, result = self.check(shape + " --dtype bf16")
                 plain = result["plain_bf16"]
