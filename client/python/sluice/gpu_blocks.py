@@ -66,8 +66,8 @@ def kernel_for(q: Tensor, keys: int, mask: Whole | Window, asked: Kernel
 
 def _by_itself(q: Tensor) -> str:
     """cuDNN's on a GPU of compute capability 9.0: on an H100, over 65,536 rows
-    of 16 heads of 128, it had 743 TFLOP/s forward and 642 back, flash 376 and
-    336 (`verify --python`, deploy/bundle/measured). No other GPU was asked."""
+    of 16 heads of 128, it had 741 TFLOP/s forward and 639 back, flash 376 and
+    335 (`verify --python`, deploy/bundle/measured). No other GPU was asked."""
     if q.dtype not in _HALVES:
         return "efficient"
     hopper = _capability(q.device.index) == (9, 0)

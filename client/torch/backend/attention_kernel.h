@@ -14,7 +14,7 @@ namespace sluice::runtime {
 
 // Auto: efficient for fp32. For bf16 cuDNN's on GPUs of compute capability 9.0,
 // where it takes the heads: on an H100, over 65,536 rows of 16 heads of 128, it
-// had 743 and 642 TFLOP/s forward and back, torch's flash 376 and 336
+// had 741 and 639 TFLOP/s forward and back, torch's flash 376 and 335
 // (`verify --python`, deploy/bundle/measured). Else flash: no other GPU was
 // asked.
 enum class AttentionKernel { kAuto, kFlash, kEfficient, kCudnn };

@@ -58,7 +58,8 @@ absl::Status CheckKernel(at::Device device, AttentionKernel asked) {
 
 // The gradients of a bf16 model's weights are summed in fp32. Their factors are
 // bf16's, all of which TF32 has; others, of the loss, lose less than by bf16.
-// An H100 takes 8 times as long without it.
+// The backward of what follows attention took an H100 30.6 ms for 16,384 rows,
+// with TF32 12.4 (deploy/bundle/measured).
 void ChooseProducts(stream::Dtype dtype) {
   at::globalContext().setAllowTF32CuBLAS(dtype == stream::Dtype::kBf16);
 }
