@@ -144,15 +144,20 @@ class Link {
   std::byte* host_ = nullptr;
 };
 
-// Both in turns; the gate never has to wait for its limit.
-Entry MeasureAdded() {
+// A gate that never has to wait for its limit.
+struct OpenGate {
+  OpenGate() { limits.slots[0].limit_bytes[kH2d] = UINT64_MAX; }
   GrantLimits limits = {};
-  limits.slots[0].limit_bytes[kH2d] = UINT64_MAX;
   GrantUse use = {};
   const MonotonicClock clock;
-  client::GrantGate gate(&limits, 0, &use, 0, &clock);
+  client::GrantGate gate{&limits, 0, &use, 0, &clock};
+};
+
+// Both in turns.
+Entry MeasureAdded() {
+  OpenGate open;
   Link link;
-  const auto granted = link.Start(&gate);
+  const auto granted = link.Start(&open.gate);
   // As in a step: it tells the daemon by when a copy is needed.
   granted->KnowSlack({{"", absl::Milliseconds(1)}});
   const auto free = link.Start(nullptr);
@@ -173,16 +178,11 @@ Entry MeasureAdded() {
                       Rounds(kRounds))};
 }
 
-// As on a fast link, whose slices are over before a host looks twice. The gate
-// never has to wait for its limit.
+// As on a fast link, whose slices are over before a host looks twice.
 Entry MeasureShare() {
-  GrantLimits limits = {};
-  limits.slots[0].limit_bytes[kH2d] = UINT64_MAX;
-  GrantUse use = {};
-  const MonotonicClock clock;
-  client::GrantGate gate(&limits, 0, &use, 0, &clock);
+  OpenGate open;
   Link link;
-  const auto engine = link.Start(&gate);
+  const auto engine = link.Start(&open.gate);
   std::vector<double> shares;
   for (int i = 0; i < Rounds(kRounds); ++i) {
     shares.push_back(100 * link.Share(*engine));

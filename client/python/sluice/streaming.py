@@ -65,10 +65,10 @@ def stream(model: nn.Module | None = None, *,
       session: a session with the node's daemon; None: `Session()`, which
         takes $SLUICE_SOCKET or starts a private simulated daemon. It is
         closed by `unstream()` only where it was made here.
-      chunk: rows per chunk (1024, with a real GPU 8192); "auto": measured in stream() (see
-        [Note: chunk size] in chunk_size), `Stream.chunk_choice` and the line
-        at attach say what was chosen and why. All ranks of a job have the one
-        that the first of them has found.
+      chunk: rows per chunk (None: 1024, on a real GPU 8192); "auto": measured
+        in stream() (see [Note: chunk size] in chunk_size),
+        `Stream.chunk_choice` and the line at attach say what was chosen and
+        why. All ranks of a job have the one that the first of them has found.
       batch: with chunk="auto": for how many sequences per batch, of each rank,
         it is measured; steps may have others.
       rows: further layer arguments that have rows, name -> dimension; a

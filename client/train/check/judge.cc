@@ -46,6 +46,10 @@ std::map<std::string, double> Largest(const ReferenceResult& truth, Size size) {
   return largest;
 }
 
+bool HasScale(const at::Tensor& gradient, double largest_of_group) {
+  return NormOf(gradient) > kNoScale * largest_of_group;
+}
+
 // Keeps the larger; NaN is the largest.
 void Worst(double error, const std::string& name, double& worst,
            std::string& whose) {
@@ -81,13 +85,13 @@ void JudgeParameters(const ReferenceResult& result,
     const double group = std::max(largest.at(GroupOf(name)), 1e-30);
     const at::Tensor a = result.gradients.at(name).to(at::kDouble);
     const double theirs = NormOf(plain.gradients.at(name).to(at::kDouble) - b);
-    const double norm = NormOf(b);
-    const bool scaled = norm > kNoScale * group;
+    const bool scaled = HasScale(b, group);
     const double least = (scaled ? kNoError : kNoScale) * group;
     Worst(NormOf(a - b) / std::max(theirs, least), name, report.norm_over_plain,
           report.norm_parameter);
     if (!scaled) continue;
-    const double along = (a * b).sum().item().toDouble() / (norm * norm);
+    const double along =
+        (a * b).sum().item().toDouble() / (b * b).sum().item().toDouble();
     Worst(std::abs(1 - along), name, report.scale_error,
           report.scale_parameter);
   }
@@ -140,8 +144,7 @@ CheckReport JudgeBf16(const ReferenceResult& result,
                       const ReferenceResult& truth) {
   const std::map<std::string, double> largest = Largest(truth, NormOf);
   const auto scaled = [&](const std::string& name) {
-    return NormOf(truth.gradients.at(name)) >
-           kNoScale * largest.at(GroupOf(name));
+    return HasScale(truth.gradients.at(name), largest.at(GroupOf(name)));
   };
   CheckReport report = CompareThose(result, truth, scaled);
   const CheckReport theirs = CompareThose(plain, truth, scaled);
