@@ -5,7 +5,10 @@ check_fakes.py ROOT BUILD.
 A test of training has the label gradient or poison, or is a whole run of
 sluice-train (train_NAME; those of one library are train_NAME_test). It is there
 when there is a test NAME_on_fake_cuda, or when it runs on the fakes itself;
-else it is in the table "Only on sim" of tests/fake_cuda/README.md.
+else it is in the table "Only on sim" of tests/fake_cuda/README.md. One that is
+there with some of its cases alone is there whole with --deep, as
+NAME_whole_on_fake_cuda, or in the table "Only in part" with what selects them,
+as it is in its command; so is a case that its source leaves out there.
 Prints one line per violation and exits 1 if there is any.
 """
 
@@ -14,20 +17,89 @@ import pathlib
 import re
 import subprocess
 import sys
+import typing
 
 README = "tests/fake_cuda/README.md"
 HEADING = "### Only on sim"
+IN_PART = "### Only in part"
 LABELS = {"gradient", "poison"}
 ON_FAKES = "_on_fake_cuda"
+WHOLE = "_whole" + ON_FAKES
+
+
+class Test(typing.NamedTuple):
+    labels: list
+    environment: str  # as one text
+    command: list
+
+
+def section(readme, heading):
+    _, _, behind = readme.partition(heading + "\n")
+    return re.split("(?m)^#", behind)[0]
 
 
 def told(readme):
     """Name -> reason, of the table; a row may have several names."""
-    _, _, section = readme.partition(HEADING + "\n")
-    section = re.split("(?m)^#", section)[0]
-    rows = re.findall(r"(?m)^\| (`.*?`) \| (.*) \|$", section)
+    rows = re.findall(r"(?m)^\| (`.*?`) \| (.*) \|$",
+                      section(readme, HEADING))
     return {name: reason for names, reason in rows
             for name in re.findall(r"`(\w+)`", names)}
+
+
+def told_in_part(readme):
+    """(name, what selects or leaves out cases) -> reason, of that table."""
+    rows = re.findall(r"(?m)^\| `(\w+)` \| `([^`]+)` \| (.*) \|$",
+                      section(readme, IN_PART))
+    return {(name, cases): reason for name, cases, reason in rows}
+
+
+def selected(command):
+    """What names some of a program's cases; none: it runs all."""
+    for word in command:
+        if word.startswith("--gtest_filter="):
+            return word.partition("=")[2]
+    scripts = [i for i, word in enumerate(command) if word.endswith(".py")]
+    return " ".join(command[scripts[0] + 1:]) if scripts else ""
+
+
+def skipped(source):
+    """SUITE.CASE of what a test's source leaves out on CUDA."""
+    cases = re.split(r"(?m)^(?=TEST\w*\()", source)[1:]
+    for case in cases:
+        if re.search(r"if \(OnCuda\(\)\) GTEST_SKIP", case):
+            yield ".".join(re.match(r"TEST\w*\((\w+),\s*(\w+)\)",
+                                    case).groups())
+
+
+def in_part(tests, readme, sources):
+    """sources: of a test NAME, the text of NAME.cc."""
+    reasons = told_in_part(readme)
+    known = set()
+    for name, test in sorted(tests.items()):
+        if not name.endswith(ON_FAKES) or name.endswith(WHOLE):
+            continue
+        base = name.removesuffix(ON_FAKES)
+        whole = tests.get(base + WHOLE)
+        cases = selected(test.command)
+        left_out = {case: "leave it in"
+                    for case in skipped(sources.get(base, ""))}
+        if cases:
+            known.add((base, cases))
+            if whole is None:
+                left_out[cases] = f"add {base}{WHOLE} with the label deep"
+            elif selected(whole.command) or "deep" not in whole.labels:
+                yield f"{base}{WHOLE}: not all of {base}, or not deep"
+        known |= {(base, case) for case in left_out}
+        for case, instead in left_out.items():
+            if not reasons.get((base, case), "").strip():
+                yield (f"{README}: {base} is there without some of its cases "
+                       f"({case}): {instead}, or a row with the reason to "
+                       f"'{IN_PART}'")
+    for name, cases in sorted(reasons):
+        # A preset may lack the test.
+        if name + ON_FAKES in tests and (name, cases) not in known:
+            yield (f"{README}: '{IN_PART}' has {cases} of {name}, and it is "
+                   "so no more")
 
 
 def of_training(name, labels):
@@ -35,14 +107,15 @@ def of_training(name, labels):
         name.startswith("train_") and not name.endswith("_test"))
 
 
-def check(tests, readme, cmake):
-    """tests: name -> (labels, environment as one text); cmake: all
-    CMakeLists.txt of tests/, as a preset has not every test."""
+def check(tests, readme, cmake, sources):
+    """tests: name -> Test; cmake: all CMakeLists.txt of tests/, as a preset
+    has not every test; sources: as in_part has them."""
     reasons = told(readme)
-    for name, (labels, environment) in sorted(tests.items()):
-        if not of_training(name, labels):
+    yield from in_part(tests, readme, sources)
+    for name, test in sorted(tests.items()):
+        if not of_training(name, test.labels):
             continue
-        there = "/fake_cuda" in environment or name + ON_FAKES in tests
+        there = "/fake_cuda" in test.environment or name + ON_FAKES in tests
         if there and name in reasons:
             yield f"{README}: {name} is on the fakes, but in '{HEADING}'"
         if not there and not reasons.get(name, "").strip():
@@ -60,17 +133,21 @@ def tests_of(build):
     tests = {}
     for test in listed["tests"]:
         properties = {p["name"]: p["value"] for p in test["properties"]}
-        tests[test["name"]] = (properties.get("LABELS", []),
-                               "\n".join(properties.get("ENVIRONMENT", [])))
+        tests[test["name"]] = Test(properties.get("LABELS", []),
+                                   "\n".join(properties.get("ENVIRONMENT", [])),
+                                   test.get("command", []))
     return tests
 
 
 def main(root, build):
     with open(f"{root}/{README}", encoding="utf-8") as file:
         readme = file.read()
+    folder = pathlib.Path(root, "tests")
     cmake = "\n".join(path.read_text(encoding="utf-8") for path in
-                      pathlib.Path(root, "tests").rglob("CMakeLists.txt"))
-    violations = list(check(tests_of(build), readme, cmake))
+                      folder.rglob("CMakeLists.txt"))
+    sources = {path.stem: path.read_text(encoding="utf-8") for path in
+               folder.rglob("*_test.cc")}
+    violations = list(check(tests_of(build), readme, cmake, sources))
     print("\n".join(violations))
     return 1 if violations else 0
 

@@ -10,9 +10,14 @@ FAKES = "SLUICE_FAKE_CUDA_DIR=build/fake_cuda"
 
 
 class Fakes(unittest.TestCase):
-    def check(self, tests, rows="", cmake="watch stream_math_test"):
-        readme = f"# F\n| `train_never` | x |\n{check_fakes.HEADING}\n{rows}"
-        return list(check_fakes.check(tests, readme, cmake))
+    def check(self, tests, rows="", cmake="watch stream_math_test", parts="",
+              sources=None):
+        """tests: name -> labels, environment and, where it matters, command."""
+        readme = (f"# F\n| `train_never` | x |\n{check_fakes.HEADING}\n{rows}"
+                  f"{check_fakes.IN_PART}\n{parts}")
+        tests = {name: check_fakes.Test(*test, *([] if len(test) > 2 else [[]]))
+                 for name, test in tests.items()}
+        return list(check_fakes.check(tests, readme, cmake, sources or {}))
 
     def test_a_test_of_training_is_there_or_told(self):
         for name, label in (("steps_test", "gradient"), ("io_test", "poison"),
@@ -35,6 +40,43 @@ class Fakes(unittest.TestCase):
         self.assertTrue(self.check(tests,
                                    "## More\n| `train_watch` | a |\n"))
         self.assertTrue(self.check(tests, "| `train_watch` |  |\n"))
+
+    def test_one_in_part_is_whole_with_deep_or_told(self):
+        for command in (["steps_test", "--gtest_filter=-Drawn*"],
+                        ["python3", "steps_test.py", "-Drawn*"]):
+            tests = {"steps_test": (["gradient"], SIM, command[:-1]),
+                     "steps_test_on_fake_cuda": (["gradient"], FAKES, command)}
+            [part] = self.check(tests)
+            self.assertIn("without some of its cases (-Drawn*)", part)
+            row = "| `steps_test` | `-Drawn*` | slow |\n"
+            self.assertEqual(self.check(tests, parts=row), [])
+            self.assertTrue(self.check(tests, parts=row.replace("slow", "")))
+            whole = (["deep"], FAKES, command[:-1])
+            name = "steps_test_whole_on_fake_cuda"
+            self.assertEqual(self.check({**tests, name: whole}), [])
+            for wrong in ((["gradient"], FAKES, command[:-1]),
+                          (["deep"], FAKES, command)):
+                [violation] = self.check({**tests, name: wrong})
+                self.assertIn("not all of steps_test, or not deep", violation)
+        # It is there whole.
+        self.assertEqual(self.check(
+            {"steps_test": (["gradient"], SIM),
+             "steps_test_on_fake_cuda": (["gradient"], FAKES,
+                                         ["python3", "steps_test.py"])}), [])
+
+    def test_a_case_that_its_source_leaves_out_is_told(self):
+        tests = {"steps_test": (["gradient"], SIM),
+                 "steps_test_on_fake_cuda": (["gradient"], FAKES)}
+        sources = {"steps_test": "TEST(A, Runs) {\n}\nTEST_P(A, Waits) {\n"
+                                 "  if (OnCuda()) GTEST_SKIP() << 1;\n}\n"}
+        [part] = self.check(tests, sources=sources)
+        self.assertIn("without some of its cases (A.Waits)", part)
+        row = "| `steps_test` | `A.Waits` | only sim is slow |\n"
+        self.assertEqual(self.check(tests, parts=row, sources=sources), [])
+        [gone] = self.check(tests, parts=row)
+        self.assertIn("A.Waits of steps_test, and it is so no more", gone)
+        # Of another preset.
+        self.assertEqual(self.check({}, parts=row), [])
 
     def test_what_is_told_is_true(self):
         row = "| `train_watch` | a terminal |\n"
