@@ -56,6 +56,8 @@ static_assert(SLUICE_EVENT_DISCONNECTED ==
 
 static_assert(SLUICE_EVENT_PLAN_CHANGED ==
               static_cast<int>(SessionEvent::Kind::kPlanChanged));
+static_assert(SLUICE_EVENT_GUARANTEE_LOWERED ==
+              static_cast<int>(SessionEvent::Kind::kGuaranteeLowered));
 
 // The whole enum is absl's; the ends and a middle show a shift.
 static_assert(SLUICE_CANCELLED ==

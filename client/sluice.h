@@ -111,7 +111,8 @@ typedef struct sluice_limits {
   double h2d_bytes_per_second; /* of the GPU's link, contended; 0: unknown */
   double d2h_bytes_per_second;
   /* Since 2. As asked for; 0: none was, or the link has promised too much
-   * already (the daemon's log says why): copies run by a fair share. */
+   * already (the daemon's log says why): copies run by a fair share. As it is
+   * now: SLUICE_EVENT_GUARANTEE_LOWERED tells when it becomes less. */
   double guaranteed_bytes_per_second;
   /* Since 2. What the CUDA runtime of this process calls the session's GPU, by
    * its UUID (CUDA_VISIBLE_DEVICES may renumber); -1: the GPU is simulated, and
@@ -128,8 +129,11 @@ typedef enum sluice_event_kind {
   SLUICE_EVENT_EVICTED = 1,   /* by the operator: leases end now */
   SLUICE_EVENT_SHUTTING_DOWN = 2,
   SLUICE_EVENT_DISCONNECTED = 3, /* daemon gone: mappings and copies go on */
-  SLUICE_EVENT_PLAN_CHANGED = 4  /* sluice_session_changed_plan has one; only
+  SLUICE_EVENT_PLAN_CHANGED = 4, /* sluice_session_changed_plan has one; only
                                   * in a session that takes changes */
+  /* Another daemon took over and the links carry less: `detail` says what of
+   * the guarantee is left, and why; sluice_session_limits has the rate. */
+  SLUICE_EVENT_GUARANTEE_LOWERED = 5
 } sluice_event_kind;
 
 /* `detail` is valid during the call only. */

@@ -61,7 +61,8 @@ void GrantGate::Forgive(int direction, uint64_t end) {
 }
 
 double GrantGate::PacedRate(int direction, int64_t now_ns) const {
-  if (guaranteed_ > 0) return guaranteed_;
+  const double guaranteed = guaranteed_.load(std::memory_order_relaxed);
+  if (guaranteed > 0) return guaranteed;
   if (detached_.load(std::memory_order_relaxed)) return 0;
   const auto beat = static_cast<int64_t>(
       limits_->heartbeat_ns.load(std::memory_order_acquire));

@@ -69,6 +69,11 @@ class GrantGate {
   void ForgetDue(int direction);
   absl::Time now() const { return clock_->Now(); }
 
+  // What the daemon guarantees from now on.
+  void SetGuaranteed(double bytes_per_second) {
+    guaranteed_.store(bytes_per_second, std::memory_order_relaxed);
+  }
+
   // The session is over (disconnected, evicted, closing): nobody raises the
   // limits any more. Waiting and later calls go on as with a stale heartbeat.
   void Detach() { detached_.store(true, std::memory_order_relaxed); }
@@ -107,7 +112,7 @@ class GrantGate {
   const GrantLimits* limits_;
   const int slot_;
   GrantUse* use_;
-  const double guaranteed_;
+  std::atomic<double> guaranteed_;
   const Clock* clock_;
   std::atomic<bool> detached_{false};
   // Bytes copied over the limit while nobody granted.

@@ -91,7 +91,7 @@ class SessionImpl final : public Session {
 
   absl::Status Start();
   SessionId id() const override { return welcome_.session; }
-  NodeLimits limits() const override { return welcome_.limits; }
+  NodeLimits limits() const override;
   device::Driver& driver() override { return *driver_; }
   GrantGate& grants() override { return *gate_; }
   absl::StatusOr<std::unique_ptr<Region>> LeaseGpu(Bytes size) override {
@@ -122,6 +122,7 @@ class SessionImpl final : public Session {
   absl::StatusOr<plan::NodePlan> AskForPlan(const plan::RankProfile& profile,
                                             absl::Duration timeout);
   void OnTakenOver(const wire::Message& message);
+  void OnLowered(const wire::Lowered& lowered);
   void OnWireEvent(wire::Message message);
   void OnChanged(PlanId id, const wire::Message& message);
   void OnGone(const std::string& reason);
@@ -137,6 +138,8 @@ class SessionImpl final : public Session {
   std::atomic<bool> gone_{false};
   EventRelay relay_;
   PlanInbox inbox_;
+  mutable Mutex lowered_mutex_;
+  std::optional<wire::Lowered> lowered_ ABSL_GUARDED_BY(lowered_mutex_);
   Mutex report_mutex_;
   StepTotals totals_ ABSL_GUARDED_BY(report_mutex_);
   // Of leases since the last report.
@@ -169,7 +172,15 @@ absl::Status SessionImpl::Start() {
   gate_ = std::make_unique<GrantGate>(
       pages_->limits(), welcome_.grant_slot, pages_->use(),
       welcome_.limits.guaranteed_bytes_per_second, &clock_);
-  shared_gate_ = gate_.get();
+  {
+    // A daemon that took over meanwhile may have lowered it.
+    const MutexLock lock(lowered_mutex_);
+    if (lowered_) {
+      gate_->SetGuaranteed(
+          static_cast<double>(lowered_->guaranteed_bytes_per_second()));
+    }
+    shared_gate_ = gate_.get();
+  }
   if (gone_) gate_->Detach();
   return absl::OkStatus();
 }
@@ -363,12 +374,39 @@ void SessionImpl::OnChanged(PlanId id, const wire::Message& message) {
 // A profile without a reply is repeated anyway, and what the daemon says of a
 // plan is then of an earlier one.
 void SessionImpl::OnTakenOver(const wire::Message& message) {
+  const wire::TakenOver& told = message.packet.event().taken_over();
+  if (told.has_lowered()) OnLowered(told.lowered());
   if (shared_gate_ == nullptr) return;  // in Start still: it has no plan
   if (connection_->Awaits(wire::Request::kSubmitProfile)) return;
-  if (message.packet.event().taken_over().plan_id() != 0) {
+  if (told.plan_id() != 0) {
     return inbox_.Put(ReadPlan(message.fds[0]));
   }
   inbox_.AskAgain();
+}
+
+// Each daemon that takes over says it: it is news where it is another rate.
+void SessionImpl::OnLowered(const wire::Lowered& lowered) {
+  const uint64_t rate = lowered.guaranteed_bytes_per_second();
+  {
+    const MutexLock lock(lowered_mutex_);
+    if (lowered_ && lowered_->guaranteed_bytes_per_second() == rate) return;
+    lowered_ = lowered;
+    if (GrantGate* gate = shared_gate_) {
+      gate->SetGuaranteed(static_cast<double>(rate));
+    }
+  }
+  relay_.Deliver({Kind::kGuaranteeLowered, lowered.why()});
+}
+
+NodeLimits SessionImpl::limits() const {
+  NodeLimits limits = welcome_.limits;
+  const MutexLock lock(lowered_mutex_);
+  if (lowered_) {
+    limits.guaranteed_bytes_per_second =
+        static_cast<double>(lowered_->guaranteed_bytes_per_second());
+    limits.guarantee_refused = lowered_->why();
+  }
+  return limits;
 }
 
 void SessionImpl::OnGone(const std::string& reason) {

@@ -60,12 +60,15 @@ struct SessionEvent {
     kShuttingDown,
     kDisconnected,  // the daemon is gone; mappings and running steps go on
     kPlanChanged,   // ChangedPlan() has one
+    // Another daemon took over and links carry less: limits() says what is
+    // left. detail: what it was, is, and why.
+    kGuaranteeLowered,
   };
   Kind kind;
   std::string detail;
 };
 
-// As the daemon told at Open.
+// As the daemon told at Open; the guarantee as it is now.
 struct NodeLimits {
   std::string driver;  // "sim", "cuda"
   // The session's GPU as this process counts (CUDA_VISIBLE_DEVICES may
@@ -78,7 +81,8 @@ struct NodeLimits {
   NumaIndex numa;
   double h2d_bytes_per_second = 0;
   double d2h_bytes_per_second = 0;
-  // As asked for; or 0, and why it was not admitted (one line).
+  // As asked for; or less, and why (one line): 0 where it was not admitted, any
+  // rate where it was lowered since (kGuaranteeLowered).
   double guaranteed_bytes_per_second = 0;
   std::string guarantee_refused;
 };

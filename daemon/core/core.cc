@@ -63,6 +63,7 @@ RankSnapshot Core::SnapshotOf(const Session& session) const {
   rank.closed = session.state == Session::State::kClosed;
   rank.guaranteed_bytes_per_second =
       rank.closed ? 0 : session.guaranteed_bytes_per_second;
+  rank.guarantee_lowered = session.guarantee_lowered;
   rank.weight = WeightOf(config_, session.peer.principal);
   if (const auto copies = copies_of_plans_.find(session.id);
       copies != copies_of_plans_.end()) {
@@ -214,7 +215,10 @@ void Core::CheckGuarantees() const {
   for (const auto& [id, session] : sessions_) {
     const double rate = session.guaranteed_bytes_per_second;
     if (rate == 0) continue;
-    SLUICE_CHECK(rate > 0 && rate == session.hello.guaranteed_bytes_per_second);
+    SLUICE_CHECK(rate > 0);
+    const double asked = session.hello.guaranteed_bytes_per_second;
+    SLUICE_CHECK(session.guarantee_lowered.empty() ? rate == asked
+                                                   : rate < asked);
     if (!session.is_rank()) continue;
     // It would be admitted again beside the others.
     constexpr double kRounding = 1 - 1e-9;

@@ -239,6 +239,12 @@ class Core {
   // AdmitGuarantee on each link from its GPU on; all rates times `scale`.
   absl::Status AdmitOnPath(const Session& session, double asked,
                            double scale = 1) const;
+  // KeepGuarantee on each link from its GPU on.
+  GuaranteeLeft KeepOnPath(const Session& session, double had) const;
+  // What ranks were promised, as far as the links carry it: the first ones
+  // first, of those that were `reached`.
+  void KeepGuarantees(const std::set<SessionId>& reached, absl::Time now,
+                      Effects& effects);
   // Promises the session what its Hello asked for, or says why not.
   std::string Guarantee(Session& session, RequestId request, absl::Time now);
   // Not known: no speeds.

@@ -68,6 +68,13 @@ Effects Core::Receive(SessionId id, RequestId request, const Request& body,
 
 Reply Core::Repeat(const Session& session, RequestId request) const {
   const Reply& reply = session.history.answer(request);
+  if (const auto* welcome = std::get_if<WelcomeReply>(&reply);
+      welcome != nullptr && !session.guarantee_lowered.empty()) {
+    WelcomeReply now = *welcome;
+    now.guaranteed_bytes_per_second = session.guaranteed_bytes_per_second;
+    now.guarantee_refused = session.guarantee_lowered;
+    return now;
+  }
   const auto* granted = std::get_if<GrantedReply>(&reply);
   if (granted == nullptr ||
       ledger_.LeasesOf(session.id).contains(granted->lease)) {
@@ -166,6 +173,23 @@ absl::Status Core::AdmitOnPath(const Session& session, double asked,
   }
   if (limited) return absl::OkStatus();
   return AdmitGuarantee(LinkOf(session.hello.gpu), asked, {});  // says why not
+}
+
+GuaranteeLeft Core::KeepOnPath(const Session& session, double had) const {
+  const std::string& own = config_.gpus.at(session.hello.gpu.value()).link;
+  GuaranteeLeft left{had, ""};
+  bool limited = false;
+  for (const size_t i : LinkPath(config_.links, own)) {
+    const LinkSpeed& link = config_.links[i];
+    if (!IsLimited(link)) continue;
+    limited = true;
+    GuaranteeLeft here = KeepGuarantee(link, left.bytes_per_second,
+                                       PromisedOn(link.name, session));
+    if (!here.why.empty()) left = std::move(here);
+  }
+  if (limited) return left;
+  const absl::Status why = AdmitGuarantee(LinkOf(session.hello.gpu), had, {});
+  return {0, std::string(why.message())};
 }
 
 std::string Core::Guarantee(Session& session, RequestId request,

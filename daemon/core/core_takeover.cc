@@ -40,9 +40,37 @@ bool Core::NoticesSent() {
   return !std::exchange(to_tell_, {}).empty();
 }
 
+void Core::KeepGuarantees(const std::set<SessionId>& reached, absl::Time now,
+                          Effects& effects) {
+  std::vector<std::pair<SessionId, double>> had;
+  for (const auto& [id, session] : sessions_) {
+    if (session.is_rank() && session.guaranteed_bytes_per_second > 0) {
+      had.emplace_back(id, session.guaranteed_bytes_per_second);
+    }
+  }
+  for (const auto& [id, rate] : had) {
+    sessions_.Edit(id).guaranteed_bytes_per_second = 0;
+  }
+  for (const auto& [id, rate] : had) {
+    if (!reached.contains(id)) continue;
+    Session& session = sessions_.Edit(id);
+    const GuaranteeLeft left = KeepOnPath(session, rate);
+    session.guaranteed_bytes_per_second = left.bytes_per_second;
+    if (left.why.empty()) continue;
+    session.guarantee_lowered = LoweredText(rate, left);
+    effects.push_back(
+        LowerGuarantee{session.grant_slot, left.bytes_per_second});
+    Log(now, EventKind::kRefuse,
+        fmt::format("rank {} of job {}: {}", session.hello.rank.value(),
+                    session.hello.job, session.guarantee_lowered),
+        session.peer.principal, {id});
+  }
+}
+
 Effects Core::TakeOver(const std::set<SessionId>& reached, absl::Time now) {
   Effects effects;
   ledger_.TakeOver(now, effects);
+  KeepGuarantees(reached, now, effects);
   std::map<SessionId, std::set<RequestId>> worked_on = ledger_.Asking();
   for (const WaitingLease& lease : joint_.waiting_leases()) {
     worked_on[lease.session].insert(lease.request);
@@ -60,11 +88,18 @@ Effects Core::TakeOver(const std::set<SessionId>& reached, absl::Time now) {
     sessions_.Edit(id).history.ForgetRunning(worked_on[id]);
     PlanId plan = session.told_plan;
     if (FindPlan(plan, nullptr) == nullptr) plan = PlanId();
-    effects.push_back(SendNotice{id, TakenOverNotice{plan}});
+    TakenOverNotice notice{plan, {}};
+    if (!session.guarantee_lowered.empty()) {
+      notice.lowered = {session.guaranteed_bytes_per_second,
+                        session.guarantee_lowered};
+    }
+    effects.push_back(SendNotice{id, std::move(notice)});
     TellDeaths(session, effects);
   }
-  joint_.TakeOver(effects);
+  const bool replanned = joint_.TakeOver(now, effects);
+  copies_of_plans_ = CopiesOfPlans();
   for (const auto& [id, copies] : copies_of_plans_) {
+    if (replanned) LogUnpromised(sessions_.at(id), copies, now);
     if (copies.promised == CopyRates{}) continue;
     effects.push_back(
         PromiseCopies{sessions_.at(id).grant_slot, copies.promised});

@@ -69,6 +69,12 @@ struct PromiseCopies {
   CopyRates rates = {0, 0};
 };
 
+// The rank's guarantee is less from now on.
+struct LowerGuarantee {
+  int slot = 0;
+  double bytes_per_second = 0;
+};
+
 // Grants go by these from now on; no slot has a rank.
 struct UseLinks {
   std::vector<LinkSpeed> links;
@@ -105,8 +111,8 @@ struct SaveUnits {
 using Effect =
     std::variant<MakeExtent, DestroyExtent, AskHolders, SendReply, SendNotice,
                  CloseSocket, Forget, KillProcess, AttachGrants, DetachGrants,
-                 PromiseCopies, UseLinks, ReadProfile, SolvePlan, StopSolving,
-                 HurrySolving, SaveUnits>;
+                 PromiseCopies, LowerGuarantee, UseLinks, ReadProfile,
+                 SolvePlan, StopSolving, HurrySolving, SaveUnits>;
 using Effects = std::vector<Effect>;
 
 }  // namespace sluice::daemon

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "daemon/core/guarantees.h"
 #include "daemon/core/links.h"
@@ -146,13 +147,23 @@ void GrantPolicy::TryPromise(int slot, int direction) {
 }
 
 void GrantPolicy::Promise(int slot, const CopyRates& rates) {
+  PromiseAnew(slot, ranks_.at(slot).guaranteed, rates);
+}
+
+void GrantPolicy::Guarantee(int slot, double bytes_per_second) {
+  PromiseAnew(slot, bytes_per_second, ranks_.at(slot).demand);
+}
+
+void GrantPolicy::PromiseAnew(int slot, double guaranteed,
+                              const CopyRates& rates) {
   settled_ = false;
   RankShare& rank = ranks_.at(slot);
+  const double had = std::exchange(rank.guaranteed, guaranteed);
   for (int d : {kH2d, kD2h}) {
-    if (!Gated(rank, d) || rank.demand[d] == rates[d]) continue;
-    const double before = std::max(rank.guaranteed, rank.demand[d]);
+    if (!Gated(rank, d)) continue;
+    const double before = std::max(had, rank.demand[d]);
     rank.demand[d] = rates[d];
-    if (std::max(rank.guaranteed, rates[d]) == before) continue;
+    if (std::max(guaranteed, rates[d]) == before) continue;
     // A flow keeps its promise for life: this one ends, the next one begins.
     shares_.Close(FlowOf(slot, d));
     shares_.Open(FlowOf(slot, d), rank.link, d, rank.weight);

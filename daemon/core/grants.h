@@ -78,6 +78,8 @@ class GrantPolicy {
   // What its copies were promised beside others: the larger of its guarantee
   // and this, bytes per second of each direction. Binds at an idle instant.
   void Promise(int slot, const CopyRates& rates);
+  // In the place of the guarantee that it was attached with.
+  void Guarantee(int slot, double bytes_per_second);
   // What each attached slot has used, as far as believed at the last refill.
   std::map<int, Directions> used() const;
   bool idle() const { return ranks_.empty(); }
@@ -145,6 +147,7 @@ class GrantPolicy {
   // What ranks that went were promised may count yet: tried again when that has
   // been given back.
   void TryPromise(int slot, int direction);
+  void PromiseAnew(int slot, double guaranteed, const CopyRates& rates);
   // It was refused, and nothing has been given back since.
   bool StaysRefused(const RankShare& rank, int direction) const {
     return rank.refused_at[direction] == shares_.given_back();

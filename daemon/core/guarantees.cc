@@ -27,6 +27,17 @@ absl::Status Refuse(const LinkSpeed& link, double asked, double promised,
       Rate(asked), link.name, Rate(promised), Rate(most), to_whom));
 }
 
+// The slower direction, because a guarantee is of both; infinite: neither is
+// limited, which is enough for everybody.
+double SlowerDirection(const LinkSpeed& link) {
+  double speed = INFINITY;
+  for (const int direction : {kH2d, kD2h}) {
+    const double each = SpeedBothWays(link, direction);
+    if (each > 0) speed = std::min(speed, each);
+  }
+  return speed;
+}
+
 }  // namespace
 
 double WeightOf(const NodeConfig& config, const Principal& who) {
@@ -36,13 +47,7 @@ double WeightOf(const NodeConfig& config, const Principal& who) {
 
 absl::Status AdmitGuarantee(const LinkSpeed& link, double asked,
                             const Promised& promised) {
-  // The slower direction, because a guarantee is of both; one that is not
-  // limited has enough for everybody.
-  double speed = INFINITY;
-  for (const int direction : {kH2d, kD2h}) {
-    const double each = SpeedBothWays(link, direction);
-    if (each > 0) speed = std::min(speed, each);
-  }
+  const double speed = SlowerDirection(link);
   if (speed == INFINITY) {
     return absl::FailedPreconditionError(fmt::format(
         "no guarantee of {}: the speed of {} is not known or not limited; "
@@ -57,6 +62,31 @@ absl::Status AdmitGuarantee(const LinkSpeed& link, double asked,
                   " to its user");
   }
   return absl::OkStatus();
+}
+
+GuaranteeLeft KeepGuarantee(const LinkSpeed& link, double had,
+                            const Promised& promised) {
+  const double speed = SlowerDirection(link);
+  const double all = kPromised * speed, each = kPromisedEach * speed;
+  const bool own = each - promised.to_principal < all - promised.all;
+  const double most = own ? each : all;
+  const double taken = own ? promised.to_principal : promised.all;
+  // Sums of rates that just fit may be a rounding more.
+  constexpr double kRounding = 1 + 1e-9;
+  if (had <= (most - taken) * kRounding) return {had, ""};
+  return {std::max(0.0, std::floor(most - taken)),
+          fmt::format("link {} promises at most {}{} now, of which {} are "
+                      "promised already",
+                      link.name, Rate(most), own ? " to one user" : "",
+                      Rate(taken))};
+}
+
+std::string LoweredText(double had, const GuaranteeLeft& left) {
+  return fmt::format(
+      "its guarantee is {} instead of {} since another daemon took over: {}; "
+      "what it copies beyond that has a fair share",
+      left.bytes_per_second > 0 ? Rate(left.bytes_per_second) : "none",
+      Rate(had), left.why);
 }
 
 }  // namespace sluice::daemon

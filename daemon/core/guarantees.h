@@ -10,6 +10,8 @@
 // Thread safety: pure functions.
 #pragma once
 
+#include <string>
+
 #include "absl/status/status.h"
 #include "daemon/core/types.h"
 
@@ -37,5 +39,19 @@ struct Promised {
 // is nothing to promise a part of. ResourceExhausted: asked, promised, limit.
 absl::Status AdmitGuarantee(const LinkSpeed& link, double asked,
                             const Promised& promised);
+
+// What is left of a guarantee that was given before, when links may have been
+// faster. `why`: one line where it is less; empty: all of it.
+struct GuaranteeLeft {
+  double bytes_per_second = 0;  // whole ones
+  std::string why;
+};
+// Of `had`, which a link gave, as much as fits beside what is promised. Unlike
+// a new one it need not be whole: its rank runs and has been promised it.
+GuaranteeLeft KeepGuarantee(const LinkSpeed& link, double had,
+                            const Promised& promised);
+
+// For people: what the rank had, has, and why.
+std::string LoweredText(double had, const GuaranteeLeft& left);
 
 }  // namespace sluice::daemon

@@ -142,6 +142,13 @@ struct ShuttingDownNotice {
 // waits for one submits again.
 struct TakenOverNotice {
   PlanId plan;
+  // Its guarantee, where that is less than a daemon promised it, and why. Told
+  // by each daemon that takes over, for the last one may not have come to it.
+  struct Guarantee {
+    double bytes_per_second = 0;
+    std::string why;
+  };
+  std::optional<Guarantee> lowered;
 };
 using Notice = std::variant<PeerDiedNotice, EvictedNotice, PlanReadyNotice,
                             PlanChangedNotice, PlanFailedNotice,

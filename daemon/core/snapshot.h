@@ -49,7 +49,8 @@ struct RankSnapshot {
   Bytes gpu_bytes, host_bytes;  // leased
   bool closed = false;          // its socket ended, its process lives
   double guaranteed_bytes_per_second = 0;  // of its link, each way
-  double weight = 1;                       // in fair shares
+  std::string guarantee_lowered;  // why that is less than it was; empty: not
+  double weight = 1;              // in fair shares
   std::optional<PlanCopies> plan_copies;
   std::optional<StepReport> step;
   double stall_seconds = 0, grant_wait_seconds = 0;

@@ -101,6 +101,9 @@ json RankOf(const RankSnapshot& rank) {
              {"hbm_peak_bytes", rank.hbm_peak.count()},
              {"closed", rank.closed},
              {"guaranteed_bytes_per_second", rank.guaranteed_bytes_per_second},
+             {"guarantee_lowered", rank.guarantee_lowered.empty()
+                                       ? json(nullptr)
+                                       : json(rank.guarantee_lowered)},
              {"weight", rank.weight},
              {"plan_copies", CopiesOf(rank.plan_copies)},
              {"late", LateOf(rank.late)},

@@ -208,7 +208,12 @@ wire::Event ToEvent(const Notice& notice) {
       event.mutable_shutting_down()->set_reason(from.reason);
     }
     void operator()(const TakenOverNotice& from) {
-      event.mutable_taken_over()->set_plan_id(from.plan.value());
+      auto* to = event.mutable_taken_over();
+      to->set_plan_id(from.plan.value());
+      if (!from.lowered) return;
+      to->mutable_lowered()->set_guaranteed_bytes_per_second(
+          static_cast<uint64_t>(from.lowered->bytes_per_second));
+      to->mutable_lowered()->set_why(from.lowered->why);
     }
   };
   std::visit(Fill{event}, notice);

@@ -192,6 +192,11 @@ void GrantPages::Promise(int slot, const CopyRates& rates) {
   if (pages_.contains(slot)) policy_->Promise(slot, rates);
 }
 
+void GrantPages::Guarantee(int slot, double bytes_per_second) {
+  const MutexLock lock(mutex_);
+  if (pages_.contains(slot)) policy_->Guarantee(slot, bytes_per_second);
+}
+
 std::map<int, Directions> GrantPages::Used() {
   const MutexLock lock(mutex_);
   return policy_->used();

@@ -57,6 +57,8 @@ class GrantPages {
   void UseLinks(std::vector<LinkSpeed> links);
   // GrantPolicy::Promise, of a slot that has a page.
   void Promise(int slot, const CopyRates& rates);
+  // GrantPolicy::Guarantee, of such a slot.
+  void Guarantee(int slot, double bytes_per_second);
   // What the attached slots have used, at most a refill old.
   std::map<int, Directions> Used();
   // GrantPolicy::late.

@@ -224,6 +224,7 @@ class Service {
   void Do(AttachGrants& effect);
   void Do(DetachGrants& effect);
   void Do(PromiseCopies& effect);
+  void Do(LowerGuarantee& effect);
   void Do(UseLinks& effect);
   void Do(ReadProfile& effect);
   void Do(SolvePlan& effect);

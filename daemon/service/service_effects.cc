@@ -265,7 +265,8 @@ void Service::Do(SendNotice& effect) {
       });
       return;
     } else if (taken_over != nullptr) {
-      *out.packet.mutable_event() = ToEvent(TakenOverNotice{});
+      *out.packet.mutable_event() =
+          ToEvent(TakenOverNotice{PlanId(), taken_over->lowered});
     } else {
       *out.packet.mutable_event() = ToEvent(PlanFailedNotice{
           std::string(fd.status().message()), ShortageOf(fd.status())});
@@ -337,6 +338,10 @@ void Service::Do(AttachGrants& effect) {
 
 void Service::Do(PromiseCopies& effect) {
   grants_->Promise(effect.slot, effect.rates);
+}
+
+void Service::Do(LowerGuarantee& effect) {
+  grants_->Guarantee(effect.slot, effect.bytes_per_second);
 }
 
 void Service::Do(UseLinks& effect) {

@@ -206,6 +206,7 @@ void Fields(Ar& ar, Is<Session> auto& session) {
   ar(16, session.told_plan);
   ar(17, session.deaths_to_tell);
   ar(18, session.outside);
+  ar(19, session.guarantee_lowered);
 }
 
 // --- profiles and plans -----------------------------------------------------
@@ -371,6 +372,7 @@ void Fields(Ar& ar, Is<Member> auto& member) {
   ar(3, member.ranks);
   ar(4, member.change);
   ar(5, member.settled);
+  ar(6, member.links);
 }
 template <typename Ar>
 void Fields(Ar& ar, Is<PlanRounds::Kept> auto& kept) {

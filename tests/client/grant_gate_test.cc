@@ -120,6 +120,18 @@ TEST_F(GrantGateTest, WithoutADaemonTheGuaranteedRateIsKept) {
   EXPECT_TRUE(waiter.Returned(kLong));
 }
 
+TEST_F(GrantGateTest, ALoweredGuaranteeIsKeptFromThenOn) {
+  GrantGate gate = Gate(/*guaranteed=*/1000);
+  gate.SetGuaranteed(100);
+  clock_.Advance(absl::Seconds(1));
+  gate.Acquire(kH2d, Bytes(50));
+  Waiter waiter(gate, kH2d, Bytes(50));
+  clock_.Advance(absl::Milliseconds(499));
+  EXPECT_FALSE(waiter.Returned(kShort));
+  clock_.Advance(absl::Milliseconds(2));
+  EXPECT_TRUE(waiter.Returned(kLong));
+}
+
 // Wrong once: a rank of a daemon that was 20 ms late took the whole link.
 TEST_F(GrantGateTest, ALateDaemonsLastRateIsKeptForHalfASecond) {
   limits_.slots[kSlot].bytes_per_second[kH2d] = 1000;

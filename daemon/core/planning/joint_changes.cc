@@ -151,7 +151,7 @@ void JointPlanning::AdmitJoin(Asking asking,
   rounds_.Use(job, plan->id);
   LogPlan(job, *plan, now);
   if (!plan->infeasible.empty()) return GivePlan(asking, plan->id, effects);
-  members_.Put(job) = MemberOf(asking, *plan);
+  members_.Put(job) = MemberOf(asking, *plan, config_.links);
   if (FitsNow(job)) return GivePlan(asking, plan->id, effects);
   if (Shrinking().empty()) {
     if (!ShrinksLate()) return GivePlan(asking, plan->id, effects);

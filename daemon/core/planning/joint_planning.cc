@@ -205,7 +205,7 @@ JointPlanningState JointPlanning::Save() const {
           positions_,      resources_,     next_};
 }
 
-void JointPlanning::TakeOver(Effects& effects) const {
+bool JointPlanning::TakeOver(absl::Time now, Effects& effects) {
   for (const auto& [session, rank] : attached_) {
     const auto member = members_.find(rank.job);
     if (member == members_.end() ||
@@ -216,6 +216,21 @@ void JointPlanning::TakeOver(Effects& effects) const {
     effects.push_back(
         SendNotice{session, PlanChangedNotice{member->second.change->plan}});
   }
+  return FollowLinks(now);
+}
+
+bool JointPlanning::FollowLinks(absl::Time now) {
+  const PlannedLinks links = PlannedLinksOf(config_.links);
+  bool others = false;
+  for (const auto& [job, member] : members_) {
+    if (member.links == links) continue;
+    others = others || member.links.has_value();
+    members_.Edit(job).links = links;
+  }
+  if (others) {
+    PlanAgain(now + config_.leave_delay, "links carry other than before");
+  }
+  return others;
 }
 
 void JointPlanning::AddLoose(LooseState& loose) const {

@@ -140,7 +140,9 @@ class JointPlanning {
   }
   // After Load: ranks that were told of a change and have not answered are told
   // again.
-  void TakeOver(Effects& effects) const;
+  // Where links are not as plans were made for, those who run are planned
+  // again; whether that is so.
+  bool TakeOver(absl::Time now, Effects& effects);
 
   void CheckInvariants() const;
 
@@ -198,6 +200,9 @@ class JointPlanning {
   void EndChange(const JobKey& job, Member& member, const std::string& note,
                  absl::Time now);
   void EndOverdueChanges(absl::Time now);
+  // Plans again where members' plans were made for other links; whether that
+  // is so.
+  bool FollowLinks(absl::Time now);
   // Whether others of its principal could free what the lease needs.
   bool MayEverFit(const JobKey& job, const LeaseRequest& asked) const;
   // Later joins no longer wait for jobs that missed their deadline.

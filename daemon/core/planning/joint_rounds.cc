@@ -189,7 +189,7 @@ void JointPlanning::AloneSolved(PlanRounds::Round round,
   GivePlan(asking, plan->id, effects);
   if (!plan->infeasible.empty()) return;
   if (!IsSettled(asking)) {
-    members_.Put(job) = MemberOf(asking, *plan);
+    members_.Put(job) = MemberOf(asking, *plan, config_.links);
   } else if (Member* member = members_.Find(job)) {
     // All nodes of a run may have agreed on less than this one's plan said.
     member->settled = PlansOf(*plan);

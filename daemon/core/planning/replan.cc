@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "daemon/core/links.h"
 #include "proto/plan/validate.h"
 
 namespace sluice::daemon {
@@ -127,8 +128,20 @@ std::map<Rank, plan::RankPlan> PlansOf(const plan::NodePlan& plan) {
   return ranks;
 }
 
-Member MemberOf(const Asking& asking, const plan::NodePlan& plan) {
+PlannedLinks PlannedLinksOf(const std::vector<LinkSpeed>& links) {
+  PlannedLinks planned;
+  for (const LinkSpeed& link : links) {
+    if (!IsLimited(link)) continue;
+    planned[link.name] = {link.h2d_bytes_per_second, link.d2h_bytes_per_second,
+                          link.both_bytes_per_second};
+  }
+  return planned;
+}
+
+Member MemberOf(const Asking& asking, const plan::NodePlan& plan,
+                const std::vector<LinkSpeed>& links) {
   Member member;
+  member.links = PlannedLinksOf(links);
   member.ranks = PlansOf(plan);
   for (const auto& [rank, read] : asking.profiles) {
     member.profiles[rank] = WithoutTraces(read, member.ranks[rank]);

@@ -10,6 +10,7 @@
 // Pure functions and plain data. Thread safety: values.
 #pragma once
 
+#include <array>
 #include <map>
 #include <memory>
 #include <optional>
@@ -46,6 +47,11 @@ struct PlanChange {
   bool operator==(const PlanChange&) const = default;
 };
 
+// Of each link that limits: h2d, d2h and both together, bytes per second; 0: no
+// limit.
+using PlannedLinks = std::map<std::string, std::array<double, 3>>;
+PlannedLinks PlannedLinksOf(const std::vector<LinkSpeed>& links);
+
 // A job that runs by the planner's fractions. Its states:
 //   acquires   has its plan, and not yet all the memory that it promises
 //   trains     holds that memory: it reported a step, or answered a change
@@ -62,6 +68,8 @@ struct Member {
   std::optional<PlanChange> change;  // in the last two states only
   // The last answer to a settled question.
   std::map<Rank, plan::RankPlan> settled;
+  // That its plans are made for; none: an earlier daemon did not say.
+  std::optional<PlannedLinks> links;
   bool operator==(const Member&) const = default;
 };
 
@@ -83,8 +91,9 @@ bool IsSettled(const std::vector<Position>& positions);
 
 // A plan's parts by rank, without segments.
 std::map<Rank, plan::RankPlan> PlansOf(const plan::NodePlan& plan);
-// What stays of a job that took this plan.
-Member MemberOf(const Asking& asking, const plan::NodePlan& plan);
+// What stays of a job that took this plan, made for these links.
+Member MemberOf(const Asking& asking, const plan::NodePlan& plan,
+                const std::vector<LinkSpeed>& links);
 
 // What later questions ask of a rank whose memory is planned: no traces, and
 // their peak taken off what it has. `plan` answered `profile`.

@@ -182,6 +182,10 @@ class CoreDriver {
     SLUICE_CHECK(slots.contains(e.slot));
     promises.push_back(e);
   }
+  void operator()(const LowerGuarantee& e) {
+    SLUICE_CHECK(slots.contains(e.slot));
+    lowered[e.slot] = e.bytes_per_second;
+  }
   void operator()(const UseLinks& e) {
     SLUICE_CHECK(slots.empty());
     links = e.links;
@@ -217,6 +221,7 @@ class CoreDriver {
   std::set<SessionId> closed, forgotten, killed;
   std::set<int> slots;
   std::vector<PromiseCopies> promises;
+  std::map<int, double> lowered;                // guarantees
   std::optional<std::vector<LinkSpeed>> links;  // that grants were told of
   std::vector<ReadProfile> to_read;
   std::vector<SolvePlan> to_solve;

@@ -46,6 +46,9 @@ class EffectText {
   void operator()(const PromiseCopies& e) {
     Add("promise {} {} {}", e.slot, e.rates[kH2d], e.rates[kD2h]);
   }
+  void operator()(const LowerGuarantee& e) {
+    Add("lower {} {}", e.slot, e.bytes_per_second);
+  }
   void operator()(const UseLinks& e) {
     for (const LinkSpeed& link : e.links) {
       Add("use {} {} {} {}", link.name, link.h2d_bytes_per_second,
@@ -103,6 +106,7 @@ class EffectText {
   void operator()(const ShuttingDownNotice& n) { Add("down {}", n.reason); }
   void operator()(const TakenOverNotice& n) {
     Add("taken over {}", n.plan.value());
+    if (n.lowered) Add("{} {}", n.lowered->bytes_per_second, n.lowered->why);
   }
 
  private:

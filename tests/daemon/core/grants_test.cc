@@ -473,5 +473,26 @@ TEST(Grants, APromiseThatWasRefusedIsAskedForAgainOnlyWhenAnotherWasGivenBack) {
   EXPECT_GT(link.Rate(1, before, absl::Seconds(1)), 0.59 * kRate);
 }
 
+TEST(Grants, WhatAGuaranteeIsLoweredByIsPromisedToOthers) {
+  Link link;
+  link.Attach(0, 0.8 * kRate);
+  link.Attach(1, 0.6 * kRate);  // does not fit beside it
+  for (int slot = 2; slot < 6; ++slot) link.Attach(slot);
+  const auto rate = [&](int slot) {
+    link.Run(absl::Seconds(1));
+    const auto before = link.used;
+    link.Run(absl::Seconds(1));
+    return link.Rate(slot, before, absl::Seconds(1));
+  };
+  EXPECT_GT(rate(0), 0.79 * kRate);
+  EXPECT_LT(rate(1), 0.2 * kRate);
+  link.policy.Guarantee(0, 0.2 * kRate);
+  EXPECT_GT(rate(1), 0.59 * kRate);
+  EXPECT_LT(rate(0), 0.25 * kRate);
+  link.policy.Guarantee(1, 0);
+  EXPECT_LT(rate(1), 0.25 * kRate);
+  EXPECT_GT(rate(0), 0.19 * kRate);
+}
+
 }  // namespace
 }  // namespace sluice::daemon

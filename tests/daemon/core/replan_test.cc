@@ -95,6 +95,37 @@ TEST_F(Replan, ALeaveLetsThoseWhoStayGrow) {
   EXPECT_EQ(node.core.NextDeadline(), absl::InfiniteFuture());
 }
 
+// Wrong once: they copied on by what faster links had carried.
+TEST_F(Replan, ADaemonThatFindsOtherLinksPlansAgain) {
+  a = Ask("a");
+  Solve({{1, MiB(32)}});
+  const auto take_over = [&](double speed) {
+    NodeConfig config = Node();
+    config.links[0] = {"pcie0", speed, speed};
+    auto next = std::make_unique<CoreDriver>(config);
+    next->Inherit(node);
+    next->Run(
+        [&](Core& core) { return core.TakeOver({a}, next->clock.Now()); });
+    next->clock.Advance(absl::Seconds(1));
+    next->Apply(next->core.Tick(next->clock.Now()));
+    return next;
+  };
+  EXPECT_THAT(take_over(1e9)->to_solve, IsEmpty()) << "they are as they were";
+  const auto slow = take_over(2e7);
+  ASSERT_THAT(slow->to_solve, SizeIs(1));
+  const SolvePlan& question = slow->to_solve[0];
+  EXPECT_EQ(question.resources.links.at(0).h2d_bytes_per_second, 2e7);
+  slow->Apply(slow->core.PlanSolved(question.round, PlanOf({{0.5, MiB(16)}}),
+                                    slow->clock.Now()));
+  EXPECT_THAT(slow->NoticesTo<PlanChangedNotice>(a), SizeIs(1));
+  std::string events;
+  for (const LoggedEvent& event : slow->core.log().events()) {
+    events += event.text + "\n";
+  }
+  EXPECT_THAT(events, HasSubstr("links carry other than before"));
+  EXPECT_THAT(events, HasSubstr("which is not promised beside others"));
+}
+
 TEST_F(Replan, AJoinThatDiesWhileItWaitsIsTakenBack) {
   JoinThatWaits();
   node.Die(b);

@@ -6,6 +6,11 @@
 namespace sluice::daemon {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Pair;
 using ::testing::SizeIs;
 
 class TakeOverTest : public ::testing::Test {
@@ -18,6 +23,117 @@ class TakeOverTest : public ::testing::Test {
   }
   CoreDriver before_, after_;
 };
+
+// The next daemon finds slower links: another configuration, or measurement.
+class TakeOverOfSlowerLinks : public ::testing::Test {
+ protected:
+  static NodeConfig With(const LinkSpeed& first) {
+    NodeConfig node = SmallNode();
+    node.links[0] = first;
+    return node;
+  }
+  static void TakeOver(const CoreDriver& from, CoreDriver& to,
+                       const std::set<SessionId>& reached) {
+    to.Inherit(from);
+    to.Run([&](Core& core) { return core.TakeOver(reached, to.clock.Now()); });
+  }
+  static double Guaranteed(const CoreDriver& node, SessionId id) {
+    return node.core.session(id)->guaranteed_bytes_per_second;
+  }
+  static std::vector<std::string> Refusals(const CoreDriver& node) {
+    std::vector<std::string> texts;
+    for (const LoggedEvent& event : node.core.log().events()) {
+      if (event.kind == EventKind::kRefuse) texts.push_back(event.text);
+    }
+    return texts;
+  }
+  CoreDriver before_;
+};
+
+// Wrong once: nobody said a word, and the status showed the former rate.
+TEST_F(TakeOverOfSlowerLinks, WhatIsLeftOfAGuaranteeIsToldWithOldNewAndWhy) {
+  const SessionId a = before_.Attach("a", 0, 1, 1, 0, 0.5e9),
+                  b = before_.Attach("b", 0, 1, 2, 0, 0.4e9),
+                  c = before_.Attach("c", 0, 1, 3, 1, 0.5e9);
+  CoreDriver after(With({"pcie0", 0.8e9, 2e9}));
+  TakeOver(before_, after, {a, b, c});
+  // One user has half of a link, and all together 0.9: the first ones first.
+  EXPECT_EQ(Guaranteed(after, a), 0.4e9);
+  EXPECT_EQ(Guaranteed(after, b), 0.32e9);
+  EXPECT_EQ(Guaranteed(after, c), 0.5e9) << "of another link";
+  EXPECT_THAT(after.lowered,
+              ElementsAre(Pair(after.core.session(a)->grant_slot, 0.4e9),
+                          Pair(after.core.session(b)->grant_slot, 0.32e9)));
+  const auto told = after.NoticesTo<TakenOverNotice>(a);
+  ASSERT_THAT(told, SizeIs(1));
+  ASSERT_TRUE(told[0].lowered);
+  EXPECT_EQ(told[0].lowered->bytes_per_second, 0.4e9);
+  EXPECT_EQ(told[0].lowered->why,
+            "its guarantee is 400.00 MB/s instead of 500.00 MB/s since another "
+            "daemon took over: link pcie0 promises at most 400.00 MB/s to one "
+            "user now, of which 0.00 MB/s are promised already; what it copies "
+            "beyond that has a fair share");
+  EXPECT_FALSE(after.NoticesTo<TakenOverNotice>(c).at(0).lowered);
+  EXPECT_THAT(Refusals(after),
+              ElementsAre("rank 0 of job a: " + told[0].lowered->why,
+                          HasSubstr("320.00 MB/s instead of 400.00 MB/s")));
+  const Snapshot shown = after.core.TakeSnapshot(nullptr, after.clock.Now());
+  EXPECT_EQ(shown.jobs.at(0).ranks.at(0).guaranteed_bytes_per_second, 0.4e9);
+  EXPECT_EQ(shown.jobs.at(0).ranks.at(0).guarantee_lowered,
+            told[0].lowered->why);
+  EXPECT_THAT(shown.jobs.at(2).ranks.at(0).guarantee_lowered, IsEmpty());
+}
+
+// Its daemon may have died before it was told.
+TEST_F(TakeOverOfSlowerLinks, EachDaemonTellsItAndTheFirstOneLogsIt) {
+  const SessionId a = before_.Attach("a", 0, 1, 1, 0, 0.5e9);
+  CoreDriver after(With({"pcie0", 0.8e9, 2e9})),
+      third(With({"pcie0", 0.8e9, 2e9})), fast;
+  TakeOver(before_, after, {a});
+  TakeOver(after, third, {a});
+  EXPECT_EQ(Guaranteed(third, a), 0.4e9);
+  EXPECT_THAT(third.lowered, IsEmpty());
+  const auto told = third.NoticesTo<TakenOverNotice>(a);
+  ASSERT_TRUE(told.at(0).lowered);
+  EXPECT_THAT(told[0].lowered->why, HasSubstr("instead of 500.00 MB/s"));
+  EXPECT_THAT(Refusals(third), IsEmpty());
+  // What is gone is not promised again by itself.
+  TakeOver(third, fast, {a});
+  EXPECT_EQ(Guaranteed(fast, a), 0.4e9);
+}
+
+TEST_F(TakeOverOfSlowerLinks, AWelcomeThatIsAskedForAgainSaysWhatIsLeft) {
+  const SessionId a = before_.Connect();
+  const HelloRequest hello{.job = "a", .guaranteed_bytes_per_second = 0.5e9};
+  const RequestId request(900);
+  before_.Ask(a, hello, request);
+  CoreDriver after(With({"pcie0", 0.8e9, 2e9}));
+  TakeOver(before_, after, {a});
+  const auto welcome = std::get<WelcomeReply>(*after.Ask(a, hello, request));
+  EXPECT_EQ(welcome.guaranteed_bytes_per_second, 0.4e9);
+  EXPECT_THAT(welcome.guarantee_refused, HasSubstr("instead of 500.00 MB/s"));
+}
+
+TEST_F(TakeOverOfSlowerLinks, OfALinkWithoutASpeedNothingIsPromised) {
+  const SessionId a = before_.Attach("a", 0, 1, 1, 0, 0.5e9);
+  CoreDriver after(With({"pcie0"}));
+  TakeOver(before_, after, {a});
+  EXPECT_EQ(Guaranteed(after, a), 0);
+  EXPECT_THAT(after.NoticesTo<TakenOverNotice>(a).at(0).lowered->why,
+              AllOf(HasSubstr("its guarantee is none instead of 500.00 MB/s"),
+                    HasSubstr("is not known or not limited")));
+}
+
+TEST_F(TakeOverOfSlowerLinks, OfAnEndedSessionItIsFreeForOthers) {
+  before_.Attach("a", 0, 1, 1, 0, 0.5e9);
+  const SessionId b = before_.Attach("b", 0, 1, 1, 1, 0.5e9);
+  NodeConfig one = With({"pcie0", 1e9, 1e9});
+  one.gpus[1].link = "pcie0";
+  CoreDriver after(one);
+  TakeOver(before_, after, {b});
+  EXPECT_EQ(Guaranteed(after, b), 0.5e9);
+  EXPECT_THAT(Refusals(after), IsEmpty());
+}
 
 TEST_F(TakeOverTest, EverySessionIsToldAndKeepsWhatItHas) {
   const SessionId a = before_.Attach("a", 0), b = before_.Attach("b", 0);

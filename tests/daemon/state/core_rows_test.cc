@@ -37,7 +37,8 @@ void CheckSame(const ProfileWithHash& a, const ProfileWithHash& b) {
 
 void CheckSame(const Member& a, const Member& b) {
   SLUICE_CHECK(a.state == b.state && a.ranks == b.ranks);
-  SLUICE_CHECK(a.change == b.change && a.settled == b.settled);
+  SLUICE_CHECK(a.change == b.change && a.settled == b.settled &&
+               a.links == b.links);
   SLUICE_CHECK(a.profiles.size() == b.profiles.size());
   for (const auto& [rank, profile] : a.profiles) {
     CheckSame(profile, b.profiles.at(rank));
