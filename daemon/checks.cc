@@ -24,13 +24,14 @@ absl::Status CheckConfig(const Arguments& arguments, const Config& config) {
                                     .socket = {},
                                     .socket_group = config.http_socket_group}));
   const Clocks now = ClocksNow(MonotonicClock());
-  SLUICE_ASSIGN_OR_RETURN(const Policy policy,
-                          PolicyFileOf(config, arguments).Read(now));
+  const PolicyFile file = PolicyFileOf(config, arguments);
+  // Before what takes long.
+  SLUICE_RETURN_IF_ERROR(file.Read(now, file.owner()).status());
   SLUICE_RETURN_IF_ERROR(FindWorkerUser(config.worker_user).status());
   SLUICE_ASSIGN_OR_RETURN(const OwnedFolder folder, TemporaryRuntimeDir());
   SLUICE_ASSIGN_OR_RETURN(const Node node, OpenNode(config, folder.path()));
   SLUICE_RETURN_IF_ERROR(
-      Core(node.config, now.monotonic).SetPolicy(policy, now.monotonic));
+      UsablePolicy(file, file.owner(), node.config, now).status());
   fmt::print("{}: good: {}\n",
              arguments.config.empty() ? "defaults" : arguments.config,
              node.description);
@@ -49,11 +50,29 @@ absl::Status CheckRunning(const Arguments& arguments, const Config& config) {
   if (!state.ok()) {
     return Annotate(state.status(), "it would not be taken over");
   }
-  fmt::print("good: {}\n", *state);
+  // An administrator's own user need not be the daemon's.
+  const PolicyFile file = PolicyFileOf(config, arguments);
+  const auto policy = UsablePolicy(file, file.owner(), node.config,
+                                   ClocksNow(MonotonicClock()));
+  const bool unread = absl::IsPermissionDenied(policy.status());
+  if (!policy.ok() && !unread) {
+    return Annotate(policy.status(), "it would not take over");
+  }
+  fmt::print(
+      "good: {}{}\n", *state,
+      unread ? ", but for the policy, which this user may not read" : "");
   return absl::OkStatus();
 }
 
 }  // namespace
+
+absl::StatusOr<Policy> UsablePolicy(const PolicyFile& file, uid_t daemon,
+                                    const NodeConfig& node, const Clocks& now) {
+  SLUICE_ASSIGN_OR_RETURN(Policy policy, file.Read(now, daemon));
+  SLUICE_RETURN_IF_ERROR(
+      Core(node, now.monotonic).SetPolicy(policy, now.monotonic));
+  return policy;
+}
 
 absl::Status Check(const Arguments& arguments) {
   SLUICE_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));

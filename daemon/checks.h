@@ -3,13 +3,24 @@
 // Thread safety: one thread.
 #pragma once
 
+#include <sys/types.h>
+
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "daemon/arguments.h"
+#include "daemon/core/policy.h"
+#include "daemon/core/types.h"
+#include "daemon/policy_file.h"
 
 namespace sluice::daemon {
 
 // What the flags ask for: one line on standard output for each that is good, or
 // why it is not.
 absl::Status Check(const Arguments& arguments);
+
+// What administrators set, where a daemon of user `daemon` on this node can go
+// by it; else the errors of PolicyFile::Read and Core::SetPolicy.
+absl::StatusOr<Policy> UsablePolicy(const PolicyFile& file, uid_t daemon,
+                                    const NodeConfig& node, const Clocks& now);
 
 }  // namespace sluice::daemon

@@ -28,22 +28,35 @@ absl::Status SyncFolder(const std::string& folder) {
 }  // namespace
 
 absl::StatusOr<Policy> PolicyFile::Read(const Clocks& now) const {
+  return Read(now, geteuid());
+}
+
+uid_t PolicyFile::owner() const {
+  struct stat info;
+  return stat(folder_.c_str(), &info) == 0 ? info.st_uid : geteuid();
+}
+
+absl::StatusOr<Policy> PolicyFile::Read(const Clocks& now, uid_t daemon) const {
   const auto refuse = [&](const std::string& why) {
-    return absl::InvalidArgumentError(
-        fmt::format("the policy {} is not used: {}; mend it, or move it away "
-                    "to start without what administrators had set",
-                    path(), why));
+    return absl::InvalidArgumentError(fmt::format(
+        "the policy {} is not used: {}; mend it, or move it away to start "
+        "without what administrators had set; where a newer sluiced wrote it, "
+        "install that one again",
+        path(), why));
   };
   if (folder_.empty()) return Policy();
   const UniqueFd fd(
       open(path().c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (!fd && (errno == ENOENT || errno == ENOTDIR)) return Policy();
+  if (!fd && errno == EACCES) {
+    return ErrnoStatus(errno, "read the policy " + path());
+  }
   if (!fd) return refuse(std::string(ErrnoStatus(errno, "open it").message()));
   struct stat info;
   if (fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode)) {
     return refuse("it is no regular file");
   }
-  if ((info.st_uid != geteuid() && info.st_uid != 0) ||
+  if ((info.st_uid != daemon && info.st_uid != 0) ||
       (info.st_mode & 022) != 0) {
     return refuse("others than its user may write to it (chown, chmod go-w)");
   }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "daemon/checks.h"
 #include "daemon/frozen/frozen_daemon.h"
 #include "daemon/metrics/http_server.h"
 #include "daemon/metrics/snapshot_json.h"
@@ -142,11 +143,10 @@ absl::StatusOr<ServiceOptions> OptionsOf(const Arguments& arguments,
   ServiceOptions options;
   SLUICE_ASSIGN_OR_RETURN(const WorkerUser worker_user,
                           FindWorkerUser(config.worker_user));
-  const PolicyFile policy = PolicyFileOf(config, arguments);
-  SLUICE_ASSIGN_OR_RETURN(options.policy, policy.Read(ClocksNow(clock)));
   if (config.policy_folder != "") {
-    options.keep_policy = [policy, &clock](const Policy& now) {
-      return policy.Write(now, ClocksNow(clock));
+    options.keep_policy = [file = PolicyFileOf(config, arguments),
+                           &clock](const Policy& now) {
+      return file.Write(now, ClocksNow(clock));
     };
   }
   options.socket = arguments.runtime_dir + "/session.sock";
@@ -265,8 +265,16 @@ absl::Status Serve(const Arguments& arguments, Starter starter,
   }
 
   MonotonicClock clock;
+  auto policy = UsablePolicy(PolicyFileOf(config, arguments), geteuid(),
+                             node.config, ClocksNow(clock));
+  if (!policy.ok() && starter.stored.contains(Handover::kState)) {
+    return Freeze(arguments, std::string(policy.status().message()),
+                  std::move(starter), deaths, http.get());
+  }
+  SLUICE_RETURN_IF_ERROR(policy.status());
   SLUICE_ASSIGN_OR_RETURN(ServiceOptions options,
                           OptionsOf(arguments, config, node, clock));
+  options.policy = *std::move(policy);
   ShareOut(config, std::move(starter), options);
   options.deaths = deaths.fd();
   options.check = CheckOf(arguments);

@@ -188,6 +188,22 @@ TEST(PolicyFile, ATimeThatNoClockSaysIsRefused) {
   }
 }
 
+// Wrong once: root's check of a daemon of another user refused its policy.
+TEST(PolicyFile, ItIsTheDaemonsUsersWhoeverReadsIt) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root may give files away";
+  const TempDir folder;
+  const PolicyFile file(folder.path());
+  ASSERT_THAT(file.Write(Sample(), At(200)), IsOk());
+  EXPECT_EQ(file.owner(), 0u);
+  constexpr uid_t kDaemon = 54321;
+  for (const std::string& path : {folder.path(), folder.File("policy")}) {
+    ASSERT_EQ(chown(path.c_str(), kDaemon, kDaemon), 0);
+  }
+  EXPECT_EQ(file.owner(), kDaemon);
+  EXPECT_EQ(file.Read(At(200), file.owner()).value(), Sample());
+  EXPECT_THAT(file.Read(At(200)).status(), StatusIs(kInvalid));
+}
+
 TEST(PolicyFile, OneThatOthersMayWriteToIsRefused) {
   const TempDir folder;
   const PolicyFile file(folder.path());
