@@ -2,10 +2,17 @@
 # upgrade.sh FROM TO ARGUMENTS...: puts the sluiced of FROM in the place of the
 # one that runs on this node from TO, and returns when it serves. ARGUMENTS are
 # the running one's. Its keeper hands it all that jobs hold, so none of them
-# notices. One that would not take over changes nothing: status 1, and why.
+# notices. One that would not take over changes nothing: status 1, and why. So
+# it is where one runs that does not serve, such as a frozen one.
 set -eu
 from=$1 to=$2
 shift 2
+admin=/run/sluice/admin.sock
+option=
+for word in "$@"; do
+  [ "$option" != --runtime-dir ] || admin=$word/admin.sock
+  option=$word
+done
 
 # The process that runs from TO, if any, and not from a file that was replaced.
 running() {
@@ -16,6 +23,24 @@ running() {
       return
     fi
   done
+}
+
+# Whether a process runs from TO, not process $1, and serves within 30 s: `now`
+# is its id, else `why` says what is wrong. A frozen one answers
+# --check-state too, and would not serve later either.
+serves() {
+  why="none has started within 30 s: see its keeper's log"
+  until=$(($(date +%s) + 30))
+  while [ "$(date +%s)" -lt "$until" ]; do
+    now=$(running)
+    if [ -n "$now" ] && [ "$now" != "$1" ]; then
+      why=$("$from/sluicectl" --admin-socket "$admin" --admin status 2>&1 \
+        >/dev/null) && return
+      case $why in *"sluiced is frozen"*) return 1 ;; esac
+    fi
+    sleep 0.1
+  done
+  return 1
 }
 
 # Beside what is there, and then by rename: a keeper may start it at any moment.
@@ -37,6 +62,11 @@ if [ -z "$earlier" ]; then
 fi
 if cmp -s "$to/sluiced" "$to/sluiced.next"; then
   rm "$to/sluiced.next" "$to/sluice-worker.next"
+  # The second time, perhaps, that an upgrade is tried which failed.
+  if ! serves ""; then
+    echo "process $earlier is this sluiced already, and does not serve: $why" >&2
+    exit 1
+  fi
   echo "process $earlier is this sluiced already"
   exit 0
 fi
@@ -50,14 +80,8 @@ fi
 put_in_place
 # A daemon that its keeper did not end is started again.
 kill -TERM "$earlier"
-for _ in $(seq 300); do
-  now=$(running)
-  if [ -n "$now" ] && chroot "/proc/$now/root" "$to/sluiced" "$@" \
-      --check-state >/dev/null 2>&1; then
-    echo "process $now took over from $earlier: $said"
-    exit 0
-  fi
-  sleep 0.1
-done
-echo "no sluiced serves after 30 s: see the keeper's log" >&2
-exit 1
+if ! serves "$earlier"; then
+  echo "sluiced was replaced, and the new one does not serve: $why" >&2
+  exit 1
+fi
+echo "process $now took over from $earlier: $said"

@@ -125,7 +125,8 @@ class OnANode(unittest.TestCase):
         folder = f"{self.node.folder}/image-of-{sluiced}"
         os.makedirs(folder)
         shutil.copy(f"{BUILD}/bin/{sluiced}", folder + "/sluiced")
-        shutil.copy(BUILD + "/bin/sluice-worker", folder)
+        for other in "sluice-worker", "sluicectl":
+            shutil.copy(f"{BUILD}/bin/{other}", folder)
         return folder
 
     def checked(self, done):
@@ -179,6 +180,25 @@ class OnANode(unittest.TestCase):
                                     self.node.folder + "/opt/sluice/sluiced",
                                     shallow=False))
         self.assertEqual(self.node.log().count("ready"), starts)
+
+    @unittest.skipIf(os.geteuid() != 0, "chroot needs root")
+    def test_one_that_freezes_is_no_success(self):
+        ranks = self.node.ranks(steps=100000)
+        self.addCleanup(ranks.communicate, timeout=60)
+        self.addCleanup(ranks.terminate)
+        self.node.wait_for_ranks(2)
+        # It would take over, and dies in its start; the next one is frozen.
+        self.node.append("[restart]\nfreeze_after = 1\n")
+        self.node.crash_at("core-loaded")
+        image = self.image("crashing-sluiced")
+        for _ in range(2):  # a kubelet tries again
+            done = self.node.upgrade(image)
+            self.assertEqual(done.returncode, 1, done.stdout)
+            self.assertIn("sluiced is frozen", done.stderr)
+        said = self.checked(self.node.upgrade(self.image("sluiced-next")))
+        self.assertIn("took over", said)
+        self.assertIsNone(ranks.poll())
+        self.node.wait_for_ranks(2)
 
 
 if __name__ == "__main__":

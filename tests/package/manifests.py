@@ -58,12 +58,23 @@ class Node:
                 '[sim]\ngpu_memory = "64MiB"\nhost_memory = "256MiB"\n')
         self.keeper = None
 
+    def append(self, toml):
+        with open(self.folder + "/etc/sluice/sluiced.toml", "a",
+                  encoding="ascii") as file:
+            file.write(toml)
+
+    def crash_at(self, point):
+        """A crashing-sluiced that the keeper starts dies there, once."""
+        with open(self.folder + "/plan", "w", encoding="ascii") as file:
+            file.write(point + " 1\n")
+
     def start(self):
         with open(self.folder + "/keeper.log", "w", encoding="utf-8") as log:
             self.keeper = subprocess.Popen(
                 [BUILD + "/bin/sluiced-keeper",
                  *below(self.folder, container("node.yaml")["args"]),
-                 "--driver", "sim"], stdout=log, stderr=log)
+                 "--driver", "sim"], stdout=log, stderr=log,
+                env=dict(os.environ, SLUICE_CRASH_PLAN=self.folder + "/plan"))
 
     def log(self):
         with open(self.folder + "/keeper.log", encoding="utf-8") as file:
