@@ -94,6 +94,7 @@ class SessionImpl final : public Session {
   NodeLimits limits() const override;
   device::Driver& driver() override { return *driver_; }
   GrantGate& grants() override { return *gate_; }
+  absl::Status MeasureOutside() override;
   absl::StatusOr<std::unique_ptr<Region>> LeaseGpu(Bytes size) override {
     return Lease(device::Placement::Gpu(options_.gpu), size);
   }
@@ -116,7 +117,6 @@ class SessionImpl final : public Session {
   absl::StatusOr<std::unique_ptr<Region>> Lease(device::Placement where,
                                                 Bytes size);
   absl::StatusOr<wire::Request> UseOfGpu();
-  absl::Status MeasureOutside();
   absl::Status Submit(const plan::RankProfile& profile);
   // Submits it again where the daemon that had it is gone.
   absl::StatusOr<plan::NodePlan> AskForPlan(const plan::RankProfile& profile,
@@ -129,7 +129,7 @@ class SessionImpl final : public Session {
 
   const SessionOptions options_;
   const MonotonicClock clock_;
-  Welcome welcome_;
+  Welcome welcome_;  // but for the GPU's limits as Start left it
   std::shared_ptr<device::Driver> driver_;
   std::unique_ptr<GrantPages> pages_;
   std::unique_ptr<GrantGate> gate_;
@@ -138,8 +138,9 @@ class SessionImpl final : public Session {
   std::atomic<bool> gone_{false};
   EventRelay relay_;
   PlanInbox inbox_;
-  mutable Mutex lowered_mutex_;
-  std::optional<wire::Lowered> lowered_ ABSL_GUARDED_BY(lowered_mutex_);
+  // Of what changes after Start: the GPU's limits too.
+  mutable Mutex limits_mutex_;
+  std::optional<wire::Lowered> lowered_ ABSL_GUARDED_BY(limits_mutex_);
   Mutex report_mutex_;
   StepTotals totals_ ABSL_GUARDED_BY(report_mutex_);
   // Of leases since the last report.
@@ -174,7 +175,7 @@ absl::Status SessionImpl::Start() {
       welcome_.limits.guaranteed_bytes_per_second, &clock_);
   {
     // A daemon that took over meanwhile may have lowered it.
-    const MutexLock lock(lowered_mutex_);
+    const MutexLock lock(limits_mutex_);
     if (lowered_) {
       gate_->SetGuaranteed(
           static_cast<double>(lowered_->guaranteed_bytes_per_second()));
@@ -249,6 +250,7 @@ absl::Status SessionImpl::MeasureOutside() {
   if (absl::IsUnimplemented(reply.status())) return absl::OkStatus();
   SLUICE_RETURN_IF_ERROR(reply.status());
   const wire::Noted& noted = reply->front().packet.reply().noted();
+  const MutexLock lock(limits_mutex_);
   if (noted.has_gpu()) SetGpuPool(noted.gpu(), welcome_.limits);
   return absl::OkStatus();
 }
@@ -388,7 +390,7 @@ void SessionImpl::OnTakenOver(const wire::Message& message) {
 void SessionImpl::OnLowered(const wire::Lowered& lowered) {
   const uint64_t rate = lowered.guaranteed_bytes_per_second();
   {
-    const MutexLock lock(lowered_mutex_);
+    const MutexLock lock(limits_mutex_);
     if (lowered_ && lowered_->guaranteed_bytes_per_second() == rate) return;
     lowered_ = lowered;
     if (GrantGate* gate = shared_gate_) {
@@ -399,8 +401,8 @@ void SessionImpl::OnLowered(const wire::Lowered& lowered) {
 }
 
 NodeLimits SessionImpl::limits() const {
+  const MutexLock lock(limits_mutex_);
   NodeLimits limits = welcome_.limits;
-  const MutexLock lock(lowered_mutex_);
   if (lowered_) {
     limits.guaranteed_bytes_per_second =
         static_cast<double>(lowered_->guaranteed_bytes_per_second());

@@ -68,7 +68,8 @@ struct SessionEvent {
   std::string detail;
 };
 
-// As the daemon told at Open; the guarantee as it is now.
+// As the daemon told at Open; the guarantee as it is now, the GPU as after
+// MeasureOutside.
 struct NodeLimits {
   std::string driver;  // "sim", "cuda"
   // The session's GPU as this process counts (CUDA_VISIBLE_DEVICES may
@@ -98,6 +99,11 @@ class Session {
   virtual NodeLimits limits() const = 0;
   virtual device::Driver& driver() = 0;
   virtual GrantGate& grants() = 0;
+
+  // Tells the daemon what is used of the session's GPU, which libraries of this
+  // process may have taken of it since Open: from now on no lease takes its
+  // place, and limits() say what is left. On sim nothing.
+  virtual absl::Status MeasureOutside() = 0;
 
   // The lease is `size` rounded up to limits().granularity; a host lease that
   // is made of what this user gave back may be larger, by less than an extent.

@@ -78,12 +78,12 @@ absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
                          ExactBytes(RoundUp(needed, MiB(1)) * ranks));
     };
   }
-  auto leased = runtime::RankMemory::Open(std::move(memory));
-  if (leased.status().code() == absl::StatusCode::kUnimplemented) {
-    return BadInput(std::string(leased.status().message()));
+  auto opened_memory = runtime::RankMemory::Open(std::move(memory));
+  if (opened_memory.status().code() == absl::StatusCode::kUnimplemented) {
+    return BadInput(std::string(opened_memory.status().message()));
   }
-  if (!leased.ok()) return WithAdvice(leased.status());
-  return leased;
+  if (!opened_memory.ok()) return WithAdvice(opened_memory.status());
+  return opened_memory;
 }
 
 }  // namespace sluice::train

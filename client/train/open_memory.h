@@ -11,10 +11,10 @@
 
 namespace sluice::train {
 
-// On this rank's GPU (gpu_choice.h): --hbm of it, else what other jobs leave,
-// shared with the ranks of this job there; --host binds all local ranks
-// together, so each has its share. InvalidArgument, NotFound: what the user can
-// fix; DoesNotFit.
+// On this rank's GPU (gpu_choice.h), to lease there --hbm, else what other jobs
+// leave, shared with the ranks of this job there; --host binds all local ranks
+// together, so each has its share. Nothing is leased yet. InvalidArgument,
+// NotFound: what the user can fix.
 absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
     const RunOptions& options, const RankEnvironment& environment);
 

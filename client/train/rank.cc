@@ -13,6 +13,7 @@
 #include "client/session/session.h"
 #include "client/torch/exceptions.h"
 #include "client/torch/ranks/device_ranks.h"
+#include "client/torch/run/communicators.h"
 #include "client/torch/run/host_stage.h"
 #include "client/train/check/check.h"
 #include "client/train/launch/outcome.h"
@@ -74,6 +75,9 @@ class RankRun {
   // `host`: of `ranks`; null: one rank.
   absl::Status WithMemory(runtime::Collectives::Options ranks,
                           runtime::Collectives* host);
+  // `gpus`: of the ranks' GPUs; null: no such.
+  absl::Status Lease(runtime::RankMemory& memory, runtime::Collectives* host,
+                     runtime::Collectives* gpus);
   absl::Status WithRanks(runtime::RankMemory& memory,
                          runtime::Collectives* collectives);
   // What no length makes smaller, before it is allocated.
@@ -151,15 +155,25 @@ absl::Status RankRun::WithRanks(runtime::RankMemory& memory,
   return ClassifyStepError(together);
 }
 
+absl::Status RankRun::Lease(runtime::RankMemory& memory,
+                            runtime::Collectives* host,
+                            runtime::Collectives* gpus) {
+  if (gpus != nullptr) {
+    SLUICE_RETURN_IF_ERROR(runtime::TakeCommunicators(memory, *gpus));
+  }
+  SLUICE_RETURN_IF_ERROR(runtime::Agree(host, WithAdvice(memory.Lease())));
+  report_.hbm_per_gpu = memory.size();
+  report_.attention = memory.KernelName(runtime::TorchType(options_.dtype),
+                                        options_.model.head_dim());
+  return absl::OkStatus();
+}
+
 // A rank that waits in NCCL for one that is gone hears of it by an abort alone;
 // so does this rank's own end, where NCCL would wait for the others.
 absl::Status RankRun::WithMemory(runtime::Collectives::Options ranks,
                                  runtime::Collectives* host) {
   auto memory = OpenMemory(options_, environment_);
   SLUICE_RETURN_IF_ERROR(runtime::Agree(host, memory.status()));
-  report_.hbm_per_gpu = (*memory)->size();
-  report_.attention = (*memory)->KernelName(runtime::TorchType(options_.dtype),
-                                            options_.model.head_dim());
   std::unique_ptr<runtime::Collectives> gpus;
   if (host != nullptr) {
     ranks.device = (*memory)->device();
@@ -176,8 +190,10 @@ absl::Status RankRun::WithMemory(runtime::Collectives::Options ranks,
     if (all != nullptr) all->Abort(why);
   });
   const absl::Status status = runtime::CatchStatus(
-      fmt::format("rank {}", environment_.rank),
-      [&]() -> absl::Status { return WithRanks(**memory, all); });
+      fmt::format("rank {}", environment_.rank), [&]() -> absl::Status {
+        SLUICE_RETURN_IF_ERROR(Lease(**memory, host, gpus.get()));
+        return WithRanks(**memory, all);
+      });
   if (!status.ok() && all != nullptr) all->Abort(std::string(status.message()));
   watch_.Attach(session, {});  // before the collectives go
   return status;

@@ -105,6 +105,7 @@ class StreamedRun : public ::testing::Test {
         {.session = daemon_->Open("first"), .gpu = {}, .hbm = MiB(16)});
     ASSERT_THAT(memory, IsOk());
     memory_ = *std::move(memory);
+    ASSERT_THAT(memory_->Lease(), IsOk());
     ASSERT_THAT(memory_->Arm(), IsOk());
     owner_.emplace(memory_->device());
     at::manual_seed(1);
@@ -205,6 +206,7 @@ TEST_F(StreamedRun, MoreHostMemoryThanItsShareIsRefusedWithBothSizes) {
                                   .hbm = MiB(16),
                                   .host_limit = KiB(64)});
   ASSERT_THAT(memory, IsOk());
+  ASSERT_THAT((*memory)->Lease(), IsOk());
   EXPECT_EQ((*memory)->host_room(), KiB(64));
   const absl::Status refused = (*memory)->LeaseHost(KiB(128)).status();
   EXPECT_EQ(ShortageOf(refused), Shortage::kHostMemory) << refused;

@@ -28,6 +28,7 @@ class FakeSession final : public client::Session {
   client::NodeLimits limits() const override { std::abort(); }
   device::Driver& driver() override { std::abort(); }
   client::GrantGate& grants() override { std::abort(); }
+  absl::Status MeasureOutside() override { std::abort(); }
   absl::StatusOr<std::unique_ptr<client::Region>> LeaseGpu(Bytes) override {
     std::abort();
   }

@@ -71,29 +71,33 @@ absl::StatusOr<std::unique_ptr<RankMemory>> RankMemory::Open(Options options) {
   SLUICE_ASSIGN_OR_RETURN(const at::Device device,
                           DeviceOf(limits.driver, limits.device));
   SLUICE_RETURN_IF_ERROR(CheckKernel(device, options.attention));
-  SLUICE_ASSIGN_OR_RETURN(const Bytes size, HbmSize(options));
-  std::unique_ptr<RankMemory> memory(new RankMemory(std::move(options)));
+  std::unique_ptr<RankMemory> memory(
+      new RankMemory(std::move(options), device));
   if (device.is_cuda()) {
     ChooseProducts(memory->options_.dtype);
     SLUICE_ASSIGN_OR_RETURN(memory->backend_,
                             OpenCudaBackend(&memory->session().driver(), device,
                                             memory->options_.attention));
   }
-  SLUICE_ASSIGN_OR_RETURN(memory->region_,
-                          Leased(memory->session().LeaseGpu(size)));
-  if (device.is_cuda()) {
-    SLUICE_RETURN_IF_ERROR(memory->LeaseStage());
-  } else {
-    memory->stage_.emplace();
-  }
-  memory->allocator_ = std::make_unique<RegionAllocator>(
-      device, memory->region_->data(), memory->region_->size());
-  if (device.is_cuda()) {
-    SLUICE_ASSIGN_OR_RETURN(const device::Stream stream,
-                            memory->ComputeStream());
-    memory->allocator_->TimeSegmentsOn(&memory->session().driver(), stream);
-  }
   return memory;
+}
+
+absl::Status RankMemory::Lease() {
+  SLUICE_CHECK(region_ == nullptr);
+  SLUICE_ASSIGN_OR_RETURN(const Bytes size, HbmSize(options_));
+  SLUICE_ASSIGN_OR_RETURN(region_, Leased(session().LeaseGpu(size)));
+  if (device_.is_cuda()) {
+    SLUICE_RETURN_IF_ERROR(LeaseStage());
+  } else {
+    stage_.emplace();
+  }
+  allocator_ = std::make_unique<RegionAllocator>(device_, region_->data(),
+                                                 region_->size());
+  if (device_.is_cuda()) {
+    SLUICE_ASSIGN_OR_RETURN(const device::Stream stream, ComputeStream());
+    allocator_->TimeSegmentsOn(&session().driver(), stream);
+  }
+  return absl::OkStatus();
 }
 
 RankMemory::~RankMemory() {

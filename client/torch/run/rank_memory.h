@@ -42,11 +42,15 @@ class RankMemory {
     // What to do where a lease needs more than that, in its owner's words.
     std::function<std::string(Bytes needed)> beyond_limit;
   };
-  // Leases the HBM, and on a GPU loads what computes there. Unimplemented: a
+  // On a GPU loads what computes there; nothing is leased yet. Unimplemented: a
   // GPU that this build has no tensors on, or a simulated one that was asked
   // for a kernel of real ones. Unavailable: a library is missing.
-  // ResourceExhausted: no such memory, in one line that says what to do.
   static absl::StatusOr<std::unique_ptr<RankMemory>> Open(Options options);
+  // Leases the HBM, once; before it there are but the session and the device.
+  // Between Open and this is the time for what libraries take of a GPU beside a
+  // lease (communicators.h). ResourceExhausted: no such memory, in one line
+  // that says what to do.
+  absl::Status Lease();
   // Waits for what is issued on the calling thread's stream of torch.
   ~RankMemory();
 
@@ -54,7 +58,7 @@ class RankMemory {
   RegionAllocator& allocator() { return *allocator_; }
   DeviceIndex gpu() const { return options_.gpu; }
   // Torch's, of tensors in this memory.
-  at::Device device() const { return allocator_->device(); }
+  at::Device device() const { return device_; }
   Bytes size() const { return region_->size(); }
   // The leased region itself; nothing else may use it unless armed.
   std::byte* data() const { return region_->data(); }
@@ -81,12 +85,14 @@ class RankMemory {
       bool timeline);
 
  private:
-  explicit RankMemory(Options options) : options_(std::move(options)) {}
+  RankMemory(Options options, at::Device device)
+      : options_(std::move(options)), device_(device) {}
   // Where the device's tensors are not the CPU's.
   absl::Status LeaseStage();
   Bytes stage_size() const;
 
   Options options_;
+  const at::Device device_;
   std::unique_ptr<Backend> backend_;  // of a GPU
   std::unique_ptr<client::Region> region_;
   std::unique_ptr<client::Region> pinned_;  // the stage's; null: it needs none

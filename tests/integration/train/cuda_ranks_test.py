@@ -159,6 +159,17 @@ class CudaRanks(cuda_node.CudaTest):
             self.assertEqual(len(err.strip().splitlines()), 1, err)
             self.assertRegex(err, "2 ranks of this run are on GPU [01], and "
                                   "NCCL takes one")
+    # Failed once: the ranks had leased all that was there when NCCL came.
+    def test_nccl_has_its_room_where_a_pool_has_no_spare(self):
+        self.expect_good_ends()
+        run = self.on_cuda(
+            self.train, "--ranks", "2", "--seq-len", "200", "--steps", "2",
+            "--socket", self.cuda_daemon(),
+            settings=",context_kib=4096,nccl_kib=8192")
+        # All that a GPU of 64 MiB leaves beside its context and NCCL.
+        self.assertEqual(run["hbm_bytes_per_gpu"], 52 << 20)
+        self.expect_no_findings()
+
         self.expect_no_findings()
 
     def test_kill_9_of_a_rank_ends_the_other(self):
