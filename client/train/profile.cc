@@ -16,6 +16,7 @@
 #include "client/copy/copy_engine.h"
 #include "client/torch/math/attention_blocks.h"
 #include "client/torch/placement.h"
+#include "client/torch/run/agreement.h"
 #include "kernels/device/stream_timer.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
@@ -33,7 +34,7 @@ constexpr int64_t kHeads = 4, kDim = 64;
 constexpr Bytes kCopied = MiB(16);       // a copy over a link
 constexpr int kInARow = 4;               // of them
 constexpr int64_t kStreamed = 16 << 20;  // elements through memory
-constexpr int64_t kExchanged = 1 << 20;  // elements a rank, all-to-all
+constexpr int64_t kExchanged = 1 << 20;  // elements of a rank, all-to-all
 constexpr double kEnough = 2e-3;         // seconds
 constexpr int kRepeats = 5;
 constexpr int64_t kDrawn = 1 << 18;  // elements, repeated where more are needed
@@ -43,6 +44,7 @@ struct Measured {
   double matmul_flops = 0, forward_flops = 0, backward_flops = 0;
   double memory = 0, h2d = 0, d2h = 0, exchange = 0;  // bytes per second
   double gpu_bytes = 0, host_bytes = 0;
+  Bytes exchanged;  // of a rank, in the all-to-all; on all ranks the same
 };
 constexpr double Measured::*kFields[] = {&Measured::matmul_flops,
                                          &Measured::forward_flops,
@@ -308,24 +310,45 @@ absl::Status MeasureCopies(Machine& machine, runtime::Collectives* collectives,
   return absl::OkStatus();
 }
 
-// What a rank sends to others a second in an all-to-all.
-absl::Status MeasureExchange(Machine& machine,
-                             runtime::Collectives& collectives, Measured& m) {
+// An all-to-all of so many elements of each rank, by what it sends to others.
+absl::StatusOr<Run> Exchange(Machine& machine,
+                             runtime::Collectives& collectives,
+                             int64_t elements) {
   const int64_t ranks = collectives.world_size();
   const std::vector<int64_t> counts(static_cast<size_t>(ranks),
-                                    kExchanged / ranks);
-  SLUICE_ASSIGN_OR_RETURN(const at::Tensor drawn, machine.Drawn({kExchanged}));
-  const at::Tensor send = drawn.narrow(0, 0, kExchanged / ranks * ranks);
+                                    elements / ranks);
+  SLUICE_ASSIGN_OR_RETURN(const at::Tensor drawn, machine.Drawn({elements}));
+  const at::Tensor send = drawn.narrow(0, 0, elements / ranks * ranks);
   at::Tensor receive = at::empty_like(send);
   absl::Status status;
   SLUICE_ASSIGN_OR_RETURN(const double seconds, machine.Seconds([&] {
     status.Update(collectives.AllToAll(receive, counts, send, counts));
   }));
+  SLUICE_RETURN_IF_ERROR(status);
+  if (machine.real()) SLUICE_RETURN_IF_ERROR(collectives.Check());
   const auto sent =
       static_cast<double>(send.element_size() * counts[0] * (ranks - 1));
-  m.exchange = sent / seconds;
-  SLUICE_RETURN_IF_ERROR(status);
-  return machine.real() ? collectives.Check() : absl::OkStatus();
+  return Run{sent, seconds};
+}
+
+// What a rank sends to others a second, at the first size that takes every rank
+// long enough, or the last that fits on all: one size, or they would wait for
+// one another.
+absl::Status MeasureExchange(Machine& machine,
+                             runtime::Collectives& collectives, Measured& m) {
+  const auto element = static_cast<int64_t>(at::elementSize(machine.type()));
+  for (int64_t elements = kExchanged;; elements *= 2) {
+    SLUICE_ASSIGN_OR_RETURN(const Run run,
+                            Exchange(machine, collectives, elements));
+    m.exchange = run.work / run.seconds;
+    m.exchanged = Bytes(elements * element);
+    // Sent and received of twice as much.
+    const double full = machine.HasRoom(4 * m.exchanged) ? 0 : 1;
+    SLUICE_ASSIGN_OR_RETURN(
+        const std::vector<double> worst,
+        runtime::WorstOfRanks(&collectives, {full, -run.seconds}));
+    if (worst[0] > 0 || -worst[1] >= kEnough) return absl::OkStatus();
+  }
 }
 
 absl::Status Average(runtime::Collectives& collectives, Measured& m) {
@@ -370,14 +393,15 @@ std::string Toml(const Machine& machine, const Measured& m, int64_t gpus,
       "attention_forward = {6:.4f}\nattention_backward = {7:.4f}\n\n[node]\n"
       "gpus = {8}\n# Of the first NUMA node.\nhost_memory_bytes = {9:.0f}\n\n"
       "[links]\n# The slower direction, through the daemon's grants.\n"
-      "host_bytes_per_s = {10:.4g}\n# {11}\ngpu_bytes_per_s = {12:.4g}\n"
+      "host_bytes_per_s = {10:.4g}\n# {11}.\ngpu_bytes_per_s = {12:.4g}\n"
       "# One node: as between its GPUs.\nnetwork_bytes_per_s = {12:.4g}\n",
       Some(ranks, "rank"), what, peak, m.gpu_bytes, m.memory,
       m.matmul_flops / peak, m.forward_flops / peak, m.backward_flops / peak,
       gpus, m.host_bytes, std::min(m.h2d, m.d2h),
-      alone            ? "Not measured (one rank): memory's."
-      : machine.real() ? "An all-to-all over NCCL."
-                       : "An all-to-all over Gloo.",
+      alone ? "Not measured (one rank): memory's"
+            : fmt::format("An all-to-all over {}, {} of each rank",
+                          machine.real() ? "NCCL" : "Gloo",
+                          FormatBytes(m.exchanged)),
       alone ? m.memory : m.exchange, machine.real() ? "real" : "simulated");
 }
 

@@ -4,6 +4,7 @@ As within a node, that NCCL tells no rank of another's death. It proves nothing
 about a GPU."""
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -116,7 +117,9 @@ class CudaRanks(cuda_node.CudaTest):
             self.run_train, "--ranks", "2", "--socket", self.cuda_daemon(),
             command="profile")
         self.assertEqual(code, 0, err)
-        self.assertIn("all-to-all over NCCL", out)
+        exchanged = re.search("# An all-to-all over NCCL, ([0-9]+) MiB of each "
+                              "rank", out)
+        self.assertTrue(exchanged, out)
         measured = tomllib.loads(out)
         self.assertEqual(measured["node"]["gpus"], 2)
         # Issued is not done: by the host's clock it would be terabytes.
@@ -126,6 +129,11 @@ class CudaRanks(cuda_node.CudaTest):
         self.expect_contexts_on_their_own_gpus()
         self.expect_no_findings()
 
+        # Half of it went to the other rank, for 2 ms at least, unless twice of
+        # it, sent and received, did not fit in half of the GPU's memory.
+        size = int(exchanged[1]) << 20
+        if 4 * size <= measured["gpu"]["memory_bytes"] / 2:
+            self.assertGreaterEqual(size / 2 / rate, 0.999 * 2e-3)
     def test_each_rank_tells_what_its_context_and_nccl_have(self):
         socket = self.cuda_daemon()
         run, _ = self.start_run(
