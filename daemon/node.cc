@@ -27,15 +27,23 @@ namespace {
 
 Bytes RoundDown(Bytes size, Bytes unit) { return (size / unit) * unit; }
 
-// "MemAvailable" of /proc/meminfo.
-Bytes FreeMemory() {
-  std::ifstream file("/proc/meminfo");
+// A line of /proc/meminfo, such as "MemTotal:".
+Bytes MemoryInfo(const std::string& root, const std::string& line) {
+  std::ifstream file(root + "/proc/meminfo");
   std::string key;
   int64_t kib = 0;
   for (std::string unit; file >> key >> kib; std::getline(file, unit)) {
-    if (key == "MemAvailable:") return KiB(kib);
+    if (key == line) return KiB(kib);
   }
   return Bytes(0);
+}
+
+// What is there, not what is free: pinned memory of jobs is not, and a daemon
+// that takes over has a pool of the same size as the one before.
+Bytes MemoryOfMachine(const std::string& root) {
+  const Bytes all = MemoryInfo(root, "MemTotal:");
+  const auto limit = CgroupMemoryLimit();
+  return limit ? std::min(all, limit->most) : all;
 }
 
 std::vector<LinkSpeed> SimLinks(const SimSettings& sim) {
@@ -124,7 +132,8 @@ absl::Status MakeDeviceNode(const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::Status AddGpus(const Config& config, Node& node) {
+absl::Status AddGpus(const Config& config, const std::string& root,
+                     Node& node) {
   SLUICE_ASSIGN_OR_RETURN(const auto devices, node.driver->Devices());
   const bool sim = !node.sim_directory.empty();
   for (const auto& device : devices) {
@@ -150,12 +159,9 @@ absl::Status AddGpus(const Config& config, Node& node) {
   }
   if (!sim) {
     const int nodes = NumaNodes(devices);
-    Bytes free = FreeMemory();
-    if (const auto limit = CgroupMemoryLimit()) {
-      free = std::min(free, limit->most);
-    }
+    const Bytes pool = MemoryOfMachine(root) / 2 / nodes;
     for (int i = 0; i < nodes; ++i) {
-      node.config.hosts.push_back({NumaIndex(i), free / 2 / nodes});
+      node.config.hosts.push_back({NumaIndex(i), pool});
     }
   }
   return absl::OkStatus();
@@ -337,7 +343,7 @@ absl::Status AddCudaLinks(const CudaSettings& cuda, const std::string& root,
   return absl::OkStatus();
 }
 
-std::string Describe(const Node& node) {
+std::string Describe(const Node& node, const std::string& root) {
   std::string gpus;
   for (const GpuConfig& gpu : node.config.gpus) {
     gpus += fmt::format("{}GPU {} {} ({} of pool, link {}, NUMA {})",
@@ -351,7 +357,8 @@ std::string Describe(const Node& node) {
       "{} driver: {}; {} of host memory in {} NUMA node(s) ({} free, cgroup "
       "limit {}); extents of {} and of {} of host memory, granularity {}",
       node.config.driver, gpus, FormatBytes(host), node.config.hosts.size(),
-      FormatBytes(FreeMemory()), limit ? FormatBytes(limit->most) : "none",
+      FormatBytes(MemoryInfo(root, "MemAvailable:")),
+      limit ? FormatBytes(limit->most) : "none",
       FormatBytes(node.config.extent.gpu), FormatBytes(node.config.extent.host),
       FormatBytes(node.config.granularity));
 }
@@ -400,9 +407,9 @@ absl::StatusOr<Node> OpenNode(const Config& config,
   node.config.user_weights = config.user_weights;
   node.config.wait_limits.longest = config.longest_wait;
   node.config.plan_time_limit = config.plan_time_limit;
-  SLUICE_RETURN_IF_ERROR(AddGpus(config, node));
+  SLUICE_RETURN_IF_ERROR(AddGpus(config, root, node));
   SLUICE_RETURN_IF_ERROR(SizePools(config, node));
-  node.description = Describe(node);
+  node.description = Describe(node, root);
   WarnOfMemfds(node);
   if (node.sim_directory.empty()) {
     SLUICE_RETURN_IF_ERROR(AddCudaLinks(config.cuda, root, node));

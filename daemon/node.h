@@ -3,9 +3,10 @@
 // Defaults where the configuration says nothing:
 //   sim    made in `runtime_dir`/sim from [sim]; all of it goes to the pools
 //   cuda   a GPU's pool is its memory but the larger of 1 GiB and 6 %, which
-//          contexts and libraries need; the host pools are half of what is
-//          free, within the cgroup's limit; its links are what sysfs tells
-//          (pci_links.h); their speeds are not known but where [cuda] says
+//          contexts and libraries need; the host pools are half of the
+//          machine's memory, or of its cgroup's limit; its links are what sysfs
+//          tells (pci_links.h); their speeds are not known but where [cuda]
+//          says
 #pragma once
 
 #include <memory>
@@ -35,8 +36,8 @@ struct Node {
 };
 
 // Driver `auto` simulates GPUs only where there is no NVIDIA device at all:
-// one whose driver does not work is FailedPrecondition. `root` is where that is
-// looked for (nvidia.h).
+// one whose driver does not work is FailedPrecondition. Below `root` are the
+// /dev, /proc and /sys that are looked at (nvidia.h).
 absl::StatusOr<Node> OpenNode(const Config& config,
                               const std::string& runtime_dir,
                               const std::string& root = "");

@@ -24,9 +24,19 @@ using ::testing::IsEmpty;
 // A test in one process plays several nodes: what one changes, the next says.
 constexpr char kGpus[] = "gpus=2,memory_mib=4096,host_numa=1";
 
+void WriteMemoryInfo(const TempDir& root, Bytes total, Bytes available) {
+  std::filesystem::create_directories(root.path() + "/proc");
+  std::ofstream(root.path() + "/proc/meminfo")
+      << "MemTotal: " << total / KiB(1) << " kB\nMemFree: 4 kB\n"
+      << "MemAvailable: " << available / KiB(1) << " kB\n";
+}
+
 absl::StatusOr<Node> OpenCuda(const TempDir& root, Config config = {},
                               const char* machine = kGpus) {
   fake_cuda::fake_cuda_set(machine);
+  if (!std::filesystem::exists(root.path() + "/proc/meminfo")) {
+    WriteMemoryInfo(root, GiB(4), GiB(3));
+  }
   const TempDir run;
   config.driver = Config::DriverChoice::kCuda;
   return OpenNode(config, run.path(), root.path());
@@ -94,6 +104,20 @@ TEST(CudaNode, APoolThatNothingFitsIntoIsRefused) {
   EXPECT_THAT(OpenCuda(root, {.host_pool = KiB(64)}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("host_bytes in [pools] leaves a pool of")));
+}
+
+// Wrong once: half of what was free, which memory that jobs hold is not. The
+// daemon that took over had a smaller pool than they held, and refused to
+// serve.
+TEST(CudaNode, TheHostPoolIsTheSameHoweverMuchOfItIsHeld) {
+  const TempDir root;
+  WriteMemoryInfo(root, GiB(4), MiB(3800));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Node first, OpenCuda(root));
+  WriteMemoryInfo(root, GiB(4), MiB(1900));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Node next, OpenCuda(root));
+  EXPECT_EQ(first.config.hosts[0].pool, GiB(2) / first.config.hosts.size());
+  EXPECT_EQ(next.config.hosts[0].pool, first.config.hosts[0].pool);
+  EXPECT_EQ(next.config.extent.host, first.config.extent.host);
 }
 
 TEST(CudaNode, ItSaysWhyHostMemoryIsOfTheLesserKind) {
