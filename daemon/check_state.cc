@@ -72,7 +72,11 @@ absl::StatusOr<std::string> CheckState(const std::string& admin_socket,
     return fmt::format("no daemon runs at {}", admin_socket);
   }
   SLUICE_ASSIGN_OR_RETURN(const admin::ShowStateReply reply, Ask(admin_socket));
-  SLUICE_ASSIGN_OR_RETURN(StateFile::Contents contents, ContentsOf(reply));
+  auto given = ContentsOf(reply);
+  if (absl::IsNotFound(given.status())) {
+    return "what was saved was given up: the next daemon begins anew";
+  }
+  SLUICE_ASSIGN_OR_RETURN(StateFile::Contents contents, std::move(given));
   const Core fresh(node, absl::UnixEpoch());
   SLUICE_ASSIGN_OR_RETURN(const CoreState saved, ReadSaved(contents, fresh));
   const std::set<std::string> kept(reply.kept().begin(), reply.kept().end());

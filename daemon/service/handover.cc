@@ -90,7 +90,13 @@ absl::StatusOr<std::optional<CoreState>> Handover::ReadState(
     const Core& fresh) {
   state_fd_ = Take(kState);
   if (!state_fd_) return std::nullopt;
-  SLUICE_ASSIGN_OR_RETURN(state_, StateFile::Open(state_fd_.get()));
+  auto file = StateFile::Open(state_fd_.get());
+  if (absl::IsNotFound(file.status())) {
+    // In its place comes a new one, behind any removal that is on its way.
+    store_->Remove(kState);
+    return std::nullopt;
+  }
+  SLUICE_ASSIGN_OR_RETURN(state_, std::move(file));
   return ReadSaved(state_->TakeContents(), fresh);
 }
 
@@ -163,20 +169,19 @@ void Handover::SaveAll(Core& core, absl::Time now) {
   if (!saved.ok()) return GiveUp(saved);
   if (!try_again_at_) return;
   try_again_at_.reset();
-  Keep(kState, state_fd_.get());
   WriteLog(LogLevel::kWarning,
            "what this daemon knows fits again, and is saved from here on");
 }
 
 // What was saved before is of another time: the next daemon must not go on
-// from it.
+// from it, from here on, whether or not whoever keeps it listens.
 void Handover::WaitUntilItFits(const absl::Status& why, absl::Time now) {
   if (!try_again_at_) {
     WriteLog(LogLevel::kError,
              fmt::format("what this daemon knows is not saved, so the next one "
                          "begins anew, until it fits again: {}",
                          std::string(why.message())));
-    store_->Remove(kState);
+    state_->Void();
   }
   try_again_at_ = now + kTryAgain;
 }
@@ -193,6 +198,7 @@ void Handover::GiveUp(const absl::Status& why) {
                        std::string(why.message())));
   given_up_ = true;
   try_again_at_.reset();
+  if (state_ != nullptr) state_->Void();
   state_.reset();
   store_->Remove(kState);
 }

@@ -10,7 +10,8 @@
 // Where nobody does, all of this does nothing.
 //
 // A fault of the store ends the saving, with one line in the log: the daemon
-// serves on, and the next begins anew. A state too large for its file does so
+// serves on, and the next begins anew, for the state is voided in its own
+// memory before anything else leaves. A state too large for its file does so
 // until it fits again, with one line each way.
 //
 // Thread safety: loop's thread, but Keep, CannotKeep and WhenKept from any.
@@ -53,8 +54,8 @@ class Handover {
 
   // --- what was left -------------------------------------------------------
   // What the earlier daemon knew, but for what `fresh` says; nullopt: there was
-  // none. What is wrong with it is InvalidArgument or FailedPrecondition;
-  // Unimplemented: another daemon can read it.
+  // none, or it was given up. What is wrong with it is InvalidArgument or
+  // FailedPrecondition; Unimplemented: another daemon can read it.
   absl::StatusOr<std::optional<CoreState>> ReadState(const Core& fresh);
   bool Left(const std::string& name) const { return left_.contains(name); }
   // Whether an earlier daemon left anything, also what was taken since.

@@ -171,7 +171,8 @@ absl::Status StateFile::ReadCheckpoint() {
     versions = lead.index;
     contents_.checkpoint = BytesAfter(here, lead.size);
   }
-  if (epoch_ == 0) return Damaged("there is no checkpoint");
+  // No process ends with both: it writes the one that does not count.
+  if (epoch_ == 0) return absl::NotFoundError("the saved state was given up");
   return CheckStateVersion(static_cast<uint32_t>(versions),
                            static_cast<uint32_t>(versions >> 32), versions_);
 }
@@ -254,6 +255,13 @@ void StateFile::EndCheckpoint() {
   end_ = 0;
   next_ = 0;
   Pass(CrashPoint::kCheckpointSaved);
+}
+
+void StateFile::Void() {
+  // The one that counts last: between the two, nothing else does.
+  for (const uint64_t epoch : {NextEpoch(), epoch_}) {
+    StoreWord(layout().slot(epoch) + offsetof(Lead, epoch), 0);
+  }
 }
 
 bool StateFile::IsHalfFull() const { return end_ >= layout().records / 2; }

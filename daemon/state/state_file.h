@@ -6,6 +6,7 @@
 // store on, whole, or not at all. README.md draws the memory.
 //
 // Errors. Unimplemented: it is of a version that this build does not read.
+// NotFound: whoever wrote it has said that nothing of it counts any more.
 // FailedPrecondition: it is damaged. It is never read as something else.
 // ResourceExhausted: no room, and what counted before counts. Thread safety:
 // one owner.
@@ -62,6 +63,9 @@ class StateFile {
   void BeginCheckpoint();
   absl::Status AddToCheckpoint(std::string_view part);
   void EndCheckpoint();
+  // Nothing that is there counts any more, until the next checkpoint has ended.
+  // At once: it asks nobody for anything.
+  void Void();
   // Half of the records' room is taken: time to begin a checkpoint in parts.
   bool IsHalfFull() const;
 

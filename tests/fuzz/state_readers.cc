@@ -24,7 +24,8 @@ using daemon::StateFile;
 std::optional<StateFile::Contents> Opened(int fd) {
   const auto file = StateFile::Open(fd);
   if (!file.ok()) {
-    SLUICE_CHECK(absl::IsFailedPrecondition(file.status()));
+    SLUICE_CHECK(absl::IsFailedPrecondition(file.status()) ||
+                 absl::IsNotFound(file.status()));  // given up
     CheckLine(std::string(file.status().message()));
     return std::nullopt;
   }

@@ -15,8 +15,10 @@ absl::Status MayTakeOver(const std::map<std::string, UniqueFd>& left,
                          const NodeConfig& node) {
   const auto state = left.find(Handover::kState);
   if (state == left.end()) return absl::OkStatus();
-  SLUICE_ASSIGN_OR_RETURN(const auto file,
-                          StateFile::Open(state->second.get()));
+  const auto opened = StateFile::Open(state->second.get());
+  if (absl::IsNotFound(opened.status())) return absl::OkStatus();  // given up
+  SLUICE_RETURN_IF_ERROR(opened.status());
+  const auto& file = *opened;
   const Core fresh(node, absl::UnixEpoch());
   SLUICE_ASSIGN_OR_RETURN(const CoreState saved,
                           ReadSaved(file->TakeContents(), fresh));

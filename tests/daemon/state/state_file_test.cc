@@ -168,6 +168,41 @@ TEST(StateFile, AProcessMayEndAtAnyByte) {
   }
 }
 
+// Wrong once: whoever keeps it was asked to let it go, and what that one did
+// not hear of, the next daemon went on from.
+TEST(StateFile, WhatWasGivenUpCountsNoMoreFromOneWordOn) {
+  bool done = false;
+  for (size_t bytes = 0; !done; ++bytes) {
+    const UniqueFd fd = Memory();
+    const auto file = Made(fd);
+    for (const char* state : {"one", "two"}) {
+      ASSERT_THAT(file->Checkpoint(state), IsOk());
+    }
+    ASSERT_THAT(file->Append("record"), IsOk());
+    const StateFile::Contents before = Reopened(fd);
+    file->StopAfter(bytes);
+    file->Void();
+    const auto opened = StateFile::Open(fd.get());
+    done = !opened.ok();
+    if (!done) {
+      EXPECT_EQ((*opened)->TakeContents(), before) << bytes;
+      continue;
+    }
+    EXPECT_THAT(opened, StatusIs(absl::StatusCode::kNotFound,
+                                 HasSubstr("was given up")));
+  }
+}
+
+TEST(StateFile, WhatWasGivenUpCountsAgainFromTheNextCheckpointOn) {
+  const UniqueFd fd = Memory();
+  const auto file = Made(fd);
+  EXPECT_THAT(file->Append("record"), IsOk());
+  file->Void();
+  EXPECT_THAT(StateFile::Open(fd.get()), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(file->Checkpoint("again"), IsOk());
+  EXPECT_EQ(Reopened(fd), (StateFile::Contents{"again", {}}));
+}
+
 // Each flipped bit is refused, or is where nothing counts.
 TEST(StateFile, DamageIsRefusedAndNeverMisread) {
   const UniqueFd fd = Memory();

@@ -357,6 +357,23 @@ TEST_F(TakeOver, WhereTheKeeperDoesNotAnswerOnlyTheFirstWaits) {
   EXPECT_LT(absl::Now() - before, absl::Seconds(4));
 }
 
+// Wrong once: whoever keeps the state was asked to let it go, and where that
+// one did not hear, the next daemon went on from what had been saved last: the
+// lease below was unknown to it, and its memory somebody else's to have.
+TEST_F(TakeOver, WhereTheKeeperDidNotAnswerTheNextDaemonBeginsAnew) {
+  daemon_.Start();
+  RawClient rank = Attached();
+  daemon_.Ignore();
+  ASSERT_THAT(rank.Lease(wire::Lease::GPU, KiB(64)), IsOk());
+  EXPECT_TRUE(daemon_.WaitForLog("is not saved any more"));
+  daemon_.Kill();
+  daemon_.Start();
+  EXPECT_THAT(rank.NextEvent(absl::Seconds(20)),
+              StatusIs(absl::StatusCode::kUnavailable));
+  RawClient next = Attached("next");
+  EXPECT_THAT(next.Lease(wire::Lease::GPU, KiB(64)), IsOk());
+}
+
 // As many processes as there are places, which attached and closed. Wrong once:
 // one more than the store holds cost all of them the next daemon.
 TEST(TakeOverOfFew, ProcessesWhoseSessionsEndedFillNotTheStore) {
