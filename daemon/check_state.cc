@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <grpcpp/grpcpp.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -11,6 +12,7 @@
 #include <filesystem>
 #include <set>
 
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "daemon/core/core.h"
 #include "daemon/service/takeover/may_take_over.h"
@@ -20,11 +22,42 @@
 #include "proto/admin/admin.grpc.pb.h"
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
+#include "proto/base/unix_address.h"
 
 namespace sluice::daemon {
 namespace {
 
 constexpr std::chrono::seconds kDeadline{5};
+// A daemon that dies is started again within this, where anybody does that.
+constexpr absl::Duration kStartedAgain = absl::Seconds(1);
+constexpr absl::Duration kPause = absl::Milliseconds(50);
+
+enum class Socket { kNone, kNobodyListens, kServed };
+
+// One that cannot be asked, such as by a user who may not, is served.
+Socket SocketAt(const std::string& path) {
+  const auto address = UnixAddress(path);
+  const UniqueFd fd(
+      socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!address || !fd ||
+      connect(fd.get(), reinterpret_cast<const sockaddr*>(&*address),
+              sizeof(*address)) == 0) {
+    return Socket::kServed;
+  }
+  if (errno == ENOENT || errno == ENOTDIR) return Socket::kNone;
+  return errno == ECONNREFUSED ? Socket::kNobodyListens : Socket::kServed;
+}
+
+// A daemon that was killed leaves its socket behind.
+bool DaemonRuns(const std::string& admin_socket) {
+  const absl::Time end = absl::Now() + kStartedAgain;
+  Socket found = SocketAt(admin_socket);
+  while (found == Socket::kNobodyListens && absl::Now() < end) {
+    absl::SleepFor(kPause);
+    found = SocketAt(admin_socket);
+  }
+  return found == Socket::kServed;
+}
 
 absl::StatusOr<admin::ShowStateReply> Ask(const std::string& path) {
   grpc::ChannelArguments arguments;
@@ -68,7 +101,7 @@ absl::StatusOr<StateFile::Contents> ContentsOf(
 
 absl::StatusOr<std::string> CheckState(const std::string& admin_socket,
                                        const NodeConfig& node) {
-  if (access(admin_socket.c_str(), F_OK) != 0) {
+  if (!DaemonRuns(admin_socket)) {
     return fmt::format("no daemon runs at {}", admin_socket);
   }
   SLUICE_ASSIGN_OR_RETURN(const admin::ShowStateReply reply, Ask(admin_socket));

@@ -178,13 +178,17 @@ TEST_F(Versions, ANodeWithoutTheMemoryWouldNotTakeOver) {
   EXPECT_THAT(said.err, HasSubstr("GPU 1"));
 }
 
+// Wrong once where it was killed: its socket is there, and could not be asked.
 TEST_F(Versions, WithoutADaemonThereIsNothingToRefuse) {
   daemon_.Start();
   daemon_.Kill();
-  std::filesystem::remove(daemon_.File("admin.sock"));
-  const ChildResult said = CheckState(daemon_, "sluiced-far", "sluiced.toml");
-  EXPECT_EQ(said.exit_code, 0) << said.err;
-  EXPECT_THAT(said.out, HasSubstr("no daemon runs"));
+  ASSERT_TRUE(std::filesystem::exists(daemon_.File("admin.sock")));
+  for (int i = 0; i < 2; ++i) {
+    const ChildResult said = CheckState(daemon_, "sluiced-far", "sluiced.toml");
+    EXPECT_EQ(said.exit_code, 0) << said.err;
+    EXPECT_THAT(said.out, HasSubstr("no daemon runs"));
+    std::filesystem::remove(daemon_.File("admin.sock"));
+  }
 }
 
 }  // namespace
