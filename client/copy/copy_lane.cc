@@ -104,7 +104,7 @@ bool CopyLane::MayGoNow(const Item& item, Bytes size) {
 bool CopyLane::OnlyGrantsHold(const CopyRequest& request) const {
   return std::ranges::all_of(request.after, [this](const Ticket& ticket) {
     const auto& state = TicketAccess::StateOf(ticket);
-    return !state || state->stream == stream_ || ticket.done();
+    return !state || state->stream == stream_ || state->IsReached();
   });
 }
 
@@ -172,7 +172,7 @@ absl::Status CopyLane::AwaitTickets(const CopyRequest& request) {
     const auto& state = TicketAccess::StateOf(ticket);
     if (!state || state->stream == stream_) continue;  // in order anyway
     state->AwaitIssued();
-    if (ticket.done()) continue;
+    if (state->IsReached()) continue;
     SLUICE_RETURN_IF_ERROR(
         options_.driver->StreamWaitEvent(stream_, state->event));
   }

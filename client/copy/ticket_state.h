@@ -54,6 +54,13 @@ struct Ticket::State {
   bool issued() const {
     return phase.load(std::memory_order_acquire) != kPending;
   }
+  // As Ticket::done(), but not where the device cannot tell: who would leave
+  // out a wait makes it then, and that one tells the fault.
+  bool IsReached() const {
+    const int now = phase.load(std::memory_order_acquire);
+    return now == kFailed ||
+           (now == kRecorded && pool->Reached(event).value_or(false));
+  }
   // Blocks until the event was recorded, or will never be.
   Phase AwaitIssued() const {
     phase.wait(kPending, std::memory_order_acquire);

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <filesystem>
 #include <new>
+#include <span>
 #include <utility>
 
 #include "kernels/device/sim/clocks.h"
@@ -25,7 +26,7 @@
 namespace sluice::device {
 namespace {
 
-constexpr std::array<std::string_view, 35> kCalls = {"Devices",
+constexpr std::array<std::string_view, 34> kCalls = {"Devices",
                                                      "Granularity",
                                                      "Usage",
                                                      "HeldOutside",
@@ -58,8 +59,7 @@ constexpr std::array<std::string_view, 35> kCalls = {"Devices",
                                                      "FillAsync",
                                                      "LoadModule",
                                                      "GetFunction",
-                                                     "Launch",
-                                                     "ComputeStream"};
+                                                     "Launch"};
 
 std::string StatePath(const std::string& directory) {
   return directory + "/node.state";
@@ -213,6 +213,8 @@ absl::Status SimNodeImpl::SetLinkSpeed(std::string_view name, double h2d,
 
 }  // namespace
 
+std::span<const std::string_view> SimCalls() { return kCalls; }
+
 std::string PlacementName(Placement where) {
   return fmt::format("{} {}",
                      where.kind == Placement::Kind::kGpu ? "GPU" : "NUMA node",
@@ -317,6 +319,15 @@ absl::StatusOr<UniqueFd> NodeMapping::LockMaking() const {
   return lock;
 }
 
+void NodeMapping::NoteMet(const SharedFailure& failure) const {
+  if (books_ == Books::kOwn) {
+    // Who looks at the node sees it, and a next daemon does not meet it again.
+    const auto at = static_cast<size_t>(&failure - failures_.data());
+    if (!writable_ || state_->failures[at].remaining.exchange(0) == 0) return;
+  }
+  state_->failures_armed--;
+}
+
 absl::Status NodeMapping::Enter(const char* call) const {
   const bool own = books_ == Books::kOwn;
   // Failures are for the owner's processes: others cannot count them off.
@@ -334,7 +345,7 @@ absl::Status NodeMapping::Enter(const char* call) const {
            !failure.remaining.compare_exchange_weak(left, left - 1)) {
     }
     if (left != 1) continue;
-    if (!own) state_->failures_armed--;
+    NoteMet(failure);
     return absl::ResourceExhaustedError(
         fmt::format("{}: failure injected into the simulated node", call));
   }

@@ -3,7 +3,9 @@
 
 #include <array>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 
 #include "kernels/device/sim/clocks.h"
 #include "kernels/device/sim/sim.h"
@@ -53,6 +55,8 @@ class NodeMapping {
 
  private:
   size_t CountOf(Placement::Kind kind) const;
+  // Of own books or the shared ones.
+  void NoteMet(const SharedFailure& failure) const;
   NodeMapping(UniqueFd fd, Mapped<SharedState> state, bool writable,
               Books books)
       : fd_(std::move(fd)),
@@ -70,6 +74,9 @@ class NodeMapping {
   // Own books: those that waited when it was opened.
   mutable std::array<SharedFailure, kSimMaxFailures> failures_{};
 };
+
+// The driver's calls that can be made to fail, by name.
+std::span<const std::string_view> SimCalls();
 
 // "GPU 1", "NUMA node 0".
 std::string PlacementName(Placement where);
