@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+"""bench-deaths: how long the others of a run outlive a rank that is killed, a
+GPU that is lost, an error that stays with a context.
+
+    deaths.py --bin DIR --json FILE
+
+Two ranks of `sluice-train` over NCCL on the fakes (tests/fake_cuda): it runs
+those tests of tests/integration/train/cuda_ranks_test.py, which see that the
+others end with the reason and that memory comes back, and reads what they
+print. It is not about a GPU: what takes the time is ours, who notices and when
+who hangs is ended, and a GPU's own part (an abort of NCCL's) is a fake's.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+TEST = os.path.join(HERE, "../integration/train/cuda_ranks_test.py")
+CASES = ["kill_9_of_a_rank_ends_the_other",
+         "a_lost_gpu_ends_the_run_and_not_the_daemon",
+         "a_sticky_error_of_the_driver_ends_the_run_with_its_name"]
+WAYS = {"kill -9 of rank 0", "kill -9 of rank 1", "a lost GPU",
+        "a sticky error"}
+ROUNDS = 3  # the longest counts
+TARGET_S = 5
+LINE = re.compile(r"^(?P<way>.+): ended (?P<s>[0-9.]+) s after the last step$",
+                  re.M)
+
+
+def entries(printed):
+    longest = {}
+    for match in LINE.finditer(printed):
+        way = match["way"]
+        longest[way] = max(longest.get(way, 0), float(match["s"]))
+    return [{"name": f"on the fakes, {way}: the run ends", "value": seconds,
+             "unit": "s after its last step", "target": TARGET_S,
+             "better": "lower",
+             "detail": f"the longest of {ROUNDS}; two ranks over NCCL's fake, "
+                       "the launcher's end included"}
+            for way, seconds in longest.items()]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--bin", required=True)
+    parser.add_argument("--json", required=True)
+    arguments = parser.parse_args()
+    folder = os.path.abspath(arguments.bin)
+    fakes = os.path.join(os.path.dirname(folder), "fake_cuda")
+    if not os.path.exists(os.path.join(fakes, "over_real")):
+        sys.exit(f"error: there is no {fakes}/over_real: NCCL's headers and "
+                 "torch with NVIDIA's libraries are needed (./dev setup "
+                 "python), then a build")
+    printed = ""
+    for _ in range(ROUNDS):
+        run = subprocess.run(
+            [sys.executable, TEST, *(f"CudaRanks.test_{c}" for c in CASES)],
+            text=True, check=False, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "SLUICE_BIN_DIR": folder,
+                 "SLUICE_FAKE_CUDA_DIR": fakes,
+                 "PYTHONDONTWRITEBYTECODE": "1"})
+        print(run.stdout, end="", flush=True)
+        if run.returncode != 0:
+            sys.exit(f"error: {TEST} ended with status {run.returncode}")
+        printed += run.stdout
+    rows = entries(printed)
+    if {f"on the fakes, {way}: the run ends" for way in WAYS} != {
+            row["name"] for row in rows}:
+        sys.exit("error: it did not say how long each took")
+    with open(arguments.json, "w", encoding="utf-8") as file:
+        json.dump(rows, file)
+
+
+if __name__ == "__main__":
+    main()
