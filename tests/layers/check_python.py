@@ -28,6 +28,7 @@ ORDER = [
     "setting",
     "rows",
     "gpu_blocks",
+    "whole_scores",
     "blocks",
     "scoring",
     "attention",

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
-from sluice import blocks
-from sluice.intervals import Whole
+from sluice import blocks, whole_scores
+from sluice.intervals import Between, Whole, Window
 from sluice.step import chunks_of
+from support import ROOT
+
+sys.path.insert(0, str(ROOT / "tests" / "bench"))
+import counting  # noqa: E402
 
 B, H = 2, 4
 
@@ -36,7 +42,16 @@ def of(seen, rows, keys):
     if block.all():
         return Whole.FULL
     square = torch.ones(len(rows), len(keys), dtype=torch.bool).tril()
-    return Whole.CAUSAL if rows == keys and (block == square).all() else block
+    if rows == keys and (block == square).all():
+        return Whole.CAUSAL
+    return between(block[None])
+
+
+def between(seen):
+    """Of seen [B or 1, c, n], whose rows see one interval each, or nothing."""
+    key, count = torch.arange(seen.shape[2]), seen.shape[2]
+    return Between(torch.where(seen, key, count).amin(-1) + 5,
+                   torch.where(seen, key, -1).amax(-1) + 5, 5)
 
 
 @pytest.mark.parametrize("window", [None, 5])
@@ -88,7 +103,7 @@ def test_a_block_whose_rows_see_nothing_changes_nothing():
     scores = blocks.Scores(1.0)
     o, lse = blocks.forward(q, k, v, Whole.CAUSAL, scores)
     before = o.clone(), lse.clone()
-    nothing = torch.zeros(1, 1, 6, 6, dtype=torch.bool)
+    nothing = between(torch.zeros(1, 6, 6, dtype=torch.bool))
     lse = blocks.merge(o, lse, *blocks.forward(q, k, v, nothing, scores))
     assert torch.equal(o, before[0]) and torch.equal(lse, before[1])
     for gradient in blocks.backward(torch.ones_like(o), q, k, v, o, lse,
@@ -99,7 +114,7 @@ def test_a_block_whose_rows_see_nothing_changes_nothing():
 def test_a_row_may_see_nothing_at_first():
     q, k, v = inputs(2, 8, 8, 6, torch.float32)
     scores = blocks.Scores(1.0)
-    nothing = torch.zeros(1, 1, 6, 6, dtype=torch.bool)
+    nothing = between(torch.zeros(1, 6, 6, dtype=torch.bool))
     o, lse = blocks.forward(q, k, v, nothing, scores)
     assert not o.any() and (lse == -torch.inf).all()
     lse = blocks.merge(o, lse, *blocks.forward(q, k, v, Whole.FULL, scores))
@@ -121,3 +136,84 @@ def test_a_causal_block_is_the_same_in_strips(count):
             blocks.backward(do, q, k, v, o, lse, Whole.CAUSAL, scores),
             torch.autograd.grad(expected, leaves, do)):
         torch.testing.assert_close(gradient, wanted)
+
+
+# Some rows of one group of heads, or all of both, or of one batch row, or one
+# row, whose scores are more.
+@pytest.mark.parametrize("room", [1, 40, 300, 2000, 5000, 1 << 20])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("mask", ["full", "causal", "window", "behind", "blind",
+                                  "each its own"])
+def test_whole_scores_are_the_same_in_strips(monkeypatch, room, softcap, mask):
+    """Of each mask that there is, rows that see nothing among them."""
+    monkeypatch.setattr(whole_scores, "BYTES", 8 * room)
+    monkeypatch.setattr(whole_scores, "_ROWS", 7)
+    rows, keys = 19, {"full": 23, "behind": 11}.get(mask, 19)
+    at, key = torch.arange(rows)[:, None], torch.arange(keys)
+    told, seen = {
+        "full": (Whole.FULL, at * 0 + key >= 0),
+        "causal": (Whole.CAUSAL, key <= at),
+        "window": (Window(3, 0), (key <= at) & (key >= at - 3)),
+        "behind": (Window(2, None), key >= at + keys - rows - 2),
+        "blind": (Window(12, -9), (key <= at - 9) & (key >= at - 12)),
+        "each its own": (None, (key <= at) & (key >= at - 3) & (at != 4)),
+    }[mask]
+    if told is None:
+        seen = torch.stack([seen, key <= at])  # by batch row
+        told = between(seen)
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(B, heads, count, width, dtype=torch.float64)
+               for heads, count, width in ((H, rows, 8), (2, keys, 8),
+                                           (2, keys, 4)))
+    scores = blocks.Scores(0.4, softcap)
+    leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+    every = seen.view(-1, 1, rows, keys).expand(B, H, -1, -1)
+    some = every.any(-1, keepdim=True)
+    # The softmax of rows that see nothing is not a number: let them see all.
+    expected = whole(*leaves, every | ~some, scores) * some
+    do = torch.randn_like(expected)
+    o, lse = blocks.forward(q, k, v, told, scores)
+    torch.testing.assert_close(o, expected)
+    assert torch.equal(lse == -torch.inf, ~some[..., 0])
+    for got, wanted in zip(
+            blocks.backward(do, q, k, v, o, lse, told, scores),
+            torch.autograd.grad(expected, leaves, do)):
+        torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("shape", [
+    (1, 1, 128, 8192, 8192), (1, 128, 1, 8192, 8192), (2, 8, 4, 65536, 65536),
+    (3, 5, 2, 100, 7), (1, 2, 4, 8192, 1), (64, 2, 2, 1024, 1024)])
+@pytest.mark.parametrize("element", [4, 8])
+def test_a_strip_is_bounded_whatever_the_chunk(shape, element):
+    batch, groups, share, rows, keys = shape
+    covered = torch.zeros(batch, groups, rows, dtype=torch.uint8)
+    for strip in whole_scores.strips(*shape, element):
+        part = covered[strip]
+        assert 0 < part.numel() * share * keys * element <= whole_scores.BYTES
+        part += 1
+    assert (covered == 1).all()
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_memory_does_not_depend_on_the_chunk(monkeypatch, softcap):
+    """What is held at once, beside what comes in and goes out."""
+    monkeypatch.setattr(whole_scores, "BYTES", 1 << 18)
+    scores, counter = blocks.Scores(0.4, softcap), counting.Counter()
+
+    def most(call, *inputs):
+        before = counter.used_bytes
+        counter.reset_peak()
+        found = call(*inputs, Whole.CAUSAL, scores)
+        peak = counter.peak_bytes - before
+        return found, peak - sum(t.nbytes for t in found)
+
+    for rows in (512, 2048):  # 4 and 64 MiB of scores
+        q, k, v = inputs(2, 8, 4, rows, torch.float32)
+        found, forward = most(blocks.forward, q, k, v)
+        _, backward = most(blocks.backward, torch.ones_like(found[0]), q, k, v,
+                           *found)
+        capped = softcap is not None
+        # And half a tensor more: what is seen, the strip's own q, k, v.
+        assert forward <= (1.5 + capped) * whole_scores.BYTES, forward
+        assert backward <= (2.5 + capped) * whole_scores.BYTES, backward

@@ -7,7 +7,7 @@ import sluice
 import torch
 from models import assert_same, batch, run, tiny, unstreamed
 from sluice import Unsupported, intervals, masks
-from sluice.intervals import LEAST_ROWS, Intervals, Whole, Window
+from sluice.intervals import LEAST_ROWS, Between, Intervals, Whole, Window
 from sluice.masks import dense, find, is_pure
 from sluice.step import chunks_of
 from transformers import masking_utils as hf
@@ -89,10 +89,30 @@ def test_pieces_are_the_mask(monkeypatch, name, chunk, least):
                     assert place.shape[1] == place.shape[2]
                     place += torch.ones_like(place).tril()
                 elif isinstance(mask, Window):
-                    place += mask.seen(*place.shape[1:], CPU)[:, 0]
+                    place += through(mask, *place.shape[1:])
                 else:
-                    place += mask[:, 0]
+                    place += mask.seen(slice(None), range(place.shape[1]),
+                                       range(place.shape[2]))[:, 0]
             assert torch.equal(times, wanted.long())  # once, and all
+
+
+def through(window, rows, keys):
+    """What is seen through a window of a rectangle, [1, rows, keys]."""
+    return window.seen(range(rows), range(keys), keys - rows, CPU)[:, 0]
+
+
+@pytest.mark.parametrize("rows, keys", [(7, 7), (5, 9), (9, 4)])
+@pytest.mark.parametrize("left, right", [(0, 0), (2, 0), (3, None), (9, 1)])
+def test_a_part_of_a_window_is_of_the_whole(rows, keys, left, right):
+    window, own = Window(left, right), keys - rows
+    whole = through(window, rows, keys)[0]
+    for a in range(rows):
+        for b in range(a + 1, rows + 1):
+            reached = window.reach(range(a, b), range(keys), own)
+            part = window.seen(range(a, b), reached, own, CPU)[0, 0]
+            assert len(reached) and torch.equal(
+                part, whole[a:b, reached.start:reached.stop])
+            assert whole[a:b].sum() == part.sum()
 
 
 def pieces(function, length, rows, keys):
@@ -109,24 +129,24 @@ def test_what_all_rows_see_needs_no_tensor():
 
 
 @pytest.mark.parametrize("width", [1, 3, 16, 17, 24, 40, 63])
-def test_a_window_needs_no_tensor_and_has_no_row_without_keys(width):
+def test_a_window_needs_no_intervals_and_has_no_row_without_keys(width):
     found = find(hf.sliding_window_causal_mask_function(width), 1, 80, 1, CPU)
     chunks = chunks_of(80, 16)
     for m, rows in enumerate(chunks):
         for keys in chunks[:m + 1]:
             for piece in found.pieces(rows, keys):
-                assert not isinstance(piece.mask, torch.Tensor)
+                assert not isinstance(piece.mask, Between)
                 if isinstance(piece.mask, Window):
                     assert piece.mask.left >= 0
-                    seen = piece.mask.seen(len(range(16)[piece.rows]),
-                                           len(range(16)[piece.keys]), CPU)
+                    seen = through(piece.mask, len(range(16)[piece.rows]),
+                                   len(range(16)[piece.keys]))
                     assert seen.any(-1).all() and seen.any(-2).all()
 
 
-def test_documents_in_a_window_are_a_mask():
+def test_documents_in_a_window_are_an_interval_for_each_row():
     both = hf.and_masks(documents([0] * 30 + [1] * 50),
                         hf.sliding_window_causal_mask_function(6))
-    assert any(isinstance(mask, torch.Tensor) for mask in pieces(
+    assert any(isinstance(mask, Between) for mask in pieces(
         both, 80, range(16, 32), range(16, 32)))
 
 

@@ -1,13 +1,13 @@
 """One block of attention: some rows against some keys, and what joins blocks.
 
 Shapes in this file: q [B, H, c, D]; k [B, Hkv, n, D]; v [B, Hkv, n, Dv];
-o [B, H, c, Dv] and lse [B, H, c], both fp32; a mask is an `intervals.Whole`, an
-`intervals.Window`, or bool [B or 1, 1, c, n], True where a row sees a key.
+o [B, H, c, Dv] and lse [B, H, c], both fp32; a mask is an `intervals.Whole`,
+`Window` or `Between`.
 
 Plain blocks go to ATen's flash kernel for CPUs, which reads grouped k, v as
-they are, or to those for CUDA (`gpu_blocks`), which have windows too; masked,
-capped or unequal ones are computed here with their scores whole, which costs
-B * H * c * n fp32 at a time.
+they are, or to those for CUDA (`gpu_blocks`), which have windows too; where
+each row has an interval of its own, where scores are capped, and where v is not
+as wide as k, no kernel takes them: `whole_scores` does.
 
 [Note: strips] The kernel goes through whole tiles of 512 keys, also where it is
 causal: of a chunk of 512 rows it computes all that lies above the diagonal too.
@@ -20,30 +20,21 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sluice import gpu_blocks
+from sluice import gpu_blocks, whole_scores
 from sluice.gpu_blocks import Kernel
-from sluice.intervals import Whole, Window
+from sluice.intervals import Between, Whole
 from sluice.precision import wide_dtype, widened
+from sluice.whole_scores import Mask, Scores
 
-Mask = Whole | Window | Tensor
 _CPU, _SCORES = "flash on the CPU", "whole scores"
 _NOTHING = -math.inf  # lse of a row that saw no key yet
 # Rows of a strip, and of the causal blocks that are cut: of more rows the
 # kernel takes 256 at a time, and leaves out most tiles that nobody sees.
 _STRIP, _CUT = 192, 512
-
-
-@dataclass(frozen=True)
-class Scores:
-    """How a product of q and k becomes a score."""
-
-    scale: float
-    softcap: float | None = None  # tanh(score / softcap) * softcap
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
@@ -55,11 +46,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
     if kernel == _CPU:
         run = _strips if _is_cut(q, mask) else _flash
         return run(*_wide(q, k, v), mask, scores.scale)
-    s = _scores(q, k, mask, scores)
-    lse = torch.logsumexp(s, dim=-1)
-    # exp(-inf - -inf) is not a number, so the empty row is taken from 0.
-    p = torch.exp(s - lse.masked_fill(lse == _NOTHING, 0.0)[..., None])
-    return p @ _per_head(v, q.shape[1]).to(p.dtype), lse
+    return whole_scores.forward(q, k, v, mask, scores)
 
 
 def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
@@ -74,22 +61,10 @@ def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
     if kernel == _CPU:
         run = _strips_backward if _is_cut(q, mask) else _flash_backward
         return run(*_wide(do, q, k, v), o, lse, mask, scores.scale)
-    s = _scores(q, k, mask, scores)
-    p = torch.exp(s - lse.masked_fill(lse == _NOTHING, 0.0)[..., None])
-    do, o = do.to(p.dtype), o.to(p.dtype)
-    keys, values = _per_head(k, q.shape[1]), _per_head(v, q.shape[1])
-    delta = (do * o).sum(dim=-1, keepdim=True)
-    ds = p * (do @ values.to(p.dtype).transpose(-1, -2) - delta)
-    if scores.softcap is not None:
-        bent = s.masked_fill(s == _NOTHING, 0.0) / scores.softcap
-        ds = ds * (1 - bent * bent)
-    ds = ds * scores.scale
-    return (ds @ keys.to(p.dtype),
-            _per_group(ds.transpose(-1, -2) @ q.to(p.dtype), k.shape[1]),
-            _per_group(p.transpose(-1, -2) @ do, v.shape[1]))
+    return whole_scores.backward(do, q, k, v, o, lse, mask, scores)
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float
+def _flash(q: Tensor, k: Tensor, v: Tensor, mask: Mask | Tensor, scale: float
            ) -> tuple[Tensor, Tensor]:
     """A tensor here is what is added to the scores, [c, n]."""
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -98,7 +73,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float
 
 
 def _flash_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
-                    lse: Tensor, mask: Mask, scale: float
+                    lse: Tensor, mask: Mask | Tensor, scale: float
                     ) -> tuple[Tensor, Tensor, Tensor]:
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         do, q, k, v, o, lse, 0.0, mask is Whole.CAUSAL, scale=scale,
@@ -136,7 +111,7 @@ def _strips_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
     return torch.cat(dq[::-1], 2), dk, dv
 
 
-def _cut(q: Tensor) -> list[tuple[slice, Mask]]:
+def _cut(q: Tensor) -> list[tuple[slice, Mask | Tensor]]:
     """The strips of a causal block, and what each adds to its scores."""
     count = q.shape[2]
     starts = range(0, count, _STRIP)
@@ -198,7 +173,7 @@ def kernel_of(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
     """What computes such a block: a kernel of CUDA, "flash on the CPU", or
     "whole scores". Raises `Unsupported` where one was asked for by its name and
     does not take such rows."""
-    if (isinstance(mask, Tensor) or scores.softcap is not None
+    if (isinstance(mask, Between) or scores.softcap is not None
             or q.shape[-1] != v.shape[-1] or q.dtype != v.dtype):
         return _SCORES
     if q.device.type != "cpu":
@@ -211,26 +186,3 @@ def _wide(*tensors: Tensor) -> list[Tensor]:
     are summed: an error more than attention over all keys at once has. A
     chunk is small enough to be widened."""
     return [widened(t) for t in tensors]
-
-
-def _scores(q: Tensor, k: Tensor, mask: Mask, scores: Scores) -> Tensor:
-    """fp32 (double where q is), -inf where a row does not see a key."""
-    wide = wide_dtype(q)
-    s = q.to(wide) @ _per_head(k, q.shape[1]).to(wide).transpose(-1, -2)
-    s = s * scores.scale
-    if scores.softcap is not None:
-        s = scores.softcap * torch.tanh(s / scores.softcap)
-    if isinstance(mask, Window):
-        mask = mask.seen(q.shape[2], k.shape[2], q.device)
-    if mask is Whole.CAUSAL:
-        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool,
-                          device=q.device).tril()
-    return s.masked_fill(~mask, _NOTHING) if isinstance(mask, Tensor) else s
-
-
-def _per_head(x: Tensor, heads: int) -> Tensor:
-    return x.repeat_interleave(heads // x.shape[1], dim=1)
-
-
-def _per_group(x: Tensor, groups: int) -> Tensor:
-    return x.view(x.shape[0], groups, -1, *x.shape[2:]).sum(dim=2)

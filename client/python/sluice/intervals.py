@@ -28,12 +28,40 @@ class Window(NamedTuple):
     left: int
     right: int | None
 
-    def seen(self, rows: int, keys: int, device: torch.device) -> Tensor:
+    def reach(self, rows: range, keys: range, own: int) -> range:
+        """The keys that these rows see, of all `keys`, of which the first row
+        of the rectangle has number `own` as its own; one at least."""
+        begin = min(max(rows.start + own - self.left, 0), keys.stop - 1)
+        end = keys.stop if self.right is None else min(
+            rows.stop + own + self.right, keys.stop)
+        return range(begin, max(end, begin + 1))
+
+    def seen(self, rows: range, keys: range, own: int, device: torch.device
+             ) -> Tensor:
         """bool [1, 1, rows, keys], True where a row sees a key."""
-        own = keys - rows
-        seen = torch.ones(1, 1, rows, keys, dtype=torch.bool,
+        own += rows.start - keys.start
+        seen = torch.ones(1, 1, len(rows), len(keys), dtype=torch.bool,
                           device=device).triu(own - self.left)
         return seen if self.right is None else seen.tril(own + self.right)
+
+
+class Between(NamedTuple):
+    """The interval of keys that each row of a block sees, the block's first key
+    being number `begin`. Both are [B, c], or [1, c] where all batch rows agree:
+    a mask of all rows and keys would be as large as scores are."""
+
+    first: Tensor
+    last: Tensor
+    begin: int
+
+    def seen(self, batch: slice, rows: range, keys: range) -> Tensor:
+        """bool [B or 1, 1, rows, keys], True where a row sees a key."""
+        key = torch.arange(self.begin + keys.start, self.begin + keys.stop,
+                           device=self.first.device)
+        first, last = (x[batch if len(x) > 1 else slice(None),
+                         rows.start:rows.stop, None]
+                       for x in (self.first, self.last))
+        return (key >= first).logical_and_(key <= last)[:, None]
 
 
 class Piece(NamedTuple):
@@ -43,7 +71,7 @@ class Piece(NamedTuple):
     batch: slice
     rows: slice
     keys: slice
-    mask: Whole | Window | Tensor  # bool [1 or B, 1, rows, keys], True where seen
+    mask: Whole | Window | Between
 
     @property
     def is_whole_block(self) -> bool:
@@ -127,9 +155,7 @@ class Intervals:
             found = [(i, self.pieces(chunks[m], chunks[i]))
                      for i in range(m + 1)]
             found = [(i, pieces) for i, pieces in found if pieces]
-            if not any(isinstance(p.mask, Tensor) for _, pieces in found
-                       for p in pieces):
-                self._seen_of[id(chunks), m] = chunks, found
+            self._seen_of[id(chunks), m] = chunks, found
         return found
 
     def pieces(self, rows: range, keys: range) -> list[Piece]:
@@ -140,12 +166,11 @@ class Intervals:
         sees one piece of the keys, all of it; on the diagonal each has a
         causal square. A window is the rectangle of what is seen through it.
         Where that does not do (documents in windows), the block is one piece
-        with a mask.
+        in which each row has its interval.
         """
         if (rows, keys) not in self._found:
             self._found[rows, keys] = self._cut(rows, keys)
-        return [p._replace(mask=self._seen(p, rows, keys)) if (
-            p.mask is _MASKED) else p for p in self._found[rows, keys]]
+        return self._found[rows, keys]
 
     def is_causal(self) -> bool:
         """Whether each row sees itself and all before it."""
@@ -168,20 +193,9 @@ class Intervals:
         return [piece for b in range(len(first)) for piece in _of_row(
             slice(b, b + 1), first[b], last[b], rows, keys)]
 
-    def _seen(self, piece: Piece, rows: range, keys: range) -> Tensor:
-        """The mask of a piece that is as large as its block; not kept: masks
-        of all blocks together would be as large as the mask."""
-        first = self.first[piece.batch, rows.start:rows.stop, None]
-        last = self.last[piece.batch, rows.start:rows.stop, None]
-        key = torch.arange(keys.start, keys.stop, device=first.device)
-        return ((key >= first) & (key <= last))[:, None]
-
 
 def _whole(mask: Whole) -> Piece:
     return Piece(slice(None), slice(None), slice(None), mask)
-
-
-_MASKED = torch.empty(0)  # stands for a mask that is made when it is asked
 
 
 def _of_row(batch: slice, first: Tensor, last: Tensor, rows: range,
@@ -218,7 +232,8 @@ def _masked(batch: slice, first: Tensor, last: Tensor, rows: range,
     diagonal = rows == keys
     if not (diagonal or keys.stop <= rows.start) or not bool(
             ((first == (own - width + 1).clamp(min=0)) & (last == own)).all()):
-        return Piece(batch, slice(None), slice(None), _MASKED)
+        return Piece(batch, slice(None), slice(None), Between(
+            first[None], last[None], keys.start))
     # From the first key that the first row sees to the last row that sees the
     # last key.
     apart = rows.start - keys.start

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sluice import blocks, gpu_blocks
-from sluice.intervals import Whole
+from sluice.intervals import Between, Whole, Window
 from sluice_verify.decoder import loss_of, seeded
 from sluice_verify.result import Failure, in_one_line
 
@@ -47,8 +47,12 @@ def without_cuda(value: dict) -> list[str]:
     """The operators of a step on the CPU that have no kernel for CUDA."""
     with _Names() as names:
         loss_of(seeded(), torch.zeros(1, 40, dtype=torch.long)).backward()
-        for mask in (Whole.CAUSAL, torch.ones(64, 64, dtype=bool).tril()):
-            _block(*_qkv("cpu", torch.float32), mask)
+        first = torch.zeros(1, SHAPE[2], dtype=torch.long)
+        own = torch.arange(SHAPE[2])[None]
+        for mask, softcap in ((Whole.CAUSAL, None), (Whole.CAUSAL, 30.0),
+                              (Window(16, 0), None),
+                              (Between(first, own, 0), None)):
+            _block(*_qkv("cpu", torch.float32), mask, softcap=softcap)
     wanted = {name for name in names.found if "_for_cpu" not in name}
     wanted.update(ON_GPU)
     value["operators"] = len(wanted)
@@ -103,9 +107,10 @@ def _qkv(device: str, dtype: torch.dtype) -> list[Tensor]:
 
 
 def _block(q: Tensor, k: Tensor, v: Tensor, mask: blocks.Mask,
-           kernel: gpu_blocks.Kernel = "auto") -> list[Tensor]:
+           kernel: gpu_blocks.Kernel = "auto", softcap: float | None = None
+           ) -> list[Tensor]:
     """o, lse and the gradients of one block, joined to nothing."""
-    scores = blocks.Scores(q.shape[-1] ** -0.5)
+    scores = blocks.Scores(q.shape[-1] ** -0.5, softcap)
     part, part_lse = blocks.forward(q, k, v, mask, scores, kernel)
     o, lse = blocks.nothing(q, v)
     lse = blocks.merge(o, lse, part, part_lse).float()
