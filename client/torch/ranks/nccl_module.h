@@ -4,8 +4,8 @@
 // Operations are enqueued, not awaited: the thread's current stream waits for
 // them, the host does not. So Ok means that an operation was issued, and
 // whoever waits for the stream asks Check() then. One thread issues all of
-// them, those of sequence parallelism and of sharded weights alike: NCCL wants
-// one order on every rank. There is one communicator.
+// them, sequence parallelism's, sums of gradients and the sharded optimizer's
+// alike: NCCL wants one order on every rank. There is one communicator.
 //
 // A dead peer is no error to NCCL within a node: its kernels wait for ever.
 // Abort() ends them; the daemon's word of a dead peer is what calls it. c10d's
