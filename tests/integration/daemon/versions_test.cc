@@ -1,5 +1,8 @@
 // Daemons of this version and of the next, one after the other, under ranks.
+#include <unistd.h>
+
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -164,6 +167,30 @@ TEST_F(Versions, ABinarySaysWhetherItWouldTakeOverFromAFrozenOne) {
   const ChildResult same = CheckState(daemon_, "sluiced", "sluiced.toml");
   EXPECT_NE(same.exit_code, 0);
   EXPECT_THAT(same.err, HasSubstr("the saved state is of version 2"));
+}
+
+// A binary of an earlier build, by name: tests/golden/README.md says how.
+TEST_F(Versions, RanksGoOnFromAnOlderBinaryToThisOneAndBack) {
+  const char* const path = std::getenv("SLUICE_OLDER_DAEMON");
+  if (path == nullptr) GTEST_SKIP() << "SLUICE_OLDER_DAEMON names no binary";
+  ASSERT_EQ(access(path, X_OK), 0) << path;
+  // As the others are named: from where they are.
+  const std::string older =
+      std::filesystem::relative(path, BinaryPath("")).string();
+  daemon_.Use(older);
+  daemon_.Start();
+  RawClient rank = AttachedWithMemory(daemon_);
+  for (const std::string& program :
+       {std::string("sluiced"), older, std::string("sluiced")}) {
+    SCOPED_TRACE(program);
+    const ChildResult asked = CheckState(daemon_, program, "sluiced.toml");
+    EXPECT_EQ(asked.exit_code, 0) << asked.err;
+    Restart(program);
+    ExpectKept(daemon_, rank);
+    SLUICE_ASSERT_OK_AND_ASSIGN(const auto more,
+                                rank.Lease(wire::Lease::GPU, KiB(64)));
+    EXPECT_THAT(rank.Free(more.body.granted().lease_id()), IsOk());
+  }
 }
 
 TEST_F(Versions, ANodeWithoutTheMemoryWouldNotTakeOver) {
