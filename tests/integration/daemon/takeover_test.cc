@@ -355,6 +355,16 @@ TEST_F(TakeOver, WhereTheKeeperDoesNotAnswerOnlyTheFirstWaits) {
   // Of another size, so that it is made.
   ASSERT_THAT(rank.Lease(wire::Lease::GPU, KiB(128)), IsOk());
   EXPECT_LT(absl::Now() - before, absl::Seconds(4));
+  // What the keeper still has is of before: the next one begins anew.
+  daemon_.Kill();
+  daemon_.Start();
+  EXPECT_THAT(rank.NextEvent(absl::Seconds(20)),
+              StatusIs(absl::StatusCode::kUnavailable))
+      << daemon_.Log();
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto pool, GpuPool(daemon_.socket(), 0));
+  EXPECT_EQ(pool.leased_bytes() + pool.quarantined_bytes(), 0u);
+  RawClient next = Attached("next");
+  EXPECT_THAT(next.Lease(wire::Lease::GPU, KiB(64)), IsOk());
 }
 
 // Wrong once: whoever keeps the state was asked to let it go, and where that
