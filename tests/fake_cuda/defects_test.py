@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Every removed check, push, release and call is found: defects_test.py BUILD.
+"""Every removed check of an answer, push, release and call is found:
+defects_test.py BUILD.
 
 Makes a copy of each source of the cuda table with one thing removed, links the
 tests of the table with it, and expects one of them to fail on the fake driver:
