@@ -25,6 +25,7 @@
 //                          takes memory and keeps it (torch/workspace.h)
 //   version=13000          of the driver
 //   compute_mode=0         of the GPUs: 3 is one process at a time (only said)
+//   capability=80          of the GPUs: 90 is compute capability 9.0, Hopper's
 //   corrupt=0              N: the N-th copy from the start, and each N-th from
 //                          there, has a byte wrong
 //   forget_waits=0         1: no stream waits for an event, and one that should

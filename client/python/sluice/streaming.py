@@ -93,12 +93,13 @@ def stream(model: nn.Module | None = None, *,
         "device", or "host", chunk by chunk, for sequences of which not even
         one [B, S, H] should be on the device.
       kernel: of attention's blocks on a real GPU: "flash" or "cudnn" (bf16 and
-        fp16), "efficient", or "auto": efficient for fp32, else flash, for no
-        GPU has been measured. What a step was computed by is in
-        `Stats.kernels`. A kernel that was asked for by its name is refused
-        where it does not take the model's heads, and in a step whose dtype it
-        does not take; blocks with a mask, a softcap or values of another width
-        go to none.
+        fp16), "efficient", or "auto": efficient for fp32, for bf16 and fp16
+        cuDNN's on GPUs of compute capability 9.0 (heads of at most 128), else
+        flash. What a step was computed by is in `Stats.kernels`. A kernel that
+        was asked for by its name is refused where it does not take the model's
+        heads, and in a step whose dtype it does not take; blocks whose rows
+        have an interval of keys each, a softcap or values of another width go
+        to none: their scores are written out.
       stalled_s: seconds without a next chunk of a layer, after which each
         rank says on stderr where it is.
       quiet: say nothing on stderr: not in one line what is streamed and how,
