@@ -4,6 +4,7 @@
 // runtime itself allocates and copies; only the times are modelled here.
 #include <algorithm>
 
+#include "planner/stream/host_stage.h"
 #include "planner/stream/schedule.h"
 #include "planner/stream/states.h"
 #include "planner/stream/transients.h"
@@ -137,7 +138,10 @@ StepParts SluiceStep(const Request& request, const Settings& settings) {
         model.layer_weights() * (2 * kWeightBytes + kMegatronGradient);
   }
   parts.gpu_usable_bytes = request.hardware.memory_bytes * kLeasedMemory;
-  parts.host_bytes_per_node = double(shape.host_bytes()) * GpusInNode(request);
+  // sluice-train's; under FSDP2 weights and ids are torch's.
+  const Bytes stage = settings.zero < 3 ? stream::kHostStageBytes : Bytes(0);
+  parts.host_bytes_per_node =
+      double(shape.host_bytes() + stage.count()) * GpusInNode(request);
   parts.host_usable_bytes = request.hardware.host_memory_bytes * kPinnedHost;
   return parts;
 }

@@ -20,6 +20,7 @@
 #include <optional>
 
 #include "absl/status/status.h"
+#include "planner/stream/host_stage.h"
 #include "proto/base/units.h"
 
 namespace sluice::runtime {
@@ -27,7 +28,7 @@ namespace sluice::runtime {
 class HostStage {
  public:
   // A piece is half of it: one is filled while the other travels.
-  static constexpr Bytes kSize = MiB(4);
+  static constexpr Bytes kSize = stream::kHostStageBytes;
 
   HostStage() = default;  // of tensors that are the CPU's
   // Of a GPU's. `pinned` outlives it, `size` is a multiple of 128.

@@ -73,6 +73,8 @@ class RankMemory {
 
   // How the host's bytes reach this memory.
   HostStage& stage() { return *stage_; }
+  // What the stage holds of host memory; 0: the CPU has the tensors.
+  Bytes stage_size() const;
   // Of what it was opened with, without the stage.
   std::optional<Bytes> host_limit() const;
   // What all leases of host memory may take beside the stage.
@@ -89,7 +91,6 @@ class RankMemory {
       : options_(std::move(options)), device_(device) {}
   // Where the device's tensors are not the CPU's.
   absl::Status LeaseStage();
-  Bytes stage_size() const;
 
   Options options_;
   const at::Device device_;

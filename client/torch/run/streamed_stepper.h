@@ -55,8 +55,10 @@ class StreamedStepper {
                         global_count);
   }
   const stream::ChunkLayout& layout() const { return options_.stream.layout; }
+  // All that the rank holds, its stage too, as plans count it.
   Bytes host_bytes() const {
-    return host_ != nullptr ? host_->size() : Bytes(0);
+    return context_.memory->stage_size() +
+           (host_ != nullptr ? host_->size() : Bytes(0));
   }
   client::CopyStats copies() const { return copies_->stats(); }
   std::vector<client::CopyRecord> TakeCopies() {

@@ -71,7 +71,8 @@ class BaselineStepper final : public Stepper {
   }
 
   Bytes host_bytes() const override {
-    return host_ != nullptr ? host_->size() : Bytes(0);
+    return context_.memory->stage_size() +
+           (host_ != nullptr ? host_->size() : Bytes(0));
   }
   client::CopyStats copies() const override {
     return copies_ != nullptr ? copies_->stats() : client::CopyStats{};

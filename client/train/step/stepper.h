@@ -67,8 +67,9 @@ class Stepper {
   virtual stream::ChunkLayout layout() const = 0;
   // What a sequence's segments take: measured, or (baselines) their ratios.
   virtual SegmentCosts costs() const = 0;
+  // All that the rank holds, as plans count it.
+  virtual Bytes host_bytes() const = 0;
   // Of sluice and alst; the others copy nothing.
-  virtual Bytes host_bytes() const { return Bytes(0); }
   virtual client::CopyStats copies() const { return {}; }
   // Of sluice; the others have no plan.
   virtual double alpha() const { return 0; }

@@ -2,6 +2,7 @@
 trainer on the strict fake driver and torch's CUDA tensors there
 (tests/fake_cuda). It proves nothing about a GPU."""
 
+import json
 import os
 import re
 import subprocess
@@ -12,6 +13,8 @@ import cuda_node
 import harness
 
 RUN = ["--seq-len", "200", "--hbm", "16MiB"]
+MODEL = "--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96".split()
+PIECE = 2 << 20  # what leases are multiples of
 
 
 class Cuda(cuda_node.CudaTest):
@@ -139,6 +142,30 @@ class Cuda(cuda_node.CudaTest):
             "--device", "sim")
         self.assertEqual(code, 2, err)
         self.assertIn('GPUs of this daemon are of its driver "cuda"', err)
+        self.expect_no_findings()
+
+    def test_the_desk_counts_the_host_memory_that_a_run_and_its_plan_have(self):
+        cut = "--arch llama --chunk 128 --alpha 1 --seq-len 2048".split()
+        node = "--vocab 256 --hardware h100-80g --gpus 1 --zero 1".split()
+        answer = subprocess.run(
+            [os.path.join(harness.BIN, "sluicectl"), "plan", "train", *cut,
+             *MODEL, *node, "--json"], capture_output=True, text=True, timeout=60)
+        self.assertEqual(answer.returncode, 0, answer.stderr)
+        desk = json.loads(answer.stdout)["host_bytes_per_node"]
+        socket = self.cuda_daemon()
+        code, out, err = self.on_cuda(
+            self.run_train, *cut, *MODEL, "--dtype", "bf16", "--steps", "1",
+            "--json", "--data", self.text, "--hbm", "16MiB", "--socket",
+            socket)
+        self.assertEqual(code, 0, err)
+        run = json.loads(out)
+        plan = max(self.status(socket)["plans"], key=lambda p: p["id"])
+        print(f"host bytes: desk {desk}, run {run['host_bytes']}, plan "
+              f"{plan['ranks'][0]['host_bytes']}")
+        # A plan's are an upper bound, a lease's whole pieces.
+        self.assertGreaterEqual(run["host_bytes"], desk)
+        self.assertLess(run["host_bytes"] - desk, PIECE)
+        self.assertLess(abs(plan["ranks"][0]["host_bytes"] - desk), PIECE)
         self.expect_no_findings()
 
     # What the fake's kernels take on its streams: of the CPU, but done.

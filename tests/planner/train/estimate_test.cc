@@ -3,6 +3,7 @@
 
 #include "planner/train/layer.h"
 #include "planner/train/search.h"
+#include "proto/base/units.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::planner::train {
@@ -124,6 +125,17 @@ TEST(TrainEstimate, SluiceNeedsNoMoreHbmForMoreTokensButIdsAndLabels) {
   request.seq_len = 1024 * K;
   const double after = EstimateStep(request, settings).gpu_peak_bytes;
   EXPECT_EQ(after - before, 768 * K / 8 * 16);
+}
+
+// What sluice-train holds beside the step's; under FSDP2 there is none.
+TEST(TrainEstimate, SluiceHasAStageOnEachGpuInHostMemory) {
+  const Request request =
+      Ask("llama-8b", "h100-80g", Method::kSluice, 8, 256 * K);
+  Settings settings{.sp = 8, .zero = 1, .alpha = 0, .chunk = 64 * K};
+  const double with = EstimateStep(request, settings).host_bytes_per_node;
+  settings.zero = 3;
+  EXPECT_EQ(with - EstimateStep(request, settings).host_bytes_per_node,
+            8 * double(MiB(4).count()));
 }
 
 TEST(TrainEstimate, KeepingTheAttentionOutputSavesOneAttentionForward) {
