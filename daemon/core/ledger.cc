@@ -135,21 +135,8 @@ Ledger::Asked Ledger::Lease(SessionId session, RequestId request,
     return {{std::move(wrong), RefusedBy::kBudget}, std::nullopt};
   }
   Pool& pool = pools_.at(asked.pool);
-  // A rank's HBM is a hard limit; host memory may be a little more.
-  const Bytes most = asked.pool.kind == PoolKind::kGpu
-                         ? asked.size
-                         : budgets_.Left(holder.job, asked.pool.kind);
-  const auto parts = pool.Choose(holder.principal, asked.size, most,
-                                 Withheld(asked.pool, &holder.job.principal));
-  // What lingers is charged already, perhaps to another job.
-  if (parts.ok()) Uncharge(parts->reuse);
-  absl::Status admitted =
-      budgets_.Admit(holder.job, asked.pool.kind, asked.size);
-  if (!admitted.ok()) {
-    if (parts.ok()) Recharge(parts->reuse);
-    return {{std::move(admitted), RefusedBy::kBudget}, std::nullopt};
-  }
-  if (!parts.ok()) return {{parts.status(), RefusedBy::kPool}, std::nullopt};
+  const auto [parts, by] = Choose(holder, asked);
+  if (!parts.ok()) return {{parts.status(), by}, std::nullopt};
   auto idle = MakeRoom(holder, asked.pool, *parts, now);
   if (!idle.ok()) {
     Recharge(parts->reuse);

@@ -240,6 +240,15 @@ class Ledger {
   absl::Time NextTrim() const;
   // What was returned since, as one question.
   void AskNow(absl::Time now, Effects& effects);
+  // What a lease is made of. Its principal pays for these, and no more for what
+  // of them lingers.
+  struct Chosen {
+    absl::StatusOr<Pool::Parts> parts;
+    RefusedBy by = RefusedBy::kPool;  // where there are none
+  };
+  Chosen Choose(const HolderState& holder, const LeaseRequest& asked);
+  absl::Status Admit(const JobKey& job, PoolId pool, Bytes size,
+                     const Pool::Parts& parts);
   // Takes charges of what lingers off (or on again).
   void Uncharge(const std::vector<ExtentId>& extents);
   void Recharge(const std::vector<ExtentId>& extents);

@@ -83,6 +83,42 @@ void Ledger::Back(ExtentId id, const LingeringState& lingering,
   lingering_.erase(id);
 }
 
+absl::Status Ledger::Admit(const JobKey& job, PoolId pool, Bytes size,
+                           const Pool::Parts& parts) {
+  // What lingers is charged already, perhaps to another job.
+  Uncharge(parts.reuse);
+  absl::Status admitted = budgets_.Admit(job, pool.kind, size);
+  if (!admitted.ok()) Recharge(parts.reuse);
+  return admitted;
+}
+
+// A process that gave memory back and may still map it pays for it, so to make
+// other extents for a budget's last bytes would be refused where it could have
+// its own again: then these come first, as where a pool is full.
+Ledger::Chosen Ledger::Choose(const HolderState& holder,
+                              const LeaseRequest& asked) {
+  const JobKey& job = holder.job;
+  const Pool& pool = pools_.at(asked.pool);
+  const PoolKind kind = asked.pool.kind;
+  const Bytes withheld = Withheld(asked.pool, &job.principal);
+  // A rank's HBM is a hard limit; host memory may be a little more.
+  const bool exact = kind == PoolKind::kGpu;
+  auto parts =
+      pool.Choose(holder.principal, asked.size,
+                  exact ? asked.size : budgets_.Left(job, kind), withheld);
+  absl::Status admitted =
+      Admit(job, asked.pool, asked.size, parts.ok() ? *parts : Pool::Parts{});
+  if (admitted.ok()) return {std::move(parts)};
+  const Bytes left = std::max(budgets_.Left(job, kind), Bytes(0));
+  parts = pool.Choose(holder.principal, asked.size,
+                      exact ? asked.size : std::max(asked.size, HostLeft(job)),
+                      std::max(withheld, pool.free() - left));
+  if (parts.ok() && Admit(job, asked.pool, pool.SizeOf(*parts), *parts).ok()) {
+    return {std::move(parts)};
+  }
+  return {std::move(admitted), RefusedBy::kBudget};
+}
+
 void Ledger::Uncharge(const std::vector<ExtentId>& extents) {
   for (ExtentId id : extents) {
     const auto found = lingering_.find(id);

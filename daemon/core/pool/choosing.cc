@@ -101,6 +101,13 @@ Bytes Pool::TakenFromFree(const Parts& parts) const {
   return taken;
 }
 
+Bytes Pool::SizeOf(const Parts& parts) const {
+  Bytes size;
+  for (const Bytes each : parts.make) size += each;
+  for (ExtentId id : parts.reuse) size += SizeOf(id);
+  return size;
+}
+
 std::optional<Pool::Parts> Pool::Regular(PrincipalId principal, Bytes size,
                                          Bytes room) const {
   // Which kept extents serve.

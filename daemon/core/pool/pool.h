@@ -114,6 +114,8 @@ class Pool {
   // What is held outside (OutsideOf).
   void SetOutside(Bytes said) { outside_ = said; }
   Bytes SizeOf(ExtentId id) const { return extents_.at(id).size; }
+  // Of a lease of these.
+  Bytes SizeOf(const Parts& parts) const;
   bool IsLingering(ExtentId id) const {
     return extents_.at(id).state == State::kLingering;
   }

@@ -66,6 +66,61 @@ TEST(Lingering, ItsOwnersJobsLeaseItAgainAndPayOnce) {
   node.Ask(b, FreeRequest{again.lease});
 }
 
+// Wrong once: extents were made for a budget's last bytes while what its
+// principal could have again was charged to it, so a job that gave memory back
+// for a smaller plan was refused that.
+TEST(Lingering, WhatABudgetHasNoRoomToMakeIsLeasedAgain) {
+  NodeConfig config = SmallNode();
+  config.principal_limits = {.host = MiB(8)};
+  CoreDriver node(config);
+  node.held = Held::kUnknown;
+  const SessionId a = node.Attach("demo", 0);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto first, node.Lease(a, Host(0), MiB(7)));
+  node.Ask(a, FreeRequest{first.lease});
+  // The tail is 2 MiB, and 1 MiB is left of the budget: the old tail of 3 MiB.
+  const SessionId b = node.Attach("other", 0);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto again, node.Lease(b, Host(0), MiB(6)));
+  Bytes size;
+  for (const Slice& slice : again.slices) size += slice.size;
+  EXPECT_EQ(size, MiB(7));
+  const PoolSnapshot pool = node.core.pool(Host(0));
+  EXPECT_EQ(pool.lingering, Bytes(0));
+  EXPECT_EQ(pool.leased, MiB(7));
+  EXPECT_THAT(node.Lease(a, Host(0), MiB(2)),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("uses 7 MiB of its limit of 8 MiB")));
+  EXPECT_THAT(node.Lease(a, Host(0), MiB(1)), IsOk());
+}
+
+// A GPU's lease is as large as was asked, so an odd piece does not serve.
+TEST(Lingering, WhatIsLeasedAgainOfAGpuIsNoLargerThanAsked) {
+  CoreDriver node(Limited(MiB(8)));
+  node.held = Held::kUnknown;
+  const SessionId a = node.Attach("demo", 0);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto first, node.Lease(a, Gpu(0), MiB(7)));
+  node.Ask(a, FreeRequest{first.lease});
+  EXPECT_THAT(node.Lease(a, Gpu(0), MiB(6)),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(node.Lease(a, Gpu(0), MiB(7)), IsOk());
+}
+
+// Another job of the user may have it, within its own budget only.
+TEST(Lingering, WhatIsLeasedAgainKeepsToTheBudgetOfItsJob) {
+  NodeConfig config = SmallNode();
+  config.principal_limits = {.host = MiB(8)};
+  config.named_job_limits = {{"other", {.host = MiB(6)}}};
+  CoreDriver node(config);
+  node.held = Held::kUnknown;
+  const SessionId a = node.Attach("demo", 0);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto first, node.Lease(a, Host(0), MiB(7)));
+  node.Ask(a, FreeRequest{first.lease});
+  const SessionId b = node.Attach("other", 0);
+  EXPECT_THAT(node.Lease(b, Host(0), MiB(6)),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_EQ(node.core.pool(Host(0)).lingering, MiB(7));
+  EXPECT_THAT(node.Lease(b, Host(0), MiB(4)), IsOk());
+}
+
 // Wrong once: with its parent's end a child's memory counted as free.
 TEST(Lingering, AChildOfTheDeadStillHoldsIt) {
   CoreDriver node;
