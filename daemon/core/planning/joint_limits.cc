@@ -232,6 +232,12 @@ std::vector<plan::HostLimit> JointPlanning::BudgetLimits(
     const std::vector<Position>& positions,
     const std::set<JobKey>& jobs) const {
   std::vector<plan::HostLimit> limits;
+  // Leases are rounded up, plans are not. Where the device never says that a
+  // process let go of memory, what it gave back stays charged and is leased
+  // again as it was cut: up to an extent more than a plan says.
+  const Bytes tail = config_.driver == "cuda"
+                         ? std::max(config_.extent.host, config_.granularity)
+                         : config_.granularity;
   const auto add = [&](std::string name, Bytes left, const auto& mine) {
     if (left >= Limits::kUnlimited) return;
     plan::HostLimit limit{std::move(name), left, {}};
@@ -240,9 +246,8 @@ std::vector<plan::HostLimit> JointPlanning::BudgetLimits(
     }
     limit.profiles =
         Where(positions, [&](const Position& each) { return mine(each.job); });
-    // Leases are rounded up, plans are not.
     if (jobs.size() > 1 || !waiting_leases_.empty()) {
-      limit.bytes -= config_.granularity * std::ssize(limit.profiles);
+      limit.bytes -= tail * std::ssize(limit.profiles);
     }
     limit.bytes = std::max(limit.bytes, Bytes(0));
     limits.push_back(std::move(limit));

@@ -49,6 +49,36 @@ class ReplanBounds : public Replan {
   }
 };
 
+// A node whose device never says that a process let go of memory.
+class ReplanOnCuda : public Replan {
+ protected:
+  ReplanOnCuda() : Replan(Cuda()) { node.held = Held::kUnknown; }
+  static NodeConfig Cuda() {
+    NodeConfig config = Node();
+    config.driver = "cuda";
+    config.principal_limits = {.host = MiB(30)};
+    return config;
+  }
+};
+
+// Wrong once: a budget was planned to its last granule, and the smaller lease
+// refused, for what its rank had given back was charged on.
+TEST_F(ReplanOnCuda, APlanLeavesABudgetRoomForPiecesThatAreLeasedAgain) {
+  a = Ask("a");
+  Solve({{1, MiB(30)}});
+  held = LeaseHost(a, MiB(30));
+  b = Ask("b", 1);
+  Bytes limit;
+  for (const auto& each : node.to_solve.back().resources.hosts) {
+    if (each.name == "host budget of user 1") limit = each.bytes;
+  }
+  EXPECT_EQ(limit, MiB(30) - 2 * MiB(4));
+  Solve({{0.3, MiB(11)}, {0.3, limit - MiB(11)}});
+  TakeChange(a, &held, MiB(11));
+  ASSERT_EQ(Ready(b), 1u);
+  LeaseHost(b, limit - MiB(11));
+}
+
 TEST_F(ReplanBounds, ALeaseThatNothingCouldMakeRoomForIsRefusedAtOnce) {
   FullNode();
   EXPECT_FALSE(Waits(b, MiB(44)));

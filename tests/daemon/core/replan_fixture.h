@@ -30,6 +30,7 @@ inline std::shared_ptr<plan::RankProfile> ProfileOf(int rank, uint64_t gpu) {
 
 class Replan : public ::testing::Test {
  protected:
+  explicit Replan(NodeConfig config = Node()) : node(std::move(config)) {}
   static NodeConfig Node() {
     NodeConfig node = SmallNode();
     node.hosts = {{NumaIndex(0), MiB(40)}};
@@ -133,7 +134,7 @@ class Replan : public ::testing::Test {
     node.Ask(id, PlanTakenRequest{Changes(id).back(), true, "alpha changed"});
   }
 
-  CoreDriver node{Node()};
+  CoreDriver node;
   SessionId a, b;
   LeaseId held;
 };
