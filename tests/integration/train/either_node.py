@@ -9,6 +9,8 @@ import harness
 
 FAKES = os.environ.get("SLUICE_FAKE_CUDA_DIR", "")
 ON_FAKES = bool(FAKES)
+# What a rank holds of host memory beside its step: a GPU's stage.
+STAGE_BYTES = 4 * 2**20 if ON_FAKES else 0
 
 CONFIG = """\
 [device]
@@ -18,13 +20,18 @@ access = "any"
 [pools]
 gpu_bytes = "{gpu_memory}"
 host_bytes = "{host_memory}"
-extent_bytes = "4MiB"
+extent_bytes = "{extent}"
 """ + harness.ALONE
 
 
 class FakeNodeTest(harness.TrainTest):
     """Each daemon has a node of its own, of the GPUs that it was started with;
     a program is on the node of the daemon that its command names."""
+
+    # What leases are cut into. Memory that a living rank gave back is leased
+    # again as it was cut: a test in which jobs pass some on to each other has
+    # pieces as small beside its leases as a large node has.
+    extent = "4MiB"
 
     def setUp(self):
         super().setUp()
@@ -48,7 +55,8 @@ class FakeNodeTest(harness.TrainTest):
         config = self.path(name + ".toml")
         with open(config, "w", encoding="utf-8") as file:
             file.write(CONFIG.format(gpu_memory=gpu_memory,
-                                     host_memory=host_memory) + extra)
+                                     host_memory=host_memory,
+                                     extent=self.extent) + extra)
         return runtime, config
 
     def node_of(self, command):

@@ -15,12 +15,15 @@ import signal
 import subprocess
 import unittest
 
+import either_node
 import harness
 
 RUN = "--seq-len 500 --hbm 16MiB --no-keep".split()
 
 
-class Replan(harness.TrainTest):
+class Replan(either_node.NodeTest):
+    extent = "64KiB"
+
     def planning(self, socket, job):
         """What the daemon plans for a job; None: nothing."""
         for each in self.status(socket)["planning"]:
@@ -158,9 +161,11 @@ class Replan(harness.TrainTest):
         os.mkdir(own)
         for name in ("sluiced", "sluice-worker", "sluicectl"):
             shutil.copy(os.path.join(harness.BIN, name), own)
-        self.addCleanup(setattr, harness, "BIN", harness.BIN)
+        whole = harness.BIN
+        self.addCleanup(setattr, harness, "BIN", whole)
         harness.BIN = own
         _, first, rank, log, second = self.waiting_pair()
+        harness.BIN = whole  # of the daemons that are still to come
         os.remove(os.path.join(own, "sluice-worker"))
         self.resume(rank)
         out, _ = second.communicate(timeout=60)
