@@ -26,8 +26,8 @@ constexpr char kExamples[] = R"(Examples:
 
 SIGTERM and SIGINT end it. SIGHUP: where systemd or sluiced-keeper started it,
 it makes room for a daemon that reads the file anew, if that would start and
-take over; jobs do not notice. Exit status: 0 ended by a signal; 2 bad input;
-1 a fault.)";
+take over; jobs do not notice. Where a .socket unit has made session.sock, it
+serves there. Exit status: 0 ended by a signal; 2 bad input; 1 a fault.)";
 
 // Resident memory stays small: few arenas, and what was freed goes back.
 void TuneMemory() {

@@ -26,6 +26,7 @@
 #include "daemon/service/service.h"
 #include "daemon/service/takeover/may_take_over.h"
 #include "daemon/state/death_record.h"
+#include "daemon/store/handed_listener.h"
 #include "daemon/worker_user.h"
 #include "proto/base/clock.h"
 #include "proto/base/grant_page.h"
@@ -208,9 +209,17 @@ std::string DiesTooOften(int freeze_after, const Starter& starter,
                    : fmt::format(", and the last that said why: {}", last));
 }
 
+// Beside what waits for sessions, which an idle daemon leaves too.
+bool IsLeftRanks(const Starter& starter) {
+  return std::ranges::any_of(starter.stored, [](const auto& each) {
+    return each.first != Handover::kListener;
+  });
+}
+
 // Until whoever started the process ends it.
 absl::Status Freeze(const Arguments& arguments, const std::string& why,
-                    Starter starter, DeathRecord& deaths, HttpServer* http) {
+                    Starter starter, UniqueFd listener, DeathRecord& deaths,
+                    HttpServer* http) {
   deaths.EndInOrder();
   WriteLog(LogLevel::kError, std::string(Frozen(why).message()));
   RaiseDescriptorLimit();
@@ -220,6 +229,7 @@ absl::Status Freeze(const Arguments& arguments, const std::string& why,
       FrozenDaemon::Start({.why = why,
                            .runtime_dir = arguments.runtime_dir,
                            .starter = std::move(starter),
+                           .listener = std::move(listener),
                            .clock = &clock}));
   if (http != nullptr) {
     http->Serve({.snapshot = [why] { return Frozen(why); },
@@ -246,13 +256,18 @@ absl::Status Serve(const Arguments& arguments, Starter starter,
   // First, so that it goes last: what the rest leaves is gone by then.
   SLUICE_ASSIGN_OR_RETURN(RuntimeLock lock,
                           RuntimeLock::Take(arguments.runtime_dir));
+  auto handed = TakeHandedListener(std::exchange(starter.sockets, {}),
+                                   arguments.runtime_dir + "/session.sock");
+  if (dies.empty()) SLUICE_RETURN_IF_ERROR(handed.status());
+  UniqueFd listener = handed.ok() ? *std::move(handed) : UniqueFd();
   // Sessions go before whoever watches: what these need cannot end a takeover.
-  const bool takes_over = !starter.stored.empty();
+  const bool takes_over = IsLeftRanks(starter);
   // Before what takes long, so that /readyz says that it starts.
   SLUICE_ASSIGN_OR_RETURN(auto http,
                           StartHttp(config, arguments.runtime_dir, takes_over));
   if (!dies.empty()) {
-    return Freeze(arguments, dies, std::move(starter), deaths, http.get());
+    return Freeze(arguments, dies, std::move(starter), std::move(listener),
+                  deaths, http.get());
   }
   SLUICE_ASSIGN_OR_RETURN(Node node, OpenNode(config, arguments.runtime_dir));
   // Until it serves: memory that was left is of this simulated node, which
@@ -261,7 +276,7 @@ absl::Status Serve(const Arguments& arguments, Starter starter,
   WriteLog(LogLevel::kInfo, node.description);
   if (const auto may = MayTakeOver(starter.stored, node.config); !may.ok()) {
     return Freeze(arguments, std::string(may.message()), std::move(starter),
-                  deaths, http.get());
+                  std::move(listener), deaths, http.get());
   }
 
   MonotonicClock clock;
@@ -269,13 +284,14 @@ absl::Status Serve(const Arguments& arguments, Starter starter,
                              node.config, ClocksNow(clock));
   if (!policy.ok() && starter.stored.contains(Handover::kState)) {
     return Freeze(arguments, std::string(policy.status().message()),
-                  std::move(starter), deaths, http.get());
+                  std::move(starter), std::move(listener), deaths, http.get());
   }
   SLUICE_RETURN_IF_ERROR(policy.status());
   SLUICE_ASSIGN_OR_RETURN(ServiceOptions options,
                           OptionsOf(arguments, config, node, clock));
   options.policy = *std::move(policy);
   ShareOut(config, std::move(starter), options);
+  options.listener = std::move(listener);
   options.deaths = deaths.fd();
   options.check = CheckOf(arguments);
   SLUICE_ASSIGN_OR_RETURN(const auto service,

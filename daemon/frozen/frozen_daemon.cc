@@ -105,7 +105,9 @@ absl::Status FrozenDaemon::Prepare() {
 
 absl::Status FrozenDaemon::Listen() {
   SLUICE_ASSIGN_OR_RETURN(listener_,
-                          CopyOf(options_.starter, Handover::kListener));
+                          options_.listener
+                              ? options_.listener.Duplicate()
+                              : CopyOf(options_.starter, Handover::kListener));
   if (!listener_) return absl::OkStatus();
   if (fcntl(listener_.get(), F_SETFL, O_NONBLOCK) != 0) {
     return ErrnoStatus(errno, "prepare the session socket");
@@ -159,7 +161,8 @@ void FrozenDaemon::Expire() {
 bool FrozenDaemon::Run() {
   loop_->Run();
   admin_.reset();
-  if (service_ended_ && listener_) {
+  // One that was handed on is who made it's.
+  if (service_ended_ && listener_ && !options_.listener) {
     unlink((options_.runtime_dir + "/session.sock").c_str());
   }
   return service_ended_;

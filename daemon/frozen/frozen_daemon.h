@@ -31,7 +31,8 @@ class FrozenDaemon {
   struct Options {
     std::string why;  // one line
     std::string runtime_dir;
-    Starter starter;               // what it keeps is in `stored`
+    Starter starter;    // what it keeps is in `stored`
+    UniqueFd listener;  // handed on (TakeHandedListener); empty: what was kept
     const Clock* clock = nullptr;  // outlives it
   };
   // Tells whoever started the process that it is up, and why it is frozen.
@@ -55,7 +56,7 @@ class FrozenDaemon {
   Closer closer_;
   std::unique_ptr<DescriptorStore> store_;
   std::unique_ptr<FrozenAdmin> admin_;
-  UniqueFd listener_;  // empty: none was kept
+  UniqueFd listener_;  // empty: none was handed on or kept
   UniqueFd signals_;
   absl::Duration heartbeat_ = absl::InfiniteDuration();
   absl::Time heartbeat_at_ = absl::InfiniteFuture();

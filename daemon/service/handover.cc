@@ -244,11 +244,12 @@ void Handover::WhenKept(std::function<void()> then) {
   });
 }
 
-void Handover::LeaveNothing(std::function<void()> then) {
+void Handover::LeaveNothing(std::function<void()> then,
+                            const std::string& but) {
   begun_ = false;
   try_again_at_.reset();
   if (!store_->keeps()) return then();
-  store_->RemoveAll();
+  store_->RemoveAll(but);
   if (given_up_) return then();
   WhenKept(std::move(then));
 }

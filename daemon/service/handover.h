@@ -93,9 +93,9 @@ class Handover {
   // Posted when all that was given before is kept; at once, where nobody keeps
   // anything.
   void WhenKept(std::function<void()> then);
-  // Nobody needs anything of it; `then` as WhenKept's, or at once where nobody
-  // keeps anything any more.
-  void LeaveNothing(std::function<void()> then);
+  // Nobody needs anything of it, `but` one if it is named; `then` as
+  // WhenKept's, or at once where nobody keeps anything any more.
+  void LeaveNothing(std::function<void()> then, const std::string& but = "");
 
   DescriptorStore& store() { return *store_; }
 

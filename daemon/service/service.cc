@@ -21,14 +21,11 @@
 namespace sluice::daemon {
 namespace {
 
-// Each costs some 0.1 ms of the loop.
-constexpr int kAcceptsAWakeup = 8;
 // How long requests are served before the loop looks who else has some: a
 // newcomer waits for so much of a flood, and looking costs some 0.1 ms.
 constexpr absl::Duration kTurn = absl::Microseconds(250);
 // Then administrators and scrapers are served, too.
 constexpr absl::Duration kWhoWaited = absl::Milliseconds(20);
-constexpr absl::Duration kAcceptPause = absl::Milliseconds(5);
 
 // Policy's own bounds, where this process can have fewer descriptors.
 NodeConfig Bounded(NodeConfig node, const Shares& shares,
@@ -109,6 +106,7 @@ absl::Status Service::Prepare() {
   goes_on ? outside_->GoOn() : outside_->Start();
   WriteNewEvents();
   loop_->Add(listener_.get(), EPOLLIN, [this](uint32_t) { Accept(); });
+  AcceptWhoWaitsElsewhere();
   loop_->Add(signals_.get(), EPOLLIN, [this](uint32_t) { OnSignal(); });
   loop_->SetWork([this] { return TakeTurns(); });
   loop_->SetTimer([this] { return NextDeadline(); }, [this] { Expire(); });
@@ -186,23 +184,6 @@ UniqueFd Service::TakeLimits() {
   return UniqueFd();
 }
 
-// Whoever connects while there is no daemon waits on a socket that was kept.
-absl::Status Service::Listen() {
-  listener_ = handover_->Take(Handover::kListener);
-  const bool reached = access(options_.socket.c_str(), F_OK) == 0;
-  if (listener_ && !reached) {
-    handover_->DropSocket(Handover::kListener, std::move(listener_));
-  }
-  if (!listener_) {
-    SLUICE_ASSIGN_OR_RETURN(
-        listener_, wire::Listen(options_.socket, options_.socket_mode));
-  }
-  if (fcntl(listener_.get(), F_SETFL, O_NONBLOCK) != 0) {
-    return ErrnoStatus(errno, "prepare the session socket");
-  }
-  return absl::OkStatus();
-}
-
 Service::~Service() {
   if (leaving_) {
     for (const auto& [id, channel] : channels_) channel->Leave();
@@ -230,55 +211,9 @@ bool Service::Finish(absl::Duration patience) {
   return extents_->Finish(left()) && finished;
 }
 
-void Service::RemoveSocket() {
-  if (!listener_ || leaving_) return;
-  unlink(options_.socket.c_str());
-  loop_->Remove(listener_.get());
-  // Who was not accepted may have sent what lingers.
-  closer_.CloseSession(std::move(listener_));
-}
-
 void Service::AnswerWhoWaited() { loop_->RunWhatIsThere(kWhoWaited); }
 
 void Service::Run() { loop_->Run(); }
-
-void Service::PauseAccepting() {
-  loop_->Change(listener_.get(), 0);
-  accept_again_at_ = loop_->now() + kAcceptPause;
-}
-
-void Service::TurnAway() {
-  UniqueFd socket = spare_.Take(listener_.get());
-  if (!socket) return PauseAccepting();
-  Refuse(std::move(socket),
-         absl::ResourceExhaustedError(
-             "sluiced has no file descriptors left: try again, or raise its "
-             "LimitNOFILE"));
-  spare_.Refill();
-}
-
-void Service::Accept() {
-  for (int i = 0; i < kAcceptsAWakeup; ++i) {
-    if (closer_.sockets_waiting() >= Closer::kMostSockets) {
-      return PauseAccepting();
-    }
-    UniqueFd socket(accept4(listener_.get(), nullptr, nullptr,
-                            SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket && SpareFd::IsShortage(errno)) return TurnAway();
-    if (!socket) return;
-    auto identity = IdentifyPeer(socket.get(), options_.peers);
-    const absl::Status may =
-        identity.ok() ? MayAttach(identity->peer.principal) : identity.status();
-    if (!may.ok()) {
-      Refuse(std::move(socket), may);
-      continue;
-    }
-    const SessionId id(next_session_++);
-    Watch(id, identity->peer.principal, std::move(socket),
-          std::move(identity->pidfd));
-    Execute(core_.Connect(id, identity->peer, loop_->now()));
-  }
-}
 
 void Service::Watch(SessionId id, const Principal& who, UniqueFd socket,
                     UniqueFd pidfd) {
@@ -298,25 +233,6 @@ void Service::Watch(SessionId id, const Principal& who, UniqueFd socket,
                 Execute(core_.ProtocolBroken(id, why, loop_->now()));
               },
           .gone = [this, id] { OnGone(id); }});
-}
-
-absl::Status Service::MayAttach(const Principal& principal) {
-  if (closer_.waiting_of(principal) > Closer::kMostOfAUser) {
-    return absl::ResourceExhaustedError(fmt::format(
-        "{} sent more than {} file descriptors that take long to close: "
-        "wait until they are closed",
-        Name(principal), Closer::kMostOfAUser));
-  }
-  return quotas_.Ask(principal, Resource::kSessions);
-}
-
-void Service::Refuse(UniqueFd socket, const absl::Status& why) {
-  WriteLimited(
-      LogLimiter::kUnknown, LogLevel::kWarning,
-      fmt::format("a connection was refused: {}", std::string(why.message())));
-  if (!socket) return;
-  wire::Send(socket.get(), ErrorPacket(RequestId(), why)).IgnoreError();
-  closer_.CloseSession(std::move(socket));
 }
 
 bool Service::TakeTurns() {

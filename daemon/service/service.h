@@ -74,6 +74,7 @@ struct ServiceOptions {
   const Clock* clock = nullptr;  // CLOCK_MONOTONIC, outlives the service
   Policy policy;                 // of an earlier daemon
   Starter starter;               // what this process was started with
+  UniqueFd listener;  // at `socket`, by TakeHandedListener; empty: make one
   // Says whether a start with the configuration as it is now would work and
   // take over (Reload); empty: SIGHUP is only noted.
   std::vector<std::string> check;
@@ -144,6 +145,9 @@ class Service {
   explicit Service(ServiceOptions options);
   absl::Status Prepare();
   absl::Status Listen();
+  // `kept`: for an earlier daemon, if it was.
+  void UseHanded(UniqueFd kept);
+  absl::Status UseOwn(UniqueFd kept);
   absl::Status TakeSignals();
   // What does for the loop what takes long, and tells it.
   void MakeParts();
@@ -170,12 +174,18 @@ class Service {
 
   // Into the core.
   void Accept();
+  // False: nobody waits at `listener`, or none can be had.
+  bool AcceptOne(int listener);
+  void AcceptWhoWaitsElsewhere();
+  // Nor is any request read from here on: who has no answer asks the next
+  // daemon.
+  void StopAccepting();
   void Watch(SessionId id, const Principal& who, UniqueFd socket,
              UniqueFd pidfd);
   // The listener is not looked at until accept_again_at_.
   void PauseAccepting();
   // Without a descriptor for it.
-  void TurnAway();
+  void TurnAway(int listener);
   absl::Status MayAttach(const Principal& principal);
   void Refuse(UniqueFd socket, const absl::Status& why);
   void OnMessage(SessionId id, wire::Message& message);
@@ -253,6 +263,9 @@ class Service {
   std::unique_ptr<Loop> loop_;
   Closer closer_;
   UniqueFd listener_;
+  UniqueFd earlier_listener_;  // of before a socket was handed on
+  // Whether somebody has the listener for the next daemon: its path stays.
+  bool listener_stays_ = false;
   UniqueFd signals_;
   // While too many sockets wait to be closed, or nobody can be turned away,
   // none is accepted until then.

@@ -71,6 +71,7 @@ void Service::EndForReload(const absl::Status& checked) {
 void Service::End(Ending how) {
   reload_->Stop();
   loop_->Remove(signals_.get());
+  StopAccepting();
   snapshots_->Clear();
   // Who stopped it starts the next one, or closes what is kept.
   leaving_ =
@@ -80,7 +81,11 @@ void Service::End(Ending how) {
   // What is on its way to who keeps it must arrive there.
   if (leaving_) return handover_->WhenKept([this] { loop_->Stop(); });
   Execute(core_.ShutDown("sluiced was stopped", loop_->now()));
-  handover_->LeaveNothing([this] { loop_->Stop(); });
+  // Who connects until then waits for the next daemon, where there may be one.
+  const bool kept = how != Ending::kOfService && handover_->saves();
+  listener_stays_ = listener_stays_ || kept;
+  handover_->LeaveNothing([this] { loop_->Stop(); },
+                          kept ? Handover::kListener : "");
 }
 
 }  // namespace sluice::daemon

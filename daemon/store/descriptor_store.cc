@@ -130,11 +130,13 @@ void DescriptorStore::Remove(std::string_view name) {
         .changes_store = true});
 }
 
-void DescriptorStore::RemoveAll() {
+void DescriptorStore::RemoveAll(std::string_view but) {
   std::vector<std::string> names;
   {
     const MutexLock lock(mutex_);
-    for (const auto& [name, fd] : kept_) names.push_back(name);
+    for (const auto& [name, fd] : kept_) {
+      if (name != but) names.push_back(name);
+    }
   }
   for (const std::string& name : names) Remove(name);
 }
