@@ -108,10 +108,20 @@ class Passes(OfTorch):
         self.assertGreater(found["operators"], 40)
         self.assertEqual(set(found["attention"]),
                          {"flash", "efficient", "cudnn"})
-        cases = checks["gradients"]["value"]["cases"]
-        for word in ("causal", "window", "documents", "float32", "bfloat16",
-                     'hidden="device"', 'hidden="host"'):
-            self.assertTrue(any(word in c["case"] for c in cases), word)
+        self.assertEqual(
+            [(c["case"].split(",")[0], *(word in c["case"] for word in (
+                "bfloat16", 'hidden="host"')), *c["kernels"])
+             for c in checks["gradients"]["value"]["cases"]],
+            [("causal", False, False, "efficient"),
+             ("causal", False, True, "efficient"),
+             ("causal", True, False, "flash"), ("causal", True, True, "flash"),
+             ("window", False, False, "whole scores"),
+             ("window", False, True, "whole scores"),
+             ("window", True, False, "flash"),
+             ("documents", False, False, "efficient"),
+             ("documents", True, True, "flash"),
+             ("causal", False, False, "efficient"),
+             ("causal", False, False, "whole scores")])
         environment = os.path.dirname(os.path.dirname(PYTHON))
         for name, text in self.archive().items():
             for told in (self.folder, os.uname().nodename, BIN, environment):

@@ -24,6 +24,11 @@ class Sizes:
     ffn: int = 96
     layers: int = 2
     vocabulary: int = 128
+    value_width: int | None = None  # None: as the keys
+
+    @property
+    def of_values(self) -> int:
+        return self.value_width or self.width
 
 
 class Norm(nn.Module):
@@ -53,8 +58,8 @@ class Layer(nn.Module):
         rows, width = sizes.hidden, sizes.width
         self.q = nn.Linear(rows, sizes.heads * width, bias=False)
         self.k = nn.Linear(rows, sizes.kv_heads * width, bias=False)
-        self.v = nn.Linear(rows, sizes.kv_heads * width, bias=False)
-        self.o = nn.Linear(sizes.heads * width, rows, bias=False)
+        self.v = nn.Linear(rows, sizes.kv_heads * sizes.of_values, bias=False)
+        self.o = nn.Linear(sizes.heads * sizes.of_values, rows, bias=False)
         self.q_norm, self.k_norm = Norm(width), Norm(width)
         self.gate = nn.Linear(rows, sizes.ffn, bias=False)
         self.up = nn.Linear(rows, sizes.ffn, bias=False)
@@ -65,9 +70,11 @@ class Layer(nn.Module):
                 attention_mask: Tensor | None = None) -> Tensor:
         """x [B, S, H]; the mask bool [1, 1, S, S], True where a row sees a
         key, or None: causal."""
-        normed, width = self.attention_norm(x), self.sizes.width
+        normed, sizes = self.attention_norm(x), self.sizes
         q, k, v = (project(normed).unflatten(-1, (-1, width)).transpose(1, 2)
-                   for project in (self.q, self.k, self.v))
+                   for project, width in ((self.q, sizes.width),
+                                          (self.k, sizes.width),
+                                          (self.v, sizes.of_values)))
         q, k = (rotate(t, *position_embeddings)
                 for t in (self.q_norm(q), self.k_norm(k)))
         o = F.scaled_dot_product_attention(

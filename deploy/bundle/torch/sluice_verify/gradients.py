@@ -39,8 +39,10 @@ class Case:
     sizes: Sizes = Sizes()
 
     def __str__(self) -> str:
+        values = self.sizes.value_width
         return (f"{self.mask.__name__}, {self.rows} rows in chunks of "
                 f"{self.chunk}, heads of {self.sizes.width}, "
+                f"{f'values of {values}, ' if values else ''}"
                 f"{str(self.dtype).removeprefix('torch.')}, "
                 f'hidden="{self.hidden}"')
 
@@ -52,9 +54,11 @@ CASES = (
       for hidden in ("device", "host")),
     Case(masks.window, 107, 32),
     Case(masks.window, 107, 32, "host"),
+    Case(masks.window, 107, 32, dtype=torch.bfloat16),  # flash's own windows
     Case(masks.documents, 107, 32),
     Case(masks.documents, 107, 32, "host", torch.bfloat16),
     Case(masks.causal, 769, 256, sizes=WIDE),  # a last chunk of one row
+    Case(masks.causal, 107, 32, sizes=Sizes(value_width=8)),  # for no kernel
 )
 
 
@@ -71,9 +75,10 @@ def check(result: Result, socket: str) -> None:
             found.append({"case": str(case), **apart})
 
 
-def compare(session: sluice.Session, case: Case) -> dict[str, float]:
+def compare(session: sluice.Session, case: Case) -> dict[str, object]:
     """Two steps, the second over what the first has left and on another
-    stream. Raises `Failure`."""
+    stream. Raises `Failure`. How far they are apart, and which kernels computed
+    attention."""
     model = seeded(case.sizes)
     ids = torch.randint(case.sizes.vocabulary, (2, case.rows),
                         generator=torch.Generator().manual_seed(1))
@@ -95,12 +100,12 @@ def compare(session: sluice.Session, case: Case) -> dict[str, float]:
             for name, value in judge(case, got, exact, plain).items():
                 worst[name] = max(worst.get(name, 0.0), value)
         here.wait_stream(side)
-        left = stream.stats().host_bytes
-        if not stream.stats().blocks or left:
-            raise Failure(f"{case}: {stream.stats().blocks} blocks of "
-                          f"attention were streamed, and {left} bytes of the "
+        stats = stream.stats()
+        if not stats.blocks or stats.host_bytes:
+            raise Failure(f"{case}: {stats.blocks} blocks of attention were "
+                          f"streamed, and {stats.host_bytes} bytes of the "
                           "host are still held")
-    return worst
+    return {**worst, "kernels": stats.kernels}
 
 
 def gradients(model: Decoder, ids: Tensor, mask: Tensor | None) -> Gradients:
