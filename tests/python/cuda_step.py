@@ -20,7 +20,7 @@ import titan
 import torch
 from group_layers import graded
 from models import Run, assert_same, batch, run, tiny
-from sluice import gpu_blocks
+from sluice import gpu_blocks, whole_scores
 from sluice.arena import HostArena
 from sluice.intervals import Whole
 from torch import nn
@@ -43,9 +43,9 @@ def on_cpu(found: Run) -> Run:
 
 
 def stepped(session: sluice.Session, model: nn.Module | None = None,
-            **options) -> None:
+            computed: set[str] | None = None, **options) -> None:
     """The same step twice, the second over what the first has left and on
-    another stream."""
+    another stream, attention by these."""
     model, inputs = model or tiny("qwen3"), batch()
     expected = run(copy.deepcopy(model), inputs)
     model.to(GPU)
@@ -61,6 +61,7 @@ def stepped(session: sluice.Session, model: nn.Module | None = None,
     here.wait_stream(side)
     stats = stream.stats()
     assert stats.blocks > 0 and stats.host_bytes == 0, stats
+    assert computed is None or set(stats.kernels) == computed, stats
     stream.unstream()
 
 
@@ -80,8 +81,25 @@ def swapped(session: sluice.Session) -> None:
 
 
 def windows(session: sluice.Session) -> None:
-    """Masked blocks in fp32, which no kernel of ATen has."""
-    stepped(session, tiny("mistral", sliding_window=24))
+    """In fp32, which no kernel of ATen has."""
+    stepped(session, tiny("mistral", sliding_window=24), {"whole scores"})
+
+
+def by_scores(session: sluice.Session) -> None:
+    """What no kernel takes, in several strips of each block; and sinks."""
+    whole_scores._ROWS = 7
+    stepped(session, tiny(
+        "gemma2", sliding_window=24, query_pre_attn_scalar=8,
+        attn_logit_softcapping=5.0, final_logit_softcapping=3.0),
+        {"whole scores"})
+    stepped(session, tiny(  # values narrower than keys
+        "deepseek_v3", q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=4,
+        qk_nope_head_dim=8, v_head_dim=8, head_dim=4, num_key_value_heads=4,
+        first_k_dense_replace=2), {"whole scores"})
+    # Sliding layers and full ones; with all experts nothing is chosen.
+    stepped(session, tiny("gpt_oss", num_local_experts=2,
+                          num_experts_per_tok=2, sliding_window=24),
+            {"whole scores", "efficient"})
 
 
 def streams(session: sluice.Session) -> None:

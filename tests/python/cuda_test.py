@@ -24,7 +24,7 @@ def node(tmp_path):
 @pytest.mark.parametrize("what", ["device", "host", "swapped", "windows",
                                   "streams", "handover", "rounded", "slots",
                                   "by_efficient", "by_cudnn", "layouts",
-                                  "no_kernel", "by_flash_through_windows"])
+                                  "by_scores", "no_kernel", "by_flash_through_windows"])
 def test_a_step_is_the_models_own_and_ordered(node, what):
     ran = node.run("cuda_step.py", what)
     print(ran.stdout)
