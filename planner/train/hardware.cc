@@ -46,7 +46,7 @@ constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
 
 absl::Status Fault(std::string_view source, std::string what) {
   return absl::InvalidArgumentError(
-      Printable(fmt::format("{}: {}", source, what)));
+      PrintableLine(fmt::format("{}: {}", source, what)));
 }
 
 const Key* Find(std::string_view table, std::string_view name) {
