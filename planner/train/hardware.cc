@@ -32,6 +32,11 @@ constexpr Key kKeys[] = {
      true},
     {"kernels", "attention_backward", &Hardware::attention_backward_efficiency,
      true},
+    {"kernels", "matmul_fp32", &Hardware::matmul_fp32_efficiency, true, true},
+    {"kernels", "attention_forward_64", &Hardware::narrow_forward_efficiency,
+     true, true},
+    {"kernels", "attention_backward_64", &Hardware::narrow_backward_efficiency,
+     true, true},
     {"node", "host_memory_bytes", &Hardware::host_memory_bytes},
     {"links", "host_bytes_per_s", &Hardware::host_link_bytes_per_s},
     {"links", "gpu_bytes_per_s", &Hardware::gpu_link_bytes_per_s},
@@ -39,6 +44,9 @@ constexpr Key kKeys[] = {
     {"allocator", "reorganisation_s_per_byte",
      &Hardware::reorganisation_s_per_byte, false, true},
 };
+
+constexpr std::string_view kHeadDim = "attention_head_dim";  // of kernels
+constexpr int64_t kMostHeadDim = 1024;
 
 // What is meant by names that are no profile's.
 constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
@@ -66,8 +74,9 @@ absl::Status CheckKeys(const toml::table& root, std::string_view source) {
       return Fault(source, fmt::format("unknown key '{}'", table));
     }
     for (const auto& [key, value] : *inside) {
-      const bool gpus = table == "node" && key.str() == "gpus";
-      if (!gpus && Find(table, key.str()) == nullptr) {
+      const bool whole = (table == "node" && key.str() == "gpus") ||
+                         (table == "kernels" && key.str() == kHeadDim);
+      if (!whole && Find(table, key.str()) == nullptr) {
         return Fault(source, fmt::format("unknown key '{}.{}'", table,
                                          std::string_view(key.str())));
       }
@@ -95,6 +104,30 @@ absl::Status ReadNumber(const toml::table& root, const Key& key,
   return absl::OkStatus();
 }
 
+// What kernels' keys that may be left out say of the others.
+absl::Status FinishKernels(const toml::table& root, std::string_view source,
+                           Hardware& hardware) {
+  if (const auto node = root["kernels"][kHeadDim]) {
+    const int64_t dim = node.value<int64_t>().value_or(0);
+    if (dim < 1 || dim > kMostHeadDim) {
+      return Fault(source, fmt::format("'kernels.{}' is {}; it must be a whole "
+                                       "number of 1 to {}",
+                                       kHeadDim, dim, kMostHeadDim));
+    }
+    hardware.attention_head_dim = dim;
+  }
+  if ((hardware.narrow_forward_efficiency > 0) !=
+      (hardware.narrow_backward_efficiency > 0)) {
+    return Fault(source,
+                 "'kernels.attention_forward_64' and 'attention_backward_64' "
+                 "go together: give both or neither");
+  }
+  if (hardware.matmul_fp32_efficiency == 0) {
+    hardware.matmul_fp32_efficiency = hardware.matmul_efficiency / 2;
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Hardware> FromTable(const toml::table& root,
                                    std::string_view source) {
   if (absl::Status status = CheckKeys(root, source); !status.ok()) {
@@ -112,10 +145,16 @@ absl::StatusOr<Hardware> FromTable(const toml::table& root,
     absl::Status status = ReadNumber(root, key, source, hardware);
     if (!status.ok()) return status;
   }
+  SLUICE_RETURN_IF_ERROR(FinishKernels(root, source, hardware));
   return hardware;
 }
 
 }  // namespace
+
+bool Hardware::OtherHeads(int64_t head_dim) const {
+  const int64_t measured = narrow(head_dim) ? kNarrowHead : attention_head_dim;
+  return measured > 0 && (measured <= kNarrowHead) != (head_dim <= kNarrowHead);
+}
 
 absl::StatusOr<Hardware> ReadHardware(std::string_view toml,
                                       std::string_view source) {

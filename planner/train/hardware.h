@@ -16,6 +16,11 @@
 
 namespace sluice::planner::train {
 
+// GPUs' attention is slower over narrow heads: for as many FLOPs it has twice
+// the softmax (an H100 by cuDNN, though of other shapes: 481 TFLOP/s forward at
+// 64, 741 at 128).
+inline constexpr int64_t kNarrowHead = 64;
+
 struct Hardware {
   std::string name;
   std::string note;  // e.g. that it was measured on a simulated node
@@ -31,6 +36,18 @@ struct Hardware {
   double matmul_efficiency = 0;
   double attention_forward_efficiency = 0;
   double attention_backward_efficiency = 0;
+  // Matmuls of fp32 tensors, as sluice's gradients of weights are (a GPU
+  // rounds their factors to TF32). Where a profile does not tell it is half of
+  // matmul_efficiency, as TF32's peak is half of bf16's in NVIDIA's data sheets
+  // from A100 on.
+  double matmul_fp32_efficiency = 0;
+  // Attention over heads of at most kNarrowHead; 0: not told, and the two above
+  // are taken.
+  double narrow_forward_efficiency = 0;
+  double narrow_backward_efficiency = 0;
+  // The heads that attention_*_efficiency are of; 0: not told, and they are
+  // taken to be of 128, as nearly all models have.
+  int64_t attention_head_dim = 0;
 
   // A node.
   int64_t gpus_per_node = 0;
@@ -47,7 +64,25 @@ struct Hardware {
   // nothing is charged. Only machines that somebody measured have it.
   double reorganisation_s_per_byte = 0;
 
+  // Of a model with heads of so many dimensions.
+  double AttentionForward(int64_t head_dim) const {
+    return narrow(head_dim) ? narrow_forward_efficiency
+                            : attention_forward_efficiency;
+  }
+  double AttentionBackward(int64_t head_dim) const {
+    return narrow(head_dim) ? narrow_backward_efficiency
+                            : attention_backward_efficiency;
+  }
+  // Whether `head_dim` is another kind of heads than those whose attention the
+  // profile has.
+  bool OtherHeads(int64_t head_dim) const;
+
   bool operator==(const Hardware&) const = default;
+
+ private:
+  bool narrow(int64_t head_dim) const {
+    return head_dim <= kNarrowHead && narrow_forward_efficiency > 0;
+  }
 };
 
 // Reads a profile; unknown and missing keys are faults. `source` names the

@@ -38,7 +38,8 @@ PassTimes ForwardKernels(const Request& request, double gpus, bool causal) {
   PassTimes times;
   times.matmul = MatmulSeconds(request, request.model.layer_weights(), gpus);
   times.attention = AttentionSeconds(
-      request, gpus, causal, 2, request.hardware.attention_forward_efficiency);
+      request, gpus, causal, 2,
+      request.hardware.AttentionForward(request.model.head_dim()));
   times.elementwise = MoveSeconds(request, gpus, kForwardMoves);
   return times;
 }
@@ -48,7 +49,8 @@ PassTimes BackwardKernels(const Request& request, double gpus, bool causal) {
   times.matmul =
       2 * MatmulSeconds(request, request.model.layer_weights(), gpus);
   times.attention = AttentionSeconds(
-      request, gpus, causal, 5, request.hardware.attention_backward_efficiency);
+      request, gpus, causal, 5,
+      request.hardware.AttentionBackward(request.model.head_dim()));
   times.elementwise = MoveSeconds(request, gpus, kBackwardMoves);
   return times;
 }

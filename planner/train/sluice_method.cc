@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "planner/stream/host_stage.h"
+#include "planner/stream/layer_time.h"
 #include "planner/stream/schedule.h"
 #include "planner/stream/states.h"
 #include "planner/stream/transients.h"
@@ -67,13 +68,54 @@ double States(const Request& request, const Settings& settings) {
                     .count());
 }
 
-double ExposedOf(const Traffic& traffic, double link, double compute) {
-  return Exposed(double(std::max(traffic.in, traffic.out)) / link, compute);
+// The run's own kernels where they are not those of all methods: they are not
+// fused, and gradients of weights are fp32 products (client/torch/math).
+void AsTheRunComputes(const Request& request, double gpus, double dropped,
+                      LayerTimes& layer) {
+  const Hardware& hardware = request.hardware;
+  const double wide = double(request.model.ffn) / double(request.model.hidden);
+  const double hidden =
+      HiddenBytes(request, gpus) / hardware.memory_bytes_per_s;
+  layer.forward.elementwise =
+      (kSluiceForwardMoves + kSluiceForwardWide * wide) * hidden;
+  layer.recompute.elementwise =
+      dropped * (kSluiceRecomputedMoves + kSluiceForwardWide * wide) * hidden;
+  layer.backward.elementwise =
+      (kSluiceBackwardMoves + kSluiceBackwardWide * wide) * hidden;
+  layer.backward.matmul *=
+      0.5 + 0.5 * hardware.matmul_efficiency / hardware.matmul_fp32_efficiency;
 }
 
+// Backward's kernels between hidden states and heads: of its matmuls those of
+// q, k and v, and as much of the rest.
+double ProjectionsShare(const ModelShape& model) {
+  const double weights = double(model.hidden) *
+                         double(model.query_width() + 2 * model.key_width());
+  return weights / model.layer_weights();
+}
+
+// The layer's compute as the streamed step has it in pieces.
+stream::LayerCompute ComputeOf(const ModelShape& model, double chunks,
+                               const LayerTimes& layer) {
+  const PassTimes& up = layer.forward;
+  const PassTimes& back = layer.backward;
+  const double keys = up.attention * (1 - 1 / chunks);
+  const double local = back.matmul + back.elementwise;
+  const double projections = ProjectionsShare(model) * local;
+  return {.keys = keys,
+          .forward = up.compute() + up.network - keys,
+          .tokens =
+              layer.recompute.total() + local - projections + back.network / 2,
+          .blocks = back.attention,
+          .projections = projections + back.network / 2};
+}
+
+// What copies add: to layers, and to embedding and loss, of which each layer
+// is given its part.
 void AddCopies(const Request& request, const StreamShape& shape,
-               LayerTimes& layer) {
+               const Settings& settings, LayerTimes& layer) {
   const double link = request.hardware.host_link_bytes_per_s;
+  const stream::LinkSpeeds links = {link, link};
   const LayerTraffic traffic = stream::CountTraffic(shape);
   PassTimes& up = layer.forward;
   PassTimes& back = layer.backward;
@@ -81,20 +123,18 @@ void AddCopies(const Request& request, const StreamShape& shape,
   up.copy_out = double(traffic.forward.out) / link;
   back.copy_in = double(traffic.tokens.in + traffic.blocks.in) / link;
   back.copy_out = double(traffic.tokens.out + traffic.blocks.out) / link;
-  // What a phase's first chunk needs overlaps with nothing.
-  const auto first = [&](Class which) {
-    return double(shape.chunk_bytes(which, 0)) / link;
-  };
-  const double first_hidden = first(Class::kInput);
-  const double first_block = first(Class::kQ) + first(Class::kOutputGradient) +
-                             first(Class::kO) + 2 * first(Class::kK);
-  up.exposed_copy = first_hidden +
-                    ExposedOf(traffic.forward, link, up.compute() + up.network);
-  const double local =
-      layer.recompute.total() + back.matmul + back.elementwise + back.network;
-  back.exposed_copy = 2 * first_hidden + first_block +
-                      ExposedOf(traffic.tokens, link, local) +
-                      ExposedOf(traffic.blocks, link, back.attention);
+  const stream::LayerCompute compute =
+      ComputeOf(request.model, double(shape.chunks()), layer);
+  const stream::LayerSeconds seconds = stream::TimeLayer(shape, compute, links);
+  const stream::EndsCompute ends = {
+      .loss = HeadSeconds(request, double(settings.sp))};
+  const double beside_layers =
+      stream::TimeEnds(shape, ends, links) - ends.total();
+  up.exposed_copy = Exposed(seconds.forward, compute.keys + compute.forward) +
+                    beside_layers / double(request.model.layers);
+  back.exposed_copy =
+      Exposed(seconds.tokens, compute.tokens) +
+      Exposed(seconds.attention, compute.blocks + compute.projections);
 }
 
 // q, k, v of dropped rows are exchanged again, of the q, k, v and o of all.
@@ -117,10 +157,11 @@ StepParts SluiceStep(const Request& request, const Settings& settings) {
   layer.forward = ForwardKernels(request, sp, true);
   layer.backward = BackwardKernels(request, sp, true);
   layer.recompute = RecomputeKernels(request, sp, dropped);
+  AsTheRunComputes(request, sp, dropped, layer);
   layer.forward.network = layer.backward.network = ExchangeSeconds(request, sp);
   layer.recompute.network =
       RecomputedNetwork(shape, dropped, layer.forward.network);
-  AddCopies(request, shape, layer);
+  AddCopies(request, shape, settings, layer);
   AddZero(request, settings.zero, 2, kMegatronGradient, parts);
   parts.swapped_layers = double(model.layers);
   parts.optimizer_s = OptimizerSeconds(

@@ -248,6 +248,14 @@ std::vector<std::string> NotesOf(const TrainAnswer& answer) {
         "charged",
         planner::train::kMemoHardware, Printable(request.hardware.name)));
   }
+  const int64_t head_dim = request.model.head_dim();
+  if (request.hardware.OtherHeads(head_dim)) {
+    notes.push_back(fmt::format(
+        "attention's speed on {} was measured over heads of {}, and this "
+        "model's are of {}",
+        Printable(request.hardware.name), request.hardware.attention_head_dim,
+        head_dim));
+  }
   if (!request.hardware.note.empty()) {
     notes.push_back(Printable(request.hardware.note));
   }

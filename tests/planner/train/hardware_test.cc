@@ -13,11 +13,13 @@ using ::testing::IsSupersetOf;
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
 std::string Profile(const std::string& gpu_extra = "",
-                    const std::string& matmul = "0.5") {
+                    const std::string& matmul = "0.5",
+                    const std::string& kernels_extra = "") {
   return "name = 'mine'\n[gpu]\npeak_flops = 1e12\nmemory_bytes = 1e9\n"
          "memory_bytes_per_s = 1e11\n" +
          gpu_extra + "[kernels]\nmatmul = " + matmul +
-         "\nattention_forward = 0.5\nattention_backward = 0.5\n"
+         "\nattention_forward = 0.5\nattention_backward = 0.4\n" +
+         kernels_extra +
          "[node]\ngpus = 2\nhost_memory_bytes = 1e10\n"
          "[links]\nhost_bytes_per_s = 1e9\ngpu_bytes_per_s = 2e9\n"
          "network_bytes_per_s = 3\n";
@@ -80,7 +82,55 @@ TEST(TrainHardware, ReadsEveryKeyAndTakesWholeNumbersForNumbers) {
   EXPECT_EQ(read.gpu_link_bytes_per_s, 2e9);
 }
 
+TEST(TrainHardware, AttentionIsOfTheHeadsThatTheModelHas) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Hardware untold,
+                              ReadHardware(Profile(), "p"));
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const Hardware both,
+      ReadHardware(Profile("", "0.5",
+                           "attention_head_dim = 128\n"
+                           "attention_forward_64 = 0.3\n"
+                           "attention_backward_64 = 0.2\n"),
+                   "p"));
+  for (const int64_t dim : {16, 64, 80, 128, 256}) {
+    EXPECT_EQ(untold.AttentionForward(dim), 0.5);
+    EXPECT_EQ(untold.AttentionBackward(dim), 0.4);
+    EXPECT_FALSE(untold.OtherHeads(dim));
+    EXPECT_EQ(both.AttentionForward(dim), dim <= 64 ? 0.3 : 0.5);
+    EXPECT_EQ(both.AttentionBackward(dim), dim <= 64 ? 0.2 : 0.4);
+    EXPECT_FALSE(both.OtherHeads(dim));
+  }
+  // As profile once measured them.
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const Hardware narrow,
+      ReadHardware(Profile("", "0.5", "attention_head_dim = 64\n"), "p"));
+  EXPECT_EQ(narrow.AttentionForward(128), 0.5);
+  EXPECT_TRUE(narrow.OtherHeads(128));
+  EXPECT_FALSE(narrow.OtherHeads(64));
+}
+
+TEST(TrainHardware, ProductsOfFp32AreHalfAsFastWhereItIsNotTold) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Hardware untold,
+                              ReadHardware(Profile(), "p"));
+  EXPECT_EQ(untold.matmul_fp32_efficiency, 0.25);
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const Hardware told,
+      ReadHardware(Profile("", "0.5", "matmul_fp32 = 0.45\n"), "p"));
+  EXPECT_EQ(told.matmul_fp32_efficiency, 0.45);
+}
+
 TEST(TrainHardware, FaultsNameFileKeyAndLimit) {
+  EXPECT_THAT(
+      ReadHardware(Profile("", "0.5", "attention_forward_64 = 0.3\n"), "p"),
+      StatusIs(kInvalid, HasSubstr("give both or neither")));
+  for (const char* dim : {"0", "-1", "1025", "64.5", "'many'"}) {
+    EXPECT_THAT(
+        ReadHardware(Profile("", "0.5",
+                             std::string("attention_head_dim = ") + dim + "\n"),
+                     "p"),
+        StatusIs(kInvalid, HasSubstr("'kernels.attention_head_dim'")))
+        << dim;
+  }
   EXPECT_THAT(ReadHardware("name = ", "p.toml"),
               StatusIs(kInvalid, HasSubstr("p.toml: line 1")));
   EXPECT_THAT(ReadHardware(Profile("speed = 3\n"), "p"),

@@ -1,0 +1,205 @@
+#include "planner/stream/layer_time.h"
+
+#include <algorithm>
+#include <initializer_list>
+
+#include "planner/stream/schedule.h"
+
+namespace sluice::stream {
+namespace {
+
+double Over(int64_t bytes, double speed) {
+  return speed > 0 ? static_cast<double>(bytes) / speed : 0;
+}
+
+// A phase as a pipeline of three: copies in, compute, copies out. Every path
+// through it that changes from one to the next once; with equal chunks the
+// longest is what the phase takes.
+struct Pipeline {
+  double in = 0, compute = 0, out = 0;  // of the phase
+  double first_in = 0, first_compute = 0;
+  double last_compute = 0, last_out = 0;
+
+  double Seconds() const {
+    return std::max({first_in + compute + last_out,
+                     in + last_compute + last_out,
+                     first_in + first_compute + out});
+  }
+};
+
+class LayerTime {
+ public:
+  LayerTime(const StreamShape& shape, const LayerCompute& compute,
+            const LinkSpeeds& links)
+      : shape_(shape),
+        compute_(compute),
+        links_(links),
+        traffic_(CountTraffic(shape)),
+        last_(shape.chunks() - 1) {}
+
+  double Forward() const;
+  double Tokens() const;
+  double Attention() const;
+
+ private:
+  double In(int64_t bytes) const { return Over(bytes, links_.h2d); }
+  double Out(int64_t bytes) const { return Over(bytes, links_.d2h); }
+  // Of a chunk, or of all.
+  template <typename... Chunk>
+  int64_t Moved(std::initializer_list<Class> classes, Chunk... m) const {
+    int64_t bytes = 0;
+    for (const Class which : classes) bytes += shape_.moved_bytes(which, m...);
+    return bytes;
+  }
+  int64_t SavedPost(int64_t m) const {
+    int64_t bytes = 0;
+    for (const Class which : kPostClasses) {
+      bytes += shape_.stored_bytes(which, m);
+    }
+    return bytes;
+  }
+  // The part of a sequence's rows that chunk m is.
+  double Share(int64_t m) const {
+    return static_cast<double>(shape_.rows(m)) /
+           static_cast<double>(last_ * shape_.rows(0) + shape_.rows(last_));
+  }
+  int64_t TokensIn(int64_t m) const {
+    return 2 * shape_.moved_bytes(Class::kInput, m) +
+           shape_.moved_bytes(Class::kO, m) + SavedPost(m);
+  }
+  int64_t TokensOut(int64_t m) const {
+    int64_t bytes = Moved({Class::kInput, Class::kOutputGradient}, m);
+    for (const Class which : kHeadClasses) {
+      bytes += shape_.moved_bytes(which, m) - shape_.stored_bytes(which, m);
+    }
+    return bytes;
+  }
+  // What qkv.backward fetches and sends.
+  int64_t ProjectionsIn() const {
+    return 2 * shape_.moved_bytes(Class::kInput) +
+           shape_.swapped_bytes(Class::kNorm1);
+  }
+  int64_t ProjectionsOut() const { return shape_.moved_bytes(Class::kInput); }
+  int64_t FirstBlockIn() const;
+  double SumsWaited() const;
+
+  const StreamShape& shape_;
+  const LayerCompute& compute_;
+  const LinkSpeeds& links_;
+  const LayerTraffic traffic_;
+  const int64_t last_;  // chunk
+};
+
+// A ring of p slots brings p blocks in the time that one takes to come and to
+// be used; everything else has two slots, and hides behind compute or compute
+// behind it. The next layer's first chunk comes while this one's last chunk is
+// computed, where they are two.
+double LayerTime::Forward() const {
+  const double depth = shape_.prefetch_depth;
+  const double keys =
+      In(traffic_.forward.in - shape_.moved_bytes(Class::kInput));
+  const double compute =
+      compute_.forward +
+      std::max({compute_.keys, keys, (compute_.keys + keys) / depth});
+  const double out = Out(traffic_.forward.out);
+  if (last_ > 0) return std::max({compute, In(traffic_.forward.in), out});
+  const int64_t x = shape_.moved_bytes(Class::kInput);
+  return In(x) + std::max(compute + Out(x + SavedPost(0)), out);
+}
+
+double LayerTime::Tokens() const {
+  return Pipeline{.in = In(traffic_.tokens.in - ProjectionsIn()),
+                  .compute = compute_.tokens,
+                  .out = Out(traffic_.tokens.out - ProjectionsOut()),
+                  .first_in = In(TokensIn(0)),
+                  .first_compute = compute_.tokens * Share(0),
+                  .last_compute = compute_.tokens * Share(last_),
+                  .last_out = Out(TokensOut(last_))}
+      .Seconds();
+}
+
+// Before the first block: both slots of the outer side, and its inner side.
+int64_t LayerTime::FirstBlockIn() const {
+  const auto keys = [this](int64_t m) {
+    return Moved({Class::kK, Class::kV}, m);
+  };
+  const auto queries = [this](int64_t m) {
+    return Moved({Class::kQ, Class::kOutputGradient, Class::kO, Class::kLse},
+                 m);
+  };
+  const int64_t second = std::min<int64_t>(1, last_);
+  if (shape_.order == BackwardOrder::kKeysOuter) {
+    return keys(0) + second * keys(1) + queries(0);
+  }
+  return queries(last_) + second * queries(last_ - second) + keys(last_);
+}
+
+// The inner side's sums of an outer chunk's last block go out and come in again
+// before the next outer chunk's block of the same inner chunk. Near the end
+// there are too few blocks between the two.
+double LayerTime::SumsWaited() const {
+  if (last_ == 0) return 0;
+  const int64_t sums = Moved(
+      {Class::kQueryGradient, Class::kKeyGradient, Class::kValueGradient}, 0);
+  const double chunks = static_cast<double>(last_ + 1);
+  const double block = 2 * compute_.blocks / (chunks * chunks);
+  double waited = 0;
+  double left = Out(sums) + In(sums) - compute_.projections / chunks;
+  for (int64_t between = 0; between < last_ && left > 0; ++between) {
+    waited += left;
+    if (block <= 0) return waited * static_cast<double>(last_);
+    left -= block;
+  }
+  return waited;
+}
+
+// When a block is computed its inner side's slot is free for the block that is
+// `depth` later, and once its sums are out theirs are: copies in go in order.
+double LayerTime::Attention() const {
+  const double depth = shape_.prefetch_depth;
+  const double chunks = static_cast<double>(last_ + 1);
+  const double diagonal = compute_.blocks / (chunks * chunks);
+  const double projected = compute_.projections / chunks;
+  const double first_in = In(FirstBlockIn());
+  const double sums = In(traffic_.blocks.out), out = Out(traffic_.blocks.out);
+  const double inner = std::max(0.0, In(traffic_.blocks.in) - sums - first_in);
+  const double blocks = std::max(
+      compute_.blocks, (compute_.blocks + std::max(inner, out) + sums) / depth);
+  return Pipeline{.in = In(traffic_.blocks.in + ProjectionsIn()),
+                  .compute = blocks + compute_.projections,
+                  .out = out + Out(ProjectionsOut()),
+                  .first_in = first_in,
+                  .first_compute = diagonal,
+                  // Of one chunk the projections' rows come last.
+                  .last_compute = projected + (last_ > 0 ? diagonal : 0),
+                  .last_out = Out(shape_.moved_bytes(Class::kInput, 0))}
+             .Seconds() +
+         SumsWaited();
+}
+
+}  // namespace
+
+LayerSeconds TimeLayer(const StreamShape& shape, const LayerCompute& compute,
+                       const LinkSpeeds& links) {
+  const LayerTime time(shape, compute, links);
+  return {time.Forward(), time.Tokens(), time.Attention()};
+}
+
+// The embedding's rows go out through two slots, and what the last layer left
+// goes out before the loss's rows come.
+double TimeEnds(const StreamShape& shape, const EndsCompute& compute,
+                const LinkSpeeds& links) {
+  const int64_t last = shape.chunks() - 1;
+  const int64_t x = shape.moved_bytes(Class::kInput);
+  int64_t left = shape.moved_bytes(Class::kInput, last);
+  for (const Class which : kPostClasses) {
+    left += shape.stored_bytes(which, last);
+  }
+  const double in = Over(x, links.h2d), out = Over(x, links.d2h);
+  const double first = Over(shape.moved_bytes(Class::kInput, 0), links.h2d);
+  return std::max(compute.embed, out) + Over(left, links.d2h) + first +
+         std::max({compute.loss, in - first, out}) +
+         std::max(compute.embed_backward, in);
+}
+
+}  // namespace sluice::stream

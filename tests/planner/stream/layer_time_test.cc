@@ -1,0 +1,139 @@
+// A layer's time in closed form: by hand, and against the layer played through.
+#include "planner/stream/layer_time.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <initializer_list>
+
+#include "tests/planner/stream/simulated_layer.h"
+
+namespace sluice::stream {
+namespace {
+
+constexpr BackwardOrder kOrders[] = {BackwardOrder::kKeysOuter,
+                                     BackwardOrder::kQueriesOuter};
+constexpr int64_t kChunk = 512;
+
+StreamShape Shape(int64_t chunks, BackwardOrder order, int prefetch,
+                  double alpha) {
+  return StreamShape({.model = Llama({.layers = 4,
+                                      .hidden = 256,
+                                      .heads = 8,
+                                      .kv_heads = 2,
+                                      .ffn = 688,
+                                      .vocab = 256}),
+                      .layout = ChunkLayout(kChunk * chunks, kChunk, 1),
+                      .dtype = Dtype::kBf16,
+                      .alpha = alpha,
+                      .prefetch_depth = prefetch,
+                      .order = order});
+}
+
+// As a GPU's: blocks take most, `times` as long as a chunk's local work.
+ChunkCompute Chunk(double times) {
+  return {.qkv = 0.2,
+          .block = times,
+          .post = 0.8,
+          .post_backward = 2.5,
+          .block_backward = 2.5 * times,
+          .qkv_backward = 0.5};
+}
+
+LayerCompute Whole(const ChunkCompute& chunk, int64_t chunks) {
+  const double n = double(chunks);
+  return {.keys = n * (n - 1) / 2 * chunk.block,
+          .forward = n * (chunk.qkv + chunk.block / 2 + chunk.post),
+          .tokens = n * chunk.post_backward,
+          .blocks = n * n / 2 * chunk.block_backward,
+          .projections = n * chunk.qkv_backward};
+}
+
+TEST(LayerTime, OverLinksWithoutALimitItIsCompute) {
+  for (const int64_t chunks : {1, 2, 7}) {
+    const StreamShape shape = Shape(chunks, kOrders[0], 2, 1);
+    const LayerCompute compute = Whole(Chunk(3), chunks);
+    EXPECT_DOUBLE_EQ(TimeLayer(shape, compute, {}).total(), compute.total());
+    const EndsCompute ends{.embed = 1, .loss = 2, .embed_backward = 4};
+    EXPECT_DOUBLE_EQ(TimeEnds(shape, ends, {}), 7);
+  }
+}
+
+// Wrong once: what no other chunk's compute covers was left out, and a step of
+// four chunks was said to be faster than it can be.
+TEST(LayerTime, APhasesFirstCopiesInAndLastOnesOutAreAddedWhateverIsComputed) {
+  constexpr double kSpeed = 1e6;
+  for (const int64_t chunks : {2, 4, 32}) {
+    const StreamShape shape = Shape(chunks, BackwardOrder::kQueriesOuter, 2, 0);
+    ChunkCompute chunk = Chunk(1000);  // hides what can be hidden
+    chunk.post_backward = 1000;
+    const LayerCompute compute = Whole(chunk, chunks);
+    const auto seconds = [&](std::initializer_list<Class> classes) {
+      int64_t bytes = 0;
+      for (const Class which : classes) bytes += shape.chunk_bytes(which, 0);
+      return double(bytes) / kSpeed;
+    };
+    const double x = seconds({Class::kInput}), o = seconds({Class::kO});
+    const double kv = seconds({Class::kK, Class::kV});
+    const double d_o = seconds({Class::kOutputGradient});
+    const double q = seconds({Class::kQ}), lse = seconds({Class::kLse});
+    const double sums = seconds({Class::kKeyGradient, Class::kValueGradient});
+    const LayerSeconds layer = TimeLayer(shape, compute, {kSpeed, kSpeed});
+    EXPECT_DOUBLE_EQ(layer.forward, compute.keys + compute.forward);
+    EXPECT_NEAR(layer.tokens - compute.tokens, (2 * x + o) + (x + d_o + q + kv),
+                1e-9);
+    // Both slots of the outer side and one of the inner; dX; and sums beside
+    // which only a chunk's projections are computed.
+    EXPECT_NEAR(
+        layer.attention - compute.blocks - compute.projections,
+        2 * (q + o + lse + d_o) + kv + x + 2 * sums - chunk.qkv_backward, 1e-9);
+  }
+}
+
+// The ratio of the closed form to the layer played through.
+struct Range {
+  double least = 1e9, most = 0;
+  void Add(double ratio) {
+    least = std::min(least, ratio);
+    most = std::max(most, ratio);
+  }
+};
+
+TEST(LayerTime, IsThatOfTheLayerPlayedThrough) {
+  Range forward, tokens, attention, all;
+  for (const int64_t chunks : {1, 2, 3, 4, 8, 24}) {
+    for (const BackwardOrder order : kOrders) {
+      for (const int prefetch : {1, 2, 4}) {
+        for (const double alpha : {0.0, 1.0}) {
+          for (const double times : {0.3, 1.0, 4.0}) {
+            for (const double speed : {2e5, 1e6, 5e6}) {
+              const StreamShape shape = Shape(chunks, order, prefetch, alpha);
+              const LinkSpeeds links{speed, speed};
+              const LayerSeconds ours =
+                  TimeLayer(shape, Whole(Chunk(times), chunks), links);
+              const LayerSeconds played =
+                  SimulateLayer(shape, Chunk(times), links);
+              forward.Add(ours.forward / played.forward);
+              tokens.Add(ours.tokens / played.tokens);
+              attention.Add(ours.attention / played.attention);
+              all.Add(ours.total() / played.total());
+            }
+          }
+        }
+      }
+    }
+  }
+  for (const auto& [name, range] :
+       {std::pair("forward", forward), std::pair("tokens", tokens),
+        std::pair("attention", attention), std::pair("all", all)}) {
+    fmt::print("{}: {:.3f} to {:.3f} of the layer played through\n", name,
+               range.least, range.most);
+  }
+  EXPECT_GT(all.least, 0.85);
+  EXPECT_LT(all.most, 1.12);
+}
+
+}  // namespace
+}  // namespace sluice::stream
