@@ -69,7 +69,9 @@ absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
       .ranks_on_gpu = place.ranks,
       .local_ranks = environment.local_world_size,
       .attention = options.attention,
-      .dtype = options.dtype};
+      // A profile is of what a GPU trains in (profile.h).
+      .dtype =
+          options.command == Command::kProfile ? Dtype::kBf16 : options.dtype};
   if (options.host.count() > 0) {
     const int ranks = environment.local_world_size;
     memory.host_limit = options.host / ranks;

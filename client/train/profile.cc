@@ -2,250 +2,39 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/mm.h>
-#include <ATen/ops/randn.h>
-#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "client/copy/copy_engine.h"
-#include "client/torch/math/attention_blocks.h"
 #include "client/torch/placement.h"
 #include "client/torch/run/agreement.h"
-#include "kernels/device/stream_timer.h"
-#include "proto/base/clock.h"
+#include "client/train/profile_machine.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
 namespace {
 
-// Sizes to begin with: large enough that no kernel of the CPU is bound by its
-// start, small enough that all of it takes seconds on one core. What takes less
-// than kEnough is measured again with twice as much, as far as there is room:
-// a GPU is faster.
-constexpr int64_t kSide = 1024;  // of the square matmul
-constexpr int64_t kRows = 1024;  // of an attention block
-constexpr int64_t kHeads = 4, kDim = 64;
 constexpr Bytes kCopied = MiB(16);       // a copy over a link
 constexpr int kInARow = 4;               // of them
-constexpr int64_t kStreamed = 16 << 20;  // elements through memory
 constexpr int64_t kExchanged = 1 << 20;  // elements of a rank, all-to-all
-constexpr double kEnough = 2e-3;         // seconds
-constexpr int kRepeats = 5;
-constexpr int64_t kDrawn = 1 << 18;  // elements, repeated where more are needed
 
-// Averages over the ranks; the order is that of the sum's tensor.
-struct Measured {
-  double matmul_flops = 0, forward_flops = 0, backward_flops = 0;
-  double memory = 0, h2d = 0, d2h = 0, exchange = 0;  // bytes per second
-  double gpu_bytes = 0, host_bytes = 0;
-  Bytes exchanged;  // of a rank, in the all-to-all; on all ranks the same
-};
+// In the order of the tensor that is summed over the ranks.
 constexpr double Measured::*kFields[] = {&Measured::matmul_flops,
+                                         &Measured::matmul_fp32_flops,
                                          &Measured::forward_flops,
                                          &Measured::backward_flops,
+                                         &Measured::narrow_forward_flops,
+                                         &Measured::narrow_backward_flops,
                                          &Measured::memory,
                                          &Measured::h2d,
                                          &Measured::d2h,
                                          &Measured::exchange,
                                          &Measured::gpu_bytes,
                                          &Measured::host_bytes};
-
-// Where and in which type kernels are measured: the CPU's in fp32; a GPU's in
-// what it trains in.
-class Machine {
- public:
-  explicit Machine(runtime::RankMemory& memory)
-      : memory_(memory), timer_(&memory.session().driver()) {}
-
-  // On a GPU: its memory becomes torch's, its stream the clock.
-  absl::Status Begin();
-
-  bool real() const { return memory_.device().is_cuda(); }
-  runtime::RankMemory& memory() { return memory_; }
-  at::TensorOptions On(at::ScalarType type) const {
-    return runtime::On(memory_.device(), type);
-  }
-  at::ScalarType type() const { return real() ? at::kBFloat16 : at::kFloat; }
-  std::string attention() const { return memory_.KernelName(type(), kDim); }
-  // Half of it is left to what kernels need beside their operands.
-  bool HasRoom(Bytes bytes) const { return bytes <= memory_.size() / 2; }
-
-  // Normally distributed, the same numbers over and over.
-  absl::StatusOr<at::Tensor> Drawn(at::IntArrayRef sizes);
-  // The median of some runs, the first left out (it warms up); on a GPU of the
-  // time that its stream takes.
-  absl::StatusOr<double> Seconds(const std::function<void()>& work);
-
- private:
-  absl::StatusOr<std::vector<double>> ByCaller(
-      const std::function<void()>& work);
-  absl::StatusOr<std::vector<double>> ByStream(
-      const std::function<void()>& work);
-
-  runtime::RankMemory& memory_;
-  device::StreamTimer timer_;
-  device::Stream stream_;
-};
-
-absl::Status Machine::Begin() {
-  if (!real()) return absl::OkStatus();
-  SLUICE_RETURN_IF_ERROR(memory_.Arm());
-  SLUICE_ASSIGN_OR_RETURN(stream_, memory_.ComputeStream());
-  return absl::OkStatus();
-}
-
-absl::StatusOr<at::Tensor> Machine::Drawn(at::IntArrayRef sizes) {
-  const at::Tensor host =
-      at::randn({kDrawn}, runtime::OnHost(at::kFloat)).to(type());
-  at::Tensor piece = at::empty({kDrawn}, On(type()));
-  SLUICE_RETURN_IF_ERROR(memory_.stage().Write(piece, host.const_data_ptr()));
-  at::Tensor all = at::empty(sizes, On(type()));
-  SLUICE_CHECK(all.numel() % kDrawn == 0);
-  all.view({-1, kDrawn}).copy_(piece);
-  return all;
-}
-
-absl::StatusOr<std::vector<double>> Machine::ByCaller(
-    const std::function<void()>& work) {
-  std::vector<double> seconds;
-  for (int i = 0; i <= kRepeats; ++i) {
-    const double start = MonotonicSeconds();
-    work();
-    seconds.push_back(MonotonicSeconds() - start);
-  }
-  return seconds;
-}
-
-absl::StatusOr<std::vector<double>> Machine::ByStream(
-    const std::function<void()>& work) {
-  for (int i = 0; i <= kRepeats; ++i) {
-    SLUICE_RETURN_IF_ERROR(timer_.Begin(stream_));
-    work();
-    SLUICE_RETURN_IF_ERROR(timer_.End(stream_));
-  }
-  SLUICE_RETURN_IF_ERROR(timer_.Await());
-  std::vector<double> seconds;
-  for (;;) {
-    SLUICE_ASSIGN_OR_RETURN(const auto span, timer_.Next());
-    if (!span.has_value()) return seconds;
-    seconds.push_back(absl::ToDoubleSeconds(span->length));
-  }
-}
-
-absl::StatusOr<double> Machine::Seconds(const std::function<void()>& work) {
-  SLUICE_ASSIGN_OR_RETURN(auto seconds,
-                          real() ? ByStream(work) : ByCaller(work));
-  const auto first = seconds.begin() + 1, median = first + kRepeats / 2;
-  std::nth_element(first, median, seconds.end());
-  return *median;
-}
-
-// What was done in a run, and how long it took.
-struct Run {
-  double work = 0, seconds = 0;
-};
-
-// The rate at the first size that takes long enough, or the last that fits;
-// `bytes` of operands for a size.
-absl::StatusOr<double> Rate(
-    const Machine& machine, int64_t size,
-    const std::function<Bytes(int64_t size)>& bytes,
-    const std::function<absl::StatusOr<Run>(int64_t size)>& measure) {
-  for (;; size *= 2) {
-    SLUICE_ASSIGN_OR_RETURN(const Run run, measure(size));
-    if (run.seconds >= kEnough || !machine.HasRoom(bytes(2 * size))) {
-      return run.work / run.seconds;
-    }
-  }
-}
-
-absl::StatusOr<Run> Matmul(Machine& machine, int64_t side) {
-  SLUICE_ASSIGN_OR_RETURN(const at::Tensor a, machine.Drawn({side, side}));
-  SLUICE_ASSIGN_OR_RETURN(const at::Tensor b, machine.Drawn({side, side}));
-  SLUICE_ASSIGN_OR_RETURN(const double seconds,
-                          machine.Seconds([&] { at::mm(a, b); }));
-  const auto n = static_cast<double>(side);
-  return Run{2 * n * n * n, seconds};
-}
-
-// An unmasked block of queries over keys, or its backward.
-absl::StatusOr<Run> Attention(Machine& machine, int64_t rows, bool backward) {
-  std::vector<at::Tensor> drawn;  // q, k, v, gradient
-  for (int i = 0; i < 4; ++i) {
-    SLUICE_ASSIGN_OR_RETURN(drawn.emplace_back(),
-                            machine.Drawn({rows, kHeads, kDim}));
-  }
-  const at::Tensor &q = drawn[0], &k = drawn[1], &v = drawn[2];
-  const auto zeros = [&] {
-    return at::zeros({rows, kHeads, kDim}, machine.On(at::kFloat));
-  };
-  const runtime::RunningAttention running{
-      zeros(), at::empty({kHeads, rows}, machine.On(at::kFloat))};
-  using runtime::Sum;
-  const auto forward = [&] {
-    runtime::AttendBlock(q, k, v, false, Sum::kBegin, running);
-  };
-  const auto n = static_cast<double>(rows);
-  const double square = 2.0 * n * n * kHeads * kDim;
-  if (!backward) {
-    SLUICE_ASSIGN_OR_RETURN(const double seconds, machine.Seconds(forward));
-    return Run{2 * square, seconds};
-  }
-  forward();
-  const runtime::GradientSums sums{zeros(), zeros(), zeros()};
-  SLUICE_ASSIGN_OR_RETURN(const double seconds, machine.Seconds([&] {
-    runtime::AttendBlockBackward({q, drawn[3], running.output, running.lse}, k,
-                                 v, false, Sum::kAdd, Sum::kAdd, sums);
-  }));
-  return Run{5 * square, seconds};
-}
-
-absl::StatusOr<Run> CopyInMemory(Machine& machine, int64_t elements) {
-  SLUICE_ASSIGN_OR_RETURN(const at::Tensor from, machine.Drawn({elements}));
-  at::Tensor to = at::empty_like(from);
-  SLUICE_ASSIGN_OR_RETURN(const double seconds,
-                          machine.Seconds([&] { to.copy_(from); }));
-  return Run{2.0 * static_cast<double>(from.nbytes()), seconds};
-}
-
-absl::Status MeasureKernels(Machine& machine, Measured& m) {
-  const auto element = static_cast<int64_t>(at::elementSize(machine.type()));
-  const auto squares = [&](int64_t side) {
-    return Bytes(3 * side * side * element);
-  };
-  // Four operands, four sums in fp32.
-  const auto blocks = [&](int64_t rows) {
-    return Bytes(4 * rows * kHeads * kDim * (element + 4));
-  };
-  const auto two = [&](int64_t n) { return Bytes(2 * n * element); };
-  SLUICE_ASSIGN_OR_RETURN(m.matmul_flops,
-                          Rate(machine, kSide, squares, [&](int64_t side) {
-                            return Matmul(machine, side);
-                          }));
-  SLUICE_ASSIGN_OR_RETURN(m.forward_flops,
-                          Rate(machine, kRows, blocks, [&](int64_t rows) {
-                            return Attention(machine, rows, /*backward=*/false);
-                          }));
-  SLUICE_ASSIGN_OR_RETURN(m.backward_flops,
-                          Rate(machine, kRows, blocks, [&](int64_t rows) {
-                            return Attention(machine, rows, /*backward=*/true);
-                          }));
-  int64_t elements = kStreamed;
-  while (machine.real() && elements > kDrawn &&
-         !machine.HasRoom(two(elements))) {
-    elements /= 2;
-  }
-  SLUICE_ASSIGN_OR_RETURN(
-      m.memory, Rate(machine, elements, two,
-                     [&](int64_t n) { return CopyInMemory(machine, n); }));
-  return absl::OkStatus();
-}
 
 // One size for all ranks, who measure together. A GPU's link is faster, and its
 // host memory is shared.
@@ -368,10 +157,23 @@ std::string Some(int count, const char* what) {
   return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
 }
 
+std::string KernelsToml(const Measured& m, double peak) {
+  return fmt::format(
+      "[kernels]\nmatmul = {:.4f}\n# Of fp32 tensors, as gradients of weights "
+      "are.\nmatmul_fp32 = {:.4f}\n# Over heads of attention_head_dim, and of "
+      "64.\nattention_head_dim = {}\nattention_forward = {:.4f}\n"
+      "attention_backward = {:.4f}\nattention_forward_64 = {:.4f}\n"
+      "attention_backward_64 = {:.4f}\n",
+      m.matmul_flops / peak, m.matmul_fp32_flops / peak, kHeadDim,
+      m.forward_flops / peak, m.backward_flops / peak,
+      m.narrow_forward_flops / peak, m.narrow_backward_flops / peak);
+}
+
 std::string Toml(const Machine& machine, const Measured& m, int64_t gpus,
                  int ranks, int threads) {
-  const double peak =
-      std::max({m.matmul_flops, m.forward_flops, m.backward_flops});
+  const double peak = std::max(
+      {m.matmul_flops, m.matmul_fp32_flops, m.forward_flops, m.backward_flops,
+       m.narrow_forward_flops, m.narrow_backward_flops});
   const bool alone = ranks == 1;
   const std::string what =
       machine.real()
@@ -386,23 +188,25 @@ std::string Toml(const Machine& machine, const Measured& m, int64_t gpus,
                 "reached, the links are sim's",
                 Some(threads, "thread"));
   return fmt::format(
-      "# Measured by sluice-train profile, {0} at once, {1}.\n"
-      "name = \"measured\"\nnote = \"measured on a {13} node by "
-      "sluice-train profile\"\n\n[gpu]\npeak_flops = {2:.4g}\nmemory_bytes = "
-      "{3:.0f}\nmemory_bytes_per_s = {4:.4g}\n\n[kernels]\nmatmul = {5:.4f}\n"
-      "attention_forward = {6:.4f}\nattention_backward = {7:.4f}\n\n[node]\n"
-      "gpus = {8}\n# Of the first NUMA node.\nhost_memory_bytes = {9:.0f}\n\n"
-      "[links]\n# The slower direction, through the daemon's grants.\n"
-      "host_bytes_per_s = {10:.4g}\n# {11}.\ngpu_bytes_per_s = {12:.4g}\n"
-      "# One node: as between its GPUs.\nnetwork_bytes_per_s = {12:.4g}\n",
-      Some(ranks, "rank"), what, peak, m.gpu_bytes, m.memory,
-      m.matmul_flops / peak, m.forward_flops / peak, m.backward_flops / peak,
-      gpus, m.host_bytes, std::min(m.h2d, m.d2h),
-      alone ? "Not measured (one rank): memory's"
-            : fmt::format("An all-to-all over {}, {} of each rank",
-                          machine.real() ? "NCCL" : "Gloo",
-                          FormatBytes(m.exchanged)),
-      alone ? m.memory : m.exchange, machine.real() ? "real" : "simulated");
+             "# Measured by sluice-train profile, {} at once, {}.\n"
+             "name = \"measured\"\nnote = \"measured on a {} node by "
+             "sluice-train profile\"\n\n[gpu]\npeak_flops = {:.4g}\n"
+             "memory_bytes = {:.0f}\nmemory_bytes_per_s = {:.4g}\n\n",
+             Some(ranks, "rank"), what, machine.real() ? "real" : "simulated",
+             peak, m.gpu_bytes, m.memory) +
+         KernelsToml(m, peak) +
+         fmt::format(
+             "\n[node]\ngpus = {}\n# Of the first NUMA node.\n"
+             "host_memory_bytes = {:.0f}\n\n[links]\n# The slower direction, "
+             "through the daemon's grants.\nhost_bytes_per_s = {:.4g}\n# {}.\n"
+             "gpu_bytes_per_s = {:.4g}\n# One node: as between its GPUs.\n"
+             "network_bytes_per_s = {:.4g}\n",
+             gpus, m.host_bytes, std::min(m.h2d, m.d2h),
+             alone ? "Not measured (one rank): memory's"
+                   : fmt::format("An all-to-all over {}, {} of each rank",
+                                 machine.real() ? "NCCL" : "Gloo",
+                                 FormatBytes(m.exchanged)),
+             alone ? m.memory : m.exchange, alone ? m.memory : m.exchange);
 }
 
 }  // namespace

@@ -182,7 +182,10 @@ class Cuda(cuda_node.CudaTest):
         # Issued is not done: a matmul of 1024 rows would have taken
         # microseconds by the host's clock.
         self.assertLess(hardware["gpu"]["peak_flops"], 10e12)
-        for efficiency in hardware["kernels"].values():
+        kernels = hardware["kernels"]
+        self.assertEqual(kernels["attention_head_dim"], 128)
+        self.assertEqual(len(kernels), 7)
+        for efficiency in kernels.values():
             self.assertGreater(efficiency, 0)
         self.assertEqual(hardware["gpu"]["memory_bytes"], 60 << 20)
         path = self.path("node.toml")
