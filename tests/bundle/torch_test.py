@@ -115,8 +115,9 @@ class Passes(OfTorch):
             [("causal", False, False, "efficient"),
              ("causal", False, True, "efficient"),
              ("causal", True, False, "flash"), ("causal", True, True, "flash"),
-             ("window", False, False, "whole scores"),
-             ("window", False, True, "whole scores"),
+             # Of blocks inside the window, and of those at its edge.
+             ("window", False, False, "efficient", "whole scores"),
+             ("window", False, True, "efficient", "whole scores"),
              ("window", True, False, "flash"),
              ("documents", False, False, "efficient"),
              ("documents", True, True, "flash"),

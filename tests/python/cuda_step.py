@@ -81,8 +81,19 @@ def swapped(session: sluice.Session) -> None:
 
 
 def windows(session: sluice.Session) -> None:
-    """In fp32, which no kernel of ATen has."""
-    stepped(session, tiny("mistral", sliding_window=24), {"whole scores"})
+    """In fp32, which no kernel of ATen has; blocks inside the window are causal."""
+    stepped(session, tiny("mistral", sliding_window=24),
+            {"efficient", "whole scores"})
+
+
+class NoExperts(nn.Linear):
+    """In the place of experts, whose choice the fakes have no form of."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, width)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return super().forward(x), None
 
 
 def by_scores(session: sluice.Session) -> None:
@@ -96,10 +107,12 @@ def by_scores(session: sluice.Session) -> None:
         "deepseek_v3", q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=4,
         qk_nope_head_dim=8, v_head_dim=8, head_dim=4, num_key_value_heads=4,
         first_k_dense_replace=2), {"whole scores"})
-    # Sliding layers and full ones; with all experts nothing is chosen.
-    stepped(session, tiny("gpt_oss", num_local_experts=2,
-                          num_experts_per_tok=2, sliding_window=24),
-            {"whole scores", "efficient"})
+    # Sliding layers and full ones.
+    sinks = tiny("gpt_oss", num_local_experts=2, num_experts_per_tok=2,
+                 sliding_window=24)
+    for layer in sinks.model.layers:
+        layer.mlp = NoExperts(sinks.config.hidden_size)
+    stepped(session, sinks, {"whole scores", "efficient"})
 
 
 def streams(session: sluice.Session) -> None:
