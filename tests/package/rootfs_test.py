@@ -4,9 +4,7 @@ rootfs_test.py BUILD [MADE]
 
 A training run goes on, bit by bit, while the daemon is restarted, killed, stood
 still until the watchdog ends it, misconfigured, upgraded to a daemon of
-the next version (tests/golden/next), and downgraded again; first of all from a
-package without a socket unit. Who comes where no rank is attached is refused at
-none of it (knocking.py). Needs root and
+the next version (tests/golden/next), and downgraded again. Needs root and
 mmdebstrap, which `./dev setup test` installs; only a plain user may skip it,
 and not in CI. MADE is what make_rootfs.py has made of BUILD; without it the test
 makes that itself.
@@ -28,14 +26,12 @@ import traceback
 
 import rootfs
 from installed import run
-from knocking import SOCKET, Knocking
 from rootfs import wait_until
 
 TRAIN = ("--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 --chunk 64 "
          "--ranks 2 --seq-len 777 --steps 100000 --seed 3 --hbm 24MiB").split()
 CONFIG = "/etc/sluice/sluiced.toml"
 NEXT_VERSION = "9.9.9"
-EARLIER_VERSION = "0.0.1"
 # How much longer than the median a step may take in which that is done: ten
 # times the target of `./dev bench upgrade`, whatever else the machine does.
 LONGEST_MS = {"upgrade": 1000, "downgrade": 1000}
@@ -113,12 +109,10 @@ class Check:
                     and int(self.inside.show("MainPID")))
         return wait_until(there, 60, "sluiced serves")
 
-    def install(self, daemon=None):
-        """Or another package of the daemon."""
+    def install(self):
         for deb in sorted(glob.glob(self.work + "/debs/*.deb")):
             if "-dev" not in deb:
-                self.inside.install(daemon if daemon and "daemon" in deb
-                                    else deb)
+                self.inside.install(deb)
         pid = self.serves()
         assert self.inside.succeeds("systemctl", "is-enabled", "sluiced")
         with open(f"/proc/{pid}/status", encoding="ascii") as file:
@@ -153,7 +147,7 @@ class Check:
         with open(folder + "/watchdog.conf", "w", encoding="ascii") as file:
             file.write(WATCHDOG)
         self.inside.run("systemctl", "daemon-reload")
-        for way in (self.get_the_socket, self.restart, self.reload, self.kill, self.kill, self.stand_still,
+        for way in (self.restart, self.reload, self.kill, self.kill, self.stand_still,
                     self.misconfigure, self.upgrade, self.downgrade):
             before = self.serves()
             stored = int(self.inside.show("NFileDescriptorStore"))
@@ -183,38 +177,6 @@ class Check:
         print("sluicectl installed again: the longest step is "
               f"{run_.longest_beyond_median(done):.0f} ms over the median",
               flush=True)
-
-    def is_active(self, unit):
-        return self.inside.succeeds("systemctl", "is-active", "-q", unit)
-
-    def get_the_socket(self, _):
-        """By an upgrade, from a daemon that made its own."""
-        assert not self.is_active("sluiced.socket")
-        self.downgrade(None)
-        assert self.is_active("sluiced.socket")
-        assert self.inside.succeeds("systemctl", "is-enabled", "sluiced.socket")
-
-    def refuse_nobody(self):
-        """Where no rank is attached, either."""
-        with Knocking() as knocking:
-            for way in (self.restart, self.kill, self.end, self.upgrade,
-                        self.restart, self.downgrade, self.lose_the_unit,
-                        self.downgrade):
-                before = self.serves()
-                way(before)
-                wait_until(lambda old=before: self.serves() != old, 60,
-                           way.__name__)
-                knocking.goes_on()
-                self.is_what_is_installed()
-        print(f"{knocking.answered} who came while the idle daemon was "
-              "replaced were answered, and none refused", flush=True)
-
-    def lose_the_unit(self, _):
-        """By a downgrade to a package without it."""
-        self.becomes(self.work + "/earlier/*.deb", EARLIER_VERSION)
-
-    def end(self, pid):
-        os.kill(pid, signal.SIGTERM)
 
     def restart(self, _):
         self.inside.run("systemctl", "restart", "sluiced")
@@ -304,34 +266,18 @@ class Check:
             said = file.read()
         assert "sluiced was stopped on this node" in said, said
         run_.end()
-        self.come_to_a_stopped_one()
-
-    def come_to_a_stopped_one(self):
-        """It starts, unless its socket was stopped too."""
-        assert not self.is_active("sluiced.service")
-        first = Run(self.build, self.work, "first")
-        first.goes_on()
-        self.serves()
-        first.end()
-        self.inside.run("systemctl", "stop", "sluiced.socket",
-                        "sluiced.service")
-        assert not os.path.exists(SOCKET)
-        assert not self.is_active("sluiced.service")
         self.inside.run("systemctl", "start", "sluiced")
-        assert self.is_active("sluiced.socket")
 
     def remove(self):
         pid = self.serves()
         self.inside.run("dpkg", "--purge", "sluice-daemon")
         assert not os.path.exists(f"/proc/{pid}")
-        assert not os.path.exists(SOCKET)
         for path in "/var/lib/sluice", CONFIG, "/usr/bin/sluiced":
             assert not os.path.exists(self.inside.root + path), path
 
     def all(self):
         self.inside.wait_for_boot()
-        [earlier] = glob.glob(self.work + "/earlier/*.deb")
-        self.install(earlier)
+        self.install()
         self.looked_at()
         disturbed = Run(self.build, self.work, "disturbed")
         disturbed.goes_on()
@@ -346,7 +292,6 @@ class Check:
         calm.end()
         assert calm.losses()[:len(losses)] == losses, "the losses differ"
         print(f"{len(losses)} steps, bit for bit those of an undisturbed run")
-        self.refuse_nobody()
         self.stop()
         self.remove()
 
@@ -381,20 +326,6 @@ def replace_daemon(deb, program):
         run("dpkg-deb", "--root-owner-group", "-Znone", "-b", tree, deb)
 
 
-def without_socket(deb, to):
-    """The package as it would be without the socket unit."""
-    with tempfile.TemporaryDirectory() as tree:
-        run("dpkg-deb", "-R", deb, tree)
-        os.remove(tree + "/usr/lib/systemd/system/sluiced.socket")
-        for path in ("DEBIAN/postinst", "DEBIAN/prerm", "DEBIAN/postrm",
-                     "usr/lib/systemd/system/sluiced.service"):
-            run("sed", "-i", "s/^Wants=sluiced.socket$//; s/sluiced.socket//",
-                f"{tree}/{path}")
-        run("sed", "-i", "s/^Version: .*/Version: " + EARLIER_VERSION + "/",
-            tree + "/DEBIAN/control")
-        run("dpkg-deb", "--root-owner-group", "-Znone", "-b", tree, to)
-
-
 def prepare(build, work):
     quick = ["cpack", "-D", "CPACK_DEBIAN_COMPRESSION_TYPE=none"]
     run(*quick, "-B", work + "/debs", cwd=build)
@@ -404,9 +335,6 @@ def prepare(build, work):
     # As all of a package's programs are.
     run("strip", "-o", work + "/sluiced-next", build + "/bin/sluiced-next")
     replace_daemon(deb, work + "/sluiced-next")
-    os.mkdir(work + "/earlier")
-    [deb] = glob.glob(work + "/debs/sluice-daemon_*.deb")
-    without_socket(deb, work + "/earlier")
     debs = glob.glob(work + "/debs/*.deb")
     assert len(debs) == 4, debs
     rootfs.make(work + "/rootfs", rootfs.what_they_need(debs),
