@@ -73,6 +73,16 @@ class Postinst(unittest.TestCase):
     def test_units_are_read_again_if_ours_is_another(self):
         self.assertIn("daemon-reload", self.upgrade("one", "another"))
 
+    def test_one_that_is_another_is_read_though_it_is_older(self):
+        """systemd says of it that it need not be read again."""
+        path = self.folder / "sluiced.service"
+        path.write_text("one", encoding="ascii")
+        self.script("preinst", "upgrade", "0.1.0")
+        path.write_text("an earlier one", encoding="ascii")
+        self.answer("systemctl", "echo no")
+        _, calls = self.configure("0.1.0")
+        self.assertIn("daemon-reload", calls)
+
     def test_units_are_not_read_again_for_the_same(self):
         self.assertNotIn("daemon-reload", self.upgrade("one", "one"))
 
