@@ -141,7 +141,7 @@ TEST(TrainHardware, FaultsNameFileKeyAndLimit) {
   const auto long_key =
       ReadHardware(std::string(3000, 'k') + " = 1\n" + Profile(), "p");
   EXPECT_THAT(long_key, StatusIs(kInvalid, HasSubstr("unknown key 'kkk")));
-  EXPECT_LT(long_key.status().message().size(), 1000u);
+  EXPECT_LT(long_key.status().message().size(), 1100u);
   EXPECT_THAT(ReadHardware(Profile("", "1.5"), "p"),
               StatusIs(kInvalid, HasSubstr("'kernels.matmul' is 1.5")));
   EXPECT_THAT(ReadHardware(Profile("", "nan"), "p"),
