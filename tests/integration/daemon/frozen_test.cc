@@ -40,6 +40,12 @@ class FrozenDaemonTest : public ::testing::Test {
         StatusIs(absl::StatusCode::kFailedPrecondition,
                  AllOf(HasSubstr("sluiced is frozen"), HasSubstr(why))));
   }
+  // An upgrade asks so.
+  void ExpectUpgradeRefused(const std::string& why) {
+    const ChildResult said = daemon_.CheckState();
+    EXPECT_NE(said.exit_code, 0) << said.out;
+    EXPECT_THAT(said.err, HasSubstr(why));
+  }
   void ExpectServed(RawClient& rank) { ExpectKept(daemon_, rank); }
   // As an administrator would.
   void End(int signal) {
@@ -93,14 +99,8 @@ TEST_F(FrozenDaemonTest, AMissingExtentEndsNoJob) {
   daemon_.Lose("e1");
   daemon_.Start();
   ExpectFrozen("was not kept");
-  // An upgrade asks so. Wrong once: it was "good", and the next one froze too.
-  const ChildResult said =
-      Child::Spawn({BinaryPath("sluiced"), "--config",
-                    daemon_.File("sluiced.toml"), "--runtime-dir",
-                    daemon_.File(""), "--check-state"})
-          ->Join();
-  EXPECT_NE(said.exit_code, 0) << said.out;
-  EXPECT_THAT(said.err, HasSubstr("extent 1 of GPU 0 was not kept"));
+  // Wrong once: it was "good", and the next one froze too.
+  ExpectUpgradeRefused("extent 1 of GPU 0 was not kept");
   daemon_.Kill();
   daemon_.Put("e1", std::move(extent));
   daemon_.Start();
@@ -170,13 +170,7 @@ TEST_F(FrozenDaemonTest, APolicyOfANewerDaemonEndsNoJob) {
     ExpectFrozen(why);
     EXPECT_TRUE(daemon_.Has("state") && daemon_.Has("s1") && daemon_.Has("u1"));
     EXPECT_TRUE(std::filesystem::exists(file)) << "it is the newer one's";
-    const ChildResult said =
-        Child::Spawn({BinaryPath("sluiced"), "--config",
-                      daemon_.File("sluiced.toml"), "--runtime-dir",
-                      daemon_.File(""), "--check-state"})
-            ->Join();
-    EXPECT_NE(said.exit_code, 0) << said.out;
-    EXPECT_THAT(said.err, HasSubstr(why));
+    ExpectUpgradeRefused(why);
     daemon_.Kill();
   }
   std::filesystem::remove(file);

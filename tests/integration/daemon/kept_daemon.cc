@@ -115,6 +115,13 @@ int KeptDaemon::Join() {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
+ChildResult KeptDaemon::CheckState(const std::string& program,
+                                   const std::string& config) const {
+  return Child::Spawn({BinaryPath(program), "--config", File(config),
+                       "--runtime-dir", File(""), "--check-state"})
+      ->Join();
+}
+
 void KeptDaemon::Ignore() {
   const MutexLock lock(mutex_);
   TakeMessages();

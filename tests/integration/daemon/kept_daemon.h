@@ -15,6 +15,7 @@
 #include "daemon/keeper/notify_receiver.h"
 #include "proto/base/mutex.h"
 #include "proto/base/unique_fd.h"
+#include "tests/support/child.h"
 #include "tests/support/temp_dir.h"
 
 namespace sluice::testing {
@@ -40,6 +41,10 @@ class KeptDaemon {
   }
   // Of one that ends by itself; -1: it does not within 20 s.
   int Join();
+
+  // Whether this program would take over from the one that runs.
+  ChildResult CheckState(const std::string& program = "sluiced",
+                         const std::string& config = "sluiced.toml") const;
 
   // From here to its death nothing that it sends is taken or answered.
   void Ignore();

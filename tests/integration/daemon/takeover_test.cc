@@ -44,6 +44,17 @@ void ExpectServed(RawClient& client) {
   EXPECT_THAT(client.Free(lease->body.granted().lease_id()), IsOk());
 }
 
+// Of the one rank of a job.
+wire::Request LoneHello() {
+  wire::Request request;
+  auto* hello = request.mutable_hello();
+  hello->set_protocol(wire::kProtocols.newest);
+  hello->set_job("job");
+  hello->set_world_size(1);
+  hello->set_local_ranks(1);
+  return request;
+}
+
 class TakeOver : public ::testing::Test {
  protected:
   // A rank of session 1, if nobody came before.
@@ -94,13 +105,8 @@ TEST_F(TakeOver, AGuaranteeThatSlowerLinksDoNotCarryIsLoweredAndTold) {
   use_link(1'000'000'000);
   daemon_.Start();
   RawClient rank = Connected(daemon_);
-  wire::Request request;
-  auto* hello = request.mutable_hello();
-  hello->set_protocol(wire::kProtocols.newest);
-  hello->set_job("job");
-  hello->set_world_size(1);
-  hello->set_local_ranks(1);
-  hello->set_guaranteed_bytes_per_second(400'000'000);
+  wire::Request request = LoneHello();
+  request.mutable_hello()->set_guaranteed_bytes_per_second(400'000'000);
   const auto nodes = GpuNodes(rank.fd(), 0);
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto welcome,
                               rank.Call(request, {nodes.at(0).get()}));
@@ -246,17 +252,6 @@ UniqueFd MemoryOf(off_t size) {
   UniqueFd fd(memfd_create("test", MFD_CLOEXEC));
   SLUICE_CHECK(ftruncate(fd.get(), size) == 0);
   return fd;
-}
-
-// Of the one rank of a job.
-wire::Request LoneHello() {
-  wire::Request request;
-  auto* hello = request.mutable_hello();
-  hello->set_protocol(wire::kProtocols.newest);
-  hello->set_job("job");
-  hello->set_world_size(1);
-  hello->set_local_ranks(1);
-  return request;
 }
 
 // Wrong once: it could lease of its own only.

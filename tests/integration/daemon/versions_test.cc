@@ -130,28 +130,20 @@ TEST_F(Versions, ASessionWhoseProtocolItDoesNotSpeakStaysToo) {
   EXPECT_THAT(rank.NextEvent(absl::Seconds(20)), IsOk());
 }
 
-// Of the daemon that runs.
-ChildResult CheckState(const KeptDaemon& daemon, const std::string& program,
-                       const std::string& config) {
-  return Child::Spawn({BinaryPath(program), "--config", daemon.File(config),
-                       "--runtime-dir", daemon.File(""), "--check-state"})
-      ->Join();
-}
-
 TEST_F(Versions, ABinarySaysWhetherItWouldTakeOver) {
   daemon_.Start();
   const RawClient rank = Attached();
   for (const char* program : {"sluiced", "sluiced-next", "sluiced-far"}) {
-    const ChildResult said = CheckState(daemon_, program, "sluiced.toml");
+    const ChildResult said = daemon_.CheckState(program, "sluiced.toml");
     EXPECT_EQ(said.exit_code, 0) << said.err;
     EXPECT_THAT(said.out, HasSubstr("good: 1 sessions, 0 leases"));
   }
   Restart("sluiced-far");
-  const ChildResult refused = CheckState(daemon_, "sluiced", "sluiced.toml");
+  const ChildResult refused = daemon_.CheckState("sluiced", "sluiced.toml");
   EXPECT_NE(refused.exit_code, 0);
   EXPECT_THAT(refused.err, HasSubstr("it would not be taken over: the saved "
                                      "state is of version 2"));
-  EXPECT_EQ(CheckState(daemon_, "sluiced-next", "sluiced.toml").exit_code, 0);
+  EXPECT_EQ(daemon_.CheckState("sluiced-next", "sluiced.toml").exit_code, 0);
 }
 
 // What an upgrade asks before it replaces a frozen daemon.
@@ -161,10 +153,10 @@ TEST_F(Versions, ABinarySaysWhetherItWouldTakeOverFromAFrozenOne) {
   const RawClient rank = Attached();
   Restart("sluiced");
   EXPECT_TRUE(daemon_.WaitForLog("sluiced is frozen"));
-  const ChildResult far = CheckState(daemon_, "sluiced-far", "sluiced.toml");
+  const ChildResult far = daemon_.CheckState("sluiced-far", "sluiced.toml");
   EXPECT_EQ(far.exit_code, 0) << far.err;
   EXPECT_THAT(far.out, HasSubstr("good: 1 sessions, 0 leases of a frozen"));
-  const ChildResult same = CheckState(daemon_, "sluiced", "sluiced.toml");
+  const ChildResult same = daemon_.CheckState("sluiced", "sluiced.toml");
   EXPECT_NE(same.exit_code, 0);
   EXPECT_THAT(same.err, HasSubstr("the saved state is of version 2"));
 }
@@ -183,7 +175,7 @@ TEST_F(Versions, RanksGoOnFromAnOlderBinaryToThisOneAndBack) {
   for (const std::string& program :
        {std::string("sluiced"), older, std::string("sluiced")}) {
     SCOPED_TRACE(program);
-    const ChildResult asked = CheckState(daemon_, program, "sluiced.toml");
+    const ChildResult asked = daemon_.CheckState(program, "sluiced.toml");
     EXPECT_EQ(asked.exit_code, 0) << asked.err;
     Restart(program);
     ExpectKept(daemon_, rank);
@@ -200,7 +192,7 @@ TEST_F(Versions, ANodeWithoutTheMemoryWouldNotTakeOver) {
   ASSERT_THAT(rank.Lease(wire::Lease::GPU, KiB(64), 1), IsOk());
   std::ofstream(daemon_.File("other.toml"))
       << "[device]\ndriver = \"sim\"\n[sim]\ngpus = 1\n";
-  const ChildResult said = CheckState(daemon_, "sluiced", "other.toml");
+  const ChildResult said = daemon_.CheckState("sluiced", "other.toml");
   EXPECT_NE(said.exit_code, 0);
   EXPECT_THAT(said.err, HasSubstr("GPU 1"));
 }
@@ -211,7 +203,7 @@ TEST_F(Versions, WithoutADaemonThereIsNothingToRefuse) {
   daemon_.Kill();
   ASSERT_TRUE(std::filesystem::exists(daemon_.File("admin.sock")));
   for (int i = 0; i < 2; ++i) {
-    const ChildResult said = CheckState(daemon_, "sluiced-far", "sluiced.toml");
+    const ChildResult said = daemon_.CheckState("sluiced-far", "sluiced.toml");
     EXPECT_EQ(said.exit_code, 0) << said.err;
     EXPECT_THAT(said.out, HasSubstr("no daemon runs"));
     std::filesystem::remove(daemon_.File("admin.sock"));
