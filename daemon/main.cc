@@ -9,8 +9,8 @@
 
 #include "daemon/arguments.h"
 #include "daemon/checks.h"
+#include "daemon/runtime/signals.h"
 #include "daemon/serve.h"
-#include "daemon/service/service.h"
 #include "daemon/store/starter.h"
 #include "proto/cli/cli.h"
 
@@ -38,11 +38,8 @@ void TuneMemory() {
 
 // Blocked in every thread; the loop's signalfd takes them.
 void BlockSignals() {
-  sigset_t ending;
-  sigemptyset(&ending);
-  for (const int signal : kEndingSignals) sigaddset(&ending, signal);
-  for (const int signal : kNotedSignals) sigaddset(&ending, signal);
-  pthread_sigmask(SIG_BLOCK, &ending, nullptr);
+  const sigset_t taken = TakenSignals();
+  pthread_sigmask(SIG_BLOCK, &taken, nullptr);
   signal(SIGPIPE, SIG_IGN);
 }
 

@@ -9,11 +9,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <iterator>
 #include <utility>
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "daemon/runtime/signals.h"
 #include "daemon/service/convert.h"
 #include "daemon/service/handover.h"
 #include "daemon/service/log/log.h"
@@ -32,10 +32,7 @@ constexpr absl::Duration kAcceptPause = absl::Milliseconds(5);
 constexpr absl::Duration kLongestForget = absl::Milliseconds(500);
 
 absl::StatusOr<UniqueFd> Signals() {
-  sigset_t taken;
-  sigemptyset(&taken);
-  for (const int signal : kEndingSignals) sigaddset(&taken, signal);
-  for (const int signal : kNotedSignals) sigaddset(&taken, signal);
+  const sigset_t taken = TakenSignals();
   UniqueFd signals(signalfd(-1, &taken, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signals) return ErrnoStatus(errno, "make a signalfd");
   return signals;
@@ -134,8 +131,7 @@ void FrozenDaemon::OnSignal() {
   signalfd_siginfo info;
   if (read(signals_.get(), &info, sizeof(info)) != sizeof(info)) return;
   const int signal = static_cast<int>(info.ssi_signo);
-  const bool ends = std::count(std::begin(kEndingSignals),
-                               std::end(kEndingSignals), signal) > 0;
+  const bool ends = IsEndingSignal(signal);
   if (ends && info.ssi_code == SI_QUEUE && info.ssi_int == kEndsService) {
     return EndService();
   }

@@ -14,28 +14,18 @@
 #include <utility>
 
 #include "daemon/keeper/say.h"
+#include "daemon/runtime/signals.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
 namespace {
 
-constexpr int kEnding[] = {SIGTERM, SIGINT, SIGQUIT};
-constexpr int kHandedOn[] = {SIGHUP, SIGUSR1, SIGUSR2};
-
 absl::Time Now() { return MonotonicClock().Now(); }
 
 template <typename... Args>
 void Log(fmt::format_string<Args...> text, Args&&... args) {
   Say(fmt::format(text, std::forward<Args>(args)...));
-}
-
-sigset_t SignalsOfKeeper() {
-  sigset_t set;
-  sigemptyset(&set);
-  for (const int signal : kEnding) sigaddset(&set, signal);
-  for (const int signal : kHandedOn) sigaddset(&set, signal);
-  return set;
 }
 
 // That a pipe closes is no answer: so it does when a keeper dies. Never waits:
@@ -64,7 +54,7 @@ absl::StatusOr<std::unique_ptr<Keeper>> Keeper::Make(Options options) {
   SLUICE_ASSIGN_OR_RETURN(
       NotifyReceiver receiver,
       NotifyReceiver::Bind(options.runtime_dir + "/keeper.sock"));
-  const sigset_t taken = SignalsOfKeeper();
+  const sigset_t taken = TakenSignals();
   sigset_t before;
   sigprocmask(SIG_BLOCK, &taken, &before);
   signal(SIGPIPE, SIG_IGN);  // of a log that nobody reads any more
@@ -173,7 +163,7 @@ void Keeper::ReadSignals() {
   signalfd_siginfo got;
   while (read(signals_.get(), &got, sizeof(got)) == sizeof(got)) {
     const int signal = static_cast<int>(got.ssi_signo);
-    const bool ends = std::ranges::find(kEnding, signal) != std::end(kEnding);
+    const bool ends = IsEndingSignal(signal);
     if (ends) {
       asked_to_end_ = true;
       kill_at_ = std::min(kill_at_, Now() + options_.patience);

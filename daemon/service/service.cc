@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "daemon/runtime/signals.h"
 #include "daemon/service/identity/peer.h"
 #include "daemon/service/log/log.h"
 #include "proto/base/shortage.h"
@@ -114,10 +115,7 @@ absl::Status Service::Prepare() {
 }
 
 absl::Status Service::TakeSignals() {
-  sigset_t taken;
-  sigemptyset(&taken);
-  for (const int signal : kEndingSignals) sigaddset(&taken, signal);
-  for (const int signal : kNotedSignals) sigaddset(&taken, signal);
+  const sigset_t taken = TakenSignals();
   signals_ = UniqueFd(signalfd(-1, &taken, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signals_) return ErrnoStatus(errno, "make a signalfd");
   return absl::OkStatus();

@@ -52,12 +52,6 @@
 
 namespace sluice::daemon {
 
-// A service ends on these and only notes those; the caller blocks them all
-// before it starts threads. Else each would end the process and leave its
-// sockets.
-inline constexpr int kEndingSignals[] = {SIGTERM, SIGINT, SIGQUIT};
-inline constexpr int kNotedSignals[] = {SIGHUP, SIGUSR1, SIGUSR2};
-
 struct ServiceOptions {
   std::string socket;      // path of the session socket
   int socket_mode = 0666;  // who may attach; budgets bind principals
@@ -95,7 +89,8 @@ class Service {
   // Before Run: answers what ranks asked while there was no daemon, for a few
   // milliseconds at most.
   void AnswerWhoWaited();
-  // Serves until Stop, or one of kEndingSignals.
+  // Serves until Stop, or a signal that ends it (runtime/signals.h), which the
+  // caller has blocked.
   void Run();
   void Stop();
   // After Run: ends the threads that the loop must not wait for. False: one

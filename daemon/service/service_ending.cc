@@ -4,11 +4,10 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstring>
-#include <iterator>
 #include <string>
 
+#include "daemon/runtime/signals.h"
 #include "daemon/service/log/log.h"
 #include "daemon/service/service.h"
 
@@ -32,8 +31,7 @@ void Service::OnSignal() {
   signalfd_siginfo info;
   if (read(signals_.get(), &info, sizeof(info)) != sizeof(info)) return;
   const int signal = static_cast<int>(info.ssi_signo);
-  if (std::count(std::begin(kEndingSignals), std::end(kEndingSignals), signal) >
-      0) {
+  if (IsEndingSignal(signal)) {
     const bool service =
         info.ssi_code == SI_QUEUE && info.ssi_int == kEndsService;
     return End(service ? Ending::kOfService : Ending::kForRanks);
