@@ -38,7 +38,8 @@ absl::Status WriteAll(int fd, std::string_view bytes, const std::string& what) {
   while (!bytes.empty()) {
     const ssize_t put = write(fd, bytes.data(), bytes.size());
     if (put < 0 && errno == EINTR) continue;
-    if (put < 0) return ErrnoStatus(errno, "write " + what);
+    // Nothing put of something would be tried for ever.
+    if (put <= 0) return ErrnoStatus(put < 0 ? errno : EIO, "write " + what);
     bytes.remove_prefix(static_cast<size_t>(put));
   }
   return absl::OkStatus();

@@ -19,6 +19,7 @@
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
+#include "proto/base/whole_io.h"
 
 namespace sluice::train {
 namespace fs = std::filesystem;
@@ -143,12 +144,7 @@ absl::Status WriteFile(const std::string& path, const std::string& text) {
   const UniqueFd fd(
       open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (!fd) return ErrnoStatus(errno, "write " + path);
-  for (size_t at = 0; at < text.size();) {
-    const ssize_t n = write(fd.get(), text.data() + at, text.size() - at);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return ErrnoStatus(n < 0 ? errno : EIO, "write " + path);
-    at += static_cast<size_t>(n);
-  }
+  SLUICE_RETURN_IF_ERROR(WriteAll(fd.get(), text, path));
   if (fsync(fd.get()) != 0) return ErrnoStatus(errno, "sync " + path);
   return absl::OkStatus();
 }

@@ -10,9 +10,11 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string_view>
 
 #include "client/train/launch/outcome.h"
 #include "proto/base/status.h"
+#include "proto/base/whole_io.h"
 
 namespace sluice::train {
 namespace {
@@ -39,17 +41,8 @@ std::string Describe(const TensorInfo& info) {
                      fmt::join(info.shape, ", "));
 }
 
-absl::Status WriteAll(int fd, const void* data, int64_t bytes,
-                      const std::string& path) {
-  const char* at = static_cast<const char*>(data);
-  while (bytes > 0) {
-    const ssize_t n = write(fd, at, static_cast<size_t>(bytes));
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return ErrnoStatus(errno, "write " + path);
-    at += n;
-    bytes -= n;
-  }
-  return absl::OkStatus();
+std::string_view BytesOf(const void* data, int64_t bytes) {
+  return {static_cast<const char*>(data), static_cast<size_t>(bytes)};
 }
 
 std::string MakeHeader(const std::vector<TensorInfo>& tensors,
@@ -143,15 +136,14 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
   const std::string header = MakeHeader(tensors, label);
   const uint64_t size = header.size();
   const int fd = writer->fd_.get();
-  SLUICE_RETURN_IF_ERROR(WriteAll(fd, &size, sizeof(size), path));
-  SLUICE_RETURN_IF_ERROR(
-      WriteAll(fd, header.data(), static_cast<int64_t>(size), path));
+  SLUICE_RETURN_IF_ERROR(WriteAll(fd, BytesOf(&size, sizeof(size)), path));
+  SLUICE_RETURN_IF_ERROR(WriteAll(fd, header, path));
   return writer;
 }
 
 absl::Status SafetensorsWriter::Append(const void* data, int64_t bytes) {
   written_ += bytes;
-  return WriteAll(fd_.get(), data, bytes, path_);
+  return WriteAll(fd_.get(), BytesOf(data, bytes), path_);
 }
 
 absl::Status SafetensorsWriter::Close() {
