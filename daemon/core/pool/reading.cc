@@ -48,73 +48,87 @@ absl::Time Pool::OldestSince() const {
              : extents_.at(kept_by_age_.begin()->second).kept_since;
 }
 
-void Pool::CheckInvariants() const {
+// What the extents add up to, one by one.
+struct Pool::Counted {
   Bytes leased, quarantined, lingering, kept;
   size_t idle = 0, kept_count = 0, holds = 0;
   std::map<PrincipalId, size_t> owned;
   std::map<PrincipalId, Charged> charged;
-  for (const auto& [id, extent] : extents_) {
-    SLUICE_CHECK(extent.size > Bytes(0) && extent.size <= extent_);
-    ++owned[extent.principal];
-    if (extent.state != State::kKept) {
-      charged[extent.principal].all += extent.size;
-    }
-    if (extent.state == State::kLingering) {
-      charged[extent.principal].lingering += extent.size;
-    }
-    switch (extent.state) {
-      case State::kMaking:
-        SLUICE_CHECK(extent.holders.empty());
-        [[fallthrough]];
-      case State::kLeased:
-        leased += extent.size;
-        break;
-      case State::kQuarantined:
-        // Someone who may still map it must be known, or it never comes back.
-        SLUICE_CHECK(std::count(extent.holders.begin(), extent.holders.end(),
-                                extent.quarantined_for) == 1);
-        quarantined += extent.size;
-        break;
-      case State::kLingering:
-        lingering += extent.size;
-        ++idle;
-        break;
-      case State::kKept:
-        SLUICE_CHECK(extent.holders.empty());
-        SLUICE_CHECK(kept_by_age_.at(extent.idle_order) == id);
-        SLUICE_CHECK(kept_of_.at(extent.principal).at(extent.idle_order) == id);
-        kept += extent.size;
-        ++kept_count;
-        ++idle;
-        break;
-    }
-    for (SessionId by : extent.holders) {
-      SLUICE_CHECK(held_.at(by).contains(id));
-      ++holds;
-    }
-  }
-  for (const auto& [by, ids] : held_) holds -= ids.size();
-  size_t listed = 0;
-  Bytes listed_lingering;
-  for (const auto& [key, of_size] : idle_by_size_) {
-    listed += of_size.by_age.size();
-    listed_lingering += of_size.lingering;
-  }
-  SLUICE_CHECK(holds == 0);
-  SLUICE_CHECK(owned == owned_ && charged == charged_);
-  SLUICE_CHECK(idle == listed && kept_count == kept_by_age_.size());
-  for (const auto& [principal, ids] : kept_of_) {
-    SLUICE_CHECK(!ids.empty());
-    kept_count -= ids.size();
-  }
-  SLUICE_CHECK(kept_count == 0);
-  SLUICE_CHECK(lingering == lingering_ && listed_lingering == lingering_);
-  SLUICE_CHECK(leased == leased_ && quarantined == quarantined_ &&
-               kept == kept_);
+};
+
+void Pool::CheckInvariants() const {
+  Counted counted;
+  for (const auto& [id, extent] : extents_) CheckExtent(id, extent, counted);
+  SLUICE_CHECK(counted.owned == owned_ && counted.charged == charged_);
+  CheckLists(counted);
+  SLUICE_CHECK(counted.leased == leased_ && counted.lingering == lingering_ &&
+               counted.quarantined == quarantined_ && counted.kept == kept_);
   SLUICE_CHECK(unmade() >= Bytes(0));
   SLUICE_CHECK(outside() >= Bytes(0));
   SLUICE_CHECK(leased_ + lingering_ + quarantined_ + outside() + free() ==
                total_);
+}
+
+// By itself, and in the lists that name it.
+void Pool::CheckExtent(ExtentId id, const Extent& extent,
+                       Counted& counted) const {
+  SLUICE_CHECK(extent.size > Bytes(0) && extent.size <= extent_);
+  ++counted.owned[extent.principal];
+  if (extent.state != State::kKept) {
+    counted.charged[extent.principal].all += extent.size;
+  }
+  if (extent.state == State::kLingering) {
+    counted.charged[extent.principal].lingering += extent.size;
+  }
+  switch (extent.state) {
+    case State::kMaking:
+      SLUICE_CHECK(extent.holders.empty());
+      [[fallthrough]];
+    case State::kLeased:
+      counted.leased += extent.size;
+      break;
+    case State::kQuarantined:
+      // Someone who may still map it must be known, or it never comes back.
+      SLUICE_CHECK(std::count(extent.holders.begin(), extent.holders.end(),
+                              extent.quarantined_for) == 1);
+      counted.quarantined += extent.size;
+      break;
+    case State::kLingering:
+      counted.lingering += extent.size;
+      ++counted.idle;
+      break;
+    case State::kKept:
+      SLUICE_CHECK(extent.holders.empty());
+      SLUICE_CHECK(kept_by_age_.at(extent.idle_order) == id);
+      SLUICE_CHECK(kept_of_.at(extent.principal).at(extent.idle_order) == id);
+      counted.kept += extent.size;
+      ++counted.kept_count;
+      ++counted.idle;
+      break;
+  }
+  for (SessionId by : extent.holders) {
+    SLUICE_CHECK(held_.at(by).contains(id));
+    ++counted.holds;
+  }
+}
+
+// The lists name nothing else.
+void Pool::CheckLists(const Counted& counted) const {
+  size_t holds = 0, listed = 0, kept = 0;
+  Bytes lingering;
+  for (const auto& [by, ids] : held_) holds += ids.size();
+  for (const auto& [key, of_size] : idle_by_size_) {
+    listed += of_size.by_age.size();
+    lingering += of_size.lingering;
+  }
+  for (const auto& [principal, ids] : kept_of_) {
+    SLUICE_CHECK(!ids.empty());
+    kept += ids.size();
+  }
+  SLUICE_CHECK(holds == counted.holds && listed == counted.idle);
+  SLUICE_CHECK(kept == counted.kept_count &&
+               kept_by_age_.size() == counted.kept_count);
+  SLUICE_CHECK(lingering == lingering_);
 }
 
 }  // namespace sluice::daemon
