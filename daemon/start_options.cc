@@ -1,0 +1,150 @@
+#include "daemon/start_options.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "daemon/metrics/snapshot_json.h"
+#include "daemon/runtime/this_process.h"
+#include "daemon/service/grant_pages.h"
+#include "daemon/service/log/log.h"
+#include "daemon/worker_user.h"
+#include "proto/base/grant_page.h"
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+namespace {
+
+// The command by which the daemon asks, on SIGHUP, whether it would start again
+// and take over: the program that lies at its path by then, with its own flags.
+std::vector<std::string> CheckOf(const Arguments& arguments) {
+  std::vector<std::string> words = {ThisProgram(), "--check-config",
+                                    "--check-state", "--runtime-dir",
+                                    arguments.runtime_dir};
+  const auto add = [&words](const char* flag, const std::string& value) {
+    if (!value.empty()) words.insert(words.end(), {flag, value});
+  };
+  add("--config", arguments.config);
+  add("--driver", arguments.driver);
+  return words;
+}
+
+// How many whole extents the pools have together.
+int64_t ExtentsOfPools(const NodeConfig& node) {
+  int64_t all = 0;
+  for (const GpuConfig& gpu : node.gpus) all += gpu.pool / node.extent.gpu;
+  for (const HostConfig& host : node.hosts) {
+    all += host.pool / node.extent.host;
+  }
+  return all;
+}
+
+// Each extent is kept for the next daemon, beside what ranks have
+// (Service::MayBeKept) and some processes whose sessions ended, so there may be
+// no more extents than the store has room for. One user may have half of them,
+// as where nobody keeps any, or what the configuration says.
+Share KeptExtents(Share extents, const Config& config, const NodeConfig& node,
+                  const Starter& starter) {
+  const int64_t capacity = Handover::CapacityOf(starter);
+  const int64_t ended = std::min<int64_t>(512, capacity / 16);
+  const int64_t ranks = std::min<int64_t>(
+      Handover::kOfRank * kGrantSlots + Handover::kOwn + ended, capacity / 2);
+  const int64_t most = capacity - ranks;
+  if (capacity == 0 || most >= extents.all) return extents;
+  // Leases of odd sizes make more of them than the pools have whole ones.
+  if (most < 2 * ExtentsOfPools(node)) {
+    WriteLog(
+        LogLevel::kWarning,
+        fmt::format("there may be {} extents of memory instead of {}, since {} "
+                    "descriptors are kept for the next daemon: raise "
+                    "FileDescriptorStoreMax= of the unit, or --max-descriptors "
+                    "of sluiced-keeper, or [pools] extent_bytes",
+                    most, extents.all, capacity));
+  }
+  const int64_t each = config.quota.extents.value_or(most / 2);
+  return {std::clamp<int64_t>(each, 1, most), most};
+}
+
+// What is left of `open_files` for clients: the daemon holds a duplicate of all
+// that a keeper holds, for the next keeper where that one dies.
+int64_t BesideKept(const Starter& starter, int64_t open_files) {
+  if (!starter.keeper) return open_files;
+  return open_files - std::min(Handover::CapacityOf(starter), open_files / 2);
+}
+
+// Without what depends on whoever keeps descriptors (ShareOut).
+absl::StatusOr<ServiceOptions> OptionsOf(const Arguments& arguments,
+                                         const Config& config, Node& node,
+                                         const Clock& clock) {
+  ServiceOptions options;
+  SLUICE_ASSIGN_OR_RETURN(const WorkerUser worker_user,
+                          FindWorkerUser(config.worker_user));
+  if (config.policy_folder != "") {
+    options.keep_policy = [file = PolicyFileOf(config, arguments),
+                           &clock](const Policy& now) {
+      return file.Write(now, ClocksNow(clock));
+    };
+  }
+  options.socket = arguments.runtime_dir + "/session.sock";
+  options.node = node.config;
+  options.peers = PeerRules::OfThisProcess(config.cgroups);
+  options.driver = node.driver.get();
+  options.sim_directory = node.sim_directory;
+  if (node.sim_clocks) {
+    options.sim_clocks =
+        std::make_shared<const UniqueFd>(std::move(node.sim_clocks));
+  }
+  if (config.gpus_are_shown) {
+    SLUICE_ASSIGN_OR_RETURN(options.gpus, GpuAccess::Make(node.gpu_nodes));
+  }
+  options.worker = {.path = Sibling("sluice-worker"),
+                    .memory = config.worker_memory,
+                    .uid = worker_user.uid,
+                    .gid = worker_user.gid};
+  options.plan_cache = arguments.runtime_dir + "/plan_cache";
+  options.clock = &clock;
+  options.render = SnapshotJson;
+  return options;
+}
+
+// A daemon's generation is the time of its start, so that no two have the same.
+// Where somebody has set the clock back, it is one more than the last one's.
+uint64_t GenerationBehind(const Starter& starter) {
+  const auto now = static_cast<uint64_t>(absl::ToUnixNanos(absl::Now()));
+  const auto kept = starter.stored.find(Handover::kLimits);
+  if (kept == starter.stored.end()) return now;
+  return std::max(now, GrantPages::GenerationOf(kept->second) + 1);
+}
+
+// What there is for clients, beside what `starter` keeps.
+void ShareOut(const Config& config, Starter starter, ServiceOptions& options) {
+  const int64_t open_files = BesideKept(starter, RaiseDescriptorLimit());
+  options.shares = SharesOf(config.quota, open_files);
+  options.extents = KeptExtents(ExtentsOf(config.quota, open_files), config,
+                                options.node, starter);
+  options.node.extent_limits.each_of_open_files =
+      config.quota.extents.value_or(options.extents.all) >= options.extents.all;
+  options.node.generation = GenerationBehind(starter);
+  options.starter = std::move(starter);
+}
+
+}  // namespace
+
+absl::StatusOr<ServiceOptions> StartOptions(const Arguments& arguments,
+                                            const Config& config, Node& node,
+                                            Starter starter,
+                                            const Clock& clock) {
+  SLUICE_ASSIGN_OR_RETURN(ServiceOptions options,
+                          OptionsOf(arguments, config, node, clock));
+  ShareOut(config, std::move(starter), options);
+  options.check = CheckOf(arguments);
+  return options;
+}
+
+}  // namespace sluice::daemon

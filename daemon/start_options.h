@@ -1,0 +1,28 @@
+// What a service is started with: from the configuration, the node, and who
+// started the process.
+//
+// Thread safety: one thread.
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "daemon/arguments.h"
+#include "daemon/config.h"
+#include "daemon/node.h"
+#include "daemon/service/service.h"
+#include "daemon/store/starter.h"
+#include "proto/base/clock.h"
+
+namespace sluice::daemon {
+
+// Everything but `policy`, `listener` and `deaths`, which the caller fills in.
+// `node` and `clock` outlive the service; the clocks of simulated links are
+// moved out of `node`. Raises the limit of open files, and shares out to
+// clients what whoever keeps descriptors leaves of it. InvalidArgument and
+// others: the plan workers' user does not exist, or a GPU's device node cannot
+// be looked at.
+absl::StatusOr<ServiceOptions> StartOptions(const Arguments& arguments,
+                                            const Config& config, Node& node,
+                                            Starter starter,
+                                            const Clock& clock);
+
+}  // namespace sluice::daemon
