@@ -86,8 +86,8 @@ absl::StatusOr<ServiceOptions> OptionsOf(const Arguments& arguments,
   SLUICE_ASSIGN_OR_RETURN(const WorkerUser worker_user,
                           FindWorkerUser(config.worker_user));
   if (config.policy_folder != "") {
-    options.keep_policy = [file = PolicyFileOf(config, arguments),
-                           &clock](const Policy& now) {
+    options.write_policy = [file = PolicyFileOf(config, arguments),
+                            &clock](const Policy& now) {
       return file.Write(now, ClocksNow(clock));
     };
   }

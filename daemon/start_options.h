@@ -17,9 +17,9 @@ namespace sluice::daemon {
 // Everything but `policy`, `listener` and `deaths`, which the caller fills in.
 // `node` and `clock` outlive the service; the clocks of simulated links are
 // moved out of `node`. Raises the limit of open files, and shares out to
-// clients what whoever keeps descriptors leaves of it. InvalidArgument and
-// others: the plan workers' user does not exist, or a GPU's device node cannot
-// be looked at.
+// clients what whoever keeps descriptors leaves of it. NotFound: there is no
+// such plan workers' user, or no device node of a GPU. PermissionDenied: only
+// root may choose that user.
 absl::StatusOr<ServiceOptions> StartOptions(const Arguments& arguments,
                                             const Config& config, Node& node,
                                             Starter starter,

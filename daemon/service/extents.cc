@@ -131,13 +131,13 @@ void Extents::Tell(Tries made) {
   Pass(CrashPoint::kExtentPut);
   auto tell = [this, made = std::move(made)] {
     Pass(CrashPoint::kExtentStored);
-    for (const auto& [id, extent] : made) Keep(id, extent);
+    for (const auto& [id, extent] : made) Record(id, extent);
   };
   if (handover_ != nullptr) return handover_->WhenKept(std::move(tell));
   loop_->Post(std::move(tell));
 }
 
-void Extents::Keep(ExtentId id, absl::StatusOr<ExportedMemory> extent) {
+void Extents::Record(ExtentId id, absl::StatusOr<ExportedMemory> extent) {
   const absl::Status status = extent.status();
   if (status.ok()) extents_[id] = *std::move(extent);
   made_(id, status);

@@ -86,7 +86,7 @@ class Extents {
       std::vector<std::pair<ExtentId, absl::StatusOr<ExportedMemory>>>;
   // The loop, once what was made is kept for the next daemon.
   void Tell(Tries made);
-  void Keep(ExtentId id, absl::StatusOr<ExportedMemory> extent);
+  void Record(ExtentId id, absl::StatusOr<ExportedMemory> extent);
 
   device::Driver* driver_;
   Arena* arena_;

@@ -73,9 +73,10 @@ struct ServiceOptions {
   // take over (Reload); empty: SIGHUP is only noted.
   std::vector<std::string> check;
   int deaths = -1;  // DeathRecord's, kept for the next daemon; -1: none
-  // Keeps it; called from administrators' threads, one at a time. DataLoss:
-  // until a power cut. Null: it ends with the daemon.
-  std::function<absl::Status(const Policy&)> keep_policy;
+  // Writes the policy to a file; called from administrators' threads, one at a
+  // time. DataLoss: it was written, but a power cut may undo that. Null: what
+  // administrators set ends with the daemon.
+  std::function<absl::Status(const Policy&)> write_policy;
   // A snapshot as the JSON that `Query` answers.
   std::function<std::string(const Snapshot&)> render;
 };
@@ -202,9 +203,10 @@ class Service {
   void OnReload();
   void EndForReload(const absl::Status& checked);
   absl::Status OnLoop(std::function<void()> task);
-  absl::Status Keep(const Policy& policy);
-  // Keeps what `decide` says policy becomes, then lets it hold; where it cannot
-  // any more, it is kept as it was. Both run on the loop.
+  absl::Status WritePolicy(const Policy& policy);
+  // Writes what `decide` says the policy becomes, then `apply` puts it in
+  // force; where that fails, the policy is written as it was. Both run on the
+  // loop.
   absl::Status ChangePolicy(std::function<absl::StatusOr<Policy>()> decide,
                             std::function<absl::Status()> apply);
   // Whether there are users of their own in it.

@@ -34,11 +34,11 @@ absl::Status Service::Answers() {
   return OnLoop([] {});
 }
 
-absl::Status Service::Keep(const Policy& policy) {
-  if (!options_.keep_policy) return absl::OkStatus();
-  const absl::Status kept = options_.keep_policy(policy);
-  if (kept.ok() || absl::IsDataLoss(kept)) return kept;
-  return Annotate(kept, "nothing was changed");
+absl::Status Service::WritePolicy(const Policy& policy) {
+  if (!options_.write_policy) return absl::OkStatus();
+  const absl::Status written = options_.write_policy(policy);
+  if (written.ok() || absl::IsDataLoss(written)) return written;
+  return Annotate(written, "nothing was changed");
 }
 
 absl::Status Service::CheckCgroup(const std::string& cgroup) const {
@@ -61,14 +61,14 @@ absl::Status Service::ChangePolicy(
   }));
   SLUICE_RETURN_IF_ERROR(after->status());
   // Written, and perhaps not for long: it holds, and who asked is told.
-  const absl::Status kept = Keep(**after);
-  if (!kept.ok() && !absl::IsDataLoss(kept)) return kept;
+  const absl::Status written = WritePolicy(**after);
+  if (!written.ok() && !absl::IsDataLoss(written)) return written;
   const auto applied = std::make_shared<absl::Status>();
   SLUICE_RETURN_IF_ERROR(OnLoop([=] { *applied = apply(); }));
   // More came to be in use while it was written.
-  if (!applied->ok()) SLUICE_RETURN_IF_ERROR(Keep(*before));
-  if (!applied->ok() || kept.ok()) return *applied;
-  return Annotate(kept, "it is in force");
+  if (!applied->ok()) SLUICE_RETURN_IF_ERROR(WritePolicy(*before));
+  if (!applied->ok() || written.ok()) return *applied;
+  return Annotate(written, "it is in force");
 }
 
 absl::StatusOr<Limits> Service::SetBudget(const BudgetTarget& target,
