@@ -106,12 +106,10 @@ TEST_F(Store, TellsTheManagerInOrder) {
   store->Ready("");
   store->Status("3 jobs");
   store->Watchdog();
-  store->Stopping();
   EXPECT_EQ(NextText(), "EXTEND_TIMEOUT_USEC=2000000");
   EXPECT_EQ(NextText(), "READY=1\nSTATUS=");
   EXPECT_EQ(NextText(), "STATUS=3 jobs");
   EXPECT_EQ(NextText(), "WATCHDOG=1");
-  EXPECT_EQ(NextText(), "STOPPING=1");
 }
 
 TEST_F(Store, AsksForOneBarrierPerBatch) {
