@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <set>
 
 #include "absl/time/clock.h"
@@ -79,8 +80,8 @@ absl::StatusOr<admin::ShowStateReply> Ask(const std::string& path) {
                                   status.error_message()));
 }
 
-// What the daemon would save, or what a frozen one keeps.
-absl::StatusOr<StateFile::Contents> ContentsOf(
+// What the daemon would save, or what a frozen one keeps; nullopt: it is void.
+absl::StatusOr<std::optional<StateFile::Contents>> ContentsOf(
     const admin::ShowStateReply& reply) {
   if (reply.file().empty()) {
     SLUICE_RETURN_IF_ERROR(
@@ -93,7 +94,8 @@ absl::StatusOr<StateFile::Contents> ContentsOf(
       static_cast<ssize_t>(bytes.size())) {
     return ErrnoStatus(errno, "make memory for the state");
   }
-  SLUICE_ASSIGN_OR_RETURN(const auto file, StateFile::Open(copy.get()));
+  SLUICE_ASSIGN_OR_RETURN(const auto file, OpenSaved(copy.get()));
+  if (file == nullptr) return std::nullopt;
   return file->TakeContents();
 }
 
@@ -105,13 +107,12 @@ absl::StatusOr<std::string> CheckState(const std::string& admin_socket,
     return fmt::format("no daemon runs at {}", admin_socket);
   }
   SLUICE_ASSIGN_OR_RETURN(const admin::ShowStateReply reply, Ask(admin_socket));
-  auto given = ContentsOf(reply);
-  if (absl::IsNotFound(given.status())) {
+  SLUICE_ASSIGN_OR_RETURN(const auto contents, ContentsOf(reply));
+  if (!contents) {
     return "what was saved was given up: the next daemon begins anew";
   }
-  SLUICE_ASSIGN_OR_RETURN(StateFile::Contents contents, std::move(given));
   const Core fresh(node, absl::UnixEpoch());
-  SLUICE_ASSIGN_OR_RETURN(const CoreState saved, ReadSaved(contents, fresh));
+  SLUICE_ASSIGN_OR_RETURN(const CoreState saved, ReadSaved(*contents, fresh));
   const std::set<std::string> kept(reply.kept().begin(), reply.kept().end());
   // A daemon that serves has its memory.
   if (!kept.empty()) SLUICE_RETURN_IF_ERROR(CheckLeft(saved, kept));

@@ -90,13 +90,12 @@ absl::StatusOr<std::optional<CoreState>> Handover::ReadState(
     const Core& fresh) {
   state_fd_ = Take(kState);
   if (!state_fd_) return std::nullopt;
-  auto file = StateFile::Open(state_fd_.get());
-  if (absl::IsNotFound(file.status())) {
+  SLUICE_ASSIGN_OR_RETURN(state_, OpenSaved(state_fd_.get()));
+  if (state_ == nullptr) {
     // In its place comes a new one, behind any removal that is on its way.
     store_->Remove(kState);
     return std::nullopt;
   }
-  SLUICE_ASSIGN_OR_RETURN(state_, std::move(file));
   return ReadSaved(state_->TakeContents(), fresh);
 }
 

@@ -6,7 +6,6 @@
 #include "daemon/core/core.h"
 #include "daemon/service/handover.h"
 #include "daemon/service/takeover/read_saved.h"
-#include "daemon/state/state_file.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -15,10 +14,8 @@ absl::Status MayTakeOver(const std::map<std::string, UniqueFd>& left,
                          const NodeConfig& node) {
   const auto state = left.find(Handover::kState);
   if (state == left.end()) return absl::OkStatus();
-  const auto opened = StateFile::Open(state->second.get());
-  if (absl::IsNotFound(opened.status())) return absl::OkStatus();  // given up
-  SLUICE_RETURN_IF_ERROR(opened.status());
-  const auto& file = *opened;
+  SLUICE_ASSIGN_OR_RETURN(const auto file, OpenSaved(state->second.get()));
+  if (file == nullptr) return absl::OkStatus();
   const Core fresh(node, absl::UnixEpoch());
   SLUICE_ASSIGN_OR_RETURN(const CoreState saved,
                           ReadSaved(file->TakeContents(), fresh));

@@ -35,6 +35,12 @@ absl::Status CheckPools(const CoreState& saved, const Core& fresh) {
 
 }  // namespace
 
+absl::StatusOr<std::unique_ptr<StateFile>> OpenSaved(int fd) {
+  auto opened = StateFile::Open(fd);
+  if (absl::IsNotFound(opened.status())) return nullptr;
+  return opened;
+}
+
 absl::StatusOr<CoreState> ReadSaved(const StateFile::Contents& contents,
                                     const Core& fresh) {
   SLUICE_ASSIGN_OR_RETURN(CoreState saved, ReadCore(contents, fresh.Save()));

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/service/takeover/read_saved.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/daemon/core/core_driver.h"
@@ -52,7 +53,8 @@ class HandoverTest : public ::testing::Test {
   }
   // Nobody would go on from it.
   bool IsGivenUp() const {
-    return absl::IsNotFound(StateFile::Open(state_.get()).status());
+    const auto opened = OpenSaved(state_.get());
+    return opened.ok() && *opened == nullptr;
   }
   // Of who would take over.
   size_t SessionsIn(const UniqueFd& state) const {
