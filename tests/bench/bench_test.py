@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """The benchmark driver judges and refuses as it says."""
 
+import contextlib
+import io
 import os
 import signal
 import stat
@@ -11,6 +13,7 @@ import time
 import unittest
 
 import bench
+import figures
 import programs
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -137,6 +140,29 @@ class Driver(unittest.TestCase):
             timeout=30, env={**os.environ, "PYTHONPATH": HERE}, check=False)
         self.assertEqual(run.returncode, 130)
         self.assertTrue(gone(int(run.stdout)))
+
+
+class FiguresOfATest(unittest.TestCase):
+    def run_script(self, text):
+        with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
+            script.write(text)
+            script.flush()
+            with contextlib.redirect_stdout(io.StringIO()):
+                return figures.printed_by(script.name)
+
+    def test_are_what_it_printed(self):
+        self.assertEqual(self.run_script("print('ended 2 s')"), "ended 2 s\n")
+
+    def test_are_none_where_it_fails(self):
+        with self.assertRaisesRegex(SystemExit, "ended with status 3"):
+            self.run_script("print('ended 2 s'); raise SystemExit(3)")
+
+    def test_are_none_where_one_is_missing(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "rows.json")
+            with self.assertRaisesRegex(SystemExit, "did not print: y"):
+                figures.write([entry(1, 2)], ["x", "y"], path)
+            self.assertFalse(os.path.exists(path))
 
 
 if __name__ == "__main__":

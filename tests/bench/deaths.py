@@ -11,12 +11,11 @@ print. It is not about a GPU: what takes the time is ours, who notices and when
 who hangs is ended, and a GPU's own part (an abort of NCCL's) is a fake's.
 """
 
-import argparse
-import json
 import os
 import re
-import subprocess
 import sys
+
+import figures
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TEST = os.path.join(HERE, "../integration/train/cuda_ranks_test.py")
@@ -31,12 +30,16 @@ LINE = re.compile(r"^(?P<way>.+): ended (?P<s>[0-9.]+) s after the last step$",
                   re.M)
 
 
+def name_of(way):
+    return f"on the fakes, {way}: the run ends"
+
+
 def entries(printed):
     longest = {}
     for match in LINE.finditer(printed):
         way = match["way"]
         longest[way] = max(longest.get(way, 0), float(match["s"]))
-    return [{"name": f"on the fakes, {way}: the run ends", "value": seconds,
+    return [{"name": name_of(way), "value": seconds,
              "unit": "s after its last step", "target": TARGET_S,
              "better": "lower",
              "detail": f"the longest of {ROUNDS}; two ranks over NCCL's fake, "
@@ -45,35 +48,19 @@ def entries(printed):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--bin", required=True)
-    parser.add_argument("--json", required=True)
-    arguments = parser.parse_args()
+    arguments = figures.arguments(__doc__)
     folder = os.path.abspath(arguments.bin)
     fakes = os.path.join(os.path.dirname(folder), "fake_cuda")
     if not os.path.exists(os.path.join(fakes, "over_real")):
         sys.exit(f"error: there is no {fakes}/over_real: NCCL's headers and "
                  "torch with NVIDIA's libraries are needed (./dev setup "
                  "python), then a build")
-    printed = ""
-    for _ in range(ROUNDS):
-        run = subprocess.run(
-            [sys.executable, TEST, *(f"CudaRanks.test_{c}" for c in CASES)],
-            text=True, check=False, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "SLUICE_BIN_DIR": folder,
-                 "SLUICE_FAKE_CUDA_DIR": fakes,
-                 "PYTHONDONTWRITEBYTECODE": "1"})
-        print(run.stdout, end="", flush=True)
-        if run.returncode != 0:
-            sys.exit(f"error: {TEST} ended with status {run.returncode}")
-        printed += run.stdout
-    rows = entries(printed)
-    if {f"on the fakes, {way}: the run ends" for way in WAYS} != {
-            row["name"] for row in rows}:
-        sys.exit("error: it did not say how long each took")
-    with open(arguments.json, "w", encoding="utf-8") as file:
-        json.dump(rows, file)
+    env = {**os.environ, "SLUICE_BIN_DIR": folder,
+           "SLUICE_FAKE_CUDA_DIR": fakes, "PYTHONDONTWRITEBYTECODE": "1"}
+    cases = [f"CudaRanks.test_{case}" for case in CASES]
+    printed = "".join(figures.printed_by(TEST, *cases, env=env)
+                      for _ in range(ROUNDS))
+    figures.write(entries(printed), map(name_of, WAYS), arguments.json)
 
 
 if __name__ == "__main__":

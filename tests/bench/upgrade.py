@@ -8,12 +8,10 @@ It runs tests/package/rootfs_test.py, which installs the packages into a Debian
 of their own and boots systemd there, and reads what that prints. Needs root.
 """
 
-import argparse
-import json
 import os
 import re
-import subprocess
-import sys
+
+import figures
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TEST = os.path.join(HERE, "../package/rootfs_test.py")
@@ -23,8 +21,12 @@ LINE = re.compile(r"^(?P<way>[\w ]+): .*longest step is (?P<ms>-?\d+) ms over "
                   r"the median", re.M)
 
 
+def name_of(way):
+    return "longest step, " + way
+
+
 def entry(way, milliseconds):
-    return {"name": "longest step, " + way, "value": milliseconds,
+    return {"name": name_of(way), "value": milliseconds,
             "unit": "ms over the median",
             "target": TARGET_MS.get(way.rstrip(" 0123456789")),
             "better": "lower",
@@ -46,22 +48,10 @@ def entries(printed):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--bin", required=True)
-    parser.add_argument("--json", required=True)
-    arguments = parser.parse_args()
+    arguments = figures.arguments(__doc__)
     build = os.path.dirname(os.path.abspath(arguments.bin))
-    run = subprocess.run([sys.executable, TEST, build], text=True, check=False,
-                         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-    print(run.stdout, end="", flush=True)
-    if run.returncode != 0:
-        sys.exit(f"error: {TEST} ended with status {run.returncode}")
-    rows = entries(run.stdout)
-    if not {"longest step, " + way for way in TARGET_MS} <= {
-            row["name"] for row in rows}:
-        sys.exit("error: it did not say how long the steps became")
-    with open(arguments.json, "w", encoding="utf-8") as file:
-        json.dump(rows, file)
+    printed = figures.printed_by(TEST, build)
+    figures.write(entries(printed), map(name_of, TARGET_MS), arguments.json)
 
 
 if __name__ == "__main__":
