@@ -12,10 +12,21 @@ using sluice::testing::StatusIs;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
-NodeConfig Limited(Bytes gpu) {
+NodeConfig Limited(Limits user) {
   NodeConfig config = SmallNode();
-  config.principal_limits = {.gpu = gpu};
+  config.principal_limits = user;
   return config;
+}
+
+// A rank of job "demo" that has returned `size` of `pool`, where nobody can say
+// who still reaches it.
+SessionId AttachAndReturn(CoreDriver& node, PoolId pool, Bytes size) {
+  node.held = Held::kUnknown;
+  const SessionId rank = node.Attach("demo", 0);
+  const auto lease = node.Lease(rank, pool, size);
+  SLUICE_CHECK_OK(lease.status());
+  node.Ask(rank, FreeRequest{lease->lease});
+  return rank;
 }
 
 void Later(CoreDriver& node) {
@@ -26,7 +37,7 @@ void Later(CoreDriver& node) {
 // Wrong once: what was freed left the budget, mapped or not.
 TEST(Lingering, LeaseFreeAndRepeatStaysWithinTheBudget) {
   for (const Held held : {Held::kYes, Held::kUnknown}) {
-    CoreDriver node(Limited(MiB(8)));
+    CoreDriver node(Limited({.gpu = MiB(8)}));
     node.held = held;
     const SessionId a = node.Attach("demo", 0);
     for (int i = 0; i < 8; ++i) {  // each of another size
@@ -50,11 +61,8 @@ TEST(Lingering, LeaseFreeAndRepeatStaysWithinTheBudget) {
 }
 
 TEST(Lingering, ItsOwnersJobsLeaseItAgainAndPayOnce) {
-  CoreDriver node(Limited(MiB(8)));
-  node.held = Held::kUnknown;
-  const SessionId a = node.Attach("demo", 0);
-  SLUICE_ASSERT_OK_AND_ASSIGN(const auto first, node.Lease(a, Gpu(0), MiB(8)));
-  node.Ask(a, FreeRequest{first.lease});
+  CoreDriver node(Limited({.gpu = MiB(8)}));
+  AttachAndReturn(node, Gpu(0), MiB(8));
   EXPECT_EQ(node.core.pool(Gpu(0)).lingering, MiB(8));
   const SessionId b = node.Attach("other", 0);
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto again, node.Lease(b, Gpu(0), MiB(8)));
@@ -70,13 +78,8 @@ TEST(Lingering, ItsOwnersJobsLeaseItAgainAndPayOnce) {
 // principal could have again was charged to it, so a job that gave memory back
 // for a smaller plan was refused that.
 TEST(Lingering, WhatABudgetHasNoRoomToMakeIsLeasedAgain) {
-  NodeConfig config = SmallNode();
-  config.principal_limits = {.host = MiB(8)};
-  CoreDriver node(config);
-  node.held = Held::kUnknown;
-  const SessionId a = node.Attach("demo", 0);
-  SLUICE_ASSERT_OK_AND_ASSIGN(const auto first, node.Lease(a, Host(0), MiB(7)));
-  node.Ask(a, FreeRequest{first.lease});
+  CoreDriver node(Limited({.host = MiB(8)}));
+  const SessionId a = AttachAndReturn(node, Host(0), MiB(7));
   // The tail is 2 MiB, and 1 MiB is left of the budget: the old tail of 3 MiB.
   const SessionId b = node.Attach("other", 0);
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto again, node.Lease(b, Host(0), MiB(6)));
@@ -94,11 +97,8 @@ TEST(Lingering, WhatABudgetHasNoRoomToMakeIsLeasedAgain) {
 
 // A GPU's lease is as large as was asked, so an odd piece does not serve.
 TEST(Lingering, WhatIsLeasedAgainOfAGpuIsNoLargerThanAsked) {
-  CoreDriver node(Limited(MiB(8)));
-  node.held = Held::kUnknown;
-  const SessionId a = node.Attach("demo", 0);
-  SLUICE_ASSERT_OK_AND_ASSIGN(const auto first, node.Lease(a, Gpu(0), MiB(7)));
-  node.Ask(a, FreeRequest{first.lease});
+  CoreDriver node(Limited({.gpu = MiB(8)}));
+  const SessionId a = AttachAndReturn(node, Gpu(0), MiB(7));
   EXPECT_THAT(node.Lease(a, Gpu(0), MiB(6)),
               StatusIs(absl::StatusCode::kResourceExhausted));
   EXPECT_THAT(node.Lease(a, Gpu(0), MiB(7)), IsOk());
@@ -106,14 +106,10 @@ TEST(Lingering, WhatIsLeasedAgainOfAGpuIsNoLargerThanAsked) {
 
 // Another job of the user may have it, within its own budget only.
 TEST(Lingering, WhatIsLeasedAgainKeepsToTheBudgetOfItsJob) {
-  NodeConfig config = SmallNode();
-  config.principal_limits = {.host = MiB(8)};
+  NodeConfig config = Limited({.host = MiB(8)});
   config.named_job_limits = {{"other", {.host = MiB(6)}}};
   CoreDriver node(config);
-  node.held = Held::kUnknown;
-  const SessionId a = node.Attach("demo", 0);
-  SLUICE_ASSERT_OK_AND_ASSIGN(const auto first, node.Lease(a, Host(0), MiB(7)));
-  node.Ask(a, FreeRequest{first.lease});
+  AttachAndReturn(node, Host(0), MiB(7));
   const SessionId b = node.Attach("other", 0);
   EXPECT_THAT(node.Lease(b, Host(0), MiB(6)),
               StatusIs(absl::StatusCode::kResourceExhausted));
@@ -148,10 +144,7 @@ TEST(Lingering, AChildOfTheDeadStillHoldsIt) {
 
 TEST(Lingering, NobodyIsAskedAboutWhereTheDeviceNeverSays) {
   CoreDriver node;
-  node.held = Held::kUnknown;
-  const SessionId a = node.Attach("demo", 0);
-  SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease, node.Lease(a, Gpu(0), MiB(8)));
-  node.Ask(a, FreeRequest{lease.lease});
+  const SessionId a = AttachAndReturn(node, Gpu(0), MiB(8));
   node.answer_at_once = false;
   Later(node);
   Later(node);
