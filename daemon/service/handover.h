@@ -53,19 +53,20 @@ class Handover {
   bool saves() const { return keeps() && !try_again_at_; }
 
   // --- what was left -------------------------------------------------------
-  // What the earlier daemon knew, but for what `fresh` says; nullopt: there was
-  // none, or it was given up. What is wrong with it is InvalidArgument or
-  // FailedPrecondition; Unimplemented: another daemon can read it.
+  // What the earlier daemon knew; what is not saved is as in `fresh`. Nullopt:
+  // it left no state, or a void one (OpenSaved). InvalidArgument or
+  // FailedPrecondition say what is wrong with it; Unimplemented: a daemon of
+  // another version can read it.
   absl::StatusOr<std::optional<CoreState>> ReadState(const Core& fresh);
   bool Left(const std::string& name) const { return left_.contains(name); }
   // Whether an earlier daemon left anything, also what was taken since.
   bool was_left_anything() const { return was_left_anything_; }
-  // No session had a greater id of which anything was left: names are never
+  // The greatest id of a session of which anything was left: names are never
   // used again.
   SessionId last_session_left() const { return last_session_left_; }
-  // Empty: it was not left. It stays kept.
+  // What was left under `name`, which stays kept; empty: nothing was.
   UniqueFd Take(const std::string& name);
-  // What was not taken is nobody's.
+  // Lets go of all that was left and not taken.
   void DropRest();
 
   // --- what is left --------------------------------------------------------
@@ -73,7 +74,7 @@ class Handover {
   void Begin(Core& core, absl::Time now);
   // What changed, before anything of it leaves.
   void Save(Core& core, absl::Time now);
-  // When Save wants to be called next; InfiniteFuture: when something changed.
+  // When Save wants to be called though nothing changed.
   absl::Time deadline() const {
     return try_again_at_.value_or(absl::InfiniteFuture());
   }
@@ -93,7 +94,7 @@ class Handover {
   // Posted when all that was given before is kept; at once, where nobody keeps
   // anything.
   void WhenKept(std::function<void()> then);
-  // Nobody needs anything of it, `but` one if it is named; `then` as
+  // Lets go of everything that is kept, but of what is called `but`; `then` as
   // WhenKept's, or at once where nobody keeps anything any more.
   void LeaveNothing(std::function<void()> then, const std::string& but = "");
 
@@ -105,7 +106,7 @@ class Handover {
   static std::string UsePageOf(SessionId session);
   // How many descriptors whoever started the process keeps; 0: none.
   static int64_t CapacityOf(const Starter& starter);
-  // Of it, how many are the daemon's own, at most, and how many a rank's.
+  // How many of these are the daemon's own, at most, and how many each rank's.
   static constexpr int64_t kOwn = 8, kOfRank = 3;
   static constexpr const char* kState = "state";
   static constexpr const char* kDeaths = "deaths";  // DeathRecord
@@ -123,11 +124,11 @@ class Handover {
 
   Handover(Post post, Close close, StateFile::Sizes sizes)
       : post_(std::move(post)), close_(std::move(close)), sizes_(sizes) {}
-  // Kept no more, and closed.
+  // Ends keeping it, and closes it.
   void DropLeft(const std::string& name, UniqueFd fd);
   absl::Status MakeState();
   void SaveAll(Core& core, absl::Time now);
-  // Of a checkpoint that is due soon.
+  // The next part of a checkpoint, while one is due soon.
   void SaveNextPart(Core& core, absl::Time now);
   void WaitUntilItFits(const absl::Status& why, absl::Time now);
   void GiveUp(const absl::Status& why);

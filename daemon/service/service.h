@@ -145,48 +145,49 @@ class Service {
   void UseHanded(UniqueFd kept);
   absl::Status UseOwn(UniqueFd kept);
   absl::Status TakeSignals();
-  // What does for the loop what takes long, and tells it.
+  // The threads and processes that do for the loop what takes long.
   void MakeParts();
 
   // What an earlier daemon left (service_takeover.cc).
   UniqueFd TakeLimits();
-  // Where it cannot, all that was left stays for another daemon.
-  // True: what it knew goes on.
+  // True: what the earlier daemon knew goes on; false: it left no state. An
+  // error leaves everything as it was, for another daemon.
   absl::StatusOr<bool> TakeOver();
   absl::Status Adopt(CoreState saved);
   bool IsLeft(SessionId id) const;
   absl::Status AdoptExtents(const CoreState& saved);
-  // Its session ends where that fails.
+  // An error: something of the session is missing, and it ends.
   absl::Status AdoptRank(const Session& session);
-  // No socket: it has ended, its process has not.
+  // `socket` is empty where it has ended and its process has not.
   void WatchLeft(const Session& session, UniqueFd socket);
   int LinkIndexOf(DeviceIndex gpu) const;
   // Nothing is sent to a rank before the next daemon would have it.
   void KeepRank(SessionId id);
-  // Whether who keeps descriptors has room for another rank of `who`, whatever
-  // extents there will be. A rank that could not be kept would cost all others
-  // the next daemon.
+  // Whether the store has room for another rank of `who`, however many extents
+  // there will be. A rank that could not be kept would end saving for all: the
+  // next daemon would begin anew.
   absl::Status MayBeKept(const Principal& who) const;
 
-  // Into the core.
+  // Who connects, asks and goes, as events of the core.
   void Accept();
   // False: nobody waits at `listener`, or none can be had.
   bool AcceptOne(int listener);
+  // At the listener that the earlier daemon made, before one was handed on.
   void AcceptWhoWaitsElsewhere();
-  // Nor is any request read from here on: who has no answer asks the next
+  // From here on no request is read either: whoever has no answer asks the next
   // daemon.
   void StopAccepting();
   void Watch(SessionId id, const Principal& who, UniqueFd socket,
              UniqueFd pidfd);
   // The listener is not looked at until accept_again_at_.
   void PauseAccepting();
-  // Without a descriptor for it.
+  // Accepts one and refuses it, where no descriptor is free: by the spare one.
   void TurnAway(int listener);
   absl::Status MayAttach(const Principal& principal);
   void Refuse(UniqueFd socket, const absl::Status& why);
   void OnMessage(SessionId id, wire::Message& message);
-  // What of a request policy does not know: the room for another rank, and
-  // which GPUs are whose.
+  // Judges what policy cannot: whether there is room for another rank, and
+  // which GPUs the peer may use (`shown`: descriptors of their device nodes).
   absl::Status MayAsk(SessionId id, Request& request,
                       std::span<const UniqueFd> shown);
   // Some of the requests that wait, by turns of their principals; true: there
@@ -196,8 +197,9 @@ class Service {
   void Expire();
   absl::Time NextDeadline() const;
   void OnSignal();
-  // What comes then: another daemon for the ranks that are attached; the same
-  // for whoever connects, too; or none, and ranks are told.
+  // What is left to the next daemon. kForRanks (SIGTERM): what others hold, if
+  // a rank is attached; kForAll (SIGHUP): the same in any case; kOfService:
+  // nothing, and ranks are told.
   enum class Ending { kForRanks, kForAll, kOfService };
   void End(Ending how);
   void OnReload();
@@ -271,7 +273,7 @@ class Service {
   // loop that stands still is killed, and the next daemon takes over.
   absl::Duration heartbeat_;
   absl::Time heartbeat_at_ = absl::InfiniteFuture();
-  // It ends then, whoever has not answered: it is ending.
+  // While it ends: when it no longer waits for whoever has not answered.
   absl::Time end_at_ = absl::InfiniteFuture();
   SpareFd spare_;  // given up when descriptors run out, to refuse politely
   Core core_;
@@ -301,8 +303,8 @@ class Service {
   int executing_ = 0;  // how deep: an effect may bring about others
   LogLimiter log_limiter_;
   std::unique_ptr<Handover> handover_;
-  // What it has is the next one's: it ended so, or never came to serve what an
-  // earlier one left.
+  // What it holds is left to the next daemon: it ended that way, or its start
+  // failed before it served what an earlier one left.
   bool leaving_ = false;
   std::unique_ptr<Arena> arena_;
   std::unique_ptr<Extents> extents_;
