@@ -74,7 +74,7 @@ class Extents {
   // Of the device, which may need the room of what the arena has ready.
   absl::StatusOr<ExportedMemory> Create(const Wanted& wanted);
   // On the device thread: makes a batch and tells the loop at once. A lease
-  // asks for many extents together, and a wake-up a piece would cost more
+  // asks for many extents together, and a wake-up for each would cost more
   // than making them.
   void MakeBatch(const std::shared_ptr<Batch>& batch);
   // Makes what can be made; where the device has no room, adds to `waiting_`.

@@ -1,4 +1,4 @@
-// One function an effect.
+// One function per effect.
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/syscall.h>

@@ -13,10 +13,11 @@ namespace sluice::ctl {
 // "24.00 GB/s"; "-" for none.
 std::string Speed(double bytes_per_second);
 
-// Of a snapshot (daemon/README.md); both throw nlohmann::json::exception where
-// it is of another form. A line a link, and what of it needs a word.
+// One line per link of the snapshot `node` (daemon/README.md), and what needs a
+// word of it. Both throw nlohmann::json::exception where `node` is of another
+// form.
 std::string RenderLinks(const nlohmann::json& node);
-// Nothing unless what was measured is kept.
+// The measurement that is kept; empty where none is.
 std::string RenderMeasuredLinks(const nlohmann::json& node);
 
 }  // namespace sluice::ctl
