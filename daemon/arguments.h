@@ -26,8 +26,8 @@ struct Arguments {
 // The file's settings, or the defaults, and what the flags say.
 absl::StatusOr<Config> ConfigOf(const Arguments& arguments);
 
-// Of the node's own daemon in the system's folder; others, such as those of
-// tests, must not share it.
+// Where administrators' settings are kept. The node's own daemon has the file
+// in the system's folder, which others, such as those of tests, must not share.
 PolicyFile PolicyFileOf(const Config& config, const Arguments& arguments);
 
 // What a policy file's times are told by.

@@ -41,7 +41,8 @@ absl::Status CheckConfig(const Arguments& arguments, const Config& config) {
   return absl::OkStatus();
 }
 
-// Of the daemon that runs, by this binary with this configuration.
+// Whether this binary, with this configuration, would take over from the daemon
+// that runs.
 absl::Status CheckRunning(const Arguments& arguments, const Config& config) {
   SLUICE_ASSIGN_OR_RETURN(const OwnedFolder folder, TemporaryRuntimeDir());
   SLUICE_ASSIGN_OR_RETURN(const Node node, OpenNode(config, folder.path()));

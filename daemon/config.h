@@ -30,8 +30,8 @@ struct SimSettings {
   std::vector<std::string> gpu_links;  // empty: GPU i on link i (modulo)
 };
 
-// Of links that node.h finds on cuda, what was measured; they have no parent
-// here.
+// What somebody measured of links that node.h finds on cuda; which link hangs
+// on which is not configured there.
 struct CudaSettings {
   std::vector<LinkSpeed> links;
 };

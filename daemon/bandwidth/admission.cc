@@ -9,7 +9,7 @@
 namespace sluice::daemon::bandwidth {
 namespace {
 
-// Of sums of rates, which are not exact.
+// Sums of rates are not exact.
 constexpr double kRounding = 1 + 1e-9;
 
 }  // namespace

@@ -5,7 +5,7 @@
 namespace sluice::daemon::bandwidth {
 namespace {
 
-// Of all that want something of a channel.
+// The sum of weights per channel, of all copies that need it.
 std::vector<double> Weights(const std::vector<LentCopy>& copies,
                             size_t channels) {
   std::vector<double> weights(channels, 0);

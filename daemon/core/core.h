@@ -269,7 +269,7 @@ class Core {
 
   // Leases that wait (core_waiting.cc).
   Rights RightsOf(const JobKey& job, const LeaseRequest& asked) const;
-  // Of the pool's free memory: what plans of others than `job` are to get.
+  // The part of the pool's free memory that plans of other jobs are to get.
   Bytes PromisedToOthers(const JobKey& job, PoolId pool) const;
   // Why a new request has to stay behind one that waits; ok: it need not.
   Refusal StaysBehind(const Session& session, const LeaseRequest& asked,
@@ -350,8 +350,8 @@ class Core {
   Ledger ledger_;
   JointPlanning joint_;
   Table<SessionId, Session> sessions_;
-  // Those that sent no Hello yet: the oldest, which has the first number, is
-  // the first that has to.
+  // Sessions that sent no Hello yet. The first number is the oldest session,
+  // whose deadline is the next.
   std::set<SessionId> half_open_;
   SessionId last_session_;
   std::set<SessionId> to_tell_;  // those that have deaths_to_tell

@@ -84,8 +84,8 @@ class GrantPolicy {
   std::map<int, Directions> used() const;
   bool idle() const { return ranks_.empty(); }
 
-  // Of each attached slot, since it was attached or resumed: copies that were
-  // late (late_copies.h). None where the link's speed is not known.
+  // The late copies (late_copies.h) of each attached slot since it was attached
+  // or resumed. None where the link's speed is not known.
   std::map<int, LateDirections> late() const;
 
   // The copy in front of a direction's queue, as the rank says: it ends at this
@@ -148,7 +148,7 @@ class GrantPolicy {
   // been given back.
   void TryPromise(int slot, int direction);
   void PromiseAnew(int slot, double guaranteed, const CopyRates& rates);
-  // It was refused, and nothing has been given back since.
+  // The promise was refused, and no link has got anything back since.
   bool StaysRefused(const RankShare& rank, int direction) const {
     return rank.refused_at[direction] == shares_.given_back();
   }

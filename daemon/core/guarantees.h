@@ -17,7 +17,8 @@
 
 namespace sluice::daemon {
 
-// Of a link's speed, in each direction.
+// Which part of a link's speed, in each direction, may be promised: to all
+// together, and to one principal.
 inline constexpr double kPromised = 0.9;
 inline constexpr double kPromisedEach = 0.5;
 
@@ -46,8 +47,8 @@ struct GuaranteeLeft {
   double bytes_per_second = 0;  // whole ones
   std::string why;
 };
-// Of `had`, which a link gave, as much as fits beside what is promised. Unlike
-// a new one it need not be whole: its rank runs and has been promised it.
+// As much of the guarantee `had` as still fits beside what is promised. Unlike
+// a new one it need not be whole: its rank runs already, and was promised it.
 GuaranteeLeft KeepGuarantee(const LinkSpeed& link, double had,
                             const Promised& promised);
 

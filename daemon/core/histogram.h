@@ -25,7 +25,7 @@ class Histogram {
     ++count_;
   }
 
-  // Of the same bounds.
+  // REQUIRES: `other` has the same bounds.
   void Merge(const Histogram& other) {
     for (size_t i = 0; i < counts_.size(); ++i) counts_[i] += other.counts_[i];
     sum_ += other.sum_;

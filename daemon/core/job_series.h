@@ -39,9 +39,9 @@ class JobSeries {
   static constexpr size_t kMost = 256;
   static constexpr absl::Duration kKept = absl::Minutes(5);
 
-  // It has a session: the first, or one more.
+  // A session of the job began: its first, or one more.
   void Began(const JobKey& job, absl::Time now);
-  // It has none any more.
+  // The job's last session ended.
   void Ended(const JobKey& job, absl::Time now);
   // Its own, or those of `other`.
   JobStats& Of(const JobKey& job);

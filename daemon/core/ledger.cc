@@ -208,7 +208,7 @@ RequestId Ledger::End(LeaseId id, absl::Time now) {
       refund += slice.size;
     }
   }
-  // Of a failing lease, what could not be made was charged too.
+  // A failing lease was charged for what could not be made, too.
   if (lease.state == LeaseState::State::kFailing) {
     Bytes there;
     for (const Slice& slice : lease.slices) there += slice.size;

@@ -106,8 +106,8 @@ class Ledger {
   // --- what lingers --------------------------------------------------------
   static constexpr absl::Duration kAskEvery = absl::Milliseconds(250);
   static constexpr size_t kAskAtOnce = 256;
-  // Of an extent that lingers no more: ignored. Returns the host memory of the
-  // dead that came back.
+  // What the device says of an extent; ignored where that lingers no more.
+  // Returns how much host memory of dead processes came back by it.
   Bytes HolderKnown(ExtentId id, Held held, absl::Time now);
   // Asks again, if it is time.
   void AskAgain(absl::Time now, Effects& effects);
@@ -127,7 +127,7 @@ class Ledger {
     return OutsideOf(held, pool, spare_.at(pool));
   }
 
-  // Of AskAgain and Trim.
+  // When AskAgain or Trim has something to do.
   absl::Time NextDeadline() const {
     return std::min(ask_again_at_, NextTrim());
   }
@@ -143,8 +143,8 @@ class Ledger {
                           Bytes promised) const;
   // Sets it as it is; REQUIRES: MayReserve.
   void Reserve(PoolId pool, const Principal& whose, Reservation given);
-  // Of an earlier daemon, before anybody holds anything. InvalidArgument: more
-  // than there is.
+  // What an earlier daemon had reserved, before anybody holds anything.
+  // InvalidArgument: it is more than there is.
   absl::Status SetReservations(const Reservations& given);
   const Reservations& reservations() const { return reservations_; }
   // The free memory of a pool that `from` may not have; null: that somebody
@@ -189,7 +189,7 @@ class Ledger {
   // Host memory of sessions that ended, whose processes have not yet; or that
   // these left lingering.
   bool IsReturning(const Principal& principal) const;
-  // Of whom there is a holder or an extent.
+  // How many principals have a holder or an extent.
   size_t principals() const { return principals_.size(); }
   const ExtentCounts& extent_counts() const { return counts_; }
 
@@ -224,7 +224,7 @@ class Ledger {
   // The extent was returned by `job`; asks who holds it, or says so later.
   void Linger(ExtentId id, PoolId pool, const JobKey& job,
               LingeringState::Origin origin);
-  // It is free.
+  // The extent is free again.
   void Back(ExtentId id, const LingeringState& lingering, absl::Time now);
   // How many extents may be (ledger_extents.cc).
   using Idle = std::vector<std::pair<PoolId, ExtentId>>;

@@ -149,13 +149,11 @@ struct NextRound {
 struct JointPlanningState {
   std::map<SessionId, AttachedRank> attached;
   PlanRounds::Saved rounds;
-  // Those that ask, in their order; those that run by the planner's fractions;
-  // of these, those whose plan is held back.
-  std::vector<Asking> joining;
-  std::map<JobKey, Member> members;
-  std::map<JobKey, HeldJoin> held;
+  std::vector<Asking> joining;       // jobs that ask, in their order
+  std::map<JobKey, Member> members;  // jobs that run by the planner's fractions
+  std::map<JobKey, HeldJoin> held;   // members whose plan is held back
   std::vector<WaitingLease> waiting_leases;
-  // Of the question that is being solved for all.
+  // What the question has that is being solved for all jobs together.
   std::vector<Position> positions;
   plan::NodeResources resources;
   NextRound next;

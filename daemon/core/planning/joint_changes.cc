@@ -17,7 +17,7 @@ void JointPlanning::StartTogether(absl::Time now, Effects& effects) {
   std::map<JobKey, const std::map<Rank, ProfileWithHash>*> jobs;
   for (const auto& [job, member] : members_) jobs[job] = &member.profiles;
   for (const Asking& asking : round.asking) {
-    // It may have asked twice.
+    // A member may have asked again, and is then among the asking only.
     members_.erase(asking.job);
     held_.erase(asking.job);
     jobs[asking.job] = &asking.profiles;
@@ -41,7 +41,7 @@ void JointPlanning::TogetherSolved(PlanRounds::Round round,
                                    absl::Time now, Effects& effects) {
   const std::set<JobKey> changed = WhoChanges(
       members_.rows(), positions_, resources_.hosts, round.jobs, *plan);
-  // Of others' parts nobody is told.
+  // Only these jobs are told of their parts of the plan.
   std::set<JobKey> told = changed;
   for (const Asking& asking : round.asking) told.insert(asking.job);
   std::map<JobKey, std::shared_ptr<const plan::NodePlan>> parts;
@@ -60,7 +60,7 @@ void JointPlanning::TogetherSolved(PlanRounds::Round round,
     rounds_.Promise(job, part->id);
     parts[job] = std::move(part);
   }
-  // Those that run first: who joins may have to wait for them.
+  // Running jobs before the joining ones, which may have to wait for them.
   for (const JobKey& job : changed) {
     const std::string joins =
         round.asking.empty()
@@ -81,7 +81,7 @@ void JointPlanning::ProposeChange(
   Member& member = members_.Edit(job);
   std::map<Rank, plan::RankPlan> ranks = PlansOf(*plan);
   if (const auto held = held_.find(job); held != held_.end()) {
-    // It has not seen the former one.
+    // The job's ranks have not seen the former plan, so this one replaces it.
     held->second.plan = plan->id;
     member.ranks = std::move(ranks);
     return;

@@ -10,8 +10,8 @@
 namespace sluice::daemon {
 namespace {
 
-// Of a direction that is not throttled beside one that is: faster than any
-// link, and within what a plan request may name (proto/plan).
+// The speed of a direction that is not throttled, beside one that is: faster
+// than any link, and within what a plan request may name (proto/plan).
 constexpr double kOpenBytesPerSecond = 1e12;
 
 // Positions for which `chosen` holds.
@@ -82,7 +82,7 @@ plan::NodeResources JointPlanning::ResourcesFor(
          *profile.host_limit,
          {i}});
   }
-  // Of two principals' jobs of one name, or one user's cgroups.
+  // Jobs of two principals, or cgroups of one user, may have the same name.
   std::map<std::string, int> names;
   for (plan::HostLimit& limit : resources.hosts) {
     const int n = ++names[limit.name];
@@ -217,7 +217,7 @@ std::vector<plan::HostLimit> JointPlanning::NumaLimits(
   return limits;
 }
 
-// Of a principal's budget, without what its other jobs will have.
+// What is left of a principal's budget beside what its other jobs will have.
 Bytes JointPlanning::LeftBeside(const Principal& principal,
                                 const std::vector<Position>& positions,
                                 const std::set<JobKey>& jobs) const {

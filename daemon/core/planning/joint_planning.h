@@ -45,12 +45,12 @@ class JointPlanning {
 
   // --- ranks ---------------------------------------------------------------
   void RankAttached(SessionId session, AttachedRank rank);
-  // Its profiles and waiting lease go; its peers' plans are given up; those
-  // who stay are planned again. Before this its leases have ended.
+  // Drops the rank's profiles and waiting lease, gives its peers' plans up, and
+  // plans the jobs that stay again. REQUIRES: its leases have ended.
   void RankLeft(SessionId session, absl::Time now, Effects& effects);
-  // It reported a step: it has what its plan says.
+  // A rank that reports a step holds all the memory that its plan says.
   void StepReported(SessionId session);
-  // Memory of the dead is free.
+  // Memory of dead processes is free again.
   void MemoryCameBack(absl::Time now);
 
   // --- plans ---------------------------------------------------------------
@@ -97,7 +97,7 @@ class JointPlanning {
   }
   // Host memory that others' plans and leases are to get of a NUMA node.
   Bytes HostPromisedBeside(uint64_t numa, const Principal& whose) const;
-  // Of these, what other jobs than `job` are to get.
+  // The same for all jobs but `job`.
   Bytes HostPromisedToOthers(uint64_t numa, const JobKey& job) const {
     return HostGrowth(numa, nullptr, {job});
   }
@@ -109,16 +109,16 @@ class JointPlanning {
                                                  const Principal* viewer) const;
   // What is kept of profiles while their jobs ask and run, by user.
   std::map<Principal, Bytes> KeptProfiles() const;
-  // Whether this one may be too, of an attached rank; ResourceExhausted in one
-  // line with limit and remedy.
+  // Whether this profile of an attached rank may be kept too; ResourceExhausted
+  // in one line with limit and remedy.
   absl::Status MayKeep(SessionId session,
                        const plan::RankProfile& profile) const;
   std::vector<PlanSnapshot> Plans(const Principal* viewer) const;
   std::vector<PlanningSnapshot> Planning(const Principal* viewer,
                                          absl::Time now) const;
-  // But for the units.
+  // Everything but the units.
   JointPlanningState Save() const;
-  // Into one that knows of nobody.
+  // REQUIRES: it knows of nobody yet.
   void Load(JointPlanningState saved);
   // Its tables, row by row (SavedAs), and its part of what is in no table.
   // Rounds that are asked or solved are not in them: who waits for one asks
@@ -138,10 +138,9 @@ class JointPlanning {
   const std::vector<WaitingLease>& waiting_leases() const {
     return waiting_leases_;
   }
-  // After Load: ranks that were told of a change and have not answered are told
-  // again.
-  // Where links are not as plans were made for, those who run are planned
-  // again; whether that is so.
+  // After Load: tells ranks again of a change that they have not answered, and
+  // plans running jobs again where links are not as their plans were made for;
+  // returns whether that is so.
   bool TakeOver(absl::Time now, Effects& effects);
 
   void CheckInvariants() const;
@@ -183,7 +182,8 @@ class JointPlanning {
   void TogetherSolved(PlanRounds::Round round,
                       std::shared_ptr<const plan::NodePlan> plan,
                       absl::Time now, Effects& effects);
-  // A joining job's part; held back where it waits for memory.
+  // Gives a joining job its part of the plan, or holds it back until there is
+  // memory for it.
   void AdmitJoin(Asking asking,
                  const std::shared_ptr<const plan::NodePlan>& plan,
                  absl::Time now, Effects& effects);
@@ -208,18 +208,18 @@ class JointPlanning {
   // Later joins no longer wait for jobs that missed their deadline.
   void MarkShrinkersLate();
   bool ShrinksLate() const;
-  // Those who run are planned again at `at`; `why`: what `whose` does, or all
-  // of it.
+  // Plans running jobs again at `at`, because `whose` does what `why` says;
+  // without `whose`, `why` is the whole reason.
   void PlanAgain(absl::Time at, std::string why,
                  std::optional<JobKey> whose = std::nullopt);
-  // As the ranks of `to` may read it.
+  // The reason, as the ranks of `to` may read it.
   std::string WhyReplanned(const JobKey& to) const;
   // What `job`'s plan needs is free by now.
   bool FitsNow(const JobKey& job) const;
   // Members whose change gives host memory back.
   std::vector<JobKey> Shrinking() const;
   bool Shrinks(const Member& member) const;
-  // Of these, some that free it for `job`.
+  // Whether any of these frees memory that `job` may have.
   bool OthersShrink(const JobKey& job) const;
 
   // What there is for a question (joint_limits.cc).
@@ -255,13 +255,11 @@ class JointPlanning {
   std::map<SessionId, AttachedRank> attached_;
   uint64_t demands_changes_ = 0;  // besides those of members_
   PlanRounds rounds_;
-  // Those that ask, in their order; those that run by the planner's fractions;
-  // of these, those whose plan is held back.
-  std::vector<Asking> joining_;
-  Table<JobKey, Member> members_;
-  std::map<JobKey, HeldJoin> held_;
+  std::vector<Asking> joining_;      // jobs that ask, in their order
+  Table<JobKey, Member> members_;    // jobs that run by the planner's fractions
+  std::map<JobKey, HeldJoin> held_;  // members whose plan is held back
   std::vector<WaitingLease> waiting_leases_;
-  // Of the question that is being solved for all.
+  // What the question has that is being solved for all jobs together.
   std::vector<Position> positions_;
   plan::NodeResources resources_;
   NextRound next_;

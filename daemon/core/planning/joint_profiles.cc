@@ -25,8 +25,8 @@ Bytes KeptOf(const plan::RankProfile& profile) {
 
 }  // namespace
 
-// Of a rank the larger one of what it asks and what it runs by: an answer
-// replaces the one by the other.
+// A rank counts with the larger of the profile that it asks with and the one
+// that it runs by, since an answer replaces the one by the other.
 JointPlanning::ProfileSizes JointPlanning::SizesOfProfiles() const {
   ProfileSizes sizes;
   const auto add = [&](const JobKey& job,

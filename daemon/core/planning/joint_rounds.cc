@@ -47,7 +47,7 @@ void JointPlanning::Ask(const JobKey& job, absl::Time now, Effects& effects) {
 void JointPlanning::PlanFor(Asking asking, absl::Time now, Effects& effects) {
   held_.erase(asking.job);
   if (IsSettled(asking)) return StartAlone(std::move(asking), now, effects);
-  // It asks as one that joins, whatever it had.
+  // A member that asks again joins anew, whatever it had.
   members_.erase(asking.job);
   std::erase_if(joining_,
                 [&](const Asking& each) { return each.job == asking.job; });
