@@ -100,7 +100,7 @@ absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
   for (const device::SimLink& link : config.links) {
     node.config.links.push_back(LinkOf(sim, link));
   }
-  // Of a node that was there before, with speeds of an earlier configuration.
+  // A node that was there before has the speeds of an earlier configuration.
   SLUICE_RETURN_IF_ERROR(TopologyOf(node.config.links).status());
   for (int i = 0; i < config.numa_nodes; ++i) {
     node.config.hosts.push_back(

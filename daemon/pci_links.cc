@@ -178,8 +178,8 @@ class Reader {
 }  // namespace
 
 double RatedPcieSpeed(double gigatransfers, int lanes) {
-  // Of what is sent, what is packets: up to 5 GT/s 8 bits of 10, up to 32
-  // 128 of 130, at 64 242 bytes of a flit of 256.
+  // Which part of the bits that are sent is packets: 8 of 10 up to 5 GT/s, 128
+  // of 130 up to 32 GT/s, and at 64 GT/s 242 bytes of a flit of 256.
   double packets = 0;
   if (gigatransfers > 0) packets = 8.0 / 10;
   if (gigatransfers > 5) packets = 128.0 / 130;

@@ -95,7 +95,8 @@ std::string DiesTooOften(int freeze_after, const Starter& starter,
                    : fmt::format(", and the last that said why: {}", last));
 }
 
-// Beside what waits for sessions, which an idle daemon leaves too.
+// Whether anything was left beside the listening socket, which an idle daemon
+// leaves too.
 bool IsLeftRanks(const Starter& starter) {
   return std::ranges::any_of(starter.stored, [](const auto& each) {
     return each.first != Handover::kListener;

@@ -97,7 +97,7 @@ class CopyLane {
   void NoteGranted(const CopyRequest& request,
                    std::shared_ptr<TicketAccess::State> end);
   absl::Status EndSlice(const CopyRequest& request);
-  // It is reached when what is on the stream so far has ended.
+  // Has `mark` reached when what is on the stream so far has ended.
   absl::Status Record(TicketAccess::State& mark);
   absl::Status Poison(const CopyRequest& request);
 

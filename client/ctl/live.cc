@@ -19,7 +19,8 @@
 namespace sluice::ctl {
 namespace {
 
-// Of a terminal: its other screen without a cursor, and back.
+// What a terminal does on these: to its other screen without a cursor, and
+// back; to the upper left; clear the rest of the line, and of the screen.
 constexpr const char* kEnter = "\x1b[?1049h\x1b[?25l";
 constexpr const char* kLeave = "\x1b[?25h\x1b[?1049l";
 constexpr const char* kHome = "\x1b[H";

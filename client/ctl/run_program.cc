@@ -22,8 +22,8 @@ namespace {
 
 constexpr int kSliceMs = 100;
 
-// It writes into memory, so that neither waits for the other. Ctrl-C ends it,
-// also where this process waits with its own end.
+// The program writes into memory, so that neither process waits for the other.
+// Ctrl-C ends it, also where this process puts off its own end.
 absl::StatusOr<pid_t> Start(const std::vector<std::string>& words,
                             const UniqueFd& out, const UniqueFd& err) {
   const UniqueFd nothing(open("/dev/null", O_RDONLY | O_CLOEXEC));
@@ -36,7 +36,7 @@ absl::StatusOr<pid_t> Start(const std::vector<std::string>& words,
   return absl::NotFoundError(fmt::format("there is no {} here", words[0]));
 }
 
-// Of a child that nobody has waited for, and nobody has from here on.
+// Leaves the child to be waited for. REQUIRES: nobody has waited for it.
 bool HasEnded(pid_t child) {
   siginfo_t how = {};
   return waitid(P_PID, static_cast<id_t>(child), &how,

@@ -197,7 +197,7 @@ absl::Status Connection::Post(const wire::Request& request) {
   return sent;
 }
 
-// It shall not stand in line for nobody.
+// A request whose caller waits no more shall not stand in the daemon's line.
 void Connection::GiveUp(uint64_t id) {
   wire::Request request;
   request.mutable_give_up()->set_request_id(id);

@@ -78,7 +78,7 @@ class Connection {
 
  private:
   Connection(UniqueFd socket, EventHandler on_event, GoneHandler on_gone);
-  // It was closed without a word.
+  // Whether the daemon closed the socket without a word.
   bool IsUnheard();
   void Run();
   // The socket was closed from the other side, for that reason; empty: none
@@ -87,9 +87,9 @@ class Connection {
   void OnReply(wire::Message message);
   void OnGeneration(const wire::Packet& packet);
   void ResendLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // It stands in no line any more.
+  // Tells the daemon that nobody waits for that request any more.
   void GiveUp(uint64_t id);
-  // Nobody else will free it.
+  // Gives back a lease whose caller did not wait for it.
   void ReturnLease(uint64_t lease);
   void Disconnect(const std::string& reason,
                   Shortage shortage = Shortage::kNone);

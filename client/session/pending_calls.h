@@ -33,9 +33,9 @@ class PendingCalls {
   // step reports kMostReports are kept: what older ones count the newer do too.
   absl::StatusOr<wire::Packet> Add(const wire::Request& request,
                                    std::vector<UniqueFd> fds, Waits waits);
-  // It was never sent, or its answer was taken.
+  // Forgets a call that was never sent, or whose answer was taken.
   void Drop(uint64_t id) { calls_.erase(id); }
-  // Its caller waits no more; the answer is still to come.
+  // The caller waits no more, and the answer is still to come.
   void Abandon(uint64_t id);
 
   // Puts a packet that answers to its request. The lease to give back, where

@@ -138,7 +138,7 @@ class SessionImpl final : public Session {
   std::atomic<bool> gone_{false};
   EventRelay relay_;
   PlanInbox inbox_;
-  // Of what changes after Start: the GPU's limits too.
+  // Guards what changes after Start: the GPU's limits, too.
   mutable Mutex limits_mutex_;
   std::optional<wire::Lowered> lowered_ ABSL_GUARDED_BY(limits_mutex_);
   Mutex report_mutex_;

@@ -14,7 +14,7 @@ namespace sluice::daemon {
 // lost. SIGPIPE must be ignored.
 void Say(const std::string& text);
 
-// The same of a process that was forked and has lined up its descriptors, who
+// The same in a process that was forked and has lined up its descriptors, who
 // may have no other than the standard ones. It may wait for a pipe that another
 // process fills at that moment.
 void SayFromFork(const std::string& text);

@@ -45,7 +45,8 @@ struct Listener {
   size_t most = 0;  // connections
   uint64_t number = 0;
   bool paused = false;
-  // It is left alone until then: nobody can be taken, nor turned away.
+  // The socket is left alone until then: no connection can be accepted, nor
+  // turned away.
   std::optional<absl::Time> look_again_at;
   std::map<uint64_t, HttpConnection> connections;  // oldest first
 };

@@ -22,7 +22,7 @@ namespace sluice::daemon {
 
 class PageMaker {
  public:
-  // Of the end of a round until the begin of the next.
+  // Between the end of a round and the begin of the next.
   static constexpr absl::Duration kPause = absl::Milliseconds(50);
 
   using Made = std::function<void(uint64_t round, Pages pages)>;

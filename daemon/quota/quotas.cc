@@ -139,7 +139,7 @@ void Quotas::Charge(const Principal& who, Resource what, int64_t amount) {
   SLUICE_CHECK(amount >= 0);
   if (amount == 0) return;
   total_[At(what)] += amount;
-  // Of who is gone already nothing is kept.
+  // Nothing is kept of a principal that holds nothing any more.
   if (IsSharedInTurns(what) && !used_.contains(who)) return;
   used_[who][At(what)] += amount;
 }

@@ -20,7 +20,7 @@ class Turns {
   // There is something to read of `session`. Nothing happens where it waits
   // for its turn already.
   void Add(const Principal& who, SessionId session);
-  // It is over.
+  // The session is over.
   void Remove(SessionId session);
   // Whose turn it is; that one waits no longer. Nullopt: nobody waits.
   std::optional<SessionId> Next();

@@ -40,7 +40,7 @@ LeaseRequest From(const wire::Lease& lease) {
 
 PlanTakenRequest From(const wire::PlanTaken& taken) {
   std::string note = taken.note();
-  // It becomes a line of the log.
+  // The note becomes part of a line of the log.
   std::replace_if(
       note.begin(), note.end(), [](char c) { return c >= 0 && c < ' '; }, ' ');
   return {PlanId(taken.plan_id()), taken.taken(), std::move(note)};

@@ -29,8 +29,8 @@ struct Outgoing {
 // The error of a refused request.
 wire::Packet ErrorPacket(RequestId request, const absl::Status& status);
 
-// Of a pool, as it is now; for a rank what is reserved for others is not free.
-// `rank`: null for an observer.
+// What the pool has now. What is reserved for others is not free for `rank`;
+// null: for an observer.
 void FillPool(const Core& core, PoolId pool, const Principal* rank,
               wire::Pool* to);
 

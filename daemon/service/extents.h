@@ -47,7 +47,8 @@ class Extents {
 
   // One that an earlier daemon made and kept.
   absl::Status Adopt(ExtentId id, PoolId pool, Bytes size, UniqueFd kept);
-  // The same of one that it was still to tell of: ends in `made`.
+  // The same, where policy has not been told yet that it was made: calls
+  // `made`.
   void AdoptMade(ExtentId id, PoolId pool, Bytes size, UniqueFd kept);
   // All that was adopted is let go of.
   void Abandon();
@@ -71,7 +72,7 @@ class Extents {
     Bytes size;
   };
   using Batch = std::vector<Wanted>;
-  // Of the device, which may need the room of what the arena has ready.
+  // Asks the device, which may need the room of what the arena has ready.
   absl::StatusOr<ExportedMemory> Create(const Wanted& wanted);
   // On the device thread: makes a batch and tells the loop at once. A lease
   // asks for many extents together, and a wake-up for each would cost more

@@ -32,7 +32,7 @@ absl::StatusOr<UniqueFd> MakePage(const char* name, size_t size) {
   return fd;
 }
 
-// Of another size, it would be read beyond its end.
+// A page of another size would be read beyond its end.
 absl::Status CheckPage(const UniqueFd& fd, size_t size, const char* name) {
   struct stat file = {};
   if (fstat(fd.get(), &file) != 0) return ErrnoStatus(errno, name);
@@ -49,8 +49,9 @@ absl::StatusOr<void*> MapPage(const UniqueFd& fd, size_t size) {
   return page;
 }
 
-// Of the calling thread. Each refill is short, so that the lowest real-time
-// priority takes nothing from anybody; children do not inherit it.
+// Raises the priority of the calling thread. Each refill is short, so that the
+// lowest real-time priority takes nothing from anybody; children do not inherit
+// it.
 void GoBeforeOthers() {
   const sched_param lowest = {.sched_priority = 1};
   if (sched_setscheduler(0, SCHED_FIFO | SCHED_RESET_ON_FORK, &lowest) == 0) {

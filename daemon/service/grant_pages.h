@@ -33,7 +33,8 @@ class GrantPages {
 
   // FailedPrecondition: `kept` is no limits page of this version.
   static absl::Status CheckLimits(const UniqueFd& kept);
-  // Of the daemon that wrote to it last; 0: it is no limits page.
+  // The generation of the daemon that wrote to it last; 0: it is no limits
+  // page.
   static uint64_t GenerationOf(const UniqueFd& kept);
   // `clock` tells CLOCK_MONOTONIC: ranks compare the heartbeat with their own.
   // `kept`: the limits page of an earlier daemon, which ranks have mapped;
@@ -79,7 +80,7 @@ class GrantPages {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static GrantPolicy::Need NeedOf(const GrantUseSlot& slot, int direction,
                                   absl::Time now);
-  // Of the slots that tell any.
+  // What ranks say they need next, of the slots that say anything.
   std::map<int, GrantPolicy::Needs> ReadNeeds(absl::Time now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Refill() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -43,7 +43,7 @@ class InFlight {
   // A socket of an earlier daemon: what that one sent and nobody received may
   // carry as many as one may.
   void Adopt(int socket, const Principal& who);
-  // They were not sent after all.
+  // Takes back descriptors that were not sent after all.
   void Undo(int socket, int count);
   // The session is over. `socket` is given back where nothing is unread, else
   // kept until it is read.

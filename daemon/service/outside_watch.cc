@@ -15,7 +15,7 @@
 namespace sluice::daemon {
 namespace {
 
-// Of this thread: what it waits for costs nobody anything.
+// The CPU time of this thread: what it waits for costs nobody anything.
 absl::Duration CpuTime() {
   timespec time;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);

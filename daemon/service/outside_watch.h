@@ -60,7 +60,8 @@ class OutsideWatch {
   Answer Ask() const;
   absl::StatusOr<OutsideAnswers::Answer> AskDevice() const;
   void Tell(const Answer& answer);
-  // Of which place (empty: of all), once each time that it begins.
+  // Logs a failure at `place` (empty: everywhere) once each time that it
+  // begins.
   void Say(const std::string& place, const absl::Status& failure);
 
   device::Driver* const driver_;

@@ -52,7 +52,7 @@ absl::Status CopyMeter::Attach(size_t gpu) {
       std::max(unit, std::min(kMostMemory, Bytes(options_.gpu_free[gpu] / 2)));
   SLUICE_ASSIGN_OR_RETURN(made.device, made.session->LeaseGpu(memory));
   SLUICE_ASSIGN_OR_RETURN(made.host, made.session->LeaseHost(memory));
-  // Else the first copies count how pages are made.
+  // The kernel makes the pages now, not within the first copies.
   std::memset(made.host->data(), 1, made.host->size().size());
   gpus_.push_back(std::move(made));
   return absl::OkStatus();

@@ -14,7 +14,8 @@ namespace {
 
 using nlohmann::json;
 
-// Of what several flows carry by themselves: below it, something limits them.
+// Where a link carries less than this part of the sum of what hangs on it, or
+// of its two directions, it limits them.
 constexpr double kLimited = 0.95;
 
 absl::Status Unreadable(const std::string& what) {

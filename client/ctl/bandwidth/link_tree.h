@@ -2,7 +2,7 @@
 // is worth keeping of that.
 //
 // A link that several others hang on is measured by all GPUs behind it at once.
-// It limits something where that is less than what those carry by themselves.
+// It limits something where it carries less than the sum of those others.
 //
 // Thread safety: pure functions.
 #pragma once

@@ -13,7 +13,7 @@ struct Check {
   const char* what;
   Finding (*look)(const Facts&);
 };
-// Of the daemon, its files and who keeps them; of what it runs on.
+// The checks of the daemon, its files and who keeps them; and of the machine.
 std::span<const Check> ServiceChecks();
 std::span<const Check> MachineChecks();
 

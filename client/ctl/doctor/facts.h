@@ -59,7 +59,7 @@ struct DriverFacts {
   std::string device;  // what shows that there is an NVIDIA GPU; empty: nothing
   bool module_loaded = false;
   std::string fault;  // why the driver cannot be used; empty: it can
-  // Of each GPU whether it stays initialised while nobody uses it; absent:
+  // Whether each GPU stays initialised while nobody uses it; absent:
   // nvidia-smi did not tell.
   std::optional<std::vector<bool>> persistence;
 };

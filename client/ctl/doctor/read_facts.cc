@@ -154,7 +154,7 @@ Facts ReadFacts(const SocketPaths& sockets) {
   facts.daemon = ReadDaemon(sockets.session);
   facts.process = ReadProcess(folder);
   facts.unit = ReadUnit(folder);
-  // Of another pid namespace neither process is seen.
+  // The keeper may be in another pid namespace, where no process is seen.
   facts.keeper =
       FindHolder(folder + "/keeper.lock") > 0 ||
       (!facts.process.pid && std::filesystem::exists(folder + "/keeper.sock"));

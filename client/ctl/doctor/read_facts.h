@@ -10,7 +10,7 @@
 
 namespace sluice::ctl {
 
-// Of sluiced.service.
+// The runtime folder of sluiced.service.
 inline constexpr char kUnitsFolder[] = "/run/sluice";
 
 struct SocketPaths {

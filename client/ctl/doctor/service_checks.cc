@@ -44,7 +44,7 @@ Finding CheckDaemon(const Facts& facts) {
   const std::string why(reached.message());
   switch (reached.code()) {
     case absl::StatusCode::kFailedPrecondition:
-      // Else there is no protocol that both speak.
+      // It is frozen, or there is no protocol that both speak.
       return Problem(
           why, why.starts_with(wire::kFrozen) ? TryAgain(facts) : Upgrade());
     case absl::StatusCode::kPermissionDenied:

@@ -26,10 +26,11 @@ std::string ToldValue(const std::string& text, const std::string& key,
 // Who holds a lock of this file, by /proc/locks; 0: nobody that can be seen.
 int ToldHolder(const std::string& locks, uint64_t device, uint64_t inode);
 
-// Of `systemctl show`; absent: there is no such unit.
+// By the output of `systemctl show`; absent: there is no such unit.
 std::optional<UnitFacts> ToldUnit(const std::string& shown);
 
-// Of `nvidia-smi --query-gpu=persistence_mode --format=csv,noheader`.
+// By the output of
+// `nvidia-smi --query-gpu=persistence_mode --format=csv,noheader`.
 std::optional<std::vector<bool>> ToldPersistence(const std::string& csv);
 
 // Of a snapshot (daemon/README.md). Internal: it is not one.

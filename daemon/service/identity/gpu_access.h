@@ -40,7 +40,7 @@ class GpuAccess {
   absl::Status May(const Gpus& shown, uint64_t gpu) const;
 
  private:
-  // Of a device its number, of a file where it is.
+  // A device's number, or where a file is.
   using Identity = std::tuple<bool, uint64_t, uint64_t>;
   static absl::StatusOr<Identity> IdentityOf(int fd);
 

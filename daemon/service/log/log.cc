@@ -76,7 +76,7 @@ std::string JournalEntryOf(LogLevel level, std::string_view text,
 // Null: stderr it is. It lives as long as threads that log.
 std::atomic<const JournalSocket*> journal{nullptr};
 
-// The same line for both readers.
+// One line, for stderr and for the journal.
 struct Entry {
   std::string line;
   std::string for_journal;  // empty: there is none
