@@ -8,16 +8,13 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <numeric>
 #include <utility>
 
-#include "daemon/core/links.h"
-#include "daemon/pci_links.h"
+#include "daemon/cuda_links.h"
+#include "daemon/sim_node.h"
 #include "kernels/device/cuda/nvidia.h"
-#include "kernels/device/sim/sim.h"
 #include "proto/base/cgroup.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
@@ -44,71 +41,6 @@ Bytes MemoryOfMachine(const std::string& root) {
   const Bytes all = MemoryInfo(root, "MemTotal:");
   const auto limit = CgroupMemoryLimit();
   return limit ? std::min(all, limit->most) : all;
-}
-
-std::vector<LinkSpeed> SimLinks(const SimSettings& sim) {
-  if (!sim.links.empty()) return sim.links;
-  std::vector<LinkSpeed> links;
-  links.reserve(static_cast<size_t>(sim.gpus));
-  for (int i = 0; i < sim.gpus; ++i) {
-    links.push_back({fmt::format("pcie{}", i), 2e9, 2e9});
-  }
-  return links;
-}
-
-device::SimConfig ToSim(const SimSettings& sim) {
-  device::SimConfig to;
-  const auto links = SimLinks(sim);
-  for (const LinkSpeed& link : links) {
-    to.links.push_back(
-        {link.name, link.h2d_bytes_per_second, link.d2h_bytes_per_second});
-  }
-  for (int i = 0; i < sim.gpus; ++i) {
-    const std::string link =
-        sim.gpu_links.empty() ? links[i % links.size()].name : sim.gpu_links[i];
-    to.gpus.push_back(
-        {sim.gpu_memory, link, NumaIndex(i * sim.numa_nodes / sim.gpus)});
-  }
-  to.numa_nodes = sim.numa_nodes;
-  to.host_memory = sim.host_memory;
-  to.granularity = sim.granularity;
-  return to;
-}
-
-// The device knows of a link how fast each direction is. Grants alone keep to
-// what a parent carries, or both directions together.
-LinkSpeed LinkOf(const SimSettings& sim, const device::SimLink& of) {
-  LinkSpeed link;
-  for (const LinkSpeed& each : sim.links) {
-    if (each.name == of.name) link = each;
-  }
-  link.name = of.name;
-  link.h2d_bytes_per_second = of.h2d_bytes_per_second;
-  link.d2h_bytes_per_second = of.d2h_bytes_per_second;
-  return link;
-}
-
-absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
-                     Node& node) {
-  const absl::Status made = device::CreateSimNode(directory, ToSim(sim));
-  // Ranks of an earlier daemon still use the node: it stays as it is.
-  if (!absl::IsFailedPrecondition(made)) node.own_sim.Own(directory);
-  if (!made.ok() && !absl::IsFailedPrecondition(made)) return made;
-  SLUICE_ASSIGN_OR_RETURN(const auto opened, device::SimNode::Open(directory));
-  SLUICE_ASSIGN_OR_RETURN(node.driver, device::OpenOwnedSimDriver(directory));
-  const device::SimConfig config = opened->config();
-  for (const device::SimLink& link : config.links) {
-    node.config.links.push_back(LinkOf(sim, link));
-  }
-  // A node that was there before has the speeds of an earlier configuration.
-  SLUICE_RETURN_IF_ERROR(TopologyOf(node.config.links).status());
-  for (int i = 0; i < config.numa_nodes; ++i) {
-    node.config.hosts.push_back(
-        {NumaIndex(i), config.host_memory / config.numa_nodes});
-  }
-  node.sim_directory = directory;
-  SLUICE_ASSIGN_OR_RETURN(node.sim_clocks, device::MakeSimClocks());
-  return absl::OkStatus();
 }
 
 int NumaNodes(const std::vector<device::DeviceInfo>& devices) {
@@ -245,102 +177,12 @@ absl::Status SizePools(const Config& config, Node& node) {
   return absl::OkStatus();
 }
 
-// The links of a node on cuda, without a speed: a rated one is not reached, and
-// how much of it is nobody has measured. Says in a line what is rated.
-std::string AddPciLinks(const PciTopology& pci, Node& node) {
-  for (const PciLink& each : pci.links) {
-    const auto parent = each.link.parent;
-    node.config.links.push_back(
-        {.name = each.link.name,
-         .parent = parent ? pci.links[*parent].link.name : ""});
-  }
-  std::string text;
-  for (size_t i = 0; i < pci.of_gpu.size(); ++i) {
-    const auto own = pci.of_gpu[i];
-    const std::string& name = node.config.gpus[i].link;
-    if (!own) node.config.links.push_back({.name = name});
-    text += fmt::format("{}GPU {}: {}", i == 0 ? "; links as rated: " : "; ", i,
-                        own ? PathText(pci, *own) : name + ", not in sysfs");
-  }
-  return text;
-}
-
-// "h2d 24.9 GB/s"; empty: not limited.
-std::string SpeedText(const char* direction, double bytes_per_second) {
-  if (bytes_per_second <= 0) return "";
-  return fmt::format(" {} {:.1f} GB/s", direction, bytes_per_second / 1e9);
-}
-
-absl::StatusOr<LinkSpeed*> FindLink(std::vector<LinkSpeed>& links,
-                                    const std::string& name) {
-  std::string has;
-  for (LinkSpeed& link : links) {
-    if (link.name == name) return &link;
-    has += (has.empty() ? "" : ", ") + link.name;
-  }
-  return absl::InvalidArgumentError(
-      fmt::format("links in [cuda] names '{}', which this machine does not "
-                  "have: it has {}",
-                  name, has));
-}
-
-double RatedSpeed(const PciTopology& pci, const std::string& name) {
-  for (const PciLink& each : pci.links) {
-    if (each.link.name == name) return each.link.h2d;
-  }
-  return 0;
-}
-
-// What an administrator measured. Says in a line what limits.
-absl::StatusOr<std::string> SetLinkSpeeds(const std::vector<LinkSpeed>& given,
-                                          const PciTopology& pci, Node& node) {
-  std::string text;
-  for (const LinkSpeed& each : given) {
-    SLUICE_ASSIGN_OR_RETURN(LinkSpeed* const link,
-                            FindLink(node.config.links, each.name));
-    link->h2d_bytes_per_second = each.h2d_bytes_per_second;
-    link->d2h_bytes_per_second = each.d2h_bytes_per_second;
-    link->both_bytes_per_second = each.both_bytes_per_second;
-    const double most =
-        std::max(each.h2d_bytes_per_second, each.d2h_bytes_per_second);
-    if (const double rated = RatedSpeed(pci, each.name);
-        rated > 0 && most > rated) {
-      node.config.warnings.push_back(fmt::format(
-          "link {} is given at most {:.1f} GB/s in [cuda], and PCIe carries "
-          "{:.1f} GB/s: it limits nothing",
-          each.name, most / 1e9, rated / 1e9));
-    }
-    text += fmt::format("{}{}{}{}{}", text.empty() ? "; limits: " : ", ",
-                        each.name, SpeedText("h2d", each.h2d_bytes_per_second),
-                        SpeedText("d2h", each.d2h_bytes_per_second),
-                        SpeedText("both", each.both_bytes_per_second));
-  }
-  SLUICE_RETURN_IF_ERROR(TopologyOf(node.config.links).status());
-  return text;
-}
-
 void WarnOfMemfds(Node& node) {
   const device::HostMemoryKind kind = node.driver->HostMemory();
   if (kind.why.empty()) return;
   node.config.warnings.push_back(fmt::format(
       "host memory is of kind {}, which every rank pins by itself ({})",
       kind.name, kind.why));
-}
-
-absl::Status AddCudaLinks(const CudaSettings& cuda, const std::string& root,
-                          Node& node) {
-  std::vector<std::string> addresses;
-  for (const GpuConfig& gpu : node.config.gpus) {
-    addresses.push_back(gpu.link.starts_with(device::kPciLink)
-                            ? gpu.link.substr(std::strlen(device::kPciLink))
-                            : "");
-  }
-  const PciTopology pci = ReadPciTopology(addresses, root);
-  node.description += AddPciLinks(pci, node);
-  SLUICE_ASSIGN_OR_RETURN(const std::string limits,
-                          SetLinkSpeeds(cuda.links, pci, node));
-  node.description += limits;
-  return absl::OkStatus();
 }
 
 std::string Describe(const Node& node, const std::string& root) {

@@ -1,0 +1,110 @@
+#include "daemon/cuda_links.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "daemon/core/links.h"
+#include "daemon/pci_links.h"
+#include "kernels/device/driver.h"
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+namespace {
+
+// The links of a node on cuda, without a speed: a rated one is not reached, and
+// how much of it is nobody has measured. Says in a line what is rated.
+std::string AddPciLinks(const PciTopology& pci, Node& node) {
+  for (const PciLink& each : pci.links) {
+    const auto parent = each.link.parent;
+    node.config.links.push_back(
+        {.name = each.link.name,
+         .parent = parent ? pci.links[*parent].link.name : ""});
+  }
+  std::string text;
+  for (size_t i = 0; i < pci.of_gpu.size(); ++i) {
+    const auto own = pci.of_gpu[i];
+    const std::string& name = node.config.gpus[i].link;
+    if (!own) node.config.links.push_back({.name = name});
+    text += fmt::format("{}GPU {}: {}", i == 0 ? "; links as rated: " : "; ", i,
+                        own ? PathText(pci, *own) : name + ", not in sysfs");
+  }
+  return text;
+}
+
+// "h2d 24.9 GB/s"; empty: not limited.
+std::string SpeedText(const char* direction, double bytes_per_second) {
+  if (bytes_per_second <= 0) return "";
+  return fmt::format(" {} {:.1f} GB/s", direction, bytes_per_second / 1e9);
+}
+
+absl::StatusOr<LinkSpeed*> FindLink(std::vector<LinkSpeed>& links,
+                                    const std::string& name) {
+  std::string has;
+  for (LinkSpeed& link : links) {
+    if (link.name == name) return &link;
+    has += (has.empty() ? "" : ", ") + link.name;
+  }
+  return absl::InvalidArgumentError(
+      fmt::format("links in [cuda] names '{}', which this machine does not "
+                  "have: it has {}",
+                  name, has));
+}
+
+double RatedSpeed(const PciTopology& pci, const std::string& name) {
+  for (const PciLink& each : pci.links) {
+    if (each.link.name == name) return each.link.h2d;
+  }
+  return 0;
+}
+
+// What an administrator measured. Says in a line what limits.
+absl::StatusOr<std::string> SetLinkSpeeds(const std::vector<LinkSpeed>& given,
+                                          const PciTopology& pci, Node& node) {
+  std::string text;
+  for (const LinkSpeed& each : given) {
+    SLUICE_ASSIGN_OR_RETURN(LinkSpeed* const link,
+                            FindLink(node.config.links, each.name));
+    link->h2d_bytes_per_second = each.h2d_bytes_per_second;
+    link->d2h_bytes_per_second = each.d2h_bytes_per_second;
+    link->both_bytes_per_second = each.both_bytes_per_second;
+    const double most =
+        std::max(each.h2d_bytes_per_second, each.d2h_bytes_per_second);
+    if (const double rated = RatedSpeed(pci, each.name);
+        rated > 0 && most > rated) {
+      node.config.warnings.push_back(fmt::format(
+          "link {} is given at most {:.1f} GB/s in [cuda], and PCIe carries "
+          "{:.1f} GB/s: it limits nothing",
+          each.name, most / 1e9, rated / 1e9));
+    }
+    text += fmt::format("{}{}{}{}{}", text.empty() ? "; limits: " : ", ",
+                        each.name, SpeedText("h2d", each.h2d_bytes_per_second),
+                        SpeedText("d2h", each.d2h_bytes_per_second),
+                        SpeedText("both", each.both_bytes_per_second));
+  }
+  SLUICE_RETURN_IF_ERROR(TopologyOf(node.config.links).status());
+  return text;
+}
+
+}  // namespace
+
+absl::Status AddCudaLinks(const CudaSettings& cuda, const std::string& root,
+                          Node& node) {
+  std::vector<std::string> addresses;
+  for (const GpuConfig& gpu : node.config.gpus) {
+    addresses.push_back(gpu.link.starts_with(device::kPciLink)
+                            ? gpu.link.substr(std::strlen(device::kPciLink))
+                            : "");
+  }
+  const PciTopology pci = ReadPciTopology(addresses, root);
+  node.description += AddPciLinks(pci, node);
+  SLUICE_ASSIGN_OR_RETURN(const std::string limits,
+                          SetLinkSpeeds(cuda.links, pci, node));
+  node.description += limits;
+  return absl::OkStatus();
+}
+
+}  // namespace sluice::daemon

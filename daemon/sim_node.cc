@@ -1,0 +1,81 @@
+#include "daemon/sim_node.h"
+
+#include <fmt/format.h>
+
+#include <vector>
+
+#include "daemon/core/links.h"
+#include "kernels/device/sim/sim.h"
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+namespace {
+
+std::vector<LinkSpeed> SimLinks(const SimSettings& sim) {
+  if (!sim.links.empty()) return sim.links;
+  std::vector<LinkSpeed> links;
+  links.reserve(static_cast<size_t>(sim.gpus));
+  for (int i = 0; i < sim.gpus; ++i) {
+    links.push_back({fmt::format("pcie{}", i), 2e9, 2e9});
+  }
+  return links;
+}
+
+device::SimConfig ToSim(const SimSettings& sim) {
+  device::SimConfig to;
+  const auto links = SimLinks(sim);
+  for (const LinkSpeed& link : links) {
+    to.links.push_back(
+        {link.name, link.h2d_bytes_per_second, link.d2h_bytes_per_second});
+  }
+  for (int i = 0; i < sim.gpus; ++i) {
+    const std::string link =
+        sim.gpu_links.empty() ? links[i % links.size()].name : sim.gpu_links[i];
+    to.gpus.push_back(
+        {sim.gpu_memory, link, NumaIndex(i * sim.numa_nodes / sim.gpus)});
+  }
+  to.numa_nodes = sim.numa_nodes;
+  to.host_memory = sim.host_memory;
+  to.granularity = sim.granularity;
+  return to;
+}
+
+// The device knows of a link how fast each direction is. Grants alone keep to
+// what a parent carries, or both directions together.
+LinkSpeed LinkOf(const SimSettings& sim, const device::SimLink& of) {
+  LinkSpeed link;
+  for (const LinkSpeed& each : sim.links) {
+    if (each.name == of.name) link = each;
+  }
+  link.name = of.name;
+  link.h2d_bytes_per_second = of.h2d_bytes_per_second;
+  link.d2h_bytes_per_second = of.d2h_bytes_per_second;
+  return link;
+}
+
+}  // namespace
+
+absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
+                     Node& node) {
+  const absl::Status made = device::CreateSimNode(directory, ToSim(sim));
+  // Ranks of an earlier daemon still use the node: it stays as it is.
+  if (!absl::IsFailedPrecondition(made)) node.own_sim.Own(directory);
+  if (!made.ok() && !absl::IsFailedPrecondition(made)) return made;
+  SLUICE_ASSIGN_OR_RETURN(const auto opened, device::SimNode::Open(directory));
+  SLUICE_ASSIGN_OR_RETURN(node.driver, device::OpenOwnedSimDriver(directory));
+  const device::SimConfig config = opened->config();
+  for (const device::SimLink& link : config.links) {
+    node.config.links.push_back(LinkOf(sim, link));
+  }
+  // A node that was there before has the speeds of an earlier configuration.
+  SLUICE_RETURN_IF_ERROR(TopologyOf(node.config.links).status());
+  for (int i = 0; i < config.numa_nodes; ++i) {
+    node.config.hosts.push_back(
+        {NumaIndex(i), config.host_memory / config.numa_nodes});
+  }
+  node.sim_directory = directory;
+  SLUICE_ASSIGN_OR_RETURN(node.sim_clocks, device::MakeSimClocks());
+  return absl::OkStatus();
+}
+
+}  // namespace sluice::daemon
