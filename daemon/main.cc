@@ -1,7 +1,6 @@
 // sluiced: one per node. Flags, signals, exit statuses.
 #include <fmt/format.h>
 #include <malloc.h>
-#include <signal.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
@@ -34,13 +33,6 @@ void TuneMemory() {
   mallopt(M_ARENA_MAX, 1);
   mallopt(M_TRIM_THRESHOLD, 1 << 20);
   mallopt(M_MMAP_THRESHOLD, 1 << 20);
-}
-
-// Blocked in every thread; the loop's signalfd takes them.
-void BlockSignals() {
-  const sigset_t taken = TakenSignals();
-  pthread_sigmask(SIG_BLOCK, &taken, nullptr);
-  signal(SIGPIPE, SIG_IGN);
 }
 
 int Fail(const absl::Status& status) {

@@ -31,13 +31,6 @@ constexpr absl::Duration kAcceptPause = absl::Milliseconds(5);
 // How long an end of the service waits for who keeps what is kept.
 constexpr absl::Duration kLongestForget = absl::Milliseconds(500);
 
-absl::StatusOr<UniqueFd> Signals() {
-  const sigset_t taken = TakenSignals();
-  UniqueFd signals(signalfd(-1, &taken, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!signals) return ErrnoStatus(errno, "make a signalfd");
-  return signals;
-}
-
 std::vector<std::string> NamesOf(const Starter& starter) {
   std::vector<std::string> names;
   for (const auto& [name, fd] : starter.stored) names.push_back(name);
@@ -83,7 +76,7 @@ absl::Status FrozenDaemon::Prepare() {
                }},
           starter.stored));
   SLUICE_RETURN_IF_ERROR(Listen());
-  SLUICE_ASSIGN_OR_RETURN(signals_, Signals());
+  SLUICE_ASSIGN_OR_RETURN(signals_, OpenSignals());
   loop_->Add(signals_.get(), EPOLLIN, [this](uint32_t) { OnSignal(); });
   if (starter.watchdog) {
     heartbeat_ = *starter.watchdog / 2;
@@ -113,7 +106,7 @@ absl::Status FrozenDaemon::Listen() {
   return absl::OkStatus();
 }
 
-// One a turn: signals and the heartbeat come between.
+// One per turn of the loop: signals and the heartbeat come between.
 void FrozenDaemon::Accept() {
   if (closer_.sockets_waiting() >= Closer::kMostSockets) {
     return absl::SleepFor(kAcceptPause);
@@ -157,7 +150,7 @@ void FrozenDaemon::Expire() {
 bool FrozenDaemon::Run() {
   loop_->Run();
   admin_.reset();
-  // One that was handed on is who made it's.
+  // A socket that was handed on stays: its path is its maker's.
   if (service_ended_ && listener_ && !options_.listener) {
     unlink((options_.runtime_dir + "/session.sock").c_str());
   }

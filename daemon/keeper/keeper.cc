@@ -54,12 +54,8 @@ absl::StatusOr<std::unique_ptr<Keeper>> Keeper::Make(Options options) {
   SLUICE_ASSIGN_OR_RETURN(
       NotifyReceiver receiver,
       NotifyReceiver::Bind(options.runtime_dir + "/keeper.sock"));
-  const sigset_t taken = TakenSignals();
-  sigset_t before;
-  sigprocmask(SIG_BLOCK, &taken, &before);
-  signal(SIGPIPE, SIG_IGN);  // of a log that nobody reads any more
-  UniqueFd signals(signalfd(-1, &taken, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!signals) return ErrnoStatus(errno, "make a signalfd");
+  const sigset_t before = BlockSignals();
+  SLUICE_ASSIGN_OR_RETURN(UniqueFd signals, OpenSignals());
   return std::unique_ptr<Keeper>(
       new Keeper(std::move(options), std::move(lock), std::move(receiver),
                  std::move(signals), before, std::move(daemon)));

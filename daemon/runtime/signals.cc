@@ -1,7 +1,12 @@
 #include "daemon/runtime/signals.h"
 
+#include <sys/signalfd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <iterator>
+
+#include "proto/base/status.h"
 
 namespace sluice::daemon {
 namespace {
@@ -9,19 +14,34 @@ namespace {
 constexpr int kEnding[] = {SIGTERM, SIGINT, SIGQUIT};
 constexpr int kNoted[] = {SIGHUP, SIGUSR1, SIGUSR2};
 
-}  // namespace
-
-bool IsEndingSignal(int signal) {
-  return std::find(std::begin(kEnding), std::end(kEnding), signal) !=
-         std::end(kEnding);
-}
-
-sigset_t TakenSignals() {
+sigset_t Taken() {
   sigset_t taken;
   sigemptyset(&taken);
   for (const int signal : kEnding) sigaddset(&taken, signal);
   for (const int signal : kNoted) sigaddset(&taken, signal);
   return taken;
+}
+
+}  // namespace
+
+sigset_t BlockSignals() {
+  const sigset_t taken = Taken();
+  sigset_t before;
+  pthread_sigmask(SIG_BLOCK, &taken, &before);
+  signal(SIGPIPE, SIG_IGN);
+  return before;
+}
+
+absl::StatusOr<UniqueFd> OpenSignals() {
+  const sigset_t taken = Taken();
+  UniqueFd signals(signalfd(-1, &taken, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!signals) return ErrnoStatus(errno, "make a signalfd");
+  return signals;
+}
+
+bool IsEndingSignal(int signal) {
+  return std::find(std::begin(kEnding), std::end(kEnding), signal) !=
+         std::end(kEnding);
 }
 
 }  // namespace sluice::daemon

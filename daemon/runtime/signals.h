@@ -1,18 +1,25 @@
-// The signals that the daemon and its keeper take.
+// The signals that the daemon and its keeper take: SIGTERM, SIGINT and SIGQUIT
+// end them; SIGHUP, SIGUSR1 and SIGUSR2 are noted or handed on.
 //
-// Each is blocked before there are threads and read from a signalfd; else it
-// would end the process and leave its sockets.
+// Each is blocked and read from a descriptor; else it would end the process and
+// leave its sockets.
 //
-// Thread safety: safe.
+// Thread safety: BlockSignals before there are threads; the rest is safe.
 #pragma once
 
 #include <signal.h>
 
+#include "absl/status/statusor.h"
+#include "proto/base/unique_fd.h"
+
 namespace sluice::daemon {
 
-// Whether it ends the daemon: SIGTERM, SIGINT, SIGQUIT.
+// Blocks them in this thread and all that it starts, and ignores SIGPIPE, which
+// comes of a log that nobody reads any more. Returns what was blocked before.
+sigset_t BlockSignals();
+// Where they are read from (signalfd(2)); reading does not wait.
+// REQUIRES: BlockSignals.
+absl::StatusOr<UniqueFd> OpenSignals();
 bool IsEndingSignal(int signal);
-// These, and those that are noted or handed on: SIGHUP, SIGUSR1, SIGUSR2.
-sigset_t TakenSignals();
 
 }  // namespace sluice::daemon

@@ -2,8 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <signal.h>
-#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -96,7 +94,7 @@ absl::Status Service::Prepare() {
           }));
   leaving_ = handover_->was_left_anything();
   SLUICE_RETURN_IF_ERROR(Listen());
-  SLUICE_RETURN_IF_ERROR(TakeSignals());
+  SLUICE_ASSIGN_OR_RETURN(signals_, OpenSignals());
 
   SLUICE_RETURN_IF_ERROR(core_.SetPolicy(options_.policy, loop_->now()));
   SLUICE_ASSIGN_OR_RETURN(
@@ -111,13 +109,6 @@ absl::Status Service::Prepare() {
   loop_->Add(signals_.get(), EPOLLIN, [this](uint32_t) { OnSignal(); });
   loop_->SetWork([this] { return TakeTurns(); });
   loop_->SetTimer([this] { return NextDeadline(); }, [this] { Expire(); });
-  return absl::OkStatus();
-}
-
-absl::Status Service::TakeSignals() {
-  const sigset_t taken = TakenSignals();
-  signals_ = UniqueFd(signalfd(-1, &taken, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!signals_) return ErrnoStatus(errno, "make a signalfd");
   return absl::OkStatus();
 }
 

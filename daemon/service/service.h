@@ -144,7 +144,6 @@ class Service {
   // `kept`: for an earlier daemon, if it was.
   void UseHanded(UniqueFd kept);
   absl::Status UseOwn(UniqueFd kept);
-  absl::Status TakeSignals();
   // The threads and processes that do for the loop what takes long.
   void MakeParts();
 

@@ -18,7 +18,7 @@ namespace sluice::daemon {
 namespace {
 
 // Each costs some 0.1 ms of the loop.
-constexpr int kAcceptsAWakeup = 8;
+constexpr int kAcceptsPerWakeup = 8;
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(5);
 
 }  // namespace
@@ -38,7 +38,8 @@ absl::Status Service::Listen() {
   return absl::OkStatus();
 }
 
-// Its path is its maker's: it is never made or removed here.
+// The path of a socket that was handed on is its maker's: it is never made or
+// removed here.
 void Service::UseHanded(UniqueFd kept) {
   listener_ = std::move(options_.listener);
   listener_stays_ = true;
@@ -50,7 +51,7 @@ void Service::UseHanded(UniqueFd kept) {
                          options_.socket));
   }
   if (!kept || IsSameSocket(kept, listener_)) return;
-  // An earlier daemon made one, before there was this.
+  // An earlier daemon made one of its own, where none was handed on.
   handover_->Drop(Handover::kListener);
   earlier_listener_ = std::move(kept);
 }
@@ -68,7 +69,8 @@ absl::Status Service::UseOwn(UniqueFd kept) {
   return absl::OkStatus();
 }
 
-// Nobody else can come to it, since another one is at its path.
+// Nobody else can connect to the earlier listener, since another one is at its
+// path: this takes the last who wait there.
 void Service::AcceptWhoWaitsElsewhere() {
   while (earlier_listener_ && AcceptOne(earlier_listener_.get())) {
   }
@@ -105,7 +107,7 @@ void Service::TurnAway(int listener) {
 }
 
 void Service::Accept() {
-  for (int i = 0; i < kAcceptsAWakeup; ++i) {
+  for (int i = 0; i < kAcceptsPerWakeup; ++i) {
     if (closer_.sockets_waiting() >= Closer::kMostSockets) {
       return PauseAccepting();
     }
