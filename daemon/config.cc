@@ -334,7 +334,7 @@ class ConfigReader {
     }
     if (!sim.gpu_links.empty() && std::ssize(sim.gpu_links) != sim.gpus) {
       return absl::InvalidArgumentError(
-          fmt::format("{}: gpu_links has {} entries for {} GPUs: name one a "
+          fmt::format("{}: gpu_links has {} entries for {} GPUs: name one per "
                       "GPU",
                       path_, sim.gpu_links.size(), sim.gpus));
     }
