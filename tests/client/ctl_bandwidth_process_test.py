@@ -11,16 +11,15 @@ import tempfile
 import time
 import unittest
 
+sys.path.insert(0, os.path.join(os.path.dirname(
+    os.path.abspath(__file__)), "../support"))
+import running_sluiced  # pylint: disable=wrong-import-position
+
 FAKE_CUDA = sys.argv.pop()
 SLUICECTL = sys.argv.pop()
 SLUICED = sys.argv.pop()
 PATIENCE_S = 30
 
-NODE = """[device]
-driver = "sim"
-[http]
-listen = ""
-"""
 # Two GPUs on one link and one on another; both hang on a switch.
 LINKS = """[sim]
 gpus = 3
@@ -40,20 +39,12 @@ class Measure(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = folder.name
         self.environment = dict(os.environ)
-        self.config = self.folder + "/sluiced.toml"
 
-    def start(self, text, node=NODE):
-        with open(self.config, "w", encoding="ascii") as file:
-            file.write(node + text)
-        self.daemon = subprocess.Popen(
-            [SLUICED, "--config", self.config, "--runtime-dir",
-             self.folder + "/run"],
-            env=self.environment, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True)
-        self.addCleanup(self.daemon.stdout.close)
-        self.addCleanup(self.daemon.wait)
-        self.addCleanup(self.daemon.kill)
-        self.assertIn("ready", self.daemon.stdout.readline())
+    def start(self, text, node=running_sluiced.CONFIG):
+        self.config = running_sluiced.write_config(self.folder, node + text)
+        self.daemon = running_sluiced.start(
+            self, [SLUICED, "--config", self.config, "--runtime-dir",
+                   self.folder + "/run"], env=self.environment)
 
     def words(self, *words):
         return [SLUICECTL, "--socket", self.folder + "/run/session.sock", *words]
@@ -119,7 +110,8 @@ class Measure(unittest.TestCase):
             "LD_LIBRARY_PATH": FAKE_CUDA,
             "SLUICE_FAKE_CUDA": "gpus=2,memory_mib=4096,jitter_us=50,node="
                                 + self.folder + "/node"}
-        node = (NODE.replace("sim", "cuda") + '[gpus]\naccess = "any"\n'
+        node = (running_sluiced.CONFIG.replace("sim", "cuda") +
+                '[gpus]\naccess = "any"\n'
                 '[pools]\ngpu_bytes = "1GiB"\nhost_bytes = "512MiB"\n')
         self.start("", node)
         ran = self.ran("bandwidth", "measure", "--seconds", "0.2", "--out", "-")

@@ -15,15 +15,13 @@ import tempfile
 import time
 import unittest
 
+sys.path.insert(0, os.path.join(os.path.dirname(
+    os.path.abspath(__file__)), "../support"))
+import running_sluiced  # pylint: disable=wrong-import-position
+
 SLUICECTL = sys.argv.pop()
 SLUICED = sys.argv.pop()
-CONFIG = """\
-# once: password = hunter2
-[device]
-driver = "sim"
-[http]
-listen = ""
-"""
+CONFIG = "# once: password = hunter2\n" + running_sluiced.CONFIG
 ALWAYS = {"contents.txt", "doctor.txt", "doctor.json", "versions.txt",
           "limits.txt", "machine.txt"}
 PATIENCE_S = 60
@@ -37,20 +35,13 @@ class Bundle(unittest.TestCase):
         self.folder = folder.name
         self.temporary = folder.name + "/tmp"
         os.mkdir(self.temporary)
-        self.config = self.folder + "/sluiced.toml"
-        with open(self.config, "w", encoding="ascii") as file:
-            file.write(CONFIG)
+        self.config = running_sluiced.write_config(self.folder, CONFIG)
         self.out = self.folder + "/bundle.tar.gz"
 
     def start(self, config=None, cwd=None):
-        daemon = subprocess.Popen(
-            [SLUICED, "--config", config or self.config, "--runtime-dir",
-             self.folder + "/run"], cwd=cwd,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        self.addCleanup(daemon.stdout.close)
-        self.addCleanup(daemon.wait)
-        self.addCleanup(daemon.kill)
-        self.assertIn("ready", daemon.stdout.readline())
+        running_sluiced.start(
+            self, [SLUICED, "--config", config or self.config, "--runtime-dir",
+                   self.folder + "/run"], cwd=cwd)
 
     def words(self, *words):
         return [SLUICECTL, "--socket", self.folder + "/run/session.sock",

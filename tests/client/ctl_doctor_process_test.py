@@ -11,9 +11,12 @@ import sys
 import tempfile
 import unittest
 
+sys.path.insert(0, os.path.join(os.path.dirname(
+    os.path.abspath(__file__)), "../support"))
+import running_sluiced  # pylint: disable=wrong-import-position
+
 SLUICECTL = sys.argv.pop()
 SLUICED = sys.argv.pop()
-CONFIG = '[device]\ndriver = "sim"\n[http]\nlisten = ""\n'
 
 
 class Doctor(unittest.TestCase):
@@ -22,22 +25,16 @@ class Doctor(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.run_dir = folder.name + "/run"
-        self.config = folder.name + "/sluiced.toml"
-        with open(self.config, "w", encoding="ascii") as file:
-            file.write(CONFIG)
+        self.config = running_sluiced.write_config(folder.name)
 
     def start(self, kept=False, **options):
         words = ["--runtime-dir", self.run_dir]
         config = ["--config", self.config]
-        daemon = subprocess.Popen(
-            [SLUICED + "-keeper", *words, "--", *config] if kept else
-            [SLUICED, *words, *config], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        daemon = running_sluiced.start(
+            self, [SLUICED + "-keeper", *words, "--", *config] if kept else
+            [SLUICED, *words, *config], end=subprocess.Popen.terminate,
             **options)
-        self.addCleanup(daemon.stdout.close)
-        self.addCleanup(daemon.wait)
-        self.addCleanup(daemon.terminate)
         self.addCleanup(daemon.send_signal, signal.SIGCONT)
-        self.assertIn("ready", daemon.stdout.readline())
         return daemon
 
     def doctor(self, *words):

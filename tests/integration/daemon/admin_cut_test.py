@@ -16,6 +16,10 @@ import threading
 import time
 import unittest
 
+sys.path.insert(0, os.path.join(os.path.dirname(
+    os.path.abspath(__file__)), "../../support"))
+import running_sluiced  # pylint: disable=wrong-import-position
+
 SLUICECTL = sys.argv.pop()
 SLUICED = sys.argv.pop()
 PREFACE, HEADER = 24, 9  # bytes of HTTP/2 before its frames, and of each
@@ -98,19 +102,13 @@ class AdminCut(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = folder.name
-        with open(folder.name + "/sluiced.toml", "w", encoding="ascii") as file:
-            file.write('[device]\ndriver = "sim"\n[http]\nlisten = ""\n')
+        self.config = running_sluiced.write_config(self.folder)
         self.start()
 
     def start(self):
-        self.daemon = subprocess.Popen(
-            [SLUICED, "--config", self.folder + "/sluiced.toml",
-             "--runtime-dir", self.folder + "/run"],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        self.addCleanup(self.daemon.stdout.close)
-        self.addCleanup(self.daemon.wait)
-        self.addCleanup(self.daemon.kill)
-        self.assertIn("ready", self.daemon.stdout.readline())
+        self.daemon = running_sluiced.start(
+            self, [SLUICED, "--config", self.config, "--runtime-dir",
+                   self.folder + "/run"])
 
     def ctl(self, *words, socket_name="run/admin.sock"):
         return subprocess.Popen(
