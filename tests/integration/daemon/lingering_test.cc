@@ -12,6 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/integration/daemon/harness.h"
+#include "tests/integration/daemon/pool_soon.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::testing {
@@ -20,20 +21,8 @@ namespace {
 constexpr char kNode[] =
     "[sim]\ngpus = 1\ngpu_memory = \"16MiB\"\nhost_memory = \"32MiB\"\n";
 
-// Until the pool has so much lingering: it is asked every quarter of a second.
 void ExpectLingering(const std::string& socket, Bytes wanted) {
-  const absl::Time until = absl::Now() + absl::Seconds(10);
-  uint64_t lingering = 0;
-  do {
-    SLUICE_ASSERT_OK_AND_ASSIGN(const wire::Pool pool, GpuPool(socket, 0));
-    EXPECT_EQ(pool.total_bytes(), pool.leased_bytes() + pool.free_bytes() +
-                                      pool.quarantined_bytes() +
-                                      pool.lingering_bytes());
-    lingering = pool.lingering_bytes();
-    if (lingering == wanted.size()) return;
-    absl::SleepFor(absl::Milliseconds(20));
-  } while (absl::Now() < until);
-  ADD_FAILURE() << lingering << " bytes linger, not " << wanted.size();
+  ExpectSoon(socket, &wire::Pool::lingering_bytes, wanted);
 }
 
 // Wrong once: three times over, the pool counted as free what a child held.

@@ -16,6 +16,7 @@
 #include "gtest/gtest.h"
 #include "kernels/device/sim/memory_name.h"
 #include "tests/integration/daemon/harness.h"
+#include "tests/integration/daemon/pool_soon.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::testing {
@@ -48,22 +49,8 @@ void MapAll(const std::vector<UniqueFd>& fds, Bytes size) {
   }
 }
 
-// Until so much of GPU 0's pool is held outside.
 void ExpectOutside(const RunningDaemon& daemon, Bytes wanted) {
-  const absl::Time until = absl::Now() + absl::Seconds(10);
-  uint64_t outside = 0;
-  do {
-    SLUICE_ASSERT_OK_AND_ASSIGN(const wire::Pool pool,
-                                GpuPool(daemon.socket(), 0));
-    EXPECT_EQ(pool.total_bytes(), pool.leased_bytes() + pool.free_bytes() +
-                                      pool.quarantined_bytes() +
-                                      pool.lingering_bytes() +
-                                      pool.held_outside_bytes());
-    outside = pool.held_outside_bytes();
-    if (outside == wanted.size()) return;
-    absl::SleepFor(absl::Milliseconds(20));
-  } while (absl::Now() < until);
-  ADD_FAILURE() << outside << " bytes are held outside, not " << wanted.size();
+  ExpectSoon(daemon.socket(), &wire::Pool::held_outside_bytes, wanted);
 }
 
 // Wrong once: the next daemon said that all was free, and could make no lease.
