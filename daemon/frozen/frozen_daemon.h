@@ -15,7 +15,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/frozen/frozen_admin.h"
 #include "daemon/service/closer.h"
-#include "daemon/service/loop.h"
+#include "daemon/service/threads/loop.h"
 #include "daemon/store/descriptor_store.h"
 #include "daemon/store/starter.h"
 #include "proto/base/clock.h"

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "daemon/core/types.h"
-#include "daemon/service/task_thread.h"
+#include "daemon/service/threads/task_thread.h"
 #include "kernels/device/driver.h"
 #include "proto/base/mutex.h"
 #include "proto/base/unique_fd.h"

@@ -26,7 +26,7 @@
 #include "daemon/service/closer.h"
 #include "daemon/service/convert.h"
 #include "daemon/service/in_flight.h"
-#include "daemon/service/loop.h"
+#include "daemon/service/threads/loop.h"
 #include "proto/base/unique_fd.h"
 #include "proto/wire.h"
 

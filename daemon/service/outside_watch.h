@@ -24,8 +24,8 @@
 #include "absl/time/time.h"
 #include "daemon/core/outside/held_outside.h"
 #include "daemon/core/types.h"
-#include "daemon/service/loop.h"
-#include "daemon/service/task_thread.h"
+#include "daemon/service/threads/loop.h"
+#include "daemon/service/threads/task_thread.h"
 #include "kernels/device/driver.h"
 #include "proto/base/clock.h"
 

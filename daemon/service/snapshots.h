@@ -25,8 +25,8 @@
 #include "daemon/core/snapshot.h"
 #include "daemon/core/types.h"
 #include "daemon/quota/fair_queue.h"
-#include "daemon/service/loop.h"
-#include "daemon/service/task_thread.h"
+#include "daemon/service/threads/loop.h"
+#include "daemon/service/threads/task_thread.h"
 #include "proto/base/clock.h"
 #include "proto/base/unique_fd.h"
 

@@ -14,7 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "daemon/core/planning/unit_cache.h"
-#include "daemon/service/task_thread.h"
+#include "daemon/service/threads/task_thread.h"
 
 namespace sluice::daemon {
 

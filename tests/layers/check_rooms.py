@@ -30,6 +30,8 @@ ROOMS = {
     # Who a client is, and which GPUs it may use.
     "daemon/service/identity": [],
     "daemon/service/log": [],
+    # The loop, and threads beside it.
+    "daemon/service/threads": [],
     "client/train/watch": [],
     "client/train/launch": ["client/train/watch"],
     "client/train/data": ["client/train/launch"],

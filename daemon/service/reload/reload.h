@@ -17,7 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "daemon/service/loop.h"
+#include "daemon/service/threads/loop.h"
 #include "proto/base/unique_fd.h"
 
 namespace sluice::daemon {

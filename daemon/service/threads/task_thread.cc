@@ -1,4 +1,4 @@
-#include "daemon/service/task_thread.h"
+#include "daemon/service/threads/task_thread.h"
 
 #include <pthread.h>
 #include <sys/resource.h>

@@ -1,4 +1,4 @@
-#include "daemon/service/loop.h"
+#include "daemon/service/threads/loop.h"
 
 #include <sched.h>
 #include <sys/eventfd.h>
