@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <pthread.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -16,6 +15,7 @@
 #include <new>
 #include <utility>
 
+#include "daemon/service/threads/priority.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -49,14 +49,9 @@ absl::StatusOr<void*> MapPage(const UniqueFd& fd, size_t size) {
   return page;
 }
 
-// Raises the priority of the calling thread. Each refill is short, so that the
-// lowest real-time priority takes nothing from anybody; children do not inherit
-// it.
-void GoBeforeOthers() {
-  const sched_param lowest = {.sched_priority = 1};
-  if (sched_setscheduler(0, SCHED_FIFO | SCHED_RESET_ON_FORK, &lowest) == 0) {
-    return;
-  }
+// Each refill is short, so that real time takes nothing from anybody.
+void GoFirst() {
+  if (GoBeforeOthers()) return;
   constexpr int kNice = -15;
   (void)setpriority(PRIO_PROCESS, 0, kNice);  // 0: this thread; may be refused
 }
@@ -262,7 +257,7 @@ void GrantPages::Refill() {
 }
 
 void GrantPages::Work() {
-  GoBeforeOthers();
+  GoFirst();
   const MutexLock lock(mutex_);
   while (!stopping_) {
     if (policy_->idle()) {

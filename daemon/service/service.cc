@@ -202,7 +202,10 @@ bool Service::Finish(absl::Duration patience) {
 
 void Service::AnswerWhoWaited() { loop_->RunWhatIsThere(kWhoWaited); }
 
-void Service::Run() { loop_->Run(); }
+void Service::Run() {
+  loop_->BeUrgent();
+  loop_->Run();
+}
 
 void Service::Watch(SessionId id, const Principal& who, UniqueFd socket,
                     UniqueFd pidfd) {

@@ -30,7 +30,7 @@ ROOMS = {
     # Who a client is, and which GPUs it may use.
     "daemon/service/identity": [],
     "daemon/service/log": [],
-    # The loop, and threads beside it.
+    # The loop, threads beside it, and their place among the machine's others.
     "daemon/service/threads": [],
     "client/train/watch": [],
     "client/train/launch": ["client/train/watch"],

@@ -121,6 +121,9 @@ class Check:
         uid = int(self.inside.run("id", "-u", "sluice"))
         assert uid != 0 and status["Uid"].split() == [str(uid)] * 4, status
         assert int(status["CapEff"], 16) == 1 << 19, status["CapEff"]
+        # Its loop goes before the node's other work (LimitRTPRIO=).
+        policy = os.sched_getscheduler(pid) & ~os.SCHED_RESET_ON_FORK
+        assert policy == os.SCHED_FIFO, policy
         assert "gpu" in self.inside.run("sluicectl", "--admin", "status").lower()
 
     def looked_at(self):

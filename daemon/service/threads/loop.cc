@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cerrno>
 
+#include "daemon/service/threads/priority.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -141,9 +142,24 @@ void Loop::RunWhatIsThere(absl::Duration longest) {
   }
 }
 
+void Loop::TakePlace(absl::Time now) {
+  if (!urgency_ || now < urgency_->next()) return;
+  const bool urgent = urgency_->IsUrgent(now, CpuTimeOfThisThread());
+  if (urgent == first_) return;
+  if (!urgent) {
+    GoAsOthers();
+    first_ = false;
+    return;
+  }
+  first_ = GoBeforeOthers();
+  if (!first_) urgency_.reset();  // nor will it be allowed later
+}
+
 void Loop::Run() {
   while (!stopping_) {
-    const bool awake = clock_->Now() < awake_until_;
+    const absl::Time now = clock_->Now();
+    TakePlace(now);
+    const bool awake = !first_ && now < awake_until_;
     const bool any = Turn(awake || more_ ? 0 : TimeoutMs());
     if (!any && awake) sched_yield();
   }

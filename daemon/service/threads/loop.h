@@ -9,11 +9,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "daemon/service/threads/urgency.h"
 #include "proto/base/clock.h"
 #include "proto/base/mutex.h"
 #include "proto/base/unique_fd.h"
@@ -52,8 +54,13 @@ class Loop {
   void SetWork(std::function<bool()> some) { work_ = std::move(some); }
 
   // Something will be posted within a fraction of a millisecond: the loop
-  // looks for it awhile before it sleeps, for waking takes as long.
+  // looks for it awhile before it sleeps, for waking takes as long (not with
+  // real time: it wakes at once, and who posts may need its core).
   void ExpectSoon() { awake_until_ = clock_->Now() + kAwake; }
+
+  // From here on the thread of Run goes before the machine's other work, as
+  // Urgency says and where the kernel allows it.
+  void BeUrgent() { urgency_.emplace(); }
 
   absl::Time now() const { return clock_->Now(); }
 
@@ -69,6 +76,7 @@ class Loop {
   bool Turn(int timeout_ms);
   void RunPosted();
   int TimeoutMs() const;
+  void TakePlace(absl::Time now);  // among the threads of the machine
 
   static constexpr absl::Duration kAwake = absl::Microseconds(500);
 
@@ -84,6 +92,8 @@ class Loop {
   std::function<void()> expired_;
   std::function<bool()> work_;
   absl::Time awake_until_ = absl::InfinitePast();
+  std::optional<Urgency> urgency_;
+  bool first_ = false;     // loop thread: it has real time
   bool more_ = false;      // loop thread: of work_
   bool stopping_ = false;  // loop thread
 

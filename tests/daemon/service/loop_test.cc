@@ -1,7 +1,11 @@
 #include "daemon/service/threads/loop.h"
 
+#include <sched.h>
 #include <sys/eventfd.h>
 
+#include <thread>
+
+#include "daemon/service/threads/priority.h"
 #include "gtest/gtest.h"
 #include "proto/base/unique_fd.h"
 #include "tests/support/status_matchers.h"
@@ -50,6 +54,45 @@ TEST_F(LoopTest, WorkWithoutEndIsLeftToTheRun) {
   loop_->Stop();
   loop_->Run();
   EXPECT_EQ(seen_, 1);
+}
+
+// On a thread of its own: what it is given stays with the thread.
+void RunOnThread(Loop& loop) {
+  std::thread thread([&loop] { loop.Run(); });
+  thread.join();
+}
+
+bool MayHaveRealTime() {
+  bool may = false;
+  std::thread([&may] { may = GoBeforeOthers(); }).join();
+  return may;
+}
+
+TEST_F(LoopTest, GoesBeforeOthersUntilItIsKeptBusy) {
+  if (!MayHaveRealTime()) GTEST_SKIP() << "no real time for this user";
+  Signal();  // so that it begins
+  loop_->BeUrgent();
+  int first = -1, last = -1;
+  loop_->SetWork([&] {
+    last = sched_getscheduler(0) & ~SCHED_RESET_ON_FORK;
+    if (first == -1) first = last;
+    if (last == SCHED_OTHER) loop_->Stop();
+    return true;  // without end
+  });
+  RunOnThread(*loop_);
+  EXPECT_EQ(first, SCHED_FIFO);
+  EXPECT_EQ(last, SCHED_OTHER);
+}
+
+TEST_F(LoopTest, IsAsOthersIfNobodySaysThatItIsUrgent) {
+  int policy = -1;
+  loop_->SetWork([&] {
+    policy = sched_getscheduler(0);
+    return false;
+  });
+  loop_->Stop();
+  RunOnThread(*loop_);
+  EXPECT_EQ(policy, SCHED_OTHER);
 }
 
 }  // namespace

@@ -1,0 +1,35 @@
+// Whether the loop's thread goes before the machine's other work.
+//
+// Every rank waits for the loop, and the kernel lets whoever else is on its
+// core go on for milliseconds before it (a tick, in a kernel that does not
+// preempt), however low its own use is. So it has the lowest real-time
+// priority, as the thread that refills the grant pages has, while it computes
+// little. A loop that is kept busy, by whoever floods it, is as everybody else
+// until it is less: it takes no core from the node's training.
+//
+// Pure policy: the caller tells the time and what its thread has computed.
+#pragma once
+
+#include "absl/time/time.h"
+
+namespace sluice::daemon {
+
+class Urgency {
+ public:
+  static constexpr absl::Duration kWindow = absl::Milliseconds(100);
+  static constexpr double kMost = 0.75;  // of a core, in a window
+
+  // To be asked at least each kWindow while the thread computes. `cpu`: what it
+  // has computed since it began, as of `now`, which does not go back.
+  bool IsUrgent(absl::Time now, absl::Duration cpu);
+  // Before then the answer stays the same.
+  absl::Time next() const { return end_; }
+
+ private:
+  bool urgent_ = true;
+  absl::Time begin_ = absl::InfinitePast();
+  absl::Time end_ = absl::InfinitePast();
+  absl::Duration cpu_at_begin_ = absl::ZeroDuration();
+};
+
+}  // namespace sluice::daemon

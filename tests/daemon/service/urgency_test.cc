@@ -1,0 +1,55 @@
+#include "daemon/service/threads/urgency.h"
+
+#include "gtest/gtest.h"
+
+namespace sluice::daemon {
+namespace {
+
+constexpr absl::Duration kWindow = Urgency::kWindow;
+
+class UrgencyTest : public ::testing::Test {
+ protected:
+  // After a window more, of which it computed for this share of a core.
+  bool After(double share) {
+    now_ += kWindow;
+    cpu_ += share * kWindow;
+    return urgency_.IsUrgent(now_, cpu_);
+  }
+
+  absl::Time now_ = absl::UnixEpoch();
+  absl::Duration cpu_ = absl::Hours(1);  // before it was ever asked
+  Urgency urgency_;
+};
+
+TEST_F(UrgencyTest, GoesFirstFromTheStart) {
+  EXPECT_TRUE(urgency_.IsUrgent(now_, cpu_));
+  EXPECT_EQ(urgency_.next(), now_ + kWindow);
+}
+
+TEST_F(UrgencyTest, GoesAsOthersWhileItIsKeptBusy) {
+  EXPECT_TRUE(After(0.5));
+  EXPECT_TRUE(After(0.7));
+  EXPECT_FALSE(After(0.8));
+  EXPECT_FALSE(After(1));
+  EXPECT_TRUE(After(0.1));
+}
+
+TEST_F(UrgencyTest, StaysAsItIsWithinAWindow) {
+  EXPECT_TRUE(After(0));
+  now_ += 0.9 * kWindow;
+  cpu_ += 0.9 * kWindow;
+  EXPECT_TRUE(urgency_.IsUrgent(now_, cpu_));
+  now_ += 0.1 * kWindow;
+  EXPECT_FALSE(urgency_.IsUrgent(now_, cpu_));
+}
+
+// Who slept is not judged by the short while since it woke.
+TEST_F(UrgencyTest, CountsSleepAsMuchAsItLasted) {
+  EXPECT_TRUE(After(0));
+  now_ += absl::Seconds(10);
+  cpu_ += absl::Seconds(1);
+  EXPECT_TRUE(urgency_.IsUrgent(now_, cpu_));
+}
+
+}  // namespace
+}  // namespace sluice::daemon
