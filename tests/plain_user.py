@@ -101,8 +101,13 @@ def choose(build):
     listed = subprocess.run(
         ["ctest", "--test-dir", build, "--show-only=json-v1"],
         check=True, capture_output=True, text=True)
+    tests = json.loads(listed.stdout)["tests"]
+    missing = [test["name"] for test in tests if "command" not in test]
+    if missing:
+        sys.exit(f"error: {len(missing)} tests are not built, such as "
+                 f"{missing[0]}: build all of {build} first")
     chosen, reasons = [], {}
-    for test in json.loads(listed.stdout)["tests"]:
+    for test in tests:
         reason = reason_to_leave_out(test)
         if reason is None:
             chosen.append(test)
