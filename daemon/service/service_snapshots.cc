@@ -68,8 +68,9 @@ void Service::AnswerQuery(SessionId id, RequestId request, PlanId plan) {
   const int waiting = asked != queries_.end() ? asked->second : 0;
   if (waiting >= kMaxQueries) {
     const auto refused = absl::ResourceExhaustedError(fmt::format(
-        "{} queries of this session wait for an answer: wait for one",
-        waiting));
+        "{} queries of this session wait for an answer, and the limit is {}: "
+        "wait for one",
+        waiting, kMaxQueries));
     return Send(id, {ErrorPacket(request, refused), {}});
   }
   ++queries_[id];
@@ -82,11 +83,13 @@ void Service::AnswerQuery(SessionId id, RequestId request, PlanId plan) {
     if (to == channels_.end()) return;
     Outgoing out = SnapshotPacket(request, plan, answer);
     if (!out.fds.empty() && to->second->unread_memfds() >= kMaxUnread) {
-      out = {ErrorPacket(request, absl::ResourceExhaustedError(fmt::format(
-                                      "this session has {} long answers that "
-                                      "it has not read: read one",
-                                      kMaxUnread))),
-             {}};
+      out = {
+          ErrorPacket(request, absl::ResourceExhaustedError(fmt::format(
+                                   "this session has {} long answers that "
+                                   "it has not read, and the limit is {}: "
+                                   "read one",
+                                   to->second->unread_memfds(), kMaxUnread))),
+          {}};
     }
     if (!out.fds.empty()) to->second->CountMemfd();
     Send(id, std::move(out));

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <optional>
 #include <random>
 #include <utility>
@@ -19,10 +20,15 @@ namespace {
   while (true) pause();
 }
 
-void MustNameTheLimit(const absl::Status& refused) {
-  const std::string text(refused.message());
-  if (text.find('\n') != std::string::npos ||
-      text.find("the limit is") == std::string::npos) {
+// Of sessions and the like, of a budget, of a pool for ever and for now.
+constexpr const char* kLimits[] = {"the limit is", "limit of", "the pool has",
+                                   ", free "};
+
+void MustNameTheLimit(const std::string& text) {
+  const bool named = std::ranges::any_of(kLimits, [&](const char* limit) {
+    return text.find(limit) != std::string::npos;
+  });
+  if (text.find('\n') != std::string::npos || !named) {
     fmt::print("refused without the limit: {}\n", text);
     std::fflush(stdout);
     _exit(4);
@@ -48,11 +54,23 @@ std::vector<RawClient> AttachMany(const std::string& socket, int count) {
   return clients;
 }
 
-// Sends them in turns on all sessions and reads what comes, for ever.
+// Reads what is there; whether it is a refusal, which must name the limit.
+bool ReadsARefusal(int session) {
+  const auto message = wire::Receive(session, MSG_DONTWAIT);
+  if (!message.ok() || !message->has_value()) return false;
+  const wire::Reply& reply = (*message)->packet.reply();
+  if (!reply.has_error()) return false;
+  MustNameTheLimit(reply.error().message());
+  return true;
+}
+
+// Sends them in turns on all sessions and reads what comes, for ever. Says that
+// it is ready when it was refused once, where that is what it is for.
 [[noreturn]] void Flood(std::vector<RawClient> clients,
-                        const std::vector<wire::Request>& requests) {
-  uint64_t id = 1000;
-  bool said = false;
+                        const std::vector<wire::Request>& requests,
+                        bool for_refusals) {
+  uint64_t id = 1'000'000;  // above those of what each asked before
+  bool said = false, may_say = !for_refusals;
   std::vector<pollfd> polled(clients.size());
   while (true) {
     wire::Packet packet;
@@ -62,11 +80,11 @@ std::vector<RawClient> AttachMany(const std::string& socket, int count) {
       wire::Send(clients[i].fd(), packet).IgnoreError();
       polled[i] = {.fd = clients[i].fd(), .events = POLLIN, .revents = 0};
     }
-    if (!std::exchange(said, true)) SayReady();
+    if (may_say && !std::exchange(said, true)) SayReady();
     poll(polled.data(), polled.size(), 10);
     for (const pollfd& each : polled) {
       if ((each.revents & POLLIN) == 0) continue;
-      wire::Receive(each.fd, MSG_DONTWAIT).status().IgnoreError();
+      if (ReadsARefusal(each.fd)) may_say = true;
     }
   }
 }
@@ -123,7 +141,7 @@ void TakeSessions(const std::string& socket, int wanted, bool ranks) {
     const absl::Status welcome =
         SayHello(*client, fmt::format("evil{}", i), ranks);
     if (!welcome.ok()) {
-      MustNameTheLimit(welcome);
+      MustNameTheLimit(std::string(welcome.message()));
       break;
     }
     taken.push_back(*std::move(client));
@@ -145,13 +163,13 @@ void StayHalfOpen(const std::string& socket, int open) {
 void AskForEverything(const std::string& socket, int sessions) {
   wire::Request query;
   query.mutable_query();
-  Flood(AttachMany(socket, sessions), {query});
+  Flood(AttachMany(socket, sessions), {query}, /*for_refusals=*/false);
 }
 
 void BeRefused(const std::string& socket, int sessions) {
   wire::Request lease;
   lease.mutable_lease()->set_bytes(uint64_t{1} << 40);
-  Flood(AttachMany(socket, sessions), {lease});
+  Flood(AttachMany(socket, sessions), {lease}, /*for_refusals=*/true);
 }
 
 void NeverRead(const std::string& socket, int sessions, int repeats) {
@@ -187,7 +205,7 @@ void BeRefusedBesideKept(const std::string& socket, int count, int sessions,
   for (const Bytes size : sizes) {
     requests.emplace_back().mutable_lease()->set_bytes(size.size());
   }
-  Flood(std::move(clients), requests);
+  Flood(std::move(clients), requests, /*for_refusals=*/true);
 }
 
 void SendNoise(const std::string& socket) {
