@@ -86,6 +86,10 @@ inline constexpr auto kCrashPoints = std::to_array<NamedCrashPoint>({
 // before there are threads.
 inline std::atomic<void (*)(CrashPoint)> crash_watcher = nullptr;
 
+// Ranks that are attached at this moment; the service sets it. Who is asked at
+// a point can so kill only a daemon that has some.
+inline std::atomic<int> crash_ranks = 0;
+
 inline void Pass(CrashPoint point) {
   auto* const watcher = crash_watcher.load(std::memory_order_relaxed);
   if (watcher != nullptr) watcher(point);

@@ -322,6 +322,7 @@ void Service::Do(KillProcess& effect) {
 void Service::Do(AttachGrants& effect) {
   const Principal& who = channels_.at(effect.session)->who();
   slots_[effect.slot] = who;
+  crash_ranks = static_cast<int>(slots_.size());
   quotas_.Charge(who, Resource::kRanks);
   auto page =
       grants_->Attach(effect.slot, LinkIndexOf(effect.gpu),
@@ -352,6 +353,7 @@ void Service::Do(DetachGrants& effect) {
   grants_->Detach(effect.slot);
   auto slot = slots_.extract(effect.slot);
   if (slot.empty()) return;  // of a rank that was not taken over
+  crash_ranks = static_cast<int>(slots_.size());
   quotas_.GiveBack(slot.mapped(), Resource::kRanks);
 }
 

@@ -172,6 +172,7 @@ absl::Status Service::AdoptRank(const Session& session) {
                                          session.guaranteed_bytes_per_second,
                                          WeightOf(core_.config(), who), *page));
   slots_[session.grant_slot] = who;
+  crash_ranks = static_cast<int>(slots_.size());
   quotas_.Charge(who, Resource::kRanks);
   use_pages_[session.id] = std::move(page);
   gpus_[session.id] = {session.hello.gpu.value()};

@@ -3,8 +3,10 @@
 
 As tests/integration/train/crash_points_test.py, where the keeper stores what
 the daemon has; here it is systemd's descriptor store, in a Debian of its own
-(rootfs_test.py). Each listed point is reached, then it is killed at random
-moments; no run notices, and the ledger is as before.
+(rootfs_test.py). It dies at each listed point, with a rank attached but for those
+where what ends is given up; then the shipped daemon is killed at random moments
+of one run. No run notices, and the ledger is as before. Beside that it prints how
+long a session waits for the next daemon's first reply.
 """
 
 import os
@@ -12,20 +14,24 @@ import random
 import signal
 import subprocess
 import sys
-import threading
+import time
 
+import first_reply
 import rootfs_test
 from rootfs import wait_until
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))), "integration", "train"))
 os.environ.setdefault("SLUICE_BIN_DIR", "")  # of its harness, not needed here
-from crash_points_test import MOMENTS, OF_A_START, OF_FREE  # noqa: E402
+from crash_points_test import (  # noqa: E402
+    MOMENTS, OFTEN, OF_A_START, OF_AN_END, OF_FREE, died_under_ranks,
+    makes_extents, write_plan)
 
 TRAIN = ("--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 --chunk 64 "
          "--ranks 2 --seq-len 333 --steps 4 --seed 3 --hbm 24MiB --alpha 0.5 "
          "--json").split()
 PLAN = "/run/sluice/plan"
+DROP_INS = "/run/systemd/system/sluiced.service.d"
 DROP_IN = """\
 [Service]
 ExecStart=
@@ -41,13 +47,21 @@ class Crashes(rootfs_test.Check):
         root = self.inside.root
         self.inside.put(self.build + "/bin/crashing-sluiced",
                         "/usr/bin/crashing-sluiced")
-        folder = root + "/run/systemd/system/sluiced.service.d"
-        os.makedirs(folder)
-        with open(folder + "/crash.conf", "w", encoding="ascii") as file:
+        os.makedirs(root + DROP_INS)
+        with open(f"{root}{DROP_INS}/crash.conf", "w",
+                  encoding="ascii") as file:
             file.write(DROP_IN)
         with open(root + rootfs_test.CONFIG, "a", encoding="ascii") as file:
             file.write("[restart]\nfreeze_after = 0\n")
         self.inside.run("systemctl", "daemon-reload")
+
+    def follow_none(self):
+        """The service is the shipped daemon again."""
+        os.unlink(f"{self.inside.root}{DROP_INS}/crash.conf")
+        self.inside.run("systemctl", "daemon-reload")
+        self.inside.run("systemctl", "restart", "sluiced")
+        exe = os.readlink(f"/proc/{self.serves()}/exe")
+        assert os.path.basename(exe) == "sluiced", exe
 
     def points(self):
         return self.inside.run("/usr/bin/crashing-sluiced",
@@ -79,43 +93,64 @@ class Crashes(rootfs_test.Check):
         return all(pool["kept_bytes"] == 0 for pool in self.pools())
 
     def crash(self, plan, calm):
-        if any(name.startswith("extent") for name in plan):
+        if makes_extents(plan):
             wait_until(self.keeps_nothing, 20, "no extent is kept")
         path = self.inside.root + PLAN
-        with open(path, "w", encoding="ascii") as file:
-            file.writelines(f"{name} 1\n" for name in plan)
-        os.chmod(path, 0o644)
+        write_plan(path, plan)
         # No success where it dies in its start; the next one serves.
         self.inside.succeeds("systemctl", "restart", "sluiced")
         self.serves()
-        name = "-".join(plan)[:60]
+        name = "-".join(name for name, _ in plan)[:60]
         assert self.losses(name) == calm, f"{plan}: the losses differ"
         wait_until(lambda: os.path.getsize(path) == 0, 20, f"{plan} is reached")
+        assert (wrong := died_under_ranks(path, plan)) is None, wrong
         self.check_ledger(plan)
 
-    def kill_at_random(self, calm):
-        """So many times, in as many runs as that takes."""
-        moments, left, runs = random.Random(5), [MOMENTS], 0
+    def kill_at_random(self):
+        """So many times in one run, which goes on behind the last; returns its
+        losses."""
+        moments, left = random.Random(5), MOMENTS
+        run = rootfs_test.Run(self.build, self.work, "killed")
+        wait_until(self.leased, 60, "a rank has a lease")
+        while left > 0:
+            if left % 3 == 0:  # on a machine with much to do none would serve
+                self.serves()
+            time.sleep(moments.uniform(0.01, 0.4))
+            if pid := int(self.inside.show("MainPID")):
+                os.kill(pid, signal.SIGKILL)
+                left -= 1
+        run.goes_on()
+        run.end()
+        self.serves()
+        self.check_ledger("killed at random")
+        return run.losses()
 
-        def kill_until(done):
-            while not done.wait(moments.uniform(0.01, 0.4)) and left[0] > 0:
-                if pid := int(self.inside.show("MainPID")):
-                    os.kill(pid, signal.SIGKILL)
-                    left[0] -= 1
+    def compare(self, losses):
+        """With an undisturbed run's."""
+        run = rootfs_test.Run(self.build, self.work, "undisturbed")
+        run.goes_on(len(losses))
+        run.end()
+        assert run.losses()[:len(losses)] == losses, "the losses differ"
+        print(f"killed at {MOMENTS} random moments of one run of "
+              f"{len(losses)} steps; no loss differs", flush=True)
 
-        while left[0] > 0:
-            done, runs = threading.Event(), runs + 1
-            killer = threading.Thread(target=kill_until, args=(done,))
-            killer.start()
-            try:
-                assert self.losses(f"killed{runs}") == calm, "the losses differ"
-            finally:
-                done.set()
-                killer.join()
-            self.serves()
-            self.check_ledger(f"killed in run {runs}")
-        print(f"killed at {MOMENTS} random moments of {runs} runs; no loss "
-              "differs")
+    def measure_first_replies(self):
+        """Of the next daemon to a session with as much stored as there may be."""
+        self.inside.run("systemctl", "stop", "sluiced")  # the store is empty
+        with open(self.inside.root + rootfs_test.CONFIG, "a",
+                  encoding="ascii") as file:
+            file.write(first_reply.CONFIG)
+        self.inside.run("systemctl", "start", "sluiced")
+        self.serves()
+        with first_reply.Session(self.build) as session:
+            stored = self.inside.show("NFileDescriptorStore")
+            milliseconds = sorted(
+                1000 * session.first_reply(self.serves())
+                for _ in range(first_reply.KILLS))
+        print(f"first reply after a kill: median "
+              f"{milliseconds[len(milliseconds) // 2]:.1f} ms, latest "
+              f"{milliseconds[-1]:.1f} ms of {len(milliseconds)} kills; systemd "
+              f"had {stored} descriptors stored", flush=True)
 
     def all(self):
         self.inside.wait_for_boot()
@@ -125,14 +160,17 @@ class Crashes(rootfs_test.Check):
         calm = self.losses("calm")
         assert len(calm) == 4, calm
         points = self.points()
-        assert set(OF_A_START) < set(points)
+        assert {*OF_A_START, *OF_AN_END} < set(points)
         for name in points:
             if name not in OF_A_START:
-                self.crash([name], calm)
-        self.crash(["record-saved", *OF_A_START], calm)
-        print(f"{len(points)} crash points were reached; no loss differs",
+                self.crash([(name, OFTEN.get(name, (1,))[-1])], calm)
+        self.crash([("record-saved", 5), *((n, 1) for n in OF_A_START)], calm)
+        print(f"{len(points)} crash points were reached, all but "
+              f"{len(OF_AN_END)} with a rank attached; no loss differs",
               flush=True)
-        self.kill_at_random(calm)
+        self.follow_none()
+        self.compare(self.kill_at_random())
+        self.measure_first_replies()
 
 
 if __name__ == "__main__":

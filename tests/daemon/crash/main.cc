@@ -2,16 +2,25 @@
 //
 // $SLUICE_CRASH_PLAN names a file with lines "NAME COUNT", one for each life:
 // the process dies when it comes by that crash point for the COUNT-th time. Its
-// line is gone then, so that the next life has the next one.
+// line is gone then, so that the next life has the next one, and a line "NAME
+// RANKS" stands in the file of that name with ".died" behind it: how many were
+// attached.
+//
+// It counts from the first rank on that is attached, or that the last life
+// left: a start passes most points by itself, and who dies there takes nothing
+// from a run.
 #include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cctype>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <sstream>
 #include <string>
 
 #include "daemon/crash/crash_point.h"
@@ -21,16 +30,25 @@ int SluicedMain(int argc, char** argv);  // daemon/main.cc's
 namespace sluice::daemon {
 namespace {
 
-std::string plan_path, rest_of_plan;
+std::string plan_path, rest_of_plan, planned_name;
 CrashPoint planned;
 std::atomic<int> left = 0;
+// Ranks whose sockets were kept for this life, until it has adopted them.
+std::atomic<int> ranks_left = 0;
+std::atomic<bool> had_ranks = false;
+
+bool Write(const std::string& path, int how, const std::string& text) {
+  const int file = open(path.c_str(), O_WRONLY | O_CREAT | how, 0600);
+  return file >= 0 && write(file, text.data(), text.size()) >= 0 &&
+         close(file) == 0;
+}
 
 // Nothing else of the process runs any more once the line is gone.
-void DieWhereItSays(CrashPoint point) {
-  if (point != planned || left.fetch_sub(1) != 1) return;
+[[noreturn]] void Die(int ranks) {
   const std::string beside = plan_path + ".new";
-  const int file = open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-  if (write(file, rest_of_plan.data(), rest_of_plan.size()) < 0 ||
+  const std::string died = planned_name + " " + std::to_string(ranks) + "\n";
+  if (!Write(plan_path + ".died", O_APPEND, died) ||
+      !Write(beside, O_TRUNC, rest_of_plan) ||
       rename(beside.c_str(), plan_path.c_str()) != 0) {
     std::perror("crashing-sluiced");
   }
@@ -38,20 +56,41 @@ void DieWhereItSays(CrashPoint point) {
   while (true) pause();
 }
 
+void DieWhereItSays(CrashPoint point) {
+  if (point == CrashPoint::kSessionsAdopted) ranks_left = 0;
+  const int ranks = std::max(crash_ranks.load(), ranks_left.load());
+  if (ranks > 0) had_ranks = true;
+  if (!had_ranks || point != planned || left.fetch_sub(1) != 1) return;
+  Die(ranks);
+}
+
+// A rank's socket is kept as 's' and a number (Handover::SocketOf).
+int RanksLeft() {
+  const char* names = std::getenv("LISTEN_FDNAMES");
+  std::istringstream list(names == nullptr ? "" : names);
+  int ranks = 0;
+  for (std::string name; std::getline(list, name, ':');) {
+    ranks += name.size() > 1 && name[0] == 's' &&
+             std::all_of(name.begin() + 1, name.end(),
+                         [](unsigned char c) { return std::isdigit(c) != 0; });
+  }
+  return ranks;
+}
+
 void FollowThePlan(const char* path) {
   plan_path = path;
+  ranks_left = RanksLeft();
   std::ifstream file(plan_path);
-  std::string name;
   int count = 0;
-  if (!(file >> name >> count)) return;
+  if (!(file >> planned_name >> count)) return;
   for (const NamedCrashPoint& each : kCrashPoints) {
-    if (name != each.name) continue;
+    if (planned_name != each.name) continue;
     planned = each.point;
     left = count;
     crash_watcher = DieWhereItSays;
   }
   if (crash_watcher == nullptr) {
-    std::fprintf(stderr, "error: no crash point '%s'\n", name.c_str());
+    std::fprintf(stderr, "error: no crash point '%s'\n", planned_name.c_str());
     std::exit(2);
   }
   file >> std::ws;

@@ -1,8 +1,9 @@
 """A daemon that is killed between any two steps of a change takes nothing with
 it: a run under it goes on, and comes to the same numbers.
 
-`crashing-sluiced` dies where a plan says (tests/daemon/crash). What the keeper
-holds for it is what systemd would: it speaks the same protocol.
+`crashing-sluiced` dies where a plan says (tests/daemon/crash), counted from the
+run's first rank on, and tells how many were attached. What the keeper holds for
+it is what systemd would: it speaks the same protocol.
 """
 
 import json
@@ -18,14 +19,22 @@ import unittest
 import harness
 
 CRASHING = os.path.join(harness.BIN, "crashing-sluiced")
-SETTINGS = ("--ranks 2 --seq-len 333 --steps 4 --seed 3 --hbm 24MiB "
-            "--alpha 0.5 --json").split()
-# Passed by every start with something left, whatever runs then: several lives
-# in one run end there, one after the other.
+SETTINGS = ("--ranks 2 --seq-len 333 --seed 3 --hbm 24MiB --alpha 0.5 "
+            "--json").split()
+STEPS = 4
+ENDLESS = 100_000  # steps, of which a run does as many as are wanted
+# Only a start passes them that finds something left (and a checkpoint a run of
+# thousands of requests): several lives in one run end there, one after the other.
 OF_A_START = ["state-read", "extents-adopted", "sessions-adopted",
-              "core-loaded", "adopted-saved", "taken-over", "ready-told"]
+              "core-loaded", "checkpoint-saved", "adopted-saved", "taken-over",
+              "ready-told"]
+# Only passed when a process has ended, or memory that nobody leased for a while:
+# the last rank may have gone by then. At all others one is attached.
+OF_AN_END = ["process-dropped", "extent-dropped", "extent-released"]
 # Passed often in a run: at several moments of it.
-OFTEN = {"message-sent": (1, 3, 6), "barrier-passed": (1, 3),
+OFTEN = {"session-put": (1, 2), "session-stored": (1, 2),
+         "session-released": (1, 2),
+         "message-sent": (1, 3, 6), "barrier-passed": (1, 3),
          "change-unsaved": (2, 9), "change-saved": (2, 9),
          "record-begun": (2, 7), "unpublished": (2, 7),
          "record-saved": (2, 7), "packet-sent": (1, 2, 5),
@@ -39,6 +48,31 @@ def names():
     said = subprocess.run([CRASHING, "--list-crash-points"], check=True,
                           capture_output=True, text=True).stdout
     return said.split()
+
+
+def makes_extents(plan):
+    """Those points are passed where extents are made, not used again."""
+    return any(name.startswith(("extent", "barrier")) for name, _ in plan)
+
+
+def write_plan(path, plan):
+    """Of a service that may be another user's."""
+    if os.path.exists(path + ".died"):
+        os.unlink(path + ".died")
+    with open(path, "w", encoding="ascii") as file:
+        file.writelines(f"{name} {count}\n" for name, count in plan)
+    os.chmod(path, 0o644)
+
+
+def died_under_ranks(path, plan):
+    """All of it, in that order; None, or what is wrong."""
+    with open(path + ".died", encoding="ascii") as file:
+        died = [line.split() for line in file]
+    if [name for name, _ in died] != [name for name, _ in plan]:
+        return f"{plan}: died at {died}"
+    alone = [name for name, ranks in died
+             if ranks == "0" and name not in OF_AN_END]
+    return f"{plan}: no rank was attached at {alone}" if alone else None
 
 
 class CrashPoints(harness.TrainTest):
@@ -68,17 +102,27 @@ class CrashPoints(harness.TrainTest):
         self.wait_until(lambda: self.daemon_pid() not in (None, before), 20,
                         "no daemon follows")
 
+    def flags(self, name, steps):
+        return [*harness.MODEL, *SETTINGS, "--steps", str(steps), "--socket",
+                self.socket, "--job", name, "--data", self.text,
+                "--log-jsonl", self.path(name + ".jsonl")]
+
+    def losses_of(self, name):
+        """As far as it is."""
+        return [line["loss"]
+                for line in harness.lines_of(self.path(name + ".jsonl"))]
+
     def losses(self, name):
-        log = self.path(name + ".jsonl")
-        code, _, err = self.run_train(
-            *harness.MODEL, *SETTINGS, "--socket", self.socket, "--job", name,
-            "--data", self.text, "--log-jsonl", log)
+        code, _, err = self.run_train(*self.flags(name, STEPS))
         self.assertEqual(code, 0, f"{name}: {err}\n{self.said()}")
-        return [line["loss"] for line in harness.lines_of(log)]
+        return self.losses_of(name)
+
+    def all_said(self):
+        with open(self.path("keeper.log"), encoding="utf-8") as file:
+            return file.read()
 
     def said(self):
-        with open(self.path("keeper.log"), encoding="utf-8") as file:
-            return file.read()[-4000:]
+        return self.all_said()[-4000:]
 
     def pools(self):
         """None: no daemon answers just now."""
@@ -103,10 +147,9 @@ class CrashPoints(harness.TrainTest):
 
     def crash(self, plan):
         """One run whose daemon's lives end as the plan says."""
-        if any(name.startswith("extent") for name, _ in plan):
+        if makes_extents(plan):
             self.wait_until(self.keeps_nothing, 20, "extents are kept")
-        with open(self.plan, "w", encoding="ascii") as file:
-            file.writelines(f"{name} {count}\n" for name, count in plan)
+        write_plan(self.plan, plan)
         self.renewed()
         name = "-".join(f"{name}-{count}" for name, count in plan)[:60]
         self.assertEqual(self.losses(name), self.calm, plan)
@@ -114,7 +157,8 @@ class CrashPoints(harness.TrainTest):
                         f"the ledger is another after {plan}")
         # What is destroyed after the run is passed then.
         self.wait_until(lambda: os.path.getsize(self.plan) == 0, 20,
-                        f"not reached: {open(self.plan).read()} of {plan}")
+                        f"not all of it is reached: {plan}")
+        self.assertIsNone(died_under_ranks(self.plan, plan))
         self.wait_until(lambda: self.ledger() == self.before, 20,
                         f"the ledger is another after {plan}")
 
@@ -123,7 +167,7 @@ class CrashPoints(harness.TrainTest):
         self.wait_until(lambda: self.ledger() != [], 20, "no daemon answers")
         self.before = self.ledger()
         self.calm = self.losses("calm")
-        self.assertEqual(len(self.calm), 4)
+        self.assertEqual(len(self.calm), STEPS)
         self.wait_until(lambda: self.ledger() == self.before, 20,
                         "memory is left")
 
@@ -131,7 +175,7 @@ class CrashPoints(harness.TrainTest):
         self.begin()
         listed = names()
         self.assertEqual(len(listed), len(set(listed)))
-        self.assertLessEqual({*OF_A_START, *OFTEN}, set(listed))
+        self.assertLessEqual({*OF_A_START, *OF_AN_END, *OFTEN}, set(listed))
         for name in listed:
             if name in OF_A_START:
                 continue
@@ -150,9 +194,44 @@ class CrashPoints(harness.TrainTest):
                     ("taken-over", 1), ("unpublished", 3),
                     ("checkpoint-saved", 1), ("packet-sent", 2)])
 
-    def test_random_moments(self):
+    def run_endless(self, name):
+        """A run that somebody ends."""
+        with open(self.path(name + ".err"), "w", encoding="utf-8") as err:
+            return self.start([harness.TRAIN, "train",
+                               *self.flags(name, ENDLESS)],
+                              stdout=subprocess.DEVNULL, stderr=err)
+
+    def goes_on(self, run, name, steps):
+        """Until it has done so many."""
+        def there():
+            with open(self.path(name + ".err"), encoding="utf-8") as err:
+                self.assertIsNone(run.poll(), f"{err.read()}\n{self.said()}")
+            return len(self.losses_of(name)) >= steps
+        self.wait_until(there, 120, f"{name} does not go on")
+
+    def test_random_moments_of_one_run(self):
+        """All of them from its first rank on, and it goes on behind the last."""
         self.begin(os.path.join(harness.BIN, "sluiced"))
-        moments, left = random.Random(5), [MOMENTS]
+        run, left = self.run_endless("killed"), [MOMENTS]
+        self.wait_until(lambda: "of job killed," in self.all_said(), 60,
+                        "no rank attaches")
+        self.kill_until(threading.Event(), random.Random(7), left)
+        self.goes_on(run, "killed", len(self.losses_of("killed")) + 2)
+        self.end(run)
+        losses = self.losses_of("killed")
+        calm = self.run_endless("undisturbed")
+        self.goes_on(calm, "undisturbed", len(losses))
+        self.end(calm)
+        self.assertEqual(self.losses_of("undisturbed")[:len(losses)], losses)
+        self.wait_until(lambda: self.ledger() == self.before, 20,
+                        "the ledger is another")
+        print(f"killed at {MOMENTS} random moments of one run of "
+              f"{len(losses)} steps")
+
+    def test_random_moments_of_short_runs(self):
+        """Their beginnings and ends too."""
+        self.begin(os.path.join(harness.BIN, "sluiced"))
+        moments, left = random.Random(5), [MOMENTS // 2]
         while left[0] > 0:
             done = threading.Event()
             killer = threading.Thread(target=self.kill_until,
@@ -168,8 +247,7 @@ class CrashPoints(harness.TrainTest):
 
     def served(self):
         """How many daemons have come to serve."""
-        with open(self.path("keeper.log"), encoding="utf-8") as file:
-            return file.read().count("sluiced: ready")
+        return self.all_said().count("sluiced: ready")
 
     def kill_until(self, done, moments, left):
         """Kills the daemon again and again, as long as any are left. Each third
