@@ -121,12 +121,6 @@ class Check:
         uid = int(self.inside.run("id", "-u", "sluice"))
         assert uid != 0 and status["Uid"].split() == [str(uid)] * 4, status
         assert int(status["CapEff"], 16) == 1 << 19, status["CapEff"]
-        # Its loop may go before the node's other work. Whether it does is the
-        # kernel's to say: one with real-time groups refuses it to a unit's.
-        with open(f"/proc/{pid}/limits", encoding="ascii") as file:
-            [real_time] = re.findall(r"^Max realtime priority +(\S+)",
-                                     file.read(), re.M)
-        assert real_time == "1", real_time
         assert "gpu" in self.inside.run("sluicectl", "--admin", "status").lower()
 
     def looked_at(self):
