@@ -10,16 +10,15 @@ mistake there.
 """
 
 import concurrent.futures
-import json
 import os
 import re
-import shlex
-import subprocess
 import sys
 import tempfile
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.abspath(os.path.join(HERE, "../.."))
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from mutants import (  # noqa: E402: beside the fake driver
+    Build, bracket_end, end_of, function_at, inside, read, run, split)
+
 FOLDER = "kernels/device/cuda"
 SOURCES = ["address_space.cc", "contexts.cc", "cuda_driver.cc",
            "cuda_streams.cc", "memory.cc"]
@@ -31,6 +30,34 @@ SURVIVORS = {
     ("memory.cc", "CreateMemfd",
      "check BindToNode(fd, size, where.ordinal));"):
         "a machine with one NUMA node binds nothing",
+    ("memory.cc", "BindToNode", "if range == MAP_FAILED"): "the same",
+    ("memory.cc", "BindToNode", "if bound == 0"): "the same",
+    ("address_space.cc", "Map",
+     "if mmap(address, size.size(), PROT_NONE, MAP_SHARED | MAP_FIXED, "
+     "memory->memfd().get(), 0) == MAP_FAILED"):
+        "over its own reservation a kernel refuses it for want of memory only",
+    ("address_space.cc", "UnmapOne",
+     "if mmap(address, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | "
+     "MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED"): "the same",
+    ("address_space.cc", "AllowOurs",
+     "if mprotect(address, size.size(), PROT_READ | PROT_WRITE) != 0"):
+        "the same",
+    ("memory.cc", "CreateMemfd",
+     "if fallocate(fd.get(), 0, 0, size.count()) != 0"):
+        "no test takes all of a machine's memory",
+    ("memory.cc", "CreateMemfd",
+     "if fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | "
+     "F_SEAL_SEAL) != 0"): "a new memfd of ours takes its seals",
+    ("memory.cc", "Export", "if fcntl(fd, F_SETFD, FD_CLOEXEC) != 0"):
+        "a descriptor that is open takes the flag",
+    ("memory.cc", "CheckMemfd", "if fstat(fd.get(), &status) != 0"):
+        "a descriptor that answered for its seals has a size",
+    ("cuda_driver.cc", "HostUsage", "if use.total == Bytes(0)"):
+        "every Linux tells MemTotal",
+    ("cuda_driver.cc", "UsableDevices", "if supported != 0"):
+        "the fake's GPUs all have virtual memory with descriptors",
+    ("cuda_driver.cc", "UsableDevices", "if devices.empty()"):
+        "where there is no GPU cuInit says so already",
 }
 
 # What a mutant loses: (name, start of the statement, what stands instead).
@@ -53,27 +80,6 @@ STATEMENTS = [
 ]
 
 
-def inside(text):
-    """What is between the outermost brackets of a statement."""
-    return text[text.index("(") + 1:text.rindex(")")]
-
-
-def split(arguments):
-    """Top-level commas."""
-    parts, depth, quoted = [""], 0, False
-    for before, c in zip(" " + arguments, arguments):
-        if c == '"' and before != "\\":
-            quoted = not quoted
-        if not quoted:
-            depth += c in "([{"
-            depth -= c in ")]}"
-            if c == "," and depth == 0:
-                parts.append("")
-                continue
-        parts[-1] += c
-    return parts
-
-
 def unchecked(text):
     library, function, _, *arguments = split(inside(text))
     return (f"({library})->functions().{function.strip()}"
@@ -84,37 +90,26 @@ def ignored(text):
     return f"({inside(text)}).IgnoreError();"
 
 
-def end_of(text, start):
-    """Behind the ';' of the statement that starts at `start`; 0: it is none."""
-    depth, at, quoted = 0, start, False
-    while depth >= 0:
-        c = text[at]
-        if c == '"' and text[at - 1] != "\\":
-            quoted = not quoted
-        if not quoted:
-            depth += c in "([{"
-            depth -= c in ")]}"
-            if c == ";" and depth == 0:
-                return at + 1
-        at += 1
-    return 0
-
-
-def function_at(text, position):
-    """The function's name; a lambda's is that of what it is in."""
-    names = re.findall(r"^(?:\w[^\n;={]*?[ &*])?((?:\w+::)?~?\w+)\(",
-                       text[:position], re.M)
-    return names[-1].split("::")[-1] if names else "?"
-
-
-def read(source):
-    with open(os.path.join(ROOT, FOLDER, source), encoding="utf-8") as file:
-        return file.read()
+def guards(text):
+    """(start and end of a condition, what it is then): `if (wrong) return
+    error`, which then holds never, and `if (right) return fine; return error`,
+    which holds always."""
+    error = (r"return (?:(?:Bad|ErrnoStatus|absl::\w+Error)\(|"
+             r"context\.status\(\)|errno == )|std::string why = ")
+    fine = r"(?:return (?:absl::OkStatus\(\)|it->second)|continue);"
+    comments = r"(?:\s*//[^\n]*\n)*"
+    for match in re.finditer(r"^ *if \(", text, re.M):
+        start, end = match.end(), bracket_end(text, match.end() - 1)
+        behind = text[end:]
+        if re.match(rf"\s*{{?{comments}\s*{error}", behind):
+            yield start, end - 1, "false"
+        elif re.match(rf"\s*{{?\s*{fine}\s*}}?\s*{error}", behind):
+            yield start, end - 1, "true"
 
 
 def mutants(source):
     """(function, what, mutated text): the n-th alike is numbered."""
-    text = read(source)
+    text = read(f"{FOLDER}/{source}")
     seen = {}
     for kind, pattern, replace in STATEMENTS:
         for match in re.finditer(pattern, text):
@@ -133,75 +128,22 @@ def mutants(source):
                 what += f" #{number}"
             yield (where, what,
                    text[:match.start()] + replace(statement) + text[end:])
-
-
-class Build:
-    def __init__(self, build):
-        self.build = build
-        with open(os.path.join(build, "compile_commands.json"),
-                  encoding="utf-8") as file:
-            self.commands = {os.path.basename(e["file"]): e
-                             for e in json.load(file)
-                             if os.path.dirname(e["file"]).endswith(FOLDER)}
-        self.links = {name: self.link_of(name)
-                      for name in ("cuda_table_test", "conformance_test")}
-
-    def link_of(self, program):
-        listed = subprocess.run(
-            ["ninja", "-C", self.build, "-t", "commands", f"bin/{program}"],
-            capture_output=True, text=True, check=True).stdout
-        last = listed.strip().splitlines()[-1]
-        return re.sub(r"^: && | && :$", "", last).replace(
-            f"-o bin/{program}", "MUTANT -o PROGRAM")
-
-    def compile(self, source, text, folder):
-        """An object of the source with this text."""
-        entry = self.commands[source]
-        copy = os.path.join(folder, source)
-        with open(copy, "w", encoding="utf-8") as file:
-            file.write(text)
-        words = shlex.split(entry["command"])
-        compiler = next(i for i, w in enumerate(words) if w.endswith("c++"))
-        flags = [w for w in words[compiler + 1:]
-                 if w.startswith(("-D", "-I", "-std", "-f", "-isystem"))]
-        out = os.path.join(folder, "mutant.o")
-        run = subprocess.run(
-            [words[compiler], *flags, "-w", "-O0", "-c", copy, "-o", out],
-            cwd=entry["directory"], capture_output=True, text=True,
-            check=False)
-        if run.returncode != 0:
-            raise RuntimeError(f"{source} does not compile:\n{run.stderr}")
-        return out
-
-    def link(self, program, mutant, folder):
-        out = os.path.join(folder, program)
-        line = self.links[program].replace("MUTANT", mutant).replace(
-            "PROGRAM", out)
-        run = subprocess.run(line, shell=True, cwd=self.build,
-                             capture_output=True, text=True, check=False)
-        if run.returncode != 0:
-            raise RuntimeError(f"{program} does not link:\n{run.stderr}")
-        return out
+    for start, end, instead in guards(text):
+        condition = text[start:end]
+        # A call in it is still made.
+        yield (function_at(text, start), "if " + " ".join(condition.split()),
+               f"{text[:start]}(static_cast<void>({condition}), {instead})"
+               f"{text[end:]}")
 
 
 def fails(program, *arguments, **environment):
-    """Whether a test fails; one that hangs does. One that crashes leaves its
-    node behind, so the node is ours."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as node:
-        environment["SLUICE_FAKE_CUDA_NODE"] = node
-        try:
-            return subprocess.run(
-                [program, *arguments], env={**os.environ, **environment},
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                stdin=subprocess.DEVNULL, timeout=60,
-                check=False).returncode != 0
-        except subprocess.TimeoutExpired:
-            return True
+    """Whether a test fails; one that hangs does."""
+    return run(program, *arguments, **environment)[0] != 0
 
 
 def found(build, source, text):
     with tempfile.TemporaryDirectory() as folder:
-        mutant = build.compile(source, text, folder)
+        mutant = build.compile(f"{FOLDER}/{source}", text, folder)
         if fails(build.link("cuda_table_test", mutant, folder)):
             return True
         suite = build.link("conformance_test", mutant, folder)
@@ -213,7 +155,7 @@ def found(build, source, text):
 
 
 def main():
-    build = Build(os.path.abspath(sys.argv[1]))
+    build = Build(sys.argv[1], ("cuda_table_test", "conformance_test"))
     wanted = sys.argv[2:]
     cases = [(source, *mutant) for source in SOURCES
              for mutant in mutants(source)
@@ -221,7 +163,7 @@ def main():
     wrong, survived = [], set()
     # What is found must be the removal.
     for source in wanted or SOURCES:
-        if found(build, source, read(source)):
+        if found(build, source, read(f"{FOLDER}/{source}")):
             sys.exit(f"error: {source} fails with nothing removed")
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         results = pool.map(lambda c: found(build, c[0], c[3]), cases)

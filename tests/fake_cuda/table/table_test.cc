@@ -161,19 +161,6 @@ TEST_F(CudaTable, MemoryIsForNetworkCardsWhereTheyCanReachIt) {
   EXPECT_EQ(fake_cuda::fake_cuda_rdma_memories(), before + 1);
 }
 
-TEST_F(CudaTable, WhatIsNotThereIsRefusedByName) {
-  Open();
-  const DeviceIndex none(1000);
-  constexpr auto kBad = absl::StatusCode::kInvalidArgument;
-  EXPECT_THAT(driver_->AdoptStream(none, nullptr),
-              StatusIs(kBad, HasSubstr("there is no GPU 1000")));
-  EXPECT_THAT(driver_->Usage(Placement::Host(NumaIndex(1000))),
-              StatusIs(kBad, HasSubstr("there is no NUMA node 1000")));
-  SLUICE_ASSERT_OK_AND_ASSIGN(const Address at, Mapped(kOnHost, kGpu0));
-  EXPECT_THAT(driver_->SetAccess(at, *driver_->Granularity(kOnHost), none),
-              StatusIs(kBad, HasSubstr("there is no GPU 1000")));
-}
-
 TEST_F(CudaTable, CodeThatIsNewerThanTheDriverNamesTheDriverThatItNeeds) {
   Open();
   fake_cuda::fake_cuda_set("fail=cuLibraryLoadData:1:200");

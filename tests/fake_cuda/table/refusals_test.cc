@@ -1,0 +1,136 @@
+// What the cuda table itself refuses, and what it says then: each check of what
+// it is asked for, or of an answer of the kernel, by its message.
+#include <gmock/gmock.h>
+#include <sys/resource.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <memory>
+#include <string>
+
+#include "gtest/gtest.h"
+#include "kernels/device/driver.h"
+#include "tests/fake_cuda/control.h"
+#include "tests/fake_cuda/nothing_left.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::device {
+namespace {
+
+using ::sluice::testing::IsOk;
+using ::sluice::testing::StatusIs;
+using ::testing::HasSubstr;
+
+constexpr DeviceIndex kGpu0(0);
+constexpr Placement kOnHost{Placement::Kind::kHost, 0};
+
+// A process's limit is lower while this lives.
+class Limit {
+ public:
+  Limit(int resource, rlim_t value) : resource_(resource) {
+    getrlimit(resource_, &before_);
+    const rlimit now = {value, before_.rlim_max};
+    setrlimit(resource_, &now);
+  }
+  Limit(const Limit&) = delete;
+  ~Limit() { setrlimit(resource_, &before_); }
+
+ private:
+  const int resource_;
+  rlimit before_ = {};
+};
+
+class CudaRefusals : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    fake_cuda::fake_cuda_set(
+        "gpus=2,host_numa=1,version=13000,gpu_granularity_kib=2048,"
+        "host_granularity_kib=4096");
+  }
+  void TearDown() override {
+    driver_.reset();
+    fake_cuda::ExpectNothingLeft();
+  }
+  void Open(const char* settings = "gpus=2") {
+    fake_cuda::fake_cuda_set(settings);
+    auto driver = OpenCudaDriver();
+    ASSERT_THAT(driver, IsOk());
+    driver_ = *std::move(driver);
+  }
+
+  std::unique_ptr<Driver> driver_;
+};
+
+TEST_F(CudaRefusals, WhatIsNotThereIsRefusedByName) {
+  Open();
+  const DeviceIndex none(1000);
+  constexpr auto kBad = absl::StatusCode::kInvalidArgument;
+  EXPECT_THAT(driver_->AdoptStream(none, nullptr),
+              StatusIs(kBad, HasSubstr("there is no GPU 1000")));
+  EXPECT_THAT(driver_->Usage(Placement::Host(NumaIndex(1000))),
+              StatusIs(kBad, HasSubstr("there is no NUMA node 1000")));
+  EXPECT_THAT(driver_->SetAccess(nullptr, MiB(4), none),
+              StatusIs(kBad, HasSubstr("there is no GPU 1000")));
+  EXPECT_THAT(driver_->Import(UniqueFd(), kOnHost, MiB(4)),
+              StatusIs(kBad, HasSubstr("Import of no descriptor")));
+  EXPECT_THAT(driver_->Reserve(Bytes(0), kOnHost.kind),
+              StatusIs(kBad, HasSubstr("Reserve of an empty range")));
+  EXPECT_THAT(driver_->GetFunction(Module(4711), "f"),
+              StatusIs(kBad, HasSubstr("there is no module 4711")));
+}
+
+TEST_F(CudaRefusals, AStreamOrEventThatIsNotThereIsRefusedByName) {
+  Open();
+  constexpr auto kBad = absl::StatusCode::kInvalidArgument;
+  const Stream compute = driver_->ComputeStream(kGpu0);
+  EXPECT_THAT(driver_->SynchronizeStream(Stream(4711)),
+              StatusIs(kBad, HasSubstr("there is no stream 4711")));
+  EXPECT_THAT(driver_->DestroyStream(compute),
+              StatusIs(kBad, HasSubstr("there is no stream")));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Stream adopted,
+                              driver_->AdoptStream(kGpu0, nullptr));
+  EXPECT_THAT(driver_->DestroyStream(adopted),
+              StatusIs(kBad, HasSubstr("is not the driver's to destroy")));
+  EXPECT_THAT(driver_->RecordEvent(Event(4711), compute),
+              StatusIs(kBad, HasSubstr("there is no event 4711")));
+  EXPECT_THAT(driver_->Launch(Function(4711), LaunchShape{}, {}, compute),
+              StatusIs(kBad, HasSubstr("there is no function 4711")));
+}
+
+TEST_F(CudaRefusals, AnOldDriverIsRefusedWithTheVersionThatIsNeeded) {
+  fake_cuda::fake_cuda_set("version=12010");
+  EXPECT_THAT(OpenCudaDriver(),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       HasSubstr("for CUDA 12.1; 12.2 or newer is needed")));
+}
+
+TEST_F(CudaRefusals, ANodeWithoutGpusIsRefused) {
+  setenv("CUDA_VISIBLE_DEVICES", "", 1);
+  const auto driver = OpenCudaDriver();
+  unsetenv("CUDA_VISIBLE_DEVICES");
+  EXPECT_THAT(driver, StatusIs(absl::StatusCode::kUnavailable,
+                               HasSubstr("CUDA_ERROR_NO_DEVICE")));
+}
+
+// What the kernel refuses of host memory that is a memfd.
+TEST_F(CudaRefusals, HostMemoryThatTheKernelRefusesIsToldByItsCall) {
+  Open("host_numa=0");
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Bytes size, driver_->Granularity(kOnHost));
+  {
+    const Limit descriptors(RLIMIT_NOFILE, 0);
+    const absl::Status none = driver_->Create(kOnHost, size).status();
+    EXPECT_THAT(std::string(none.message()), HasSubstr("memfd_create"));
+  }
+  {
+    std::signal(SIGXFSZ, SIG_IGN);
+    const Limit file(RLIMIT_FSIZE, 4096);
+    const absl::Status large = driver_->Create(kOnHost, size).status();
+    EXPECT_THAT(std::string(large.message()), HasSubstr("size host memory"));
+    std::signal(SIGXFSZ, SIG_DFL);
+  }
+  EXPECT_THAT(driver_->Reserve(Bytes(int64_t{1} << 60), kOnHost.kind).status(),
+              ::testing::Not(IsOk()));
+}
+
+}  // namespace
+}  // namespace sluice::device
