@@ -61,6 +61,14 @@ int fake_cuda_broken(int rule) {
   return world.broken.at(static_cast<size_t>(rule));
 }
 
+long fake_cuda_accesses(void* stream) {
+  World& world = TheWorld();
+  const MutexLock lock(world.mutex);
+  const auto it = world.streams.find(static_cast<StreamPointer>(stream));
+  if (it == world.streams.end()) return 0;
+  return world.accesses[it->second->timeline.stream];
+}
+
 long fake_cuda_pageable_copies() {
   World& world = TheWorld();
   const MutexLock lock(world.mutex);

@@ -22,6 +22,8 @@ SLUICE_FAKE_CONTROL void fake_cuda_alive(std::string& alive);
 // How often a function was called, and a rule broken.
 SLUICE_FAKE_CONTROL long fake_cuda_calls(const char* function);
 SLUICE_FAKE_CONTROL int fake_cuda_broken(int rule);
+// How often operations of a stream read or wrote memory, so far.
+SLUICE_FAKE_CONTROL long fake_cuda_accesses(void* stream);
 // Copies of memory that is not pinned, so far: they are not asynchronous.
 SLUICE_FAKE_CONTROL long fake_cuda_pageable_copies();
 // How much memory was made that network cards can reach.

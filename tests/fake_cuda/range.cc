@@ -64,6 +64,7 @@ Range Resolve(World& world, DevicePointer address, size_t size,
 
 void NoteAccess(World& world, const Timeline& by, const Range& range,
                 bool writes, const std::string& what) {
+  ++world.accesses[by.stream];
   for (const Range::Part& part : range.parts) {
     if (part.uses != nullptr) (*part.uses)[by.stream] = by.now();
     const auto race = world.races.Access(by, part.extent, writes, what);

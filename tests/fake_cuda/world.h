@@ -99,6 +99,7 @@ struct World {
   std::map<Library, std::map<std::string, Kernel>> libraries;
   std::map<Kernel, std::string> kernels;  // the live ones' names
   RaceDetector races;
+  std::map<size_t, int64_t> accesses;  // by timeline, so far
   size_t next_timeline = 0;
   uint64_t next_handle = 0x1000;
   std::map<std::string, int64_t> calls;

@@ -16,6 +16,13 @@ namespace sluice::client {
 class CarelessEngine final : public ForwardingEngine {
  public:
   static constexpr char kCompute[] = "compute";
+  // Of a copy: its label and direction.
+  static std::string KindOf(const CopyRequest& request) {
+    std::string kind = request.label;
+    if (kind.ends_with(" out")) kind.resize(kind.size() - 4);
+    const bool in = request.direction == device::CopyDirection::kHostToDevice;
+    return kind + (in ? " in" : " out");
+  }
 
   // Of a wait of `waiter` for `waited`: compute, or copies of a kind, by their
   // label and direction ("x in", "dX out"). `under_way`: what is waited for is
@@ -45,12 +52,6 @@ class CarelessEngine final : public ForwardingEngine {
   }
 
  private:
-  static std::string KindOf(const CopyRequest& request) {
-    std::string kind = request.label;
-    if (kind.ends_with(" out")) kind.resize(kind.size() - 4);
-    const bool in = request.direction == device::CopyDirection::kHostToDevice;
-    return kind + (in ? " in" : " out");
-  }
   Ticket Known(Ticket ticket, const std::string& kind) {
     kinds_[TicketAccess::StateOf(ticket)] = kind;
     return ticket;

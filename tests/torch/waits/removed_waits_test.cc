@@ -2,7 +2,8 @@
 // fake CUDA driver, and its race detector says so by the order of the calls
 // alone, however fast the copies were: it is run with `unready`, so that no
 // copy is found to be over by who only asks. (planted_waits_test shows on sim
-// that such a step computes something else.)
+// that such a step computes something else; each_wait_test leaves out one wait
+// of a kind after the other.)
 //
 // A kind is who waits for what: compute, or a copy by its label and direction.
 // Which there are is asked of the step itself, so a new one is tried by itself.
@@ -16,7 +17,7 @@
 
 #include "gmock/gmock.h"
 #include "tests/torch/careless_engine.h"
-#include "tests/torch/stream_fixture.h"
+#include "tests/torch/waits/many_chunks.h"
 
 namespace sluice::runtime {
 namespace {
@@ -76,26 +77,13 @@ const std::set<StepWait> kImpliedWithQueriesOuter = {
     {"outer chunk in", "dO, dX out"},
     {"outer chunk in", "o, lse out"}};
 
-// Chunks enough that a slot of every ring is used again.
-StepCase CaseOf(Order order) {
-  return {.model = stream::Llama({.layers = 2,
-                                  .hidden = 32,
-                                  .heads = 4,
-                                  .kv_heads = 2,
-                                  .ffn = 44,
-                                  .vocab = 50}),
-          .seq_len = 71,
-          .chunk = 13,
-          .stream = {.alpha = 0.5, .prefetch_depth = 3, .order = order}};
-}
-
 class RemovedWaits : public ::testing::TestWithParam<Order> {
  protected:
   // A step without the waits `forgotten`. Notes all that it would make; what
   // was found.
   std::string Run(const std::set<StepWait>& forgotten,
                   std::set<StepWait>* made) {
-    StepCase c = CaseOf(GetParam());
+    StepCase c = ManyChunks(GetParam());
     c.wrap_engine = [&](client::CopyEngine* engine) {
       return std::make_unique<CarelessEngine>(
           engine, [&](const CarelessEngine::StepWait& wait) {

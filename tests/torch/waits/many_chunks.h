@@ -1,0 +1,21 @@
+// The step whose waits are left out one by one.
+#pragma once
+
+#include "tests/torch/stream_fixture.h"
+
+namespace sluice::runtime {
+
+// Chunks enough that a slot of every ring is used again.
+inline StepCase ManyChunks(stream::BackwardOrder order) {
+  return {.model = stream::Llama({.layers = 2,
+                                  .hidden = 32,
+                                  .heads = 4,
+                                  .kv_heads = 2,
+                                  .ffn = 44,
+                                  .vocab = 50}),
+          .seq_len = 71,
+          .chunk = 13,
+          .stream = {.alpha = 0.5, .prefetch_depth = 3, .order = order}};
+}
+
+}  // namespace sluice::runtime

@@ -1,0 +1,117 @@
+// A copy engine between a step and its own, which numbers all waits that the
+// step asks for, notes the order that they make, and leaves out those of some
+// numbers; the step knows nothing of it.
+//
+// A step asks for the same waits in the same order each time, so that a number
+// is one wait at one place in one step. Thread safety: as a CopyEngine's.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "client/copy/ticket_state.h"
+#include "tests/torch/careless_engine.h"
+#include "tests/torch/forwarding_engine.h"
+#include "tests/torch/waits/wait_graph.h"
+
+namespace sluice::client {
+
+// What a step asked for.
+struct NotedWaits {
+  std::vector<std::string> names;  // by number: "x in for layer out"
+  // Waits for one mark of compute, where there are several.
+  std::vector<std::set<size_t>> of_marks;
+  WaitGraph graph;
+};
+
+class NumberedEngine final : public ForwardingEngine {
+ public:
+  // `computed`: how many operations that use memory were issued to compute so
+  // far. `noted` outlives the engine, and is whole when that is gone.
+  NumberedEngine(CopyEngine* engine, std::set<size_t> left_out,
+                 std::function<long()> computed, NotedWaits* noted)
+      : ForwardingEngine(engine),
+        left_out_(std::move(left_out)),
+        computed_(std::move(computed)),
+        noted_(noted) {}
+  ~NumberedEngine() override {
+    NoteCompute();
+    for (auto& [state, mark] : points_) {
+      if (mark.is_mark && mark.waits.size() > 1) {
+        noted_->of_marks.push_back(std::move(mark.waits));
+      }
+    }
+  }
+
+  Ticket MarkCompute() override {
+    NoteCompute();
+    return Known(ForwardingEngine::MarkCompute(),
+                 {CarelessEngine::kCompute, Add(kCompute), /*is_mark=*/true});
+  }
+  Ticket Enqueue(CopyRequest request) override {
+    NoteCompute();
+    const std::string kind = CarelessEngine::KindOf(request);
+    const size_t copy = noted_->graph.Add(
+        request.direction == device::CopyDirection::kHostToDevice ? kIn : kOut,
+        /*uses_memory=*/true);
+    std::erase_if(request.after, [&](const Ticket& ticket) {
+      return IsLeftOut(kind, copy, ticket);
+    });
+    return Known(ForwardingEngine::Enqueue(std::move(request)),
+                 {kind, copy, /*is_mark=*/false});
+  }
+  absl::Status Wait(const Ticket& ticket) override {
+    NoteCompute();
+    if (IsLeftOut(CarelessEngine::kCompute, Add(kCompute), ticket)) {
+      return absl::OkStatus();
+    }
+    return ForwardingEngine::Wait(ticket);
+  }
+
+ private:
+  enum Stream : int { kCompute, kIn, kOut };
+  struct Point {
+    std::string kind;
+    size_t operation;
+    bool is_mark;
+    std::set<size_t> waits;  // for it
+  };
+
+  size_t Add(Stream stream) {
+    return noted_->graph.Add(stream, /*uses_memory=*/false);
+  }
+  // What was computed since the last call is one operation.
+  void NoteCompute() {
+    const long computed = computed_();
+    if (std::exchange(last_computed_, computed) != computed) {
+      noted_->graph.Add(kCompute, /*uses_memory=*/true);
+    }
+  }
+  Ticket Known(Ticket ticket, Point point) {
+    points_.insert_or_assign(TicketAccess::StateOf(ticket), std::move(point));
+    return ticket;
+  }
+  bool IsLeftOut(const std::string& waiter, size_t operation,
+                 const Ticket& ticket) {
+    const auto found = points_.find(TicketAccess::StateOf(ticket));
+    if (found == points_.end()) return false;  // reached from the beginning
+    const size_t wait = noted_->graph.Wait(operation, found->second.operation);
+    noted_->names.push_back(waiter + " for " + found->second.kind);
+    found->second.waits.insert(wait);
+    return left_out_.contains(wait);
+  }
+
+  const std::set<size_t> left_out_;
+  const std::function<long()> computed_;
+  NotedWaits* const noted_;
+  long last_computed_ = -1;
+  // Holds states, so that no two have one address.
+  std::unordered_map<std::shared_ptr<TicketAccess::State>, Point> points_;
+};
+
+}  // namespace sluice::client
