@@ -93,7 +93,9 @@ class Node:
 
     def wait_until_it_serves(self):
         deadline = time.monotonic() + 30
-        while not os.path.exists(self.folder + "/run/sluice/session.sock"):
+        # The other is there a moment later.
+        while not all(os.path.exists(f"{self.folder}/run/sluice/{name}.sock")
+                      for name in ("session", "admin")):
             assert self.keeper.poll() is None, self.log()
             assert time.monotonic() < deadline, self.log()
             time.sleep(0.02)
