@@ -1,7 +1,6 @@
 #include "daemon/service/outside_watch.h"
 
 #include <fmt/format.h>
-#include <time.h>
 
 #include <algorithm>
 #include <future>
@@ -10,17 +9,11 @@
 #include <utility>
 
 #include "daemon/service/log/log.h"
+#include "daemon/service/threads/priority.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
 namespace {
-
-// The CPU time of this thread: what it waits for costs nobody anything.
-absl::Duration CpuTime() {
-  timespec time;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return absl::DurationFromTimespec(time);
-}
 
 PoolId PoolOf(device::Placement where) {
   return {where.kind == device::Placement::Kind::kGpu ? PoolKind::kGpu
@@ -61,9 +54,10 @@ absl::StatusOr<OutsideAnswers::Answer> OutsideWatch::AskDevice() const {
 }
 
 OutsideWatch::Answer OutsideWatch::Ask() const {
-  const absl::Duration before = CpuTime();
+  // What this thread waits for costs nobody anything.
+  const absl::Duration before = CpuTimeOfThisThread();
   auto held = AskDevice();
-  return {std::move(held), CpuTime() - before};
+  return {std::move(held), CpuTimeOfThisThread() - before};
 }
 
 void OutsideWatch::Start() {

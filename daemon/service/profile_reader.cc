@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <sys/stat.h>
-#include <time.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -10,6 +9,7 @@
 #include <string_view>
 #include <utility>
 
+#include "daemon/service/threads/priority.h"
 #include "proto/base/mutex.h"
 #include "proto/base/status.h"
 #include "proto/plan/codec.h"
@@ -18,12 +18,6 @@
 
 namespace sluice::daemon {
 namespace {
-
-absl::Duration ThreadTime() {
-  timespec time = {};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return absl::DurationFromTimespec(time);
-}
 
 // What it holds of the daemon's memory.
 Bytes SizeOf(const plan::RankProfile& profile) {
@@ -168,10 +162,10 @@ void ProfileReader::Start() {
   busy_ = true;
   reading_ = next->second.session;
   codec_->Run([this, who = next->first, entry = std::move(next->second)] {
-    const absl::Duration before = ThreadTime();
+    const absl::Duration before = CpuTimeOfThisThread();
     auto read = Decode(*entry.memfd, limits_.values);
     entry.memfd->Reset();
-    const absl::Duration time = ThreadTime() - before;
+    const absl::Duration time = CpuTimeOfThisThread() - before;
     loop_->Post([this, who, session = entry.session, request = entry.request,
                  time, read = std::move(read)]() mutable {
       Finish(who, session, request, time, std::move(read));

@@ -5,13 +5,12 @@
 
 #include <csignal>
 #include <cstdlib>
-#include <memory>
 #include <string>
 
 #include "gtest/gtest.h"
 #include "kernels/device/driver.h"
 #include "tests/fake_cuda/control.h"
-#include "tests/fake_cuda/nothing_left.h"
+#include "tests/fake_cuda/table/opened_table.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::device {
@@ -40,26 +39,7 @@ class Limit {
   rlimit before_ = {};
 };
 
-class CudaRefusals : public ::testing::Test {
- protected:
-  void SetUp() override {
-    fake_cuda::fake_cuda_set(
-        "gpus=2,host_numa=1,version=13000,gpu_granularity_kib=2048,"
-        "host_granularity_kib=4096");
-  }
-  void TearDown() override {
-    driver_.reset();
-    fake_cuda::ExpectNothingLeft();
-  }
-  void Open(const char* settings = "gpus=2") {
-    fake_cuda::fake_cuda_set(settings);
-    auto driver = OpenCudaDriver();
-    ASSERT_THAT(driver, IsOk());
-    driver_ = *std::move(driver);
-  }
-
-  std::unique_ptr<Driver> driver_;
-};
+class CudaRefusals : public OpenedTable {};
 
 TEST_F(CudaRefusals, WhatIsNotThereIsRefusedByName) {
   Open();

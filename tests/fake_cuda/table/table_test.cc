@@ -5,13 +5,12 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <memory>
 #include <string>
 
 #include "gtest/gtest.h"
 #include "kernels/device/driver.h"
 #include "tests/fake_cuda/control.h"
-#include "tests/fake_cuda/nothing_left.h"
+#include "tests/fake_cuda/table/opened_table.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::device {
@@ -28,20 +27,8 @@ constexpr Placement kOnGpu0{Placement::Kind::kGpu, 0};
 constexpr Placement kOnGpu1{Placement::Kind::kGpu, 1};
 constexpr Placement kOnHost{Placement::Kind::kHost, 0};
 
-class CudaTable : public ::testing::Test {
+class CudaTable : public OpenedTable {
  protected:
-  void SetUp() override { fake_cuda::fake_cuda_set(kNode); }
-  void TearDown() override {
-    driver_.reset();
-    fake_cuda::ExpectNothingLeft();
-  }
-
-  void Open(const char* settings = "gpus=2") {
-    fake_cuda::fake_cuda_set(settings);
-    auto driver = OpenCudaDriver();
-    ASSERT_THAT(driver, IsOk());
-    driver_ = *std::move(driver);
-  }
   // Memory that `gpu` may touch, until the driver goes.
   absl::StatusOr<Address> Mapped(Placement where, DeviceIndex gpu) {
     SLUICE_ASSIGN_OR_RETURN(const Bytes size, driver_->Granularity(where));
@@ -52,12 +39,6 @@ class CudaTable : public ::testing::Test {
     SLUICE_RETURN_IF_ERROR(driver_->SetAccess(at, size, gpu));
     return at;
   }
-
-  static constexpr const char* kNode =
-      "gpus=2,host_numa=1,jitter_us=0,numa=0,rdma=0,capability=80,"
-      "gpu_granularity_kib=2048,"
-      "host_granularity_kib=4096";
-  std::unique_ptr<Driver> driver_;
 };
 
 TEST_F(CudaTable, WhatIsLeftGoesInItsContextWithTheDriver) {
