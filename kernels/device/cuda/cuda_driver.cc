@@ -118,12 +118,14 @@ CudaDriver::~CudaDriver() {
   for (const auto& [id, entry] : streams_) {
     if (entry.adopted) continue;
     const auto scope = Enter(entry.device);
+    if (!scope.ok()) continue;  // its context takes it along
     f.cuStreamSynchronize(entry.stream);
     f.cuStreamDestroy_v2(entry.stream);
   }
   for (const auto& [id, entry] : events_) {
     if (entry.event == nullptr) continue;
     const auto scope = Enter(entry.device);
+    if (!scope.ok()) continue;
     f.cuEventDestroy_v2(entry.event);
   }
   for (const auto& [id, module] : modules_) f.cuLibraryUnload(module);

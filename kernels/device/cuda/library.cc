@@ -102,7 +102,9 @@ absl::Status LoadedLibrary::ToStatus(Result result, const std::string& call,
   return Mark(
       absl::Status(
           CodeOf(result),
-          fmt::format("{}: {} ({}){}", call,
+          // SLUICE_CUDA joins a call and its remark, which may be empty.
+          fmt::format("{}: {} ({}){}",
+                      call.substr(0, call.find_last_not_of(' ') + 1),
                       name != nullptr ? name : fmt::format("error {}", result),
                       text != nullptr ? text : "unknown to this driver",
                       Remedy(result))),
