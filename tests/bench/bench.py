@@ -57,7 +57,7 @@ def parse_arguments():
         epilog=EXAMPLES, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME",
                         help="of " + ", ".join(programs.KNOWN) +
-                        "; default: all, with\n--against all but " +
+                        "; default: all but\ngpu, with --against all but " +
                         ", ".join(programs.LONG))
     parser.add_argument("--bin", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--jobs", type=int, default=1, help=argparse.SUPPRESS)
@@ -105,7 +105,7 @@ def run_once(arguments, names):
 def main():
     try:
         arguments = parse_arguments()
-        names = arguments.names or programs.KNOWN
+        names = arguments.names or programs.DEFAULT
         if arguments.against:
             if not arguments.names:
                 names = [n for n in names if n not in programs.LONG]

@@ -17,9 +17,9 @@ import itertools
 import json
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
+
+import node
 
 # Of a run; the first touches the memory, and does not count.
 SURVEY_STEPS, STEPS = 2, 3
@@ -68,46 +68,26 @@ listen = ""
 
 
 @contextlib.contextmanager
-def node(folder, speed):
+def linked_node(folder, speed):
     """A daemon with such a link, and a text: gives the folder of both."""
-    with tempfile.TemporaryDirectory() as runtime:
-        config = os.path.join(runtime, "sluiced.toml")
-        with open(config, "w", encoding="utf-8") as file:
-            file.write(CONFIG.format(speed=speed))
-        with open(os.path.join(runtime, "text"), "w", encoding="utf-8") as file:
+    with node.daemon(folder, CONFIG.format(speed=speed)) as runtime:
+        with open(text_of(runtime), "w", encoding="utf-8") as file:
             file.writelines(f"line {i} of a text\n" for i in range(4000))
-        with subprocess.Popen(
-                [os.path.join(folder, "sluiced"), "--config", config,
-                 "--runtime-dir", runtime],
-                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                stdin=subprocess.DEVNULL, text=True) as daemon:
-            if "ready" not in daemon.stdout.readline():
-                sys.exit("error: sluiced did not start")
-            try:
-                yield runtime
-            finally:
-                daemon.terminate()
+        yield runtime
+
+
+def text_of(runtime):
+    return os.path.join(runtime, "text")
 
 
 def train(folder, runtime, flags, steps=STEPS):
     """Seconds of a step and the settings it ran with; None: does not fit."""
-    with tempfile.NamedTemporaryFile(suffix=".jsonl") as log:
-        run = subprocess.run(
-            [os.path.join(folder, "sluice-train"), "train", "--socket",
-             os.path.join(runtime, "session.sock"), "--json", "--steps",
-             str(steps), "--log-jsonl", log.name, "--data",
-             os.path.join(runtime, "text"), *flags],
-            capture_output=True, text=True, stdin=subprocess.DEVNULL,
-            check=False)
-        if run.returncode == 3:
-            return None
-        if run.returncode != 0:
-            sys.exit(f"error: sluice-train {' '.join(flags)}: status "
-                     f"{run.returncode}: {run.stderr.strip()}")
-        lines = [json.loads(line) for line in log.read().splitlines()]
-    seconds = [line["seconds"] for line in lines if "seconds" in line]
-    return (statistics.median(seconds[1:]),
-            json.loads(run.stdout)["settings"])
+    run = node.train(folder, runtime, flags, steps, text_of(runtime))
+    if run is None:
+        return None
+    logged, report = run
+    return (statistics.median(step["seconds"] for step in logged[1:]),
+            report["settings"])
 
 
 def survey(folder, runtime, flags):
@@ -132,7 +112,7 @@ def survey(folder, runtime, flags):
 def measure(folder, name):
     speed, flags = SHAPES[name]
     flags = [*MODEL, *flags]
-    with node(folder, speed) as runtime:
+    with linked_node(folder, speed) as runtime:
         finalists, fitting, worst = survey(folder, runtime, flags)
         seconds = {one: [] for one in finalists}
         chosen, settings = [], None

@@ -1,0 +1,59 @@
+"""A sluiced of a benchmark's own, and runs of sluice-train on it."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+DOES_NOT_FIT = 3  # sluice-train's exit status
+
+
+@contextlib.contextmanager
+def daemon(folder, config):
+    """A sluiced of the programs in `folder` with the configuration `config`, a
+    text: gives its runtime directory. Ends the benchmark where it does not
+    start, with its last line."""
+    with tempfile.TemporaryDirectory() as runtime:
+        path = os.path.join(runtime, "sluiced.toml")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(config)
+        log = os.path.join(runtime, "sluiced.log")
+        with open(log, "w", encoding="utf-8") as stderr, subprocess.Popen(
+                [os.path.join(folder, "sluiced"), "--config", path,
+                 "--runtime-dir", runtime], stdout=subprocess.PIPE,
+                stderr=stderr, stdin=subprocess.DEVNULL, text=True) as process:
+            try:
+                if "ready" not in process.stdout.readline():
+                    sys.exit(f"error: sluiced did not start: {last_line(log)}")
+                yield runtime
+            finally:
+                process.terminate()
+
+
+def last_line(path):
+    with open(path, encoding="utf-8") as file:
+        lines = file.read().strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
+
+
+def train(folder, runtime, flags, steps, text):
+    """(what each step logged, the report) of one run of sluice-train on the
+    daemon of `runtime`, over the file `text`; None: it does not fit. Ends the
+    benchmark where it fails otherwise."""
+    with tempfile.NamedTemporaryFile(suffix=".jsonl") as log:
+        run = subprocess.run(
+            [os.path.join(folder, "sluice-train"), "train", "--socket",
+             os.path.join(runtime, "session.sock"), "--json", "--steps",
+             str(steps), "--log-jsonl", log.name, "--data", text, *flags],
+            capture_output=True, text=True, stdin=subprocess.DEVNULL,
+            check=False)
+        if run.returncode == DOES_NOT_FIT:
+            return None
+        if run.returncode != 0:
+            sys.exit(f"error: sluice-train {' '.join(flags)}: status "
+                     f"{run.returncode}: {run.stderr.strip()}")
+        lines = [json.loads(line) for line in log.read().splitlines()]
+    return ([line for line in lines if "seconds" in line],
+            json.loads(run.stdout))
