@@ -4,7 +4,9 @@
 #include <random>
 
 #include "gtest/gtest.h"
+#include "proto/base/grant_page.h"
 #include "tests/daemon/bandwidth/job_story.h"
+#include "tests/daemon/bandwidth/node_simulation.h"
 
 namespace sluice::daemon::bandwidth {
 namespace {
@@ -53,6 +55,21 @@ TEST(BandwidthStory, FairSharesAloneAreLate) {
     late += JobStory(options).Run().late;
   }
   EXPECT_GT(late, 0);
+}
+
+// Wrong once: only copies that ended were judged, and a flow that starved until
+// it left was never late.
+TEST(BandwidthStory, ACopyThatDoesNotEndIsOverdue) {
+  NodeSimulation node(
+      *Topology::Make({{"gpu", LinkKind::kGpu, std::nullopt, 1000, 1000}}), {},
+      absl::Milliseconds(10));
+  node.Open(0, 0, kH2d);
+  node.Ask(0, 5000, node.now() + absl::Seconds(1));
+  node.Ask(0, 100);
+  node.RunUntil(node.now() + absl::Milliseconds(900));
+  EXPECT_EQ(node.overdue(0), 0);
+  node.RunUntil(node.now() + absl::Seconds(1));
+  EXPECT_EQ(node.overdue(0), 1);
 }
 
 }  // namespace

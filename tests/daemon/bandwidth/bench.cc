@@ -183,7 +183,7 @@ std::vector<Entry> JobRows() {
        fmt::format("of what is never promised, of {} flows without a promise",
                    by.plain)},
       {"1,000 jobs, longest wait", absl::ToDoubleSeconds(by.longest_wait), "s",
-       std::nullopt, true, "of any flow for its next byte"},
+       2, true, "of any flow for its next byte; 2 s is the longest period"},
       {"1,000 jobs, to bind", absl::ToDoubleSeconds(by.longest_bind_wait), "s",
        std::nullopt, true,
        fmt::format("the longest from promise to idle instant; {} left before",

@@ -181,18 +181,24 @@ void JobStory::JudgeBudget(Flow& flow, int64_t period) {
 void JobStory::Done(int id, const NodeSimulation::Copy& copy) {
   Flow& flow = flows_.at(id);
   if (flow.kind == Kind::kGreedy || flow.kind == Kind::kPlain) KeepBusy(flow);
-  const bool judged =
-      flow.kind == Kind::kSteady && (flow.promised || !options_.promises);
-  if (!judged) return;
+  if (!Judged(flow)) return;
   ++result_.due;
   if (!copy.late()) return;
   ++result_.late;
   result_.latest = std::max(result_.latest, copy.done - copy.due);
 }
 
+bool JobStory::Judged(const Flow& flow) const {
+  return flow.kind == Kind::kSteady && (flow.promised || !options_.promises);
+}
+
 void JobStory::CloseFlow(int id) {
   Entitle();
   const Flow& flow = flows_.at(id);
+  if (Judged(flow)) {  // a copy that never ended is late, too
+    result_.due += node_.overdue(id);
+    result_.late += node_.overdue(id);
+  }
   for (const int channel : flow.path) weights_[channel] -= flow.weight;
   result_.longest_wait = std::max(result_.longest_wait, node_.longest_wait(id));
   if (flow.promised && flow.binding == absl::InfiniteFuture()) {

@@ -94,6 +94,8 @@ class JobStory {
   void KeepBusy(Flow& flow);
   void JudgeBudget(Flow& flow, int64_t period);
   void Done(int flow, const NodeSimulation::Copy& copy);
+  // Whether its copies have to be in time.
+  bool Judged(const Flow& flow) const;
   void Entitle();
 
   const JobStoryOptions options_;

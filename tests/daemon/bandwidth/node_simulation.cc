@@ -38,6 +38,19 @@ void NodeSimulation::Ask(int flow, double bytes, absl::Time due) {
   policy_.Ask(flow, bytes, now_);
 }
 
+int NodeSimulation::overdue(int flow) const {
+  const std::deque<Copy>& copies = lines_.at(flow).copies;
+  return static_cast<int>(
+      std::count_if(copies.begin(), copies.end(),
+                    [this](const Copy& copy) { return copy.due < now_; }));
+}
+
+absl::Duration NodeSimulation::longest_wait(int flow) const {
+  const Line& line = lines_.at(flow);
+  if (line.backlog <= kRounding) return line.longest_wait;
+  return std::max(line.longest_wait, now_ - line.last_byte);
+}
+
 void NodeSimulation::RunUntil(absl::Time until, const OnDone& on_done) {
   while (now_ < until) {
     absl::Time end = std::min(now_ + tick_, until);

@@ -46,10 +46,10 @@ class NodeSimulation {
   double carried(int channel) const { return carried_[channel]; }
   double copied(int flow) const { return lines_.at(flow).copied; }
   double backlog(int flow) const { return lines_.at(flow).backlog; }
-  // The longest time without a byte while it waited for some.
-  absl::Duration longest_wait(int flow) const {
-    return lines_.at(flow).longest_wait;
-  }
+  // Copies of a flow that are due by now and not done.
+  int overdue(int flow) const;
+  // The longest time without a byte while it waited for some, until now too.
+  absl::Duration longest_wait(int flow) const;
 
  private:
   struct Line {
