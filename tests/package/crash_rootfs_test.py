@@ -147,8 +147,11 @@ class Crashes(rootfs_test.Check):
             milliseconds = sorted(
                 1000 * session.first_reply(self.serves())
                 for _ in range(first_reply.KILLS))
-        print(f"first reply after a kill: median "
-              f"{milliseconds[len(milliseconds) // 2]:.1f} ms, latest "
+        median = milliseconds[len(milliseconds) // 2]
+        assert int(stored) >= 1000, f"only {stored} descriptors were stored"
+        # Ten times the targets: `./dev bench service` judges them.
+        assert median <= 1000 and milliseconds[-1] <= 2500, milliseconds
+        print(f"first reply after a kill: median {median:.1f} ms, latest "
               f"{milliseconds[-1]:.1f} ms of {len(milliseconds)} kills; systemd "
               f"had {stored} descriptors stored", flush=True)
 

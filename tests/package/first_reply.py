@@ -1,15 +1,16 @@
 """A rank's session, and how long it waits for a reply when its daemon is killed:
 for crash_rootfs_test.py, through libsluice as any rank."""
 
-import ctypes
-import importlib
 import os
 import random
 import select
 import signal
 import sys
 import time
-import types
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)),
+                                "../support"))
+import native_session  # pylint: disable=wrong-import-position
 
 KILLS = 20
 # One GPU, of which a session has a thousand extents, all stored.
@@ -23,41 +24,13 @@ extent_bytes = "64MiB"
 extents = 1100
 """
 LEASED, ASKED = 63 << 30, 64 << 10
-PYTHON = os.path.join(os.path.dirname(os.path.abspath(__file__)),
-                      "../../client/python/sluice")
 
 
-def native():
-    """The Python package's C interface alone: all of it would need torch."""
-    package = types.ModuleType("sluice")
-    package.__path__ = [PYTHON]
-    sys.modules["sluice"] = package
-    return importlib.import_module("sluice._native")
-
-
-class Session:
-    """Closed at the end of its `with`."""
-
+class Session(native_session.Session):
     def __init__(self, build):
-        self.native = native()
-        self.library = self.native.load(build + "/lib/libsluice.so")
+        super().__init__(build + "/lib/libsluice.so", "asks")
         self.moments = random.Random(1)
-        self.handle = ctypes.c_void_p()
-        self.library.check(self.library.session_open(
-            self.native.SessionOptions(job=b"asks"), self.handle))
         self.all_of_it = self.lease(LEASED)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.library.session_close(self.handle)
-
-    def lease(self, size):
-        region = ctypes.c_void_p()
-        self.library.check(self.library.region_lease(
-            self.handle, self.native.GPU, size, region))
-        return region
 
     def first_reply(self, daemon):
         """Kills it at a random moment; seconds from then to a lease that the
@@ -70,5 +43,5 @@ class Session:
         region = self.lease(ASKED)
         seconds = time.monotonic() - start
         os.close(process)
-        self.library.region_free(region)
+        self.free(region)
         return seconds

@@ -18,13 +18,17 @@ import unittest
 
 import harness
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)),
+                                "../../support"))
+import native_session  # pylint: disable=wrong-import-position
+
 CRASHING = os.path.join(harness.BIN, "crashing-sluiced")
 SETTINGS = ("--ranks 2 --seq-len 333 --seed 3 --hbm 24MiB --alpha 0.5 "
             "--json").split()
 STEPS = 4
 ENDLESS = 100_000  # steps, of which a run does as many as are wanted
-# Only a start passes them that finds something left (and a checkpoint a run of
-# thousands of requests): several lives in one run end there, one after the other.
+# Only a start passes them that finds something left, and a checkpoint what fills
+# the ring of records: several lives in one run end there, one after the other.
 OF_A_START = ["state-read", "extents-adopted", "sessions-adopted",
               "core-loaded", "checkpoint-saved", "adopted-saved", "taken-over",
               "ready-told"]
@@ -209,6 +213,31 @@ class CrashPoints(harness.TrainTest):
             return len(self.losses_of(name)) >= steps
         self.wait_until(there, 120, f"{name} does not go on")
 
+    def test_a_checkpoint_in_the_middle_of_a_run(self):
+        """Of a ring that somebody else's requests have filled."""
+        self.begin()
+        write_plan(self.plan, [("checkpoint-saved", 1)])
+        self.renewed()  # before there is a rank, so its own does not count
+        run = self.run_endless("filled")
+        self.goes_on(run, "filled", 1)
+        self.fill_records()
+        steps = len(self.losses_of("filled")) + 2
+        self.goes_on(run, "filled", steps)
+        self.end(run)
+        self.assertIsNone(died_under_ranks(self.plan,
+                                           [("checkpoint-saved", 1)]))
+        self.compare("filled")
+
+    def fill_records(self):
+        """Leases and frees until the planned death."""
+        with native_session.Session(
+                os.path.join(harness.BIN, "../lib/libsluice.so"), "fills",
+                self.socket) as session:
+            end = time.monotonic() + 120
+            while os.path.getsize(self.plan) > 0:
+                self.assertLess(time.monotonic(), end, "no checkpoint comes")
+                session.free(session.lease(1 << 16))
+
     def test_random_moments_of_one_run(self):
         """All of them from its first rank on, and it goes on behind the last."""
         self.begin(os.path.join(harness.BIN, "sluiced"))
@@ -218,15 +247,19 @@ class CrashPoints(harness.TrainTest):
         self.kill_until(threading.Event(), random.Random(7), left)
         self.goes_on(run, "killed", len(self.losses_of("killed")) + 2)
         self.end(run)
-        losses = self.losses_of("killed")
+        print(f"killed at {MOMENTS} random moments of one run of "
+              f"{self.compare('killed')} steps")
+
+    def compare(self, name):
+        """The steps of a run that is over, which are an undisturbed run's."""
+        losses = self.losses_of(name)
         calm = self.run_endless("undisturbed")
         self.goes_on(calm, "undisturbed", len(losses))
         self.end(calm)
         self.assertEqual(self.losses_of("undisturbed")[:len(losses)], losses)
         self.wait_until(lambda: self.ledger() == self.before, 20,
                         "the ledger is another")
-        print(f"killed at {MOMENTS} random moments of one run of "
-              f"{len(losses)} steps")
+        return len(losses)
 
     def test_random_moments_of_short_runs(self):
         """Their beginnings and ends too."""
