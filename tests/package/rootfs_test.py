@@ -31,6 +31,7 @@ from rootfs import wait_until
 TRAIN = ("--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 --chunk 64 "
          "--ranks 2 --seq-len 777 --steps 100000 --seed 3 --hbm 24MiB").split()
 CONFIG = "/etc/sluice/sluiced.toml"
+SOCKET = "/run/sluice/session.sock"
 NEXT_VERSION = "9.9.9"
 # How much longer than the median a step may take in which that is done: ten
 # times the target of `./dev bench upgrade`, whatever else the machine does.
@@ -266,6 +267,24 @@ class Check:
             said = file.read()
         assert "sluiced was stopped on this node" in said, said
         run_.end()
+
+    def start_by_the_socket(self):
+        """Where systemd makes it: a rank that comes first has its daemon."""
+        assert not self.inside.succeeds("systemctl", "is-enabled", "-q",
+                                        "sluiced.socket")
+        self.inside.run("systemctl", "enable", "--now", "sluiced.socket")
+        assert not self.inside.succeeds("systemctl", "is-active", "-q",
+                                        "sluiced")
+        first = Run(self.build, self.work, "first")
+        first.goes_on()
+        before = self.serves()
+        self.kill(before)
+        wait_until(lambda: self.serves() != before, 60, "another daemon serves")
+        first.goes_on()
+        first.end()
+        self.inside.run("systemctl", "stop", "sluiced.socket", "sluiced")
+        assert not os.path.exists(SOCKET)
+        self.inside.run("systemctl", "disable", "sluiced.socket")
         self.inside.run("systemctl", "start", "sluiced")
 
     def remove(self):
@@ -293,6 +312,7 @@ class Check:
         assert calm.losses()[:len(losses)] == losses, "the losses differ"
         print(f"{len(losses)} steps, bit for bit those of an undisturbed run")
         self.stop()
+        self.start_by_the_socket()
         self.remove()
 
     def journal(self):

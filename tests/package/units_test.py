@@ -12,8 +12,8 @@ import installed
 
 BUILD = sys.argv.pop()
 MOST_EXPOSED = 30  # of 100
-SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)),
-                      "../../daemon/service/grant_pages.cc")
+TREE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
+SOURCE = os.path.join(TREE, "daemon/service/grant_pages.cc")
 
 
 class Unit(unittest.TestCase):
@@ -25,6 +25,7 @@ class Unit(unittest.TestCase):
         cls.prefix = cls.folder.name + "/usr"
         installed.install(BUILD, cls.prefix, "daemon")
         cls.unit = cls.prefix + "/lib/systemd/system/sluiced.service"
+        cls.socket = cls.prefix + "/lib/systemd/system/sluiced.socket"
 
     def analyze(self, *words):
         return subprocess.run(["systemd-analyze", *words, self.unit],
@@ -36,6 +37,27 @@ class Unit(unittest.TestCase):
         ours = [line for line in verified.stderr.splitlines()
                 if "sluiced" in line]
         self.assertEqual(ours, [])
+
+    def test_the_socket_is_understood_without_a_warning(self):
+        verified = installed.run(
+            "systemd-analyze", "verify", "--man=no", "--recursive-errors=no",
+            self.socket, self.unit)
+        self.assertEqual([line for line in verified.splitlines()
+                          if "sluiced" in line], [])
+
+    def test_the_socket_is_what_the_daemon_would_make(self):
+        with open(self.socket, encoding="ascii") as file:
+            unit = dict(re.findall(r"^(\w+)=(.*)$", file.read(), re.M))
+        self.assertEqual(unit["ListenSequentialPacket"],
+                         "/run/sluice/session.sock")
+        for key, path, pattern in (
+                ("SocketMode", "daemon/service/service.h",
+                 r"int socket_mode = (\d+);"),
+                ("Backlog", "proto/unix_socket.cc",
+                 r"int kBacklog = (\d+);")):
+            with open(os.path.join(TREE, path), encoding="ascii") as file:
+                [same] = re.findall(pattern, file.read())
+            self.assertEqual(unit[key], same)
 
     def test_is_exposed_to_little(self):
         judged = self.analyze("security", "--offline=true",
