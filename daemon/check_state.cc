@@ -24,6 +24,7 @@
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
 #include "proto/base/unix_address.h"
+#include "proto/base/whole_io.h"
 
 namespace sluice::daemon {
 namespace {
@@ -89,11 +90,9 @@ absl::StatusOr<std::optional<StateFile::Contents>> ContentsOf(
     return StateFile::Contents{reply.rows(), {}};
   }
   const UniqueFd copy(memfd_create("sluice-state", MFD_CLOEXEC));
-  const std::string& bytes = reply.file();
-  if (pwrite(copy.get(), bytes.data(), bytes.size(), 0) !=
-      static_cast<ssize_t>(bytes.size())) {
-    return ErrnoStatus(errno, "make memory for the state");
-  }
+  if (!copy) return ErrnoStatus(errno, "make memory for the state");
+  SLUICE_RETURN_IF_ERROR(
+      WriteAll(copy.get(), reply.file(), "the state into memory"));
   SLUICE_ASSIGN_OR_RETURN(const auto file, OpenSaved(copy.get()));
   if (file == nullptr) return std::nullopt;
   return file->TakeContents();

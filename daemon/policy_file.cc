@@ -10,6 +10,7 @@
 #include <string>
 
 #include "daemon/runtime/runtime_dir.h"
+#include "proto/base/replace_file.h"
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
 #include "proto/base/whole_io.h"
@@ -18,12 +19,6 @@ namespace sluice::daemon {
 namespace {
 
 constexpr size_t kMaxFileBytes = size_t{16} << 20;
-
-absl::Status SyncFolder(const std::string& folder) {
-  const UniqueFd fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!fd || fsync(fd.get()) != 0) return ErrnoStatus(errno, "sync " + folder);
-  return absl::OkStatus();
-}
 
 }  // namespace
 
@@ -83,24 +78,11 @@ absl::Status PolicyFile::Write(const Policy& policy, const Clocks& now) const {
       !safe.ok()) {
     return fault(safe);
   }
-  const std::string beside = path() + ".new";
-  unlink(beside.c_str());  // of a daemon that ended in here
-  const UniqueFd fd(open(beside.c_str(),
-                         O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW,
-                         0600));
-  if (!fd) return fault(ErrnoStatus(errno, "make " + beside));
-  absl::Status status = WriteAll(fd.get(), EncodePolicy(policy, now), "it");
-  if (status.ok() && fsync(fd.get()) != 0) {
-    status = ErrnoStatus(errno, "sync it");
+  if (absl::Status written = ReplaceFile(path(), EncodePolicy(policy, now));
+      !written.ok()) {
+    return fault(written);
   }
-  if (status.ok() && rename(beside.c_str(), path().c_str()) != 0) {
-    status = ErrnoStatus(errno, "put it in its place");
-  }
-  if (!status.ok()) {
-    unlink(beside.c_str());
-    return fault(status);
-  }
-  status = SyncFolder(folder_);
+  absl::Status status = SyncFolder(folder_);
   if (status.ok()) return status;
   return absl::DataLossError(fmt::format(
       "the policy {} was written, and may be the old one again if the power "

@@ -7,6 +7,7 @@
 #include <cerrno>
 
 #include "proto/base/status.h"
+#include "proto/base/whole_io.h"
 #include "proto/wire.h"
 
 namespace sluice::wire {
@@ -29,16 +30,8 @@ absl::StatusOr<UniqueFd> ToMemfd(std::string_view name,
   UniqueFd fd(
       memfd_create(std::string(name).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) return ErrnoStatus(errno, "memfd_create");
-  for (size_t done = 0; done < bytes.size();) {
-    const ssize_t wrote =
-        write(fd.get(), bytes.data() + done, bytes.size() - done);
-    if (wrote < 0 && errno == EINTR) continue;
-    if (wrote < 0) {
-      return ErrnoStatus(
-          errno, fmt::format("write {} bytes to a memfd", bytes.size()));
-    }
-    done += static_cast<size_t>(wrote);
-  }
+  SLUICE_RETURN_IF_ERROR(WriteAll(
+      fd.get(), bytes, fmt::format("{} bytes to a memfd", bytes.size())));
   if (fcntl(fd.get(), F_ADD_SEALS, kSeals | F_SEAL_SEAL) != 0) {
     return ErrnoStatus(errno, "seal a memfd");
   }
@@ -68,15 +61,7 @@ absl::Status CheckMemfd(const UniqueFd& fd) { return SizeOfMemfd(fd).status(); }
 
 absl::StatusOr<std::string> FromMemfd(const UniqueFd& fd) {
   SLUICE_ASSIGN_OR_RETURN(const size_t size, SizeOfMemfd(fd));
-  std::string bytes(size, '\0');
-  for (size_t done = 0; done < bytes.size();) {
-    const ssize_t got = pread(fd.get(), bytes.data() + done,
-                              bytes.size() - done, static_cast<off_t>(done));
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return ErrnoStatus(got < 0 ? errno : EIO, "read a memfd");
-    done += static_cast<size_t>(got);
-  }
-  return bytes;
+  return ReadAllAt(fd.get(), size, "a memfd");
 }
 
 }  // namespace sluice::wire

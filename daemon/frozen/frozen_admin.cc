@@ -10,6 +10,7 @@
 #include "daemon/service/admin/admin_socket.h"
 #include "proto/admin/admin.grpc.pb.h"
 #include "proto/base/status.h"
+#include "proto/base/whole_io.h"
 
 namespace sluice::daemon {
 namespace {
@@ -17,14 +18,7 @@ namespace {
 absl::StatusOr<std::string> BytesOf(const UniqueFd& file) {
   struct stat of;
   if (fstat(file.get(), &of) != 0) return ErrnoStatus(errno, "see the state");
-  std::string bytes(static_cast<size_t>(of.st_size), '\0');
-  for (size_t read = 0; read < bytes.size();) {
-    const ssize_t more = pread(file.get(), bytes.data() + read,
-                               bytes.size() - read, static_cast<off_t>(read));
-    if (more <= 0) return ErrnoStatus(errno, "read the state");
-    read += static_cast<size_t>(more);
-  }
-  return bytes;
+  return ReadAllAt(file.get(), static_cast<size_t>(of.st_size), "the state");
 }
 
 }  // namespace

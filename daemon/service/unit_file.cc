@@ -11,6 +11,7 @@
 
 #include "daemon/service/log/log.h"
 #include "proto/base/mutex.h"
+#include "proto/base/replace_file.h"
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
 #include "proto/base/whole_io.h"
@@ -19,24 +20,6 @@ namespace sluice::daemon {
 namespace {
 
 constexpr size_t kMaxFileBytes = size_t{256} << 20;
-
-// Old or new, never a part of one.
-absl::Status Replace(const std::string& path, std::string_view bytes) {
-  const std::string beside = path + ".new";
-  const UniqueFd fd(open(beside.c_str(),
-                         O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW,
-                         0600));
-  if (!fd) return ErrnoStatus(errno, "write " + beside);
-  absl::Status status = WriteAll(fd.get(), bytes, "the plan cache");
-  if (status.ok() && fsync(fd.get()) != 0) {
-    status = ErrnoStatus(errno, "write " + beside);
-  }
-  if (status.ok() && rename(beside.c_str(), path.c_str()) != 0) {
-    status = ErrnoStatus(errno, "replace " + path);
-  }
-  if (!status.ok()) unlink(beside.c_str());
-  return status;
-}
 
 }  // namespace
 
@@ -94,7 +77,8 @@ void UnitFile::Write(Shared& shared) {
   if (!units) return;
   std::vector<plan::UnitPlan> plain;
   for (const auto& unit : *units) plain.push_back(*unit);
-  const absl::Status status = Replace(shared.path, plan::EncodeUnits(plain));
+  const absl::Status status =
+      ReplaceFile(shared.path, plan::EncodeUnits(plain));
   if (status.ok()) return;
   WriteLog(LogLevel::kWarning, "plan: the plan cache was not saved: " +
                                    std::string(status.message()));

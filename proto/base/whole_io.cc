@@ -34,6 +34,19 @@ absl::StatusOr<std::string> ReadAll(int fd, size_t most,
   }
 }
 
+absl::StatusOr<std::string> ReadAllAt(int fd, size_t size,
+                                      const std::string& what) {
+  std::string bytes(size, '\0');
+  for (size_t done = 0; done < size;) {
+    const ssize_t got =
+        pread(fd, bytes.data() + done, size - done, static_cast<off_t>(done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return ErrnoStatus(got < 0 ? errno : EIO, "read " + what);
+    done += static_cast<size_t>(got);
+  }
+  return bytes;
+}
+
 absl::Status WriteAll(int fd, std::string_view bytes, const std::string& what) {
   while (!bytes.empty()) {
     const ssize_t put = write(fd, bytes.data(), bytes.size());

@@ -17,6 +17,11 @@ namespace sluice {
 absl::StatusOr<std::string> ReadAll(int fd, size_t most,
                                     const std::string& what);
 
+// The first `size` bytes of a file, wherever `fd` stands in it. Unavailable
+// (EIO): the file is shorter.
+absl::StatusOr<std::string> ReadAllAt(int fd, size_t size,
+                                      const std::string& what);
+
 // Of a descriptor that blocks: waits for room.
 absl::Status WriteAll(int fd, std::string_view bytes, const std::string& what);
 

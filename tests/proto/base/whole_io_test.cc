@@ -1,0 +1,80 @@
+// Whole reads and writes, and files that are replaced at once.
+#include "proto/base/whole_io.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/base/file_text.h"
+#include "proto/base/replace_file.h"
+#include "proto/base/unique_fd.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
+
+namespace sluice {
+namespace {
+
+using sluice::testing::IsOk;
+using sluice::testing::StatusIs;
+
+bool Exists(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
+
+TEST(ReadAllAt, IsWhereverTheDescriptorStands) {
+  const UniqueFd fd(memfd_create("test", MFD_CLOEXEC));
+  ASSERT_THAT(WriteAll(fd.get(), "0123456789", "ten"), IsOk());
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto some, ReadAllAt(fd.get(), 4, "ten"));
+  EXPECT_EQ(some, "0123");
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto all, ReadAllAt(fd.get(), 10, "ten"));
+  EXPECT_EQ(all, "0123456789");
+}
+
+// Wrong once for the state that a frozen daemon shows: the end of a file was
+// what the last call before had left in errno, an OK among the rest.
+TEST(ReadAllAt, RefusesAFileThatIsShorter) {
+  const UniqueFd fd(memfd_create("test", MFD_CLOEXEC));
+  ASSERT_THAT(WriteAll(fd.get(), "0123", "four"), IsOk());
+  errno = 0;
+  EXPECT_FALSE(ReadAllAt(fd.get(), 5, "four").ok());
+}
+
+TEST(ReplaceFile, PutsNewBytesInThePlaceOfOldOnes) {
+  const testing::TempDir folder;
+  const std::string path = folder.File("f");
+  ASSERT_THAT(ReplaceFile(path, "old"), IsOk());
+  ASSERT_THAT(ReplaceFile(path, "new"), IsOk());
+  EXPECT_EQ(TextOf(path), "new");
+  struct stat info;
+  ASSERT_EQ(stat(path.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
+  EXPECT_FALSE(Exists(path + ".new"));
+}
+
+// What lies beside it may be a link that somebody made, or of a dead process.
+TEST(ReplaceFile, WritesThroughNothingThatIsBesideIt) {
+  const testing::TempDir folder;
+  const std::string path = folder.File("f"), other = folder.File("other");
+  ASSERT_THAT(ReplaceFile(other, "other's"), IsOk());
+  ASSERT_EQ(symlink(other.c_str(), (path + ".new").c_str()), 0);
+  ASSERT_THAT(ReplaceFile(path, "mine"), IsOk());
+  EXPECT_EQ(TextOf(path), "mine");
+  EXPECT_EQ(TextOf(other), "other's");
+}
+
+TEST(ReplaceFile, LeavesNothingWhereItFails) {
+  const testing::TempDir folder;
+  const std::string path = folder.File("f");
+  ASSERT_EQ(mkdir(path.c_str(), 0700), 0);  // which no file replaces
+  EXPECT_FALSE(ReplaceFile(path, "mine").ok());
+  EXPECT_FALSE(Exists(path + ".new"));
+  EXPECT_THAT(SyncFolder(folder.File("none")),
+              StatusIs(absl::StatusCode::kNotFound));
+}
+
+}  // namespace
+}  // namespace sluice
