@@ -129,7 +129,7 @@ class ConfigReader {
     Memory(table, "gpu", &config_.gpu_pool);
     Memory(table, "host", &config_.host_pool);
     Memory(table, "host_ready", &config_.host_ready);
-    table.Key("extent_bytes", table.Size(&config_.extent));
+    Memory(table, "extent", &config_.extent);
     return table.Read(node);
   }
 
@@ -185,7 +185,9 @@ class ConfigReader {
     Memory(table, "host", &limits.host);
     SLUICE_RETURN_IF_ERROR(table.Read(node));
     if (name.empty()) return table.Error(node, "a job's budget needs a name");
-    config_.named_job_limits[name] = limits;
+    if (!config_.named_job_limits.emplace(name, limits).second) {
+      return table.Error(node, fmt::format("job {} stands here twice", name));
+    }
     return absl::OkStatus();
   }
 

@@ -43,8 +43,8 @@ struct Config {
   DriverChoice driver = DriverChoice::kAuto;
   SimSettings sim;
   CudaSettings cuda;
-  std::optional<Bytes> gpu_pool;   // a GPU; default: what it has
-  std::optional<Bytes> host_pool;  // a NUMA node; default: see node.h
+  std::optional<Bytes> gpu_pool;   // per GPU; default: what it has
+  std::optional<Bytes> host_pool;  // per NUMA node; default: see node.h
   Bytes host_ready;                // of that: made before it is asked for
   std::optional<Bytes> extent;     // default: a 128th of a pool; see node.cc
   // A rank shows that it may use its GPU; else every rank may use all.
@@ -58,8 +58,8 @@ struct Config {
   std::optional<std::string> http_listen;
   // Who may open the unix socket; empty: the daemon's user only.
   std::string http_socket_group;
-  // Where what administrators set is kept; empty: nowhere. Not given: main.cc
-  // chooses.
+  // Where what administrators set is kept; empty: nowhere. Not given:
+  // PolicyFileOf (arguments.h) chooses.
   std::optional<std::string> policy_folder;
   absl::Duration longest_wait = absl::Hours(1);  // of a lease
   absl::Duration plan_time_limit = absl::Seconds(20);

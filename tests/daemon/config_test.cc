@@ -191,6 +191,15 @@ TEST(Config, AUsersWeightHasAUserAndLimits) {
   refused("uid = 7\n[[bandwidth.user]]\nuid = 7\n", "uid 7 stands here twice");
 }
 
+// Wrong once: the second was taken in silence.
+TEST(Config, AJobsBudgetStandsOnce) {
+  EXPECT_THAT(ParseConfig("[[budgets.job]]\nname = \"a\"\n"
+                          "[[budgets.job]]\nname = \"a\"\n",
+                          "c.toml"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("c.toml:3: job a stands here twice")));
+}
+
 // Wrong once: `gpu_bytes = 40` was 40 bytes in silence, and "40GB" 40 GiB.
 TEST(Config, SizesHaveUnitsAsOnTheCommandLines) {
   const auto bare = ParseConfig("[pools]\ngpu_bytes = 40\n", "c.toml");
@@ -201,12 +210,13 @@ TEST(Config, SizesHaveUnitsAsOnTheCommandLines) {
   EXPECT_THAT(
       ParseConfig("[pools]\ngpu_bytes = \"40\"\n", "c.toml"),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("names no unit")));
-  SLUICE_ASSERT_OK_AND_ASSIGN(
-      const Config config,
-      ParseConfig("[pools]\ngpu_memory = \"40GB\"\n[budgets]\n"
-                  "job_host_memory = \"1MB\"\n",
-                  "c.toml"));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Config config,
+                              ParseConfig("[pools]\ngpu_memory = \"40GB\"\n"
+                                          "extent_memory = \"8MB\"\n[budgets]\n"
+                                          "job_host_memory = \"1MB\"\n",
+                                          "c.toml"));
   EXPECT_EQ(config.gpu_pool, Bytes(40'000'000'000));
+  EXPECT_EQ(config.extent, Bytes(8'000'000));
   EXPECT_EQ(config.job_limits.host, Bytes(1'000'000));
 }
 
