@@ -53,9 +53,8 @@ def without_kernel(operators):
 class Operators(harness.TrainTest):
     def setUp(self):
         super().setUp()
-        if not NVIDIA:
-            self.skipTest(f"no NVIDIA libraries in {VENV}: run ./dev setup "
-                          "python")
+        self.assertTrue(NVIDIA, f"no NVIDIA libraries in {VENV}: run ./dev "
+                        "setup python")
 
     def recorded(self):
         """The operators of all runs."""
