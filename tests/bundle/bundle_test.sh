@@ -49,8 +49,12 @@ if ! compgen -G '/dev/nvidia[0-9]*' >/dev/null; then
 fi
 python3 "$source/tests/bundle/verify_test.py" "$work/elsewhere/bin" "$fake" ||
   fail "verify on the fake driver"
-[ -z "$python" ] || python3 "$source/tests/bundle/torch_test.py" \
-  "$work/elsewhere/bin" "$fake" "$python" || fail "verify with torch"
+if [ -n "$python" ]; then
+  for test in torch_test whole_test; do
+    python3 "$source/tests/bundle/$test.py" "$work/elsewhere/bin" "$fake" \
+      "$python" || fail "verify with torch: $test"
+  done
+fi
 (cd "$work/elsewhere" && sha256sum --quiet -c sha256sums) ||
   fail "the kit has changed its own files"
 echo "bundle test passed"

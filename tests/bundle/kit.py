@@ -17,6 +17,8 @@ BIN, FAKE = (os.path.abspath(a) for a in sys.argv[1:3])
 
 
 class Verify(unittest.TestCase):
+    patience_s = 200  # with one run
+
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="verify-test-")
         self.addCleanup(folder.cleanup)
@@ -44,7 +46,7 @@ class Verify(unittest.TestCase):
 
     def verify(self, *arguments, **how):
         process = self.start(*arguments, **how)
-        out, self.said = process.communicate(timeout=200)
+        out, self.said = process.communicate(timeout=self.patience_s)
         self.status = process.returncode
         return {c["name"]: c for c in json.loads(out)["checks"]}
 

@@ -1,0 +1,38 @@
+#!/usr/bin/env python3
+"""./verify --python PATH with all of its checks in one run, on the fakes: it
+passes, and leaves one small archive.
+
+    whole_test.py BIN_FOLDER FAKE_FOLDER PYTHON
+"""
+
+import os
+import sys
+import unittest
+
+import torch_test
+
+MOST_ARCHIVED = 1 << 20  # bytes, of text
+
+
+class Whole(torch_test.OfTorch):
+    patience_s = 1200
+
+    def test_passes_and_leaves_one_small_archive(self):
+        checks = self.verify("--python", self.python(), fake=torch_test.NODE)
+        self.assertEqual(self.status, 0, self.said)
+        self.assertEqual(
+            [name for name, check in checks.items()
+             if check["status"] not in ("passed", "skipped")], [])
+        skipped = {name: check["reason"] for name, check in checks.items()
+                   if check["status"] == "skipped"}
+        print(f"{len(checks)} checks, of which skipped: {skipped}")
+        self.assertEqual(self.archived(),
+                         {name: c["status"] for name, c in checks.items()})
+        self.assertLess(
+            os.path.getsize(self.folder + "/sluice-verify-test.tar.gz"),
+            MOST_ARCHIVED)
+        self.nothing_runs()
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
