@@ -61,12 +61,13 @@ int fake_cuda_broken(int rule) {
   return world.broken.at(static_cast<size_t>(rule));
 }
 
-long fake_cuda_accesses(void* stream) {
+void fake_cuda_take_accesses(void* stream, std::vector<Access>& accesses) {
   World& world = TheWorld();
   const MutexLock lock(world.mutex);
+  accesses.clear();
   const auto it = world.streams.find(static_cast<StreamPointer>(stream));
-  if (it == world.streams.end()) return 0;
-  return world.accesses[it->second->timeline.stream];
+  if (it == world.streams.end()) return;
+  accesses.swap(world.accesses[it->second->timeline.stream]);
 }
 
 long fake_cuda_pageable_copies() {

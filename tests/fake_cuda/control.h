@@ -22,8 +22,6 @@ SLUICE_FAKE_CONTROL void fake_cuda_alive(std::string& alive);
 // How often a function was called, and a rule broken.
 SLUICE_FAKE_CONTROL long fake_cuda_calls(const char* function);
 SLUICE_FAKE_CONTROL int fake_cuda_broken(int rule);
-// How often operations of a stream read or wrote memory, so far.
-SLUICE_FAKE_CONTROL long fake_cuda_accesses(void* stream);
 // Copies of memory that is not pinned, so far: they are not asynchronous.
 SLUICE_FAKE_CONTROL long fake_cuda_pageable_copies();
 // How much memory was made that network cards can reach.
@@ -41,6 +39,11 @@ struct Access {
 };
 // Where this process's CPU finds the bytes of each access.
 using Views = std::vector<std::byte*>;
+// Takes what a stream's operations accessed since the last time, by the
+// addresses that they named. Nothing is kept of a stream before it was asked
+// for once.
+SLUICE_FAKE_CONTROL void fake_cuda_take_accesses(void* stream,
+                                                 std::vector<Access>& accesses);
 // Host code as one operation of a stream of the current context (null: its own
 // stream), for what a GPU would run as a kernel. It runs in the stream's order,
 // late, on the stream's thread, and not at all in a lost context; its accesses

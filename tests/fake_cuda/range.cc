@@ -10,6 +10,8 @@ Range ResolveMapped(World& world, DevicePointer address, size_t size,
                     const ContextState& by) {
   const auto reservation = world.ReservationAt(address);
   Range range{
+      .address = address,
+      .size = size,
       .kind = Range::Kind::kPinned,
       .view = reservation->second.view + (address - reservation->first)};
   DevicePointer reached = address;
@@ -47,7 +49,9 @@ Range Resolve(World& world, DevicePointer address, size_t size,
   if (world.ReservationAt(address) != world.reservations.end()) {
     return ResolveMapped(world, address, size, by);
   }
-  Range range{.view = reinterpret_cast<std::byte*>(address),
+  Range range{.address = address,
+              .size = size,
+              .view = reinterpret_cast<std::byte*>(address),
               .parts = {{{0, address, address + size}, nullptr}}};
   RegistrationState* const first = world.RegistrationAt(address);
   RegistrationState* const last = world.RegistrationAt(address + size - 1);
@@ -64,7 +68,11 @@ Range Resolve(World& world, DevicePointer address, size_t size,
 
 void NoteAccess(World& world, const Timeline& by, const Range& range,
                 bool writes, const std::string& what) {
-  ++world.accesses[by.stream];
+  const auto asked = world.accesses.find(by.stream);
+  if (asked != world.accesses.end() && range.size > 0) {
+    asked->second.push_back(
+        {reinterpret_cast<const void*>(range.address), range.size, writes});
+  }
   for (const Range::Part& part : range.parts) {
     if (part.uses != nullptr) (*part.uses)[by.stream] = by.now();
     const auto race = world.races.Access(by, part.extent, writes, what);

@@ -13,6 +13,8 @@ namespace sluice::fake_cuda {
 struct Range {
   enum class Kind { kGpu, kPinned, kPageable };
 
+  DevicePointer address = 0;
+  size_t size = 0;
   Kind kind = Kind::kPageable;
   std::byte* view = nullptr;  // where this process reads and writes it
   struct Part {

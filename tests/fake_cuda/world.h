@@ -20,6 +20,7 @@
 
 #include "kernels/device/cuda/api.h"
 #include "proto/base/mutex.h"
+#include "tests/fake_cuda/control.h"
 #include "tests/fake_cuda/races.h"
 #include "tests/fake_cuda/rules.h"
 #include "tests/fake_cuda/settings.h"
@@ -99,7 +100,8 @@ struct World {
   std::map<Library, std::map<std::string, Kernel>> libraries;
   std::map<Kernel, std::string> kernels;  // the live ones' names
   RaceDetector races;
-  std::map<size_t, int64_t> accesses;  // by timeline, so far
+  // By timeline, of those that are asked for (control.h).
+  std::map<size_t, std::vector<Access>> accesses;
   size_t next_timeline = 0;
   uint64_t next_handle = 0x1000;
   std::map<std::string, int64_t> calls;

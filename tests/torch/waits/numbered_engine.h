@@ -31,14 +31,17 @@ struct NotedWaits {
 
 class NumberedEngine final : public ForwardingEngine {
  public:
-  // `computed`: how many operations that use memory were issued to compute so
-  // far. `noted` outlives the engine, and is whole when that is gone.
+  // `computed`: what operations that were issued to compute since its last call
+  // use. `noted` outlives the engine, and is whole when that is gone.
   NumberedEngine(CopyEngine* engine, std::set<size_t> left_out,
-                 std::function<long()> computed, NotedWaits* noted)
+                 std::function<WaitGraph::Accesses()> computed,
+                 NotedWaits* noted)
       : ForwardingEngine(engine),
         left_out_(std::move(left_out)),
         computed_(std::move(computed)),
-        noted_(noted) {}
+        noted_(noted) {
+    computed_();  // what was computed before is no part of the step
+  }
   ~NumberedEngine() override {
     NoteCompute();
     for (auto& [state, mark] : points_) {
@@ -51,14 +54,15 @@ class NumberedEngine final : public ForwardingEngine {
   Ticket MarkCompute() override {
     NoteCompute();
     return Known(ForwardingEngine::MarkCompute(),
-                 {CarelessEngine::kCompute, Add(kCompute), /*is_mark=*/true});
+                 {CarelessEngine::kCompute, noted_->graph.Add(kCompute),
+                  /*is_mark=*/true});
   }
   Ticket Enqueue(CopyRequest request) override {
     NoteCompute();
     const std::string kind = CarelessEngine::KindOf(request);
     const size_t copy = noted_->graph.Add(
         request.direction == device::CopyDirection::kHostToDevice ? kIn : kOut,
-        /*uses_memory=*/true);
+        AccessesOf(request));
     std::erase_if(request.after, [&](const Ticket& ticket) {
       return IsLeftOut(kind, copy, ticket);
     });
@@ -67,7 +71,8 @@ class NumberedEngine final : public ForwardingEngine {
   }
   absl::Status Wait(const Ticket& ticket) override {
     NoteCompute();
-    if (IsLeftOut(CarelessEngine::kCompute, Add(kCompute), ticket)) {
+    if (IsLeftOut(CarelessEngine::kCompute, noted_->graph.Add(kCompute),
+                  ticket)) {
       return absl::OkStatus();
     }
     return ForwardingEngine::Wait(ticket);
@@ -82,15 +87,19 @@ class NumberedEngine final : public ForwardingEngine {
     std::set<size_t> waits;  // for it
   };
 
-  size_t Add(Stream stream) {
-    return noted_->graph.Add(stream, /*uses_memory=*/false);
+  static WaitGraph::Accesses AccessesOf(const CopyRequest& request) {
+    WaitGraph::Accesses accesses;
+    for (const CopyPiece& piece : request.pieces) {
+      const auto size = static_cast<size_t>(piece.size.count());
+      accesses.push_back({piece.from, size, /*writes=*/false});
+      accesses.push_back({piece.to, size, /*writes=*/true});
+    }
+    return accesses;
   }
   // What was computed since the last call is one operation.
   void NoteCompute() {
-    const long computed = computed_();
-    if (std::exchange(last_computed_, computed) != computed) {
-      noted_->graph.Add(kCompute, /*uses_memory=*/true);
-    }
+    const WaitGraph::Accesses computed = computed_();
+    if (!computed.empty()) noted_->graph.Add(kCompute, computed);
   }
   Ticket Known(Ticket ticket, Point point) {
     points_.insert_or_assign(TicketAccess::StateOf(ticket), std::move(point));
@@ -107,9 +116,8 @@ class NumberedEngine final : public ForwardingEngine {
   }
 
   const std::set<size_t> left_out_;
-  const std::function<long()> computed_;
+  const std::function<WaitGraph::Accesses()> computed_;
   NotedWaits* const noted_;
-  long last_computed_ = -1;
   // Holds states, so that no two have one address.
   std::unordered_map<std::shared_ptr<TicketAccess::State>, Point> points_;
 };

@@ -1,9 +1,11 @@
 // Which operations of a step run before which others, by the order of each
-// stream and by the waits between them, and whether a wait adds to that.
+// stream and by the waits between them, and whether a wait is needed: whether
+// without it two operations that use common bytes, one of them writing, are no
+// longer in order.
 //
 // Who shows that a race detector finds each wait that is left out needs a word
-// of its own on which of them nothing can miss: where all that uses memory is
-// in the same order without it, there is nothing to find.
+// of its own on which of them nothing can miss. This is it, from the order and
+// the bytes alone.
 //
 // Bookkeeping only. Thread safety: none.
 #pragma once
@@ -16,29 +18,39 @@
 #include <utility>
 #include <vector>
 
+#include "tests/fake_cuda/control.h"
+
 namespace sluice::client {
 
 class WaitGraph {
  public:
-  // An operation behind all earlier ones of `stream`; its number. Marks and
-  // waits use no memory: they only hand on the order.
-  size_t Add(int stream, bool uses_memory);
+  using Accesses = std::vector<fake_cuda::Access>;
+
+  // An operation behind all earlier ones of `stream`, and what it uses; its
+  // number. Marks and waits use nothing: they only hand on the order.
+  size_t Add(int stream, const Accesses& accesses = {});
   // Operation `waiter` runs after `waited`, an earlier one; the wait's number.
   // REQUIRES: nothing was added after `waiter`.
   size_t Wait(size_t waiter, size_t waited);
 
-  // Whether any two operations that use memory, and are in order, are so
-  // without these waits too.
-  bool IsImplied(const std::set<size_t>& waits) const;
+  // Whether any two operations that conflict are in order, and are no longer so
+  // without these waits.
+  bool AreNeeded(const std::set<size_t>& waits) const;
+  // Whether two operations use common bytes, and one of them writes these.
+  bool Conflict(size_t one, size_t other) const;
 
  private:
+  // Begins and ends of addresses that do not touch, in their order.
+  using Ranges = std::map<uintptr_t, uintptr_t>;
   struct Operation {
-    bool uses_memory = false;
+    Ranges read, written;
     std::optional<size_t> before;                  // in its stream
     std::vector<std::pair<size_t, size_t>> waits;  // number, waited for
   };
   using Bits = std::vector<uint64_t>;
 
+  static void Insert(const fake_cuda::Access& access, Ranges* ranges);
+  static bool Overlap(const Ranges& some, const Ranges& others);
   // Of each operation, which others run before it. They were all added before
   // it, so one pass is enough.
   std::vector<Bits> Order(const std::set<size_t>& without) const;
