@@ -41,8 +41,8 @@ class ABSL_SCOPED_LOCKABLE Call {
   Result Refuse(Rule rule, std::string_view detail = "");
   // Whether the driver that is played lets who breaks this rule pass.
   bool LetsPass(Rule rule) const;
-  // The caller named a range that may not be copied or filled on this stream: a
-  // driver that is played may find that out late.
+  // The caller named a range that may not be used on this stream: a driver that
+  // is played may find that out late.
   Result RefuseRange(Rule rule, std::string_view detail, StreamState& stream);
   // The caller broke a rule, and the driver that is played let it pass: what it
   // gives when the stream is waited for, it gives on those GPUs.

@@ -22,6 +22,13 @@ void RunNow(ContextState& context, const Views& views, const Work& work) {
   world.ran.NotifyAll();
 }
 
+// Whether a GPU is played that reads what is not pinned, and loses nothing.
+bool ReadsPageable(const World& world) {
+  const auto played = world.settings.answers.find(Rule::kOperationPinned);
+  return played != world.settings.answers.end() && played->second.code == 0 &&
+         played->second.then == kSuccess;
+}
+
 DevicePointer AddressOf(const Access& access) {
   return reinterpret_cast<DevicePointer>(access.address);
 }
@@ -52,7 +59,9 @@ Result EnqueueHostOperation(Call& call, StreamPointer stream,
                                          : Resolve(world, AddressOf(access),
                                                    access.size, context);
     if (range.broken) return call.Refuse(*range.broken);
-    SLUICE_FAKE_REQUIRE(call, !range.IsPageable(), kOperationPinned);
+    if (range.IsPageable() && !ReadsPageable(world)) {
+      return call.RefuseRange(Rule::kOperationPinned, "", *state);
+    }
     views.push_back(range.view);
     ranges.push_back(range);
   }

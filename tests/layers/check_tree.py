@@ -27,10 +27,12 @@ import check_rooms
 # A folder means itself and everything below; tests/ may use what the layer it
 # tests may. `None` = everywhere.
 FAMILIES = {
-    # Which attention and merge a device has is known in one folder.
+    # Which attention and merge a device has is known in one folder. The kit
+    # launches a merge to see what a GPU may read.
     "attention": (r"ATen/ops/_\w*(flash|efficient|cudnn|dot_product)\w*att"
                   r"ention\w*\.h$|kernels/ops/merge\w*\.h$",
-                  ["client/torch/backend", "kernels/ops"]),
+                  ["client/torch/backend", "kernels/ops",
+                   "deploy/bundle/verify/rules"]),
     "torch": (r"(torch|ATen|c10|caffe2)/", ["client/torch", "client/train"]),
     "gloo": (r"gloo/", ["client/torch"]),
     "grpc": (r"grpc(pp)?/|.*\.grpc\.pb\.h$",

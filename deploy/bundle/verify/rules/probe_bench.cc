@@ -7,6 +7,8 @@
 #include <cstring>
 #include <string>
 
+#include "kernels/ops/merge_kernel.h"
+
 namespace sluice::verify {
 
 using namespace device::cuda;  // NOLINT: the driver's own names
@@ -90,6 +92,18 @@ EventPointer ProbeBench::NewEvent() {
   EventPointer event = nullptr;
   Must(f().cuEventCreate(&event, kEventDisableTiming), "cuEventCreate");
   return event;
+}
+
+Kernel ProbeBench::MergeKernel() {
+  if (ops::MergeFatbin().empty()) GiveUp("this build has no device code");
+  Library library = nullptr;
+  Kernel kernel = nullptr;
+  Must(f().cuLibraryLoadData(&library, ops::MergeFatbin().data(), nullptr,
+                             nullptr, 0, nullptr, nullptr, 0),
+       "cuLibraryLoadData");
+  Must(f().cuLibraryGetKernel(&kernel, library, "sluice_merge_fp32"),
+       "cuLibraryGetKernel");
+  return kernel;
 }
 
 StreamPointer ProbeBench::StreamOfSecondGpu() {

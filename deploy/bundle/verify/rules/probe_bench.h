@@ -40,6 +40,7 @@ class ProbeBench {
   std::byte* Pages(size_t bytes);   // ordinary memory, touched
   std::byte* Pinned(size_t bytes);  // registered
   device::cuda::EventPointer NewEvent();
+  device::cuda::Kernel MergeKernel();  // in fp32 (kernels/ops/merge.cu)
   device::cuda::StreamPointer StreamOfSecondGpu();
   device::cuda::Result CopyToGpu(device::cuda::DevicePointer to,
                                  std::byte* from, size_t size);

@@ -16,9 +16,6 @@ struct Answer {
   std::optional<int> then;  // of waiting for the stream, where one is left
 };
 
-// Why the kit does not ask for this rule; empty: it does.
-std::string NotAsked(fake_cuda::Rule rule);
-
 // GPUs that the probe of this rule needs; absent: there is none.
 std::optional<int> GpusFor(fake_cuda::Rule rule);
 

@@ -72,9 +72,7 @@ Result RunRules(const Surroundings& here) {
     const auto index = static_cast<Rule>(&rule - fake_cuda::kRules);
     const auto gpus = GpusFor(index);
     std::string said;
-    if (const std::string why = NotAsked(index); !why.empty()) {
-      said = "not-asked: " + why;
-    } else if (!gpus) {
+    if (!gpus) {
       missing = std::string(rule.name) + ": there is no probe of it";
       said = "not-asked: no probe";
     } else if (*gpus > static_cast<int>(here.gpus.size())) {
