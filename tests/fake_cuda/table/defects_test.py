@@ -21,7 +21,7 @@ from mutants import (  # noqa: E402: beside the fake driver
 
 FOLDER = "kernels/device/cuda"
 SOURCES = ["address_space.cc", "contexts.cc", "cuda_driver.cc",
-           "cuda_streams.cc", "memory.cc"]
+           "cuda_streams.cc", "library.cc", "memory.cc"]
 
 # (source, function it is in, what was removed) -> why nothing can tell.
 SURVIVORS = {
@@ -32,6 +32,7 @@ SURVIVORS = {
         "a machine with one NUMA node binds nothing",
     ("memory.cc", "BindToNode", "if range == MAP_FAILED"): "the same",
     ("memory.cc", "BindToNode", "if bound == 0"): "the same",
+    ("memory.cc", "BindToNode", "call munmap"): "the same",
     ("address_space.cc", "Map",
      "if mmap(address, size.size(), PROT_NONE, MAP_SHARED | MAP_FIXED, "
      "memory->memfd().get(), 0) == MAP_FAILED"):
@@ -63,16 +64,17 @@ SURVIVORS = {
 # What a mutant loses: (name, start of the statement, what stands instead).
 # The pattern ends before the opening bracket; the statement ends with ");".
 STATEMENTS = [
-    ("call", r"SLUICE_CUDA", lambda text: ""),
+    ("call", r"SLUICE_CUDA(?=\()", lambda text: ""),
     ("call", r"SLUICE_RETURN_IF_ERROR(?=\(library_->ToStatus)",
      lambda text: ""),
-    ("check", r"SLUICE_CUDA", lambda text: unchecked(text)),
+    ("check", r"SLUICE_CUDA(?=\()", lambda text: unchecked(text)),
     ("check", r"SLUICE_RETURN_IF_ERROR", lambda text: ignored(text)),
     ("push", r"SLUICE_ASSIGN_OR_RETURN(?=\(const auto scope)",
      lambda text: ""),
     ("push", r"const auto scope = Enter",
      lambda text: "const absl::Status scope;"),
-    ("call", r"(?:f\.|library_->functions\(\)\.)cu\w+", lambda text: ";"),
+    ("call", r"(?:f\.|functions_\.|library_->functions\(\)\.)cu\w+",
+     lambda text: ";"),
     ("status", r"status\.Update", lambda text: ignored(text)),
     ("call", r"(?<=[ )] )(?:Unpin|UnmapOne|Release)(?=\([^;]*\)\.IgnoreError)",
      lambda text: ";"),
@@ -101,7 +103,7 @@ def guards(text):
     comments = r"(?:\s*//[^\n]*\n)*"
     for match in re.finditer(r"^ *if \(", text, re.M):
         start, end = match.end(), bracket_end(text, match.end() - 1)
-        behind = text[end:]
+        behind = text[end:].replace("\\\n", "\n")  # in a macro, too
         if re.match(rf"\s*{{?{comments}\s*{error}", behind):
             yield start, end - 1, "false"
         elif re.match(rf"\s*{{?\s*{fine}\s*}}?\s*{error}", behind):
@@ -129,6 +131,10 @@ def mutants(source):
                 what += f" #{number}"
             yield (where, what,
                    text[:match.start()] + replace(statement) + text[end:])
+    # A release that the driver knows nothing of.
+    for match in re.finditer(r"\bmunmap(?=\()", text):
+        yield (function_at(text, match.start()), "call munmap",
+               f"{text[:match.start()]}0{text[bracket_end(text, match.end()):]}")
     for start, end, instead in guards(text):
         condition = text[start:end]
         # A call in it is still made.
@@ -145,8 +151,11 @@ def fails(program, *arguments, **environment):
 def found(build, source, text):
     with tempfile.TemporaryDirectory() as folder:
         mutant = build.compile(f"{FOLDER}/{source}", text, folder)
-        if fails(build.link("cuda_table_test", mutant, folder)):
-            return True
+        # The library's own tests need no driver.
+        programs = ["cuda_test"] if source == "library.cc" else []
+        for program in [*programs, "cuda_table_test"]:
+            if fails(build.link(program, mutant, folder)):
+                return True
         suite = build.link("conformance_test", mutant, folder)
         return any(
             fails(suite, "--gtest_filter=*/cuda",
@@ -156,7 +165,8 @@ def found(build, source, text):
 
 
 def main():
-    build = Build(sys.argv[1], ("cuda_table_test", "conformance_test"))
+    build = Build(sys.argv[1],
+                  ("cuda_test", "cuda_table_test", "conformance_test"))
     wanted = sys.argv[2:]
     cases = [(source, *mutant) for source in SOURCES
              for mutant in mutants(source)

@@ -1,6 +1,7 @@
 // What the cuda table did wrong once, on the fake driver that sees it.
 #include <gmock/gmock.h>
 #include <linux/mempolicy.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -48,6 +49,26 @@ TEST_F(CudaTable, WhatIsLeftGoesInItsContextWithTheDriver) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Event event, driver_->CreateEvent());
   ASSERT_THAT(driver_->RecordEvent(event, stream), IsOk());
   ASSERT_THAT(Mapped(kOnHost, kGpu1), IsOk());
+}
+
+// Where host memory is a memfd its addresses are ours to release: the fake
+// would not miss it.
+TEST_F(CudaTable, AddressesOfMemfdsAreReleasedWhenAskedAndWithTheDriver) {
+  Open("host_numa=0");
+  const auto is_mapped = [](Address at) {
+    unsigned char resident = 0;
+    return mincore(at, 1, &resident) == 0;
+  };
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Bytes size, driver_->Granularity(kOnHost));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Address freed,
+                              driver_->Reserve(size, kOnHost.kind));
+  EXPECT_TRUE(is_mapped(freed));
+  ASSERT_THAT(driver_->FreeReservation(freed, size), IsOk());
+  EXPECT_FALSE(is_mapped(freed));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Address left, Mapped(kOnHost, kGpu0));
+  EXPECT_TRUE(is_mapped(left));
+  driver_.reset();
+  EXPECT_FALSE(is_mapped(left));
 }
 
 TEST_F(CudaTable, AnAdoptedStreamOutlivesTheDriver) {
@@ -260,9 +281,10 @@ TEST_F(CudaTable, ALostContextIsUnavailableFromThenOn) {
   fake_cuda::fake_cuda_set("fail=cuMemcpyAsync:1:700");
   constexpr auto kGone = absl::StatusCode::kUnavailable;
   for (int i = 0; i < 2; ++i) {
-    EXPECT_THAT(driver_->CopyAsync(on_gpu, host, MiB(1),
-                                   CopyDirection::kHostToDevice, stream),
-                StatusIs(kGone, HasSubstr("ILLEGAL_ADDRESS")));
+    EXPECT_THAT(
+        driver_->CopyAsync(on_gpu, host, MiB(1), CopyDirection::kHostToDevice,
+                           stream),
+        StatusIs(kGone, HasSubstr("ILLEGAL_ADDRESS (of the fake driver)")));
   }
   EXPECT_THAT(driver_->SynchronizeStream(stream), StatusIs(kGone));
 }
