@@ -87,9 +87,14 @@ class RankStep {
     for (int step = 0; step < steps; ++step) {
       gradients = ZeroTensors(case_.model, at::kFloat, device);
       before = node_.driver()->counters();
+      const long pageable = PageableCopies();
       auto done = StreamedStep(**context, weights, gradients, tokens, labels,
                                data_.count);
       ASSERT_THAT(done, IsOk());
+      // Several ranks send through pageable memory (test_node.h).
+      if (case_.ranks == 1) {
+        EXPECT_EQ(PageableCopies(), pageable);
+      }
       result = *done;
     }
     const device::CallCounters after = node_.driver()->counters();

@@ -181,6 +181,13 @@ std::string TakeFindings() {
   return findings;
 }
 
+long PageableCopies() {
+  using Count = long (*)();
+  static const auto count =
+      reinterpret_cast<Count>(dlsym(RTLD_DEFAULT, "fake_cuda_pageable_copies"));
+  return count == nullptr ? 0 : count();
+}
+
 TestNode::TestNode(int gpus, double in_speed, double out_speed) {
   if (OnCuda()) {
     driver_ = Gpu::Get().driver();

@@ -34,6 +34,9 @@ at::Device TestDevice();
 // What the fake has found since the last time, a line each; it does not count
 // at the process's end any more. REQUIRES: it is the fake that is loaded.
 std::string TakeFindings();
+// Copies of memory that is not pinned, so far; 0 where it is not the fake that
+// is loaded.
+long PageableCopies();
 
 class TestNode {
  public:

@@ -24,6 +24,15 @@ class CudaParity(cuda_node.CudaTest):
                 self.assertLessEqual(apart, 1e-6, (arch, ranks, method))
         self.expect_no_findings()
 
+    def test_fifty_steps_in_bf16_are_as_near_as_its_digits_tell(self):
+        socket = self.cuda_daemon()
+        for arch, ranks, method in (("llama", "2", "sluice"),
+                                    ("gpt", "1", "recompute")):
+            apart = self.both(socket, 50, *FLAGS, "--arch", arch, "--ranks",
+                              ranks, "--method", method, "--dtype", "bf16")
+            self.assertLessEqual(apart, cuda_node.BF16, (arch, ranks, method))
+        self.expect_no_findings()
+
 
 if __name__ == "__main__":
     unittest.main()
