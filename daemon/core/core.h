@@ -187,8 +187,10 @@ class Core {
   void Load(CoreState saved);
   // After Load, of what a daemon saved that is gone: `reached` are the sessions
   // whose sockets came along; the others have ended. What was asked of the
-  // device or of a worker is asked again, what ranks may not have heard is told
-  // again; requests that nobody works on are forgotten, for they are repeated.
+  // device is asked again, what ranks may not have heard is told again, and
+  // running jobs are planned again where they just were; requests that nobody
+  // works on, and rounds that jobs asked for, are forgotten: clients repeat
+  // them.
   Effects TakeOver(const std::set<SessionId>& reached, absl::Time now);
   // All notices so far have been sent: a daemon that takes over need not send
   // them again. False: nothing changed.

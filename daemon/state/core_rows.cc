@@ -194,6 +194,8 @@ CoreState Durable(CoreState state) {
   joint.positions.clear();
   joint.resources = {};
   PlanRounds::Saved& rounds = joint.rounds;
+  joint.next = JointPlanning::DueWithout(
+      rounds.solving, !joint.waiting_leases.empty(), std::move(joint.next));
   rounds.collecting.clear();
   rounds.solving.clear();
   rounds.together.clear();

@@ -11,7 +11,8 @@
 // everything as of the last one.
 //
 // Not in them: what administrators set (policy_file.h keeps it on a disk),
-// rounds of planning that are asked or solved (who waits for one asks again),
+// rounds of planning that are asked or solved (a round for running jobs alone
+// is due again at once; whoever asked for any other round asks again),
 // sessions that never were a rank's (their sockets are not kept either), and
 // the profiles and plans of jobs for which there is no room (planning_share.h).
 //

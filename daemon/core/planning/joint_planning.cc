@@ -237,7 +237,18 @@ void JointPlanning::AddLoose(LooseState& loose) const {
   loose.next_round = rounds_.next_round();
   loose.next_plan = rounds_.next_plan();
   loose.waiting_leases = waiting_leases_;
-  loose.next_joint = next_;
+  loose.next_joint =
+      DueWithout(rounds_.solving(), !waiting_leases_.empty(), next_);
+}
+
+NextRound JointPlanning::DueWithout(
+    const std::map<PlanRoundId, PlanRounds::Round>& solving, bool leases_wait,
+    NextRound next) {
+  for (const auto& [id, round] : solving) {
+    if (!round.together || (!round.asking.empty() && !leases_wait)) continue;
+    next.at = std::min(next.at, round.started);
+  }
+  return next;
 }
 
 void JointPlanning::Load(JointPlanningState saved) {

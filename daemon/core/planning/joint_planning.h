@@ -121,8 +121,7 @@ class JointPlanning {
   // REQUIRES: it knows of nobody yet.
   void Load(JointPlanningState saved);
   // Its tables, row by row (SavedAs), and its part of what is in no table.
-  // Rounds that are asked or solved are not in them: who waits for one asks
-  // again.
+  // Rounds that are asked or solved are not in them (DueWithout).
   template <typename Each>
   void EachTable(Each each) {
     const auto plans = [this](RowKind kind) {
@@ -135,6 +134,13 @@ class JointPlanning {
     each(rounds_.promised(), plans(RowKind::kPlanPromised));
   }
   void AddLoose(LooseState& loose) const;
+  // `next` where these rounds end with the daemon. Jobs that asked for one ask
+  // the next daemon again. Of a round for running jobs alone nobody would, and
+  // a lease that waits is refused where no round is due: such a round is due
+  // again at once.
+  static NextRound DueWithout(
+      const std::map<PlanRoundId, PlanRounds::Round>& solving, bool leases_wait,
+      NextRound next);
   const std::vector<WaitingLease>& waiting_leases() const {
     return waiting_leases_;
   }

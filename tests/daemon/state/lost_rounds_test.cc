@@ -1,0 +1,94 @@
+// Rounds of planning end with their daemon, and are in no row: what the next
+// one does about them.
+#include <memory>
+#include <set>
+
+#include "absl/time/time.h"
+#include "daemon/state/core_rows.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/daemon/core/replan_fixture.h"
+
+namespace sluice::daemon {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+class LostRounds : public Replan {
+ protected:
+  // A daemon that goes on from the rows of `node`, and reaches all sessions.
+  std::unique_ptr<CoreDriver> TakeOver() {
+    auto next = std::make_unique<CoreDriver>(Node());
+    const std::string rows = CoreRows().Everything(node.core);
+    auto read = ReadCore({rows, {}}, next->core.Save());
+    SLUICE_CHECK_OK(read.status());
+    std::set<SessionId> reached;
+    for (const auto& [id, session] : read->sessions) {
+      if (session.is_rank()) reached.insert(id);
+    }
+    next->core.Load(*std::move(read));
+    next->clock.Advance(node.clock.Now() - next->clock.Now());
+    next->extents = node.extents;
+    next->slots = node.slots;
+    next->Run(
+        [&](Core& core) { return core.TakeOver(reached, next->clock.Now()); });
+    next->clock.Advance(absl::Milliseconds(200));
+    next->Apply(next->core.Tick(next->clock.Now()));
+    return next;
+  }
+};
+
+// Wrong once: those who stayed were not planned again until the next leave.
+TEST_F(LostRounds, ARoundForRunningJobsAloneIsStartedAgain) {
+  a = Ask("a");
+  Solve({{1, MiB(8)}});
+  b = Ask("b", 1);
+  Solve({{1, MiB(8)}, {0.5, MiB(4)}});
+  node.Die(b);
+  Wait(absl::Milliseconds(200));
+  ASSERT_THAT(node.to_solve, SizeIs(1));
+  EXPECT_THAT(node.to_solve[0].profiles, SizeIs(1));
+  const auto next = TakeOver();
+  ASSERT_THAT(next->to_solve, SizeIs(1));
+  EXPECT_THAT(next->to_solve[0].profiles, SizeIs(1));
+  EXPECT_EQ(next->to_solve[0].round, PlanRoundId(4)) << "of its own";
+  // The answer ends it: it is due once.
+  next->Apply(next->core.PlanSolved(
+      next->to_solve[0].round, PlanOf({{0.25, MiB(4)}}), next->clock.Now()));
+  EXPECT_THAT(next->NoticesTo<PlanChangedNotice>(a), SizeIs(1));
+  next->clock.Advance(absl::Seconds(1));
+  next->Apply(next->core.Tick(next->clock.Now()));
+  EXPECT_THAT(next->to_solve, SizeIs(1));
+}
+
+TEST_F(LostRounds, OfAJoinTheJobItselfAsksAgain) {
+  a = Ask("a");
+  Solve({{1, MiB(8)}});
+  b = Ask("b", 1);
+  const auto next = TakeOver();
+  EXPECT_THAT(next->to_solve, IsEmpty());
+  const auto told = next->NoticesTo<TakenOverNotice>(b);
+  ASSERT_THAT(told, SizeIs(1));
+  EXPECT_EQ(told[0].plan, PlanId());
+}
+
+// Wrong once: no round was due, so nothing could come back any more.
+TEST_F(LostRounds, ALeaseThatWaitsForOneIsNotRefused) {
+  a = Ask("a");
+  Solve({{1, MiB(32)}});
+  LeaseHost(a, MiB(32));
+  const SessionId c = node.Attach("c", 0, 1, 1, 1);
+  const RequestId request(900);
+  EXPECT_FALSE(node.Ask(c, LeaseRequest{Host(0), MiB(16)}, request));
+  b = Ask("b", 1);
+  ASSERT_THAT(node.to_solve, SizeIs(1)) << "for b, and so that c has room";
+  const auto next = TakeOver();
+  EXPECT_EQ(next->replies.count({c, request}), 0u);
+  ASSERT_THAT(next->to_solve, SizeIs(1));
+  EXPECT_THAT(next->to_solve[0].jobs, ElementsAre(0));
+}
+
+}  // namespace
+}  // namespace sluice::daemon
