@@ -41,7 +41,7 @@ absl::StatusOr<Limits> Core::SetBudget(const BudgetTarget& target,
   Log(now, EventKind::kBudget,
       fmt::format("{}: GPU {}, host {}, set by {}",
                   target.job.empty() ? fmt::format("user {}", *target.uid)
-                                     : "job " + target.job,
+                                     : "job " + Printable(target.job),
                   text(limits.gpu), text(limits.host), Who(who)),
       {});
   return limits;

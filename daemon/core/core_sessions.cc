@@ -8,6 +8,7 @@
 #include "daemon/core/core.h"
 #include "proto/base/grant_page.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 
 namespace sluice::daemon {
 namespace {
@@ -236,6 +237,7 @@ Core::Evicted Core::Evict(const std::string& job, std::optional<uint32_t> uid,
                           bool kill, const std::string& reason,
                           absl::Time now) {
   Evicted evicted;
+  const std::string said = Printable(reason);
   std::set<std::pair<int, uint64_t>> killed;
   for (const auto& [id, session] : sessions_) {
     if (session.grant_slot < 0 || session.hello.job != job) continue;
@@ -244,9 +246,9 @@ Core::Evicted Core::Evict(const std::string& job, std::optional<uint32_t> uid,
     if (open) {
       ++evicted.sessions;
       ++journal_.stats.client_deaths[Death::kEvicted];
-      evicted.effects.push_back(SendNotice{id, EvictedNotice{reason}});
+      evicted.effects.push_back(SendNotice{id, EvictedNotice{said}});
       Log(now, EventKind::kEvict,
-          fmt::format("{}: {}", Describe(session), reason),
+          fmt::format("{}: {}", Describe(session), said),
           session.peer.principal, {session.id});
       Close(sessions_.Edit(id), now, evicted.effects);
     }

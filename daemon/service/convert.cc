@@ -8,6 +8,7 @@
 #include "daemon/core/links.h"
 #include "proto/base/grant_page.h"
 #include "proto/base/shortage.h"
+#include "proto/base/text.h"
 #include "proto/step_report.h"
 #include "proto/wire.h"
 
@@ -39,11 +40,8 @@ LeaseRequest From(const wire::Lease& lease) {
 }
 
 PlanTakenRequest From(const wire::PlanTaken& taken) {
-  std::string note = taken.note();
   // The note becomes part of a line of the log.
-  std::replace_if(
-      note.begin(), note.end(), [](char c) { return c >= 0 && c < ' '; }, ' ');
-  return {PlanId(taken.plan_id()), taken.taken(), std::move(note)};
+  return {PlanId(taken.plan_id()), taken.taken(), Printable(taken.note())};
 }
 
 absl::StatusOr<Request> From(const wire::Query& query) {

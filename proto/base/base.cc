@@ -4,8 +4,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <ctime>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/cord.h"
@@ -19,10 +22,36 @@
 
 namespace sluice {
 
+namespace {
+
+// Bytes of the character that `text` begins with; 0: it is a control character,
+// or none of UTF-8.
+size_t PrintableAt(std::string_view text) {
+  const auto byte = [&](size_t i) {
+    return static_cast<unsigned char>(text[i]);
+  };
+  if (byte(0) < 0x80) return byte(0) >= 0x20 && byte(0) != 0x7f ? 1 : 0;
+  const size_t size = byte(0) >= 0xf0 ? 4 : byte(0) >= 0xe0 ? 3 : 2;
+  if (byte(0) < 0xc2 || byte(0) > 0xf4 || text.size() < size) return 0;
+  uint32_t code = byte(0) & (0x7fu >> size);
+  for (size_t i = 1; i < size; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+    code = code << 6 | (byte(i) & 0x3f);
+  }
+  // Below 0xa0 are control characters too, and what is longer than it need be
+  // is no character.
+  constexpr uint32_t kLeast[] = {0, 0, 0xa0, 0x800, 0x10000};
+  const bool surrogate = code >= 0xd800 && code < 0xe000;
+  return code >= kLeast[size] && code <= 0x10ffff && !surrogate ? size : 0;
+}
+
+}  // namespace
+
 std::string Printable(std::string text) {
-  for (char& c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7f) c = '?';
+  for (size_t at = 0; at < text.size();) {
+    const size_t size = PrintableAt(std::string_view(text).substr(at));
+    if (size == 0) text[at] = '?';
+    at += std::max<size_t>(size, 1);
   }
   return text;
 }

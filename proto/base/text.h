@@ -7,8 +7,9 @@
 
 namespace sluice {
 
-// `text` with each control character replaced by '?', so that it stays in its
-// line and moves no cursor.
+// `text` with '?' for each byte that is a control character's, or that makes no
+// character of UTF-8: so it stays in its line, moves no cursor, and can be a
+// string of a protobuf, whose reader drops the packet otherwise.
 std::string Printable(std::string text);
 
 // The same, no longer than a screen: for a complaint that quotes a file.

@@ -6,6 +6,7 @@
 
 #include "daemon/core/planning/joint_planning.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 
 namespace sluice::daemon {
 namespace {
@@ -200,7 +201,8 @@ void JointPlanning::AloneSolved(PlanRounds::Round round,
 void JointPlanning::RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
                                 const absl::Status& why, absl::Time now,
                                 Effects& effects) {
-  const std::string reason(why.message());
+  // A worker's own words: it computes on what a client sent.
+  const std::string reason = Printable(std::string(why.message()));
   if (outcome == PlanOutcome::kFailed) ++journal_.stats.plans[outcome];
   // Its message may name what is another principal's.
   journal_.Log(

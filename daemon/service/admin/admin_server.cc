@@ -13,6 +13,7 @@ namespace {
 
 constexpr size_t kLongestName = 64;
 constexpr size_t kLongestText = 256;
+constexpr size_t kLongestPath = 4096;
 
 // 0 on the wire is "unlimited".
 uint64_t ToWire(Bytes limit) {
@@ -26,6 +27,14 @@ absl::StatusOr<Bytes> FromWire(uint64_t limit, const char* name) {
         fmt::format("{} is {}, the limit is 2^60", name, limit));
   }
   return Bytes(static_cast<int64_t>(limit));
+}
+
+// Texts are cut. What names something is refused where it can name nothing: a
+// part of it may be another's name.
+absl::Status CheckName(const std::string& name, const char* what, size_t most) {
+  if (name.size() <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(fmt::format(
+      "{} has {} characters, the limit is {}", what, name.size(), most));
 }
 
 }  // namespace
@@ -64,6 +73,8 @@ struct AdminServer::Impl final : admin::Admin::Service {
     }
     std::optional<Bytes> gpu, host;
     const auto read = [&]() -> absl::Status {
+      SLUICE_RETURN_IF_ERROR(CheckName(target.job, "job", kLongestName));
+      SLUICE_RETURN_IF_ERROR(CheckName(target.cgroup, "cgroup", kLongestPath));
       if (request->has_gpu_bytes()) {
         SLUICE_ASSIGN_OR_RETURN(gpu,
                                 FromWire(request->gpu_bytes(), "gpu_bytes"));
@@ -91,6 +102,9 @@ struct AdminServer::Impl final : admin::Admin::Service {
       return ToGrpc(absl::InvalidArgumentError(
           "memory of which pool? name a GPU or a NUMA node"));
     }
+    const absl::Status named =
+        CheckName(request->cgroup(), "cgroup", kLongestPath);
+    if (!named.ok()) return ToGrpc(named);
     const bool gpu = request->pool_case() == Pool::kGpu;
     const PoolId pool = {gpu ? PoolKind::kGpu : PoolKind::kHost,
                          gpu ? request->gpu() : request->numa()};
@@ -152,7 +166,7 @@ struct AdminServer::Impl final : admin::Admin::Service {
                            : std::nullopt,
         request->kill(),
         request->reason().empty() ? "evicted by an administrator"
-                                  : request->reason());
+                                  : request->reason().substr(0, kLongestText));
     if (!evicted.ok()) return ToGrpc(evicted.status());
     reply->set_sessions(static_cast<uint32_t>(evicted->sessions));
     reply->set_processes(static_cast<uint32_t>(evicted->processes));

@@ -208,6 +208,18 @@ TEST(Plan, DeadlineStopsTheWorkerAndTellsTheRanks) {
   EXPECT_THAT(node.NoticesTo<PlanReadyNotice>(a), IsEmpty());
 }
 
+// Wrong once: what a worker wrote at its end went into the log as it was.
+TEST(Plan, TheLastWordsOfAWorkerStayInTheirLine) {
+  CoreDriver node;
+  const SessionId a = node.Attach("demo", 0);
+  Submit(node, a, 0, 0, "h0");
+  node.Apply(node.core.PlanSolved(node.to_solve[0].round,
+                                  absl::InternalError("no\r\x1b[2K\xfe"),
+                                  node.clock.Now()));
+  EXPECT_EQ(node.NoticesTo<PlanFailedNotice>(a).at(0).reason, "no??[2K?");
+  EXPECT_THAT(node.core.log().events().back().text, HasSubstr("no??[2K?"));
+}
+
 TEST(Plan, RankThatLeavesEndsTheRoundForTheOthers) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0, 2);

@@ -13,6 +13,7 @@ using sluice::testing::IsOk;
 using sluice::testing::StatusIs;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::SizeIs;
 
 absl::Status StatusOf(const std::optional<Reply>& reply) {
@@ -234,6 +235,29 @@ TEST(Evict, TellsEndsAndQuarantinesAndKillsOnlyWhenAsked) {
   EXPECT_TRUE(node.killed.contains(a));
   EXPECT_EQ(evicted.sessions, 0);
   EXPECT_EQ(evicted.processes, 2);
+}
+
+// Wrong once: each line of the reason was a line of the log.
+TEST(Evict, AReasonStaysInItsLine) {
+  CoreDriver node;
+  const SessionId a = node.Attach("demo", 0);
+  node.Apply(node.core
+                 .Evict("demo", std::nullopt, false, "full\nerror \x1b[31m\xff",
+                        node.clock.Now())
+                 .effects);
+  EXPECT_EQ(node.NoticesTo<EvictedNotice>(a).at(0).reason, "full?error ?[31m?");
+  for (const LoggedEvent& event : node.core.log().events()) {
+    EXPECT_THAT(event.text, Not(HasSubstr("\n")));
+  }
+}
+
+TEST(Budgets, TheNameOfAJobStaysInItsLine) {
+  CoreDriver node;
+  ASSERT_THAT(node.core.SetBudget({.job = "a\nerror"}, MiB(4), std::nullopt,
+                                  node.clock.Now(), "root\n"),
+              IsOk());
+  EXPECT_THAT(node.core.log().events().back().text,
+              HasSubstr("job a?error: GPU 4 MiB"));
 }
 
 // Wrong once: one user's flood pushed out everybody's.

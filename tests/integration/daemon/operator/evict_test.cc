@@ -13,11 +13,12 @@ namespace {
 
 // All sessions of job "demo", for maintenance.
 grpc::Status Evict(const RunningDaemon& daemon, bool kill,
-                   admin::EvictReply& reply) {
+                   admin::EvictReply& reply,
+                   const std::string& reason = "maintenance") {
   grpc::ClientContext context;
   admin::EvictRequest request;
   request.set_job("demo");
-  request.set_reason("maintenance");
+  request.set_reason(reason);
   request.set_kill(kill);
   return AdminStub(daemon)->Evict(&context, request, &reply);
 }
@@ -54,6 +55,25 @@ TEST(DaemonAdmin, EvictedRankIsToldWhyAndItsMemoryComesBackWhenItEnds) {
 
   EXPECT_EQ(Evict(daemon, /*kill=*/false, reply).error_code(),
             grpc::StatusCode::NOT_FOUND);
+}
+
+// Wrong once: the packet was too large for the socket, and the rank saw its
+// session end without a word.
+TEST(DaemonAdmin, AnEvictedRankIsToldTheBeginningOfAReasonThatIsTooLong) {
+  RunningDaemon daemon;
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
+                              RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(client.Hello("demo"), IsOk());
+  std::string reason = "for";
+  while (reason.size() < 100 << 10) reason += "\né";
+  admin::EvictReply reply;
+  ASSERT_TRUE(Evict(daemon, /*kill=*/false, reply, reason).ok());
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto event,
+                              client.NextEvent(absl::Seconds(10)));
+  ASSERT_TRUE(event.has_evicted());
+  // Cut within a character, which is none then.
+  EXPECT_THAT(event.evicted().reason(), ::testing::StartsWith("for?é?é"));
+  EXPECT_EQ(event.evicted().reason().size(), 256u);
 }
 
 TEST(DaemonAdmin, EvictWithKillEndsTheProcess) {

@@ -1,0 +1,44 @@
+#include "proto/base/text.h"
+
+#include <string>
+
+#include "gtest/gtest.h"
+
+namespace sluice {
+namespace {
+
+TEST(Printable, KeepsCharactersOfEveryLength) {
+  for (const std::string text : {"", "a b~", "é ß", "€ 流", "🌊", "\u00a0"}) {
+    EXPECT_EQ(Printable(text), text);
+  }
+}
+
+TEST(Printable, NothingMovesACursor) {
+  EXPECT_EQ(Printable("a\n\tb\x1b[1m\x7f"), "a??b?[1m?");
+  // As two bytes of UTF-8: what begins a command of a terminal, in one.
+  EXPECT_EQ(Printable("a\u009b1m\u0085"), "a??1m??");
+}
+
+// Wrong once: a text that was cut within a character, in a packet, ended the
+// session of its reader.
+TEST(Printable, WhatIsNoUtf8IsReplacedByteByByte) {
+  EXPECT_EQ(Printable("\xff\xfe"), "??");
+  EXPECT_EQ(Printable("cut \xe2\x82"), "cut ??");
+  EXPECT_EQ(Printable("\xe2\x82z"), "??z");
+  EXPECT_EQ(Printable("\xbf alone"), "? alone");
+  EXPECT_EQ(Printable("\xc0\xaf"), "??") << "longer than it need be";
+  EXPECT_EQ(Printable("\xe0\x80\xaf"), "???") << "longer than it need be";
+  EXPECT_EQ(Printable("\xed\xa0\x80"), "???") << "half of a pair";
+  EXPECT_EQ(Printable("\xf4\x90\x80\x80"), "????") << "beyond the last one";
+}
+
+TEST(PrintableLine, IsNoLongerThanAScreenAndStaysReadable) {
+  std::string text = "x";
+  while (text.size() < 3000) text += "é";
+  const std::string line = PrintableLine(text);
+  EXPECT_LT(line.size(), 1010u);
+  EXPECT_TRUE(line.ends_with("é? ...")) << line.substr(990);
+}
+
+}  // namespace
+}  // namespace sluice
