@@ -1,4 +1,4 @@
-// Construction, reading and the invariants that span all parts.
+// Construction, reading, time, and the invariants that span all parts.
 #include "daemon/core/core.h"
 
 #include <fmt/format.h>
@@ -7,7 +7,6 @@
 
 #include "proto/base/grant_page.h"
 #include "proto/base/status.h"
-#include "proto/base/text.h"
 
 namespace sluice::daemon {
 
@@ -160,6 +159,43 @@ Snapshot Core::TakeSnapshot(const Principal* viewer, absl::Time now) const {
   return snapshot;
 }
 
+Effects Core::Tick(absl::Time now) {
+  Effects effects;
+  std::vector<SessionId> late;
+  for (SessionId id : half_open_) {
+    if (sessions_.at(id).connected_at + config_.hello_timeout > now) break;
+    late.push_back(id);
+  }
+  for (SessionId id : late) {
+    Close(sessions_.Edit(id), now, effects);
+    Drop(id, now, effects);
+    ++journal_.stats.sessions_refused;
+  }
+  ledger_.AskAgain(now, effects);
+  ledger_.Trim(now, effects);
+  for (PlanRoundId round : joint_.Overdue(now)) {
+    effects.push_back(StopSolving{round});
+    Effects failed = PlanSolved(
+        round,
+        absl::DeadlineExceededError(fmt::format(
+            "no plan within {} s: raise time_limit_s in [worker], or use "
+            "larger chunks",
+            absl::ToDoubleSeconds(config_.plan_time_limit))),
+        now);
+    effects.insert(effects.end(), failed.begin(), failed.end());
+  }
+  Settle(now, effects);
+  return effects;
+}
+
+absl::Time Core::NextDeadline() const {
+  absl::Time next = std::min(
+      {joint_.NextDeadline(), ledger_.NextDeadline(), waiting_.NextDeadline()});
+  if (half_open_.empty()) return next;
+  const Session& oldest = sessions_.at(*half_open_.begin());
+  return std::min(next, oldest.connected_at + config_.hello_timeout);
+}
+
 void Core::Load(CoreState saved) {
   SLUICE_CHECK(sessions_.empty());
   ledger_.Load(saved.ledger);
@@ -208,22 +244,6 @@ void Core::CheckInvariants() const {
   CheckSessions();
   CheckGuarantees();
   CheckWaiting();
-}
-
-// No link has promised more than it carries, to all or to one.
-void Core::CheckGuarantees() const {
-  for (const auto& [id, session] : sessions_) {
-    const double rate = session.guaranteed_bytes_per_second;
-    if (rate == 0) continue;
-    SLUICE_CHECK(rate > 0);
-    const double asked = session.hello.guaranteed_bytes_per_second;
-    SLUICE_CHECK(session.guarantee_lowered.empty() ? rate == asked
-                                                   : rate < asked);
-    if (!session.is_rank()) continue;
-    // It would be admitted again beside the others.
-    constexpr double kRounding = 1 - 1e-9;
-    SLUICE_CHECK(AdmitOnPath(session, rate, kRounding).ok());
-  }
 }
 
 // A grant slot belongs to one session, and only a session that was attached as

@@ -214,7 +214,7 @@ class Core {
   void CheckInvariants() const;
 
  private:
-  // Requests (core_requests.cc).
+  // Requests (core_requests.cc; each kind's in the file of its subject).
   void Answer(Session& session, RequestId request, Reply reply,
               Effects& effects);
   // The answer to a request that comes again.
@@ -235,6 +235,8 @@ class Core {
   absl::Status AdmitHello(const Session& session,
                           const HelloRequest& hello) const;
   int TakeSlot();
+
+  // Guaranteed rates (core_guarantees.cc).
   // What attached ranks whose copies load `link` were promised, all but
   // `besides`, whose principal is the one that asks.
   Promised PromisedOn(const std::string& link, const Session& besides) const;
@@ -251,6 +253,10 @@ class Core {
   std::string Guarantee(Session& session, RequestId request, absl::Time now);
   // Not known: no speeds.
   LinkSpeed LinkOf(DeviceIndex gpu) const;
+  void CheckGuarantees() const;
+
+  // Steps (core_steps.cc).
+  void CountCopies(Session& session);
 
   // Leases (core_leases.cc).
   Refusal TakeLease(Session& session, RequestId request,
@@ -330,14 +336,12 @@ class Core {
   void UseLinksThatWait(Effects& effects);
 
   // Reading and invariants (core.cc).
-  void CountCopies(Session& session);
   RankSnapshot SnapshotOf(const Session& session) const;
   std::vector<JobSnapshot> Jobs(const Principal* viewer) const;
   // Each table that is saved but the sessions', which have tables themselves.
   template <typename Each>
   void EachTable(Each each);
   void CheckSessions() const;
-  void CheckGuarantees() const;
 
   void Log(absl::Time now, EventKind kind, std::string text,
            const Principal& whose, Cause cause = {}) {

@@ -1,8 +1,10 @@
-// What administrators set: limits, reservations, and whether the node is
-// drained.
+// What administrators do: limits, reservations, whether the node is drained,
+// whose sessions end.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
+#include <utility>
 
 #include "daemon/core/core.h"
 #include "proto/base/status.h"
@@ -112,6 +114,45 @@ absl::Status Core::CheckDrain() const {
       "administrator runs sluicectl undrain",
       Who(drain_->who),
       drain_->reason.empty() ? "" : " (" + Printable(drain_->reason) + ")"));
+}
+
+Core::Evicted Core::Evict(const std::string& job, std::optional<uint32_t> uid,
+                          bool kill, const std::string& reason,
+                          absl::Time now) {
+  Evicted evicted;
+  const std::string said = Printable(reason);
+  std::set<std::pair<int, uint64_t>> killed;
+  for (const auto& [id, session] : sessions_) {
+    if (session.grant_slot < 0 || session.hello.job != job) continue;
+    if (uid.has_value() && session.peer.principal.uid != *uid) continue;
+    const bool open = session.state == Session::State::kAttached;
+    if (open) {
+      ++evicted.sessions;
+      ++journal_.stats.client_deaths[Death::kEvicted];
+      evicted.effects.push_back(SendNotice{id, EvictedNotice{said}});
+      Log(now, EventKind::kEvict,
+          fmt::format("{}: {}", session.Described(), said),
+          session.peer.principal, {session.id});
+      Close(sessions_.Edit(id), now, evicted.effects);
+    }
+    if (!kill) continue;
+    evicted.effects.push_back(KillProcess{id});
+    killed.emplace(session.peer.pid, session.peer.start_ticks);
+  }
+  evicted.processes = static_cast<int>(killed.size());
+  Settle(now, evicted.effects);
+  return evicted;
+}
+
+Effects Core::ShutDown(const std::string& reason, absl::Time now) {
+  Effects effects;
+  for (const auto& [id, session] : sessions_) {
+    if (session.state == Session::State::kAttached) {
+      effects.push_back(SendNotice{id, ShuttingDownNotice{reason}});
+    }
+  }
+  Log(now, EventKind::kStop, reason, {});
+  return effects;
 }
 
 int Core::ranks() const {

@@ -1,33 +1,13 @@
 // Requests: executed once each, and the small ones.
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <utility>
 
 #include "daemon/core/core.h"
-#include "daemon/core/links.h"
 #include "proto/base/grant_page.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
-namespace {
-
-// What a rank may have copied at most, whatever it reports: what its link
-// carries, and one copy ahead. A sum that a lie has filled stays wrong for as
-// long as the daemon lives.
-constexpr double kFastestLink = 1e12;  // bytes per second, where none is known
-constexpr double kOneCopy = 64.0 * (1 << 30);
-
-uint64_t MostCopied(double bytes_per_second, absl::Duration since) {
-  const double rate = bytes_per_second > 0 ? bytes_per_second : kFastestLink;
-  const double most = kOneCopy + rate * absl::ToDoubleSeconds(since);
-  return static_cast<uint64_t>(std::min(most, 0x1p62));
-}
-
-void AddUpTo(uint64_t most, uint64_t more, uint64_t& sum) {
-  sum = more < most - std::min(sum, most) ? sum + more : std::max(sum, most);
-}
-
-}  // namespace
 
 Effects Core::Receive(SessionId id, RequestId request, const Request& body,
                       absl::Time now) {
@@ -135,80 +115,6 @@ absl::Status Core::AdmitHello(const Session& session,
   return absl::OkStatus();
 }
 
-LinkSpeed Core::LinkOf(DeviceIndex gpu) const {
-  for (const LinkSpeed& link : config_.links) {
-    if (link.name == config_.gpus.at(gpu.value()).link) return link;
-  }
-  return {};
-}
-
-Promised Core::PromisedOn(const std::string& link,
-                          const Session& besides) const {
-  Promised promised;
-  for (const auto& [id, session] : sessions_) {
-    const double rate = session.guaranteed_bytes_per_second;
-    if (rate == 0 || !session.is_rank() || id == besides.id) continue;
-    const std::string& own = config_.gpus[session.hello.gpu.value()].link;
-    if (!Loads(config_.links, own, link)) continue;
-    promised.all += rate;
-    if (session.peer.principal == besides.peer.principal) {
-      promised.to_principal += rate;
-    }
-  }
-  return promised;
-}
-
-absl::Status Core::AdmitOnPath(const Session& session, double asked,
-                               double scale) const {
-  const std::string& own = config_.gpus.at(session.hello.gpu.value()).link;
-  bool limited = false;
-  for (const size_t i : LinkPath(config_.links, own)) {
-    const LinkSpeed& link = config_.links[i];
-    if (!IsLimited(link)) continue;
-    limited = true;
-    Promised promised = PromisedOn(link.name, session);
-    promised.all *= scale;
-    promised.to_principal *= scale;
-    SLUICE_RETURN_IF_ERROR(AdmitGuarantee(link, asked * scale, promised));
-  }
-  if (limited) return absl::OkStatus();
-  return AdmitGuarantee(LinkOf(session.hello.gpu), asked, {});  // says why not
-}
-
-GuaranteeLeft Core::KeepOnPath(const Session& session, double had) const {
-  const std::string& own = config_.gpus.at(session.hello.gpu.value()).link;
-  GuaranteeLeft left{had, ""};
-  bool limited = false;
-  for (const size_t i : LinkPath(config_.links, own)) {
-    const LinkSpeed& link = config_.links[i];
-    if (!IsLimited(link)) continue;
-    limited = true;
-    GuaranteeLeft here = KeepGuarantee(link, left.bytes_per_second,
-                                       PromisedOn(link.name, session));
-    if (!here.why.empty()) left = std::move(here);
-  }
-  if (limited) return left;
-  const absl::Status why = AdmitGuarantee(LinkOf(session.hello.gpu), had, {});
-  return {0, std::string(why.message())};
-}
-
-std::string Core::Guarantee(Session& session, RequestId request,
-                            absl::Time now) {
-  const double asked = session.hello.guaranteed_bytes_per_second;
-  if (!(asked > 0)) return "";
-  const Principal& principal = session.peer.principal;
-  const absl::Status admitted = AdmitOnPath(session, asked);
-  if (admitted.ok()) {
-    session.guaranteed_bytes_per_second = asked;
-    return "";
-  }
-  Log(now, EventKind::kRefuse,
-      fmt::format("rank {} of job {}: {}", session.hello.rank.value(),
-                  session.hello.job, std::string(admitted.message())),
-      principal, {session.id, request});
-  return std::string(admitted.message());
-}
-
 int Core::TakeSlot() {
   for (int slot = 0; slot < kGrantSlots; ++slot) {
     if (!slots_[slot]) {
@@ -260,150 +166,6 @@ void Core::Handle(Session& session, RequestId request,
     journal_.stats.jobs.Began(session.job(), now);
   }
   Answer(session, request, std::move(welcome), effects);
-}
-
-void Core::Handle(Session& session, RequestId request,
-                  const StepReportRequest& report, absl::Time now,
-                  Effects& effects) {
-  StepReport step = report.step;
-  if (!session.is_rank()) {
-    return Answer(
-        session, request,
-        absl::FailedPreconditionError("an observer's session reports no steps"),
-        effects);
-  }
-  joint_.StepReported(session.id);
-  const StepTotals counted = session.totals();
-  if (step.totals.reports == 0) step.totals = Plus(counted, step);
-  const StepTotals more = Since(counted, step.totals);
-  session.last_step = step;
-  session.hbm_peak = std::max(session.hbm_peak, step.hbm_peak);
-  JobStats& job = journal_.stats.jobs.Of(session.job());
-  AddUpTo(UINT64_MAX, static_cast<uint64_t>(more.reports), job.steps);
-  AddUpTo(UINT64_MAX, static_cast<uint64_t>(more.tokens), job.tokens);
-  job.stall_seconds += more.stall_seconds;
-  job.grant_wait_seconds += more.grant_wait_seconds;
-  AddUpTo(UINT64_MAX, static_cast<uint64_t>(more.plan_mismatches),
-          job.plan_mismatches);
-  const LinkSpeed link = LinkOf(session.hello.gpu);
-  const absl::Duration since = now - session.connected_at;
-  AddUpTo(MostCopied(SpeedOf(link, kH2d), since), more.h2d.size(),
-          session.copies_reported[kH2d]);
-  AddUpTo(MostCopied(SpeedOf(link, kD2h), since), more.d2h.size(),
-          session.copies_reported[kD2h]);
-  CountCopies(session);
-  job.step_seconds.Observe(step.seconds);
-  journal_.stats.grant_wait_seconds.Observe(step.grant_wait_seconds);
-  for (const double seconds : report.map_seconds) {
-    journal_.stats.map_seconds.Observe(seconds);
-  }
-  Answer(session, request, NotedReply{}, effects);
-}
-
-void Core::CopiesSeen(const std::map<int, Directions>& used) {
-  for (const auto& [id, session] : sessions_) {
-    if (!session.is_rank()) continue;
-    const auto seen = used.find(session.grant_slot);
-    if (seen == used.end() || seen->second == session.copies_seen) continue;
-    Session& copied = sessions_.Edit(id);
-    copied.copies_seen = seen->second;
-    CountCopies(copied);
-  }
-}
-
-void Core::CountCopies(Session& session) {
-  GpuStats& gpu = journal_.stats.gpus[session.hello.gpu.value()];
-  for (const int d : {kH2d, kD2h}) {
-    const uint64_t now =
-        std::max(session.copies_reported[d], session.copies_seen[d]);
-    uint64_t& counted = session.copies_counted[d];
-    if (now <= counted) continue;  // counters never fall
-    Bytes& sum = d == kH2d ? gpu.h2d : gpu.d2h;
-    uint64_t bytes = sum.size();
-    AddUpTo(INT64_MAX, now - counted, bytes);
-    sum = Bytes(static_cast<int64_t>(bytes));
-    counted = now;
-  }
-}
-
-void Core::Handle(Session& session, RequestId request, const ProfileRequest&,
-                  absl::Time, Effects& effects) {
-  if (!session.is_rank()) {
-    return Answer(session, request,
-                  absl::FailedPreconditionError(
-                      "an observer's session has no plans: attach as a rank"),
-                  effects);
-  }
-  effects.push_back(ReadProfile{session.id, request});
-}
-
-Effects Core::ProfileRead(SessionId id, RequestId request,
-                          absl::StatusOr<ProfileWithHash> read,
-                          absl::Time now) {
-  Effects effects;
-  Session* found = sessions_.Find(id);
-  if (found == nullptr || !found->is_rank()) return effects;
-  Session& session = *found;
-  if (!read.ok()) {
-    Answer(session, request, read.status(), effects);
-    return effects;
-  }
-  const plan::RankProfile& profile = *read->profile;
-  if (profile.rank != session.hello.rank || profile.gpu != session.hello.gpu) {
-    Answer(session, request,
-           absl::InvalidArgumentError(fmt::format(
-               "the profile is of rank {} on GPU {}, but this session is rank "
-               "{} on GPU {}",
-               profile.rank.value(), profile.gpu.value(),
-               session.hello.rank.value(), session.hello.gpu.value())),
-           effects);
-    return effects;
-  }
-  absl::Status may = joint_.MayKeep(id, profile);
-  if (!may.ok()) {
-    ++journal_.stats.profiles_refused;
-    Answer(session, request, std::move(may), effects);
-    return effects;
-  }
-  const int waiting = joint_.Submit(id, *std::move(read));
-  session.told_plan = PlanId();
-  Answer(session, request, SubmittedReply{waiting}, effects);
-  if (waiting == 0) joint_.Ask(session.job(), now, effects);
-  Settle(now, effects);
-  return effects;
-}
-
-Effects Core::PlanSolved(PlanRoundId round,
-                         absl::StatusOr<plan::NodePlan> solved, absl::Time now,
-                         std::vector<KeyedUnit> units) {
-  Effects effects;
-  joint_.PlanSolved(round, std::move(solved), std::move(units), now, effects);
-  Settle(now, effects);
-  return effects;
-}
-
-void Core::Handle(Session& session, RequestId request,
-                  const PlanTakenRequest& taken, absl::Time now,
-                  Effects& effects) {
-  Answer(session, request, NotedReply{}, effects);
-  if (session.is_rank()) joint_.PlanTaken(session.id, taken, now);
-}
-
-Effects Core::ChangeNotSent(SessionId id, PlanId plan, absl::Time now) {
-  Effects effects;
-  joint_.ChangeNotSent(id, plan, now);
-  Settle(now, effects);
-  return effects;
-}
-
-void Core::PlanProgressed(PlanRoundId round,
-                          const plan::PlanProgress& progress) {
-  joint_.Progressed(round, progress);
-}
-
-void Core::UnitsRead(absl::StatusOr<std::vector<KeyedUnit>> units,
-                     absl::Time now) {
-  joint_.UnitsRead(std::move(units), now);
 }
 
 void Core::Handle(Session& session, RequestId request,

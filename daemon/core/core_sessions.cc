@@ -2,13 +2,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "daemon/core/core.h"
-#include "proto/base/grant_page.h"
 #include "proto/base/status.h"
-#include "proto/base/text.h"
 
 namespace sluice::daemon {
 namespace {
@@ -35,18 +32,6 @@ Death DeathBy(Exit exit) {
       break;
   }
   return Death::kUnknown;
-}
-
-std::string Describe(const Session& session) {
-  if (session.state == Session::State::kHalfOpen) {
-    return fmt::format("process {}", session.peer.pid);
-  }
-  if (session.hello.observer) {
-    return fmt::format("observer, process {}", session.peer.pid);
-  }
-  return fmt::format("rank {} of job {}, process {}",
-                     session.hello.rank.value(), session.hello.job,
-                     session.peer.pid);
 }
 
 }  // namespace
@@ -152,7 +137,7 @@ void Core::Close(Session& session, absl::Time now, Effects& effects) {
         waiting_.SessionEnded(session.id);
     effects.push_back(DetachGrants{session.grant_slot});
     slots_[session.grant_slot] = false;
-    Log(now, EventKind::kDetach, Describe(session) + " closed its session",
+    Log(now, EventKind::kDetach, session.Described() + " closed its session",
         session.peer.principal, {session.id});
   }
   session.state = Session::State::kClosed;
@@ -194,7 +179,7 @@ Effects Core::ProcessGone(SessionId id, Exit exit, absl::Time now) {
     ++journal_.stats.client_deaths[DeathBy(exit)];
     TellPeers(session, Describe(exit), effects);
     Log(now, EventKind::kDeath,
-        fmt::format("{}: {}", Describe(session), Describe(exit)),
+        fmt::format("{}: {}", session.Described(), Describe(exit)),
         session.peer.principal, {session.id});
   }
   Drop(id, now, effects);
@@ -221,7 +206,7 @@ Effects Core::ProtocolBroken(SessionId id, const std::string& reason,
   Session& session = *found;
   if (session.state == Session::State::kClosed) return effects;
   Log(now, EventKind::kProtocol,
-      fmt::format("{}: {}; its session is ended", Describe(session), reason),
+      fmt::format("{}: {}; its session is ended", session.Described(), reason),
       session.peer.principal, {session.id});
   if (session.is_rank()) {
     ++journal_.stats.client_deaths[Death::kProtocol];
@@ -231,82 +216,6 @@ Effects Core::ProtocolBroken(SessionId id, const std::string& reason,
   Tidy(id, now, effects);
   Settle(now, effects);
   return effects;
-}
-
-Core::Evicted Core::Evict(const std::string& job, std::optional<uint32_t> uid,
-                          bool kill, const std::string& reason,
-                          absl::Time now) {
-  Evicted evicted;
-  const std::string said = Printable(reason);
-  std::set<std::pair<int, uint64_t>> killed;
-  for (const auto& [id, session] : sessions_) {
-    if (session.grant_slot < 0 || session.hello.job != job) continue;
-    if (uid.has_value() && session.peer.principal.uid != *uid) continue;
-    const bool open = session.state == Session::State::kAttached;
-    if (open) {
-      ++evicted.sessions;
-      ++journal_.stats.client_deaths[Death::kEvicted];
-      evicted.effects.push_back(SendNotice{id, EvictedNotice{said}});
-      Log(now, EventKind::kEvict,
-          fmt::format("{}: {}", Describe(session), said),
-          session.peer.principal, {session.id});
-      Close(sessions_.Edit(id), now, evicted.effects);
-    }
-    if (!kill) continue;
-    evicted.effects.push_back(KillProcess{id});
-    killed.emplace(session.peer.pid, session.peer.start_ticks);
-  }
-  evicted.processes = static_cast<int>(killed.size());
-  Settle(now, evicted.effects);
-  return evicted;
-}
-
-Effects Core::ShutDown(const std::string& reason, absl::Time now) {
-  Effects effects;
-  for (const auto& [id, session] : sessions_) {
-    if (session.state == Session::State::kAttached) {
-      effects.push_back(SendNotice{id, ShuttingDownNotice{reason}});
-    }
-  }
-  Log(now, EventKind::kStop, reason, {});
-  return effects;
-}
-
-Effects Core::Tick(absl::Time now) {
-  Effects effects;
-  std::vector<SessionId> late;
-  for (SessionId id : half_open_) {
-    if (sessions_.at(id).connected_at + config_.hello_timeout > now) break;
-    late.push_back(id);
-  }
-  for (SessionId id : late) {
-    Close(sessions_.Edit(id), now, effects);
-    Drop(id, now, effects);
-    ++journal_.stats.sessions_refused;
-  }
-  ledger_.AskAgain(now, effects);
-  ledger_.Trim(now, effects);
-  for (PlanRoundId round : joint_.Overdue(now)) {
-    effects.push_back(StopSolving{round});
-    Effects failed = PlanSolved(
-        round,
-        absl::DeadlineExceededError(fmt::format(
-            "no plan within {} s: raise time_limit_s in [worker], or use "
-            "larger chunks",
-            absl::ToDoubleSeconds(config_.plan_time_limit))),
-        now);
-    effects.insert(effects.end(), failed.begin(), failed.end());
-  }
-  Settle(now, effects);
-  return effects;
-}
-
-absl::Time Core::NextDeadline() const {
-  absl::Time next = std::min(
-      {joint_.NextDeadline(), ledger_.NextDeadline(), waiting_.NextDeadline()});
-  if (half_open_.empty()) return next;
-  const Session& oldest = sessions_.at(*half_open_.begin());
-  return std::min(next, oldest.connected_at + config_.hello_timeout);
 }
 
 }  // namespace sluice::daemon

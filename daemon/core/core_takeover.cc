@@ -40,33 +40,6 @@ bool Core::NoticesSent() {
   return !std::exchange(to_tell_, {}).empty();
 }
 
-void Core::KeepGuarantees(const std::set<SessionId>& reached, absl::Time now,
-                          Effects& effects) {
-  std::vector<std::pair<SessionId, double>> had;
-  for (const auto& [id, session] : sessions_) {
-    if (session.is_rank() && session.guaranteed_bytes_per_second > 0) {
-      had.emplace_back(id, session.guaranteed_bytes_per_second);
-    }
-  }
-  for (const auto& [id, rate] : had) {
-    sessions_.Edit(id).guaranteed_bytes_per_second = 0;
-  }
-  for (const auto& [id, rate] : had) {
-    if (!reached.contains(id)) continue;
-    Session& session = sessions_.Edit(id);
-    const GuaranteeLeft left = KeepOnPath(session, rate);
-    session.guaranteed_bytes_per_second = left.bytes_per_second;
-    if (left.why.empty()) continue;
-    session.guarantee_lowered = LoweredText(rate, left);
-    effects.push_back(
-        LowerGuarantee{session.grant_slot, left.bytes_per_second});
-    Log(now, EventKind::kRefuse,
-        fmt::format("rank {} of job {}: {}", session.hello.rank.value(),
-                    session.hello.job, session.guarantee_lowered),
-        session.peer.principal, {id});
-  }
-}
-
 Effects Core::TakeOver(const std::set<SessionId>& reached, absl::Time now) {
   Effects effects;
   ledger_.TakeOver(now, effects);

@@ -1,5 +1,7 @@
 #include "daemon/core/session.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "proto/base/status.h"
@@ -100,6 +102,13 @@ void RequestHistory::ForgetRunning(const std::set<RequestId>& but_for) {
 
 const Reply& RequestHistory::answer(RequestId id) const {
   return *requests_.at(id);
+}
+
+std::string Session::Described() const {
+  if (state == State::kHalfOpen) return fmt::format("process {}", peer.pid);
+  if (hello.observer) return fmt::format("observer, process {}", peer.pid);
+  return fmt::format("rank {} of job {}, process {}", hello.rank.value(),
+                     hello.job, peer.pid);
 }
 
 }  // namespace sluice::daemon

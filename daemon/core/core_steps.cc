@@ -1,0 +1,93 @@
+// Steps that ranks report, and what they copy.
+#include <algorithm>
+
+#include "daemon/core/core.h"
+#include "daemon/core/links.h"
+#include "proto/base/grant_page.h"
+
+namespace sluice::daemon {
+namespace {
+
+// What a rank may have copied at most, whatever it reports: what its link
+// carries, and one copy ahead. A sum that a lie has filled stays wrong for as
+// long as the daemon lives.
+constexpr double kFastestLink = 1e12;  // bytes per second, where none is known
+constexpr double kOneCopy = 64.0 * (1 << 30);
+
+uint64_t MostCopied(double bytes_per_second, absl::Duration since) {
+  const double rate = bytes_per_second > 0 ? bytes_per_second : kFastestLink;
+  const double most = kOneCopy + rate * absl::ToDoubleSeconds(since);
+  return static_cast<uint64_t>(std::min(most, 0x1p62));
+}
+
+void AddUpTo(uint64_t most, uint64_t more, uint64_t& sum) {
+  sum = more < most - std::min(sum, most) ? sum + more : std::max(sum, most);
+}
+
+}  // namespace
+
+void Core::Handle(Session& session, RequestId request,
+                  const StepReportRequest& report, absl::Time now,
+                  Effects& effects) {
+  StepReport step = report.step;
+  if (!session.is_rank()) {
+    return Answer(
+        session, request,
+        absl::FailedPreconditionError("an observer's session reports no steps"),
+        effects);
+  }
+  joint_.StepReported(session.id);
+  const StepTotals counted = session.totals();
+  if (step.totals.reports == 0) step.totals = Plus(counted, step);
+  const StepTotals more = Since(counted, step.totals);
+  session.last_step = step;
+  session.hbm_peak = std::max(session.hbm_peak, step.hbm_peak);
+  JobStats& job = journal_.stats.jobs.Of(session.job());
+  AddUpTo(UINT64_MAX, static_cast<uint64_t>(more.reports), job.steps);
+  AddUpTo(UINT64_MAX, static_cast<uint64_t>(more.tokens), job.tokens);
+  job.stall_seconds += more.stall_seconds;
+  job.grant_wait_seconds += more.grant_wait_seconds;
+  AddUpTo(UINT64_MAX, static_cast<uint64_t>(more.plan_mismatches),
+          job.plan_mismatches);
+  const LinkSpeed link = LinkOf(session.hello.gpu);
+  const absl::Duration since = now - session.connected_at;
+  AddUpTo(MostCopied(SpeedOf(link, kH2d), since), more.h2d.size(),
+          session.copies_reported[kH2d]);
+  AddUpTo(MostCopied(SpeedOf(link, kD2h), since), more.d2h.size(),
+          session.copies_reported[kD2h]);
+  CountCopies(session);
+  job.step_seconds.Observe(step.seconds);
+  journal_.stats.grant_wait_seconds.Observe(step.grant_wait_seconds);
+  for (const double seconds : report.map_seconds) {
+    journal_.stats.map_seconds.Observe(seconds);
+  }
+  Answer(session, request, NotedReply{}, effects);
+}
+
+void Core::CopiesSeen(const std::map<int, Directions>& used) {
+  for (const auto& [id, session] : sessions_) {
+    if (!session.is_rank()) continue;
+    const auto seen = used.find(session.grant_slot);
+    if (seen == used.end() || seen->second == session.copies_seen) continue;
+    Session& copied = sessions_.Edit(id);
+    copied.copies_seen = seen->second;
+    CountCopies(copied);
+  }
+}
+
+void Core::CountCopies(Session& session) {
+  GpuStats& gpu = journal_.stats.gpus[session.hello.gpu.value()];
+  for (const int d : {kH2d, kD2h}) {
+    const uint64_t now =
+        std::max(session.copies_reported[d], session.copies_seen[d]);
+    uint64_t& counted = session.copies_counted[d];
+    if (now <= counted) continue;  // counters never fall
+    Bytes& sum = d == kH2d ? gpu.h2d : gpu.d2h;
+    uint64_t bytes = sum.size();
+    AddUpTo(INT64_MAX, now - counted, bytes);
+    sum = Bytes(static_cast<int64_t>(bytes));
+    counted = now;
+  }
+}
+
+}  // namespace sluice::daemon
