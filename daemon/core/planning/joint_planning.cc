@@ -219,20 +219,6 @@ bool JointPlanning::TakeOver(absl::Time now, Effects& effects) {
   return FollowLinks(now);
 }
 
-bool JointPlanning::FollowLinks(absl::Time now) {
-  const PlannedLinks links = PlannedLinksOf(config_.links);
-  bool others = false;
-  for (const auto& [job, member] : members_) {
-    if (member.links == links) continue;
-    others = others || member.links.has_value();
-    members_.Edit(job).links = links;
-  }
-  if (others) {
-    PlanAgain(now + config_.leave_delay, "links carry other than before");
-  }
-  return others;
-}
-
 void JointPlanning::AddLoose(LooseState& loose) const {
   loose.next_round = rounds_.next_round();
   loose.next_plan = rounds_.next_plan();

@@ -155,8 +155,6 @@ class JointPlanning {
   // Ranks.
   std::vector<SessionId> RanksOf(const JobKey& job) const;
   void AbandonPlans(const AttachedRank& left, absl::Time now, Effects& effects);
-  // A rank of the job left.
-  void LeaveTogether(const JobKey& job, absl::Time now);
   // A job as `viewer` may call it.
   static std::string NameFor(const JobKey& job, const Principal* viewer);
 
@@ -183,7 +181,7 @@ class JointPlanning {
   void FailPlan(const JobKey& job, const std::vector<Rank>& ranks,
                 const PlanFailedNotice& notice, Effects& effects) const;
 
-  // Joins, and changes of running plans (joint_changes.cc).
+  // Joins and leaves (joint_joins.cc).
   void StartTogether(absl::Time now, Effects& effects);
   void TogetherSolved(PlanRounds::Round round,
                       std::shared_ptr<const plan::NodePlan> plan,
@@ -193,10 +191,23 @@ class JointPlanning {
   void AdmitJoin(Asking asking,
                  const std::shared_ptr<const plan::NodePlan>& plan,
                  absl::Time now, Effects& effects);
+  void ReleaseHeld(absl::Time now, Effects& effects);
+  // A rank of the job left.
+  void LeaveTogether(const JobKey& job, absl::Time now);
+  // Plans running jobs again at `at`, because `whose` does what `why` says;
+  // without `whose`, `why` is the whole reason.
+  void PlanAgain(absl::Time at, std::string why,
+                 std::optional<JobKey> whose = std::nullopt);
+  // The reason, as the ranks of `to` may read it.
+  std::string WhyReplanned(const JobKey& to) const;
+  // Plans again where members' plans were made for other links; whether that
+  // is so.
+  bool FollowLinks(absl::Time now);
+
+  // Changes of running plans (joint_changes.cc).
   void ProposeChange(const JobKey& job,
                      const std::shared_ptr<const plan::NodePlan>& plan,
                      const std::string& why, absl::Time now);
-  void ReleaseHeld(absl::Time now, Effects& effects);
   // Tells members' ranks of their changes, where what these grow by is there
   // or nobody who was told gives it back.
   void AnnounceChanges(absl::Time now, Effects& effects);
@@ -206,20 +217,6 @@ class JointPlanning {
   void EndChange(const JobKey& job, Member& member, const std::string& note,
                  absl::Time now);
   void EndOverdueChanges(absl::Time now);
-  // Plans again where members' plans were made for other links; whether that
-  // is so.
-  bool FollowLinks(absl::Time now);
-  // Whether others of its principal could free what the lease needs.
-  bool MayEverFit(const JobKey& job, const LeaseRequest& asked) const;
-  // Later joins no longer wait for jobs that missed their deadline.
-  void MarkShrinkersLate();
-  bool ShrinksLate() const;
-  // Plans running jobs again at `at`, because `whose` does what `why` says;
-  // without `whose`, `why` is the whole reason.
-  void PlanAgain(absl::Time at, std::string why,
-                 std::optional<JobKey> whose = std::nullopt);
-  // The reason, as the ranks of `to` may read it.
-  std::string WhyReplanned(const JobKey& to) const;
   // What `job`'s plan needs is free by now.
   bool FitsNow(const JobKey& job) const;
   // Members whose change gives host memory back.
@@ -227,6 +224,13 @@ class JointPlanning {
   bool Shrinks(const Member& member) const;
   // Whether any of these frees memory that `job` may have.
   bool OthersShrink(const JobKey& job) const;
+  // Later joins no longer wait for jobs that missed their deadline.
+  void MarkShrinkersLate();
+  bool ShrinksLate() const;
+
+  // Leases that wait (joint_leases.cc).
+  // Whether others of its principal could free what the lease needs.
+  bool MayEverFit(const JobKey& job, const LeaseRequest& asked) const;
 
   // What there is for a question (joint_limits.cc).
   plan::NodeResources ResourcesFor(
