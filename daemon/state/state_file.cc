@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <zlib.h>
 
 #include <algorithm>
 #include <atomic>
@@ -13,68 +12,21 @@
 #include <cstring>
 
 #include "daemon/crash/crash_point.h"
+#include "daemon/state/state_layout.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
 namespace {
 
-constexpr uint64_t kMagic = 0x31'4554'4154'5343;  // "CSTATE1"
-constexpr size_t kWord = sizeof(uint64_t);
-// Epochs count from here: no damage of few bits makes one 0.
-constexpr uint64_t kFirstEpoch = 0x5c0d'a7e1'0000'0000;
-
-struct Header {
-  uint64_t magic;  // stored last: says which version this is
-  uint64_t checkpoint_bytes;
-  uint64_t record_bytes;
-};
-
-// Before the bytes of a checkpoint or a record.
-struct Lead {
-  uint64_t epoch;  // of the checkpoint; stored last. 0: nothing here
-  // Of the record in its epoch; of a checkpoint, the versions of all that is
-  // written in this epoch.
-  uint64_t index;
-  uint64_t size;
-  uint64_t sum;
-};
-
-size_t RoundUp(size_t size) { return (size + kWord - 1) / kWord * kWord; }
-
-uint32_t SumOf(uint32_t before, const void* bytes, size_t size) {
-  return static_cast<uint32_t>(
-      crc32_z(before, static_cast<const Bytef*>(bytes), size));
-}
-
-// Of the lead and of the bytes behind it, whose sum is `bytes`.
-uint64_t SumOf(Lead lead, uint32_t bytes) {
-  lead.sum = 0;
-  return crc32_combine(SumOf(0, &lead, sizeof(lead)), bytes,
-                       static_cast<z_off_t>(lead.size));
-}
-
-template <typename T>
-T Load(const std::byte* from) {
-  T value;
-  std::memcpy(&value, from, sizeof(value));
-  return value;
-}
-
-// Whether what begins here fits into `room` and is as it was stored.
-bool IsSound(const std::byte* here, size_t room) {
-  const auto lead = Load<Lead>(here);
-  return lead.size <= room - sizeof(Lead) &&
-         lead.sum == SumOf(lead, SumOf(0, here + sizeof(Lead), lead.size));
-}
-
-std::string_view BytesAfter(const std::byte* lead, uint64_t size) {
-  return {reinterpret_cast<const char*>(lead + sizeof(Lead)), size};
-}
-
-absl::Status Damaged(std::string_view what) {
-  return absl::FailedPreconditionError(fmt::format(
-      "the saved state is damaged ({}): nothing of it is used", what));
-}
+using state_layout::Damaged;
+using state_layout::Header;
+using state_layout::kFirstEpoch;
+using state_layout::kMagic;
+using state_layout::kWord;
+using state_layout::Lead;
+using state_layout::Load;
+using state_layout::RoundUp;
+using state_layout::SumOf;
 
 // The lower half: which version it is; the upper one: from which on it is read.
 uint64_t WordOf(const StateVersions& versions) {
@@ -87,17 +39,6 @@ absl::Status NoRoom(std::string_view what, size_t size, size_t room) {
 }
 
 }  // namespace
-
-struct StateFile::Layout {
-  size_t checkpoint;  // room of one, its lead included
-  size_t records;     // of all
-
-  size_t slot(uint64_t epoch) const {
-    return sizeof(Header) + (epoch % 2) * checkpoint;
-  }
-  size_t log() const { return sizeof(Header) + 2 * checkpoint; }
-  size_t size() const { return log() + records; }
-};
 
 absl::StatusOr<std::unique_ptr<StateFile>> StateFile::Create(
     int fd, Sizes sizes, StateVersions versions) {
@@ -112,13 +53,6 @@ absl::StatusOr<std::unique_ptr<StateFile>> StateFile::Create(
   file->StoreWord(offsetof(Header, record_bytes), layout.records);
   SLUICE_RETURN_IF_ERROR(file->Checkpoint(""));
   file->StoreWord(offsetof(Header, magic), kMagic);
-  return file;
-}
-
-absl::StatusOr<std::unique_ptr<StateFile>> StateFile::Open(
-    int fd, StateVersions versions) {
-  SLUICE_ASSIGN_OR_RETURN(auto file, Map(fd, versions));
-  SLUICE_RETURN_IF_ERROR(file->Read());
   return file;
 }
 
@@ -140,64 +74,6 @@ StateFile::~StateFile() { munmap(memory_, size_); }
 StateFile::Layout StateFile::layout() const {
   const auto header = Load<Header>(memory_);
   return {header.checkpoint_bytes, header.record_bytes};
-}
-
-absl::Status StateFile::Read() {
-  const auto header = Load<Header>(memory_);
-  if (header.magic != kMagic)
-    return Damaged("its first word is not of this layout");
-  if (header.checkpoint_bytes > size_ || header.record_bytes > size_ ||
-      header.checkpoint_bytes < sizeof(Lead) || header.record_bytes < kWord ||
-      header.checkpoint_bytes % kWord != 0 ||
-      header.record_bytes % kWord != 0 || layout().size() != size_) {
-    return Damaged("its sizes do not fit into it");
-  }
-  SLUICE_RETURN_IF_ERROR(ReadCheckpoint());
-  return ReadRecords();
-}
-
-absl::Status StateFile::ReadCheckpoint() {
-  const Layout at = layout();
-  uint64_t versions = 0;
-  for (const uint64_t slot : {0, 1}) {
-    const std::byte* const here = memory_ + at.slot(slot);
-    const auto lead = Load<Lead>(here);
-    if (lead.epoch == 0) continue;  // the process ended while it wrote here
-    if (lead.epoch % 2 != slot || !IsSound(here, at.checkpoint)) {
-      return Damaged(fmt::format("checkpoint {}", slot));
-    }
-    if (lead.epoch <= epoch_) continue;
-    epoch_ = lead.epoch;
-    versions = lead.index;
-    contents_.checkpoint = BytesAfter(here, lead.size);
-  }
-  // No process ends with both: it writes the one that does not count.
-  if (epoch_ == 0) return absl::NotFoundError("the saved state was given up");
-  return CheckStateVersion(static_cast<uint32_t>(versions),
-                           static_cast<uint32_t>(versions >> 32), versions_);
-}
-
-absl::Status StateFile::ReadRecords() {
-  const Layout at = layout();
-  while (true) {
-    const std::byte* const here = memory_ + at.log() + end_;
-    const size_t room = at.records - end_;
-    // Append leaves room for the word that says that there is none.
-    if (room < kWord) return Damaged("its records have no end");
-    if (Load<uint64_t>(here) == 0) return absl::OkStatus();  // the last one's
-    if (room < sizeof(Lead) || !IsSound(here, room)) {
-      return Damaged(fmt::format("record {}", next_));
-    }
-    const auto lead = Load<Lead>(here);
-    // The first one of an older checkpoint, until this one has any.
-    if (end_ == 0 && lead.epoch < epoch_) return absl::OkStatus();
-    if (lead.epoch != epoch_ || lead.index != next_) {
-      return Damaged(fmt::format("record {}", next_));
-    }
-    contents_.records.emplace_back(BytesAfter(here, lead.size));
-    end_ += RoundUp(sizeof(Lead) + lead.size);
-    ++next_;
-  }
 }
 
 absl::Status StateFile::Append(std::string_view record) {

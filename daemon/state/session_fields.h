@@ -1,0 +1,110 @@
+// The fields of sessions: requests, replies, what was reported.
+// By number; core_fields.h says the rules.
+#pragma once
+
+#include "daemon/core/state.h"
+#include "daemon/state/fields.h"
+#include "daemon/state/memory_fields.h"
+
+namespace sluice::daemon {
+
+template <typename Ar>
+void Fields(Ar& ar, Is<HelloRequest> auto& hello) {
+  ar(1, hello.job);
+  ar(2, hello.observer);
+  ar(3, hello.rank);
+  ar(4, hello.world_size);
+  ar(5, hello.local_ranks);
+  ar(6, hello.gpu);
+  ar(7, hello.guaranteed_bytes_per_second);
+  ar(8, hello.protocol);
+  ar(9, hello.shown);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<StepTotals> auto& totals) {
+  ar(1, totals.reports);
+  ar(2, totals.h2d);
+  ar(3, totals.d2h);
+  ar(4, totals.stall_seconds);
+  ar(5, totals.grant_wait_seconds);
+  ar(6, totals.tokens);
+  ar(7, totals.plan_mismatches);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<StepReport> auto& step) {
+  ar(1, step.step);
+  ar(2, step.seconds);
+  ar(3, step.h2d);
+  ar(4, step.d2h);
+  ar(5, step.stall_seconds);
+  ar(6, step.grant_wait_seconds);
+  ar(7, step.hbm_peak);
+  ar(8, step.host_peak);
+  ar(9, step.tokens);
+  ar(10, step.loss);
+  ar(11, step.plan_mismatches);
+  ar(12, step.totals);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<LeaseRequest> auto& asked) {
+  ar(1, asked.pool);
+  ar(2, asked.size);
+  ar(3, asked.wait);
+  ar(4, asked.priority);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<WelcomeReply> auto& welcome) {
+  ar(1, welcome.observer);
+  ar(2, welcome.grant_slot);
+  ar(3, welcome.gpu);
+  ar(4, welcome.guaranteed_bytes_per_second);
+  ar(5, welcome.guarantee_refused);
+  ar(6, welcome.protocol);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<GrantedReply> auto& granted) {
+  ar(1, granted.lease);
+  ar(2, granted.slices);
+}
+template <typename Ar>
+void Fields(Ar&, Is<FreedReply> auto&) {}
+template <typename Ar>
+void Fields(Ar& ar, Is<SubmittedReply> auto& submitted) {
+  ar(1, submitted.waiting_for);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<NotedReply> auto& noted) {
+  ar(1, noted.room);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<SnapshotReply> auto& snapshot) {
+  ar(1, snapshot.plan);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<Session::PeerDeath> auto& death) {
+  ar(1, death.rank);
+  ar(2, death.reason);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<Session> auto& session) {
+  ar(1, session.id);
+  ar(2, session.peer);
+  ar(3, session.state);
+  ar(4, session.connected_at);
+  ar(5, session.hello);
+  ar(6, session.grant_slot);
+  ar(7, session.guaranteed_bytes_per_second);
+  ar(8, session.had_leases_at_close);
+  ar(9, session.last_step);
+  // 10 and 11 were sums that last_step has now.
+  ar(12, session.hbm_peak);
+  ar(13, session.copies_reported);
+  ar(14, session.copies_seen);
+  ar(15, session.copies_counted);
+  ar(16, session.told_plan);
+  ar(17, session.deaths_to_tell);
+  ar(18, session.outside);
+  ar(19, session.guarantee_lowered);
+}
+
+}  // namespace sluice::daemon
