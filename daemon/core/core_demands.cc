@@ -94,12 +94,11 @@ void Core::LogUnpromised(const Session& session, const Copies& copies,
     if (copies.demand.rates[d] <= session.guaranteed_bytes_per_second) continue;
     if (copies.promised[d] > 0 || !IsGated(config_.links, link, d)) continue;
     Log(now, EventKind::kPlan,
-        fmt::format("rank {} of job {}: its plan copies {:.2f} GB/s {} the GPU "
+        fmt::format("{}: its plan copies {:.2f} GB/s {} the GPU "
                     "over link {}, which is not promised beside others; it "
                     "runs by its fair share",
-                    session.hello.rank.value(), session.hello.job,
-                    copies.demand.rates[d] / 1e9, d == kH2d ? "to" : "from",
-                    link),
+                    session.Label(), copies.demand.rates[d] / 1e9,
+                    d == kH2d ? "to" : "from", link),
         session.peer.principal, {session.id});
   }
 }

@@ -78,8 +78,7 @@ std::string Core::Guarantee(Session& session, RequestId request,
     return "";
   }
   Log(now, EventKind::kRefuse,
-      fmt::format("rank {} of job {}: {}", session.hello.rank.value(),
-                  session.hello.job, std::string(admitted.message())),
+      fmt::format("{}: {}", session.Label(), std::string(admitted.message())),
       principal, {session.id, request});
   return std::string(admitted.message());
 }
@@ -105,8 +104,7 @@ void Core::KeepGuarantees(const std::set<SessionId>& reached, absl::Time now,
     effects.push_back(
         LowerGuarantee{session.grant_slot, left.bytes_per_second});
     Log(now, EventKind::kRefuse,
-        fmt::format("rank {} of job {}: {}", session.hello.rank.value(),
-                    session.hello.job, session.guarantee_lowered),
+        fmt::format("{}: {}", session.Label(), session.guarantee_lowered),
         session.peer.principal, {id});
   }
 }

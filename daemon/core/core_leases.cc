@@ -29,8 +29,8 @@ void Core::RefuseLease(Session& session, RequestId request,
                        Effects& effects) {
   ++journal_.stats.leases_refused[refusal.by];
   Log(now, EventKind::kRefuse,
-      fmt::format("rank {} of job {}: {}", session.hello.rank.value(),
-                  session.hello.job, std::string(refusal.why.message())),
+      fmt::format("{}: {}", session.Label(),
+                  std::string(refusal.why.message())),
       session.peer.principal, {session.id, request});
   Answer(session, request, refusal.why, effects);
 }
@@ -69,8 +69,7 @@ void Core::Decide(const Ledger::Decided& decided, absl::Time now,
   journal_.stats.lease_seconds.Observe(
       absl::ToDoubleSeconds(now - decided.asked_at));
   Log(now, EventKind::kLease,
-      fmt::format("rank {} of job {}: {} of {} in {} extents (lease {})",
-                  session.hello.rank.value(), session.hello.job,
+      fmt::format("{}: {} of {} in {} extents (lease {})", session.Label(),
                   FormatBytes(decided.size), Name(decided.pool),
                   decided.slices.size(), decided.lease.value()),
       session.peer.principal, {session.id, decided.request});

@@ -98,9 +98,9 @@ absl::Status Core::AdmitHello(const Session& session,
     }
     if (other.hello.rank == hello.rank) {
       return absl::AlreadyExistsError(fmt::format(
-          "rank {} of job {} is attached already, by process {}: choose "
-          "another job name, or end it",
-          hello.rank.value(), hello.job, other.peer.pid));
+          "{} is attached already, by process {}: choose another job name, or "
+          "end it",
+          other.Label(), other.peer.pid));
     }
     if (other.hello.world_size != hello.world_size ||
         other.hello.local_ranks != hello.local_ranks) {
@@ -141,15 +141,15 @@ void Core::Handle(Session& session, RequestId request,
           effects);
     }
     session.grant_slot = slot;
-    Log(now, EventKind::kAttach,
-        fmt::format("rank {} of job {}, process {}, on GPU {}",
-                    hello.rank.value(), hello.job, session.peer.pid,
-                    hello.gpu.value()),
-        session.peer.principal, {session.id, request});
   }
   session.hello = hello;
   session.state = Session::State::kAttached;
   half_open_.erase(session.id);
+  if (session.is_rank()) {
+    Log(now, EventKind::kAttach,
+        fmt::format("{}, on GPU {}", session.Described(), hello.gpu.value()),
+        session.peer.principal, {session.id, request});
+  }
   WelcomeReply welcome{.observer = hello.observer,
                        .grant_slot = session.grant_slot,
                        .gpu = hello.gpu,

@@ -9,14 +9,15 @@ namespace sluice::daemon {
 namespace {
 
 // What a rank may have copied at most, whatever it reports: what its link
-// carries, and one copy ahead. A sum that a lie has filled stays wrong for as
-// long as the daemon lives.
+// carries, and some slack. A sum that a lie has filled stays wrong for as long
+// as the daemon lives.
 constexpr double kFastestLink = 1e12;  // bytes per second, where none is known
-constexpr double kOneCopy = 64.0 * (1 << 30);
+// Bytes; a report may come long after its copies.
+constexpr double kReportSlack = 64.0 * (1 << 30);
 
 uint64_t MostCopied(double bytes_per_second, absl::Duration since) {
   const double rate = bytes_per_second > 0 ? bytes_per_second : kFastestLink;
-  const double most = kOneCopy + rate * absl::ToDoubleSeconds(since);
+  const double most = kReportSlack + rate * absl::ToDoubleSeconds(since);
   return static_cast<uint64_t>(std::min(most, 0x1p62));
 }
 

@@ -94,10 +94,9 @@ Refusal Core::StandInLine(Session& session, RequestId request,
                  .since = since,
                  .deadline = since + asked.wait});
   Log(now, EventKind::kWait,
-      fmt::format("rank {} of job {} waits up to {} for {} of {}, {} in front",
-                  session.hello.rank.value(), session.hello.job,
-                  Text(asked.wait), FormatBytes(asked.size), Name(asked.pool),
-                  in_front),
+      fmt::format("{} waits up to {} for {} of {}, {} in front",
+                  session.Label(), Text(asked.wait), FormatBytes(asked.size),
+                  Name(asked.pool), in_front),
       session.peer.principal, {session.id, request});
   return {};
 }
@@ -126,8 +125,7 @@ WaitingQueue::Turn Core::TakeTurn(const Waiter& waiter, absl::Time now,
   if (refusal.why.ok()) {
     ++journal_.stats.waits[WaitEnd::kGranted];
     Log(now, EventKind::kWait,
-        fmt::format("rank {} of job {}: its turn for {} of {} after {}",
-                    session.hello.rank.value(), session.hello.job,
+        fmt::format("{}: its turn for {} of {} after {}", session.Label(),
                     FormatBytes(waiter.asked.size), Name(waiter.asked.pool),
                     Text(now - waiter.since)),
         waiter.job.principal, {waiter.session, waiter.request});
@@ -220,9 +218,7 @@ void Core::Handle(Session& session, RequestId request,
     const std::string text = fmt::format(
         "gave up waiting for {} of {} after {}", FormatBytes(left->asked.size),
         Name(left->asked.pool), Text(now - left->since));
-    Log(now, EventKind::kWait,
-        fmt::format("rank {} of job {} {}", session.hello.rank.value(),
-                    session.hello.job, text),
+    Log(now, EventKind::kWait, fmt::format("{} {}", session.Label(), text),
         session.peer.principal, {session.id, given_up.request});
     Answer(session, given_up.request, absl::CancelledError(text), effects);
   }

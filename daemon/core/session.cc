@@ -104,11 +104,14 @@ const Reply& RequestHistory::answer(RequestId id) const {
   return *requests_.at(id);
 }
 
+std::string Session::Label() const {
+  if (hello.observer) return "observer";
+  return fmt::format("rank {} of job {}", hello.rank.value(), hello.job);
+}
+
 std::string Session::Described() const {
   if (state == State::kHalfOpen) return fmt::format("process {}", peer.pid);
-  if (hello.observer) return fmt::format("observer, process {}", peer.pid);
-  return fmt::format("rank {} of job {}, process {}", hello.rank.value(),
-                     hello.job, peer.pid);
+  return fmt::format("{}, process {}", Label(), peer.pid);
 }
 
 }  // namespace sluice::daemon

@@ -96,7 +96,9 @@ struct Session {
              copies_counted = {0, 0};
 
   bool operator==(const Session&) const = default;
-  // "rank 0 of job a, process 7"; what it is, where it is no rank.
+  // "rank 0 of job a", or "observer"; once it has said Hello.
+  std::string Label() const;
+  // "rank 0 of job a, process 7".
   std::string Described() const;
   JobKey job() const { return {peer.principal, hello.job}; }
   // Of its steps, as far as they are counted.

@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "daemon/quota/quotas.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -51,10 +52,8 @@ absl::Status WaitingQueue::MayJoin(const Principal& who,
                                    const WaitLimits& limits) const {
   const size_t own = WaitingOf(who);
   if (own >= limits.each) {
-    return absl::ResourceExhaustedError(fmt::format(
-        "{} has {} leases waiting, and the limit is {}: let some be granted or "
-        "give them up, ask without a wait, or raise waiting_leases in [quota]",
-        Name(who), own, limits.each));
+    return TooMuch(who, Resource::kWaiting, static_cast<int64_t>(own),
+                   static_cast<int64_t>(limits.each));
   }
   if (waiters_.size() >= limits.all) {
     return absl::ResourceExhaustedError(fmt::format(

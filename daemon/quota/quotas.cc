@@ -96,6 +96,14 @@ Share ExtentsOf(const QuotaSettings& settings, int64_t open_files) {
   return {std::min(settings.extents.value_or(half), all), all};
 }
 
+absl::Status TooMuch(const Principal& who, Resource what, int64_t has,
+                     int64_t limit) {
+  const Words& words = WordsOf(what);
+  return absl::ResourceExhaustedError(
+      fmt::format("{} has {} {}, and the limit is {}: {}", Name(who), has,
+                  words.things, limit, words.remedy));
+}
+
 bool Quotas::HoldsNothing(const Amounts& amounts) {
   for (size_t i = 0; i < kResources; ++i) {
     if (amounts[i] != 0 && !IsSharedInTurns(static_cast<Resource>(i))) {
@@ -108,19 +116,14 @@ bool Quotas::HoldsNothing(const Amounts& amounts) {
 absl::Status Quotas::May(const Principal& who, Resource what,
                          int64_t amount) const {
   if (IsSharedInTurns(what)) return absl::OkStatus();
-  const Words& words = WordsOf(what);
   const Share& limit = share(what);
   const int64_t has = used(who, what);
-  if (has + amount > limit.each) {
-    return absl::ResourceExhaustedError(
-        fmt::format("{} has {} {}, and the limit is {}: {}", Name(who), has,
-                    words.things, limit.each, words.remedy));
-  }
+  if (has + amount > limit.each) return TooMuch(who, what, has, limit.each);
   if (used(what) + amount > limit.all) {
     return absl::ResourceExhaustedError(fmt::format(
         "this node has {} {}, and the limit of all users together is {}: wait "
         "until some end",
-        used(what), words.things, limit.all));
+        used(what), WordsOf(what).things, limit.all));
   }
   return absl::OkStatus();
 }

@@ -72,6 +72,11 @@ struct QuotasSnapshot {
   std::vector<std::pair<Principal, Amounts>> users;  // who hold something
 };
 
+// ResourceExhausted in one line: `who` has so many of it, the limit, and what
+// to do. Also for what is counted elsewhere.
+absl::Status TooMuch(const Principal& who, Resource what, int64_t has,
+                     int64_t limit);
+
 class Quotas {
  public:
   explicit Quotas(Shares shares) : shares_(shares) {}
