@@ -68,6 +68,10 @@ class Core {
   // --- what became of effects ----------------------------------------------
   Effects ExtentMade(ExtentId id, absl::Time now);
   Effects ExtentFailed(ExtentId id, const absl::Status& why, absl::Time now);
+  // A granted lease that did not leave, since its extents have no descriptors
+  // that could be sent: it is refused after all, and nothing stays charged.
+  Effects GrantNotSent(SessionId id, LeaseId lease, const absl::Status& why,
+                       absl::Time now);
   struct HolderAnswer {
     ExtentId extent;
     Held held = Held::kUnknown;

@@ -96,6 +96,23 @@ Effects Core::ExtentFailed(ExtentId id, const absl::Status& why,
   return effects;
 }
 
+Effects Core::GrantNotSent(SessionId id, LeaseId lease, const absl::Status& why,
+                           absl::Time now) {
+  Effects effects;
+  const auto request = ledger_.Free(id, lease, now, effects);
+  if (!request) return effects;  // its session ended meanwhile
+  Session& session = sessions_.Edit(id);
+  ++journal_.stats.leases_refused[RefusedBy::kDevice];
+  const absl::Status refused =
+      Annotate(why, "the memory is there and its descriptors are not");
+  Log(now, EventKind::kRefuse, std::string(refused.message()),
+      session.peer.principal, {id, *request});
+  session.history.TakeBack(*request, refused);
+  effects.push_back(SendReply{id, *request, refused});
+  Settle(now, effects);
+  return effects;
+}
+
 void Core::Handle(Session& session, RequestId request, const FreeRequest& asked,
                   absl::Time now, Effects& effects) {
   const auto ended = ledger_.Free(session.id, asked.lease, now, effects);

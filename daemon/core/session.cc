@@ -58,6 +58,14 @@ void RequestHistory::Answer(RequestId id, const Reply& reply) {
   ShortenOldest();
 }
 
+void RequestHistory::TakeBack(RequestId id, const absl::Status& why) {
+  std::optional<Reply>* known = requests_.Find(id);
+  if (known == nullptr) return;  // so many came since
+  text_ -= TextOf(*known);
+  known->reset();
+  Answer(id, why);
+}
+
 void RequestHistory::ShortenOldest() {
   for (auto each = requests_.begin();
        text_ > kMostText && each != requests_.end(); ++each) {

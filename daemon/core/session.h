@@ -36,6 +36,8 @@ class RequestHistory {
 
   Seen Begin(RequestId id);
   void Answer(RequestId id, const Reply& reply);
+  // The answer to `id` did not leave: `why` is its answer from now on.
+  void TakeBack(RequestId id, const absl::Status& why);
   // The lease that answered `id` ended: its list of extents, which can be
   // long, is of no more use.
   void LeaseEnded(RequestId id);

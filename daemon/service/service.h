@@ -245,8 +245,10 @@ class Service {
   // What ranks have copied by now; before what ends a session, or reads.
   void ReadCopies();
   void Send(SessionId session, Outgoing out);
-  std::vector<Outgoing> ToPackets(SessionId session, RequestId request,
-                                  const Reply& reply);
+  void SendGranted(SessionId session, RequestId request,
+                   const GrantedReply& granted);
+  // Of any reply but a lease or the state.
+  Outgoing ToPacket(SessionId session, RequestId request, const Reply& reply);
   Outgoing WelcomePacket(SessionId session, const WelcomeReply& welcome);
   absl::StatusOr<std::shared_ptr<const UniqueFd>> PlanFd(PlanId plan);
   // What changed; tells whose plans are not saved.

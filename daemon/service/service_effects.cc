@@ -144,29 +144,34 @@ void Service::Do(SendReply& effect) {
   if (const auto* query = std::get_if<SnapshotReply>(&effect.reply)) {
     return AnswerQuery(effect.session, effect.request, query->plan);
   }
-  for (Outgoing& out :
-       ToPackets(effect.session, effect.request, effect.reply)) {
-    Send(effect.session, std::move(out));
+  if (const auto* granted = std::get_if<GrantedReply>(&effect.reply)) {
+    return SendGranted(effect.session, effect.request, *granted);
+  }
+  Send(effect.session, ToPacket(effect.session, effect.request, effect.reply));
+}
+
+void Service::SendGranted(SessionId session, RequestId request,
+                          const GrantedReply& granted) {
+  std::vector<std::shared_ptr<const UniqueFd>> fds;
+  for (const Slice& slice : granted.slices) {
+    auto fd = extents_->Fd(slice.id);
+    if (!fd.ok()) {
+      // Told by the loop's next turn: effects are being executed.
+      loop_->Post([this, session, lease = granted.lease, why = fd.status()] {
+        Execute(core_.GrantNotSent(session, lease, why, loop_->now()));
+      });
+      return;
+    }
+    fds.push_back(*std::move(fd));
+  }
+  for (Outgoing& part :
+       GrantedParts(request, granted, fds, in_flight_.most())) {
+    Send(session, std::move(part));
   }
 }
 
-std::vector<Outgoing> Service::ToPackets(SessionId session, RequestId request,
-                                         const Reply& reply) {
-  if (const auto* granted = std::get_if<GrantedReply>(&reply)) {
-    std::vector<std::shared_ptr<const UniqueFd>> fds;
-    for (const Slice& slice : granted->slices) {
-      auto fd = extents_->Fd(slice.id);
-      if (!fd.ok()) {
-        // Repeated, the request is answered anew.
-        Outgoing refusal;
-        refusal.packet = ErrorPacket(request, fd.status());
-        refusal.packet.set_id(request.value());
-        return {std::move(refusal)};
-      }
-      fds.push_back(*std::move(fd));
-    }
-    return GrantedParts(request, *granted, fds, in_flight_.most());
-  }
+Outgoing Service::ToPacket(SessionId session, RequestId request,
+                           const Reply& reply) {
   Outgoing out;
   if (const auto* error = std::get_if<absl::Status>(&reply)) {
     out.packet = ErrorPacket(request, *error);
@@ -186,7 +191,7 @@ std::vector<Outgoing> Service::ToPackets(SessionId session, RequestId request,
     }
   }
   out.packet.set_id(request.value());
-  return {std::move(out)};
+  return out;
 }
 
 Outgoing Service::WelcomePacket(SessionId session,

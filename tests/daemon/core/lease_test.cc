@@ -47,6 +47,33 @@ TEST(Lease, FreedExtentsAreReusedAsTheyAreByTheirPrincipal) {
   EXPECT_TRUE(node.destroyed.empty());
 }
 
+// Wrong once: the rank was refused, and the lease stayed granted.
+TEST(Lease, ThatCouldNotBeSentIsRefusedAndNothingStaysCharged) {
+  CoreDriver node;
+  const SessionId a = node.Attach("demo", 0);
+  const RequestId request(77);
+  const auto granted = std::get<GrantedReply>(
+      *node.Ask(a, LeaseRequest{Gpu(0), MiB(8)}, request));
+  const absl::Status why = absl::ResourceExhaustedError("too many open files");
+  const auto not_sent = [&](LeaseId lease) {
+    node.Run([&](Core& to) {
+      return to.GrantNotSent(a, lease, why, node.clock.Now());
+    });
+  };
+  const auto refused =
+      StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("open files"));
+  not_sent(granted.lease);
+  EXPECT_THAT(std::get<absl::Status>(node.replies.at({a, request})), refused);
+  EXPECT_EQ(node.core.pool(Gpu(0)).leased, Bytes(0));
+  // Repeated, it has the same answer.
+  const auto again = node.Ask(a, LeaseRequest{Gpu(0), MiB(8)}, request);
+  EXPECT_THAT(std::get<absl::Status>(*again), refused);
+  not_sent(granted.lease);
+  EXPECT_THAT(node.Lease(a, Gpu(0), MiB(8)), IsOk());
+  node.Die(a);
+  not_sent(granted.lease);
+}
+
 // A process that lives may still map what it freed, so nothing can be cut.
 TEST(Lease, IsPatchedFromIdleExtentsWhereNothingElseIsLeft) {
   CoreDriver node;

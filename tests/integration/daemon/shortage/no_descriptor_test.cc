@@ -7,12 +7,15 @@
 #include <string>
 
 #include "absl/time/clock.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/integration/daemon/harness.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::testing {
 namespace {
+
+using ::testing::HasSubstr;
 
 absl::Duration CpuOf(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
@@ -39,6 +42,32 @@ TEST(NoDescriptor, TheLoopRestsAndWhoWaitsIsServedLater) {
   EXPECT_LT(CpuOf(daemon.pid()) - before, absl::Milliseconds(100));
   ASSERT_EQ(prlimit(daemon.pid(), RLIMIT_NOFILE, &limit, nullptr), 0);
   EXPECT_THAT(client.Hello("job"), IsOk());
+}
+
+// Wrong once: the rank was refused, and what it had asked for stayed granted
+// and charged until its session ended.
+TEST(NoDescriptor, ALeaseThatCannotBeSentIsRefusedAndNothingStaysCharged) {
+  RunningDaemon daemon;
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
+                              RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(client.Hello("job"), IsOk());
+  const auto lease = [&] { return client.Lease(wire::Lease::GPU, MiB(2)); };
+  {
+    SLUICE_ASSERT_OK_AND_ASSIGN(const auto first, lease());
+    ASSERT_THAT(client.Free(first.body.granted().lease_id()), IsOk());
+  }
+  rlimit limit;
+  ASSERT_EQ(prlimit(daemon.pid(), RLIMIT_NOFILE, nullptr, &limit), 0);
+  const rlimit none = {3, limit.rlim_max};  // no number that is free is below
+  ASSERT_EQ(prlimit(daemon.pid(), RLIMIT_NOFILE, &none, nullptr), 0);
+  // The extent is there; what it is sent by has to be opened.
+  EXPECT_THAT(lease(), StatusIs(absl::StatusCode::kResourceExhausted,
+                                HasSubstr("descriptors")));
+  ASSERT_EQ(prlimit(daemon.pid(), RLIMIT_NOFILE, &limit, nullptr), 0);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const wire::Pool pool,
+                              GpuPool(daemon.socket(), 0));
+  EXPECT_EQ(pool.leased_bytes(), 0u);
+  EXPECT_THAT(lease(), IsOk());
 }
 
 }  // namespace
