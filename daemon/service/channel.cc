@@ -186,6 +186,12 @@ absl::Time Channel::stall_deadline() const {
                                              : stalled_since_ + kStallLimit;
 }
 
+bool Channel::HasStalled(absl::Time now) {
+  if (stall_deadline() > now) return false;
+  Retry(absl::InfiniteFuture());
+  return stall_deadline() <= now;
+}
+
 int Channel::unread_memfds() {
   // The kernel's word: what was sent and not received yet.
   int unread = 0;

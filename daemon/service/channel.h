@@ -86,6 +86,9 @@ class Channel {
   int pidfd() const { return pidfd_.get(); }
   // When the peer must have read something; InfiniteFuture: nothing waits.
   absl::Time stall_deadline() const;
+  // Whether it has not by `now`. What it may have read meanwhile is looked at
+  // first: the kernel tells of room a moment before it counts a receipt.
+  bool HasStalled(absl::Time now);
   // A memfd goes out that was made to answer this peer.
   void CountMemfd() { ++unread_memfds_; }
   // How many of these went out since the peer last had read everything.

@@ -371,6 +371,10 @@ void Service::Expire() {
     if (channel != channels_.end()) channel->second->Retry(now);
   }
   for (SessionId id : stalled) {
+    const auto channel = channels_.find(id);
+    if (channel == channels_.end() || !channel->second->HasStalled(now)) {
+      continue;
+    }
     Execute(core_.ProtocolBroken(
         id,
         fmt::format("it has read nothing for {:g} s",
