@@ -69,7 +69,8 @@ Service::Service(ServiceOptions options)
       core_(Bounded(options_.node, options_.shares, options_.extents),
             options_.clock->Now()),
       quotas_(options_.shares),
-      in_flight_(&quotas_) {}
+      in_flight_(&quotas_),
+      events_(options_.node.own_uid) {}
 
 absl::StatusOr<std::unique_ptr<Service>> Service::Start(
     ServiceOptions options) {
@@ -103,7 +104,7 @@ absl::Status Service::Prepare() {
   MakeParts();
   SLUICE_ASSIGN_OR_RETURN(const bool goes_on, TakeOver());
   goes_on ? outside_->GoOn() : outside_->Start();
-  WriteNewEvents();
+  events_.WriteNew(core_.log(), loop_->now());
   loop_->Add(listener_.get(), EPOLLIN, [this](uint32_t) { Accept(); });
   AcceptWhoWaitsElsewhere();
   loop_->Add(signals_.get(), EPOLLIN, [this](uint32_t) { OnSignal(); });

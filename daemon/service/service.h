@@ -35,8 +35,7 @@
 #include "daemon/service/identity/gpu_access.h"
 #include "daemon/service/identity/peer.h"
 #include "daemon/service/in_flight.h"
-#include "daemon/service/log/log.h"
-#include "daemon/service/log/log_limiter.h"
+#include "daemon/service/log/event_writer.h"
 #include "daemon/service/outside_watch.h"
 #include "daemon/service/plan_solver.h"
 #include "daemon/service/profile_reader.h"
@@ -253,10 +252,6 @@ class Service {
   absl::StatusOr<std::shared_ptr<const UniqueFd>> PlanFd(PlanId plan);
   // What changed; tells whose plans are not saved.
   void Save();
-  void WriteNewEvents();
-  // A line that user `uid` caused, unless it is one too many.
-  void WriteLimited(int64_t uid, LogLevel level, const std::string& text,
-                    const LogFields& fields = {});
 
   ServiceOptions options_;
   Mutex policy_mutex_;  // one administrator at a time changes and keeps it
@@ -300,9 +295,8 @@ class Service {
   std::map<SessionId, int> queries_;
   std::unique_ptr<GrantPages> grants_;
   uint64_t next_session_ = 1;
-  uint64_t logged_ = 0;
   int executing_ = 0;  // how deep: an effect may bring about others
-  LogLimiter log_limiter_;
+  EventWriter events_;
   std::unique_ptr<Handover> handover_;
   // What it holds is left to the next daemon: it ended that way, or its start
   // failed before it served what an earlier one left.

@@ -147,8 +147,8 @@ absl::Status Service::MayAttach(const Principal& principal) {
 }
 
 void Service::Refuse(UniqueFd socket, const absl::Status& why) {
-  WriteLimited(
-      LogLimiter::kUnknown, LogLevel::kWarning,
+  events_.WriteLimited(
+      LogLimiter::kUnknown, loop_->now(), LogLevel::kWarning,
       fmt::format("a connection was refused: {}", std::string(why.message())));
   if (!socket) return;
   wire::Send(socket.get(), ErrorPacket(RequestId(), why)).IgnoreError();

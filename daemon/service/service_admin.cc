@@ -120,7 +120,7 @@ absl::StatusOr<int> Service::Drain(const std::string& who,
       [=, this] {
         core_.SetDrain(*drain, loop_->now());
         *ranks = core_.ranks();
-        WriteNewEvents();
+        events_.WriteNew(core_.log(), loop_->now());
         return absl::OkStatus();
       }));
   return *ranks;

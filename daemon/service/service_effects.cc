@@ -19,28 +19,6 @@ namespace {
 // Long enough for the ranks of one job, which are told one after the other.
 constexpr absl::Duration kPlanFileKept = absl::Seconds(1);
 
-LogLevel LevelOf(EventKind kind) {
-  switch (kind) {
-    case EventKind::kLease:
-    case EventKind::kDetach:
-      return LogLevel::kDebug;
-    case EventKind::kDeath:
-    case EventKind::kProtocol:
-    case EventKind::kRefuse:
-    case EventKind::kStart:
-      return LogLevel::kWarning;
-    default:
-      return LogLevel::kInfo;
-  }
-}
-
-// Nobody caused it: it is written however many there are.
-bool IsDaemonsOwn(const LoggedEvent& event, uint32_t own_uid) {
-  const bool nobodys = event.principal == Principal{} ||
-                       event.principal == Principal{own_uid, ""};
-  return event.cause.session == SessionId() && nobodys;
-}
-
 }  // namespace
 
 void Service::Execute(Effects effects) {
@@ -53,14 +31,14 @@ void Service::Execute(Effects effects) {
   }
   Pass(CrashPoint::kEffectsDone);
   if (--executing_ == 0 && core_.NoticesSent()) Save();
-  WriteNewEvents();
+  events_.WriteNew(core_.log(), loop_->now());
 }
 
 void Service::Save() {
   handover_->Save(core_, loop_->now());
   for (const auto& [job, bytes] : handover_->TakeLeftOut()) {
-    WriteLimited(
-        job.principal.uid, LogLevel::kWarning,
+    events_.WriteLimited(
+        job.principal.uid, loop_->now(), LogLevel::kWarning,
         fmt::format(
             "job {} of {}: its profiles and plans take {} bytes, and {} of all "
             "jobs together are saved, of who has least first: a daemon that "
@@ -70,47 +48,6 @@ void Service::Save() {
             CoreRows::kMostPlanning.count()),
         {.uid = job.principal.uid});
   }
-}
-
-void Service::WriteNewEvents() {
-  const auto& events = core_.log().events();
-  const uint64_t unwritten = core_.log().last() - logged_;
-  if (unwritten == 0) return;
-  logged_ = core_.log().last();
-  const size_t kept = std::min<size_t>(unwritten, events.size());
-  // More at once than are kept: the oldest are lost.
-  CountDropped(unwritten - kept);
-  for (size_t i = events.size() - kept; i < events.size(); ++i) {
-    const LoggedEvent& event = events[i];
-    const std::string text =
-        fmt::format("{}: {}", Name(event.kind), event.text);
-    LogFields fields{.event = std::string(Name(event.kind)),
-                     .request = event.cause.Text()};
-    if (IsDaemonsOwn(event, options_.node.own_uid)) {
-      WriteLog(LevelOf(event.kind), text, fields);
-    } else {
-      fields.uid = event.principal.uid;
-      WriteLimited(event.principal.uid, LevelOf(event.kind), text, fields);
-    }
-  }
-}
-
-void Service::WriteLimited(int64_t uid, LogLevel level, const std::string& text,
-                           const LogFields& fields) {
-  if (!IsLogged(level)) return;
-  const auto suppressed = log_limiter_.Admit(uid, loop_->now());
-  if (!suppressed) return CountSuppressed(1);
-  if (*suppressed > 0) {
-    WriteLog(
-        LogLevel::kWarning,
-        fmt::format("{} lines of {} were left out: at most {:g} a second "
-                    "are written",
-                    *suppressed,
-                    uid == LogLimiter::kUnknown ? "unidentified peers"
-                                                : fmt::format("user {}", uid),
-                    LogLimiter::kPerSecond));
-  }
-  WriteLog(level, text, fields);
 }
 
 void Service::Send(SessionId session, Outgoing out) {

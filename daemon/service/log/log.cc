@@ -217,8 +217,6 @@ void UseJournal(JournalSocket socket) {
 
 LogLosses ReadLogLosses() { return {dropped_lines, suppressed_lines}; }
 
-void CountDropped(uint64_t lines) { dropped_lines += lines; }
-
 void CountSuppressed(uint64_t lines) { suppressed_lines += lines; }
 
 }  // namespace sluice::daemon

@@ -45,7 +45,6 @@ struct LogLosses {
   uint64_t suppressed = 0;  // a user caused too many (log_limiter.h)
 };
 LogLosses ReadLogLosses();
-void CountDropped(uint64_t lines);
 void CountSuppressed(uint64_t lines);
 
 // At most one at a time.

@@ -1,0 +1,81 @@
+#include "daemon/service/log/event_writer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace sluice::daemon {
+namespace {
+
+LogLevel LevelOf(EventKind kind) {
+  switch (kind) {
+    case EventKind::kLease:
+    case EventKind::kDetach:
+      return LogLevel::kDebug;
+    case EventKind::kDeath:
+    case EventKind::kProtocol:
+    case EventKind::kRefuse:
+    case EventKind::kStart:
+      return LogLevel::kWarning;
+    default:
+      return LogLevel::kInfo;
+  }
+}
+
+// Nobody caused it: it is written however many there are.
+bool IsDaemonsOwn(const LoggedEvent& event, uint32_t own_uid) {
+  const bool nobodys = event.principal == Principal{} ||
+                       event.principal == Principal{own_uid, ""};
+  return event.cause.session == SessionId() && nobodys;
+}
+
+}  // namespace
+
+void EventWriter::WriteNew(const EventLog& log, absl::Time now) {
+  const auto& events = log.events();
+  const uint64_t unwritten = log.last() - written_;
+  if (unwritten == 0) return;
+  written_ = log.last();
+  const size_t kept = std::min<size_t>(unwritten, events.size());
+  if (unwritten > kept) {
+    WriteLog(LogLevel::kWarning,
+             fmt::format("{} events are not in the log: more than {} came at "
+                         "once, and the first of them are lost",
+                         unwritten - kept, kept));
+  }
+  for (size_t i = events.size() - kept; i < events.size(); ++i) {
+    Write(events[i], now);
+  }
+}
+
+void EventWriter::Write(const LoggedEvent& event, absl::Time now) {
+  const std::string text = fmt::format("{}: {}", Name(event.kind), event.text);
+  LogFields fields{.event = std::string(Name(event.kind)),
+                   .request = event.cause.Text()};
+  if (IsDaemonsOwn(event, own_uid_)) {
+    return WriteLog(LevelOf(event.kind), text, fields);
+  }
+  fields.uid = event.principal.uid;
+  WriteLimited(event.principal.uid, now, LevelOf(event.kind), text, fields);
+}
+
+void EventWriter::WriteLimited(int64_t uid, absl::Time now, LogLevel level,
+                               const std::string& text,
+                               const LogFields& fields) {
+  if (!IsLogged(level)) return;
+  const auto suppressed = limiter_.Admit(uid, now);
+  if (!suppressed) return CountSuppressed(1);
+  if (*suppressed > 0) {
+    WriteLog(
+        LogLevel::kWarning,
+        fmt::format("{} lines of {} were left out: at most {:g} a second "
+                    "are written",
+                    *suppressed,
+                    uid == LogLimiter::kUnknown ? "unidentified peers"
+                                                : fmt::format("user {}", uid),
+                    LogLimiter::kPerSecond));
+  }
+  WriteLog(level, text, fields);
+}
+
+}  // namespace sluice::daemon
