@@ -1,10 +1,8 @@
 #include "daemon/frozen/frozen_daemon.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/signalfd.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,22 +10,16 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "daemon/runtime/signals.h"
-#include "daemon/service/convert.h"
 #include "daemon/service/handover.h"
 #include "daemon/service/log/log.h"
 #include "daemon/service/service.h"
 #include "proto/base/status.h"
 #include "proto/frozen.h"
-#include "proto/wire.h"
 
 namespace sluice::daemon {
 namespace {
 
-// For so long none is accepted, while sockets wait to be closed, or where none
-// can be.
-constexpr absl::Duration kAcceptPause = absl::Milliseconds(5);
 // How long an end of the service waits for who keeps what is kept.
 constexpr absl::Duration kLongestForget = absl::Milliseconds(500);
 
@@ -82,8 +74,7 @@ absl::Status FrozenDaemon::Prepare() {
     heartbeat_ = *starter.watchdog / 2;
     heartbeat_at_ = loop_->now() + heartbeat_;
   }
-  loop_->SetTimer([this] { return std::min(heartbeat_at_, end_at_); },
-                  [this] { Expire(); });
+  loop_->SetTimer([this] { return NextDeadline(); }, [this] { Expire(); });
   SLUICE_ASSIGN_OR_RETURN(UniqueFd state, CopyOf(starter, Handover::kState));
   SLUICE_ASSIGN_OR_RETURN(
       admin_, FrozenAdmin::Serve(options_.runtime_dir + "/admin.sock",
@@ -94,30 +85,21 @@ absl::Status FrozenDaemon::Prepare() {
 }
 
 absl::Status FrozenDaemon::Listen() {
-  SLUICE_ASSIGN_OR_RETURN(listener_,
-                          options_.listener
-                              ? options_.listener.Duplicate()
+  const bool handed = static_cast<bool>(options_.listener);
+  SLUICE_ASSIGN_OR_RETURN(
+      UniqueFd socket, handed ? options_.listener.Duplicate()
                               : CopyOf(options_.starter, Handover::kListener));
-  if (!listener_) return absl::OkStatus();
-  if (fcntl(listener_.get(), F_SETFL, O_NONBLOCK) != 0) {
-    return ErrnoStatus(errno, "prepare the session socket");
-  }
-  loop_->Add(listener_.get(), EPOLLIN, [this](uint32_t) { Accept(); });
+  if (!socket) return absl::OkStatus();
+  SLUICE_ASSIGN_OR_RETURN(
+      listener_,
+      SessionListener::Of(
+          {.path = options_.runtime_dir + "/session.sock",
+           .loop = loop_.get(),
+           .closer = &closer_,
+           .accepted = [this](UniqueFd&) { return Frozen(options_.why); }},
+          std::move(socket), /*stays=*/handed));
+  listener_->Start();
   return absl::OkStatus();
-}
-
-// One per turn of the loop: signals and the heartbeat come between.
-void FrozenDaemon::Accept() {
-  if (closer_.sockets_waiting() >= Closer::kMostSockets) {
-    return absl::SleepFor(kAcceptPause);
-  }
-  UniqueFd socket(
-      accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!socket && errno != EAGAIN) return absl::SleepFor(kAcceptPause);
-  if (!socket) return;
-  wire::Send(socket.get(), ErrorPacket(RequestId(), Frozen(options_.why)))
-      .IgnoreError();
-  closer_.CloseSession(std::move(socket));
 }
 
 void FrozenDaemon::OnSignal() {
@@ -140,8 +122,14 @@ void FrozenDaemon::EndService() {
   store_->Flush([this](absl::Status) { loop_->Stop(); });
 }
 
+absl::Time FrozenDaemon::NextDeadline() const {
+  const absl::Time next = std::min(heartbeat_at_, end_at_);
+  return listener_ ? std::min(next, listener_->deadline()) : next;
+}
+
 void FrozenDaemon::Expire() {
   if (end_at_ <= loop_->now()) return loop_->Stop();
+  if (listener_) listener_->Expire(loop_->now());
   if (loop_->now() < heartbeat_at_) return;
   store_->Watchdog();
   heartbeat_at_ = loop_->now() + heartbeat_;
@@ -150,10 +138,7 @@ void FrozenDaemon::Expire() {
 bool FrozenDaemon::Run() {
   loop_->Run();
   admin_.reset();
-  // A socket that was handed on stays: its path is its maker's.
-  if (service_ended_ && listener_ && !options_.listener) {
-    unlink((options_.runtime_dir + "/session.sock").c_str());
-  }
+  if (service_ended_ && listener_) listener_->Remove();
   return service_ended_;
 }
 

@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/frozen/frozen_admin.h"
 #include "daemon/service/closer.h"
+#include "daemon/service/listening/session_listener.h"
 #include "daemon/service/threads/loop.h"
 #include "daemon/store/descriptor_store.h"
 #include "daemon/store/starter.h"
@@ -46,9 +47,9 @@ class FrozenDaemon {
   explicit FrozenDaemon(Options options) : options_(std::move(options)) {}
   absl::Status Prepare();
   absl::Status Listen();
-  void Accept();
   void OnSignal();
   void EndService();
+  absl::Time NextDeadline() const;
   void Expire();
 
   const Options options_;
@@ -56,7 +57,8 @@ class FrozenDaemon {
   Closer closer_;
   std::unique_ptr<DescriptorStore> store_;
   std::unique_ptr<FrozenAdmin> admin_;
-  UniqueFd listener_;  // empty: none was handed on or kept
+  std::unique_ptr<SessionListener>
+      listener_;  // null: none was handed on or kept
   UniqueFd signals_;
   absl::Duration heartbeat_ = absl::InfiniteDuration();
   absl::Time heartbeat_at_ = absl::InfiniteFuture();

@@ -79,6 +79,20 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(
   return service;
 }
 
+absl::Status Service::Listen() {
+  SLUICE_ASSIGN_OR_RETURN(
+      listener_,
+      SessionListener::Open(
+          {.path = options_.socket,
+           .mode = options_.socket_mode,
+           .loop = loop_.get(),
+           .closer = &closer_,
+           .events = &events_,
+           .accepted = [this](UniqueFd& socket) { return Connected(socket); }},
+          std::move(options_.listener), *handover_));
+  return absl::OkStatus();
+}
+
 absl::Status Service::Prepare() {
   SLUICE_ASSIGN_OR_RETURN(loop_, Loop::Make(options_.clock));
   if (options_.starter.watchdog) {
@@ -105,8 +119,7 @@ absl::Status Service::Prepare() {
   SLUICE_ASSIGN_OR_RETURN(const bool goes_on, TakeOver());
   goes_on ? outside_->GoOn() : outside_->Start();
   events_.WriteNew(core_.log(), loop_->now());
-  loop_->Add(listener_.get(), EPOLLIN, [this](uint32_t) { Accept(); });
-  AcceptWhoWaitsElsewhere();
+  listener_->Start();
   loop_->Add(signals_.get(), EPOLLIN, [this](uint32_t) { OnSignal(); });
   loop_->SetWork([this] { return TakeTurns(); });
   loop_->SetTimer([this] { return NextDeadline(); }, [this] { Expire(); });
@@ -206,6 +219,31 @@ void Service::AnswerWhoWaited() { loop_->RunWhatIsThere(kWhoWaited); }
 void Service::Run() {
   loop_->BeUrgent();
   loop_->Run();
+}
+
+absl::Status Service::Connected(UniqueFd& socket) {
+  SLUICE_ASSIGN_OR_RETURN(Identity identity,
+                          IdentifyPeer(socket.get(), options_.peers));
+  const Principal& who = identity.peer.principal;
+  SLUICE_RETURN_IF_ERROR(MayAttach(who));
+  const SessionId id(next_session_++);
+  Watch(id, who, std::move(socket), std::move(identity.pidfd));
+  Execute(core_.Connect(id, identity.peer, loop_->now()));
+  return absl::OkStatus();
+}
+
+absl::Status Service::MayAttach(const Principal& principal) {
+  if (closer_.waiting_of(principal) > Closer::kMostOfAUser) {
+    return absl::ResourceExhaustedError(fmt::format(
+        "{} sent more than {} file descriptors that take long to close: "
+        "wait until they are closed",
+        Name(principal), Closer::kMostOfAUser));
+  }
+  return quotas_.Ask(principal, Resource::kSessions);
+}
+
+void Service::RemoveSocket() {
+  if (listener_ && !leaving_) listener_->Remove();
 }
 
 void Service::Watch(SessionId id, const Principal& who, UniqueFd socket,
@@ -332,8 +370,7 @@ absl::Time Service::NextDeadline() const {
   absl::Time next = std::min(core_.NextDeadline(), snapshots_->deadline());
   next = std::min({next, in_flight_.deadline(), heartbeat_at_, end_at_});
   next = std::min({next, solver_->NextDeadline(), reload_->deadline(),
-                   handover_->deadline()});
-  if (accept_again_at_) next = std::min(next, *accept_again_at_);
+                   handover_->deadline(), listener_->deadline()});
   for (const auto& [id, file] : plan_files_)
     next = std::min(next, file.drop_at);
   // Asked twice a turn: not of every session.
@@ -350,11 +387,7 @@ void Service::Expire() {
     handover_->store().Watchdog();
     heartbeat_at_ = now + heartbeat_;
   }
-  if (accept_again_at_ && *accept_again_at_ <= now) {
-    accept_again_at_.reset();
-    spare_.Refill();
-    loop_->Change(listener_.get(), EPOLLIN);
-  }
+  listener_->Expire(now);
   reload_->Expire(now);
   snapshots_->Expire();
   std::erase_if(plan_files_,

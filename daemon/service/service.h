@@ -35,6 +35,7 @@
 #include "daemon/service/identity/gpu_access.h"
 #include "daemon/service/identity/peer.h"
 #include "daemon/service/in_flight.h"
+#include "daemon/service/listening/session_listener.h"
 #include "daemon/service/log/event_writer.h"
 #include "daemon/service/outside_watch.h"
 #include "daemon/service/plan_solver.h"
@@ -47,7 +48,6 @@
 #include "kernels/device/driver.h"
 #include "proto/base/clock.h"
 #include "proto/base/mutex.h"
-#include "proto/base/spare_fd.h"
 
 namespace sluice::daemon {
 
@@ -140,9 +140,6 @@ class Service {
   explicit Service(ServiceOptions options);
   absl::Status Prepare();
   absl::Status Listen();
-  // `kept`: for an earlier daemon, if it was.
-  void UseHanded(UniqueFd kept);
-  absl::Status UseOwn(UniqueFd kept);
   // The threads and processes that do for the loop what takes long.
   void MakeParts();
 
@@ -167,22 +164,10 @@ class Service {
   absl::Status MayBeKept(const Principal& who) const;
 
   // Who connects, asks and goes, as events of the core.
-  void Accept();
-  // False: nobody waits at `listener`, or none can be had.
-  bool AcceptOne(int listener);
-  // At the listener that the earlier daemon made, before one was handed on.
-  void AcceptWhoWaitsElsewhere();
-  // From here on no request is read either: whoever has no answer asks the next
-  // daemon.
-  void StopAccepting();
+  absl::Status Connected(UniqueFd& socket);
+  absl::Status MayAttach(const Principal& principal);
   void Watch(SessionId id, const Principal& who, UniqueFd socket,
              UniqueFd pidfd);
-  // The listener is not looked at until accept_again_at_.
-  void PauseAccepting();
-  // Accepts one and refuses it, where no descriptor is free: by the spare one.
-  void TurnAway(int listener);
-  absl::Status MayAttach(const Principal& principal);
-  void Refuse(UniqueFd socket, const absl::Status& why);
   void OnMessage(SessionId id, wire::Message& message);
   // Judges what policy cannot: whether there is room for another rank, and
   // which GPUs the peer may use (`shown`: descriptors of their device nodes).
@@ -257,21 +242,14 @@ class Service {
   Mutex policy_mutex_;  // one administrator at a time changes and keeps it
   std::unique_ptr<Loop> loop_;
   Closer closer_;
-  UniqueFd listener_;
-  UniqueFd earlier_listener_;  // of before a socket was handed on
-  // Whether somebody has the listener for the next daemon: its path stays.
-  bool listener_stays_ = false;
+  std::unique_ptr<SessionListener> listener_;
   UniqueFd signals_;
-  // While too many sockets wait to be closed, or nobody can be turned away,
-  // none is accepted until then.
-  std::optional<absl::Time> accept_again_at_;
   // Half of what the starter's watchdog waits: told by the loop itself, so a
   // loop that stands still is killed, and the next daemon takes over.
   absl::Duration heartbeat_;
   absl::Time heartbeat_at_ = absl::InfiniteFuture();
   // While it ends: when it no longer waits for whoever has not answered.
   absl::Time end_at_ = absl::InfiniteFuture();
-  SpareFd spare_;  // given up when descriptors run out, to refuse politely
   Core core_;
   Quotas quotas_;
   InFlight in_flight_;

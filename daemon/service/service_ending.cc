@@ -69,7 +69,9 @@ void Service::EndForReload(const absl::Status& checked) {
 void Service::End(Ending how) {
   reload_->Stop();
   loop_->Remove(signals_.get());
-  StopAccepting();
+  listener_->Stop();
+  // No request is read either: whoever has no answer asks the next daemon.
+  loop_->SetWork([] { return false; });
   snapshots_->Clear();
   // Who stopped it starts the next one, or closes what is kept.
   leaving_ =
@@ -81,7 +83,7 @@ void Service::End(Ending how) {
   Execute(core_.ShutDown("sluiced was stopped", loop_->now()));
   // Who connects until then waits for the next daemon, where there may be one.
   const bool kept = how != Ending::kOfService && handover_->saves();
-  listener_stays_ = listener_stays_ || kept;
+  if (kept) listener_->LeavePath();
   handover_->LeaveNothing([this] { loop_->Stop(); },
                           kept ? Handover::kListener : "");
 }

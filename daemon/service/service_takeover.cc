@@ -100,7 +100,7 @@ absl::StatusOr<bool> Service::TakeOver() {
   const auto keep = [this](const char* name, int fd) {
     if (!handover_->Kept(name)) handover_->Keep(name, fd);
   };
-  keep(Handover::kListener, listener_.get());
+  keep(Handover::kListener, listener_->fd());
   keep(Handover::kLimits, grants_->kept().get());
   if (options_.sim_clocks) keep(Handover::kClocks, options_.sim_clocks->get());
   if (options_.deaths >= 0) keep(Handover::kDeaths, options_.deaths);

@@ -1,0 +1,162 @@
+#include "daemon/service/listening/session_listener.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "daemon/service/convert.h"
+#include "daemon/service/log/log.h"
+#include "daemon/store/handed_listener.h"
+#include "proto/base/status.h"
+#include "proto/wire.h"
+
+namespace sluice::daemon {
+namespace {
+
+// Each costs some 0.1 ms of the loop.
+constexpr int kAcceptsPerWakeup = 8;
+
+absl::Status MakeNonblocking(const UniqueFd& socket) {
+  if (fcntl(socket.get(), F_SETFL, O_NONBLOCK) == 0) return absl::OkStatus();
+  return ErrnoStatus(errno, "prepare the session socket");
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<SessionListener>> SessionListener::Open(
+    Options options, UniqueFd handed, Handover& handover) {
+  auto listener =
+      std::unique_ptr<SessionListener>(new SessionListener(std::move(options)));
+  UniqueFd kept = handover.Take(Handover::kListener);
+  if (handed) {
+    listener->UseHanded(std::move(handed), std::move(kept), handover);
+  } else {
+    SLUICE_RETURN_IF_ERROR(listener->UseOwn(std::move(kept), handover));
+  }
+  SLUICE_RETURN_IF_ERROR(MakeNonblocking(listener->socket_));
+  return listener;
+}
+
+absl::StatusOr<std::unique_ptr<SessionListener>> SessionListener::Of(
+    Options options, UniqueFd socket, bool stays) {
+  auto listener =
+      std::unique_ptr<SessionListener>(new SessionListener(std::move(options)));
+  listener->socket_ = std::move(socket);
+  listener->stays_ = stays;
+  SLUICE_RETURN_IF_ERROR(MakeNonblocking(listener->socket_));
+  return listener;
+}
+
+SessionListener::~SessionListener() { Stop(); }
+
+void SessionListener::UseHanded(UniqueFd handed, UniqueFd kept,
+                                Handover& handover) {
+  socket_ = std::move(handed);
+  stays_ = true;
+  if (access(options_.path.c_str(), F_OK) != 0) {
+    WriteLog(LogLevel::kError,
+             fmt::format("nobody can connect, since {} was removed under who "
+                         "made it: systemctl stop sluiced.socket, and "
+                         "systemctl restart sluiced makes both again",
+                         options_.path));
+  }
+  if (!kept || IsSameSocket(kept, socket_)) return;
+  // An earlier daemon made one of its own, where none was handed on.
+  handover.Drop(Handover::kListener);
+  earlier_ = std::move(kept);
+}
+
+absl::Status SessionListener::UseOwn(UniqueFd kept, Handover& handover) {
+  socket_ = std::move(kept);
+  const bool reached = access(options_.path.c_str(), F_OK) == 0;
+  if (socket_ && !reached) {
+    handover.DropSocket(Handover::kListener, std::move(socket_));
+  }
+  if (!socket_) {
+    SLUICE_ASSIGN_OR_RETURN(socket_,
+                            wire::Listen(options_.path, options_.mode));
+  }
+  return absl::OkStatus();
+}
+
+// Nobody else can connect to the earlier listener, since another one is at its
+// path: this takes the last who wait there.
+void SessionListener::Start() {
+  options_.loop->Add(socket_.get(), EPOLLIN, [this](uint32_t) { Accept(); });
+  while (earlier_ && AcceptOne(earlier_.get())) {
+  }
+  earlier_.Reset();
+}
+
+void SessionListener::Stop() {
+  if (socket_) options_.loop->Remove(socket_.get());
+  again_at_.reset();
+}
+
+void SessionListener::Remove() {
+  if (!socket_ || stays_) return;
+  unlink(options_.path.c_str());
+  Stop();
+  // Who was not accepted may have sent what lingers.
+  options_.closer->CloseSession(std::move(socket_));
+}
+
+void SessionListener::Expire(absl::Time now) {
+  if (deadline() > now) return;
+  again_at_.reset();
+  spare_.Refill();
+  options_.loop->Change(socket_.get(), EPOLLIN);
+}
+
+void SessionListener::Pause() {
+  options_.loop->Change(socket_.get(), 0);
+  again_at_ = options_.loop->now() + kPause;
+}
+
+void SessionListener::Accept() {
+  for (int i = 0; i < kAcceptsPerWakeup; ++i) {
+    if (options_.closer->sockets_waiting() >= Closer::kMostSockets) {
+      return Pause();
+    }
+    if (!AcceptOne(socket_.get())) return;
+  }
+}
+
+bool SessionListener::AcceptOne(int listener) {
+  UniqueFd socket(
+      accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!socket) {
+    if (SpareFd::IsShortage(errno)) TurnAway(listener);
+    return false;
+  }
+  const absl::Status taken = options_.accepted(socket);
+  if (!taken.ok()) Refuse(std::move(socket), taken);
+  return true;
+}
+
+void SessionListener::TurnAway(int listener) {
+  UniqueFd socket = spare_.Take(listener);
+  if (!socket) return Pause();
+  Refuse(std::move(socket),
+         absl::ResourceExhaustedError(
+             "sluiced has no file descriptors left: try again, or raise its "
+             "LimitNOFILE"));
+  spare_.Refill();
+}
+
+void SessionListener::Refuse(UniqueFd socket, const absl::Status& why) {
+  if (options_.events != nullptr) {
+    options_.events->WriteLimited(LogLimiter::kUnknown, options_.loop->now(),
+                                  LogLevel::kWarning,
+                                  fmt::format("a connection was refused: {}",
+                                              std::string(why.message())));
+  }
+  wire::Send(socket.get(), ErrorPacket(RequestId(), why)).IgnoreError();
+  options_.closer->CloseSession(std::move(socket));
+}
+
+}  // namespace sluice::daemon
