@@ -168,15 +168,16 @@ absl::Status RunService(const Arguments& arguments, ServiceOptions options,
   Node& node = *opened.node;
   SLUICE_ASSIGN_OR_RETURN(const auto service,
                           Service::Start(std::move(options)));
+  Administration& administration = service->administration();
   if (takes_over) service->AnswerWhoWaited();
   SLUICE_ASSIGN_OR_RETURN(
       auto admin,
       AdminServer::Start(
-          arguments.runtime_dir + "/admin.sock", service.get(), SnapshotJson,
+          arguments.runtime_dir + "/admin.sock", &administration, SnapshotJson,
           takes_over ? NoAdminSocket::kIsTriedAgain : NoAdminSocket::kRefuses));
   if (opened.http) {
-    opened.http->Serve({.snapshot = [&service] { return service->Read(); },
-                        .alive = [&service] { return service->Answers(); }});
+    opened.http->Serve({.snapshot = [&] { return administration.Read(); },
+                        .alive = [&] { return administration.Answers(); }});
   }
   SayServing(arguments, node.config, opened.http.get());
   service->SayReady();

@@ -153,6 +153,14 @@ void Service::MakeParts() {
       loop_.get(), options_.clock,
       [this](const Snapshots::View& view) { return TakeSnapshot(view); },
       options_.render);
+  administration_ = std::make_unique<Administration>(Administration::Options{
+      .loop = loop_.get(),
+      .core = &core_,
+      .snapshots = snapshots_.get(),
+      .cgroups = options_.peers.cgroups,
+      .write_policy = options_.write_policy,
+      .execute = [this](Effects effects) { Execute(std::move(effects)); },
+      .see_copies = [this] { ReadCopies(); }});
   reload_ = std::make_unique<Reload>(
       options_.check, loop_.get(),
       [this](const absl::Status& checked) { EndForReload(checked); });

@@ -7,7 +7,7 @@
 // Heartbeat and refill of the grant pages have a thread of their own
 // (grant_pages.h). README.md has the table of threads and failures.
 //
-// Thread safety: Read, Administer and Stop from any thread, Run from one.
+// Thread safety: Stop from any thread, Run from one; administration() is safe.
 #pragma once
 
 #include <signal.h>
@@ -27,6 +27,7 @@
 #include "daemon/core/policy.h"
 #include "daemon/quota/quotas.h"
 #include "daemon/quota/turns.h"
+#include "daemon/service/admin/administration.h"
 #include "daemon/service/channel.h"
 #include "daemon/service/closer.h"
 #include "daemon/service/extents.h"
@@ -47,7 +48,6 @@
 #include "daemon/service/unit_file.h"
 #include "kernels/device/driver.h"
 #include "proto/base/clock.h"
-#include "proto/base/mutex.h"
 
 namespace sluice::daemon {
 
@@ -103,38 +103,8 @@ class Service {
   // To whoever started the process: it serves.
   void SayReady();
 
-  // Everything there is to see; Unavailable when the loop does not answer
-  // within a second.
-  absl::StatusOr<Snapshot> Read();
-  // What it would save for the next daemon, as rows (CoreRows).
-  absl::StatusOr<std::string> ReadRows();
-  // Whether the loop does, within a second.
-  absl::Status Answers();
-  // As Core's. What administrators set is kept before it holds: an error says
-  // that nothing changed, but DataLoss: it holds, and may not survive a power
-  // cut.
-  absl::StatusOr<Limits> SetBudget(const BudgetTarget& target,
-                                   std::optional<Bytes> gpu,
-                                   std::optional<Bytes> host,
-                                   const std::string& who);
-  // As Core's; kept before it holds.
-  absl::Status Reserve(PoolId pool, const Principal& whose, Bytes bytes,
-                       const std::string& who);
-  // Grants nothing new from now on, or does again. Returns how many ranks are
-  // attached still. FailedPrecondition from Undrain: it is not drained.
-  absl::StatusOr<int> Drain(const std::string& who, const std::string& reason);
-  absl::Status Undrain();
-  // What was measured of links; nullopt: nothing any more. True: it holds; else
-  // ranks are attached, and it will when none is. Errors: Core's.
-  absl::StatusOr<bool> SetMeasured(std::optional<MeasuredLinks> measured);
-  // NotFound: no session was ended and no process killed.
-  struct Evicted {
-    int sessions = 0;   // ended
-    int processes = 0;  // killed
-  };
-  absl::StatusOr<Evicted> Evict(const std::string& job,
-                                std::optional<uint32_t> uid, bool kill,
-                                const std::string& reason);
+  // What administrators and metrics ask it; from Start to destruction.
+  Administration& administration() { return *administration_; }
 
  private:
   explicit Service(ServiceOptions options);
@@ -187,15 +157,6 @@ class Service {
   void End(Ending how);
   void OnReload();
   void EndForReload(const absl::Status& checked);
-  absl::Status OnLoop(std::function<void()> task);
-  absl::Status WritePolicy(const Policy& policy);
-  // Writes what `decide` says the policy becomes, then `apply` puts it in
-  // force; where that fails, the policy is written as it was. Both run on the
-  // loop.
-  absl::Status ChangePolicy(std::function<absl::StatusOr<Policy>()> decide,
-                            std::function<absl::Status()> apply);
-  // Whether there are users of their own in it.
-  absl::Status CheckCgroup(const std::string& cgroup) const;
 
   // The answer comes when a snapshot was taken and rendered.
   void AnswerQuery(SessionId id, RequestId request, PlanId plan);
@@ -239,7 +200,6 @@ class Service {
   void Save();
 
   ServiceOptions options_;
-  Mutex policy_mutex_;  // one administrator at a time changes and keeps it
   std::unique_ptr<Loop> loop_;
   Closer closer_;
   std::unique_ptr<SessionListener> listener_;
@@ -287,6 +247,7 @@ class Service {
   std::unique_ptr<UnitFile> unit_file_;  // null: no plan_cache
   std::unique_ptr<TaskThread> codec_;
   std::unique_ptr<Snapshots> snapshots_;
+  std::unique_ptr<Administration> administration_;
   std::unique_ptr<Reload> reload_;
 };
 

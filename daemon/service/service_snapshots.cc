@@ -1,4 +1,4 @@
-// Reading the state: queries of sessions, administrators and metrics.
+// Reading the state: what sessions ask, and what a snapshot has.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -45,20 +45,6 @@ void AddCountedByPolicy(const Core& core, const Principal* viewer,
 }
 
 }  // namespace
-
-absl::StatusOr<Snapshot> Service::Read() {
-  const auto read = std::make_shared<std::shared_ptr<const Snapshot>>();
-  const bool over = loop_->CallAndWait(
-      [this, read](Loop::Token token) {
-        snapshots_->Ask(
-            {}, [read, token](const auto& answer) { *read = answer->data; });
-      },
-      absl::Seconds(1));
-  if (!over || *read == nullptr) {
-    return absl::UnavailableError("sluiced does not answer: it is stopping");
-  }
-  return **read;
-}
 
 void Service::AnswerQuery(SessionId id, RequestId request, PlanId plan) {
   const Session* session = core_.session(id);

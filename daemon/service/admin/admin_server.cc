@@ -40,12 +40,12 @@ absl::Status CheckName(const std::string& name, const char* what, size_t most) {
 }  // namespace
 
 struct AdminServer::Impl final : admin::Admin::Service {
-  Impl(daemon::Service* of, std::function<std::string(const Snapshot&)> json)
-      : service(of), render(std::move(json)) {}
+  Impl(Administration* of, std::function<std::string(const Snapshot&)> json)
+      : administration(of), render(std::move(json)) {}
 
   grpc::Status Status(grpc::ServerContext*, const admin::StatusRequest*,
                       admin::StatusReply* reply) override {
-    const auto snapshot = service->Read();
+    const auto snapshot = administration->Read();
     if (!snapshot.ok()) return ToGrpc(snapshot.status());
     reply->set_json(render(*snapshot));
     return grpc::Status::OK;
@@ -53,7 +53,7 @@ struct AdminServer::Impl final : admin::Admin::Service {
 
   grpc::Status ShowState(grpc::ServerContext*, const admin::ShowStateRequest*,
                          admin::ShowStateReply* reply) override {
-    auto rows = service->ReadRows();
+    auto rows = administration->ReadRows();
     if (!rows.ok()) return ToGrpc(rows.status());
     reply->set_version(kStateVersions.written);
     reply->set_oldest_reader(kStateVersions.oldest_reader);
@@ -86,8 +86,8 @@ struct AdminServer::Impl final : admin::Admin::Service {
       return absl::OkStatus();
     };
     if (const absl::Status bad = read(); !bad.ok()) return ToGrpc(bad);
-    const auto set = service->SetBudget(target, gpu, host,
-                                        request->by().substr(0, kLongestName));
+    const auto set = administration->SetBudget(
+        target, gpu, host, request->by().substr(0, kLongestName));
     if (!set.ok()) return ToGrpc(set.status());
     reply->set_gpu_bytes(ToWire(set->gpu));
     reply->set_host_bytes(ToWire(set->host));
@@ -112,17 +112,17 @@ struct AdminServer::Impl final : admin::Admin::Service {
       return ToGrpc(absl::InvalidArgumentError(
           fmt::format("bytes is {}, the limit is 2^60", request->bytes())));
     }
-    return ToGrpc(
-        service->Reserve(pool, Principal{request->uid(), request->cgroup()},
-                         Bytes(static_cast<int64_t>(request->bytes())),
-                         request->by().substr(0, kLongestName)));
+    return ToGrpc(administration->Reserve(
+        pool, Principal{request->uid(), request->cgroup()},
+        Bytes(static_cast<int64_t>(request->bytes())),
+        request->by().substr(0, kLongestName)));
   }
 
   grpc::Status Drain(grpc::ServerContext*, const admin::DrainRequest* request,
                      admin::DrainReply* reply) override {
     const auto ranks =
-        service->Drain(request->by().substr(0, kLongestName),
-                       request->reason().substr(0, kLongestText));
+        administration->Drain(request->by().substr(0, kLongestName),
+                              request->reason().substr(0, kLongestText));
     if (!ranks.ok()) return ToGrpc(ranks.status());
     reply->set_ranks(static_cast<uint32_t>(*ranks));
     return grpc::Status::OK;
@@ -130,7 +130,7 @@ struct AdminServer::Impl final : admin::Admin::Service {
 
   grpc::Status Undrain(grpc::ServerContext*, const admin::UndrainRequest*,
                        admin::UndrainReply*) override {
-    return ToGrpc(service->Undrain());
+    return ToGrpc(administration->Undrain());
   }
 
   grpc::Status KeepLinks(grpc::ServerContext*,
@@ -143,7 +143,7 @@ struct AdminServer::Impl final : admin::Admin::Service {
                                      link.d2h_bytes_per_second(),
                                      link.both_bytes_per_second()};
     }
-    const auto holds = service->SetMeasured(std::move(measured));
+    const auto holds = administration->SetMeasured(std::move(measured));
     if (!holds.ok()) return ToGrpc(holds.status());
     reply->set_holds(*holds);
     return grpc::Status::OK;
@@ -152,7 +152,7 @@ struct AdminServer::Impl final : admin::Admin::Service {
   grpc::Status ForgetLinks(grpc::ServerContext*,
                            const admin::ForgetLinksRequest*,
                            admin::ForgetLinksReply* reply) override {
-    const auto holds = service->SetMeasured(std::nullopt);
+    const auto holds = administration->SetMeasured(std::nullopt);
     if (!holds.ok()) return ToGrpc(holds.status());
     reply->set_holds(*holds);
     return grpc::Status::OK;
@@ -160,7 +160,7 @@ struct AdminServer::Impl final : admin::Admin::Service {
 
   grpc::Status Evict(grpc::ServerContext*, const admin::EvictRequest* request,
                      admin::EvictReply* reply) override {
-    const auto evicted = service->Evict(
+    const auto evicted = administration->Evict(
         request->job(),
         request->has_uid() ? std::optional<uint32_t>(request->uid())
                            : std::nullopt,
@@ -173,7 +173,7 @@ struct AdminServer::Impl final : admin::Admin::Service {
     return grpc::Status::OK;
   }
 
-  daemon::Service* service;
+  Administration* administration;
   std::function<std::string(const Snapshot&)> render;
   std::unique_ptr<AdminSocket> socket;  // last: it calls the rest
 };
@@ -182,9 +182,9 @@ AdminServer::AdminServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 AdminServer::~AdminServer() = default;
 
 absl::StatusOr<std::unique_ptr<AdminServer>> AdminServer::Start(
-    const std::string& path, Service* service,
+    const std::string& path, Administration* administration,
     std::function<std::string(const Snapshot&)> render, NoAdminSocket none) {
-  auto impl = std::make_unique<Impl>(service, std::move(render));
+  auto impl = std::make_unique<Impl>(administration, std::move(render));
   SLUICE_ASSIGN_OR_RETURN(impl->socket,
                           AdminSocket::Serve(path, impl.get(), none));
   return std::unique_ptr<AdminServer>(new AdminServer(std::move(impl)));

@@ -1,5 +1,5 @@
 // The administrators' gRPC service (proto/admin/admin.proto): translation
-// only. Every call is one task on the service's loop.
+// only.
 //
 // Thread safety: Start and destruction from one thread.
 #pragma once
@@ -10,16 +10,16 @@
 
 #include "absl/status/statusor.h"
 #include "daemon/service/admin/admin_socket.h"
-#include "daemon/service/service.h"
+#include "daemon/service/admin/administration.h"
 
 namespace sluice::daemon {
 
 class AdminServer {
  public:
   // Serves on the unix socket `path`, as AdminSocket does.
-  // `service` and what `render` needs outlive the server.
+  // `administration` and what `render` needs outlive the server.
   static absl::StatusOr<std::unique_ptr<AdminServer>> Start(
-      const std::string& path, Service* service,
+      const std::string& path, Administration* administration,
       std::function<std::string(const Snapshot&)> render, NoAdminSocket none);
   ~AdminServer();
 

@@ -1,11 +1,11 @@
-// What administrators do, on threads of theirs.
-//
-// What is to be kept is kept before it holds, as a log is written before its
-// table is touched; the file is written by the administrator's thread, so that
-// the loop never waits for a disk.
+#include "daemon/service/admin/administration.h"
+
 #include <fmt/format.h>
 
-#include "daemon/service/service.h"
+#include <memory>
+#include <utility>
+
+#include "daemon/state/core_rows.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 
@@ -14,42 +14,66 @@ namespace {
 
 constexpr absl::Duration kCallTimeout = absl::Seconds(1);
 
-}  // namespace
-
-absl::Status Service::OnLoop(std::function<void()> task) {
-  if (loop_->Call(std::move(task), kCallTimeout)) return absl::OkStatus();
+absl::Status NoAnswer() {
   return absl::UnavailableError("sluiced does not answer: it is stopping");
 }
 
+}  // namespace
+
+absl::Status Administration::OnLoop(std::function<void()> task) {
+  if (options_.loop->Call(std::move(task), kCallTimeout)) {
+    return absl::OkStatus();
+  }
+  return NoAnswer();
+}
+
+absl::StatusOr<Snapshot> Administration::Read() {
+  const auto read = std::make_shared<std::shared_ptr<const Snapshot>>();
+  const bool over = options_.loop->CallAndWait(
+      [this, read](Loop::Token token) {
+        options_.snapshots->Ask(
+            {}, [read, token](const auto& answer) { *read = answer->data; });
+      },
+      kCallTimeout);
+  if (!over || *read == nullptr) return NoAnswer();
+  return **read;
+}
+
 // A core of its own is written: what changed of this one is the handover's.
-absl::StatusOr<std::string> Service::ReadRows() {
-  const auto state = std::make_shared<CoreState>();
-  SLUICE_RETURN_IF_ERROR(OnLoop([=, this] { *state = core_.Save(); }));
-  Core core(options_.node, options_.clock->Now());
-  core.Load(std::move(*state));
+absl::StatusOr<std::string> Administration::ReadRows() {
+  struct Copied {
+    CoreState state;
+    NodeConfig node;
+  };
+  const auto copied = std::make_shared<Copied>();
+  SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
+    *copied = {core_.Save(), core_.config()};
+  }));
+  Core core(copied->node, now());
+  core.Load(std::move(copied->state));
   return CoreRows().Everything(core);
 }
 
-absl::Status Service::Answers() {
+absl::Status Administration::Answers() {
   return OnLoop([] {});
 }
 
-absl::Status Service::WritePolicy(const Policy& policy) {
+absl::Status Administration::WritePolicy(const Policy& policy) {
   if (!options_.write_policy) return absl::OkStatus();
   const absl::Status written = options_.write_policy(policy);
   if (written.ok() || absl::IsDataLoss(written)) return written;
   return Annotate(written, "nothing was changed");
 }
 
-absl::Status Service::CheckCgroup(const std::string& cgroup) const {
-  if (cgroup == options_.peers.cgroups.Of(cgroup)) return absl::OkStatus();
+absl::Status Administration::CheckCgroup(const std::string& cgroup) const {
+  if (cgroup == options_.cgroups.Of(cgroup)) return absl::OkStatus();
   return absl::InvalidArgumentError(fmt::format(
       "cgroup '{}' counts as no user of its own: only those one level below "
       "the prefixes of cgroups in [quota] do",
       Printable(cgroup)));
 }
 
-absl::Status Service::ChangePolicy(
+absl::Status Administration::ChangePolicy(
     std::function<absl::StatusOr<Policy>()> decide,
     std::function<absl::Status()> apply) {
   const MutexLock lock(policy_mutex_);
@@ -71,62 +95,60 @@ absl::Status Service::ChangePolicy(
   return Annotate(written, "it is in force");
 }
 
-absl::StatusOr<Limits> Service::SetBudget(const BudgetTarget& target,
-                                          std::optional<Bytes> gpu,
-                                          std::optional<Bytes> host,
-                                          const std::string& who) {
+absl::StatusOr<Limits> Administration::SetBudget(const BudgetTarget& target,
+                                                 std::optional<Bytes> gpu,
+                                                 std::optional<Bytes> host,
+                                                 const std::string& who) {
   SLUICE_RETURN_IF_ERROR(CheckCgroup(target.cgroup));
   const auto limits = std::make_shared<Limits>();
   SLUICE_RETURN_IF_ERROR(ChangePolicy(
+      [=, this] { return core_.PolicyWith(target, gpu, host, now(), who); },
       [=, this] {
-        return core_.PolicyWith(target, gpu, host, loop_->now(), who);
-      },
-      [=, this] {
-        const auto set = core_.SetBudget(target, gpu, host, loop_->now(), who);
+        const auto set = core_.SetBudget(target, gpu, host, now(), who);
         if (set.ok()) *limits = *set;
-        Execute(core_.Tick(loop_->now()));  // what waits may have it now
+        Execute(core_.Tick(now()));  // what waits may have it now
         return set.status();
       }));
   return *limits;
 }
 
-absl::Status Service::Reserve(PoolId pool, const Principal& whose, Bytes bytes,
-                              const std::string& who) {
+absl::Status Administration::Reserve(PoolId pool, const Principal& whose,
+                                     Bytes bytes, const std::string& who) {
   SLUICE_RETURN_IF_ERROR(CheckCgroup(whose.cgroup));
   return ChangePolicy(
       [=, this] {
-        return core_.PolicyReserving(pool, whose, bytes, loop_->now(), who);
+        return core_.PolicyReserving(pool, whose, bytes, now(), who);
       },
       [=, this] {
         const absl::Status reserved =
-            core_.Reserve(pool, whose, bytes, loop_->now(), who);
+            core_.Reserve(pool, whose, bytes, now(), who);
         // What waits for memory may have it now.
-        Execute(core_.Tick(loop_->now()));
+        Execute(core_.Tick(now()));
         return reserved;
       });
 }
 
-absl::StatusOr<int> Service::Drain(const std::string& who,
-                                   const std::string& reason) {
+absl::StatusOr<int> Administration::Drain(const std::string& who,
+                                          const std::string& reason) {
   const auto drain = std::make_shared<daemon::Drain>();
   const auto ranks = std::make_shared<int>(0);
   SLUICE_RETURN_IF_ERROR(ChangePolicy(
       [=, this] {
-        *drain = {who, reason, loop_->now()};
+        *drain = {who, reason, now()};
         Policy policy = core_.policy();
         policy.drain = *drain;
         return policy;
       },
       [=, this] {
-        core_.SetDrain(*drain, loop_->now());
+        core_.SetDrain(*drain, now());
         *ranks = core_.ranks();
-        events_.WriteNew(core_.log(), loop_->now());
+        Execute({});
         return absl::OkStatus();
       }));
   return *ranks;
 }
 
-absl::Status Service::Undrain() {
+absl::Status Administration::Undrain() {
   return ChangePolicy(
       [this]() -> absl::StatusOr<Policy> {
         Policy policy = core_.policy();
@@ -137,38 +159,37 @@ absl::Status Service::Undrain() {
         return policy;
       },
       [this] {
-        core_.SetDrain(std::nullopt, loop_->now());
-        Execute(core_.Tick(loop_->now()));  // what waits may have it now
+        core_.SetDrain(std::nullopt, now());
+        Execute(core_.Tick(now()));  // what waits may have it now
         return absl::OkStatus();
       });
 }
 
-absl::StatusOr<bool> Service::SetMeasured(
+absl::StatusOr<bool> Administration::SetMeasured(
     std::optional<MeasuredLinks> measured) {
   const auto holds = std::make_shared<bool>(false);
   if (measured) measured->by.live = true;
   SLUICE_RETURN_IF_ERROR(ChangePolicy(
       [=, this]() mutable {
-        if (measured) measured->by.at = loop_->now();
+        if (measured) measured->by.at = now();
         return core_.PolicyMeasured(measured);
       },
       [=, this]() mutable {
-        if (measured) measured->by.at = loop_->now();
-        Execute(core_.SetMeasured(measured, loop_->now()));
+        if (measured) measured->by.at = now();
+        Execute(core_.SetMeasured(measured, now()));
         *holds = !core_.measured_waits();
         return absl::OkStatus();
       }));
   return *holds;
 }
 
-absl::StatusOr<Service::Evicted> Service::Evict(const std::string& job,
-                                                std::optional<uint32_t> uid,
-                                                bool kill,
-                                                const std::string& reason) {
+absl::StatusOr<Administration::Evicted> Administration::Evict(
+    const std::string& job, std::optional<uint32_t> uid, bool kill,
+    const std::string& reason) {
   auto done = std::make_shared<Evicted>();
   SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
-    ReadCopies();
-    Core::Evicted evicted = core_.Evict(job, uid, kill, reason, loop_->now());
+    options_.see_copies();
+    Core::Evicted evicted = core_.Evict(job, uid, kill, reason, now());
     *done = {evicted.sessions, evicted.processes};
     Execute(std::move(evicted.effects));
   }));

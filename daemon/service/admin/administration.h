@@ -1,0 +1,96 @@
+// What administrators, metrics and status pages ask of a running daemon.
+//
+// How it works. They have threads of their own. Each call is one task or two
+// on the loop, where policy lives. What administrators set is kept before it
+// holds, as a log is written before its table is touched; the file is written
+// on the administrator's thread, so that the loop never waits for a disk.
+//
+// Errors. Unavailable: the loop has ended, or does not answer within a second.
+// An error of what sets something says that nothing changed, but DataLoss: it
+// holds, and may not survive a power cut.
+//
+// Thread safety: safe.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/core/core.h"
+#include "daemon/core/policy.h"
+#include "daemon/quota/principal.h"
+#include "daemon/service/snapshots.h"
+#include "daemon/service/threads/loop.h"
+#include "proto/base/mutex.h"
+
+namespace sluice::daemon {
+
+class Administration {
+ public:
+  struct Options {
+    Loop* loop = nullptr;  // these three outlive it
+    Core* core = nullptr;  // the loop's
+    Snapshots* snapshots = nullptr;
+    CgroupCut cgroups;  // who counts as a user of his own
+    // Writes the policy to a file; one call at a time. DataLoss: it was
+    // written, but a power cut may undo that. Null: what is set ends with the
+    // daemon.
+    std::function<absl::Status(const Policy&)> write_policy;
+    // On the loop's thread: executes effects, and writes what was logged; has
+    // what ranks have copied counted, before their sessions are ended.
+    std::function<void(Effects)> execute;
+    std::function<void()> see_copies;
+  };
+  explicit Administration(Options options) : options_(std::move(options)) {}
+
+  // Everything there is to see.
+  absl::StatusOr<Snapshot> Read();
+  // What it would save for the next daemon, as rows (CoreRows).
+  absl::StatusOr<std::string> ReadRows();
+  // Whether the loop answers.
+  absl::Status Answers();
+
+  // As Core's.
+  absl::StatusOr<Limits> SetBudget(const BudgetTarget& target,
+                                   std::optional<Bytes> gpu,
+                                   std::optional<Bytes> host,
+                                   const std::string& who);
+  absl::Status Reserve(PoolId pool, const Principal& whose, Bytes bytes,
+                       const std::string& who);
+  // Grants nothing new from now on, or does again. Returns how many ranks are
+  // attached still. FailedPrecondition from Undrain: it is not drained.
+  absl::StatusOr<int> Drain(const std::string& who, const std::string& reason);
+  absl::Status Undrain();
+  // What was measured of links; nullopt: nothing any more. True: it holds; else
+  // ranks are attached, and it will when none is. Errors: Core's.
+  absl::StatusOr<bool> SetMeasured(std::optional<MeasuredLinks> measured);
+  // NotFound: no session was ended and no process killed.
+  struct Evicted {
+    int sessions = 0;   // ended
+    int processes = 0;  // killed
+  };
+  absl::StatusOr<Evicted> Evict(const std::string& job,
+                                std::optional<uint32_t> uid, bool kill,
+                                const std::string& reason);
+
+ private:
+  absl::Status OnLoop(std::function<void()> task);
+  absl::Status WritePolicy(const Policy& policy);
+  // Writes what `decide` says the policy becomes, then `apply` puts it in
+  // force; where that fails, the policy is written as it was. Both run on the
+  // loop.
+  absl::Status ChangePolicy(std::function<absl::StatusOr<Policy>()> decide,
+                            std::function<absl::Status()> apply);
+  // Whether there are users of their own in it.
+  absl::Status CheckCgroup(const std::string& cgroup) const;
+  void Execute(Effects effects) { options_.execute(std::move(effects)); }
+  absl::Time now() const { return options_.loop->now(); }
+
+  const Options options_;
+  Core& core_ = *options_.core;
+  Mutex policy_mutex_;  // one administrator at a time changes and keeps it
+};
+
+}  // namespace sluice::daemon
