@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
+#include <future>
 #include <memory>
 #include <utility>
 
@@ -65,6 +67,21 @@ absl::Status Administration::WritePolicy(const Policy& policy) {
   return Annotate(written, "nothing was changed");
 }
 
+absl::Status Administration::Apply(std::function<absl::Status()> apply) {
+  struct Attempt {
+    std::atomic<bool> taken = false;  // it runs, or must not any more
+    std::promise<absl::Status> result;
+  };
+  const auto attempt = std::make_shared<Attempt>();
+  const bool ran = options_.loop->Call(
+      [attempt, apply = std::move(apply)] {
+        if (!attempt->taken.exchange(true)) attempt->result.set_value(apply());
+      },
+      kCallTimeout);
+  if (!ran && !attempt->taken.exchange(true)) return NoAnswer();
+  return attempt->result.get_future().get();
+}
+
 absl::Status Administration::CheckCgroup(const std::string& cgroup) const {
   if (cgroup == options_.cgroups.Of(cgroup)) return absl::OkStatus();
   return absl::InvalidArgumentError(fmt::format(
@@ -87,12 +104,17 @@ absl::Status Administration::ChangePolicy(
   // Written, and perhaps not for long: it holds, and who asked is told.
   const absl::Status written = WritePolicy(**after);
   if (!written.ok() && !absl::IsDataLoss(written)) return written;
-  const auto applied = std::make_shared<absl::Status>();
-  SLUICE_RETURN_IF_ERROR(OnLoop([=] { *applied = apply(); }));
-  // More came to be in use while it was written.
-  if (!applied->ok()) SLUICE_RETURN_IF_ERROR(WritePolicy(*before));
-  if (!applied->ok() || written.ok()) return *applied;
-  return Annotate(written, "it is in force");
+  const absl::Status applied = Apply(std::move(apply));
+  if (applied.ok()) {
+    return written.ok() ? written : Annotate(written, "it is in force");
+  }
+  // More came to be in use while it was written, or the loop ended.
+  const absl::Status back =
+      options_.write_policy ? options_.write_policy(*before) : absl::OkStatus();
+  if (back.ok() || absl::IsDataLoss(back)) return applied;
+  return Annotate(back, fmt::format("it is not in force ({}), but is written "
+                                    "for the next daemon",
+                                    std::string(applied.message())));
 }
 
 absl::StatusOr<Limits> Administration::SetBudget(const BudgetTarget& target,

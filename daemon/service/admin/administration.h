@@ -7,7 +7,8 @@
 //
 // Errors. Unavailable: the loop has ended, or does not answer within a second.
 // An error of what sets something says that nothing changed, but DataLoss: it
-// holds, and may not survive a power cut.
+// holds, and may not survive a power cut. Where it could not be put in force
+// and the file could not be written as it was either, the error says so.
 //
 // Thread safety: safe.
 #pragma once
@@ -77,6 +78,9 @@ class Administration {
 
  private:
   absl::Status OnLoop(std::function<void()> task);
+  // What `apply` returns on the loop. Unavailable: it did not run, and will
+  // not.
+  absl::Status Apply(std::function<absl::Status()> apply);
   absl::Status WritePolicy(const Policy& policy);
   // Writes what `decide` says the policy becomes, then `apply` puts it in
   // force; where that fails, the policy is written as it was. Both run on the
