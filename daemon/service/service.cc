@@ -20,9 +20,6 @@
 namespace sluice::daemon {
 namespace {
 
-// How long requests are served before the loop looks who else has some: a
-// newcomer waits for so much of a flood, and looking costs some 0.1 ms.
-constexpr absl::Duration kTurn = absl::Microseconds(250);
 // Then administrators and scrapers are served, too.
 constexpr absl::Duration kWhoWaited = absl::Milliseconds(20);
 
@@ -69,7 +66,6 @@ Service::Service(ServiceOptions options)
       core_(Bounded(options_.node, options_.shares, options_.extents),
             options_.clock->Now()),
       quotas_(options_.shares),
-      in_flight_(&quotas_),
       events_(options_.node.own_uid) {}
 
 absl::StatusOr<std::unique_ptr<Service>> Service::Start(
@@ -108,6 +104,7 @@ absl::Status Service::Prepare() {
             closer_.CloseSession(std::move(socket));
           }));
   leaving_ = handover_->was_left_anything();
+  MakeSessions();
   SLUICE_RETURN_IF_ERROR(Listen());
   SLUICE_ASSIGN_OR_RETURN(signals_, OpenSignals());
 
@@ -121,9 +118,31 @@ absl::Status Service::Prepare() {
   events_.WriteNew(core_.log(), loop_->now());
   listener_->Start();
   loop_->Add(signals_.get(), EPOLLIN, [this](uint32_t) { OnSignal(); });
-  loop_->SetWork([this] { return TakeTurns(); });
+  loop_->SetWork([this] { return sessions_->TakeTurns(); });
   loop_->SetTimer([this] { return NextDeadline(); }, [this] { Expire(); });
   return absl::OkStatus();
+}
+
+void Service::MakeSessions() {
+  sessions_ = std::make_unique<Sessions>(
+      Sessions::Parts{.loop = loop_.get(),
+                      .closer = &closer_,
+                      .quotas = &quotas_,
+                      .handover = handover_.get(),
+                      .generation = options_.node.generation},
+      Sessions::Handlers{
+          .message = [this](SessionId id,
+                            wire::Message& m) { OnMessage(id, m); },
+          .ended =
+              [this](SessionId id) {
+                ReadCopies();
+                Execute(core_.SocketEnded(id, loop_->now()));
+              },
+          .broken =
+              [this](SessionId id, const std::string& why) {
+                Execute(core_.ProtocolBroken(id, why, loop_->now()));
+              },
+          .gone = [this](SessionId id) { OnGone(id); }});
 }
 
 void Service::MakeParts() {
@@ -196,9 +215,7 @@ UniqueFd Service::TakeLimits() {
 }
 
 Service::~Service() {
-  if (leaving_) {
-    for (const auto& [id, channel] : channels_) channel->Leave();
-  }
+  if (leaving_ && sessions_) sessions_->Leave();
   // Threads that post to the loop end before what their tasks touch.
   snapshots_.reset();
   codec_.reset();
@@ -235,7 +252,7 @@ absl::Status Service::Connected(UniqueFd& socket) {
   const Principal& who = identity.peer.principal;
   SLUICE_RETURN_IF_ERROR(MayAttach(who));
   const SessionId id(next_session_++);
-  Watch(id, who, std::move(socket), std::move(identity.pidfd));
+  sessions_->Watch(id, who, std::move(socket), std::move(identity.pidfd));
   Execute(core_.Connect(id, identity.peer, loop_->now()));
   return absl::OkStatus();
 }
@@ -254,51 +271,16 @@ void Service::RemoveSocket() {
   if (listener_ && !leaving_) listener_->Remove();
 }
 
-void Service::Watch(SessionId id, const Principal& who, UniqueFd socket,
-                    UniqueFd pidfd) {
-  channels_[id] = std::make_unique<Channel>(
-      Channel::Shared{loop_.get(), &closer_, &quotas_, &in_flight_, &queued_},
-      who, std::move(socket), std::move(pidfd),
-      Channel::Handlers{
-          .readable = [this, id, who] { turns_.Add(who, id); },
-          .message = [this, id](wire::Message& m) { OnMessage(id, m); },
-          .ended =
-              [this, id] {
-                ReadCopies();
-                Execute(core_.SocketEnded(id, loop_->now()));
-              },
-          .broken =
-              [this, id](const std::string& why) {
-                Execute(core_.ProtocolBroken(id, why, loop_->now()));
-              },
-          .gone = [this, id] { OnGone(id); }});
-}
-
-bool Service::TakeTurns() {
-  const absl::Time end = loop_->now() + kTurn;
-  absl::Time now = loop_->now();
-  while (now < end) {
-    const auto id = turns_.Next();
-    if (!id) return false;
-    const auto channel = channels_.find(*id);
-    if (channel != channels_.end() && channel->second->ReadOne()) {
-      turns_.Add(channel->second->who(), *id);
-    }
-    const absl::Time start = std::exchange(now, loop_->now());
-    turns_.Spent(now - start);
-  }
-  return !turns_.empty();
-}
-
 void Service::OnMessage(SessionId id, wire::Message& message) {
   const RequestId request(message.packet.id());
   if (message.lost_fds && message.packet.has_request()) {
-    return Send(id, {ErrorPacket(request,
-                                 ShortOf(Shortage::kOpenFiles,
-                                         "sluiced has as many files open as it "
-                                         "may: ask again, or raise its "
-                                         "LimitNOFILE")),
-                     {}});
+    return sessions_->Send(
+        id,
+        {ErrorPacket(request, ShortOf(Shortage::kOpenFiles,
+                                      "sluiced has as many files open as it "
+                                      "may: ask again, or raise its "
+                                      "LimitNOFILE")),
+         {}});
   }
   absl::Status checked = wire::CheckRequest(message);
   absl::StatusOr<Request> body =
@@ -310,17 +292,18 @@ void Service::OnMessage(SessionId id, wire::Message& message) {
       return Execute(core_.ProtocolBroken(
           id, std::string(body.status().message()), loop_->now()));
     }
-    return Send(id, {ErrorPacket(request, body.status()), {}});
+    return sessions_->Send(id, {ErrorPacket(request, body.status()), {}});
   }
   if (const absl::Status may = MayAsk(id, *body, message.fds); !may.ok()) {
-    return Send(id, {ErrorPacket(request, may), {}});
+    return sessions_->Send(id, {ErrorPacket(request, may), {}});
   }
   const auto key = std::make_pair(id, request);
   const bool profile = std::holds_alternative<ProfileRequest>(*body);
   // Of a client's descriptors only what cannot block is kept.
   if (profile) {
     const absl::Status memfd = wire::CheckMemfd(message.fds.front());
-    if (!memfd.ok()) return Send(id, {ErrorPacket(request, memfd), {}});
+    if (!memfd.ok())
+      return sessions_->Send(id, {ErrorPacket(request, memfd), {}});
   }
   // A repeated request must not replace the one that is being read.
   const bool stored =
@@ -343,13 +326,13 @@ absl::Status Service::MayAsk(SessionId id, Request& request,
   };
   if (auto* hello = std::get_if<HelloRequest>(&request);
       hello && !hello->observer && is_new()) {
-    const absl::Status may =
-        quotas_.May(channels_.at(id)->who(), Resource::kRanks);
+    const Principal& who = sessions_->Find(id)->who();
+    const absl::Status may = quotas_.May(who, Resource::kRanks);
     if (!may.ok()) {
       quotas_.CountRefusal(Resource::kRanks);
       return may;
     }
-    SLUICE_RETURN_IF_ERROR(MayBeKept(channels_.at(id)->who()));
+    SLUICE_RETURN_IF_ERROR(MayBeKept(who));
     GpuAccess::Gpus gpus = options_.gpus.Shown(shown);
     SLUICE_RETURN_IF_ERROR(options_.gpus.May(gpus, hello->gpu.value()));
     gpus_[id].merge(gpus);  // also of a Hello that policy refuses
@@ -366,25 +349,21 @@ absl::Status Service::MayAsk(SessionId id, Request& request,
 }
 
 void Service::OnGone(SessionId id) {
-  const auto channel = channels_.find(id);
+  const Channel* channel = sessions_->Find(id);
   const Session* session = core_.session(id);
-  if (channel == channels_.end() || session == nullptr) return;
+  if (channel == nullptr || session == nullptr) return;
   ReadCopies();
-  const Exit exit = ReadExit(channel->second->pidfd(), session->peer);
+  const Exit exit = ReadExit(channel->pidfd(), session->peer);
   Execute(core_.ProcessGone(id, exit, loop_->now()));
 }
 
 absl::Time Service::NextDeadline() const {
   absl::Time next = std::min(core_.NextDeadline(), snapshots_->deadline());
-  next = std::min({next, in_flight_.deadline(), heartbeat_at_, end_at_});
+  next = std::min({next, sessions_->deadline(), heartbeat_at_, end_at_});
   next = std::min({next, solver_->NextDeadline(), reload_->deadline(),
                    handover_->deadline(), listener_->deadline()});
   for (const auto& [id, file] : plan_files_)
     next = std::min(next, file.drop_at);
-  // Asked twice a turn: not of every session.
-  for (const Channel* channel : queued_) {
-    next = std::min({next, channel->stall_deadline(), channel->retry_at()});
-  }
   return next;
 }
 
@@ -400,29 +379,7 @@ void Service::Expire() {
   snapshots_->Expire();
   std::erase_if(plan_files_,
                 [now](const auto& each) { return each.second.drop_at <= now; });
-  for (UniqueFd& done : in_flight_.Sweep(now)) {
-    closer_.CloseSession(std::move(done));
-  }
-  std::vector<SessionId> stalled, waiting;
-  for (const auto& [id, channel] : channels_) {
-    if (channel->stall_deadline() <= now) stalled.push_back(id);
-    if (channel->retry_at() <= now) waiting.push_back(id);
-  }
-  for (SessionId id : waiting) {
-    const auto channel = channels_.find(id);
-    if (channel != channels_.end()) channel->second->Retry(now);
-  }
-  for (SessionId id : stalled) {
-    const auto channel = channels_.find(id);
-    if (channel == channels_.end() || !channel->second->HasStalled(now)) {
-      continue;
-    }
-    Execute(core_.ProtocolBroken(
-        id,
-        fmt::format("it has read nothing for {:g} s",
-                    absl::ToDoubleSeconds(Channel::kStallLimit)),
-        now));
-  }
+  sessions_->Expire();
   solver_->Expire();
   Execute(core_.Tick(now));
 }

@@ -26,22 +26,20 @@
 #include "daemon/core/core.h"
 #include "daemon/core/policy.h"
 #include "daemon/quota/quotas.h"
-#include "daemon/quota/turns.h"
 #include "daemon/service/admin/administration.h"
-#include "daemon/service/channel.h"
 #include "daemon/service/closer.h"
 #include "daemon/service/extents.h"
 #include "daemon/service/grant_pages.h"
 #include "daemon/service/handover.h"
 #include "daemon/service/identity/gpu_access.h"
 #include "daemon/service/identity/peer.h"
-#include "daemon/service/in_flight.h"
 #include "daemon/service/listening/session_listener.h"
 #include "daemon/service/log/event_writer.h"
 #include "daemon/service/outside_watch.h"
 #include "daemon/service/plan_solver.h"
 #include "daemon/service/profile_reader.h"
 #include "daemon/service/reload/reload.h"
+#include "daemon/service/sessions.h"
 #include "daemon/service/snapshots.h"
 #include "daemon/service/threads/loop.h"
 #include "daemon/service/threads/task_thread.h"
@@ -110,6 +108,7 @@ class Service {
   explicit Service(ServiceOptions options);
   absl::Status Prepare();
   absl::Status Listen();
+  void MakeSessions();
   // The threads and processes that do for the loop what takes long.
   void MakeParts();
 
@@ -123,11 +122,7 @@ class Service {
   absl::Status AdoptExtents(const CoreState& saved);
   // An error: something of the session is missing, and it ends.
   absl::Status AdoptRank(const Session& session);
-  // `socket` is empty where it has ended and its process has not.
-  void WatchLeft(const Session& session, UniqueFd socket);
   int LinkIndexOf(DeviceIndex gpu) const;
-  // Nothing is sent to a rank before the next daemon would have it.
-  void KeepRank(SessionId id);
   // Whether the store has room for another rank of `who`, however many extents
   // there will be. A rank that could not be kept would end saving for all: the
   // next daemon would begin anew.
@@ -136,16 +131,11 @@ class Service {
   // Who connects, asks and goes, as events of the core.
   absl::Status Connected(UniqueFd& socket);
   absl::Status MayAttach(const Principal& principal);
-  void Watch(SessionId id, const Principal& who, UniqueFd socket,
-             UniqueFd pidfd);
   void OnMessage(SessionId id, wire::Message& message);
   // Judges what policy cannot: whether there is room for another rank, and
   // which GPUs the peer may use (`shown`: descriptors of their device nodes).
   absl::Status MayAsk(SessionId id, Request& request,
                       std::span<const UniqueFd> shown);
-  // Some of the requests that wait, by turns of their principals; true: there
-  // are more.
-  bool TakeTurns();
   void OnGone(SessionId id);
   void Expire();
   absl::Time NextDeadline() const;
@@ -184,12 +174,10 @@ class Service {
   void Do(StopSolving& effect);
   void Do(HurrySolving& effect);
   void Do(SaveUnits& effect);
-  void EndSocket(SessionId id, Channel& channel);
   // What the workers say since they were asked last.
   void ReadProgress();
   // What ranks have copied by now; before what ends a session, or reads.
   void ReadCopies();
-  void Send(SessionId session, Outgoing out);
   void SendGranted(SessionId session, RequestId request,
                    const GrantedReply& granted);
   // Of any reply but a lease or the state.
@@ -212,13 +200,9 @@ class Service {
   absl::Time end_at_ = absl::InfiniteFuture();
   Core core_;
   Quotas quotas_;
-  InFlight in_flight_;
-  Turns turns_;
   std::map<int, Principal> slots_;             // of the grant pages: whose
   std::map<SessionId, GpuAccess::Gpus> gpus_;  // that ranks showed
-  std::set<const Channel*> queued_;            // Channel::Shared
-  std::map<SessionId, std::unique_ptr<Channel>> channels_;
-  std::vector<std::unique_ptr<Channel>> graveyard_;
+  std::unique_ptr<Sessions> sessions_;
   // The use pages of attached ranks, and profiles until policy has seen them.
   std::map<SessionId, std::shared_ptr<const UniqueFd>> use_pages_;
   std::map<std::pair<SessionId, RequestId>, UniqueFd> profiles_;

@@ -50,14 +50,6 @@ void Service::Save() {
   }
 }
 
-void Service::Send(SessionId session, Outgoing out) {
-  const auto channel = channels_.find(session);
-  if (channel == channels_.end()) return;
-  out.packet.set_generation(options_.node.generation);
-  channel->second->Send(std::move(out));
-  Pass(CrashPoint::kPacketSent);
-}
-
 void Service::Do(MakeExtent& effect) {
   if (UniqueFd kept = handover_->Take(Handover::NameOf(effect.id))) {
     return extents_->AdoptMade(effect.id, effect.pool, effect.size,
@@ -84,7 +76,8 @@ void Service::Do(SendReply& effect) {
   if (const auto* granted = std::get_if<GrantedReply>(&effect.reply)) {
     return SendGranted(effect.session, effect.request, *granted);
   }
-  Send(effect.session, ToPacket(effect.session, effect.request, effect.reply));
+  sessions_->Send(effect.session,
+                  ToPacket(effect.session, effect.request, effect.reply));
 }
 
 void Service::SendGranted(SessionId session, RequestId request,
@@ -102,8 +95,8 @@ void Service::SendGranted(SessionId session, RequestId request,
     fds.push_back(*std::move(fd));
   }
   for (Outgoing& part :
-       GrantedParts(request, granted, fds, in_flight_.most())) {
-    Send(session, std::move(part));
+       GrantedParts(request, granted, fds, sessions_->most_descriptors())) {
+    sessions_->Send(session, std::move(part));
   }
 }
 
@@ -214,55 +207,29 @@ void Service::Do(SendNotice& effect) {
           std::string(fd.status().message()), ShortageOf(fd.status())});
     }
   }
-  Send(effect.session, std::move(out));
+  sessions_->Send(effect.session, std::move(out));
 }
 
 void Service::Do(CloseSocket& effect) {
-  const auto channel = channels_.find(effect.session);
-  if (channel != channels_.end()) EndSocket(effect.session, *channel->second);
+  sessions_->EndSocket(effect.session);
   handover_->Drop(Handover::UsePageOf(effect.session));
   use_pages_.erase(effect.session);
   profile_reader_->Forget(effect.session);
 }
 
-void Service::EndSocket(SessionId id, Channel& channel) {
-  const std::string name = Handover::SocketOf(id);
-  if (channel.open() && handover_->Kept(name)) {
-    // Without a descriptor left it is closed by who keeps it.
-    auto socket = channel.DuplicateSocket();
-    if (socket.ok()) {
-      handover_->DropSocket(name, *std::move(socket));
-    } else {
-      handover_->Drop(name);
-    }
-  }
-  channel.CloseSocket();
-}
-
 void Service::Do(Forget& effect) {
-  const auto channel = channels_.find(effect.session);
-  if (channel == channels_.end()) return;
-  handover_->Drop(Handover::ProcessOf(effect.session));
-  Pass(CrashPoint::kProcessDropped);
-  turns_.Remove(effect.session);
+  sessions_->Forget(effect.session);
   gpus_.erase(effect.session);
-  quotas_.GiveBack(channel->second->who(), Resource::kSessions);
-  // Its own handler may be running: destroyed by the loop's next turn.
-  if (graveyard_.empty()) {
-    loop_->Post([this] { graveyard_.clear(); });
-  }
-  graveyard_.push_back(std::move(channel->second));
-  channels_.erase(channel);
 }
 
 void Service::Do(KillProcess& effect) {
-  const auto channel = channels_.find(effect.session);
-  if (channel == channels_.end()) return;
-  syscall(SYS_pidfd_send_signal, channel->second->pidfd(), SIGKILL, nullptr, 0);
+  const Channel* channel = sessions_->Find(effect.session);
+  if (channel == nullptr) return;
+  syscall(SYS_pidfd_send_signal, channel->pidfd(), SIGKILL, nullptr, 0);
 }
 
 void Service::Do(AttachGrants& effect) {
-  const Principal& who = channels_.at(effect.session)->who();
+  const Principal& who = sessions_->Find(effect.session)->who();
   slots_[effect.slot] = who;
   crash_ranks = static_cast<int>(slots_.size());
   quotas_.Charge(who, Resource::kRanks);
@@ -274,9 +241,9 @@ void Service::Do(AttachGrants& effect) {
     WriteLog(LogLevel::kError, std::string(no_page_.message()));
     return;
   }
-  use_pages_[effect.session] =
+  const auto& kept = use_pages_[effect.session] =
       std::make_shared<const UniqueFd>(*std::move(page));
-  KeepRank(effect.session);
+  sessions_->HoldUntilKept(effect.session, kept->get());
 }
 
 void Service::Do(PromiseCopies& effect) {

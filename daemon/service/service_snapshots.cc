@@ -48,8 +48,7 @@ void AddCountedByPolicy(const Core& core, const Principal* viewer,
 
 void Service::AnswerQuery(SessionId id, RequestId request, PlanId plan) {
   const Session* session = core_.session(id);
-  const auto channel = channels_.find(id);
-  if (session == nullptr || channel == channels_.end()) return;
+  if (session == nullptr || sessions_->Find(id) == nullptr) return;
   const auto asked = queries_.find(id);
   const int waiting = asked != queries_.end() ? asked->second : 0;
   if (waiting >= kMaxQueries) {
@@ -57,7 +56,7 @@ void Service::AnswerQuery(SessionId id, RequestId request, PlanId plan) {
         "{} queries of this session wait for an answer, and the limit is {}: "
         "wait for one",
         waiting, kMaxQueries));
-    return Send(id, {ErrorPacket(request, refused), {}});
+    return sessions_->Send(id, {ErrorPacket(request, refused), {}});
   }
   ++queries_[id];
   const Principal* viewer = core_.ViewerOf(*session);
@@ -65,20 +64,19 @@ void Service::AnswerQuery(SessionId id, RequestId request, PlanId plan) {
   if (viewer != nullptr) view.principal = *viewer;
   snapshots_->Ask(view, [this, id, request, plan](const auto& answer) {
     if (--queries_[id] == 0) queries_.erase(id);
-    const auto to = channels_.find(id);
-    if (to == channels_.end()) return;
+    Channel* const to = sessions_->Find(id);
+    if (to == nullptr) return;
     Outgoing out = SnapshotPacket(request, plan, answer);
-    if (!out.fds.empty() && to->second->unread_memfds() >= kMaxUnread) {
-      out = {
-          ErrorPacket(request, absl::ResourceExhaustedError(fmt::format(
-                                   "this session has {} long answers that "
-                                   "it has not read, and the limit is {}: "
-                                   "read one",
-                                   to->second->unread_memfds(), kMaxUnread))),
-          {}};
+    if (!out.fds.empty() && to->unread_memfds() >= kMaxUnread) {
+      out = {ErrorPacket(request, absl::ResourceExhaustedError(fmt::format(
+                                      "this session has {} long answers that "
+                                      "it has not read, and the limit is {}: "
+                                      "read one",
+                                      to->unread_memfds(), kMaxUnread))),
+             {}};
     }
-    if (!out.fds.empty()) to->second->CountMemfd();
-    Send(id, std::move(out));
+    if (!out.fds.empty()) to->CountMemfd();
+    sessions_->Send(id, std::move(out));
   });
 }
 

@@ -37,24 +37,6 @@ int Service::LinkIndexOf(DeviceIndex gpu) const {
   return index;
 }
 
-void Service::KeepRank(SessionId id) {
-  if (!handover_->keeps()) return;
-  const auto channel = channels_.find(id);
-  const auto page = use_pages_.find(id);
-  if (channel == channels_.end() || page == use_pages_.end()) return;
-  handover_->Keep(Handover::SocketOf(id), channel->second->socket());
-  handover_->Keep(Handover::ProcessOf(id), channel->second->pidfd());
-  handover_->Keep(Handover::UsePageOf(id), page->second->get());
-  Pass(CrashPoint::kSessionPut);
-  channel->second->Hold();
-  handover_->WhenKept([this, id] {
-    Pass(CrashPoint::kSessionStored);
-    const auto kept = channels_.find(id);
-    if (kept != channels_.end()) kept->second->Release();
-    Pass(CrashPoint::kSessionReleased);
-  });
-}
-
 absl::Status Service::MayBeKept(const Principal& who) const {
   if (!handover_->keeps()) return absl::OkStatus();
   const Share places =
@@ -63,7 +45,7 @@ absl::Status Service::MayBeKept(const Principal& who) const {
   // For not even one there would be any: it is not kept, and the log says so.
   if (places.all < Handover::kOfRank) return absl::OkStatus();
   int64_t all = 0, own = 0;
-  for (const auto& [id, channel] : channels_) {
+  for (const auto& [id, channel] : sessions_->channels()) {
     const Session* session = core_.session(id);
     if (session == nullptr || !session->was_rank()) continue;
     // Of one that is closed its process, until that ends.
@@ -120,7 +102,8 @@ absl::Status Service::Adopt(CoreState saved) {
     // What was not kept was never welcomed, so it holds nothing.
     const bool closed = session.state == Session::State::kClosed;
     if (closed && handover_->Left(Handover::ProcessOf(id))) {
-      WatchLeft(session, UniqueFd());
+      sessions_->Adopt(id, session.peer.principal, UniqueFd(),
+                       handover_->Take(Handover::ProcessOf(id)));
     } else if (session.is_rank() && IsLeft(id)) {
       const absl::Status adopted = AdoptRank(session);
       if (adopted.ok()) reached.insert(id);
@@ -163,8 +146,10 @@ absl::Status Service::AdoptExtents(const CoreState& saved) {
 }
 
 absl::Status Service::AdoptRank(const Session& session) {
-  WatchLeft(session, handover_->Take(Handover::SocketOf(session.id)));
   const Principal& who = session.peer.principal;
+  sessions_->Adopt(session.id, who,
+                   handover_->Take(Handover::SocketOf(session.id)),
+                   handover_->Take(Handover::ProcessOf(session.id)));
   auto page = std::make_shared<const UniqueFd>(
       handover_->Take(Handover::UsePageOf(session.id)));
   SLUICE_RETURN_IF_ERROR(grants_->Resume(session.grant_slot,
@@ -180,14 +165,6 @@ absl::Status Service::AdoptRank(const Session& session) {
     gpus_[session.id].insert(gpu.value());
   }
   return absl::OkStatus();
-}
-
-void Service::WatchLeft(const Session& session, UniqueFd socket) {
-  const Principal& who = session.peer.principal;
-  quotas_.Charge(who, Resource::kSessions);
-  if (socket) in_flight_.Adopt(socket.get(), who);
-  Watch(session.id, who, std::move(socket),
-        handover_->Take(Handover::ProcessOf(session.id)));
 }
 
 void Service::SayReady() {

@@ -1,0 +1,105 @@
+// The sockets and processes of all sessions, as channels on the loop: which of
+// them is read next, what waits to be sent, who has stalled.
+//
+// Requests are read by turns of principals, not of connections (quota/turns.h),
+// for kTurn at a time. A packet with descriptors waits for room among those on
+// their way (in_flight.h).
+//
+// Thread safety: loop's thread only.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "daemon/quota/quotas.h"
+#include "daemon/quota/turns.h"
+#include "daemon/service/channel.h"
+#include "daemon/service/closer.h"
+#include "daemon/service/convert.h"
+#include "daemon/service/handover.h"
+#include "daemon/service/in_flight.h"
+#include "daemon/service/threads/loop.h"
+#include "proto/base/ids.h"
+#include "proto/base/unique_fd.h"
+#include "proto/wire.h"
+
+namespace sluice::daemon {
+
+class Sessions {
+ public:
+  struct Handlers {
+    // What it leaves of the descriptors is discarded.
+    std::function<void(SessionId, wire::Message&)> message;
+    std::function<void(SessionId)> ended;  // its socket
+    // It broke the protocol, or has read nothing for Channel::kStallLimit.
+    std::function<void(SessionId, const std::string& why)> broken;
+    std::function<void(SessionId)> gone;  // its process
+  };
+  struct Parts {
+    Loop* loop;
+    Closer* closer;
+    Quotas* quotas;
+    Handover* handover;
+    uint64_t generation;  // the daemon's, on each packet
+  };
+
+  // The parts outlive it.
+  Sessions(Parts parts, Handlers handlers);
+  Sessions(const Sessions&) = delete;
+
+  // From here on it is read, and its process watched. No socket: that has
+  // ended. The caller has charged it to `who`'s quota.
+  void Watch(SessionId id, const Principal& who, UniqueFd socket,
+             UniqueFd pidfd);
+  // The same, of an earlier daemon: charges it, and what that one may have
+  // sent.
+  void Adopt(SessionId id, const Principal& who, UniqueFd socket,
+             UniqueFd pidfd);
+  // Null: there is none. Until the session is forgotten.
+  Channel* Find(SessionId id) const;
+  const std::map<SessionId, std::unique_ptr<Channel>>& channels() const {
+    return channels_;
+  }
+  // Nothing happens where it is forgotten.
+  void Send(SessionId id, Outgoing out);
+  // Nothing is sent to it before its socket, its pidfd and `use_page` are kept
+  // for the next daemon.
+  void HoldUntilKept(SessionId id, int use_page);
+  // Its socket ends: what was sent still arrives.
+  void EndSocket(SessionId id);
+  // Its process has ended, or need not be watched any more.
+  void Forget(SessionId id);
+  // All go to another daemon, which has the sockets too: peers see nothing.
+  void Leave();
+
+  // Reads some of the requests that wait; true: there are more.
+  bool TakeTurns();
+  // When Expire wants to be called next.
+  absl::Time deadline() const;
+  // Sends what there is room for now, and ends who has stalled.
+  void Expire();
+
+  // How many descriptors one packet may carry.
+  int most_descriptors() const { return in_flight_.most(); }
+
+ private:
+  void RetryAll(absl::Time now);
+  void BreakStalled(absl::Time now);
+
+  const Parts parts_;
+  const Handlers handlers_;
+  InFlight in_flight_;
+  Turns turns_;
+  std::set<const Channel*> queued_;  // Channel::Shared
+  std::map<SessionId, std::unique_ptr<Channel>> channels_;
+  // Forgotten, until the loop's next turn: their handlers may be running.
+  std::vector<std::unique_ptr<Channel>> graveyard_;
+};
+
+}  // namespace sluice::daemon
