@@ -109,9 +109,12 @@ absl::Status Service::Prepare() {
   SLUICE_ASSIGN_OR_RETURN(signals_, OpenSignals());
 
   SLUICE_RETURN_IF_ERROR(core_.SetPolicy(options_.policy, loop_->now()));
-  SLUICE_ASSIGN_OR_RETURN(
-      grants_, GrantPages::Start(core_.config().links, options_.node.generation,
-                                 options_.clock, TakeLimits()));
+  SLUICE_ASSIGN_OR_RETURN(grants_,
+                          RankGrants::Start({.node = &options_.node,
+                                             .quotas = &quotas_,
+                                             .handover = handover_.get(),
+                                             .clock = options_.clock},
+                                            core_.config().links));
   MakeParts();
   SLUICE_ASSIGN_OR_RETURN(const bool goes_on, TakeOver());
   goes_on ? outside_->GoOn() : outside_->Start();
@@ -201,17 +204,6 @@ void Service::MakeParts() {
     unit_file_ = std::make_unique<UnitFile>(options_.plan_cache, codec_.get());
     core_.UnitsRead(unit_file_->Read(), loop_->now());
   }
-}
-
-// Without them the copies of ranks that have it mapped are ungated.
-UniqueFd Service::TakeLimits() {
-  UniqueFd kept = handover_->Take(Handover::kLimits);
-  const absl::Status of_use =
-      kept ? GrantPages::CheckLimits(kept) : absl::OkStatus();
-  if (of_use.ok()) return kept;
-  WriteLog(LogLevel::kError, std::string(of_use.message()));
-  handover_->Drop(Handover::kLimits);
-  return UniqueFd();
 }
 
 Service::~Service() {

@@ -29,7 +29,6 @@
 #include "daemon/service/admin/administration.h"
 #include "daemon/service/closer.h"
 #include "daemon/service/extents.h"
-#include "daemon/service/grant_pages.h"
 #include "daemon/service/handover.h"
 #include "daemon/service/identity/gpu_access.h"
 #include "daemon/service/identity/peer.h"
@@ -38,6 +37,7 @@
 #include "daemon/service/outside_watch.h"
 #include "daemon/service/plan_solver.h"
 #include "daemon/service/profile_reader.h"
+#include "daemon/service/rank_grants.h"
 #include "daemon/service/reload/reload.h"
 #include "daemon/service/sessions.h"
 #include "daemon/service/snapshots.h"
@@ -113,7 +113,6 @@ class Service {
   void MakeParts();
 
   // What an earlier daemon left (service_takeover.cc).
-  UniqueFd TakeLimits();
   // True: what the earlier daemon knew goes on; false: it left no state. An
   // error leaves everything as it was, for another daemon.
   absl::StatusOr<bool> TakeOver();
@@ -122,7 +121,6 @@ class Service {
   absl::Status AdoptExtents(const CoreState& saved);
   // An error: something of the session is missing, and it ends.
   absl::Status AdoptRank(const Session& session);
-  int LinkIndexOf(DeviceIndex gpu) const;
   // Whether the store has room for another rank of `who`, however many extents
   // there will be. A rank that could not be kept would end saving for all: the
   // next daemon would begin anew.
@@ -200,13 +198,10 @@ class Service {
   absl::Time end_at_ = absl::InfiniteFuture();
   Core core_;
   Quotas quotas_;
-  std::map<int, Principal> slots_;             // of the grant pages: whose
   std::map<SessionId, GpuAccess::Gpus> gpus_;  // that ranks showed
   std::unique_ptr<Sessions> sessions_;
-  // The use pages of attached ranks, and profiles until policy has seen them.
-  std::map<SessionId, std::shared_ptr<const UniqueFd>> use_pages_;
+  // Profiles until policy has seen them.
   std::map<std::pair<SessionId, RequestId>, UniqueFd> profiles_;
-  absl::Status no_page_;  // why the last use page could not be made
   // Plans as memfds, for all ranks of a job; kept a moment.
   struct PlanFile {
     std::shared_ptr<const UniqueFd> fd;
@@ -215,7 +210,7 @@ class Service {
   std::map<PlanId, PlanFile> plan_files_;
   // Queries that wait for their answer, of each session with any.
   std::map<SessionId, int> queries_;
-  std::unique_ptr<GrantPages> grants_;
+  std::unique_ptr<RankGrants> grants_;
   uint64_t next_session_ = 1;
   int executing_ = 0;  // how deep: an effect may bring about others
   EventWriter events_;

@@ -139,19 +139,16 @@ Outgoing Service::WelcomePacket(SessionId session,
   body->set_host_memory(host.name);
   body->set_host_memory_why(host.why);
   if (!welcome.observer) {
-    const auto use = use_pages_.find(session);
-    if (use == use_pages_.end()) {
-      out.packet = ErrorPacket(
-          RequestId(), absl::ResourceExhaustedError(fmt::format(
-                           "no grant page could be made for this session: {}",
-                           std::string(no_page_.message()))));
+    const auto use = grants_->UsePageOf(session);
+    if (!use.ok()) {
+      out.packet = ErrorPacket(RequestId(), use.status());
       return out;
     }
     body->set_grant_slot(static_cast<uint32_t>(welcome.grant_slot));
     body->set_guaranteed_bytes_per_second(
         static_cast<uint64_t>(welcome.guaranteed_bytes_per_second));
     body->set_guarantee_refused(welcome.guarantee_refused);
-    out.fds = {grants_->limits(), use->second};
+    out.fds = {grants_->pages().limits(), *use};
     if (options_.sim_clocks) out.fds.push_back(options_.sim_clocks);
   }
   return out;
@@ -212,8 +209,7 @@ void Service::Do(SendNotice& effect) {
 
 void Service::Do(CloseSocket& effect) {
   sessions_->EndSocket(effect.session);
-  handover_->Drop(Handover::UsePageOf(effect.session));
-  use_pages_.erase(effect.session);
+  grants_->DropUsePage(effect.session);
   profile_reader_->Forget(effect.session);
 }
 
@@ -230,41 +226,23 @@ void Service::Do(KillProcess& effect) {
 
 void Service::Do(AttachGrants& effect) {
   const Principal& who = sessions_->Find(effect.session)->who();
-  slots_[effect.slot] = who;
-  crash_ranks = static_cast<int>(slots_.size());
-  quotas_.Charge(who, Resource::kRanks);
-  auto page =
-      grants_->Attach(effect.slot, LinkIndexOf(effect.gpu),
-                      effect.guaranteed_bytes_per_second, effect.weight);
-  if (!page.ok()) {
-    no_page_ = page.status();
-    WriteLog(LogLevel::kError, std::string(no_page_.message()));
-    return;
-  }
-  const auto& kept = use_pages_[effect.session] =
-      std::make_shared<const UniqueFd>(*std::move(page));
-  sessions_->HoldUntilKept(effect.session, kept->get());
+  const auto page = grants_->Attach(effect, who);
+  if (page != nullptr) sessions_->HoldUntilKept(effect.session, page->get());
 }
 
 void Service::Do(PromiseCopies& effect) {
-  grants_->Promise(effect.slot, effect.rates);
+  grants_->pages().Promise(effect.slot, effect.rates);
 }
 
 void Service::Do(LowerGuarantee& effect) {
-  grants_->Guarantee(effect.slot, effect.bytes_per_second);
+  grants_->pages().Guarantee(effect.slot, effect.bytes_per_second);
 }
 
 void Service::Do(UseLinks& effect) {
-  grants_->UseLinks(std::move(effect.links));
+  grants_->pages().UseLinks(std::move(effect.links));
 }
 
-void Service::Do(DetachGrants& effect) {
-  grants_->Detach(effect.slot);
-  auto slot = slots_.extract(effect.slot);
-  if (slot.empty()) return;  // of a rank that was not taken over
-  crash_ranks = static_cast<int>(slots_.size());
-  quotas_.GiveBack(slot.mapped(), Resource::kRanks);
-}
+void Service::Do(DetachGrants& effect) { grants_->Detach(effect.slot); }
 
 void Service::Do(ReadProfile& effect) {
   const Session* session = core_.session(effect.session);
@@ -290,8 +268,8 @@ void Service::Do(SaveUnits& effect) {
 }
 
 void Service::ReadCopies() {
-  core_.CopiesSeen(grants_->Used());
-  core_.LateSeen(grants_->Late());
+  core_.CopiesSeen(grants_->pages().Used());
+  core_.LateSeen(grants_->pages().Late());
 }
 
 void Service::ReadProgress() {

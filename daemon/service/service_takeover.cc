@@ -28,15 +28,6 @@ Share PlacesOfRanks(int64_t capacity, const Share& extents,
 
 }  // namespace
 
-int Service::LinkIndexOf(DeviceIndex gpu) const {
-  const std::string& link = options_.node.gpus[gpu.value()].link;
-  int index = -1;
-  for (size_t i = 0; i < options_.node.links.size(); ++i) {
-    if (options_.node.links[i].name == link) index = static_cast<int>(i);
-  }
-  return index;
-}
-
 absl::Status Service::MayBeKept(const Principal& who) const {
   if (!handover_->keeps()) return absl::OkStatus();
   const Share places =
@@ -83,7 +74,7 @@ absl::StatusOr<bool> Service::TakeOver() {
     if (!handover_->Kept(name)) handover_->Keep(name, fd);
   };
   keep(Handover::kListener, listener_->fd());
-  keep(Handover::kLimits, grants_->kept().get());
+  keep(Handover::kLimits, grants_->pages().kept().get());
   if (options_.sim_clocks) keep(Handover::kClocks, options_.sim_clocks->get());
   if (options_.deaths >= 0) keep(Handover::kDeaths, options_.deaths);
   return any;
@@ -150,16 +141,8 @@ absl::Status Service::AdoptRank(const Session& session) {
   sessions_->Adopt(session.id, who,
                    handover_->Take(Handover::SocketOf(session.id)),
                    handover_->Take(Handover::ProcessOf(session.id)));
-  auto page = std::make_shared<const UniqueFd>(
-      handover_->Take(Handover::UsePageOf(session.id)));
-  SLUICE_RETURN_IF_ERROR(grants_->Resume(session.grant_slot,
-                                         LinkIndexOf(session.hello.gpu),
-                                         session.guaranteed_bytes_per_second,
-                                         WeightOf(core_.config(), who), *page));
-  slots_[session.grant_slot] = who;
-  crash_ranks = static_cast<int>(slots_.size());
-  quotas_.Charge(who, Resource::kRanks);
-  use_pages_[session.id] = std::move(page);
+  SLUICE_RETURN_IF_ERROR(
+      grants_->Resume(session, WeightOf(core_.config(), who)));
   gpus_[session.id] = {session.hello.gpu.value()};
   for (DeviceIndex gpu : session.hello.shown) {
     gpus_[session.id].insert(gpu.value());

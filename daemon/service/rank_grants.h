@@ -1,0 +1,69 @@
+// What each attached rank has for its grants: a slot of the page of limits, a
+// use page of its own, and a place in its user's quota of ranks.
+//
+// Thread safety: loop's thread only, as pages() says for itself.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/core/effects.h"
+#include "daemon/core/session.h"
+#include "daemon/core/types.h"
+#include "daemon/quota/quotas.h"
+#include "daemon/service/grant_pages.h"
+#include "daemon/service/handover.h"
+#include "proto/base/clock.h"
+#include "proto/base/unique_fd.h"
+
+namespace sluice::daemon {
+
+class RankGrants {
+ public:
+  using UsePage = std::shared_ptr<const UniqueFd>;
+  struct Parts {
+    const NodeConfig* node;  // these outlive it
+    Quotas* quotas;
+    Handover* handover;
+    const Clock* clock;
+  };
+
+  // Goes on with the page of limits that an earlier daemon left, where it is
+  // of use; without it the copies of ranks that have it mapped are ungated.
+  static absl::StatusOr<std::unique_ptr<RankGrants>> Start(
+      Parts parts, std::vector<LinkSpeed> links);
+
+  // A rank of `who` has the slot from now on. Null: no use page could be made,
+  // which the log says, and so does UsePageOf.
+  UsePage Attach(const AttachGrants& effect, const Principal& who);
+  // A rank that an earlier daemon attached, with the use page that this left.
+  // An error: it cannot go on.
+  absl::Status Resume(const Session& rank, double weight);
+  void Detach(int slot);
+  // The session's use page is sent to nobody any more.
+  void DropUsePage(SessionId id);
+  // ResourceExhausted: none could be made.
+  absl::StatusOr<UsePage> UsePageOf(SessionId id) const;
+
+  // What is promised and used. Of attached slots only.
+  GrantPages& pages() { return *pages_; }
+
+ private:
+  RankGrants(Parts parts, std::unique_ptr<GrantPages> pages)
+      : parts_(parts), pages_(std::move(pages)) {}
+  int LinkIndexOf(DeviceIndex gpu) const;
+  void Take(int slot, const Principal& who);
+  // For who kills the daemon at a point (daemon/crash).
+  void TellHowMany() const;
+
+  const Parts parts_;
+  const std::unique_ptr<GrantPages> pages_;
+  std::map<int, Principal> slots_;  // of the pages: whose
+  std::map<SessionId, UsePage> use_pages_;
+  absl::Status no_page_;  // why the last use page could not be made
+};
+
+}  // namespace sluice::daemon
