@@ -1,63 +1,24 @@
 #include "daemon/service/service.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <utility>
 
 #include "daemon/runtime/signals.h"
+#include "daemon/service/bounds.h"
 #include "daemon/service/identity/peer.h"
 #include "daemon/service/log/log.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
-#include "proto/base/text.h"
 #include "proto/wire.h"
 
 namespace sluice::daemon {
 namespace {
 
-// Then administrators and scrapers are served, too.
+// How long who waited for a daemon is served before administrators and scrapers
+// are.
 constexpr absl::Duration kWhoWaited = absl::Milliseconds(20);
-
-// Policy's own bounds, where this process can have fewer descriptors.
-NodeConfig Bounded(NodeConfig node, const Shares& shares,
-                   const Share& extents) {
-  const Share& sessions = shares[static_cast<size_t>(Resource::kSessions)];
-  const auto bound = [](int& limit, int64_t most) {
-    limit = static_cast<int>(std::clamp<int64_t>(most, 1, limit));
-  };
-  bound(node.max_sessions, sessions.all);
-  bound(node.max_half_open, sessions.all / 2);
-  bound(node.max_half_open_each, sessions.each / 2);
-  ExtentLimits& limits = node.extent_limits;
-  const auto bound_size = [](size_t& limit, int64_t most) {
-    const auto allowed = static_cast<size_t>(std::max<int64_t>(most, 1));
-    limit = std::min(limit, allowed);
-  };
-  // What is made ahead has its descriptors too.
-  const int64_t ahead =
-      std::ssize(node.hosts) * (node.host_ready / node.extent.host);
-  bound_size(limits.all, extents.all - ahead);
-  bound_size(limits.each, extents.each);
-  const Share& waiting = shares[static_cast<size_t>(Resource::kWaiting)];
-  bound_size(node.wait_limits.all, waiting.all);
-  node.wait_limits.each =
-      static_cast<size_t>(std::max<int64_t>(waiting.each, 1));
-  const Share& kept = shares[static_cast<size_t>(Resource::kKeptProfiles)];
-  node.profile_limit = {Bytes(kept.each), Bytes(kept.all)};
-  // Half of all for so many ranks as there may be, and none where that is less
-  // than one.
-  limits.per_rank = std::min<size_t>(
-      limits.per_rank,
-      limits.all / 2 /
-          static_cast<size_t>(
-              shares[static_cast<size_t>(Resource::kRanks)].all));
-  return node;
-}
 
 }  // namespace
 
@@ -66,6 +27,7 @@ Service::Service(ServiceOptions options)
       core_(Bounded(options_.node, options_.shares, options_.extents),
             options_.clock->Now()),
       quotas_(options_.shares),
+      plan_files_(&core_),
       events_(options_.node.own_uid) {}
 
 absl::StatusOr<std::unique_ptr<Service>> Service::Start(
@@ -353,9 +315,8 @@ absl::Time Service::NextDeadline() const {
   absl::Time next = std::min(core_.NextDeadline(), snapshots_->deadline());
   next = std::min({next, sessions_->deadline(), heartbeat_at_, end_at_});
   next = std::min({next, solver_->NextDeadline(), reload_->deadline(),
-                   handover_->deadline(), listener_->deadline()});
-  for (const auto& [id, file] : plan_files_)
-    next = std::min(next, file.drop_at);
+                   handover_->deadline(), listener_->deadline(),
+                   plan_files_.deadline()});
   return next;
 }
 
@@ -369,8 +330,7 @@ void Service::Expire() {
   listener_->Expire(now);
   reload_->Expire(now);
   snapshots_->Expire();
-  std::erase_if(plan_files_,
-                [now](const auto& each) { return each.second.drop_at <= now; });
+  plan_files_.Expire(now);
   sessions_->Expire();
   solver_->Expire();
   Execute(core_.Tick(now));

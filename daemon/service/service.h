@@ -35,6 +35,7 @@
 #include "daemon/service/listening/session_listener.h"
 #include "daemon/service/log/event_writer.h"
 #include "daemon/service/outside_watch.h"
+#include "daemon/service/plan_files.h"
 #include "daemon/service/plan_solver.h"
 #include "daemon/service/profile_reader.h"
 #include "daemon/service/rank_grants.h"
@@ -181,7 +182,6 @@ class Service {
   // Of any reply but a lease or the state.
   Outgoing ToPacket(SessionId session, RequestId request, const Reply& reply);
   Outgoing WelcomePacket(SessionId session, const WelcomeReply& welcome);
-  absl::StatusOr<std::shared_ptr<const UniqueFd>> PlanFd(PlanId plan);
   // What changed; tells whose plans are not saved.
   void Save();
 
@@ -202,12 +202,7 @@ class Service {
   std::unique_ptr<Sessions> sessions_;
   // Profiles until policy has seen them.
   std::map<std::pair<SessionId, RequestId>, UniqueFd> profiles_;
-  // Plans as memfds, for all ranks of a job; kept a moment.
-  struct PlanFile {
-    std::shared_ptr<const UniqueFd> fd;
-    absl::Time drop_at;
-  };
-  std::map<PlanId, PlanFile> plan_files_;
+  PlanFiles plan_files_;
   // Queries that wait for their answer, of each session with any.
   std::map<SessionId, int> queries_;
   std::unique_ptr<RankGrants> grants_;

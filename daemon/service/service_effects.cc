@@ -4,22 +4,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
-
 #include "daemon/crash/crash_point.h"
 #include "daemon/service/log/log.h"
 #include "daemon/service/service.h"
 #include "proto/base/status.h"
-#include "proto/plan/codec.h"
-#include "proto/wire.h"
 
 namespace sluice::daemon {
-namespace {
-
-// Long enough for the ranks of one job, which are told one after the other.
-constexpr absl::Duration kPlanFileKept = absl::Seconds(1);
-
-}  // namespace
 
 void Service::Execute(Effects effects) {
   Pass(CrashPoint::kChangeUnsaved);
@@ -154,25 +144,6 @@ Outgoing Service::WelcomePacket(SessionId session,
   return out;
 }
 
-absl::StatusOr<std::shared_ptr<const UniqueFd>> Service::PlanFd(PlanId id) {
-  if (const auto known = plan_files_.find(id); known != plan_files_.end()) {
-    return known->second.fd;
-  }
-  const auto plan = core_.FindPlan(id, nullptr);
-  if (plan == nullptr) {
-    return absl::NotFoundError(
-        fmt::format("plan {} is not kept any more", id.value()));
-  }
-  SLUICE_ASSIGN_OR_RETURN(UniqueFd fd,
-                          wire::ToMemfd("sluice plan", plan::Encode(*plan)));
-  if (plan_files_.size() >= PlanRounds::kPlansKept) {
-    plan_files_.erase(plan_files_.begin());
-  }
-  auto shared = std::make_shared<const UniqueFd>(std::move(fd));
-  plan_files_[id] = {shared, loop_->now() + kPlanFileKept};
-  return shared;
-}
-
 void Service::Do(SendNotice& effect) {
   Outgoing out;
   *out.packet.mutable_event() = ToEvent(effect.notice);
@@ -185,7 +156,7 @@ void Service::Do(SendNotice& effect) {
   const auto* taken_over = std::get_if<TakenOverNotice>(&effect.notice);
   if (taken_over != nullptr) plan = taken_over->plan;
   if (plan != PlanId()) {
-    auto fd = PlanFd(plan);
+    auto fd = plan_files_.Of(plan, loop_->now());
     if (fd.ok()) {
       out.fds.push_back(*fd);
     } else if (changed != nullptr) {

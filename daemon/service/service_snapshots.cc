@@ -117,7 +117,7 @@ Outgoing Service::SnapshotPacket(
   body->set_json(answer->text);
   if (answer->memfd) out.fds.push_back(answer->memfd);
   if (plan != PlanId()) {
-    auto fd = PlanFd(plan);
+    auto fd = plan_files_.Of(plan, loop_->now());
     if (!fd.ok()) return {ErrorPacket(request, fd.status()), {}};
     out.fds.push_back(*fd);
   }

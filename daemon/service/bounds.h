@@ -1,0 +1,16 @@
+// Policy's own bounds, where this process can have fewer descriptors.
+//
+// Thread safety: pure functions.
+#pragma once
+
+#include "daemon/core/types.h"
+#include "daemon/quota/quotas.h"
+
+namespace sluice::daemon {
+
+// `node` with its limits lowered to what `shares` (SharesOf) and `extents`
+// (ExtentsOf) leave: of sessions, extents, leases that wait and kept profiles.
+// Each stays at least 1, but a rank's part of the extents.
+NodeConfig Bounded(NodeConfig node, const Shares& shares, const Share& extents);
+
+}  // namespace sluice::daemon

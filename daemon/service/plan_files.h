@@ -1,0 +1,40 @@
+// Plans as memfds: one for all ranks of a job, which are told one after the
+// other, and kept for a moment after it was made.
+//
+// Thread safety: loop's thread only.
+#pragma once
+
+#include <map>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "daemon/core/core.h"
+#include "daemon/core/types.h"
+#include "proto/base/unique_fd.h"
+
+namespace sluice::daemon {
+
+class PlanFiles {
+ public:
+  static constexpr absl::Duration kKept = absl::Seconds(1);
+
+  explicit PlanFiles(const Core* core) : core_(core) {}  // outlives it
+
+  // NotFound: policy does not keep that plan any more.
+  absl::StatusOr<std::shared_ptr<const UniqueFd>> Of(PlanId plan,
+                                                     absl::Time now);
+  // When Expire wants to be called next; InfiniteFuture: there is none.
+  absl::Time deadline() const;
+  void Expire(absl::Time now);
+
+ private:
+  struct File {
+    std::shared_ptr<const UniqueFd> fd;
+    absl::Time drop_at;
+  };
+  const Core* core_;
+  std::map<PlanId, File> files_;
+};
+
+}  // namespace sluice::daemon
