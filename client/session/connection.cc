@@ -103,13 +103,20 @@ absl::Status Connection::Gone() const {
       gone_shortage_);
 }
 
+absl::Status Connection::TrySend(const wire::Packet& packet,
+                                 std::span<const int> fds) {
+  const MutexLock lock(send_mutex_);
+  return wire::Send(socket_.get(), packet, fds);
+}
+
+// Waits for room without the lock: Post, also the receiving thread's, does not
+// stand behind a caller that has the time.
 absl::Status Connection::SendPacket(const wire::Packet& packet,
                                     std::span<const int> fds,
                                     absl::Time deadline) {
   const MonotonicClock clock;
-  const MutexLock lock(send_mutex_);
   for (;;) {
-    const absl::Status status = wire::Send(socket_.get(), packet, fds);
+    const absl::Status status = TrySend(packet, fds);
     if (!absl::IsResourceExhausted(status)) return status;
     if (clock.Now() >= deadline) {
       return absl::DeadlineExceededError(
@@ -147,13 +154,14 @@ absl::StatusOr<std::vector<wire::Message>> Connection::Call(
   }
   if (!packet.ok()) return packet.status();
   const uint64_t id = packet->id();
-  const absl::Status sent =
-      SendPacket(*packet, sent_fds, clock.Now() + timeout);
+  // One for the way there and the answer.
+  const absl::Time end = clock.Now() + timeout;
+  const absl::Status sent = SendPacket(*packet, sent_fds, end);
   MutexLock lock(mutex_);
   // A session that is closed already may still say why.
   if (sent.ok() || absl::IsUnavailable(sent)) {
     AwaitBriefly(id);
-    const auto deadline = CondVar::Deadline(timeout);
+    const auto deadline = CondVar::Deadline(end - clock.Now());
     while (!calls_.complete(id) && !gone_ &&
            changed_.WaitUntil(mutex_, deadline)) {
     }
@@ -186,11 +194,7 @@ absl::Status Connection::Post(const wire::Request& request) {
     packet = calls_.Add(request, {}, PendingCalls::Waits::kNobody);
   }
   if (!packet.ok()) return packet.status();
-  absl::Status sent;
-  {
-    const MutexLock lock(send_mutex_);
-    sent = wire::Send(socket_.get(), *packet);
-  }
+  const absl::Status sent = TrySend(*packet, {});
   if (sent.ok()) return sent;
   const MutexLock lock(mutex_);
   calls_.Drop(packet->id());
@@ -245,7 +249,7 @@ void Connection::OnGeneration(const wire::Packet& packet) {
 // occasion to send the rest.
 void Connection::ResendLocked() {
   calls_.SendUnsent([&](const wire::Packet& packet, std::span<const int> fds) {
-    return wire::Send(socket_.get(), packet, fds);
+    return TrySend(packet, fds);
   });
 }
 

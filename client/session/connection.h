@@ -56,6 +56,7 @@ class Connection {
   // Sends and waits for the reply. A reply in parts comes as all its parts.
   // The daemon's Error becomes the Status it stands for, also the one that it
   // says to nobody's request before it closes: why it takes no session.
+  // `timeout` is for both ways together; DeadlineExceeded behind it.
   absl::StatusOr<std::vector<wire::Message>> Call(
       const wire::Request& request, std::vector<UniqueFd> fds = {},
       absl::Duration timeout = kCallTimeout);
@@ -93,6 +94,8 @@ class Connection {
   void ReturnLease(uint64_t lease);
   void Disconnect(const std::string& reason,
                   Shortage shortage = Shortage::kNone);
+  // Does not wait. ResourceExhausted: there is no room.
+  absl::Status TrySend(const wire::Packet& packet, std::span<const int> fds);
   absl::Status SendPacket(const wire::Packet& packet, std::span<const int> fds,
                           absl::Time deadline);
   absl::Status Gone() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -102,7 +105,7 @@ class Connection {
   const EventHandler on_event_;
   const GoneHandler on_gone_;
   std::atomic<bool> kept_ = false;
-  Mutex send_mutex_;  // packets leave whole, one after the other
+  Mutex send_mutex_;  // one sender at a time, for no longer than one try
 
   Mutex mutex_;
   CondVar changed_;

@@ -8,6 +8,7 @@
 
 #include "client/session/connection.h"
 #include "client/session/pending_calls.h"
+#include "proto/base/clock.h"
 #include "proto/base/mutex.h"
 #include "tests/client/session_fixture.h"
 
@@ -160,6 +161,67 @@ TEST_F(SessionTest, StepsThatNobodyHeardOfAreInTheNextReport) {
   EXPECT_EQ(tokens, 10 * reports);
   EXPECT_LT(heard, kSteps);
   daemon_.SetScript(nullptr);
+}
+
+// Wrong once: it stood behind a call that waited for room in the socket, which
+// may last a minute.
+TEST_F(SessionTest, AReportDoesNotStandBehindACallThatFindsNoRoom) {
+  Open();
+  std::atomic<bool> stopped = true;
+  daemon_.SetScript([&](const wire::Message&) {
+    while (stopped) sched_yield();
+    return false;
+  });
+  while (session_->Report({.step = 1}).ok()) {
+  }
+  std::atomic<bool> over = false;
+  std::thread call([&] {
+    EXPECT_THAT(session_->LeaseHost(KiB(64)), IsOk());
+    over = true;
+  });
+  // It has begun to wait by then; where it has not, this proves nothing.
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  std::thread report([&] {
+    EXPECT_THAT(session_->Report({.step = 1}),
+                StatusIs(absl::StatusCode::kResourceExhausted));
+    EXPECT_FALSE(over);
+    stopped = false;
+  });
+  EXPECT_TRUE(Soon([&] { return !stopped; }));
+  stopped = false;
+  report.join();
+  call.join();
+  daemon_.SetScript({});
+}
+
+// Wrong once: as long again, for the answer.
+TEST_F(SessionTest, ACallWaitsForRoomAndForItsAnswerNoLongerThanItsTimeout) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const auto connection, Connection::Open(
+                                 daemon_.options().socket, [](wire::Message) {},
+                                 [](const std::string&) {}));
+  // Longer than this and the timeout one after the other would take.
+  constexpr auto kRoomAfter = std::chrono::milliseconds(400);
+  std::atomic<bool> stopped = true, deaf = false;
+  daemon_.SetScript([&](const wire::Message&) {
+    while (stopped) sched_yield();
+    return deaf.load();
+  });
+  wire::Request request;
+  request.mutable_free()->set_lease_id(1);
+  while (connection->Post(request).ok()) {
+  }
+  deaf = true;
+  std::thread reader([&] {
+    std::this_thread::sleep_for(kRoomAfter);
+    stopped = false;
+  });
+  const absl::Time start = MonotonicClock().Now();
+  EXPECT_THAT(connection->Call(request, {}, absl::Milliseconds(500)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_LT(MonotonicClock().Now() - start, absl::Milliseconds(900));
+  reader.join();
+  daemon_.SetScript({});
 }
 
 TEST_F(SessionTest, OnlyTheNewestReportsAreSaidAgain) {
