@@ -1,4 +1,5 @@
-// The range checks of requests: the daemon's trust boundary.
+#include "proto/check_request.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -140,7 +141,9 @@ absl::Status Check(const PlanTaken& taken) {
   return CheckRange("bytes of the plan's note", taken.note().size(), 0, 512);
 }
 
-absl::Status CheckBody(const Request& request) {
+}  // namespace
+
+absl::Status CheckFields(const Request& request) {
   switch (request.body_case()) {
     case Request::kHello:
       return Check(request.hello());
@@ -170,8 +173,6 @@ absl::Status CheckBody(const Request& request) {
       "of client and daemon");
 }
 
-}  // namespace
-
 absl::StatusOr<uint32_t> AgreeOnProtocol(Protocols client, Protocols daemon) {
   if (client.oldest == 0) client.oldest = client.newest;
   const uint32_t agreed = std::min(client.newest, daemon.newest);
@@ -199,7 +200,7 @@ absl::Status CheckRequest(const Message& message) {
         fmt::format("the request carries {} file descriptors, it must carry {}",
                     message.fds.size(), needed));
   }
-  return CheckBody(message.packet.request());
+  return CheckFields(message.packet.request());
 }
 
 }  // namespace sluice::wire

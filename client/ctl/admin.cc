@@ -13,6 +13,7 @@
 
 #include "proto/admin/admin.grpc.pb.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 
 namespace sluice::ctl {
 namespace {
@@ -151,7 +152,7 @@ absl::StatusOr<uint32_t> Drain(const std::string& admin_socket,
                                const std::string& reason) {
   admin::DrainRequest request;
   request.set_by(OwnName());
-  request.set_reason(reason);
+  request.set_reason(Printable(reason));
   admin::DrainReply reply;
   SLUICE_RETURN_IF_ERROR(Call(admin_socket, Repeat::kHarmless,
                               &admin::Admin::Stub::Drain, request, reply));
@@ -198,7 +199,7 @@ absl::StatusOr<Evicted> Evict(const std::string& admin_socket,
   request.set_job(eviction.job);
   if (eviction.uid) request.set_uid(*eviction.uid);
   request.set_kill(eviction.kill);
-  request.set_reason(eviction.reason);
+  request.set_reason(Printable(eviction.reason));
   admin::EvictReply reply;
   SLUICE_RETURN_IF_ERROR(Call(admin_socket, Repeat::kNot,
                               &admin::Admin::Stub::Evict, request, reply));

@@ -10,6 +10,7 @@
 #include "client/session/session.h"
 #include "client/session/welcome.h"
 #include "proto/base/status.h"
+#include "proto/check_request.h"
 
 namespace sluice::client {
 
@@ -68,9 +69,11 @@ namespace {
 
 absl::StatusOr<NodeStatus> QueryOnce(const std::string& socket,
                                      const std::string& plan_id) {
-  SLUICE_ASSIGN_OR_RETURN(const Observer observer, Observe(socket));
   wire::Request request;
   request.mutable_query()->set_plan_id(plan_id);
+  // A name that is not UTF-8 would end the session instead of its question.
+  SLUICE_RETURN_IF_ERROR(wire::CheckFields(request));
+  SLUICE_ASSIGN_OR_RETURN(const Observer observer, Observe(socket));
   SLUICE_ASSIGN_OR_RETURN(
       const auto reply,
       NameSocket(observer.connection->Call(request, {}, kPatience), socket));

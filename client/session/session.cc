@@ -17,6 +17,8 @@
 #include "proto/base/clock.h"
 #include "proto/base/mutex.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
+#include "proto/check_request.h"
 #include "proto/gpu_nodes.h"
 #include "proto/plan/codec.h"
 #include "proto/plan/validate.h"
@@ -152,10 +154,12 @@ class SessionImpl final : public Session {
 absl::Status SessionImpl::Start() {
   const std::string socket =
       options_.socket.empty() ? DefaultSocket() : options_.socket;
+  const wire::Request hello = HelloOf(options_);
+  SLUICE_RETURN_IF_ERROR(wire::CheckFields(hello));
   SLUICE_ASSIGN_OR_RETURN(
       Connection::Greeted greeted,
       Connection::Greet(
-          socket, HelloOf(options_),
+          socket, hello,
           [&] { return wire::OpenGpuNodes(socket, options_.gpu); },
           [this](wire::Message m) { OnWireEvent(std::move(m)); },
           [this](const std::string& reason) { OnGone(reason); }));
@@ -299,20 +303,26 @@ absl::Status SessionImpl::AnswerChange(PlanId plan, bool taken,
   wire::PlanTaken* out = request.mutable_plan_taken();
   out->set_plan_id(plan.value());
   out->set_taken(taken);
-  out->set_note(note.substr(0, kMaxNoteBytes));
+  // The daemon ends a session that sends it a text which is not UTF-8.
+  out->set_note(Printable(note.substr(0, kMaxNoteBytes)));
   return connection_->Post(request);
 }
 
 absl::Status SessionImpl::Report(const StepReport& report) {
+  StepReport numbered = report;
+  numbered.totals = {};
+  // In the sums a bad figure would be in every later report, too.
   wire::Request request;
   wire::StepReport* out = request.mutable_step_report();
+  wire::ToWire(numbered, out);
+  SLUICE_RETURN_IF_ERROR(wire::CheckFields(request));
   // Until it is sent: who reports next has the higher sums.
   const MutexLock lock(report_mutex_);
-  totals_ = Plus(totals_, report);
-  StepReport numbered = report;
-  numbered.totals = totals_;
+  numbered.totals = Plus(totals_, report);
   wire::ToWire(numbered, out);
   out->mutable_map_seconds()->Add(map_seconds_.begin(), map_seconds_.end());
+  SLUICE_RETURN_IF_ERROR(wire::CheckFields(request));
+  totals_ = numbered.totals;
   // No step waits for the daemon: its answer is not awaited.
   const absl::Status sent = connection_->Post(request);
   if (sent.ok()) map_seconds_.clear();

@@ -91,6 +91,7 @@ struct NodeLimits {
 class Session {
  public:
   // NotFound / Unavailable: no daemon at that socket, with what to do.
+  // InvalidArgument: an option that no daemon takes.
   static absl::StatusOr<std::unique_ptr<Session>> Open(
       const SessionOptions& options);
   virtual ~Session() = default;
@@ -128,12 +129,14 @@ class Session {
   // What became of it: taken, or the rank goes on with what it had. The daemon
   // waits for it, so who never asks ChangedPlan opens with `takes_changes`
   // false; a plan that cannot be read is answered by the session. `note`:
-  // one line for people. Not awaited.
+  // one line for people, of which 512 bytes are sent, with '?' for what is not
+  // UTF-8. Not awaited.
   virtual absl::Status AnswerChange(PlanId plan, bool taken,
                                     const std::string& note) = 0;
 
   // Tells of a step, and does not wait. Unavailable, ResourceExhausted: nobody
   // reads it now; what it counts goes along with the next one that is sent.
+  // InvalidArgument: a figure that no step can have; nothing is counted.
   virtual absl::Status Report(const StepReport& report) = 0;
 
   // Called on the session's own thread; must not call back into the session.

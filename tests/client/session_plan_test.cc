@@ -189,6 +189,28 @@ TEST_F(ChangeTest, AChangedPlanStaysUntilItIsAnswered) {
   EXPECT_EQ(session_->ChangedPlan(), nullptr);
 }
 
+// Wrong once: a character was cut in half, or came in as no UTF-8, and the
+// daemon ended the session.
+TEST_F(ChangeTest, ANoteIsCutAndIsUtf8) {
+  Open();
+  std::string euros;
+  for (int i = 0; i < 171; ++i) euros += "\u20ac";
+  Mutex mutex;
+  std::vector<std::string> notes;
+  daemon_.SetScript([&](const wire::Message& m) {
+    if (!m.packet.request().has_plan_taken()) return false;
+    const MutexLock lock(mutex);
+    notes.push_back(m.packet.request().plan_taken().note());
+    return true;
+  });
+  EXPECT_THAT(session_->AnswerChange(PlanId(9), false, euros), IsOk());
+  EXPECT_THAT(session_->AnswerChange(PlanId(9), false, "caf\xe9 a"), IsOk());
+  ASSERT_THAT(session_->LeaseHost(KiB(64)), IsOk());  // behind both
+  daemon_.SetScript({});
+  EXPECT_THAT(notes,
+              ::testing::ElementsAre(euros.substr(0, 510) + "??", "caf? a"));
+}
+
 TEST_F(PlanTest, AnInfeasiblePlanIsAnAnswer) {
   Open();
   plan::NodePlan plan = EmptyPlan();

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cmath>
 #include <future>
 
 #include "client/session/connection.h"
@@ -26,6 +27,14 @@ TEST(SessionOpen, AMissingSocketIsOneClearLine) {
               StatusIs(absl::StatusCode::kNotFound,
                        AllOf(HasSubstr("/nonexistent/s"),
                              HasSubstr("is sluiced running?"))));
+}
+
+// Wrong once: a name that was not UTF-8 broke the session's protocol, and the
+// daemon closed it without a word of the name.
+TEST(SessionOpen, AJobThatNoDaemonTakesIsRefusedHere) {
+  EXPECT_THAT(Session::Open({.socket = "/nonexistent/s", .job = "caf\xe9"}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("job has a character with code 233")));
 }
 
 // Wrong once: "sluiced has closed the session" was all that one heard, or that
@@ -225,6 +234,29 @@ TEST_F(SessionTest, AReportTellsOnceHowLongMappingTook) {
   EXPECT_EQ(told[0], 2);
   EXPECT_EQ(told[1], 0);
   EXPECT_TRUE(sane);
+  daemon_.SetScript({});
+}
+
+// Wrong once: it was in the sums of all later reports, which the daemon
+// refused, while Report said that all was well.
+TEST_F(SessionTest, AFigureThatNoStepCanHaveIsRefusedAndNotCounted) {
+  Open();
+  std::atomic<int64_t> reports = 0, tokens = 0;
+  daemon_.SetScript([&](const wire::Message& m) {
+    if (!m.packet.request().has_step_report()) return false;
+    const wire::StepTotals& totals = m.packet.request().step_report().totals();
+    tokens = static_cast<int64_t>(totals.tokens());
+    reports = static_cast<int64_t>(totals.reports());
+    return false;
+  });
+  const auto refused = StatusIs(absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(session_->Report({.stall_seconds = std::nan(""), .tokens = 1}),
+              refused);
+  EXPECT_THAT(session_->Report({.h2d = Bytes(-1), .tokens = 1}), refused);
+  EXPECT_THAT(session_->Report({.tokens = -1}), refused);
+  EXPECT_THAT(session_->Report({.tokens = 10}), IsOk());
+  EXPECT_TRUE(Soon([&] { return reports == 1; }));
+  EXPECT_EQ(tokens, 10);
   daemon_.SetScript({});
 }
 
