@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <string_view>
@@ -158,6 +159,12 @@ absl::Status Engine::WaitOnCompute(const State& state) {
   if (state.pool->closed()) return absl::OkStatus();
   SLUICE_RETURN_IF_ERROR(
       options_.driver->StreamWaitEvent(compute_, state.event));
+  // Compute's fault is told by the call above, and the stream of a mark may be
+  // destroyed by now, if it is the caller's.
+  if (std::find(streams_.begin(), streams_.end(), state.stream) ==
+      streams_.end()) {
+    return absl::OkStatus();
+  }
   // The event of a failed copy is reached too. A stream tells its fault to
   // the next call on it, so make one that does nothing.
   return options_.driver->StreamWaitEvent(state.stream, state.event);
