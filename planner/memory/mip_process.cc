@@ -3,23 +3,25 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/time/clock.h"
-
-extern char** environ;
+#include "proto/base/pidfd.h"
+#include "proto/base/spawn.h"
+#include "proto/base/status.h"
+#include "proto/base/unique_fd.h"
+#include "proto/base/whole_io.h"
 
 namespace sluice::planner {
 namespace {
@@ -34,32 +36,11 @@ constexpr size_t kAnswerHead = 3;
 constexpr size_t kMaxWords = 1 << 16;
 // Start of a process, reading, writing.
 constexpr absl::Duration kSlack = absl::Milliseconds(50);
-
-class Fd {
- public:
-  explicit Fd(int fd) : fd_(fd) {}
-  ~Fd() {
-    if (fd_ >= 0) close(fd_);
-  }
-  Fd(const Fd&) = delete;
-  Fd& operator=(const Fd&) = delete;
-  int get() const { return fd_; }
-
- private:
-  const int fd_;
-};
+constexpr int kSliceMs = 100;
 
 bool WriteWords(int fd, const Words& words) {
-  const char* at = reinterpret_cast<const char*>(words.data());
-  size_t left = words.size() * sizeof(int64_t);
-  while (left > 0) {
-    const ssize_t count = write(fd, at, left);
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return false;
-    at += count;
-    left -= static_cast<size_t>(count);
-  }
-  return true;
+  const char* const at = reinterpret_cast<const char*>(words.data());
+  return WriteAll(fd, {at, words.size() * sizeof(int64_t)}, "words").ok();
 }
 
 Words ReadWords(int fd) {
@@ -89,40 +70,43 @@ Words Question(const Problem& problem, const Offsets& start, int64_t bound,
   return words;
 }
 
-pid_t Spawn(const std::string& program, int in_fd, int out_fd) {
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, in_fd, STDIN_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, out_fd, STDOUT_FILENO);
-  posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null",
-                                   O_WRONLY, 0);
-  char verb[] = "mip";
-  std::string name = program;
-  char* const argv[] = {name.data(), verb, nullptr};
-  pid_t pid = -1;
-  const int error =
-      posix_spawn(&pid, program.c_str(), &actions, nullptr, argv, environ);
-  posix_spawn_file_actions_destroy(&actions);
-  return error == 0 ? pid : -1;
+absl::StatusOr<pid_t> Start(const std::string& program,
+                            const UniqueFd& question, const UniqueFd& answer) {
+  const UniqueFd null(open("/dev/null", O_WRONLY | O_CLOEXEC));
+  if (!null) return ErrnoStatus(errno, "open /dev/null");
+  return Spawn({program, "mip"}, {.files = {{question.get(), STDIN_FILENO},
+                                            {answer.get(), STDOUT_FILENO},
+                                            {null.get(), STDERR_FILENO}}});
 }
 
-// Whether the child ended by itself, and well, before the deadline.
+// Leaves the child to be waited for.
+bool HasEnded(pid_t child) {
+  siginfo_t how = {};
+  return waitid(P_PID, static_cast<id_t>(child), &how,
+                WEXITED | WNOHANG | WNOWAIT) == 0 &&
+         how.si_pid == child;
+}
+
+// Whether the child ended by itself, and well, before the deadline. Without a
+// pidfd its end is seen at the end of a slice.
 bool Await(pid_t pid, absl::Time deadline,
            const std::function<bool()>& stopped) {
-  const Fd pidfd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
-  pollfd ended{.fd = pidfd.get(), .events = POLLIN, .revents = 0};
-  int ready = -1;
-  do {
+  const UniqueFd pidfd = PidfdOf(pid);
+  bool ended = false;
+  while (!ended) {
+    pollfd end{.fd = pidfd.get(), .events = POLLIN, .revents = 0};
     // Rounded up: waiting ends when time is up, not a little before.
     const int64_t left = absl::ToInt64Milliseconds(deadline - absl::Now()) + 1;
-    ready = poll(&ended, pidfd.get() >= 0 ? 1 : 0,
-                 static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30)));
-  } while (ready < 0 && errno == EINTR && !stopped());
-  if (ready != 1) kill(pid, SIGKILL);
+    const int ready =
+        poll(&end, 1, static_cast<int>(std::clamp<int64_t>(left, 0, kSliceMs)));
+    ended = ready == 1 || HasEnded(pid);
+    if (absl::Now() >= deadline || stopped()) break;
+  }
+  if (!ended) kill(pid, SIGKILL);
   int status = -1;
   while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
   }
-  return ready == 1 && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  return ended && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
 bool Overlaps(const Problem& problem, const Offsets& offsets) {
@@ -165,16 +149,16 @@ MipResult SolveMip(const Problem& problem, const Offsets& start, int64_t bound,
                    const std::function<bool()>& stopped) {
   if (program.empty()) return SolveDsaMip(problem, start, bound, time_limit);
   const absl::Time deadline = absl::Now() + time_limit;
-  const Fd question(memfd_create("sluice-mip-question", MFD_CLOEXEC));
-  const Fd answer(memfd_create("sluice-mip-answer", MFD_CLOEXEC));
+  const UniqueFd question(memfd_create("sluice-mip-question", MFD_CLOEXEC));
+  const UniqueFd answer(memfd_create("sluice-mip-answer", MFD_CLOEXEC));
   const Words words = Question(problem, start, bound, time_limit - kSlack);
-  if (words.size() > kMaxWords || question.get() < 0 || answer.get() < 0 ||
+  if (words.size() > kMaxWords || !question || !answer ||
       !WriteWords(question.get(), words)) {
     return {.bound = bound};
   }
   lseek(question.get(), 0, SEEK_SET);
-  const pid_t pid = Spawn(program, question.get(), answer.get());
-  if (pid < 0 || !Await(pid, deadline, stopped)) return {.bound = bound};
+  const auto pid = Start(program, question, answer);
+  if (!pid.ok() || !Await(*pid, deadline, stopped)) return {.bound = bound};
   return Checked(problem, PeakOf(problem, start), bound,
                  ReadWords(answer.get()));
 }

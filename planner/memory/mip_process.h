@@ -14,8 +14,8 @@ namespace sluice::planner {
 // when `program` is empty. The helper is killed at the limit. What it answers
 // is not trusted: a placement is checked and put right, a bound must lie
 // between `bound` and the start's peak. No answer, or one that does not hold:
-// nothing new is known. `stopped` is asked whenever a signal interrupts the
-// wait; true gives the helper up.
+// nothing new is known. `stopped` is asked ten times a second; true gives the
+// helper up.
 MipResult SolveMip(const Problem& problem, const Offsets& start, int64_t bound,
                    absl::Duration time_limit, const std::string& program,
                    const std::function<bool()>& stopped);

@@ -48,7 +48,7 @@ bool ParseNanoseconds(const std::string& text, int64_t* value) {
   const bool plain = text.find_first_of("eE") == std::string::npos;
   int64_t whole = 0;
   if (plain && ParseInt(text.substr(0, point), &whole) &&
-      std::abs(whole) < INT64_MAX / 2000) {
+      whole > -(INT64_MAX / 2000) && whole < INT64_MAX / 2000) {
     std::string digits =
         point == std::string::npos ? "" : text.substr(point + 1);
     digits.resize(3, '0');

@@ -47,6 +47,7 @@ Fallback fallback;
 // Only async-signal-safe calls here and below.
 bool WriteFallback() {
   if (fallback_ready == 0) return false;
+  fallback_ready = 0;  // a signal in here must not write it again
   const char* at = fallback.bytes;
   size_t left = fallback.size;
   while (left > 0) {
@@ -114,7 +115,6 @@ void ArmDeadline(double seconds) {
   setrlimit(RLIMIT_CORE, &no_core);
 }
 
-// Everything from the start of a memfd or file, or the rest of a pipe.
 int Fail(int code, const absl::Status& status) {
   std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
   return code;
@@ -144,6 +144,7 @@ void WriteProgress(int fd, const NodeProgress& progress) {
 int Run(int in_fd, int out_fd, int progress_fd, double time_limit_s) {
   ArmDeadline(time_limit_s);
   const int secluded_fd = SecludeOutput(out_fd);
+  // Everything from the start of a memfd or file, or the rest of a pipe.
   lseek(in_fd, 0, SEEK_SET);  // ESPIPE on a pipe is fine
   auto bytes = ReadAll(in_fd, plan::kMaxEncodedBytes,
                        fmt::format("the request from fd {}", in_fd));

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -21,6 +22,7 @@
 #include "planner/validator.h"
 #include "proto/base/spawn.h"
 #include "proto/base/unique_fd.h"
+#include "proto/base/whole_io.h"
 #include "proto/plan/codec.h"
 #include "tests/planner/traces.h"
 
@@ -280,6 +282,37 @@ TEST(Worker, HurriedItWritesTheFirstPlanThereIs) {
     ASSERT_NO_FATAL_FAILURE(ExpectValidPlan(outcome, request));
     EXPECT_LT(took.count(), 25) << "of 60 s it might have had";
   }
+}
+
+// Wrong once: a deadline while a hurried plan was being written had it written
+// again behind its first part, and the worker said that all was well.
+TEST(Worker, ADeadlineWithinAHurriedPlanDoesNotWriteItTwice) {
+  const UniqueFd in = Memfd(plan::Encode(SampleRequest()));
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  const UniqueFd reader(ends[0]);
+  UniqueFd writer(ends[1]);
+  const int room = fcntl(writer.get(), F_SETPIPE_SZ, 4096);
+  ASSERT_GT(room, 0);
+  const auto pid = Spawn(
+      {std::string(std::getenv("SLUICE_BIN_DIR")) + "/sluice-worker", "--in-fd",
+       "103", "--out-fd", "104", "--time-limit-s", "60"},
+      {.files = {{in.get(), 103}, {writer.get(), 104}}, .blocked = {SIGUSR1}});
+  ASSERT_TRUE(pid.ok()) << pid.status();
+  writer.Reset();
+  kill(*pid, SIGUSR1);
+  int waiting = 0;
+  for (int i = 0; i < 6000 && waiting < room; ++i) {
+    usleep(10000);
+    ASSERT_EQ(ioctl(reader.get(), FIONREAD, &waiting), 0);
+  }
+  ASSERT_EQ(waiting, room) << "the plan fits into the pipe";
+  kill(*pid, SIGALRM);
+  const auto written = ReadAll(reader.get(), 1 << 24, "the plan");
+  ASSERT_TRUE(written.ok()) << written.status();
+  Outcome outcome;
+  EXPECT_EQ(waitpid(*pid, &outcome.status, 0), *pid);
+  EXPECT_EQ(outcome.exit_code(), 4) << written->size() << " bytes";
 }
 
 TEST(Worker, BecomesTheUserItIsToldBeforeItReads) {

@@ -291,6 +291,12 @@ TEST(PyTorchTrace, WhatIsMissingOrDamagedIsNamed) {
       HasSubstr("traceEvents[0], a [memory] event: args.Addr is missing"));
   EXPECT_THAT(Refusal(Chrome({Memory("\"soon\"", 7, 512)})),
               HasSubstr("traceEvents[1], a [memory] event: ts is 'soon'"));
+  // The least there is has no magnitude of its own.
+  for (const char* const far :
+       {"-9223372036854775808", "9223372036854775807"}) {
+    EXPECT_THAT(Refusal(Chrome({Memory(far, 7, 512)})),
+                HasSubstr(std::string("ts is '") + far));
+  }
   EXPECT_THAT(Refusal(Chrome({Memory("1", 7, 512), Memory("2", 7, -64)})),
               HasSubstr("frees 64 bytes at address 0x7 where 512"));
   const std::string whole = Chrome({Memory("1", 7, 512)});
