@@ -60,7 +60,10 @@ absl::StatusOr<Address> AddressSpace::Reserve(Bytes size,
 absl::Status AddressSpace::Release(Address address,
                                    const Book::Reservation& reservation) {
   if (IsOurs(reservation.kind)) {
-    munmap(address, reservation.size.size());
+    if (munmap(address, reservation.size.size()) != 0) {
+      return ErrnoStatus(errno,
+                         "release " + RangeName(address, reservation.size));
+    }
     return absl::OkStatus();
   }
   SLUICE_CUDA(library_, cuMemAddressFree, RangeName(address, reservation.size),

@@ -187,7 +187,9 @@ absl::StatusOr<Address> AddressSpace::Reserve(Bytes size,
 
 absl::Status AddressSpace::Free(Address address, Bytes size) {
   SLUICE_RETURN_IF_ERROR(book_.Freeable(address, size).status());
-  munmap(address, size.size());
+  if (munmap(address, size.size()) != 0) {
+    return ErrnoStatus(errno, "release " + RangeName(address, size));
+  }
   book_.DropReservation(address);
   return absl::OkStatus();
 }
