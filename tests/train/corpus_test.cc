@@ -78,6 +78,22 @@ TEST_F(CorpusTest, AFolderIsItsTextFilesInSortedOrder) {
   EXPECT_THAT(All(*corpus), ElementsAre('Z', 'B'));
 }
 
+// Wrong once: "got -1 of 1 bytes".
+TEST_F(CorpusTest, AFileThatCannotBeReadSaysWhatTheSystemSays) {
+  const std::string first = Write("d/1", "a"), second = Write("d/2", "b");
+  SLUICE_ASSERT_OK_AND_ASSIGN(auto corpus,
+                              Corpus::Open({.path = dir_.File("d")}));
+  std::vector<int64_t> token(1);
+  std::filesystem::remove(second);
+  Write("d/2/within", "");
+  EXPECT_THAT(corpus->Read(1, token).message(),
+              AllOf(HasSubstr("read " + second), HasSubstr("directory")));
+  std::ofstream(first, std::ios::trunc).flush();
+  EXPECT_THAT(corpus->Read(0, token),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("it changed while training")));
+}
+
 TEST_F(CorpusTest, ASuffixChoosesFilesOfAFolder) {
   Write("d/a.py", "P");
   Write("d/b.txt", "T");

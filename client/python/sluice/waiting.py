@@ -54,7 +54,12 @@ class Calls:
 
         with self._lock:
             self._running += 1
-        threading.Thread(target=run, name="sluice waits", daemon=True).start()
+        thread = threading.Thread(target=run, name="sluice waits", daemon=True)
+        try:
+            thread.start()
+        except Exception:  # no thread ran: nothing else ends the call
+            self._end()
+            raise
         if not over.wait(SILENT_S):
             say()
         over.wait()

@@ -133,11 +133,10 @@ absl::StatusOr<bool> StreamedStepper::GoBack(const SavedPlan& before) {
     SLUICE_ASSIGN_OR_RETURN(const bool anew, PlanAnew());
     if (anew) return false;
   }
-  return Advised(
-      ShortOf(Shortage::kHostMemory,
-              fmt::format("the run gave host memory back for a new plan "
-                          "and cannot get any again: {}",
-                          why_)));
+  return ShortOf(Shortage::kHostMemory,
+                 fmt::format("the run gave host memory back for a new plan "
+                             "and cannot get any again: {}",
+                             why_.empty() ? "another rank gets none" : why_));
 }
 
 absl::StatusOr<PlanChangeRecord> StreamedStepper::Refresh(bool mine) {

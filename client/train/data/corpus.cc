@@ -159,6 +159,7 @@ absl::Status Corpus::ReadFile(size_t index, int64_t first,
   bytes_.resize(out.size() * static_cast<size_t>(token_bytes_));
   const ssize_t n = pread(open_.get(), bytes_.data(), bytes_.size(),
                           file.skip + first * token_bytes_);
+  if (n < 0) return ErrnoStatus(errno, "read " + file.path);
   if (n != static_cast<ssize_t>(bytes_.size())) {
     return BadInput(
         fmt::format("--data {}: got {} of {} bytes; it changed while training",

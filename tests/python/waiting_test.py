@@ -1,0 +1,39 @@
+"""Calls that wait, each on a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from sluice.waiting import Calls
+
+
+def no_threads_left(thread):
+    raise RuntimeError("can't start new thread")
+
+
+# Wrong once: the call counted as running for ever, and close() left the session
+# open.
+def test_a_session_ends_though_no_thread_could_be_started(monkeypatch):
+    closed = []
+    calls = Calls(closed.append)
+    monkeypatch.setattr(threading.Thread, "start", no_threads_left)
+    with pytest.raises(RuntimeError, match="can't start"):
+        calls.interruptible(lambda: 1, lambda: None)
+    calls.close(7)
+    assert closed == [7]
+
+
+def test_a_session_ends_behind_the_last_call_that_runs():
+    closed, goes_on = [], threading.Event()
+    calls = Calls(closed.append)
+
+    def call():
+        calls.close(7)
+        assert not closed
+        goes_on.set()
+        return "answer"
+
+    assert calls.interruptible(call, lambda: None) == "answer"
+    assert goes_on.is_set()
+    assert closed == [7]
