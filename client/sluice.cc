@@ -2,6 +2,8 @@
 // through it: these layers throw nothing but std::bad_alloc.
 #include "client/sluice.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -81,7 +83,7 @@ int Return(const absl::Status& status) {
   return status.ok() ? SLUICE_OK : Fail(status);
 }
 
-int BadArgument(const char* message) {
+int BadArgument(const std::string& message) {
   return Fail(absl::InvalidArgumentError(message));
 }
 
@@ -123,8 +125,11 @@ bool IsDirection(int direction) {
   return direction == SLUICE_HOST_TO_GPU || direction == SLUICE_GPU_TO_HOST;
 }
 
-constexpr char kBadDirection[] =
-    "direction must be SLUICE_HOST_TO_GPU or SLUICE_GPU_TO_HOST";
+int BadDirection(int direction) {
+  return BadArgument(fmt::format(
+      "direction = {}: give SLUICE_HOST_TO_GPU ({}) or SLUICE_GPU_TO_HOST ({})",
+      direction, int{SLUICE_HOST_TO_GPU}, int{SLUICE_GPU_TO_HOST}));
+}
 
 // Of the copies of each direction.
 constexpr std::array kLabels = {"copy in", "copy out"};
@@ -239,7 +244,10 @@ int sluice_session_plan(sluice_session* session, const char* profile,
   *plan = nullptr;
   if (session == nullptr) return BadArgument("session is NULL");
   if (profile == nullptr) return BadArgument("profile is NULL");
-  if (!(timeout >= 0)) return BadArgument("timeout must be 0 or more seconds");
+  if (!(timeout >= 0)) {
+    return BadArgument(
+        fmt::format("timeout = {}: give 0 or more seconds", timeout));
+  }
   return Guard([&] {
     const auto decoded = sluice::plan::DecodeRankProfile(profile);
     if (!decoded.ok()) return Fail(decoded.status());
@@ -294,9 +302,14 @@ int sluice_region_lease(sluice_session* session, int kind, uint64_t bytes,
   *out = nullptr;
   if (session == nullptr) return BadArgument("session is NULL");
   if (kind != SLUICE_GPU && kind != SLUICE_HOST) {
-    return BadArgument("kind must be SLUICE_GPU or SLUICE_HOST");
+    return BadArgument(
+        fmt::format("kind = {}: give SLUICE_GPU ({}) or SLUICE_HOST ({})", kind,
+                    int{SLUICE_GPU}, int{SLUICE_HOST}));
   }
-  if (bytes >> 60) return BadArgument("a lease must be below 2^60 bytes");
+  if (bytes >> 60) {
+    return BadArgument(
+        fmt::format("a lease of {} bytes: ask for less than 2^60", bytes));
+  }
   return Guard([&] {
     const Bytes size(static_cast<int64_t>(bytes));
     auto region = kind == SLUICE_GPU ? session->session->LeaseGpu(size)
@@ -349,7 +362,7 @@ int sluice_engine_copy_pieces(sluice_engine* engine, int direction,
                               sluice_ticket* out) {
   if (engine == nullptr) return BadArgument("engine is NULL");
   if (out == nullptr) return BadArgument("a copy's out is NULL");
-  if (!IsDirection(direction)) return BadArgument(kBadDirection);
+  if (!IsDirection(direction)) return BadDirection(direction);
   if ((piece_count && !pieces) || (count && !after)) {
     return BadArgument("a copy's pieces or after are NULL");
   }
@@ -385,7 +398,7 @@ int sluice_engine_use_stream(sluice_engine* engine, void* stream) {
 int sluice_engine_know_slack(sluice_engine* engine, int direction,
                              double seconds) {
   if (engine == nullptr) return BadArgument("engine is NULL");
-  if (!IsDirection(direction)) return BadArgument(kBadDirection);
+  if (!IsDirection(direction)) return BadDirection(direction);
   if (!std::isfinite(seconds)) {
     return BadArgument(
         "sluice_engine_know_slack: seconds must be a number; below 0 says that "

@@ -9,8 +9,9 @@
  *
  * Units        sizes and offsets are bytes, times seconds.
  * Ownership    what a function gives you in `*out` is yours: end it with the
- *              function named there. Regions and engines may outlive their
- *              session's end only for their own end call; end engines first.
+ *              function named there. A region may outlive its session, for
+ *              sluice_region_free alone. An engine may not: stop every engine
+ *              before its session is closed.
  * Errors       functions return SLUICE_OK (0) or another sluice_status; then
  *              `*out` is NULL or untouched, and sluice_last_error() says in
  *              one line what, which value, which limit, what to do. Null

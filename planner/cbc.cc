@@ -260,7 +260,7 @@ class DsaMip {
   const Problem& problem_;
   const size_t n_;
   const int64_t start_peak_;
-  const double scale_;  // units a scaled unit
+  const double scale_;  // units per scaled unit
   const int64_t bound_;
   Cbc_Model* model_;
   std::vector<std::string> names_;  // of the columns; o_k is column k

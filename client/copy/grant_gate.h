@@ -10,7 +10,8 @@
 // heartbeat is back.
 //
 // Thread safety: all methods are safe from several threads, but TellDue and
-// ForgetDue of one direction; the fast path is one atomic fetch_add.
+// ForgetDue of one direction. The fast path is one atomic operation: TryAcquire
+// compares and exchanges, Acquire adds.
 #pragma once
 
 #include <atomic>
@@ -63,7 +64,7 @@ class GrantGate {
   // The next `size` bytes of `direction` to be taken are one copy, which
   // compute needs at `due` (of this gate's clock): the daemon lends bandwidth
   // first to copies that a fair share would make late. In the place of what was
-  // said before; stands until ForgetDue. Two stores; one thread a direction.
+  // said before; stands until ForgetDue. Two stores; one thread per direction.
   void TellDue(int direction, Bytes size, absl::Time due);
   // Nothing is known of what comes next.
   void ForgetDue(int direction);

@@ -182,8 +182,9 @@ absl::StatusOr<std::vector<wire::Message>> Connection::Call(
     lock.Unlock();
     GiveUp(id);
   }
-  return absl::DeadlineExceededError(fmt::format(
-      "sluiced did not answer within {}", absl::FormatDuration(timeout)));
+  return absl::DeadlineExceededError(
+      fmt::format("sluiced did not answer within {}: is it stopped?",
+                  absl::FormatDuration(timeout)));
 }
 
 absl::Status Connection::Post(const wire::Request& request) {

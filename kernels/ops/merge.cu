@@ -1,4 +1,4 @@
-// The merge of merge.h on the GPU: a warp a row and head, its lanes along the
+// The merge of merge.h on the GPU: a warp per row and head, its lanes along the
 // dimension, so loads of o are contiguous. Memory-bound: each element of o is
 // read and written once, each of the block read once.
 #include "kernels/ops/merge.h"

@@ -1,5 +1,7 @@
 #include "kernels/ops/merge_kernel.h"
 
+#include <fmt/format.h>
+
 #include <array>
 #include <limits>
 
@@ -64,7 +66,9 @@ absl::Status MergeKernel::LaunchFunction(device::Function function,
   const int64_t blocks = (pairs + kWarpsInBlock - 1) / kWarpsInBlock;
   if (blocks > std::numeric_limits<int32_t>::max()) {
     return absl::InvalidArgumentError(
-        "merge: more than 2^33 rows x heads: merge fewer rows at a time");
+        fmt::format("merge of {} rows x {} heads: at most 2^33 together; merge "
+                    "fewer rows at a time",
+                    shape.rows, shape.heads));
   }
   device::LaunchShape launch;
   launch.grid[0] = static_cast<uint32_t>(blocks);

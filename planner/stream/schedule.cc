@@ -52,9 +52,9 @@ Executions CountExecutions(const StreamShape& shape, Segment which) {
 namespace {
 
 // Bytes of blocks. Forward fetches the k and v of earlier chunks. Backward
-// fetches the outer side once a chunk and the inner side once a block, and the
-// inner side's sums go out and come in between two of its blocks. All chunks
-// but the last are equal, so sums over blocks have a closed form.
+// fetches the outer side once per chunk and the inner side once per block, and
+// the inner side's sums go out and come in between two of its blocks. All
+// chunks but the last are equal, so sums over blocks have a closed form.
 struct BlockTraffic {
   int64_t forward = 0, outer = 0, inner = 0, sums = 0;
 };

@@ -57,7 +57,7 @@ struct JointRows {
   std::vector<int> excess;        // column of each capacity
   std::vector<int> capacity_row;  // row of each
   std::vector<double> row_scale;  // bytes or bytes/s that are 1 in it
-  // A rank's copies a second on its links, in units of the slowest of them.
+  // A rank's copies per second on its links, in units of the slowest of them.
   struct Rate {
     int column = -1;
     double unit = 0;

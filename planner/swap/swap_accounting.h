@@ -41,7 +41,7 @@ double RateOf(const CopyRates& rates, const CapacityRow& row);
 // Every capacity of the node, nothing used of it yet: links' d2h, h2d and
 // (where given) total; NUMA nodes; host limits; GPUs.
 std::vector<CapacityRow> CapacitiesOf(const NodeSwapProblem& problem);
-// In bytes; else in bytes a second.
+// In bytes; else in bytes per second.
 bool IsMemory(const CapacityRow& row);
 // Of which an excess, or "one more", is counted.
 double UnitOf(const CapacityRow& row);

@@ -150,7 +150,7 @@ class CsvReader {
     if (columns_.gaps != kNone && !fields[columns_.gaps].empty()) {
       return lines_.Wrong(fields[columns_.gaps],
                           "a lifetime with gaps is not supported: split such a "
-                          "buffer into one row a lifetime");
+                          "buffer into one row per lifetime");
     }
     SLUICE_RETURN_IF_ERROR(Integer("size", fields[columns_.size], &size));
     if (lower >= upper) {

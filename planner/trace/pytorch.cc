@@ -1,5 +1,5 @@
 // PyTorch profiler traces (profile_memory=True): Chrome JSON with an instant
-// event "[memory]" an allocation (Bytes > 0) and a free (Bytes < 0).
+// event "[memory]" per allocation (Bytes > 0) and per free (Bytes < 0).
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// The paper's request log: `malloc ID SIZE` and `free ID`, a line a request;
-// time is the line's number.
+// The paper's request log: `malloc ID SIZE` and `free ID`, one line per
+// request; time is the line's number.
 #include <fmt/format.h>
 
 #include <string>

@@ -93,8 +93,8 @@ _SIGNATURES = {
     "sluice_engine_stats": (c_int, [c_void_p, POINTER(CopyStats)]),
 }
 # They never wait, and are called for every copy or step. Through PyDLL they
-# keep the interpreter's lock: giving it up could cost a switch interval (5 ms) where
-# other Python threads are busy, a thousand times what the call takes.
+# keep the interpreter's lock: giving it up could cost a switch interval (5 ms)
+# where other Python threads are busy, a thousand times what the call takes.
 # Pointers are plain c_void_p: `byref` of a scratch passes without a check.
 _BRIEF_SIGNATURES = {
     "sluice_engine_copy": (

@@ -10,10 +10,10 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-from sluice.errors import Error, Invalid, Status
+from sluice.errors import Invalid, Status
 
 P, T = ParamSpec("P"), TypeVar("T")
 NAME_CHARACTERS = 60  # of a value, in a message

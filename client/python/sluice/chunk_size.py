@@ -144,9 +144,11 @@ def measured(arena: HostArena, kinds: Iterable[Heads], device: torch.device,
 def _walk(arena: HostArena, heads: Heads, device: torch.device,
           dtype: torch.dtype, rows: int, chunks: int,
           clock: Callable[[], float]) -> float:
-    """Seconds, by `clock`, of a causal sequence's attention, forward and backward."""
+    """Seconds, by `clock`, of a causal sequence's attention, forward and
+    backward."""
     def random(count: int, width: int) -> torch.Tensor:
-        return torch.randn(heads.batch, count, rows, width, device=device, dtype=dtype)
+        return torch.randn(heads.batch, count, rows, width, device=device,
+                           dtype=dtype)
 
     q, k = random(heads.queries, heads.width), random(heads.keys, heads.width)
     v = random(heads.keys, heads.value_width)

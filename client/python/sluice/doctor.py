@@ -1,5 +1,5 @@
-"""What is here, and whether it works: one line each, the failed ones last
-word is what to do."""
+"""What is here, and whether it works: one line per finding. The line of a
+failed one ends with what to do."""
 from __future__ import annotations
 
 import dataclasses

@@ -10,7 +10,9 @@ _WIDE = (torch.float32, torch.float64)
 
 def wide_dtype(like: Tensor) -> torch.dtype:
     """fp32, or what `like` has where that is wider."""
-    return like.dtype if like.dtype in _WIDE else torch.promote_types(like.dtype, torch.float32)
+    if like.dtype in _WIDE:
+        return like.dtype
+    return torch.promote_types(like.dtype, torch.float32)
 
 
 def widened(x: Tensor) -> Tensor:

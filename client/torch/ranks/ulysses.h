@@ -1,5 +1,5 @@
 // Ulysses' head exchange: attention heads are dealt over ranks while tokens
-// are gathered, one flat all-to-all a call.
+// are gathered, one flat all-to-all per call.
 //
 // Token side: this rank's rows of a chunk, all heads: [rows, heads, dim].
 // Head side: the rows of all ranks, this rank's heads:
@@ -92,7 +92,7 @@ class HeadExchange {
   int64_t ranks_;
   int rank_;
   stream::HeadLayout layout_;
-  std::vector<Range> kv_ranges_;  // of kv heads, a rank
+  std::vector<Range> kv_ranges_;  // of kv heads, per rank
   Collectives* collectives_;
 };
 

@@ -1,6 +1,6 @@
 // What a GPU's collectives take of it beside the lease.
 //
-// NCCL allocates by itself, tens to hundreds of MiB a rank: its communicator
+// NCCL allocates by itself, tens to hundreds of MiB per rank: its communicator
 // when ranks first sum, connections between pairs when they first exchange.
 // What is there before a rank leases counts as held outside, so its lease and
 // its plans leave it room; what came later would find a pool without spare

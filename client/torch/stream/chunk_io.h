@@ -141,7 +141,7 @@ class FetchRing {
 };
 
 // A program of fetches through a ring: issued in order, as far ahead as the
-// ring and the data allow. One program a ring at a time.
+// ring and the data allow. A ring runs one program at a time.
 class Fetches {
  public:
   // Says what the k-th fetch brings; false: something it reads has not been

@@ -208,9 +208,11 @@ absl::Status CheckTokens(const char* what, const at::Tensor& t,
   if (t.dim() == 1 && t.size(0) == expected && t.scalar_type() == at::kLong) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(fmt::format(
-      "{} must be {} int64 numbers, one for each of this rank's rows", what,
-      expected));
+  return absl::InvalidArgumentError(
+      fmt::format("{} must be {} int64 numbers, one for each of this rank's "
+                  "rows, not {} of "
+                  "{}",
+                  what, expected, t.numel(), c10::toString(t.scalar_type())));
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Training text as one long row of token ids.
 //
-// A text file or folder is bytes, one token a byte; a folder is its text
+// A text file or folder is bytes, one token per byte; a folder is its text
 // files, walked in sorted order and joined. A `.bin` holds uint16 or uint32
 // ids: llm.c's header or a Megatron `.idx` beside it tells which, else
 // --token-bytes. Nothing is loaded: Read preads what it is asked for, so a

@@ -45,7 +45,7 @@ struct RunOptions {
   Dtype dtype = Dtype::kFp32;
   AttentionKernel attention = AttentionKernel::kAuto;
   int ranks = 1;
-  int threads = 1;  // of ATen, a rank
+  int threads = 1;  // of ATen, per rank
   int64_t steps = 10;
   double lr = 1e-3;
   int64_t warmup = 10;
@@ -59,7 +59,7 @@ struct RunOptions {
   std::string data;         // empty: the torch package's Python sources
   std::string data_suffix;  // of a folder's files; empty: every text file
   int token_bytes = 0;      // of a .bin without a header; 0: unknown
-  Bytes hbm;   // a rank; 0: the GPU's pool divided by the ranks on it
+  Bytes hbm;   // per rank; 0: the GPU's pool divided by the ranks on it
   Bytes host;  // all local ranks together; 0: what the budgets allow
   std::string save;
   int64_t save_every = 0;
