@@ -93,7 +93,7 @@ int Main(const std::vector<std::string>& arguments) {
   // not this rank's death: Gloo writes to its sockets without MSG_NOSIGNAL.
   std::signal(SIGPIPE, SIG_IGN);
   runtime::ChooseWorkspaceSize();
-  runtime::LeaveNcclsEndsToUs();
+  runtime::DisableNcclWatchdog();
   return RunRank(parsed->options, *environment);
 }
 

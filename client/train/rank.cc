@@ -159,7 +159,7 @@ absl::Status RankRun::Lease(runtime::RankMemory& memory,
                             runtime::Collectives* host,
                             runtime::Collectives* gpus) {
   if (gpus != nullptr) {
-    SLUICE_RETURN_IF_ERROR(runtime::TakeCommunicators(memory, *gpus));
+    SLUICE_RETURN_IF_ERROR(runtime::WarmUpCommunicators(memory, *gpus));
   }
   SLUICE_RETURN_IF_ERROR(runtime::Agree(host, WithAdvice(memory.Lease())));
   report_.hbm_per_gpu = memory.size();

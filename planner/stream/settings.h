@@ -54,7 +54,7 @@ double PredictSeconds(const SettingsQuestion& question,
                       const LinkSpeeds& links);
 
 // Which chunk sizes to try: from the middle up, doubling, as long as that does
-// not lose, then down. Few are measured, since each costs a rehearsal.
+// not lose, then down. Few are measured, since each costs a calibration.
 class ChunkSearch {
  public:
   explicit ChunkSearch(const SettingsQuestion& question);

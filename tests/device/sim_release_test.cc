@@ -1,6 +1,7 @@
 // Reservations that the system does not take back.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <fstream>
 #include <vector>
 
@@ -57,12 +58,12 @@ TEST_F(SimTest, AReservationThatCannotBeReleasedIsAnErrorAndStays) {
   {
     const AllMappings all;
     if (!all.full()) GTEST_SKIP() << "too many mappings are allowed here";
-    EXPECT_THAT(driver_->Free(ranges[1], MiB(2)),
+    EXPECT_THAT(driver_->FreeReservation(ranges[1], MiB(2)),
                 StatusIs(absl::StatusCode::kResourceExhausted,
                          ::testing::HasSubstr("release")));
   }
   for (const Address range : ranges) {
-    EXPECT_THAT(driver_->Free(range, MiB(2)), IsOk());
+    EXPECT_THAT(driver_->FreeReservation(range, MiB(2)), IsOk());
   }
 }
 

@@ -173,7 +173,7 @@ TEST_F(StreamedRun, ASavedPlanIsReplayedWithoutCalibration) {
   EXPECT_EQ(Step(), loss);
 }
 
-TEST_F(StreamedRun, SettingsAreChosenFromWhatARehearsalTook) {
+TEST_F(StreamedRun, SettingsAreChosenFromWhatACalibrationTook) {
   Open();
   const auto chosen = ChooseSettings(
       Context(), {.stream = Stream(-1), .seq_len = kRows}, /*threads=*/1);

@@ -43,7 +43,7 @@ c10::intrusive_ptr<c10d::Store> JoinStore(const Collectives::Options& options) {
 
 }  // namespace
 
-void LeaveNcclsEndsToUs() {
+void DisableNcclWatchdog() {
   for (const char* const name :
        {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING",
         "TORCH_NCCL_RETHROW_CUDA_ERRORS", "TORCH_NCCL_DUMP_ON_TIMEOUT"}) {

@@ -17,7 +17,7 @@ namespace sluice::runtime {
 // or the GPU is lost, its monitor when the watchdog hangs. A rank's end is told
 // by its daemon and by Abort, and the process then says why; so both are off,
 // unless the environment has them already.
-void LeaveNcclsEndsToUs();
+void DisableNcclWatchdog();
 
 // Collectives of the ranks of `host` (Collectives::Connect's, or who passes on
 // to it, connected by the same options), where `options.device` is this rank's.

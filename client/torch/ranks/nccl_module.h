@@ -9,7 +9,7 @@
 //
 // A dead peer is no error to NCCL within a node: its kernels wait for ever.
 // Abort() ends them; the daemon's word of a dead peer is what calls it. c10d's
-// own watchdog, which ends processes, is off: see LeaveNcclsEndsToUs.
+// own watchdog, which ends processes, is off: see DisableNcclWatchdog.
 //
 // A run that ends well waits for its stream, asks Check(), and meets the others
 // (Barrier): then what was connected is destroyed, on every rank, which waits

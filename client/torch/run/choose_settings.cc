@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "client/torch/run/agreement.h"
-#include "client/torch/run/rehearsal.h"
+#include "client/torch/run/calibration.h"
 #include "planner/stream/loss_rows.h"
 #include "planner/stream/stream_shape.h"
 #include "planner/stream/transients.h"
@@ -76,7 +76,7 @@ stream::StreamOptions Chooser::ProbeOf(int64_t chunk) const {
   return stream::CalibrationStep(std::move(probe));
 }
 
-// A rank that ran out of memory in a rehearsal would be out of step, so it is
+// A rank that ran out of memory in a calibration would be out of step, so it is
 // asked before.
 absl::StatusOr<bool> Chooser::FitsEverywhere(
     const stream::StreamOptions& probe) {
@@ -94,7 +94,7 @@ absl::StatusOr<bool> Chooser::FitsEverywhere(
 }
 
 // What the daemon promises is a GPU's share while all GPUs behind its link
-// copy; a rehearsal, with all ranks of this run, sees what there is now.
+// copy; a calibration, with all ranks of this run, sees what there is now.
 void Chooser::MeasureLinks() {
   double bytes[2] = {}, seconds[2] = {};
   for (const client::CopyRecord& copy : copies_->TakeTimeline()) {
@@ -118,7 +118,8 @@ absl::StatusOr<double> Chooser::Try(int64_t chunk) {
     auto options = ContextOptions(context_, probe, copies_.get());
     options.host = host_->data();
     options.host_size = host_->size();
-    SLUICE_ASSIGN_OR_RETURN(recorded, Rehearse(context_, options, kTimes));
+    SLUICE_ASSIGN_OR_RETURN(recorded,
+                            RunCalibration(context_, options, kTimes));
     MeasureLinks();
   }
   const auto all = stream::SettingsOf(question_, chunk);

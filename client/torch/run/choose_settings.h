@@ -1,5 +1,5 @@
 // Chooses what the user left open of a streamed run (planner/stream/settings.h)
-// by rehearsing a layer at a few chunk sizes, on all ranks together.
+// by calibrating a layer at a few chunk sizes, on all ranks together.
 //
 // Thread safety: one thread; all ranks call it together.
 #pragma once
@@ -26,7 +26,7 @@ struct ChosenSettings {
 };
 
 // What `question` asks for is taken as it is; the memory there is is filled in.
-// `threads`: of ATen. Errors: a lost peer, a fault of a rehearsal.
+// `threads`: of ATen. Errors: a lost peer, a fault of a calibration.
 absl::StatusOr<ChosenSettings> ChooseSettings(
     const RunContext& context, const stream::SettingsQuestion& question,
     int threads);

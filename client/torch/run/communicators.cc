@@ -29,7 +29,7 @@ absl::Status SendSome(Collectives& gpus, at::Tensor numbers) {
 
 }  // namespace
 
-absl::Status TakeCommunicators(RankMemory& memory, Collectives& gpus) {
+absl::Status WarmUpCommunicators(RankMemory& memory, Collectives& gpus) {
   client::Session& session = memory.session();
   auto region = session.LeaseGpu(session.limits().granularity);
   SLUICE_RETURN_IF_ERROR(Agree(&gpus, region.status()));

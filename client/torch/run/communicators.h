@@ -18,6 +18,6 @@ namespace sluice::runtime {
 // not yet Lease. ResourceExhausted: not even a lease of the least size is free,
 // which the numbers that travel need until this returns. Unavailable: a
 // collective failed.
-absl::Status TakeCommunicators(RankMemory& memory, Collectives& gpus);
+absl::Status WarmUpCommunicators(RankMemory& memory, Collectives& gpus);
 
 }  // namespace sluice::runtime

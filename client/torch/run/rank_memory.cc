@@ -60,7 +60,7 @@ absl::Status CheckKernel(at::Device device, AttentionKernel asked) {
 // bf16's, all of which TF32 has; others, of the loss, lose less than by bf16.
 // The backward of what follows attention took an H100 30.6 ms for 16,384 rows,
 // with TF32 12.4 (deploy/bundle/measured).
-void ChooseProducts(stream::Dtype dtype) {
+void AllowTf32ForBf16(stream::Dtype dtype) {
   at::globalContext().setAllowTF32CuBLAS(dtype == stream::Dtype::kBf16);
 }
 
@@ -74,7 +74,7 @@ absl::StatusOr<std::unique_ptr<RankMemory>> RankMemory::Open(Options options) {
   std::unique_ptr<RankMemory> memory(
       new RankMemory(std::move(options), device));
   if (device.is_cuda()) {
-    ChooseProducts(memory->options_.dtype);
+    AllowTf32ForBf16(memory->options_.dtype);
     SLUICE_ASSIGN_OR_RETURN(memory->backend_,
                             OpenCudaBackend(&memory->session().driver(), device,
                                             memory->options_.attention));

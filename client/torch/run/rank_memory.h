@@ -37,7 +37,7 @@ class RankMemory {
     // On a GPU; a simulated one has but auto.
     AttentionKernel attention = AttentionKernel::kAuto;
     // Of the model. On a GPU, what a bf16 model multiplies in fp32 is rounded
-    // to TF32, for the whole process: see ChooseProducts.
+    // to TF32, for the whole process: see AllowTf32ForBf16.
     stream::Dtype dtype = stream::Dtype::kFp32;
     // What to do where a lease needs more than that, in its owner's words.
     std::function<std::string(Bytes needed)> beyond_limit;

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "client/torch/run/agreement.h"
+#include "client/torch/run/calibration.h"
 #include "client/torch/run/peer_fault.h"
-#include "client/torch/run/rehearsal.h"
 #include "planner/stream/copy_due.h"
 #include "planner/stream/loss_rows.h"
 #include "planner/stream/profile.h"
@@ -107,7 +107,7 @@ absl::StatusOr<std::vector<plan::SegmentKind>> StreamedStepper::Calibrate(
     options.host = host->data();
     options.host_size = host->size();
   }
-  auto recorded = Rehearse(context_, options, /*times=*/1);
+  auto recorded = RunCalibration(context_, options, /*times=*/1);
   out_of_step_ = !recorded.ok() && context_.collectives != nullptr;
   return recorded;
 }

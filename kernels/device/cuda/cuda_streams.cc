@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "kernels/device/compute_stream.h"
 #include "kernels/device/cuda/cuda_driver.h"
 #include "kernels/device/timed_event.h"
 #include "proto/base/mutex.h"
@@ -10,9 +11,6 @@
 
 namespace sluice::device::cuda {
 namespace {
-
-// A compute stream's handle is this plus its GPU; others count from 1.
-constexpr uint64_t kComputeStreams = uint64_t{1} << 48;
 
 absl::Status Bad(const std::string& message) {
   return absl::InvalidArgumentError(message);
@@ -38,7 +36,7 @@ absl::StatusOr<Stream> CudaDriver::CreateStream(DeviceIndex device) {
 }
 
 absl::Status CudaDriver::DestroyStream(Stream stream) {
-  if (stream.value() >= kComputeStreams) {
+  if (IsCompute(stream)) {
     return Bad(fmt::format("there is no stream {}", stream.value()));
   }
   SLUICE_ASSIGN_OR_RETURN(const StreamEntry entry, Find(stream));
@@ -57,7 +55,7 @@ absl::Status CudaDriver::DestroyStream(Stream stream) {
 }
 
 Stream CudaDriver::ComputeStream(DeviceIndex device) {
-  return Stream(kComputeStreams + device.value());
+  return ComputeStreamOf(device);
 }
 
 absl::StatusOr<Stream> CudaDriver::AdoptStream(DeviceIndex device,
@@ -84,10 +82,10 @@ absl::StatusOr<CudaDriver::StreamEntry> CudaDriver::Find(Stream stream) {
   const MutexLock lock(stream_mutex_);
   const auto it = streams_.find(stream);
   if (it != streams_.end()) return it->second;
-  if (stream.value() < kComputeStreams) {
+  if (!IsCompute(stream)) {
     return Bad(fmt::format("there is no stream {}", stream.value()));
   }
-  const DeviceIndex device(stream.value() - kComputeStreams);
+  const DeviceIndex device = ComputeGpu(stream);
   SLUICE_ASSIGN_OR_RETURN(const StreamPointer made, MakeStream(device));
   return streams_.emplace(stream, StreamEntry{made, device}).first->second;
 }

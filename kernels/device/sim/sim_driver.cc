@@ -5,21 +5,13 @@
 #include <cstring>
 #include <utility>
 
+#include "kernels/device/compute_stream.h"
 #include "kernels/device/sim/link.h"
 #include "kernels/device/timed_event.h"
 #include "proto/base/status.h"
 
 namespace sluice::device {
 namespace {
-
-// A compute stream's handle is this plus its GPU; others count from 1.
-constexpr uint64_t kComputeStreams = uint64_t{1} << 48;
-
-bool IsCompute(Stream stream) { return stream.value() >= kComputeStreams; }
-
-DeviceIndex ComputeGpu(Stream stream) {
-  return DeviceIndex(stream.value() - kComputeStreams);
-}
 
 template <typename Handle>
 absl::Status NoSuch(const char* what, Handle handle) {
@@ -235,7 +227,7 @@ absl::Status SimDriver::DestroyStream(Stream stream) {
 }
 
 Stream SimDriver::ComputeStream(DeviceIndex device) {
-  return Stream(kComputeStreams + device.value());
+  return ComputeStreamOf(device);
 }
 
 absl::StatusOr<Stream> SimDriver::AdoptStream(DeviceIndex, void*) {

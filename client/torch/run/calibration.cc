@@ -1,4 +1,4 @@
-#include "client/torch/run/rehearsal.h"
+#include "client/torch/run/calibration.h"
 
 #include <ATen/ops/zeros.h>
 
@@ -38,7 +38,7 @@ StreamContext::Options ContextOptions(const RunContext& context,
           .allocator = &context.memory->allocator()};
 }
 
-absl::StatusOr<std::vector<plan::SegmentKind>> Rehearse(
+absl::StatusOr<std::vector<plan::SegmentKind>> RunCalibration(
     const RunContext& context, const StreamContext::Options& options,
     int times) {
   RegionAllocator& allocator = context.memory->allocator();

@@ -21,7 +21,7 @@ StreamContext::Options ContextOptions(const RunContext& context,
 // Runs `times` steps of `options` on zeros, with its host region; the segments
 // have the least seconds of all. Gradients are zero afterwards. A failure with
 // several ranks leaves them out of step.
-absl::StatusOr<std::vector<plan::SegmentKind>> Rehearse(
+absl::StatusOr<std::vector<plan::SegmentKind>> RunCalibration(
     const RunContext& context, const StreamContext::Options& options,
     int times);
 
