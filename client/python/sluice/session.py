@@ -139,7 +139,8 @@ class Session:
             copies: of this step alone, not the engine's sums.
 
         Raises:
-            Error: UNAVAILABLE when the daemon is gone.
+            Error: UNAVAILABLE when the daemon is gone; INVALID_ARGUMENT for a
+                figure that no step can have, of which nothing is counted.
         """
         figures = dict(step=step, seconds=seconds, tokens=tokens,
                        gpu_peak_bytes=gpu_peak_bytes,
