@@ -3,13 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <optional>
 #include <set>
 #include <utility>
 
+#include "planner/swap/cut_fractions.h"
 #include "planner/swap/explain.h"
 #include "planner/swap/given_fractions.h"
+#include "planner/swap/given_node.h"
+#include "planner/swap/refusals.h"
 #include "planner/swap/swap_accounting.h"
 #include "proto/base/status.h"
 
@@ -22,29 +24,11 @@ using plan::NodeResources;
 using plan::RankProfile;
 using plan::SkeletalClass;
 
-// What is chosen is cut to multiples of this: no harm to a plan, and equal on
-// every machine whatever the last digits of an LP are.
-constexpr double kStep = 1.0 / 4096;
 constexpr double kUnlimited = 1e18;
 // A forward that was not measured hides nothing: its seconds count for none.
 constexpr double kUnmeasured = 1e-9;
-// A fraction of digits.
-constexpr double kNothing = 1e-6;
-// Links are measured; digits of a rate are none of theirs.
-constexpr double kDigits = 1e-7;
 
 double AsDouble(Bytes bytes) { return static_cast<double>(bytes.count()); }
-
-std::string Amount(double bytes) {
-  const Bytes whole(static_cast<int64_t>(std::ceil(bytes)));
-  return fmt::format("{} ({} bytes)", FormatBytes(whole), whole.count());
-}
-
-// Down to a step, but for what an LP's digits are short of one.
-double CutDown(double fraction) {
-  const double steps = std::floor(fraction / kStep + 1e-4);
-  return std::clamp(steps * kStep, 0.0, 1.0);
-}
 
 // ---- The node as the LP takes it -------------------------------------------
 
@@ -52,9 +36,9 @@ class Node {
  public:
   Node(const std::vector<RankProfile>& profiles, const NodeResources& resources,
        const std::vector<Bytes>& gpu_room)
-      : profiles_(profiles), resources_(resources), room_(gpu_room) {
+      : given_{profiles, resources, gpu_room, {}} {
     for (const RankProfile& p : profiles) {
-      given_only_.push_back(GivenOnly(p));
+      given_.given_only.push_back(GivenOnly(p));
       hides_nothing_.emplace_back();
       for (size_t k = 0; k < p.kinds.size(); ++k) {
         hides_nothing_.back().push_back(HidesNothing(p, k));
@@ -68,12 +52,8 @@ class Node {
   }
 
   const NodeSwapProblem& problem() const { return problem_; }
-  const Fractions& given_only(size_t r) const { return given_only_[r]; }
+  const GivenNode& given() const { return given_; }
   bool hides_nothing(size_t r, size_t k) const { return hides_nothing_[r][k]; }
-  // One line where even what is given does not fit by itself.
-  void Refuse(FractionsPlan* plan) const;
-  // The LP's answer, cut, within every limit.
-  std::vector<Fractions> Cut(const NodeSwapResult& result) const;
 
  private:
   void AddRank(size_t r);
@@ -81,33 +61,24 @@ class Node {
   void AddHost(const HostLimit& host);
   NodeSwapProblem::Tensor TensorOf(size_t r, const SkeletalClass& c) const;
   bool OneOfJobHidesNothing(int64_t job, const std::string& kind) const;
-  bool LinkHolds(const LinkCapacity& link,
-                 const std::vector<Fractions>& all) const;
-  bool Fits(const std::vector<Fractions>& all) const;
-  std::vector<Fractions> CutAll(const NodeSwapResult& result, bool fill,
-                                int steps_back) const;
-  std::string TooMuchHost(const HostLimit& host) const;
-  std::string TooMuchKept(size_t r) const;
 
-  const std::vector<RankProfile>& profiles_;
-  const NodeResources& resources_;
-  const std::vector<Bytes>& room_;
+  GivenNode given_;
   NodeSwapProblem problem_;
-  std::vector<Fractions> given_only_;
   std::vector<std::vector<bool>> hides_nothing_;  // rank, kind
 };
 
 bool Node::OneOfJobHidesNothing(int64_t job, const std::string& kind) const {
-  for (size_t r = 0; r < profiles_.size(); ++r) {
-    const std::optional<size_t> k = plan::FindKind(profiles_[r], kind);
-    if (k && hides_nothing_[r][*k] && profiles_[r].job == job) return true;
+  for (size_t r = 0; r < given_.profiles.size(); ++r) {
+    const std::optional<size_t> k = plan::FindKind(given_.profiles[r], kind);
+    if (k && hides_nothing_[r][*k] && given_.profiles[r].job == job)
+      return true;
   }
   return false;
 }
 
 NodeSwapProblem::Tensor Node::TensorOf(size_t r, const SkeletalClass& c) const {
   using Must = NodeSwapProblem::Must;
-  const RankProfile& p = profiles_[r];
+  const RankProfile& p = given_.profiles[r];
   const size_t kind = *plan::FindKind(p, c.kind);
   NodeSwapProblem::Tensor tensor{
       .name = c.name,
@@ -149,10 +120,10 @@ NodeSwapProblem::Kind KindOf(const plan::LayerKind& k, bool hides_nothing) {
 }
 
 void Node::AddRank(size_t r) {
-  const RankProfile& p = profiles_[r];
+  const RankProfile& p = given_.profiles[r];
   NodeSwapProblem::Rank rank;
-  rank.name = RankName(profiles_, r);
-  rank.gpu_budget_bytes = p.settled ? kUnlimited : AsDouble(room_[r]);
+  rank.name = RankName(given_.profiles, r);
+  rank.gpu_budget_bytes = p.settled ? kUnlimited : AsDouble(given_.gpu_room[r]);
   rank.kinds.clear();
   for (size_t k = 0; k < p.kinds.size(); ++k) {
     rank.kinds.push_back(KindOf(p.kinds[k], hides_nothing_[r][k]));
@@ -182,166 +153,7 @@ void Node::AddHost(const HostLimit& host) {
   problem_.hosts.push_back({host.name, AsDouble(host.bytes)});
 }
 
-// ---- Refusals --------------------------------------------------------------
-
-// One line on host memory whose ranks need too much even at their least;
-// empty when they fit.
-std::string Node::TooMuchHost(const HostLimit& host) const {
-  Bytes need;
-  double fixed = 0, slope = 0;  // of what a user's alpha decides
-  std::optional<double> flag;
-  bool asked = false;
-  for (const size_t r : host.profiles) {
-    const RankProfile& p = profiles_[r];
-    const Bytes least = HostBytesOf(p, given_only_[r]);
-    need += least;
-    if (p.alpha < 0) {
-      fixed += AsDouble(least);
-      for (const SkeletalClass& c : p.classes)
-        asked |= c.given.swap.value_or(0) > 0;
-      continue;
-    }
-    flag = std::max(flag.value_or(0), p.alpha);
-    RankProfile other = p;
-    other.alpha = 0;
-    const double at_zero = AsDouble(HostBytesOf(other, GivenOnly(other)));
-    fixed += at_zero;
-    if (p.alpha > 0) slope += (AsDouble(least) - at_zero) / p.alpha;
-  }
-  if (need <= host.bytes) return "";
-  std::string hint;
-  const double largest =
-      slope > 0 ? (AsDouble(host.bytes) - fixed) / slope : -1;
-  if (flag.value_or(0) > 0 && largest >= 0) {
-    hint = fmt::format("the largest alpha that fits is {:.4f}, or ",
-                       std::floor(largest * 1e4) / 1e4);
-  }
-  const std::string what = flag    ? fmt::format("alpha {} needs", *flag)
-                           : asked ? "what was asked for needs"
-                                   : "alpha 0 (the least) needs";
-  return fmt::format(
-      "{} {} of host memory for {} rank(s), the {} has {}: {}shorten the "
-      "sequence to about {:.0f} % of this length, or raise the host budget",
-      what, Amount(AsDouble(need)), host.profiles.size(), host.name,
-      Amount(AsDouble(host.bytes)), hint,
-      std::floor(100 * AsDouble(host.bytes) / AsDouble(need)));
-}
-
-std::string Node::TooMuchKept(size_t r) const {
-  const RankProfile& p = profiles_[r];
-  const Bytes kept = KeptBytesOf(p, given_only_[r]);
-  if (p.settled || kept <= room_[r]) return "";
-  return fmt::format(
-      "rank {} is asked to keep {} on its GPU, which has {} left beside the "
-      "transient buffers: keep less, take smaller chunks or a larger lease",
-      p.rank.value(), Amount(AsDouble(kept)), Amount(AsDouble(room_[r])));
-}
-
-void Node::Refuse(FractionsPlan* plan) const {
-  for (const HostLimit& host : resources_.hosts) {
-    if (!plan->infeasible.empty()) return;
-    plan->infeasible = TooMuchHost(host);
-    if (!plan->infeasible.empty()) plan->limited_by = "host_memory";
-  }
-  for (size_t r = 0; r < profiles_.size(); ++r) {
-    if (!plan->infeasible.empty()) return;
-    plan->infeasible = TooMuchKept(r);
-    if (!plan->infeasible.empty()) plan->limited_by = "gpu_memory";
-  }
-}
-
-// ---- From the LP's fractions to a plan's -----------------------------------
-
-double Most(const std::vector<CopyRates>& kinds, double CopyRates::*way) {
-  double most = 0;
-  for (const CopyRates& rates : kinds) most = std::max(most, rates.*way);
-  return most;
-}
-
-// Whichever kinds the ranks run at one time: within the link, or within what
-// must be copied then.
-bool Node::LinkHolds(const LinkCapacity& link,
-                     const std::vector<Fractions>& all) const {
-  std::vector<std::vector<CopyRates>> used, least;  // rank of the link, kind
-  for (const size_t r : link.profiles) {
-    const NodeSwapProblem::Rank& rank = problem_.ranks[r];
-    used.push_back(RatesOfKinds(rank, all[r]));
-    least.push_back(RatesOfKinds(rank, given_only_[r]));
-  }
-  const auto holds = [&](double CopyRates::*way, double capacity) {
-    double all_used = 0, all_least = 0;
-    for (size_t i = 0; i < used.size(); ++i) {
-      all_used += Most(used[i], way), all_least += Most(least[i], way);
-    }
-    for (size_t i = 0; i < used.size(); ++i) {
-      const double others = all_used - Most(used[i], way);
-      const double others_least = all_least - Most(least[i], way);
-      for (size_t k = 0; k < used[i].size(); ++k) {
-        const double most = std::max(capacity, least[i][k].*way + others_least);
-        if (used[i][k].*way + others > most * (1 + kDigits)) return false;
-      }
-    }
-    return true;
-  };
-  return holds(&CopyRates::d2h, link.d2h_bytes_per_second) &&
-         holds(&CopyRates::h2d, link.h2d_bytes_per_second) &&
-         holds(&CopyRates::total,
-               link.both_bytes_per_second.value_or(kUnlimited));
-}
-
-bool Node::Fits(const std::vector<Fractions>& all) const {
-  for (const HostLimit& host : resources_.hosts) {
-    Bytes used;
-    for (const size_t r : host.profiles) {
-      used += HostBytesOf(profiles_[r], all[r]);
-    }
-    if (used > host.bytes) return false;
-  }
-  for (size_t r = 0; r < profiles_.size(); ++r) {
-    if (!profiles_[r].settled && KeptBytesOf(profiles_[r], all[r]) > room_[r]) {
-      return false;
-    }
-  }
-  for (const LinkCapacity& link : resources_.links) {
-    if (!LinkHolds(link, all)) return false;
-  }
-  return true;
-}
-
-// `fill`: what the LP recomputes nothing of is swapped up to the last row.
-std::vector<Fractions> Node::CutAll(const NodeSwapResult& result, bool fill,
-                                    int steps_back) const {
-  std::vector<Fractions> all = given_only_;
-  for (size_t r = 0; r < profiles_.size(); ++r) {
-    for (size_t i = 0; i < all[r].size(); ++i) {
-      const NodeSwapProblem::Tensor& tensor = problem_.ranks[r].tensors[i];
-      if (tensor.must != NodeSwapProblem::Must::kNothing) continue;
-      const plan::TokenFractions& from = result.ranks[r].tensors[i];
-      plan::TokenFractions& to = all[r][i];
-      const double back = steps_back * kStep;
-      if (!tensor.given.keep)
-        to.keep = std::max(0.0, CutDown(from.keep) - back);
-      const double left = 1 - to.keep;
-      const bool whole = fill && from.recompute < kNothing;
-      if (!tensor.given.swap) {
-        to.swap = whole ? left : std::max(0.0, CutDown(from.swap) - back);
-      }
-      to.recompute = std::max(0.0, left - to.swap);
-    }
-  }
-  return all;
-}
-
-std::vector<Fractions> Node::Cut(const NodeSwapResult& result) const {
-  std::vector<Fractions> all = CutAll(result, /*fill=*/true, 0);
-  if (Fits(all)) return all;
-  // Digits may be a step too many.
-  for (int back = 0; back < 64; ++back) {
-    all = CutAll(result, /*fill=*/false, back);
-    if (Fits(all)) return all;
-  }
-  return given_only_;
-}
+// ---- The plan -------------------------------------------------------------
 
 // The swapped share of the free classes' bytes, of all layers.
 double AlphaOf(const RankProfile& p, const Fractions& fractions) {
@@ -381,12 +193,14 @@ absl::StatusOr<FractionsPlan> PlanFractions(
     const std::vector<Bytes>& gpu_room) {
   const Node node(profiles, resources, gpu_room);
   FractionsPlan plan;
-  node.Refuse(&plan);
-  if (!plan.infeasible.empty()) {
+  if (std::optional<Refusal> refusal = RefusalOf(node.given())) {
+    plan.infeasible = std::move(refusal->why);
+    plan.limited_by = std::move(refusal->limited_by);
     const FullRows nothing{.own = {"host", "nothing fits"}, .job = {}};
     for (size_t r = 0; r < profiles.size(); ++r) {
       const std::vector<FullRows> full(profiles[r].kinds.size(), nothing);
-      plan.ranks.push_back(Explained(profiles[r], node.given_only(r), full));
+      plan.ranks.push_back(
+          Explained(profiles[r], node.given().given_only[r], full));
     }
     return plan;
   }
@@ -397,7 +211,8 @@ absl::StatusOr<FractionsPlan> PlanFractions(
         "the swap plan does not fit, at fractions that do");
   }
   plan.limits = LimitsOf(node.problem(), result);
-  const std::vector<Fractions> all = node.Cut(result);
+  const std::vector<Fractions> all =
+      CutFractions(node.given(), node.problem(), result);
   for (size_t r = 0; r < profiles.size(); ++r) {
     std::vector<FullRows> full =
         FullRowsOf(profiles, node.problem(), result, r);
