@@ -1,9 +1,10 @@
-// Fields of the daemon's snapshot, for text. Both throw
+// Fields of the daemon's snapshot, for text. All throw
 // nlohmann::json::exception where it is of another form. Thread safety: pure
 // functions.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -16,6 +17,12 @@ inline int64_t Number(const nlohmann::json& from, const char* key) {
 
 inline std::string Text(const nlohmann::json& from, const char* key) {
   return from.at(key).get<std::string>();
+}
+
+// A number as `format` has it; "-" for null.
+inline std::string Optional(const nlohmann::json& value,
+                            const std::function<std::string(double)>& format) {
+  return value.is_null() ? "-" : format(value.get<double>());
 }
 
 }  // namespace sluice::ctl

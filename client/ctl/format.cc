@@ -34,6 +34,8 @@ std::string Count(double value) {
   return text;
 }
 
+std::string Loss(double value) { return fmt::format("{:.4f}", value); }
+
 std::string Bar(double part, double whole) {
   const double share = whole > 0 ? std::clamp(part / whole, 0.0, 1.0) : 0;
   // Something is never drawn as nothing, nor nearly all as all.

@@ -12,6 +12,8 @@ std::string Size(int64_t bytes);
 std::string Span(double seconds);
 // "12,345".
 std::string Count(double value);
+// "2.3026".
+std::string Loss(double value);
 // "#####.....  50 %" of ten characters.
 std::string Bar(double part, double whole);
 

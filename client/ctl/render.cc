@@ -9,7 +9,9 @@
 #include "client/ctl/bandwidth/link_speeds.h"
 #include "client/ctl/fields.h"
 #include "client/ctl/format.h"
+#include "client/ctl/render_budgets.h"
 #include "client/ctl/render_copies.h"
+#include "client/ctl/render_jobs.h"
 #include "client/ctl/render_memory.h"
 #include "client/ctl/table.h"
 #include "proto/base/text.h"
@@ -21,14 +23,6 @@ using nlohmann::json;
 using Align = Table::Align;
 
 constexpr size_t kEventsShown = 8;
-
-// A number that may be missing.
-std::string Optional(const json& value,
-                     const std::function<std::string(double)>& format) {
-  return value.is_null() ? "-" : format(value.get<double>());
-}
-
-std::string Loss(double value) { return fmt::format("{:.4f}", value); }
 
 std::string RenderHeader(const json& node) {
   return fmt::format(
@@ -247,142 +241,6 @@ absl::StatusOr<std::string> Render(
         "the same version of both",
         error.what()));
   }
-}
-
-std::string JobLines(const json& node) {
-  Table table({{"JOB"},
-               {"USER", Align::kRight},
-               {"RANKS", Align::kRight},
-               {"GPU MEMORY", Align::kRight},
-               {"HOST MEMORY", Align::kRight},
-               {"STEP", Align::kRight},
-               {"LOSS", Align::kRight},
-               {"TOKENS/S", Align::kRight},
-               {"PLAN", Align::kRight}});
-  for (const json& job : node.at("jobs")) {
-    int64_t gpu = 0, host = 0;
-    double speed = 0;
-    json step, loss;
-    for (const json& rank : job.at("ranks")) {
-      gpu += Number(rank, "gpu_bytes");
-      host += Number(rank, "host_bytes");
-      if (!rank.at("step").is_null()) step = rank.at("step");
-      if (!rank.at("loss").is_null()) loss = rank.at("loss");
-      if (const json& own = rank.at("tokens_per_second"); !own.is_null()) {
-        speed += own.get<double>();
-      }
-    }
-    table.Add({Text(job, "name"), fmt::format("{}", Number(job, "uid")),
-               fmt::format("{}/{}", job.at("ranks").size(),
-                           Number(job, "world_size")),
-               Size(gpu), Size(host), Optional(step, Count),
-               Optional(loss, Loss), speed > 0 ? Count(speed) : "-",
-               Optional(job.at("plan_id"), Count)});
-  }
-  return table.empty() ? "no jobs\n" : table.Text();
-}
-
-// "root, 3 min ago", "configuration".
-std::string SetByText(const json& limit) {
-  if (Text(limit, "set_by") != "live") return Text(limit, "set_by");
-  const std::string who = Text(limit, "by");
-  return fmt::format("{}, {} ago", who.empty() ? "an administrator" : who,
-                     Span(limit.at("age_s").get<double>()));
-}
-
-std::string LimitText(int64_t bytes) {
-  return bytes < 0 ? "unlimited" : Size(bytes);
-}
-
-std::string LimitLines(const json& node) {
-  Table table({{"LIMIT OF"},
-               {"GPU LIMIT", Align::kRight},
-               {"HOST LIMIT", Align::kRight},
-               {"SET BY"}});
-  for (const json& limit : node.at("limits")) {
-    std::string of = Text(limit, "of");
-    if (!limit.at("job").is_null()) of += " " + Text(limit, "job");
-    if (!limit.at("uid").is_null()) {
-      of += fmt::format(" {}", Number(limit, "uid"));
-    }
-    if (!limit.at("cgroup").is_null()) of += " in " + Text(limit, "cgroup");
-    table.Add({of, LimitText(Number(limit, "gpu_limit_bytes")),
-               LimitText(Number(limit, "host_limit_bytes")), SetByText(limit)});
-  }
-  return table.empty() ? "no limit is set\n" : table.Text();
-}
-
-std::string UserText(const json& user);
-
-// Nothing where nothing is reserved, or the daemon is of before reservations.
-std::string ReservationLines(const json& node) {
-  Table table({{"RESERVED FOR"},
-               {"POOL"},
-               {"MEMORY", Align::kRight},
-               {"NOT USED YET", Align::kRight},
-               {"SET BY"}});
-  if (!node.contains("reservations")) return "";
-  for (const json& each : node.at("reservations")) {
-    const std::string who = Text(each, "by");
-    table.Add({"user " + UserText(each),
-               fmt::format("{} {}", Text(each, "pool"), Number(each, "index")),
-               Size(Number(each, "bytes")),
-               Size(Number(each, "withheld_bytes")),
-               fmt::format("{}, {} ago", who.empty() ? "an administrator" : who,
-                           Span(each.at("age_s").get<double>()))});
-  }
-  return table.empty() ? "" : "\n" + table.Text();
-}
-
-std::string UserText(const json& user) {
-  const std::string cgroup = Text(user, "cgroup");
-  return fmt::format("{}{}{}", Number(user, "uid"),
-                     cgroup.empty() ? "" : " in ", cgroup);
-}
-
-// A line for all together, then one for each user who has some.
-std::string QuotaLines(const json& node) {
-  Table table({{"QUOTA"},
-               {"USER"},
-               {"USED", Align::kRight},
-               {"LIMIT", Align::kRight},
-               {"REFUSED", Align::kRight}});
-  const auto text = [](const json& from, const char* key) {
-    const json& value = from.at(key);
-    if (value.is_null()) return std::string("shared in turns");
-    return value.is_number_float() ? fmt::format("{:.3f}", value.get<double>())
-                                   : fmt::format("{}", value.get<int64_t>());
-  };
-  for (const json& quota : node.at("quotas")) {
-    table.Add({Text(quota, "of"), "(all)", text(quota, "used"),
-               text(quota, "limit"), text(quota, "refused")});
-    for (const json& user : quota.at("users")) {
-      table.Add({"", UserText(user), text(user, "used"),
-                 text(quota, "limit_per_user"), ""});
-    }
-  }
-  return table.Text();
-}
-
-std::string BudgetLines(const json& node) {
-  Table table({{"USER", Align::kRight},
-               {"CGROUP"},
-               {"JOB"},
-               {"GPU USED", Align::kRight},
-               {"GPU LIMIT", Align::kRight},
-               {"HOST USED", Align::kRight},
-               {"HOST LIMIT", Align::kRight}});
-  for (const json& line : node.at("budgets")) {
-    table.Add({fmt::format("{}", Number(line, "uid")), Text(line, "cgroup"),
-               line.at("job").is_null() ? "(all)" : Text(line, "job"),
-               Size(Number(line, "gpu_used_bytes")),
-               LimitText(Number(line, "gpu_limit_bytes")),
-               Size(Number(line, "host_used_bytes")),
-               LimitText(Number(line, "host_limit_bytes"))});
-  }
-  return LimitLines(node) + ReservationLines(node) + "\n" +
-         (table.empty() ? "nobody holds memory\n" : table.Text()) +
-         RenderOutside(node) + "\n" + QuotaLines(node);
 }
 
 }  // namespace

@@ -9,7 +9,8 @@ import re
 METRICS = "daemon/metrics/README.md"
 LABELS = {"sluice_job"}  # label names, not metrics
 COLUMNS = "client/ctl/README.md"
-STATUS = ("client/ctl/render.cc", "client/ctl/render_copies.cc",
+STATUS = ("client/ctl/render.cc", "client/ctl/render_budgets.cc",
+          "client/ctl/render_copies.cc", "client/ctl/render_jobs.cc",
           "client/ctl/bandwidth/link_speeds.cc")
 SNAPSHOT = "daemon/README.md"
 SNAPSHOT_KEYS = "daemon/metrics/snapshot_json.cc"

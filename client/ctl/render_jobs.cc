@@ -1,0 +1,49 @@
+#include "client/ctl/render_jobs.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "client/ctl/fields.h"
+#include "client/ctl/format.h"
+#include "client/ctl/table.h"
+
+namespace sluice::ctl {
+
+using nlohmann::json;
+using Align = Table::Align;
+
+std::string JobLines(const json& node) {
+  Table table({{"JOB"},
+               {"USER", Align::kRight},
+               {"RANKS", Align::kRight},
+               {"GPU MEMORY", Align::kRight},
+               {"HOST MEMORY", Align::kRight},
+               {"STEP", Align::kRight},
+               {"LOSS", Align::kRight},
+               {"TOKENS/S", Align::kRight},
+               {"PLAN", Align::kRight}});
+  for (const json& job : node.at("jobs")) {
+    int64_t gpu = 0, host = 0;
+    double speed = 0;
+    json step, loss;
+    for (const json& rank : job.at("ranks")) {
+      gpu += Number(rank, "gpu_bytes");
+      host += Number(rank, "host_bytes");
+      if (!rank.at("step").is_null()) step = rank.at("step");
+      if (!rank.at("loss").is_null()) loss = rank.at("loss");
+      if (const json& own = rank.at("tokens_per_second"); !own.is_null()) {
+        speed += own.get<double>();
+      }
+    }
+    table.Add({Text(job, "name"), fmt::format("{}", Number(job, "uid")),
+               fmt::format("{}/{}", job.at("ranks").size(),
+                           Number(job, "world_size")),
+               Size(gpu), Size(host), Optional(step, Count),
+               Optional(loss, Loss), speed > 0 ? Count(speed) : "-",
+               Optional(job.at("plan_id"), Count)});
+  }
+  return table.empty() ? "no jobs\n" : table.Text();
+}
+
+}  // namespace sluice::ctl
