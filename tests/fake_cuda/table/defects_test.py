@@ -40,6 +40,8 @@ SURVIVORS = {
     ("address_space.cc", "UnmapOne",
      "if mmap(address, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | "
      "MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED"): "the same",
+    ("address_space.cc", "Release",
+     "if munmap(address, reservation.size.size()) != 0"): "the same",
     ("address_space.cc", "AllowOurs",
      "if mprotect(address, size.size(), PROT_READ | PROT_WRITE) != 0"):
         "the same",
