@@ -20,7 +20,7 @@ using sluice::testing::IsOk;
 using sluice::testing::StatusIs;
 using ::testing::HasSubstr;
 
-constexpr BudgetTarget kUser = {.uid = 1};
+const BudgetTarget kUser = {.uid = 1};
 
 class AdministrationTest : public ::testing::Test {
  protected:
