@@ -60,7 +60,7 @@ class SessionListenerTest : public ::testing::Test {
                : "nothing";
   }
 
-  const MonotonicClock clock_;
+  MonotonicClock clock_;
   const testing::TempDir folder_;
   const std::string path_ = folder_.File("session.sock");
   std::unique_ptr<Loop> loop_;
