@@ -1,12 +1,7 @@
 // A support bundle's parts: what is taken out, what is said of it, and the
 // programs that it asks.
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
 
 #include <cerrno>
-#include <cstddef>
 #include <nlohmann/json.hpp>
 
 #include "absl/time/clock.h"
@@ -16,6 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/child.h"
+#include "tests/support/no_pidfds.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::ctl {
@@ -78,23 +74,10 @@ std::vector<Item> Items() {
            absl::NotFoundError("no\nsystemd")}};
 }
 
-// This process makes no pidfd from here on, as where it may have no descriptor
-// more.
-void RefusePidfds() {
-  sock_filter rules[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_open, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EMFILE),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
-  const sock_fprog filter = {.len = 4, .filter = rules};
-  ASSERT_EQ(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-  ASSERT_EQ(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), 0);
-}
-
 // Wrong once: it was waited for until it was killed as late.
 TEST(Programs, AnEndIsSeenWithoutADescriptorToWatchIt) {
   testing::Child::Fork([] {
-    RefusePidfds();
+    ASSERT_TRUE(testing::RefusePidfds(EMFILE));
     const absl::Time before = absl::Now();
     const auto said = OutputOf({"echo", "here"},
                                {.patience = absl::Seconds(5), .stopped = {}});

@@ -2,21 +2,17 @@
 #include "planner/memory/mip_process.h"
 
 #include <gtest/gtest.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
-#include <cstddef>
 #include <fstream>
 #include <string>
 
 #include "planner/memory/plan_memory.h"
 #include "tests/planner/traces.h"
+#include "tests/support/no_pidfds.h"
 
 namespace sluice::planner {
 namespace {
@@ -25,7 +21,7 @@ namespace {
 class Program {
  public:
   explicit Program(const std::string& line)
-      : path_(testing::TempDir() + "mip_helper_" + std::to_string(getpid()) +
+      : path_(::testing::TempDir() + "mip_helper_" + std::to_string(getpid()) +
               "_" + std::to_string(count_++)) {
     std::ofstream(path_) << "#!/bin/sh\n" << line << "\n";
     chmod(path_.c_str(), 0700);
@@ -82,25 +78,11 @@ TEST(MipProcess, AHelperThatHangsIsKilledAtTheLimit) {
   EXPECT_LT(took.count(), 5);
 }
 
-// As an older kernel, or a sandbox of before there were pidfds.
-void DenyPidfds() {
-  sock_filter lines[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_open, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
-  const sock_fprog filter = {.len = 4, .filter = lines};
-  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
-      prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0) {
-    _exit(77);
-  }
-}
-
 // Wrong once: the wait lasted until the deadline, and a finished answer was
 // thrown away.
 TEST(MipProcess, WithoutPidfdsTheHelpersAnswerIsTakenToo) {
   const auto plan = [] {
-    DenyPidfds();
+    if (!testing::RefusePidfds(ENOSYS)) _exit(77);
     const auto start = std::chrono::steady_clock::now();
     const bool proved = PlanBy(SLUICE_WORKER, 60).proved_by == "cbc";
     const std::chrono::duration<double> took =
