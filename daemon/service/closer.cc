@@ -55,7 +55,7 @@ timer_t TimerOfThisThread() {
   return timer;
 }
 
-void Drain(const UniqueFd& socket) {
+void ReadAway(const UniqueFd& socket) {
   // Without room for descriptors: the kernel drops them here.
   char byte;
   for (int i = 0; i < kMaxDrained; ++i) {
@@ -122,7 +122,7 @@ void Closer::Shared::CloseSockets() {
     lock.Unlock();
     {
       const Kicked kicked(timer);
-      Drain(socket);
+      ReadAway(socket);
       socket.Reset();
     }
     lock.Lock();

@@ -28,6 +28,7 @@ CLANG = ["-Wthread-safety", "-Werror"]
 # So many sources have to share what clang precompiles for them: of torch's
 # headers that takes as long as two sources do without it.
 SHARED = 4
+UNITY = re.compile(r"/Unity/unity_\d+_cxx\.cxx$")
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
 
 
@@ -56,14 +57,33 @@ class Includes:
         return self.known[path]
 
 
-def entries(build):
-    """{path relative to the root: compile command} of our own sources."""
+def commands(build):
     with open(os.path.join(build, "compile_commands.json"),
               encoding="utf-8") as file:
-        listed = json.load(file)
-    found = {os.path.relpath(e["file"], ROOT): e for e in listed}
-    return {p: e for p, e in found.items()
-            if not p.startswith((".", "build" + os.sep))}
+        return json.load(file)
+
+
+def own(path):
+    """`path` relative to the root; None: it is not a source of ours."""
+    path = os.path.relpath(path, ROOT)
+    return None if path.startswith((".", "build" + os.sep)) else path
+
+
+def entries(build):
+    """{path relative to the root: compile command} of our own sources."""
+    found = {own(entry["file"]): entry for entry in commands(build)}
+    found.pop(None, None)
+    return found
+
+
+def sources(entry):
+    """Paths of what the command compiles: its file, or those that this takes
+    together (CMAKE_UNITY_BUILD)."""
+    if not UNITY.search(entry["file"]):
+        return [entry["file"]]
+    if not os.path.exists(entry["file"]):
+        return []  # not made yet
+    return INCLUDE.findall(read(entry["file"]))
 
 
 def said(entry, *words):
@@ -157,13 +177,14 @@ def analysed(build, since):
     """Sources that `build` has compiled after `since`, and after they changed
     last, with this analysis."""
     done = set()
-    for path, entry in entries(build).items():
+    for entry in commands(build):
         words = shlex.split(entry["command"])
         made = os.path.join(entry["directory"], words[words.index("-o") + 1])
+        together = sources(entry)
         if {"-Wthread-safety", "-Werror"} <= set(words) and mtime(made) >= max(
-                since, mtime(entry["file"])):
-            done.add(path)
-    return done
+                since, *map(mtime, together), 0):
+            done.update(map(own, together))
+    return done - {None}
 
 
 def arguments():
