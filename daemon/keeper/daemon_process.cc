@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -76,7 +77,6 @@ void SetEnvironment(const DaemonCommand& command, const KeptDescriptors& kept,
                                const KeptDescriptors& kept, pid_t keeper) {
   setpgid(0, 0);
   signal(SIGPIPE, SIG_DFL);
-  sigprocmask(SIG_SETMASK, &command.signals, nullptr);
   std::vector<int> fds;
   for (const auto& [name, fd] : kept.all()) fds.push_back(fd.get());
   SetEnvironment(command, kept, keeper);

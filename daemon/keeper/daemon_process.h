@@ -1,7 +1,6 @@
 // Starts the daemon as systemd would: descriptors from 3 on, named.
 #pragma once
 
-#include <signal.h>
 #include <sys/types.h>
 
 #include <string>
@@ -18,13 +17,14 @@ struct DaemonCommand {
   // The keeper's own program; empty: the daemon is not told who its keeper is,
   // and takes it for systemd.
   std::string keeper;
-  sigset_t signals = {};  // its mask: the one that the keeper was started with
 };
 
 // A child in a process group of its own (a terminal's Ctrl-C reaches the keeper
 // alone, which forwards it), with $NOTIFY_SOCKET, $LISTEN_FDS, $LISTEN_FDNAMES,
-// $FDSTORE and $SLUICE_KEEPER. Status 127, with a line on stderr: it cannot be
-// run.
+// $FDSTORE and $SLUICE_KEEPER. What the keeper blocks stays blocked: a signal
+// to end that comes before the daemon reads its own waits for it, and does not
+// end it with its sockets left behind. Status 127, with a line on stderr: it
+// cannot be run.
 absl::StatusOr<pid_t> StartDaemon(const DaemonCommand& command,
                                   const KeptDescriptors& kept);
 

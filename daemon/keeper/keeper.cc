@@ -54,24 +54,22 @@ absl::StatusOr<std::unique_ptr<Keeper>> Keeper::Make(Options options) {
   SLUICE_ASSIGN_OR_RETURN(
       NotifyReceiver receiver,
       NotifyReceiver::Bind(options.runtime_dir + "/keeper.sock"));
-  const sigset_t before = BlockSignals();
+  BlockSignals();
   SLUICE_ASSIGN_OR_RETURN(UniqueFd signals, OpenSignals());
   return std::unique_ptr<Keeper>(
       new Keeper(std::move(options), std::move(lock), std::move(receiver),
-                 std::move(signals), before, std::move(daemon)));
+                 std::move(signals), std::move(daemon)));
 }
 
 Keeper::Keeper(Options options, RuntimeLock lock, NotifyReceiver receiver,
-               UniqueFd signals, sigset_t mask_before,
-               std::optional<WatchedDaemon> daemon)
+               UniqueFd signals, std::optional<WatchedDaemon> daemon)
     : options_(std::move(options)),
       lock_(std::move(lock)),
       receiver_(std::move(receiver)),
       signals_(std::move(signals)),
       command_{.argv = options_.argv,
                .notify_socket = receiver_.path(),
-               .keeper = options_.program,
-               .signals = mask_before},
+               .keeper = options_.program},
       kept_(options_.capacity),
       daemon_(std::move(daemon)) {
   if (daemon_) {

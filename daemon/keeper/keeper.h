@@ -49,8 +49,7 @@ class Keeper {
   static constexpr int kMessagesPerTurn = 1024;
 
   Keeper(Options options, RuntimeLock lock, NotifyReceiver receiver,
-         UniqueFd signals, sigset_t mask_before,
-         std::optional<WatchedDaemon> daemon);
+         UniqueFd signals, std::optional<WatchedDaemon> daemon);
   void Start();
   void ReapEnded();
   void WaitForSomething();

@@ -24,12 +24,10 @@ sigset_t Taken() {
 
 }  // namespace
 
-sigset_t BlockSignals() {
+void BlockSignals() {
   const sigset_t taken = Taken();
-  sigset_t before;
-  pthread_sigmask(SIG_BLOCK, &taken, &before);
+  pthread_sigmask(SIG_BLOCK, &taken, nullptr);
   signal(SIGPIPE, SIG_IGN);
-  return before;
 }
 
 absl::StatusOr<UniqueFd> OpenSignals() {

@@ -15,8 +15,8 @@
 namespace sluice::daemon {
 
 // Blocks them in this thread and all that it starts, and ignores SIGPIPE, which
-// comes of a log that nobody reads any more. Returns what was blocked before.
-sigset_t BlockSignals();
+// comes of a log that nobody reads any more.
+void BlockSignals();
 // Where they are read from (signalfd(2)); reading does not wait.
 // REQUIRES: BlockSignals.
 absl::StatusOr<UniqueFd> OpenSignals();

@@ -69,7 +69,6 @@ void KeptDaemon::Fork() {
                BinaryPath(program_), "--config", File("sluiced.toml"),
                "--runtime-dir", directory_.path()},
       .notify_socket = receiver_.path()};
-  sigemptyset(&command.signals);
   const auto pid = daemon::StartDaemon(command, *kept_);
   SLUICE_CHECK_OK(pid.status());
   pid_ = *pid;
