@@ -315,7 +315,7 @@ TEST(PlanMemoryCli, TheClockEndsTheRunAndTheResultSaysSo) {
   const std::chrono::duration<double> wall =
       std::chrono::steady_clock::now() - start;
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_LE(wall.count(), 2.0);
+  EXPECT_LE(wall.count(), 10.0);
   const json got = json::parse(result.out);
   EXPECT_EQ(got["stopped_by"], "time");
   EXPECT_EQ(got["optimal"], false);

@@ -145,7 +145,7 @@ TEST_F(SimTest, AProcessKilledWhileCopyingFreesTheLink) {
 }
 
 TEST_F(SimTest, WaitingOnTheComputeStreamCountsAsStall) {
-  ASSERT_THAT(node_->SetLinkSpeed("own", 100e6, 0), IsOk());
+  ASSERT_THAT(node_->SetLinkSpeed("own", 20e6, 0), IsOk());
   std::vector<std::byte> from(20'000'000), to(20'000'000);
   SLUICE_ASSERT_OK_AND_ASSIGN(const Stream stream,
                               driver_->CreateStream(DeviceIndex(2)));
@@ -157,7 +157,7 @@ TEST_F(SimTest, WaitingOnTheComputeStreamCountsAsStall) {
   const Stream compute = driver_->ComputeStream(DeviceIndex(2));
   ASSERT_THAT(driver_->StreamWaitEvent(compute, event), IsOk());
   const CallCounters counters = driver_->counters();
-  // Of 200 ms: the rest may pass before this thread begins to wait.
+  // Of 1 s: the rest may pass before this thread begins to wait.
   EXPECT_GE(counters.stall, absl::Milliseconds(50));
   EXPECT_EQ(counters.stream_synchronize + counters.event_synchronize, 0u);
   EXPECT_EQ(counters.copied_h2d, Bytes(20'000'000));
@@ -244,7 +244,7 @@ TEST_F(SimTest, AFailedCopyIsReportedByEveryLaterCallAndBlocksNobody) {
                               driver_->CreateStream(DeviceIndex(0)));
   SLUICE_ASSERT_OK_AND_ASSIGN(const Event event, driver_->CreateEvent());
   // Held up, so that all three calls are made before the copy fails.
-  ASSERT_THAT(node_->SetLinkSpeed("shared", 5, 0), IsOk());
+  ASSERT_THAT(node_->SetLinkSpeed("shared", 1, 0), IsOk());
   ASSERT_THAT(node_->FailCall("Copy", 2), IsOk());
   for (int i : {0, 1}) {
     ASSERT_THAT(driver_->CopyAsync(to + i, from + i, Bytes(1), kH2D, stream),

@@ -372,6 +372,8 @@ def main(script, make_check):
     if skips():
         print("skipped: making and booting a Debian needs root")
         sys.exit(77)
+    # What is booted goes then, too, and its folder.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     build, made = os.path.abspath(sys.argv[1]), sys.argv[2:]
     # Below the build, as /tmp and /run become the new Debian's.
     with tempfile.TemporaryDirectory(dir=build, prefix="rootfs-") as work:

@@ -428,7 +428,15 @@ TEST(Worker, EndsWithTheProcessThatStartedIt) {
         Spawn({std::string(std::getenv("SLUICE_BIN_DIR")) + "/sluice-worker"},
               {.files = {{in.get(), STDIN_FILENO}, {say.get(), STDOUT_FILENO}}})
             .value_or(0);
-    usleep(300000);  // the worker is past its start
+    // The worker is past its start: confined, and a moment more.
+    const std::string path = "/proc/" + std::to_string(pid) + "/status";
+    for (int i = 0; i < 2000; ++i) {
+      std::ostringstream status;
+      status << std::ifstream(path).rdbuf();
+      if (status.str().find("NoNewPrivs:\t1") != std::string::npos) break;
+      usleep(10000);
+    }
+    usleep(300000);
     _exit(write(say.get(), &pid, sizeof(pid)) == sizeof(pid) ? 0 : 1);
   }
   pid_t worker = 0;

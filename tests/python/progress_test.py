@@ -134,6 +134,7 @@ with sluice.Session(socket, job="w", rank=rank, world=2) as session:
 WAITS = JOINED + """
     model.model.layers[1].mlp.register_forward_hook(
         lambda *_: dist.all_reduce(torch.ones(1)))
+    dist.barrier()  # the other one may have begun later
     model(**batch())  # which probes it
     dist.barrier()
     if rank == 0:

@@ -144,13 +144,13 @@ def test_a_copy_to_the_host_has_what_is_computed_until_its_memory_is_wanted(
 
 
 def test_waiting_for_other_copies_is_no_time_that_one_has(arena):
-    watched = watch(arena, wait_s=0.1)
+    watched = watch(arena, wait_s=0.5)
     big, small = arena.put(torch.ones(2000)), arena.put(torch.ones(10))
     for _ in range(2):
         arena.prefetch(big, "cpu")
         arena.get(small, "cpu")  # compute waits for it
         arena.get(big, "cpu")
-    assert all(seconds < 0.09 for _, seconds in watched.told)
+    assert all(seconds < 0.45 for _, seconds in watched.told)
 
 
 def test_nothing_is_told_where_nothing_waits_for_bandwidth(daemon):

@@ -146,7 +146,7 @@ TEST(Launcher, ASecondCtrlCKillsAndBlamesNoRank) {
                           "/up$RANK; while :; do sleep 0.05; done");
   AwaitRanks(dir);
   launcher->Kill(SIGINT);
-  absl::SleepFor(absl::Milliseconds(500));
+  absl::SleepFor(absl::Seconds(2));  // the first one is taken by now
   launcher->Kill(SIGINT);
   const ChildResult result = launcher->Join(absl::Seconds(20));
   EXPECT_EQ(result.exit_code, 130);

@@ -31,7 +31,7 @@ constexpr PoolId kGpu = {PoolKind::kGpu, 0};
 class ExtentsTest : public ::testing::Test {
  protected:
   static constexpr int kHeld = 4;
-  static constexpr absl::Duration kPatience = absl::Seconds(1);
+  static constexpr absl::Duration kPatience = absl::Seconds(3);
 
   void SetUp() override {
     const device::SimConfig node = {

@@ -5,6 +5,8 @@
 #include <sys/mman.h>
 
 #include <array>
+#include <cmath>
+#include <functional>
 #include <memory>
 
 #include "absl/time/clock.h"
@@ -53,6 +55,14 @@ class TwoHungryRanks : public ::testing::Test {
     return {static_cast<double>(Limit(0) - before[0]),
             static_cast<double>(Limit(1) - before[1])};
   }
+  // Once in some tries: who is kept from the CPU for longer than a window uses
+  // nothing meanwhile.
+  void ExpectSoon(const std::function<bool()>& claim) {
+    for (int i = 0; i < 19; ++i) {
+      if (claim()) return;
+    }
+    EXPECT_TRUE(claim());
+  }
   uint64_t Limit(int slot) const {
     return limits_->slots[slot].limit_bytes[kH2d];
   }
@@ -65,21 +75,26 @@ class TwoHungryRanks : public ::testing::Test {
 
 TEST_F(TwoHungryRanks, ShareWhileNeitherIsInAHurryAndWhoIsGoesFirst) {
   Run(absl::Milliseconds(300));  // what the first one had alone is used up
-  std::array<double, 2> given = Run(absl::Milliseconds(100));
-  EXPECT_NEAR(given[0], given[1], 0.2 * given[0]);
+  ExpectSoon([&] {
+    const std::array<double, 2> given = Run(absl::Milliseconds(100));
+    return std::abs(given[0] - given[1]) <= 0.2 * given[0];
+  });
   GrantUseSlot& slot = use_[1]->slot;
-  slot.due_ns[kH2d] = static_cast<uint64_t>(
-      absl::ToUnixNanos(clock_.Now() + absl::Milliseconds(50)));
-  slot.due_bytes[kH2d] = slot.used_bytes[kH2d] + (uint64_t{1} << 30);
-  given = Run(absl::Milliseconds(100));
-  EXPECT_GT(given[1], 3 * given[0]);
-  // Other numbers are no harm.
-  slot.due_ns[kH2d] = UINT64_MAX;
-  slot.due_bytes[kH2d] = UINT64_MAX;
-  Run(absl::Milliseconds(10));
-  slot.due_bytes[kH2d] = 0;
-  given = Run(absl::Milliseconds(50));
-  EXPECT_GT(given[0], 3 * given[1]) << "what it had earlier is the other's now";
+  // What it had earlier is the other's behind it.
+  ExpectSoon([&] {
+    Run(absl::Milliseconds(300));  // what an earlier try lent is given back
+    slot.due_ns[kH2d] = static_cast<uint64_t>(
+        absl::ToUnixNanos(clock_.Now() + absl::Milliseconds(50)));
+    slot.due_bytes[kH2d] = slot.used_bytes[kH2d] + (uint64_t{1} << 30);
+    const std::array<double, 2> first = Run(absl::Milliseconds(100));
+    // Other numbers are no harm.
+    slot.due_ns[kH2d] = UINT64_MAX;
+    slot.due_bytes[kH2d] = UINT64_MAX;
+    Run(absl::Milliseconds(10));
+    slot.due_bytes[kH2d] = 0;
+    const std::array<double, 2> then = Run(absl::Milliseconds(50));
+    return first[1] > 3 * first[0] && then[0] > 3 * then[1];
+  });
 }
 
 }  // namespace

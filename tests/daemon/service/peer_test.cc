@@ -70,14 +70,19 @@ TEST_P(PeerTest, IsTheProcessThatConnected) {
 }
 
 TEST_P(PeerTest, ExitStatusIsToldBeforeItIsReaped) {
-  ConnectedChild peer([] {
-    char byte;
-    [[maybe_unused]] const ssize_t got = read(STDIN_FILENO, &byte, 1);
-    usleep(50'000);
+  int leave[2];
+  ASSERT_EQ(pipe(leave), 0);
+  const UniqueFd waits(leave[0]);
+  UniqueFd end(leave[1]);
+  ConnectedChild peer([&] {
+    end.Reset();
+    char byte;  // until it is identified
+    [[maybe_unused]] const ssize_t got = read(waits.get(), &byte, 1);
     _exit(7);
   });
   SLUICE_ASSERT_OK_AND_ASSIGN(const Identity identity,
                               IdentifyPeer(peer.socket.get(), {}, GetParam()));
+  end.Reset();
   pollfd ended = {.fd = identity.pidfd.get(), .events = POLLIN, .revents = 0};
   ASSERT_EQ(poll(&ended, 1, 5000), 1);
   const Exit exit = ReadExit(identity.pidfd.get(), identity.peer);

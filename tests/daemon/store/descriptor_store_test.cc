@@ -242,7 +242,7 @@ TEST_F(Store, WhatFailedInAnEarlierBatchIsToldToWhoWaitsNext) {
   other_.reset();  // nobody listens
   const auto store = Start();
   ASSERT_THAT(store->Put("x-1", Memfd().get()), IsOk());
-  absl::SleepFor(absl::Milliseconds(200));  // it is sent meanwhile
+  absl::SleepFor(absl::Seconds(2));  // it is sent meanwhile
   unlink(address_.c_str());
   other_ = std::make_unique<FakeStore>(address_);
   EXPECT_THAT(Flush(*store).get(), StatusIs(absl::StatusCode::kUnavailable));

@@ -42,7 +42,7 @@ class Waiting : public ::testing::Test {
     auto asked = std::async(std::launch::async, [&session, size] {
       return session.LeaseGpu(size);
     });
-    EXPECT_FALSE(Came(asked, 150));
+    EXPECT_FALSE(Came(asked, 600));
     return asked;
   }
   static bool Came(const std::future<Leased>& asked, int within_ms) {
@@ -111,7 +111,7 @@ TEST_F(Waiting, ASmallOneDoesNotOvertakeWhoWaitsForMore) {
   const auto most = holder->LeaseGpu(MiB(30));
   ASSERT_THAT(most, IsOk());
   const auto late = Open("late");
-  const auto session = Open("waits", absl::Seconds(1));
+  const auto session = Open("waits", absl::Seconds(4));
   auto asked = Ask(*session, kAll);
   EXPECT_THAT(late->LeaseGpu(MiB(4)),
               StatusIs(absl::StatusCode::kResourceExhausted));

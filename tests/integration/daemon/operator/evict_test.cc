@@ -1,11 +1,12 @@
 // Jobs that an administrator ends.
 #include <unistd.h>
 
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/integration/daemon/admin_stub.h"
 #include "tests/integration/daemon/harness.h"
+#include "tests/integration/daemon/pool_soon.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::testing {
@@ -25,7 +26,10 @@ grpc::Status Evict(const RunningDaemon& daemon, bool kill,
 
 TEST(DaemonAdmin, EvictedRankIsToldWhyAndItsMemoryComesBackWhenItEnds) {
   RunningDaemon daemon;
+  int leave[2];
+  ASSERT_EQ(pipe(leave), 0);
   const auto rank = Child::Fork([&] {
+    close(leave[1]);
     SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
                                 RawClient::Connect(daemon.socket()));
     ASSERT_THAT(client.Hello("demo"), IsOk());
@@ -39,8 +43,10 @@ TEST(DaemonAdmin, EvictedRankIsToldWhyAndItsMemoryComesBackWhenItEnds) {
     EXPECT_THAT(client.NextEvent(absl::Seconds(10)),
                 StatusIs(absl::StatusCode::kUnavailable));
     ASSERT_EQ(write(STDOUT_FILENO, "told\n", 5), 5);
-    absl::SleepFor(absl::Milliseconds(500));
+    char byte;  // until the pool has been looked at
+    ASSERT_EQ(read(leave[0], &byte, 1), 0);
   });
+  close(leave[0]);
   ASSERT_TRUE(rank->WaitForOutput("holding", absl::Seconds(10)));
   admin::EvictReply reply;
   ASSERT_TRUE(Evict(daemon, /*kill=*/false, reply).ok());
@@ -50,6 +56,7 @@ TEST(DaemonAdmin, EvictedRankIsToldWhyAndItsMemoryComesBackWhenItEnds) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto pool, GpuPool(daemon.socket(), 0));
   EXPECT_EQ(pool.leased_bytes(), 0u);
   EXPECT_EQ(pool.quarantined_bytes(), MiB(8).size());
+  close(leave[1]);
   rank->ExpectSuccess();
   EXPECT_THAT(WaitUntilFree(daemon.socket(), 0, absl::Seconds(1)), IsOk());
 
@@ -109,6 +116,8 @@ TEST(DaemonAdmin, EvictWithKillSaysWhatItKilledOfSessionsThatHadEnded) {
     pause();
   });
   ASSERT_TRUE(rank->WaitForOutput("closed", absl::Seconds(10)));
+  // Closed is not yet read: until then there is a session to evict.
+  ExpectSoon(daemon.socket(), &wire::Pool::leased_bytes, Bytes(0));
   admin::EvictReply reply;
   EXPECT_EQ(Evict(daemon, /*kill=*/false, reply).error_code(),
             grpc::StatusCode::NOT_FOUND);

@@ -35,7 +35,8 @@ TEST(DaemonMetrics, ACopyThatIsGrantedLaterThanItIsNeededIsCounted) {
                                            daemon.socket(), "status"})
                                  ->Join()
                                  .out;
-  EXPECT_THAT(status, ContainsRegex("demo +0/1 .* 0 to, 1 from: 0\\.[01]"));
+  // Late for 0.1 s, or up to the half second where this test was held up.
+  EXPECT_THAT(status, ContainsRegex("demo +0/1 .* 0 to, 1 from: 0\\.[0-6]"));
   munmap(page, sizeof(GrantUse));
 }
 
