@@ -55,7 +55,7 @@ timer_t TimerOfThisThread() {
   return timer;
 }
 
-void ReadAway(const UniqueFd& socket) {
+void Drain(const UniqueFd& socket) {
   // Without room for descriptors: the kernel drops them here.
   char byte;
   for (int i = 0; i < kMaxDrained; ++i) {
@@ -122,7 +122,7 @@ void Closer::Shared::CloseSockets() {
     lock.Unlock();
     {
       const Kicked kicked(timer);
-      ReadAway(socket);
+      Drain(socket);
       socket.Reset();
     }
     lock.Lock();

@@ -21,8 +21,7 @@ target_compile_options(sluice_instrumented PRIVATE
   -w -fsanitize=thread "SHELL:-idirafter ${sources}")
 target_compile_definitions(sluice_instrumented PRIVATE HAVE_PTHREAD=1
   HAVE_ZLIB=1)
-set_target_properties(sluice_instrumented PROPERTIES CXX_STANDARD 17
-  UNITY_BUILD OFF)
+set_target_properties(sluice_instrumented PROPERTIES CXX_STANDARD 17)
 target_link_libraries(sluice_instrumented PUBLIC ZLIB::ZLIB Threads::Threads)
 
 set(archive ${CMAKE_CURRENT_BINARY_DIR}/libsluice_instrumented.a)

@@ -76,14 +76,6 @@ function(sluice_precompile target header)
     "$<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>")
 endfunction()
 
-# sluice_apart(SOURCE…): each is compiled by itself also where the sources of a
-# target are compiled together (CMAKE_UNITY_BUILD, of the sanitizers' presets:
-# half of their time), for what it names in its own namespace others name too.
-function(sluice_apart)
-  set_source_files_properties(${ARGN} PROPERTIES
-    SKIP_UNITY_BUILD_INCLUSION ON)
-endfunction()
-
 # sluice_library(NAME SOURCES … [USES layers…] [LINKS third-party…]
 #                [PRECOMPILED owner])
 # Makes target sluice_NAME. Third-party links are PRIVATE unless LINKS_PUBLIC.

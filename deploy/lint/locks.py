@@ -28,7 +28,6 @@ CLANG = ["-Wthread-safety", "-Werror"]
 # So many sources have to share what clang precompiles for them: of torch's
 # headers that takes as long as two sources do without it.
 SHARED = 4
-UNITY = re.compile(r"/Unity/unity_\d+_cxx\.cxx$")
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
 
 
@@ -57,33 +56,14 @@ class Includes:
         return self.known[path]
 
 
-def commands(build):
-    with open(os.path.join(build, "compile_commands.json"),
-              encoding="utf-8") as file:
-        return json.load(file)
-
-
-def own(path):
-    """`path` relative to the root; None: it is not a source of ours."""
-    path = os.path.relpath(path, ROOT)
-    return None if path.startswith((".", "build" + os.sep)) else path
-
-
 def entries(build):
     """{path relative to the root: compile command} of our own sources."""
-    found = {own(entry["file"]): entry for entry in commands(build)}
-    found.pop(None, None)
-    return found
-
-
-def sources(entry):
-    """Paths of what the command compiles: its file, or those that this takes
-    together (CMAKE_UNITY_BUILD)."""
-    if not UNITY.search(entry["file"]):
-        return [entry["file"]]
-    if not os.path.exists(entry["file"]):
-        return []  # not made yet
-    return INCLUDE.findall(read(entry["file"]))
+    with open(os.path.join(build, "compile_commands.json"),
+              encoding="utf-8") as file:
+        listed = json.load(file)
+    found = {os.path.relpath(e["file"], ROOT): e for e in listed}
+    return {p: e for p, e in found.items()
+            if not p.startswith((".", "build" + os.sep))}
 
 
 def said(entry, *words):
@@ -177,14 +157,13 @@ def analysed(build, since):
     """Sources that `build` has compiled after `since`, and after they changed
     last, with this analysis."""
     done = set()
-    for entry in commands(build):
+    for path, entry in entries(build).items():
         words = shlex.split(entry["command"])
         made = os.path.join(entry["directory"], words[words.index("-o") + 1])
-        together = sources(entry)
         if {"-Wthread-safety", "-Werror"} <= set(words) and mtime(made) >= max(
-                since, *map(mtime, together), 0):
-            done.update(map(own, together))
-    return done - {None}
+                since, mtime(entry["file"])):
+            done.add(path)
+    return done
 
 
 def arguments():

@@ -130,31 +130,12 @@ class Elsewhere(unittest.TestCase):
                             pass
                         os.utime(path, (when, when))
             os.utime(os.path.join(build, "older_than_itself.cc"), (28, 28))
-            self.together(listed, build, "one.cc", "two.cc")
-            self.together(listed, build, "three.cc", "older_than_itself.cc")
             with open(os.path.join(build, "compile_commands.json"), "w",
                       encoding="utf-8") as file:
                 json.dump(listed, file)
             found = locks.analysed(build, since=20)
         self.assertEqual({os.path.basename(path) for path in found},
-                         {"good.cc", "one.cc", "two.cc"})
-
-    def together(self, listed, build, *names):
-        """As CMAKE_UNITY_BUILD has them compiled, at 25."""
-        folder = os.path.join(build, f"{len(listed)}/Unity")
-        os.makedirs(folder)
-        source = os.path.join(folder, "unity_0_cxx.cxx")
-        paths = [os.path.join(build, name) for name in names]
-        with open(source, "w", encoding="utf-8") as file:
-            file.writelines(f'#include "{path}"\n' for path in paths)
-        for path in source, source + ".o", *paths:
-            if path not in paths or not os.path.exists(path):
-                with open(path, "a", encoding="utf-8"):
-                    pass
-                os.utime(path, (25, 25))
-        listed.append({"file": source, "directory": build,
-                       "command": "clang++ -Wthread-safety -Werror "
-                                  f"-c {source} -o {source}.o"})
+                         {"good.cc"})
 
 
 if __name__ == "__main__":

@@ -14,6 +14,10 @@
 namespace sluice::device {
 namespace {
 
+absl::Status Bad(const std::string& message) {
+  return absl::InvalidArgumentError(message);
+}
+
 absl::StatusOr<struct stat> Stat(const UniqueFd& fd) {
   struct stat result;
   if (fstat(fd.get(), &result) != 0) return ErrnoStatus(errno, "stat memory");
@@ -105,14 +109,13 @@ absl::StatusOr<std::shared_ptr<PhysicalMemory>> PhysicalMemory::Import(
   SLUICE_RETURN_IF_ERROR(ledger->CheckImport());
   const int seals = fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
-    return absl::InvalidArgumentError(
-        "this descriptor is no memory that sim exported");
+    return Bad("this descriptor is no memory that sim exported");
   }
   SLUICE_ASSIGN_OR_RETURN(const struct stat status, Stat(fd));
   if (status.st_size != size.count()) {
-    return absl::InvalidArgumentError(
-        fmt::format("this memory has {}, not {}",
-                    FormatBytes(Bytes(status.st_size)), FormatBytes(size)));
+    return Bad(fmt::format("this memory has {}, not {}",
+                           FormatBytes(Bytes(status.st_size)),
+                           FormatBytes(size)));
   }
   SLUICE_ASSIGN_OR_RETURN(UniqueFd own, fd.Duplicate());
   return std::shared_ptr<PhysicalMemory>(new PhysicalMemory(
@@ -140,7 +143,7 @@ absl::StatusOr<UniqueFd> PhysicalMemory::Keep() const {
 // Any memfd could be handed on; NVIDIA's driver refuses.
 absl::Status PhysicalMemory::CheckNotImported() const {
   if (ledger_ != nullptr) return absl::OkStatus();
-  return absl::InvalidArgumentError(fmt::format(
+  return Bad(fmt::format(
       "this memory of {} was imported, and only who made memory exports it: "
       "hand on the descriptor that it came by",
       FormatBytes(size_)));
