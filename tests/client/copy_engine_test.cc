@@ -160,6 +160,16 @@ class GatedEngineTest : public EngineTest {
     return absl::FromUnixNanos(
         static_cast<int64_t>(use_.slot.due_ns[kH2d].load()));
   }
+  // Of copies of `each` that wait for `slow`, until that one is done.
+  void ExpectTwoBookedAtMost(Bytes each, const Ticket& slow) const {
+    while (true) {
+      // Read first: once that one is done, more is booked.
+      const uint64_t booked = use_.slot.used_bytes[kH2d].load();
+      if (slow.done()) return;
+      EXPECT_LE(booked, 2 * each.size());
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+  }
   testing::FakeClock clock_;
   GrantLimits limits_ = {};
   GrantUse use_ = {};
@@ -213,13 +223,7 @@ TEST_F(GatedEngineTest, AHostThatRunsAheadBooksTwoCopiesAtMost) {
   for (int i = 0; i < 100; ++i) {
     last = engine_->Enqueue(ToGpu(i * KiB(4), KiB(4), {slow}));
   }
-  while (true) {
-    // Read first: once that one is done, more is booked.
-    const uint64_t booked = use_.slot.used_bytes[kH2d].load();
-    if (slow.done()) break;
-    EXPECT_LE(booked, 2 * KiB(4).size());
-    absl::SleepFor(absl::Milliseconds(1));
-  }
+  ExpectTwoBookedAtMost(KiB(4), slow);
   ASSERT_THAT(engine_->Wait(last), IsOk());
   EXPECT_EQ(use_.slot.used_bytes[kH2d].load(), 100 * KiB(4).size());
   EXPECT_EQ(std::memcmp(gpu_, host_, 100 * KiB(4).size()), 0);
@@ -232,13 +236,7 @@ TEST_F(GatedEngineTest, SlicesOfOneCopyAreBookedTwoAtATime) {
   Start(/*speed=*/10e6, {.gate = &gate_, .slice = KiB(256)});
   const Ticket slow = engine_->Enqueue(ToHost(MiB(4), KiB(256)));
   const Ticket sliced = engine_->Enqueue(ToGpu(Bytes(0), MiB(2), {slow}));
-  while (true) {
-    // Read first: once that one is done, more is booked.
-    const uint64_t booked = use_.slot.used_bytes[kH2d].load();
-    if (slow.done()) break;
-    EXPECT_LE(booked, 2 * KiB(256).size());
-    absl::SleepFor(absl::Milliseconds(1));
-  }
+  ExpectTwoBookedAtMost(KiB(256), slow);
   ASSERT_THAT(engine_->Wait(sliced), IsOk());
   EXPECT_EQ(use_.slot.used_bytes[kH2d].load(), MiB(2).size());
 }
