@@ -227,6 +227,16 @@ void Core::TouchAll() {
 void Core::BeginWalk() {
   EachTable([](auto& table, const auto&) { table.BeginWalk(); });
   sessions_.BeginWalk();
+  walked_reply_.reset();
+}
+
+size_t Core::RowCount() {
+  size_t rows = 0;
+  EachTable([&](auto& table, const auto&) { rows += table.size(); });
+  for (const auto& [id, session] : sessions_) {
+    if (session.was_rank()) rows += 1 + session.history.requests().size();
+  }
+  return rows;
 }
 
 LooseState Core::Loose() const {

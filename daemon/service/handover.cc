@@ -143,18 +143,20 @@ void Handover::Save(Core& core, absl::Time now) {
   const absl::Status saved = state_->Append(record);
   if (absl::IsResourceExhausted(saved)) return SaveAll(core, now);
   if (!saved.ok()) return GiveUp(saved);
-  SaveNextPart(core, now);
+  SaveNextPart(core, record.size(), now);
 }
 
 // All at once takes as long as there are rows: some milliseconds, for which
-// every rank would wait.
-void Handover::SaveNextPart(Core& core, absl::Time now) {
+// every rank would wait. Half of the room that is left is for what a large
+// record leaves none for.
+void Handover::SaveNextPart(Core& core, size_t record, absl::Time now) {
   if (!rows_.drafting()) {
     if (!state_->IsHalfFull()) return;
     state_->BeginCheckpoint();
     rows_.BeginDraft(core);
+    pace_ = DraftPace(core.RowCount(), state_->record_room() / 2);
   }
-  const CoreRows::Part part = rows_.NextPart(core, kRowsAtOnce);
+  const CoreRows::Part part = rows_.NextPart(core, pace_.RowsBeside(record));
   if (!state_->AddToCheckpoint(part.bytes).ok()) return SaveAll(core, now);
   if (part.is_last) state_->EndCheckpoint();
 }

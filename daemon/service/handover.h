@@ -31,6 +31,7 @@
 #include "absl/time/time.h"
 #include "daemon/core/core.h"
 #include "daemon/state/core_rows.h"
+#include "daemon/state/draft_pace.h"
 #include "daemon/state/state_file.h"
 #include "daemon/store/descriptor_store.h"
 #include "daemon/store/starter.h"
@@ -117,19 +118,15 @@ class Handover {
  private:
   // Saving all that does not fit costs milliseconds each time.
   static constexpr absl::Duration kTryAgain = absl::Seconds(1);
-  // Rows that an event saves besides its own, while a checkpoint is drafted:
-  // 20 us or so. As many sessions as there can be, with all their replies, are
-  // done long before the records' second half is full.
-  static constexpr size_t kRowsAtOnce = 64;
-
   Handover(Post post, Close close, StateFile::Sizes sizes)
       : post_(std::move(post)), close_(std::move(close)), sizes_(sizes) {}
   // Ends keeping it, and closes it.
   void DropLeft(const std::string& name, UniqueFd fd);
   absl::Status MakeState();
   void SaveAll(Core& core, absl::Time now);
-  // The next part of a checkpoint, while one is due soon.
-  void SaveNextPart(Core& core, absl::Time now);
+  // The next part of a checkpoint, beside a record of so many bytes, while one
+  // is due soon.
+  void SaveNextPart(Core& core, size_t record, absl::Time now);
   void WaitUntilItFits(const absl::Status& why, absl::Time now);
   void GiveUp(const absl::Status& why);
 
@@ -144,6 +141,7 @@ class Handover {
   std::unique_ptr<StateFile> state_;
   bool begun_ = false;  // the core notes what changes
   CoreRows rows_;
+  DraftPace pace_;                          // of the checkpoint that is drafted
   std::optional<absl::Time> try_again_at_;  // it is too large
   std::atomic<bool> given_up_ = false;      // read by who makes extents, too
 };

@@ -77,11 +77,10 @@ StateFile::Layout StateFile::layout() const {
 }
 
 absl::Status StateFile::Append(std::string_view record) {
-  const Layout at = layout();
   const size_t size = RoundUp(sizeof(Lead) + record.size());
-  const size_t room = at.records - end_ - kWord;
+  const size_t room = record_room();
   if (size > room) return NoRoom("a record", size, room);
-  const size_t here = at.log() + end_;
+  const size_t here = layout().log() + end_;
   // What an older epoch has here is whole, or not looked at: it ends first, for
   // it may be longer than this one.
   StoreWord(here + offsetof(Lead, epoch), 0);
@@ -141,6 +140,11 @@ void StateFile::Void() {
 }
 
 bool StateFile::IsHalfFull() const { return end_ >= layout().records / 2; }
+
+// The word behind the last one is not for any.
+size_t StateFile::record_room() const {
+  return layout().records - end_ - kWord;
+}
 
 uint64_t StateFile::NextEpoch() const {
   return std::max(epoch_, kFirstEpoch) + 1;

@@ -68,6 +68,8 @@ class StateFile {
   void Void();
   // Half of the records' room is taken: time to begin a checkpoint in parts.
   bool IsHalfFull() const;
+  // Bytes that are left for records, with what each takes besides its own.
+  size_t record_room() const;
 
   // For tests: as if the process ended after so many more bytes.
   void StopAfter(size_t bytes) { left_ = bytes; }

@@ -113,8 +113,8 @@ class Table {
     walks_ = true;
     walked_.reset();
   }
-  // visit(key, row) of the next rows in the order of their keys, as long as
-  // `left` is not 0. A row takes 1 of it; `visit` may take more.
+  // visit(key, row) of the next rows in the order of their keys, `left` at
+  // most, which becomes what is left of it.
   template <typename Visit>
   void Walk(size_t& left, Visit visit) {
     if (!walks_) return;

@@ -1,6 +1,5 @@
 #include "proto/base/table.h"
 
-#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
@@ -96,23 +95,6 @@ TEST(Table, AWalkAndTheChangesMeanwhileAreAllRows) {
                                 Pair("g", 3)));
   EXPECT_EQ(walk(9), 9u);
   EXPECT_THAT(Changed(names), IsEmpty());
-}
-
-// A row may take more than 1, as one does that has rows itself.
-TEST(Table, AWalkStopsWhereNothingIsLeft) {
-  Names names;
-  for (const char* name : {"a", "b", "c"}) names.Insert(name, 0);
-  std::vector<std::string> told;
-  names.BeginWalk();
-  for (size_t left = 10; left > 0; left = 10) {
-    names.Walk(left, [&](const std::string& key, const int*) {
-      told.push_back(key);
-      left -= std::min<size_t>(left, 9);
-    });
-    if (left > 0) break;
-    told.push_back("-");
-  }
-  EXPECT_THAT(told, ElementsAre("a", "-", "b", "-", "c", "-"));
 }
 
 }  // namespace
