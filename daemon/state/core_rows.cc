@@ -1,6 +1,6 @@
 #include "daemon/state/core_rows.h"
 
-#include <algorithm>
+#include <concepts>
 #include <functional>
 #include <optional>
 #include <set>
@@ -13,13 +13,19 @@
 namespace sluice::daemon {
 namespace {
 
-// Rows to put or to erase, in line.
+void AddRow(std::string& to, RowOp op, const std::string& key,
+            const std::string& row) {
+  FieldWriter writer(&to, nullptr);
+  writer.Element(op);
+  writer.Element(key);
+  writer.Element(row);
+}
+
+// Rows to put or to erase, in line. They name no objects, so they are the same
+// bytes for whoever reads them.
 class RowWriter {
  public:
-  RowWriter(Objects* objects, PlanningShare* planning)
-      : objects_(objects), planning_(planning) {
-    rows_.reserve(kMostOfARequest);
-  }
+  RowWriter() { rows_.reserve(kMostOfARequest); }
 
   template <typename Key, typename Row>
   void operator()(RowKind kind, const Key& key, const Row* row) {
@@ -33,71 +39,11 @@ class RowWriter {
     }
     Write(RowOp::kPut, kind, id, *session, session->history.newest_forgotten());
   }
-  // Whether there is room for it is known when all of them are.
-  void operator()(RowKind kind, const JobKey& job, const Member* member) {
-    Consider(kind, job, member);
-  }
-  void operator()(RowKind kind, const JobKey& job,
-                  const PlanRounds::Kept* plan) {
-    Consider(kind, job, plan);
-  }
-  // Once for each value that it takes; `written`: the last one.
-  void LooseIfNew(const std::string& row, std::string& written) {
-    if (row == written) return;
-    WriteBytes(std::string(1, kLooseRow), row);
-    written = row;
-  }
-  template <typename Row>
-  std::string Bytes(const Row& row) {
-    std::string bytes;
-    FieldWriter(&bytes, objects_).Element(row);
-    return bytes;
-  }
-  // The rows, after the objects that they name.
-  std::string Take() {
-    for (const JobKey& job : planning_->TakeEvicted()) {
-      for (const RowKind kind : PlanningShare::kKinds) {
-        Write(RowOp::kErase, kind, job);
-      }
-    }
-    for (const auto& put : std::exchange(considered_, {})) put();
-    const auto objects = objects_->TakeNew();
-    std::string rows = std::exchange(rows_, {});
-    if (objects.empty()) return rows;
-    for (const auto& [number, bytes] : objects) {
-      WriteBytes(KeyOf(kObjectRow, number), bytes);
-    }
-    return std::exchange(rows_, {}) + rows;
-  }
+  std::string Take() { return std::exchange(rows_, {}); }
 
  private:
   static constexpr size_t kMostOfARequest = 2048;  // nearly always
 
-  template <typename Row>
-  void Consider(RowKind kind, const JobKey& job, const Row* row) {
-    const std::string key = KeyOf(static_cast<char>(kind), job);
-    planning_->Set(job, kind, row == nullptr ? 0 : SizeOf(key, *row));
-    if (row == nullptr) return Write(RowOp::kErase, kind, job);
-    considered_.push_back([this, key, job, row] {
-      if (planning_->IsSaved(job)) WriteBytes(key, Bytes(*row));
-    });
-  }
-  // At most what a row takes, with the objects that it names.
-  template <typename Row>
-  static size_t SizeOf(const std::string& key, const Row& row) {
-    constexpr size_t kNumbers = 16;  // of an object, longer than here
-    Objects objects;
-    PlanningShare none(0);
-    RowWriter to(&objects, &none);
-    to.WriteBytes(key, to.Bytes(row));
-    return to.Take().size() + kNumbers * objects.count();
-  }
-  template <typename Key>
-  std::string KeyOf(char kind, const Key& key) {
-    std::string name(1, kind);
-    FieldWriter(&name, objects_).Element(key);
-    return name;
-  }
   // In place, and without a string of its own for anything: this is most of
   // what keeping a request costs.
   template <typename Key, typename... Parts>
@@ -118,38 +64,120 @@ class RowWriter {
     to_.Element(reply.first);
     to_.Element(reply.second);
   }
-  void WriteBytes(const std::string& key, const std::string& row) {
-    to_.Element(RowOp::kPut);
-    to_.Element(key);
-    to_.Element(row);
+
+  std::string rows_;
+  FieldWriter to_{&rows_, nullptr};
+};
+
+// The rows of planning, which name objects, and for which there may be no room.
+class PlanningWriter {
+ public:
+  PlanningWriter(Objects* objects, PlanningShare* planning)
+      : objects_(objects), planning_(planning) {}
+
+  // Whether there is room for it is known when all of them are.
+  template <typename Row>
+  void operator()(RowKind kind, const JobKey& job, const Row* row) {
+    const std::string key = KeyOf(static_cast<char>(kind), job);
+    planning_->Set(job, kind, row == nullptr ? 0 : SizeOf(key, *row));
+    if (row == nullptr) return Erase(kind, job);
+    considered_.push_back([this, key, job, row] {
+      if (planning_->IsSaved(job)) Put(key, Bytes(*row));
+    });
+  }
+  // The rows, after the objects that they name.
+  std::string Take() {
+    for (const JobKey& job : planning_->TakeEvicted()) {
+      for (const RowKind kind : PlanningShare::kKinds) Erase(kind, job);
+    }
+    for (const auto& put : std::exchange(considered_, {})) put();
+    std::string rows = std::exchange(rows_, {});
+    for (const auto& [number, bytes] : objects_->TakeNew()) {
+      Put(KeyOf(kObjectRow, number), bytes);
+    }
+    return std::exchange(rows_, {}) + rows;
+  }
+
+ private:
+  // At most what a row takes, with the objects that it names.
+  template <typename Row>
+  static size_t SizeOf(const std::string& key, const Row& row) {
+    constexpr size_t kNumbers = 16;  // of an object, longer than here
+    Objects objects;
+    PlanningShare none(0);
+    PlanningWriter to(&objects, &none);
+    to.Put(key, to.Bytes(row));
+    return to.Take().size() + kNumbers * objects.count();
+  }
+  template <typename Key>
+  static std::string KeyOf(char kind, const Key& key) {
+    std::string name(1, kind);
+    FieldWriter(&name, nullptr).Element(key);
+    return name;
+  }
+  template <typename Row>
+  std::string Bytes(const Row& row) {
+    std::string bytes;
+    FieldWriter(&bytes, objects_).Element(row);
+    return bytes;
+  }
+  void Erase(RowKind kind, const JobKey& job) {
+    AddRow(rows_, RowOp::kErase, KeyOf(static_cast<char>(kind), job), "");
+  }
+  void Put(const std::string& key, const std::string& row) {
+    AddRow(rows_, RowOp::kPut, key, row);
   }
 
   Objects* objects_;
   PlanningShare* planning_;
   std::vector<std::function<void()>> considered_;
   std::string rows_;
-  FieldWriter to_{&rows_, objects_};
 };
+
+template <typename Row>
+constexpr bool kIsOfPlanning =
+    std::same_as<Row, Member> || std::same_as<Row, PlanRounds::Kept>;
+
+// What is in no table.
+std::string LooseBytes(const Core& core) {
+  std::string bytes;
+  FieldWriter(&bytes, nullptr).Element(core.Loose());
+  return bytes;
+}
+
+// Its row, once for each value that it takes; `written`: the last one.
+void AddIfNew(const std::string& loose, std::string& written, std::string& to) {
+  if (loose == written) return;
+  AddRow(to, RowOp::kPut, std::string(1, kLooseRow), loose);
+  written = loose;
+}
 
 }  // namespace
 
 std::string CoreRows::Changes(Core& core) {
-  RowWriter to(&written_.objects, &written_.planning);
-  std::optional<RowWriter> also;
+  RowWriter rows;
+  PlanningWriter planning(&written_.objects, &written_.planning);
+  std::optional<PlanningWriter> also;
   if (draft_) {
     also.emplace(&draft_->written.objects, &draft_->written.planning);
   }
-  core.TakeChanged([&](RowKind kind, const auto& key, const auto* row) {
-    to(kind, key, row);
-    if (also) (*also)(kind, key, row);
-  });
-  const std::string loose = to.Bytes(core.Loose());
-  to.LooseIfNew(loose, written_.loose);
-  if (also) {
-    also->LooseIfNew(loose, draft_->written.loose);
-    draft_->bytes += also->Take();
+  core.TakeChanged(
+      [&]<typename Row>(RowKind kind, const auto& key, const Row* row) {
+        if constexpr (kIsOfPlanning<Row>) {
+          planning(kind, key, row);
+          if (also) (*also)(kind, key, row);
+        } else {
+          rows(kind, key, row);
+        }
+      });
+  const std::string changed = rows.Take(), loose = LooseBytes(core);
+  if (draft_) {
+    draft_->bytes += also->Take() + changed;
+    AddIfNew(loose, draft_->written.loose, draft_->bytes);
   }
-  return to.Take();
+  std::string record = planning.Take() + changed;
+  AddIfNew(loose, written_.loose, record);
+  return record;
 }
 
 std::string CoreRows::Everything(Core& core) {
@@ -168,17 +196,22 @@ void CoreRows::BeginDraft(Core& core) {
   core.BeginWalk();
 }
 
-CoreRows::Part CoreRows::NextPart(Core& core, size_t rows) {
-  RowWriter to(&draft_->written.objects, &draft_->written.planning);
+CoreRows::Part CoreRows::NextPart(Core& core, size_t most) {
+  RowWriter rows;
+  PlanningWriter planning(&draft_->written.objects, &draft_->written.planning);
   Part part;
-  part.is_last = core.Walk(rows, [&](RowKind kind, const auto& key,
-                                     const auto* row) { to(kind, key, row); });
-  if (part.is_last) {
-    to.LooseIfNew(to.Bytes(core.Loose()), draft_->written.loose);
-  }
-  part.bytes = std::move(draft_->bytes) + to.Take();
+  part.is_last = core.Walk(
+      most, [&]<typename Row>(RowKind kind, const auto& key, const Row* row) {
+        if constexpr (kIsOfPlanning<Row>) {
+          planning(kind, key, row);
+        } else {
+          rows(kind, key, row);
+        }
+      });
+  part.bytes = std::move(draft_->bytes) + planning.Take() + rows.Take();
   draft_->bytes.clear();
   if (!part.is_last) return part;
+  AddIfNew(LooseBytes(core), draft_->written.loose, part.bytes);
   draft_->written.planning.KnowTold(written_.planning);
   written_ = std::move(draft_->written);
   draft_.reset();

@@ -60,10 +60,10 @@ class CoreRows {
     std::string bytes;
     bool is_last = false;
   };
-  // The next part, of about `rows` rows besides what changed. After the last
+  // The next part, of `most` rows besides what changed. After the last
   // one, changes are of the drafted checkpoint.
   // REQUIRES: drafting(), and nothing changed since Changes was asked.
-  Part NextPart(Core& core, size_t rows);
+  Part NextPart(Core& core, size_t most);
 
  private:
   // What a reader of the bytes knows by then.

@@ -15,11 +15,13 @@
 #include "absl/time/time.h"
 #include "daemon/state/field_types.h"
 #include "daemon/state/objects.h"
+#include "proto/base/status.h"
 
 namespace sluice::daemon {
 
 class FieldWriter {
  public:
+  // `objects`: null where nothing that is written names any.
   FieldWriter(std::string* to, Objects* objects) : to_(to), objects_(objects) {}
 
   template <typename T>
@@ -66,6 +68,7 @@ void FieldWriter::Element(const T& value) {
   } else if constexpr (std::floating_point<T>) {
     Fixed(value);
   } else if constexpr (kIsA<std::shared_ptr, T>) {
+    SLUICE_CHECK(objects_ != nullptr);
     Varint(value == nullptr ? 0 : objects_->Number(value, [&] {
       std::string bytes;
       FieldWriter(&bytes, objects_).Element(*value);
