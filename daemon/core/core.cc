@@ -231,10 +231,10 @@ void Core::BeginWalk() {
 }
 
 size_t Core::RowCount() {
-  size_t rows = 0;
+  size_t rows = sessions_.size();
   EachTable([&](auto& table, const auto&) { rows += table.size(); });
   for (const auto& [id, session] : sessions_) {
-    if (session.was_rank()) rows += 1 + session.history.requests().size();
+    if (session.was_rank()) rows += session.history.requests().size();
   }
   return rows;
 }

@@ -140,15 +140,16 @@ void Handover::Save(Core& core, absl::Time now) {
   }
   const std::string record = rows_.Changes(core);
   if (record.empty()) return;
+  const size_t room = state_->record_room();
   const absl::Status saved = state_->Append(record);
   if (absl::IsResourceExhausted(saved)) return SaveAll(core, now);
   if (!saved.ok()) return GiveUp(saved);
-  SaveNextPart(core, record.size(), now);
+  SaveNextPart(core, room - state_->record_room(), now);
 }
 
 // All at once takes as long as there are rows: some milliseconds, for which
-// every rank would wait. Half of the room that is left is for what a large
-// record leaves none for.
+// every rank would wait. Done by half of the room that is left, so that the
+// other half takes what is late, or larger than the records before it.
 void Handover::SaveNextPart(Core& core, size_t record, absl::Time now) {
   if (!rows_.drafting()) {
     if (!state_->IsHalfFull()) return;

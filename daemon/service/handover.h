@@ -124,8 +124,8 @@ class Handover {
   void DropLeft(const std::string& name, UniqueFd fd);
   absl::Status MakeState();
   void SaveAll(Core& core, absl::Time now);
-  // The next part of a checkpoint, beside a record of so many bytes, while one
-  // is due soon.
+  // The next part of a checkpoint, beside a record that took so many bytes,
+  // while one is due soon.
   void SaveNextPart(Core& core, size_t record, absl::Time now);
   void WaitUntilItFits(const absl::Status& why, absl::Time now);
   void GiveUp(const absl::Status& why);

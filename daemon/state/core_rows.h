@@ -4,9 +4,9 @@
 // checkpoint and the records after it, applied in order, are the core's rows as
 // they last were.
 //
-// A checkpoint can also be drafted in parts, between the events of a daemon
-// that nobody waits for: each part is some rows as they are then, and before
-// them what changed since the last part. It is what is called a fuzzy
+// A checkpoint can also be drafted in parts, some beside each event's changes,
+// so that no event takes long: each part is some rows as they are then, and
+// before them what changed since the last part. It is what is called a fuzzy
 // checkpoint: none of its parts is everything at one time, and all together are
 // everything as of the last one.
 //
@@ -60,7 +60,7 @@ class CoreRows {
     std::string bytes;
     bool is_last = false;
   };
-  // The next part, of `most` rows besides what changed. After the last
+  // The next part, of at most `most` rows besides what changed. After the last
   // one, changes are of the drafted checkpoint.
   // REQUIRES: drafting(), and nothing changed since Changes was asked.
   Part NextPart(Core& core, size_t most);

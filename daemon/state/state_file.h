@@ -30,7 +30,7 @@ namespace sluice::daemon {
 class StateFile {
  public:
   struct Sizes {
-    Bytes checkpoint = MiB(16);  // the largest one; there are two
+    Bytes checkpoint = MiB(18);  // the largest one; there are two
     Bytes records = MiB(4);      // of all between two checkpoints
   };
   struct Contents {

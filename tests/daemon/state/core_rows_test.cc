@@ -307,7 +307,9 @@ TEST(CoreRowsRecordTest, HasRoomForWhateverRanksAsk) {
     }
   }
   EXPECT_LT(CoreRows().Everything(node.core).size(),
-            StateFile::Sizes().checkpoint.size() / 4 * 3);
+            (StateFile::Sizes().checkpoint - CoreRows::kMostPlanning -
+             StateFile::Sizes().records / 2)
+                .size());
 }
 
 class DamagedTest : public ::testing::Test {
