@@ -65,8 +65,14 @@ class Core {
   Effects ProcessGone(SessionId id, Exit exit, absl::Time now);
 
   // --- what became of effects ----------------------------------------------
-  Effects ExtentMade(ExtentId id, absl::Time now);
-  Effects ExtentFailed(ExtentId id, const absl::Status& why, absl::Time now);
+  struct ExtentOutcome {
+    ExtentId extent;
+    absl::Status made;
+  };
+  // A lease may have thousands, and each event is saved: so all at once that
+  // are known at once.
+  Effects ExtentsMade(const std::vector<ExtentOutcome>& outcomes,
+                      absl::Time now);
   // A granted lease that did not leave, since its extents have no descriptors
   // that could be sent: it is refused after all, and nothing stays charged.
   Effects GrantNotSent(SessionId id, LeaseId lease, const absl::Status& why,

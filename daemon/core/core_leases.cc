@@ -77,20 +77,14 @@ void Core::Decide(const Ledger::Decided& decided, absl::Time now,
          effects);
 }
 
-Effects Core::ExtentMade(ExtentId id, absl::Time now) {
+Effects Core::ExtentsMade(const std::vector<ExtentOutcome>& outcomes,
+                          absl::Time now) {
   Effects effects;
-  if (const auto decided = ledger_.ExtentMade(id, now, effects)) {
-    Decide(*decided, now, effects);
-  }
-  Settle(now, effects);
-  return effects;
-}
-
-Effects Core::ExtentFailed(ExtentId id, const absl::Status& why,
-                           absl::Time now) {
-  Effects effects;
-  if (const auto decided = ledger_.ExtentFailed(id, why, now, effects)) {
-    Decide(*decided, now, effects);
+  for (const auto& [extent, made] : outcomes) {
+    const auto decided = made.ok()
+                             ? ledger_.ExtentMade(extent, now, effects)
+                             : ledger_.ExtentFailed(extent, made, now, effects);
+    if (decided) Decide(*decided, now, effects);
   }
   Settle(now, effects);
   return effects;

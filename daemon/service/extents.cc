@@ -131,16 +131,19 @@ void Extents::Tell(Tries made) {
   Pass(CrashPoint::kExtentPut);
   auto tell = [this, made = std::move(made)] {
     Pass(CrashPoint::kExtentStored);
-    for (const auto& [id, extent] : made) Record(id, extent);
+    Record(made);
   };
   if (handover_ != nullptr) return handover_->WhenKept(std::move(tell));
   loop_->Post(std::move(tell));
 }
 
-void Extents::Record(ExtentId id, absl::StatusOr<ExportedMemory> extent) {
-  const absl::Status status = extent.status();
-  if (status.ok()) extents_[id] = *std::move(extent);
-  made_(id, status);
+void Extents::Record(const Tries& made) {
+  std::vector<Core::ExtentOutcome> outcomes;
+  for (const auto& [id, extent] : made) {
+    if (extent.ok()) extents_[id] = *extent;
+    outcomes.push_back({id, extent.status()});
+  }
+  made_(outcomes);
 }
 
 absl::Status Extents::Adopt(ExtentId id, PoolId pool, Bytes size,
@@ -161,7 +164,7 @@ absl::Status Extents::Adopt(ExtentId id, PoolId pool, Bytes size,
 void Extents::AdoptMade(ExtentId id, PoolId pool, Bytes size, UniqueFd kept) {
   const absl::Status adopted = Adopt(id, pool, size, std::move(kept));
   if (!adopted.ok()) handover_->Drop(Handover::NameOf(id));
-  loop_->Post([this, id, adopted] { made_(id, adopted); });
+  loop_->Post([this, id, adopted] { made_({{id, adopted}}); });
 }
 
 void Extents::Abandon() {

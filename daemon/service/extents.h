@@ -22,6 +22,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "daemon/core/core.h"
 #include "daemon/core/types.h"
 #include "daemon/service/arena.h"
 #include "daemon/service/handover.h"
@@ -36,12 +37,12 @@ namespace sluice::daemon {
 
 class Extents {
  public:
-  using Made = std::function<void(ExtentId, absl::Status)>;
+  using Made = std::function<void(const std::vector<Core::ExtentOutcome>&)>;
 
   static constexpr absl::Duration kPatience = absl::Seconds(2);
 
   // `driver`, `arena`, `loop` and `handover` (null: none) outlive it; `made`
-  // runs on the loop's thread, when the extent is kept.
+  // runs on the loop's thread, when these extents are kept.
   Extents(device::Driver* driver, Arena* arena, Loop* loop, Handover* handover,
           Made made, absl::Duration patience = kPatience);
 
@@ -87,7 +88,7 @@ class Extents {
       std::vector<std::pair<ExtentId, absl::StatusOr<ExportedMemory>>>;
   // The loop, once what was made is kept for the next daemon.
   void Tell(Tries made);
-  void Record(ExtentId id, absl::StatusOr<ExportedMemory> extent);
+  void Record(const Tries& made);
 
   device::Driver* driver_;
   Arena* arena_;

@@ -122,9 +122,8 @@ void Service::MakeParts() {
   arena_ = std::make_unique<Arena>(options_.driver, ahead);
   extents_ = std::make_unique<Extents>(
       options_.driver, arena_.get(), loop_.get(), handover_.get(),
-      [this](ExtentId id, absl::Status status) {
-        Execute(status.ok() ? core_.ExtentMade(id, loop_->now())
-                            : core_.ExtentFailed(id, status, loop_->now()));
+      [this](const std::vector<Core::ExtentOutcome>& outcomes) {
+        Execute(core_.ExtentsMade(outcomes, loop_->now()));
       });
   outside_ = std::make_unique<OutsideWatch>(
       options_.driver, options_.node, loop_.get(), options_.clock,

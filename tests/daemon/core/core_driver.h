@@ -143,14 +143,18 @@ class CoreDriver {
     Run([&](Core& to) { return to.HoldersKnown(answers, clock.Now()); });
   }
   void MakeNext(absl::Status status = absl::OkStatus()) {
-    const ExtentId id = to_make.front();
-    to_make.erase(to_make.begin());
-    if (status.ok()) {
-      extents.insert(id);
-      Run([&](Core& to) { return to.ExtentMade(id, clock.Now()); });
-    } else {
-      Run([&](Core& to) { return to.ExtentFailed(id, status, clock.Now()); });
+    MakeNext(std::vector{std::move(status)});
+  }
+  // So many, told in one event.
+  void MakeNext(const std::vector<absl::Status>& made) {
+    std::vector<Core::ExtentOutcome> outcomes;
+    for (const absl::Status& status : made) {
+      const ExtentId id = to_make.front();
+      to_make.erase(to_make.begin());
+      if (status.ok()) extents.insert(id);
+      outcomes.push_back({id, status});
     }
+    Run([&](Core& to) { return to.ExtentsMade(outcomes, clock.Now()); });
   }
 
   void operator()(const MakeExtent& e) { to_make.push_back(e.id); }

@@ -181,10 +181,17 @@ void CoreStory::EndProcess(const Instruction& in) {
 }
 
 void CoreStory::Make(const Instruction& in) {
-  for (uint32_t n = in.a % 6; n > 0 && !node_.to_make.empty(); --n) {
-    node_.MakeNext((in.b >> n) % 20 == 0
+  std::vector<absl::Status> made;
+  for (uint32_t n = in.a % 6; n > 0 && made.size() < node_.to_make.size();
+       --n) {
+    made.push_back((in.b >> n) % 20 == 0
                        ? absl::ResourceExhaustedError("no memory")
                        : absl::OkStatus());
+  }
+  if (in.c % 2 == 0) {
+    node_.MakeNext(made);
+  } else {
+    for (const absl::Status& status : made) node_.MakeNext(status);
   }
   NoteGrants();
 }

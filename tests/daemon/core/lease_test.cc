@@ -12,6 +12,7 @@ namespace {
 using sluice::testing::IsOk;
 using sluice::testing::StatusIs;
 using ::testing::HasSubstr;
+using ::testing::SizeIs;
 
 std::vector<ExtentId> Ids(const GrantedReply& lease) {
   std::vector<ExtentId> ids;
@@ -172,6 +173,23 @@ TEST(Lease, OneExtentThatCannotBeMadeRefusesTheWholeLease) {
   EXPECT_EQ(node.core.pool(Gpu(0)).leased, Bytes(0));
   // What could be made is not lost.
   EXPECT_EQ(node.core.pool(Gpu(0)).kept, MiB(8));
+}
+
+TEST(Lease, IsDecidedByAllThatIsToldAtOnce) {
+  CoreDriver node;
+  node.make_at_once = false;
+  const SessionId a = node.Attach("a", 0), b = node.Attach("b", 0);
+  EXPECT_FALSE(node.Ask(a, LeaseRequest{Gpu(0), MiB(8)}, RequestId(500)));
+  EXPECT_FALSE(node.Ask(b, LeaseRequest{Gpu(0), MiB(8)}, RequestId(501)));
+  node.MakeNext({absl::OkStatus(), absl::OkStatus(), absl::OkStatus(),
+                 absl::ResourceExhaustedError("Create: no memory")});
+  EXPECT_THAT(
+      std::get<GrantedReply>(node.replies.at({a, RequestId(500)})).slices,
+      SizeIs(2));
+  EXPECT_THAT(std::get<absl::Status>(node.replies.at({b, RequestId(501)})),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("Create: no memory")));
+  EXPECT_EQ(node.core.pool(Gpu(0)).leased, MiB(8));
 }
 
 TEST(Lease, DeathWhileExtentsAreMadeLosesNothing) {

@@ -46,14 +46,9 @@ class ExtentsTest : public ::testing::Test {
     ASSERT_THAT(loop, IsOk());
     loop_ = *std::move(loop);
     arena_ = std::make_unique<Arena>(driver_.get(), Arena::Options());
-    extents_ = std::make_unique<Extents>(
-        driver_.get(), arena_.get(), loop_.get(), /*handover=*/nullptr,
-        [this](ExtentId, absl::Status status) {
-          const MutexLock lock(mutex_);
-          made_.push_back(std::move(status));
-          more_.NotifyOne();
-        },
-        kPatience);
+    extents_ =
+        std::make_unique<Extents>(driver_.get(), arena_.get(), loop_.get(),
+                                  /*handover=*/nullptr, Note(), kPatience);
     thread_ = std::thread([this] { loop_->Run(); });
   }
 
@@ -74,6 +69,13 @@ class ExtentsTest : public ::testing::Test {
     ASSERT_TRUE(loop_->Call(work, absl::Seconds(10)));
   }
 
+  Extents::Made Note() {
+    return [this](const std::vector<Core::ExtentOutcome>& outcomes) {
+      const MutexLock lock(mutex_);
+      for (const auto& [extent, made] : outcomes) made_.push_back(made);
+      more_.NotifyOne();
+    };
+  }
   // What came of the first `count` that were asked for.
   std::vector<absl::Status> Made(size_t count) {
     const auto deadline = CondVar::Deadline(absl::Seconds(10));
@@ -110,11 +112,7 @@ TEST_F(ExtentsTest, WhatWasMadeAheadMakesRoomForAnotherSize) {
       driver_.get(),
       {.nodes = {NumaIndex(0)}, .ready = kHostMemory, .extent = kExtent});
   Extents extents(driver_.get(), &arena, loop_.get(), /*handover=*/nullptr,
-                  [this](ExtentId, absl::Status status) {
-                    const MutexLock lock(mutex_);
-                    made_.push_back(std::move(status));
-                    more_.NotifyOne();
-                  });
+                  Note());
   const absl::Time end = absl::Now() + absl::Seconds(10);
   while (arena.ready(NumaIndex(0)) < kHostMemory && absl::Now() < end) {
     absl::SleepFor(absl::Milliseconds(1));
@@ -256,11 +254,7 @@ TEST_F(ExtentsTest, OneThatCannotBeKeptEndsTheKeeping) {
                               device::SimNode::Open(directory_.path()));
   ASSERT_THAT(node->FailCall("Keep", 1), IsOk());
   Extents extents(driver_.get(), arena_.get(), loop_.get(), handover.get(),
-                  [this](ExtentId, absl::Status status) {
-                    const MutexLock lock(mutex_);
-                    made_.push_back(std::move(status));
-                    more_.NotifyOne();
-                  });
+                  Note());
   EXPECT_TRUE(handover->keeps());
   OnLoop([&] { extents.Make(ExtentId(1), kGpu, kExtent); });
   while (store.Next(/*wait_ms=*/500)) {

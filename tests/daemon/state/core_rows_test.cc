@@ -80,7 +80,7 @@ class LastActs {
     core_.CheckInvariants();
     for (const Effect& effect : effects) {
       if (const auto* make = std::get_if<MakeExtent>(&effect)) {
-        Do(core_.ExtentMade(make->id, now_));
+        Do(core_.ExtentsMade({{make->id, absl::OkStatus()}}, now_));
       } else if (const auto* ask = std::get_if<AskHolders>(&effect)) {
         std::vector<Core::HolderAnswer> answers;
         for (ExtentId id : ask->extents) answers.push_back({id, Held::kNo});
@@ -252,6 +252,24 @@ TEST(CoreRowsRecordTest, IsAsLongAsWhatChanged) {
   EXPECT_GT(one, 0);
   EXPECT_LT(one, all / 16);
   EXPECT_EQ(rows.Changes(node.core), "");
+}
+
+// Wrong once: each extent of a lease was an event, whose record had all of the
+// lease's.
+TEST(CoreRowsRecordTest, ExtentsThatAreMadeTogetherAreOneRecord) {
+  NodeConfig config = SmallNode();
+  config.extent.gpu = KiB(64);
+  CoreDriver node(config);
+  node.make_at_once = false;
+  CoreRows rows;
+  const SessionId rank = node.Attach("job", 0);
+  EXPECT_FALSE(node.Ask(rank, LeaseRequest{Gpu(0), MiB(16)}));
+  const size_t all = rows.Everything(node.core).size();
+  size_t records = 0;
+  node.watch = [&](Core& core) { records += rows.Changes(core).size(); };
+  node.MakeNext(std::vector(node.to_make.size(), absl::OkStatus()));
+  EXPECT_GT(records, 256 * 4);
+  EXPECT_LT(records, 2 * all);
 }
 
 // Wrong once: every rank of a node waited while all replies to all were written
