@@ -213,8 +213,8 @@ class Core {
   void TouchAll();
   // All rows from here on, some at a time, while they change (Table::Walk).
   void BeginWalk();
-  // visit(kind, key, row) of `left` more; the sessions' replies come last, some
-  // of a session at a time. True: there are no more.
+  // visit(kind, key, row) of at most `left` more; the sessions' replies come
+  // last, some of a session at a time. True: there are no more.
   template <typename Visit>
   bool Walk(size_t left, Visit visit);
   // As many as a walk has now.

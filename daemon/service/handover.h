@@ -118,6 +118,7 @@ class Handover {
  private:
   // Saving all that does not fit costs milliseconds each time.
   static constexpr absl::Duration kTryAgain = absl::Seconds(1);
+
   Handover(Post post, Close close, StateFile::Sizes sizes)
       : post_(std::move(post)), close_(std::move(close)), sizes_(sizes) {}
   // Ends keeping it, and closes it.
