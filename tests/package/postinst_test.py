@@ -23,6 +23,7 @@ class Postinst(unittest.TestCase):
         self.calls = self.folder / "calls"
         for name in CALLED:
             self.answer(name, "exit 0")
+        self.running()
 
     def answer(self, name, script):
         program = self.folder / name
@@ -30,12 +31,17 @@ class Postinst(unittest.TestCase):
                            f"{script}\n", encoding="ascii")
         program.chmod(0o755)
 
+    def running(self, more=""):
+        """The service runs, and systemd says more of it."""
+        self.answer("systemctl", "echo ActiveState=active\n" + more)
+
     def script(self, name, *words):
         """Runs it as where systemd has booted, in a folder of the test's own."""
         text = (SCRIPTS / name).read_text(encoding="ascii")
         for path in "/run/systemd/system", "/usr/lib/systemd/system", "/run":
             self.assertIn(path, text)
             text = text.replace(path, str(self.folder))
+        text = text.replace("/usr/sbin", str(self.folder))
         done = subprocess.run(
             ["sh", "-c", text, name, *words],
             env={"PATH": f"{self.folder}:{os.environ['PATH']}"},
@@ -55,7 +61,7 @@ class Postinst(unittest.TestCase):
         os.utime(path, (1, 1))
         self.script("preinst", "upgrade", "0.1.0")
         path.write_text(next_unit, encoding="ascii")
-        self.answer("systemctl", f"test $(stat -c %Y {path}) = 1 && echo no")
+        self.running(f"test $(stat -c %Y {path}) = 1 && echo NeedDaemonReload=no")
         _, calls = self.configure("0.1.0")
         self.assertEqual(list(self.folder.glob("*.earlier")), [])
         return calls
@@ -68,7 +74,21 @@ class Postinst(unittest.TestCase):
     def test_an_upgrade_restarts_it_after_asking(self):
         _, calls = self.configure("0.1.0")
         asked = calls.index("--check-state")
-        self.assertLess(asked, calls.index("try-restart sluiced.service"))
+        self.assertLess(asked, calls.index("systemctl try-restart sluiced.service"))
+
+    def test_an_upgrade_asks_the_policy_of_a_machine_that_has_one(self):
+        (self.folder / "policy-rc.d").touch()
+        _, calls = self.configure("0.1.0")
+        self.assertIn("deb-systemd-invoke try-restart sluiced.service", calls)
+
+    def test_links_are_made_again_only_for_another_unit(self):
+        self.assertIn("deb-systemd-helper enable", self.upgrade("one", "another"))
+        self.calls.unlink()
+        self.assertNotIn("deb-systemd-helper", self.upgrade("one", "one"))
+
+    def test_links_are_made_by_a_first_installation(self):
+        _, calls = self.configure()
+        self.assertIn("deb-systemd-helper enable", calls)
 
     def test_units_are_read_again_if_ours_is_another(self):
         self.assertIn("daemon-reload", self.upgrade("one", "another"))
@@ -79,7 +99,7 @@ class Postinst(unittest.TestCase):
         path.write_text("one", encoding="ascii")
         self.script("preinst", "upgrade", "0.1.0")
         path.write_text("an earlier one", encoding="ascii")
-        self.answer("systemctl", "echo no")
+        self.running("echo NeedDaemonReload=no")
         _, calls = self.configure("0.1.0")
         self.assertIn("daemon-reload", calls)
 
@@ -94,7 +114,7 @@ class Postinst(unittest.TestCase):
         self.assertNotIn("stop", calls)
 
     def test_one_that_was_stopped_stays_stopped(self):
-        self.answer("systemctl", 'test "$2" != is-active')
+        self.answer("systemctl", "echo ActiveState=inactive")
         _, calls = self.configure("0.1.0")
         self.assertNotIn("restart", calls)
         self.assertNotIn("deb-systemd-invoke", calls)
