@@ -1,57 +1,67 @@
 #!/usr/bin/env python3
 """bench-upgrade: how long a training step becomes while the daemon under it is
-restarted, killed, upgraded and downgraded.
+restarted, upgraded and downgraded, and how long a session waits for a new one.
 
     upgrade.py --bin DIR --json FILE
 
-It runs tests/package/rootfs_test.py, which installs the packages into a Debian
-of their own and boots systemd there, and reads what that prints. Needs root.
+It runs upgrade_rounds.py, which installs the packages into a Debian of their own
+and boots systemd there, and reads what that prints. Needs root.
 """
 
 import os
 import re
+import statistics
 
 import figures
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-TEST = os.path.join(HERE, "../package/rootfs_test.py")
+ROUNDS = os.path.join(os.path.dirname(os.path.abspath(__file__)),
+                      "upgrade_rounds.py")
 # What the issue names; the others are shown beside them.
-TARGET_MS = {"upgrade": 100, "downgrade": 100}
-LINE = re.compile(r"^(?P<way>[\w ]+): .*longest step is (?P<ms>-?\d+) ms over "
-                  r"the median", re.M)
+STEP_MS = {"upgrade": 100, "downgrade": 100}
+REPLY_MS = {"median": 100, "latest": 250}
+STEP = re.compile(r"^\d+ of \d+, (?P<way>\w+): the longest step is (?P<ms>-?\d+) "
+                  r"ms over the median$", re.M)
+REPLY = re.compile(r"^first reply after a kill: median (?P<median>[\d.]+) ms, "
+                   r"latest (?P<latest>[\d.]+) ms of (?P<kills>.+)$", re.M)
 
 
-def name_of(way):
+def step_name(way):
     return "longest step, " + way
 
 
-def entry(way, milliseconds):
-    return {"name": name_of(way), "value": milliseconds,
-            "unit": "ms over the median",
-            "target": TARGET_MS.get(way.rstrip(" 0123456789")),
-            "better": "lower",
-            "detail": "of a run of two ranks, which have the cores before dpkg "
-                      "has; its losses are bit-identical to an undisturbed "
-                      "run's, or the test fails"}
+def reply_name(which):
+    return "first reply, " + which
 
 
-def entries(printed):
-    """Ways that come again are numbered."""
-    found, times = [], {}
-    for match in LINE.finditer(printed):
-        way = match["way"].replace("_", " ")
-        times[way] = times.get(way, 0) + 1
-        if times[way] > 1:
-            way += f" {times[way]}"
-        found.append(entry(way, float(match["ms"])))
-    return found
+def step_row(way, milliseconds):
+    """Of the longest steps of all rounds the median one; the longest in words."""
+    target = STEP_MS.get(way)
+    over = sum(ms > target for ms in milliseconds) if target else 0
+    return {"name": step_name(way), "value": statistics.median(milliseconds),
+            "unit": "ms over the median", "target": target, "better": "lower",
+            "detail": f"median of {len(milliseconds)} times, "
+                      f"{min(milliseconds):.0f} to {max(milliseconds):.0f}"
+                      + (f"; {over} over the target" if target else "")}
+
+
+def rows(printed):
+    steps = {}
+    for match in STEP.finditer(printed):
+        steps.setdefault(match["way"], []).append(float(match["ms"]))
+    return ([step_row(way, milliseconds) for way, milliseconds in steps.items()]
+            + [{"name": reply_name(which), "value": float(match[which]),
+                "unit": "ms", "target": target, "better": "lower",
+                "detail": "of " + match["kills"]}
+               for match in REPLY.finditer(printed)
+               for which, target in REPLY_MS.items()])
 
 
 def main():
     arguments = figures.arguments(__doc__)
     build = os.path.dirname(os.path.abspath(arguments.bin))
-    printed = figures.printed_by(TEST, build)
-    figures.write(entries(printed), map(name_of, TARGET_MS), arguments.json)
+    printed = figures.printed_by(ROUNDS, build)
+    needed = [*map(step_name, STEP_MS), *map(reply_name, REPLY_MS)]
+    figures.write(rows(printed), needed, arguments.json)
 
 
 if __name__ == "__main__":

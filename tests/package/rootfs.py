@@ -134,7 +134,7 @@ class Inside:
         shutil.copy(path, self.root + where)
 
     def install(self, deb):
-        shutil.copy(deb, self.root + "/root")
+        """One that was put into /root: the copy would take a core from a run."""
         self.run("dpkg", "-i", "/root/" + os.path.basename(deb))
 
     def wait_for_boot(self):

@@ -1,0 +1,53 @@
+#!/usr/bin/env python3
+"""A run of two ranks whose daemon is restarted, upgraded and downgraded again and
+again: upgrade_rounds.py BUILD
+
+Says of each how much longer than the median the longest step beside it was, and
+the same of as long a time in which nothing was done; then how long a session
+waits for the first reply of the next daemon after one that was killed.
+"""
+
+import os
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)),
+                                "../package"))
+import booted  # noqa: E402
+import first_reply  # noqa: E402
+from service import Service  # noqa: E402
+from training_run import Run, is_as_undisturbed  # noqa: E402
+
+ROUNDS = 5
+# As long as an upgrade takes.
+NOTHING_S = 0.5
+
+
+class Rounds(Service):
+    def beside_nothing(self, run_):
+        run_.goes_on(1)
+        done = len(run_.steps())
+        time.sleep(NOTHING_S)
+        run_.goes_on()
+        return run_.longest_beyond_median(done)
+
+    def round(self, run_):
+        yield "nothing", self.beside_nothing(run_)
+        for way in self.restart, self.upgrade, self.downgrade:
+            yield way.__name__, self.longest_step_beside(run_, way)
+
+    def all(self):
+        self.inside.wait_for_boot()
+        self.install()
+        run_ = Run(self.build, self.work, "disturbed")
+        run_.goes_on()
+        for number in range(1, ROUNDS + 1):
+            for way, longest in self.round(run_):
+                print(f"{number} of {ROUNDS}, {way}: the longest step is "
+                      f"{longest:.0f} ms over the median", flush=True)
+        is_as_undisturbed(self.build, self.work, run_)
+        first_reply.measured(self)
+
+
+if __name__ == "__main__":
+    booted.main(__file__, Rounds)

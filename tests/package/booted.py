@@ -1,0 +1,98 @@
+"""Runs a check in a Debian of its own that has this build's packages beside it:
+what a test of the packages is started with."""
+
+import glob
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+
+import rootfs
+from installed import run
+
+NEXT_VERSION = "9.9.9"
+
+
+def in_namespaces(make_check, build, work):
+    rootfs.boot(work + "/rootfs")
+    if os.fork() == 0:
+        check = make_check(build, work)
+        try:
+            check.all()
+            print("PASSED", flush=True)
+        except BaseException:  # pylint: disable=broad-except
+            traceback.print_exc()
+            try:
+                check.journal()
+            finally:
+                print("FAILED", flush=True)
+        os._exit(0)
+    rootfs.become_systemd(work + "/rootfs")
+
+
+def replace_daemon(deb, program):
+    """The package's sluiced is this one."""
+    with tempfile.TemporaryDirectory() as tree:
+        run("dpkg-deb", "-R", deb, tree)
+        shutil.copy(program, tree + "/usr/bin/sluiced")
+        run("dpkg-deb", "--root-owner-group", "-Znone", "-b", tree, deb)
+
+
+def prepare(build, work):
+    quick = ["cpack", "-D", "CPACK_DEBIAN_COMPRESSION_TYPE=none"]
+    run(*quick, "-B", work + "/debs", cwd=build)
+    run(*quick, "-B", work + "/next", "-D", "CPACK_COMPONENTS_ALL=daemon",
+        "-D", "CPACK_PACKAGE_VERSION=" + NEXT_VERSION, cwd=build)
+    [deb] = glob.glob(work + "/next/*.deb")
+    # As all of a package's programs are.
+    run("strip", "-o", work + "/sluiced-next", build + "/bin/sluiced-next")
+    replace_daemon(deb, work + "/sluiced-next")
+    debs = glob.glob(work + "/debs/*.deb")
+    assert len(debs) == 4, debs
+    rootfs.make(work + "/rootfs", rootfs.what_they_need(debs),
+                work + "/apt.conf")
+
+
+def skips():
+    return os.geteuid() != 0 and not os.environ.get("CI")
+
+
+def main(script, make_check):
+    """Runs the check's `all` in a booted Debian; `script` calls this."""
+    if sys.argv[1] == "--inside":
+        in_namespaces(make_check, *sys.argv[2:])
+    if skips():
+        print("skipped: making and booting a Debian needs root")
+        sys.exit(77)
+    # What is booted goes then, too, and its folder.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    build, made = os.path.abspath(sys.argv[1]), sys.argv[2:]
+    # Below the build, as /tmp and /run become the new Debian's.
+    with tempfile.TemporaryDirectory(dir=build, prefix="rootfs-") as work:
+        os.chmod(work, 0o755)
+        if made:
+            run("cp", "-a", made[0] + "/.", work)
+        else:
+            prepare(build, work)
+        passed = False
+        before = rootfs.cgroups()
+        with subprocess.Popen(
+                ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc",
+                 "--mount", "--cgroup", "--uts", "--ipc", "--net",
+                 sys.executable, os.path.abspath(script), "--inside", build,
+                 work],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True) as booted:
+            try:
+                for line in booted.stdout:
+                    print(line, end="", flush=True)
+                    passed = line == "PASSED\n"
+                    if passed or line == "FAILED\n":
+                        break  # its systemd has the pipe too
+            finally:
+                booted.kill()  # its systemd goes with it, and all it started
+        rootfs.remove_cgroups(but=before)
+    sys.exit(0 if passed else 1)

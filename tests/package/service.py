@@ -1,0 +1,128 @@
+"""The installed service in the booted Debian, and what can be done to it under a
+run."""
+
+import filecmp
+import glob
+import json
+import os
+import signal
+
+import booted
+import rootfs
+from installed import run
+from rootfs import wait_until
+
+CONFIG = "/etc/sluice/sluiced.toml"
+# However often it is killed.
+NEVER_FROZEN = "[restart]\nfreeze_after = 0\n"
+
+
+class Service:
+    def __init__(self, build, work):
+        self.build, self.work = build, work
+        self.inside = rootfs.Inside(work + "/rootfs")
+        [deb] = glob.glob(work + "/debs/sluice-daemon_*.deb")
+        self.version = run("dpkg-deb", "-f", deb, "Version").strip()
+        self.installed = self.version
+        self.shipped = None
+
+    def serves(self):
+        """With all that it is told; its pid."""
+        def there():
+            return (self.inside.show("ActiveState") == "active"
+                    and self.inside.show("StatusText") == "serving"
+                    and int(self.inside.show("MainPID")))
+        return wait_until(there, 60, "sluiced serves")
+
+    def install(self):
+        """All packages but what programs are built with; the daemon's pid."""
+        debs = sorted(glob.glob(self.work + "/debs/*.deb"))
+        for deb in debs + glob.glob(self.work + "/next/*.deb"):
+            self.inside.put(deb, "/root")
+        for deb in debs:
+            if "-dev" not in deb:
+                self.inside.install(deb)
+        with open(self.inside.root + CONFIG, encoding="ascii") as file:
+            self.shipped = file.read()
+        return self.serves()
+
+    def configure(self, more):
+        """From the next daemon on: as shipped, and that."""
+        with open(self.inside.root + CONFIG, "w", encoding="ascii") as file:
+            file.write(self.shipped + more)
+
+    def longest_step_beside(self, run_, way):
+        """Does that to the daemon under a run, which goes on: by how much the
+        longest step until then is over the median, in ms. `way` is given the pid,
+        and afterwards the service is another process."""
+        before = self.serves()
+        # What looks at systemd takes a core from a rank: not in the steps that are
+        # measured.
+        run_.goes_on(1)
+        done = len(run_.steps())
+        way(before)
+        run_.goes_on()
+        wait_until(lambda: self.serves() != before, 60, way.__name__)
+        self.is_what_is_installed()
+        return run_.longest_beyond_median(done)
+
+    def restart(self, _):
+        self.inside.run("systemctl", "restart", "sluiced")
+
+    def reload(self, _):
+        self.inside.run("systemctl", "reload", "sluiced")
+
+    def kill(self, pid):
+        os.kill(pid, signal.SIGKILL)
+
+    def stand_still(self, pid):
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: not os.path.exists(f"/proc/{pid}"), 30,
+                   "the watchdog ends it")
+        assert "Watchdog timeout" in self.inside.run(
+            "journalctl", "--no-pager", "-u", "sluiced")
+
+    def misconfigure(self, pid):
+        """Its configuration is refused, so often that it freezes."""
+        self.configure("[nonsense]\n")
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: self.inside.show("StatusText").startswith("frozen: "),
+                   30, "it is frozen")
+        assert "nonsense" in self.inside.show("StatusText")
+        self.configure("")
+        self.inside.run("systemctl", "restart", "sluiced")
+
+    def upgrade(self, _):
+        self.becomes(self.work + "/next/*.deb", booted.NEXT_VERSION)
+
+    def downgrade(self, _):
+        self.becomes(self.work + "/debs/sluice-daemon_*.deb", self.version)
+
+    def becomes(self, pattern, version):
+        [deb] = glob.glob(pattern)
+        self.inside.install(deb)
+        self.installed = version
+
+    def is_what_is_installed(self):
+        """Also what runs."""
+        exe = os.readlink(f"/proc/{self.serves()}/exe")
+        assert "deleted" not in exe, exe
+        version = self.inside.run("dpkg-query", "-W", "-f", "${Version}",
+                                  "sluice-daemon")
+        assert version == self.installed, version
+        assert (self.installed == booted.NEXT_VERSION) == filecmp.cmp(
+            self.inside.root + "/usr/bin/sluiced", self.work + "/sluiced-next",
+            shallow=False)
+
+    def pools(self):
+        status = json.loads(self.inside.run("sluicectl", "--admin", "status",
+                                            "--json"))
+        return status["gpus"] + status["host"]
+
+    def leased(self):
+        return sum(pool["leased_bytes"] for pool in self.pools())
+
+    def journal(self):
+        print(self.inside.run("journalctl", "--no-pager", "-n", "60",
+                              "-u", "sluiced"))
+        print(self.inside.run("systemctl", "--no-pager", "status", "sluiced"))

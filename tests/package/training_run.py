@@ -1,0 +1,90 @@
+"""A training run beside the booted Debian: two ranks on its daemon."""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+
+from rootfs import wait_until
+
+TRAIN = ("--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 --chunk 64 "
+         "--ranks 2 --seq-len 777 --steps 100000 --seed 3 --hbm 24MiB").split()
+
+
+def steps_in(log):
+    """The lines of a run's log that have a loss; whole ones."""
+    if not os.path.exists(log):
+        return []
+    with open(log, encoding="utf-8") as file:
+        lines = [json.loads(line) for line in file if line.endswith("\n")]
+    return [line for line in lines if "loss" in line]
+
+
+def comes_first(words, **options):
+    """Starts a process that has the cores before whatever else wants them. Its two
+    ranks keep both of this machine's busy, and what an upgrade computes would be
+    taken from them; a node has others for it. The kernel shares the cores between
+    sessions first (sched(7), autogroup), so that `nice` alone counts only within
+    the run's own."""
+    process = subprocess.Popen(["nice", "-n", "-20", *words],
+                               start_new_session=True, **options)
+    group = f"/proc/{process.pid}/autogroup"
+    if os.path.exists(group):
+        with open(group, "w", encoding="ascii") as file:
+            file.write("-20")
+    return process
+
+
+class Run:
+    """A sluice-train of two ranks, outside of the Debian but with its /run."""
+
+    def __init__(self, build, folder, name):
+        self.log = f"{folder}/{name}.jsonl"
+        text = folder + "/text"
+        with open(text, "w", encoding="ascii") as file:
+            file.write("The quick brown fox jumps over the lazy dog. " * 2000)
+        with open(f"{folder}/{name}.err", "w", encoding="utf-8") as err:
+            self.process = comes_first(
+                [build + "/bin/sluice-train", "train", *TRAIN, "--job", name,
+                 "--data", text, "--log-jsonl", self.log],
+                stdout=subprocess.DEVNULL, stderr=err)
+        self.err = err.name
+
+    def steps(self):
+        return steps_in(self.log)
+
+    def losses(self):
+        return [step["loss"] for step in self.steps()]
+
+    def longest_beyond_median(self, since):
+        """Of its steps from number `since` on, in ms."""
+        seconds = [step["seconds"] for step in self.steps()]
+        return 1000 * (max(seconds[since:]) - statistics.median(seconds))
+
+    def goes_on(self, steps=3):
+        """It ends so many more steps."""
+        wanted = len(self.losses()) + steps
+
+        def there():
+            if self.process.poll() is not None:
+                with open(self.err, encoding="utf-8") as file:
+                    raise AssertionError("the run ended:\n" + file.read())
+            return len(self.losses()) >= wanted
+        wait_until(there, 90, f"{steps} more steps of the run")
+
+    def end(self):
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(60)
+
+
+def is_as_undisturbed(build, folder, disturbed):
+    """Ends it; its losses are bit by bit those of a run without disturbance."""
+    disturbed.end()
+    losses = disturbed.losses()
+    calm = Run(build, folder, "undisturbed")
+    calm.goes_on(len(losses))
+    calm.end()
+    assert calm.losses()[:len(losses)] == losses, "the losses differ"
+    print(f"{len(losses)} steps, bit for bit those of an undisturbed run",
+          flush=True)
