@@ -26,7 +26,7 @@ REPLY = re.compile(r"^first reply after a kill: median (?P<median>[\d.]+) ms, "
 
 
 def step_name(way):
-    return "longest step, " + way
+    return "longest step, " + way.replace("_", " ")
 
 
 def reply_name(which):

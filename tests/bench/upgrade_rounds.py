@@ -3,7 +3,8 @@
 again: upgrade_rounds.py BUILD
 
 Says of each how much longer than the median the longest step beside it was, and
-the same of as long a time in which nothing was done; then how long a session
+the same of as long a time in which nothing was done, or systemd only read its
+units again; then how long a session
 waits for the first reply of the next daemon after one that was killed.
 """
 
@@ -20,19 +21,29 @@ from training_run import Run, is_as_undisturbed  # noqa: E402
 
 ROUNDS = 5
 # As long as an upgrade takes.
-NOTHING_S = 0.5
+UPGRADE_S = 2.5
 
 
 class Rounds(Service):
-    def beside_nothing(self, run_):
+    def longest_step_with_the_same(self, run_, way):
+        """The daemon goes on."""
         run_.goes_on(1)
         done = len(run_.steps())
-        time.sleep(NOTHING_S)
+        way()
+        time.sleep(UPGRADE_S)
         run_.goes_on()
         return run_.longest_beyond_median(done)
 
+    def nothing(self):
+        pass
+
+    def reload_units(self):
+        """What an upgrade does besides whose unit is another than the earlier."""
+        self.inside.run("systemctl", "daemon-reload")
+
     def round(self, run_):
-        yield "nothing", self.beside_nothing(run_)
+        for way in self.nothing, self.reload_units:
+            yield way.__name__, self.longest_step_with_the_same(run_, way)
         for way in self.restart, self.upgrade, self.downgrade:
             yield way.__name__, self.longest_step_beside(run_, way)
 

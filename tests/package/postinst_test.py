@@ -11,7 +11,7 @@ import unittest
 SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "deploy/package/debian"
 # What the script calls. Each notes how it was called.
 CALLED = ("systemd-sysusers", "deb-systemd-helper", "systemd-tmpfiles",
-          "systemctl", "deb-systemd-invoke", "sluiced")
+          "systemctl", "deb-systemd-invoke", "sluiced", "sleep")
 
 
 class Postinst(unittest.TestCase):
@@ -76,15 +76,32 @@ class Postinst(unittest.TestCase):
         asked = calls.index("--check-state")
         self.assertLess(asked, calls.index("systemctl try-restart sluiced.service"))
 
+    def test_an_upgrade_comes_in_parts(self):
+        """What dpkg does, what is asked before the restart, and the restart, each in
+        steps of its own; nobody waits where no job can run."""
+        calls = self.upgrade("one", "another").splitlines()
+        [first, second] = [i for i, call in enumerate(calls)
+                           if call.startswith("sleep ")]
+        self.assertLess(first, calls.index("systemctl --system daemon-reload"))
+        self.assertIn("--check-state", calls[second - 1])
+        self.assertIn("try-restart", calls[second + 1])
+        self.calls.unlink()
+        self.assertNotIn("sleep", self.configure()[1])
+        self.answer("systemctl", "echo ActiveState=inactive")
+        self.assertNotIn("sleep", self.configure("0.1.0")[1])
+
     def test_an_upgrade_asks_the_policy_of_a_machine_that_has_one(self):
         (self.folder / "policy-rc.d").touch()
         _, calls = self.configure("0.1.0")
         self.assertIn("deb-systemd-invoke try-restart sluiced.service", calls)
 
-    def test_links_are_made_again_only_for_another_unit(self):
-        self.assertIn("deb-systemd-helper enable", self.upgrade("one", "another"))
-        self.calls.unlink()
-        self.assertNotIn("deb-systemd-helper", self.upgrade("one", "one"))
+    def test_links_are_made_again_only_for_others(self):
+        one, other = ("[Service]\n[Install]\nWantedBy=" + target
+                      for target in ("one", "other"))
+        self.assertIn("deb-systemd-helper enable", self.upgrade(one, other))
+        for same in one, "# Changed.\n" + one:
+            self.calls.unlink()
+            self.assertNotIn("deb-systemd-helper", self.upgrade(one, same))
 
     def test_links_are_made_by_a_first_installation(self):
         _, calls = self.configure()
