@@ -17,6 +17,7 @@ import running_sluiced  # pylint: disable=wrong-import-position
 
 SLUICECTL = sys.argv.pop()
 SLUICED = sys.argv.pop()
+SUDO = "" if os.geteuid() == 0 else "sudo "
 
 
 class Doctor(unittest.TestCase):
@@ -89,7 +90,7 @@ class Doctor(unittest.TestCase):
         os.chmod(self.run_dir + "/admin.sock", 0o666)
         wide = self.found()["admin socket"]
         self.assertEqual(wide["health"], "problem")
-        mend = wide["fix"].removeprefix("sudo ")
+        mend = wide["fix"].removeprefix(SUDO)
         subprocess.run(mend, shell=True, check=True)
         self.assertEqual(self.found()["admin socket"]["health"], "ok")
 
@@ -98,9 +99,19 @@ class Doctor(unittest.TestCase):
         daemon.send_signal(signal.SIGSTOP)
         found = self.found()
         self.assertEqual(found["daemon"]["fix"],
-                         f"sudo kill -CONT {daemon.pid}")
+                         f"{SUDO}kill -CONT {daemon.pid}")
         daemon.send_signal(signal.SIGCONT)
         self.assertEqual(self.found()["daemon"]["health"], "ok")
+
+    def test_what_is_to_be_started_again_is_given_what_it_was(self):
+        """Of a daemon whose words are its own, and from any folder."""
+        folder, name = os.path.split(self.config)
+        self.config = name
+        daemon = self.start(cwd=folder)
+        self.assertEqual(
+            self.found()["store"]["fix"],
+            f"{SUDO}kill {daemon.pid} && sleep 1 && {SUDO}sluiced-keeper "
+            f"--runtime-dir {self.run_dir} -- --config {folder}/{name}")
 
     def test_it_is_a_line_per_check_for_people(self):
         done = self.doctor()

@@ -264,6 +264,36 @@ TEST(Doctor, WithoutSystemdTheCommandsAreOthers) {
             "/run/sluice");
 }
 
+// A keeper that was started as the doctor said had a daemon without its
+// budgets.
+TEST(Doctor, WhoStartsADaemonAgainGivesItWhatItWasGiven) {
+  const auto fix = [](std::vector<std::string> command) {
+    Facts facts = Kept();
+    facts.keeper = false;
+    facts.process.command = std::move(command);
+    facts.process.folder = "/home/a b";
+    return FindingOf(facts, "store").fix;
+  };
+  const std::string start =
+      "sudo kill 42 && sleep 1 && sudo sluiced-keeper --runtime-dir "
+      "/run/sluice";
+  EXPECT_EQ(fix({"sluiced"}), start);
+  EXPECT_EQ(fix({"sluiced", "--runtime-dir", "/run/sluice"}), start);
+  EXPECT_EQ(fix({"sluiced", "--config", "c.toml", "--runtime-dir=/run/sluice",
+                 "--driver", "sim"}),
+            start + " -- --config '/home/a b/c.toml' --driver sim");
+  EXPECT_EQ(fix({"sluiced", "--config=/etc/c.toml"}),
+            start + " -- --config /etc/c.toml");
+}
+
+TEST(Doctor, RootIsToldNoSudo) {
+  Facts facts = Kept();
+  facts.keeper = false;
+  facts.user = "root";
+  EXPECT_EQ(FindingOf(facts, "store").fix,
+            "kill 42 && sleep 1 && sluiced-keeper --runtime-dir /run/sluice");
+}
+
 TEST(Doctor, AMachineWithoutAGpuIsWell) {
   Facts facts = Kept();
   facts.driver = {.fault = "no libcuda.so.1"};

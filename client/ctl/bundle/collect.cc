@@ -71,9 +71,7 @@ std::string SeenBy(int64_t pid, const std::string& path) {
 // By its own command line, which everybody may read.
 Text ConfigPath(const Facts& facts) {
   if (facts.process.pid) {
-    const std::string command =
-        TextOf(fmt::format("/proc/{}/cmdline", *facts.process.pid));
-    const std::vector<std::string> words = absl::StrSplit(command, '\0');
+    const std::vector<std::string>& words = facts.process.command;
     for (size_t i = 0; i + 1 < words.size(); ++i) {
       if (words[i] == "--config") {
         return SeenBy(*facts.process.pid, words[i + 1]);

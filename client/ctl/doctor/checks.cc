@@ -1,5 +1,6 @@
 #include "client/ctl/doctor/checks.h"
 
+#include "absl/strings/str_replace.h"
 #include "client/ctl/doctor/check.h"
 
 namespace sluice::ctl {
@@ -11,6 +12,9 @@ void Add(std::span<const Check> checks, const Facts& facts,
   for (const Check& check : checks) {
     findings.push_back(check.look(facts));
     findings.back().what = check.what;
+    if (facts.user == "root") {  // who has it needs none, and may have none
+      absl::StrReplaceAll({{"sudo ", ""}}, &findings.back().fix);
+    }
   }
 }
 

@@ -41,6 +41,9 @@ struct DaemonFacts {
 // started by hand would be.
 struct ProcessFacts {
   std::optional<int> pid;  // none: it is this process
+  // What it was started with, its program first, and where; empty: not seen.
+  std::vector<std::string> command;
+  std::string folder;
   // Absent: unlimited.
   std::optional<int64_t> locked_bytes;
   std::optional<int64_t> open_files;  // the hard limit

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "absl/strings/str_split.h"
 #include "client/ctl/doctor/told_facts.h"
 #include "client/ctl/run_program.h"
 #include "client/session/query.h"
@@ -79,11 +80,23 @@ DaemonFacts ReadDaemon(const std::string& socket) {
   return told.ok() ? *told : fault(told.status());
 }
 
+// Its words; each ends with a 0.
+std::vector<std::string> ToldCommand(const std::string& cmdline) {
+  std::vector<std::string> words = absl::StrSplit(cmdline, '\0');
+  words.pop_back();
+  return words;
+}
+
 ProcessFacts ReadProcess(const std::string& folder) {
   ProcessFacts facts;
   if (const int pid = FindHolder(folder + "/lock"); pid > 0) facts.pid = pid;
   const std::string name = facts.pid ? std::to_string(*facts.pid) : "self";
   const std::string proc = "/proc/" + name;
+  if (facts.pid) {
+    facts.command = ToldCommand(TextOf(proc + "/cmdline"));
+    std::error_code hidden;
+    facts.folder = std::filesystem::read_symlink(proc + "/cwd", hidden);
+  }
   const std::string limits = TextOf(proc + "/limits");
   const std::string status = TextOf(proc + "/status");
   facts.locked_bytes = ToldLimit(limits, "Max locked memory", LimitKind::kSoft);

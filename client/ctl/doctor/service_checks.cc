@@ -3,6 +3,7 @@
 
 #include <filesystem>
 
+#include "absl/strings/match.h"
 #include "client/ctl/doctor/check.h"
 #include "proto/base/text.h"
 #include "proto/frozen.h"
@@ -14,6 +15,33 @@ using Seen = FileFacts::Seen;
 
 std::string FolderOf(const Facts& facts) {
   return std::filesystem::path(facts.session.path).parent_path().string();
+}
+
+constexpr std::string_view kConfig = "--config=";
+
+// Of a file that the daemon was given, for a shell that is elsewhere.
+std::string Whole(const ProcessFacts& process, const std::string& path) {
+  return std::filesystem::path(process.folder) / path;
+}
+
+// What the daemon was started with, for a keeper, which has the folder itself.
+std::string ItsArguments(const ProcessFacts& process) {
+  std::string words;
+  for (size_t i = 1; i < process.command.size(); ++i) {
+    const std::string& word = process.command[i];
+    const bool last = i + 1 == process.command.size();
+    if (word.starts_with("--runtime-dir")) {
+      if (!absl::StrContains(word, '=')) ++i;
+    } else if (word == "--config" && !last) {
+      words += " --config " + ShellWord(Whole(process, process.command[++i]));
+    } else if (word.starts_with(kConfig)) {
+      words +=
+          " --config " + ShellWord(Whole(process, word.substr(kConfig.size())));
+    } else {
+      words += ' ' + ShellWord(word);
+    }
+  }
+  return words.empty() ? "" : " --" + words;
 }
 
 std::string Upgrade() {
@@ -235,9 +263,10 @@ constexpr Check kChecks[] = {
 std::span<const Check> ServiceChecks() { return kChecks; }
 
 std::string Start(const Facts& facts) {
-  return facts.unit ? "sudo systemctl restart sluiced"
-                    : "sudo sluiced-keeper --runtime-dir " +
-                          ShellWord(FolderOf(facts));
+  return facts.unit
+             ? "sudo systemctl restart sluiced"
+             : "sudo sluiced-keeper --runtime-dir " +
+                   ShellWord(FolderOf(facts)) + ItsArguments(facts.process);
 }
 
 }  // namespace sluice::ctl
