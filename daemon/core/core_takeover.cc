@@ -78,8 +78,8 @@ Effects Core::TakeOver(const std::set<SessionId>& reached, absl::Time now) {
         PromiseCopies{sessions_.at(id).grant_slot, copies.promised});
   }
   Log(now, EventKind::kStart,
-      fmt::format("took over {} sessions from a daemon that ended",
-                  reached.size()),
+      fmt::format("took over {} session{} from a daemon that ended",
+                  reached.size(), reached.size() == 1 ? "" : "s"),
       {config_.own_uid, ""});
   for (SessionId id : lost) {
     Effects ended = SocketEnded(id, now);

@@ -343,7 +343,7 @@ def main():
         shutil.rmtree(folder, ignore_errors=True)
     show(screen, facts)
     screen.line()
-    screen.line(f"  {facts['seconds']:.0f} s; the report: {page}")
+    screen.line(f"  {screen.seconds():.0f} s; the report: {page}")
     return 0
 
 

@@ -183,7 +183,7 @@ TEST_P(TakenOver, WhatTheDeadHadIsLeasedAgain) {
     const auto dead = StartRank(daemon.socket(), 0);
     ASSERT_TRUE(dead->WaitForOutput("same", absl::Seconds(30)));
     daemon.daemon(daemon.KillDaemon());
-    ASSERT_TRUE(daemon.WaitForLog("took over 1 sessions", times))
+    ASSERT_TRUE(daemon.WaitForLog("took over 1 session ", times))
         << daemon.Log();
     dead->Kill(SIGKILL);
     dead->Join();
