@@ -39,7 +39,10 @@ def make(root, packages, options):
         file.writelines(line + "\n" for line in asked
                         if line.startswith("Acquire::")
                         and "IndexTargets" not in line)
-    run("mmdebstrap", "--variant=apt", "--mode=root",
+    # In namespaces of its own, with which its mounts and processes go however it
+    # ends: once a run that was ended here left the machine's /sys below `root`.
+    run("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
+        "mmdebstrap", "--variant=apt", "--mode=root",
         "--include=" + ",".join(packages), "--aptopt=" + options,
         codename(), root, *sources())
 
