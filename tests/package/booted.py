@@ -5,31 +5,20 @@ import glob
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-import traceback
 
 import rootfs
 from installed import run
+from rootfs import own_systemd
 
 NEXT_VERSION = "9.9.9"
 
 
 def in_namespaces(make_check, build, work):
     rootfs.boot(work + "/rootfs")
-    if os.fork() == 0:
-        check = make_check(build, work)
-        try:
-            check.all()
-            print("PASSED", flush=True)
-        except BaseException:  # pylint: disable=broad-except
-            traceback.print_exc()
-            try:
-                check.journal()
-            finally:
-                print("FAILED", flush=True)
-        os._exit(0)
+    check = make_check(build, work)
+    own_systemd.check_beside(check.all, check.journal)
     rootfs.become_systemd(work + "/rootfs")
 
 
@@ -77,22 +66,8 @@ def main(script, make_check):
             run("cp", "-a", made[0] + "/.", work)
         else:
             prepare(build, work)
-        passed = False
         before = rootfs.cgroups()
-        with subprocess.Popen(
-                ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc",
-                 "--mount", "--cgroup", "--uts", "--ipc", "--net",
-                 sys.executable, os.path.abspath(script), "--inside", build,
-                 work],
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, text=True) as booted:
-            try:
-                for line in booted.stdout:
-                    print(line, end="", flush=True)
-                    passed = line == "PASSED\n"
-                    if passed or line == "FAILED\n":
-                        break  # its systemd has the pipe too
-            finally:
-                booted.kill()  # its systemd goes with it, and all it started
+        passed = own_systemd.passes(script, "--inside", build, work,
+                                    more=["--ipc", "--net"])
         rootfs.remove_cgroups(but=before)
     sys.exit(0 if passed else 1)

@@ -7,9 +7,14 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 
 from installed import run
+
+sys.path.insert(0, os.path.join(os.path.dirname(
+    os.path.abspath(__file__)), "../support"))
+import own_systemd  # noqa: E402
 
 DEVICES = ["null", "zero", "full", "random", "urandom", "tty"]
 
@@ -41,8 +46,7 @@ def make(root, packages, options):
                         and "IndexTargets" not in line)
     # In namespaces of its own, with which its mounts and processes go however it
     # ends: once a run that was ended here left the machine's /sys below `root`.
-    run("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
-        "mmdebstrap", "--variant=apt", "--mode=root",
+    run(*own_systemd.NAMESPACES, "mmdebstrap", "--variant=apt", "--mode=root",
         "--include=" + ",".join(packages), "--aptopt=" + options,
         codename(), root, *sources())
 

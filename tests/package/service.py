@@ -56,10 +56,7 @@ class Service:
         longest step until then is over the median, in ms. `way` is given the pid,
         and afterwards the service is another process."""
         before = self.serves()
-        # What looks at systemd takes a core from a rank: not in the steps that are
-        # measured.
-        run_.goes_on(1)
-        done = len(run_.steps())
+        done = run_.measured_from()
         way(before)
         run_.goes_on()
         wait_until(lambda: self.serves() != before, 60, way.__name__)

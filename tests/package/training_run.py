@@ -57,6 +57,12 @@ class Run:
     def losses(self):
         return [step["loss"] for step in self.steps()]
 
+    def measured_from(self):
+        """The number of its next step, once it has ended one: what has looked at
+        systemd until now took a core from a rank."""
+        self.goes_on(1)
+        return len(self.steps())
+
     def longest_beyond_median(self, since):
         """Of its steps from number `since` on, in ms."""
         seconds = [step["seconds"] for step in self.steps()]

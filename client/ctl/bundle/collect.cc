@@ -8,7 +8,6 @@
 #include <filesystem>
 #include <utility>
 
-#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "client/ctl/admin.h"
 #include "client/ctl/bundle/http_get.h"

@@ -13,7 +13,10 @@ import socket
 import subprocess
 import sys
 import time
-import traceback
+
+sys.path.insert(0, os.path.join(os.path.dirname(
+    os.path.abspath(__file__)), "../../support"))
+import own_systemd  # noqa: E402
 
 SYSTEMD = "/lib/systemd/systemd"
 FOLDER = "/run/storing"
@@ -107,14 +110,7 @@ def boot(daemon):
             file.write(text)
     # Otherwise its first job empties the machine's.
     subprocess.run(mount + ["/tmp"], check=True)
-    if os.fork() == 0:
-        try:
-            check()
-            print("PASSED", flush=True)
-        except BaseException:  # pylint: disable=broad-except
-            traceback.print_exc()
-            print("FAILED", flush=True)
-        os._exit(0)
+    own_systemd.check_beside(check)
     os.execv(SYSTEMD, [SYSTEMD, "--system", "--unit=st.target",
                        "--log-target=null"])
 
@@ -133,21 +129,7 @@ def main():
         skip("there is no systemd, or no unshare")
     if subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
         skip("this machine allows no namespaces")
-    with subprocess.Popen(
-            ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc",
-             "--mount", "--cgroup", "--uts", sys.executable,
-             os.path.abspath(__file__), "--boot",
-             os.path.abspath(sys.argv[1])],
-            stdout=subprocess.PIPE, text=True) as booted:
-        try:
-            passed = False
-            for line in booted.stdout:
-                print(line, end="", flush=True)
-                passed = line == "PASSED\n"
-                if passed or line == "FAILED\n":
-                    break  # its systemd has the pipe too
-        finally:
-            booted.kill()  # its systemd goes with it, and all of its processes
+    passed = own_systemd.passes(__file__, "--boot", os.path.abspath(sys.argv[1]))
     sys.exit(0 if passed else 1)
 
 
