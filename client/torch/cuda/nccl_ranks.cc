@@ -1,6 +1,7 @@
 // See client/torch/ranks/nccl_module.h, which is all that it exports.
 
 #include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 #include <fmt/format.h>
 
 #include <chrono>
@@ -48,6 +49,7 @@ class NcclRanks final : public Collectives {
   absl::Status Enqueue(const char* what, const at::Tensor& tensor,
                        const Start& start);
   absl::Status CheckSendable(const char* what, const at::Tensor& tensor) const;
+  absl::Status Failed(const std::string& what, const std::string& says) const;
 
   const Options options_;
   const c10::intrusive_ptr<Group> group_;
@@ -68,6 +70,27 @@ absl::Status NcclRanks::CheckSendable(const char* what,
   if (tensor.is_contiguous()) return absl::OkStatus();
   return absl::InvalidArgumentError(
       fmt::format("{}: the tensor is not contiguous", what));
+}
+
+// Whose fault it is. NCCL says of this rank's own lost GPU no more than
+// "unhandled cuda error"; the driver, asked anything at all, says which. Where
+// the GPU is well, another rank is what an operation can be waiting for.
+absl::Status NcclRanks::Failed(const std::string& what,
+                               const std::string& says) const {
+  const absl::Status gpu = CatchStatus("this rank's GPU", [&] {
+    c10::cuda::getCurrentCUDAStream(options_.device.index()).query();
+    return absl::OkStatus();
+  });
+  const std::string failed = fmt::format("{} on rank {} of {} failed", what,
+                                         options_.rank, options_.world_size);
+  if (!gpu.ok()) {
+    return absl::InternalError(
+        fmt::format("{}: {} ({})", failed, std::string(gpu.message()), says));
+  }
+  return absl::UnavailableError(
+      fmt::format("{}: probably another rank has ended; look at its message "
+                  "first ({})",
+                  failed, says));
 }
 
 // c10d's own destructor aborts, which may break what another rank still has on
@@ -101,10 +124,8 @@ absl::Status NcclRanks::Check() {
         (error == ncclSuccess || error == ncclInProgress)) {
       return absl::OkStatus();
     }
-    return absl::UnavailableError(fmt::format(
-        "collectives on rank {} of {} failed: probably another rank has ended; "
-        "look at its message first (NCCL says: {})",
-        options_.rank, options_.world_size, ncclGetLastError(communicator)));
+    return Failed("collectives",
+                  fmt::format("NCCL: {}", ncclGetLastError(communicator)));
   });
 }
 
@@ -113,7 +134,7 @@ absl::Status NcclRanks::Enqueue(const char* what, const at::Tensor& tensor,
                                 const Start& start) {
   SLUICE_RETURN_IF_ERROR(CheckSendable(what, tensor));
   SLUICE_RETURN_IF_ERROR(Check());
-  const absl::Status issued = CatchStatus("", [&] {
+  const absl::Status issued = CatchStatus("c10d", [&] {
     start()->wait();
     return absl::OkStatus();
   });
@@ -124,11 +145,9 @@ absl::Status NcclRanks::Enqueue(const char* what, const at::Tensor& tensor,
   }
   // Whatever NCCL says of a communicator that was aborted meanwhile.
   SLUICE_RETURN_IF_ERROR(Check());
-  return absl::UnavailableError(fmt::format(
-      "{} of {} on rank {} of {} failed: probably another rank has ended; "
-      "look at its message first (NCCL says{})",
-      what, FormatBytes(Bytes(static_cast<int64_t>(tensor.nbytes()))),
-      options_.rank, options_.world_size, std::string(issued.message())));
+  const Bytes size(static_cast<int64_t>(tensor.nbytes()));
+  return Failed(fmt::format("{} of {}", what, FormatBytes(size)),
+                std::string(issued.message()));
 }
 
 absl::Status NcclRanks::AllToAll(const at::Tensor& receive,

@@ -51,6 +51,8 @@ DEFECTS = {
         ("if (asked == ncclSuccess &&\n"
          "        (error == ncclSuccess || error == ncclInProgress)) {",
          "if (asked == ncclSuccess) {"),
+    "a lost GPU is taken for another rank's end":
+        ("if (!gpu.ok()) {", "if (false) {"),
     "a good end is left to c10d, which aborts":
         ("    group_->shutdown();\n", ""),
     "an abort aborts nothing":
@@ -68,9 +70,7 @@ DEFECTS = {
     "host tensors are exchanged by NCCL":
         ("  if (send.is_cpu()) {\n", "  if (false) {\n"),
     "an operation that fails is not asked for the reason":
-        (ASKED + "  return absl::UnavailableError(fmt::format(\n"
-         '      "{} of {}', "  return absl::UnavailableError(fmt::format(\n"
-         '      "{} of {}'),
+        (ASKED + "  const Bytes size", "  const Bytes size"),
     "a thread that aborts frees what another asks":
         ("  const MutexLock lock(mutex_);\n"
          "  if (!aborted_.ok() || !connected_)",

@@ -129,6 +129,7 @@ class Rank {
   void AwaitNobody();
   void AwaitAbort();
   void AwaitError();
+  void LoseGpu();
   void Die();
 
  private:
@@ -294,6 +295,18 @@ void Rank::AwaitError() {
   ranks_->Abort("a peer has died");
 }
 
+// Its own GPU is lost, and the first to notice is NCCL.
+void Rank::LoseGpu() {
+  at::Tensor sum = Make(Own());
+  Require(ranks_->SumAll(sum));
+  HostWait();
+  std::cout << "joined" << std::endl;
+  AwaitFile(folder_ + "/lost");
+  const absl::Status ended = ranks_->SumAll(sum);
+  Require(ended.code() == absl::StatusCode::kInternal, "not its own fault");
+  std::cout << ended.message() << std::endl;
+}
+
 void Rank::Die() {
   at::Tensor sum = Make(Own());
   Require(ranks_->SumAll(sum));
@@ -312,6 +325,7 @@ void Run(int rank, const std::string& folder, const char* torch_cuda,
   if (what == "idle") pause();
   if (what == "await-abort") self.AwaitAbort();
   if (what == "await-error") self.AwaitError();
+  if (what == "lose-gpu") self.LoseGpu();
   if (what == "die") self.Die();
   const std::string findings = GpuMemory::Findings();
   if (!findings.empty()) Fail(findings);

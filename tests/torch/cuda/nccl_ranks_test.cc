@@ -20,6 +20,7 @@ namespace {
 
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr absl::Duration kLong = absl::Seconds(100);
 
@@ -96,6 +97,23 @@ TEST_F(NcclRanks, WhatNcclKnowsOfADeathIsTheErrorAfterTheHostsWait) {
   EXPECT_THAT(result.out, AnyOf(HasSubstr("rank 0, whose process has ended"),
                                 HasSubstr("the process of rank 0 has ended")));
   EXPECT_EQ(Findings(), "");
+}
+
+// Wrong once: NCCL's "unhandled cuda error" was taken for another rank's end,
+// and the run's last line sent its reader to a rank that was well.
+TEST_F(NcclRanks, ALostGpuIsItsOwnRanksFaultAndNotAnothers) {
+  const auto other = Start(0, "die"), victim = Start(1, "lose-gpu");
+  ASSERT_TRUE(victim->WaitForOutput("joined", kLong));
+  ASSERT_TRUE(other->WaitForOutput("joined", kLong));
+  std::ofstream(node_.File("lost-gpu1")) << "";
+  std::ofstream(signs_.File("lost")) << "lost\n";
+  const ChildResult result = victim->Join(kLong);
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_THAT(result.out, HasSubstr("on rank 1 of 2 failed: this rank's GPU: "
+                                    "CUDA error"));
+  EXPECT_THAT(result.out, Not(HasSubstr("another rank")));
+  other->Kill(SIGKILL);
+  other->Join();
 }
 
 }  // namespace
