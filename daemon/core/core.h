@@ -270,7 +270,7 @@ class Core {
   void CountCopies(Session& session);
 
   // Leases (core_leases.cc).
-  Refusal TakeLease(Session& session, RequestId request,
+  Refusal TakeLease(const Session& session, RequestId request,
                     const LeaseRequest& asked, absl::Time now,
                     Effects& effects);
   void RefuseLease(Session& session, RequestId request, const Refusal& refusal,
@@ -294,11 +294,11 @@ class Core {
   Refusal StaysBehind(const Session& session, const LeaseRequest& asked,
                       absl::Time now) const;
   // It stands in line from now on where it may; else it is refused.
-  void WaitOrRefuse(Session& session, RequestId request,
+  void WaitOrRefuse(const Session& session, RequestId request,
                     const LeaseRequest& asked, absl::Time since,
                     const Refusal& refusal, absl::Time now, Effects& effects);
   // Ok: it stands in line.
-  Refusal StandInLine(Session& session, RequestId request,
+  Refusal StandInLine(const Session& session, RequestId request,
                       const LeaseRequest& asked, absl::Time since,
                       const Refusal& refusal, absl::Time now);
   WaitingQueue::Turn TakeTurn(const Waiter& waiter, absl::Time now,

@@ -35,7 +35,7 @@ void Core::RefuseLease(Session& session, RequestId request,
   Answer(session, request, refusal.why, effects);
 }
 
-Refusal Core::TakeLease(Session& session, RequestId request,
+Refusal Core::TakeLease(const Session& session, RequestId request,
                         const LeaseRequest& asked, absl::Time now,
                         Effects& effects) {
   if (!session.is_rank()) {
@@ -137,11 +137,11 @@ void Core::Settle(absl::Time now, Effects& effects) {
   joint_.ReleaseLeases(
       now,
       [&](const WaitingLease& lease) {
-        return TakeLease(sessions_.Edit(lease.session), lease.request,
+        return TakeLease(sessions_.at(lease.session), lease.request,
                          lease.asked, now, effects);
       },
       [&](const WaitingLease& lease, const Refusal& refusal) {
-        WaitOrRefuse(sessions_.Edit(lease.session), lease.request, lease.asked,
+        WaitOrRefuse(sessions_.at(lease.session), lease.request, lease.asked,
                      lease.since, refusal, now, effects);
       });
   ReleaseWaiting(now, effects);

@@ -129,7 +129,8 @@ absl::Status Ledger::CheckAsked(const LeaseRequest& asked) const {
 Ledger::Asked Ledger::Lease(SessionId session, RequestId request,
                             const LeaseRequest& asked, absl::Time now,
                             Effects& effects) {
-  HolderState& holder = holders_.Edit(session);
+  // Edited once it has something: a refusal is no change.
+  const HolderState& holder = holders_.at(session);
   SLUICE_CHECK(holder.state == HolderState::State::kOpen);
   if (absl::Status wrong = CheckAsked(asked); !wrong.ok()) {
     return {{std::move(wrong), RefusedBy::kBudget}, std::nullopt};
@@ -164,7 +165,7 @@ Ledger::Asked Ledger::Lease(SessionId session, RequestId request,
   }
   counts_.destroyed += parts->destroy.size();
   counts_.reused += lease.slices.size() - taken.make.size();
-  holder.leases.insert(id);
+  holders_.Edit(session).leases.insert(id);
   if (lease.making > 0) return {};
   return {{}, Finish(id, now, effects)};
 }

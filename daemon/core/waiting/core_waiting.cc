@@ -53,16 +53,17 @@ Refusal Core::StaysBehind(const Session& session, const LeaseRequest& asked,
           RefusedBy::kQueue};
 }
 
-void Core::WaitOrRefuse(Session& session, RequestId request,
+void Core::WaitOrRefuse(const Session& session, RequestId request,
                         const LeaseRequest& asked, absl::Time since,
                         const Refusal& refusal, absl::Time now,
                         Effects& effects) {
   const Refusal last =
       StandInLine(session, request, asked, since, refusal, now);
-  if (!last.why.ok()) RefuseLease(session, request, last, now, effects);
+  if (last.why.ok()) return;
+  RefuseLease(sessions_.Edit(session.id), request, last, now, effects);
 }
 
-Refusal Core::StandInLine(Session& session, RequestId request,
+Refusal Core::StandInLine(const Session& session, RequestId request,
                           const LeaseRequest& asked, absl::Time since,
                           const Refusal& refusal, absl::Time now) {
   // What the ledger refuses otherwise no wait changes.
@@ -119,7 +120,7 @@ WaitingQueue::Turn Core::TakeTurn(const Waiter& waiter, absl::Time now,
       ledger_.Lacks(waiter.job, waiter.asked,
                     PromisedToOthers(waiter.job, waiter.asked.pool));
   if (lacks) return {Result::kStays, *lacks};
-  Session& session = sessions_.Edit(waiter.session);
+  const Session& session = sessions_.at(waiter.session);
   const Refusal refusal =
       TakeLease(session, waiter.request, waiter.asked, now, effects);
   if (refusal.why.ok()) {

@@ -72,7 +72,9 @@ void CoreStory::Run(const Instructions& instructions) {
     if (every_.shadow > 0 && done_ % every_.shadow == 0) node_.Shadow();
     Do(in);
     ++done_;
-    if (every_.save > 0 && done_ % every_.save == 0) node_.CheckSaved();
+    if (every_.save == 0 || done_ % every_.save != 0) continue;
+    node_.CheckSaved();
+    node_.CheckQuiet();
   }
 }
 

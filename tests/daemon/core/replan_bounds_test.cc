@@ -89,6 +89,13 @@ TEST_F(ReplanBounds, ALeaseThatNothingCouldMakeRoomForIsRefusedAtOnce) {
   EXPECT_FALSE(Waits(b, MiB(2)));  // others' memory is no budget of b
 }
 
+// Each event touched, and so saved, the session of each that waits.
+TEST_F(ReplanBounds, OneThatWaitsIsNotSavedAgainWithEachEvent) {
+  FullNode();
+  ASSERT_TRUE(Waits(b, MiB(2)));
+  node.CheckQuiet();
+}
+
 TEST_F(ReplanBounds, OneLeaseOfASessionWaits) {
   FullNode();
   EXPECT_TRUE(Waits(b, MiB(2)));
