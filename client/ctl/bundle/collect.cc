@@ -14,6 +14,7 @@
 #include "client/ctl/bundle/secrets.h"
 #include "client/ctl/doctor/checks.h"
 #include "client/ctl/doctor/render_doctor.h"
+#include "client/ctl/doctor/started_with.h"
 #include "client/ctl/render.h"
 #include "client/ctl/render_events.h"
 #include "client/ctl/run_program.h"
@@ -70,15 +71,8 @@ std::string SeenBy(int64_t pid, const std::string& path) {
 // By its own command line, which everybody may read.
 Text ConfigPath(const Facts& facts) {
   if (facts.process.pid) {
-    const std::vector<std::string>& words = facts.process.command;
-    for (size_t i = 0; i + 1 < words.size(); ++i) {
-      if (words[i] == "--config") {
-        return SeenBy(*facts.process.pid, words[i + 1]);
-      }
-      if (words[i].starts_with("--config=")) {
-        return SeenBy(*facts.process.pid, words[i].substr(9));
-      }
-    }
+    const StartedWith with = ReadStartedWith(facts.process.command);
+    if (with.config) return SeenBy(*facts.process.pid, *with.config);
     return absl::NotFoundError("sluiced was started without one");
   }
   if (std::filesystem::path(facts.session.path).parent_path() != kUnitsFolder) {

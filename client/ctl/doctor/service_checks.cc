@@ -3,8 +3,8 @@
 
 #include <filesystem>
 
-#include "absl/strings/match.h"
 #include "client/ctl/doctor/check.h"
+#include "client/ctl/doctor/started_with.h"
 #include "proto/base/text.h"
 #include "proto/frozen.h"
 
@@ -17,30 +17,17 @@ std::string FolderOf(const Facts& facts) {
   return std::filesystem::path(facts.session.path).parent_path().string();
 }
 
-constexpr std::string_view kConfig = "--config=";
-
-// Of a file that the daemon was given, for a shell that is elsewhere.
-std::string Whole(const ProcessFacts& process, const std::string& path) {
-  return std::filesystem::path(process.folder) / path;
-}
-
 // What the daemon was started with, for a keeper, which has the folder itself.
 std::string ItsArguments(const ProcessFacts& process) {
+  const StartedWith with = ReadStartedWith(process.command);
   std::string words;
-  for (size_t i = 1; i < process.command.size(); ++i) {
-    const std::string& word = process.command[i];
-    const bool last = i + 1 == process.command.size();
-    if (word.starts_with("--runtime-dir")) {
-      if (!absl::StrContains(word, '=')) ++i;
-    } else if (word == "--config" && !last) {
-      words += " --config " + ShellWord(Whole(process, process.command[++i]));
-    } else if (word.starts_with(kConfig)) {
-      words +=
-          " --config " + ShellWord(Whole(process, word.substr(kConfig.size())));
-    } else {
-      words += ' ' + ShellWord(word);
-    }
+  if (with.config) {
+    // The shell that reads it is elsewhere.
+    const std::string whole =
+        std::filesystem::path(process.folder) / *with.config;
+    words += " --config " + ShellWord(whole);
   }
+  for (const std::string& word : with.others) words += ' ' + ShellWord(word);
   return words.empty() ? "" : " --" + words;
 }
 
