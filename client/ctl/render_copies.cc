@@ -53,9 +53,9 @@ std::string RenderCopies(const json& node) {
                {"RANK", Align::kRight},
                {"WEIGHT", Align::kRight},
                {"GUARANTEED", Align::kRight},
+               {"LATE"},  // before what a narrow terminal cuts off
                {"PLAN TO THE GPU"},
-               {"PLAN FROM THE GPU"},
-               {"LATE"}});
+               {"PLAN FROM THE GPU"}});
   for (const json& job : node.at("jobs")) {
     for (const json& rank : job.at("ranks")) {
       const double weight = rank.value("weight", 1.0);
@@ -71,9 +71,9 @@ std::string RenderCopies(const json& node) {
                  fmt::format("{}/{}", Number(rank, "rank"),
                              Number(job, "world_size")),
                  fmt::format("{:g}", weight),
-                 GuaranteeText(guaranteed, lowered),
+                 GuaranteeText(guaranteed, lowered), late,
                  plan.is_null() ? "-" : CopiesText(plan, "h2d"),
-                 plan.is_null() ? "-" : CopiesText(plan, "d2h"), late});
+                 plan.is_null() ? "-" : CopiesText(plan, "d2h")});
     }
   }
   return table.empty() ? "" : "\n" + table.Text();

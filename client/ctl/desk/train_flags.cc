@@ -7,6 +7,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "absl/strings/str_join.h"
 #include "client/ctl/table.h"
 #include "planner/train/search.h"
 #include "proto/base/status.h"
@@ -152,8 +153,11 @@ absl::StatusOr<int64_t> GlobalBatch(const TrainFlags& f) {
 
 void AddTrainFlags(CLI::App& app, TrainFlags& f) {
   app.add_option("--model", f.model,
-                 "a shipped shape or a Hugging Face config.json");
-  app.add_option("--hardware", f.hardware, "a shipped profile or a TOML file")
+                 "a Hugging Face config.json, or a shipped shape: " +
+                     absl::StrJoin(planner::train::ModelNames(), ", "));
+  app.add_option("--hardware", f.hardware,
+                 "a TOML file, or a shipped profile: " +
+                     absl::StrJoin(planner::train::HardwareNames(), ", "))
       ->required();
   app.add_option("--gpus,--ranks", f.gpus, "GPUs in all, one rank on each")
       ->required();
