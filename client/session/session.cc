@@ -16,6 +16,7 @@
 #include "client/session/welcome.h"
 #include "proto/base/clock.h"
 #include "proto/base/mutex.h"
+#include "proto/base/peer_fault.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 #include "proto/check_request.h"
@@ -342,8 +343,8 @@ void SessionImpl::OnWireEvent(wire::Message message) {
       const wire::PeerDied& died = event.peer_died();
       const std::string detail = fmt::format(
           "rank {} of job {}: {}", died.rank(), died.job(), died.reason());
-      inbox_.Put(absl::UnavailableError(
-          fmt::format("no plan will come, a peer is gone: {}", detail)));
+      inbox_.Put(CausedByPeer(absl::UnavailableError(
+          fmt::format("no plan will come, a peer is gone: {}", detail))));
       return relay_.Deliver({Kind::kPeerDied, detail});
     }
     case wire::Event::kEvicted:

@@ -53,7 +53,7 @@ absl::StatusOr<ChosenSettings> ChooseSettings(const StepperContext& context) {
   const auto chosen =
       runtime::ChooseSettings(RunContextOf(context, &weights),
                               Question(context), context.options->threads);
-  SLUICE_RETURN_IF_ERROR(ClassifyStepError(chosen.status()));
+  SLUICE_RETURN_IF_ERROR(chosen.status());
   return ChosenSettings{chosen->settings, Why(*chosen)};
 }
 

@@ -32,8 +32,9 @@
 namespace sluice::train {
 namespace {
 
-// The line this rank ends with: a lost collective, or an end before the last
-// step, is explained by the daemon's event, where that came.
+// The line this rank ends with: a lost collective is explained by the daemon's
+// event, where that came, and so is an end before the last step by an eviction.
+// A fault of this rank's own is not: whoever died may be its victim.
 absl::Status Explain(const absl::Status& status, const PeerWatch& watch,
                      bool interrupted) {
   const std::string reason = watch.reason();
@@ -42,7 +43,8 @@ absl::Status Explain(const absl::Status& status, const PeerWatch& watch,
     const bool early = !status.ok() || interrupted;
     return early ? absl::UnavailableError(reason) : status;
   }
-  return status.ok() ? status : CausedByPeer(absl::UnavailableError(reason));
+  return IsCausedByPeer(status) ? CausedByPeer(absl::UnavailableError(reason))
+                                : status;
 }
 
 double CollectiveTimeout(double end_after_s) {
@@ -152,7 +154,7 @@ absl::Status RankRun::WithRanks(runtime::RankMemory& memory,
   // one to the others.
   const absl::Status together = collectives->Barrier();
   watch_.Disarm();
-  return ClassifyStepError(together);
+  return together;
 }
 
 absl::Status RankRun::Lease(runtime::RankMemory& memory,
@@ -295,7 +297,7 @@ int RankRun::Run() {
       runtime::CatchStatus(fmt::format("rank {}", environment_.rank),
                            [this]() -> absl::Status { return Work(); });
   const absl::Status status =
-      Explain(ClassifyStepError(worked), watch_, report_.interrupted);
+      Explain(WithAdvice(worked), watch_, report_.interrupted);
   // The watch was first and leaves the process.
   while (telling_.exchange(true)) pause();
   progress_->console().Close();

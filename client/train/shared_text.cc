@@ -29,8 +29,7 @@ absl::StatusOr<std::string> ShareText(runtime::Collectives* collectives,
   char* const data = static_cast<char*>(bytes.data_ptr());
   std::memcpy(data, text.data(),
               std::min(text.size(), static_cast<size_t>(kTextBytes - 1)));
-  SLUICE_RETURN_IF_ERROR(
-      ClassifyStepError(collectives->Broadcast(bytes, root)));
+  SLUICE_RETURN_IF_ERROR(collectives->Broadcast(bytes, root));
   return std::string(data);
 }
 
@@ -44,7 +43,7 @@ absl::StatusOr<SharedFault> ShareFault(runtime::Collectives* collectives,
     at::Tensor failed = at::zeros({world}, runtime::OnHost(at::kDouble));
     double* const values = failed.data_ptr<double>();
     values[collectives->rank()] = own.ok() ? 0 : 1;
-    SLUICE_RETURN_IF_ERROR(ClassifyStepError(collectives->SumAll(failed)));
+    SLUICE_RETURN_IF_ERROR(collectives->SumAll(failed));
     for (int rank = world - 1; rank >= 0; --rank) {
       if (values[rank] > 0) first = rank;
     }

@@ -237,7 +237,7 @@ absl::StatusOr<runtime::StepResult> Trainer::RunMicroBatches() {
       next_token_ = dealer_->Next(next_token_);
     }
     auto one = stepper_->Run(tokens_, labels_, global_count);
-    SLUICE_RETURN_IF_ERROR(ClassifyStepError(one.status()));
+    SLUICE_RETURN_IF_ERROR(one.status());
     sum.loss_sum += one->loss_sum;
     sum.count += one->count;
   }
@@ -265,8 +265,7 @@ absl::StatusOr<Trainer::Sums> Trainer::SumOverRanks(
   plans[rank] = static_cast<double>(stepper_->OfferedPlan());
   nodes[rank] = context_.environment->node;
   if (context_.collectives != nullptr) {
-    SLUICE_RETURN_IF_ERROR(
-        ClassifyStepError(context_.collectives->SumAll(sums)));
+    SLUICE_RETURN_IF_ERROR(context_.collectives->SumAll(sums));
   }
   Sums result{values[0] / values[1], values[1], values[2],
               values[3] > 0,         Bytes(0),  {}};
@@ -291,12 +290,11 @@ absl::Status Trainer::Step() {
   const bool stop = context_.watch->HearStop(state_.step + 2);
   SLUICE_ASSIGN_OR_RETURN(const Sums before, SumOverRanks(own, stop));
   auto norm = optimizer_->ReduceGradients();
-  SLUICE_RETURN_IF_ERROR(ClassifyStepError(norm.status()));
+  SLUICE_RETURN_IF_ERROR(norm.status());
   if (!std::isfinite(before.loss) || !std::isfinite(*norm)) {
     return absl::InternalError(WhatWentWrong(before.loss, *norm));
   }
-  SLUICE_RETURN_IF_ERROR(
-      ClassifyStepError(optimizer_->Update(state_.step, *norm)));
+  SLUICE_RETURN_IF_ERROR(optimizer_->Update(state_.step, *norm));
   ++state_.step;
   state_.next_token = next_token_;
   stop_ = before.stop;
@@ -449,7 +447,7 @@ absl::Status Trainer::Loop() {
 absl::Status Trainer::Probe() {
   SLUICE_ASSIGN_OR_RETURN(const runtime::StepResult own, RunMicroBatches());
   auto norm = optimizer_->ReduceGradients();
-  SLUICE_RETURN_IF_ERROR(ClassifyStepError(norm.status()));
+  SLUICE_RETURN_IF_ERROR(norm.status());
   SLUICE_ASSIGN_OR_RETURN(const Sums sums, SumOverRanks(own, /*stop=*/false));
   report_->peak_hbm = sums.hbm_peak;
   report_->host = Bytes(static_cast<int64_t>(sums.host));

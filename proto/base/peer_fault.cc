@@ -1,11 +1,10 @@
-#include "client/torch/run/peer_fault.h"
+#include "proto/base/peer_fault.h"
 
 #include <string>
 
 #include "absl/strings/cord.h"
-#include "proto/base/shortage.h"
 
-namespace sluice::runtime {
+namespace sluice {
 namespace {
 
 constexpr char kPeerUrl[] = "sluice/caused_by_peer";
@@ -21,10 +20,4 @@ bool IsCausedByPeer(const absl::Status& status) {
   return status.GetPayload(kPeerUrl).has_value();
 }
 
-absl::Status LostPeer(const absl::Status& status) {
-  const bool lost = status.code() == absl::StatusCode::kUnavailable &&
-                    ShortageOf(status) == Shortage::kNone;
-  return lost ? CausedByPeer(status) : status;
-}
-
-}  // namespace sluice::runtime
+}  // namespace sluice

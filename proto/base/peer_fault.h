@@ -1,19 +1,17 @@
 // Marks a fault that another rank's end caused.
 //
-// The mark travels with the Status, so every layer in between just returns,
-// and whoever watches all ranks looks for the one that failed first.
+// The place that waited for the other rank marks its status: a collective, the
+// daemon's word that a peer died. The mark travels with it, so every layer in
+// between just returns, and whoever watches all ranks looks for the one that
+// failed first. No code tells it: Unavailable is also a GPU that is lost.
 // Thread safety: pure functions.
 #pragma once
 
 #include "absl/status/status.h"
 
-namespace sluice::runtime {
+namespace sluice {
 
 absl::Status CausedByPeer(absl::Status status);
 bool IsCausedByPeer(const absl::Status& status);
 
-// Of a collective, or of a question that the daemon asks all ranks:
-// Unavailable means that a peer is lost.
-absl::Status LostPeer(const absl::Status& status);
-
-}  // namespace sluice::runtime
+}  // namespace sluice

@@ -103,6 +103,19 @@ TEST(Launcher, BlamesTheFirstCauseAndNotItsVictims) {
   EXPECT_THAT(result.out, HasSubstr("{\"fits\":false}"));
 }
 
+// Wrong once: a rank that the launcher itself had ended was the cause where all
+// others said that they had lost a peer.
+TEST(Launcher, ARankThatIsToldToEndIsNotTheCause) {
+  const auto launcher = LaunchScript(2, R"(
+    test $RANK = 1 || exec sleep 30
+    echo '{"exit":1,"message":"lost","caused_by_peer":true}' \
+        > $SLUICE_RESULT_FILE; exit 1)");
+  const ChildResult result = launcher->Join(absl::Seconds(20));
+  EXPECT_EQ(result.exit_code, kExitFault);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("error: rank 1: lost"),
+                                Not(HasSubstr("signal 15"))));
+}
+
 TEST(Launcher, ARankThatEndsBadlyAfterItsResultIsNamed) {
   const auto launcher = LaunchScript(2, R"(
     echo '{"exit":0,"message":""}' > $SLUICE_RESULT_FILE

@@ -14,6 +14,7 @@
 #include "client/torch/exceptions.h"
 #include "client/torch/ranks/nccl_module.h"
 #include "proto/base/mutex.h"
+#include "proto/base/peer_fault.h"
 #include "proto/base/status.h"
 #include "proto/base/units.h"
 
@@ -87,10 +88,10 @@ absl::Status NcclRanks::Failed(const std::string& what,
     return absl::InternalError(
         fmt::format("{}: {} ({})", failed, std::string(gpu.message()), says));
   }
-  return absl::UnavailableError(
+  return CausedByPeer(absl::UnavailableError(
       fmt::format("{}: probably another rank has ended; look at its message "
                   "first ({})",
-                  failed, says));
+                  failed, says)));
 }
 
 // c10d's own destructor aborts, which may break what another rank still has on
@@ -196,7 +197,7 @@ void NcclRanks::Abort(const std::string& why) {
   {
     const MutexLock lock(mutex_);
     if (!aborted_.ok()) return;
-    aborted_ = absl::UnavailableError(why);
+    aborted_ = CausedByPeer(absl::UnavailableError(why));
   }
   // It ends what runs; what it throws says only that it had ended already.
   CatchStatus("", [&] {

@@ -13,6 +13,7 @@
 
 #include "client/torch/exceptions.h"
 #include "client/torch/placement.h"
+#include "proto/base/peer_fault.h"
 #include "proto/base/status.h"
 #include "proto/base/units.h"
 
@@ -100,11 +101,11 @@ absl::Status GlooRanks::Run(const char* what, int64_t bytes,
     return absl::OkStatus();
   });
   if (status.ok()) return status;
-  return absl::UnavailableError(fmt::format(
+  return CausedByPeer(absl::UnavailableError(fmt::format(
       "{} of {} on rank {} of {} failed: probably another rank has ended; "
-      "look at its message first{}",
+      "look at its message first (gloo says{})",
       what, FormatBytes(Bytes(bytes)), options_.rank, options_.world_size,
-      fmt::format(" (gloo says{})", std::string(status.message()))));
+      std::string(status.message()))));
 }
 
 // The same memory without ownership. Gloo's worker thread drops its tensors
@@ -240,12 +241,12 @@ absl::StatusOr<std::unique_ptr<Collectives>> Collectives::Connect(
         return std::make_unique<GlooRanks>(options, store, group);
       });
   if (connected.ok()) return connected;
-  return absl::UnavailableError(fmt::format(
+  return CausedByPeer(absl::UnavailableError(fmt::format(
       "rank {} of {} could not meet the others at {}:{} within {} s: check "
       "that all ranks were started and the port is free (gloo says{})",
       options.rank, options.world_size, options.master_addr,
       options.master_port, ConnectTimeoutS(options),
-      std::string(connected.status().message())));
+      std::string(connected.status().message()))));
 }
 
 }  // namespace sluice::runtime

@@ -8,7 +8,7 @@
 
 #include "client/torch/memory/host_scope.h"
 #include "client/torch/placement.h"
-#include "client/torch/run/peer_fault.h"
+#include "proto/base/peer_fault.h"
 #include "proto/base/status.h"
 
 namespace sluice::runtime {
@@ -24,7 +24,7 @@ absl::StatusOr<at::Tensor> OfEachRank(Collectives& all,
   at::Tensor each = at::zeros({all.world_size(), count}, OnHost(at::kDouble));
   double* const mine = each.data_ptr<double>() + all.rank() * count;
   for (size_t i = 0; i < own.size(); ++i) mine[i] = std::min(own[i], kLarge);
-  SLUICE_RETURN_IF_ERROR(LostPeer(all.SumAll(each)));
+  SLUICE_RETURN_IF_ERROR(all.SumAll(each));
   return each;
 }
 
@@ -35,7 +35,7 @@ absl::StatusOr<bool> AllAgree(Collectives* collectives, bool fine) {
   // Not in HBM: that may be what just ran out.
   const HostScope host("agreement of the ranks");
   at::Tensor failed = at::full({1}, fine ? 0.0 : 1.0, OnHost(at::kDouble));
-  SLUICE_RETURN_IF_ERROR(LostPeer(collectives->SumAll(failed)));
+  SLUICE_RETURN_IF_ERROR(collectives->SumAll(failed));
   return failed.item<double>() == 0;
 }
 

@@ -2,7 +2,7 @@
 //
 // Collective: all ranks call the same of these in the same order.
 // `collectives` null: one rank, which agrees with itself. An error is a lost
-// peer (peer_fault.h), but for Agree.
+// peer (proto/base/peer_fault.h), but for Agree.
 // Thread safety: one thread.
 #pragma once
 

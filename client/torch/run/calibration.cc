@@ -3,7 +3,6 @@
 #include <ATen/ops/zeros.h>
 
 #include "client/torch/placement.h"
-#include "client/torch/run/peer_fault.h"
 #include "client/torch/stream/streamed_model.h"
 #include "proto/base/status.h"
 
@@ -17,11 +16,10 @@ absl::Status RunSteps(const RunContext& context,
       options.stream.layout.total_local_rows(options.stream.rank);
   const at::Tensor tokens = at::zeros({rows}, On(options.device, at::kLong));
   for (int i = 0; i < times; ++i) {
-    SLUICE_RETURN_IF_ERROR(
-        LostPeer(StreamedStep(*stream, context.weights->weights(),
-                              context.weights->gradients(), tokens, tokens,
-                              options.stream.layout.seq_len())
-                     .status()));
+    SLUICE_RETURN_IF_ERROR(StreamedStep(*stream, context.weights->weights(),
+                                        context.weights->gradients(), tokens,
+                                        tokens, options.stream.layout.seq_len())
+                               .status());
   }
   return absl::OkStatus();
 }

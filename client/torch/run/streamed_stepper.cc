@@ -9,11 +9,11 @@
 
 #include "client/torch/run/agreement.h"
 #include "client/torch/run/calibration.h"
-#include "client/torch/run/peer_fault.h"
 #include "planner/stream/copy_due.h"
 #include "planner/stream/loss_rows.h"
 #include "planner/stream/profile.h"
 #include "planner/stream/stream_shape.h"
+#include "proto/base/peer_fault.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
@@ -192,7 +192,7 @@ absl::Status StreamedStepper::PlanWith(const Round& round) {
   if (context_.watch != nullptr) context_.watch->BeginPlanning();
   auto plan = context_.memory->session().Plan(profile, kPlanTimeout);
   if (context_.watch != nullptr) context_.watch->EndPlanning();
-  SLUICE_RETURN_IF_ERROR(LostPeer(plan.status()));
+  SLUICE_RETURN_IF_ERROR(plan.status());
   if (!plan->infeasible.empty()) {
     return Advised(
         ShortOf(ShortageNamed(plan->limited_by).value_or(Shortage::kNone),

@@ -4,7 +4,7 @@
 // Who trains owns weights, gradients and optimizer, and calls this between its
 // steps. Messages name no flags; what ran out is marked
 // (proto/base/shortage.h), and so is what another rank's end caused
-// (peer_fault.h).
+// (proto/base/peer_fault.h).
 //
 // Thread safety: one thread; with several ranks all make the same calls
 // together.

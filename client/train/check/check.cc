@@ -124,13 +124,13 @@ absl::StatusOr<double> GatherStep(const StepperContext& context,
   at::Tensor sums = at::empty({2}, runtime::OnHost(at::kDouble));
   sums.data_ptr<double>()[0] = own.loss_sum;
   sums.data_ptr<double>()[1] = static_cast<double>(own.count);
-  SLUICE_RETURN_IF_ERROR(ClassifyStepError(all->SumAll(sums)));
+  SLUICE_RETURN_IF_ERROR(all->SumAll(sums));
   const auto buckets =
       stream::CutBuckets(context.gradients->size(), all->world_size());
   for (const stream::Bucket& bucket : buckets) {
     at::Tensor part =
         context.gradients->flat().narrow(0, bucket.offset, bucket.size);
-    SLUICE_RETURN_IF_ERROR(ClassifyStepError(all->SumTo(part, 0)));
+    SLUICE_RETURN_IF_ERROR(all->SumTo(part, 0));
   }
   return sums.data_ptr<double>()[0] / sums.data_ptr<double>()[1];
 }
@@ -159,7 +159,7 @@ absl::Status RunCheck(const StepperContext& context, PeerWatch& watch,
         context.stage->Write(*to, RowsOf(*all, layout, rank).data()));
   }
   const auto own = stepper->Run(tokens, labels, text.count);
-  SLUICE_RETURN_IF_ERROR(ClassifyStepError(own.status()));
+  SLUICE_RETURN_IF_ERROR(own.status());
   SLUICE_ASSIGN_OR_RETURN(const double loss, GatherStep(context, *own));
   if (rank != 0) return absl::OkStatus();
   watch.Disarm();  // the others are done

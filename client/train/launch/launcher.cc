@@ -208,13 +208,19 @@ void Ranks::Forward(int signal) {
 void Ranks::Watch(const sigset_t& signals) {
   while (true) {
     Reap();
-    if (!running()) return;
-    EndOthers();
-    Look(MonotonicSeconds());
-    const timespec wait{0, 100'000'000};
+    const bool running = this->running();
+    if (running) {
+      EndOthers();
+      Look(MonotonicSeconds());
+    }
+    // A terminal's Ctrl-C reaches the ranks too, and may have ended all of them
+    // before it is seen here.
+    const timespec wait{0, running ? 100'000'000 : 0};
     const int signal = sigtimedwait(&signals, nullptr, &wait);
     if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) {
       Forward(signal);
+    } else if (!running && signal < 0) {
+      return;
     }
   }
 }
@@ -239,8 +245,10 @@ const RankProcess* Ranks::Cause() const {
     if (*p.status == 0) continue;
     if (first == nullptr) first = &p;
     const auto result = ReadResult(p.result_file);
+    const bool told_to =
+        terminated_ && WIFSIGNALED(*p.status) && WTERMSIG(*p.status) == SIGTERM;
     const bool victim =
-        p.ended_by_us || (result.ok() && result->caused_by_peer);
+        p.ended_by_us || told_to || (result.ok() && result->caused_by_peer);
     if (!victim) return &p;
   }
   return first;

@@ -2,7 +2,7 @@
 //
 // A Status says what happened, what ran out (proto/base/shortage.h), and
 // whether this rank only failed because another one did
-// (client/torch/run/peer_fault.h). These travel as Status payloads, so every
+// (proto/base/peer_fault.h). These travel as Status payloads, so every
 // layer in between just returns; the words for people are added here.
 // Thread safety: pure functions.
 #pragma once
@@ -11,12 +11,9 @@
 #include <string_view>
 
 #include "absl/status/status.h"
-#include "client/torch/run/peer_fault.h"
+#include "proto/base/peer_fault.h"
 
 namespace sluice::train {
-
-using runtime::CausedByPeer;
-using runtime::IsCausedByPeer;
 
 // Exit statuses of sluice-train.
 inline constexpr int kExitOk = 0;

@@ -44,8 +44,7 @@ class BaselineStepper final : public Stepper {
   // alst only: a collective. Host memory for this rank's layer inputs, and
   // copies through the engine that the sluice method's go through.
   absl::Status PrepareInputs() {
-    return runtime::Agree(context_.collectives,
-                          ClassifyStepError(MakeInputs()));
+    return runtime::Agree(context_.collectives, MakeInputs());
   }
 
   absl::StatusOr<runtime::StepResult> Run(const at::Tensor& tokens,
@@ -138,7 +137,7 @@ class SluiceStepper final : public Stepper {
   absl::Status Prepare(const runtime::SavedPlan* saved) {
     auto run = runtime::StreamedStepper::Make(RunContextOf(context_, &weights_),
                                               StreamedOptions(context_), saved);
-    SLUICE_RETURN_IF_ERROR(ClassifyStepError(run.status()));
+    SLUICE_RETURN_IF_ERROR(run.status());
     run_ = *std::move(run);
     return absl::OkStatus();
   }
@@ -174,7 +173,7 @@ class SluiceStepper final : public Stepper {
   uint64_t OfferedPlan() override { return run_->OfferedPlan(); }
   absl::StatusOr<runtime::PlanChangeRecord> Refresh(bool mine) override {
     auto record = run_->Refresh(mine);
-    SLUICE_RETURN_IF_ERROR(ClassifyStepError(record.status()));
+    SLUICE_RETURN_IF_ERROR(record.status());
     return record;
   }
 
@@ -210,11 +209,6 @@ absl::StatusOr<std::unique_ptr<Stepper>> MakeStepper(
     SLUICE_RETURN_IF_ERROR(stepper->PrepareInputs());
   }
   return stepper;
-}
-
-absl::Status ClassifyStepError(const absl::Status& status) {
-  if (ShortageOf(status) != Shortage::kNone) return WithAdvice(status);
-  return runtime::LostPeer(status);
 }
 
 }  // namespace sluice::train

@@ -97,7 +97,4 @@ absl::StatusOr<std::unique_ptr<Stepper>> MakeStepper(
 // The timeline that --trace writes is rank 0's.
 bool WantsTrace(const StepperContext& context);
 
-// What ran out is said with what to do; a lost collective is a peer's.
-absl::Status ClassifyStepError(const absl::Status& status);
-
 }  // namespace sluice::train

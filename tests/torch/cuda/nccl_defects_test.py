@@ -58,7 +58,7 @@ DEFECTS = {
     "an abort aborts nothing":
         ("    group_->abort();\n", ""),
     "an abort is not remembered":
-        ("    aborted_ = absl::UnavailableError(why);\n", ""),
+        ("    aborted_ = CausedByPeer(absl::UnavailableError(why));\n", ""),
     "a later reason takes the place of the first":
         ("    if (!aborted_.ok()) return;\n    aborted_", "    aborted_"),
     "host tensors are summed by NCCL":
