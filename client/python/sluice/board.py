@@ -66,7 +66,9 @@ def telling_job() -> Iterator[None]:
     """What is raised within is written on the job's board: ranks that wait for
     this one in a collective that is not ours, FSDP2's or DDP's, cannot be
     called back (Gloo's `abort` ends no collective that has begun), but whoever
-    looks after them can be told what they wait for."""
+    looks after them can be told what they wait for. What another rank has
+    raised meanwhile stays: this one is its victim."""
+    begun = time.time()
     try:
         yield
     except BaseException as error:
@@ -74,9 +76,10 @@ def telling_job() -> Iterator[None]:
         if board is not None:
             # Where there is no store any more nobody can be told.
             with contextlib.suppress(RuntimeError):
-                board.update(FAILED, lambda _: {
-                    "rank": dist.get_rank(), "what": what[:500],
-                    "time": time.time()})
+                own = {"rank": dist.get_rank(), "what": what[:500],
+                       "time": time.time()}
+                board.update(FAILED, lambda told: told if told and (
+                    told["time"] >= begun) else own)
         raise
 
 
