@@ -262,7 +262,8 @@ class Faults(Verify):
                           fake="kernels=" + forms)
 
     def test_a_call_that_never_returns(self):
-        self.expect_fails("conformance", "test did not end within 3", "--limit",
+        # By the test's own limit, or a moment later by that of all.
+        self.expect_fails("conformance", "did not end within [34]", "--limit",
                           "4", fake="hang=cuMemUnmap:1")
         self.nothing_runs()
 

@@ -182,6 +182,10 @@ TEST_F(GatedEngineTest, CopiesAreGrantedSliceBySlice) {
   Start(0, {.gate = &gate_, .slice = MiB(1)});
   const Ticket ticket = engine_->Enqueue(ToGpu(Bytes(0), MiB(8)));
   while (engine_->stats().h2d < MiB(5)) std::this_thread::yield();
+  // Booked just before it waits.
+  while (use_.slot.used_bytes[kH2d].load() < MiB(6).size()) {
+    std::this_thread::yield();
+  }
   absl::SleepFor(absl::Milliseconds(20));
   EXPECT_EQ(engine_->stats().h2d, MiB(5));
   EXPECT_FALSE(ticket.done());

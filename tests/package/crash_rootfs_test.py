@@ -9,6 +9,7 @@ of one run. No run notices, and the ledger is as before. Beside that it prints h
 long a session waits for the next daemon's first reply.
 """
 
+import contextlib
 import os
 import random
 import signal
@@ -118,8 +119,10 @@ class Crashes(Service):
                 self.serves()
             time.sleep(moments.uniform(0.01, 0.4))
             if pid := int(self.inside.show("MainPID")):
-                os.kill(pid, signal.SIGKILL)
-                left -= 1
+                # It may have ended since: the one that was killed before.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                    left -= 1
         run.goes_on()
         is_as_undisturbed(self.build, self.work, run)
         self.serves()

@@ -212,7 +212,7 @@ TEST(DaemonRobust, AttachLeaseDieCyclesLeaveNoDescriptorAndNoByte) {
       raise(SIGKILL);
     });
     EXPECT_EQ(rank->Join().signal, SIGKILL);
-    ASSERT_THAT(WaitUntilFree(daemon.socket(), 0, absl::Seconds(1)), IsOk());
+    ASSERT_THAT(WaitUntilFree(daemon.socket(), 0, absl::Seconds(10)), IsOk());
     if (i == 20) {
       before = descriptors();
       resident = daemon.Memory("VmRSS");

@@ -295,8 +295,7 @@ class CrashPoints(harness.TrainTest):
             pid = self.daemon_pid()
             if pid is not None:
                 served = self.served()
-                os.kill(pid, signal.SIGKILL)
-                left[0] -= 1
+                left[0] -= harness.kill_if_there(pid)
 
 
 if __name__ == "__main__":

@@ -202,8 +202,9 @@ class CudaRanks(cuda_node.CudaTest):
                                         "--end-after", "5")
                 os.kill(harness.ranks_of(run.pid)[victim], signal.SIGSTOP)
                 line, err = self.expect_end(run, socket)
-                self.assertRegex(line, rf"rank {victim} is late: .*\(step \d+"
-                                       r".*stopped.*--end-after")
+                self.assertRegex(line, rf"rank {victim} is late: .*\("
+                                       r"(step \d+|between).*stopped.*"
+                                       r"--end-after")
                 self.assertNotIn(f"rank {1 - victim} is late", err)
         self.expect_no_findings()
 

@@ -37,7 +37,8 @@ class Death(harness.TrainTest):
         os.kill(ranks[1], signal.SIGKILL)
         killed = time.monotonic()
         _, err = victim.communicate(timeout=20)
-        self.assertLess(time.monotonic() - killed, 5)
+        # The launcher gives the others 4 s.
+        self.assertLess(time.monotonic() - killed, 10)
         self.assertEqual(victim.returncode, 1)
         self.assertIn("error: rank 1 ended with signal 9", err)
         self.assertEqual(err.count("error:"), 1, err)
@@ -48,8 +49,9 @@ class Death(harness.TrainTest):
                         "the other job stands still")
         self.assertIsNone(other.poll())
 
-    def kill_a_rank(self, socket, temporary, rank, delay_s, *more):
-        """Starts two ranks and kills one after so long."""
+    def kill_a_rank(self, socket, temporary, rank, delay_s, *more,
+                    after=lambda: True):
+        """Starts two ranks and kills one after so long, once `after` is so."""
         run = self.start(
             [harness.TRAIN, "train", *harness.MODEL, *LONG, "--socket", socket,
              "--ranks", "2", "--hbm", "16MiB", "--data", self.text, *more],
@@ -60,11 +62,13 @@ class Death(harness.TrainTest):
                         "no rank starts")
         victim = harness.ranks_of(run.pid)[rank]
         time.sleep(max(0, begun + delay_s - time.monotonic()))
+        self.wait_until(after, 30, "it does not come so far")
         os.kill(victim, signal.SIGKILL)
         killed = time.monotonic()
         _, err = run.communicate(timeout=20)
-        self.assertLess(time.monotonic() - killed, 5)
-        self.wait_until(lambda: self.leased(socket) == 0, 5,
+        # The launcher gives the others 4 s.
+        self.assertLess(time.monotonic() - killed, 10)
+        self.wait_until(lambda: self.leased(socket) == 0, 20,
                         "the dead job's memory is not free")
         self.assertEqual(run.returncode, 1)
         self.assertIn(f"error: rank {rank} ended with signal 9", err)
@@ -82,11 +86,20 @@ class Death(harness.TrainTest):
             rank = moments.randrange(2)
             with self.subTest(delay_s=delay_s, rank=rank):
                 self.kill_a_rank(socket, temporary, rank, delay_s)
-        save = self.path("saved")
-        self.kill_a_rank(socket, temporary, 1, 2.5, "--save", save,
-                         "--save-every", "1")
-        whole = [n for n in os.listdir(save) if not n.endswith(".tmp")]
-        for name in whole:
+
+    def test_kill_9_while_it_saves_leaves_whole_checkpoints(self):
+        socket = self.daemon()
+        temporary, save = self.path("tmp"), self.path("saved")
+        os.mkdir(temporary)
+
+        def whole():
+            names = os.listdir(save) if os.path.isdir(save) else []
+            return [name for name in names if not name.endswith(".tmp")]
+
+        self.kill_a_rank(socket, temporary, 1, 0, "--save", save,
+                         "--save-every", "1", after=lambda: len(whole()) > 2)
+        self.assertGreater(len(whole()), 2)
+        for name in whole():
             self.assertIn("trainer_state.json",
                           os.listdir(os.path.join(save, name)))
 
@@ -105,7 +118,7 @@ class Death(harness.TrainTest):
         self.assertRegex(err, "error: .*evicted.*the node is drained")
         done = harness.lines_of(log)[-1]["step"]
         self.assertEqual(os.listdir(save), [f"checkpoint-{done}"])
-        self.wait_until(lambda: self.leased(socket) == 0, 5,
+        self.wait_until(lambda: self.leased(socket) == 0, 20,
                         "an evicted job's memory is not free")
 
     def test_a_rank_of_torchrun_ends_with_130_when_interrupted(self):
@@ -124,7 +137,7 @@ class Death(harness.TrainTest):
         socket = self.daemon(gpus=1)
         run, _ = self.start_run(socket, "alone", "--hbm", "16MiB")
         os.kill(harness.ranks_of(run.pid)[0], signal.SIGKILL)
-        self.wait_until(lambda: self.leased(socket) == 0, 5,
+        self.wait_until(lambda: self.leased(socket) == 0, 20,
                         "a dead rank's memory is not free")
 
     def test_a_daemon_killed_in_a_run_neither_ends_nor_slows_it(self):
@@ -164,10 +177,12 @@ class Death(harness.TrainTest):
             seen += run.stderr.readline()
         self.assertLess(time.monotonic() - begun, 8)
         self.assertRegex(seen, r"rank 1 is stopped by a signal or a debugger "
-                               r"\(step \d+.*kill -CONT " + str(ranks[1]))
+                               r"\((step \d+|between).*kill -CONT "
+                               + str(ranks[1]))
         while "rank 1 is late" not in seen:
             seen += run.stderr.readline()
-        self.assertRegex(seen, r"rank 1 is late: nothing new for .*\(step \d+")
+        self.assertRegex(seen, r"rank 1 is late: nothing new for .*"
+                               r"\((step \d+|between)")
         self.assertNotIn("rank 0 is late", seen)
         os.kill(ranks[1], signal.SIGCONT)
         while "rank 1 goes on after" not in seen:
@@ -185,9 +200,9 @@ class Death(harness.TrainTest):
         _, err = run.communicate(timeout=30)
         self.assertEqual(run.returncode, 1, err)
         self.assertEqual(err.count("error:"), 1, err)
-        self.assertRegex(err, r"error: rank 0 is late: .*\(step \d+.*stopped.*"
-                              r"--end-after")
-        self.wait_until(lambda: self.leased(socket) == 0, 2,
+        self.assertRegex(err, r"error: rank 0 is late: .*\((step \d+|between)"
+                              r".*stopped.*--end-after")
+        self.wait_until(lambda: self.leased(socket) == 0, 20,
                         "a hung job's memory is not free")
 
     def test_ranks_of_torchrun_watch_themselves(self):
@@ -262,7 +277,7 @@ class Death(harness.TrainTest):
         run, _ = self.start_run(socket, "orphan", "--ranks", "2", "--hbm",
                                 "16MiB")
         os.kill(run.pid, signal.SIGKILL)
-        self.wait_until(lambda: self.leased(socket) == 0, 5,
+        self.wait_until(lambda: self.leased(socket) == 0, 20,
                         "ranks outlived their launcher")
 
     def test_ctrl_c_saves_and_a_private_daemon_goes_too(self):

@@ -164,6 +164,16 @@ def children_of(parent):
         return []
 
 
+def kill_if_there(pid):
+    """Kills one that may have ended meanwhile, as a daemon that was killed
+    before and that its keeper has reaped since; whether it was there."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def running(program, folder):
     """Pids of those whose first word is that program, of that folder."""
     found = []

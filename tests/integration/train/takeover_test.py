@@ -33,8 +33,7 @@ class TakeOver(either_node.NodeTest):
         while not done.is_set():
             time.sleep(moments.uniform(0.05, 0.9))
             for pid in harness.children_of(self.keeper_process.pid):
-                os.kill(pid, signal.SIGKILL)
-                kills += 1
+                kills += harness.kill_if_there(pid)
         return kills
 
     def compare(self, *more):

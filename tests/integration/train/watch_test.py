@@ -61,10 +61,10 @@ class Watch(harness.TrainTest):
                     self.assertRegex(err, r"about .* expected \(compute ")
                     self.assertRegex(err, r"step 1 took .*were expected")
                     self.assertGreater(log[0]["expected_seconds"], 0)
-                    # Within what other work on the machine may do to it.
+                    # Within what other work on the machine may do to a step;
+                    # what it may do to a calibration has no limit.
                     ratio = log[1]["seconds"] / log[1]["expected_seconds"]
                     self.assertLess(ratio, 20)
-                    self.assertGreater(ratio, 0.2)
                 else:
                     self.assertEqual(log[0]["expected_seconds"], 0)
 

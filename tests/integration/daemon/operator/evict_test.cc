@@ -58,7 +58,7 @@ TEST(DaemonAdmin, EvictedRankIsToldWhyAndItsMemoryComesBackWhenItEnds) {
   EXPECT_EQ(pool.quarantined_bytes(), MiB(8).size());
   close(leave[1]);
   rank->ExpectSuccess();
-  EXPECT_THAT(WaitUntilFree(daemon.socket(), 0, absl::Seconds(1)), IsOk());
+  EXPECT_THAT(WaitUntilFree(daemon.socket(), 0, absl::Seconds(10)), IsOk());
 
   EXPECT_EQ(Evict(daemon, /*kill=*/false, reply).error_code(),
             grpc::StatusCode::NOT_FOUND);
@@ -96,7 +96,7 @@ TEST(DaemonAdmin, EvictWithKillEndsTheProcess) {
   ASSERT_TRUE(rank->WaitForOutput("holding", absl::Seconds(10)));
   admin::EvictReply reply;
   ASSERT_TRUE(Evict(daemon, /*kill=*/true, reply).ok());
-  EXPECT_THAT(WaitUntilFree(daemon.socket(), 0, absl::Seconds(1)), IsOk());
+  EXPECT_THAT(WaitUntilFree(daemon.socket(), 0, absl::Seconds(10)), IsOk());
   EXPECT_EQ(reply.processes(), 1u);
   EXPECT_EQ(rank->Join().signal, 9);
 }
