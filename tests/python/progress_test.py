@@ -15,8 +15,9 @@ from types import SimpleNamespace
 import pytest
 import sluice
 import torch
+import torch.distributed as dist
 from models import assert_same, batch, run, tiny, unstreamed
-from sluice import progress
+from sluice import board, progress
 from sluice.progress import Progress
 from support import await_true, environment, is_running
 from torch import nn
@@ -189,6 +190,24 @@ def test_the_rank_that_waits_in_fsdp_says_who_failed(daemon, tmp_path):
     assert re.search(r"rank 0 of 2: nothing has moved for \d s: forward, layer "
                      "1 of 2, chunk 5 of 5; rank 1 failed: ZeroDivisionError: "
                      "division by zero", said[0]), said[0]
+
+
+# Wrong once: a victim's "Connection closed by peer" took the cause's place.
+def test_what_failed_first_stays_on_the_jobs_board(tmp_path):
+    dist.init_process_group("gloo", f"file://{tmp_path}/group", rank=0,
+                            world_size=1)
+    try:
+        with pytest.raises(RuntimeError), board.telling_job():
+            board.Board.of_job().update(board.FAILED, lambda _: {
+                "rank": 1, "what": "the cause", "time": time.time()})
+            raise RuntimeError("Connection closed by peer")
+        assert board.failed_rank(0) == "rank 1 failed: the cause"
+        with pytest.raises(ValueError), board.telling_job():  # another step
+            raise ValueError("its own")
+        told = board.Board.of_job().read(board.FAILED)
+        assert (told["rank"], told["what"]) == (0, "ValueError: its own")
+    finally:
+        dist.destroy_process_group()
 
 
 # --- the daemon and other jobs in the midst of a step -------------------------
