@@ -62,7 +62,16 @@ class Core {
   Effects ProtocolBroken(SessionId id, const std::string& reason,
                          absl::Time now);
   // The pidfd reported the end of the process.
-  Effects ProcessGone(SessionId id, Exit exit, absl::Time now);
+  Effects ProcessGone(SessionId id, Exit exit, absl::Time now) {
+    return ProcessesGone({{id, exit}}, now);
+  }
+  // Of several at once, as those of a job that somebody kills: none of them is
+  // told of the others, which would be as many words as pairs of them.
+  struct Gone {
+    SessionId session;
+    Exit exit;
+  };
+  Effects ProcessesGone(const std::vector<Gone>& gone, absl::Time now);
 
   // --- what became of effects ----------------------------------------------
   struct ExtentOutcome {
@@ -321,6 +330,8 @@ class Core {
   // opens and closes sessions for ever costs no more than one.
   void Tidy(SessionId id, absl::Time now, Effects& effects);
   void TellDeaths(const Session& session, Effects& effects) const;
+  void NoteExit(const Session& session, const Exit& exit, absl::Time now,
+                Effects& effects);
   void TellPeers(const Session& session, const std::string& reason,
                  Effects& effects);
 

@@ -161,30 +161,37 @@ void Core::Drop(SessionId id, absl::Time now, Effects& effects) {
   effects.push_back(Forget{id});
 }
 
-Effects Core::ProcessGone(SessionId id, Exit exit, absl::Time now) {
+Effects Core::ProcessesGone(const std::vector<Gone>& gone, absl::Time now) {
   Effects effects;
-  Session* found = sessions_.Find(id);
-  if (found == nullptr) return effects;
-  Session& session = *found;
-  const bool was_open = session.state != Session::State::kClosed;
-  if (was_open) Close(session, now, effects);
-  // A rank that freed what it had and ended well has not died. Where the
-  // kernel does not tell the status, leases that were left say so.
+  for (const Gone& each : gone) {
+    Session* const session = sessions_.Find(each.session);
+    if (session == nullptr) continue;
+    if (session->state == Session::State::kClosed) continue;
+    Close(*session, now, effects);
+  }
+  for (const Gone& each : gone) {
+    if (!sessions_.contains(each.session)) continue;
+    NoteExit(sessions_.at(each.session), each.exit, now, effects);
+    Drop(each.session, now, effects);
+  }
+  Settle(now, effects);
+  return effects;
+}
+
+// A rank that freed what it had and ended well has not died. Where the kernel
+// does not tell the status, leases that were left say so.
+void Core::NoteExit(const Session& session, const Exit& exit, absl::Time now,
+                    Effects& effects) {
   const bool clean =
       exit.kind == Exit::Kind::kStatus
           ? exit.code == 0
           : exit.kind == Exit::Kind::kUnknown && !session.had_leases_at_close;
-  const bool rank = session.grant_slot >= 0;
-  if (rank && !clean) {
-    ++journal_.stats.client_deaths[DeathBy(exit)];
-    TellPeers(session, Describe(exit), effects);
-    Log(now, EventKind::kDeath,
-        fmt::format("{}: {}", session.Described(), Describe(exit)),
-        session.peer.principal, {session.id});
-  }
-  Drop(id, now, effects);
-  Settle(now, effects);
-  return effects;
+  if (!session.was_rank() || clean) return;
+  ++journal_.stats.client_deaths[DeathBy(exit)];
+  TellPeers(session, Describe(exit), effects);
+  Log(now, EventKind::kDeath,
+      fmt::format("{}: {}", session.Described(), Describe(exit)),
+      session.peer.principal, {session.id});
 }
 
 void Core::TellPeers(const Session& session, const std::string& reason,

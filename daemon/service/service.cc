@@ -1,6 +1,7 @@
 #include "daemon/service/service.h"
 
 #include <fmt/format.h>
+#include <poll.h>
 
 #include <algorithm>
 #include <utility>
@@ -306,8 +307,34 @@ void Service::OnGone(SessionId id) {
   const Session* session = core_.session(id);
   if (channel == nullptr || session == nullptr) return;
   ReadCopies();
-  const Exit exit = ReadExit(channel->pidfd(), session->peer);
-  Execute(core_.ProcessGone(id, exit, loop_->now()));
+  std::vector<Core::Gone> gone = {
+      {id, ReadExit(channel->pidfd(), session->peer)}};
+  if (session->was_rank()) AddGonePeers(*session, gone);
+  Execute(core_.ProcessesGone(gone, loop_->now()));
+}
+
+// A job is often killed as a whole.
+void Service::AddGonePeers(const Session& session,
+                           std::vector<Core::Gone>& gone) const {
+  std::vector<pollfd> processes;
+  std::vector<SessionId> peers;
+  const JobKey job = session.job();
+  for (const auto& [id, channel] : sessions_->channels()) {
+    const Session* const peer = core_.session(id);
+    if (peer == nullptr || peer->id == session.id || !peer->was_rank() ||
+        peer->job() != job) {
+      continue;
+    }
+    processes.push_back(
+        {.fd = channel->pidfd(), .events = POLLIN, .revents = 0});
+    peers.push_back(id);
+  }
+  if (poll(processes.data(), processes.size(), /*timeout=*/0) <= 0) return;
+  for (size_t i = 0; i < peers.size(); ++i) {
+    if (processes[i].revents == 0) continue;
+    gone.push_back(
+        {peers[i], ReadExit(processes[i].fd, core_.session(peers[i])->peer)});
+  }
 }
 
 absl::Time Service::NextDeadline() const {

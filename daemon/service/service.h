@@ -136,6 +136,9 @@ class Service {
   absl::Status MayAsk(SessionId id, Request& request,
                       std::span<const UniqueFd> shown);
   void OnGone(SessionId id);
+  // Those of its job whose processes have ended too.
+  void AddGonePeers(const Session& session,
+                    std::vector<Core::Gone>& gone) const;
   void Expire();
   absl::Time NextDeadline() const;
   void OnSignal();

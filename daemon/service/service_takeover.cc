@@ -88,7 +88,7 @@ absl::Status Service::Adopt(CoreState saved) {
   }
   Pass(CrashPoint::kExtentsAdopted);
   std::set<SessionId> reached;
-  std::vector<SessionId> gone;
+  std::vector<Core::Gone> gone;
   for (const auto& [id, session] : saved.sessions) {
     // What was not kept was never welcomed, so it holds nothing.
     const bool closed = session.state == Session::State::kClosed;
@@ -102,7 +102,7 @@ absl::Status Service::Adopt(CoreState saved) {
         WriteLog(LogLevel::kError, std::string(adopted.message()));
       }
     } else {
-      gone.push_back(id);
+      gone.push_back({id, {}});
     }
   }
   Pass(CrashPoint::kSessionsAdopted);
@@ -114,7 +114,7 @@ absl::Status Service::Adopt(CoreState saved) {
   handover_->Begin(core_, now);
   Pass(CrashPoint::kAdoptedSaved);
   Execute(std::move(effects));
-  for (SessionId id : gone) Execute(core_.ProcessGone(id, {}, now));
+  if (!gone.empty()) Execute(core_.ProcessesGone(gone, now));
   Pass(CrashPoint::kTakenOver);
   return absl::OkStatus();
 }

@@ -168,6 +168,36 @@ TEST(Death, PeersOfTheJobAreToldAndNobodyElse) {
               SizeIs(3));
 }
 
+// A job of 250 ranks that was killed kept all others waiting for 190 ms: each
+// rank was told of each before its own end was seen.
+TEST(Death, ThoseThatDieTogetherAreNotToldOfEachOther) {
+  CoreDriver node;
+  std::vector<SessionId> ranks;
+  for (int rank = 0; rank < 4; ++rank) {
+    ranks.push_back(node.Attach("demo", rank, 4));
+  }
+  ASSERT_THAT(node.Lease(ranks[2], Gpu(0), MiB(4)), IsOk());
+  // One had ended its session, one is unknown, and one ended well.
+  node.Apply(node.core.SocketEnded(ranks[1], node.clock.Now()));
+  const Exit killed = {Exit::Kind::kSignal, 9};
+  node.Run([&](Core& core) {
+    return core.ProcessesGone({{ranks[0], {Exit::Kind::kStatus, 0}},
+                               {ranks[1], killed},
+                               {SessionId(1000), killed},
+                               {ranks[2], killed}},
+                              node.clock.Now());
+  });
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_TRUE(node.forgotten.contains(ranks[rank])) << rank;
+    EXPECT_THAT(node.NoticesTo<PeerDiedNotice>(ranks[rank]), IsEmpty()) << rank;
+  }
+  const auto told = node.NoticesTo<PeerDiedNotice>(ranks[3]);
+  ASSERT_THAT(told, SizeIs(2));
+  EXPECT_EQ(told[0].rank, Rank(1));
+  EXPECT_EQ(told[1].rank, Rank(2));
+  EXPECT_EQ(node.core.pool(Gpu(0)).free, MiB(16));
+}
+
 TEST(Death, IsToldByStatusAndWithoutOneByTheLeasesThatWereLeft) {
   struct Case {
     Exit exit;
