@@ -36,6 +36,12 @@ constexpr absl::Duration kFreeTimeout = absl::Seconds(5);
 constexpr absl::Duration kMostLeaseWait = absl::Hours(24 * 40);
 constexpr size_t kMaxNoteBytes = 512;  // PlanTaken's
 
+absl::Status WhyNoPlan(const wire::PlanFailed& failed) {
+  absl::Status why = FromDaemon(absl::FailedPreconditionError(failed.reason()),
+                                failed.shortage());
+  return failed.peer_left() ? CausedByPeer(std::move(why)) : why;
+}
+
 class LeasedRegion final : public Region {
  public:
   LeasedRegion(std::shared_ptr<Connection> connection,
@@ -354,9 +360,7 @@ void SessionImpl::OnWireEvent(wire::Message message) {
     case wire::Event::kPlanReady:
       return inbox_.Put(ReadPlan(message.fds[0]));
     case wire::Event::kPlanFailed:
-      return inbox_.Put(FromDaemon(
-          absl::FailedPreconditionError(event.plan_failed().reason()),
-          event.plan_failed().shortage()));
+      return inbox_.Put(WhyNoPlan(event.plan_failed()));
     case wire::Event::kPlanChanged:
       return OnChanged(PlanId(event.plan_changed().plan_id()), message);
     case wire::Event::kTakenOver:

@@ -116,8 +116,10 @@ class Session {
   // Sends the profile and waits until all local ranks of the job have sent
   // theirs and the worker has solved; the plan was validated on both sides.
   // A plan that says it is infeasible is an answer, not an error.
-  // DeadlineExceeded: `timeout` passed; Unavailable: a peer died meanwhile, or
-  // the daemon; FailedPrecondition: the worker failed, with its reason.
+  // DeadlineExceeded: `timeout` passed; Unavailable: the daemon is gone, or a
+  // peer died meanwhile; FailedPrecondition: the worker failed, with its
+  // reason, or a peer left. What a peer caused is marked
+  // (proto/base/peer_fault.h).
   virtual absl::StatusOr<plan::NodePlan> Plan(const plan::RankProfile& profile,
                                               absl::Duration timeout) = 0;
 

@@ -27,25 +27,11 @@
 #include "client/train/watch/stop.h"
 #include "client/train/watch/watched_collectives.h"
 #include "planner/stream/states.h"
+#include "proto/base/peer_fault.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
 namespace {
-
-// The line this rank ends with: a lost collective is explained by the daemon's
-// event, where that came, and so is an end before the last step by an eviction.
-// A fault of this rank's own is not: whoever died may be its victim.
-absl::Status Explain(const absl::Status& status, const PeerWatch& watch,
-                     bool interrupted) {
-  const std::string reason = watch.reason();
-  if (reason.empty() || LimitedBy(status) != "none") return status;
-  if (watch.evicted()) {
-    const bool early = !status.ok() || interrupted;
-    return early ? absl::UnavailableError(reason) : status;
-  }
-  return IsCausedByPeer(status) ? CausedByPeer(absl::UnavailableError(reason))
-                                : status;
-}
 
 double CollectiveTimeout(double end_after_s) {
   constexpr double kDay = 24 * 3600;
@@ -297,7 +283,7 @@ int RankRun::Run() {
       runtime::CatchStatus(fmt::format("rank {}", environment_.rank),
                            [this]() -> absl::Status { return Work(); });
   const absl::Status status =
-      Explain(WithAdvice(worked), watch_, report_.interrupted);
+      watch_.Explain(WithAdvice(worked), report_.interrupted);
   // The watch was first and leaves the process.
   while (telling_.exchange(true)) pause();
   progress_->console().Close();

@@ -9,7 +9,6 @@
 
 #include "client/torch/memory/host_scope.h"
 #include "client/torch/placement.h"
-#include "client/train/step/stepper.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
 

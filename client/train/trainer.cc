@@ -17,6 +17,7 @@
 #include "client/train/shared_text.h"
 #include "client/train/trace.h"
 #include "client/train/watch/words.h"
+#include "proto/base/peer_fault.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {

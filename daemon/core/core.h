@@ -65,8 +65,8 @@ class Core {
   Effects ProcessGone(SessionId id, Exit exit, absl::Time now) {
     return ProcessesGone({{id, exit}}, now);
   }
-  // Of several at once, as those of a job that somebody kills: none of them is
-  // told of the others, which would be as many words as pairs of them.
+  // Of several at once, as those of a job that somebody kills: none is told of
+  // the others' ends, which would take one notice per pair.
   struct Gone {
     SessionId session;
     Exit exit;

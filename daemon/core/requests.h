@@ -133,6 +133,7 @@ struct PlanChangedNotice {
 struct PlanFailedNotice {
   std::string reason;
   Shortage shortage = Shortage::kNone;  // what ran out while it was planned
+  bool peer_left = false;               // another rank, without which none is
 };
 struct ShuttingDownNotice {
   std::string reason;

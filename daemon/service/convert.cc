@@ -201,6 +201,7 @@ wire::Event ToEvent(const Notice& notice) {
       if (from.shortage != Shortage::kNone) {
         event.mutable_plan_failed()->set_shortage(Name(from.shortage));
       }
+      event.mutable_plan_failed()->set_peer_left(from.peer_left);
     }
     void operator()(const ShuttingDownNotice& from) {
       event.mutable_shutting_down()->set_reason(from.reason);

@@ -331,7 +331,7 @@ void Service::AddGonePeers(const Session& session,
   }
   if (poll(processes.data(), processes.size(), /*timeout=*/0) <= 0) return;
   for (size_t i = 0; i < peers.size(); ++i) {
-    if (processes[i].revents == 0) continue;
+    if ((processes[i].revents & POLLIN) == 0) continue;
     gone.push_back(
         {peers[i], ReadExit(processes[i].fd, core_.session(peers[i])->peer)});
   }

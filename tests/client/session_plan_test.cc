@@ -2,6 +2,7 @@
 #include <atomic>
 #include <future>
 
+#include "proto/base/peer_fault.h"
 #include "proto/plan/codec.h"
 #include "tests/client/session_fixture.h"
 
@@ -250,9 +251,11 @@ TEST_F(PlanTest, AFailedWorkerIsItsReason) {
     daemon_.SendEvent(event);
     return false;
   });
-  EXPECT_THAT(session_->Plan(Profile(), absl::Seconds(20)),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       "the worker ran 20 s: killed"));
+  const absl::Status why =
+      session_->Plan(Profile(), absl::Seconds(20)).status();
+  EXPECT_THAT(why, StatusIs(absl::StatusCode::kFailedPrecondition,
+                            "the worker ran 20 s: killed"));
+  EXPECT_FALSE(IsCausedByPeer(why));
 }
 
 TEST_F(PlanTest, APeersDeathEndsTheWait) {
@@ -264,8 +267,28 @@ TEST_F(PlanTest, APeersDeathEndsTheWait) {
     daemon_.SendEvent(event);
     return false;
   });
-  EXPECT_THAT(session_->Plan(Profile(), absl::Seconds(20)),
+  const absl::Status why =
+      session_->Plan(Profile(), absl::Seconds(20)).status();
+  EXPECT_THAT(why,
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("rank 1")));
+  EXPECT_TRUE(IsCausedByPeer(why));
+}
+
+// The daemon says this first of a peer that dies meanwhile.
+TEST_F(PlanTest, APeerThatLeftIsWhoseFaultItIs) {
+  Open();
+  daemon_.SetScript([&](const wire::Message& m) {
+    if (!m.packet.request().has_submit_profile()) return false;
+    wire::Event event;
+    event.mutable_plan_failed()->set_reason("rank 1 left");
+    event.mutable_plan_failed()->set_peer_left(true);
+    daemon_.SendEvent(event);
+    return false;
+  });
+  const absl::Status why =
+      session_->Plan(Profile(), absl::Seconds(20)).status();
+  EXPECT_EQ(why.message(), "rank 1 left");
+  EXPECT_TRUE(IsCausedByPeer(why));
 }
 
 TEST_F(PlanTest, NoPlanInTimeIsDeadlineExceeded) {

@@ -119,7 +119,7 @@ class Crashes(Service):
                 self.serves()
             time.sleep(moments.uniform(0.01, 0.4))
             if pid := int(self.inside.show("MainPID")):
-                # It may have ended since: the one that was killed before.
+                # It may have ended meanwhile: one that was killed before.
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                     left -= 1

@@ -197,12 +197,16 @@ def test_what_failed_first_stays_on_the_jobs_board(tmp_path):
     dist.init_process_group("gloo", f"file://{tmp_path}/group", rank=0,
                             world_size=1)
     try:
-        with pytest.raises(RuntimeError), board.telling_job():
+        def fails(rank, ago):
             board.Board.of_job().update(board.FAILED, lambda _: {
-                "rank": 1, "what": "the cause", "time": time.time()})
+                "rank": rank, "what": "the cause", "time": time.time() - ago})
+
+        fails(1, ago=3)  # before this rank came to its own part of the step
+        with pytest.raises(RuntimeError), board.telling_job():
             raise RuntimeError("Connection closed by peer")
-        assert board.failed_rank(0) == "rank 1 failed: the cause"
-        with pytest.raises(ValueError), board.telling_job():  # another step
+        assert board.failed_rank(time.time()) == "rank 1 failed: the cause"
+        fails(1, ago=100)  # in a step of long ago
+        with pytest.raises(ValueError), board.telling_job():
             raise ValueError("its own")
         told = board.Board.of_job().read(board.FAILED)
         assert (told["rank"], told["what"]) == (0, "ValueError: its own")

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "proto/base/peer_fault.h"
+
 namespace sluice::train {
 namespace {
 
@@ -90,6 +92,32 @@ TEST_F(PeerWatchTest, WhatIsAttachedAnewTakesThePlaceOfTheFormer) {
   session_.Tell(Kind::kPeerDied, "rank 0 of job demo");
   EXPECT_THAT(aborts_, IsEmpty());
   EXPECT_FALSE(watch_.reason().empty());
+}
+
+// Wrong once: a rank that failed by itself was a victim of the peer that ended
+// for it.
+TEST_F(PeerWatchTest, ADeathExplainsWhatItCausedAlone) {
+  const absl::Status own = absl::DataLossError("shard 3 is truncated");
+  const absl::Status lost =
+      CausedByPeer(absl::UnavailableError("a sum failed"));
+  EXPECT_EQ(watch_.Explain(lost, false), lost);
+  session_.Tell(Kind::kPeerDied, "rank 0 of job demo");
+  EXPECT_EQ(watch_.Explain(own, false), own);
+  EXPECT_TRUE(watch_.Explain(absl::OkStatus(), true).ok());
+  const absl::Status explained = watch_.Explain(lost, false);
+  EXPECT_EQ(explained.message(), watch_.reason());
+  EXPECT_TRUE(IsCausedByPeer(explained));
+}
+
+TEST_F(PeerWatchTest, AnEvictionExplainsEveryEndBeforeTheLastStep) {
+  session_.Tell(Kind::kEvicted, "by an administrator");
+  EXPECT_TRUE(watch_.Explain(absl::OkStatus(), false).ok());
+  for (const absl::Status& end :
+       {watch_.Explain(absl::OkStatus(), true),
+        watch_.Explain(CausedByPeer(absl::UnavailableError("a sum")), false)}) {
+    EXPECT_EQ(end.message(), watch_.reason());
+    EXPECT_FALSE(IsCausedByPeer(end));
+  }
 }
 
 }  // namespace

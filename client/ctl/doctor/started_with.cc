@@ -3,8 +3,8 @@
 namespace sluice::ctl {
 namespace {
 
-// "--flag VALUE" and "--flag=VALUE" at words[i], which moves to the flag's last
-// word; none: it is another flag's, or without its value.
+// Of a flag at words[i] and the word behind it, to which i moves, or of both in
+// one word with "=" between; none: it is another flag, or has no value.
 std::optional<std::string> ValueOf(const std::string& flag,
                                    const std::vector<std::string>& words,
                                    size_t& i) {

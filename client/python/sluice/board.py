@@ -58,7 +58,9 @@ class Board:
             seen = found
 
 
-FAILED = "failed"  # the key of what a rank raised last in a streamed step
+FAILED = "failed"  # the key of what a rank raised in a streamed step
+# Seconds that ranks may be apart: in their steps, and by their nodes' clocks.
+APART_S = 60.0
 
 
 @contextlib.contextmanager
@@ -79,20 +81,21 @@ def telling_job() -> Iterator[None]:
                 own = {"rank": dist.get_rank(), "what": what[:500],
                        "time": time.time()}
                 board.update(FAILED, lambda told: told if told and (
-                    told["time"] >= begun) else own)
+                    told["rank"] != own["rank"]
+                    and told["time"] >= begun - APART_S) else own)
         raise
 
 
 def failed_rank(since: float) -> str:
-    """What another rank of the job raised last, if after the time `since`, in
-    seconds of the clock on the wall; "": nothing."""
+    """What another rank of the job raised first, if not long before the time
+    `since`, in seconds of the clock on the wall; "": nothing."""
     try:
         board = Board.of_job()
         told = None if board is None else board.read(FAILED)
     except RuntimeError:
         return ""
     if told is None or told["rank"] == dist.get_rank() or (
-            told["time"] < since):
+            told["time"] < since - APART_S):
         return ""
     return f"rank {told['rank']} failed: {told['what']}"
 

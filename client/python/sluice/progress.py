@@ -112,7 +112,7 @@ class Progress:
                 self._stuck, self._again = place, 2 * still
                 # A rank may fail long before this one waits for it, but not
                 # before the step.
-                why = failed_rank(time.time() - (now - place.began) - 60)
+                why = failed_rank(time.time() - (now - place.began))
                 self._say(f"sluice: rank {rank} of {world}: nothing has moved "
                           f"for {still:.0f} s: {where}"
                           + (f"; {why}" if why else ""))

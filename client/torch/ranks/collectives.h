@@ -58,8 +58,9 @@ class Collectives {
   // they were done. Elsewhere each has said so itself.
   virtual absl::Status Check() = 0;
   // Another rank has died: ends what waits for it; later operations, and Check,
-  // return Unavailable with `why`. From any thread. Over Gloo there is nothing
-  // to do: a dead peer's connection ends what waits for it.
+  // return Unavailable with `why`, marked (proto/base/peer_fault.h). From any
+  // thread. Over Gloo there is nothing to do: a dead peer's connection ends
+  // what waits for it.
   virtual void Abort(const std::string& why) = 0;
 };
 

@@ -55,6 +55,7 @@ struct RankProcess {
   std::unique_ptr<RankPage> page;
   std::optional<int> status;  // wait status, once it ended
   bool ended_by_us = false;   // by SIGKILL at the time limit
+  bool told_to_end = false;   // by SIGTERM, because another had failed
 };
 
 // The ranks of one run and what happened to them.
@@ -167,6 +168,7 @@ void Ranks::EndOthers() {
   const absl::Duration since = absl::Now() - *failed_at_;
   if (since > kGrace && !terminated_) {
     terminated_ = true;
+    for (RankProcess& p : processes_) p.told_to_end = !p.status.has_value();
     Signal(SIGTERM);
   }
   if (since > kLimit) {
@@ -208,18 +210,18 @@ void Ranks::Forward(int signal) {
 void Ranks::Watch(const sigset_t& signals) {
   while (true) {
     Reap();
-    const bool running = this->running();
-    if (running) {
+    const bool some_run = running();
+    if (some_run) {
       EndOthers();
       Look(MonotonicSeconds());
     }
     // A terminal's Ctrl-C reaches the ranks too, and may have ended all of them
     // before it is seen here.
-    const timespec wait{0, running ? 100'000'000 : 0};
+    const timespec wait{0, some_run ? 100'000'000 : 0};
     const int signal = sigtimedwait(&signals, nullptr, &wait);
     if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) {
       Forward(signal);
-    } else if (!running && signal < 0) {
+    } else if (!some_run && signal < 0) {
       return;
     }
   }
@@ -245,10 +247,10 @@ const RankProcess* Ranks::Cause() const {
     if (*p.status == 0) continue;
     if (first == nullptr) first = &p;
     const auto result = ReadResult(p.result_file);
-    const bool told_to =
-        terminated_ && WIFSIGNALED(*p.status) && WTERMSIG(*p.status) == SIGTERM;
+    const bool obeyed = p.told_to_end && WIFSIGNALED(*p.status) &&
+                        WTERMSIG(*p.status) == SIGTERM;
     const bool victim =
-        p.ended_by_us || told_to || (result.ok() && result->caused_by_peer);
+        p.ended_by_us || obeyed || (result.ok() && result->caused_by_peer);
     if (!victim) return &p;
   }
   return first;

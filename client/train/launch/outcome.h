@@ -11,7 +11,6 @@
 #include <string_view>
 
 #include "absl/status/status.h"
-#include "proto/base/peer_fault.h"
 
 namespace sluice::train {
 

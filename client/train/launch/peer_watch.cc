@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include "client/train/launch/outcome.h"
+#include "proto/base/peer_fault.h"
+
 namespace sluice::train {
 
 PeerWatch::PeerWatch(std::function<void(const std::string&)> on_timeout,
@@ -64,6 +67,18 @@ bool PeerWatch::Keep(const client::SessionEvent& event,
   reason_ = reason;
   changed_.NotifyAll();
   return !disarmed_;
+}
+
+absl::Status PeerWatch::Explain(const absl::Status& status,
+                                bool interrupted) const {
+  const std::string why = reason();
+  if (why.empty() || LimitedBy(status) != "none") return status;
+  if (evicted()) {
+    const bool early = !status.ok() || interrupted;
+    return early ? absl::UnavailableError(why) : status;
+  }
+  return IsCausedByPeer(status) ? CausedByPeer(absl::UnavailableError(why))
+                                : status;
 }
 
 void PeerWatch::Run() {

@@ -17,6 +17,7 @@
 #include <string>
 #include <thread>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "client/session/session.h"
 #include "proto/base/mutex.h"
@@ -45,6 +46,11 @@ class PeerWatch {
   // Why the run has to end; empty: it has not.
   std::string reason() const;
   bool evicted() const;
+  // The Status a rank ends with: a lost collective is explained by the daemon's
+  // event, where that came, and so is an end before the last step
+  // (`interrupted`, or a fault) by an eviction. A fault of the rank's own is
+  // not: whoever died may be its victim.
+  absl::Status Explain(const absl::Status& status, bool interrupted) const;
 
  private:
   void OnEvent(const client::SessionEvent& event,

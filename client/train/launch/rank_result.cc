@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "client/train/launch/outcome.h"
+#include "proto/base/peer_fault.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {

@@ -6,8 +6,6 @@
 
 #include "client/torch/baseline/baseline.h"
 #include "client/torch/run/streamed_stepper.h"
-#include "client/train/launch/outcome.h"
-#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {

@@ -64,8 +64,10 @@ void JointPlanning::AbandonPlans(const AttachedRank& left, absl::Time,
     if (asking.job == job) add(asking);
   }
   FailPlan(job, abandoned.ranks,
-           {fmt::format("rank {} of job {} left before the plan was made",
-                        left.rank.value(), job.name)},
+           {.reason = fmt::format("rank {} of job {} left before the plan was "
+                                  "made",
+                                  left.rank.value(), job.name),
+            .peer_left = true},
            effects);
   joining_.insert(joining_.begin(),
                   std::make_move_iterator(abandoned.again.begin()),

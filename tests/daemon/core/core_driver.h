@@ -75,10 +75,10 @@ class CoreDriver {
     if (!quiet.Tick(clock.Now()).empty()) return;
     std::string touched;
     quiet.TakeChanged([&](RowKind kind, const auto&, const auto*) {
-      touched += fmt::format(" {}", static_cast<int>(kind));
+      touched += static_cast<char>(kind);
     });
     if (touched.empty() || quiet.Save() != core.Save()) return;
-    std::fprintf(stderr, "touched for nothing, by RowKind:%s\n",
+    std::fprintf(stderr, "touched for nothing, rows of kind %s\n",
                  touched.c_str());
     SLUICE_CHECK(touched.empty());
   }

@@ -203,6 +203,7 @@ TEST(Plan, DeadlineStopsTheWorkerAndTellsTheRanks) {
   ASSERT_THAT(node.NoticesTo<PlanFailedNotice>(a), SizeIs(1));
   EXPECT_THAT(node.NoticesTo<PlanFailedNotice>(a)[0].reason,
               HasSubstr("no plan within 20 s"));
+  EXPECT_FALSE(node.NoticesTo<PlanFailedNotice>(a)[0].peer_left);
   // A late answer finds nobody.
   node.Apply(node.core.PlanSolved(round, plan::NodePlan{}, node.clock.Now()));
   EXPECT_THAT(node.NoticesTo<PlanReadyNotice>(a), IsEmpty());
@@ -227,6 +228,7 @@ TEST(Plan, RankThatLeavesEndsTheRoundForTheOthers) {
   Submit(node, a, 0, 0, "h0");
   node.Die(b);
   ASSERT_THAT(node.NoticesTo<PlanFailedNotice>(a), SizeIs(1));
+  EXPECT_TRUE(node.NoticesTo<PlanFailedNotice>(a)[0].peer_left);
   // And while it is being solved.
   const SessionId c = node.Attach("demo", 1, 2);
   Submit(node, a, 0, 0, "h0");

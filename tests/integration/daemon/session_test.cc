@@ -204,7 +204,7 @@ std::unique_ptr<Child> ForkHolder(const std::string& socket, int rank,
   });
 }
 
-TEST(DaemonDeath, KilledClientsMemoryIsFreeWithinOneSecond) {
+TEST(DaemonDeath, KilledClientsMemoryIsFreeAgain) {
   RunningDaemon daemon;
   const auto holder = ForkHolder(daemon.socket(), 0, 1);
   ASSERT_TRUE(holder->WaitForOutput("holding", absl::Seconds(10)));
@@ -238,6 +238,37 @@ TEST(DaemonDeath, PeersOfTheJobAreToldHowItEnded) {
   EXPECT_THAT(event.peer_died().reason(), HasSubstr("killed by signal 9"));
   EXPECT_THAT(stranger.NextEvent(absl::Milliseconds(100)),
               StatusIs(absl::StatusCode::kDeadlineExceeded));
+}
+
+TEST(DaemonDeath, ThoseThatDieTogetherEndInOneEvent) {
+  RunningDaemon daemon;
+  const auto first = ForkHolder(daemon.socket(), 0, 3);
+  const auto second = ForkHolder(daemon.socket(), 1, 3);
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient peer,
+                              RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(peer.Hello("demo", 2, 3), IsOk());
+  for (const auto* holder : {&first, &second}) {
+    ASSERT_TRUE((*holder)->WaitForOutput("holding", absl::Seconds(10)));
+  }
+  kill(daemon.pid(), SIGSTOP);
+  for (const auto* holder : {&first, &second}) {
+    (*holder)->Kill(SIGKILL);
+    (*holder)->Join();
+  }
+  kill(daemon.pid(), SIGCONT);
+  for (int i = 0; i < 2; ++i) {
+    SLUICE_ASSERT_OK_AND_ASSIGN(const auto event,
+                                peer.NextEvent(absl::Seconds(10)));
+    EXPECT_TRUE(event.has_peer_died());
+  }
+  const std::string events = Child::Spawn({BinaryPath("sluicectl"), "--socket",
+                                           daemon.socket(), "events"})
+                                 ->Join()
+                                 .out;
+  // Both sessions are closed before anybody is told of a death.
+  EXPECT_LT(events.rfind("closed its session"),
+            events.find("killed by signal 9"))
+      << events;
 }
 
 TEST(DaemonDeath, RankThatFreesAndEndsWellIsNotADeath) {

@@ -98,7 +98,6 @@ class Death(harness.TrainTest):
 
         self.kill_a_rank(socket, temporary, 1, 0, "--save", save,
                          "--save-every", "1", after=lambda: len(whole()) > 2)
-        self.assertGreater(len(whole()), 2)
         for name in whole():
             self.assertIn("trainer_state.json",
                           os.listdir(os.path.join(save, name)))
