@@ -50,11 +50,11 @@ std::string Why(const runtime::ChosenSettings& chosen) {
 
 absl::StatusOr<ChosenSettings> ChooseSettings(const StepperContext& context) {
   FlatWeights weights(context);
-  const auto chosen =
+  SLUICE_ASSIGN_OR_RETURN(
+      const auto chosen,
       runtime::ChooseSettings(RunContextOf(context, &weights),
-                              Question(context), context.options->threads);
-  SLUICE_RETURN_IF_ERROR(chosen.status());
-  return ChosenSettings{chosen->settings, Why(*chosen)};
+                              Question(context), context.options->threads));
+  return ChosenSettings{chosen.settings, Why(chosen)};
 }
 
 RunOptions With(RunOptions options, const stream::Settings& settings) {

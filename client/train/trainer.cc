@@ -237,10 +237,10 @@ absl::StatusOr<runtime::StepResult> Trainer::RunMicroBatches() {
           context_.stage->Write(labels_, dealt_labels_.data()));
       next_token_ = dealer_->Next(next_token_);
     }
-    auto one = stepper_->Run(tokens_, labels_, global_count);
-    SLUICE_RETURN_IF_ERROR(one.status());
-    sum.loss_sum += one->loss_sum;
-    sum.count += one->count;
+    SLUICE_ASSIGN_OR_RETURN(const runtime::StepResult one,
+                            stepper_->Run(tokens_, labels_, global_count));
+    sum.loss_sum += one.loss_sum;
+    sum.count += one.count;
   }
   return sum;
 }

@@ -28,6 +28,14 @@ class PlanTest : public SessionTest {
     plan.ranks[0].alpha_limited_by = "none";
     return plan;
   }
+  // Why no plan comes, when the profile is answered with this event.
+  absl::Status WhyNoPlan(const wire::Event& event) {
+    daemon_.SetScript([this, event](const wire::Message& m) {
+      if (m.packet.request().has_submit_profile()) daemon_.SendEvent(event);
+      return false;
+    });
+    return session_->Plan(Profile(), absl::Seconds(20)).status();
+  }
   // Answers the profile with `plan`, the event before the reply.
   void AnswerWith(const plan::NodePlan& plan) {
     daemon_.SetScript([this, plan](const wire::Message& m) {
@@ -244,15 +252,9 @@ TEST_F(PlanTest, APlanWithoutThisRankIsNotAdopted) {
 
 TEST_F(PlanTest, AFailedWorkerIsItsReason) {
   Open();
-  daemon_.SetScript([&](const wire::Message& m) {
-    if (!m.packet.request().has_submit_profile()) return false;
-    wire::Event event;
-    event.mutable_plan_failed()->set_reason("the worker ran 20 s: killed");
-    daemon_.SendEvent(event);
-    return false;
-  });
-  const absl::Status why =
-      session_->Plan(Profile(), absl::Seconds(20)).status();
+  wire::Event event;
+  event.mutable_plan_failed()->set_reason("the worker ran 20 s: killed");
+  const absl::Status why = WhyNoPlan(event);
   EXPECT_THAT(why, StatusIs(absl::StatusCode::kFailedPrecondition,
                             "the worker ran 20 s: killed"));
   EXPECT_FALSE(IsCausedByPeer(why));
@@ -260,15 +262,9 @@ TEST_F(PlanTest, AFailedWorkerIsItsReason) {
 
 TEST_F(PlanTest, APeersDeathEndsTheWait) {
   Open();
-  daemon_.SetScript([&](const wire::Message& m) {
-    if (!m.packet.request().has_submit_profile()) return false;
-    wire::Event event;
-    event.mutable_peer_died()->set_rank(1);
-    daemon_.SendEvent(event);
-    return false;
-  });
-  const absl::Status why =
-      session_->Plan(Profile(), absl::Seconds(20)).status();
+  wire::Event event;
+  event.mutable_peer_died()->set_rank(1);
+  const absl::Status why = WhyNoPlan(event);
   EXPECT_THAT(why,
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("rank 1")));
   EXPECT_TRUE(IsCausedByPeer(why));
@@ -277,16 +273,10 @@ TEST_F(PlanTest, APeersDeathEndsTheWait) {
 // The daemon says this first of a peer that dies meanwhile.
 TEST_F(PlanTest, APeerThatLeftIsWhoseFaultItIs) {
   Open();
-  daemon_.SetScript([&](const wire::Message& m) {
-    if (!m.packet.request().has_submit_profile()) return false;
-    wire::Event event;
-    event.mutable_plan_failed()->set_reason("rank 1 left");
-    event.mutable_plan_failed()->set_peer_left(true);
-    daemon_.SendEvent(event);
-    return false;
-  });
-  const absl::Status why =
-      session_->Plan(Profile(), absl::Seconds(20)).status();
+  wire::Event event;
+  event.mutable_plan_failed()->set_reason("rank 1 left");
+  event.mutable_plan_failed()->set_peer_left(true);
+  const absl::Status why = WhyNoPlan(event);
   EXPECT_EQ(why.message(), "rank 1 left");
   EXPECT_TRUE(IsCausedByPeer(why));
 }

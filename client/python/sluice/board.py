@@ -63,6 +63,12 @@ FAILED = "failed"  # the key of what a rank raised in a streamed step
 APART_S = 60.0
 
 
+def _is_anothers(told: Value | None, since: float) -> bool:
+    """Whether another rank raised that, not long before the time `since`."""
+    return told is not None and told["rank"] != dist.get_rank() and (
+        told["time"] >= since - APART_S)
+
+
 @contextlib.contextmanager
 def telling_job() -> Iterator[None]:
     """What is raised within is written on the job's board: ranks that wait for
@@ -80,9 +86,8 @@ def telling_job() -> Iterator[None]:
             with contextlib.suppress(RuntimeError):
                 own = {"rank": dist.get_rank(), "what": what[:500],
                        "time": time.time()}
-                board.update(FAILED, lambda told: told if told and (
-                    told["rank"] != own["rank"]
-                    and told["time"] >= begun - APART_S) else own)
+                board.update(FAILED, lambda told: told if _is_anothers(
+                    told, begun) else own)
         raise
 
 
@@ -94,8 +99,7 @@ def failed_rank(since: float) -> str:
         told = None if board is None else board.read(FAILED)
     except RuntimeError:
         return ""
-    if told is None or told["rank"] == dist.get_rank() or (
-            told["time"] < since - APART_S):
+    if not _is_anothers(told, since):
         return ""
     return f"rank {told['rank']} failed: {told['what']}"
 

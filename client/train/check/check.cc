@@ -157,9 +157,9 @@ absl::Status RunCheck(const StepperContext& context, PeerWatch& watch,
     SLUICE_RETURN_IF_ERROR(
         context.stage->Write(*to, RowsOf(*all, layout, rank).data()));
   }
-  const auto own = stepper->Run(tokens, labels, text.count);
-  SLUICE_RETURN_IF_ERROR(own.status());
-  SLUICE_ASSIGN_OR_RETURN(const double loss, GatherStep(context, *own));
+  SLUICE_ASSIGN_OR_RETURN(const runtime::StepResult own,
+                          stepper->Run(tokens, labels, text.count));
+  SLUICE_ASSIGN_OR_RETURN(const double loss, GatherStep(context, own));
   if (rank != 0) return absl::OkStatus();
   watch.Disarm();  // the others are done
   runtime::HostScope::SetCap(Bytes(0));

@@ -133,10 +133,9 @@ class SluiceStepper final : public Stepper {
       : context_(context), weights_(context) {}
 
   absl::Status Prepare(const runtime::SavedPlan* saved) {
-    auto run = runtime::StreamedStepper::Make(RunContextOf(context_, &weights_),
-                                              StreamedOptions(context_), saved);
-    SLUICE_RETURN_IF_ERROR(run.status());
-    run_ = *std::move(run);
+    SLUICE_ASSIGN_OR_RETURN(
+        run_, runtime::StreamedStepper::Make(RunContextOf(context_, &weights_),
+                                             StreamedOptions(context_), saved));
     return absl::OkStatus();
   }
 
@@ -170,9 +169,7 @@ class SluiceStepper final : public Stepper {
   }
   uint64_t OfferedPlan() override { return run_->OfferedPlan(); }
   absl::StatusOr<runtime::PlanChangeRecord> Refresh(bool mine) override {
-    auto record = run_->Refresh(mine);
-    SLUICE_RETURN_IF_ERROR(record.status());
-    return record;
+    return run_->Refresh(mine);
   }
 
  private:
