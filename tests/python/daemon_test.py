@@ -118,7 +118,7 @@ def test_a_daemon_that_is_too_slow_is_ended(monkeypatch, tmp_path):
         small(start_timeout_s=0)
     assert raised.value.status is Status.DEADLINE_EXCEEDED
     assert os.listdir(tmp_path) == []
-    assert processes_of(str(tmp_path)) == []
+    await_true("they are gone", lambda: not processes_of(str(tmp_path)))
 
 
 def test_a_long_temporary_folder_is_no_obstacle(monkeypatch, tmp_path):
@@ -148,7 +148,7 @@ def test_it_ends_with_a_killed_process(number):
     pid, folder = place(child.stdout.readline())
     assert len(processes_of(folder)) == 2  # sluiced and its guard
     child.send_signal(number)
-    child.wait(10)
+    child.wait(60)
     await_nothing_left(pid, folder)
 
 
@@ -160,7 +160,7 @@ def test_the_folder_of_a_sluiced_that_ended_first_goes_with_the_process():
     time.sleep(0.3)  # what the guard does then, it has done
     assert os.path.exists(folder)
     child.send_signal(signal.SIGKILL)
-    child.wait(10)
+    child.wait(60)
     await_nothing_left(pid, folder)
 
 
@@ -171,7 +171,7 @@ def test_a_process_killed_while_it_closes_leaves_nothing():
     session.close()
     """)
     pid, folder = place(child.stdout.readline())
-    assert child.wait(10) == -signal.SIGKILL
+    assert child.wait(60) == -signal.SIGKILL
     await_nothing_left(pid, folder)
 
 
@@ -182,6 +182,34 @@ def test_it_ends_when_its_guard_is_killed():
     await_true("sluiced ends", lambda: not is_running(daemon.pid))
     daemon.close()
     assert not os.path.exists(os.path.dirname(daemon.socket))
+
+
+TOLD_WHILE_IT_STARTS = """
+    import os, signal, subprocess, sys, time
+    from sluice import _guard
+
+    really_start = subprocess.Popen
+
+    def told_meanwhile(*words, **how):
+        child = really_start(*words, **how)
+        while not os.path.exists("up"):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return child
+
+    subprocess.Popen = told_meanwhile
+    sys.argv[1:] = [str(os.getppid()), "folder", "/bin/sh", "-c",
+                    "trap 'touch in_order; exit' TERM; touch up;"
+                    "while :; do sleep 0.05; done"]
+    sys.exit(_guard.main())
+"""
+
+
+def test_a_daemon_ends_in_order_if_its_guard_is_told_while_it_starts_it(
+        tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run(TOLD_WHILE_IT_STARTS)
+    assert os.path.exists("in_order")
 
 
 def test_it_outlives_the_thread_that_started_it():
@@ -218,6 +246,6 @@ def test_ctrl_c_is_for_the_program_not_for_the_daemon():
         session.lease_host(1 << 20)
         print("leased")
     """)
-    out, err = child.communicate(timeout=30)
+    out, err = child.communicate(timeout=120)
     assert out.splitlines()[1:] == ["leased"], err
     await_nothing_left(*place(out.splitlines()[0]))

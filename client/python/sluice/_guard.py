@@ -36,7 +36,9 @@ def _stop(number: int, frame: object) -> None:
     raise _Told
 
 
-def _end_with_guard() -> None:
+def _begin() -> None:
+    """In the child, before its command."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     # Also when this process is killed: then only the folder stays.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -75,7 +77,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 def _start(command: list[str]) -> subprocess.Popen[bytes] | None:
     try:
-        return subprocess.Popen(command, preexec_fn=_end_with_guard,
+        return subprocess.Popen(command, preexec_fn=_begin,
                                 stdin=subprocess.DEVNULL)
     except OSError as error:
         print(f"error: cannot start {command[0]}: {error}", file=sys.stderr)
@@ -87,7 +89,10 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _stop)
     child = None
     try:
+        # Told while it starts one, it would not know which to end.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         child = _start(command)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         if child is not None:
             print(f"pid {child.pid}", flush=True)
             _await_end(parent, child)
