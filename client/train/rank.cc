@@ -27,7 +27,6 @@
 #include "client/train/watch/stop.h"
 #include "client/train/watch/watched_collectives.h"
 #include "planner/stream/states.h"
-#include "proto/base/peer_fault.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
@@ -45,8 +44,7 @@ class RankRun {
       : options_(options),
         environment_(environment),
         progress_(MakeWatch()),
-        watch_([this](const std::string& reason) { GiveUp(reason); },
-               RequestStop,
+        watch_([this](const absl::Status& why) { GiveUp(why); }, RequestStop,
                [this](const std::string& reason) {
                  progress_->DaemonGone(reason);
                }) {
@@ -72,11 +70,9 @@ class RankRun {
   absl::Status CheckStates(Bytes memory) const;
   absl::Status WithModel(runtime::RankMemory& memory,
                          runtime::Collectives* collectives);
-  // For the watch: the main thread is stuck, or works on. What that thread
+  // For the watches: the main thread is stuck, or works on. What that thread
   // writes (the reports) is not read here.
-  void GiveUp(const std::string& reason);
-  // For the watchdog of a rank that no launcher of ours watches.
-  void EndLate(const std::string& why);
+  void GiveUp(const absl::Status& why);
   [[noreturn]] void Leave(const absl::Status& status);
   std::string Report(const absl::Status& status) const;
   void Tell(const absl::Status& status, const std::string& report,
@@ -229,7 +225,9 @@ std::unique_ptr<RankWatch> RankRun::MakeWatch() {
   if (!o.launched && environment_.world_size > 1) {
     o.limits = {options_.late_after, options_.end_after};
     o.rank = environment_.rank;
-    o.end = [this](const std::string& why) { EndLate(why); };
+    o.end = [this](const std::string& why) {
+      GiveUp(absl::DeadlineExceededError(why));
+    };
   }
   return RankWatch::Start(o);
 }
@@ -257,16 +255,9 @@ void RankRun::Tell(const absl::Status& status, const std::string& report,
   }
 }
 
-void RankRun::GiveUp(const std::string& reason) {
+void RankRun::GiveUp(const absl::Status& why) {
   if (telling_.exchange(true)) return;  // the main thread ends by itself
-  absl::Status status = absl::UnavailableError(reason);
-  if (!watch_.evicted()) status = CausedByPeer(status);
-  Leave(status);
-}
-
-void RankRun::EndLate(const std::string& why) {
-  if (telling_.exchange(true)) return;
-  Leave(absl::DeadlineExceededError(why));
+  Leave(why);
 }
 
 void RankRun::Leave(const absl::Status& status) {

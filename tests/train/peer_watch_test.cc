@@ -55,7 +55,7 @@ class FakeSession final : public client::Session {
 class PeerWatchTest : public ::testing::Test {
  protected:
   PeerWatchTest()
-      : watch_([](const std::string&) {}, [] {}, [](const std::string&) {}) {
+      : watch_([](const absl::Status&) {}, [] {}, [](const std::string&) {}) {
     watch_.Attach(session_,
                   [this](const std::string& why) { aborts_.push_back(why); });
   }
@@ -70,7 +70,7 @@ TEST_F(PeerWatchTest, APeersDeathAbortsAtOnceAndOnceWithItsReason) {
   session_.Tell(Kind::kPeerDied, "rank 2 of job demo");
   EXPECT_THAT(aborts_,
               ElementsAre("rank 0 of job demo ended; this rank ends too"));
-  EXPECT_EQ(watch_.reason(), aborts_[0]);
+  EXPECT_EQ(watch_.why().message(), aborts_[0]);
 }
 
 // An evicted rank ends its step, and saves: with its collectives.
@@ -78,7 +78,8 @@ TEST_F(PeerWatchTest, AnEvictionAbortsNothing) {
   session_.Tell(Kind::kEvicted, "by an administrator");
   session_.Tell(Kind::kDisconnected, "the daemon has gone");
   EXPECT_THAT(aborts_, IsEmpty());
-  EXPECT_TRUE(watch_.evicted());
+  EXPECT_FALSE(watch_.why().ok());
+  EXPECT_FALSE(IsCausedByPeer(watch_.why()));
 }
 
 TEST_F(PeerWatchTest, APeersNormalEndAbortsNothing) {
@@ -91,7 +92,7 @@ TEST_F(PeerWatchTest, WhatIsAttachedAnewTakesThePlaceOfTheFormer) {
   watch_.Attach(session_, {});
   session_.Tell(Kind::kPeerDied, "rank 0 of job demo");
   EXPECT_THAT(aborts_, IsEmpty());
-  EXPECT_FALSE(watch_.reason().empty());
+  EXPECT_TRUE(IsCausedByPeer(watch_.why()));
 }
 
 // Wrong once: a rank that failed by itself was a victim of the peer that ended
@@ -105,7 +106,7 @@ TEST_F(PeerWatchTest, ADeathExplainsWhatItCausedAlone) {
   EXPECT_EQ(watch_.Explain(own, false), own);
   EXPECT_TRUE(watch_.Explain(absl::OkStatus(), true).ok());
   const absl::Status explained = watch_.Explain(lost, false);
-  EXPECT_EQ(explained.message(), watch_.reason());
+  EXPECT_EQ(explained, watch_.why());
   EXPECT_TRUE(IsCausedByPeer(explained));
 }
 
@@ -115,7 +116,7 @@ TEST_F(PeerWatchTest, AnEvictionExplainsEveryEndBeforeTheLastStep) {
   for (const absl::Status& end :
        {watch_.Explain(absl::OkStatus(), true),
         watch_.Explain(CausedByPeer(absl::UnavailableError("a sum")), false)}) {
-    EXPECT_EQ(end.message(), watch_.reason());
+    EXPECT_EQ(end, watch_.why());
     EXPECT_FALSE(IsCausedByPeer(end));
   }
 }

@@ -7,7 +7,7 @@
 
 namespace sluice::train {
 
-PeerWatch::PeerWatch(std::function<void(const std::string&)> on_timeout,
+PeerWatch::PeerWatch(std::function<void(const absl::Status&)> on_timeout,
                      std::function<void()> on_evicted,
                      std::function<void(const std::string&)> on_gone)
     : on_timeout_(std::move(on_timeout)),
@@ -32,14 +32,9 @@ void PeerWatch::Disarm() {
   changed_.NotifyAll();
 }
 
-std::string PeerWatch::reason() const {
+absl::Status PeerWatch::why() const {
   const MutexLock lock(mutex_);
-  return reason_;
-}
-
-bool PeerWatch::evicted() const {
-  const MutexLock lock(mutex_);
-  return evicted_;
+  return why_;
 }
 
 void PeerWatch::OnEvent(const client::SessionEvent& event,
@@ -47,51 +42,47 @@ void PeerWatch::OnEvent(const client::SessionEvent& event,
   using Kind = client::SessionEvent::Kind;
   if (event.kind == Kind::kDisconnected) on_gone_(event.detail);
   // A daemon that is gone or going slows no step: mappings stay.
-  const bool ends =
-      event.kind == Kind::kPeerDied || event.kind == Kind::kEvicted;
-  if (!ends) return;
-  const bool died = event.kind == Kind::kPeerDied;
-  const std::string reason =
-      died ? fmt::format("{} ended; this rank ends too", event.detail)
-           : fmt::format("the daemon evicted this rank: {}", event.detail);
-  const bool to_end = Keep(event, reason);
-  if (to_end && died && on_peer_died) on_peer_died(reason);
+  if (event.kind == Kind::kEvicted &&
+      Keep(absl::UnavailableError(
+          fmt::format("the daemon evicted this rank: {}", event.detail)))) {
+    on_evicted_();
+  }
+  if (event.kind == Kind::kPeerDied) {
+    const std::string reason =
+        fmt::format("{} ended; this rank ends too", event.detail);
+    const bool to_end = Keep(CausedByPeer(absl::UnavailableError(reason)));
+    if (to_end && on_peer_died) on_peer_died(reason);
+  }
 }
 
-bool PeerWatch::Keep(const client::SessionEvent& event,
-                     const std::string& reason) {
+bool PeerWatch::Keep(const absl::Status& why) {
   const MutexLock lock(mutex_);
-  if (!reason_.empty()) return false;
-  evicted_ = event.kind == client::SessionEvent::Kind::kEvicted;
-  if (evicted_) on_evicted_();
-  reason_ = reason;
+  if (!why_.ok()) return false;
+  why_ = why;
   changed_.NotifyAll();
   return !disarmed_;
 }
 
 absl::Status PeerWatch::Explain(const absl::Status& status,
                                 bool interrupted) const {
-  const std::string why = reason();
-  if (why.empty() || LimitedBy(status) != "none") return status;
-  if (evicted()) {
-    const bool early = !status.ok() || interrupted;
-    return early ? absl::UnavailableError(why) : status;
-  }
-  return IsCausedByPeer(status) ? CausedByPeer(absl::UnavailableError(why))
-                                : status;
+  const absl::Status why = this->why();
+  if (why.ok() || LimitedBy(status) != "none") return status;
+  const bool early = !status.ok() || interrupted;
+  const bool explains = IsCausedByPeer(why) ? IsCausedByPeer(status) : early;
+  return explains ? why : status;
 }
 
 void PeerWatch::Run() {
   MutexLock lock(mutex_);
-  while (!disarmed_ && reason_.empty()) changed_.Wait(mutex_);
-  const absl::Duration grace = evicted_ ? kEvictedGrace : kGrace;
+  while (!disarmed_ && why_.ok()) changed_.Wait(mutex_);
+  const absl::Duration grace = IsCausedByPeer(why_) ? kGrace : kEvictedGrace;
   const auto deadline = CondVar::Deadline(grace);
   while (!disarmed_ && changed_.WaitUntil(mutex_, deadline)) {
   }
   if (disarmed_) return;
-  const std::string reason = reason_;
+  const absl::Status why = why_;
   lock.Unlock();
-  on_timeout_(reason);
+  on_timeout_(why);
 }
 
 }  // namespace sluice::train

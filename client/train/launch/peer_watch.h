@@ -30,8 +30,9 @@ class PeerWatch {
 
   static constexpr absl::Duration kEvictedGrace = absl::Seconds(30);
 
-  // `on_evicted` and `on_gone` (with the reason) run on the session's thread.
-  PeerWatch(std::function<void(const std::string&)> on_timeout,
+  // `on_timeout` is given why(); `on_evicted` and `on_gone` (with the reason)
+  // run on the session's thread.
+  PeerWatch(std::function<void(const absl::Status&)> on_timeout,
             std::function<void()> on_evicted,
             std::function<void(const std::string&)> on_gone);
   ~PeerWatch();
@@ -43,9 +44,9 @@ class PeerWatch {
   void Attach(client::Session& session, OnPeerDied on_peer_died);
   // From now on a peer's end is its normal end.
   void Disarm();
-  // Why the run has to end; empty: it has not.
-  std::string reason() const;
-  bool evicted() const;
+  // Why the run has to end: a peer's death, marked as one, or an eviction; OK:
+  // it has not.
+  absl::Status why() const;
   // The Status a rank ends with: a lost collective is explained by the daemon's
   // event, where that came, and so is an end before the last step
   // (`interrupted`, or a fault) by an eviction. A fault of the rank's own is
@@ -56,16 +57,15 @@ class PeerWatch {
   void OnEvent(const client::SessionEvent& event,
                const OnPeerDied& on_peer_died);
   // False: nothing need be done, for the run ends already.
-  bool Keep(const client::SessionEvent& event, const std::string& reason);
+  bool Keep(const absl::Status& why);
   void Run();
 
-  const std::function<void(const std::string&)> on_timeout_;
+  const std::function<void(const absl::Status&)> on_timeout_;
   const std::function<void()> on_evicted_;
   const std::function<void(const std::string&)> on_gone_;
   mutable Mutex mutex_;
   CondVar changed_;
-  std::string reason_ ABSL_GUARDED_BY(mutex_);
-  bool evicted_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status why_ ABSL_GUARDED_BY(mutex_);
   bool disarmed_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
