@@ -112,7 +112,7 @@ function(sluice_test name)
   cmake_parse_arguments(arg "" "TIMEOUT;PRECOMPILED" "SOURCES;LINKS;LABELS"
     ${ARGN})
   if(NOT arg_TIMEOUT)
-    set(arg_TIMEOUT 240)
+    set(arg_TIMEOUT 600)  # of one that hangs: none takes a minute
   endif()
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE
