@@ -11,6 +11,7 @@ runs nothing here: ctest's run was a plain user's.
 """
 
 import concurrent.futures
+import itertools
 import json
 import os
 import re
@@ -64,6 +65,12 @@ def reason_to_leave_out(test):
     started = properties(test).get("REQUIRED_FILES", [])
     commands = [test["command"], *([program] for program in started)]
     return None if all(map(runs_as_anybody, commands)) else UNREADABLE
+
+
+def runs_alone(test, workers):
+    """As under ctest -j."""
+    known = properties(test)
+    return known.get("RUN_SERIAL") or known.get("PROCESSORS", 1) >= workers > 1
 
 
 def passed(known, code, printed):
@@ -133,9 +140,13 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         workers = min(2, os.cpu_count() or 1)
+        alone = [test for test in chosen if runs_alone(test, workers)]
+        beside = [test for test in chosen if test not in alone]
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-            results = pool.map(lambda test: run(test, folder), chosen)
-            for test, output in zip(chosen, results):
+            results = itertools.chain(
+                pool.map(lambda test: run(test, folder), beside),
+                map(lambda test: run(test, folder), alone))
+            for test, output in zip(beside + alone, results):
                 if output is not None:
                     failed.append(test["name"])
                     print(f"plain user: {test['name']} failed:\n{output}")

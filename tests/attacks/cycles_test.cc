@@ -61,7 +61,7 @@ TEST(Cycles, LeaveNothing) {
     absl::SleepFor(absl::Milliseconds(100));
     after = HeldBy(daemon);
   }
-  EXPECT_THAT(WaitUntilFree(daemon.socket(), 0, absl::Seconds(1)), IsOk());
+  EXPECT_THAT(WaitUntilFree(daemon.socket(), 0, absl::Seconds(10)), IsOk());
   SLUICE_ASSERT_OK_AND_ASSIGN(const wire::Pool host,
                               HostPool(daemon.socket(), 0));
   EXPECT_EQ(host.free_bytes(), host.total_bytes());

@@ -156,7 +156,7 @@ void Scene::Measure(Cost& cost) {
 }
 
 void Scene::LookWhatIsLeft(Cost& cost) {
-  const absl::Time end = absl::Now() + absl::Seconds(5);
+  const absl::Time end = absl::Now() + absl::Seconds(30);
   do {
     absl::SleepFor(absl::Milliseconds(100));
     // Of the honest client at most what it leased stays ready.

@@ -4,6 +4,7 @@ programs that it runs, and that of the fakes."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -61,7 +62,24 @@ class Verify(unittest.TestCase):
         return {c["name"]: c["status"] for c in json.loads(report)["checks"]}
 
     def expect_fails(self, name, reason, *arguments, **how):
-        checks = self.verify("--only", name, *arguments, **how)
+        self.expect_failed(name, reason,
+                           self.verify("--only", name, *arguments, **how))
+
+    def expect_hangs(self, name, last, limit_s, *arguments, **how):
+        """That the check, which hangs once it said `last`, is ended at its
+        limit. How soon it says that is the machine's affair: a limit that ended
+        it before is doubled."""
+        reason = f"did not end within .*; it said last: {last}"
+        while True:
+            checks = self.verify("--only", name, "--limit", str(limit_s),
+                                 *arguments, **how)
+            limit_s *= 2
+            if (limit_s > 100 or
+                    re.search(reason, checks[name].get("reason", ""))):
+                break
+        self.expect_failed(name, reason, checks)
+
+    def expect_failed(self, name, reason, checks):
         self.assertEqual(checks[name]["status"], "failed", self.said)
         self.assertRegex(checks[name]["reason"], reason)
         self.assertEqual(self.status, 1, self.said)

@@ -52,9 +52,9 @@ TEST_F(CopyEngineTest, ManyPiecesAreOneRequest) {
 }
 
 TEST_F(CopyEngineTest, WaitingForACopyCountsAsStallAndSynchronisesNothing) {
-  Start(/*speed=*/20e6);
+  Start(/*speed=*/1e6);
   const auto before = driver_->counters();
-  const Ticket ticket = engine_->Enqueue(ToGpu(Bytes(0), MiB(2)));
+  const Ticket ticket = engine_->Enqueue(ToGpu(Bytes(0), MiB(1)));
   ASSERT_THAT(engine_->Wait(ticket), IsOk());
   EXPECT_GT(engine_->stats().stall, absl::Milliseconds(10));
   EXPECT_EQ(driver_->counters().stream_synchronize, before.stream_synchronize);
@@ -139,7 +139,7 @@ TEST_F(CopyEngineTest, TicketsOutliveTheEngine) {
 }
 
 TEST_F(CopyEngineTest, WhatNothingHoldsBackIsIssuedByItsCaller) {
-  Start(/*speed=*/200e3);
+  Start(/*speed=*/50e3);
   const uint64_t before = driver_->counters().copies;
   const Ticket in = engine_->Enqueue(ToGpu(Bytes(0), KiB(64)));
   EXPECT_EQ(driver_->counters().copies, before + 1);

@@ -115,7 +115,7 @@ class Crashes(Service):
         run = Run(self.build, self.work, "killed")
         wait_until(self.leased, 60, "a rank has a lease")
         while left > 0:
-            if left % 3 == 0:  # on a machine with much to do none would serve
+            if left % 2 == 0:  # on a machine with much to do none would serve
                 self.serves()
             time.sleep(moments.uniform(0.01, 0.4))
             if pid := int(self.inside.show("MainPID")):
@@ -130,10 +130,10 @@ class Crashes(Service):
         print(f"killed at {MOMENTS} random moments of it", flush=True)
 
     def replies_soon(self):
-        """Within ten times what `./dev bench upgrade` judges."""
+        """None waits for a deadline. `./dev bench upgrade` judges them."""
         milliseconds = first_reply.measured(self)
         assert statistics.median(milliseconds) <= 1000, milliseconds
-        assert milliseconds[-1] <= 2500, milliseconds
+        assert milliseconds[-1] <= 10000, milliseconds
 
     def all(self):
         self.inside.wait_for_boot()

@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 import unittest
 
 import installed
@@ -133,16 +134,32 @@ class OnANode(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         return done.stdout
 
-    def losses(self, ranks, steps):
-        said = ranks.communicate(timeout=120)[0]
-        self.assertEqual(ranks.returncode, 0, said)
-        found = [[float(x) for x in re.findall(
-            rf"rank {rank} step \d+: loss (\d+\.\d\d\d\d)", said)]
-            for rank in (0, 1)]
+    def calm(self, steps):
+        """The losses of a job that nothing disturbs."""
+        self.assertEqual(self.node.ranks(steps).wait(timeout=500), 0)
+        found = self.node.losses()
         for of_rank in found:
-            self.assertEqual(len(of_rank), steps, said)
+            self.assertEqual(len(of_rank), steps)
             self.assertLess(of_rank[-1], of_rank[0])
         return found
+
+    def endless_job(self):
+        """Ranks that have leased, and run until they or the test are ended."""
+        ranks = self.node.ranks(steps=100000)
+        self.addCleanup(ranks.wait, timeout=60)
+        self.addCleanup(ranks.terminate)
+        self.node.wait_for_ranks(2)
+        return ranks
+
+    def go_on(self, ranks):
+        """Until each has made ten more steps."""
+        before = [len(of_rank) for of_rank in self.node.losses()]
+        deadline = time.monotonic() + 120
+        while any(len(now) < then + 10
+                  for now, then in zip(self.node.losses(), before)):
+            self.assertIsNone(ranks.poll())
+            self.assertLess(time.monotonic(), deadline, before)
+            time.sleep(0.05)
 
     def test_the_configuration_is_good(self):
         args = manifests.below(self.node.folder, container("node.yaml")["args"])
@@ -152,13 +169,16 @@ class OnANode(unittest.TestCase):
 
     @unittest.skipIf(os.geteuid() != 0, "chroot needs root")
     def test_the_job_runs_on_while_the_daemon_is_replaced(self):
-        calm = self.losses(self.node.ranks(steps=30), 30)
-        ranks = self.node.ranks(steps=30)
-        self.node.wait_for_ranks(2)
+        ranks = self.endless_job()
         said = self.checked(self.node.upgrade(self.image("sluiced-next")))
         self.assertIn("took over", said)
-        self.assertIsNone(ranks.poll(), "the job was over too early")
-        self.assertEqual(self.losses(ranks, 30), calm)
+        self.go_on(ranks)
+        ranks.terminate()
+        ranks.wait(timeout=60)
+        losses = self.node.losses()
+        steps = min(map(len, losses))
+        self.assertEqual([of_rank[:steps] for of_rank in losses],
+                         self.calm(steps))
         self.assertTrue(filecmp.cmp(BUILD + "/bin/sluiced-next",
                                     self.node.folder + "/opt/sluice/sluiced",
                                     shallow=False))
@@ -183,10 +203,7 @@ class OnANode(unittest.TestCase):
 
     @unittest.skipIf(os.geteuid() != 0, "chroot needs root")
     def test_one_that_freezes_is_no_success(self):
-        ranks = self.node.ranks(steps=100000)
-        self.addCleanup(ranks.communicate, timeout=60)
-        self.addCleanup(ranks.terminate)
-        self.node.wait_for_ranks(2)
+        ranks = self.endless_job()
         # It would take over, and dies in its start; the next one is frozen.
         self.node.append("[restart]\nfreeze_after = 1\n")
         self.node.crash_at("core-loaded")
@@ -197,8 +214,7 @@ class OnANode(unittest.TestCase):
             self.assertIn("sluiced is frozen", done.stderr)
         said = self.checked(self.node.upgrade(self.image("sluiced-next")))
         self.assertIn("took over", said)
-        self.assertIsNone(ranks.poll())
-        self.node.wait_for_ranks(2)
+        self.go_on(ranks)
 
 
 if __name__ == "__main__":

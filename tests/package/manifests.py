@@ -3,6 +3,7 @@ folder of a test's own and on simulated GPUs."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -47,7 +48,7 @@ class Node:
     """What a node's pods run, below `folder`."""
 
     def __init__(self, folder):
-        self.folder = folder
+        self.folder, self.said = folder, folder + "/ranks.log"
         for name in "run/sluice", "etc/sluice", "opt/sluice":
             os.makedirs(f"{folder}/{name}")
         config = of_kind("node.yaml", "ConfigMap")["data"]["sluiced.toml"]
@@ -118,7 +119,8 @@ class Node:
         return self.keeper.wait(30)
 
     def ranks(self, steps=5):
-        """A process that ends when the example job has."""
+        """A process that ends when the example job has; what it says is in the
+        file `said`."""
         job = of_kind("job.yaml", "Job")["spec"]["template"]["spec"]
         [ranks] = job["containers"]
         script = of_kind("job.yaml", "ConfigMap")["data"]["train.py"]
@@ -129,10 +131,19 @@ class Node:
         assert (program, path) == ("torchrun", "/example/train.py")
         [socket] = [e["value"] for e in ranks["env"]
                     if e["name"] == "SLUICE_SOCKET"]
-        return subprocess.Popen(
-            [TORCH, "-m", "torch.distributed.run", *arguments,
-             self.folder + "/train.py"], stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            env=dict(os.environ, SLUICE_SOCKET=self.folder + socket,
-                     SLUICE_BIN_DIR=BUILD + "/bin", OMP_NUM_THREADS="1",
-                     TMPDIR=self.folder, PYTHONPATH=ROOT + "/client/python"))
+        with open(self.said, "w", encoding="utf-8") as said:
+            return subprocess.Popen(
+                [TORCH, "-m", "torch.distributed.run", *arguments,
+                 self.folder + "/train.py"], stdin=subprocess.DEVNULL,
+                stdout=said, stderr=said, env=dict(
+                    os.environ, SLUICE_SOCKET=self.folder + socket,
+                    SLUICE_BIN_DIR=BUILD + "/bin", OMP_NUM_THREADS="1",
+                    TMPDIR=self.folder, PYTHONPATH=ROOT + "/client/python"))
+
+    def losses(self):
+        """Those of each of two ranks, so far."""
+        with open(self.said, encoding="utf-8") as file:
+            said = file.read()
+        return [[float(x) for x in re.findall(
+            rf"rank {rank} step \d+: loss (\d+\.\d\d\d\d)", said)]
+            for rank in (0, 1)]

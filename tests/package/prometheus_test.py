@@ -5,6 +5,7 @@ that scrapes a real daemon under a run: prometheus_test.py BUILD"""
 import contextlib
 import json
 import os
+import random
 import re
 import socket
 import subprocess
@@ -48,9 +49,11 @@ PLANNED = ["--seq-len", "444", "--steps", "3", "--job", "plans"]
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """One that the kernel gives to nobody who asks for any, until it is bound."""
+    while True:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", random.randint(15000, 30000)))
+            return probe.getsockname()[1]
 
 
 def proxy(port, path):

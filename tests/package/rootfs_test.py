@@ -20,11 +20,12 @@ from service import CONFIG, Service
 from training_run import Run, is_as_undisturbed
 
 SOCKET = "/run/sluice/session.sock"
-# How much longer than the median a step may take in which that is done: ten
-# times the target of `./dev bench upgrade`, whatever else the machine does.
-LONGEST_MS = {"upgrade": 1000, "downgrade": 1000}
+# How much longer than the median a step may take in which that is done, whatever
+# else the machine does: nobody waits for a deadline. `./dev bench upgrade`
+# judges it.
+LONGEST_MS = {"upgrade": 5000, "downgrade": 5000}
 # The shipped unit's 10 s, shorter.
-WATCHDOG = "[Service]\nWatchdogSec=1s\n"
+WATCHDOG = "[Service]\nWatchdogSec=4s\n"
 
 
 class Check(Service):
@@ -48,6 +49,7 @@ class Check(Service):
         assert "sluice:sluice" in found["admin socket"]["said"], found
         self.inside.run("sluicectl", "drain", "--reason", "a look")
         self.inside.run("sluicectl", "undrain")
+        self.inside.run("journalctl", "--sync")
         bundle = json.loads(self.inside.run(
             "sluicectl", "support-bundle", "--json", "--out", "/tmp/b.gz"))
         assert not bundle["left_out"], bundle["left_out"]

@@ -76,8 +76,9 @@ class Service:
         os.kill(pid, signal.SIGSTOP)
         wait_until(lambda: not os.path.exists(f"/proc/{pid}"), 30,
                    "the watchdog ends it")
-        assert "Watchdog timeout" in self.inside.run(
-            "journalctl", "--no-pager", "-u", "sluiced")
+        wait_until(lambda: "Watchdog timeout" in self.inside.run(
+            "journalctl", "--no-pager", "-u", "sluiced"), 30,
+                   "the journal says so")
 
     def misconfigure(self, pid):
         """Its configuration is refused, so often that it freezes."""

@@ -21,7 +21,8 @@ namespace sluice::planner {
 namespace {
 
 MemoryPlan MustPlan(const plan::Trace& trace,
-                    const MemoryOptions& options = {}) {
+                    const MemoryOptions& options = {
+                        .time_limit = absl::Minutes(5)}) {
   auto placement = PlanMemory(trace, options);
   EXPECT_TRUE(placement.ok()) << placement.status();
   if (!placement.ok()) return {};

@@ -124,7 +124,9 @@ plan::PlanRequest SampleRequest() {
 
 TEST(Worker, AnswersARequestWithAValidPlanAndPrintsNothing) {
   const plan::PlanRequest request = SampleRequest();
-  const Outcome outcome = RunWorker(Memfd(plan::Encode(request)).get(), kFds);
+  std::vector<std::string> args = kFds;
+  args.insert(args.end(), {"--time-limit-s", "600"});  // to the optimum
+  const Outcome outcome = RunWorker(Memfd(plan::Encode(request)).get(), args);
   EXPECT_EQ(outcome.exit_code(), 0) << outcome.err;
   EXPECT_EQ(outcome.err, "");
   EXPECT_EQ(outcome.printed, "");

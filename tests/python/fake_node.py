@@ -40,7 +40,7 @@ class FakeNode:
         """Of tests/python, in a process of its own."""
         return subprocess.run(
             [sys.executable, ROOT / "tests" / "python" / program, self.socket,
-             *arguments], text=True, capture_output=True, timeout=240,
+             *arguments], text=True, capture_output=True, timeout=900,
             env=self._environment(
                 LD_PRELOAD=os.path.join(FAKES, "libcudart.so.13")))
 

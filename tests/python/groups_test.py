@@ -28,5 +28,5 @@ def test_sequences_that_ranks_share(tmp_path, world, cases):
         ranks = subprocess.run(
             [sys.executable, WORKER, str(world), str(tmp_path / "group"),
              daemon.socket, *cases], env=environment(), text=True,
-            timeout=500, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            timeout=850, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert ranks.returncode == 0, ranks.stdout

@@ -219,8 +219,9 @@ def test_a_profile_that_is_none_is_refused_in_one_line(session):
 
 
 WAITS_ALONE = """
-import time, sluice
+import time, sluice, sluice.waiting
 from sluice.errors import Error
+sluice.waiting._ASK_S = 30  # of a daemon on busy cores
 with sluice.Session({socket!r}, job="two", rank=0, world=2) as session:
     try:
         session.plan({profile!r}, 50)

@@ -84,21 +84,29 @@ def test_nothing_moving_is_said_and_then_less_and_less():
 def test_a_layer_that_hangs_is_named_while_it_does(session, capsys, quiet,
                                                    monkeypatch):
     monkeypatch.setattr(progress, "LOOK_S", 0.02)
-    model, calls = tiny(), []
+    model, calls, said = tiny(), [], []
+
+    def is_said():
+        said.append(capsys.readouterr().err)
+        return "nothing has moved" in "".join(said)
 
     def hang(*_):
         calls.append(0)
-        if len(calls) == 8:  # of 5 chunks each way: the third last, backward
+        if len(calls) != 8:  # of 5 chunks each way: the third last, backward
+            return
+        if quiet:
             time.sleep(0.6)
+        else:
+            await_true("that nothing moves is said", is_said)
 
     model.model.layers[1].mlp.register_forward_pre_hook(hang)
     stream = sluice.stream(model, session=session, chunk=16, quiet=quiet,
                            stalled_s=0.3)
     calls.clear()  # of the probe
     run(model, batch())
-    said = capsys.readouterr().err
-    assert bool(re.search(r"rank 0 of 1: nothing has moved for \d s: backward, "
-                          "layer 2 of 2, chunk 3 of 5", said)) != quiet
+    said = "".join(said) + capsys.readouterr().err
+    assert bool(re.search(r"rank 0 of 1: nothing has moved for \d+ s: backward,"
+                          " layer 2 of 2, chunk 3 of 5", said)) != quiet
     stream.unstream()
     assert not quiet or said == ""
 

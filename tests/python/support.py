@@ -33,7 +33,7 @@ def start(code: str, **changes: str | None) -> subprocess.Popen[str]:
                             stderr=subprocess.PIPE)
 
 
-def run(code: str, timeout_s: float = 60,
+def run(code: str, timeout_s: float = 200,
         **changes: str | None) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", textwrap.dedent(code)],
                           env=environment(**changes), text=True,
@@ -50,7 +50,7 @@ def is_running(pid: int) -> bool:
 
 
 def await_true(what: str, true: Callable[[], object],
-               timeout_s: float = 20) -> None:
+               timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while not true():
         assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"

@@ -25,7 +25,7 @@ using sluice::testing::IsOk;
 
 // The number in the file, once it is there.
 pid_t PidIn(const std::string& path) {
-  for (int tries = 0; tries < 500; ++tries) {
+  for (int tries = 0; tries < 6000; ++tries) {
     pid_t pid = 0;
     if (std::ifstream(path) >> pid) return pid;
     absl::SleepFor(absl::Milliseconds(10));

@@ -132,13 +132,13 @@ TEST_F(Waiting, NothingIsLeftInLineOfOneThatIsKilledWhileItWaits) {
   ASSERT_TRUE(waits->WaitForOutput("asks", absl::Seconds(20)));
   const auto late = Open("late");
   const auto Small = [&] { return late->LeaseGpu(MiB(4)).ok(); };
-  for (int i = 0; i < 100 && Small(); ++i) {
+  for (int i = 0; i < 1000 && Small(); ++i) {
     absl::SleepFor(absl::Milliseconds(20));
   }
   EXPECT_FALSE(Small());
   waits->Kill(SIGKILL);
   waits->Join();
-  for (int i = 0; i < 100 && !Small(); ++i) {
+  for (int i = 0; i < 1000 && !Small(); ++i) {
     absl::SleepFor(absl::Milliseconds(20));
   }
   EXPECT_TRUE(Small());

@@ -160,7 +160,7 @@ class AdminCut(unittest.TestCase):
         self.daemon.wait()
         self.assertTrue(os.path.exists(self.folder + "/run/admin.sock"))
         waits = self.ctl("status", "--admin")
-        time.sleep(0.5)
+        time.sleep(0.2)
         self.assertIsNone(waits.poll())
         self.start()
         out, err = waits.communicate(timeout=PATIENCE_S)

@@ -239,7 +239,7 @@ TEST(DaemonBlocking, OfAStoppedDaemonTheToolSaysSoWithinSeconds) {
   const ChildResult status = Child::Spawn({BinaryPath("sluicectl"), "status",
                                            "--socket", daemon.socket()})
                                  ->Join();
-  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(30));
   EXPECT_NE(status.exit_code, 0);
   EXPECT_THAT(status.err, ::testing::HasSubstr("does not answer (5s): is it "
                                                "stopped?"));

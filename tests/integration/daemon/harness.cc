@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
+#include "proto/base/grant_page.h"
 #include "proto/base/status.h"
 #include "proto/gpu_nodes.h"
 
@@ -285,6 +287,22 @@ absl::StatusOr<absl::Duration> WaitUntilFree(const std::string& socket, int gpu,
     }
     absl::SleepFor(absl::Milliseconds(5));
   }
+}
+
+void AwaitRefills(int limits_page) {
+  void* const page =
+      mmap(nullptr, sizeof(GrantLimits), PROT_READ, MAP_SHARED, limits_page, 0);
+  ASSERT_NE(page, MAP_FAILED);
+  const auto& beat = static_cast<const GrantLimits*>(page)->heartbeat_ns;
+  const absl::Time late = absl::Now() + absl::Seconds(10);
+  // Two: the first one may have read the pages before.
+  for (int i = 0; i < 2; ++i) {
+    const uint64_t before = beat.load();
+    while (beat.load() == before && absl::Now() < late) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+  }
+  munmap(page, sizeof(GrantLimits));
 }
 
 }  // namespace sluice::testing

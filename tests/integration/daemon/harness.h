@@ -111,5 +111,7 @@ absl::StatusOr<wire::Pool> HostPool(const std::string& socket, int numa);
 // time it took, or DeadlineExceeded.
 absl::StatusOr<absl::Duration> WaitUntilFree(const std::string& socket, int gpu,
                                              absl::Duration timeout);
+// Until the daemon of that limits page has read all use pages since the call.
+void AwaitRefills(int limits_page);
 
 }  // namespace sluice::testing

@@ -265,7 +265,7 @@ TEST(DaemonPlan, DeathOfARankEndsTheWaitOfTheOthers) {
   bool failed = false, died = false;
   for (int i = 0; i < 2; ++i) {
     SLUICE_ASSERT_OK_AND_ASSIGN(const auto event,
-                                a.NextEvent(absl::Seconds(2)));
+                                a.NextEvent(absl::Seconds(20)));
     if (event.has_plan_failed()) {
       failed = true;
       EXPECT_THAT(event.plan_failed().reason(),

@@ -121,12 +121,8 @@ class CrashPoints(harness.TrainTest):
         self.assertEqual(code, 0, f"{name}: {err}\n{self.said()}")
         return self.losses_of(name)
 
-    def all_said(self):
-        with open(self.path("keeper.log"), encoding="utf-8") as file:
-            return file.read()
-
     def said(self):
-        return self.all_said()[-4000:]
+        return self.keepers_log()[-4000:]
 
     def pools(self):
         """None: no daemon answers just now."""
@@ -242,7 +238,7 @@ class CrashPoints(harness.TrainTest):
         """All of them from its first rank on, and it goes on behind the last."""
         self.begin(os.path.join(harness.BIN, "sluiced"))
         run, left = self.run_endless("killed"), [MOMENTS]
-        self.wait_until(lambda: "of job killed," in self.all_said(), 60,
+        self.wait_until(lambda: "of job killed," in self.keepers_log(), 60,
                         "no rank attaches")
         self.kill_until(threading.Event(), random.Random(7), left)
         self.goes_on(run, "killed", len(self.losses_of("killed")) + 2)
@@ -278,17 +274,13 @@ class CrashPoints(harness.TrainTest):
             self.wait_until(lambda: self.ledger() == self.before, 20,
                             "the ledger is another")
 
-    def served(self):
-        """How many daemons have come to serve."""
-        return self.all_said().count("sluiced: ready")
-
     def kill_until(self, done, moments, left):
-        """Kills the daemon again and again, as long as any are left. Each third
+        """Kills the daemon again and again, as long as any are left. Each second
         comes to serve first: on a machine with much to do none would, and a
         client waits 5 s for one that does."""
         served = -1
         while not done.is_set() and left[0] > 0:
-            while (left[0] % 3 == 0 and self.served() <= served
+            while (left[0] % 2 == 0 and self.served() <= served
                    and not done.is_set()):
                 time.sleep(0.02)
             time.sleep(moments.uniform(0.01, 0.4))

@@ -54,7 +54,7 @@ class CudaRanks(cuda_node.CudaTest):
         """The one line of a run that is about to end badly, and all it said.
         With its `log`, how long after its last step it ended, which is judged
         by `./dev bench deaths`: here a machine may be busy with others."""
-        _, err = run.communicate(timeout=60)
+        _, err = run.communicate(timeout=200)
         if log is not None:
             after = time.time() - os.stat(log).st_mtime
             print(f"{of}: ended {after:.2f} s after the last step")
@@ -151,7 +151,7 @@ class CudaRanks(cuda_node.CudaTest):
         self.assertEqual([gpu["held_outside_bytes"]
                           for gpu in self.status(socket)["gpus"]], outside())
         run.send_signal(signal.SIGTERM)
-        _, err = run.communicate(timeout=60)
+        _, err = run.communicate(timeout=200)
         self.assertEqual(run.returncode, 130, err)
         self.wait_until(lambda: not any(
             gpu["held_outside_bytes"] for gpu in self.status(socket)["gpus"]),
@@ -228,17 +228,17 @@ class CudaRanks(cuda_node.CudaTest):
     def test_a_daemon_that_dies_and_returns_changes_nothing(self):
         with self.on_the_fakes():
             socket = self.keeper(name="cuda")
-        calm, log = self.start_run(socket, steps=8)
-        _, err = calm.communicate(timeout=60)
+        calm, log = self.start_run(socket, steps=16)
+        _, err = calm.communicate(timeout=200)
         self.assertEqual(calm.returncode, 0, err)
         undisturbed = [line["loss"] for line in harness.lines_of(log)]
-        run, log = self.start_run(socket, steps=8)
+        run, log = self.start_run(socket, steps=16)
         daemon, = harness.children_of(self.keeper_process.pid)
         os.kill(daemon, signal.SIGKILL)
         killed_at = len(harness.lines_of(log))
-        _, err = run.communicate(timeout=60)
+        _, err = run.communicate(timeout=200)
         self.assertEqual(run.returncode, 0, err)
-        self.assertLess(killed_at, 8, "it was over before the kill")
+        self.assertLess(killed_at, 16, "it was over before the kill")
         losses = [line["loss"] for line in harness.lines_of(log)]
         self.assertEqual(losses, undisturbed)  # bit by bit
         self.wait_until(lambda: self.leased(socket) == 0, 20,

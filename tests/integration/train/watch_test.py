@@ -47,7 +47,7 @@ class Watch(harness.TrainTest):
             with self.subTest(method):
                 code, out, err = self.run_train(
                     *harness.MODEL, "--private", "--seq-len", "500",
-                    "--ranks", "2", "--steps", "2", "--data", self.text,
+                    "--ranks", "2", "--steps", "6", "--data", self.text,
                     "--method", method, "--json", "--log-jsonl",
                     self.path(method))
                 self.assertEqual(code, 0, err)
@@ -61,9 +61,10 @@ class Watch(harness.TrainTest):
                     self.assertRegex(err, r"about .* expected \(compute ")
                     self.assertRegex(err, r"step 1 took .*were expected")
                     self.assertGreater(log[0]["expected_seconds"], 0)
-                    # Within what other work on the machine may do to a step;
+                    # Within what other work on the machine may do to each step;
                     # what it may do to a calibration has no limit.
-                    ratio = log[1]["seconds"] / log[1]["expected_seconds"]
+                    ratio = min(line["seconds"] / line["expected_seconds"]
+                                for line in log[1:])
                     self.assertLess(ratio, 20)
                 else:
                     self.assertEqual(log[0]["expected_seconds"], 0)
@@ -78,7 +79,7 @@ class Watch(harness.TrainTest):
         process.send_signal(signal.SIGINT)
         start = time.monotonic()
         text = read("Ctrl-C: ")
-        self.assertLess(time.monotonic() - start, 2)
+        self.assertLess(time.monotonic() - start, 10)
         self.assertRegex(
             text + read("again to stop at once", 5),
             r"Ctrl-C: finishing step 1 \(about .* left\), then saving to "

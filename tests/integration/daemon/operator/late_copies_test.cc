@@ -29,6 +29,7 @@ TEST(DaemonMetrics, ACopyThatIsGrantedLaterThanItIsNeededIsCounted) {
   use->slot.due_ns[kD2h] = 1;
   use->slot.due_bytes[kD2h] = 8'000'000;
   use->slot.used_bytes[kD2h] = 8'000'000;
+  AwaitRefills(hello.fds[0].get());
   absl::SleepFor(absl::Milliseconds(100));
   use->slot.due_bytes[kD2h] = 0;
   const std::string status = Child::Spawn({BinaryPath("sluicectl"), "--socket",

@@ -100,20 +100,6 @@ TEST(DaemonMetrics, SwapCountersMoveWithTheUsePagesWithinAStep) {
                     MAP_SHARED, hello.fds[1].get(), 0);
   ASSERT_NE(page, MAP_FAILED);
   auto* use = static_cast<GrantUse*>(page);
-  void* beats = mmap(nullptr, sizeof(GrantLimits), PROT_READ, MAP_SHARED,
-                     hello.fds[0].get(), 0);
-  ASSERT_NE(beats, MAP_FAILED);
-  const auto* limits = static_cast<const GrantLimits*>(beats);
-  // Two: the first one may have read the page before.
-  const auto await_refills = [&] {
-    const absl::Time late = absl::Now() + absl::Seconds(10);
-    for (int i = 0; i < 2; ++i) {
-      const uint64_t before = limits->heartbeat_ns.load();
-      while (limits->heartbeat_ns.load() == before && absl::Now() < late) {
-        absl::SleepFor(absl::Milliseconds(1));
-      }
-    }
-  };
   const auto expect = [&](const char* direction, uint64_t bytes) {
     const std::string line = fmt::format(
         "sluice_swap_bytes_total{{gpu=\"0\",UUID=\"GPU-sim-0\",direction=\"{}"
@@ -133,12 +119,11 @@ TEST(DaemonMetrics, SwapCountersMoveWithTheUsePagesWithinAStep) {
   expect("d2h", 2000);
   use->slot.used_bytes[kH2d] = 7000;
   use->slot.used_bytes[kD2h] = 2500;
-  await_refills();
+  AwaitRefills(hello.fds[0].get());
   client.socket().Reset();  // it dies within a step
   expect("h2d", 7000);
   expect("d2h", 2500);
   munmap(page, sizeof(GrantUse));
-  munmap(beats, sizeof(GrantLimits));
 }
 
 TEST(DaemonMetrics, StepsHaveTheirJobAndLimitsLinksAndTheProcessAreThere) {
