@@ -36,7 +36,7 @@ using testing::RunningDaemon;
 using testing::UnderKeeper;
 
 constexpr int kGpus = 8;
-constexpr int kRounds = 5;  // of the open loop; the median counts
+constexpr int kRounds = 5;  // of the open loop
 constexpr OpenLoop kLoad = {
     .sessions = 64, .pairs_per_second = 10'000, .pairs = 40'000};
 // A machine on which one core does not serve quite so many falls behind by more

@@ -91,7 +91,7 @@ class Measure(unittest.TestCase):
         self.start(LINKS)
         out = self.folder + "/links.toml"
         measured = self.measured(out)
-        # One window in which the machine holds the tool up by 70 ms is enough.
+        # Again where the machine held the tool up: 70 ms of a window are 10 %.
         for _ in range(4):
             with contextlib.suppress(self.failureException):
                 self.are_as_configured(measured)

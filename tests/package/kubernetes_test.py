@@ -136,7 +136,9 @@ class OnANode(unittest.TestCase):
 
     def calm(self, steps):
         """The losses of a job that nothing disturbs."""
-        self.assertEqual(self.node.ranks(steps).wait(timeout=500), 0)
+        ranks = self.node.ranks(steps)
+        self.addCleanup(ranks.kill)
+        self.assertEqual(ranks.wait(timeout=500), 0, self.node.ranks_log())
         found = self.node.losses()
         for of_rank in found:
             self.assertEqual(len(of_rank), steps)
@@ -157,8 +159,8 @@ class OnANode(unittest.TestCase):
         deadline = time.monotonic() + 120
         while any(len(now) < then + 10
                   for now, then in zip(self.node.losses(), before)):
-            self.assertIsNone(ranks.poll())
-            self.assertLess(time.monotonic(), deadline, before)
+            self.assertIsNone(ranks.poll(), self.node.ranks_log())
+            self.assertLess(time.monotonic(), deadline, self.node.ranks_log())
             time.sleep(0.05)
 
     def test_the_configuration_is_good(self):

@@ -140,10 +140,13 @@ class Node:
                     SLUICE_BIN_DIR=BUILD + "/bin", OMP_NUM_THREADS="1",
                     TMPDIR=self.folder, PYTHONPATH=ROOT + "/client/python"))
 
+    def ranks_log(self):
+        with open(self.said, encoding="utf-8") as file:
+            return file.read()
+
     def losses(self):
         """Those of each of two ranks, so far."""
-        with open(self.said, encoding="utf-8") as file:
-            said = file.read()
+        said = self.ranks_log()
         return [[float(x) for x in re.findall(
             rf"rank {rank} step \d+: loss (\d+\.\d\d\d\d)", said)]
             for rank in (0, 1)]

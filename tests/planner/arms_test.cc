@@ -220,7 +220,9 @@ TEST(PlanMemory, PublishedCapacitiesAreKeptAndBeaten) {
 TEST(PlanMemory, ACapacityIsProvedTooSmallOrLeftOpen) {
   const plan::Trace trace = AboveMaxLive();  // optimum 18 units, live 17
   const auto fits = [&](int64_t units) {
-    return PlanMemory(trace, {.capacity = Bytes(64 * units)})->fits;
+    return PlanMemory(trace,
+                      {.time_limit = kNoLimit, .capacity = Bytes(64 * units)})
+        ->fits;
   };
   EXPECT_EQ(fits(16), false);  // by max live
   EXPECT_EQ(fits(17), false);  // by search

@@ -83,7 +83,8 @@ TEST(PlanMemory, AMissedCapacityIsNeverWorseThanNone) {
     if (!free.optimal() || free.peak <= Bytes(1)) continue;
     const Bytes below(round % 2 ? free.peak.count() - 1
                                 : free.peak.count() / 2);
-    const MemoryPlan asked = MustPlan(trace, {.capacity = below});
+    const MemoryPlan asked =
+        MustPlan(trace, {.time_limit = absl::Minutes(5), .capacity = below});
     EXPECT_EQ(asked.peak, free.peak) << round;
     EXPECT_EQ(asked.fits, false) << round;
     EXPECT_EQ(asked.proved_by, free.proved_by) << round;
@@ -100,8 +101,10 @@ TEST(PlanMemory, MoreEffortIsNeverWorseAndTheSamePlanEveryTime) {
   std::mt19937 random(33);
   for (int round = 0; round < 6; ++round) {
     const plan::Trace trace = RandomTrace(random, 120, 60, 1000);
-    const MemoryPlan usual = MustPlan(trace, {.use_cbc = false});
-    const MemoryOptions more = {.effort = 2, .use_cbc = false};
+    const MemoryPlan usual =
+        MustPlan(trace, {.time_limit = absl::Minutes(5), .use_cbc = false});
+    const MemoryOptions more = {
+        .time_limit = absl::Minutes(5), .effort = 2, .use_cbc = false};
     const MemoryPlan once = MustPlan(trace, more);
     EXPECT_LE(once.peak, usual.peak);
     EXPECT_GE(once.lower_bound, usual.lower_bound);

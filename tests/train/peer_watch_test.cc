@@ -55,13 +55,15 @@ class FakeSession final : public client::Session {
 class PeerWatchTest : public ::testing::Test {
  protected:
   PeerWatchTest()
-      : watch_([](const absl::Status&) {}, [] {}, [](const std::string&) {}) {
+      : watch_([](const absl::Status&) {}, [this] { ++evictions_; },
+               [](const std::string&) {}) {
     watch_.Attach(session_,
                   [this](const std::string& why) { aborts_.push_back(why); });
   }
 
   FakeSession session_;
   std::vector<std::string> aborts_;
+  int evictions_ = 0;
   PeerWatch watch_;
 };
 
@@ -76,7 +78,9 @@ TEST_F(PeerWatchTest, APeersDeathAbortsAtOnceAndOnceWithItsReason) {
 // An evicted rank ends its step, and saves: with its collectives.
 TEST_F(PeerWatchTest, AnEvictionAbortsNothing) {
   session_.Tell(Kind::kEvicted, "by an administrator");
+  session_.Tell(Kind::kEvicted, "by an administrator");
   session_.Tell(Kind::kDisconnected, "the daemon has gone");
+  EXPECT_EQ(evictions_, 1);
   EXPECT_THAT(aborts_, IsEmpty());
   EXPECT_FALSE(watch_.why().ok());
   EXPECT_FALSE(IsCausedByPeer(watch_.why()));
@@ -86,6 +90,12 @@ TEST_F(PeerWatchTest, APeersNormalEndAbortsNothing) {
   watch_.Disarm();
   session_.Tell(Kind::kPeerDied, "rank 0 of job demo");
   EXPECT_THAT(aborts_, IsEmpty());
+}
+
+TEST_F(PeerWatchTest, AnEvictionStopsNothingThatIsDone) {
+  watch_.Disarm();
+  session_.Tell(Kind::kEvicted, "by an administrator");
+  EXPECT_EQ(evictions_, 0);
 }
 
 TEST_F(PeerWatchTest, WhatIsAttachedAnewTakesThePlaceOfTheFormer) {

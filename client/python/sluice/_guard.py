@@ -38,6 +38,7 @@ def _stop(number: int, frame: object) -> None:
 
 def _begin() -> None:
     """In the child, before its command."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # of a group, too
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     # Also when this process is killed: then only the folder stays.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

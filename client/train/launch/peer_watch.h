@@ -42,7 +42,7 @@ class PeerWatch {
   // When Attach returns, that of a former Attach is not running and never will.
   using OnPeerDied = std::function<void(const std::string&)>;
   void Attach(client::Session& session, OnPeerDied on_peer_died);
-  // From now on a peer's end is its normal end.
+  // From now on a peer's end is its normal end, and an eviction stops nothing.
   void Disarm();
   // Why the run has to end: a peer's death, marked as one, or an eviction; OK:
   // it has not.

@@ -46,7 +46,7 @@ class CudaRanks(cuda_node.CudaTest):
              socket, "--steps", str(steps), "--data", self.text,
              "--log-jsonl", log],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
-        self.wait_until(lambda: len(harness.lines_of(log)) >= 2, 60,
+        self.wait_until(lambda: len(harness.lines_of(log)) >= 2, 200,
                         "it does not train")
         return run, log
 

@@ -111,7 +111,7 @@ class Death(harness.TrainTest):
             [os.path.join(harness.BIN, "sluicectl"), "--socket", socket,
              "evict", "unwanted", "--reason", "the node is drained"],
             env=harness.clean_environment(), capture_output=True, check=True)
-        _, err = run.communicate(timeout=30)
+        _, err = run.communicate(timeout=60)
         self.assertEqual(run.returncode, 1, err)
         self.assertEqual(err.count("error:"), 1, err)
         self.assertRegex(err, "error: .*evicted.*the node is drained")
@@ -154,7 +154,7 @@ class Death(harness.TrainTest):
                         "the run does not train")
         self.sluiced.kill()
         alive_until = len(harness.lines_of(log))
-        _, err = run.communicate(timeout=120)
+        _, err = run.communicate(timeout=300)
         self.assertEqual(run.returncode, 0, err)
         lines = harness.lines_of(log)
         self.assertLess(alive_until, steps, "it was over before the kill")
@@ -174,7 +174,7 @@ class Death(harness.TrainTest):
         seen = ""
         while "rank 1 is stopped" not in seen:
             seen += run.stderr.readline()
-        self.assertLess(time.monotonic() - begun, 8)
+        self.assertLess(time.monotonic() - begun, 30)
         self.assertRegex(seen, r"rank 1 is stopped by a signal or a debugger "
                                r"\((step \d+|between).*kill -CONT "
                                + str(ranks[1]))
@@ -196,7 +196,7 @@ class Death(harness.TrainTest):
                                 "16MiB", "--late-after", "2", "--end-after",
                                 "5")
         os.kill(harness.ranks_of(run.pid)[0], signal.SIGSTOP)
-        _, err = run.communicate(timeout=30)
+        _, err = run.communicate(timeout=60)
         self.assertEqual(run.returncode, 1, err)
         self.assertEqual(err.count("error:"), 1, err)
         self.assertRegex(err, r"error: rank 0 is late: .*\((step \d+|between)"
@@ -220,7 +220,7 @@ class Death(harness.TrainTest):
             for rank in (0, 1)]
         self.wait_until(lambda: len(harness.lines_of(log)) >= 2, 60, "starts")
         ranks[1].send_signal(signal.SIGSTOP)
-        _, err = ranks[0].communicate(timeout=30)
+        _, err = ranks[0].communicate(timeout=60)
         ranks[1].send_signal(signal.SIGCONT)
         self.assertEqual(ranks[0].returncode, 1, err)
         self.assertRegex(err, "rank 0 waits for another rank: nothing new for")

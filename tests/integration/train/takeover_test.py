@@ -36,8 +36,8 @@ class TakeOver(either_node.NodeTest):
             if kills % 2 == 0 and self.served() <= served:
                 time.sleep(0.02)
                 continue
-            served = self.served()
             time.sleep(moments.uniform(0.05, 0.9))
+            served = self.served()
             for pid in harness.children_of(self.keeper_process.pid):
                 kills += harness.kill_if_there(pid)
         return kills
