@@ -192,6 +192,7 @@ absl::StatusOr<RawClient::Reply> RawClient::Hello(const std::string& job,
   hello->set_gpu(gpu);
   const std::vector<UniqueFd> nodes = GpuNodes(socket_.get(), gpu);
   std::vector<int> shown;
+  shown.reserve(nodes.size());
   for (const UniqueFd& node : nodes) shown.push_back(node.get());
   return Call(request, shown);
 }
