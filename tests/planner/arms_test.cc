@@ -27,9 +27,6 @@ namespace {
 
 const auto kNever = [] { return false; };
 
-// Work ends these, not the clock: a slow machine proves the same.
-constexpr absl::Duration kNoLimit = absl::Minutes(5);
-
 bool IsValid(const plan::Trace& trace, const Problem& problem,
              const Offsets& offsets) {
   return ValidatePlacement(trace, ToPlacement(problem, offsets, trace)).ok();
@@ -194,7 +191,7 @@ TEST(PlanMemory, PiecesOfALargeTraceKeepWhatTheRaceFound) {
   ASSERT_EQ(Decompose(problem).pieces[0].base * problem.unit, 12345678 + 777);
   const Bytes lower((race.peak - 1) * problem.unit);
   const auto plan =
-      PlanMemory(trace, {.time_limit = kNoLimit, .capacity = lower});
+      PlanMemory(trace, {.time_limit = kNoClock, .capacity = lower});
   EXPECT_TRUE(plan->valid);
   EXPECT_EQ(plan->fits, true);
 }
@@ -203,14 +200,14 @@ TEST(PlanMemory, PublishedCapacitiesAreKeptAndBeaten) {
   for (const char letter : std::string("AGI")) {
     const auto plan =
         PlanMemory(ReadCsv(std::string(1, letter) + ".1048576.csv"),
-                   {.time_limit = kNoLimit});
+                   {.time_limit = kNoClock});
     EXPECT_EQ(plan->peak, Bytes(1048576)) << letter;
     EXPECT_EQ(plan->stopped_by, "proof") << letter;
   }
   for (const char letter : std::string("DJ")) {
     const auto plan =
         PlanMemory(ReadCsv(std::string(1, letter) + ".1048576.csv"),
-                   {.time_limit = kNoLimit, .capacity = Bytes(1045504)});
+                   {.time_limit = kNoClock, .capacity = Bytes(1045504)});
     EXPECT_EQ(plan->fits, true) << letter;
     EXPECT_LE(plan->peak, Bytes(1045504)) << letter;
     EXPECT_EQ(plan->stopped_by, "capacity") << letter;
@@ -221,7 +218,7 @@ TEST(PlanMemory, ACapacityIsProvedTooSmallOrLeftOpen) {
   const plan::Trace trace = AboveMaxLive();  // optimum 18 units, live 17
   const auto fits = [&](int64_t units) {
     return PlanMemory(trace,
-                      {.time_limit = kNoLimit, .capacity = Bytes(64 * units)})
+                      {.time_limit = kNoClock, .capacity = Bytes(64 * units)})
         ->fits;
   };
   EXPECT_EQ(fits(16), false);  // by max live
@@ -240,8 +237,8 @@ TEST(PlanMemory, TheSamePlanEveryTime) {
       GenerateLarge({"mixed", 5000, LargeSpec::Shape::kMixed}, 7),
       GenerateLarge({"chain", 20000, LargeSpec::Shape::kSomasChain}, 1)};
   for (const plan::Trace& trace : traces) {
-    const auto one = PlanMemory(trace, {.time_limit = kNoLimit});
-    const auto two = PlanMemory(trace, {.time_limit = kNoLimit});
+    const auto one = PlanMemory(trace, {.time_limit = kNoClock});
+    const auto two = PlanMemory(trace, {.time_limit = kNoClock});
     ASSERT_NE(one->stopped_by, "time");
     EXPECT_EQ(one->offsets, two->offsets);
     EXPECT_EQ(one->method, two->method);

@@ -18,8 +18,7 @@ namespace {
 
 const MemoryOptions kOnlyCbc = {.time_limit = absl::Seconds(20),
                                 .use_search = false};
-const MemoryOptions kOnlySearch = {.time_limit = absl::Minutes(5),
-                                   .use_cbc = false};
+const MemoryOptions kOnlySearch = {.time_limit = kNoClock, .use_cbc = false};
 
 // A placement that stacks everything: as bad as can be.
 Offsets Stacked(const Problem& problem) {

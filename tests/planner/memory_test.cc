@@ -21,8 +21,7 @@ namespace sluice::planner {
 namespace {
 
 MemoryPlan MustPlan(const plan::Trace& trace,
-                    const MemoryOptions& options = {
-                        .time_limit = absl::Minutes(5)}) {
+                    const MemoryOptions& options = {.time_limit = kNoClock}) {
   auto placement = PlanMemory(trace, options);
   EXPECT_TRUE(placement.ok()) << placement.status();
   if (!placement.ok()) return {};
@@ -84,7 +83,7 @@ TEST(PlanMemory, AMissedCapacityIsNeverWorseThanNone) {
     const Bytes below(round % 2 ? free.peak.count() - 1
                                 : free.peak.count() / 2);
     const MemoryPlan asked =
-        MustPlan(trace, {.time_limit = absl::Minutes(5), .capacity = below});
+        MustPlan(trace, {.time_limit = kNoClock, .capacity = below});
     EXPECT_EQ(asked.peak, free.peak) << round;
     EXPECT_EQ(asked.fits, false) << round;
     EXPECT_EQ(asked.proved_by, free.proved_by) << round;
@@ -102,9 +101,9 @@ TEST(PlanMemory, MoreEffortIsNeverWorseAndTheSamePlanEveryTime) {
   for (int round = 0; round < 6; ++round) {
     const plan::Trace trace = RandomTrace(random, 120, 60, 1000);
     const MemoryPlan usual =
-        MustPlan(trace, {.time_limit = absl::Minutes(5), .use_cbc = false});
+        MustPlan(trace, {.time_limit = kNoClock, .use_cbc = false});
     const MemoryOptions more = {
-        .time_limit = absl::Minutes(5), .effort = 2, .use_cbc = false};
+        .time_limit = kNoClock, .effort = 2, .use_cbc = false};
     const MemoryPlan once = MustPlan(trace, more);
     EXPECT_LE(once.peak, usual.peak);
     EXPECT_GE(once.lower_bound, usual.lower_bound);

@@ -5,9 +5,13 @@
 #include <random>
 #include <string>
 
+#include "absl/time/time.h"
 #include "proto/plan/profile.h"
 
 namespace sluice::planner {
+
+// Of a search that work ends, not the clock: a slow machine proves the same.
+constexpr absl::Duration kNoClock = absl::Minutes(5);
 
 // `n` buffers with lifetimes in [0, horizon) and sizes in [1, max_size]
 // units of 64 bytes, some of them not multiples of it.
