@@ -88,8 +88,8 @@ Chain ChainOf(const std::string& address, const std::string& root) {
 }
 
 // The link whose lower end is `lower`; `upper`: the port at its other end.
-PciLink LinkOf(const std::filesystem::path& lower,
-               const std::optional<std::filesystem::path>& upper) {
+PciLink PciLinkOf(const std::filesystem::path& lower,
+                  const std::optional<std::filesystem::path>& upper) {
   constexpr double kFastest = 1000;
   PciLink made;
   made.link.name = "pci-" + lower.filename().string();
@@ -118,7 +118,7 @@ PciLink Named(LinkKind kind, std::string name) {
   return made;
 }
 
-class Reader {
+class PciReader {
  public:
   PciTopology Read(const std::vector<std::string>& addresses,
                    const std::string& root) {
@@ -139,7 +139,7 @@ class Reader {
       if (at > 0) upper = chain.devices[at - 1];
       // A bridge of the root complex itself has no link above it.
       if (!upper && at != gpu) break;
-      PciLink link = LinkOf(chain.devices[at], upper);
+      PciLink link = PciLinkOf(chain.devices[at], upper);
       link.link.kind = at == gpu ? LinkKind::kGpu : LinkKind::kSwitch;
       if (!Hang(std::move(link), first, below)) return first;
     }
@@ -190,7 +190,7 @@ double RatedPcieSpeed(double gigatransfers, int lanes) {
 
 PciTopology ReadPciTopology(const std::vector<std::string>& addresses,
                             const std::string& root) {
-  return Reader().Read(addresses, root);
+  return PciReader().Read(addresses, root);
 }
 
 std::string PathText(const PciTopology& topology, int link) {

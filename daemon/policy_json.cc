@@ -39,9 +39,9 @@ json Entry(json target, const Budgets::Given& given, const Clocks& now) {
 }
 
 // Reads one object: every key must be there, and no other.
-class Reader {
+class PolicyReader {
  public:
-  Reader(const json& from, std::string name)
+  PolicyReader(const json& from, std::string name)
       : from_(from), name_(std::move(name)) {
     if (!from.is_object()) Fail("is no object");
   }
@@ -118,7 +118,7 @@ json EntryOf(PoolId pool, const Principal& whose, const Reservation& given,
   return entry;
 }
 
-absl::Time TimeOf(Reader& entry, const Clocks& now) {
+absl::Time TimeOf(PolicyReader& entry, const Clocks& now) {
   // No date of ours. Much later ones would be infinite, and not be written.
   constexpr double kMost = 1e12;
   const double unix_s = entry.Number("at_unix_s");
@@ -131,7 +131,7 @@ absl::Time TimeOf(Reader& entry, const Clocks& now) {
 
 absl::Status ReadReservation(const json& from, const std::string& name,
                              const Clocks& now, Reservations& to) {
-  Reader entry(from, name);
+  PolicyReader entry(from, name);
   const bool gpu = entry.Has("gpu");
   const PoolId pool = {
       gpu ? PoolKind::kGpu : PoolKind::kHost,
@@ -150,7 +150,7 @@ absl::Status ReadReservation(const json& from, const std::string& name,
 
 absl::Status ReadLimit(const json& from, const std::string& name,
                        const Clocks& now, Budgets::Saved& to) {
-  Reader entry(from, name);
+  PolicyReader entry(from, name);
   Budgets::Given given;
   given.limits = {entry.Limit("gpu_bytes"), entry.Limit("host_bytes")};
   given.by = {true, entry.Text("by"), TimeOf(entry, now)};
@@ -193,14 +193,14 @@ json EntryOf(const MeasuredLinks& measured, const Clocks& now) {
 // Whether the node has such links is not asked: it may have changed.
 absl::StatusOr<MeasuredLinks> ReadMeasured(const json& from,
                                            const Clocks& now) {
-  Reader entry(from, "'measured_links'");
+  PolicyReader entry(from, "'measured_links'");
   MeasuredLinks measured;
   measured.by = {true, entry.Text("by"), TimeOf(entry, now)};
   const json& links = entry.At("links");
   if (!links.is_array() || links.empty()) entry.Fail("names no link");
   SLUICE_RETURN_IF_ERROR(entry.Done());
   for (const json& each : links) {
-    Reader link(each, "a link of 'measured_links'");
+    PolicyReader link(each, "a link of 'measured_links'");
     const std::string name = link.Text("name");
     const MeasuredLink speeds = {link.Speed("h2d_bytes_per_s"),
                                  link.Speed("d2h_bytes_per_s"),
@@ -253,7 +253,7 @@ absl::StatusOr<Policy> DecodePolicy(const std::string& text,
   if (whole.is_discarded()) {
     return absl::InvalidArgumentError("it is no JSON, or not all of it");
   }
-  Reader top(whole, "the file");
+  PolicyReader top(whole, "the file");
   if (top.Whole("sluice_policy", INT32_MAX) != kVersion) {
     top.Fail(fmt::format("is not of version {}", kVersion));
   }
@@ -280,7 +280,7 @@ absl::StatusOr<Policy> DecodePolicy(const std::string& text,
     SLUICE_ASSIGN_OR_RETURN(policy.measured, ReadMeasured(measured, now));
   }
   if (!drained.is_null()) {
-    Reader drain(drained, "'drained'");
+    PolicyReader drain(drained, "'drained'");
     policy.drain =
         Drain{drain.Text("by"), drain.Text("reason"), TimeOf(drain, now)};
     SLUICE_RETURN_IF_ERROR(drain.Done());

@@ -42,7 +42,7 @@ device::SimConfig ToSim(const SimSettings& sim) {
 
 // The device knows of a link how fast each direction is. Grants alone keep to
 // what a parent carries, or both directions together.
-LinkSpeed LinkOf(const SimSettings& sim, const device::SimLink& of) {
+LinkSpeed SimLinkOf(const SimSettings& sim, const device::SimLink& of) {
   LinkSpeed link;
   for (const LinkSpeed& each : sim.links) {
     if (each.name == of.name) link = each;
@@ -65,7 +65,7 @@ absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
   SLUICE_ASSIGN_OR_RETURN(node.driver, device::OpenOwnedSimDriver(directory));
   const device::SimConfig config = opened->config();
   for (const device::SimLink& link : config.links) {
-    node.config.links.push_back(LinkOf(sim, link));
+    node.config.links.push_back(SimLinkOf(sim, link));
   }
   // A node that was there before has the speeds of an earlier configuration.
   SLUICE_RETURN_IF_ERROR(TopologyOf(node.config.links).status());

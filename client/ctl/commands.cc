@@ -94,7 +94,7 @@ absl::StatusOr<std::optional<Bytes>> Limit(const char* flag,
   return *size;
 }
 
-std::string LimitText(const std::optional<Bytes>& limit) {
+std::string OptionalLimitText(const std::optional<Bytes>& limit) {
   return !limit || *limit == Bytes(0) ? "unlimited" : FormatBytes(*limit);
 }
 
@@ -118,8 +118,8 @@ absl::StatusOr<std::string> DoChangeBudget(const Flags& flags) {
                           SetBudget(AdminSocket(flags), target, limits));
   return fmt::format("{} {}: GPU memory {}, host memory {}\n",
                      target.uid ? "user" : "job",
-                     target.uid ? flags.user : flags.job, LimitText(now.gpu),
-                     LimitText(now.host));
+                     target.uid ? flags.user : flags.job,
+                     OptionalLimitText(now.gpu), OptionalLimitText(now.host));
 }
 
 absl::StatusOr<std::string> DoReserve(const Flags& flags) {

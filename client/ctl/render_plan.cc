@@ -13,7 +13,9 @@ namespace {
 
 using Align = Table::Align;
 
-std::string Percent(double part) { return fmt::format("{:.1f} %", 100 * part); }
+std::string PlanPercent(double part) {
+  return fmt::format("{:.1f} %", 100 * part);
+}
 
 std::string Segments(const plan::RankPlan& rank) {
   Table table({{"  SEGMENT"},
@@ -40,15 +42,16 @@ std::string Classes(const plan::RankPlan& rank) {
                {"RECOMPUTED", Align::kRight}});
   for (const plan::ClassPlan& each : rank.classes) {
     table.Add({"  " + plan::FullName(each.kind, each.name),
-               Percent(each.fractions.keep), Percent(each.fractions.swap),
-               Percent(each.fractions.recompute)});
+               PlanPercent(each.fractions.keep),
+               PlanPercent(each.fractions.swap),
+               PlanPercent(each.fractions.recompute)});
   }
   return table.empty() ? "" : table.Text();
 }
 
 // ---- --explain --------------------------------------------------------------
 
-std::string Why(const plan::RankPlan& rank) {
+std::string RankReason(const plan::RankPlan& rank) {
   Table table({{"  TENSOR CLASS"}, {"WHY"}});
   for (const plan::ClassPlan& each : rank.classes) {
     table.Add({"  " + plan::FullName(each.kind, each.name), each.why});
@@ -64,7 +67,8 @@ std::string ProofOf(const plan::Placement& placement) {
                       static_cast<double>(placement.lower_bound.count()) -
                   1
             : 0;
-    return fmt::format("not proved: at most {} above the least", Percent(gap));
+    return fmt::format("not proved: at most {} above the least",
+                       PlanPercent(gap));
   }
   return placement.proved_by == "max_live"
              ? "the least there is: that much is alive at once"
@@ -85,7 +89,7 @@ std::string Proofs(const plan::RankPlan& rank) {
 }
 
 bool SameText(const plan::RankPlan& a, const plan::RankPlan& b) {
-  return Why(a) + Proofs(a) == Why(b) + Proofs(b);
+  return RankReason(a) + Proofs(a) == RankReason(b) + Proofs(b);
 }
 
 // Ranks that are alike are told once.
@@ -101,13 +105,13 @@ std::string Reasons(const plan::NodePlan& plan) {
       names += fmt::format("{}{}", names.empty() ? "" : ", ",
                            plan.ranks[other].rank.value());
     }
-    text += fmt::format("\nwhy, rank {}\n", names) + Why(plan.ranks[r]) +
+    text += fmt::format("\nwhy, rank {}\n", names) + RankReason(plan.ranks[r]) +
             Proofs(plan.ranks[r]);
   }
   return text;
 }
 
-std::string AmountOf(const plan::PlanLimit& limit, double value) {
+std::string LimitAmount(const plan::PlanLimit& limit, double value) {
   return limit.unit == "bytes" ? Size(static_cast<int64_t>(value))
                                : fmt::format("{:.3g} GB/s", value / 1e9);
 }
@@ -116,7 +120,7 @@ std::string Saves(double seconds) {
   return seconds > 0 ? fmt::format("-{:.3g} s", seconds) : "-";
 }
 
-std::string Limits(const plan::NodePlan& plan) {
+std::string PlanLimits(const plan::NodePlan& plan) {
   Table table({{"LIMIT"},
                {"USED", Align::kRight},
                {"OF", Align::kRight},
@@ -125,8 +129,8 @@ std::string Limits(const plan::NodePlan& plan) {
                {"STEP", Align::kRight},
                {"RECOMPUTATION", Align::kRight}});
   for (const plan::PlanLimit& limit : plan.limits) {
-    table.Add({limit.what, AmountOf(limit, limit.used),
-               AmountOf(limit, limit.capacity), limit.binds ? "full" : "",
+    table.Add({limit.what, LimitAmount(limit, limit.used),
+               LimitAmount(limit, limit.capacity), limit.binds ? "full" : "",
                limit.unit == "bytes" ? "GiB" : "GB/s",
                Saves(limit.one_more_step_seconds),
                Saves(limit.one_more_recompute_seconds)});
@@ -143,7 +147,7 @@ std::string Explained(const plan::NodePlan& plan) {
   return fmt::format(
       "{}{}\nunits of work: {} solved for this plan, {} known "
       "before\n",
-      Reasons(plan), Limits(plan), plan.units_solved, plan.units_known);
+      Reasons(plan), PlanLimits(plan), plan.units_solved, plan.units_known);
 }
 
 }  // namespace

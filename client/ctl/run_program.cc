@@ -24,8 +24,8 @@ constexpr int kSliceMs = 100;
 
 // The program writes into memory, so that neither process waits for the other.
 // Ctrl-C ends it, also where this process puts off its own end.
-absl::StatusOr<pid_t> Start(const std::vector<std::string>& words,
-                            const UniqueFd& out, const UniqueFd& err) {
+absl::StatusOr<pid_t> StartProgram(const std::vector<std::string>& words,
+                                   const UniqueFd& out, const UniqueFd& err) {
   const UniqueFd nothing(open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (!nothing) return ErrnoStatus(errno, "open /dev/null");
   auto pid = Spawn(words, {.files = {{nothing.get(), STDIN_FILENO},
@@ -80,7 +80,7 @@ absl::StatusOr<ProgramResult> RunProgram(const std::vector<std::string>& words,
   const UniqueFd out(memfd_create("out", MFD_CLOEXEC));
   const UniqueFd err(memfd_create("err", MFD_CLOEXEC));
   if (!out || !err) return ErrnoStatus(errno, "make a memfd");
-  SLUICE_ASSIGN_OR_RETURN(const pid_t pid, Start(words, out, err));
+  SLUICE_ASSIGN_OR_RETURN(const pid_t pid, StartProgram(words, out, err));
   const absl::Status ended = Await(pid, words[0], limits);
   if (!ended.ok()) kill(pid, SIGKILL);
   int status = 0;

@@ -20,7 +20,7 @@ std::string Bar(int64_t step, int64_t steps) {
   return "[" + bar + "] ";
 }
 
-std::string Rate(double per_second) {
+std::string RateText(double per_second) {
   return per_second >= 10000 ? fmt::format("{:.1f}k", per_second / 1000)
                              : fmt::format("{:.0f}", per_second);
 }
@@ -54,7 +54,7 @@ std::string ProgressLine(const StepMetrics& m, int64_t steps, bool bar) {
       "step {}/{} {}loss {:.4f}  {} tokens/s  HBM {} of {}  host {}  grant "
       "wait {:.2f} s",
       m.step, steps, bar ? Bar(m.step, steps) : "", m.loss,
-      Rate(m.tokens_per_second()), FormatBytes(m.hbm_peak),
+      RateText(m.tokens_per_second()), FormatBytes(m.hbm_peak),
       FormatBytes(m.hbm_total), FormatBytes(m.host), m.grant_wait_seconds);
 }
 

@@ -27,7 +27,7 @@ int64_t FirstIn(const at::Tensor& flat, int64_t offset, int64_t size) {
   return -1;
 }
 
-std::string Where(const NonFinite& what) {
+std::string PlaceText(const NonFinite& what) {
   if (!what.weight.empty()) {
     return fmt::format("the weight {} is not finite before this step",
                        what.weight);
@@ -85,7 +85,7 @@ std::string Explain(const NonFinite& what, const RunOptions& o) {
   return fmt::format(
       "step {}: the loss is {} and the gradient norm {} (lr {:.3g}, {}); {}; "
       "stopped before the update: {}",
-      what.step, what.loss, what.norm, what.lr, Name(o.dtype), Where(what),
+      what.step, what.loss, what.norm, what.lr, Name(o.dtype), PlaceText(what),
       Advice(what, o));
 }
 

@@ -48,10 +48,11 @@ Bytes CopiedBytes(Machine& machine) {
 // Of one of some copies in a row between host memory and the GPU's, from when
 // compute says so until it may go on. In a row, as a step's: of one alone much
 // is how long the host takes to hear that it may begin.
-absl::StatusOr<double> CopySeconds(Machine& machine, client::CopyEngine& engine,
-                                   std::byte* host, std::byte* device,
-                                   Bytes size,
-                                   device::CopyDirection direction) {
+absl::StatusOr<double> MeasuredCopySeconds(Machine& machine,
+                                           client::CopyEngine& engine,
+                                           std::byte* host, std::byte* device,
+                                           Bytes size,
+                                           device::CopyDirection direction) {
   const bool in = direction == device::CopyDirection::kHostToDevice;
   absl::Status status;
   const auto seconds = machine.Seconds([&] {
@@ -91,9 +92,9 @@ absl::Status MeasureCopies(Machine& machine, runtime::Collectives* collectives,
     if (collectives != nullptr) {
       SLUICE_RETURN_IF_ERROR(collectives->Barrier());
     }
-    SLUICE_ASSIGN_OR_RETURN(
-        const double seconds,
-        CopySeconds(machine, *engine, host->data(), device, size, direction));
+    SLUICE_ASSIGN_OR_RETURN(const double seconds,
+                            MeasuredCopySeconds(machine, *engine, host->data(),
+                                                device, size, direction));
     m.*field = static_cast<double>(size.count()) / seconds;
   }
   return absl::OkStatus();

@@ -27,7 +27,7 @@ constexpr int64_t kStreamed = 16 << 20;            // elements through memory
 
 // The rate at the first size that takes long enough, or the last that fits;
 // `bytes` of operands for a size.
-absl::StatusOr<double> Rate(
+absl::StatusOr<double> MeasuredRate(
     const Machine& machine, int64_t size,
     const std::function<Bytes(int64_t size)>& bytes,
     const std::function<absl::StatusOr<Run>(int64_t size)>& measure) {
@@ -98,7 +98,7 @@ absl::StatusOr<Run> CopyInMemory(Machine& machine, int64_t elements) {
 
 absl::StatusOr<double> MatmulRate(Machine& machine, at::ScalarType type) {
   const auto bytes = static_cast<int64_t>(at::elementSize(type));
-  return Rate(
+  return MeasuredRate(
       machine, kSide,
       [&](int64_t side) { return Bytes(3 * side * side * bytes); },
       [&](int64_t side) { return Matmul(machine, side, type); });
@@ -109,7 +109,7 @@ absl::StatusOr<double> AttentionRate(Machine& machine, int64_t dim,
   const HeadsOf of{dim, machine.real() ? kGpuWidth : kWidth};
   const auto element = static_cast<int64_t>(at::elementSize(machine.type()));
   // Four operands, four sums in fp32.
-  return Rate(
+  return MeasuredRate(
       machine, machine.real() ? kGpuRows : kRows,
       [&](int64_t rows) { return Bytes(4 * rows * of.width * (element + 4)); },
       [&](int64_t rows) { return Attention(machine, of, rows, backward); });
@@ -144,9 +144,10 @@ absl::Status MeasureKernels(Machine& machine, Measured& m) {
          !machine.HasRoom(two(elements))) {
     elements /= 2;
   }
-  SLUICE_ASSIGN_OR_RETURN(
-      m.memory, Rate(machine, elements, two,
-                     [&](int64_t n) { return CopyInMemory(machine, n); }));
+  SLUICE_ASSIGN_OR_RETURN(m.memory,
+                          MeasuredRate(machine, elements, two, [&](int64_t n) {
+                            return CopyInMemory(machine, n);
+                          }));
   return absl::OkStatus();
 }
 

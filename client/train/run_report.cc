@@ -21,7 +21,7 @@ Json Fractions(const std::vector<plan::ClassPlan>& classes) {
 }
 
 // How a streamed step was cut, and why; null of a baseline.
-Json SettingsOf(const RunReport& r) {
+Json ReportSettings(const RunReport& r) {
   if (!r.settings.has_value()) return nullptr;
   Json json = {{"chunk", r.settings->chunk},
                {"prefetch", r.settings->prefetch},
@@ -63,7 +63,7 @@ std::string ToJson(const RunReport& r, const absl::Status& status) {
                {"attention", nullptr},
                {"seq_len", r.seq_len},
                {"ranks", r.ranks},
-               {"settings", SettingsOf(r)},
+               {"settings", ReportSettings(r)},
                {"steps", r.steps},
                {"losses", r.losses},
                {"first_loss", nullptr},

@@ -10,7 +10,7 @@ namespace {
 
 // Bytes are divided into shares, so that sums of them are not exact. Less than
 // this is none.
-constexpr double kNone = 1e-3;
+constexpr double kNoBytes = 1e-3;
 // What sums may be off after a long time of adding and taking: no fault.
 constexpr double kDrift = 1;
 
@@ -30,7 +30,7 @@ void Take(Pieces& pieces, double& sum, double bytes) {
     first.bytes -= part;
     sum -= part;
     bytes -= part;
-    if (first.bytes <= kNone) DropFirst(pieces, sum);
+    if (first.bytes <= kNoBytes) DropFirst(pieces, sum);
   }
 }
 
@@ -43,7 +43,7 @@ bool AddsUp(const Pieces& pieces, double sum) {
 }  // namespace
 
 void Server::Ask(double bytes, absl::Time now, absl::Time needed_by) {
-  if (bytes <= kNone) return;
+  if (bytes <= kNoBytes) return;
   waiting_.push_back({now, needed_by, bytes});
   excess_ += bytes;
 }
@@ -55,7 +55,7 @@ void Server::Withdraw(double bytes) {
     last.bytes -= part;
     excess_ -= part;
     bytes -= part;
-    if (last.bytes <= kNone) waiting_.pop_back();
+    if (last.bytes <= kNoBytes) waiting_.pop_back();
   }
   if (waiting_.empty()) excess_ = 0;
 }
@@ -78,12 +78,12 @@ void Server::Release(absl::Time now) {
 }
 
 void Server::ReleaseAsOf(absl::Time time) {
-  while (budget_ > kNone && !waiting_.empty()) {
+  while (budget_ > kNoBytes && !waiting_.empty()) {
     Waiting& next = waiting_.front();
     const double bytes = std::min(budget_, next.bytes);
     ReleaseOne(bytes, std::max(time, next.asked), next.needed_by);
     next.bytes -= bytes;
-    if (next.bytes <= kNone) DropFirst(waiting_, excess_);
+    if (next.bytes <= kNoBytes) DropFirst(waiting_, excess_);
   }
 }
 

@@ -18,7 +18,7 @@ constexpr uint32_t kWaitToRead = EPOLLIN | EPOLLET;
 constexpr uint32_t kWaitToWrite = EPOLLOUT | EPOLLET;
 constexpr absl::Duration kLookAgain = absl::Milliseconds(100);
 
-int64_t SizeOf(const Outgoing& out) {
+int64_t PacketSize(const Outgoing& out) {
   return static_cast<int64_t>(out.packet.ByteSizeLong());
 }
 
@@ -130,7 +130,7 @@ void Channel::Send(Outgoing out) {
     Wait(sent);
     loop_->Change(socket_.get(), kWaitToWrite);
   }
-  const int64_t size = SizeOf(out);
+  const int64_t size = PacketSize(out);
   absl::Status room = quotas_->Ask(who_, Resource::kQueuedBytes, size);
   if (room.ok()) {
     queued_bytes_ += size;
@@ -165,7 +165,7 @@ void Channel::Flush() {
   while (!queue_.empty()) {
     const absl::Status sent = SendOne(queue_.front());
     if (absl::IsResourceExhausted(sent)) return Wait(sent);
-    const int64_t size = SizeOf(queue_.front());
+    const int64_t size = PacketSize(queue_.front());
     quotas_->GiveBack(who_, Resource::kQueuedBytes, size);
     queued_bytes_ -= size;
     queue_.pop_front();

@@ -22,7 +22,7 @@ namespace {
 
 constexpr int kMaxDrained = 1024;
 constexpr timespec kKick = {.tv_sec = 0, .tv_nsec = 1'000'000};
-constexpr absl::Duration kEndingPatience = absl::Milliseconds(100);
+constexpr absl::Duration kCloserPatience = absl::Milliseconds(100);
 
 int KickSignal() { return SIGRTMIN + 1; }
 
@@ -55,7 +55,7 @@ timer_t TimerOfThisThread() {
   return timer;
 }
 
-void Drain(const UniqueFd& socket) {
+void ReadAway(const UniqueFd& socket) {
   // Without room for descriptors: the kernel drops them here.
   char byte;
   for (int i = 0; i < kMaxDrained; ++i) {
@@ -122,7 +122,7 @@ void Closer::Shared::CloseSockets() {
     lock.Unlock();
     {
       const Kicked kicked(timer);
-      Drain(socket);
+      ReadAway(socket);
       socket.Reset();
     }
     lock.Lock();
@@ -152,7 +152,7 @@ Closer::Closer() : shared_(std::make_shared<Shared>()) {
 }
 
 Closer::~Closer() {
-  const auto deadline = CondVar::Deadline(kEndingPatience);
+  const auto deadline = CondVar::Deadline(kCloserPatience);
   const MutexLock lock(shared_->mutex);
   shared_->stopping = true;
   shared_->changed.NotifyAll();

@@ -133,8 +133,8 @@ std::string Encode(const SolvePlan& question) {
   return plan::Encode(request);
 }
 
-absl::StatusOr<plan::NodePlan> Check(const SolvePlan& question,
-                                     const std::string& answer) {
+absl::StatusOr<plan::NodePlan> CheckSolution(const SolvePlan& question,
+                                             const std::string& answer) {
   SLUICE_ASSIGN_OR_RETURN(plan::NodePlan plan, plan::DecodeNodePlan(answer));
   SLUICE_RETURN_IF_ERROR(
       plan::ValidateNodePlan(ProfilesOf(question), question.resources, plan));
@@ -334,7 +334,7 @@ void PlanSolver::Finish(const std::shared_ptr<Run>& run) {
     run->pid = 0;
     absl::StatusOr<plan::NodePlan> plan = WhyItFailed(status, run->errors);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
-      plan = Check(run->question, run->answer);
+      plan = CheckSolution(run->question, run->answer);
     }
     std::vector<KeyedUnit> units;
     if (plan.ok()) units = NewUnits(run->question, *plan);

@@ -20,7 +20,7 @@ namespace sluice::daemon {
 namespace {
 
 // What it holds of the daemon's memory.
-Bytes SizeOf(const plan::RankProfile& profile) {
+Bytes ProfileSize(const plan::RankProfile& profile) {
   size_t bytes = sizeof(profile);
   for (const plan::SegmentKind& segment : profile.segments) {
     bytes += sizeof(segment) + segment.name.capacity() +
@@ -97,7 +97,7 @@ void ProfileReader::GiveBackDropped() {
 absl::Status ProfileReader::Keep(
     const Principal& who, std::shared_ptr<const plan::RankProfile>& profile) {
   GiveBackDropped();
-  const Bytes size = SizeOf(*profile);
+  const Bytes size = ProfileSize(*profile);
   const absl::Status may =
       quotas_->Ask(who, Resource::kProfileBytes, size.count());
   if (!may.ok()) {

@@ -22,7 +22,7 @@ namespace {
 
 // Room among all descriptors that this user has on their way (unix(7),
 // ETOOMANYREFS) is not something that poll tells.
-constexpr absl::Duration kLookAgain = absl::Milliseconds(2);
+constexpr absl::Duration kLookForRoom = absl::Milliseconds(2);
 
 absl::Status CheckAddress(const std::string& address) {
   if (address.size() >= 2 && (address[0] == '/' || address[0] == '@') &&
@@ -100,7 +100,7 @@ absl::Status NotifySocket::Connect(absl::Time deadline, int life) {
     if (!absl::IsUnavailable(connected)) return connected;
     const absl::Duration left = Left(deadline);
     SLUICE_ASSIGN_OR_RETURN(const bool over,
-                            Wait(life, POLLIN, std::min(left, kLookAgain)));
+                            Wait(life, POLLIN, std::min(left, kLookForRoom)));
     if (over || left == absl::ZeroDuration()) return connected;
   }
 }
@@ -143,7 +143,7 @@ absl::Status NotifySocket::Send(std::string_view message, absl::Time deadline,
     // Where it is not the queue that is full, only the time tells.
     const bool told = error == EAGAIN;
     SLUICE_RETURN_IF_ERROR(Wait(told ? socket_.get() : -1, POLLOUT,
-                                told ? left : std::min(left, kLookAgain))
+                                told ? left : std::min(left, kLookForRoom))
                                .status());
   }
   return absl::OkStatus();

@@ -7,14 +7,14 @@
 namespace sluice::planner {
 namespace {
 
-struct Group {
+struct ItemGroup {
   std::vector<uint32_t> items;  // by lower
   int64_t base;
 };
 
 // Groups that no item joins across a slot border.
-std::vector<Group> Cut(const Problem& problem, const Group& group) {
-  std::vector<Group> groups;
+std::vector<ItemGroup> Cut(const Problem& problem, const ItemGroup& group) {
+  std::vector<ItemGroup> groups;
   int32_t end = -1;
   for (const uint32_t k : group.items) {
     const Item& item = problem.items[k];
@@ -26,7 +26,7 @@ std::vector<Group> Cut(const Problem& problem, const Group& group) {
 }
 
 // Gives those that live throughout the group an offset and takes them out.
-bool Peel(const Problem& problem, Group* group, Offsets* offsets) {
+bool Peel(const Problem& problem, ItemGroup* group, Offsets* offsets) {
   int32_t from = problem.items[group->items[0]].lower;
   int32_t to = 0;
   for (const uint32_t k : group->items) {
@@ -47,7 +47,7 @@ bool Peel(const Problem& problem, Group* group, Offsets* offsets) {
   return peeled;
 }
 
-Piece PieceOf(const Problem& whole, Group group) {
+Piece PieceOf(const Problem& whole, ItemGroup group) {
   Piece piece{.items = std::move(group.items), .base = group.base};
   const int32_t from = whole.items[piece.items[0]].lower;
   for (const uint32_t k : piece.items) {
@@ -66,18 +66,18 @@ Piece PieceOf(const Problem& whole, Group group) {
 Pieces Decompose(const Problem& problem) {
   Pieces result;
   result.offsets.assign(problem.items.size(), 0);
-  Group all{std::vector<uint32_t>(problem.items.size()), 0};
+  ItemGroup all{std::vector<uint32_t>(problem.items.size()), 0};
   std::iota(all.items.begin(), all.items.end(), 0u);
   std::stable_sort(all.items.begin(), all.items.end(),
                    [&](uint32_t a, uint32_t b) {
                      return problem.items[a].lower < problem.items[b].lower;
                    });
-  std::vector<Group> open = {std::move(all)};
+  std::vector<ItemGroup> open = {std::move(all)};
   while (!open.empty()) {
-    const Group next = std::move(open.back());
+    const ItemGroup next = std::move(open.back());
     open.pop_back();
     if (next.items.empty()) continue;
-    for (Group& group : Cut(problem, next)) {
+    for (ItemGroup& group : Cut(problem, next)) {
       if (Peel(problem, &group, &result.offsets)) {
         open.push_back(std::move(group));
       } else {

@@ -25,7 +25,7 @@ constexpr size_t kPlaces = 64;
 // index.
 constexpr int64_t kLookVisits = 14;
 // Below this a step is over before a thread has started.
-constexpr size_t kMinItemsForThread = 2000;
+constexpr size_t kMinItemsToEjectInThreads = 2000;
 
 // What one thread has found must not show in another's outcome: the run that
 // took fewest visits wins, the first seed on ties.
@@ -298,7 +298,7 @@ Step TakeStep(const Problem& problem, const Offsets& offsets, int64_t limit,
   Ejector two(problem, offsets, limit, 2 * seed + 1);
   bool first = false;
   bool second = false;
-  if (problem.items.size() >= kMinItemsForThread) {
+  if (problem.items.size() >= kMinItemsToEjectInThreads) {
     std::thread ahead([&] { second = two.Run(visits, &shared); });
     first = one.Run(visits, &shared);
     ahead.join();

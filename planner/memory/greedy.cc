@@ -11,7 +11,7 @@ namespace sluice::planner {
 namespace {
 
 // Below this a race is over before a thread has started.
-constexpr size_t kMinItemsForThread = 4000;
+constexpr size_t kMinItemsToPlaceInThreads = 4000;
 
 // Runs of all orders and both fits, handed out in listed order to any number
 // of threads. The outcome is that of one: the first run that meets the
@@ -160,7 +160,7 @@ GreedyResult RaceOrders(const Problem& problem,
                         const std::function<bool()>& expired) {
   if (peak <= target) return {.peak = peak};
   Race race(problem, orders, frozen, peak, target, expired);
-  const bool ahead = problem.items.size() >= kMinItemsForThread &&
+  const bool ahead = problem.items.size() >= kMinItemsToPlaceInThreads &&
                      std::thread::hardware_concurrency() > 1;
   std::thread second;
   if (ahead) second = std::thread([&race] { race.Run(); });

@@ -29,7 +29,7 @@ namespace {
 // Question: kMagic, milliseconds, unit, bound, n, then lower, upper, size and
 // start of each item. Answer: kMagic, bound, n or 0, then offsets. Both sides
 // are one build; memfds, because a dead reader of a pipe sends signals.
-using Words = std::vector<int64_t>;
+using Message = std::vector<int64_t>;
 constexpr int64_t kMagic = 0x736c7569636d6970;
 constexpr size_t kHead = 5;
 constexpr size_t kAnswerHead = 3;
@@ -38,14 +38,14 @@ constexpr size_t kMaxWords = 1 << 16;
 constexpr absl::Duration kSlack = absl::Milliseconds(50);
 constexpr int kSliceMs = 100;
 
-bool WriteWords(int fd, const Words& words) {
+bool WriteWords(int fd, const Message& words) {
   const char* const at = reinterpret_cast<const char*>(words.data());
   return WriteAll(fd, {at, words.size() * sizeof(int64_t)}, "words").ok();
 }
 
-Words ReadWords(int fd) {
+Message ReadWords(int fd) {
   lseek(fd, 0, SEEK_SET);
-  Words words(kMaxWords);
+  Message words(kMaxWords);
   char* const at = reinterpret_cast<char*>(words.data());
   size_t have = 0;
   while (have < kMaxWords * sizeof(int64_t)) {
@@ -59,10 +59,10 @@ Words ReadWords(int fd) {
   return words;
 }
 
-Words Question(const Problem& problem, const Offsets& start, int64_t bound,
-               absl::Duration time_limit) {
-  Words words = {kMagic, absl::ToInt64Milliseconds(time_limit), problem.unit,
-                 bound, static_cast<int64_t>(problem.items.size())};
+Message Question(const Problem& problem, const Offsets& start, int64_t bound,
+                 absl::Duration time_limit) {
+  Message words = {kMagic, absl::ToInt64Milliseconds(time_limit), problem.unit,
+                   bound, static_cast<int64_t>(problem.items.size())};
   for (size_t k = 0; k < problem.items.size(); ++k) {
     const Item& item = problem.items[k];
     words.insert(words.end(), {item.lower, item.upper, item.size, start[k]});
@@ -126,7 +126,7 @@ bool Overlaps(const Problem& problem, const Offsets& offsets) {
 }
 
 MipResult Checked(const Problem& problem, int64_t start_peak, int64_t bound,
-                  const Words& answer) {
+                  const Message& answer) {
   MipResult result{.bound = bound};
   const size_t n = problem.items.size();
   if (answer.size() < kAnswerHead || answer[0] != kMagic) return result;
@@ -151,7 +151,7 @@ MipResult SolveMip(const Problem& problem, const Offsets& start, int64_t bound,
   const absl::Time deadline = absl::Now() + time_limit;
   const UniqueFd question(memfd_create("sluice-mip-question", MFD_CLOEXEC));
   const UniqueFd answer(memfd_create("sluice-mip-answer", MFD_CLOEXEC));
-  const Words words = Question(problem, start, bound, time_limit - kSlack);
+  const Message words = Question(problem, start, bound, time_limit - kSlack);
   if (words.size() > kMaxWords || !question || !answer ||
       !WriteWords(question.get(), words)) {
     return {.bound = bound};
@@ -171,7 +171,7 @@ int ServeMip(int in_fd, int out_fd) {
   const int secluded = fcntl(out_fd, F_DUPFD_CLOEXEC, 3);
   const int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
   if (secluded < 0 || null < 0 || dup2(null, out_fd) < 0) return 1;
-  const Words words = ReadWords(in_fd);
+  const Message words = ReadWords(in_fd);
   if (words.size() < kHead || words[0] != kMagic || words[4] < 0 ||
       words.size() != kHead + 4 * static_cast<size_t>(words[4])) {
     return 2;
@@ -187,7 +187,7 @@ int ServeMip(int in_fd, int out_fd) {
   FinishProblem(&problem);
   const MipResult result =
       SolveDsaMip(problem, start, words[3], absl::Milliseconds(words[1]));
-  Words answer = {kMagic, result.bound, result.offsets ? words[4] : 0};
+  Message answer = {kMagic, result.bound, result.offsets ? words[4] : 0};
   if (result.offsets) {
     answer.insert(answer.end(), result.offsets->begin(), result.offsets->end());
   }

@@ -17,7 +17,7 @@ bool Meet(int64_t gap, int64_t offset, Scan* scan) {
   return gap <= scan->enough;
 }
 
-inline bool Pass(const ScanBlock& block, size_t k, Scan* scan) {
+inline bool PassBlock(const ScanBlock& block, size_t k, Scan* scan) {
   if (Meet(block.begin[k] - scan->reach, scan->reach, scan)) return true;
   scan->reach = std::max(scan->reach, block.end[k]);
   return false;
@@ -26,7 +26,7 @@ inline bool Pass(const ScanBlock& block, size_t k, Scan* scan) {
 bool ScanPortable(const ScanBlock& block, Scan* scan) {
   for (size_t k = 0; k < block.count; ++k) {
     if ((block.lower[k] < scan->upper) & (block.upper[k] > scan->lower)) {
-      if (Pass(block, k, scan)) return true;
+      if (PassBlock(block, k, scan)) return true;
     }
   }
   return false;
@@ -65,7 +65,7 @@ __attribute__((target("avx2"))) bool ScanAvx2(const ScanBlock& block,
     for (unsigned lanes = Together(block, k, lower, upper); lanes != 0;
          lanes &= lanes - 1) {
       const size_t lane = k + static_cast<size_t>(__builtin_ctz(lanes));
-      if (Pass(block, lane, scan)) return true;
+      if (PassBlock(block, lane, scan)) return true;
     }
   }
   return false;

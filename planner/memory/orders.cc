@@ -10,13 +10,13 @@ namespace sluice::planner {
 namespace {
 
 // What an item is sorted by: ascending, in turn.
-struct Key {
+struct SortKey {
   double first = 0;
   double second = 0;
 };
 
-Key KeyOf(const std::string& name, const Item& item, int64_t breadth,
-          int64_t neighbours) {
+SortKey KeyOf(const std::string& name, const Item& item, int64_t breadth,
+              int64_t neighbours) {
   const auto size = static_cast<double>(item.size);
   const auto birth = static_cast<double>(item.birth);
   const auto death = static_cast<double>(item.death);
@@ -35,7 +35,7 @@ Key KeyOf(const std::string& name, const Item& item, int64_t breadth,
   return {-area * lifetime, -size};  // squared-lifetime-area
 }
 
-const char* const kNames[] = {
+const char* const kOrderNames[] = {
     "size",           "lifetime",  "area",  "squared-lifetime-area",
     "breadth",        "birth",     "death", "birth-lifetime",
     "death-lifetime", "neighbours"};
@@ -90,8 +90,8 @@ std::vector<NamedOrder> GreedyOrders(const Problem& problem) {
   std::vector<NamedOrder> all;
   std::vector<NamedOrder> last;
   Order by_size;
-  for (const char* name : kNames) {
-    std::vector<Key> keys(n);
+  for (const char* name : kOrderNames) {
+    std::vector<SortKey> keys(n);
     for (size_t k = 0; k < n; ++k) {
       const Item& item = problem.items[k];
       keys[k] =

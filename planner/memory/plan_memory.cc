@@ -53,8 +53,8 @@ constexpr size_t kMinLeveledItems = 200;
 // Where they go before the race.
 constexpr size_t kMinLeveledFirst = 1000;
 
-PortfolioOptions OptionsOf(const MemoryOptions& options, const Problem& problem,
-                           absl::Time start) {
+PortfolioOptions PortfolioOptionsOf(const MemoryOptions& options,
+                                    const Problem& problem, absl::Time start) {
   PortfolioOptions inner{.use_search = options.use_search,
                          .use_cbc = options.use_cbc,
                          .mip_program = options.mip_program,
@@ -103,7 +103,7 @@ bool RunLevels(const plan::Trace& trace, const Problem& problem,
     const Problem part = Normalise(level);
     const MemoryOptions own{
         .time_limit = share, .stop = inner.stop, .use_cbc = false};
-    PortfolioOptions arms = OptionsOf(own, part, absl::Now());
+    PortfolioOptions arms = PortfolioOptionsOf(own, part, absl::Now());
     // A level as large as that is not what levels are for.
     arms.late = part.items.size() < kMinLeveledFirst;
     Knowledge best = RunGreedy(part, arms);
@@ -179,7 +179,7 @@ struct Found {
 
 Found SolveOnce(const plan::Trace& trace, const Problem& problem,
                 const MemoryOptions& options, absl::Time start) {
-  const PortfolioOptions inner = OptionsOf(options, problem, start);
+  const PortfolioOptions inner = PortfolioOptionsOf(options, problem, start);
   const std::vector<Pass> passes = PassesOf(trace, problem, options);
   Found found;
   Knowledge& known = found.known;
@@ -196,7 +196,7 @@ Found SolveOnce(const plan::Trace& trace, const Problem& problem,
 }
 
 // The better plan and the better bound of two goes.
-Found BestOf(Found first, Found second) {
+Found CombineFound(Found first, Found second) {
   const Knowledge& bound =
       first.known.bound > second.known.bound ? first.known : second.known;
   const int64_t most = bound.bound;
@@ -222,7 +222,7 @@ Found Solve(const plan::Trace& trace, const Problem& problem,
   asked.time_limit = options.time_limit / 2;
   Found found = SolveOnce(trace, problem, asked, start);
   if (found.known.peak <= units) return found;
-  return BestOf(std::move(found), SolveOnce(trace, problem, free, start));
+  return CombineFound(std::move(found), SolveOnce(trace, problem, free, start));
 }
 
 const char* StoppedBy(const MemoryPlan& plan, const MemoryOptions& options,

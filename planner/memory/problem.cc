@@ -7,12 +7,12 @@
 namespace sluice::planner {
 namespace {
 
-struct Event {
+struct LifetimeEvent {
   int64_t time;
   bool allocates;  // frees sort first: lifetimes are half-open
   size_t item;
 
-  bool operator<(const Event& other) const {
+  bool operator<(const LifetimeEvent& other) const {
     if (time != other.time) return time < other.time;
     if (allocates != other.allocates) return !allocates;
     return item < other.item;
@@ -21,11 +21,11 @@ struct Event {
 
 // Gives items their slots: a new one starts with each allocation that
 // follows a free.
-void CompressTime(std::vector<Event> events, std::vector<Item>* items) {
+void CompressTime(std::vector<LifetimeEvent> events, std::vector<Item>* items) {
   std::sort(events.begin(), events.end());
   int32_t slot = 0;
   bool freed = false;
-  for (const Event& event : events) {
+  for (const LifetimeEvent& event : events) {
     if (event.allocates) {
       if (freed) ++slot;
       freed = false;
@@ -41,7 +41,7 @@ void CompressTime(std::vector<Event> events, std::vector<Item>* items) {
 
 Problem Normalise(const plan::Trace& trace) {
   Problem problem;
-  std::vector<Event> events;
+  std::vector<LifetimeEvent> events;
   int64_t divisor = 0;
   for (size_t k = 0; k < trace.buffers.size(); ++k) {
     const plan::Buffer& buffer = trace.buffers[k];
@@ -99,7 +99,7 @@ void FinishProblem(Problem* problem) {
 }
 
 void CompressSlots(Problem* problem) {
-  std::vector<Event> events;
+  std::vector<LifetimeEvent> events;
   for (size_t k = 0; k < problem->items.size(); ++k) {
     events.push_back({problem->items[k].lower, true, k});
     events.push_back({problem->items[k].upper, false, k});

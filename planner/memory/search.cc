@@ -10,7 +10,7 @@
 namespace sluice::planner {
 namespace {
 
-constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
+constexpr int64_t kNoTop = std::numeric_limits<int64_t>::max();
 
 }  // namespace
 
@@ -254,7 +254,7 @@ std::vector<CanonicalSearch::Part> CanonicalSearch::Split(Part whole) {
 void CanonicalSearch::AddCandidates(Part part, Mark last) {
   // If the lowest possible top is below a candidate, that item could drop
   // under everything that is still open.
-  int64_t lowest_top = kNone;
+  int64_t lowest_top = kNoTop;
   for (size_t i = part.begin; i < part.end; ++i) {
     const uint32_t k = open_[i];
     lowest_top = std::min(lowest_top, least_[k] + items_[k].size);

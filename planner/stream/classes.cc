@@ -3,13 +3,13 @@
 namespace sluice::stream {
 namespace {
 
-constexpr bool TableIsInOrder() {
+constexpr bool ClassesAreInOrder() {
   for (int i = 0; i < kClassCount; ++i) {
     if (static_cast<int>(kClasses[i].which) != i) return false;
   }
   return true;
 }
-static_assert(TableIsInOrder());
+static_assert(ClassesAreInOrder());
 
 constexpr bool FreeClassesAreThose() {
   size_t free = 0;

@@ -3,13 +3,13 @@
 namespace sluice::stream {
 namespace {
 
-constexpr bool TableIsInOrder() {
+constexpr bool SegmentsAreInOrder() {
   for (int i = 0; i < kSegmentCount; ++i) {
     if (static_cast<int>(kSegments[i].which) != i) return false;
   }
   return true;
 }
-static_assert(TableIsInOrder());
+static_assert(SegmentsAreInOrder());
 
 }  // namespace
 

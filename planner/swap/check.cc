@@ -15,45 +15,46 @@
 namespace sluice::planner {
 namespace {
 
-using Problem = NodeSwapProblem;
+using SwapProblem = NodeSwapProblem;
 using plan::kOneKind;
 
 // Far above what there is, far below where doubles lose seconds and bytes.
 constexpr double kMost = 1e18;
 
 template <typename... Args>
-absl::Status Wrong(const std::string& path, fmt::format_string<Args...> what,
-                   Args&&... args) {
+absl::Status WrongInput(const std::string& path,
+                        fmt::format_string<Args...> what, Args&&... args) {
   return absl::InvalidArgumentError(fmt::format(
       "{}: {}", path, fmt::format(what, std::forward<Args>(args)...)));
 }
 
 absl::Status NotNegative(const std::string& path, double value) {
-  if (std::isnan(value)) return Wrong(path, "is not a number");
-  if (value < 0) return Wrong(path, "{} is negative", value);
-  if (value > kMost) return Wrong(path, "{} is above {:g}", value, kMost);
+  if (std::isnan(value)) return WrongInput(path, "is not a number");
+  if (value < 0) return WrongInput(path, "{} is negative", value);
+  if (value > kMost) return WrongInput(path, "{} is above {:g}", value, kMost);
   return absl::OkStatus();
 }
 
 absl::Status Positive(const std::string& path, double value) {
   SLUICE_RETURN_IF_ERROR(NotNegative(path, value));
-  if (value == 0) return Wrong(path, "is 0: it must be above");
+  if (value == 0) return WrongInput(path, "is 0: it must be above");
   return absl::OkStatus();
 }
 
 // A name of its own among those before.
 absl::Status Unique(const std::string& path, const std::string& name,
                     std::set<std::string>* seen) {
-  if (name.empty()) return Wrong(path, "is empty");
+  if (name.empty()) return WrongInput(path, "is empty");
   if (!seen->insert(name).second) {
-    return Wrong(path, "'{}' occurs twice", name);
+    return WrongInput(path, "'{}' occurs twice", name);
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckLinks(const Problem& problem, std::set<std::string>* names) {
+absl::Status CheckLinks(const SwapProblem& problem,
+                        std::set<std::string>* names) {
   for (size_t i = 0; i < problem.links.size(); ++i) {
-    const Problem::Link& link = problem.links[i];
+    const SwapProblem::Link& link = problem.links[i];
     const std::string path = fmt::format("links[{}].", i);
     SLUICE_RETURN_IF_ERROR(Unique(path + "name", link.name, names));
     SLUICE_RETURN_IF_ERROR(
@@ -68,13 +69,13 @@ absl::Status CheckLinks(const Problem& problem, std::set<std::string>* names) {
   return absl::OkStatus();
 }
 
-absl::Status CheckNuma(const Problem& problem, std::set<int64_t>* ids) {
+absl::Status CheckNuma(const SwapProblem& problem, std::set<int64_t>* ids) {
   for (size_t i = 0; i < problem.numa.size(); ++i) {
-    const Problem::Numa& numa = problem.numa[i];
+    const SwapProblem::Numa& numa = problem.numa[i];
     const std::string path = fmt::format("numa[{}].", i);
-    if (numa.id < 0) return Wrong(path + "id", "{} is negative", numa.id);
+    if (numa.id < 0) return WrongInput(path + "id", "{} is negative", numa.id);
     if (!ids->insert(numa.id).second) {
-      return Wrong(path + "id", "{} occurs twice", numa.id);
+      return WrongInput(path + "id", "{} occurs twice", numa.id);
     }
     SLUICE_RETURN_IF_ERROR(
         NotNegative(path + "host_budget_bytes", numa.host_budget_bytes));
@@ -82,7 +83,8 @@ absl::Status CheckNuma(const Problem& problem, std::set<int64_t>* ids) {
   return absl::OkStatus();
 }
 
-absl::Status CheckHosts(const Problem& problem, std::set<std::string>* names) {
+absl::Status CheckHosts(const SwapProblem& problem,
+                        std::set<std::string>* names) {
   for (size_t i = 0; i < problem.hosts.size(); ++i) {
     const std::string path = fmt::format("hosts[{}].", i);
     SLUICE_RETURN_IF_ERROR(Unique(path + "name", problem.hosts[i].name, names));
@@ -93,65 +95,67 @@ absl::Status CheckHosts(const Problem& problem, std::set<std::string>* names) {
 }
 
 absl::Status CheckGiven(const std::string& path,
-                        const Problem::Tensor& tensor) {
+                        const SwapProblem::Tensor& tensor) {
   const std::pair<const char*, std::optional<double>> given[] = {
       {"keep", tensor.given.keep}, {"swap", tensor.given.swap}};
   for (const auto& [key, value] : given) {
     if (value && !(*value >= 0 && *value <= 1)) {
-      return Wrong(path + key, "{} is not between 0 and 1", *value);
+      return WrongInput(path + key, "{} is not between 0 and 1", *value);
     }
   }
   const double keep = tensor.given.keep.value_or(0);
   if (keep > 0 && !tensor.can_keep) {
-    return Wrong(path + "keep", "{} of a tensor that cannot be kept", keep);
+    return WrongInput(path + "keep", "{} of a tensor that cannot be kept",
+                      keep);
   }
   const double sum = keep + tensor.given.swap.value_or(0);
   if (sum > 1 + 1e-9) {
-    return Wrong(path + "swap", "with keep it is {}: more than 1", sum);
+    return WrongInput(path + "swap", "with keep it is {}: more than 1", sum);
   }
   const bool keeps = tensor.can_keep && !tensor.given.keep;
   if (tensor.given.swap && !keeps && !tensor.recompute_s && sum < 1 - 1e-9) {
-    return Wrong(path + "swap",
-                 "with keep it is {}: less than 1, and the rest cannot be "
-                 "recomputed",
-                 sum);
+    return WrongInput(path + "swap",
+                      "with keep it is {}: less than 1, and the rest cannot be "
+                      "recomputed",
+                      sum);
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckTensor(const std::string& path,
-                         const Problem::Tensor& tensor) {
+                         const SwapProblem::Tensor& tensor) {
   SLUICE_RETURN_IF_ERROR(NotNegative(path + "bytes", tensor.bytes));
   if (tensor.recompute_s) {
     SLUICE_RETURN_IF_ERROR(
         NotNegative(path + "recompute_s", *tensor.recompute_s));
-  } else if (tensor.must == Problem::Must::kRecompute) {
-    return Wrong(path + "must",
-                 "'recompute' of a tensor without recompute_s, which cannot "
-                 "be recomputed");
+  } else if (tensor.must == SwapProblem::Must::kRecompute) {
+    return WrongInput(
+        path + "must",
+        "'recompute' of a tensor without recompute_s, which cannot "
+        "be recomputed");
   }
   return CheckGiven(path, tensor);
 }
 
 // What may be chosen of a tensor.
-bool SameChoice(const Problem::Tensor& a, const Problem::Tensor& b) {
+bool SameChoice(const SwapProblem::Tensor& a, const SwapProblem::Tensor& b) {
   return a.must == b.must && a.given == b.given && a.can_keep == b.can_keep &&
          a.recompute_s.has_value() == b.recompute_s.has_value();
 }
 
-absl::Status CheckPlaces(const std::string& path, const Problem::Rank& rank,
+absl::Status CheckPlaces(const std::string& path, const SwapProblem::Rank& rank,
                          const std::set<std::string>& links,
                          const std::set<int64_t>& numa,
                          const std::set<std::string>& hosts) {
   if (!numa.contains(rank.numa)) {
-    return Wrong(path + "numa", "there is no NUMA node {}", rank.numa);
+    return WrongInput(path + "numa", "there is no NUMA node {}", rank.numa);
   }
   std::set<std::string> own;
   for (size_t i = 0; i < rank.links.size(); ++i) {
     const std::string at = fmt::format("{}links[{}]", path, i);
     SLUICE_RETURN_IF_ERROR(Unique(at, rank.links[i], &own));
     if (!links.contains(rank.links[i])) {
-      return Wrong(at, "there is no link '{}'", rank.links[i]);
+      return WrongInput(at, "there is no link '{}'", rank.links[i]);
     }
   }
   std::set<std::string> in;
@@ -159,21 +163,23 @@ absl::Status CheckPlaces(const std::string& path, const Problem::Rank& rank,
     const std::string at = fmt::format("{}hosts[{}]", path, i);
     SLUICE_RETURN_IF_ERROR(Unique(at, rank.hosts[i], &in));
     if (!hosts.contains(rank.hosts[i])) {
-      return Wrong(at, "there is no host limit '{}'", rank.hosts[i]);
+      return WrongInput(at, "there is no host limit '{}'", rank.hosts[i]);
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckLayers(const std::string& path, const Problem::Kind& kind) {
+absl::Status CheckLayers(const std::string& path,
+                         const SwapProblem::Kind& kind) {
   if (kind.layers < 1)
-    return Wrong(path + "layers", "{} is below 1", kind.layers);
+    return WrongInput(path + "layers", "{} is below 1", kind.layers);
   if (kind.layers > 1'000'000) {
-    return Wrong(path + "layers", "{} is above 1000000", kind.layers);
+    return WrongInput(path + "layers", "{} is above 1000000", kind.layers);
   }
   if (kind.resident_layers < 0 || kind.resident_layers > kind.layers) {
-    return Wrong(path + "resident_layers", "{} is not between 0 and layers, {}",
-                 kind.resident_layers, kind.layers);
+    return WrongInput(path + "resident_layers",
+                      "{} is not between 0 and layers, {}",
+                      kind.resident_layers, kind.layers);
   }
   const std::pair<const char*, double> amounts[] = {
       {"forward_d2h_fixed_bytes", kind.forward_d2h_fixed_bytes},
@@ -187,13 +193,13 @@ absl::Status CheckLayers(const std::string& path, const Problem::Kind& kind) {
 }
 
 // Frozen layers have no backward: then it copies nothing.
-absl::Status CheckWindows(const std::string& path, const Problem::Rank& rank,
-                          size_t k) {
-  const Problem::Kind& kind = rank.kinds[k];
+absl::Status CheckWindows(const std::string& path,
+                          const SwapProblem::Rank& rank, size_t k) {
+  const SwapProblem::Kind& kind = rank.kinds[k];
   SLUICE_RETURN_IF_ERROR(
       Positive(path + "forward_layer_s", kind.forward_layer_s));
   double copied = kind.backward_d2h_fixed_bytes + kind.backward_h2d_fixed_bytes;
-  for (const Problem::Tensor& tensor : rank.tensors) {
+  for (const SwapProblem::Tensor& tensor : rank.tensors) {
     if (tensor.kind == k && !tensor.traffic_in_fixed) copied += tensor.bytes;
   }
   return copied > 0
@@ -202,14 +208,15 @@ absl::Status CheckWindows(const std::string& path, const Problem::Rank& rank,
 }
 
 // Of a rank that names no kinds the fields are written beside its own.
-std::string KindPath(const std::string& path, const Problem::Rank& rank,
+std::string KindPath(const std::string& path, const SwapProblem::Rank& rank,
                      size_t k) {
   const bool one = rank.kinds.size() == 1 && rank.kinds[0].name == kOneKind;
   return one ? path : fmt::format("{}kinds[{}].", path, k);
 }
 
-absl::Status CheckAmounts(const std::string& path, const Problem::Rank& rank) {
-  if (rank.kinds.empty()) return Wrong(path + "kinds", "there is none");
+absl::Status CheckAmounts(const std::string& path,
+                          const SwapProblem::Rank& rank) {
+  if (rank.kinds.empty()) return WrongInput(path + "kinds", "there is none");
   std::set<std::string> names;
   for (size_t k = 0; k < rank.kinds.size(); ++k) {
     const std::string at = KindPath(path, rank, k);
@@ -221,18 +228,19 @@ absl::Status CheckAmounts(const std::string& path, const Problem::Rank& rank) {
   return NotNegative(path + "host_fixed_bytes", rank.host_fixed_bytes);
 }
 
-absl::Status CheckTensors(const std::string& path, const Problem::Rank& rank) {
+absl::Status CheckTensors(const std::string& path,
+                          const SwapProblem::Rank& rank) {
   std::set<std::pair<size_t, std::string>> names;
   for (size_t t = 0; t < rank.tensors.size(); ++t) {
-    const Problem::Tensor& tensor = rank.tensors[t];
+    const SwapProblem::Tensor& tensor = rank.tensors[t];
     const std::string at = fmt::format("{}tensors[{}].", path, t);
     if (tensor.kind >= rank.kinds.size()) {
-      return Wrong(at + "kind", "there is no kind {} of {}", tensor.kind,
-                   rank.kinds.size());
+      return WrongInput(at + "kind", "there is no kind {} of {}", tensor.kind,
+                        rank.kinds.size());
     }
-    if (tensor.name.empty()) return Wrong(at + "name", "is empty");
+    if (tensor.name.empty()) return WrongInput(at + "name", "is empty");
     if (!names.emplace(tensor.kind, tensor.name).second) {
-      return Wrong(at + "name", "'{}' occurs twice", tensor.name);
+      return WrongInput(at + "name", "'{}' occurs twice", tensor.name);
     }
     SLUICE_RETURN_IF_ERROR(CheckTensor(at, tensor));
   }
@@ -244,29 +252,30 @@ absl::Status CheckTensors(const std::string& path, const Problem::Rank& rank) {
 
 }  // namespace
 
-absl::Status CheckNodeSwap(const Problem& problem) {
+absl::Status CheckNodeSwap(const SwapProblem& problem) {
   std::set<std::string> links, hosts, ranks;
   std::set<int64_t> numa;
-  std::map<std::string, const Problem::Tensor*> shared;
+  std::map<std::string, const SwapProblem::Tensor*> shared;
   SLUICE_RETURN_IF_ERROR(CheckLinks(problem, &links));
   SLUICE_RETURN_IF_ERROR(CheckNuma(problem, &numa));
   SLUICE_RETURN_IF_ERROR(CheckHosts(problem, &hosts));
-  if (problem.ranks.empty()) return Wrong("ranks", "there is none");
+  if (problem.ranks.empty()) return WrongInput("ranks", "there is none");
   for (size_t i = 0; i < problem.ranks.size(); ++i) {
-    const Problem::Rank& rank = problem.ranks[i];
+    const SwapProblem::Rank& rank = problem.ranks[i];
     const std::string path = fmt::format("ranks[{}].", i);
     SLUICE_RETURN_IF_ERROR(Unique(path + "name", rank.name, &ranks));
     SLUICE_RETURN_IF_ERROR(CheckPlaces(path, rank, links, numa, hosts));
     SLUICE_RETURN_IF_ERROR(CheckAmounts(path, rank));
     SLUICE_RETURN_IF_ERROR(CheckTensors(path, rank));
     for (size_t t = 0; t < rank.tensors.size(); ++t) {
-      const Problem::Tensor& tensor = rank.tensors[t];
+      const SwapProblem::Tensor& tensor = rank.tensors[t];
       if (tensor.shared.empty()) continue;
       const auto [first, added] = shared.emplace(tensor.shared, &tensor);
       if (!added && !SameChoice(*first->second, tensor)) {
-        return Wrong(fmt::format("{}tensors[{}].shared", path, t),
-                     "'{}' is shared, but not every rank may choose the same",
-                     tensor.shared);
+        return WrongInput(
+            fmt::format("{}tensors[{}].shared", path, t),
+            "'{}' is shared, but not every rank may choose the same",
+            tensor.shared);
       }
     }
   }

@@ -21,8 +21,8 @@ using plan::SkeletalClass;
 namespace {
 
 template <typename... Args>
-absl::Status Wrong(const RankProfile& p, const SkeletalClass& c,
-                   fmt::format_string<Args...> what, Args&&... args) {
+absl::Status WrongClass(const RankProfile& p, const SkeletalClass& c,
+                        fmt::format_string<Args...> what, Args&&... args) {
   return absl::InvalidArgumentError(fmt::format(
       "rank {}, class '{}': {}", p.rank.value(), plan::FullName(c.kind, c.name),
       fmt::format(what, std::forward<Args>(args)...)));
@@ -31,16 +31,18 @@ absl::Status Wrong(const RankProfile& p, const SkeletalClass& c,
 absl::Status CheckClass(const RankProfile& p, const SkeletalClass& c) {
   const double keep = c.given.keep.value_or(0), swap = c.given.swap.value_or(0);
   if (c.must_swap && (keep > 0 || c.given.swap.value_or(1) < 1)) {
-    return Wrong(p, c, "must be swapped whole, nothing else may be asked for");
+    return WrongClass(p, c,
+                      "must be swapped whole, nothing else may be asked for");
   }
   if (keep > 0 && !c.can_keep) {
-    return Wrong(p, c, "asks to keep {}, which the runtime cannot", keep);
+    return WrongClass(p, c, "asks to keep {}, which the runtime cannot", keep);
   }
   if (keep + swap > 1 + 1e-9) {
-    return Wrong(p, c, "asks for keep {} and swap {}: more than 1", keep, swap);
+    return WrongClass(p, c, "asks for keep {} and swap {}: more than 1", keep,
+                      swap);
   }
   if (p.settled && !GivenOf(p, c).all()) {
-    return Wrong(p, c, "a settled profile leaves nothing to choose");
+    return WrongClass(p, c, "a settled profile leaves nothing to choose");
   }
   return absl::OkStatus();
 }
@@ -56,7 +58,8 @@ absl::Status CheckKinds(const RankProfile& p) {
   }
   for (const SkeletalClass& c : p.classes) {
     if (!names.contains(c.kind)) {
-      return Wrong(p, c, "its rank has no layers of the kind '{}'", c.kind);
+      return WrongClass(p, c, "its rank has no layers of the kind '{}'",
+                        c.kind);
     }
   }
   return absl::OkStatus();

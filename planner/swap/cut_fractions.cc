@@ -15,11 +15,11 @@ using plan::LinkCapacity;
 // What is chosen is cut to multiples of this: no harm to a plan, and equal on
 // every machine whatever the last digits of an LP are.
 constexpr double kStep = 1.0 / 4096;
-constexpr double kUnlimited = std::numeric_limits<double>::infinity();
+constexpr double kUnlimitedRate = std::numeric_limits<double>::infinity();
 // A fraction of digits.
 constexpr double kNothing = 1e-6;
 // Links are measured; digits of a rate are none of theirs.
-constexpr double kDigits = 1e-7;
+constexpr double kCutDigits = 1e-7;
 
 // Down to a step, but for what an LP's digits are short of one.
 double CutDown(double fraction) {
@@ -53,7 +53,7 @@ bool LinkHolds(const GivenNode& node, const NodeSwapProblem& problem,
       const double others_least = all_least - Most(least[i], way);
       for (size_t k = 0; k < used[i].size(); ++k) {
         const double most = std::max(capacity, least[i][k].*way + others_least);
-        if (used[i][k].*way + others > most * (1 + kDigits)) return false;
+        if (used[i][k].*way + others > most * (1 + kCutDigits)) return false;
       }
     }
     return true;
@@ -61,11 +61,11 @@ bool LinkHolds(const GivenNode& node, const NodeSwapProblem& problem,
   return holds(&CopyRates::d2h, link.d2h_bytes_per_second) &&
          holds(&CopyRates::h2d, link.h2d_bytes_per_second) &&
          holds(&CopyRates::total,
-               link.both_bytes_per_second.value_or(kUnlimited));
+               link.both_bytes_per_second.value_or(kUnlimitedRate));
 }
 
-bool Fits(const GivenNode& node, const NodeSwapProblem& problem,
-          const std::vector<Fractions>& all) {
+bool FitsResources(const GivenNode& node, const NodeSwapProblem& problem,
+                   const std::vector<Fractions>& all) {
   for (const HostLimit& host : node.resources.hosts) {
     Bytes used;
     for (const size_t r : host.profiles) {
@@ -117,11 +117,11 @@ std::vector<Fractions> CutFractions(const GivenNode& node,
                                     const NodeSwapProblem& problem,
                                     const NodeSwapResult& result) {
   std::vector<Fractions> all = CutAll(node, problem, result, /*fill=*/true, 0);
-  if (Fits(node, problem, all)) return all;
+  if (FitsResources(node, problem, all)) return all;
   // Digits may be a step too many.
   for (int back = 0; back < 64; ++back) {
     all = CutAll(node, problem, result, /*fill=*/false, back);
-    if (Fits(node, problem, all)) return all;
+    if (FitsResources(node, problem, all)) return all;
   }
   return node.given_only;
 }

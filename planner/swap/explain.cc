@@ -11,7 +11,7 @@
 namespace sluice::planner {
 namespace {
 
-using Kind = CapacityRow::Kind;
+using RowKind = CapacityRow::Kind;
 
 // Full within the accuracy that is promised of a plan.
 constexpr double kFills = 1e-6;
@@ -36,7 +36,7 @@ bool Keeps(const NodeSwapProblem::Rank& rank) {
 
 bool Shown(const NodeSwapProblem& problem, const CapacityRow& row) {
   if (row.capacity > kNoLimit) return false;
-  return row.kind != Kind::kGpu ||
+  return row.kind != RowKind::kGpu ||
          (row.capacity > 0 && Keeps(problem.ranks[row.index]));
 }
 
@@ -62,7 +62,7 @@ FullRow FullOf(const NodeSwapProblem& problem, const NodeSwapResult& result,
     if (!row.binds) continue;
     const NodeSwapProblem::Rank& r = problem.ranks[rank];
     const bool host =
-        row.kind == Kind::kLimit && IsIn(r, problem.hosts[row.index].name);
+        row.kind == RowKind::kLimit && IsIn(r, problem.hosts[row.index].name);
     const bool link = !IsMemory(row) &&
                       IsOn(r, problem.links[row.index].name) &&
                       FillsIt(problem, result, row, rank, k);

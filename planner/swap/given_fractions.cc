@@ -8,8 +8,6 @@
 namespace sluice::planner {
 namespace {
 
-double AsDouble(Bytes bytes) { return static_cast<double>(bytes.count()); }
-
 // Up, but for digits.
 Bytes Whole(double bytes) {
   return Bytes(static_cast<int64_t>(std::ceil(bytes - 1e-3)));

@@ -16,6 +16,10 @@ namespace sluice::planner {
 plan::GivenFractions GivenOf(const plan::RankProfile& profile,
                              const plan::SkeletalClass& skeletal);
 
+inline double AsDouble(Bytes bytes) {
+  return static_cast<double>(bytes.count());
+}
+
 using Fractions = std::vector<plan::TokenFractions>;  // of a profile's classes
 
 // The given ones, and nothing kept or swapped beside them.

@@ -11,12 +11,12 @@
 namespace sluice::planner {
 namespace {
 
-using Problem = NodeSwapProblem;
+using SwapProblem = NodeSwapProblem;
 
 // A stage's value is fixed within this, relative.
 constexpr double kFixed = 1e-9;
 // An excess below this, summed over all rows, is digits.
-constexpr double kNoExcess = 1e-7;
+constexpr double kNoJointExcess = 1e-7;
 constexpr double kNoDigits = 1e-11;
 // Fractions this near to 0 or 1 are meant to be.
 constexpr double kSnap = 1e-9;
@@ -25,7 +25,7 @@ double Snap(double fraction) {
   return fraction < kSnap ? 0 : fraction > 1 - kSnap ? 1 : fraction;
 }
 
-plan::TokenFractions Clean(double swap, double recompute) {
+plan::TokenFractions CleanFractions(double swap, double recompute) {
   plan::TokenFractions f{.swap = Snap(swap), .recompute = Snap(recompute)};
   const double sum = f.swap + f.recompute;
   if (sum > 1) f.swap /= sum, f.recompute /= sum;
@@ -36,7 +36,7 @@ plan::TokenFractions Clean(double swap, double recompute) {
 
 }  // namespace
 
-JointProgram::JointProgram(const Problem& problem)
+JointProgram::JointProgram(const SwapProblem& problem)
     : problem_(problem),
       rows_(std::make_unique<JointRows>(MakeJointRows(problem))) {}
 
@@ -73,8 +73,8 @@ NodeFractions JointProgram::Fractions() const {
   for (const std::vector<TensorForms>& rank : rows_->tensors) {
     std::vector<plan::TokenFractions>& all = fractions.emplace_back();
     for (const TensorForms& tensor : rank) {
-      all.push_back(Clean(tensor.swap.At(*rows_->solver),
-                          tensor.recompute.At(*rows_->solver)));
+      all.push_back(CleanFractions(tensor.swap.At(*rows_->solver),
+                                   tensor.recompute.At(*rows_->solver)));
     }
   }
   return fractions;
@@ -141,7 +141,7 @@ absl::StatusOr<JointProgram::Answer> JointProgram::Solve(
   JointRows& s = *rows_;
   Answer answer;
   SLUICE_ASSIGN_OR_RETURN(const double sum, LeastExcess(&answer));
-  answer.feasible = answer.in_time = sum <= kNoExcess;
+  answer.feasible = answer.in_time = sum <= kNoJointExcess;
   if (!answer.feasible) {
     // Memory is a wall, a link is not: without an excess of memory, the least
     // of the links is what must be copied.

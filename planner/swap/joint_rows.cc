@@ -7,18 +7,18 @@
 namespace sluice::planner {
 namespace {
 
-using Problem = NodeSwapProblem;
-using Kind = CapacityRow::Kind;
+using SwapProblem = NodeSwapProblem;
+using RowKind = CapacityRow::Kind;
 using Direction = CapacityRow::Kind;  // a link's
 
 // Writes the rows.
-class Rows {
+class RowWriter {
  public:
-  Rows(const Problem& problem, JointRows* rows)
+  RowWriter(const SwapProblem& problem, JointRows* rows)
       : problem_(problem), s_(*rows), program_(rows->program) {
     s_.capacities = CapacitiesOf(problem);
     s_.rates.resize(problem.ranks.size());
-    for (const Problem::Rank& rank : problem.ranks) AddTensors(rank);
+    for (const SwapProblem::Rank& rank : problem.ranks) AddTensors(rank);
     for (size_t r = 0; r < problem.ranks.size(); ++r) AddRates(r);
     for (const CapacityRow& row : s_.capacities) AddCapacity(row);
     AddObjectives();
@@ -27,15 +27,15 @@ class Rows {
 
  private:
   // The three fractions of every tensor; what has no choice has no column.
-  void AddTensors(const Problem::Rank& rank) {
+  void AddTensors(const SwapProblem::Rank& rank) {
     std::vector<TensorForms> all;
-    for (const Problem::Tensor& tensor : rank.tensors) {
+    for (const SwapProblem::Tensor& tensor : rank.tensors) {
       TensorForms forms;
-      if (tensor.must == Problem::Must::kSwap) {
+      if (tensor.must == SwapProblem::Must::kSwap) {
         forms.swap = Form::Of(1.0);
-      } else if (tensor.must == Problem::Must::kRecompute) {
+      } else if (tensor.must == SwapProblem::Must::kRecompute) {
         forms.recompute = Form::Of(1.0);
-      } else if (tensor.must == Problem::Must::kNothing) {
+      } else if (tensor.must == SwapProblem::Must::kNothing) {
         forms = tensor.shared.empty() ? Free(tensor) : Shared(tensor);
       }
       all.push_back(std::move(forms));
@@ -43,13 +43,13 @@ class Rows {
     s_.tensors.push_back(std::move(all));
   }
 
-  TensorForms Shared(const Problem::Tensor& tensor) {
+  TensorForms Shared(const SwapProblem::Tensor& tensor) {
     const auto found = shared_.find(tensor.shared);
     if (found != shared_.end()) return found->second;
     return shared_[tensor.shared] = Free(tensor);
   }
 
-  TensorForms Free(const Problem::Tensor& tensor) {
+  TensorForms Free(const SwapProblem::Tensor& tensor) {
     const double room = 1 - tensor.given.keep.value_or(0);
     const bool keeps = tensor.can_keep && !tensor.given.keep;
     TensorForms forms;
@@ -78,9 +78,9 @@ class Rows {
   // Of all layers of rank r whose tensors move.
   Form RankForm(size_t r, Counted counted) const {
     Form sum;
-    const Problem::Rank& rank = problem_.ranks[r];
+    const SwapProblem::Rank& rank = problem_.ranks[r];
     for (size_t t = 0; t < rank.tensors.size(); ++t) {
-      const Problem::Tensor& tensor = rank.tensors[t];
+      const SwapProblem::Tensor& tensor = rank.tensors[t];
       const TensorForms& forms = s_.tensors[r][t];
       const double m = MovingLayers(rank, tensor);
       if (counted == kKept) {
@@ -97,9 +97,9 @@ class Rows {
   // Of one layer of kind k of rank r.
   Form CopiedForm(size_t r, size_t k) const {
     Form sum;
-    const Problem::Rank& rank = problem_.ranks[r];
+    const SwapProblem::Rank& rank = problem_.ranks[r];
     for (size_t t = 0; t < rank.tensors.size(); ++t) {
-      const Problem::Tensor& tensor = rank.tensors[t];
+      const SwapProblem::Tensor& tensor = rank.tensors[t];
       if (tensor.kind != k || tensor.traffic_in_fixed) continue;
       sum.Add(s_.tensors[r][t].swap, tensor.bytes);
     }
@@ -120,8 +120,8 @@ class Rows {
 
   // What either pass of a kind needs of each direction.
   using Passes = std::vector<Form>;
-  static std::map<Kind, Passes> PassesOf(const Problem::Kind& kind,
-                                         const Form& copied) {
+  static std::map<RowKind, Passes> PassesOf(const SwapProblem::Kind& kind,
+                                            const Form& copied) {
     const double ff = kind.forward_d2h_fixed_bytes;
     const double fh = kind.forward_h2d_fixed_bytes;
     const double bf = kind.backward_d2h_fixed_bytes;
@@ -143,7 +143,7 @@ class Rows {
 
   // D_r, H_r and U_r: columns that are at least what each kind needs.
   void AddRates(size_t r) {
-    const Problem::Rank& rank = problem_.ranks[r];
+    const SwapProblem::Rank& rank = problem_.ranks[r];
     for (size_t k = 0; k < rank.kinds.size(); ++k) {
       for (const auto& [direction, passes] :
            PassesOf(rank.kinds[k], CopiedForm(r, k))) {
@@ -186,16 +186,16 @@ class Rows {
   Form UseOf(const CapacityRow& row) const {
     Form used;
     for (size_t r = 0; r < problem_.ranks.size(); ++r) {
-      const Problem::Rank& rank = problem_.ranks[r];
-      if (row.kind == Kind::kHost) {
+      const SwapProblem::Rank& rank = problem_.ranks[r];
+      if (row.kind == RowKind::kHost) {
         if (rank.numa != problem_.numa[row.index].id) continue;
         used.Add(RankForm(r, kSwapped), 1);
         used.constant += rank.host_fixed_bytes;
-      } else if (row.kind == Kind::kLimit) {
+      } else if (row.kind == RowKind::kLimit) {
         if (!IsIn(rank, problem_.hosts[row.index].name)) continue;
         used.Add(RankForm(r, kSwapped), 1);
         used.constant += rank.host_fixed_bytes;
-      } else if (row.kind == Kind::kGpu) {
+      } else if (row.kind == RowKind::kGpu) {
         if (r == row.index) used.Add(RankForm(r, kKept), 1);
       } else if (IsOn(rank, problem_.links[row.index].name)) {
         const JointRows::Rate& rate = s_.rates[r].at(row.kind);
@@ -229,9 +229,9 @@ class Rows {
 
   void AddObjectives() {
     double slowest = 0, all_seconds = 0, all_bytes = 0;
-    for (const Problem::Rank& rank : problem_.ranks) {
+    for (const SwapProblem::Rank& rank : problem_.ranks) {
       slowest = std::max(slowest, WindowSeconds(rank));
-      for (const Problem::Tensor& tensor : rank.tensors) {
+      for (const SwapProblem::Tensor& tensor : rank.tensors) {
         const double m = MovingLayers(rank, tensor);
         all_seconds += m * tensor.recompute_s.value_or(0);
         all_bytes += 2 * m * tensor.bytes;
@@ -241,7 +241,7 @@ class Rows {
     s_.step = program_.AddColumn({});
     Form recompute, moved, excess, kinds;
     for (size_t r = 0; r < problem_.ranks.size(); ++r) {
-      const Problem::Rank& rank = problem_.ranks[r];
+      const SwapProblem::Rank& rank = problem_.ranks[r];
       const Form seconds = RankForm(r, kSeconds);
       Form room = Form::Of(s_.step);
       room.constant -= WindowSeconds(rank) / slowest;
@@ -263,7 +263,7 @@ class Rows {
     if (!kinds.terms.empty()) s_.kinds_sum = AddTotal(kinds, 1);
   }
 
-  const Problem& problem_;
+  const SwapProblem& problem_;
   JointRows& s_;
   LinearProgram& program_;
   std::map<std::string, TensorForms> shared_;
@@ -271,9 +271,9 @@ class Rows {
 
 }  // namespace
 
-JointRows MakeJointRows(const Problem& problem) {
+JointRows MakeJointRows(const SwapProblem& problem) {
   JointRows rows;
-  Rows(problem, &rows);
+  RowWriter(problem, &rows);
   return rows;
 }
 

@@ -9,11 +9,11 @@
 namespace sluice::planner {
 namespace {
 
-using Problem = NodeSwapProblem;
-using Kind = CapacityRow::Kind;
+using SwapProblem = NodeSwapProblem;
+using RowKind = CapacityRow::Kind;
 
 // What fits but for the last digits fits.
-constexpr double kDigits = 1e-9;
+constexpr double kAlphaDigits = 1e-9;
 
 // Bytes: fixed + alpha * slope.
 struct Line {
@@ -22,12 +22,13 @@ struct Line {
 };
 
 // Follows alpha: whoever asks for a kept part has the rest recomputed.
-bool IsFree(const Problem::Tensor& tensor) {
-  return tensor.must == Problem::Must::kNothing && tensor.recompute_s &&
+bool IsFree(const SwapProblem::Tensor& tensor) {
+  return tensor.must == SwapProblem::Must::kNothing && tensor.recompute_s &&
          !tensor.given.swap && tensor.given.keep.value_or(0) == 0;
 }
 
-plan::TokenFractions At(const Problem::Tensor& tensor, double alpha) {
+plan::TokenFractions FractionsAtAlpha(const SwapProblem::Tensor& tensor,
+                                      double alpha) {
   plan::TokenFractions f{.keep = tensor.given.keep.value_or(0)};
   if (!tensor.recompute_s) {
     f.swap = tensor.given.swap.value_or(1 - f.keep);
@@ -41,11 +42,11 @@ plan::TokenFractions At(const Problem::Tensor& tensor, double alpha) {
 
 // `layers`: how many layers of a tensor count.
 template <typename Layers>
-Line SwappedLine(const Problem::Rank& rank, Layers layers) {
+Line SwappedLine(const SwapProblem::Rank& rank, Layers layers) {
   Line line;
   const std::vector<plan::TokenFractions> at_zero = AtAlpha(rank, 0);
   for (size_t t = 0; t < rank.tensors.size(); ++t) {
-    const Problem::Tensor& tensor = rank.tensors[t];
+    const SwapProblem::Tensor& tensor = rank.tensors[t];
     const double bytes = layers(tensor) * tensor.bytes;
     line.fixed += bytes * at_zero[t].swap;
     if (IsFree(tensor)) line.slope += bytes;
@@ -56,7 +57,7 @@ Line SwappedLine(const Problem::Rank& rank, Layers layers) {
 // The largest alpha of one rank alone, or which row it does not fit.
 class OneRank {
  public:
-  OneRank(const Problem& problem, size_t rank)
+  OneRank(const SwapProblem& problem, size_t rank)
       : problem_(problem), rank_(problem.ranks[rank]) {}
 
   double alpha() const { return alpha_; }
@@ -71,7 +72,7 @@ class OneRank {
  private:
   // fixed + alpha * slope <= limit
   void AtMost(Line line, double limit, const std::string& row) {
-    if (line.fixed > limit * (1 + kDigits)) {
+    if (line.fixed > limit * (1 + kAlphaDigits)) {
       if (refusal_.empty()) {
         refusal_ = fmt::format(
             "rank '{}' needs {:.6g} of its part {:.6g} of {} even at alpha 0",
@@ -89,10 +90,11 @@ class OneRank {
   }
 
   void LinksOfKind(size_t k) {
-    const Problem::Kind& kind = rank_.kinds[k];
-    const Line copied = SwappedLine(rank_, [k](const Problem::Tensor& tensor) {
-      return tensor.kind == k && !tensor.traffic_in_fixed ? 1.0 : 0.0;
-    });
+    const SwapProblem::Kind& kind = rank_.kinds[k];
+    const Line copied =
+        SwappedLine(rank_, [k](const SwapProblem::Tensor& tensor) {
+          return tensor.kind == k && !tensor.traffic_in_fixed ? 1.0 : 0.0;
+        });
     const double tf = kind.forward_layer_s;
     const double tb = kind.backward_layer_s;
     const auto rate = [](Line moved, double fixed, double window) {
@@ -100,9 +102,9 @@ class OneRank {
       if (window <= 0) return Line{};
       return Line{(moved.fixed + fixed) / window, moved.slope / window};
     };
-    for (const Problem::Link& link : problem_.links) {
+    for (const SwapProblem::Link& link : problem_.links) {
       if (!IsOn(rank_, link.name)) continue;
-      const double part = 1 / Sharing([&link](const Problem::Rank& other) {
+      const double part = 1 / Sharing([&link](const SwapProblem::Rank& other) {
                             return IsOn(other, link.name);
                           });
       const double ff = kind.forward_d2h_fixed_bytes;
@@ -122,21 +124,22 @@ class OneRank {
   }
 
   void Host() {
-    const Line held = SwappedLine(rank_, [this](const Problem::Tensor& tensor) {
-      return MovingLayers(rank_, tensor);
-    });
-    const double ranks = Sharing([this](const Problem::Rank& other) {
+    const Line held =
+        SwappedLine(rank_, [this](const SwapProblem::Tensor& tensor) {
+          return MovingLayers(rank_, tensor);
+        });
+    const double ranks = Sharing([this](const SwapProblem::Rank& other) {
       return other.numa == rank_.numa;
     });
     const Line all{held.fixed + rank_.host_fixed_bytes, held.slope};
-    for (const Problem::Numa& numa : problem_.numa) {
+    for (const SwapProblem::Numa& numa : problem_.numa) {
       if (numa.id != rank_.numa) continue;
       AtMost(all, numa.host_budget_bytes / ranks,
              fmt::format("NUMA node {}", numa.id));
     }
-    for (const Problem::Host& host : problem_.hosts) {
+    for (const SwapProblem::Host& host : problem_.hosts) {
       if (!IsIn(rank_, host.name)) continue;
-      const double sharing = Sharing([&host](const Problem::Rank& other) {
+      const double sharing = Sharing([&host](const SwapProblem::Rank& other) {
         return IsIn(other, host.name);
       });
       AtMost(all, host.budget_bytes / sharing, "the " + host.name);
@@ -147,7 +150,7 @@ class OneRank {
     double kept = 0;
     const std::vector<plan::TokenFractions> at_zero = AtAlpha(rank_, 0);
     for (size_t t = 0; t < rank_.tensors.size(); ++t) {
-      const Problem::Tensor& tensor = rank_.tensors[t];
+      const SwapProblem::Tensor& tensor = rank_.tensors[t];
       kept += MovingLayers(rank_, tensor) * tensor.bytes * at_zero[t].keep;
     }
     AtMost({kept, 0}, rank_.gpu_budget_bytes, "its GPU");
@@ -159,17 +162,18 @@ class OneRank {
         std::count_if(problem_.ranks.begin(), problem_.ranks.end(), counts));
   }
 
-  const Problem& problem_;
-  const Problem::Rank& rank_;
+  const SwapProblem& problem_;
+  const SwapProblem::Rank& rank_;
   double alpha_ = 1;
   std::string refusal_;
 };
 
 // The ranks that follow alpha in tensors that are shared by them, by name.
-std::map<std::string, std::vector<size_t>> SharedBy(const Problem& problem) {
+std::map<std::string, std::vector<size_t>> SharedBy(
+    const SwapProblem& problem) {
   std::map<std::string, std::vector<size_t>> sharing;
   for (size_t r = 0; r < problem.ranks.size(); ++r) {
-    for (const Problem::Tensor& tensor : problem.ranks[r].tensors) {
+    for (const SwapProblem::Tensor& tensor : problem.ranks[r].tensors) {
       if (tensor.shared.empty() || !IsFree(tensor)) continue;
       sharing[tensor.shared].push_back(r);
     }
@@ -179,7 +183,7 @@ std::map<std::string, std::vector<size_t>> SharedBy(const Problem& problem) {
 
 // Ranks that share a fraction take the least of their alphas; a rank's least
 // may reach others over another tensor.
-void MakeEqual(const Problem& problem, std::vector<double>* alphas) {
+void MakeEqual(const SwapProblem& problem, std::vector<double>* alphas) {
   const auto sharing = SharedBy(problem);
   bool changed = true;
   while (changed) {
@@ -197,29 +201,29 @@ void MakeEqual(const Problem& problem, std::vector<double>* alphas) {
 
 }  // namespace
 
-std::vector<plan::TokenFractions> AtAlpha(const Problem::Rank& rank,
+std::vector<plan::TokenFractions> AtAlpha(const SwapProblem::Rank& rank,
                                           double alpha) {
   std::vector<plan::TokenFractions> fractions;
-  for (const Problem::Tensor& tensor : rank.tensors) {
+  for (const SwapProblem::Tensor& tensor : rank.tensors) {
     switch (tensor.must) {
-      case Problem::Must::kKeep:
+      case SwapProblem::Must::kKeep:
         fractions.push_back({.keep = 1});
         break;
-      case Problem::Must::kSwap:
+      case SwapProblem::Must::kSwap:
         fractions.push_back({.swap = 1});
         break;
-      case Problem::Must::kRecompute:
+      case SwapProblem::Must::kRecompute:
         fractions.push_back({.recompute = 1});
         break;
-      case Problem::Must::kNothing:
-        fractions.push_back(At(tensor, alpha));
+      case SwapProblem::Must::kNothing:
+        fractions.push_back(FractionsAtAlpha(tensor, alpha));
         break;
     }
   }
   return fractions;
 }
 
-MemoPlan PlanMemo(const Problem& problem) {
+MemoPlan PlanMemo(const SwapProblem& problem) {
   MemoPlan plan;
   for (size_t r = 0; r < problem.ranks.size(); ++r) {
     OneRank rank(problem, r);

@@ -12,10 +12,10 @@
 namespace sluice::planner {
 namespace {
 
-using Problem = NodeSwapProblem;
+using SwapProblem = NodeSwapProblem;
 
 // An excess of digits.
-constexpr double kNoExcess = 1e-9;
+constexpr double kNoNodeExcess = 1e-9;
 
 // Positions of `items` in the order of their keys.
 template <typename Item, typename Key>
@@ -40,13 +40,13 @@ std::vector<Item> Picked(const std::vector<Item>& items,
 struct Canonical {
   // Positions in the caller's problem.
   std::vector<size_t> links, numa, hosts, ranks;
-  Problem problem;
+  SwapProblem problem;
 
-  explicit Canonical(const Problem& given)
-      : links(OrderOf(given.links, &Problem::Link::name)),
-        numa(OrderOf(given.numa, &Problem::Numa::id)),
-        hosts(OrderOf(given.hosts, &Problem::Host::name)),
-        ranks(OrderOf(given.ranks, &Problem::Rank::name)),
+  explicit Canonical(const SwapProblem& given)
+      : links(OrderOf(given.links, &SwapProblem::Link::name)),
+        numa(OrderOf(given.numa, &SwapProblem::Numa::id)),
+        hosts(OrderOf(given.hosts, &SwapProblem::Host::name)),
+        ranks(OrderOf(given.ranks, &SwapProblem::Rank::name)),
         problem{Picked(given.links, links), Picked(given.numa, numa),
                 Picked(given.hosts, hosts), Picked(given.ranks, ranks)} {}
 
@@ -76,15 +76,15 @@ SwapObjective Fall(const SwapObjective& from, const SwapObjective& to) {
 
 // A row with room left buys nothing: the optimum of an LP does not move with
 // a row that it does not touch.
-absl::Status BuyJoint(const Problem& problem, const NodeFractions& fractions,
-                      const SwapObjective& now, JointProgram* program,
-                      std::vector<CapacityRow>* rows) {
+absl::Status BuyJoint(const SwapProblem& problem,
+                      const NodeFractions& fractions, const SwapObjective& now,
+                      JointProgram* program, std::vector<CapacityRow>* rows) {
   for (size_t i = 0; i < rows->size(); ++i) {
     CapacityRow& row = (*rows)[i];
     if (!row.binds) continue;
     if (row.excess > 0) {
       // More of an overloaded link only shortens what shows of its copies.
-      const Problem more = WithMore(problem, row, OneMore(row));
+      const SwapProblem more = WithMore(problem, row, OneMore(row));
       row.one_more.step_s =
           StepWithStalls(problem, fractions) - StepWithStalls(more, fractions);
       continue;
@@ -97,17 +97,17 @@ absl::Status BuyJoint(const Problem& problem, const NodeFractions& fractions,
 }
 
 // An alpha stops at its rank's part, so any row may hold one.
-void BuyMemo(const Problem& problem, const SwapObjective& now,
+void BuyMemo(const SwapProblem& problem, const SwapObjective& now,
              std::vector<CapacityRow>* rows) {
   for (CapacityRow& row : *rows) {
-    const Problem more = WithMore(problem, row, OneMore(row));
+    const SwapProblem more = WithMore(problem, row, OneMore(row));
     row.one_more = Fall(now, ObjectiveOf(more, PlanMemo(more).fractions));
   }
 }
 
 class Planner {
  public:
-  Planner(const Problem& problem, SwapPolicy policy)
+  Planner(const SwapProblem& problem, SwapPolicy policy)
       : problem_(problem), policy_(policy) {}
 
   absl::StatusOr<NodeSwapResult> Plan() {
@@ -142,7 +142,7 @@ class Planner {
     result_.feasible = joint.feasible;
     for (size_t i = 0; i < result_.rows.size() && !joint.in_time; ++i) {
       result_.rows[i].excess =
-          joint.excess[i] < kNoExcess ? 0 : joint.excess[i];
+          joint.excess[i] < kNoNodeExcess ? 0 : joint.excess[i];
     }
     if (!joint.feasible) return absl::OkStatus();
     result_.ranks = RanksOf(problem_, joint.fractions);
@@ -164,13 +164,13 @@ class Planner {
     return absl::OkStatus();
   }
 
-  const Problem& problem_;
+  const SwapProblem& problem_;
   const SwapPolicy policy_;
   NodeSwapResult result_;
 };
 
 // From the canonical order to the caller's.
-void PutBack(const Canonical& canonical, const Problem& given,
+void PutBack(const Canonical& canonical, const SwapProblem& given,
              NodeSwapResult* result) {
   const auto put = [&canonical](auto* values) {
     auto moved = *values;
@@ -196,7 +196,7 @@ void PutBack(const Canonical& canonical, const Problem& given,
 
 }  // namespace
 
-absl::StatusOr<NodeSwapResult> PlanNodeSwap(const Problem& problem,
+absl::StatusOr<NodeSwapResult> PlanNodeSwap(const SwapProblem& problem,
                                             SwapPolicy policy) {
   SLUICE_RETURN_IF_ERROR(CheckNodeSwap(problem));
   const Canonical canonical(problem);

@@ -24,11 +24,9 @@ using plan::NodeResources;
 using plan::RankProfile;
 using plan::SkeletalClass;
 
-constexpr double kUnlimited = 1e18;
+constexpr double kUnlimitedBytes = 1e18;
 // A forward that was not measured hides nothing: its seconds count for none.
 constexpr double kUnmeasured = 1e-9;
-
-double AsDouble(Bytes bytes) { return static_cast<double>(bytes.count()); }
 
 // ---- The node as the LP takes it -------------------------------------------
 
@@ -45,7 +43,7 @@ class Node {
       }
     }
     // Host memory is limited by name; a rank of the LP wants a NUMA node.
-    problem_.numa.push_back({0, kUnlimited});
+    problem_.numa.push_back({0, kUnlimitedBytes});
     for (size_t r = 0; r < profiles.size(); ++r) AddRank(r);
     for (const LinkCapacity& link : resources.links) AddLink(link);
     for (const HostLimit& host : resources.hosts) AddHost(host);
@@ -123,7 +121,8 @@ void Node::AddRank(size_t r) {
   const RankProfile& p = given_.profiles[r];
   NodeSwapProblem::Rank rank;
   rank.name = RankName(given_.profiles, r);
-  rank.gpu_budget_bytes = p.settled ? kUnlimited : AsDouble(given_.gpu_room[r]);
+  rank.gpu_budget_bytes =
+      p.settled ? kUnlimitedBytes : AsDouble(given_.gpu_room[r]);
   rank.kinds.clear();
   for (size_t k = 0; k < p.kinds.size(); ++k) {
     rank.kinds.push_back(KindOf(p.kinds[k], hides_nothing_[r][k]));

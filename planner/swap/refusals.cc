@@ -6,14 +6,14 @@
 #include <cmath>
 #include <utility>
 
+#include "planner/swap/given_fractions.h"
+
 namespace sluice::planner {
 namespace {
 
 using plan::HostLimit;
 using plan::RankProfile;
 using plan::SkeletalClass;
-
-double AsDouble(Bytes bytes) { return static_cast<double>(bytes.count()); }
 
 std::string Amount(double bytes) {
   const Bytes whole(static_cast<int64_t>(std::ceil(bytes)));

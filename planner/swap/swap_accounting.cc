@@ -7,13 +7,13 @@
 namespace sluice::planner {
 namespace {
 
-using Problem = NodeSwapProblem;
-using Kind = CapacityRow::Kind;
+using SwapProblem = NodeSwapProblem;
+using RowKind = CapacityRow::Kind;
 
 // Full within the accuracy that is promised of a plan.
 constexpr double kBinds = 1e-6;
 constexpr double kSlowest = 1e-9;
-constexpr double kUnlimited = 1e300;
+constexpr double kUnlimitedCapacity = 1e300;
 
 // Bytes of all layers by what happens to them.
 struct Held {
@@ -21,11 +21,11 @@ struct Held {
   double swapped = 0;  // held in host memory
 };
 
-Held HeldOf(const Problem::Rank& rank,
+Held HeldOf(const SwapProblem::Rank& rank,
             const std::vector<plan::TokenFractions>& fractions) {
   Held sum;
   for (size_t t = 0; t < rank.tensors.size(); ++t) {
-    const Problem::Tensor& tensor = rank.tensors[t];
+    const SwapProblem::Tensor& tensor = rank.tensors[t];
     const double all = MovingLayers(rank, tensor) * tensor.bytes;
     sum.kept += all * fractions[t].keep;
     sum.swapped += all * fractions[t].swap;
@@ -34,11 +34,11 @@ Held HeldOf(const Problem::Rank& rank,
 }
 
 // Bytes that one layer of kind k swaps beside the fixed ones.
-double CopiedOf(const Problem::Rank& rank, size_t k,
+double CopiedOf(const SwapProblem::Rank& rank, size_t k,
                 const std::vector<plan::TokenFractions>& fractions) {
   double sum = 0;
   for (size_t t = 0; t < rank.tensors.size(); ++t) {
-    const Problem::Tensor& tensor = rank.tensors[t];
+    const SwapProblem::Tensor& tensor = rank.tensors[t];
     if (tensor.kind != k || tensor.traffic_in_fixed) continue;
     sum += tensor.bytes * fractions[t].swap;
   }
@@ -46,7 +46,7 @@ double CopiedOf(const Problem::Rank& rank, size_t k,
 }
 
 // Of whichever kind copies most.
-CopyRates PeakRates(const Problem::Rank& rank,
+CopyRates PeakRates(const SwapProblem::Rank& rank,
                     const std::vector<plan::TokenFractions>& fractions) {
   CopyRates peak;
   for (const CopyRates& rates : RatesOfKinds(rank, fractions)) {
@@ -57,29 +57,29 @@ CopyRates PeakRates(const Problem::Rank& rank,
   return peak;
 }
 
-double AddedSeconds(const Problem::Rank& rank,
+double AddedSeconds(const SwapProblem::Rank& rank,
                     const std::vector<plan::TokenFractions>& fractions) {
   double sum = 0;
   for (size_t t = 0; t < rank.tensors.size(); ++t) {
-    const Problem::Tensor& tensor = rank.tensors[t];
+    const SwapProblem::Tensor& tensor = rank.tensors[t];
     sum += MovingLayers(rank, tensor) * tensor.recompute_s.value_or(0) *
            fractions[t].recompute;
   }
   return sum;
 }
 
-double UseOf(const Problem& problem, const NodeFractions& fractions,
+double UseOf(const SwapProblem& problem, const NodeFractions& fractions,
              const CapacityRow& row) {
   double used = 0;
   for (size_t r = 0; r < problem.ranks.size(); ++r) {
-    const Problem::Rank& rank = problem.ranks[r];
-    if (row.kind == Kind::kHost) {
+    const SwapProblem::Rank& rank = problem.ranks[r];
+    if (row.kind == RowKind::kHost) {
       if (rank.numa != problem.numa[row.index].id) continue;
       used += HeldOf(rank, fractions[r]).swapped + rank.host_fixed_bytes;
-    } else if (row.kind == Kind::kLimit) {
+    } else if (row.kind == RowKind::kLimit) {
       if (!IsIn(rank, problem.hosts[row.index].name)) continue;
       used += HeldOf(rank, fractions[r]).swapped + rank.host_fixed_bytes;
-    } else if (row.kind == Kind::kGpu) {
+    } else if (row.kind == RowKind::kGpu) {
       if (r == row.index) used += HeldOf(rank, fractions[r]).kept;
     } else if (IsOn(rank, problem.links[row.index].name)) {
       used += RateOf(PeakRates(rank, fractions[r]), row);
@@ -107,15 +107,17 @@ struct NodeRates {
   std::vector<LinkRow> d2h, h2d, total;  // of each link
 };
 
-NodeRates RatesOfNode(const Problem& problem, const NodeFractions& fractions) {
+NodeRates RatesOfNode(const SwapProblem& problem,
+                      const NodeFractions& fractions) {
   NodeRates all;
   for (size_t r = 0; r < problem.ranks.size(); ++r) {
     all.ranks.push_back(PeakRates(problem.ranks[r], fractions[r]));
   }
-  for (const Problem::Link& link : problem.links) {
+  for (const SwapProblem::Link& link : problem.links) {
     LinkRow out{.capacity = link.d2h_bytes_per_s};
     LinkRow in{.capacity = link.h2d_bytes_per_s};
-    LinkRow both{.capacity = link.total_bytes_per_s.value_or(kUnlimited)};
+    LinkRow both{.capacity =
+                     link.total_bytes_per_s.value_or(kUnlimitedCapacity)};
     for (size_t r = 0; r < problem.ranks.size(); ++r) {
       if (!IsOn(problem.ranks[r], link.name)) continue;
       out.used += all.ranks[r].d2h;
@@ -130,9 +132,9 @@ NodeRates RatesOfNode(const Problem& problem, const NodeFractions& fractions) {
 }
 
 // What one layer of a kind takes beside its windows, `copied` bytes swapped.
-double LayerStall(const Problem& problem, const NodeRates& all, size_t r,
-                  const Problem::Kind& kind, double copied) {
-  const Problem::Rank& rank = problem.ranks[r];
+double LayerStall(const SwapProblem& problem, const NodeRates& all, size_t r,
+                  const SwapProblem::Kind& kind, double copied) {
+  const SwapProblem::Rank& rank = problem.ranks[r];
   const double fo = copied + kind.forward_d2h_fixed_bytes;
   const double fi = kind.forward_h2d_fixed_bytes;
   const double bo = kind.backward_d2h_fixed_bytes;
@@ -151,15 +153,15 @@ double LayerStall(const Problem& problem, const NodeRates& all, size_t r,
   return (forward - kind.forward_layer_s) + (backward - kind.backward_layer_s);
 }
 
-std::vector<double> StallsOf(const Problem& problem,
+std::vector<double> StallsOf(const SwapProblem& problem,
                              const NodeFractions& fractions) {
   const NodeRates all = RatesOfNode(problem, fractions);
   std::vector<double> stalls;
   for (size_t r = 0; r < problem.ranks.size(); ++r) {
-    const Problem::Rank& rank = problem.ranks[r];
+    const SwapProblem::Rank& rank = problem.ranks[r];
     double stall = 0;
     for (size_t k = 0; k < rank.kinds.size(); ++k) {
-      const Problem::Kind& kind = rank.kinds[k];
+      const SwapProblem::Kind& kind = rank.kinds[k];
       const double copied = CopiedOf(rank, k, fractions[r]);
       const auto resident = static_cast<double>(kind.resident_layers);
       stall += (static_cast<double>(kind.layers) - resident) *
@@ -173,36 +175,37 @@ std::vector<double> StallsOf(const Problem& problem,
 
 }  // namespace
 
-double MovingLayers(const Problem::Rank& rank, const Problem::Tensor& tensor) {
-  const Problem::Kind& kind = rank.kinds[tensor.kind];
+double MovingLayers(const SwapProblem::Rank& rank,
+                    const SwapProblem::Tensor& tensor) {
+  const SwapProblem::Kind& kind = rank.kinds[tensor.kind];
   return static_cast<double>(kind.layers - kind.resident_layers);
 }
 
-double WindowSeconds(const Problem::Rank& rank) {
+double WindowSeconds(const SwapProblem::Rank& rank) {
   double seconds = 0;
-  for (const Problem::Kind& kind : rank.kinds) {
+  for (const SwapProblem::Kind& kind : rank.kinds) {
     seconds += static_cast<double>(kind.layers) *
                (kind.forward_layer_s + kind.backward_layer_s);
   }
   return seconds;
 }
 
-std::string TensorName(const Problem::Rank& rank,
-                       const Problem::Tensor& tensor) {
+std::string TensorName(const SwapProblem::Rank& rank,
+                       const SwapProblem::Tensor& tensor) {
   return plan::FullName(rank.kinds[tensor.kind].name, tensor.name);
 }
 
-bool IsOn(const Problem::Rank& rank, const std::string& link) {
+bool IsOn(const SwapProblem::Rank& rank, const std::string& link) {
   return std::find(rank.links.begin(), rank.links.end(), link) !=
          rank.links.end();
 }
 
-bool IsIn(const Problem::Rank& rank, const std::string& host) {
+bool IsIn(const SwapProblem::Rank& rank, const std::string& host) {
   return std::find(rank.hosts.begin(), rank.hosts.end(), host) !=
          rank.hosts.end();
 }
 
-CopyRates RatesOf(const Problem::Kind& kind, double copied) {
+CopyRates RatesOf(const SwapProblem::Kind& kind, double copied) {
   const double forward_out = copied + kind.forward_d2h_fixed_bytes;
   const double forward_in = kind.forward_h2d_fixed_bytes;
   const double backward_out = kind.backward_d2h_fixed_bytes;
@@ -219,7 +222,7 @@ CopyRates RatesOf(const Problem::Kind& kind, double copied) {
 }
 
 std::vector<CopyRates> RatesOfKinds(
-    const Problem::Rank& rank,
+    const SwapProblem::Rank& rank,
     const std::vector<plan::TokenFractions>& fractions) {
   std::vector<CopyRates> rates;
   for (size_t k = 0; k < rank.kinds.size(); ++k) {
@@ -229,39 +232,39 @@ std::vector<CopyRates> RatesOfKinds(
 }
 
 double RateOf(const CopyRates& rates, const CapacityRow& row) {
-  return row.kind == Kind::kLinkD2h   ? rates.d2h
-         : row.kind == Kind::kLinkH2d ? rates.h2d
-                                      : rates.total;
+  return row.kind == RowKind::kLinkD2h   ? rates.d2h
+         : row.kind == RowKind::kLinkH2d ? rates.h2d
+                                         : rates.total;
 }
 
-std::vector<CapacityRow> CapacitiesOf(const Problem& problem) {
+std::vector<CapacityRow> CapacitiesOf(const SwapProblem& problem) {
   std::vector<CapacityRow> rows;
-  const auto add = [&rows](Kind kind, size_t index, double capacity) {
+  const auto add = [&rows](RowKind kind, size_t index, double capacity) {
     rows.push_back({.kind = kind, .index = index, .capacity = capacity});
   };
   for (size_t l = 0; l < problem.links.size(); ++l) {
-    const Problem::Link& link = problem.links[l];
-    add(Kind::kLinkD2h, l, link.d2h_bytes_per_s);
-    add(Kind::kLinkH2d, l, link.h2d_bytes_per_s);
+    const SwapProblem::Link& link = problem.links[l];
+    add(RowKind::kLinkD2h, l, link.d2h_bytes_per_s);
+    add(RowKind::kLinkH2d, l, link.h2d_bytes_per_s);
     if (link.total_bytes_per_s) {
-      add(Kind::kLinkTotal, l, *link.total_bytes_per_s);
+      add(RowKind::kLinkTotal, l, *link.total_bytes_per_s);
     }
   }
   for (size_t n = 0; n < problem.numa.size(); ++n) {
-    add(Kind::kHost, n, problem.numa[n].host_budget_bytes);
+    add(RowKind::kHost, n, problem.numa[n].host_budget_bytes);
   }
   for (size_t h = 0; h < problem.hosts.size(); ++h) {
-    add(Kind::kLimit, h, problem.hosts[h].budget_bytes);
+    add(RowKind::kLimit, h, problem.hosts[h].budget_bytes);
   }
   for (size_t r = 0; r < problem.ranks.size(); ++r) {
-    add(Kind::kGpu, r, problem.ranks[r].gpu_budget_bytes);
+    add(RowKind::kGpu, r, problem.ranks[r].gpu_budget_bytes);
   }
   return rows;
 }
 
 bool IsMemory(const CapacityRow& row) {
-  return row.kind == Kind::kHost || row.kind == Kind::kLimit ||
-         row.kind == Kind::kGpu;
+  return row.kind == RowKind::kHost || row.kind == RowKind::kLimit ||
+         row.kind == RowKind::kGpu;
 }
 
 double OneMore(const CapacityRow& row) {
@@ -272,32 +275,33 @@ double UnitOf(const CapacityRow& row) {
   return row.capacity > 0 ? row.capacity : OneMore(row);
 }
 
-Problem WithMore(const Problem& problem, const CapacityRow& row, double more) {
-  Problem changed = problem;
+SwapProblem WithMore(const SwapProblem& problem, const CapacityRow& row,
+                     double more) {
+  SwapProblem changed = problem;
   switch (row.kind) {
-    case Kind::kLinkD2h:
+    case RowKind::kLinkD2h:
       changed.links[row.index].d2h_bytes_per_s += more;
       break;
-    case Kind::kLinkH2d:
+    case RowKind::kLinkH2d:
       changed.links[row.index].h2d_bytes_per_s += more;
       break;
-    case Kind::kLinkTotal:
+    case RowKind::kLinkTotal:
       *changed.links[row.index].total_bytes_per_s += more;
       break;
-    case Kind::kHost:
+    case RowKind::kHost:
       changed.numa[row.index].host_budget_bytes += more;
       break;
-    case Kind::kLimit:
+    case RowKind::kLimit:
       changed.hosts[row.index].budget_bytes += more;
       break;
-    case Kind::kGpu:
+    case RowKind::kGpu:
       changed.ranks[row.index].gpu_budget_bytes += more;
       break;
   }
   return changed;
 }
 
-void Use(const Problem& problem, const NodeFractions& fractions,
+void Use(const SwapProblem& problem, const NodeFractions& fractions,
          std::vector<CapacityRow>* rows) {
   for (CapacityRow& row : *rows) {
     row.used = UseOf(problem, fractions, row);
@@ -305,16 +309,16 @@ void Use(const Problem& problem, const NodeFractions& fractions,
   }
 }
 
-SwapObjective ObjectiveOf(const Problem& problem,
+SwapObjective ObjectiveOf(const SwapProblem& problem,
                           const NodeFractions& fractions) {
   SwapObjective sum;
   for (size_t r = 0; r < problem.ranks.size(); ++r) {
-    const Problem::Rank& rank = problem.ranks[r];
+    const SwapProblem::Rank& rank = problem.ranks[r];
     const double added = AddedSeconds(rank, fractions[r]);
     sum.step_s = std::max(sum.step_s, WindowSeconds(rank) + added);
     sum.recompute_s += added;
     for (size_t t = 0; t < rank.tensors.size(); ++t) {
-      const Problem::Tensor& tensor = rank.tensors[t];
+      const SwapProblem::Tensor& tensor = rank.tensors[t];
       if (tensor.traffic_in_fixed) continue;
       sum.moved_bytes +=
           2 * MovingLayers(rank, tensor) * tensor.bytes * fractions[r][t].swap;
@@ -323,7 +327,8 @@ SwapObjective ObjectiveOf(const Problem& problem,
   return sum;
 }
 
-double StepWithStalls(const Problem& problem, const NodeFractions& fractions) {
+double StepWithStalls(const SwapProblem& problem,
+                      const NodeFractions& fractions) {
   double slowest = 0;
   for (const RankSwap& rank : RanksOf(problem, fractions)) {
     slowest = std::max(slowest, rank.step_s + rank.stall_s);
@@ -331,13 +336,13 @@ double StepWithStalls(const Problem& problem, const NodeFractions& fractions) {
   return slowest;
 }
 
-std::vector<RankSwap> RanksOf(const Problem& problem,
+std::vector<RankSwap> RanksOf(const SwapProblem& problem,
                               const NodeFractions& fractions) {
   const double slowest = ObjectiveOf(problem, fractions).step_s;
   const std::vector<double> stalls = StallsOf(problem, fractions);
   std::vector<RankSwap> ranks;
   for (size_t r = 0; r < problem.ranks.size(); ++r) {
-    const Problem::Rank& rank = problem.ranks[r];
+    const SwapProblem::Rank& rank = problem.ranks[r];
     RankSwap swap{.added_s = AddedSeconds(rank, fractions[r]),
                   .tensors = fractions[r]};
     swap.step_s = WindowSeconds(rank) + swap.added_s;
@@ -348,19 +353,19 @@ std::vector<RankSwap> RanksOf(const Problem& problem,
   return ranks;
 }
 
-std::string RowName(const Problem& problem, const CapacityRow& row) {
+std::string RowName(const SwapProblem& problem, const CapacityRow& row) {
   switch (row.kind) {
-    case Kind::kHost:
+    case RowKind::kHost:
       return fmt::format("host of NUMA node {}", problem.numa[row.index].id);
-    case Kind::kLimit:
+    case RowKind::kLimit:
       return problem.hosts[row.index].name;
-    case Kind::kGpu:
+    case RowKind::kGpu:
       return "GPU of rank " + problem.ranks[row.index].name;
     default:
       return fmt::format("link {} {}", problem.links[row.index].name,
-                         row.kind == Kind::kLinkD2h   ? "d2h"
-                         : row.kind == Kind::kLinkH2d ? "h2d"
-                                                      : "total");
+                         row.kind == RowKind::kLinkD2h   ? "d2h"
+                         : row.kind == RowKind::kLinkH2d ? "h2d"
+                                                         : "total");
   }
 }
 

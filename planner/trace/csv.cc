@@ -8,6 +8,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "planner/trace/formats.h"
 #include "planner/trace/lines.h"
 #include "proto/base/status.h"
@@ -15,12 +16,12 @@
 namespace sluice::planner {
 namespace {
 
-constexpr size_t kNone = SIZE_MAX;
+constexpr size_t kNoColumn = SIZE_MAX;
 
 // Where the columns we read are; `offset` is one an earlier plan added.
 struct Columns {
-  size_t id = kNone, lower = kNone, upper = kNone, size = kNone;
-  size_t offset = kNone, alignment = kNone, gaps = kNone;
+  size_t id = kNoColumn, lower = kNoColumn, upper = kNoColumn, size = kNoColumn;
+  size_t offset = kNoColumn, alignment = kNoColumn, gaps = kNoColumn;
   size_t count = 0;
   bool last = false;  // `upper` is the last unit of time, not the one after
 };
@@ -33,14 +34,6 @@ constexpr std::pair<const char*, const char*> kOldNames[] = {
     {"begin", "lower"},
     {"start", "lower"},
     {"end", "upper"}};
-
-std::string Lower(std::string_view text) {
-  std::string lower(text);
-  for (char& c : lower) {
-    c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  }
-  return lower;
-}
 
 class CsvReader {
  public:
@@ -71,10 +64,11 @@ class CsvReader {
         {"offset", &columns_.offset}, {"alignment", &columns_.alignment},
         {"gaps", &columns_.gaps}};
     for (size_t k = 0; k < fields.size(); ++k) {
-      const std::string called = NewName(Lower(fields[k]));
+      const std::string called =
+          NewName(absl::AsciiStrToLower(std::string(fields[k])));
       for (const auto& [name, column] : wanted) {
         if (called != name) continue;
-        if (*column != kNone) {
+        if (*column != kNoColumn) {
           return lines_.Wrong(fields[k],
                               fmt::format("column '{}' occurs twice", name));
         }
@@ -85,7 +79,7 @@ class CsvReader {
       const bool needed = column != &columns_.offset &&
                           column != &columns_.alignment &&
                           column != &columns_.gaps;
-      if (*column == kNone && needed) {
+      if (*column == kNoColumn && needed) {
         return lines_.Wrong(
             fmt::format("column '{}' is missing from the header {}: needed "
                         "are id, lower, upper and size, in any order",
@@ -106,7 +100,7 @@ class CsvReader {
 
   // One alignment for all: the largest of the rows.
   absl::Status ReadAlignment(const std::vector<std::string_view>& fields) {
-    if (columns_.alignment == kNone) return absl::OkStatus();
+    if (columns_.alignment == kNoColumn) return absl::OkStatus();
     const std::string_view field = fields[columns_.alignment];
     int64_t alignment = 0;
     SLUICE_RETURN_IF_ERROR(Integer("alignment", field, &alignment));
@@ -147,7 +141,7 @@ class CsvReader {
     SLUICE_RETURN_IF_ERROR(Time("upper", fields[columns_.upper], &upper));
     if (columns_.last) ++upper;
     SLUICE_RETURN_IF_ERROR(ReadAlignment(fields));
-    if (columns_.gaps != kNone && !fields[columns_.gaps].empty()) {
+    if (columns_.gaps != kNoColumn && !fields[columns_.gaps].empty()) {
       return lines_.Wrong(fields[columns_.gaps],
                           "a lifetime with gaps is not supported: split such a "
                           "buffer into one row per lifetime");

@@ -19,7 +19,7 @@ namespace sluice::planner {
 namespace {
 
 // A name from a file, fit for a row of the plan.
-std::string Clean(std::string name) {
+std::string CleanName(std::string name) {
   for (char& c : name) {
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f || c == ',') c = '?';
   }
@@ -74,7 +74,7 @@ absl::StatusOr<NamedTrace> Join(const plan::RankProfile& profile,
   TraceBuilder builder(alignment);
   int64_t start = 0;
   for (const plan::SegmentKind& segment : profile.segments) {
-    const std::string name = Clean(segment.name);
+    const std::string name = CleanName(segment.name);
     // Times of a trace may begin anywhere.
     int64_t first = segment.trace.end;
     for (const plan::Buffer& b : segment.trace.buffers) {
@@ -114,7 +114,7 @@ struct Block {
   int64_t index = 0;
 };
 
-enum Field { kSize, kBorn, kDied, kSegment };
+enum EventField { kSize, kBorn, kDied, kSegment };
 
 bool ParseSeconds(const JsonField& field, double* value) {
   if (field.kind != JsonField::Kind::kNumber &&
@@ -148,7 +148,7 @@ absl::StatusOr<std::vector<Block>> ReadBlocks(std::istream& in,
     if (!ParseSeconds(record.fields[kDied], &block.died)) {
       return wrong("died_s", kDied);
     }
-    block.segment = Clean(record.fields[kSegment].text);
+    block.segment = CleanName(record.fields[kSegment].text);
     if (blocks.size() == plan::kMaxBuffers) {
       return At({.file = options.file},
                 fmt::format("more than {} blocks, the most a plan can have",

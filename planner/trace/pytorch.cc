@@ -20,7 +20,7 @@
 namespace sluice::planner {
 namespace {
 
-struct Event {
+struct TraceEvent {
   int64_t nanoseconds = 0;
   uint64_t address = 0;
   int64_t bytes = 0;   // < 0: a free
@@ -28,7 +28,16 @@ struct Event {
   int32_t device = 0;  // index into the reader's devices
 };
 
-enum Field { kName, kPhase, kTime, kAddress, kBytes, kType, kDevice, kFields };
+enum TraceField {
+  kName,
+  kPhase,
+  kTime,
+  kAddress,
+  kBytes,
+  kType,
+  kDevice,
+  kFields
+};
 
 // torch's DeviceType by number; others are shown as such.
 std::string DeviceName(int64_t type, int64_t id) {
@@ -81,10 +90,11 @@ class PyTorchReader {
         in, options_.file, query,
         [this](const JsonRecord& record) { return Take(record); }));
     SLUICE_ASSIGN_OR_RETURN(const int32_t device, Choose());
-    std::erase_if(events_, [&](const Event& e) { return e.device != device; });
+    std::erase_if(events_,
+                  [&](const TraceEvent& e) { return e.device != device; });
     // File order on ties.
     std::stable_sort(events_.begin(), events_.end(),
-                     [](const Event& a, const Event& b) {
+                     [](const TraceEvent& a, const TraceEvent& b) {
                        return a.nanoseconds < b.nanoseconds;
                      });
     SLUICE_RETURN_IF_ERROR(Pair());
@@ -104,7 +114,7 @@ class PyTorchReader {
     if (fields[kName].text != "[memory]") return absl::OkStatus();
     const std::string& phase = fields[kPhase].text;
     if (!phase.empty() && phase != "i" && phase != "I") return absl::OkStatus();
-    Event event{.index = record.index};
+    TraceEvent event{.index = record.index};
     if (!ParseNanoseconds(fields[kTime].text, &event.nanoseconds)) {
       return Wrong(event, "ts", fields[kTime], "microseconds");
     }
@@ -144,7 +154,7 @@ class PyTorchReader {
     return error == std::errc() && at == end;
   }
 
-  absl::Status Wrong(const Event& event, const char* field,
+  absl::Status Wrong(const TraceEvent& event, const char* field,
                      const JsonField& value, const char* wanted) const {
     return At({.file = options_.file},
               fmt::format("traceEvents[{}], a [memory] event: {} {}, it must "
@@ -205,7 +215,7 @@ class PyTorchReader {
     std::unordered_map<uint64_t, size_t> alive;
     int64_t lost = 0;
     for (size_t k = 0; k < events_.size(); ++k) {
-      const Event& event = events_[k];
+      const TraceEvent& event = events_[k];
       const int64_t now = static_cast<int64_t>(k) + 1;
       const auto found = alive.find(event.address);
       if (event.bytes > 0) {
@@ -251,7 +261,7 @@ class PyTorchReader {
     return absl::OkStatus();
   }
 
-  absl::Status CheckSize(const Event& event, int64_t allocated) const {
+  absl::Status CheckSize(const TraceEvent& event, int64_t allocated) const {
     if (allocated == -event.bytes) return absl::OkStatus();
     return At({.file = options_.file},
               fmt::format("traceEvents[{}] frees {} bytes at address {:#x} "
@@ -262,7 +272,7 @@ class PyTorchReader {
 
   const TraceOptions& options_;
   TraceBuilder builder_;
-  std::vector<Event> events_;
+  std::vector<TraceEvent> events_;
   std::vector<std::string> names_;
 };
 

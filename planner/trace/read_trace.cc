@@ -21,13 +21,14 @@
 namespace sluice::planner {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, TraceFormat>, 5> kNames = {{
-    {"minimalloc", TraceFormat::kMiniMalloc},
-    {"log", TraceFormat::kRequestLog},
-    {"pytorch", TraceFormat::kPyTorch},
-    {"profile", TraceFormat::kProfile},
-    {"run", TraceFormat::kRunTrace},
-}};
+constexpr std::array<std::pair<std::string_view, TraceFormat>, 5> kFormatNames =
+    {{
+        {"minimalloc", TraceFormat::kMiniMalloc},
+        {"log", TraceFormat::kRequestLog},
+        {"pytorch", TraceFormat::kPyTorch},
+        {"profile", TraceFormat::kProfile},
+        {"run", TraceFormat::kRunTrace},
+    }};
 
 constexpr size_t kPrefixBytes = 64 << 10;
 
@@ -80,7 +81,7 @@ TraceFormat JsonFormat(std::string_view prefix) {
   return TraceFormat::kPyTorch;  // its reader says what is missing
 }
 
-std::string_view FirstLine(std::string_view prefix) {
+std::string_view FirstLineOf(std::string_view prefix) {
   if (prefix.starts_with("\xef\xbb\xbf")) prefix.remove_prefix(3);
   for (;;) {
     const size_t end = prefix.find('\n');
@@ -102,7 +103,7 @@ absl::StatusOr<TraceFormat> Detect(std::string_view prefix,
               "is a pickle, as PyTorch's memory snapshots are, which is not "
               "read: give a trace of its profiler (profile_memory=True)");
   }
-  const std::string_view line = FirstLine(prefix);
+  const std::string_view line = FirstLineOf(prefix);
   if (line.empty()) return At(place, "is empty: there is nothing to plan");
   if (line.front() == '{' || line.front() == '[') return JsonFormat(prefix);
   const std::string_view word = Words(line).front();
@@ -179,14 +180,14 @@ absl::Status CheckAlignment(Bytes alignment) {
 }  // namespace
 
 std::optional<TraceFormat> TraceFormatOf(std::string_view name) {
-  for (const auto& [known, format] : kNames) {
+  for (const auto& [known, format] : kFormatNames) {
     if (known == name) return format;
   }
   return std::nullopt;
 }
 
 std::string_view NameOf(TraceFormat format) {
-  for (const auto& [name, known] : kNames) {
+  for (const auto& [name, known] : kFormatNames) {
     if (known == format) return name;
   }
   return "";

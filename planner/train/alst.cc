@@ -18,7 +18,7 @@ double TiledForwardSeconds(const Request& request, double sp) {
 }
 
 // A layer's input leaves and comes back on the compute stream's own time.
-void AddCopies(const Request& request, double sp, LayerTimes& layer) {
+void AddAlstCopies(const Request& request, double sp, LayerTimes& layer) {
   const double seconds =
       HiddenBytes(request, sp) / request.hardware.host_link_bytes_per_s;
   layer.forward.copy_out = layer.forward.exposed_copy = seconds;
@@ -60,7 +60,7 @@ StepParts AlstStep(const Request& request, const Settings& settings) {
   layer.forward.network = layer.backward.network = ExchangeSeconds(request, sp);
   layer.recompute = layer.forward;
   layer.recompute.matmul += TiledForwardSeconds(request, sp);
-  AddCopies(request, sp, layer);
+  AddAlstCopies(request, sp, layer);
   AddZero(request, settings.zero, 3, kDeepSpeedGradient, parts);
   parts.swapped_layers = double(model.layers);
   parts.optimizer_s =

@@ -33,8 +33,8 @@ double HeadImbalance(const Request& request, double sp) {
   return std::ceil(heads / sp) * sp / heads;
 }
 
-void AddCopies(const Request& request, double sp, double chunk,
-               LayerTimes& layer) {
+void AddFpdtCopies(const Request& request, double sp, double chunk,
+                   LayerTimes& layer) {
   const double link = request.hardware.host_link_bytes_per_s;
   const double tokens = double(request.seq_len);
   const double chunks = std::max(1.0, tokens / chunk);
@@ -70,7 +70,7 @@ StepParts FpdtStep(const Request& request, const Settings& settings) {
   layer.forward.attention *= HeadImbalance(request, sp);
   layer.backward.attention *= HeadImbalance(request, sp);
   layer.forward.network = layer.backward.network = ExchangeSeconds(request, sp);
-  AddCopies(request, sp, chunk, layer);
+  AddFpdtCopies(request, sp, chunk, layer);
   layer.recompute = layer.forward;
   AddZero(request, settings.zero, 3, kDeepSpeedGradient, parts);
   parts.swapped_layers = double(model.layers);

@@ -16,14 +16,14 @@ namespace sluice::planner::train {
 namespace {
 
 // The file's keys, in its order. `fraction`: of the peak, at most 1.
-struct Key {
+struct HardwareKey {
   const char* table;
   const char* name;
   double Hardware::*value;
   bool fraction = false;
   bool optional = false;  // 0 where it is left out
 };
-constexpr Key kKeys[] = {
+constexpr HardwareKey kKeys[] = {
     {"gpu", "peak_flops", &Hardware::peak_flops},
     {"gpu", "memory_bytes", &Hardware::memory_bytes},
     {"gpu", "memory_bytes_per_s", &Hardware::memory_bytes_per_s},
@@ -57,8 +57,8 @@ absl::Status Fault(std::string_view source, std::string what) {
       PrintableLine(fmt::format("{}: {}", source, what)));
 }
 
-const Key* Find(std::string_view table, std::string_view name) {
-  for (const Key& key : kKeys) {
+const HardwareKey* Find(std::string_view table, std::string_view name) {
+  for (const HardwareKey& key : kKeys) {
     if (table == key.table && name == key.name) return &key;
   }
   return nullptr;
@@ -85,7 +85,7 @@ absl::Status CheckKeys(const toml::table& root, std::string_view source) {
   return absl::OkStatus();
 }
 
-absl::Status ReadNumber(const toml::table& root, const Key& key,
+absl::Status ReadNumber(const toml::table& root, const HardwareKey& key,
                         std::string_view source, Hardware& hardware) {
   if (key.optional && !root[key.table][key.name]) return absl::OkStatus();
   const auto value = root[key.table][key.name].value<double>();
@@ -141,7 +141,7 @@ absl::StatusOr<Hardware> FromTable(const toml::table& root,
     return Fault(source, fmt::format("'node.gpus' is {}; it must be 1 to 1024",
                                      hardware.gpus_per_node));
   }
-  for (const Key& key : kKeys) {
+  for (const HardwareKey& key : kKeys) {
     absl::Status status = ReadNumber(root, key, source, hardware);
     if (!status.ok()) return status;
   }

@@ -10,8 +10,8 @@ namespace sluice::planner::train {
 namespace {
 
 // The parallel group's shape, in doubles.
-struct Group {
-  Group(const Request& request, const Settings& settings)
+struct ParallelGroup {
+  ParallelGroup(const Request& request, const Settings& settings)
       : tp(double(settings.tp)),
         cp(double(settings.cp)),
         dp(double(settings.dp)),
@@ -24,7 +24,7 @@ struct Group {
 };
 
 // A gather (or scatter) of the hidden states of a context-parallel rank.
-double CollectiveSeconds(const Request& request, const Group& group) {
+double CollectiveSeconds(const Request& request, const ParallelGroup& group) {
   if (group.tp == 1) return 0;
   const double bytes = HiddenBytes(request, group.cp);
   return bytes * (group.tp - 1) / group.tp /
@@ -32,7 +32,7 @@ double CollectiveSeconds(const Request& request, const Group& group) {
 }
 
 // k and v of every other context-parallel rank pass through this one.
-double RingSeconds(const Request& request, const Group& group) {
+double RingSeconds(const Request& request, const ParallelGroup& group) {
   const double heads_share =
       std::max(double(request.model.key_width()) / group.tp,
                double(request.model.head_dim()));
@@ -41,7 +41,8 @@ double RingSeconds(const Request& request, const Group& group) {
   return bytes / LinkBandwidth(request.hardware, group.gpus);
 }
 
-void AddNetwork(const Request& request, const Group& group, LayerTimes& layer) {
+void AddNetwork(const Request& request, const ParallelGroup& group,
+                LayerTimes& layer) {
   const double collective = CollectiveSeconds(request, group);
   const double ring = RingSeconds(request, group);
   layer.forward.network =
@@ -60,8 +61,8 @@ double ParametersPerGpu(const Request& request, const Settings& settings) {
   return (stage + rest) / double(settings.tp);
 }
 
-double States(const Request& request, const Group& group,
-              const Settings& settings) {
+double MegatronStates(const Request& request, const ParallelGroup& group,
+                      const Settings& settings) {
   const double shards = group.dp * group.cp;
   const double sharded_gradient = settings.zero >= 2 ? shards : 1;
   const double sharded_weight = settings.zero >= 3 ? shards : 1;
@@ -75,7 +76,7 @@ double States(const Request& request, const Group& group,
 // not sharded for every sequence; else under each layer's compute, gradients
 // from stage 2 on, weights before each of the `weight_passes` with stage 3.
 // Call it when the layer's passes are set.
-void AddStep(const Request& request, const Group& group,
+void AddStep(const Request& request, const ParallelGroup& group,
              const Settings& settings, int weight_passes, StepParts& parts) {
   const double shards = group.dp * group.cp;
   const double parameters = ParametersPerGpu(request, settings);
@@ -98,14 +99,14 @@ void AddStep(const Request& request, const Group& group,
 }
 
 // With stage 3 two layers' weights and one's gradients, gathered.
-double GatheredBytes(const Request& request, const Group& group,
+double GatheredBytes(const Request& request, const ParallelGroup& group,
                      const Settings& settings) {
   if (settings.zero < 3 || group.dp * group.cp == 1) return 0;
   return request.model.layer_weights() / group.tp *
          (2 * kWeightBytes + kMegatronGradient);
 }
 
-double TransientHiddens(const Group& group, bool planned) {
+double TransientHiddens(const ParallelGroup& group, bool planned) {
   double hiddens = kBackwardHiddens;
   if (group.tp > 1) {
     hiddens += (planned ? kGatheredPlanned : kGatheredCached) * group.tp;
@@ -114,7 +115,7 @@ double TransientHiddens(const Group& group, bool planned) {
   return hiddens;
 }
 
-double Logits(const Request& request, const Group& group) {
+double Logits(const Request& request, const ParallelGroup& group) {
   return double(request.seq_len) / group.gpus * double(request.model.vocab) *
          kMegatronLogit;
 }
@@ -157,7 +158,7 @@ void AddReorganisation(const Request& request, const Settings& settings,
 }  // namespace
 
 StepParts MegatronStep(const Request& request, const Settings& settings) {
-  const Group group(request, settings);
+  const ParallelGroup group(request, settings);
   const bool planned = settings.memory_plan;
   StepParts parts;
   LayerTimes& layer = parts.layer;
@@ -173,7 +174,7 @@ StepParts MegatronStep(const Request& request, const Settings& settings) {
   const double skeletal = double(request.seq_len) / group.gpus *
                           request.model.skeletal_elements() * kElementBytes;
   GpuMemory& memory = parts.memory;
-  memory.states = States(request, group, settings);
+  memory.states = MegatronStates(request, group, settings);
   memory.buffers = GatheredBytes(request, group, settings);
   memory.skeletal = StageLayers(request, settings) * in_flight * group.hidden;
   const double transient =
@@ -188,7 +189,7 @@ StepParts MegatronStep(const Request& request, const Settings& settings) {
 }
 
 StepParts MemoStep(const Request& request, const Settings& settings) {
-  const Group group(request, settings);
+  const ParallelGroup group(request, settings);
   const ModelShape& model = request.model;
   const double alpha = settings.alpha;
   StepParts parts;
@@ -216,7 +217,7 @@ StepParts MemoStep(const Request& request, const Settings& settings) {
 
   // Two rounding buffers; at alpha 0 what is not swapped needs only one.
   GpuMemory& memory = parts.memory;
-  memory.states = States(request, group, settings);
+  memory.states = MegatronStates(request, group, settings);
   memory.buffers = GatheredBytes(request, group, settings);
   memory.skeletal = 2 * always + (alpha > 0 ? 2 : 1) * others;
   const double transient =

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <map>
 
+#include "absl/strings/ascii.h"
 #include "planner/train/shipped.h"
 #include "proto/base/status.h"
 
@@ -22,7 +23,7 @@ std::vector<std::string> Split(std::string_view text, char at) {
 }
 
 // Rows without comments and blank lines; the first is the header.
-std::vector<std::vector<std::string>> Rows(std::string_view table) {
+std::vector<std::vector<std::string>> TableRows(std::string_view table) {
   std::vector<std::vector<std::string>> rows;
   for (const ShippedFile& file : ShippedTables()) {
     if (file.name != table) continue;
@@ -63,17 +64,11 @@ Method MethodOf(const std::string& label) {
   return label == "Megatron-LM" ? Method::kMegatron : Method::kMemo;
 }
 
-std::string Lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return char(std::tolower(c)); });
-  return text;
-}
-
 PublishedCell MainCell(Row row) {
   PublishedCell cell;
   cell.table = "main";
   cell.label = row.Text("method");
-  cell.model = "gpt-" + Lower(row.Text("model"));
+  cell.model = "gpt-" + absl::AsciiStrToLower(row.Text("model"));
   cell.gpus = row.Whole("gpus").value_or(0);
   cell.seq_len = row.Whole("seq_k").value_or(0) << 10;
   cell.mfu_percent = row.Number("mfu_pct");
@@ -127,12 +122,12 @@ PublishedCell AblationCell(const std::string& label, int64_t seq_len,
 
 std::vector<PublishedCell> PublishedCells() {
   std::vector<PublishedCell> cells;
-  auto rows = Rows("memo_main");
+  auto rows = TableRows("memo_main");
   for (size_t i = 1; i < rows.size(); ++i) {
     cells.push_back(MainCell(Row(rows[0], rows[i])));
   }
   const std::vector<PublishedCell> main = cells;
-  rows = Rows("memo_ablation");
+  rows = TableRows("memo_ablation");
   for (size_t i = 1; i < rows.size(); ++i) {
     for (size_t j = 1; j < rows[i].size(); ++j) {
       const int64_t tokens = ParseTokens(rows[0][j]).value_or(0);
@@ -150,7 +145,7 @@ std::vector<PublishedLength> PublishedLengths() {
                                                      {"8B", "llama-8b"},
                                                      {"70B", "llama-70b"}};
   std::vector<PublishedLength> lengths;
-  const auto rows = Rows("fpdt_max_context");
+  const auto rows = TableRows("fpdt_max_context");
   for (size_t i = 1; i < rows.size(); ++i) {
     Row row(rows[0], rows[i]);
     std::string tokens = row.Text("max_seq");
@@ -159,7 +154,7 @@ std::vector<PublishedLength> PublishedLengths() {
     if (length.or_more) tokens.pop_back();
     const auto model = models.find(row.Text("model"));
     length.model = model == models.end() ? row.Text("model") : model->second;
-    length.hardware = "fpdt-" + Lower(row.Text("gpu"));
+    length.hardware = "fpdt-" + absl::AsciiStrToLower(row.Text("gpu"));
     length.gpus = row.Whole("gpus").value_or(0);
     length.tokens = ParseTokens(tokens).value_or(0);
     lengths.push_back(std::move(length));

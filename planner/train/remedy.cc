@@ -31,7 +31,7 @@ std::vector<std::string> FlagsOf(const GivenSettings& given) {
   return names;
 }
 
-bool Fits(const Request& request, const GivenSettings& given) {
+bool FitsMemory(const Request& request, const GivenSettings& given) {
   const absl::StatusOr<Estimate> estimate = BestEstimate(request, given);
   return estimate.ok() && estimate->fits;
 }
@@ -39,14 +39,14 @@ bool Fits(const Request& request, const GivenSettings& given) {
 std::optional<Remedy> Sharding(const Request& request, GivenSettings given) {
   if (given.zero.value_or(3) >= 3) return std::nullopt;
   given.zero = 3;
-  if (!Fits(request, given)) return std::nullopt;
+  if (!FitsMemory(request, given)) return std::nullopt;
   return Remedy{.flag = "--zero", .value = "3"};
 }
 
 std::optional<Remedy> FreeSearch(const Request& request,
                                  const GivenSettings& given) {
   const std::vector<std::string> flags = FlagsOf(given);
-  if (flags.empty() || !Fits(request, {})) return std::nullopt;
+  if (flags.empty() || !FitsMemory(request, {})) return std::nullopt;
   return Remedy{.without = flags};
 }
 
@@ -54,7 +54,7 @@ std::optional<Remedy> Batch(Request request, const GivenSettings& given) {
   const std::optional<int64_t> batch = BatchThatDivides(request, given);
   if (!batch) return std::nullopt;
   request.global_batch = *batch;
-  if (!Fits(request, given)) return std::nullopt;
+  if (!FitsMemory(request, given)) return std::nullopt;
   return Remedy{.flag = "--global-batch", .value = fmt::format("{}", *batch)};
 }
 
@@ -86,7 +86,7 @@ absl::StatusOr<std::optional<Remedy>> Shorter(Request request,
     const int64_t asked = request.seq_len;
     for (tokens = kLengthStep; tokens >= kShortest; tokens /= 2) {
       request.seq_len = tokens;
-      if (tokens < asked && Fits(request, given)) break;
+      if (tokens < asked && FitsMemory(request, given)) break;
     }
   }
   if (tokens < kShortest) return std::nullopt;
@@ -97,7 +97,7 @@ std::optional<Remedy> MoreGpus(Request request, const GivenSettings& given) {
   for (int64_t times = 2; times <= kMostTimesGpus; times *= 2) {
     Request more = request;
     more.gpus *= times;
-    if (!Fits(more, given)) continue;
+    if (!FitsMemory(more, given)) continue;
     return Remedy{.flag = "--gpus", .value = fmt::format("{}", more.gpus)};
   }
   return std::nullopt;

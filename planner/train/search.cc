@@ -57,8 +57,8 @@ bool Better(const Estimate& a, const Estimate& b) {
   return Overdraft(a) < Overdraft(b);
 }
 
-absl::StatusOr<Estimate> BestOf(const Request& request,
-                                const GivenSettings& given) {
+absl::StatusOr<Estimate> BestCandidate(const Request& request,
+                                       const GivenSettings& given) {
   bool no_heads = false;
   absl::StatusOr<std::vector<Settings>> candidates =
       Candidates(request, given, &no_heads);
@@ -90,13 +90,13 @@ absl::StatusOr<Estimate> BestOf(const Request& request,
 absl::StatusOr<Estimate> BestEstimate(const Request& request,
                                       const GivenSettings& given) {
   SLUICE_RETURN_IF_ERROR(Validate(request, given));
-  SLUICE_ASSIGN_OR_RETURN(Estimate best, BestOf(request, given));
+  SLUICE_ASSIGN_OR_RETURN(Estimate best, BestCandidate(request, given));
   if (best.fits || given.zero || request.method != Method::kSluice) return best;
   // What sluice-train runs as it is comes first; sharded weights where only
   // they fit.
   GivenSettings sharded = given;
   sharded.zero = 3;
-  SLUICE_ASSIGN_OR_RETURN(Estimate other, BestOf(request, sharded));
+  SLUICE_ASSIGN_OR_RETURN(Estimate other, BestCandidate(request, sharded));
   return Better(other, best) ? other : best;
 }
 

@@ -35,8 +35,8 @@ stream::ModelShape DividedBy(stream::ModelShape model, int64_t ranks) {
 
 // Backward's blocks in the order that moves less: what the run chooses, too,
 // where copies show (planner/stream/settings.h).
-stream::StreamOptions OptionsOf(const Request& request,
-                                const Settings& settings) {
+stream::StreamOptions StreamOptionsOf(const Request& request,
+                                      const Settings& settings) {
   stream::StreamOptions options = {
       .model = DividedBy(request.model, settings.sp),
       .layout =
@@ -57,7 +57,7 @@ stream::StreamOptions OptionsOf(const Request& request,
 
 // What the run allocates on its fullest rank, to the byte; with ZeRO-3, which
 // sluice-train does not do, what FSDP2 leaves of it.
-double States(const Request& request, const Settings& settings) {
+double StreamStates(const Request& request, const Settings& settings) {
   if (settings.zero >= 2) {
     return ZeroStates(request, settings.zero, kMegatronGradient);
   }
@@ -112,8 +112,8 @@ stream::LayerCompute ComputeOf(const ModelShape& model, double chunks,
 
 // What copies add: to layers, and to embedding and loss, of which each layer
 // is given its part.
-void AddCopies(const Request& request, const StreamShape& shape,
-               const Settings& settings, LayerTimes& layer) {
+void AddStreamCopies(const Request& request, const StreamShape& shape,
+                     const Settings& settings, LayerTimes& layer) {
   const double link = request.hardware.host_link_bytes_per_s;
   const stream::LinkSpeeds links = {link, link};
   const LayerTraffic traffic = stream::CountTraffic(shape);
@@ -149,7 +149,7 @@ double RecomputedNetwork(const StreamShape& shape, double dropped,
 
 StepParts SluiceStep(const Request& request, const Settings& settings) {
   const ModelShape& model = request.model;
-  const stream::StreamOptions options = OptionsOf(request, settings);
+  const stream::StreamOptions options = StreamOptionsOf(request, settings);
   const StreamShape shape(options);
   const double sp = double(settings.sp), dropped = 1 - settings.alpha;
   StepParts parts;
@@ -161,7 +161,7 @@ StepParts SluiceStep(const Request& request, const Settings& settings) {
   layer.forward.network = layer.backward.network = ExchangeSeconds(request, sp);
   layer.recompute.network =
       RecomputedNetwork(shape, dropped, layer.forward.network);
-  AddCopies(request, shape, settings, layer);
+  AddStreamCopies(request, shape, settings, layer);
   AddZero(request, settings.zero, 2, kMegatronGradient, parts);
   parts.swapped_layers = double(model.layers);
   parts.optimizer_s = OptimizerSeconds(
@@ -169,7 +169,7 @@ StepParts SluiceStep(const Request& request, const Settings& settings) {
       double(request.gpus));
 
   GpuMemory& memory = parts.memory;
-  memory.states = States(request, settings);
+  memory.states = StreamStates(request, settings);
   memory.transient = double(stream::TransientBytes(options).count());
   memory.buffers = double(shape.ring_bytes()) +
                    kIdBytes * double(shape.layout.total_local_rows(0));

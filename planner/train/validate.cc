@@ -13,14 +13,14 @@ namespace sluice::planner::train {
 namespace {
 
 // The summaries, and the limits in points of MFU.
-struct Group {
+struct PublishedGroup {
   const char* name;
   double must;
 };
-constexpr Group kGroups[] = {{"MEMO", 1.5},
-                             {"DeepSpeed-Ulysses", 2.5},
-                             {"Megatron-LM", 5},
-                             {"ablation", 3}};
+constexpr PublishedGroup kGroups[] = {{"MEMO", 1.5},
+                                      {"DeepSpeed-Ulysses", 2.5},
+                                      {"Megatron-LM", 5},
+                                      {"ablation", 3}};
 
 absl::StatusOr<ValidatedCell> ValidateCell(const PublishedCell& cell,
                                            const Hardware& hardware) {
@@ -93,7 +93,7 @@ absl::StatusOr<ValidatedLength> ValidateLength(const PublishedLength& row) {
 }
 
 void Summarize(Validation& validation) {
-  for (const Group& group : kGroups) {
+  for (const PublishedGroup& group : kGroups) {
     MethodSummary summary{.name = group.name, .must = group.must};
     for (const ValidatedCell& cell : validation.cells) {
       const std::string& name =

@@ -18,7 +18,7 @@ namespace {
 constexpr size_t kMostInPairs = 2000;
 
 template <typename... Args>
-absl::Status Wrong(fmt::format_string<Args...> text, Args&&... args) {
+absl::Status WrongPlacement(fmt::format_string<Args...> text, Args&&... args) {
   return absl::InternalError(fmt::format(text, std::forward<Args>(args)...));
 }
 
@@ -27,15 +27,16 @@ absl::Status CheckBuffer(const Trace& trace, const Placement& placement,
   const int64_t offset = placement.offsets[i].count();
   const int64_t end = offset + trace.buffers[i].size.count();
   if (offset < 0) {
-    return Wrong("buffer {} lies at {}, below 0", trace.buffers[i].id, offset);
+    return WrongPlacement("buffer {} lies at {}, below 0", trace.buffers[i].id,
+                          offset);
   }
   if (offset % trace.alignment.count() != 0) {
-    return Wrong("buffer {} lies at {}, no multiple of {}", trace.buffers[i].id,
-                 offset, trace.alignment.count());
+    return WrongPlacement("buffer {} lies at {}, no multiple of {}",
+                          trace.buffers[i].id, offset, trace.alignment.count());
   }
   if (end > placement.peak.count()) {
-    return Wrong("buffer {} ends at {}, above the peak {}", trace.buffers[i].id,
-                 end, placement.peak.count());
+    return WrongPlacement("buffer {} ends at {}, above the peak {}",
+                          trace.buffers[i].id, end, placement.peak.count());
   }
   return absl::OkStatus();
 }
@@ -58,7 +59,7 @@ absl::Status CheckPair(const Trace& trace, const Placement& placement, size_t i,
   if (!LiveTogether(a, b) || !Share(at_a, a.size, at_b, b.size)) {
     return absl::OkStatus();
   }
-  return Wrong(
+  return WrongPlacement(
       "buffers {} and {} overlap: both live in [{}, {}), at [{}, {}) and "
       "[{}, {})",
       a.id, b.id, std::max(a.lower, b.lower), std::min(a.upper, b.upper),
@@ -116,11 +117,13 @@ absl::Status CheckByPlaying(const Trace& trace, const Placement& placement) {
 absl::Status ValidatePlacement(const Trace& trace, const Placement& placement) {
   const size_t n = trace.buffers.size();
   if (placement.offsets.size() != n) {
-    return Wrong("{} offsets for {} buffers", placement.offsets.size(), n);
+    return WrongPlacement("{} offsets for {} buffers", placement.offsets.size(),
+                          n);
   }
   if (placement.peak < placement.lower_bound) {
-    return Wrong("peak {} below its own lower bound {}", placement.peak.count(),
-                 placement.lower_bound.count());
+    return WrongPlacement("peak {} below its own lower bound {}",
+                          placement.peak.count(),
+                          placement.lower_bound.count());
   }
   for (size_t k = 0; k < n; ++k) {
     if (absl::Status s = CheckBuffer(trace, placement, k); !s.ok()) return s;

@@ -26,7 +26,7 @@ namespace {
 
 constexpr int kTick = 10;  // ms
 
-std::vector<RawClient> AttachMany(const std::string& socket, int count) {
+std::vector<RawClient> ConnectMany(const std::string& socket, int count) {
   std::vector<RawClient> clients;
   for (int i = 0; i < count; ++i) {
     auto client = RawClient::Connect(socket);
@@ -122,7 +122,7 @@ void SubmitProfiles(const std::string& socket, int sessions,
   if (!memfd.ok()) _exit(5);
   wire::Packet packet;
   packet.mutable_request()->mutable_submit_profile();
-  SendForEver(AttachMany(socket, sessions), packet, memfd->get(),
+  SendForEver(ConnectMany(socket, sessions), packet, memfd->get(),
               /*fresh_ids=*/true);
 }
 
@@ -130,7 +130,7 @@ void Repeat(const std::string& socket, int sessions) {
   wire::Packet packet;
   packet.mutable_request()->mutable_lease()->set_bytes(
       static_cast<uint64_t>(KiB(64).count()));
-  SendForEver(AttachMany(socket, sessions), packet, std::nullopt,
+  SendForEver(ConnectMany(socket, sessions), packet, std::nullopt,
               /*fresh_ids=*/false);
 }
 

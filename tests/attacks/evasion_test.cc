@@ -28,7 +28,7 @@ using device::CopyDirection;
 
 // Two GPUs on one link.
 constexpr double kLink = 200e6;
-constexpr const char* kNode = R"(
+constexpr const char* kEvasionNode = R"(
 [sim]
 links = [{name = "x", h2d_bytes_per_s = 200e6, d2h_bytes_per_s = 200e6}]
 gpu_links = ["x", "x"]
@@ -164,7 +164,7 @@ class Evasion : public ::testing::TestWithParam<Case> {};
 TEST_P(Evasion, ALyingRankCostsAnHonestStepLittle) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can start another user";
   const Case& with = GetParam();
-  Scene scene(kNode);
+  Scene scene(kEvasionNode);
   HonestRank honest(scene.socket(), with.guaranteed * kLink);
   EXPECT_EQ(honest.guaranteed(), with.guaranteed * kLink);
   honest.Step();  // makes its pages

@@ -27,7 +27,7 @@ using ::testing::HasSubstr;
 constexpr uid_t kFirst = 61234, kSecond = 61235;
 constexpr uint64_t kSecret = 0x5ec2e75ec2e75ec2, kReply = 0xb0b5b0b5b0b5b0b5;
 constexpr Bytes kPool = MiB(16), kPiece = MiB(1);
-constexpr char kNode[] =
+constexpr char kSecretsNode[] =
     "[sim]\ngpus = 1\ngpu_memory = \"16MiB\"\nhost_memory = \"16MiB\"\n";
 
 // All it gets in pieces, both kinds, mapped for good.
@@ -149,7 +149,7 @@ class Secrets : public ::testing::Test {
 };
 
 TEST_F(Secrets, OfOneUserAreNeverSeenByAnother) {
-  RunningDaemon daemon(kNode);
+  RunningDaemon daemon(kSecretsNode);
   ASSERT_EQ(chmod(daemon.runtime_dir().c_str(), 0755), 0);
   Shared* const shared = Share();
   int leave[2];
@@ -176,7 +176,7 @@ TEST_F(Secrets, OfOneUserAreNeverSeenByAnother) {
 // Wrong once: in a user namespace that maps only root, both users were 65534,
 // and the second found the secret of the first in each extent.
 TEST_F(Secrets, UsersThatANamespaceCannotTellApartAreRefused) {
-  RunningDaemon daemon(kNode, {.user_namespace = true});
+  RunningDaemon daemon(kSecretsNode, {.user_namespace = true});
   ASSERT_EQ(chmod(daemon.runtime_dir().c_str(), 0755), 0);
   for (const uid_t user : {kFirst, kSecond}) {
     Child::Fork([&] { BeUnknown(daemon.socket(), user); })->ExpectSuccess();

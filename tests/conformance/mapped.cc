@@ -7,7 +7,7 @@
 namespace sluice::device {
 namespace {
 
-constexpr DeviceIndex kGpu(0);
+constexpr DeviceIndex kFirstGpu(0);
 
 }  // namespace
 
@@ -29,7 +29,7 @@ absl::StatusOr<std::unique_ptr<Mapped>> Mapped::Map(Driver* driver,
                           driver->Reserve(size, where.kind));
   SLUICE_RETURN_IF_ERROR(driver->Map(address, size, memory));
   const bool on_gpu = where.kind == Placement::Kind::kGpu;
-  const DeviceIndex gpu = on_gpu ? DeviceIndex(where.ordinal) : kGpu;
+  const DeviceIndex gpu = on_gpu ? DeviceIndex(where.ordinal) : kFirstGpu;
   SLUICE_RETURN_IF_ERROR(driver->SetAccess(address, size, gpu));
   return std::unique_ptr<Mapped>(
       new Mapped(driver, memory, address, size, gpu));

@@ -15,7 +15,7 @@ using ::sluice::testing::IsOk;
 using ::sluice::testing::StatusIs;
 
 // Of a float of milliseconds, which is what cuda says.
-constexpr absl::Duration kClockError = absl::Microseconds(100);
+constexpr absl::Duration kTimerError = absl::Microseconds(100);
 
 class StreamTimerConformance : public Conformance {
  protected:
@@ -55,12 +55,12 @@ TEST_P(StreamTimerConformance, TellsSpansInOrderWithTheirLengths) {
   for (const int least_ms : {4, 0, 2}) {
     SLUICE_ASSERT_OK_AND_ASSIGN(const auto span, timer_->Next());
     ASSERT_TRUE(span.has_value());
-    EXPECT_GE(span->length, absl::Milliseconds(least_ms) - kClockError);
-    EXPECT_GE(span->start_s, end_s - absl::ToDoubleSeconds(kClockError));
+    EXPECT_GE(span->length, absl::Milliseconds(least_ms) - kTimerError);
+    EXPECT_GE(span->start_s, end_s - absl::ToDoubleSeconds(kTimerError));
     end_s = span->start_s + absl::ToDoubleSeconds(span->length);
   }
   EXPECT_LE(end_s - late_s,
-            MonotonicSeconds() + absl::ToDoubleSeconds(kClockError));
+            MonotonicSeconds() + absl::ToDoubleSeconds(kTimerError));
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto none, timer_->Next());
   EXPECT_FALSE(none.has_value());
 }

@@ -15,11 +15,11 @@ namespace {
 using ::sluice::testing::Child;
 using ::sluice::testing::IsOk;
 
-constexpr DeviceIndex kGpu(0);
+constexpr DeviceIndex kDyingGpu(0);
 
 // Makes, maps, copies and releases until it is killed.
 void UseTheNodeForever(Driver& driver) {
-  const Stream stream = *driver.CreateStream(kGpu);
+  const Stream stream = *driver.CreateStream(kDyingGpu);
   std::vector<std::byte> host(64 << 10);
   std::puts("busy");
   std::fflush(stdout);
@@ -28,7 +28,7 @@ void UseTheNodeForever(Driver& driver) {
     if (!memory.ok()) continue;  // the others have it all
     const Address address = *driver.Reserve(KiB(64), kGpu0.kind);
     EXPECT_THAT(driver.Map(address, KiB(64), *memory), IsOk());
-    EXPECT_THAT(driver.SetAccess(address, KiB(64), kGpu), IsOk());
+    EXPECT_THAT(driver.SetAccess(address, KiB(64), kDyingGpu), IsOk());
     EXPECT_THAT(driver.CopyAsync(address, host.data(), KiB(64),
                                  CopyDirection::kHostToDevice, stream),
                 IsOk());
@@ -72,7 +72,7 @@ TEST_F(SimTest, AForkedChildSeesNoGrantedMemory) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Address address,
                               driver_->Reserve(MiB(1), kGpu0.kind));
   ASSERT_THAT(driver_->Map(address, MiB(1), memory), IsOk());
-  ASSERT_THAT(driver_->SetAccess(address, MiB(1), kGpu), IsOk());
+  ASSERT_THAT(driver_->SetAccess(address, MiB(1), kDyingGpu), IsOk());
   EXPECT_EQ(msync(address, 4096, MS_ASYNC), 0);
   const auto child = Child::Fork([&] {
     EXPECT_EQ(msync(address, 4096, MS_ASYNC), -1);

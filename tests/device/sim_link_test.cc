@@ -6,8 +6,8 @@
 namespace sluice::device {
 namespace {
 
-constexpr auto kH2D = CopyDirection::kHostToDevice;
-constexpr auto kD2H = CopyDirection::kDeviceToHost;
+constexpr auto kToGpu = CopyDirection::kHostToDevice;
+constexpr auto kToHost = CopyDirection::kDeviceToHost;
 
 class SimLinkTest : public ::testing::Test {
  protected:
@@ -26,19 +26,19 @@ class SimLinkTest : public ::testing::Test {
 };
 
 TEST_F(SimLinkTest, ASliceTakesItsTimeFromWhenItIsReady) {
-  EXPECT_EQ(Book(kH2D, 1000, 5000), 6000);
+  EXPECT_EQ(Book(kToGpu, 1000, 5000), 6000);
 }
 
 TEST_F(SimLinkTest, DirectionsDoNotSlowEachOther) {
-  EXPECT_EQ(Book(kH2D, 1000, 5000), 6000);
-  EXPECT_EQ(Book(kD2H, 1000, 5000), 7000);
+  EXPECT_EQ(Book(kToGpu, 1000, 5000), 6000);
+  EXPECT_EQ(Book(kToHost, 1000, 5000), 7000);
 }
 
 TEST_F(SimLinkTest, TwoStreamsInTurnGetHalfEach) {
   int64_t a = 0, b = 0;
   for (int i = 0; i < 10; ++i) {
-    a = Book(kH2D, 1000, a);
-    b = Book(kH2D, 1000, b);
+    a = Book(kToGpu, 1000, a);
+    b = Book(kToGpu, 1000, b);
   }
   EXPECT_EQ(a, 19000);  // alone: 10000
   EXPECT_EQ(b, 20000);
@@ -46,40 +46,40 @@ TEST_F(SimLinkTest, TwoStreamsInTurnGetHalfEach) {
 
 TEST_F(SimLinkTest, AStreamThatWakesUpLateLosesNothing) {
   // Its next slice is ready when the last one ended, not when it woke up.
-  const int64_t first = Book(kH2D, 1000, 0);
-  EXPECT_EQ(Book(kH2D, 1000, first), 2000);
+  const int64_t first = Book(kToGpu, 1000, 0);
+  EXPECT_EQ(Book(kToGpu, 1000, first), 2000);
 }
 
 TEST_F(SimLinkTest, IdleTimeIsNotSavedUp) {
-  Book(kH2D, 1000, 0);
-  EXPECT_EQ(Book(kH2D, 1000, 50000), 51000);
-  EXPECT_EQ(Book(kH2D, 1000, 50000), 52000);
+  Book(kToGpu, 1000, 0);
+  EXPECT_EQ(Book(kToGpu, 1000, 50000), 51000);
+  EXPECT_EQ(Book(kToGpu, 1000, 50000), 52000);
 }
 
 TEST_F(SimLinkTest, ANewSpeedCountsFromTheNextSlice) {
-  Book(kH2D, 1000, 0);
+  Book(kToGpu, 1000, 0);
   link_.bytes_per_second[0] = 2e9;
-  EXPECT_EQ(Book(kH2D, 1000, 0), 1500);
+  EXPECT_EQ(Book(kToGpu, 1000, 0), 1500);
 }
 
 // Wrong once: whoever wrote to a clock stopped all copies of others for good.
 TEST_F(SimLinkTest, AClockThatLiesCostsAsMuchAsManyStreamsAndNoMore) {
   constexpr int64_t kSlice = 500'000;  // of this speed: half a millisecond
   clocks_.next_free_ns[0] = INT64_MAX;
-  EXPECT_EQ(Book(kH2D, 1000, 5000), 5000 + kMostBookings * kSlice + 1000);
+  EXPECT_EQ(Book(kToGpu, 1000, 5000), 5000 + kMostBookings * kSlice + 1000);
   clocks_.next_free_ns[0] = INT64_MIN;
-  EXPECT_EQ(Book(kH2D, 1000, 5000), 6000);
+  EXPECT_EQ(Book(kToGpu, 1000, 5000), 6000);
 }
 
 TEST_F(SimLinkTest, AsManyStreamsAsAreBelievedShareALinkExactly) {
   int64_t end = 0;
-  for (int i = 0; i < kMostBookings; ++i) end = Book(kH2D, 500'000, 0);
+  for (int i = 0; i < kMostBookings; ++i) end = Book(kToGpu, 500'000, 0);
   EXPECT_EQ(end, kMostBookings * 500'000);
 }
 
 TEST_F(SimLinkTest, ALinkWithoutSpeedTakesNoTime) {
   link_.bytes_per_second[0] = 0;
-  EXPECT_EQ(Book(kH2D, 1'000'000, 70), 70);
+  EXPECT_EQ(Book(kToGpu, 1'000'000, 70), 70);
 }
 
 }  // namespace

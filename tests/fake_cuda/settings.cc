@@ -6,7 +6,7 @@
 namespace sluice::fake_cuda {
 namespace {
 
-[[noreturn]] void Wrong(std::string_view item) {
+[[noreturn]] void WrongSetting(std::string_view item) {
   std::fprintf(stderr, "fake libcuda: no such setting: '%.*s'\n",
                static_cast<int>(item.size()), item.data());
   std::abort();
@@ -15,13 +15,13 @@ namespace {
 int64_t Number(std::string_view item, const std::string& text) {
   char* end = nullptr;
   const int64_t value = std::strtoll(text.c_str(), &end, 10);
-  if (text.empty() || *end != '\0') Wrong(item);
+  if (text.empty() || *end != '\0') WrongSetting(item);
   return value;
 }
 
 void ApplyOne(std::string_view item, Settings& settings) {
   const size_t equals = item.find('=');
-  if (equals == std::string_view::npos) Wrong(item);
+  if (equals == std::string_view::npos) WrongSetting(item);
   const std::string key(item.substr(0, equals));
   const std::string value(item.substr(equals + 1));
   if (key == "node") {
@@ -36,13 +36,13 @@ void ApplyOne(std::string_view item, Settings& settings) {
     settings.lose = Number(item, value);
   } else if (key == "hang") {
     const size_t colon = value.find(':');
-    if (colon == std::string::npos) Wrong(item);
+    if (colon == std::string::npos) WrongSetting(item);
     settings.hangs[value.substr(0, colon)] =
         Number(item, value.substr(colon + 1));
   } else if (key == "fail") {
     const size_t first = value.find(':');
     const size_t second = value.find(':', first + 1);
-    if (second == std::string::npos) Wrong(item);
+    if (second == std::string::npos) WrongSetting(item);
     settings.failures[value.substr(0, first)] = {
         Number(item, value.substr(first + 1, second - first - 1)),
         static_cast<int>(Number(item, value.substr(second + 1)))};
@@ -50,7 +50,7 @@ void ApplyOne(std::string_view item, Settings& settings) {
              it != settings.numbers.end()) {
     it->second = Number(item, value);
   } else {
-    Wrong(item);
+    WrongSetting(item);
   }
 }
 

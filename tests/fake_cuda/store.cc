@@ -19,7 +19,7 @@ namespace sluice::fake_cuda {
 namespace {
 
 constexpr Result kOutOfMemory = 2;
-constexpr Result kOperatingSystem = 304;
+constexpr Result kNoDescriptor = 304;
 constexpr const char* kNodeVariable = "SLUICE_FAKE_CUDA_NODE";
 
 // What goes with an exported descriptor.
@@ -136,7 +136,7 @@ Result Store::Create(Location where, size_t size, size_t limit, bool exportable,
   UniqueFd file(
       open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
   if (!file || flock(file.get(), LOCK_SH) != 0 || !Soil(file.get(), size)) {
-    return kOperatingSystem;
+    return kNoDescriptor;
   }
   const uint64_t id = IdOf(file.get());
   made = std::make_shared<Allocation>(

@@ -273,7 +273,8 @@ std::optional<Cost> CostOf(const std::vector<plan::RankProfile>& profiles,
   return cost;
 }
 
-Swaps AtAlpha(const std::vector<plan::RankProfile>& profiles, double alpha) {
+Swaps SwapsAtAlpha(const std::vector<plan::RankProfile>& profiles,
+                   double alpha) {
   Swaps swaps;
   for (const plan::RankProfile& p : profiles) {
     swaps.emplace_back();
@@ -284,9 +285,9 @@ Swaps AtAlpha(const std::vector<plan::RankProfile>& profiles, double alpha) {
   return swaps;
 }
 
-class RandomNode {
+class RandomFractions {
  public:
-  explicit RandomNode(std::mt19937& random) : random_(random) {
+  explicit RandomFractions(std::mt19937& random) : random_(random) {
     const uint64_t ranks = 1 + random() % 4;
     for (uint64_t r = 0; r < ranks; ++r) profiles.push_back(Profile(r));
     for (int l = 0; l < 3; ++l) {
@@ -347,9 +348,9 @@ class RandomNode {
 };
 
 // The largest one alpha for all ranks, in steps.
-std::optional<double> LargestAlpha(const RandomNode& node) {
+std::optional<double> LargestAlpha(const RandomFractions& node) {
   for (int step = 4096; step >= 0; --step) {
-    const Swaps swaps = AtAlpha(node.profiles, step / 4096.0);
+    const Swaps swaps = SwapsAtAlpha(node.profiles, step / 4096.0);
     if (CostOf(node.profiles, node.resources, swaps)) return step / 4096.0;
   }
   return std::nullopt;
@@ -359,7 +360,7 @@ TEST(PlanNode, RowsHoldAndNoNodeIsWorseThanWithOneAlpha) {
   std::mt19937 random(9);
   int fits = 0, better = 0;
   for (int round = 0; round < 200; ++round) {
-    const RandomNode node(random);
+    const RandomFractions node(random);
     const std::optional<double> alpha = LargestAlpha(node);
     if (!alpha) continue;
     ++fits;
@@ -376,8 +377,8 @@ TEST(PlanNode, RowsHoldAndNoNodeIsWorseThanWithOneAlpha) {
     }
     const auto joint = CostOf(node.profiles, node.resources, swaps);
     ASSERT_TRUE(joint) << "round " << round;
-    const auto one =
-        CostOf(node.profiles, node.resources, AtAlpha(node.profiles, *alpha));
+    const auto one = CostOf(node.profiles, node.resources,
+                            SwapsAtAlpha(node.profiles, *alpha));
     EXPECT_LE(joint->step, one->step + step) << "round " << round;
     if (joint->step > one->step - 1e-9) {
       EXPECT_LE(joint->recompute, one->recompute + step) << "round " << round;

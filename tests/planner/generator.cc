@@ -13,11 +13,12 @@ constexpr int64_t kHalf = 2;  // bytes of bf16
 constexpr int64_t kFull = 4;  // bytes of fp32
 
 // Requests in order: the clock ticks at each.
-class Recorder {
+class GeneratedTrace {
  public:
   using Handle = size_t;
 
-  Recorder(double jitter, uint32_t seed) : random_(seed), jitter_(jitter) {
+  GeneratedTrace(double jitter, uint32_t seed)
+      : random_(seed), jitter_(jitter) {
     out_.trace.alignment = Bytes(512);
     out_.time_unit = "request";
   }
@@ -73,7 +74,7 @@ class Recorder {
   NamedTrace out_;
 };
 
-using Handle = Recorder::Handle;
+using Handle = GeneratedTrace::Handle;
 
 // What a layer's forward leaves for its backward.
 using Kept = std::vector<Handle>;
@@ -81,7 +82,7 @@ using Kept = std::vector<Handle>;
 // A layer's requests. Sizes are of one rank and one chunk of its tokens.
 class Layer {
  public:
-  Layer(const IterationSpec& spec, Recorder& recorder)
+  Layer(const IterationSpec& spec, GeneratedTrace& recorder)
       : spec_(spec),
         r_(recorder),
         tokens_(spec.tokens / spec.context_parallel / spec.chunks),
@@ -283,13 +284,14 @@ class Layer {
   }
 
   const IterationSpec& spec_;
-  Recorder& r_;
+  GeneratedTrace& r_;
   int64_t tokens_, hidden_, shard_, query_, key_, lse_, ffn_;
 };
 
 // Logits in fp32, in pieces so that none is far larger than a layer's tensor;
 // returns the gradient of the last hidden states.
-Handle Loss(const IterationSpec& spec, Recorder& r, int64_t output_bytes) {
+Handle Loss(const IterationSpec& spec, GeneratedTrace& r,
+            int64_t output_bytes) {
   const int pieces = std::max(spec.chunks, 2);
   const int64_t tokens = spec.tokens / spec.context_parallel / pieces;
   const int64_t logits = tokens * spec.vocabulary / spec.tensor_parallel;
@@ -310,7 +312,7 @@ Handle Loss(const IterationSpec& spec, Recorder& r, int64_t output_bytes) {
 }
 
 // One temporary a parameter group, as fused optimizers make them.
-void Optimizer(const IterationSpec& spec, Recorder& r) {
+void Optimizer(const IterationSpec& spec, GeneratedTrace& r) {
   const Handle norms = r.Malloc("optimizer.norms", 4096);
   for (int layer = 0; layer < spec.layers; ++layer) {
     const Handle update =
@@ -325,7 +327,7 @@ void Optimizer(const IterationSpec& spec, Recorder& r) {
 }
 
 // One micro-batch: forward, loss, backward.
-void MicroBatch(const IterationSpec& spec, Recorder& r, uint32_t seed) {
+void MicroBatch(const IterationSpec& spec, GeneratedTrace& r, uint32_t seed) {
   Layer layer(spec, r);
   const Handle ids = r.Malloc("ids", spec.tokens * 8);
   const Handle embedded = r.Malloc("embedded", layer.output_bytes());
@@ -358,7 +360,7 @@ void MicroBatch(const IterationSpec& spec, Recorder& r, uint32_t seed) {
 }  // namespace
 
 NamedTrace GenerateIteration(const IterationSpec& spec, uint32_t seed) {
-  Recorder r(spec.jitter, seed);
+  GeneratedTrace r(spec.jitter, seed);
   std::vector<Handle> rounding;
   if (spec.swapped) {
     const int64_t bytes = Layer(spec, r).skeletal_bytes();
@@ -372,7 +374,7 @@ NamedTrace GenerateIteration(const IterationSpec& spec, uint32_t seed) {
 
 NamedTrace GenerateLayer(const IterationSpec& spec, LayerPass pass,
                          uint32_t seed) {
-  Recorder r(spec.jitter, seed);
+  GeneratedTrace r(spec.jitter, seed);
   Layer layer(spec, r);
   Kept kept;
   layer.Forward(&kept);

@@ -20,8 +20,9 @@
 namespace sluice::planner {
 namespace {
 
-MemoryPlan MustPlan(const plan::Trace& trace,
-                    const MemoryOptions& options = {.time_limit = kNoClock}) {
+MemoryPlan MustPlanMemory(const plan::Trace& trace,
+                          const MemoryOptions& options = {
+                              .time_limit = kNoClock}) {
   auto placement = PlanMemory(trace, options);
   EXPECT_TRUE(placement.ok()) << placement.status();
   if (!placement.ok()) return {};
@@ -31,28 +32,28 @@ MemoryPlan MustPlan(const plan::Trace& trace,
 }
 
 TEST(PlanMemory, AnEmptyTraceNeedsNothing) {
-  const plan::Placement placement = MustPlan({});
+  const plan::Placement placement = MustPlanMemory({});
   EXPECT_EQ(placement.peak, Bytes(0));
   EXPECT_TRUE(placement.optimal());
 }
 
 TEST(PlanMemory, SizesAreRoundedUpToTheAlignment) {
   const plan::Placement placement =
-      MustPlan({.buffers = {{0, 0, 2, Bytes(1)}, {1, 1, 2, Bytes(65)}},
-                .end = 2,
-                .alignment = Bytes(64)});
+      MustPlanMemory({.buffers = {{0, 0, 2, Bytes(1)}, {1, 1, 2, Bytes(65)}},
+                      .end = 2,
+                      .alignment = Bytes(64)});
   EXPECT_EQ(placement.peak, Bytes(192));
   EXPECT_EQ(placement.proved_by, "max_live");
 }
 
 TEST(PlanMemory, EmptyBuffersTakeNoPlace) {
-  const plan::Placement placement = MustPlan(
+  const plan::Placement placement = MustPlanMemory(
       {.buffers = {{0, 0, 2, Bytes(0)}, {1, 0, 2, Bytes(64)}}, .end = 2});
   EXPECT_EQ(placement.peak, Bytes(64));
 }
 
 TEST(PlanMemory, TheEndOfALifetimeIsNotPartOfIt) {
-  const plan::Placement placement = MustPlan(
+  const plan::Placement placement = MustPlanMemory(
       {.buffers = {{0, 0, 1, Bytes(64)}, {1, 1, 2, Bytes(64)}}, .end = 2});
   EXPECT_EQ(placement.peak, Bytes(64));
 }
@@ -78,19 +79,19 @@ TEST(PlanMemory, AMissedCapacityIsNeverWorseThanNone) {
   std::mt19937 random(31);
   for (int round = 0; round < 200; ++round) {
     const plan::Trace trace = RandomTrace(random, 40, 30, 9);
-    const MemoryPlan free = MustPlan(trace);
+    const MemoryPlan free = MustPlanMemory(trace);
     if (!free.optimal() || free.peak <= Bytes(1)) continue;
     const Bytes below(round % 2 ? free.peak.count() - 1
                                 : free.peak.count() / 2);
     const MemoryPlan asked =
-        MustPlan(trace, {.time_limit = kNoClock, .capacity = below});
+        MustPlanMemory(trace, {.time_limit = kNoClock, .capacity = below});
     EXPECT_EQ(asked.peak, free.peak) << round;
     EXPECT_EQ(asked.fits, false) << round;
     EXPECT_EQ(asked.proved_by, free.proved_by) << round;
   }
   // Found greedily at 29 % above it; the default run proves the optimum.
   const plan::Trace a = ReadCsv("A.1048576.csv");
-  const MemoryPlan asked = MustPlan(
+  const MemoryPlan asked = MustPlanMemory(
       a, {.time_limit = absl::Seconds(200), .capacity = Bytes(1'000'000)});
   EXPECT_EQ(asked.peak, Bytes(1'048'576));
   EXPECT_EQ(asked.fits, false);
@@ -101,13 +102,13 @@ TEST(PlanMemory, MoreEffortIsNeverWorseAndTheSamePlanEveryTime) {
   for (int round = 0; round < 6; ++round) {
     const plan::Trace trace = RandomTrace(random, 120, 60, 1000);
     const MemoryPlan usual =
-        MustPlan(trace, {.time_limit = kNoClock, .use_cbc = false});
+        MustPlanMemory(trace, {.time_limit = kNoClock, .use_cbc = false});
     const MemoryOptions more = {
         .time_limit = kNoClock, .effort = 2, .use_cbc = false};
-    const MemoryPlan once = MustPlan(trace, more);
+    const MemoryPlan once = MustPlanMemory(trace, more);
     EXPECT_LE(once.peak, usual.peak);
     EXPECT_GE(once.lower_bound, usual.lower_bound);
-    const MemoryPlan again = MustPlan(trace, more);
+    const MemoryPlan again = MustPlanMemory(trace, more);
     EXPECT_EQ(once.offsets, again.offsets);
   }
 }
@@ -117,7 +118,7 @@ TEST(PlanMemory, SmallTracesReachTheBruteForceOptimumAndProveIt) {
   for (int round = 0; round < 2000; ++round) {
     const int n = 1 + static_cast<int>(random() % 7);
     const plan::Trace trace = RandomTrace(random, n, 12, 9);
-    const plan::Placement placement = MustPlan(trace);
+    const plan::Placement placement = MustPlanMemory(trace);
     EXPECT_EQ(placement.peak.count(), BruteForce(trace).Solve())
         << "round " << round;
     EXPECT_TRUE(placement.optimal()) << "round " << round;
@@ -127,7 +128,7 @@ TEST(PlanMemory, SmallTracesReachTheBruteForceOptimumAndProveIt) {
 TEST(PlanMemory, AnOptimumAboveMaxLiveIsProvedBySearch) {
   const plan::Trace trace = AboveMaxLive();
   EXPECT_EQ(Normalise(trace).max_live, 17);
-  const plan::Placement placement = MustPlan(trace);
+  const plan::Placement placement = MustPlanMemory(trace);
   EXPECT_EQ(placement.peak, Bytes(18 * 64));
   EXPECT_EQ(placement.lower_bound, Bytes(18 * 64));
   EXPECT_EQ(placement.proved_by, "search");
@@ -160,15 +161,15 @@ TEST(Search, SaysUnknownWhenItsBudgetEnds) {
 TEST(PlanMemory, HardPublishedInstancesAreProvedOptimal) {
   for (const char* name : {"B.1048576.csv", "C.1048576.csv", "F.1048576.csv",
                            "H.1048576.csv", "K.1048576.csv"}) {
-    const plan::Placement placement = MustPlan(ReadCsv(name));
+    const plan::Placement placement = MustPlanMemory(ReadCsv(name));
     EXPECT_TRUE(placement.optimal()) << name << " " << placement.peak.count();
   }
-  EXPECT_EQ(MustPlan(ReadCsv("C.1048576.csv")).peak, Bytes(1039360));
+  EXPECT_EQ(MustPlanMemory(ReadCsv("C.1048576.csv")).peak, Bytes(1039360));
 }
 
 TEST(PlanMemory, PublishedTracesMeetTheirBound) {
   for (const char* name : {"iopddl_G_1.csv", "somas_resnet50.csv"}) {
-    const plan::Placement placement = MustPlan(ReadCsv(name));
+    const plan::Placement placement = MustPlanMemory(ReadCsv(name));
     EXPECT_TRUE(placement.optimal()) << name;
   }
 }
@@ -179,7 +180,7 @@ TEST(PlanMemory, LayersAreProvedOptimal) {
     const double jitter = round % 2 ? 0.5 : 0;
     const plan::Trace trace =
         LayerTrace(random, 2 + static_cast<int>(random() % 18), jitter);
-    const plan::Placement placement = MustPlan(trace);
+    const plan::Placement placement = MustPlanMemory(trace);
     EXPECT_TRUE(placement.optimal())
         << trace.buffers.size() << " buffers, gap "
         << (placement.peak - placement.lower_bound).count() << " of "
@@ -200,33 +201,33 @@ class PlanMemoryProperty : public ::testing::TestWithParam<int> {
 
 TEST_P(PlanMemoryProperty, ShiftingTimeChangesNothing) {
   plan::Trace trace = Make();
-  const plan::Placement before = MustPlan(trace);
+  const plan::Placement before = MustPlanMemory(trace);
   for (plan::Buffer& b : trace.buffers) b.lower += 1000, b.upper += 1000;
   trace.end += 1000;
-  const plan::Placement after = MustPlan(trace);
+  const plan::Placement after = MustPlanMemory(trace);
   EXPECT_EQ(after.peak, before.peak);
   EXPECT_EQ(after.offsets, before.offsets);
 }
 
 TEST_P(PlanMemoryProperty, StretchingTimeChangesNothing) {
   plan::Trace trace = Make();
-  const plan::Placement before = MustPlan(trace);
+  const plan::Placement before = MustPlanMemory(trace);
   for (plan::Buffer& b : trace.buffers) b.lower *= 7, b.upper *= 7;
   trace.end *= 7;
-  EXPECT_EQ(MustPlan(trace).offsets, before.offsets);
+  EXPECT_EQ(MustPlanMemory(trace).offsets, before.offsets);
 }
 
 TEST_P(PlanMemoryProperty, ScalingSizesScalesThePeak) {
   plan::Trace trace = Make();
   for (plan::Buffer& b : trace.buffers) b.size = RoundUp(b.size, Bytes(512));
-  const plan::Placement before = MustPlan(trace);
+  const plan::Placement before = MustPlanMemory(trace);
   for (plan::Buffer& b : trace.buffers) b.size = b.size * 3;
-  EXPECT_EQ(MustPlan(trace).peak, before.peak * 3);
+  EXPECT_EQ(MustPlanMemory(trace).peak, before.peak * 3);
 }
 
 TEST_P(PlanMemoryProperty, ACopyAfterwardsCostsNothing) {
   plan::Trace trace = Make();
-  const plan::Placement before = MustPlan(trace);
+  const plan::Placement before = MustPlanMemory(trace);
   const size_t n = trace.buffers.size();
   for (size_t k = 0; k < n; ++k) {
     plan::Buffer b = trace.buffers[k];
@@ -236,7 +237,7 @@ TEST_P(PlanMemoryProperty, ACopyAfterwardsCostsNothing) {
     trace.buffers.push_back(b);
   }
   trace.end *= 2;
-  const plan::Placement twice = MustPlan(trace);
+  const plan::Placement twice = MustPlanMemory(trace);
   EXPECT_EQ(twice.lower_bound, before.lower_bound);
   if (before.optimal()) {
     EXPECT_EQ(twice.peak, before.peak);
@@ -245,13 +246,13 @@ TEST_P(PlanMemoryProperty, ACopyAfterwardsCostsNothing) {
 
 TEST_P(PlanMemoryProperty, ReversedTimeHasTheSameOptimum) {
   plan::Trace trace = Make();
-  const plan::Placement before = MustPlan(trace);
+  const plan::Placement before = MustPlanMemory(trace);
   for (plan::Buffer& b : trace.buffers) {
     const int64_t lower = trace.end - b.upper;
     b.upper = trace.end - b.lower;
     b.lower = lower;
   }
-  const plan::Placement after = MustPlan(trace);
+  const plan::Placement after = MustPlanMemory(trace);
   EXPECT_EQ(after.lower_bound, before.lower_bound);
   if (before.optimal() && after.optimal()) {
     EXPECT_EQ(after.peak, before.peak);
@@ -260,8 +261,8 @@ TEST_P(PlanMemoryProperty, ReversedTimeHasTheSameOptimum) {
 
 TEST_P(PlanMemoryProperty, EqualInputsGiveEqualPlans) {
   const plan::Trace trace = Make();
-  const plan::Placement one = MustPlan(trace);
-  const plan::Placement two = MustPlan(trace);
+  const plan::Placement one = MustPlanMemory(trace);
+  const plan::Placement two = MustPlanMemory(trace);
   EXPECT_EQ(one.offsets, two.offsets);
   EXPECT_EQ(one.method, two.method);
 }

@@ -19,7 +19,7 @@ double SpeedIn(const json& link, const char* key) {
 }
 
 // "root, 3 min ago".
-std::string Whose(const json& measured) {
+std::string MeasuredBy(const json& measured) {
   const std::string by = Text(measured, "by");
   return fmt::format("{}, {} ago", by.empty() ? "an administrator" : by,
                      Span(measured.at("age_s").get<double>()));
@@ -35,7 +35,7 @@ std::set<std::string> NamesOf(const json& measured) {
 
 std::string FromText(const json& link, const json& measured, bool is_measured) {
   const json from = link.value("speed_from", json());
-  if (from == "measured") return "measured by " + Whose(measured);
+  if (from == "measured") return "measured by " + MeasuredBy(measured);
   if (from.is_null()) return "-";
   return from.get<std::string>() +
          (is_measured ? ", not what was measured" : "");
@@ -48,7 +48,7 @@ std::string NotHeld(const json& node, const json& measured) {
     return fmt::format(
         "What was measured by {} waits until no rank is attached, or the "
         "daemon is started again\n",
-        Printable(Whose(measured)));
+        Printable(MeasuredBy(measured)));
   }
   std::set<std::string> unused = NamesOf(measured);
   for (const json& link : node.at("links")) {
@@ -60,7 +60,7 @@ std::string NotHeld(const json& node, const json& measured) {
   return fmt::format(
       "What was measured by {} is not used, since it does not fit this node: "
       "measure again, or sluicectl bandwidth forget\n",
-      Printable(Whose(measured)));
+      Printable(MeasuredBy(measured)));
 }
 
 }  // namespace

@@ -26,27 +26,28 @@
 namespace sluice::ctl {
 namespace {
 
-using Text = absl::StatusOr<std::string>;
+using TextOr = absl::StatusOr<std::string>;
 
 constexpr char kUnitsConfig[] = "/etc/sluice/sluiced.toml";
 
 // Everybody's where this user may have that, else the user's own.
-struct Snapshot {
-  Text json;
+struct StatusSnapshot {
+  TextOr json;
   std::string what = "what the daemon knows";
 };
 // A daemon that did not answer the doctor is not waited for again.
-Snapshot Ask(const SocketPaths& sockets, const absl::Status& reached) {
+StatusSnapshot AskDaemon(const SocketPaths& sockets,
+                         const absl::Status& reached) {
   if (!reached.ok()) return {reached};
-  if (Text all = ReadStatus(sockets.admin); all.ok()) {
+  if (TextOr all = ReadStatus(sockets.admin); all.ok()) {
     return {std::move(all), "what the daemon knows of everybody"};
   }
   auto own = client::QueryNode(sockets.session);
-  return {own.ok() ? Text(std::move(own->json)) : own.status(),
+  return {own.ok() ? TextOr(std::move(own->json)) : own.status(),
           "what the daemon knows of this user, who may not open admin.sock"};
 }
 
-Text Events(const Text& snapshot) {
+TextOr Events(const TextOr& snapshot) {
   SLUICE_RETURN_IF_ERROR(snapshot.status());
   SLUICE_ASSIGN_OR_RETURN(
       auto lines,
@@ -54,7 +55,7 @@ Text Events(const Text& snapshot) {
   return std::move(lines.text);
 }
 
-Text FileText(const std::string& path) {
+TextOr FileText(const std::string& path) {
   if (access(path.c_str(), R_OK) != 0) {
     return ErrnoStatus(errno, "read " + path);
   }
@@ -69,7 +70,7 @@ std::string SeenBy(int64_t pid, const std::string& path) {
 }
 
 // By its own command line, which everybody may read.
-Text ConfigPath(const Facts& facts) {
+TextOr ConfigPath(const Facts& facts) {
   if (facts.process.pid) {
     const StartedWith with = ReadStartedWith(facts.process.command);
     if (with.config) return SeenBy(*facts.process.pid, *with.config);
@@ -81,7 +82,7 @@ Text ConfigPath(const Facts& facts) {
   return std::string(kUnitsConfig);
 }
 
-Text Config(const Facts& facts) {
+TextOr Config(const Facts& facts) {
   SLUICE_ASSIGN_OR_RETURN(const std::string path, ConfigPath(facts));
   return FileText(path);
 }
@@ -101,7 +102,7 @@ std::string Versions(const Facts& facts) {
   return text;
 }
 
-std::string Limits(const Facts& facts) {
+std::string ProcessLimits(const Facts& facts) {
   const std::string name =
       facts.process.pid ? std::to_string(*facts.process.pid) : "self";
   std::string text = facts.process.pid
@@ -124,7 +125,7 @@ std::string Machine() {
   return text;
 }
 
-Text Journal(const Facts& facts, int64_t lines) {
+TextOr Journal(const Facts& facts, int64_t lines) {
   if (!facts.unit) {
     return absl::NotFoundError("sluiced is no unit of systemd's here");
   }
@@ -157,14 +158,14 @@ Item Cleaned(Item item) {
 std::vector<Item> Collect(const SocketPaths& sockets, int64_t journal_lines) {
   const Facts facts = ReadFacts(sockets);
   const std::vector<Finding> findings = Examine(facts);
-  const Snapshot status = Ask(sockets, facts.daemon.reached);
+  const StatusSnapshot status = AskDaemon(sockets, facts.daemon.reached);
   const std::string http =
       std::filesystem::path(sockets.session).replace_filename("http.sock");
   std::vector<Item> items = {
       {"status.json", status.what, status.json},
       {"status.txt", "the same for people",
        status.json.ok() ? RenderStatus(*status.json)
-                        : Text(status.json.status())},
+                        : TextOr(status.json.status())},
       {"events.jsonl", "what happened last", Events(status.json)},
       {"metrics.txt", "/metrics, with the series of jobs",
        HttpGet(http, "/metrics")},
@@ -172,7 +173,7 @@ std::vector<Item> Collect(const SocketPaths& sockets, int64_t journal_lines) {
       {"doctor.json", "the same for programs", RenderDoctorJson(findings)},
       {"versions.txt", "of sluice, the kernel, the system, the driver",
        Versions(facts)},
-      {"limits.txt", "of the daemon's process", Limits(facts)},
+      {"limits.txt", "of the daemon's process", ProcessLimits(facts)},
       {"machine.txt", "memory and load", Machine()},
       Cleaned({"config.toml", "the daemon's configuration", Config(facts)}),
       {"policy.json", "what administrators set", FileText(facts.policy.path)},

@@ -16,7 +16,7 @@ constexpr char kNever[] =
 Names of users, jobs, hosts and cgroups are in it: read it before you send it.
 )";
 
-std::string Why(const Item& item) {
+std::string ItemReason(const Item& item) {
   return Printable(std::string(item.text.status().message()));
 }
 
@@ -28,7 +28,8 @@ std::string RenderContents(const std::vector<Item>& items) {
     if (item.text.ok()) {
       in += fmt::format("  {:<14} {}\n", item.name, item.what);
     } else {
-      out += fmt::format("  {:<14} {}: {}\n", item.name, item.what, Why(item));
+      out += fmt::format("  {:<14} {}: {}\n", item.name, item.what,
+                         ItemReason(item));
     }
   }
   return "In it:\n" + in + (out.empty() ? "" : "Left out:\n" + out) + kNever;
@@ -39,7 +40,7 @@ std::string RenderBundleJson(const std::string& file, size_t bytes,
   json contents = json::array(), left_out = json::array();
   for (const Item& item : items) {
     json entry = {{"name", item.name}, {"what", item.what}};
-    if (!item.text.ok()) entry["why"] = Why(item);
+    if (!item.text.ok()) entry["why"] = ItemReason(item);
     (item.text.ok() ? contents : left_out).push_back(std::move(entry));
   }
   const json all = {{"file", file},

@@ -15,7 +15,7 @@ namespace sluice::ctl {
 namespace {
 
 constexpr timeval kPatience = {5, 0};
-constexpr size_t kMost = size_t{64} << 20;
+constexpr size_t kMaxReplyBytes = size_t{64} << 20;
 
 absl::StatusOr<UniqueFd> ConnectStream(const std::string& path) {
   const auto address = UnixAddress(path);
@@ -50,7 +50,7 @@ absl::StatusOr<std::string> HttpGet(const std::string& socket,
   while (true) {
     const ssize_t got = recv(fd.get(), piece.data(), piece.size(), 0);
     if (got < 0) return ErrnoStatus(errno, "read from " + socket);
-    if (got == 0 || answer.size() > kMost) break;
+    if (got == 0 || answer.size() > kMaxReplyBytes) break;
     answer.append(piece.data(), static_cast<size_t>(got));
   }
   const size_t body = answer.find("\r\n\r\n");

@@ -37,7 +37,7 @@ using planner::MemoryPlan;
 using planner::NamedTrace;
 using Clock = std::chrono::steady_clock;
 
-constexpr const char* kExamples = R"(Examples:
+constexpr const char* kMemoryExamples = R"(Examples:
   sluicectl plan memory trace.csv                    peak, bound, proof
   sluicectl plan memory trace.csv -o plan.csv --svg plan.svg
   sluicectl plan memory run.pt.trace.json.gz --device cuda:0 --time-limit 10
@@ -258,8 +258,8 @@ absl::StatusOr<MemoryPlan> PlanOf(const MemoryFlags& flags,
   return planner::PlanMemory(named.trace, options);
 }
 
-std::string Json(const MemoryPlan& plan, const NamedTrace& named,
-                 bool capacity) {
+std::string MemoryJson(const MemoryPlan& plan, const NamedTrace& named,
+                       bool capacity) {
   nlohmann::ordered_json json = {
       {"buffers", plan.offsets.size()},
       {"align_bytes", named.trace.alignment.count()},
@@ -304,8 +304,8 @@ std::string Proof(const MemoryPlan& plan) {
   return "optimal: " + by;
 }
 
-std::string Words(const MemoryPlan& plan, const NamedTrace& named,
-                  const std::optional<Bytes>& capacity, int64_t effort) {
+std::string MemoryText(const MemoryPlan& plan, const NamedTrace& named,
+                       const std::optional<Bytes>& capacity, int64_t effort) {
   std::string text = fmt::format(
       "{} buffers ({}), planned in {} by {}{}\n"
       "  peak        {}\n"
@@ -339,7 +339,7 @@ std::string Words(const MemoryPlan& plan, const NamedTrace& named,
   return text;
 }
 
-absl::StatusOr<int> Run(const MemoryFlags& flags) {
+absl::StatusOr<int> PlanMemory(const MemoryFlags& flags) {
   const Clock::time_point start = Clock::now();
   SLUICE_RETURN_IF_ERROR(CheckFlags(flags));
   SLUICE_ASSIGN_OR_RETURN(const NamedTrace named, ReadTraceOf(flags));
@@ -357,8 +357,8 @@ absl::StatusOr<int> Run(const MemoryFlags& flags) {
   const bool capacity = flags.capacity.has_value();
   const bool taken = flags.plan == "-" || flags.svg == "-";
   const std::string said =
-      flags.json ? Json(plan, named, capacity)
-                 : Words(plan, named, flags.capacity, flags.effort);
+      flags.json ? MemoryJson(plan, named, capacity)
+                 : MemoryText(plan, named, flags.capacity, flags.effort);
   if (taken) {
     std::fputs(said.c_str(), stderr);
   } else {
@@ -374,7 +374,7 @@ DeskCommand AddPlanMemory(CLI::App& plan) {
   auto flags = std::make_shared<MemoryFlags>();
   CLI::App* memory = plan.add_subcommand(
       "memory", "where every tensor of a trace goes, with a proof");
-  memory->footer(kExamples);
+  memory->footer(kMemoryExamples);
   memory->add_option("TRACE", flags->trace, "the trace's file; -: stdin")
       ->required();
   memory->add_option("--time-limit", flags->time_limit,
@@ -398,7 +398,7 @@ DeskCommand AddPlanMemory(CLI::App& plan) {
                      "(cuda:0) or ranks (0)");
   memory->add_flag("--json", flags->json, "print one JSON object");
   return {memory, [flags] {
-            const absl::StatusOr<int> result = Run(*flags);
+            const absl::StatusOr<int> result = PlanMemory(*flags);
             return result.ok() ? *result : ReportError(result.status());
           }};
 }

@@ -41,7 +41,7 @@ constexpr double kLeastArea = 14;
 // A shorter side gets a hairline for a border.
 constexpr double kBordered = 7;
 
-constexpr const char* kStyle = R"(<style>
+constexpr const char* kSvgStyle = R"(<style>
 svg{--page:#ffffff;--ink:#1d2330;--soft:#5b6475;--line:#e3e6ec;--peak:#c2273d;
 --live:#46546e;--c0:#f9b24e;--c1:#f08a5b;--c2:#d95f7c;--c3:#a0559f;--c4:#6457a6;
 --c5:#34659f;--n0:#3a2600;--n1:#3d1500;--n2:#fff}
@@ -77,7 +77,7 @@ std::string Pixels(double value) {
 }
 
 // "99.8 %", and never "0 %" or "100 %" for what is not.
-std::string Percent(double share) {
+std::string SvgPercent(double share) {
   if (share <= 0) return "0 %";
   return share < 0.0001 ? "below 0.01 %" : fmt::format("{:.2g} %", 100 * share);
 }
@@ -150,7 +150,7 @@ class Picture {
         "width=\"{0}\" height=\"{1}\" role=\"img\" aria-label=\"{2}\">\n"
         "<title>{2}</title>\n",
         kWidth, kHeight, EscapeHtml(Headline()));
-    text_ += kStyle;
+    text_ += kSvgStyle;
     Put("<rect width=\"{}\" height=\"{}\" fill=\"var(--page)\"/>\n", kWidth,
         kHeight);
     Put("<text class=\"h\" x=\"{}\" y=\"40\">{}</text>\n", kLeft,
@@ -177,7 +177,7 @@ class Picture {
     const std::string peak = "Peak " + Size(plan_.peak.count());
     if (plan_.optimal()) return peak + ", proved optimal";
     return fmt::format("{}, {} above the proved bound", peak,
-                       Percent(plan_.gap()));
+                       SvgPercent(plan_.gap()));
   }
 
   std::string Subtitle() const {
@@ -185,7 +185,7 @@ class Picture {
         "{} buffers{}{} · bound {} · gap {} · most alive at once {} · {}",
         Count(static_cast<double>(plan_.offsets.size())),
         named_.source.empty() ? "" : " · ", named_.source,
-        Size(plan_.lower_bound.count()), Percent(plan_.gap()),
+        Size(plan_.lower_bound.count()), SvgPercent(plan_.gap()),
         Size(plan_.max_live.count()),
         plan_.method.empty() ? "nothing to place" : plan_.method);
   }
@@ -402,7 +402,7 @@ class Picture {
          plan_.optimal()
              ? "peak = bound " + Size(plan_.peak.count())
              : fmt::format("peak {} (+{})", Size(plan_.peak.count()),
-                           Percent(plan_.gap())),
+                           SvgPercent(plan_.gap())),
          -6);
     if (!plan_.optimal()) {
       Line(bound, "p q", "bound " + Size(plan_.lower_bound.count()), 16);

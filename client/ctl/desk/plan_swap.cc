@@ -20,7 +20,7 @@
 namespace sluice::ctl {
 namespace {
 
-constexpr const char* kExamples = R"(Examples:
+constexpr const char* kSwapExamples = R"(Examples:
   sluicectl plan swap node.json                 what each rank does, and why
   sluicectl plan swap node.json --policy memo   one alpha per rank, as the paper
   generate | sluicectl plan swap - --json
@@ -71,7 +71,7 @@ absl::StatusOr<std::string> ReadText(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(in), {});
 }
 
-absl::StatusOr<int> Run(const SwapFlags& flags) {
+absl::StatusOr<int> RunSwap(const SwapFlags& flags) {
   if (flags.example) {
     fmt::print("{}", kExample);
     return 0;
@@ -104,7 +104,7 @@ DeskCommand AddPlanSwap(CLI::App& plan) {
   auto flags = std::make_shared<SwapFlags>();
   CLI::App* swap = plan.add_subcommand(
       "swap", "what each rank of a node keeps, swaps and recomputes");
-  swap->footer(kExamples);
+  swap->footer(kSwapExamples);
   swap->add_option("NODE", flags->node, "the node's JSON file; -: stdin");
   swap->add_option("--policy", flags->policy,
                    "joint: one LP over all ranks (default); memo: the paper's "
@@ -112,7 +112,7 @@ DeskCommand AddPlanSwap(CLI::App& plan) {
   swap->add_flag("--example", flags->example, "print a node to start from");
   swap->add_flag("--json", flags->json, "print one JSON object");
   return {swap, [flags] {
-            const absl::StatusOr<int> result = Run(*flags);
+            const absl::StatusOr<int> result = RunSwap(*flags);
             return result.ok() ? *result : ReportError(result.status());
           }};
 }

@@ -21,7 +21,7 @@ namespace {
 
 using planner::train::Request;
 
-constexpr const char* kExamples = R"(Examples:
+constexpr const char* kTrainExamples = R"(Examples:
   sluicectl plan train --model llama-8b --hardware h100-80g --gpus 8 --seq-len 1M
   sluicectl plan train --model llama-8b --hardware h100-80g --gpus 8 \
       --seq-len 256K --compare
@@ -33,7 +33,7 @@ constexpr const char* kExamples = R"(Examples:
 Sizes of sequences: K = 1,024, M = 1,048,576. Exit status: 0 it fits; 2 bad
 input; 3 it does not fit (the answer is printed all the same); 1 a fault.)";
 
-absl::StatusOr<TrainAnswer> Ask(const TrainFlags& flags) {
+absl::StatusOr<TrainAnswer> AnswerTrain(const TrainFlags& flags) {
   TrainAnswer answer;
   SLUICE_ASSIGN_OR_RETURN(answer.request, TrainRequest(flags));
   SLUICE_ASSIGN_OR_RETURN(const auto given, TrainSettings(flags));
@@ -97,14 +97,14 @@ absl::StatusOr<std::vector<MfuCurve>> Curves(
   return curves;
 }
 
-absl::StatusOr<int> Run(const TrainFlags& flags) {
+absl::StatusOr<int> RunTrain(const TrainFlags& flags) {
   // Before the search, which may take a second.
   if (!flags.html.empty()) SLUICE_RETURN_IF_ERROR(CheckOutput(flags.html));
   if (flags.html == "-" && flags.json) {
     return absl::InvalidArgumentError(
         "standard output can hold one of --json and --html -: name a file");
   }
-  SLUICE_ASSIGN_OR_RETURN(const TrainAnswer answer, Ask(flags));
+  SLUICE_ASSIGN_OR_RETURN(const TrainAnswer answer, AnswerTrain(flags));
   if (!flags.html.empty()) {
     SLUICE_ASSIGN_OR_RETURN(const auto given, TrainSettings(flags));
     SLUICE_ASSIGN_OR_RETURN(const auto curves, Curves(answer.request, given));
@@ -122,9 +122,9 @@ DeskCommand AddPlanTrain(CLI::App& plan) {
       "train", "fits? how fast? the longest sequence? by a cost model");
   auto flags = std::make_shared<TrainFlags>();
   AddTrainFlags(*app, *flags);
-  app->footer(kExamples);
+  app->footer(kTrainExamples);
   return {app, [flags] {
-            const absl::StatusOr<int> result = Run(*flags);
+            const absl::StatusOr<int> result = RunTrain(*flags);
             return result.ok() ? *result : ReportError(result.status());
           }};
 }

@@ -18,7 +18,7 @@ using planner::train::ValidatedLength;
 using planner::train::Validation;
 using Align = Table::Align;
 
-std::string Percent(double fraction) {
+std::string FractionPercent(double fraction) {
   return fmt::format("{:.2f}", 100 * fraction);
 }
 
@@ -49,8 +49,9 @@ std::string CellTable(const Validation& validation) {
     const auto difference = cell.difference();
     table.Add({cell.model, fmt::format("{}", cell.gpus), cell.label,
                TokensText(cell.seq_len),
-               cell.published_mfu ? Percent(*cell.published_mfu) : "no memory",
-               cell.fits ? Percent(cell.mfu) : "no memory",
+               cell.published_mfu ? FractionPercent(*cell.published_mfu)
+                                  : "no memory",
+               cell.fits ? FractionPercent(cell.mfu) : "no memory",
                difference ? fmt::format("{:+.2f}", *difference) : "",
                Strategy(cell), cell.right() ? "" : "fits: wrong"});
   }
@@ -110,7 +111,7 @@ nlohmann::ordered_json CellJson(const ValidatedCell& cell) {
   return json;
 }
 
-std::string Json(const Validation& v) {
+std::string ValidationJson(const Validation& v) {
   nlohmann::ordered_json json;
   json["ok"] = v.ok();
   for (const auto& method : v.methods) {
@@ -141,11 +142,11 @@ std::string Json(const Validation& v) {
   return json.dump() + "\n";
 }
 
-int Run(bool json) {
+int RunValidate(bool json) {
   const auto validation = planner::train::ValidateOnPapers();
   if (!validation.ok()) return ReportError(validation.status());
   if (json) {
-    fmt::print("{}", Json(*validation));
+    fmt::print("{}", ValidationJson(*validation));
   } else {
     fmt::print("MFU in percent, given the published strategies\n{}\n{}\n{}",
                CellTable(*validation), LengthTable(*validation),
@@ -166,7 +167,7 @@ DeskCommand AddPlanValidate(CLI::App& plan) {
       "  sluicectl plan validate             how far the cost model is off\n"
       "  sluicectl plan validate --json\n\n"
       "Exit status: 0 within the project's limits of error; 1 beyond.");
-  return {app, [json] { return Run(*json); }};
+  return {app, [json] { return RunValidate(*json); }};
 }
 
 }  // namespace sluice::ctl

@@ -20,21 +20,19 @@ using planner::NodeSwapResult;
 using planner::RankSwap;
 using planner::SwapObjective;
 using Align = Table::Align;
-using Kind = CapacityRow::Kind;
+using RowKind = CapacityRow::Kind;
 
-bool IsLink(const CapacityRow& row) {
-  return row.kind != Kind::kHost && row.kind != Kind::kLimit &&
-         row.kind != Kind::kGpu;
-}
-
-std::string Amount(double bytes) {
+std::string ByteText(double bytes) {
   return Size(static_cast<int64_t>(std::llround(std::min(bytes, 9e18))));
 }
-std::string AmountOf(const CapacityRow& row, double value) {
-  return IsLink(row) ? fmt::format("{:.2f} GB/s", value / 1e9) : Amount(value);
+std::string RowAmount(const CapacityRow& row, double value) {
+  return IsLink(row) ? fmt::format("{:.2f} GB/s", value / 1e9)
+                     : ByteText(value);
 }
 std::string Seconds(double seconds) { return fmt::format("{:.4g} s", seconds); }
-std::string Percent(double part) { return fmt::format("{:.1f} %", 100 * part); }
+std::string SharePercent(double part) {
+  return fmt::format("{:.1f} %", 100 * part);
+}
 
 // "KKKKKSSSSSSSSSSrrrrr": 20 characters, something never drawn as nothing.
 std::string FractionBar(const TokenFractions& f) {
@@ -121,16 +119,17 @@ std::string Fractions(const NodeSwapProblem& problem,
       const TokenFractions f =
           stays ? TokenFractions{.keep = 1} : result.ranks[r].tensors[t];
       table.Add({"  " + TensorName(problem.ranks[r], tensor),
-                 Amount(tensor.bytes), Percent(f.keep), Percent(f.swap),
-                 Percent(f.recompute), FractionBar(f)});
+                 ByteText(tensor.bytes), SharePercent(f.keep),
+                 SharePercent(f.swap), SharePercent(f.recompute),
+                 FractionBar(f)});
     }
     text += table.empty() ? "  no tensors\n" : table.Text();
   }
   return text;
 }
 
-std::string Ranks(const NodeSwapProblem& problem,
-                  const NodeSwapResult& result) {
+std::string RankTable(const NodeSwapProblem& problem,
+                      const NodeSwapResult& result) {
   Table table({{"RANK"},
                {"STEP", Align::kRight},
                {"RECOMPUTATION", Align::kRight},
@@ -150,8 +149,8 @@ std::string Use(const NodeSwapProblem& problem, const NodeSwapResult& result) {
                {"USE"},
                {""}});
   for (const CapacityRow& row : result.rows) {
-    table.Add({planner::RowName(problem, row), AmountOf(row, row.used),
-               AmountOf(row, row.capacity),
+    table.Add({planner::RowName(problem, row), RowAmount(row, row.used),
+               RowAmount(row, row.capacity),
                Bar(row.binds ? row.capacity : row.used, row.capacity),
                row.binds ? "full" : ""});
   }
@@ -164,8 +163,8 @@ std::string Less(double fall, double of, std::string shown) {
   return (fall > 0 ? "-" : "+") + shown;
 }
 
-std::string Buys(const NodeSwapProblem& problem, const NodeSwapResult& result,
-                 const SwapObjective& now) {
+std::string BuysText(const NodeSwapProblem& problem,
+                     const NodeSwapResult& result, const SwapObjective& now) {
   Table table({{"ONE MORE"},
                {""},
                {"STEP", Align::kRight},
@@ -178,7 +177,7 @@ std::string Buys(const NodeSwapProblem& problem, const NodeSwapResult& result,
     const std::string recompute = Less(fall.recompute_s, now.step_s,
                                        Seconds(std::fabs(fall.recompute_s)));
     const std::string moved = Less(fall.moved_bytes, now.moved_bytes,
-                                   Amount(std::fabs(fall.moved_bytes)));
+                                   ByteText(std::fabs(fall.moved_bytes)));
     if (step == "-" && recompute == "-" && moved == "-") continue;
     table.Add({IsLink(row) ? "GB/s" : "GiB", planner::RowName(problem, row),
                step, recompute, moved});
@@ -189,18 +188,18 @@ std::string Buys(const NodeSwapProblem& problem, const NodeSwapResult& result,
   return "\n" + table.Text();
 }
 
-std::string Line(const char* name, const SwapObjective& objective) {
+std::string ObjectiveLine(const char* name, const SwapObjective& objective) {
   return fmt::format("{}  step {}, recomputation {} over all ranks, {} moved\n",
                      name, Seconds(objective.step_s),
                      Seconds(objective.recompute_s),
-                     Amount(objective.moved_bytes));
+                     ByteText(objective.moved_bytes));
 }
 
 std::string Objectives(const NodeSwapResult& result) {
   std::string text;
-  if (result.joint) text += Line("joint", *result.joint);
+  if (result.joint) text += ObjectiveLine("joint", *result.joint);
   if (result.memo) {
-    text += Line("memo ", result.memo->objective);
+    text += ObjectiveLine("memo ", result.memo->objective);
     std::string alphas;
     for (const double alpha : result.memo->alpha) {
       alphas += fmt::format("{}{:.4f}", alphas.empty() ? "" : ", ", alpha);
@@ -212,16 +211,16 @@ std::string Objectives(const NodeSwapResult& result) {
   return text;
 }
 
-std::string Excess(const NodeSwapProblem& problem,
-                   const NodeSwapResult& result) {
+std::string ExcessText(const NodeSwapProblem& problem,
+                       const NodeSwapResult& result) {
   Table table({{"  CAPACITY"},
                {"NEEDED", Align::kRight},
                {"THERE IS", Align::kRight},
                {"EXCESS", Align::kRight}});
   for (const CapacityRow& row : result.rows) {
     if (row.excess <= 1e-9) continue;
-    table.Add({"  " + planner::RowName(problem, row), AmountOf(row, row.used),
-               AmountOf(row, row.capacity), Percent(row.excess)});
+    table.Add({"  " + planner::RowName(problem, row), RowAmount(row, row.used),
+               RowAmount(row, row.capacity), SharePercent(row.excess)});
   }
   return table.Text();
 }
@@ -232,7 +231,7 @@ std::string Infeasible(const NodeSwapProblem& problem,
   for (const CapacityRow& row : result.rows) sum += row.excess;
   return fmt::format(
       "Nothing fits. The least that is missing, {:.4g} capacities in all:\n{}",
-      sum, Excess(problem, result));
+      sum, ExcessText(problem, result));
 }
 
 // Links are no refusal; by how much the step is longer is what one must know.
@@ -244,10 +243,15 @@ std::string Overload(const NodeSwapProblem& problem,
       "What must be copied does not hide: the step takes {} ({:.1f} %) longer, "
       "{}. The links lack\n{}",
       Seconds(result.stall_s), 100 * result.stall_s / step,
-      Seconds(step + result.stall_s), Excess(problem, result));
+      Seconds(step + result.stall_s), ExcessText(problem, result));
 }
 
 }  // namespace
+
+bool IsLink(const CapacityRow& row) {
+  return row.kind != RowKind::kHost && row.kind != RowKind::kLimit &&
+         row.kind != RowKind::kGpu;
+}
 
 std::string RenderSwap(const NodeSwapProblem& problem,
                        const NodeSwapResult& result,
@@ -257,10 +261,10 @@ std::string RenderSwap(const NodeSwapProblem& problem,
   std::string text = Objectives(result);
   if (!result.feasible) return text;
   if (joint) text += Overload(problem, result);
-  text += Ranks(problem, result) + Fractions(problem, result);
+  text += RankTable(problem, result) + Fractions(problem, result);
   text += Use(problem, result);
-  return text +
-         Buys(problem, result, joint ? *result.joint : result.memo->objective);
+  return text + BuysText(problem, result,
+                         joint ? *result.joint : result.memo->objective);
 }
 
 }  // namespace sluice::ctl

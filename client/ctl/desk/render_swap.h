@@ -12,6 +12,8 @@ namespace sluice::ctl {
 std::string RenderSwap(const planner::NodeSwapProblem& problem,
                        const planner::NodeSwapResult& result,
                        planner::SwapPolicy policy);
+// Whether `row` is of a link, not of memory or of a limit.
+bool IsLink(const planner::CapacityRow& row);
 // One object, one line.
 std::string SwapJson(const planner::NodeSwapProblem& problem,
                      const planner::NodeSwapResult& result,

@@ -10,7 +10,7 @@ using planner::CapacityRow;
 using planner::NodeSwapProblem;
 using planner::NodeSwapResult;
 using planner::SwapObjective;
-using Kind = CapacityRow::Kind;
+using RowKind = CapacityRow::Kind;
 
 Json Objective(const SwapObjective& objective) {
   return {{"step_s", objective.step_s},
@@ -30,7 +30,7 @@ double Share(const CapacityRow& row) {
   return row.used > 0 ? 1 : 0;
 }
 
-Json Ranks(const NodeSwapProblem& problem, const NodeSwapResult& result) {
+Json RanksJson(const NodeSwapProblem& problem, const NodeSwapResult& result) {
   Json ranks = Json::array();
   for (size_t r = 0; r < result.ranks.size(); ++r) {
     Json tensors = Json::array();
@@ -64,11 +64,6 @@ Json Ranks(const NodeSwapProblem& problem, const NodeSwapResult& result) {
   return ranks;
 }
 
-bool IsLink(const CapacityRow& row) {
-  return row.kind != Kind::kHost && row.kind != Kind::kLimit &&
-         row.kind != Kind::kGpu;
-}
-
 Json Links(const NodeSwapProblem& problem, const NodeSwapResult& result) {
   Json links = Json::array();
   for (const NodeSwapProblem::Link& link : problem.links) {
@@ -76,9 +71,9 @@ Json Links(const NodeSwapProblem& problem, const NodeSwapResult& result) {
   }
   for (const CapacityRow& row : result.rows) {
     if (!IsLink(row)) continue;
-    const char* way = row.kind == Kind::kLinkD2h   ? "d2h"
-                      : row.kind == Kind::kLinkH2d ? "h2d"
-                                                   : "total";
+    const char* way = row.kind == RowKind::kLinkD2h   ? "d2h"
+                      : row.kind == RowKind::kLinkH2d ? "h2d"
+                                                      : "total";
     links[row.index][way] = {{"used_bytes_per_s", row.used},
                              {"capacity_bytes_per_s", row.capacity},
                              {"use", Share(row)}};
@@ -87,12 +82,12 @@ Json Links(const NodeSwapProblem& problem, const NodeSwapResult& result) {
 }
 
 Json Memory(const NodeSwapProblem& problem, const NodeSwapResult& result,
-            Kind kind) {
+            RowKind kind) {
   Json memory = Json::array();
   for (const CapacityRow& row : result.rows) {
     if (row.kind != kind) continue;
     Json entry;
-    if (kind == Kind::kHost) {
+    if (kind == RowKind::kHost) {
       entry["id"] = problem.numa[row.index].id;
     } else {
       entry["rank"] = problem.ranks[row.index].name;
@@ -118,7 +113,7 @@ Json Binding(const NodeSwapProblem& problem, const NodeSwapResult& result) {
   return binding;
 }
 
-Json Buys(const NodeSwapProblem& problem, const NodeSwapResult& result) {
+Json BuysJson(const NodeSwapProblem& problem, const NodeSwapResult& result) {
   Json buys = Json::array();
   for (const CapacityRow& row : result.rows) {
     Json entry = {{"row", planner::RowName(problem, row)},
@@ -129,7 +124,7 @@ Json Buys(const NodeSwapProblem& problem, const NodeSwapResult& result) {
   return buys;
 }
 
-Json Excess(const NodeSwapProblem& problem, const NodeSwapResult& result) {
+Json ExcessJson(const NodeSwapProblem& problem, const NodeSwapResult& result) {
   Json excess = Json::array();
   for (const CapacityRow& row : result.rows) {
     if (row.excess <= 1e-9) continue;
@@ -154,16 +149,16 @@ std::string SwapJson(const NodeSwapProblem& problem,
                {"joint", result.joint ? Objective(*result.joint) : nullptr},
                {"memo", Memo(result)}};
   if (!result.memo) json["no_memo"] = result.no_memo;
-  json["ranks"] = Ranks(problem, result);
+  json["ranks"] = RanksJson(problem, result);
   json["links"] = Links(problem, result);
-  json["numa"] = Memory(problem, result, Kind::kHost);
-  json["gpus"] = Memory(problem, result, Kind::kGpu);
+  json["numa"] = Memory(problem, result, RowKind::kHost);
+  json["gpus"] = Memory(problem, result, RowKind::kGpu);
   json["binding"] = Binding(problem, result);
   if (result.feasible) {
-    json["one_more_buys"] = Buys(problem, result);
+    json["one_more_buys"] = BuysJson(problem, result);
   }
   if (!result.feasible || !result.in_time) {
-    json["excess"] = Excess(problem, result);
+    json["excess"] = ExcessJson(problem, result);
   }
   return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
 }

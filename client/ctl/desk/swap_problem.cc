@@ -10,7 +10,7 @@ namespace sluice::ctl {
 namespace {
 
 using plan::FieldReader;
-using Problem = planner::NodeSwapProblem;
+using SwapProblem = planner::NodeSwapProblem;
 
 constexpr size_t kMostBytes = 16 << 20;
 constexpr size_t kMostLinks = 1024;
@@ -18,52 +18,52 @@ constexpr size_t kMostRanks = 256;
 constexpr size_t kMostTensors = 1024;  // of a kind
 constexpr size_t kMostKinds = 64;
 constexpr size_t kLongestName = 256;
-constexpr double kMost = 1e18;
+constexpr double kMaxNumber = 1e18;
 
-double Amount(FieldReader& in, const char* key) {
-  return in.Number(key, 0, kMost);
+double ReadAmount(FieldReader& in, const char* key) {
+  return in.Number(key, 0, kMaxNumber);
 }
 double OptionalAmount(FieldReader& in, const char* key) {
-  return in.Has(key) ? Amount(in, key) : 0;
+  return in.Has(key) ? ReadAmount(in, key) : 0;
 }
 
-Problem::Link ReadLink(FieldReader in) {
-  Problem::Link link;
+SwapProblem::Link ReadLink(FieldReader in) {
+  SwapProblem::Link link;
   link.name = in.Text("name", kLongestName);
-  link.h2d_bytes_per_s = Amount(in, "h2d_bytes_per_s");
-  link.d2h_bytes_per_s = Amount(in, "d2h_bytes_per_s");
+  link.h2d_bytes_per_s = ReadAmount(in, "h2d_bytes_per_s");
+  link.d2h_bytes_per_s = ReadAmount(in, "d2h_bytes_per_s");
   if (in.Has("total_bytes_per_s")) {
-    link.total_bytes_per_s = Amount(in, "total_bytes_per_s");
+    link.total_bytes_per_s = ReadAmount(in, "total_bytes_per_s");
   }
   in.Finish();
   return link;
 }
 
-Problem::Must ReadMust(FieldReader& in) {
-  if (!in.Has("must")) return Problem::Must::kNothing;
+SwapProblem::Must ReadMust(FieldReader& in) {
+  if (!in.Has("must")) return SwapProblem::Must::kNothing;
   const std::string must = in.Choice("must", {"keep", "swap", "recompute"});
-  return must == "keep"   ? Problem::Must::kKeep
-         : must == "swap" ? Problem::Must::kSwap
-                          : Problem::Must::kRecompute;
+  return must == "keep"   ? SwapProblem::Must::kKeep
+         : must == "swap" ? SwapProblem::Must::kSwap
+                          : SwapProblem::Must::kRecompute;
 }
 
-Problem::Tensor ReadTensor(FieldReader in) {
-  Problem::Tensor tensor;
+SwapProblem::Tensor ReadTensor(FieldReader in) {
+  SwapProblem::Tensor tensor;
   tensor.name = in.Text("name", kLongestName);
-  tensor.bytes = Amount(in, "bytes");
-  if (in.Has("recompute_s")) tensor.recompute_s = Amount(in, "recompute_s");
+  tensor.bytes = ReadAmount(in, "bytes");
+  if (in.Has("recompute_s")) tensor.recompute_s = ReadAmount(in, "recompute_s");
   tensor.must = ReadMust(in);
   in.Finish();
   return tensor;
 }
 
 // All fields of a kind but its name and tensors.
-Problem::Kind ReadKind(FieldReader& in) {
-  Problem::Kind kind;
+SwapProblem::Kind ReadKind(FieldReader& in) {
+  SwapProblem::Kind kind;
   kind.layers = in.Int("layers", 1, 1'000'000);
   kind.resident_layers = in.Int("resident_layers", 0, 1'000'000);
-  kind.forward_layer_s = Amount(in, "forward_layer_s");
-  kind.backward_layer_s = Amount(in, "backward_layer_s");
+  kind.forward_layer_s = ReadAmount(in, "forward_layer_s");
+  kind.backward_layer_s = ReadAmount(in, "backward_layer_s");
   kind.forward_d2h_fixed_bytes = OptionalAmount(in, "forward_d2h_fixed_bytes");
   kind.forward_h2d_fixed_bytes = OptionalAmount(in, "forward_h2d_fixed_bytes");
   kind.backward_d2h_fixed_bytes =
@@ -73,21 +73,21 @@ Problem::Kind ReadKind(FieldReader& in) {
   return kind;
 }
 
-void ReadTensors(FieldReader& in, size_t kind, Problem::Rank* rank) {
+void ReadTensors(FieldReader& in, size_t kind, SwapProblem::Rank* rank) {
   in.Each("tensors", kMostTensors, [&](FieldReader tensor, size_t) {
     rank->tensors.push_back(ReadTensor(std::move(tensor)));
     rank->tensors.back().kind = kind;
   });
 }
 
-Problem::Rank ReadRank(FieldReader in) {
-  Problem::Rank rank;
+SwapProblem::Rank ReadRank(FieldReader in) {
+  SwapProblem::Rank rank;
   rank.name = in.Text("name", kLongestName);
   rank.numa = in.Int("numa", 0, INT32_MAX);
   in.Each("links", kMostLinks, [&rank](FieldReader link, size_t) {
     rank.links.push_back(link.SelfText(kLongestName));
   });
-  rank.gpu_budget_bytes = Amount(in, "gpu_budget_bytes");
+  rank.gpu_budget_bytes = ReadAmount(in, "gpu_budget_bytes");
   rank.host_fixed_bytes = OptionalAmount(in, "host_fixed_bytes");
   // A rank that tells no kinds of layers apart has the one's fields among its
   // own.
@@ -110,18 +110,18 @@ Problem::Rank ReadRank(FieldReader in) {
 
 }  // namespace
 
-absl::StatusOr<Problem> ReadSwapProblem(std::string_view json) {
+absl::StatusOr<SwapProblem> ReadSwapProblem(std::string_view json) {
   absl::Status status;
   const nlohmann::json document = plan::ParseChecked(json, kMostBytes, &status);
   SLUICE_RETURN_IF_ERROR(status);
   FieldReader in(document, "", &status);
-  Problem problem;
+  SwapProblem problem;
   in.Each("links", kMostLinks, [&problem](FieldReader link, size_t) {
     problem.links.push_back(ReadLink(std::move(link)));
   });
   in.Each("numa", kMostLinks, [&problem](FieldReader numa, size_t) {
     problem.numa.push_back(
-        {numa.Int("id", 0, INT32_MAX), Amount(numa, "host_budget_bytes")});
+        {numa.Int("id", 0, INT32_MAX), ReadAmount(numa, "host_budget_bytes")});
     numa.Finish();
   });
   in.Each("ranks", kMostRanks, [&problem](FieldReader rank, size_t) {

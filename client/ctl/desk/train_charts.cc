@@ -16,21 +16,21 @@ using planner::train::PassTimes;
 using planner::train::TokensText;
 
 // All drawings are this wide, in their own pixels.
-constexpr double kWidth = 960;
+constexpr double kChartWidth = 960;
 
-std::string Amount(double value, bool bytes) {
+std::string AxisAmount(double value, bool bytes) {
   if (bytes) return Size(int64_t(value));
   return value < 1 ? fmt::format("{:.3g} ms", 1e3 * value) : Span(value);
 }
 
-std::string Text(double x, double y, const std::string& style,
-                 const std::string& text) {
+std::string SvgText(double x, double y, const std::string& style,
+                    const std::string& text) {
   return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" class=\"{}\">{}</text>",
                      x, y, style, EscapeHtml(text));
 }
 
-std::string Line(double x1, double y1, double x2, double y2,
-                 const std::string& style) {
+std::string SvgLine(double x1, double y1, double x2, double y2,
+                    const std::string& style) {
   return fmt::format(
       "<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" "
       "class=\"{}\"/>",
@@ -49,7 +49,7 @@ std::string Svg(double height, const std::string& label,
                 const std::string& inside) {
   return fmt::format(
       "<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">{}</svg>",
-      kWidth, height, EscapeHtml(label), inside);
+      kChartWidth, height, EscapeHtml(label), inside);
 }
 
 // 1, 2 or 5 times a power of ten, so that about `count` fit in `range`.
@@ -72,7 +72,7 @@ class Timeline {
   explicit Timeline(const LayerTimes& layer) {
     forward_ = layer.forward.total();
     back_ = layer.recompute.total() + layer.backward.total();
-    scale_ = (kWidth - kLaneLeft - 8) / std::max(forward_ + back_, 1e-12);
+    scale_ = (kChartWidth - kLaneLeft - 8) / std::max(forward_ + back_, 1e-12);
     Pass("forward", 0, layer.forward, {});
     Pass("backward", forward_, layer.backward, layer.recompute);
   }
@@ -82,13 +82,15 @@ class Timeline {
                                       "from host"};
     std::string text = body_;
     for (int lane = 0; lane < 4; ++lane) {
-      text += Text(kLaneLeft - 12, Top(lane) + 17, "e", kLanes[lane]);
+      text += SvgText(kLaneLeft - 12, Top(lane) + 17, "e", kLanes[lane]);
     }
     const double bottom = Top(4);
     const double middle = X(forward_);
-    text += Line(middle, 12, middle, bottom, "rule");
-    text += Text(kLaneLeft, 20, "s", "forward  " + Amount(forward_, false));
-    text += Text(middle + 8, 20, "s", "backward  " + Amount(back_, false));
+    text += SvgLine(middle, 12, middle, bottom, "rule");
+    text +=
+        SvgText(kLaneLeft, 20, "s", "forward  " + AxisAmount(forward_, false));
+    text +=
+        SvgText(middle + 8, 20, "s", "backward  " + AxisAmount(back_, false));
     return ctl::Svg(bottom + 6, "one layer's timeline", text);
   }
 
@@ -101,7 +103,7 @@ class Timeline {
   void Add(int lane, double& at, double seconds, const char* part) {
     if (seconds <= 0) return;
     body_ += Box(X(at), Top(lane), std::max(seconds * scale_, 0.5), kLaneHeight,
-                 part, PartTitle(part) + ": " + Amount(seconds, false));
+                 part, PartTitle(part) + ": " + AxisAmount(seconds, false));
     at += seconds;
   }
 
@@ -138,9 +140,9 @@ class Timeline {
     body_ += Box(X(start), Top(lane) + kLaneHeight - height, length * scale_,
                  height, "copy",
                  fmt::format("{}: the link is busy {:.0f} % of the pass ({})",
-                             name, 100 * share, Amount(busy, false)));
-    body_ += Text(X(start) + 6, Top(lane) + 17, "busy",
-                  fmt::format("{:.0f} % busy", 100 * share));
+                             name, 100 * share, AxisAmount(busy, false)));
+    body_ += SvgText(X(start) + 6, Top(lane) + 17, "busy",
+                     fmt::format("{:.0f} % busy", 100 * share));
   }
 
   double forward_ = 0, back_ = 0, scale_ = 1;
@@ -150,7 +152,7 @@ class Timeline {
 // --- MFU over length -------------------------------------------------------
 
 constexpr double kPlotLeft = 52, kPlotRight = 120, kPlotTop = 14;
-constexpr double kPlotHeight = 270;
+constexpr double kChartPlotHeight = 270;
 
 class MfuPlot {
  public:
@@ -173,17 +175,18 @@ class MfuPlot {
     std::string text;
     const double step = NiceStep(most_, 5);
     for (double value = 0; value <= most_; value += step) {
-      text += Line(kPlotLeft, Y(value), kWidth - kPlotRight, Y(value), "grid");
-      text += Text(kPlotLeft - 8, Y(value) + 4, "e",
-                   fmt::format("{:.0f} %", 100 * value));
+      text += SvgLine(kPlotLeft, Y(value), kChartWidth - kPlotRight, Y(value),
+                      "grid");
+      text += SvgText(kPlotLeft - 8, Y(value) + 4, "e",
+                      fmt::format("{:.0f} %", 100 * value));
     }
     for (double power = std::ceil(low_); power <= high_; ++power) {
-      text += Text(At(power), kPlotTop + kPlotHeight + 20, "m",
-                   TokensText(int64_t{1} << int(power)));
+      text += SvgText(At(power), kPlotTop + kChartPlotHeight + 20, "m",
+                      TokensText(int64_t{1} << int(power)));
     }
-    return text + Text((kPlotLeft + kWidth - kPlotRight) / 2,
-                       kPlotTop + kPlotHeight + 42, "m",
-                       "tokens of a sequence");
+    return text + SvgText((kPlotLeft + kChartWidth - kPlotRight) / 2,
+                          kPlotTop + kChartPlotHeight + 42, "m",
+                          "tokens of a sequence");
   }
 
   std::string Curve(const MfuCurve& curve) const {
@@ -216,19 +219,20 @@ class MfuPlot {
       const MfuPoint& last = curve->points.back();
       const double y = std::max(Y(last.mfu) + 4, lowest + 17);
       lowest = y;
-      text += Text(kWidth - kPlotRight + 12, y,
-                   "name m-" + curve->method + (curve->chosen ? " chosen" : ""),
-                   curve->method + " " + TokensText(last.tokens));
+      text +=
+          SvgText(kChartWidth - kPlotRight + 12, y,
+                  "name m-" + curve->method + (curve->chosen ? " chosen" : ""),
+                  curve->method + " " + TokensText(last.tokens));
     }
     return text;
   }
 
   std::string Asked(int64_t tokens, std::optional<double> mfu) const {
-    const std::string rule = Line(X(tokens), kPlotTop, X(tokens),
-                                  kPlotTop + kPlotHeight, "rule dash");
+    const std::string rule = SvgLine(X(tokens), kPlotTop, X(tokens),
+                                     kPlotTop + kChartPlotHeight, "rule dash");
     if (!mfu) {
-      return rule + Text(X(tokens) - 6, kPlotTop + 12, "e limit-text",
-                         TokensText(tokens) + " does not fit");
+      return rule + SvgText(X(tokens) - 6, kPlotTop + 12, "e limit-text",
+                            TokensText(tokens) + " does not fit");
     }
     return rule +
            fmt::format(
@@ -240,12 +244,12 @@ class MfuPlot {
 
  private:
   double At(double power) const {
-    return kPlotLeft +
-           (power - low_) / (high_ - low_) * (kWidth - kPlotLeft - kPlotRight);
+    return kPlotLeft + (power - low_) / (high_ - low_) *
+                           (kChartWidth - kPlotLeft - kPlotRight);
   }
   double X(int64_t tokens) const { return At(std::log2(double(tokens))); }
   double Y(double mfu) const {
-    return kPlotTop + kPlotHeight * (1 - mfu / most_);
+    return kPlotTop + kChartPlotHeight * (1 - mfu / most_);
   }
 
   double low_, high_, most_;
@@ -266,7 +270,7 @@ std::string StackedBar(const NamedParts& parts, double whole, double limit,
   constexpr double kTop = 22, kHeight = 44;
   double sum = 0;
   for (const auto& [name, value] : parts) sum += value;
-  const double scale = kWidth / std::max({whole, sum, limit, 1e-12});
+  const double scale = kChartWidth / std::max({whole, sum, limit, 1e-12});
   std::string text = fmt::format(
       "<rect x=\"0\" y=\"{}\" width=\"{:.1f}\" height=\"{}\" "
       "class=\"lane\"/>",
@@ -276,19 +280,19 @@ std::string StackedBar(const NamedParts& parts, double whole, double limit,
     if (value <= 0) continue;
     const double width = value * scale;
     const std::string title =
-        fmt::format("{}: {} ({:.1f} %)", PartTitle(name), Amount(value, bytes),
-                    100 * value / sum);
+        fmt::format("{}: {} ({:.1f} %)", PartTitle(name),
+                    AxisAmount(value, bytes), 100 * value / sum);
     text += Box(x, kTop, width, kHeight, name, title);
     const std::string label = PartTitle(name);
     if (width > 9 + 7.4 * double(label.size())) {
-      text += Text(x + 9, kTop + 27, "in", label);
+      text += SvgText(x + 9, kTop + 27, "in", label);
     }
     x += width;
   }
   if (limit > 0) {
-    const double at = std::min(limit * scale, kWidth - 1);
-    text += Line(at, kTop - 6, at, kTop + kHeight + 6, "limit");
-    text += Text(at - 6, kTop - 8, "e limit-text", limit_text);
+    const double at = std::min(limit * scale, kChartWidth - 1);
+    text += SvgLine(at, kTop - 6, at, kTop + kHeight + 6, "limit");
+    text += SvgText(at - 6, kTop - 8, "e limit-text", limit_text);
   }
   return Svg(kTop + kHeight + 8, "stacked bar", text);
 }
@@ -310,7 +314,7 @@ std::string MfuChart(const std::vector<MfuCurve>& curves, int64_t asked,
     }
   }
   text += plot.Asked(asked, asked_mfu) + plot.Names(named);
-  return Svg(kPlotTop + kPlotHeight + 52, "MFU over length", text);
+  return Svg(kPlotTop + kChartPlotHeight + 52, "MFU over length", text);
 }
 
 }  // namespace sluice::ctl

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "client/ctl/desk/or_null.h"
 #include "client/ctl/desk/train_words.h"
 #include "client/ctl/format.h"
 #include "client/ctl/table.h"
@@ -33,11 +34,6 @@ std::string Validated(const Evidence& evidence) {
   if (!evidence.speed.empty()) return "validated on " + evidence.speed;
   if (!evidence.memory.empty()) return "memory validated on " + evidence.memory;
   return "not validated";
-}
-
-template <typename Value>
-nlohmann::ordered_json OrNull(bool there, const Value& value) {
-  return there ? nlohmann::ordered_json(value) : nullptr;
 }
 
 }  // namespace

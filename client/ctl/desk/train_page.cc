@@ -16,7 +16,7 @@ using planner::train::Reason;
 using planner::train::Request;
 using planner::train::TokensText;
 
-constexpr const char* kStyle = R"(<style>
+constexpr const char* kPageStyle = R"(<style>
 :root{color-scheme:light dark;--page:#f5f6f8;--card:#fff;--ink:#1a2130;
 --soft:#5d6779;--line:#e2e6ec;--lane:#edf0f4;--good:#1b7f4b;--bad:#c2273d;
 --attention:#2f6db5;--matmul:#2a9d8f;--elementwise:#86b8a5;--recompute:#e9a03b;
@@ -251,7 +251,7 @@ std::string TrainPage(const TrainAnswer& answer,
       "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
       "<meta name=\"viewport\" content=\"width=device-width\"><title>" +
       EscapeHtml(answer.request.model.name) + " · Sluice plan</title>\n" +
-      kStyle + ColourRules() + "</head><body><main>\n";
+      kPageStyle + ColourRules() + "</head><body><main>\n";
   page += Head(answer) + Tiles(answer) + MemoryCard(answer) + StepCards(answer);
   page += Card(
       "MFU over length",

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "client/ctl/desk/or_null.h"
 #include "client/ctl/format.h"
 #include "client/ctl/table.h"
 #include "planner/train/evidence.h"
@@ -41,11 +42,6 @@ std::string PartsTable(const NamedParts& parts, double whole, bool bytes) {
   }
   const std::string text = table.Text();
   return text.substr(text.find('\n') + 1);  // without the empty titles
-}
-
-template <typename Value>
-nlohmann::ordered_json OrNull(bool there, const Value& value) {
-  return there ? nlohmann::ordered_json(value) : nullptr;
 }
 
 nlohmann::ordered_json RemediesJson(const TrainAnswer& answer) {

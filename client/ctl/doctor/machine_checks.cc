@@ -59,13 +59,13 @@ Finding CheckPersistence(const Facts& facts) {
 }
 
 // Whose limits they are, for people.
-std::string Whose(const Facts& facts) {
+std::string CgroupOwner(const Facts& facts) {
   return facts.process.pid ? "" : "here, where no sluiced is seen: ";
 }
 
 Finding CheckLockedMemory(const Facts& facts) {
-  if (!facts.process.locked_bytes) return Ok(Whose(facts) + "unlimited");
-  const std::string most = Whose(facts) + "at most " +
+  if (!facts.process.locked_bytes) return Ok(CgroupOwner(facts) + "unlimited");
+  const std::string most = CgroupOwner(facts) + "at most " +
                            FormatBytes(Bytes(*facts.process.locked_bytes));
   if (facts.driver.device.empty()) {
     return Ok(most + "; simulated GPUs need none");
@@ -78,11 +78,12 @@ Finding CheckLockedMemory(const Facts& facts) {
 }
 
 Finding CheckOpenFiles(const Facts& facts) {
-  if (!facts.process.open_files) return Ok(Whose(facts) + "unlimited");
+  if (!facts.process.open_files) return Ok(CgroupOwner(facts) + "unlimited");
   const int64_t most = *facts.process.open_files;
   const std::string fix =
       facts.unit ? kShippedUnit : "ulimit -n 65536 && " + Start(facts);
-  const std::string said = fmt::format("{}at most {}", Whose(facts), most);
+  const std::string said =
+      fmt::format("{}at most {}", CgroupOwner(facts), most);
   if (facts.unit && most <= facts.unit->store_most) {
     return Problem(fmt::format("{}, but systemd may keep {}: the next daemon "
                                "could not be started with all of them",
@@ -100,8 +101,8 @@ Finding CheckOpenFiles(const Facts& facts) {
 
 Finding CheckMemoryLimit(const Facts& facts) {
   const auto& limit = facts.process.memory;
-  if (!limit) return Ok(Whose(facts) + "no cgroup limits it");
-  const std::string said = fmt::format("{}at most {} ({})", Whose(facts),
+  if (!limit) return Ok(CgroupOwner(facts) + "no cgroup limits it");
+  const std::string said = fmt::format("{}at most {} ({})", CgroupOwner(facts),
                                        FormatBytes(limit->most), limit->file);
   const bool of_unit =
       limit->file.find("/sluiced.service/") != std::string::npos;
@@ -143,7 +144,7 @@ Finding CheckNuma(const Facts& facts) {
   }
   return Warning(
       fmt::format("{}memory of nodes {} only, but the machine has {}",
-                  Whose(facts), facts.process.memory_nodes,
+                  CgroupOwner(facts), facts.process.memory_nodes,
                   facts.machine.online_nodes),
       facts.unit
           ? "sudo systemctl set-property sluiced AllowedMemoryNodes="
@@ -166,7 +167,7 @@ Finding CheckHostMemory(const Facts& facts) {
       "nvidia-smi --query-gpu=driver_version --format=csv");
 }
 
-constexpr Check kChecks[] = {
+constexpr Check kMachineChecks[] = {
     {"driver", CheckDriver},
     {"persistence mode", CheckPersistence},
     {"locked memory", CheckLockedMemory},
@@ -179,7 +180,7 @@ constexpr Check kChecks[] = {
 
 }  // namespace
 
-std::span<const Check> MachineChecks() { return kChecks; }
+std::span<const Check> MachineChecks() { return kMachineChecks; }
 
 std::vector<int> ParseNodes(const std::string& list) {
   std::vector<int> nodes;

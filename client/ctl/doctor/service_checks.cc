@@ -233,7 +233,7 @@ Finding CheckLinks(const Facts& facts) {
       "sudo sluicectl bandwidth measure --keep");
 }
 
-constexpr Check kChecks[] = {
+constexpr Check kServiceChecks[] = {
     {"daemon", CheckDaemon},
     {"version", CheckVersion},
     {"state", CheckState},
@@ -247,7 +247,7 @@ constexpr Check kChecks[] = {
 
 }  // namespace
 
-std::span<const Check> ServiceChecks() { return kChecks; }
+std::span<const Check> ServiceChecks() { return kServiceChecks; }
 
 std::string Start(const Facts& facts) {
   return facts.unit

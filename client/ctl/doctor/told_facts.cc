@@ -19,14 +19,14 @@ std::vector<std::string> Lines(const std::string& text) {
   return absl::StrSplit(text, '\n', absl::SkipEmpty());
 }
 
-std::vector<std::string> Words(const std::string& line) {
+std::vector<std::string> SplitWords(const std::string& line) {
   std::istringstream in(line);
   std::vector<std::string> words;
   for (std::string word; in >> word;) words.push_back(word);
   return words;
 }
 
-std::optional<int64_t> Number(const std::string& text) {
+std::optional<int64_t> ParsedNumber(const std::string& text) {
   int64_t number = 0;
   const char* const end = text.data() + text.size();
   const auto read = std::from_chars(text.data(), end, number);
@@ -42,9 +42,9 @@ std::optional<int64_t> ToldLimit(const std::string& limits,
                                  const std::string& name, LimitKind kind) {
   for (const std::string& line : Lines(limits)) {
     if (!line.starts_with(name)) continue;
-    const auto columns = Words(line.substr(name.size()));
+    const auto columns = SplitWords(line.substr(name.size()));
     const size_t column = kind == LimitKind::kSoft ? 0 : 1;
-    if (columns.size() > column) return Number(columns[column]);
+    if (columns.size() > column) return ParsedNumber(columns[column]);
   }
   return std::nullopt;
 }
@@ -65,9 +65,9 @@ int ToldHolder(const std::string& locks, uint64_t device, uint64_t inode) {
       fmt::format("{:02x}:{:02x}:{}", major(device), minor(device), inode);
   for (const std::string& line : Lines(locks)) {
     // "1: FLOCK  ADVISORY  WRITE 4242 00:1a:99 0 EOF"
-    const auto words = Words(line);
+    const auto words = SplitWords(line);
     if (words.size() < 6 || words[5] != file) continue;
-    if (const auto pid = Number(words[4]); pid && *pid > 0) {
+    if (const auto pid = ParsedNumber(words[4]); pid && *pid > 0) {
       return static_cast<int>(*pid);
     }
   }
@@ -77,7 +77,7 @@ int ToldHolder(const std::string& locks, uint64_t device, uint64_t inode) {
 std::optional<UnitFacts> ToldUnit(const std::string& shown) {
   if (ToldValue(shown, "LoadState", '=') != "loaded") return std::nullopt;
   const auto count = [&](const char* key) {
-    return Number(ToldValue(shown, key, '=')).value_or(0);
+    return ParsedNumber(ToldValue(shown, key, '=')).value_or(0);
   };
   return UnitFacts{.active = ToldValue(shown, "ActiveState", '=') == "active",
                    .status = ToldValue(shown, "StatusText", '='),

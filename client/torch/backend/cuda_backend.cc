@@ -16,7 +16,7 @@
 namespace sluice::runtime {
 namespace {
 
-constexpr Backend::Traits kTraits = {
+constexpr Backend::Traits kCudaTraits = {
     .name = "cuda", .blocks_in_fp32 = false, .causal_rows = 0, .tile_rows = 0};
 
 // As the driver counts.
@@ -41,7 +41,7 @@ class CudaBackend final : public Backend {
   CudaBackend(device::Driver* driver, TorchCuda* torch, at::Device gpu,
               AttentionKernel asked, int capability, ops::MergeKernel merge,
               void* stream)
-      : Backend(kTraits),
+      : Backend(kCudaTraits),
         driver_(driver),
         torch_(torch),
         gpu_(gpu),

@@ -231,7 +231,7 @@ class OnOneThread {
   const bool before_;
 };
 
-const char* Name(BaselineMethod method) {
+const char* MethodName(BaselineMethod method) {
   switch (method) {
     case BaselineMethod::kKeepAll:
       return "keep-all";
@@ -277,7 +277,7 @@ absl::StatusOr<StepResult> BaselineStep(const BaselineOptions& options,
                                         int64_t global_count) {
   if (absl::Status s = Check(options, weights.embed, tokens, labels); !s.ok())
     return s;
-  const auto what = fmt::format("a step of {}", Name(options.method));
+  const auto what = fmt::format("a step of {}", MethodName(options.method));
   const OnOneThread backward;
   return CatchStatus(what, [&]() -> absl::StatusOr<StepResult> {
     if (options.method == BaselineMethod::kAlst) {

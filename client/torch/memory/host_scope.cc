@@ -22,7 +22,7 @@ struct HostBlocks {
   Bytes cap ABSL_GUARDED_BY(mutex) = MiB(16);
 };
 
-HostBlocks& Blocks() {
+HostBlocks& OwnHostBlocks() {
   static HostBlocks* blocks = new HostBlocks;  // outlives late frees
   return *blocks;
 }
@@ -43,7 +43,7 @@ namespace host_memory {
 bool Active() { return innermost != nullptr; }
 
 void* Allocate(Bytes size) {
-  HostBlocks& host = Blocks();
+  HostBlocks& host = OwnHostBlocks();
   MutexLock lock(host.mutex);
   if (host.cap > Bytes(0) && host.used + size > host.cap) {
     const Bytes used = host.used, cap = host.cap;
@@ -61,7 +61,7 @@ void* Allocate(Bytes size) {
 }
 
 bool Free(void* block) {
-  HostBlocks& host = Blocks();
+  HostBlocks& host = OwnHostBlocks();
   {
     const MutexLock lock(host.mutex);
     const auto found = host.blocks.find(block);
@@ -74,18 +74,18 @@ bool Free(void* block) {
 }
 
 Bytes Used() {
-  const MutexLock lock(Blocks().mutex);
-  return Blocks().used;
+  const MutexLock lock(OwnHostBlocks().mutex);
+  return OwnHostBlocks().used;
 }
 
 Bytes Peak() {
-  const MutexLock lock(Blocks().mutex);
-  return Blocks().peak;
+  const MutexLock lock(OwnHostBlocks().mutex);
+  return OwnHostBlocks().peak;
 }
 
 void ResetPeak() {
-  const MutexLock lock(Blocks().mutex);
-  Blocks().peak = Blocks().used;
+  const MutexLock lock(OwnHostBlocks().mutex);
+  OwnHostBlocks().peak = OwnHostBlocks().used;
 }
 
 }  // namespace host_memory
@@ -95,8 +95,8 @@ HostScope::HostScope(const char* what) : outer_(innermost) { innermost = what; }
 HostScope::~HostScope() { innermost = outer_; }
 
 void HostScope::SetCap(Bytes cap) {
-  const MutexLock lock(Blocks().mutex);
-  Blocks().cap = cap;
+  const MutexLock lock(OwnHostBlocks().mutex);
+  OwnHostBlocks().cap = cap;
 }
 
 }  // namespace sluice::runtime

@@ -32,7 +32,7 @@ constexpr uint8_t kArmedPriority = 100;
 // else. It is never destroyed: tensors are freed at exit, too.
 constinit Mutex region_mutex;
 
-void Poison(std::byte* block, Bytes size, c10::Device device) {
+void PoisonBlock(std::byte* block, Bytes size, c10::Device device) {
   if (!kPoison) return;
   if (device.is_cpu()) {
     std::memset(block, 0xff, size.size());
@@ -150,7 +150,7 @@ std::byte* RegionAllocator::Impl::Allocate(Bytes bytes) {
 void RegionAllocator::Impl::Free(Bytes offset) {
   const auto found = blocks.find(offset.count());
   const Block block = found->second;
-  Poison(base + offset.count(), block.size, device);
+  PoisonBlock(base + offset.count(), block.size, device);
   blocks.erase(found);
   used -= block.size;
   if (block.planned) {

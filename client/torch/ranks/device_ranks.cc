@@ -15,7 +15,7 @@ namespace sluice::runtime {
 namespace {
 
 // It stays for the process's life.
-absl::StatusOr<decltype(&sluice_connect_nccl)> OpenModule() {
+absl::StatusOr<decltype(&sluice_connect_nccl)> OpenNcclModule() {
   void* const module = dlopen("libsluice_torch_nccl.so", RTLD_NOW | RTLD_LOCAL);
   void* const entry =
       module != nullptr ? dlsym(module, "sluice_connect_nccl") : nullptr;
@@ -54,7 +54,7 @@ void DisableNcclWatchdog() {
 absl::StatusOr<std::unique_ptr<Collectives>> ConnectDevice(
     const Collectives::Options& options, Collectives* host) {
   if (options.device.is_cpu()) return nullptr;
-  SLUICE_ASSIGN_OR_RETURN(const auto connect, OpenModule());
+  SLUICE_ASSIGN_OR_RETURN(const auto connect, OpenNcclModule());
   absl::StatusOr<std::unique_ptr<Collectives>> connected;
   const absl::Status joined = CatchStatus("NCCL's meeting", [&] {
     connect(options, JoinStore(options), host, connected);

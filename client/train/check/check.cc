@@ -18,14 +18,14 @@ namespace {
 
 // A text that is the same for every number of ranks; one label in 16, by
 // chance, is to be ignored (the last never: there must be one to count).
-struct Text {
+struct Tokens {
   std::vector<int64_t> ids, labels;
   int64_t count = 0;
 };
 
-Text RandomText(int64_t length, int64_t vocab, uint64_t seed) {
+Tokens RandomText(int64_t length, int64_t vocab, uint64_t seed) {
   std::mt19937_64 random(seed + 1);
-  Text text;
+  Tokens text;
   for (int64_t i = 0; i <= length; ++i) {
     text.ids.push_back(
         static_cast<int64_t>(random() % static_cast<uint64_t>(vocab)));
@@ -90,8 +90,8 @@ at::Tensor ToTensor(const std::vector<int64_t>& values) {
   return t;
 }
 
-absl::Status Judge(const StepperContext& context, const Text& text, double loss,
-                   CheckReport* report) {
+absl::Status Judge(const StepperContext& context, const Tokens& text,
+                   double loss, CheckReport* report) {
   const runtime::HostScope host("the reference of check");
   const stream::ModelShape& m = context.options->model;
   const ReferenceModel model{
@@ -140,7 +140,7 @@ absl::Status RunCheck(const StepperContext& context, PeerWatch& watch,
                       CheckReport* report) {
   const RunOptions& o = *context.options;
   const int rank = context.environment->rank;
-  const Text text =
+  const Tokens text =
       RandomText(o.seq_len, o.model.vocab, static_cast<uint64_t>(o.seed));
   SLUICE_RETURN_IF_ERROR(Roughen(*context.weights, o.model.hidden,
                                  static_cast<uint64_t>(o.seed),

@@ -37,7 +37,7 @@ int64_t Number(const Json& json, const char* name) {
   return json[name].get<int64_t>();
 }
 
-std::string Text(const Json& json, const char* name) {
+std::string TextField(const Json& json, const char* name) {
   if (!json.is_object() || !json.contains(name)) return "";
   return json[name].is_string() ? json[name].get<std::string>() : "";
 }
@@ -121,9 +121,9 @@ absl::StatusOr<StateFile> ReadState(const std::string& folder) {
     return BadInput(fmt::format("{}: not a whole trainer state", path));
   }
   state.ranks = static_cast<int>(ranks);
-  state.identity.run = Text(json, "run");
+  state.identity.run = TextField(json, "run");
   if (json.contains("data")) {
-    state.identity.data = Text(json["data"], "fingerprint");
+    state.identity.data = TextField(json["data"], "fingerprint");
     state.identity.data_tokens = Number(json["data"], "tokens");
   }
   return state;

@@ -17,7 +17,7 @@
 namespace sluice::daemon {
 namespace {
 
-constexpr absl::Duration kEndingPatience = absl::Milliseconds(100);
+constexpr absl::Duration kLogPatience = absl::Milliseconds(100);
 
 std::atomic<LogLevel> current_level{LogLevel::kInfo};
 std::atomic<uint64_t> dropped_lines{0}, suppressed_lines{0};
@@ -183,7 +183,7 @@ LogThread::~LogThread() {
     const MutexLock lock(current.mutex);
     current.thread = nullptr;
   }
-  const auto deadline = CondVar::Deadline(kEndingPatience);
+  const auto deadline = CondVar::Deadline(kLogPatience);
   const MutexLock lock(shared_->mutex);
   shared_->stopping = true;
   shared_->changed.NotifyAll();

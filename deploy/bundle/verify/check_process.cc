@@ -32,7 +32,7 @@ using nlohmann::json;
 
 constexpr int kWatched = 3;  // the child's end of a pipe that nobody writes
 constexpr int kSliceMs = 100;
-constexpr int kRounds = 20;  // of removing what others still make
+constexpr int kRemovalRounds = 20;  // of removing what others still make
 
 std::string FolderOf(const std::string& work, const Check& check) {
   return work + "/" + check.name;
@@ -55,14 +55,6 @@ absl::StatusOr<pid_t> Start(const CheckProcess& process, const UniqueFd& log,
                  {watched.get(), kWatched}},
        .signals = SpawnOptions::Signals::kDefault,
        .own_group = true});
-}
-
-// Of a child that nobody has waited for yet.
-bool HasEnded(pid_t child) {
-  siginfo_t how = {};
-  return waitid(P_PID, static_cast<id_t>(child), &how,
-                WEXITED | WNOHANG | WNOWAIT) == 0 &&
-         how.si_pid == child;
 }
 
 // Empty: it has ended by itself. Without a pidfd (no descriptor is left) that
@@ -100,7 +92,7 @@ void EndWithStarter(const std::string& work) {
     while (read(kWatched, &none, 1) < 0 && errno == EINTR) {
     }
     starter_is_gone = true;
-    for (int round = 0; round < kRounds; ++round) {
+    for (int round = 0; round < kRemovalRounds; ++round) {
       EndDescendants();  // they make files meanwhile
       std::error_code fault;
       std::filesystem::remove_all(work, fault);

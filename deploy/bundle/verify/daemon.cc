@@ -24,11 +24,11 @@ using nlohmann::json;
 using Tenants = std::vector<std::unique_ptr<Tenant>>;
 
 // Enough of a GPU that two do not fit; the rest is for contexts.
-constexpr int kPartOfGpu = 4;  // all but one of so many parts
+constexpr int kDaemonPartOfGpu = 4;  // all but one of so many parts
 constexpr Bytes kHostPerGpu = MiB(64);
 // Of a GPU: contexts of others come and go meanwhile.
 constexpr int kNoise = 16;
-constexpr absl::Duration kNap = absl::Milliseconds(20);
+constexpr absl::Duration kDaemonNap = absl::Milliseconds(20);
 
 class Course {
  public:
@@ -75,7 +75,7 @@ class Course {
     for (const device::MemoryUse& use : uses) {
       least = std::min(least, use.total - use.used);
     }
-    return {.gpu = least / kPartOfGpu * (kPartOfGpu - 1),
+    return {.gpu = least / kDaemonPartOfGpu * (kDaemonPartOfGpu - 1),
             .host = kHostPerGpu * std::ssize(uses)};
   }
 
@@ -131,7 +131,7 @@ class Course {
             now.ok() ? "it knows " + FormatBytes(*now)
                      : std::string(now.status().message())));
       }
-      absl::SleepFor(kNap);
+      absl::SleepFor(kDaemonNap);
     }
     value_["seconds_until_taken_over"] = MonotonicSeconds() - killed;
     for (const auto& tenant : tenants_) {
@@ -170,7 +170,7 @@ class Course {
             fmt::format("{}, {} after the daemon and all ranks ended", taken,
                         absl::FormatDuration(patience_)));
       }
-      absl::SleepFor(kNap);
+      absl::SleepFor(kDaemonNap);
     }
     value_["seconds_until_given_back"] = MonotonicSeconds() - ended;
     return absl::OkStatus();

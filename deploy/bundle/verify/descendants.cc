@@ -19,8 +19,8 @@
 namespace sluice::verify {
 namespace {
 
-constexpr absl::Duration kNap = absl::Milliseconds(5);
-constexpr int kRounds = 1000;
+constexpr absl::Duration kDescendantsNap = absl::Milliseconds(5);
+constexpr int kKillRounds = 1000;
 
 // 0: it has ended, if only just.
 pid_t ParentOf(pid_t pid) {
@@ -60,18 +60,25 @@ std::vector<pid_t> Descendants(pid_t of) {
   return found;
 }
 
+bool HasEnded(pid_t child) {
+  siginfo_t how = {};
+  return waitid(P_PID, static_cast<id_t>(child), &how,
+                WEXITED | WNOHANG | WNOWAIT) == 0 &&
+         how.si_pid == child;
+}
+
 void AdoptOrphans() { prctl(PR_SET_CHILD_SUBREAPER, 1); }
 
 // Again and again: a keeper may just have started the next daemon, and a daemon
 // the next keeper.
 void EndDescendants() {
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < kKillRounds; ++round) {
     const std::vector<pid_t> left = Descendants(getpid());
     for (const pid_t pid : left) kill(pid, SIGKILL);
     while (waitpid(-1, nullptr, WNOHANG) > 0) {
     }
     if (left.empty()) return;
-    absl::SleepFor(kNap);
+    absl::SleepFor(kDescendantsNap);
   }
 }
 

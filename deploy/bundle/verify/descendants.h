@@ -14,6 +14,9 @@ namespace sluice::verify {
 // From now on an orphan below this process is its child.
 void AdoptOrphans();
 
+// Whether `child` has ended and was not waited for yet.
+bool HasEnded(pid_t child);
+
 // Of process `of`, those that live; the nearest first.
 std::vector<pid_t> Descendants(pid_t of);
 

@@ -46,8 +46,8 @@ constexpr struct {
 constexpr int kDefaultMode = 0;  // more than one process may have a context
 
 // One line of the report.
-void Say(json& lines, const char* health, const std::string& what,
-         const std::string& said, const std::string& fix = "") {
+void AddFinding(json& lines, const char* health, const std::string& what,
+                const std::string& said, const std::string& fix = "") {
   lines.push_back({{"what", what},
                    {"health", health},
                    {"said", said},
@@ -63,16 +63,17 @@ std::string SayMachine(const Surroundings& here, json& lines) {
   if (facts.driver.device.empty()) facts.driver.device = "by its driver";
   for (const ctl::Finding& found : ctl::ExamineMachine(facts)) {
     constexpr const char* kHealth[] = {"ok", "warning", "problem"};
-    Say(lines, kHealth[static_cast<int>(found.health)], found.what, found.said,
-        found.fix);
+    AddFinding(lines, kHealth[static_cast<int>(found.health)], found.what,
+               found.said, found.fix);
   }
   const std::string status = TextOf("/proc/self/status");
   const std::string seccomp = ctl::ToldValue(status, "Seccomp");
-  Say(lines, "ok", "seccomp",
+  AddFinding(
+      lines, "ok", "seccomp",
       seccomp == "0" ? "no filter" : "a filter is set (mode " + seccomp + ")");
-  Say(lines, "ok", "CPUs", ctl::ToldValue(status, "Cpus_allowed_list"));
-  Say(lines, "ok", "memory",
-      ctl::ToldValue(TextOf("/proc/meminfo"), "MemTotal"));
+  AddFinding(lines, "ok", "CPUs", ctl::ToldValue(status, "Cpus_allowed_list"));
+  AddFinding(lines, "ok", "memory",
+             ctl::ToldValue(TextOf("/proc/meminfo"), "MemTotal"));
   return facts.driver.fault;
 }
 
@@ -90,23 +91,25 @@ void JudgeGpu(const json& gpu, json& lines) {
   const std::string what = fmt::format("GPU {}", gpu["index"].get<int>());
   const json& attributes = gpu["attributes"];
   if (attributes["compute_mode"] != json(kDefaultMode)) {
-    Say(lines, "problem", what,
+    AddFinding(
+        lines, "problem", what,
         "its compute mode lets one process at a time use it, or none: a daemon "
         "and its ranks are several",
         fmt::format("sudo nvidia-smi -i {} -c 0", gpu["index"].get<int>()));
   }
   for (const char* needed : {"virtual_memory", "posix_descriptors"}) {
     if (attributes[needed] == json(1)) continue;
-    Say(lines, "problem", what,
+    AddFinding(
+        lines, "problem", what,
         fmt::format("it lacks {}, without which memory cannot be lent", needed),
         "a GPU and a driver that have it");
   }
   const auto granularity = gpu["granularity"].get<uint64_t>();
   if (!std::has_single_bit(granularity)) {
-    Say(lines, "problem", what,
-        fmt::format("its granularity is {} bytes, no power of two",
-                    granularity),
-        "tell us: Sluice cannot lend such memory");
+    AddFinding(lines, "problem", what,
+               fmt::format("its granularity is {} bytes, no power of two",
+                           granularity),
+               "tell us: Sluice cannot lend such memory");
   }
 }
 
@@ -135,8 +138,8 @@ absl::StatusOr<json> DescribeGpus(json& lines) {
   }
   int version = 0;
   SLUICE_CUDA(library, cuDriverGetVersion, "", &version);
-  Say(lines, "ok", "CUDA of the driver",
-      fmt::format("{}.{}", version / 1000, version % 1000 / 10));
+  AddFinding(lines, "ok", "CUDA of the driver",
+             fmt::format("{}.{}", version / 1000, version % 1000 / 10));
   SLUICE_ASSIGN_OR_RETURN(const json host,
                           DescribeHostMemory(*library, driver));
   return json{{"gpus", gpus}, {"host", host}};
@@ -170,13 +173,13 @@ Result RunDoctor(const Surroundings& here) {
     if (described.ok()) {
       value.update(*described);
     } else {
-      Say(lines, "problem", "driver",
-          std::string(described.status().message()));
+      AddFinding(lines, "problem", "driver",
+                 std::string(described.status().message()));
     }
   }
   if (!here.busy.empty()) {
-    Say(lines, "warning", "busy GPUs", here.busy,
-        "run it again when nobody uses them");
+    AddFinding(lines, "warning", "busy GPUs", here.busy,
+               "run it again when nobody uses them");
   }
   value["lines"] = lines;
   for (const json& line : lines) {

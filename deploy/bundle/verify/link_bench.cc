@@ -18,7 +18,8 @@ using device::Placement;
 
 // Enough for what a copy costs beside its bytes not to show on any link.
 constexpr Bytes kMostCopy = MiB(16);
-constexpr int64_t kPartOfGpu = 8;  // of its free memory, at most one of so many
+constexpr int64_t kLinkPartOfGpu =
+    8;  // of its free memory, at most one of so many
 
 }  // namespace
 
@@ -33,7 +34,7 @@ absl::StatusOr<std::unique_ptr<LinkBench>> LinkBench::Open(
   SLUICE_ASSIGN_OR_RETURN(const device::MemoryUse use, driver.Usage(here));
   const int64_t unit = std::lcm(of_gpu.count(), of_host.count());
   const int64_t free = use.total.count() - use.used.count();
-  const int64_t wanted = std::min(kMostCopy.count(), free / kPartOfGpu);
+  const int64_t wanted = std::min(kMostCopy.count(), free / kLinkPartOfGpu);
   bench->half_ = Bytes(std::max(wanted / unit * unit, unit));
   SLUICE_RETURN_IF_ERROR(bench->Make(bench->on_gpu_, here, 2 * bench->half_));
   const double begin = MonotonicSeconds();

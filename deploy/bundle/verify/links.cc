@@ -43,8 +43,8 @@ absl::StatusOr<Benches> OpenAll(device::Driver& driver,
 }
 
 // What it is at, for who reads why it was ended.
-void Say(std::span<const std::unique_ptr<LinkBench>> benches, bool h2d,
-         bool d2h) {
+void PrintBenches(std::span<const std::unique_ptr<LinkBench>> benches, bool h2d,
+                  bool d2h) {
   fmt::print("{} to {}\n",
              benches.size() == 1
                  ? benches[0]->name() + " alone"
@@ -59,7 +59,7 @@ void Say(std::span<const std::unique_ptr<LinkBench>> benches, bool h2d,
 using Rates = std::vector<std::array<double, 2>>;
 absl::StatusOr<Rates> CopyAtOnce(
     std::span<const std::unique_ptr<LinkBench>> benches, bool h2d, bool d2h) {
-  Say(benches, h2d, d2h);
+  PrintBenches(benches, h2d, d2h);
   std::vector<std::unique_ptr<CopyFlow>> flows;
   for (const auto& bench : benches) {
     SLUICE_RETURN_IF_ERROR(bench->Fill());
@@ -93,7 +93,7 @@ absl::StatusOr<std::vector<MeasuredSpeeds>> Measure(
   return speeds;
 }
 
-json ToJson(const MeasuredSpeeds& speeds) {
+json SpeedsJson(const MeasuredSpeeds& speeds) {
   return {{"h2d_bytes_per_second", std::round(speeds.h2d)},
           {"d2h_bytes_per_second", std::round(speeds.d2h)},
           {"both_h2d_bytes_per_second", std::round(speeds.both_h2d)},
@@ -120,7 +120,7 @@ absl::StatusOr<Measured> MeasureNode(const std::vector<int>& numbers) {
          {"numa", gpu.numa.value()},
          {"copy_bytes", benches[i]->copy_size().count()},
          {"pin_seconds_per_gib", benches[i]->pin_seconds_per_gib()},
-         {"alone", ToJson(alone[0])}});
+         {"alone", SpeedsJson(alone[0])}});
   }
   SLUICE_ASSIGN_OR_RETURN(const auto together, Measure(benches));
   const auto least = std::numeric_limits<double>::max();
@@ -131,7 +131,7 @@ absl::StatusOr<Measured> MeasureNode(const std::vector<int>& numbers) {
                    .host_link_bytes_per_s = least};
   MeasuredNode& node = measured.node;
   for (size_t i = 0; i < benches.size(); ++i) {
-    measured.gpus[i]["together"] = ToJson(together[i]);
+    measured.gpus[i]["together"] = SpeedsJson(together[i]);
     // A step waits for its slowest GPU, and swaps both ways.
     node.host_link_bytes_per_s =
         std::min({node.host_link_bytes_per_s, std::round(together[i].h2d),

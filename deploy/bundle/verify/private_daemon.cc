@@ -23,7 +23,7 @@
 namespace sluice::verify {
 namespace {
 
-constexpr absl::Duration kNap = absl::Milliseconds(10);
+constexpr absl::Duration kPrivateDaemonNap = absl::Milliseconds(10);
 constexpr char kConfiguration[] = "sluiced.toml";
 
 std::string Beside(const char* program) {
@@ -38,13 +38,6 @@ void WriteConfiguration(const std::string& path,
       "[device]\ndriver = \"cuda\"\n[gpus]\naccess = \"any\"\n[pools]\n"
       "gpu_bytes = \"{}KiB\"\nhost_bytes = \"{}KiB\"\n[http]\nlisten = \"\"\n",
       pools.gpu / KiB(1), pools.host / KiB(1));
-}
-
-bool HasEnded(pid_t pid) {
-  siginfo_t info = {};
-  return waitid(P_PID, static_cast<id_t>(pid), &info,
-                WEXITED | WNOHANG | WNOWAIT) == 0 &&
-         info.si_pid == pid;
 }
 
 }  // namespace
@@ -85,7 +78,7 @@ absl::Status PrivateDaemon::AwaitServing(absl::Time until) const {
     if (absl::Now() >= until) {
       return absl::DeadlineExceededError("sluiced did not serve in time");
     }
-    absl::SleepFor(kNap);
+    absl::SleepFor(kPrivateDaemonNap);
   }
   return absl::OkStatus();
 }
@@ -115,7 +108,7 @@ absl::Status PrivateDaemon::End(absl::Time until) {
     if (absl::Now() >= until) {
       return absl::DeadlineExceededError("sluiced did not end in time");
     }
-    absl::SleepFor(kNap);
+    absl::SleepFor(kPrivateDaemonNap);
   }
   int status = 0;
   waitpid(std::exchange(keeper_, 0), &status, 0);

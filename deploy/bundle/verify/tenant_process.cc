@@ -19,13 +19,13 @@ using client::Region;
 using client::Session;
 using device::CopyDirection;
 
-constexpr Bytes kHost = MiB(32);
+constexpr Bytes kTenantHost = MiB(32);
 constexpr int kPieces = 16;  // of the GPU's memory that are read back, at most
 // What a killed rank held comes back when the kernel has ended it.
 constexpr absl::Duration kWait = absl::Seconds(10);
 
 // One line at a time, from here to who started this.
-void Say(const std::string& line) {
+void PrintLine(const std::string& line) {
   std::printf("%s\n", line.c_str());
   std::fflush(stdout);
 }
@@ -39,7 +39,8 @@ class Holder {
     const client::NodeLimits limits = holder->session_->limits();
     SLUICE_ASSIGN_OR_RETURN(holder->gpu_,
                             holder->session_->LeaseGpu(limits.gpu_total));
-    SLUICE_ASSIGN_OR_RETURN(holder->host_, holder->session_->LeaseHost(kHost));
+    SLUICE_ASSIGN_OR_RETURN(holder->host_,
+                            holder->session_->LeaseHost(kTenantHost));
     SLUICE_ASSIGN_OR_RETURN(holder->stream_,
                             holder->driver().CreateStream(limits.device));
     return holder;
@@ -97,12 +98,12 @@ absl::Status Serve(const client::SessionOptions& options) {
   SLUICE_ASSIGN_OR_RETURN(const auto holder, Holder::Open(options));
   SLUICE_RETURN_IF_ERROR(holder->Fill());
   SLUICE_RETURN_IF_ERROR(holder->Compare());
-  Say("filled");
+  PrintLine("filled");
   for (char asked; read(STDIN_FILENO, &asked, 1) == 1;) {
     SLUICE_RETURN_IF_ERROR(holder->Compare());
     SLUICE_RETURN_IF_ERROR(holder->Fill());
     SLUICE_RETURN_IF_ERROR(holder->Compare());
-    Say("same");
+    PrintLine("same");
   }
   return absl::OkStatus();
 }
@@ -124,7 +125,7 @@ int BeATenant(const std::vector<std::string>& arguments) {
              .gpu = DeviceIndex(static_cast<uint64_t>(gpu)),
              .lease_wait = kWait});
   if (status.ok()) return 0;
-  Say(Printable(std::string(status.message())));
+  PrintLine(Printable(std::string(status.message())));
   return 1;
 }
 

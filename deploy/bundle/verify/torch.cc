@@ -29,9 +29,9 @@ namespace {
 using nlohmann::json;
 
 // Of the GPU's free memory: the rest is for torch.
-constexpr int kPartOfGpu = 8;
-constexpr Bytes kHost = GiB(1);
-constexpr absl::Duration kNap = absl::Milliseconds(20);
+constexpr int kTorchPartOfGpu = 8;
+constexpr Bytes kTorchHost = GiB(1);
+constexpr absl::Duration kTorchNap = absl::Milliseconds(20);
 
 // python/ and lib/ of the kit, or of a build of the source tree.
 absl::Status ShowPackage() {
@@ -63,7 +63,8 @@ absl::StatusOr<std::unique_ptr<PrivateDaemon>> StartDaemon(absl::Time until) {
       PeakFlopsOf(devices.at(0).name, static_cast<double>(use.total.count())));
   setenv("SLUICE_VERIFY_PEAK_FLOPS", fmt::format("{}", peak).c_str(), 1);
   return PrivateDaemon::Start(
-      {.gpu = (use.total - use.used) / kPartOfGpu, .host = kHost}, until);
+      {.gpu = (use.total - use.used) / kTorchPartOfGpu, .host = kTorchHost},
+      until);
 }
 
 // How it ended, as HowItEnded says it.
@@ -94,12 +95,12 @@ absl::Status AwaitNothingLeased(const std::string& socket, absl::Time until) {
           fmt::format("{} of the GPU are leased to nobody that lives",
                       FormatBytes(leased)));
     }
-    absl::SleepFor(kNap);
+    absl::SleepFor(kTorchNap);
   }
 }
 
 // What the process wrote, and how it ended, where that was not well.
-absl::StatusOr<Result> Ask(const Surroundings& here, const char* name) {
+absl::StatusOr<Result> AskTorch(const Surroundings& here, const char* name) {
   const absl::Time until = absl::Now() + here.limit * 0.9;
   ShowOnly({here.gpus.at(0)});
   SLUICE_RETURN_IF_ERROR(ShowPackage());
@@ -125,7 +126,7 @@ absl::StatusOr<Result> Ask(const Surroundings& here, const char* name) {
 }
 
 Result RunInTorch(const Surroundings& here, const char* name) {
-  auto result = Ask(here, name);
+  auto result = AskTorch(here, name);
   if (result.ok()) return *std::move(result);
   return Failed({}, "the check runs", std::string(result.status().message()));
 }

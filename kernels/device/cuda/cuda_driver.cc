@@ -15,10 +15,6 @@
 namespace sluice::device::cuda {
 namespace {
 
-absl::Status Bad(const std::string& message) {
-  return absl::InvalidArgumentError(message);
-}
-
 // The form of nvidia-smi -L: GPU-8-4-4-4-12.
 std::string UuidText(const Uuid& uuid) {
   std::string text = "GPU";
@@ -228,7 +224,8 @@ absl::StatusOr<MemoryPointer> CudaDriver::Find(Memory memory) const {
   const MutexLock lock(memory_mutex_);
   const auto it = memories_.find(memory);
   if (it != memories_.end()) return it->second;
-  return Bad(fmt::format("there is no memory {}", memory.value()));
+  return absl::InvalidArgumentError(
+      fmt::format("there is no memory {}", memory.value()));
 }
 
 absl::StatusOr<Memory> CudaDriver::Create(Placement where, Bytes size) {
@@ -260,13 +257,16 @@ absl::StatusOr<Memory> CudaDriver::Adopt(UniqueFd kept, Placement where,
 absl::Status CudaDriver::Release(Memory memory) {
   const MutexLock lock(memory_mutex_);
   if (memories_.erase(memory) == 1) return absl::OkStatus();
-  return Bad(fmt::format("there is no memory {}", memory.value()));
+  return absl::InvalidArgumentError(
+      fmt::format("there is no memory {}", memory.value()));
 }
 
 // --- virtual memory --------------------------------------------------------
 
 absl::StatusOr<Address> CudaDriver::Reserve(Bytes size, Placement::Kind kind) {
-  if (size.count() <= 0) return Bad("Reserve of an empty range");
+  if (size.count() <= 0) {
+    return absl::InvalidArgumentError("Reserve of an empty range");
+  }
   const MutexLock lock(memory_mutex_);
   return addresses_.Reserve(size, kind);
 }
@@ -322,7 +322,8 @@ absl::StatusOr<Function> CudaDriver::GetFunction(Module module,
   const MutexLock lock(stream_mutex_);
   const auto it = modules_.find(module);
   if (it == modules_.end()) {
-    return Bad(fmt::format("there is no module {}", module.value()));
+    return absl::InvalidArgumentError(
+        fmt::format("there is no module {}", module.value()));
   }
   Kernel kernel = nullptr;
   SLUICE_CUDA(library_, cuLibraryGetKernel, "of " + name, &kernel, it->second,

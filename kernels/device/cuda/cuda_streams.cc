@@ -10,14 +10,6 @@
 #include "proto/base/status.h"
 
 namespace sluice::device::cuda {
-namespace {
-
-absl::Status Bad(const std::string& message) {
-  return absl::InvalidArgumentError(message);
-}
-
-}  // namespace
-
 absl::StatusOr<StreamPointer> CudaDriver::MakeStream(DeviceIndex device) {
   SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(device));
   StreamPointer stream = nullptr;
@@ -37,12 +29,13 @@ absl::StatusOr<Stream> CudaDriver::CreateStream(DeviceIndex device) {
 
 absl::Status CudaDriver::DestroyStream(Stream stream) {
   if (IsCompute(stream)) {
-    return Bad(fmt::format("there is no stream {}", stream.value()));
+    return absl::InvalidArgumentError(
+        fmt::format("there is no stream {}", stream.value()));
   }
   SLUICE_ASSIGN_OR_RETURN(const StreamEntry entry, Find(stream));
   if (entry.adopted) {
-    return Bad(fmt::format("stream {} is not the driver's to destroy",
-                           stream.value()));
+    return absl::InvalidArgumentError(fmt::format(
+        "stream {} is not the driver's to destroy", stream.value()));
   }
   // First what can fail with the stream still there.
   SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(entry.device));
@@ -83,7 +76,8 @@ absl::StatusOr<CudaDriver::StreamEntry> CudaDriver::Find(Stream stream) {
   const auto it = streams_.find(stream);
   if (it != streams_.end()) return it->second;
   if (!IsCompute(stream)) {
-    return Bad(fmt::format("there is no stream {}", stream.value()));
+    return absl::InvalidArgumentError(
+        fmt::format("there is no stream {}", stream.value()));
   }
   const DeviceIndex device = ComputeGpu(stream);
   SLUICE_ASSIGN_OR_RETURN(const StreamPointer made, MakeStream(device));
@@ -109,7 +103,8 @@ absl::StatusOr<CudaDriver::EventEntry> CudaDriver::Find(Event event) const {
   const MutexLock lock(stream_mutex_);
   const auto it = events_.find(event);
   if (it != events_.end()) return it->second;
-  return Bad(fmt::format("there is no event {}", event.value()));
+  return absl::InvalidArgumentError(
+      fmt::format("there is no event {}", event.value()));
 }
 
 absl::Status CudaDriver::DestroyEvent(Event event) {
@@ -135,7 +130,8 @@ absl::StatusOr<EventPointer> CudaDriver::EventOn(Event event,
   const MutexLock lock(stream_mutex_);
   const auto it = events_.find(event);
   if (it == events_.end()) {
-    return Bad(fmt::format("there is no event {}", event.value()));
+    return absl::InvalidArgumentError(
+        fmt::format("there is no event {}", event.value()));
   }
   EventEntry& entry = it->second;
   if (entry.event != nullptr && entry.device == device) return entry.event;
@@ -215,9 +211,9 @@ absl::Status CudaDriver::CopyAsync(Address to, const std::byte* from,
                                    Stream stream) {
   SLUICE_ASSIGN_OR_RETURN(const StreamEntry on, Find(stream));
   if (size.count() < 0 || to == nullptr || from == nullptr) {
-    return Bad(fmt::format("CopyAsync of {} from {} to {}", FormatBytes(size),
-                           static_cast<const void*>(from),
-                           static_cast<void*>(to)));
+    return absl::InvalidArgumentError(
+        fmt::format("CopyAsync of {} from {} to {}", FormatBytes(size),
+                    static_cast<const void*>(from), static_cast<void*>(to)));
   }
   ++copies_;
   copied_[static_cast<int>(direction)] += size.count();
@@ -235,8 +231,8 @@ absl::Status CudaDriver::FillAsync(Address to, std::byte value, Bytes size,
                                    Stream stream) {
   SLUICE_ASSIGN_OR_RETURN(const StreamEntry on, Find(stream));
   if (size.count() < 0 || to == nullptr) {
-    return Bad(fmt::format("FillAsync of {} at {}", FormatBytes(size),
-                           static_cast<void*>(to)));
+    return absl::InvalidArgumentError(fmt::format(
+        "FillAsync of {} at {}", FormatBytes(size), static_cast<void*>(to)));
   }
   if (size == Bytes(0)) return absl::OkStatus();
   SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(on.device));
@@ -254,7 +250,8 @@ absl::Status CudaDriver::Launch(Function function, const LaunchShape& shape,
     const MutexLock lock(stream_mutex_);
     const auto it = functions_.find(function);
     if (it == functions_.end()) {
-      return Bad(fmt::format("there is no function {}", function.value()));
+      return absl::InvalidArgumentError(
+          fmt::format("there is no function {}", function.value()));
     }
     kernel = it->second;
   }

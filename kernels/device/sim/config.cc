@@ -7,16 +7,16 @@
 #include <cmath>
 #include <cstring>
 #include <set>
-#include <string>
 
 #include "proto/base/status.h"
 
 namespace sluice::device {
-namespace {
 
-absl::Status Bad(const std::string& message) {
+absl::Status BadNode(const std::string& message) {
   return absl::InvalidArgumentError("simulated node: " + message);
 }
+
+namespace {
 
 int FindLink(const SimConfig& config, std::string_view name) {
   for (size_t i = 0; i < config.links.size(); ++i) {
@@ -27,17 +27,17 @@ int FindLink(const SimConfig& config, std::string_view name) {
 
 absl::Status CheckLinks(const SimConfig& config) {
   if (config.links.size() > kSimMaxLinks) {
-    return Bad(
+    return BadNode(
         fmt::format("{} links; at most {}", config.links.size(), kSimMaxLinks));
   }
   std::set<std::string_view> names;
   for (const SimLink& link : config.links) {
     if (link.name.empty() || link.name.size() >= kSimNameLength) {
-      return Bad(fmt::format("link name '{}' must have 1 to {} characters",
-                             link.name, kSimNameLength - 1));
+      return BadNode(fmt::format("link name '{}' must have 1 to {} characters",
+                                 link.name, kSimNameLength - 1));
     }
     if (!names.insert(link.name).second) {
-      return Bad(fmt::format("link '{}' is given twice", link.name));
+      return BadNode(fmt::format("link '{}' is given twice", link.name));
     }
     SLUICE_RETURN_IF_ERROR(
         CheckLinkSpeed(link.name, link.h2d_bytes_per_second));
@@ -49,23 +49,23 @@ absl::Status CheckLinks(const SimConfig& config) {
 
 absl::Status CheckGpus(const SimConfig& config) {
   if (config.gpus.empty() || config.gpus.size() > kSimMaxGpus) {
-    return Bad(fmt::format("{} GPUs; it needs 1 to {}", config.gpus.size(),
-                           kSimMaxGpus));
+    return BadNode(fmt::format("{} GPUs; it needs 1 to {}", config.gpus.size(),
+                               kSimMaxGpus));
   }
   for (size_t i = 0; i < config.gpus.size(); ++i) {
     const SimGpu& gpu = config.gpus[i];
     if (FindLink(config, gpu.link) < 0) {
-      return Bad(fmt::format("GPU {} copies over link '{}', which is not given",
-                             i, gpu.link));
+      return BadNode(fmt::format(
+          "GPU {} copies over link '{}', which is not given", i, gpu.link));
     }
     if (gpu.numa.value() >= static_cast<uint64_t>(config.numa_nodes)) {
-      return Bad(fmt::format("GPU {} is on NUMA node {}; there are {}", i,
-                             gpu.numa.value(), config.numa_nodes));
+      return BadNode(fmt::format("GPU {} is on NUMA node {}; there are {}", i,
+                                 gpu.numa.value(), config.numa_nodes));
     }
     if (gpu.memory < config.granularity) {
-      return Bad(fmt::format("GPU {} has {} of memory; it needs {} or more", i,
-                             FormatBytes(gpu.memory),
-                             FormatBytes(config.granularity)));
+      return BadNode(fmt::format("GPU {} has {} of memory; it needs {} or more",
+                                 i, FormatBytes(gpu.memory),
+                                 FormatBytes(config.granularity)));
     }
   }
   return absl::OkStatus();
@@ -75,7 +75,7 @@ absl::Status CheckGpus(const SimConfig& config) {
 
 absl::Status CheckLinkSpeed(std::string_view link, double speed) {
   if (std::isfinite(speed) && speed >= 0) return absl::OkStatus();
-  return Bad(fmt::format(
+  return BadNode(fmt::format(
       "link '{}' has speed {} bytes/s: it must be positive, or 0 for no limit",
       link, speed));
 }
@@ -84,18 +84,18 @@ absl::Status CheckSimConfig(const SimConfig& config) {
   const int64_t page = sysconf(_SC_PAGESIZE);
   const int64_t granularity = config.granularity.count();
   if (granularity < page || granularity % page != 0) {
-    return Bad(fmt::format("granularity {} must be a multiple of the page, {}",
-                           FormatBytes(config.granularity),
-                           FormatBytes(Bytes(page))));
+    return BadNode(
+        fmt::format("granularity {} must be a multiple of the page, {}",
+                    FormatBytes(config.granularity), FormatBytes(Bytes(page))));
   }
   if (config.numa_nodes < 1 || config.numa_nodes > kSimMaxNuma) {
-    return Bad(fmt::format("{} NUMA nodes; it needs 1 to {}", config.numa_nodes,
-                           kSimMaxNuma));
+    return BadNode(fmt::format("{} NUMA nodes; it needs 1 to {}",
+                               config.numa_nodes, kSimMaxNuma));
   }
   if (config.host_memory < config.granularity) {
-    return Bad(fmt::format("host memory of {} is less than one granule, {}",
-                           FormatBytes(config.host_memory),
-                           FormatBytes(config.granularity)));
+    return BadNode(fmt::format("host memory of {} is less than one granule, {}",
+                               FormatBytes(config.host_memory),
+                               FormatBytes(config.granularity)));
   }
   SLUICE_RETURN_IF_ERROR(CheckLinks(config));
   return CheckGpus(config);

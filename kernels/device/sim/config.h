@@ -2,6 +2,7 @@
 // in the state file.
 #pragma once
 
+#include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -9,6 +10,9 @@
 #include "kernels/device/sim/state.h"
 
 namespace sluice::device {
+
+// InvalidArgument that says of what `message` speaks.
+absl::Status BadNode(const std::string& message);
 
 // InvalidArgument names what cannot be, and what can.
 absl::Status CheckSimConfig(const SimConfig& config);

@@ -14,11 +14,7 @@
 namespace sluice::device {
 namespace {
 
-absl::Status Bad(const std::string& message) {
-  return absl::InvalidArgumentError(message);
-}
-
-absl::StatusOr<struct stat> Stat(const UniqueFd& fd) {
+absl::StatusOr<struct stat> StatDescriptor(const UniqueFd& fd) {
   struct stat result;
   if (fstat(fd.get(), &result) != 0) return ErrnoStatus(errno, "stat memory");
   return result;
@@ -109,13 +105,14 @@ absl::StatusOr<std::shared_ptr<PhysicalMemory>> PhysicalMemory::Import(
   SLUICE_RETURN_IF_ERROR(ledger->CheckImport());
   const int seals = fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
-    return Bad("this descriptor is no memory that sim exported");
+    return absl::InvalidArgumentError(
+        "this descriptor is no memory that sim exported");
   }
-  SLUICE_ASSIGN_OR_RETURN(const struct stat status, Stat(fd));
+  SLUICE_ASSIGN_OR_RETURN(const struct stat status, StatDescriptor(fd));
   if (status.st_size != size.count()) {
-    return Bad(fmt::format("this memory has {}, not {}",
-                           FormatBytes(Bytes(status.st_size)),
-                           FormatBytes(size)));
+    return absl::InvalidArgumentError(
+        fmt::format("this memory has {}, not {}",
+                    FormatBytes(Bytes(status.st_size)), FormatBytes(size)));
   }
   SLUICE_ASSIGN_OR_RETURN(UniqueFd own, fd.Duplicate());
   return std::shared_ptr<PhysicalMemory>(new PhysicalMemory(
@@ -143,7 +140,7 @@ absl::StatusOr<UniqueFd> PhysicalMemory::Keep() const {
 // Any memfd could be handed on; NVIDIA's driver refuses.
 absl::Status PhysicalMemory::CheckNotImported() const {
   if (ledger_ != nullptr) return absl::OkStatus();
-  return Bad(fmt::format(
+  return absl::InvalidArgumentError(fmt::format(
       "this memory of {} was imported, and only who made memory exports it: "
       "hand on the descriptor that it came by",
       FormatBytes(size_)));

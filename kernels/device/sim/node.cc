@@ -65,10 +65,6 @@ std::string StatePath(const std::string& directory) {
   return directory + "/node.state";
 }
 
-absl::Status Bad(const std::string& message) {
-  return absl::InvalidArgumentError("simulated node: " + message);
-}
-
 absl::StatusOr<Mapped<SharedState>> MapState(int fd, bool writable,
                                              const std::string& path) {
   const int may = writable ? PROT_READ | PROT_WRITE : PROT_READ;
@@ -169,9 +165,11 @@ absl::StatusOr<MemoryUse> SimNodeImpl::Usage(Placement where) {
 
 absl::Status SimNodeImpl::FailCall(std::string_view name, int nth) {
   if (std::find(kCalls.begin(), kCalls.end(), name) == kCalls.end()) {
-    return Bad(fmt::format("there is no driver call '{}' to fail", name));
+    return BadNode(fmt::format("there is no driver call '{}' to fail", name));
   }
-  if (nth < 1) return Bad(fmt::format("call number {}: the next is 1", nth));
+  if (nth < 1) {
+    return BadNode(fmt::format("call number {}: the next is 1", nth));
+  }
   SLUICE_ASSIGN_OR_RETURN(SharedState* const state, node_->ForWriting());
   for (SharedFailure& failure : state->failures) {
     int64_t unused = 0;
@@ -189,7 +187,7 @@ absl::Status SimNodeImpl::FailCall(std::string_view name, int nth) {
 
 absl::Status SimNodeImpl::LoseGpu(DeviceIndex gpu) {
   if (gpu.value() >= node_->config().gpus.size()) {
-    return Bad(fmt::format("there is no GPU {}", gpu.value()));
+    return BadNode(fmt::format("there is no GPU {}", gpu.value()));
   }
   SLUICE_ASSIGN_OR_RETURN(SharedState* const state, node_->ForWriting());
   state->gpus[gpu.value()].lost = 1;
@@ -208,7 +206,7 @@ absl::Status SimNodeImpl::SetLinkSpeed(std::string_view name, double h2d,
     state->links[i].bytes_per_second[1] = d2h;
     return absl::OkStatus();
   }
-  return Bad(fmt::format("there is no link '{}'", name));
+  return BadNode(fmt::format("there is no link '{}'", name));
 }
 
 }  // namespace

@@ -52,7 +52,7 @@ std::string ReadAll(const std::string& path) {
   return text;
 }
 
-std::optional<struct stat> Stat(const std::string& path) {
+std::optional<struct stat> StatPath(const std::string& path) {
   struct stat result;
   if (stat(path.c_str(), &result) != 0) return std::nullopt;
   return result;
@@ -129,7 +129,7 @@ class Search {
   void AddDescriptor(const std::string& path) {
     const auto name = ReadLinkedName(path);
     if (!IsWanted(name)) return;
-    const auto file = Stat(path);
+    const auto file = StatPath(path);
     if (file && IsOurs(*file)) found_.insert({file->st_ino, *name});
   }
 
@@ -147,7 +147,8 @@ class Search {
           !absl::SimpleAtoi(fields[4], &inode) || found_.contains(inode)) {
         continue;
       }
-      const auto file = Stat(process + "/map_files/" + std::string(fields[0]));
+      const auto file =
+          StatPath(process + "/map_files/" + std::string(fields[0]));
       if (file ? IsOurs(*file) : IsOwnProcess(process)) {
         found_.insert({inode, *name});
       }
@@ -155,7 +156,7 @@ class Search {
   }
 
   bool IsOwnProcess(const std::string& process) const {
-    const auto folder = Stat(process);
+    const auto folder = StatPath(process);
     return folder && folder->st_uid == own_uid_;
   }
 

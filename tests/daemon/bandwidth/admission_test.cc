@@ -14,7 +14,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-Demand Of(double bytes, double deadline_s, double period_s) {
+Demand DemandOfBytes(double bytes, double deadline_s, double period_s) {
   return {Bytes(static_cast<int64_t>(bytes)), absl::Seconds(deadline_s),
           absl::Seconds(period_s)};
 }
@@ -47,16 +47,20 @@ TEST(Admission, LinksThatAreNeverNarrowerBelongToTheGateAbove) {
 TEST(Admission, IsByDemandBoundAndNotByRate) {
   const Topology topology = Tree(1);
   Admission admission(&topology, 1);
-  EXPECT_THAT(admission.Admit(0, topology.channel_of(1, kH2d), Of(1e6, 4, 8)),
+  EXPECT_THAT(admission.Admit(0, topology.channel_of(1, kH2d),
+                              DemandOfBytes(1e6, 4, 8)),
               IsOk());
-  EXPECT_THAT(admission.Admit(1, topology.channel_of(2, kH2d), Of(3e6, 3, 8)),
+  EXPECT_THAT(admission.Admit(1, topology.channel_of(2, kH2d),
+                              DemandOfBytes(3e6, 3, 8)),
               IsOk());
-  EXPECT_THAT(admission.Admit(2, topology.channel_of(3, kH2d), Of(1e4, 3, 8)),
+  EXPECT_THAT(admission.Admit(2, topology.channel_of(3, kH2d),
+                              DemandOfBytes(1e4, 3, 8)),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        HasSubstr("switch h2d would need 0.00333 MB/s more, 1 "
                                  "of at most 1 are promised")));
   // The other direction is another link.
-  EXPECT_THAT(admission.Admit(3, topology.channel_of(3, kD2h), Of(1e6, 1, 1)),
+  EXPECT_THAT(admission.Admit(3, topology.channel_of(3, kD2h),
+                              DemandOfBytes(1e6, 1, 1)),
               IsOk());
   admission.CheckInvariants();
 }
@@ -67,14 +71,16 @@ TEST(Admission, IsByDemandBoundAndNotByRate) {
 TEST(Admission, OnATreeCountsDomainsByConstantRates) {
   const Topology topology = Tree(2.4);
   Admission admission(&topology, 1);
-  EXPECT_THAT(admission.Admit(0, topology.channel_of(1, kH2d), Of(1e6, 1, 4)),
+  EXPECT_THAT(admission.Admit(0, topology.channel_of(1, kH2d),
+                              DemandOfBytes(1e6, 1, 4)),
               IsOk());
-  const Demand brief = Of(0.2e6, 0.3, 4);
+  const Demand brief = DemandOfBytes(0.2e6, 0.3, 4);
   EXPECT_THAT(admission.Admit(1, topology.channel_of(2, kH2d), brief), IsOk());
   EXPECT_THAT(admission.Admit(2, topology.channel_of(3, kH2d), brief), IsOk());
   const Topology less = Tree(2.3);
   Admission full(&less, 1);
-  EXPECT_THAT(full.Admit(0, less.channel_of(1, kH2d), Of(1e6, 1, 4)), IsOk());
+  EXPECT_THAT(full.Admit(0, less.channel_of(1, kH2d), DemandOfBytes(1e6, 1, 4)),
+              IsOk());
   EXPECT_THAT(full.Admit(1, less.channel_of(2, kH2d), brief), IsOk());
   EXPECT_THAT(
       full.Admit(2, less.channel_of(3, kH2d), brief),
@@ -86,9 +92,9 @@ TEST(Admission, NeverPromisesMoreThanItsPart) {
   const Topology topology = Tree(1);
   Admission admission(&topology, 0.9);
   const int channel = topology.channel_of(1, kH2d);
-  EXPECT_THAT(admission.Admit(0, channel, Of(0.91e6, 1, 1)),
+  EXPECT_THAT(admission.Admit(0, channel, DemandOfBytes(0.91e6, 1, 1)),
               StatusIs(absl::StatusCode::kResourceExhausted));
-  EXPECT_THAT(admission.Admit(1, channel, Of(0.9e6, 1, 1)), IsOk());
+  EXPECT_THAT(admission.Admit(1, channel, DemandOfBytes(0.9e6, 1, 1)), IsOk());
   // So much that there is an end to its busy periods.
   EXPECT_DOUBLE_EQ(admission.supply_of(admission.gate_of(channel)), 1e6);
 }
@@ -99,17 +105,17 @@ TEST(Admission, DemandsComeAndGoWhenTheDomainIsIdle) {
   const int channel = topology.channel_of(1, kH2d);
   const int gate = admission.gate_of(channel);
   EXPECT_FALSE(admission.changing(gate));
-  EXPECT_THAT(admission.Admit(0, channel, Of(0.6e6, 1, 1)), IsOk());
+  EXPECT_THAT(admission.Admit(0, channel, DemandOfBytes(0.6e6, 1, 1)), IsOk());
   EXPECT_TRUE(admission.changing(gate));
   EXPECT_THAT(admission.Idle(gate), ElementsAre(0));
   EXPECT_FALSE(admission.changing(gate));
   admission.Leave(0);
   // What it was promised may still delay others.
-  EXPECT_THAT(admission.Admit(1, channel, Of(0.6e6, 1, 1)),
+  EXPECT_THAT(admission.Admit(1, channel, DemandOfBytes(0.6e6, 1, 1)),
               StatusIs(absl::StatusCode::kResourceExhausted));
   EXPECT_THAT(admission.Idle(gate), IsEmpty());
   EXPECT_EQ(admission.supply_of(gate), 0);
-  EXPECT_THAT(admission.Admit(1, channel, Of(0.6e6, 1, 1)), IsOk());
+  EXPECT_THAT(admission.Admit(1, channel, DemandOfBytes(0.6e6, 1, 1)), IsOk());
   admission.CheckInvariants();
 }
 

@@ -20,7 +20,7 @@ absl::Time At(double seconds) {
   return absl::UnixEpoch() + absl::Seconds(seconds);
 }
 
-Demand Of(double units, double deadline_s, double period_s) {
+Demand DemandOfUnits(double units, double deadline_s, double period_s) {
   return {Bytes(static_cast<int64_t>(units * kUnit)), absl::Seconds(deadline_s),
           absl::Seconds(period_s)};
 }
@@ -58,8 +58,10 @@ class OneLinkTest : public ::testing::Test {
 // The example: A has 1 unit due at 4, B has 3 units due at 3.
 TEST_F(OneLinkTest, EarliestDeadlineFirstMeetsBoth) {
   Open({0, 1});
-  ASSERT_THAT(node.policy().Promise(0, Of(1, 4, 8), node.now()), IsOk());
-  ASSERT_THAT(node.policy().Promise(1, Of(3, 3, 8), node.now()), IsOk());
+  ASSERT_THAT(node.policy().Promise(0, DemandOfUnits(1, 4, 8), node.now()),
+              IsOk());
+  ASSERT_THAT(node.policy().Promise(1, DemandOfUnits(3, 3, 8), node.now()),
+              IsOk());
   node.Ask(0, 1 * kUnit);
   node.Ask(1, 3 * kUnit);
   const DoneAt done = RunTo(node, 5);
@@ -78,7 +80,8 @@ TEST_F(OneLinkTest, FairSharesMakeOneLate) {
 
 TEST_F(OneLinkTest, WhatIsPromisedAndNotUsedIsLentAtOnce) {
   Open({0, 1});
-  ASSERT_THAT(node.policy().Promise(0, Of(1, 1, 1), node.now()), IsOk());
+  ASSERT_THAT(node.policy().Promise(0, DemandOfUnits(1, 1, 1), node.now()),
+              IsOk());
   node.Ask(1, 5 * kUnit);
   node.RunUntil(At(2));
   EXPECT_NEAR(node.copied(1), 2 * kUnit, 1);
@@ -91,8 +94,10 @@ TEST_F(OneLinkTest, WhatIsPromisedAndNotUsedIsLentAtOnce) {
 // Who asks for more than was promised gets it from what others leave.
 TEST_F(OneLinkTest, WhoAsksForTooMuchTakesNothingFromAPromise) {
   Open({0, 1});
-  ASSERT_THAT(node.policy().Promise(0, Of(0.5, 1, 1), node.now()), IsOk());
-  ASSERT_THAT(node.policy().Promise(1, Of(0.5, 1, 1), node.now()), IsOk());
+  ASSERT_THAT(node.policy().Promise(0, DemandOfUnits(0.5, 1, 1), node.now()),
+              IsOk());
+  ASSERT_THAT(node.policy().Promise(1, DemandOfUnits(0.5, 1, 1), node.now()),
+              IsOk());
   node.Ask(0, 100 * kUnit);
   for (int second = 0; second < 10; ++second) {
     node.Ask(1, 0.5 * kUnit, At(second + 1));
@@ -107,7 +112,8 @@ TEST_F(OneLinkTest, WhoAsksForTooMuchTakesNothingFromAPromise) {
 // Lent for long, then another comes: nothing is to be paid back.
 TEST_F(OneLinkTest, WhoWasLentDoesNotStarveAfterwards) {
   Open({0, 1});
-  ASSERT_THAT(node.policy().Promise(0, Of(0.5, 1, 1), node.now()), IsOk());
+  ASSERT_THAT(node.policy().Promise(0, DemandOfUnits(0.5, 1, 1), node.now()),
+              IsOk());
   node.Ask(0, 1000 * kUnit);
   node.RunUntil(At(100));
   EXPECT_NEAR(node.copied(0), 100 * kUnit, 1);
@@ -119,7 +125,8 @@ TEST_F(OneLinkTest, WhoWasLentDoesNotStarveAfterwards) {
 
 TEST_F(OneLinkTest, APromiseIsPartOfAFairShareAndNotBesideIt) {
   Open({0, 1});
-  ASSERT_THAT(node.policy().Promise(0, Of(0.4, 1, 1), node.now()), IsOk());
+  ASSERT_THAT(node.policy().Promise(0, DemandOfUnits(0.4, 1, 1), node.now()),
+              IsOk());
   node.Ask(0, 1000 * kUnit);
   node.Ask(1, 1000 * kUnit);
   node.RunUntil(At(10));
@@ -131,7 +138,8 @@ TEST_F(OneLinkTest, APromiseIsPartOfAFairShareAndNotBesideIt) {
 // the others do not have its past as well.
 TEST_F(OneLinkTest, WhatAPromiseBroughtIsRememberedForAPeriod) {
   Open({0, 1, 2});
-  ASSERT_THAT(node.policy().Promise(0, Of(0.8, 1, 1), node.now()), IsOk());
+  ASSERT_THAT(node.policy().Promise(0, DemandOfUnits(0.8, 1, 1), node.now()),
+              IsOk());
   node.Ask(0, 80 * kUnit);
   node.Ask(1, 1000 * kUnit);
   node.RunUntil(At(100));
@@ -156,8 +164,10 @@ TEST_F(OneLinkTest, AskInAllAsksForMoreAndForLess) {
 TEST_F(OneLinkTest, EqualDeadlinesGoByWeight) {
   node.Open(0, 0, kH2d, 1);
   node.Open(1, 0, kH2d, 3);
-  ASSERT_THAT(node.policy().Promise(0, Of(4, 8, 8), node.now()), IsOk());
-  ASSERT_THAT(node.policy().Promise(1, Of(4, 8, 8), node.now()), IsOk());
+  ASSERT_THAT(node.policy().Promise(0, DemandOfUnits(4, 8, 8), node.now()),
+              IsOk());
+  ASSERT_THAT(node.policy().Promise(1, DemandOfUnits(4, 8, 8), node.now()),
+              IsOk());
   node.Ask(0, 4 * kUnit);
   node.Ask(1, 4 * kUnit);
   node.RunUntil(At(4));
@@ -169,20 +179,23 @@ TEST_F(OneLinkTest, EqualDeadlinesGoByWeight) {
 // B leaves cannot be promised before A has it.
 TEST_F(OneLinkTest, WhatALeavingFlowHadIsPromisedAgainOnceTheLinkIsIdle) {
   Open({0, 1, 2});
-  ASSERT_THAT(node.policy().Promise(0, Of(1, 4, 8), node.now()), IsOk());
-  ASSERT_THAT(node.policy().Promise(1, Of(3, 3, 8), node.now()), IsOk());
+  ASSERT_THAT(node.policy().Promise(0, DemandOfUnits(1, 4, 8), node.now()),
+              IsOk());
+  ASSERT_THAT(node.policy().Promise(1, DemandOfUnits(3, 3, 8), node.now()),
+              IsOk());
   node.Ask(0, 1 * kUnit, At(4));
   node.Ask(1, 3 * kUnit, At(3));
   node.RunUntil(At(3));
   node.Close(1);
   node.RunUntil(At(3.01));
-  EXPECT_THAT(node.policy().Promise(2, Of(1, 1, 8), node.now()),
+  EXPECT_THAT(node.policy().Promise(2, DemandOfUnits(1, 1, 8), node.now()),
               StatusIs(absl::StatusCode::kResourceExhausted));
   node.RunUntil(At(4), [](int, const NodeSimulation::Copy& copy) {
     EXPECT_FALSE(copy.late());
   });
   node.RunUntil(At(4.1));
-  EXPECT_THAT(node.policy().Promise(2, Of(1, 1, 8), node.now()), IsOk());
+  EXPECT_THAT(node.policy().Promise(2, DemandOfUnits(1, 1, 8), node.now()),
+              IsOk());
   EXPECT_TRUE(node.policy().IsBinding(2));
 }
 
@@ -201,8 +214,10 @@ TEST(BandwidthPolicy, PrefetchGoesFirstOfEqualDeadlinesOnWhatBothLoad) {
   NodeSimulation node(SharedMemory(), {.promised = 1}, kTick);
   node.Open(0, 1, kD2h);
   node.Open(1, 1, kH2d);
-  ASSERT_THAT(node.policy().Promise(0, Of(1, 2, 2), node.now()), IsOk());
-  ASSERT_THAT(node.policy().Promise(1, Of(1, 2, 2), node.now()), IsOk());
+  ASSERT_THAT(node.policy().Promise(0, DemandOfUnits(1, 2, 2), node.now()),
+              IsOk());
+  ASSERT_THAT(node.policy().Promise(1, DemandOfUnits(1, 2, 2), node.now()),
+              IsOk());
   node.Ask(0, 1 * kUnit);
   node.Ask(1, 1 * kUnit);
   const DoneAt done = RunTo(node, 3);
@@ -230,9 +245,12 @@ TEST(BandwidthPolicy, OnATreeShortDeadlinesDoNotMakeALongOneLate) {
                        {"gpu2", LinkKind::kGpu, 0, kUnit}}),
       {.promised = 1}, kTick);
   for (int flow : {0, 1, 2}) node.Open(flow, 1 + flow, kH2d);
-  ASSERT_THAT(node.policy().Promise(0, Of(0.2, 0.3, 4), node.now()), IsOk());
-  ASSERT_THAT(node.policy().Promise(1, Of(0.2, 0.3, 4), node.now()), IsOk());
-  ASSERT_THAT(node.policy().Promise(2, Of(1, 1, 4), node.now()), IsOk());
+  ASSERT_THAT(node.policy().Promise(0, DemandOfUnits(0.2, 0.3, 4), node.now()),
+              IsOk());
+  ASSERT_THAT(node.policy().Promise(1, DemandOfUnits(0.2, 0.3, 4), node.now()),
+              IsOk());
+  ASSERT_THAT(node.policy().Promise(2, DemandOfUnits(1, 1, 4), node.now()),
+              IsOk());
   node.Ask(0, 0.2 * kUnit, At(0.3));
   node.Ask(1, 0.2 * kUnit, At(0.3));
   node.Ask(2, 1 * kUnit, At(1));
@@ -256,8 +274,10 @@ TEST(BandwidthPolicy, APromiseBindsOnceWhatWasPromisedBeforeIsCopied) {
   node.Open(0, 1, kH2d);
   node.Open(1, 1, kH2d);
   node.Open(2, 2, kH2d);
-  ASSERT_THAT(node.policy().Promise(0, Of(1, 4, 8), node.now()), IsOk());
-  ASSERT_THAT(node.policy().Promise(2, Of(1, 1, 1), node.now()), IsOk());
+  ASSERT_THAT(node.policy().Promise(0, DemandOfUnits(1, 4, 8), node.now()),
+              IsOk());
+  ASSERT_THAT(node.policy().Promise(2, DemandOfUnits(1, 1, 1), node.now()),
+              IsOk());
   node.Ask(0, 1 * kUnit, At(4));
   node.Ask(2, 1 * kUnit, At(1));
   const auto on_time = [](int flow, const NodeSimulation::Copy& copy) {
@@ -265,7 +285,8 @@ TEST(BandwidthPolicy, APromiseBindsOnceWhatWasPromisedBeforeIsCopied) {
   };
   node.RunUntil(At(1), on_time);
   EXPECT_GT(node.backlog(0), 0.1 * kUnit);
-  ASSERT_THAT(node.policy().Promise(1, Of(3, 3, 8), node.now()), IsOk());
+  ASSERT_THAT(node.policy().Promise(1, DemandOfUnits(3, 3, 8), node.now()),
+              IsOk());
   EXPECT_FALSE(node.policy().IsBinding(1));
   node.RunUntil(At(2), on_time);
   ASSERT_TRUE(node.policy().IsBinding(1));

@@ -15,8 +15,8 @@ namespace {
 
 using bench::Entry;
 
-constexpr double kLink = 25e9;
-constexpr absl::Duration kTick = absl::Milliseconds(2);  // of the daemon
+constexpr double kPlanLink = 25e9;
+constexpr absl::Duration kPlanTick = absl::Milliseconds(2);  // of the daemon
 constexpr absl::Duration kWindow = absl::Milliseconds(100);
 constexpr int kWindows = 200;
 constexpr double kOfLink = 0.6;  // what the plan copies
@@ -24,16 +24,16 @@ constexpr double kOfLink = 0.6;  // what the plan copies
 // Windows whose copies were not over at their end. Rank 0 copies what its plan
 // says, from the beginning of each window on; ranks 1 to 3 all they may.
 int LateWindows(bool promised) {
-  GrantPolicy policy({{"pcie0", kLink, kLink}});
+  GrantPolicy policy({{"pcie0", kPlanLink, kPlanLink}});
   std::map<int, Directions> used, limit;
   for (const int slot : {0, 1, 2, 3}) {
     limit[slot] = policy.Attach(slot, 0, 0).limit;
     used[slot] = {0, 0};
   }
-  if (promised) policy.Promise(0, {kOfLink * kLink, 0});
-  const auto bytes =
-      static_cast<uint64_t>(kOfLink * kLink * absl::ToDoubleSeconds(kWindow));
-  const int ticks = static_cast<int>(kWindow / kTick);
+  if (promised) policy.Promise(0, {kOfLink * kPlanLink, 0});
+  const auto bytes = static_cast<uint64_t>(kOfLink * kPlanLink *
+                                           absl::ToDoubleSeconds(kWindow));
+  const int ticks = static_cast<int>(kWindow / kPlanTick);
   int late = 0;
   uint64_t due = 0;
   for (int window = 0; window < kWindows; ++window) {
@@ -43,7 +43,7 @@ int LateWindows(bool promised) {
         now[kH2d] =
             slot == 0 ? std::min(limit[slot][kH2d], due) : limit[slot][kH2d];
       }
-      for (const auto& [slot, grant] : policy.Refill(used, kTick)) {
+      for (const auto& [slot, grant] : policy.Refill(used, kPlanTick)) {
         limit[slot] = grant.limit;
       }
     }

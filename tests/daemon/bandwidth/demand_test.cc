@@ -16,7 +16,7 @@ using sluice::testing::IsOk;
 using sluice::testing::StatusIs;
 using ::testing::HasSubstr;
 
-Demand Of(int64_t bytes, int deadline_s, int period_s) {
+Demand DemandOfSeconds(int64_t bytes, int deadline_s, int period_s) {
   return {Bytes(bytes), absl::Seconds(deadline_s), absl::Seconds(period_s)};
 }
 
@@ -36,7 +36,7 @@ double Naive(const std::vector<Demand>& demands, absl::Duration until) {
 }
 
 TEST(Demand, BoundCountsWhatIsAskedForAndDueInside) {
-  const Demand demand = Of(5, 3, 8);
+  const Demand demand = DemandOfSeconds(5, 3, 8);
   EXPECT_EQ(DemandBound(demand, absl::Seconds(2)), 0);
   EXPECT_EQ(DemandBound(demand, absl::Seconds(3)), 5);
   EXPECT_EQ(DemandBound(demand, absl::Seconds(10)), 5);
@@ -44,8 +44,10 @@ TEST(Demand, BoundCountsWhatIsAskedForAndDueInside) {
 }
 
 TEST(Demand, RefusesWhatIsNone) {
-  EXPECT_THAT(CheckDemand(Of(5, 3, 3)), IsOk());
-  for (const Demand& wrong : {Of(0, 3, 8), Of(5, 0, 8), Of(5, 9, 8)}) {
+  EXPECT_THAT(CheckDemand(DemandOfSeconds(5, 3, 3)), IsOk());
+  for (const Demand& wrong :
+       {DemandOfSeconds(0, 3, 8), DemandOfSeconds(5, 0, 8),
+        DemandOfSeconds(5, 9, 8)}) {
     EXPECT_THAT(CheckDemand(wrong),
                 StatusIs(absl::StatusCode::kInvalidArgument,
                          HasSubstr("0 < deadline <= period")));
@@ -57,22 +59,26 @@ TEST(Demand, RefusesWhatIsNone) {
 
 TEST(LeastRate, IsTheSumOfRatesWhereDeadlineAndPeriodAreTheSame) {
   EXPECT_EQ(LeastRate({}), 0);
-  EXPECT_DOUBLE_EQ(LeastRate({Of(6, 2, 2), Of(5, 10, 10)}), 3.5);
+  EXPECT_DOUBLE_EQ(
+      LeastRate({DemandOfSeconds(6, 2, 2), DemandOfSeconds(5, 10, 10)}), 3.5);
 }
 
 // 1 unit due at 4 and 3 units due at 3 fill a link of 1 unit a second exactly,
 // though their rates by deadline are 1/4 + 1.
 TEST(LeastRate, OfTheIssuesExampleIsTheLinksOwn) {
-  EXPECT_DOUBLE_EQ(LeastRate({Of(1, 4, 8), Of(3, 3, 8)}), 1);
-  EXPECT_DOUBLE_EQ(LeastRate({Of(3, 3, 8)}), 1);
-  EXPECT_DOUBLE_EQ(LeastRate({Of(1, 4, 8)}), 0.25);
+  EXPECT_DOUBLE_EQ(
+      LeastRate({DemandOfSeconds(1, 4, 8), DemandOfSeconds(3, 3, 8)}), 1);
+  EXPECT_DOUBLE_EQ(LeastRate({DemandOfSeconds(3, 3, 8)}), 1);
+  EXPECT_DOUBLE_EQ(LeastRate({DemandOfSeconds(1, 4, 8)}), 0.25);
 }
 
 // First 2 bytes within 1 s. Then 1 + 6 within 5 s; the rates alone are 1/5 and
 // 6/20.
 TEST(LeastRate, IsSetByTheTightestSpan) {
-  EXPECT_DOUBLE_EQ(LeastRate({Of(2, 1, 5), Of(6, 5, 20)}), 2);
-  EXPECT_DOUBLE_EQ(LeastRate({Of(1, 1, 5), Of(6, 5, 20)}), 1.4);
+  EXPECT_DOUBLE_EQ(
+      LeastRate({DemandOfSeconds(2, 1, 5), DemandOfSeconds(6, 5, 20)}), 2);
+  EXPECT_DOUBLE_EQ(
+      LeastRate({DemandOfSeconds(1, 1, 5), DemandOfSeconds(6, 5, 20)}), 1.4);
 }
 
 TEST(LeastRate, IsNeverTooLittleAndHardlyTooMuch) {
@@ -84,7 +90,8 @@ TEST(LeastRate, IsNeverTooLittleAndHardlyTooMuch) {
     std::vector<Demand> demands;
     for (int i = pick(1, 6); i > 0; --i) {
       const int period = pick(1, 30);
-      demands.push_back(Of(pick(1, 1000), pick(1, period), period));
+      demands.push_back(
+          DemandOfSeconds(pick(1, 1000), pick(1, period), period));
     }
     const double exact = Naive(demands, absl::Seconds(5000));
     EXPECT_GE(LeastRate(demands), exact * (1 - 1e-12)) << round;

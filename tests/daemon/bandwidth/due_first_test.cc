@@ -11,10 +11,11 @@ using ::testing::ElementsAre;
 constexpr double kWindow = 1;  // seconds
 constexpr double kAll = 1e9;
 
-const std::vector<int> kLeft = {0, 2}, kRight = {1, 2}, kLink = {0};
+const std::vector<int> kLeft = {0, 2}, kRight = {1, 2}, kLinkOnly = {0};
 
 // Wants all it can get, and `needed` of it in `due` seconds.
-LentCopy Copy(double needed, double due, const std::vector<int>& path = kLink) {
+LentCopy Copy(double needed, double due,
+              const std::vector<int>& path = kLinkOnly) {
   return {.path = &path,
           .excess = kAll,
           .weight = 1,

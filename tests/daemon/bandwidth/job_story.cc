@@ -11,7 +11,7 @@ namespace sluice::daemon::bandwidth {
 namespace {
 
 constexpr double kShortestPeriod = 0.04, kLongestPeriod = 2;
-constexpr double kRounding = 1;  // bytes
+constexpr double kRoundingBytes = 1;  // bytes
 constexpr BandwidthOptions kOptions;
 
 double Size(const Demand& demand) {
@@ -163,7 +163,8 @@ void JobStory::KeepBusy(Flow& flow) {
   const double copy = flow.kind == Kind::kGreedy ? Size(flow.demand) / 2
                                                  : Size(flow.demand) / 4;
   const double wanted = flow.kind == Kind::kGreedy ? 4 * copy : 2 * copy;
-  while (node_.backlog(flow.id) < wanted - kRounding) node_.Ask(flow.id, copy);
+  while (node_.backlog(flow.id) < wanted - kRoundingBytes)
+    node_.Ask(flow.id, copy);
 }
 
 // By the deadline of period n, n + 1 budgets have been copied.
@@ -173,7 +174,7 @@ void JobStory::JudgeBudget(Flow& flow, int64_t period) {
   Later(flow.id, due, [this, period](Flow& f) {
     ++result_.budgets;
     const double least = static_cast<double>(period + 1) * Size(f.demand);
-    if (node_.copied(f.id) < least - kRounding) ++result_.budgets_short;
+    if (node_.copied(f.id) < least - kRoundingBytes) ++result_.budgets_short;
     JudgeBudget(f, period + 1);
   });
 }

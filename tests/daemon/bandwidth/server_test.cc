@@ -5,21 +5,21 @@
 namespace sluice::daemon::bandwidth {
 namespace {
 
-absl::Time At(double seconds) {
+absl::Time AtSecond(double seconds) {
   return absl::UnixEpoch() + absl::Seconds(seconds);
 }
 
 // 10 bytes within 2 s, every 5 s.
 Server Promised() {
   Server server;
-  server.Promise({Bytes(10), absl::Seconds(2), absl::Seconds(5)}, At(0));
+  server.Promise({Bytes(10), absl::Seconds(2), absl::Seconds(5)}, AtSecond(0));
   return server;
 }
 
 void Ask(Server& server, double bytes, double now,
          absl::Time needed_by = absl::InfinitePast()) {
-  server.Ask(bytes, At(now), needed_by);
-  server.Release(At(now));
+  server.Ask(bytes, AtSecond(now), needed_by);
+  server.Release(AtSecond(now));
   server.CheckInvariants();
 }
 
@@ -36,13 +36,13 @@ TEST(Server, ReleasesWhatTheBudgetAllowsAndTheRestWhenItComesBack) {
   Ask(server, 14, 1);
   EXPECT_EQ(server.released(), 10);
   EXPECT_EQ(server.excess(), 4);
-  EXPECT_EQ(server.pieces().front().deadline, At(3));
-  EXPECT_EQ(server.next_return(), At(6));
-  server.Release(At(5.9));
+  EXPECT_EQ(server.pieces().front().deadline, AtSecond(3));
+  EXPECT_EQ(server.next_return(), AtSecond(6));
+  server.Release(AtSecond(5.9));
   EXPECT_EQ(server.excess(), 4);
-  server.Release(At(6));
+  server.Release(AtSecond(6));
   EXPECT_EQ(server.excess(), 0);
-  EXPECT_EQ(server.pieces().back().deadline, At(8));
+  EXPECT_EQ(server.pieces().back().deadline, AtSecond(8));
 }
 
 // Each part comes back one period after it was released, so that no span of a
@@ -52,11 +52,11 @@ TEST(Server, BudgetComesBackInTheParts) {
   Ask(server, 6, 0);
   Ask(server, 6, 4);
   EXPECT_EQ(server.released(), 10);
-  server.Release(At(5));
+  server.Release(AtSecond(5));
   EXPECT_EQ(server.released(), 12);
   Ask(server, 100, 8.9);
   EXPECT_EQ(server.released(), 12 + 4);
-  server.Release(At(9));
+  server.Release(AtSecond(9));
   EXPECT_EQ(server.released(), 16 + 4);
 }
 
@@ -75,12 +75,12 @@ TEST(Server, WhatIsLentIsNotTakenOffTheBudget) {
 TEST(Server, BudgetComesBackOnTimeThoughNobodyLooks) {
   Server server = Promised();
   Ask(server, 100, 0);
-  server.Release(At(5.1));
+  server.Release(AtSecond(5.1));
   EXPECT_EQ(server.released(), 20);
-  EXPECT_EQ(server.pieces().back().deadline, At(7));
-  server.Release(At(10.1));
+  EXPECT_EQ(server.pieces().back().deadline, AtSecond(7));
+  server.Release(AtSecond(10.1));
   EXPECT_EQ(server.released(), 30);
-  EXPECT_EQ(server.pieces().back().deadline, At(12));
+  EXPECT_EQ(server.pieces().back().deadline, AtSecond(12));
   server.CheckInvariants();
 }
 
@@ -98,13 +98,13 @@ TEST(Server, WithdrawsTheNewestExcessAndNothingThatIsReleased) {
 
 TEST(Server, IsNeverEarlierByAClaimAndMayBeLater) {
   Server server = Promised();
-  Ask(server, 4, 0, At(0.5));
-  EXPECT_EQ(server.pieces().back().deadline, At(2));
-  Ask(server, 3, 0, At(4));
-  EXPECT_EQ(server.pieces().back().deadline, At(4));
+  Ask(server, 4, 0, AtSecond(0.5));
+  EXPECT_EQ(server.pieces().back().deadline, AtSecond(2));
+  Ask(server, 3, 0, AtSecond(4));
+  EXPECT_EQ(server.pieces().back().deadline, AtSecond(4));
   // In order, so behind what is needed later.
   Ask(server, 3, 1);
-  EXPECT_EQ(server.pieces().back().deadline, At(4));
+  EXPECT_EQ(server.pieces().back().deadline, AtSecond(4));
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ namespace sluice::daemon::bandwidth {
 namespace {
 
 constexpr double kLink = 25e9;
-constexpr absl::Duration kTick = absl::Milliseconds(2);
+constexpr absl::Duration kWindowTick = absl::Milliseconds(2);
 constexpr absl::Duration kPeriod = absl::Milliseconds(20);
 constexpr int kWindows = 50;
 constexpr double kTolerance = 1e4;  // bytes: what shares are rounded by
@@ -69,12 +69,12 @@ int LateWindows(Told told, double of_link, absl::Duration window) {
   for (int i = 0; i < kWindows; ++i) {
     due += BytesIn(of_link, window);
     const absl::Time end = now + window;
-    for (; now < end; now += kTick) {
+    for (; now < end; now += kWindowTick) {
       ranks[0].Copy(
           due, now,
           told == Told::kRateAndDeadline ? end : absl::InfinitePast());
       for (int other : {1, 2, 3}) ranks[other].Copy(1e30, now);
-      for (const auto& [flow, bytes] : policy.Share(now, kTick)) {
+      for (const auto& [flow, bytes] : policy.Share(now, kWindowTick)) {
         ranks[flow].Give(bytes);
       }
     }

@@ -17,7 +17,7 @@ using ::testing::SizeIs;
 
 constexpr Bytes kSmall = KiB(64);
 
-NodeConfig Limited(ExtentLimits limits) {
+NodeConfig WithExtentLimits(ExtentLimits limits) {
   NodeConfig config = SmallNode();
   config.extent_limits = limits;
   return config;
@@ -40,7 +40,7 @@ void Tick(CoreDriver& node, absl::Duration after) {
 }
 
 TEST(Extents, OneUserHasSoManyAndNotMore) {
-  CoreDriver node(Limited({.all = 100, .each = 10}));
+  CoreDriver node(WithExtentLimits({.all = 100, .each = 10}));
   const SessionId rank = node.Attach("a", 0);
   for (int i = 0; i < 10; ++i) {
     ASSERT_THAT(node.Lease(rank, Gpu(i % 2), kSmall).status(), IsOk());
@@ -61,7 +61,8 @@ TEST(Extents, OneUserHasSoManyAndNotMore) {
 // Wrong once: it named a setting that nobody had made, and a trainer did not
 // know that it was short of open files.
 TEST(Extents, TooManyForTheOpenFilesIsAShortageOfThose) {
-  CoreDriver node(Limited({.all = 8, .each = 2, .each_of_open_files = true}));
+  CoreDriver node(
+      WithExtentLimits({.all = 8, .each = 2, .each_of_open_files = true}));
   const SessionId rank = node.Attach("a", 0);
   const absl::Status refused = node.Lease(rank, Gpu(0), MiB(12)).status();
   EXPECT_EQ(ShortageOf(refused), Shortage::kOpenFiles);
@@ -75,7 +76,7 @@ TEST(Extents, TooManyForTheOpenFilesIsAShortageOfThose) {
 // Wrong once: idle extents went only when bytes were short, so 10,000 of 64 KiB
 // held all descriptors until a restart.
 TEST(Extents, IdleOnesOfOneselfMakeRoomForOthersWhenThereAreTooMany) {
-  CoreDriver node(Limited({.all = 100, .each = 10}));
+  CoreDriver node(WithExtentLimits({.all = 100, .each = 10}));
   const SessionId rank = node.Attach("a", 0);
   LeaveIdle(node, rank, 10);
   node.clock.Advance(absl::Seconds(1));
@@ -87,7 +88,7 @@ TEST(Extents, IdleOnesOfOneselfMakeRoomForOthersWhenThereAreTooMany) {
 }
 
 TEST(Extents, IdleOnesOfAnybodyMakeRoomWhenAllAreTooMany) {
-  CoreDriver node(Limited({.all = 20, .each = 20, .per_rank = 0}));
+  CoreDriver node(WithExtentLimits({.all = 20, .each = 20, .per_rank = 0}));
   const SessionId first = node.Attach("a", 0);
   LeaveIdle(node, first, 20);
   const SessionId other = node.Attach("a", 0, 1, /*uid=*/2);
@@ -98,7 +99,7 @@ TEST(Extents, IdleOnesOfAnybodyMakeRoomWhenAllAreTooMany) {
 }
 
 TEST(Extents, SomeAreHeldBackForTheRanksOfOthers) {
-  CoreDriver node(Limited({.all = 20, .each = 20, .per_rank = 4}));
+  CoreDriver node(WithExtentLimits({.all = 20, .each = 20, .per_rank = 4}));
   const SessionId greedy = node.Attach("a", 0);
   const SessionId modest = node.Attach("a", 0, 1, /*uid=*/2);
   int taken = 0;
@@ -120,7 +121,8 @@ TEST(Extents, SomeAreHeldBackForTheRanksOfOthers) {
 }
 
 TEST(Extents, OneUserHasSoManyMadeInASecond) {
-  CoreDriver node(Limited({.all = 100, .each = 4, .changes_per_second = 2}));
+  CoreDriver node(
+      WithExtentLimits({.all = 100, .each = 4, .changes_per_second = 2}));
   const SessionId rank = node.Attach("a", 0);
   LeaveIdle(node, rank, 4);
   // What is idle is leased again without a change.
@@ -138,7 +140,7 @@ TEST(Extents, OneUserHasSoManyMadeInASecond) {
 }
 
 TEST(Extents, IdleOnesGoWithTime) {
-  CoreDriver node(Limited({.kept_for = absl::Seconds(60)}));
+  CoreDriver node(WithExtentLimits({.kept_for = absl::Seconds(60)}));
   const SessionId rank = node.Attach("a", 0);
   LeaveIdle(node, rank, 2);
   node.clock.Advance(absl::Seconds(30));
@@ -153,7 +155,7 @@ TEST(Extents, IdleOnesGoWithTime) {
 }
 
 TEST(Extents, IdleOnesGoWithTheLastProcessOfTheirUser) {
-  CoreDriver node(Limited({}));
+  CoreDriver node(WithExtentLimits({}));
   const SessionId rank = node.Attach("a", 0), last = node.Attach("b", 0);
   LeaveIdle(node, rank, 256);
   node.Die(rank);

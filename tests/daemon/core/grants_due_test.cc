@@ -11,22 +11,22 @@
 namespace sluice::daemon {
 namespace {
 
-constexpr double kRate = 1e9;
-constexpr absl::Duration kTick = absl::Milliseconds(2);
+constexpr double kDueRate = 1e9;
+constexpr absl::Duration kDueTick = absl::Milliseconds(2);
 constexpr absl::Duration kT = absl::Milliseconds(50);
 constexpr int kRounds = 20;
 constexpr uint64_t kForever = uint64_t{1} << 60;
 
 uint64_t Units(double units) {
   return static_cast<uint64_t>(
-      std::llround(units * kRate * absl::ToDoubleSeconds(kT)));
+      std::llround(units * kDueRate * absl::ToDoubleSeconds(kT)));
 }
 
 // One direction of ranks on one link. A rank uses what it may, up to what it
 // has to copy.
-class Link {
+class DueLink {
  public:
-  explicit Link(int ranks) : ranks_(ranks) {
+  explicit DueLink(int ranks) : ranks_(ranks) {
     for (int slot = 0; slot < ranks; ++slot) {
       Rank& rank = ranks_[slot];
       rank.limit = policy.Attach(slot, 0, 0).limit;
@@ -41,7 +41,7 @@ class Link {
     ranks_[slot].counted = false;
   }
   void Run(absl::Duration time, bool told) {
-    for (const absl::Duration end = now_ + time; now_ < end; now_ += kTick) {
+    for (const absl::Duration end = now_ + time; now_ < end; now_ += kDueTick) {
       std::map<int, Directions> used;
       std::map<int, GrantPolicy::Needs> needs;
       for (int slot = 0; slot < static_cast<int>(ranks_.size()); ++slot) {
@@ -54,7 +54,7 @@ class Link {
         }
       }
       for (const auto& [slot, claim] : lies) needs[slot][kH2d] = claim;
-      for (const auto& [slot, grant] : policy.Refill(used, kTick, needs)) {
+      for (const auto& [slot, grant] : policy.Refill(used, kDueTick, needs)) {
         ranks_[slot].limit = grant.limit;
       }
       policy.CheckInvariants();
@@ -67,7 +67,7 @@ class Link {
   // As the daemon counts them.
   LateCopies counted(int slot) const { return policy.late().at(slot)[kH2d]; }
 
-  GrantPolicy policy{{{"pcie0", kRate, kRate}}};
+  GrantPolicy policy{{{"pcie0", kDueRate, kDueRate}}};
   std::map<int, GrantPolicy::Need> lies;  // told in any case
 
  private:
@@ -90,14 +90,14 @@ class Link {
 };
 
 // Bytes per second of a rank in two seconds from now on.
-double RateOf(Link& link, int slot) {
+double RateOf(DueLink& link, int slot) {
   const double before = link.copied(slot);
   link.Run(absl::Seconds(2), /*told=*/true);
   return (link.copied(slot) - before) / 2;
 }
 
 // A has 1 unit due at 4T, B has 3 due at 3T, again and again.
-void RunTwoRanks(Link& link, bool told) {
+void RunTwoRanks(DueLink& link, bool told) {
   link.Run(absl::Seconds(1), told);
   for (int i = 0; i < kRounds; ++i) {
     link.Copy(0, Units(1), 4 * kT);
@@ -107,14 +107,14 @@ void RunTwoRanks(Link& link, bool told) {
 }
 
 TEST(GrantsDue, WithoutDeadlinesOfCopiesOneIsLate) {
-  Link link(2);
+  DueLink link(2);
   RunTwoRanks(link, /*told=*/false);
   EXPECT_EQ(link.late(0), 0);
   EXPECT_EQ(link.late(1), kRounds);
 }
 
 TEST(GrantsDue, TheCopyThatIsDueFirstGoesFirstAndNobodyIsLate) {
-  Link link(2);
+  DueLink link(2);
   RunTwoRanks(link, /*told=*/true);
   EXPECT_EQ(link.late(0), 0);
   EXPECT_EQ(link.late(1), 0);
@@ -124,7 +124,7 @@ TEST(GrantsDue, TheCopyThatIsDueFirstGoesFirstAndNobodyIsLate) {
 
 // Each 3 due at 3T, where the link carries both by 6T.
 TEST(GrantsDue, CopiesThatAreLateAreCountedAndForHowLong) {
-  Link link(2);
+  DueLink link(2);
   for (int i = 0; i < kRounds; ++i) {
     for (int slot : {0, 1}) link.Copy(slot, Units(3), 3 * kT);
     link.Run(8 * kT, /*told=*/true);
@@ -143,7 +143,7 @@ TEST(GrantsDue, CopiesThatAreLateAreCountedAndForHowLong) {
 
 // The heartbeat was late, or the time is one of before the rank began.
 TEST(GrantsDue, ACopyIsLateForNoLongerThanItWasSeenLate) {
-  Link link(1);
+  DueLink link(1);
   link.lies[0] = {uint64_t{1} << 50, absl::Seconds(-1e9)};
   link.Run(absl::Seconds(1), /*told=*/false);
   EXPECT_EQ(link.counted(0).copies, 1u);
@@ -153,13 +153,14 @@ TEST(GrantsDue, ACopyIsLateForNoLongerThanItWasSeenLate) {
 TEST(GrantsDue, ALinkOfUnknownSpeedHasNoLateCopies) {
   GrantPolicy policy({{"pcie0", 0, 0}});
   policy.Attach(0, 0, 0);
-  policy.Refill({{0, {0, 0}}}, kTick, {{0, {{{uint64_t{1} << 60, -kT}, {}}}}});
+  policy.Refill({{0, {0, 0}}}, kDueTick,
+                {{0, {{{uint64_t{1} << 60, -kT}, {}}}}});
   EXPECT_EQ(policy.late().at(0), LateDirections());
 }
 
 // Three that copy all the time and tell nothing, and one whose copies come all
 // at once: 0.15 of the link, less than its fair share.
-void RunAmongHungryOnes(Link& link, bool told) {
+void RunAmongHungryOnes(DueLink& link, bool told) {
   for (int slot : {1, 2, 3}) {
     link.Copy(slot, kForever, absl::InfiniteDuration());
   }
@@ -172,7 +173,7 @@ void RunAmongHungryOnes(Link& link, bool told) {
 
 TEST(GrantsDue, ABurstAmongHungryOnesIsInTimeWhereItsDeadlineIsKnown) {
   for (const bool told : {false, true}) {
-    Link link(4);
+    DueLink link(4);
     RunAmongHungryOnes(link, told);
     EXPECT_EQ(link.late(0), told ? 0 : kRounds);
   }
@@ -180,11 +181,11 @@ TEST(GrantsDue, ABurstAmongHungryOnesIsInTimeWhereItsDeadlineIsKnown) {
 
 TEST(GrantsDue, WhatOneHadEarlierTheOthersHaveLater) {
   for (const bool told : {false, true}) {
-    Link link(4);
+    DueLink link(4);
     RunAmongHungryOnes(link, told);
     // 11 s in all; 1.5 units each half second; the rest is theirs, evenly.
     const double rest =
-        (11 * kRate - kRounds * static_cast<double>(Units(1.5))) / 3;
+        (11 * kDueRate - kRounds * static_cast<double>(Units(1.5))) / 3;
     for (int slot : {1, 2, 3}) {
       EXPECT_NEAR(link.copied(slot), rest, 0.01 * rest) << told << slot;
     }
@@ -197,37 +198,37 @@ TEST(GrantsDue, WhoClaimsThatAllIsDueNowHasItsShareEarlierAndNoMoreOfIt) {
   for (const absl::Duration due :
        {absl::ZeroDuration(), -absl::InfiniteDuration(), absl::Seconds(-1e9),
         absl::Milliseconds(30)}) {
-    Link link(2);
+    DueLink link(2);
     for (int slot : {0, 1}) {
       link.Copy(slot, kForever, absl::InfiniteDuration());
     }
     link.lies[1] = {UINT64_MAX, due};
     link.Run(absl::Seconds(1), /*told=*/true);
     // 200 ms of the link, and a window.
-    EXPECT_LE(link.copied(1) - link.copied(0), 0.23 * kRate);
-    EXPECT_NEAR(RateOf(link, 0), kRate / 2, kRate / 100);
+    EXPECT_LE(link.copied(1) - link.copied(0), 0.23 * kDueRate);
+    EXPECT_NEAR(RateOf(link, 0), kDueRate / 2, kDueRate / 100);
   }
 }
 
 TEST(GrantsDue, AClaimTakesNothingOfAPromise) {
-  Link link(3);
+  DueLink link(3);
   for (int slot : {0, 1, 2}) {
     link.Copy(slot, kForever, absl::InfiniteDuration());
     link.lies[slot] = {UINT64_MAX, absl::ZeroDuration()};
   }
   link.lies.erase(0);
-  link.policy.Promise(0, {0.7 * kRate, 0});
+  link.policy.Promise(0, {0.7 * kDueRate, 0});
   link.Run(absl::Seconds(1), /*told=*/true);
-  EXPECT_GE(RateOf(link, 0), 0.699 * kRate);
+  EXPECT_GE(RateOf(link, 0), 0.699 * kDueRate);
 }
 
 // What was promised is no part of what is lent earlier: a plan's burst above
 // its promise is in time, and the promise of another one is kept meanwhile.
 TEST(GrantsDue, ABurstAboveAPromiseIsInTimeBesideOnesThatArePromised) {
   for (const bool told : {false, true}) {
-    Link link(3);
-    link.policy.Promise(0, {0.3 * kRate, 0});
-    link.policy.Promise(1, {0.3 * kRate, 0});
+    DueLink link(3);
+    link.policy.Promise(0, {0.3 * kDueRate, 0});
+    link.policy.Promise(1, {0.3 * kDueRate, 0});
     for (int slot : {1, 2}) {
       link.Copy(slot, kForever, absl::InfiniteDuration());
     }
@@ -239,7 +240,7 @@ TEST(GrantsDue, ABurstAboveAPromiseIsInTimeBesideOnesThatArePromised) {
     }
     EXPECT_EQ(link.late(0), told ? 0 : kRounds);
     EXPECT_GE(link.copied(1) - before,
-              0.299 * kRate * kRounds * absl::ToDoubleSeconds(10 * kT));
+              0.299 * kDueRate * kRounds * absl::ToDoubleSeconds(10 * kT));
   }
 }
 

@@ -56,8 +56,9 @@ TEST(Guarantees, OfWhatBothDirectionsLoadEachHasHalf) {
                HasSubstr("of at most 450.00 MB/s")));
 }
 
-WelcomeReply Hello(CoreDriver& node, SessionId id, const std::string& job,
-                   double guaranteed, uint64_t gpu = 0) {
+WelcomeReply HelloWithGuarantee(CoreDriver& node, SessionId id,
+                                const std::string& job, double guaranteed,
+                                uint64_t gpu = 0) {
   return std::get<WelcomeReply>(
       *node.Ask(id, HelloRequest{.job = job,
                                  .gpu = DeviceIndex(gpu),
@@ -69,14 +70,17 @@ WelcomeReply Hello(CoreDriver& node, SessionId id, const std::string& job,
 TEST(Guarantees, ARankIsToldWhatItHasAndWhyNot) {
   CoreDriver node;
   const SessionId greedy = node.Connect(1);
-  const WelcomeReply refused = Hello(node, greedy, "greedy", 0x1p59);
+  const WelcomeReply refused =
+      HelloWithGuarantee(node, greedy, "greedy", 0x1p59);
   EXPECT_EQ(refused.guaranteed_bytes_per_second, 0);
   EXPECT_THAT(refused.guarantee_refused, HasSubstr("no guarantee of"));
   EXPECT_EQ(node.core.session(greedy)->guaranteed_bytes_per_second, 0);
-  const WelcomeReply granted = Hello(node, node.Connect(2), "modest", 0.5e9);
+  const WelcomeReply granted =
+      HelloWithGuarantee(node, node.Connect(2), "modest", 0.5e9);
   EXPECT_EQ(granted.guaranteed_bytes_per_second, 0.5e9);
   EXPECT_THAT(granted.guarantee_refused, IsEmpty());
-  const WelcomeReply none = Hello(node, node.Connect(3), "none", 0);
+  const WelcomeReply none =
+      HelloWithGuarantee(node, node.Connect(3), "none", 0);
   EXPECT_EQ(none.guaranteed_bytes_per_second, 0);
   EXPECT_THAT(none.guarantee_refused, IsEmpty());
 }
@@ -84,28 +88,29 @@ TEST(Guarantees, ARankIsToldWhatItHasAndWhyNot) {
 TEST(Guarantees, APromiseEndsWithItsSession) {
   CoreDriver node;
   const SessionId first = node.Connect(1);
-  Hello(node, first, "a", 0.5e9);
-  EXPECT_EQ(
-      Hello(node, node.Connect(1), "b", 0.1e9).guaranteed_bytes_per_second, 0);
+  HelloWithGuarantee(node, first, "a", 0.5e9);
+  EXPECT_EQ(HelloWithGuarantee(node, node.Connect(1), "b", 0.1e9)
+                .guaranteed_bytes_per_second,
+            0);
   // Of another link.
-  EXPECT_EQ(Hello(node, node.Connect(1), "c", 0.5e9, /*gpu=*/1)
+  EXPECT_EQ(HelloWithGuarantee(node, node.Connect(1), "c", 0.5e9, /*gpu=*/1)
                 .guaranteed_bytes_per_second,
             0.5e9);
   node.Run([&](Core& to) { return to.SocketEnded(first, node.clock.Now()); });
-  EXPECT_EQ(
-      Hello(node, node.Connect(1), "d", 0.1e9).guaranteed_bytes_per_second,
-      0.1e9);
+  EXPECT_EQ(HelloWithGuarantee(node, node.Connect(1), "d", 0.1e9)
+                .guaranteed_bytes_per_second,
+            0.1e9);
 }
 
 TEST(Guarantees, GpusOfOneLinkShareWhatItPromises) {
   NodeConfig config = SmallNode();
   config.gpus[1].link = "pcie0";
   CoreDriver node(config);
-  Hello(node, node.Connect(1), "a", 0.5e9, /*gpu=*/0);
-  EXPECT_EQ(Hello(node, node.Connect(2), "b", 0.5e9, /*gpu=*/1)
+  HelloWithGuarantee(node, node.Connect(1), "a", 0.5e9, /*gpu=*/0);
+  EXPECT_EQ(HelloWithGuarantee(node, node.Connect(2), "b", 0.5e9, /*gpu=*/1)
                 .guaranteed_bytes_per_second,
             0);
-  EXPECT_EQ(Hello(node, node.Connect(2), "c", 0.4e9, /*gpu=*/1)
+  EXPECT_EQ(HelloWithGuarantee(node, node.Connect(2), "c", 0.4e9, /*gpu=*/1)
                 .guaranteed_bytes_per_second,
             0.4e9);
 }
@@ -116,13 +121,13 @@ TEST(Guarantees, ALinkAboveOthersPromisesToAllBelowIt) {
                   {"pcie1", 1e9, 1e9, "switch"},
                   {"switch", 1e9, 1e9}};
   CoreDriver node(config);
-  Hello(node, node.Connect(1), "a", 0.5e9, /*gpu=*/0);
+  HelloWithGuarantee(node, node.Connect(1), "a", 0.5e9, /*gpu=*/0);
   const WelcomeReply refused =
-      Hello(node, node.Connect(2), "b", 0.5e9, /*gpu=*/1);
+      HelloWithGuarantee(node, node.Connect(2), "b", 0.5e9, /*gpu=*/1);
   EXPECT_EQ(refused.guaranteed_bytes_per_second, 0);
   EXPECT_THAT(refused.guarantee_refused, HasSubstr("on link switch: 500.00 "
                                                    "MB/s of at most"));
-  EXPECT_EQ(Hello(node, node.Connect(2), "c", 0.4e9, /*gpu=*/1)
+  EXPECT_EQ(HelloWithGuarantee(node, node.Connect(2), "c", 0.4e9, /*gpu=*/1)
                 .guaranteed_bytes_per_second,
             0.4e9);
 }
@@ -132,9 +137,9 @@ TEST(Guarantees, ALinkWithoutASpeedIsPassed) {
   NodeConfig config = SmallNode();
   config.links = {{"pcie0", 0, 0, "switch"}, {"switch", 0, 0, "", 2e9}};
   CoreDriver node(config);
-  EXPECT_EQ(
-      Hello(node, node.Connect(1), "a", 0.5e9).guaranteed_bytes_per_second,
-      0.5e9);
+  EXPECT_EQ(HelloWithGuarantee(node, node.Connect(1), "a", 0.5e9)
+                .guaranteed_bytes_per_second,
+            0.5e9);
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ using sluice::testing::StatusIs;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
-NodeConfig Limited(Limits user) {
+NodeConfig WithUserLimits(Limits user) {
   NodeConfig config = SmallNode();
   config.principal_limits = user;
   return config;
@@ -37,7 +37,7 @@ void Later(CoreDriver& node) {
 // Wrong once: what was freed left the budget, mapped or not.
 TEST(Lingering, LeaseFreeAndRepeatStaysWithinTheBudget) {
   for (const Held held : {Held::kYes, Held::kUnknown}) {
-    CoreDriver node(Limited({.gpu = MiB(8)}));
+    CoreDriver node(WithUserLimits({.gpu = MiB(8)}));
     node.held = held;
     const SessionId a = node.Attach("demo", 0);
     for (int i = 0; i < 8; ++i) {  // each of another size
@@ -61,7 +61,7 @@ TEST(Lingering, LeaseFreeAndRepeatStaysWithinTheBudget) {
 }
 
 TEST(Lingering, ItsOwnersJobsLeaseItAgainAndPayOnce) {
-  CoreDriver node(Limited({.gpu = MiB(8)}));
+  CoreDriver node(WithUserLimits({.gpu = MiB(8)}));
   AttachAndReturn(node, Gpu(0), MiB(8));
   EXPECT_EQ(node.core.pool(Gpu(0)).lingering, MiB(8));
   const SessionId b = node.Attach("other", 0);
@@ -78,7 +78,7 @@ TEST(Lingering, ItsOwnersJobsLeaseItAgainAndPayOnce) {
 // principal could have again was charged to it, so a job that gave memory back
 // for a smaller plan was refused that.
 TEST(Lingering, WhatABudgetHasNoRoomToMakeIsLeasedAgain) {
-  CoreDriver node(Limited({.host = MiB(8)}));
+  CoreDriver node(WithUserLimits({.host = MiB(8)}));
   const SessionId a = AttachAndReturn(node, Host(0), MiB(7));
   // The tail is 2 MiB, and 1 MiB is left of the budget: the old tail of 3 MiB.
   const SessionId b = node.Attach("other", 0);
@@ -97,7 +97,7 @@ TEST(Lingering, WhatABudgetHasNoRoomToMakeIsLeasedAgain) {
 
 // A GPU's lease is as large as was asked, so an odd piece does not serve.
 TEST(Lingering, WhatIsLeasedAgainOfAGpuIsNoLargerThanAsked) {
-  CoreDriver node(Limited({.gpu = MiB(8)}));
+  CoreDriver node(WithUserLimits({.gpu = MiB(8)}));
   const SessionId a = AttachAndReturn(node, Gpu(0), MiB(7));
   EXPECT_THAT(node.Lease(a, Gpu(0), MiB(6)),
               StatusIs(absl::StatusCode::kResourceExhausted));
@@ -106,7 +106,7 @@ TEST(Lingering, WhatIsLeasedAgainOfAGpuIsNoLargerThanAsked) {
 
 // Another job of the user may have it, within its own budget only.
 TEST(Lingering, WhatIsLeasedAgainKeepsToTheBudgetOfItsJob) {
-  NodeConfig config = Limited({.host = MiB(8)});
+  NodeConfig config = WithUserLimits({.host = MiB(8)});
   config.named_job_limits = {{"other", {.host = MiB(6)}}};
   CoreDriver node(config);
   AttachAndReturn(node, Host(0), MiB(7));

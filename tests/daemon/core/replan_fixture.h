@@ -16,43 +16,18 @@
 namespace sluice::daemon {
 
 // A layer of 1 s whose one free class costs 0.1 s to recompute whole.
-inline std::shared_ptr<plan::RankProfile> ProfileOf(int rank, uint64_t gpu) {
-  auto profile = std::make_shared<plan::RankProfile>();
-  profile->rank = Rank(rank);
-  profile->gpu = DeviceIndex(gpu);
-  profile->kinds[0].layers = 1;
-  profile->kinds[0].forward_layer_seconds = 0.4;
-  profile->kinds[0].backward_layer_seconds = 0.6;
-  profile->classes = {
-      {.name = "ffn_up", .bytes_per_layer = MiB(16), .recompute_seconds = 0.1}};
-  return profile;
-}
+std::shared_ptr<plan::RankProfile> ProfileOf(int rank, uint64_t gpu);
 
 class Replan : public ::testing::Test {
  protected:
   explicit Replan(NodeConfig config = Node()) : node(std::move(config)) {}
-  static NodeConfig Node() {
-    NodeConfig node = SmallNode();
-    node.hosts = {{NumaIndex(0), MiB(40)}};
-    return node;
-  }
+  static NodeConfig Node();
 
   void Submit(SessionId id, std::shared_ptr<plan::RankProfile> profile,
-              const std::string& hash) {
-    node.Ask(id, ProfileRequest{});
-    const ReadProfile read = node.to_read.back();
-    node.to_read.pop_back();
-    node.Apply(node.core.ProfileRead(read.session, read.request,
-                                     ProfileWithHash{profile, hash, {}},
-                                     node.clock.Now()));
-  }
+              const std::string& hash);
 
   // A job of one rank that asks for a plan.
-  SessionId Ask(const std::string& job, uint64_t gpu = 0, uint32_t uid = 1) {
-    const SessionId id = node.Attach(job, 0, 1, uid, gpu);
-    Submit(id, ProfileOf(0, gpu), job);
-    return id;
-  }
+  SessionId Ask(const std::string& job, uint64_t gpu = 0, uint32_t uid = 1);
 
   // The answer to a question: the swapped fraction of its classes and host
   // bytes of each job, by number.
@@ -60,79 +35,23 @@ class Replan : public ::testing::Test {
     double swap;
     Bytes host;
   };
-  static plan::NodePlan PlanOf(const std::vector<Part>& parts) {
-    plan::NodePlan plan;
-    for (size_t i = 0; i < parts.size(); ++i) {
-      plan::RankPlan rank;
-      rank.job = static_cast<int64_t>(i);
-      rank.rank = Rank(0);
-      rank.alpha = parts[i].swap;
-      rank.host_bytes = parts[i].host;
-      rank.classes = {{.name = "ffn_up",
-                       .fractions = {0, parts[i].swap, 1 - parts[i].swap},
-                       .why = {}}};
-      plan.ranks.push_back(std::move(rank));
-    }
-    return plan;
-  }
+  static plan::NodePlan PlanOf(const std::vector<Part>& parts);
   // Answers the newest question.
-  void Solve(const std::vector<Part>& parts) {
-    ASSERT_FALSE(node.to_solve.empty());
-    const SolvePlan question = node.to_solve.back();
-    node.to_solve.pop_back();
-    ASSERT_EQ(question.profiles.size(), parts.size());
-    node.Apply(
-        node.core.PlanSolved(question.round, PlanOf(parts), node.clock.Now()));
-  }
-  LeaseId LeaseHost(SessionId id, Bytes size) {
-    const auto lease = node.Lease(id, Host(0), size);
-    EXPECT_THAT(lease, sluice::testing::IsOk());
-    return lease.ok() ? lease->lease : LeaseId();
-  }
+  void Solve(const std::vector<Part>& parts);
+  LeaseId LeaseHost(SessionId id, Bytes size);
   void Free(SessionId id, LeaseId lease) { node.Ask(id, FreeRequest{lease}); }
-  size_t Ready(SessionId id) {
-    return node.NoticesTo<PlanReadyNotice>(id).size();
-  }
-  std::vector<PlanId> Changes(SessionId id) {
-    std::vector<PlanId> plans;
-    for (const auto& notice : node.NoticesTo<PlanChangedNotice>(id)) {
-      plans.push_back(notice.plan);
-    }
-    return plans;
-  }
-  std::vector<PlanningSnapshot> Planning(const Principal* viewer = nullptr) {
-    return node.core.TakeSnapshot(viewer, node.clock.Now()).planning;
-  }
-  std::optional<PlanningSnapshot> PlanningOf(const std::string& job) {
-    for (const PlanningSnapshot& each : Planning()) {
-      if (each.job == job) return each;
-    }
-    return std::nullopt;
-  }
-  uint64_t Count(ChangeOutcome what) {
-    return node.core.TakeSnapshot(nullptr, node.clock.Now())
-        .stats->plan_changes[what];
-  }
-  void Wait(absl::Duration time) {
-    node.clock.Advance(time);
-    node.Apply(node.core.Tick(node.clock.Now()));
-  }
+  size_t Ready(SessionId id);
+  std::vector<PlanId> Changes(SessionId id);
+  std::vector<PlanningSnapshot> Planning(const Principal* viewer = nullptr);
+  std::optional<PlanningSnapshot> PlanningOf(const std::string& job);
+  uint64_t Count(ChangeOutcome what);
+  void Wait(absl::Duration time);
 
   // Job a runs with everything swapped, in 32 of 40 MiB of host memory; then
   // job b asks, and the answer is half of it for each.
-  void JoinThatWaits() {
-    a = Ask("a");
-    Solve({{1, MiB(32)}});
-    held = LeaseHost(a, MiB(32));
-    b = Ask("b", 1);
-    Solve({{0.5, MiB(16)}, {0.5, MiB(16)}});
-  }
+  void JoinThatWaits();
   // What a rank does at its step boundary.
-  void TakeChange(SessionId id, LeaseId* lease, Bytes size) {
-    Free(id, *lease);
-    *lease = LeaseHost(id, size);
-    node.Ask(id, PlanTakenRequest{Changes(id).back(), true, "alpha changed"});
-  }
+  void TakeChange(SessionId id, LeaseId* lease, Bytes size);
 
   CoreDriver node;
   SessionId a, b;

@@ -14,7 +14,7 @@ using sluice::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr auto kExhausted = absl::StatusCode::kResourceExhausted;
+constexpr auto kNoRoom = absl::StatusCode::kResourceExhausted;
 constexpr auto kRefused = absl::StatusCode::kFailedPrecondition;
 
 class Reserved : public ::testing::Test {
@@ -36,14 +36,13 @@ class Reserved : public ::testing::Test {
 
 TEST_F(Reserved, OthersNeverTakeOfItAndItsUserFirst) {
   ASSERT_THAT(Reserve(Gpu(0), {1, ""}, MiB(8)), IsOk());
-  EXPECT_THAT(Lease(bob_, MiB(12)),
-              StatusIs(kExhausted,
-                       AllOf(HasSubstr("free 16 MiB of 16 MiB, of which 8 MiB "
-                                       "are reserved for others"),
-                             HasSubstr("GPU 0: asked 12 MiB"))));
+  EXPECT_THAT(
+      Lease(bob_, MiB(12)),
+      StatusIs(kNoRoom, AllOf(HasSubstr("free 16 MiB of 16 MiB, of which 8 MiB "
+                                        "are reserved for others"),
+                              HasSubstr("GPU 0: asked 12 MiB"))));
   EXPECT_THAT(Lease(bob_, MiB(8)), IsOk());
-  EXPECT_THAT(Lease(bob_, KiB(64)),
-              StatusIs(kExhausted, HasSubstr("reserved")));
+  EXPECT_THAT(Lease(bob_, KiB(64)), StatusIs(kNoRoom, HasSubstr("reserved")));
   EXPECT_THAT(Lease(alice_, MiB(4)), IsOk());
   EXPECT_EQ(Withheld(), MiB(4)) << "of its own it has taken the reserved first";
   EXPECT_THAT(Lease(alice_, MiB(4)), IsOk());
@@ -55,8 +54,7 @@ TEST_F(Reserved, WhatItsUserGivesBackIsReservedAgain) {
   ASSERT_THAT(Lease(alice_, MiB(8)), IsOk());
   node_.Die(alice_);
   EXPECT_EQ(Withheld(), MiB(8));
-  EXPECT_THAT(Lease(bob_, MiB(12)),
-              StatusIs(kExhausted, HasSubstr("reserved")));
+  EXPECT_THAT(Lease(bob_, MiB(12)), StatusIs(kNoRoom, HasSubstr("reserved")));
   EXPECT_THAT(Lease(node_.Attach("again", 0, 1, 1), MiB(16)), IsOk());
 }
 
@@ -66,7 +64,7 @@ TEST_F(Reserved, WithoutOneAUserHasWhatTheOthersLeave) {
   EXPECT_EQ(node_.core.ledger().UsableBy(Host(0), {1, "/a"}), MiB(24));
   EXPECT_EQ(node_.core.ledger().UsableByAnyone(Host(0)), MiB(16));
   EXPECT_THAT(Lease(node_.Attach("c", 0, 1, 3), MiB(20), Host(0)),
-              StatusIs(kExhausted, HasSubstr("reserved for others")));
+              StatusIs(kNoRoom, HasSubstr("reserved for others")));
   EXPECT_THAT(Lease(alice_, MiB(24), Host(0)), IsOk());
   EXPECT_THAT(Lease(bob_, MiB(8), Host(0)), IsOk());
 }
@@ -78,8 +76,7 @@ TEST_F(Reserved, WhatLingersOfAUserIsLeasedAgainBesideIt) {
   ASSERT_THAT(lease.status(), IsOk());
   ASSERT_THAT(Reserve(Gpu(0), {1, ""}, MiB(8)), IsOk());
   node_.Ask(bob_, FreeRequest{lease->lease});
-  EXPECT_THAT(Lease(bob_, MiB(12)),
-              StatusIs(kExhausted, HasSubstr("reserved")));
+  EXPECT_THAT(Lease(bob_, MiB(12)), StatusIs(kNoRoom, HasSubstr("reserved")));
   EXPECT_THAT(Lease(bob_, MiB(8)), IsOk());
 }
 
@@ -110,7 +107,7 @@ TEST_F(Reserved, ACgroupsOwnIsNotItsUsers) {
   const SessionId elsewhere = node_.Connect(1, "/b");
   node_.Ask(elsewhere, HelloRequest{.job = "e"});
   EXPECT_THAT(Lease(elsewhere, MiB(12)),
-              StatusIs(kExhausted, HasSubstr("reserved")));
+              StatusIs(kNoRoom, HasSubstr("reserved")));
   EXPECT_THAT(Lease(alice_, MiB(12)), IsOk());
 }
 
@@ -129,7 +126,7 @@ TEST_F(Reserved, IsShownAndKept) {
   ASSERT_THAT(next.core.SetPolicy(node_.core.policy(), now), IsOk());
   EXPECT_EQ(next.core.policy(), node_.core.policy());
   EXPECT_THAT(next.Lease(next.Attach("b", 0, 1, 2), Gpu(1), MiB(12)).status(),
-              StatusIs(kExhausted, HasSubstr("reserved for others")));
+              StatusIs(kNoRoom, HasSubstr("reserved for others")));
 }
 
 TEST_F(Reserved, APolicyForAnotherNodeIsRefused) {

@@ -22,46 +22,46 @@ absl::Status StatusOf(const std::optional<Reply>& reply) {
   return status != nullptr ? *status : absl::OkStatus();
 }
 
-HelloRequest Hello(int rank, int ranks, const std::string& job = "demo") {
+HelloRequest HelloOfRank(int rank, int ranks, const std::string& job = "demo") {
   return {.job = job,
           .rank = Rank(rank),
           .world_size = ranks,
           .local_ranks = ranks};
 }
 
-TEST(Hello, ComesFirstAndOnce) {
+TEST(HelloOfRank, ComesFirstAndOnce) {
   CoreDriver node;
   const SessionId a = node.Connect();
   EXPECT_THAT(StatusOf(node.Ask(a, LeaseRequest{Gpu(0), MiB(4)})),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("begins with Hello")));
-  EXPECT_THAT(StatusOf(node.Ask(a, Hello(0, 1))), IsOk());
-  EXPECT_THAT(StatusOf(node.Ask(a, Hello(0, 1))),
+  EXPECT_THAT(StatusOf(node.Ask(a, HelloOfRank(0, 1))), IsOk());
+  EXPECT_THAT(StatusOf(node.Ask(a, HelloOfRank(0, 1))),
               StatusIs(absl::StatusCode::kFailedPrecondition));
 }
 
-TEST(Hello, RefusesARankTwiceAndRanksThatDoNotAddUp) {
+TEST(HelloOfRank, RefusesARankTwiceAndRanksThatDoNotAddUp) {
   CoreDriver node;
   node.Attach("demo", 0, 2);
   const SessionId b = node.Connect();
-  EXPECT_THAT(StatusOf(node.Ask(b, Hello(0, 2))),
+  EXPECT_THAT(StatusOf(node.Ask(b, HelloOfRank(0, 2))),
               StatusIs(absl::StatusCode::kAlreadyExists,
                        HasSubstr("attached already, by process 1001")));
-  EXPECT_THAT(StatusOf(node.Ask(b, Hello(1, 3))),
+  EXPECT_THAT(StatusOf(node.Ask(b, HelloOfRank(1, 3))),
               StatusIs(absl::StatusCode::kInvalidArgument));
-  HelloRequest no_gpu = Hello(1, 2);
+  HelloRequest no_gpu = HelloOfRank(1, 2);
   no_gpu.gpu = DeviceIndex(2);
   EXPECT_THAT(StatusOf(node.Ask(b, no_gpu)),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("no GPU 2: this node has 2")));
   // The session lives on after each refusal.
-  EXPECT_THAT(StatusOf(node.Ask(b, Hello(1, 2))), IsOk());
+  EXPECT_THAT(StatusOf(node.Ask(b, HelloOfRank(1, 2))), IsOk());
   // Another principal's job of that name is another job.
   const SessionId c = node.Connect(/*uid=*/2);
-  EXPECT_THAT(StatusOf(node.Ask(c, Hello(0, 1))), IsOk());
+  EXPECT_THAT(StatusOf(node.Ask(c, HelloOfRank(0, 1))), IsOk());
 }
 
-TEST(Hello, HalfOpenSessionsEndAtTheirDeadline) {
+TEST(HelloOfRank, HalfOpenSessionsEndAtTheirDeadline) {
   CoreDriver node;
   const SessionId a = node.Connect();
   const SessionId b = node.Attach("demo", 0);
@@ -73,7 +73,7 @@ TEST(Hello, HalfOpenSessionsEndAtTheirDeadline) {
   EXPECT_EQ(node.core.NextDeadline(), absl::InfiniteFuture());
 }
 
-TEST(Hello, OldestHalfOpenSessionMakesRoom) {
+TEST(HelloOfRank, OldestHalfOpenSessionMakesRoom) {
   NodeConfig config = SmallNode();
   config.max_half_open = 3;
   CoreDriver node(config);
@@ -83,10 +83,10 @@ TEST(Hello, OldestHalfOpenSessionMakesRoom) {
     node.clock.Advance(absl::Milliseconds(1));
   }
   EXPECT_THAT(node.closed, ::testing::ElementsAre(ids[0]));
-  EXPECT_THAT(StatusOf(node.Ask(ids[3], Hello(0, 1))), IsOk());
+  EXPECT_THAT(StatusOf(node.Ask(ids[3], HelloOfRank(0, 1))), IsOk());
 }
 
-TEST(Hello, AttachedSessionsAreNeverPushedOut) {
+TEST(HelloOfRank, AttachedSessionsAreNeverPushedOut) {
   NodeConfig config = SmallNode();
   config.max_sessions = 2;
   CoreDriver node(config);
@@ -227,7 +227,7 @@ TEST(Death, ProcessThatOpensAndClosesSessionsForEverCostsOne) {
   node.held = Held::kUnknown;
   for (int i = 0; i < 50; ++i) {
     const SessionId rank = node.Connect(1, "/a", /*process=*/7);
-    ASSERT_THAT(StatusOf(node.Ask(rank, Hello(0, 1))), IsOk());
+    ASSERT_THAT(StatusOf(node.Ask(rank, HelloOfRank(0, 1))), IsOk());
     SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease,
                                 node.Lease(rank, Gpu(0), MiB(8)));
     node.Ask(rank, FreeRequest{lease.lease});

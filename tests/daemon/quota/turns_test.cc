@@ -9,22 +9,22 @@
 namespace sluice::daemon {
 namespace {
 
-const Principal kA{1, ""}, kB{2, ""};
+const Principal kFirst{1, ""}, kSecond{2, ""};
 
 // Wrong once: a connection had a turn, so who had 260 had 260.
 TEST(Turns, AFloodFromManySessionsDelaysAnotherByOneRequest) {
   Turns turns;
-  for (uint64_t i = 1; i <= 260; ++i) turns.Add(kA, SessionId(i));
+  for (uint64_t i = 1; i <= 260; ++i) turns.Add(kFirst, SessionId(i));
   ASSERT_TRUE(turns.Next().has_value());
   turns.Spent(absl::Milliseconds(3));
-  turns.Add(kB, SessionId(999));
+  turns.Add(kSecond, SessionId(999));
   EXPECT_EQ(turns.Next(), SessionId(999));
 }
 
 TEST(Turns, TimeIsSharedEvenlyWhateverARequestCosts) {
   Turns turns;
-  turns.Add(kA, SessionId(1));
-  turns.Add(kB, SessionId(2));
+  turns.Add(kFirst, SessionId(1));
+  turns.Add(kSecond, SessionId(2));
   absl::Duration a, b;
   for (int i = 0; i < 10'000; ++i) {
     const SessionId id = *turns.Next();
@@ -32,7 +32,7 @@ TEST(Turns, TimeIsSharedEvenlyWhateverARequestCosts) {
     const absl::Duration cost =
         first ? absl::Milliseconds(3) : absl::Microseconds(20);
     (first ? a : b) += cost;
-    turns.Add(first ? kA : kB, id);  // it has more
+    turns.Add(first ? kFirst : kSecond, id);  // it has more
     turns.Spent(cost);
   }
   EXPECT_LE(a - b, absl::Milliseconds(3));
@@ -41,26 +41,26 @@ TEST(Turns, TimeIsSharedEvenlyWhateverARequestCosts) {
 
 TEST(Turns, SessionsOfOnePrincipalTakeTurns) {
   Turns turns;
-  for (uint64_t i = 1; i <= 3; ++i) turns.Add(kA, SessionId(i));
-  turns.Add(kA, SessionId(1));  // once is enough
+  for (uint64_t i = 1; i <= 3; ++i) turns.Add(kFirst, SessionId(i));
+  turns.Add(kFirst, SessionId(1));  // once is enough
   for (uint64_t i = 1; i <= 3; ++i) EXPECT_EQ(turns.Next(), SessionId(i));
   EXPECT_EQ(turns.Next(), std::nullopt);
 }
 
 TEST(Turns, WhoPausedHasSavedNothingUp) {
   Turns turns;
-  turns.Add(kA, SessionId(1));
+  turns.Add(kFirst, SessionId(1));
   for (int i = 0; i < 100; ++i) {
     ASSERT_EQ(turns.Next(), SessionId(1));
-    turns.Add(kA, SessionId(1));
+    turns.Add(kFirst, SessionId(1));
     turns.Spent(absl::Milliseconds(1));
   }
-  turns.Add(kB, SessionId(2));
+  turns.Add(kSecond, SessionId(2));
   int b = 0;
   for (int i = 0; i < 20; ++i) {
     const SessionId id = *turns.Next();
     b += id == SessionId(2) ? 1 : 0;
-    turns.Add(id == SessionId(2) ? kB : kA, id);
+    turns.Add(id == SessionId(2) ? kSecond : kFirst, id);
     turns.Spent(absl::Milliseconds(1));
   }
   EXPECT_LE(b, 11);

@@ -20,7 +20,7 @@ using sluice::testing::IsOk;
 using sluice::testing::StatusIs;
 using ::testing::HasSubstr;
 
-const BudgetTarget kUser = {.uid = 1};
+const BudgetTarget kUserTarget = {.uid = 1};
 
 class AdministrationTest : public ::testing::Test {
  protected:
@@ -57,7 +57,7 @@ class AdministrationTest : public ::testing::Test {
     if (thread_.joinable()) thread_.join();
   }
   absl::Status SetBudget(Bytes gpu) {
-    return administration_->SetBudget(kUser, gpu, std::nullopt, "root")
+    return administration_->SetBudget(kUserTarget, gpu, std::nullopt, "root")
         .status();
   }
   Policy policy() {

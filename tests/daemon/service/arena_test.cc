@@ -16,7 +16,7 @@ namespace {
 using ::sluice::testing::IsOk;
 using ::sluice::testing::StatusIs;
 
-constexpr Bytes kExtent = KiB(64);
+constexpr Bytes kArenaExtent = KiB(64);
 constexpr int kHeld = 4;  // extents that the node's host memory has
 constexpr NumaIndex kNuma = NumaIndex(0);
 constexpr PoolId kHost = {PoolKind::kHost, 0};
@@ -25,9 +25,9 @@ class ArenaTest : public ::testing::Test {
  protected:
   void SetUp() override {
     ASSERT_THAT(device::CreateSimNode(directory_.path(),
-                                      {.gpus = {{kExtent, "link", kNuma}},
+                                      {.gpus = {{kArenaExtent, "link", kNuma}},
                                        .links = {{"link", 0, 0}},
-                                       .host_memory = kExtent * kHeld}),
+                                       .host_memory = kArenaExtent * kHeld}),
                 IsOk());
     auto driver = device::OpenSimDriver(directory_.path());
     ASSERT_THAT(driver, IsOk());
@@ -37,9 +37,9 @@ class ArenaTest : public ::testing::Test {
   // With `ready` extents, once these are there.
   std::unique_ptr<Arena> Make(int ready) {
     auto arena = std::make_unique<Arena>(
-        driver_.get(),
-        Arena::Options{
-            .nodes = {kNuma}, .ready = kExtent * ready, .extent = kExtent});
+        driver_.get(), Arena::Options{.nodes = {kNuma},
+                                      .ready = kArenaExtent * ready,
+                                      .extent = kArenaExtent});
     Expect(*arena, ready);
     return arena;
   }
@@ -47,11 +47,11 @@ class ArenaTest : public ::testing::Test {
   // Within 10 s, and not for a moment only.
   static void Expect(const Arena& arena, int extents) {
     const absl::Time end = absl::Now() + absl::Seconds(10);
-    while (arena.ready(kNuma) != kExtent * extents && absl::Now() < end) {
+    while (arena.ready(kNuma) != kArenaExtent * extents && absl::Now() < end) {
       absl::SleepFor(absl::Milliseconds(1));
     }
     absl::SleepFor(absl::Milliseconds(20));
-    EXPECT_EQ(arena.ready(kNuma), kExtent * extents);
+    EXPECT_EQ(arena.ready(kNuma), kArenaExtent * extents);
   }
 
   Bytes Used() {
@@ -60,7 +60,8 @@ class ArenaTest : public ::testing::Test {
   }
 
   absl::StatusOr<device::Memory> Create(int extents) {
-    return driver_->Create(device::Placement::Host(kNuma), kExtent * extents);
+    return driver_->Create(device::Placement::Host(kNuma),
+                           kArenaExtent * extents);
   }
 
   testing::TempDir directory_;
@@ -69,25 +70,25 @@ class ArenaTest : public ::testing::Test {
 
 TEST_F(ArenaTest, NothingIsMadeAheadUnlessAsked) {
   const auto arena = Make(0);
-  EXPECT_EQ(arena->Take(kHost, kExtent), std::nullopt);
+  EXPECT_EQ(arena->Take(kHost, kArenaExtent), std::nullopt);
   EXPECT_EQ(Used(), Bytes(0));
 }
 
 TEST_F(ArenaTest, WhatIsTakenIsMadeAgain) {
   const auto arena = Make(2);
-  const auto first = arena->Take(kHost, kExtent);
+  const auto first = arena->Take(kHost, kArenaExtent);
   ASSERT_TRUE(first.has_value());
   EXPECT_TRUE(*first->fd);
   Expect(*arena, 2);
-  EXPECT_EQ(Used(), kExtent * 3);
+  EXPECT_EQ(Used(), kArenaExtent * 3);
   EXPECT_THAT(driver_->Release(first->memory), IsOk());
 }
 
 TEST_F(ArenaTest, OnlyHostMemoryOfTheStandardSizeIsReady) {
   const auto arena = Make(2);
-  EXPECT_FALSE(arena->Take(kHost, kExtent / 2).has_value());
-  EXPECT_FALSE(arena->Take({PoolKind::kGpu, 0}, kExtent).has_value());
-  EXPECT_FALSE(arena->Take({PoolKind::kHost, 1}, kExtent).has_value());
+  EXPECT_FALSE(arena->Take(kHost, kArenaExtent / 2).has_value());
+  EXPECT_FALSE(arena->Take({PoolKind::kGpu, 0}, kArenaExtent).has_value());
+  EXPECT_FALSE(arena->Take({PoolKind::kHost, 1}, kArenaExtent).has_value());
 }
 
 TEST_F(ArenaTest, WhatIsReadyMakesRoomForAnotherSize) {
@@ -107,8 +108,9 @@ TEST_F(ArenaTest, WhatIsReadyMakesRoomForAnotherSize) {
 TEST_F(ArenaTest, AFullNodeIsFilledAsFarAsItGoes) {
   const auto other = Create(3);
   ASSERT_THAT(other, IsOk());
-  Arena arena(driver_.get(),
-              {.nodes = {kNuma}, .ready = kExtent * kHeld, .extent = kExtent});
+  Arena arena(driver_.get(), {.nodes = {kNuma},
+                              .ready = kArenaExtent * kHeld,
+                              .extent = kArenaExtent});
   Expect(arena, 1);
   ASSERT_THAT(driver_->Release(*other), IsOk());
   arena.Refill();

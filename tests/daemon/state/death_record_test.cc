@@ -13,7 +13,7 @@ namespace sluice::daemon {
 namespace {
 
 // As the next daemon gets it.
-DeathRecord Reopened(const DeathRecord& record) {
+DeathRecord ReopenedRecord(const DeathRecord& record) {
   auto next = DeathRecord::Open(UniqueFd(dup(record.fd())));
   SLUICE_CHECK_OK(next.status());
   return *std::move(next);
@@ -29,12 +29,12 @@ TEST(DeathRecord, CountsThoseThatDidNotEndInOrder) {
   record.Begin(At(0));
   EXPECT_EQ(record.Recent(At(0)), 0);
   for (int death = 1; death <= 3; ++death) {
-    record = Reopened(record);
+    record = ReopenedRecord(record);
     record.Begin(At(death));
     EXPECT_EQ(record.Recent(At(death)), death);
   }
   record.EndInOrder();
-  record = Reopened(record);
+  record = ReopenedRecord(record);
   record.Begin(At(4));
   EXPECT_EQ(record.Recent(At(4)), 3);
 }
@@ -66,7 +66,7 @@ TEST(DeathRecord, SaysWhatTheLastOneSaid) {
   EXPECT_EQ(record.why(), "");
   record.SayWhy("a long line that somebody else replaces");
   record.SayWhy("the port is taken");
-  EXPECT_EQ(Reopened(record).why(), "the port is taken");
+  EXPECT_EQ(ReopenedRecord(record).why(), "the port is taken");
   record.SayWhy(std::string(10'000, 'x'));
   EXPECT_EQ(record.why(), std::string(511, 'x'));
 }

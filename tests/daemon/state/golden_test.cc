@@ -32,8 +32,8 @@ using ::sluice::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr auto kRefused = absl::StatusCode::kUnimplemented;
-constexpr StateFile::Sizes kSmall = {KiB(24), KiB(4)};
+constexpr auto kUnknownVersion = absl::StatusCode::kUnimplemented;
+constexpr StateFile::Sizes kGoldenSizes = {KiB(24), KiB(4)};
 constexpr int kRecords = 6;
 
 std::string PathOf(uint32_t version, const std::string& suffix) {
@@ -166,7 +166,7 @@ int RichestEvent() {
 void WriteGolden(uint32_t version) {
   const int last = RichestEvent();
   const UniqueFd fd(memfd_create("golden", MFD_CLOEXEC));
-  auto file = StateFile::Create(fd.get(), kSmall);
+  auto file = StateFile::Create(fd.get(), kGoldenSizes);
   SLUICE_CHECK_OK(file.status());
   CoreRows rows;
   Tell([&](int event, Core& core) {
@@ -257,7 +257,7 @@ TEST(StateVersionsTest, OneThatIsNotReadIsRefusedByNameAndStays) {
   const std::string before =
       FileText(fmt::format("/proc/self/fd/{}", fd.get()));
   EXPECT_THAT(StateFile::Open(fd.get(), kFar),
-              StatusIs(kRefused,
+              StatusIs(kUnknownVersion,
                        AllOf(HasSubstr(fmt::format("state is of version {}",
                                                    kStateVersions.written)),
                              HasSubstr(fmt::format("this one is of version {}",
@@ -267,9 +267,10 @@ TEST(StateVersionsTest, OneThatIsNotReadIsRefusedByNameAndStays) {
 
 TEST(StateVersionsTest, WhatALaterOneWroteIsRefusedWhereItSaysSo) {
   const UniqueFd fd(memfd_create("golden", MFD_CLOEXEC));
-  ASSERT_THAT(StateFile::Create(fd.get(), kSmall, kFar), IsOk());
-  EXPECT_THAT(StateFile::Open(fd.get()),
-              StatusIs(kRefused, HasSubstr("start the daemon that wrote it")));
+  ASSERT_THAT(StateFile::Create(fd.get(), kGoldenSizes, kFar), IsOk());
+  EXPECT_THAT(
+      StateFile::Open(fd.get()),
+      StatusIs(kUnknownVersion, HasSubstr("start the daemon that wrote it")));
 }
 
 }  // namespace

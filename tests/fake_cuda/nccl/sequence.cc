@@ -37,13 +37,13 @@ Logs CollectiveLogs(const Hold& in) {
   return logs;
 }
 
-bool IsMessage(const What& what) {
+bool IsMessageCall(const What& what) {
   return what.operation == Operation::kSend ||
          what.operation == Operation::kReceive;
 }
 
 Logs LogsOf(const Hold& in, const What& what) {
-  return IsMessage(what)
+  return IsMessageCall(what)
              ? MessageLogs(in, what.root, what.operation == Operation::kSend)
              : CollectiveLogs(in);
 }
@@ -91,7 +91,8 @@ std::string Sequence::Publish(const Hold& in, const std::vector<What>& group) {
   // Those of a group are issued at once: each says where the rank was before.
   std::vector<Record> records;
   for (const What& what : group) {
-    const Member& peer = in.shared->members[IsMessage(what) ? what.root : 0];
+    const Member& peer =
+        in.shared->members[IsMessageCall(what) ? what.root : 0];
     records.push_back(RecordOf(what, {peer.process, peer.device}));
   }
   for (const Record& record : records) {

@@ -99,7 +99,7 @@ def guards(text):
     """(start and end of a condition, what it is then): `if (wrong) return
     error`, which then holds never, and `if (right) return fine; return error`,
     which holds always."""
-    error = (r"return (?:(?:Bad|ErrnoStatus|absl::\w+Error)\(|"
+    error = (r"return (?:(?:ErrnoStatus|absl::\w+Error)\(|"
              r"context\.status\(\)|errno == )|std::string why = ")
     fine = r"(?:return (?:absl::OkStatus\(\)|it->second)|continue);"
     comments = r"(?:\s*//[^\n]*\n)*"

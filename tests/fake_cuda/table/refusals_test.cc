@@ -20,8 +20,8 @@ using ::sluice::testing::IsOk;
 using ::sluice::testing::StatusIs;
 using ::testing::HasSubstr;
 
-constexpr DeviceIndex kGpu0(0);
-constexpr Placement kOnHost{Placement::Kind::kHost, 0};
+constexpr DeviceIndex kFirstGpu(0);
+constexpr Placement kHostPlacement{Placement::Kind::kHost, 0};
 
 // A process's limit is lower while this lives.
 class Limit {
@@ -51,9 +51,9 @@ TEST_F(CudaRefusals, WhatIsNotThereIsRefusedByName) {
               StatusIs(kBad, HasSubstr("there is no NUMA node 1000")));
   EXPECT_THAT(driver_->SetAccess(nullptr, MiB(4), none),
               StatusIs(kBad, HasSubstr("there is no GPU 1000")));
-  EXPECT_THAT(driver_->Import(UniqueFd(), kOnHost, MiB(4)),
+  EXPECT_THAT(driver_->Import(UniqueFd(), kHostPlacement, MiB(4)),
               StatusIs(kBad, HasSubstr("Import of no descriptor")));
-  EXPECT_THAT(driver_->Reserve(Bytes(0), kOnHost.kind),
+  EXPECT_THAT(driver_->Reserve(Bytes(0), kHostPlacement.kind),
               StatusIs(kBad, HasSubstr("Reserve of an empty range")));
   EXPECT_THAT(driver_->GetFunction(Module(4711), "f"),
               StatusIs(kBad, HasSubstr("there is no module 4711")));
@@ -62,13 +62,13 @@ TEST_F(CudaRefusals, WhatIsNotThereIsRefusedByName) {
 TEST_F(CudaRefusals, AStreamOrEventThatIsNotThereIsRefusedByName) {
   Open();
   constexpr auto kBad = absl::StatusCode::kInvalidArgument;
-  const Stream compute = driver_->ComputeStream(kGpu0);
+  const Stream compute = driver_->ComputeStream(kFirstGpu);
   EXPECT_THAT(driver_->SynchronizeStream(Stream(4711)),
               StatusIs(kBad, HasSubstr("there is no stream 4711")));
   EXPECT_THAT(driver_->DestroyStream(compute),
               StatusIs(kBad, HasSubstr("there is no stream")));
   SLUICE_ASSERT_OK_AND_ASSIGN(const Stream adopted,
-                              driver_->AdoptStream(kGpu0, nullptr));
+                              driver_->AdoptStream(kFirstGpu, nullptr));
   EXPECT_THAT(driver_->DestroyStream(adopted),
               StatusIs(kBad, HasSubstr("is not the driver's to destroy")));
   EXPECT_THAT(driver_->RecordEvent(Event(4711), compute),
@@ -95,21 +95,23 @@ TEST_F(CudaRefusals, ANodeWithoutGpusIsRefused) {
 // What the kernel refuses of host memory that is a memfd.
 TEST_F(CudaRefusals, HostMemoryThatTheKernelRefusesIsToldByItsCall) {
   Open("host_numa=0");
-  SLUICE_ASSERT_OK_AND_ASSIGN(const Bytes size, driver_->Granularity(kOnHost));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Bytes size,
+                              driver_->Granularity(kHostPlacement));
   {
     const Limit descriptors(RLIMIT_NOFILE, 0);
-    const absl::Status none = driver_->Create(kOnHost, size).status();
+    const absl::Status none = driver_->Create(kHostPlacement, size).status();
     EXPECT_THAT(std::string(none.message()), HasSubstr("memfd_create"));
   }
   {
     std::signal(SIGXFSZ, SIG_IGN);
     const Limit file(RLIMIT_FSIZE, 4096);
-    const absl::Status large = driver_->Create(kOnHost, size).status();
+    const absl::Status large = driver_->Create(kHostPlacement, size).status();
     EXPECT_THAT(std::string(large.message()), HasSubstr("size host memory"));
     std::signal(SIGXFSZ, SIG_DFL);
   }
-  EXPECT_THAT(driver_->Reserve(Bytes(int64_t{1} << 60), kOnHost.kind).status(),
-              ::testing::Not(IsOk()));
+  EXPECT_THAT(
+      driver_->Reserve(Bytes(int64_t{1} << 60), kHostPlacement.kind).status(),
+      ::testing::Not(IsOk()));
 }
 
 }  // namespace

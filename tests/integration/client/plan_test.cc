@@ -36,7 +36,7 @@ plan::RankProfile ProfileOf(Rank rank) {
   return profile;
 }
 
-SessionOptions RankOf(const RunningDaemon& daemon, uint64_t rank) {
+SessionOptions PlanningRank(const RunningDaemon& daemon, uint64_t rank) {
   return {.socket = daemon.socket(),
           .job = "planned",
           .rank = Rank(rank),
@@ -48,7 +48,7 @@ SessionOptions RankOf(const RunningDaemon& daemon, uint64_t rank) {
 TEST(PlanIntegration, AllLocalRanksGetTheSamePlan) {
   RunningDaemon daemon;
   const auto other = Child::Fork([&] {
-    const auto session = Session::Open(RankOf(daemon, 1));
+    const auto session = Session::Open(PlanningRank(daemon, 1));
     ASSERT_THAT(session, IsOk());
     const auto plan = (*session)->Plan(ProfileOf(Rank(1)), absl::Seconds(30));
     ASSERT_THAT(plan, IsOk());
@@ -56,7 +56,7 @@ TEST(PlanIntegration, AllLocalRanksGetTheSamePlan) {
     std::printf("plan %d\n", static_cast<int>(plan->id.value()));
   });
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto session,
-                              Session::Open(RankOf(daemon, 0)));
+                              Session::Open(PlanningRank(daemon, 0)));
   SLUICE_ASSERT_OK_AND_ASSIGN(
       const plan::NodePlan plan,
       session->Plan(ProfileOf(Rank(0)), absl::Seconds(30)));

@@ -12,7 +12,7 @@
 namespace sluice::stream {
 namespace {
 
-std::vector<plan::SegmentKind> Recorded(bool full) {
+std::vector<plan::SegmentKind> RecordedSegments(bool full) {
   const std::map<Segment, double> seconds = {
       {Segment::kEmbedForward, 1},       {Segment::kQkvForward, 2},
       {Segment::kDiagonalForward, 4},    {Segment::kOffdiagonalForward, 8},
@@ -32,7 +32,7 @@ std::map<std::string, double> Slack(int64_t chunks, int prefetch_depth,
   const StreamOptions options{.layout = ChunkLayout(16 * chunks, 16, 1),
                               .prefetch_depth = prefetch_depth};
   std::map<std::string, double> slack;
-  for (const CopyDue& each : CopiesDue(options, Recorded(full))) {
+  for (const CopyDue& each : CopiesDue(options, RecordedSegments(full))) {
     EXPECT_TRUE(slack.emplace(each.label, each.slack_seconds).second)
         << each.label << " twice";
   }

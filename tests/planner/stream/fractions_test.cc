@@ -7,7 +7,7 @@
 namespace sluice::stream {
 namespace {
 
-ModelShape Model() {
+ModelShape ThreeLayers() {
   return Llama({.layers = 3,
                 .hidden = 32,
                 .heads = 4,
@@ -19,22 +19,23 @@ ModelShape Model() {
 TEST(FillFractions, HasEveryClassOfTheModelAndWhatIsGivenAsItIs) {
   const FractionMap given = {{"layer_input", {.keep = 1, .swap = 0}},
                              {"norm2", {.keep = 0.25, .swap = 0.5}}};
-  const FractionMap filled = FillFractions(Model(), given, 0.5);
-  EXPECT_EQ(filled.size(), KeepEverything(Model()).size());
+  const FractionMap filled = FillFractions(ThreeLayers(), given, 0.5);
+  EXPECT_EQ(filled.size(), KeepEverything(ThreeLayers()).size());
   EXPECT_EQ(filled.at("layer_input"), given.at("layer_input"));
   EXPECT_EQ(filled.at("norm2"), given.at("norm2"));
   EXPECT_EQ(filled.at("q"), (ClassFractions{0, 0.5}));
   EXPECT_EQ(filled.at("lse"), (ClassFractions{0, 1})) << "it is not free";
-  EXPECT_TRUE(CheckFractions(filled, Model()).ok());
+  EXPECT_TRUE(CheckFractions(filled, ThreeLayers()).ok());
 }
 
 // What is left out is what StreamShape takes it for.
 TEST(FillFractions, ChangesNoStep) {
   StreamOptions options{
-      .model = Model(), .layout = ChunkLayout(71, 16, 2), .alpha = 0.5};
+      .model = ThreeLayers(), .layout = ChunkLayout(71, 16, 2), .alpha = 0.5};
   options.fractions = {{"lse", {.keep = 1, .swap = 0}}};
   StreamOptions filled = options;
-  filled.fractions = FillFractions(Model(), options.fractions, options.alpha);
+  filled.fractions =
+      FillFractions(ThreeLayers(), options.fractions, options.alpha);
   for (const ClassTraits& c : kClasses) {
     EXPECT_EQ(StreamShape(filled).fractions(c.which),
               StreamShape(options).fractions(c.which))
@@ -47,10 +48,10 @@ TEST(FillFractions, ChangesNoStep) {
 TEST(WithoutKept, SwapsWhatCannotBeComputedAgainAndLeavesWhatIsGiven) {
   const FractionMap given = {{"lse", {.keep = 1, .swap = 0}},
                              {"norm2", {.keep = 0.5, .swap = 0.25}}};
-  FractionMap all = KeepEverything(Model());
+  FractionMap all = KeepEverything(ThreeLayers());
   all["norm2"] = given.at("norm2");
   const FractionMap less = WithoutKept(all, given);
-  EXPECT_TRUE(CheckFractions(less, Model()).ok());
+  EXPECT_TRUE(CheckFractions(less, ThreeLayers()).ok());
   for (const auto& [name, f] : less) {
     if (given.contains(name)) {
       EXPECT_EQ(f, given.at(name));
@@ -63,7 +64,8 @@ TEST(WithoutKept, SwapsWhatCannotBeComputedAgainAndLeavesWhatIsGiven) {
 
 // A plan keeps rows in what the reserve leaves, and knows classes only.
 TEST(Profile, ReservesForResidentBuffersThatNoClassTells) {
-  StreamOptions options{.model = Model(), .layout = ChunkLayout(7100, 710, 2)};
+  StreamOptions options{.model = ThreeLayers(),
+                        .layout = ChunkLayout(7100, 710, 2)};
   options.fractions = {{"output_gradient", {.keep = 1, .swap = 0}},
                        {"layer_input", {.keep = 1, .swap = 0}}};
   const StreamShape shape(options);

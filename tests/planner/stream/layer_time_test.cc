@@ -13,12 +13,12 @@
 namespace sluice::stream {
 namespace {
 
-constexpr BackwardOrder kOrders[] = {BackwardOrder::kKeysOuter,
-                                     BackwardOrder::kQueriesOuter};
+constexpr BackwardOrder kTimedOrders[] = {BackwardOrder::kKeysOuter,
+                                          BackwardOrder::kQueriesOuter};
 constexpr int64_t kChunk = 512;
 
-StreamShape Shape(int64_t chunks, BackwardOrder order, int prefetch,
-                  double alpha) {
+StreamShape TimedShape(int64_t chunks, BackwardOrder order, int prefetch,
+                       double alpha) {
   return StreamShape({.model = Llama({.layers = 4,
                                       .hidden = 256,
                                       .heads = 8,
@@ -53,7 +53,7 @@ LayerCompute Whole(const ChunkCompute& chunk, int64_t chunks) {
 
 TEST(LayerTime, OverLinksWithoutALimitItIsCompute) {
   for (const int64_t chunks : {1, 2, 7}) {
-    const StreamShape shape = Shape(chunks, kOrders[0], 2, 1);
+    const StreamShape shape = TimedShape(chunks, kTimedOrders[0], 2, 1);
     const LayerCompute compute = Whole(Chunk(3), chunks);
     EXPECT_DOUBLE_EQ(TimeLayer(shape, compute, {}).total(), compute.total());
     const EndsCompute ends{.embed = 1, .loss = 2, .embed_backward = 4};
@@ -66,7 +66,8 @@ TEST(LayerTime, OverLinksWithoutALimitItIsCompute) {
 TEST(LayerTime, APhasesFirstCopiesInAndLastOnesOutAreAddedWhateverIsComputed) {
   constexpr double kSpeed = 1e6;
   for (const int64_t chunks : {2, 4, 32}) {
-    const StreamShape shape = Shape(chunks, BackwardOrder::kQueriesOuter, 2, 0);
+    const StreamShape shape =
+        TimedShape(chunks, BackwardOrder::kQueriesOuter, 2, 0);
     ChunkCompute chunk = Chunk(1000);  // hides what can be hidden
     chunk.post_backward = 1000;
     const LayerCompute compute = Whole(chunk, chunks);
@@ -104,12 +105,13 @@ struct Range {
 TEST(LayerTime, IsThatOfTheLayerPlayedThrough) {
   Range forward, tokens, attention, all;
   for (const int64_t chunks : {1, 2, 3, 4, 8, 24}) {
-    for (const BackwardOrder order : kOrders) {
+    for (const BackwardOrder order : kTimedOrders) {
       for (const int prefetch : {1, 2, 4}) {
         for (const double alpha : {0.0, 1.0}) {
           for (const double times : {0.3, 1.0, 4.0}) {
             for (const double speed : {2e5, 1e6, 5e6}) {
-              const StreamShape shape = Shape(chunks, order, prefetch, alpha);
+              const StreamShape shape =
+                  TimedShape(chunks, order, prefetch, alpha);
               const LinkSpeeds links{speed, speed};
               const LayerSeconds ours =
                   TimeLayer(shape, Whole(Chunk(times), chunks), links);

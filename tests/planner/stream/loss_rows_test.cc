@@ -7,7 +7,7 @@
 namespace sluice::stream {
 namespace {
 
-ModelShape Model(int64_t layers, int64_t hidden, int64_t vocab) {
+ModelShape ModelWithVocabulary(int64_t layers, int64_t hidden, int64_t vocab) {
   return {
       .layers = layers, .hidden = hidden, .ffn = 4 * hidden, .vocab = vocab};
 }
@@ -15,20 +15,20 @@ ModelShape Model(int64_t layers, int64_t hidden, int64_t vocab) {
 // Where nearly all the work is the head's, logits are as large as its gradient.
 TEST(LossRows, AreManyWhereTheVocabularyIsLarge) {
   for (const int64_t hidden : {128, 256, 1024}) {
-    EXPECT_EQ(LossRows(Model(2, hidden, 32768), 4), hidden);
+    EXPECT_EQ(LossRows(ModelWithVocabulary(2, hidden, 32768), 4), hidden);
   }
 }
 
 // Llama 8B: more rows would only take memory, 128 MiB for every 256 of them.
 TEST(LossRows, AreFewerWhereTheHeadIsASmallPart) {
-  const int64_t rows = LossRows(Model(32, 4096, 128256), 2);
+  const int64_t rows = LossRows(ModelWithVocabulary(32, 4096, 128256), 2);
   EXPECT_GE(rows, kLeastLossRows);
   EXPECT_LT(rows, 512);
 }
 
 TEST(LossRows, DoNotDependOnTheChunk) {
   for (const int64_t chunk : {64, 128, 256, 512, 1024, 2048}) {
-    StreamOptions options{.model = Model(2, 256, 32768),
+    StreamOptions options{.model = ModelWithVocabulary(2, 256, 32768),
                           .layout = ChunkLayout(4096, chunk, 1)};
     const LossCut cut = CutLoss(options);
     EXPECT_EQ(cut.rows, 256);

@@ -15,13 +15,13 @@
 namespace sluice::planner {
 namespace {
 
-using Problem = NodeSwapProblem;
+using SwapProblem = NodeSwapProblem;
 
 constexpr double kGiga = 1e9;  // bytes are counted in GB
 
 class Glpk {
  public:
-  explicit Glpk(const Problem& problem) : problem_(problem) {
+  explicit Glpk(const SwapProblem& problem) : problem_(problem) {
     glp_term_out(GLP_OFF);
     lp_ = glp_create_prob();
     glp_set_obj_dir(lp_, GLP_MIN);
@@ -29,7 +29,7 @@ class Glpk {
     recompute_ = Column(0);
     moved_ = Column(0);
     excess_ = Column(0);
-    for (const Problem::Rank& rank : problem_.ranks) AddRank(rank);
+    for (const SwapProblem::Rank& rank : problem_.ranks) AddRank(rank);
     AddLinks();
     AddMemory();
     AddObjectives();
@@ -113,10 +113,10 @@ class Glpk {
     entries_.push_back({row, column, value});
   }
 
-  void AddRank(const Problem::Rank& rank) {
+  void AddRank(const SwapProblem::Rank& rank) {
     Own own;
-    using Must = Problem::Must;
-    for (const Problem::Tensor& t : rank.tensors) {
+    using Must = SwapProblem::Must;
+    for (const SwapProblem::Tensor& t : rank.tensors) {
       own.keep.push_back(
           Fraction(t.can_keep || t.must == Must::kKeep, t.must == Must::kKeep));
       own.swap.push_back(Fraction(true, t.must == Must::kSwap));
@@ -139,8 +139,8 @@ class Glpk {
   }
 
   // What the rank copies is at least what it does while layers of kind k run.
-  void AddKind(const Problem::Rank& rank, size_t k, const Own& own) {
-    const Problem::Kind& kind = rank.kinds[k];
+  void AddKind(const SwapProblem::Rank& rank, size_t k, const Own& own) {
+    const SwapProblem::Kind& kind = rank.kinds[k];
     const double tf = kind.forward_layer_s, tb = kind.backward_layer_s;
     const double ff = kind.forward_d2h_fixed_bytes / kGiga;
     const double fh = kind.forward_h2d_fixed_bytes / kGiga;
@@ -154,7 +154,7 @@ class Glpk {
     Pass(rank, k, own, own.total, true, bf + bh, tb);
   }
 
-  void Pass(const Problem::Rank& rank, size_t k, const Own& own, int rate,
+  void Pass(const SwapProblem::Rank& rank, size_t k, const Own& own, int rate,
             bool swapped, double fixed, double window) {
     const int row = RowAtLeast(fixed);
     Put(row, rate, window);
@@ -176,7 +176,7 @@ class Glpk {
   }
 
   void AddLinks() {
-    for (const Problem::Link& link : problem_.links) {
+    for (const SwapProblem::Link& link : problem_.links) {
       const double d2h = link.d2h_bytes_per_s, h2d = link.h2d_bytes_per_s;
       const int out = Capacity(d2h, d2h), in = Capacity(h2d, h2d);
       const int both =
@@ -193,48 +193,48 @@ class Glpk {
     }
   }
 
-  static double Layers(const Problem::Rank& rank, size_t t) {
-    const Problem::Kind& kind = rank.kinds[rank.tensors[t].kind];
+  static double Layers(const SwapProblem::Rank& rank, size_t t) {
+    const SwapProblem::Kind& kind = rank.kinds[rank.tensors[t].kind];
     return static_cast<double>(kind.layers - kind.resident_layers);
   }
 
   void AddMemory() {
     const double gib = 1024.0 * 1024 * 1024;
-    for (const Problem::Numa& numa : problem_.numa) {
+    for (const SwapProblem::Numa& numa : problem_.numa) {
       double fixed = 0;
-      for (const Problem::Rank& rank : problem_.ranks) {
+      for (const SwapProblem::Rank& rank : problem_.ranks) {
         if (rank.numa == numa.id) fixed += rank.host_fixed_bytes;
       }
       const double budget = numa.host_budget_bytes;
       const int row = Capacity(budget - fixed, budget > 0 ? budget : gib);
       for (size_t r = 0; r < own_.size(); ++r) {
-        const Problem::Rank& rank = problem_.ranks[r];
+        const SwapProblem::Rank& rank = problem_.ranks[r];
         if (rank.numa == numa.id) PutBytes(row, rank, own_[r].swap);
       }
     }
-    for (const Problem::Host& host : problem_.hosts) {
-      const auto in = [&host](const Problem::Rank& rank) {
+    for (const SwapProblem::Host& host : problem_.hosts) {
+      const auto in = [&host](const SwapProblem::Rank& rank) {
         return std::count(rank.hosts.begin(), rank.hosts.end(), host.name) > 0;
       };
       double fixed = 0;
-      for (const Problem::Rank& rank : problem_.ranks) {
+      for (const SwapProblem::Rank& rank : problem_.ranks) {
         if (in(rank)) fixed += rank.host_fixed_bytes;
       }
       const double budget = host.budget_bytes;
       const int row = Capacity(budget - fixed, budget > 0 ? budget : gib);
       for (size_t r = 0; r < own_.size(); ++r) {
-        const Problem::Rank& rank = problem_.ranks[r];
+        const SwapProblem::Rank& rank = problem_.ranks[r];
         if (in(rank)) PutBytes(row, rank, own_[r].swap);
       }
     }
     for (size_t r = 0; r < own_.size(); ++r) {
-      const Problem::Rank& rank = problem_.ranks[r];
+      const SwapProblem::Rank& rank = problem_.ranks[r];
       const double budget = rank.gpu_budget_bytes;
       PutBytes(Capacity(budget, budget > 0 ? budget : gib), rank, own_[r].keep);
     }
   }
 
-  void PutBytes(int row, const Problem::Rank& rank,
+  void PutBytes(int row, const SwapProblem::Rank& rank,
                 const std::vector<int>& columns) {
     for (size_t t = 0; t < columns.size(); ++t) {
       Put(row, columns[t], Layers(rank, t) * rank.tensors[t].bytes / kGiga);
@@ -246,9 +246,9 @@ class Glpk {
     Put(all_seconds, recompute_, 1);
     Put(all_bytes, moved_, 1);
     for (size_t r = 0; r < own_.size(); ++r) {
-      const Problem::Rank& rank = problem_.ranks[r];
+      const SwapProblem::Rank& rank = problem_.ranks[r];
       double windows = 0;
-      for (const Problem::Kind& kind : rank.kinds) {
+      for (const SwapProblem::Kind& kind : rank.kinds) {
         windows += static_cast<double>(kind.layers) *
                    (kind.forward_layer_s + kind.backward_layer_s);
       }
@@ -289,7 +289,7 @@ class Glpk {
     glp_set_col_bnds(lp_, column, GLP_DB, 0, value * (1 + 1e-9) + 1e-12);
   }
 
-  const Problem& problem_;
+  const SwapProblem& problem_;
   glp_prob* lp_;
   std::vector<Entry> entries_;
   std::vector<Own> own_;
@@ -300,7 +300,7 @@ class Glpk {
 
 }  // namespace
 
-Reference SolveWithGlpk(const Problem& problem) {
+Reference SolveWithGlpk(const SwapProblem& problem) {
   return Glpk(problem).Solve();
 }
 

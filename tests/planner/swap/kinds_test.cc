@@ -17,9 +17,9 @@
 namespace sluice::planner {
 namespace {
 
-using Problem = NodeSwapProblem;
+using SwapProblem = NodeSwapProblem;
 
-NodeSwapResult MustPlan(const Problem& problem) {
+NodeSwapResult MustPlanKinds(const SwapProblem& problem) {
   auto result = PlanNodeSwap(problem);
   EXPECT_TRUE(result.ok()) << result.status();
   return result.ok() ? *std::move(result) : NodeSwapResult{};
@@ -27,12 +27,12 @@ NodeSwapResult MustPlan(const Problem& problem) {
 
 // A rank of 10 layers: half of them 1 s forward, 2 s backward, half four times
 // as long; each swaps 1 GB and has 4 GB to choose of.
-Problem SlidingAndFull(double bytes_per_s) {
-  Problem p;
+SwapProblem SlidingAndFull(double bytes_per_s) {
+  SwapProblem p;
   p.links = {{"pcie0", bytes_per_s, bytes_per_s, {}}};
   p.numa = {{0, 1e12}};
   p.ranks = {{.name = "0", .numa = 0, .links = {"pcie0"}}};
-  Problem::Rank& rank = p.ranks[0];
+  SwapProblem::Rank& rank = p.ranks[0];
   rank.kinds = {{.name = "sliding",
                  .layers = 5,
                  .forward_layer_s = 1,
@@ -45,7 +45,7 @@ Problem SlidingAndFull(double bytes_per_s) {
     rank.tensors.push_back({.name = "x",
                             .kind = k,
                             .bytes = 1e9,
-                            .must = Problem::Must::kSwap,
+                            .must = SwapProblem::Must::kSwap,
                             .can_keep = false});
     rank.tensors.push_back({.name = "ffn",
                             .kind = k,
@@ -58,7 +58,7 @@ Problem SlidingAndFull(double bytes_per_s) {
 
 // A copy hides behind the layer that makes it, not behind another kind.
 TEST(Kinds, EachSwapsWhatItsOwnWindowHides) {
-  const NodeSwapResult result = MustPlan(SlidingAndFull(3e9));
+  const NodeSwapResult result = MustPlanKinds(SlidingAndFull(3e9));
   EXPECT_TRUE(result.in_time);
   EXPECT_NEAR(result.ranks[0].tensors[1].swap, 0.5, 1e-9);
   EXPECT_NEAR(result.ranks[0].tensors[3].swap, 1, 1e-9);
@@ -68,7 +68,7 @@ TEST(Kinds, EachSwapsWhatItsOwnWindowHides) {
 // What the sliding layers must copy takes twice their forward: nothing is
 // added to that, and the others use what the link has for them.
 TEST(Kinds, AnOverloadOfOneKindAddsNothingToItAndStopsNoOther) {
-  const NodeSwapResult result = MustPlan(SlidingAndFull(0.5e9));
+  const NodeSwapResult result = MustPlanKinds(SlidingAndFull(0.5e9));
   EXPECT_TRUE(result.feasible);
   EXPECT_FALSE(result.in_time);
   EXPECT_NEAR(result.ranks[0].tensors[1].swap, 0, 1e-8);
@@ -80,10 +80,10 @@ TEST(Kinds, AnOverloadOfOneKindAddsNothingToItAndStopsNoOther) {
 // Two ranks whose short layers overload the link together, but not with the
 // other's long ones.
 TEST(Kinds, WhatTheOthersMustCopyLeavesOfALinkIsUsed) {
-  Problem p = SlidingAndFull(1.5e9);
+  SwapProblem p = SlidingAndFull(1.5e9);
   p.ranks.push_back(p.ranks[0]);
   p.ranks[1].name = "1";
-  const NodeSwapResult result = MustPlan(p);
+  const NodeSwapResult result = MustPlanKinds(p);
   EXPECT_FALSE(result.in_time);
   for (const RankSwap& rank : result.ranks) {
     EXPECT_NEAR(rank.tensors[1].swap, 0, 1e-8);
@@ -93,10 +93,10 @@ TEST(Kinds, WhatTheOthersMustCopyLeavesOfALinkIsUsed) {
 }
 
 TEST(Kinds, HostMemoryGoesToTheKindThatCostsMostAByte) {
-  Problem p = SlidingAndFull(1e12);
+  SwapProblem p = SlidingAndFull(1e12);
   p.numa[0].host_budget_bytes = 30e9;  // 10 GB must, 20 GB: one kind's
   p.ranks[0].tensors[3].recompute_s = 0.2;
-  const NodeSwapResult result = MustPlan(p);
+  const NodeSwapResult result = MustPlanKinds(p);
   EXPECT_NEAR(result.ranks[0].tensors[1].recompute, 1, 1e-9);
   EXPECT_NEAR(result.ranks[0].tensors[3].swap, 1, 1e-9);
 }
@@ -107,8 +107,8 @@ TEST(Kinds, RandomNodesComeOutAsGlpkSaysAndAreNeverWorseThanMemo) {
   std::mt19937 random(12);
   int feasible = 0, infeasible = 0, memos = 0;
   for (int i = 0; i < 150; ++i) {
-    const Problem node = WithKinds(RandomNode(random), random);
-    const NodeSwapResult ours = MustPlan(node);
+    const SwapProblem node = WithKinds(RandomNode(random), random);
+    const NodeSwapResult ours = MustPlanKinds(node);
     const Reference theirs = SolveWithGlpk(node);
     ASSERT_EQ(ours.feasible && ours.in_time, theirs.feasible)
         << i << " " << theirs.excess;
@@ -134,19 +134,19 @@ TEST(Kinds, RandomNodesComeOutAsGlpkSaysAndAreNeverWorseThanMemo) {
 }
 
 // Each rank's layers as two kinds that differ in nothing but the name.
-Problem Halved(Problem node) {
-  for (Problem::Rank& rank : node.ranks) {
-    Problem::Kind& one = rank.kinds[0];
+SwapProblem Halved(SwapProblem node) {
+  for (SwapProblem::Rank& rank : node.ranks) {
+    SwapProblem::Kind& one = rank.kinds[0];
     if (one.layers < 2) continue;
-    Problem::Kind other = one;
+    SwapProblem::Kind other = one;
     other.name = "other";
     other.layers = one.layers / 2;
     other.resident_layers = std::min(one.resident_layers, other.layers);
     one.layers -= other.layers;
     one.resident_layers -= other.resident_layers;
     rank.kinds.push_back(other);
-    const std::vector<Problem::Tensor> tensors = rank.tensors;
-    for (Problem::Tensor tensor : tensors) {
+    const std::vector<SwapProblem::Tensor> tensors = rank.tensors;
+    for (SwapProblem::Tensor tensor : tensors) {
       tensor.kind = 1;
       rank.tensors.push_back(tensor);
     }
@@ -158,9 +158,9 @@ TEST(Kinds, TwoEqualKindsArePlannedAsOne) {
   std::mt19937 random(13);
   int feasible = 0;
   for (int i = 0; i < 100; ++i) {
-    const Problem node = RandomNode(random);
-    const NodeSwapResult one = MustPlan(node);
-    const NodeSwapResult two = MustPlan(Halved(node));
+    const SwapProblem node = RandomNode(random);
+    const NodeSwapResult one = MustPlanKinds(node);
+    const NodeSwapResult two = MustPlanKinds(Halved(node));
     ASSERT_EQ(one.feasible, two.feasible) << i;
     ASSERT_EQ(one.in_time, two.in_time) << i;
     if (!one.feasible) continue;
@@ -176,35 +176,36 @@ TEST(Kinds, TwoEqualKindsArePlannedAsOne) {
 
 // One kind of all layers, each thing the mean over the layers. No layers are
 // resident.
-Problem Averaged(const Problem& node) {
-  Problem averaged = node;
-  for (Problem::Rank& rank : averaged.ranks) {
-    const Problem::Rank of = rank;
-    Problem::Kind mean;
-    for (const Problem::Kind& kind : of.kinds) mean.layers += kind.layers;
-    const auto part = [&mean](const Problem::Kind& kind) {
+SwapProblem Averaged(const SwapProblem& node) {
+  SwapProblem averaged = node;
+  for (SwapProblem::Rank& rank : averaged.ranks) {
+    const SwapProblem::Rank of = rank;
+    SwapProblem::Kind mean;
+    for (const SwapProblem::Kind& kind : of.kinds) mean.layers += kind.layers;
+    const auto part = [&mean](const SwapProblem::Kind& kind) {
       return static_cast<double>(kind.layers) /
              static_cast<double>(mean.layers);
     };
-    for (const Problem::Kind& kind : of.kinds) {
-      for (double Problem::Kind::*value :
-           {&Problem::Kind::forward_layer_s, &Problem::Kind::backward_layer_s,
-            &Problem::Kind::forward_d2h_fixed_bytes,
-            &Problem::Kind::forward_h2d_fixed_bytes,
-            &Problem::Kind::backward_d2h_fixed_bytes,
-            &Problem::Kind::backward_h2d_fixed_bytes}) {
+    for (const SwapProblem::Kind& kind : of.kinds) {
+      for (double SwapProblem::Kind::*value :
+           {&SwapProblem::Kind::forward_layer_s,
+            &SwapProblem::Kind::backward_layer_s,
+            &SwapProblem::Kind::forward_d2h_fixed_bytes,
+            &SwapProblem::Kind::forward_h2d_fixed_bytes,
+            &SwapProblem::Kind::backward_d2h_fixed_bytes,
+            &SwapProblem::Kind::backward_h2d_fixed_bytes}) {
         mean.*value += part(kind) * kind.*value;
       }
     }
     rank.kinds = {mean};
     rank.tensors.clear();
-    for (const Problem::Tensor& tensor : of.tensors) {
+    for (const SwapProblem::Tensor& tensor : of.tensors) {
       if (tensor.kind == 0) {
         rank.tensors.push_back(tensor);
         rank.tensors.back().bytes = 0;
         if (tensor.recompute_s) rank.tensors.back().recompute_s = 0;
       }
-      for (Problem::Tensor& sum : rank.tensors) {
+      for (SwapProblem::Tensor& sum : rank.tensors) {
         if (sum.name != tensor.name) continue;
         const double weight = part(of.kinds[tensor.kind]);
         sum.bytes += weight * tensor.bytes;
@@ -216,7 +217,8 @@ Problem Averaged(const Problem& node) {
 }
 
 // The averaged node's fractions, for each kind.
-std::vector<RankSwap> Spread(const Problem& node, const Problem& averaged,
+std::vector<RankSwap> Spread(const SwapProblem& node,
+                             const SwapProblem& averaged,
                              const NodeSwapResult& plan) {
   std::vector<RankSwap> ranks(node.ranks.size());
   for (size_t r = 0; r < node.ranks.size(); ++r) {
@@ -224,7 +226,7 @@ std::vector<RankSwap> Spread(const Problem& node, const Problem& averaged,
     for (size_t t = 0; t < averaged.ranks[r].tensors.size(); ++t) {
       of[averaged.ranks[r].tensors[t].name] = plan.ranks[r].tensors[t];
     }
-    for (const Problem::Tensor& tensor : node.ranks[r].tensors) {
+    for (const SwapProblem::Tensor& tensor : node.ranks[r].tensors) {
       ranks[r].tensors.push_back(of.at(tensor.name));
     }
   }
@@ -235,12 +237,12 @@ TEST(Kinds, ThePlanIsNeverWorseThanThatOfTheAveragedLayer) {
   std::mt19937 random(14);
   int same = 0, better = 0, shows = 0;
   for (int i = 0; i < 300; ++i) {
-    Problem node = WithKinds(RandomNode(random), random);
-    for (Problem::Rank& rank : node.ranks) {
-      for (Problem::Kind& kind : rank.kinds) kind.resident_layers = 0;
+    SwapProblem node = WithKinds(RandomNode(random), random);
+    for (SwapProblem::Rank& rank : node.ranks) {
+      for (SwapProblem::Kind& kind : rank.kinds) kind.resident_layers = 0;
     }
-    const Problem averaged = Averaged(node);
-    const NodeSwapResult plan = MustPlan(averaged);
+    const SwapProblem averaged = Averaged(node);
+    const NodeSwapResult plan = MustPlanKinds(averaged);
     if (!plan.feasible || !plan.in_time) continue;
     const std::vector<RankSwap> spread = Spread(node, averaged, plan);
     // Memory is a sum over all layers, which an average keeps; a link is not.
@@ -248,7 +250,7 @@ TEST(Kinds, ThePlanIsNeverWorseThanThatOfTheAveragedLayer) {
       ++shows;
       continue;
     }
-    const NodeSwapResult ours = MustPlan(node);
+    const NodeSwapResult ours = MustPlanKinds(node);
     ASSERT_TRUE(ours.feasible && ours.in_time) << i;
     const SwapObjective theirs = Naive(node, spread);
     EXPECT_TRUE(NotWorse(*ours.joint, theirs, 1e-8)) << i;
@@ -267,9 +269,9 @@ TEST(Kinds, NoPointOfAGridIsBetter) {
     return std::uniform_real_distribution<double>(low, high)(random);
   };
   for (int i = 0; i < 20; ++i) {
-    Problem p = SlidingAndFull(3e9);
+    SwapProblem p = SlidingAndFull(3e9);
     p.numa[0].host_budget_bytes = uniform(0, 3e10);
-    Problem::Rank& rank = p.ranks[0];
+    SwapProblem::Rank& rank = p.ranks[0];
     rank.gpu_budget_bytes = uniform(0, 1e10);
     rank.kinds[1].layers = 3;
     rank.tensors.clear();
@@ -279,7 +281,7 @@ TEST(Kinds, NoPointOfAGridIsBetter) {
                               .bytes = uniform(0, 4e9),
                               .recompute_s = uniform(0, 1)});
     }
-    const NodeSwapResult result = MustPlan(p);
+    const NodeSwapResult result = MustPlanKinds(p);
     ASSERT_TRUE(result.feasible);
     ASSERT_FALSE(AGridPointIsBetter(p, *result.joint)) << i;
   }

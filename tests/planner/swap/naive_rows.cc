@@ -35,8 +35,8 @@ struct Rates {
 };
 
 // While layers of each kind run.
-std::vector<Rates> RatesOfKinds(const Problem::Rank& rank,
-                                const RankSwap& plan) {
+std::vector<Rates> NaiveRatesOfKinds(const Problem::Rank& rank,
+                                     const RankSwap& plan) {
   std::vector<Rates> kinds;
   for (size_t k = 0; k < rank.kinds.size(); ++k) {
     const Problem::Kind& kind = rank.kinds[k];
@@ -96,7 +96,7 @@ double WorstBreach(const Problem& p, const std::vector<RankSwap>& ranks) {
       swapped += m * tensor.bytes * f.swap;
       kept += m * tensor.bytes * f.keep;
     }
-    const Rates most = MostOf(RatesOfKinds(rank, ranks[r]));
+    const Rates most = MostOf(NaiveRatesOfKinds(rank, ranks[r]));
     for (size_t l = 0; l < p.links.size(); ++l) {
       if (std::count(rank.links.begin(), rank.links.end(), p.links[l].name)) {
         d2h[l] += most.d2h;

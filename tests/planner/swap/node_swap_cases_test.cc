@@ -11,20 +11,20 @@
 namespace sluice::planner {
 namespace {
 
-using Problem = NodeSwapProblem;
-using Kind = CapacityRow::Kind;
+using SwapProblem = NodeSwapProblem;
+using RowKind = CapacityRow::Kind;
 using ::testing::HasSubstr;
 
-NodeSwapResult MustPlan(const Problem& problem,
-                        SwapPolicy policy = SwapPolicy::kJoint) {
+NodeSwapResult MustPlanCase(const SwapProblem& problem,
+                            SwapPolicy policy = SwapPolicy::kJoint) {
   auto result = PlanNodeSwap(problem, policy);
   EXPECT_TRUE(result.ok()) << result.status();
   return result.ok() ? *std::move(result) : NodeSwapResult{};
 }
 
 // One rank: `m` layers of 1 s forward and 2 s backward on a link of 3 GB/s.
-Problem OneRank(int64_t layers = 10) {
-  Problem p;
+SwapProblem OneRank(int64_t layers = 10) {
+  SwapProblem p;
   p.links = {{"pcie0", 3e9, 3e9, {}}};
   p.numa = {{0, 1e12}};
   p.ranks = {
@@ -40,11 +40,11 @@ Problem OneRank(int64_t layers = 10) {
 
 TEST(NodeSwap, MemosAlphaIsTheSpecialCase) {
   // 1 + 4 a GB in 1 s at 3 GB/s.
-  Problem p = OneRank();
+  SwapProblem p = OneRank();
   p.ranks[0].tensors = {
-      {.name = "x", .bytes = 1e9, .must = Problem::Must::kSwap},
+      {.name = "x", .bytes = 1e9, .must = SwapProblem::Must::kSwap},
       {.name = "ffn", .bytes = 4e9, .recompute_s = 0.1}};
-  const NodeSwapResult result = MustPlan(p);
+  const NodeSwapResult result = MustPlanCase(p);
   ASSERT_TRUE(result.memo);
   EXPECT_NEAR(result.memo->alpha[0], 0.5, 1e-12);
   EXPECT_NEAR(result.joint->step_s, result.memo->objective.step_s, 1e-9);
@@ -54,10 +54,10 @@ TEST(NodeSwap, MemosAlphaIsTheSpecialCase) {
 }
 
 TEST(NodeSwap, WhatIsDearToRecomputeIsSwappedFirst) {
-  Problem p = OneRank();
+  SwapProblem p = OneRank();
   p.ranks[0].tensors = {{.name = "cheap", .bytes = 2e9, .recompute_s = 0.01},
                         {.name = "dear", .bytes = 3e9, .recompute_s = 0.3}};
-  const NodeSwapResult result = MustPlan(p);
+  const NodeSwapResult result = MustPlanCase(p);
   EXPECT_NEAR(result.ranks[0].tensors[0].recompute, 1, 1e-9);
   EXPECT_NEAR(result.ranks[0].tensors[1].swap, 1, 1e-9);
   EXPECT_NEAR(result.ranks[0].added_s, 0.1, 1e-9);
@@ -66,23 +66,23 @@ TEST(NodeSwap, WhatIsDearToRecomputeIsSwappedFirst) {
 }
 
 TEST(NodeSwap, WhatFitsOnTheGpuIsKeptAndNotMoved) {
-  Problem p = OneRank();
+  SwapProblem p = OneRank();
   p.ranks[0].gpu_budget_bytes = 2e10;
   p.ranks[0].tensors = {{.name = "a", .bytes = 4e9, .recompute_s = 0.4}};
-  const NodeSwapResult result = MustPlan(p);
+  const NodeSwapResult result = MustPlanCase(p);
   EXPECT_NEAR(result.ranks[0].tensors[0].keep, 0.5, 1e-9);
   EXPECT_NEAR(result.ranks[0].tensors[0].swap, 0.5, 1e-9);
   EXPECT_EQ(result.joint->recompute_s, 0);
 }
 
 TEST(NodeSwap, TheSlowestRankGetsTheSharedLink) {
-  Problem p = OneRank();
+  SwapProblem p = OneRank();
   p.ranks[0].tensors = {{.name = "a", .bytes = 3e9, .recompute_s = 0.4}};
   p.ranks.push_back(p.ranks[0]);
   p.ranks[1].name = "1";
   p.ranks[1].kinds[0].forward_layer_s =
       1.5;  // 5 s behind: rank 0's 4 s are for nothing
-  const NodeSwapResult result = MustPlan(p);
+  const NodeSwapResult result = MustPlanCase(p);
   EXPECT_NEAR(result.joint->step_s, 35, 1e-9);
   EXPECT_NEAR(result.ranks[1].added_s, 0, 1e-9);
   EXPECT_TRUE(result.ranks[1].slowest);
@@ -90,27 +90,27 @@ TEST(NodeSwap, TheSlowestRankGetsTheSharedLink) {
 }
 
 TEST(NodeSwap, FixedTrafficAndTheTotalOfALinkCount) {
-  Problem p = OneRank();
+  SwapProblem p = OneRank();
   p.links[0].total_bytes_per_s = 4e9;
   p.ranks[0].kinds[0].forward_h2d_fixed_bytes = 3e9;
   p.ranks[0].tensors = {{.name = "a", .bytes = 4e9, .recompute_s = 0.4}};
-  const NodeSwapResult result = MustPlan(p);
+  const NodeSwapResult result = MustPlanCase(p);
   // Forward: d + 3 GB within 4 GB.
   EXPECT_NEAR(result.ranks[0].tensors[0].swap, 0.25, 1e-9);
   for (const CapacityRow& row : result.rows) {
-    EXPECT_EQ(row.binds, row.kind == Kind::kLinkTotal ||
-                             row.kind == Kind::kLinkH2d ||
-                             row.kind == Kind::kGpu)
+    EXPECT_EQ(row.binds, row.kind == RowKind::kLinkTotal ||
+                             row.kind == RowKind::kLinkH2d ||
+                             row.kind == RowKind::kGpu)
         << static_cast<int>(row.kind);
   }
 }
 
 TEST(NodeSwap, WhatDoesNotFitIsNamedWithItsLeastExcess) {
-  Problem p = OneRank();
+  SwapProblem p = OneRank();
   p.numa[0].host_budget_bytes = 4e10;
   p.ranks[0].tensors = {
-      {.name = "x", .bytes = 6e9, .must = Problem::Must::kSwap}};
-  const NodeSwapResult result = MustPlan(p);
+      {.name = "x", .bytes = 6e9, .must = SwapProblem::Must::kSwap}};
+  const NodeSwapResult result = MustPlanCase(p);
   EXPECT_FALSE(result.feasible);
   EXPECT_FALSE(result.joint);
   EXPECT_FALSE(result.memo);
@@ -125,11 +125,11 @@ TEST(NodeSwap, WhatDoesNotFitIsNamedWithItsLeastExcess) {
 
 TEST(NodeSwap, ALinkThatIsTooSlowMakesTheStepLongerAndRefusesNothing) {
   // 6 GB out in 1 s and in again in 2 s, at 3 GB/s: a second more forward.
-  Problem p = OneRank();
+  SwapProblem p = OneRank();
   p.ranks[0].tensors = {
-      {.name = "x", .bytes = 6e9, .must = Problem::Must::kSwap},
+      {.name = "x", .bytes = 6e9, .must = SwapProblem::Must::kSwap},
       {.name = "ffn", .bytes = 4e9, .recompute_s = 0.1}};
-  const NodeSwapResult result = MustPlan(p);
+  const NodeSwapResult result = MustPlanCase(p);
   ASSERT_TRUE(result.feasible);
   EXPECT_FALSE(result.in_time);
   // Nothing is added to those copies.
@@ -144,14 +144,14 @@ TEST(NodeSwap, ALinkThatIsTooSlowMakesTheStepLongerAndRefusesNothing) {
 }
 
 TEST(NodeSwap, RanksOnAnOverloadedLinkWaitEachForItsPart) {
-  Problem p = OneRank();
+  SwapProblem p = OneRank();
   p.ranks[0].tensors = {
-      {.name = "x", .bytes = 3e9, .must = Problem::Must::kSwap}};
+      {.name = "x", .bytes = 3e9, .must = SwapProblem::Must::kSwap}};
   p.ranks.push_back(p.ranks[0]);
   p.ranks[1].name = "1";
   p.ranks[1].kinds[0].forward_layer_s = 2;  // half the rate
   p.ranks[1].kinds[0].backward_layer_s = 4;
-  const NodeSwapResult result = MustPlan(p);
+  const NodeSwapResult result = MustPlanCase(p);
   ASSERT_TRUE(result.feasible);
   // Out: 3 + 1.5 of 3 GB/s, so forward takes half longer.
   EXPECT_NEAR(result.ranks[0].stall_s, 10 * 0.5, 1e-6);
@@ -159,33 +159,33 @@ TEST(NodeSwap, RanksOnAnOverloadedLinkWaitEachForItsPart) {
   EXPECT_NEAR(result.stall_s, 10, 1e-6);
   // What has a window as long as its copies take hides them.
   p.ranks[1].kinds[0].resident_layers = 10;
-  EXPECT_EQ(MustPlan(p).ranks[1].stall_s, 0);
+  EXPECT_EQ(MustPlanCase(p).ranks[1].stall_s, 0);
 }
 
 TEST(NodeSwap, ALayerThatStaysCostsNoMemoryButItsWindow) {
-  Problem p = OneRank();
+  SwapProblem p = OneRank();
   p.ranks[0].kinds[0].resident_layers = 10;
   p.ranks[0].tensors = {{.name = "a", .bytes = 4e9, .recompute_s = 0.4}};
-  const NodeSwapResult result = MustPlan(p);
+  const NodeSwapResult result = MustPlanCase(p);
   EXPECT_EQ(result.joint->recompute_s, 0);
   EXPECT_EQ(result.joint->moved_bytes, 0);
 }
 
 // ---- Bad input --------------------------------------------------------------
 
-std::string Complaint(const Problem& problem) {
+std::string Complaint(const SwapProblem& problem) {
   return std::string(PlanNodeSwap(problem).status().message());
 }
 
 TEST(NodeSwap, NonsenseIsRefusedWithItsPath) {
-  Problem p = OneRank();
+  SwapProblem p = OneRank();
   p.ranks[0].tensors = {{.name = "a", .bytes = 1}, {.name = "b", .bytes = -1}};
   EXPECT_EQ(Complaint(p), "ranks[0].tensors[1].bytes: -1 is negative");
   p.ranks[0].tensors[1] = {.name = "a", .bytes = 1};
   EXPECT_EQ(Complaint(p), "ranks[0].tensors[1].name: 'a' occurs twice");
   p.ranks[0].tensors[1] = {.name = "b", .bytes = std::nan("")};
   EXPECT_EQ(Complaint(p), "ranks[0].tensors[1].bytes: is not a number");
-  p.ranks[0].tensors[1] = {.name = "b", .must = Problem::Must::kRecompute};
+  p.ranks[0].tensors[1] = {.name = "b", .must = SwapProblem::Must::kRecompute};
   EXPECT_THAT(Complaint(p), HasSubstr("ranks[0].tensors[1].must: 'recompute'"));
   p.ranks[0].tensors.clear();
   p.ranks[0].links.push_back("pcie9");

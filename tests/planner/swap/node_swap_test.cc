@@ -15,14 +15,14 @@
 namespace sluice::planner {
 namespace {
 
-using Problem = NodeSwapProblem;
-using Kind = CapacityRow::Kind;
+using SwapProblem = NodeSwapProblem;
+using RowKind = CapacityRow::Kind;
 using ::testing::HasSubstr;
 
 constexpr int kNodes = 1000;
 
-NodeSwapResult MustPlan(const Problem& problem,
-                        SwapPolicy policy = SwapPolicy::kJoint) {
+NodeSwapResult MustPlanSwap(const SwapProblem& problem,
+                            SwapPolicy policy = SwapPolicy::kJoint) {
   auto result = PlanNodeSwap(problem, policy);
   EXPECT_TRUE(result.ok()) << result.status();
   return result.ok() ? *std::move(result) : NodeSwapResult{};
@@ -32,12 +32,15 @@ NodeSwapResult MustPlan(const Problem& problem,
 
 // The node with links that carry what must be copied, or `part` of what they
 // lack for it.
-Problem WithExcess(Problem node, const NodeSwapResult& result, double part) {
+SwapProblem WithExcess(SwapProblem node, const NodeSwapResult& result,
+                       double part) {
   for (const CapacityRow& row : result.rows) {
     const double by = 1 + part * row.excess;
-    if (row.kind == Kind::kLinkD2h) node.links[row.index].d2h_bytes_per_s *= by;
-    if (row.kind == Kind::kLinkH2d) node.links[row.index].h2d_bytes_per_s *= by;
-    if (row.kind == Kind::kLinkTotal) {
+    if (row.kind == RowKind::kLinkD2h)
+      node.links[row.index].d2h_bytes_per_s *= by;
+    if (row.kind == RowKind::kLinkH2d)
+      node.links[row.index].h2d_bytes_per_s *= by;
+    if (row.kind == RowKind::kLinkTotal) {
       *node.links[row.index].total_bytes_per_s *= by;
     }
   }
@@ -46,11 +49,11 @@ Problem WithExcess(Problem node, const NodeSwapResult& result, double part) {
 
 // What an answer whose copies show must be: of that node the answer, within
 // its rows; of a node with less no answer, by another solver.
-void ExpectTheLeastOverload(const Problem& node, const NodeSwapResult& result,
-                            int i) {
+void ExpectTheLeastOverload(const SwapProblem& node,
+                            const NodeSwapResult& result, int i) {
   EXPECT_FALSE(SolveWithGlpk(node).feasible) << i;
   EXPECT_FALSE(SolveWithGlpk(WithExcess(node, result, 0.99)).feasible) << i;
-  const Problem raised = WithExcess(node, result, 1 + 1e-9);
+  const SwapProblem raised = WithExcess(node, result, 1 + 1e-9);
   EXPECT_LE(WorstBreach(raised, result.ranks), 1e-6) << i;
   const Reference theirs = SolveWithGlpk(raised);
   EXPECT_TRUE(theirs.feasible) << i << " " << theirs.excess;
@@ -69,8 +72,8 @@ TEST(NodeSwap, OverloadedLinksRefuseNothingAndGetNoCopyThatNeedNotBe) {
   std::mt19937 random(2);
   int slow = 0;
   for (int i = 0; i < kNodes / 4; ++i) {
-    const Problem node = RandomNode(random);
-    const NodeSwapResult result = MustPlan(node);
+    const SwapProblem node = RandomNode(random);
+    const NodeSwapResult result = MustPlanSwap(node);
     if (!result.feasible || result.in_time) continue;
     ++slow;
     ExpectTheLeastOverload(node, result, i);
@@ -84,8 +87,8 @@ TEST(NodeSwap, AThousandNodesKeepTheirRowsAndAreNeverWorseThanMemo) {
   std::mt19937 random(1);
   int feasible = 0, memos = 0, better = 0;
   for (int i = 0; i < kNodes; ++i) {
-    const Problem node = RandomNode(random);
-    const NodeSwapResult result = MustPlan(node);
+    const SwapProblem node = RandomNode(random);
+    const NodeSwapResult result = MustPlanSwap(node);
     if (!result.feasible) {
       EXPECT_FALSE(result.memo) << i;
       continue;
@@ -103,7 +106,7 @@ TEST(NodeSwap, AThousandNodesKeepTheirRowsAndAreNeverWorseThanMemo) {
     ++memos;
     EXPECT_TRUE(NotWorse(*result.joint, result.memo->objective, 1e-11)) << i;
     better += result.joint->step_s < result.memo->objective.step_s * 0.999;
-    const NodeSwapResult memo = MustPlan(node, SwapPolicy::kMemo);
+    const NodeSwapResult memo = MustPlanSwap(node, SwapPolicy::kMemo);
     EXPECT_LE(WorstBreach(node, memo.ranks), 1e-6) << i;
   }
   // The nodes are not all trivial.
@@ -117,8 +120,8 @@ TEST(NodeSwap, AThousandNodesComeOutAsGlpkSays) {
   std::mt19937 random(2);
   int infeasible = 0;
   for (int i = 0; i < kNodes; ++i) {
-    const Problem node = RandomNode(random);
-    const NodeSwapResult ours = MustPlan(node);
+    const SwapProblem node = RandomNode(random);
+    const NodeSwapResult ours = MustPlanSwap(node);
     const Reference theirs = SolveWithGlpk(node);
     ASSERT_EQ(ours.feasible && ours.in_time, theirs.feasible)
         << i << " " << theirs.excess;
@@ -146,9 +149,9 @@ TEST(NodeSwap, AThousandNodesComeOutAsGlpkSays) {
 TEST(NodeSwap, TheOrderOfRanksAndLinksChangesNothing) {
   std::mt19937 random(3);
   for (int i = 0; i < 100; ++i) {
-    const Problem node = RandomNode(random);
-    const NodeSwapResult before = MustPlan(node);
-    Problem mixed = node;
+    const SwapProblem node = RandomNode(random);
+    const NodeSwapResult before = MustPlanSwap(node);
+    SwapProblem mixed = node;
     std::vector<size_t> order(node.ranks.size());
     std::iota(order.begin(), order.end(), size_t{0});
     std::shuffle(order.begin(), order.end(), random);
@@ -157,7 +160,7 @@ TEST(NodeSwap, TheOrderOfRanksAndLinksChangesNothing) {
     }
     std::reverse(mixed.links.begin(), mixed.links.end());
     std::reverse(mixed.numa.begin(), mixed.numa.end());
-    const NodeSwapResult after = MustPlan(mixed);
+    const NodeSwapResult after = MustPlanSwap(mixed);
     ASSERT_EQ(before.feasible, after.feasible) << i;
     if (!before.feasible) continue;
     EXPECT_EQ(before.joint->step_s, after.joint->step_s) << i;
@@ -165,9 +168,9 @@ TEST(NodeSwap, TheOrderOfRanksAndLinksChangesNothing) {
       EXPECT_EQ(before.ranks[order[r]].added_s, after.ranks[r].added_s) << i;
     }
     for (const CapacityRow& row : after.rows) {
-      if (row.kind != Kind::kGpu) continue;
+      if (row.kind != RowKind::kGpu) continue;
       for (const CapacityRow& other : before.rows) {
-        if (other.kind != Kind::kGpu || other.index != order[row.index]) {
+        if (other.kind != RowKind::kGpu || other.index != order[row.index]) {
           continue;
         }
         EXPECT_EQ(row.used, other.used) << i;
@@ -177,7 +180,7 @@ TEST(NodeSwap, TheOrderOfRanksAndLinksChangesNothing) {
   }
 }
 
-void Raise(Problem* node, std::mt19937& random) {
+void Raise(SwapProblem* node, std::mt19937& random) {
   const double by = 1 + static_cast<double>(random() % 100) / 50;
   switch (random() % 4) {
     case 0:
@@ -198,10 +201,10 @@ TEST(NodeSwap, MoreCapacityIsNeverWorse) {
   std::mt19937 random(4);
   int faster = 0;
   for (int i = 0; i < 300; ++i) {
-    Problem node = RandomNode(random);
-    const NodeSwapResult before = MustPlan(node);
+    SwapProblem node = RandomNode(random);
+    const NodeSwapResult before = MustPlanSwap(node);
     Raise(&node, random);
-    const NodeSwapResult after = MustPlan(node);
+    const NodeSwapResult after = MustPlanSwap(node);
     if (!before.feasible || !before.in_time) continue;
     ASSERT_TRUE(after.feasible && after.in_time) << i;
     EXPECT_TRUE(NotWorse(*after.joint, *before.joint)) << i;
@@ -214,21 +217,21 @@ TEST(NodeSwap, OneMoreIsWhatSolvingWithOneMoreGives) {
   std::mt19937 random(5);
   int bought = 0;
   for (int i = 0; i < 60; ++i) {
-    const Problem node = RandomNode(random);
-    const NodeSwapResult before = MustPlan(node);
+    const SwapProblem node = RandomNode(random);
+    const NodeSwapResult before = MustPlanSwap(node);
     if (!before.feasible || !before.in_time) continue;
     for (const CapacityRow& row : before.rows) {
-      Problem more = node;
-      if (row.kind == Kind::kHost) {
+      SwapProblem more = node;
+      if (row.kind == RowKind::kHost) {
         more.numa[row.index].host_budget_bytes += 1024.0 * 1024 * 1024;
-      } else if (row.kind == Kind::kGpu) {
+      } else if (row.kind == RowKind::kGpu) {
         more.ranks[row.index].gpu_budget_bytes += 1024.0 * 1024 * 1024;
-      } else if (row.kind == Kind::kLinkD2h) {
+      } else if (row.kind == RowKind::kLinkD2h) {
         more.links[row.index].d2h_bytes_per_s += 1e9;
       } else {
         continue;
       }
-      const NodeSwapResult after = MustPlan(more);
+      const NodeSwapResult after = MustPlanSwap(more);
       const double step = before.joint->step_s;
       EXPECT_NEAR(step - after.joint->step_s, row.one_more.step_s, 1e-6 * step)
           << i;
@@ -249,7 +252,7 @@ TEST(NodeSwap, OneMoreIsWhatSolvingWithOneMoreGives) {
 TEST(NodeSwap, NoPointOfAGridIsBetter) {
   std::mt19937 random(6);
   for (int i = 0; i < 40; ++i) {
-    Problem p;
+    SwapProblem p;
     p.links = {{"pcie0", 3e9, 3e9, {}}};
     p.numa = {{0, 1e12}};
     p.ranks = {
@@ -265,7 +268,7 @@ TEST(NodeSwap, NoPointOfAGridIsBetter) {
     p.ranks[0].tensors = {
         {.name = "a", .bytes = uniform(0, 4e9), .recompute_s = uniform(0, 1)},
         {.name = "b", .bytes = uniform(0, 4e9), .recompute_s = uniform(0, 1)}};
-    const NodeSwapResult result = MustPlan(p);
+    const NodeSwapResult result = MustPlanSwap(p);
     ASSERT_TRUE(result.feasible);
     ASSERT_FALSE(AGridPointIsBetter(p, *result.joint)) << i;
   }
@@ -274,10 +277,10 @@ TEST(NodeSwap, NoPointOfAGridIsBetter) {
 // ---- What a runtime leaves to choose ----------------------------------------
 
 // All free tensors of all ranks at one alpha, none kept.
-Problem WithOneFraction(Problem node) {
-  for (Problem::Rank& rank : node.ranks) {
-    for (Problem::Tensor& tensor : rank.tensors) {
-      if (tensor.must != Problem::Must::kNothing) continue;
+SwapProblem WithOneFraction(SwapProblem node) {
+  for (SwapProblem::Rank& rank : node.ranks) {
+    for (SwapProblem::Tensor& tensor : rank.tensors) {
+      if (tensor.must != SwapProblem::Must::kNothing) continue;
       tensor.can_keep = false;
       if (tensor.recompute_s) tensor.shared = "alpha";
     }
@@ -288,16 +291,16 @@ Problem WithOneFraction(Problem node) {
 TEST(NodeSwap, TensorsThatAreSharedHaveOneFraction) {
   std::mt19937 random(7);
   for (int i = 0; i < 100; ++i) {
-    const Problem free = RandomNode(random);
-    const Problem node = WithOneFraction(free);
-    const NodeSwapResult one = MustPlan(node);
+    const SwapProblem free = RandomNode(random);
+    const SwapProblem node = WithOneFraction(free);
+    const NodeSwapResult one = MustPlanSwap(node);
     if (!one.feasible || !one.in_time) continue;
     EXPECT_LE(WorstBreach(node, one.ranks), 1e-6);
     double alpha = -1;
     for (size_t r = 0; r < node.ranks.size(); ++r) {
       for (size_t t = 0; t < node.ranks[r].tensors.size(); ++t) {
-        const Problem::Tensor& tensor = node.ranks[r].tensors[t];
-        if (tensor.must != Problem::Must::kNothing) continue;
+        const SwapProblem::Tensor& tensor = node.ranks[r].tensors[t];
+        if (tensor.must != SwapProblem::Must::kNothing) continue;
         const plan::TokenFractions& f = one.ranks[r].tensors[t];
         EXPECT_EQ(f.keep, 0);
         if (!tensor.recompute_s) continue;
@@ -308,23 +311,23 @@ TEST(NodeSwap, TensorsThatAreSharedHaveOneFraction) {
     if (one.memo) {
       EXPECT_TRUE(NotWorse(*one.joint, one.memo->objective)) << i;
     }
-    EXPECT_TRUE(NotWorse(*MustPlan(free).joint, *one.joint)) << i;
+    EXPECT_TRUE(NotWorse(*MustPlanSwap(free).joint, *one.joint)) << i;
   }
 }
 
 // What a daemon asks: jobs of two ranks whose second tensors are shared, some
 // fractions given, some tensors that cannot be kept or whose copies are made
 // in any case, host limits over any ranks.
-Problem RandomJobs(std::mt19937& random) {
-  Problem node = RandomNode(random);
+SwapProblem RandomJobs(std::mt19937& random) {
+  SwapProblem node = RandomNode(random);
   double all = 0;
   for (size_t r = 0; r < node.ranks.size(); ++r) {
-    Problem::Rank& rank = node.ranks[r];
+    SwapProblem::Rank& rank = node.ranks[r];
     all += rank.host_fixed_bytes;
-    for (Problem::Tensor& tensor : rank.tensors) {
+    for (SwapProblem::Tensor& tensor : rank.tensors) {
       all += tensor.bytes * static_cast<double>(rank.kinds[tensor.kind].layers);
       tensor.traffic_in_fixed = random() % 4 == 0;
-      if (tensor.must != Problem::Must::kNothing || !tensor.recompute_s) {
+      if (tensor.must != SwapProblem::Must::kNothing || !tensor.recompute_s) {
         continue;
       }
       const double given = static_cast<double>(random() % 5) / 4;
@@ -341,7 +344,7 @@ Problem RandomJobs(std::mt19937& random) {
   for (const char* name : {"job", "user"}) {
     const double part = static_cast<double>(10 + random() % 60) / 20;
     node.hosts.push_back({name, part * all});
-    for (Problem::Rank& rank : node.ranks) {
+    for (SwapProblem::Rank& rank : node.ranks) {
       if (random() % 2 == 0) rank.hosts.push_back(name);
     }
   }
@@ -352,8 +355,8 @@ TEST(NodeSwap, WhatADaemonAsksComesOutAsGlpkSays) {
   std::mt19937 random(8);
   int fits = 0, shared = 0;
   for (int i = 0; i < kNodes; ++i) {
-    const Problem node = RandomJobs(random);
-    const NodeSwapResult result = MustPlan(node);
+    const SwapProblem node = RandomJobs(random);
+    const NodeSwapResult result = MustPlanSwap(node);
     const Reference reference = SolveWithGlpk(node);
     ASSERT_EQ(result.feasible && result.in_time, reference.feasible) << i;
     if (!reference.feasible) continue;
@@ -367,8 +370,8 @@ TEST(NodeSwap, WhatADaemonAsksComesOutAsGlpkSays) {
     std::map<std::string, double> first;
     for (size_t r = 0; r < node.ranks.size(); ++r) {
       for (size_t t = 0; t < node.ranks[r].tensors.size(); ++t) {
-        const Problem::Tensor& tensor = node.ranks[r].tensors[t];
-        if (tensor.must != Problem::Must::kNothing) continue;
+        const SwapProblem::Tensor& tensor = node.ranks[r].tensors[t];
+        if (tensor.must != SwapProblem::Must::kNothing) continue;
         const plan::TokenFractions& f = result.ranks[r].tensors[t];
         EXPECT_NEAR(f.swap, tensor.given.swap.value_or(f.swap), 1e-9);
         EXPECT_NEAR(f.keep, tensor.given.keep.value_or(f.keep), 1e-9);

@@ -8,13 +8,13 @@
 namespace sluice::planner {
 namespace {
 
-using Problem = NodeSwapProblem;
+using SwapProblem = NodeSwapProblem;
 
 class Maker {
  public:
   explicit Maker(std::mt19937& random) : random_(random) {}
 
-  Problem Node() {
+  SwapProblem Node() {
     const size_t ranks = 1 + random_() % 8;
     const size_t numa = 1 + random_() % 2;
     // Whole nodes are roomy or tight, so that each kind of row binds somewhere.
@@ -39,25 +39,25 @@ class Maker {
   bool Coin(double chance) { return Uniform(0, 1) < chance; }
   double Maybe(double value) { return Coin(0.5) ? value : 0; }
 
-  Problem::Tensor Tensor(size_t t) {
-    Problem::Tensor tensor{.name = fmt::format("t{}", t),
-                           .bytes = Coin(0.05) ? 0 : Spread(1e7, 4e9)};
+  SwapProblem::Tensor Tensor(size_t t) {
+    SwapProblem::Tensor tensor{.name = fmt::format("t{}", t),
+                               .bytes = Coin(0.05) ? 0 : Spread(1e7, 4e9)};
     if (Coin(0.8)) tensor.recompute_s = Coin(0.1) ? 0 : Spread(1e-4, 0.5);
     const double must = Uniform(0, 1);
     if (must < 0.1) {
-      tensor.must = Problem::Must::kSwap;
+      tensor.must = SwapProblem::Must::kSwap;
     } else if (must < 0.13) {
-      tensor.must = Problem::Must::kKeep;
+      tensor.must = SwapProblem::Must::kKeep;
     } else if (must < 0.18 && tensor.recompute_s) {
-      tensor.must = Problem::Must::kRecompute;
+      tensor.must = SwapProblem::Must::kRecompute;
     }
     return tensor;
   }
 
   void AddRank(size_t r, size_t numa) {
-    Problem::Rank rank{.name = fmt::format("{}", r),
-                       .numa = static_cast<int64_t>(r % numa)};
-    Problem::Kind& kind = rank.kinds[0];
+    SwapProblem::Rank rank{.name = fmt::format("{}", r),
+                           .numa = static_cast<int64_t>(r % numa)};
+    SwapProblem::Kind& kind = rank.kinds[0];
     kind.layers = 1 + static_cast<int64_t>(random_() % 80);
     kind.resident_layers = static_cast<int64_t>(random_() % 3);
     kind.resident_layers = std::min(kind.resident_layers, kind.layers);
@@ -67,7 +67,8 @@ class Maker {
       rank.tensors.push_back(Tensor(t));
     }
     double bytes = 0;
-    for (const Problem::Tensor& tensor : rank.tensors) bytes += tensor.bytes;
+    for (const SwapProblem::Tensor& tensor : rank.tensors)
+      bytes += tensor.bytes;
     const double all = bytes * static_cast<double>(kind.layers);
     rank.gpu_budget_bytes = gpu_ * all * Uniform(0.5, 1.5);
     kind.forward_d2h_fixed_bytes = Maybe(bytes * Uniform(0, 0.2));
@@ -76,10 +77,10 @@ class Maker {
     kind.backward_h2d_fixed_bytes = Maybe(bytes * Uniform(0, 0.5));
     rank.host_fixed_bytes = Maybe(all * Uniform(0, 0.2));
     const double rate = std::max(bytes / kind.forward_layer_s, 1e6);
-    Problem::Link own{.name = fmt::format("pcie{}", r),
-                      .h2d_bytes_per_s = link_ * rate * Uniform(0.5, 1.5),
-                      .d2h_bytes_per_s = link_ * rate * Uniform(0.5, 1.5),
-                      .total_bytes_per_s = {}};
+    SwapProblem::Link own{.name = fmt::format("pcie{}", r),
+                          .h2d_bytes_per_s = link_ * rate * Uniform(0.5, 1.5),
+                          .d2h_bytes_per_s = link_ * rate * Uniform(0.5, 1.5),
+                          .total_bytes_per_s = {}};
     if (Coin(0.4)) own.total_bytes_per_s = own.d2h_bytes_per_s * 1.4;
     rank.links.push_back(own.name);
     node_.links.push_back(own);
@@ -88,10 +89,10 @@ class Maker {
 
   void AddNuma(int64_t id) {
     double all = 0;
-    for (const Problem::Rank& rank : node_.ranks) {
+    for (const SwapProblem::Rank& rank : node_.ranks) {
       if (rank.numa != id) continue;
       all += rank.host_fixed_bytes;
-      for (const Problem::Tensor& tensor : rank.tensors) {
+      for (const SwapProblem::Tensor& tensor : rank.tensors) {
         all +=
             tensor.bytes * static_cast<double>(rank.kinds[tensor.kind].layers);
       }
@@ -100,10 +101,10 @@ class Maker {
   }
 
   void AddSwitch(int64_t numa) {
-    Problem::Link shared{.name = fmt::format("switch{}", numa)};
-    for (Problem::Rank& rank : node_.ranks) {
+    SwapProblem::Link shared{.name = fmt::format("switch{}", numa)};
+    for (SwapProblem::Rank& rank : node_.ranks) {
       if (rank.numa != numa) continue;
-      for (const Problem::Link& own : node_.links) {
+      for (const SwapProblem::Link& own : node_.links) {
         if (own.name != rank.links[0]) continue;
         shared.h2d_bytes_per_s += own.h2d_bytes_per_s;
         shared.d2h_bytes_per_s += own.d2h_bytes_per_s;
@@ -118,24 +119,24 @@ class Maker {
 
   std::mt19937& random_;
   double host_ = 1, gpu_ = 1, link_ = 1;
-  Problem node_;
+  SwapProblem node_;
 };
 
 }  // namespace
 
-Problem RandomNode(std::mt19937& random) { return Maker(random).Node(); }
+SwapProblem RandomNode(std::mt19937& random) { return Maker(random).Node(); }
 
 namespace {
 
 // The kind again, with `layers` of its layers and everything else of another
 // size; now and then frozen, with nothing for a backward.
-void AddKind(const Problem::Rank& one, int64_t layers, size_t k,
-             std::mt19937& random, Problem::Rank* rank) {
+void AddKind(const SwapProblem::Rank& one, int64_t layers, size_t k,
+             std::mt19937& random, SwapProblem::Rank* rank) {
   const auto times = [&random] {
     return std::uniform_real_distribution<double>(0.3, 2)(random);
   };
   const bool frozen = k > 0 && random() % 8 == 0;
-  Problem::Kind kind = one.kinds[0];
+  SwapProblem::Kind kind = one.kinds[0];
   kind.name = fmt::format("kind{}", k);
   kind.layers = layers;
   kind.resident_layers = std::min(kind.resident_layers, layers);
@@ -147,7 +148,7 @@ void AddKind(const Problem::Rank& one, int64_t layers, size_t k,
   kind.backward_h2d_fixed_bytes *= frozen ? 0 : times();
   rank->kinds.push_back(kind);
   if (frozen) return;
-  for (Problem::Tensor tensor : one.tensors) {
+  for (SwapProblem::Tensor tensor : one.tensors) {
     tensor.kind = k;
     tensor.bytes *= times();
     if (tensor.recompute_s) *tensor.recompute_s *= times();
@@ -157,9 +158,9 @@ void AddKind(const Problem::Rank& one, int64_t layers, size_t k,
 
 }  // namespace
 
-Problem WithKinds(Problem node, std::mt19937& random) {
-  for (Problem::Rank& rank : node.ranks) {
-    const Problem::Rank one = rank;
+SwapProblem WithKinds(SwapProblem node, std::mt19937& random) {
+  for (SwapProblem::Rank& rank : node.ranks) {
+    const SwapProblem::Rank one = rank;
     rank.kinds.clear();
     rank.tensors.clear();
     int64_t left = one.kinds[0].layers;
@@ -174,8 +175,8 @@ Problem WithKinds(Problem node, std::mt19937& random) {
   return node;
 }
 
-Problem BusyNode(size_t ranks, size_t tensors) {
-  Problem node;
+SwapProblem BusyNode(size_t ranks, size_t tensors) {
+  SwapProblem node;
   node.numa = {{0, 1.2e12}, {1, 1.2e12}};
   for (const char* name : {"switch0", "switch1"}) {
     node.links.push_back({name, 6e10, 6e10, 1e11});
@@ -184,11 +185,11 @@ Problem BusyNode(size_t ranks, size_t tensors) {
     const int64_t numa = r < ranks / 2 ? 0 : 1;
     const std::string own = fmt::format("pcie{}", r);
     node.links.push_back({own, 2.5e10, 2.5e10, 4e10});
-    Problem::Rank rank{.name = fmt::format("{}", r),
-                       .numa = numa,
-                       .links = {own, fmt::format("switch{}", numa)},
-                       .gpu_budget_bytes = 2e10,
-                       .host_fixed_bytes = 1e10};
+    SwapProblem::Rank rank{.name = fmt::format("{}", r),
+                           .numa = numa,
+                           .links = {own, fmt::format("switch{}", numa)},
+                           .gpu_budget_bytes = 2e10,
+                           .host_fixed_bytes = 1e10};
     rank.kinds = {{.layers = 32,
                    .resident_layers = 2,
                    .forward_layer_s = 0.9 + 0.01 * static_cast<double>(r),
@@ -198,9 +199,10 @@ Problem BusyNode(size_t ranks, size_t tensors) {
                    .backward_d2h_fixed_bytes = 2e9,
                    .backward_h2d_fixed_bytes = 5e9}};
     for (size_t t = 0; t < tensors; ++t) {
-      Problem::Tensor tensor{.name = fmt::format("t{}", t),
-                             .bytes = 1e9 + 3e8 * static_cast<double>(t % 5)};
-      if (t < 2) tensor.must = Problem::Must::kSwap;
+      SwapProblem::Tensor tensor{
+          .name = fmt::format("t{}", t),
+          .bytes = 1e9 + 3e8 * static_cast<double>(t % 5)};
+      if (t < 2) tensor.must = SwapProblem::Must::kSwap;
       if (t >= 2) tensor.recompute_s = 0.01 + 0.02 * static_cast<double>(t % 7);
       rank.tensors.push_back(tensor);
     }

@@ -22,15 +22,15 @@ using ::testing::HasSubstr;
 
 constexpr const char* kCsv = "id,lower,upper,size\n1,0,2,8\n2,1,3,8\n";
 
-absl::StatusOr<NamedTrace> Read(const std::string& bytes,
-                                TraceOptions options = {}) {
+absl::StatusOr<NamedTrace> ReadZipped(const std::string& bytes,
+                                      TraceOptions options = {}) {
   options.file = "t";
   std::istringstream in(bytes);
   return ReadTrace(in, options);
 }
 
-std::string Refusal(const std::string& bytes) {
-  const auto read = Read(bytes);
+std::string ZippedRefusal(const std::string& bytes) {
+  const auto read = ReadZipped(bytes);
   if (read.ok()) return "accepted";
   EXPECT_EQ(read.status().code(), absl::StatusCode::kInvalidArgument);
   const std::string message(read.status().message());
@@ -39,7 +39,7 @@ std::string Refusal(const std::string& bytes) {
 }
 
 // A trace as a CSV: its buffers with their names.
-std::string Rows(const NamedTrace& named) {
+std::string ZippedRows(const NamedTrace& named) {
   return PlanCsv(named, std::vector<Bytes>(named.trace.buffers.size()));
 }
 
@@ -105,22 +105,22 @@ TEST(GzipTrace, EachFormatIsReadAsThePlainOne) {
       plan::Encode(profile),
       R"({"blocks":[{"size":100,"born_s":1.5,"died_s":2.5,"segment":"a"}]})"};
   for (const std::string& text : texts) {
-    const auto plain = Read(text);
-    const auto gzip = Read(Gzipped(text));
+    const auto plain = ReadZipped(text);
+    const auto gzip = ReadZipped(Gzipped(text));
     ASSERT_THAT(plain, IsOk());
     ASSERT_THAT(gzip, IsOk());
     EXPECT_EQ(gzip->source, plain->source);
-    EXPECT_EQ(Rows(*gzip), Rows(*plain));
+    EXPECT_EQ(ZippedRows(*gzip), ZippedRows(*plain));
     EXPECT_EQ(gzip->marks.size(), plain->marks.size());
   }
-  EXPECT_THAT(Read(Gzipped(kCsv), {.format = TraceFormat::kMiniMalloc}),
+  EXPECT_THAT(ReadZipped(Gzipped(kCsv), {.format = TraceFormat::kMiniMalloc}),
               IsOk());
 }
 
 TEST(GzipTrace, OneThatIsCutOffSaysWhereAndIsNeverAShortTrace) {
   const std::string gzip = Gzipped(kCsv);
   for (size_t size = 2; size < gzip.size(); ++size) {
-    EXPECT_EQ(Refusal(gzip.substr(0, size)),
+    EXPECT_EQ(ZippedRefusal(gzip.substr(0, size)),
               fmt::format("t: is a gzip file that is cut off after {} bytes: "
                           "copy or record it anew",
                           size));
@@ -130,40 +130,41 @@ TEST(GzipTrace, OneThatIsCutOffSaysWhereAndIsNeverAShortTrace) {
   for (int k = 0; k < 50000; ++k) text += fmt::format("{},0,2,8\n", k);
   const std::string longer = Gzipped(text);
   EXPECT_THAT(
-      Refusal(longer.substr(0, longer.size() - 1)),
+      ZippedRefusal(longer.substr(0, longer.size() - 1)),
       HasSubstr(fmt::format("cut off after {} bytes", longer.size() - 1)));
 }
 
 TEST(GzipTrace, ADamagedByteIsFoundOrWithoutEffect) {
   const std::string gzip = Gzipped(kCsv);
-  const std::string rows = Rows(*Read(gzip));
+  const std::string rows = ZippedRows(*ReadZipped(gzip));
   int found = 0;
   for (size_t at = 2; at < gzip.size(); ++at) {
     std::string damaged = gzip;
     damaged[at] = static_cast<char>(damaged[at] ^ 0x5a);
-    const auto read = Read(damaged);
+    const auto read = ReadZipped(damaged);
     if (read.ok()) {
-      EXPECT_EQ(Rows(*read), rows) << at;  // the date, the system
+      EXPECT_EQ(ZippedRows(*read), rows) << at;  // the date, the system
       continue;
     }
     ++found;
-    EXPECT_THAT(Refusal(damaged), HasSubstr("t: is a ")) << at;
-    EXPECT_THAT(Refusal(damaged), HasSubstr("gzip file")) << at;
+    EXPECT_THAT(ZippedRefusal(damaged), HasSubstr("t: is a ")) << at;
+    EXPECT_THAT(ZippedRefusal(damaged), HasSubstr("gzip file")) << at;
   }
   EXPECT_GE(found, static_cast<int>(gzip.size()) - 10);
-  EXPECT_EQ(Refusal("\x1f\x8b rest"),
+  EXPECT_EQ(ZippedRefusal("\x1f\x8b rest"),
             "t: is a damaged gzip file (byte 4: unknown compression method): "
             "copy or record it anew");
 }
 
 TEST(GzipTrace, WhatIsInsideIsJudgedLikeAPlainOne) {
-  EXPECT_THAT(Refusal(Gzipped("")), HasSubstr("t: is empty"));
-  EXPECT_THAT(Refusal(Gzipped("hello\n")), HasSubstr("begins with 'hello'"));
-  EXPECT_THAT(Refusal(Gzipped("id,lower,upper,size\n1,0,x,8\n")),
+  EXPECT_THAT(ZippedRefusal(Gzipped("")), HasSubstr("t: is empty"));
+  EXPECT_THAT(ZippedRefusal(Gzipped("hello\n")),
+              HasSubstr("begins with 'hello'"));
+  EXPECT_THAT(ZippedRefusal(Gzipped("id,lower,upper,size\n1,0,x,8\n")),
               HasSubstr("t:2:5: upper = 'x'"));
-  EXPECT_THAT(Refusal(Gzipped(Gzipped(kCsv))),
+  EXPECT_THAT(ZippedRefusal(Gzipped(Gzipped(kCsv))),
               HasSubstr("is compressed twice: gunzip it first"));
-  EXPECT_THAT(Refusal(Gzipped(kCsv) + "3,0,2,8\n"),
+  EXPECT_THAT(ZippedRefusal(Gzipped(kCsv) + "3,0,2,8\n"),
               HasSubstr("something else after its end (byte "));
 }
 

@@ -36,7 +36,8 @@ std::vector<std::string> Rows(const NamedTrace& named) {
 }
 
 // The message, which is one line without control characters.
-std::string Refusal(const std::string& text, const TraceOptions& options = {}) {
+std::string ReadRefusal(const std::string& text,
+                        const TraceOptions& options = {}) {
   const auto read = Read(text, options);
   if (read.ok()) return "accepted";
   EXPECT_EQ(read.status().code(), absl::StatusCode::kInvalidArgument);
@@ -83,33 +84,35 @@ TEST(CsvTrace, TimesMayBeBelowZeroAndATraceMayBeEmpty) {
 
 TEST(CsvTrace, NonsenseIsToldWithLineColumnAndValue) {
   const std::string header = "id,lower,upper,size\n";
-  EXPECT_THAT(Refusal(header + "1,0,4,8\n2,5,5,8\n"),
+  EXPECT_THAT(ReadRefusal(header + "1,0,4,8\n2,5,5,8\n"),
               HasSubstr("t:3:5: upper = 5 is not above lower = 5"));
-  EXPECT_THAT(Refusal(header + "1,7,5,8\n"), HasSubstr("t:2:5: upper = 5"));
-  EXPECT_THAT(Refusal(header + "1,0,4,-8\n"),
+  EXPECT_THAT(ReadRefusal(header + "1,7,5,8\n"), HasSubstr("t:2:5: upper = 5"));
+  EXPECT_THAT(ReadRefusal(header + "1,0,4,-8\n"),
               HasSubstr("t:2:7: size = -8 is below 0"));
-  EXPECT_THAT(Refusal(header + "1,0,4,8\n1,5,6,8\n"),
+  EXPECT_THAT(ReadRefusal(header + "1,0,4,8\n1,5,6,8\n"),
               HasSubstr("t:3:1: id '1' occurs twice"));
-  EXPECT_THAT(Refusal(header + "1,0,4,8.5\n"),
+  EXPECT_THAT(ReadRefusal(header + "1,0,4,8.5\n"),
               HasSubstr("t:2:7: size = '8.5' is no whole number"));
-  EXPECT_THAT(Refusal(header + "1,0,x,8\n"), HasSubstr("t:2:5: upper = 'x'"));
-  EXPECT_THAT(Refusal(header + "1,,3,8\n"), HasSubstr("t:2:3: lower = ''"));
-  EXPECT_THAT(Refusal(header + ",0,3,8\n"), HasSubstr("t:2:1: id is empty"));
-  EXPECT_THAT(Refusal(header + "1,0,3\n"),
+  EXPECT_THAT(ReadRefusal(header + "1,0,x,8\n"),
+              HasSubstr("t:2:5: upper = 'x'"));
+  EXPECT_THAT(ReadRefusal(header + "1,,3,8\n"), HasSubstr("t:2:3: lower = ''"));
+  EXPECT_THAT(ReadRefusal(header + ",0,3,8\n"),
+              HasSubstr("t:2:1: id is empty"));
+  EXPECT_THAT(ReadRefusal(header + "1,0,3\n"),
               HasSubstr("t:2: 3 fields in '1,0,3', the header has 4"));
-  EXPECT_THAT(Refusal(header + "1,0,3,8,9\n"), HasSubstr("t:2: 5 fields"));
+  EXPECT_THAT(ReadRefusal(header + "1,0,3,8,9\n"), HasSubstr("t:2: 5 fields"));
 }
 
 TEST(CsvTrace, WhatWouldOverflowIsRefused) {
   const std::string header = "id,lower,upper,size\n";
-  EXPECT_THAT(Refusal(header + "1,0,4,99999999999999999999\n"),
+  EXPECT_THAT(ReadRefusal(header + "1,0,4,99999999999999999999\n"),
               HasSubstr("t:2:7: size = '99999999999999999999'"));
-  EXPECT_THAT(Refusal(header + "1,0,4,9223372036854775807\n"),
+  EXPECT_THAT(ReadRefusal(header + "1,0,4,9223372036854775807\n"),
               HasSubstr("t:2:7: size = 9223372036854775807 makes the sizes "
                         "sum to more than 1152921504606846976"));
-  EXPECT_THAT(Refusal(header + "1,0,4,1152921504606846000\n2,0,4,1000\n"),
+  EXPECT_THAT(ReadRefusal(header + "1,0,4,1152921504606846000\n2,0,4,1000\n"),
               HasSubstr("t:3:7: size = 1000 makes the sizes"));
-  EXPECT_THAT(Refusal(header + "1,0,9223372036854775807,8\n"),
+  EXPECT_THAT(ReadRefusal(header + "1,0,9223372036854775807,8\n"),
               HasSubstr("t:2:5: upper = 9223372036854775807 is beyond"));
 }
 
@@ -123,7 +126,7 @@ TEST(CsvTrace, MiniMallocsOldNamesAreRead) {
     EXPECT_THAT(PlanCsv(*named, {Bytes(0), Bytes(8)}),
                 HasSubstr("1,0,3,8,0\n"));
   }
-  EXPECT_THAT(Refusal("id,buffer,lower,upper,size\n"),
+  EXPECT_THAT(ReadRefusal("id,buffer,lower,upper,size\n"),
               HasSubstr("column 'id' occurs twice"));
 }
 
@@ -141,21 +144,21 @@ TEST(CsvTrace, TheLargestAlignmentHoldsForAllRows) {
   const auto given = Read(header + "1,0,3,8,64\n", {.alignment = Bytes(256)});
   ASSERT_THAT(given, IsOk());
   EXPECT_EQ(given->trace.alignment, Bytes(256));
-  EXPECT_THAT(Refusal(header + "1,0,3,8,48\n"),
+  EXPECT_THAT(ReadRefusal(header + "1,0,3,8,48\n"),
               HasSubstr("t:2:9: alignment = 48"));
 }
 
 TEST(CsvTrace, AnEmptyColumnOfGapsIsNoneAndAGapIsRefusedInItsRow) {
   const std::string header = "id,lower,upper,size,gaps\n";
   EXPECT_THAT(Read(header + "1,0,3,8,\n"), IsOk());
-  EXPECT_THAT(Refusal(header + "1,0,3,8,\n2,0,9,8,2-5\n"),
+  EXPECT_THAT(ReadRefusal(header + "1,0,3,8,\n2,0,9,8,2-5\n"),
               HasSubstr("t:3:9: a lifetime with gaps"));
 }
 
 TEST(CsvTrace, ColumnsThatAreMissingOrTwiceAreNamed) {
-  EXPECT_THAT(Refusal("id,lower,size\n1,0,8\n"),
+  EXPECT_THAT(ReadRefusal("id,lower,size\n1,0,8\n"),
               HasSubstr("t:1: column 'upper' is missing"));
-  EXPECT_THAT(Refusal("id,lower,size,upper,size\n"),
+  EXPECT_THAT(ReadRefusal("id,lower,size,upper,size\n"),
               HasSubstr("t:1:21: column 'size' occurs twice"));
 }
 
@@ -178,16 +181,17 @@ TEST(RequestLog, AnIdMayReturnAfterItsFree) {
 }
 
 TEST(RequestLog, NonsenseIsToldWithLineAndColumn) {
-  EXPECT_THAT(Refusal("malloc a 8\nmalloc a 9\n"),
+  EXPECT_THAT(ReadRefusal("malloc a 8\nmalloc a 9\n"),
               HasSubstr("t:2:8: id 'a' is alive since line 1"));
-  EXPECT_THAT(Refusal("malloc a 8\nfree b\n"),
+  EXPECT_THAT(ReadRefusal("malloc a 8\nfree b\n"),
               HasSubstr("t:2:6: id 'b' is not alive here: no malloc"));
-  EXPECT_THAT(Refusal("malloc a 8\nfree a\nfree a\n"),
+  EXPECT_THAT(ReadRefusal("malloc a 8\nfree a\nfree a\n"),
               HasSubstr("t:3:6: id 'a' is not alive here: it was freed"));
-  EXPECT_THAT(Refusal("malloc a -8\n"), HasSubstr("t:1:10: size -8"));
-  EXPECT_THAT(Refusal("malloc a 1e3\n"), HasSubstr("t:1:10: size '1e3'"));
-  EXPECT_THAT(Refusal("malloc a\n"), HasSubstr("t:1: 'malloc a' is neither"));
-  EXPECT_THAT(Refusal("malloc a 8\nrealloc a 9\n"),
+  EXPECT_THAT(ReadRefusal("malloc a -8\n"), HasSubstr("t:1:10: size -8"));
+  EXPECT_THAT(ReadRefusal("malloc a 1e3\n"), HasSubstr("t:1:10: size '1e3'"));
+  EXPECT_THAT(ReadRefusal("malloc a\n"),
+              HasSubstr("t:1: 'malloc a' is neither"));
+  EXPECT_THAT(ReadRefusal("malloc a 8\nrealloc a 9\n"),
               HasSubstr("t:2: 'realloc a 9' is neither"));
 }
 
@@ -266,9 +270,9 @@ TEST(PyTorchTrace, OneOfSeveralDevicesIsChosen) {
   const std::string text =
       Chrome({Memory("1", 7, 512), Memory("2", 7, 64, 0, -1),
               Memory("3", 8, 128, 1, 1)});
-  EXPECT_THAT(Refusal(text), HasSubstr("3 devices (cpu, cuda:0, cuda:1): "
-                                       "choose one with --device"));
-  EXPECT_THAT(Refusal(text, {.device = "cuda:2"}),
+  EXPECT_THAT(ReadRefusal(text), HasSubstr("3 devices (cpu, cuda:0, cuda:1): "
+                                           "choose one with --device"));
+  EXPECT_THAT(ReadRefusal(text, {.device = "cuda:2"}),
               HasSubstr("device 'cuda:2', only of cpu, cuda:0, cuda:1"));
   const auto named = Read(text, {.device = "cuda:1"});
   ASSERT_THAT(named, IsOk());
@@ -282,25 +286,25 @@ TEST(PyTorchTrace, ABareListOfEventsIsOneToo) {
 }
 
 TEST(PyTorchTrace, WhatIsMissingOrDamagedIsNamed) {
-  EXPECT_THAT(Refusal(Chrome({R"({"name":"x"})"})),
+  EXPECT_THAT(ReadRefusal(Chrome({R"({"name":"x"})"})),
               HasSubstr("profile_memory=True"));
-  EXPECT_THAT(Refusal(R"({"displayTimeUnit":"ms"})"),
+  EXPECT_THAT(ReadRefusal(R"({"displayTimeUnit":"ms"})"),
               HasSubstr("has no list 'traceEvents'"));
   EXPECT_THAT(
-      Refusal(R"({"traceEvents":[{"name":"[memory]","ts":1,"args":{}}]})"),
+      ReadRefusal(R"({"traceEvents":[{"name":"[memory]","ts":1,"args":{}}]})"),
       HasSubstr("traceEvents[0], a [memory] event: args.Addr is missing"));
-  EXPECT_THAT(Refusal(Chrome({Memory("\"soon\"", 7, 512)})),
+  EXPECT_THAT(ReadRefusal(Chrome({Memory("\"soon\"", 7, 512)})),
               HasSubstr("traceEvents[1], a [memory] event: ts is 'soon'"));
   // The least there is has no magnitude of its own.
   for (const char* const far :
        {"-9223372036854775808", "9223372036854775807"}) {
-    EXPECT_THAT(Refusal(Chrome({Memory(far, 7, 512)})),
+    EXPECT_THAT(ReadRefusal(Chrome({Memory(far, 7, 512)})),
                 HasSubstr(std::string("ts is '") + far));
   }
-  EXPECT_THAT(Refusal(Chrome({Memory("1", 7, 512), Memory("2", 7, -64)})),
+  EXPECT_THAT(ReadRefusal(Chrome({Memory("1", 7, 512), Memory("2", 7, -64)})),
               HasSubstr("frees 64 bytes at address 0x7 where 512"));
   const std::string whole = Chrome({Memory("1", 7, 512)});
-  EXPECT_THAT(Refusal(whole.substr(0, whole.size() / 2)),
+  EXPECT_THAT(ReadRefusal(whole.substr(0, whole.size() / 2)),
               HasSubstr("is no JSON"));
 }
 
@@ -333,8 +337,9 @@ TEST(ProfileTrace, SegmentsFollowEachOtherAndAreMarks) {
 TEST(ProfileTrace, OneOfSeveralRanksIsChosen) {
   const std::string text =
       plan::Encode(std::vector<plan::RankProfile>{Profile(0), Profile(3)});
-  EXPECT_THAT(Refusal(text), HasSubstr("2 ranks (0, 3): choose one with"));
-  EXPECT_THAT(Refusal(text, {.device = "1"}), HasSubstr("rank '1', only of 0"));
+  EXPECT_THAT(ReadRefusal(text), HasSubstr("2 ranks (0, 3): choose one with"));
+  EXPECT_THAT(ReadRefusal(text, {.device = "1"}),
+              HasSubstr("rank '1', only of 0"));
   const auto named = Read(text, {.device = "3"});
   ASSERT_THAT(named, IsOk());
   EXPECT_EQ(named->source, "profile of rank 3");
@@ -343,7 +348,7 @@ TEST(ProfileTrace, OneOfSeveralRanksIsChosen) {
 TEST(ProfileTrace, ADamagedOneIsRefusedWithItsPath) {
   std::string text = plan::Encode(Profile(0));
   text.replace(text.find("\"layers\":1"), 10, "\"layers\":0");
-  EXPECT_THAT(Refusal(text), HasSubstr("layers"));
+  EXPECT_THAT(ReadRefusal(text), HasSubstr("layers"));
 }
 
 TEST(RunTrace, BlocksLiveAsTheClockSays) {
@@ -360,19 +365,19 @@ TEST(RunTrace, BlocksLiveAsTheClockSays) {
 }
 
 TEST(RunTrace, ABlockWithoutItsSizeIsNamed) {
-  EXPECT_THAT(Refusal(R"({"blocks":[{"born_s":1,"died_s":2}]})"),
+  EXPECT_THAT(ReadRefusal(R"({"blocks":[{"born_s":1,"died_s":2}]})"),
               HasSubstr("blocks[0].size = ''"));
 }
 
 // ---- All of them -----------------------------------------------------------
 
 TEST(ReadTrace, WhatIsNoTraceIsRefused) {
-  EXPECT_THAT(Refusal(""), HasSubstr("t: is empty"));
-  EXPECT_THAT(Refusal("\n \n"), HasSubstr("t: is empty"));
-  EXPECT_THAT(Refusal("hello\n"), HasSubstr("begins with 'hello'"));
-  EXPECT_THAT(Refusal("\x80\x04\x95"), HasSubstr("is a pickle"));
-  EXPECT_THAT(Refusal(std::string(100000, ',')), HasSubstr("65536 bytes"));
-  EXPECT_THAT(Refusal(std::string("id\0,lower,upper,size\n", 21)),
+  EXPECT_THAT(ReadRefusal(""), HasSubstr("t: is empty"));
+  EXPECT_THAT(ReadRefusal("\n \n"), HasSubstr("t: is empty"));
+  EXPECT_THAT(ReadRefusal("hello\n"), HasSubstr("begins with 'hello'"));
+  EXPECT_THAT(ReadRefusal("\x80\x04\x95"), HasSubstr("is a pickle"));
+  EXPECT_THAT(ReadRefusal(std::string(100000, ',')), HasSubstr("65536 bytes"));
+  EXPECT_THAT(ReadRefusal(std::string("id\0,lower,upper,size\n", 21)),
               HasSubstr("'id' is missing"));
 }
 
@@ -397,7 +402,7 @@ TEST(ReadTrace, ADiskThatFailsIsToldAndNoShortTraceIsTaken) {
 }
 
 TEST(ReadTrace, TheFormatCanBeSaid) {
-  EXPECT_THAT(Refusal("malloc 1 2\n", {.format = TraceFormat::kMiniMalloc}),
+  EXPECT_THAT(ReadRefusal("malloc 1 2\n", {.format = TraceFormat::kMiniMalloc}),
               HasSubstr("column 'id' is missing"));
   for (const char* name : {"minimalloc", "log", "pytorch", "profile", "run"}) {
     ASSERT_TRUE(TraceFormatOf(name).has_value());
@@ -408,9 +413,9 @@ TEST(ReadTrace, TheFormatCanBeSaid) {
 
 TEST(ReadTrace, TheAlignmentIsAPowerOfTwo) {
   const std::string text = "id,lower,upper,size\n1,0,2,8\n";
-  EXPECT_THAT(Refusal(text, {.alignment = Bytes(3)}), HasSubstr("of 3"));
-  EXPECT_THAT(Refusal(text, {.alignment = Bytes(-4)}), HasSubstr("of -4"));
-  EXPECT_THAT(Refusal(text, {.alignment = Bytes(int64_t{1} << 40)}),
+  EXPECT_THAT(ReadRefusal(text, {.alignment = Bytes(3)}), HasSubstr("of 3"));
+  EXPECT_THAT(ReadRefusal(text, {.alignment = Bytes(-4)}), HasSubstr("of -4"));
+  EXPECT_THAT(ReadRefusal(text, {.alignment = Bytes(int64_t{1} << 40)}),
               HasSubstr("power of two"));
   const auto named = Read(text, {.alignment = Bytes(256)});
   ASSERT_THAT(named, IsOk());

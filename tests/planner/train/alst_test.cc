@@ -7,7 +7,7 @@ namespace {
 
 using ::sluice::testing::IsOk;
 
-struct PublishedLength {
+struct ExpectedLength {
   const char* model;
   const char* hardware;
   int64_t gpus;
@@ -15,7 +15,7 @@ struct PublishedLength {
   double least, most;  // ours / theirs
 };
 
-class Alst : public ::testing::TestWithParam<PublishedLength> {};
+class Alst : public ::testing::TestWithParam<ExpectedLength> {};
 
 // kAlstHiddens was fitted to the first three, kAlstStatesOnGpu to where the
 // recipes put a shard, both with all rows in view: this keeps the answers near
@@ -23,7 +23,7 @@ class Alst : public ::testing::TestWithParam<PublishedLength> {};
 // ArcticTraining's recipes (b28638e6, projects/sequence-parallelism); nodes
 // with 1.9 TB.
 TEST_P(Alst, ReachesWhatIsPublished) {
-  const PublishedLength& p = GetParam();
+  const ExpectedLength& p = GetParam();
   Request request{.model = *FindModel(p.model),
                   .hardware = *FindHardware(p.hardware),
                   .method = Method::kAlst,
@@ -44,15 +44,15 @@ TEST_P(Alst, ReachesWhatIsPublished) {
 INSTANTIATE_TEST_SUITE_P(
     Published, Alst,
     ::testing::Values(
-        PublishedLength{"llama-8b", "h100-80g", 1, 0.5e6, 0.9, 1.1},
-        PublishedLength{"llama-8b", "h100-80g", 8, 3.7e6, 0.9, 1.1},
-        PublishedLength{"llama-8b", "h100-80g", 32, 15e6, 0.9, 1.1},
-        PublishedLength{"llama-70b", "h100-80g", 64, 10e6, 0.8, 1.25},
-        PublishedLength{"qwen3-32b", "h100-80g", 8, 1.55e6, 0.8, 1.25},
+        ExpectedLength{"llama-8b", "h100-80g", 1, 0.5e6, 0.9, 1.1},
+        ExpectedLength{"llama-8b", "h100-80g", 8, 3.7e6, 0.9, 1.1},
+        ExpectedLength{"llama-8b", "h100-80g", 32, 15e6, 0.9, 1.1},
+        ExpectedLength{"llama-70b", "h100-80g", 64, 10e6, 0.8, 1.25},
+        ExpectedLength{"qwen3-32b", "h100-80g", 8, 1.55e6, 0.8, 1.25},
         // Its recipe leaves layer inputs on the GPU: host memory is spent.
-        PublishedLength{"llama-70b", "h100-80g", 8, 0.2e6, 0.5, 2},
+        ExpectedLength{"llama-70b", "h100-80g", 8, 0.2e6, 0.5, 2},
         // A later recipe than the one the number was fixed on.
-        PublishedLength{"llama-8b", "h200-141g", 1, 1.2e6, 0.65, 1.1}));
+        ExpectedLength{"llama-8b", "h200-141g", 1, 1.2e6, 0.65, 1.1}));
 
 Request EightB(int64_t gpus) {
   return {.model = *FindModel("llama-8b"),

@@ -10,7 +10,7 @@
 namespace sluice::planner::train {
 namespace {
 
-constexpr int64_t K = 1 << 10;
+constexpr int64_t kKibi = 1 << 10;
 // Of tokens per second. The desk is 12 % fast at 64K (it has no optimizer's
 // launches, no loss's elementwise kernels), 4 and 8 % slow at 256K and 512K
 // (attention's speed is of other heads); was 41 % fast, 2 % fast and 5 % slow
@@ -37,21 +37,21 @@ Request OnTheH100(int64_t seq_len) {
 
 TEST(MeasuredSteps, OfAnH100AreAsTheDeskSays) {
   const std::pair<int64_t, double> tokens_per_s[] = {
-      {64 * K, 65513}, {256 * K, 28972}, {512 * K, 16143}};
+      {64 * kKibi, 65513}, {256 * kKibi, 28972}, {512 * kKibi, 16143}};
   for (const auto& [seq_len, measured] : tokens_per_s) {
     SLUICE_ASSERT_OK_AND_ASSIGN(
         const Estimate desk,
-        BestEstimate(OnTheH100(seq_len), {.chunk = 16 * K}));
+        BestEstimate(OnTheH100(seq_len), {.chunk = 16 * kKibi}));
     const double times = desk.tokens_per_gpu_per_s / measured;
     std::printf("%lldK: desk %.0f, measured %.0f tokens/s: %+.1f %%\n",
-                static_cast<long long>(seq_len / K), desk.tokens_per_gpu_per_s,
-                measured, 100 * (times - 1));
+                static_cast<long long>(seq_len / kKibi),
+                desk.tokens_per_gpu_per_s, measured, 100 * (times - 1));
     EXPECT_NEAR(times, 1, kTolerance) << seq_len;
   }
 }
 
 TEST(MeasuredSteps, TheProfilesAttentionIsOfOtherHeadsAndSaysSo) {
-  const Request request = OnTheH100(64 * K);
+  const Request request = OnTheH100(64 * kKibi);
   EXPECT_EQ(request.hardware.attention_head_dim, 64);
   EXPECT_TRUE(request.hardware.OtherHeads(request.model.head_dim()));
 }

@@ -10,7 +10,7 @@ using ::sluice::testing::IsOk;
 using ::sluice::testing::StatusIs;
 using ::testing::HasSubstr;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+constexpr auto kInvalidModel = absl::StatusCode::kInvalidArgument;
 
 TEST(TrainModel, ParametersAreThoseOfTheirNames) {
   const std::pair<const char*, double> billions[] = {
@@ -131,42 +131,44 @@ TEST(HuggingFaceConfig, WindowsThatAreUsedAreRefused) {
     return ReadHuggingFaceConfig(text.insert(1, fields), "c").status();
   };
   EXPECT_THAT(read("mistral", R"("sliding_window": 4096, )"),
-              StatusIs(kInvalid, HasSubstr("sliding_window: 4096")));
+              StatusIs(kInvalidModel, HasSubstr("sliding_window: 4096")));
   EXPECT_THAT(read("mistral", R"("sliding_window": null, )"), IsOk());
   EXPECT_THAT(read("qwen3", R"("sliding_window": 4096, )"), IsOk());
   EXPECT_THAT(read("qwen3", R"("sliding_window": 4096,
                                "use_sliding_window": true, )"),
-              StatusIs(kInvalid, HasSubstr("sliding windows")));
-  EXPECT_THAT(read("qwen3", R"("layer_types": ["full_attention",
+              StatusIs(kInvalidModel, HasSubstr("sliding windows")));
+  EXPECT_THAT(
+      read("qwen3", R"("layer_types": ["full_attention",
                                "sliding_attention"], )"),
-              StatusIs(kInvalid, HasSubstr("\"sliding_attention\": only")));
+      StatusIs(kInvalidModel, HasSubstr("\"sliding_attention\": only")));
   EXPECT_THAT(read("qwen3", R"("layer_types": ["full_attention"], )"), IsOk());
 }
 
 TEST(HuggingFaceConfig, FaultsNameFileFieldAndValue) {
   EXPECT_THAT(ReadHuggingFaceConfig("[1]", "x.json"),
-              StatusIs(kInvalid, HasSubstr("x.json: not a JSON object")));
+              StatusIs(kInvalidModel, HasSubstr("x.json: not a JSON object")));
   EXPECT_THAT(ReadHuggingFaceConfig("{", "x.json"),
-              StatusIs(kInvalid, HasSubstr("x.json")));
+              StatusIs(kInvalidModel, HasSubstr("x.json")));
   EXPECT_THAT(ReadHuggingFaceConfig(R"({"model_type": "mamba"})", "x.json"),
-              StatusIs(kInvalid, HasSubstr("'mamba' is none of 'llama'")));
+              StatusIs(kInvalidModel, HasSubstr("'mamba' is none of 'llama'")));
   EXPECT_THAT(ReadHuggingFaceConfig(R"({"model_type": 7})", "x.json"),
-              StatusIs(kInvalid, HasSubstr("model_type")));
+              StatusIs(kInvalidModel, HasSubstr("model_type")));
   EXPECT_THAT(ReadHuggingFaceConfig(R"({"model_type": "gpt2"})", "x.json"),
-              StatusIs(kInvalid, HasSubstr("n_layer: is missing")));
+              StatusIs(kInvalidModel, HasSubstr("n_layer: is missing")));
   EXPECT_THAT(
       ReadHuggingFaceConfig(R"({"model_type": "gpt2", "n_layer": "two"})", "c"),
-      StatusIs(kInvalid, HasSubstr("n_layer: \"two\" is not a whole number")));
+      StatusIs(kInvalidModel,
+               HasSubstr("n_layer: \"two\" is not a whole number")));
   EXPECT_THAT(ReadHuggingFaceConfig(R"({"model_type": "gpt2", "n_layer": 2,
         "n_embd": 64, "n_head": 0, "vocab_size": 9})",
                                     "c"),
-              StatusIs(kInvalid, HasSubstr("c: model: heads is 0")));
+              StatusIs(kInvalidModel, HasSubstr("c: model: heads is 0")));
   // Beyond int64 it must not come out as another number.
-  EXPECT_THAT(
-      ReadHuggingFaceConfig(R"({"model_type": "gpt2",
+  EXPECT_THAT(ReadHuggingFaceConfig(R"({"model_type": "gpt2",
         "n_layer": 18446744073709551615})",
-                            "c"),
-      StatusIs(kInvalid, HasSubstr("18446744073709551615 is not between")));
+                                    "c"),
+              StatusIs(kInvalidModel,
+                       HasSubstr("18446744073709551615 is not between")));
 }
 
 }  // namespace

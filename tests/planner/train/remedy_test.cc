@@ -7,10 +7,10 @@
 namespace sluice::planner::train {
 namespace {
 
-constexpr int64_t K = 1 << 10;
+constexpr int64_t kKibiTokens = 1 << 10;
 
-Request Ask(const char* model, const char* hardware, Method method,
-            int64_t gpus, int64_t seq_len) {
+Request AskForRemedy(const char* model, const char* hardware, Method method,
+                     int64_t gpus, int64_t seq_len) {
   return {.model = *FindModel(model),
           .hardware = *FindHardware(hardware),
           .method = method,
@@ -44,14 +44,26 @@ TEST(TrainRemedy, EveryRemedyFitsWhenItIsDone) {
   GivenSettings whole;
   whole.zero = 1;
   GivenSettings chunked;
-  chunked.chunk = K;
+  chunked.chunk = kKibiTokens;
   const std::pair<Request, GivenSettings> cases[] = {
-      {Ask("llama-70b", "h100-80g", Method::kSluice, 32, 8192 * K), {}},
-      {Ask("llama-70b", "h100-80g", Method::kSluice, 32, 256 * K), whole},
-      {Ask("gpt-7b", "a800-80g", Method::kMegatron, 8, 1024 * K), tensor},
-      {Ask("llama-8b", "h100-80g", Method::kUlysses, 8, 512 * K), {}},
-      {Ask("llama-8b", "h100-80g", Method::kSluice, 4096, 128 * K), {}},
-      {Ask("llama-8b", "h100-80g", Method::kSluice, 8, 16384 * K), chunked}};
+      {AskForRemedy("llama-70b", "h100-80g", Method::kSluice, 32,
+                    8192 * kKibiTokens),
+       {}},
+      {AskForRemedy("llama-70b", "h100-80g", Method::kSluice, 32,
+                    256 * kKibiTokens),
+       whole},
+      {AskForRemedy("gpt-7b", "a800-80g", Method::kMegatron, 8,
+                    1024 * kKibiTokens),
+       tensor},
+      {AskForRemedy("llama-8b", "h100-80g", Method::kUlysses, 8,
+                    512 * kKibiTokens),
+       {}},
+      {AskForRemedy("llama-8b", "h100-80g", Method::kSluice, 4096,
+                    128 * kKibiTokens),
+       {}},
+      {AskForRemedy("llama-8b", "h100-80g", Method::kSluice, 8,
+                    16384 * kKibiTokens),
+       chunked}};
   for (const auto& [request, given] : cases) {
     SLUICE_ASSERT_OK_AND_ASSIGN(const auto remedies,
                                 FindRemedies(request, given));
@@ -70,13 +82,16 @@ TEST(TrainRemedy, EveryRemedyFitsWhenItIsDone) {
 TEST(TrainRemedy, WhatFitsNeedsNone) {
   SLUICE_ASSERT_OK_AND_ASSIGN(
       const auto remedies,
-      FindRemedies(Ask("gpt-7b", "a800-80g", Method::kMemo, 8, 64 * K), {}));
+      FindRemedies(AskForRemedy("gpt-7b", "a800-80g", Method::kMemo, 8,
+                                64 * kKibiTokens),
+                   {}));
   EXPECT_TRUE(remedies.empty());
 }
 
 TEST(TrainEvidence, FollowsFromTheTablesAndTheMachineTheyWereMeasuredOn) {
   const auto evidence = [](const char* hardware, Method method) {
-    return EvidenceOf(Ask("gpt-7b", hardware, method, 8, 64 * K));
+    return EvidenceOf(
+        AskForRemedy("gpt-7b", hardware, method, 8, 64 * kKibiTokens));
   };
   for (const Method method :
        {Method::kMegatron, Method::kUlysses, Method::kMemo}) {
@@ -88,7 +103,8 @@ TEST(TrainEvidence, FollowsFromTheTablesAndTheMachineTheyWereMeasuredOn) {
   EXPECT_EQ(evidence("fpdt-a100-80g", Method::kFpdt).speed, "");
   EXPECT_EQ(evidence("a800-80g", Method::kSluice).speed, "");
   // A changed copy is another machine.
-  Request changed = Ask("gpt-7b", "a800-80g", Method::kMemo, 8, 64 * K);
+  Request changed =
+      AskForRemedy("gpt-7b", "a800-80g", Method::kMemo, 8, 64 * kKibiTokens);
   changed.hardware.network_bytes_per_s *= 2;
   EXPECT_EQ(EvidenceOf(changed).speed, "");
 }

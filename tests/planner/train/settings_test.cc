@@ -11,9 +11,9 @@ using ::sluice::testing::IsOk;
 using ::sluice::testing::StatusIs;
 using ::testing::HasSubstr;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+constexpr auto kInvalidSetting = absl::StatusCode::kInvalidArgument;
 
-Request Ask(Method method, int64_t gpus, int64_t seq_len = 64 << 10) {
+Request AskGpt(Method method, int64_t gpus, int64_t seq_len = 64 << 10) {
   return {.model = *FindModel("gpt-7b"),
           .hardware = *FindHardware("a800-80g"),
           .method = method,
@@ -32,7 +32,7 @@ ModelShape Llama405b() {
 
 TEST(TrainSettings, EveryCandidateUsesAllGpusAndDividesHeadsLayersBatch) {
   for (const Method method : kMethods) {
-    const Request request = Ask(method, 16);
+    const Request request = AskGpt(method, 16);
     bool no_heads = true;
     SLUICE_ASSERT_OK_AND_ASSIGN(const auto all,
                                 Candidates(request, {}, &no_heads));
@@ -52,7 +52,7 @@ TEST(TrainSettings, WhatIsGivenIsKept) {
   given.tp = 4;
   given.alpha = 0.25;
   SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate best,
-                              BestEstimate(Ask(Method::kMemo, 8), given));
+                              BestEstimate(AskGpt(Method::kMemo, 8), given));
   EXPECT_EQ(best.settings.tp, 4);
   EXPECT_EQ(best.settings.alpha, 0.25);
 }
@@ -60,8 +60,8 @@ TEST(TrainSettings, WhatIsGivenIsKept) {
 TEST(TrainSettings, HeadsThatDoNotDivideAreTheReason) {
   GivenSettings given;
   given.sp = 64;  // of 32 heads
-  SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate best,
-                              BestEstimate(Ask(Method::kUlysses, 64), given));
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const Estimate best, BestEstimate(AskGpt(Method::kUlysses, 64), given));
   EXPECT_FALSE(best.fits);
   EXPECT_EQ(best.reason, Reason::kHeads);
   EXPECT_GT(best.mfu, 0);
@@ -69,7 +69,7 @@ TEST(TrainSettings, HeadsThatDoNotDivideAreTheReason) {
 
 TEST(TrainSettings, TooFewSequencesAreTheReasonAndHowManyWouldDoIsSaid) {
   // 32 heads on 4,096 GPUs: 128 sequences at once, not the default's 16.
-  Request request = Ask(Method::kSluice, 4096, 128 << 10);
+  Request request = AskGpt(Method::kSluice, 4096, 128 << 10);
   request.model = *FindModel("llama-8b");
   SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate best, BestEstimate(request, {}));
   EXPECT_FALSE(best.fits);
@@ -82,7 +82,7 @@ TEST(TrainSettings, TooFewSequencesAreTheReasonAndHowManyWouldDoIsSaid) {
 
 TEST(TrainSettings, ZeRO3IsSearchedForEveryMethod) {
   for (const Method method : kMethods) {
-    Request request = Ask(method, 1024, 128 << 10);
+    Request request = AskGpt(method, 1024, 128 << 10);
     request.model = Llama405b();
     request.hardware = *FindHardware("h100-80g");
     request.global_batch = 128;
@@ -97,7 +97,7 @@ TEST(TrainSettings, ZeRO3IsSearchedForEveryMethod) {
     }
   }
   // What sluice-train runs itself comes first; 3 where only that fits.
-  Request request = Ask(Method::kSluice, 64, 1 << 20);
+  Request request = AskGpt(Method::kSluice, 64, 1 << 20);
   request.hardware = *FindHardware("h100-80g");
   SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate small, BestEstimate(request, {}));
   EXPECT_TRUE(small.fits);
@@ -109,7 +109,7 @@ TEST(TrainSettings, ZeRO3IsSearchedForEveryMethod) {
 }
 
 TEST(TrainSettings, PipelineStagesNeedNotDivideTheLayers) {
-  Request request = Ask(Method::kMegatron, 8);
+  Request request = AskGpt(Method::kMegatron, 8);
   request.model.layers = 30;
   GivenSettings given;
   given.pp = 4;
@@ -123,12 +123,12 @@ TEST(TrainSettings, PipelineStagesNeedNotDivideTheLayers) {
   EXPECT_NEAR(uneven.step_s, even.step_s, 1e-9 * even.step_s);
   GivenSettings many;
   many.pp = 64;
-  EXPECT_THAT(BestEstimate(Ask(Method::kMegatron, 64), many),
-              StatusIs(kInvalid, HasSubstr("pp be at most 32")));
+  EXPECT_THAT(BestEstimate(AskGpt(Method::kMegatron, 64), many),
+              StatusIs(kInvalidSetting, HasSubstr("pp be at most 32")));
 }
 
 TEST(TrainSettings, FpdtTakesUnevenHeadsAndWaitsForTheFullestRank) {
-  Request request = Ask(Method::kFpdt, 16);
+  Request request = AskGpt(Method::kFpdt, 16);
   request.model = *FindModel("gpt-13b");  // 40 heads: 3 on some, 2 on others
   request.global_batch = 1;
   SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate uneven, BestEstimate(request, {}));
@@ -144,29 +144,30 @@ TEST(TrainSettings, WhatNoStrategyCanBeIsBadInput) {
   const auto refused = [](const Request& request, const GivenSettings& given,
                           const char* what) {
     EXPECT_THAT(BestEstimate(request, given),
-                StatusIs(kInvalid, HasSubstr(what)));
+                StatusIs(kInvalidSetting, HasSubstr(what)));
   };
   GivenSettings three;
   three.tp = 3;
-  refused(Ask(Method::kMegatron, 8), three, "use all 8 GPUs");
+  refused(AskGpt(Method::kMegatron, 8), three, "use all 8 GPUs");
   GivenSettings tensor;
   tensor.tp = 2;
-  refused(Ask(Method::kSluice, 8), tensor, "--tp is 2; method sluice has none");
+  refused(AskGpt(Method::kSluice, 8), tensor,
+          "--tp is 2; method sluice has none");
   GivenSettings alpha;
   alpha.alpha = 0.5;
-  refused(Ask(Method::kUlysses, 8), alpha, "--alpha: method ulysses");
+  refused(AskGpt(Method::kUlysses, 8), alpha, "--alpha: method ulysses");
   alpha.alpha = 1.5;
-  refused(Ask(Method::kMemo, 8), alpha, "--alpha is 1.5");
+  refused(AskGpt(Method::kMemo, 8), alpha, "--alpha is 1.5");
   GivenSettings chunk;
   chunk.chunk = 1024;
-  refused(Ask(Method::kMemo, 8), chunk, "--chunk: method memo");
+  refused(AskGpt(Method::kMemo, 8), chunk, "--chunk: method memo");
   chunk.chunk = 1;
-  refused(Ask(Method::kSluice, 8), chunk, "--chunk is 1; it must be 128 to");
-  refused(Ask(Method::kMemo, 0), {}, "--gpus is 0");
-  refused(Ask(Method::kMemo, 8, 0), {}, "--seq-len is 0");
+  refused(AskGpt(Method::kSluice, 8), chunk, "--chunk is 1; it must be 128 to");
+  refused(AskGpt(Method::kMemo, 0), {}, "--gpus is 0");
+  refused(AskGpt(Method::kMemo, 8, 0), {}, "--seq-len is 0");
   GivenSettings zero;
   zero.zero = 4;
-  refused(Ask(Method::kSluice, 8), zero, "--zero is 4; it must be 0 to 3");
+  refused(AskGpt(Method::kSluice, 8), zero, "--zero is 4; it must be 0 to 3");
 }
 
 TEST(TrainSettings, TokensAreReadAndWrittenInBinaryUnits) {
@@ -180,7 +181,7 @@ TEST(TrainSettings, TokensAreReadAndWrittenInBinaryUnits) {
   EXPECT_EQ(*ParseTokens("1.5M"), 3 << 19);
   for (const char* wrong : {"", "K", "-1", "0", "1.3K", "1G", "12 K", "2048M",
                             "99999999999999999999"}) {
-    EXPECT_THAT(ParseTokens(wrong), StatusIs(kInvalid)) << wrong;
+    EXPECT_THAT(ParseTokens(wrong), StatusIs(kInvalidSetting)) << wrong;
   }
 }
 

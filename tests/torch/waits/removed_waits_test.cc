@@ -29,7 +29,7 @@ constexpr auto& kCompute = CarelessEngine::kCompute;
 
 using StepWait = std::pair<std::string, std::string>;  // waiter, waited for
 
-std::string Name(const StepWait& wait) {
+std::string WaitName(const StepWait& wait) {
   return wait.first + " for " + wait.second;
 }
 
@@ -105,14 +105,14 @@ TEST_P(RemovedWaits, AreEachFoundAsARaceOrListedAsImplied) {
   EXPECT_EQ(Run({}, &made), "");
   EXPECT_EQ(Run(implied, &made), "");
   for (const StepWait& wait : implied) {
-    EXPECT_TRUE(made.contains(wait)) << "not made any more: " << Name(wait);
+    EXPECT_TRUE(made.contains(wait)) << "not made any more: " << WaitName(wait);
   }
   for (const StepWait& wait : made) {
     if (implied.contains(wait)) continue;
     std::set<StepWait> forgotten = implied;
     forgotten.insert(wait);
     EXPECT_THAT(Run(forgotten, &made), ::testing::HasSubstr("race: "))
-        << Name(wait);
+        << WaitName(wait);
   }
   std::printf("%zu kinds of waits are found, %zu are implied by others\n",
               made.size() - implied.size(), implied.size());

@@ -36,7 +36,7 @@ bool ReadAnswer(const std::string& out, const RuleText& rule, Answer& answer) {
 }
 
 // Behind "NAME assumed=CODE ".
-std::string Ask(const RuleText& rule) {
+std::string AskProbe(const RuleText& rule) {
   const std::string self =
       std::filesystem::read_symlink("/proc/self/exe").string();
   const auto run = ctl::RunProgram({self, "--probe", std::string(rule.name)},
@@ -79,7 +79,7 @@ Result RunRules(const Surroundings& here) {
       unasked = fmt::format("{}: it needs {} GPUs", rule.name, *gpus);
       said = fmt::format("not-asked: {} GPUs are needed", *gpus);
     } else {
-      said = Ask(rule);
+      said = AskProbe(rule);
       if (said.starts_with("not-asked") && missing.empty()) {
         missing = fmt::format("{}: {}", rule.name, said);
       }
