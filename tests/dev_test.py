@@ -53,7 +53,7 @@ class PythonTests(unittest.TestCase):
     def test_a_missing_environment_fails_them_with_what_to_type(self):
         run = subprocess.run(
             [sys.executable, os.path.join(ROOT, "tests/python/run.py"),
-             "/nowhere/bin/python", "arena_test.py"],
+             "/nowhere/bin/python", "memory/arena_test.py"],
             capture_output=True, text=True, timeout=30)
         self.assertEqual(run.returncode, 1)
         [line] = run.stderr.splitlines()

@@ -11,8 +11,8 @@ import subprocess
 import sys
 
 NEED_NVIDIAS_LIBRARIES = [
-    "nccl_ranks_test", "python_cuda", "train_cuda_parity", "train_cuda_ranks",
-    "verify_torch_test"]
+    "nccl_ranks_test", "python_gradients_cuda", "train_cuda_parity",
+    "train_cuda_ranks", "verify_torch_test"]
 
 
 def main():

@@ -1,4 +1,4 @@
-"""The ranks of changes_test: a job whose plan changes while it trains.
+"""The ranks of plans/plan_changes_test: a job whose plan changes while it trains.
 
     changing.py FILE_OF_THE_GROUP SOCKET PID_OF_THE_DAEMON
 """

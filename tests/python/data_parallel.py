@@ -1,5 +1,5 @@
-"""One rank of data_parallel_test: trains a tiny model streamed and not, both
-wrapped the same way, on batches that differ per rank, and compares.
+"""One rank of parallel/data_parallel_test: trains a tiny model streamed and
+not, both wrapped the same way, on batches that differ per rank, and compares.
 
     data_parallel.py RANK WORLD FILE_OF_THE_GROUP SOCKET CASE...
 """

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 
-from support import ROOT, environment
+from support import ROOT, TESTS, environment
 
 FAKES = os.environ["SLUICE_FAKE_CUDA_DIR"]
 
@@ -39,7 +39,7 @@ class FakeNode:
             ) -> subprocess.CompletedProcess[str]:
         """Of tests/python, in a process of its own."""
         return subprocess.run(
-            [sys.executable, ROOT / "tests" / "python" / program, self.socket,
+            [sys.executable, TESTS / program, self.socket,
              *arguments], text=True, capture_output=True, timeout=900,
             env=self._environment(
                 LD_PRELOAD=os.path.join(FAKES, "libcudart.so.13")))

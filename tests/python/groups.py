@@ -1,5 +1,6 @@
-"""The ranks of groups_test: train tiny models on sequences that the ranks of a
-group share, and compare with the model itself on the whole sequences.
+"""The ranks of parallel/sequence_parallel_test: train tiny models on sequences
+that the ranks of a group share, and compare with the model itself on the whole
+sequences.
 
     groups.py RANKS FILE_OF_THE_GROUP SOCKET CASE...
 """

@@ -1,5 +1,5 @@
-"""The ranks of shared_loops_test: Trainer's and TRL's loops on sequences that
-two ranks share, and what they log.
+"""The ranks of parallel/sequence_parallel_trainers_test: Trainer's and TRL's
+loops on sequences that two ranks share, and what they log.
 
     shared_loops.py FILE_OF_THE_GROUP SOCKET FOLDER CASE...
 """

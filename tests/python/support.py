@@ -10,7 +10,8 @@ import textwrap
 import time
 from collections.abc import Callable
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+TESTS = pathlib.Path(__file__).resolve().parent
+ROOT = TESTS.parents[1]
 PACKAGE = ROOT / "client" / "python"
 
 

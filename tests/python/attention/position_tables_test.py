@@ -8,9 +8,9 @@ import copy
 import pytest
 import sluice
 import torch
+from group_layers import graded
 from models import (Wrapper, assert_same, batch, run, streamed, tiny,
                     unstreamed, wrap_mlps)
-from own_layers_test import graded
 from titan import titan, tokens
 from torch import nn
 from torch.nn import functional as F

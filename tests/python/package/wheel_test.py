@@ -17,7 +17,7 @@ import zipfile
 
 import pytest
 
-TREE = pathlib.Path(__file__).resolve().parents[2]
+TREE = pathlib.Path(__file__).resolve().parents[3]
 DIST = TREE / "build" / "wheel" / "dist"
 sys.path.insert(0, str(TREE / "deploy" / "wheel"))
 

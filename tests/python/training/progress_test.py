@@ -19,7 +19,7 @@ import torch.distributed as dist
 from models import assert_same, batch, run, tiny, unstreamed
 from sluice import board, progress
 from sluice.progress import Progress
-from support import await_true, environment, is_running
+from support import TESTS, await_true, environment, is_running
 from torch import nn
 
 
@@ -161,7 +161,7 @@ def started(code, tmp_path, daemon):
     return [subprocess.Popen(
         [sys.executable, "-c", code, str(rank), str(tmp_path / "group"),
          daemon.socket], env=environment(PYTHONPATH=os.pathsep.join(
-             [os.path.dirname(__file__), environment()["PYTHONPATH"]])),
+             [str(TESTS), environment()["PYTHONPATH"]])),
         text=True, stderr=subprocess.PIPE) for rank in range(2)]
 
 

@@ -4,7 +4,6 @@ step, or by none, and the run is the undisturbed one to the bit."""
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import subprocess
 import sys
@@ -15,11 +14,11 @@ from changing import RANKS
 from sluice.board import Board
 from sluice.changes import Changes, Decision, Offer
 from sluice.daemon import PrivateDaemon
-from support import environment
+from support import TESTS, environment
 
 # Of which several jobs have an extent of 4 MiB less per rank.
 HOST_BYTES = 22 << 20
-RANKS_OF_THE_JOB = os.path.join(os.path.dirname(__file__), "changing.py")
+RANKS_OF_THE_JOB = str(TESTS / "changing.py")
 
 
 def test_a_running_job(tmp_path):

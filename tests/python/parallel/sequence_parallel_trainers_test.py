@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 
 from loops import assert_equal_logs, train
 from shared_loops import CASES
 from sluice.daemon import PrivateDaemon
-from support import environment
+from support import TESTS, environment
 
-WORKER = os.path.join(os.path.dirname(__file__), "shared_loops.py")
+WORKER = str(TESTS / "shared_loops.py")
 # Others are sums over ranks, which were given the same rows.
 COMPARED = ("loss", "grad_norm", "train_loss", "learning_rate")
 

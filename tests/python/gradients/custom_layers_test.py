@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import pathlib
 
 import pytest
 import sluice
@@ -13,6 +12,7 @@ import torch
 import torch.distributed as dist
 from group_layers import graded
 from models import Run, Wrapper, assert_same
+from support import TESTS
 from support import run as run_code
 from titan import loss_of, titan, tokens
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
@@ -234,7 +234,7 @@ def test_transformers_is_not_needed():
     done = run_code(f"""
         import sys
         sys.modules["transformers"] = None  # an import of it fails
-        sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})
+        sys.path.insert(0, {str(TESTS)!r})
         import sluice
         from titan import loss_of, titan, tokens
         model = titan()

@@ -11,7 +11,7 @@ from support import PACKAGE, environment
 
 EXAMPLES = PACKAGE / "examples"
 ALONE = ["trainer", "lora", "packed_sft", "own_decoder"]
-# One runs in main_test, one draws the README's picture.
+# One runs in command_line_test, one draws the README's picture.
 ELSEWHERE = {"train_tiny", "memory_over_a_step"}
 
 

@@ -4,7 +4,6 @@ wrapping around the model itself. One process per rank, on Gloo."""
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 
@@ -14,10 +13,10 @@ import torch.distributed as dist
 from data_parallel import CASES
 from models import batch, tiny
 from sluice.daemon import PrivateDaemon
-from support import environment
+from support import TESTS, environment
 from torch.distributed.fsdp import fully_shard
 
-WORKER = os.path.join(os.path.dirname(__file__), "data_parallel.py")
+WORKER = str(TESTS / "data_parallel.py")
 
 
 @pytest.mark.parametrize("world", [2, 4])

@@ -1,4 +1,5 @@
-"""Which slots of a lease are asked for, and when; a GPU has cuda_test."""
+"""Which slots of a lease are asked for, and when; a GPU has
+gradients/cuda_test."""
 
 from __future__ import annotations
 

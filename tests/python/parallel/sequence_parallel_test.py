@@ -4,7 +4,6 @@ on the whole sequences. Real processes, on Gloo."""
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 
@@ -14,9 +13,9 @@ from group_heads import BEHAVIOURS_OF_HEADS
 from group_layers import LAYERS
 from groups import CASES
 from sluice.daemon import PrivateDaemon
-from support import environment
+from support import TESTS, environment
 
-WORKER = os.path.join(os.path.dirname(__file__), "groups.py")
+WORKER = str(TESTS / "groups.py")
 
 
 @pytest.mark.parametrize("world,cases", [
