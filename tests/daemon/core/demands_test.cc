@@ -55,7 +55,7 @@ TEST(Demands, AStepHasTheCopiesOfAllLayersThatMove) {
               ElementsAre(MiB(5 * 40 + 3 * 8), MiB(3 * 8 + 5 * 6)));
 }
 
-TEST(Demands, WhatStaysOnTheGpuOrIsCountedAlreadyIsNotCopied) {
+TEST(Demands, ResidentLayersAndFixedTrafficAddNoCopies) {
   plan::RankProfile profile = *ProfileOf(0, 0);
   EXPECT_THAT(DemandOf(profile, SwapHalf("another")).rates, ElementsAre(0, 0));
   profile.kinds[0].resident_layers = 1;
@@ -65,7 +65,7 @@ TEST(Demands, WhatStaysOnTheGpuOrIsCountedAlreadyIsNotCopied) {
   EXPECT_THAT(DemandOf(profile, SwapHalf("ffn_up")).rates, ElementsAre(0, 0));
 }
 
-TEST(Demands, WhatMustBeSwappedIsAndAPassThatCopiesNothingHasNoWindow) {
+TEST(Demands, AMustSwapClassIsCopiedAndAFrozenPassHasNoWindow) {
   plan::RankProfile profile = *ProfileOf(0, 0);
   profile.classes[0].must_swap = true;
   profile.kinds[0].backward_layer_seconds = 0;  // frozen
@@ -73,7 +73,7 @@ TEST(Demands, WhatMustBeSwappedIsAndAPassThatCopiesNothingHasNoWindow) {
               ElementsAre(0, MiB(16).count() / 0.4));
 }
 
-TEST(Demands, ALinkPromisesNineTenthsTheFirstOnesFirstEachWholeOrNot) {
+TEST(Demands, ALinkPromisesNineTenthsInOrderEachDemandWholeOrNotAtAll) {
   const std::vector<LinkSpeed> links = {{"pcie0", 10, 10}};
   EXPECT_THAT(PromiseDemands(links, {User(1, kAlice, 6), User(2, kAlice, 4),
                                      User(3, kAlice, 3)}),
@@ -81,7 +81,7 @@ TEST(Demands, ALinkPromisesNineTenthsTheFirstOnesFirstEachWholeOrNot) {
                           Pair(SessionId(3), ElementsAre(3, 0))));
 }
 
-TEST(Demands, AUserIsPromisedAnEvenPartOfALinkWhateverIsClaimed) {
+TEST(Demands, AUserIsPromisedAtMostAnEvenPartOfALink) {
   const std::vector<LinkSpeed> links = {{"pcie0", 10, 10}};
   EXPECT_THAT(PromiseDemands(links, {User(1, kAlice, 9), User(2, kBob, 4.5)}),
               ElementsAre(Pair(SessionId(2), ElementsAre(4.5, 0))));
@@ -160,7 +160,7 @@ TEST_F(DemandsOfPlans, ChangeWhenTheChangeIsTaken) {
   EXPECT_EQ(Promises().size(), 3u);
 }
 
-TEST_F(DemandsOfPlans, AreThereAfterATakeoverAndToldAgain) {
+TEST_F(DemandsOfPlans, SurviveATakeoverAndAreSentAgain) {
   a = Ask("a");
   Solve({{1, MiB(8)}});
   Core next(Node(), node.clock.Now());
@@ -175,7 +175,7 @@ TEST_F(DemandsOfPlans, AreThereAfterATakeoverAndToldAgain) {
   EXPECT_THAT(told, ElementsAre(Promises().at(0).second));
 }
 
-TEST_F(DemandsOfPlans, WhatIsNotPromisedIsSaidAndShown) {
+TEST_F(DemandsOfPlans, ARefusedPromiseIsLoggedAndShown) {
   const SessionId other = node.Attach("other", 0, 1, 2, 0);  // on the same link
   std::shared_ptr<plan::RankProfile> greedy = ProfileOf(0, 0);
   greedy->kinds[0].forward_layer_seconds = 1e-6;

@@ -11,7 +11,7 @@ using ::sluice::testing::IsOk;
 using ::sluice::testing::StatusIs;
 using ::testing::HasSubstr;
 
-TEST(Drain, NothingNewIsGrantedAndWhatIsThereStays) {
+TEST(Drain, NewLeasesAreRefusedAndExistingOnesStay) {
   CoreDriver node;
   const SessionId rank = node.Attach("a", 0);
   const auto lease = node.Lease(rank, Gpu(0), MiB(4));
@@ -44,7 +44,7 @@ TEST(Drain, NothingNewIsGrantedAndWhatIsThereStays) {
   EXPECT_EQ(node.core.ranks(), 1);
 }
 
-TEST(Policy, WhatIsSetLiveIsInItAndIsSetAgainByTheNextDaemon) {
+TEST(Policy, HoldsLiveSettingsAndTheNextDaemonAppliesThem) {
   NodeConfig config = SmallNode();
   config.named_job_limits["night"] = {.gpu = MiB(8)};
   config.named_job_limits["day"] = {.gpu = MiB(8)};
@@ -76,7 +76,7 @@ TEST(Policy, WhatIsSetLiveIsInItAndIsSetAgainByTheNextDaemon) {
                                          HasSubstr("its limit of 4 MiB")));
 }
 
-TEST(Policy, WhatWouldBreakAPromiseIsNotTried) {
+TEST(Policy, ALimitBelowMemoryInUseIsRefused) {
   CoreDriver node;
   ASSERT_THAT(node.Lease(node.Attach("a", 0), Gpu(0), MiB(4)).status(), IsOk());
   EXPECT_THAT(

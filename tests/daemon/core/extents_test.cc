@@ -39,7 +39,7 @@ void Tick(CoreDriver& node, absl::Duration after) {
   node.Run([&](Core& to) { return to.Tick(node.clock.Now()); });
 }
 
-TEST(Extents, OneUserHasSoManyAndNotMore) {
+TEST(Extents, AUserHasAtMostItsNumberOfExtents) {
   CoreDriver node(WithExtentLimits({.all = 100, .each = 10}));
   const SessionId rank = node.Attach("a", 0);
   for (int i = 0; i < 10; ++i) {
@@ -58,9 +58,8 @@ TEST(Extents, OneUserHasSoManyAndNotMore) {
   EXPECT_THAT(node.Lease(other, Gpu(0), kSmall).status(), IsOk());
 }
 
-// Wrong once: it named a setting that nobody had made, and a trainer did not
-// know that it was short of open files.
-TEST(Extents, TooManyForTheOpenFilesIsAShortageOfThose) {
+// Guards against a message about a setting that the configuration lacks.
+TEST(Extents, ALimitByOpenFilesIsReportedAsThatShortage) {
   CoreDriver node(
       WithExtentLimits({.all = 8, .each = 2, .each_of_open_files = true}));
   const SessionId rank = node.Attach("a", 0);
@@ -73,9 +72,8 @@ TEST(Extents, TooManyForTheOpenFilesIsAShortageOfThose) {
                                 HasSubstr("raise the open files")));
 }
 
-// Wrong once: idle extents went only when bytes were short, so 10,000 of 64 KiB
-// held all descriptors until a restart.
-TEST(Extents, IdleOnesOfOneselfMakeRoomForOthersWhenThereAreTooMany) {
+// Guards against small idle extents that hold all descriptors.
+TEST(Extents, AUsersIdleExtentsMakeRoomForItsNewOnes) {
   CoreDriver node(WithExtentLimits({.all = 100, .each = 10}));
   const SessionId rank = node.Attach("a", 0);
   LeaveIdle(node, rank, 10);
@@ -87,7 +85,7 @@ TEST(Extents, IdleOnesOfOneselfMakeRoomForOthersWhenThereAreTooMany) {
   EXPECT_THAT(node.extents, SizeIs(10));
 }
 
-TEST(Extents, IdleOnesOfAnybodyMakeRoomWhenAllAreTooMany) {
+TEST(Extents, IdleExtentsOfAnyUserMakeRoomAtTheNodesLimit) {
   CoreDriver node(WithExtentLimits({.all = 20, .each = 20, .per_rank = 0}));
   const SessionId first = node.Attach("a", 0);
   LeaveIdle(node, first, 20);
@@ -98,7 +96,7 @@ TEST(Extents, IdleOnesOfAnybodyMakeRoomWhenAllAreTooMany) {
   EXPECT_THAT(node.extents, SizeIs(20));
 }
 
-TEST(Extents, SomeAreHeldBackForTheRanksOfOthers) {
+TEST(Extents, SomeExtentsAreReservedForOtherUsersRanks) {
   CoreDriver node(WithExtentLimits({.all = 20, .each = 20, .per_rank = 4}));
   const SessionId greedy = node.Attach("a", 0);
   const SessionId modest = node.Attach("a", 0, 1, /*uid=*/2);
@@ -120,7 +118,7 @@ TEST(Extents, SomeAreHeldBackForTheRanksOfOthers) {
   }
 }
 
-TEST(Extents, OneUserHasSoManyMadeInASecond) {
+TEST(Extents, AUsersNewExtentsPerSecondAreLimited) {
   CoreDriver node(
       WithExtentLimits({.all = 100, .each = 4, .changes_per_second = 2}));
   const SessionId rank = node.Attach("a", 0);
@@ -139,7 +137,7 @@ TEST(Extents, OneUserHasSoManyMadeInASecond) {
   EXPECT_THAT(node.Lease(other, Gpu(0), kSmall).status(), IsOk());
 }
 
-TEST(Extents, IdleOnesGoWithTime) {
+TEST(Extents, IdleExtentsAreDestroyedAfterTheirTimeout) {
   CoreDriver node(WithExtentLimits({.kept_for = absl::Seconds(60)}));
   const SessionId rank = node.Attach("a", 0);
   LeaveIdle(node, rank, 2);
@@ -154,7 +152,7 @@ TEST(Extents, IdleOnesGoWithTime) {
   EXPECT_EQ(node.core.NextDeadline(), absl::InfiniteFuture());
 }
 
-TEST(Extents, IdleOnesGoWithTheLastProcessOfTheirUser) {
+TEST(Extents, IdleExtentsEndWithTheLastProcessOfTheirUser) {
   CoreDriver node(WithExtentLimits({}));
   const SessionId rank = node.Attach("a", 0), last = node.Attach("b", 0);
   LeaveIdle(node, rank, 256);

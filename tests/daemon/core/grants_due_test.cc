@@ -106,14 +106,14 @@ void RunTwoRanks(DueLink& link, bool told) {
   }
 }
 
-TEST(GrantsDue, WithoutDeadlinesOfCopiesOneIsLate) {
+TEST(GrantsDue, WithoutDeadlinesOneRanksCopiesAreLate) {
   DueLink link(2);
   RunTwoRanks(link, /*told=*/false);
   EXPECT_EQ(link.late(0), 0);
   EXPECT_EQ(link.late(1), kRounds);
 }
 
-TEST(GrantsDue, TheCopyThatIsDueFirstGoesFirstAndNobodyIsLate) {
+TEST(GrantsDue, EarliestDeadlineFirstLeavesNoCopyLate) {
   DueLink link(2);
   RunTwoRanks(link, /*told=*/true);
   EXPECT_EQ(link.late(0), 0);
@@ -171,7 +171,7 @@ void RunAmongHungryOnes(DueLink& link, bool told) {
   }
 }
 
-TEST(GrantsDue, ABurstAmongHungryOnesIsInTimeWhereItsDeadlineIsKnown) {
+TEST(GrantsDue, ABurstAmongBusyRanksIsInTimeIfItsDeadlineIsKnown) {
   for (const bool told : {false, true}) {
     DueLink link(4);
     RunAmongHungryOnes(link, told);
@@ -179,7 +179,7 @@ TEST(GrantsDue, ABurstAmongHungryOnesIsInTimeWhereItsDeadlineIsKnown) {
   }
 }
 
-TEST(GrantsDue, WhatOneHadEarlierTheOthersHaveLater) {
+TEST(GrantsDue, BandwidthLentToABurstIsReturnedToTheOthers) {
   for (const bool told : {false, true}) {
     DueLink link(4);
     RunAmongHungryOnes(link, told);
@@ -192,9 +192,9 @@ TEST(GrantsDue, WhatOneHadEarlierTheOthersHaveLater) {
   }
 }
 
-// Whatever is claimed: what it has more than the other is what it may be ahead,
-// once.
-TEST(GrantsDue, WhoClaimsThatAllIsDueNowHasItsShareEarlierAndNoMoreOfIt) {
+// A rank may be ahead of the other by a fixed amount, once, whatever deadline
+// it reports.
+TEST(GrantsDue, AFalseDeadlineGivesABandwidthShareEarlierButNotMoreOfIt) {
   for (const absl::Duration due :
        {absl::ZeroDuration(), -absl::InfiniteDuration(), absl::Seconds(-1e9),
         absl::Milliseconds(30)}) {
@@ -210,7 +210,7 @@ TEST(GrantsDue, WhoClaimsThatAllIsDueNowHasItsShareEarlierAndNoMoreOfIt) {
   }
 }
 
-TEST(GrantsDue, AClaimTakesNothingOfAPromise) {
+TEST(GrantsDue, AFalseDeadlineTakesNothingOfAPromise) {
   DueLink link(3);
   for (int slot : {0, 1, 2}) {
     link.Copy(slot, kForever, absl::InfiniteDuration());
@@ -222,9 +222,9 @@ TEST(GrantsDue, AClaimTakesNothingOfAPromise) {
   EXPECT_GE(RateOf(link, 0), 0.699 * kDueRate);
 }
 
-// What was promised is no part of what is lent earlier: a plan's burst above
-// its promise is in time, and the promise of another one is kept meanwhile.
-TEST(GrantsDue, ABurstAboveAPromiseIsInTimeBesideOnesThatArePromised) {
+// Promised bandwidth is not lent: a plan's burst above its promise is in time,
+// and another rank's promise is kept during it.
+TEST(GrantsDue, ABurstAboveItsPromiseIsInTimeAndOtherPromisesAreKept) {
   for (const bool told : {false, true}) {
     DueLink link(3);
     link.policy.Promise(0, {0.3 * kDueRate, 0});

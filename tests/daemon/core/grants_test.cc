@@ -72,7 +72,7 @@ TEST(Grants, RankAloneGetsTheWholeLink) {
   EXPECT_NEAR(link.Rate(0, before, absl::Seconds(2)), kRate, kRate / 100);
 }
 
-TEST(Grants, HungryRanksShareEvenlyAndUseTheWholeLink) {
+TEST(Grants, BusyRanksShareEvenlyAndUseTheWholeLink) {
   Link link;
   for (int slot : {0, 1, 2, 3}) link.Attach(slot);
   link.Run(absl::Seconds(1));
@@ -87,7 +87,7 @@ TEST(Grants, HungryRanksShareEvenlyAndUseTheWholeLink) {
   EXPECT_GE(sum, 0.97 * kRate);
 }
 
-TEST(Grants, HungryRanksShareByWeight) {
+TEST(Grants, BusyRanksShareByWeight) {
   Link link;
   link.Attach(0, 0, 0, /*weight=*/3);
   link.Attach(1);
@@ -100,7 +100,7 @@ TEST(Grants, HungryRanksShareByWeight) {
   EXPECT_GE(link.rate[0][kH2d], 0.74 * kRate);
 }
 
-TEST(Grants, WhatOneLeavesGoesToTheOthers) {
+TEST(Grants, UnusedBandwidthGoesToTheOthers) {
   Link link;
   link.Attach(0);
   link.Attach(1);
@@ -112,7 +112,7 @@ TEST(Grants, WhatOneLeavesGoesToTheOthers) {
   EXPECT_NEAR(link.Rate(1, before, absl::Seconds(2)), 0.9 * kRate, kRate / 50);
 }
 
-TEST(Grants, GuaranteedRateIsKeptAmongHungryOnes) {
+TEST(Grants, GuaranteedRateIsKeptAmongBusyRanks) {
   Link link;
   link.Attach(0, /*guaranteed=*/0.6 * kRate);
   for (int slot : {1, 2, 3}) link.Attach(slot);
@@ -127,7 +127,7 @@ TEST(Grants, GuaranteedRateIsKeptAmongHungryOnes) {
 
 // Three ranks that copy all the time, and one whose plan needs 0.7 of the link
 // to the GPU: fair shares make it late, the promise does not.
-TEST(Grants, WhatAPlanCopiesIsKeptAmongHungryOnesWhileItIsPromised) {
+TEST(Grants, APromisedPlansRateIsKeptAmongBusyRanks) {
   Link link;
   for (int slot : {0, 1, 2, 3}) link.Attach(slot);
   const auto rate = [&] {
@@ -149,7 +149,7 @@ TEST(Grants, WhatAPlanCopiesIsKeptAmongHungryOnesWhileItIsPromised) {
   EXPECT_NEAR(rate(), kRate / 4, kRate / 100);
 }
 
-TEST(Grants, AGuaranteeThatIsMoreThanThePlanCopiesStays) {
+TEST(Grants, AGuaranteeAboveThePlansRateStays) {
   Link link;
   link.Attach(0, /*guaranteed=*/0.6 * kRate);
   for (int slot : {1, 2, 3}) link.Attach(slot);
@@ -160,8 +160,8 @@ TEST(Grants, AGuaranteeThatIsMoreThanThePlanCopiesStays) {
   EXPECT_GE(link.Rate(0, before, absl::Seconds(2)), 0.6 * kRate);
 }
 
-// What the rank that went was promised counts until the link owes nothing.
-TEST(Grants, AGuaranteeIsKeptWhereAnotherOneWentBefore) {
+// The ended rank's promise counts until the link owes nothing.
+TEST(Grants, AGuaranteeIsKeptAfterAnotherOneHasEnded) {
   Link link;
   for (int slot : {1, 2}) link.Attach(slot);
   link.Attach(0, /*guaranteed=*/0.9 * kRate);
@@ -175,7 +175,7 @@ TEST(Grants, AGuaranteeIsKeptWhereAnotherOneWentBefore) {
   EXPECT_GE(link.Rate(3, before, absl::Seconds(2)), 0.899 * kRate);
 }
 
-// The thread that refills comes when the machine lets it.
+// On a busy machine the thread that refills runs late.
 TEST(Grants, AGuaranteeIsKeptThoughRefillsAreLate) {
   Link link;
   link.Attach(0, /*guaranteed=*/0.7 * kRate);
@@ -191,7 +191,7 @@ TEST(Grants, AGuaranteeIsKeptThoughRefillsAreLate) {
   EXPECT_GE(link.Rate(0, before, took), 0.69 * kRate);
 }
 
-TEST(Grants, DirectionsAndLinksAreApart) {
+TEST(Grants, DirectionsAndLinksAreIndependent) {
   Link link({{"pcie0", kRate, kRate / 2}, {"pcie1", kRate, kRate}});
   link.Attach(0, 0, 0);
   link.Attach(1, 0, 1);
@@ -228,7 +228,7 @@ TEST(Grants, RanksBehindOneSwitchShareIt) {
 }
 
 // Two GPUs of kRate each way, on memory that carries kRate in all.
-TEST(Grants, PrefetchesGoBeforeOffloadsOnWhatBothLoad) {
+TEST(Grants, PrefetchesGoBeforeOffloadsOnASharedMemoryLink) {
   Link link({{"pcie0", kRate, kRate, "memory"},
              {"pcie1", kRate, kRate, "memory"},
              {"memory", 0, 0, "", kRate}});
@@ -257,8 +257,8 @@ TEST(Grants, PrefetchesGoBeforeOffloadsOnWhatBothLoad) {
               kRate, kRate / 50);
 }
 
-// Alone on a link it would have a wide window: its two directions are two.
-TEST(Grants, AnOffloadsWindowIsNoWiderThanAmongOthersOnWhatBothLoad) {
+// A rank alone on a link of two directions has a wide window.
+TEST(Grants, AnOffloadsWindowIsNoWiderOnASharedMemoryLinkThanBesideOthers) {
   Link alone({{"pcie0", kRate, kRate}});
   Link both({{"pcie0", kRate, kRate, "", kRate}});
   alone.Attach(0);
@@ -269,7 +269,7 @@ TEST(Grants, AnOffloadsWindowIsNoWiderThanAmongOthersOnWhatBothLoad) {
   EXPECT_EQ(both.rate[0], (Directions{500'000'000, 500'000'000}));
 }
 
-TEST(Grants, AGuaranteeIsKeptBothWaysOnWhatBothLoad) {
+TEST(Grants, AGuaranteeIsKeptBothWaysOnASharedMemoryLink) {
   Link link({{"memory", 0, 0, "", kRate}});
   link.Attach(0, /*guaranteed=*/0.3 * kRate);
   for (int slot : {1, 2, 3}) link.Attach(slot);
@@ -283,7 +283,7 @@ TEST(Grants, AGuaranteeIsKeptBothWaysOnWhatBothLoad) {
   }
 }
 
-TEST(Grants, LiarsHurtOnlyThemselves) {
+TEST(Grants, FalseReportsHurtOnlyTheirOwnRank) {
   Link link;
   link.Attach(0);
   link.Attach(1);
@@ -299,9 +299,8 @@ TEST(Grants, LiarsHurtOnlyThemselves) {
             0.49 * kRate);
 }
 
-// Wrong once: a guarantee was given before anybody's share, and any use was
-// believed up to 64 GiB beyond the limit, so that a liar took the whole link.
-TEST(Grants, ALiarHasTheShareOfOneThatCopiesAllTheTime) {
+// Guards against a false report of use that takes the whole link.
+TEST(Grants, ARankWithFalseReportsGetsABusyRanksShare) {
   for (const double guaranteed : {0.0, 0.5 * kRate}) {
     Link link;
     link.Attach(0);
@@ -317,7 +316,7 @@ TEST(Grants, ALiarHasTheShareOfOneThatCopiesAllTheTime) {
   }
 }
 
-TEST(Grants, AUseIsBelievedAsFarAsTheLinkCouldCarryIt) {
+TEST(Grants, AReportedUseIsCappedByTheLinksSpeed) {
   Link link;
   link.Attach(0);
   link.Run(absl::Milliseconds(100), {{0, 0}});
@@ -328,7 +327,7 @@ TEST(Grants, AUseIsBelievedAsFarAsTheLinkCouldCarryIt) {
             GrantPolicy::kOneCopy + static_cast<uint64_t>(kRate / 500));
 }
 
-TEST(Grants, WhatIsPromisedIsPartOfAnEvenShareNotBesideIt) {
+TEST(Grants, APromiseIsPartOfTheEvenShareNotAddedToIt) {
   Link link;
   link.Attach(0, /*guaranteed=*/0.4 * kRate);
   link.Attach(1);
@@ -339,7 +338,7 @@ TEST(Grants, WhatIsPromisedIsPartOfAnEvenShareNotBesideIt) {
   EXPECT_NEAR(link.Rate(1, before, absl::Seconds(2)), kRate / 2, kRate / 50);
 }
 
-TEST(Grants, TheRateToldIsWhatAHungryRankGetsAndAnIdleOneWould) {
+TEST(Grants, TheReportedRateIsABusyRanksRateAlsoForAnIdleRank) {
   Link link;
   link.Attach(0);
   link.Attach(1);
@@ -358,7 +357,7 @@ TEST(Grants, UnknownAndUnthrottledLinksDoNotGate) {
   EXPECT_GT(link.limit[0][kH2d], link.used[0][kH2d] + (uint64_t{1} << 40));
 }
 
-TEST(Grants, LimitsNeverGoBack) {
+TEST(Grants, LimitsNeverDecrease) {
   Link link;
   link.Attach(0);
   const auto first = link.limit[0];
@@ -368,8 +367,8 @@ TEST(Grants, LimitsNeverGoBack) {
 }
 
 // Ranks come and go, copy now and then and mostly compute, some with promises:
-// whoever leaves refills out grants the same.
-TEST(Grants, ARefillThatIsPassedWouldHaveChangedNothing) {
+// a policy that skips refills grants the same.
+TEST(Grants, ASkippedRefillWouldHaveChangedNothing) {
   const std::vector<LinkSpeed> links = {{"pcie0", kRate / 3, 0, "switch"},
                                         {"switch", kRate / 2, kRate / 2}};
   Link all(links), some(links);
@@ -408,10 +407,10 @@ TEST(Grants, ARefillThatIsPassedWouldHaveChangedNothing) {
   EXPECT_GT(some.passed, 50'000);
 }
 
-// Ranks come and go behind a switch of an odd speed, hungry or not, guaranteed
-// something or not, with refills at odd times: sums hold, and what is granted
-// is no more than the switch carried, first windows aside.
-TEST(Grants, InALongStoryNoMoreIsGrantedThanTheSwitchCarries) {
+// Ranks come and go behind a switch of an odd speed, busy or not, with and
+// without a guarantee, with refills at odd times: sums hold, and grants exceed
+// the switch's capacity by the first windows at most.
+TEST(Grants, RandomLoadIsNeverGrantedMoreThanTheSwitchCarries) {
   constexpr double kSwitch = 1.234567e9 / 3;
   std::mt19937 random(3);
   const auto pick = [&](int below) {
@@ -450,8 +449,8 @@ TEST(Grants, InALongStoryNoMoreIsGrantedThanTheSwitchCarries) {
   EXPECT_GT(granted + gifts, 0.5 * kSwitch * seconds);
 }
 
-// Wrong once: it was asked for again at each refill, for ever.
-TEST(Grants, APromiseThatWasRefusedIsAskedForAgainOnlyWhenAnotherWasGivenBack) {
+// Guards against a retry at each refill.
+TEST(Grants, ARefusedPromiseIsRetriedOnlyAfterAnotherEnds) {
   Link link;
   link.passes = true;
   link.Attach(0, 0.6 * kRate);
@@ -473,7 +472,7 @@ TEST(Grants, APromiseThatWasRefusedIsAskedForAgainOnlyWhenAnotherWasGivenBack) {
   EXPECT_GT(link.Rate(1, before, absl::Seconds(1)), 0.59 * kRate);
 }
 
-TEST(Grants, WhatAGuaranteeIsLoweredByIsPromisedToOthers) {
+TEST(Grants, ALoweredGuaranteeMakesRoomForOthers) {
   Link link;
   link.Attach(0, 0.8 * kRate);
   link.Attach(1, 0.6 * kRate);  // does not fit beside it

@@ -43,8 +43,8 @@ TEST(Guarantees, NothingIsPromisedOfALinkWithoutASpeed) {
   EXPECT_THAT(AdmitGuarantee({"pcie0", 0, 1e9}, 0.5e9, {}), IsOk());
 }
 
-// A guarantee is of each direction.
-TEST(Guarantees, OfWhatBothDirectionsLoadEachHasHalf) {
+// A guarantee covers each direction.
+TEST(Guarantees, EachDirectionHasHalfOfASharedMemoryLink) {
   const LinkSpeed memory = {"memory", 0, 0, "", 2e9};
   EXPECT_THAT(AdmitGuarantee(memory, 0.4e9, {.all = 0.5e9}), IsOk());
   EXPECT_THAT(AdmitGuarantee(memory, 0.41e9, {.all = 0.5e9}),
@@ -65,9 +65,8 @@ WelcomeReply HelloWithGuarantee(CoreDriver& node, SessionId id,
                                  .guaranteed_bytes_per_second = guaranteed}));
 }
 
-// Wrong once: whatever was asked for was promised, and a rank that asked for
-// 2^59 bytes per second had all of the link.
-TEST(Guarantees, ARankIsToldWhatItHasAndWhyNot) {
+// Guards against a guarantee without an upper bound.
+TEST(Guarantees, ARankReceivesItsGuaranteeOrTheReasonForNone) {
   CoreDriver node;
   const SessionId greedy = node.Connect(1);
   const WelcomeReply refused =
@@ -102,7 +101,7 @@ TEST(Guarantees, APromiseEndsWithItsSession) {
             0.1e9);
 }
 
-TEST(Guarantees, GpusOfOneLinkShareWhatItPromises) {
+TEST(Guarantees, GpusOfOneLinkShareItsGuarantees) {
   NodeConfig config = SmallNode();
   config.gpus[1].link = "pcie0";
   CoreDriver node(config);

@@ -18,7 +18,7 @@ std::vector<std::string> Causes(const CoreDriver& node) {
   return all;
 }
 
-TEST(Events, NameTheRequestOrTheSessionThatTheyFollowFrom) {
+TEST(Events, NameTheRequestOrSessionThatCausedThem) {
   CoreDriver node;
   const SessionId a = node.Connect();
   ASSERT_EQ(a.value(), 1u);
@@ -50,7 +50,7 @@ TEST(Events, ALeaseThatWaitedIsOfItsRequest) {
 
 JobKey Job(int i) { return {{1, ""}, "job" + std::to_string(i)}; }
 
-TEST(JobSeries, OfAJobThatEndedAreKeptForFiveMinutes) {
+TEST(JobSeries, AreKeptForFiveMinutesAfterTheJob) {
   CoreDriver node;
   const auto steps = [&]() -> int {
     const auto jobs = node.core.TakeSnapshot(nullptr, node.clock.Now()).stats;
@@ -73,7 +73,7 @@ TEST(JobSeries, OfAJobThatEndedAreKeptForFiveMinutes) {
   EXPECT_EQ(steps(), -1);
 }
 
-TEST(JobSeries, TheOneThatEndedFirstMakesRoom) {
+TEST(JobSeries, TheJobThatEndedFirstMakesRoom) {
   JobSeries series;
   absl::Time now = absl::UnixEpoch();
   for (size_t i = 0; i < JobSeries::kMost; ++i) {
@@ -87,7 +87,7 @@ TEST(JobSeries, TheOneThatEndedFirstMakesRoom) {
   EXPECT_EQ(series.jobs().size(), JobSeries::kMost);
 }
 
-TEST(JobSeries, WhereAllLiveANewOneIsAmongTheOthersAndEndsThere) {
+TEST(JobSeries, ANewJobCountsAsOtherWhileAllSeriesAreLive) {
   JobSeries series;
   const absl::Time now = absl::UnixEpoch();
   for (size_t i = 0; i <= JobSeries::kMost; ++i) {

@@ -48,7 +48,7 @@ TEST(Lease, FreedExtentsAreReusedAsTheyAreByTheirPrincipal) {
   EXPECT_TRUE(node.destroyed.empty());
 }
 
-// Wrong once: the rank was refused, and the lease stayed granted.
+// Guards against a refused lease that stays granted.
 TEST(Lease, ThatCouldNotBeSentIsRefusedAndNothingStaysCharged) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);
@@ -75,8 +75,8 @@ TEST(Lease, ThatCouldNotBeSentIsRefusedAndNothingStaysCharged) {
   not_sent(granted.lease);
 }
 
-// A process that lives may still map what it freed, so nothing can be cut.
-TEST(Lease, IsPatchedFromIdleExtentsWhereNothingElseIsLeft) {
+// A live process may still map memory that it freed, so no extent can be cut.
+TEST(Lease, IsMadeOfIdleExtentsIfNothingElseIsFree) {
   CoreDriver node;
   node.held = Held::kYes;
   const SessionId a = node.Attach("demo", 0);
@@ -156,7 +156,7 @@ TEST(Lease, SessionThatEndsWhileItsProcessLivesIsQuarantined) {
   EXPECT_TRUE(node.forgotten.contains(a));
 }
 
-TEST(Lease, OneExtentThatCannotBeMadeRefusesTheWholeLease) {
+TEST(Lease, AFailedExtentRefusesTheWholeLease) {
   CoreDriver node;
   node.make_at_once = false;
   const SessionId a = node.Attach("demo", 0);
@@ -175,7 +175,7 @@ TEST(Lease, OneExtentThatCannotBeMadeRefusesTheWholeLease) {
   EXPECT_EQ(node.core.pool(Gpu(0)).kept, MiB(8));
 }
 
-TEST(Lease, IsDecidedByAllThatIsToldAtOnce) {
+TEST(Lease, IsDecidedByAllResultsOfABatch) {
   CoreDriver node;
   node.make_at_once = false;
   const SessionId a = node.Attach("a", 0), b = node.Attach("b", 0);
@@ -206,7 +206,7 @@ TEST(Lease, DeathWhileExtentsAreMadeLosesNothing) {
   EXPECT_EQ(node.core.pool(Gpu(0)).free, MiB(16));
 }
 
-TEST(Budget, RefusalSaysAskedUsedLimitAndWhoCanChangeIt) {
+TEST(Budget, ARefusalNamesRequestUseLimitAndRemedy) {
   NodeConfig config = SmallNode();
   config.named_job_limits["demo"] = {.host = MiB(10)};
   config.principal_limits = {.gpu = MiB(12)};
@@ -246,7 +246,7 @@ TEST(Budget, QuarantineCountsUntilTheProcessIsGone) {
   EXPECT_THAT(node.Lease(b, Gpu(1), MiB(4)), IsOk());
 }
 
-// Wrong once: a limit was listed only while somebody held memory under it.
+// Guards against a limit that is listed only while memory counts against it.
 TEST(Budget, EveryLimitThatIsSetIsListedUsedOrNot) {
   using Of = LimitLine::Of;
   NodeConfig config = SmallNode();
@@ -280,7 +280,7 @@ TEST(Budget, EveryLimitThatIsSetIsListedUsedOrNot) {
       << "limits of others are theirs";
 }
 
-TEST(Budget, SetIsRefusedBelowWhatIsInUseAndElseBindsAtOnce) {
+TEST(Budget, ALimitBelowUseIsRefusedAndOthersApplyAtOnce) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);
   ASSERT_THAT(node.Lease(a, Gpu(0), MiB(8)), IsOk());

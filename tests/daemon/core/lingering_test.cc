@@ -34,7 +34,7 @@ void Later(CoreDriver& node) {
   node.Run([&](Core& core) { return core.Tick(node.clock.Now()); });
 }
 
-// Wrong once: what was freed left the budget, mapped or not.
+// Guards against freed memory that leaves the budget while it is mapped.
 TEST(Lingering, LeaseFreeAndRepeatStaysWithinTheBudget) {
   for (const Held held : {Held::kYes, Held::kUnknown}) {
     CoreDriver node(WithUserLimits({.gpu = MiB(8)}));
@@ -74,10 +74,9 @@ TEST(Lingering, ItsOwnersJobsLeaseItAgainAndPayOnce) {
   node.Ask(b, FreeRequest{again.lease});
 }
 
-// Wrong once: extents were made for a budget's last bytes while what its
-// principal could have again was charged to it, so a job that gave memory back
-// for a smaller plan was refused that.
-TEST(Lingering, WhatABudgetHasNoRoomToMakeIsLeasedAgain) {
+// Lingering memory is charged to its user, so a job that frees memory for a
+// smaller plan must be able to lease that memory again.
+TEST(Lingering, MemoryIsReusedIfTheBudgetHasNoRoomForNewExtents) {
   CoreDriver node(WithUserLimits({.host = MiB(8)}));
   const SessionId a = AttachAndReturn(node, Host(0), MiB(7));
   // The tail is 2 MiB, and 1 MiB is left of the budget: the old tail of 3 MiB.
@@ -95,8 +94,8 @@ TEST(Lingering, WhatABudgetHasNoRoomToMakeIsLeasedAgain) {
   EXPECT_THAT(node.Lease(a, Host(0), MiB(1)), IsOk());
 }
 
-// A GPU's lease is as large as was asked, so an odd piece does not serve.
-TEST(Lingering, WhatIsLeasedAgainOfAGpuIsNoLargerThanAsked) {
+// A GPU lease has exactly the size asked for, so a larger piece cannot be used.
+TEST(Lingering, ReusedGpuMemoryIsNoLargerThanAsked) {
   CoreDriver node(WithUserLimits({.gpu = MiB(8)}));
   const SessionId a = AttachAndReturn(node, Gpu(0), MiB(7));
   EXPECT_THAT(node.Lease(a, Gpu(0), MiB(6)),
@@ -104,8 +103,8 @@ TEST(Lingering, WhatIsLeasedAgainOfAGpuIsNoLargerThanAsked) {
   EXPECT_THAT(node.Lease(a, Gpu(0), MiB(7)), IsOk());
 }
 
-// Another job of the user may have it, within its own budget only.
-TEST(Lingering, WhatIsLeasedAgainKeepsToTheBudgetOfItsJob) {
+// Another job of the user may lease it, within that job's own budget.
+TEST(Lingering, ReusedMemoryCountsAgainstItsJobsBudget) {
   NodeConfig config = WithUserLimits({.host = MiB(8)});
   config.named_job_limits = {{"other", {.host = MiB(6)}}};
   CoreDriver node(config);
@@ -117,8 +116,8 @@ TEST(Lingering, WhatIsLeasedAgainKeepsToTheBudgetOfItsJob) {
   EXPECT_THAT(node.Lease(b, Host(0), MiB(4)), IsOk());
 }
 
-// Wrong once: with its parent's end a child's memory counted as free.
-TEST(Lingering, AChildOfTheDeadStillHoldsIt) {
+// Guards against a child's memory that counts as free after its parent's end.
+TEST(Lingering, AChildOfADeadProcessStillHoldsIt) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0, 1, /*uid=*/1);
   ASSERT_THAT(node.Lease(a, Gpu(0), MiB(12)), IsOk());
@@ -142,7 +141,7 @@ TEST(Lingering, AChildOfTheDeadStillHoldsIt) {
   EXPECT_TRUE(node.to_ask.empty());
 }
 
-TEST(Lingering, NobodyIsAskedAboutWhereTheDeviceNeverSays) {
+TEST(Lingering, TheDeviceIsNotAskedIfItNeverKnowsTheHolders) {
   CoreDriver node;
   const SessionId a = AttachAndReturn(node, Gpu(0), MiB(8));
   node.answer_at_once = false;

@@ -44,7 +44,7 @@ double SpeedOfFirst(const CoreDriver& node) {
   return node.core.config().links[0].h2d_bytes_per_second;
 }
 
-TEST(MeasuredLinks, AreUsedWhereTheConfigurationSaysNothing) {
+TEST(MeasuredLinks, AreUsedForLinksWithoutAConfiguredSpeed) {
   const std::vector<LinkSpeed> links = LinksWith(Tree().links, Found());
   EXPECT_EQ(links[0].h2d_bytes_per_second, 2e9);
   EXPECT_EQ(links[0].d2h_bytes_per_second, 3e9);
@@ -56,7 +56,7 @@ TEST(MeasuredLinks, AreUsedWhereTheConfigurationSaysNothing) {
   EXPECT_THAT(ConfiguredOf(Tree().links, Found()), ElementsAre("pcie1"));
 }
 
-TEST(MeasuredLinks, WhatDoesNotFitTheNodeIsRefused) {
+TEST(MeasuredLinks, MeasurementsOfAnotherNodeAreRefused) {
   const std::vector<LinkSpeed> links = Tree().links;
   const auto check = [&](const std::string& name, MeasuredLink link) {
     return CheckMeasured(links, {{{name, link}}, {}});
@@ -83,7 +83,7 @@ TEST(MeasuredLinks, WhatDoesNotFitTheNodeIsRefused) {
           HasSubstr("does not go with the speeds that the configuration")));
 }
 
-TEST(MeasuredLinks, HoldAtOnceWhereNoRankIsAttachedAndAreForgotten) {
+TEST(MeasuredLinks, ApplyAtOnceWithoutRanksAndCanBeForgotten) {
   CoreDriver node(Tree());
   const auto kept = node.core.PolicyMeasured(Found());
   ASSERT_THAT(kept.status(), IsOk());

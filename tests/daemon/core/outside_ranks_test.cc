@@ -55,9 +55,8 @@ class OutsideRanks : public ::testing::Test {
   Bytes beside_ = MiB(1);
 };
 
-// Wrong once: the device's second look was waited for, and a lease that came
-// before it took what the rank's own context had.
-TEST_F(OutsideRanks, WhatARankTellsIsLeftOutOfItsLeaseAtOnce) {
+// Guards against a lease of memory that the rank's own context holds.
+TEST_F(OutsideRanks, ARanksReportReducesItsNextLeaseAtOnce) {
   const SessionId a = node_.Attach("demo", 0);
   beside_ += MiB(5);  // its context
   Ask();              // once is not enough for the device
@@ -72,7 +71,7 @@ TEST_F(OutsideRanks, WhatARankTellsIsLeftOutOfItsLeaseAtOnce) {
   EXPECT_THAT(node_.Lease(a, Gpu(0), MiB(14)), IsOk());
 }
 
-TEST_F(OutsideRanks, WhatBothSeeCountsOnce) {
+TEST_F(OutsideRanks, MemorySeenByRankAndDeviceCountsOnce) {
   const SessionId a = node_.Attach("demo", 0);
   beside_ += MiB(5);
   Tell(a);
@@ -96,8 +95,8 @@ TEST_F(OutsideRanks, ALeaseIsNoPartOfIt) {
   EXPECT_EQ(Outside(), MiB(2));
 }
 
-// A word alone holds nothing for long: what the device does not see is free.
-TEST_F(OutsideRanks, AWordThatTheDeviceDoesNotSeeIsForgotten) {
+// A report holds memory only until the device has been asked twice.
+TEST_F(OutsideRanks, AReportThatTheDeviceDoesNotSeeIsForgotten) {
   const SessionId a = node_.Attach("demo", 0);
   node_.clock.Advance(absl::Milliseconds(1));
   node_.Ask(a, GpuUseRequest{GiB(900)});
@@ -110,7 +109,7 @@ TEST_F(OutsideRanks, AWordThatTheDeviceDoesNotSeeIsForgotten) {
   EXPECT_EQ(Of(a), Bytes(0));
 }
 
-TEST_F(OutsideRanks, EachHasWhatCameWithIt) {
+TEST_F(OutsideRanks, EachRankIsChargedItsOwnIncrease) {
   const SessionId a = node_.Attach("one", 0);
   beside_ += MiB(3);
   Tell(a);
@@ -128,7 +127,7 @@ TEST_F(OutsideRanks, EachHasWhatCameWithIt) {
   EXPECT_EQ(Outside(), MiB(1));
 }
 
-TEST_F(OutsideRanks, WhatWasThereBeforeIsNobodys) {
+TEST_F(OutsideRanks, EarlierMemoryIsChargedToNoRank) {
   beside_ += MiB(6);  // another process's
   Ask();
   Ask();
@@ -143,7 +142,7 @@ TEST_F(OutsideRanks, WhatWasThereBeforeIsNobodys) {
   EXPECT_EQ(Of(a), MiB(2));
 }
 
-TEST_F(OutsideRanks, OnlyRanksTell) {
+TEST_F(OutsideRanks, OnlyRanksMayReport) {
   const SessionId observer = node_.Connect();
   node_.Ask(observer, HelloRequest{.observer = true});
   const auto reply = node_.Ask(observer, GpuUseRequest{MiB(20)});
@@ -165,8 +164,8 @@ TEST_F(OutsideRanks, IsSavedAndGoesOnInTheNextDaemon) {
   node_.CheckSaved();
 }
 
-// Where the device says whose memory is, no rank is believed.
-TEST(OutsideRanksOfSim, WordsAreNotLookedAt) {
+// If the device reports the owner of memory, reports of ranks are not used.
+TEST(OutsideRanksOfSim, ReportsAreIgnored) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);
   const auto reply = node.Ask(a, GpuUseRequest{MiB(12)});

@@ -28,7 +28,7 @@ void Say(CoreDriver& node, std::map<PoolId, Bytes> pools) {
   node.Run([&](Core& core) { return core.OutsideKnown(held, now); });
 }
 
-// Wrong once: a pool said that all of it was free beside ranks that held it.
+// Guards against a pool that reports memory of outside processes as free.
 TEST(Outside, IsNotFreeAndNotLeasedUntilItComesBack) {
   CoreDriver node;
   Say(node, {{Gpu(0), MiB(10)}, {Host(0), MiB(3)}});
@@ -66,8 +66,8 @@ TEST(Outside, SaysWhenItWasSeenAndWhenItEnded) {
   EXPECT_EQ(node.core.log().last(), 2);
 }
 
-// What the device says and what is leased are of different moments.
-TEST(Outside, IsNoMoreThanThereIsBesideWhatIsLeasedOrKept) {
+// The device's figure and the leases are of different moments.
+TEST(Outside, IsAtMostThePoolMinusLeasedAndKeptMemory) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease, node.Lease(a, Gpu(0), MiB(8)));
@@ -82,7 +82,7 @@ TEST(Outside, IsNoMoreThanThereIsBesideWhatIsLeasedOrKept) {
   EXPECT_THAT(node.Lease(a, Gpu(0), MiB(8)), IsOk());
 }
 
-TEST(OutsideAnswers, WhatIsNewCountsWhenItIsSeenAgain) {
+TEST(OutsideAnswers, AnIncreaseCountsWhenItIsSeenTwice) {
   OutsideAnswers answers = OnCuda();
   EXPECT_EQ(answers.Add({{{Gpu(0), MiB(3)}}, kFirst}).pools,
             (std::map<PoolId, Bytes>{{Gpu(0), MiB(1)}}));
@@ -95,15 +95,15 @@ TEST(OutsideAnswers, WhatIsNewCountsWhenItIsSeenAgain) {
             (std::map<PoolId, Bytes>()));
 }
 
-TEST(OutsideAnswers, WhereTheDeviceTellsWhoseItIsItCountsAtOnce) {
+TEST(OutsideAnswers, AnIncreaseCountsAtOnceIfTheDeviceKnowsItsOwner) {
   OutsideAnswers answers(SmallNode(), /*exact=*/true);
   answers.Add({{}, kFirst});
   EXPECT_EQ(answers.Add({{{Host(0), MiB(9)}}, kFirst + kLater}).pools,
             (std::map<PoolId, Bytes>{{Host(0), MiB(9)}}));
 }
 
-// Wrong once: a lost GPU was an error of all, and every figure grew old.
-TEST(OutsideAnswers, AGpuThatDoesNotAnswerStaysAsItWasAndTheOthersAreNew) {
+// Guards against a lost GPU that makes every pool's figure stale.
+TEST(OutsideAnswers, AGpuWithoutAnAnswerKeepsItsValueAndOthersAreUpdated) {
   OutsideAnswers answers = OnCuda();
   answers.Add({{{Gpu(0), MiB(5)}, {Gpu(1), MiB(5)}}, kFirst});
   const absl::Status lost = absl::UnavailableError("lost");
@@ -134,7 +134,7 @@ TEST(Outside, EachPoolSaysWhenItWasSeen) {
   node.CheckSaved();
 }
 
-TEST(Outside, WhatIsSavedIsReadWithIt) {
+TEST(Outside, IsPartOfTheSavedState) {
   CoreDriver node;
   Say(node, {{Gpu(0), MiB(12)}, {Host(0), MiB(1)}});
   node.CheckSaved();

@@ -55,7 +55,7 @@ TEST(Plan, WaitsForAllLocalRanksThenEachGetsTheSamePlan) {
   EXPECT_EQ(node.NoticesTo<PlanReadyNotice>(a)[0].plan, PlanId(1));
 }
 
-TEST(Plan, SameQuestionIsAnsweredFromTheCacheAnotherIsNot) {
+TEST(Plan, TheSameRequestIsAnsweredFromTheCacheAndAnotherIsNot) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);
   Submit(node, a, 0, 0, "h0");
@@ -75,7 +75,7 @@ TEST(Plan, SameQuestionIsAnsweredFromTheCacheAnotherIsNot) {
   EXPECT_THAT(node.to_solve, SizeIs(3));
 }
 
-TEST(Plan, ResourcesAreWhatTheJobMayStillGetOfWhatItShares) {
+TEST(Plan, ResourcesAreTheJobsShareAndRemainingBudget) {
   NodeConfig config = SmallNode();
   config.gpus[1].link = "pcie0";
   config.named_job_limits["demo"] = {.host = MiB(10)};
@@ -92,7 +92,7 @@ TEST(Plan, ResourcesAreWhatTheJobMayStillGetOfWhatItShares) {
   EXPECT_EQ(resources.hosts[1].bytes, MiB(10));
 }
 
-TEST(Plan, ARanksOwnHostLimitIsPlannedWith) {
+TEST(Plan, ARanksOwnHostLimitIsPartOfTheRequest) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0, 2, 1, 0);
   const SessionId b = node.Attach("demo", 1, 2, 1, 1);
@@ -106,7 +106,7 @@ TEST(Plan, ARanksOwnHostLimitIsPlannedWith) {
   EXPECT_THAT(hosts[1].profiles, ElementsAre(1));
 }
 
-// Wrong once: the whole link went, and with it the direction that limits.
+// Guards against a request without the direction that is throttled.
 TEST(Plan, LinkThatIsThrottledOneWayStillLimitsThatWay) {
   NodeConfig config = SmallNode();
   config.links = {{"pcie0", 1e9, 0}, {"pcie1", 0, 2e9}};
@@ -144,7 +144,7 @@ TEST(Plan, ALinkAboveOthersLimitsAllBelowIt) {
   EXPECT_EQ(links[2].d2h_bytes_per_second, 1.2e9);
 }
 
-TEST(Plan, WhatBothDirectionsLoadLimitsTheirSum) {
+TEST(Plan, ASharedMemoryLinkLimitsTheSumOfBothDirections) {
   NodeConfig config = SmallNode();
   config.links = {{"pcie0", 2e9, 0, "memory"},
                   {"pcie1", 0, 0, "memory"},
@@ -162,7 +162,7 @@ TEST(Plan, WhatBothDirectionsLoadLimitsTheirSum) {
   EXPECT_EQ(links[1].h2d_bytes_per_second, 0.75e9);
 }
 
-TEST(Plan, LinkThatIsNotThrottledIsNoneOfThePlansConcern) {
+TEST(Plan, AnUnthrottledLinkIsLeftOutOfTheRequest) {
   NodeConfig config = SmallNode();
   config.links[0] = {"pcie0", 0, 0};
   CoreDriver node(config);
@@ -172,7 +172,7 @@ TEST(Plan, LinkThatIsNotThrottledIsNoneOfThePlansConcern) {
   EXPECT_THAT(node.to_solve[0].resources.links, IsEmpty());
 }
 
-TEST(Plan, DoesNotCountFreeMemoryThatNotEveryLeaseCouldHave) {
+TEST(Plan, CountsOnlyFreeMemoryThatEveryLeaseCouldHave) {
   CoreDriver node;
   node.held = Held::kUnknown;
   const SessionId a = node.Attach("demo", 0);
@@ -209,8 +209,8 @@ TEST(Plan, DeadlineStopsTheWorkerAndTellsTheRanks) {
   EXPECT_THAT(node.NoticesTo<PlanReadyNotice>(a), IsEmpty());
 }
 
-// Wrong once: what a worker wrote at its end went into the log as it was.
-TEST(Plan, TheLastWordsOfAWorkerStayInTheirLine) {
+// Guards against control characters of a worker's output in the log.
+TEST(Plan, TheLastOutputOfAWorkerIsOneLine) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);
   Submit(node, a, 0, 0, "h0");
@@ -260,7 +260,7 @@ SessionId SubmitUnits(CoreDriver& node, const std::string& job,
   return id;
 }
 
-TEST(Plan, UnitsSolvedOnceAreGivenToEveryLaterQuestion) {
+TEST(Plan, SolvedUnitsArePassedToEveryLaterRequest) {
   CoreDriver node;
   SubmitUnits(node, "first", "h0", {"u1", "u2"});
   ASSERT_THAT(node.to_solve, SizeIs(1));
@@ -312,7 +312,7 @@ TEST(Plan, WithoutAProofAUnitIsNotKept) {
   EXPECT_THAT(node.saved, IsEmpty());
 }
 
-TEST(Plan, TheSnapshotSaysHowFarAPlanIsAndToWhom) {
+TEST(Plan, TheSnapshotShowsPlanProgressToItsUserAndTheOperator) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0, 2);
   const SessionId b = node.Attach("demo", 1, 2);

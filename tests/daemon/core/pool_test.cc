@@ -78,7 +78,7 @@ TEST(Pool, ARefusalCostsTheSameBesideTenThousandIdleExtents) {
   many.CheckInvariants();
 }
 
-TEST(Pool, WhatItsHoldersLeftIsDestroyedOldestFirst) {
+TEST(Pool, FreedExtentsAreDestroyedOldestFirst) {
   uint64_t next_extent = 1;
   Pool pool = WithKept(10'000, next_extent);
   for (ExtentId id : pool.HolderGone(kSession).alone) {

@@ -83,7 +83,7 @@ int64_t Wanted(int64_t usual) {
   return wanted;
 }
 
-TEST(CoreRandom, InvariantsHoldNothingIsLostAndAllIsSaved) {
+TEST(CoreRandom, RandomEventsKeepInvariantsAndSavedState) {
   const int64_t wanted = Wanted((testing::kSanitized ? 3 : 10) * kStory);
   // Of a long run every story is another; reading after each instruction would
   // take ten times as long.
@@ -118,7 +118,7 @@ TEST(CoreRandom, InvariantsHoldNothingIsLostAndAllIsSaved) {
   munmap(sums, sizeof(Sums));
 }
 
-TEST(CoreRandom, AFailingStoryIsMadeAsShortAsItCanBe) {
+TEST(CoreRandom, AFailingSequenceIsShortened) {
   const Instructions story = RandomStory(7, 500);
   const auto fails = [](const Instructions& each) {
     int frees = 0, leases = 0;

@@ -61,8 +61,8 @@ class ReplanOnCuda : public Replan {
   }
 };
 
-// Wrong once: a budget was planned to its last granule, and the smaller lease
-// refused, for what its rank had given back was charged on.
+// Memory that a rank freed stays charged, so a plan must not use a budget to
+// its last granule.
 TEST_F(ReplanOnCuda, APlanLeavesABudgetRoomForPiecesThatAreLeasedAgain) {
   a = Ask("a");
   Solve({{1, MiB(30)}});
@@ -79,7 +79,7 @@ TEST_F(ReplanOnCuda, APlanLeavesABudgetRoomForPiecesThatAreLeasedAgain) {
   LeaseHost(b, limit - MiB(11));
 }
 
-TEST_F(ReplanBounds, ALeaseThatNothingCouldMakeRoomForIsRefusedAtOnce) {
+TEST_F(ReplanBounds, ALeaseLargerThanAnyChangeCouldFreeIsRefusedAtOnce) {
   FullNode();
   EXPECT_FALSE(Waits(b, MiB(44)));
   EXPECT_FALSE(Waits(b, Bytes(int64_t{1} << 62)));
@@ -89,14 +89,14 @@ TEST_F(ReplanBounds, ALeaseThatNothingCouldMakeRoomForIsRefusedAtOnce) {
   EXPECT_FALSE(Waits(b, MiB(2)));  // others' memory is no budget of b
 }
 
-// Each event touched, and so saved, the session of each that waits.
-TEST_F(ReplanBounds, OneThatWaitsIsNotSavedAgainWithEachEvent) {
+// Guards against an event that saves the session of each waiting lease.
+TEST_F(ReplanBounds, AWaitingLeaseIsNotSavedAgainWithEachEvent) {
   FullNode();
   ASSERT_TRUE(Waits(b, MiB(2)));
   node.CheckQuiet();
 }
 
-TEST_F(ReplanBounds, OneLeaseOfASessionWaits) {
+TEST_F(ReplanBounds, AtMostOneLeaseOfASessionWaits) {
   FullNode();
   EXPECT_TRUE(Waits(b, MiB(2)));
   EXPECT_FALSE(Waits(b, MiB(2)));
@@ -111,7 +111,7 @@ TEST_F(ReplanBounds, ALeaseWaitsForOthersNotForItsOwnJob) {
   EXPECT_FALSE(Waits(a, MiB(16)));
 }
 
-TEST_F(ReplanBounds, AMembersLeaseThatWaitsCountsOnce) {
+TEST_F(ReplanBounds, AWaitingLeaseOfAPlannedJobCountsOnce) {
   const SessionId m = Ask("m");
   Solve({{1, MiB(16)}});
   LeaseHost(m, MiB(16));
@@ -130,7 +130,7 @@ TEST_F(ReplanBounds, AMembersLeaseThatWaitsCountsOnce) {
             MiB(20) + MiB(4) - MiB(16) - MiB(4));
 }
 
-TEST_F(ReplanBounds, ALeaseIsMadeRoomForByItsOwnPrincipalWhichIsNotNamed) {
+TEST_F(ReplanBounds, RoomForALeaseComesFromItsOwnUserAndItsNameIsHidden) {
   a = Ask("a", 0, /*uid=*/1);
   Solve({{1, MiB(16)}});
   held = LeaseHost(a, MiB(16));
@@ -165,7 +165,7 @@ TEST_F(ReplanBounds, AChangeThatCouldNotBeSentIsRefused) {
   EXPECT_THAT(Planning(), IsEmpty());
 }
 
-TEST_F(ReplanBounds, AChangeThatNobodyAnswersIsRefusedByItsDeadline) {
+TEST_F(ReplanBounds, AnUnansweredChangeIsRefusedAtItsDeadline) {
   JoinThatWaits();
   Wait(absl::Seconds(60));  // b waits no longer
   Solve({{0.25, MiB(8)}});
@@ -182,7 +182,7 @@ TEST_F(ReplanBounds, AChangeThatNobodyAnswersIsRefusedByItsDeadline) {
   EXPECT_EQ(PlanningOf("c")->state, PlanningSnapshot::State::kWaiting);
 }
 
-TEST_F(ReplanBounds, ARefusedChangeLeavesWhatWasTakenLast) {
+TEST_F(ReplanBounds, ARefusedChangeLeavesTheLastPlanTaken) {
   JoinThatWaits();
   auto settled = ProfileOf(0, 0);
   settled->settled = true;
@@ -202,7 +202,7 @@ TEST_F(ReplanBounds, ARefusedChangeLeavesWhatWasTakenLast) {
   EXPECT_THAT(Changes(a), SizeIs(2));  // it runs by that already
 }
 
-TEST_F(ReplanBounds, RanksThatAreQueuedAreToldWhenOneOfThemLeaves) {
+TEST_F(ReplanBounds, QueuedRanksAreNotifiedWhenOneOfThemLeaves) {
   a = Ask("a");  // is being solved
   b = node.Attach("b", 0, 2, 1, 0);
   const SessionId second = node.Attach("b", 1, 2, 1, 1);
@@ -212,7 +212,7 @@ TEST_F(ReplanBounds, RanksThatAreQueuedAreToldWhenOneOfThemLeaves) {
   EXPECT_THAT(node.NoticesTo<PlanFailedNotice>(b), SizeIs(1));
 }
 
-TEST_F(ReplanBounds, AnExtentThatFailedIsRoomForALeaseThatWaits) {
+TEST_F(ReplanBounds, AFailedExtentMakesRoomForAWaitingLease) {
   a = Ask("a");
   Solve({{1, MiB(36)}});
   LeaseHost(a, MiB(36));
@@ -228,7 +228,7 @@ TEST_F(ReplanBounds, AnExtentThatFailedIsRoomForALeaseThatWaits) {
   EXPECT_EQ(node.core.ledger().LeasesOf(b).size(), 1u);
 }
 
-TEST_F(ReplanBounds, PartsThatNobodyIsToldOfAreNotKept) {
+TEST_F(ReplanBounds, PlansSentToNoJobAreNotKept) {
   a = Ask("a");
   Solve({{1, MiB(8)}});
   Ask("b", 1);
@@ -237,7 +237,7 @@ TEST_F(ReplanBounds, PartsThatNobodyIsToldOfAreNotKept) {
               SizeIs(2));
 }
 
-TEST_F(ReplanBounds, PlansInUseOrPromisedAreKeptWhateverFollows) {
+TEST_F(ReplanBounds, PlansInUseOrPromisedAreNeverDropped) {
   JoinThatWaits();
   const auto settled = std::make_shared<plan::RankProfile>(*ProfileOf(0, 0));
   settled->settled = true;
@@ -314,7 +314,7 @@ class ReplanNuma : public ::testing::Test {
   std::map<std::string, std::vector<SessionId>> ranks;
 };
 
-TEST_F(ReplanNuma, AJobDoesNotWaitForItselfWhereItShrinksAndGrows) {
+TEST_F(ReplanNuma, AJobThatShrinksAndGrowsDoesNotWaitForItself) {
   Ask("a");
   Solve({{1, {MiB(16), MiB(4)}}});
   Lease("a", MiB(16), MiB(4));
@@ -325,7 +325,7 @@ TEST_F(ReplanNuma, AJobDoesNotWaitForItselfWhereItShrinksAndGrows) {
   EXPECT_EQ(Changes("a"), 1u);
 }
 
-TEST_F(ReplanNuma, TwoThatWaitForEachOtherAreToldTogether) {
+TEST_F(ReplanNuma, TwoJobsThatWaitForEachOtherAreNotifiedTogether) {
   Ask("a");
   Solve({{1, {MiB(16), MiB(4)}}});
   Lease("a", MiB(16), MiB(4));
@@ -362,7 +362,7 @@ class KeptProfiles : public Replan {
   }
 };
 
-// Wrong once: nobody counted what was kept of them after their plans were made.
+// Guards against profiles that no limit counts once their plans are made.
 TEST_F(KeptProfiles, AreLimitedByUserWhileTheirJobsRun) {
   const SessionId first = node.Attach("first", 0);
   EXPECT_EQ(Refusal(first, 1'500'000), "");
@@ -382,7 +382,7 @@ TEST_F(KeptProfiles, AreLimitedByUserWhileTheirJobsRun) {
   EXPECT_GT(KeptOf(1), Bytes(2'000'000));
 }
 
-TEST_F(KeptProfiles, AreReplacedByTheNextOneOfTheirRank) {
+TEST_F(KeptProfiles, AreReplacedByTheirRanksNextProfile) {
   const SessionId rank = node.Attach("a", 0);
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(Refusal(rank, 1'500'000 + i), "");
@@ -393,8 +393,7 @@ TEST_F(KeptProfiles, AreReplacedByTheNextOneOfTheirRank) {
   EXPECT_EQ(KeptOf(1), Bytes(0));
 }
 
-// Wrong once: the last question had it, until there was another one, and its
-// user was charged for it.
+// Guards against a trace that its user is charged for until the next request.
 TEST_F(KeptProfiles, HaveNoTracesOnceTheirPlansAreMade) {
   auto profile = Profile(10);
   const std::weak_ptr<plan::RankProfile> with_traces = profile;

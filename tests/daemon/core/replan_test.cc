@@ -15,7 +15,7 @@ using ::testing::Not;
 using ::testing::SizeIs;
 using State = PlanningSnapshot::State;
 
-TEST_F(Replan, AJoinIsPlannedTogetherWithThoseThatRun) {
+TEST_F(Replan, AJoinIsPlannedTogetherWithRunningJobs) {
   a = Ask("a");
   ASSERT_THAT(node.to_solve, SizeIs(1));
   EXPECT_THAT(node.to_solve[0].jobs, ElementsAre(0));
@@ -32,7 +32,7 @@ TEST_F(Replan, AJoinIsPlannedTogetherWithThoseThatRun) {
   EXPECT_THAT(Changes(a), IsEmpty());
 }
 
-TEST_F(Replan, AJoinWaitsForTheMemoryThatOthersGiveBack) {
+TEST_F(Replan, AJoinWaitsForMemoryThatOtherJobsFree) {
   JoinThatWaits();
   EXPECT_EQ(Ready(b), 0u);
   ASSERT_THAT(Changes(a), SizeIs(1));
@@ -52,7 +52,7 @@ TEST_F(Replan, AJoinWaitsForTheMemoryThatOthersGiveBack) {
   EXPECT_EQ(Count(ChangeOutcome::kTaken), 1u);
 }
 
-TEST_F(Replan, MemoryThatIsGivenBackIsKeptForTheNewPlanOfWhoGaveIt) {
+TEST_F(Replan, MemoryFreedForAChangeIsReservedForItsJobsNewPlan) {
   JoinThatWaits();
   Free(a, held);  // between its two leases
   EXPECT_EQ(Ready(b), 1u);
@@ -60,7 +60,7 @@ TEST_F(Replan, MemoryThatIsGivenBackIsKeptForTheNewPlanOfWhoGaveIt) {
   EXPECT_THAT(node.Lease(a, Host(0), MiB(16)), IsOk());
 }
 
-TEST_F(Replan, PastItsDeadlineAJoinIsPlannedWithWhatIsFree) {
+TEST_F(Replan, AfterItsDeadlineAJoinIsPlannedWithFreeMemory) {
   JoinThatWaits();
   Wait(absl::Seconds(59));
   EXPECT_THAT(node.to_solve, IsEmpty());
@@ -80,7 +80,7 @@ TEST_F(Replan, PastItsDeadlineAJoinIsPlannedWithWhatIsFree) {
   EXPECT_NE(small, LeaseId());
 }
 
-TEST_F(Replan, ALeaveLetsThoseWhoStayGrow) {
+TEST_F(Replan, AJobsEndLetsTheOthersGrow) {
   JoinThatWaits();
   TakeChange(a, &held, MiB(16));
   node.Die(b);
@@ -95,8 +95,8 @@ TEST_F(Replan, ALeaveLetsThoseWhoStayGrow) {
   EXPECT_EQ(node.core.NextDeadline(), absl::InfiniteFuture());
 }
 
-// Wrong once: they copied on by what faster links had carried.
-TEST_F(Replan, ADaemonThatFindsOtherLinksPlansAgain) {
+// Guards against jobs that copy on at the rates of faster links.
+TEST_F(Replan, ADaemonWithOtherLinksPlansAgain) {
   a = Ask("a");
   Solve({{1, MiB(32)}});
   const auto take_over = [&](double speed) {
@@ -126,7 +126,7 @@ TEST_F(Replan, ADaemonThatFindsOtherLinksPlansAgain) {
   EXPECT_THAT(events, HasSubstr("which is not promised beside others"));
 }
 
-TEST_F(Replan, AJoinThatDiesWhileItWaitsIsTakenBack) {
+TEST_F(Replan, ADeathDuringAJoinUndoesTheJoin) {
   JoinThatWaits();
   node.Die(b);
   Wait(absl::Seconds(1));
@@ -139,7 +139,7 @@ TEST_F(Replan, AJoinThatDiesWhileItWaitsIsTakenBack) {
   EXPECT_THAT(Planning(), IsEmpty());
 }
 
-TEST_F(Replan, AJobThatDiesWhileItShouldChangeLetsTheJoinIn) {
+TEST_F(Replan, ADeathDuringAChangeLetsTheJoinIn) {
   JoinThatWaits();
   node.Die(a);
   EXPECT_EQ(Ready(b), 1u);
@@ -148,7 +148,7 @@ TEST_F(Replan, AJobThatDiesWhileItShouldChangeLetsTheJoinIn) {
   EXPECT_THAT(Changes(b), SizeIs(1));
 }
 
-TEST_F(Replan, AnEvictedJobIsALeave) {
+TEST_F(Replan, AnEvictionCountsAsAJobsEnd) {
   JoinThatWaits();
   node.Apply(
       node.core.Evict("a", std::nullopt, true, "drained", node.clock.Now())
@@ -176,7 +176,7 @@ TEST_F(Replan, AFullNodeMakesRoomForACalibration) {
   EXPECT_THAT(Planning(), IsEmpty());
 }
 
-TEST_F(Replan, ALeaseThatNobodyMakesRoomForIsRefusedLate) {
+TEST_F(Replan, ALeaseIsRefusedOnceReplanningFreesNoRoom) {
   a = Ask("a");
   Solve({{1, MiB(40)}});
   held = LeaseHost(a, MiB(40));
@@ -198,7 +198,7 @@ TEST_F(Replan, ALeaseThatNobodyMakesRoomForIsRefusedLate) {
   EXPECT_TRUE(node.Ask(c, LeaseRequest{Host(0), MiB(2)}).has_value());
 }
 
-TEST_F(Replan, NobodyWaitsTwiceForARankThatNeverTakesItsPlan) {
+TEST_F(Replan, NoSecondJobWaitsForARankThatNeverTakesItsPlan) {
   JoinThatWaits();
   Wait(absl::Seconds(60));
   Solve({{0.25, MiB(8)}});
@@ -211,7 +211,7 @@ TEST_F(Replan, NobodyWaitsTwiceForARankThatNeverTakesItsPlan) {
   EXPECT_EQ(PlanningOf("c")->state, State::kSolving);
 }
 
-TEST_F(Replan, AFailedWorkerHarmsNobodysPlan) {
+TEST_F(Replan, AFailedWorkerLeavesRunningPlansUnchanged) {
   a = Ask("a");
   Solve({{1, MiB(32)}});
   held = LeaseHost(a, MiB(32));
@@ -230,7 +230,7 @@ TEST_F(Replan, AFailedWorkerHarmsNobodysPlan) {
   EXPECT_THAT(node.NoticesTo<PlanFailedNotice>(a), IsEmpty());
 }
 
-TEST_F(Replan, WhatDoesNotFitTogetherIsAskedAloneAndChangesNothing) {
+TEST_F(Replan, AnInfeasibleJoinIsPlannedAloneAndChangesNoOtherJob) {
   a = Ask("a");
   Solve({{1, MiB(32)}});
   b = Ask("b", 1);
@@ -243,7 +243,7 @@ TEST_F(Replan, WhatDoesNotFitTogetherIsAskedAloneAndChangesNothing) {
   EXPECT_THAT(node.to_solve[1].profiles, SizeIs(1));
 }
 
-TEST_F(Replan, SeveralJoinsAtOnceAreOneQuestion) {
+TEST_F(Replan, SeveralJoinsAtOnceAreOneRequest) {
   a = Ask("a");  // is being solved
   b = Ask("b", 1);
   const SessionId c = Ask("c", 1);
@@ -257,8 +257,8 @@ TEST_F(Replan, SeveralJoinsAtOnceAreOneQuestion) {
   EXPECT_EQ(Ready(c), 1u);
 }
 
-// Wrong once: one user's hard profile held up another's small one for 14 s.
-TEST_F(Replan, ARoundThatAnotherUserWaitsForIsHurried) {
+// Guards against a large profile of one user that delays another user's.
+TEST_F(Replan, ARoundThatAnotherUserWaitsForGetsAShorterLimit) {
   a = Ask("a");
   const PlanRoundId first = node.to_solve.back().round;
   EXPECT_EQ(node.to_solve.back().who.uid, 1u);
@@ -271,7 +271,7 @@ TEST_F(Replan, ARoundThatAnotherUserWaitsForIsHurried) {
   EXPECT_THAT(node.hurried, ElementsAre(first, node.to_solve.back().round));
 }
 
-TEST_F(Replan, ARankThatLeavesWhileAllAreSolvedStopsItAndTheOthersAskAgain) {
+TEST_F(Replan, ARanksEndStopsTheJointRoundAndTheOthersAreRequestedAgain) {
   a = Ask("a");
   Solve({{1, MiB(8)}});
   b = Ask("b", 1);
@@ -284,7 +284,7 @@ TEST_F(Replan, ARankThatLeavesWhileAllAreSolvedStopsItAndTheOthersAskAgain) {
   EXPECT_EQ(Ready(b), 1u);
 }
 
-TEST_F(Replan, SmallDifferencesAreNoChange) {
+TEST_F(Replan, SmallDifferencesCauseNoChange) {
   a = Ask("a");
   Solve({{1, MiB(8)}});
   b = Ask("b", 1);
@@ -299,7 +299,7 @@ TEST_F(Replan, SmallDifferencesAreNoChange) {
   EXPECT_EQ(Ready(c), 1u);
 }
 
-TEST_F(Replan, WhatAnotherPrincipalHasIsPlannedWithButNotShown) {
+TEST_F(Replan, AnotherPrincipalsMemoryIsPlannedWithButNotShown) {
   a = Ask("a", 0, /*uid=*/1);
   Solve({{1, MiB(16)}});
   held = LeaseHost(a, MiB(16));
@@ -334,8 +334,8 @@ TEST_F(Replan, WhatAnotherPrincipalHasIsPlannedWithButNotShown) {
   }
 }
 
-// Memory a living process gives back goes to no other principal.
-TEST_F(Replan, AnotherPrincipalsHostMemoryIsNoneOfAJoinsBudget) {
+// Memory that a live process frees goes to no other principal.
+TEST_F(Replan, AnotherPrincipalsHostMemoryIsNotInAJoinsBudget) {
   a = Ask("a", 0, /*uid=*/1);
   Solve({{1, MiB(24)}});
   held = LeaseHost(a, MiB(24));
@@ -349,7 +349,7 @@ TEST_F(Replan, AnotherPrincipalsHostMemoryIsNoneOfAJoinsBudget) {
   EXPECT_EQ(limits.at("host of NUMA node 0"), MiB(40) - 2 * MiB(4));
 }
 
-TEST(ReplanBudgets, OfUsersAndJobsAreLimitsOfTheQuestion) {
+TEST(ReplanBudgets, OfUsersAndJobsAreLimitsOfTheRequest) {
   NodeConfig config = SmallNode();
   config.principal_limits.host = MiB(30);
   config.named_job_limits["b"] = {.host = MiB(10)};
@@ -369,7 +369,7 @@ TEST(ReplanBudgets, OfUsersAndJobsAreLimitsOfTheQuestion) {
   EXPECT_EQ(limits.at("host budget of job b"), MiB(10));
 }
 
-TEST_F(Replan, ARefusedChangeLeavesTheJobWithWhatItHadAndIsNotRepeated) {
+TEST_F(Replan, ARefusedChangeKeepsTheOldPlanAndIsNotRepeated) {
   JoinThatWaits();
   node.Ask(a, PlanTakenRequest{Changes(a)[0], false, "no lease"});
   EXPECT_EQ(Count(ChangeOutcome::kRefused), 1u);
@@ -378,7 +378,7 @@ TEST_F(Replan, ARefusedChangeLeavesTheJobWithWhatItHadAndIsNotRepeated) {
   EXPECT_THAT(Changes(a), SizeIs(1));
 }
 
-TEST_F(Replan, AJobThatGrowsIsToldWhenTheMemoryIsThere) {
+TEST_F(Replan, AGrowingJobIsNotifiedWhenItsMemoryIsFree) {
   // c leaves, so a may have more; but d asks too, and a must wait for b.
   a = Ask("a");
   Solve({{0.25, MiB(8)}});
@@ -395,7 +395,7 @@ TEST_F(Replan, AJobThatGrowsIsToldWhenTheMemoryIsThere) {
   EXPECT_EQ(Ready(c), 1u);
 }
 
-TEST_F(Replan, ASettledQuestionConcernsNobodyElse) {
+TEST_F(Replan, ASettledProfileIsPlannedWithoutOtherJobs) {
   a = Ask("a");
   Solve({{1, MiB(8)}});
   b = Ask("b", 1);

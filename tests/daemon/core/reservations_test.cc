@@ -34,7 +34,7 @@ class Reserved : public ::testing::Test {
   const SessionId bob_ = node_.Attach("b", 0, 1, 2);
 };
 
-TEST_F(Reserved, OthersNeverTakeOfItAndItsUserFirst) {
+TEST_F(Reserved, OthersNeverLeaseItAndItsUserLeasesItFirst) {
   ASSERT_THAT(Reserve(Gpu(0), {1, ""}, MiB(8)), IsOk());
   EXPECT_THAT(
       Lease(bob_, MiB(12)),
@@ -49,7 +49,7 @@ TEST_F(Reserved, OthersNeverTakeOfItAndItsUserFirst) {
   EXPECT_EQ(Withheld(), Bytes(0));
 }
 
-TEST_F(Reserved, WhatItsUserGivesBackIsReservedAgain) {
+TEST_F(Reserved, FreedMemoryOfItsUserIsReservedAgain) {
   ASSERT_THAT(Reserve(Gpu(0), {1, ""}, MiB(8)), IsOk());
   ASSERT_THAT(Lease(alice_, MiB(8)), IsOk());
   node_.Die(alice_);
@@ -58,7 +58,7 @@ TEST_F(Reserved, WhatItsUserGivesBackIsReservedAgain) {
   EXPECT_THAT(Lease(node_.Attach("again", 0, 1, 1), MiB(16)), IsOk());
 }
 
-TEST_F(Reserved, WithoutOneAUserHasWhatTheOthersLeave) {
+TEST_F(Reserved, AUserWithoutOneCanUseTheUnreservedRest) {
   ASSERT_THAT(Reserve(Host(0), {1, ""}, MiB(8)), IsOk());
   ASSERT_THAT(Reserve(Host(0), {2, ""}, MiB(8)), IsOk());
   EXPECT_EQ(node_.core.ledger().UsableBy(Host(0), {1, "/a"}), MiB(24));
@@ -69,8 +69,8 @@ TEST_F(Reserved, WithoutOneAUserHasWhatTheOthersLeave) {
   EXPECT_THAT(Lease(bob_, MiB(8), Host(0)), IsOk());
 }
 
-// What lingers is charged already: it is not taken from what is free.
-TEST_F(Reserved, WhatLingersOfAUserIsLeasedAgainBesideIt) {
+// Lingering memory is charged already, so it is not taken from free memory.
+TEST_F(Reserved, LingeringMemoryOfAnotherUserIsLeasedAgain) {
   node_.held = Held::kYes;
   const auto lease = node_.Lease(bob_, Gpu(0), MiB(8));
   ASSERT_THAT(lease.status(), IsOk());
@@ -80,7 +80,7 @@ TEST_F(Reserved, WhatLingersOfAUserIsLeasedAgainBesideIt) {
   EXPECT_THAT(Lease(bob_, MiB(8)), IsOk());
 }
 
-TEST_F(Reserved, WhatWouldBreakAPromiseIsRefused) {
+TEST_F(Reserved, AReservationAboveFreeMemoryIsRefused) {
   ASSERT_THAT(Lease(bob_, MiB(4)), IsOk());
   EXPECT_THAT(
       Reserve(Gpu(0), {1, ""}, MiB(16)),

@@ -121,7 +121,7 @@ TEST(Request, RepeatedWhileItRunsIsAnsweredOnce) {
   EXPECT_THAT(node.to_make, SizeIs(1));
 }
 
-// They are saved: wrong once, two users filled the state with them.
+// They are saved: guards against users that fill the state with them.
 TEST(RequestHistory, LeavesOutTheOldestTextsOfMany) {
   RequestHistory history;
   for (uint64_t i = 1; i <= RequestHistory::kWindow; ++i) {
@@ -149,7 +149,7 @@ TEST(RequestHistory, ForgetsTheOldestAndRefusesThemAfterwards) {
   EXPECT_EQ(history.Begin(RequestId(2)), RequestHistory::Seen::kAnswered);
 }
 
-TEST(Death, PeersOfTheJobAreToldAndNobodyElse) {
+TEST(Death, OnlyPeersOfTheJobAreNotified) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0, 2);
   const SessionId b = node.Attach("demo", 1, 2, 1, 1);
@@ -168,9 +168,9 @@ TEST(Death, PeersOfTheJobAreToldAndNobodyElse) {
               SizeIs(3));
 }
 
-// A job of 250 ranks that was killed kept all others waiting for 190 ms: each
-// rank was told of each before its own end was seen.
-TEST(Death, ThoseThatDieTogetherAreNotToldOfEachOther) {
+// Guards against notices to each of 250 killed ranks about each other, which
+// delayed all other jobs by 190 ms.
+TEST(Death, RanksThatDieTogetherAreNotNotifiedOfEachOther) {
   CoreDriver node;
   std::vector<SessionId> ranks;
   for (int rank = 0; rank < 4; ++rank) {
@@ -198,7 +198,7 @@ TEST(Death, ThoseThatDieTogetherAreNotToldOfEachOther) {
   EXPECT_EQ(node.core.pool(Gpu(0)).free, MiB(16));
 }
 
-TEST(Death, IsToldByStatusAndWithoutOneByTheLeasesThatWereLeft) {
+TEST(Death, IsDetectedByExitStatusOrElseByRemainingLeases) {
   struct Case {
     Exit exit;
     bool with_lease;
@@ -243,7 +243,7 @@ TEST(Death, ProcessThatOpensAndClosesSessionsForEverCostsOne) {
               StatusIs(absl::StatusCode::kResourceExhausted));
 }
 
-TEST(Evict, TellsEndsAndQuarantinesAndKillsOnlyWhenAsked) {
+TEST(Evict, NotifiesEndsAndQuarantinesAndKillsOnlyWhenAsked) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0, 2);
   node.Attach("demo", 1, 2);
@@ -267,8 +267,8 @@ TEST(Evict, TellsEndsAndQuarantinesAndKillsOnlyWhenAsked) {
   EXPECT_EQ(evicted.processes, 2);
 }
 
-// Wrong once: each line of the reason was a line of the log.
-TEST(Evict, AReasonStaysInItsLine) {
+// Guards against a reason of several lines that forges lines of the log.
+TEST(Evict, AReasonIsOneLine) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);
   node.Apply(node.core
@@ -281,7 +281,7 @@ TEST(Evict, AReasonStaysInItsLine) {
   }
 }
 
-TEST(Budgets, TheNameOfAJobStaysInItsLine) {
+TEST(Budgets, TheNameOfAJobIsOneLine) {
   CoreDriver node;
   ASSERT_THAT(node.core.SetBudget({.job = "a\nerror"}, MiB(4), std::nullopt,
                                   node.clock.Now(), "root\n"),
@@ -290,8 +290,8 @@ TEST(Budgets, TheNameOfAJobStaysInItsLine) {
               HasSubstr("job a?error: GPU 4 MiB"));
 }
 
-// Wrong once: one user's flood pushed out everybody's.
-TEST(Sessions, AFloodOfHalfOpenOnesPushesOutItsOwn) {
+// Guards against one user's flood that evicts sessions of others.
+TEST(Sessions, AUsersFloodOfHalfOpenSessionsEvictsItsOwn) {
   NodeConfig config = SmallNode();
   config.max_half_open = 6;
   config.max_half_open_each = 4;
@@ -325,8 +325,8 @@ TEST(Snapshot, ShowsAPlainUserOnlyItsOwn) {
   EXPECT_EQ(node.core.ViewerOf(*node.core.session(own)), nullptr);
 }
 
-// Wrong once: everybody who was uid 0 in a container saw all jobs of a daemon
-// that root ran.
+// Guards against a container's uid 0 that sees all jobs of a daemon run by
+// root.
 TEST(Snapshot, UidZeroIsNoAdministratorOfARootDaemon) {
   NodeConfig config = SmallNode();
   config.own_uid = 0;
@@ -338,7 +338,7 @@ TEST(Snapshot, UidZeroIsNoAdministratorOfARootDaemon) {
             "/kubepods/pod7");
 }
 
-TEST(Session, APrincipalIsForgottenWithItsLastSessionAndExtent) {
+TEST(Session, APrincipalEndsWithItsLastSessionAndExtent) {
   CoreDriver node;
   for (uint32_t uid = 10; uid < 30; ++uid) node.Die(node.Connect(uid));
   EXPECT_EQ(node.core.ledger().principals(), 0u);
@@ -361,7 +361,7 @@ TEST(Session, APrincipalIsForgottenWithItsLastSessionAndExtent) {
   EXPECT_EQ(node.core.ledger().principals(), 1u);
 }
 
-TEST(StepReport, WhatNeverCameIsCountedWithTheNext) {
+TEST(StepReport, LostReportsAreCountedWithTheNext) {
   CoreDriver node;
   const SessionId rank = node.Attach("demo", 0);
   const StepReport step{.step = 1,
@@ -388,7 +388,7 @@ TEST(StepReport, WhatNeverCameIsCountedWithTheNext) {
   EXPECT_EQ(job().tokens, 500u);
 }
 
-// What a client says is added up for as long as the daemon lives.
+// The daemon adds up clients' reports for as long as it runs.
 TEST(StepReport, NoReportMakesASumNegativeInfiniteOrStuck) {
   CoreDriver node;
   const SessionId liar = node.Attach("liar", 0);

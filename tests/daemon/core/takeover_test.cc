@@ -50,8 +50,9 @@ class TakeOverOfSlowerLinks : public ::testing::Test {
   CoreDriver before_;
 };
 
-// Wrong once: nobody said a word, and the status showed the former rate.
-TEST_F(TakeOverOfSlowerLinks, WhatIsLeftOfAGuaranteeIsToldWithOldNewAndWhy) {
+// Guards against a guarantee that is lowered without a notice.
+TEST_F(TakeOverOfSlowerLinks,
+       ALoweredGuaranteeIsReportedWithBothRatesAndTheReason) {
   const SessionId a = before_.Attach("a", 0, 1, 1, 0, 0.5e9),
                   b = before_.Attach("b", 0, 1, 2, 0, 0.4e9),
                   c = before_.Attach("c", 0, 1, 3, 1, 0.5e9);
@@ -84,8 +85,8 @@ TEST_F(TakeOverOfSlowerLinks, WhatIsLeftOfAGuaranteeIsToldWithOldNewAndWhy) {
   EXPECT_THAT(shown.jobs.at(2).ranks.at(0).guarantee_lowered, IsEmpty());
 }
 
-// Its daemon may have died before it was told.
-TEST_F(TakeOverOfSlowerLinks, EachDaemonTellsItAndTheFirstOneLogsIt) {
+// A daemon may end before its rank has read the notice.
+TEST_F(TakeOverOfSlowerLinks, EachDaemonReportsItAndTheFirstLogsIt) {
   const SessionId a = before_.Attach("a", 0, 1, 1, 0, 0.5e9);
   CoreDriver after(With({"pcie0", 0.8e9, 2e9})),
       third(With({"pcie0", 0.8e9, 2e9})), fast;
@@ -102,7 +103,7 @@ TEST_F(TakeOverOfSlowerLinks, EachDaemonTellsItAndTheFirstOneLogsIt) {
   EXPECT_EQ(Guaranteed(fast, a), 0.4e9);
 }
 
-TEST_F(TakeOverOfSlowerLinks, AWelcomeThatIsAskedForAgainSaysWhatIsLeft) {
+TEST_F(TakeOverOfSlowerLinks, ARepeatedHelloIsAnsweredWithTheLoweredGuarantee) {
   const SessionId a = before_.Connect();
   const HelloRequest hello{.job = "a", .guaranteed_bytes_per_second = 0.5e9};
   const RequestId request(900);
@@ -114,7 +115,7 @@ TEST_F(TakeOverOfSlowerLinks, AWelcomeThatIsAskedForAgainSaysWhatIsLeft) {
   EXPECT_THAT(welcome.guarantee_refused, HasSubstr("instead of 500.00 MB/s"));
 }
 
-TEST_F(TakeOverOfSlowerLinks, OfALinkWithoutASpeedNothingIsPromised) {
+TEST_F(TakeOverOfSlowerLinks, ALinkWithoutASpeedPromisesNothing) {
   const SessionId a = before_.Attach("a", 0, 1, 1, 0, 0.5e9);
   CoreDriver after(With({"pcie0"}));
   TakeOver(before_, after, {a});
@@ -124,7 +125,7 @@ TEST_F(TakeOverOfSlowerLinks, OfALinkWithoutASpeedNothingIsPromised) {
                     HasSubstr("is not known or not limited")));
 }
 
-TEST_F(TakeOverOfSlowerLinks, OfAnEndedSessionItIsFreeForOthers) {
+TEST_F(TakeOverOfSlowerLinks, AnEndedSessionsGuaranteeIsFreeForOthers) {
   before_.Attach("a", 0, 1, 1, 0, 0.5e9);
   const SessionId b = before_.Attach("b", 0, 1, 1, 1, 0.5e9);
   NodeConfig one = With({"pcie0", 1e9, 1e9});
@@ -135,7 +136,7 @@ TEST_F(TakeOverOfSlowerLinks, OfAnEndedSessionItIsFreeForOthers) {
   EXPECT_THAT(Refusals(after), IsEmpty());
 }
 
-TEST_F(TakeOverTest, EverySessionIsToldAndKeepsWhatItHas) {
+TEST_F(TakeOverTest, EverySessionIsNotifiedAndKeepsItsLeases) {
   const SessionId a = before_.Attach("a", 0), b = before_.Attach("b", 0);
   const auto lease = *before_.Lease(a, Gpu(0), MiB(8));
   TakeOver({a, b});
@@ -146,8 +147,8 @@ TEST_F(TakeOverTest, EverySessionIsToldAndKeepsWhatItHas) {
       *after_.Ask(a, FreeRequest{lease.lease})));
 }
 
-// Wrong once: a rank whose daemon died just then waited for a dead peer.
-TEST_F(TakeOverTest, ADeathThatNobodyWasToldOfIsTold) {
+// Guards against a rank that waits for a dead peer after a takeover.
+TEST_F(TakeOverTest, AnUnreportedDeathIsReported) {
   const SessionId a = before_.Attach("a", 0, 3), b = before_.Attach("a", 1, 3),
                   c = before_.Attach("a", 2, 3);
   before_.Die(b);
@@ -166,7 +167,7 @@ TEST_F(TakeOverTest, ADeathThatNobodyWasToldOfIsTold) {
   EXPECT_THAT(third.NoticesTo<PeerDiedNotice>(a), SizeIs(0));
 }
 
-TEST_F(TakeOverTest, WhoseSocketIsGoneHasEnded) {
+TEST_F(TakeOverTest, ASessionWithoutItsSocketHasEnded) {
   const SessionId a = before_.Attach("a", 0);
   const SessionId half_open = before_.Connect();
   ASSERT_TRUE(before_.Lease(a, Gpu(0), MiB(8)).ok());
@@ -176,7 +177,7 @@ TEST_F(TakeOverTest, WhoseSocketIsGoneHasEnded) {
   EXPECT_EQ(after_.core.pool(Gpu(0)).quarantined, MiB(8));
 }
 
-TEST_F(TakeOverTest, WhatTheDeviceWasAskedForIsAskedForAgain) {
+TEST_F(TakeOverTest, UnansweredDeviceRequestsAreRepeated) {
   before_.make_at_once = false;
   const SessionId a = before_.Attach("a", 0);
   const RequestId request(900);
@@ -192,7 +193,7 @@ TEST_F(TakeOverTest, WhatTheDeviceWasAskedForIsAskedForAgain) {
             granted);
 }
 
-TEST_F(TakeOverTest, ARequestThatNobodyWorksOnIsExecutedWhenItIsRepeated) {
+TEST_F(TakeOverTest, AnInterruptedRequestIsExecutedWhenItIsRepeated) {
   const SessionId a = before_.Attach("a", 0);
   const RequestId request(900);
   EXPECT_FALSE(before_.Ask(a, ProfileRequest{}, request));
@@ -203,7 +204,7 @@ TEST_F(TakeOverTest, ARequestThatNobodyWorksOnIsExecutedWhenItIsRepeated) {
   EXPECT_THAT(after_.to_read, SizeIs(1));
 }
 
-TEST_F(TakeOverTest, ALeaseThatWaitsKeepsItsPlaceAndWaitsOnce) {
+TEST_F(TakeOverTest, AWaitingLeaseKeepsItsPlaceAndWaitsOnce) {
   const SessionId a = before_.Attach("a", 0), b = before_.Attach("b", 0);
   const auto held = *before_.Lease(a, Gpu(0), MiB(16));
   const RequestId request(900);
@@ -218,7 +219,7 @@ TEST_F(TakeOverTest, ALeaseThatWaitsKeepsItsPlaceAndWaitsOnce) {
   EXPECT_TRUE(std::holds_alternative<GrantedReply>(reply->second));
 }
 
-TEST_F(TakeOverTest, WhatLingersIsAskedAboutAgain) {
+TEST_F(TakeOverTest, TheDeviceIsAskedAboutLingeringMemoryAgain) {
   before_.answer_at_once = false;
   const SessionId a = before_.Attach("a", 0);
   const auto lease = *before_.Lease(a, Gpu(0), MiB(4));
@@ -230,7 +231,7 @@ TEST_F(TakeOverTest, WhatLingersIsAskedAboutAgain) {
   EXPECT_EQ(after_.core.pool(Gpu(0)).lingering, Bytes(0));
 }
 
-TEST_F(TakeOverTest, AllThatARankMayNotHaveHeardOfItsPlanIsToldAgain) {
+TEST_F(TakeOverTest, PlanNoticesThatARankMayHaveMissedAreSentAgain) {
   const SessionId a = before_.Attach("a", 0);
   before_.Ask(a, ProfileRequest{});
   auto profile = std::make_shared<plan::RankProfile>();

@@ -83,14 +83,14 @@ class WaitingLeases : public ::testing::Test {
   uint64_t last_request_ = 1000;
 };
 
-TEST_F(WaitingLeases, WhatFitsIsGrantedAtOnceAndWithoutAWaitARefusalIsToo) {
+TEST_F(WaitingLeases, AFittingLeaseIsGrantedAndAZeroWaitRefusedAtOnce) {
   EXPECT_THAT(Result(Wait(alice_, MiB(12))), IsOk());
   EXPECT_THAT(Result(Wait(bob_, MiB(8), absl::ZeroDuration())),
               StatusIs(kExhausted, HasSubstr("free 4 MiB of 16 MiB")));
   EXPECT_TRUE(node_.core.waiting().empty());
 }
 
-TEST_F(WaitingLeases, AFreeAndADeathWakeThem) {
+TEST_F(WaitingLeases, AreGrantedAfterAFreeOrADeath) {
   const LeaseId held = Lease(alice_, MiB(12));
   const Asked first = Wait(bob_, MiB(8)), second = Wait(carol_, MiB(16));
   EXPECT_TRUE(Waits(first));
@@ -121,7 +121,7 @@ TEST_F(WaitingLeases, FirstComeFirstServed) {
   EXPECT_THAT(Result(third), IsOk());
 }
 
-TEST_F(WaitingLeases, ASmallLaterOneDoesNotOvertake) {
+TEST_F(WaitingLeases, ASmallLaterLeaseDoesNotOvertake) {
   Lease(alice_, MiB(8));
   const Asked head = Wait(bob_, MiB(12));
   Pass(absl::Seconds(2));
@@ -154,7 +154,7 @@ TEST_F(WaitingLeases, BackgroundLetsAllOthersPass) {
   EXPECT_TRUE(Waits(Wait(bob_, MiB(1), kLong, Gpu(0), Priority::kBackground)));
 }
 
-TEST_F(WaitingLeases, ADeadlineSaysWhatWasAskedAndWhatIsFree) {
+TEST_F(WaitingLeases, ATimeoutNamesRequestedAndFreeBytes) {
   Lease(alice_, MiB(12));
   const Asked head = Wait(bob_, MiB(8), absl::Seconds(5));
   const Asked behind = Wait(carol_, MiB(2), absl::Seconds(4));
@@ -175,7 +175,7 @@ TEST_F(WaitingLeases, ADeadlineSaysWhatWasAskedAndWhatIsFree) {
   EXPECT_TRUE(node_.core.waiting().empty());
 }
 
-TEST_F(WaitingLeases, WhatCanNeverBeIsRefusedAtOnce) {
+TEST_F(WaitingLeases, AnImpossibleLeaseIsRefusedAtOnce) {
   EXPECT_THAT(Result(Wait(bob_, MiB(20))),
               StatusIs(kExhausted, HasSubstr("the pool has 16 MiB, and no wait "
                                              "changes that")));
@@ -202,7 +202,7 @@ TEST_F(WaitingLeases, WhatCanNeverBeIsRefusedAtOnce) {
               StatusIs(absl::StatusCode::kNotFound));
 }
 
-TEST_F(WaitingLeases, WhoLacksItsOwnBudgetHoldsUpNobodyElse) {
+TEST_F(WaitingLeases, AUserShortOfItsOwnBudgetBlocksNoOtherUser) {
   const absl::Time now = node_.clock.Now();
   ASSERT_THAT(
       node_.core.SetBudget({.uid = 2}, MiB(8), std::nullopt, now).status(),
@@ -219,7 +219,7 @@ TEST_F(WaitingLeases, WhoLacksItsOwnBudgetHoldsUpNobodyElse) {
   EXPECT_THAT(Result(next), IsOk());
 }
 
-TEST_F(WaitingLeases, ABudgetAReservationsEndAndAnUndrainWakeThem) {
+TEST_F(WaitingLeases, AreGrantedAfterABudgetReservationOrDrainChange) {
   const auto wakes = [&](const Asked& asked, auto change) {
     EXPECT_TRUE(Waits(asked));
     change();
@@ -252,7 +252,7 @@ TEST_F(WaitingLeases, ABudgetAReservationsEndAndAnUndrainWakeThem) {
   wakes(drained, [&] { node_.core.SetDrain(std::nullopt, now); });
 }
 
-TEST_F(WaitingLeases, ASmallerBudgetRefusesWhatCanNeverBeAnyMore) {
+TEST_F(WaitingLeases, ASmallerBudgetRefusesALeaseThatBecameImpossible) {
   Lease(alice_, MiB(12));
   const Asked asked = Wait(bob_, MiB(8));
   ASSERT_THAT(
@@ -264,7 +264,7 @@ TEST_F(WaitingLeases, ASmallerBudgetRefusesWhatCanNeverBeAnyMore) {
   EXPECT_EQ(Ended(WaitEnd::kRefused), 1u);
 }
 
-TEST_F(WaitingLeases, WhatIsReservedForAUserPassesOthersButNotItsOwn) {
+TEST_F(WaitingLeases, AReservationOvertakesOtherUsersButNotItsOwn) {
   Lease(alice_, MiB(4));
   ASSERT_THAT(node_.core.Reserve(Gpu(0), {3, ""}, MiB(4), node_.clock.Now()),
               IsOk());
@@ -279,7 +279,7 @@ TEST_F(WaitingLeases, WhatIsReservedForAUserPassesOthersButNotItsOwn) {
   EXPECT_TRUE(Waits(head));
 }
 
-TEST_F(WaitingLeases, ItsSessionsEndOrItsClientEndTheWait) {
+TEST_F(WaitingLeases, EndWithTheirSessionOrByTheirClient) {
   const LeaseId held = Lease(alice_, MiB(16));
   const Asked dies = Wait(bob_, MiB(12)), given_up = Wait(carol_, MiB(8)),
               stays = Wait(carol_, MiB(8));
@@ -299,7 +299,7 @@ TEST_F(WaitingLeases, ItsSessionsEndOrItsClientEndTheWait) {
   EXPECT_TRUE(node_.core.waiting().empty());
 }
 
-TEST_F(WaitingLeases, AUserHasSoManyAndAllTogetherToo) {
+TEST_F(WaitingLeases, AreLimitedPerUserAndInTotal) {
   Lease(alice_, MiB(16));
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(Waits(Wait(bob_, MiB(1))));
   EXPECT_THAT(Result(Wait(bob_, MiB(1))),
@@ -313,7 +313,7 @@ TEST_F(WaitingLeases, AUserHasSoManyAndAllTogetherToo) {
   EXPECT_EQ(node_.core.stats().waits_refused, 2u);
 }
 
-TEST_F(WaitingLeases, AreShownWithWhatIsInFrontAndOthersOnlyToTheOperator) {
+TEST_F(WaitingLeases, AreShownWithTheirPositionAndOthersOnlyToTheOperator) {
   Lease(alice_, MiB(16));
   Wait(bob_, MiB(4));
   Wait(carol_, MiB(2));
@@ -329,8 +329,8 @@ TEST_F(WaitingLeases, AreShownWithWhatIsInFrontAndOthersOnlyToTheOperator) {
   EXPECT_THAT(node_.core.TakeSnapshot(&carol, now).waiting, SizeIs(1));
 }
 
-// A wait lasts hours, and a rank reports steps meanwhile.
-TEST_F(WaitingLeases, ARankThatWaitsAsksOnAndItsRequestsAreForgotten) {
+// A wait can last hours, during which the rank reports its steps.
+TEST_F(WaitingLeases, ARankThatWaitsMaySendManyRequests) {
   const LeaseId held = Lease(alice_, MiB(16));
   const Asked asked = Wait(bob_, MiB(12));
   for (uint64_t i = 0; i < 3 * RequestHistory::kWindow; ++i) {
