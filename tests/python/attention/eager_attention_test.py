@@ -162,7 +162,7 @@ def test_a_window_in_a_buffer_is_that_of_all_rows(session, form):
     exact(session, model, batch())
 
 
-def test_bf16_is_as_near_to_fp32_as_by_itself(session):
+def test_bf16_error_is_no_larger_than_unstreamed(session):
     model = written(mask_first)
     exact_run = unstreamed(model, batch())
     model.bfloat16()
@@ -240,7 +240,7 @@ REFUSED = {with_bias: "'add'", with_dropout: "attention dropout of 0.3",
 
 
 @pytest.mark.parametrize("form", REFUSED)
-def test_what_chunks_cannot_do_is_refused_in_stream(session, form):
+def test_operations_that_chunks_cannot_do_are_refused_in_stream(session, form):
     model = written(form)
     before = copy.deepcopy(model)
     with pytest.raises(sluice.Unsupported, match=REFUSED[form]):
@@ -300,14 +300,14 @@ def own_mask_model(made):
 
 
 @pytest.mark.parametrize("made", [dense, with_room])
-def test_a_mask_that_a_model_makes_whole_is_read(session, made):
+def test_a_full_mask_made_by_the_model_is_used(session, made):
     inputs = batch()
     assert abs(unstreamed(own_mask_model(made), inputs).loss
                - unstreamed(tiny(), inputs).loss) > 1e-5
     exact(session, own_mask_model(made), inputs)
 
 
-def test_padding_in_a_mask_that_a_model_makes_is_read(session):
+def test_padding_in_a_mask_made_by_the_model_is_used(session):
     inputs = batch()
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     inputs["attention_mask"][1, 60:] = 0
@@ -320,7 +320,7 @@ def test_padding_in_a_mask_that_a_model_makes_is_read(session):
 @pytest.mark.parametrize("made, word", [
     (asked_for_and_changed, "a mask tensor"), (leaning, "a bias"),
     (sees_all, "not, for each row, one interval")])
-def test_a_mask_that_is_none_is_refused(session, made, word):
+def test_an_invalid_mask_made_by_the_model_is_refused(session, made, word):
     with pytest.raises(sluice.Unsupported, match=word):
         sluice.stream(own_mask_model(made), session=session, chunk=16)
 
@@ -353,7 +353,7 @@ def indexed(up):
 
 
 @pytest.mark.parametrize("form", [gated_in_place, indexed])
-def test_a_product_with_a_weight_is_no_score(session, form):
+def test_a_product_with_a_weight_is_not_taken_for_scores(session, form):
     """The probe has other chunks: there nothing looks like scores."""
     model = tiny("llama")
     for layer in model.model.layers:

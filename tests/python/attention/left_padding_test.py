@@ -80,7 +80,7 @@ def test_positions_counted_from_the_mask_and_hidden_states_in_the_host(
 @pytest.mark.parametrize("name", [
     "grouped", "learned positions", "learned positions, counted from the mask",
     "written out"])
-def test_padding_on_the_right_whose_labels_count(session, name, hidden):
+def test_labels_on_right_padding_are_exact(session, name, hidden):
     """Its rows see keys, and have positions: forgotten labels are the
     model's own business."""
     kind, changes = KINDS[name]
@@ -107,7 +107,7 @@ def test_a_row_of_padding_alone(session):
     assert_same(got, unstreamed(model, inputs))
 
 
-def test_what_padding_answers_is_torchs(session):
+def test_rows_without_keys_have_the_output_of_torchs_attention(session):
     """torch's attention has 0 for a row that sees nothing, and so a label of
     such a row is exact where the model's own is torch's."""
     model, inputs = tiny(), padded(counted=True)
@@ -118,8 +118,7 @@ def test_what_padding_answers_is_torchs(session):
 
 
 @pytest.mark.parametrize("head", ["rows", "whole"])
-def test_a_label_that_eager_attention_answers_otherwise_is_refused(session,
-                                                                   head):
+def test_a_label_on_padding_is_refused_for_eager_attention(session, head):
     model, inputs = tiny(), padded(counted=True)
     eager, torchs = (unstreamed(model, inputs, attention).loss
                      for attention in ("eager", "sdpa"))

@@ -103,7 +103,7 @@ def through(window, rows, keys):
 
 @pytest.mark.parametrize("rows, keys", [(7, 7), (5, 9), (9, 4)])
 @pytest.mark.parametrize("left, right", [(0, 0), (2, 0), (3, None), (9, 1)])
-def test_a_part_of_a_window_is_of_the_whole(rows, keys, left, right):
+def test_a_part_of_a_window_matches_the_whole_window(rows, keys, left, right):
     window, own = Window(left, right), keys - rows
     whole = through(window, rows, keys)[0]
     for a in range(rows):
@@ -120,7 +120,7 @@ def pieces(function, length, rows, keys):
         rows, keys)]
 
 
-def test_what_all_rows_see_needs_no_tensor():
+def test_full_causal_and_empty_blocks_need_no_tensor():
     causal = hf.causal_mask_function
     assert pieces(causal, 64, range(48, 64), range(16)) == [Whole.FULL]
     assert pieces(causal, 64, range(48, 64), range(48, 64)) == [Whole.CAUSAL]
@@ -195,7 +195,7 @@ def test_masks_together_may_show_padding_nothing():
         window.both(late, None)
 
 
-def test_a_function_that_cannot_be_asked_is_refused():
+def test_a_function_that_cannot_be_evaluated_is_refused():
     def branching(b, h, q, k):
         return q >= k if q > 3 else k == 0
     with pytest.raises(Unsupported, match="cannot be asked"):
@@ -209,7 +209,7 @@ def test_widest_is_the_longest_reach():
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_a_mask_written_out_is_read_as_its_function_is_asked(name):
+def test_a_dense_mask_gives_the_intervals_of_its_function(name):
     function, batch, length = MASKS[name]
     asked = find(function, batch, length, 2, CPU, anywhere(length))
     seen = function(torch.arange(batch)[:, None, None, None],
@@ -229,7 +229,7 @@ def test_a_mask_written_out_is_read_as_its_function_is_asked(name):
     (lambda m: m.__setitem__((0, slice(None), 3, 5), 0.0), "one interval"),
     (lambda m: m.__setitem__((0, slice(None), 3), -1e9), "no key"),
     (lambda m: m.__setitem__((0, 1, 9, 0), -1e9), "the same for all heads")])
-def test_a_mask_written_out_that_is_none_is_refused(spoil, word):
+def test_an_invalid_dense_mask_is_refused(spoil, word):
     mask = torch.full((1, 2, 12, 12), -1e9).triu(1)
     spoil(mask)
     with pytest.raises(Unsupported, match=word):

@@ -98,7 +98,7 @@ def test_forward_and_backward(heads_kv, d, dv, window, softcap, sinks):
         torch.testing.assert_close(gradient, expected)
 
 
-def test_a_block_whose_rows_see_nothing_changes_nothing():
+def test_a_block_without_visible_keys_changes_nothing():
     q, k, v = inputs(2, 8, 8, 6, torch.float32)
     scores = blocks.Scores(1.0)
     o, lse = blocks.forward(q, k, v, Whole.CAUSAL, scores)
@@ -111,7 +111,7 @@ def test_a_block_whose_rows_see_nothing_changes_nothing():
         assert not gradient.any()
 
 
-def test_a_row_may_see_nothing_at_first():
+def test_a_rows_first_block_may_be_without_keys():
     q, k, v = inputs(2, 8, 8, 6, torch.float32)
     scores = blocks.Scores(1.0)
     nothing = between(torch.zeros(1, 6, 6, dtype=torch.bool))
@@ -185,7 +185,7 @@ def test_whole_scores_are_the_same_in_strips(monkeypatch, room, softcap, mask):
     (1, 1, 128, 8192, 8192), (1, 128, 1, 8192, 8192), (2, 8, 4, 65536, 65536),
     (3, 5, 2, 100, 7), (1, 2, 4, 8192, 1), (64, 2, 2, 1024, 1024)])
 @pytest.mark.parametrize("element", [4, 8])
-def test_a_strip_is_bounded_whatever_the_chunk(shape, element):
+def test_a_strips_bytes_are_bounded_for_any_chunk(shape, element):
     batch, groups, share, rows, keys = shape
     covered = torch.zeros(batch, groups, rows, dtype=torch.uint8)
     for strip in whole_scores.strips(*shape, element):

@@ -64,7 +64,8 @@ def called(model, what):
 
 
 @pytest.mark.parametrize("positions, use_cache, masked, what", CALLS)
-def test_is_the_model_s_own_or_refused(positions, use_cache, masked, what):
+def test_gradients_are_the_models_own_or_the_call_is_refused(
+        positions, use_cache, masked, what):
     inputs = call(positions, use_cache, masked, what)
     makes_cache = use_cache is not False  # as these models are configured
     if makes_cache and not masked and positions in (
@@ -84,7 +85,7 @@ def test_is_the_model_s_own_or_refused(positions, use_cache, masked, what):
     stream.unstream()
 
 
-def test_documents_are_told_of_once(capsys):
+def test_documents_are_reported_once(capsys):
     model = tiny()
     stream = sluice.stream(model, chunk=16)
     for _ in range(2):

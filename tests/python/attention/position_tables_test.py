@@ -87,7 +87,7 @@ def asking(rows, **options):
     return model
 
 
-def test_a_table_among_the_arguments_is_given_whole(session):
+def test_a_table_argument_is_passed_whole(session):
     model = tiny()
     model.model.rotary_emb = Tables()
     for i, layer in enumerate(model.model.layers):
@@ -118,7 +118,8 @@ def test_a_table_that_grows_is_as_long_as_the_sequence(session, rows):
     assert not any(m._forward_pre_hooks for m in model.modules())
 
 
-def test_a_table_that_depends_on_the_length_is_the_whole_sequences(session):
+def test_a_table_that_depends_on_the_length_is_that_of_the_whole_sequence(
+        session):
     """The probe has 70 rows, and would not see it."""
     model = asking(16, base=lambda rows: 10_000.0 * max(1, rows / 90))
     inputs = batch(length=100)
@@ -140,12 +141,12 @@ class Telling(Wrapper):
         return self.inner(x, seq_len=x.shape[1])
 
 
-def test_a_module_that_is_told_its_rows_is_told_no_others(session):
+def test_a_module_receives_its_own_row_positions_only(session):
     model, inputs = wrap_mlps(Telling), batch()
     assert_same(streamed(model, session, inputs), unstreamed(model, inputs))
 
 
-def test_a_refusal_names_what_is_wrong_and_not_how_it_was_tried(session):
+def test_a_refusal_names_the_cause_and_leaves_no_hooks(session):
     model = asking(512)
     shift = lambda x: F.pad(x, (0, 0, 1, -1))
     for layer in model.model.layers:
@@ -177,7 +178,7 @@ class IndexedTitan(nn.Module):
         return self.inner.output(self.inner.norm(x))
 
 
-def test_layers_of_ones_own_are_given_a_table_whole(session):
+def test_custom_layers_receive_the_whole_table(session):
     model = IndexedTitan()
     expected = graded(copy.deepcopy(model), tokens())
     stream = sluice.stream(

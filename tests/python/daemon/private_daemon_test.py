@@ -59,7 +59,7 @@ def test_without_library_the_import_works_and_a_session_is_one_clear_line(
     assert "./dev build" in line
 
 
-def test_a_library_that_is_none_is_one_clear_line(tmp_path):
+def test_an_invalid_library_is_one_clear_line(tmp_path):
     (tmp_path / "libsluice.so").write_text("not a library")
     ran = run("import sluice; sluice.Session()", SLUICE_BIN_DIR=str(tmp_path))
     line = ran.stderr.splitlines()[-1]
@@ -83,7 +83,7 @@ def test_the_import_loads_no_transformers():
 # --- how it starts ---------------------------------------------------------
 
 
-def test_it_serves_and_leaves_nothing():
+def test_a_closed_daemon_leaves_no_process_and_no_folder():
     daemon = small()
     pid, folder = daemon.pid, os.path.dirname(daemon.socket)
     with sluice.Session(daemon.socket) as session:
@@ -96,14 +96,14 @@ def test_it_serves_and_leaves_nothing():
     assert processes_of(folder) == []
 
 
-def test_memory_is_sized_by_what_the_machine_has():
+def test_default_sizes_are_below_the_machines_memory():
     with sluice.Session() as session:
         limits = session.limits()
     assert 0 < limits.gpu_total_bytes < limits.host_total_bytes
     assert limits.host_total_bytes < available_bytes()
 
 
-def test_a_daemon_that_cannot_start_says_why_in_its_own_words():
+def test_a_failed_start_raises_the_daemons_own_message():
     with pytest.raises(sluice.Error) as raised:
         PrivateDaemon(gpu_bytes=1024, host_bytes=16 * MIB)
     assert raised.value.status is Status.INTERNAL
@@ -136,14 +136,14 @@ def test_a_long_temporary_folder_is_no_obstacle(monkeypatch, tmp_path):
 @pytest.mark.parametrize("last", ["", "session.close()", "os._exit(0)",
                                   "raise SystemExit(0)",
                                   "session.again = session"])
-def test_it_ends_with_the_interpreter(last):
+def test_the_daemon_ends_with_the_interpreter(last):
     ran = run(OPENS + "    " + last)
     assert (ran.returncode, ran.stderr) == (0, "")
     await_nothing_left(*place(ran.stdout))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_it_ends_with_a_killed_process(number):
+def test_the_daemon_ends_with_a_killed_process(number):
     child = start(OPENS + "    sys.stdin.read()")
     pid, folder = place(child.stdout.readline())
     assert len(processes_of(folder)) == 2  # sluiced and its guard
@@ -152,7 +152,7 @@ def test_it_ends_with_a_killed_process(number):
     await_nothing_left(pid, folder)
 
 
-def test_the_folder_of_a_sluiced_that_ended_first_goes_with_the_process():
+def test_the_folder_of_a_daemon_that_ended_first_is_removed_with_the_process():
     child = start(OPENS + "    sys.stdin.read()")
     pid, folder = place(child.stdout.readline())
     os.kill(pid, signal.SIGTERM)
@@ -175,7 +175,7 @@ def test_a_process_killed_while_it_closes_leaves_nothing():
     await_nothing_left(pid, folder)
 
 
-def test_it_ends_when_its_guard_is_killed():
+def test_the_daemon_ends_when_its_guard_is_killed():
     daemon = small()
     [guard] = set(processes_of(os.path.dirname(daemon.socket))) - {daemon.pid}
     os.kill(guard, signal.SIGKILL)
@@ -205,14 +205,14 @@ TOLD_WHILE_IT_STARTS = """
 """
 
 
-def test_a_daemon_ends_in_order_if_its_guard_is_told_while_it_starts_it(
+def test_a_guard_that_is_stopped_while_starting_ends_the_daemon_in_order(
         tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ran = run(TOLD_WHILE_IT_STARTS)
     assert os.path.exists("in_order"), ran.stderr
 
 
-def test_it_outlives_the_thread_that_started_it():
+def test_the_daemon_outlives_the_thread_that_started_it():
     made = []
     thread = threading.Thread(target=lambda: made.append(small()))
     thread.start()
@@ -222,7 +222,7 @@ def test_it_outlives_the_thread_that_started_it():
     made[0].close()
 
 
-def test_a_forked_child_that_ends_does_not_end_it():
+def test_a_forked_childs_end_does_not_end_the_daemon():
     ran = run(OPENS + """
     if os.fork() == 0:
         sys.exit(0)  # with all that runs at exit

@@ -64,14 +64,14 @@ def test_a_report_reaches_the_operator(daemon):
         await_true("the report arrives", told)
 
 
-def test_its_socket_comes_from_the_environment(daemon, monkeypatch):
+def test_the_socket_comes_from_the_environment(daemon, monkeypatch):
     monkeypatch.setenv("SLUICE_SOCKET", daemon.socket)
     with sluice.Session() as session:
         assert session.socket == daemon.socket
         assert session.daemon is None
 
 
-def test_it_names_itself_and_says_when_it_is_closed(session):
+def test_repr_names_the_socket_and_a_closed_session(session):
     assert session.socket in repr(session) and "closed" not in repr(session)
     session.close()
     assert "closed" in repr(session)
@@ -154,7 +154,7 @@ def test_a_killed_daemon_leaves_memory_and_copies_but_no_new_lease(
 # --- what is refused -------------------------------------------------------
 
 
-def test_no_daemon_at_the_socket_is_one_line_that_names_it(tmp_path):
+def test_a_socket_without_a_daemon_is_one_line_with_its_path(tmp_path):
     path = tmp_path / "none.sock"
     with pytest.raises(sluice.Error) as raised:
         sluice.Session(path)
@@ -252,6 +252,6 @@ COPIES = """
     "raise SystemExit(0)",
     "sys.modules['keeps'] = (host, gpu, engine, session)",
 ])
-def test_no_order_of_ends_crashes_or_hangs(last):
+def test_no_order_of_closing_crashes_or_hangs(last):
     ran = run(COPIES + "    " + last)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "copying\n", "")

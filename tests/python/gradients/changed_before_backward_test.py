@@ -58,7 +58,7 @@ def choose_another(mlp):
 
 
 @pytest.mark.parametrize("change", [set_scale, set_entry, choose_another])
-def test_attributes_are_those_of_the_forward(session, change):
+def test_replays_use_the_attributes_of_the_forward(session, change):
     model = scaled()
     expected = gradients(copy.deepcopy(model), change)
     stream = sluice.stream(model, session=session, chunk=16, check="always",
@@ -88,7 +88,7 @@ def replace_memory(mlp):
 @pytest.mark.parametrize("change, name", [
     (replace_buffer, "'times' of Scaled"), (write_buffer, "'times' of Scaled"),
     (replace_memory, "'weight' of Linear")])
-def test_other_contents_are_noticed(session, change, name):
+def test_changed_contents_are_detected(session, change, name):
     model = scaled()
     stream = sluice.stream(model, session=session, chunk=16, check="off",
                            quiet=True)
@@ -99,7 +99,7 @@ def test_other_contents_are_noticed(session, change, name):
     stream.unstream()
 
 
-def test_a_buffer_that_is_written_with_what_it_had_is_no_other(session):
+def test_a_buffer_rewritten_with_the_same_values_is_unchanged(session):
     """As DDP writes it before each forward."""
     def write(mlp):
         mlp.times.copy_(mlp.times.clone())
@@ -111,7 +111,7 @@ def test_a_buffer_that_is_written_with_what_it_had_is_no_other(session):
     stream.unstream()
 
 
-def test_the_same_numbers_in_another_order_are_others(session):
+def test_the_same_values_in_another_order_are_a_change(session):
     def reverse(mlp):
         mlp.times.copy_(mlp.times.flip(0))
 
@@ -131,7 +131,7 @@ def freeze_others(model):
         attention.o_proj.weight.requires_grad_(False)
 
 
-def test_what_is_trained_is_what_forward_trained(session):
+def test_gradients_go_to_the_parameters_trained_at_the_forward(session):
     """k has k's gradient, though q is trained by now and o is not."""
     def step(model):
         for layer in model.model.layers:
@@ -151,7 +151,7 @@ def test_what_is_trained_is_what_forward_trained(session):
     stream.unstream()
 
 
-def test_an_adapter_chosen_before_the_backward_of_another(session):
+def test_a_backward_uses_its_forwards_adapter(session):
     def step(model):
         model.set_adapter("a")
         first = model(**batch()).loss

@@ -36,13 +36,13 @@ def test_a_step_is_the_models_own_and_ordered(node, what):
     ("device", "no_wait"), ("device", "no_mark"), ("device", "no_stream"),
     ("device", "no_hold"), ("host", "no_wait"), ("streams", "no_wait"),
     ("handover", "no_handover")])
-def test_what_is_left_out_is_found(node, what, without):
+def test_a_removed_wait_or_mark_is_detected(node, what, without):
     ran = node.run("cuda_step.py", what, without)
     assert ran.returncode != 0
     assert "is not ordered after" in node.take_findings(), ran.stderr
 
 
-def test_what_is_not_there_is_refused_by_name(node):
+def test_unsupported_features_on_cuda_are_refused_by_name(node):
     ran = node.run("cuda_step.py", "refusals")
     assert ran.returncode == 0, ran.stderr
     of_cpu, auto, plan = ran.stdout.splitlines()[:-1]
@@ -52,7 +52,7 @@ def test_what_is_not_there_is_refused_by_name(node):
     assert node.take_findings() == ""
 
 
-def test_a_process_ends_whole(node):
+def test_a_process_ends_without_findings(node):
     """The last calls came after what they use of their thread was destroyed."""
     ran = node.run("cuda_exit.py")
     assert ran.returncode == 0, ran.stderr

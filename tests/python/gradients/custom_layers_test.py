@@ -99,7 +99,7 @@ def test_hidden_states_in_the_host(session, repeats):
     (dict(sample=False), "without a sample"),
     (dict(between=lambda h: h * 2), "changed between layers or used twice"),
     (dict(order=["0", "0"]), "a layer after it has answered")])
-def test_what_the_host_cannot_have(session, given, word):
+def test_unsupported_hidden_states_on_host_are_refused(session, given, word):
     model, given = titan(layers=2), {"sample": True, **given}
     with pytest.raises(sluice.Unsupported, match=word):
         stream = streamed(model, session, given["sample"], hidden="host")
@@ -127,14 +127,15 @@ def shifting():
     return model
 
 
-def test_what_mixes_rows_is_refused_with_a_sample_in_stream(session):
+def test_row_mixing_layers_are_refused_in_stream_with_a_sample(session):
     model = shifting()
     with pytest.raises(sluice.Unsupported, match="layer 1.*output differs"):
         streamed(model, session)
     assert "forward" not in vars(model.layers["0"])
 
 
-def test_what_mixes_rows_is_refused_without_one_in_the_first_call(session):
+def test_row_mixing_layers_are_refused_in_the_first_call_without_a_sample(
+        session):
     model = shifting()
     stream = streamed(model, session, sample=False)
     model(tokens(2, 40))  # too short to show anything, and not streamed
@@ -145,7 +146,7 @@ def test_what_mixes_rows_is_refused_without_one_in_the_first_call(session):
     assert stream.stats().host_bytes == 0
 
 
-def test_a_table_that_is_not_said_to_have_rows_is_refused(session):
+def test_a_table_without_declared_rows_is_refused(session):
     with pytest.raises(sluice.Unsupported, match="output differs"):
         streamed(titan(), session, rows={})
     exact = titan()

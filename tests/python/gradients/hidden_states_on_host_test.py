@@ -164,7 +164,7 @@ def test_accumulation_and_hooks(session, hidden):
     assert fired == {n: 1 for n, _ in model.named_parameters()}
 
 
-def test_a_head_of_ones_own(session, hidden):
+def test_a_custom_loss_has_the_models_gradients(session, hidden):
     """Without labels the hidden states are a tensor of the device."""
     def losses(model):
         ids = batch()["input_ids"]
@@ -269,7 +269,8 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_what_a_call_cannot_have(session, name):
+def test_unsupported_calls_are_refused_on_host_and_run_whole_on_device(
+        session, name):
     """In the host it is refused, on the device the ends run whole."""
     model, inputs = tiny(), batch()
     stream = sluice.stream(model, session=session, chunk=16, hidden="host")

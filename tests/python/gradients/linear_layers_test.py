@@ -168,12 +168,12 @@ class Named(nn.Module):
 
 
 @pytest.mark.parametrize("made", [Twice, Maps, Cuts, Doubles, Named])
-def test_what_else_is_done_with_a_weight_counts(made):
+def test_other_uses_of_a_weight_add_to_its_gradient(made):
     layer, xs = made(), inputs((4, 5), torch.float32)
     assert_near(chunks(layer, xs), chunks(layer, xs, patched=False))
 
 
-def test_frozen_weights_and_inputs_get_none():
+def test_frozen_weights_and_inputs_get_no_gradient():
     layer, xs = nn.Linear(5, 3), inputs((4, 5), torch.float32)
     layer.weight.requires_grad_(False)
     got = chunks(layer, xs)
@@ -237,7 +237,7 @@ def test_a_streams_gradients_are_added_inside_their_products(session):
 
 
 @pytest.mark.parametrize("made", [Twice, Maps, Cuts])
-def test_streamed_layers_may_do_all_that(session, made):
+def test_streamed_layers_may_use_all_of_these(session, made):
     class Beside(nn.Module):
         def __init__(self, inner):
             super().__init__()

@@ -52,7 +52,7 @@ def test_gradients_are_the_models_own(session, name):
 
 
 @pytest.mark.parametrize("hidden", ["device", "host"])
-def test_as_the_config_says(session, hidden):
+def test_router_logits_requested_by_the_config_are_exact(session, hidden):
     model = tiny("mixtral", num_local_experts=4, output_router_logits=True,
                  **EXPERTS)
     inputs = batch()
@@ -181,7 +181,7 @@ def test_logits_that_layers_answer(session, options):
                          **options), expected)
 
 
-def test_logits_that_the_decoder_makes_otherwise_are_refused(session):
+def test_logits_that_the_decoder_makes_itself_are_refused(session):
     model = older()
     model.model.first = True
     sluice.stream(model, session=session, chunk=16, quiet=True)
@@ -190,7 +190,7 @@ def test_logits_that_the_decoder_makes_otherwise_are_refused(session):
     assert_same(run(model, batch()), unstreamed(older(), batch()))
 
 
-def test_what_has_no_router_is_refused(session):
+def test_router_logits_of_a_model_without_routers_are_refused(session):
     model = tiny()
     sluice.stream(model, session=session, chunk=16, quiet=True)
     with pytest.raises(sluice.Unsupported, match="not known which modules"):

@@ -28,7 +28,7 @@ def steps(session, model, inputs=None, count=3, **settings):
 @pytest.mark.parametrize("kind,check", [
     ("llama", "first"), ("llama", "always"), ("llama", "off"),
     ("phi", "first")])  # phi's products have biases
-def test_products_are_left_out_without_changing_a_bit(session, kind, check):
+def test_skipped_products_change_no_bit(session, kind, check):
     model = tiny(kind)
     expected = unstreamed(model, batch())
     (first, *later), weights = steps(session, model, check=check)
@@ -47,7 +47,7 @@ GPT2 = dict(attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)
     ("gpt2", GPT2, {"mlp.c_proj.weight"}),
     ("gpt2", {**GPT2, "resid_pdrop": 0.1}, set()),
     ("gemma2", {}, KV), ("qwen3", {}, {DOWN, "self_attn.v_proj.weight"})])
-def test_which_products_these_are(session, kind, changes, spared):
+def test_the_expected_products_are_skipped(session, kind, changes, spared):
     """A parallel attention's too, and those of k and v; none before a norm,
     under a dropout, or together with q."""
     model = tiny(kind, **changes)
@@ -83,7 +83,7 @@ class Reads(nn.Module):
     Keeps.apply, lambda y: y * y, lambda y: y + y.detach(),
     lambda y: y if float(y.detach().sum()) > 1e9 else 2 * y,
     lambda y: y.relu_()])
-def test_what_is_needed_is_computed(session, read):
+def test_a_product_that_is_read_is_computed(session, read):
     model = tiny()
     for layer in model.model.layers:
         layer.mlp.down_proj = Reads(layer.mlp.down_proj, read)
@@ -105,7 +105,7 @@ class Gain(nn.Module):
 
 @pytest.mark.parametrize("made", [
     lambda: lambda k: k * k, lambda: torch.abs, lambda: Keeps.apply, Gain])
-def test_what_is_needed_of_k_is_computed(session, made):
+def test_a_k_product_that_is_read_is_computed(session, made):
     model = tiny()
     for layer in model.model.layers:
         layer.self_attn.k_proj = Reads(layer.self_attn.k_proj, made())
@@ -116,7 +116,7 @@ def test_what_is_needed_of_k_is_computed(session, made):
         assert_same(each, expected)
 
 
-def test_a_hook_that_comes_later_sees_what_there_is(session):
+def test_a_hook_registered_later_receives_the_product(session):
     model, seen = tiny(), []
     stream = sluice.stream(model, session=session, chunk=16, quiet=True)
     run(model, batch())
@@ -129,7 +129,7 @@ def test_a_hook_that_comes_later_sees_what_there_is(session):
     stream.unstream()
 
 
-def test_an_attribute_that_changes_is_followed_anew(session):
+def test_a_changed_attribute_is_traced_again(session):
     class Scaled(nn.Linear):
         squared = False
 

@@ -94,7 +94,7 @@ class Kept:
         self.tensor = tensor
 
 
-def test_what_autograd_keeps_does_not_grow_with_layers(session):
+def test_autograds_memory_does_not_grow_with_layers(session):
     def kept(layers):
         model, found = tiny(num_hidden_layers=layers), weakref.WeakSet()
         stream = sluice.stream(model, session=session, chunk=32)
@@ -248,7 +248,7 @@ def test_generate_and_evaluation_are_unchanged(session):
     torch.testing.assert_close(streamed_, logits, rtol=1e-4, atol=1e-5)
 
 
-def test_unstream_leaves_the_model_as_it_was(session):
+def test_unstream_restores_the_model(session):
     model, inputs = tiny(), batch()
     before = {name: dict(vars(m)) for name, m in model.named_modules()}
     implementation = model.config._attn_implementation
@@ -328,7 +328,7 @@ def asking_torch(**asked):
 
 
 @pytest.mark.parametrize("length,chunk", [(75, 16), (33, 32), (75, 128)])
-def test_attention_that_a_layer_asks_torch_for(session, length, chunk):
+def test_attention_called_by_a_layer_is_streamed(session, length, chunk):
     model, inputs = asking_torch(is_causal=True), batch(2, length)
     assert_same(streamed(model, session, inputs, chunk),
                 unstreamed(model, inputs))
@@ -338,6 +338,7 @@ def test_attention_that_a_layer_asks_torch_for(session, length, chunk):
     (dict(), "both directions|registry"),
     (dict(is_causal=True, dropout_p=0.1), "dropout|registry"),
 ])
-def test_what_it_asks_torch_for_is_refused(session, asked, names):
+def test_unsupported_attention_calls_of_a_layer_are_refused(
+        session, asked, names):
     with pytest.raises(sluice.Unsupported, match=names):
         sluice.stream(asking_torch(**asked), session=session, chunk=16)

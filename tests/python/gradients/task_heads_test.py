@@ -28,7 +28,7 @@ def test_gradients_are_the_models_own(session, name, hidden):
 
 @pytest.mark.parametrize("name", ["a class for each token",
                                   "an answer that begins and ends"])
-def test_rows_of_padding_that_a_head_counts_are_refused(session, name, capfd):
+def test_a_head_that_reads_padding_rows_is_refused(session, name, capfd):
     """The model's own eager attention makes something else of them."""
     head, inputs = HEADS[name]
     inputs = {**inputs, "attention_mask": padded_left()["attention_mask"]}
@@ -54,7 +54,7 @@ def test_rows_of_padding_that_a_head_counts_are_refused(session, name, capfd):
     assert abs(losses[0] - losses[1]) > 1e-5
 
 
-def test_a_loss_of_ones_own_that_counts_rows_of_padding_is_refused(session):
+def test_a_custom_loss_that_reads_padding_rows_is_refused(session):
     model = tiny().train()
     sluice.stream(model, session=session, chunk=16, quiet=True)
     inputs = padded_left()

@@ -39,7 +39,7 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("length", [2, 33, 75])
-def test_they_are_those_of_the_logits(session, name, length):
+def test_logprobs_are_those_of_the_logits(session, name, length):
     kind, changes = MODELS[name]
     model, ids = tiny(kind, **changes), batch(2, length)["input_ids"]
     targets = batch(2, length, seed=7)["input_ids"]
@@ -111,7 +111,7 @@ def test_host_bytes_are_the_steps_and_the_heads_input(session):
     assert stream.stats().host_bytes == 0
 
 
-def test_what_does_not_fit_together_is_said(session):
+def test_arguments_that_do_not_match_are_refused(session):
     model, inputs = tiny(), batch()
     sluice.stream(model, session=session, chunk=16, quiet=True)
     with pytest.raises(ValueError, match="labels or targets"):

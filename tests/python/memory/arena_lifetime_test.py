@@ -81,7 +81,7 @@ def test_a_sum_comes_after_the_put_and_before_the_next_fetch(slow_arena):
     assert slow_arena.get(ahead, "cpu").eq(1).all()
 
 
-def test_what_a_done_copy_used_is_let_go_of_without_a_wait(slow_arena):
+def test_a_finished_copys_tensor_is_released_without_a_wait(slow_arena):
     big = torch.empty(2 * MIB)
     gone = weakref.ref(big)
     slow_arena.put(big)
@@ -98,14 +98,14 @@ def test_what_a_done_copy_used_is_let_go_of_without_a_wait(slow_arena):
     assert slow_arena._copies.engine.stats().stall_seconds == 0
 
 
-def test_a_reached_ticket_does_not_stand_for_a_wait(slow_arena):
+def test_a_reached_ticket_does_not_replace_a_wait(slow_arena):
     host = slow_arena.put(torch.empty(4))
     await_true("it is written",
                lambda: slow_arena._copies.is_reached(host._written))
     assert slow_arena._copies.in_flight[1].settled == 0
 
 
-def test_what_copies_keep_alive_is_bounded(session):
+def test_bytes_kept_alive_by_copies_are_bounded(session):
     with HostArena(session, in_flight_bytes=4 * MIB) as arena:
         for _ in range(50):
             arena.put(torch.empty(MIB // 4))
@@ -259,7 +259,7 @@ def test_no_end_with_copies_in_flight_crashes_or_hangs(last):
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-def test_a_host_tensor_says_what_it_is(arena):
+def test_repr_of_a_host_tensor_has_shape_and_state(arena):
     host = arena.put(torch.ones(2, 3))
     assert isinstance(host, HostTensor)
     assert repr(host) == "<HostTensor [2, 3] torch.float32>"

@@ -68,7 +68,7 @@ def test_a_tensor_with_a_graph_is_held_without_it(arena):
     assert torch.equal(arena.get(host, "cpu"), torch.full((8, 8), 4.0))
 
 
-def test_what_get_gives_is_the_callers_own(arena):
+def test_get_returns_a_copy_owned_by_the_caller(arena):
     tensor = values((16,), torch.float32)
     host = arena.put(tensor)
     first = arena.get(host, "cpu")
@@ -112,7 +112,7 @@ def test_a_sum_of_bf16_into_fp32_keeps_fp32(arena):
     assert torch.equal(arena.get(host, "cpu"), torch.full((4,), 1 + 2.0**-10))
 
 
-def test_nothing_can_be_added_to_nothing(arena):
+def test_adding_to_an_empty_tensor_copies_nothing(arena):
     host = arena.put(torch.empty(0, 3))
     arena.add(host, torch.empty(0, 3))
     assert arena.get(host, "cpu").shape == (0, 3)
@@ -134,7 +134,7 @@ def test_used_and_peak_are_exact_to_the_byte(arena):
     assert (arena.used_bytes, arena.peak_bytes) == (0, 2000)
 
 
-def test_it_leases_nothing_before_it_needs_to(daemon, session):
+def test_nothing_is_leased_before_the_first_put(daemon, session):
     arena = HostArena(session)
     assert arena.leased_bytes == 0
     arena.put(torch.empty(1))
@@ -147,7 +147,7 @@ def test_it_leases_nothing_before_it_needs_to(daemon, session):
         assert limits.host_free_bytes == limits.host_total_bytes
 
 
-def test_another_length_finds_whole_slabs(arena):
+def test_freed_slabs_serve_another_length(arena):
     for elements in (1000, 777, 4096, 65536, 333, 100000):
         hosts = [arena.put(torch.empty(elements)) for _ in range(60)]
         random.Random(elements).shuffle(hosts)

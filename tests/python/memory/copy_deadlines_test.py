@@ -27,7 +27,7 @@ def learn(slack, times, nbytes=8, first=1):
 # --- what is learned -------------------------------------------------------
 
 
-def test_copies_alike_have_the_least_of_late():
+def test_similar_copies_get_the_least_recent_slack():
     slack = Slack()
     assert slack.of(8) == UNKNOWN
     learn(slack, [3, 2, 4])
@@ -35,7 +35,7 @@ def test_copies_alike_have_the_least_of_late():
     assert slack.of(16) == UNKNOWN  # of each size by itself
 
 
-def test_what_is_long_past_does_not_count():
+def test_old_measurements_are_dropped():
     slack = Slack()
     learn(slack, [1])
     learn(slack, [5] * (RECENT - 1), first=2)
@@ -46,7 +46,7 @@ def test_what_is_long_past_does_not_count():
     assert slack.of(8) == 5
 
 
-def test_what_nobody_asks_for_teaches_nothing_and_is_not_kept():
+def test_copies_without_a_use_are_not_recorded():
     slack = Slack()
     for ticket in range(1000):
         slack.started(ticket, 8, 0.0)
@@ -60,7 +60,7 @@ def test_what_nobody_asks_for_teaches_nothing_and_is_not_kept():
     assert len(slack._least) < 300
 
 
-def test_times_that_are_close_are_told_once():
+def test_close_deadlines_are_sent_once():
     slack = Slack()
     assert slack.is_told(UNKNOWN)
     assert not slack.is_told(0.0)
@@ -116,7 +116,7 @@ def watch(arena, **given):
     return watched
 
 
-def test_a_prefetch_has_what_is_computed_until_it_is_asked_for(arena):
+def test_a_prefetchs_slack_is_the_compute_time_before_its_use(arena):
     watched = watch(arena)
     began = time.perf_counter()
     hosts = [arena.put(torch.ones(1000)) for _ in range(3)]
@@ -135,7 +135,7 @@ def test_a_prefetch_has_what_is_computed_until_it_is_asked_for(arena):
     assert 0.05 <= again <= time.perf_counter() - began
 
 
-def test_a_copy_to_the_host_has_what_is_computed_until_its_memory_is_wanted(
+def test_an_offloads_slack_is_the_compute_time_before_its_memory_is_reused(
         session):
     with HostArena(session, in_flight_bytes=1) as arena:
         watched = watch(arena)
@@ -148,7 +148,7 @@ def test_a_copy_to_the_host_has_what_is_computed_until_its_memory_is_wanted(
     assert 0.04 <= seconds <= time.perf_counter() - began
 
 
-def test_waiting_for_other_copies_is_no_time_that_one_has(arena):
+def test_waiting_for_other_copies_is_not_slack(arena):
     watched = watch(arena, wait_s=0.5)
     began = time.perf_counter()
     big, small = arena.put(torch.ones(2000)), arena.put(torch.ones(10))
@@ -160,7 +160,7 @@ def test_waiting_for_other_copies_is_no_time_that_one_has(arena):
     assert all(seconds <= computed for _, seconds in watched.told)
 
 
-def test_nothing_is_told_where_nothing_waits_for_bandwidth(daemon):
+def test_no_deadlines_are_sent_without_a_bandwidth_limit(daemon):
     with sluice.Session(daemon.socket) as session, HostArena(session) as arena:
         watched = watch(arena)
         host = arena.put(torch.ones(1000))
@@ -171,7 +171,7 @@ def test_nothing_is_told_where_nothing_waits_for_bandwidth(daemon):
         assert watched.told == []
 
 
-def test_the_daemon_hears_which_copies_are_late():
+def test_the_daemon_learns_which_copies_are_late():
     """8 MiB over a link of 10 MB/s, and nothing to compute meanwhile."""
     daemon = PrivateDaemon(gpu_bytes=64 * MIB, host_bytes=64 * MIB,
                            link_bytes_per_second=10e6)

@@ -23,7 +23,7 @@ def is_cut_off(session):
         return error.status == Status.UNAVAILABLE
 
 
-def test_it_is_fitted_to_what_a_plan_says(session, daemon):
+def test_leases_are_resized_to_the_plans_bytes(session, daemon):
     """What is too much goes back in one piece; what is held stays."""
     with HostArena(session) as arena:
         held = [arena.put(torch.ones(2 * MIB)) for _ in range(3)]  # of 8 MiB

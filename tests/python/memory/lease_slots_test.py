@@ -48,7 +48,8 @@ def asking(daemon, clock):
 
 @pytest.mark.parametrize("why", [Status.RESOURCE_EXHAUSTED,
                                  Status.UNAVAILABLE])
-def test_a_daemon_that_had_nothing_is_asked_again(daemon, clock, asking, why):
+def test_a_daemon_without_free_memory_is_asked_again_later(
+        daemon, clock, asking, why):
     daemon.status = why
     assert asking._take(512) is None
     daemon.free = 64 << 20

@@ -42,7 +42,7 @@ def test_the_peak_is_the_most_at_once(counter):
     assert counter.peak_bytes == before
 
 
-def test_what_an_operation_needs_inside_counts(counter):
+def test_temporary_memory_of_an_operation_counts(counter):
     x = torch.randn(64, 64)
     before = counter.used_bytes
     counter.reset_peak()

@@ -95,7 +95,7 @@ def test_no_daemon_is_started_for_a_call_that_is_refused(monkeypatch):
     assert_refused(lambda: sluice.Session(gpu=-1), "gpu")
 
 
-def test_the_head_is_set_to_what_was_found_exact(session):
+def test_the_head_is_set_only_to_an_exact_choice(session):
     model = tiny()
     stream = sluice.stream(model, session=session, chunk=16, quiet=True)
     for how in ("row", None, "none", 3):
@@ -220,7 +220,7 @@ def test_logprobs_takes_a_model():
 
 # --- the mechanism ----------------------------------------------------------
 
-def test_what_is_odd_and_right_is_taken(session):
+def test_unusual_valid_values_are_accepted(session):
     model = tiny()
     for odd in (dict(chunk=2**40), dict(min_tokens=2**40), dict(policy={}),
                 dict(rows={}), dict(rows=None), dict(stalled_s=INF),

@@ -62,7 +62,7 @@ def test_doctor_finds_everything_here():
                                   "libsluice.so", "sluiced", "session")]
 
 
-def test_doctor_says_what_is_missing_and_what_to_do(tmp_path):
+def test_doctor_names_missing_parts_and_their_remedy(tmp_path):
     found = sluice("doctor", "--json", SLUICE_BIN_DIR=str(tmp_path))
     assert found.returncode == 1
     told = json.loads(found.stdout)
@@ -72,7 +72,7 @@ def test_doctor_says_what_is_missing_and_what_to_do(tmp_path):
     assert "./dev build" in missing["libsluice.so"]
 
 
-def test_both_doctors_say_the_same_of_a_daemon():
+def test_both_doctor_commands_report_the_same_daemon():
     from sluice.daemon import PrivateDaemon, find_programs
     daemon = PrivateDaemon()
 
@@ -124,7 +124,7 @@ def test_probe_reads_a_config_of_several_towers(tmp_path, name):
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-def test_probe_of_a_config_that_is_no_models_says_so(tmp_path):
+def test_probe_of_a_config_without_a_model_is_one_line(tmp_path):
     configs.tiny_config("mllama").save_pretrained(tmp_path)
     found = sluice("probe", str(tmp_path))
     assert found.returncode == 1 and found.stderr.startswith("error: ")
@@ -134,7 +134,8 @@ def test_probe_of_a_config_that_is_no_models_says_so(tmp_path):
 @pytest.mark.parametrize("field, value", [
     ("hidden_size", "32"), ("vocab_size", 10**12), ("num_hidden_layers", -2),
     ("num_attention_heads", 0), ("hidden_act", "none")])
-def test_probe_of_a_config_with_odd_values_is_one_line(tmp_path, field, value):
+def test_probe_of_a_config_with_invalid_values_is_one_line(
+        tmp_path, field, value):
     tiny().config.save_pretrained(tmp_path)
     config = tmp_path / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()),
@@ -157,7 +158,7 @@ def test_an_empty_word_is_refused(command, words):
     ("--gpus", "0"), ("--gpus", "-1"), ("--gpus", "nan"), ("--gpus", ""),
     ("--gpus", "9" * 30), ("--seq-len", "0"), ("--seq-len", "-1K"),
     ("--seq-len", "1.5"), ("--seq-len", ""), ("--hardware", "")])
-def test_plan_of_odd_numbers_is_one_line(tmp_path, word, value):
+def test_plan_of_invalid_numbers_is_one_line(tmp_path, word, value):
     tiny().config.save_pretrained(tmp_path)
     given = {"--gpus": "8", "--seq-len": "1K", word: value}
     found = forked("plan", str(tmp_path), *(
@@ -167,7 +168,7 @@ def test_plan_of_odd_numbers_is_one_line(tmp_path, word, value):
     assert len(found.stderr.splitlines()) == 1
 
 
-def test_probe_of_an_empty_folder_says_so(tmp_path):
+def test_probe_of_an_empty_folder_is_one_line(tmp_path):
     found = forked("probe", str(tmp_path))
     assert found.returncode == 1
     assert found.stderr.startswith("error: no config.json in ")
@@ -189,7 +190,7 @@ def test_plan_reads_a_config_and_says_whether_it_fits(tmp_path):
     assert "8 x h100-80g, 64K tokens, sluice: fits" in found.stdout
 
 
-def test_plan_of_what_does_not_fit_has_a_status_of_its_own(tmp_path):
+def test_a_plan_that_does_not_fit_has_its_own_exit_status(tmp_path):
     tiny("llama", num_hidden_layers=2).config.save_pretrained(tmp_path)
     config = tmp_path / "config.json"
     told = json.loads(config.read_text())
@@ -204,7 +205,7 @@ def test_plan_of_what_does_not_fit_has_a_status_of_its_own(tmp_path):
     ("mixtral", "num_local_experts"), ("gemma2", "attn_logit_softcapping"),
     ("phi", "model_type"), ("deepseek_v3", "n_routed_experts"),
     ("mistral", "sliding_window")])
-def test_plan_refuses_a_shape_that_it_does_not_know(tmp_path, kind, said):
+def test_plan_refuses_an_unknown_model_shape(tmp_path, kind, said):
     tiny(kind).config.save_pretrained(tmp_path)
     found = plan(tmp_path, "--seq-len", "64K")
     assert found.returncode == 2 and not found.stdout

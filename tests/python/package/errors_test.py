@@ -33,7 +33,7 @@ def test_an_error_is_its_line_and_its_status():
     assert isinstance(error, RuntimeError)
 
 
-def test_a_status_of_a_newer_library_is_unknown_and_no_second_error():
+def test_an_unknown_status_of_a_newer_library_maps_to_unknown():
     assert sluice.Error(99, "x").status is Status.UNKNOWN
 
 
@@ -93,7 +93,7 @@ def test_functions_take_as_many_arguments_as_the_header_says():
             assert len(arguments) == declared[name], name
 
 
-def test_an_older_library_is_named_with_what_to_do():
+def test_an_older_library_is_refused_with_a_remedy():
     _native._check_version("libsluice.so", _native.ABI_VERSION)
     _native._check_version("libsluice.so", _native.ABI_VERSION + 1)
     wanted = f"has C ABI 1, .* needs {_native.ABI_VERSION}:"

@@ -47,7 +47,8 @@ Version References:
      "has STATIC_TLS"),
     ("NEEDED               libc.so.6", "RUNPATH  /tmp", "has RUNPATH /tmp"),
 ])
-def test_what_is_over_the_tag_is_found(was: str, put: str, said: str) -> None:
+def test_symbols_newer_than_the_tag_are_found(
+        was: str, put: str, said: str) -> None:
     assert not needs.problems_of("x", GOOD)
     [problem] = needs.problems_of("x", GOOD.replace(was, put, 1))
     assert said in problem
@@ -114,7 +115,7 @@ def test_its_programs_are_its_own(environment, tmp_path) -> None:
     assert "/sluice/bin/sluiced\n" in done.stdout
 
 
-def test_doctor_is_content(environment, tmp_path) -> None:
+def test_doctor_finds_no_problem(environment, tmp_path) -> None:
     done = run(environment, tmp_path, "python", "-m", "sluice", "doctor")
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -40,7 +40,7 @@ def alone(tmp_path):
     dist.destroy_process_group()
 
 
-def test_a_shard_inside_a_streamed_layer_is_refused(session, alone):
+def test_a_sharded_module_inside_a_streamed_layer_is_refused(session, alone):
     model = tiny()
     sluice.stream(model, session=session, chunk=16)
     for layer in model.model.layers:

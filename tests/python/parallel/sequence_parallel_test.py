@@ -22,7 +22,7 @@ WORKER = str(TESTS / "groups.py")
     (2, [*CASES[2], *BEHAVIOURS, *BEHAVIOURS_OF_HEADS, *LAYERS]),
     (4, CASES[4])],
     ids=["two ranks", "four ranks"])
-def test_sequences_that_ranks_share(tmp_path, world, cases):
+def test_ranks_that_share_sequences_pass_each_case(tmp_path, world, cases):
     with contextlib.closing(PrivateDaemon(gpus=1)) as daemon:
         ranks = subprocess.run(
             [sys.executable, WORKER, str(world), str(tmp_path / "group"),

@@ -77,7 +77,7 @@ def test_a_policy_changes_no_bit(session, kind, changes, policy):
     assert products < computed
 
 
-def test_what_is_stored_is_not_computed_again(session):
+def test_stored_products_are_not_recomputed(session):
     """Seven products per layer and chunk: q, k, v, o, gate, up, down."""
     again, computed, _ = gradients(session, tiny(), "recompute")
     _, kept, _ = gradients(session, tiny(), ALL)
@@ -99,7 +99,7 @@ def held(session, policy):
     return held
 
 
-def test_host_bytes_of_what_is_swapped(session):
+def test_host_bytes_of_swapped_products_are_exact(session):
     rows, width = 2 * 75, 48  # of the MLP
     computed = held(session, "recompute")
     assert held(session, {"mlp.up_proj": {"keep": 1.0}}) == computed
@@ -150,7 +150,7 @@ def test_a_product_that_a_collective_writes_is_computed_again(
 
 
 @pytest.mark.parametrize("policy", [ALL, SWAPPED])
-def test_under_autocast_weights_are_known_by_their_copies(session, policy):
+def test_under_autocast_weights_are_identified_by_their_casts(session, policy):
     def cast(policy):
         with torch.autocast("cpu", torch.bfloat16):
             return gradients(session, tiny(), policy)
@@ -174,7 +174,8 @@ def test_one_weight_used_twice(session):
     assert computed - products == 2 * 5 * 7
 
 
-def test_nothing_is_left_without_a_backward_or_after_an_exception(session):
+def test_host_memory_is_freed_without_a_backward_and_after_an_exception(
+        session):
     model = tiny()
     stream = sluice.stream(model, session=session, chunk=CHUNK,
                            policy={"*": {"keep": 0.2, "swap": 0.6}})
@@ -238,28 +239,27 @@ def test_shares_are_whole_chunks_the_last_ones_kept():
     ({"mlp.*": {"keep": 1.5}}, "keep = 1.5: between 0 and 1"),
     ({"mlp.*": {"keep": 0.6, "swap": 0.6}}, r"keep \+ swap = 1.2"),
     ({"ffn.*": {"keep": 1}}, "'ffn.*' fits no weight .* mlp.up_proj.weight")])
-def test_a_policy_that_cannot_be_is_refused_in_one_line(session, policy,
-                                                        words):
+def test_an_invalid_policy_is_refused_in_one_line(session, policy, words):
     with pytest.raises(ValueError, match=words) as error:
         sluice.stream(tiny(), session=session, policy=policy)
     assert "\n" not in str(error.value)
 
 
-def test_the_first_pattern_that_fits_counts():
+def test_the_first_matching_pattern_applies():
     policy = Policy.of({"mlp.up_proj": {"keep": 1.0}, "mlp.*": {"swap": 1.0}})
     assert policy.share("mlp.up_proj.weight") == Share(1.0)
     assert policy.share("mlp.down_proj.weight") == Share(0.0, 1.0)
     assert policy.share("self_attn.q_proj.weight") == Share()
 
 
-def test_a_pattern_for_a_module_fits_what_peft_makes_within():
+def test_a_modules_pattern_matches_peft_submodules():
     policy = Policy.of({"self_attn.?_proj": {"swap": 1.0}})
     for name in ("weight", "base_layer.weight", "lora_A.default.weight"):
         assert policy.share("self_attn.q_proj." + name) == Share(0.0, 1.0)
     assert policy.share("mlp.up_proj.weight") == Share()
 
 
-def test_products_are_known_by_weights_and_not_by_where_these_lie():
+def test_products_are_identified_by_weight_not_by_address():
     """Memory of a weight is freed and had again elsewhere (FSDP2); what lies
     where it was is no weight."""
     layer = nn.Linear(4, 4, bias=False)

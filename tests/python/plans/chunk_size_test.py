@@ -25,7 +25,7 @@ def walk(rows, host, pair, waits):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_the_smallest_that_is_allowed_and_nearly_the_fastest(seed):
+def test_the_smallest_allowed_chunk_near_the_fastest_is_chosen(seed):
     chance = random.Random(seed)
     waits, host = chance.random() < 0.5, 10 ** chance.uniform(-5, -2)
     # So that some size of those there are is worth its host time.
@@ -56,17 +56,17 @@ def test_the_smallest_that_is_allowed_and_nearly_the_fastest(seed):
             assert of_a_pair(smaller) > NEAR * best * (1 - 1e-9)
 
 
-def test_a_device_that_is_far_faster_gets_the_largest():
+def test_a_much_faster_device_gets_the_largest_chunk():
     made = choose(1e-3, {128: 1e-2, 256: 1e-2 + 1e-9}, waits=False)
     assert made.rows == SIZES[-1]
 
 
-def test_kernels_that_are_slow_on_few_rows_count_as_they_are():
+def test_kernels_slow_on_few_rows_are_measured_as_such():
     walked = {128: 4.0, 256: 4.0, 512: 8.0, 1024: 32.0}
     assert choose(1e-9, walked, waits=False).rows == 512
 
 
-def test_a_stream_runs_by_what_it_measured(session, capsys):
+def test_a_stream_uses_the_chunk_that_it_measured(session, capsys):
     model = tiny(max_position_embeddings=2048)
     stream = sluice.stream(model, session=session, chunk="auto")
     chosen = stream.chunk_choice
@@ -88,8 +88,7 @@ def test_a_stream_runs_by_what_it_measured(session, capsys):
     again.unstream()
 
 
-def test_what_is_measured_are_blocks_of_the_models_own_heads(
-        session, monkeypatch):
+def test_blocks_of_the_models_own_heads_are_measured(session, monkeypatch):
     seen = []
     monkeypatch.setattr(chunk_size, "_walk", lambda arena, heads, device,
                         dtype, rows, chunks, clock: seen.append(
@@ -105,7 +104,7 @@ def test_what_is_measured_are_blocks_of_the_models_own_heads(
         sluice.stream(tiny(), session=session, chunk="auto", batch=0)
 
 
-def test_blocks_are_those_of_a_batch(arena, monkeypatch):
+def test_measured_blocks_have_the_shapes_of_a_step(arena, monkeypatch):
     """Its sequences are walked at a time, as a step walks them."""
     shapes = set()
     own = chunk_size.Attend.apply
@@ -118,7 +117,7 @@ def test_blocks_are_those_of_a_batch(arena, monkeypatch):
     assert arena.used_bytes == 0
 
 
-def test_layers_of_ones_own_need_a_sample(session):
+def test_custom_layers_need_a_sample(session):
     model = tiny()
     with pytest.raises(ValueError, match="pass sample="):
         sluice.stream(layers=model.model.layers, attention="sdpa",
@@ -127,7 +126,7 @@ def test_layers_of_ones_own_need_a_sample(session):
         sluice.stream(model, session=session, chunk="best")
 
 
-def test_ranks_have_what_the_first_of_them_chose(monkeypatch):
+def test_all_ranks_use_the_first_ranks_choice(monkeypatch):
     store = dist.HashStore()
     first, second = ChunkChoice(512, 0.5, 1.5), ChunkChoice(1024, 0.5, 1.25)
     for told, expected in ((first, first), (second, first)):

@@ -76,7 +76,7 @@ def test_layers_without_a_backward_are_a_kind_that_keeps_nothing(
     assert {c["kind"] for c in given["classes"]} == {rest["name"]}
 
 
-def test_a_plan_s_fractions_are_those_of_their_kind(session, monkeypatch):
+def test_a_plans_fractions_apply_to_their_kind(session, monkeypatch):
     """All is swapped of one kind, nothing of the other: after a forward the
     host has it, to the byte."""
     def host_bytes(swapped):

@@ -68,7 +68,7 @@ class Ranks:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_all_take_a_plan_at_one_step_or_none_does(seed):
+def test_all_ranks_take_a_plan_at_one_step_or_none_does(seed):
     ranks = Ranks(2 + seed % 4, seed)
     for plan in range(1, 4):
         refuses = ranks.random.random() < 0.3
@@ -89,7 +89,7 @@ def test_all_take_a_plan_at_one_step_or_none_does(seed):
     assert ranks.offers == [None] * len(ranks.steps)
 
 
-def test_ranks_that_were_not_all_told_of_one_plan_run_on():
+def test_ranks_with_different_offers_keep_running():
     ranks = Ranks(3, 0)
     ranks.offer(0, 1)
     ranks.offer(1, 1)
@@ -99,7 +99,7 @@ def test_ranks_that_were_not_all_told_of_one_plan_run_on():
     assert ranks.decided == [[], [], []]
 
 
-def test_nobody_asks_a_board_before_there_is_an_offer():
+def test_the_board_is_not_read_without_an_offer():
     def board():
         raise AssertionError("nothing is to be told")
 
@@ -109,7 +109,7 @@ def test_nobody_asks_a_board_before_there_is_an_offer():
     assert changes.step(3, Offer(1, [0])) == Decision(1, "")
 
 
-def test_ranks_that_cannot_tell_each_other_anything_refuse():
+def test_ranks_without_a_board_refuse_a_change():
     changes = Changes("job", 0, lambda: None)
     assert "torch.distributed is not initialised" in changes.step(
         0, Offer(1, [0, 1])).refusal

@@ -45,7 +45,7 @@ def test_the_third_step_runs_as_planned_with_the_same_gradients(session):
     stream.unstream()
 
 
-def test_layers_that_have_no_backward_do_not_hold_the_plan_up(session):
+def test_layers_without_a_backward_do_not_delay_the_plan(session):
     model = tiny()
     model.model.embed_tokens.requires_grad_(False)
     model.model.layers[0].requires_grad_(False)
@@ -54,7 +54,7 @@ def test_layers_that_have_no_backward_do_not_hold_the_plan_up(session):
     stream.unstream()
 
 
-def test_what_is_profiled_is_what_was_there(session, monkeypatch):
+def test_the_profile_describes_the_measured_step(session, monkeypatch):
     seen = []
     monkeypatch.setattr(type(session), "plan", lambda self, given, **_: seen.append(
         given) or {"infeasible": "only looking"})
@@ -83,7 +83,7 @@ def test_what_is_profiled_is_what_was_there(session, monkeypatch):
     assert given["backward_h2d_fixed"] > classes[BASE]["bytes_per_layer"] / 2
 
 
-def test_a_product_that_every_replay_computes_has_its_price(
+def test_a_product_that_every_replay_computes_has_its_cost(
         session, monkeypatch):
     """Also the last one, where replays are compared."""
     seen = []
@@ -154,7 +154,7 @@ def test_without_a_daemon_there_is_no_plan_and_training_goes_on(
     stream.unstream()
 
 
-def test_a_forward_without_backward_is_not_planned_by(session):
+def test_a_forward_without_backward_is_not_profiled(session):
     model = tiny()
     stream = sluice.stream(model, session=session, chunk=CHUNK, policy="plan",
                            quiet=True)
@@ -211,7 +211,7 @@ class Asked:
         return getattr(self._session, name)
 
 
-def test_a_profile_that_is_none_is_refused_in_one_line(session):
+def test_an_invalid_profile_is_refused_in_one_line(session):
     with pytest.raises(sluice.Error) as error:
         session.plan({"format": "sluice.rank_profile", "version": 2})
     assert error.value.status == Status.INVALID_ARGUMENT
@@ -230,7 +230,8 @@ with sluice.Session({socket!r}, job="two", rank=0, world=2) as session:
 """
 
 
-def test_a_wait_for_a_plan_says_for_whom_and_hears_ctrl_c(daemon, session):
+def test_a_wait_for_a_plan_names_the_missing_ranks_and_ends_by_ctrl_c(
+        daemon, session):
     model = tiny()
     stream, _ = planned(session, model, steps=2)
     stream.planning._session = asked = Asked(session)

@@ -113,7 +113,7 @@ def test_a_module_in_a_layer_that_mixes_rows_is_refused(stream):
         run(model, batch())
 
 
-def test_products_of_a_module_that_came_later_are_computed(stream):
+def test_products_of_a_replaced_module_are_computed(stream):
     """Those of the one before were left out."""
     model, plain = tiny(), tiny()
     stream(model)
@@ -157,7 +157,7 @@ def test_hooks_outside_the_layers_see_all_rows(stream, place, hook):
     assert made.head == "rows"
 
 
-def test_a_head_that_was_chosen_whole_stays_whole(stream):
+def test_a_head_set_to_whole_stays_whole(stream):
     model = tiny()
     made = stream(model)
     made.head = "whole"
@@ -178,7 +178,7 @@ def test_another_head_is_exact(stream):
     assert made.stats().steps == 2
 
 
-def test_what_draws_random_numbers_goes_on_as_it_would(stream):
+def test_the_random_state_and_gradients_are_unchanged_by_a_new_probe(stream):
     """Neither the random state nor gradients are the probe's."""
     model = tiny()
     stream(model)
@@ -196,7 +196,7 @@ def test_what_draws_random_numbers_goes_on_as_it_would(stream):
 
 @pytest.mark.parametrize("sample", [True, False])
 @pytest.mark.parametrize("hidden", ["device", "host"])
-def test_layers_of_ones_own_are_tried_again_too(session, sample, hidden):
+def test_custom_layers_are_probed_again(session, sample, hidden):
     if hidden == "host" and not sample:
         pytest.skip("is refused in stream()")
     model = titan()
@@ -224,7 +224,7 @@ def _not_probed(said):
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_what_comes_into_sharded_layers_is_said_once(session, tmp_path, quiet):
+def test_a_change_of_sharded_layers_is_reported_once(session, tmp_path, quiet):
     """It cannot be tried there. FSDP2's own hooks are not meant."""
     dist.init_process_group("gloo", f"file://{tmp_path}/group", rank=0,
                             world_size=1)

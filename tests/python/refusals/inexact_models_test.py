@@ -95,7 +95,7 @@ def with_mlp(kind):
     (CapacityRouter, "output differs"),
     (BatchStatistics, "output differs"),
 ])
-def test_what_mixes_or_counts_rows_is_refused(session, kind, names):
+def test_modules_that_mix_or_count_rows_are_refused(session, kind, names):
     model = with_mlp(kind)
     forwards = [vars(m).get("forward") for m in model.modules()]
     with pytest.raises(Unsupported, match=names):
@@ -121,7 +121,7 @@ def test_an_in_place_write_on_its_own_result_is_exact(session):
 
 
 @pytest.mark.parametrize("kind", [FunctionalDropout, SampledRouting])
-def test_random_layers_have_the_gradient_of_what_they_drew(session, kind):
+def test_random_layers_have_the_gradient_of_their_drawn_numbers(session, kind):
     """Against differences along the gradient, with the same numbers drawn."""
     model, inputs = with_mlp(kind).double(), batch()
     sluice.stream(model, session=session, chunk=16, check="always")
@@ -144,7 +144,7 @@ def test_random_layers_have_the_gradient_of_what_they_drew(session, kind):
     assert abs(slope - expected) <= 1e-3 * expected
 
 
-def test_what_is_drawn_after_a_step_is_drawn_as_after_its_forward(session):
+def test_a_backward_leaves_the_random_state_of_its_forward(session):
     model = with_mlp(FunctionalDropout)
     sluice.stream(model, session=session, chunk=16)
     loss = model(**batch()).loss
@@ -213,7 +213,7 @@ def test_configurations_that_cannot_be_exact_are_refused(session, change,
         sluice.stream(tiny(**change), session=session, chunk=16)
 
 
-def test_router_logits_that_nobody_makes_are_refused(session):
+def test_router_logits_of_a_model_without_routers_are_refused(session):
     with pytest.raises(Unsupported, match="output_router_logits: it is not "
                        "known which modules"):
         sluice.stream(tiny(output_router_logits=True), session=session,
@@ -225,7 +225,7 @@ def test_a_model_without_the_registry_is_refused(session):
         sluice.stream(nn.Linear(3, 3), session=session)
 
 
-def test_a_second_backward_says_what_to_do(session):
+def test_a_second_backward_is_refused_with_a_remedy(session):
     model = tiny()
     sluice.stream(model, session=session, chunk=16)
     loss = model(**batch()).loss

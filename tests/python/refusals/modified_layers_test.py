@@ -107,11 +107,11 @@ def test_a_mixing_forward_on_one_instance_is_refused(session):
 @pytest.mark.xfail(strict=True, reason="the probe has 70 rows: what begins "
                    "after them is not met, a shift by 100 rows, a scale from "
                    "x.shape[1], a capacity of at least 128")
-def test_what_begins_after_the_probes_rows_is_refused(session):
+def test_mixing_that_begins_after_the_probes_rows_is_refused(session):
     refused(session, around(lambda s, mlp, x: mlp(x) + shift(x, 100)))
 
 
-def test_a_mixing_hook_that_comes_later_is_refused(session):
+def test_a_mixing_hook_registered_after_stream_is_refused(session):
     model = tiny()
     stream = sluice.stream(model, session=session, chunk=16)
     model.model.layers[1].mlp.register_forward_hook(
@@ -185,7 +185,7 @@ def test_a_layers_forward_that_is_no_method_is_refused(session):
 
 # --- exact ------------------------------------------------------------------
 
-def test_what_mixes_the_batch_is_exact(session):
+def test_mixing_over_the_batch_is_exact(session):
     exact(session, around(lambda s, mlp, x: mlp(x) + x.cumsum(0) / 10),
           batch(rows=3))
 
@@ -204,7 +204,7 @@ def test_a_trainable_tensor_that_no_chunk_uses_is_exact(session):
     exact(session, model)
 
 
-def test_what_is_in_eval_mode_stays_so(session):
+def test_modules_in_eval_mode_stay_in_eval_mode(session):
     model = tiny()
     for layer in model.model.layers:
         layer.mlp = nn.Sequential(layer.mlp, nn.Dropout(0.5).eval())
@@ -220,7 +220,7 @@ def test_hooks_around_layers_see_whole_rows_once(session):
     exact(session, model)
 
 
-def test_still_draws_nothing():
+def test_the_still_context_draws_no_random_numbers():
     x = torch.rand(5, 7)
     before = torch.get_rng_state()
     with Still():

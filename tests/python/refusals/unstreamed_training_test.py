@@ -97,7 +97,7 @@ def test_prefix_tuning_is_refused_in_stream_by_name(stream):
         run(with_adapter(config, model), batch())
 
 
-def test_an_adapter_that_comes_later_is_exact(stream):
+def test_an_adapter_added_after_stream_is_exact(stream):
     for hidden in "device", "host":
         model = tiny()
         made = stream(model, hidden=hidden)
@@ -127,7 +127,7 @@ def test_training_in_eval_mode_is_streamed(stream, head):
     assert made.stats().blocks > 0
 
 
-def test_a_loss_of_ones_own_in_eval_mode_is_said_once(stream, capfd):
+def test_a_custom_loss_in_eval_mode_is_reported_once(stream, capfd):
     model = tiny().eval()
     made = stream(model, quiet=False)
     for _ in range(2):
@@ -151,7 +151,7 @@ def pickled(model):
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
-def test_a_copy_says_once_that_it_is_not_streamed(stream, capfd, copied):
+def test_a_copy_reports_once_that_it_is_not_streamed(stream, capfd, copied):
     model = tiny()
     made = stream(model, quiet=False)
     twin = copied(model)
@@ -165,7 +165,7 @@ def test_a_copy_says_once_that_it_is_not_streamed(stream, capfd, copied):
 
 # --- what is put around, or in the place of something ------------------------
 
-def test_checkpointing_by_the_user_is_left_out_or_exact(stream):
+def test_checkpointing_by_the_user_is_skipped_or_exact(stream):
     expected = unstreamed(tiny(), batch())
     for before in (True, False):
         model = tiny()
@@ -187,7 +187,7 @@ def test_checkpointing_by_the_user_is_left_out_or_exact(stream):
 @pytest.mark.parametrize("around", [
     nn.DataParallel, lambda m: torch.compile(m, backend="eager")])
 @pytest.mark.parametrize("early", [True, False])
-def test_what_is_around_the_model_is_exact(stream, around, early):
+def test_wrappers_around_the_model_are_exact(stream, around, early):
     model = tiny()
     if early:
         model = around(model)
@@ -225,7 +225,7 @@ def replaced(parent, name):
     (lambda m: replaced(m.model, "layers"), "layer 0"),
     (lambda m: replaced(m, "model"), "its LlamaModel"),
     (lambda m: m.model.layers.append(tiny().model.layers[0]), "layer 2")])
-def test_layers_that_came_later_are_refused(stream, replace, what):
+def test_layers_added_after_stream_are_refused(stream, replace, what):
     model = tiny()
     made = stream(model)
     replace(model)
@@ -236,7 +236,7 @@ def test_layers_that_came_later_are_refused(stream, replace, what):
 
 
 @pytest.mark.parametrize("hidden", ["device", "host"])
-def test_layers_of_ones_own_that_came_later_are_refused(session, hidden):
+def test_custom_layers_added_after_stream_are_refused(session, hidden):
     model = titan()
     made = sluice.stream(layers=model.layers, attention="sdpa", chunk=16,
                          rows={"freqs_cis": 0}, session=session, quiet=True,
@@ -247,7 +247,7 @@ def test_layers_of_ones_own_that_came_later_are_refused(session, hidden):
     made.unstream()
 
 
-def test_a_layer_that_is_left_out_is_left_out(stream):
+def test_a_layer_deleted_after_stream_is_not_run(stream):
     models = [tiny(num_hidden_layers=3) for _ in range(2)]
     stream(models[0])
     for model in models:

@@ -62,7 +62,7 @@ def test_torch_func_over_layers_of_one_s_own_is_refused_by_name(session):
 
 @pytest.mark.parametrize("hidden", ["device", "host"])
 @pytest.mark.parametrize("own", [False, True])
-def test_a_backward_after_unstream_says_so(session, hidden, own):
+def test_a_backward_after_unstream_is_refused(session, hidden, own):
     model = tiny()
     stream = sluice.stream(model, session=None if own else session, chunk=16,
                            quiet=True, hidden=hidden)

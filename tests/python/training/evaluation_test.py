@@ -67,7 +67,8 @@ def test_evaluation_by_loss_is_streamed_and_makes_no_logits(session):
     assert largest.elements < 2 * 300 * VOCAB
 
 
-def test_metrics_say_what_is_missing_and_head_whole_gives_it(session):
+def test_metrics_without_logits_are_refused_and_a_whole_head_gives_them(
+        session):
     model, stream = streamed(session)
     for options in (
             {}, {"preprocess_logits_for_metrics": lambda x, _: x.argmax(-1)}):
@@ -94,7 +95,7 @@ def test_metrics_say_what_is_missing_and_head_whole_gives_it(session):
     lambda x: torch.nn.functional.cross_entropy(x[0], x[0]),
     lambda x: x.to("meta"), lambda x: list(x),
     lambda x: x.clone().sum()])
-def test_logits_that_were_not_made_say_so_when_used(session, use):
+def test_using_absent_logits_is_refused(session, use):
     model, _ = streamed(session)
     out = model(**batch())
     loss, logits = out[:2]

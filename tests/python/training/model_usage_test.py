@@ -80,7 +80,7 @@ def test_a_forward_of_the_users_own_is_run(streamed):
     {"shift_labels": batch(seed=3)["labels"]},
     {"token_type_ids": torch.zeros(2, 75, dtype=torch.long)},
 ], ids=str)
-def test_what_trainers_pass_is_exact(streamed, given):
+def test_extra_arguments_of_trainers_are_exact(streamed, given):
     same_after(lambda m: None, streamed, {**batch(), **given})
 
 
@@ -125,7 +125,7 @@ def test_a_hole_in_a_mask_is_refused(streamed, at):
     lambda b, h, q, k: (k <= q) | ((k == 41) & (q == 40)),
     lambda b, h, q, k: (k <= q) & ~((k == 40) & (q == 60)),
     lambda b, h, q, k: (k <= q) & ~((h == 1) & (k < q - 5))])
-def test_one_place_off_is_found_in_the_probes_rows(function):
+def test_a_mask_shifted_by_one_is_found_by_the_probe(function):
     with pytest.raises(sluice.Unsupported):
         masks.find(function, 1, 70, 4, torch.device("cpu"))
 
@@ -139,7 +139,7 @@ def test_packed_rows_without_a_cache_are_exact(streamed):
     same_after(lambda m: None, streamed, {**restarting(), "use_cache": False})
 
 
-def test_packed_rows_are_kept_apart_without_saying_so(streamed):
+def test_packed_documents_are_separated_without_being_declared(streamed):
     """transformers mixes them while config.use_cache makes a cache."""
     model = tiny()
     expected = unstreamed(model, {**restarting(), "use_cache": False})

@@ -47,7 +47,7 @@ class Step:
         self.chunks = range(chunks)
 
 
-def test_a_long_step_says_now_and_then_where_it_is():
+def test_a_long_step_reports_its_place_at_intervals():
     looked, step = Looked(), Step(7)
     for chunk in range(7):
         looked.of.move(step, "forward", looked.layers[2], chunk)
@@ -64,7 +64,7 @@ def test_a_long_step_says_now_and_then_where_it_is():
     assert looked.looks(500) == []  # the user's own time
 
 
-def test_nothing_moving_is_said_and_then_less_and_less():
+def test_a_stall_is_reported_at_growing_intervals():
     looked, step = Looked(stalled_s=15), Step(2)
     looked.of.move(step, "forward", looked.layers[1], 0)
     assert looked.looks(14) == []
@@ -81,8 +81,8 @@ def test_nothing_moving_is_said_and_then_less_and_less():
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_a_layer_that_hangs_is_named_while_it_does(session, capsys, quiet,
-                                                   monkeypatch):
+def test_a_hanging_layer_is_named_during_the_hang(
+        session, capsys, quiet, monkeypatch):
     monkeypatch.setattr(progress, "LOOK_S", 0.02)
     model, calls, said = tiny(), [], []
 
@@ -111,7 +111,7 @@ def test_a_layer_that_hangs_is_named_while_it_does(session, capsys, quiet,
     assert not quiet or said == ""
 
 
-def test_an_exception_ends_what_is_said(session):
+def test_an_exception_ends_progress_messages(session):
     model = tiny()
     stream = sluice.stream(model, session=session, chunk=16)
     hook = model.model.layers[1].register_forward_pre_hook(
@@ -165,7 +165,7 @@ def started(code, tmp_path, daemon):
         text=True, stderr=subprocess.PIPE) for rank in range(2)]
 
 
-def test_the_rank_that_waits_says_so(daemon, tmp_path):
+def test_a_waiting_rank_reports_its_stall(daemon, tmp_path):
     ranks = started(WAITS, tmp_path, daemon)
     said = [rank.communicate(timeout=120)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
@@ -192,7 +192,7 @@ FAILS = JOINED + """
 """
 
 
-def test_the_rank_that_waits_in_fsdp_says_who_failed(daemon, tmp_path):
+def test_a_rank_waiting_in_fsdp_names_the_failed_rank(daemon, tmp_path):
     ranks = started(FAILS, tmp_path, daemon)
     said = [rank.communicate(timeout=120)[1] for rank in ranks]
     assert re.search(r"rank 0 of 2: nothing has moved for \d s: forward, layer "
@@ -201,7 +201,7 @@ def test_the_rank_that_waits_in_fsdp_says_who_failed(daemon, tmp_path):
 
 
 # Wrong once: a victim's "Connection closed by peer" took the cause's place.
-def test_what_failed_first_stays_on_the_jobs_board(tmp_path):
+def test_the_first_failure_stays_on_the_jobs_board(tmp_path):
     dist.init_process_group("gloo", f"file://{tmp_path}/group", rank=0,
                             world_size=1)
     try:
@@ -272,7 +272,7 @@ def test_a_daemon_that_is_killed_in_mid_step_changes_no_loss(daemon, where):
     session.close()
 
 
-def test_a_daemon_that_is_killed_before_memory_is_leased_is_said(daemon):
+def test_a_daemon_killed_before_a_lease_is_reported(daemon):
     model = tiny()
     expected = unstreamed(model, batch())
     session = sluice.Session(daemon.socket)

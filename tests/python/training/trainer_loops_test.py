@@ -93,7 +93,7 @@ LOOPS = {
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_each_step_is_logged_as_by_the_model_itself(session, name):
+def test_each_step_logs_the_unstreamed_models_values(session, name):
     make, late = LOOPS[name]
     assert_equal_logs(train(make, session, late=late), train(make, None))
 
@@ -149,7 +149,7 @@ def test_an_adapter_of_a_tied_head_is_exact(session, late):
     assert_same(run(model if late else adapted(model), batch()), expected)
 
 
-def test_adapters_with_dropout_have_the_gradient_of_what_they_drew(session):
+def test_adapters_with_dropout_have_the_gradient_of_their_drawn_masks(session):
     """Against differences along the gradient, with the same numbers drawn."""
     torch.manual_seed(1)
     model = get_peft_model(tiny().double(), lora(

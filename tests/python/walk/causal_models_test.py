@@ -76,7 +76,7 @@ def test_nothing_in_a_table_is_wrong_and_little_is_unbuilt(version):
     assert len(unbuilt) <= 10, unbuilt
 
 
-def test_a_quick_walk_finds_what_the_table_says(tmp_path):
+def test_a_quick_walk_agrees_with_the_committed_table(tmp_path):
     version = transformers.__version__
     known = verdicts(version if version in TABLES else "5.23.0")
     told = tmp_path / "rows.json"
