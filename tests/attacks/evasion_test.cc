@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <ostream>
 #include <utility>
 #include <vector>
 
@@ -156,6 +157,8 @@ struct Case {
   const char* name;
   int liars;
   double guaranteed;  // to the honest rank; of the link
+
+  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 };
 
 class Evasion : public ::testing::TestWithParam<Case> {};

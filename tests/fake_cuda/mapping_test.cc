@@ -75,7 +75,12 @@ TEST_P(MappingOnCuda, AHalfMadeOneLeavesNothing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(HostMemory, MappingOnCuda,
-                         ::testing::Values("host_numa=0", "host_numa=1"));
+                         ::testing::Values("host_numa=0", "host_numa=1"),
+                         [](const auto& info) {
+                           return info.param == std::string("host_numa=0")
+                                      ? "Memfd"
+                                      : "HostNuma";
+                         });
 
 }  // namespace
 }  // namespace sluice::client

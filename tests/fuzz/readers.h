@@ -2,6 +2,7 @@
 // aborts unless the answer is within its limits or one clear line.
 #pragma once
 
+#include <ostream>
 #include <string_view>
 #include <vector>
 
@@ -12,6 +13,11 @@ namespace sluice::fuzz {
 struct Reader {
   const char* name;  // its folder in corpus/
   void (*read)(std::string_view bytes);
+
+  // For googletest, which prints a case's parameter.
+  friend void PrintTo(const Reader& reader, std::ostream* out) {
+    *out << reader.name;
+  }
 };
 // Those of the library that a program links: the daemon's and its clients', or
 // the desk's.

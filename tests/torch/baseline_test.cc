@@ -6,9 +6,11 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <ostream>
 
 #include "client/torch/memory/region_allocator.h"
 #include "proto/base/mutex.h"
+#include "tests/support/case_name.h"
 #include "tests/support/status_matchers.h"
 #include "tests/torch/copied.h"
 #include "tests/torch/rank_threads.h"
@@ -97,6 +99,13 @@ struct Case {
   int ranks;
   BaselineMethod method;
   int64_t tile_rows = 0;
+
+  friend void PrintTo(const Case& c, std::ostream* out) {
+    constexpr const char* kMethods[] = {"KeepAll", "Recompute", "Alst"};
+    *out << c.name << ", " << kMethods[static_cast<int>(c.method)] << ", "
+         << c.seq_len << " tokens, " << c.ranks << " ranks";
+    if (c.tile_rows != 0) *out << ", tiles of " << c.tile_rows;
+  }
 };
 
 struct Sequence {
@@ -251,9 +260,7 @@ INSTANTIATE_TEST_SUITE_P(
              4},
         Case{"alst_llama_empty_rank", Llama(4, 1), 3, 4,
              BaselineMethod::kAlst}),
-    [](const auto& info) {
-      return std::string(info.param.name) + "_" + std::to_string(info.index);
-    });
+    ::sluice::testing::CaseName());
 
 // The peak of one step inside an armed region beside weights and gradients.
 double Peak(const stream::ModelShape& model, int64_t rows, at::ScalarType dtype,

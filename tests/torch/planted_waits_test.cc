@@ -6,6 +6,8 @@
 // nothing of it. The copies waited for are so slow that they are still under
 // way, and SLUICE_POISON (this file is built with it only) sees to it that
 // nobody reads by chance what was there before.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <atomic>
 #include <functional>
@@ -178,7 +180,12 @@ INSTANTIATE_TEST_SUITE_P(
     LengthsAndOrders, PlantedWaits,
     ::testing::Combine(::testing::Values(kShort, kThree, kLong),
                        ::testing::Values(Order::kKeysOuter,
-                                         Order::kQueriesOuter)));
+                                         Order::kQueriesOuter)),
+    [](const auto& info) {
+      return fmt::format(
+          "{}Tokens{}Outer", std::get<0>(info.param),
+          std::get<1>(info.param) == Order::kKeysOuter ? "Keys" : "Queries");
+    });
 
 }  // namespace
 }  // namespace sluice::runtime

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <ostream>
 #include <vector>
 
 #include "client/copy/copy_engine.h"
@@ -13,6 +14,15 @@
 #include "tests/support/status_matchers.h"
 #include "tests/torch/rank_threads.h"
 #include "tests/torch/test_node.h"
+
+namespace sluice::stream {
+
+// For googletest, which prints a case's parameter.
+inline void PrintTo(BackwardOrder order, std::ostream* out) {
+  *out << (order == BackwardOrder::kKeysOuter ? "KeysOuter" : "QueriesOuter");
+}
+
+}  // namespace sluice::stream
 
 namespace sluice::runtime {
 

@@ -3,6 +3,7 @@
 #include <ATen/ops/ones_like.h>
 
 #include <cmath>
+#include <ostream>
 #include <random>
 #include <string>
 
@@ -33,6 +34,13 @@ stream::ModelShape Gpt(int64_t heads = 4) {
 struct Named {
   const char* name;
   StepCase c;
+
+  friend void PrintTo(const Named& named, std::ostream* out) {
+    const StepCase& c = named.c;
+    *out << named.name << ": " << c.seq_len << " tokens, chunks of " << c.chunk
+         << ", " << c.ranks << " ranks, alpha " << c.stream.alpha << ", depth "
+         << c.stream.prefetch_depth;
+  }
 };
 
 class StreamedStepGradient : public ::testing::TestWithParam<Named> {};

@@ -11,7 +11,9 @@
 
 #include <algorithm>
 #include <functional>
+#include <ostream>
 
+#include "tests/support/case_name.h"
 #include "tests/torch/rank_threads.h"
 #include "tests/torch/test_node.h"
 
@@ -31,6 +33,12 @@ struct Case {
   int ranks;
   int64_t heads, kv_heads, seq_len, chunk;
   at::ScalarType type = at::kFloat;
+
+  friend void PrintTo(const Case& c, std::ostream* out) {
+    *out << c.ranks << " ranks, " << c.heads << " heads, " << c.kv_heads
+         << " kv heads, " << c.seq_len << " tokens, chunks of " << c.chunk
+         << ", " << c.type;
+  }
 };
 
 // What is expected is the host's; what travels is the node's.
@@ -160,7 +168,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{2, 4, 2, 21, 8}, Case{2, 2, 1, 9, 8},
                       Case{4, 8, 2, 21, 8}, Case{4, 12, 3, 23, 10},
                       Case{4, 4, 1, 9, 8}, Case{3, 6, 2, 13, 5},
-                      Case{4, 12, 3, 23, 10, at::kBFloat16}));
+                      Case{4, 12, 3, 23, 10, at::kBFloat16}),
+    ::sluice::testing::CaseName());
 
 TEST(HeadExchange, OneRankMayShareBothSides) {
   HeadExchange exchange(2, 2, 1, 0, nullptr);

@@ -122,7 +122,10 @@ TEST_P(Oracle, ItsGradientsAreTheSlopesOfItsLoss) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(LlamaAndGpt, Oracle, ::testing::Bool());
+INSTANTIATE_TEST_SUITE_P(Models, Oracle, ::testing::Bool(),
+                         [](const auto& info) {
+                           return info.param ? "Llama" : "Gpt";
+                         });
 
 TEST(HfTensors, NameEveryParameterOnceWithItsShape) {
   for (const stream::ModelShape& config :

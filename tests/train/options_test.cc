@@ -4,11 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <ostream>
 #include <set>
 #include <sstream>
 
 #include "client/train/launch/outcome.h"
 #include "client/train/launch/private_sizes.h"
+#include "tests/support/case_name.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::train {
@@ -192,6 +194,10 @@ TEST(CommandLine, TakesFractionsOfEveryClass) {
 struct BadLine {
   const char* line;
   const char* says;
+
+  friend void PrintTo(const BadLine& bad, std::ostream* out) {
+    *out << bad.line;
+  }
 };
 
 class BadLines : public ::testing::TestWithParam<BadLine> {};
@@ -223,7 +229,8 @@ INSTANTIATE_TEST_SUITE_P(
                       BadLine{"check --attention efficient",
                               "and this run's are simulated"},
                       BadLine{"profile --private --attention flash",
-                              "and this run's are simulated"}));
+                              "and this run's are simulated"}),
+    ::sluice::testing::CaseName());
 
 INSTANTIATE_TEST_SUITE_P(
     CommandLine, BadLines,
@@ -282,7 +289,8 @@ INSTANTIATE_TEST_SUITE_P(
                       BadLine{"train --keep-checkpoints 2", "--save"},
                       BadLine{"train --allow-other-data", "--resume"},
                       BadLine{"train --private --socket /s", "--private"},
-                      BadLine{"train --token-bytes 3", "--token-bytes 3"}));
+                      BadLine{"train --token-bytes 3", "--token-bytes 3"}),
+    ::sluice::testing::CaseName());
 
 TEST(PrivateConfig, NamesALinkForEachGpu) {
   const std::string config = PrivateConfig(

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <functional>
 #include <map>
+#include <ostream>
 #include <random>
 #include <string>
 #include <vector>
@@ -26,6 +27,8 @@ struct Case {
   const char* name;
   bool gpt;
   at::ScalarType dtype;
+
+  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 };
 
 StepCase StepOf(const Case& c) {

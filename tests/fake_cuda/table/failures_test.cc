@@ -198,7 +198,12 @@ class FailingCalls : public ::testing::TestWithParam<const char*> {
   }
 };
 INSTANTIATE_TEST_SUITE_P(HostMemory, FailingCalls,
-                         ::testing::Values("host_numa=1", "host_numa=0"));
+                         ::testing::Values("host_numa=1", "host_numa=0"),
+                         [](const auto& info) {
+                           return info.param == std::string("host_numa=0")
+                                      ? "Memfd"
+                                      : "HostNuma";
+                         });
 
 TEST_P(FailingCalls, SayOneLineAndLeaveNothing) {
   const Calls before = Counts();

@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 
 #include <memory>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,7 @@
 #include "tests/fake_cuda/torch/kernel.h"
 #include "tests/fake_cuda/torch/piece_allocator.h"
 #include "tests/fake_cuda/torch/region.h"
+#include "tests/support/case_name.h"
 
 namespace sluice::fake_cuda {
 namespace {
@@ -36,6 +38,9 @@ enum class Wait {
 };
 constexpr const char* kNames[] = {"None",        "KeysArrived", "OutputSent",
                                   "QueriesUsed", "KeysUsed",    "OutputMerged"};
+void PrintTo(Wait wait, std::ostream* out) {
+  *out << kNames[static_cast<int>(wait)];
+}
 
 constexpr int64_t kChunks = 4, kRows = 48, kHeads = 4, kKeyHeads = 2, kDim = 16;
 
@@ -216,11 +221,12 @@ TEST_P(BlockLoopWaits, AreEachNeededAndThenEnough) {
   EXPECT_EQ(fake_cuda_pageable_copies(), pageable);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, BlockLoopWaits,
-    ::testing::Values(Wait::kNone, Wait::kKeysArrived, Wait::kOutputSent,
-                      Wait::kQueriesUsed, Wait::kKeysUsed, Wait::kOutputMerged),
-    [](const auto& info) { return kNames[static_cast<int>(info.param)]; });
+INSTANTIATE_TEST_SUITE_P(All, BlockLoopWaits,
+                         ::testing::Values(Wait::kNone, Wait::kKeysArrived,
+                                           Wait::kOutputSent,
+                                           Wait::kQueriesUsed, Wait::kKeysUsed,
+                                           Wait::kOutputMerged),
+                         ::sluice::testing::CaseName());
 
 }  // namespace
 }  // namespace sluice::fake_cuda

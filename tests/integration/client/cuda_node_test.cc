@@ -358,14 +358,14 @@ TEST_P(BesideLeases, ARankTellsWhatItHasBeforeItsLease) {
   EXPECT_EQ(Findings(), "");
 }
 
-INSTANTIATE_TEST_SUITE_P(, BesideLeases,
-                         ::testing::Values(std::tuple(true, 0)));
-
 std::string NameOf(
     const ::testing::TestParamInfo<std::tuple<bool, int>>& info) {
   return fmt::format("{}{}us", std::get<0>(info.param) ? "HostNuma" : "Memfd",
                      std::get<1>(info.param));
 }
+
+INSTANTIATE_TEST_SUITE_P(, BesideLeases, ::testing::Values(std::tuple(true, 0)),
+                         NameOf);
 
 INSTANTIATE_TEST_SUITE_P(, OfCuda,
                          ::testing::Combine(::testing::Bool(),

@@ -8,6 +8,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <ostream>
 #include <set>
 #include <string>
 #include <vector>
@@ -138,6 +139,10 @@ struct Fault {
   // Whether the rank's code hears of it. Else it is met while something ends,
   // which goes on all the same.
   bool felt;
+
+  friend void PrintTo(const Fault& fault, std::ostream* out) {
+    *out << fault.call << (fault.felt ? ", felt" : ", not felt");
+  }
 };
 
 class FailingCall : public ::testing::TestWithParam<Fault> {};

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <ostream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -73,6 +74,8 @@ struct Case {
   std::string name;
   Change change;
   int64_t factor;  // of the peak
+
+  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 };
 
 std::vector<plan::Trace> Inputs() {

@@ -1,5 +1,8 @@
 // ALST beside what its authors reached.
+#include <ostream>
+
 #include "planner/train/search.h"
+#include "tests/support/case_name.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::planner::train {
@@ -13,6 +16,10 @@ struct ExpectedLength {
   int64_t gpus;
   double tokens;
   double least, most;  // ours / theirs
+
+  friend void PrintTo(const ExpectedLength& p, std::ostream* out) {
+    *out << p.model << " on " << p.gpus << " x " << p.hardware;
+  }
 };
 
 class Alst : public ::testing::TestWithParam<ExpectedLength> {};
@@ -52,7 +59,8 @@ INSTANTIATE_TEST_SUITE_P(
         // Its recipe leaves layer inputs on the GPU: host memory is spent.
         ExpectedLength{"llama-70b", "h100-80g", 8, 0.2e6, 0.5, 2},
         // A later recipe than the one the number was fixed on.
-        ExpectedLength{"llama-8b", "h200-141g", 1, 1.2e6, 0.65, 1.1}));
+        ExpectedLength{"llama-8b", "h200-141g", 1, 1.2e6, 0.65, 1.1}),
+    ::sluice::testing::CaseName());
 
 Request EightB(int64_t gpus) {
   return {.model = *FindModel("llama-8b"),

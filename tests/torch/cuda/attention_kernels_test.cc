@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
+#include <ostream>
 
 #include "client/torch/backend/backend.h"
 #include "gmock/gmock.h"
@@ -25,6 +26,12 @@ struct Shape {
   const char* name;
   int64_t rows, heads, kv_heads, dim;
   std::vector<int64_t> blocks;  // of keys; the last is causal, as wide as rows
+
+  friend void PrintTo(const Shape& s, std::ostream* out) {
+    *out << s.name << ": " << s.rows << " rows, " << s.heads << " heads, "
+         << s.kv_heads << " kv heads, dim " << s.dim << ", " << s.blocks.size()
+         << " blocks";
+  }
 };
 
 // [rows, heads, dim] of the CPU, in fp64, as bf16 has it.
