@@ -1,5 +1,5 @@
-"""Attention that layers write out as products of matrices: exact in every
-form, or refused by name."""
+"""Attention that layers compute as matrix products: exact in every form, or
+refused by name."""
 
 from __future__ import annotations
 

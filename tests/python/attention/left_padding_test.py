@@ -1,5 +1,5 @@
-"""Batches that are padded on the left, or at both ends: what rows that see no
-key answer changes nothing that is counted."""
+"""Batches padded on the left, or on both sides: rows that see no key change no
+loss and no gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Intervals found from mask functions, against the mask written out."""
+"""Intervals found from mask functions, against the dense mask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Blocks joined by their lse, against attention over all keys at once."""
+"""Attention by blocks joined by their log-sum-exp, against attention over all
+keys at once."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a call's position_ids mean beside a cache and a mask: in transformers
-they are documents, or one sequence, by all three."""
+"""The meaning of a call's position_ids together with a cache and a mask: in
+transformers all three decide between documents and one sequence."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Layers that index a table with their positions: given it whole, in every
-chunk."""
+"""Layers that index a table with their positions receive the whole table in
+every chunk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Programs are found or named, and no private daemon outlives its process."""
+"""Finding the programs, and a private daemon that never outlives its
+process."""
 
 from __future__ import annotations
 

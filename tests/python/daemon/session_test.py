@@ -1,4 +1,4 @@
-"""Sessions: what they tell and lease, and how everything ends."""
+"""Sessions: limits, reports and leases, and every way to end."""
 
 from __future__ import annotations
 

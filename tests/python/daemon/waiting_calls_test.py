@@ -1,4 +1,4 @@
-"""Calls that wait, each on a thread of its own."""
+"""Blocking calls, each on a thread of its own."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What changes between a forward and its backward: the gradient is that of
-the forward that was, as autograd's own is, or the backward says why not."""
+"""State changed between a forward and its backward: the gradient is that of
+the forward, as in autograd, or the backward names the change."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Streamed steps on torch's CUDA device, on the fake driver and its race
-detector (tests/fake_cuda), and that what is left out of their order is found.
-It proves nothing about a GPU."""
+detector (tests/fake_cuda), which finds each removed wait. It proves nothing
+about a GPU."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Decoder layers of the user's own, without transformers: exact, or refused
-in stream() where there is a sample, in the first call where there is none."""
+"""The user's own decoder layers, without transformers: exact, or refused in
+stream() if there is a sample and in the first call if not."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Hidden states in host memory: the same training, no [B, S, H] on the device;
-and a decoder's ends by chunks, wherever they are."""
+"""Hidden states in host memory: the same training without a [B, S, H] tensor
+on the device, and embeddings and heads that run by chunks."""
 
 from __future__ import annotations
 

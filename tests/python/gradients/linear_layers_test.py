@@ -1,5 +1,5 @@
-"""Linear layers of a second forward: each gradient is torch's own, and those
-of weights are added inside the product."""
+"""Linear layers in replays: each gradient is torch's, and weight gradients are
+added inside the product."""
 
 from __future__ import annotations
 

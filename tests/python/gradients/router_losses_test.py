@@ -1,4 +1,4 @@
-"""Losses that balance experts, made of the logits of all layers' routers."""
+"""Load-balancing losses of experts, from the router logits of all layers."""
 
 from __future__ import annotations
 

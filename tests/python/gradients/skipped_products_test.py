@@ -1,5 +1,5 @@
-"""Products that replays leave out change no gradient; what somebody looks at
-is computed."""
+"""Products skipped in replays change no gradient, and a product that something
+reads is computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A streamed model trains as it does by itself: loss, gradients, host bytes."""
+"""A streamed model trains like the same model unstreamed: loss, gradients,
+host bytes."""
 
 from __future__ import annotations
 

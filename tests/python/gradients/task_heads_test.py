@@ -1,4 +1,4 @@
-"""Heads that are not a language model's run as the models' own."""
+"""Heads other than a language model's give the model's own results."""
 
 from __future__ import annotations
 

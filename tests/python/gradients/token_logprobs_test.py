@@ -1,4 +1,5 @@
-"""Log-probabilities of given tokens by rows: those of the model's logits."""
+"""Log-probabilities of given tokens by rows equal those of the model's
+logits."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Copies of leased host memory that are in flight, what is refused, and how
-an arena ends."""
+"""Order and lifetime of copies of leased host memory, refused calls, and the
+ways an arena ends."""
 
 from __future__ import annotations
 

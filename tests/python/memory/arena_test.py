@@ -1,4 +1,4 @@
-"""Tensors in leased host memory: every byte and every count."""
+"""Tensors in leased host memory: contents, and counts to the byte."""
 
 from __future__ import annotations
 

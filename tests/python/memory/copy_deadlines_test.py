@@ -1,4 +1,5 @@
-"""By when copies are needed: what is learned, and what the daemon is told."""
+"""When copies are needed: the slack that is learned, and the deadlines that
+the daemon is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The books of free host memory, interrupted between any two of their lines."""
+"""The list of free host memory, interrupted between any two lines."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Ctrl-C between any two lines of a step: no byte of the host stays held, and
-the stream goes on."""
+"""Ctrl-C between any two lines of a step: all host bytes are freed, and the
+stream keeps working."""
 
 from __future__ import annotations
 

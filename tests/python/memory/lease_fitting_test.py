@@ -1,4 +1,4 @@
-"""An arena's leases, fitted to what a plan says."""
+"""An arena's leases are resized to a plan's host bytes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Which slots of a lease are asked for, and when; a GPU has
-gradients/cuda_test."""
+"""Which slots of a lease are requested, and when. gradients/cuda_test has the
+same on the fake GPU."""
 
 from __future__ import annotations
 

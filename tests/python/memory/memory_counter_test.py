@@ -1,5 +1,5 @@
-"""What `./dev bench length` counts: all that torch holds on the CPU, and
-nothing that is leased from the daemon."""
+"""`./dev bench length` counts all CPU memory of torch and none that is leased
+from the daemon."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What no call takes is refused in one line that names the argument, what was
-given and what may be, and nothing is left behind."""
+"""Invalid arguments are refused in one line with the argument, the value and
+the valid values, and change nothing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""python -m sluice and the example: each command once as typed, and what it says
-of odd input in forks that have torch and transformers loaded already."""
+"""python -m sluice and the example: each command once as typed, and invalid
+input in forks that have torch and transformers loaded already."""
 
 from __future__ import annotations
 

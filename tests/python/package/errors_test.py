@@ -1,4 +1,5 @@
-"""What the package raises, and that its numbers are the C interface's."""
+"""Exceptions of the package, and constants and structs equal to the C
+header."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DDP, FSDP2 and HSDP around a streamed model: the gradients of the same
+"""DDP, FSDP2 and HSDP around a streamed model have the gradients of the same
 wrapping around the model itself. One process per rank, on Gloo."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Trainer and TRL's SFT on sequences that two ranks share say in each step
-what they say on one rank around the model itself. Real processes, on Gloo."""
+"""Trainer and TRL's SFT on sequences that two ranks share log in each step
+what they log on one rank around the model itself. Real processes, on Gloo."""
 
 from __future__ import annotations
 

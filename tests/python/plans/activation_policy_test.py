@@ -1,4 +1,4 @@
-"""What of a layer is kept, swapped or computed again changes no bit."""
+"""Keeping, swapping or recomputing products of a layer changes no bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`chunk="auto"`: the rule, what is measured, and that a run says what it ran."""
+"""`chunk="auto"`: the rule, the measurements, and the report of the choice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`policy="plan"` of a model whose layers are of several kinds."""
+"""`policy="plan"` of a model with layers of several kinds."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A plan that changes while a run goes on: taken by all ranks of a job at one
-step, or by none, and the run is the undisturbed one to the bit."""
+"""A plan that changes during a run is taken by all ranks of a job at one step
+or by none, and the losses are those of an undisturbed run to the bit."""
 
 from __future__ import annotations
 

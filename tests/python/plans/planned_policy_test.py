@@ -1,4 +1,5 @@
-"""`policy="plan"`: a step is measured, the daemon plans, the plan is run."""
+"""`policy="plan"`: a step is measured, the daemon plans, and the plan is
+run."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What comes into a streamed model after stream() is tried as what was there
-before: exact, or refused by name in the next call."""
+"""Hooks, modules and heads added after stream() are probed like earlier ones:
+exact, or refused by name in the next call."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What cannot be exact is refused in stream(), by name; what was wrong in
-silence once (notes: python.md, second look) stays refused or exact."""
+"""Models that cannot be exact are refused in stream() by name. Models that
+once were wrong without an error are refused or exact (notes: python.md, second
+look)."""
 
 from __future__ import annotations
 

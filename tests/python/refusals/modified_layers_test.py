@@ -1,4 +1,4 @@
-"""What users put into layers: exact, or refused by name."""
+"""User's changes of layers are exact, or refused by name."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Nothing trains unstreamed in silence: what a user does to a model beside or
-after stream() is exact and streamed, refused by name, or said once."""
+"""A model never trains unstreamed without a message: changes of a model around
+stream() are exact and streamed, refused by name, or reported once."""
 
 from __future__ import annotations
 

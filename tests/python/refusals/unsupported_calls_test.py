@@ -1,4 +1,4 @@
-"""What a streamed call cannot do is refused by its own name."""
+"""Unsupported calls of a streamed model are refused by name."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Evaluation of a streamed model: in Trainer, by loss alone and by metrics;
-and logits that are asked for where none were made."""
+"""Evaluation of a streamed model in Trainer, by loss and by metrics, and uses
+of logits that were not computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How users call, copy, change and break a streamed model."""
+"""Calls, copies, changes and failures of a streamed model in user code."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What is said of long and of stuck steps; and steps that the daemon's end, or
-another job, meets in their midst."""
+"""Messages about long and stuck steps; and steps during which the daemon is
+killed or another job joins."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Trainer's, TRL's and PEFT's loops around a streamed model say in each of 20
-steps what they say around the model itself."""
+"""Trainer's, TRL's and PEFT's loops around a streamed model log in each of 20
+steps what they log around the model itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps as users make them and nobody plans for: each is the plain model's."""
+"""Unusual steps of user code: each equals the plain model."""
 
 from __future__ import annotations
 

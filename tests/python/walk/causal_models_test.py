@@ -1,5 +1,5 @@
 """The walk over transformers' causal models: its tables, a quick part of it,
-and that it would notice what is wrong."""
+and wrong gradients and losses that it must find."""
 
 from __future__ import annotations
 
