@@ -148,7 +148,7 @@ void CopyLane::Issue(const Item& item, Bytes granted) {
 
 absl::Status CopyLane::TryIssue(const Item& item, Bytes granted) {
   SLUICE_RETURN_IF_ERROR(AwaitTickets(item.request));
-  if (kPoison) SLUICE_RETURN_IF_ERROR(Poison(item.request));
+  if (PoisonsBuffers()) SLUICE_RETURN_IF_ERROR(Poison(item.request));
   const Bytes size = SizeOf(item.request);
   const bool timed = timeline_ != nullptr && size > Bytes(0);
   // What has its grant waits for nothing.

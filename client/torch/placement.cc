@@ -16,7 +16,7 @@ at::Tensor ViewOf(void* data, at::IntArrayRef sizes, at::ScalarType type,
 }
 
 void Poison(void* data, int64_t bytes, at::Device device) {
-  if (kPoison && bytes > 0) {
+  if (PoisonsBuffers() && bytes > 0) {
     ViewOf(data, {bytes}, at::kByte, device).fill_(0xff);
   }
 }

@@ -105,60 +105,6 @@ function(sluice_binary name)
   sluice_precompiled(${name} sluice_base)
 endfunction()
 
-# sluice_test(NAME LABELS unit SOURCES … LINKS … [PRECOMPILED owner]): one GTest
-# binary, one CTest entry a test suite file (discovery at test time keeps builds
-# short).
-function(sluice_test name)
-  cmake_parse_arguments(arg "" "TIMEOUT;PRECOMPILED" "SOURCES;LINKS;LABELS"
-    ${ARGN})
-  if(NOT arg_TIMEOUT)
-    set(arg_TIMEOUT 600)  # of one that hangs: none takes a minute
-  endif()
-  add_executable(${name} ${arg_SOURCES})
-  target_link_libraries(${name} PRIVATE
-    sluice_options ${arg_LINKS} GTest::gmock GTest::gtest_main)
-  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
-  set_target_properties(${name} PROPERTIES SLUICE_TEST ON)
-  if(NOT DEFINED arg_PRECOMPILED)
-    set(arg_PRECOMPILED sluice_test_support)
-  endif()
-  sluice_precompiled(${name} ${arg_PRECOMPILED})
-  add_test(NAME ${name} COMMAND ${name})
-  set_tests_properties(${name} PROPERTIES
-    LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT}
-    ENVIRONMENT "SLUICE_BIN_DIR=${CMAKE_RUNTIME_OUTPUT_DIRECTORY}")
-  # `./dev sanitize` runs these, and builds no more than they need.
-  foreach(label sanitize races)
-    if(label IN_LIST arg_LABELS)
-      if(NOT TARGET ${label}_tests)
-        add_custom_target(${label}_tests)
-      endif()
-      add_dependencies(${label}_tests ${name})
-    endif()
-  endforeach()
-  # Processes and clocks: these take the machine for themselves.
-  if("${arg_LABELS}" MATCHES "integration|bench")
-    cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)
-    set_tests_properties(${name} PROPERTIES PROCESSORS ${cores})
-  endif()
-endfunction()
-
-# sluice_test_calls(TEST PROGRAMS…): programs that TEST starts and looks for
-# nothing in. Where SLUICE_TOOLS names the folder of another build, they are that
-# build's: what a sanitizer's build need not make.
-function(sluice_test_calls test)
-  if(NOT SLUICE_TOOLS)
-    add_dependencies(${test} ${ARGN})
-    return()
-  endif()
-  # Nothing is built yet when a build is configured.
-  file(MAKE_DIRECTORY ${CMAKE_RUNTIME_OUTPUT_DIRECTORY})
-  foreach(program IN LISTS ARGN)
-    file(CREATE_LINK ${SLUICE_TOOLS}/${program}
-      ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/${program} SYMBOLIC)
-  endforeach()
-endfunction()
-
 # The layer of a source folder: the longest of these that it starts with.
 set(SLUICE_LAYER_FOLDERS
   proto/base=base proto/cli=cli proto/plan=plan_format proto/admin=admin proto=wire

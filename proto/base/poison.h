@@ -1,10 +1,10 @@
-// Whether this build fills with NaN what is not to be read: freed blocks, and
-// buffers whose bytes have not arrived (presets dev, asan and tsan). One source
-// knows it, so that all others are compiled once for builds with and without.
+// Whether this process fills with NaN what must not be read: freed blocks, and
+// buffers whose bytes have not arrived. SLUICE_POISON=1 in the environment
+// switches it on; tests and debugging use it. Read once, at the first call.
 #pragma once
 
 namespace sluice {
 
-extern const bool kPoison;
+bool PoisonsBuffers();
 
 }  // namespace sluice

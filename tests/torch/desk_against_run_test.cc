@@ -122,7 +122,7 @@ void DeskAgainstRun::ExpectBuffers() const {
     EXPECT_EQ(stream::HostBytes(options_),
               run_.host.written_end + NeverSent(shape));
   }
-  if (kPoison) return;  // what it fills, too, is written
+  if (PoisonsBuffers()) return;  // what it fills, too, is written
   EXPECT_EQ(stream::KeptBytes(options_), run_.kept.written);
   if (FillsItsRings(shape)) {
     EXPECT_EQ(stream::RingBytes(options_), run_.rings.written_end);

@@ -329,7 +329,7 @@ TEST_F(RegionAllocatorTest, RunsAndBlockLivesAreRecordedForTheReport) {
 }
 
 TEST_F(RegionAllocatorTest, FreedBlocksArePoisoned) {
-  if (!kPoison) GTEST_SKIP() << "nothing is poisoned in this build";
+  if (!PoisonsBuffers()) GTEST_SKIP() << "SLUICE_POISON is not set";
   allocator_.Arm();
   const float* dead = at::zeros({4}).data_ptr<float>();
   EXPECT_TRUE(std::isnan(dead[0]));

@@ -177,7 +177,7 @@ class StreamIoOnASlowLink : public StreamIo {
 };
 
 TEST_F(StreamIoOnASlowLink, BytesThatHaveNotArrivedReadAsNaN) {
-  if (!kPoison) GTEST_SKIP() << "nothing is poisoned in this build";
+  if (!PoisonsBuffers()) GTEST_SKIP() << "SLUICE_POISON is not set";
   if (OnCuda()) GTEST_SKIP() << "only sim has a slow link";
   StagingRing staging = Staging(2);
   FetchRing ring = Ring(1);

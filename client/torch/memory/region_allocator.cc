@@ -33,7 +33,7 @@ constexpr uint8_t kArmedPriority = 100;
 constinit Mutex region_mutex;
 
 void PoisonBlock(std::byte* block, Bytes size, c10::Device device) {
-  if (!kPoison) return;
+  if (!PoisonsBuffers()) return;
   if (device.is_cpu()) {
     std::memset(block, 0xff, size.size());
   } else {

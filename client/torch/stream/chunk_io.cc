@@ -193,7 +193,7 @@ bool Fetches::IssueOne() {
   slot.resident_ = std::move(fetch.resident_);
   CopyRequest request{
       CopyDirection::kHostToDevice, {}, {slot.last_use_}, label_};
-  if (kPoison) {
+  if (PoisonsBuffers()) {
     if (ring_->copies_->Wait(slot.last_use_).ok()) {
       Poison(slot.data_, slot.size_, slot.device_);
     }

@@ -79,12 +79,12 @@ void SimStream::Push(Operation operation) {
 
 // Where buffers are poisoned nothing is: what arrives late is to be seen.
 bool SimStream::IsInstant(const CopyOperation& copy) const {
-  return !kPoison && copy.size <= kMostAtOnce &&
+  return !PoisonsBuffers() && copy.size <= kMostAtOnce &&
          !IsThrottled(*node_, gpu_, copy.direction);
 }
 
 bool SimStream::IsInstant(const FillOperation& fill) const {
-  return !kPoison && fill.size <= kMostAtOnce;
+  return !PoisonsBuffers() && fill.size <= kMostAtOnce;
 }
 
 bool SimStream::TryBegin() {

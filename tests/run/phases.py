@@ -1,0 +1,99 @@
+"""The phases of `./dev test`, `.ci/run` and `./dev test --deep`.
+
+A phase is one command, or one run of CTest, with a time limit. A phase that
+fails keeps no other from running; of tests whose programs were not built only
+those are skipped.
+"""
+
+import dataclasses
+import os
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
+    os.path.abspath(__file__))))
+TIERS = ("test", "ci", "deep")
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    name: str
+    tier: str  # the first of TIERS that has it
+    limit: int  # seconds
+    # A program and its arguments, or none: CTest, with `select`.
+    command: tuple = ()
+    # The build that it needs, a folder of build/.
+    preset: str = ""
+    select: tuple = ()
+    environment: dict = dataclasses.field(default_factory=dict)
+    # The tests are started as root, not as a plain user.
+    as_root: bool = False
+    # CTest is an argument of this command.
+    under: tuple = ()
+    # A file in this folder is a failure: what a sanitizer reported.
+    reports: str = ""
+
+
+def dev(name, tier, limit, *words, **more):
+    return Phase(name, tier, limit,
+                 command=(os.path.join(ROOT, "dev"), *words), **more)
+
+
+def build(name, tier, limit, preset, *targets):
+    words = [word for target in targets for word in ("--target", target)]
+    return dev(name, tier, limit, "build", preset, "--keep-going", *words)
+
+
+def tests(name, tier, limit, preset, *select, **more):
+    return Phase(name, tier, limit, preset=preset, select=select, **more)
+
+
+# What arrives late, and what is freed too early, is found by sanitizers' runs.
+POISON = {"SLUICE_POISON": "1"}
+RACES = os.path.join(ROOT, "build/tsan/races")
+TSAN_OPTIONS = ":".join([
+    # A daemon that a test starts has its report in a file, too: whatever the
+    # test says, one report is one failure.
+    f"log_path={RACES}/race",
+    f"suppressions={ROOT}/deploy/lint/races.supp",
+    # Tests crash processes on purpose, and end them while they plan.
+    "handle_segv=0", "report_thread_leaks=0"])
+
+PHASES = (
+    dev("setup", "test", 1200, "setup", "base", "test", "python", "wheel"),
+    dev("lint", "test", 180, "lint", "--quick"),
+    build("build", "test", 2700, "release"),
+    tests("tests", "test", 1500, "release", "-LE", "^(root|ci|deep)$"),
+    tests("tests of root", "test", 300, "release", "-L", "^root$",
+          "-LE", "^(ci|deep)$", as_root=True),
+    build("build for ci", "ci", 1500, "release", "ci_programs"),
+    tests("tests of ci", "ci", 1800, "release", "-L", "^ci$",
+          "-LE", "^(root|deep)$"),
+    tests("tests of ci and root", "ci", 1200, "release", "-L", "^ci$",
+          "-L", "^root$", "-LE", "^deep$", as_root=True),
+    build("build for ASan", "ci", 1800, "asan", "sanitize_tests"),
+    tests("ASan, UBSan", "ci", 600, "asan", "-L", "^sanitize$",
+          environment=POISON),
+    build("build for TSan", "ci", 1800, "tsan", "races_tests"),
+    tests("TSan", "ci", 600, "tsan", "-L", "^races$", reports=RACES,
+          # clang 14 does not know where newer kernels may put a program.
+          under=("setarch", "-R"),
+          environment={**POISON, "TSAN_OPTIONS": TSAN_OPTIONS}),
+    dev("locks", "ci", 300, "locks", preset="release"),
+    # What processes say to each other; files of people: ./dev fuzz.
+    dev("fuzz", "ci", 900, "fuzz", "--seconds", "3", "answer", "config",
+        "http", "notification", "plan", "policy", "rows", "session", "state"),
+    build("build for deep", "deep", 1800, "release", "deep_programs"),
+    tests("tests of deep", "deep", 7200, "release", "-L", "^deep$",
+          "-LE", "^(root|bench)$"),
+    tests("tests of deep and root", "deep", 3600, "release", "-L", "^deep$",
+          "-L", "^root$", as_root=True),
+    tests("benches", "deep", 1800, "release", "-L", "^bench$"),
+    build("build all for ASan", "deep", 2400, "asan"),
+    tests("ASan, UBSan: all", "deep", 1800, "asan",
+          "-L", "^(unit|conformance)$", environment=POISON),
+    dev("demo", "deep", 900, "demo"),
+)
+
+
+def of_tier(tier):
+    return [phase for phase in PHASES
+            if TIERS.index(phase.tier) <= TIERS.index(tier)]

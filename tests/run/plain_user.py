@@ -1,0 +1,43 @@
+"""Root runs the tests as nobody: what root may hides defects. Without
+CAP_SYS_RESOURCE the kernel counts the descriptors that are on their way,
+without CAP_CHOWN a folder is another's.
+
+A folder that only root can reach (a home) is made reachable for these tests
+alone, in a mount namespace: the folder becomes an empty one with the needed
+ones bound into it. Nothing of the machine changes.
+"""
+
+import os
+import shlex
+
+USER = "nobody"
+
+
+def blocked_at(path):
+    """The uppermost folder above `path` that another user cannot pass."""
+    above = "/"
+    for part in os.path.realpath(path).strip("/").split("/"):
+        above = os.path.join(above, part)
+        if not os.stat(above).st_mode & 0o1:
+            return above
+    return None
+
+
+def command(words, needed):
+    """`words` as a command for which another user can reach each of `needed`."""
+    needed = [os.path.realpath(path) for path in needed if os.path.exists(path)]
+    blocked = {path: at for path in needed if (at := blocked_at(path))}
+    if not blocked:
+        return list(words)
+    script = ["set -e", "bound=$(mktemp -d)"]
+    for i, path in enumerate(blocked):
+        script += [f"mkdir $bound/{i}",
+                   f"mount --bind {shlex.quote(path)} $bound/{i}"]
+    for at in sorted(set(blocked.values())):
+        script.append(f"mount -t tmpfs -o mode=755 tmpfs {shlex.quote(at)}")
+    for i, path in enumerate(blocked):
+        script += [f"mkdir -p {shlex.quote(path)}",
+                   f"mount --move $bound/{i} {shlex.quote(path)}"]
+    script += ["rm -r $bound", f"cd {shlex.quote(os.getcwd())}", 'exec "$@"']
+    return ["unshare", "--mount", "--propagation", "private",
+            "sh", "-c", "\n".join(script), "sh", *words]

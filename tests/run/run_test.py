@@ -1,0 +1,185 @@
+#!/usr/bin/env python3
+"""A phase that fails, hangs or does not build keeps no other from running, and
+the table says all of it. The builds here are small, but Ninja's and CTest's."""
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
+import phases  # pylint: disable=wrong-import-position
+import run  # pylint: disable=wrong-import-position
+
+# A program is a copied script; `broken` does not build.
+LISTS = """
+cmake_minimum_required(VERSION 3.25)
+project(small LANGUAGES NONE)
+enable_testing()
+function(program name)
+  add_custom_command(OUTPUT bin/${name} COMMAND
+    ${ARGN} ${CMAKE_SOURCE_DIR}/${name}.sh ${CMAKE_BINARY_DIR}/bin/${name}
+    COMMENT "Linking CXX executable bin/${name}" DEPENDS ${name}.sh)
+  add_custom_target(build_${name} ALL DEPENDS bin/${name})
+endfunction()
+function(test name labels)
+  add_test(NAME ${name} COMMAND LAUNCH ${ARGN})
+  set_tests_properties(${name} PROPERTIES LABELS "${labels}"
+    ENVIRONMENT SLUICE_TEST_LIMIT=2 TIMEOUT 30)
+endfunction()
+program(works cp)
+program(broken false)
+test(passes unit ${CMAKE_BINARY_DIR}/bin/works)
+test(fails unit ${CMAKE_BINARY_DIR}/bin/works 1)
+test(fails_once unit sh -c "test -e FOLDER/$0 || ! touch FOLDER/$0" once)
+test(gradient_fails_once gradient
+  sh -c "test -e FOLDER/$0 || ! touch FOLDER/$0" gradient)
+test(hangs unit sleep 1000)
+test(needs_the_broken unit ${CMAKE_BINARY_DIR}/bin/broken)
+test(needs_the_product integration true)
+"""
+
+
+class Small(unittest.TestCase):
+
+    def setUp(self):
+        # pylint: disable=consider-using-with
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = folder.name
+        os.chmod(self.root, 0o777)  # tests of root's runs are nobody's
+        text = LISTS.replace("LAUNCH", os.path.join(HERE, "launch.py"))
+        self.lists = text.replace("FOLDER", self.root)
+        for name in "works", "broken", "sluiced":
+            self.write(f"{name}.sh", "#!/bin/sh\nexit ${1:-0}\n")
+            os.chmod(os.path.join(self.root, f"{name}.sh"), 0o755)
+
+    def write(self, name, text):
+        with open(os.path.join(self.root, name), "w",
+                  encoding="utf-8") as file:
+            file.write(text)
+
+    def configure(self, sluiced="program(sluiced cp)"):
+        self.write("CMakeLists.txt", self.lists + sluiced)
+        subprocess.run(["cmake", "-S", self.root, "-B",
+                        os.path.join(self.root, "build/small"), "-G", "Ninja"],
+                       check=True, capture_output=True)
+        os.makedirs(os.path.join(self.root, "build/small/bin"))
+
+    def run_phases(self, *listed, end_at=None):
+        runner = run.Runner(os.path.join(self.root, "out"), end_at, self.root)
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            for phase in listed:
+                runner.run(phase)
+            run.print_table(runner.results)
+        self.printed = printed.getvalue()
+        return {result.phase: result for result in runner.results}, runner
+
+    def states(self, result):
+        return {each.name: each.state for each in result.outcomes}
+
+
+def command(name, *words, limit=60):
+    return phases.Phase(name, "test", limit, command=words)
+
+
+BUILD = command("build", "ninja", "-C", "build/small", "-k", "0")
+TESTS = phases.tests("tests", "test", 60, "small")
+
+
+class Phases(Small):
+
+    def test_all_run_whatever_failed_before(self):
+        self.configure()
+        results, runner = self.run_phases(
+            command("first", "false"), BUILD, TESTS, command("last", "true"))
+        self.assertEqual({name: each.state for name, each in results.items()},
+                         {"first": "failed", "build": "failed",
+                          "tests": "failed", "last": "passed"})
+        self.assertEqual(self.states(results["tests"]), {
+            "passes": "passed", "fails": "failed", "fails_once": "flaky",
+            "gradient_fails_once": "failed", "hangs": "failed",
+            "needs_the_broken": "skipped", "needs_the_product": "passed"})
+        self.assertIn("flaky: fails_once (tests)", self.printed)
+        self.assertIn("limit of 2 s", self.printed)
+        self.assertEqual(self.printed.splitlines()[-1],
+                         "4 passed, 5 failed, 1 skipped")
+        self.assertTrue(run.is_red(runner.results))
+
+    def test_a_product_that_does_not_build_skips_what_starts_it(self):
+        self.configure("program(sluiced false)")
+        results, _ = self.run_phases(BUILD, TESTS)
+        states = self.states(results["tests"])
+        self.assertEqual(states["needs_the_product"], "skipped")
+
+    def test_that_hang_are_ended_with_what_they_started(self):
+        results, _ = self.run_phases(
+            command("hangs", "sh", "-c", "setsid sleep 1006 & wait", limit=1),
+            command("next", "true"))
+        self.assertEqual(results["hangs"].note, "limit of 1 s")
+        self.assertEqual(results["next"].state, "passed")
+        self.assertNotEqual(
+            subprocess.run(["pgrep", "-fx", "sleep 1006"],
+                           capture_output=True).returncode, 0)
+
+    def test_that_are_not_begun_in_time_are_skipped_and_red(self):
+        results, runner = self.run_phases(command("late", "true"),
+                                          end_at=time.monotonic())
+        self.assertEqual(results["late"].state, "skipped")
+        self.assertTrue(run.is_red(runner.results))
+
+    def test_of_a_build_that_is_not_configured_are_skipped(self):
+        results, _ = self.run_phases(TESTS)
+        self.assertEqual(results["tests"].state, "skipped")
+        self.assertIn("not configured", results["tests"].note)
+
+    def test_a_report_of_a_sanitizer_fails_its_phase(self):
+        self.configure()
+        reports = os.path.join(self.root, "reports")
+        os.mkdir(reports)
+        phase = phases.tests(
+            "tests", "test", 60, "small", "-R", "passes", reports=reports,
+            under=("sh", "-c", f'"$@"; echo race >{reports}/race.1', "sh"))
+        results, _ = self.run_phases(BUILD, phase)
+        self.assertEqual(results["tests"].state, "failed")
+        self.assertIn("race.1", results["tests"].note)
+
+
+class Report(Small):
+
+    def test_is_read_by_a_run_that_resumes_on_the_same_commit(self):
+        path = os.path.join(self.root, "report.json")
+        _, runner = self.run_phases(command("good", "true"),
+                                    command("bad", "false"))
+        run.write_report(runner.results, path, "1234")
+        with open(path, encoding="utf-8") as file:
+            report = json.load(file)
+        self.assertEqual([each["failed"] for each in report["phases"]], [0, 1])
+        self.assertEqual(list(run.read_report(path, "1234")), ["good"])
+        self.assertEqual(run.read_report(path, "5678"), {})
+        self.assertEqual(run.read_report(path, "1234+"), {})
+
+    def test_three_flaky_tests_pass_and_four_do_not(self):
+        result = run.Result("tests", "passed", outcomes=[
+            run.suite.Outcome(f"t{i}", "flaky") for i in range(3)])
+        self.assertFalse(run.is_red([result]))
+        result.outcomes.append(run.suite.Outcome("t3", "flaky"))
+        self.assertTrue(run.is_red([result]))
+
+
+class Tiers(unittest.TestCase):
+
+    def test_each_has_those_before_it(self):
+        sizes = [len(phases.of_tier(tier)) for tier in phases.TIERS]
+        self.assertEqual(sizes, sorted(set(sizes)))
+        self.assertEqual(phases.of_tier("deep"), list(phases.PHASES))
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main())

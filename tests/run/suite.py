@@ -1,0 +1,95 @@
+"""One run of CTest: which entries can run, what each came to."""
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+
+# The first failure of these counts: a wrong gradient, a race, or a process
+# that an attacker brought down is not to pass at the second try.
+NO_SECOND_TRY = {"gradient", "poison", "races", "attacks", "sanitize"}
+# Tests of these labels run their own program; all others start the product's.
+OWN_PROGRAM_ONLY = {"unit", "golden", "conformance", "gradient", "poison"}
+PRODUCT = re.compile(r"(^|/)(sluice[^/]*|libsluice[^/]*|verify)$")
+
+LINE = re.compile(r"^\s*\d+/\d+ Test\s+#\d+: (\S+) \.*\s*"
+                  r"(Passed|\*\*\*.*?)\s+([\d.]+) sec\s*$")
+
+
+@dataclasses.dataclass
+class Outcome:
+    name: str
+    state: str  # passed, failed, flaky, skipped
+    seconds: float = 0
+    output: str = ""
+
+
+@dataclasses.dataclass
+class Entry:
+    name: str
+    labels: set
+    command: list
+
+
+def entries(build, select):
+    """What CTest would run."""
+    listed = subprocess.run(
+        ["ctest", "--test-dir", build, "--show-only=json-v1", *select],
+        check=True, capture_output=True, text=True)
+    found = []
+    for test in json.loads(listed.stdout)["tests"]:
+        properties = {p["name"]: p["value"]
+                      for p in test.get("properties", [])}
+        found.append(Entry(test["name"], set(properties.get("LABELS", [])),
+                           test.get("command", [])))
+    return found
+
+
+def not_built(build):
+    """Programs and libraries, relative to `build`, that Ninja would link: after
+    a build with errors, those that are missing or old."""
+    plan = subprocess.run(["ninja", "-C", build, "-n", "-k", "0", "all"],
+                          capture_output=True, text=True)
+    if plan.returncode:
+        raise ValueError((plan.stdout + plan.stderr).strip().splitlines()[-1])
+    return set(re.findall(r"\] Linking \S+ (?:executable|shared library|"
+                          r"shared module) (\S+)", plan.stdout))
+
+
+def blocked(build, listed):
+    """Names of the entries that need something that was not built."""
+    missing = not_built(build)
+    if not missing:
+        return []
+    paths = {os.path.join(os.path.realpath(build), path) for path in missing}
+    no_product = any(PRODUCT.search(path) for path in missing)
+    return [entry.name for entry in listed
+            if paths & {os.path.realpath(word) for word in entry.command}
+            or no_product and not entry.labels & OWN_PROGRAM_ONLY]
+
+
+def named(names):
+    """A regular expression of CTest for exactly these."""
+    return "^(" + "|".join(map(re.escape, names)) + ")$"
+
+
+class Reader:
+    """Reads CTest's output line by line."""
+
+    def __init__(self):
+        self.outcomes = {}
+        self.failed = None  # whose output follows
+
+    def read(self, line):
+        match = LINE.match(line)
+        if not match:
+            if self.failed and not re.match(r"^\s+Start\s+\d+: ", line):
+                self.failed.output += line
+            return
+        name, said, seconds = match.groups()
+        state = {"Passed": "passed", "***Skipped": "skipped"}.get(
+            said, "failed")
+        outcome = Outcome(name, state, float(seconds))
+        self.outcomes[name] = outcome
+        self.failed = outcome if state == "failed" else None
