@@ -31,7 +31,7 @@ inline at::TensorOptions OnHost(at::ScalarType type) {
 at::Tensor ViewOf(void* data, at::IntArrayRef sizes, at::ScalarType type,
                   at::Device device);
 
-// In builds with SLUICE_POISON: what is not to be read any more reads as NaN
+// With SLUICE_POISON=1: what is not to be read any more reads as NaN
 // (all bits set, in fp32, fp64 and bf16), in the order of the device's compute.
 void Poison(void* data, int64_t bytes, at::Device device);
 

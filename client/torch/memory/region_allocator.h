@@ -25,7 +25,7 @@
 // Times of segments are those of the stream that computes them, if one was
 // named (TimeSegmentsOn), else of the calling thread.
 //
-// Debug builds (SLUICE_POISON) overwrite freed blocks with 0xFF: NaN in every
+// With SLUICE_POISON=1 it overwrites freed blocks with 0xFF: NaN in every
 // floating type.
 //
 // Thread safety: allocation and free from any thread; segments belong to the

@@ -12,7 +12,7 @@
 //
 // Ordering: each host buffer carries tickets ("its bytes are there", "its last
 // fetch is over"), each ring slot a ticket of its last use; compute waits on
-// tickets only, never on a stream. Debug builds (SLUICE_POISON) poison slots
+// tickets only, never on a stream. With SLUICE_POISON=1 it poisons slots
 // that were freed or have not arrived.
 //
 // Segments: every piece of compute runs in a SegmentScope whose kind ends in
