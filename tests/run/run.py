@@ -339,13 +339,16 @@ def arguments(words):
     return given
 
 
-def filtered(filters, deep):
-    """CTest's arguments that select `filters`; `deep`: of all tiers."""
+def filtered(filters, deep, *excluded):
+    """CTest's arguments that select `filters` without the labels `excluded`;
+    `deep`: of all tiers. CTest wants all -LE to match: one has to do."""
     labels = [f"^{word}$" for word in filters if word in LABELS]
     names = [word for word in filters if word not in LABELS]
     select = []
     if not deep and not {"deep", "bench"} & set(filters):
-        select += ["-LE", "^deep$"]
+        excluded += ("deep",)
+    if excluded:
+        select += ["-LE", f"^({'|'.join(excluded)})$"]
     if labels:
         select += ["-L", "|".join(labels)]
     if names:
@@ -366,9 +369,9 @@ def run_filtered(runner, filters, deep):
         if tier in labels:
             runner.run(by_name[f"build for {tier}"])
     if labels:
-        plain = phases.tests("tests", "test", 7200, "release", *select,
-                             "-LE", "^root$")
-        if not labels <= {"root"} and suite.entries(build, plain.select):
+        plain = phases.tests("tests", "test", 7200, "release",
+                             *filtered(filters, deep, "root"))
+        if suite.entries(build, plain.select):
             runner.run(plain)
     if "root" in labels:
         runner.run(phases.tests("tests of root", "test", 7200, "release",
