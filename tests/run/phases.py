@@ -67,6 +67,8 @@ PHASES = (
     build("build for ci", "ci", 1500, "release", "ci_programs"),
     tests("tests of ci", "ci", 1800, "release", "-L", "^ci$",
           "-LE", "^(root|deep)$"),
+    build("build for packages", "ci", 1800, "wheel", "kit_programs",
+          "sluicectl"),
     tests("tests of ci and root", "ci", 1200, "release", "-L", "^ci$",
           "-L", "^root$", "-LE", "^deep$", as_root=True),
     build("build for ASan", "ci", 1800, "asan", "sanitize_tests"),
