@@ -21,7 +21,8 @@ class BadInput(unittest.TestCase):
                 (["demo", "--quik"], "unrecognized arguments: --quik"),
                 (["lint", "--foo"], "only --all"),
                 (["format", "a", "b"], "only --all"),
-                (["test", "--foo"], "unknown option '--foo'"),
+                (["test", "--foo"], "unrecognized arguments: --foo"),
+                (["test", "--phase", "no-such"], "no phase 'no-such'"),
                 (["fuzz", "no-such"], "no target 'no-such'"),
                 (["sanitize", "memory"], "'address' or 'thread', not 'memory'"),
                 (["build", "--foo"], "unknown option '--foo'"),
@@ -39,7 +40,7 @@ class Help(unittest.TestCase):
     def test_is_there_for_every_command(self):
         for command, says in (("demo", "--quick"), ("bench", "--against"),
                               ("fuzz", "--seconds"),
-                              ("test", "--deep"), ("test", "package)"),
+                              ("test", "--deep"), ("test", "package"),
                               ("setup", "./dev COMMAND")):
             for flag in ("-h", "--help"):
                 run = dev(command, flag)
