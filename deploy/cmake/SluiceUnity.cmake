@@ -4,17 +4,14 @@
 # Not CMAKE_UNITY_BUILD: CMake 3.25 includes by absolute paths, so ccache would
 # serve no other checkout.
 # A name that two anonymous namespaces of one target have is an error then:
-# rename it for its subject. Sources with properties of their own stay apart, and
-# targets with the property SLUICE_APART.
+# rename it for its subject. Sources with properties of their own stay apart.
 
 # Called once, after all folders.
 function(sluice_unite folder)
   get_property(targets DIRECTORY ${folder} PROPERTY BUILDSYSTEM_TARGETS)
   foreach(target IN LISTS targets)
     get_target_property(type ${target} TYPE)
-    get_target_property(apart ${target} SLUICE_APART)
-    if(type MATCHES "EXECUTABLE|STATIC_LIBRARY|SHARED_LIBRARY|MODULE_LIBRARY"
-       AND NOT apart)
+    if(type MATCHES "EXECUTABLE|STATIC_LIBRARY|SHARED_LIBRARY|MODULE_LIBRARY")
       sluice_unite_target(${target})
     endif()
   endforeach()

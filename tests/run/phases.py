@@ -84,6 +84,9 @@ PHASES = (
     dev("fuzz", "ci", 900, "fuzz", "--seconds", "3", "answer", "config",
         "http", "notification", "plan", "policy", "rows", "session", "state"),
     build("build for deep", "deep", 1800, "release", "deep_programs"),
+    # Each source by itself: what a source fails to include is found here, and
+    # tests that compile mutants need it.
+    build("build each source", "deep", 5400, "dev", "all", "ci_programs"),
     tests("tests of deep", "deep", 7200, "release", "-L", "^deep$",
           "-LE", "^(root|bench)$"),
     tests("tests of deep and root", "deep", 3600, "release", "-L", "^deep$",
