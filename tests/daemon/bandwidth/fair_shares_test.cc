@@ -15,15 +15,15 @@ using ::testing::ElementsAre;
 
 constexpr double kNear = 1e-2;
 
-std::vector<double> Bytes(const std::vector<Want>& wants,
-                          std::vector<double>& room) {
+std::vector<double> SharedBytes(const std::vector<Want>& wants,
+                                std::vector<double>& room) {
   return ShareFairly(wants, room).bytes;
 }
 
 TEST(FairShares, WhatOneLeavesGoesToTheOthers) {
   const std::vector<int> path = {0};
   std::vector<double> room = {90};
-  EXPECT_THAT(Bytes({{&path, 10}, {&path, 100}, {&path, 100}}, room),
+  EXPECT_THAT(SharedBytes({{&path, 10}, {&path, 100}, {&path, 100}}, room),
               ElementsAre(10, 40, 40));
   EXPECT_NEAR(room[0], 0, kNear);
 }
@@ -31,20 +31,20 @@ TEST(FairShares, WhatOneLeavesGoesToTheOthers) {
 TEST(FairShares, GoByWeight) {
   const std::vector<int> path = {0};
   std::vector<double> room = {90};
-  EXPECT_THAT(Bytes({{&path, 100, 2}, {&path, 100, 1}}, room),
+  EXPECT_THAT(SharedBytes({{&path, 100, 2}, {&path, 100, 1}}, room),
               ElementsAre(60, 30));
 }
 
 TEST(FairShares, WhoHadSomethingWaitsForTheOthers) {
   const std::vector<int> path = {0};
   std::vector<double> room = {30};
-  EXPECT_THAT(Bytes({{&path, 100, 1, 20}, {&path, 100}}, room),
+  EXPECT_THAT(SharedBytes({{&path, 100, 1, 20}, {&path, 100}}, room),
               ElementsAre(5, 25));
   room = {30};
-  EXPECT_THAT(Bytes({{&path, 100, 1, 50}, {&path, 100}}, room),
+  EXPECT_THAT(SharedBytes({{&path, 100, 1, 50}, {&path, 100}}, room),
               ElementsAre(0, 30));
   room = {30};
-  EXPECT_THAT(Bytes({{&path, 100, 1, 50}, {&path, 10}}, room),
+  EXPECT_THAT(SharedBytes({{&path, 100, 1, 50}, {&path, 10}}, room),
               ElementsAre(20, 10));
 }
 
@@ -61,14 +61,15 @@ TEST(FairShares, TellsHowHighTheyStoodWhenAChannelWasFull) {
 TEST(FairShares, ANarrowSwitchLeavesTheRootToOthers) {
   const std::vector<int> behind = {1, 0}, beside = {0};
   std::vector<double> room = {100, 30};
-  EXPECT_THAT(Bytes({{&behind, 1000}, {&behind, 1000}, {&beside, 1000}}, room),
-              ElementsAre(15, 15, 70));
+  EXPECT_THAT(
+      SharedBytes({{&behind, 1000}, {&behind, 1000}, {&beside, 1000}}, room),
+      ElementsAre(15, 15, 70));
 }
 
 TEST(FairShares, WithoutALimitAllGetWhatTheyWant) {
   const std::vector<int> path = {0};
   std::vector<double> room = {kUnlimited};
-  EXPECT_THAT(Bytes({{&path, 1e12}, {&path, 5}}, room),
+  EXPECT_THAT(SharedBytes({{&path, 1e12}, {&path, 5}}, room),
               ElementsAre(DoubleNear(1e12, 1), DoubleNear(5, kNear)));
 }
 
