@@ -8,7 +8,6 @@ and report.html.
 """
 
 import argparse
-import json
 import os
 import shutil
 import signal

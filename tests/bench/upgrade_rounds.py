@@ -14,10 +14,10 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)),
                                 "../package"))
-import booted  # noqa: E402
-import first_reply  # noqa: E402
-from service import Service  # noqa: E402
-from training_run import Run, is_as_undisturbed  # noqa: E402
+import booted
+import first_reply
+from service import Service
+from training_run import Run, is_as_undisturbed
 
 ROUNDS = 5
 # As long as an upgrade takes.

@@ -96,7 +96,7 @@ class Passes(OfTorch):
                             for step in speed["steps"]))
         self.assertRegex(speed["fastest"]["bf16"], "^bf16: (flash|cudnn|"
                          r"efficient) is the fastest at \d+ rows, [\d.]+ "
-                         "times as fast as .*, [\d.]+ times as fast as .*: "
+                         r"times as fast as .*, [\d.]+ times as fast as .*: "
                          r"sluice-train --attention \w+ --dtype bf16, or "
                          r'sluice.stream\(model, kernel="\w+"\)$')
         self.assertRegex(speed["fastest"]["fp32"], "^fp32: efficient is ")

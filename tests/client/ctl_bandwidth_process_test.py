@@ -14,7 +14,7 @@ import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(
     os.path.abspath(__file__)), "../support"))
-import running_sluiced  # pylint: disable=wrong-import-position
+import running_sluiced
 
 FAKE_CUDA = sys.argv.pop()
 SLUICECTL = sys.argv.pop()

@@ -17,7 +17,7 @@ import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(
     os.path.abspath(__file__)), "../support"))
-import running_sluiced  # pylint: disable=wrong-import-position
+import running_sluiced
 
 SLUICECTL = sys.argv.pop()
 SLUICED = sys.argv.pop()

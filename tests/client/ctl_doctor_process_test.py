@@ -13,7 +13,7 @@ import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(
     os.path.abspath(__file__)), "../support"))
-import running_sluiced  # pylint: disable=wrong-import-position
+import running_sluiced
 
 SLUICECTL = sys.argv.pop()
 SLUICED = sys.argv.pop()
@@ -115,7 +115,7 @@ class Doctor(unittest.TestCase):
 
     def test_it_is_a_line_per_check_for_people(self):
         done = self.doctor()
-        lines = [l for l in done.stdout.splitlines() if " $ " not in l]
+        lines = [line for line in done.stdout.splitlines() if " $ " not in line]
         self.assertEqual(len(lines), len(self.found()))
         for line in lines:
             self.assertRegex(line, "^(ok     |warning|problem)  [a-zA-Z]")

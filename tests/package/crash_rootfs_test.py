@@ -27,9 +27,16 @@ from training_run import Run, is_as_undisturbed, steps_in
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))), "integration", "train"))
 os.environ.setdefault("SLUICE_BIN_DIR", "")  # of its harness, not needed here
-from crash_points_test import (  # noqa: E402
-    MOMENTS, OFTEN, OF_A_START, OF_AN_END, OF_FREE, died_under_ranks,
-    makes_extents, write_plan)
+from crash_points_test import (
+    MOMENTS,
+    OF_A_START,
+    OF_AN_END,
+    OF_FREE,
+    OFTEN,
+    died_under_ranks,
+    makes_extents,
+    write_plan,
+)
 
 TRAIN = ("--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 --chunk 64 "
          "--ranks 2 --seq-len 333 --steps 4 --seed 3 --hbm 24MiB --alpha 0.5 "

@@ -12,8 +12,8 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)),
                                 "../support"))
-import native_session  # noqa: E402
-from service import NEVER_FROZEN  # noqa: E402
+import native_session
+from service import NEVER_FROZEN
 
 KILLS = 20
 # One GPU, of which a session has a thousand extents, all stored.

@@ -17,11 +17,10 @@ import time
 import unittest
 
 import installed
-import manifests
-from manifests import BUILD, container, documents, of_kind
-
 import kubernetes_validate
+import manifests
 from cloudcoil.models.prometheus_operator import v1 as operator
+from manifests import BUILD, container, documents, of_kind
 
 VERSIONS = "1.29", "1.37"  # oldest that is tried, newest
 OTHERS = "monitoring.coreos.com/v1", "kustomize.config.k8s.io/v1beta1"

@@ -219,8 +219,8 @@ class Scraped(unittest.TestCase):
                 expression = target["expr"].replace(
                     "$__rate_interval", "10s").replace("$instance", ".*")
                 with self.subTest(panel=panel["title"], query=expression):
-                    self.assertTrue(self.soon(lambda: self.ask(
-                        "query", query=expression)["result"]))
+                    self.assertTrue(self.soon(lambda query=expression: self.ask(
+                        "query", query=query)["result"]))
 
     def test_the_page_has_a_picture_of_each_panel(self):
         self.assertTrue(self.soon(lambda: self.ask(

@@ -14,7 +14,7 @@ from installed import run
 
 sys.path.insert(0, os.path.join(os.path.dirname(
     os.path.abspath(__file__)), "../support"))
-import own_systemd  # noqa: E402
+import own_systemd
 
 DEVICES = ["null", "zero", "full", "random", "urandom", "tty"]
 

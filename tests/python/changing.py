@@ -13,12 +13,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-import sluice
 import torch
 import torch.distributed as dist
 from gloo import FORK, run_cases, run_ranks
 from models import batch, tiny
-from sluice.streaming import Stream
+
+import sluice
 
 RANKS, CHUNK, LENGTH = 2, 128, 512
 EXTENT = 4 << 20

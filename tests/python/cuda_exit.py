@@ -1,6 +1,9 @@
 """A process that ends with work of torch's streams behind it, and no session."""
 
 import on_fakes  # noqa: F401, before torch
+
+# isort: split
+
 import torch
 
 GPU = torch.device("cuda", 0)

@@ -10,21 +10,25 @@ that who looks for races has one to find.
 from __future__ import annotations
 
 import on_fakes  # noqa: F401, before torch
+
+# isort: split
+
 import collections
 import copy
 import sys
 from unittest import mock
 
-import sluice
 import titan
 import torch
 from group_layers import graded
 from models import Run, assert_same, batch, run, tiny
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import sluice
 from sluice import gpu_blocks, whole_scores
 from sluice.arena import HostArena
 from sluice.intervals import Whole
-from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 GPU = torch.device("cuda", 0)
 
@@ -331,7 +335,7 @@ def recorded_by_torch(arena: HostArena) -> None:
         arena._slots = slots
         with torch.cuda.stream(torch.cuda.Stream()), mock.patch.object(
                 torch.Tensor, "record_stream", autospec=True,
-                side_effect=lambda *_: recorded.append(own)):
+                side_effect=lambda *_, own=own: recorded.append(own)):
             assert bool((arena.get(held, GPU) == 1).all())
     assert recorded == [True]
 

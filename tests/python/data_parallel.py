@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from types import SimpleNamespace
 
-import sluice
 import torch
 import torch.distributed as dist
 from gloo import run_cases, whole
@@ -19,6 +18,8 @@ from titan import VOCAB, Titan, loss_of, titan, tokens
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+
+import sluice
 
 TIED = dict(tie_word_embeddings=True)
 LEARNED = dict(n_embd=32, n_layer=2, n_head=4, n_positions=512, rotary_dim=4,

@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-import sluice
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
+
+import sluice
 
 # Importing torch and transformers anew takes longer than most cases.
 FORK = multiprocessing.get_context("fork")

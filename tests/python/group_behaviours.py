@@ -6,14 +6,15 @@ from __future__ import annotations
 import copy
 
 import pytest
-import sluice
 import torch
 import torch.distributed as dist
 from group_refusals import CHUNK, REFUSALS
 from models import Run, Wrapper, assert_same, batch, run, tiny
-from sluice.ranks import Ranks
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import LlamaModel
+
+import sluice
+from sluice.ranks import Ranks
 
 LEARNED = dict(n_embd=32, n_layer=2, n_head=4, n_positions=512,
                attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0)

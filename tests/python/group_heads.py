@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 
 import pytest
-import sluice
 import torch
 import torch.distributed as dist
 from heads import HEADS, graded, padded_left, tiny_with
-from models import Run, assert_same
+from models import assert_same
+
+import sluice
 
 
 def other_heads(session, group) -> None:

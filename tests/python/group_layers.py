@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 
 import pytest
-import sluice
 import torch
 import torch.distributed as dist
 from gloo import whole
@@ -14,6 +13,8 @@ from titan import loss_of, titan, tokens
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+
+import sluice
 
 CHUNK = 16
 

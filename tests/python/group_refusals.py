@@ -6,11 +6,12 @@ from __future__ import annotations
 import time
 
 import pytest
-import sluice
 import torch
 import torch.distributed as dist
 from models import assert_same, batch, run, tiny
 from torch import nn
+
+import sluice
 
 CHUNK = 16
 MOE = dict(num_local_experts=4, num_experts_per_tok=2)

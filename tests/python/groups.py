@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import sys
 
-import sluice
 import torch
 import torch.distributed as dist
 from gloo import run_cases, run_ranks, whole
@@ -22,6 +21,8 @@ from models import Run, assert_same, batch, tiny
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+
+import sluice
 
 SOFTCAPS = dict(sliding_window=24, query_pre_attn_scalar=8,
                 attn_logit_softcapping=5.0, final_logit_softcapping=3.0)

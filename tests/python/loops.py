@@ -11,13 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 import datasets
-import sluice
 import torch
 import transformers
 from models import VOCAB, tiny
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import PreTrainedTokenizerFast, TrainerCallback
+
+import sluice
 
 datasets.disable_progress_bars()
 datasets.logging.set_verbosity_error()

@@ -6,11 +6,12 @@ import copy
 import dataclasses
 from collections.abc import Callable
 
-import sluice
 import torch
 import transformers
 from torch import nn
 from transformers import AutoModelForCausalLM
+
+import sluice
 
 transformers.logging.set_verbosity_error()
 

@@ -11,13 +11,14 @@ import os
 import pathlib
 import sys
 
-import sluice
 import torch.distributed as dist
 from gloo import run_cases, run_ranks
 from loops import rows, settings, tokenizer, train
 from peft import LoraConfig, get_peft_model
 from transformers import DataCollatorForSeq2Seq, Trainer, TrainingArguments
 from trl import SFTConfig, SFTTrainer
+
+import sluice
 
 STEPS = 10
 # Whole numbers of batches for both ranks, packed (8 rows of 64) or not: else

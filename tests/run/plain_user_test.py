@@ -8,9 +8,10 @@ import sys
 import tempfile
 import unittest
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import plain_user
+
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, HERE)
-import plain_user  # pylint: disable=wrong-import-position
 
 
 class PlainUser(unittest.TestCase):

@@ -12,10 +12,11 @@ import tempfile
 import time
 import unittest
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import phases
+import run
+
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, HERE)
-import phases  # pylint: disable=wrong-import-position
-import run  # pylint: disable=wrong-import-position
 
 # A program is a copied script; `broken` does not build.
 LISTS = """
@@ -49,7 +50,7 @@ test(needs_the_product integration true)
 class Small(unittest.TestCase):
 
     def setUp(self):
-        # pylint: disable=consider-using-with
+
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.root = folder.name

@@ -39,7 +39,7 @@ def check_beside(check, explain=lambda: None):
     try:
         check()
         print("PASSED", flush=True)
-    except BaseException:  # pylint: disable=broad-except
+    except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
         try:

@@ -11,8 +11,7 @@ import tempfile
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (LlamaConfig, LlamaForCausalLM,
-                          PreTrainedTokenizerFast)
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
 
 import sluice

@@ -8,8 +8,12 @@ from __future__ import annotations
 import tempfile
 
 import torch
-from transformers import (LlamaConfig, LlamaForCausalLM, Trainer,
-                          TrainingArguments)
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainingArguments,
+)
 
 import sluice
 

@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 
 from sluice.board import Board, Value
 
-
 # Of a stream that was ended the board still has the decisions.
 _streams = itertools.count()
 

@@ -19,8 +19,7 @@ from sluice.errors import Unsupported
 from sluice.hidden import OnDevice
 from sluice.precision import wide_dtype
 from sluice.randomness import RandomState
-from sluice.replay import (Buffers, Gradients, Slot, Snapshot, distinct,
-                           slots)
+from sluice.replay import Buffers, Gradients, Slot, Snapshot, distinct, slots
 from sluice.rows import Leaf, cut
 from sluice.setting import Setting
 

@@ -9,7 +9,6 @@ from sluice.arguments import PATH, a, takes
 from sluice.daemon import find_programs
 from sluice.errors import Error, Status
 
-
 _TEXT = a(str, "as sluicectl plan train takes it, a text")
 
 

@@ -3,6 +3,7 @@ failed one ends with what to do."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.metadata
 import platform
 import time
@@ -26,7 +27,8 @@ def examine(socket: str | None = None) -> Iterator[Finding]:
     $SLUICE_SOCKET name none."""
     yield Finding("python", True, platform.python_version())
     for package in ("torch", "transformers"):
-        yield _finding(package, lambda: importlib.metadata.version(package))
+        yield _finding(
+            package, functools.partial(importlib.metadata.version, package))
     programs = find_programs()
     yield _finding("libsluice.so", lambda: _library(programs))
     if socket is None:

@@ -21,8 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from sluice import tables
-from sluice.captured import (Seen, capture, one_of_each_kind, probe_tokens,
-                             refusing)
+from sluice.captured import (
+    Seen,
+    capture,
+    one_of_each_kind,
+    probe_tokens,
+    refusing,
+)
 from sluice.errors import Unsupported
 from sluice.randomness import Still, undisturbed
 from sluice.replay import Snapshot
@@ -115,7 +120,7 @@ def probe_layer(adapter: Adapter, stream: Stream, index: int, plain: Seen,
     # Without a gradient from outside, what is left is of its own losses.
     for what, x, scale in (("", plain.x, 1.0), ("", plain.x, 0.0),
                            (" with skewed rows", skewed, 1.0)):
-        def both() -> tuple[Result, Result]:
+        def both(x: Tensor = x, scale: float = scale) -> tuple[Result, Result]:
             whole = refusing(name, "it fails on its own", lambda: run_whole(
                 adapter, index, wide(x), plain, name, scale))
             return whole, refusing(

@@ -55,7 +55,7 @@ class FreeRanges:
             end, at = start + size, start
             first = bisect.bisect_left(taken, (start, 0))
             for address, length in itertools.chain(itertools.takewhile(
-                    lambda t: t[0] < end, taken[first:]), [(end, 0)]):
+                    lambda t, end=end: t[0] < end, taken[first:]), [(end, 0)]):
                 if address > at:
                     made._insert(at, address - at, mark)
                     made.free_bytes += address - at

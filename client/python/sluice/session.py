@@ -13,8 +13,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from sluice import _native
-from sluice.arguments import (FLAG, NONE, PATH, a, invalid, number, short_text,
-                              takes, whole)
+from sluice.arguments import (
+    FLAG,
+    NONE,
+    PATH,
+    a,
+    invalid,
+    number,
+    short_text,
+    takes,
+    whole,
+)
 from sluice.daemon import PrivateDaemon, find_programs
 from sluice.errors import Error, Status
 from sluice.handle import Handle, forked

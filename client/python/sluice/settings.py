@@ -3,8 +3,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from sluice.arguments import (FLAG, NONE, Kind, a, mapping, number, one_of,
-                              some, whole)
+from sluice.arguments import (
+                              FLAG,
+                              NONE,
+                              Kind,
+                              a,
+                              mapping,
+                              number,
+                              one_of,
+                              some,
+                              whole,
+)
 from sluice.kinds import GROUP, MODULE
 from sluice.session import Session
 

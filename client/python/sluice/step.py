@@ -7,8 +7,14 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import (Callable, Hashable, Iterator, Mapping,
-                             MutableMapping, Sequence)
+from collections.abc import (
+    Callable,
+    Hashable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -16,8 +22,8 @@ from torch import Tensor, nn
 
 from sluice import board, masks
 from sluice.errors import Unsupported
-from sluice.hidden import InHost, OnDevice
 from sluice.gpu_blocks import Kernel
+from sluice.hidden import InHost, OnDevice
 from sluice.intervals import Intervals
 from sluice.measured import Measured
 from sluice.policy import Policy

@@ -6,7 +6,13 @@ import contextlib
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import (
+    Callable,
+    Hashable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+)
 from dataclasses import dataclass
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -20,8 +26,8 @@ from sluice.arguments import invalid, need, takes
 from sluice.board import Board
 from sluice.chunk_size import ChunkChoice
 from sluice.dealt import SHARDED, Shard, shard
-from sluice.measured import Measured
 from sluice.gpu_blocks import Kernel
+from sluice.measured import Measured
 from sluice.planned import Planning
 from sluice.policy import Policy
 from sluice.ranks import Ranks, indices

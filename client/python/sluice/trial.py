@@ -48,7 +48,8 @@ def run_whole(adapter: Adapter, index: int, x: Tensor, seen: Seen, name: str,
     alive = weakref.ref(mark)
 
     def forward(h: Tensor) -> Tensor:
-        y = _first(own(_Marked.apply(h, mark), *args, **kwargs))
+        y = _first(own(_Marked.apply(h, mark),  # noqa: F821, deleted after the call
+                       *args, **kwargs))
         for end in leaves(y):
             if not any(end is t for t in (h, *layer.parameters(), *arguments)):
                 raise Unsupported(

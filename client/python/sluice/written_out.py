@@ -20,8 +20,12 @@ from torch import Tensor
 
 from sluice import blocks
 from sluice.attention import one_dtype
-from sluice.buffer_masks import (intervals_of, is_complement, is_mask,
-                                 is_zeros_and_ones)
+from sluice.buffer_masks import (
+    intervals_of,
+    is_complement,
+    is_mask,
+    is_zeros_and_ones,
+)
 from sluice.calls import Standing
 from sluice.errors import Unsupported
 from sluice.intervals import Intervals
@@ -29,6 +33,7 @@ from sluice.layer import running
 from sluice.masks import MASKED
 from sluice.products import storage
 from sluice.step import current
+
 
 @dataclass(frozen=True, eq=False)
 class Scores(Standing):

@@ -16,7 +16,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(
     os.path.abspath(__file__)), "../../support"))
-import own_systemd  # noqa: E402
+import own_systemd
 
 SYSTEMD = "/lib/systemd/systemd"
 FOLDER = "/run/storing"

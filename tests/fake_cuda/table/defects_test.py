@@ -16,8 +16,16 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from mutants import (  # noqa: E402: beside the fake driver
-    Build, bracket_end, end_of, function_at, inside, read, run, split)
+from mutants import (
+    Build,
+    bracket_end,
+    end_of,
+    function_at,
+    inside,
+    read,
+    run,
+    split,
+)
 
 FOLDER = "kernels/device/cuda"
 SOURCES = ["address_space.cc", "contexts.cc", "cuda_driver.cc",

@@ -20,7 +20,7 @@ import harness
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)),
                                 "../../support"))
-import native_session  # pylint: disable=wrong-import-position
+import native_session
 
 CRASHING = os.path.join(harness.BIN, "crashing-sluiced")
 SETTINGS = ("--ranks 2 --seq-len 333 --seed 3 --hbm 24MiB --alpha 0.5 "

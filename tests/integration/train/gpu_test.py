@@ -1,8 +1,8 @@
 """Which GPU of the node a job takes, and how much of it."""
 
+import json
 import os
 import subprocess
-import json
 import unittest
 
 import harness

@@ -15,7 +15,8 @@ class Refusal(harness.TrainTest):
     def refused(self, arguments, says, status=BAD_INPUT):
         code, out, err = self.run_train(*arguments, limit_s=60)
         self.assertEqual(code, status, (arguments, err))
-        errors = [l for l in err.splitlines() if l.startswith("error:")]
+        errors = [line for line in err.splitlines()
+                  if line.startswith("error:")]
         self.assertEqual(len(errors), 1, err)
         self.assertIn(says, errors[0])
         self.assertNotIn("Exception", err)

@@ -261,7 +261,7 @@ class Resume(harness.TrainTest):
             file.truncate(os.path.getsize(weights) - 1)
         said = self.lines("--data", self.text, "--steps", "4", "--resume",
                           save, "--save", save)
-        line = [l for l in said if "goes on from" in l]
+        line = [line for line in said if "goes on from" in line]
         self.assertEqual(len(line), 1, said)
         self.assertIn("checkpoint-2: step 2 of run", line[0])
         self.assertIn("checkpoint-9 is not whole", line[0])

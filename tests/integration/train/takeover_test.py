@@ -95,7 +95,7 @@ class TakeOver(either_node.NodeTest):
         while not done.is_set():
             time.sleep(moments.uniform(0.02, 0.4))
             kills += harness.kill_if_there(self.one("sluiced-keeper", folder))
-            self.wait_until(lambda: self.replaced() == kills, 20,
+            self.wait_until(lambda kills=kills: self.replaced() == kills, 20,
                             "no keeper holds everything")
             time.sleep(moments.uniform(0, 0.2))
             harness.kill_if_there(self.one("sluiced", folder))

@@ -7,7 +7,6 @@ import copy
 import math
 
 import pytest
-import sluice
 import torch
 from models import assert_same, batch, run, tiny, unstreamed
 from torch import nn
@@ -15,7 +14,12 @@ from torch.nn import functional as F
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.llama.modeling_llama import (
-    LlamaModel, apply_rotary_pos_emb, repeat_kv)
+    LlamaModel,
+    apply_rotary_pos_emb,
+    repeat_kv,
+)
+
+import sluice
 
 
 class WrittenOut(nn.Module):

@@ -6,9 +6,10 @@ from __future__ import annotations
 import copy
 
 import pytest
-import sluice
 import torch
 from models import assert_same, batch, run, streamed, tiny, unstreamed
+
+import sluice
 
 ALWAYS = dict(quiet=True, check="always")
 LEFT, RIGHT = (37, 0), (0, 40)  # padding of each batch row of two

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
-import sluice
 import torch
 from models import assert_same, batch, run, tiny, unstreamed
+from transformers import masking_utils as hf
+
+import sluice
 from sluice import Unsupported, intervals, masks
 from sluice.intervals import LEAST_ROWS, Between, Intervals, Whole, Window
 from sluice.masks import dense, find, is_pure
 from sluice.step import chunks_of
-from transformers import masking_utils as hf
 
 CPU = torch.device("cpu")
 
@@ -243,7 +244,7 @@ def test_which_functions_are_made_of_their_arguments_alone():
     def narrow(batch, head, query, key):
         return (key <= query) & (query - key < WIDTH)
 
-    def default(batch, head, query, key, width=[7]):
+    def default(batch, head, query, key, width=[7]):  # noqa: B006
         return (key <= query) & (query - key < width[0])
 
     assert is_pure(hf.causal_mask_function)

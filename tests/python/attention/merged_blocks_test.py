@@ -7,13 +7,14 @@ import sys
 
 import pytest
 import torch
+from support import ROOT
+
 from sluice import blocks, whole_scores
 from sluice.intervals import Between, Whole, Window
 from sluice.step import chunks_of
-from support import ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
-import counting  # noqa: E402
+import counting
 
 B, H = 2, 4
 

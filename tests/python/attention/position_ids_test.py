@@ -7,11 +7,12 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
-import sluice
 import torch
 from models import assert_same, batch, run, tiny, unstreamed
-from sluice import Unsupported
 from torch import nn
+
+import sluice
+from sluice import Unsupported
 
 LENGTH = 75
 ROW = torch.arange(LENGTH)

@@ -6,14 +6,23 @@ from __future__ import annotations
 import copy
 
 import pytest
-import sluice
 import torch
 from group_layers import graded
-from models import (Wrapper, assert_same, batch, run, streamed, tiny,
-                    unstreamed, wrap_mlps)
+from models import (
+    Wrapper,
+    assert_same,
+    batch,
+    run,
+    streamed,
+    tiny,
+    unstreamed,
+    wrap_mlps,
+)
 from titan import titan, tokens
 from torch import nn
 from torch.nn import functional as F
+
+import sluice
 
 WIDTH = 8  # of a head
 
@@ -148,7 +157,10 @@ def test_a_module_receives_its_own_row_positions_only(session):
 
 def test_a_refusal_names_the_cause_and_leaves_no_hooks(session):
     model = asking(512)
-    shift = lambda x: F.pad(x, (0, 0, 1, -1))
+
+    def shift(x):
+        return F.pad(x, (0, 0, 1, -1))
+
     for layer in model.model.layers:
         layer.inner.mlp.register_forward_hook(lambda m, a, y: y + shift(y))
     with pytest.raises(sluice.Unsupported, match="mixes tokens"):

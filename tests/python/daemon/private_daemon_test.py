@@ -9,10 +9,11 @@ import threading
 import time
 
 import pytest
+from support import await_true, is_running, processes_of, run, start
+
 import sluice
 from sluice.daemon import PrivateDaemon, available_bytes, find_programs
 from sluice.errors import Status
-from support import await_true, is_running, processes_of, run, start
 
 MIB = 1 << 20
 # A child that has a private daemon and says where.

@@ -10,11 +10,12 @@ import subprocess
 import threading
 
 import pytest
-import sluice
 from conftest import GPU_BYTES, HOST_BYTES
+from support import await_true, run
+
+import sluice
 from sluice.errors import Status
 from sluice.leased import CopyStats, Engine
-from support import await_true, run
 
 MIB = 1 << 20
 

@@ -6,11 +6,12 @@ from __future__ import annotations
 import copy
 
 import pytest
-import sluice
 import torch
 from models import Run, Wrapper, assert_same, batch, tiny, wrap_mlps
 from peft import LoraConfig, get_peft_model
 from torch import nn
+
+import sluice
 
 SQUARE = dict(num_key_value_heads=4, intermediate_size=32)
 

@@ -7,7 +7,6 @@ import copy
 import gc
 
 import pytest
-import sluice
 import torch
 import torch.distributed as dist
 from group_layers import graded
@@ -16,9 +15,12 @@ from support import TESTS
 from support import run as run_code
 from titan import loss_of, titan, tokens
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
-    checkpoint_wrapper)
+    checkpoint_wrapper,
+)
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
+
+import sluice
 
 ROWS = {"freqs_cis": 0}
 

@@ -6,12 +6,13 @@ from __future__ import annotations
 import gc
 
 import pytest
-import sluice
 import torch
 from models import assert_same, batch, run, streamed, tiny, unstreamed
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+
+import sluice
 
 ALWAYS = dict(quiet=True, check="always")
 KINDS = {

@@ -7,13 +7,14 @@ import copy
 import math
 
 import pytest
-import sluice
 import torch
 from models import assert_same, batch, run, tiny, unstreamed, wrap_mlps
-from sluice import linears
-from sluice.replay import Gradients, slots
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+import sluice
+from sluice import linears
+from sluice.replay import Gradients, slots
 
 SHAPES = [(7, 5), (1, 5), (5,), (2, 3, 5), (2, 1, 3, 5), (0, 5), (2, 0, 5)]
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 
 import pytest
-import sluice
 import torch
 from models import assert_same, batch, run, streamed, tiny, unstreamed
-from sluice.adapters import head_routers
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.models.mixtral import modeling_mixtral as mixtral
+
+import sluice
+from sluice.adapters import head_routers
 
 EXPERTS = dict(num_experts_per_tok=2, router_aux_loss_coef=0.3)
 KINDS = {

@@ -4,10 +4,11 @@ reads is computed."""
 from __future__ import annotations
 
 import pytest
-import sluice
 import torch
 from models import assert_same, batch, run, tiny, unstreamed
 from torch import nn
+
+import sluice
 
 DOWN = "mlp.down_proj.weight"
 KV = {"self_attn.k_proj.weight", "self_attn.v_proj.weight"}

@@ -7,12 +7,12 @@ import gc
 import weakref
 
 import pytest
-import sluice
 import torch
-from models import (Wrapper, assert_same, batch, run, streamed, tiny,
-                    unstreamed)
+from models import Wrapper, assert_same, batch, run, streamed, tiny, unstreamed
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+import sluice
 
 MODELS = {
     "grouped": ("llama", {}),

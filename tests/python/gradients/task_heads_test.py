@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 
 import pytest
-import sluice
 import torch
 from heads import HEADS, graded, padded_left, tiny_with
 from models import assert_same, tiny
+
+import sluice
 
 
 @pytest.mark.parametrize("hidden", ["device", "host"])

@@ -4,11 +4,12 @@ logits."""
 from __future__ import annotations
 
 import pytest
-import sluice
 import torch
 from models import VOCAB, Run, assert_same, batch, tiny, unstreamed
-from sluice.adapters import logprobs as by_rows
 from trl.trainer.utils import entropy_from_logits, selective_log_softmax
+
+import sluice
+from sluice.adapters import logprobs as by_rows
 
 
 @pytest.fixture(autouse=True)

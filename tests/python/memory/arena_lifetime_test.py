@@ -9,15 +9,16 @@ import time
 import weakref
 
 import pytest
-import sluice
 import torch
 from arena_test import MIB, values
 from conftest import HOST_BYTES
+from support import await_true, run
+
+import sluice
 from sluice.arena import HostArena
 from sluice.daemon import PrivateDaemon
 from sluice.errors import Status
 from sluice.host_tensor import HostTensor
-from support import await_true, run
 
 # --- copies in flight ------------------------------------------------------
 

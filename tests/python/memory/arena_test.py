@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-import sluice
 import torch
+
+import sluice
 from sluice.arena import HostArena
 from sluice.ranges import ALIGNMENT, FreeRanges
 

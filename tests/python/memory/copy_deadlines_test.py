@@ -9,8 +9,9 @@ import subprocess
 import time
 
 import pytest
-import sluice
 import torch
+
+import sluice
 from sluice._native import GPU_TO_HOST, HOST_TO_GPU
 from sluice.arena import HostArena
 from sluice.daemon import PrivateDaemon

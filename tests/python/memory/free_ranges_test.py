@@ -6,6 +6,7 @@ import contextlib
 import sys
 
 import pytest
+
 import sluice
 from sluice.ranges import ALIGNMENT, FreeRanges
 
@@ -43,7 +44,7 @@ def test_no_range_is_handed_out_twice_after_an_interrupt(taking):
         free.give(held.pop(3), ALIGNMENT, 1)
         free.give(held.pop(4), ALIGNMENT, 1)
         given = held.pop(3)  # between the two
-        if not interrupted_at(line, lambda: (
+        if not interrupted_at(line, lambda free=free, given=given: (
                 free.take(2 * ALIGNMENT) if taking else
                 free.give(given, ALIGNMENT, 2))):
             break

@@ -9,10 +9,11 @@ import os
 import pathlib
 import sys
 
-import sluice
 import torch
 from conftest import HOST_BYTES
 from models import assert_same, batch, run, tiny, unstreamed
+
+import sluice
 from sluice import layer
 from sluice.arena import HostArena
 

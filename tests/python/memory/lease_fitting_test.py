@@ -6,12 +6,13 @@ import os
 import signal
 
 import pytest
-import sluice
 import torch
 from conftest import HOST_BYTES
+from support import await_true
+
+import sluice
 from sluice.arena import HostArena
 from sluice.errors import Status
-from support import await_true
 
 MIB = 1 << 20
 

@@ -7,12 +7,13 @@ import sys
 
 import pytest
 import torch
-from sluice.arena import HostArena
-from sluice.hidden import stand_in
 from support import ROOT
 
+from sluice.arena import HostArena
+from sluice.hidden import stand_in
+
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
-import counting  # noqa: E402
+import counting
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,13 @@ import math
 import pickle
 
 import pytest
-import sluice
 import torch
 from models import VOCAB, batch, run, tiny
+from titan import titan
+
+import sluice
 from sluice import arguments, settings
 from sluice.errors import Status
-from titan import titan
 
 NAN, INF, HUGE = math.nan, math.inf, 2**70
 IDS = batch()["input_ids"]
@@ -60,7 +61,7 @@ def test_stream_refuses_and_leaves_the_model(daemon, session, name):
     for value in WRONG[name]:
         given = {"model": model, "session": session, "quiet": True,
                  name: value}
-        assert_refused(lambda: sluice.stream(**given), "stream: ", name)
+        assert_refused(lambda given=given: sluice.stream(**given), "stream: ", name)
     assert all("forward" not in vars(m) for m in model.modules())
     assert session.limits().host_free_bytes > 0
 
@@ -85,7 +86,7 @@ def test_every_argument_of_stream_has_a_kind_and_is_tried():
     ({}, "pass a model, or layers")],
     ids=lambda v: v if isinstance(v, str) else "")
 def test_stream_of_layers_refuses(given, words):
-    assert_refused(lambda: sluice.stream(**given), "stream: ", words)
+    assert_refused(lambda given=given: sluice.stream(**given), "stream: ", words)
 
 
 def test_no_daemon_is_started_for_a_call_that_is_refused(monkeypatch):
@@ -99,7 +100,7 @@ def test_the_head_is_set_only_to_an_exact_choice(session):
     model = tiny()
     stream = sluice.stream(model, session=session, chunk=16, quiet=True)
     for how in ("row", None, "none", 3):
-        assert_refused(lambda: setattr(stream, "head", how), "head")
+        assert_refused(lambda how=how: setattr(stream, "head", how), "head")
     assert stream.head == "rows"
     stream.unstream()
     model.loss_function = lambda logits, **_: logits.square().mean()
@@ -120,8 +121,8 @@ def test_the_head_is_set_only_to_an_exact_choice(session):
 }.items())
 def test_a_session_refuses(name, values):
     for value in values:
-        assert_refused(lambda: sluice.Session(**{name: value}), "Session: ",
-                       name)
+        assert_refused(lambda value=value: sluice.Session(**{name: value}),
+                       "Session: ", name)
 
 
 def test_ranks_and_local_ranks_are_of_the_world():
@@ -151,8 +152,9 @@ def test_ranks_and_local_ranks_are_of_the_world():
 def test_calls_of_a_session_refuse(session, call, good, wrong):
     for name, values in wrong.items():
         for value in values:
-            assert_refused(lambda: getattr(session, call)(
-                **{**good, name: value}), f"{call}: ", name)
+            arguments = {**good, name: value}
+            assert_refused(lambda arguments=arguments: getattr(session, call)(
+                **arguments), f"{call}: ", name)
     before = session.limits()
     assert session.limits() == before and not session.closed
 
@@ -177,13 +179,13 @@ def test_a_shards_mean_is_of_a_sum(session):
     stream = sluice.stream(tiny(), session=session, quiet=True)
     local = stream.shard(IDS, IDS)
     for total in (3.0, None, torch.ones(3), torch.ones((), dtype=torch.int)):
-        assert_refused(lambda: local.mean(total), "total")
+        assert_refused(lambda total=total: local.mean(total), "total")
     assert_refused(lambda: stream.shard(IDS).mean(torch.ones(())), "labels")
 
 
 def test_same_rows_refuses():
     for group in (None, 3, -100):
-        assert_refused(lambda: sluice.same_rows([1], group), "group")
+        assert_refused(lambda group=group: sluice.same_rows([1], group), "group")
     assert_refused(lambda: sluice.same_rows(3, None), "same_rows: ")
 
 

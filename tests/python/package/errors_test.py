@@ -8,10 +8,11 @@ import pickle
 import re
 
 import pytest
+from support import ROOT, run
+
 import sluice
 from sluice import _native
 from sluice.errors import Status
-from support import ROOT, run
 
 HEADER = (ROOT / "client" / "sluice.h").read_text()
 # As the header spells them.

@@ -8,13 +8,14 @@ import subprocess
 import sys
 
 import pytest
-import sluice
 import torch.distributed as dist
 from data_parallel import CASES
 from models import batch, tiny
-from sluice.daemon import PrivateDaemon
 from support import TESTS, environment
 from torch.distributed.fsdp import fully_shard
+
+import sluice
+from sluice.daemon import PrivateDaemon
 
 WORKER = str(TESTS / "data_parallel.py")
 

@@ -12,8 +12,9 @@ from group_behaviours import BEHAVIOURS
 from group_heads import BEHAVIOURS_OF_HEADS
 from group_layers import LAYERS
 from groups import CASES
-from sluice.daemon import PrivateDaemon
 from support import TESTS, environment
+
+from sluice.daemon import PrivateDaemon
 
 WORKER = str(TESTS / "groups.py")
 

@@ -10,8 +10,9 @@ import sys
 
 from loops import assert_equal_logs, train
 from shared_loops import CASES
-from sluice.daemon import PrivateDaemon
 from support import TESTS, environment
+
+from sluice.daemon import PrivateDaemon
 
 WORKER = str(TESTS / "shared_loops.py")
 # Others are sums over ranks, which were given the same rows.

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-import sluice
 import torch
 import torch.distributed as dist
-from models import (Wrapper, assert_same, batch, run, tiny, unstreamed,
-                    wrap_mlps)
-from sluice.policy import Action, Policy, Share
-from sluice.products import Products as LayerProducts
+from models import Wrapper, assert_same, batch, run, tiny, unstreamed, wrap_mlps
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+import sluice
+from sluice.policy import Action, Policy, Share
+from sluice.products import Products as LayerProducts
 
 CHUNK = 16
 

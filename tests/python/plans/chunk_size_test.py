@@ -6,14 +6,23 @@ import random
 import time
 
 import pytest
-import sluice
 import torch
 import torch.distributed as dist
 from models import batch, run, tiny
+
+import sluice
 from sluice import chunk_size
 from sluice.board import Board
-from sluice.chunk_size import (CHUNKS, HOST_SHARE, NEAR, SIZES, ChunkChoice,
-                               Heads, agreed, choose)
+from sluice.chunk_size import (
+    CHUNKS,
+    HOST_SHARE,
+    NEAR,
+    SIZES,
+    ChunkChoice,
+    Heads,
+    agreed,
+    choose,
+)
 
 BLOCKS, SQUARES = CHUNKS * (CHUNKS + 1) / 2, CHUNKS ** 2 / 2
 

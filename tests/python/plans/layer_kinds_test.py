@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sluice
 import torch
 from models import assert_same, batch, run, tiny, unstreamed
+
+import sluice
 from sluice.captured import kind_names
 from sluice.planned import BASE
 

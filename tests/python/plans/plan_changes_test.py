@@ -11,10 +11,11 @@ import sys
 import pytest
 import torch.distributed as dist
 from changing import RANKS
+from support import TESTS, environment
+
 from sluice.board import Board
 from sluice.changes import Changes, Decision, Offer
 from sluice.daemon import PrivateDaemon
-from support import TESTS, environment
 
 # Of which several jobs have an extent of 4 MiB less per rank.
 HOST_BYTES = 22 << 20

@@ -9,14 +9,15 @@ import threading
 import time
 
 import pytest
-import sluice
 import torch
 from models import assert_same, batch, run, tiny, unstreamed
+from support import await_true, is_running, start
+
+import sluice
 from sluice.daemon import PrivateDaemon
 from sluice.errors import Status
 from sluice.planned import BASE
 from sluice.policy import Policy
-from support import await_true, is_running, start
 
 CHUNK = 16
 PRODUCTS = 7  # per layer: q, k, v, o, gate, up, down

@@ -8,7 +8,6 @@ import gc
 import warnings
 
 import pytest
-import sluice
 import torch
 import torch.distributed as dist
 from group_layers import graded
@@ -16,6 +15,8 @@ from models import Run, assert_same, batch, run, tiny
 from titan import titan, tokens
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+
+import sluice
 
 LONG = dict(rows=1, length=700)  # of more than one chunk of the head's
 

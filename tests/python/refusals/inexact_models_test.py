@@ -5,13 +5,22 @@ look)."""
 from __future__ import annotations
 
 import pytest
-import sluice
 import torch
 import torch.nn.functional as F
-from models import (AddLoss, Wrapper, assert_same, batch, run, tiny,
-                    unstreamed, wrap_mlps)
-from sluice import Unsupported
+from models import (
+    AddLoss,
+    Wrapper,
+    assert_same,
+    batch,
+    run,
+    tiny,
+    unstreamed,
+    wrap_mlps,
+)
 from torch import nn
+
+import sluice
+from sluice import Unsupported
 
 
 class Mlp(Wrapper):

@@ -7,12 +7,13 @@ import random
 import types
 
 import pytest
-import sluice
 import torch
 from models import AddLoss, assert_same, batch, run, tiny, unstreamed
-from sluice.randomness import Still
 from torch import nn
 from torch.nn import functional as F
+
+import sluice
+from sluice.randomness import Still
 
 
 class Around(nn.Module):

@@ -9,13 +9,14 @@ import threading
 
 import peft
 import pytest
-import sluice
 import torch
 from models import VOCAB, Run, assert_same, batch, run, tiny, unstreamed
 from titan import loss_of, titan, tokens
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
+
+import sluice
 
 TASK = dict(task_type="CAUSAL_LM")
 AMONG = dict(TASK, target_modules=["q_proj", "up_proj"])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import sluice
 import torch
 from models import assert_same, batch, run, tiny, unstreamed
-from sluice import Unsupported
 from titan import titan, tokens
 from torch.func import functional_call
+
+import sluice
+from sluice import Unsupported
 
 
 def of_parameters(model):

@@ -8,13 +8,14 @@ import warnings
 
 import numpy as np
 import pytest
-import sluice
 import torch
 from loops import rows, settings, tokenizer
 from models import VOCAB, assert_same, batch, run, tiny, unstreamed
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DataCollatorForSeq2Seq, Trainer, TrainingArguments
+
+import sluice
 
 warnings.filterwarnings("ignore", category=FutureWarning)
 

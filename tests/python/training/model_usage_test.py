@@ -7,13 +7,14 @@ import gc
 import inspect
 
 import pytest
-import sluice
 import torch
 from models import assert_same, batch, run, tiny, unstreamed
-from sluice import masks
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from transformers import LlamaForCausalLM
+
+import sluice
+from sluice import masks
 
 
 @pytest.fixture

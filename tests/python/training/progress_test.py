@@ -13,14 +13,15 @@ import time
 from types import SimpleNamespace
 
 import pytest
-import sluice
 import torch
 import torch.distributed as dist
 from models import assert_same, batch, run, tiny, unstreamed
-from sluice import board, progress
-from sluice.progress import Progress
 from support import TESTS, await_true, environment, is_running
 from torch import nn
+
+import sluice
+from sluice import board, progress
+from sluice.progress import Progress
 
 
 class Looked:

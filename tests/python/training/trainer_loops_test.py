@@ -7,15 +7,27 @@ import copy
 
 import datasets
 import pytest
-import sluice
 import torch
 from loops import assert_equal_logs, rows, settings, tokenizer, train
 from models import assert_same, batch, run, tiny, unstreamed
 from peft import LoraConfig, get_peft_model
-from transformers import (DataCollatorForSeq2Seq, DataCollatorWithFlattening,
-                          Trainer, TrainingArguments, masking_utils)
-from trl import (DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig,
-                 SFTTrainer)
+from transformers import (
+    DataCollatorForSeq2Seq,
+    DataCollatorWithFlattening,
+    Trainer,
+    TrainingArguments,
+    masking_utils,
+)
+from trl import (
+    DPOConfig,
+    DPOTrainer,
+    GRPOConfig,
+    GRPOTrainer,
+    SFTConfig,
+    SFTTrainer,
+)
+
+import sluice
 
 
 def trainer(collator=None, **more):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import sluice
 import torch
 from models import Run, assert_same, batch, run, tiny, unstreamed
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
+
+import sluice
 
 
 def graded(model: nn.Module, loss: float) -> Run:

@@ -23,14 +23,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from sluice.adapters.stand_in import Recorded
+from sluice.adapters.whole_calls import (
+    Call,
+    Noted,
+    Place,
+    Zeros,
+    merged,
+    rows_of,
+)
 from sluice.errors import Unsupported
 from sluice.randomness import apart, undisturbed
 from sluice.ranks import indices
 from sluice.replay import Snapshot
 from sluice.rows import names_of
-from sluice.adapters.stand_in import Recorded
-from sluice.adapters.whole_calls import (Call, Noted, Place, Zeros, merged,
-                                         rows_of)
 
 if TYPE_CHECKING:
     from sluice.adapters.hf import Adapter

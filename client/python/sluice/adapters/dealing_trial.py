@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from sluice.adapters.dealing import Dealing
+from sluice.adapters.whole_calls import Call, Place, named
 from sluice.errors import Unsupported
 from sluice.randomness import Still
 from sluice.ranks import indices
 from sluice.rows import leaf_of
 from sluice.step import chunks_of
-from sluice.adapters.dealing import Dealing
-from sluice.adapters.whole_calls import Call, Place, named
 
 # Of a norm: rounding, where matrices of other sizes are multiplied.
 LIMIT, HALF_LIMIT = 1e-5, 2e-2

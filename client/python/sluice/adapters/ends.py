@@ -24,13 +24,12 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from sluice import chunked
-from sluice.errors import Unsupported
-from sluice.hidden import Whole
 from sluice.adapters import units
 from sluice.adapters.ends_calls import FirstCall, LastCall, Left
 from sluice.adapters.part import Part
-from sluice.adapters.stand_in import (Answer, Embedding, First, Output,
-                                       Recorded)
+from sluice.adapters.stand_in import Answer, Embedding, First, Output, Recorded
+from sluice.errors import Unsupported
+from sluice.hidden import Whole
 
 if TYPE_CHECKING:
     from sluice.adapters.hf import Adapter

@@ -16,19 +16,25 @@ import torch
 from torch import Tensor, nn
 
 from sluice import chunked
-from sluice.captured import probe_tokens
-from sluice.errors import Unsupported
-from sluice.precision import widened
-from sluice.randomness import Still, undisturbed
-from sluice.replay import (Buffers, Snapshot, distinct, leaves, slots,
-                           wide_in_place)
-from sluice.setting import unchanged
-from sluice.step import chunks_of
-from sluice.trial import weights
 from sluice.adapters import padded, routers
 from sluice.adapters.ends import LEFT
 from sluice.adapters.ends_calls import FirstCall, LastCall
 from sluice.adapters.part import Part
+from sluice.captured import probe_tokens
+from sluice.errors import Unsupported
+from sluice.precision import widened
+from sluice.randomness import Still, undisturbed
+from sluice.replay import (
+    Buffers,
+    Snapshot,
+    distinct,
+    leaves,
+    slots,
+    wide_in_place,
+)
+from sluice.setting import unchanged
+from sluice.step import chunks_of
+from sluice.trial import weights
 
 if TYPE_CHECKING:
     from sluice.adapters.ends import Ends

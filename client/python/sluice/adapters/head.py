@@ -22,14 +22,21 @@ from torch.distributed.fsdp import FSDPModule
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from sluice import calls, scoring
-from sluice.replay import Slot, distinct
-from sluice.step import current
-from sluice.adapters import (head_routers, logprobs, padded, routers, shared,
-                             units, wanted)
+from sluice.adapters import (
+    head_routers,
+    logprobs,
+    padded,
+    routers,
+    shared,
+    units,
+    wanted,
+)
 from sluice.adapters.absent import AbsentLogits
 from sluice.adapters.head_loss import Labels, Loss
 from sluice.adapters.held import Inside, check_base
 from sluice.adapters.stand_in import Recorded, Recorder, Stub
+from sluice.replay import Slot, distinct
+from sluice.step import current
 
 if TYPE_CHECKING:
     from sluice.adapters.ends import Ends

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
-from sluice.errors import Unsupported
 from sluice.adapters import routers
+from sluice.errors import Unsupported
 
 if TYPE_CHECKING:
     from sluice.adapters.head import Head

@@ -22,7 +22,8 @@ def probe(head: Head) -> None:
     differ the head is left to the model (`stream.head`)."""
     device = head.causal.get_input_embeddings().weight.device
     how = "whole"
-    for head.place in head.places:
+    for place in head.places:
+        head.place = place  # the trial reads it
         try:
             # In bf16 both would round, each in its own places.
             with undisturbed(device), torch.autocast(device.type,

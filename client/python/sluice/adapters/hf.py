@@ -17,20 +17,29 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PretrainedConfig
 
-from sluice import layer as layers_
 from sluice import calls, probe, rows, sdpa
-from sluice.errors import NoAttention, Unsupported
-from sluice.patch import Patch
-from sluice.step import current
-from sluice.tables import Told
-from sluice.adapters import (dealing_trial, ends_trial, head_trial, packed,
-                             padded, registry, routers, shared, wanted)
+from sluice import layer as layers_
+from sluice.adapters import (
+    dealing_trial,
+    ends_trial,
+    head_trial,
+    packed,
+    padded,
+    registry,
+    routers,
+    shared,
+    wanted,
+)
 from sluice.adapters.dealing import Dealing
 from sluice.adapters.decoders import around, find_decoder
 from sluice.adapters.ends import Ends
 from sluice.adapters.head import Head
 from sluice.adapters.held import Held, Inside
 from sluice.adapters.units import refuse_compiled, refuse_within
+from sluice.errors import NoAttention, Unsupported
+from sluice.patch import Patch
+from sluice.step import current
+from sluice.tables import Told
 
 if TYPE_CHECKING:
     from sluice.streaming import Stream
@@ -110,12 +119,14 @@ class Adapter:
         if self.decoder.config._attn_implementation == "sdpa":
             ways.append("sdpa")
         refusals: list[Unsupported] = []
-        for self.entry in (self.decoder, *around(self.decoder, self.causal)):
+        for entry in (self.decoder, *around(self.decoder, self.causal)):
+            self.entry = entry
             self._patch(self.entry, self._entry_forward(stream),
                         lambda: stream.say_once(
                             f"a copy of {self.name} is not streamed: stream() "
                             "it too, if it is to be"))
-            for self.way in ways:
+            for way in ways:
+                self.way = way
                 try:
                     self._told = probe.probe(self, stream)
                     return

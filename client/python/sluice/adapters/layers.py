@@ -24,20 +24,19 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils import _pytree as pytree
 
-from sluice import layer as layers_
 from sluice import calls, probe, randomness, rows, sdpa, tables, trial
-from sluice.arguments import need
+from sluice import layer as layers_
 from sluice.adapters.held import Held, Inside
 from sluice.adapters.units import refuse_compiled, refuse_within
-from sluice.captured import (TOKENS, Seen, first_of_kind, recorded,
-                             refusing)
+from sluice.adapters.whole_calls import rows_of
+from sluice.arguments import need
+from sluice.captured import TOKENS, Seen, first_of_kind, recorded, refusing
 from sluice.errors import Unsupported
 from sluice.hidden import InHost, Parted, Standing, Whole, is_stand_in
 from sluice.patch import Patch
 from sluice.ranks import indices
 from sluice.settings import LAYERS
 from sluice.tables import Told
-from sluice.adapters.whole_calls import rows_of
 
 if TYPE_CHECKING:
     from sluice.step import Step
@@ -269,7 +268,7 @@ class OwnLayers:
         try:
             with probe.probing(nn.ModuleList(self.layers), seen.x.device):
                 self._find_written(stream, at, seen)
-                alike = [l for l, k in zip(self.layers, self._kind)
+                alike = [layer for layer, k in zip(self.layers, self._kind)
                          if k == kind]
                 self._told.append(tables.probed(
                     alike, stream, {alike.index(layer): seen},

@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from sluice import chunked, scoring
-from sluice.scoring import Asked
 from sluice.adapters import shared
+from sluice.scoring import Asked
 
 if TYPE_CHECKING:
     from sluice.adapters.head import Head

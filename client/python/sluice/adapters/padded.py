@@ -19,9 +19,9 @@ from sluice.errors import Unsupported
 from sluice.hidden import is_stand_in
 
 if TYPE_CHECKING:
+    from sluice.adapters.hf import Adapter
     from sluice.step import Step
     from sluice.streaming import Stream
-    from sluice.adapters.hf import Adapter
 
 
 # How models that are told no positions count them by a mask [B, S]. Which of

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from sluice.adapters import shared
+from sluice.adapters.stand_in import Saying
 from sluice.captured import probe_tokens
 from sluice.errors import Unsupported
 from sluice.probe import probing
 from sluice.side import ASKED, Joined, Side
-from sluice.adapters import shared
-from sluice.adapters.stand_in import Saying
 
 if TYPE_CHECKING:
     from sluice.adapters.hf import Adapter

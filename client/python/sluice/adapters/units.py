@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
-    CheckpointWrapper)
+    CheckpointWrapper,
+)
 from torch.distributed.fsdp import FSDPModule
 
 from sluice.errors import Unsupported

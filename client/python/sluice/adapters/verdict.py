@@ -13,12 +13,12 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from sluice.adapters.decoders import find_decoder
 from sluice.arguments import PATH, invalid, takes
 from sluice.captured import one_of_each_kind
 from sluice.errors import Error, Status, Unsupported
 from sluice.session import Session
 from sluice.streaming import stream
-from sluice.adapters.decoders import find_decoder
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from sluice.adapters.stand_in import Instead
 from sluice.errors import Unsupported
 from sluice.rows import leaf_of, named_arguments
-from sluice.adapters.stand_in import Instead
 
 if TYPE_CHECKING:
     from sluice.step import Step

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import dataclasses
 
-import sluice
 import torch
 
+import sluice
 from sluice_verify.decoder import Sizes, loss_of, seeded
 from sluice_verify.result import Failure, Result, in_one_line, say
 from sluice_verify.streamed import device_of, streamed

@@ -15,11 +15,11 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 
-import sluice
 import torch
 from torch.nn import functional as F
 from torch.nn.attention import sdpa_kernel
 
+import sluice
 from sluice_verify.decoder import Decoder, Sizes, loss_of, seeded
 from sluice_verify.kernels import ASKED, BACKENDS, NEEDED, compare, short, why
 from sluice_verify.result import Failure, Result, in_one_line, say
@@ -170,7 +170,7 @@ def _steps(session: sluice.Session, kernel: str, dtype: torch.dtype,
         rows = FEWEST_ROWS
         while rows <= MOST_OF_A_STEP:
             ids = torch.arange(rows, device=gpu)[None] % sizes.vocabulary
-            taken = min(_seconds(gpu, lambda: _step(model, ids))[0]
+            taken = min(_seconds(gpu, lambda ids=ids: _step(model, ids))[0]
                         for _ in range(REPEATS))
             yield {"rows": rows, "hidden": sizes.hidden, "seconds": taken,
                    "tokens_per_s": rows / taken,

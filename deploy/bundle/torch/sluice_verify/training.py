@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import sluice
 import torch
 from torch import Tensor
 
+import sluice
 from sluice_verify.decoder import Decoder, loss_of, seeded, twin
 from sluice_verify.result import Failure, Result, in_one_line, say
 from sluice_verify.streamed import device_of, streamed
