@@ -20,6 +20,7 @@ from ctypes import (
     c_uint64,
     c_void_p,
 )
+from typing import TYPE_CHECKING, Any
 
 from sluice.errors import Error, Status
 
@@ -146,6 +147,9 @@ class Library:
                         "set SLUICE_BIN_DIR to the folder of a built sluiced"
                         ) from None
         self.path = path
+
+    if TYPE_CHECKING:  # __init__ sets an attribute for each function
+        def __getattr__(self, name: str) -> Any: ...
 
     def error(self, status: int) -> Error:
         """What the calling thread's last failed call says."""

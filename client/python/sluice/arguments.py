@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from sluice.errors import Invalid, Status
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 NAME_CHARACTERS = 60  # of a value, in a message
 
 
@@ -49,7 +50,7 @@ def one_of(*values: str) -> Kind:
                 " or ".join(map(repr, values)))
 
 
-def a(kind: type | tuple[type, ...], said: str) -> Kind:
+def a(kind: Any, said: str) -> Kind:
     return Kind(lambda v: isinstance(v, kind), said)
 
 

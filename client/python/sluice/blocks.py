@@ -42,10 +42,12 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
     """(o, lse) of the block alone; rows that see nothing get 0 and -inf."""
     kernel = kernel_of(q, k, v, mask, scores, asked)
     if kernel not in (_SCORES, _CPU):
-        return gpu_blocks.forward(kernel, q, k, v, mask, scores.scale)
+        return gpu_blocks.forward(kernel, q, k, v, mask,  # type: ignore[arg-type]
+                                  scores.scale)
     if kernel == _CPU:
         run = _strips if _is_cut(q, mask) else _flash
-        return run(*_wide(q, k, v), mask, scores.scale)
+        q, k, v = _wide(q, k, v)
+        return run(q, k, v, mask, scores.scale)
     return whole_scores.forward(q, k, v, mask, scores)
 
 
@@ -56,11 +58,13 @@ def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
     (FlashAttention-2, algorithm 2: blocks need nothing of each other)."""
     kernel = kernel_of(q, k, v, mask, scores, asked)
     if kernel not in (_SCORES, _CPU):
-        return gpu_blocks.backward(kernel, do, q, k, v, o, lse, mask,
-                                   scores.scale)
+        return gpu_blocks.backward(
+            kernel, do, q, k, v, o, lse, mask,  # type: ignore[arg-type]
+            scores.scale)
     if kernel == _CPU:
         run = _strips_backward if _is_cut(q, mask) else _flash_backward
-        return run(*_wide(do, q, k, v), o, lse, mask, scores.scale)
+        do, q, k, v = _wide(do, q, k, v)
+        return run(do, q, k, v, o, lse, mask, scores.scale)
     return whole_scores.backward(do, q, k, v, o, lse, mask, scores)
 
 
@@ -97,13 +101,15 @@ def _strips(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float
 def _strips_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
                      lse: Tensor, mask: Mask, scale: float
                      ) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = [], None, None
+    dq: list[Tensor] = []
+    dk: Tensor | None = None
+    dv: Tensor | None = None
     for rows, mask in reversed(_cut(q)):
         gq, gk, gv = _flash_backward(
             do[:, :, rows], q[:, :, rows], k[:, :, :rows.stop],
             v[:, :, :rows.stop], o[:, :, rows], lse[:, :, rows], mask, scale)
         dq.append(gq)
-        if dk is None:  # the last strip's sees all keys
+        if dk is None or dv is None:  # the last strip's sees all keys
             dk, dv = gk, gv
         else:
             dk[:, :, :rows.stop].add_(gk)

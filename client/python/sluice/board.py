@@ -86,7 +86,7 @@ def telling_job() -> Iterator[None]:
             with contextlib.suppress(RuntimeError):
                 own = {"rank": dist.get_rank(), "what": what[:500],
                        "time": time.time()}
-                board.update(FAILED, lambda told: told if _is_anothers(
+                board.update(FAILED, lambda told: told if told and _is_anothers(
                     told, begun) else own)
         raise
 
@@ -99,7 +99,7 @@ def failed_rank(since: float) -> str:
         told = None if board is None else board.read(FAILED)
     except RuntimeError:
         return ""
-    if not _is_anothers(told, since):
+    if told is None or not _is_anothers(told, since):
         return ""
     return f"rank {told['rank']} failed: {told['what']}"
 

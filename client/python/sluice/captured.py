@@ -73,7 +73,8 @@ def capture(adapter: Adapter, stream: Stream, ids: Tensor
                 step.engaged()):
             decoder()
 
-    plain, chunked = {}, {}
+    plain: dict[int, Seen] = {}
+    chunked: dict[int, Seen] = {}
     held = {layer: Buffers(layer.modules()) for layer in adapter.layers}
     refusing(adapter.entry, "a forward on %d tokens fails" % ids.shape[1],
              plainly)

@@ -9,7 +9,7 @@ one chunk. One chunk's activations exist at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +56,7 @@ class ChunkedCall:
         self._random: list[RandomState | None] = []
         self._buffers: list[Snapshot | None] = []
         self._hashes: list[int] = []
-        self._autocast = None
+        self._autocast: Any = None
         self._setting: Setting | None = None
         self._owners: list[nn.Module] = []  # of buffers
 

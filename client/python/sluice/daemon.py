@@ -68,7 +68,8 @@ def _candidates() -> list[tuple[pathlib.Path, tuple[pathlib.Path, ...]]]:
         folder = pathlib.Path(told)
         return [(folder, (folder.parent / "lib", folder))]
     # In the wheel, then in the tree that this file is checked out in.
-    found = [(_PACKAGE / "bin", (_PACKAGE / "lib",))]
+    found: list[tuple[pathlib.Path, tuple[pathlib.Path, ...]]] = [
+        (_PACKAGE / "bin", (_PACKAGE / "lib",))]
     if (_PACKAGE.parents[2] / "CMakeLists.txt").is_file():
         build = _PACKAGE.parents[2] / "build" / "release"
         found.append((build / "bin", (build / "lib",)))
@@ -216,6 +217,7 @@ def _await_ready(guard: subprocess.Popen[bytes], folder: str,
                  timeout_s: float) -> int:
     """The pid of a sluiced that serves."""
     deadline, text = time.monotonic() + timeout_s, b""
+    assert guard.stdout is not None
     # Two processes write: either line may come first.
     while b"sluiced: ready" not in text or not _PID.search(text):
         left = deadline - time.monotonic()

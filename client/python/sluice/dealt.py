@@ -124,7 +124,7 @@ class same_rows:
             more = False
             found = next(((True, batch) for batch in own), (False, None))
             for source in range(size):
-                told = [found if source == rank else None]
+                told: list[Any] = [found if source == rank else None]
                 dist.broadcast_object_list(told, group=self._group,
                                            group_src=source)
                 some, batch = told[0]
@@ -133,7 +133,8 @@ class same_rows:
                     yield batch
 
     def __len__(self) -> int:
-        return len(self._loader) * dist.get_world_size(self._group)
+        loader: Any = self._loader  # TypeError where it has no length
+        return len(loader) * dist.get_world_size(self._group)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

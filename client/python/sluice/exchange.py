@@ -62,7 +62,8 @@ class _Scatter(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, do: Tensor):
-        return None, None, gather(*ctx.kept, [do])[0]
+        ranks, sizes = ctx.kept
+        return None, None, gather(ranks, sizes, [do])[0]
 
 
 def gather(ranks: Ranks, sizes: Sequence[int], parts: Sequence[Tensor]

@@ -29,8 +29,8 @@ class Handle:
 
     __slots__ = ("value", "before", "_end", "_owner")
 
-    def __init__(self, value: int, end: Callable[[int], None]) -> None:
-        self.value = value
+    def __init__(self, value: int | None, end: Callable[[int], None]) -> None:
+        self.value = value or 0  # ctypes reads NULL as None
         self.before: list[Handle] = []
         self._end = end
         self._owner = os.getpid()

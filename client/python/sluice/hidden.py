@@ -44,6 +44,7 @@ class DeviceRows:
 
     def read(self, m: int) -> Tensor:
         rows = self._chunks[m]
+        assert self._tensor is not None
         return self._tensor[:, rows.start:rows.stop]
 
     def keep(self, m: int) -> HostTensor:
@@ -103,7 +104,7 @@ class HostRows:
 
     def keep(self, m: int) -> HostTensor:
         kept, self._kept[m] = self._kept[m], None
-        return kept
+        return kept  # type: ignore[return-value]  # asked for once
 
     def write(self, m: int, part: Tensor) -> None:
         part = part.detach()

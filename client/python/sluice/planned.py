@@ -84,12 +84,12 @@ class Planning:
         if plan["infeasible"]:
             self._say(f"no plan, all is computed again: {plan['infeasible']}")
             return None
-        self.plan = self._own(plan)
+        own = self.plan = self._own(plan)
         if not arena.used_bytes:
             # What cannot be leased now is leased when it is needed.
-            _refusal(lambda: arena.fit(self.plan["host_bytes"]))
-        self._say(line(self.plan))
-        return policy_of(self.plan)
+            _refusal(lambda: arena.fit(own["host_bytes"]))
+        self._say(line(own))
+        return policy_of(own)
 
     # --- plans that follow ---------------------------------------------------
 
@@ -111,13 +111,15 @@ class Planning:
             self._say(f"{step}: on with the plan before, for the new one is "
                       f"refused: {refusal}")
         else:
+            assert part is not None
             self.plan = part
-            self._say(f"{step}: {line(self.plan)}")
+            self._say(f"{step}: {line(part)}")
+        plan = self.plan
         # The ranks have decided: that it cannot be given back, because there
         # is no daemon any more, changes nothing.
-        _refusal(lambda: arena.fit(self.plan["host_bytes"]))
+        _refusal(lambda: arena.fit(plan["host_bytes"]))
         self._answer(decision.plan, refusal)
-        return None if refusal else policy_of(self.plan)
+        return None if refusal else policy_of(plan)
 
     def _offer(self, arena: HostArena) -> Offer | None:
         """The newest changed plan, and whether this rank can take it: what it
@@ -180,11 +182,12 @@ def profile(measured: Measured, held: int, peak: int, session: Session
                 for weight, cost in sorted(kind.products.items())]
         classes += [{**c, "kind": name} if several else c for c in own]
     # What tells no kinds apart is written without names, as it always was.
-    fields = [{"name": name, **_layers(kind)} for name, kind in kinds.items()
-              ] if several else _layers(*kinds.values())
+    fields = {"kinds": [{"name": name, **_layers(kind)}
+                        for name, kind in kinds.items()]
+              } if several else _layers(*kinds.values())
     return {"format": FORMAT, "version": VERSION, "job": 0,
             "rank": session.rank, "gpu": session.gpu, "numa": 0,
-            **({"kinds": fields} if several else fields),
+            **fields,
             "segments": [], "classes": classes,
             "host_fixed": max(0, peak - held),
             "transient_capacity": 0, "keep_reserve": 0, "alpha": -1.0,

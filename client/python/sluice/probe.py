@@ -32,7 +32,15 @@ from sluice.errors import Unsupported
 from sluice.randomness import Still, undisturbed
 from sluice.replay import Snapshot
 from sluice.setting import unchanged
-from sluice.trial import CHUNK, Result, run_chunked, run_whole, weights, wide
+from sluice.trial import (
+    CHUNK,
+    Patched,
+    Result,
+    run_chunked,
+    run_whole,
+    weights,
+    wide,
+)
 
 if TYPE_CHECKING:
     from sluice.adapters.hf import Adapter
@@ -111,7 +119,7 @@ def _call_model(adapter: Adapter, stream: Stream, ids: Tensor) -> None:
         stream.ranks, stream.min_tokens = ranks, least
 
 
-def probe_layer(adapter: Adapter, stream: Stream, index: int, plain: Seen,
+def probe_layer(adapter: Patched, stream: Stream, index: int, plain: Seen,
                 streamed: Seen) -> None:
     """Raises `Unsupported` where one layer is not exact on what was seen."""
     name = f"layer {index} ({type(adapter.layers[index]).__name__})"
@@ -170,11 +178,12 @@ def _compare(name: str, whole: Result, cut: Result) -> None:
                 "chunks", "do not stream this model")
 
 
-def _compare_slopes(adapter: Adapter, stream: Stream, index: int, x: Tensor,
+def _compare_slopes(adapter: Patched, stream: Stream, index: int, x: Tensor,
                     seen: Seen, name: str, cut: Result) -> None:
     """The streamed gradient of the input against differences of the streamed
     output along it, with the same random numbers."""
     direction = cut.gradients["input"]
+    assert direction is not None
     step = 1e-2 * float(x.norm()) / float(direction.norm())
 
     def value(at: Tensor) -> float:

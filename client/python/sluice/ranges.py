@@ -9,6 +9,7 @@ that they are not whole; nothing is read from them again if that never ended.
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 from collections.abc import Iterable, Sequence
 
@@ -21,6 +22,10 @@ ALIGNMENT = 64  # bytes: a cache line, and more than any dtype needs
 
 def rounded(nbytes: int) -> int:
     return (nbytes + ALIGNMENT - 1) & -ALIGNMENT
+
+
+def _starts_before(end: int, taken: tuple[int, int]) -> bool:
+    return taken[0] < end
 
 
 class FreeRanges:
@@ -55,7 +60,8 @@ class FreeRanges:
             end, at = start + size, start
             first = bisect.bisect_left(taken, (start, 0))
             for address, length in itertools.chain(itertools.takewhile(
-                    lambda t, end=end: t[0] < end, taken[first:]), [(end, 0)]):
+                    functools.partial(_starts_before, end), taken[first:]),
+                    [(end, 0)]):
                 if address > at:
                     made._insert(at, address - at, mark)
                     made.free_bytes += address - at

@@ -53,4 +53,5 @@ def _attention(query: Tensor, key: Tensor, value: Tensor,
     one = attn_mask is None and query.shape[2] == 1
     seen = current().mask_of(call.module, attn_mask, is_causal or one)
     scores = blocks.Scores(query.shape[-1] ** -0.5 if scale is None else scale)
-    return call.attend(*one_dtype(query, key, value), seen, scores, None)
+    query, key, value = one_dtype(query, key, value)
+    return call.attend(query, key, value, seen, scores, None)

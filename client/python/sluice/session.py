@@ -106,7 +106,9 @@ class Session:
         if self.daemon:
             # The other ranks are not at this daemon: none is waited for.
             path, local_world = self.daemon.socket, 1
-        self.socket, self.job, self.rank, self.gpu = path, job, rank, gpu
+        assert path is not None
+        self.socket: str = path
+        self.job, self.rank, self.gpu = job, rank, gpu
         self._world = world
         options = _native.SessionOptions(
             socket=os.fsencode(path), job=job.encode(), rank=rank,
@@ -186,7 +188,7 @@ class Session:
             self._library.check(self._library.session_plan(
                 value, told, timeout_s, ctypes.byref(text)))
             try:
-                return json.loads(ctypes.string_at(text.value))
+                return json.loads(ctypes.string_at(text.value or 0))
             finally:
                 self._library.string_free(text)
 
@@ -211,7 +213,7 @@ class Session:
         if not text.value:
             return None
         try:
-            return number.value, json.loads(ctypes.string_at(text.value))
+            return number.value, json.loads(ctypes.string_at(text.value or 0))
         finally:
             self._library.string_free(text)
 

@@ -45,7 +45,9 @@ class Slabs:
         while True:
             try:
                 self._lease(want)
-                return self._books.free.take(size)
+                found = self._books.free.take(size)
+                assert found is not None
+                return found
             except Error as error:
                 if error.status != Status.RESOURCE_EXHAUSTED or want == size:
                     raise

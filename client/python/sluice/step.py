@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from sluice import board, masks
 from sluice.errors import Unsupported
 from sluice.gpu_blocks import Kernel
-from sluice.hidden import InHost, OnDevice
+from sluice.hidden import InHost, OnDevice, Standing
 from sluice.intervals import Intervals
 from sluice.measured import Measured
 from sluice.policy import Policy
@@ -110,7 +110,7 @@ class Step:
         self.kernels: set[str] = set()
         self.turn = threading.RLock()  # of its stream: one thread at a time
         # Where the hidden states between its layers are.
-        self.hidden = InHost(arena, self.chunks, device) if (
+        self.hidden: Standing | OnDevice = InHost(arena, self.chunks, device) if (
             in_host) else OnDevice(arena, self.chunks)
         self._model, self._written = model, written
         # Of layers whose replay was followed, what others leave out.

@@ -108,7 +108,7 @@ class Stream:
         self._spared: MutableMapping[nn.Module, Spared] = WeakKeyDictionary()
         self._known_causal: set[Hashable] = set()  # see Step
         self.progress: progress.Progress | None = None  # None: quiet
-        self._adapter = None
+        self._adapter: Any = None
         self._blocks = self._count = 0
         self._kernels: set[str] = set()
         self._checked = False  # a step that may have a backward

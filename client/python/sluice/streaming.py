@@ -113,17 +113,17 @@ def stream(model: nn.Module | None = None, *,
     """
     automatic = chunk == "auto"
     unsaid = chunk is None
-    if automatic or unsaid:
+    if chunk is None or chunk == "auto":
         chunk = settings.AT_FIRST
     planned = policy == "plan"
-    policy = Policy() if planned else Policy.of(policy)
+    shares = Policy() if planned else Policy.of(policy)
     ranks = Ranks.of(group, chunk)
     adapter = _adapter(model, layers, attention, sample)
-    policy.check(name for layer in adapter.layers
+    shares.check(name for layer in adapter.layers
                  for name, _ in layer.named_parameters())
     own = session is None
-    made = Stream(Session() if own else session, own, chunk, rows or {},
-                  check, min_tokens, policy, ranks, hidden)
+    made = Stream(Session() if session is None else session, own, chunk, rows or {},
+                  check, min_tokens, shares, ranks, hidden)
     try:
         if unsaid and made.arena.device.type != "cpu":
             made.chunk = settings.AT_FIRST_ON_GPU

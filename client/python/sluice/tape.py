@@ -10,7 +10,7 @@ itself is computed again.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -111,7 +111,7 @@ class _Recorder(Mode):
             self._places[storage(out)] = place
         return out
 
-    def other(self, func: Callable, args: tuple, kwargs: dict) -> Any:
+    def other(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if self._places and (func._schema.is_mutable or _is_collective(func)):
             for written in _written(func, args, kwargs):
                 place = self._places.pop(storage(written), None)
@@ -134,12 +134,12 @@ class _Answerer(Mode):
                 answer)
 
 
-def _is_collective(func: Callable) -> bool:
+def _is_collective(func: Any) -> bool:
     """Their schemas do not say what they write."""
     return func.namespace == "c10d"
 
 
-def _written(func: Callable, args: tuple, kwargs: dict) -> Iterator[Tensor]:
+def _written(func: Any, args: tuple, kwargs: dict) -> Iterator[Tensor]:
     """The tensors that this operator changes, or may change."""
     for i, argument in enumerate(func._schema.arguments):
         if _is_collective(func) or (argument.alias_info is not None

@@ -7,7 +7,7 @@ import random
 import sys
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,21 @@ from sluice.layer import LayerCall, run
 from sluice.randomness import RandomState
 from sluice.replay import Buffers, leaves
 from sluice.rows import Arguments, names_of
+from sluice.step import Engaging
 
 if TYPE_CHECKING:
-    from sluice.adapters.hf import Adapter
     from sluice.streaming import Stream
 
 CHUNK = 24
+
+
+class Patched(Engaging, Protocol):
+    """What a trial needs of an adapter: layers whose forward is replaced."""
+
+    layers: Any  # nn.Module, by index
+    configs: list  # of transformers
+
+    def own_forward(self, module: nn.Module) -> Callable: ...
 
 
 class Result(NamedTuple):
@@ -36,7 +45,7 @@ class Result(NamedTuple):
     drew: bool
 
 
-def run_whole(adapter: Adapter, index: int, x: Tensor, seen: Seen, name: str,
+def run_whole(adapter: Patched, index: int, x: Tensor, seen: Seen, name: str,
               scale: float) -> Result:
     """The layer as the model runs it, with the model's own attention."""
     layer = wide_copy(adapter, index)
@@ -90,7 +99,7 @@ class _Marked(torch.autograd.Function):
         return dy, None
 
 
-def run_chunked(adapter: Adapter, stream: Stream, index: int, x: Tensor,
+def run_chunked(adapter: Patched, stream: Stream, index: int, x: Tensor,
                 seen: Seen, scale: float = 1.0) -> Result:
     """The layer streamed in three chunks."""
     layer = wide_copy(adapter, index)
@@ -123,7 +132,7 @@ def run_chunked(adapter: Adapter, stream: Stream, index: int, x: Tensor,
         del stream.written[layer]
 
 
-def written_by(adapter: Adapter, index: int, seen: Seen
+def written_by(adapter: Patched, index: int, seen: Seen
                ) -> list[tuple[str, str]]:
     """The buffers (path of the owner, name) that the layer's forward writes,
     asked of a copy."""
@@ -159,7 +168,7 @@ def weights(y: Tensor) -> Tensor:
     return torch.randn(y.shape, generator=generator).to(y)
 
 
-def _own(adapter: Adapter, index: int, layer: nn.Module) -> Callable:
+def _own(adapter: Patched, index: int, layer: nn.Module) -> Callable:
     """The forward of before, bound to a copy of the layer."""
     own = adapter.own_forward(adapter.layers[index])
     function = getattr(own, "__func__", None) or getattr(own, "func", None)
@@ -169,7 +178,7 @@ def _own(adapter: Adapter, index: int, layer: nn.Module) -> Callable:
     return lambda *args, **kwargs: function(layer, *args, **kwargs)
 
 
-def wide_copy(adapter: Adapter, index: int) -> nn.Module:
+def wide_copy(adapter: Patched, index: int) -> nn.Module:
     # The configs stay shared: what is engaged is engaged for the copy too.
     shared = {id(config): config for config in adapter.configs}
     made = copy.deepcopy(adapter.layers[index], shared)

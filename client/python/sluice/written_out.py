@@ -11,6 +11,7 @@ scores (a bias, a mask of unknown origin) is refused.
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -145,9 +146,9 @@ class Scores(Standing):
                               "do not stream this model")
         q, k, v_ = (self._by_head(x) for x in (self.q, self.k, v))
         # Layers compute scores in fp32 where their v is not.
-        o = running().attend(*one_dtype(q, k, v_.to(q.dtype)),
-                             _all_of(self.seen), blocks.Scores(self.scale),
-                             None)
+        q, k, v_ = one_dtype(q, k, v_.to(q.dtype))
+        o = running().attend(q, k, v_, _all_of(self.seen),
+                             blocks.Scores(self.scale), None)
         return o.to(v.dtype).reshape(*self.shape[:-1], v.shape[-1])
 
     bmm = __matmul__ = matmul
@@ -163,8 +164,9 @@ class Scores(Standing):
         if mask.dim() > self.dim():  # more dimensions than the layer thinks
             self.computed("add", never=True)
         here = current()
-        found = (here.mask_of(running().module, mask, False)
-                 if here.is_marker(mask) else intervals_of(mask))
+        found: Any = (
+            here.mask_of(running().module, mask, False)
+            if here.is_marker(mask) else intervals_of(mask))
         return replace(self, seen=(*self.seen, found))
 
     def computed(self, name: str, never: bool = False) -> Tensor:
@@ -298,8 +300,12 @@ def _all_of(seen: tuple[Intervals, ...]) -> Intervals:
         if other is not whole:
             whole = current().once(
                 ("both", id(whole), id(other)),
-                lambda a=whole, b=other: a.both(b, current().padding))
+                functools.partial(_both, whole, other))
     return whole
+
+
+def _both(a: Intervals, b: Intervals) -> Intervals:
+    return a.both(b, current().padding)
 
 
 __all__ = ["Scores", "apply", "product"]

@@ -17,12 +17,12 @@ def find_decoder(model: nn.Module) -> tuple[PreTrainedModel, nn.ModuleList]:
         hasattr(m, "layer_idx") for m in item.modules()))
     best = best or _longest_list(model, lambda item: any(item.children()))
     # Masks are made by models, not by the encoders or stacks within them.
-    name = "" if best is None else best[0]
+    name, layers = best or ("", nn.ModuleList())
     while name:
         name = name.rpartition(".")[0]
         decoder = model.get_submodule(name)
         if isinstance(decoder, PreTrainedModel):
-            return decoder, best[1]
+            return decoder, layers
     raise Unsupported(
         type(model).__name__, "no list of decoder layers whose attention goes "
         "through transformers' attention registry",

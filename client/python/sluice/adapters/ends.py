@@ -89,7 +89,8 @@ class Ends:
             except _Ended as caught:  # its frames hold tensors of all rows
                 ended = caught.args
         if ended is not None:
-            return self._last(step, *ended, given)
+            (y,) = ended
+            return self._last(step, y, given)
         if step.hidden.in_host:
             raise Unsupported(type(self.decoder).__name__, "a forward that "
                               "leaves its last layer out", _DEVICE)

@@ -46,6 +46,7 @@ class FirstCall(chunked.ChunkedCall):
         joined = None if step.hidden.in_host else [
             range(step.chunks[a].start, step.chunks[a:a + ends.together][
                 -1].stop) for a in range(0, len(step.chunks), ends.together)]
+        assert ends.before is not None
         super().__init__(step, ends.before, "what comes before the layers of "
                          + type(ends.decoder).__name__, joined)
         self._ends, self._given = ends, given
@@ -65,6 +66,7 @@ class LastCall(chunked.ChunkedCall):
 
     def __init__(self, ends: Ends, step: Step, given: dict[str, Any],
                  as_tuple: bool):
+        assert ends.after is not None
         super().__init__(step, ends.after, "what comes after the layers of "
                          + type(ends.decoder).__name__)
         self._ends, self._given, self.as_tuple = ends, given, as_tuple

@@ -93,7 +93,8 @@ class _Seen:
             self.answer = ends.adapter.own_forward(ends.decoder)(
                 input_ids=ids, use_cache=False, **off)
         self.as_tuple = isinstance(self.y, (tuple, list))
-        self.y = self.y[0] if self.as_tuple else self.y
+        if self.as_tuple:
+            self.y = self.y[0]  # type: ignore[index]  # a hook has set it
 
     @contextlib.contextmanager
     def _watched(self, ends: Ends) -> Iterator[None]:

@@ -180,8 +180,10 @@ class Head:
         given.pop("shift_labels", None)
         if count is None:
             count = (shifted != IGNORED).sum()
-        with (self._ends.leaving() if self._base is self.decoder else
-              contextlib.nullcontext([])) as left:
+        leaving: contextlib.AbstractContextManager[list] = (
+            self._ends.leaving() if self._base is self.decoder else
+            contextlib.nullcontext([]))
+        with leaving as left:
             out = self._of_base({**given, "use_cache": False})
         padded.check_labels(self.stream.blind, shifted, IGNORED,
                             self._ends.adapter)
@@ -277,9 +279,9 @@ class Head:
     def stub(self, hidden: Tensor, noted: Sequence[Tensor] | None = None):
         return self._instead(Stub(self._base, hidden, noted))
 
-    def modules(self) -> list[nn.Module]:
+    def modules(self) -> Iterator[nn.Module]:
         base = set(self._base.modules())
-        return [m for m in self.causal.modules() if m not in base]
+        return (m for m in self.causal.modules() if m not in base)
 
     def _units(self) -> list[nn.Module]:
         """The head's modules that are FSDP2 units; the model itself is one

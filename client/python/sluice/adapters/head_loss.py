@@ -23,7 +23,7 @@ class Labels(NamedTuple):
     """What hidden states are compared with, and in pieces of how many rows."""
 
     shifted: Tensor  # [B, S]
-    count: Tensor | int
+    count: Tensor | int  # type: ignore[assignment]  # hides tuple.count
     chunk: int
 
 

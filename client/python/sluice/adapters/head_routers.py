@@ -60,16 +60,16 @@ def _whole(head: Head, hidden: Tensor, labels: Tensor,
 def _try(head: Head, noted: tuple[Tensor, ...]) -> None:
     few = [n.flatten(0, -2)[:ROWS] for n in noted]
     rows = len(few[0])
-    few = tuple(f if n.dim() == 2 else f[None] for f, n in zip(few, noted))
+    each = tuple(f if n.dim() == 2 else f[None] for f, n in zip(few, noted))
     weight = head.causal.get_output_embeddings().weight
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(1, rows, weight.shape[1], generator=generator).to(
         few[0].device, weight.dtype)
     labels = torch.randint(weight.shape[0], (1, rows), generator=generator
                            ).to(hidden.device)
-    together = _whole(head, hidden, labels, few).loss
+    together = _whole(head, hidden, labels, each).loss
     apart = _whole(head, hidden, labels, None).loss + _added(
-        head, few, None)[0]
+        head, each, None)[0]
     limit = max(LIMIT, 4 * torch.finfo(together.dtype).eps)
     if not bool((together - apart).abs() <= limit * together.abs()):
         raise Unsupported(

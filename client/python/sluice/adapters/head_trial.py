@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ def probe(head: Head) -> None:
     """Compares with the model's own loss on the rows as a whole; where they
     differ the head is left to the model (`stream.head`)."""
     device = head.causal.get_input_embeddings().weight.device
-    how = "whole"
+    how: Literal["rows", "whole"] = "whole"
     for place in head.places:
         head.place = place  # the trial reads it
         try:

@@ -160,6 +160,7 @@ class Adapter:
 
     def check_dealing(self, ids: Tensor, chunk: int) -> None:
         """Raises `Unsupported` where one rank's rows are not the whole's."""
+        assert self.dealing is not None
         dealing_trial.check(self.dealing, ids, chunk)
 
     def detach(self) -> None:

@@ -17,7 +17,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 LEAST = 64  # rows that show what a layer does
 
-Layers = nn.ModuleList | nn.ModuleDict | Iterable[nn.Module]
+Layers: TypeAlias = nn.ModuleList | nn.ModuleDict | Iterable[nn.Module]
 
 
 class OwnLayers:
@@ -69,6 +69,10 @@ class OwnLayers:
         # Of the step's arguments, this rank's rows; see `rows_of`.
         self._cuts: dict[int, tuple[Tensor, Tensor]] = {}
         self._refuse_setup()
+
+    def _of_step(self) -> Step:
+        assert self._step is not None
+        return self._step[0]
 
     def attach(self, stream: Stream) -> None:
         """Patches the layers, and probes them where there is a sample."""
@@ -166,7 +170,9 @@ class OwnLayers:
             stream.agree("layers", x, {"hidden_states": x})
             step = stream.begin(x.shape[1], x.device, self)
             if stands:
-                step.hidden = (InHost if stream.in_host else Standing)(
+                place: type[InHost] | type[Standing] = (
+                    InHost if stream.in_host else Standing)
+                step.hidden = place(
                     step.arena, step.chunks, step.device, step.length)
                 x = Parted.apply(step.hidden, _own(step), x)
         self._step = step, index
@@ -181,7 +187,7 @@ class OwnLayers:
     def _own_rows(self, stream: Stream, layer: nn.Module, args: tuple,
                   kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """This rank's rows of a layer's arguments."""
-        step, names = self._step[0], rows.names_of(type(layer).forward)
+        step, names = self._of_step(), rows.names_of(type(layer).forward)
         cut = functools.partial(
             rows_of, layer, step, step.once("own rows", lambda: indices(
                 _own(step), step.device)), self._cuts, stream.rows)
@@ -196,7 +202,7 @@ class OwnLayers:
         """What the layer answers."""
         if index < len(self.layers) - 1:
             return y
-        step = self._step[0]
+        step = self._of_step()
         if isinstance(step.hidden, Standing):
             y = Whole.apply(step.hidden, _own(step), y)
         if step.ranks is not None:
@@ -239,6 +245,7 @@ class OwnLayers:
         try:
             with torch.no_grad(), recorded(
                     self.layers, stream, seen, _first(self.layers[0])):
+                assert self._sample is not None
                 self._sample()
         finally:
             self._whole = False
