@@ -1,149 +1,93 @@
 #!/usr/bin/env python3
-"""clang's thread safety analysis: locks.py BUILD_DIR [--tests] [--besides DIR]… [SOURCE…]
+"""clang's thread safety analysis: locks.py BUILD [--tests] [--besides DIR]…
 
-Compiles, without output, every source of BUILD_DIR/compile_commands.json (or
-those named) that can see proto/base/mutex.h; no other can touch a guarded
-member or hold a lock. Tests are left out without --tests: they are half of the
-sources, and minutes. A complaint is an error.
+Compiles, without output, what of BUILD can see proto/base/mutex.h; nothing else
+can touch a guarded member or hold a lock. Tests are left out without --tests.
+A complaint is an error.
 
 --besides: a build by clang, which analyses what it compiles (-Wthread-safety,
 -Werror); what it has compiled since the newest header is left out here.
 """
 
 import argparse
+import collections
 import concurrent.futures
-import json
 import os
-import re
 import shlex
 import subprocess
 import sys
 import tempfile
 
-import lint
+from commands import (
+    INCLUDE,
+    ROOT,
+    arguments,
+    entries,
+    precompiled,
+    read,
+    sources,
+)
 
-ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "../.."))
 MUTEX = "proto/base/mutex.h"
 CLANG = ["-Wthread-safety", "-Werror"]
-# So many sources have to share what clang precompiles for them: of torch's
-# headers that takes as long as two sources do without it.
-SHARED = 4
-INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
+# So many compilations pay for a header that clang precompiles.
+SHARED = 3
 
 
-def read(path):
-    with open(path, encoding="utf-8") as file:
-        return file.read()
+def sees_mutex(path, known):
+    """`path` relative to the root; `known` is what was found before."""
+    if path == MUTEX:
+        return True
+    if path not in known:
+        known[path] = False  # while it is being read: a circle
+        full = os.path.join(ROOT, path)
+        known[path] = os.path.exists(full) and any(
+            sees_mutex(header, known) for header in INCLUDE.findall(read(full)))
+    return known[path]
 
 
-class Includes:
-    """Which of our own headers a source sees, through others too."""
-
-    def __init__(self, root):
-        self.root = root
-        self.known = {}  # header -> sees the mutex
-
-    def sees_mutex(self, path):
-        """`path` relative to the root."""
-        if path == MUTEX:
-            return True
-        if path not in self.known:
-            self.known[path] = False  # while it is being read: a circle
-            full = os.path.join(self.root, path)
-            self.known[path] = os.path.exists(full) and any(
-                self.sees_mutex(header)
-                for header in INCLUDE.findall(read(full)))
-        return self.known[path]
+def said(entry, *words, text=""):
+    """What clang complains of; `text` is its input, where it is called for
+    one."""
+    run = subprocess.run(["clang++", *words, *CLANG], input=text, text=True,
+                         check=False, capture_output=True,
+                         cwd=entry["directory"])
+    return run.stdout + run.stderr if run.returncode else ""
 
 
-def entries(build):
-    """{path relative to the root: compile command} of our own sources."""
-    with open(os.path.join(build, "compile_commands.json"),
-              encoding="utf-8") as file:
-        listed = json.load(file)
-    found = {os.path.relpath(e["file"], ROOT): e for e in listed}
-    return {p: e for p, e in found.items()
-            if not p.startswith((".", "build" + os.sep))}
+def complaints(entry, paths, made):
+    """What clang says of `paths`, compiled together as the entry's file is.
+    `made`: see precompile()."""
+    key = key_of(entry)
+    header = made[key].result() if key in made else (
+        ["-include", key[0]] if key[0] else [])
+    return said(entry, "-fsyntax-only", *key[1], *header, "-x", "c++", "-",
+                text="".join(f'#include "{path}"\n' for path in paths))
 
 
-def said(entry, *words):
-    """What clang complains of."""
-    run = subprocess.run(["clang++", *words, *CLANG],
-                         capture_output=True, text=True,
-                         cwd=entry["directory"], stdin=subprocess.DEVNULL,
-                         check=False)
-    return run.stdout + run.stderr if run.returncode != 0 else ""
+def key_of(entry):
+    """(precompiled header or None, arguments)"""
+    return (precompiled(shlex.split(entry["command"])),
+            tuple(arguments(entry)))
 
 
-def flags_of(entry):
-    return [word for word in lint.arguments(entry)
-            if not word.startswith("-W") and word != entry["file"]]
+def precompile(chosen, folder, pool, shared=SHARED):
+    """{key: future arguments for clang} of the headers that enough of `chosen`
+    share: to read torch's takes longer than the rest of a source. One with
+    complaints is left to its sources, which have the same."""
+    count = collections.Counter(key_of(entry) for entry, _ in chosen)
 
+    def make(entry, path):
+        header, flags = key_of(entry)
+        text = said(entry, "-x", "c++-header", *flags, header, "-o", path,
+                    "-fpch-instantiate-templates")
+        return ["-include", header] if text else ["-include-pch", path]
 
-def complaints(entry, source=None, header=None):
-    """What clang says of the entry's file, or of `source` in its place. `header`
-    is what Precompiled has made for it."""
-    flags = flags_of(entry)
-    if header:
-        flags = [*without_includes(flags), "-include-pch", header]
-    return said(entry, "-fsyntax-only", *flags, source or entry["file"])
-
-
-def without_includes(flags):
-    at = {i for i, word in enumerate(flags) if word == "-include"}
-    return [word for i, word in enumerate(flags)
-            if i not in at and i - 1 not in at]
-
-
-class Precompiled:
-    """For clang, the headers that g++ has precompiled: half of what a source
-    takes and more. One for each header and set of arguments that enough sources
-    share, in a folder that is there as long as they are wanted."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.made = {}  # key -> path
-        self.complaints = []  # of the headers themselves: (header, text)
-
-    @staticmethod
-    def key(entry):
-        """(header, its arguments), or None where there is no such header."""
-        words = shlex.split(entry["command"])
-        headers = [header for i, word in enumerate(words)
-                   if word == "-include"
-                   for header in lint.precompiled(words[i + 1])]
-        flags = tuple(without_includes(flags_of(entry)))
-        return (headers[0], flags) if len(headers) == 1 else None
-
-    def make(self, entries_, pool, shared=SHARED):
-        by_key = {}
-        for entry in entries_:
-            by_key.setdefault(self.key(entry), []).append(entry)
-        wanted = [(key, of[0]) for key, of in by_key.items()
-                  if key and len(of) >= shared]
-        paths = [os.path.join(self.folder, f"{number}.pch")
-                 for number in range(len(wanted))]
-
-        def compiled(key, entry, path):
-            header, flags = key
-            return said(entry, "-x", "c++-header", *flags, header, "-o", path)
-
-        for (key, _), path, text in zip(wanted, paths, pool.map(
-                compiled, *zip(*wanted), paths) if wanted else []):
-            if text:  # its sources do without
-                self.complaints.append((key[0], text))
-            else:
-                self.made[key] = path
-
-    def of(self, entry):
-        return self.made.get(self.key(entry))
-
-
-def newest_header():
-    listed = subprocess.run(["git", "ls-files", "-z", "*.h"], check=True,
-                            capture_output=True, text=True, cwd=ROOT)
-    return max(map(mtime, (os.path.join(ROOT, path) for path
-                           in listed.stdout.split("\0") if path)), default=0)
+    entry_of = {key_of(entry): entry for entry, _ in chosen}
+    return {key: pool.submit(make, entry_of[key],
+                             os.path.join(folder, f"{number}.pch"))
+            for number, key in enumerate(count)
+            if key[0] and count[key] >= shared}
 
 
 def mtime(path):
@@ -153,57 +97,60 @@ def mtime(path):
         return 0
 
 
+def newest_header():
+    listed = subprocess.run(["git", "ls-files", "-z", "*.h"], check=True,
+                            capture_output=True, text=True, cwd=ROOT)
+    return max((mtime(os.path.join(ROOT, path))
+                for path in listed.stdout.split("\0") if path), default=0)
+
+
 def analysed(build, since):
     """Sources that `build` has compiled after `since`, and after they changed
     last, with this analysis."""
     done = set()
-    for path, entry in entries(build).items():
+    for entry in entries(build):
         words = shlex.split(entry["command"])
-        made = os.path.join(entry["directory"], words[words.index("-o") + 1])
-        if {"-Wthread-safety", "-Werror"} <= set(words) and mtime(made) >= max(
-                since, mtime(entry["file"])):
-            done.add(path)
+        made = mtime(os.path.join(entry["directory"],
+                                  words[words.index("-o") + 1]))
+        if set(CLANG) <= set(words):
+            done |= {path for path in sources(entry) if made >= max(
+                since, mtime(os.path.join(ROOT, path)))}
     return done
 
 
-def arguments():
+def main():
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("build")
     parser.add_argument("--tests", action="store_true")
     parser.add_argument("--besides", action="append", default=[])
-    parser.add_argument("sources", nargs="*")
-    return parser.parse_intermixed_args()
-
-
-def main():
-    given = arguments()
-    build, words = given.build, given.sources
-    includes = Includes(ROOT)
-    found = entries(build)
-    named = {os.path.relpath(s, ROOT) for s in words} or {
-        path for path in found
-        if given.tests or not path.startswith("tests" + os.sep)}
-    seen = {p for p in named & set(found) if includes.sees_mutex(p)}
-    since = newest_header()
+    given = parser.parse_args()
+    since, known, chosen = newest_header(), {}, []
     elsewhere = {path for other in given.besides
                  for path in analysed(other, since)}
-    chosen = sorted(seen - elsewhere)
+    seen, left = set(), set()
+    for entry in entries(given.build):
+        own = [path for path in sources(entry) if sees_mutex(path, known)
+               and (given.tests or not path.startswith("tests/"))]
+        seen.update(own)
+        paths = [path for path in own if path not in elsewhere]
+        if paths:
+            chosen.append((entry, paths))
+            left.update(paths)
     failed = 0
     with (tempfile.TemporaryDirectory() as folder,
           concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool):
-        headers = Precompiled(folder)
-        headers.make([found[path] for path in chosen], pool)
-        texts = pool.map(
-            lambda p: complaints(found[p], header=headers.of(found[p])), chosen)
-        for path, text in [*headers.complaints, *zip(chosen, texts)]:
+        made = precompile(chosen, folder, pool)
+        chosen.sort(key=lambda one: key_of(one[0]) in made)  # those wait
+        for (_, paths), text in zip(chosen, pool.map(
+                lambda one: complaints(*one, made), chosen)):
             if text:
                 failed += 1
-                print(f"locks: {path}\n{text}", flush=True)
-    print(f"locks: {len(chosen)} sources, {failed} with complaints; "
-          f"{len(seen & elsewhere)} were analysed by a build")
-    if not seen and not words:
-        sys.exit(f"error: locks: no source of {build} sees {MUTEX}: nothing "
-                 "was checked")
+                print(f"locks: {' '.join(paths)}\n{text}", flush=True)
+    print(f"locks: {len(left)} sources in {len(chosen)} compilations, {failed} "
+          f"with complaints; {len(seen - left)} were analysed by a build")
+    if not seen:
+        sys.exit(f"error: locks: no source of {given.build} sees {MUTEX}: "
+                 "nothing was checked")
     sys.exit(1 if failed else 0)
 
 

@@ -189,6 +189,9 @@ case " ${groups[*]} " in
     make_venv kubernetes kubernetes.txt "25 MB to download, 180 MB on disk" ;;
 esac
 case " ${groups[*]} " in
+  *" test "*|*" lint "*) make_venv lint lint.txt "30 MB to download" ;;
+esac
+case " ${groups[*]} " in
   *" wheel "*)
     make_venv wheel wheel.txt "1 MB to download"
     fetch_sources ;;

@@ -23,7 +23,7 @@ size=$(du -sm "$work/elsewhere" | cut -f1)
 [ "$size" -le 60 ] || fail "$size MiB"
 
 for package in coinor-libcbc-dev libgtest-dev libprotobuf-dev; do
-  grep -q "^$package[-.0-9]*$" "$work/elsewhere/licenses/THIRD_PARTY" ||
+  grep -q "^${package}[-.0-9]*$" "$work/elsewhere/licenses/THIRD_PARTY" ||
     fail "licenses/THIRD_PARTY has no licence of $package"
 done
 

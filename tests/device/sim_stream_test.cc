@@ -164,7 +164,8 @@ TEST_F(SimTest, WaitingOnTheComputeStreamCountsAsStall) {
 }
 
 TEST_F(SimTest, WhatTakesNoTimeOnAnIdleStreamIsDoneAtOnce) {
-  if (PoisonsBuffers()) GTEST_SKIP() << "with SLUICE_POISON every copy arrives late";
+  if (PoisonsBuffers())
+    GTEST_SKIP() << "with SLUICE_POISON every copy arrives late";
   ASSERT_THAT(node_->SetLinkSpeed("own", 0, 0), IsOk());
   SLUICE_ASSERT_OK_AND_ASSIGN(const Stream stream,
                               driver_->CreateStream(DeviceIndex(2)));

@@ -2,8 +2,8 @@
 """Every removed lock is found: locks_test.py BUILD_DIR.
 
 Takes real sources, removes one lock from a copy of each, and expects clang's
-analysis to name the mutex that is no longer held. The untouched source must
-pass, so that the complaint is about what was removed.
+analysis to name the mutex that is no longer held. The untouched sources pass in
+each run of locks.py and in the sanitizers' builds.
 """
 
 import concurrent.futures
@@ -14,9 +14,10 @@ import tempfile
 import unittest
 import unittest.mock
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.join(HERE, "../../deploy/lint"))
-import locks  # noqa: E402
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)),
+                                "../../deploy/lint"))
+import commands
+import locks
 
 # (source, the function it is in, the mutex): one per folder that has locks.
 # The first lock after the function's head goes.
@@ -42,102 +43,103 @@ def without_lock(text, function):
 
 
 class RemovedLocks(unittest.TestCase):
-    entries = {}
+    entry_of = {}  # source -> compile command
+    folder = ""
 
-    def said(self, path, text):
-        with tempfile.TemporaryDirectory() as folder:
-            copy = os.path.join(folder, os.path.basename(path))
-            with open(copy, "w", encoding="utf-8") as file:
-                file.write(text)
-            return locks.complaints(self.entries[path], copy)
-
-    def both(self, case):
-        """What clang says of the source, and of it without the lock."""
+    def said(self, case, made=None):
+        """What clang says of the source without the lock."""
         path, function, _ = case
-        text = locks.read(os.path.join(locks.ROOT, path))
-        return (self.said(path, text),
-                self.said(path, without_lock(text, function)))
+        copy = os.path.join(self.folder, os.path.basename(path))
+        with open(copy, "w", encoding="utf-8") as file:
+            file.write(without_lock(
+                commands.read(os.path.join(commands.ROOT, path)), function))
+        return locks.complaints(self.entry_of[path], [copy], made or {})
 
     def test_each_is_found(self):
         # A build without torch has not all of them.
         cases = [case for case in REMOVED
-                 if case[0] in self.entries or "torch" not in case[0]]
+                 if case[0] in self.entry_of or "torch" not in case[0]]
         self.assertGreaterEqual(len(cases), 5)
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            for (path, _, mutex), (whole, without) in zip(
-                    cases, pool.map(self.both, cases)):
+            for (path, _, mutex), text in zip(
+                    cases, pool.map(self.said, cases)):
                 with self.subTest(path):
-                    self.assertEqual(whole, "")
                     self.assertRegex(
-                        without,
-                        rf"requires holding mutex '[\w:>.-]*{mutex}'")
+                        text, rf"requires holding mutex '[\w:>.-]*{mutex}'")
+                    self.assertEqual(text.count("error: "), text.count(
+                        "[-Werror,-Wthread-safety"), text)
 
     def test_one_is_found_behind_a_precompiled_header(self):
-        path, function, mutex = next(
-            case for case in REMOVED if case[0].startswith("kernels/"))
-        entry = self.entries[path]
-        with (tempfile.TemporaryDirectory() as folder,
-              concurrent.futures.ThreadPoolExecutor(1) as pool):
-            headers = locks.Precompiled(folder)
-            headers.make([entry], pool, shared=1)
-            self.assertEqual(headers.complaints, [])
-            header = headers.of(entry)
-            self.assertIsNotNone(header)
-            self.assertEqual(locks.complaints(entry, header=header), "")
-            copy = os.path.join(folder, "stream.cc")
-            with open(copy, "w", encoding="utf-8") as file:
-                file.write(without_lock(locks.read(entry["file"]), function))
-            self.assertIn(f"requires holding mutex '{mutex}'",
-                          locks.complaints(entry, copy, header))
+        case = next(c for c in REMOVED if c[0].startswith("kernels/"))
+        entry = self.entry_of[case[0]]
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            made = locks.precompile([(entry, [case[0]])], self.folder, pool,
+                                    shared=1)
+            [header] = [future.result() for future in made.values()]
+            self.assertEqual(header[0], "-include-pch")
+            self.assertEqual(locks.complaints(entry, [case[0]], made), "")
+            self.assertIn(f"requires holding mutex '{case[2]}'",
+                          self.said(case, made))
 
 
-class Sight(unittest.TestCase):
+class Files(unittest.TestCase):
 
-    def test_goes_through_headers_and_survives_circles(self):
-        files = {"a.cc": '#include "b.h"\n', "b.h": '#include "c.h"\n',
-                 "c.h": f'#include "b.h"\n  #include "{locks.MUTEX}"\n',
-                 "d.cc": '#include "e.h"\n#include <mutex>\n', "e.h": ""}
-        with tempfile.TemporaryDirectory() as root:
-            for name, text in files.items():
-                with open(os.path.join(root, name), "w",
-                          encoding="utf-8") as file:
-                    file.write(text)
-            includes = locks.Includes(root)
-            self.assertTrue(includes.sees_mutex("a.cc"))
-            self.assertFalse(includes.sees_mutex("d.cc"))
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = folder.name
+        for module in commands, locks:
+            patch = unittest.mock.patch.object(module, "ROOT", self.root)
+            patch.start()
+            self.addCleanup(patch.stop)
 
+    def write(self, name, text="", when=None):
+        path = os.path.join(self.root, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        if when is not None:
+            os.utime(path, (when, when))
+        return path
 
-class Elsewhere(unittest.TestCase):
+    def test_a_mutex_is_seen_through_headers_and_circles(self):
+        for name, text in {
+                "a.cc": '#include "b.h"\n', "b.h": '#include "c.h"\n',
+                "c.h": f'#include "b.h"\n  #include "{locks.MUTEX}"\n',
+                "d.cc": '#include "e.h"\n#include <mutex>\n',
+                "e.h": ""}.items():
+            self.write(name, text)
+        self.assertTrue(locks.sees_mutex("a.cc", {}))
+        self.assertFalse(locks.sees_mutex("d.cc", {}))
 
     def test_only_what_a_build_has_compiled_since_is_left_out(self):
+        build = os.path.join(self.root, "build")
         flags = "-Wthread-safety -Werror"
         cases = {  # source: (flags, when it was compiled)
             "good.cc": (flags, 30), "older_than_a_header.cc": (flags, 15),
             "older_than_itself.cc": (flags, 25), "never.cc": (flags, None),
-            "another.cc": ("-Wall -Werror", 30)}
-        with tempfile.TemporaryDirectory() as build, unittest.mock.patch.object(
-                locks, "ROOT", build):
-            listed = []
-            for name, (given, made) in cases.items():
-                source = os.path.join(build, name)
-                compiled = source + ".o"
-                listed.append({"file": source, "directory": build,
-                               "command": f"clang++ {given} -c {source} "
-                                          f"-o {name}.o"})
-                for path, when in (source, 10), (compiled, made):
-                    if when is not None:
-                        with open(path, "w", encoding="utf-8"):
-                            pass
-                        os.utime(path, (when, when))
-            os.utime(os.path.join(build, "older_than_itself.cc"), (28, 28))
-            with open(os.path.join(build, "compile_commands.json"), "w",
-                      encoding="utf-8") as file:
-                json.dump(listed, file)
-            found = locks.analysed(build, since=20)
-        self.assertEqual({os.path.basename(path) for path in found},
-                         {"good.cc"})
+            "another.cc": ("-Wall -Werror", 30),
+            "build/unity/batch.cc": (flags, 30)}
+        listed = []
+        for name, (given, made) in cases.items():
+            batch = '#include "in_batch.cc"\n#include "later.cc"\n'
+            source = self.write(name, batch if "unity" in name else "", 10)
+            if made is not None:
+                self.write(f"{name}.o", when=made)
+            listed.append({"file": source, "directory": self.root, "command":
+                           f"clang++ {given} -c {source} -o {name}.o"})
+        self.write("in_batch.cc", when=10)
+        self.write("later.cc", when=40)
+        os.utime(os.path.join(self.root, "older_than_itself.cc"), (28, 28))
+        self.write("build/compile_commands.json", json.dumps(listed))
+        self.assertEqual(locks.analysed(build, since=20),
+                         {"good.cc", "in_batch.cc"})
 
 
 if __name__ == "__main__":
-    RemovedLocks.entries = locks.entries(sys.argv.pop(1))
-    unittest.main()
+    RemovedLocks.entry_of = {
+        path: entry for entry in commands.entries(sys.argv.pop(1))
+        for path in commands.sources(entry)}
+    with tempfile.TemporaryDirectory() as folder:
+        RemovedLocks.folder = folder
+        unittest.main()

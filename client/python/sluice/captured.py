@@ -19,7 +19,7 @@ from sluice.step import current
 if TYPE_CHECKING:
     from sluice.adapters.hf import Adapter
     from sluice.step import Step
-    from sluice.streaming import Stream
+    from sluice.streamed import Stream
 
 TOKENS = 70  # in chunks of 24: the last one is a rest
 

@@ -44,7 +44,7 @@ from sluice.trial import (
 
 if TYPE_CHECKING:
     from sluice.adapters.hf import Adapter
-    from sluice.streaming import Stream
+    from sluice.streamed import Stream
 
 # Of a norm: rounding gives 1e-6 here, a wrong mask or a lost loss 1e-1.
 LIMIT = 1e-3

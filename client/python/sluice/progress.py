@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sluice.adapters.hf import Adapter
     from sluice.adapters.layers import OwnLayers
     from sluice.step import Step
-    from sluice.streaming import Stream
+    from sluice.streamed import Stream
 
 LONG_S = 20.0  # a step is silent before
 EVERY_S = 10.0  # between two lines of a step

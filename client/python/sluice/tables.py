@@ -26,7 +26,7 @@ from sluice.rows import named_arguments
 
 if TYPE_CHECKING:
     from sluice.captured import Seen
-    from sluice.streaming import Stream
+    from sluice.streamed import Stream
 
 
 class Told:

@@ -22,7 +22,7 @@ from sluice.rows import Arguments, names_of
 from sluice.step import Engaging
 
 if TYPE_CHECKING:
-    from sluice.streaming import Stream
+    from sluice.streamed import Stream
 
 CHUNK = 24
 

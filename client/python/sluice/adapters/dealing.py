@@ -41,7 +41,7 @@ from sluice.rows import names_of
 if TYPE_CHECKING:
     from sluice.adapters.hf import Adapter
     from sluice.step import Step
-    from sluice.streaming import Stream
+    from sluice.streamed import Stream
 
 # Arguments of a decoder that have rows, and along which dimension.
 INPUTS: Mapping[str, int] = {

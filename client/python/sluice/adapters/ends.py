@@ -34,7 +34,7 @@ from sluice.hidden import Whole
 if TYPE_CHECKING:
     from sluice.adapters.hf import Adapter
     from sluice.step import Step
-    from sluice.streaming import Stream
+    from sluice.streamed import Stream
 
 # Arguments of a decoder with rows -> their dimension.
 _ROWS = {"input_ids": 1, "attention_mask": 1, "position_ids": -1}

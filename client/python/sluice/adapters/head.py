@@ -41,7 +41,7 @@ from sluice.step import current
 if TYPE_CHECKING:
     from sluice.adapters.ends import Ends
     from sluice.adapters.ends_calls import Left
-    from sluice.streaming import Stream
+    from sluice.streamed import Stream
 
 IGNORED = -100  # the label of a row that counts nothing
 ROWS = 256  # per chunk at least: logits are its rows times the vocabulary

@@ -42,7 +42,7 @@ from sluice.step import current
 from sluice.tables import Told
 
 if TYPE_CHECKING:
-    from sluice.streaming import Stream
+    from sluice.streamed import Stream
 
 registry.register()
 

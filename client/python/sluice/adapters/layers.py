@@ -40,7 +40,7 @@ from sluice.tables import Told
 
 if TYPE_CHECKING:
     from sluice.step import Step
-    from sluice.streaming import Stream
+    from sluice.streamed import Stream
 
 LEAST = 64  # rows that show what a layer does
 

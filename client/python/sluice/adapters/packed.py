@@ -16,7 +16,7 @@ from torch import Tensor
 from sluice.errors import Unsupported
 
 if TYPE_CHECKING:
-    from sluice.streaming import Stream
+    from sluice.streamed import Stream
 
 # Lengths [documents + 1] of all rows one after the other; seq_idx [B, S].
 _LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k")

@@ -21,7 +21,7 @@ from sluice.hidden import is_stand_in
 if TYPE_CHECKING:
     from sluice.adapters.hf import Adapter
     from sluice.step import Step
-    from sluice.streaming import Stream
+    from sluice.streamed import Stream
 
 
 # How models that are told no positions count them by a mask [B, S]. Which of

@@ -24,7 +24,7 @@ from sluice.side import ASKED, Joined, Side
 if TYPE_CHECKING:
     from sluice.adapters.hf import Adapter
     from sluice.step import Step
-    from sluice.streaming import Stream
+    from sluice.streamed import Stream
 
 NAME = "router_logits"
 _OUT = ("leave it out, and set it to False in the config (of TRL's trainers: "

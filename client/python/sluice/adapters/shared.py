@@ -9,7 +9,7 @@ from torch import Tensor
 from sluice import randomness
 
 if TYPE_CHECKING:
-    from sluice.streaming import Stream
+    from sluice.streamed import Stream
 
 
 def loss(stream: Stream, of_rows: Callable[..., Tensor], hidden: Tensor,

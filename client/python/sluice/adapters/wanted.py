@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 from sluice.errors import Unsupported
 
 if TYPE_CHECKING:
-    from sluice.streaming import Stream
+    from sluice.streamed import Stream
 
 CACHES = ("past_key_values", "past_key_value", "cache_params")
 # Of PEFT: adapters that give each layer keys and values, as a cache.
