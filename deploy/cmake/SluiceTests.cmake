@@ -15,6 +15,9 @@ function(sluice_add_test)
   list(POP_FRONT arg_COMMAND program)
   if(TARGET ${program})
     set(program $<TARGET_FILE:${program}>)
+  elseif(NOT program MATCHES "^(/|\\$<)")
+    message(FATAL_ERROR "${arg_NAME}: ${program} is neither a target that there "
+      "is already, nor a path: write $<TARGET_FILE:...>")
   endif()
   add_test(NAME ${arg_NAME}
     COMMAND ${SLUICE_TEST_LAUNCHER} ${program} ${arg_COMMAND})

@@ -52,41 +52,5 @@ class Rooms(unittest.TestCase):
                 del left[room]
 
 
-class Folders(unittest.TestCase):
-
-    def test_too_many_sources_are_named(self):
-        def found(count):
-            return list(check_rooms.check_folder_sizes(
-                [f"a/b/{i}.cc" for i in range(count)] + ["a/b/x.h"] * 9))
-        self.assertEqual(found(22), [])
-        [problem] = found(23)
-        self.assertIn("a/b: 23 .cc files, at most 22", problem)
-
-
-class HeaderNames(unittest.TestCase):
-
-    def named(self, **headers):
-        return list(check_rooms.check_header_names(
-            {f"a/{name}.h": text for name, text in headers.items()}))
-
-    def test_a_header_is_named_after_a_class_of_its(self):
-        for name, text in (
-                ("copy_lane", "class CopyLane {\n"),
-                ("budget", "struct Line {\n};\nclass Budgets final {\n"),
-                ("adamw", "class AdamW : public X {\n"),
-                ("mutex", "class ABSL_LOCKABLE Mutex {\n"),
-                ("words", "struct Other {\n"),  # no class: free
-                ("forward", "class Other;\n")):
-            self.assertEqual(self.named(**{name: text}), [], name)
-        [found] = self.named(helpers="class Launcher {\n")
-        self.assertIn("named after none of what it defines (Launcher)", found)
-
-    def test_a_class_is_in_the_header_that_bears_its_name(self):
-        [found] = self.named(
-            stream="class Stream {\n};\nclass CopyLane {\n",
-            copy_lane="class CopyLaneState {\n")
-        self.assertIn("class CopyLane belongs in a/copy_lane.h", found)
-
-
 if __name__ == "__main__":
     unittest.main()

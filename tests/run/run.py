@@ -21,6 +21,7 @@ import suite  # pylint: disable=wrong-import-position
 
 LABELS = ("unit", "conformance", "integration", "gradient", "poison", "golden",
           "python", "bench", "attacks", "package", "root", "ci", "deep")
+DEPS = os.environ.get("SLUICE_DEPS", os.path.expanduser("~/.cache/sluice"))
 MOST_FLAKY = 3
 SLOWEST = 20
 RED, GREEN = 1, 0
@@ -53,6 +54,7 @@ class Runner:
         self.end_at = end_at  # time.monotonic(), or None
         self.results = []
         self.logs = set()
+        self.reader = suite.Reader()  # of the phase that runs
         os.makedirs(out, exist_ok=True)
         processes.adopt_orphans()
 
@@ -64,12 +66,14 @@ class Runner:
         limit = min(phase.limit, left)
         print(f"\n== {phase.name} (limit {limit / 60:.0f} min)", flush=True)
         started = time.monotonic()
+        self.reader = suite.Reader()
         try:
             run = self.run_command if phase.command else self.run_tests
             result = run(phase, limit)
         except Stopped:
             self.add(Result(phase.name, "failed",
-                            time.monotonic() - started, "ended by a signal"))
+                            time.monotonic() - started, "ended by a signal",
+                            list(self.reader.outcomes.values())))
             raise
         except (OSError, subprocess.CalledProcessError, ValueError) as error:
             result = Result(phase.name, "failed", note=str(error))
@@ -109,8 +113,9 @@ class Runner:
                           note="nothing of it was built" if listed
                           else "no test is selected", outcomes=skipped)
         until = time.monotonic() + limit
-        reader, in_time = self.ctest(
-            phase, build, limit, os.cpu_count() + 1,
+        reader = self.reader
+        in_time = self.ctest(
+            phase, build, limit, os.cpu_count() + 1, reader,
             *(("-E", suite.named(blocked)) if blocked else ()))
         labels = {entry.name: entry.labels for entry in listed}
         again = [name for name, outcome in reader.outcomes.items()
@@ -118,8 +123,9 @@ class Runner:
                  and not labels.get(name, set()) & suite.NO_SECOND_TRY]
         if again and in_time:
             print(f"-- once more: {' '.join(again)}", flush=True)
-            second, in_time = self.ctest(
-                phase, build, max(until - time.monotonic(), 1), 1,
+            second = suite.Reader()
+            in_time = self.ctest(
+                phase, build, max(until - time.monotonic(), 1), 1, second,
                 "-R", suite.named(again))
             for name in again:
                 if name in second.outcomes and \
@@ -142,8 +148,8 @@ class Runner:
         result.note = ", ".join(notes)
         return result
 
-    def ctest(self, phase, build, limit, jobs, *more):
-        """CTest's outcomes, and whether it ended in time."""
+    def ctest(self, phase, build, limit, jobs, reader, *more):
+        """Whether it ended in time; `reader` has what it printed."""
         words = ["ctest", "--test-dir", build, f"-j{jobs}",
                  "--output-on-failure", *phase.select, *more]
         environment = self.environment(phase)
@@ -157,13 +163,12 @@ class Runner:
         if os.geteuid() == 0 and not phase.as_root:
             environment["SLUICE_TEST_USER"] = plain_user.USER
             words = plain_user.command(
-                words, [self.root, os.environ.get("SLUICE_DEPS", "")])
-        reader = suite.Reader()
+                words, [self.root, DEPS])
         status, _ = self.start(phase.name, words, limit, environment,
                                reader.read)
         if status and not reader.outcomes:
             raise ValueError(f"ctest ended with status {status}")
-        return reader, status is not None
+        return status is not None
 
     def print_reports(self, folder):
         names = sorted(os.listdir(folder))
