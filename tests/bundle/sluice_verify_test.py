@@ -1,0 +1,140 @@
+"""The check `torch` of ./verify --python, on a machine without a GPU: each thing
+that a user's environment may lack gives its own line of what to do.
+
+    sluice_verify_test.py    (deploy/bundle/torch, client/python in PYTHONPATH)
+
+Where a case needs the GPU, its part of the check is replaced. torch_test.py runs
+the same faults on the fakes, through ./verify.
+"""
+
+import os
+import re
+import sys
+import types
+import unittest
+from unittest import mock
+
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch
+
+import torch
+from sluice_verify import found, kernels
+from sluice_verify.__main__ import run
+
+
+def a_torch(version="2.10.0", cuda="13.0"):
+    return types.SimpleNamespace(
+        __version__=version, version=types.SimpleNamespace(cuda=cuda))
+
+
+class Environment(unittest.TestCase):
+    def finds(self, reason):
+        _, said = run("torch", "/no/socket")
+        self.assertRegex(said or "passed", reason)
+
+    def test_an_old_python(self):
+        with mock.patch.object(sys, "version_info", (3, 9, 0)):
+            self.finds(r"Python is 3\.9, and Sluice needs 3\.10")
+
+    def test_no_torch(self):
+        with mock.patch.dict(sys.modules, {"torch": None}):
+            self.finds("no torch that loads .*--python")
+
+    def test_an_old_torch(self):
+        with mock.patch.dict(sys.modules, {"torch": a_torch("2.9.1")}):
+            self.finds("torch 2.9.1 is too old: install 2.10 or newer")
+
+    def test_a_torch_without_cuda(self):
+        with mock.patch.dict(sys.modules, {"torch": a_torch(cuda=None)}):
+            self.finds("built without CUDA: install one")
+
+    def test_a_torch_that_sees_no_gpu(self):
+        self.finds("sees no GPU .*driver")
+
+    def test_an_operator_without_a_cuda_kernel(self):
+        has = torch._C._dispatch_has_computed_kernel_for_dispatch_key
+        with mock.patch.object(found, "find_gpu"), mock.patch.object(
+                torch._C, "_dispatch_has_computed_kernel_for_dispatch_key",
+                lambda name, key: name != "aten::silu_backward"
+                and has(name, key)):
+            self.finds("no CUDA kernel for aten::silu_backward: install")
+
+
+class Attention(unittest.TestCase):
+    """The judgement of kernels.attend(), its blocks computed by the CPU, but for
+    those of one kernel."""
+
+    def attend(self, wrong_kernel="", first_wrong=None):
+        """Why it fails; `first_wrong(block)` is what that kernel gives."""
+        block, inputs = kernels._block, kernels._qkv
+
+        def computed(q, k, v, mask, kernel="auto", **options):
+            got = block(q, k, v, mask, **options)
+            return first_wrong(got) if kernel == wrong_kernel else got
+
+        def on_cpu(device, dtype):
+            return inputs("cpu", dtype)
+
+        value = {}
+        with mock.patch.multiple(
+                kernels, _block=computed, _qkv=on_cpu,
+                _runs=lambda backend: "yes"), mock.patch.object(
+                kernels.gpu_blocks, "kernel_for", lambda q, keys, mask, kernel:
+                kernel):
+            try:
+                kernels.attend(value)
+            except kernels.Failure as failure:
+                return str(failure), value
+        return "", value
+
+    def test_right_numbers_pass(self):
+        said, value = self.attend()
+        self.assertEqual(said, "")
+        self.assertEqual(value["blocks"], dict.fromkeys(
+            ("flash bf16", "efficient fp32", "cudnn bf16", "efficient bf16"),
+            "yes"))
+
+    def fails(self, block):
+        raise RuntimeError("CUDA error: no kernel image is available")
+
+    def dq_by(self, factor):
+        def wrong(block):
+            o, lse, dq, *rest = block
+            return [o, lse, dq * factor, *rest]
+        return wrong
+
+    def test_a_needed_kernel_that_does_not_run(self):
+        said, _ = self.attend("flash", self.fails)
+        self.assertRegex(said, "flash attention does not run on this GPU")
+
+    def test_a_kernel_that_nobody_needs_does_not_run(self):
+        said, value = self.attend("cudnn", self.fails)
+        self.assertEqual(said, "")
+        self.assertIn("no kernel image", value["blocks"]["cudnn bf16"])
+
+    def test_a_needed_kernel_that_is_wrong(self):
+        said, _ = self.attend("efficient", self.dq_by(1.02))
+        self.assertRegex(said, "efficient attention gives a dq that is")
+
+    def test_a_kernel_that_is_asked_for_and_wrong(self):
+        said, _ = self.attend("cudnn", self.dq_by(1.2))
+        self.assertRegex(said, "cudnn attention gives a dq that is")
+
+
+class Gpu(unittest.TestCase):
+    def test_a_product_that_is_wrong(self):
+        ones = torch.ones(64, 64)
+        gpu = types.SimpleNamespace(name="a GPU", major=9, minor=0)
+        for factor, said in ((1, None), (2, "a product of ones on a GPU")):
+            with mock.patch.object(torch.cuda, "init"), mock.patch.object(
+                    torch.cuda, "get_device_properties", lambda _: gpu
+                    ), mock.patch.object(torch, "ones",
+                                         lambda *_, **__: factor * ones):
+                try:
+                    found.find_gpu(torch, {})
+                    self.assertIsNone(said)
+                except found.Failure as failure:
+                    self.assertTrue(re.match(said, str(failure)), failure)
+
+
+if __name__ == "__main__":
+    unittest.main()
