@@ -1,7 +1,7 @@
-"""One rank of parallel/data_parallel_test: trains a tiny model streamed and
+"""The ranks of parallel/data_parallel_test: each trains a tiny model streamed and
 not, both wrapped the same way, on batches that differ per rank, and compares.
 
-    data_parallel.py RANK WORLD FILE_OF_THE_GROUP SOCKET CASE...
+    data_parallel.py RANKS FILE_OF_THE_GROUP SOCKET CASE...
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-from gloo import run_cases, whole
+from gloo import run_cases, run_ranks, whole
 from models import assert_same, batch, run, tiny
 from peft import LoraConfig, get_peft_model
 from titan import VOCAB, Titan, loss_of, titan, tokens
@@ -195,17 +195,20 @@ def train(case: str, rank: int, streamed: sluice.Session | None):
     return found
 
 
-def main() -> None:
-    rank, world, file, socket, *cases = sys.argv[1:]
-    rank, world = int(rank), int(world)
-    torch.set_num_threads(1)
-
+def work(rank: int, world: int, file: str, socket: str,
+         cases: list[str]) -> None:
+    """One rank, in a process of its own."""
     def one(case: str, session: sluice.Session) -> None:
         plain = train(case, rank, None)
         for got, expected in zip(train(case, rank, session), plain):
             assert_same(got, expected)
 
     run_cases(rank, world, file, socket, "dp", cases, one)
+
+
+def main() -> None:
+    world, file, socket, *cases = sys.argv[1:]
+    run_ranks(int(world), work, int(world), file, socket, cases)
 
 
 if __name__ == "__main__":
