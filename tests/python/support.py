@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import json
 import os
 import pathlib
+import select
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Callable
@@ -39,6 +44,60 @@ def run(code: str, timeout_s: float = 200,
     return subprocess.run([sys.executable, "-c", textwrap.dedent(code)],
                           env=environment(**changes), text=True,
                           capture_output=True, timeout=timeout_s)
+
+
+class Loaded:
+    """A process that has loaded some modules and runs programs in forks of itself
+    (loaded.py): to load torch takes longer than most of them."""
+
+    def __init__(self, *modules: str, **changes: str | None) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="sluice-loaded-")
+        self._process = subprocess.Popen(
+            [sys.executable, ROOT / "tests" / "python" / "loaded.py", *modules],
+            env=environment(**changes), text=True, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE)
+
+    def run(self, program: str | os.PathLike[str], *arguments: str,
+            timeout_s: float = 250, **variables: str
+            ) -> subprocess.CompletedProcess[str]:
+        """As subprocess.run() of a Python program, with these variables more."""
+        out, err = (pathlib.Path(self._folder.name, name)
+                    for name in ("out", "err"))
+        for file in out, err:
+            file.write_text("")
+        print(json.dumps(dict(
+            program=str(program), arguments=arguments, variables=variables,
+            out=str(out), err=str(err))), file=self._process.stdin, flush=True)
+        if not select.select([self._process.stdout], [], [], timeout_s)[0]:
+            self._process.kill()  # and the fork with it
+            raise subprocess.TimeoutExpired(program, timeout_s, out.read_text(),
+                                            err.read_text())
+        status = int(self._process.stdout.readline())
+        return subprocess.CompletedProcess(
+            [program, *arguments], status, out.read_text(), err.read_text())
+
+    def run_code(self, code: str) -> subprocess.CompletedProcess[str]:
+        file = pathlib.Path(self._folder.name, "code.py")
+        file.write_text(textwrap.dedent(code), encoding="utf-8")
+        return self.run(file)
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait(timeout=30)
+        self._process.stdout.close()
+        self._folder.cleanup()
+
+
+@functools.cache
+def _with_sluice() -> Loaded:
+    loaded = Loaded("torch", "sluice", "sluice.arena")
+    atexit.register(loaded.close)
+    return loaded
+
+
+def run_loaded(code: str) -> subprocess.CompletedProcess[str]:
+    """What run() gives, in a fork that has torch and sluice loaded already."""
+    return _with_sluice().run_code(code)
 
 
 def is_running(pid: int) -> bool:

@@ -11,7 +11,7 @@ import threading
 
 import pytest
 from conftest import GPU_BYTES, HOST_BYTES
-from support import await_true, run
+from support import await_true, run_loaded
 
 import sluice
 from sluice.errors import Status
@@ -254,5 +254,5 @@ COPIES = """
     "sys.modules['keeps'] = (host, gpu, engine, session)",
 ])
 def test_no_order_of_closing_crashes_or_hangs(last):
-    ran = run(COPIES + "    " + last)
+    ran = run_loaded(COPIES + "    " + last)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "copying\n", "")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from arena_test import MIB, values
 from conftest import HOST_BYTES
-from support import await_true, run
+from support import await_true, run_loaded
 
 import sluice
 from sluice.arena import HostArena
@@ -246,7 +246,7 @@ def test_a_forked_child_gets_a_clear_error(arena):
     "import gc; arena.me = arena; del arena, session; gc.collect()",
     "if os.fork() == 0: sys.exit(0)\n    os.wait()"])
 def test_no_end_with_copies_in_flight_crashes_or_hangs(last):
-    ran = run("""
+    ran = run_loaded("""
     import os, sluice, sys, torch
     from sluice.arena import HostArena
     class Arena(HostArena): pass

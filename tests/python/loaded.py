@@ -1,0 +1,61 @@
+"""Loads modules once and then runs programs in forks of itself, for tests that
+need many processes with torch: support.Loaded starts it.
+
+    loaded.py MODULE...
+
+A line of stdin is a JSON object that names a program, its arguments, variables
+of its environment and files for its output. A fork runs it; the fork's exit
+status is a line of stdout. The fork ends as any process whose program ends: its
+__main__ lives until the interpreter's end, and what libraries do at exit is done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+import types
+
+PR_SET_PDEATHSIG = 1
+
+
+def asked_here() -> dict | None:
+    """In a fork what its line asks for; None in the server, when all is done."""
+    server = os.getpid()
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != server:
+                os._exit(1)
+            return json.loads(line)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    return None
+
+
+def become(asked: dict) -> types.ModuleType:
+    """Takes over what the program was given; returns its empty __main__."""
+    files = ((os.devnull, os.O_RDONLY), (asked["out"], os.O_WRONLY),
+             (asked["err"], os.O_WRONLY))
+    for number, (path, flags) in enumerate(files):
+        opened = os.open(path, flags)
+        os.dup2(opened, number)
+        os.close(opened)
+    os.environ.update(asked["variables"])
+    sys.argv = [asked["program"], *asked["arguments"]]
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__file__ = asked["program"]
+    return main
+
+
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+if (asked := asked_here()) is not None:
+    main = become(asked)
+    with open(main.__file__, encoding="utf-8") as file:
+        source = file.read()
+    exec(compile(source, main.__file__, "exec", dont_inherit=True),
+         main.__dict__)
