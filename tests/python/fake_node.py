@@ -10,11 +10,21 @@ import signal
 import subprocess
 import sys
 
-from support import ROOT, TESTS, environment
+from support import ROOT, TESTS, Loaded, environment
 
 FAKES = os.environ["SLUICE_FAKE_CUDA_DIR"]
 
 CONFIG = ROOT / "tests" / "fake_cuda" / "node.toml"
+# Of a Python process that has torch's CUDA device there.
+VARIABLES = dict(
+    LD_LIBRARY_PATH=f"{FAKES}/over_real:{FAKES}", OMP_NUM_THREADS="1",
+    LD_PRELOAD=os.path.join(FAKES, "libcudart.so.13"))
+
+
+def loaded() -> Loaded:
+    """Whose forks are on a node once they are told one: torch with NVIDIA's
+    libraries, of 2 GB, is loaded once for all of a test's programs."""
+    return Loaded("on_fakes", "cuda_step", **VARIABLES)
 
 
 class FakeNode:
@@ -22,27 +32,36 @@ class FakeNode:
     the leases (`malloc`), and streams are late (`jitter_us`), so that little is
     ordered by luck."""
 
-    def __init__(self, folder: pathlib.Path, bin_dir: str):
+    def __init__(self, folder: pathlib.Path, bin_dir: str, loaded: Loaded):
+        self._loaded = loaded
         self._node = folder / "node"
         self._node.mkdir()
+        self._fakes = ("gpus=2,memory_mib=256,malloc=1,jitter_us=500,"
+                       f"host_numa=0,node={self._node}")
         runtime = folder / "run"
         runtime.mkdir(mode=0o700)
         self.socket = str(runtime / "session.sock")
         self._daemon = subprocess.Popen(
             [os.path.join(bin_dir, "sluiced"), "--config", CONFIG,
-             "--runtime-dir", runtime], env=self._environment(), text=True,
+             "--runtime-dir", runtime], text=True, env=environment(
+                 LD_LIBRARY_PATH=VARIABLES["LD_LIBRARY_PATH"],
+                 SLUICE_FAKE_CUDA=self._fakes),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         line = self._daemon.stdout.readline()
         assert "sluiced: ready" in line, line + self._daemon.stderr.read()
 
     def run(self, program: str, *arguments: str
             ) -> subprocess.CompletedProcess[str]:
-        """Of tests/python, in a process of its own."""
+        """Of tests/python, in a fork of `loaded`."""
+        return self._loaded.run(TESTS / program, self.socket, *arguments,
+                                SLUICE_FAKE_CUDA=self._fakes)
+
+    def start(self, program: str) -> subprocess.CompletedProcess[str]:
+        """The same, in a process that loads everything itself."""
         return subprocess.run(
-            [sys.executable, TESTS / program, self.socket,
-             *arguments], text=True, capture_output=True, timeout=900,
-            env=self._environment(
-                LD_PRELOAD=os.path.join(FAKES, "libcudart.so.13")))
+            [sys.executable, TESTS / program, self.socket], text=True,
+            capture_output=True, timeout=200,
+            env=environment(**VARIABLES, SLUICE_FAKE_CUDA=self._fakes))
 
     def take_findings(self) -> str:
         """What any process has found since the last time, a line each."""
@@ -55,9 +74,3 @@ class FakeNode:
         self._daemon.send_signal(signal.SIGTERM)
         out, err = self._daemon.communicate(timeout=30)
         assert self._daemon.returncode == 0, out + err
-
-    def _environment(self, **more: str) -> dict[str, str]:
-        return environment(
-            LD_LIBRARY_PATH=f"{FAKES}/over_real:{FAKES}", OMP_NUM_THREADS="1",
-            SLUICE_FAKE_CUDA="gpus=2,memory_mib=256,malloc=1,jitter_us=500,"
-            f"host_numa=0,node={self._node}", **more)

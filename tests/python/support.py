@@ -52,10 +52,13 @@ class Loaded:
 
     def __init__(self, *modules: str, **changes: str | None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="sluice-loaded-")
+        self._modules, self._changes = modules, changes
+        self._start()
+
+    def _start(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, ROOT / "tests" / "python" / "loaded.py", *modules],
-            env=environment(**changes), text=True, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE)
+            [sys.executable, TESTS / "loaded.py", *self._modules], env=environment(**self._changes), text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def run(self, program: str | os.PathLike[str], *arguments: str,
             timeout_s: float = 250, **variables: str
@@ -70,6 +73,8 @@ class Loaded:
             out=str(out), err=str(err))), file=self._process.stdin, flush=True)
         if not select.select([self._process.stdout], [], [], timeout_s)[0]:
             self._process.kill()  # and the fork with it
+            self._wait()
+            self._start()  # for the next program
             raise subprocess.TimeoutExpired(program, timeout_s, out.read_text(),
                                             err.read_text())
         status = int(self._process.stdout.readline())
@@ -81,10 +86,14 @@ class Loaded:
         file.write_text(textwrap.dedent(code), encoding="utf-8")
         return self.run(file)
 
-    def close(self) -> None:
+    def _wait(self) -> None:
+        """For the process's end, once no program runs."""
         self._process.stdin.close()
         self._process.wait(timeout=30)
         self._process.stdout.close()
+
+    def close(self) -> None:
+        self._wait()
         self._folder.cleanup()
 
 

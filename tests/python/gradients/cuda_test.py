@@ -8,15 +8,22 @@ import os
 
 import pytest
 import torch
-from fake_node import FakeNode
+from fake_node import FakeNode, loaded as load
 
 import sluice
 from sluice import computing
 
 
+@pytest.fixture(scope="module")
+def loaded():
+    loaded = load()
+    yield loaded
+    loaded.close()
+
+
 @pytest.fixture
-def node(tmp_path):
-    node = FakeNode(tmp_path, os.environ["SLUICE_BIN_DIR"])
+def node(tmp_path, loaded):
+    node = FakeNode(tmp_path, os.environ["SLUICE_BIN_DIR"], loaded)
     yield node
     node.close()
 
@@ -54,7 +61,7 @@ def test_unsupported_features_on_cuda_are_refused_by_name(node):
 
 def test_a_process_ends_without_findings(node):
     """The last calls came after what they use of their thread was destroyed."""
-    ran = node.run("cuda_exit.py")
+    ran = node.start("cuda_exit.py")
     assert ran.returncode == 0, ran.stderr
     assert node.take_findings() == ""
 
