@@ -57,7 +57,8 @@ class Loaded:
 
     def _start(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, TESTS / "loaded.py", *self._modules], env=environment(**self._changes), text=True,
+            [sys.executable, TESTS / "loaded.py", *self._modules],
+            env=environment(**self._changes), text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def run(self, program: str | os.PathLike[str], *arguments: str,

@@ -15,6 +15,11 @@ import unittest
 
 BIN = os.environ["SLUICE_BIN_DIR"]
 TRAIN = os.path.join(BIN, "sluice-train")
+# Set by the deep tier's entries: all shapes, moments and steps of a test that
+# otherwise runs some of them.
+WHOLE = os.environ.get("SLUICE_WHOLE") == "1"
+# What runs that must learn the same are compared over.
+PARITY_STEPS = 50 if WHOLE else 10
 
 # Of every daemon here: deaths in a row are what a test is about.
 ALONE = """\

@@ -4,8 +4,9 @@ import unittest
 
 import harness
 
-FLAGS = ("--seq-len 333 --steps 50 --lr 1e-3 --warmup 10 --clip 1 --beta1 .9 "
-         "--beta2 .95 --private").split()
+FLAGS = (f"--seq-len 333 --steps {harness.PARITY_STEPS} --lr 1e-3 --warmup 10 "
+         "--clip 1 --beta1 .9 --beta2 .95 --private").split()
+LEARNED = 1 if harness.WHOLE else 0.3  # of the loss, by the last step
 
 
 class Parity(harness.TrainTest):
@@ -26,7 +27,7 @@ class Parity(harness.TrainTest):
                     losses = result["losses"]
                     expected = expected or losses
                     self.assert_same_losses(expected, losses, what)
-                    self.assertLess(losses[-1], losses[0] - 1, what)
+                    self.assertLess(losses[-1], losses[0] - LEARNED, what)
                     self.assertEqual(result["plan"]["mismatches"], 0, what)
 
     def test_ranks_that_share_a_gpu_learn_what_ranks_apart_do(self):

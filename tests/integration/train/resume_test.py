@@ -6,6 +6,7 @@ import os
 import shutil
 import struct
 import subprocess
+import tempfile
 import unittest
 
 import harness
@@ -25,6 +26,27 @@ def tensors_of(path):
 
 
 class Resume(harness.TrainTest):
+    _saved = {}  # steps -> (result, folder) of a run that was saved
+
+    @classmethod
+    def tearDownClass(cls):
+        for _, folder in cls._saved.values():
+            shutil.rmtree(folder, ignore_errors=True)
+        cls._saved.clear()
+
+    def saved(self, name, steps):
+        """The result of a run of so many steps with FLAGS, and self.path(name)
+        as it saved it. Runs once for all tests, each of which gets a copy."""
+        if steps not in self._saved:
+            result = self.train(*FLAGS, "--steps", str(steps), "--save",
+                                self.path("original"))
+            folder = tempfile.mkdtemp(prefix="sluice-")
+            self._saved[steps] = result, folder
+            shutil.move(self.path("original"), folder + "/save")
+        result, folder = self._saved[steps]
+        shutil.copytree(folder + "/save", self.path(name))
+        return result
+
     def halves(self, *more, first=(), second=()):
         """Losses of a run of 6 steps, and of one saved after 3."""
         for name in ("whole", "half"):
@@ -45,13 +67,14 @@ class Resume(harness.TrainTest):
             self.assertTrue(tensors_of(whole) == tensors_of(half), whole)
 
     def test_one_rank_goes_on_bit_for_bit(self):
-        for method in ("sluice", "recompute"):
-            for dtype in ("fp32", "bf16"):
-                with self.subTest(method=method, dtype=dtype):
-                    whole, rest = self.halves("--method", method, "--dtype",
-                                              dtype)
-                    self.assertEqual(whole[3:], rest)
-                    self.same_files("*.safetensors")
+        runs = [("sluice", "bf16"), ("recompute", "fp32")]
+        if harness.WHOLE:
+            runs += [("sluice", "fp32"), ("recompute", "bf16")]
+        for method, dtype in runs:
+            with self.subTest(method=method, dtype=dtype):
+                whole, rest = self.halves("--method", method, "--dtype", dtype)
+                self.assertEqual(whole[3:], rest)
+                self.same_files("*.safetensors")
 
     def test_gpt_goes_on_bit_for_bit(self):
         whole, rest = self.halves("--arch", "gpt")
@@ -59,7 +82,8 @@ class Resume(harness.TrainTest):
         self.same_files("*.safetensors")
 
     def test_another_number_of_ranks_goes_on_within_rounding(self):
-        for first, second in (("1", "2"), ("2", "1"), ("2", "4")):
+        runs = [("1", "2"), ("2", "1")] + [("2", "4")] * harness.WHOLE
+        for first, second in runs:
             with self.subTest(first=first, second=second):
                 whole, rest = self.halves(first=("--ranks", first),
                                           second=("--ranks", second))
@@ -74,7 +98,7 @@ class Resume(harness.TrainTest):
                     said)
 
     def test_the_files_are_hugging_faces(self):
-        self.train(*FLAGS, "--steps", "1", "--save", self.path("llama"))
+        self.saved("llama", 1)
         folder = self.path("llama/checkpoint-1/")
         llama = tensors_of(folder + "model.safetensors")
         self.assertEqual(llama["model.layers.1.self_attn.k_proj.weight"][:2],
@@ -103,7 +127,7 @@ class Resume(harness.TrainTest):
             file.write(change(text))
 
     def test_a_plan_that_is_none_is_made_anew(self):
-        whole, _ = self.halves()
+        whole = self.saved("whole", 6)["losses"]
         plan = "plan-0-of-1.json"
 
         def offsets_of(text):
@@ -121,7 +145,7 @@ class Resume(harness.TrainTest):
 
         for change in (lambda _: '{"key": 3}', shifted,
                        lambda t: json.dumps({**json.loads(t), "plan": 3})):
-            self.train(*FLAGS, "--steps", "3", "--save", self.path("broken"))
+            self.saved("broken", 3)
             path = self.path("broken/checkpoint-3/" + plan)
             with open(path, encoding="utf-8") as file:
                 good = file.read()
@@ -168,7 +192,7 @@ class Resume(harness.TrainTest):
 
     def test_a_resumed_run_says_what_it_took_and_keeps_its_id(self):
         save = self.path("save")
-        first = self.train(*FLAGS, "--steps", "2", "--save", save)
+        first = self.saved("save", 2)
         second = self.train(*FLAGS, "--steps", "3", "--save", save, "--resume",
                             save)
         self.assertEqual(len(first["run"]), 16)
@@ -185,14 +209,14 @@ class Resume(harness.TrainTest):
 
     def test_two_runs_do_not_save_into_one_folder(self):
         save = self.path("save")
-        first = self.train(*FLAGS, "--steps", "2", "--save", save)
+        first = self.saved("save", 2)
         said = self.lines("--data", self.text, "--steps", "5", "--save", save,
                           status=2)
         self.assertIn(f"checkpoint-2 of run {first['run']}", said[0])
         self.assertIn("--resume " + save, said[0])
         # Nor where they are copied together.
         other = self.path("other")
-        self.train(*FLAGS, "--steps", "3", "--save", other)
+        self.saved("other", 3)
         shutil.move(other + "/checkpoint-3", save)
         said = self.lines("--data", self.text, "--steps", "5", "--resume",
                           save, status=2)
@@ -225,7 +249,7 @@ class Resume(harness.TrainTest):
 
     def test_another_text_is_refused_with_the_remedy(self):
         save = self.path("save")
-        first = self.train(*FLAGS, "--steps", "2", "--save", save)
+        first = self.saved("save", 2)
         other = self.path("other.txt")
         with open(other, "w", encoding="utf-8") as file:
             file.write("another text\n" * 2000)
@@ -295,7 +319,7 @@ class Resume(harness.TrainTest):
     def test_a_checkpoint_of_before_is_read(self):
         save = self.path("save")
         whole = self.train(*FLAGS, "--steps", "4")
-        self.train(*FLAGS, "--steps", "2", "--save", save)
+        self.saved("save", 2)
 
         def former(text):
             state = json.loads(text)
@@ -337,7 +361,7 @@ class Resume(harness.TrainTest):
 
     def test_a_run_that_is_done_says_so(self):
         save = self.path("save")
-        self.train(*FLAGS, "--steps", "2", "--save", save)
+        self.saved("save", 2)
         for steps in ("2", "1"):
             code, _, err = self.run_train(
                 *harness.MODEL, *FLAGS, "--data", self.text, "--steps", steps,
@@ -347,7 +371,7 @@ class Resume(harness.TrainTest):
 
     def test_a_broken_checkpoint_is_one_clear_line(self):
         save = self.path("save")
-        self.train(*FLAGS, "--steps", "1", "--save", save)
+        self.saved("save", 1)
         folder = os.path.join(save, "checkpoint-1")
 
         def refused(says, *more):
