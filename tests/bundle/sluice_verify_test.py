@@ -128,7 +128,7 @@ class Gpu(unittest.TestCase):
             with mock.patch.object(torch.cuda, "init"), mock.patch.object(
                     torch.cuda, "get_device_properties", lambda _: gpu
                     ), mock.patch.object(torch, "ones",
-                                         lambda *_, **__: factor * ones):
+                                         lambda *_, by=factor, **__: by * ones):
                 try:
                     found.find_gpu(torch, {})
                     self.assertIsNone(said)

@@ -8,7 +8,8 @@ import os
 
 import pytest
 import torch
-from fake_node import FakeNode, loaded as load
+from fake_node import FakeNode
+from fake_node import loaded as load
 
 import sluice
 from sluice import computing
