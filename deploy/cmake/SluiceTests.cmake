@@ -11,16 +11,24 @@ add_custom_target(deep_programs)
 # sluice_add_test(NAME name COMMAND program arguments…), as add_test. With the
 # label `root`, a test runs as root where root runs the tests (else not at all).
 function(sluice_add_test)
-  cmake_parse_arguments(arg "" "NAME" "COMMAND" ${ARGN})
-  list(POP_FRONT arg_COMMAND program)
+  set(name ${ARGV1})
+  set(program ${ARGV3})
+  # An argument may be a list, and stays one.
+  set(arguments "")
+  set(i 4)
+  while(i LESS ARGC)
+    string(REPLACE ";" "\\;" argument "${ARGV${i}}")
+    list(APPEND arguments "${argument}")
+    math(EXPR i "${i} + 1")
+  endwhile()
   if(TARGET ${program})
     set(program $<TARGET_FILE:${program}>)
   elseif(NOT program MATCHES "^(/|\\$<)")
-    message(FATAL_ERROR "${arg_NAME}: ${program} is neither a target that there "
+    message(FATAL_ERROR "${name}: ${program} is neither a target that there "
       "is already, nor a path: write $<TARGET_FILE:...>")
   endif()
-  add_test(NAME ${arg_NAME}
-    COMMAND ${SLUICE_TEST_LAUNCHER} ${program} ${arg_COMMAND})
+  add_test(NAME ${name}
+    COMMAND ${SLUICE_TEST_LAUNCHER} ${program} ${arguments})
   get_property(deferred DIRECTORY PROPERTY SLUICE_LIMITS_DEFERRED)
   if(NOT deferred)
     set_property(DIRECTORY PROPERTY SLUICE_LIMITS_DEFERRED ON)
