@@ -95,6 +95,8 @@ PHASES = (
     build("build all for ASan", "deep", 2400, "asan"),
     tests("ASan, UBSan: all", "deep", 1800, "asan",
           "-L", "^(unit|conformance)$", environment=POISON),
+    dev("clang-tidy", "deep", 7200, "lint", "--all"),
+    dev("locks of tests", "deep", 1800, "locks", "--tests", preset="release"),
     dev("demo", "deep", 900, "demo"),
 )
 
