@@ -23,13 +23,14 @@ def read(path):
 
 
 def entries(build):
-    """The compile commands of our own sources and of batches of them
+    """The compile commands of our own C++ sources and of batches of them
     (SLUICE_UNITY), not of generated ones."""
     batches = os.path.join(os.path.abspath(build), "unity") + os.sep
     for entry in json.loads(read(os.path.join(build, "compile_commands.json"))):
         path = os.path.relpath(entry["file"], ROOT)
-        if entry["file"].startswith(batches) or not path.startswith(
-                (".", "build" + os.sep)):
+        if entry["file"].endswith(".cc") and (
+                entry["file"].startswith(batches) or not path.startswith(
+                    (".", "build" + os.sep))):
             yield entry
 
 
