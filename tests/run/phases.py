@@ -61,7 +61,7 @@ PHASES = (
     dev("setup", "test", 1200, "setup", "base", "test", "python", "wheel"),
     dev("lint", "test", 180, "lint", "--quick"),
     build("build", "test", 2700, "release"),
-    tests("tests", "test", 1500, "release", "-LE", "^(root|ci|deep)$"),
+    tests("tests", "test", 2700, "release", "-LE", "^(root|ci|deep)$"),
     tests("tests of root", "test", 300, "release", "-L", "^root$",
           "-LE", "^(ci|deep)$", as_root=True),
     build("build for ci", "ci", 1500, "release", "ci_programs"),

@@ -20,8 +20,10 @@ class PlainUser(unittest.TestCase):
         words = [os.path.join(HERE, "launch.py"), "sh", "-c", script]
         return subprocess.run(
             plain_user.command(words, [os.path.dirname(HERE), *needed]),
-            env={**os.environ, "SLUICE_TEST_USER": plain_user.USER},
-            capture_output=True, text=True, timeout=60)
+            # The folder of this test is root's own.
+            env={**os.environ, "TMPDIR": "/tmp",
+                 "SLUICE_TEST_USER": plain_user.USER},
+            cwd="/", capture_output=True, text=True, timeout=60)
 
     def test_the_test_is_nobody_with_a_home_of_its_own(self):
         done = self.run_as_nobody('id -u; id -G; cd; test "$PWD" = "$TMPDIR"; '
