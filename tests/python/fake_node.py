@@ -19,12 +19,15 @@ CONFIG = ROOT / "tests" / "fake_cuda" / "node.toml"
 VARIABLES = dict(
     LD_LIBRARY_PATH=f"{FAKES}/over_real:{FAKES}", OMP_NUM_THREADS="1",
     LD_PRELOAD=os.path.join(FAKES, "libcudart.so.13"))
+# Of the models that cuda_step makes: transformers loads these when one is made.
+MODELS = [f"transformers.models.{kind}.modeling_{kind}" for kind in
+          ("qwen3", "llama", "mistral", "gemma2", "deepseek_v3", "gpt_oss")]
 
 
 def loaded() -> Loaded:
     """Whose forks are on a node once they are told one: torch with NVIDIA's
     libraries, of 2 GB, is loaded once for all of a test's programs."""
-    return Loaded("on_fakes", "cuda_step", **VARIABLES)
+    return Loaded("on_fakes", "cuda_step", *MODELS, **VARIABLES)
 
 
 class FakeNode:
