@@ -9,6 +9,9 @@
 # Called once, after all folders.
 function(sluice_unite folder)
   get_property(targets DIRECTORY ${folder} PROPERTY BUILDSYSTEM_TARGETS)
+  if(folder STREQUAL CMAKE_SOURCE_DIR)
+    set(targets "")  # code of others (SluiceStatic.cmake)
+  endif()
   foreach(target IN LISTS targets)
     get_target_property(type ${target} TYPE)
     if(type MATCHES "EXECUTABLE|STATIC_LIBRARY|SHARED_LIBRARY|MODULE_LIBRARY")
