@@ -86,8 +86,8 @@ class Runner:
               + (f" ({result.note})" if result.note else ""), flush=True)
 
     def run_command(self, phase, limit):
-        status, _ = self.start(phase.name, phase.command, limit,
-                               self.environment(phase))
+        status = self.start(phase.name, phase.command, limit,
+                            self.environment(phase))
         if status is None:
             return Result(phase.name, "failed", note=f"limit of {limit:.0f} s")
         return Result(phase.name, "failed" if status else "passed",
@@ -101,8 +101,7 @@ class Runner:
         if not os.path.exists(os.path.join(build, "CTestTestfile.cmake")):
             return Result(phase.name, "skipped",
                           note=f"build/{phase.preset} is not configured")
-        if phase.select and "^root$" in phase.select and os.geteuid() != 0 \
-                and phase.as_root:
+        if phase.as_root and "^root$" in phase.select and os.geteuid() != 0:
             return Result(phase.name, "skipped", note="needs root")
         listed = suite.entries(build, phase.select)
         blocked = suite.blocked(build, listed)
@@ -164,8 +163,8 @@ class Runner:
             environment["SLUICE_TEST_USER"] = plain_user.USER
             words = plain_user.command(
                 words, [self.root, DEPS])
-        status, _ = self.start(phase.name, words, limit, environment,
-                               reader.read)
+        status = self.start(phase.name, words, limit, environment,
+                            reader.read)
         if status and not reader.outcomes:
             raise ValueError(f"ctest ended with status {status}")
         return status is not None
@@ -179,8 +178,8 @@ class Runner:
         return " ".join(names)
 
     def start(self, name, words, limit, environment, read=None):
-        """(status or None where `limit` ended it, its log's path). What it
-        prints is shown, kept, and given to `read` by line."""
+        """The status, or None where `limit` ended it. What it prints is shown,
+        kept, and given to `read` by line."""
         path = os.path.join(self.out, name.replace(" ", "_") + ".log")
         mode = "a" if name in self.logs else "w"
         self.logs.add(name)
@@ -210,7 +209,7 @@ class Runner:
                     time.sleep(1)  # launchers say what they end
                 processes.kill_all()
                 copier.join()
-        return status, path
+        return status
 
 
 def flaky(results):

@@ -79,7 +79,7 @@ class Reader:
 
     def __init__(self):
         self.outcomes = {}
-        self.failed = None  # whose output follows
+        self.failed = None  # the outcome that the next lines belong to
 
     def read(self, line):
         match = LINE.match(line)
