@@ -3,7 +3,7 @@
 
 Against the schemas of Kubernetes and of the Prometheus operator, against each
 other and the programs; and their job on simulated GPUs, also while the daemon
-is replaced as daemon.yaml does it. Runs itself again in the environment of
+is replaced as daemon.yaml does it. Runs in the environment of
 deploy/setup/kubernetes.txt, which has the schemas.
 """
 

@@ -10,15 +10,10 @@ import sys
 import time
 
 import installed
+import yaml
 
 DEPS = os.environ.get("SLUICE_DEPS", os.path.expanduser("~/.cache/sluice"))
-SCHEMAS = DEPS + "/kubernetes/bin/python"
 TORCH = DEPS + "/venv/bin/python"
-if sys.executable != SCHEMAS:
-    os.execv(SCHEMAS, [SCHEMAS, *sys.argv])
-
-import yaml  # noqa: E402
-
 BUILD = os.path.abspath(sys.argv[1])
 ROOT = os.path.dirname(os.path.dirname(installed.HERE))
 FOLDER = ROOT + "/deploy/kubernetes"

@@ -88,6 +88,8 @@ def main():
     end_on_signals()
     adopt_orphans()
     folder = tempfile.mkdtemp(prefix="test")
+    # As /tmp is: a test of root has processes of other users.
+    os.chmod(folder, 0o755)
     try:
         return run(sys.argv[1:], folder)
     finally:

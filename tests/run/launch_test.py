@@ -53,6 +53,10 @@ class Launch(unittest.TestCase):
         [folder] = done.stdout.split()
         self.assertFalse(os.path.exists(folder))
 
+    def test_processes_of_other_users_can_reach_its_folder(self):
+        done = launch('stat -c %a "$PWD"')
+        self.assertEqual(done.stdout.strip(), "755")
+
     def test_its_limit_ends_all_of_it(self):
         done = launch("sleep 1001 & setsid sleep 1002 & echo $!; sleep 1003",
                       limit=1)

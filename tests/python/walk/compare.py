@@ -1,8 +1,9 @@
 """How far a streamed step is from the plain one, parameter by parameter.
 
 Exact means: for every parameter the difference of the gradients has a norm of
-at most max(1e-5, 5 x the plain model's own eager-SDPA difference) of the
-gradient's norm. A parameter whose gradient is below 1e-6 of the whole norm
+at most max(1e-5, 5 x the plain model's own difference) of the gradient's norm.
+The own one is between eager and SDPA; without SDPA, between fp32 and fp64, if
+the model runs in fp64. A parameter whose gradient is below 1e-6 of the whole norm
 has only rounding in it, and its difference is held against 1e-6 of the whole.
 
 The plain model's own difference is the larger of those on the two batches: it
@@ -62,11 +63,13 @@ def _relative(a: float, b: float) -> float:
 def own_differences(
     batches: list[dict[str, Step]],
 ) -> dict[str, float]:
-    """Per parameter, and for "loss", the plain model's eager-SDPA difference:
-    the largest over `batches`, each {attention: step}; relative."""
+    """Per parameter, and for "loss", how far the plain model's other step is
+    from its eager one: the largest over `batches`, each {attention: step};
+    relative."""
     found: dict[str, float] = {}
     for steps in batches:
-        eager, other = steps["eager"], steps.get("sdpa", steps["eager"])
+        eager = steps["eager"]
+        other = steps.get("sdpa", steps.get("fp64", eager))
         whole = norm(eager.gradients)
         gaps = {"loss": _relative(eager.loss, other.loss)}
         for name, gradient in eager.gradients.items():
