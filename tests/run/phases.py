@@ -20,8 +20,9 @@ class Phase:
     limit: int  # seconds
     # A program and its arguments, or none: CTest, with `select`.
     command: tuple = ()
-    # The build that it needs, a folder of build/.
+    # The build that it needs, a folder of build/, and which targets of it.
     preset: str = ""
+    targets: tuple = ("all",)
     select: tuple = ()
     environment: dict = dataclasses.field(default_factory=dict)
     # The tests are started as root, not as a plain user.
@@ -67,16 +68,19 @@ PHASES = (
     build("build for ci", "ci", 1500, "release", "ci_programs"),
     # As root, as yet: which of them need it has not been looked at.
     tests("tests of ci", "ci", 1800, "release", "-L", "^ci$",
-          "-LE", "^(root|deep)$", as_root=True),
+          "-LE", "^(root|deep)$", as_root=True,
+          targets=("all", "ci_programs")),
     build("build for packages", "ci", 1800, "wheel", "kit_programs",
           "sluicectl"),
     tests("tests of ci and root", "ci", 1200, "release", "-L", "^ci$",
-          "-L", "^root$", "-LE", "^deep$", as_root=True),
+          "-L", "^root$", "-LE", "^deep$", as_root=True,
+          targets=("all", "ci_programs")),
     build("build for ASan", "ci", 1800, "asan", "sanitize_tests"),
     tests("ASan, UBSan", "ci", 600, "asan", "-L", "^sanitize$",
-          environment=POISON),
+          environment=POISON, targets=("sanitize_tests",)),
     build("build for TSan", "ci", 1800, "tsan", "races_tests"),
     tests("TSan", "ci", 600, "tsan", "-L", "^races$", reports=RACES,
+          targets=("races_tests",),
           # clang 14 does not know where newer kernels may put a program.
           under=("setarch", "-R"),
           environment={**POISON, "TSAN_OPTIONS": TSAN_OPTIONS}),
@@ -89,9 +93,9 @@ PHASES = (
     # tests that compile mutants need it.
     build("build each source", "deep", 5400, "dev", "all", "ci_programs"),
     tests("tests of deep", "deep", 7200, "release", "-L", "^deep$",
-          "-LE", "^(root|bench)$"),
+          "-LE", "^(root|bench)$", targets=("all", "deep_programs")),
     tests("tests of deep and root", "deep", 3600, "release", "-L", "^deep$",
-          "-L", "^root$", as_root=True),
+          "-L", "^root$", as_root=True, targets=("all", "deep_programs")),
     tests("benches", "deep", 1800, "release", "-L", "^bench$"),
     build("build all for ASan", "deep", 2400, "asan"),
     tests("ASan, UBSan: all", "deep", 1800, "asan",

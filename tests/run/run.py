@@ -104,7 +104,7 @@ class Runner:
         if phase.as_root and "^root$" in phase.select and os.geteuid() != 0:
             return Result(phase.name, "skipped", note="needs root")
         listed = suite.entries(build, phase.select)
-        blocked = suite.blocked(build, listed)
+        blocked = suite.blocked(build, phase.targets, listed)
         skipped = [suite.Outcome(name, "skipped", output="not built")
                    for name in blocked]
         if len(blocked) == len(listed):

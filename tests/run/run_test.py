@@ -119,6 +119,15 @@ class Phases(Small):
         states = self.states(results["tests"])
         self.assertEqual(states["needs_the_product"], "skipped")
 
+    def test_what_a_phase_does_not_build_skips_none_of_its_tests(self):
+        self.configure("program(sluiced false)")
+        results, _ = self.run_phases(
+            command("build", "ninja", "-C", "build/small", "build_works"),
+            phases.tests("tests", "test", 60, "small", "-R", "passes|product",
+                         targets=("build_works",)))
+        self.assertEqual(self.states(results["tests"]), {
+            "passes": "passed", "needs_the_product": "passed"})
+
     def test_that_hang_are_ended_with_what_they_started(self):
         results, _ = self.run_phases(
             command("hangs", "sh", "-c", "setsid sleep 1006 & wait", limit=1),

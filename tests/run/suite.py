@@ -46,10 +46,10 @@ def entries(build, select):
     return found
 
 
-def not_built(build):
-    """Programs and libraries, relative to `build`, that Ninja would link: after
-    a build with errors, those that are missing or old."""
-    plan = subprocess.run(["ninja", "-C", build, "-n", "-k", "0", "all"],
+def not_built(build, targets):
+    """Programs and libraries, relative to `build`, that Ninja would link for
+    `targets`: after a build with errors, those that are missing or old."""
+    plan = subprocess.run(["ninja", "-C", build, "-n", "-k", "0", *targets],
                           capture_output=True, text=True)
     if plan.returncode:
         raise ValueError((plan.stdout + plan.stderr).strip().splitlines()[-1])
@@ -57,9 +57,10 @@ def not_built(build):
                           r"shared module) (\S+)", plan.stdout))
 
 
-def blocked(build, listed):
-    """Names of the entries that need something that was not built."""
-    missing = not_built(build)
+def blocked(build, targets, listed):
+    """Names of the entries that need something of `targets` that was not
+    built."""
+    missing = not_built(build, targets)
     if not missing:
         return []
     paths = {os.path.join(os.path.realpath(build), path) for path in missing}
