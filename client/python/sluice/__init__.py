@@ -1,15 +1,38 @@
 """Sluice: train language models on sequences that do not fit into GPU memory.
 
-See client/python/README.md.
+See client/python/README.md. What is public is imported when it is first used:
+`python -m sluice --help` does not wait for torch.
 """
 
 from __future__ import annotations
 
-from sluice.dealt import Shard, same_rows
-from sluice.errors import Error, Invalid, Unsupported
-from sluice.scoring import logprobs
-from sluice.session import Session
-from sluice.streaming import Stats, Stream, stream
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sluice.dealt import Shard, same_rows
+    from sluice.errors import Error, Invalid, Unsupported
+    from sluice.scoring import logprobs
+    from sluice.session import Session
+    from sluice.streaming import Stats, Stream, stream
 
 __all__ = ["Error", "Invalid", "Session", "Shard", "Stats", "Stream",
            "Unsupported", "logprobs", "same_rows", "stream"]
+
+_MODULES = {
+    "Error": "errors", "Invalid": "errors", "Session": "session",
+    "Shard": "dealt", "Stats": "streaming", "Stream": "streaming",
+    "Unsupported": "errors", "logprobs": "scoring", "same_rows": "dealt",
+    "stream": "streaming"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'sluice' has no attribute '{name}'")
+    value = getattr(importlib.import_module(f"sluice.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
