@@ -15,9 +15,11 @@ GPU_BYTES = 64 << 20
 HOST_BYTES = 256 << 20
 
 
-@pytest.fixture(autouse=True)
-def no_daemon_of_the_users(monkeypatch):
-    monkeypatch.delenv("SLUICE_SOCKET", raising=False)
+@pytest.fixture(autouse=True, scope="session")
+def no_daemon_of_the_users():
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.delenv("SLUICE_SOCKET", raising=False)
+        yield
 
 
 @pytest.fixture

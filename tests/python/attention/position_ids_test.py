@@ -64,9 +64,18 @@ def called(model, what):
     return model if what == "loss" else OwnLoss(model)
 
 
+@pytest.fixture(scope="module")
+def streamed():
+    """One model for all calls: what one leaves behind, the next would show."""
+    model = tiny()
+    stream = sluice.stream(model, chunk=16, quiet=True)
+    yield model
+    stream.unstream()
+
+
 @pytest.mark.parametrize("positions, use_cache, masked, what", CALLS)
 def test_gradients_are_the_models_own_or_the_call_is_refused(
-        positions, use_cache, masked, what):
+        streamed, positions, use_cache, masked, what):
     inputs = call(positions, use_cache, masked, what)
     makes_cache = use_cache is not False  # as these models are configured
     if makes_cache and not masked and positions in (
@@ -74,8 +83,7 @@ def test_gradients_are_the_models_own_or_the_call_is_refused(
         inputs["use_cache"] = False  # what is promised of them
     own = unstreamed(called(tiny(), what), inputs)
     inputs = call(positions, use_cache, masked, what)
-    model = tiny()
-    stream = sluice.stream(model, chunk=16, quiet=True)
+    model = streamed
     if makes_cache and not masked and positions in (
             "skipped", "skipped in one", "of nothing in one",
             "padded on the left", "both"):
@@ -83,7 +91,6 @@ def test_gradients_are_the_models_own_or_the_call_is_refused(
             run(called(model, what), inputs)
     else:
         assert_same(run(called(model, what), inputs), own)
-    stream.unstream()
 
 
 def test_documents_are_reported_once(capsys):

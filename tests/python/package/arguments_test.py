@@ -191,6 +191,16 @@ def test_same_rows_refuses():
 
 # --- log-probabilities ------------------------------------------------------
 
+@pytest.fixture(scope="module")
+def models():
+    """A streamed one, one that was, and the stream."""
+    made = tiny(), tiny()
+    streams = [sluice.stream(model, chunk=16, quiet=True) for model in made]
+    streams[1].unstream()
+    yield *made, streams[0]
+    streams[0].unstream()
+
+
 @pytest.mark.parametrize("streams", [True, False])
 @pytest.mark.parametrize("given, words", [
     (dict(temperature=0), "temperature = 0"),
@@ -203,11 +213,9 @@ def test_same_rows_refuses():
     (dict(labels=IDS - 100), "a target of -"),
     (dict(labels=IDS + VOCAB), f"at most {VOCAB - 1}"),
 ], ids=lambda v: v if isinstance(v, str) else "")
-def test_logprobs_refuses(session, streams, given, words):
-    model = tiny()
-    stream = sluice.stream(model, session=session, chunk=16, quiet=True)
-    if not streams:
-        stream.unstream()
+def test_logprobs_refuses(models, streams, given, words):
+    streamed, plain, stream = models
+    model = streamed if streams else plain
     assert_refused(lambda: sluice.logprobs(model, **{
         "input_ids": IDS, "labels": IDS, **given}), "logprobs: ", words)
     if streams:

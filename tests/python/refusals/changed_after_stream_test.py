@@ -25,8 +25,8 @@ LONG = dict(rows=1, length=700)  # of more than one chunk of the head's
 def stream(session):
     made = []
 
-    def start(model, **settings):
-        made.append(sluice.stream(model, session=session, chunk=16,
+    def start(model, chunk=16, **settings):
+        made.append(sluice.stream(model, session=session, chunk=chunk,
                                   quiet=True, **settings))
         return made[-1]
 
@@ -146,7 +146,7 @@ def of_the_embedding(model):
 def test_hooks_outside_the_layers_see_all_rows(stream, place, hook):
     model, plain = tiny(), tiny()
     inputs, before = batch(**LONG), run(plain, batch(**LONG))
-    made = stream(model)
+    made = stream(model, chunk=128)
     run(model, inputs)
     handles = [hook(place(each)) for each in (model, plain)]
     expected = run(plain, inputs)
@@ -171,7 +171,7 @@ def test_a_head_set_to_whole_stays_whole(stream):
 
 def test_another_head_is_exact(stream):
     model, plain = tiny(), tiny()
-    made = stream(model)
+    made = stream(model, chunk=128)
     run(model, batch(**LONG))
     for each in model, plain:
         each.lm_head = nn.Sequential(each.lm_head, nn.Tanh())
