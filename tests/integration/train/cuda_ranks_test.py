@@ -73,6 +73,10 @@ class CudaRanks(cuda_node.CudaTest):
         self.assertEqual(sorted(self.said_at_end("contexts", 2 * runs)),
                          ["0"] * runs + ["1"] * runs)
 
+
+class Losses(CudaRanks):
+    """Those of a simulated node."""
+
     def test_losses_of_every_method_are_those_of_a_simulated_node(self):
         self.expect_good_ends()
         socket = self.cuda_daemon()
@@ -85,6 +89,10 @@ class CudaRanks(cuda_node.CudaTest):
             self.assertLessEqual(apart, cuda_node.BF16, method)
         self.expect_contexts_on_their_own_gpus(runs=2 * len(cuda_node.METHODS))
         self.expect_no_findings()
+
+
+class Computes(CudaRanks):
+    """What else calm runs come to."""
 
     def test_a_step_holds_the_host_up_three_times_at_most(self):
         self.expect_few_waits(*RUN, ranks=2)
@@ -182,6 +190,10 @@ class CudaRanks(cuda_node.CudaTest):
             self.assertRegex(err, "2 ranks of this run are on GPU [01], and "
                                   "NCCL takes one")
         self.expect_no_findings()
+
+
+class Ends(CudaRanks):
+    """How a run ends, and what it leaves."""
 
     def test_kill_9_of_a_rank_ends_the_other(self):
         socket = self.cuda_daemon()
