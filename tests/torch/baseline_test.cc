@@ -326,8 +326,8 @@ TEST(BaselineMemory, RecomputeNeedsAtMostLayersAnd32Units) {
   }
 }
 
-// Attention's backward is the peak; without grouped queries the largest. In bf16
-// a CPU is slow: that the layers change nothing is shown in fp32.
+// Attention's backward is the peak; without grouped queries the largest. In
+// bf16 a CPU is slow: that the layers change nothing is shown in fp32.
 TEST(BaselineMemory, AlstGrowsByAtMost14UnitsARowHoweverManyLayers) {
   for (stream::ModelShape model : {WideLlama(2), WideGpt(2)}) {
     for (at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
