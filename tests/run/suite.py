@@ -30,6 +30,8 @@ class Entry:
     name: str
     labels: set
     command: list
+    folder: str = "."
+    environment: dict = dataclasses.field(default_factory=dict)
 
 
 def entries(build, select):
@@ -41,8 +43,11 @@ def entries(build, select):
     for test in json.loads(listed.stdout)["tests"]:
         properties = {p["name"]: p["value"]
                       for p in test.get("properties", [])}
-        found.append(Entry(test["name"], set(properties.get("LABELS", [])),
-                           test.get("command", [])))
+        found.append(Entry(
+            test["name"], set(properties.get("LABELS", [])),
+            test.get("command", []), properties.get("WORKING_DIRECTORY", "."),
+            dict(each.split("=", 1)
+                 for each in properties.get("ENVIRONMENT", []))))
     return found
 
 

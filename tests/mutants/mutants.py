@@ -1,0 +1,241 @@
+#!/usr/bin/env python3
+"""Do the tests find defects? Draws single-statement mutants of all production
+code by a seed, as many of a room as its lines, and runs the tests that reach
+each, the shortest first, until one fails. What none finds is listed.
+
+All mutants are built at once, each behind a switch (mutant schemata; Untch,
+Offutt and Harrold 1993): SLUICE_MUTANT=N turns one on, and one run of the
+suite tells which tests reach which. Goes on where an earlier run ended.
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+import sites
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, os.path.join(ROOT, "tests/run"))
+import suite  # noqa: E402
+
+LEAST_FOUND = 0.85
+BUDGET_SECONDS = 600  # of tests that one mutant may survive
+TESTS = ["-LE", "^(root|deep|bench|package)$", "-E", "^(layers|lint|mutants|run)_"]
+
+
+def git(*words):
+    return subprocess.run(["git", "-C", ROOT, *words], check=True,
+                          capture_output=True, text=True).stdout
+
+
+def read(path):
+    with open(os.path.join(ROOT, path), encoding="utf-8") as file:
+        return file.read()
+
+
+class Draw:
+    """`drawn`: sites, each on a line of its own; a mutant's number is its
+    index."""
+
+    def __init__(self, count, seed, room):
+        self.drawn = []
+        self.rooms = collections.defaultdict(list)
+        lines = collections.Counter()
+        for path in git("ls-files", *sites.PRODUCTION).split():
+            if not path.startswith(room):
+                continue
+            text = read(path)
+            lines[os.path.dirname(path)] += text.count("\n")
+            self.rooms[os.path.dirname(path)] += sites.of(path, text)
+        chosen = random.Random(seed)
+        for found in self.rooms.values():
+            chosen.shuffle(found)
+        for room in chosen.choices(sorted(lines), k=count,
+                                   weights=[lines[r] for r in sorted(lines)]):
+            self.add(room)
+
+    def add(self, room, at=None):
+        """The next one of the room: a new one, or instead of number `at`."""
+        site = self.rooms[room].pop()
+        if (site.path, site.line) in {(s.path, s.line) for s in self.drawn}:
+            self.add(room, at)
+        elif at is None:
+            self.drawn.append(site)
+        else:
+            self.drawn[at] = site
+
+    def build(self, tree):
+        """Builds all of them in a clone, which finds other sources in ccache;
+        replaces what does not compile or is warned of."""
+        shutil.rmtree(tree, ignore_errors=True)
+        subprocess.run(["git", "clone", "-q", ROOT, tree], check=True)
+        shutil.copy(os.path.join(HERE, "sluice_mutant.py"),
+                    os.path.join(tree, "client/python"))
+        stale = {site.path for site in self.drawn}
+        while stale:
+            for path in stale:
+                mine = [(i, site) for i, site in enumerate(self.drawn)
+                        if site.path == path]
+                with open(os.path.join(tree, path), "w",
+                          encoding="utf-8") as file:
+                    file.write(sites.planted(path, read(path), mine))
+            done = subprocess.run(
+                [os.path.join(tree, "dev"), "build", "release", "--keep-going",
+                 "--target", "all", "--target", "ci_programs"],
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            wrong = {(path, int(line)) for path, line in re.findall(
+                r"(?:^|[ /])((?:client|daemon|kernels|planner|proto)/\S+?\.cc):"
+                r"(\d+):\d+: (?:fatal )?error:", done.stdout, re.MULTILINE)}
+            bad = [i for i, site in enumerate(self.drawn)
+                   if (site.path, site.line) in wrong]
+            if done.returncode and not bad:
+                sys.exit(f"error: mutants: no build:\n{done.stdout[-3000:]}")
+            stale = {self.drawn[i].path for i in bad}
+            for i in bad:
+                self.add(os.path.dirname(self.drawn[i].path), i)
+                stale.add(self.drawn[i].path)
+            print(f"mutants: {len(bad)} do not compile", flush=True)
+
+
+def run(entry, limit, **more):
+    """Whether the test passes, and its seconds."""
+    started = time.monotonic()
+    status = subprocess.run(
+        entry.command, cwd=entry.folder, stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env={**os.environ, **entry.environment, **more,
+             "SLUICE_TEST_LIMIT": str(limit), "GTEST_FAIL_FAST": "1",
+             "PYTEST_ADDOPTS": "-x"}).returncode
+    if status < 0:  # Ctrl-C ends the launchers, too
+        raise KeyboardInterrupt
+    return status == 0, time.monotonic() - started
+
+
+def look(entry, folder):
+    """Which mutants a test reaches: none where it fails without one."""
+    here = os.path.join(folder, "reached", entry.name)
+    shutil.rmtree(here, ignore_errors=True)
+    os.makedirs(here)
+    passed, seconds = run(entry, 900, SLUICE_MUTANTS_REACHED=here)
+    return {"name": entry.name, "seconds": seconds, "passed": passed,
+            "reached": sorted(map(int, os.listdir(here)))}
+
+
+def judge(number, site, tests):
+    """`tests`: (seconds, entry) of those that reach it."""
+    row = {"name": number, "site": str(site), "room": os.path.dirname(
+        site.path), "said": "survived" if tests else "not reached", "by": []}
+    spent = 0.0
+    for seconds, entry in sorted(tests, key=lambda test: test[0]):
+        if spent + seconds > BUDGET_SECONDS:
+            break
+        passed, took = run(entry, 30 + 3 * seconds, SLUICE_MUTANT=str(number))
+        spent += took
+        row["by"].append(entry.name)
+        if not passed:
+            return {**row, "said": "found", "by": [entry.name]}
+    return row
+
+
+def remembered(path, work, keys, arguments):
+    """`work` of each of the `arguments`, two at a time; rows by key, with those
+    of an earlier run."""
+    rows = {}
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as file:
+            rows = {row["name"]: row for row in map(json.loads, file)}
+    with open(path, "a", encoding="utf-8") as file, \
+            concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done in concurrent.futures.as_completed(
+                [pool.submit(work, *words) for key, words in zip(
+                    keys, arguments, strict=True) if key not in rows]):
+            try:
+                row = done.result()
+            except KeyboardInterrupt:
+                pool.shutdown(cancel_futures=True)
+                raise
+            rows[row["name"]] = row
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            print("mutants:", row.get("site", row["name"]), row.get(
+                "said", f"reaches {len(row.get('reached', []))}"), flush=True)
+    return rows
+
+
+def table(rows, equivalent):
+    """Prints it; whether enough were found."""
+    rooms = collections.defaultdict(collections.Counter)
+    for row in rows:
+        said = row["said"]
+        if said != "found":
+            same = re.sub(r":\d+:", ":", row["site"], count=1) in equivalent
+            said = "equivalent" if same else said
+            print(f"{said}: {row['site']} ({len(row['by'])} tests)")
+        for room in row["room"], "all":
+            rooms[room][said] += 1
+    print(f"\n{'room':30} found  of  %")
+    for room, counts in sorted(rooms.items()):
+        of = sum(counts.values()) - counts["equivalent"]
+        print(f"{room:30} {counts['found']:5} {of:3} "
+              f"{100 * counts['found'] / max(of, 1):3.0f}")
+    of = rooms["all"].total() - rooms["all"]["equivalent"]
+    return rooms["all"]["found"] >= LEAST_FOUND * of
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        prog="./dev mutants", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", help="without it, the commit's first digits",
+                        default=git("rev-parse", "--short=8", "HEAD").strip())
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--room", default="", help="only of folders that begin "
+                        "so: daemon/core")
+    parser.add_argument("--tests", default="", metavar="REGEX",
+                        help="only these run: what they do not find may be "
+                        "found by others")
+    given = parser.parse_args()
+    folder = os.path.join(ROOT, "out/mutants", "-".join(
+        [given.seed, *given.room.split("/")]))
+    tree = os.path.join(ROOT, "build/mutants")
+    os.makedirs(folder, exist_ok=True)
+    draw = Draw(given.count, given.seed, given.room)
+    known = os.path.join(folder, "sites.json")
+    if os.path.exists(known):
+        with open(known, encoding="utf-8") as file:
+            draw.drawn = [sites.Site(**site) for site in json.load(file)]
+    else:
+        draw.build(tree)
+        with open(known, "w", encoding="utf-8") as file:
+            json.dump([vars(site) for site in draw.drawn], file, indent=1)
+    entries = suite.entries(os.path.join(tree, "build/release"), [
+        *TESTS, *(["-R", given.tests] if given.tests else [])])
+    looked = remembered(os.path.join(folder, "tests.jsonl"), look,
+                        [entry.name for entry in entries],
+                        [(entry, folder) for entry in entries])
+    reach = [[(looked[entry.name]["seconds"], entry) for entry in entries
+              if looked[entry.name]["passed"]
+              and number in looked[entry.name]["reached"]]
+             for number in range(given.count)]
+    judged = remembered(
+        os.path.join(folder, "judged.jsonl"), judge, range(given.count),
+        [(number, site, reach[number])
+         for number, site in enumerate(draw.drawn)])
+    same = read("tests/mutants/equivalent.txt").splitlines()
+    return 0 if table(judged.values(), same) else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

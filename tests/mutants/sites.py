@@ -1,0 +1,121 @@
+"""Where production code can be changed in one statement, and how: a line's
+condition, value or call, by its form. C++ and Python are read by line: what
+does not compile is drawn again."""
+
+import ast
+import dataclasses
+import re
+
+PRODUCTION = ["client/*.cc", "daemon/*.cc", "kernels/*.cc", "planner/*.cc",
+              "proto/*.cc", "client/python/sluice/*.py"]
+SWAPPED = [("<", "<="), ("<=", "<"), (">", ">="), (">=", ">"), ("==", "!="),
+           ("!=", "=="), ("&&", "||"), (r"\|\|", "&&"), ("and", "or"),
+           ("or", "and"), (r"\+", "-"), ("-", "+"), (r"\*", "+"), ("/", "*"),
+           ("is not", "is"), ("is(?! not)", "is not")]
+NAMES = [("std::min", "std::max"), ("std::max", "std::min"), ("true", "false"),
+         ("false", "true"), ("min", "max"), ("max", "min"), ("True", "False"),
+         ("False", "True")]
+# Before, the part that changes, after.
+FORMS = {
+    ".cc": {
+        "condition": r"(\s+(?:\} else )?(?:if|while) \()(.+)"
+                     r"(\)(?: \{| return\b.*;| continue;| break;)?)",
+        "value": r"(\s+(?:return|.*[^=!<>] [-+]?=) )(.+)(;)",
+        "call": r"(\s+)((?:[\w:]+(?:\.|->))*[\w:]+\(.*\)|"
+                r"[\w.\->\[\]*]+ [-+|&]?= .+)(;)"},
+    ".py": {
+        "condition": r"(\s+(?:el)?if )(.+)(:)",
+        "value": r"(\s+(?:return|[\w.\[\]]+ [-+*]?=) )(.+)()",
+        "call": r"(\s+)([\w.]+\(.*\)|\w+\.[\w.]+ [-+*]?= .+)()"}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    path: str
+    line: int
+    old: str
+    new: str
+    planted: str  # the line, with ON for the switch
+
+    def __str__(self):
+        return f"{self.path}:{self.line}: {self.old} => {self.new}"
+
+
+def changed(part):
+    """What `part` of a line may become."""
+    for word, other in SWAPPED:
+        for at in re.finditer(rf" {word} ", part):
+            yield part[:at.start()] + f" {other} " + part[at.end():]
+    for word, other in NAMES:
+        for at in re.finditer(rf"(?<![\w:.]){word}\b", part):
+            yield part[:at.start()] + other + part[at.end():]
+    for at in re.finditer(r"(?<![\w.\"'%])\d+(?![\w.\"'])", part):
+        yield part[:at.start()] + str(int(at.group()) + 1) + part[at.end():]
+
+
+def of_line(path, number, line):
+    cpp = path.endswith(".cc")
+    # What only other processors run is found by none of these tests.
+    if re.search(r"//|#|\"|constexpr|static|decltype|^\s+(using|for) |_mm512",
+                 line):
+        return
+    for form, pattern in FORMS[path[-3:]].items():
+        match = re.fullmatch(pattern, line)
+        if not match or match.group(2).count("(") != match.group(2).count(")"):
+            continue
+        before, part, after = match.groups()
+        if form == "call":
+            if not part.startswith(("return", "if ", "while ")):
+                yield Site(path, number, part, "", before + (
+                    f"{{ if (!ON) {part}; }}" if cpp
+                    else f"if not ON: {part}"))
+            continue
+        both = "ON ? ({}) : ({})" if cpp else "({}) if ON else ({})"
+        if form == "condition" and " = " not in part and ";" not in part:
+            new = f"!({part})" if cpp else f"not ({part})"
+            whole = f"static_cast<bool>({part})" if cpp else part
+            yield Site(path, number, part, new,
+                       before + both.format(new, whole) + after)
+        for new in changed(part):
+            yield Site(path, number, part, new,
+                       before + both.format(new, part) + after)
+
+
+def inside_strings(text):
+    """Lines of strings of several lines, docstrings most of all."""
+    return {line for node in ast.walk(ast.parse(text))
+            if isinstance(node, (ast.Constant, ast.JoinedStr))
+            and node.end_lineno > node.lineno
+            for line in range(node.lineno, node.end_lineno + 1)}
+
+
+def of(path, text):
+    python = path.endswith(".py")
+    without = inside_strings(text) if python else set()
+    lines = text.split("\n")
+    found = [site for i, line in enumerate(lines) if i + 1 not in without
+             for site in of_line(path, i + 1, line)]
+    if not python:
+        return found
+    return [site for site in found if compiles(lines, site)]
+
+
+def compiles(lines, site):
+    try:
+        ast.parse(planted(site.path, "\n".join(lines), [(1, site)]))
+    except SyntaxError:
+        return False
+    return True
+
+
+def planted(path, text, numbered):
+    """`text` with these (number, site), each behind its switch."""
+    lines = text.split("\n")
+    switch = ('__import__("sluice_mutant").on({})' if path.endswith(".py")
+              else "SluiceMutant({})")
+    for number, site in numbered:
+        lines[site.line - 1] = re.sub(
+            r"\bON\b", switch.format(number), site.planted, count=1)
+    if path.endswith(".cc"):
+        lines.insert(0, '#include "tests/mutants/mutant.h"\n#line 1')
+    return "\n".join(lines)

@@ -1,0 +1,53 @@
+#!/usr/bin/env python3
+"""What a line may become, and that a planted one has both forms."""
+
+import unittest
+
+import sites
+
+
+def changes(path, line):
+    return {(site.old, site.new) for site in sites.of_line(path, 1, line)}
+
+
+class Sites(unittest.TestCase):
+
+    def test_a_condition_is_negated_and_its_operators_are_swapped(self):
+        self.assertEqual(changes("a.cc", "  if (a < b && c) return;"), {
+            ("a < b && c", "!(a < b && c)"), ("a < b && c", "a <= b && c"),
+            ("a < b && c", "a < b || c")})
+        self.assertEqual(changes("a.py", "    elif a is not b:"), {
+            ("a is not b", "not (a is not b)"), ("a is not b", "a is b")})
+
+    def test_a_value_is_off_and_a_call_is_missing(self):
+        self.assertEqual(changes("a.cc", "  return n + 1;"),
+                         {("n + 1", "n - 1"), ("n + 1", "n + 2")})
+        self.assertEqual(changes("a.cc", "  lock_.Release(n);"),
+                         {("lock_.Release(n)", "")})
+        self.assertEqual(changes("a.py", "    self.rows = rows"),
+                         {("self.rows = rows", "")})
+
+    def test_declarations_comments_and_parts_of_statements_are_left_alone(self):
+        for line in ("  constexpr int kMost = 3;", "  // if (a) b();",
+                     "  using A = B;", "      Other(b));",
+                     "  if (auto* a = Find(1)) {"):
+            self.assertEqual(changes("a.cc", line) - {
+                ("auto* a = Find(1)", "auto* a = Find(2)")}, set(), line)
+        self.assertEqual(sites.of("a.py", 'def f():\n    """\n    g()\n    """'),
+                         [])
+
+    def test_a_planted_line_does_the_one_or_the_other(self):
+        text = "def f(a, b):\n    if a < b:\n        return 1\n    return 2\n"
+        [site] = [site for site in sites.of("a.py", text)
+                  if site.new == "a <= b"]
+        scope = {}
+        exec(sites.planted("a.py", text, [(7, site)]).replace(
+            '__import__("sluice_mutant").on(7)', "on[0]"), scope)
+        scope["on"] = [False]
+        self.assertEqual(scope["f"](1, 1), 2)
+        scope["on"] = [True]
+        self.assertEqual(scope["f"](1, 1), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
