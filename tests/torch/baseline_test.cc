@@ -350,10 +350,10 @@ TEST(BaselineMemory, AlstGrowsByAtMost14UnitsARowHoweverManyLayers) {
 TEST(BaselineMemory, KeepAllGrowsByAWholeLayerALayer) {
   stream::ModelShape model = WideLlama(2);
   const double two =
-      PeakUnits(model, 512, at::kFloat, BaselineMethod::kKeepAll);
+      PeakUnits(model, 1024, at::kFloat, BaselineMethod::kKeepAll);
   model.layers = 4;
   const double four =
-      PeakUnits(model, 512, at::kFloat, BaselineMethod::kKeepAll);
+      PeakUnits(model, 1024, at::kFloat, BaselineMethod::kKeepAll);
   EXPECT_GE((four - two) / 2, 12);
 }
 
