@@ -83,14 +83,13 @@ def test_gradients_are_the_models_own_or_the_call_is_refused(
         inputs["use_cache"] = False  # what is promised of them
     own = unstreamed(called(tiny(), what), inputs)
     inputs = call(positions, use_cache, masked, what)
-    model = streamed
     if makes_cache and not masked and positions in (
             "skipped", "skipped in one", "of nothing in one",
             "padded on the left", "both"):
         with pytest.raises(Unsupported, match="elsewhere than at 0, or begin"):
-            run(called(model, what), inputs)
+            run(called(streamed, what), inputs)
     else:
-        assert_same(run(called(model, what), inputs), own)
+        assert_same(run(called(streamed, what), inputs), own)
 
 
 def test_documents_are_reported_once(capsys):

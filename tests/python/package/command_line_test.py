@@ -15,6 +15,8 @@ from models import tiny
 from support import PACKAGE, environment
 from walk import configs
 
+import sluice as package
+
 
 def sluice(*arguments, **changes):
     return subprocess.run([sys.executable, "-m", "sluice", *arguments],
@@ -216,6 +218,22 @@ def test_plan_refuses_an_unknown_model_shape(tmp_path, kind, said):
 def test_help_has_examples():
     found = sluice("--help")
     assert found.returncode == 0 and "examples:" in found.stdout
+
+
+def test_help_does_not_load_torch():
+    ran = subprocess.run(
+        [sys.executable, "-c", "import sys, sluice.__main__\n"
+         "try: sluice.__main__.main(['--help'])\n"
+         "finally: sys.stderr.write(str('torch' in sys.modules))"],
+        env=environment(), text=True, capture_output=True, timeout=100)
+    assert "examples:" in ran.stdout and ran.stderr == "False"
+
+
+def test_every_public_name_is_there():
+    assert set(package.__all__) == set(package._MODULES) <= set(dir(package))
+    for name in package.__all__:
+        assert getattr(package, name).__name__ == name
+    assert not hasattr(package, "nothing")
 
 
 def test_the_example_trains():
