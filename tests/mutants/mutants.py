@@ -29,7 +29,8 @@ import suite  # noqa: E402
 
 LEAST_FOUND = 0.85
 BUDGET_SECONDS = 600  # of tests that one mutant may survive
-TESTS = ["-LE", "^(root|deep|bench|package)$", "-E", "^(layers|lint|mutants|run)_"]
+TESTS = ["-LE", "^(root|deep|bench|package)$",
+         "-E", "^(layers|lint|mutants|run)_"]
 
 
 def git(*words):
@@ -56,6 +57,9 @@ class Draw:
             text = read(path)
             lines[os.path.dirname(path)] += text.count("\n")
             self.rooms[os.path.dirname(path)] += sites.of(path, text)
+        if not lines:
+            sys.exit(f"error: mutants: --room {room}: no production code in "
+                     "folders that begin so")
         chosen = random.Random(seed)
         for found in self.rooms.values():
             chosen.shuffle(found)
@@ -65,10 +69,15 @@ class Draw:
 
     def add(self, room, at=None):
         """The next one of the room: a new one, or instead of number `at`."""
-        site = self.rooms[room].pop()
-        if (site.path, site.line) in {(s.path, s.line) for s in self.drawn}:
-            self.add(room, at)
-        elif at is None:
+        taken = {(site.path, site.line) for site in self.drawn}
+        while self.rooms[room]:
+            site = self.rooms[room].pop()
+            if (site.path, site.line) not in taken:
+                break
+        else:
+            sys.exit(f"error: mutants: {room} has no more lines to change: "
+                     "a smaller --count")
+        if at is None:
             self.drawn.append(site)
         else:
             self.drawn[at] = site
@@ -204,11 +213,12 @@ def main():
                         help="only these run: what they do not find may be "
                         "found by others")
     given = parser.parse_args()
-    folder = os.path.join(ROOT, "out/mutants", "-".join(
-        [given.seed, *given.room.split("/")]))
-    tree = os.path.join(ROOT, "build/mutants")
-    os.makedirs(folder, exist_ok=True)
+    # What is known of a draw is true of its own tree only.
+    folder = os.path.join(ROOT, "build/mutants", "-".join(
+        [given.seed, str(given.count), *given.room.split("/")]))
+    tree = os.path.join(folder, "tree")
     draw = Draw(given.count, given.seed, given.room)
+    os.makedirs(folder, exist_ok=True)
     known = os.path.join(folder, "sites.json")
     if os.path.exists(known):
         with open(known, encoding="utf-8") as file:
