@@ -36,7 +36,7 @@ SETTINGS = {
     "lr": 1e-3, "warmup": 10, "clip": 1, "beta1": 0.9, "beta2": 0.95,
     # What is measured.
     "parity_steps": 20,
-    # At its longest, Sluice's step is most of the demo's three minutes.
+    # Sluice's step at its longest takes a minute.
     "longest_steps": {"keep-all": 3, "recompute": 3, "alst": 3, "sluice": 1},
 }
 
