@@ -28,7 +28,7 @@ sys.path.insert(0, os.path.join(ROOT, "tests/run"))
 import suite  # noqa: E402
 
 LEAST_FOUND = 0.85
-BUDGET_SECONDS = 600  # of tests that one mutant may survive
+BUDGET_SECONDS = 300  # of tests that one mutant may survive
 TESTS = ["-LE", "^(root|deep|bench|package)$",
          "-E", "^(layers|lint|mutants|run)_"]
 

@@ -88,10 +88,10 @@ class Still(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         constant = _CONSTANTS.get(func.overloadpacket.__name__)
+        if constant is None:
+            return func(*args, **(kwargs or {}))
         state = RandomState(torch.device("cpu"))
         out = func(*args, **(kwargs or {}))
-        if constant is None:
-            return out
         state.restore()
         if constant == "likeliest":
             return args[0].topk(out.shape[-1]).indices
