@@ -21,7 +21,7 @@ from sluice.errors import NoAttention, Unsupported
 from sluice.exchange import attend
 from sluice.products import Products
 from sluice.rows import Arguments, Leaf
-from sluice.spared import Following, Spared
+from sluice.spared import Conditions, Following, Spared
 from sluice.tape import Tape
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class LayerCall(chunked.ChunkedCall):
         try:
             _running.call = self
             with self._noting(), self.step.inside(), self._taping(
-                    m, x.device), self._sparing() as following:
+                    m, x.device), self._sparing(x, extra) as following:
                 out = self.own(x, *args, **kwargs)
                 if self._side is not None:
                     out = self._side.without(out)
@@ -140,16 +140,17 @@ class LayerCall(chunked.ChunkedCall):
         pair = self._side.pair(m, self._batch)
         return [] if pair is None else [pair]
 
-    def _sparing(self) -> contextlib.AbstractContextManager:
+    def _sparing(self, x: Tensor, extra: list[Tensor]
+                 ) -> contextlib.AbstractContextManager:
         """Around a replay; see [Note: spared products]."""
         if not self.replays:
             return contextlib.nullcontext()
         if self._spared is None:
             known = self.step.spared.get(self.module)
-            if known is None or not known.holds(self.module,
-                                                self._setting.attributes):
-                self._following = Following(self.module,
-                                            self._setting.attributes)
+            conditions = Conditions.now(
+                self.module, self._setting.attributes, (x, *extra))
+            if known is None or known.conditions != conditions:
+                self._following = Following(self.module, conditions)
                 return self._following
             self._spared = known, Products(self.module)
         known, products = self._spared

@@ -14,14 +14,19 @@ everything that is made of a product's values is followed. The product is spared
 in later replays if that was sums, views, casts and products with what needs no
 gradient (RoPE), which keep nothing of it for backward, until it was added up,
 or was k or v; and if the layer has no function of the user's own, which may
-keep what it likes. Later means: as long as the layer's plain attributes (also
-whether it trains, which adapter is active) and the hooks in it stay.
+keep what it likes. Hooks on saved tensors may keep them in other storages, so
+nothing is spared where any were in force.
+
+What was found holds for later replays under the same `Conditions`: the layer's
+plain attributes (also whether it trains, which adapter is active), the hooks in
+it, and which of its parameters and inputs need a gradient. A frozen scale reads
+nothing of the product behind it; a trained one does.
 """
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,17 +55,38 @@ _TERMS = frozenset({
 
 
 @dataclass(frozen=True)
+class Conditions:
+    """What decides which products a layer's replay needs.
+
+    Attributes:
+        attributes: the plain ones of the layer's modules.
+        hooks: of the layer's modules and of all modules.
+        trained: whether a gradient is needed of each parameter, of the hidden
+            states, and of each argument beside them.
+        saves: the hooks on saved tensors that are in force, None without any.
+    """
+
+    attributes: Any
+    hooks: tuple
+    trained: tuple[bool, ...]
+    saves: Any
+
+    @classmethod
+    def now(cls, layer: nn.Module, attributes: Any,
+            inputs: Iterable[Tensor]) -> Conditions:
+        """During a replay, while the layer has its aliases of parameters."""
+        return cls(attributes, _hooks(layer), tuple(
+            t.requires_grad for t in (*layer.parameters(), *inputs)),
+            _hooks_on_saved())
+
+
+@dataclass(frozen=True)
 class Spared:
     """Of one layer: the weights, by name, of what need not be computed."""
 
     weights: frozenset[str]
     makes_kv: bool  # whether attention's k or v are made of them
-    attributes: Any  # the layer's, as they were
-    hooks: tuple
-
-    def holds(self, layer: nn.Module, attributes: Any) -> bool:
-        return self.attributes == attributes and (
-            self.hooks == _hooks(layer))
+    conditions: Conditions  # under which that was found
 
     @contextlib.contextmanager
     def left_out(self, layer: nn.Module, products: Products
@@ -126,9 +152,9 @@ class _Stand(Mode):
 class Following(Mode):
     """Around one replay of a chunk; then `found` says what may be spared."""
 
-    def __init__(self, layer: nn.Module, attributes: Any):
+    def __init__(self, layer: nn.Module, conditions: Conditions):
         super().__init__(Products(layer))
-        self._layer, self._attributes = layer, attributes
+        self._conditions = conditions
         self._count: Counter[str] = Counter()
         self._needed: set[str] = set()
         self._in_kv: set[str] = set()
@@ -137,6 +163,8 @@ class Following(Mode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
         of = self._of(args, kwargs)
+        if _hooks_on_saved() is not None:
+            self._needed |= set(self._count)
         if func not in _TERMS and not self._is_scaled(func, args):
             self._needed |= of
         out = super().__torch_dispatch__(func, types, args, kwargs)
@@ -173,7 +201,7 @@ class Following(Mode):
             name for name, count in self._count.items()
             if count == 1 and name not in self._needed)
         return Spared(weights, not self._in_kv.isdisjoint(weights),
-                      self._attributes, _hooks(self._layer))
+                      self._conditions)
 
     def _is_scaled(self, func: Any, args: tuple) -> bool:
         """Whether backward needs nothing of the product's values in a
@@ -207,6 +235,11 @@ def _nodes(y: Tensor) -> Iterator[Any]:
             todo += [following for following, _ in node.next_functions]
 
 
+def _hooks_on_saved() -> Any:
+    """The innermost ones in force, of all tensors that autograd saves."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
+
+
 def _hooks(layer: nn.Module) -> tuple:
     """Of all modules in the layer, and of all modules there are: what may look
     at values. The layer's own see only what it returns in its forward."""
@@ -217,4 +250,4 @@ def _hooks(layer: nn.Module) -> tuple:
                            *module._forward_pre_hooks.values())))
 
 
-__all__ = ["Following", "Spared"]
+__all__ = ["Conditions", "Following", "Spared"]

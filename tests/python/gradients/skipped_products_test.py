@@ -3,9 +3,12 @@ reads is computed."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
+
 import pytest
 import torch
-from models import assert_same, batch, run, tiny, unstreamed
+from models import Run, assert_same, batch, run, tiny, unstreamed
 from torch import nn
 
 import sluice
@@ -150,3 +153,75 @@ def test_a_changed_attribute_is_traced_again(session):
     found = run(model, batch())
     stream.unstream()
     assert_same(found, run(model, batch()))
+
+
+def is_any(name):
+    return True
+
+
+@pytest.mark.parametrize("first,then", [
+    (lambda n: "mlp" in n, is_any), (lambda n: "o_proj" in n, is_any),
+    (lambda n: "gain" not in n, is_any)])
+def test_which_weights_train_may_change(session, first, then):
+    """A frozen scale reads nothing of the product before it, a trained one
+    does; so do attention and the MLP of what trains behind them."""
+    model = tiny()
+    for layer in model.model.layers:
+        layer.mlp = Reads(layer.mlp, Gain())
+        layer.self_attn.v_proj = Reads(layer.self_attn.v_proj, Gain())
+    stream = sluice.stream(model, session=session, chunk=16, quiet=True)
+    for trains in (first, then):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(trains(name))
+        expected = unstreamed_twin(model)
+        for _ in range(2):
+            assert_same(run(model, batch()), expected)
+    stream.unstream()
+
+
+def unstreamed_twin(model):
+    """What an unstreamed model with the same weights makes of it."""
+    twin = copy.deepcopy(model)
+    for layer in (twin, twin.model, *twin.model.layers):
+        vars(layer).pop("forward", None)
+    return run(twin, batch())
+
+
+class Inside(nn.Module):
+    def __init__(self, own, hooks):
+        super().__init__()
+        self.own, self.hooks = own, hooks
+
+    def forward(self, *args, **kwargs):
+        with self.hooks():
+            return self.own(*args, **kwargs)
+
+
+def cloning():
+    return torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda t: t)
+
+
+def doubling():
+    """As save_on_cpu copies the tensors of a GPU."""
+    return torch.autograd.graph.saved_tensors_hooks(
+        lambda t: (t.double() if t.is_floating_point() else t, t.dtype),
+        lambda kept: kept[0].to(kept[1]))
+
+
+@pytest.mark.parametrize("hooks", [cloning, doubling])
+def test_hooks_on_saved_tensors_may_copy(session, hooks):
+    """Around steps, and within a module of a layer."""
+    model = tiny()
+    expected = unstreamed(model, batch())
+    stream = sluice.stream(model, session=session, chunk=16, quiet=True)
+    for around in (hooks, hooks, contextlib.nullcontext, hooks):
+        with around():
+            assert_same(run(model, batch()), expected)
+    stream.unstream()
+    for layer in model.model.layers:
+        layer.self_attn = Inside(layer.self_attn, hooks)
+    found, weights = steps(session, model)
+    assert weights == {DOWN}  # attention's own products are saved in them
+    for each, wanted in zip(found, [expected] * 3):
+        assert_same(Run(each.loss, {n.replace(".own", ""): g for n, g in
+                                    each.gradients.items()}), wanted)
