@@ -175,8 +175,10 @@ class ChunkedCall:
         self.replays = True
         try:
             self._setting.check()
-            with gradients.in_place(), self._setting.in_place(), (
-                    self.step.engaged()):
+            # Another thread's forward, which may have the turn, must not
+            # meet the aliases.
+            with self.step.engaged(), gradients.in_place(), (
+                    self._setting.in_place()):
                 for m in range(len(self.chunks) - 1, -1, -1):
                     part = self._backward_chunk(m, dy, needs_x, of_arguments)
                     if dx is not None:
