@@ -12,8 +12,8 @@ import mutants
 import sites
 
 sys.path.insert(0, os.path.join(mutants.ROOT, "tests/run"))
-import inventory  # noqa: E402
-import suite  # noqa: E402
+import inventory
+import suite
 
 TREE = os.path.join(mutants.ROOT, "build/mutants/planted/tree")
 LOCKS = "locks"
