@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -87,24 +88,37 @@ class Still(TorchDispatchMode):
     so that a layer that drops out or samples can be compared with itself."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        constant = _CONSTANTS.get(func.overloadpacket.__name__)
-        if constant is None:
-            return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        still = _STILL.get(func.overloadpacket.__name__.rstrip("_"))
+        if still is None:
+            return func(*args, **kwargs)
         state = RandomState(torch.device("cpu"))
-        out = func(*args, **(kwargs or {}))
+        out = func(*args, **kwargs)
         state.restore()
-        if constant == "likeliest":
-            return args[0].topk(out.shape[-1]).indices
-        return out.fill_(constant)
+        given = {**{a.name: a.default_value for a in func._schema.arguments
+                    if a.has_default_value()},
+                 **{a.name: value for a, value in zip(
+                     func._schema.arguments, args)}, **kwargs}
+        return out.copy_(torch.as_tensor(still(given, out)))
 
 
-# What each gives in the place of its random numbers. Dropout is made of
-# bernoulli_ outside of CUDA.
-_CONSTANTS = {
-    "bernoulli_": 1, "bernoulli": 1, "rand": 0.5, "rand_like": 0.5,
-    "uniform_": 0.5, "uniform": 0.5, "randn": 0.3, "randn_like": 0.3,
-    "normal_": 0.3, "normal": 0.3, "exponential_": 1.0, "exponential": 1.0,
-    "randint": 0, "randint_like": 0, "multinomial": "likeliest",
+# What each gives in the place of its random numbers, by its arguments: a
+# bound or a deviation that depends on the number of rows shows. Dropout is
+# made of bernoulli_ outside of CUDA.
+_STILL: dict[str, Callable[[dict, Tensor], Any]] = {
+    "bernoulli": lambda given, out: 1,
+    "rand": lambda given, out: 0.5,
+    "rand_like": lambda given, out: 0.5,
+    "uniform": lambda given, out: (
+        0.25 * given["from"] + 0.75 * given["to"]),
+    "randn": lambda given, out: 0.3,
+    "randn_like": lambda given, out: 0.3,
+    "normal": lambda given, out: given["mean"] + 0.3 * given["std"],
+    "exponential": lambda given, out: 1 / given["lambd"],
+    "randint": lambda given, out: given.get("low", 0),
+    "randint_like": lambda given, out: given.get("low", 0),
+    "multinomial": lambda given, out: given["self"].topk(
+        out.shape[-1]).indices,
 }
 
 

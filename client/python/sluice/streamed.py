@@ -42,7 +42,8 @@ Check = Literal["first", "always", "off"]
 
 # What a Stream notes of the call that runs, and counts of it.
 _OF_A_CALL = ("has_labels", "all_rows", "needs_all", "rejoin", "in_causal",
-              "own_rows", "blind", "kernel", "_blocks", "_count", "_kernels")
+              "makes_cache", "own_rows", "blind", "kernel", "_blocks",
+              "_count", "_kernels")
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,15 @@ def test_gradients_are_the_models_own_or_the_call_is_refused(
         assert_same(run(called(streamed, what), inputs), own)
 
 
+def test_positions_are_refused_in_the_call_that_probes_again():
+    model = tiny()
+    stream = sluice.stream(model, chunk=16, quiet=True)
+    model.model.layers[0].mlp.register_forward_hook(lambda *given: None)
+    with pytest.raises(Unsupported, match="elsewhere than at 0, or begin"):
+        run(model, call("skipped", None, False, "loss"))
+    stream.unstream()
+
+
 def test_documents_are_reported_once(capsys):
     model = tiny()
     stream = sluice.stream(model, chunk=16)

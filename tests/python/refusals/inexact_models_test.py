@@ -154,6 +154,22 @@ def test_random_layers_have_the_gradient_of_their_drawn_numbers(session, kind):
     assert abs(slope - expected) <= 1e-3 * expected
 
 
+@pytest.mark.parametrize("draw", [
+    lambda y, most: y.uniform_(-most, most),
+    lambda y, most: y.normal_(0, most)])
+def test_noise_that_depends_on_the_number_of_rows_is_exact(session, draw):
+    """As NEFTune's, whose hook is there before stream()."""
+    model = tiny()
+    model.model.embed_tokens.register_forward_hook(
+        lambda module, args, y: y + draw(torch.zeros_like(y), 5 / (
+            y.shape[1] * y.shape[2]) ** 0.5))
+    torch.manual_seed(4)
+    expected = unstreamed(model, batch())
+    sluice.stream(model, session=session, chunk=8)
+    torch.manual_seed(4)
+    assert_same(run(model, batch()), expected)
+
+
 def test_a_backward_leaves_the_random_state_of_its_forward(session):
     model = with_mlp(FunctionalDropout)
     sluice.stream(model, session=session, chunk=16)
