@@ -23,6 +23,8 @@ LISTS = """
 cmake_minimum_required(VERSION 3.25)
 project(small LANGUAGES NONE)
 enable_testing()
+# With it, Ninja always plans to run CMake again, as in the product's build.
+file(GLOB sources CONFIGURE_DEPENDS *.sh)
 function(program name)
   add_custom_command(OUTPUT bin/${name} COMMAND
     ${ARGN} ${CMAKE_SOURCE_DIR}/${name}.sh ${CMAKE_BINARY_DIR}/bin/${name}
