@@ -125,6 +125,14 @@ def one_of_each_kind(layers: Iterable[nn.Module]) -> list[int]:
     return sorted(set(first_of_kind(layers)))
 
 
+def by_kind(layers: Iterable[nn.Module]) -> list[list[nn.Module]]:
+    layers = list(layers)
+    kinds: dict[int, list[nn.Module]] = {}
+    for layer, first in zip(layers, first_of_kind(layers)):
+        kinds.setdefault(first, []).append(layer)
+    return list(kinds.values())
+
+
 def first_of_kind(layers: Iterable[nn.Module]) -> list[int]:
     """For each layer the first one of its kind: same classes, shapes and
     settings."""

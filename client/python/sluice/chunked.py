@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sluice import calls, computing
+from sluice.checks import fingerprint
 from sluice.errors import Unsupported
 from sluice.hidden import OnDevice
 from sluice.precision import wide_dtype
@@ -55,7 +56,8 @@ class ChunkedCall:
         self._x: list[HostTensor] = []  # the input's chunks, in the host
         self._random: list[RandomState | None] = []
         self._buffers: list[Snapshot | None] = []
-        self._hashes: list[int] = []
+        # Of the chunks whose replays are compared with them.
+        self._fingerprints: dict[int, tuple[int, int]] = {}
         self._autocast: Any = None
         self._setting: Setting | None = None
         self._owners: list[nn.Module] = []  # of buffers
@@ -81,15 +83,19 @@ class ChunkedCall:
         first chunk, before they are used."""
         return False
 
+    def compare_parts(self, m: int, x: Tensor | None, y: Tensor) -> None:
+        """Raises `Unsupported` where chunk `m`, whose replay made y of x, is
+        not the same in two parts; see [Note: two parts] in two_parts."""
+
     def release(self) -> None:
         """Gives back what is still kept in the host. Safe to call again."""
         while self._x:
             self.step.arena.drop(self._x.pop())
 
-    @property
-    def is_compared(self) -> bool:
-        """Whether each replay must be the first forward, bit by bit."""
-        return bool(self._hashes)
+    def is_compared(self, m: int) -> bool:
+        """Whether the replay of chunk `m` must be its first forward, bit by
+        bit; see [Note: checks] in checks."""
+        return m in self._fingerprints
 
     # --- forward ------------------------------------------------------------
 
@@ -139,8 +145,9 @@ class ChunkedCall:
         if _version(x) != version:
             raise Unsupported(self.name, "it writes its input in place",
                               "do not stream this model")
-        if self.step.check and self.keeps:
-            self._hashes.append(_hash(y))
+        if self.keeps and self.step.checks.include(self.module, m,
+                                                   len(self.chunks)):
+            self._fingerprints[m] = fingerprint(y)
         return y
 
     def _check_buffers(self, held: Buffers, m: int) -> None:
@@ -187,6 +194,8 @@ class ChunkedCall:
             random.restore()
             now.restore()
             self.release()
+        if self._fingerprints:
+            self.step.checks.passed()
         of_parameters, ranks = gradients.take(), self.step.ranks
         if ranks is not None:
             of_parameters = ranks.filled(of_parameters, distinct(found))
@@ -206,11 +215,16 @@ class ChunkedCall:
         self._buffers[m].restore()
         with torch.enable_grad(), self._autocast:
             y = self.compute(m, x, extra)
-        if self.is_compared and _hash(y) != self._hashes[m]:
+        if self.is_compared(m) and fingerprint(y) != self._fingerprints[m]:
             raise RuntimeError(
-                f"sluice: chunk {m} of {self.name} was not the same in its "
-                "second forward: its gradient would be of another function; "
-                "report this model, and do not stream it")
+                f"sluice: chunk {m} of {self.name} computed other values in "
+                "its second forward than in its first: what it reads changed "
+                "in between (a class attribute, a global, a config, a tensor "
+                "that is no buffer), or it is not deterministic; change such "
+                "things after backward(), or do not stream this model")
+        if self.is_compared(m) and self._random[m] is None:
+            with torch.no_grad(), self._autocast:
+                self.compare_parts(m, x, y)
         gradient = dy.read(m)
         dy.drop(m)
         if m:
@@ -275,10 +289,6 @@ def run(call: ChunkedCall, x: Tensor | None) -> Tensor:
 
 def _version(x: Tensor | None) -> int | None:
     return None if x is None or x.is_inference() else x._version
-
-
-def _hash(y: Tensor) -> int:
-    return torch.hash_tensor(y.detach().contiguous()).view(torch.int64).item()
 
 
 __all__ = ["ChunkedCall", "Modules", "run"]

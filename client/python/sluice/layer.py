@@ -19,10 +19,12 @@ from sluice import calls, chunked
 from sluice.attention import Question, Site
 from sluice.errors import NoAttention, Unsupported
 from sluice.exchange import attend
+from sluice.numbered import Numbered
 from sluice.products import Products
-from sluice.rows import Arguments, Leaf
+from sluice.rows import Arguments, Leaf, cut
 from sluice.spared import Conditions, Following, Spared
 from sluice.tape import Tape
+from sluice.two_parts import TwoParts
 
 if TYPE_CHECKING:
     from sluice.blocks import Scores
@@ -62,6 +64,10 @@ class LayerCall(chunked.ChunkedCall):
         self.own, self._arguments = own, arguments
         self.returns_tuple = False
         self._chunk = self._site = 0  # where the layer is just now
+        self._rows = step.chunks[0]  # that it runs on
+        # Of a replay that is compared; and while a part of it runs.
+        self._parts: TwoParts | None = None
+        self._compared: tuple[TwoParts, range] | None = None
         self._batch = 0  # sequences
         self._side = step.sides.get(layer)
         self._sites: list[Site] = []
@@ -103,17 +109,12 @@ class LayerCall(chunked.ChunkedCall):
         if self.step.progress is not None:
             self.step.progress.move(self.step, "backward" if self.replays
                                     else "forward", self.module, m)
-        args, kwargs = self._arguments.chunk(self.step.chunks[m], extra)
-        before = running()
-        try:
-            _running.call = self
-            with self._noting(), self.step.inside(), self._taping(
-                    m, x.device), self._sparing(x, extra) as following:
-                out = self.own(x, *args, **kwargs)
-                if self._side is not None:
-                    out = self._side.without(out)
-        finally:
-            _running.call = before
+        self._rows = self.step.chunks[m]
+        if self.replays and self.is_compared(m):
+            self._parts = TwoParts.of(self.step.chunks, m)
+        with self._noting(), self._taping(m, x.device), (
+                self._sparing(x, extra)) as following:
+            out = self._run(x, extra)
         if self._site == 0:
             raise NoAttention(
                 self.name, "a layer without attention, through transformers' "
@@ -130,9 +131,44 @@ class LayerCall(chunked.ChunkedCall):
             self._following = None
         return y
 
+    def _run(self, x: Tensor, extra: list[Tensor]) -> Any:
+        """What the layer's own forward returns of the rows `_rows`."""
+        args, kwargs = self._arguments.chunk(self._rows, extra)
+        before = running()
+        try:
+            _running.call = self
+            with self.step.inside(), self._numbering():
+                out = self.own(x, *args, **kwargs)
+        finally:
+            _running.call = before
+        return out if self._side is None else self._side.without(out)
+
+    def compare_parts(self, m: int, x: Tensor, y: Tensor) -> None:
+        parts, self._parts = self._parts, None
+        assert parts is not None  # the replay noted what attention was
+        for part in parts:
+            self._rows = self.step.chunks[m][part.start:part.stop]
+            self._site, self._compared = 0, (parts, part)
+            try:
+                out = self._run(
+                    x.detach()[:, part.start:part.stop].contiguous(),
+                    [cut(leaf, self._rows) for leaf in self.arguments()])
+            finally:
+                self._compared = None
+            parts.compare(part, out[0] if self.returns_tuple else out, y)
+        parts.check(self.name, m)
+
     def _noting(self) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext() if self._side is None else (
             self._side.watching())
+
+    def _numbering(self) -> contextlib.AbstractContextManager:
+        """See [Note: numbered rows] in numbered."""
+        if self.module not in self.step.numbered:
+            return contextlib.nullcontext()
+        within = self._rows.start - self.step.chunks[self._chunk].start
+        return Numbered(len(self._rows), self.step.first_row + within + (
+            self.step.own_rows(self._chunk).start))
 
     def beside(self, m: int) -> list[tuple[Tensor, Tensor]]:
         if self._side is None:
@@ -154,7 +190,8 @@ class LayerCall(chunked.ChunkedCall):
                 return self._following
             self._spared = known, Products(self.module)
         known, products = self._spared
-        if self.is_compared or not known.weights:
+        self._without_kv = False
+        if self.is_compared(self._chunk) or not known.weights:
             return contextlib.nullcontext()
         if self.step.measured is not None:
             self.step.measured.spared(self._kind, known.weights)
@@ -201,15 +238,21 @@ class LayerCall(chunked.ChunkedCall):
                                     self.step.kernel))
         site = self._sites[self._site]
         self._site += 1
+        if self._compared is not None:
+            parts, part = self._compared
+            return parts.attend(part, self._site - 1, q, k, v)
         if self._following is not None:
             self._following.attends(k, v)
         self.step.attended.add((q.shape[1], k.shape[1], q.shape[3],
                                 v.shape[3]))
         with (contextlib.nullcontext() if self._products is None else
               self._products.paused()):
-            return attend(self.step.ranks, Question(
+            o = attend(self.step.ranks, Question(
                 site, self._chunk, self.replays, mask, scores,
                 self._without_kv), q, k, v, sinks)
+        if self._parts is not None:
+            self._parts.note(q, k, v, o)
+        return o
 
     @property
     def heads(self) -> list[tuple[int, int]]:
@@ -226,7 +269,7 @@ class LayerCall(chunked.ChunkedCall):
     @property
     def rows_of_chunk(self) -> int:
         """How many rows the chunk has that runs."""
-        return len(self.step.chunks[self._chunk])
+        return len(self._rows)
 
     @property
     def blocks_run(self) -> int:

@@ -23,12 +23,14 @@ from torch import Tensor, nn
 from sluice import tables
 from sluice.captured import (
     Seen,
+    by_kind,
     capture,
     one_of_each_kind,
     probe_tokens,
     refusing,
 )
 from sluice.errors import Unsupported
+from sluice.numbered import FAR, Numbered
 from sluice.randomness import Still, undisturbed
 from sluice.replay import Snapshot
 from sluice.setting import unchanged
@@ -36,6 +38,7 @@ from sluice.trial import (
     CHUNK,
     Patched,
     Result,
+    forward_whole,
     run_chunked,
     run_whole,
     weights,
@@ -60,6 +63,8 @@ def probe(adapter: Adapter, stream: Stream) -> tables.Told:
     ids = probe_tokens(adapter)
     with probing(adapter.entry, ids.device):
         plain, streamed = capture(adapter, stream, ids)
+
+        stream.checks.kinds = by_kind(adapter.layers)
 
         def all_kinds() -> None:
             for index in one_of_each_kind(adapter.layers):
@@ -123,18 +128,25 @@ def probe_layer(adapter: Patched, stream: Stream, index: int, plain: Seen,
                 streamed: Seen) -> None:
     """Raises `Unsupported` where one layer is not exact on what was seen."""
     name = f"layer {index} ({type(adapter.layers[index]).__name__})"
+    refusing(name, "it fails on its own", lambda: _find_numbered(
+        adapter, stream, index, plain))
     skewed = plain.x.mean(dim=1, keepdim=True) + 0.05 * (
         plain.x - plain.x.mean(dim=1, keepdim=True))
     # Without a gradient from outside, what is left is of its own losses.
-    for what, x, scale in (("", plain.x, 1.0), ("", plain.x, 0.0),
-                           (" with skewed rows", skewed, 1.0)):
-        def both(x: Tensor = x, scale: float = scale) -> tuple[Result, Result]:
+    trials = [("", plain.x, 1.0, 0), ("", plain.x, 0.0, 0),
+              (" with skewed rows", skewed, 1.0, 0)]
+    if adapter.layers[index] in stream.numbered:
+        trials.append((" far into a sequence", plain.x, 1.0, FAR))
+    for what, x, scale, first in trials:
+        def both(x: Tensor = x, scale: float = scale, first: int = first
+                 ) -> tuple[Result, Result]:
             whole = refusing(name, "it fails on its own", lambda: run_whole(
-                adapter, index, wide(x), plain, name, scale))
+                adapter, index, wide(x), plain, name, scale,
+                Numbered(x.shape[1], first) if first else None))
             return whole, refusing(
                 name, f"it fails when it runs on {CHUNK} of {x.shape[1]} rows",
                 lambda: run_chunked(adapter, stream, index, wide(x), streamed,
-                                 scale))
+                                    scale, first))
 
         whole, cut = both()
         if whole.drew:
@@ -148,6 +160,24 @@ def probe_layer(adapter: Patched, stream: Stream, index: int, plain: Seen,
                                   "torch's usual functions",
                                   "do not stream this model")
         _compare(name + what, whole, cut)
+
+
+def _find_numbered(adapter: Patched, stream: Stream, index: int,
+                   seen: Seen) -> None:
+    """Whether layers of its kind number their rows; see
+    [Note: numbered rows] in numbered."""
+    layer, numbered = adapter.layers[index], Numbered(seen.x.shape[1], 0)
+    alike = next(kind for kind in stream.checks.kinds if layer in kind)
+    stream.numbered.difference_update(alike)
+    with numbered:
+        near = forward_whole(adapter, index, seen)
+    if not numbered.met:
+        return
+    with contextlib.suppress(Exception), Numbered(seen.x.shape[1], FAR):
+        # An error says that they are indices of the layer's own rows.
+        if not _near(near, forward_whole(adapter, index, seen), 0.0,
+                     OUTPUT_LIMIT):
+            stream.numbered.update(alike)
 
 
 def _compare(name: str, whole: Result, cut: Result) -> None:

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import (
     Callable,
+    Container,
     Hashable,
     Iterator,
     Mapping,
@@ -30,6 +31,7 @@ from sluice.policy import Policy
 
 if TYPE_CHECKING:
     from sluice.arena import HostArena
+    from sluice.checks import StepChecks
     from sluice.progress import Progress
     from sluice.ranks import Ranks
     from sluice.side import Side
@@ -84,7 +86,7 @@ class Step:
     """
 
     def __init__(self, arena: HostArena, length: int, chunk: int,
-                 device: torch.device, check: bool,
+                 device: torch.device, checks: StepChecks,
                  model: Engaging,
                  written: dict[nn.Module, list[tuple[nn.Module, str]]],
                  policy: Policy = Policy(),
@@ -101,7 +103,7 @@ class Step:
         self.rows = self.chunks[-1].stop
         # What layers are called with, of the whole sequence; only with ranks.
         self.arguments: Callable | None = None
-        self.check, self.policy, self.measured = check, policy, measured
+        self.checks, self.policy, self.measured = checks, policy, measured
         # Layers' kinds by name, where a plan tells them apart.
         self.kinds: Mapping[nn.Module, str] = kinds or {}
         self.blocks_run = 0
@@ -115,6 +117,9 @@ class Step:
         self._model, self._written = model, written
         # Of layers whose replay was followed, what others leave out.
         self.spared: MutableMapping[nn.Module, Spared] = {}
+        # Layers that number their rows; the number of the sequence's first.
+        self.numbered: Container[nn.Module] = ()
+        self.first_row = 0
         self.known_causal: set[Hashable] = set()  # see found_once()
         # By storage: the marker's element, and how its intervals are found.
         self._masks: dict[int, tuple[Tensor, Callable[[], Intervals]]] = {}
@@ -165,6 +170,11 @@ class Step:
     def written_by(self, layer: nn.Module) -> list[tuple[nn.Module, str]]:
         """The buffers (owner, name) that a forward of the layer writes."""
         return self._written.get(layer, [])
+
+    def own_rows(self, m: int) -> range:
+        """Of chunk `m`, where this rank's rows are in the sequence."""
+        return self.chunks[m] if self.ranks is None else self.ranks.own(
+            self.whole)[m]
 
     def forward_over(self) -> None:
         """The decoder's forward is: calls what of `at_end` still lives."""

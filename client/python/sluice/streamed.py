@@ -15,7 +15,7 @@ from collections.abc import (
 )
 from dataclasses import dataclass
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from sluice import agreement, chunk_size, progress
 from sluice.arena import HostArena
 from sluice.arguments import invalid, need, takes
 from sluice.board import Board
+from sluice.checks import Check, Checks, StepChecks
 from sluice.chunk_size import ChunkChoice
 from sluice.dealt import SHARDED, Shard, shard
 from sluice.gpu_blocks import Kernel
@@ -36,9 +37,6 @@ from sluice.session import Session
 from sluice.settings import HEAD
 from sluice.spared import Spared
 from sluice.step import Engaging, Step, chunks_of
-
-Check = Literal["first", "always", "off"]
-
 
 # What a Stream notes of the call that runs, and counts of it.
 _OF_A_CALL = ("has_labels", "all_rows", "needs_all", "rejoin", "in_causal",
@@ -73,7 +71,8 @@ class Stream:
                  hidden: Literal["device", "host"] = "device"):
         self.session, self._owns_session = session, owns_session
         self.arena = HostArena(session)
-        self.chunk, self.check, self.min_tokens = chunk, check, min_tokens
+        self.chunk, self.min_tokens = chunk, min_tokens
+        self.checks = Checks(check)
         self.hidden = hidden
         # Of attention's blocks; a probe is in fp32 too, which not all take.
         self.kernel: Kernel = "auto"
@@ -107,26 +106,25 @@ class Stream:
         self._head: Literal["rows", "whole", "none"] = "none"
         self._may_head: Literal["rows", "whole", "none"] = "none"
         self._spared: MutableMapping[nn.Module, Spared] = WeakKeyDictionary()
+        self.numbered: WeakSet[nn.Module] = WeakSet()  # found by the probe
         self._known_causal: set[Hashable] = set()  # see Step
         self.progress: progress.Progress | None = None  # None: quiet
         self._adapter: Any = None
         self._blocks = self._count = 0
         self._kernels: set[str] = set()
-        self._checked = False  # a step that may have a backward
 
     def begin(self, length: int, device: torch.device, model: Engaging,
               chunk: int | None = None, check: bool | None = None,
               alone: bool = False) -> Step:
         """A step over `length` rows, shared with no other rank and with
         hidden states on the device if `alone`; the adapter calls it."""
-        if check is None:
-            check = self.check == "always" or (
-                self.check == "first" and not self._checked)
+        trains = torch.is_grad_enabled()
+        checks = self.checks.begin() if check is None and trains else (
+            StepChecks(bool(check)))
         measured = None
-        if self.planning is not None and chunk is None and (
-                torch.is_grad_enabled()):
+        if self.planning is not None and chunk is None and trains:
             measured = self._plan()
-        step = Step(self.arena, length, chunk or self.chunk, device, check,
+        step = Step(self.arena, length, chunk or self.chunk, device, checks,
                     model, self.written, self.policy,
                     None if alone else self.ranks, measured,
                     self.in_host and not alone,
@@ -134,7 +132,7 @@ class Stream:
         step.turn = self.turn
         step.progress = None if alone else self.progress
         step.spared, step.known_causal = self._spared, self._known_causal
-        step.attended = self.attended
+        step.attended, step.numbered = self.attended, self.numbered
         step.kernel = self.kernel
         return step
 
@@ -187,7 +185,7 @@ class Stream:
             yield
         finally:
             vars(self).update(were)
-            self._checked = False
+            self.checks.has_passed = False
 
     @property
     def least_rows(self) -> int:
@@ -239,7 +237,6 @@ class Stream:
         self._blocks += step.blocks_run
         self._kernels = self._kernels | step.kernels
         self._count += 1
-        self._checked |= step.check and torch.is_grad_enabled()
 
     def say_once(self, what: str) -> None:
         """On stderr, unless it is quiet."""

@@ -1,6 +1,7 @@
 """One layer run as the model runs it, and streamed, on the same rows."""
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import random
@@ -16,7 +17,8 @@ from torch.utils import _pytree as pytree
 from sluice.captured import Seen
 from sluice.errors import Unsupported
 from sluice.layer import LayerCall, run
-from sluice.randomness import RandomState
+from sluice.numbered import Numbered
+from sluice.randomness import RandomState, Still
 from sluice.replay import Buffers, leaves
 from sluice.rows import Arguments, names_of
 from sluice.step import Engaging
@@ -46,8 +48,9 @@ class Result(NamedTuple):
 
 
 def run_whole(adapter: Patched, index: int, x: Tensor, seen: Seen, name: str,
-              scale: float) -> Result:
-    """The layer as the model runs it, with the model's own attention."""
+              scale: float, numbered: Numbered | None = None) -> Result:
+    """The layer as the model runs it, with the model's own attention, on rows
+    that it numbers by `numbered`."""
     layer = wide_copy(adapter, index)
     own = _own(adapter, index, layer)
     args, kwargs = _wide_all((seen.args, seen.kwargs))
@@ -57,8 +60,9 @@ def run_whole(adapter: Patched, index: int, x: Tensor, seen: Seen, name: str,
     alive = weakref.ref(mark)
 
     def forward(h: Tensor) -> Tensor:
-        y = _first(own(_Marked.apply(h, mark),  # noqa: F821, deleted after the call
-                       *args, **kwargs))
+        with numbered or contextlib.nullcontext():
+            y = _first(own(_Marked.apply(h, mark),  # noqa: F821, deleted after the call
+                           *args, **kwargs))
         for end in leaves(y):
             if not any(end is t for t in (h, *layer.parameters(), *arguments)):
                 raise Unsupported(
@@ -100,12 +104,16 @@ class _Marked(torch.autograd.Function):
 
 
 def run_chunked(adapter: Patched, stream: Stream, index: int, x: Tensor,
-                seen: Seen, scale: float = 1.0) -> Result:
-    """The layer streamed in three chunks."""
+                seen: Seen, scale: float = 1.0, first: int = 0) -> Result:
+    """The layer streamed in three chunks of rows, the first of which has the
+    number `first`."""
     layer = wide_copy(adapter, index)
     own = _own(adapter, index, layer)
     step = stream.begin(x.shape[1], x.device, adapter, chunk=CHUNK,
                         check=True, alone=True)
+    step.first_row = first
+    if adapter.layers[index] in stream.numbered:
+        stream.numbered.add(layer)
     if seen.step is not None:
         step.adopt(seen.step)
     args, kwargs = _wide_all((seen.args, seen.kwargs))
@@ -130,6 +138,15 @@ def run_chunked(adapter: Patched, stream: Stream, index: int, x: Tensor,
         return _result(layer, x, streamed, scale)
     finally:
         del stream.written[layer]
+
+
+def forward_whole(adapter: Patched, index: int, seen: Seen) -> Tensor:
+    """What a copy of the layer makes of its rows, without a gradient and
+    without random numbers."""
+    args, kwargs = _wide_all((seen.args, seen.kwargs))
+    with torch.no_grad(), Still():
+        return _first(_own(adapter, index, wide_copy(adapter, index))(
+            wide(seen.x), *args, **kwargs))
 
 
 def written_by(adapter: Patched, index: int, seen: Seen

@@ -4,14 +4,16 @@ the forward, as in autograd, or the backward names the change."""
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
-from models import Run, Wrapper, assert_same, batch, tiny, wrap_mlps
+from models import Run, Wrapper, assert_same, batch, run, tiny, wrap_mlps
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
 import sluice
+from sluice.checks import fingerprint
 
 SQUARE = dict(num_key_value_heads=4, intermediate_size=32)
 
@@ -71,6 +73,70 @@ def test_replays_use_the_attributes_of_the_forward(session, change):
     assert (mlp.scale, mlp.on, mlp.chosen) == (changed.scale, changed.on,
                                                changed.chosen)
     stream.unstream()
+
+
+FACTOR = [1.0]
+
+
+class Elsewhere(Wrapper):
+    """Reads what is no plain attribute of its own."""
+
+    factor = 1.0
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.config = SimpleNamespace(factor=1.0)
+        self.tensor = torch.ones(())
+
+    def forward(self, x):
+        return self.inner(x) * (FACTOR[0] * type(self).factor
+                                * self.config.factor * self.tensor)
+
+
+def change_global(mlp, factor):
+    FACTOR[0] = factor
+
+
+def change_class(mlp, factor):
+    type(mlp).factor = factor
+
+
+def change_config(mlp, factor):
+    mlp.config.factor = factor
+
+
+def change_tensor(mlp, factor):
+    mlp.tensor.fill_(factor)
+
+
+@pytest.mark.parametrize("change", [change_global, change_class,
+                                    change_config, change_tensor])
+def test_a_change_elsewhere_is_detected_in_any_step(session, change):
+    model = wrap_mlps(Elsewhere)
+    stream = sluice.stream(model, session=session, chunk=16, quiet=True)
+    mlps = [layer.mlp for layer in model.model.layers]
+    for _ in range(3):
+        model(**batch())  # no backward: no step that was checked
+        loss = model(**batch()).loss
+        for mlp in mlps:
+            change(mlp, -1.0)
+        with pytest.raises(RuntimeError, match="computed other values"):
+            loss.backward()
+        for mlp in mlps:
+            change(mlp, 1.0)
+        run(model, batch())
+    stream.unstream()
+
+
+@pytest.mark.parametrize("change", [
+    lambda y: -y, lambda y: y.flip(0), lambda y: y.flip(1),
+    lambda y: y.roll(1, 1), lambda y: y.flip(2),
+    lambda y: y * torch.tensor([-1.0, -1, 1, 1]).repeat(2)])
+def test_a_fingerprint_is_of_values_in_their_order(change):
+    y = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(1))
+    for dtype in torch.float32, torch.bfloat16:
+        assert fingerprint(y.to(dtype)) == fingerprint(y.to(dtype).clone())
+        assert fingerprint(y.to(dtype)) != fingerprint(change(y).to(dtype))
 
 
 def replace_buffer(mlp):

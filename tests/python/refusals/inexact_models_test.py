@@ -54,9 +54,33 @@ class RowsSum(Mlp):
         return y + x.cumsum(1) * 0.01
 
 
-class InventedPositions(Mlp):
+class Positions(Mlp):
     def after(self, y, x):
         return y + torch.arange(x.shape[1])[:, None] * 0.01
+
+
+class LatePositions(Mlp):
+    """As Llama 4 scales queries, from a row on that no probe has."""
+
+    def after(self, y, x):
+        rows = torch.arange(0, x.shape[1], device=x.device)
+        return y * torch.log1p(torch.floor((rows + 1) / 90.0))[:, None]
+
+
+class Indices(Mlp):
+    """Its rows by their number, as experts take them."""
+
+    def after(self, y, x):
+        rows = torch.arange(end=x.shape[1])
+        return torch.zeros_like(y).index_add_(1, rows, y[:, rows])
+
+
+class TwoUses(Mlp):
+    """Numbers that are positions, and indices of the layer's own rows."""
+
+    def after(self, y, x):
+        rows = torch.arange(x.shape[1])
+        return y[:, rows % x.shape[1]] * rows[:, None]
 
 
 class AuxiliaryLoss(Mlp):
@@ -93,14 +117,14 @@ class InPlace(Mlp):
         return y.add_(1)
 
 
-def with_mlp(kind):
-    return wrap_mlps(kind).train()
+def with_mlp(kind, **changes):
+    return wrap_mlps(kind, tiny(**changes)).train()
 
 
 @pytest.mark.parametrize("kind,names", [
     (TokenShift, "output differs"),
     (RowsSum, "output differs"),
-    (InventedPositions, "output differs"),
+    (TwoUses, "output differs"),
     (AuxiliaryLoss, "gradient of"),
     (CapacityRouter, "output differs"),
     (BatchStatistics, "output differs"),
@@ -111,6 +135,45 @@ def test_modules_that_mix_or_count_rows_are_refused(session, kind, names):
     with pytest.raises(Unsupported, match=names):
         sluice.stream(model, session=session, chunk=16)
     assert [vars(m).get("forward") for m in model.modules()] == forwards
+
+
+@pytest.mark.parametrize("kind", [Positions, LatePositions, Indices])
+def test_layers_that_number_their_rows_are_exact(session, kind):
+    model, inputs = with_mlp(kind), batch(length=130)
+    expected = unstreamed(model, inputs)
+    stream = sluice.stream(model, session=session, chunk=16)
+    assert bool(stream.numbered) is (kind is not Indices)
+    for _ in range(2):
+        assert_same(run(model, inputs), expected)
+
+
+class FromRow(Mlp):
+    def after(self, y, x):
+        return torch.cat([y[:, :self.at], 1.5 * y[:, self.at:]], 1)
+
+
+class IfLonger(Mlp):
+    def after(self, y, x):
+        return 1.5 * y if x.shape[1] > self.at else y
+
+
+@pytest.mark.parametrize("kind, at, chunk", [
+    (FromRow, 71, 200), (FromRow, 71, 512), (FromRow, 71, 1024),
+    (FromRow, 128, 200), (FromRow, 128, 1024), (IfLonger, 150, 200),
+    (IfLonger, 100, 512), (IfLonger, 300, 512), (IfLonger, 300, 1024),
+    (IfLonger, 600, 1024)])
+def test_thresholds_beyond_the_probe_are_found_in_the_first_step(
+        session, kind, at, chunk):
+    """Of the index of a row, and of the number of rows: within a chunk, or
+    between the last chunk's rows and the others'."""
+    model = with_mlp(kind, num_hidden_layers=1,
+                     max_position_embeddings=4096)
+    model.model.layers[0].mlp.at = at
+    sluice.stream(model, session=session, chunk=chunk)
+    loss = model(**batch(rows=1, length=2100)).loss
+    with pytest.raises(Unsupported, match="LlamaDecoderLayer: .* rows of chunk"
+                       ".*depends on how many rows it sees"):
+        loss.backward()
 
 
 def test_a_load_counter_counts_each_row_once(session):

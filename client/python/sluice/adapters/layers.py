@@ -30,7 +30,14 @@ from sluice.adapters.held import Held, Inside
 from sluice.adapters.units import refuse_compiled, refuse_within
 from sluice.adapters.whole_calls import rows_of
 from sluice.arguments import need
-from sluice.captured import TOKENS, Seen, first_of_kind, recorded, refusing
+from sluice.captured import (
+    TOKENS,
+    Seen,
+    by_kind,
+    first_of_kind,
+    recorded,
+    refusing,
+)
 from sluice.errors import Unsupported
 from sluice.hidden import InHost, Parted, Standing, Whole, is_stand_in
 from sluice.patch import Patch
@@ -216,6 +223,7 @@ class OwnLayers:
     def _probe_all(self, stream: Stream) -> None:
         """One layer of each kind, where there is a sample; else each is probed
         when it is called."""
+        stream.checks.kinds = by_kind(self.layers)
         if self._sample is not None:
             for index, seen in self._seen(stream).items():
                 if index == self._kind[index]:

@@ -1,0 +1,83 @@
+"""Which replays are compared with their first forwards, and by what.
+
+[Note: checks] A replay is the gradient's function only where it computes what
+the first forward did. Attributes are put back and contents of parameters and
+buffers are held ([Note: setting] in setting), but a forward may read values
+that lie elsewhere: a class attribute, a global, a config, a tensor that is no
+buffer. With check="first" all chunks are compared in each step until the
+backward of one has passed, and from then on one chunk of one layer of each
+kind in each step, in turn. Both cost one wait for the device per comparison.
+"""
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+Check = Literal["first", "always", "off"]
+
+
+class StepChecks:
+    """Of one step.
+
+    Args:
+        every: all chunks are compared.
+        sampled: else, of these modules the chunk with this number, modulo
+            their chunks.
+        passed: called when a backward has found its replays equal.
+    """
+
+    def __init__(self, every: bool,
+                 sampled: Mapping[nn.Module, int] | None = None,
+                 passed: Callable[[], None] = lambda: None):
+        self._every, self._sampled = every, sampled or {}
+        self.passed = passed
+
+    def include(self, module: Any, chunk: int, chunks: int) -> bool:
+        number = self._sampled.get(module)
+        return self._every or (
+            number is not None and number % chunks == chunk)
+
+
+class Checks:
+    """Of one stream, in whose turn it is used."""
+
+    def __init__(self, how: Check):
+        self._how = how
+        self.has_passed = False  # since the layers were probed
+        self.kinds: Sequence[Sequence[nn.Module]] = ()  # layers by kind
+        self._steps = 0
+
+    def begin(self) -> StepChecks:
+        """Of a step that may have a backward."""
+        if self._how != "first" or not self.has_passed:
+            return StepChecks(self._how != "off", passed=self._pass)
+        self._steps += 1
+        # The chunk moves on when each layer of the kind had its turn.
+        return StepChecks(False, {
+            kind[self._steps % len(kind)]: self._steps // len(kind)
+            for kind in self.kinds})
+
+    def _pass(self) -> None:
+        self.has_passed = True
+
+
+def fingerprint(y: Tensor) -> tuple[int, int]:
+    """Of the values of y [..., H] and their order. Waits for the device.
+
+    The bits of all values by exclusive or, which any number of sign flips or
+    swaps in pairs passes, and the rows' products with one vector, which those
+    change.
+    """
+    y = y.detach().contiguous()
+    rows = y.view(-1, y.shape[-1])
+    vector = torch.arange(1, rows.shape[1] + 1, device=y.device).sin()
+    products = rows.mv(vector.to(y.dtype)).float().cpu()
+    bits = torch.hash_tensor(y).view(torch.int64).item()
+    return bits, zlib.crc32(bytes(products.untyped_storage()))
+
+
+__all__ = ["Check", "Checks", "StepChecks", "fingerprint"]

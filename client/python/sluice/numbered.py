@@ -1,0 +1,47 @@
+"""Layers that number their rows by themselves.
+
+[Note: numbered rows] A layer may make positions of its own,
+`torch.arange(x.shape[1])`: Llama 4 scales the queries of its layers without
+RoPE from row 8,192 on. Within a chunk the numbers would begin at 0 again, far
+from where a probe of few rows could see it. So the probe runs such a layer as
+if its rows came FAR into a sequence. If that changes what it computes, its
+chunks are given the numbers of their rows in the sequence from then on, which
+the probe compares there, too.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+FAR = 1 << 20  # rows; beyond any threshold that a model has
+
+
+class Numbered(TorchFunctionMode):
+    """Inside, `torch.arange` over all of a layer's rows begins at `first`.
+
+    Attributes:
+        met: whether there was one.
+    """
+
+    def __init__(self, rows: int, first: int):
+        super().__init__()
+        self._rows, self._first = rows, first
+        self.met = False
+
+    def __torch_function__(self, func, types, args=(), kwargs=None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if func is not torch.arange or not self._is_of_rows(args, kwargs):
+            return out
+        self.met = True
+        return out.add_(self._first)
+
+    def _is_of_rows(self, args: tuple, kwargs: dict[str, Any]) -> bool:
+        start, end, step = (*args, 1)[:3] if len(args) > 1 else (
+            kwargs.get("start", 0), args[0] if args else kwargs.get("end"), 1)
+        return (start, end, kwargs.get("step", step)) == (0, self._rows, 1)
+
+
+__all__ = ["FAR", "Numbered"]

@@ -1,0 +1,82 @@
+"""Whether a layer computes a row in the same way in another chunk.
+
+[Note: two parts] A layer may count the rows that it sees, or number them: it
+scales from row 8,192 on, or where there are more than so many. The probe sees
+70 rows. So a chunk whose replay is compared also runs in two parts, with
+attention answered by what it was in the replay: q, k, v and the layer's output
+must be those of the whole chunk. Chunks are halved; the first one is cut where
+the last one ends. Rounding differs with the shape of a product, and may send
+a row to another expert, so some rows may differ. A threshold beyond the chunk
+is not seen.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from sluice.errors import Unsupported
+
+LIMIT = 1e-3  # of a row's norm in fp32; else 8 times the dtype's precision
+FEW = 0.05  # of a chunk's rows
+
+
+class TwoParts:
+    """Of one replay of a chunk of `rows` rows: the first `first`, the rest."""
+
+    def __init__(self, rows: int, first: int):
+        self._rows, self._first = rows, first
+        # Of each call of attention: q, k, v and o, [B, heads, rows, width].
+        self._calls: list[tuple[Tensor, ...]] = []
+        # By the first row of a part: which of its rows differ.
+        self._differ: dict[int, Tensor] = {}
+
+    @classmethod
+    def of(cls, chunks: list[range], m: int) -> TwoParts:
+        """Of chunk `m`."""
+        rows, last = len(chunks[m]), len(chunks[-1])
+        return cls(rows, last if m == 0 and last < rows else rows // 2)
+
+    def __iter__(self) -> Iterator[range]:
+        """The rows of each, within the chunk."""
+        yield from (part for part in (range(self._first), range(
+            self._first, self._rows)) if self._first)
+
+    def note(self, *call: Tensor) -> None:
+        """q, k, v and o of the whole chunk, in the order of the calls."""
+        self._calls.append(tuple(t.detach() for t in call))
+
+    def attend(self, part: range, site: int, *qkv: Tensor) -> Tensor:
+        """o of the part's rows, whose q, k and v are compared."""
+        *whole, o = (t[:, :, part.start:part.stop] for t in self._calls[site])
+        for mine, wanted in zip(qkv, whole):
+            self._compare(part, mine.transpose(1, 2), wanted.transpose(1, 2))
+        return o
+
+    def compare(self, part: range, mine: Tensor, whole: Tensor) -> None:
+        """The outputs [B, rows, H] of a part and of the whole chunk."""
+        self._compare(part, mine, whole[:, part.start:part.stop])
+
+    def check(self, name: str, chunk: int) -> None:
+        """Raises `Unsupported` where too many rows differ. Waits for the
+        device."""
+        rows = sum(int(differ.sum()) for differ in self._differ.values())
+        if rows > max(1, FEW * self._rows):
+            raise Unsupported(
+                name, f"{rows} of the {self._rows} rows of chunk {chunk} that "
+                "are not the same when it runs in two parts: the layer depends "
+                "on how many rows it sees, or on their index among them",
+                "do not stream this model")
+
+    def _compare(self, part: range, mine: Tensor, whole: Tensor) -> None:
+        limit = max(LIMIT, 8 * torch.finfo(whole.dtype).eps)
+        mine, whole = mine.flatten(2).float(), whole.flatten(2).float()
+        norms = whole.norm(dim=-1)
+        differ = ((mine - whole).norm(dim=-1) > limit * torch.maximum(
+            norms, norms.mean())).any(0)
+        self._differ[part.start] = differ | self._differ.get(
+            part.start, differ)
+
+
+__all__ = ["TwoParts"]
