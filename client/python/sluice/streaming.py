@@ -80,8 +80,9 @@ def stream(model: nn.Module | None = None, *,
         swapped to the host: {"mlp.*": {"keep": 0.25, "swap": 0.5}}; "plan":
         the second training step is measured, from the third on it is as the
         daemon has planned for this node (`Stream.plan`).
-      check: compare each replayed chunk with its first forward, bit by bit:
-        "first" in the first step, "always", or "off".
+      check: compare replayed chunks with their first forwards, bit by bit, and
+        with themselves in two parts: "first": all in the first step, then one
+        of each kind of layer in each step; "always" all, or "off".
       min_tokens: shorter sequences are not streamed.
       head: "whole": with labels too, the model's own head and loss over all
         rows at once, with logits [B, S, vocabulary]; also later, by the

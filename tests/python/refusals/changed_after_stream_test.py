@@ -247,3 +247,24 @@ def test_a_change_of_sharded_layers_is_reported_once(session, tmp_path, quiet):
         stream.unstream()
     finally:
         dist.destroy_process_group()
+
+
+def mean_loss(source, target, *args, **kwargs):
+    kept = target != -100
+    return torch.logsumexp(source, -1)[kept].mean() - source[kept].gather(
+        1, target[kept][:, None]).mean()
+
+
+@pytest.mark.parametrize("place", [
+    "torch.nn.functional.cross_entropy",
+    "transformers.loss.loss_utils.fixed_cross_entropy"])
+def test_a_loss_replaced_by_a_mean_over_rows_is_exact(
+        stream, monkeypatch, place):
+    """In chunks it would be a sum of means."""
+    model, inputs = tiny(), batch(**LONG)
+    made = stream(model)
+    run(model, inputs)
+    monkeypatch.setattr(place, mean_loss)
+    expected = run(tiny(), inputs)
+    assert_same(run(model, inputs), expected)
+    assert made.head == "rows"  # again, once it is a sum
