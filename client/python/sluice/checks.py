@@ -28,13 +28,15 @@ class StepChecks:
         sampled: else, of these modules the chunk with this number, modulo
             their chunks.
         passed: called when a backward has found its replays equal.
+        in_parts: chunks that are compared also run in two parts.
     """
 
     def __init__(self, every: bool,
                  sampled: Mapping[nn.Module, int] | None = None,
-                 passed: Callable[[], None] = lambda: None):
+                 passed: Callable[[], None] = lambda: None,
+                 in_parts: bool = False):
         self._every, self._sampled = every, sampled or {}
-        self.passed = passed
+        self.passed, self.in_parts = passed, in_parts
 
     def include(self, module: Any, chunk: int, chunks: int) -> bool:
         number = self._sampled.get(module)
@@ -54,12 +56,13 @@ class Checks:
     def begin(self) -> StepChecks:
         """Of a step that may have a backward."""
         if self._how != "first" or not self.has_passed:
-            return StepChecks(self._how != "off", passed=self._pass)
+            return StepChecks(self._how != "off", passed=self._pass,
+                              in_parts=True)
         self._steps += 1
         # The chunk moves on when each layer of the kind had its turn.
         return StepChecks(False, {
             kind[self._steps % len(kind)]: self._steps // len(kind)
-            for kind in self.kinds})
+            for kind in self.kinds}, in_parts=True)
 
     def _pass(self) -> None:
         self.has_passed = True

@@ -83,6 +83,11 @@ class ChunkedCall:
         first chunk, before they are used."""
         return False
 
+    def compares_parts(self, m: int) -> bool:
+        """Random numbers would be other ones in parts."""
+        return self.is_compared(m) and self.step.checks.in_parts and (
+            self._random[m] is None)
+
     def compare_parts(self, m: int, x: Tensor | None, y: Tensor) -> None:
         """Raises `Unsupported` where chunk `m`, whose replay made y of x, is
         not the same in two parts; see [Note: two parts] in two_parts."""
@@ -222,7 +227,7 @@ class ChunkedCall:
                 "in between (a class attribute, a global, a config, a tensor "
                 "that is no buffer), or it is not deterministic; change such "
                 "things after backward(), or do not stream this model")
-        if self.is_compared(m) and self._random[m] is None:
+        if self.compares_parts(m):
             with torch.no_grad(), self._autocast:
                 self.compare_parts(m, x, y)
         gradient = dy.read(m)

@@ -110,11 +110,13 @@ class LayerCall(chunked.ChunkedCall):
             self.step.progress.move(self.step, "backward" if self.replays
                                     else "forward", self.module, m)
         self._rows = self.step.chunks[m]
-        if self.replays and self.is_compared(m):
+        if self.replays and self.compares_parts(m):
             self._parts = TwoParts.of(self.step.chunks, m)
         with self._noting(), self._taping(m, x.device), (
                 self._sparing(x, extra)) as following:
             out = self._run(x, extra)
+            if self._side is not None:
+                out = self._side.without(out)
         if self._site == 0:
             raise NoAttention(
                 self.name, "a layer without attention, through transformers' "
@@ -141,7 +143,7 @@ class LayerCall(chunked.ChunkedCall):
                 out = self.own(x, *args, **kwargs)
         finally:
             _running.call = before
-        return out if self._side is None else self._side.without(out)
+        return out
 
     def compare_parts(self, m: int, x: Tensor, y: Tensor) -> None:
         parts, self._parts = self._parts, None
@@ -155,7 +157,8 @@ class LayerCall(chunked.ChunkedCall):
                     [cut(leaf, self._rows) for leaf in self.arguments()])
             finally:
                 self._compared = None
-            parts.compare(part, out[0] if self.returns_tuple else out, y)
+            parts.compare(part, out[0] if isinstance(out, (tuple, list)) else (
+                out), y)
         parts.check(self.name, m)
 
     def _noting(self) -> contextlib.AbstractContextManager:

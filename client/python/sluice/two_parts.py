@@ -45,7 +45,7 @@ class TwoParts:
 
     def note(self, *call: Tensor) -> None:
         """q, k, v and o of the whole chunk, in the order of the calls."""
-        self._calls.append(tuple(t.detach() for t in call))
+        self._calls.append(call)
 
     def attend(self, part: range, site: int, *qkv: Tensor) -> Tensor:
         """o of the part's rows, whose q, k and v are compared."""
