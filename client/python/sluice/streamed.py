@@ -119,8 +119,8 @@ class Stream:
         """A step over `length` rows, shared with no other rank and with
         hidden states on the device if `alone`; the adapter calls it."""
         trains = torch.is_grad_enabled()
-        checks = self.checks.begin() if check is None and trains else (
-            StepChecks(bool(check)))
+        checks = self.checks.begin(chunk is None) if (
+            check is None and trains) else StepChecks(bool(check))
         measured = None
         if self.planning is not None and chunk is None and trains:
             measured = self._plan()
