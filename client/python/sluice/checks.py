@@ -53,13 +53,14 @@ class Checks:
         self.kinds: Sequence[Sequence[nn.Module]] = ()  # layers by kind
         self._steps = 0
 
-    def begin(self, of_layers: bool) -> StepChecks:
-        """Of a step that may have a backward, of the layers or of the head."""
+    def begin(self, of_layers: bool, samples: bool) -> StepChecks:
+        """Of a step that may have a backward, of the layers or of the head;
+        `samples` in later steps."""
         if self._how != "first" or not self.has_passed:
             every = self._how != "off"
             return StepChecks(every, passed=self._pass, in_parts=True) if (
                 of_layers) else StepChecks(every)
-        if not of_layers:
+        if not of_layers or not samples:
             return StepChecks(False)
         self._steps += 1
         # The chunk moves on when each layer of the kind had its turn.

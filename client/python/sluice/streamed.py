@@ -119,11 +119,12 @@ class Stream:
         """A step over `length` rows, shared with no other rank and with
         hidden states on the device if `alone`; the adapter calls it."""
         trains = torch.is_grad_enabled()
-        checks = self.checks.begin(chunk is None) if (
-            check is None and trains) else StepChecks(bool(check))
         measured = None
         if self.planning is not None and chunk is None and trains:
             measured = self._plan()
+        # A sample would be measured, too.
+        checks = self.checks.begin(chunk is None, measured is None) if (
+            check is None and trains) else StepChecks(bool(check))
         step = Step(self.arena, length, chunk or self.chunk, device, checks,
                     model, self.written, self.policy,
                     None if alone else self.ranks, measured,
