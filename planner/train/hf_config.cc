@@ -1,6 +1,8 @@
 // Hugging Face's config.json: field names differ by family.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
 #include <string>
 
 #include "planner/train/model.h"
@@ -16,6 +18,49 @@ using plan::FieldReader;
 // Longer ones are none; `sluicectl` reads whole files.
 constexpr size_t kMostBytes = 16 << 20;
 
+// What a family's configuration class in transformers is and leaves to a
+// default; 0: as many kv heads as heads, heads of hidden / heads.
+struct Family {
+  std::string_view name, causal_model;
+  int64_t kv_heads = 0, head_dim = 0;
+};
+constexpr Family kHfFamilies[] = {{"llama", "LlamaForCausalLM"},
+                                  {"mistral", "MistralForCausalLM", 8},
+                                  {"qwen2", "Qwen2ForCausalLM", 32},
+                                  {"qwen3", "Qwen3ForCausalLM", 32, 128},
+                                  {"gpt2", "GPT2LMHeadModel"},
+                                  {"gpt_neox", "GPTNeoXForCausalLM"}};
+
+// Fields that change neither the bytes nor the FLOPs that are counted.
+constexpr std::string_view kNeutralFields[] = {
+    "_attn_implementation", "_name_or_path", "activation_function",
+    "attention_bias", "hidden_act", "id2label", "initializer_range", "label2id",
+    "max_position_embeddings", "max_window_layers", "mlp_bias", "n_ctx",
+    "pretraining_tp", "reorder_and_upcast_attn", "rope_parameters",
+    "rope_scaling", "rope_theta", "rotary_emb_base", "rotary_pct",
+    "scale_attn_weights", "sliding_window", "task_specific_params",
+    "transformers_version", "use_cache"};
+constexpr std::string_view kNeutralEndings[] = {
+    "_token_id", "_dropout", "_pdrop", "_eps", "_epsilon"};
+
+bool IsNeutral(const std::string& field) {
+  return std::ranges::find(kNeutralFields, field) !=
+             std::end(kNeutralFields) ||
+         field.starts_with("summary_") ||
+         std::ranges::any_of(kNeutralEndings, [&](std::string_view ending) {
+           return field.ends_with(ending);
+         });
+}
+
+// A value as a note shows it: one line, never long.
+std::string ShownValue(const nlohmann::json& value) {
+  constexpr size_t kMost = 60;
+  std::string text =
+      value.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+  if (text.size() > kMost) text.replace(kMost, std::string::npos, "...");
+  return text;
+}
+
 // A field that is absent or null takes its family's default.
 class Reader {
  public:
@@ -27,6 +72,10 @@ class Reader {
   }
   int64_t Whole(const char* key, int64_t otherwise) {
     return Given(key) ? Whole(key) : otherwise;
+  }
+  // Null means `null_value`, which is no default of the family's.
+  int64_t Whole(const char* key, int64_t absent, int64_t null_value) {
+    return fields_.Has(key) ? Whole(key, null_value) : absent;
   }
   bool Flag(const char* key, bool otherwise) {
     return Given(key) ? fields_.Flag(key) : otherwise;
@@ -43,14 +92,17 @@ class Reader {
     }
   }
   // Layers whose attention does not see all that came before.
-  void RefuseWindows(const std::string& family) {
+  void RefuseWindows(std::string_view family) {
     if (!fields_.ok()) return;
-    // qwen2 and qwen3 name a window that they do not use.
+    // qwen2 and qwen3 name a window that they do not use. Where the field is
+    // absent transformers takes 4,096; only null is none.
     const bool used = Flag("use_sliding_window", family == "mistral");
-    if (fields_.ok() && used && Given("sliding_window")) {
-      *status_ = absl::InvalidArgumentError(
-          fmt::format("sliding_window: {}: sliding windows are not modelled",
-                      json_.at("sliding_window").dump()));
+    const bool absent = !fields_.Has("sliding_window");
+    if (fields_.ok() && used && (absent || Given("sliding_window"))) {
+      *status_ = absl::InvalidArgumentError(fmt::format(
+          "sliding_window: {}: sliding windows are not modelled; null is none",
+          absent ? "is absent, which means 4096"
+                 : ShownValue(json_.at("sliding_window"))));
     }
     if (!fields_.ok() || !Given("layer_types")) return;
     for (const nlohmann::json& type : json_.at("layer_types")) {
@@ -66,12 +118,71 @@ class Reader {
     if (!Given("_name_or_path")) return "";
     return Printable(fields_.Text("_name_or_path", kMost));
   }
-  std::string Family() {
-    return fields_.Choice("model_type", {"llama", "mistral", "qwen2", "qwen3",
-                                         "gpt2", "gpt_neox"});
+  // The first one where the file names none that is known.
+  const Family& ModelFamily() {
+    const std::string name = fields_.Choice(
+        "model_type",
+        {"llama", "mistral", "qwen2", "qwen3", "gpt2", "gpt_neox"});
+    const auto* found = std::ranges::find(kHfFamilies, name, &Family::name);
+    return found == std::end(kHfFamilies) ? kHfFamilies[0] : *found;
+  }
+  // What the file says of the model that is not counted, a sentence each. Call
+  // it when all that is counted is read.
+  std::vector<std::string> Notes(const Family& family) {
+    std::vector<std::string> notes;
+    const auto add = [&](const char* key, const std::string& meaning) {
+      if (!Given(key)) return;
+      const nlohmann::json& value = json_.at(key);
+      const bool method = value.is_object() && value.contains("quant_method");
+      notes.push_back(
+          fmt::format("{} {}: {}", key,
+                      ShownValue(method ? value.at("quant_method") : value),
+                      meaning));
+    };
+    add("quantization_config",
+        "counted as if not quantised, weights in bf16 and all of them trained");
+    for (const char* dtype : {"dtype", "torch_dtype"}) {
+      if (Given(dtype) && json_.at(dtype) != "bfloat16") {
+        add(dtype, "counted in bf16 with fp32 optimizer states");
+      }
+    }
+    const bool causal = Given("architectures") &&
+                        json_.at("architectures").is_array() &&
+                        json_.at("architectures").size() == 1 &&
+                        json_.at("architectures")[0] == family.causal_model;
+    if (!causal) {
+      add("architectures",
+          fmt::format("counted as {}; other heads and layers are not known",
+                      family.causal_model));
+    }
+    add("auto_map", fmt::format("the model's own code is not read: counted as "
+                                "{}",
+                                family.causal_model));
+    add("dual_chunk_attention_config",
+        "counted as full attention, as transformers computes it");
+    std::string unread;
+    for (const auto& [key, value] : json_.items()) {
+      if (fields_.WasRead(key) || IsNeutral(key) || IsNamed(key)) continue;
+      if (SwitchesNothingOn(value)) continue;
+      unread += fmt::format("{}{} {}", unread.empty() ? "" : ", ",
+                            Printable(key.substr(0, 60)), ShownValue(value));
+    }
+    if (!unread.empty()) notes.push_back("not counted: " + unread);
+    return notes;
   }
 
  private:
+  // A sentence of its own says what they mean.
+  static bool IsNamed(std::string_view key) {
+    constexpr std::string_view kNamed[] = {
+        "architectures", "auto_map", "dtype", "dual_chunk_attention_config",
+        "quantization_config", "torch_dtype"};
+    return std::ranges::find(kNamed, key) != std::end(kNamed);
+  }
+  static bool SwitchesNothingOn(const nlohmann::json& value) {
+    return value.is_null() || value == false || value == 0 || value == "" ||
+           (value.is_structured() && value.empty());
+  }
   bool Given(const char* key) const {
     return fields_.Has(key) && !json_.at(key).is_null();
   }
@@ -97,14 +208,17 @@ class Reader {
 };
 
 // llama, mistral, qwen2, qwen3: one set of names.
-ModelShape LlamaLike(Reader& in) {
+ModelShape LlamaLike(Reader& in, const Family& family) {
   ModelShape model;
   model.layers = in.Whole("num_hidden_layers");
   model.hidden = in.Whole("hidden_size");
   model.heads = in.Whole("num_attention_heads");
-  model.kv_heads = in.Whole("num_key_value_heads", model.heads);
-  model.head_size =
-      in.Whole("head_dim", model.heads > 0 ? model.hidden / model.heads : 0);
+  model.kv_heads = in.Whole(
+      "num_key_value_heads",
+      family.kv_heads > 0 ? family.kv_heads : model.heads, model.heads);
+  const int64_t even = model.heads > 0 ? model.hidden / model.heads : 0;
+  model.head_size = in.Whole(
+      "head_dim", family.head_dim > 0 ? family.head_dim : even, even);
   model.ffn = in.Whole("intermediate_size");
   model.vocab = in.Whole("vocab_size");
   model.gated = true;
@@ -121,12 +235,12 @@ ModelShape Gpt2(Reader& in) {
   model.ffn = in.Whole("n_inner", 4 * model.hidden);
   model.vocab = in.Whole("vocab_size");
   model.tied = in.Flag("tie_word_embeddings", true);
-  model.max_positions = in.Whole("n_positions", 0);
+  model.max_positions = in.Whole("n_positions", 1024);
   return model;
 }
 
-ModelShape GptNeoX(Reader& in) {
-  ModelShape model = LlamaLike(in);
+ModelShape GptNeoX(Reader& in, const Family& family) {
+  ModelShape model = LlamaLike(in, family);
   model.gated = false;
   model.norm = stream::NormKind::kLayerNorm;
   model.biases = stream::Biases::All();
@@ -136,25 +250,27 @@ ModelShape GptNeoX(Reader& in) {
 
 }  // namespace
 
-absl::StatusOr<ModelShape> ReadHuggingFaceConfig(std::string_view json,
-                                                 std::string_view source) {
+absl::StatusOr<ModelShape> ReadHuggingFaceConfig(
+    std::string_view json, std::string_view source,
+    std::vector<std::string>* notes) {
   absl::Status status;
   const nlohmann::json parsed = plan::ParseChecked(json, kMostBytes, &status);
   Reader in(parsed, &status);
   in.RefuseUnknown();
   const std::string origin = in.Origin();
-  const std::string family = in.Family();
-  in.RefuseWindows(family);
-  ModelShape model = family == "gpt2"       ? Gpt2(in)
-                     : family == "gpt_neox" ? GptNeoX(in)
-                                            : LlamaLike(in);
-  if (family == "qwen2")
+  const Family& family = in.ModelFamily();
+  in.RefuseWindows(family.name);
+  ModelShape model = family.name == "gpt2"       ? Gpt2(in)
+                     : family.name == "gpt_neox" ? GptNeoX(in, family)
+                                                 : LlamaLike(in, family);
+  if (family.name == "qwen2")
     model.biases.q = model.biases.k = model.biases.v = true;
-  model.query_key_norm = family == "qwen3";
+  model.query_key_norm = family.name == "qwen3";
   if (status.ok()) status = model.Validate();
   if (!status.ok()) return Annotate(status, source);
-  model.name = fmt::format("{} ({})", family,
+  model.name = fmt::format("{} ({})", family.name,
                            origin.empty() ? std::string(source) : origin);
+  if (notes != nullptr) *notes = in.Notes(family);
   return model;
 }
 

@@ -50,6 +50,7 @@ struct GivenSettings {
 
 struct Request {
   ModelShape model;
+  std::vector<std::string> model_notes;  // as ReadHuggingFaceConfig sets them
   Hardware hardware;
   Method method = Method::kSluice;
   int64_t gpus = 0;

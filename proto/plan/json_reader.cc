@@ -1,5 +1,6 @@
 #include "proto/plan/json_reader.h"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -15,6 +16,20 @@ std::string Shown(const json& value) {
   std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
   if (text.size() > 60) text = text.substr(0, 57) + "...";
   return text;
+}
+
+// What stopped the parser at `byte` (from 1), where that is a number that
+// Python writes and JSON has no word for.
+std::string NotJson(std::string_view bytes, size_t byte) {
+  const std::string_view rest =
+      bytes.substr(std::min(std::max<size_t>(byte, 1) - 1, bytes.size()));
+  for (const std::string_view word : {"NaN", "Infinity"}) {
+    if (!rest.starts_with(word)) continue;
+    return fmt::format(
+        "{} at byte {}, which no JSON number can be: write a number or null",
+        word, byte);
+  }
+  return fmt::format("not JSON: stopped at byte {} of {}", byte, bytes.size());
 }
 
 // Keeps the keys of every open object, to find repeated ones: nlohmann keeps
@@ -71,8 +86,7 @@ json ParseChecked(std::string_view bytes, size_t max_bytes,
         });
   } catch (const json::parse_error& e) {
     if (status->ok()) {
-      *status = absl::InvalidArgumentError(fmt::format(
-          "not JSON: stopped at byte {} of {}", e.byte, bytes.size()));
+      *status = absl::InvalidArgumentError(NotJson(bytes, e.byte));
     }
   } catch (const json::exception&) {  // out_of_range: the only other one
     if (status->ok()) {

@@ -44,6 +44,7 @@ class FieldReader {
   bool Has(const char* key) const {
     return ok() && json_.is_object() && json_.contains(key);
   }
+  bool WasRead(const std::string& key) const { return seen_.contains(key); }
 
   // Elements of the array `key`: read(FieldReader element, size_t index).
   template <typename Read>

@@ -82,7 +82,8 @@ bool AnyShapeFlag(const TrainFlags& f) {
          f.vocab || f.swiglu || !f.arch.empty();
 }
 
-absl::StatusOr<ModelShape> ModelOf(const TrainFlags& flags) {
+absl::StatusOr<ModelShape> ModelOf(const TrainFlags& flags,
+                                   std::vector<std::string>* notes) {
   if (flags.model.empty()) return ShapeOfFlags(flags);
   if (AnyShapeFlag(flags)) {
     return absl::InvalidArgumentError(fmt::format(
@@ -93,7 +94,8 @@ absl::StatusOr<ModelShape> ModelOf(const TrainFlags& flags) {
     return planner::train::FindModel(Printable(flags.model));
   }
   SLUICE_ASSIGN_OR_RETURN(const std::string text, ReadSmallFile(flags.model));
-  return planner::train::ReadHuggingFaceConfig(text, Printable(flags.model));
+  return planner::train::ReadHuggingFaceConfig(text, Printable(flags.model),
+                                               notes);
 }
 
 absl::StatusOr<planner::train::Hardware> HardwareOf(const TrainFlags& flags) {
@@ -182,7 +184,7 @@ void AddTrainFlags(CLI::App& app, TrainFlags& f) {
 
 absl::StatusOr<planner::train::Request> TrainRequest(const TrainFlags& flags) {
   planner::train::Request request;
-  SLUICE_ASSIGN_OR_RETURN(request.model, ModelOf(flags));
+  SLUICE_ASSIGN_OR_RETURN(request.model, ModelOf(flags, &request.model_notes));
   SLUICE_ASSIGN_OR_RETURN(request.hardware, HardwareOf(flags));
   SLUICE_ASSIGN_OR_RETURN(request.method,
                           planner::train::FindMethod(Printable(flags.method)));

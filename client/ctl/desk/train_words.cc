@@ -231,7 +231,16 @@ bool HasMemory(const Estimate& estimate) {
 
 std::vector<std::string> NotesOf(const TrainAnswer& answer) {
   const Request& request = answer.request;
-  std::vector<std::string> notes;
+  std::vector<std::string> notes = request.model_notes;
+  const int64_t positions = request.model.max_positions;
+  const int64_t tokens = std::max(
+      request.seq_len, answer.longest ? answer.longest->tokens : int64_t{0});
+  if (positions > 0 && tokens > positions) {
+    notes.push_back(fmt::format(
+        "the model has {} learned positions, so its table must be made longer "
+        "for {} tokens; the longer table is not counted",
+        Count(static_cast<double>(positions)), TokensText(tokens)));
+  }
   if (request.method == Method::kSluice && answer.estimate.settings.zero >= 3) {
     notes.emplace_back(
         "ZeRO 3 shards the weights, which sluice-train does not do itself: "

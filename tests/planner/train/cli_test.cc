@@ -236,6 +236,27 @@ TEST(PlanTrain, AModelIsANameAConfigOrFlags) {
   EXPECT_EQ(name.out, flags.out);
 }
 
+TEST(PlanTrain, WhatAConfigSaysBeyondTheShapeIsNamed) {
+  const testing::TempDir folder;
+  const std::string path = folder.path() + "/config.json";
+  const auto notes = [&](const char* config, const char* tokens) {
+    std::ofstream(path) << config;
+    const ChildResult words =
+        Plan("train --hardware h100-80g --gpus 8 --model " + path +
+             " --seq-len " + tokens);
+    EXPECT_EQ(words.exit_code, 0) << words.err;
+    return words.out;
+  };
+  const char* gpt2 = R"({"model_type": "gpt2", "n_layer": 12, "n_embd": 768,
+    "n_head": 12, "vocab_size": 50257, "n_positions": 1024,
+    "torch_dtype": "float32"})";
+  EXPECT_THAT(notes(gpt2, "1M"),
+              AllOf(HasSubstr("note: the model has 1,024 learned positions, so "
+                              "its table must be made longer for 1M tokens"),
+                    HasSubstr("note: torch_dtype \"float32\": counted in")));
+  EXPECT_THAT(notes(gpt2, "1K"), ::testing::Not(HasSubstr("learned")));
+}
+
 // The trainer's names and sizes mean the same at the desk.
 TEST(PlanTrain, TakesTheTrainersFlags) {
   const std::string model = "train --hardware a800-80g --method memo ";

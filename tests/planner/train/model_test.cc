@@ -1,6 +1,8 @@
 // Model shapes: the shipped ones, and Hugging Face's config.json.
 #include "planner/train/model.h"
 
+#include <fmt/format.h>
+
 #include "tests/support/status_matchers.h"
 
 namespace sluice::planner::train {
@@ -142,6 +144,98 @@ TEST(HuggingFaceConfig, WindowsThatAreUsedAreRefused) {
                                "sliding_attention"], )"),
       StatusIs(kInvalidModel, HasSubstr("\"sliding_attention\": only")));
   EXPECT_THAT(read("qwen3", R"("layer_types": ["full_attention"], )"), IsOk());
+}
+
+// Wrong once: kv heads of Mistral and Qwen, heads of Qwen 3 and Mistral's window
+// were taken from Llama where the file leaves them out.
+TEST(HuggingFaceConfig, WhatIsLeftOutIsTheFamilysDefault) {
+  const auto read = [](const std::string& family, const std::string& fields) {
+    return ReadHuggingFaceConfig(
+        "{\"model_type\": \"" + family + "\", " + fields +
+            R"("num_hidden_layers": 4, "hidden_size": 2048,
+               "num_attention_heads": 32, "intermediate_size": 5632,
+               "vocab_size": 32000})",
+        "c");
+  };
+  struct Default {
+    const char* family;
+    int64_t kv_heads, head_dim;
+  };
+  for (const Default& d : {Default{"llama", 32, 64}, Default{"mistral", 8, 64},
+                           Default{"qwen2", 32, 64}, Default{"qwen3", 32, 128},
+                           Default{"gpt_neox", 32, 64}}) {
+    SLUICE_ASSERT_OK_AND_ASSIGN(
+        const ModelShape model, read(d.family, "\"sliding_window\": null, "));
+    EXPECT_EQ(model.kv_heads, d.kv_heads) << d.family;
+    EXPECT_EQ(model.head_dim(), d.head_dim) << d.family;
+  }
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const ModelShape null,
+      read("mistral", R"("num_key_value_heads": null, "head_dim": null,
+                         "sliding_window": null, )"));
+  EXPECT_EQ(null.kv_heads, 32);
+  EXPECT_EQ(null.head_dim(), 64);
+  EXPECT_THAT(read("mistral", "").status(),
+              StatusIs(kInvalidModel, HasSubstr("absent, which means 4096")));
+  EXPECT_THAT(read("qwen2", R"("use_sliding_window": true, )").status(),
+              StatusIs(kInvalidModel, HasSubstr("absent, which means 4096")));
+  EXPECT_THAT(read("qwen2", ""), IsOk());
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const ModelShape gpt2,
+      ReadHuggingFaceConfig(R"({"model_type": "gpt2", "n_layer": 12,
+        "n_embd": 768, "n_head": 12, "vocab_size": 50257})",
+                            "c"));
+  EXPECT_EQ(gpt2.max_positions, 1024);
+}
+
+TEST(HuggingFaceConfig, NothingThatChangesTheModelIsIgnoredWithoutAWord) {
+  const auto notes = [](const char* fields) {
+    std::vector<std::string> notes;
+    EXPECT_THAT(ReadHuggingFaceConfig(std::string(kQwen3).insert(1, fields),
+                                      "c", &notes),
+                IsOk());
+    return notes;
+  };
+  using ::testing::ElementsAre;
+  EXPECT_THAT(notes(R"("architectures": ["Qwen3ForCausalLM"], "use_cache": true,
+                       "torch_dtype": "bfloat16", "rope_theta": 1e6,
+                       "eos_token_id": [1, 2], "rms_norm_eps": 1e-6,
+                       "sliding_window": 4096, "max_window_layers": 28,
+                       "quantization_config": null, "auto_map": null,
+                       "pruned_heads": {}, "num_experts": 0, )"),
+              ElementsAre());
+  EXPECT_THAT(notes(R"("quantization_config": {"quant_method": "awq"}, )"),
+              ElementsAre(HasSubstr("quantization_config \"awq\": counted as")));
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    EXPECT_THAT(
+        notes(fmt::format("\"{}\": \"float32\", ", key).c_str()),
+        ElementsAre(HasSubstr(fmt::format("{} \"float32\": counted in bf16",
+                                          key))));
+  }
+  EXPECT_THAT(notes(R"("architectures": ["Qwen3ForSequenceClassification"],
+                       "auto_map": {"AutoModel": "m.Draft"}, )"),
+              ElementsAre(HasSubstr("Qwen3ForSequenceClassification\"]: counted "
+                                    "as Qwen3ForCausalLM"),
+                          HasSubstr("m.Draft\"}: the model's own code")));
+  EXPECT_THAT(notes(R"("dual_chunk_attention_config": {"chunk_size": 262144}, )"),
+              ElementsAre(HasSubstr("counted as full attention")));
+  // A field that nobody has heard of may be one of the shape.
+  EXPECT_THAT(notes(R"("draft_vocab_size": 32000, "v_head_dim": 96, )"),
+              ElementsAre("not counted: draft_vocab_size 32000, v_head_dim 96"));
+  EXPECT_THAT(notes(R"("a\u001bb": "c\nd", )"),
+              ElementsAre("not counted: a?b \"c\\nd\""));
+}
+
+// Python writes them, JSON has no word for them.
+TEST(HuggingFaceConfig, NanAndInfinityAreNamed) {
+  EXPECT_THAT(ReadHuggingFaceConfig(R"({"x_scale": NaN})", "c"),
+              StatusIs(kInvalidModel, HasSubstr("c: NaN at byte 13")));
+  EXPECT_THAT(ReadHuggingFaceConfig(R"({"limit": [0.0, Infinity]})", "c"),
+              StatusIs(kInvalidModel, HasSubstr("c: Infinity at byte 17")));
+  EXPECT_THAT(ReadHuggingFaceConfig(R"({"limit": -Infinity})", "c"),
+              StatusIs(kInvalidModel, HasSubstr("Infinity at byte 12")));
+  EXPECT_THAT(ReadHuggingFaceConfig(R"({"limit": Nothing})", "c"),
+              StatusIs(kInvalidModel, HasSubstr("not JSON: stopped at")));
 }
 
 TEST(HuggingFaceConfig, FaultsNameFileFieldAndValue) {
