@@ -2,6 +2,8 @@
 // DeepSpeed and ArcticTraining): Ulysses with whole attention, ZeRO-3 with the
 // optimizer in host memory, whole layers computed again, their inputs in host
 // memory in between, MLP and loss over tiles of the sequence.
+#include <algorithm>
+
 #include "planner/train/constants.h"
 #include "planner/train/layer.h"
 #include "planner/train/sequence_parallel.h"
@@ -26,13 +28,15 @@ void AddAlstCopies(const Request& request, double sp, LayerTimes& layer) {
 }
 
 // ZeRO-3's shard: weights and gradients on the GPU, or all of it in host memory
-// where the shard would leave little room (its one-GPU recipe does so).
+// where the shard would leave little room (its one-GPU recipe does so), or too
+// little: a larger GPU must not have to keep what a smaller one may offload.
 void PlaceStates(const Request& request, StepParts& parts) {
   const double share = request.model.parameters() / double(request.gpus);
   const double on_gpu = share * (kWeightBytes + kDeepSpeedGradient);
   const double link = request.hardware.host_link_bytes_per_s;
   double on_host = share * kAlstHostStates;
-  if (on_gpu > kAlstStatesOnGpu * parts.gpu_usable_bytes) {
+  const double room = parts.gpu_usable_bytes - parts.memory.total();
+  if (on_gpu > std::min(room, kAlstStatesOnGpu * parts.gpu_usable_bytes)) {
     on_host += share * kWeightBytes;
     // Weights come in for each of three passes, under compute.
     const double seconds =

@@ -72,6 +72,18 @@ double MegatronStates(const Request& request, const ParallelGroup& group,
           kOptimizerBytes / sharded_optimizer);
 }
 
+// A layer's compute under which the network has nothing to do yet: the ring
+// hides under attention.
+double ComputeBesideRing(const Request& request, const ParallelGroup& group,
+                         const LayerTimes& layer) {
+  const double ring = RingSeconds(request, group);
+  const auto beside = [](const PassTimes& pass, double link) {
+    return pass.compute() - std::min(pass.attention, link);
+  };
+  return beside(layer.forward, ring) + beside(layer.recompute, ring) +
+         beside(layer.backward, 2 * ring);
+}
+
 // The optimizer, and what ZeRO sends among the `shards`: once a step what is
 // not sharded for every sequence; else under each layer's compute, gradients
 // from stage 2 on, weights before each of the `weight_passes` with stage 3.
@@ -94,8 +106,7 @@ void AddStep(const Request& request, const ParallelGroup& group,
   parts.gradient_sync_s = seconds(a_step);
   parts.layer.backward.network +=
       Exposed(seconds(a_sequence) / StageLayers(request, settings),
-              parts.layer.forward.compute() + parts.layer.recompute.compute() +
-                  parts.layer.backward.compute());
+              ComputeBesideRing(request, group, parts.layer));
 }
 
 // With stage 3 two layers' weights and one's gradients, gathered.

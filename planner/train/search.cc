@@ -63,11 +63,16 @@ absl::StatusOr<Estimate> BestCandidate(const Request& request,
   absl::StatusOr<std::vector<Settings>> candidates =
       Candidates(request, given, &no_heads);
   if (!candidates.ok()) return candidates.status();
+  if (no_heads) {
+    // One stands for all: there is no such division, whatever it would take.
+    candidates->resize(1);
+  }
   Estimate best;
   bool first = true;
   for (Settings settings : *candidates) {
     for (const int64_t chunk : Chunks(request, given)) {
       for (const double alpha : Alphas(request, given)) {
+        if (no_heads && !first) break;
         settings.chunk = chunk;
         settings.alpha = alpha;
         Estimate estimate = EstimateStep(request, settings);
@@ -90,14 +95,7 @@ absl::StatusOr<Estimate> BestCandidate(const Request& request,
 absl::StatusOr<Estimate> BestEstimate(const Request& request,
                                       const GivenSettings& given) {
   SLUICE_RETURN_IF_ERROR(Validate(request, given));
-  SLUICE_ASSIGN_OR_RETURN(Estimate best, BestCandidate(request, given));
-  if (best.fits || given.zero || request.method != Method::kSluice) return best;
-  // What sluice-train runs as it is comes first; sharded weights where only
-  // they fit.
-  GivenSettings sharded = given;
-  sharded.zero = 3;
-  SLUICE_ASSIGN_OR_RETURN(Estimate other, BestCandidate(request, sharded));
-  return Better(other, best) ? other : best;
+  return BestCandidate(request, given);
 }
 
 absl::StatusOr<LongestSequence> FindLongest(Request request,

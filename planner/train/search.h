@@ -13,8 +13,7 @@ namespace sluice::planner::train {
 
 // The fastest settings that fit, of those `given` allows; where none fits, the
 // ones that miss by the least. `reason` is kHeads where the heads allow none,
-// kBatch where more sequences per step would. ZeRO's stage is searched as well
-// (1 to 3; `sluice`: 1, and 3 where 1 does not fit).
+// kBatch where more sequences per step would. ZeRO's stage is searched as well.
 absl::StatusOr<Estimate> BestEstimate(const Request& request,
                                       const GivenSettings& given);
 

@@ -71,6 +71,9 @@ absl::StatusOr<std::vector<Settings>> Candidates(const Request& request,
 std::optional<int64_t> BatchThatDivides(const Request& request,
                                         const GivenSettings& given);
 
+// In ascending order.
+std::vector<int64_t> Divisors(int64_t n);
+
 // InvalidArgument: flag, value, limit.
 absl::Status Validate(const Request& request, const GivenSettings& given);
 

@@ -55,8 +55,8 @@ stream::StreamOptions StreamOptionsOf(const Request& request,
   return options;
 }
 
-// What the run allocates on its fullest rank, to the byte; with ZeRO-3, which
-// sluice-train does not do, what FSDP2 leaves of it.
+// What the run allocates on its fullest rank, to the byte; with ZeRO 2 and 3,
+// which sluice-train does not do, what FSDP2 leaves of it.
 double StreamStates(const Request& request, const Settings& settings) {
   if (settings.zero >= 2) {
     return ZeroStates(request, settings.zero, kMegatronGradient);
@@ -164,23 +164,27 @@ StepParts SluiceStep(const Request& request, const Settings& settings) {
   AddStreamCopies(request, shape, settings, layer);
   AddZero(request, settings.zero, 2, kMegatronGradient, parts);
   parts.swapped_layers = double(model.layers);
-  parts.optimizer_s = OptimizerSeconds(
-      request, model.parameters() / (settings.zero >= 3 ? sp : 1),
-      double(request.gpus));
+  const double shards = double(request.gpus);
+  parts.optimizer_s =
+      settings.zero >= 3
+          ? OptimizerSeconds(request, model.parameters() / shards, 1)
+          : OptimizerSeconds(request, model.parameters(), shards);
 
   GpuMemory& memory = parts.memory;
   memory.states = StreamStates(request, settings);
   memory.transient = double(stream::TransientBytes(options).count());
   memory.buffers = double(shape.ring_bytes()) +
                    kIdBytes * double(shape.layout.total_local_rows(0));
+  // One layer's gradients whole, and two layers' weights.
+  if (settings.zero >= 2) {
+    memory.buffers += model.layer_weights() * kMegatronGradient;
+  }
   if (settings.zero >= 3) {
-    // Two layers' weights and one's gradients, gathered.
-    memory.buffers +=
-        model.layer_weights() * (2 * kWeightBytes + kMegatronGradient);
+    memory.buffers += model.layer_weights() * 2 * kWeightBytes;
   }
   parts.gpu_usable_bytes = request.hardware.memory_bytes * kLeasedMemory;
   // sluice-train's; under FSDP2 weights and ids are torch's.
-  const Bytes stage = settings.zero < 3 ? stream::kHostStageBytes : Bytes(0);
+  const Bytes stage = settings.zero < 2 ? stream::kHostStageBytes : Bytes(0);
   parts.host_bytes_per_node =
       double(shape.host_bytes() + stage.count()) * GpusInNode(request);
   parts.host_usable_bytes = request.hardware.host_memory_bytes * kPinnedHost;

@@ -56,6 +56,7 @@ TEST(TrainEstimate, PartsAddUpToTheStepAndMfuFollowsFromIt) {
   }
 }
 
+// But where states leave the GPU for it.
 TEST(TrainEstimate, ALongerSequenceNeverUsesLessMemory) {
   for (const Method method : kMethods) {
     Request request = Ask("gpt-7b", "a800-80g", method, 8, 64 * K);
@@ -64,7 +65,12 @@ TEST(TrainEstimate, ALongerSequenceNeverUsesLessMemory) {
       for (int64_t length = 64 * K; length <= 2048 * K; length += 64 * K) {
         request.seq_len = length;
         const Estimate e = EstimateStep(request, settings);
-        EXPECT_GE(e.gpu_peak_bytes, before.gpu_peak_bytes);
+        if (e.memory.states >= before.memory.states) {
+          EXPECT_GE(e.gpu_peak_bytes, before.gpu_peak_bytes);
+        } else {
+          EXPECT_GT(e.gpu_peak_bytes - e.memory.states + before.memory.states,
+                    e.gpu_usable_bytes);
+        }
         EXPECT_GE(e.host_bytes_per_node, before.host_bytes_per_node);
         EXPECT_GT(e.step_s, before.step_s);
         before = e;
