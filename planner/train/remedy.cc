@@ -4,7 +4,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <functional>
+#include <iterator>
 #include <optional>
+#include <set>
 
 #include "proto/base/status.h"
 
@@ -12,6 +15,7 @@ namespace sluice::planner::train {
 namespace {
 
 constexpr int64_t kMostTimesGpus = 64;
+constexpr int64_t kFewGpus = 64;
 constexpr int64_t kShortest = 1 << 10;
 
 std::vector<std::string> FlagsOf(const GivenSettings& given) {
@@ -77,6 +81,31 @@ std::optional<Remedy> OtherMethod(Request request, const GivenSettings& given) {
   return best;
 }
 
+// Whole divisions: a degree of heads times one of sequences, with a context
+// degree where the method has one; the powers of two beside what was asked for;
+// and of few GPUs every smaller number.
+std::vector<int64_t> NumbersOfGpus(const Request& request) {
+  const int64_t most = request.gpus * kMostTimesGpus;
+  const bool context =
+      request.method == Method::kMegatron || request.method == Method::kMemo;
+  std::set<int64_t> numbers;
+  for (int64_t n = request.gpus; n <= most; n *= 2) numbers.insert(n);
+  for (int64_t n = request.gpus; n % 2 == 0; n /= 2) numbers.insert(n / 2);
+  for (int64_t n = 1; n < std::min(request.gpus, kFewGpus); ++n) {
+    numbers.insert(n);
+  }
+  const std::vector<int64_t> batches = Divisors(request.global_batch);
+  for (const int64_t heads : Divisors(request.model.heads)) {
+    for (const int64_t sequences : batches) {
+      for (int64_t n = heads * sequences; n <= most; n *= 2) {
+        numbers.insert(n);
+        if (!context) break;
+      }
+    }
+  }
+  return {numbers.begin(), numbers.end()};
+}
+
 absl::StatusOr<std::optional<Remedy>> Shorter(Request request,
                                               const GivenSettings& given) {
   SLUICE_ASSIGN_OR_RETURN(const LongestSequence longest,
@@ -93,14 +122,22 @@ absl::StatusOr<std::optional<Remedy>> Shorter(Request request,
   return Remedy{.flag = "--seq-len", .value = TokensText(tokens)};
 }
 
-std::optional<Remedy> MoreGpus(Request request, const GivenSettings& given) {
-  for (int64_t times = 2; times <= kMostTimesGpus; times *= 2) {
-    Request more = request;
-    more.gpus *= times;
-    if (!FitsMemory(more, given)) continue;
-    return Remedy{.flag = "--gpus", .value = fmt::format("{}", more.gpus)};
-  }
-  return std::nullopt;
+// The nearest number that fits above what was asked for, and below.
+void OtherNumbers(const Request& request, const GivenSettings& given,
+                  const std::function<void(std::optional<Remedy>)>& add) {
+  std::vector<int64_t> numbers = NumbersOfGpus(request);
+  const auto asked = std::ranges::lower_bound(numbers, request.gpus);
+  const auto first = [&](auto begin, auto end) -> std::optional<Remedy> {
+    const auto fits = std::find_if(begin, end, [&](int64_t gpus) {
+      Request other = request;
+      other.gpus = gpus;
+      return gpus != request.gpus && FitsMemory(other, given);
+    });
+    if (fits == end) return std::nullopt;
+    return Remedy{.flag = "--gpus", .value = fmt::format("{}", *fits)};
+  };
+  add(first(asked, numbers.end()));
+  add(first(std::make_reverse_iterator(asked), numbers.rend()));
 }
 
 }  // namespace
@@ -125,10 +162,35 @@ absl::StatusOr<std::vector<Remedy>> FindRemedies(const Request& request,
   add(FreeSearch(request, given));
   add(Batch(request, given));
   add(OtherMethod(request, given));
-  SLUICE_ASSIGN_OR_RETURN(auto shorter, Shorter(request, given));
-  add(std::move(shorter));
-  add(MoreGpus(request, given));
+  // No length changes what the GPUs can share.
+  if (asked.reason != Reason::kHeads && asked.reason != Reason::kBatch) {
+    SLUICE_ASSIGN_OR_RETURN(auto shorter, Shorter(request, given));
+    add(std::move(shorter));
+  }
+  OtherNumbers(request, given, add);
   return remedies;
+}
+
+std::optional<FasterNumber> FewerButFaster(const Request& request,
+                                           const GivenSettings& given,
+                                           const Estimate& asked) {
+  if (!asked.fits) return std::nullopt;
+  // Fewer GPUs have more of the products each; attention's may be uneven.
+  const double least =
+      (asked.breakdown.matmul + asked.breakdown.attention / 2) / asked.step_s;
+  std::optional<FasterNumber> best;
+  Request fewer = request;
+  for (const int64_t gpus : NumbersOfGpus(request)) {
+    if (gpus >= request.gpus) break;
+    if (double(gpus) < least * double(request.gpus)) continue;
+    fewer.gpus = gpus;
+    const absl::StatusOr<Estimate> estimate = BestEstimate(fewer, given);
+    if (!estimate.ok() || !estimate->fits) continue;
+    if (estimate->step_s < (best ? best->step_s : asked.step_s)) {
+      best = FasterNumber{.gpus = gpus, .step_s = estimate->step_s};
+    }
+  }
+  return best;
 }
 
 }  // namespace sluice::planner::train

@@ -3,6 +3,7 @@
 // Thread safety: pure functions.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,9 +20,20 @@ struct Remedy {
 };
 
 // The nearest of each kind, the cheapest kind first: settings that were given,
-// sequences per step, the method, the length, GPUs. Empty where it fits or
-// nothing of that helps.
+// sequences per step, the method, the length, more GPUs, fewer GPUs. Empty where
+// it fits or nothing of that helps.
 absl::StatusOr<std::vector<Remedy>> FindRemedies(const Request& request,
                                                  const GivenSettings& given);
+
+// All GPUs that are given must be used, so more of them may be slower.
+struct FasterNumber {
+  int64_t gpus = 0;
+  double step_s = 0;
+};
+// The fewer GPUs whose step is the shortest, if it is shorter than `asked`,
+// which is the best of all of them.
+std::optional<FasterNumber> FewerButFaster(const Request& request,
+                                           const GivenSettings& given,
+                                           const Estimate& asked);
 
 }  // namespace sluice::planner::train

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_join.h"
 #include "client/ctl/desk/plan_commands.h"
 #include "client/ctl/desk/train_flags.h"
 #include "client/ctl/desk/train_page.h"
@@ -53,6 +54,16 @@ absl::StatusOr<TrainAnswer> AnswerTrain(const TrainFlags& flags) {
   }
   SLUICE_ASSIGN_OR_RETURN(answer.remedies,
                           planner::train::FindRemedies(answer.request, given));
+  // --batch and --accumulate would contradict another --global-batch.
+  const std::vector<std::string> batch = flags.batch_flags();
+  for (auto& remedy : answer.remedies) {
+    if (remedy.flag == "--global-batch") remedy.without = batch;
+  }
+  answer.batch_source = !batch.empty() ? absl::StrJoin(batch, " times ")
+                        : flags.global_batch ? "--global-batch"
+                                             : "the default of --global-batch";
+  answer.fewer_gpus =
+      planner::train::FewerButFaster(answer.request, given, answer.estimate);
   return answer;
 }
 

@@ -153,6 +153,13 @@ absl::StatusOr<int64_t> GlobalBatch(const TrainFlags& f) {
 
 }  // namespace
 
+std::vector<std::string> TrainFlags::batch_flags() const {
+  std::vector<std::string> flags;
+  if (batch) flags.emplace_back("--batch");
+  if (accumulate) flags.emplace_back("--accumulate");
+  return flags;
+}
+
 void AddTrainFlags(CLI::App& app, TrainFlags& f) {
   app.add_option("--model", f.model,
                  "a Hugging Face config.json, or a shipped shape: " +

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "planner/train/settings.h"
@@ -26,6 +27,8 @@ struct TrainFlags {
   std::string alpha = "auto";
   // Sequences per step; as one number, or as micro-batches of some.
   std::optional<int64_t> global_batch, batch, accumulate;
+  // "--batch --accumulate": those of the two that are given.
+  std::vector<std::string> batch_flags() const;
   bool max_seq_len = false;
   bool compare = false;
   bool json = false;

@@ -70,8 +70,9 @@ std::string RemedyWords(const TrainAnswer& answer) {
   if (answer.estimate.fits) return "";
   if (answer.remedies.empty()) {
     return Row("would fit",
-               "with no other settings, method, length, or up to 64 times the "
-               "GPUs");
+               "with no single change: other settings, methods, lengths, and "
+               "every number of GPUs up to 64 times as many that divides heads "
+               "and sequences were tried");
   }
   std::string text;
   for (const auto& remedy : answer.remedies) {
@@ -204,11 +205,8 @@ std::string ReasonText(const TrainAnswer& answer) {
           "does not fit: {} sequences per step ({}) cannot be shared by {} "
           "GPUs; "
           "{} can",
-          request.global_batch,
-          request.global_batch == Request().global_batch
-              ? "the default of --global-batch"
-              : "--global-batch",
-          request.gpus, estimate.batch_that_divides);
+          request.global_batch, answer.batch_source, request.gpus,
+          estimate.batch_that_divides);
     case Reason::kHeads:
       break;
   }
@@ -241,10 +239,17 @@ std::vector<std::string> NotesOf(const TrainAnswer& answer) {
         "for {} tokens; the longer table is not counted",
         Count(static_cast<double>(positions)), TokensText(tokens)));
   }
-  if (request.method == Method::kSluice && answer.estimate.settings.zero >= 3) {
-    notes.emplace_back(
-        "ZeRO 3 shards the weights, which sluice-train does not do itself: "
-        "this is the streamed layer under FSDP2");
+  const int zero = answer.estimate.settings.zero;
+  if (request.method == Method::kSluice && zero >= 2) {
+    notes.push_back(fmt::format(
+        "ZeRO {} shards the {}, which sluice-train does not do itself: this is "
+        "the streamed layer under FSDP2; --zero 1 is what sluice-train does",
+        zero, zero == 2 ? "gradients" : "weights"));
+  }
+  if (answer.fewer_gpus) {
+    notes.push_back(fmt::format(
+        "--gpus {} is faster, a step of {}: all GPUs must be used",
+        answer.fewer_gpus->gpus, Span(answer.fewer_gpus->step_s)));
   }
   if (answer.estimate.fits && answer.estimate.reorganisation_unknown) {
     notes.push_back(fmt::format(

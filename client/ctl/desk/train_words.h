@@ -20,6 +20,8 @@ struct TrainAnswer {
   std::optional<planner::train::LongestSequence> longest;
   // Where it does not fit: the changes that help, the nearest first.
   std::vector<planner::train::Remedy> remedies;
+  std::optional<planner::train::FasterNumber> fewer_gpus;
+  std::string batch_source;  // the flags that state the sequences per step
   // With --compare: every method, the one asked for among them.
   std::vector<MethodAnswer> methods;
 };

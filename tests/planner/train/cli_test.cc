@@ -198,6 +198,20 @@ TEST(PlanTrain, TooFewSequencesAreNamedAsTheDefaultThatTheyAre) {
   EXPECT_THAT(words.out, ::testing::Not(HasSubstr("heads do not divide")));
 }
 
+// Wrong once: --global-batch contradicted the --batch it was printed beside.
+TEST(PlanTrain, ARemedyWorksBesideBatch) {
+  const std::string asked =
+      "train --model llama-8b --hardware h100-80g --gpus 1024 --seq-len 128K ";
+  const ChildResult words = Plan(asked + "--batch 2 --accumulate 8");
+  EXPECT_EQ(words.exit_code, 3);
+  EXPECT_THAT(words.out, HasSubstr("16 sequences per step (--batch times "
+                                   "--accumulate) cannot be shared"));
+  EXPECT_THAT(words.out, HasSubstr("would fit   --global-batch 32, without "
+                                   "--batch --accumulate"));
+  EXPECT_THAT(words.out, HasSubstr("or          --gpus 512"));
+  EXPECT_EQ(Plan(asked + "--global-batch 32").exit_code, 0);
+}
+
 // The remedy in a refusal is a command that works as it is printed.
 TEST(PlanTrain, WhatWouldFitFitsAsPrinted) {
   const std::string asked =

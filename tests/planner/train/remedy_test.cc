@@ -63,7 +63,10 @@ TEST(TrainRemedy, EveryRemedyFitsWhenItIsDone) {
        {}},
       {AskForRemedy("llama-8b", "h100-80g", Method::kSluice, 8,
                     16384 * kKibiTokens),
-       chunked}};
+       chunked},
+      {AskForRemedy("llama-8b", "h100-80g", Method::kSluice, 1024,
+                    1024 * kKibiTokens),
+       {}}};
   for (const auto& [request, given] : cases) {
     SLUICE_ASSERT_OK_AND_ASSIGN(const auto remedies,
                                 FindRemedies(request, given));
@@ -77,6 +80,48 @@ TEST(TrainRemedy, EveryRemedyFitsWhenItIsDone) {
       EXPECT_TRUE(estimate.fits) << remedy.Text();
     }
   }
+}
+
+// Wrong once: only powers of two times the GPUs were tried, of which none
+// divides 40 heads and one sequence further.
+TEST(TrainRemedy, EveryNumberOfGpusThatHeadsAndSequencesDivideByIsTried) {
+  Request request = AskForRemedy("gpt-13b", "h100-80g", Method::kSluice, 10,
+                                 4096 * kKibiTokens);
+  request.global_batch = 1;
+  SLUICE_ASSERT_OK_AND_ASSIGN(auto remedies, FindRemedies(request, {}));
+  const auto gpus = [&] {
+    std::vector<std::string> numbers;
+    for (const Remedy& remedy : remedies) {
+      if (remedy.flag == "--gpus") numbers.push_back(remedy.value);
+    }
+    return numbers;
+  };
+  EXPECT_THAT(gpus(), ::testing::ElementsAre("40"));
+  // 32 heads on 1,024 GPUs want 32 sequences; 512 GPUs take the 16.
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      remedies, FindRemedies(AskForRemedy("llama-8b", "h100-80g",
+                                          Method::kSluice, 1024,
+                                          1024 * kKibiTokens),
+                             {}));
+  EXPECT_THAT(gpus(), ::testing::ElementsAre("512"));
+}
+
+// A rank is no use where its copies over the network cost more than it computes.
+TEST(TrainRemedy, FewerGpusAreNamedWhereTheyAreFaster) {
+  Request request = AskForRemedy("gpt-2.7b", "h100-80g", Method::kUlysses, 16,
+                                 16 * kKibiTokens);
+  request.global_batch = 1;
+  request.hardware.network_bytes_per_s = 1e9;
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate all, BestEstimate(request, {}));
+  ASSERT_TRUE(all.fits);
+  const auto fewer = FewerButFaster(request, {}, all);
+  ASSERT_TRUE(fewer.has_value());
+  EXPECT_EQ(fewer->gpus, 8);
+  request.gpus = 8;
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate eight, BestEstimate(request, {}));
+  EXPECT_EQ(fewer->step_s, eight.step_s);
+  EXPECT_LT(fewer->step_s, all.step_s);
+  EXPECT_FALSE(FewerButFaster(request, {}, eight).has_value());
 }
 
 TEST(TrainRemedy, WhatFitsNeedsNone) {

@@ -1,0 +1,116 @@
+// A better machine never gets a worse answer, and more GPUs only with a word
+// that fewer are faster. Questions are drawn: --gtest_shuffle
+// --gtest_random_seed=N draws others.
+#include <random>
+
+#include "planner/train/remedy.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::planner::train {
+namespace {
+
+constexpr int kQuestions = 300;
+
+class Draw {
+ public:
+  explicit Draw(uint64_t seed) : random_(seed) {}
+  template <typename T>
+  T OneOf(const std::vector<T>& of) {
+    return of[std::uniform_int_distribution<size_t>(0, of.size() - 1)(random_)];
+  }
+  double Factor() {
+    return std::uniform_real_distribution<double>(1.02, 3)(random_);
+  }
+  Request Question() {
+    Request request{.model = *FindModel(OneOf(ModelNames())),
+                    .hardware = *FindHardware(OneOf(HardwareNames())),
+                    .method = OneOf(std::vector<Method>(std::begin(kMethods),
+                                                        std::end(kMethods))),
+                    .gpus = OneOf<int64_t>({1, 2, 4, 6, 8, 16, 24, 64, 128}),
+                    .seq_len = OneOf<int64_t>({16, 64, 100, 512, 1000, 6000}),
+                    .global_batch = OneOf<int64_t>({1, 4, 12, 16, 32})};
+    request.seq_len <<= 10;
+    // Machines between the shipped ones, where limits are met by chance.
+    for (double* amount : Amounts(request.hardware)) *amount *= Factor() / 2;
+    return request;
+  }
+  // Memory, or speed, or links.
+  void Better(Hardware& hardware) {
+    const std::vector<double*> all = Amounts(hardware);
+    const int kind = OneOf<int>({0, 1, 2, 3});
+    better_ = std::vector<std::string>{"GPU memory", "host memory", "GPU speed",
+                                       "links"}[size_t(kind)];
+    const std::pair<size_t, size_t> of[] = {{0, 1}, {1, 2}, {2, 4}, {4, 7}};
+    const auto [first, end] = of[kind];
+    const size_t only = OneOf<size_t>({0, first, end - 1});  // 0: all of them
+    for (size_t i = first; i < end; ++i) {
+      if (only == 0 || only == i) *all[i] *= Factor();
+    }
+  }
+
+  const std::string& better() const { return better_; }
+
+ private:
+  static std::vector<double*> Amounts(Hardware& hardware) {
+    return {&hardware.memory_bytes,          &hardware.host_memory_bytes,
+            &hardware.peak_flops,            &hardware.memory_bytes_per_s,
+            &hardware.host_link_bytes_per_s, &hardware.gpu_link_bytes_per_s,
+            &hardware.network_bytes_per_s};
+  }
+  std::mt19937_64 random_;
+  std::string better_;
+};
+
+std::string Words(const Request& request) {
+  return std::string(MethodName(request.method)) + ", " + request.model.name +
+         " on " + std::to_string(request.gpus) + " x " +
+         request.hardware.name + ", " + TokensText(request.seq_len) + " x " +
+         std::to_string(request.global_batch);
+}
+
+uint64_t Seed() {
+  return uint64_t(::testing::UnitTest::GetInstance()->random_seed()) + 38;
+}
+
+TEST(BetterMachine, NeverGetsAWorseAnswer) {
+  Draw draw(Seed());
+  for (int i = 0; i < kQuestions; ++i) {
+    Request request = draw.Question();
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate before,
+                                BestEstimate(request, {}));
+    draw.Better(request.hardware);
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate after,
+                                BestEstimate(request, {}));
+    if (!before.fits) continue;
+    EXPECT_TRUE(after.fits) << Words(request);
+    EXPECT_LE(after.step_s, before.step_s * (1 + 1e-9))
+        << Words(request) << ", better " << draw.better();
+  }
+}
+
+TEST(BetterMachine, WithMoreGpusSaysWhereFewerAreFaster) {
+  Draw draw(Seed());
+  for (int i = 0; i < kQuestions / 3; ++i) {
+    Request request = draw.Question();
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate before,
+                                BestEstimate(request, {}));
+    request.gpus += draw.OneOf<int64_t>({1, request.gpus, 2 * request.gpus});
+    const auto answer = BestEstimate(request, {});
+    if (!before.fits || !answer.ok()) continue;  // none uses all of them
+    const Estimate& after = *answer;
+    if (after.fits) {
+      const auto fewer = FewerButFaster(request, {}, after);
+      if (after.step_s > before.step_s) {
+        EXPECT_TRUE(fewer.has_value()) << Words(request);
+      }
+      continue;
+    }
+    SLUICE_ASSERT_OK_AND_ASSIGN(const auto remedies, FindRemedies(request, {}));
+    EXPECT_TRUE(std::ranges::any_of(remedies, [&](const Remedy& remedy) {
+      return remedy.flag == "--gpus" && std::stoll(remedy.value) < request.gpus;
+    })) << Words(request);
+  }
+}
+
+}  // namespace
+}  // namespace sluice::planner::train
