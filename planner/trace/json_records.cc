@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -77,20 +78,30 @@ class RecordHandler : public nlohmann::json_sax<json> {
     --depth_;
     return true;
   }
-  bool parse_error(std::size_t position, const std::string&,
+  bool parse_error(std::size_t position, const std::string& last_token,
                    const json::exception& error) override {
-    // Its message repeats what was read; ours has the place alone.
+    // Its message repeats what was read; ours has the place and the end of it.
     const std::string what = error.what();
+    const bool ended =
+        what.find("unexpected end of input") != std::string::npos ||
+        what.find("missing closing quote") != std::string::npos;
+    constexpr size_t kMost = 20;
+    const std::string_view token = last_token;
+    const std::string cause =
+        ended ? "was it cut off while it was written?"
+              : fmt::format(
+                    "{} cannot stand there",
+                    Quoted(token.substr(token.size() -
+                                        std::min(token.size(), kMost))));
     const size_t line = what.find("at line ");
     const size_t colon = what.find(':', line);
     status_ =
         At({.file = file_},
-           fmt::format("is no JSON (byte {}{}): was it cut off while it "
-                       "was written?",
-                       position,
+           fmt::format("is no JSON (byte {}{}): {}", position,
                        line == std::string::npos
                            ? ""
-                           : ", " + what.substr(line + 3, colon - line - 3)));
+                           : ", " + what.substr(line + 3, colon - line - 3),
+                       cause));
     return false;
   }
 
@@ -106,6 +117,10 @@ class RecordHandler : public nlohmann::json_sax<json> {
   bool Value(JsonField::Kind kind, Text text) {
     // Inside arrays of a record there are no fields of it.
     const int level = depth_ - array_depth_;
+    if (depth_ == 1 && !root_is_array_ && query_.root_value != nullptr &&
+        key_ == query_.root_field) {
+      *query_.root_value = text();
+    }
     if (!InRecord() || (level == 2 && outer_.empty()) || level > 2) return true;
     for (size_t k = 0; k < query_.fields.size(); ++k) {
       if (!Matches(query_.fields[k], level == 2)) continue;

@@ -34,6 +34,10 @@ struct RecordQuery {
   bool root_array = false;
   // "name", or "args.Addr" for a field of an object inside the record.
   std::vector<std::string> fields;
+  // A number of the root object, before or after the array, and where its text
+  // goes.
+  std::string root_field;
+  std::string* root_value = nullptr;
 };
 
 // Calls `take` for every object of the array until it fails. InvalidArgument:

@@ -3,10 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <map>
+#include <span>
+#include <streambuf>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -36,7 +39,47 @@ enum TraceField {
   kBytes,
   kType,
   kDevice,
-  kFields
+  kTotal,
+  kPlace,
+};
+
+// Hides what JSON forbids inside texts and PyTorch writes there all the same:
+// raw control characters, unknown escapes, bytes that are no UTF-8. Names of
+// operators do not matter to a plan. Places in the file stay as they are.
+class HiddenTexts : public std::streambuf {
+ public:
+  explicit HiddenTexts(std::streambuf* from) : from_(from) {}
+
+ protected:
+  int_type underflow() override {
+    const std::streamsize got = from_->sgetn(block_.data(), block_.size());
+    for (char& c : std::span(block_).first(static_cast<size_t>(got))) {
+      c = Hidden(c);
+    }
+    setg(block_.data(), block_.data(), block_.data() + got);
+    return got == 0 ? traits_type::eof() : traits_type::to_int_type(*gptr());
+  }
+
+ private:
+  // A backslash and what it escapes become two characters of no meaning.
+  char Hidden(char c) {
+    if (escaped_) {
+      escaped_ = false;
+      return '?';
+    }
+    if (c == '"') {
+      in_text_ = !in_text_;
+      return c;
+    }
+    if (!in_text_) return c;
+    escaped_ = c == '\\';
+    const auto byte = static_cast<unsigned char>(c);
+    return escaped_ || byte < 0x20 || byte >= 0x80 ? '?' : c;
+  }
+
+  std::streambuf* from_;
+  bool in_text_ = false, escaped_ = false;
+  std::array<char, 64 << 10> block_;
 };
 
 // torch's DeviceType by number; others are shown as such.
@@ -85,9 +128,14 @@ class PyTorchReader {
         .array = "traceEvents",
         .root_array = true,
         .fields = {"name", "ph", "ts", "args.Addr", "args.Bytes",
-                   "args.Device Type", "args.Device Id"}};
+                   "args.Device Type", "args.Device Id", "args.Total Allocated",
+                   "args.place"},
+        .root_field = "profile_memory",
+        .root_value = &profile_memory_};
+    HiddenTexts hidden(in.rdbuf());
+    std::istream text(&hidden);
     SLUICE_RETURN_IF_ERROR(ReadJsonRecords(
-        in, options_.file, query,
+        text, options_.file, query,
         [this](const JsonRecord& record) { return Take(record); }));
     SLUICE_ASSIGN_OR_RETURN(const int32_t device, Choose());
     std::erase_if(events_,
@@ -97,7 +145,7 @@ class PyTorchReader {
                      [](const TraceEvent& a, const TraceEvent& b) {
                        return a.nanoseconds < b.nanoseconds;
                      });
-    SLUICE_RETURN_IF_ERROR(Pair());
+    SLUICE_RETURN_IF_ERROR(Pair(before_[static_cast<size_t>(device)].bytes));
     builder_.out().time_unit = "requests";
     builder_.out().source =
         "PyTorch trace, " + names_[static_cast<size_t>(device)];
@@ -115,6 +163,7 @@ class PyTorchReader {
     const std::string& phase = fields[kPhase].text;
     if (!phase.empty() && phase != "i" && phase != "I") return absl::OkStatus();
     TraceEvent event{.index = record.index};
+    SLUICE_RETURN_IF_ERROR(CheckKind(fields));
     if (!ParseNanoseconds(fields[kTime].text, &event.nanoseconds)) {
       return Wrong(event, "ts", fields[kTime], "microseconds");
     }
@@ -132,8 +181,20 @@ class PyTorchReader {
     if (!ParseInt(fields[kDevice].text, &id)) {
       return Wrong(event, "args.Device Id", fields[kDevice], "a number");
     }
+    int64_t total = 0;
+    if (fields[kTotal].kind != JsonField::Kind::kMissing &&
+        !ParseInt(fields[kTotal].text, &total)) {
+      return Wrong(event, "args.Total Allocated", fields[kTotal], "a number");
+    }
     if (event.bytes == 0) return absl::OkStatus();
     event.device = DeviceIndexOf(DeviceName(type, id));
+    Before& before = before_[static_cast<size_t>(event.device)];
+    if (event.nanoseconds < before.nanoseconds) {
+      // `total` is what the device had after the event; absent: not known.
+      before = {event.nanoseconds,
+                std::clamp<int64_t>(total, 0, kMaxTraceBytes) -
+                    std::min(event.bytes, kMaxTraceBytes)};
+    }
     if (events_.size() == kMaxEvents) {
       return At({.file = options_.file},
                 fmt::format("more than {} [memory] events: record fewer steps",
@@ -141,6 +202,23 @@ class PyTorchReader {
     }
     events_.push_back(event);
     return absl::OkStatus();
+  }
+
+  // Other profilers write [memory] events, too.
+  absl::Status CheckKind(const std::vector<JsonField>& fields) const {
+    const auto missing = [&](TraceField field) {
+      return fields[field].kind == JsonField::Kind::kMissing;
+    };
+    const char* of = !missing(kPlace) ? "PaddlePaddle's profiler"
+                     : missing(kType) && missing(kDevice) && !missing(kAddress)
+                         ? "Ascend's profiler (torch_npu)"
+                         : nullptr;
+    if (of == nullptr) return absl::OkStatus();
+    return At({.file = options_.file},
+              fmt::format("is a trace of {}, as its [memory] events tell, which "
+                          "is not read: give one of PyTorch's own profiler "
+                          "(profile_memory=True)",
+                          of));
   }
 
   static bool ParseAddress(std::string_view text, uint64_t* value) {
@@ -172,14 +250,20 @@ class PyTorchReader {
       return static_cast<int32_t>(found - names_.begin());
     }
     names_.push_back(name);
+    before_.emplace_back();
     return static_cast<int32_t>(names_.size() - 1);
   }
 
   absl::StatusOr<int32_t> Choose() const {
     if (names_.empty()) {
+      const bool asked = !profile_memory_.empty() && profile_memory_ != "0";
       return At({.file = options_.file},
-                "has no [memory] events: record with torch.profiler.profile("
-                "profile_memory=True)");
+                asked ? "has no [memory] events, which its header asked for "
+                        "(profile_memory): nothing was allocated while it was "
+                        "recorded, or activities lack ProfilerActivity.CPU, "
+                        "which records them"
+                      : "has no [memory] events: record with torch.profiler."
+                        "profile(profile_memory=True)");
     }
     std::vector<std::string> sorted = names_;
     std::sort(sorted.begin(), sorted.end());
@@ -209,8 +293,10 @@ class PyTorchReader {
   };
 
   // Pairs by address; request k happens at time k + 1, and time 0 is the
-  // start, where what was freed without a malloc was born.
-  absl::Status Pair() {
+  // start, where what was freed without a malloc was born. Of the bytes alive
+  // `before` the first event, what is never freed is one buffer: weights do not
+  // move.
+  absl::Status Pair(int64_t before) {
     std::vector<Life> lives;
     std::unordered_map<uint64_t, size_t> alive;
     int64_t lost = 0;
@@ -229,11 +315,19 @@ class PyTorchReader {
       } else if (found == alive.end()) {
         lives.push_back(
             {.upper = now, .bytes = -event.bytes, .index = event.index});
+        before -= std::min(-event.bytes, std::max<int64_t>(before, 0));
       } else {
         SLUICE_RETURN_IF_ERROR(CheckSize(event, lives[found->second].bytes));
         lives[found->second].upper = now;
         alive.erase(found);
       }
+    }
+    if (before > 0) {
+      lives.push_back({.bytes = before});
+      builder_.out().notes.push_back(fmt::format(
+          "{} bytes were allocated before the first event and are never freed: "
+          "planned as one buffer that lives throughout",
+          before));
     }
     if (lost > 0) {
       builder_.out().notes.push_back(fmt::format(
@@ -270,9 +364,17 @@ class PyTorchReader {
                           event.index, -event.bytes, event.address, allocated));
   }
 
+  // Of a device: when its first event was, and the bytes alive before it.
+  struct Before {
+    int64_t nanoseconds = INT64_MAX;
+    int64_t bytes = 0;
+  };
+
   const TraceOptions& options_;
   TraceBuilder builder_;
+  std::string profile_memory_;  // of the header; "": it has none
   std::vector<TraceEvent> events_;
+  std::vector<Before> before_;  // by device
   std::vector<std::string> names_;
 };
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <exception>
 #include <streambuf>
 #include <utility>
@@ -92,16 +93,44 @@ std::string_view FirstLineOf(std::string_view prefix) {
   }
 }
 
+// What people take for a trace, by its first bytes.
+struct OtherFile {
+  std::string_view begins, is;
+};
+constexpr OtherFile kOtherFiles[] = {
+    {"\x80", "a pickle, as PyTorch's memory snapshots are"},
+    {"SQLite format 3", "an SQLite database, as Nsight Systems writes"},
+    {"PK\x03\x04", "a zip archive"},
+    {"\x28\xb5\x2f\xfd", "compressed by zstd"},
+    {"<", "a page of HTML or XML"},
+    {"[[", "a memory timeline of torch.profiler (export_memory_timeline), "
+           "whose sizes have no addresses"}};
+
+std::string_view OtherKindOf(std::string_view prefix) {
+  std::string begins;
+  for (const char c : prefix) {
+    if (!std::isspace(static_cast<unsigned char>(c)) || begins.size() > 1) {
+      begins.push_back(c);
+    }
+    if (begins.size() == 16) break;
+  }
+  for (const OtherFile& other : kOtherFiles) {
+    if (begins.starts_with(other.begins)) return other.is;
+  }
+  return {};
+}
+
 absl::StatusOr<TraceFormat> Detect(std::string_view prefix,
                                    const std::string& file) {
   const Place place{.file = file};
   if (IsGzip(prefix)) {
     return At(place, "is compressed twice: gunzip it first");
   }
-  if (prefix.starts_with("\x80")) {
-    return At(place,
-              "is a pickle, as PyTorch's memory snapshots are, which is not "
-              "read: give a trace of its profiler (profile_memory=True)");
+  if (const std::string_view kind = OtherKindOf(prefix); !kind.empty()) {
+    return At(place, fmt::format("is {}, which is not read: give a trace of "
+                                 "PyTorch's profiler (profile_memory=True, "
+                                 "export_chrome_trace)",
+                                 kind));
   }
   const std::string_view line = FirstLineOf(prefix);
   if (line.empty()) return At(place, "is empty: there is nothing to plan");
