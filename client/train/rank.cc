@@ -274,7 +274,7 @@ int RankRun::Run() {
       runtime::CatchStatus(fmt::format("rank {}", environment_.rank),
                            [this]() -> absl::Status { return Work(); });
   const absl::Status status =
-      watch_.Explain(WithAdvice(worked), report_.interrupted);
+      watch_.Explain(WithAdvice(worked, options_.method), report_.interrupted);
   // The watch was first and leaves the process.
   while (telling_.exchange(true)) pause();
   progress_->console().Close();

@@ -55,12 +55,17 @@ std::string TooMuchHost(const GivenNode& node, const HostLimit& host) {
   const std::string what = flag    ? fmt::format("alpha {} needs", *flag)
                            : asked ? "what was asked for needs"
                                    : "alpha 0 (the least) needs";
+  const double percent =
+      std::floor(100 * AsDouble(host.bytes) / AsDouble(need));
+  if (percent >= 1) {
+    hint += fmt::format(
+        "shorten the sequence to about {:.0f} % of this length, or ", percent);
+  }
   return fmt::format(
-      "{} {} of host memory for {} rank(s), the {} has {}: {}shorten the "
-      "sequence to about {:.0f} % of this length, or raise the host budget",
+      "{} {} of host memory for {} rank(s), the {} has {}: {}raise the host "
+      "budget",
       what, Amount(AsDouble(need)), host.profiles.size(), host.name,
-      Amount(AsDouble(host.bytes)), hint,
-      std::floor(100 * AsDouble(host.bytes) / AsDouble(need)));
+      Amount(AsDouble(host.bytes)), hint);
 }
 
 std::string TooMuchKept(const GivenNode& node, size_t r) {

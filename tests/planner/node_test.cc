@@ -15,6 +15,7 @@
 namespace sluice::planner {
 namespace {
 
+using ::testing::EndsWith;
 using ::testing::StartsWith;
 
 TEST(PlanNode, AlphaIsOneWhereNothingLimitsIt) {
@@ -144,6 +145,14 @@ TEST(PlanNode, WhatDoesNotFitAtAlphaZeroIsRefusedInOneLine) {
   EXPECT_EQ(MustPlan({SampleProfile(0)}, Resources(kFast, Bytes(10'000'000)))
                 .infeasible,
             "");
+}
+
+// Wrong once: "shorten the sequence to about 0 % of this length".
+TEST(PlanNode, NoLengthIsNamedWhereNoneWouldFit) {
+  const plan::NodePlan plan =
+      MustPlan({SampleProfile(0)}, Resources(kFast, Bytes(99'999)));
+  EXPECT_THAT(plan.infeasible,
+              EndsWith("(99999 bytes): raise the host budget"));
 }
 
 TEST(PlanNode, TransientBuffersBeyondTheLeaseAreRefusedWithTheirSegment) {

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cstring>
 #include <filesystem>
@@ -52,6 +53,26 @@ TEST_F(CorpusTest, AFileIsItsBytes) {
   SLUICE_ASSERT_OK_AND_ASSIGN(auto corpus,
                               Corpus::Open({.path = Write("a.txt", "ab\xff")}));
   EXPECT_THAT(All(*corpus), ElementsAre('a', 'b', 255));
+}
+
+// Wrong once: the run waited for who writes, for ever.
+TEST_F(CorpusTest, APipeOrADeviceIsRefusedAtOnce) {
+  for (const char* name : {"pipe", "pipe.bin"}) {
+    const std::string pipe = dir_.File(name);
+    ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+    EXPECT_THAT(Corpus::Open({.path = pipe, .token_bytes = 2}).status(),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr(pipe + ": a pipe, socket or device")));
+  }
+  EXPECT_THAT(Corpus::Open({.path = "/dev/zero"}).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("write what it gives to a file")));
+  // Nor is a pipe waited for that lies where Megatron's index would.
+  const std::string ids = Write("ids.bin", Packed<uint16_t>({1, 2}));
+  ASSERT_EQ(mkfifo(dir_.File("ids.idx").c_str(), 0600), 0);
+  EXPECT_THAT(Corpus::Open({.path = ids}).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("no .idx beside it")));
 }
 
 TEST_F(CorpusTest, ANamedFileThatIsNoTextIsRefusedUnlessItsIdsAreTold) {

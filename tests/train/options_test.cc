@@ -10,6 +10,7 @@
 
 #include "client/train/launch/outcome.h"
 #include "client/train/launch/private_sizes.h"
+#include "proto/base/shortage.h"
 #include "tests/support/case_name.h"
 #include "tests/support/status_matchers.h"
 
@@ -325,6 +326,26 @@ TEST(CommandLine, WhatIsNotThereYetIsNamedWithWhatThereIs) {
     EXPECT_THAT(std::string(refused.status().message()),
                 HasSubstr(": not there yet; "));
   }
+}
+
+// A streamed step's rings are as long as its chunks, whatever the sequence is.
+TEST(Advice, AShorterSequenceIsNamedOnlyWhereItHelps) {
+  const auto advice = [](Shortage shortage, std::optional<Method> method) {
+    return std::string(WithAdvice(ShortOf(shortage, "x"), method).message());
+  };
+  const auto shorter = HasSubstr("shorten --seq-len");
+  EXPECT_THAT(advice(Shortage::kGpuMemory, Method::kSluice),
+              AllOf(Not(shorter), HasSubstr("a smaller --chunk")));
+  EXPECT_THAT(advice(Shortage::kHostMemory, Method::kSluice), shorter);
+  EXPECT_THAT(advice(Shortage::kHostMemory, Method::kAlst), shorter);
+  for (const Method method :
+       {Method::kKeepAll, Method::kRecompute, Method::kAlst}) {
+    EXPECT_THAT(advice(Shortage::kGpuMemory, method), shorter);
+  }
+  EXPECT_THAT(advice(Shortage::kHostMemory, Method::kRecompute), Not(shorter));
+  // Before anything is trained, as by a lease.
+  EXPECT_THAT(advice(Shortage::kGpuMemory, std::nullopt), Not(shorter));
+  EXPECT_THAT(advice(Shortage::kDisk, Method::kSluice), Not(shorter));
 }
 
 TEST(PrivateSizes, MoreThanTheMachineHasIsRefusedWithItsLimit) {

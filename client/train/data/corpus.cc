@@ -71,6 +71,12 @@ absl::StatusOr<std::unique_ptr<Corpus>> Corpus::Open(const Options& options) {
             own.path, std::strerror(error))),
         ShortageOfErrno(error));
   }
+  if (!S_ISDIR(info.st_mode) && !S_ISREG(info.st_mode)) {
+    return BadInput(fmt::format(
+        "--data {}: a pipe, socket or device, and batches are read from any "
+        "place of it; write what it gives to a file and name that",
+        own.path));
+  }
   if (S_ISDIR(info.st_mode)) {
     SLUICE_RETURN_IF_ERROR(corpus->AddFolder(own.path));
   } else if (own.path.ends_with(".bin") || own.token_bytes > 0) {

@@ -18,7 +18,8 @@ constexpr int64_t kLlmcHeaderBytes = 256 * 4;
 
 // Up to `count` bytes from the start of a file; fewer where it is shorter.
 std::string Head(const std::string& path, size_t count) {
-  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // Not to wait for who writes into a pipe.
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   std::string bytes(count, '\0');
   const ssize_t n = fd ? read(fd.get(), bytes.data(), count) : 0;
   bytes.resize(n > 0 ? static_cast<size_t>(n) : 0);

@@ -10,13 +10,22 @@
 namespace sluice::train {
 namespace {
 
-const char* AdviceFor(Shortage shortage) {
+// A streamed step's GPU memory grows with its chunks, and its host memory with
+// the sequence, as ALST's; the other methods keep activations on the GPU alone.
+const char* AdviceFor(Shortage shortage, std::optional<Method> method) {
   switch (shortage) {
     case Shortage::kGpuMemory:
-      return "shorten --seq-len, raise --hbm, or take more --ranks";
+      if (!method) return "give a smaller --hbm, or take another GPU";
+      return method == Method::kSluice
+                 ? "take a smaller --chunk, keep less, raise --hbm, or take "
+                   "more --ranks"
+                 : "shorten --seq-len, raise --hbm, or take more --ranks";
     case Shortage::kHostMemory:
-      return "shorten --seq-len, raise --host if it was given, or free memory "
-             "of this machine";
+      return method == Method::kSluice || method == Method::kAlst
+                 ? "shorten --seq-len, raise --host if it was given, or free "
+                   "memory of this machine"
+                 : "raise --host if it was given, or free memory of this "
+                   "machine";
     case Shortage::kDisk:
       return "free some space there, or name a folder that has more";
     case Shortage::kOpenFiles:
@@ -47,14 +56,15 @@ absl::Status BadInput(std::string_view message, int error) {
   return Mark(BadInput(message), ShortageOfErrno(error));
 }
 
-absl::Status WithAdvice(const absl::Status& status) {
+absl::Status WithAdvice(const absl::Status& status,
+                        std::optional<Method> method) {
   const Shortage shortage = ShortageOf(status);
   if (shortage == Shortage::kNone || IsAdvised(status)) {
     return status;
   }
   absl::Status advised(status.code(),
                        fmt::format("{}; {}", std::string(status.message()),
-                                   AdviceFor(shortage)));
+                                   AdviceFor(shortage, method)));
   status.ForEachPayload([&](auto url, const absl::Cord& payload) {
     advised.SetPayload(url, payload);
   });

@@ -7,10 +7,12 @@
 // Thread safety: pure functions.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "client/train/launch/options.h"
 
 namespace sluice::train {
 
@@ -36,8 +38,11 @@ absl::Status DoesNotFit(std::string_view limited_by,
 absl::Status BadInput(std::string_view message);
 // The same after a system call: what ran out, if that is why, is marked.
 absl::Status BadInput(std::string_view message, int error);
-// What to do when this ran out, once, at the end of the message.
-absl::Status WithAdvice(const absl::Status& status);
+// What to do when this ran out, once, at the end of the message. `method`: of
+// the training that ran out, if it was one; a shorter sequence is named where
+// that memory grows with it.
+absl::Status WithAdvice(const absl::Status& status,
+                        std::optional<Method> method = std::nullopt);
 // A daemon that is not there is the user's to fix.
 absl::Status AsBadInput(const absl::Status& status);
 
