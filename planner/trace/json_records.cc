@@ -89,10 +89,9 @@ class RecordHandler : public nlohmann::json_sax<json> {
     const std::string_view token = last_token;
     const std::string cause =
         ended ? "was it cut off while it was written?"
-              : fmt::format(
-                    "{} cannot stand there",
-                    Quoted(token.substr(token.size() -
-                                        std::min(token.size(), kMost))));
+              : fmt::format("{} cannot stand there",
+                            Quoted(token.substr(
+                                token.size() - std::min(token.size(), kMost))));
     const size_t line = what.find("at line ");
     const size_t colon = what.find(':', line);
     status_ =

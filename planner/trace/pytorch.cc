@@ -214,11 +214,12 @@ class PyTorchReader {
                          ? "Ascend's profiler (torch_npu)"
                          : nullptr;
     if (of == nullptr) return absl::OkStatus();
-    return At({.file = options_.file},
-              fmt::format("is a trace of {}, as its [memory] events tell, which "
-                          "is not read: give one of PyTorch's own profiler "
-                          "(profile_memory=True)",
-                          of));
+    return At(
+        {.file = options_.file},
+        fmt::format("is a trace of {}, as its [memory] events tell, which "
+                    "is not read: give one of PyTorch's own profiler "
+                    "(profile_memory=True)",
+                    of));
   }
 
   static bool ParseAddress(std::string_view text, uint64_t* value) {

@@ -103,8 +103,9 @@ constexpr OtherFile kOtherFiles[] = {
     {"PK\x03\x04", "a zip archive"},
     {"\x28\xb5\x2f\xfd", "compressed by zstd"},
     {"<", "a page of HTML or XML"},
-    {"[[", "a memory timeline of torch.profiler (export_memory_timeline), "
-           "whose sizes have no addresses"}};
+    {"[[",
+     "a memory timeline of torch.profiler (export_memory_timeline), "
+     "whose sizes have no addresses"}};
 
 std::string_view OtherKindOf(std::string_view prefix) {
   std::string begins;

@@ -17,8 +17,8 @@ constexpr double kBlockIn = 5;
 constexpr double kBlockOut = 2;
 
 // Optimizer states go to host memory where even sharded they leave room for
-// nothing (ZeRO-Offload), or too little: a larger GPU must not have to keep what
-// a smaller one may offload.
+// nothing (ZeRO-Offload), or too little: a larger GPU must not have to keep
+// what a smaller one may offload.
 void OffloadStates(const Request& request, StepParts& parts) {
   if (parts.memory.states < kFpdtStatesOnGpu * parts.gpu_usable_bytes &&
       parts.memory.total() <= parts.gpu_usable_bytes) {

@@ -24,40 +24,70 @@ struct Family {
   std::string_view name, causal_model;
   int64_t kv_heads = 0, head_dim = 0;
 };
-constexpr Family kHfFamilies[] = {{"llama", "LlamaForCausalLM"},
-                                  {"mistral", "MistralForCausalLM", 8},
-                                  {"qwen2", "Qwen2ForCausalLM", 32},
-                                  {"qwen3", "Qwen3ForCausalLM", 32, 128},
-                                  {"gpt2", "GPT2LMHeadModel"},
-                                  {"gpt_neox", "GPTNeoXForCausalLM"}};
+constexpr Family kHfFamilies[] = {
+    {"llama", "LlamaForCausalLM"},     {"mistral", "MistralForCausalLM", 8},
+    {"qwen2", "Qwen2ForCausalLM", 32}, {"qwen3", "Qwen3ForCausalLM", 32, 128},
+    {"gpt2", "GPT2LMHeadModel"},       {"gpt_neox", "GPTNeoXForCausalLM"}};
 
 // Fields that change neither the bytes nor the FLOPs that are counted.
-constexpr std::string_view kNeutralFields[] = {
-    "_attn_implementation", "_name_or_path", "activation_function",
-    "attention_bias", "hidden_act", "id2label", "initializer_range", "label2id",
-    "max_position_embeddings", "max_window_layers", "mlp_bias", "n_ctx",
-    "pretraining_tp", "reorder_and_upcast_attn", "rope_parameters",
-    "rope_scaling", "rope_theta", "rotary_emb_base", "rotary_pct",
-    "scale_attn_weights", "sliding_window", "task_specific_params",
-    "transformers_version", "use_cache"};
-constexpr std::string_view kNeutralEndings[] = {
-    "_token_id", "_dropout", "_pdrop", "_eps", "_epsilon"};
+constexpr std::string_view kNeutralFields[] = {"_attn_implementation",
+                                               "_name_or_path",
+                                               "activation_function",
+                                               "attention_bias",
+                                               "hidden_act",
+                                               "id2label",
+                                               "initializer_range",
+                                               "label2id",
+                                               "max_position_embeddings",
+                                               "max_window_layers",
+                                               "mlp_bias",
+                                               "n_ctx",
+                                               "pretraining_tp",
+                                               "reorder_and_upcast_attn",
+                                               "rope_parameters",
+                                               "rope_scaling",
+                                               "rope_theta",
+                                               "rotary_emb_base",
+                                               "rotary_pct",
+                                               "scale_attn_weights",
+                                               "sliding_window",
+                                               "task_specific_params",
+                                               "transformers_version",
+                                               "use_cache"};
+constexpr std::string_view kNeutralEndings[] = {"_token_id", "_dropout",
+                                                "_pdrop", "_eps", "_epsilon"};
 
 bool IsNeutral(const std::string& field) {
-  return std::ranges::find(kNeutralFields, field) !=
-             std::end(kNeutralFields) ||
+  return std::ranges::find(kNeutralFields, field) != std::end(kNeutralFields) ||
          field.starts_with("summary_") ||
          std::ranges::any_of(kNeutralEndings, [&](std::string_view ending) {
            return field.ends_with(ending);
          });
 }
 
+// Fields that are counted as something else.
+struct Special {
+  std::string_view key, counted;
+};
+constexpr Special kSpecial[] = {
+    {"architectures", "as the family's causal model, without other heads"},
+    {"auto_map", "as the family's model, whose code may be another"},
+    {"dtype", "in bf16 with fp32 optimizer states"},
+    {"dual_chunk_attention_config",
+     "as full attention, which transformers computes"},
+    {"quantization_config", "as not quantised, all weights trained in bf16"},
+    {"torch_dtype", "in bf16 with fp32 optimizer states"}};
+
 // A value as a note shows it: one line, never long.
+constexpr size_t kMostShown = 60;
 std::string ShownValue(const nlohmann::json& value) {
-  constexpr size_t kMost = 60;
+  const bool method = value.is_object() && value.contains("quant_method");
   std::string text =
-      value.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
-  if (text.size() > kMost) text.replace(kMost, std::string::npos, "...");
+      (method ? value.at("quant_method") : value)
+          .dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+  if (text.size() > kMostShown) {
+    text.replace(kMostShown, std::string::npos, "...");
+  }
   return text;
 }
 
@@ -128,56 +158,32 @@ class Reader {
   }
   // What the file says of the model that is not counted, a sentence each. Call
   // it when all that is counted is read.
-  std::vector<std::string> Notes(const Family& family) {
+  std::vector<std::string> Notes(const Family& family) const {
     std::vector<std::string> notes;
-    const auto add = [&](const char* key, const std::string& meaning) {
-      if (!Given(key)) return;
-      const nlohmann::json& value = json_.at(key);
-      const bool method = value.is_object() && value.contains("quant_method");
-      notes.push_back(
-          fmt::format("{} {}: {}", key,
-                      ShownValue(method ? value.at("quant_method") : value),
-                      meaning));
-    };
-    add("quantization_config",
-        "counted as if not quantised, weights in bf16 and all of them trained");
-    for (const char* dtype : {"dtype", "torch_dtype"}) {
-      if (Given(dtype) && json_.at(dtype) != "bfloat16") {
-        add(dtype, "counted in bf16 with fp32 optimizer states");
+    std::string others;
+    for (const auto& [key, value] : json_.items()) {
+      if (fields_.WasRead(key) || IsNeutral(key) || SwitchesNothingOn(value) ||
+          IsAsCounted(value, family)) {
+        continue;
+      }
+      const std::string shown = fmt::format(
+          "{} {}", Printable(key.substr(0, kMostShown)), ShownValue(value));
+      const auto* special = std::ranges::find(kSpecial, key, &Special::key);
+      if (special != std::end(kSpecial)) {
+        notes.push_back(fmt::format("{}: counted {}", shown, special->counted));
+      } else {
+        others += (others.empty() ? "not counted: " : ", ") + shown;
       }
     }
-    const bool causal = Given("architectures") &&
-                        json_.at("architectures").is_array() &&
-                        json_.at("architectures").size() == 1 &&
-                        json_.at("architectures")[0] == family.causal_model;
-    if (!causal) {
-      add("architectures",
-          fmt::format("counted as {}; other heads and layers are not known",
-                      family.causal_model));
-    }
-    add("auto_map", fmt::format("the model's own code is not read: counted as "
-                                "{}",
-                                family.causal_model));
-    add("dual_chunk_attention_config",
-        "counted as full attention, as transformers computes it");
-    std::string unread;
-    for (const auto& [key, value] : json_.items()) {
-      if (fields_.WasRead(key) || IsNeutral(key) || IsNamed(key)) continue;
-      if (SwitchesNothingOn(value)) continue;
-      unread += fmt::format("{}{} {}", unread.empty() ? "" : ", ",
-                            Printable(key.substr(0, 60)), ShownValue(value));
-    }
-    if (!unread.empty()) notes.push_back("not counted: " + unread);
+    if (!others.empty()) notes.push_back(others);
     return notes;
   }
 
  private:
-  // A sentence of its own says what they mean.
-  static bool IsNamed(std::string_view key) {
-    constexpr std::string_view kNamed[] = {
-        "architectures", "auto_map", "dtype", "dual_chunk_attention_config",
-        "quantization_config", "torch_dtype"};
-    return std::ranges::find(kNamed, key) != std::end(kNamed);
+  // Of the fields that have a sentence of their own.
+  static bool IsAsCounted(const nlohmann::json& value, const Family& family) {
+    return value == "bfloat16" ||
+           value == nlohmann::json::array({family.causal_model});
   }
   static bool SwitchesNothingOn(const nlohmann::json& value) {
     return value.is_null() || value == false || value == 0 || value == "" ||
@@ -213,12 +219,12 @@ ModelShape LlamaLike(Reader& in, const Family& family) {
   model.layers = in.Whole("num_hidden_layers");
   model.hidden = in.Whole("hidden_size");
   model.heads = in.Whole("num_attention_heads");
-  model.kv_heads = in.Whole(
-      "num_key_value_heads",
-      family.kv_heads > 0 ? family.kv_heads : model.heads, model.heads);
+  model.kv_heads = in.Whole("num_key_value_heads",
+                            family.kv_heads > 0 ? family.kv_heads : model.heads,
+                            model.heads);
   const int64_t even = model.heads > 0 ? model.hidden / model.heads : 0;
-  model.head_size = in.Whole(
-      "head_dim", family.head_dim > 0 ? family.head_dim : even, even);
+  model.head_size =
+      in.Whole("head_dim", family.head_dim > 0 ? family.head_dim : even, even);
   model.ffn = in.Whole("intermediate_size");
   model.vocab = in.Whole("vocab_size");
   model.gated = true;

@@ -20,8 +20,8 @@ struct Remedy {
 };
 
 // The nearest of each kind, the cheapest kind first: settings that were given,
-// sequences per step, the method, the length, more GPUs, fewer GPUs. Empty where
-// it fits or nothing of that helps.
+// sequences per step, the method, the length, more GPUs, fewer GPUs. Empty
+// where it fits or nothing of that helps.
 absl::StatusOr<std::vector<Remedy>> FindRemedies(const Request& request,
                                                  const GivenSettings& given);
 

@@ -57,16 +57,17 @@ bool Better(const Estimate& a, const Estimate& b) {
   return Overdraft(a) < Overdraft(b);
 }
 
-absl::StatusOr<Estimate> BestCandidate(const Request& request,
-                                       const GivenSettings& given) {
+}  // namespace
+
+absl::StatusOr<Estimate> BestEstimate(const Request& request,
+                                      const GivenSettings& given) {
+  SLUICE_RETURN_IF_ERROR(Validate(request, given));
   bool no_heads = false;
   absl::StatusOr<std::vector<Settings>> candidates =
       Candidates(request, given, &no_heads);
   if (!candidates.ok()) return candidates.status();
-  if (no_heads) {
-    // One stands for all: there is no such division, whatever it would take.
-    candidates->resize(1);
-  }
+  // One stands for all: there is no such division, whatever it would take.
+  if (no_heads) candidates->resize(1);
   Estimate best;
   bool first = true;
   for (Settings settings : *candidates) {
@@ -88,14 +89,6 @@ absl::StatusOr<Estimate> BestCandidate(const Request& request,
     best.batch_that_divides = batch.value_or(0);
   }
   return best;
-}
-
-}  // namespace
-
-absl::StatusOr<Estimate> BestEstimate(const Request& request,
-                                      const GivenSettings& given) {
-  SLUICE_RETURN_IF_ERROR(Validate(request, given));
-  return BestCandidate(request, given);
 }
 
 absl::StatusOr<LongestSequence> FindLongest(Request request,

@@ -59,7 +59,7 @@ absl::StatusOr<TrainAnswer> AnswerTrain(const TrainFlags& flags) {
   for (auto& remedy : answer.remedies) {
     if (remedy.flag == "--global-batch") remedy.without = batch;
   }
-  answer.batch_source = !batch.empty() ? absl::StrJoin(batch, " times ")
+  answer.batch_source = !batch.empty()       ? absl::StrJoin(batch, " times ")
                         : flags.global_batch ? "--global-batch"
                                              : "the default of --global-batch";
   answer.fewer_gpus =

@@ -247,9 +247,9 @@ std::vector<std::string> NotesOf(const TrainAnswer& answer) {
         zero, zero == 2 ? "gradients" : "weights"));
   }
   if (answer.fewer_gpus) {
-    notes.push_back(fmt::format(
-        "--gpus {} is faster, a step of {}: all GPUs must be used",
-        answer.fewer_gpus->gpus, Span(answer.fewer_gpus->step_s)));
+    notes.push_back(
+        fmt::format("--gpus {} is faster, a step of {}: all GPUs must be used",
+                    answer.fewer_gpus->gpus, Span(answer.fewer_gpus->step_s)));
   }
   if (answer.estimate.fits && answer.estimate.reorganisation_unknown) {
     notes.push_back(fmt::format(

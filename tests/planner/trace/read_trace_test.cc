@@ -311,12 +311,13 @@ TEST(PyTorchTrace, WhatIsMissingOrDamagedIsNamed) {
 // What JSON forbids in a text and PyTorch writes there: names of operators do
 // not matter to a plan.
 TEST(PyTorchTrace, WhatANameHoldsDoesNotMatter) {
-  for (const char* name : {R"(C:\code\model.py)", "a\tb", "a\x01z", "Tr\xe9\xfftensor",
-                           R"(\ud800)", R"(\u12)", R"(a\"b)", R"(a\\)"}) {
-    const auto named = Read(
-        Chrome({Memory("1", 7, 512),
-                fmt::format(R"({{"ph":"X","name":"{}","ts":1.5}})", name),
-                Memory("2", 7, -512)}));
+  for (const char* name :
+       {R"(C:\code\model.py)", "a\tb", "a\x01z", "Tr\xe9\xfftensor",
+        R"(\ud800)", R"(\u12)", R"(a\"b)", R"(a\\)"}) {
+    const auto named =
+        Read(Chrome({Memory("1", 7, 512),
+                     fmt::format(R"({{"ph":"X","name":"{}","ts":1.5}})", name),
+                     Memory("2", 7, -512)}));
     ASSERT_THAT(named, IsOk()) << name;
     EXPECT_THAT(Rows(*named), ElementsAre("0 [1, 2) 512"));
   }
@@ -379,10 +380,9 @@ TEST(PyTorchTrace, WhatWasAliveBeforeTheFirstEventIsCounted) {
   ASSERT_THAT(nothing, IsOk());
   EXPECT_THAT(Rows(*nothing), ElementsAre("0 [1, 2) 512"));
   // Each device has its own.
-  const auto second =
-      Read(Chrome({WithTotal(Memory("1", 7, 512), 512),
-                   WithTotal(Memory("2", 7, 512, 1, 1), 4608)}),
-           {.device = "cuda:1"});
+  const auto second = Read(Chrome({WithTotal(Memory("1", 7, 512), 512),
+                                   WithTotal(Memory("2", 7, 512, 1, 1), 4608)}),
+                           {.device = "cuda:1"});
   ASSERT_THAT(second, IsOk());
   EXPECT_THAT(Rows(*second), ElementsAre("0 [0, 2) 4096", "1 [1, 2) 512"));
 }

@@ -52,9 +52,12 @@ class Draw {
 
  private:
   static std::vector<double*> Amounts(Hardware& hardware) {
-    return {&hardware.memory_bytes,          &hardware.host_memory_bytes,
-            &hardware.peak_flops,            &hardware.memory_bytes_per_s,
-            &hardware.host_link_bytes_per_s, &hardware.gpu_link_bytes_per_s,
+    return {&hardware.memory_bytes,
+            &hardware.host_memory_bytes,
+            &hardware.peak_flops,
+            &hardware.memory_bytes_per_s,
+            &hardware.host_link_bytes_per_s,
+            &hardware.gpu_link_bytes_per_s,
             &hardware.network_bytes_per_s};
   }
   std::mt19937_64 random_;
@@ -63,8 +66,8 @@ class Draw {
 
 std::string Words(const Request& request) {
   return std::string(MethodName(request.method)) + ", " + request.model.name +
-         " on " + std::to_string(request.gpus) + " x " +
-         request.hardware.name + ", " + TokensText(request.seq_len) + " x " +
+         " on " + std::to_string(request.gpus) + " x " + request.hardware.name +
+         ", " + TokensText(request.seq_len) + " x " +
          std::to_string(request.global_batch);
 }
 

@@ -146,8 +146,8 @@ TEST(HuggingFaceConfig, WindowsThatAreUsedAreRefused) {
   EXPECT_THAT(read("qwen3", R"("layer_types": ["full_attention"], )"), IsOk());
 }
 
-// Wrong once: kv heads of Mistral and Qwen, heads of Qwen 3 and Mistral's window
-// were taken from Llama where the file leaves them out.
+// Wrong once: kv heads of Mistral and Qwen, heads of Qwen 3 and Mistral's
+// window were taken from Llama where the file leaves them out.
 TEST(HuggingFaceConfig, WhatIsLeftOutIsTheFamilysDefault) {
   const auto read = [](const std::string& family, const std::string& fields) {
     return ReadHuggingFaceConfig(
@@ -164,8 +164,8 @@ TEST(HuggingFaceConfig, WhatIsLeftOutIsTheFamilysDefault) {
   for (const Default& d : {Default{"llama", 32, 64}, Default{"mistral", 8, 64},
                            Default{"qwen2", 32, 64}, Default{"qwen3", 32, 128},
                            Default{"gpt_neox", 32, 64}}) {
-    SLUICE_ASSERT_OK_AND_ASSIGN(
-        const ModelShape model, read(d.family, "\"sliding_window\": null, "));
+    SLUICE_ASSERT_OK_AND_ASSIGN(const ModelShape model,
+                                read(d.family, "\"sliding_window\": null, "));
     EXPECT_EQ(model.kv_heads, d.kv_heads) << d.family;
     EXPECT_EQ(model.head_dim(), d.head_dim) << d.family;
   }
@@ -205,23 +205,26 @@ TEST(HuggingFaceConfig, NothingThatChangesTheModelIsIgnoredWithoutAWord) {
                        "pruned_heads": {}, "num_experts": 0, )"),
               ElementsAre());
   EXPECT_THAT(notes(R"("quantization_config": {"quant_method": "awq"}, )"),
-              ElementsAre(HasSubstr("quantization_config \"awq\": counted as")));
+              ElementsAre(HasSubstr(
+                  "quantization_config \"awq\": counted as not quantised")));
   for (const char* key : {"dtype", "torch_dtype"}) {
-    EXPECT_THAT(
-        notes(fmt::format("\"{}\": \"float32\", ", key).c_str()),
-        ElementsAre(HasSubstr(fmt::format("{} \"float32\": counted in bf16",
-                                          key))));
+    EXPECT_THAT(notes(fmt::format("\"{}\": \"float32\", ", key).c_str()),
+                ElementsAre(HasSubstr(
+                    fmt::format("{} \"float32\": counted in bf16", key))));
   }
-  EXPECT_THAT(notes(R"("architectures": ["Qwen3ForSequenceClassification"],
+  EXPECT_THAT(
+      notes(R"("architectures": ["Qwen3ForSequenceClassification"],
                        "auto_map": {"AutoModel": "m.Draft"}, )"),
-              ElementsAre(HasSubstr("Qwen3ForSequenceClassification\"]: counted "
-                                    "as Qwen3ForCausalLM"),
-                          HasSubstr("m.Draft\"}: the model's own code")));
-  EXPECT_THAT(notes(R"("dual_chunk_attention_config": {"chunk_size": 262144}, )"),
-              ElementsAre(HasSubstr("counted as full attention")));
+      ElementsAre(HasSubstr("Qwen3ForSequenceClassification\"]: counted "
+                            "as the family's causal model"),
+                  HasSubstr("m.Draft\"}: counted as the family's")));
+  EXPECT_THAT(
+      notes(R"("dual_chunk_attention_config": {"chunk_size": 262144}, )"),
+      ElementsAre(HasSubstr("counted as full attention")));
   // A field that nobody has heard of may be one of the shape.
-  EXPECT_THAT(notes(R"("draft_vocab_size": 32000, "v_head_dim": 96, )"),
-              ElementsAre("not counted: draft_vocab_size 32000, v_head_dim 96"));
+  EXPECT_THAT(
+      notes(R"("draft_vocab_size": 32000, "v_head_dim": 96, )"),
+      ElementsAre("not counted: draft_vocab_size 32000, v_head_dim 96"));
   EXPECT_THAT(notes(R"("a\u001bb": "c\nd", )"),
               ElementsAre("not counted: a?b \"c\\nd\""));
 }

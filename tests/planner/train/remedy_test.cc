@@ -99,14 +99,15 @@ TEST(TrainRemedy, EveryNumberOfGpusThatHeadsAndSequencesDivideByIsTried) {
   EXPECT_THAT(gpus(), ::testing::ElementsAre("40"));
   // 32 heads on 1,024 GPUs want 32 sequences; 512 GPUs take the 16.
   SLUICE_ASSERT_OK_AND_ASSIGN(
-      remedies, FindRemedies(AskForRemedy("llama-8b", "h100-80g",
-                                          Method::kSluice, 1024,
-                                          1024 * kKibiTokens),
-                             {}));
+      remedies,
+      FindRemedies(AskForRemedy("llama-8b", "h100-80g", Method::kSluice, 1024,
+                                1024 * kKibiTokens),
+                   {}));
   EXPECT_THAT(gpus(), ::testing::ElementsAre("512"));
 }
 
-// A rank is no use where its copies over the network cost more than it computes.
+// A rank is no use where its copies over the network cost more than it
+// computes.
 TEST(TrainRemedy, FewerGpusAreNamedWhereTheyAreFaster) {
   Request request = AskForRemedy("gpt-2.7b", "h100-80g", Method::kUlysses, 16,
                                  16 * kKibiTokens);

@@ -44,8 +44,8 @@ TEST(TrainValidation, EveryRowOfTheTablesIsThere) {
   }
 }
 
-// The tables are of ZeRO 1; with sharded weights the desk told Megatron-LM's 65B
-// 37 % where the paper is out of memory.
+// The tables are of ZeRO 1; with sharded weights the desk told Megatron-LM's
+// 65B 37 % where the paper is out of memory.
 TEST(TrainValidation, WhatIsAskedOfAPapersRowIsAnsweredAsItWasRun) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Hardware hardware,
                               FindHardware(kMemoHardware));
