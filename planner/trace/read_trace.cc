@@ -101,6 +101,7 @@ constexpr OtherFile kOtherFiles[] = {
     {"\x80", "a pickle, as PyTorch's memory snapshots are"},
     {"SQLite format 3", "an SQLite database, as Nsight Systems writes"},
     {"PK\x03\x04", "a zip archive"},
+    {"\xff\xfe", "text in UTF-16"},
     {"\x28\xb5\x2f\xfd", "compressed by zstd"},
     {"<", "a page of HTML or XML"},
     {"[[",

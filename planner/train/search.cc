@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
+#include <tuple>
 #include <vector>
 
 #include "proto/base/status.h"
@@ -57,6 +59,15 @@ bool Better(const Estimate& a, const Estimate& b) {
   return Overdraft(a) < Overdraft(b);
 }
 
+// What decides the host memory of `sluice`: sp, chunk, alpha. ZeRO's stage does
+// not, but for a few MiB: what exceeds it need not be tried with the others,
+// which takes most of the time.
+using HostMemoryKey = std::tuple<int64_t, int64_t, double>;
+bool HostIsFull(const Request& request, const Estimate& estimate) {
+  return request.method == Method::kSluice &&
+         estimate.host_bytes_per_node > 1.01 * estimate.host_usable_bytes;
+}
+
 }  // namespace
 
 absl::StatusOr<Estimate> BestEstimate(const Request& request,
@@ -68,15 +79,18 @@ absl::StatusOr<Estimate> BestEstimate(const Request& request,
   if (!candidates.ok()) return candidates.status();
   // One stands for all: there is no such division, whatever it would take.
   if (no_heads) candidates->resize(1);
+  std::set<HostMemoryKey> host_full;
   Estimate best;
   bool first = true;
   for (Settings settings : *candidates) {
     for (const int64_t chunk : Chunks(request, given)) {
       for (const double alpha : Alphas(request, given)) {
-        if (no_heads && !first) break;
+        const HostMemoryKey key{settings.sp, chunk, alpha};
+        if ((no_heads && !first) || host_full.contains(key)) continue;
         settings.chunk = chunk;
         settings.alpha = alpha;
         Estimate estimate = EstimateStep(request, settings);
+        if (HostIsFull(request, estimate)) host_full.insert(key);
         if (first || Better(estimate, best)) best = std::move(estimate);
         first = false;
       }

@@ -14,14 +14,17 @@ bool TensorParallel(Method method) {
   return method == Method::kMegatron || method == Method::kMemo;
 }
 
-// The ZeRO stages to try where none is given. `alst`: its recipes' own. The
-// machine whose allocator was observed is the one that Megatron-LM and MEMO
-// were measured on, with stage 1: others would be no rows of those tables.
+// The ZeRO stages to try where none is given, of equal ones the first. `alst`:
+// its recipes' own. `sluice`: what needs least first, as host memory can end
+// the search (search.cc). The machine whose allocator was observed is the one
+// that Megatron-LM and MEMO were measured on, with stage 1: others would be no
+// rows of those tables.
 std::vector<int> Stages(const Request& request) {
   if (request.method == Method::kAlst) return {3};
   const bool as_published = TensorParallel(request.method) &&
                             request.hardware.reorganisation_s_per_byte > 0;
   if (as_published || request.gpus == 1) return {1};
+  if (request.method == Method::kSluice) return {3, 2, 1};
   return {1, 2, 3};
 }
 

@@ -88,9 +88,12 @@ json ParseChecked(std::string_view bytes, size_t max_bytes,
     if (status->ok()) {
       *status = absl::InvalidArgumentError(NotJson(bytes, e.byte));
     }
-  } catch (const json::exception&) {  // out_of_range: the only other one
+  } catch (const json::exception& e) {  // out_of_range: the only other one
     if (status->ok()) {
-      *status = absl::InvalidArgumentError("a number too large for a double");
+      const std::string what = e.what();  // "… number overflow parsing '1e999'"
+      *status = absl::InvalidArgumentError(
+          fmt::format("{:.40} is too large for a double",
+                      what.substr(std::min(what.find('\''), what.size()))));
     }
   }
   if (status->ok() && !parsed.is_object()) {

@@ -240,7 +240,8 @@ std::vector<std::string> NotesOf(const TrainAnswer& answer) {
         Count(static_cast<double>(positions)), TokensText(tokens)));
   }
   const int zero = answer.estimate.settings.zero;
-  if (request.method == Method::kSluice && zero >= 2) {
+  if (request.method == Method::kSluice && zero >= 2 &&
+      HasMemory(answer.estimate)) {
     notes.push_back(fmt::format(
         "ZeRO {} shards the {}, which sluice-train does not do itself: this is "
         "the streamed layer under FSDP2; --zero 1 is what sluice-train does",

@@ -237,6 +237,8 @@ TEST(HuggingFaceConfig, NanAndInfinityAreNamed) {
               StatusIs(kInvalidModel, HasSubstr("c: Infinity at byte 17")));
   EXPECT_THAT(ReadHuggingFaceConfig(R"({"limit": -Infinity})", "c"),
               StatusIs(kInvalidModel, HasSubstr("Infinity at byte 12")));
+  EXPECT_THAT(ReadHuggingFaceConfig(R"({"limit": 1e999})", "c"),
+              StatusIs(kInvalidModel, HasSubstr("c: '1e999' is too large")));
   EXPECT_THAT(ReadHuggingFaceConfig(R"({"limit": Nothing})", "c"),
               StatusIs(kInvalidModel, HasSubstr("not JSON: stopped at")));
 }

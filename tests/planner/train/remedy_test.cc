@@ -1,6 +1,8 @@
 // What would make it fit does make it fit; what was measured is known.
 #include "planner/train/remedy.h"
 
+#include <ctime>
+
 #include "planner/train/evidence.h"
 #include "tests/support/status_matchers.h"
 
@@ -104,6 +106,19 @@ TEST(TrainRemedy, EveryNumberOfGpusThatHeadsAndSequencesDivideByIsTried) {
                                 1024 * kKibiTokens),
                    {}));
   EXPECT_THAT(gpus(), ::testing::ElementsAre("512"));
+}
+
+// Wrong once: every question searched all settings of a division that there is
+// not, and a refusal took half a minute.
+TEST(TrainRemedy, ARefusalForAThousandGpusTakesNoTime) {
+  for (const int64_t sequences : {16, 720, 1024}) {
+    Request request = AskForRemedy("llama-70b", "h100-80g", Method::kSluice,
+                                   1024, 64 * 1024 * kKibiTokens);
+    request.global_batch = sequences;
+    const std::clock_t start = std::clock();
+    EXPECT_THAT(FindRemedies(request, {}), ::sluice::testing::IsOk());
+    EXPECT_LT(std::clock() - start, 10 * CLOCKS_PER_SEC);  // of one core
+  }
 }
 
 // A rank is no use where its copies over the network cost more than it
