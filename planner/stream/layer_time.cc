@@ -81,7 +81,7 @@ class LayerTime {
   }
   int64_t ProjectionsOut() const { return shape_.moved_bytes(Class::kInput); }
   int64_t FirstBlockIn() const;
-  double SumsWaited() const;
+  double SumsWaited(double blocks) const;
 
   const StreamShape& shape_;
   const LayerCompute& compute_;
@@ -136,13 +136,14 @@ int64_t LayerTime::FirstBlockIn() const {
 
 // The inner side's sums of an outer chunk's last block go out and come in again
 // before the next outer chunk's block of the same inner chunk. Near the end
-// there are too few blocks between the two.
-double LayerTime::SumsWaited() const {
+// there are too few blocks between the two. `blocks`: seconds of all of them,
+// as copies let them follow each other.
+double LayerTime::SumsWaited(double blocks) const {
   if (last_ == 0) return 0;
   const int64_t sums = Moved(
       {Class::kQueryGradient, Class::kKeyGradient, Class::kValueGradient}, 0);
   const double chunks = static_cast<double>(last_ + 1);
-  const double block = 2 * compute_.blocks / (chunks * chunks);
+  const double block = 2 * blocks / (chunks * chunks);
   double waited = 0;
   double left = Out(sums) + In(sums) - compute_.projections / chunks;
   for (int64_t between = 0; between < last_ && left > 0; ++between) {
@@ -166,15 +167,14 @@ double LayerTime::Attention() const {
   const double blocks = std::max(
       compute_.blocks, (compute_.blocks + std::max(inner, out) + sums) / depth);
   return Pipeline{.in = In(traffic_.blocks.in + ProjectionsIn()),
-                  .compute = blocks + compute_.projections,
+                  .compute = blocks + compute_.projections + SumsWaited(blocks),
                   .out = out + Out(ProjectionsOut()),
                   .first_in = first_in,
                   .first_compute = diagonal,
                   // Of one chunk the projections' rows come last.
                   .last_compute = projected + (last_ > 0 ? diagonal : 0),
                   .last_out = Out(shape_.moved_bytes(Class::kInput, 0))}
-             .Seconds() +
-         SumsWaited();
+      .Seconds();
 }
 
 }  // namespace

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <limits>
+#include <utility>
 
 #include "tests/planner/stream/simulated_layer.h"
 
@@ -58,6 +60,29 @@ TEST(LayerTime, OverLinksWithoutALimitItIsCompute) {
     EXPECT_DOUBLE_EQ(TimeLayer(shape, compute, {}).total(), compute.total());
     const EndsCompute ends{.embed = 1, .loss = 2, .embed_backward = 4};
     EXPECT_DOUBLE_EQ(TimeEnds(shape, ends, {}), 7);
+  }
+}
+
+// Wrong once: blocks that copies kept apart were said to wait for sums as if
+// they followed each other, the longer the faster they were.
+TEST(LayerTime, FasterComputeOrLinksNeverTakeLonger) {
+  for (const auto& [chunks, prefetch] :
+       {std::pair(2, 2), {4, 1}, {8, 2}, {13, 2}, {13, 4}, {64, 2}}) {
+    for (const BackwardOrder order : kTimedOrders) {
+      const StreamShape shape = TimedShape(chunks, order, prefetch, 0.5);
+      for (double speed = 1e5; speed < 1e8; speed *= 1.5) {
+        double before = std::numeric_limits<double>::infinity();
+        for (double times = 20; times > 1e-3; times /= 1.4) {
+          const LayerCompute compute = Whole(Chunk(times), chunks);
+          const double total =
+              TimeLayer(shape, compute, {speed, speed}).total();
+          EXPECT_LE(total, before * (1 + 1e-12)) << chunks << " " << speed;
+          EXPECT_LE(TimeLayer(shape, compute, {2 * speed, speed}).total(),
+                    total * (1 + 1e-12));
+          before = total;
+        }
+      }
+    }
   }
 }
 
