@@ -1,11 +1,13 @@
 #include "daemon/serve.h"
 
 #include <fmt/format.h>
+#include <stdio_ext.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -35,28 +37,32 @@ namespace {
 // How long an end waits for what runs beside the loop.
 constexpr absl::Duration kEndingPatience = absl::Milliseconds(300);
 
-// Null: built without (the wheel's daemon). The default port may be another
-// program's: then only the unix socket is served, and the log says so; a port
-// or a group that was asked for must be had, but where ranks of an earlier
-// daemon wait to be served (`takes_over`) somebody may have taken the port
-// meanwhile.
+// Null: built without (the wheel's daemon). While another program has the TCP
+// port, only the unix socket is served. `kept` is what an earlier daemon left;
+// where its ranks wait to be served (`takes_over`), no fault of HTTP ends the
+// start.
 absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(
-    const Config& config, const std::string& runtime_dir, bool takes_over) {
+    const Config& config, const std::string& runtime_dir,
+    const std::map<std::string, UniqueFd>& kept, bool takes_over) {
   HttpOptions options;
   options.listen = config.http_listen.value_or(kDefaultHttpListen);
   options.socket = runtime_dir + "/http.sock";
   options.socket_group = config.http_socket_group;
-  auto http = HttpServer::Start(options);
-  const bool asked = config.http_listen && !options.listen.empty();
-  if (absl::IsAlreadyExists(http.status()) && (!asked || takes_over)) {
-    WriteLog(LogLevel::kWarning,
-             "no metrics on TCP: " + std::string(http.status().message()));
-    options.listen.clear();
-    http = HttpServer::Start(options);
+  if (const auto left = kept.find(Handover::kHttp); left != kept.end()) {
+    SLUICE_ASSIGN_OR_RETURN(options.left, left->second.Duplicate());
   }
-  if (absl::IsUnimplemented(http.status()) && !asked &&
-      options.socket_group.empty()) {
-    if (!options.listen.empty()) {
+  const bool is_wanted = !options.listen.empty();
+  const bool asked =
+      (config.http_listen && is_wanted) || !config.http_socket_group.empty();
+  auto http = HttpServer::Start(std::move(options));
+  if (http.ok() && !(*http)->listener().fault.empty()) {
+    WriteLog(LogLevel::kWarning,
+             fmt::format("no metrics on TCP: {}; it is tried again every {} s",
+                         (*http)->listener().fault,
+                         absl::ToInt64Seconds(HttpServer::kListenAgain)));
+  }
+  if (absl::IsUnimplemented(http.status()) && !asked) {
+    if (is_wanted) {
       WriteLog(LogLevel::kWarning,
                "no metrics: " + std::string(http.status().message()));
     }
@@ -95,12 +101,20 @@ std::string DiesTooOften(int freeze_after, const Starter& starter,
                    : fmt::format(", and the last that said why: {}", last));
 }
 
-// Whether anything was left beside the listening socket, which an idle daemon
+// Whether anything was left beside the listening sockets, which an idle daemon
 // leaves too.
 bool IsLeftRanks(const Starter& starter) {
   return std::ranges::any_of(starter.stored, [](const auto& each) {
-    return each.first != Handover::kListener;
+    return each.first != Handover::kListener && each.first != Handover::kHttp;
   });
+}
+
+// To standard output. A line that is lost there is no reason not to serve.
+void Print(const std::string& line) {
+  std::fputs(line.c_str(), stdout);
+  if (std::fflush(stdout) == 0) return;
+  __fpurge(stdout);
+  std::clearerr(stdout);
 }
 
 // Until whoever started the process ends it.
@@ -123,8 +137,7 @@ absl::Status Freeze(const Arguments& arguments, const std::string& why,
                  .alive = [] { return absl::OkStatus(); },
                  .frozen = why});
   }
-  fmt::print("sluiced: frozen: {}\n", why);
-  std::fflush(stdout);
+  Print(fmt::format("sluiced: frozen: {}\n", why));
   OwnedFolder sim;
   if (daemon->Run()) sim.Own(arguments.runtime_dir + "/sim");
   deaths.Forget();
@@ -142,12 +155,12 @@ struct Opened {
 
 void SayServing(const Arguments& arguments, const NodeConfig& node,
                 const HttpServer* http) {
-  const bool on_tcp = http != nullptr && !http->address().empty();
-  fmt::print("sluiced: ready: driver={} gpus={} socket={} http={}\n",
-             node.driver, node.gpus.size(),
-             arguments.runtime_dir + "/session.sock",
-             on_tcp ? http->address() : "off");
-  std::fflush(stdout);
+  const TcpListener tcp = http != nullptr ? http->listener() : TcpListener();
+  const bool on_tcp = !tcp.address.empty() && tcp.fault.empty();
+  Print(fmt::format("sluiced: ready: driver={} gpus={} socket={} http={}\n",
+                    node.driver, node.gpus.size(),
+                    arguments.runtime_dir + "/session.sock",
+                    on_tcp ? tcp.address : "off"));
 }
 
 // A call that does not come back holds what would be destroyed. The kernel
@@ -178,6 +191,11 @@ absl::Status RunService(const Arguments& arguments, ServiceOptions options,
   if (opened.http) {
     opened.http->Serve({.snapshot = [&] { return administration.Read(); },
                         .alive = [&] { return administration.Answers(); }});
+    const bool late = !opened.http->listener().fault.empty();
+    opened.http->WhenListening([&, late](int fd) {
+      if (late) WriteLog(LogLevel::kInfo, "metrics are served on TCP now");
+      service->KeepHttp(fd);
+    });
   }
   SayServing(arguments, node.config, opened.http.get());
   service->SayReady();
@@ -215,8 +233,8 @@ absl::Status Serve(const Arguments& arguments, Starter starter,
   // Sessions go before whoever watches: what these need cannot end a takeover.
   const bool takes_over = IsLeftRanks(starter);
   // Before what takes long, so that /readyz says that it starts.
-  SLUICE_ASSIGN_OR_RETURN(opened.http,
-                          StartHttp(config, arguments.runtime_dir, takes_over));
+  SLUICE_ASSIGN_OR_RETURN(opened.http, StartHttp(config, arguments.runtime_dir,
+                                                 starter.stored, takes_over));
   const auto freeze = [&](const std::string& why) {
     return Freeze(arguments, why, std::move(starter), std::move(listener),
                   deaths, opened.http.get());
@@ -242,6 +260,10 @@ absl::Status Serve(const Arguments& arguments, Starter starter,
       StartOptions(arguments, config, node, std::move(starter), clock));
   options.policy = *std::move(policy);
   options.listener = std::move(listener);
+  if (opened.http) {
+    options.http = [&http = *opened.http] { return http.listener(); };
+    options.http_goes_on = opened.http->goes_on();
+  }
   options.deaths = deaths.fd();
   return RunService(arguments, std::move(options), takes_over, opened, deaths);
 }

@@ -47,6 +47,14 @@ std::string RenderDrain(const json& node) {
       reason.empty() ? "" : " (" + Printable(reason) + ")");
 }
 
+// Nothing where metrics are served over TCP, or are not to be.
+std::string RenderHttp(const json& node) {
+  const json http = node.value("http", json());
+  if (http.is_null() || http.at("fault").is_null()) return "";
+  return fmt::format("NO METRICS over TCP: {}\n\n",
+                     Printable(Text(http, "fault")));
+}
+
 void AddPool(const json& pool, const std::string& name, std::string what,
              Table& table) {
   const int64_t reserved =
@@ -247,10 +255,11 @@ absl::StatusOr<std::string> Render(
 
 absl::StatusOr<std::string> RenderStatus(const std::string& text) {
   return Render(text, [](const json& node) {
-    return RenderHeader(node) + RenderDrain(node) + RenderPools(node) +
-           RenderOutside(node) + "\n" + RenderRanks(node) + RenderCopies(node) +
-           RenderMeasuredLinks(node) + RenderPlanning(node) +
-           RenderWaiting(node) + RenderPlans(node) + RenderEvents(node);
+    return RenderHeader(node) + RenderDrain(node) + RenderHttp(node) +
+           RenderPools(node) + RenderOutside(node) + "\n" + RenderRanks(node) +
+           RenderCopies(node) + RenderMeasuredLinks(node) +
+           RenderPlanning(node) + RenderWaiting(node) + RenderPlans(node) +
+           RenderEvents(node);
   });
 }
 

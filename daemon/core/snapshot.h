@@ -108,6 +108,12 @@ struct WaitingSnapshot {
   absl::Duration elapsed, left;
 };
 
+// Where metrics are served over TCP.
+struct TcpListener {
+  std::string address;  // "127.0.0.1:9435"; empty: nowhere
+  std::string fault;    // why it does not listen there yet; empty: it listens
+};
+
 struct Snapshot {
   std::string hostname;
   std::string driver;
@@ -142,6 +148,7 @@ struct Snapshot {
   // Whether what jobs hold outlives this daemon; absent: nobody would keep it.
   std::optional<bool> kept;
   uint64_t keepers_replaced = 0;  // by this daemon
+  TcpListener http;
   // How often ranks found the heartbeat stale while the daemon lived.
   uint64_t grant_stale_periods = 0;
   QuotasSnapshot quotas;

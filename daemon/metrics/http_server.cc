@@ -70,6 +70,7 @@ struct HttpServer::Server {
   ~Server();
   absl::Status Prepare();
   void Add(UniqueFd socket, Audience audience, size_t most);
+  void Listen(UniqueFd left = {});
   void Run();
   void Stop();
   void Wake();
@@ -96,9 +97,15 @@ struct HttpServer::Server {
   std::list<Listener> listeners;
   uint64_t next_number = kFirstConnection;
   absl::Time next_tick = absl::InfinitePast();
+  HttpAddress tcp;
+  std::optional<absl::Time> listen_again_at;  // the port of `tcp` is taken
   Mutex mutex;
   std::vector<Made> made ABSL_GUARDED_BY(mutex);
   bool stopping ABSL_GUARDED_BY(mutex) = false;
+  TcpListener over_tcp ABSL_GUARDED_BY(mutex);
+  int tcp_fd ABSL_GUARDED_BY(mutex) = -1;
+  bool goes_on ABSL_GUARDED_BY(mutex) = false;
+  std::function<void(int)> listening ABSL_GUARDED_BY(mutex);
   std::unique_ptr<PageMaker> maker;
   std::thread thread;
 };
@@ -128,6 +135,22 @@ void HttpServer::Server::Add(UniqueFd socket, Audience audience, size_t most) {
   epoll_ctl(epoll.get(), EPOLL_CTL_ADD, listener.socket.get(), &event);
 }
 
+void HttpServer::Server::Listen(UniqueFd left) {
+  const int left_fd = left.get();
+  auto socket = ListenOnTcp(tcp, std::move(left));
+  listen_again_at.reset();
+  const MutexLock lock(mutex);
+  over_tcp = {tcp.text(), std::string(socket.status().message())};
+  if (!socket.ok()) {
+    listen_again_at = clock.Now() + kListenAgain;
+    return;
+  }
+  tcp_fd = socket->get();
+  goes_on = tcp_fd == left_fd;
+  Add(*std::move(socket), Audience::kAnybody, kMaxTcp);
+  if (listening) listening(tcp_fd);
+}
+
 void HttpServer::Server::Wake() {
   const uint64_t one = 1;
   [[maybe_unused]] const ssize_t wrote = write(wake.get(), &one, sizeof(one));
@@ -151,8 +174,13 @@ bool HttpServer::Server::idle() const {
 void HttpServer::Server::Run() {
   std::array<epoll_event, 64> events;
   while (true) {
+    const absl::Duration timeout = !idle()           ? kTick
+                                   : listen_again_at ? kListenAgain
+                                                     : absl::InfiniteDuration();
     const int timeout_ms =
-        idle() ? -1 : static_cast<int>(absl::ToInt64Milliseconds(kTick));
+        timeout == absl::InfiniteDuration()
+            ? -1
+            : static_cast<int>(absl::ToInt64Milliseconds(timeout));
     const int count =
         epoll_wait(epoll.get(), events.data(), events.size(), timeout_ms);
     {
@@ -295,6 +323,7 @@ void HttpServer::Server::TakePages() {
 
 void HttpServer::Server::Expire() {
   const absl::Time now = clock.Now();
+  if (listen_again_at && *listen_again_at <= now) Listen();
   if (now < next_tick) return;
   next_tick = now + kTick;
   for (Listener& listener : listeners) {
@@ -330,17 +359,30 @@ void HttpServer::Serve(PageSources sources) {
   server_->maker->Serve(std::move(sources));
 }
 
+TcpListener HttpServer::listener() const {
+  const MutexLock lock(server_->mutex);
+  return server_->over_tcp;
+}
+
+bool HttpServer::goes_on() const {
+  const MutexLock lock(server_->mutex);
+  return server_->goes_on;
+}
+
+void HttpServer::WhenListening(std::function<void(int fd)> listening) {
+  const MutexLock lock(server_->mutex);
+  server_->listening = std::move(listening);
+  if (server_->tcp_fd >= 0) server_->listening(server_->tcp_fd);
+}
+
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(
-    const HttpOptions& options) {
+    HttpOptions options) {
   auto http = std::unique_ptr<HttpServer>(new HttpServer());
   Server* server = http->server_.get();
   SLUICE_RETURN_IF_ERROR(server->Prepare());
   if (!options.listen.empty()) {
-    SLUICE_ASSIGN_OR_RETURN(HttpAddress address,
-                            ParseHttpAddress(options.listen));
-    SLUICE_ASSIGN_OR_RETURN(UniqueFd socket, ListenOnTcp(address));
-    http->address_ = address.text();
-    server->Add(std::move(socket), Audience::kAnybody, kMaxTcp);
+    SLUICE_ASSIGN_OR_RETURN(server->tcp, ParseHttpAddress(options.listen));
+    server->Listen(std::move(options.left));
   }
   if (!options.socket.empty()) {
     SLUICE_ASSIGN_OR_RETURN(UniqueFd socket,

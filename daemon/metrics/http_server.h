@@ -12,12 +12,15 @@
 // Thread safety: Start, Serve and destruction from one thread.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "daemon/core/snapshot.h"
 #include "daemon/metrics/pages.h"
+#include "proto/base/unique_fd.h"
 
 namespace sluice::daemon {
 
@@ -25,6 +28,8 @@ struct HttpOptions {
   std::string listen;        // "ADDRESS:PORT", port 0 for any; empty: none
   std::string socket;        // path; empty: none
   std::string socket_group;  // a group's name; empty: the daemon's user only
+  // What an earlier daemon listened with, used if it is at `listen`; or empty.
+  UniqueFd left = {};
 };
 
 // Everything that Start would refuse but what another program has, or a socket
@@ -36,30 +41,37 @@ class HttpServer {
  public:
   static constexpr absl::Duration kReadLimit = absl::Seconds(2);
   static constexpr absl::Duration kWriteLimit = absl::Seconds(5);
+  // How often a TCP port is tried that another program has.
+  static constexpr absl::Duration kListenAgain = absl::Seconds(1);
   static constexpr size_t kMaxTcp = 128;  // connections
   static constexpr size_t kMaxUnix = 32;
 
   // Unimplemented in a daemon that was built without HTTP (the wheel's).
   static absl::Status Available();
 
-  // Serves at once, but says 503 until Serve. InvalidArgument: `listen` is not
-  // of that form; AlreadyExists: the port is taken; NotFound,
-  // PermissionDenied: of the group; Unimplemented: see Available.
-  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(
-      const HttpOptions& options);
+  // Serves at once, but says 503 until Serve. A TCP port that is taken is tried
+  // again until it is free (`listener` says why). InvalidArgument: `listen` is
+  // not of that form; NotFound, PermissionDenied: of the group; Unimplemented:
+  // see Available.
+  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(HttpOptions options);
   ~HttpServer();  // removes the socket
 
   // What pages are made of from now on; it outlives the server.
   void Serve(PageSources sources);
 
-  const std::string& address() const { return address_; }  // with the port
+  // With the port. From any thread.
+  TcpListener listener() const;
+  // Whether it listens with HttpOptions::left.
+  bool goes_on() const;
+  // `listening` gets the TCP socket, which stays the server's: at once if it
+  // listens, else when it does, on the server's thread.
+  void WhenListening(std::function<void(int fd)> listening);
 
  private:
   struct Server;
   HttpServer();
 
   std::unique_ptr<Server> server_;
-  std::string address_;  // empty: no TCP
 };
 
 }  // namespace sluice::daemon

@@ -21,10 +21,15 @@ absl::Status CheckHttp(const HttpOptions& options) {
   return HttpServer::Available();
 }
 
-absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(
-    const HttpOptions&) {
+absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(HttpOptions) {
   return Available();
 }
+
+TcpListener HttpServer::listener() const { return {}; }
+
+bool HttpServer::goes_on() const { return false; }
+
+void HttpServer::WhenListening(std::function<void(int fd)>) {}
 
 void HttpServer::Serve(PageSources) {}
 

@@ -23,13 +23,37 @@ namespace {
 constexpr int kBacklog = 1024;
 constexpr int kFlags = SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK;
 
-int PortOf(int socket) {
+sockaddr_storage BoundTo(int socket) {
   sockaddr_storage address = {};
   socklen_t size = sizeof(address);
   getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size);
-  return ntohs(address.ss_family == AF_INET6
-                   ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
-                   : reinterpret_cast<sockaddr_in&>(address).sin_port);
+  return address;
+}
+
+in_port_t& PortIn(sockaddr_storage& address) {
+  return address.ss_family == AF_INET6
+             ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
+             : reinterpret_cast<sockaddr_in&>(address).sin_port;
+}
+
+int PortOf(int socket) {
+  sockaddr_storage bound = BoundTo(socket);
+  return ntohs(PortIn(bound));
+}
+
+// Whether `socket` listens at `address`, whose port may be 0 for any.
+bool ListensAt(const UniqueFd& socket, const addrinfo& address) {
+  int listens = 0;
+  socklen_t size = sizeof(listens);
+  if (!socket || getsockopt(socket.get(), SOL_SOCKET, SO_ACCEPTCONN, &listens,
+                            &size) != 0) {
+    return false;
+  }
+  sockaddr_storage bound = BoundTo(socket.get()), wanted = {};
+  memcpy(&wanted, address.ai_addr, address.ai_addrlen);
+  if (bound.ss_family != wanted.ss_family) return false;
+  if (PortIn(wanted) == 0) PortIn(wanted) = PortIn(bound);
+  return listens != 0 && memcmp(&bound, &wanted, address.ai_addrlen) == 0;
 }
 
 absl::StatusOr<gid_t> GroupOf(const std::string& name) {
@@ -72,12 +96,12 @@ absl::StatusOr<HttpAddress> ParseHttpAddress(const std::string& listen) {
   return HttpAddress{host, port};
 }
 
-absl::StatusOr<UniqueFd> ListenOnTcp(HttpAddress& address) {
+absl::StatusOr<UniqueFd> ListenOnTcp(HttpAddress& address, UniqueFd left) {
   const auto refused = [&](const char* why) {
     return absl::AlreadyExistsError(
         fmt::format("cannot listen on {} ({}): another program does, or the "
-                    "address is not this machine's; choose another in [http] "
-                    "listen, or \"\" for none",
+                    "address is not this machine's; free it, or choose another "
+                    "in [http] listen, or \"\" for none",
                     address.text(), why));
   };
   addrinfo hints = {};
@@ -89,6 +113,10 @@ absl::StatusOr<UniqueFd> ListenOnTcp(HttpAddress& address) {
   if (error != 0) return refused(gai_strerror(error));
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(all, freeaddrinfo);
   // Only the first: a name that stands for several would be several sockets.
+  if (ListensAt(left, *all)) {
+    address.port = PortOf(left.get());
+    return left;
+  }
   UniqueFd socket(::socket(all->ai_family, kFlags, 0));
   // Not SO_REUSEPORT: the port would be shared with another listener.
   const int yes = 1;

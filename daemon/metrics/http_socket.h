@@ -20,9 +20,10 @@ struct HttpAddress {
 // InvalidArgument: not of that form.
 absl::StatusOr<HttpAddress> ParseHttpAddress(const std::string& listen);
 
-// Listens, without blocking. `address` gets the port. AlreadyExists: it is
-// taken, or not this machine's.
-absl::StatusOr<UniqueFd> ListenOnTcp(HttpAddress& address);
+// Listens, without blocking. `left`, a listening socket of an earlier daemon or
+// empty, is used if it is bound to `address`, which gets the port.
+// AlreadyExists: the port is taken, or the address is not this machine's.
+absl::StatusOr<UniqueFd> ListenOnTcp(HttpAddress& address, UniqueFd left = {});
 
 // NotFound: there is no such group. Empty is none, and fine.
 absl::Status CheckGroup(const std::string& name);

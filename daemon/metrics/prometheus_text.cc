@@ -53,6 +53,14 @@ void AddKeeping(const Snapshot& from, Families& to) {
              "Keepers that died and have a successor.", from.keepers_replaced);
 }
 
+void AddHttp(const TcpListener& from, Families& to) {
+  to.Add("sluice_http_listening",
+         "1 while metrics are served on the TCP port of the configuration, 0 "
+         "while another program has it.",
+         MetricType::Gauge);
+  if (!from.address.empty()) to.Value({}, from.fault.empty() ? 1 : 0);
+}
+
 void AddService(const Snapshot& from, Families& to) {
   const Stats& stats = *from.stats;
   to.Add("sluice_build_info", "Always 1; the version is a label.",
@@ -148,6 +156,7 @@ std::string PrometheusText(const Snapshot& snapshot,
   AddWork(*snapshot.stats, families);
   AddTimes(snapshot, families);
   AddKeeping(snapshot, families);
+  AddHttp(snapshot.http, families);
   AddLosses(snapshot, families);
   AddMemory(snapshot, families);
   AddCopies(snapshot, families);

@@ -356,6 +356,12 @@ std::string SnapshotJson(const Snapshot& snapshot) {
         {"reason", snapshot.drain->reason},
         {"age_s", absl::ToDoubleSeconds(snapshot.now - snapshot.drain->at)}};
   }
+  to["http"] = nullptr;
+  if (!snapshot.http.address.empty()) {
+    const std::string& fault = snapshot.http.fault;
+    to["http"] = {{"listen", snapshot.http.address},
+                  {"fault", fault.empty() ? json(nullptr) : json(fault)}};
+  }
   to["quotas"] = QuotaList(snapshot.quotas);
   to["plans"] = List(snapshot.plans, Plan);
   to["planning"] = List(snapshot.planning, Planning);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -246,12 +247,12 @@ void Handover::WhenKept(std::function<void()> then) {
   });
 }
 
-void Handover::LeaveNothing(std::function<void()> then,
-                            const std::string& but) {
+void Handover::LeaveNothing(std::function<void()> then, bool listeners) {
   begun_ = false;
   try_again_at_.reset();
   if (!store_->keeps()) return then();
-  store_->RemoveAll(but);
+  store_->RemoveAll(listeners ? std::set<std::string>{kListener, kHttp}
+                              : std::set<std::string>());
   if (given_up_) return then();
   WhenKept(std::move(then));
 }

@@ -95,9 +95,9 @@ class Handover {
   // Posted when all that was given before is kept; at once, where nobody keeps
   // anything.
   void WhenKept(std::function<void()> then);
-  // Lets go of everything that is kept, but of what is called `but`; `then` as
-  // WhenKept's, or at once where nobody keeps anything any more.
-  void LeaveNothing(std::function<void()> then, const std::string& but = "");
+  // Lets go of everything that is kept, but, if `listeners` stay, of these;
+  // `then` as WhenKept's, or at once where nobody keeps anything any more.
+  void LeaveNothing(std::function<void()> then, bool listeners = false);
 
   DescriptorStore& store() { return *store_; }
 
@@ -112,6 +112,7 @@ class Handover {
   static constexpr const char* kState = "state";
   static constexpr const char* kDeaths = "deaths";  // DeathRecord
   static constexpr const char* kListener = "listener";
+  static constexpr const char* kHttp = "http";  // the TCP one of metrics
   static constexpr const char* kLimits = "limits";
   static constexpr const char* kClocks = "clocks";
 

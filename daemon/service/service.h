@@ -70,6 +70,10 @@ struct ServiceOptions {
   // Says whether a start with the configuration as it is now would work and
   // take over (Reload); empty: SIGHUP is only noted.
   std::vector<std::string> check;
+  // Where metrics are served; called on the loop's thread. Null: nowhere.
+  std::function<TcpListener()> http;
+  // What was left as Handover::kHttp is served on.
+  bool http_goes_on = false;
   int deaths = -1;  // DeathRecord's, kept for the next daemon; -1: none
   // Writes the policy to a file; called from administrators' threads, one at a
   // time. DataLoss: it was written, but a power cut may undo that. Null: what
@@ -99,6 +103,8 @@ class Service {
   void RemoveSocket();
   // Whether what ranks hold is left to another daemon.
   bool hands_over() const { return leaving_; }
+  // The listening socket of metrics, for the next daemon. From any thread.
+  void KeepHttp(int fd);
   // To whoever started the process: it serves.
   void SayReady();
 

@@ -84,8 +84,7 @@ void Service::End(Ending how) {
   // Who connects until then waits for the next daemon, where there may be one.
   const bool kept = how != Ending::kOfService && handover_->saves();
   if (kept) listener_->LeavePath();
-  handover_->LeaveNothing([this] { loop_->Stop(); },
-                          kept ? Handover::kListener : "");
+  handover_->LeaveNothing([this] { loop_->Stop(); }, /*listeners=*/kept);
 }
 
 }  // namespace sluice::daemon

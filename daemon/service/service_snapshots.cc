@@ -102,6 +102,7 @@ Snapshot Service::TakeSnapshot(const Snapshots::View& view) {
   snapshot.log_lines_suppressed = losses.suppressed;
   if (handover_->store().keeps()) snapshot.kept = handover_->saves();
   snapshot.keepers_replaced = handover_->store().keepers_replaced();
+  if (options_.http) snapshot.http = options_.http();
   snapshot.grant_stale_periods = grants_->pages().stale_periods();
   snapshot.descriptors_closing = closer_.waiting() + closer_.sockets_waiting();
   return snapshot;

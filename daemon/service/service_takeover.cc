@@ -57,6 +57,7 @@ absl::Status Service::MayBeKept(const Principal& who) const {
 
 absl::StatusOr<bool> Service::TakeOver() {
   handover_->Take(Handover::kDeaths);  // has been read
+  if (options_.http_goes_on) handover_->Take(Handover::kHttp);
   auto saved = handover_->ReadState(core_);
   const bool any = saved.ok() && saved->has_value();
   if (any) Pass(CrashPoint::kStateRead);
@@ -148,6 +149,10 @@ absl::Status Service::AdoptRank(const Session& session) {
     gpus_[session.id].insert(gpu.value());
   }
   return absl::OkStatus();
+}
+
+void Service::KeepHttp(int fd) {
+  if (!handover_->Kept(Handover::kHttp)) handover_->Keep(Handover::kHttp, fd);
 }
 
 void Service::SayReady() {

@@ -130,12 +130,12 @@ void DescriptorStore::Remove(std::string_view name) {
         .changes_store = true});
 }
 
-void DescriptorStore::RemoveAll(std::string_view but) {
+void DescriptorStore::RemoveAll(const std::set<std::string>& but) {
   std::vector<std::string> names;
   {
     const MutexLock lock(mutex_);
     for (const auto& [name, fd] : kept_) {
-      if (name != but) names.push_back(name);
+      if (!but.contains(name)) names.push_back(name);
     }
   }
   for (const std::string& name : names) Remove(name);

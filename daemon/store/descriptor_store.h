@@ -26,6 +26,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -76,9 +77,9 @@ class DescriptorStore {
   absl::Status Put(std::string_view name, int fd);
   // Also one that an earlier process left. Not there: nothing.
   void Remove(std::string_view name);
-  // All that is stored, `but` one if it is named: nothing else is left to
-  // another process.
-  void RemoveAll(std::string_view but = "");
+  // All that is stored, but what is named so: nothing else is left to another
+  // process.
+  void RemoveAll(const std::set<std::string>& but = {});
   // `done` is posted when the store has taken all that was put and removed
   // before, or with the first fault that it met on the way: then nobody knows
   // which of it the store has.

@@ -39,8 +39,11 @@ Facts Good() {
                   .generation = 7,
                   .sessions = 3,
                   .host_pools = GiB(64),
-                  .host_memory = "HOST_NUMA"};
-  facts.process = {.pid = 42, .open_files = 65536, .memory_nodes = "0-1"};
+                  .host_memory = "HOST_NUMA",
+                  .http = "127.0.0.1:9435"};
+  facts.process = {
+      .pid = 42, .open_files = 65536, .memory_nodes = "0-1", .user = 999};
+  facts.http_listener = 999;
   facts.unit = UnitFacts{
       .active = true, .status = "serving", .store_most = 2000, .stored = 40};
   facts.driver = {.device = "/dev/nvidia0",
@@ -190,6 +193,16 @@ std::vector<Case> Cases() {
        },
        Health::kWarning, "alice is in that group from the next login on",
        "newgrp sluice"},
+      {"metrics",
+       [](Facts& f) {
+         f.daemon.http_fault = "cannot listen on 127.0.0.1:9435";
+         f.http_listener = 1001;
+       },
+       Health::kProblem, "127.0.0.1:9435; user 1001 listens there",
+       "sudo ss -ltnp 'sport = :9435'"},
+      {"metrics", [](Facts& f) { f.http_listener = 1001; }, Health::kProblem,
+       "is not sluiced, which runs as user 999; user 1001 listens there",
+       "sudo ss -ltnp"},
       {"policy file", [](Facts& f) { f.policy.mode = 0620; }, Health::kProblem,
        "others may write to it", "sudo chmod go-w /var/lib/sluice/policy"},
       {"policy file", [](Facts& f) { f.policy_fault = "it is damaged"; },
@@ -286,6 +299,22 @@ TEST(Doctor, WhoStartsADaemonAgainGivesItWhatItWasGiven) {
             start + " -- --config /etc/c.toml");
 }
 
+TEST(Doctor, ReadsWhoListensOfTheKernelsTable) {
+  const std::string table =
+      "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when "
+      "retrnsmt   uid  timeout inode\n"
+      "   0: 0200007F:24DB 00000000:0000 0A 00000000:00000000 00:00000000 "
+      "00000000  1001        0 77 1 0 100 0 0 10 0\n"
+      "   1: 0100007F:24DB 00000000:0000 0A 00000000:00000000 00:00000000 "
+      "00000000   999        0 78 1 0 100 0 0 10 0\n"
+      "   2: 0100007F:24DC 0100007F:24DB 01 00000000:00000000 00:00000000 "
+      "00000000  1002        0 79 1 0 100 0 0 10 0\n";
+  EXPECT_EQ(ToldListener(table, "127.0.0.1:9435"), 999);
+  EXPECT_EQ(ToldListener(table, "localhost:9435"), 1001);
+  EXPECT_EQ(ToldListener(table, "127.0.0.1:9436"), std::nullopt);
+  EXPECT_EQ(ToldListener(table, ""), std::nullopt);
+}
+
 TEST(Doctor, RootIsToldNoSudo) {
   Facts facts = Kept();
   facts.keeper = false;
@@ -319,11 +348,11 @@ TEST(Doctor, PrintsALinePerFindingAndTheSameAsJson) {
   EXPECT_THAT(text, HasSubstr("ok       daemon "));
   EXPECT_THAT(text, HasSubstr("warning  huge pages "));
   EXPECT_THAT(text, HasSubstr(" $ sudo sysctl vm.nr_hugepages=0\n"));
-  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 18);
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 19);
   findings[0].health = Health::kProblem;
   const auto json = nlohmann::json::parse(RenderDoctorJson(findings));
   EXPECT_EQ(json.at("ok"), false);
-  EXPECT_EQ(json.at("findings").size(), 17);
+  EXPECT_EQ(json.at("findings").size(), 18);
   EXPECT_EQ(json.at("findings")[0].at("ok"), false);
   EXPECT_EQ(json.at("findings")[0].at("health"), "problem");
   EXPECT_EQ(json.at("findings")[1].at("ok"), true);

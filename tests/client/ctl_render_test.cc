@@ -89,6 +89,16 @@ TEST(CtlRender, ADrainedNodeSaysSoBeforeAllElse) {
                               "\n\nPOOL"));
 }
 
+TEST(CtlRender, AMetricsPortOfAnotherProgramIsSaid) {
+  json snapshot = json::parse(Read("snapshot.json"));
+  snapshot["http"] = {{"listen", "127.0.0.1:9435"},
+                      {"fault", "cannot listen on 127.0.0.1:9435"}};
+  SLUICE_ASSERT_OK_AND_ASSIGN(const std::string text,
+                              RenderStatus(snapshot.dump()));
+  EXPECT_THAT(text, HasSubstr("NO METRICS over TCP: cannot listen on "
+                              "127.0.0.1:9435\n\nPOOL"));
+}
+
 // Wrong once: nobody said which kind of host memory ranks map, nor whose the
 // memory beside leases is, nor that a lost GPU's figures are old.
 TEST(CtlRender, WhatIsHeldOutsideLeasesIsSaidByPoolAndByRank) {

@@ -35,6 +35,8 @@ struct DaemonFacts {
   // What pinned host memory is, and why it is the lesser kind; empty:
   // simulated, or it did not say.
   std::string host_memory, host_memory_why;
+  // Where it serves metrics over TCP; empty: nowhere. And why it does not yet.
+  std::string http, http_fault;
 };
 
 // Its process; where none runs, this one, which is limited as a daemon that is
@@ -49,6 +51,7 @@ struct ProcessFacts {
   std::optional<int64_t> open_files;  // the hard limit
   std::optional<MemoryLimit> memory;
   std::string memory_nodes;  // of NUMA: "0-1"; empty: not known
+  std::optional<uid_t> user;
 };
 
 // sluiced.service, where systemd has it and the socket is its own.
@@ -94,6 +97,8 @@ struct Facts {
   bool keeper = false;  // a sluiced-keeper runs for this folder
   DriverFacts driver;
   MachineFacts machine;
+  // The user whose program listens at `daemon.http`; absent: none is seen.
+  std::optional<uid_t> http_listener;
   FileFacts folder, session, admin, policy;
   std::string policy_fault;  // it could be read, and is not what it should be
 };

@@ -103,6 +103,9 @@ ProcessFacts ReadProcess(const std::string& folder) {
   facts.open_files = ToldLimit(limits, "Max open files", LimitKind::kHard);
   facts.memory = CgroupMemoryLimit(name);
   facts.memory_nodes = ToldValue(status, "Mems_allowed_list");
+  if (uid_t user = 0; std::istringstream(ToldValue(status, "Uid")) >> user) {
+    facts.user = user;
+  }
   return facts;
 }
 
@@ -166,6 +169,10 @@ Facts ReadFacts(const SocketPaths& sockets) {
   facts.user = NameOf(getuid());
   facts.daemon = ReadDaemon(sockets.session);
   facts.process = ReadProcess(folder);
+  const std::string net =
+      fmt::format("/proc/{}/net/", facts.process.pid.value_or(getpid()));
+  facts.http_listener = ToldListener(TextOf(net + "tcp") + TextOf(net + "tcp6"),
+                                     facts.daemon.http);
   facts.unit = ReadUnit(folder);
   // The keeper may be in another pid namespace, where no process is seen.
   facts.keeper =

@@ -233,6 +233,27 @@ Finding CheckLinks(const Facts& facts) {
       "sudo sluicectl bandwidth measure --keep");
 }
 
+Finding CheckMetrics(const Facts& facts) {
+  const DaemonFacts& daemon = facts.daemon;
+  if (!Reached(facts)) return Ok("not known: no daemon answers");
+  if (daemon.http.empty()) return Ok("not served over TCP");
+  const auto& listener = facts.http_listener;
+  const std::string by =
+      listener ? fmt::format("; user {} listens there", *listener) : "";
+  const std::string look = fmt::format(
+      "sudo ss -ltnp 'sport = {}'", daemon.http.substr(daemon.http.rfind(':')));
+  if (!daemon.http_fault.empty()) {
+    return Problem(Printable(daemon.http_fault) + by, look);
+  }
+  if (!listener || !facts.process.user || listener == facts.process.user) {
+    return Ok(fmt::format("served at {}{}", daemon.http, by));
+  }
+  return Problem(fmt::format("what answers at {} is not sluiced, which runs as "
+                             "user {}{}",
+                             daemon.http, *facts.process.user, by),
+                 look);
+}
+
 constexpr Check kServiceChecks[] = {
     {"daemon", CheckDaemon},
     {"version", CheckVersion},
@@ -243,6 +264,7 @@ constexpr Check kServiceChecks[] = {
     {"admin socket", CheckAdminSocket},
     {"policy file", CheckPolicy},
     {"links", CheckLinks},
+    {"metrics", CheckMetrics},
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "client/ctl/doctor/told_facts.h"
 
+#include <arpa/inet.h>
 #include <fmt/format.h>
 #include <sys/sysmacros.h>
 
@@ -74,6 +75,33 @@ int ToldHolder(const std::string& locks, uint64_t device, uint64_t inode) {
   return 0;
 }
 
+std::optional<uid_t> ToldListener(const std::string& sockets,
+                                  const std::string& address) {
+  const size_t colon = address.rfind(':');
+  if (colon == address.npos) return std::nullopt;
+  const auto number = ParsedNumber(address.substr(colon + 1));
+  const std::string port = fmt::format(":{:04X}", number.value_or(0));
+  in_addr ip = {};
+  const bool known =
+      inet_pton(AF_INET, address.substr(0, colon).c_str(), &ip) == 1;
+  const std::string exact = fmt::format("{:08X}{}", ip.s_addr, port);
+  std::optional<uid_t> found;
+  for (const std::string& line : Lines(sockets)) {
+    // "0: 0100007F:24DB 00000000:0000 0A 00000000:00000000 00:0 0 1001 …"
+    const auto words = SplitWords(line);
+    constexpr const char* kListens = "0A";
+    if (words.size() < 8 || words[3] != kListens || !words[1].ends_with(port)) {
+      continue;
+    }
+    const auto user = ParsedNumber(words[7]);
+    if (!user) continue;
+    if (!found || (known && words[1] == exact)) {
+      found = static_cast<uid_t>(*user);
+    }
+  }
+  return found;
+}
+
 std::optional<UnitFacts> ToldUnit(const std::string& shown) {
   if (ToldValue(shown, "LoadState", '=') != "loaded") return std::nullopt;
   const auto count = [&](const char* key) {
@@ -128,6 +156,11 @@ absl::StatusOr<DaemonFacts> ToldDaemon(const std::string& snapshot) {
     if (const json kind = node.value("host_memory", json()); !kind.is_null()) {
       facts.host_memory = kind.at("kind").get<std::string>();
       facts.host_memory_why = kind.at("why").get<std::string>();
+    }
+    if (const json http = node.value("http", json()); !http.is_null()) {
+      facts.http = http.at("listen").get<std::string>();
+      const json& fault = http.at("fault");
+      if (!fault.is_null()) facts.http_fault = fault.get<std::string>();
     }
     ReadLinkFacts(node, facts);
     for (const json& host : node.at("host")) {

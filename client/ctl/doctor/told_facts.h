@@ -3,6 +3,8 @@
 // Thread safety: pure functions.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -25,6 +27,11 @@ std::string ToldValue(const std::string& text, const std::string& key,
 
 // Who holds a lock of this file, by /proc/locks; 0: nobody that can be seen.
 int ToldHolder(const std::string& locks, uint64_t device, uint64_t inode);
+
+// The user that listens at `address` ("127.0.0.1:9435"), by /proc/net/tcp and
+// tcp6; else one that listens at its port. Absent: none.
+std::optional<uid_t> ToldListener(const std::string& sockets,
+                                  const std::string& address);
 
 // By the output of `systemctl show`; absent: there is no such unit.
 std::optional<UnitFacts> ToldUnit(const std::string& shown);

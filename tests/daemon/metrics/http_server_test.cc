@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <future>
 #include <string>
 #include <thread>
 #include <vector>
@@ -77,7 +78,7 @@ class HttpServerTest : public ::testing::Test {
                                       : absl::UnavailableError("it hangs");
                       }});
   }
-  const std::string& tcp() const { return http_->address(); }
+  std::string tcp() const { return http_->listener().address; }
 
   sluice::testing::TempDir directory_;
   std::string socket_;
@@ -85,6 +86,38 @@ class HttpServerTest : public ::testing::Test {
   std::atomic<bool> alive_ = true;
   std::unique_ptr<HttpServer> http_;
 };
+
+TEST_F(HttpServerTest, APortThatIsTakenIsServedWhenItIsFree) {
+  const std::string address = tcp();
+  auto late = HttpServer::Start({.listen = address});
+  ASSERT_THAT(late, IsOk());
+  EXPECT_THAT((*late)->listener().fault, HasSubstr("cannot listen on"));
+  std::promise<int> told;
+  (*late)->WhenListening([&](int fd) { told.set_value(fd); });
+  http_.reset();
+  EXPECT_GE(told.get_future().get(), 0);
+  EXPECT_EQ((*late)->listener().fault, "");
+  EXPECT_THAT(HttpGet(address, "/readyz"), StartsWith("HTTP/1.1 503 "));
+}
+
+// The listening socket of an earlier server is used at its address alone.
+TEST_F(HttpServerTest, GoesOnWithWhatWasLeftAtItsAddress) {
+  UniqueFd left;
+  http_->WhenListening([&](int fd) { left = UniqueFd(dup(fd)); });
+  const std::string address = tcp();
+  http_.reset();
+  for (const std::string& listen : {address, std::string("127.0.0.1:0")}) {
+    auto next =
+        HttpServer::Start({.listen = listen, .left = *left.Duplicate()});
+    ASSERT_THAT(next, IsOk());
+    EXPECT_TRUE((*next)->goes_on()) << listen;
+    EXPECT_EQ((*next)->listener().address, address);
+  }
+  auto elsewhere =
+      HttpServer::Start({.listen = "127.0.0.2:0", .left = *left.Duplicate()});
+  ASSERT_THAT(elsewhere, IsOk());
+  EXPECT_FALSE((*elsewhere)->goes_on());
+}
 
 TEST_F(HttpServerTest, IsNeitherReadyNorHealthyBeforeItServes) {
   for (const std::string& address : {tcp(), socket_}) {

@@ -278,10 +278,13 @@ void ExpectRefused(const std::string& toml, const std::string& error,
   EXPECT_TRUE(std::filesystem::is_empty(run)) << toml;
 }
 
-TEST(DaemonHttp, AskedForPortThatIsTakenIsOneClearLine) {
-  RunningDaemon daemon(kHttpOn);
-  ExpectRefused("[http]\nlisten = \"" + daemon.ReadyField("http") + "\"\n",
-                "cannot listen on");
+TEST(DaemonHttp, AskedForPortThatIsTakenDoesNotEndTheStart) {
+  RunningDaemon first(kHttpOn);
+  RunningDaemon second("[http]\nlisten = \"" + first.ReadyField("http") +
+                       "\"\n");
+  EXPECT_EQ(second.ReadyField("http"), "off");
+  EXPECT_THAT(HttpGet(second.http_socket(), "/metrics"),
+              HasSubstr("\nsluice_http_listening 0\n"));
 }
 
 // Wrong once: lock and sim/ stayed.

@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+"""What an operator meets on a node with users: full disks, taken ports, many
+administrators at once: ctl_operator_test.py [CLASS] SLUICED SLUICECTL"""
+
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import urllib.error
+import urllib.request
+
+sys.path.insert(0, os.path.join(os.path.dirname(
+    os.path.abspath(__file__)), "../support"))
+import running_sluiced
+
+SLUICECTL = sys.argv.pop()
+SLUICED = sys.argv.pop()
+PATIENCE_S = 60
+NOBODY = 65534
+
+
+class Node(unittest.TestCase):
+    """A daemon, to be started."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        os.chmod(folder.name, 0o755)
+        self.run_dir = folder.name + "/run"
+        self.config = running_sluiced.write_config(folder.name)
+
+    def start(self, **options):
+        return running_sluiced.start(
+            self, [SLUICED, "--config", self.config, "--runtime-dir",
+                   self.run_dir], **options)
+
+    def words(self, *words):
+        return [SLUICECTL, "--socket", self.run_dir + "/session.sock", *words]
+
+    def ctl(self, *words, **options):
+        options = {"stdout": subprocess.PIPE, **options}
+        return subprocess.run(self.words(*words), stderr=subprocess.PIPE,
+                              text=True, check=False, timeout=PATIENCE_S,
+                              **options)
+
+    def soon(self, is_so, what):
+        deadline = time.monotonic() + PATIENCE_S
+        while not is_so():
+            self.assertLess(time.monotonic(), deadline, what)
+            time.sleep(0.1)
+
+
+class MetricsPort(Node):
+
+    def setUp(self):
+        super().setUp()
+        probe = socket.create_server(("127.0.0.1", 0))
+        self.port = probe.getsockname()[1]
+        probe.close()
+        self.config = running_sluiced.write_config(
+            os.path.dirname(self.config), '[device]\ndriver = "sim"\n[http]\n'
+            f'listen = "127.0.0.1:{self.port}"\n')
+
+    def metrics(self):
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics",
+                                    timeout=PATIENCE_S) as page:
+            return page.read().decode()
+
+    def serves(self):
+        try:
+            return "sluice_build_info" in self.metrics()
+        except urllib.error.HTTPError as starting:
+            self.assertEqual(starting.code, 503)
+            return False
+
+    def finding(self):
+        answer = json.loads(self.ctl("doctor", "--json").stdout)
+        return next(f for f in answer["findings"] if f["what"] == "metrics")
+
+    def test_one_that_is_taken_is_said_and_tried_until_it_is_free(self):
+        taken = socket.create_server(("127.0.0.1", self.port))
+        self.start()
+        status = json.loads(self.ctl("status", "--json").stdout)
+        self.assertEqual(status["http"]["listen"], f"127.0.0.1:{self.port}")
+        self.assertIn("Address already in use", status["http"]["fault"])
+        self.assertIn("NO METRICS over TCP: cannot listen on",
+                      self.ctl("status").stdout)
+        found = self.finding()
+        self.assertEqual(found["health"], "problem")
+        self.assertIn(f"user {os.geteuid()} listens there", found["said"])
+        taken.close()
+        self.soon(lambda: self.finding()["health"] == "ok", "it listens")
+        self.assertIn("sluice_http_listening 1\n", self.metrics())
+
+    def test_one_stays_the_daemons_over_restarts_and_deaths(self):
+        keeper = running_sluiced.start(
+            self, [SLUICED + "-keeper", "--runtime-dir", self.run_dir, "--",
+                   "--config", self.config], end=subprocess.Popen.terminate)
+        for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGTERM):
+            before = self.child_of(keeper.pid)
+            os.kill(before, number)
+            while self.child_of(keeper.pid) in (None, before):
+                with self.assertRaises(OSError) as refused:
+                    socket.create_server(("127.0.0.1", self.port)).close()
+                self.assertEqual(refused.exception.errno, errno.EADDRINUSE)
+            self.soon(self.serves, "the next daemon serves metrics")
+
+    @staticmethod
+    def child_of(pid):
+        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+            children = file.read().split()
+        return int(children[0]) if children else None
+
+
+if __name__ == "__main__":
+    unittest.main()
