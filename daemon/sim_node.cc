@@ -1,7 +1,9 @@
 #include "daemon/sim_node.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 
+#include <cerrno>
 #include <vector>
 
 #include "daemon/core/links.h"
@@ -61,6 +63,10 @@ absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
   // Ranks of an earlier daemon still use the node: it stays as it is.
   if (!absl::IsFailedPrecondition(made)) node.own_sim.Own(directory);
   if (!made.ok() && !absl::IsFailedPrecondition(made)) return made;
+  // Every user's ranks open what is in it, whatever the umask is.
+  if (chmod(directory.c_str(), 0755) != 0) {
+    return ErrnoStatus(errno, "chmod " + directory);
+  }
   SLUICE_ASSIGN_OR_RETURN(const auto opened, device::SimNode::Open(directory));
   SLUICE_ASSIGN_OR_RETURN(node.driver, device::OpenOwnedSimDriver(directory));
   const device::SimConfig config = opened->config();

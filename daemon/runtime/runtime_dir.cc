@@ -24,12 +24,12 @@ bool IsStillAt(const UniqueFd& file, const std::string& path) {
          held.st_dev == found.st_dev && held.st_ino == found.st_ino;
 }
 
-// Made for this user alone to write to, whatever the umask is.
+// Made for every user to enter, whatever the umask is: the sockets in it have
+// modes of their own. Only this user may write to it.
 std::error_code MakeDirectory(const std::string& directory) {
   std::error_code error;
   if (std::filesystem::is_directory(directory, error)) return {};
   const mode_t before = umask(022);
-  umask(before | 022);
   std::filesystem::create_directories(directory, error);
   umask(before);
   return error;

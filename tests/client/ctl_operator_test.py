@@ -118,5 +118,15 @@ class MetricsPort(Node):
         return int(children[0]) if children else None
 
 
+class Umask(Node):
+
+    def test_of_who_starts_it_keeps_nobody_from_simulated_gpus(self):
+        self.start(umask=0o077)
+        for path, mode in (("", 0o755), ("/sim", 0o755), ("/session.sock", 0o666),
+                           ("/sim/node.state", 0o644), ("/sim/gpu0", 0o666)):
+            found = os.stat(self.run_dir + path).st_mode & 0o777
+            self.assertEqual(oct(found), oct(mode), path)
+
+
 if __name__ == "__main__":
     unittest.main()

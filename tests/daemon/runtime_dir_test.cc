@@ -35,6 +35,17 @@ TEST(RuntimeLock, IsHeldByOneAndGoneAfterIt) {
   EXPECT_THAT(RuntimeLock::Take(directory.path()), IsOk());
 }
 
+TEST(RuntimeLock, ItsFolderIsForEveryUserWhateverTheUmask) {
+  testing::TempDir directory;
+  const std::string made = directory.File("a/b");
+  const mode_t before = umask(077);
+  EXPECT_THAT(RuntimeLock::Take(made), IsOk());
+  umask(before);
+  struct stat info = {};
+  ASSERT_EQ(stat(made.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0755);
+}
+
 // Wrong once: who had opened the file before its holder removed it got a lock
 // on a file that nobody else would find.
 TEST(RuntimeLock, IsNeverHeldByTwoHoweverTheyComeAndGo) {
