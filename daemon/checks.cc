@@ -32,9 +32,11 @@ absl::Status CheckConfig(const Arguments& arguments, const Config& config) {
   SLUICE_ASSIGN_OR_RETURN(const Node node, OpenNode(config, folder.path()));
   SLUICE_RETURN_IF_ERROR(
       UsablePolicy(file, file.owner(), node.config, now).status());
-  fmt::print("{}: good: {}\n",
-             arguments.config.empty() ? "defaults" : arguments.config,
-             node.description);
+  const std::string good =
+      fmt::format("{}: good: {}\n",
+                  arguments.config.empty() ? "defaults" : arguments.config,
+                  node.description);
+  std::fputs(good.c_str(), stdout);  // fmt::print throws on a full disk
   for (const std::string& warning : node.config.warnings) {
     fmt::print(stderr, "warning: {}\n", warning);
   }
@@ -59,9 +61,10 @@ absl::Status CheckRunning(const Arguments& arguments, const Config& config) {
   if (!policy.ok() && !unread) {
     return Annotate(policy.status(), "it would not take over");
   }
-  fmt::print(
+  const std::string good = fmt::format(
       "good: {}{}\n", *state,
       unread ? ", but for the policy, which this user may not read" : "");
+  std::fputs(good.c_str(), stdout);
   return absl::OkStatus();
 }
 

@@ -283,9 +283,11 @@ int RankRun::Run() {
   if (status.ok() && environment_.rank == 0) {
     std::fputs(machine_.c_str(), stdout);
     if (options_.probe && !options_.json) {
-      fmt::print("fits: {} of {} of GPU memory per rank, {} of host memory\n",
-                 FormatBytes(report_.peak_hbm),
-                 FormatBytes(report_.hbm_per_gpu), FormatBytes(report_.host));
+      const std::string fits = fmt::format(
+          "fits: {} of {} of GPU memory per rank, {} of host memory",
+          FormatBytes(report_.peak_hbm), FormatBytes(report_.hbm_per_gpu),
+          FormatBytes(report_.host));
+      std::puts(fits.c_str());
     }
   }
   Tell(status, Report(status), report_.interrupted);

@@ -20,6 +20,7 @@
 #include "planner/memory/mip_process.h"
 #include "planner/planner.h"
 #include "planner/worker/confine.h"
+#include "proto/base/lost_output.h"
 #include "proto/base/status.h"
 #include "proto/base/whole_io.h"
 #include "proto/plan/codec.h"
@@ -190,6 +191,7 @@ int main(int argc, char** argv) {
   if (argc == 2 && std::string_view(argv[1]) == "mip") {
     return sluice::planner::ServeMip(STDIN_FILENO, STDOUT_FILENO);
   }
+  sluice::FailOnLostOutput();
   CLI::App app{"Solves one plan request of sluiced."};
   int in_fd = STDIN_FILENO;
   int out_fd = STDOUT_FILENO;

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
+#include "proto/base/lost_output.h"
 #include "proto/base/sizes.h"
 #include "proto/base/text.h"
 #include "proto/cli/suggest.h"
@@ -166,6 +167,7 @@ CLI::Option* AddCount(CLI::App& app, const std::string& names,
 
 absl::StatusOr<std::optional<int>> Parse(
     CLI::App& app, const std::vector<std::string>& arguments) {
+  FailOnLostOutput();
   app.set_version_flag("--version",
                        fmt::format("{} {}", app.get_name(), Version()),
                        "print the version and end");

@@ -28,8 +28,9 @@ CLI::Option* AddCount(CLI::App& app, const std::string& names,
                       std::optional<int64_t>& to, const std::string& help = "");
 
 // Reads `arguments` (without the program's name) into `app`, whose name is the
-// program's; adds --version. A value: there is nothing left to do (help or the
-// version was printed), end with it. InvalidArgument, in one line: what is
+// program's; adds --version. From then on output that cannot be written is exit
+// status 1 (FailOnLostOutput). A value: there is nothing left to do (help or
+// the version was printed), end with it. InvalidArgument, in one line: what is
 // wrong, what was probably meant, and the command that shows what there is.
 absl::StatusOr<std::optional<int>> Parse(
     CLI::App& app, const std::vector<std::string>& arguments);

@@ -56,6 +56,51 @@ class Node(unittest.TestCase):
             time.sleep(0.1)
 
 
+class LostOutput(Node):
+
+    COMMANDS = ("status", "status --json", "jobs", "budget --json", "top",
+                "doctor", "plan validate", "plan swap --example", "--version",
+                "plan --help")
+
+    def test_a_full_disk_is_one_line_and_exit_status_1(self):
+        self.start()
+        with open("/dev/full", "w", encoding="ascii") as full:
+            for command in self.COMMANDS:
+                done = self.ctl("--admin", *command.split(), stdout=full)
+                self.assertEqual(done.returncode, 1, command)
+                self.assertRegex(done.stderr, r"^error: cannot write to "
+                                 r"standard output: .* (device|full\?)\n$")
+            for words in ([SLUICED, "--version"],
+                          [SLUICED, "--config", self.config, "--check-config",
+                           "--runtime-dir", self.run_dir],
+                          [SLUICED + "-keeper", "--help"]):
+                if not os.path.exists(words[0]):
+                    continue
+                done = subprocess.run(words, stdout=full, check=False,
+                                      stderr=subprocess.PIPE)
+                self.assertEqual(done.returncode, 1, words)
+
+    def test_a_reader_that_is_gone_is_exit_status_1_without_a_word(self):
+        self.start()
+        for command in self.COMMANDS:
+            reads, writes = os.pipe()
+            os.close(reads)
+            done = self.ctl("--admin", *command.split(), stdout=writes)
+            os.close(writes)
+            self.assertEqual((done.returncode, done.stderr), (1, ""), command)
+
+    def test_a_daemon_serves_on_where_its_ready_line_is_lost(self):
+        with open("/dev/full", "w", encoding="ascii") as full:
+            daemon = subprocess.Popen(
+                [SLUICED, "--config", self.config, "--runtime-dir",
+                 self.run_dir], stdout=full, stderr=subprocess.DEVNULL)
+        self.addCleanup(daemon.wait)
+        self.addCleanup(daemon.kill)
+        self.soon(lambda: self.ctl("status").returncode == 0, "it serves")
+        daemon.terminate()
+        self.assertEqual(daemon.wait(PATIENCE_S), 0)
+
+
 class MetricsPort(Node):
 
     def setUp(self):

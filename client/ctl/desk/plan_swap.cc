@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -73,7 +74,7 @@ absl::StatusOr<std::string> ReadText(const std::string& path) {
 
 absl::StatusOr<int> RunSwap(const SwapFlags& flags) {
   if (flags.example) {
-    fmt::print("{}", kExample);
+    std::fputs(kExample, stdout);  // fmt::print throws on a full disk
     return 0;
   }
   if (flags.node.empty()) {
@@ -93,8 +94,9 @@ absl::StatusOr<int> RunSwap(const SwapFlags& flags) {
                                               : planner::SwapPolicy::kMemo;
   SLUICE_ASSIGN_OR_RETURN(const auto result,
                           planner::PlanNodeSwap(*problem, policy));
-  fmt::print("{}", flags.json ? SwapJson(*problem, result, policy)
-                              : RenderSwap(*problem, result, policy));
+  const std::string shown = flags.json ? SwapJson(*problem, result, policy)
+                                       : RenderSwap(*problem, result, policy);
+  std::fputs(shown.c_str(), stdout);
   return result.feasible ? 0 : kDoesNotFit;
 }
 

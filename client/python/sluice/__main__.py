@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
 import json
+import os
 import sys
 
 from sluice.errors import Error
@@ -96,5 +98,21 @@ def _plan(given: argparse.Namespace) -> int:
                 compare=given.compare, as_json=given.json)
 
 
+def _main() -> int:
+    """`main`; 1 too where standard output cannot be written."""
+    try:
+        try:
+            return main()
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.errno != errno.EPIPE:
+            print("error: cannot write to standard output: "
+                  f"{error.strerror}", file=sys.stderr)
+        # Or the interpreter would flush it again, and end with 120.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_main())
