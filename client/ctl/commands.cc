@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 #include <pwd.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <charconv>
 #include <cstdio>
@@ -55,6 +57,22 @@ absl::StatusOr<std::string> SnapshotJson(const Flags& flags) {
   if (AsAdministrator(flags)) return ReadStatus(AdminSocket(flags));
   SLUICE_ASSIGN_OR_RETURN(auto status, client::QueryNode(flags.socket));
   return std::move(status.json);
+}
+
+// Tells an administrator who did not ask as one that there may be more to see.
+// The daemon's own user is shown everything, unless that is root.
+void NoteWhatIsHidden(const Flags& flags) {
+  const std::string admin = AdminSocket(flags);
+  struct stat info;
+  if (AsAdministrator(flags) || stat(admin.c_str(), &info) != 0 ||
+      access(admin.c_str(), R_OK | W_OK) != 0 ||
+      (info.st_uid == geteuid() && info.st_uid != 0)) {
+    return;
+  }
+  std::fputs(
+      "note: other users' jobs, limits and events are not shown: "
+      "sluicectl --admin shows them too\n",
+      stderr);
 }
 
 // The snapshot as `render` shows it, or its parts `keys` as JSON.
@@ -197,12 +215,15 @@ absl::StatusOr<std::string> DoShowPlan(const Flags& flags) {
 }  // namespace
 
 int ShowStatus(const Flags& flags) {
+  NoteWhatIsHidden(flags);
   return Print(Snapshot(flags, RenderStatus, {}));
 }
 int ShowJobs(const Flags& flags) {
+  NoteWhatIsHidden(flags);
   return Print(Snapshot(flags, RenderJobs, {"jobs"}));
 }
 int ShowTop(const Flags& flags) {
+  NoteWhatIsHidden(flags);
   const absl::Status shown = Draw([&] { return SnapshotJson(flags); },
                                   {.once = flags.once,
                                    .interval = absl::Seconds(flags.interval_s),
@@ -210,6 +231,7 @@ int ShowTop(const Flags& flags) {
   return shown.ok() ? 0 : ReportError(shown);
 }
 int ShowEvents(const Flags& flags) {
+  NoteWhatIsHidden(flags);
   const absl::Status shown =
       PrintEvents([&] { return SnapshotJson(flags); },
                   {.follow = flags.follow,
@@ -246,6 +268,7 @@ int ShowBandwidth(const Flags& flags) {
   return Print(Snapshot(flags, RenderBandwidth, {"links", "measured_links"}));
 }
 int ShowBudgets(const Flags& flags) {
+  NoteWhatIsHidden(flags);
   return Print(Snapshot(flags, RenderBudgets,
                         {"limits", "reservations", "budgets", "quotas"}));
 }

@@ -48,13 +48,16 @@ absl::StatusOr<EventLines> RenderEventLines(const std::string& snapshot,
   try {
     const json node = json::parse(snapshot);
     const auto generation = node.at("generation").get<uint64_t>();
+    // Numbers in between are other users' events.
+    const auto kept = node.find("events_from");
     if (generation != seen.generation) seen.last = 0;
     seen.generation = generation;
     for (const json& event : node.at("events")) {
       const auto number = event.at("number").get<uint64_t>();
       if (number <= seen.last) continue;
-      if (seen.last > 0 && number > seen.last + 1) {
-        lines.text += Missed(number - seen.last - 1, as_json);
+      const uint64_t from = kept != node.end() ? kept->get<uint64_t>() : number;
+      if (seen.last > 0 && from > seen.last + 1) {
+        lines.text += Missed(from - seen.last - 1, as_json);
       }
       lines.text += LineOf(event, as_json, now);
       seen.last = number;

@@ -144,7 +144,9 @@ Snapshot Core::TakeSnapshot(const Principal* viewer, absl::Time now) const {
   snapshot.drain = drain_;
   snapshot.outside_at = ledger_.outside().at;
   snapshot.plans = joint_.Plans(viewer);
-  for (const LoggedEvent& event : journal_.log.events()) {
+  const auto& kept = journal_.log.events();
+  snapshot.events_from = kept.empty() ? 0 : kept.front().number;
+  for (const LoggedEvent& event : kept) {
     if (visible(event.principal)) snapshot.events.push_back(event);
   }
   for (const auto& [id, pool] : ledger_.pools())

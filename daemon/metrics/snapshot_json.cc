@@ -366,6 +366,7 @@ std::string SnapshotJson(const Snapshot& snapshot) {
   to["plans"] = List(snapshot.plans, Plan);
   to["planning"] = List(snapshot.planning, Planning);
   to["waiting"] = List(snapshot.waiting, WaitingOf);
+  to["events_from"] = snapshot.events_from;
   to["events"] = List(snapshot.events, [&](const LoggedEvent& event) {
     return json{
         {"number", event.number},

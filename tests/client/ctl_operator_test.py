@@ -173,5 +173,18 @@ class Umask(Node):
             self.assertEqual(oct(found), oct(mode), path)
 
 
+@unittest.skipIf(os.geteuid() != 0, "another user needs root")
+class AsRoot(Node):
+
+    def test_root_is_told_that_more_exists(self):
+        self.start()
+        for command in ("status", "jobs", "budget", "events"):
+            self.assertIn("sluicectl --admin shows them too\n",
+                          self.ctl(command).stderr, command)
+            self.assertEqual(self.ctl("--admin", command).stderr, "", command)
+        other = self.ctl("status", user=NOBODY, group=NOBODY, extra_groups=[])
+        self.assertEqual((other.returncode, other.stderr), (0, ""))
+
+
 if __name__ == "__main__":
     unittest.main()

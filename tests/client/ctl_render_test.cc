@@ -7,6 +7,7 @@
 
 #include "client/ctl/format.h"
 #include "client/ctl/render.h"
+#include "client/ctl/render_events.h"
 #include "client/ctl/table.h"
 #include "tests/support/status_matchers.h"
 
@@ -97,6 +98,23 @@ TEST(CtlRender, AMetricsPortOfAnotherProgramIsSaid) {
                               RenderStatus(snapshot.dump()));
   EXPECT_THAT(text, HasSubstr("NO METRICS over TCP: cannot listen on "
                               "127.0.0.1:9435\n\nPOOL"));
+}
+
+// Wrong once: other users' events were "not kept any more".
+TEST(CtlRender, EventsThatAreNotShownAreNotMissing) {
+  const auto text = [](int from) {
+    const json node = {
+        {"generation", 1},
+        {"events_from", from},
+        {"events",
+         {{{"number", 9}, {"age_s", 0}, {"kind", "lease"}, {"text", "x"}}}}};
+    const auto lines =
+        RenderEventLines(node.dump(), {.generation = 1, .last = 3},
+                         /*as_json=*/false, absl::UnixEpoch());
+    return lines.ok() ? lines->text : std::string(lines.status().message());
+  };
+  EXPECT_THAT(text(1), ::testing::Not(HasSubstr("not kept")));
+  EXPECT_THAT(text(6), HasSubstr("(2 events are not kept any more)"));
 }
 
 // Wrong once: nobody said which kind of host memory ranks map, nor whose the
