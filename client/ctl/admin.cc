@@ -36,6 +36,10 @@ absl::Status CheckSocket(const std::string& path) {
                   path));
 }
 
+// gRPC's words for a server whose threads are all in use: the call was not
+// made.
+constexpr const char* kServerIsBusy = "Server Threadpool Exhausted";
+
 // Whether a call that was made twice has done the same as one.
 enum class Repeat { kHarmless, kNot };
 
@@ -61,6 +65,7 @@ absl::Status ToAbsl(const grpc::Status& status, const std::string& path) {
 
 // One call, over the death of a daemon that the next one follows: one that was
 // not sent waits for that, one that was is sent again where that is harmless.
+// A call for which the daemon has no thread now is sent again.
 template <typename Request, typename Reply>
 absl::Status Call(const std::string& path, Repeat repeat,
                   grpc::Status (admin::Admin::Stub::*method)(
@@ -77,10 +82,13 @@ absl::Status Call(const std::string& path, Repeat repeat,
     context.set_deadline(deadline);
     context.set_wait_for_ready(true);  // so that Unavailable means: sent
     const grpc::Status status = (stub.*method)(&context, request, &reply);
-    if (status.error_code() != grpc::StatusCode::UNAVAILABLE) {
+    const bool busy =
+        status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
+        status.error_message() == kServerIsBusy;
+    if (!busy && status.error_code() != grpc::StatusCode::UNAVAILABLE) {
       return ToAbsl(status, path);
     }
-    if (repeat == Repeat::kNot) {
+    if (!busy && repeat == Repeat::kNot) {
       return absl::UnavailableError(
           "sluiced ended before it answered: the outcome is unknown; see what "
           "holds with `sluicectl status`, and only then ask again");

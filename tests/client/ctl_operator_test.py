@@ -101,6 +101,20 @@ class LostOutput(Node):
         self.assertEqual(daemon.wait(PATIENCE_S), 0)
 
 
+class Administrators(Node):
+
+    def test_32_at_once_all_succeed(self):
+        self.start()
+        calls = [subprocess.Popen(
+            self.words("budget", "set", "--user", str(user), "--host", "1GiB"),
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            for user in range(1, 33)]
+        said = [call.communicate(timeout=PATIENCE_S)[1] for call in calls]
+        self.assertEqual([c.returncode for c in calls], [0] * 32, said)
+        limits = json.loads(self.ctl("--admin", "budget", "--json").stdout)
+        self.assertEqual(len(limits["limits"]), 32)
+
+
 class MetricsPort(Node):
 
     def setUp(self):
