@@ -9,12 +9,14 @@
 //          says
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "daemon/config.h"
+#include "daemon/core/snapshot.h"
 #include "daemon/core/types.h"
 #include "daemon/runtime/runtime_dir.h"
 #include "kernels/device/driver.h"
@@ -29,6 +31,7 @@ struct Node {
   NodeConfig config;
   std::string sim_directory;  // empty on cuda
   UniqueFd sim_clocks;        // of its links, for every session; none on cuda
+  std::function<std::vector<HolderSnapshot>()> find_holders;  // null on cuda
   // Of each GPU, what whoever may use it can open; empty: not known.
   std::vector<std::string> gpu_nodes;
   // One line for the log: what was detected.

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <vector>
@@ -42,6 +43,26 @@ device::SimConfig ToSim(const SimSettings& sim) {
   return to;
 }
 
+std::vector<HolderSnapshot> FindHolders(const std::string& directory) {
+  const auto found = device::FindSimHolders(directory);
+  std::vector<HolderSnapshot> holders;
+  if (!found.ok()) return holders;
+  for (const device::SimHolder& each : *found) {
+    // These have duplicates of all descriptors for the next daemon.
+    const bool keeps =
+        (each.uid == 0 || each.uid == geteuid()) &&
+        (each.command == "systemd" || each.command == "sluiced-keeper");
+    if (keeps) continue;
+    HolderSnapshot& holder = holders.emplace_back(
+        HolderSnapshot{each.pid, each.uid, each.command, {}, {}});
+    for (const auto& [where, size] : each.held) {
+      const bool gpu = where.kind == device::Placement::Kind::kGpu;
+      (gpu ? holder.gpu : holder.host) += size;
+    }
+  }
+  return holders;
+}
+
 // The device knows of a link how fast each direction is. Grants alone keep to
 // what a parent carries, or both directions together.
 LinkSpeed SimLinkOf(const SimSettings& sim, const device::SimLink& of) {
@@ -80,6 +101,7 @@ absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
         {NumaIndex(i), config.host_memory / config.numa_nodes});
   }
   node.sim_directory = directory;
+  node.find_holders = [directory] { return FindHolders(directory); };
   SLUICE_ASSIGN_OR_RETURN(node.sim_clocks, device::MakeSimClocks());
   return absl::OkStatus();
 }

@@ -96,6 +96,7 @@ absl::StatusOr<ServiceOptions> OptionsOf(const Arguments& arguments,
   options.peers = PeerRules::OfThisProcess(config.cgroups);
   options.driver = node.driver.get();
   options.sim_directory = node.sim_directory;
+  options.find_holders = node.find_holders;
   if (node.sim_clocks) {
     options.sim_clocks =
         std::make_shared<const UniqueFd>(std::move(node.sim_clocks));

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "client/ctl/admin.h"
 #include "client/ctl/bandwidth/measure_command.h"
 #include "client/ctl/bundle/support_bundle.h"
@@ -166,24 +167,43 @@ absl::StatusOr<std::string> DoReserve(const Flags& flags) {
       flags.user);
 }
 
+// Processes without a session that still have memory, a line for each. Waits a
+// second at most for memory of ended processes to come back.
+std::string StillHeld(const Flags& flags) {
+  constexpr absl::Duration kPause = absl::Milliseconds(100);
+  for (int i = 0; i < 10; ++i) {
+    bool returning = false;
+    const auto json = ReadStatus(AdminSocket(flags));
+    const auto lines = json.ok() ? RenderHolders(*json, returning) : json;
+    if (!lines.ok() || !lines->empty() || !returning) {
+      return lines.value_or("");
+    }
+    absl::SleepFor(kPause);
+  }
+  return "";
+}
+
 absl::StatusOr<std::string> DoEvict(const Flags& flags) {
   Eviction eviction = {
       .job = flags.job, .kill = flags.kill, .reason = flags.reason};
   if (!flags.user.empty()) {
     SLUICE_ASSIGN_OR_RETURN(eviction.uid, UserId(flags.user));
   }
-  SLUICE_ASSIGN_OR_RETURN(const Evicted evicted,
-                          Evict(AdminSocket(flags), eviction));
+  const auto evicted = Evict(AdminSocket(flags), eviction);
+  if (absl::IsNotFound(evicted.status())) {
+    std::fputs(StillHeld(flags).c_str(), stderr);
+  }
+  SLUICE_RETURN_IF_ERROR(evicted.status());
   std::string killed;
-  if (flags.kill && evicted.processes) {
-    killed = fmt::format(", {} process{} killed", *evicted.processes,
-                         *evicted.processes == 1 ? "" : "es");
+  if (flags.kill && evicted->processes) {
+    killed = fmt::format(", {} process{} killed", *evicted->processes,
+                         *evicted->processes == 1 ? "" : "es");
   } else if (flags.kill) {
     killed = ", processes killed";
   }
-  return fmt::format("job {}: {} session{} ended{}\n", flags.job,
-                     evicted.sessions, evicted.sessions == 1 ? "" : "s",
-                     killed);
+  return fmt::format("job {}: {} session{} ended{}\n{}", flags.job,
+                     evicted->sessions, evicted->sessions == 1 ? "" : "s",
+                     killed, flags.kill ? StillHeld(flags) : "");
 }
 
 absl::StatusOr<std::string> DoDrain(const Flags& flags) {

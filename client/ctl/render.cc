@@ -62,12 +62,14 @@ void AddPool(const json& pool, const std::string& name, std::string what,
   if (reserved > 0) what += fmt::format(", {} reserved", Size(reserved));
   const int64_t total = Number(pool, "total_bytes");
   const int64_t leased = Number(pool, "leased_bytes");
+  const int64_t free = Number(pool, "free_bytes");
   table.Add(
-      {name, Size(total), Size(leased), Size(Number(pool, "free_bytes")),
+      {name, Size(total), Size(leased), Size(free),
        Size(Number(pool, "quarantined_bytes") +
             (pool.contains("lingering_bytes") ? Number(pool, "lingering_bytes")
                                               : 0)),
-       Bar(static_cast<double>(leased), static_cast<double>(total)), what});
+       Bar(static_cast<double>(total - free), static_cast<double>(total)),
+       what});
 }
 
 std::string RenderPools(const json& node) {
@@ -273,6 +275,21 @@ absl::StatusOr<std::string> RenderBandwidth(const std::string& json) {
 
 absl::StatusOr<std::string> RenderBudgets(const std::string& text) {
   return Render(text, BudgetLines);
+}
+
+absl::StatusOr<std::string> RenderHolders(const std::string& text,
+                                          bool& returning) {
+  return Render(text, [&](const json& node) {
+    int64_t bytes = 0;
+    for (const char* const kind : {"gpus", "host"}) {
+      for (const json& pool : node.at(kind)) {
+        bytes += Number(pool, "quarantined_bytes") +
+                 pool.value("lingering_bytes", int64_t{0});
+      }
+    }
+    returning = bytes > 0;
+    return HolderLines(node);
+  });
 }
 
 absl::StatusOr<std::string> JsonPart(const std::string& text,

@@ -17,6 +17,11 @@ absl::StatusOr<std::string> RenderJobs(const std::string& json);
 absl::StatusOr<std::string> RenderBandwidth(const std::string& json);
 absl::StatusOr<std::string> RenderBudgets(const std::string& json);
 
+// A line for each process without a session that has memory. `returning`:
+// whether there is memory of ended sessions that has not come back.
+absl::StatusOr<std::string> RenderHolders(const std::string& json,
+                                          bool& returning);
+
 // `explain`: also why, what binds, what is proved, what more would buy.
 std::string RenderPlan(const plan::NodePlan& plan, bool explain = false);
 

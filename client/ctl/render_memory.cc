@@ -58,8 +58,26 @@ std::string RenderOutside(const json& node) {
     add(host, fmt::format("numa {}", Number(host, "numa")));
   }
   text += RanksOutside(node);
-  if (text.empty()) return "";
-  return fmt::format("\nHELD OUTSIDE (seen {} ago)\n{}", Span(age), text);
+  if (!text.empty()) {
+    text = fmt::format("\nHELD OUTSIDE (seen {} ago)\n{}", Span(age), text);
+  }
+  const std::string holders_of = HolderLines(node);
+  return holders_of.empty() ? text
+                            : text + "\nHELD WITHOUT A SESSION\n" + holders_of;
+}
+
+std::string HolderLines(const json& node) {
+  std::string text;
+  for (const json& holder : node.value("holders", json::array())) {
+    const int64_t pid = Number(holder, "pid");
+    text += fmt::format(
+        "process {} ({}) of user {} has {} of GPU memory and {} of host memory "
+        "until it ends: kill {}\n",
+        pid, Printable(Text(holder, "command")), Number(holder, "uid"),
+        Size(Number(holder, "gpu_bytes")), Size(Number(holder, "host_bytes")),
+        pid);
+  }
+  return text;
 }
 
 std::string HostKind(const json& node) {

@@ -15,6 +15,10 @@ namespace sluice::ctl {
 // rank what it has told of that.
 std::string RenderOutside(const nlohmann::json& node);
 // ", HOST_NUMA"; nothing on sim, or of a daemon that does not say.
+// A line for each process without a session that has memory of the pools; none
+// from a daemon that does not say.
+std::string HolderLines(const nlohmann::json& node);
+
 std::string HostKind(const nlohmann::json& node);
 
 }  // namespace sluice::ctl

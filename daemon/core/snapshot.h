@@ -108,6 +108,14 @@ struct WaitingSnapshot {
   absl::Duration elapsed, left;
 };
 
+// A process that has memory of the node's pools and no session.
+struct HolderSnapshot {
+  int pid = 0;
+  uint32_t uid = 0;
+  std::string command;  // as the process says
+  Bytes gpu, host;
+};
+
 // Where metrics are served over TCP.
 struct TcpListener {
   std::string address;  // "127.0.0.1:9435"; empty: nowhere
@@ -150,6 +158,9 @@ struct Snapshot {
   std::optional<bool> kept;
   uint64_t keepers_replaced = 0;  // by this daemon
   TcpListener http;
+  // Found when memory did not come back, and known where the device tells
+  // (sim). What two processes have is in both.
+  std::vector<HolderSnapshot> holders;
   // How often ranks found the heartbeat stale while the daemon lived.
   uint64_t grant_stale_periods = 0;
   QuotasSnapshot quotas;

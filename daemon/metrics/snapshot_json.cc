@@ -277,6 +277,14 @@ json Planning(const PlanningSnapshot& planning) {
   return to;
 }
 
+json HolderOf(const HolderSnapshot& holder) {
+  return {{"pid", holder.pid},
+          {"uid", holder.uid},
+          {"command", holder.command},
+          {"gpu_bytes", holder.gpu.count()},
+          {"host_bytes", holder.host.count()}};
+}
+
 json WaitingOf(const WaitingSnapshot& lease) {
   return {{"job", lease.job.name},
           {"uid", lease.job.principal.uid},
@@ -366,6 +374,7 @@ std::string SnapshotJson(const Snapshot& snapshot) {
   to["plans"] = List(snapshot.plans, Plan);
   to["planning"] = List(snapshot.planning, Planning);
   to["waiting"] = List(snapshot.waiting, WaitingOf);
+  to["holders"] = List(snapshot.holders, HolderOf);
   to["events_from"] = snapshot.events_from;
   to["events"] = List(snapshot.events, [&](const LoggedEvent& event) {
     return json{

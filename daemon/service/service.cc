@@ -129,6 +129,7 @@ void Service::MakeParts() {
   outside_ = std::make_unique<OutsideWatch>(
       options_.driver, options_.node, loop_.get(), options_.clock,
       [this](HeldOutside held) {
+        if (!held.pools.empty()) LookForHolders();
         Execute(core_.OutsideKnown(std::move(held), loop_->now()));
       });
   codec_ = std::make_unique<TaskThread>("codec",

@@ -70,6 +70,9 @@ struct ServiceOptions {
   // Says whether a start with the configuration as it is now would work and
   // take over (Reload); empty: SIGHUP is only noted.
   std::vector<std::string> check;
+  // Which processes have memory of the node, those with sessions too; called on
+  // a thread that may take long. Null where nothing tells (cuda).
+  std::function<std::vector<HolderSnapshot>()> find_holders;
   // Where metrics are served; called on the loop's thread. Null: nowhere.
   std::function<TcpListener()> http;
   // What was left as Handover::kHttp is served on.
@@ -161,6 +164,8 @@ class Service {
   Outgoing SnapshotPacket(RequestId request, PlanId plan,
                           const absl::StatusOr<Snapshots::Answer>& answer);
   Snapshot TakeSnapshot(const Snapshots::View& view);
+  // Processes without a session that have what does not come back.
+  void AddHolders(const Snapshots::View& view, Snapshot& snapshot);
 
   // Effects (service_effects.cc).
   void Execute(Effects effects);
@@ -182,6 +187,8 @@ class Service {
   void Do(StopSolving& effect);
   void Do(HurrySolving& effect);
   void Do(SaveUnits& effect);
+  // Memory did not come back: finds who has it, unless that was done just now.
+  void LookForHolders();
   // What the workers say since they were asked last.
   void ReadProgress();
   // What ranks have copied by now; before what ends a session, or reads.
@@ -207,7 +214,10 @@ class Service {
   absl::Time end_at_ = absl::InfiniteFuture();
   Core core_;
   Quotas quotas_;
-  std::map<SessionId, GpuAccess::Gpus> gpus_;  // that ranks showed
+  std::vector<HolderSnapshot> holders_;  // as they were found last
+  bool looking_for_holders_ = false;
+  absl::Time look_for_holders_at_ = absl::InfinitePast();  // not before
+  std::map<SessionId, GpuAccess::Gpus> gpus_;              // that ranks showed
   std::unique_ptr<Sessions> sessions_;
   // Profiles until policy has seen them.
   std::map<std::pair<SessionId, RequestId>, UniqueFd> profiles_;

@@ -4,12 +4,21 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "daemon/crash/crash_point.h"
 #include "daemon/service/log/log.h"
 #include "daemon/service/service.h"
+#include "daemon/service/threads/priority.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
+namespace {
+
+constexpr absl::Duration kLookAgainAfter = absl::Milliseconds(250);
+
+}  // namespace
 
 void Service::Execute(Effects effects) {
   Pass(CrashPoint::kChangeUnsaved);
@@ -55,8 +64,28 @@ void Service::Do(AskHolders& effect) {
   std::vector<Core::HolderAnswer> answers;
   for (ExtentId id : effect.extents) {
     answers.push_back({id, extents_->HeldByOthers(id)});
+    if (answers.back().held == Held::kYes) LookForHolders();
   }
   Execute(core_.HoldersKnown(answers, loop_->now()));
+}
+
+void Service::LookForHolders() {
+  if (!options_.find_holders || looking_for_holders_ ||
+      loop_->now() < look_for_holders_at_) {
+    return;
+  }
+  looking_for_holders_ = true;
+  codec_->Run([this] {
+    const absl::Duration before = CpuTimeOfThisThread();
+    auto found = options_.find_holders();
+    const absl::Duration pause =
+        std::max(kLookAgainAfter, 50 * (CpuTimeOfThisThread() - before));
+    loop_->Post([this, pause, found = std::move(found)]() mutable {
+      holders_ = std::move(found);
+      looking_for_holders_ = false;
+      look_for_holders_at_ = loop_->now() + pause;
+    });
+  });
 }
 
 void Service::Do(SendReply& effect) {

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "daemon/service/log/log.h"
 #include "daemon/service/service.h"
@@ -103,9 +104,34 @@ Snapshot Service::TakeSnapshot(const Snapshots::View& view) {
   if (handover_->store().keeps()) snapshot.kept = handover_->saves();
   snapshot.keepers_replaced = handover_->store().keepers_replaced();
   if (options_.http) snapshot.http = options_.http();
+  AddHolders(view, snapshot);
   snapshot.grant_stale_periods = grants_->pages().stale_periods();
   snapshot.descriptors_closing = closer_.waiting() + closer_.sockets_waiting();
   return snapshot;
+}
+
+void Service::AddHolders(const Snapshots::View& view, Snapshot& snapshot) {
+  const auto returns = [](const PoolSnapshot& pool) {
+    return pool.lingering + pool.quarantined + pool.outside > Bytes(0);
+  };
+  const bool any =
+      std::ranges::any_of(snapshot.hosts, returns) ||
+      std::ranges::any_of(snapshot.gpus, returns, &GpuSnapshot::pool);
+  if (!any) return;
+  LookForHolders();
+  std::set<int> attached;
+  for (const auto& [id, channel] : sessions_->channels()) {
+    const Session* const session = core_.session(id);
+    if (session != nullptr && session->is_rank()) {
+      attached.insert(session->peer.pid);
+    }
+  }
+  for (const HolderSnapshot& holder : holders_) {
+    const bool shown = !view.principal || view.principal->uid == holder.uid;
+    if (shown && !attached.contains(holder.pid)) {
+      snapshot.holders.push_back(holder);
+    }
+  }
 }
 
 Outgoing Service::SnapshotPacket(

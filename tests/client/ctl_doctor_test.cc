@@ -203,6 +203,14 @@ std::vector<Case> Cases() {
       {"metrics", [](Facts& f) { f.http_listener = 1001; }, Health::kProblem,
        "is not sluiced, which runs as user 999; user 1001 listens there",
        "sudo ss -ltnp"},
+      {"memory without a session",
+       [](Facts& f) {
+         f.daemon.holders = {{12, 1001, "python3", GiB(1)},
+                             {14, 0, "x", MiB(1)}};
+       },
+       Health::kWarning,
+       "process 12 (python3) of user 1001 holds 1 GiB, and 1 more hold some",
+       "sudo kill 12 14"},
       {"policy file", [](Facts& f) { f.policy.mode = 0620; }, Health::kProblem,
        "others may write to it", "sudo chmod go-w /var/lib/sluice/policy"},
       {"policy file", [](Facts& f) { f.policy_fault = "it is damaged"; },
@@ -348,11 +356,11 @@ TEST(Doctor, PrintsALinePerFindingAndTheSameAsJson) {
   EXPECT_THAT(text, HasSubstr("ok       daemon "));
   EXPECT_THAT(text, HasSubstr("warning  huge pages "));
   EXPECT_THAT(text, HasSubstr(" $ sudo sysctl vm.nr_hugepages=0\n"));
-  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 19);
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 20);
   findings[0].health = Health::kProblem;
   const auto json = nlohmann::json::parse(RenderDoctorJson(findings));
   EXPECT_EQ(json.at("ok"), false);
-  EXPECT_EQ(json.at("findings").size(), 18);
+  EXPECT_EQ(json.at("findings").size(), 19);
   EXPECT_EQ(json.at("findings")[0].at("ok"), false);
   EXPECT_EQ(json.at("findings")[0].at("health"), "problem");
   EXPECT_EQ(json.at("findings")[1].at("ok"), true);

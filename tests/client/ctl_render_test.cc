@@ -100,6 +100,26 @@ TEST(CtlRender, AMetricsPortOfAnotherProgramIsSaid) {
                               "127.0.0.1:9435\n\nPOOL"));
 }
 
+TEST(CtlRender, AProcessWithoutASessionIsNamed) {
+  json snapshot = json::parse(Read("snapshot.json"));
+  snapshot["holders"] = {{{"pid", 77},
+                          {"uid", 1001},
+                          {"command", "py\x1b[2J"},
+                          {"gpu_bytes", 3 << 20},
+                          {"host_bytes", 1 << 30}}};
+  const std::string line =
+      "process 77 (py?[2J) of user 1001 has 3 MiB of GPU memory and 1 GiB of "
+      "host memory until it ends: kill 77\n";
+  SLUICE_ASSERT_OK_AND_ASSIGN(const std::string text,
+                              RenderStatus(snapshot.dump()));
+  EXPECT_THAT(text, HasSubstr("\nHELD WITHOUT A SESSION\n" + line));
+  bool returning = false;
+  SLUICE_ASSERT_OK_AND_ASSIGN(const std::string lines,
+                              RenderHolders(snapshot.dump(), returning));
+  EXPECT_EQ(lines, line);
+  EXPECT_TRUE(returning) << "4 MiB of GPU 1 are quarantined";
+}
+
 // Wrong once: other users' events were "not kept any more".
 TEST(CtlRender, EventsThatAreNotShownAreNotMissing) {
   const auto text = [](int from) {

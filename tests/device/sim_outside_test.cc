@@ -103,6 +103,24 @@ TEST_F(SimOutside, DescriptorsAndMappingsOfOthersCountOncePerMemory) {
   EXPECT_EQ(Outside()[kGpu0], MiB(7)) << "the other process has it still";
 }
 
+TEST_F(SimOutside, HoldersAreNamedWithAllThatTheyHave) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Memory made,
+                              owner_->Create(kHost1, MiB(2)));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd fd, owner_->Export(made));
+  const auto holder = Holding([&] {
+    MapAndClose(*fd.Duplicate(), MiB(2));
+    Named(kGpu0, MiB(3)).Release();
+  });
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto found,
+                              FindSimHolders(directory_.path()));
+  ASSERT_EQ(found.size(), 1) << "this process is none";
+  EXPECT_EQ(found[0].pid, holder->pid());
+  EXPECT_EQ(found[0].uid, geteuid());
+  EXPECT_EQ(found[0].command, "sim_test");
+  EXPECT_THAT(found[0].held,
+              UnorderedElementsAre(Pair(kGpu0, MiB(3)), Pair(kHost1, MiB(2))));
+}
+
 TEST_F(SimOutside, AForkedChildsMappingAloneIsSeen) {
   const auto parent = Holding([&] {
     void* const at = MapAndClose(Named(kGpu0, MiB(3)), MiB(3));

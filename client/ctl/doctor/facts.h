@@ -35,6 +35,14 @@ struct DaemonFacts {
   // What pinned host memory is, and why it is the lesser kind; empty:
   // simulated, or it did not say.
   std::string host_memory, host_memory_why;
+  // Processes that have memory and no session.
+  struct Holder {
+    int pid = 0;
+    uid_t user = 0;
+    std::string command;
+    Bytes held;
+  };
+  std::vector<Holder> holders;
   // Where it serves metrics over TCP; empty: nowhere. And why it does not yet.
   std::string http, http_fault;
 };

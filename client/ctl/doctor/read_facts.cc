@@ -13,6 +13,7 @@
 #include <sstream>
 
 #include "absl/strings/str_split.h"
+#include "client/ctl/admin.h"
 #include "client/ctl/doctor/told_facts.h"
 #include "client/ctl/run_program.h"
 #include "client/session/query.h"
@@ -68,15 +69,17 @@ bool Joins(const std::string& user, const std::string& group) {
   return false;
 }
 
-DaemonFacts ReadDaemon(const std::string& socket) {
+// An administrator is told of every user's processes.
+DaemonFacts ReadDaemon(const SocketPaths& sockets) {
   const auto fault = [](const absl::Status& why) {
     DaemonFacts facts;
     facts.reached = why;
     return facts;
   };
-  const auto status = client::QueryNode(socket);
+  const auto status = client::QueryNode(sockets.session);
   if (!status.ok()) return fault(status.status());
-  const auto told = ToldDaemon(status->json);
+  const auto all = ReadStatus(sockets.admin);
+  const auto told = ToldDaemon(all.ok() ? *all : status->json);
   return told.ok() ? *told : fault(told.status());
 }
 
@@ -167,7 +170,7 @@ Facts ReadFacts(const SocketPaths& sockets) {
       std::filesystem::path(sockets.session).parent_path().string();
   facts.version = cli::Version();
   facts.user = NameOf(getuid());
-  facts.daemon = ReadDaemon(sockets.session);
+  facts.daemon = ReadDaemon(sockets);
   facts.process = ReadProcess(folder);
   const std::string net =
       fmt::format("/proc/{}/net/", facts.process.pid.value_or(getpid()));

@@ -254,6 +254,22 @@ Finding CheckMetrics(const Facts& facts) {
                  look);
 }
 
+Finding CheckHolders(const Facts& facts) {
+  if (!Reached(facts)) return Ok("not known: no daemon answers");
+  const auto& holders = facts.daemon.holders;
+  if (holders.empty()) return Ok("none is seen to hold any");
+  const DaemonFacts::Holder& first = holders.front();
+  std::string kill = "sudo kill";
+  for (const auto& each : holders) kill += fmt::format(" {}", each.pid);
+  return Warning(
+      fmt::format("process {} ({}) of user {} holds {}{}", first.pid,
+                  Printable(first.command), first.user, FormatBytes(first.held),
+                  holders.size() == 1 ? ""
+                                      : fmt::format(", and {} more hold some",
+                                                    holders.size() - 1)),
+      kill);
+}
+
 constexpr Check kServiceChecks[] = {
     {"daemon", CheckDaemon},
     {"version", CheckVersion},
@@ -265,6 +281,7 @@ constexpr Check kServiceChecks[] = {
     {"policy file", CheckPolicy},
     {"links", CheckLinks},
     {"metrics", CheckMetrics},
+    {"memory without a session", CheckHolders},
 };
 
 }  // namespace

@@ -162,6 +162,13 @@ absl::StatusOr<DaemonFacts> ToldDaemon(const std::string& snapshot) {
       const json& fault = http.at("fault");
       if (!fault.is_null()) facts.http_fault = fault.get<std::string>();
     }
+    for (const json& each : node.value("holders", json::array())) {
+      facts.holders.push_back({each.at("pid").get<int>(),
+                               each.at("uid").get<uid_t>(),
+                               each.at("command").get<std::string>(),
+                               Bytes(each.at("gpu_bytes").get<int64_t>() +
+                                     each.at("host_bytes").get<int64_t>())});
+    }
     ReadLinkFacts(node, facts);
     for (const json& host : node.at("host")) {
       facts.host_pools += Bytes(host.at("total_bytes").get<int64_t>());

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <memory>
 #include <optional>
 #include <set>
@@ -21,6 +22,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "kernels/device/sim/memory_name.h"
+#include "kernels/device/sim/sim.h"
+#include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
 
 namespace sluice::device {
@@ -40,6 +43,14 @@ void ForEachIn(const std::string& path, Use use) {
   }
 }
 
+template <typename Use>
+void ForEachProcess(Use use) {
+  ForEachIn("/proc", [&](const std::string& name) {
+    int pid = 0;
+    if (absl::SimpleAtoi(name, &pid)) use(pid, "/proc/" + name);
+  });
+}
+
 // Empty: it cannot be read, or nothing is in it.
 std::string ReadAll(const std::string& path) {
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -50,6 +61,16 @@ std::string ReadAll(const std::string& path) {
     text.append(part.data(), static_cast<size_t>(n));
   }
   return text;
+}
+
+// Of a process. Not its folder's owner, which is root for one that changed its
+// user.
+uid_t UserOf(const std::string& process) {
+  const std::string status = ReadAll(process + "/status");
+  uid_t user = 0;
+  const size_t at = status.find("\nUid:\t");
+  if (at != status.npos) std::sscanf(&status[at], "\nUid: %u", &user);
+  return user;
 }
 
 std::optional<struct stat> StatPath(const std::string& path) {
@@ -78,33 +99,10 @@ bool HasNewTable(pid_t thread, std::vector<pid_t>& others) {
   return true;
 }
 
-// One look at all processes.
+// A look at processes.
 class Search {
  public:
   Search(const std::string& node, const Own& own) : node_(node), own_(own) {}
-
-  std::map<Placement, Bytes> All() {
-    ForEachIn("/proc", [&](const std::string& name) {
-      int pid = 0;
-      if (absl::SimpleAtoi(name, &pid)) AddProcess("/proc/" + name);
-    });
-    std::map<Placement, Bytes> sums;
-    for (const auto& [inode, name] : found_) {
-      if (!own_.adopted.contains(inode)) sums[name.where] += name.size;
-    }
-    return sums;
-  }
-
- private:
-  // Whether it is other drivers' memory of this node.
-  bool IsWanted(const std::optional<MemoryName>& name) const {
-    return name && name->node == node_ && name->maker != own_.maker;
-  }
-
-  bool IsOurs(const struct stat& file) const {
-    return file.st_dev == device_ &&
-           (file.st_uid == own_uid_ || file.st_uid == 0);
-  }
 
   // Threads can have descriptors of their own, and go on when the first is
   // gone; then it shows no mappings, but the others do.
@@ -124,6 +122,25 @@ class Search {
       mappings_seen = !maps.empty();
       AddMappings(process, maps);
     });
+  }
+
+  std::map<Placement, Bytes> Sums() const {
+    std::map<Placement, Bytes> sums;
+    for (const auto& [inode, name] : found_) {
+      if (!own_.adopted.contains(inode)) sums[name.where] += name.size;
+    }
+    return sums;
+  }
+
+ private:
+  // Whether it is other drivers' memory of this node.
+  bool IsWanted(const std::optional<MemoryName>& name) const {
+    return name && name->node == node_ && name->maker != own_.maker;
+  }
+
+  bool IsOurs(const struct stat& file) const {
+    return file.st_dev == device_ &&
+           (file.st_uid == own_uid_ || file.st_uid == 0);
   }
 
   void AddDescriptor(const std::string& path) {
@@ -171,7 +188,28 @@ class Search {
 
 std::map<Placement, Bytes> FindOutside(const std::string& node,
                                        const Own& own) {
-  return Search(node, own).All();
+  Search search(node, own);
+  ForEachProcess(
+      [&](pid_t, const std::string& path) { search.AddProcess(path); });
+  return search.Sums();
+}
+
+absl::StatusOr<std::vector<SimHolder>> FindSimHolders(
+    const std::string& directory) {
+  SLUICE_ASSIGN_OR_RETURN(const std::string node, NodeName(directory));
+  const Own nothing;
+  std::vector<SimHolder> holders;
+  ForEachProcess([&](pid_t pid, const std::string& path) {
+    if (pid == getpid()) return;
+    Search search(node, nothing);
+    search.AddProcess(path);
+    auto held = search.Sums();
+    if (held.empty()) return;
+    const std::string comm = ReadAll(path + "/comm");
+    holders.push_back(
+        {pid, UserOf(path), comm.substr(0, comm.find('\n')), std::move(held)});
+  });
+  return holders;
 }
 
 }  // namespace sluice::device

@@ -9,6 +9,9 @@
 // Thread safety: SimNode is thread-safe, and safe between processes.
 #pragma once
 
+#include <sys/types.h>
+
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -60,6 +63,18 @@ absl::StatusOr<UniqueFd> MakeSimClocks();
 // imports memory, but makes none.
 absl::StatusOr<std::unique_ptr<Driver>> OpenSimDriver(
     const std::string& directory, const UniqueFd& clocks);
+
+// A process that has memory of a node; what two have is in both.
+struct SimHolder {
+  int pid = 0;
+  uid_t uid = 0;
+  std::string command;  // as the kernel shows it, which a process may change
+  std::map<Placement, Bytes> held;
+};
+// All but this process that it may look at, as the kernel says (outside.h). It
+// takes milliseconds, or as long as the kernel likes. NotFound: no node there.
+absl::StatusOr<std::vector<SimHolder>> FindSimHolders(
+    const std::string& directory);
 
 // Settings that tests change while processes run; PermissionDenied for all but
 // the owner.

@@ -3,6 +3,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdio>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 #include <vector>
@@ -25,6 +27,25 @@ void ExpectLingering(const std::string& socket, Bytes wanted) {
   ExpectSoon(socket, &wire::Pool::lingering_bytes, wanted);
 }
 
+// Soon, alone, and with its memory.
+void ExpectHolder(const std::string& socket, int pid) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client, RawClient::Connect(socket));
+  ASSERT_THAT(client.Observe(), IsOk());
+  wire::Request query;
+  query.mutable_query();
+  nlohmann::json holders;
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  while (holders.empty() && absl::Now() < deadline) {
+    SLUICE_ASSERT_OK_AND_ASSIGN(const auto told, client.Call(query));
+    holders = nlohmann::json::parse(told.body.snapshot().json())["holders"];
+  }
+  ASSERT_EQ(holders.size(), 1);
+  EXPECT_EQ(holders[0]["pid"], pid);
+  EXPECT_EQ(holders[0]["uid"], geteuid());
+  EXPECT_EQ(holders[0]["gpu_bytes"], MiB(12).count());
+  EXPECT_EQ(holders[0]["host_bytes"], 0);
+}
+
 // Wrong once: three times over, the pool counted as free what a child held.
 TEST(DaemonLingering, AForkedChildsMemoryIsNotFree) {
   RunningDaemon daemon(kNode);
@@ -36,7 +57,11 @@ TEST(DaemonLingering, AForkedChildsMemoryIsNotFree) {
     ASSERT_THAT(client.Hello("demo"), IsOk());
     SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease,
                                 client.Lease(wire::Lease::GPU, MiB(12)));
-    if (fork() != 0) return;
+    if (const pid_t child = fork(); child != 0) {
+      printf("child %d\n", child);
+      fflush(stdout);
+      return;
+    }
     // The child has the descriptors, but not the session.
     client.socket().Reset();
     close(leave[1]);
@@ -46,13 +71,17 @@ TEST(DaemonLingering, AForkedChildsMemoryIsNotFree) {
     _exit(read(leave[0], &byte, 1) == 0 ? 0 : 1);
   });
   close(leave[0]);
-  rank->ExpectSuccess();
+  const ChildResult ended = rank->Join();
+  EXPECT_EQ(ended.exit_code, 0) << ended.err;
+  int child = 0;
+  ASSERT_EQ(sscanf(ended.out.c_str(), "child %d", &child), 1) << ended.out;
   ExpectLingering(daemon.socket(), MiB(12));
   SLUICE_ASSERT_OK_AND_ASSIGN(const wire::Pool held,
                               GpuPool(daemon.socket(), 0));
   EXPECT_EQ(held.free_bytes(), MiB(4).size());
   absl::SleepFor(absl::Milliseconds(600));  // it was asked again by now
   ExpectLingering(daemon.socket(), MiB(12));
+  ExpectHolder(daemon.socket(), child);
   close(leave[1]);
   ExpectLingering(daemon.socket(), Bytes(0));
   EXPECT_THAT(WaitUntilFree(daemon.socket(), 0, absl::Seconds(10)), IsOk());
