@@ -61,7 +61,7 @@ struct Config {
   // Where what administrators set is kept; empty: nowhere. Not given:
   // PolicyFileOf (arguments.h) chooses.
   std::optional<std::string> policy_folder;
-  absl::Duration longest_wait = absl::Hours(1);  // of a lease
+  absl::Duration longest_wait = absl::Minutes(10);  // of a lease
   absl::Duration plan_time_limit = absl::Seconds(20);
   Bytes worker_memory = GiB(4);  // address space of one plan worker
   std::string worker_user;       // empty: the daemon's

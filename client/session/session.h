@@ -34,9 +34,10 @@ struct SessionOptions {
   // Of its link, each way; admitted as a whole or not at all: limits() says.
   double guaranteed_bytes_per_second = 0;
   // How long a lease may wait for memory instead of being refused at once:
-  // first come, first served, within the daemon's longest_wait_s and its number
-  // of leases that wait. Its end is DeadlineExceeded, which says who was in
-  // front. A lease in the background lets all others pass.
+  // first come, first served, but smaller leases pass in the first half of the
+  // wait. It is within the daemon's longest_wait_s and its number of leases
+  // that wait. Its end is DeadlineExceeded, which says who was in front. A
+  // lease in the background lets all others pass.
   absl::Duration lease_wait = absl::ZeroDuration();
   bool background = false;
   // False: a changed plan is answered "not taken" for it.

@@ -12,14 +12,22 @@
 namespace sluice::daemon {
 namespace {
 
+// The smallest request that one which waits for its pool holds up there.
+Bytes HeldUpFrom(const Waiter& waiter, absl::Time now) {
+  const absl::Time closes = waiter.since + (waiter.deadline - waiter.since) / 2;
+  return now < closes ? waiter.asked.size : Bytes(0);
+}
+
 // Whom those that had their turn hold up, to be asked quickly.
 class HeldUp {
  public:
+  explicit HeldUp(absl::Time now) : now_(now) {}
+
   void Add(const Waiter& waiter) {
     const PoolKind kind = waiter.asked.pool.kind;
     switch (waiter.lacks) {
       case Waiter::Lacks::kPool:
-        pools_.insert(waiter.asked.pool);
+        AddToPool(waiter.asked.pool, HeldUpFrom(waiter, now_));
         return;
       case Waiter::Lacks::kUser:
         users_.insert({waiter.job.principal, kind});
@@ -36,12 +44,21 @@ class HeldUp {
       return Waiter::Lacks::kUser;
     }
     if (jobs_.contains({waiter.job, kind})) return Waiter::Lacks::kJob;
-    if (pools_.contains(waiter.asked.pool)) return Waiter::Lacks::kPool;
+    const auto pool = pools_.find(waiter.asked.pool);
+    if (pool != pools_.end() && waiter.asked.size >= pool->second) {
+      return Waiter::Lacks::kPool;
+    }
     return std::nullopt;
   }
 
  private:
-  std::set<PoolId> pools_;
+  void AddToPool(PoolId pool, Bytes from) {
+    Bytes& least = pools_.try_emplace(pool, from).first->second;
+    least = std::min(least, from);
+  }
+
+  const absl::Time now_;
+  std::map<PoolId, Bytes> pools_;  // from which size on
   std::set<std::pair<Principal, PoolKind>> users_;
   std::set<std::pair<JobKey, PoolKind>> jobs_;
 };
@@ -90,10 +107,12 @@ size_t WaitingQueue::SessionEnded(SessionId session) {
 }
 
 bool WaitingQueue::HoldsUp(const Waiter& other, const JobKey& job,
-                           const LeaseRequest& asked, Rights rights) {
+                           const LeaseRequest& asked, Rights rights,
+                           absl::Time now) {
   switch (other.lacks) {
     case Waiter::Lacks::kPool:
       if (other.asked.pool != asked.pool) return false;
+      if (asked.size < HeldUpFrom(other, now)) return false;
       if (rights.promised && other.job != job) return false;
       return !rights.reserved || other.job.principal.uid == job.principal.uid;
     case Waiter::Lacks::kUser:
@@ -107,10 +126,10 @@ bool WaitingQueue::HoldsUp(const Waiter& other, const JobKey& job,
 
 WaitingQueue::InFront WaitingQueue::Before(
     Table<PlaceInLine, Waiter>::const_iterator end, const JobKey& job,
-    const LeaseRequest& asked, Rights rights) const {
+    const LeaseRequest& asked, Rights rights, absl::Time now) const {
   InFront front;
   for (auto each = waiters_.begin(); each != end; ++each) {
-    if (!HoldsUp(each->second, job, asked, rights)) continue;
+    if (!HoldsUp(each->second, job, asked, rights, now)) continue;
     if (front.count++ == 0) front.first = &each->second;
   }
   return front;
@@ -118,15 +137,17 @@ WaitingQueue::InFront WaitingQueue::Before(
 
 WaitingQueue::InFront WaitingQueue::Before(const JobKey& job,
                                            const LeaseRequest& asked,
-                                           Rights rights) const {
+                                           Rights rights,
+                                           absl::Time now) const {
   return Before(waiters_.upper_bound({asked.priority, UINT64_MAX}), job, asked,
-                rights);
+                rights, now);
 }
 
 WaitingQueue::InFront WaitingQueue::Before(const PlaceInLine& place,
-                                           Rights rights) const {
+                                           Rights rights,
+                                           absl::Time now) const {
   const auto at = waiters_.find(place);
-  return Before(at, at->second.job, at->second.asked, rights);
+  return Before(at, at->second.job, at->second.asked, rights, now);
 }
 
 void WaitingQueue::Release(
@@ -135,7 +156,7 @@ void WaitingQueue::Release(
     absl::FunctionRef<void(const PlaceInLine&, const Waiter&)> timed_out) {
   std::vector<PlaceInLine> line;
   for (const auto& [place, waiter] : waiters_) line.push_back(place);
-  HeldUp held_up;
+  HeldUp held_up(now);
   // What one lacks that has no turn now.
   const auto without_turn =
       [&](const PlaceInLine& place,
@@ -144,7 +165,7 @@ void WaitingQueue::Release(
     const auto held = held_up.For(waiter);
     if (held != Waiter::Lacks::kPool) return held;
     const Rights has = rights(waiter);
-    const bool passes = has.any() && Before(place, has).first == nullptr;
+    const bool passes = has.any() && Before(place, has, now).first == nullptr;
     return passes ? std::nullopt : held;
   };
   const auto stays = [&](const PlaceInLine& place, Waiter::Lacks lacks,

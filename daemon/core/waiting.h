@@ -2,8 +2,11 @@
 //
 // A request may say how long it waits instead of being refused at once. Who
 // waits stands in line: by priority, then first come, first served. States:
-//   for its pool  what it asks for is not free there; no later request of the
-//                 same or a lower priority takes memory of that pool meanwhile
+//   for its pool  what it asks for is not free there. In the first half of its
+//                 wait later requests that are smaller pass it; in the second
+//                 no later request of the same or a lower priority takes memory
+//                 of that pool. So neither starves: half a wait is the most
+//                 that one is passed, and the most that it closes its pool.
 //   for its user  its user's budget or extents do not allow it; only later
 //   for its job   requests of that user (of that job) for memory of the same
 //                 kind stay behind it: nobody else can help or harm it
@@ -99,10 +102,10 @@ class WaitingQueue {
     const Waiter* first = nullptr;
     int count = 0;
   };
-  InFront Before(const JobKey& job, const LeaseRequest& asked,
-                 Rights rights) const;
+  InFront Before(const JobKey& job, const LeaseRequest& asked, Rights rights,
+                 absl::Time now) const;
   // The same for one that waits.
-  InFront Before(const PlaceInLine& place, Rights rights) const;
+  InFront Before(const PlaceInLine& place, Rights rights, absl::Time now) const;
 
   // What became of one whose turn it was.
   struct Turn {
@@ -140,10 +143,10 @@ class WaitingQueue {
  private:
   // Does `other`, which is before it, hold up such a request?
   static bool HoldsUp(const Waiter& other, const JobKey& job,
-                      const LeaseRequest& asked, Rights rights);
+                      const LeaseRequest& asked, Rights rights, absl::Time now);
   InFront Before(Table<PlaceInLine, Waiter>::const_iterator end,
-                 const JobKey& job, const LeaseRequest& asked,
-                 Rights rights) const;
+                 const JobKey& job, const LeaseRequest& asked, Rights rights,
+                 absl::Time now) const;
 
   Table<PlaceInLine, Waiter> waiters_;
   uint64_t next_ = 1;

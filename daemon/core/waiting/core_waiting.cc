@@ -40,11 +40,11 @@ Refusal Core::StaysBehind(const Session& session, const LeaseRequest& asked,
                           absl::Time now) const {
   if (waiting_.empty() || !session.is_rank() || drain_) return {};
   const JobKey job = session.job();
-  if (waiting_.Before(job, asked, {}).first == nullptr) return {};
+  if (waiting_.Before(job, asked, {}, now).first == nullptr) return {};
   if (absl::Status never = ledger_.MayEverFit(job, asked); !never.ok()) {
     return {std::move(never), RefusedBy::kBudget};
   }
-  const auto front = waiting_.Before(job, asked, RightsOf(job, asked));
+  const auto front = waiting_.Before(job, asked, RightsOf(job, asked), now);
   if (front.first == nullptr) return {};
   return {ShortOf(ShortageIn(asked.pool.kind),
                   WhyItWaits(job, asked, front.first->lacks, front, now) +
@@ -87,7 +87,8 @@ Refusal Core::StandInLine(const Session& session, RequestId request,
     ++journal_.stats.waits_refused;
     return {std::move(may), RefusedBy::kQueue};
   }
-  const int in_front = waiting_.Before(job, asked, RightsOf(job, asked)).count;
+  const int in_front =
+      waiting_.Before(job, asked, RightsOf(job, asked), now).count;
   waiting_.Join({.session = session.id,
                  .request = request,
                  .asked = asked,
@@ -191,7 +192,7 @@ void Core::ReleaseWaiting(absl::Time now, Effects& effects) {
       [&](const Waiter& waiter) { return TakeTurn(waiter, now, effects); },
       [&](const PlaceInLine& place, const Waiter& waiter) {
         const auto front =
-            waiting_.Before(place, RightsOf(waiter.job, waiter.asked));
+            waiting_.Before(place, RightsOf(waiter.job, waiter.asked), now);
         const absl::Status drained = CheckDrain();
         const std::string why =
             drained.ok() ? WhyItWaits(waiter.job, waiter.asked, waiter.lacks,

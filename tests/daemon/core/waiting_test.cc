@@ -121,25 +121,41 @@ TEST_F(WaitingLeases, FirstComeFirstServed) {
   EXPECT_THAT(Result(third), IsOk());
 }
 
-TEST_F(WaitingLeases, ASmallLaterLeaseDoesNotOvertake) {
+TEST_F(WaitingLeases, SmallerLaterLeasesPassInTheFirstHalfOfAWait) {
   Lease(alice_, MiB(8));
   const Asked head = Wait(bob_, MiB(12));
-  Pass(absl::Seconds(2));
+  EXPECT_THAT(node_.Lease(carol_, Gpu(0), MiB(2)).status(), IsOk());
+  EXPECT_THAT(Result(Wait(carol_, MiB(2))), IsOk());
+  EXPECT_THAT(node_.Lease(carol_, Gpu(0), MiB(12)).status(),
+              StatusIs(kExhausted, HasSubstr("in front")))
+      << "it is no smaller";
+  Pass(kLong / 2);
   EXPECT_THAT(
       node_.Lease(carol_, Gpu(0), MiB(4)).status(),
       StatusIs(kExhausted,
-               AllOf(HasSubstr("GPU 0: asked 4 MiB, free 8 MiB of 16 MiB, but "
+               AllOf(HasSubstr("GPU 0: asked 4 MiB, free 4 MiB of 16 MiB, but "
                                "another user's job is in front: it has waited "
-                               "2s for 12 MiB of GPU 0"),
+                               "30s for 12 MiB of GPU 0"),
                      HasSubstr("lease_wait"))));
   const Asked small = Wait(carol_, MiB(4));
   EXPECT_TRUE(Waits(small));
   EXPECT_THAT(node_.Lease(carol_, Gpu(1), MiB(4)).status(), IsOk())
       << "nobody waits for that pool";
   EXPECT_THAT(node_.Lease(carol_, Host(0), MiB(4)).status(), IsOk());
-  Pass(kLong);
+  Pass(kLong / 2);
   EXPECT_THAT(Result(head), StatusIs(kTooLate));
   EXPECT_THAT(Result(small), IsOk()) << "nobody is in front any more";
+}
+
+TEST_F(WaitingLeases, ALeaseThatWasPassedHasItsTurnInTheSecondHalf) {
+  const LeaseId held = Lease(alice_, MiB(8));
+  const Asked head = Wait(bob_, MiB(12));
+  Lease(carol_, MiB(4));
+  Pass(kLong / 2);
+  const Asked small = Wait(carol_, MiB(4));
+  Free(alice_, held);
+  EXPECT_THAT(Result(head), IsOk());
+  EXPECT_TRUE(Waits(small));
 }
 
 TEST_F(WaitingLeases, BackgroundLetsAllOthersPass) {
@@ -151,15 +167,17 @@ TEST_F(WaitingLeases, BackgroundLetsAllOthersPass) {
   Free(alice_, held);
   EXPECT_THAT(Result(normal), IsOk());
   EXPECT_TRUE(Waits(background));
+  Pass(kLong / 2);
   EXPECT_TRUE(Waits(Wait(bob_, MiB(1), kLong, Gpu(0), Priority::kBackground)));
 }
 
 TEST_F(WaitingLeases, ATimeoutNamesRequestedAndFreeBytes) {
   Lease(alice_, MiB(12));
   const Asked head = Wait(bob_, MiB(8), absl::Seconds(5));
-  const Asked behind = Wait(carol_, MiB(2), absl::Seconds(4));
-  EXPECT_EQ(node_.core.NextDeadline(), node_.clock.Now() + absl::Seconds(4));
-  Pass(absl::Seconds(4));
+  Pass(absl::Seconds(3));
+  const Asked behind = Wait(carol_, MiB(2), absl::Seconds(1));
+  EXPECT_EQ(node_.core.NextDeadline(), node_.clock.Now() + absl::Seconds(1));
+  Pass(absl::Seconds(1));
   Pass(absl::Seconds(1));
   EXPECT_THAT(Result(head),
               StatusIs(kTooLate,
@@ -268,12 +286,14 @@ TEST_F(WaitingLeases, AReservationOvertakesOtherUsersButNotItsOwn) {
   Lease(alice_, MiB(4));
   ASSERT_THAT(node_.core.Reserve(Gpu(0), {3, ""}, MiB(4), node_.clock.Now()),
               IsOk());
-  const Asked head = Wait(bob_, MiB(12));
+  const Asked head = Wait(bob_, MiB(12), 2 * kLong);
+  Pass(kLong);
   EXPECT_THAT(node_.Lease(carol_, Gpu(0), MiB(2)).status(), IsOk());
   EXPECT_THAT(node_.Lease(carol_, Gpu(0), MiB(4)).status(),
               StatusIs(kExhausted, HasSubstr("in front")))
       << "more than is left of it";
   EXPECT_TRUE(Waits(Wait(carol_, MiB(6))));
+  Pass(kLong / 2);
   EXPECT_THAT(node_.Lease(carol_, Gpu(0), MiB(2)).status(),
               StatusIs(kExhausted, HasSubstr("in front")));
   EXPECT_TRUE(Waits(head));
