@@ -14,16 +14,17 @@ if TYPE_CHECKING:
     from sluice.errors import Error, Invalid, Unsupported
     from sluice.scoring import logprobs
     from sluice.session import Session
-    from sluice.streaming import Stats, Stream, stream
+    from sluice.streaming import Stats, Stream, of, stream, unstream
 
 __all__ = ["Error", "Invalid", "Session", "Shard", "Stats", "Stream",
-           "Unsupported", "logprobs", "same_rows", "stream"]
+           "Unsupported", "logprobs", "of", "same_rows", "stream", "unstream"]
+__version__ = "0.1.0"
 
 _MODULES = {
     "Error": "errors", "Invalid": "errors", "Session": "session",
     "Shard": "dealt", "Stats": "streaming", "Stream": "streaming",
-    "Unsupported": "errors", "logprobs": "scoring", "same_rows": "dealt",
-    "stream": "streaming"}
+    "Unsupported": "errors", "logprobs": "scoring", "of": "streaming",
+    "same_rows": "dealt", "stream": "streaming", "unstream": "streaming"}
 
 
 def __getattr__(name: str) -> object:

@@ -29,7 +29,7 @@ class Patch:
         self._before = vars(module).get("forward")
         if isinstance(self._before, Patch):
             raise Unsupported(type(module).__name__, "it is streamed already",
-                              "call unstream() on what stream() returned")
+                              "call sluice.unstream(model) before")
         self.own = self._before or functools.partial(
             type(module).forward, module)
         # Trainer and generate ask which arguments the model takes.

@@ -4,6 +4,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal
+from weakref import WeakSet
 
 import torch.distributed as dist
 from torch import nn
@@ -12,6 +13,7 @@ from sluice import computing, gpu_blocks, progress, settings
 from sluice.arguments import invalid, takes
 from sluice.captured import kind_names
 from sluice.gpu_blocks import Kernel
+from sluice.kinds import MODULE
 from sluice.planned import Planning
 from sluice.policy import Policy
 from sluice.ranks import Ranks
@@ -21,6 +23,8 @@ from sluice.streamed import Check, Stats, Stream
 if TYPE_CHECKING:
     from sluice.adapters.hf import Adapter
     from sluice.adapters.layers import Layers, OwnLayers
+
+_streams: WeakSet[Stream] = WeakSet()  # all of this process
 
 
 @takes("stream", **settings.KINDS)
@@ -50,6 +54,9 @@ def stream(model: nn.Module | None = None, *,
     loading. Training forwards (and others without a cache) are streamed;
     with `labels` the head and the loss run on chunks of rows too, and
     whatever reads `logits` then raises `Unsupported`.
+
+    A model that is streamed already is streamed anew: its former stream ends
+    as by `unstream()`.
 
     Args:
       model: a decoder of transformers whose attention goes through the
@@ -108,7 +115,8 @@ def stream(model: nn.Module | None = None, *,
 
     Raises:
       Unsupported: the model, or how it is set up, cannot be streamed exactly;
-        names the module, the feature and what to do. Nothing was changed.
+        names the module, the feature and what to do. Nothing was changed,
+        but that a former stream of this model has ended.
       Invalid: an argument is not what it may be; nothing was changed.
       Error: no daemon, or no memory.
     """
@@ -122,6 +130,8 @@ def stream(model: nn.Module | None = None, *,
     adapter = _adapter(model, layers, attention, sample)
     shares.check(name for layer in adapter.layers
                  for name, _ in layer.named_parameters())
+    for former in [s for s in _streams if _streams_same(s._adapter, adapter)]:
+        former.unstream()
     own = session is None
     made = Stream(Session() if session is None else session, own, chunk, rows or {},
                   check, min_tokens, shares, ranks, hidden)
@@ -147,6 +157,7 @@ def stream(model: nn.Module | None = None, *,
             made.planning = Planning(made.session, made.arena.copied,
                                      kind_names(adapter.layers), quiet)
         made._adapter = adapter
+        _streams.add(made)
         if not quiet:
             made.progress = progress.Progress(adapter.layers, stalled_s)
             print(progress.attached(made, adapter), file=sys.stderr)
@@ -157,6 +168,43 @@ def stream(model: nn.Module | None = None, *,
             made.session.close()
         raise
     return made
+
+
+@takes("of", model=MODULE)
+def of(model: nn.Module) -> Stream | None:
+    """The stream of `model`, or of the model that it wraps (PEFT, DDP,
+    torch.compile) or holds; None if it is not streamed.
+
+    Raises:
+      Invalid: several streamed models are in it.
+    """
+    found = _streams_in(model)
+    if len(found) > 1:
+        raise invalid(f"of: {type(model).__name__} holds {len(found)} streamed "
+                      "models: pass one of them")
+    return found[0] if found else None
+
+
+@takes("unstream", model=MODULE)
+def unstream(model: nn.Module) -> None:
+    """`Stream.unstream()` of every stream that `of` looks for. A model that
+    is not streamed stays as it is."""
+    for found in _streams_in(model):
+        found.unstream()
+
+
+def _streams_in(model: nn.Module) -> list[Stream]:
+    modules = set(model.modules())
+    return [s for s in _streams if s._adapter is not None
+            and not modules.isdisjoint(s._adapter.layers)]
+
+
+def _streams_same(former: Adapter | OwnLayers | None,
+                  adapter: Adapter | OwnLayers) -> bool:
+    """Whether two adapters patch the same modules."""
+    return former is not None and list(former.layers) == list(
+        adapter.layers) and getattr(former, "causal", None) is getattr(
+        adapter, "causal", None)
 
 
 def _adapter(model: nn.Module | None, layers: Layers | None,
@@ -174,4 +222,4 @@ def _adapter(model: nn.Module | None, layers: Layers | None,
     return OwnLayers(layers, sample)
 
 
-__all__ = ["Stats", "Stream", "stream"]
+__all__ = ["Stats", "Stream", "of", "stream", "unstream"]

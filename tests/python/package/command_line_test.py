@@ -236,6 +236,11 @@ def test_every_public_name_is_there():
     assert not hasattr(package, "nothing")
 
 
+def test_the_version_is_the_trees():
+    tree = (PACKAGE.parents[1] / "CMakeLists.txt").read_text()
+    assert f"project(sluice VERSION {package.__version__} " in tree
+
+
 def test_the_example_trains():
     ran = subprocess.run(
         [sys.executable, PACKAGE / "examples" / "train_tiny.py", "3"],

@@ -6,9 +6,11 @@ import copy
 import gc
 import inspect
 
+import peft
 import pytest
 import torch
-from models import assert_same, batch, run, tiny, unstreamed
+from models import Wrapper, assert_same, batch, run, tiny, unstreamed
+from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from transformers import LlamaForCausalLM
@@ -238,6 +240,49 @@ def test_a_compiled_model_is_exact(streamed, backend):
     assert torch.allclose(gradient, expected.gradients["lm_head.weight"],
                           rtol=1e-4, atol=1e-6)
     torch._dynamo.reset()
+
+
+# --- the handle -------------------------------------------------------------
+
+@pytest.mark.parametrize("wrap", [
+    lambda m: m, lambda m: Wrapper(m), torch.compile,
+    lambda m: peft.get_peft_model(m, peft.LoraConfig(target_modules=[
+        "q_proj"]))], ids=["itself", "wrapped", "compiled", "peft"])
+def test_a_dropped_handle_is_found_again_by_its_model(session, wrap):
+    model = tiny()
+    assert sluice.of(model) is None
+    made = sluice.stream(model, session=session, chunk=16, quiet=True)
+    wrapped = wrap(model)
+    assert sluice.of(wrapped) is made and sluice.of(model.lm_head) is None
+    assert sluice.of(copy.deepcopy(model)) is None
+    sluice.unstream(wrapped)
+    sluice.unstream(wrapped)
+    assert sluice.of(model) is None and "forward" not in vars(model)
+
+
+def test_a_model_that_is_streamed_again_is_streamed_anew(streamed):
+    model = tiny()
+    twin = copy.deepcopy(model)
+    first = streamed(model)
+    second = streamed(model, chunk=24)
+    assert sluice.of(model) is second and second.chunk == 24
+    assert_same(run(model, batch()), unstreamed(twin, batch()),
+                unstreamed(twin, batch(), "sdpa"))
+    assert first.stats().steps == 0 and second.stats().steps == 1
+
+
+def test_layers_of_another_streamed_model_are_refused_with_a_way_out(streamed):
+    model = tiny()
+    stream = streamed(model)
+    with pytest.raises(sluice.Unsupported, match=r"sluice.unstream\(model\)"):
+        streamed(model.model)
+    assert sluice.of(model.model) is stream
+    sluice.unstream(model.model)
+    assert sluice.of(nn.ModuleList([model, tiny()])) is None
+    other = tiny()
+    streamed(model.model), streamed(other)
+    with pytest.raises(sluice.Invalid, match="holds 2 streamed models"):
+        sluice.of(nn.ModuleList([model, other]))
 
 
 # --- failures ---------------------------------------------------------------
