@@ -132,7 +132,9 @@ class ChunkedCall:
         if self._x:
             # Copies of its chunks that run hold all of x.
             self.step.arena.settle(self._x[-1])
-        if not self.keeps:
+        if self.keeps:
+            self._setting.take_rewritten()
+        else:
             self.release()
         return y.tensor()
 

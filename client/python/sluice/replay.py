@@ -61,7 +61,8 @@ def leaves(of: Tensor) -> list[Tensor]:
 def others_in_place(found: Sequence[Slot],
                     others: Mapping[int, Tensor]) -> Iterator[None]:
     """The module computes with `others`, by the id of the parameter that each
-    stands for; a parameter that has none there is put back."""
+    stands for; a parameter that has none there is put back. All are
+    nn.Parameter: of anything else torch's parametrizations make a buffer."""
     now = [slot.owner._parameters[slot.name] for slot in found]
     for slot in found:
         slot.owner._parameters[slot.name] = others.get(id(slot.parameter),
@@ -78,9 +79,9 @@ def wide_in_place(found: Sequence[Slot], all_trained: bool = False
     """The module computes with copies in fp32 or wider, which are trained as
     the parameters are, or all that can be."""
     return others_in_place(found, {
-        id(s.parameter): widened(s.parameter.detach()).requires_grad_(
-            s.parameter.is_floating_point() if all_trained else
-            s.parameter.requires_grad) for s in found})
+        id(s.parameter): nn.Parameter(
+            widened(s.parameter.detach()), s.parameter.is_floating_point() if
+            all_trained else s.parameter.requires_grad) for s in found})
 
 
 class Gradients:
@@ -90,9 +91,10 @@ class Gradients:
         self._slots = found
         self._parameters = distinct(found)
         self._sums: dict[int, Tensor] = {}
-        self._aliases = {id(p): p.detach().requires_grad_()
+        self._aliases = {id(p): nn.Parameter(p.detach())
                          for p in self._parameters}
-        frozen = {id(s.parameter): s.parameter.detach() for s in found
+        frozen = {id(s.parameter): nn.Parameter(
+                      s.parameter.detach(), requires_grad=False) for s in found
                   if s.parameter.requires_grad and not s.trained}
         for key, alias in self._aliases.items():
             if wide_dtype(alias) != alias.dtype:

@@ -13,8 +13,6 @@ each forward; so that this can be told, a sum of each version's bytes is kept.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import zlib
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from typing import Any, NoReturn
 
@@ -26,6 +24,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from sluice.replay import Slot
 
 _PLAIN = (type(None), bool, int, float, str, torch.dtype)
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64,
+          16: torch.int64}  # by the bytes of an element
 _TORCHS = frozenset(vars(nn.Module())) - {"training"}
 
 
@@ -62,6 +62,15 @@ class Setting:
             if owner._buffers.get(name) is not buffer or (
                     not contents.are_of(buffer)):
                 _refuse(owner, name)
+
+    def take_rewritten(self) -> None:
+        """After the call: parameters that it wrote itself are compared by
+        their contents from now on. torch's parametrizations write a parameter
+        with itself when they are put on, as PEFT does in each forward."""
+        self._parameters = [
+            (slot, contents if contents.are_of(slot.parameter) else
+             _Contents(slot.parameter, _sum(slot.parameter)))
+            for slot, contents in self._parameters]
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
@@ -111,22 +120,29 @@ class _Contents:
             self._sum is not None and self._sum == _sum(tensor))
 
 
-# Of buffers: the version that was summed, and its sum.
+# Of tensors: the version that was summed, and its sum.
 _sums: MutableMapping[Tensor, tuple[int | None, int]] = WeakIdKeyDictionary()
 
 
-def _sum(buffer: Tensor) -> int | None:
-    """Of its bytes and their order; made once per version. None of a buffer
+def _sum(tensor: Tensor) -> int | None:
+    """Of its bytes and their order; made once per version. None of a tensor
     that cannot be read so."""
-    if buffer.is_meta or type(buffer) is not Tensor:
+    if tensor.is_meta or type(tensor) not in (Tensor, nn.Parameter):
         return None
-    version, known = _version(buffer), _sums.get(buffer)
+    version, known = _version(tensor), _sums.get(tensor)
     if known is None or known[0] != version or version is None:
-        values = buffer.detach().cpu().contiguous()
-        data = (ctypes.c_char * values.nbytes).from_address(values.data_ptr())
-        known = _sums[buffer] = version, zlib.crc32(data) if (
-            values.nbytes) else 0
+        known = _sums[tensor] = version, _sum_of(tensor.detach())
     return known[1]
+
+
+def _sum_of(values: Tensor) -> int:
+    """On the tensor's own device: experts' weights are gigabytes."""
+    words = values.contiguous().view(-1).view(_WORDS[values.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=values.device)
+    for part in words.split(1 << 22):
+        places = torch.arange(1, 2 * len(part), 2, device=values.device)
+        total = total * 1_000_003 + (part * places).sum()
+    return int(total)
 
 
 def _version(tensor: Tensor) -> int | None:

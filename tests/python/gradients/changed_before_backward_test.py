@@ -242,3 +242,52 @@ def test_a_backward_uses_its_forwards_adapter(session):
     assert sum(g is not None for g in got.gradients.values()) == 16
     assert_same(got, expected)
     stream.unstream()
+
+
+def on_parameters(*more):
+    """PEFT puts such adapters on as parametrizations, in each forward."""
+    torch.manual_seed(0)
+    return get_peft_model(tiny("mixtral", num_local_experts=4), LoraConfig(
+        r=4, target_modules=["q_proj"], target_parameters=[
+            "mlp.experts.gate_up_proj", "mlp.experts.down_proj", *more],
+        init_lora_weights=False)).train()
+
+
+def test_adapters_on_parameters_are_exact(session):
+    """Two forwards, a generation and both backwards; then everything trains."""
+    def steps(model):
+        model.zero_grad()
+        first, second = (model(**batch(seed=seed)).loss for seed in (1, 2))
+        model.generate(batch()["input_ids"][:, :9], max_new_tokens=2)
+        (first + 2 * second).backward()
+        return Run(first.item(), {name: p.grad for name, p in
+                                  model.named_parameters()})
+
+    model = on_parameters("lm_head.weight")
+    twin = copy.deepcopy(model)
+    stream = sluice.stream(model, session=session, chunk=16, check="always",
+                           quiet=True)
+    for _ in range(2):
+        assert_same(steps(model), steps(twin))
+        for parameter in (*model.parameters(), *twin.parameters()):
+            parameter.requires_grad_(True)
+    assert list(model.state_dict()) == list(twin.state_dict())
+    stream.unstream()
+
+
+@pytest.mark.parametrize("change", [
+    lambda w: w.add_(1e-3), lambda w: w.neg_(), lambda w: w.copy_(w.flip(1)),
+    lambda w: w.view(-1)[:2].copy_(w.view(-1)[:2].flip(0).clone())])
+def test_changed_contents_below_adapters_on_parameters_are_detected(
+        session, change):
+    model = on_parameters()
+    layer = model.get_base_model().model.layers[1]
+    weight = layer.mlp.experts.get_base_layer().gate_up_proj
+    stream = sluice.stream(model, session=session, chunk=16, check="off",
+                           quiet=True)
+    loss = model(**batch()).loss
+    with torch.no_grad():
+        change(weight)
+    with pytest.raises(RuntimeError, match="'gate_up_proj' of MixtralExperts"):
+        loss.backward()
+    stream.unstream()
