@@ -117,6 +117,9 @@ CASES = {
     "ddp, buffers left alone, two forwards": (
         "gptj", LEARNED, ddp(broadcast_buffers=False), 1),
     "fsdp2, two forwards": ("llama", {}, fsdp(), 1),
+    "ddp, loss of logits": ("llama", {}, ddp(), 2),
+    "ddp, static graph, loss of logits": (
+        "llama", {}, ddp(static_graph=True), 2),
 }
 
 
@@ -130,6 +133,18 @@ class Scored(torch.nn.Module):
     def forward(self, **inputs):
         found, entropy = sluice.logprobs(self.model, entropy=True, **inputs)
         return SimpleNamespace(loss=(found * found + entropy).mean())
+
+
+class OfLogits(torch.nn.Module):
+    """Its loss is made of the logits that the wrapped model answers."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs):
+        logits = self.model(**inputs).logits
+        return SimpleNamespace(loss=logits.log_softmax(-1).square().mean())
 
 
 class TwoForwards(torch.nn.Module):
@@ -181,6 +196,8 @@ def train(case: str, rank: int, streamed: sluice.Session | None):
     model = wrap(lora(model) if case.endswith("lora") else model)
     if case.endswith("log-probabilities"):
         model = Scored(model)
+    if case.endswith("loss of logits"):
+        model = OfLogits(model)
     if case.endswith("two forwards"):
         model = TwoForwards(model)
     if kind == "titan":

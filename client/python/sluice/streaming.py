@@ -53,7 +53,7 @@ def stream(model: nn.Module | None = None, *,
     The model stays itself: its class, its parameters, `generate`, saving and
     loading. Training forwards (and others without a cache) are streamed;
     with `labels` the head and the loss run on chunks of rows too, and
-    whatever reads `logits` then raises `Unsupported`.
+    `logits` are made when they are read.
 
     A model that is streamed already is streamed anew: its former stream ends
     as by `unstream()`.

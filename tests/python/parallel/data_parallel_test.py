@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 import torch.distributed as dist
 from data_parallel import CASES
 from models import batch, tiny
@@ -48,6 +49,22 @@ def test_a_sharded_module_inside_a_streamed_layer_is_refused(session, alone):
     with pytest.raises(sluice.Unsupported, match="'mlp' is an FSDP2 unit "
                        "inside.*fully_shard\\(layer\\)"):
         model(**batch())
+
+
+def test_logits_of_a_sharded_model_are_evaluated_and_not_trained_on(
+        session, alone):
+    model = tiny()
+    expected = model(**batch()).logits
+    sluice.stream(model, session=session, chunk=16, quiet=True)
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    with torch.no_grad():
+        found = model(**batch()).logits + 0
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    logits = model(**batch()).logits
+    with pytest.raises(sluice.Unsupported, match="model that is sharded"):
+        logits.sum()
 
 
 def test_a_model_that_is_sharded_already_is_refused(session, alone):

@@ -1,8 +1,9 @@
 """Evaluation of a streamed model in Trainer, by loss and by metrics, and uses
-of logits that were not computed."""
+of logits that are computed when they are read."""
 
 from __future__ import annotations
 
+import copy
 import pickle
 import warnings
 
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from loops import rows, settings, tokenizer
-from models import VOCAB, assert_same, batch, run, tiny, unstreamed
+from models import VOCAB, Run, assert_same, batch, run, tiny, unstreamed
+from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DataCollatorForSeq2Seq, Trainer, TrainingArguments
@@ -68,48 +70,128 @@ def test_evaluation_by_loss_is_streamed_and_makes_no_logits(session):
     assert largest.elements < 2 * 300 * VOCAB
 
 
-def test_metrics_without_logits_are_refused_and_a_whole_head_gives_them(
-        session):
+@pytest.mark.parametrize("options", [
+    {}, {"preprocess_logits_for_metrics": lambda x, _: x.argmax(-1)}])
+def test_metrics_are_those_of_the_model_itself(session, options):
+    expected = evaluate(tiny(), compute_metrics=accuracy, **options)
     model, stream = streamed(session)
-    for options in (
-            {}, {"preprocess_logits_for_metrics": lambda x, _: x.argmax(-1)}):
-        expected = evaluate(tiny(), compute_metrics=accuracy, **options)
-        stream.head = "rows"
-        with pytest.raises(sluice.Unsupported, match="logits: they were never "
-                           "whole.*head = 'whole'"):
-            evaluate(model, compute_metrics=accuracy, **options)
-        assert stream.stats().host_bytes == 0
-        stream.head = "whole"
+    for head in "rows", "whole":
+        stream.head = head
         found = evaluate(model, compute_metrics=accuracy, **options)
         assert found["eval_accuracy"] == expected["eval_accuracy"]
-    stream.unstream()
-    model, stream = streamed(session, head="whole")
-    assert_same(run(model, batch()), unstreamed(model, batch()),
-                unstreamed(model, batch(), "sdpa"))
-    assert model(**batch()).logits.isfinite().all()
+        assert stream.stats().host_bytes == 0
+    assert_same(run(model, batch()), unstreamed(tiny(), batch()))
 
 
-@pytest.mark.parametrize("use", [
-    lambda x: x.argmax(-1), lambda x: x.detach(), lambda x: x + 1,
-    lambda x: x[:, :-1], lambda x: x.numpy(), np.asarray, pickle.dumps,
-    lambda x: x.tolist(), lambda x: x.bfloat16(), lambda x: x.__dlpack__(),
-    lambda x: torch.nn.functional.cross_entropy(x[0], x[0]),
-    lambda x: x.to("meta"), lambda x: list(x),
-    lambda x: x.clone().sum()])
-def test_using_absent_logits_is_refused(session, use):
+USES = {
+    "argmax": lambda x: x.argmax(-1), "detach": lambda x: x.detach(),
+    "add": lambda x: x + 1, "slice": lambda x: x[:, :-1],
+    "numpy": lambda x: x.detach().numpy(), "array": lambda x: np.asarray(
+        x.detach()), "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+    "tolist": lambda x: x.tolist(), "cast": lambda x: x.double().square(),
+    "dlpack": lambda x: torch.from_dlpack(x.detach()),
+    "in place": lambda x: x.div_(2), "list": lambda x: torch.stack(list(x)),
+    "copy": lambda x: x.clone().sum(), "out": lambda x: torch.add(
+        x.detach(), 1, out=torch.empty_like(x.detach())),
+    "repr": lambda x: repr(x.detach())[:9],
+    "before in place": lambda x: (x.clone(), x.zero_(), x.double())[0] + 0,
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_logits_are_made_when_they_are_read(session, use):
     model, _ = streamed(session)
-    out = model(**batch())
-    loss, logits = out[:2]
-    assert logits.shape == (2, 75, VOCAB) and not logits.requires_grad
-    with pytest.raises(sluice.Unsupported, match="sluice.logprobs"):
-        use(logits)
-    loss.backward()
+    plain, inputs = tiny(), batch(length=300)
+    for context in torch.enable_grad, torch.no_grad, torch.inference_mode:
+        with context(), Largest() as largest:
+            out = model(**inputs)
+            loss, logits = out[:2]
+            assert logits.shape == (2, 300, VOCAB)
+            assert logits.requires_grad == (context is torch.enable_grad)
+            assert largest.elements < 2 * 300 * VOCAB
+        with context():
+            expected = plain(**inputs).logits
+            assert_close(USES[use](logits), USES[use](expected))
+    assert torch.equal(loss, model(**inputs).loss)
 
 
-def test_mixed_precision_loops_leave_absent_logits_alone(session):
+def assert_close(found, expected):
+    if isinstance(found, torch.Tensor):
+        assert found.requires_grad == expected.requires_grad
+        found, expected = found.detach(), expected.detach()
+    if not isinstance(found, str):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+class Square(torch.autograd.Function):
+    """Autograd's functions are called without torch's overrides."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.square().mean()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy * 2 * ctx.saved_tensors[0] / ctx.saved_tensors[0].numel()
+
+
+LOSSES = {
+    "of logits": lambda out, labels: nn.functional.cross_entropy(
+        out.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()),
+    "of both": lambda out, _: out.loss + out.logits.square().mean(),
+    "in place": lambda out, _: out.logits.div_(3).square().mean(),
+    "of a copy": lambda out, _: (
+        out.logits.clone() * out.logits.double()).mean(),
+    "of a function": lambda out, _: Square.apply(out.logits),
+    "given its gradient": lambda out, _: (
+        out.logits * torch.linspace(0, 1, VOCAB)).sum() / 100,
+}
+
+
+@pytest.mark.parametrize("kind, changes", [
+    ("llama", {}), ("gemma2", {"sliding_window": 20}),
+    ("gpt_neox", {"head_dim": None})])
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_of_logits_are_trained_on(session, name, kind, changes):
+    model = tiny(kind, **{k: v for k, v in changes.items() if v})
+    plain, made = copy.deepcopy(model), []
+    stream = sluice.stream(model, session=session, chunk=16, quiet=True)
+    for each in plain, model, model:
+        each.zero_grad()
+        loss = LOSSES[name](each(**batch()), batch()["labels"])
+        loss.backward()
+        made.append(Run(loss.item(), {n: p.grad.clone() for n, p in
+                                      each.named_parameters()}))
+    assert_same(made[1], made[0])
+    assert_same(made[2], made[0])
+    assert stream.stats().host_bytes == 0 and stream.head == "rows"
+
+
+@pytest.mark.parametrize("name, options", [
+    ("after backward", {}), ("after weights", {}),
+    ("hidden=\"host\"", {"hidden": "host"})])
+def test_logits_that_cannot_be_made_any_more_are_refused(session, name,
+                                                         options):
+    model, _ = streamed(session, **options)
+    logits = model(**batch()).logits
+    if name == "after backward":
+        loss, logits = model(**batch())[:2]
+        loss.backward()
+    else:
+        with torch.no_grad():
+            model.lm_head.weight.mul_(2)
+    with pytest.raises(sluice.Unsupported, match=f"{name}.*head = 'whole'"):
+        logits.argmax(-1)
+
+
+def test_mixed_precision_loops_leave_logits_alone(session):
     """accelerate widens what a model returns in half precision."""
     model, stream = streamed(session)
     args = TrainingArguments(**settings(max_steps=2, bf16=True))
-    Trainer(model=model, args=args, train_dataset=rows(labels=True),
-            data_collator=DataCollatorForSeq2Seq(tokenizer())).train()
+    with Largest() as largest:
+        Trainer(model=model, args=args, train_dataset=rows(
+            (300, 290, 310, 280), labels=True), data_collator=(
+                DataCollatorForSeq2Seq(tokenizer()))).train()
     assert stream.stats().blocks > 0
+    assert largest.elements < 2 * 290 * VOCAB

@@ -31,9 +31,9 @@ from sluice.adapters import (
     units,
     wanted,
 )
-from sluice.adapters.absent import AbsentLogits
 from sluice.adapters.head_loss import Labels, Loss
 from sluice.adapters.held import Inside, check_base
+from sluice.adapters.lazy_logits import logits
 from sluice.adapters.stand_in import Recorded, Recorder, Stub
 from sluice.replay import Slot, distinct
 from sluice.step import current
@@ -67,6 +67,7 @@ class Head:
         self.causal, self.decoder, self.stream = causal, decoder, stream
         self._ends = ends
         self.adds_routers = False  # known to; see head_routers
+        self.made: tuple[int, torch.dtype]  # of its latest logits
         self.places = _places(causal, decoder)
         self.place = self.places[0]  # (parent, name) of what it calls
         # What the user or accelerate put in the place of it counts too.
@@ -207,15 +208,16 @@ class Head:
             out = self._of_base({**given, "use_cache": False})
         padded.check_labels(self.stream.blind, shifted, IGNORED,
                             self._ends.adapter)
-        vocabulary = self.causal.get_output_embeddings().weight.shape[0]
+        behind = left[0] if left else None
         loss = shared.loss(self.stream, functools.partial(
-            self.loss, left=left[0] if left else None), out[0], shifted, count)
-        logits = AbsentLogits((*shifted.shape, vocabulary), shifted.device)
+            self.loss, left=behind), out[0], shifted, count)
+        made = logits(self, behind, out[0], loss,
+                      (*shifted.shape, self.made[0]))
         if routers.asked(self.causal, given):
-            return head_routers.answer(self, loss, logits, out,
+            return head_routers.answer(self, loss, made, out,
                                        given.get("attention_mask"))
         return CausalLMOutputWithPast(
-            loss=loss, logits=logits,
+            loss=loss, logits=made,
             hidden_states=getattr(out, "hidden_states", None))
 
     def _of_base(self, given: dict[str, Any]) -> Any:
@@ -233,7 +235,7 @@ class Head:
         """The loss () of hidden [B, S, H] against labels [B, S] that are
         shifted already: the sum over rows divided by `count`. With `left`,
         `hidden` is what the last layer answered."""
-        chunk = chunk or self._rows_at_once(hidden.shape[-1])
+        chunk = chunk or self.rows_at_once(hidden.shape[-1])
 
         def by_rows(h: Tensor) -> Tensor:
             found = self.slots()  # of FSDP2's units: whole only by now
@@ -246,7 +248,7 @@ class Head:
         return self.through_units(by_rows, hidden,
                                   left.units() if left else ())
 
-    def _rows_at_once(self, width: int) -> int:
+    def rows_at_once(self, width: int) -> int:
         vocabulary = self.causal.get_output_embeddings().weight.shape[0]
         chunk = self.stream.chunk
         return max(ROWS, min(chunk, HIDDEN * width * chunk // vocabulary))
@@ -263,6 +265,7 @@ class Head:
              count: Tensor | int) -> Tensor:
         """The part of some rows in the loss."""
         logits = self.logits(hidden)
+        self.made = logits.shape[-1], logits.dtype
         return self.causal.loss_function(
             logits=logits, labels=None, shift_labels=shifted.contiguous(),
             vocab_size=logits.shape[-1], num_items_in_batch=count)
@@ -290,6 +293,12 @@ class Head:
             yield module
         finally:
             parent._modules[name] = before
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the model, or a layer, is an FSDP2 unit."""
+        return any(isinstance(m, FSDPModule) for m in (
+            self.causal, *self._ends.adapter.layers))
 
     @property
     def _base(self) -> nn.Module:

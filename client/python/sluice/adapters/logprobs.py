@@ -33,7 +33,7 @@ class _Call(chunked.ChunkedCall):
         return self._asked.of(self._head.logits(x), targets)
 
 
-class _Alone:
+class Alone:
     """The head needs nothing of a step but its chunks and its memory."""
 
     @contextlib.contextmanager
@@ -50,7 +50,7 @@ def answer(head: Head, asked: Asked, base: Any) -> CausalLMOutputWithPast:
     targets = shared.own_rows(head.stream, asked.targets)
     if targets.shape != hidden.shape[:2]:
         raise scoring.wrong_shape(asked.targets, hidden.shape[:2])
-    step = head.stream.begin(hidden.shape[1], hidden.device, _Alone(),
+    step = head.stream.begin(hidden.shape[1], hidden.device, Alone(),
                              chunk=ROWS, alone=True)
     asked.answered = True
     found = head.through_units(lambda h: chunked.run(
@@ -59,4 +59,4 @@ def answer(head: Head, asked: Asked, base: Any) -> CausalLMOutputWithPast:
         head.stream, found, asked.targets.shape[1]))
 
 
-__all__ = ["answer"]
+__all__ = ["Alone", "answer"]

@@ -1,0 +1,217 @@
+"""The logits of a call whose head ran on chunks of rows, made when they are
+read.
+
+[Note: lazy logits] With labels, most callers read the loss alone, and logits
+of a long sequence fit nowhere. Others compute metrics, or a loss of their own,
+of `out.logits`. So these are a tensor without memory, and a node of the
+user's graph like any other; the first operation on its values runs the head on
+all rows. Until then it holds the hidden states that the head is run on, at
+most until backward of the loss, which needs the device's memory.
+"""
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
+
+from sluice import chunked
+from sluice.adapters.logprobs import Alone
+from sluice.errors import Unsupported
+from sluice.replay import Slot
+from sluice.setting import Setting
+
+if TYPE_CHECKING:
+    from sluice.adapters.ends_calls import Left
+    from sluice.adapters.head import Head
+
+_aten = torch.ops.aten
+
+
+class LazyLogits(Tensor):
+    """Logits [B, S, V]. Shape, type and device are known; copies and casts,
+    which DDP and accelerate make, are lazy too; anything else reads it."""
+
+    _make: Callable[[], Tensor] | None
+    _value: Tensor | None = None
+    _of: LazyLogits | None = None  # what it is a copy of
+    _copies: list[tuple[weakref.ref[LazyLogits], Callable]]
+
+    @staticmethod
+    def __new__(cls, make: Callable[[], Tensor] | None,
+                shape: tuple[int, ...], dtype: torch.dtype,
+                device: torch.device) -> LazyLogits:
+        self = Tensor._make_wrapper_subclass(
+            cls, shape, dtype=dtype, device=device)
+        self._make, self._copies = make, []
+        return self
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None) -> Any:
+        kwargs = kwargs or {}
+        of = args[0] if args and isinstance(args[0], cls) else None
+        if of is not None and of._value is None and (
+                func is _aten.clone.default or func is
+                _aten._to_copy.default and list(kwargs) == ["dtype"]):
+            return of._copy(functools.partial(func, **kwargs),
+                            kwargs.get("dtype", of.dtype))
+        out = func(*_read(args), **_read(kwargs))
+        # In place: what was written is the tensor that was given.
+        return of if of is not None and out is of._value else out
+
+    def _copy(self, function: Callable[[Tensor], Tensor],
+              dtype: torch.dtype) -> LazyLogits:
+        made = LazyLogits(None, self.shape, dtype, self.device)
+        made._of = self
+        self._copies.append((weakref.ref(made), function))
+        return made
+
+    def read(self) -> Tensor:
+        """The values, without a graph."""
+        with torch.no_grad():
+            if self._of is not None:
+                self._of.read()
+            elif self._make is not None:
+                self._fill(self._make())
+        return self._value
+
+    def _fill(self, value: Tensor) -> None:
+        """Copies are made at once: the values may be written from now on."""
+        for made, function in self._copies:
+            copy = made()
+            if copy is not None:
+                copy._fill(function(value))
+        self._make = self._of = None
+        self._value, self._copies = value, []
+
+    def __repr__(self, **_: Any) -> str:
+        return f"<logits {tuple(self.shape)}, made when they are read>"
+
+
+def _read(tree: Any) -> Any:
+    return pytree.tree_map(
+        lambda v: v.read() if isinstance(v, LazyLogits) else v, tree)
+
+
+def _as_plain(name: str) -> Callable:
+    return lambda self, *args, **kwargs: getattr(
+        self.view(self.shape), name)(*args, **kwargs)
+
+
+# They read memory without asking torch's dispatcher.
+for _name in ("numpy", "tolist", "__array__", "__dlpack__", "__reduce_ex__",
+              "__deepcopy__", "data_ptr", "untyped_storage"):
+    setattr(LazyLogits, _name, _as_plain(_name))
+
+
+class _Modules:
+    """Of the head, and of what is left of the decoder."""
+
+    def __init__(self, head: Head, left: Left | None):
+        self._all = [*head.modules(), *(
+            left.ends.after.modules() if left else ())]
+
+    def modules(self) -> Iterator[nn.Module]:
+        return iter(self._all)
+
+
+class _Call(chunked.ChunkedCall):
+    """The head over all rows, [B, S, H] -> [B, S, V]."""
+
+    def __init__(self, head: Head, left: Left | None, hidden: Tensor):
+        step = head.stream.begin(
+            hidden.shape[1], hidden.device, Alone(),
+            chunk=head.rows_at_once(hidden.shape[-1]), alone=True)
+        super().__init__(step, _Modules(head, left), type(head.causal).__name__)
+        self._head, self._left = head, left
+        self._waiting: tuple | None = None  # for `make`
+
+    def forward(self, x: Tensor, extra: list[Tensor],
+                found: list[Slot]) -> Tensor:
+        kind = x.device.type
+        autocast = torch.autocast(kind, torch.get_autocast_dtype(kind),
+                                  torch.is_autocast_enabled(kind))
+        self._waiting = autocast, x.detach(), extra, found
+        self._version = _version(x)
+        self._setting = Setting(self.module, found, [])
+        width, dtype = self._head.made
+        return LazyLogits(self.make, (*x.shape[:2], width), dtype, x.device)
+
+    def compute(self, m: int, x: Tensor, extra: list[Tensor]) -> Tensor:
+        return self._head.logits(x if self._left is None else self._left.rows(
+            x, self.chunks[m]))
+
+    def make(self) -> Tensor:
+        """What `forward` would have answered."""
+        if self._waiting is None:
+            raise _refusal("after backward() of the loss, which frees what "
+                           "they are made of", "read them before it")
+        autocast, x, extra, found = self._waiting
+        if any(isinstance(slot.owner._parameters[slot.name], DTensor)
+               for slot in found):
+            raise _refusal("of weights that are sharded by now")
+        try:
+            self._setting.check()
+        except RuntimeError:
+            self._version = -1
+        if self._version != _version(x):
+            raise _refusal("after weights, buffers or hidden states were "
+                           "changed", "read them before optimizer.step()")
+        self._waiting = None
+        with self._head.stream.turn, autocast, self._setting.in_place():
+            return super().forward(x, extra, found)
+
+    def backward(self, *args: Any) -> Any:
+        if self._waiting is not None:
+            with torch.no_grad():
+                self.make()
+        return super().backward(*args)
+
+    def forget(self) -> None:
+        self._waiting = None
+
+
+def logits(head: Head, left: Left | None, hidden: Tensor, loss: Tensor,
+           shape: tuple[int, ...]) -> Tensor:
+    """Logits of `shape`, of the `hidden` states [B, rows, H] that the decoder,
+    or with `left` its last layer, answered and `loss` () was made of."""
+    if head.stream.ranks is not None or head.stream.in_host or (
+            torch.is_grad_enabled() and head.is_sharded):
+        def refuse() -> Tensor:
+            raise _refusal('with hidden="host", with a group, or for a loss '
+                           "of a model that is sharded")
+        return LazyLogits(refuse, shape, head.made[1], hidden.device)
+    call = _Call(head, left, hidden)
+    if loss.requires_grad:
+        loss.register_hook(functools.partial(_forget, weakref.ref(call)))
+    return chunked.run(call, hidden)
+
+
+def _forget(of: weakref.ref[_Call], _: Tensor) -> None:
+    call = of()
+    if call is not None:
+        call.forget()
+
+
+def _version(x: Tensor) -> int | None:
+    return None if x.is_inference() else x._version
+
+
+def _refusal(what: str, remedy: str | None = None) -> Unsupported:
+    whole = ("set head = 'whole' on what stream() returned (or pass it to "
+             "stream) where they fit, leave the labels out, or ask "
+             "sluice.logprobs for the labels' log-probabilities")
+    return Unsupported(
+        "logits", "with labels, head and loss run on chunks of rows, and "
+        f"logits are made when they are read, but not {what}",
+        whole if remedy is None else f"{remedy}, or {whole}")
+
+
+__all__ = ["LazyLogits", "logits"]
