@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from sluice import blocks
+from sluice.errors import Unsupported
 from sluice.gpu_blocks import Kernel
 from sluice.intervals import Intervals, Piece
 from sluice.precision import widened
@@ -267,3 +268,32 @@ def _block_backward(question: Question, pieces: list[Piece],
         dk[b, :, c].add_(gk)
         dv[b, :, c].add_(gv)
     return dq, dk, dv
+
+
+def refuse_dropout(module: nn.Module, p: float) -> NoReturn:
+    """Raises `Unsupported` for attention dropout in `module`, or in a module
+    of it, and names where it is set. A config is read when a model is made, so
+    the remedy for a model at hand is in its modules."""
+    parts = list(module.modules())
+    places = [(name, type(part).__name__) for part in parts for name, value in (
+        *vars(part).items(), *((f"{n}.p", getattr(child, "p", None))
+                               for n, child in part._modules.items()))
+        if "drop" in name and value == p]
+    fields = [name for part in parts if hasattr(part, "config")
+              for name, value in vars(part.config).items()
+              if "drop" in name and value == p]
+    remedies = []
+    if places:
+        # Others may have the same number. Some modules have it twice.
+        ranks = {place: ("att" in place[0], "att" in place[1].lower())
+                 for place in places}
+        best, (_, kind) = max((rank, place) for place, rank in ranks.items())
+        names = dict.fromkeys(name for (name, of), rank in ranks.items()
+                              if rank == best and of == kind)
+        remedies.append(f"set {' = '.join(names)} = 0 in each {kind} of the "
+                        "model")
+    if fields:
+        name = max(fields, key=lambda field: "att" in field)
+        remedies.append(f"load the model with {name} = 0")
+    raise Unsupported(type(module).__name__, f"attention dropout of {p:g}",
+                      ", or ".join(remedies or ["switch it off"]))

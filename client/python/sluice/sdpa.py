@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from sluice import blocks, written_out
-from sluice.attention import one_dtype
+from sluice.attention import one_dtype, refuse_dropout
 from sluice.errors import Unsupported
 from sluice.layer import running
 from sluice.step import current
@@ -42,8 +42,7 @@ def _attention(query: Tensor, key: Tensor, value: Tensor,
     call = running()
     name = type(call.module).__name__
     if dropout_p:
-        raise Unsupported(name, f"attention dropout of {dropout_p}",
-                          "set config.attention_dropout = 0")
+        refuse_dropout(call.module, dropout_p)
     if query.dim() != 4 or key.shape[2] != query.shape[2]:
         raise Unsupported(
             name, f"attention of q {tuple(query.shape)} to k "

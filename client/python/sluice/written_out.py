@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from sluice import blocks
-from sluice.attention import one_dtype
+from sluice.attention import one_dtype, refuse_dropout
 from sluice.buffer_masks import (
     intervals_of,
     is_complement,
@@ -115,8 +115,7 @@ class Scores(Standing):
         if p == 0 or not training:
             return self
         if self.weights:
-            raise Unsupported(_layer(), f"attention dropout of {p}",
-                              "set it to 0 in the config")
+            refuse_dropout(running().module, p)
         return torch.dropout(self.computed("dropout"), p, training)
 
     def to(self, *args: Any, **kwargs: Any) -> Scores:

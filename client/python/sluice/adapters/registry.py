@@ -12,7 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import and_masks, padding_mask_function
 
 from sluice import blocks, layer, masks, step
-from sluice.attention import one_dtype
+from sluice.attention import one_dtype, refuse_dropout
 from sluice.errors import Unsupported
 from sluice.intervals import Intervals
 
@@ -48,8 +48,7 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
         raise Unsupported(name, "attention outside the decoder layers",
                           "do not stream this model")
     if dropout:
-        raise Unsupported(name, f"attention dropout of {dropout}",
-                          "set config.attention_dropout = 0")
+        refuse_dropout(module, dropout)
     if rest.get("output_attentions"):
         raise Unsupported(name, "output_attentions",
                           "attention weights never exist here; leave it out")
