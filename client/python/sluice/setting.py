@@ -5,10 +5,12 @@ one: attributes are put back for the second, other contents are refused.
 PEFT's other adapter be chosen, a scale be changed by a schedule. Autograd's
 graph would not care: it is of the forward that was. So the second forward sees
 the plain attributes (numbers, names, lists and dictionaries of them) that the
-first one saw. Of parameters and buffers there is no copy; they must still be
-the same tensors with the same contents. Parameters that were written count as
-changed. Buffers may have been written with what they had, as DDP does before
-each forward; so that this can be told, a sum of each version's bytes is kept.
+first one saw. Of parameters and buffers there is no copy; they must still have
+the same contents. A buffer that was replaced, as a rotary table is that grows
+with a longer sequence, is put back like an attribute. Parameters that were
+written count as changed. Buffers may have been written with what they had, as
+DDP does before each forward; so that this can be told, a sum of each version's
+bytes is kept.
 """
 from __future__ import annotations
 
@@ -59,8 +61,7 @@ class Setting:
             if not contents.are_of(slot.parameter):
                 _refuse(slot.owner, slot.name)
         for owner, name, buffer, contents in self._buffers:
-            if owner._buffers.get(name) is not buffer or (
-                    not contents.are_of(buffer)):
+            if name not in owner._buffers or not contents.are_of(buffer):
                 _refuse(owner, name)
 
     def take_rewritten(self) -> None:
@@ -74,7 +75,10 @@ class Setting:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """The modules have the attributes of then."""
+        """The modules have the attributes and the buffers of then."""
+        replaced = [(owner, name, owner._buffers[name], buffer)
+                    for owner, name, buffer, _ in self._buffers
+                    if owner._buffers[name] is not buffer]
         changed = []
         for module, then in zip(self._modules, self.attributes):
             now = vars(module)
@@ -84,9 +88,13 @@ class Setting:
                             now[name] != value)]
         for module, name, _, value in changed:
             vars(module)[name] = value
+        for owner, name, _, buffer in replaced:
+            owner._buffers[name] = buffer
         try:
             yield
         finally:
+            for owner, name, now, _ in replaced:
+                owner._buffers[name] = now
             for module, name, now, _ in changed:
                 vars(module)[name] = now
 

@@ -60,7 +60,12 @@ def choose_another(mlp):
     mlp.chosen = ["b"]
 
 
-@pytest.mark.parametrize("change", [set_scale, set_entry, choose_another])
+def replace_buffer(mlp):
+    mlp.times = torch.tensor(3.0)
+
+
+@pytest.mark.parametrize("change", [set_scale, set_entry, choose_another,
+                                    replace_buffer])
 def test_replays_use_the_attributes_of_the_forward(session, change):
     model = scaled()
     expected = gradients(copy.deepcopy(model), change)
@@ -70,8 +75,8 @@ def test_replays_use_the_attributes_of_the_forward(session, change):
     mlp = model.model.layers[0].mlp
     changed = Scaled(nn.Identity())
     change(changed)
-    assert (mlp.scale, mlp.on, mlp.chosen) == (changed.scale, changed.on,
-                                               changed.chosen)
+    assert (mlp.scale, mlp.on, mlp.chosen, mlp.times) == (
+        changed.scale, changed.on, changed.chosen, changed.times)
     stream.unstream()
 
 
@@ -139,10 +144,6 @@ def test_a_fingerprint_is_of_values_in_their_order(change):
         assert fingerprint(y.to(dtype)) != fingerprint(change(y).to(dtype))
 
 
-def replace_buffer(mlp):
-    mlp.times = torch.tensor(3.0)
-
-
 def write_buffer(mlp):
     mlp.times.mul_(3)
 
@@ -153,7 +154,7 @@ def replace_memory(mlp):
 
 
 @pytest.mark.parametrize("change, name", [
-    (replace_buffer, "'times' of Scaled"), (write_buffer, "'times' of Scaled"),
+    (write_buffer, "'times' of Scaled"),
     (replace_memory, "'weight' of Linear")])
 def test_changed_contents_are_detected(session, change, name):
     model = scaled()

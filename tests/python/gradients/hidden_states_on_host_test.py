@@ -7,7 +7,7 @@ import gc
 
 import pytest
 import torch
-from models import assert_same, batch, run, streamed, tiny, unstreamed
+from models import Run, assert_same, batch, run, streamed, tiny, unstreamed
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -113,7 +113,20 @@ def test_rotary_embeddings_that_remember_lengths(session, hidden):
     for length in (40, 90, 70, 30, 75):
         inputs = batch(length=length, seed=length)
         assert_same(run(model, inputs), run(twin, inputs))
+    # Both shorter and longer ones come between a forward and its backward.
+    for lengths in ((40, 90), (90, 30), (30, 75, 40)):
+        found = [losses(each, lengths) for each in (model, twin)]
+        assert_same(*found)
     assert stream.stats().host_bytes == 0
+
+
+def losses(model, lengths):
+    """One backward of several forwards."""
+    model.zero_grad()
+    loss = sum(model(**batch(length=n, seed=n)).loss for n in lengths)
+    loss.backward()
+    return Run(loss.item(), {n: p.grad.clone() for n, p in
+                             model.named_parameters()})
 
 
 def test_dropout_after_the_embedding(session, hidden):
