@@ -6,10 +6,21 @@ import copy
 import gc
 import inspect
 
+import accelerate
+import numpy as np
 import peft
 import pytest
 import torch
-from models import Wrapper, assert_same, batch, run, tiny, unstreamed
+from models import (
+    VOCAB,
+    Run,
+    Wrapper,
+    assert_same,
+    batch,
+    run,
+    tiny,
+    unstreamed,
+)
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
@@ -230,16 +241,74 @@ def test_the_first_check_is_of_the_first_step_that_trains(streamed):
     assert stream.checks.has_passed
 
 
+def in_place(model, backend):
+    for layer in model.model.layers:
+        layer.compile(backend=backend)
+    return model
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_compiled_model_is_exact(streamed, backend):
+@pytest.mark.parametrize("compiled", [
+    torch.compile, in_place, lambda m, backend: accelerate.utils.
+    compile_regions(m, backend=backend)], ids=["model", "layers", "regions"])
+def test_a_compiled_model_is_exact_and_said_to_run_uncompiled(
+        streamed, compiled, backend):
     model = tiny()
     expected = unstreamed(model, batch())
-    streamed(model)
-    torch.compile(model, backend=backend)(**batch()).loss.backward()
-    gradient = model.lm_head.weight.grad
-    assert torch.allclose(gradient, expected.gradients["lm_head.weight"],
-                          rtol=1e-4, atol=1e-6)
+    stream = streamed(model)
+    with pytest.warns(UserWarning, match="run uncompiled.*layer.mlp.compile"):
+        compiled(model, backend=backend)(**batch()).loss.backward()
+    assert_same(Run(expected.loss, {n: p.grad for n, p in
+                                    model.named_parameters()}), expected)
+    assert stream.stats().steps == 1
     torch._dynamo.reset()
+
+
+def test_modules_in_layers_run_compiled(streamed):
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    def compile_mlps(model):
+        for layer in model.model.layers:
+            layer.mlp.compile(backend=backend)
+
+    torch._dynamo.reset()
+    model = tiny()
+    streamed(model)
+    compile_mlps(model)
+    assert_same(run(model, batch()), unstreamed(tiny(), batch()))
+    assert graphs
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_accelerates_wrapper_comes_and_goes(streamed, keep):
+    """It binds what it finds as a forward to the model; so does a copy."""
+    model = tiny()
+    expected = unstreamed(model, batch())
+    takes = inspect.signature(model.forward)
+    stream = streamed(model)
+    accelerate.state.AcceleratorState._reset_state(True)
+    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
+    wrapped = accelerator.prepare(model)
+    wrapped(**batch()).loss.backward()
+    twin = copy.deepcopy(wrapped)
+    with torch.no_grad():
+        twin.lm_head.weight.zero_()
+    assert abs(float(twin(**batch()).loss) - float(np.log(VOCAB))) < 1e-4
+    assert stream.stats().steps == 1
+    own = accelerator.unwrap_model(wrapped, keep_fp32_wrapper=keep)
+    assert own is model and inspect.signature(own.forward) == takes
+    found = run(own, batch())
+    assert stream.stats().steps == 2
+    if not keep:
+        assert_same(found, expected)
+    stream.unstream()
+    assert own(**batch()).logits.isfinite().all()
+    accelerate.state.AcceleratorState._reset_state(True)
 
 
 # --- the handle -------------------------------------------------------------

@@ -86,6 +86,7 @@ class Adapter:
             raise Unsupported(type(self.decoder).__name__, "a layer that is "
                               "run several times", "do not stream this model")
         self.logits_last = routers.answered_last(self)
+        self._warn = stream.warn_once
         for layer in self.layers:
             self._patch(layer, self._layer_forward(stream, layer))
         self.ends = Ends(self, stream)
@@ -171,7 +172,7 @@ class Adapter:
 
     def _patch(self, module: nn.Module, forward: Callable,
                copied: Callable[[], object] | None = None) -> None:
-        self._patches[module] = Patch(module, forward, copied)
+        self._patches[module] = Patch(module, forward, self._warn, copied)
 
     def own_forward(self, module: nn.Module) -> Callable:
         """The module's forward of before, bound to it."""

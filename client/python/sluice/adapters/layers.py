@@ -84,7 +84,8 @@ class OwnLayers:
     def attach(self, stream: Stream) -> None:
         """Patches the layers, and probes them where there is a sample."""
         for layer in self.layers:
-            self._patches[layer] = Patch(layer, self._forward(stream, layer))
+            self._patches[layer] = Patch(layer, self._forward(stream, layer),
+                                         stream.warn_once)
         self._kind = first_of_kind(self.layers)
         if self._sample is None and (stream.hidden == "host"
                                      or stream.ranks is not None):

@@ -56,7 +56,8 @@ def refuse_compiled(index: int, layer: nn.Module) -> None:
     """Torch would compile the probe too."""
     if isinstance(layer, torch._dynamo.OptimizedModule):
         raise Unsupported(f"layer {index}", "it is compiled",
-                          "stream the layers, then compile them")
+                          "compile modules inside of it instead, as "
+                          "layer.mlp.compile()")
 
 
 def refuse_within(layer: nn.Module) -> None:
