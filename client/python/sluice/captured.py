@@ -42,6 +42,10 @@ def probe_tokens(adapter: Adapter) -> Tensor:
         raise Unsupported(type(adapter.decoder).__name__, "embeddings that "
                           "are not one table", "do not stream this model")
     most = getattr(config, "max_position_embeddings", None) or TOKENS
+    if weight.is_meta:
+        raise Unsupported(type(adapter.decoder).__name__, "weights on the meta "
+                          "device, as accelerate's offloading leaves them",
+                          "load the model without offloading")
     length = TOKENS if most < 1 else min(TOKENS, most)  # -1: any number
     ids = torch.arange(length) * 7 % max(1, weight.shape[0] - 4) + 3
     pad = getattr(config, "pad_token_id", None)

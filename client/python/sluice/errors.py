@@ -88,3 +88,19 @@ Error.__module__ = Invalid.__module__ = Unsupported.__module__ = "sluice"
 
 class NoAttention(Unsupported):
     """A layer in which attention was not met: perhaps it is elsewhere."""
+
+
+class Inexact(Unsupported):
+    """A layer that computed something else by chunks, whatever the cause."""
+
+
+class UnknownRows(Unsupported):
+    """An argument of a layer that may have rows.
+
+    Attributes:
+        argument: its name.
+        dims: the dimensions that are as long as the sequence.
+    """
+
+    argument = ""
+    dims: tuple[int, ...] = ()

@@ -64,6 +64,7 @@ class LayerCall(chunked.ChunkedCall):
         self.own, self._arguments = own, arguments
         self.returns_tuple = False
         self._chunk = self._site = 0  # where the layer is just now
+        self.biased = False  # see written_out: its scores, if they are that
         self._rows = step.chunks[0]  # that it runs on
         # Of a replay that is compared; and while a part of it runs.
         self._parts: TwoParts | None = None
@@ -117,6 +118,10 @@ class LayerCall(chunked.ChunkedCall):
             out = self._run(x, extra)
             if self._side is not None:
                 out = self._side.without(out)
+        if self._site == 0 and self.biased:
+            raise Unsupported(
+                self.name, "a bias that is added to attention's scores, as "
+                "ALiBi's", "do not stream this model")
         if self._site == 0:
             raise NoAttention(
                 self.name, "a layer without attention, through transformers' "

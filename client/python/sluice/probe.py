@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ from sluice.captured import (
     probe_tokens,
     refusing,
 )
-from sluice.errors import Unsupported
+from sluice.errors import Inexact, Unsupported
 from sluice.numbered import FAR, Numbered
 from sluice.randomness import Still, undisturbed
 from sluice.replay import Snapshot
@@ -138,28 +138,53 @@ def probe_layer(adapter: Patched, stream: Stream, index: int, plain: Seen,
     if adapter.layers[index] in stream.numbered:
         trials.append((" far into a sequence", plain.x, 1.0, FAR))
     for what, x, scale, first in trials:
-        def both(x: Tensor = x, scale: float = scale, first: int = first
-                 ) -> tuple[Result, Result]:
-            whole = refusing(name, "it fails on its own", lambda: run_whole(
+        def alone(x: Tensor = x, scale: float = scale, first: int = first
+                  ) -> Result:
+            return refusing(name, "it fails on its own", lambda: run_whole(
                 adapter, index, wide(x), plain, name, scale,
                 Numbered(x.shape[1], first) if first else None))
-            return whole, refusing(
+
+        def both(x: Tensor = x, scale: float = scale, first: int = first
+                 ) -> tuple[Result, Result]:
+            return alone(), refusing(
                 name, f"it fails when it runs on {CHUNK} of {x.shape[1]} rows",
                 lambda: run_chunked(adapter, stream, index, wide(x), streamed,
                                     scale, first))
 
         whole, cut = both()
+        still: contextlib.AbstractContextManager = contextlib.nullcontext()
         if whole.drew:
+            still = Still()
             if scale:
                 _compare_slopes(adapter, stream, index, wide(x), streamed,
                                 name, cut)
-            with Still():
+            with still:
                 whole, cut = both()
             if whole.drew:
                 raise Unsupported(name, "random numbers that do not come from "
                                   "torch's usual functions",
                                   "do not stream this model")
+        if not _near(whole.y, cut.y, 0.0, OUTPUT_LIMIT):
+            with still:
+                nudged = alone(wide(x) * (1 + 2 ** -22))
+            _refuse_output(name + what, whole, cut, nudged)
         _compare(name + what, whole, cut)
+
+
+def _refuse_output(name: str, whole: Result, cut: Result,
+                   nudged: Result) -> NoReturn:
+    """`nudged` is of an input that differs by rounding."""
+    apart, own = _apart(whole.y, cut.y), _apart(whole.y, nudged.y)
+    if own > OUTPUT_LIMIT:
+        raise Unsupported(
+            name, f"its output differs by {apart:.1e} when its rows run in "
+            f"chunks, and by {own:.1e} when its input differs by rounding: it "
+            "rounds what it computes with, as dynamic quantisation of "
+            "activations does", "quantise weights alone, or do not stream "
+            "this model")
+    raise Inexact(name, f"its output differs by {apart:.1e} when its rows run "
+                  "in chunks: it mixes tokens outside attention",
+                  "do not stream this model")
 
 
 def _find_numbered(adapter: Patched, stream: Stream, index: int,
@@ -181,11 +206,6 @@ def _find_numbered(adapter: Patched, stream: Stream, index: int,
 
 
 def _compare(name: str, whole: Result, cut: Result) -> None:
-    if not _near(whole.y, cut.y, 0.0, OUTPUT_LIMIT):
-        raise Unsupported(
-            name, f"its output differs by {_apart(whole.y, cut.y):.1e} when "
-            "its rows run in chunks: it mixes tokens outside attention",
-            "do not stream this model")
     norm = sum(float(g.norm()) ** 2 for g in whole.gradients.values()
                if g is not None) ** 0.5
     for key, expected in whole.gradients.items():

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
-from sluice.errors import Unsupported
+from sluice.errors import UnknownRows, Unsupported
 
 if TYPE_CHECKING:
     from sluice.step import Step
@@ -184,11 +184,14 @@ def _tensor(module: str, name: str, value: Tensor, length: int,
     dim = declared.get(name)
     if dim is None:
         if name not in declared and length > 1 and length in value.shape:
-            raise Unsupported(
+            dims = [d for d, n in enumerate(value.shape) if n == length]
+            unknown = UnknownRows(
                 module, f"argument '{name}' of shape {tuple(value.shape)}, "
                 f"which has the sequence's length {length} and is not known",
                 f"if it has rows, say along which dimension: "
-                f"stream(…, rows={{'{name}': 1}})")
+                f"stream(…, rows={{'{name}': {dims[0]}}})")
+            unknown.argument, unknown.dims = name, tuple(dims)
+            raise unknown
         return Leaf(name, value, None)
     if name == "position_ids" and value.dim() > 2:
         raise Unsupported(module, f"position_ids of shape "

@@ -87,6 +87,8 @@ class Scores(Standing):
         if not self.weights and self.times is None and (
                 isinstance(other, Tensor) and current().is_marker(other)):
             return self.masked(other)
+        if self._is_bare() and isinstance(other, Tensor):
+            running().biased = True
         return self.computed("add") + other
 
     def where(self, seen: Tensor, other: Any) -> Any:
@@ -211,10 +213,11 @@ def product(func: Callable, args: tuple, kwargs: dict[str, Any]
             ) -> Scores | None:
     """The scores that this call of torch would compute, where it multiplies
     a chunk's rows of q with its own keys."""
-    scale = 1.0
+    scale, biased = 1.0, False
+    args = (*args, *(kwargs[name] for name in ("batch1", "batch2")
+                     if name in kwargs))
     if func in _ADDING and len(args) == 3:
-        if kwargs.get("beta", 1) != 0 and bool(args[0].any()):
-            return None
+        biased = kwargs.get("beta", 1) != 0 and bool(args[0].any())
         scale, args = float(kwargs.get("alpha", 1)), args[1:]
     elif func not in _MULTIPLYING or len(args) != 2:
         return None
@@ -228,6 +231,9 @@ def product(func: Callable, args: tuple, kwargs: dict[str, Any]
             q.dim() == 4 and k.shape[1] not in (1, q.shape[1])):
         return None
     if _is_weight(k):  # of an expert, say, and as wide as the chunk is long
+        return None
+    if biased:
+        running().biased = True
         return None
     return Scores(q, k.transpose(-1, -2),
                   torch.Size((*q.shape[:-1], rows)), q.dtype, scale,

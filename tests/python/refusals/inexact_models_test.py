@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from models import (
+    SIZES,
     AddLoss,
     Wrapper,
     assert_same,
@@ -21,6 +22,7 @@ from models import (
     wrap_mlps,
 )
 from torch import nn
+from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
 import sluice
 from sluice import Unsupported
@@ -288,11 +290,63 @@ def test_an_unknown_argument_as_long_as_the_sequence_is_refused(session):
                     a[0].shape[1])[None, :, None] * 0.01}), with_kwargs=True)
         return model
 
-    with pytest.raises(Unsupported, match="'shift'.*rows="):
+    with pytest.raises(Unsupported, match="'shift'.*rows={'shift': 1} to "
+                       "stream\\(\\), which was tried"):
         sluice.stream(made(), session=session, chunk=16)
     model, inputs = made(), batch()
     expected = unstreamed(model, inputs)
     sluice.stream(model, session=session, chunk=16, rows={"shift": 1})
+    assert_same(run(model, inputs), expected)
+
+
+class Rounded(Wrapper):
+    """Steps where the last bits say so, as where torchao quantises
+    activations, which have many more values than a tiny model."""
+
+    def forward(self, x):
+        return self.inner(x) + 1e-3 * torch.sin(1e6 * x).sign()
+
+
+def test_rounded_activations_are_refused_by_their_cause(session):
+    with pytest.raises(Unsupported, match="it rounds what it computes with"):
+        sluice.stream(wrap_mlps(Rounded), session=session, chunk=16)
+
+
+@pytest.mark.parametrize("kind, changes, cause", [
+    ("bloom", {}, "a bias that is added to attention's scores, as ALiBi's"),
+    ("mpt", dict(d_model=32, n_heads=4, n_layers=2), "a bias that is added"),
+    ("gemma", dict(use_bidirectional_attention=True), "in both directions"),
+])
+def test_refusals_name_the_cause_and_not_how_it_was_met(session, kind, changes,
+                                                        cause):
+    model = tiny(kind, **changes)
+    if kind == "gemma":
+        model.set_attn_implementation("sdpa")
+    with pytest.raises(Unsupported, match=cause):
+        sluice.stream(model, session=session, chunk=16)
+
+
+def test_offloaded_weights_are_refused_by_name(session):
+    with pytest.raises(Unsupported, match="meta device.*without offloading"):
+        sluice.stream(tiny().to("meta"), session=session, chunk=16)
+
+
+def test_a_decoder_that_takes_pictures_is_tried(session):
+    """Chameleon's become tokens of the sequence."""
+    names = {f"IMGIMG{c}Z": 20 + i for i, c in enumerate("ABCDEFGH")}
+    config = ChameleonConfig(**SIZES, vocabulary_map={"<image>": 5, **names},
+                             vq_config=dict(
+        embed_dim=16, num_embeddings=8, latent_channels=16, resolution=16,
+        base_channels=32, channel_multiplier=[1], num_res_blocks=1,
+        hidden_size=16))
+    torch.manual_seed(0)
+    model = ChameleonForConditionalGeneration(config).train()
+    inputs = batch(length=300)
+    inputs["input_ids"][:, 3:259] = 5  # 16 x 16 parts of a picture
+    inputs["labels"][(inputs["labels"] >= 20) & (inputs["labels"] < 28)] = -100
+    inputs["pixel_values"] = torch.randn(2, 3, 16, 16)
+    expected = unstreamed(model, inputs)
+    sluice.stream(model, session=session, chunk=64)
     assert_same(run(model, inputs), expected)
 
 

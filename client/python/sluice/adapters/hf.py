@@ -36,8 +36,10 @@ from sluice.adapters.ends import Ends
 from sluice.adapters.head import Head
 from sluice.adapters.held import Held, Inside
 from sluice.adapters.units import refuse_compiled, refuse_within
-from sluice.errors import NoAttention, Unsupported
+from sluice.captured import probe_tokens
+from sluice.errors import Inexact, NoAttention, UnknownRows, Unsupported
 from sluice.patch import Patch
+from sluice.randomness import undisturbed
 from sluice.step import current
 from sluice.tables import Told
 
@@ -93,6 +95,7 @@ class Adapter:
         if routers.asked(self.decoder, {}):
             routers.find(self)
         self._probe(stream)
+        self._refuse_pictures()
         self._inside = Inside.of(self.layers)
         # Of a rank's own rows the ends need not be made by chunks.
         if stream.ranks is None or stream.hidden == "host":
@@ -109,6 +112,38 @@ class Adapter:
                 "st.shard()'s labels")
 
     def _probe(self, stream: Stream) -> None:
+        try:
+            self._told = self._tried(stream)
+        except UnknownRows as unknown:
+            raise self._tried_with_rows(stream, unknown) from None
+
+    def _tried_with_rows(self, stream: Stream,
+                         unknown: UnknownRows) -> Unsupported:
+        """The refusal of an argument that may have rows, whose remedy is one
+        that was tried; or the reason why there is none."""
+        before, refusals = stream.rows, []
+        for dim in (*unknown.dims, None):
+            stream.rows = {**before, unknown.argument: dim}
+            try:
+                self._tried(stream).undo()
+                self._patches.pop(self.entry).undo()
+                said = {name: d for name, d in stream.rows.items()
+                        if name not in rows.ROWS}
+                return UnknownRows(unknown.module, unknown.feature,
+                                   f"pass rows={said!r} to stream(), which "
+                                   "was tried and is exact")
+            except UnknownRows as other:
+                refused = self._tried_with_rows(stream, other)
+                if isinstance(refused, UnknownRows):
+                    return refused
+            except Unsupported as other:
+                refused = other
+            finally:
+                stream.rows = before
+            refusals.append(refused)
+        return min(refusals, key=_vagueness)
+
+    def _tried(self, stream: Stream) -> Told:
         """Finds the way in which attention is met; where there is none, the
         first refusal that is about something else, if any, is the reason.
 
@@ -129,13 +164,11 @@ class Adapter:
             for way in ways:
                 self.way = way
                 try:
-                    self._told = probe.probe(self, stream)
-                    return
+                    return probe.probe(self, stream)
                 except Unsupported as refused:
                     refusals.append(refused)
             self._patches.pop(self.entry).undo()
-        raise next((r for r in refusals if not isinstance(r, NoAttention)),
-                   refusals[0])
+        raise min(refusals, key=_vagueness)
 
     def renew(self, stream: Stream) -> None:
         """Probes the layers again where something in them is new since they
@@ -293,6 +326,21 @@ class Adapter:
 
     # --- what cannot be streamed --------------------------------------------
 
+    def _refuse_pictures(self) -> None:
+        """A loss that fails without them skips their rows (Git's)."""
+        if "pixel_values" not in inspect.signature(
+                type(self.decoder).forward).parameters:
+            return
+        ids = probe_tokens(self)
+        try:
+            with torch.no_grad(), undisturbed(ids.device):
+                self.causal(input_ids=ids, labels=ids)
+        except Exception:
+            raise Unsupported(
+                type(self.decoder).__name__, "pictures that become rows of "
+                "the decoder, with a mask of their own",
+                "do not stream this model") from None
+
     def _refuse_foreign(self, stream: Stream) -> None:
         """With a group: who calls the decoder in the place of the causal
         model's forward counts on all rows, and would get some."""
@@ -315,9 +363,9 @@ class Adapter:
                                       f"a module of {package}",
                                       f"load the model without {package}")
         rows.check_parameters(self.causal)
-        if "pixel_values" in inspect.signature(
-                type(self.decoder).forward).parameters:
-            raise Unsupported(
-                type(self.decoder).__name__, "pictures that become rows of "
-                "the decoder, with a mask of their own",
-                "do not stream this model")
+
+
+def _vagueness(refused: Unsupported) -> int:
+    """The first that names a cause is the reason."""
+    return 2 if isinstance(refused, NoAttention) else isinstance(
+        refused, Inexact)
