@@ -13,7 +13,6 @@ from torch import nn
 
 from sluice.errors import Unsupported
 
-
 _UNCOMPILED = (
     "a streamed model and its layers run uncompiled; torch.compile of them, and "
     "accelerate's compile_regions, change nothing: compile modules inside of "

@@ -311,6 +311,32 @@ def test_accelerates_wrapper_comes_and_goes(streamed, keep):
     accelerate.state.AcceleratorState._reset_state(True)
 
 
+# --- hooks ------------------------------------------------------------------
+
+def with_hooks(model, calls):
+    layer = model.model.layers[1]
+    layer.register_forward_hook(lambda *_: calls.append("layer"))
+    layer.mlp.register_forward_hook(lambda *_: calls.append("mlp"))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_hooks_inside_of_layers_are_said_to_be_called_per_chunk(session, late):
+    model, calls = tiny(), []
+    if late:
+        sluice.stream(model, session=session, chunk=16, quiet=True)
+    with_hooks(model, calls)
+    with pytest.warns(UserWarning, match="'mlp' of LlamaDecoderLayer has hooks"
+                      ".*each chunk.*once per forward"):
+        if late:
+            run(model, batch())
+        else:
+            sluice.stream(model, session=session, chunk=16, quiet=True)
+    calls.clear()
+    assert_same(run(model, batch()), unstreamed(tiny(), batch()))
+    assert calls.count("layer") == 1
+    assert calls.count("mlp") >= 2 * 5  # chunks of 75 rows
+
+
 # --- the handle -------------------------------------------------------------
 
 @pytest.mark.parametrize("wrap", [

@@ -80,11 +80,33 @@ def _of(module: nn.Module) -> tuple:
     forward = vars(module).get("forward")
     if isinstance(forward, linears.Linear):  # in a backward that runs
         forward = None
-    return (module, type(module), forward,
-            *module._forward_pre_hooks.values(),
+    return (module, type(module), forward, *_hooks(module))
+
+
+def _hooks(module: nn.Module) -> tuple:
+    return (*module._forward_pre_hooks.values(),
             *module._forward_hooks.values(),
             *module._backward_pre_hooks.values(),
             *module._backward_hooks.values())
+
+
+def warn_of_hooks(layers: Iterable[nn.Module],
+                  warn: Callable[[str], object]) -> None:
+    """Says how often a user's hooks inside of layers are called."""
+    for layer in layers:
+        for name, module in layer.named_modules():
+            if name and any(map(_is_a_users, _hooks(module))):
+                warn(f"'{name}' of {type(layer).__name__} has hooks: inside of "
+                     "streamed layers they are called for each chunk of rows, "
+                     "and again in backward; a hook of the layer itself is "
+                     "called once per forward, with all rows")
+                return
+
+
+def _is_a_users(hook: Callable) -> bool:
+    function = getattr(hook, "func", hook)  # of a partial
+    where = getattr(function, "__module__", None) or ""
+    return where.partition(".")[0] not in ("torch", "transformers", "sluice")
 
 
 def check_base(causal: nn.Module, base: nn.Module, decoder: nn.Module) -> None:
@@ -95,4 +117,4 @@ def check_base(causal: nn.Module, base: nn.Module, decoder: nn.Module) -> None:
             "sluice.stream, and is not streamed", AGAIN)
 
 
-__all__ = ["Held", "Inside", "check_base"]
+__all__ = ["Held", "Inside", "check_base", "warn_of_hooks"]

@@ -34,7 +34,7 @@ from sluice.adapters.dealing import Dealing
 from sluice.adapters.decoders import around, find_decoder
 from sluice.adapters.ends import Ends
 from sluice.adapters.head import Head
-from sluice.adapters.held import Held, Inside
+from sluice.adapters.held import Held, Inside, warn_of_hooks
 from sluice.adapters.units import refuse_compiled, refuse_within
 from sluice.captured import probe_tokens
 from sluice.errors import Inexact, NoAttention, UnknownRows, Unsupported
@@ -97,6 +97,7 @@ class Adapter:
         self._probe(stream)
         self._refuse_pictures()
         self._inside = Inside.of(self.layers)
+        warn_of_hooks(self.layers, self._warn)
         # Of a rank's own rows the ends need not be made by chunks.
         if stream.ranks is None or stream.hidden == "host":
             ends_trial.probe(self.ends)
@@ -191,6 +192,7 @@ class Adapter:
             self._inside = before
             raise
         self._inside = Inside.of(self.layers)
+        warn_of_hooks(self.layers, self._warn)
 
     def check_dealing(self, ids: Tensor, chunk: int) -> None:
         """Raises `Unsupported` where one rank's rows are not the whole's."""

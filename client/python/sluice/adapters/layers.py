@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 
 from sluice import calls, probe, randomness, rows, sdpa, tables, trial
 from sluice import layer as layers_
-from sluice.adapters.held import Held, Inside
+from sluice.adapters.held import Held, Inside, warn_of_hooks
 from sluice.adapters.units import refuse_compiled, refuse_within
 from sluice.adapters.whole_calls import rows_of
 from sluice.arguments import need
@@ -224,6 +224,7 @@ class OwnLayers:
     def _probe_all(self, stream: Stream) -> None:
         """One layer of each kind, where there is a sample; else each is probed
         when it is called."""
+        warn_of_hooks(self.layers, stream.warn_once)
         stream.checks.kinds = by_kind(self.layers)
         if self._sample is not None:
             for index, seen in self._seen(stream).items():
