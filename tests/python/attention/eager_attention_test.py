@@ -238,7 +238,7 @@ def from_the_middle(self, q, k, v, mask):
 REFUSED = {with_bias: "'add'", with_dropout: "attention dropout of 0.3",
            head_mask: "'mul'", both_directions: "in both directions",
            weights_are_used: "'mean'", against_itself: "'mul'",
-           over_the_rows: "'softmax'", own_mask: "without attention",
+           over_the_rows: "'softmax'", own_mask: "a bias that is added",
            by_einsum: "without attention", from_the_middle:
            "without attention"}
 

@@ -182,14 +182,6 @@ def test_the_forwards_signature_stays(streamed):
     assert inspect.signature(model.forward) == before
 
 
-def test_streaming_twice_is_refused_and_changes_nothing(streamed):
-    def again(model):
-        if "forward" in vars(model):
-            with pytest.raises(sluice.Unsupported, match="already"):
-                streamed(model)
-    same_after(again, streamed)
-
-
 @pytest.mark.parametrize("frozen", [False, True])
 def test_functional_call_is_exact_and_leaves_the_parameters(streamed, frozen):
     model = tiny()
