@@ -243,7 +243,8 @@ TEST_F(PlanSwapCli, WrongFieldsAreNamedWithTheirPath) {
 
 TEST_F(PlanSwapCli, WhatIsNoNodeIsOneLine) {
   EXPECT_THAT(Refusal(std::string("{\"links\": [")), HasSubstr("not JSON"));
-  EXPECT_THAT(Refusal(std::string("{\"ranks\": NaN}")), HasSubstr("not JSON"));
+  EXPECT_THAT(Refusal(std::string("{\"ranks\": NaN}")),
+              HasSubstr("NaN at byte 11"));
   EXPECT_THAT(Refusal(std::string("[]")), HasSubstr("not a JSON object"));
   EXPECT_THAT(Refusal(std::string("{\"numa\": [], \"numa\": []}")),
               HasSubstr("occurs twice"));
