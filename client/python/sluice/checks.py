@@ -1,4 +1,4 @@
-"""Which replays are compared with their first forwards, and by what.
+"""Which replays are compared with their first forwards.
 
 [Note: checks] A replay is the gradient's function only where it computes what
 the first forward did. Attributes are put back and contents of parameters and
@@ -10,12 +10,10 @@ kind in each step, in turn. Both cost one wait for the device per comparison.
 """
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 Check = Literal["first", "always", "off"]
 
@@ -72,19 +70,4 @@ class Checks:
         self.has_passed = True
 
 
-def fingerprint(y: Tensor) -> tuple[int, int]:
-    """Of the values of y [..., H] and their order. Waits for the device.
-
-    The bits of all values by exclusive or, which any number of sign flips or
-    swaps in pairs passes, and the rows' products with one vector, which those
-    change.
-    """
-    y = y.detach().contiguous()
-    rows = y.view(-1, y.shape[-1])
-    vector = torch.arange(1, rows.shape[1] + 1, device=y.device).sin()
-    products = rows.mv(vector.to(y.dtype)).float().cpu()
-    bits = torch.hash_tensor(y).view(torch.int64).item()
-    return bits, zlib.crc32(bytes(products.untyped_storage()))
-
-
-__all__ = ["Check", "Checks", "StepChecks", "fingerprint"]
+__all__ = ["Check", "Checks", "StepChecks"]

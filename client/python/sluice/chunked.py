@@ -15,14 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from sluice import calls, computing
-from sluice.checks import fingerprint
 from sluice.errors import Unsupported
 from sluice.hidden import OnDevice
 from sluice.precision import wide_dtype
 from sluice.randomness import RandomState
 from sluice.replay import Buffers, Gradients, Slot, Snapshot, distinct, slots
 from sluice.rows import Leaf, cut
-from sluice.setting import Setting
+from sluice.setting import Setting, fingerprint
 
 if TYPE_CHECKING:
     from sluice.hidden import DeviceRows, HostRows
@@ -57,7 +56,7 @@ class ChunkedCall:
         self._random: list[RandomState | None] = []
         self._buffers: list[Snapshot | None] = []
         # Of the chunks whose replays are compared with them.
-        self._fingerprints: dict[int, tuple[int, int]] = {}
+        self._fingerprints: dict[int, int] = {}
         self._autocast: Any = None
         self._setting: Setting | None = None
         self._owners: list[nn.Module] = []  # of buffers

@@ -145,10 +145,9 @@ class LayerCall(chunked.ChunkedCall):
         try:
             _running.call = self
             with self.step.inside(), self._numbering():
-                out = self.own(x, *args, **kwargs)
+                return self.own(x, *args, **kwargs)
         finally:
             _running.call = before
-        return out
 
     def compare_parts(self, m: int, x: Tensor, y: Tensor) -> None:
         parts, self._parts = self._parts, None

@@ -25,7 +25,6 @@ from sluice.captured import (
     Seen,
     by_kind,
     capture,
-    one_of_each_kind,
     probe_tokens,
     refusing,
 )
@@ -63,11 +62,11 @@ def probe(adapter: Adapter, stream: Stream) -> tables.Told:
     ids = probe_tokens(adapter)
     with probing(adapter.entry, ids.device):
         plain, streamed = capture(adapter, stream, ids)
-
-        stream.checks.kinds = by_kind(adapter.layers)
+        layers = list(adapter.layers)
+        stream.checks.kinds = kinds = by_kind(layers)
 
         def all_kinds() -> None:
-            for index in one_of_each_kind(adapter.layers):
+            for index in (layers.index(kind[0]) for kind in kinds):
                 probe_layer(adapter, stream, index, plain[index],
                             streamed[index])
             if stream.ranks is not None:

@@ -139,13 +139,16 @@ def _sum(tensor: Tensor) -> int | None:
         return None
     version, known = _version(tensor), _sums.get(tensor)
     if known is None or known[0] != version or version is None:
-        known = _sums[tensor] = version, _sum_of(tensor.detach())
+        known = _sums[tensor] = version, fingerprint(tensor)
     return known[1]
 
 
-def _sum_of(values: Tensor) -> int:
-    """On the tensor's own device: experts' weights are gigabytes."""
-    words = values.contiguous().view(-1).view(_WORDS[values.element_size()])
+def fingerprint(values: Tensor) -> int:
+    """Of the bits of the values and their order; any one that changes changes
+    it. Computed on the tensor's own device, because experts' weights are
+    gigabytes, and waits for it."""
+    words = values.detach().contiguous().view(-1).view(
+        _WORDS[values.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=values.device)
     for part in words.split(1 << 22):
         places = torch.arange(1, 2 * len(part), 2, device=values.device)
@@ -181,4 +184,4 @@ def _refuse(owner: nn.Module, name: str) -> NoReturn:
         "buffers, after all backwards")
 
 
-__all__ = ["Setting", "unchanged"]
+__all__ = ["Setting", "fingerprint", "unchanged"]

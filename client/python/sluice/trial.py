@@ -143,10 +143,8 @@ def run_chunked(adapter: Patched, stream: Stream, index: int, x: Tensor,
 def forward_whole(adapter: Patched, index: int, seen: Seen) -> Tensor:
     """What a copy of the layer makes of its rows, without a gradient and
     without random numbers."""
-    args, kwargs = _wide_all((seen.args, seen.kwargs))
-    with torch.no_grad(), Still():
-        return _first(_own(adapter, index, wide_copy(adapter, index))(
-            wide(seen.x), *args, **kwargs))
+    with Still():
+        return _forward(adapter, index, wide_copy(adapter, index), seen)
 
 
 def written_by(adapter: Patched, index: int, seen: Seen
@@ -156,10 +154,17 @@ def written_by(adapter: Patched, index: int, seen: Seen
     layer = wide_copy(adapter, index)
     paths = {owner: path for path, owner in layer.named_modules()}
     held = Buffers(layer.modules())
+    _forward(adapter, index, layer, seen)
+    return [(paths[owner], name) for owner, name in held.written()]
+
+
+def _forward(adapter: Patched, index: int, copied: nn.Module, seen: Seen
+             ) -> Tensor:
+    """Of a copy of the layer on all of its rows, without a gradient."""
     args, kwargs = _wide_all((seen.args, seen.kwargs))
     with torch.no_grad():
-        _own(adapter, index, layer)(wide(seen.x), *args, **kwargs)
-    return [(paths[owner], name) for owner, name in held.written()]
+        return _first(_own(adapter, index, copied)(
+            wide(seen.x), *args, **kwargs))
 
 
 def _result(layer: nn.Module, x: Tensor,

@@ -13,7 +13,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 import sluice
-from sluice.checks import fingerprint
+from sluice.setting import fingerprint
 
 SQUARE = dict(num_key_value_heads=4, intermediate_size=32)
 
