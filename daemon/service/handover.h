@@ -96,7 +96,7 @@ class Handover {
   // anything.
   void WhenKept(std::function<void()> then);
   // Lets go of everything that is kept, but, if `listeners` stay, of these;
-  // `then` as WhenKept's, or at once where nobody keeps anything any more.
+  // `then` as WhenKept's, or at once if the store keeps nothing any more.
   void LeaveNothing(std::function<void()> then, bool listeners = false);
 
   DescriptorStore& store() { return *store_; }

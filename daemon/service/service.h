@@ -187,7 +187,8 @@ class Service {
   void Do(StopSolving& effect);
   void Do(HurrySolving& effect);
   void Do(SaveUnits& effect);
-  // Memory did not come back: finds who has it, unless that was done just now.
+  // Memory did not come back: finds the processes that have it, at most once
+  // in a while.
   void LookForHolders();
   // What the workers say since they were asked last.
   void ReadProgress();

@@ -55,7 +55,7 @@ TEST_F(CorpusTest, AFileIsItsBytes) {
   EXPECT_THAT(All(*corpus), ElementsAre('a', 'b', 255));
 }
 
-// Wrong once: the run waited for who writes, for ever.
+// Wrong once: the run waited for a writer, for ever.
 TEST_F(CorpusTest, APipeOrADeviceIsRefusedAtOnce) {
   for (const char* name : {"pipe", "pipe.bin"}) {
     const std::string pipe = dir_.File(name);

@@ -18,7 +18,7 @@ constexpr int64_t kLlmcHeaderBytes = 256 * 4;
 
 // Up to `count` bytes from the start of a file; fewer where it is shorter.
 std::string Head(const std::string& path, size_t count) {
-  // Not to wait for who writes into a pipe.
+  // Opening a pipe would wait for its writer.
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   std::string bytes(count, '\0');
   const ssize_t n = fd ? read(fd.get(), bytes.data(), count) : 0;

@@ -221,7 +221,7 @@ TEST(HuggingFaceConfig, NothingThatChangesTheModelIsIgnoredWithoutAWord) {
   EXPECT_THAT(
       notes(R"("dual_chunk_attention_config": {"chunk_size": 262144}, )"),
       ElementsAre(HasSubstr("counted as full attention")));
-  // A field that nobody has heard of may be one of the shape.
+  // An unknown field may be one of the shape.
   EXPECT_THAT(
       notes(R"("draft_vocab_size": 32000, "v_head_dim": 96, )"),
       ElementsAre("not counted: draft_vocab_size 32000, v_head_dim 96"));
