@@ -44,6 +44,7 @@ class Ejector {
         shift_(std::bit_width(static_cast<uint64_t>(limit / kBuckets))),
         offsets_(offsets),
         seats_(offsets.size()),
+        taken_(problem),
         random_(seed) {
     for (const Item& item : problem.items) {
       weight_.push_back(static_cast<float>(item.size) *
@@ -103,6 +104,8 @@ class Ejector {
     taken_.Add(item.lower, item.upper, at, at + item.size, k);
   }
 
+  void Drop(uint32_t k) { taken_.Remove(problem_.items[k], offsets_[k], k); }
+
   // From one of the pool on, until less is missing than before.
   void Chain() {
     const std::vector<uint32_t> pool = pool_;
@@ -117,7 +120,7 @@ class Ejector {
     for (; !moves_.empty(); moves_.pop_back()) {
       const Move& move = moves_.back();
       if (move.from < 0) {
-        taken_.Remove(offsets_[move.item], move.item);
+        Drop(move.item);
       } else {
         Put(move.item, move.from);
       }
@@ -150,7 +153,7 @@ class Ejector {
     const size_t before = pool_.size();
     for (const uint32_t other : near_) {
       if (!InTheWay(other, at, item.size)) continue;
-      taken_.Remove(offsets_[other], other);
+      Drop(other);
       moves_.push_back({other, offsets_[other]});
       missing_ += static_cast<double>(weight_[other]);
       pool_.push_back(other);

@@ -30,7 +30,7 @@ class Race {
   }
 
   void Run() {
-    Occupancy taken;
+    Occupancy taken(problem_);
     while (const std::optional<Heat> heat = Next()) {
       taken.Clear();
       AddFrozen(&taken);
@@ -150,7 +150,7 @@ std::optional<Offsets> PlaceInOrder(const Problem& problem, const Order& order,
 
 std::optional<Offsets> PlaceInOrder(const Problem& problem, const Order& order,
                                     Fit fit, int64_t limit) {
-  Occupancy taken;
+  Occupancy taken(problem);
   return PlaceInOrder(problem, order, fit, limit, &taken, [] { return false; });
 }
 

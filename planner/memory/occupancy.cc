@@ -10,6 +10,30 @@ namespace {
 
 constexpr int64_t kAny = Scan::kNone - 1;
 
+// Below this, a question about all items takes less than keeping windows.
+constexpr size_t kMinItemsInWindows = 8192;
+// Windows are as narrow as leaves an item in so many on average. It is in two
+// of any width.
+constexpr int64_t kMostWindowsAnItem = 4;
+constexpr int32_t kLeastWidth = 256;
+constexpr int32_t kWider = 8;  // than the windows of the level below
+
+// Those of [k width, (k + 2) width) that have a slot of [lower, upper).
+int32_t FirstWindow(int32_t lower, int32_t width) {
+  return std::max(lower / width - 1, 0);
+}
+int32_t LastWindow(int32_t upper, int32_t width) { return (upper - 1) / width; }
+
+bool AreFew(const Problem& problem, int32_t width) {
+  int64_t windows = 0;
+  for (const Item& item : problem.items) {
+    windows +=
+        LastWindow(item.upper, width) + 1 - FirstWindow(item.lower, width);
+  }
+  return windows <=
+         kMostWindowsAnItem * static_cast<int64_t>(problem.items.size());
+}
+
 // Calls visit(array) for each of a block's.
 template <typename Visitor>
 void ForEachArray(ScanBlock* block, Visitor visit) {
@@ -31,9 +55,9 @@ void Truncate(ScanBlock* block, size_t count) {
 
 }  // namespace
 
-Occupancy::Occupancy() { Clear(); }
+AddressList::AddressList() { Clear(); }
 
-void Occupancy::Clear() {
+void AddressList::Clear() {
   for (auto& block : blocks_) spare_.push_back(std::move(block));
   blocks_.clear();
   if (spare_.empty()) spare_.push_back(std::make_unique<ScanBlock>());
@@ -44,13 +68,13 @@ void Occupancy::Clear() {
 }
 
 // The last that may hold an item at `begin`.
-size_t Occupancy::BlockOf(int64_t begin) const {
+size_t AddressList::BlockOf(int64_t begin) const {
   const auto after =
       std::upper_bound(firsts_.begin() + 1, firsts_.end(), begin);
   return static_cast<size_t>(after - firsts_.begin()) - 1;
 }
 
-void Occupancy::Split(size_t at) {
+void AddressList::Split(size_t at) {
   if (spare_.empty()) spare_.push_back(std::make_unique<ScanBlock>());
   auto upper = std::move(spare_.back());
   spare_.pop_back();
@@ -73,8 +97,8 @@ void Occupancy::Split(size_t at) {
                  std::move(upper));
 }
 
-void Occupancy::Add(int32_t lower, int32_t upper, int64_t begin, int64_t end,
-                    uint32_t item) {
+void AddressList::Add(int32_t lower, int32_t upper, int64_t begin, int64_t end,
+                      uint32_t item) {
   size_t at = BlockOf(begin);
   if (blocks_[at]->count == ScanBlock::kCapacity) {
     Split(at);
@@ -96,7 +120,7 @@ void Occupancy::Add(int32_t lower, int32_t upper, int64_t begin, int64_t end,
   ++block->count;
 }
 
-void Occupancy::Remove(int64_t begin, uint32_t item) {
+void AddressList::Remove(int64_t begin, uint32_t item) {
   // Items at the same address may lie in several blocks.
   for (size_t at = BlockOf(begin);; --at) {
     ScanBlock* const block = blocks_[at].get();
@@ -115,8 +139,8 @@ void Occupancy::Remove(int64_t begin, uint32_t item) {
   }
 }
 
-int64_t Occupancy::Find(int32_t lower, int32_t upper, int64_t size, Fit fit,
-                        int64_t limit) const {
+int64_t AddressList::Find(int32_t lower, int32_t upper, int64_t size, Fit fit,
+                          int64_t limit, int64_t* visited) const {
   const auto scan_block = Scans()[0].scan;
   Scan scan{.lower = lower,
             .upper = upper,
@@ -125,23 +149,86 @@ int64_t Occupancy::Find(int32_t lower, int32_t upper, int64_t size, Fit fit,
   const int64_t highest =
       fit == Fit::kFirst ? std::max<int64_t>(limit, size) - size : kAny;
   for (const auto& block : blocks_) {
-    visited_ += static_cast<int64_t>(block->count);
+    *visited += static_cast<int64_t>(block->count);
     if (scan_block(*block, &scan)) return scan.offset;
     if (scan.reach > highest) return scan.reach;
   }
   return scan.gap == Scan::kNone ? scan.reach : scan.offset;
 }
 
-void Occupancy::List(int32_t lower, int32_t upper,
-                     std::vector<uint32_t>* items) const {
+void AddressList::List(int32_t lower, int32_t upper,
+                       std::vector<uint32_t>* items, int64_t* visited) const {
   const auto list_block = Scans()[0].list;
   size_t count = 0;
   for (const auto& block : blocks_) {
-    visited_ += static_cast<int64_t>(block->count);
+    *visited += static_cast<int64_t>(block->count);
     items->resize(count + ScanBlock::kCapacity + 16);
     count += list_block(*block, lower, upper, items->data() + count);
   }
   items->resize(count);
+}
+
+Occupancy::Occupancy(const Problem& problem) {
+  if (problem.items.size() < kMinItemsInWindows) return;
+  const auto slots = static_cast<int32_t>(problem.live.size());
+  int32_t width = kLeastWidth;
+  while (width < slots && !AreFew(problem, width)) width *= 2;
+  // Two windows of half of all slots would hold everything.
+  for (; width < slots / 4; width *= kWider) {
+    levels_.push_back(
+        {width, std::vector<AddressList>(
+                    static_cast<size_t>(LastWindow(slots, width)) + 1)});
+  }
+}
+
+// A lifetime of `width` slots lies in the window that it begins in the first
+// half of.
+const AddressList& Occupancy::ListOf(int32_t lower, int32_t upper) const {
+  for (const Windows& level : levels_) {
+    if (upper - lower > level.width) continue;
+    return level.lists[static_cast<size_t>(lower / level.width)];
+  }
+  return whole_;
+}
+
+template <typename Visitor>
+void Occupancy::ForEachList(int32_t lower, int32_t upper, Visitor visit) {
+  visit(whole_);
+  for (Windows& level : levels_) {
+    for (int32_t k = FirstWindow(lower, level.width);
+         k <= LastWindow(upper, level.width); ++k) {
+      visit(level.lists[static_cast<size_t>(k)]);
+    }
+  }
+}
+
+void Occupancy::Clear() {
+  whole_.Clear();
+  for (Windows& level : levels_) {
+    for (AddressList& list : level.lists) list.Clear();
+  }
+}
+
+void Occupancy::Add(int32_t lower, int32_t upper, int64_t begin, int64_t end,
+                    uint32_t item) {
+  ForEachList(lower, upper, [&](AddressList& list) {
+    list.Add(lower, upper, begin, end, item);
+  });
+}
+
+void Occupancy::Remove(const Item& lifetime, int64_t begin, uint32_t item) {
+  ForEachList(lifetime.lower, lifetime.upper,
+              [&](AddressList& list) { list.Remove(begin, item); });
+}
+
+int64_t Occupancy::Find(int32_t lower, int32_t upper, int64_t size, Fit fit,
+                        int64_t limit) const {
+  return ListOf(lower, upper).Find(lower, upper, size, fit, limit, &visited_);
+}
+
+void Occupancy::List(int32_t lower, int32_t upper,
+                     std::vector<uint32_t>* items) const {
+  ListOf(lower, upper).List(lower, upper, items, &visited_);
 }
 
 }  // namespace sluice::planner

@@ -243,6 +243,7 @@ Knowledge KnownOf(const Piece& piece, int64_t goal,
                   .bound = piece.problem.max_live,
                   .method = "replay"};
   known.peak = PeakOf(piece.problem, known.offsets);
+  options.progress("greedy race", known);
   GreedyResult greedy = GreedyRace(piece.problem, known.peak, goal,
                                    [&options] { return options.Expired(); });
   if (greedy.peak < known.peak) {
@@ -316,8 +317,8 @@ void RunPieces(const Problem& problem, const PortfolioOptions& options,
     const size_t items = piece.items.size();
     const bool most = whole || (items >= kMinItemsKept &&
                                 items * 10 >= problem.items.size() * 9);
-    Knowledge start = most ? KnownOf(problem, *known, piece)
-                           : KnownOf(piece, own_goal, options);
+    Knowledge start =
+        most ? KnownOf(problem, *known, piece) : KnownOf(piece, own_goal, own);
     if (whole) {
       start.bound = known->bound;
       start.proved_by = known->proved_by;

@@ -30,7 +30,7 @@ std::optional<Offsets> SqueakyWheel(const Problem& problem, const Order& order,
   for (size_t r = 0; r < n; ++r) turn[order[r]] = static_cast<double>(r);
   std::vector<double> best_turn = turn;
   Order now = order;
-  Occupancy taken;
+  Occupancy taken(problem);
   int stale = 0;
   for (; placements > 0 && taken.visited() < kVisits && peak > target &&
          !expired();

@@ -129,7 +129,7 @@ TEST(Occupancy, WhatIsGivenBackIsAsIfItHadNeverBeenTaken) {
       }
     }
     for (size_t k = 0; k < problem.items.size(); k += 3) {
-      both.Remove(offset(k), static_cast<uint32_t>(k));
+      both.Remove(problem.items[k], offset(k), static_cast<uint32_t>(k));
     }
     for (const Item& item : problem.items) {
       for (const Fit fit : {Fit::kFirst, Fit::kBest}) {
@@ -138,6 +138,56 @@ TEST(Occupancy, WhatIsGivenBackIsAsIfItHadNeverBeenTaken) {
       }
     }
   }
+}
+
+// Lifetimes from one slot to all: each width of windows is asked, and the
+// whole.
+Problem OfShortLives(std::mt19937& random) {
+  constexpr int64_t kEnd = 40'000;
+  plan::Trace trace{.end = kEnd};
+  for (int k = 0; k < 20'000; ++k) {
+    const auto most = static_cast<int64_t>(1) << (random() % 100 == 0 ? 15 : 8);
+    const auto lower = static_cast<int64_t>(random() % kEnd);
+    const auto life = static_cast<int64_t>(1 + random() % most);
+    trace.buffers.push_back({.id = k,
+                             .lower = lower,
+                             .upper = std::min(lower + life, kEnd),
+                             .size = Bytes(1 + random() % 1000)});
+  }
+  return Normalise(trace);
+}
+
+TEST(Occupancy, WindowsAnswerAsOneListDoes) {
+  std::mt19937 random(15);
+  const Problem problem = OfShortLives(random);
+  Occupancy windows(problem), one;
+  std::vector<uint32_t> listed, expected;
+  Offsets offsets;
+  const auto every = [&](auto visit) {
+    for (uint32_t k = 0; k < problem.items.size(); ++k) {
+      visit(k, problem.items[k]);
+    }
+  };
+  every([&](uint32_t k, const Item& item) {
+    const Fit fit = k % 2 ? Fit::kFirst : Fit::kBest;
+    const int64_t at =
+        windows.Find(item.lower, item.upper, item.size, fit, kNoLimit);
+    ASSERT_EQ(at, one.Find(item.lower, item.upper, item.size, fit, kNoLimit));
+    offsets.push_back(at);
+    windows.Add(item.lower, item.upper, at, at + item.size, k);
+    one.Add(item.lower, item.upper, at, at + item.size, k);
+  });
+  every([&](uint32_t k, const Item& item) {
+    if (k % 3 != 0) return;
+    windows.Remove(item, offsets[k], k);
+    one.Remove(item, offsets[k], k);
+  });
+  every([&](uint32_t, const Item& item) {
+    windows.List(item.lower, item.upper, &listed);
+    one.List(item.lower, item.upper, &expected);
+    ASSERT_EQ(listed, expected);
+  });
+  EXPECT_LT(5 * windows.visited(), one.visited());
 }
 
 TEST(Replay, IsAValidPlan) {

@@ -168,10 +168,12 @@ class ProgressLine {
 
   void Show(const planner::MemoryProgress& progress) {
     const MutexLock lock(mutex_);
-    if (!known_ || progress.peak != known_->peak) {
+    if (!known_ || progress.peak < known_->peak) {
+      known_ = progress;
       better_at_ = SecondsSince(start_);
     }
-    known_ = progress;
+    known_->arm = progress.arm;
+    known_->lower_bound = progress.lower_bound;
   }
 
  private:
