@@ -103,7 +103,8 @@ class Draw:
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             wrong = {(path, int(line)) for path, line in re.findall(
                 r"(?:^|[ /])((?:client|daemon|kernels|planner|proto)/\S+?\.cc):"
-                r"(\d+):\d+: (?:fatal )?error:", done.stdout, re.MULTILINE)}
+                r"(\d+):\d+: (?:fatal error|error|note: in expansion of macro)",
+                done.stdout, re.MULTILINE)}
             bad = [i for i, site in enumerate(self.drawn)
                    if (site.path, site.line) in wrong]
             if done.returncode and not bad:
@@ -156,14 +157,14 @@ def judge(number, site, tests):
 
 
 def remembered(path, work, keys, arguments):
-    """`work` of each of the `arguments`, two at a time; rows by key, with those
-    of an earlier run."""
+    """`work` of each of the `arguments`, one more at a time than there are
+    cores; rows by key, with those of an earlier run."""
     rows = {}
     if os.path.exists(path):
         with open(path, encoding="utf-8") as file:
             rows = {row["name"]: row for row in map(json.loads, file)}
     with open(path, "a", encoding="utf-8") as file, \
-            concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            concurrent.futures.ThreadPoolExecutor(os.cpu_count() + 1) as pool:
         for done in concurrent.futures.as_completed(
                 [pool.submit(work, *words) for key, words in zip(
                     keys, arguments, strict=True) if key not in rows]):
