@@ -73,7 +73,7 @@ def put_programs(build: pathlib.Path, stage: pathlib.Path) -> None:
 
 def pack(stage: pathlib.Path, out: pathlib.Path, python: str) -> pathlib.Path:
     out.mkdir(parents=True, exist_ok=True)
-    for old in out.glob("sluice-*.whl"):
+    for old in out.glob("*.whl"):
         old.unlink()
     environment = dict(os.environ, SLUICE_WHEEL_STAGE=str(stage.resolve()),
                        SLUICE_WHEEL_PLATFORM=PLATFORM,
@@ -85,7 +85,7 @@ def pack(stage: pathlib.Path, out: pathlib.Path, python: str) -> pathlib.Path:
         text=True)
     if said.returncode:
         raise RuntimeError(f"hatchling failed:\n{said.stdout}")
-    [wheel] = out.glob("sluice-*.whl")
+    [wheel] = out.glob("*.whl")
     return wheel
 
 

@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("--only", metavar="PYTHON",
                         choices=[python for python, _ in MATRIX])
     given = parser.parse_args()
-    [wheel] = given.dist.glob("sluice-*.whl")
+    [wheel] = given.dist.glob("*.whl")
     good = True
     for python, torch in MATRIX:
         if given.only in (None, python):
