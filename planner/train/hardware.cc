@@ -41,6 +41,7 @@ constexpr HardwareKey kKeys[] = {
     {"links", "host_bytes_per_s", &Hardware::host_link_bytes_per_s},
     {"links", "gpu_bytes_per_s", &Hardware::gpu_link_bytes_per_s},
     {"links", "network_bytes_per_s", &Hardware::network_bytes_per_s},
+    {"links", "ring_bytes_per_s", &Hardware::ring_bytes_per_s, false, true},
     {"allocator", "reorganisation_s_per_byte",
      &Hardware::reorganisation_s_per_byte, false, true},
 };
@@ -146,6 +147,10 @@ absl::StatusOr<Hardware> FromTable(const toml::table& root,
     if (!status.ok()) return status;
   }
   SLUICE_RETURN_IF_ERROR(FinishKernels(root, source, hardware));
+  if (hardware.ring_bytes_per_s == 0) {
+    hardware.ring_bytes_per_s =
+        hardware.network_bytes_per_s * double(hardware.gpus_per_node);
+  }
   return hardware;
 }
 

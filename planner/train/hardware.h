@@ -58,6 +58,10 @@ struct Hardware {
   double host_link_bytes_per_s = 0;
   double gpu_link_bytes_per_s = 0;
   double network_bytes_per_s = 0;
+  // What one gather or scatter over whole nodes gets, which goes through all
+  // network cards of a node. Where a profile does not tell it is what its GPUs
+  // get together.
+  double ring_bytes_per_s = 0;
 
   // What a caching allocator that reorganises costs, a byte of the tensors
   // that pass through it, where that was observed on this machine; else 0 and

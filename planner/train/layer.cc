@@ -75,6 +75,17 @@ double LinkBandwidth(const Hardware& hardware, double gpus) {
                                                 : hardware.network_bytes_per_s;
 }
 
+double CollectiveBandwidth(const Hardware& hardware, double gpus,
+                           double groups) {
+  if (gpus <= double(hardware.gpus_per_node)) {
+    return hardware.gpu_link_bytes_per_s;
+  }
+  // Each group has at least the card of its own GPU in a node.
+  return std::min(hardware.gpu_link_bytes_per_s,
+                  std::max(hardware.network_bytes_per_s,
+                           hardware.ring_bytes_per_s / groups));
+}
+
 double StageLayers(const Request& request, const Settings& settings) {
   return double((request.model.layers + settings.pp - 1) / settings.pp);
 }

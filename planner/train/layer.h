@@ -22,9 +22,14 @@ double HeadSeconds(const Request& request, double gpus);
 // Bytes of one hidden state of the tokens that one of `gpus` GPUs holds.
 double HiddenBytes(const Request& request, double gpus);
 
-// Bytes a second and GPU of a collective among `gpus` GPUs: the GPU link
-// inside a node, else the network.
+// Bytes a second that a GPU sends to one of `gpus` GPUs: the GPU link inside a
+// node, else the network.
 double LinkBandwidth(const Hardware& hardware, double gpus);
+
+// Bytes a second of a gather or scatter among `gpus` GPUs, `groups` of which
+// share each node's network cards.
+double CollectiveBandwidth(const Hardware& hardware, double gpus,
+                           double groups = 1);
 
 // Layers of the fullest pipeline stage.
 double StageLayers(const Request& request, const Settings& settings);

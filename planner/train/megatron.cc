@@ -28,7 +28,7 @@ double CollectiveSeconds(const Request& request, const ParallelGroup& group) {
   if (group.tp == 1) return 0;
   const double bytes = HiddenBytes(request, group.cp);
   return bytes * (group.tp - 1) / group.tp /
-         LinkBandwidth(request.hardware, group.tp);
+         CollectiveBandwidth(request.hardware, group.tp);
 }
 
 // k and v of every other context-parallel rank pass through this one.
@@ -98,7 +98,8 @@ void AddStep(const Request& request, const ParallelGroup& group,
   if (shards == 1) return;
   const auto seconds = [&](double bytes_per_parameter) {
     return parameters * bytes_per_parameter * (shards - 1) / shards /
-           LinkBandwidth(request.hardware, group.gpus * group.dp);
+           CollectiveBandwidth(request.hardware, group.gpus * group.dp,
+                               group.tp);
   };
   double a_step = settings.zero >= 3 ? 0 : kWeightBytes;
   double a_sequence = settings.zero >= 3 ? weight_passes * kWeightBytes : 0;

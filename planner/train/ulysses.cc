@@ -37,7 +37,7 @@ double ZeroStates(const Request& request, int zero, double gradient_bytes) {
 double SyncSeconds(const Request& request, double bytes_per_parameter) {
   const double gpus = double(request.gpus);
   return request.model.parameters() * bytes_per_parameter * (gpus - 1) / gpus /
-         LinkBandwidth(request.hardware, gpus);
+         CollectiveBandwidth(request.hardware, gpus);
 }
 
 void AddZero(const Request& request, int zero, int weight_passes,

@@ -40,7 +40,7 @@ class Draw {
     const int kind = OneOf<int>({0, 1, 2, 3});
     better_ = std::vector<std::string>{"GPU memory", "host memory", "GPU speed",
                                        "links"}[size_t(kind)];
-    const std::pair<size_t, size_t> of[] = {{0, 1}, {1, 2}, {2, 4}, {4, 7}};
+    const std::pair<size_t, size_t> of[] = {{0, 1}, {1, 2}, {2, 4}, {4, 8}};
     const auto [first, end] = of[kind];
     const size_t only = OneOf<size_t>({0, first, end - 1});  // 0: all of them
     for (size_t i = first; i < end; ++i) {
@@ -58,7 +58,8 @@ class Draw {
             &hardware.memory_bytes_per_s,
             &hardware.host_link_bytes_per_s,
             &hardware.gpu_link_bytes_per_s,
-            &hardware.network_bytes_per_s};
+            &hardware.network_bytes_per_s,
+            &hardware.ring_bytes_per_s};
   }
   std::mt19937_64 random_;
   std::string better_;

@@ -237,6 +237,7 @@ TEST(TrainEstimate, ShardedGradientsAndWeightsCostTheirTraffic) {
        {Method::kMegatron, Method::kMemo, Method::kUlysses}) {
     Request request = Ask("llama-8b", "fpdt-a100-80g", method, 16, 2 * K);
     request.global_batch = 64;
+    request.hardware.ring_bytes_per_s = 5e9;
     double before = 0;
     for (const int zero : {1, 2, 3}) {
       const Estimate e = EstimateStep(request, {.dp = 16, .zero = zero});
@@ -244,6 +245,22 @@ TEST(TrainEstimate, ShardedGradientsAndWeightsCostTheirTraffic) {
       before = e.step_s;
     }
   }
+}
+
+// A gather over whole nodes goes through all of their cards; eight groups that
+// have one GPU of each node share them.
+TEST(TrainEstimate, CollectivesOverNodesShareTheirCards) {
+  const auto seconds = [](Method method, const Settings& settings) {
+    const Request request = Ask("llama-8b", "h100-80g", method, 64, 8 * K);
+    return EstimateStep(request, settings).breakdown.gradient_sync;
+  };
+  const double parameters = FindModel("llama-8b")->parameters();
+  const double bytes = parameters * 6 * 63 / 64;  // bf16 there, fp32 back
+  EXPECT_NEAR(seconds(Method::kSluice, {.sp = 8, .dp = 8, .chunk = 8 * K}),
+              bytes / (8 * 35e9), 1e-9);
+  EXPECT_NEAR(seconds(Method::kMegatron, {.dp = 64}), bytes / (8 * 35e9), 1e-9);
+  EXPECT_NEAR(seconds(Method::kMegatron, {.tp = 8, .dp = 8}),
+              parameters / 8 * 6 * 7 / 8 / 35e9, 1e-9);
 }
 
 TEST(TrainEstimate, TheSearchIsNeverWorseThanAnyOfItsCandidates) {

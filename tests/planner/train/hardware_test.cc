@@ -82,6 +82,16 @@ TEST(TrainHardware, ReadsEveryKeyAndTakesWholeNumbersForNumbers) {
   EXPECT_EQ(read.gpu_link_bytes_per_s, 2e9);
 }
 
+TEST(TrainHardware, ARingGetsAllCardsOfANodeWhereTheFileDoesNotTell) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Hardware without,
+                              ReadHardware(Profile(), "p"));
+  EXPECT_EQ(without.ring_bytes_per_s, 2 * 3);
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const Hardware with,
+      ReadHardware(Profile() + "ring_bytes_per_s = 5\n", "p"));
+  EXPECT_EQ(with.ring_bytes_per_s, 5);
+}
+
 TEST(TrainHardware, AttentionIsOfTheHeadsThatTheModelHas) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Hardware untold,
                               ReadHardware(Profile(), "p"));

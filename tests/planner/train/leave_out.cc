@@ -76,6 +76,8 @@ Hardware Fit(Hardware hardware, const Chosen& chosen, unsigned seed) {
     double& value = tried.*knob.value;
     value = std::clamp(value + step(random) * scale * (knob.most - knob.least),
                        knob.least, knob.most);
+    // Its ring is fitted to the same rows.
+    tried.ring_bytes_per_s = tried.network_bytes_per_s;
     const double loss = Loss(tried, chosen);
     if (loss >= best) continue;
     best = loss;
