@@ -75,6 +75,8 @@ std::string_view ReasonName(Reason reason) {
       return "heads";
     case Reason::kBatch:
       return "global_batch";
+    case Reason::kStep:
+      return "step_time";
   }
   return "";
 }

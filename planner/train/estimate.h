@@ -59,8 +59,8 @@ struct GpuMemory {
   }
 };
 
-enum class Reason { kOk, kGpuMemory, kHostMemory, kHeads, kBatch };
-// "ok", "gpu_memory", "host_memory", "heads", "global_batch".
+enum class Reason { kOk, kGpuMemory, kHostMemory, kHeads, kBatch, kStep };
+// "ok", "gpu_memory", "host_memory", "heads", "global_batch", "step_time".
 std::string_view ReasonName(Reason reason);
 
 struct Estimate {

@@ -106,35 +106,35 @@ absl::StatusOr<Estimate> BestEstimate(const Request& request,
 }
 
 absl::StatusOr<LongestSequence> FindLongest(Request request,
-                                            const GivenSettings& given) {
-  const auto at = [&](int64_t steps) {
-    request.seq_len = steps * kLengthStep;
-    return BestEstimate(request, given);
-  };
+                                            const GivenSettings& given,
+                                            double max_step_s) {
   LongestSequence longest;
-  absl::StatusOr<Estimate> probe = at(1);
-  if (!probe.ok()) return probe.status();
-  longest.at = *probe;
-  longest.stopped_by = probe->reason;
-  if (!probe->fits) return longest;
-
-  // Every setting needs more memory for more tokens, so what fits is a prefix.
-  int64_t fits = 1, fails = kLongest / kLengthStep + 1;
-  longest.stopped_by = Reason::kOk;
-  for (int64_t next = 2; fits + 1 < fails;) {
-    probe = at(next);
-    if (!probe.ok()) return probe.status();
-    if (probe->fits) {
-      fits = next;
-      longest.at = *probe;
+  // Whether so many steps of length are within both limits.
+  const auto fits_at = [&](int64_t steps) -> absl::StatusOr<bool> {
+    request.seq_len = steps * kLengthStep;
+    SLUICE_ASSIGN_OR_RETURN(const Estimate probe, BestEstimate(request, given));
+    const bool slow = probe.fits && probe.step_s > max_step_s;
+    const bool fits = probe.fits && !slow;
+    if (fits || longest.tokens == 0) longest.at = probe;
+    if (fits) {
+      longest.tokens = request.seq_len;
     } else {
-      fails = next;
-      longest.stopped_by = probe->reason;
+      longest.stopped_by = slow ? Reason::kStep : probe.reason;
     }
+    return fits;
+  };
+  SLUICE_ASSIGN_OR_RETURN(const bool any, fits_at(1));
+  if (!any) return longest;
+
+  // Every setting needs more memory and time for more tokens, so what fits is
+  // a prefix.
+  int64_t fits = 1, fails = kLongest / kLengthStep + 1;
+  for (int64_t next = 2; fits + 1 < fails;) {
+    SLUICE_ASSIGN_OR_RETURN(const bool does, fits_at(next));
+    (does ? fits : fails) = next;
     const bool doubling = longest.stopped_by == Reason::kOk;
     next = doubling ? std::min(2 * fits, fails - 1) : (fits + fails) / 2;
   }
-  longest.tokens = fits * kLengthStep;
   return longest;
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "absl/status/statusor.h"
 #include "planner/train/estimate.h"
@@ -25,8 +26,10 @@ struct LongestSequence {
 inline constexpr int64_t kLengthStep = 64 << 10;
 inline constexpr int64_t kLongest = int64_t{256} << 20;
 
-// The longest sequence that fits with any settings `given` allows.
-absl::StatusOr<LongestSequence> FindLongest(Request request,
-                                            const GivenSettings& given);
+// The longest sequence that fits with any settings `given` allows, with a step
+// of at most `max_step_s` (kStep: the next one's is longer).
+absl::StatusOr<LongestSequence> FindLongest(
+    Request request, const GivenSettings& given,
+    double max_step_s = std::numeric_limits<double>::infinity());
 
 }  // namespace sluice::planner::train

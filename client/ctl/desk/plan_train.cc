@@ -28,6 +28,8 @@ constexpr const char* kTrainExamples = R"(Examples:
       --seq-len 256K --compare
   sluicectl plan train --model gpt-7b --hardware a800-80g --gpus 8 \
       --method memo --max-seq-len
+  sluicectl plan train --model llama-8b --hardware h100-80g --gpus 8 \
+      --global-batch 1 --max-step 1h
   sluicectl plan train --model ./config.json --hardware ./node.toml --gpus 16 \
       --seq-len 512K --method megatron --tp 8 --json
 
@@ -38,9 +40,10 @@ absl::StatusOr<TrainAnswer> AnswerTrain(const TrainFlags& flags) {
   TrainAnswer answer;
   SLUICE_ASSIGN_OR_RETURN(answer.request, TrainRequest(flags));
   SLUICE_ASSIGN_OR_RETURN(const auto given, TrainSettings(flags));
-  if (flags.max_seq_len) {
-    SLUICE_ASSIGN_OR_RETURN(answer.longest,
-                            planner::train::FindLongest(answer.request, given));
+  if (flags.asks_longest()) {
+    SLUICE_ASSIGN_OR_RETURN(
+        answer.longest,
+        planner::train::FindLongest(answer.request, given, flags.max_step_s));
     if (answer.request.seq_len == 0) {
       answer.request.seq_len =
           std::max(answer.longest->tokens, planner::train::kLengthStep);
@@ -49,8 +52,9 @@ absl::StatusOr<TrainAnswer> AnswerTrain(const TrainFlags& flags) {
   SLUICE_ASSIGN_OR_RETURN(answer.estimate,
                           planner::train::BestEstimate(answer.request, given));
   if (flags.compare) {
-    SLUICE_ASSIGN_OR_RETURN(answer.methods,
-                            AnswerEveryMethod(answer.request, given));
+    SLUICE_ASSIGN_OR_RETURN(
+        answer.methods,
+        AnswerEveryMethod(answer.request, given, flags.max_step_s));
   }
   SLUICE_ASSIGN_OR_RETURN(answer.remedies,
                           planner::train::FindRemedies(answer.request, given));
@@ -123,7 +127,9 @@ absl::StatusOr<int> RunTrain(const TrainFlags& flags) {
   }
   fmt::print(flags.html == "-" ? stderr : stdout, "{}",
              flags.json ? TrainJson(answer) : TrainWords(answer));
-  return answer.estimate.fits ? 0 : kDoesNotFit;
+  const bool no_length =
+      !flags.seq_len && answer.longest && answer.longest->tokens == 0;
+  return answer.estimate.fits && !no_length ? 0 : kDoesNotFit;
 }
 
 }  // namespace

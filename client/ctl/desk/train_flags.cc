@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 
 #include "absl/strings/str_join.h"
 #include "client/ctl/table.h"
@@ -173,6 +174,10 @@ void AddTrainFlags(CLI::App& app, TrainFlags& f) {
   cli::AddCount(app, "--seq-len", f.seq_len, "tokens: 131072, 128K, 1.5M");
   app.add_flag("--max-seq-len", f.max_seq_len,
                "also the longest that fits, in steps of 64K");
+  app.add_option("--max-step", f.max_step_s,
+                 "the same, with a step of at most so long: 1h, 10min, 90s")
+      ->transform(CLI::AsNumberWithUnit(std::map<std::string, double>{
+          {"s", 1}, {"min", 60}, {"m", 60}, {"h", 3600}}));
   app.add_option("--method", f.method,
                  "megatron, ulysses, memo, fpdt, alst or sluice (default)");
   app.add_flag("--compare", f.compare,
@@ -197,7 +202,11 @@ absl::StatusOr<planner::train::Request> TrainRequest(const TrainFlags& flags) {
                           planner::train::FindMethod(Printable(flags.method)));
   request.gpus = flags.gpus;
   SLUICE_ASSIGN_OR_RETURN(request.global_batch, GlobalBatch(flags));
-  if (!flags.seq_len && !flags.max_seq_len) {
+  if (!(flags.max_step_s > 0)) {
+    return absl::InvalidArgumentError(fmt::format(
+        "--max-step is {} s; it must be above 0", flags.max_step_s));
+  }
+  if (!flags.seq_len && !flags.asks_longest()) {
     return absl::InvalidArgumentError(
         "give --seq-len (tokens, e.g. 1M), or --max-seq-len to look for it");
   }

@@ -4,7 +4,9 @@
 #pragma once
 
 #include <CLI/App.hpp>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -30,6 +32,8 @@ struct TrainFlags {
   // "--batch --accumulate": those of the two that are given.
   std::vector<std::string> batch_flags() const;
   bool max_seq_len = false;
+  double max_step_s = std::numeric_limits<double>::infinity();
+  bool asks_longest() const { return max_seq_len || std::isfinite(max_step_s); }
   bool compare = false;
   bool json = false;
   std::string html;

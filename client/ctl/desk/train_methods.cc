@@ -20,13 +20,14 @@ using planner::train::GivenSettings;
 using planner::train::Request;
 
 absl::StatusOr<MethodAnswer> Answer(const Request& request,
-                                    const GivenSettings& given) {
+                                    const GivenSettings& given,
+                                    double max_step_s) {
   MethodAnswer answer;
   answer.request = request;
   SLUICE_ASSIGN_OR_RETURN(answer.estimate,
                           planner::train::BestEstimate(request, given));
-  SLUICE_ASSIGN_OR_RETURN(answer.longest,
-                          planner::train::FindLongest(request, given));
+  SLUICE_ASSIGN_OR_RETURN(
+      answer.longest, planner::train::FindLongest(request, given, max_step_s));
   return answer;
 }
 
@@ -39,13 +40,14 @@ std::string Validated(const Evidence& evidence) {
 }  // namespace
 
 absl::StatusOr<std::vector<MethodAnswer>> AnswerEveryMethod(
-    const Request& asked, const GivenSettings& given) {
+    const Request& asked, const GivenSettings& given, double max_step_s) {
   std::vector<MethodAnswer> methods;
   for (const auto method : planner::train::kMethods) {
     Request request = asked;
     request.method = method;
     const bool is_asked = method == asked.method;
-    auto answer = Answer(request, is_asked ? given : GivenSettings());
+    auto answer =
+        Answer(request, is_asked ? given : GivenSettings(), max_step_s);
     if (is_asked && !answer.ok()) return answer.status();
     if (answer.ok()) methods.push_back(*std::move(answer));
   }
@@ -59,6 +61,7 @@ std::string MethodsTable(const std::vector<MethodAnswer>& methods) {
                {"TOKENS/S PER GPU", Align::kRight},
                {"MEMORY PER GPU", Align::kRight},
                {"LONGEST", Align::kRight},
+               {"ITS STEP", Align::kRight},
                {"SETTINGS"},
                {"FIGURES"}});
   for (const MethodAnswer& each : methods) {
@@ -71,6 +74,7 @@ std::string MethodsTable(const std::vector<MethodAnswer>& methods) {
                each.longest.tokens > 0
                    ? planner::train::TokensText(each.longest.tokens)
                    : "none",
+               each.longest.tokens > 0 ? Span(each.longest.at.step_s) : "-",
                memory ? SettingsText(each.request, e.settings) : "-",
                Validated(planner::train::EvidenceOf(each.request))});
   }
@@ -91,6 +95,8 @@ nlohmann::ordered_json MethodsJson(const std::vector<MethodAnswer>& methods) {
         {"gpu_peak_bytes",
          OrNull(HasMemory(e), static_cast<int64_t>(e.gpu_peak_bytes))},
         {"max_seq_len", each.longest.tokens},
+        {"max_seq_len_step_s",
+         OrNull(each.longest.tokens > 0, each.longest.at.step_s)},
         {"stopped_by", ReasonName(each.longest.stopped_by)},
         {"settings",
          OrNull(HasMemory(e), SettingsJson(each.request, e.settings))},

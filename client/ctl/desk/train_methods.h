@@ -19,12 +19,13 @@ struct MethodAnswer {
   planner::train::LongestSequence longest;
 };
 
-// In the order of kMethods. The settings given are those of the method asked
-// for; the others' are searched. A method that these GPUs are none for is left
-// out; the method asked for is answered or a fault.
+// In the order of kMethods, each longest with a step of at most `max_step_s`.
+// The settings given are those of the method asked for; the others' are
+// searched. A method that these GPUs are none for is left out; the method asked
+// for is answered or a fault.
 absl::StatusOr<std::vector<MethodAnswer>> AnswerEveryMethod(
     const planner::train::Request& asked,
-    const planner::train::GivenSettings& given);
+    const planner::train::GivenSettings& given, double max_step_s);
 
 std::string MethodsTable(const std::vector<MethodAnswer>& methods);
 nlohmann::ordered_json MethodsJson(const std::vector<MethodAnswer>& methods);

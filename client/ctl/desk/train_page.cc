@@ -158,6 +158,8 @@ std::string Ended(Reason reason) {
       return "then the GPU is full";
     case Reason::kHostMemory:
       return "then host memory is full";
+    case Reason::kStep:
+      return "then the step is too long";
     case Reason::kHeads:
     case Reason::kBatch:
       break;
@@ -167,11 +169,13 @@ std::string Ended(Reason reason) {
 
 std::string LongestTile(const TrainAnswer& answer) {
   const auto& longest = *answer.longest;
-  return Tile(longest.tokens > 0
-                  ? TokensText(longest.tokens)
-                  : "below " + TokensText(planner::train::kLengthStep),
-              fmt::format("longest sequence; {}; {}", Ended(longest.stopped_by),
-                          MemoryEvidence(answer.request)));
+  const bool any = longest.tokens > 0;
+  return Tile(
+      any ? TokensText(longest.tokens)
+          : "below " + TokensText(planner::train::kLengthStep),
+      fmt::format("longest sequence{}; {}; {}",
+                  any ? ", " + Span(longest.at.step_s) + " a step" : "",
+                  Ended(longest.stopped_by), MemoryEvidence(answer.request)));
 }
 
 std::string Tiles(const TrainAnswer& answer) {

@@ -122,7 +122,8 @@ std::string LongestWords(const TrainAnswer& answer) {
   }
   return Row(
       "longest",
-      fmt::format("{} tokens; stopped by {} ({})", TokensText(longest.tokens),
+      fmt::format("{} tokens, {} a step; stopped by {} ({})",
+                  TokensText(longest.tokens), Span(longest.at.step_s),
                   longest.stopped_by == Reason::kOk
                       ? "nothing up to " + TokensText(planner::train::kLongest)
                       : std::string(ReasonName(longest.stopped_by)),
@@ -190,6 +191,7 @@ std::string ReasonText(const TrainAnswer& answer) {
   const Request& request = answer.request;
   switch (estimate.reason) {
     case Reason::kOk:
+    case Reason::kStep:
       return "fits";
     case Reason::kGpuMemory:
       return fmt::format("does not fit: needs {} of a GPU, {} are usable",
@@ -332,6 +334,8 @@ std::string TrainJson(const TrainAnswer& answer) {
   json["breakdown"] = OrNull(estimate.fits, breakdown);
   if (answer.longest) {
     json["max_seq_len"] = answer.longest->tokens;
+    json["max_seq_len_step_s"] =
+        OrNull(answer.longest->tokens > 0, answer.longest->at.step_s);
     json["stopped_by"] = ReasonName(answer.longest->stopped_by);
   }
   if (!estimate.fits) json["would_fit"] = RemediesJson(answer);

@@ -155,11 +155,35 @@ TEST(PlanTrain, CompareAnswersForEveryMethodAsIfItWereAsked) {
     EXPECT_THAT(words.out, HasSubstr("\n  " + name + " "));
     for (const char* key :
          {"fits", "reason", "mfu", "tokens_per_gpu_per_s", "gpu_peak_bytes",
-          "max_seq_len", "stopped_by", "settings", "speed_validated_on",
-          "memory_validated_on"}) {
+          "max_seq_len", "max_seq_len_step_s", "stopped_by", "settings",
+          "speed_validated_on", "memory_validated_on"}) {
       EXPECT_EQ(one[key], alone[key]) << name << " " << key;
     }
   }
+}
+
+TEST(PlanTrain, TheLongestWithinAStepIsTheLastThatKeepsIt) {
+  const std::string where =
+      "train --model llama-8b --hardware h100-80g --gpus 32 --global-batch 1 "
+      "--json ";
+  const Json within = Json::parse(Plan(where + "--max-step 30min").out);
+  const int64_t tokens = within["max_seq_len"];
+  EXPECT_EQ(within["stopped_by"], "step_time");
+  EXPECT_LE(within["max_seq_len_step_s"], 1800);
+  const auto step_of = [&](int64_t length) {
+    const Json one =
+        Json::parse(Plan(where + "--seq-len " + std::to_string(length)).out);
+    return one["step_s"].get<double>();
+  };
+  EXPECT_EQ(step_of(tokens), within["max_seq_len_step_s"]);
+  EXPECT_GT(step_of(tokens + 65536), 1800);
+  // Without it host memory ends it, later.
+  const Json without = Json::parse(Plan(where + "--max-seq-len").out);
+  EXPECT_GT(without["max_seq_len"], tokens);
+  EXPECT_EQ(without["stopped_by"], "host_memory");
+  const ChildResult none = Plan(where + "--max-step 1s");
+  EXPECT_EQ(none.exit_code, 3);
+  EXPECT_EQ(Json::parse(none.out)["max_seq_len"], 0);
 }
 
 TEST(PlanTrain, NoLengthAtAllIsSaidInWords) {
@@ -288,6 +312,8 @@ TEST(PlanTrain, TakesTheTrainersFlags) {
       "train --model gpt-7b --hardware a800-80g --gpus 8 --seq-len 64K ";
   ExpectOneLine(good + "--global-batch 8 --batch 3", "--global-batch 8 is not");
   ExpectOneLine(good + "--alpha much", "--alpha 'much'");
+  ExpectOneLine(good + "--max-step 0h", "--max-step is 0 s");
+  ExpectOneLine(good + "--max-step 3y", "--max-step");
   ExpectOneLine(good + "--seqlen 1M", "did you mean --seq-len?");
 }
 
