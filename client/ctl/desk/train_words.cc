@@ -205,10 +205,10 @@ std::string ReasonText(const TrainAnswer& answer) {
     case Reason::kBatch:
       return fmt::format(
           "does not fit: {} sequences per step ({}) cannot be shared by {} "
-          "GPUs; "
-          "{} can",
+          "GPUs, as the ranks of one have to divide its {} attention heads; {} "
+          "can",
           request.global_batch, answer.batch_source, request.gpus,
-          estimate.batch_that_divides);
+          request.model.heads, estimate.batch_that_divides);
     case Reason::kHeads:
       break;
   }

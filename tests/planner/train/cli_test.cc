@@ -217,7 +217,8 @@ TEST(PlanTrain, TooFewSequencesAreNamedAsTheDefaultThatTheyAre) {
   EXPECT_EQ(words.exit_code, 3);
   EXPECT_THAT(words.out,
               HasSubstr("16 sequences per step (the default of --global-batch) "
-                        "cannot be shared by 4096 GPUs; 128 can"));
+                        "cannot be shared by 4096 GPUs, as the ranks of one have "
+                        "to divide its 32 attention heads; 128 can"));
   EXPECT_THAT(words.out, HasSubstr("would fit   --global-batch 128"));
   EXPECT_THAT(words.out, ::testing::Not(HasSubstr("heads do not divide")));
 }
