@@ -18,9 +18,14 @@ inline constexpr char kRuntimeDir[] = "/run/sluice";
 struct Arguments {
   std::string config;
   std::string runtime_dir = kRuntimeDir;
+  std::string session_dir;  // of session.sock and sim/; empty: runtime_dir
   std::string driver;  // empty: the configuration's
   bool check = false;
   bool check_state = false;
+
+  const std::string& SessionDir() const {
+    return session_dir.empty() ? runtime_dir : session_dir;
+  }
 };
 
 // The file's settings, or the defaults, and what the flags say.

@@ -58,6 +58,9 @@ int Main(int argc, char** argv) {
   app.add_option("--runtime-dir", arguments.runtime_dir,
                  "where the sockets are")
       ->capture_default_str();
+  app.add_option("--session-dir", arguments.session_dir,
+                 "where session.sock and sim/ are, for containers to mount "
+                 "without the other sockets (default: the runtime directory)");
   app.add_option("--driver", arguments.driver,
                  "auto, cuda or sim; wins over [device] driver");
   app.add_flag("--check-config", arguments.check,

@@ -129,6 +129,7 @@ absl::Status Freeze(const Arguments& arguments, const std::string& why,
       const auto daemon,
       FrozenDaemon::Start({.why = why,
                            .runtime_dir = arguments.runtime_dir,
+                           .session_dir = arguments.SessionDir(),
                            .starter = std::move(starter),
                            .listener = std::move(listener),
                            .clock = &clock}));
@@ -139,7 +140,7 @@ absl::Status Freeze(const Arguments& arguments, const std::string& why,
   }
   Print(fmt::format("sluiced: frozen: {}\n", why));
   OwnedFolder sim;
-  if (daemon->Run()) sim.Own(arguments.runtime_dir + "/sim");
+  if (daemon->Run()) sim.Own(arguments.SessionDir() + "/sim");
   deaths.Forget();
   return absl::OkStatus();
 }
@@ -159,7 +160,7 @@ void SayServing(const Arguments& arguments, const NodeConfig& node,
   const bool on_tcp = !tcp.address.empty() && tcp.fault.empty();
   Print(fmt::format("sluiced: ready: driver={} gpus={} socket={} http={}\n",
                     node.driver, node.gpus.size(),
-                    arguments.runtime_dir + "/session.sock",
+                    arguments.SessionDir() + "/session.sock",
                     on_tcp ? tcp.address : "off"));
 }
 
@@ -226,8 +227,10 @@ absl::Status Serve(const Arguments& arguments, Starter starter,
   SLUICE_ASSIGN_OR_RETURN(RuntimeLock lock,
                           RuntimeLock::Take(arguments.runtime_dir));
   opened.lock.emplace(std::move(lock));
+  SLUICE_RETURN_IF_ERROR(MakeOwnDirectory(
+      arguments.SessionDir(), "session directory", "--session-dir"));
   auto handed = TakeHandedListener(std::exchange(starter.sockets, {}),
-                                   arguments.runtime_dir + "/session.sock");
+                                   arguments.SessionDir() + "/session.sock");
   if (dies.empty()) SLUICE_RETURN_IF_ERROR(handed.status());
   UniqueFd listener = handed.ok() ? *std::move(handed) : UniqueFd();
   // Sessions go before whoever watches: what these need cannot end a takeover.
@@ -240,7 +243,7 @@ absl::Status Serve(const Arguments& arguments, Starter starter,
                   deaths, opened.http.get());
   };
   if (!dies.empty()) return freeze(dies);
-  SLUICE_ASSIGN_OR_RETURN(Node found, OpenNode(config, arguments.runtime_dir));
+  SLUICE_ASSIGN_OR_RETURN(Node found, OpenNode(config, arguments.SessionDir()));
   Node& node = opened.node.emplace(std::move(found));
   // Until it serves: memory that was left is of this simulated node, which
   // stays for the next one where this start fails.

@@ -31,6 +31,7 @@ std::vector<std::string> CheckOf(const Arguments& arguments) {
     if (!value.empty()) words.insert(words.end(), {flag, value});
   };
   add("--config", arguments.config);
+  add("--session-dir", arguments.session_dir);
   add("--driver", arguments.driver);
   return words;
 }
@@ -91,7 +92,7 @@ absl::StatusOr<ServiceOptions> OptionsOf(const Arguments& arguments,
       return file.Write(now, ClocksNow(clock));
     };
   }
-  options.socket = arguments.runtime_dir + "/session.sock";
+  options.socket = arguments.SessionDir() + "/session.sock";
   options.node = node.config;
   options.peers = PeerRules::OfThisProcess(config.cgroups);
   options.driver = node.driver.get();

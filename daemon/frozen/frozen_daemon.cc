@@ -93,7 +93,7 @@ absl::Status FrozenDaemon::Listen() {
   SLUICE_ASSIGN_OR_RETURN(
       listener_,
       SessionListener::Of(
-          {.path = options_.runtime_dir + "/session.sock",
+          {.path = options_.session_dir + "/session.sock",
            .loop = loop_.get(),
            .closer = &closer_,
            .accepted = [this](UniqueFd&) { return Frozen(options_.why); }},

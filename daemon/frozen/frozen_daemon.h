@@ -32,6 +32,7 @@ class FrozenDaemon {
   struct Options {
     std::string why;  // one line
     std::string runtime_dir;
+    std::string session_dir;
     Starter starter;    // what it keeps is in `stored`
     UniqueFd listener;  // handed on (TakeHandedListener); empty: what was kept
     const Clock* clock = nullptr;  // outlives it

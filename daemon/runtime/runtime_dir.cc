@@ -86,15 +86,21 @@ absl::StatusOr<RuntimeLock> RuntimeLock::Take(const std::string& directory) {
   return Take(directory, {});
 }
 
-absl::StatusOr<RuntimeLock> RuntimeLock::Take(const std::string& directory,
-                                              const Of& of) {
+absl::Status MakeOwnDirectory(const std::string& directory,
+                              const std::string& what,
+                              const std::string& chosen_by) {
   if (const std::error_code error = MakeDirectory(directory); error) {
     return absl::InvalidArgumentError(
-        fmt::format("cannot make the runtime directory {}: {}; choose another "
-                    "with --runtime-dir",
-                    directory, error.message()));
+        fmt::format("cannot make the {} {}: {}; choose another with {}", what,
+                    directory, error.message(), chosen_by));
   }
-  SLUICE_RETURN_IF_ERROR(CheckOwnDirectory(directory));
+  return CheckOwnDirectory(directory, what, chosen_by);
+}
+
+absl::StatusOr<RuntimeLock> RuntimeLock::Take(const std::string& directory,
+                                              const Of& of) {
+  SLUICE_RETURN_IF_ERROR(
+      MakeOwnDirectory(directory, "runtime directory", "--runtime-dir"));
   const std::string path = directory + "/" + of.file;
   while (true) {  // again only when another daemon ended just now
     UniqueFd lock(

@@ -20,6 +20,11 @@ absl::Status CheckOwnDirectory(const std::string& directory,
                                const std::string& what = "runtime directory",
                                const std::string& chosen_by = "--runtime-dir");
 
+// Makes the directory if need be, and checks it likewise.
+absl::Status MakeOwnDirectory(const std::string& directory,
+                              const std::string& what,
+                              const std::string& chosen_by);
+
 // A file in `directory`, locked: no other daemon serves in this directory. The
 // kernel gives it back however the process ends.
 class RuntimeLock {

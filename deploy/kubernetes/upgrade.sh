@@ -70,6 +70,14 @@ if cmp -s "$to/sluiced" "$to/sluiced.next"; then
   echo "process $earlier is this sluiced already"
   exit 0
 fi
+# A keeper of before `--session-dir` would start it with other arguments.
+if ! [ -e "$admin" ]; then
+  rm "$to/sluiced.next" "$to/sluice-worker.next"
+  echo "sluiced was not replaced, and process $earlier goes on: it has no" \
+    "$admin. Its keeper was started with other arguments: drain the node, wait" \
+    "for its jobs, then delete the keeper's pod" >&2
+  exit 1
+fi
 # With the libraries of the keeper's image, where it is to run.
 if ! said=$(chroot "/proc/$earlier/root" "$to/sluiced.next" "$@" \
     --check-state 2>&1); then

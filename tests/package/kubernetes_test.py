@@ -28,10 +28,20 @@ IMAGES = (("node.yaml", "containers"), ("daemon.yaml", "initContainers"),
           ("daemon.yaml", "containers"))
 
 
-def as_read(monitor):
+def as_read(document):
     """What of it the operator's schema knows."""
-    return operator.ServiceMonitor.model_validate(monitor).model_dump(
-        mode="json", by_alias=True, exclude_unset=True)
+    return getattr(operator, document["kind"]).model_validate(
+        document).model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+
+def host_paths(pod, of="containers"):
+    """What the container mounts of the node: path in it to (path of the node,
+    whether it is read-only)."""
+    paths = {v["name"]: v["hostPath"]["path"] for v in pod["volumes"]
+             if "hostPath" in v}
+    [found] = pod[of]
+    return {m["mountPath"]: (paths[m["name"]], m.get("readOnly", False))
+            for m in found["volumeMounts"] if m["name"] in paths}
 
 
 class Manifests(unittest.TestCase):
@@ -61,6 +71,39 @@ class Manifests(unittest.TestCase):
         monitor["spec"]["endpoints"][0]["ports"] = "http"
         self.assertNotEqual(as_read(monitor), monitor)
 
+    def test_the_alerts_are_those_of_prometheus(self):
+        rule = of_kind("alerts.yaml", "PrometheusRule")
+        self.assertEqual(as_read(rule), rule)
+        rule["spec"]["groups"][0]["rules"][0]["expression"] = "1"
+        self.assertNotEqual(as_read(rule), rule)
+        with open(manifests.FOLDER + "/alerts.yaml", encoding="utf-8") as file:
+            self.assertEqual(installed.run(manifests.FOLDER + "/alerts.sh"),
+                             file.read(), "run deploy/kubernetes/alerts.sh")
+        [whole] = manifests.documents("../prometheus/alerts.yaml")
+        self.assertEqual(of_kind("alerts.yaml", "PrometheusRule")["spec"],
+                         whole)
+        # up{job="sluice"} of the rules is the Service's name.
+        self.assertEqual(of_kind("monitor.yaml", "Service")["metadata"]["name"],
+                         "sluice")
+
+    def test_the_namespace_admits_its_pods(self):
+        labels = of_kind("node.yaml", "Namespace")["metadata"]["labels"]
+        self.assertEqual(labels["pod-security.kubernetes.io/enforce"],
+                         "privileged")
+
+    def test_a_rank_mounts_the_sessions_only(self):
+        args = container("node.yaml")["args"]
+        private = args[args.index("--runtime-dir") + 1]
+        sessions = args[args.index("--session-dir") + 1]
+        job = of_kind("job.yaml", "Job")["spec"]["template"]["spec"]
+        self.assertEqual(host_paths(job), {sessions: (sessions, True)})
+        node = of_kind("node.yaml", "DaemonSet")["spec"]["template"]["spec"]
+        for path in private, sessions:
+            self.assertEqual(host_paths(node)[path], (path, False))
+        other = of_kind("daemon.yaml", "DaemonSet")["spec"]["template"]["spec"]
+        for of in "initContainers", "containers":
+            self.assertIn(private, host_paths(other, of))
+
     def test_names_meet(self):
         pods = of_kind("node.yaml", "DaemonSet")["spec"]["template"]
         labels = pods["metadata"]["labels"]
@@ -76,7 +119,8 @@ class Manifests(unittest.TestCase):
         config = of_kind("node.yaml", "ConfigMap")["data"]["sluiced.toml"]
         self.assertIn(f":{inside['containerPort']}\"", config)
         self.assertEqual(set(documents("kustomization.yaml")[0]["resources"]),
-                         {"node.yaml", "daemon.yaml", "monitor.yaml"})
+                         {"node.yaml", "daemon.yaml", "monitor.yaml",
+                          "alerts.yaml"})
         [script] = documents("kustomization.yaml")[0]["configMapGenerator"]
         volumes = of_kind("daemon.yaml", "DaemonSet")["spec"]["template"][
             "spec"]["volumes"]
@@ -161,6 +205,33 @@ class OnANode(unittest.TestCase):
             self.assertIsNone(ranks.poll(), self.node.ranks_log())
             self.assertLess(time.monotonic(), deadline, self.node.ranks_log())
             time.sleep(0.05)
+
+    def test_a_rank_finds_nothing_to_administer_or_lock(self):
+        self.assertEqual(sorted(os.listdir(self.node.folder + "/run/sluice")),
+                         ["session.sock", "sim"])
+
+    @unittest.skipIf(os.geteuid() != 0, "a rank's root is needed")
+    def test_a_rank_that_is_root_only_connects(self):
+        """With the folder mounted as job.yaml does."""
+        folder = self.node.folder + "/run/sluice"
+        inside = (f"mount --bind {folder} {folder} && "
+                  f"mount -o remount,bind,ro {folder} && "
+                  f"! chmod 0 {folder}/session.sock && "
+                  f"! rm {folder}/session.sock && "
+                  f"! {BUILD}/bin/sluicectl --socket {folder}/session.sock "
+                  "--admin drain && "
+                  f"{BUILD}/bin/sluicectl --socket {folder}/session.sock status")
+        self.assertIn("driver sim", installed.run(
+            "unshare", "--mount", "sh", "-c", inside))
+
+    def test_an_upgrade_below_another_keeper_changes_nothing(self):
+        os.rename(self.node.folder + "/run/sluice-admin/admin.sock",
+                  self.node.folder + "/run/sluice/admin.sock")
+        done = self.node.upgrade(self.image("sluiced-next"))
+        self.assertEqual(done.returncode, 1, done.stdout)
+        self.assertIn("delete the keeper's pod", done.stderr)
+        self.assertEqual(sorted(os.listdir(self.node.folder + "/opt/sluice")),
+                         ["sluice-worker", "sluiced"])
 
     def test_the_configuration_is_good(self):
         args = manifests.below(self.node.folder, container("node.yaml")["args"])

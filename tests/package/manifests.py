@@ -44,12 +44,13 @@ class Node:
 
     def __init__(self, folder):
         self.folder, self.said = folder, folder + "/ranks.log"
-        for name in "run/sluice", "etc/sluice", "opt/sluice":
+        for name in "etc/sluice", "opt/sluice":
             os.makedirs(f"{folder}/{name}")
         config = of_kind("node.yaml", "ConfigMap")["data"]["sluiced.toml"]
         with open(folder + "/etc/sluice/sluiced.toml", "w",
                   encoding="ascii") as file:
             file.write(config.replace(":9435", ":0").replace(
+                "/var/lib", folder).replace(
                 "nobody", "nobody" if os.getuid() == 0 else "") +
                 '[sim]\ngpu_memory = "64MiB"\nhost_memory = "256MiB"\n')
         self.keeper = None
@@ -90,8 +91,8 @@ class Node:
     def wait_until_it_serves(self):
         deadline = time.monotonic() + 30
         # The other is there a moment later.
-        while not all(os.path.exists(f"{self.folder}/run/sluice/{name}.sock")
-                      for name in ("session", "admin")):
+        while not all(os.path.exists(f"{self.folder}/run/{name}.sock")
+                      for name in ("sluice/session", "sluice-admin/admin")):
             assert self.keeper.poll() is None, self.log()
             assert time.monotonic() < deadline, self.log()
             time.sleep(0.02)
@@ -101,8 +102,8 @@ class Node:
         deadline = time.monotonic() + 60
         while True:
             status = json.loads(installed.run(
-                BUILD + "/bin/sluicectl", "--admin", "--socket",
-                self.folder + "/run/sluice/session.sock", "status", "--json"))
+                BUILD + "/bin/sluicectl", "--admin-socket", self.folder +
+                "/run/sluice-admin/admin.sock", "status", "--json"))
             if sum(rank["host_bytes"] > 0 for job in status["jobs"]
                    for rank in job["ranks"]) >= count:
                 return

@@ -160,7 +160,7 @@ std::vector<Item> Collect(const SocketPaths& sockets, int64_t journal_lines) {
   const std::vector<Finding> findings = Examine(facts);
   const StatusSnapshot status = AskDaemon(sockets, facts.daemon.reached);
   const std::string http =
-      std::filesystem::path(sockets.session).replace_filename("http.sock");
+      std::filesystem::path(sockets.admin).replace_filename("http.sock");
   std::vector<Item> items = {
       {"status.json", status.what, status.json},
       {"status.txt", "the same for people",

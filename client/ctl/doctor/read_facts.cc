@@ -166,8 +166,9 @@ int FindHolder(const std::string& lock) {
 
 Facts ReadFacts(const SocketPaths& sockets) {
   Facts facts;
+  // The runtime folder, also where session.sock is elsewhere (--session-dir).
   const std::string folder =
-      std::filesystem::path(sockets.session).parent_path().string();
+      std::filesystem::path(sockets.admin).parent_path().string();
   facts.version = cli::Version();
   facts.user = NameOf(getuid());
   facts.daemon = ReadDaemon(sockets);
@@ -183,7 +184,8 @@ Facts ReadFacts(const SocketPaths& sockets) {
       (!facts.process.pid && std::filesystem::exists(folder + "/keeper.sock"));
   facts.driver = ReadDriver();
   facts.machine = ReadMachine();
-  facts.folder = ReadFile(folder);
+  facts.folder = ReadFile(
+      std::filesystem::path(sockets.session).parent_path().string());
   facts.session = ReadFile(sockets.session);
   facts.admin = ReadFile(sockets.admin);
   facts.joins_admin_group = Joins(facts.user, facts.admin.group);

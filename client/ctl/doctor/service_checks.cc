@@ -14,7 +14,7 @@ namespace {
 using Seen = FileFacts::Seen;
 
 std::string FolderOf(const Facts& facts) {
-  return std::filesystem::path(facts.session.path).parent_path().string();
+  return std::filesystem::path(facts.admin.path).parent_path().string();
 }
 
 // What the daemon was started with, for a keeper, which has the folder itself.
