@@ -17,7 +17,7 @@ import running_sluiced
 
 SLUICECTL = sys.argv.pop()
 SLUICED = sys.argv.pop()
-SUDO = "" if os.geteuid() == 0 else "sudo "
+PROGRAMS = os.path.dirname(os.path.realpath(SLUICECTL)) + "/"
 
 
 class Doctor(unittest.TestCase):
@@ -90,8 +90,7 @@ class Doctor(unittest.TestCase):
         os.chmod(self.run_dir + "/admin.sock", 0o666)
         wide = self.found()["admin socket"]
         self.assertEqual(wide["health"], "problem")
-        mend = wide["fix"].removeprefix(SUDO)
-        subprocess.run(mend, shell=True, check=True)
+        subprocess.run(wide["fix"], shell=True, check=True)
         self.assertEqual(self.found()["admin socket"]["health"], "ok")
 
     def test_a_stopped_daemon_is_waited_for_and_told(self):
@@ -99,7 +98,7 @@ class Doctor(unittest.TestCase):
         daemon.send_signal(signal.SIGSTOP)
         found = self.found()
         self.assertEqual(found["daemon"]["fix"],
-                         f"{SUDO}kill -CONT {daemon.pid}")
+                         f"kill -CONT {daemon.pid}")
         daemon.send_signal(signal.SIGCONT)
         self.assertEqual(self.found()["daemon"]["health"], "ok")
 
@@ -110,8 +109,37 @@ class Doctor(unittest.TestCase):
         daemon = self.start(cwd=folder)
         self.assertEqual(
             self.found()["store"]["fix"],
-            f"{SUDO}kill {daemon.pid} && sleep 1 && {SUDO}sluiced-keeper "
+            f"kill {daemon.pid} && sleep 1 && {PROGRAMS}sluiced-keeper "
             f"--runtime-dir {self.run_dir} -- --config {folder}/{name}")
+
+    def test_each_command_that_it_prints_does_what_it_says(self):
+        """Of a daemon of this user, by the programs of a checkout."""
+        self.start()
+        subprocess.run([SLUICECTL, "--socket", self.run_dir + "/session.sock",
+                        "drain"], check=True, stdout=subprocess.DEVNULL)
+        found = self.found()
+        self.assertEqual(found["state"]["health"], "warning")
+        subprocess.run(found["state"]["fix"], shell=True, check=True,
+                       stdout=subprocess.DEVNULL)
+        found = self.found()
+        self.assertEqual(found["state"]["health"], "ok")
+        kept = subprocess.Popen(
+            ["sh", "-c", found["store"]["fix"].replace("&& /", "&& exec /")],
+            stdout=subprocess.PIPE, text=True)
+        self.addCleanup(kept.stdout.close)
+        self.addCleanup(kept.wait)
+        self.addCleanup(kept.terminate)
+        self.assertIn("ready", kept.stdout.readline())
+        found = self.found()
+        self.assertEqual(found["store"]["health"], "ok")
+        policy = self.run_dir + "/policy"
+        with open(policy, "w", encoding="ascii") as file:
+            file.write("{")
+        os.chmod(policy, 0o600)
+        damaged = self.found()["policy file"]
+        self.assertEqual(damaged["health"], "problem")
+        subprocess.run(damaged["fix"], shell=True, check=True)
+        self.assertEqual(self.found()["policy file"]["health"], "ok")
 
     def test_it_is_a_line_per_check_for_people(self):
         done = self.doctor()

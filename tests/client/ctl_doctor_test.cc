@@ -97,7 +97,8 @@ std::vector<Case> Cases() {
       {"daemon", not_reached(absl::NotFoundError("no socket")),
        Health::kProblem, "no socket", "sudo systemctl restart sluiced"},
       {"daemon", not_reached(absl::FailedPreconditionError("protocol 2")),
-       Health::kProblem, "protocol 2", "apt install --only-upgrade"},
+       Health::kProblem, "protocol 2",
+       "sudo apt install ./sluice-daemon_*.deb ./sluicectl_*.deb"},
       {"daemon",
        not_reached(absl::FailedPreconditionError("sluiced is frozen: why")),
        Health::kProblem, "frozen: why", "sudo systemctl restart sluiced"},
@@ -109,21 +110,33 @@ std::vector<Case> Cases() {
          f.process.pid = 12;
        },
        Health::kProblem, "frozen", "sudo kill -HUP 12"},
-      {"daemon", not_reached(absl::PermissionDeniedError("no permission")),
+      {"daemon",
+       [](Facts& f) {
+         f.daemon = {.reached = absl::PermissionDeniedError("no permission")};
+         f.session.usable = false;
+       },
        Health::kProblem, "no permission",
        "sudo chmod a+rw /run/sluice/session.sock"},
       {"version", [](Facts& f) { f.daemon.version = "1.3.0"; },
        Health::kWarning, "sluiced is 1.3.0, this sluicectl 1.2.3",
-       "apt install --only-upgrade"},
+       "sudo apt install ./sluice-daemon_*.deb ./sluicectl_*.deb"},
       {"state",
        [](Facts& f) {
          f.daemon.drained = DaemonFacts::Drained{"root", "new\ndriver"};
        },
        Health::kWarning, "drained by root (new?driver)", "sluicectl undrain"},
+      {"session socket",
+       [](Facts& f) {
+         f.session.seen = FileFacts::Seen::kHidden;
+         f.session.usable = false;
+       },
+       Health::kProblem, "alice may not enter /run/sluice",
+       "sudo chmod a+x /run/sluice"},
       {"state", [](Facts& f) { f.unit->status = "frozen"; }, Health::kWarning,
-       "sluiced says: frozen", "journalctl -n 50 -u sluiced"},
+       "sluiced says: frozen", "sudo journalctl -n 50 -u sluiced"},
       {"driver", [](Facts& f) { f.driver.fault = "no libcuda.so.1"; },
-       Health::kProblem, "cannot be used: no libcuda.so.1", "nvidia-smi"},
+       Health::kProblem, "cannot be used: no libcuda.so.1",
+       "sudo nvidia-modprobe -u -c 0 && nvidia-smi"},
       {"driver",
        [](Facts& f) {
          f.driver.fault = "no libcuda.so.1";
@@ -136,9 +149,10 @@ std::vector<Case> Cases() {
        [](Facts& f) {
          f.driver.persistence = {true, false};
        },
-       Health::kWarning, "off on GPU 1:", "nvidia-smi -pm 1"},
+       Health::kWarning, "off on GPU 1:", "sudo nvidia-smi -pm 1"},
       {"persistence mode", [](Facts& f) { f.driver.persistence.reset(); },
-       Health::kWarning, "does not tell", "nvidia-smi -q"},
+       Health::kWarning, "does not tell",
+       "nvidia-smi --query-gpu=persistence_mode"},
       {"locked memory", [](Facts& f) { f.process.locked_bytes = 8 << 20; },
        Health::kWarning, "at most 8 MiB", "systemctl revert sluiced"},
       {"open files", [](Facts& f) { f.process.open_files = 4096; },
@@ -158,6 +172,12 @@ std::vector<Case> Cases() {
        },
        Health::kWarning, "host memory of 64 GiB is to be leased",
        "echo max | sudo tee '/cg/a b/memory.max'"},
+      {"memory limit",
+       [](Facts& f) {
+         f.process.memory = {GiB(9), "/cg/memory/a/memory.limit_in_bytes"};
+       },
+       Health::kWarning, "host memory of 64 GiB is to be leased",
+       "echo -1 | sudo tee /cg/memory/a/memory.limit_in_bytes"},
       {"huge pages", [](Facts& f) { f.machine.huge_pages = 512; },
        Health::kWarning, "512 of 2 MiB are set aside (1 GiB)",
        "sudo sysctl vm.nr_hugepages=0"},
@@ -214,7 +234,8 @@ std::vector<Case> Cases() {
       {"policy file", [](Facts& f) { f.policy.mode = 0620; }, Health::kProblem,
        "others may write to it", "sudo chmod go-w /var/lib/sluice/policy"},
       {"policy file", [](Facts& f) { f.policy_fault = "it is damaged"; },
-       Health::kProblem, "it is damaged", "sudo sluiced --check-config"},
+       Health::kProblem, "it is damaged",
+       "sudo mv /var/lib/sluice/policy /var/lib/sluice/policy.damaged"},
       {"links",
        [](Facts& f) {
          f.daemon.links = 2;
@@ -269,8 +290,18 @@ TEST(Doctor, WithoutSystemdTheCommandsAreOthers) {
   const auto gone = [](Facts& f) {
     f.daemon = {.reached = absl::UnavailableError("it has ended")};
   };
-  EXPECT_EQ(fix("daemon", gone),
-            "sudo sluiced-keeper --runtime-dir /run/sluice");
+  EXPECT_EQ(fix("daemon", gone), "sudo kill 42") << "its keeper starts another";
+  const auto nobody = [&](Facts& f) {
+    gone(f);
+    f.process.pid.reset();
+  };
+  EXPECT_EQ(fix("daemon", nobody), "");
+  EXPECT_EQ(fix("daemon",
+                [&](Facts& f) {
+                  nobody(f);
+                  f.keeper = false;
+                }),
+            "sudo -u sluice -- sluiced-keeper --runtime-dir /run/sluice");
   EXPECT_EQ(fix("daemon",
                 [](Facts& f) {
                   f.daemon = {.reached = absl::DeadlineExceededError("late")};
@@ -281,8 +312,67 @@ TEST(Doctor, WithoutSystemdTheCommandsAreOthers) {
   EXPECT_THAT(fix("NUMA", [](Facts& f) { f.process.memory_nodes = "0"; }),
               HasSubstr("/proc/42/cgroup)/cpuset.mems"));
   EXPECT_EQ(fix("store", [](Facts& f) { f.keeper = false; }),
-            "sudo kill 42 && sleep 1 && sudo sluiced-keeper --runtime-dir "
-            "/run/sluice");
+            "sudo kill 42 && sleep 1 && sudo -u sluice -- sluiced-keeper "
+            "--runtime-dir /run/sluice");
+  EXPECT_EQ(fix("links",
+                [](Facts& f) {
+                  f.daemon.links = 2;
+                  f.daemon.measured_waits = true;
+                }),
+            "sudo kill -HUP 42");
+  EXPECT_EQ(fix("open files", [](Facts& f) { f.process.open_files = 99; }),
+            "sudo prlimit --pid $(ps -o ppid= -p 42) --nofile=65536:65536 && "
+            "sudo kill -HUP 42");
+}
+
+// Where it was started as the doctor said, root's daemon refused the folder, or
+// no program was found.
+TEST(Doctor, ADaemonOfAUserInACheckoutIsThatUsers) {
+  const auto fix = [](const char* what, const std::function<void(Facts&)>& f) {
+    Facts facts = Kept();
+    facts.programs = "/opt/s/bin/";
+    facts.folder = File("/tmp/s", 0755);
+    facts.folder.owner = "alice";
+    facts.session = File("/tmp/s/session.sock", 0666);
+    facts.admin = File("/tmp/s/admin.sock", 0660);
+    f(facts);
+    return FindingOf(facts, what).fix;
+  };
+  const std::string keeper = "/opt/s/bin/sluiced-keeper --runtime-dir /tmp/s";
+  EXPECT_EQ(fix("store", [](Facts& f) { f.keeper = false; }),
+            "kill 42 && sleep 1 && " + keeper);
+  EXPECT_EQ(fix("version", [](Facts& f) { f.daemon.version = "9"; }),
+            "kill -HUP 42");
+  EXPECT_EQ(
+      fix("state", [](Facts& f) { f.daemon.drained = DaemonFacts::Drained{}; }),
+      "/opt/s/bin/sluicectl --socket /tmp/s/session.sock "
+      "--admin-socket /tmp/s/admin.sock undrain");
+  EXPECT_EQ(fix("daemon",
+                [](Facts& f) {
+                  f.daemon = {.reached = absl::NotFoundError("no socket")};
+                  f.process.pid.reset();
+                  f.keeper = false;
+                  f.folder.seen = Seen::kMissing;
+                  f.makes_folder = true;
+                }),
+            keeper);
+}
+
+// A peer that sluiced cannot identify is refused whatever the socket's mode is.
+TEST(Doctor, ARefusalThatIsNotOfThePathIsNotMendedByItsMode) {
+  Facts facts = Good();
+  facts.daemon = {.reached = absl::PermissionDeniedError(
+                      "the peer is in a pid namespace that sluiced cannot "
+                      "see: give its container hostPID")};
+  EXPECT_EQ(FindingOf(facts, "daemon").fix, "");
+}
+
+TEST(Doctor, NobodyIsToJoinTheGroupRoot) {
+  Facts facts = Kept();
+  facts.admin.usable = false;
+  facts.admin.group = "root";
+  EXPECT_EQ(FindingOf(facts, "admin socket").fix,
+            "sudo sluicectl --admin status");
 }
 
 // A keeper that was started as the doctor said had a daemon without its
@@ -296,8 +386,8 @@ TEST(Doctor, WhoStartsADaemonAgainGivesItWhatItWasGiven) {
     return FindingOf(facts, "store").fix;
   };
   const std::string start =
-      "sudo kill 42 && sleep 1 && sudo sluiced-keeper --runtime-dir "
-      "/run/sluice";
+      "sudo kill 42 && sleep 1 && sudo -u sluice -- sluiced-keeper "
+      "--runtime-dir /run/sluice";
   EXPECT_EQ(fix({"sluiced"}), start);
   EXPECT_EQ(fix({"sluiced", "--runtime-dir", "/run/sluice"}), start);
   EXPECT_EQ(fix({"sluiced", "--config", "c.toml", "--runtime-dir=/run/sluice",
@@ -328,7 +418,8 @@ TEST(Doctor, RootIsToldNoSudo) {
   facts.keeper = false;
   facts.user = "root";
   EXPECT_EQ(FindingOf(facts, "store").fix,
-            "kill 42 && sleep 1 && sluiced-keeper --runtime-dir /run/sluice");
+            "kill 42 && sleep 1 && runuser -u sluice -- sluiced-keeper "
+            "--runtime-dir /run/sluice");
 }
 
 TEST(Doctor, AMachineWithoutAGpuIsWell) {
@@ -458,7 +549,7 @@ TEST(Doctor, SaysFromWhereLinksHaveTheirSpeedAndHowToMeasureIt) {
   facts.daemon.links = 3;
   EXPECT_EQ(FindingOf(facts, "links").health, Health::kOk);
   EXPECT_EQ(FindingOf(facts, "links").fix,
-            "sudo sluicectl bandwidth measure --keep");
+            "sluicectl bandwidth measure --keep");
   facts.daemon.links_measured = 2;
   EXPECT_EQ(FindingOf(facts, "links").said,
             "2 of 3 have a speed: 0 by the configuration, 2 measured");

@@ -28,8 +28,14 @@ inline Finding Problem(std::string said, std::string fix) {
 }
 
 inline bool Reached(const Facts& facts) { return facts.daemon.reached.ok(); }
-// A command that starts a daemon here, again if need be.
+// A command that starts a daemon here, again if need be, by the user that the
+// folder belongs to; without systemd only where none runs.
 std::string Start(const Facts& facts);
+// One that ends the daemon if one runs, and starts it below a keeper. Without
+// systemd sessions end by it.
+std::string EndAndStart(const Facts& facts);
+// One by which a daemon that runs reads its configuration anew.
+std::string Reload(const Facts& facts);
 // One that has the unit as it is shipped, whatever was changed in /etc.
 inline constexpr const char* kShippedUnit =
     "sudo systemctl revert sluiced && sudo systemctl restart sluiced";

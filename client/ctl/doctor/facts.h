@@ -17,6 +17,9 @@
 
 namespace sluice::ctl {
 
+// The runtime folder of sluiced.service.
+inline constexpr char kUnitsFolder[] = "/run/sluice";
+
 // What `sluiced` answered.
 struct DaemonFacts {
   absl::Status reached;  // else nothing below is known
@@ -96,6 +99,10 @@ struct FileFacts {
 struct Facts {
   std::string version;  // of this sluicectl
   std::string user;     // who asks
+  // Where this sluicectl and the programs beside it are, with a "/" at the end;
+  // empty: where root's shell looks for programs.
+  std::string programs;
+  bool makes_folder = false;  // this user may make the runtime folder
   // Groups that the user is in since the last login; `admin`'s is one of those
   // that the user would be in after the next.
   bool joins_admin_group = false;

@@ -25,14 +25,17 @@ Finding CheckDriver(const Facts& facts) {
         fmt::format("this machine has an NVIDIA GPU ({}), but its driver "
                     "cannot be used: {}",
                     driver.device, driver.fault),
-        driver.module_loaded ? "nvidia-smi" : "sudo modprobe nvidia-uvm");
+        driver.module_loaded ? "sudo nvidia-modprobe -u -c 0 && nvidia-smi"
+                             : "sudo modprobe nvidia-uvm");
   }
   if (Reached(facts) && facts.daemon.driver == "sim") {
     return Warning(
         "NVIDIA's driver works, but sluiced simulates its GPUs: it was told "
         "to, or was started before the driver was there",
-        facts.unit ? "sudo systemctl restart sluiced"
-                   : "sudo sluiced --driver cuda --check-config");
+        facts.unit ? "sudo sed -i 's/^ *driver *= *\"sim\"/driver = "
+                     "\"auto\"/' /etc/sluice/sluiced.toml && "
+                     "sudo systemctl restart sluiced"
+                   : EndAndStart(facts));
   }
   return Ok("NVIDIA's driver works");
 }
@@ -42,7 +45,7 @@ Finding CheckPersistence(const Facts& facts) {
   if (driver.device.empty()) return Ok("no NVIDIA GPU here");
   if (!driver.persistence) {
     return Warning("nvidia-smi does not tell whether it is on",
-                   "nvidia-smi -q -d PERFORMANCE");
+                   "nvidia-smi --query-gpu=persistence_mode --format=csv");
   }
   std::string off;
   for (size_t i = 0; i < driver.persistence->size(); ++i) {
@@ -54,8 +57,7 @@ Finding CheckPersistence(const Facts& facts) {
       fmt::format("off on GPU {}: the driver leaves a GPU that nobody uses, "
                   "and whoever is next waits seconds for it",
                   off),
-      "sudo systemctl enable --now nvidia-persistenced || sudo nvidia-smi -pm "
-      "1");
+      "sudo nvidia-smi -pm 1");
 }
 
 // Whose limits they are, for people.
@@ -72,7 +74,9 @@ Finding CheckLockedMemory(const Facts& facts) {
   }
   const std::string said = most + ": host memory beyond may not be pinned";
   if (facts.unit) return Warning(said, kShippedUnit);
-  if (!facts.process.pid) return Warning(said, "ulimit -l unlimited");
+  if (!facts.process.pid) {
+    return Warning(said, "sudo prlimit --pid $$ --memlock=unlimited");
+  }
   return Warning(said, fmt::format("sudo prlimit --pid {} --memlock=unlimited",
                                    *facts.process.pid));
 }
@@ -80,8 +84,16 @@ Finding CheckLockedMemory(const Facts& facts) {
 Finding CheckOpenFiles(const Facts& facts) {
   if (!facts.process.open_files) return Ok(CgroupOwner(facts) + "unlimited");
   const int64_t most = *facts.process.open_files;
+  // A keeper's next daemon has the keeper's limit.
   const std::string fix =
-      facts.unit ? kShippedUnit : "ulimit -n 65536 && " + Start(facts);
+      facts.unit ? kShippedUnit
+      : facts.keeper && facts.process.pid
+          ? fmt::format(
+                "sudo prlimit --pid $(ps -o ppid= -p {}) "
+                "--nofile=65536:65536 && {}",
+                *facts.process.pid, Reload(facts))
+          : "sudo prlimit --pid $$ --nofile=65536:65536 && " +
+                EndAndStart(facts);
   const std::string said =
       fmt::format("{}at most {}", CgroupOwner(facts), most);
   if (facts.unit && most <= facts.unit->store_most) {
@@ -113,9 +125,12 @@ Finding CheckMemoryLimit(const Facts& facts) {
                    "sudo systemctl set-property sluiced MemoryMax=infinity");
   }
   if (Reached(facts) && facts.daemon.host_pools > limit->most) {
-    return Warning(fmt::format("{}, but host memory of {} is to be leased",
-                               said, FormatBytes(facts.daemon.host_pools)),
-                   "echo max | sudo tee " + ShellWord(limit->file));
+    return Warning(
+        fmt::format("{}, but host memory of {} is to be leased", said,
+                    FormatBytes(facts.daemon.host_pools)),
+        fmt::format("echo {} | sudo tee {}",
+                    limit->file.ends_with("limit_in_bytes") ? "-1" : "max",
+                    ShellWord(limit->file)));
   }
   return Ok(said);
 }

@@ -59,6 +59,13 @@ FileFacts ReadFile(const std::string& path) {
   return facts;
 }
 
+std::string ProgramsFolder() {
+  std::error_code hidden;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", hidden);
+  const std::string folder = program.parent_path().string() + "/";
+  return folder == "/usr/bin/" || folder == "/usr/local/bin/" ? "" : folder;
+}
+
 // By the groups' database, beyond those that this process has.
 bool Joins(const std::string& user, const std::string& group) {
   const ::group* const entry = getgrnam(group.c_str());
@@ -171,6 +178,9 @@ Facts ReadFacts(const SocketPaths& sockets) {
       std::filesystem::path(sockets.admin).parent_path().string();
   facts.version = cli::Version();
   facts.user = NameOf(getuid());
+  facts.programs = ProgramsFolder();
+  facts.makes_folder =
+      access(std::filesystem::path(folder).parent_path().c_str(), W_OK) == 0;
   facts.daemon = ReadDaemon(sockets);
   facts.process = ReadProcess(folder);
   const std::string net =
@@ -184,8 +194,8 @@ Facts ReadFacts(const SocketPaths& sockets) {
       (!facts.process.pid && std::filesystem::exists(folder + "/keeper.sock"));
   facts.driver = ReadDriver();
   facts.machine = ReadMachine();
-  facts.folder = ReadFile(
-      std::filesystem::path(sockets.session).parent_path().string());
+  facts.folder =
+      ReadFile(std::filesystem::path(sockets.session).parent_path().string());
   facts.session = ReadFile(sockets.session);
   facts.admin = ReadFile(sockets.admin);
   facts.joins_admin_group = Joins(facts.user, facts.admin.group);

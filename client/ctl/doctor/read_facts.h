@@ -10,9 +10,6 @@
 
 namespace sluice::ctl {
 
-// The runtime folder of sluiced.service.
-inline constexpr char kUnitsFolder[] = "/run/sluice";
-
 struct SocketPaths {
   std::string session, admin;
 };

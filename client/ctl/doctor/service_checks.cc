@@ -1,6 +1,7 @@
 // The daemon: does it answer, who may ask it, who keeps what it has.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "client/ctl/doctor/check.h"
@@ -31,24 +32,58 @@ std::string ItsArguments(const ProcessFacts& process) {
   return words.empty() ? "" : " --" + words;
 }
 
-std::string Upgrade() {
-  return "sudo apt install --only-upgrade sluice-daemon sluicectl";
+// There is no archive to upgrade from: the packages are files.
+std::string Upgrade(const Facts& facts) {
+  if (facts.unit || facts.programs.empty()) {
+    return "sudo apt install ./sluice-daemon_*.deb ./sluicectl_*.deb";
+  }
+  return facts.keeper ? Reload(facts) : EndAndStart(facts);
+}
+
+// For what the daemon's own user may do.
+std::string Sudo(const Facts& facts) {
+  return facts.folder.owner == facts.user ? "" : "sudo ";
+}
+
+// What a command begins with that is for the user whose daemon serves here.
+std::string AsOwner(const Facts& facts) {
+  const bool is_there = facts.folder.seen == Seen::kThere;
+  const std::string& owner = facts.folder.owner;
+  if (is_there ? owner == facts.user : facts.makes_folder) return "";
+  if (!is_there || owner == "root") return "sudo ";
+  return (facts.user == "root" ? "runuser -u " : "sudo -u ") +
+         ShellWord(owner) + " -- ";
+}
+
+// A call of this sluicectl by an administrator, for this daemon.
+std::string AsAdministrator(const Facts& facts, const std::string& command) {
+  std::string words = facts.admin.usable ? "" : "sudo ";
+  words += ShellWord(facts.programs + "sluicectl");
+  if (FolderOf(facts) != kUnitsFolder) {
+    words += " --socket " + ShellWord(facts.session.path) + " --admin-socket " +
+             ShellWord(facts.admin.path);
+  }
+  return words + " " + command;
 }
 
 // FileDescriptorStoreMax= is no property that can be set at run time.
 std::string LargerStore(int64_t most) {
   return fmt::format(
       "sudo mkdir -p /etc/systemd/system/sluiced.service.d && printf "
-      "'[Service]\\nFileDescriptorStoreMax={0}\\nEnvironment=FDSTORE={0}\\n' | "
+      "'[Service]\\nFileDescriptorStoreMax={0}\\nEnvironment=FDSTORE={0}\\n"
+      "LimitNOFILE={1}\\n' | "
       "sudo tee /etc/systemd/system/sluiced.service.d/store.conf && sudo "
       "systemctl daemon-reload && sudo systemctl restart sluiced",
-      most);
+      most, std::max<int64_t>(65536, 4 * most));
 }
 
-// Once what the daemon says was put right.
-std::string TryAgain(const Facts& facts) {
-  if (facts.unit || !facts.process.pid) return "sudo systemctl restart sluiced";
-  return fmt::format("sudo kill -HUP {}", *facts.process.pid);
+// What lets every user connect to a socket; empty: this one may already.
+std::string PathRemedy(const Facts& facts) {
+  if (facts.session.seen == Seen::kHidden) {
+    return "sudo chmod a+x " + ShellWord(facts.folder.path);
+  }
+  if (facts.session.usable) return "";
+  return Sudo(facts) + "chmod a+rw " + ShellWord(facts.session.path);
 }
 
 Finding CheckDaemon(const Facts& facts) {
@@ -60,18 +95,24 @@ Finding CheckDaemon(const Facts& facts) {
   switch (reached.code()) {
     case absl::StatusCode::kFailedPrecondition:
       // It is frozen, or there is no protocol that both speak.
-      return Problem(
-          why, why.starts_with(wire::kFrozen) ? TryAgain(facts) : Upgrade());
+      if (!why.starts_with(wire::kFrozen)) return Problem(why, Upgrade(facts));
+      return Problem(why, facts.unit ? Start(facts) : Reload(facts));
     case absl::StatusCode::kPermissionDenied:
-      return Problem(why, "sudo chmod a+rw " + ShellWord(facts.session.path));
+      // Of the path, or of a peer that sluiced cannot identify, who says why.
+      return Problem(why, PathRemedy(facts));
     case absl::StatusCode::kDeadlineExceeded:
       if (!facts.unit && facts.process.pid) {
-        return Problem(why,
-                       fmt::format("sudo kill -CONT {}", *facts.process.pid));
+        return Problem(why, fmt::format("{}kill -CONT {}", Sudo(facts),
+                                        *facts.process.pid));
       }
-      return Problem(why, Start(facts));
+      [[fallthrough]];
     default:
-      return Problem(why, Start(facts));
+      if (facts.unit || !facts.keeper) return Problem(why, EndAndStart(facts));
+      // Its keeper starts another.
+      return Problem(
+          why, facts.process.pid
+                   ? fmt::format("{}kill {}", Sudo(facts), *facts.process.pid)
+                   : "");
   }
 }
 
@@ -82,7 +123,7 @@ Finding CheckVersion(const Facts& facts) {
   if (facts.daemon.version == facts.version) return Ok(facts.version);
   return Warning(fmt::format("sluiced is {}, this sluicectl {}",
                              facts.daemon.version, facts.version),
-                 Upgrade());
+                 Upgrade(facts));
 }
 
 Finding CheckState(const Facts& facts) {
@@ -92,14 +133,14 @@ Finding CheckState(const Facts& facts) {
         fmt::format("drained by {}{}: nothing new is granted",
                     by.empty() ? "an administrator" : Printable(by),
                     reason.empty() ? "" : " (" + Printable(reason) + ")"),
-        "sluicectl undrain");
+        AsAdministrator(facts, "undrain"));
   }
   if (facts.unit && facts.unit->active && facts.unit->status != "serving") {
     return Warning(
         fmt::format("sluiced says: {}", facts.unit->status.empty()
                                             ? "nothing yet"
                                             : Printable(facts.unit->status)),
-        "journalctl -n 50 -u sluiced");
+        "sudo journalctl -n 50 -u sluiced");
   }
   if (!Reached(facts)) return Ok("not known: no daemon answers");
   return Ok(fmt::format("serves, generation {}, {} session{}",
@@ -128,14 +169,10 @@ Finding CheckStore(const Facts& facts) {
     return Ok("sluiced-keeper keeps what sluiced has");
   }
   if (!Reached(facts)) return Ok("no daemon answers: there is nothing to keep");
-  const std::string end =
-      facts.process.pid
-          ? fmt::format("sudo kill {} && sleep 1 && ", *facts.process.pid)
-          : "";
   return Warning(
       "nobody keeps what sluiced has: sessions end when it does, also now by "
       "this",
-      end + Start(facts));
+      EndAndStart(facts));
 }
 
 std::string Rights(const FileFacts& file) {
@@ -150,15 +187,19 @@ Finding CheckFolder(const Facts& facts) {
   }
   if ((folder.mode & 022) == 0) return Ok(Rights(folder));
   return Problem(Rights(folder) + ": others may put their sockets there",
-                 "sudo chmod go-w " + ShellWord(folder.path));
+                 Sudo(facts) + "chmod go-w " + ShellWord(folder.path));
 }
 
 Finding CheckSessionSocket(const Facts& facts) {
   const FileFacts& socket = facts.session;
+  if (socket.seen == Seen::kHidden) {
+    return Problem(facts.user + " may not enter " + facts.folder.path,
+                   PathRemedy(facts));
+  }
   if (socket.seen != Seen::kThere) {
     return Ok(socket.path + " is not there: no daemon has made it");
   }
-  const std::string fix = "sudo chmod a+rw " + ShellWord(socket.path);
+  const std::string fix = Sudo(facts) + "chmod a+rw " + ShellWord(socket.path);
   if (!socket.usable) {
     return Problem(Rights(socket) + ": " + facts.user + " may not connect",
                    fix);
@@ -177,7 +218,7 @@ Finding CheckAdminSocket(const Facts& facts) {
   }
   if ((socket.mode & 007) != 0) {
     return Problem(Rights(socket) + ": everybody is an administrator",
-                   "sudo chmod o-rwx " + ShellWord(socket.path));
+                   Sudo(facts) + "chmod o-rwx " + ShellWord(socket.path));
   }
   if (socket.usable) return Ok(Rights(socket) + ": you are an administrator");
   if (facts.joins_admin_group) {
@@ -186,8 +227,10 @@ Finding CheckAdminSocket(const Facts& facts) {
                    "newgrp " + ShellWord(socket.group));
   }
   return Ok(Rights(socket) + ": you are no administrator; to become one",
-            fmt::format("sudo usermod -aG {} {}", ShellWord(socket.group),
-                        ShellWord(facts.user)));
+            socket.group == "root"  // whose members may do more than that
+                ? AsAdministrator(facts, "--admin status")
+                : fmt::format("sudo usermod -aG {} {}", ShellWord(socket.group),
+                              ShellWord(facts.user)));
 }
 
 Finding CheckPolicy(const Facts& facts) {
@@ -196,18 +239,21 @@ Finding CheckPolicy(const Facts& facts) {
     return Ok(policy.path + " is for the daemon's user only");
   }
   if (policy.seen == Seen::kMissing) {
-    return Ok("administrators have set nothing");
+    return Ok(policy.path +
+              " is not there: administrators have set nothing, or [policy] "
+              "folder names another");
   }
   if ((policy.mode & 022) != 0) {
     return Problem(Rights(policy) +
                        ": others may write to it, so a start is "
                        "refused",
-                   "sudo chmod go-w " + ShellWord(policy.path));
+                   Sudo(facts) + "chmod go-w " + ShellWord(policy.path));
   }
   if (!facts.policy_fault.empty()) {
     return Problem(fmt::format("{}: {}, so a start is refused", policy.path,
                                facts.policy_fault),
-                   "sudo sluiced --check-config");
+                   fmt::format("{0}mv {1} {1}.damaged", Sudo(facts),
+                               ShellWord(policy.path)));
   }
   return Ok(Rights(policy));
 }
@@ -219,7 +265,7 @@ Finding CheckLinks(const Facts& facts) {
   }
   if (daemon.measured_waits) {
     return Warning("what was measured waits until no rank is attached",
-                   "sudo systemctl reload sluiced");
+                   Reload(facts));
   }
   const int known = daemon.links_configured + daemon.links_measured;
   if (known > 0) {
@@ -230,7 +276,7 @@ Finding CheckLinks(const Facts& facts) {
   return Ok(
       "none has a speed: copies wait for nothing, and plans see no limit of "
       "a link",
-      "sudo sluicectl bandwidth measure --keep");
+      AsAdministrator(facts, "bandwidth measure --keep"));
 }
 
 Finding CheckMetrics(const Facts& facts) {
@@ -291,8 +337,24 @@ std::span<const Check> ServiceChecks() { return kServiceChecks; }
 std::string Start(const Facts& facts) {
   return facts.unit
              ? "sudo systemctl restart sluiced"
-             : "sudo sluiced-keeper --runtime-dir " +
-                   ShellWord(FolderOf(facts)) + ItsArguments(facts.process);
+             : AsOwner(facts) + ShellWord(facts.programs + "sluiced-keeper") +
+                   " --runtime-dir " + ShellWord(FolderOf(facts)) +
+                   ItsArguments(facts.process);
+}
+
+std::string EndAndStart(const Facts& facts) {
+  if ((facts.unit && facts.unit->active) || !facts.process.pid) {
+    return Start(facts);
+  }
+  return fmt::format("{}kill {} && sleep 1 && {}", Sudo(facts),
+                     *facts.process.pid, Start(facts));
+}
+
+std::string Reload(const Facts& facts) {
+  if (facts.unit) return "sudo systemctl reload sluiced";
+  return Sudo(facts) + (facts.process.pid
+                            ? fmt::format("kill -HUP {}", *facts.process.pid)
+                            : "pkill -HUP -x sluiced");
 }
 
 }  // namespace sluice::ctl
