@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "proto/base/span_text.h"
 #include "proto/base/units.h"
 
 namespace sluice::ctl {
@@ -13,16 +14,7 @@ std::string Size(int64_t bytes) {
   return bytes < 0 ? "-" : FormatBytes(Bytes(bytes));
 }
 
-std::string Span(double seconds) {
-  if (seconds < 10) return fmt::format("{:.2f} s", seconds);
-  const auto whole = static_cast<int64_t>(seconds);
-  if (whole < 60) return fmt::format("{} s", whole);
-  if (whole < 3600) return fmt::format("{} min {} s", whole / 60, whole % 60);
-  if (whole < 86400) {
-    return fmt::format("{} h {} min", whole / 3600, whole % 3600 / 60);
-  }
-  return fmt::format("{} d {} h", whole / 86400, whole % 86400 / 3600);
-}
+std::string Span(double seconds) { return FormatSpan(absl::Seconds(seconds)); }
 
 std::string Count(double value) {
   const std::string digits = fmt::format("{:.0f}", std::fabs(value));

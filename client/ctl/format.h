@@ -8,7 +8,7 @@ namespace sluice::ctl {
 
 // "36 MiB"; "-" for a negative amount (unknown, unlimited).
 std::string Size(int64_t bytes);
-// "2 d 4 h", "3 min 12 s", "0.52 s".
+// As FormatSpan has it.
 std::string Span(double seconds);
 // "12,345".
 std::string Count(double value);

@@ -12,6 +12,7 @@
 
 #include "absl/time/clock.h"
 #include "proto/base/pidfd.h"
+#include "proto/base/span_text.h"
 #include "proto/base/spawn.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
@@ -59,9 +60,8 @@ absl::Status Await(pid_t pid, const std::string& name,
       return absl::CancelledError(name + " was stopped");
     }
     if (absl::Now() >= deadline) {
-      return absl::DeadlineExceededError(
-          fmt::format("{} did not end within {}", name,
-                      absl::FormatDuration(limits.patience)));
+      return absl::DeadlineExceededError(fmt::format(
+          "{} did not end within {}", name, FormatSpan(limits.patience)));
     }
   }
 }

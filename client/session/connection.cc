@@ -12,6 +12,7 @@
 
 #include "absl/time/clock.h"
 #include "proto/base/clock.h"
+#include "proto/base/span_text.h"
 #include "proto/base/status.h"
 
 namespace sluice::client {
@@ -182,9 +183,8 @@ absl::StatusOr<std::vector<wire::Message>> Connection::Call(
     lock.Unlock();
     GiveUp(id);
   }
-  return absl::DeadlineExceededError(
-      fmt::format("sluiced did not answer within {}: is it stopped?",
-                  absl::FormatDuration(timeout)));
+  return absl::DeadlineExceededError(fmt::format(
+      "sluiced did not answer within {}: is it stopped?", FormatSpan(timeout)));
 }
 
 absl::Status Connection::Post(const wire::Request& request) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "proto/base/span_text.h"
 #include "proto/base/status.h"
 #include "proto/plan/codec.h"
 #include "proto/wire.h"
@@ -46,7 +47,7 @@ absl::StatusOr<plan::NodePlan> PlanInbox::Await(absl::Duration timeout) {
   if (!plan_) {
     return absl::DeadlineExceededError(fmt::format(
         "no plan after {}: have all local ranks of the job sent a profile?",
-        absl::FormatDuration(timeout)));
+        FormatSpan(timeout)));
   }
   return *std::exchange(plan_, std::nullopt);
 }

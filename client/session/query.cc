@@ -9,6 +9,7 @@
 #include "client/session/plan_inbox.h"
 #include "client/session/session.h"
 #include "client/session/welcome.h"
+#include "proto/base/span_text.h"
 #include "proto/base/status.h"
 #include "proto/check_request.h"
 
@@ -24,10 +25,9 @@ constexpr int kRepeats = 3;
 template <typename Reply>
 Reply NameSocket(Reply reply, const std::string& socket) {
   if (!absl::IsDeadlineExceeded(reply.status())) return reply;
-  return absl::DeadlineExceededError(
-      fmt::format("sluiced at {} does not answer ({}): is it stopped?",
-                  socket.empty() ? DefaultSocket() : socket,
-                  absl::FormatDuration(kPatience)));
+  return absl::DeadlineExceededError(fmt::format(
+      "sluiced at {} does not answer ({}): is it stopped?",
+      socket.empty() ? DefaultSocket() : socket, FormatSpan(kPatience)));
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include "proto/base/clock.h"
 #include "proto/base/mutex.h"
 #include "proto/base/peer_fault.h"
+#include "proto/base/span_text.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 #include "proto/check_request.h"
@@ -457,8 +458,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(
     return absl::InvalidArgumentError(fmt::format(
         "a session whose leases wait {}: 0 to {} may be asked for, and "
         "longest_wait_s in [quota] be less",
-        absl::FormatDuration(options.lease_wait),
-        absl::FormatDuration(kMostLeaseWait)));
+        FormatSpan(options.lease_wait), FormatSpan(kMostLeaseWait)));
   }
   auto session = std::make_unique<SessionImpl>(options);
   SLUICE_RETURN_IF_ERROR(session->Start());

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "proto/base/span_text.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon::bandwidth {
@@ -75,8 +76,8 @@ absl::Status Admission::Admit(int id, int channel, const Demand& demand) {
         "no promise of {} bytes within {}, every {}: {} would need {:.3g} MB/s "
         "more, {:.3g} of at most {:.3g} are promised; ask for less or later, "
         "or copy by a fair share without one",
-        demand.bytes.count(), absl::FormatDuration(demand.deadline),
-        absl::FormatDuration(demand.period), at.name,
+        demand.bytes.count(), FormatSpan(demand.deadline),
+        FormatSpan(demand.period), at.name,
         (supply - domain.supply) * promised_ / 1e6,
         (there.supply + there.below) * promised_ / 1e6,
         at.capacity * promised_ / 1e6));

@@ -7,6 +7,8 @@
 #include <queue>
 #include <utility>
 
+#include "proto/base/span_text.h"
+
 namespace sluice::daemon::bandwidth {
 namespace {
 
@@ -47,8 +49,8 @@ absl::Status CheckDemand(const Demand& demand) {
   return absl::InvalidArgumentError(fmt::format(
       "a demand of {} bytes, due after {}, every {}: give bytes above 0 and 0 "
       "< deadline <= period",
-      demand.bytes.count(), absl::FormatDuration(demand.deadline),
-      absl::FormatDuration(demand.period)));
+      demand.bytes.count(), FormatSpan(demand.deadline),
+      FormatSpan(demand.period)));
 }
 
 double DemandBound(const Demand& demand, absl::Duration span) {

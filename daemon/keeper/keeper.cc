@@ -16,6 +16,7 @@
 #include "daemon/keeper/say.h"
 #include "daemon/runtime/signals.h"
 #include "proto/base/clock.h"
+#include "proto/base/span_text.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -169,7 +170,7 @@ void Keeper::ReadSignals() {
 void Keeper::EndIfLate() {
   if (!daemon_ || Now() < kill_at_) return;
   Log("sluiced (process {}) did not end within {}: killed", daemon_->pid(),
-      absl::FormatDuration(options_.patience));
+      FormatSpan(options_.patience));
   daemon_->KillGroup();
   kill_at_ = absl::InfiniteFuture();
 }
@@ -187,9 +188,8 @@ std::optional<int> Keeper::OnDeath() {
   if (verdict.slower_now) {
     Log("sluiced died {} times within {}: from now on it is started again "
         "after a pause of up to {}",
-        RestartPolicy::kFreeDeaths + 1,
-        absl::FormatDuration(RestartPolicy::kWindow),
-        absl::FormatDuration(RestartPolicy::kLongestPause));
+        RestartPolicy::kFreeDeaths + 1, FormatSpan(RestartPolicy::kWindow),
+        FormatSpan(RestartPolicy::kLongestPause));
   }
   return verdict.exit;
 }

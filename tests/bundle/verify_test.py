@@ -267,7 +267,7 @@ class Faults(Verify):
         self.nothing_runs()
 
     def test_a_driver_that_never_answers(self):
-        self.expect_fails("doctor", "process did not end within 2s", "--limit",
+        self.expect_fails("doctor", "process did not end within 2 s", "--limit",
                           "2", fake="hang=cuDeviceGetName:1")
         self.nothing_runs()
 

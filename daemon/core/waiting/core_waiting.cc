@@ -7,6 +7,7 @@
 
 #include "daemon/core/core.h"
 #include "proto/base/shortage.h"
+#include "proto/base/span_text.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -16,7 +17,7 @@ namespace {
 constexpr absl::Duration kTryEvery = absl::Milliseconds(250);
 
 std::string Text(absl::Duration time) {
-  return absl::FormatDuration(absl::Trunc(time, absl::Milliseconds(100)));
+  return FormatSpan(absl::Trunc(time, absl::Milliseconds(100)));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "daemon/service/log/log.h"
+#include "proto/base/span_text.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -31,7 +32,7 @@ absl::StatusOr<std::unique_ptr<AdminSocket>> AdminSocket::Serve(
   WriteLog(
       LogLevel::kError,
       fmt::format("{}: sessions are served, and it is tried again every {}",
-                  std::string(served.message()), absl::FormatDuration(kRetry)));
+                  std::string(served.message()), FormatSpan(kRetry)));
   socket->thread_ = std::thread([raw = socket.get()] { raw->TryAgain(); });
   return socket;
 }

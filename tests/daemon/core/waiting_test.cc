@@ -135,7 +135,7 @@ TEST_F(WaitingLeases, SmallerLaterLeasesPassInTheFirstHalfOfAWait) {
       StatusIs(kExhausted,
                AllOf(HasSubstr("GPU 0: asked 4 MiB, free 4 MiB of 16 MiB, but "
                                "another user's job is in front: it has waited "
-                               "30s for 12 MiB of GPU 0"),
+                               "30 s for 12 MiB of GPU 0"),
                      HasSubstr("lease_wait"))));
   const Asked small = Wait(carol_, MiB(4));
   EXPECT_TRUE(Waits(small));
@@ -181,14 +181,14 @@ TEST_F(WaitingLeases, ATimeoutNamesRequestedAndFreeBytes) {
   Pass(absl::Seconds(1));
   EXPECT_THAT(Result(head),
               StatusIs(kTooLate,
-                       "waited 5s in vain: GPU 0: asked 8 MiB, free 4 MiB of "
+                       "waited 5 s in vain: GPU 0: asked 8 MiB, free 4 MiB of "
                        "16 MiB; wait longer, ask for less, or see who holds it "
                        "(sluicectl status)"));
   EXPECT_EQ(ShortageOf(Result(head)), Shortage::kGpuMemory);
   EXPECT_THAT(
       Result(behind),
       StatusIs(kTooLate, HasSubstr("but another user's job is in front: it has "
-                                   "waited 4s for 8 MiB of GPU 0")));
+                                   "waited 4 s for 8 MiB of GPU 0")));
   EXPECT_EQ(Ended(WaitEnd::kTimedOut), 2u);
   EXPECT_TRUE(node_.core.waiting().empty());
 }

@@ -248,7 +248,7 @@ TEST_F(Keeper, ADaemonThatDoesNotEndIsKilled) {
   kill(daemon, SIGSTOP);
   const ChildResult result = End(SIGTERM);
   EXPECT_EQ(result.exit_code, 128 + SIGKILL);
-  EXPECT_THAT(result.err, HasSubstr("did not end within 5s: killed"));
+  EXPECT_THAT(result.err, HasSubstr("did not end within 5 s: killed"));
   EXPECT_EQ(kill(daemon, 0), -1);
 }
 

@@ -241,7 +241,7 @@ TEST(DaemonBlocking, OfAStoppedDaemonTheToolSaysSoWithinSeconds) {
                                  ->Join();
   EXPECT_LT(absl::Now() - start, absl::Seconds(30));
   EXPECT_NE(status.exit_code, 0);
-  EXPECT_THAT(status.err, ::testing::HasSubstr("does not answer (5s): is it "
+  EXPECT_THAT(status.err, ::testing::HasSubstr("does not answer (5 s): is it "
                                                "stopped?"));
   EXPECT_EQ(std::count(status.err.begin(), status.err.end(), '\n'), 1);
   daemon.process().Kill(SIGCONT);
