@@ -316,6 +316,13 @@ json Aggregates(const Snapshot& snapshot) {
   to["sessions"] = snapshot.sessions;
   to["held_outside_age_s"] = AgeOf(snapshot.outside_at, snapshot.now);
   to["held_outside_by"] = OutsideHolders(snapshot.driver);
+  to["drained"] = nullptr;
+  if (snapshot.drain) {
+    to["drained"] = {
+        {"by", ""},
+        {"reason", ""},
+        {"age_s", absl::ToDoubleSeconds(snapshot.now - snapshot.drain->at)}};
+  }
   to["host_memory"] = nullptr;
   if (!snapshot.host_memory.empty()) {
     to["host_memory"] = {{"kind", snapshot.host_memory},
@@ -357,12 +364,9 @@ std::string SnapshotJson(const Snapshot& snapshot) {
     to["measured_links"] =
         MeasuredOf(*snapshot.measured, snapshot.measured_waits, snapshot.now);
   }
-  to["drained"] = nullptr;
   if (snapshot.drain) {
-    to["drained"] = {
-        {"by", snapshot.drain->who},
-        {"reason", snapshot.drain->reason},
-        {"age_s", absl::ToDoubleSeconds(snapshot.now - snapshot.drain->at)}};
+    to["drained"]["by"] = snapshot.drain->who;
+    to["drained"]["reason"] = snapshot.drain->reason;
   }
   to["http"] = nullptr;
   if (!snapshot.http.address.empty()) {

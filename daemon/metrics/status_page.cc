@@ -17,37 +17,48 @@ constexpr std::string_view kPage = R"html(<!doctype html>
 * { box-sizing:border-box }
 body { margin:0; background:var(--paper); color:var(--ink);
   font:14px/1.5 system-ui,sans-serif }
-main { max-width:1080px; margin:0 auto; padding:24px 16px 48px }
+main { padding:24px 16px 48px }
 header { display:flex; gap:16px; align-items:baseline; flex-wrap:wrap }
 h1 { font-size:22px; margin:0 } h2 { font-size:15px; margin:28px 0 8px }
 .dim { color:var(--dim) } .bad { color:var(--bad) }
 .pools { display:grid; gap:12px;
-  grid-template-columns:repeat(auto-fill,minmax(310px,1fr)) }
+  grid-template-columns:repeat(auto-fill,minmax(min(310px,100%),1fr)) }
 .card { background:var(--card); border:1px solid var(--line);
   border-radius:8px; padding:12px 14px }
 .row { display:flex; justify-content:space-between; gap:12px }
 .bar { display:flex; height:14px; border-radius:4px; overflow:hidden;
   background:var(--free); margin:8px 0 6px }
 .leased { background:var(--leased) } .kept { background:var(--kept) }
-.held { background:var(--held) }
+.held { background:var(--held) } .one { display:inline }
 .wide { overflow-x:auto; background:var(--card); border-radius:8px;
   border:1px solid var(--line) }
 table { border-collapse:collapse; width:100%; white-space:nowrap }
 th, td { text-align:right; padding:5px 12px;
   border-top:1px solid var(--line); font-variant-numeric:tabular-nums }
 th { color:var(--dim); font-weight:500; border-top:0 }
-.text { text-align:left; white-space:normal }
+.text { text-align:left; white-space:normal; overflow-wrap:anywhere }
+@media (max-width:700px) { th { display:none } .bar { height:20px }
+  table, tbody, tr, td { display:block; text-align:left }
+  tr { border-top:1px solid var(--line); padding:6px 0; columns:2 }
+  td { border:0; padding:1px 12px; white-space:normal }
+  td[title]::before { content:attr(title) " "; color:var(--dim) } }
 </style></head><body><main>
 <header><h1>sluiced</h1><span id="about" class="dim"></span>
-<span id="lost" class="bad"></span></header>
-<h2>Memory <span class="dim">leased, returning, kept for its owner, free
-</span></h2><div class="pools" id="pools"></div>
+<strong id="state" class="bad"></strong></header>
+<h2>Memory <span class="dim"><span class="leased">&emsp;</span> leased
+<span class="held">&emsp;</span> returning or held outside
+<span class="kept">&emsp;</span> kept for its owner
+<span class="bar one">&emsp;</span> free</span></h2><div class="pools" id="pools"></div>
 <p id="sums" class="dim" hidden>Jobs, limits, budgets, plans and events have
 names of users and jobs: the same page at http.sock in the daemon's runtime
 folder shows them to its group.</p>
 <div id="named"><h2>Jobs</h2>
 <div class="wide"><table id="jobs"></table></div>
+<h2>Waiting</h2><div class="wide"><table id="waiting"></table></div>
+<h2>Held without a session</h2>
+<div class="wide"><table id="holders"></table></div>
 <h2>Copies</h2><div class="wide"><table id="copies"></table></div>
+<h2>Reservations</h2><div class="wide"><table id="reservations"></table></div>
 <h2>Limits</h2><div class="wide"><table id="limits"></table></div>
 <h2>Budgets in use</h2><div class="wide"><table id="budgets"></table></div>
 <h2>Plans</h2><div class="wide"><table id="plans"></table></div>
@@ -69,11 +80,17 @@ function plan(c, way) { if (!c) return "–";
     " a step: " + (c["promised_" + way + "_bytes_per_second"] > 0 ?
     "promised" : "fair share"); }
 function late(l, way) { return l[way + "_copies"] ? num(l[way + "_copies"],
-  0) + ", " + num(l[way + "_seconds"], 2) + " s" : "–"; }
-function span(s) { if (s < 90) return num(s, 0) + " s";
-  if (s < 5400) return num(s / 60, 0) + " min";
-  if (s < 172800) return num(s / 3600, 1) + " h";
-  return num(s / 86400, 1) + " days"; }
+  0) + ", " + span(l[way + "_seconds"]) : "–"; }
+function span(s) { if (s > 0 && s < 0.1) return num(1000 * s, 2) + " ms";
+  if (s < 10) return (s % 1 ? s.toFixed(2) : s) + " s";
+  if (s < 60) return Math.floor(s) + " s";
+  for (const [of, sub, most, a, b] of [[60, 1, 3600, "min", "s"],
+      [3600, 60, 86400, "h", "min"], [86400, 3600, Infinity, "d", "h"]])
+    if (s < most) { const rest = Math.floor(s % of / sub);
+      return Math.floor(s / of) + " " + a + (rest ? " " + rest + " " + b : "");
+    } }
+const by = l => (l.by || "an administrator") + ", " + span(l.age_s) + " ago";
+const user = u => u.uid + (u.cgroup && " in " + u.cgroup);
 function pool(title, sub, p) { const card = el("div", "card");
   const top = el("div", "row"); top.append(el("strong", "", title),
     el("span", "dim", bytes(p.leased_bytes) + " of " + bytes(p.total_bytes)));
@@ -98,7 +115,8 @@ function table(id, heads, rows, none) { const t = $(id);
     r.append(el("td", "text dim", none)); return; }
   const h = t.insertRow(); for (const v of heads) h.append(cell("th", v));
   for (const row of rows) { const r = t.insertRow();
-    for (const v of row) r.append(cell("td", v)); } }
+    row.forEach((v, i) => { const c = cell("td", v);
+      c.title = [heads[i]].flat()[0]; r.append(c); }); } }
 function show(s) {
   document.title = "sluiced on " + s.hostname;
   $("about").textContent = s.version + " on " + s.hostname + " · " + s.driver +
@@ -107,6 +125,9 @@ function show(s) {
   $("pools").replaceChildren(
     ...s.gpus.map(g => pool("GPU " + g.index, g.name + " · " + g.link, g)),
     ...s.host.map(h => pool("Host, NUMA node " + h.numa, "pinned", h)));
+  $("state").textContent = s.drained ? "drained by " + by(s.drained) +
+    (s.drained.reason && " (" + s.drained.reason + ")") +
+    ": nothing new is granted" : "";
   $("sums").hidden = Boolean(s.jobs); $("named").hidden = !s.jobs;
   if (!s.jobs) return;
   table("jobs", [["job"], "user", "rank", "GPU", "GPU memory", "peak",
@@ -115,8 +136,21 @@ function show(s) {
       (r.closed ? " (closed)" : ""), r.gpu, bytes(r.gpu_bytes),
       bytes(r.hbm_peak_bytes), bytes(r.outside_bytes), bytes(r.host_bytes), num(r.step, 0),
       num(r.loss, 4), num(r.tokens_per_second, 0),
-      num(r.stall_seconds, 2) + " s", num(r.grant_wait_seconds, 2) + " s"])),
+      span(r.stall_seconds), span(r.grant_wait_seconds)])),
     "No job is attached.");
+  table("waiting", [["job"], "user", "rank", "for", ["of"], "since", "at most",
+    ["lacks"]], s.waiting.map(w => [[w.job], w.uid, w.rank, bytes(w.bytes),
+      [(w.pool === "gpu" ? "GPU " : "NUMA node ") + w.index],
+      span(w.elapsed_s), span(w.deadline_in_s), [(w.lacks === "pool" ?
+      "memory there" : "budget of its " + w.lacks) + (w.in_front ? ", " +
+      w.in_front + " in front" : "")]]), "No lease waits.");
+  table("holders", ["process", ["command"], "user", "GPU memory",
+    "host memory"], s.holders.map(h => [h.pid, [h.command], h.uid,
+      bytes(h.gpu_bytes), bytes(h.host_bytes)]), "No process does.");
+  table("reservations", [["for user"], ["pool"], "memory", "not used yet",
+    ["set by"]], s.reservations.map(r => [[user(r)], [r.pool + " " + r.index],
+      bytes(r.bytes), bytes(r.withheld_bytes), [by(r)]]),
+    "Nothing is reserved.");
   table("copies", [["job"], "rank", "weight", "guaranteed", "plan to the GPU",
     "plan from the GPU", "late to the GPU", "late from the GPU"], s.jobs.flatMap(j => j.ranks.map(r => [[j.name],
       r.rank, num(r.weight, 2), r.guaranteed_bytes_per_second ?
@@ -127,16 +161,15 @@ function show(s) {
   table("limits", [["limit of"], "GPU", "host", ["set by"]], s.limits.map(l =>
     [[[l.of, l.job, l.uid, l.cgroup && "in " + l.cgroup].filter(x => x !==
       null).join(" ")], bytes(l.gpu_limit_bytes), bytes(l.host_limit_bytes),
-      [l.set_by === "live" ? (l.by || "an administrator") + ", " +
-        span(l.age_s) + " ago" : l.set_by]]), "No limit is set.");
+      [l.set_by === "live" ? by(l) : l.set_by]]), "No limit is set.");
   table("budgets", [["whose"], "user", "GPU used", "GPU limit", "host used",
-    "host limit"], s.budgets.map(b => [[b.job === null ? "user " + b.uid +
-      " in " + b.cgroup : "job " + b.job], b.uid, bytes(b.gpu_used_bytes),
+    "host limit"], s.budgets.map(b => [[b.job === null ? "user " +
+      user(b) : "job " + b.job], b.uid, bytes(b.gpu_used_bytes),
       bytes(b.gpu_limit_bytes), bytes(b.host_used_bytes),
       bytes(b.host_limit_bytes)]), "Nobody holds memory.");
   table("plans", ["plan", ["job"], "solved in", "alpha", "GPU transient peak",
     "host a rank", ["says"]], s.plans.slice().reverse().map(p => [p.id,
-      [p.job], num(p.seconds, 3) + " s",
+      [p.job], span(p.seconds),
       p.ranks.map(r => num(r.alpha, 2)).join(", "),
       bytes(Math.max(0, ...p.ranks.map(r => r.transient_peak_bytes)) || null),
       bytes(Math.max(0, ...p.ranks.map(r => r.host_bytes))),
@@ -145,9 +178,9 @@ function show(s) {
     .map(e => [span(e.age_s), [e.kind], [e.text]]), "Nothing happened yet.");
 }
 async function refresh() {
-  try { const r = await fetch("status.json"); if (!r.ok) throw 0;
-    show(await r.json()); $("lost").textContent = ""; }
-  catch (e) { $("lost").textContent = "no answer from sluiced"; }
+  try { const r = await fetch("status.json");
+    if (r.ok) show(await r.json()); else $("state").textContent = await r.text();
+  } catch (e) { $("state").textContent = "no answer from sluiced"; }
   setTimeout(refresh, 2000);
 }
 refresh();

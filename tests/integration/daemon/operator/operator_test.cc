@@ -236,6 +236,10 @@ TEST(DaemonMetrics, StatusPageIsSelfContainedAndItsDataIsJson) {
   EXPECT_THAT(page, HasSubstr("text/html"));
   EXPECT_THAT(page, ::testing::Not(HasSubstr("http://")));
   EXPECT_THAT(page, ::testing::Not(HasSubstr("https://")));
+  for (const char* key : {"jobs", "waiting", "holders", "limits", "budgets",
+                          "reservations", "plans", "events", "drained"}) {
+    EXPECT_THAT(page, HasSubstr(std::string("s.") + key));
+  }
   EXPECT_THAT(HttpGet(address, "/status.json"),
               HasSubstr("\"driver\":\"sim\""));
   EXPECT_THAT(HttpGet(address, "/nothing"), HasSubstr("404"));
