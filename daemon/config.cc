@@ -18,6 +18,7 @@
 #include "daemon/table_reader.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
+#include "proto/check_request.h"
 
 namespace sluice::daemon {
 namespace {
@@ -184,7 +185,9 @@ class ConfigReader {
     Memory(table, "gpu", &limits.gpu);
     Memory(table, "host", &limits.host);
     SLUICE_RETURN_IF_ERROR(table.Read(node));
-    if (name.empty()) return table.Error(node, "a job's budget needs a name");
+    if (const absl::Status named = wire::CheckJob(name); !named.ok()) {
+      return table.Error(node, std::string(named.message()));
+    }
     if (!config_.named_job_limits.emplace(name, limits).second) {
       return table.Error(node, fmt::format("job {} stands here twice", name));
     }

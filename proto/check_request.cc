@@ -65,6 +65,14 @@ std::string Spoken(Protocols range) {
              : fmt::format("protocols {} to {}", range.oldest, range.newest);
 }
 
+}  // namespace
+
+absl::Status CheckJob(const std::string& name) {
+  return CheckName("job", name, /*may_be_empty=*/false);
+}
+
+namespace {
+
 absl::Status Check(const Hello& hello) {
   SLUICE_RETURN_IF_ERROR(
       AgreeOnProtocol({hello.oldest_protocol(), hello.protocol()}).status());

@@ -7,6 +7,7 @@
 
 #include <charconv>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -30,6 +31,7 @@
 namespace sluice::ctl {
 namespace {
 
+using nlohmann::json;
 using Renderer = absl::StatusOr<std::string> (*)(const std::string&);
 
 // Prints the answer, or the fault.
@@ -87,7 +89,7 @@ absl::StatusOr<uint32_t> UserId(const std::string& user) {
   uint32_t uid = 0;
   const char* end = user.data() + user.size();
   if (const auto [at, error] = std::from_chars(user.data(), end, uid);
-      error == std::errc() && at == end) {
+      error == std::errc() && at == end && uid != UINT32_MAX) {
     return uid;
   }
   if (const passwd* entry = getpwnam(user.c_str())) return entry->pw_uid;
@@ -113,6 +115,19 @@ absl::StatusOr<std::optional<Bytes>> Limit(const char* flag,
   return *size;
 }
 
+// As the snapshot has it: null is unlimited.
+json LimitJson(const std::optional<Bytes>& limit) {
+  return !limit || *limit == Bytes(0) ? json() : json(limit->count());
+}
+
+json NullIfEmpty(const std::string& text) {
+  return text.empty() ? json() : json(text);
+}
+
+std::string Line(const json& object) {
+  return object.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
 std::string OptionalLimitText(const std::optional<Bytes>& limit) {
   return !limit || *limit == Bytes(0) ? "unlimited" : FormatBytes(*limit);
 }
@@ -135,6 +150,13 @@ absl::StatusOr<std::string> DoChangeBudget(const Flags& flags) {
   SLUICE_ASSIGN_OR_RETURN(limits.host, Limit("--host", flags.host));
   SLUICE_ASSIGN_OR_RETURN(const BudgetLimits now,
                           SetBudget(AdminSocket(flags), target, limits));
+  if (flags.json) {
+    return Line({{"job", target.uid ? json() : json(flags.job)},
+                 {"uid", target.uid ? json(*target.uid) : json()},
+                 {"cgroup", NullIfEmpty(flags.cgroup)},
+                 {"gpu_limit_bytes", LimitJson(now.gpu)},
+                 {"host_limit_bytes", LimitJson(now.host)}});
+  }
   return fmt::format("{} {}: GPU memory {}, host memory {}\n",
                      target.uid ? "user" : "job",
                      target.uid ? flags.user : flags.job,
@@ -160,6 +182,13 @@ absl::StatusOr<std::string> DoReserve(const Flags& flags) {
     asked.bytes = *size;
   }
   SLUICE_RETURN_IF_ERROR(Reserve(AdminSocket(flags), asked));
+  if (flags.json) {
+    return Line({{"pool", asked.gpu ? "gpu" : "numa"},
+                 {"index", asked.gpu ? *asked.gpu : *asked.numa},
+                 {"uid", asked.uid},
+                 {"cgroup", NullIfEmpty(flags.cgroup)},
+                 {"bytes", asked.bytes.count()}});
+  }
   return fmt::format(
       "{} {}: {} reserved for user {}\n", asked.gpu ? "gpu" : "numa",
       asked.gpu ? *asked.gpu : *asked.numa,
@@ -194,6 +223,12 @@ absl::StatusOr<std::string> DoEvict(const Flags& flags) {
     std::fputs(StillHeld(flags).c_str(), stderr);
   }
   SLUICE_RETURN_IF_ERROR(evicted.status());
+  if (flags.json) {
+    return Line({{"job", flags.job},
+                 {"sessions", evicted->sessions},
+                 {"processes",
+                  evicted->processes ? json(*evicted->processes) : json()}});
+  }
   std::string killed;
   if (flags.kill && evicted->processes) {
     killed = fmt::format(", {} process{} killed", *evicted->processes,
@@ -209,6 +244,7 @@ absl::StatusOr<std::string> DoEvict(const Flags& flags) {
 absl::StatusOr<std::string> DoDrain(const Flags& flags) {
   SLUICE_ASSIGN_OR_RETURN(const uint32_t ranks,
                           Drain(AdminSocket(flags), flags.reason));
+  if (flags.json) return Line({{"drained", true}, {"ranks", ranks}});
   return fmt::format(
       "the node is drained: nothing new is granted; {} rank{} attached still\n",
       ranks, ranks == 1 ? " is" : "s are");
@@ -216,6 +252,7 @@ absl::StatusOr<std::string> DoDrain(const Flags& flags) {
 
 absl::StatusOr<std::string> DoUndrain(const Flags& flags) {
   SLUICE_RETURN_IF_ERROR(Undrain(AdminSocket(flags)));
+  if (flags.json) return Line({{"drained", false}});
   return "the node is not drained any more\n";
 }
 
@@ -243,6 +280,7 @@ int ShowJobs(const Flags& flags) {
   return Print(Snapshot(flags, RenderJobs, {"jobs"}));
 }
 int ShowTop(const Flags& flags) {
+  if (flags.json) return ShowStatus(flags);
   NoteWhatIsHidden(flags);
   const absl::Status shown = Draw([&] { return SnapshotJson(flags); },
                                   {.once = flags.once,
@@ -282,7 +320,7 @@ int Measure(const Flags& flags) {
                                  .keep = flags.keep}));
 }
 int Forget(const Flags& flags) {
-  return Print(ForgetMeasured(AdminSocket(flags)));
+  return Print(ForgetMeasured(AdminSocket(flags), flags.json));
 }
 int ShowBandwidth(const Flags& flags) {
   return Print(Snapshot(flags, RenderBandwidth, {"links", "measured_links"}));

@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/signalfd.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -13,6 +14,7 @@
 
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "client/ctl/table.h"
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
 
@@ -28,10 +30,18 @@ constexpr const char* kClearLine = "\x1b[K";
 constexpr const char* kClearRest = "\x1b[J";
 
 // While it lives SIGINT and SIGTERM end waits instead of the process, also
-// where they would reach a thread that was started since (gRPC's).
+// where they would reach a thread that was started since (gRPC's). With
+// `q_ends`, so does the key q where standard input is a terminal, which then
+// neither shows what is typed nor waits for the end of a line.
 class Interrupts {
  public:
-  Interrupts() {
+  explicit Interrupts(bool q_ends = false) {
+    reads_keys_ = q_ends && tcgetattr(STDIN_FILENO, &terminal_) == 0;
+    if (reads_keys_) {
+      termios keys = terminal_;
+      keys.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO);
+      tcsetattr(STDIN_FILENO, TCSANOW, &keys);
+    }
     sigset_t signals;
     sigemptyset(&signals);
     sigaddset(&signals, SIGINT);
@@ -39,21 +49,33 @@ class Interrupts {
     pthread_sigmask(SIG_BLOCK, &signals, &before_);
     fd_ = UniqueFd(signalfd(-1, &signals, SFD_CLOEXEC));
   }
-  ~Interrupts() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  ~Interrupts() {
+    if (reads_keys_) tcsetattr(STDIN_FILENO, TCSANOW, &terminal_);
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
   Interrupts(const Interrupts&) = delete;
 
-  // False: one came.
+  // False: one came. True early: another key was pressed.
   bool Wait(absl::Duration time) {
-    pollfd readable = {.fd = fd_.get(), .events = POLLIN, .revents = 0};
-    if (poll(&readable, 1, static_cast<int>(absl::ToInt64Milliseconds(time))) ==
+    pollfd readable[] = {{.fd = fd_.get(), .events = POLLIN, .revents = 0},
+                         {.fd = reads_keys_ ? STDIN_FILENO : -1,
+                          .events = POLLIN,
+                          .revents = 0}};
+    if (poll(readable, 2, static_cast<int>(absl::ToInt64Milliseconds(time))) ==
         0) {
       return true;
+    }
+    if (readable[1].revents != 0) {
+      char key = 'q';  // a terminal that is gone ends it, too
+      return read(STDIN_FILENO, &key, 1) == 1 && key != 'q' && key != 'Q';
     }
     signalfd_siginfo taken;  // or it would come once it is not blocked
     return read(fd_.get(), &taken, sizeof(taken)) < 0;
   }
 
  private:
+  bool reads_keys_ = false;
+  termios terminal_ = {};  // as it was
   sigset_t before_ = {};
   UniqueFd fd_;
 };
@@ -68,16 +90,6 @@ winsize SizeOfTerminal() {
   return size;
 }
 
-// In characters of UTF-8, none of which is cut.
-std::string FirstOf(std::string_view line, size_t columns) {
-  size_t end = 0;
-  for (size_t shown = 0; end < line.size(); ++end) {
-    const bool begins = (static_cast<unsigned char>(line[end]) & 0xc0) != 0x80;
-    if (begins && shown++ == columns) break;
-  }
-  return std::string(line.substr(0, end));
-}
-
 // As much of it as there is room for, over what was there.
 void Show(const std::string& text) {
   const winsize size = SizeOfTerminal();
@@ -86,7 +98,8 @@ void Show(const std::string& text) {
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {
     if (++row > size.ws_row) break;
     if (row > 1) out += "\r\n";
-    out += FirstOf({line.data(), line.size()}, size.ws_col) + kClearLine;
+    out += FirstOf({line.data(), line.size()}, size.ws_col);
+    out += kClearLine;
   }
   out += kClearRest;
   std::fputs(out.c_str(), stdout);
@@ -105,7 +118,7 @@ absl::Status Draw(const Ask& ask, const Screen& screen) {
     std::fputs(text.c_str(), stdout);
     return absl::OkStatus();
   }
-  Interrupts interrupts;
+  Interrupts interrupts(/*q_ends=*/true);
   SLUICE_ASSIGN_OR_RETURN(std::string text, drawn());
   std::fputs(kEnter, stdout);
   std::string fault;

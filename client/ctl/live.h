@@ -1,4 +1,4 @@
-// Asking again and again, until Ctrl-C.
+// Asking again and again, until Ctrl-C (or q, where it draws).
 //
 // Thread safety: one call at a time, before there are other threads; SIGINT and
 // SIGTERM are theirs while they run.

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <string>
@@ -42,7 +43,7 @@ constexpr const char* kTopExamples = R"(Examples:
   sluicectl --admin top --interval 5     of everybody, every five seconds
   sluicectl top --once > now.txt         the same as sluicectl status
 
-Ctrl-C ends it.)";
+q or Ctrl-C ends it.)";
 
 constexpr const char* kEventsExamples = R"(Examples:
   sluicectl events
@@ -168,6 +169,7 @@ class CommandLine {
                     "its admin socket (default: admin.sock beside it)");
     app_.add_flag("--admin", flags_.admin,
                   "ask the admin socket for status, jobs, budget: everybody's");
+    app_.add_flag("--json", json_is_first_, "the same as behind a command");
     Json(Add(&app_, "status", "pools, ranks, plans, latest events", ShowStatus,
              kStatusExamples));
     Json(Add(&app_, "jobs", "one line per job", ShowJobs, kJobsExamples));
@@ -180,14 +182,21 @@ class CommandLine {
     AddBudget();
     AddReserve();
     AddEvict();
-    CLI::App* drain = Add(&app_, "drain", "grant nothing new, until undrain",
-                          DrainNode, kDrainExamples);
+    CLI::App* drain =
+        Json(Add(&app_, "drain", "grant nothing new, until undrain", DrainNode,
+                 kDrainExamples));
     drain->add_option("--reason", flags_.reason, "told to whom is refused");
-    Add(&app_, "undrain", "grant again", UndrainNode, kUndrainExamples);
+    Json(Add(&app_, "undrain", "grant again", UndrainNode, kUndrainExamples));
   }
 
   int Run(int argc, char** argv) {
-    const auto done = cli::Parse(app_, {argv + 1, argv + argc});
+    std::vector<std::string> words(argv + 1, argv + argc);
+    auto done = cli::Parse(app_, words);
+    if (done.ok() && json_is_first_) {  // each command has its own, behind it
+      words.erase(std::ranges::find(words, "--json"));
+      words.push_back("--json");
+      done = cli::Parse(app_, words);
+    }
     if (!done.ok()) return ReportError(done.status());
     return *done ? **done : chosen_();
   }
@@ -220,9 +229,10 @@ class CommandLine {
   }
 
   void AddLive() {
-    CLI::App* top = Add(&app_, "top", "status, drawn again and again", ShowTop,
-                        kTopExamples);
-    top->add_flag("--once", flags_.once, "draw it once and end");
+    CLI::App* top = Json(Add(&app_, "top", "status, drawn again and again",
+                             ShowTop, kTopExamples));
+    top->add_flag("--once", flags_.once,
+                  "draw it once and end, as --json does");
     CLI::App* events = Json(Add(&app_, "events", "what happened last",
                                 ShowEvents, kEventsExamples));
     events->add_flag("--follow", flags_.follow, "also what comes, as it comes");
@@ -264,8 +274,8 @@ class CommandLine {
                         "output (default: below the table)");
     measure->add_flag("--keep", flags_.keep,
                       "the daemon goes by it, also when it is started again");
-    Add(bandwidth, "forget", "go by the configuration alone again", Forget,
-        kForgetExamples);
+    Json(Add(bandwidth, "forget", "go by the configuration alone again", Forget,
+             kForgetExamples));
   }
 
   void AddPlan() {
@@ -289,8 +299,8 @@ class CommandLine {
     CLI::App* budget =
         Json(Add(&app_, "budget", "every limit that is set, and what is used",
                  ShowBudgets, kBudgetExamples));
-    CLI::App* set = Add(budget, "set", "change a limit, at once", ChangeBudget,
-                        kSetExamples);
+    CLI::App* set = Json(Add(budget, "set", "change a limit, at once",
+                             ChangeBudget, kSetExamples));
     set->add_option("--user", flags_.user, "a user's name or number");
     set->add_option("--cgroup", flags_.cgroup,
                     "with --user: only in this cgroup");
@@ -303,8 +313,8 @@ class CommandLine {
 
   void AddReserve() {
     CLI::App* reserve =
-        Add(&app_, "reserve", "keep memory of one pool for a user",
-            ReserveMemory, kReserveExamples);
+        Json(Add(&app_, "reserve", "keep memory of one pool for a user",
+                 ReserveMemory, kReserveExamples));
     reserve->add_option("--user", flags_.user, "a user's name or number")
         ->required();
     reserve->add_option("--cgroup", flags_.cgroup, "only in this cgroup");
@@ -318,8 +328,8 @@ class CommandLine {
   }
 
   void AddEvict() {
-    CLI::App* evict = Add(&app_, "evict", "end every session of a job",
-                          EvictJob, kEvictExamples);
+    CLI::App* evict = Json(Add(&app_, "evict", "end every session of a job",
+                               EvictJob, kEvictExamples));
     evict->add_option("JOB", flags_.job, "the job's label")->required();
     evict->add_option("--user", flags_.user, "only this user's job");
     evict->add_flag("--kill", flags_.kill,
@@ -330,6 +340,7 @@ class CommandLine {
 
   CLI::App app_{"Asks the node's Sluice daemon who holds what.", "sluicectl"};
   Flags flags_;
+  bool json_is_first_ = false;
   Runner chosen_;
 };
 

@@ -89,7 +89,7 @@ std::string RenderPools(const json& node) {
     AddPool(host, fmt::format("numa {}", Number(host, "numa")),
             "pinned host memory" + HostKind(node), table);
   }
-  return table.Text();
+  return table.Text(kTerminalColumns, 1);
 }
 
 std::string RenderRanks(const json& node) {
@@ -120,7 +120,7 @@ std::string RenderRanks(const json& node) {
            Span(rank.at("grant_wait_seconds").get<double>())});
     }
   }
-  return table.empty() ? "no jobs\n" : table.Text();
+  return table.empty() ? "no jobs\n" : table.Text(kTerminalColumns, 2);
 }
 
 std::string RenderPlans(const json& node) {
@@ -151,7 +151,7 @@ std::string RenderPlans(const json& node) {
                                       Number(plan, "id")),
                Size(host), Span(plan.at("seconds").get<double>())});
   }
-  return table.empty() ? "" : "\n" + table.Text();
+  return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 1);
 }
 
 std::string ProgressOf(const json& planning) {
@@ -197,7 +197,7 @@ std::string RenderPlanning(const json& node) {
                Optional(planning.at("deadline_in_s"), span),
                ProgressOf(planning)});
   }
-  return table.empty() ? "" : "\n" + table.Text();
+  return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 1);
 }
 
 // Leases that stand in line.
@@ -224,7 +224,7 @@ std::string RenderWaiting(const json& node) {
                Span(lease.at("elapsed_s").get<double>()),
                Span(lease.at("deadline_in_s").get<double>()), lacks});
   }
-  return table.empty() ? "" : "\n" + table.Text();
+  return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 2);
 }
 
 std::string RenderEvents(const json& node) {
@@ -236,7 +236,7 @@ std::string RenderEvents(const json& node) {
     table.Add({Span(events[i].at("age_s").get<double>()),
                Text(events[i], "kind"), Text(events[i], "text")});
   }
-  return table.empty() ? "" : "\n" + table.Text();
+  return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 1);
 }
 
 // Parses and renders; what is missing or of another type is one error.
@@ -253,10 +253,17 @@ absl::StatusOr<std::string> Render(
   }
 }
 
+// The same in lines that fit a terminal.
+absl::StatusOr<std::string> RenderLines(
+    const std::string& text,
+    const std::function<std::string(const json&)>& render) {
+  return Render(text, [&](const json& node) { return Wrapped(render(node)); });
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> RenderStatus(const std::string& text) {
-  return Render(text, [](const json& node) {
+  return RenderLines(text, [](const json& node) {
     return RenderHeader(node) + RenderDrain(node) + RenderHttp(node) +
            RenderPools(node) + RenderOutside(node) + "\n" + RenderRanks(node) +
            RenderCopies(node) + RenderMeasuredLinks(node) +
@@ -266,15 +273,15 @@ absl::StatusOr<std::string> RenderStatus(const std::string& text) {
 }
 
 absl::StatusOr<std::string> RenderJobs(const std::string& text) {
-  return Render(text, JobLines);
+  return RenderLines(text, JobLines);
 }
 
 absl::StatusOr<std::string> RenderBandwidth(const std::string& json) {
-  return Render(json, RenderLinks);
+  return RenderLines(json, RenderLinks);
 }
 
 absl::StatusOr<std::string> RenderBudgets(const std::string& text) {
-  return Render(text, BudgetLines);
+  return RenderLines(text, BudgetLines);
 }
 
 absl::StatusOr<std::string> RenderHolders(const std::string& text,

@@ -42,7 +42,7 @@ std::string LimitLines(const json& node) {
     table.Add({of, LimitText(Number(limit, "gpu_limit_bytes")),
                LimitText(Number(limit, "host_limit_bytes")), SetByText(limit)});
   }
-  return table.empty() ? "no limit is set\n" : table.Text();
+  return table.empty() ? "no limit is set\n" : table.Text(kTerminalColumns, 1);
 }
 
 std::string UserText(const json& user) {
@@ -68,7 +68,7 @@ std::string ReservationLines(const json& node) {
                fmt::format("{}, {} ago", who.empty() ? "an administrator" : who,
                            Span(each.at("age_s").get<double>()))});
   }
-  return table.empty() ? "" : "\n" + table.Text();
+  return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 1);
 }
 
 // A line for all together, then one for each user who has some.
@@ -92,7 +92,7 @@ std::string QuotaLines(const json& node) {
                  text(quota, "limit_per_user"), ""});
     }
   }
-  return table.Text();
+  return table.Text(kTerminalColumns, 1);
 }
 
 }  // namespace
@@ -114,7 +114,8 @@ std::string BudgetLines(const json& node) {
                LimitText(Number(line, "host_limit_bytes"))});
   }
   return LimitLines(node) + ReservationLines(node) + "\n" +
-         (table.empty() ? "nobody holds memory\n" : table.Text()) +
+         (table.empty() ? "nobody holds memory\n"
+                        : table.Text(kTerminalColumns, 3)) +
          RenderOutside(node) + "\n" + QuotaLines(node);
 }
 

@@ -34,9 +34,9 @@ std::string LateText(const json& late) {
   const auto h2d = late.at("h2d_copies").get<uint64_t>();
   const auto d2h = late.at("d2h_copies").get<uint64_t>();
   if (h2d + d2h == 0) return "-";
-  return fmt::format("{} to, {} from: {:.2f} s", h2d, d2h,
-                     late.at("h2d_seconds").get<double>() +
-                         late.at("d2h_seconds").get<double>());
+  return fmt::format("{} to, {} from: {}", h2d, d2h,
+                     Span(late.at("h2d_seconds").get<double>() +
+                          late.at("d2h_seconds").get<double>()));
 }
 
 std::string GuaranteeText(double bytes_per_second, bool lowered) {
@@ -53,7 +53,7 @@ std::string RenderCopies(const json& node) {
                {"RANK", Align::kRight},
                {"WEIGHT", Align::kRight},
                {"GUARANTEED", Align::kRight},
-               {"LATE"},  // before what a narrow terminal cuts off
+               {"LATE"},
                {"PLAN TO THE GPU"},
                {"PLAN FROM THE GPU"}});
   for (const json& job : node.at("jobs")) {
@@ -76,7 +76,7 @@ std::string RenderCopies(const json& node) {
                  plan.is_null() ? "-" : CopiesText(plan, "d2h")});
     }
   }
-  return table.empty() ? "" : "\n" + table.Text();
+  return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 2);
 }
 
 }  // namespace sluice::ctl

@@ -43,7 +43,7 @@ std::string JobLines(const json& node) {
                Optional(loss, Loss), speed > 0 ? Count(speed) : "-",
                Optional(job.at("plan_id"), Count)});
   }
-  return table.empty() ? "no jobs\n" : table.Text();
+  return table.empty() ? "no jobs\n" : table.Text(kTerminalColumns, 1);
 }
 
 }  // namespace sluice::ctl

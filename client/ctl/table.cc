@@ -1,12 +1,48 @@
 #include "client/ctl/table.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
+#include "absl/strings/str_split.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 
 namespace sluice::ctl {
+
+// The least that a last column of text has beside others.
+constexpr size_t kLeastText = 24;
+
+std::string_view FirstOf(std::string_view line, size_t columns) {
+  size_t end = 0;
+  for (size_t shown = 0; end < line.size(); ++end) {
+    const bool begins = (static_cast<unsigned char>(line[end]) & 0xc0) != 0x80;
+    if (begins && shown++ == columns) break;
+  }
+  return line.substr(0, end);
+}
+
+std::string Wrapped(const std::string& text, size_t columns) {
+  std::string wrapped;
+  for (absl::string_view rest : absl::StrSplit(text, '\n')) {
+    std::string indent = rest.data() == text.data() ? "" : "\n";
+    do {
+      const size_t room = columns - (indent.size() > 1 ? 2 : 0);
+      size_t size = FirstOf({rest.data(), rest.size()}, room).size();
+      if (size < rest.size()) {
+        const size_t blank = rest.rfind(' ', size);
+        if (blank != rest.npos && blank > rest.find_first_not_of(' ')) {
+          size = blank;
+        }
+      }
+      wrapped += indent + std::string(rest.substr(0, size));
+      rest.remove_prefix(
+          std::min(rest.find_first_not_of(' ', size), rest.size()));
+      indent = "\n  ";
+    } while (!rest.empty());
+  }
+  return wrapped;
+}
 
 size_t Width(const std::string& text) {
   // Bytes that do not continue a character.
@@ -21,11 +57,12 @@ void Table::Add(std::vector<std::string> cells) {
 }
 
 std::string Table::Line(const std::vector<std::string>& cells,
+                        const std::vector<size_t>& shown,
                         const std::vector<size_t>& widths) const {
   std::string line;
-  for (size_t i = 0; i < cells.size(); ++i) {
+  for (const size_t i : shown) {
     const std::string fill(widths[i] - Width(cells[i]), ' ');
-    if (i > 0) line += "  ";
+    if (i != shown.front()) line += "  ";
     line +=
         columns_[i].align == Align::kRight ? fill + cells[i] : cells[i] + fill;
   }
@@ -33,7 +70,7 @@ std::string Table::Line(const std::vector<std::string>& cells,
   return line + "\n";
 }
 
-std::string Table::Text() const {
+std::string Table::Text(size_t columns, size_t keys) const {
   std::vector<std::string> titles;
   for (const Column& column : columns_) titles.push_back(column.title);
   std::vector<size_t> widths;
@@ -42,8 +79,23 @@ std::string Table::Text() const {
     for (const auto& row : rows_) width = std::max(width, Width(row[i]));
     widths.push_back(width);
   }
-  std::string text = Line(titles, widths);
-  for (const auto& row : rows_) text += Line(row, widths);
+  std::string text;
+  const size_t last = columns_.size() - 1;
+  for (size_t first = 0, next = 0; first <= last; first = next) {
+    std::vector<size_t> shown(first == 0 ? 0 : keys);
+    std::iota(shown.begin(), shown.end(), 0);
+    size_t used = 0;
+    for (const size_t key : shown) used += widths[key] + 2;
+    for (; next <= last; used += widths[next++] + 2) {
+      const bool is_text = next == last && columns_[next].align == Align::kLeft;
+      const size_t least =
+          is_text ? std::min(widths[next], kLeastText) : widths[next];
+      if (next > first && used + least > columns) break;
+      shown.push_back(next);
+    }
+    text += (first == 0 ? "" : "\n") + Line(titles, shown, widths);
+    for (const auto& row : rows_) text += Line(row, shown, widths);
+  }
   return text;
 }
 

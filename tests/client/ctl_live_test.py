@@ -107,6 +107,25 @@ class Live(unittest.TestCase):
         self.assertEqual(os.waitpid(pid, 0)[1], 0)
         os.close(terminal)
 
+    def test_q_ends_top_and_the_terminal_echoes_again(self):
+        near, terminal = pty.openpty()
+        self.addCleanup(os.close, near)
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ,
+                    struct.pack("HHHH", 24, 80, 0, 0))
+        before = termios.tcgetattr(terminal)
+        top = subprocess.Popen(self.words("top", "--interval", "60"),
+                               stdin=terminal, stdout=terminal)
+        self.addCleanup(top.kill)
+        self.read_until(near, lambda text: "\x1b[J" in text)
+        os.write(near, b"x")  # any other key draws it again
+        self.assertNotIn("x", self.read_until(
+            near, lambda text: "\x1b[J" in text).split("\x1b[H")[0])
+        os.write(near, b"q")
+        self.read_until(near, lambda text: "\x1b[?1049l" in text)
+        self.assertEqual(top.wait(PATIENCE_S), 0)
+        self.assertEqual(termios.tcgetattr(terminal), before)
+        os.close(terminal)
+
     def read_until(self, terminal, enough):
         text, end = "", time.monotonic() + PATIENCE_S
         while not enough(text):

@@ -103,6 +103,53 @@ class LostOutput(Node):
 
 class Administrators(Node):
 
+    def json_of(self, *words):
+        done = self.ctl(*words)
+        self.assertEqual((done.returncode, done.stderr), (0, ""), words)
+        self.assertEqual(done.stdout.count("\n"), 1)
+        return json.loads(done.stdout)
+
+    def test_each_command_has_json_before_or_behind_its_name(self):
+        self.start()
+        self.assertEqual(
+            self.json_of("drain", "--json", "--reason", "disk"),
+            {"drained": True, "ranks": 0})
+        self.assertEqual(self.json_of("--json", "undrain"), {"drained": False})
+        self.assertEqual(
+            self.json_of("budget", "set", "--job", "a", "--gpu", "1MiB",
+                         "--host", "unlimited", "--json"),
+            {"job": "a", "uid": None, "cgroup": None,
+             "gpu_limit_bytes": 1 << 20, "host_limit_bytes": None})
+        self.assertEqual(
+            self.json_of("--json", "reserve", "--user", "7", "--numa", "0",
+                         "--memory", "1MiB"),
+            {"pool": "numa", "index": 0, "uid": 7, "cgroup": None,
+             "bytes": 1 << 20})
+        self.assertIn("gpus", self.json_of("--admin", "top", "--json"))
+        self.assertIn("gpus", self.json_of("--admin", "--json", "status"))
+        done = self.ctl("evict", "none", "--json")
+        self.assertEqual((done.returncode, done.stdout), (2, ""))
+
+    def test_a_name_that_nothing_can_have_is_refused(self):
+        self.start()
+        for words, said in (
+                (("budget", "set", "--job", "my job", "--gpu", "1GiB"),
+                 "job has a character with code 32"),
+                (("budget", "set", "--job", "j" * 65, "--gpu", "1GiB"),
+                 "job has 65 characters, the limit is 64"),
+                (("evict", "jöb"), "printable ASCII"),
+                (("evict", ""), "job is empty"),
+                (("budget", "set", "--user", "4294967295", "--gpu", "1GiB"),
+                 "there is no user '4294967295'"),
+                (("budget", "set", "--user", "7", "--cgroup", "slurm/job_7",
+                  "--gpu", "1GiB"), "no cgroup is called 'slurm/job_7'"),
+                (("reserve", "--user", "7", "--cgroup", "job_7", "--numa", "0",
+                  "--memory", "1MiB"), "no cgroup is called 'job_7'")):
+            done = self.ctl(*words)
+            self.assertEqual((done.returncode, done.stdout), (2, ""), words)
+            self.assertIn(said, done.stderr)
+            self.assertEqual(done.stderr.count("\n"), 1)
+
     def test_32_at_once_all_succeed(self):
         self.start()
         calls = [subprocess.Popen(
@@ -156,6 +203,16 @@ class MetricsPort(Node):
         taken.close()
         self.soon(lambda: self.finding()["health"] == "ok", "it listens")
         self.assertIn("sluice_http_listening 1\n", self.metrics())
+
+    def test_sums_say_that_the_node_is_drained_and_not_by_whom(self):
+        self.start()
+        self.ctl("drain", "--reason", "secret")
+        with urllib.request.urlopen(
+                f"http://127.0.0.1:{self.port}/status.json",
+                timeout=PATIENCE_S) as page:
+            drained = json.load(page)["drained"]
+        self.assertEqual((drained["by"], drained["reason"]), ("", ""))
+        self.assertGreaterEqual(drained["age_s"], 0)
 
     def test_one_stays_the_daemons_over_restarts_and_deaths(self):
         keeper = running_sluiced.start(

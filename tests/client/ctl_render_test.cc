@@ -5,17 +5,20 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "absl/strings/str_split.h"
 #include "client/ctl/format.h"
 #include "client/ctl/render.h"
 #include "client/ctl/render_events.h"
 #include "client/ctl/table.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/whole_lines.h"
 
 namespace sluice::ctl {
 namespace {
 
 using nlohmann::json;
 using ::sluice::testing::StatusIs;
+using ::sluice::testing::WholeLines;
 using ::testing::HasSubstr;
 
 std::string GoldenPath(const std::string& name) {
@@ -85,9 +88,10 @@ TEST(CtlRender, ADrainedNodeSaysSoBeforeAllElse) {
                   R"json("drained": {"by": "root (alice)",
                       "reason": "a \u001b[31m", "age_s": 12.0},)json");
   SLUICE_ASSERT_OK_AND_ASSIGN(const std::string text, RenderStatus(snapshot));
-  EXPECT_THAT(text, HasSubstr("DRAINED by root (alice) 12 s ago (a ?[31m): "
-                              "nothing new is granted until sluicectl undrain"
-                              "\n\nPOOL"));
+  EXPECT_THAT(WholeLines(text),
+              HasSubstr("DRAINED by root (alice) 12 s ago (a ?[31m): "
+                        "nothing new is granted until sluicectl undrain"
+                        "\n\nPOOL"));
 }
 
 TEST(CtlRender, AMetricsPortOfAnotherProgramIsSaid) {
@@ -112,7 +116,7 @@ TEST(CtlRender, AProcessWithoutASessionIsNamed) {
       "host memory until it ends: kill 77\n";
   SLUICE_ASSERT_OK_AND_ASSIGN(const std::string text,
                               RenderStatus(snapshot.dump()));
-  EXPECT_THAT(text, HasSubstr("\nHELD WITHOUT A SESSION\n" + line));
+  EXPECT_THAT(WholeLines(text), HasSubstr("\nHELD WITHOUT A SESSION\n" + line));
   bool returning = false;
   SLUICE_ASSERT_OK_AND_ASSIGN(const std::string lines,
                               RenderHolders(snapshot.dump(), returning));
@@ -153,7 +157,7 @@ TEST(CtlRender, WhatIsHeldOutsideLeasesIsSaidByPoolAndByRank) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const std::string text,
                               RenderStatus(snapshot.dump()));
   EXPECT_THAT(
-      text,
+      WholeLines(text),
       HasSubstr(
           "\nHELD OUTSIDE (seen 0.25 s ago)\n"
           "gpu 0: 3 MiB are held outside leases, by contexts: free when they "
@@ -161,7 +165,47 @@ TEST(CtlRender, WhatIsHeldOutsideLeasesIsSaidByPoolAndByRank) {
           "gpu 1: 3 MiB are held outside leases, by contexts: free when they "
           "end (it does not answer; seen 1 min 15 s ago)\n"
           "gpu 0: 5 MiB are outside the lease of rank 0 of llama-32k\n"));
-  EXPECT_THAT(text, HasSubstr("pinned host memory, memfd (seccomp?[2J)\n"));
+  EXPECT_THAT(WholeLines(text),
+              HasSubstr("pinned host memory, memfd (seccomp?[2J)\n"));
+}
+
+// Of a daemon as it is: its generation has 19 digits, and names are long.
+TEST(CtlRender, NoLineIsWiderThan80Columns) {
+  json snapshot = json::parse(Read("snapshot.json"));
+  const std::string name(64, 'n'), word(90, 'w');
+  snapshot["generation"] = 1'764'390'025'123'456'789;
+  snapshot["jobs"][0]["name"] = name;
+  snapshot["plans"][0]["job"] = name;
+  snapshot["budgets"][0]["cgroup"] = "/" + word;
+  snapshot["events"][0]["text"] = "lost " + word + " end";
+  snapshot["links"] = {{{"name", name},
+                        {"parent", "root-0000:3a"},
+                        {"h2d_bytes_per_second", 25e9},
+                        {"d2h_bytes_per_second", 25e9},
+                        {"both_bytes_per_second", nullptr},
+                        {"speed_from", "configuration"}}};
+  snapshot["waiting"] = {{{"job", name},
+                          {"uid", 7},
+                          {"rank", 3},
+                          {"pool", "gpu"},
+                          {"index", 1},
+                          {"bytes", int64_t{5} << 30},
+                          {"background", true},
+                          {"lacks", "pool"},
+                          {"in_front", 2},
+                          {"elapsed_s", 75},
+                          {"deadline_in_s", 525}}};
+  const std::string text = snapshot.dump();
+  for (const auto& shown : {RenderStatus(text), RenderJobs(text),
+                            RenderBudgets(text), RenderBandwidth(text)}) {
+    ASSERT_TRUE(shown.ok()) << shown.status();
+    for (const absl::string_view line : absl::StrSplit(*shown, '\n')) {
+      EXPECT_LE(Width(std::string(line)), 80) << line;
+    }
+  }
+  EXPECT_THAT(*RenderStatus(text), HasSubstr(name));
+  EXPECT_THAT(WholeLines(*RenderStatus(text)),
+              HasSubstr("memory there, 2 in front, background\n"));
 }
 
 TEST(CtlGolden, Jobs) {
@@ -214,6 +258,21 @@ TEST(CtlTable, ColumnsAlignAndNoNameSteersTheTerminal) {
   EXPECT_EQ(table.Text(), "A        B\nα        1\nx?[2J  100\n");
 }
 
+TEST(CtlTable, ColumnsThatDoNotFitFollowBelowWithTheFirstAgain) {
+  Table table({{"KEY"}, {"ONE", Table::Align::kRight}, {"TEXT"}});
+  table.Add({"k", "12345", "a text that goes on and on"});
+  EXPECT_EQ(table.Text(40, 1),
+            "KEY    ONE  TEXT\nk    12345  a text that goes on and on\n");
+  EXPECT_EQ(table.Text(20, 1),
+            "KEY    ONE\nk    12345\n\n"
+            "KEY  TEXT\nk    a text that goes on and on\n");
+}
+
+TEST(CtlTable, LinesAreBrokenBetweenWordsWhereTheyCanBe) {
+  EXPECT_EQ(Wrapped("one two\n\nαβγδεζη\n", 5), "one\n  two\n\nαβγδε\n  ζη\n");
+  EXPECT_EQ(Wrapped("\nab", 5), "\nab");
+}
+
 TEST(CtlFormat, AmountsAreForPeople) {
   EXPECT_EQ(Count(1234567), "1,234,567");
   EXPECT_EQ(Count(999), "999");
@@ -221,6 +280,11 @@ TEST(CtlFormat, AmountsAreForPeople) {
   EXPECT_EQ(Span(0.5), "0.50 s");
   EXPECT_EQ(Span(192), "3 min 12 s");
   EXPECT_EQ(Span(90000), "1 d 1 h");
+  EXPECT_EQ(Span(600), "10 min");
+  EXPECT_EQ(Span(3661), "1 h 1 min");
+  EXPECT_EQ(Span(5), "5 s");
+  EXPECT_EQ(Span(0.0025), "2.5 ms");
+  EXPECT_EQ(Span(0), "0 s");
   EXPECT_EQ(Size(-1), "-");
   EXPECT_EQ(Bar(1, 1'000'000), "#.........   0 %");
   EXPECT_EQ(Bar(999'999, 1'000'000), "#########. 100 %");

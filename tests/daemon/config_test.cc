@@ -200,6 +200,13 @@ TEST(Config, AJobsBudgetStandsOnce) {
                        HasSubstr("c.toml:3: job a stands here twice")));
 }
 
+TEST(Config, AJobsBudgetIsOfANameThatAJobCanHave) {
+  EXPECT_THAT(ParseConfig("[[budgets.job]]\nname = \"my job\"\n", "c.toml"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("c.toml:1: job has a character with code "
+                                 "32")));
+}
+
 // Wrong once: `gpu_bytes = 40` was 40 bytes in silence, and "40GB" 40 GiB.
 TEST(Config, SizesHaveUnitsAsOnTheCommandLines) {
   const auto bare = ParseConfig("[pools]\ngpu_bytes = 40\n", "c.toml");

@@ -90,7 +90,7 @@ std::string RenderLinks(const json& node) {
                Speed(SpeedIn(link, "both_bytes_per_second")),
                FromText(link, measured, names.contains(name))});
   }
-  return table.Text() + NotHeld(node, measured);
+  return table.Text(kTerminalColumns, 1) + NotHeld(node, measured);
 }
 
 std::string RenderMeasuredLinks(const json& node) {

@@ -174,8 +174,10 @@ absl::StatusOr<std::string> MeasureBandwidth(const MeasureOptions& options) {
   return text;
 }
 
-absl::StatusOr<std::string> ForgetMeasured(const std::string& admin_socket) {
+absl::StatusOr<std::string> ForgetMeasured(const std::string& admin_socket,
+                                           bool as_json) {
   SLUICE_ASSIGN_OR_RETURN(const bool holds, ForgetLinks(admin_socket));
+  if (as_json) return fmt::format("{{\"holds\": {}}}\n", holds);
   return fmt::format(
       "what was measured is forgotten: the daemon goes by its configuration "
       "alone {}\n",

@@ -28,6 +28,7 @@ struct MeasureOptions {
 absl::StatusOr<std::string> MeasureBandwidth(const MeasureOptions& options);
 
 // The daemon goes by the configuration alone again. What is to be printed.
-absl::StatusOr<std::string> ForgetMeasured(const std::string& admin_socket);
+absl::StatusOr<std::string> ForgetMeasured(const std::string& admin_socket,
+                                           bool as_json);
 
 }  // namespace sluice::ctl

@@ -7,6 +7,8 @@
 #include "daemon/state/state_versions.h"
 #include "proto/admin/admin.grpc.pb.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
+#include "proto/check_request.h"
 
 namespace sluice::daemon {
 namespace {
@@ -30,11 +32,17 @@ absl::StatusOr<Bytes> FromWire(uint64_t limit, const char* name) {
 }
 
 // Texts are cut. What names something is refused where it can name nothing: a
-// part of it may be another's name.
-absl::Status CheckName(const std::string& name, const char* what, size_t most) {
-  if (name.size() <= most) return absl::OkStatus();
+// part of it may be another's name. "" is every cgroup.
+absl::Status CheckCgroup(const std::string& cgroup) {
+  if (cgroup.size() > kLongestPath) {
+    return absl::InvalidArgumentError(
+        fmt::format("cgroup has {} characters, the limit is {}", cgroup.size(),
+                    kLongestPath));
+  }
+  if (cgroup.empty() || cgroup.starts_with('/')) return absl::OkStatus();
   return absl::InvalidArgumentError(fmt::format(
-      "{} has {} characters, the limit is {}", what, name.size(), most));
+      "no cgroup is called '{}': a path begins with /, as in /proc/PID/cgroup",
+      PrintableLine(cgroup)));
 }
 
 }  // namespace
@@ -73,8 +81,10 @@ struct AdminServer::Impl final : admin::Admin::Service {
     }
     std::optional<Bytes> gpu, host;
     const auto read = [&]() -> absl::Status {
-      SLUICE_RETURN_IF_ERROR(CheckName(target.job, "job", kLongestName));
-      SLUICE_RETURN_IF_ERROR(CheckName(target.cgroup, "cgroup", kLongestPath));
+      if (request->target_case() == admin::SetBudgetRequest::kJob) {
+        SLUICE_RETURN_IF_ERROR(wire::CheckJob(target.job));
+      }
+      SLUICE_RETURN_IF_ERROR(CheckCgroup(target.cgroup));
       if (request->has_gpu_bytes()) {
         SLUICE_ASSIGN_OR_RETURN(gpu,
                                 FromWire(request->gpu_bytes(), "gpu_bytes"));
@@ -102,8 +112,7 @@ struct AdminServer::Impl final : admin::Admin::Service {
       return ToGrpc(absl::InvalidArgumentError(
           "memory of which pool? name a GPU or a NUMA node"));
     }
-    const absl::Status named =
-        CheckName(request->cgroup(), "cgroup", kLongestPath);
+    const absl::Status named = CheckCgroup(request->cgroup());
     if (!named.ok()) return ToGrpc(named);
     const bool gpu = request->pool_case() == Pool::kGpu;
     const PoolId pool = {gpu ? PoolKind::kGpu : PoolKind::kHost,
@@ -160,6 +169,8 @@ struct AdminServer::Impl final : admin::Admin::Service {
 
   grpc::Status Evict(grpc::ServerContext*, const admin::EvictRequest* request,
                      admin::EvictReply* reply) override {
+    const absl::Status named = wire::CheckJob(request->job());
+    if (!named.ok()) return ToGrpc(named);
     const auto evicted = administration->Evict(
         request->job(),
         request->has_uid() ? std::optional<uint32_t>(request->uid())

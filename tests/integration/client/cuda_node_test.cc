@@ -17,6 +17,7 @@
 #include "tests/integration/daemon/harness.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/under_keeper.h"
+#include "tests/support/whole_lines.h"
 
 namespace sluice::testing {
 namespace {
@@ -346,7 +347,7 @@ TEST_P(BesideLeases, ARankTellsWhatItHasBeforeItsLease) {
   };
   EXPECT_THAT(status({"--json"}),
               HasSubstr(fmt::format("\"outside_bytes\":{}", MiB(20).size())));
-  EXPECT_THAT(status({}),
+  EXPECT_THAT(WholeLines(status({})),
               AllOf(HasSubstr("gpu 0: 8 MiB are held outside leases, by "
                               "contexts and buffers of libraries"),
                     HasSubstr("gpu 0: 20 MiB are outside the lease of rank 0 "

@@ -9,6 +9,7 @@
 #include "proto/base/mutex.h"
 #include "tests/integration/client/of_daemon.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/whole_lines.h"
 
 namespace sluice::client {
 namespace {
@@ -21,6 +22,7 @@ using ::sluice::testing::OpenSession;
 using ::sluice::testing::RunningDaemon;
 using ::sluice::testing::RunWithSocketOf;
 using ::sluice::testing::StatusIs;
+using ::sluice::testing::WholeLines;
 using ::testing::HasSubstr;
 
 ChildResult RunTool(const RunningDaemon& daemon,
@@ -73,12 +75,14 @@ TEST(Tools, ADaemonAfterACrashSaysWhatRanksStillHold) {
   const char* const held =
       " are held outside leases, by processes without a session, such as ranks "
       "of a daemon that was killed: free when they end";
-  EXPECT_THAT(status.out, HasSubstr("HELD OUTSIDE (seen 0"));
-  EXPECT_THAT(status.out, HasSubstr(std::string("gpu 0: 5 MiB") + held));
-  EXPECT_THAT(status.out, HasSubstr(std::string("numa 0: 3 MiB") + held));
+  const std::string told = WholeLines(status.out);
+  EXPECT_THAT(told, HasSubstr("HELD OUTSIDE (seen "));
+  EXPECT_THAT(told, HasSubstr(std::string("gpu 0: 5 MiB") + held));
+  EXPECT_THAT(told, HasSubstr(std::string("numa 0: 3 MiB") + held));
   EXPECT_THAT(status.out, ::testing::Not(HasSubstr("gpu 1: ")));
   const ChildResult budget = RunTool(daemon, {"sluicectl", "budget"});
-  EXPECT_THAT(budget.out, HasSubstr(std::string("gpu 0: 5 MiB") + held));
+  EXPECT_THAT(WholeLines(budget.out),
+              HasSubstr(std::string("gpu 0: 5 MiB") + held));
   next->Kill(SIGTERM);
   EXPECT_THAT(
       next->Join().err,
@@ -121,9 +125,9 @@ TEST(Tools, EveryLimitThatIsSetIsListedWithWhoSetIt) {
               ::testing::ContainsRegex("job tune +10 MiB +unlimited +" + name));
   EXPECT_THAT(budget.out, HasSubstr("nobody holds memory"));
   const ChildResult status = RunTool(daemon, {"sluicectl", "status"});
-  EXPECT_THAT(status.out, HasSubstr("job tune: GPU 10 MiB, host unlimited, set "
-                                    "by " +
-                                    name));
+  EXPECT_THAT(
+      WholeLines(status.out),
+      HasSubstr("job tune: GPU 10 MiB, host unlimited, set by " + name));
 }
 
 // Wrong once: one line from plan and sluice-train, twenty from status.
@@ -168,7 +172,7 @@ TEST(Tools, ADrainedNodeTakesNoRankUntilItIsUndrained) {
             "the node is drained: nothing new is granted; 1 rank is attached "
             "still\n")
       << drained.err;
-  EXPECT_THAT(RunTool(daemon, {"sluicectl", "status"}).out,
+  EXPECT_THAT(WholeLines(RunTool(daemon, {"sluicectl", "status"}).out),
               HasSubstr("(new driver): nothing new is granted"));
   EXPECT_THAT(session->LeaseGpu(MiB(1)).status(),
               StatusIs(absl::StatusCode::kFailedPrecondition,

@@ -1,0 +1,14 @@
+// What sluicectl prints, as if it broke no line to fit a terminal.
+#pragma once
+
+#include <string>
+
+#include "absl/strings/str_replace.h"
+
+namespace sluice::testing {
+
+inline std::string WholeLines(const std::string& text) {
+  return absl::StrReplaceAll(text, {{"\n  ", " "}});
+}
+
+}  // namespace sluice::testing
