@@ -3,6 +3,7 @@
 gives them: documents_test.py BUILD"""
 
 import glob
+import re
 import subprocess
 import sys
 import tempfile
@@ -26,12 +27,13 @@ class Documents(unittest.TestCase):
 
     def test_man_pages_are_read_without_a_warning(self):
         pages = glob.glob(self.share + "/man/man*/*")
-        self.assertEqual(len(pages), 3)
+        self.assertEqual(len(pages), 4)
         for page in pages:
             shown = subprocess.run(["groff", "-man", "-ww", "-Tascii", page],
                                    capture_output=True, text=True, check=True)
             self.assertEqual(shown.stderr, "", page)
-            self.assertIn("OPTIONS", shown.stdout.upper())
+            self.assertIn("KEYS" if page.endswith(".5") else "OPTIONS",
+                          shown.stdout.upper())
 
     def test_a_man_page_has_every_command(self):
         with open(self.share + "/man/man1/sluicectl.1",
@@ -40,6 +42,38 @@ class Documents(unittest.TestCase):
         for command in "budget set", "plan train", "evict", "undrain":
             self.assertIn(f".SS sluicectl {command}\n", text)
         self.assertIn(r".B \-\-job TEXT", text)
+
+    def known_to_the_reader(self, toml):
+        """What it offers in the place of `zzz`, a key that it does not know."""
+        with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+            file.write(toml)
+            file.flush()
+            done = subprocess.run(
+                [BUILD + "/bin/sluiced", "--config", file.name,
+                 "--check-config"], capture_output=True, text=True, check=False)
+        [known] = re.findall(r"unknown key 'zzz' .*; known: (.*)\n",
+                             done.stderr)
+        return known.split(", ")
+
+    def test_the_page_of_the_configuration_has_every_key(self):
+        with open(self.share + "/man/man5/sluiced.toml.5",
+                  encoding="utf-8") as file:
+            told = [line.replace("\\-", "-") for line in file
+                    if line.startswith(".B [")]
+        tables = self.known_to_the_reader("zzz = 1\n")
+        self.assertGreater(len(tables), 10)
+        wanted = [(f"[{table}]", f"[{table}]\nzzz = 1\n") for table in tables]
+        wanted += [(name, name + "\nzzz = 1\n")
+                   for name in ("[[bandwidth.user]]", "[[budgets.job]]")]
+        wanted += [(name, name + "\nlinks = [{zzz = 1}]\n")
+                   for name in ("[sim]", "[cuda]")]
+        for name, toml in wanted:
+            lines = " ".join(line for line in told if name + " " in line
+                             or name.replace("]", ".") in line)
+            for key in self.known_to_the_reader(toml):
+                bytes_key = re.sub("_memory$", "_bytes", key)
+                self.assertRegex(lines, rf"\b({key}|{bytes_key})\b",
+                                 f"{name} {key}")
 
     def bash(self, *words):
         """What is offered for the last of the words."""
@@ -71,7 +105,7 @@ class Documents(unittest.TestCase):
                 (["sluicectl", "b"], {"bandwidth", "budget"}),
                 (["sluicectl", "--so"], {"--socket"}),
                 (["sluicectl", "plan", "v"], {"validate"}),
-                (["sluicectl", "--admin", "budget", "set", "--j"], {"--job"}),
+                (["sluicectl", "--admin", "budget", "set", "--jo"], {"--job"}),
                 (["sluicectl", "budget", "--j"], {"--json"}),
                 (["sluiced", "--c"], {"--config", "--check-config", "--check-state"}),
                 (["sluiced-keeper", "--p"], {"--program"})):
