@@ -38,7 +38,8 @@ set(CPACK_DEBIAN_RUNTIME_PACKAGE_NAME libsluice1)
 set(CPACK_COMPONENT_RUNTIME_DESCRIPTION "This is the library by which a training rank leases
  memory and copies.")
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_SECTION libs)
-set(CPACK_DEBIAN_RUNTIME_PACKAGE_GENERATE_SHLIBS ON)
+set(CPACK_DEBIAN_RUNTIME_PACKAGE_CONTROL_EXTRA
+  ${scripts}/triggers ${CMAKE_CURRENT_BINARY_DIR}/shlibs)
 
 set(CPACK_DEBIAN_DEV_PACKAGE_NAME libsluice-dev)
 set(CPACK_COMPONENT_DEV_DESCRIPTION "This is what programs are built with that use

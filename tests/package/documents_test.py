@@ -3,6 +3,7 @@
 gives them: documents_test.py BUILD"""
 
 import glob
+import gzip
 import re
 import subprocess
 import sys
@@ -25,20 +26,23 @@ class Documents(unittest.TestCase):
         for component in "daemon", "ctl":
             installed.install(BUILD, folder.name, component)
 
+    def text(self, page):
+        with gzip.open(page, "rt", encoding="utf-8") as file:
+            return file.read()
+
     def test_man_pages_are_read_without_a_warning(self):
         pages = glob.glob(self.share + "/man/man*/*")
         self.assertEqual(len(pages), 4)
         for page in pages:
-            shown = subprocess.run(["groff", "-man", "-ww", "-Tascii", page],
-                                   capture_output=True, text=True, check=True)
+            shown = subprocess.run(["groff", "-man", "-ww", "-Tascii"],
+                                   input=self.text(page), check=True,
+                                   capture_output=True, text=True)
             self.assertEqual(shown.stderr, "", page)
-            self.assertIn("KEYS" if page.endswith(".5") else "OPTIONS",
+            self.assertIn("KEYS" if page.endswith(".5.gz") else "OPTIONS",
                           shown.stdout.upper())
 
     def test_a_man_page_has_every_command(self):
-        with open(self.share + "/man/man1/sluicectl.1",
-                  encoding="utf-8") as file:
-            text = file.read()
+        text = self.text(self.share + "/man/man1/sluicectl.1.gz")
         for command in "budget set", "plan train", "evict", "undrain":
             self.assertIn(f".SS sluicectl {command}\n", text)
         self.assertIn(r".B \-\-job TEXT", text)
@@ -56,10 +60,9 @@ class Documents(unittest.TestCase):
         return known.split(", ")
 
     def test_the_page_of_the_configuration_has_every_key(self):
-        with open(self.share + "/man/man5/sluiced.toml.5",
-                  encoding="utf-8") as file:
-            told = [line.replace("\\-", "-") for line in file
-                    if line.startswith(".B [")]
+        page = self.text(self.share + "/man/man5/sluiced.toml.5.gz")
+        told = [line.replace("\\-", "-") for line in page.splitlines()
+                if line.startswith(".B [")]
         tables = self.known_to_the_reader("zzz = 1\n")
         self.assertGreater(len(tables), 10)
         wanted = [(f"[{table}]", f"[{table}]\nzzz = 1\n") for table in tables]

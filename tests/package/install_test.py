@@ -2,6 +2,7 @@
 """`cmake --install` puts there what manifest.txt lists, and a program builds
 against it: install_test.py BUILD"""
 
+import gzip
 import os
 import re
 import subprocess
@@ -41,7 +42,9 @@ class Installed(unittest.TestCase):
                 headers = run("objdump", "-p", f"{self.prefix}/{path}")
                 self.assertNotRegex(headers, "RPATH|RUNPATH", path)
                 continue
-            with open(f"{self.prefix}/{path}", encoding="utf-8") as file:
+            reader = gzip.open if path.endswith(".gz") else open
+            with reader(f"{self.prefix}/{path}", "rt",
+                        encoding="utf-8") as file:
                 text = file.read()
             self.assertNotIn(BUILD, text, path)
             self.assertNotIn(ROOT, text, path)
