@@ -19,7 +19,7 @@ struct Arguments {
   std::string config;
   std::string runtime_dir = kRuntimeDir;
   std::string session_dir;  // of session.sock and sim/; empty: runtime_dir
-  std::string driver;  // empty: the configuration's
+  std::string driver;       // empty: the configuration's
   bool check = false;
   bool check_state = false;
 
