@@ -100,7 +100,7 @@ TEST_F(WaitingLeases, AreGrantedAfterAFreeOrADeath) {
   EXPECT_THAT(Result(first), IsOk());
   EXPECT_THAT(
       EventTexts(),
-      Contains("rank 0 of job b: its turn for 8 MiB of GPU 0 after 3s"));
+      Contains("rank 0 of job b: its turn for 8 MiB of GPU 0 after 3 s"));
   EXPECT_TRUE(Waits(second));
   node_.Die(bob_);
   EXPECT_THAT(Result(second), IsOk());
@@ -214,7 +214,7 @@ TEST_F(WaitingLeases, AnImpossibleLeaseIsRefusedAtOnce) {
   Lease(alice_, MiB(16), Gpu(1));
   EXPECT_THAT(Result(Wait(carol_, MiB(1), absl::Hours(1), Gpu(1))),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("the longest is 5m: wait less, or raise "
+                       HasSubstr("the longest is 5 min: wait less, or raise "
                                  "longest_wait_s in [quota]")));
   EXPECT_THAT(Result(Wait(carol_, MiB(1), kLong, Gpu(7))),
               StatusIs(absl::StatusCode::kNotFound));
