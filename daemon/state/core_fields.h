@@ -11,8 +11,7 @@
 
 namespace sluice::daemon {
 
-template <typename Ar>
-void Fields(Ar& ar, Is<LooseState> auto& loose) {
+void Fields(auto& ar, Is<LooseState> auto& loose) {
   ar(1, loose.next_extent);
   ar(2, loose.next_lease);
   ar(3, loose.next_principal);
@@ -27,8 +26,7 @@ void Fields(Ar& ar, Is<LooseState> auto& loose) {
   ar(12, loose.last_session);
   ar(13, loose.next_place);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<ExtentRow> auto& row) {
+void Fields(auto& ar, Is<ExtentRow> auto& row) {
   ar(1, row.pool);
   ar(2, row.extent);
 }

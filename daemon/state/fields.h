@@ -1,7 +1,7 @@
 // Plain data as bytes, by numbered fields: protobuf's wire format, written and
 // read by one list of fields per type.
 //
-//   template <typename Ar> void Fields(Ar& ar, Is<Slice> auto& slice) {
+//   void Fields(auto& ar, Is<Slice> auto& slice) {
 //     ar(1, slice.id);
 //     ar(2, slice.size);
 //   }

@@ -8,39 +8,32 @@
 namespace sluice::daemon {
 
 // --- the node ---------------------------------------------------------------
-template <typename Ar>
-void Fields(Ar& ar, Is<Principal> auto& principal) {
+void Fields(auto& ar, Is<Principal> auto& principal) {
   ar(1, principal.uid);
   ar(2, principal.cgroup);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<JobKey> auto& job) {
+void Fields(auto& ar, Is<JobKey> auto& job) {
   ar(1, job.principal);
   ar(2, job.name);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<PoolId> auto& pool) {
+void Fields(auto& ar, Is<PoolId> auto& pool) {
   ar(1, pool.kind);
   ar(2, pool.ordinal);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<Amounts> auto& amounts) {
+void Fields(auto& ar, Is<Amounts> auto& amounts) {
   ar(1, amounts.gpu);
   ar(2, amounts.host);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<Peer> auto& peer) {
+void Fields(auto& ar, Is<Peer> auto& peer) {
   ar(1, peer.principal);
   ar(2, peer.pid);
   ar(3, peer.start_ticks);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<HeldOutside::Told> auto& told) {
+void Fields(auto& ar, Is<HeldOutside::Told> auto& told) {
   ar(1, told.beside);
   ar(2, told.at);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<HeldOutside> auto& outside) {
+void Fields(auto& ar, Is<HeldOutside> auto& outside) {
   ar(1, outside.pools);
   ar(2, outside.at);
   ar(3, outside.silent);
@@ -51,13 +44,11 @@ void Fields(Ar& ar, Is<HeldOutside> auto& outside) {
 }
 
 // --- memory -----------------------------------------------------------------
-template <typename Ar>
-void Fields(Ar& ar, Is<Slice> auto& slice) {
+void Fields(auto& ar, Is<Slice> auto& slice) {
   ar(1, slice.id);
   ar(2, slice.size);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<Pool::Extent> auto& extent) {
+void Fields(auto& ar, Is<Pool::Extent> auto& extent) {
   ar(1, extent.size);
   ar(2, extent.state);
   ar(3, extent.principal);
@@ -66,8 +57,7 @@ void Fields(Ar& ar, Is<Pool::Extent> auto& extent) {
   ar(6, extent.holders);
   ar(7, extent.quarantined_for);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<LeaseState> auto& lease) {
+void Fields(auto& ar, Is<LeaseState> auto& lease) {
   ar(1, lease.state);
   ar(2, lease.session);
   ar(3, lease.request);
@@ -79,32 +69,27 @@ void Fields(Ar& ar, Is<LeaseState> auto& lease) {
   ar(9, lease.asked_at);
 }
 // But for its leases, which name it.
-template <typename Ar>
-void Fields(Ar& ar, Is<HolderState> auto& holder) {
+void Fields(auto& ar, Is<HolderState> auto& holder) {
   ar(1, holder.state);
   ar(2, holder.job);
   ar(3, holder.principal);
   ar(4, holder.quarantined);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<MakingState> auto& making) {
+void Fields(auto& ar, Is<MakingState> auto& making) {
   ar(1, making.pool);
   ar(2, making.lease);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<LingeringState> auto& lingering) {
+void Fields(auto& ar, Is<LingeringState> auto& lingering) {
   ar(1, lingering.origin);
   ar(2, lingering.answer);
   ar(3, lingering.pool);
   ar(4, lingering.job);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<PrincipalState> auto& principal) {
+void Fields(auto& ar, Is<PrincipalState> auto& principal) {
   ar(1, principal.id);
   ar(2, principal.alone_since);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<Allowances::Bucket> auto& bucket) {
+void Fields(auto& ar, Is<Allowances::Bucket> auto& bucket) {
   ar(1, bucket.left);
   ar(2, bucket.at);
 }

@@ -12,39 +12,33 @@ namespace sluice::plan {
 
 using daemon::Is;
 
-template <typename Ar>
-void Fields(Ar& ar, Is<GivenFractions> auto& given) {
+void Fields(auto& ar, Is<GivenFractions> auto& given) {
   ar(1, given.keep);
   ar(2, given.swap);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<TokenFractions> auto& fractions) {
+void Fields(auto& ar, Is<TokenFractions> auto& fractions) {
   ar(1, fractions.keep);
   ar(2, fractions.swap);
   ar(3, fractions.recompute);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<Buffer> auto& buffer) {
+void Fields(auto& ar, Is<Buffer> auto& buffer) {
   ar(1, buffer.id);
   ar(2, buffer.lower);
   ar(3, buffer.upper);
   ar(4, buffer.size);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<Trace> auto& trace) {
+void Fields(auto& ar, Is<Trace> auto& trace) {
   ar(1, trace.buffers);
   ar(2, trace.end);
   ar(3, trace.alignment);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<SegmentKind> auto& segment) {
+void Fields(auto& ar, Is<SegmentKind> auto& segment) {
   ar(1, segment.name);
   ar(2, segment.trace);
   ar(3, segment.seconds);
   ar(4, segment.executions);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<LayerKind> auto& kind) {
+void Fields(auto& ar, Is<LayerKind> auto& kind) {
   ar(1, kind.name);
   ar(2, kind.layers);
   ar(3, kind.resident_layers);
@@ -55,8 +49,7 @@ void Fields(Ar& ar, Is<LayerKind> auto& kind) {
   ar(8, kind.backward_d2h_fixed);
   ar(9, kind.backward_h2d_fixed);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<SkeletalClass> auto& skeletal) {
+void Fields(auto& ar, Is<SkeletalClass> auto& skeletal) {
   ar(1, skeletal.name);
   ar(2, skeletal.kind);
   ar(3, skeletal.bytes_per_layer);
@@ -68,8 +61,7 @@ void Fields(Ar& ar, Is<SkeletalClass> auto& skeletal) {
   ar(9, skeletal.given);
   ar(10, skeletal.why);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<RankProfile> auto& profile) {
+void Fields(auto& ar, Is<RankProfile> auto& profile) {
   ar(1, profile.job);
   ar(2, profile.rank);
   ar(3, profile.gpu);
@@ -85,8 +77,7 @@ void Fields(Ar& ar, Is<RankProfile> auto& profile) {
   ar(13, profile.settled);
   ar(14, profile.limited_by);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<Placement> auto& placement) {
+void Fields(auto& ar, Is<Placement> auto& placement) {
   ar(1, placement.offsets);
   ar(2, placement.peak);
   ar(3, placement.lower_bound);
@@ -94,21 +85,18 @@ void Fields(Ar& ar, Is<Placement> auto& placement) {
   ar(5, placement.method);
   ar(6, placement.seconds);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<SegmentPlan> auto& segment) {
+void Fields(auto& ar, Is<SegmentPlan> auto& segment) {
   ar(1, segment.name);
   ar(2, segment.base);
   ar(3, segment.placement);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<ClassPlan> auto& skeletal) {
+void Fields(auto& ar, Is<ClassPlan> auto& skeletal) {
   ar(1, skeletal.name);
   ar(2, skeletal.fractions);
   ar(3, skeletal.why);
   ar(4, skeletal.kind);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<PlanLimit> auto& limit) {
+void Fields(auto& ar, Is<PlanLimit> auto& limit) {
   ar(1, limit.what);
   ar(2, limit.used);
   ar(3, limit.capacity);
@@ -117,8 +105,7 @@ void Fields(Ar& ar, Is<PlanLimit> auto& limit) {
   ar(6, limit.one_more_step_seconds);
   ar(7, limit.one_more_recompute_seconds);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<RankPlan> auto& rank) {
+void Fields(auto& ar, Is<RankPlan> auto& rank) {
   ar(1, rank.job);
   ar(2, rank.rank);
   ar(3, rank.segments);
@@ -128,8 +115,7 @@ void Fields(Ar& ar, Is<RankPlan> auto& rank) {
   ar(7, rank.alpha_limited_by);
   ar(8, rank.host_bytes);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<NodePlan> auto& plan) {
+void Fields(auto& ar, Is<NodePlan> auto& plan) {
   ar(1, plan.id);
   ar(2, plan.profile_hash);
   ar(3, plan.ranks);
@@ -145,14 +131,12 @@ void Fields(Ar& ar, Is<NodePlan> auto& plan) {
 
 namespace sluice::daemon {
 
-template <typename Ar>
-void Fields(Ar& ar, Is<ProfileWithHash> auto& profile) {
+void Fields(auto& ar, Is<ProfileWithHash> auto& profile) {
   ar(1, profile.profile);
   ar(2, profile.hash);
   ar(3, profile.units);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<PlanChange> auto& change) {
+void Fields(auto& ar, Is<PlanChange> auto& change) {
   ar(1, change.plan);
   ar(2, change.since);
   ar(3, change.deadline);
@@ -161,8 +145,7 @@ void Fields(Ar& ar, Is<PlanChange> auto& change) {
   ar(6, change.refused);
   ar(7, change.before);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<Member> auto& member) {
+void Fields(auto& ar, Is<Member> auto& member) {
   ar(1, member.state);
   ar(2, member.profiles);
   ar(3, member.ranks);
@@ -170,27 +153,23 @@ void Fields(Ar& ar, Is<Member> auto& member) {
   ar(5, member.settled);
   ar(6, member.links);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<PlanRounds::Kept> auto& kept) {
+void Fields(auto& ar, Is<PlanRounds::Kept> auto& kept) {
   ar(1, kept.job);
   ar(2, kept.cache_key);
   ar(3, kept.plan);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<WaitingLease> auto& lease) {
+void Fields(auto& ar, Is<WaitingLease> auto& lease) {
   ar(1, lease.session);
   ar(2, lease.request);
   ar(3, lease.asked);
   ar(4, lease.since);
   ar(5, lease.deadline);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<PlaceInLine> auto& place) {
+void Fields(auto& ar, Is<PlaceInLine> auto& place) {
   ar(1, place.priority);
   ar(2, place.number);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<Waiter> auto& waiter) {
+void Fields(auto& ar, Is<Waiter> auto& waiter) {
   ar(1, waiter.lacks);
   ar(2, waiter.session);
   ar(3, waiter.request);
@@ -200,8 +179,7 @@ void Fields(Ar& ar, Is<Waiter> auto& waiter) {
   ar(7, waiter.deadline);
   ar(8, waiter.again);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<NextRound> auto& next) {
+void Fields(auto& ar, Is<NextRound> auto& next) {
   ar(1, next.owed);
   ar(2, next.at);
   ar(3, next.why);

@@ -8,8 +8,7 @@
 
 namespace sluice::daemon {
 
-template <typename Ar>
-void Fields(Ar& ar, Is<HelloRequest> auto& hello) {
+void Fields(auto& ar, Is<HelloRequest> auto& hello) {
   ar(1, hello.job);
   ar(2, hello.observer);
   ar(3, hello.rank);
@@ -20,8 +19,7 @@ void Fields(Ar& ar, Is<HelloRequest> auto& hello) {
   ar(8, hello.protocol);
   ar(9, hello.shown);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<StepTotals> auto& totals) {
+void Fields(auto& ar, Is<StepTotals> auto& totals) {
   ar(1, totals.reports);
   ar(2, totals.h2d);
   ar(3, totals.d2h);
@@ -30,8 +28,7 @@ void Fields(Ar& ar, Is<StepTotals> auto& totals) {
   ar(6, totals.tokens);
   ar(7, totals.plan_mismatches);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<StepReport> auto& step) {
+void Fields(auto& ar, Is<StepReport> auto& step) {
   ar(1, step.step);
   ar(2, step.seconds);
   ar(3, step.h2d);
@@ -45,15 +42,13 @@ void Fields(Ar& ar, Is<StepReport> auto& step) {
   ar(11, step.plan_mismatches);
   ar(12, step.totals);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<LeaseRequest> auto& asked) {
+void Fields(auto& ar, Is<LeaseRequest> auto& asked) {
   ar(1, asked.pool);
   ar(2, asked.size);
   ar(3, asked.wait);
   ar(4, asked.priority);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<WelcomeReply> auto& welcome) {
+void Fields(auto& ar, Is<WelcomeReply> auto& welcome) {
   ar(1, welcome.observer);
   ar(2, welcome.grant_slot);
   ar(3, welcome.gpu);
@@ -61,32 +56,23 @@ void Fields(Ar& ar, Is<WelcomeReply> auto& welcome) {
   ar(5, welcome.guarantee_refused);
   ar(6, welcome.protocol);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<GrantedReply> auto& granted) {
+void Fields(auto& ar, Is<GrantedReply> auto& granted) {
   ar(1, granted.lease);
   ar(2, granted.slices);
 }
-template <typename Ar>
-void Fields(Ar&, Is<FreedReply> auto&) {}
-template <typename Ar>
-void Fields(Ar& ar, Is<SubmittedReply> auto& submitted) {
+void Fields(auto&, Is<FreedReply> auto&) {}
+void Fields(auto& ar, Is<SubmittedReply> auto& submitted) {
   ar(1, submitted.waiting_for);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<NotedReply> auto& noted) {
-  ar(1, noted.room);
-}
-template <typename Ar>
-void Fields(Ar& ar, Is<SnapshotReply> auto& snapshot) {
+void Fields(auto& ar, Is<NotedReply> auto& noted) { ar(1, noted.room); }
+void Fields(auto& ar, Is<SnapshotReply> auto& snapshot) {
   ar(1, snapshot.plan);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<Session::PeerDeath> auto& death) {
+void Fields(auto& ar, Is<Session::PeerDeath> auto& death) {
   ar(1, death.rank);
   ar(2, death.reason);
 }
-template <typename Ar>
-void Fields(Ar& ar, Is<Session> auto& session) {
+void Fields(auto& ar, Is<Session> auto& session) {
   ar(1, session.id);
   ar(2, session.peer);
   ar(3, session.state);
