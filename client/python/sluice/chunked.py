@@ -140,7 +140,7 @@ class ChunkedCall:
     def _first_run(self, m: int, x: Tensor | None,
                    extra: list[Tensor]) -> Tensor:
         random = RandomState(self.step.device)
-        held, version = Buffers(self._owners), _version(x)
+        held, version = Buffers(self._owners), version_of(x)
         before = Snapshot(self.step.written_by(self.module))
         y = self.compute(m, x, extra)
         self._random.append(random if random.moved() else None)
@@ -148,7 +148,7 @@ class ChunkedCall:
             computing.refuse_random(self.step.device, self.name)
         self._buffers.append(before)
         self._check_buffers(held, m)
-        if _version(x) != version:
+        if version_of(x) != version:
             raise Unsupported(self.name, "it writes its input in place",
                               "do not stream this model")
         if self.keeps and self.step.checks.include(self.module, m,
@@ -293,7 +293,8 @@ def run(call: ChunkedCall, x: Tensor | None) -> Tensor:
         raise
 
 
-def _version(x: Tensor | None) -> int | None:
+def version_of(x: Tensor | None) -> int | None:
+    """Changes when x is written in place; None where torch does not say."""
     return None if x is None or x.is_inference() else x._version
 
 

@@ -23,7 +23,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from sluice.adapters.stand_in import Recorded
+from sluice.adapters.stand_in import (
+    Recorded,
+    in_every_place,
+    in_place_of_layers,
+)
 from sluice.adapters.whole_calls import (
     Call,
     Noted,
@@ -155,36 +159,22 @@ class Dealing:
 
     # --- the model without its layers ---------------------------------------
 
-    @contextlib.contextmanager
-    def noting(self, note: Callable) -> Iterator[None]:
+    def noting(self, note: Callable) -> contextlib.AbstractContextManager:
         """Each layer only tells `note` its number and what it is called
         with."""
         layers = self.adapter.layers
-        real = dict(layers._modules)
-        for index, (name, layer) in enumerate(real.items()):
-            layers._modules[name] = Noted(
-                layer, self.stream.returns_tuple[self.layers[index]],
-                functools.partial(note, index))
-        try:
-            yield
-        finally:
-            layers._modules.update(real)
+        return in_place_of_layers(layers, [
+            Noted(layer, self.stream.returns_tuple[self.layers[index]],
+                  functools.partial(note, index))
+            for index, layer in enumerate(layers)])
 
-    @contextlib.contextmanager
-    def _embedded(self) -> Iterator[None]:
+    def _embedded(self) -> contextlib.AbstractContextManager:
         """The embedding's rows are zeros that take no memory, where the
         model does not write into them."""
-        table = self.adapter.decoder.get_input_embeddings()
-        places = [(parent, name) for parent in self.adapter.entry.modules()
-                  for name, child in parent._modules.items()
-                  if child is table]
-        for parent, name in places:
-            parent._modules[name] = Zeros(table, self.expands)
-        try:
-            yield
-        finally:
-            for parent, name in places:
-                parent._modules[name] = table
+        return in_every_place(
+            self.adapter.decoder.get_input_embeddings(),
+            self.adapter.entry.modules(),
+            lambda table: Zeros(table, self.expands))
 
 
 @contextlib.contextmanager

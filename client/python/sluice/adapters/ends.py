@@ -27,7 +27,15 @@ from sluice import chunked
 from sluice.adapters import units
 from sluice.adapters.ends_calls import FirstCall, LastCall, Left
 from sluice.adapters.part import Part
-from sluice.adapters.stand_in import Answer, Embedding, First, Output, Recorded
+from sluice.adapters.stand_in import (
+    Answer,
+    Embedding,
+    First,
+    Output,
+    Recorded,
+    in_every_place,
+    in_place_of_layers,
+)
 from sluice.errors import Unsupported
 from sluice.hidden import Whole
 
@@ -229,29 +237,14 @@ class Ends:
                                  self.adapter, chunk=len(rows), check=False,
                                  alone=True)
         layers = self.adapter.layers
-        real = vars(layers)["_modules"]
-        vars(layers)["_modules"] = {
-            name: instead(base) for name, base in real.items()}
-        try:
-            with step.engaged():
-                return self.adapter.own_forward(self.decoder)(**mine)
-        finally:
-            vars(layers)["_modules"] = real
+        with in_place_of_layers(layers, map(instead, layers)), step.engaged():
+            return self.adapter.own_forward(self.decoder)(**mine)
 
-    @contextlib.contextmanager
     def _embedding(self, made: Callable[[nn.Module], nn.Module]
-                   ) -> Iterator[None]:
+                   ) -> contextlib.AbstractContextManager:
         """Another module in every place of the embedding."""
-        base = self.decoder.get_input_embeddings()
-        places = [(parent, name) for parent in self.outside()
-                  for name, child in parent._modules.items() if child is base]
-        for parent, name in places:
-            parent._modules[name] = made(base)
-        try:
-            yield
-        finally:
-            for parent, name in places:
-                parent._modules[name] = base
+        return in_every_place(self.decoder.get_input_embeddings(),
+                              self.outside(), made)
 
 
 class _Ended(BaseException):

@@ -23,16 +23,9 @@ from sluice.adapters.part import Part
 from sluice.captured import probe_tokens
 from sluice.errors import Unsupported
 from sluice.precision import widened
-from sluice.randomness import Still, undisturbed
-from sluice.replay import (
-    Buffers,
-    Snapshot,
-    distinct,
-    leaves,
-    slots,
-    wide_in_place,
-)
-from sluice.setting import unchanged
+from sluice.probe import probing
+from sluice.randomness import Still
+from sluice.replay import Buffers, distinct, leaves, slots, wide_in_place
 from sluice.step import chunks_of
 from sluice.trial import weights
 
@@ -50,23 +43,14 @@ def probe(ends: Ends) -> None:
     states are to be in the host and cannot be."""
     decoder, in_host = ends.decoder, ends.stream.hidden == "host"
     device = decoder.get_input_embeddings().weight.device
-    were = [(m, m.training) for m in decoder.modules()]
-    kept = Snapshot([(m, n) for m in decoder.modules()
-                     for n, b in m._buffers.items() if b is not None])
     why = "what it computes before its first layer or after its last"
     try:
         if ends.adapter.entry is not decoder:
             raise ValueError("the model around it makes its masks")
-        with undisturbed(device), unchanged(decoder.modules()), torch.autocast(
-                device.type, enabled=False), Still():
-            decoder.train()
+        with probing(decoder, device), Still():
             same = _try(ends)
     except Exception as error:  # the user's own code on rows it never saw
         same, why = False, f"{why} ({type(error).__name__}: {error})"
-    finally:
-        for module, training in were:
-            module.training = training
-        kept.restore()
     if not same:
         ends.before = ends.after = None
         if in_host:
@@ -165,7 +149,7 @@ def _first_is_same(ends: Ends, given: dict[str, Any], x: Tensor) -> bool:
     given = ends.with_positions(given)
     with torch.no_grad():
         parts = [ends.x_of(given, rows) for rows in _chunks(x)]
-    return _near(torch.cat(parts, 1), x)
+    return near(torch.cat(parts, 1), x)
 
 
 def _last_is_same(ends: Ends, given: dict[str, Any], seen: _Seen) -> bool:
@@ -173,7 +157,7 @@ def _last_is_same(ends: Ends, given: dict[str, Any], seen: _Seen) -> bool:
         parts = [ends.answer_of(given, rows, seen.y[:, rows.start:rows.stop],
                                 seen.as_tuple)["last_hidden_state"]
                  for rows in _chunks(seen.y)]
-    return _near(torch.cat(parts, 1), seen.answer["last_hidden_state"])
+    return near(torch.cat(parts, 1), seen.answer["last_hidden_state"])
 
 
 def _try_arguments(ends: Ends, ids: Tensor) -> None:
@@ -238,7 +222,7 @@ def _gradients_are_same(ends: Ends, given: dict[str, Any],
             continue
         pairs = [torch.autograd.grad(o, wanted, weights(o), allow_unused=True)
                  for o in (out, by_chunks(*inputs))]
-        if not all(_near(a, b, GRADIENT_LIMIT) for a, b in zip(*pairs)):
+        if not all(near(a, b, GRADIENT_LIMIT) for a, b in zip(*pairs)):
             return False
     return True
 
@@ -260,14 +244,15 @@ def _streams_the_same(ends: Ends, ids: Tensor) -> bool:
         stream.chunk, stream.min_tokens = kept
         stream.in_host = False
         ends.before, ends.after = parts
-    return all(_near(answer, answers[0]) for answer in answers[1:])
+    return all(near(answer, answers[0]) for answer in answers[1:])
 
 
 def _chunks(x: Tensor) -> list[range]:
     return chunks_of(x.shape[1], CHUNK)
 
 
-def _near(a: Tensor | None, b: Tensor | None, limit: float = LIMIT) -> bool:
+def near(a: Tensor | None, b: Tensor | None, limit: float = LIMIT) -> bool:
+    """Within the limit of b's norm, or the precision of its type."""
     if a is None or b is None:
         return a is b
     limit = max(limit, 4 * torch.finfo(b.dtype).eps)

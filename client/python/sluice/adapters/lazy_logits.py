@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from sluice import chunked
 from sluice.adapters.logprobs import Alone
+from sluice.adapters.part import Part
 from sluice.errors import Unsupported
 from sluice.replay import Slot
 from sluice.setting import Setting
@@ -111,17 +112,6 @@ for _name in ("numpy", "tolist", "__array__", "__dlpack__", "__reduce_ex__",
     setattr(LazyLogits, _name, _as_plain(_name))
 
 
-class _Modules:
-    """Of the head, and of what is left of the decoder."""
-
-    def __init__(self, head: Head, left: Left | None):
-        self._all = [*head.modules(), *(
-            left.ends.after.modules() if left else ())]
-
-    def modules(self) -> Iterator[nn.Module]:
-        return iter(self._all)
-
-
 class _Call(chunked.ChunkedCall):
     """The head over all rows, [B, S, H] -> [B, S, V]."""
 
@@ -129,7 +119,9 @@ class _Call(chunked.ChunkedCall):
         step = head.stream.begin(
             hidden.shape[1], hidden.device, Alone(),
             chunk=head.rows_at_once(hidden.shape[-1]), alone=True)
-        super().__init__(step, _Modules(head, left), type(head.causal).__name__)
+        of_decoder = left.ends.after.modules() if left else ()
+        super().__init__(step, Part([*head.modules(), *of_decoder], ()),
+                         type(head.causal).__name__)
         self._head, self._left = head, left
         self._waiting: tuple | None = None  # for `make`
 
@@ -139,7 +131,7 @@ class _Call(chunked.ChunkedCall):
         autocast = torch.autocast(kind, torch.get_autocast_dtype(kind),
                                   torch.is_autocast_enabled(kind))
         self._waiting = autocast, x.detach(), extra, found
-        self._version = _version(x)
+        self._version = chunked.version_of(x)
         self._setting = Setting(self.module, found, [])
         width, dtype = self._head.made
         return LazyLogits(self.make, (*x.shape[:2], width), dtype, x.device)
@@ -161,7 +153,7 @@ class _Call(chunked.ChunkedCall):
             self._setting.check()
         except RuntimeError:
             self._version = -1
-        if self._version != _version(x):
+        if self._version != chunked.version_of(x):
             raise _refusal("after weights, buffers or hidden states were "
                            "changed", "read them before optimizer.step()")
         self._waiting = None
@@ -198,10 +190,6 @@ def _forget(of: weakref.ref[_Call], _: Tensor) -> None:
     call = of()
     if call is not None:
         call.forget()
-
-
-def _version(x: Tensor) -> int | None:
-    return None if x.is_inference() else x._version
 
 
 def _refusal(what: str, remedy: str | None = None) -> Unsupported:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from sluice.adapters.held import Inside
+
 
 class Part:
     """The modules that one end runs: `owners`, the decoder first. What runs
@@ -15,7 +17,7 @@ class Part:
     def __init__(self, owners: Sequence[nn.Module],
                  others: Sequence[nn.Module]):
         self._owners, self._others = owners, others
-        self._hooks = self._hooks_now()
+        self._inside = Inside(lambda: owners)
 
     def modules(self) -> Iterator[nn.Module]:
         return iter(self._owners)
@@ -26,15 +28,7 @@ class Part:
 
     def has_changed(self) -> bool:
         """Whether hooks came to a module: they may count rows."""
-        return any(was != now for module, was, now in zip(
-            self._owners, self._hooks, self._hooks_now())
-            if not isinstance(module, FSDPModule))
-
-    def _hooks_now(self) -> list[tuple]:
-        return [(*m._forward_hooks.values(), *m._forward_pre_hooks.values(),
-                 *m._backward_hooks.values(),
-                 *m._backward_pre_hooks.values(),
-                 vars(m).get("forward")) for m in self._owners]
+        return self._inside.has_changed()
 
     @contextlib.contextmanager
     def still(self) -> Iterator[None]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sluice.adapters import shared
-from sluice.adapters.stand_in import Saying
+from sluice.adapters.stand_in import Saying, in_place_of_layers
 from sluice.captured import probe_tokens
 from sluice.errors import Unsupported
 from sluice.probe import probing
@@ -44,21 +44,17 @@ def answered_last(adapter: Adapter) -> bool:
     if not all(ASKED in inspect.signature(type(layer).forward).parameters
                for layer in layers):
         return False
-    real = vars(layers)["_modules"]
-    said = {name: Saying(layer, torch.zeros(1))
-            for name, layer in real.items()}
+    said = [Saying(layer, torch.zeros(1)) for layer in layers]
     ids = probe_tokens(adapter)
     with torch.no_grad(), probing(decoder, ids.device):
         try:
-            vars(layers)["_modules"] = said
-            found = decoder.forward(input_ids=ids, use_cache=False,
-                                    **{ASKED: True})[NAME]
+            with in_place_of_layers(layers, said):
+                found = decoder.forward(input_ids=ids, use_cache=False,
+                                        **{ASKED: True})[NAME]
         except Exception:  # not transformers' way: not known, then
             return False
-        finally:
-            vars(layers)["_modules"] = real
     return len(found) == len(said) and all(
-        f is s.more for f, s in zip(found, said.values()))
+        f is s.more for f, s in zip(found, said))
 
 
 def find(adapter: Adapter) -> dict[nn.Module, tuple[nn.Module, int]]:

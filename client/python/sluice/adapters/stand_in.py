@@ -2,7 +2,8 @@
 itself, or while only the base model's answer is wanted."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +39,33 @@ class Instead(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(object.__getattribute__(self, "_base"), name)
+
+
+@contextlib.contextmanager
+def in_every_place(base: nn.Module, owners: Iterable[nn.Module],
+                   made: Callable[[nn.Module], nn.Module]) -> Iterator[None]:
+    """Other modules wherever one of the owners has `base`."""
+    places = [(owner, name) for owner in owners
+              for name, child in owner._modules.items() if child is base]
+    for owner, name in places:
+        owner._modules[name] = made(base)
+    try:
+        yield
+    finally:
+        for owner, name in places:
+            owner._modules[name] = base
+
+
+@contextlib.contextmanager
+def in_place_of_layers(layers: nn.ModuleList, others: Iterable[nn.Module]
+                       ) -> Iterator[None]:
+    """The list has `others`, one for each layer."""
+    real = vars(layers)["_modules"]
+    vars(layers)["_modules"] = dict(zip(real, others))
+    try:
+        yield
+    finally:
+        vars(layers)["_modules"] = real
 
 
 class Stub(Instead):
