@@ -262,34 +262,25 @@ absl::Status ReadGlobalBatch(const RawFlags& raw, RunOptions& o) {
   return absl::OkStatus();
 }
 
-absl::Status ReadAlpha(const std::string& text, double& out) {
+// A number from 0 to `most`, or -1 for "auto"; `range` is what it must be.
+absl::Status ReadNumber(const char* flag, const std::string& text, double most,
+                        const char* range, double& out) {
   if (text == "auto") {
     out = -1;
     return absl::OkStatus();
   }
   char* end = nullptr;
   out = std::strtod(text.c_str(), &end);
-  if (text.empty() || *end != '\0' || !(out >= 0 && out <= 1)) {
-    return BadInput(
-        fmt::format("--alpha '{}': must be between 0 and 1, or 'auto'", text));
+  if (!text.empty() && *end == '\0' && out >= 0 && out <= most) {
+    return absl::OkStatus();
   }
-  return absl::OkStatus();
+  return BadInput(
+      fmt::format("{} '{}': must be {}, or 'auto'", flag, text, range));
 }
 
 absl::Status ReadSeconds(const char* flag, const std::string& text,
                          double& out) {
-  if (text == "auto") {
-    out = -1;
-    return absl::OkStatus();
-  }
-  char* end = nullptr;
-  out = std::strtod(text.c_str(), &end);
-  if (text.empty() || *end != '\0' || !(out >= 0 && out <= 1e9)) {
-    return BadInput(
-        fmt::format("{} '{}': must be seconds from 0 (never) to 1e9, or 'auto'",
-                    flag, text));
-  }
-  return absl::OkStatus();
+  return ReadNumber(flag, text, 1e9, "seconds from 0 (never) to 1e9", out);
 }
 
 // The whole text is a number in [0, 1].
@@ -384,7 +375,8 @@ absl::Status ReadAttention(const RawFlags& raw, RunOptions& o) {
 absl::Status Convert(const RawFlags& raw, RunOptions& o) {
   SLUICE_RETURN_IF_ERROR(ReadAttention(raw, o));
   SLUICE_RETURN_IF_ERROR(ReadSettings(raw, o));
-  SLUICE_RETURN_IF_ERROR(ReadAlpha(raw.alpha, o.alpha));
+  SLUICE_RETURN_IF_ERROR(
+      ReadNumber("--alpha", raw.alpha, 1, "between 0 and 1", o.alpha));
   SLUICE_RETURN_IF_ERROR(ReadFractions(raw.fractions, o.fractions));
   SLUICE_RETURN_IF_ERROR(ReadGlobalBatch(raw, o));
   SLUICE_RETURN_IF_ERROR(
