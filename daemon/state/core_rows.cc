@@ -218,27 +218,4 @@ CoreRows::Part CoreRows::NextPart(Core& core, size_t most) {
   return part;
 }
 
-CoreState Durable(CoreState state) {
-  std::erase_if(state.sessions,
-                [](const auto& each) { return !each.second.was_rank(); });
-  JointPlanningState& joint = state.joint;
-  joint.joining.clear();
-  joint.held.clear();
-  joint.positions.clear();
-  joint.resources = {};
-  PlanRounds::Saved& rounds = joint.rounds;
-  joint.next = JointPlanning::DueWithout(
-      rounds.solving, !joint.waiting_leases.empty(), std::move(joint.next));
-  rounds.collecting.clear();
-  rounds.solving.clear();
-  rounds.together.clear();
-  std::set<PlanId> used;
-  for (const auto& [job, plan] : rounds.current) used.insert(plan);
-  for (const auto& [job, plan] : rounds.promised) used.insert(plan);
-  std::erase_if(rounds.kept, [&](const PlanRounds::Kept& kept) {
-    return !used.contains(kept.plan->id);
-  });
-  return state;
-}
-
 }  // namespace sluice::daemon

@@ -86,8 +86,4 @@ class CoreRows {
 absl::StatusOr<CoreState> ReadCore(const StateFile::Contents& contents,
                                    CoreState fresh);
 
-// What is left of a state when it is written and read: without rounds of
-// planning, the plans that nobody uses, and sessions that are no rank's.
-CoreState Durable(CoreState state);
-
 }  // namespace sluice::daemon

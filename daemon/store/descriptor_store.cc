@@ -154,9 +154,6 @@ void DescriptorStore::Status(std::string_view status) {
   Tell("STATUS=" + OneLine(status, kMostStatus));
 }
 void DescriptorStore::Watchdog() { Tell("WATCHDOG=1"); }
-void DescriptorStore::ExtendTimeout(absl::Duration by) {
-  Tell(fmt::format("EXTEND_TIMEOUT_USEC={}", absl::ToInt64Microseconds(by)));
-}
 
 bool DescriptorStore::Has(std::string_view name) const {
   const MutexLock lock(mutex_);

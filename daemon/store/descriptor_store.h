@@ -89,7 +89,6 @@ class DescriptorStore {
   void Ready(std::string_view status);
   void Status(std::string_view status);  // one line, shown by systemctl status
   void Watchdog();
-  void ExtendTimeout(absl::Duration by);
 
   // Put and not removed, whatever became of it.
   bool Has(std::string_view name) const;

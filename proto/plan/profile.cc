@@ -15,12 +15,6 @@ const LayerKind& KindOf(const RankProfile& profile,
   return profile.kinds[FindKind(profile, skeletal.kind).value()];
 }
 
-int64_t LayersOf(const RankProfile& profile) {
-  int64_t layers = 0;
-  for (const LayerKind& kind : profile.kinds) layers += kind.layers;
-  return layers;
-}
-
 std::string FullName(const std::string& kind, const std::string& name) {
   return kind == kOneKind ? name : kind + "/" + name;
 }

@@ -138,8 +138,6 @@ std::optional<size_t> FindKind(const RankProfile& profile,
 // The kind of one of the profile's classes, of a profile that was checked.
 const LayerKind& KindOf(const RankProfile& profile,
                         const SkeletalClass& skeletal);
-// Of all kinds.
-int64_t LayersOf(const RankProfile& profile);
 // What people read: "moe/ffn_up", or "ffn_up" where no kinds are told apart.
 std::string FullName(const std::string& kind, const std::string& name);
 

@@ -13,6 +13,7 @@
 #include "tests/support/case_name.h"
 #include "tests/support/status_matchers.h"
 #include "tests/torch/copied.h"
+#include "tests/torch/initial_tensors.h"
 #include "tests/torch/rank_threads.h"
 #include "tests/torch/stream_oracle.h"
 #include "tests/torch/test_node.h"

@@ -5,6 +5,8 @@
 
 #include <cmath>
 
+#include "tests/torch/initial_tensors.h"
+
 namespace sluice::runtime {
 namespace {
 

@@ -14,6 +14,7 @@
 #include "tests/support/child.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
+#include "tests/torch/initial_tensors.h"
 #include "tests/torch/stream_oracle.h"
 
 namespace sluice::runtime {

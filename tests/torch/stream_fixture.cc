@@ -4,6 +4,7 @@
 
 #include "proto/base/mutex.h"
 #include "tests/torch/copied.h"
+#include "tests/torch/initial_tensors.h"
 
 namespace sluice::runtime {
 

@@ -13,6 +13,7 @@
 #include "planner/stream/profile.h"
 #include "planner/stream/stream_shape.h"
 #include "tests/torch/forwarding_engine.h"
+#include "tests/torch/initial_tensors.h"
 #include "tests/torch/stream_fixture.h"
 
 namespace sluice::runtime {

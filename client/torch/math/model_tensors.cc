@@ -103,17 +103,4 @@ ModelTensors ZeroTensors(const stream::ModelShape& config, at::ScalarType dtype,
   return tensors;
 }
 
-ModelTensors InitialTensors(const stream::ModelShape& config,
-                            at::ScalarType dtype, at::Device device,
-                            uint64_t seed) {
-  ModelTensors tensors = ZeroTensors(config, dtype, device);
-  const std::vector<NamedTensor> named = NamedTensors(config, tensors);
-  SLUICE_CHECK_OK(
-      DrawWeights(config, seed, [&](size_t i, const at::Tensor& drawn) {
-        named[i].tensor->copy_(drawn);
-        return absl::OkStatus();
-      }));
-  return tensors;
-}
-
 }  // namespace sluice::runtime

@@ -76,12 +76,4 @@ std::vector<std::vector<int64_t>> TensorShapes(
 ModelTensors ZeroTensors(const stream::ModelShape& config, at::ScalarType dtype,
                          at::Device device);
 
-// Truncated to nothing fancier than GPT-2's habit: normal(0, init_std), the
-// projections back into the residual stream scaled by 1/sqrt(2 layers), norms
-// one, biases zero. The same seed gives the same weights in every dtype and on
-// every device (drawn in fp32 on the host, tensor by tensor).
-ModelTensors InitialTensors(const stream::ModelShape& config,
-                            at::ScalarType dtype, at::Device device,
-                            uint64_t seed);
-
 }  // namespace sluice::runtime

@@ -11,6 +11,7 @@
 #include "proto/base/grant_page.h"
 #include "proto/plan/codec.h"
 #include "tests/daemon/core/core_story.h"
+#include "tests/daemon/state/durable.h"
 #include "tests/support/sanitizer.h"
 
 namespace sluice::daemon {

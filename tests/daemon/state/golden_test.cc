@@ -22,6 +22,7 @@
 #include "gtest/gtest.h"
 #include "proto/base/unique_fd.h"
 #include "tests/daemon/core/core_story.h"
+#include "tests/daemon/state/durable.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::daemon {

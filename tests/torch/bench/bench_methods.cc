@@ -12,6 +12,7 @@
 #include "proto/base/status.h"
 #include "tests/bench/report.h"
 #include "tests/torch/bench/bench_node.h"
+#include "tests/torch/initial_tensors.h"
 
 namespace sluice::bench {
 namespace {

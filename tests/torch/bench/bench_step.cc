@@ -4,6 +4,7 @@
 
 #include "planner/stream/stream_shape.h"
 #include "proto/base/status.h"
+#include "tests/torch/initial_tensors.h"
 
 namespace sluice::bench {
 

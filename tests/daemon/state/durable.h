@@ -1,0 +1,36 @@
+// The part of a core's state that its rows have.
+#pragma once
+
+#include <set>
+#include <utility>
+
+#include "daemon/core/state.h"
+
+namespace sluice::daemon {
+
+// What is left of a state when it is written and read: without rounds of
+// planning, the plans that nobody uses, and sessions that are no rank's.
+inline CoreState Durable(CoreState state) {
+  std::erase_if(state.sessions,
+                [](const auto& each) { return !each.second.was_rank(); });
+  JointPlanningState& joint = state.joint;
+  joint.joining.clear();
+  joint.held.clear();
+  joint.positions.clear();
+  joint.resources = {};
+  PlanRounds::Saved& rounds = joint.rounds;
+  joint.next = JointPlanning::DueWithout(
+      rounds.solving, !joint.waiting_leases.empty(), std::move(joint.next));
+  rounds.collecting.clear();
+  rounds.solving.clear();
+  rounds.together.clear();
+  std::set<PlanId> used;
+  for (const auto& [job, plan] : rounds.current) used.insert(plan);
+  for (const auto& [job, plan] : rounds.promised) used.insert(plan);
+  std::erase_if(rounds.kept, [&](const PlanRounds::Kept& kept) {
+    return !used.contains(kept.plan->id);
+  });
+  return state;
+}
+
+}  // namespace sluice::daemon
