@@ -7,7 +7,6 @@
 #include <cstring>
 #include <utility>
 
-#include "kernels/device/sim/link.h"
 #include "proto/base/poison.h"
 
 namespace sluice::device {
@@ -15,6 +14,9 @@ namespace {
 
 // The default 50 us of timer slack would be added to every event.
 constexpr unsigned long kTimerSlackNs = 5'000;
+
+// Where buffers are poisoned nothing is: what arrives late is to be seen.
+bool IsSmall(Bytes size) { return !PoisonsBuffers() && size <= kMostAtOnce; }
 
 }  // namespace
 
@@ -36,19 +38,21 @@ absl::Status SimStream::status() const {
 }
 
 void SimStream::Copy(const CopyOperation& copy) {
-  const Operation operation = {.kind = Operation::Kind::kCopy,
-                               .enqueued_ns = MonotonicNs(),
-                               .copy = copy};
-  if (!IsInstant(copy) || !TryBegin()) return Push(operation);
-  Execute(operation);
-  Finish();
+  Move({.kind = Operation::Kind::kCopy,
+        .enqueued_ns = MonotonicNs(),
+        .copy = copy},
+       IsSmall(copy.size) && !IsThrottled(*node_, gpu_, copy.direction));
 }
 
 void SimStream::Fill(const FillOperation& fill) {
-  const Operation operation = {.kind = Operation::Kind::kFill,
-                               .enqueued_ns = MonotonicNs(),
-                               .fill = fill};
-  if (!IsInstant(fill) || !TryBegin()) return Push(operation);
+  Move({.kind = Operation::Kind::kFill,
+        .enqueued_ns = MonotonicNs(),
+        .fill = fill},
+       IsSmall(fill.size));
+}
+
+void SimStream::Move(const Operation& operation, bool is_instant) {
+  if (!is_instant || !TryBegin()) return Push(operation);
   Execute(operation);
   Finish();
 }
@@ -75,16 +79,6 @@ void SimStream::Push(Operation operation) {
     queue_.push_back(std::move(operation));
   }
   changed_.NotifyOne();
-}
-
-// Where buffers are poisoned nothing is: what arrives late is to be seen.
-bool SimStream::IsInstant(const CopyOperation& copy) const {
-  return !PoisonsBuffers() && copy.size <= kMostAtOnce &&
-         !IsThrottled(*node_, gpu_, copy.direction);
-}
-
-bool SimStream::IsInstant(const FillOperation& fill) const {
-  return !PoisonsBuffers() && fill.size <= kMostAtOnce;
 }
 
 bool SimStream::TryBegin() {

@@ -90,9 +90,8 @@ class SimStream {
   };
 
   void Push(Operation operation);
-  // Whether an idle stream takes no time for it.
-  bool IsInstant(const CopyOperation& copy) const;
-  bool IsInstant(const FillOperation& fill) const;
+  // Done by the caller where the stream is idle and it takes no time.
+  void Move(const Operation& operation, bool is_instant);
   // Takes the stream for the caller, where it is idle; Finish gives it back.
   bool TryBegin();
   void Finish();
