@@ -13,9 +13,14 @@ namespace {
 
 using nlohmann::json;
 
+json OrNull(bool there, const auto& value) {
+  return there ? json(value) : json(nullptr);
+}
+
+json OrNull(const std::string& text) { return OrNull(!text.empty(), text); }
+
 json AgeOf(absl::Time at, absl::Time now) {
-  if (at == absl::InfinitePast()) return nullptr;
-  return absl::ToDoubleSeconds(now - at);
+  return OrNull(at != absl::InfinitePast(), absl::ToDoubleSeconds(now - at));
 }
 
 void AddPool(const PoolSnapshot& pool, absl::Time now, json& to) {
@@ -41,17 +46,14 @@ json Gpu(const GpuSnapshot& gpu, absl::Time now) {
 }
 
 json Link(const LinkSpeed& link) {
-  const auto speed = [](double bytes_per_second) {
-    return bytes_per_second > 0 ? json(bytes_per_second) : json(nullptr);
-  };
+  const auto speed = [](double bytes) { return OrNull(bytes > 0, bytes); };
   return {{"name", link.name},
-          {"parent", link.parent.empty() ? json(nullptr) : json(link.parent)},
+          {"parent", OrNull(link.parent)},
           {"h2d_bytes_per_second", speed(link.h2d_bytes_per_second)},
           {"d2h_bytes_per_second", speed(link.d2h_bytes_per_second)},
           {"both_bytes_per_second", speed(link.both_bytes_per_second)},
-          {"speed_from", link.measured     ? json("measured")
-                         : IsLimited(link) ? json("configuration")
-                                           : json(nullptr)}};
+          {"speed_from", OrNull(link.measured || IsLimited(link),
+                                link.measured ? "measured" : "configuration")}};
 }
 
 json MeasuredOf(const MeasuredLinks& measured, bool waits, absl::Time now) {
@@ -93,17 +95,15 @@ json RankOf(const RankSnapshot& rank) {
              {"pid", rank.pid},
              {"gpu", rank.gpu.value()},
              {"gpu_bytes", rank.gpu_bytes.count()},
-             {"outside_bytes",
-              rank.outside ? json(rank.outside->count()) : json(nullptr)},
+             {"outside_bytes", OrNull(rank.outside.has_value(),
+                                      rank.outside.value_or(Bytes()).count())},
              {"host_bytes", rank.host_bytes.count()},
              {"stall_seconds", rank.stall_seconds},
              {"grant_wait_seconds", rank.grant_wait_seconds},
              {"hbm_peak_bytes", rank.hbm_peak.count()},
              {"closed", rank.closed},
              {"guaranteed_bytes_per_second", rank.guaranteed_bytes_per_second},
-             {"guarantee_lowered", rank.guarantee_lowered.empty()
-                                       ? json(nullptr)
-                                       : json(rank.guarantee_lowered)},
+             {"guarantee_lowered", OrNull(rank.guarantee_lowered)},
              {"weight", rank.weight},
              {"plan_copies", CopiesOf(rank.plan_copies)},
              {"late", LateOf(rank.late)},
@@ -125,24 +125,22 @@ json RankOf(const RankSnapshot& rank) {
 json Job(const JobSnapshot& job) {
   json ranks = json::array();
   for (const RankSnapshot& rank : job.ranks) ranks.push_back(RankOf(rank));
-  json to = {{"name", job.name},
-             {"uid", job.principal.uid},
-             {"cgroup", job.principal.cgroup},
-             {"world_size", job.world_size},
-             {"ranks", std::move(ranks)},
-             {"plan_id", nullptr}};
-  if (job.plan != PlanId()) to["plan_id"] = job.plan.value();
-  return to;
+  return {{"name", job.name},
+          {"uid", job.principal.uid},
+          {"cgroup", job.principal.cgroup},
+          {"world_size", job.world_size},
+          {"ranks", std::move(ranks)},
+          {"plan_id", OrNull(job.plan != PlanId(), job.plan.value())}};
 }
 
 json LimitOf(Bytes limit) {
-  return limit == Limits::kUnlimited ? json(nullptr) : json(limit.count());
+  return OrNull(limit != Limits::kUnlimited, limit.count());
 }
 
 json Budget(const BudgetLine& line) {
   return {{"uid", line.principal.uid},
           {"cgroup", line.principal.cgroup},
-          {"job", line.job.empty() ? json(nullptr) : json(line.job)},
+          {"job", OrNull(line.job)},
           {"gpu_used_bytes", line.gpu_used.count()},
           {"gpu_limit_bytes", LimitOf(line.limits.gpu)},
           {"host_used_bytes", line.host_used.count()},
@@ -150,21 +148,17 @@ json Budget(const BudgetLine& line) {
 }
 
 json Limit(const LimitLine& line, absl::Time now) {
-  const auto text = [](const std::string& name) {
-    return name.empty() ? json(nullptr) : json(name);
-  };
-  json to = {{"of", Name(line.of)},
-             {"uid", nullptr},
-             {"cgroup", text(line.target.cgroup)},
-             {"job", text(line.target.job)},
-             {"gpu_limit_bytes", LimitOf(line.limits.gpu)},
-             {"host_limit_bytes", LimitOf(line.limits.host)},
-             {"set_by", line.by.live ? "live" : "configuration"},
-             {"by", line.by.who},
-             {"age_s", nullptr}};
-  if (line.target.uid) to["uid"] = *line.target.uid;
-  if (line.by.live) to["age_s"] = absl::ToDoubleSeconds(now - line.by.at);
-  return to;
+  const auto& uid = line.target.uid;
+  return {
+      {"of", Name(line.of)},
+      {"uid", OrNull(uid.has_value(), uid.value_or(0))},
+      {"cgroup", OrNull(line.target.cgroup)},
+      {"job", OrNull(line.target.job)},
+      {"gpu_limit_bytes", LimitOf(line.limits.gpu)},
+      {"host_limit_bytes", LimitOf(line.limits.host)},
+      {"set_by", line.by.live ? "live" : "configuration"},
+      {"by", line.by.who},
+      {"age_s", OrNull(line.by.live, absl::ToDoubleSeconds(now - line.by.at))}};
 }
 
 json ReservationOf(const ReservationLine& line, absl::Time now) {
@@ -184,7 +178,7 @@ json Counted(Resource what, int64_t amount) {
 }
 
 json LimitOf(Resource what, int64_t limit) {
-  return IsSharedInTurns(what) ? json(nullptr) : json(limit);
+  return OrNull(!IsSharedInTurns(what), limit);
 }
 
 // One of each countable thing.
@@ -247,24 +241,21 @@ const char* NameOf(PlanningSnapshot::State state) {
 
 json Planning(const PlanningSnapshot& planning) {
   using State = PlanningSnapshot::State;
-  json to = {{"job", planning.job},
-             {"uid", planning.principal.uid},
-             {"state", NameOf(planning.state)},
-             {"ranks", planning.ranks},
-             {"ranks_wanted", planning.wanted},
-             {"elapsed_s", nullptr},
-             {"deadline_in_s", nullptr},
-             {"plan_id", nullptr},
-             {"waiting_for", planning.waiting_for},
-             {"progress", nullptr}};
-  if (planning.state != State::kCollecting &&
-      planning.state != State::kQueued) {
-    to["elapsed_s"] = absl::ToDoubleSeconds(planning.elapsed);
-  }
-  if (planning.left) {
-    to["deadline_in_s"] = absl::ToDoubleSeconds(*planning.left);
-  }
-  if (planning.plan != PlanId()) to["plan_id"] = planning.plan.value();
+  json to = {
+      {"job", planning.job},
+      {"uid", planning.principal.uid},
+      {"state", NameOf(planning.state)},
+      {"ranks", planning.ranks},
+      {"ranks_wanted", planning.wanted},
+      {"elapsed_s", OrNull(planning.state != State::kCollecting &&
+                               planning.state != State::kQueued,
+                           absl::ToDoubleSeconds(planning.elapsed))},
+      {"deadline_in_s", OrNull(planning.left.has_value(),
+                               absl::ToDoubleSeconds(planning.left.value_or(
+                                   absl::ZeroDuration())))},
+      {"plan_id", OrNull(planning.plan != PlanId(), planning.plan.value())},
+      {"waiting_for", planning.waiting_for},
+      {"progress", nullptr}};
   if (planning.progress) {
     to["progress"] = {
         {"segments_done", planning.progress->done},
@@ -370,9 +361,8 @@ std::string SnapshotJson(const Snapshot& snapshot) {
   }
   to["http"] = nullptr;
   if (!snapshot.http.address.empty()) {
-    const std::string& fault = snapshot.http.fault;
     to["http"] = {{"listen", snapshot.http.address},
-                  {"fault", fault.empty() ? json(nullptr) : json(fault)}};
+                  {"fault", OrNull(snapshot.http.fault)}};
   }
   to["quotas"] = QuotaList(snapshot.quotas);
   to["plans"] = List(snapshot.plans, Plan);
@@ -381,13 +371,12 @@ std::string SnapshotJson(const Snapshot& snapshot) {
   to["holders"] = List(snapshot.holders, HolderOf);
   to["events_from"] = snapshot.events_from;
   to["events"] = List(snapshot.events, [&](const LoggedEvent& event) {
-    return json{
-        {"number", event.number},
-        {"age_s", absl::ToDoubleSeconds(snapshot.now - event.at)},
-        {"kind", Name(event.kind)},
-        {"request", event.cause.session.value() > 0 ? json(event.cause.Text())
-                                                    : json(nullptr)},
-        {"text", event.text}};
+    return json{{"number", event.number},
+                {"age_s", absl::ToDoubleSeconds(snapshot.now - event.at)},
+                {"kind", Name(event.kind)},
+                {"request",
+                 OrNull(event.cause.session.value() > 0, event.cause.Text())},
+                {"text", event.text}};
   });
   return Text(to);
 }
