@@ -1,26 +1,18 @@
 #include "planner/memory/mip_process.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
+#include <cstring>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "absl/status/statusor.h"
-#include "absl/time/clock.h"
-#include "proto/base/pidfd.h"
-#include "proto/base/spawn.h"
-#include "proto/base/status.h"
-#include "proto/base/unique_fd.h"
+#include "proto/base/run_program.h"
 #include "proto/base/whole_io.h"
 
 namespace sluice::planner {
@@ -36,26 +28,15 @@ constexpr size_t kAnswerHead = 3;
 constexpr size_t kMaxWords = 1 << 16;
 // Start of a process, reading, writing.
 constexpr absl::Duration kSlack = absl::Milliseconds(50);
-constexpr int kSliceMs = 100;
 
-bool WriteWords(int fd, const Message& words) {
-  const char* const at = reinterpret_cast<const char*>(words.data());
-  return WriteAll(fd, {at, words.size() * sizeof(int64_t)}, "words").ok();
+std::string_view BytesOf(const Message& words) {
+  return {reinterpret_cast<const char*>(words.data()),
+          words.size() * sizeof(int64_t)};
 }
 
-Message ReadWords(int fd) {
-  lseek(fd, 0, SEEK_SET);
-  Message words(kMaxWords);
-  char* const at = reinterpret_cast<char*>(words.data());
-  size_t have = 0;
-  while (have < kMaxWords * sizeof(int64_t)) {
-    const ssize_t count =
-        read(fd, at + have, kMaxWords * sizeof(int64_t) - have);
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) break;
-    have += static_cast<size_t>(count);
-  }
-  words.resize(have / sizeof(int64_t));
+Message WordsOf(std::string_view bytes) {
+  Message words(std::min(bytes.size() / sizeof(int64_t), kMaxWords));
+  std::memcpy(words.data(), bytes.data(), words.size() * sizeof(int64_t));
   return words;
 }
 
@@ -68,45 +49,6 @@ Message Question(const Problem& problem, const Offsets& start, int64_t bound,
     words.insert(words.end(), {item.lower, item.upper, item.size, start[k]});
   }
   return words;
-}
-
-absl::StatusOr<pid_t> Start(const std::string& program,
-                            const UniqueFd& question, const UniqueFd& answer) {
-  const UniqueFd null(open("/dev/null", O_WRONLY | O_CLOEXEC));
-  if (!null) return ErrnoStatus(errno, "open /dev/null");
-  return Spawn({program, "mip"}, {.files = {{question.get(), STDIN_FILENO},
-                                            {answer.get(), STDOUT_FILENO},
-                                            {null.get(), STDERR_FILENO}}});
-}
-
-// Leaves the child to be waited for.
-bool HasEnded(pid_t child) {
-  siginfo_t how = {};
-  return waitid(P_PID, static_cast<id_t>(child), &how,
-                WEXITED | WNOHANG | WNOWAIT) == 0 &&
-         how.si_pid == child;
-}
-
-// Whether the child ended by itself, and well, before the deadline. Without a
-// pidfd its end is seen at the end of a slice.
-bool Await(pid_t pid, absl::Time deadline,
-           const std::function<bool()>& stopped) {
-  const UniqueFd pidfd = PidfdOf(pid);
-  bool ended = false;
-  while (!ended) {
-    pollfd end{.fd = pidfd.get(), .events = POLLIN, .revents = 0};
-    // Rounded up: waiting ends when time is up, not a little before.
-    const int64_t left = absl::ToInt64Milliseconds(deadline - absl::Now()) + 1;
-    const int ready =
-        poll(&end, 1, static_cast<int>(std::clamp<int64_t>(left, 0, kSliceMs)));
-    ended = ready == 1 || HasEnded(pid);
-    if (absl::Now() >= deadline || stopped()) break;
-  }
-  if (!ended) kill(pid, SIGKILL);
-  int status = -1;
-  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
-  }
-  return ended && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
 bool Overlaps(const Problem& problem, const Offsets& offsets) {
@@ -148,19 +90,13 @@ MipResult SolveMip(const Problem& problem, const Offsets& start, int64_t bound,
                    absl::Duration time_limit, const std::string& program,
                    const std::function<bool()>& stopped) {
   if (program.empty()) return SolveDsaMip(problem, start, bound, time_limit);
-  const absl::Time deadline = absl::Now() + time_limit;
-  const UniqueFd question(memfd_create("sluice-mip-question", MFD_CLOEXEC));
-  const UniqueFd answer(memfd_create("sluice-mip-answer", MFD_CLOEXEC));
   const Message words = Question(problem, start, bound, time_limit - kSlack);
-  if (words.size() > kMaxWords || !question || !answer ||
-      !WriteWords(question.get(), words)) {
-    return {.bound = bound};
-  }
-  lseek(question.get(), 0, SEEK_SET);
-  const auto pid = Start(program, question, answer);
-  if (!pid.ok() || !Await(*pid, deadline, stopped)) return {.bound = bound};
-  return Checked(problem, PeakOf(problem, start), bound,
-                 ReadWords(answer.get()));
+  if (words.size() > kMaxWords) return {.bound = bound};
+  const auto run = RunProgram(
+      {program, "mip"},
+      {.patience = time_limit, .stopped = stopped, .input = BytesOf(words)});
+  if (!run.ok() || run->exit_status != 0) return {.bound = bound};
+  return Checked(problem, PeakOf(problem, start), bound, WordsOf(run->out));
 }
 
 int ServeMip(int in_fd, int out_fd) {
@@ -171,7 +107,9 @@ int ServeMip(int in_fd, int out_fd) {
   const int secluded = fcntl(out_fd, F_DUPFD_CLOEXEC, 3);
   const int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
   if (secluded < 0 || null < 0 || dup2(null, out_fd) < 0) return 1;
-  const Message words = ReadWords(in_fd);
+  const auto question = ReadAll(in_fd, kMaxWords * sizeof(int64_t), "question");
+  if (!question.ok()) return 2;
+  const Message words = WordsOf(*question);
   if (words.size() < kHead || words[0] != kMagic || words[4] < 0 ||
       words.size() != kHead + 4 * static_cast<size_t>(words[4])) {
     return 2;
@@ -191,7 +129,7 @@ int ServeMip(int in_fd, int out_fd) {
   if (result.offsets) {
     answer.insert(answer.end(), result.offsets->begin(), result.offsets->end());
   }
-  return WriteWords(secluded, answer) ? 0 : 1;
+  return WriteAll(secluded, BytesOf(answer), "answer").ok() ? 0 : 1;
 }
 
 }  // namespace sluice::planner

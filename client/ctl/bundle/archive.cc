@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <fstream>
 
-#include "client/ctl/run_program.h"
+#include "proto/base/run_program.h"
 #include "proto/base/status.h"
 #include "proto/base/temporary_folder.h"
 

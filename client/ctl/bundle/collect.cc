@@ -17,11 +17,11 @@
 #include "client/ctl/doctor/started_with.h"
 #include "client/ctl/render.h"
 #include "client/ctl/render_events.h"
-#include "client/ctl/run_program.h"
 #include "client/session/query.h"
 #include "proto/base/file_text.h"
 #include "proto/base/status.h"
 #include "proto/cli/cli.h"
+#include "proto/base/run_program.h"
 
 namespace sluice::ctl {
 namespace {

@@ -15,11 +15,11 @@
 #include "absl/strings/str_split.h"
 #include "client/ctl/admin.h"
 #include "client/ctl/doctor/told_facts.h"
-#include "client/ctl/run_program.h"
 #include "client/session/query.h"
 #include "kernels/device/cuda/nvidia.h"
 #include "kernels/device/driver.h"
 #include "proto/base/file_text.h"
+#include "proto/base/run_program.h"
 #include "proto/cli/cli.h"
 
 namespace sluice::ctl {

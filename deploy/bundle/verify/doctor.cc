@@ -7,12 +7,12 @@
 #include "client/ctl/doctor/checks.h"
 #include "client/ctl/doctor/read_facts.h"
 #include "client/ctl/doctor/told_facts.h"
-#include "client/ctl/run_program.h"
 #include "deploy/bundle/verify/check.h"
 #include "deploy/bundle/verify/host_memory.h"
 #include "kernels/device/cuda/library.h"
 #include "kernels/device/driver.h"
 #include "proto/base/file_text.h"
+#include "proto/base/run_program.h"
 #include "proto/base/status.h"
 
 namespace sluice::verify {

@@ -6,11 +6,11 @@
 #include <filesystem>
 
 #include "absl/time/clock.h"
-#include "client/ctl/run_program.h"
 #include "deploy/bundle/verify/check.h"
 #include "deploy/bundle/verify/last_line.h"
 #include "deploy/bundle/verify/visible.h"
 #include "proto/base/file_text.h"
+#include "proto/base/run_program.h"
 
 namespace sluice::verify {
 namespace {

@@ -1,6 +1,5 @@
-#include "client/ctl/run_program.h"
+#include "proto/base/run_program.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
@@ -8,7 +7,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdint>
 
 #include "absl/time/clock.h"
 #include "proto/base/pidfd.h"
@@ -17,19 +18,19 @@
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 #include "proto/base/unique_fd.h"
+#include "proto/base/whole_io.h"
 
-namespace sluice::ctl {
+namespace sluice {
 namespace {
 
 constexpr int kSliceMs = 100;
 
-// The program writes into memory, so that neither process waits for the other.
-// Ctrl-C ends it, also where this process puts off its own end.
+// The program reads and writes memory, so that neither process waits for the
+// other. Ctrl-C ends it, also where this process puts off its own end.
 absl::StatusOr<pid_t> StartProgram(const std::vector<std::string>& words,
-                                   const UniqueFd& out, const UniqueFd& err) {
-  const UniqueFd nothing(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  if (!nothing) return ErrnoStatus(errno, "open /dev/null");
-  auto pid = Spawn(words, {.files = {{nothing.get(), STDIN_FILENO},
+                                   const UniqueFd& in, const UniqueFd& out,
+                                   const UniqueFd& err) {
+  auto pid = Spawn(words, {.files = {{in.get(), STDIN_FILENO},
                                      {out.get(), STDOUT_FILENO},
                                      {err.get(), STDERR_FILENO}},
                            .search_path = true});
@@ -53,9 +54,10 @@ absl::Status Await(pid_t pid, const std::string& name,
   const absl::Time deadline = absl::Now() + limits.patience;
   while (true) {
     pollfd ended = {.fd = pidfd.get(), .events = POLLIN, .revents = 0};
-    if (poll(&ended, 1, kSliceMs) == 1 || HasEnded(pid)) {
-      return absl::OkStatus();
-    }
+    // Rounded up: waiting ends when time is up, not a little before.
+    const int64_t left = absl::ToInt64Milliseconds(deadline - absl::Now()) + 1;
+    const auto slice = static_cast<int>(std::clamp<int64_t>(left, 0, kSliceMs));
+    if (poll(&ended, 1, slice) == 1 || HasEnded(pid)) return absl::OkStatus();
     if (limits.stopped && limits.stopped()) {
       return absl::CancelledError(name + " was stopped");
     }
@@ -77,10 +79,13 @@ std::string WrittenTo(const UniqueFd& file) {
 
 absl::StatusOr<ProgramResult> RunProgram(const std::vector<std::string>& words,
                                          const ProgramLimits& limits) {
+  const UniqueFd in(memfd_create("in", MFD_CLOEXEC));
   const UniqueFd out(memfd_create("out", MFD_CLOEXEC));
   const UniqueFd err(memfd_create("err", MFD_CLOEXEC));
-  if (!out || !err) return ErrnoStatus(errno, "make a memfd");
-  SLUICE_ASSIGN_OR_RETURN(const pid_t pid, StartProgram(words, out, err));
+  if (!in || !out || !err) return ErrnoStatus(errno, "make a memfd");
+  SLUICE_RETURN_IF_ERROR(WriteAll(in.get(), limits.input, "a memfd"));
+  lseek(in.get(), 0, SEEK_SET);
+  SLUICE_ASSIGN_OR_RETURN(const pid_t pid, StartProgram(words, in, out, err));
   const absl::Status ended = Await(pid, words[0], limits);
   if (!ended.ok()) kill(pid, SIGKILL);
   int status = 0;
@@ -100,4 +105,4 @@ absl::StatusOr<std::string> OutputOf(const std::vector<std::string>& words,
       fmt::format("{} failed: {}", words[0], FirstLine(result.err)));
 }
 
-}  // namespace sluice::ctl
+}  // namespace sluice
