@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <fstream>
 #include <numeric>
 #include <utility>
 
@@ -16,6 +15,7 @@
 #include "daemon/sim_node.h"
 #include "kernels/device/cuda/nvidia.h"
 #include "proto/base/cgroup.h"
+#include "proto/base/file_text.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 
@@ -24,21 +24,10 @@ namespace {
 
 Bytes RoundDown(Bytes size, Bytes unit) { return (size / unit) * unit; }
 
-// A line of /proc/meminfo, such as "MemTotal:".
-Bytes MemoryInfo(const std::string& root, const std::string& line) {
-  std::ifstream file(root + "/proc/meminfo");
-  std::string key;
-  int64_t kib = 0;
-  for (std::string unit; file >> key >> kib; std::getline(file, unit)) {
-    if (key == line) return KiB(kib);
-  }
-  return Bytes(0);
-}
-
 // What is there, not what is free: pinned memory of jobs is not, and a daemon
 // that takes over has a pool of the same size as the one before.
 Bytes MemoryOfMachine(const std::string& root) {
-  const Bytes all = MemoryInfo(root, "MemTotal:");
+  const Bytes all = MemoryInfo("MemTotal", root);
   const auto limit = CgroupMemoryLimit();
   return limit ? std::min(all, limit->most) : all;
 }
@@ -199,7 +188,7 @@ std::string Describe(const Node& node, const std::string& root) {
       "{} driver: {}; {} of host memory in {} NUMA node(s) ({} free, cgroup "
       "limit {}); extents of {} and of {} of host memory, granularity {}",
       node.config.driver, gpus, FormatBytes(host), node.config.hosts.size(),
-      FormatBytes(MemoryInfo(root, "MemAvailable:")),
+      FormatBytes(MemoryInfo("MemAvailable", root)),
       limit ? FormatBytes(limit->most) : "none",
       FormatBytes(node.config.extent.gpu), FormatBytes(node.config.extent.host),
       FormatBytes(node.config.granularity));

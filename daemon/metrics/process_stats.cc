@@ -10,6 +10,8 @@
 #include <sstream>
 #include <string>
 
+#include "proto/base/file_text.h"
+
 namespace sluice::daemon {
 namespace {
 
@@ -24,18 +26,13 @@ double Now(clockid_t clock) {
   return Seconds(time);
 }
 
-// Field 22 of /proc/self/stat is when it started, in ticks since boot; its
-// name, field 2, may hold blanks and brackets.
+// Field 22 is when it started, in ticks since boot.
 double StartTicks() {
-  std::ifstream file("/proc/self/stat");
-  std::string text((std::istreambuf_iterator<char>(file)), {});
-  const size_t name = text.rfind(')');
-  if (name == text.npos) return 0;
-  std::istringstream rest(text.substr(name + 1));
+  std::istringstream fields = ProcessStat("self");
   std::string field;
   double ticks = 0;
-  for (int i = 3; i < 22; ++i) rest >> field;
-  rest >> ticks;
+  for (int i = 3; i < 22; ++i) fields >> field;
+  fields >> ticks;
   return ticks;
 }
 

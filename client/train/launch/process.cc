@@ -6,12 +6,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 
 #include "absl/time/clock.h"
+#include "proto/base/file_text.h"
 #include "proto/base/spawn.h"
 #include "proto/base/status.h"
 
@@ -70,16 +69,9 @@ void EndProcess(pid_t pid, absl::Duration grace) {
 }
 
 bool IsStopped(pid_t pid) {
-  std::ifstream in(fmt::format("/proc/{}/stat", pid));
-  std::string text;
-  std::getline(in, text);
-  // "PID (NAME) STATE …"; a name may hold anything.
-  const size_t name_end = text.rfind(')');
-  if (name_end == std::string::npos || name_end + 2 >= text.size()) {
-    return false;
-  }
-  const char state = text[name_end + 2];
-  return state == 'T' || state == 't';
+  std::string state;
+  ProcessStat(std::to_string(pid)) >> state;
+  return state == "T" || state == "t";
 }
 
 std::string DescribeWaitStatus(int status) {

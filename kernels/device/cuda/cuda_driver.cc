@@ -4,12 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <fstream>
-#include <optional>
 #include <utility>
 
-#include "proto/base/shortage.h"
+#include "proto/base/file_text.h"
 #include "proto/base/status.h"
 
 namespace sluice::device::cuda {
@@ -34,22 +31,11 @@ std::string BusText(std::string bus) {
 }
 
 absl::StatusOr<MemoryUse> HostUsage() {
-  std::ifstream file("/proc/meminfo");
-  MemoryUse use;
-  Bytes available;
-  for (std::string line; std::getline(file, line);) {
-    long long kib = 0;
-    if (std::sscanf(line.c_str(), "MemTotal: %lld", &kib) == 1) {
-      use.total = KiB(kib);
-    } else if (std::sscanf(line.c_str(), "MemAvailable: %lld", &kib) == 1) {
-      available = KiB(kib);
-    }
-  }
-  if (use.total == Bytes(0)) {
+  const Bytes total = MemoryInfo("MemTotal");
+  if (total == Bytes(0)) {
     return absl::InternalError("/proc/meminfo tells no MemTotal");
   }
-  use.used = use.total - available;
-  return use;
+  return MemoryUse{total, total - MemoryInfo("MemAvailable")};
 }
 
 absl::StatusOr<std::vector<Device>> UsableDevices(
