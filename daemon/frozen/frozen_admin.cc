@@ -2,7 +2,6 @@
 
 #include <grpcpp/grpcpp.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <utility>
@@ -21,10 +20,9 @@ absl::StatusOr<std::string> BytesOf(const UniqueFd& file) {
   return ReadAllAt(file.get(), static_cast<size_t>(of.st_size), "the state");
 }
 
-}  // namespace
-
-struct FrozenAdmin::Impl final : admin::Admin::Service {
-  Impl(absl::Status reason, UniqueFd file, std::vector<std::string> names)
+struct FrozenAdmin final : admin::Admin::Service {
+  FrozenAdmin(absl::Status reason, UniqueFd file,
+              std::vector<std::string> names)
       : why(std::move(reason)),
         state(std::move(file)),
         kept(std::move(names)) {}
@@ -78,18 +76,17 @@ struct FrozenAdmin::Impl final : admin::Admin::Service {
   std::unique_ptr<AdminSocket> socket;  // last: it calls the rest
 };
 
-FrozenAdmin::FrozenAdmin(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-FrozenAdmin::~FrozenAdmin() = default;
+}  // namespace
 
-absl::StatusOr<std::unique_ptr<FrozenAdmin>> FrozenAdmin::Serve(
+absl::StatusOr<std::shared_ptr<void>> ServeFrozenAdmin(
     const std::string& path, absl::Status why, UniqueFd state,
     std::vector<std::string> kept) {
-  auto impl =
-      std::make_unique<Impl>(std::move(why), std::move(state), std::move(kept));
+  auto admin = std::make_shared<FrozenAdmin>(std::move(why), std::move(state),
+                                             std::move(kept));
   SLUICE_ASSIGN_OR_RETURN(
-      impl->socket,
-      AdminSocket::Serve(path, impl.get(), NoAdminSocket::kIsTriedAgain));
-  return std::unique_ptr<FrozenAdmin>(new FrozenAdmin(std::move(impl)));
+      admin->socket,
+      AdminSocket::Serve(path, admin.get(), NoAdminSocket::kIsTriedAgain));
+  return admin;
 }
 
 }  // namespace sluice::daemon

@@ -14,19 +14,11 @@
 
 namespace sluice::daemon {
 
-class FrozenAdmin {
- public:
-  // On the unix socket `path`. `state` is the kept state's; empty: there is
-  // none. `kept`: the names of all that is kept.
-  static absl::StatusOr<std::unique_ptr<FrozenAdmin>> Serve(
-      const std::string& path, absl::Status why, UniqueFd state,
-      std::vector<std::string> kept);
-  ~FrozenAdmin();
-
- private:
-  struct Impl;
-  explicit FrozenAdmin(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
-};
+// Serves on the unix socket `path` as long as what it returns lives. `state` is
+// the kept state's; empty: there is none. `kept`: the names of all that is
+// kept.
+absl::StatusOr<std::shared_ptr<void>> ServeFrozenAdmin(
+    const std::string& path, absl::Status why, UniqueFd state,
+    std::vector<std::string> kept);
 
 }  // namespace sluice::daemon

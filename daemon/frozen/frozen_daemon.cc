@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/frozen/frozen_admin.h"
 #include "daemon/runtime/signals.h"
 #include "daemon/service/handover.h"
 #include "daemon/service/log/log.h"
@@ -77,9 +78,9 @@ absl::Status FrozenDaemon::Prepare() {
   loop_->SetTimer([this] { return NextDeadline(); }, [this] { Expire(); });
   SLUICE_ASSIGN_OR_RETURN(UniqueFd state, CopyOf(starter, Handover::kState));
   SLUICE_ASSIGN_OR_RETURN(
-      admin_, FrozenAdmin::Serve(options_.runtime_dir + "/admin.sock",
-                                 Frozen(options_.why), std::move(state),
-                                 NamesOf(starter)));
+      admin_, ServeFrozenAdmin(options_.runtime_dir + "/admin.sock",
+                               Frozen(options_.why), std::move(state),
+                               NamesOf(starter)));
   store_->Ready("frozen: " + options_.why);
   return absl::OkStatus();
 }

@@ -13,7 +13,6 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "daemon/frozen/frozen_admin.h"
 #include "daemon/service/closer.h"
 #include "daemon/service/listening/session_listener.h"
 #include "daemon/service/threads/loop.h"
@@ -57,7 +56,7 @@ class FrozenDaemon {
   std::unique_ptr<Loop> loop_;
   Closer closer_;
   std::unique_ptr<DescriptorStore> store_;
-  std::unique_ptr<FrozenAdmin> admin_;
+  std::shared_ptr<void> admin_;  // what administrators are answered by
   std::unique_ptr<SessionListener>
       listener_;  // null: none was handed on or kept
   UniqueFd signals_;
