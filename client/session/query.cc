@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "client/session/observer.h"
+#include "client/session/connection.h"
 #include "client/session/plan_inbox.h"
 #include "client/session/session.h"
 #include "client/session/welcome.h"
@@ -21,6 +21,12 @@ namespace {
 constexpr absl::Duration kPatience = absl::Seconds(5);
 constexpr int kRepeats = 3;
 
+// A connection that only looks.
+struct Observer {
+  std::unique_ptr<Connection> connection;
+  wire::Message welcome;
+};
+
 // `reply`, saying whom was asked in vain.
 template <typename Reply>
 Reply NameSocket(Reply reply, const std::string& socket) {
@@ -29,8 +35,6 @@ Reply NameSocket(Reply reply, const std::string& socket) {
       "sluiced at {} does not answer ({}): is it stopped?",
       socket.empty() ? DefaultSocket() : socket, FormatSpan(kPatience)));
 }
-
-}  // namespace
 
 absl::StatusOr<Observer> Observe(const std::string& socket) {
   wire::Request request;
@@ -49,6 +53,8 @@ absl::StatusOr<Observer> Observe(const std::string& socket) {
           socket));
   return Observer{std::move(greeted.connection), std::move(greeted.answer[0])};
 }
+
+}  // namespace
 
 absl::StatusOr<std::vector<GpuState>> ListGpus(const std::string& socket) {
   SLUICE_ASSIGN_OR_RETURN(const Observer observer, Observe(socket));

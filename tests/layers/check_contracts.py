@@ -108,7 +108,7 @@ def check_rpcs(admin_proto, readme, files):
     """A test is no caller: it keeps nothing alive. The next daemon is one."""
     told = table_words(readme)
     callers = "\n".join(t for p, t in files.items()
-                        if p.startswith(("client/", "daemon/check_")))
+                        if p.startswith(("client/", "daemon/check")))
     for name in re.findall(r"^\s*rpc (\w+)\(", admin_proto, re.M):
         if name not in told:
             yield f"{RPCS}: the RPC {name} is in no table"

@@ -135,7 +135,7 @@ class Rpcs(unittest.TestCase):
         call = {"client/ctl/admin.cc":
                 "Call(path, &admin::Admin::Stub::Evict, request, reply)"}
         self.assertEqual(self.check("| `Evict` |", call), [])
-        next_one = {"daemon/check_state.cc": "stub.Evict(&context, {}, &reply)"}
+        next_one = {"daemon/checks.cc": "stub.Evict(&context, {}, &reply)"}
         self.assertEqual(self.check("| `Evict` |", next_one), [])
         [untold] = self.check("", call)
         self.assertIn("the RPC Evict is in no table", untold)

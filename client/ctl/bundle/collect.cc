@@ -1,16 +1,18 @@
 #include "client/ctl/bundle/collect.h"
 
 #include <fmt/format.h>
+#include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <filesystem>
 #include <utility>
 
 #include "absl/time/clock.h"
 #include "client/ctl/admin.h"
-#include "client/ctl/bundle/http_get.h"
 #include "client/ctl/bundle/secrets.h"
 #include "client/ctl/doctor/checks.h"
 #include "client/ctl/doctor/render_doctor.h"
@@ -19,9 +21,11 @@
 #include "client/ctl/render_events.h"
 #include "client/session/query.h"
 #include "proto/base/file_text.h"
-#include "proto/base/status.h"
-#include "proto/cli/cli.h"
 #include "proto/base/run_program.h"
+#include "proto/base/status.h"
+#include "proto/base/unique_fd.h"
+#include "proto/base/unix_address.h"
+#include "proto/cli/cli.h"
 
 namespace sluice::ctl {
 namespace {
@@ -29,6 +33,8 @@ namespace {
 using TextOr = absl::StatusOr<std::string>;
 
 constexpr char kUnitsConfig[] = "/etc/sluice/sluiced.toml";
+constexpr timeval kPatience = {5, 0};
+constexpr size_t kMaxReplyBytes = size_t{64} << 20;
 
 // Everybody's where this user may have that, else the user's own.
 struct StatusSnapshot {
@@ -60,6 +66,48 @@ TextOr FileText(const std::string& path) {
     return ErrnoStatus(errno, "read " + path);
   }
   return TextOf(path);
+}
+
+absl::StatusOr<UniqueFd> ConnectStream(const std::string& path) {
+  const auto address = UnixAddress(path);
+  if (!address) {
+    return absl::InvalidArgumentError(path + " is too long for a socket");
+  }
+  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd) return ErrnoStatus(errno, "make a unix socket");
+  for (const int option : {SO_RCVTIMEO, SO_SNDTIMEO}) {
+    setsockopt(fd.get(), SOL_SOCKET, option, &kPatience, sizeof(kPatience));
+  }
+  if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&*address),
+              sizeof(*address)) != 0) {
+    return ErrnoStatus(errno, "connect to " + path);
+  }
+  return fd;
+}
+
+// The body of one page of sluiced's, over its unix socket.
+TextOr HttpGet(const std::string& socket, const std::string& path) {
+  SLUICE_ASSIGN_OR_RETURN(const UniqueFd fd, ConnectStream(socket));
+  const std::string request =
+      fmt::format("GET {} HTTP/1.1\r\nHost: localhost\r\n\r\n", path);
+  if (send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL) !=
+      static_cast<ssize_t>(request.size())) {
+    return ErrnoStatus(errno, "ask " + socket);
+  }
+  std::string answer;  // ends with its connection
+  std::array<char, 65536> piece;
+  while (true) {
+    const ssize_t got = recv(fd.get(), piece.data(), piece.size(), 0);
+    if (got < 0) return ErrnoStatus(errno, "read from " + socket);
+    if (got == 0 || answer.size() > kMaxReplyBytes) break;
+    answer.append(piece.data(), static_cast<size_t>(got));
+  }
+  const size_t body = answer.find("\r\n\r\n");
+  if (!answer.starts_with("HTTP/1.1 200") || body == std::string::npos) {
+    return absl::UnavailableError(fmt::format(
+        "{} answered: {}", socket, answer.substr(0, answer.find('\r'))));
+  }
+  return answer.substr(body + 4);
 }
 
 // As that process would open it. Through its own folder, which only who may
