@@ -88,8 +88,7 @@ int BadArgument(const std::string& message) {
 }
 
 // Runs `body`, turning what it throws into a status.
-template <typename Body>
-int Guard(const Body& body) {
+int Guard(const auto& body) {
   try {
     return body();
   } catch (const std::bad_alloc&) {

@@ -59,8 +59,7 @@ class ConfigReader {
   }
   // `what`_memory, as the flags of the other programs are called, or
   // `what`_bytes: one of them.
-  template <typename T>
-  static void Memory(TableReader& table, const std::string& what, T* to) {
+  static void Memory(TableReader& table, const std::string& what, auto* to) {
     const auto given = std::make_shared<bool>(false);
     for (const char* ending : {"_bytes", "_memory"}) {
       table.Key(what + ending, [=, &table](const toml::node& node) {

@@ -30,9 +30,8 @@ struct FamilyText {
 
 // Copies that were late, of series that for_each_series(add) names, each by
 // add(labels, late): how many, and for how long.
-template <typename ForEachSeries>
-void AddLate(FamilyText copies, FamilyText seconds,
-             const ForEachSeries& for_each_series, Families& to) {
+void AddLate(FamilyText copies, FamilyText seconds, const auto& for_each_series,
+             Families& to) {
   const auto each = [&](FamilyText text, auto value) {
     to.Add(text.name, text.help, prometheus::MetricType::Counter);
     for_each_series([&](const Labels& labels, const LateDirections& late) {

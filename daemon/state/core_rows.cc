@@ -55,10 +55,7 @@ class RowWriter {
     });
     to_.Sized([&] { (to_.Element(row), ...); });
   }
-  template <typename Key>
-  void AddKey(const Key& key) {
-    to_.Element(key);
-  }
+  void AddKey(const auto& key) { to_.Element(key); }
   // Below its session's.
   void AddKey(const std::pair<SessionId, RequestId>& reply) {
     to_.Element(reply.first);
@@ -76,8 +73,7 @@ class PlanningWriter {
       : objects_(objects), planning_(planning) {}
 
   // Whether there is room for it is known when all of them are.
-  template <typename Row>
-  void operator()(RowKind kind, const JobKey& job, const Row* row) {
+  void operator()(RowKind kind, const JobKey& job, const auto* row) {
     const std::string key = KeyOf(static_cast<char>(kind), job);
     planning_->Set(job, kind, row == nullptr ? 0 : SizeOf(key, *row));
     if (row == nullptr) return Erase(kind, job);
@@ -100,8 +96,7 @@ class PlanningWriter {
 
  private:
   // At most what a row takes, with the objects that it names.
-  template <typename Row>
-  static size_t SizeOf(const std::string& key, const Row& row) {
+  static size_t SizeOf(const std::string& key, const auto& row) {
     constexpr size_t kNumbers = 16;  // of an object, longer than here
     Objects objects;
     PlanningShare none(0);
@@ -109,14 +104,12 @@ class PlanningWriter {
     to.Put(key, to.Bytes(row));
     return to.Take().size() + kNumbers * objects.count();
   }
-  template <typename Key>
-  static std::string KeyOf(char kind, const Key& key) {
+  static std::string KeyOf(char kind, const auto& key) {
     std::string name(1, kind);
     FieldWriter(&name, nullptr).Element(key);
     return name;
   }
-  template <typename Row>
-  std::string Bytes(const Row& row) {
+  std::string Bytes(const auto& row) {
     std::string bytes;
     FieldWriter(&bytes, objects_).Element(row);
     return bytes;

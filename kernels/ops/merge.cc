@@ -127,8 +127,7 @@ SLUICE_VECTORISED void MergeRows(int64_t rows, int64_t dim, float* o,
   }
 }
 
-template <typename T>
-void Merge(const MergeShape& shape, float* o, float* lse, const T* block_o,
+void Merge(const MergeShape& shape, float* o, float* lse, const auto* block_o,
            const float* block_lse) {
   if (shape.dim == 0) return;
   Weights weights;

@@ -35,8 +35,7 @@ bool AreFew(const Problem& problem, int32_t width) {
 }
 
 // Calls visit(array) for each of a block's.
-template <typename Visitor>
-void ForEachArray(ScanBlock* block, Visitor visit) {
+void ForEachArray(ScanBlock* block, auto visit) {
   visit(block->lower);
   visit(block->upper);
   visit(block->begin);

@@ -163,8 +163,7 @@ class StreamShape {
   // All chunks but the last are equal, so that a question costs the same for
   // any length.
   int64_t placed_bytes(Class which) const;
-  template <typename BytesOf>
-  int64_t SumOverChunks(BytesOf bytes_of) const {
+  int64_t SumOverChunks(auto bytes_of) const {
     const int64_t last = chunks() - 1;
     return last * bytes_of(0) + bytes_of(last);
   }

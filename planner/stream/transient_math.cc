@@ -246,8 +246,7 @@ void TransientMath::Backward(const BlockSize& b) const {
 
 // A causal block is cut in halves down to a few rows. Of each size one call is
 // enough, and there are few sizes: halves are of whole tiles.
-template <typename Call>
-void Causal(TransientMath::BlockSize b, Call call) {
+void Causal(TransientMath::BlockSize b, auto call) {
   std::set<int64_t> sizes = {b.queries};
   while (!sizes.empty()) {
     const int64_t rows = sizes.extract(std::prev(sizes.end())).value();

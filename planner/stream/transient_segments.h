@@ -66,10 +66,8 @@ class TransientSegments {
   Travellers Carry(int queries, int keys, int64_t element) const {
     return {queries, keys, shape_.dim, element};
   }
-  template <typename Again>
-  Tensor Rows(Class which, int64_t first, int64_t count, Again again);
-  template <typename Body>
-  void ForRows(Body body) const;
+  Tensor Rows(Class which, int64_t first, int64_t count, auto again);
+  void ForRows(auto body) const;
 
   // Of the hidden state, of all q and all k heads.
   int64_t hidden() const { return model_.hidden; }
@@ -89,9 +87,8 @@ class TransientSegments {
 
 // RowReader: a view where all rows are kept, or all are stored; else put
 // together.
-template <typename Again>
 TransientHeap::Tensor TransientSegments::Rows(Class which, int64_t first,
-                                              int64_t count, Again again) {
+                                              int64_t count, auto again) {
   const int64_t end = first + count;
   const int64_t kept = std::clamp(shape_.kept(which, m_), first, end);
   const int64_t present = std::clamp(shape_.present(which, m_), kept, end);
@@ -102,8 +99,7 @@ TransientHeap::Tensor TransientSegments::Rows(Class which, int64_t first,
   return rows;
 }
 
-template <typename Body>
-void TransientSegments::ForRows(Body body) const {
+void TransientSegments::ForRows(auto body) const {
   for (int64_t row = 0; row < local_; row += shape_.ffn_rows) {
     body(row, std::min(shape_.ffn_rows, local_ - row));
   }

@@ -41,8 +41,7 @@ plan::TokenFractions FractionsAtAlpha(const SwapProblem::Tensor& tensor,
 }
 
 // `layers`: how many layers of a tensor count.
-template <typename Layers>
-Line SwappedLine(const SwapProblem::Rank& rank, Layers layers) {
+Line SwappedLine(const SwapProblem::Rank& rank, auto layers) {
   Line line;
   const std::vector<plan::TokenFractions> at_zero = AtAlpha(rank, 0);
   for (size_t t = 0; t < rank.tensors.size(); ++t) {
@@ -156,8 +155,7 @@ class OneRank {
     AtMost({kept, 0}, rank_.gpu_budget_bytes, "its GPU");
   }
 
-  template <typename Counts>
-  double Sharing(Counts counts) const {
+  double Sharing(auto counts) const {
     return static_cast<double>(
         std::count_if(problem_.ranks.begin(), problem_.ranks.end(), counts));
   }

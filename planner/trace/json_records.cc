@@ -112,8 +112,7 @@ class RecordHandler : public nlohmann::json_sax<json> {
     return Value(JsonField::Kind::kOther, [] { return std::string(); });
   }
 
-  template <typename Text>
-  bool Value(JsonField::Kind kind, Text text) {
+  bool Value(JsonField::Kind kind, auto text) {
     // Inside arrays of a record there are no fields of it.
     const int level = depth_ - array_depth_;
     if (depth_ == 1 && !root_is_array_ && query_.root_value != nullptr &&

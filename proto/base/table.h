@@ -83,8 +83,7 @@ class Table {
   // visit(key, row) of each that was changed since the last time, once; row is
   // null of those that are gone, or came and went. It may hold tables itself,
   // and is only read besides. The first time: of all rows.
-  template <typename Visit>
-  void TakeChanged(Visit visit) {
+  void TakeChanged(auto visit) {
     if (!std::exchange(notes_, true)) {
       for (auto& [key, row] : rows_) visit(key, &row);
       return;
@@ -115,8 +114,7 @@ class Table {
   }
   // visit(key, row) of the next rows in the order of their keys, `left` at
   // most, which becomes what is left of it.
-  template <typename Visit>
-  void Walk(size_t& left, Visit visit) {
+  void Walk(size_t& left, auto visit) {
     if (!walks_) return;
     auto at = walked_ ? rows_.upper_bound(*walked_) : rows_.begin();
     for (; at != rows_.end() && left > 0; ++at) {

@@ -31,14 +31,12 @@ CLI::Option* Add(CLI::App& app, const std::string& names, To& to,
   return app.add_option(names, read, help);
 }
 
-template <typename T>
-CLI::Option* Sized(CLI::App& app, const std::string& names, T& to,
+CLI::Option* Sized(CLI::App& app, const std::string& names, auto& to,
                    const std::string& help) {
   return Add<Bytes>(app, names, to, help, &ParseBytes)->type_name("SIZE");
 }
 
-template <typename T>
-CLI::Option* Counted(CLI::App& app, const std::string& names, T& to,
+CLI::Option* Counted(CLI::App& app, const std::string& names, auto& to,
                      const std::string& help) {
   return Add<int64_t>(app, names, to, help, &ParseCount)->type_name("COUNT");
 }

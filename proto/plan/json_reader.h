@@ -47,8 +47,7 @@ class FieldReader {
   bool WasRead(const std::string& key) const { return seen_.contains(key); }
 
   // Elements of the array `key`: read(FieldReader element, size_t index).
-  template <typename Read>
-  void Each(const char* key, size_t max, Read read) {
+  void Each(const char* key, size_t max, auto read) {
     const nlohmann::json* array = Find(key);
     if (array == nullptr) return;
     if (!array->is_array()) return Refuse(key, "is not a list");

@@ -5,8 +5,7 @@
 
 namespace sluice::ctl {
 
-template <typename Value>
-nlohmann::ordered_json OrNull(bool there, const Value& value) {
+nlohmann::ordered_json OrNull(bool there, const auto& value) {
   return there ? nlohmann::ordered_json(value) : nullptr;
 }
 

@@ -19,8 +19,7 @@ void PoisonResident(const std::vector<ChunkBuffer>& chunks,
 
 // Hidden states in HBM lie back to back, since the loss takes several chunks
 // as one.
-template <typename SizeOf>
-ChunkStore::Chunks ChunkStore::Carve(stream::Class which, SizeOf size_of) {
+ChunkStore::Chunks ChunkStore::Carve(stream::Class which, auto size_of) {
   Chunks chunks(shape_.chunks());
   const bool resident = shape_.resident(which);
   Arena& arena = resident ? resident_ : host_;

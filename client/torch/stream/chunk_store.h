@@ -75,8 +75,7 @@ class ChunkStore {
     std::byte* base = nullptr;
     int64_t used = 0;
   };
-  template <typename SizeOf>
-  Chunks Carve(stream::Class which, SizeOf size_of);
+  Chunks Carve(stream::Class which, auto size_of);
   Chunks CarveWhole(stream::Class which);
 
   const stream::StreamShape& shape_;

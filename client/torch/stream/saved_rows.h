@@ -65,8 +65,7 @@ class RowReader {
 
   // Rows [first, first + count); again(row, rows) computes rows that are
   // dropped.
-  template <typename Again>
-  at::Tensor Rows(int64_t first, int64_t count, Again again) const {
+  at::Tensor Rows(int64_t first, int64_t count, auto again) const {
     const int64_t end = first + count, begin = kept_.size(0);
     const int64_t kept = std::clamp(begin, first, end);
     const int64_t present = std::clamp(begin + stored_.size(0), kept, end);

@@ -199,8 +199,7 @@ void SendHeads(StreamState& state, int64_t layer, stream::Class which,
                int64_t m, const at::Tensor& heads, bool with_dropped);
 
 // Calls body(first, rows) for [begin, end) in runs of at most `step` rows.
-template <typename Body>
-void ForRows(int64_t begin, int64_t end, int64_t step, Body body) {
+void ForRows(int64_t begin, int64_t end, int64_t step, auto body) {
   for (int64_t row = begin; row < end; row += step) {
     body(row, std::min(step, end - row));
   }

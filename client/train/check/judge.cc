@@ -36,8 +36,7 @@ double NormOf(const at::Tensor& t) {
 }
 
 // The largest `Size` of a group's gradients.
-template <typename Size>
-std::map<std::string, double> Largest(const ReferenceResult& truth, Size size) {
+std::map<std::string, double> Largest(const ReferenceResult& truth, auto size) {
   std::map<std::string, double> largest;
   for (const auto& [name, b] : truth.gradients) {
     double& most = largest[GroupOf(name)];
@@ -59,9 +58,8 @@ void Worst(double error, const std::string& name, double& worst,
 }
 
 // The errors of the loss and of those gradients that `counts` names.
-template <typename Counts>
 CheckReport CompareThose(const ReferenceResult& result,
-                         const ReferenceResult& truth, Counts counts) {
+                         const ReferenceResult& truth, auto counts) {
   CheckReport report;
   report.loss_rel_error = std::abs(result.loss - truth.loss) /
                           std::max(std::abs(truth.loss), 1e-30);

@@ -40,8 +40,7 @@ class WatchedCollectives final : public runtime::Collectives {
   void Abort(const std::string& why) override { real_->Abort(why); }
 
  private:
-  template <typename Body>
-  absl::Status Watch(const char* what, at::DeviceType of, Body body) {
+  absl::Status Watch(const char* what, at::DeviceType of, auto body) {
     if (of != device_) return body();
     watch_->CollectiveBegan(what);
     const absl::Status status = body();

@@ -34,8 +34,7 @@ struct CloseFolder {
 };
 
 // Calls `use` with each name in it; nothing where it cannot be read.
-template <typename Use>
-void ForEachIn(const std::string& path, Use use) {
+void ForEachIn(const std::string& path, auto use) {
   const std::unique_ptr<DIR, CloseFolder> folder(opendir(path.c_str()));
   if (folder == nullptr) return;
   while (const dirent* entry = readdir(folder.get())) {
@@ -43,8 +42,7 @@ void ForEachIn(const std::string& path, Use use) {
   }
 }
 
-template <typename Use>
-void ForEachProcess(Use use) {
+void ForEachProcess(auto use) {
   ForEachIn("/proc", [&](const std::string& name) {
     int pid = 0;
     if (absl::SimpleAtoi(name, &pid)) use(pid, "/proc/" + name);

@@ -13,8 +13,7 @@
 namespace sluice::device {
 namespace {
 
-template <typename Handle>
-absl::Status NoSuch(const char* what, Handle handle) {
+absl::Status NoSuch(const char* what, auto handle) {
   return absl::InvalidArgumentError(
       fmt::format("there is no {} {}", what, handle.value()));
 }
