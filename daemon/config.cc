@@ -7,10 +7,7 @@
 #include <climits>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <memory>
-#include <optional>
-#include <string>
 #include <utility>
 
 #include "daemon/core/guarantees.h"

@@ -7,7 +7,6 @@
 
 #include <cerrno>
 #include <filesystem>
-#include <string>
 
 #include "daemon/runtime/runtime_dir.h"
 #include "proto/base/replace_file.h"

@@ -19,7 +19,6 @@
 
 #include "absl/status/status.h"
 #include "proto/base/status.h"
-#include "proto/base/text.h"
 #include "proto/base/units.h"
 
 namespace sluice::daemon {

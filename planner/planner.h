@@ -4,7 +4,6 @@
 // worker process), sluicectl and the tests call the same functions.
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"

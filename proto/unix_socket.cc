@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 
 #include "proto/base/status.h"
 #include "proto/base/unix_address.h"

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <google/protobuf/stubs/logging.h>
-#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>

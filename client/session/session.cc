@@ -2,11 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <utility>
-#include <vector>
 
 #include "client/copy/grant_pages.h"
 #include "client/session/connection.h"

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <new>
-#include <string>
 
 #include "client/torch/memory/host_scope.h"
 #include "proto/base/shortage.h"

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <string>
 
 #include "client/train/launch/private_daemon.h"
 #include "client/train/watch/banner.h"

@@ -13,7 +13,6 @@
 #include "absl/status/status.h"
 #include "client/torch/ranks/collectives.h"
 #include "client/torch/run/rank_memory.h"
-#include "client/train/launch/launcher.h"
 #include "client/train/launch/options.h"
 
 namespace sluice::train {

@@ -8,7 +8,6 @@
 #include <atomic>
 #include <cstdio>
 #include <memory>
-#include <optional>
 
 #include "client/session/session.h"
 #include "client/torch/exceptions.h"

@@ -5,7 +5,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <climits>
 #include <string_view>
 
 #include "proto/base/unique_fd.h"

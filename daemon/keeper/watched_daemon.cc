@@ -9,7 +9,6 @@
 
 #include <cerrno>
 #include <fstream>
-#include <utility>
 
 #include "daemon/store/starter.h"
 #include "proto/base/pidfd.h"

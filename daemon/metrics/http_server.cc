@@ -1,6 +1,5 @@
 #include "daemon/metrics/http_server.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/epoll.h>

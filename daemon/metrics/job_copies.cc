@@ -1,5 +1,4 @@
 // What jobs copy by their plans, and what of the links they are to have.
-#include <array>
 #include <map>
 #include <optional>
 #include <utility>

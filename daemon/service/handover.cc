@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <set>
-#include <utility>
-#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "daemon/crash/crash_point.h"

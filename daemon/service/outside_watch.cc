@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <future>
 #include <memory>
-#include <string>
 #include <utility>
 
 #include "daemon/service/log/log.h"

@@ -8,7 +8,6 @@
 
 #include "daemon/runtime/signals.h"
 #include "daemon/service/bounds.h"
-#include "daemon/service/identity/peer.h"
 #include "daemon/service/log/log.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"

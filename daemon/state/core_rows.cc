@@ -2,10 +2,7 @@
 
 #include <concepts>
 #include <functional>
-#include <optional>
-#include <set>
 #include <utility>
-#include <vector>
 
 #include "daemon/state/core_fields.h"
 #include "daemon/state/row_format.h"

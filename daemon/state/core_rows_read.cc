@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <map>
-#include <optional>
 #include <string_view>
 #include <utility>
 

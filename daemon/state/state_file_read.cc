@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <string_view>
-#include <utility>
 
 #include "daemon/state/state_file.h"
 #include "daemon/state/state_layout.h"

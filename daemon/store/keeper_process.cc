@@ -8,7 +8,6 @@
 
 #include <cerrno>
 #include <filesystem>
-#include <vector>
 
 #include "proto/base/pidfd.h"
 #include "proto/base/spawn.h"

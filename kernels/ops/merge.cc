@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <limits>
 
 // Compiled with -O3 for the vectoriser, for the machine's vector width; no

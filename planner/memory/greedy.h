@@ -2,7 +2,6 @@
 // gap left by those placed before it that live together with it.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>

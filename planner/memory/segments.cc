@@ -1,6 +1,5 @@
 // PlanSegments: the two levels of MEMO section 4.2 on segment kinds.
 #include <algorithm>
-#include <string>
 #include <utility>
 #include <vector>
 

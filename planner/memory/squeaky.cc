@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 #include <random>
-#include <utility>
 
 namespace sluice::planner {
 namespace {

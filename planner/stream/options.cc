@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "proto/base/status.h"
 
 namespace sluice::stream {

@@ -5,7 +5,6 @@
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
-#include <utility>
 
 #include "planner/trace/formats.h"
 #include "planner/trace/lines.h"

@@ -1,7 +1,5 @@
 #include "planner/train/evidence.h"
 
-#include <algorithm>
-
 #include "planner/train/published.h"
 
 namespace sluice::planner::train {

@@ -1,8 +1,6 @@
 #include "planner/train/published.h"
 
 #include <algorithm>
-#include <cctype>
-#include <cstdlib>
 #include <map>
 
 #include "absl/strings/ascii.h"

@@ -2,7 +2,6 @@
 // (o, lse) kept there too, alpha of the rest; nothing in HBM grows with the
 // sequence but ids and labels. Bytes are those of planner/stream, by which the
 // runtime itself allocates and copies; only the times are modelled here.
-#include <algorithm>
 
 #include "planner/stream/host_stage.h"
 #include "planner/stream/layer_time.h"

@@ -12,7 +12,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
-#include <new>
 
 namespace sluice::planner {
 namespace {

@@ -3,7 +3,6 @@
 #include <array>
 #include <cerrno>
 #include <string>
-#include <utility>
 
 #include "absl/strings/cord.h"
 

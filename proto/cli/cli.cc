@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 
 #include "proto/base/lost_output.h"
 #include "proto/base/sizes.h"

@@ -4,9 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <set>
-#include <string>
 #include <utility>
 
 #include "proto/base/status.h"

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <set>
-
 #include "proto/plan/validate.h"
 
 namespace sluice::plan {

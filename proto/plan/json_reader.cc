@@ -1,7 +1,6 @@
 #include "proto/plan/json_reader.h"
 
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
 namespace sluice::plan {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "proto/base/status.h"
 #include "proto/plan/codec_parts.h"
 
 namespace sluice::plan {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "client/ctl/bandwidth/link_speeds.h"
 #include "client/ctl/table.h"

@@ -2,7 +2,6 @@
 
 #include <array>
 #include <regex>
-#include <string>
 #include <string_view>
 #include <vector>
 

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <iterator>
 #include <map>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -5,7 +5,6 @@
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <map>
 
 #include "absl/strings/str_join.h"

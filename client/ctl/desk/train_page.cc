@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "client/ctl/desk/train_charts.h"
 #include "client/ctl/format.h"
 #include "client/ctl/table.h"

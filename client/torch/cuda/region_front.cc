@@ -6,7 +6,6 @@
 #include <torch/headeronly/version.h>
 
 #include <cstdlib>
-#include <utility>
 
 namespace sluice::runtime {
 

@@ -2,9 +2,7 @@
 
 #include <ATen/ops/zeros.h>
 
-#include "client/torch/math/first_weights.h"
 #include "client/torch/placement.h"
-#include "proto/base/status.h"
 
 namespace sluice::runtime {
 namespace {

@@ -8,7 +8,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "planner/stream/options.h"

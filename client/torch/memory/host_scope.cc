@@ -1,6 +1,5 @@
 #include "client/torch/memory/host_scope.h"
 
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -12,7 +12,6 @@
 #include <unordered_map>
 #include <utility>
 
-#include "client/torch/memory/host_scope.h"
 #include "client/torch/memory/region_pool.h"
 #include "client/torch/memory/segment_times.h"
 #include "client/torch/memory/segments.h"

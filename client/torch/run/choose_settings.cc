@@ -5,7 +5,6 @@
 #include <limits>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "client/torch/run/agreement.h"
 #include "client/torch/run/calibration.h"

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "client/torch/backend/cuda_backend.h"
 #include "client/torch/exceptions.h"

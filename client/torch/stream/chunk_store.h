@@ -25,7 +25,6 @@
 #include <array>
 #include <cstddef>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "client/copy/copy_engine.h"

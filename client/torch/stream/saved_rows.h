@@ -11,7 +11,6 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <vector>
 
 #include "client/torch/stream/chunk_io.h"

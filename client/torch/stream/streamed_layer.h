@@ -26,7 +26,6 @@
 
 #include <memory>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/torch/math/model_tensors.h"
 #include "client/torch/stream/stream_context.h"

@@ -4,11 +4,9 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstring>
 
 #include "client/train/launch/outcome.h"
-#include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
 
 namespace sluice::train {

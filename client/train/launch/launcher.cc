@@ -11,7 +11,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
-#include <optional>
 
 #include "absl/time/clock.h"
 #include "client/train/launch/outcome.h"

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
-
 #include "client/train/launch/outcome.h"
 #include "planner/stream/settings.h"
 #include "proto/base/status.h"

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <vector>
 
 #include "client/train/launch/outcome.h"
 #include "proto/base/status.h"

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <utility>
-
 #include "client/torch/baseline/baseline.h"
 #include "client/torch/run/streamed_stepper.h"
 #include "proto/base/status.h"

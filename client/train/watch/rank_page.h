@@ -10,7 +10,6 @@
 // two neighbouring moments; of a rank that stands still it sees the truth.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>

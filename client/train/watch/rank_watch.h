@@ -15,7 +15,6 @@
 #include <string>
 #include <thread>
 
-#include "absl/status/statusor.h"
 #include "client/torch/memory/segment_observer.h"
 #include "client/torch/run/run_watch.h"
 #include "client/train/watch/console.h"

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <grpcpp/server.h>
 
-#include "daemon/service/admin/admin_socket.h"
 #include "daemon/state/state_versions.h"
 #include "proto/admin/admin.grpc.pb.h"
 #include "proto/base/status.h"

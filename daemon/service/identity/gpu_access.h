@@ -20,7 +20,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "proto/base/ids.h"
 #include "proto/base/unique_fd.h"
 
 namespace sluice::daemon {

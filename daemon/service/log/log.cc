@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <deque>
-#include <string>
 #include <thread>
 #include <utility>
 

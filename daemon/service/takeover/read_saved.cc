@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <utility>
-
 #include "daemon/state/core_rows.h"
 #include "proto/base/status.h"
 #include "proto/wire.h"

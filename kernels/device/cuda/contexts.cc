@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <utility>
-
 #include "proto/base/status.h"
 
 namespace sluice::device::cuda {

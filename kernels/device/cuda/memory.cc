@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <utility>
-#include <vector>
 
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"

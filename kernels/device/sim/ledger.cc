@@ -5,9 +5,6 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <map>
-#include <string>
-#include <utility>
 
 #include "kernels/device/sim/memory_name.h"
 #include "kernels/device/sim/outside.h"

@@ -8,16 +8,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <new>
-#include <span>
 #include <utility>
 
-#include "kernels/device/sim/clocks.h"
 #include "kernels/device/sim/config.h"
 #include "kernels/device/sim/ledger.h"
 #include "kernels/device/sim/memory_name.h"

@@ -13,14 +13,12 @@
 #include <cstdio>
 #include <memory>
 #include <optional>
-#include <set>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "absl/strings/strip.h"
 #include "kernels/device/sim/memory_name.h"
 #include "kernels/device/sim/sim.h"
 #include "proto/base/status.h"
