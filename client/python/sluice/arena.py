@@ -21,8 +21,6 @@ from sluice.session import Session
 from sluice.slabs import Slabs
 from sluice.slots import Slots
 
-__all__ = ["HostArena", "HostTensor"]
-
 _CLOSED = object()  # what no tensor is marked with
 
 

@@ -119,7 +119,3 @@ def shown(value: Any) -> str:
     text = " ".join(repr(value).split())
     return text if len(text) <= NAME_CHARACTERS else (
         text[:NAME_CHARACTERS - 1] + "…")
-
-
-__all__ = ["FLAG", "Kind", "NONE", "PATH", "a", "invalid", "mapping", "need",
-           "number", "one_of", "short_text", "some", "takes", "whole"]

@@ -102,6 +102,3 @@ def failed_rank(since: float) -> str:
     if told is None or not _is_anothers(told, since):
         return ""
     return f"rank {told['rank']} failed: {told['what']}"
-
-
-__all__ = ["Board", "Value", "failed_rank", "telling_job"]

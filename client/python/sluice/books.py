@@ -18,8 +18,6 @@ from collections.abc import Iterable
 from sluice.host_tensor import HostTensor
 from sluice.ranges import FreeRanges, rounded
 
-__all__ = ["Books"]
-
 
 class Books:
     """Of one arena; sizes are bytes. Thread safety: one thread.

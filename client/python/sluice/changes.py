@@ -114,6 +114,3 @@ def _written(told: Value | None, rank: int, offer: Offer, horizon: int
     return {"offers": offers, "plan": offer.plan,
             "refusal": "; ".join(refusals),
             "step": max(one["horizon"] for one in every)}
-
-
-__all__ = ["Changes", "Decision", "Offer"]

@@ -179,6 +179,3 @@ def _walk(arena: HostArena, heads: Heads, device: torch.device,
 def _wait_for(device: torch.device) -> None:
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
-
-
-__all__ = ["ChunkChoice", "Heads", "choose", "measured"]

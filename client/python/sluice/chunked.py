@@ -296,6 +296,3 @@ def run(call: ChunkedCall, x: Tensor | None) -> Tensor:
 def version_of(x: Tensor | None) -> int | None:
     """Changes when x is written in place; None where torch does not say."""
     return None if x is None or x.is_inference() else x._version
-
-
-__all__ = ["ChunkedCall", "Modules", "run"]

@@ -26,9 +26,6 @@ from sluice.errors import Error, Status, Unsupported
 if TYPE_CHECKING:
     from sluice.session import Session
 
-__all__ = ["await_compute", "check_device", "check_kernel", "check_parameters",
-           "current_stream", "device_of", "refuse_random", "refuse_unbuilt"]
-
 
 def device_of(session: Session) -> torch.device:
     """Of the tensors that the session's GPU computes on. Raises `Error`

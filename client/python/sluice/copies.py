@@ -20,8 +20,6 @@ from sluice.leased import Engine
 from sluice.session import Session
 from sluice.slack import ComputeClock, Slack
 
-__all__ = ["IN_FLIGHT_BYTES", "IN_FLIGHT_COPIES", "Copies"]
-
 # What running copies may keep alive, per direction. Two copies of any size may
 # run, so that large ones overlap.
 IN_FLIGHT_COPIES = 64

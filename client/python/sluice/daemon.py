@@ -23,8 +23,6 @@ from collections.abc import Iterable
 
 from sluice.errors import Error, Status
 
-__all__ = ["PrivateDaemon", "Programs", "find_programs"]
-
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
 LEAST_BYTES = 64 << 20  # of a pool that is sized by what is free

@@ -35,8 +35,6 @@ from sluice.errors import Unsupported
 from sluice.intervals import Whole, Window
 from sluice.precision import widened
 
-__all__ = ["Kernel", "backward", "check_width", "forward", "kernel_for"]
-
 Kernel = Literal["auto", "flash", "efficient", "cudnn"]
 
 _HALVES = (torch.bfloat16, torch.float16)

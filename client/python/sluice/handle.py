@@ -16,8 +16,6 @@ from collections.abc import Callable
 
 from sluice.errors import Error, Status
 
-__all__ = ["Handle", "forked"]
-
 
 class Handle:
     """A handle of the library and how it is ended; see [Note: ends].

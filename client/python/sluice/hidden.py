@@ -244,7 +244,3 @@ def _parted(place: Standing, rows: list[range], x: Tensor) -> Tensor:
     for m, own in enumerate(rows):
         made.write(m, x[:, own.start:own.stop])
     return made.tensor()
-
-
-__all__ = ["DeviceRows", "HostRows", "InHost", "OnDevice", "Parted",
-           "Standing", "Whole", "is_stand_in", "stand_in"]

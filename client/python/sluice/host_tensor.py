@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["HostTensor", "flat"]
-
 
 class HostTensor:
     """A tensor's bytes in an arena; contiguous, whatever it was put from.

@@ -19,8 +19,6 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["InFlight"]
-
 # Asked at each copy: two keep pace with one that is added, at constant cost.
 ASKED_AT_ONCE = 2
 

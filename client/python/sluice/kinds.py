@@ -18,6 +18,3 @@ def rows_of_tokens(said: str = "whole numbers [B, S]") -> Kind:
     return Kind(lambda v: isinstance(v, Tensor) and v.dim() == 2 and not (
         v.is_floating_point() or v.is_complex() or v.dtype == torch.bool),
         said)
-
-
-__all__ = ["GROUP", "MODULE", "rows_of_tokens"]

@@ -15,8 +15,6 @@ from sluice.handle import Handle, forked
 if TYPE_CHECKING:
     from sluice.session import Session
 
-__all__ = ["CopyStats", "Engine", "Region"]
-
 
 @dataclasses.dataclass(frozen=True)
 class CopyStats:

@@ -103,6 +103,3 @@ def is_plain_call(layer: nn.Linear, x: Tensor) -> bool:
             torch.is_autocast_enabled(x.device.type)
             or torch._C._are_functorch_transforms_active()
             or torch.compiler.is_compiling())
-
-
-__all__ = ["Linear", "Product", "in_place", "is_plain", "is_plain_call"]

@@ -113,6 +113,3 @@ class _Meter(Mode):
         cost.nbytes += out.nbytes
         cost.count += 1
         return out
-
-
-__all__ = ["FROZEN", "Copied", "Cost", "Kind", "Measured"]

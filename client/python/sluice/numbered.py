@@ -42,6 +42,3 @@ class Numbered(TorchFunctionMode):
         start, end, step = (*args, 1)[:3] if len(args) > 1 else (
             kwargs.get("start", 0), args[0] if args else kwargs.get("end"), 1)
         return (start, end, kwargs.get("step", step)) == (0, self._rows, 1)
-
-
-__all__ = ["FAR", "Numbered"]

@@ -234,6 +234,3 @@ def line(plan: Mapping[str, Any]) -> str:
                if c["name"] != BASE and c["swap"] > 0]
     return (f"planned: swapped {', '.join(swapped) or 'nothing'}; the rest is "
             f"computed again; limited by {plan['alpha_limited_by']}")
-
-
-__all__ = ["Planning", "policy_of", "profile"]

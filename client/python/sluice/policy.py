@@ -103,6 +103,3 @@ def _share(pattern: str, parts: Mapping[str, float]) -> Share:
     need("stream", f"policy['{pattern}']: keep + swap",
          share.keep + share.swap, _PART)
     return share
-
-
-__all__ = ["Action", "Policy", "Share"]

@@ -17,6 +17,3 @@ def wide_dtype(like: Tensor) -> torch.dtype:
 def widened(x: Tensor) -> Tensor:
     """x in its wide dtype; x itself where it has that."""
     return x if x.dtype in _WIDE else x.to(wide_dtype(x))
-
-
-__all__ = ["wide_dtype", "widened"]

@@ -106,6 +106,3 @@ class Mode(TorchDispatchMode):
 def storage(tensor: Tensor) -> StorageWeakRef:
     """Equal for views of one tensor, and for no other's while it is held."""
     return StorageWeakRef(tensor.untyped_storage())
-
-
-__all__ = ["Mode", "Place", "Product", "Products", "storage"]

@@ -157,6 +157,3 @@ def attached(made: Stream, adapter: Adapter | OwnLayers) -> str:
     return (f"sluice: {adapter.name}: {len(adapter.layers)} "
             f"layers in chunks of {made.chunk} rows{chosen}{shared}{by}, {head}; "
             f"host memory from {where}")
-
-
-__all__ = ["Progress", "attached"]

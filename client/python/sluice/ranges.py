@@ -15,8 +15,6 @@ from collections.abc import Iterable, Sequence
 
 from sluice.errors import Error, Status
 
-__all__ = ["ALIGNMENT", "FreeRanges", "rounded"]
-
 ALIGNMENT = 64  # bytes: a cache line, and more than any dtype needs
 
 

@@ -47,5 +47,3 @@ KINDS: dict[str, Kind] = {
     "stalled_s": number("seconds, more than 0", above=0),
     "quiet": FLAG,
 }
-
-__all__ = ["AT_FIRST", "AT_FIRST_ON_GPU", "HEAD", "KINDS", "LAYERS"]

@@ -125,6 +125,3 @@ class Joined(torch.autograd.Function):
             side.gradient = gradient.reshape(ctx.batch, -1,
                                              gradient.shape[-1])
         return None, dy, *(None for _ in gradients)
-
-
-__all__ = ["ASKED", "Joined", "Side"]

@@ -7,8 +7,6 @@ from sluice.errors import Error, Status
 from sluice.leased import Region
 from sluice.session import Session
 
-__all__ = ["Slabs"]
-
 FIRST_SLAB_BYTES = 4 << 20
 LARGEST_SLAB_BYTES = 1 << 30
 

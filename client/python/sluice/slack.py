@@ -19,8 +19,6 @@ from __future__ import annotations
 
 from time import perf_counter
 
-__all__ = ["UNKNOWN", "ComputeClock", "Slack"]
-
 UNKNOWN = -1.0  # as sluice_engine_know_slack takes it
 RECENT = 64  # copies of a size, after which what was before those is forgotten
 # Kept at most: copies that nobody asked for yet, and sizes.

@@ -31,8 +31,6 @@ from sluice.leased import Region
 from sluice.ranges import FreeRanges
 from sluice.session import Session
 
-__all__ = ["Slots"]
-
 ALIGNMENT = 512  # bytes, as torch's own allocator has it
 FIRST_LEASE_BYTES = 4 << 20
 LARGEST_LEASE_BYTES = 256 << 20

@@ -93,6 +93,3 @@ def _tables(layer: nn.Module, seen: Seen, stream: Stream) -> list[str]:
                 isinstance(v, Tensor) and v.dim() == 2 for v in leaves):
             found.append(name)
     return found
-
-
-__all__ = ["Told", "probed"]

@@ -147,6 +147,3 @@ def _written(func: Any, args: tuple, kwargs: dict) -> Iterator[Tensor]:
             value = args[i] if i < len(args) else kwargs.get(argument.name)
             yield from (v for v in pytree.tree_leaves(value)
                         if isinstance(v, Tensor))
-
-
-__all__ = ["Tape"]

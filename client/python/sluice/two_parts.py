@@ -77,6 +77,3 @@ class TwoParts:
             norms, norms.mean())).any(0)
         self._differ[part.start] = differ | self._differ.get(
             part.start, differ)
-
-
-__all__ = ["TwoParts"]

@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 
 from sluice.daemon import find_programs
 
-__all__ = ["Calls", "waits_for"]
-
 T = TypeVar("T")
 SILENT_S = 2.0  # nothing is said about a wait that is over before
 _ASK_S = 2.0  # a status of the daemon, which is asked for one line

@@ -175,6 +175,3 @@ def _product(rows: Tensor, other: Tensor) -> Tensor:
 def _over_rows(one: Tensor, other: Tensor) -> Tensor:
     """[b, g, share, r, m] and [b, g, share, r, d] -> [b, g, m, d]."""
     return one.flatten(2, 3).transpose(-1, -2) @ other.flatten(2, 3)
-
-
-__all__ = ["BYTES", "Mask", "Scores", "Strip", "backward", "forward", "strips"]

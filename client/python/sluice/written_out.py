@@ -311,6 +311,3 @@ def _all_of(seen: tuple[Intervals, ...]) -> Intervals:
 
 def _both(a: Intervals, b: Intervals) -> Intervals:
     return a.both(b, current().padding)
-
-
-__all__ = ["Scores", "apply", "product"]

@@ -124,6 +124,3 @@ def _near(a: Tensor, b: Any) -> bool:
     wide = torch.promote_types(a.dtype, torch.float64)  # complex stays so
     a, b = a.detach().to(wide), b.detach().to(wide)
     return bool((a - b).norm() <= limit * a.norm() + 1e-12)
-
-
-__all__ = ["check"]

@@ -50,6 +50,3 @@ def _longest_list(model: nn.Module, is_layer: Callable[[nn.Module], bool]
         if best is None or len(module) > len(best[1]):
             best = (name, module)
     return best
-
-
-__all__ = ["around", "find_decoder"]

@@ -272,6 +272,3 @@ def _cut(name: str, value: Any, rows: range) -> Any:
     if name not in _ROWS or value.shape[_ROWS[name]] == 1:
         return value
     return value.narrow(_ROWS[name], rows.start, len(rows))
-
-
-__all__ = ["Ends"]

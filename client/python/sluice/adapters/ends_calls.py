@@ -80,6 +80,3 @@ class LastCall(chunked.ChunkedCall):
             answer["last_hidden_state"] = None
             self.answer = answer
         return y
-
-
-__all__ = ["FirstCall", "LastCall", "Left"]

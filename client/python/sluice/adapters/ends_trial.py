@@ -259,6 +259,3 @@ def near(a: Tensor | None, b: Tensor | None, limit: float = LIMIT) -> bool:
     a, b = a.double(), b.double()
     return a.shape == b.shape and bool(
         (a - b).norm() <= limit * b.norm() + 1e-12)
-
-
-__all__ = ["probe"]

@@ -344,6 +344,3 @@ def _places(causal: nn.Module, decoder: nn.Module
               for name, child in parent._modules.items()
               if child is decoder and parent is not causal]
     return found
-
-
-__all__ = ["Head"]

@@ -95,6 +95,3 @@ def _of_rows(head: Head, hidden: Tensor, rows: range, labels: Labels,
         torch.autograd.backward(made, dx)
         dx = h.grad
     return dx
-
-
-__all__ = ["Labels", "Loss"]

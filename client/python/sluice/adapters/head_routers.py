@@ -75,6 +75,3 @@ def _try(head: Head, noted: tuple[Tensor, ...]) -> None:
         raise Unsupported(
             type(head.causal).__name__, "a loss of routers' logits that is not "
             "added to that of the labels", 'stream it with head="whole"')
-
-
-__all__ = ["answer"]

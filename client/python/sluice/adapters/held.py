@@ -115,6 +115,3 @@ def check_base(causal: nn.Module, base: nn.Module, decoder: nn.Module) -> None:
         raise Unsupported(
             type(causal).__name__, f"its {type(base).__name__} came after "
             "sluice.stream, and is not streamed", AGAIN)
-
-
-__all__ = ["Held", "Inside", "check_base", "warn_of_hooks"]

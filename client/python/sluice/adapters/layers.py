@@ -345,6 +345,3 @@ def _first(layer: nn.Module) -> str:
     """The name of the argument that has the hidden states."""
     names = list(inspect.signature(type(layer).forward).parameters)
     return names[1] if len(names) > 1 else ""
-
-
-__all__ = ["Layers", "OwnLayers"]

@@ -200,6 +200,3 @@ def _refusal(what: str, remedy: str | None = None) -> Unsupported:
         "logits", "with labels, head and loss run on chunks of rows, and "
         f"logits are made when they are read, but not {what}",
         whole if remedy is None else f"{remedy}, or {whole}")
-
-
-__all__ = ["LazyLogits", "logits"]

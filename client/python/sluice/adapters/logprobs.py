@@ -57,6 +57,3 @@ def answer(head: Head, asked: Asked, base: Any) -> CausalLMOutputWithPast:
         _Call(step, head, asked, targets), h), hidden)
     return CausalLMOutputWithPast(logits=shared.of_all_rows(
         head.stream, found, asked.targets.shape[1]))
-
-
-__all__ = ["Alone", "answer"]

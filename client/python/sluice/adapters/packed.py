@@ -109,6 +109,3 @@ def _agrees(name: str, said: Tensor, starts: Tensor) -> bool:
     other = torch.ones_like(starts)
     other[:, 1:] = said[:, 1:] != said[:, :-1]
     return bool((other == starts).all())
-
-
-__all__ = ["skips", "take"]

@@ -96,6 +96,3 @@ def _counted(adapter: Adapter, what: str) -> Unsupported:
         "padding and of the first token after it to -100 (in a loss of your "
         "own leave such rows out), or load the model with "
         "attn_implementation='sdpa'")
-
-
-__all__ = ["COUNTS", "check_labels", "check_whole", "rows", "watch"]

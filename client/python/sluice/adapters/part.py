@@ -43,6 +43,3 @@ class Part:
                 vars(module).update(attributes)
                 module._buffers.clear()
                 module._buffers.update(buffers)
-
-
-__all__ = ["Part"]

@@ -126,6 +126,3 @@ def _of_all_rows(stream: Stream, noted: Sequence[Tensor], batch: int,
     every = shared.of_all_rows(stream, own, length).split(widths, -1)
     return tuple(e.reshape(-1, w) if n.dim() == 2 else e
                  for n, e, w in zip(noted, every, widths))
-
-
-__all__ = ["ASKED", "NAME", "answered", "asked", "find", "joined", "note"]

@@ -100,7 +100,3 @@ def refuse_adapters(model: nn.Module) -> None:
                 f"PEFT's adapter '{name}' ({kind.lower()})", "keys and values "
                 "of its own, which come as a cache", "train with LoRA, say, "
                 "or prompt tuning, whose rows are embeddings")
-
-
-__all__ = ["input_of", "is_streamed", "makes_cache", "refuse_adapters",
-           "refuse_call"]
