@@ -1,7 +1,6 @@
 #include "planner/stream/transient_segments.h"
 
 #include <optional>
-#include <vector>
 
 namespace sluice::stream {
 
@@ -47,7 +46,7 @@ void TransientSegments::Exchange(const Travellers& what, Towards where) {
   for (int64_t p = 0; p < shape_.ranks; ++p) {
     rows.push_back(shape_.layout.local_rows(m_, p));
   }
-  stream::Exchange(heap_, heads_, shape_.rank, rows, what, where);
+  ExchangeRows(rows, what, where);
 }
 
 void TransientSegments::ExchangeDropped(Class which, const Travellers& what) {
@@ -57,7 +56,33 @@ void TransientSegments::ExchangeDropped(Class which, const Travellers& what) {
     rows.push_back(shape_.layout.local_rows(m_, p) -
                    shape_.present_of(which, m_, p));
   }
-  stream::Exchange(heap_, heads_, shape_.rank, rows, what, Towards::kHeads);
+  ExchangeRows(rows, what, Towards::kHeads);
+}
+
+void TransientSegments::ExchangeRows(const std::vector<int64_t>& rows,
+                                     const Travellers& what, Towards where) {
+  // Bytes of a row that is for the heads of rank p, or comes from them.
+  // Replicas of a kv head travel once.
+  const auto row_bytes = [&](size_t p) {
+    const auto& kv = heads_.kv_of_rank[p];
+    const int64_t keys = kv.back() - kv.front() + 1;
+    return (what.queries * heads_.q_per_rank + what.keys * keys) * what.dim *
+           what.element;
+  };
+  const auto mine = static_cast<size_t>(shape_.rank);
+  int64_t tokens = 0, others = 0;  // messages by whose rows are in them
+  for (size_t p = 0; p < rows.size(); ++p) {
+    if (p == mine) continue;
+    tokens += rows[mine] * row_bytes(p);
+    others += rows[p] * row_bytes(mine);
+  }
+  const bool away = where == Towards::kHeads;
+  const auto received = heap_.Take(away ? others : tokens);
+  const auto sent = heap_.Take(away ? tokens : others);
+  // Gradients of an expanded kv head are summed one head at a time.
+  if (where == Towards::kTokens && what.keys > 0 && !heads_.grouped) {
+    heap_.Pass(*std::ranges::max_element(rows) * what.dim * what.element);
+  }
 }
 
 Tensor TransientSegments::Project(Class which, int64_t rows) {

@@ -6,14 +6,22 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "planner/stream/segments.h"
 #include "planner/stream/stream_shape.h"
-#include "planner/stream/transient_exchange.h"
 #include "planner/stream/transient_heap.h"
 #include "planner/stream/transient_math.h"
 
 namespace sluice::stream {
+
+enum class Towards { kHeads, kTokens };
+
+// What travels together: tensors with q's heads and with those of k and v.
+struct Travellers {
+  int queries = 0, keys = 0;
+  int64_t dim = 0, element = 0;
+};
 
 // The segments of one chunk, as client/torch/stream runs them: streamed_forward
 // and streamed_project, streamed_attention, streamed_backward, streamed_model.
@@ -63,6 +71,10 @@ class TransientSegments {
   // All rows of the chunk, or those of a class that are dropped.
   void Exchange(const Travellers& what, Towards where);
   void ExchangeDropped(Class which, const Travellers& what);
+  // The messages of a head exchange (client/torch/ranks/ulysses.h), in which
+  // `rows[p]` of rank p take part.
+  void ExchangeRows(const std::vector<int64_t>& rows, const Travellers& what,
+                    Towards where);
   Travellers Carry(int queries, int keys, int64_t element) const {
     return {queries, keys, shape_.dim, element};
   }
