@@ -54,7 +54,7 @@ class ThirdParty(unittest.TestCase):
                 "ATen/ops/_scaled_dot_product_efficient_attention.h",
                 "ATen/ops/_scaled_dot_product_cudnn_attention_backward.h",
                 "kernels/ops/merge.h"):
-            home = "client/torch/backend/cpu_backend.cc"
+            home = "client/torch/backend/backend.cc"
             self.assertEqual(third_party(home, header), [])
             [found] = third_party("client/torch/baseline/alst.cc", header)
             self.assertIn("belongs in client/torch/backend", found)
