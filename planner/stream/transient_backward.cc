@@ -8,7 +8,6 @@ namespace sluice::stream {
 using Tensor = TransientHeap::Tensor;
 
 // --- backward
-// ------------------------------------------------------------------
 
 void TransientSegments::PostBackward() {
   const Output o = OutputHome();

@@ -150,7 +150,6 @@ TransientMath::ActivationGradients TransientMath::ActivationBackward(
 }
 
 // --- rope
-// ---------------------------------------------------------------------
 
 // Angles in fp64.
 TransientMath::RopeTables TransientMath::MakeRopeTables(int64_t rows) const {
@@ -187,7 +186,6 @@ void TransientMath::ApplyRope(int64_t rows, int64_t heads, Precision x) const {
 }
 
 // --- chunked_loss
-// --------------------------------------------------------------
 
 void TransientMath::LossOfRows(int64_t rows) const {
   const int64_t logits = rows * model_.vocab, size = rows * model_.hidden;
@@ -222,7 +220,6 @@ Tensor TransientMath::LossForwardBackward(int64_t rows,
 }
 
 // --- attention_blocks, all in fp32
-// ----------------------------------------------
 
 void TransientMath::Attend(const BlockSize& b) const {
   const int64_t dim = model_.head_dim();

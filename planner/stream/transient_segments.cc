@@ -38,7 +38,6 @@ void TransientSegments::Run(Segment which) {
 }
 
 // --- what several of them do
-// --------------------------------------------------
 
 void TransientSegments::Exchange(const Travellers& what, Towards where) {
   if (shape_.ranks == 1) return;
@@ -105,7 +104,6 @@ TransientSegments::Output TransientSegments::OutputHome() {
 }
 
 // --- forward
-// -------------------------------------------------------------------
 
 void TransientSegments::QkvForward() {
   const Tensor normed = math_.NormForward(local_);

@@ -117,7 +117,6 @@ class Ranks:
         parameters' gradients over all ranks is the whole sequence's."""
         return _Sum.apply(self, part)
 
-
     # --- what fails ----------------------------------------------------------
 
     def wait(self, work: dist.Work, device: torch.device) -> None:
