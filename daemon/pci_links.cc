@@ -19,8 +19,8 @@ constexpr int kMostLanes = 32;  // of the standard; more means "not known"
 
 bool IsHex(const std::string& text, size_t least, size_t most) {
   return text.size() >= least && text.size() <= most &&
-         std::all_of(text.begin(), text.end(),
-                     [](unsigned char c) { return std::isxdigit(c) != 0; });
+         std::ranges::all_of(
+             text, [](unsigned char c) { return std::isxdigit(c) != 0; });
 }
 
 // "0000:3a": a domain and a bus. Domains behind a volume manager have more
@@ -159,9 +159,9 @@ class PciReader {
   // Puts `link` above `below`; false: it was there already.
   bool Hang(PciLink link, std::optional<int>& first,
             std::optional<int>& below) {
-    const auto at = std::find_if(
-        made_.links.begin(), made_.links.end(),
-        [&](const PciLink& has) { return has.link.name == link.link.name; });
+    const auto at = std::ranges::find_if(made_.links, [&](const PciLink& has) {
+      return has.link.name == link.link.name;
+    });
     const auto index = static_cast<int>(at - made_.links.begin());
     const bool is_new = at == made_.links.end();
     if (is_new) made_.links.push_back(std::move(link));

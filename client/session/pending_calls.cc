@@ -85,7 +85,7 @@ std::optional<uint64_t> PendingCalls::Answer(wire::Message message) {
 }
 
 bool PendingCalls::Awaits(wire::Request::BodyCase kind) const {
-  return std::any_of(calls_.begin(), calls_.end(), [&](const auto& each) {
+  return std::ranges::any_of(calls_, [&](const auto& each) {
     return each.second.packet.request().body_case() == kind &&
            !IsWhole(each.second);
   });

@@ -196,13 +196,11 @@ std::string TensorName(const SwapProblem::Rank& rank,
 }
 
 bool IsOn(const SwapProblem::Rank& rank, const std::string& link) {
-  return std::find(rank.links.begin(), rank.links.end(), link) !=
-         rank.links.end();
+  return std::ranges::find(rank.links, link) != rank.links.end();
 }
 
 bool IsIn(const SwapProblem::Rank& rank, const std::string& host) {
-  return std::find(rank.hosts.begin(), rank.hosts.end(), host) !=
-         rank.hosts.end();
+  return std::ranges::find(rank.hosts, host) != rank.hosts.end();
 }
 
 CopyRates RatesOf(const SwapProblem::Kind& kind, double copied) {

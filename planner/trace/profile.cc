@@ -36,7 +36,7 @@ absl::StatusOr<std::vector<plan::RankProfile>> Decode(std::istream& in) {
   }
   const std::vector<std::string> keys = RootKeys(text);
   const auto has = [&](const char* key) {
-    return std::find(keys.begin(), keys.end(), key) != keys.end();
+    return std::ranges::find(keys, key) != keys.end();
   };
   if (has("resources")) {
     SLUICE_ASSIGN_OR_RETURN(auto request, plan::DecodePlanRequest(text));
@@ -55,7 +55,7 @@ absl::StatusOr<size_t> ChooseRank(
     ranks.push_back(fmt::to_string(profile.rank.value()));
   }
   if (options.device.empty() && ranks.size() == 1) return 0;
-  const auto found = std::find(ranks.begin(), ranks.end(), options.device);
+  const auto found = std::ranges::find(ranks, options.device);
   if (found != ranks.end()) return static_cast<size_t>(found - ranks.begin());
   return At({.file = options.file},
             options.device.empty()
@@ -199,9 +199,7 @@ absl::StatusOr<NamedTrace> ReadRunTrace(std::istream& in,
                                         const TraceOptions& options,
                                         Bytes alignment) {
   SLUICE_ASSIGN_OR_RETURN(std::vector<Block> blocks, ReadBlocks(in, options));
-  std::stable_sort(
-      blocks.begin(), blocks.end(),
-      [](const Block& a, const Block& b) { return a.born < b.born; });
+  std::ranges::stable_sort(blocks, {}, &Block::born);
   // Clock readings to whole times: 2k for the k-th distinct one, so that a
   // block that died when it was born has its own moment, 2k to 2k + 1.
   std::vector<double> times;
@@ -209,7 +207,7 @@ absl::StatusOr<NamedTrace> ReadRunTrace(std::istream& in,
     times.push_back(b.born);
     times.push_back(b.died);
   }
-  std::sort(times.begin(), times.end());
+  std::ranges::sort(times);
   times.erase(std::unique(times.begin(), times.end()), times.end());
   const auto at = [&](double seconds) {
     return 2 * (std::lower_bound(times.begin(), times.end(), seconds) -

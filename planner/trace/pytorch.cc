@@ -141,10 +141,7 @@ class PyTorchReader {
     std::erase_if(events_,
                   [&](const TraceEvent& e) { return e.device != device; });
     // File order on ties.
-    std::stable_sort(events_.begin(), events_.end(),
-                     [](const TraceEvent& a, const TraceEvent& b) {
-                       return a.nanoseconds < b.nanoseconds;
-                     });
+    std::ranges::stable_sort(events_, {}, &TraceEvent::nanoseconds);
     SLUICE_RETURN_IF_ERROR(Pair(before_[static_cast<size_t>(device)].bytes));
     builder_.out().time_unit = "requests";
     builder_.out().source =
@@ -246,7 +243,7 @@ class PyTorchReader {
   }
 
   int32_t DeviceIndexOf(const std::string& name) {
-    const auto found = std::find(names_.begin(), names_.end(), name);
+    const auto found = std::ranges::find(names_, name);
     if (found != names_.end()) {
       return static_cast<int32_t>(found - names_.begin());
     }
@@ -267,7 +264,7 @@ class PyTorchReader {
                         "profile(profile_memory=True)");
     }
     std::vector<std::string> sorted = names_;
-    std::sort(sorted.begin(), sorted.end());
+    std::ranges::sort(sorted);
     const std::string known = fmt::format("{}", fmt::join(sorted, ", "));
     if (options_.device.empty()) {
       if (names_.size() == 1) return 0;
@@ -276,7 +273,7 @@ class PyTorchReader {
                             "--device",
                             names_.size(), known));
     }
-    const auto found = std::find(names_.begin(), names_.end(), options_.device);
+    const auto found = std::ranges::find(names_, options_.device);
     if (found == names_.end()) {
       return At({.file = options_.file},
                 fmt::format("has no requests of device {}, only of {}",
@@ -341,9 +338,7 @@ class PyTorchReader {
 
   // In request order: what was there at the start goes first.
   absl::Status AddAll(std::vector<Life> lives) {
-    std::stable_sort(
-        lives.begin(), lives.end(),
-        [](const Life& a, const Life& b) { return a.lower < b.lower; });
+    std::ranges::stable_sort(lives, {}, &Life::lower);
     for (const Life& life : lives) {
       const absl::Status added = builder_.Add(
           fmt::to_string(builder_.size()), life.lower, life.upper, life.bytes);

@@ -210,8 +210,8 @@ std::optional<int64_t> BatchThatDivides(const Request& request,
     tried.global_batch = (request.global_batch + dp - 1) / dp * dp;
     if (fewest && tried.global_batch >= *fewest) continue;
     const std::vector<Settings> all = Enumeration(tried, given).All();
-    if (std::any_of(all.begin(), all.end(),
-                    [&](const Settings& s) { return HeadsDivide(tried, s); })) {
+    if (std::ranges::any_of(
+            all, [&](const Settings& s) { return HeadsDivide(tried, s); })) {
       fewest = tried.global_batch;
     }
   }

@@ -84,7 +84,7 @@ std::vector<int64_t> StepsIn(const std::string& folder) {
     const int64_t step = StepOf(entry.path());
     if (step >= 0) steps.push_back(step);
   }
-  std::sort(steps.begin(), steps.end(), std::greater<>());
+  std::ranges::sort(steps, std::greater<>());
   return steps;
 }
 

@@ -15,7 +15,7 @@ namespace {
 std::vector<int64_t> ByFreeMemory(const std::vector<client::GpuState>& gpus) {
   std::vector<int64_t> order(gpus.size());
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+  std::ranges::stable_sort(order, [&](int64_t a, int64_t b) {
     return gpus[a].available() > gpus[b].available();
   });
   return order;
@@ -56,9 +56,8 @@ absl::StatusOr<std::vector<GpuPlace>> ChooseGpus(
     places[r].gpu = order[r % order.size()];
   }
   for (GpuPlace& place : places) {
-    place.ranks = std::count_if(
-        places.begin(), places.end(),
-        [&](const GpuPlace& other) { return other.gpu == place.gpu; });
+    place.ranks = std::ranges::count_if(
+        places, [&](const GpuPlace& other) { return other.gpu == place.gpu; });
   }
   return places;
 }
