@@ -94,7 +94,7 @@ absl::StatusOr<ServiceOptions> OptionsOf(const Arguments& arguments,
   }
   options.socket = arguments.SessionDir() + "/session.sock";
   options.node = node.config;
-  options.peers = PeerRules::OfThisProcess(config.cgroups);
+  options.peers = {config.cgroups, UserMap::OfThisProcess()};
   options.driver = node.driver.get();
   options.sim_directory = node.sim_directory;
   options.find_holders = node.find_holders;

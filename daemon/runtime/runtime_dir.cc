@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "proto/base/status.h"
+#include "proto/base/user_map.h"
 
 namespace sluice::daemon {
 namespace {
@@ -33,6 +34,17 @@ std::error_code MakeDirectory(const std::string& directory) {
   std::filesystem::create_directories(directory, error);
   umask(before);
   return error;
+}
+
+// Where a namespace maps one user, root and strangers look alike. A folder of
+// theirs counts as root's if not everybody could have made it: /tmp and /home
+// do, a stranger's folder in /tmp does not.
+bool CountsAsRoots(const std::filesystem::path& folder, uid_t owner,
+                   const UserMap& users) {
+  struct stat above;
+  return users.mapped == 1 && users.MayBeUnmapped(owner) &&
+         lstat(folder.parent_path().c_str(), &above) == 0 &&
+         (above.st_mode & S_IWOTH) == 0;
 }
 
 }  // namespace
@@ -61,16 +73,19 @@ absl::Status CheckOwnDirectory(const std::string& directory,
   if ((info.st_mode & 022) != 0) {
     return not_own("others may write to it (chmod go-w)");
   }
+  const UserMap users = UserMap::OfThisProcess();
   for (auto above = path.parent_path(); above != above.root_path();
        above = above.parent_path()) {
     if (lstat(above.c_str(), &info) != 0) {
       return ErrnoStatus(errno, "look at " + above.string());
     }
-    if (info.st_uid != 0 && info.st_uid != geteuid()) {
-      return not_own(
-          fmt::format("{} belongs to user {}, who could "
-                      "replace it",
-                      above.string(), info.st_uid));
+    if (info.st_uid != 0 && info.st_uid != geteuid() &&
+        !CountsAsRoots(above, info.st_uid, users)) {
+      return not_own(fmt::format(
+          "{} belongs to {}, who could replace it", above.string(),
+          users.MayBeUnmapped(info.st_uid)
+              ? "a user that this namespace does not map"
+              : fmt::format("user {}", info.st_uid)));
     }
     if ((info.st_mode & S_IWOTH) != 0 && (info.st_mode & S_ISVTX) == 0) {
       return not_own(

@@ -14,8 +14,10 @@ namespace sluice::daemon {
 // Whether this process may trust what is at a path below `directory`: it is
 // this user's, only this user may write to it, and nobody but root and this
 // user can put something else in its place (each folder above is of one of
-// them, and either not writable by everybody or sticky). Else InvalidArgument,
-// which says what it is and by which setting another is chosen.
+// them, and either not writable by everybody or sticky). In a user namespace
+// that maps one user, a folder of unmapped users counts as root's if its parent
+// is not writable by everybody. Else InvalidArgument, which says what it is and
+// by which setting another is chosen.
 absl::Status CheckOwnDirectory(const std::string& directory,
                                const std::string& what = "runtime directory",
                                const std::string& chosen_by = "--runtime-dir");

@@ -1,5 +1,8 @@
 #include "daemon/runtime/runtime_dir.h"
 
+#include <fmt/format.h>
+#include <sched.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,6 +15,9 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/base/user_map.h"
+#include "tests/support/child.h"
+#include "tests/support/sanitizer.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 
@@ -103,6 +109,71 @@ TEST(RuntimeLock, IsNotTakenInAnothersFolder) {
   EXPECT_THAT(RuntimeLock::Take(inner),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("who could replace it")));
+}
+
+// Where a container maps its user alone, root's /tmp is "user 65534's".
+class OneUser : public ::testing::Test {
+ protected:
+  static constexpr uid_t kUser = 4321, kStranger = 5678;
+
+  void SetUp() override {
+    if (geteuid() != 0) GTEST_SKIP() << "only root can take others' places";
+    if (testing::kThreadSanitizer) GTEST_SKIP() << "it has a thread of its own";
+  }
+
+  // A folder of `owner` in `in`, with this mode.
+  static std::string Make(const std::string& in, uid_t owner, mode_t mode) {
+    std::string path = in + "/sluice-one-user-XXXXXX";
+    EXPECT_NE(mkdtemp(path.data()), nullptr);
+    EXPECT_EQ(chown(path.c_str(), owner, owner), 0);
+    EXPECT_EQ(chmod(path.c_str(), mode), 0);
+    return path;
+  }
+
+  // Takes it as kUser, who maps `maps` into a new namespace.
+  static void Take(const std::string& folder, const std::string& maps,
+                   const std::string& fault) {
+    const auto user = testing::Child::Fork([&] {
+      ASSERT_EQ(setresuid(kUser, kUser, kUser), 0);
+      ASSERT_EQ(prctl(PR_SET_DUMPABLE, 1), 0);  // its maps become its own
+      ASSERT_EQ(unshare(CLONE_NEWUSER), 0);
+      ASSERT_EQ(write(STDOUT_FILENO, "made\n", 5), 5);
+      while (UserMap::OfThisProcess().mapped == 0) usleep(1000);
+      const auto lock = RuntimeLock::Take(folder);
+      EXPECT_EQ(lock.ok(), fault.empty()) << lock.status();
+      EXPECT_THAT(std::string(lock.status().message()), HasSubstr(fault));
+    });
+    ASSERT_TRUE(user->WaitForOutput("made", absl::Seconds(10)));
+    std::ofstream(fmt::format("/proc/{}/uid_map", user->pid())) << maps;
+    user->ExpectSuccess();
+  }
+
+  const std::string as_itself_ = fmt::format("{0} {0} 1\n", kUser);
+  const std::string as_root_ = fmt::format("0 {} 1\n", kUser);
+};
+
+TEST_F(OneUser, RootsTemporaryFolderIsSafe) {
+  for (const std::string& maps : {as_itself_, as_root_}) {
+    const std::string own = Make("/tmp", kUser, 0700);
+    Take(own, maps, "");
+    std::filesystem::remove(own);
+  }
+}
+
+TEST_F(OneUser, StrangersFolderInItIsNot) {
+  for (const mode_t mode : {01777, 0755}) {
+    const std::string strangers = Make("/tmp", kStranger, mode);
+    Take(Make(strangers, kUser, 0700), as_itself_,
+         strangers + " belongs to a user that this namespace does not map");
+    std::filesystem::remove_all(strangers);
+  }
+}
+
+TEST_F(OneUser, AreToldApartWhereTwoAreMapped) {
+  const std::string own = Make("/tmp", kUser, 0700);
+  Take(own, as_root_ + fmt::format("1 {} 1\n", kStranger),
+       "/tmp belongs to a user that this namespace does not map");
+  std::filesystem::remove(own);
 }
 
 // A root daemon that followed one wrote where its maker wanted.

@@ -147,25 +147,6 @@ absl::Status Unmapped(const char* what) {
 
 }  // namespace
 
-bool MapsEveryUser(std::string_view uid_map) {
-  std::istringstream lines{std::string(uid_map)};
-  uint64_t mapped = 0;
-  for (uint64_t inside, outside, count; lines >> inside >> outside >> count;) {
-    mapped += count;
-  }
-  return mapped >= UINT32_MAX;
-}
-
-PeerRules PeerRules::OfThisProcess(CgroupCut cgroups) {
-  PeerRules rules{.cgroups = std::move(cgroups)};
-  std::istringstream overflow(
-      ReadFile("/proc/sys/kernel/overflowuid").value_or(""));
-  if (uint32_t uid; overflow >> uid) rules.overflow_uid = uid;
-  rules.maps_every_user =
-      MapsEveryUser(ReadFile("/proc/self/uid_map").value_or(""));
-  return rules;
-}
-
 std::string CgroupFrom(std::string_view text) {
   std::istringstream lines{std::string(text)};
   std::string unified = "/", memory;
@@ -190,7 +171,7 @@ absl::StatusOr<Identity> IdentifyPeer(int socket, const PeerRules& rules,
   }
   if (credentials.pid <= 0) return Unmapped("pid");
   if (credentials.uid == static_cast<uid_t>(-1) ||
-      (credentials.uid == rules.overflow_uid && !rules.maps_every_user)) {
+      rules.users.MayBeUnmapped(credentials.uid)) {
     return Unmapped("user");
   }
   Identity identity;

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/core/types.h"
 #include "proto/base/unique_fd.h"
+#include "proto/base/user_map.h"
 
 namespace sluice::daemon {
 
@@ -23,17 +24,8 @@ namespace sluice::daemon {
 // says of cgroups.
 struct PeerRules {
   CgroupCut cgroups;
-  // The kernel shows every user that the namespace does not map as this one.
-  uint32_t overflow_uid = 65534;
-  // The namespace maps every user there is, so that none is shown so.
-  bool maps_every_user = true;
-
-  // From /proc/sys/kernel/overflowuid and /proc/self/uid_map.
-  static PeerRules OfThisProcess(CgroupCut cgroups);
+  UserMap users;
 };
-
-// Does the text of a uid_map map all 2^32 - 1 users?
-bool MapsEveryUser(std::string_view uid_map);
 
 struct Identity {
   Peer peer;
