@@ -15,7 +15,7 @@
 #include "daemon/sim_node.h"
 #include "kernels/device/cuda/nvidia.h"
 #include "proto/base/cgroup.h"
-#include "proto/base/file_text.h"
+#include "proto/base/machine_memory.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 
@@ -27,8 +27,8 @@ Bytes RoundDown(Bytes size, Bytes unit) { return (size / unit) * unit; }
 // What is there, not what is free: pinned memory of jobs is not, and a daemon
 // that takes over has a pool of the same size as the one before.
 Bytes MemoryOfMachine(const std::string& root) {
-  const Bytes all = MemoryInfo("MemTotal", root);
-  const auto limit = CgroupMemoryLimit();
+  const Bytes all = MachineMemory::Read(root).total;
+  const auto limit = CgroupMemoryLimit("self", root);
   return limit ? std::min(all, limit->most) : all;
 }
 
@@ -183,12 +183,12 @@ std::string Describe(const Node& node, const std::string& root) {
   }
   Bytes host;
   for (const HostConfig& each : node.config.hosts) host += each.pool;
-  const auto limit = CgroupMemoryLimit();
+  const auto limit = CgroupMemoryLimit("self", root);
   return fmt::format(
       "{} driver: {}; {} of host memory in {} NUMA node(s) ({} free, cgroup "
       "limit {}); extents of {} and of {} of host memory, granularity {}",
       node.config.driver, gpus, FormatBytes(host), node.config.hosts.size(),
-      FormatBytes(MemoryInfo("MemAvailable", root)),
+      FormatBytes(MachineMemory::Read(root).available),
       limit ? FormatBytes(limit->most) : "none",
       FormatBytes(node.config.extent.gpu), FormatBytes(node.config.extent.host),
       FormatBytes(node.config.granularity));

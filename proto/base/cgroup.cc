@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <system_error>
 
 #include "proto/base/file_text.h"
 
@@ -13,59 +15,61 @@ namespace {
 // The old hierarchies write "none" as a number near 2^63.
 constexpr Bytes kNoLimit = GiB(1 << 20);
 
-// "memory" in "cpu,memory".
-bool NamesMemory(const std::string& controllers) {
-  std::istringstream list(controllers);
-  for (std::string name; std::getline(list, name, ',');) {
-    if (name == "memory") return true;
+// Takes the limit in `path`, behind `key` where that is not empty, if it is
+// smaller. "max", and the largest number of the old hierarchies, is none.
+void Lower(std::optional<MemoryLimit>& smallest, const std::string& path,
+           const std::string& key = "") {
+  std::ifstream file(path);
+  for (std::string word; word != key && file >> word;) {
   }
-  return false;
+  int64_t limit = 0;
+  if (!(file >> limit) || limit <= 0 || Bytes(limit) >= kNoLimit) return;
+  if (!smallest || Bytes(limit) < smallest->most) {
+    smallest = {Bytes(limit), path};
+  }
+}
+
+// By the group at `path` below `mounted` and all above it. A container's mount
+// begins at its own group, whose folders the path still names.
+void LowerByGroups(std::optional<MemoryLimit>& smallest,
+                   const std::string& mounted, std::string path,
+                   const std::string& file) {
+  while (path.ends_with('/')) path.pop_back();
+  std::error_code hidden;
+  while (!path.empty() && !std::filesystem::exists(mounted + path, hidden)) {
+    path.erase(0, std::min(path.find('/', 1), path.size()));
+  }
+  const std::string own = mounted + path;
+  for (; !path.empty(); path.resize(path.rfind('/'))) {
+    Lower(smallest, mounted + path + file);
+  }
+  Lower(smallest, mounted + file);
+  // The memory controller tells of groups above the mount here.
+  Lower(smallest, own + "/memory.stat", "hierarchical_memory_limit");
 }
 
 }  // namespace
 
-std::vector<std::string> MemoryLimitFiles(std::string_view proc_cgroup,
-                                          const std::string& mounted) {
-  std::vector<std::string> files;
-  std::istringstream lines{std::string(proc_cgroup)};
+std::optional<MemoryLimit> CgroupMemoryLimit(const std::string& process,
+                                             const std::string& root) {
+  std::optional<MemoryLimit> smallest;
+  std::istringstream lines(TextOf(root + "/proc/" + process + "/cgroup"));
   for (std::string line; std::getline(lines, line);) {
     // hierarchy:controllers:path; no controllers is the unified one.
     const size_t first = line.find(':');
     const size_t second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
+    if (second == std::string::npos || line[second + 1] != '/') continue;
     const std::string controllers = line.substr(first + 1, second - first - 1);
-    const bool unified = controllers.empty();
-    if (!unified && !NamesMemory(controllers)) continue;
-    const std::string root = unified ? mounted : mounted + "/memory";
-    const std::string name = unified ? "/memory.max" : "/memory.limit_in_bytes";
-    std::string group = line.substr(second + 1);
-    while (true) {
-      while (group.ends_with('/')) group.pop_back();
-      files.push_back(root + group + name);
-      if (group.empty()) break;
-      group.resize(std::min(group.rfind('/'), group.size() - 1));
-    }
-  }
-  return files;
-}
-
-std::optional<MemoryLimit> SmallestLimit(
-    const std::vector<std::string>& files) {
-  std::optional<MemoryLimit> smallest;
-  for (const std::string& path : files) {
-    std::ifstream file(path);
-    int64_t limit = 0;
-    if (!(file >> limit) || limit <= 0 || Bytes(limit) >= kNoLimit) continue;
-    if (!smallest || Bytes(limit) < smallest->most) {
-      smallest = {Bytes(limit), path};
+    const std::string path = line.substr(second + 1);
+    const std::string mounted = root + "/sys/fs/cgroup";
+    if (controllers.empty()) {
+      LowerByGroups(smallest, mounted, path, "/memory.max");
+    } else if (("," + controllers + ",").find(",memory,") != controllers.npos) {
+      LowerByGroups(smallest, mounted + "/memory", path,
+                    "/memory.limit_in_bytes");
     }
   }
   return smallest;
-}
-
-std::optional<MemoryLimit> CgroupMemoryLimit(const std::string& process) {
-  return SmallestLimit(MemoryLimitFiles(TextOf("/proc/" + process + "/cgroup"),
-                                        "/sys/fs/cgroup"));
 }
 
 }  // namespace sluice

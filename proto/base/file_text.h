@@ -6,16 +6,10 @@
 #include <sstream>
 #include <string>
 
-#include "proto/base/units.h"
-
 namespace sluice {
 
 // What is in it, of /proc too; empty where it cannot be read.
 std::string TextOf(const std::string& path);
-
-// A line of /proc/meminfo, such as "MemTotal"; 0 where it has none. `root`
-// stands before /proc.
-Bytes MemoryInfo(const std::string& line, const std::string& root = "");
 
 // What /proc/PROCESS/stat says behind the process's name, from its state on,
 // which is field 3 of proc(5); "" where there is no such process.

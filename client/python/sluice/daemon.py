@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from sluice.errors import Error, Status
 
@@ -93,22 +93,57 @@ def _first_file(paths: Iterable[pathlib.Path]) -> str | None:
     return next((str(path) for path in paths if path.is_file()), None)
 
 
-def available_bytes() -> int:
-    """What this process could still allocate: of the machine and, where a
-    container sets a limit, of that."""
-    with open("/proc/meminfo", encoding="ascii") as file:
-        [kib] = [line.split()[1] for line in file
-                 if line.startswith("MemAvailable:")]
-    available = int(kib) << 10
+def available_bytes(root: str = "/") -> int:
+    """What this process could still allocate: of the machine, and of each
+    cgroup that it is in, nested ones included. `root` holds /proc and /sys."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    # Caches can be given up, but a /proc of subset=pid does not tell of them.
+    meminfo = _numbers(pathlib.Path(root, "proc/meminfo"))
+    return max(0, min([meminfo.get("MemAvailable:", free >> 10) << 10,
+                       *_left_by_cgroups(pathlib.Path(root))]))
+
+
+def _numbers(file: pathlib.Path) -> dict[str, int]:
+    """Each line's number by its first word, or by "" where it stands alone;
+    empty where there is no such file."""
     try:
-        limit, used = (
-            pathlib.Path("/sys/fs/cgroup", name).read_text("ascii").strip()
-            for name in ("memory.max", "memory.current"))
-        if limit != "max":
-            available = min(available, max(0, int(limit) - int(used)))
-    except (OSError, ValueError):  # no cgroup v2, or not ours to read
-        pass
-    return available
+        lines = file.read_text("ascii").splitlines()
+    except OSError:
+        return {}
+    words = [line.removesuffix(" kB").split() for line in lines]
+    return {"".join(line[:-1]): int(line[-1]) for line in words
+            if line and line[-1].isdigit()}
+
+
+def _left_by_cgroups(root: pathlib.Path) -> Iterator[int]:
+    """What each group may still have of which this process is, unified
+    hierarchy or memory controller."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        mounted, names = root / "sys/fs/cgroup", ("memory.max",
+                                                  "memory.current")
+        if controllers:
+            mounted, names = mounted / "memory", ("memory.limit_in_bytes",
+                                                  "memory.usage_in_bytes")
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        parts = [part for part in path.split("/") if part]
+        # A container's mount begins at its own group, which the path names.
+        while parts and not mounted.joinpath(*parts).is_dir():
+            parts = parts[1:]
+        for depth in range(len(parts) + 1):
+            group = mounted.joinpath(*parts[:depth])
+            limit, used = (_numbers(group / name).get("") for name in names)
+            stat = _numbers(group / "memory.stat")
+            # The memory controller tells of groups above the mount too.
+            limit = stat.get("hierarchical_memory_limit", limit)
+            if limit is not None:
+                yield limit - (used or 0) + stat.get(
+                    "total_inactive_file", stat.get("inactive_file", 0))
 
 
 def _config(gpus: int, gpu_bytes: int, host_bytes: int,

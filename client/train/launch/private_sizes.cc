@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "client/train/launch/outcome.h"
+#include "proto/base/cgroup.h"
 
 namespace sluice::train {
 namespace {
@@ -43,7 +46,9 @@ absl::Status CheckPrivateSizes(const RunOptions& options, Bytes machine) {
 }
 
 Bytes MachineMemory() {
-  return Bytes(int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE));
+  const Bytes all(int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE));
+  const auto limit = CgroupMemoryLimit();
+  return limit ? std::min(all, limit->most) : all;
 }
 
 }  // namespace sluice::train

@@ -15,6 +15,6 @@ PrivateDaemon::Options PrivateSizes(const RunOptions& options);
 // InvalidArgument: --hbm or --host is more than the machine has, which is what
 // simulated memory is made of.
 absl::Status CheckPrivateSizes(const RunOptions& options, Bytes machine);
-Bytes MachineMemory();
+Bytes MachineMemory();  // of it what this process' cgroups leave to it
 
 }  // namespace sluice::train

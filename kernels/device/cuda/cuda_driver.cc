@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
-#include "proto/base/file_text.h"
+#include "proto/base/machine_memory.h"
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
 namespace sluice::device::cuda {
@@ -30,12 +32,9 @@ std::string BusText(std::string bus) {
   return bus;
 }
 
-absl::StatusOr<MemoryUse> HostUsage() {
-  const Bytes total = MemoryInfo("MemTotal");
-  if (total == Bytes(0)) {
-    return absl::InternalError("/proc/meminfo tells no MemTotal");
-  }
-  return MemoryUse{total, total - MemoryInfo("MemAvailable")};
+MemoryUse HostUsage() {
+  const auto memory = MachineMemory::Read();
+  return {.total = memory.total, .used = memory.total - memory.available};
 }
 
 absl::StatusOr<std::vector<Device>> UsableDevices(

@@ -63,8 +63,6 @@ SURVIVORS = {
         "a descriptor that is open takes the flag",
     ("memory.cc", "CheckMemfd", "if fstat(fd.get(), &status) != 0"):
         "a descriptor that answered for its seals has a size",
-    ("cuda_driver.cc", "HostUsage", "if use.total == Bytes(0)"):
-        "every Linux tells MemTotal",
     ("cuda_driver.cc", "UsableDevices", "if supported != 0"):
         "the fake's GPUs all have virtual memory with descriptors",
     ("cuda_driver.cc", "UsableDevices", "if devices.empty()"):

@@ -1,5 +1,6 @@
 #include "proto/base/cgroup.h"
 
+#include <filesystem>
 #include <fstream>
 
 #include "gmock/gmock.h"
@@ -9,48 +10,81 @@
 namespace sluice {
 namespace {
 
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
+using ::testing::EndsWith;
 
-TEST(Cgroup, UnifiedGroupAndAllAboveItMayLimit) {
-  EXPECT_THAT(MemoryLimitFiles("0::/system.slice/sluiced.service\n", "/cg"),
-              ElementsAre("/cg/system.slice/sluiced.service/memory.max",
-                          "/cg/system.slice/memory.max", "/cg/memory.max"));
-  EXPECT_THAT(MemoryLimitFiles("0::/\n", "/cg"), ElementsAre("/cg/memory.max"));
-}
+// A folder laid out as /proc and /sys/fs/cgroup are.
+class Cgroup : public ::testing::Test {
+ protected:
+  void IsIn(const std::string& proc_cgroup) {
+    Write("/proc/self/cgroup", proc_cgroup);
+  }
+  void Set(const std::string& file, const std::string& text) {
+    Write("/sys/fs/cgroup/" + file, text);
+  }
+  std::optional<MemoryLimit> Limit() const {
+    return CgroupMemoryLimit("self", root_.path());
+  }
 
-TEST(Cgroup, OfTheOldHierarchiesOnlyTheMemoryControllersCounts) {
-  EXPECT_THAT(
-      MemoryLimitFiles("12:cpu,cpuacct:/a\n9:memory:/docker/x\n1:name=s:/b\n",
-                       "/cg"),
-      ElementsAre("/cg/memory/docker/x/memory.limit_in_bytes",
-                  "/cg/memory/docker/memory.limit_in_bytes",
-                  "/cg/memory/memory.limit_in_bytes"));
-}
+ private:
+  void Write(const std::string& file, const std::string& text) {
+    const std::filesystem::path path = root_.path() + file;
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << text << "\n";
+  }
 
-TEST(Cgroup, PathsMayHoldColonsAndLinesThatAreNoneAreNothing) {
-  EXPECT_THAT(MemoryLimitFiles("0::/a:b\n", "/cg"),
-              ElementsAre("/cg/a:b/memory.max", "/cg/memory.max"));
-  EXPECT_THAT(MemoryLimitFiles("", "/cg"), IsEmpty());
-  EXPECT_THAT(MemoryLimitFiles("nonsense\n3:memory\n", "/cg"), IsEmpty());
-}
+  testing::TempDir root_;
+};
 
 // Wrong once: only the root's file was read.
-TEST(Cgroup, SmallestLimitOfAllAbove) {
-  testing::TempDir directory;
-  const std::string own = directory.File("own");
-  const std::string parent = directory.File("parent");
-  const std::string root = directory.File("root");
-  std::ofstream(own) << "max\n";
-  std::ofstream(parent) << "1073741824\n";
-  std::ofstream(root) << "4294967296\n";
-  const std::string none = directory.File("none");
-  std::ofstream(none) << "9223372036854771712\n";
-  EXPECT_EQ(SmallestLimit({own, parent, root})->most, GiB(1));
-  EXPECT_EQ(SmallestLimit({own, parent, root})->file, parent);
-  EXPECT_EQ(SmallestLimit({root, directory.File("missing")})->most, GiB(4));
-  EXPECT_FALSE(SmallestLimit({own, none}));
-  EXPECT_FALSE(SmallestLimit({}));
+TEST_F(Cgroup, SmallestLimitOfAllAbove) {
+  IsIn("0::/system.slice/a:b.service\n");
+  EXPECT_FALSE(Limit());
+  Set("system.slice/a:b.service/memory.max", "max");
+  EXPECT_FALSE(Limit());
+  Set("memory.max", "4294967296");
+  EXPECT_EQ(Limit()->most, GiB(4));
+  Set("system.slice/memory.max", "1073741824");
+  EXPECT_EQ(Limit()->most, GiB(1));
+  EXPECT_THAT(Limit()->file, EndsWith("/system.slice/memory.max"));
+}
+
+TEST_F(Cgroup, OfTheOldHierarchiesOnlyTheMemoryControllersCounts) {
+  IsIn("12:cpu,cpuacct:/a\n9:hugetlb,memory:/jobs/7\n1:name=s:/b\n0::/\n");
+  Set("a/memory.max", "1");
+  Set("cpu/a/memory.limit_in_bytes", "1");
+  Set("memory/jobs/7/memory.limit_in_bytes", "9223372036854771712");
+  EXPECT_FALSE(Limit());
+  Set("memory/jobs/memory.limit_in_bytes", "1073741824");
+  EXPECT_EQ(Limit()->most, GiB(1));
+}
+
+// Of a container without a cgroup namespace; the path is the host's.
+TEST_F(Cgroup, BelowAMountThatBeginsAtItsOwnGroup) {
+  IsIn("0::/docker/123/job/7\n");
+  Set("memory.max", "4294967296");
+  EXPECT_EQ(Limit()->most, GiB(4));
+  Set("job/7/memory.max", "max");
+  Set("job/memory.max", "1073741824");
+  EXPECT_EQ(Limit()->most, GiB(1));
+}
+
+TEST_F(Cgroup, TheMemoryControllerTellsOfGroupsAboveTheMount) {
+  IsIn("4:memory:/docker/123\n");
+  Set("memory/memory.limit_in_bytes", "4294967296");
+  Set("memory/memory.stat",
+      "cache 1\nhierarchical_memory_limit 1073741824\nrss 2");
+  EXPECT_EQ(Limit()->most, GiB(1));
+  EXPECT_THAT(Limit()->file, EndsWith("/memory/memory.stat"));
+}
+
+TEST_F(Cgroup, LinesThatAreNoneAreNothing) {
+  Set("memory.max", "1073741824");
+  for (const char* text : {"", "nonsense\n3:memory\n", "0:\n"}) {
+    IsIn(text);
+    EXPECT_FALSE(Limit()) << text;
+  }
+  IsIn("0::/../other\n");
+  EXPECT_EQ(Limit()->most, GiB(1));
 }
 
 }  // namespace

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
-from support import await_true, environment, is_running, processes_of, run, start
+from support import await_true, is_running, processes_of, run, start
 
 import sluice
 from sluice.daemon import PrivateDaemon, available_bytes, find_programs
@@ -123,17 +121,6 @@ def test_a_daemon_that_is_too_slow_is_ended(monkeypatch, tmp_path):
     assert raised.value.status is Status.DEADLINE_EXCEEDED
     assert os.listdir(tmp_path) == []
     assert processes_of(str(tmp_path)) == []
-
-
-def test_it_starts_where_the_namespace_maps_its_user_only():
-    """As in Apptainer and bwrap; root's /tmp is there a stranger's."""
-    code = "import sluice; print(sluice.Session().lease_host(1 << 20))"
-    ran = subprocess.run(
-        ["unshare", "--user", "--map-root-user", sys.executable, "-c", code],
-        env=environment(), text=True, capture_output=True, timeout=200)
-    if ran.returncode and "unshare" in ran.stderr:
-        pytest.skip(ran.stderr)
-    assert ran.returncode == 0, ran.stderr
 
 
 def test_a_long_temporary_folder_is_no_obstacle(monkeypatch, tmp_path):

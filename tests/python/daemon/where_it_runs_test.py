@@ -1,0 +1,145 @@
+"""Where a private daemon starts: namespaces, cgroups, /proc and system libraries
+that are not a plain machine's."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from support import await_true, environment
+
+from sluice.daemon import available_bytes
+
+MIB, GIB = 1 << 20, 1 << 30
+COPIES = """
+    import sluice, torch
+    from sluice.arena import HostArena
+    with sluice.Session() as session:
+        with HostArena(session) as arena:
+            there = torch.arange(1 << 18, dtype=torch.int32)
+            again = arena.get(arena.put(there), there.device)
+            print(torch.equal(there, again))
+"""
+
+
+def run_in(*words, needs=None, code=COPIES):
+    """The outcome of `code` as `words` start it: `unshare` with its options, or
+    a shell that ends with exec "$@". Skips where the machine forbids that."""
+    if needs == "root" and os.geteuid() != 0:
+        pytest.skip("needs root")
+    ran = subprocess.run(
+        [*words, sys.executable, "-c", textwrap.dedent(code)],
+        env=environment(), text=True, capture_output=True, timeout=250)
+    if ran.returncode and re.search(r"^(unshare|mount):", ran.stderr, re.M):
+        pytest.skip(ran.stderr)
+    return ran
+
+
+def in_mounts(script):
+    """Words for run_in: after `script` in a mount namespace of its own."""
+    return ["unshare", "--mount", "sh", "-c", script + ' && exec "$@"', "sh"]
+
+
+# --- namespaces and /proc ---------------------------------------------------
+
+
+@pytest.mark.parametrize("map_to", ["--map-root-user", "--map-current-user"])
+def test_it_starts_where_the_namespace_maps_its_user_only(map_to):
+    """As in Apptainer and bwrap; root's /tmp is there a stranger's."""
+    if map_to == "--map-current-user" and os.geteuid() == 65534:
+        pytest.skip("a user who looks like one that is not mapped")
+    ran = run_in("unshare", "--user", map_to)
+    assert (ran.stdout, ran.stderr) == ("True\n", "")
+
+
+def test_it_starts_where_proc_shows_processes_only():
+    ran = run_in(*in_mounts("mount -t proc -o subset=pid proc /proc"),
+                 needs="root")
+    assert ran.stdout == "True\n", ran.stderr  # torch misses /proc/cpuinfo
+
+
+# --- cgroups ----------------------------------------------------------------
+
+
+def cgroups(root, membership, **files):
+    """A folder laid out as /proc and /sys/fs/cgroup are."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(membership)
+    for name, text in files.items():
+        file = root / "sys/fs/cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")
+    return str(root)
+
+
+@pytest.mark.parametrize("where", ["job/step", "job", "."])
+def test_each_nested_cgroup_counts(tmp_path, where):
+    root = cgroups(
+        tmp_path, "1:name=systemd:/x\n0::/job/step\n",
+        **{"job/step/memory.max": "max", "job/memory.max": "max",
+           f"{where}/memory.max": 64 * MIB,
+           f"{where}/memory.current": 24 * MIB,
+           f"{where}/memory.stat": f"anon 1\ninactive_file {8 * MIB}"})
+    assert available_bytes(root) == 48 * MIB
+
+
+def test_of_the_old_hierarchies_the_memory_controllers_counts(tmp_path):
+    root = cgroups(
+        tmp_path, "5:cpu:/c\n4:memory:/job/step\n0::/\n",
+        **{"cpu/c/memory.limit_in_bytes": 1,
+           "memory/job/step/memory.limit_in_bytes": (1 << 63) - 4096,
+           "memory/job/memory.limit_in_bytes": 64 * MIB,
+           "memory/job/memory.usage_in_bytes": 24 * MIB})
+    assert available_bytes(root) == 40 * MIB
+
+
+def test_a_containers_mount_begins_at_its_own_group(tmp_path):
+    root = cgroups(
+        tmp_path, "4:memory:/docker/12/step\n",
+        **{"memory/memory.limit_in_bytes": 128 * MIB,
+           "memory/memory.stat": f"hierarchical_memory_limit {96 * MIB}",
+           "memory/step/memory.limit_in_bytes": 64 * MIB})
+    assert available_bytes(root) == 64 * MIB
+    (tmp_path / "sys/fs/cgroup/memory/step/memory.limit_in_bytes").unlink()
+    assert available_bytes(root) == 96 * MIB  # the limit of one above the mount
+
+
+def test_no_limit_and_a_full_group(tmp_path):
+    root = cgroups(tmp_path, "0::/\n")
+    assert available_bytes(root) > 0
+    root = cgroups(tmp_path / "full", "0::/\n",
+                   **{"memory.max": 64 * MIB, "memory.current": 65 * MIB})
+    assert available_bytes(root) == 0
+
+
+def test_a_private_daemon_keeps_to_the_limit_of_a_group_above():
+    """On the machine's own /sys/fs/cgroup."""
+    folder = next((folder for folder in ("/sys/fs/cgroup/memory",
+                                         "/sys/fs/cgroup")
+                   if os.access(folder + "/cgroup.procs", os.W_OK)), None)
+    if folder is None:
+        pytest.skip("there is no cgroup that this user may divide")
+    above = pathlib.Path(folder, f"sluice-test-{os.getpid()}")
+    own = above / "own"
+    own.mkdir(parents=True)
+    try:
+        limit = [file for name in ("memory.max", "memory.limit_in_bytes")
+                 if (file := above / name).exists()]
+        if not limit:
+            pytest.skip("the memory controller is not there")
+        limit[0].write_text(str(2 * GIB))
+        ran = run_in("sh", "-c", f'echo $$ > {own}/cgroup.procs && exec "$@"',
+                     "sh", code="""
+            import sluice
+            print(sluice.Session().limits().host_total_bytes)
+        """)
+        assert 0 < int(ran.stdout) <= GIB, ran.stderr
+    finally:
+        await_true("all end", lambda: not (own / "cgroup.procs").read_text())
+        own.rmdir()
+        above.rmdir()
