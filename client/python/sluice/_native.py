@@ -22,7 +22,7 @@ from ctypes import (
 )
 from typing import TYPE_CHECKING, Any
 
-from sluice.errors import Error, Status
+from sluice.errors import Error, Status, loader_fault
 
 ABI_VERSION = 3
 GPU, HOST = 0, 1  # sluice_memory_kind
@@ -143,8 +143,9 @@ class Library:
                     function.restype, function.argtypes = result, arguments
                     setattr(self, name.removeprefix("sluice_"), function)
         except (OSError, AttributeError) as error:
-            raise Error(Status.NOT_FOUND, f"cannot load {path}: {error}: "
-                        "set SLUICE_BIN_DIR to the folder of a built sluiced"
+            why = loader_fault(str(error)) or (
+                f"{error}: set SLUICE_BIN_DIR to the folder of a built sluiced")
+            raise Error(Status.NOT_FOUND, f"cannot load {path}: {why}"
                         ) from None
         self.path = path
 

@@ -21,7 +21,7 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator
 
-from sluice.errors import Error, Status
+from sluice.errors import Error, Status, loader_fault
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
@@ -261,8 +261,9 @@ def _await_ready(guard: subprocess.Popen[bytes], folder: str,
             continue
         piece = os.read(guard.stdout.fileno(), 4096)
         if not piece:
+            line = _last_line(folder)
             raise Error(Status.INTERNAL, "the private sluiced did not start: "
-                        f"{_last_line(folder)}")
+                        f"{loader_fault(line) or line}")
         text += piece
     return int(_PID.search(text).group(1))
 

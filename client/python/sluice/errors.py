@@ -6,6 +6,7 @@ Both are one line: what, which value, which limit, what to do.
 from __future__ import annotations
 
 import enum
+import re
 
 __all__ = ["Error", "Invalid", "Status", "Unsupported"]
 
@@ -52,6 +53,33 @@ class Error(RuntimeError):
 
     def __str__(self) -> str:
         return f"{self.line} ({self.status.name})"
+
+
+_TOO_OLD = re.compile(r"(\S+): version `(([A-Z]+)_[\d.]+)' not found")
+
+
+def loader_fault(line: str) -> str | None:
+    """Of a line in which ld.so misses a version of a system's library: which
+    library, what it has, what is needed, what to do. None: it says no such
+    thing."""
+    found = _TOO_OLD.search(line)
+    if found is None:
+        return None
+    path, needed, name = found.groups()
+    try:
+        with open(path, "rb") as file:
+            has = re.findall(rb"\0%b_([\d.]+)(?=\0)" % name.encode(),
+                             file.read())
+        newest = max(has, key=lambda each: [*map(int, each.split(b"."))])
+        last = f"ends at {name}_{newest.decode()}, and {needed} is needed"
+    except (OSError, ValueError):
+        last = f"lacks {needed}"
+    remedy = ("use a system with glibc 2.35 or newer" if name == "GLIBC" else
+              "install the libstdc++ of GCC 12 or newer (the system's "
+              "libstdc++6, or conda install -c conda-forge 'libstdcxx-ng>=12')"
+              " and, if an older one is found before it, name its folder first"
+              " in LD_LIBRARY_PATH")
+    return f"{path} is too old: it {last}: {remedy}"
 
 
 class Invalid(Error, ValueError):

@@ -6,14 +6,16 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+import struct
 import subprocess
 import sys
 import textwrap
 
 import pytest
-from support import await_true, environment
+from support import await_true, environment, run
 
-from sluice.daemon import available_bytes
+import sluice
+from sluice.daemon import PrivateDaemon, available_bytes, find_programs
 
 MIB, GIB = 1 << 20, 1 << 30
 COPIES = """
@@ -143,3 +145,50 @@ def test_a_private_daemon_keeps_to_the_limit_of_a_group_above():
         await_true("all end", lambda: not (own / "cgroup.procs").read_text())
         own.rmdir()
         above.rmdir()
+
+
+# --- system libraries -------------------------------------------------------
+
+
+def elf_hash(name):
+    value = 0
+    for byte in name:
+        value = (value << 4) + byte
+        value = (value ^ (value >> 24 & 0xf0)) & 0x0fffffff
+    return struct.pack("<I", value)
+
+
+def needing(path, old, new, made):
+    """A copy of a program or library that needs another version of a system's
+    library."""
+    data = pathlib.Path(path).read_bytes()
+    assert data.count(old) == 1 and data.count(elf_hash(old)) == 1
+    made.write_bytes(data.replace(old, new).replace(elf_hash(old),
+                                                    elf_hash(new)))
+    made.chmod(0o755)
+    return made
+
+
+NEEDS_NEWER = rb"GLIBCXX_3.4.30", rb"GLIBCXX_3.4.99"
+
+
+@pytest.mark.parametrize("old, new, remedy", [
+    (*NEEDS_NEWER, "install the libstdc++ of GCC 12 or newer"),
+    (b"GLIBC_2.34", b"GLIBC_2.99", "use a system with glibc 2.35 or newer")])
+def test_an_old_system_library_is_named_with_its_version(
+        tmp_path, old, new, remedy):
+    needing(find_programs().library, old, new, tmp_path / "libsluice.so")
+    ran = run("import sluice; sluice.Session()", SLUICE_BIN_DIR=str(tmp_path))
+    line = ran.stderr.splitlines()[-1]
+    name = "libstdc" if old in NEEDS_NEWER else "libc.so.6"
+    assert line.startswith("sluice.Error: cannot load "), line
+    assert re.search(rf"{name}\S* is too old: it ends at [\w.]+, and "
+                     f"{new.decode()} is needed: {re.escape(remedy)}", line), line
+
+
+def test_an_old_system_library_of_the_daemon_is_named(tmp_path, monkeypatch):
+    needing(find_programs().sluiced, *NEEDS_NEWER, tmp_path / "sluiced")
+    monkeypatch.setenv("SLUICE_BIN_DIR", str(tmp_path))
+    with pytest.raises(sluice.Error, match=r"did not start: \S+libstdc\S+ is "
+                       "too old: .* install the libstdc"):
+        PrivateDaemon(gpu_bytes=8 * MIB, host_bytes=16 * MIB)
