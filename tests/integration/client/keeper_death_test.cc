@@ -67,7 +67,12 @@ class KeeperOfRanks : public ::testing::Test {
           pool->held_outside_bytes() == 0 && pool->quarantined_bytes() == 0) {
         return;
       }
-      found = pool.ok() ? pool->ShortDebugString() : pool.status().ToString();
+      found = pool.ok()
+                  ? fmt::format(
+                        "{} of {} leased, {} held outside, {} quarantined",
+                        pool->leased_bytes(), pool->total_bytes(),
+                        pool->held_outside_bytes(), pool->quarantined_bytes())
+                  : pool.status().ToString();
       absl::SleepFor(absl::Milliseconds(5));
     }
     ADD_FAILURE() << found << "\n" << under_->Log();

@@ -20,6 +20,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/integration/daemon/harness.h"
+#include "tests/proto/session_text.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::testing {
@@ -49,6 +50,10 @@ wire::Packet Parsed(const std::string& bytes) {
   wire::Packet packet;
   EXPECT_TRUE(packet.ParseFromString(bytes));
   return packet;
+}
+
+std::string TextOf(const std::string& bytes) {
+  return Described(Parsed(bytes))->ShortDebugString();
 }
 
 // Which answer it is: its kind, or the error's code.
@@ -138,7 +143,7 @@ void Record() {
   std::ofstream file(PathOf(wire::kProtocols.newest));
   const auto write = [&](char who, const std::string& bytes) {
     file << fmt::format("{} {} {}\n", who, absl::BytesToHexString(bytes),
-                        Parsed(bytes).ShortDebugString());
+                        TextOf(bytes));
   };
   for (const wire::Packet& request : Requests()) {
     write('>', request.SerializeAsString());
@@ -175,7 +180,7 @@ TEST_P(GoldenPackets, AreAnsweredAsTheyWere) {
 
 TEST_P(GoldenPackets, SayTodayWhatTheySaid) {
   for (const Line& line : ReadLines(GetParam())) {
-    EXPECT_EQ(Parsed(line.bytes).ShortDebugString(), line.text);
+    EXPECT_EQ(TextOf(line.bytes), line.text);
   }
 }
 

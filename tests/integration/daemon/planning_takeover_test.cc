@@ -68,7 +68,7 @@ class PlanningTakeOver : public ::testing::Test {
   static void ExpectPlan(RawClient& client) {
     const auto event = client.NextEvent(absl::Seconds(60));
     ASSERT_THAT(event, IsOk());
-    EXPECT_TRUE(event->has_plan_ready()) << event->ShortDebugString();
+    EXPECT_TRUE(event->has_plan_ready()) << event->body_case();
   }
   KeptDaemon daemon_;
 };

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -192,3 +193,32 @@ def test_an_old_system_library_of_the_daemon_is_named(tmp_path, monkeypatch):
     with pytest.raises(sluice.Error, match=r"did not start: \S+libstdc\S+ is "
                        "too old: .* install the libstdc"):
         PrivateDaemon(gpu_bytes=8 * MIB, host_bytes=16 * MIB)
+
+
+# A program that embeds Python twice, or two packages that bundle the library.
+OPENS_TWICE = """
+    import _ctypes, ctypes, sys
+    from sluice import _native
+    for path in sys.argv[1:]:
+        library = ctypes.CDLL(path)
+        options = _native.SessionOptions(
+            socket=b"@SOCKET", job=b"a", world_size=1, local_ranks=1)
+        session = ctypes.c_void_p()
+        library.sluice_session_open(ctypes.byref(options),
+                                    ctypes.byref(session))
+        print(bool(session.value), flush=True)
+        library.sluice_session_close(session)
+        if path == sys.argv[1]:
+            _ctypes.dlclose(library._handle)
+"""
+
+
+def test_the_library_is_loaded_again_and_beside_a_copy_of_itself(
+        tmp_path, daemon):
+    library = find_programs().library
+    copy = shutil.copy(library, tmp_path / "copy.so")
+    code = textwrap.dedent(OPENS_TWICE.replace("@SOCKET", daemon.socket))
+    ran = subprocess.run([sys.executable, "-c", code, library, library, copy],
+                         env=environment(), text=True, capture_output=True,
+                         timeout=200)
+    assert (ran.stdout, ran.stderr) == ("True\n" * 3, "")
