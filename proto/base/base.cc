@@ -7,11 +7,13 @@
 #include <algorithm>
 #include <cstdint>
 #include <ctime>
+#include <sstream>
 #include <string_view>
 #include <utility>
 
 #include "absl/strings/cord.h"
 #include "proto/base/clock.h"
+#include "proto/base/file_text.h"
 #include "proto/base/pidfd.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
@@ -92,9 +94,17 @@ std::optional<sockaddr_un> UnixAddress(const std::string& path) {
 }
 
 absl::Time MonotonicClock::Now() const {
+  // What the time namespace adds: "monotonic SECONDS NANOSECONDS".
+  static const absl::Duration added = [] {
+    std::istringstream text(TextOf("/proc/self/timens_offsets"));
+    std::string clock;
+    int64_t seconds = 0, nanoseconds = 0;
+    text >> clock >> seconds >> nanoseconds;
+    return absl::Seconds(seconds) + absl::Nanoseconds(nanoseconds);
+  }();
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
-  return absl::TimeFromTimespec(now);
+  return absl::TimeFromTimespec(now) - added;
 }
 
 double MonotonicSeconds() {

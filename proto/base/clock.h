@@ -14,8 +14,8 @@ class Clock {
 };
 
 // CLOCK_MONOTONIC as an absl::Time (its epoch is the machine's start, so it
-// is for differences only). Comparable between processes of one machine,
-// which the grant pages rely on.
+// is for differences only). Comparable between processes of one machine, in
+// whichever time namespace they are, which the grant pages rely on.
 class MonotonicClock final : public Clock {
  public:
   absl::Time Now() const override;

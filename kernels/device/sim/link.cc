@@ -1,11 +1,11 @@
 #include "kernels/device/sim/link.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <cstring>
-#include <ctime>
 
+#include "absl/time/clock.h"
+#include "proto/base/clock.h"
 #include "proto/base/status.h"
 
 namespace sluice::device {
@@ -28,21 +28,9 @@ int64_t DurationNs(Bytes size, double bytes_per_second) {
                       1e9);
 }
 
-void SleepUntil(int64_t when_ns) {
-  const timespec when = {.tv_sec = when_ns / 1'000'000'000,
-                         .tv_nsec = when_ns % 1'000'000'000};
-  while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &when, nullptr) ==
-         EINTR) {
-  }
-}
-
 }  // namespace
 
-int64_t MonotonicNs() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
-}
+int64_t MonotonicNs() { return absl::ToUnixNanos(MonotonicClock().Now()); }
 
 int64_t BookLink(double bytes_per_second, std::atomic<int64_t>& next_free_ns,
                  Bytes size, int64_t ready_ns, int64_t now_ns) {
@@ -80,7 +68,7 @@ absl::Status CopyOverLink(const NodeMapping& node, DeviceIndex gpu,
     ready_ns = std::max(ready_ns, now - kMaxCatchUpNs);
     ready_ns = BookLink(speed, node.clocks().links[link].next_free_ns[d], slice,
                         ready_ns, now);
-    if (ready_ns > now) SleepUntil(ready_ns);
+    absl::SleepFor(absl::Nanoseconds(ready_ns - now));
     std::memcpy(to + done.size(), from + done.size(), slice.size());
     done += slice;
   }

@@ -32,7 +32,7 @@ namespace sluice::device {
 
 inline constexpr int64_t kMaxCatchUpNs = 50'000'000;
 
-// CLOCK_MONOTONIC nanoseconds: one clock for all processes of the machine.
+// MonotonicClock in nanoseconds: one for all processes of the machine.
 int64_t MonotonicNs();
 
 // How many slices may be booked ahead of a stream's: of as many streams.
