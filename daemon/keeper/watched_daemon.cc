@@ -23,12 +23,13 @@ absl::StatusOr<WatchedDaemon> WatchedDaemon::Start(
   const int error = errno;
   kill(-pid, SIGKILL);
   waitpid(pid, nullptr, 0);
-  return ErrnoStatus(error, "watch sluiced");
+  return PidfdFault(error, "watch sluiced");
 }
 
 absl::StatusOr<WatchedDaemon> WatchedDaemon::Adopt(pid_t pid) {
   UniqueFd life = PidfdOf(pid);
   // Asked behind it: a parent that is there now was there then.
+  if (!life && errno != ESRCH) return PidfdFault(errno, "watch sluiced");
   if (!life || getppid() != pid) {
     return absl::InvalidArgumentError(
         fmt::format("process {} did not start this one: --adopt is for sluiced "

@@ -81,11 +81,11 @@ absl::Status CheckOwnDirectory(const std::string& directory,
     }
     if (info.st_uid != 0 && info.st_uid != geteuid() &&
         !CountsAsRoots(above, info.st_uid, users)) {
-      return not_own(fmt::format(
-          "{} belongs to {}, who could replace it", above.string(),
-          users.MayBeUnmapped(info.st_uid)
-              ? "a user that this namespace does not map"
-              : fmt::format("user {}", info.st_uid)));
+      return not_own(fmt::format("{} belongs to {}, who could replace it",
+                                 above.string(),
+                                 users.MayBeUnmapped(info.st_uid)
+                                     ? "a user that this namespace does not map"
+                                     : fmt::format("user {}", info.st_uid)));
     }
     if ((info.st_mode & S_IWOTH) != 0 && (info.st_mode & S_ISVTX) == 0) {
       return not_own(

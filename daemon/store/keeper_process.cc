@@ -30,7 +30,7 @@ absl::StatusOr<std::unique_ptr<KeeperProcess>> KeeperProcess::Watch(
       std::unique_ptr<KeeperProcess>(new KeeperProcess(std::move(options)));
   keeper->pid_ = pid;
   UniqueFd life = PidfdOf(pid);
-  if (!life && errno != ESRCH) return ErrnoStatus(errno, "watch the keeper");
+  if (!life && errno != ESRCH) return PidfdFault(errno, "watch the keeper");
   // Where it is not the parent it died before, and the number may be another's.
   if (life && getppid() == pid) keeper->life_ = std::move(life);
   return keeper;
@@ -62,7 +62,7 @@ absl::Status KeeperProcess::Replace() {
                   kAsAKeeper));
   child_ = true;
   life_ = PidfdOf(pid_);
-  if (!life_) return ErrnoStatus(errno, "watch the keeper");
+  if (!life_) return PidfdFault(errno, "watch the keeper");
   return absl::OkStatus();
 }
 

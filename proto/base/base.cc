@@ -85,6 +85,17 @@ UniqueFd PidfdOf(pid_t pid) {
   return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
 }
 
+absl::Status PidfdFault(int error, std::string_view what) {
+  if (error != EPERM && error != EACCES && error != ENOSYS) {
+    return ErrnoStatus(error, what);
+  }
+  return absl::PermissionDeniedError(fmt::format(
+      "{}: pidfd_open, which shows when a process ends, is refused here ({}): "
+      "allow pidfd_open and pidfd_send_signal in the container's or sandbox's "
+      "seccomp profile (in Linux since 5.3)",
+      what, std::strerror(error)));
+}
+
 std::optional<sockaddr_un> UnixAddress(const std::string& path) {
   if (path.empty() || path.size() > kLongestSocketPath) return std::nullopt;
   sockaddr_un address = {};

@@ -59,6 +59,11 @@ class Doctor(unittest.TestCase):
                       found["daemon"]["fix"])
         self.assertIn("no sluiced is seen", found["open files"]["said"])
 
+    def test_a_folder_that_is_closed_to_the_user_is_no_obstacle(self):
+        os.mkdir(self.run_dir, 0)
+        self.addCleanup(os.chmod, self.run_dir, 0o700)
+        self.assertEqual(self.found()["daemon"]["health"], "problem")
+
     def test_a_daemon_is_looked_at_by_its_own_limits(self):
         before = self.found()
         limit = 1000  # less than anything that this test itself may open

@@ -172,6 +172,13 @@ std::vector<Case> Cases() {
        },
        Health::kWarning, "host memory of 64 GiB is to be leased",
        "echo max | sudo tee '/cg/a b/memory.max'"},
+      {"locked memory",
+       [](Facts& f) {
+         f.process.hidden = true;
+         f.process.locked_bytes = 1 << 20;
+       },
+       Health::kWarning, "here, as hidepid hides sluiced in /proc: at most",
+       "sudo systemctl revert sluiced"},
       {"memory limit",
        [](Facts& f) {
          f.process.memory = {GiB(9), "/cg/memory/a/memory.limit_in_bytes"};

@@ -54,6 +54,8 @@ struct DaemonFacts {
 // started by hand would be.
 struct ProcessFacts {
   std::optional<int> pid;  // none: it is this process
+  // /proc shows nothing of `pid` (hidepid): the limits are this process'.
+  bool hidden = false;
   // What it was started with, its program first, and where; empty: not seen.
   std::vector<std::string> command;
   std::string folder;

@@ -62,6 +62,7 @@ Finding CheckPersistence(const Facts& facts) {
 
 // Whose limits they are, for people.
 std::string CgroupOwner(const Facts& facts) {
+  if (facts.process.hidden) return "here, as hidepid hides sluiced in /proc: ";
   return facts.process.pid ? "" : "here, where no sluiced is seen: ";
 }
 

@@ -100,9 +100,11 @@ std::vector<std::string> ToldCommand(const std::string& cmdline) {
 ProcessFacts ReadProcess(const std::string& folder) {
   ProcessFacts facts;
   if (const int pid = FindHolder(folder + "/lock"); pid > 0) facts.pid = pid;
-  const std::string name = facts.pid ? std::to_string(*facts.pid) : "self";
+  std::string name = facts.pid ? std::to_string(*facts.pid) : "self";
+  facts.hidden = access(("/proc/" + name).c_str(), F_OK) != 0;
+  if (facts.hidden) name = "self";
   const std::string proc = "/proc/" + name;
-  if (facts.pid) {
+  if (facts.pid && !facts.hidden) {
     facts.command = ToldCommand(TextOf(proc + "/cmdline"));
     std::error_code hidden;
     facts.folder = std::filesystem::read_symlink(proc + "/cwd", hidden);
@@ -189,9 +191,9 @@ Facts ReadFacts(const SocketPaths& sockets) {
                                      facts.daemon.http);
   facts.unit = ReadUnit(folder);
   // The keeper may be in another pid namespace, where no process is seen.
-  facts.keeper =
-      FindHolder(folder + "/keeper.lock") > 0 ||
-      (!facts.process.pid && std::filesystem::exists(folder + "/keeper.sock"));
+  facts.keeper = FindHolder(folder + "/keeper.lock") > 0 ||
+                 (!facts.process.pid &&
+                  access((folder + "/keeper.sock").c_str(), F_OK) == 0);
   facts.driver = ReadDriver();
   facts.machine = ReadMachine();
   facts.folder =

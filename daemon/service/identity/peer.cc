@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <linux/nsfs.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -76,8 +77,16 @@ absl::StatusOr<ProcStat> ReadStat(int pid) {
   return stat;
 }
 
+// `why` /proc shows nothing of it.
 absl::Status Gone(int pid, const absl::Status& why = absl::OkStatus()) {
   if (absl::IsResourceExhausted(why)) return why;
+  if (!why.ok() && (kill(pid, 0) == 0 || errno == EPERM)) {
+    return absl::PermissionDeniedError(fmt::format(
+        "process {} runs, but /proc hides it from user {}, as sluiced runs: "
+        "mount /proc without hidepid, or with gid= of a group of that user's, "
+        "or run sluiced as root",
+        pid, geteuid()));
+  }
   return absl::PermissionDeniedError(
       fmt::format("process {} ended before it was identified", pid));
 }
@@ -91,7 +100,9 @@ absl::StatusOr<UniqueFd> OpenPidfd(int socket, int pid) {
   const auto before = ReadStat(pid);
   if (!before.ok()) return Gone(pid, before.status());
   UniqueFd pidfd = PidfdOf(pid);
-  if (!pidfd) return OutOfDescriptors(errno) ? NoDescriptors() : Gone(pid);
+  if (!pidfd && OutOfDescriptors(errno)) return NoDescriptors();
+  if (!pidfd && errno == ESRCH) return Gone(pid);
+  if (!pidfd) return PidfdFault(errno, fmt::format("watch process {}", pid));
   const auto after = ReadStat(pid);
   pollfd hung_up = {.fd = socket, .events = POLLRDHUP, .revents = 0};
   poll(&hung_up, 1, 0);

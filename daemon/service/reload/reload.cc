@@ -56,7 +56,7 @@ absl::Status Reload::Start() {
     const int error = errno;
     kill(pid_, SIGKILL);
     Reap();
-    return ErrnoStatus(error, "watch " + check_[0]);
+    return PidfdFault(error, "watch " + check_[0]);
   }
   loop_->Add(life_.get(), EPOLLIN, [this](uint32_t) { OnEnd(); });
   return absl::OkStatus();

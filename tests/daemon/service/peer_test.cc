@@ -2,9 +2,11 @@
 #include "daemon/service/identity/peer.h"
 
 #include <fcntl.h>
+#include <grp.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -17,6 +19,7 @@
 #include "gtest/gtest.h"
 #include "proto/wire.h"
 #include "tests/support/child.h"
+#include "tests/support/no_pidfds.h"
 #include "tests/support/sanitizer.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
@@ -28,6 +31,7 @@ using sluice::testing::Child;
 using sluice::testing::kThreadSanitizer;
 using sluice::testing::StatusIs;
 using sluice::testing::TempDir;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // A child that connects to us, says so and does `then`.
@@ -115,6 +119,40 @@ TEST_P(PeerTest, WithoutDescriptorsLeftTheFaultIsOurs) {
   }
 }
 
+// Wrong once: it was called "ended before it was identified".
+TEST(PeerSandbox, OneThatRefusesPidfdsIsNamed) {
+  ConnectedChild peer([] { pause(); });
+  for (const int error : {EPERM, ENOSYS}) {
+    Child::Fork([&] {
+      ASSERT_TRUE(testing::RefusePidfds(error));
+      EXPECT_THAT(
+          IdentifyPeer(peer.socket.get(), {}, /*use_peerpidfd=*/false),
+          StatusIs(absl::StatusCode::kPermissionDenied,
+                   AllOf(HasSubstr("pidfd_open"), HasSubstr("is refused here"),
+                         HasSubstr("seccomp profile"))));
+    })->ExpectSuccess();
+  }
+}
+
+// Wrong once, too.
+TEST_P(PeerTest, OneThatProcHidesIsNamed) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can mount";
+  ConnectedChild peer([] { pause(); });
+  Child::Fork([&] {
+    ASSERT_EQ(unshare(CLONE_NEWNS), 0);
+    ASSERT_EQ(mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr), 0);
+    ASSERT_EQ(mount("proc", "/proc", "proc", 0, "hidepid=2"), 0);
+    ASSERT_EQ(setgroups(0, nullptr), 0);  // root's group is shown all
+    ASSERT_EQ(setresgid(1234, 1234, 1234), 0);
+    ASSERT_EQ(setresuid(1234, 1234, 1234), 0);
+    EXPECT_THAT(IdentifyPeer(peer.socket.get(), {}, GetParam()),
+                StatusIs(absl::StatusCode::kPermissionDenied,
+                         AllOf(HasSubstr("runs, but /proc hides it from user "
+                                         "1234"),
+                               HasSubstr("hidepid"))));
+  })->ExpectSuccess();
+}
+
 INSTANTIATE_TEST_SUITE_P(, PeerTest, ::testing::Bool(), [](const auto& info) {
   return info.param ? "SoPeerPidfd" : "PidfdOpen";
 });
@@ -122,9 +160,8 @@ INSTANTIATE_TEST_SUITE_P(, PeerTest, ::testing::Bool(), [](const auto& info) {
 TEST(PeerCgroup, IsCutAsTheConfigurationSays) {
   ConnectedChild peer([] { pause(); });
   SLUICE_ASSERT_OK_AND_ASSIGN(const CgroupCut all, CgroupCut::Make({"/"}));
-  SLUICE_ASSERT_OK_AND_ASSIGN(
-      const Identity identity,
-      IdentifyPeer(peer.socket.get(), {all, {}}));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Identity identity,
+                              IdentifyPeer(peer.socket.get(), {all, {}}));
   EXPECT_EQ(identity.peer.principal.cgroup.substr(0, 1), "/");
 }
 

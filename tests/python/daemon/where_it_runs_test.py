@@ -66,6 +66,28 @@ def test_it_starts_where_proc_shows_processes_only():
     assert ran.stdout == "True\n", ran.stderr  # torch misses /proc/cpuinfo
 
 
+REFUSES_PIDFDS = """
+    import ctypes, struct
+    load, is_not, refuse, allow = (0x20, 0, 0, 0), 0x15, 0x50001, 0x7fff0000
+    rules = [load, (is_not, 1, 0, 434), (is_not, 0, 1, 424),  # open, send_signal
+             (0x06, 0, 0, refuse), (0x06, 0, 0, allow)]
+    text = ctypes.create_string_buffer(
+        b"".join(struct.pack("=HBBI", *rule) for rule in rules))
+    fprog = struct.pack("@HP", len(rules), ctypes.addressof(text))
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    assert prctl(38, 1, 0, 0, 0) == 0  # no new privileges
+    assert prctl(22, 2, fprog, 0, 0) == 0, ctypes.get_errno()
+"""
+
+
+def test_it_starts_where_a_sandbox_refuses_pidfds_or_says_so():
+    ran = run_in("env", code=REFUSES_PIDFDS + COPIES)
+    if "pidfd_open" in ran.stderr:  # a kernel before SO_PEERPIDFD
+        assert "seccomp profile" in ran.stderr.splitlines()[-1]
+    else:
+        assert (ran.stdout, ran.stderr) == ("True\n", "")
+
+
 # --- cgroups ----------------------------------------------------------------
 
 
