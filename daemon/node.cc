@@ -15,7 +15,6 @@
 #include "daemon/sim_node.h"
 #include "kernels/device/cuda/nvidia.h"
 #include "proto/base/cgroup.h"
-#include "proto/base/machine_memory.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 

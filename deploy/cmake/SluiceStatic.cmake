@@ -75,13 +75,9 @@ add_dependencies(fmt::fmt sluice_archive_fmt)
 # these files anew from the sources of Debian's package; the linker, or
 # deploy/wheel/needs.py (STATIC_TLS), refuses one that is missing here.
 set(again
-  google/protobuf/any.cc google/protobuf/arena.cc google/protobuf/descriptor.cc
-  google/protobuf/dynamic_message.cc google/protobuf/extension_set_heavy.cc
-  google/protobuf/generated_message_reflection.cc google/protobuf/map_field.cc
-  google/protobuf/message.cc google/protobuf/reflection_ops.cc
-  google/protobuf/repeated_field.cc google/protobuf/repeated_ptr_field.cc
-  google/protobuf/stubs/common.cc google/protobuf/stubs/int128.cc
-  google/protobuf/text_format.cc google/protobuf/wire_format.cc
+  google/protobuf/arena.cc google/protobuf/repeated_field.cc
+  google/protobuf/repeated_ptr_field.cc google/protobuf/stubs/common.cc
+  google/protobuf/stubs/int128.cc
   absl/base/internal/sysinfo.cc absl/base/internal/throw_delegate.cc
   absl/numeric/int128.cc absl/strings/cord.cc
   absl/strings/internal/cord_rep_btree.cc

@@ -1,5 +1,7 @@
 #include "proto/base/cgroup.h"
 
+#include <sys/sysinfo.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
@@ -49,6 +51,23 @@ void LowerByGroups(std::optional<MemoryLimit>& smallest,
 }
 
 }  // namespace
+
+MachineMemory MachineMemory::Read(const std::string& root) {
+  struct sysinfo info = {};
+  sysinfo(&info);
+  const auto bytes = [&](uint64_t units) {
+    return Bytes(static_cast<int64_t>(units * info.mem_unit));
+  };
+  MachineMemory memory{bytes(info.totalram), bytes(info.freeram)};
+  std::ifstream file(root + "/proc/meminfo");
+  std::string key;
+  int64_t kib = 0;
+  for (std::string unit; file >> key >> kib; std::getline(file, unit)) {
+    if (key == "MemTotal:") memory.total = KiB(kib);
+    if (key == "MemAvailable:") memory.available = KiB(kib);
+  }
+  return memory;
+}
 
 std::optional<MemoryLimit> CgroupMemoryLimit(const std::string& process,
                                              const std::string& root) {

@@ -1,4 +1,5 @@
-// The memory limit of the cgroups that a process is in.
+// The memory that a process may have: its machine's, and its cgroups' limit.
+// `root` holds /proc and /sys.
 //
 // Thread safety: reads the file system only.
 #pragma once
@@ -10,6 +11,14 @@
 
 namespace sluice {
 
+struct MachineMemory {
+  Bytes total, available;
+
+  // From /proc/meminfo. Where /proc does not have it (subset=pid), from
+  // sysinfo(2), which counts caches as not available.
+  static MachineMemory Read(const std::string& root = "");
+};
+
 struct MemoryLimit {
   Bytes most;
   std::string file;  // which says so
@@ -17,7 +26,7 @@ struct MemoryLimit {
 
 // The smallest limit of a process ("self", "123"), now: of its own group and of
 // each above it, unified hierarchy or memory controller. None too where it
-// cannot be read. `root` holds /proc and /sys.
+// cannot be read.
 std::optional<MemoryLimit> CgroupMemoryLimit(
     const std::string& process = "self", const std::string& root = "");
 

@@ -116,21 +116,18 @@ def _numbers(file: pathlib.Path) -> dict[str, int]:
 
 
 def _left_by_cgroups(root: pathlib.Path) -> Iterator[int]:
-    """What each group may still have of which this process is, unified
-    hierarchy or memory controller."""
+    """What the process' cgroup and each above it may still have."""
     try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        told = (root / "proc/self/cgroup").read_bytes()
     except OSError:
         return
-    for line in lines:
+    for line in os.fsdecode(told).splitlines():
         _, controllers, path = line.split(":", 2)
-        mounted, names = root / "sys/fs/cgroup", ("memory.max",
-                                                  "memory.current")
-        if controllers:
-            mounted, names = mounted / "memory", ("memory.limit_in_bytes",
-                                                  "memory.usage_in_bytes")
         if controllers and "memory" not in controllers.split(","):
             continue
+        mounted = root / "sys/fs/cgroup" / ("memory" if controllers else "")
+        names = (("memory.limit_in_bytes", "memory.usage_in_bytes")
+                 if controllers else ("memory.max", "memory.current"))
         parts = [part for part in path.split("/") if part]
         # A container's mount begins at its own group, which the path names.
         while parts and not mounted.joinpath(*parts).is_dir():

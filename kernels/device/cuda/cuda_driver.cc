@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-#include "proto/base/machine_memory.h"
+#include "proto/base/cgroup.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
