@@ -4,11 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "proto/base/cgroup.h"
-#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
 namespace sluice::device::cuda {
