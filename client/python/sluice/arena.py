@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from os import getpid
 from typing import Any
@@ -26,19 +27,20 @@ _CLOSED = object()  # what no tensor is marked with
 
 def _whole(call: Callable) -> Callable:
     """A call that is cut short by an interrupt is put right before the next;
-    see [Note: interrupted books] in books."""
+    see [Note: interrupted books] in books. One thread calls at a time."""
     @functools.wraps(call)
     def whole(self: HostArena, *args: Any) -> Any:
-        if self._cut_short:
-            self._put_right()
-        self._cut_short = True
-        try:
-            found = call(self, *args)
-        except Error:  # a refusal, after which all is whole
+        with self._lock:
+            if self._cut_short:
+                self._put_right()
+            self._cut_short = True
+            try:
+                found = call(self, *args)
+            except Error:  # a refusal, after which all is whole
+                self._cut_short = False
+                raise
             self._cut_short = False
-            raise
-        self._cut_short = False
-        return found
+            return found
     return whole
 
 
@@ -64,7 +66,8 @@ class HostArena:
     On a GPU all is ordered against torch's current stream of the calling
     thread, and no call waits for the GPU; see [Note: streams] in computing.
 
-    Thread safety: one thread at a time, the one that computes.
+    Thread safety: calls take turns, and each host tensor is used by one
+    thread at a time.
     """
 
     def __init__(self, session: Session, *,
@@ -81,17 +84,19 @@ class HostArena:
         self._slots = None if self.device.type == "cpu" else Slots(
             session, self.device)
         self._cut_short = False
+        self._lock = threading.RLock()
 
     @property
     def used_bytes(self) -> int:
-        if not self.closed and self._pid == getpid():
-            if self._cut_short:
-                self._put_right()
-            if self._books.has_lost():
-                self._cut_short = True
-                self._slabs.rebuild_books(self._copies.last_read())
-                self._cut_short = False
-        return self._books.used_bytes
+        with self._lock:
+            if not self.closed and self._pid == getpid():
+                if self._cut_short:
+                    self._put_right()
+                if self._books.has_lost():
+                    self._cut_short = True
+                    self._slabs.rebuild_books(self._copies.last_read())
+                    self._cut_short = False
+            return self._books.used_bytes
 
     @property
     def peak_bytes(self) -> int:

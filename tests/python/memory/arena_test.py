@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -193,6 +196,35 @@ def test_ten_thousand_random_calls_agree_with_a_dict(arena):
     places = sorted((host._address, host.nbytes)
                     for host, _ in model.values() if host.nbytes)
     assert all(a + n <= b for (a, n), (b, _) in zip(places, places[1:]))
+
+
+def test_threads_that_call_at_once_keep_their_bytes(arena):
+    """An arena that rights its books in another thread's call gives bytes
+    away that are held."""
+    def work(seed: int) -> None:
+        draw = random.Random(seed)
+        held = []
+        for i in range(400):
+            value = seed * 1000 + i
+            held.append((value, arena.put(torch.full((draw.randint(
+                1, 5000),), value))))
+            if len(held) > 5:
+                value, host = held.pop(draw.randrange(len(held)))
+                assert bool((arena.get(host, "cpu") == value).all())
+                if draw.random() < 0.5:  # else it goes with its last holder
+                    arena.drop(host)
+            assert arena.used_bytes >= 0
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            for done in [threads.submit(work, seed) for seed in range(4)]:
+                done.result()
+    finally:
+        sys.setswitchinterval(interval)
+    gc.collect()
+    assert arena.used_bytes == 0
 
 
 def test_free_ranges_agree_with_a_set_of_bytes():
