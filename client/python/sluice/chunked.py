@@ -8,6 +8,7 @@ one chunk. One chunk's activations exist at a time.
 """
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -183,22 +184,17 @@ class ChunkedCall:
         gradients, leaves = Gradients(found), self.arguments()
         of_arguments = [torch.zeros_like(leaf.value, dtype=wide_dtype(
             leaf.value)) for leaf in leaves]
-        random = RandomState(self.step.device)
-        now = Snapshot(self.step.written_by(self.module))
         self.replays = True
         try:
-            self._setting.check()
             # Another thread's forward, which may have the turn, must not
             # meet the aliases.
-            with self.step.engaged(), gradients.in_place(), (
-                    self._setting.in_place()):
+            with self.step.engaged(), self._as_in_forward(), (
+                    gradients.in_place()):
                 for m in range(len(self.chunks) - 1, -1, -1):
                     part = self._backward_chunk(m, dy, needs_x, of_arguments)
                     if dx is not None:
                         dx.write(m, part)
         finally:
-            random.restore()
-            now.restore()
             self.release()
         if self._fingerprints:
             self.step.checks.passed()
@@ -208,6 +204,20 @@ class ChunkedCall:
         return None if dx is None else dx.tensor(), [
             g.to(leaf.value.dtype) for g, leaf in zip(of_arguments, leaves)
         ], of_parameters
+
+    @contextlib.contextmanager
+    def _as_in_forward(self) -> Iterator[None]:
+        """The module is as it was in forward; random state and the buffers
+        that it writes are afterwards as they are now."""
+        random = RandomState(self.step.device)
+        now = Snapshot(self.step.written_by(self.module))
+        try:
+            self._setting.check()
+            with self._setting.in_place():
+                yield
+        finally:
+            random.restore()
+            now.restore()
 
     def _backward_chunk(self, m: int, dy: DeviceRows | HostRows,
                         needs_x: bool, of_arguments: list[Tensor]

@@ -2,15 +2,16 @@
 one: attributes are put back for the second, other contents are refused.
 
 [Note: setting] Between a forward and its backward a model may be evaluated,
-PEFT's other adapter be chosen, a scale be changed by a schedule. Autograd's
-graph would not care: it is of the forward that was. So the second forward sees
-the plain attributes (numbers, names, lists and dictionaries of them) that the
-first one saw. Of parameters and buffers there is no copy; they must still have
-the same contents. A buffer that was replaced, as a rotary table is that grows
-with a longer sequence, is put back like an attribute. Parameters that were
-written count as changed. Buffers may have been written with what they had, as
-DDP does before each forward; so that this can be told, a sum of each version's
-bytes is kept.
+PEFT's other adapter be chosen or added, a hook come or go, a scale be changed
+by a schedule. Autograd's graph would not care: it is of the forward that was.
+So the second forward sees the plain attributes (numbers, names, lists and
+dictionaries of them), the submodules and the hooks that the first one saw. Of
+parameters and buffers there is no copy; they must still have the same
+contents. A buffer that was replaced, as a rotary table is that grows with a
+longer sequence, is put back like an attribute. Parameters that were written
+count as changed, and so does another class or forward of a module. Buffers may
+have been written with what they had, as DDP does before each forward; so that
+this can be told, a sum of each version's bytes is kept.
 """
 from __future__ import annotations
 
@@ -28,7 +29,13 @@ from sluice.replay import Slot
 _PLAIN = (type(None), bool, int, float, str, torch.dtype)
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64,
           16: torch.int64}  # by the bytes of an element
-_TORCHS = frozenset(vars(nn.Module())) - {"training"}
+_TORCHS = frozenset(vars(nn.Module())) - {"training", "_is_full_backward_hook"}
+# What holds a module's submodules and hooks, and hooks of all modules.
+_HELD = [name for name, value in vars(nn.Module()).items() if isinstance(
+    value, dict) and name not in ("_parameters", "_buffers")]
+_ALL = nn.modules.module
+_OF_ALL = [name for name, value in vars(_ALL).items() if name.startswith(
+    "_global_") and isinstance(value, dict)]
 
 
 class Setting:
@@ -43,8 +50,14 @@ class Setting:
         self.take()
 
     def take(self) -> None:
-        """Attributes and buffers are to be as they are now."""
-        self.attributes = [_attributes(m) for m in self._modules]
+        """Attributes and buffers are to be as they are now. Hooks of the
+        module itself run around its forward, once."""
+        root, *inside = self._modules
+        self.attributes = [
+            {**_attributes(root), **_copies(root, ("_modules",))},
+            *({**_attributes(m), **_copies(m, _HELD)} for m in inside),
+            _copies(_ALL, _OF_ALL)]
+        self._forwards = [_forward(m) for m in inside]
         self.take_buffers()
 
     def take_buffers(self) -> None:
@@ -57,8 +70,14 @@ class Setting:
             if buffer is not None and (owner, name) not in self._written]
 
     def check(self) -> None:
+        """Raises RuntimeError where what is not put back was changed. In the
+        stream's turn: another thread's backward has aliases in place."""
+        for owner, then in zip(self._modules[1:], self._forwards):
+            if _forward(owner) != then:
+                _refuse(owner, "forward")
         for slot, contents in self._parameters:
-            if not contents.are_of(slot.parameter):
+            if slot.name not in slot.owner._parameters or (
+                    not contents.are_of(slot.parameter)):
                 _refuse(slot.owner, slot.name)
         for owner, name, buffer, contents in self._buffers:
             if name not in owner._buffers or not contents.are_of(buffer):
@@ -75,17 +94,18 @@ class Setting:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """The modules have the attributes and the buffers of then."""
+        """The modules have the attributes, submodules, hooks and buffers of
+        then."""
         replaced = [(owner, name, owner._buffers[name], buffer)
                     for owner, name, buffer, _ in self._buffers
                     if owner._buffers[name] is not buffer]
         changed = []
-        for module, then in zip(self._modules, self.attributes):
+        for module, then in zip((*self._modules, _ALL), self.attributes):
             now = vars(module)
             changed += [(module, name, now[name], value)
                         for name, value in then.items()
-                        if _is_plain(now.get(name, self)) and (
-                            now[name] != value)]
+                        if (_is_plain(now.get(name, self)) or name in _HELD
+                            or module is _ALL) and now[name] != value]
         for module, name, _, value in changed:
             vars(module)[name] = value
         for owner, name, _, buffer in replaced:
@@ -166,6 +186,15 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
                 value, (list, dict, set)) else value
             for name, value in vars(module).items()
             if name not in _TORCHS and _is_plain(value)}
+
+
+def _copies(of: Any, names: Iterable[str]) -> dict[str, dict]:
+    return {name: vars(of)[name].copy() for name in names}
+
+
+def _forward(module: nn.Module) -> tuple[type, Any]:
+    """What a call of the module runs."""
+    return type(module), vars(module).get("forward")
 
 
 def _is_plain(value: Any) -> bool:

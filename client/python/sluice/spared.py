@@ -59,15 +59,14 @@ class Conditions:
     """What decides which products a layer's replay needs.
 
     Attributes:
-        attributes: the plain ones of the layer's modules.
-        hooks: of the layer's modules and of all modules.
+        attributes: the plain ones of the layer's modules, and which modules
+            and hooks they have.
         trained: whether a gradient is needed of each parameter, of the hidden
             states, and of each argument beside them.
         saves: the hooks on saved tensors that are in force, None without any.
     """
 
     attributes: Any
-    hooks: tuple
     trained: tuple[bool, ...]
     saves: Any
 
@@ -75,7 +74,7 @@ class Conditions:
     def now(cls, layer: nn.Module, attributes: Any,
             inputs: Iterable[Tensor]) -> Conditions:
         """During a replay, while the layer has its aliases of parameters."""
-        return cls(attributes, _hooks(layer), tuple(
+        return cls(attributes, tuple(
             t.requires_grad for t in (*layer.parameters(), *inputs)),
             _hooks_on_saved())
 
@@ -238,16 +237,6 @@ def _nodes(y: Tensor) -> Iterator[Any]:
 def _hooks_on_saved() -> Any:
     """The innermost ones in force, of all tensors that autograd saves."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False)
-
-
-def _hooks(layer: nn.Module) -> tuple:
-    """Of all modules in the layer, and of all modules there are: what may look
-    at values. The layer's own see only what it returns in its forward."""
-    return (*nn.modules.module._global_forward_hooks.values(),
-            *nn.modules.module._global_forward_pre_hooks.values(),
-            *(hook for module in layer.modules() if module is not layer
-              for hook in (*module._forward_hooks.values(),
-                           *module._forward_pre_hooks.values())))
 
 
 __all__ = ["Conditions", "Following", "Spared"]

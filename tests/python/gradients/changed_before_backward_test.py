@@ -8,7 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from models import Run, Wrapper, assert_same, batch, run, tiny, wrap_mlps
+from models import (
+    Run,
+    Wrapper,
+    assert_same,
+    batch,
+    run,
+    tiny,
+    unstreamed,
+    wrap_mlps,
+)
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
@@ -77,6 +86,128 @@ def test_replays_use_the_attributes_of_the_forward(session, change):
     change(changed)
     assert (mlp.scale, mlp.on, mlp.chosen, mlp.times) == (
         changed.scale, changed.on, changed.chosen, changed.times)
+    stream.unstream()
+
+
+def add_hook(mlp):
+    mlp.register_forward_hook(lambda module, args, y: 3 * y)
+
+
+def add_hook_before(mlp):
+    mlp.inner.down_proj.register_forward_pre_hook(
+        lambda module, args: (3 * args[0],))
+
+
+def add_backward_hook(mlp):
+    mlp.inner.register_full_backward_hook(
+        lambda module, grads, _: tuple(3 * g for g in grads))
+
+
+def remove_hook(mlp):
+    mlp.handle.remove()
+
+
+def replace_module(mlp):
+    torch.manual_seed(1)
+    mlp.inner.down_proj = nn.Linear(48, 32, bias=False)
+
+
+def add_module(mlp):
+    mlp.inner.down_proj = Scaled(mlp.inner.down_proj)
+    mlp.inner.down_proj.scale = 3.0
+
+
+@pytest.mark.parametrize("change", [
+    add_hook, add_hook_before, add_backward_hook, remove_hook, replace_module,
+    add_module])
+def test_replays_use_the_modules_and_hooks_of_the_forward(session, change):
+    """Nothing is compared; in the second step some products are skipped."""
+    def prepared():
+        model = scaled()
+        for layer in model.model.layers:
+            layer.mlp.handle = layer.mlp.register_forward_hook(
+                lambda module, args, y: y + 0.1 * y * y)
+        return model
+
+    plain, model = prepared(), prepared()
+    stream = sluice.stream(model, session=session, chunk=16, check="off",
+                           quiet=True)
+    for _ in range(2):
+        expected, got = gradients(plain, change), gradients(model, change)
+        assert_same(got, expected)
+    mlp = model.model.layers[0].mlp
+    assert len(mlp._forward_hooks) == len(
+        plain.model.layers[0].mlp._forward_hooks)
+    assert type(mlp.inner.down_proj) is type(
+        plain.model.layers[0].mlp.inner.down_proj)
+    stream.unstream()
+
+
+def test_a_hook_of_all_modules_is_that_of_the_forward(session):
+    model = tiny()
+    expected = unstreamed(model, batch())
+    stream = sluice.stream(model, session=session, chunk=16, check="off",
+                           quiet=True)
+    loss = model(**batch()).loss
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, args, y: 3 * y if isinstance(module, nn.Linear) else y)
+    loss.backward()
+    handle.remove()
+    assert not nn.modules.module._global_forward_hooks
+    assert_same(Run(loss.item(), {name: p.grad for name, p in
+                                  model.named_parameters()}), expected)
+    stream.unstream()
+
+
+def test_adapters_that_come_before_a_backward_change_nothing(session):
+    def step(model):
+        torch.manual_seed(0)
+        loss = model(**batch()).loss
+        get_peft_model(model, LoraConfig(
+            r=4, target_modules=["o_proj", "down_proj"],
+            init_lora_weights=False))
+        for parameter in model.parameters():
+            parameter.requires_grad_(True)
+        loss.backward()
+        return Run(loss.item(), {name: p.grad for name, p in
+                                 model.named_parameters()})
+
+    model = tiny()
+    expected = step(copy.deepcopy(model))
+    stream = sluice.stream(model, session=session, chunk=16, check="off",
+                           quiet=True)
+    assert_same(step(model), expected)
+    assert_same(run(model, batch()), unstreamed_twin(model))
+    stream.unstream()
+
+
+def unstreamed_twin(model):
+    """What a copy with the forwards of the classes makes of it."""
+    twin = copy.deepcopy(model)
+    for module in twin.modules():
+        vars(module).pop("forward", None)
+    return run(twin, batch())
+
+
+def another_class(mlp):
+    class Negative(Scaled):
+        def forward(self, x):
+            return -super().forward(x)
+    mlp.__class__ = Negative
+
+
+def another_forward(mlp):
+    mlp.inner.forward = lambda x: -x
+
+
+@pytest.mark.parametrize("change", [another_class, another_forward])
+def test_another_forward_of_a_module_is_a_change(session, change):
+    model = scaled()
+    stream = sluice.stream(model, session=session, chunk=16, check="off",
+                           quiet=True)
+    with pytest.raises(RuntimeError, match="'forward' of .* was changed"):
+        gradients(model, change)
+    assert stream.stats().host_bytes == 0
     stream.unstream()
 
 

@@ -149,15 +149,17 @@ class _Call(chunked.ChunkedCall):
         if any(isinstance(slot.owner._parameters[slot.name], DTensor)
                for slot in found):
             raise _refusal("of weights that are sharded by now")
+        turn = self._head.stream.turn
         try:
-            self._setting.check()
+            with turn:
+                self._setting.check()
         except RuntimeError:
             self._version = -1
         if self._version != chunked.version_of(x):
             raise _refusal("after weights, buffers or hidden states were "
                            "changed", "read them before optimizer.step()")
         self._waiting = None
-        with self._head.stream.turn, autocast, self._setting.in_place():
+        with turn, autocast, self._setting.in_place():
             return super().forward(x, extra, found)
 
     def backward(self, *args: Any) -> Any:
