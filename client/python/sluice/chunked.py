@@ -134,6 +134,8 @@ class ChunkedCall:
             self.step.arena.settle(self._x[-1])
         if self.keeps:
             self._setting.take_rewritten()
+            if self._fingerprints:
+                self._setting.note_elsewhere()
         else:
             self.release()
         return y.tensor()
@@ -234,10 +236,9 @@ class ChunkedCall:
         if self.is_compared(m) and fingerprint(y) != self._fingerprints[m]:
             raise RuntimeError(
                 f"sluice: chunk {m} of {self.name} computed other values in "
-                "its second forward than in its first: what it reads changed "
-                "in between (a class attribute, a global, a config, a tensor "
-                "that is no buffer), or it is not deterministic; change such "
-                "things after backward(), or do not stream this model")
+                "its second forward than in its first: "
+                f"{self._setting.changed_elsewhere()}; change such things "
+                "after backward(), or do not stream this model")
         if self.compares_parts(m):
             with torch.no_grad(), self._autocast:
                 self.compare_parts(m, x, y)

@@ -16,6 +16,7 @@ this can be told, a sum of each version's bytes is kept.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from typing import Any, NoReturn
 
@@ -74,14 +75,24 @@ class Setting:
         stream's turn: another thread's backward has aliases in place."""
         for owner, then in zip(self._modules[1:], self._forwards):
             if _forward(owner) != then:
-                _refuse(owner, "forward")
+                self._refuse(owner, "forward")
         for slot, contents in self._parameters:
             if slot.name not in slot.owner._parameters or (
                     not contents.are_of(slot.parameter)):
-                _refuse(slot.owner, slot.name)
+                self._refuse(slot.owner, slot.name)
         for owner, name, buffer, contents in self._buffers:
             if name not in owner._buffers or not contents.are_of(buffer):
-                _refuse(owner, name)
+                self._refuse(owner, name)
+
+    def _refuse(self, owner: nn.Module, name: str) -> NoReturn:
+        root = self._modules[0]
+        where = next((f" (in {path} of {type(root).__name__})" for path, module
+                      in root.named_modules() if module is owner and path), "")
+        raise RuntimeError(
+            f"sluice: '{name}' of {type(owner).__name__} was changed in place, "
+            f"or replaced, between forward and backward{where}: its gradient "
+            "would be of another function; step the optimizer, and change "
+            "weights and buffers, after all backwards")
 
     def take_rewritten(self) -> None:
         """After the call: parameters that it wrote itself are compared by
@@ -91,6 +102,20 @@ class Setting:
             (slot, contents if contents.are_of(slot.parameter) else
              _Contents(slot.parameter, _sum(slot.parameter)))
             for slot, contents in self._parameters]
+
+    def note_elsewhere(self) -> None:
+        """For `changed_elsewhere`."""
+        self._elsewhere = _elsewhere(self._modules)
+
+    def changed_elsewhere(self) -> str:
+        """What is not as it was noted, of all that is not put back."""
+        now = _elsewhere(self._modules)
+        found = [f"{key[0]} was {then[:60]}, and is {now.get(key, 'gone')[:60]}"
+                 for key, then in self._elsewhere.items()
+                 if now.get(key, "gone") != then]
+        return ", ".join(found[:3]) or (
+            "no tensor, config, class or file of its modules has changed, so "
+            "it reads a value of somewhere else, or is not deterministic")
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
@@ -180,12 +205,36 @@ def _version(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
-def _attributes(module: nn.Module) -> dict[str, Any]:
+def _attributes(module: Any) -> dict[str, Any]:
     """The plain ones, of lists and dictionaries copies."""
     return {name: value.copy() if isinstance(
                 value, (list, dict, set)) else value
             for name, value in vars(module).items()
             if name not in _TORCHS and _is_plain(value)}
+
+
+def _elsewhere(modules: Iterable[nn.Module]) -> dict[tuple[str, int], str]:
+    """What modules may read beside their own plain attributes, parameters and
+    buffers: by its name and the id of what holds it."""
+    found: dict[tuple[str, int], str] = {}
+    holders: dict[int, tuple[str, Any]] = {}
+    for module in modules:
+        kinds = [c for c in type(module).__mro__ if c not in nn.Module.__mro__]
+        holders |= {id(c): (f"the class {c.__name__}", c) for c in kinds}
+        holders |= {id(f): (f"the file {f.__name__}", f) for f in (
+            sys.modules.get(c.__module__) for c in kinds) if f is not None}
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor):
+                found[f"the tensor '{name}' of {type(module).__name__}",
+                      id(module)] = (f"version {_version(value)} of one at "
+                                     f"{id(value):#x}")
+            elif name not in _TORCHS and hasattr(value, "__dict__") and (
+                    not isinstance(value, (nn.Module, type))):
+                holders[id(value)] = type(value).__name__, value
+    return found | {
+        (f"'{name}' of {where}", id(holder)): repr(value)
+        for where, holder in holders.values()
+        for name, value in _attributes(holder).items()}
 
 
 def _copies(of: Any, names: Iterable[str]) -> dict[str, dict]:
@@ -203,14 +252,6 @@ def _is_plain(value: Any) -> bool:
     if type(value) is dict:
         return all(isinstance(v, _PLAIN) for v in value.values())
     return isinstance(value, _PLAIN)
-
-
-def _refuse(owner: nn.Module, name: str) -> NoReturn:
-    raise RuntimeError(
-        f"sluice: '{name}' of {type(owner).__name__} was changed in place, or "
-        "replaced, between forward and backward: its gradient would be of "
-        "another function; step the optimizer, and change weights and "
-        "buffers, after all backwards")
 
 
 __all__ = ["Setting", "fingerprint", "unchanged"]

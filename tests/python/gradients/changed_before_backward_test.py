@@ -245,9 +245,17 @@ def change_tensor(mlp, factor):
     mlp.tensor.fill_(factor)
 
 
-@pytest.mark.parametrize("change", [change_global, change_class,
-                                    change_config, change_tensor])
-def test_a_change_elsewhere_is_detected_in_any_step(session, change):
+def replace_config(mlp, factor):
+    mlp.config = SimpleNamespace(factor=factor)
+
+
+@pytest.mark.parametrize("change, named", [
+    (change_global, r"'FACTOR' of the file .* was \[1.0\], and is \[-1.0\]"),
+    (change_class, r"'factor' of the class Elsewhere was 1.0, and is -1.0"),
+    (change_config, r"'factor' of SimpleNamespace was 1.0, and is -1.0"),
+    (replace_config, r"'factor' of SimpleNamespace was 1.0, and is gone"),
+    (change_tensor, r"the tensor 'tensor' of Elsewhere was version")])
+def test_a_change_elsewhere_is_named_in_any_step(session, change, named):
     model = wrap_mlps(Elsewhere)
     stream = sluice.stream(model, session=session, chunk=16, quiet=True)
     mlps = [layer.mlp for layer in model.model.layers]
@@ -256,7 +264,8 @@ def test_a_change_elsewhere_is_detected_in_any_step(session, change):
         loss = model(**batch()).loss
         for mlp in mlps:
             change(mlp, -1.0)
-        with pytest.raises(RuntimeError, match="computed other values"):
+        with pytest.raises(RuntimeError, match="computed other values in .* "
+                           "than in its first: " + named):
             loss.backward()
         for mlp in mlps:
             change(mlp, 1.0)
@@ -275,6 +284,21 @@ def test_a_fingerprint_is_of_values_in_their_order(change):
         assert fingerprint(y.to(dtype)) != fingerprint(change(y).to(dtype))
 
 
+def test_a_change_that_is_not_found_is_blamed_on_nothing(session):
+    factor = [1.0]  # of a closure
+    model = tiny()
+    stream = sluice.stream(model, session=session, chunk=16, quiet=True)
+    for layer in model.model.layers:
+        layer.mlp.register_forward_hook(
+            lambda module, args, y: y * factor[0])
+    loss = model(**batch()).loss
+    factor[0] = -1.0
+    with pytest.raises(RuntimeError, match="no tensor, config, class or file "
+                       "of its modules has changed"):
+        loss.backward()
+    stream.unstream()
+
+
 def write_buffer(mlp):
     mlp.times.mul_(3)
 
@@ -285,14 +309,15 @@ def replace_memory(mlp):
 
 
 @pytest.mark.parametrize("change, name", [
-    (write_buffer, "'times' of Scaled"),
-    (replace_memory, "'weight' of Linear")])
+    (write_buffer, r"'times' of Scaled"),
+    (replace_memory, r"'weight' of Linear")])
 def test_changed_contents_are_detected(session, change, name):
     model = scaled()
     stream = sluice.stream(model, session=session, chunk=16, check="off",
                            quiet=True)
     with pytest.raises(RuntimeError, match=name + " was changed in place, or "
-                       "replaced"):
+                       r"replaced, between forward and backward \(in mlp.* of "
+                       "LlamaDecoderLayer"):
         gradients(model, change)
     assert stream.stats().host_bytes == 0
     stream.unstream()
