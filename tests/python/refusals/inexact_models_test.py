@@ -162,23 +162,61 @@ class IfLonger(Mlp):
         return 1.5 * y if x.shape[1] > self.at else y
 
 
-@pytest.mark.parametrize("kind, at, chunk", [
+THRESHOLDS = [
     (FromRow, 71, 200), (FromRow, 71, 512), (FromRow, 71, 1024),
     (FromRow, 128, 200), (FromRow, 128, 1024), (IfLonger, 150, 200),
     (IfLonger, 100, 512), (IfLonger, 300, 512), (IfLonger, 300, 1024),
-    (IfLonger, 600, 1024)])
+    (IfLonger, 600, 1024)]
+
+
+@pytest.mark.parametrize("kind, at, chunk, dtype", [
+    *((*each, torch.float32) for each in THRESHOLDS),
+    (FromRow, 71, 1024, torch.bfloat16), (IfLonger, 150, 200, torch.bfloat16)])
 def test_thresholds_beyond_the_probe_are_found_in_the_first_step(
-        session, kind, at, chunk):
+        session, kind, at, chunk, dtype):
     """Of the index of a row, and of the number of rows: within a chunk, or
     between the last chunk's rows and the others'."""
     model = with_mlp(kind, num_hidden_layers=1,
-                     max_position_embeddings=4096)
+                     max_position_embeddings=4096).to(dtype)
     model.model.layers[0].mlp.at = at
     sluice.stream(model, session=session, chunk=chunk)
     loss = model(**batch(rows=1, length=2100)).loss
     with pytest.raises(Unsupported, match="LlamaDecoderLayer: .* rows of chunk"
                        ".*depends on how many rows it sees"):
         loss.backward()
+
+
+def rounded_by_shape(x, weight, bias=None, own=F.linear):
+    """Adds two parts up in the type, as GPUs do; which, the shape decides."""
+    at = 8 + x.shape[-2] * 7 % (x.shape[-1] - 16)
+    y = own(x[..., :at], weight[..., :at]) + own(x[..., at:], weight[..., at:])
+    return y if bias is None else y + bias
+
+
+EXPERTS = {
+    "qwen3_moe": dict(num_experts=128, num_experts_per_tok=8, hidden_size=256,
+                      moe_intermediate_size=24, norm_topk_prob=True),
+    "mixtral": dict(num_local_experts=8),
+    "gpt_oss": dict(num_local_experts=32, hidden_size=64),
+}
+
+
+@pytest.mark.parametrize("kind", EXPERTS)
+@pytest.mark.parametrize("padding", [0, 40])
+def test_experts_in_bf16_are_not_taken_for_such_layers(
+        session, monkeypatch, kind, padding):
+    """Rounding sends a row to another one; all rows of padding, if one."""
+    model = tiny(kind, num_hidden_layers=1, **EXPERTS[kind]).bfloat16()
+    model.set_attn_implementation("eager" if kind == "gpt_oss" else "sdpa")
+    sluice.stream(model, session=session, chunk=200, check="always")
+    monkeypatch.setattr(F, "linear", rounded_by_shape)
+    for seed in range(2):
+        inputs = batch(length=390, seed=seed)
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        inputs["attention_mask"][:, :padding] = 0
+        inputs["input_ids"][:, :padding] = 0
+        inputs["labels"][:, :padding + 1] = -100
+        run(model, inputs)
 
 
 def test_a_load_counter_counts_each_row_once(session):
