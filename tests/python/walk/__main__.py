@@ -33,6 +33,8 @@ def _arguments() -> argparse.Namespace:
                         help="seconds a name may take (default 120)")
     parser.add_argument("--plain-only", action="store_true",
                         help="build and run the plain models, stream nothing")
+    parser.add_argument("--long", action="store_true",
+                        help="8,400 tokens in chunks of 1,024 (long.py)")
     parser.add_argument("--trace", action="store_true",
                         help="print the traceback of what failed")
     return parser.parse_args()
@@ -95,7 +97,7 @@ def main() -> int:
     import torch
     import transformers
 
-    from . import children, configs, judge, table
+    from . import children, configs, judge, long, table
 
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
@@ -112,7 +114,8 @@ def main() -> int:
     rows: list[judge.Row] = []
     walk = children.rows(
         names,
-        lambda name: judge.judge(name, arguments.plain_only),
+        long.judge if arguments.long else lambda name: judge.judge(
+            name, arguments.plain_only),
         lambda name: judge.Row(name, configs.class_name(name)),
         jobs=max(1, arguments.jobs),
         limit_s=arguments.timeout,

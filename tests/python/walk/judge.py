@@ -37,13 +37,13 @@ class Row:
     trace: str = ""
 
 
-def _one_line(text: object) -> str:
+def one_line(text: object) -> str:
     return " ".join(str(text).split())
 
 
 def _fail(row: Row, where: str, error: BaseException) -> None:
     row.verdict = FAILED
-    row.reason = _one_line(f"{where}: {type(error).__name__}: {error}")[:400]
+    row.reason = one_line(f"{where}: {type(error).__name__}: {error}")[:400]
     row.trace = "".join(traceback.format_exception(error)[-12:])
 
 
@@ -164,6 +164,6 @@ def _streamed(row: Row, steps: dict[str, dict[str, plain.Step]]) -> None:
         # stream() is where a model is refused; later, somebody has begun.
         row.verdict = FAILED if row.streamed else REFUSED
         late = "refused only in the step: " if row.streamed else ""
-        row.reason = late + _one_line(refusal)
-        row.remedy = _one_line(getattr(refusal, "remedy", ""))
+        row.reason = late + one_line(refusal)
+        row.remedy = one_line(getattr(refusal, "remedy", ""))
         row.worst, row.difference, row.ratio = "", None, None

@@ -1,0 +1,40 @@
+"""Training that a seed draws (draws.py) gives the plain model's losses and
+gradients, or is refused by name.
+
+SLUICE_DRAWS=FIRST:COUNT chooses the draws; each has its number in what fails,
+and `python draws.py --draw NUMBER` repeats it.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import draws
+
+FIRST, COUNT = map(int, os.environ.get("SLUICE_DRAWS", "0:20").split(":"))
+
+
+def test_drawn_training_equals_the_plain_models():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of hooks that run per chunk
+        report = draws.run_all(range(FIRST, FIRST + COUNT))
+    assert not report.failures, "\n".join(report.failures)
+    # A stream that refused everything would be right, too.
+    assert report.compared > 3 * report.refused, (report, report.said)
+
+
+def test_a_gradient_that_is_silently_wrong_is_found(monkeypatch):
+    """As a stream would give it that trains a frozen weight's double."""
+    def wrong(trainee, step, threads):
+        losses = right(trainee, step, threads)
+        if threads:  # the streamed one
+            next(p for p in trainee.base.parameters()
+                 if p.grad is not None).grad.mul_(1.01)
+        return losses
+
+    right = draws.forwards_and_backwards
+    monkeypatch.setattr(draws, "forwards_and_backwards", wrong)
+    report = draws.run_all(range(2), say=lambda _: None)
+    assert len(report.failures) == 2
+    assert all("Mismatch" in each for each in report.failures)
