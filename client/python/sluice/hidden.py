@@ -172,6 +172,10 @@ class Standing:
     def writing(self) -> Rows:
         return StandingRows(self)
 
+    def forget(self) -> None:
+        """What nobody has asked for goes, whoever holds the step."""
+        self._standing.clear()
+
     def standing(self, rows: Rows) -> Tensor:
         batch, _, *width = rows.shape
         made = stand_in((batch, self._length, *width), rows.dtype,

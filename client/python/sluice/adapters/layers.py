@@ -191,6 +191,8 @@ class OwnLayers:
         if self._step is not None:
             (step, _), self._step, self._cuts = self._step, None, {}
             stream.ended(step)
+            if isinstance(step.hidden, Standing):
+                step.hidden.forget()
 
     def _own_rows(self, stream: Stream, layer: nn.Module, args: tuple,
                   kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
