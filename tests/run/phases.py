@@ -92,7 +92,7 @@ PHASES = (
     # Each source by itself: what a source fails to include is found here, and
     # tests that compile mutants need it.
     build("build each source", "deep", 5400, "dev", "all", "ci_programs"),
-    tests("tests of deep", "deep", 7200, "release", "-L", "^deep$",
+    tests("tests of deep", "deep", 10800, "release", "-L", "^deep$",
           "-LE", "^(root|bench)$", targets=("all", "deep_programs")),
     tests("tests of deep and root", "deep", 3600, "release", "-L", "^deep$",
           "-L", "^root$", as_root=True, targets=("all", "deep_programs")),
