@@ -148,7 +148,7 @@ absl::StatusOr<json> DescribeGpus(json& lines) {
 // What nvidia-smi tells, where it is: as text, for people.
 void AddNvidiaSmi(json& value) {
   const auto ask = [](std::vector<std::string> words) -> json {
-    const auto told = ctl::OutputOf(words, {.patience = absl::Seconds(10)});
+    const auto told = OutputOf(words, {.patience = absl::Seconds(10)});
     return told.ok() ? json(*told) : json(nullptr);
   };
   value["nvidia_smi"] = {

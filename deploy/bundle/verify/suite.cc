@@ -83,10 +83,10 @@ Result RunOn(const Suite& suite, const std::vector<int>& gpus,
   const std::string program =
       std::filesystem::read_symlink("/proc/self/exe").parent_path().string() +
       "/" + suite.program;
-  const auto run = ctl::RunProgram(
-      {program, fmt::format("--gtest_filter={}", suite.filter),
-       "--gtest_output=json:" + report},
-      {.patience = absl::Floor(patience, absl::Milliseconds(100))});
+  const auto run =
+      RunProgram({program, fmt::format("--gtest_filter={}", suite.filter),
+                  "--gtest_output=json:" + report},
+                 {.patience = absl::Floor(patience, absl::Milliseconds(100))});
   if (!run.ok())
     return Failed({}, expected, std::string(run.status().message()));
   std::fputs(run->out.c_str(), stdout);

@@ -39,8 +39,8 @@ bool ReadAnswer(const std::string& out, const RuleText& rule, Answer& answer) {
 std::string AskProbe(const RuleText& rule) {
   const std::string self =
       std::filesystem::read_symlink("/proc/self/exe").string();
-  const auto run = ctl::RunProgram({self, "--probe", std::string(rule.name)},
-                                   {.patience = kPatience});
+  const auto run = RunProgram({self, "--probe", std::string(rule.name)},
+                              {.patience = kPatience});
   if (absl::IsDeadlineExceeded(run.status())) return "never-answered";
   if (!run.ok()) {
     return "not-asked: " + std::string(run.status().message());
