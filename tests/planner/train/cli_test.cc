@@ -215,10 +215,11 @@ TEST(PlanTrain, TooFewSequencesAreNamedAsTheDefaultThatTheyAre) {
   const ChildResult words = Plan(
       "train --model llama-8b --hardware h100-80g --gpus 4096 --seq-len 128K");
   EXPECT_EQ(words.exit_code, 3);
-  EXPECT_THAT(words.out,
-              HasSubstr("16 sequences per step (the default of --global-batch) "
-                        "cannot be shared by 4096 GPUs, as the ranks of one have "
-                        "to divide its 32 attention heads; 128 can"));
+  EXPECT_THAT(
+      words.out,
+      HasSubstr("16 sequences per step (the default of --global-batch) "
+                "cannot be shared by 4096 GPUs, as the ranks of one have "
+                "to divide its 32 attention heads; 128 can"));
   EXPECT_THAT(words.out, HasSubstr("would fit   --global-batch 128"));
   EXPECT_THAT(words.out, ::testing::Not(HasSubstr("heads do not divide")));
 }
