@@ -181,7 +181,7 @@ class Measure(unittest.TestCase):
         self.assertEqual(self.limits()["a"], (speed, "measured"))
         told = self.ran("--admin", "bandwidth")
         self.assertRegex(told.stdout, r"\na +- .* measured by .* ago\nb +- .*"
-                                      r"configuration, not what was measured\n")
+                                      r"configuration, not what was\s+measured\n")
         self.assertIn("\nLINK ", self.ran("--admin", "status").stdout)
         ran = self.ran("doctor")
         self.assertIn("2 of 2 have a speed: 1 by the configuration, 1 measured",

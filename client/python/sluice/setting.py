@@ -242,8 +242,11 @@ def _copies(of: Any, names: Iterable[str]) -> dict[str, dict]:
 
 
 def _forward(module: nn.Module) -> tuple[type, Any]:
-    """What a call of the module runs."""
-    return type(module), vars(module).get("forward")
+    """What a call of the module runs. A forward of ours, which is in its place
+    for a while (patch, linears, units), stands for the module's own."""
+    own = vars(module).get("forward")
+    ours = str(getattr(own, "__module__", "")).startswith("sluice.")
+    return type(module), None if ours else own
 
 
 def _is_plain(value: Any) -> bool:

@@ -21,7 +21,8 @@ OF_THE_SYSTEM = {
     "client/ctl/bundle/collect.cc":  # journalctl
         {"--unit", "--no-pager", "--lines"},
     "client/ctl/doctor/machine_checks.cc":  # systemctl, prlimit, nvidia-smi
-        {"--now", "--pid", "--memlock", "--query-gpu", "--format"},
+        {"--now", "--pid", "--memlock", "--nofile", "--query-gpu",
+         "--format"},
     "client/ctl/doctor/read_facts.cc":  # systemctl, nvidia-smi
         {"--property", "--query-gpu"},
     "client/ctl/doctor/service_checks.cc": {"--only-upgrade"},  # apt-get

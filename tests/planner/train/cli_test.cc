@@ -181,7 +181,7 @@ TEST(PlanTrain, TheLongestWithinAStepIsTheLastThatKeepsIt) {
   const Json without = Json::parse(Plan(where + "--max-seq-len").out);
   EXPECT_GT(without["max_seq_len"], tokens);
   EXPECT_EQ(without["stopped_by"], "host_memory");
-  const ChildResult none = Plan(where + "--max-step 1s");
+  const ChildResult none = Plan(where + "--max-step 0.1s");
   EXPECT_EQ(none.exit_code, 3);
   EXPECT_EQ(Json::parse(none.out)["max_seq_len"], 0);
 }
