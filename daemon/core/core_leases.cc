@@ -63,7 +63,6 @@ void Core::Decide(const Ledger::Decided& decided, absl::Time now,
                              FormatBytes(decided.size)));
     Log(now, EventKind::kRefuse, std::string(why.message()),
         session.peer.principal, {session.id, decided.request});
-    TellHolding(session, effects);
     return Answer(session, decided.request, why, effects);
   }
   ++journal_.stats.leases_granted;
@@ -74,14 +73,8 @@ void Core::Decide(const Ledger::Decided& decided, absl::Time now,
                   FormatBytes(decided.size), Name(decided.pool),
                   decided.slices.size(), decided.lease.value()),
       session.peer.principal, {session.id, decided.request});
-  TellHolding(session, effects);
   Answer(session, decided.request, GrantedReply{decided.lease, decided.slices},
          effects);
-}
-
-void Core::TellHolding(const Session& session, Effects& effects) const {
-  if (!session.is_rank()) return;  // another rank may have its slot
-  effects.push_back(HoldsMemory{session.grant_slot, HasLease(session.id)});
 }
 
 Effects Core::ExtentsMade(const std::vector<ExtentOutcome>& outcomes,
@@ -103,7 +96,6 @@ Effects Core::GrantNotSent(SessionId id, LeaseId lease, const absl::Status& why,
   const auto request = ledger_.Free(id, lease, now, effects);
   if (!request) return effects;  // its session ended meanwhile
   Session& session = sessions_.Edit(id);
-  TellHolding(session, effects);
   ++journal_.stats.leases_refused[RefusedBy::kDevice];
   const absl::Status refused =
       Annotate(why, "the memory is there and its descriptors are not");
@@ -125,7 +117,6 @@ void Core::Handle(Session& session, RequestId request, const FreeRequest& asked,
                   effects);
   }
   session.history.LeaseEnded(*ended);
-  TellHolding(session, effects);
   Answer(session, request, FreedReply{}, effects);
 }
 

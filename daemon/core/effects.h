@@ -63,12 +63,6 @@ struct AttachGrants {
 struct DetachGrants {
   int slot = 0;
 };
-// Whether the rank has a lease, or one is being made; at first it has none.
-// Said at each change of its leases.
-struct HoldsMemory {
-  int slot = 0;
-  bool holds = false;
-};
 // From now on the rank's copies have so much of its links beside others.
 struct PromiseCopies {
   int slot = 0;
@@ -104,8 +98,8 @@ struct SolvePlan {
 struct StopSolving {
   PlanRoundId round;
 };
-// Another user waits for the round: after a short turn its worker writes the
-// first plan that it has.
+// Somebody else waits for what the round holds up: it gets its turn, and then
+// the first plan that there is will do.
 struct HurrySolving {
   PlanRoundId round;
 };
@@ -117,8 +111,8 @@ struct SaveUnits {
 using Effect =
     std::variant<MakeExtent, DestroyExtent, AskHolders, SendReply, SendNotice,
                  CloseSocket, Forget, KillProcess, AttachGrants, DetachGrants,
-                 HoldsMemory, PromiseCopies, LowerGuarantee, UseLinks,
-                 ReadProfile, SolvePlan, StopSolving, HurrySolving, SaveUnits>;
+                 PromiseCopies, LowerGuarantee, UseLinks, ReadProfile,
+                 SolvePlan, StopSolving, HurrySolving, SaveUnits>;
 using Effects = std::vector<Effect>;
 
 }  // namespace sluice::daemon

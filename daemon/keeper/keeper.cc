@@ -49,9 +49,8 @@ absl::StatusOr<std::unique_ptr<Keeper>> Keeper::Make(Options options) {
   }
   SLUICE_ASSIGN_OR_RETURN(
       RuntimeLock lock,
-      RuntimeLock::Take(options.runtime_dir, {.file = "keeper.lock",
-                                              .program = "sluiced-keeper",
-                                              .locks_folder = false}));
+      RuntimeLock::Take(options.runtime_dir,
+                        {.file = "keeper.lock", .program = "sluiced-keeper"}));
   SLUICE_ASSIGN_OR_RETURN(
       NotifyReceiver receiver,
       NotifyReceiver::Bind(options.runtime_dir + "/keeper.sock"));

@@ -133,13 +133,13 @@ void GrantPages::Beat() {
 
 absl::StatusOr<UniqueFd> GrantPages::Attach(int slot, int link,
                                             double guaranteed_bytes_per_second,
-                                            const GrantSharer& sharer) {
+                                            double weight) {
   SLUICE_ASSIGN_OR_RETURN(UniqueFd fd,
                           MakePage("sluice grant use", sizeof(GrantUse)));
   SLUICE_ASSIGN_OR_RETURN(void* page, MapPage(fd, sizeof(GrantUse)));
   const MutexLock lock(mutex_);
   Open(slot, std::make_unique<UsePage>(page),
-       policy_->Attach(slot, link, guaranteed_bytes_per_second, sharer));
+       policy_->Attach(slot, link, guaranteed_bytes_per_second, weight));
   return fd;
 }
 
@@ -153,8 +153,7 @@ void GrantPages::Open(int slot, std::unique_ptr<UsePage> page,
 
 absl::Status GrantPages::Resume(int slot, int link,
                                 double guaranteed_bytes_per_second,
-                                const GrantSharer& sharer,
-                                const UniqueFd& use) {
+                                double weight, const UniqueFd& use) {
   SLUICE_RETURN_IF_ERROR(CheckPage(use, sizeof(GrantUse), "a use page"));
   SLUICE_ASSIGN_OR_RETURN(void* page, MapPage(use, sizeof(GrantUse)));
   auto mapped = std::make_unique<UsePage>(page);
@@ -166,7 +165,7 @@ absl::Status GrantPages::Resume(int slot, int link,
   }
   const MutexLock lock(mutex_);
   Open(slot, std::move(mapped),
-       policy_->Resume(slot, link, guaranteed_bytes_per_second, sharer, limit,
+       policy_->Resume(slot, link, guaranteed_bytes_per_second, weight, limit,
                        used));
   return absl::OkStatus();
 }
@@ -192,11 +191,6 @@ void GrantPages::Promise(int slot, const CopyRates& rates) {
 void GrantPages::Guarantee(int slot, double bytes_per_second) {
   const MutexLock lock(mutex_);
   if (pages_.contains(slot)) policy_->Guarantee(slot, bytes_per_second);
-}
-
-void GrantPages::Hold(int slot, bool holds) {
-  const MutexLock lock(mutex_);
-  if (pages_.contains(slot)) policy_->Hold(slot, holds);
 }
 
 std::map<int, Directions> GrantPages::Used() {

@@ -7,43 +7,6 @@
 #include "daemon/core/planning/joint_planning.h"
 
 namespace sluice::daemon {
-namespace {
-
-size_t BuffersOf(const Asking& asking) {
-  size_t buffers = 0;
-  for (const auto& [rank, read] : asking.profiles) {
-    for (const plan::SegmentKind& segment : read.profile->segments) {
-      buffers += segment.trace.buffers.size();
-    }
-  }
-  return buffers;
-}
-
-}  // namespace
-
-std::vector<Asking> JointPlanning::TakeNextUsersJobs(absl::Time now) {
-  std::erase_if(turns_, [now](const auto& turn) {
-    return turn.second + kTurnsRemembered < now;
-  });
-  const auto next =
-      std::ranges::min_element(joining_, {}, [this](const Asking& asking) {
-        const auto turn = turns_.find(asking.job.principal);
-        return turn != turns_.end() ? turn->second : absl::InfinitePast();
-      });
-  if (next == joining_.end()) return {};
-  const Principal user = next->job.principal;
-  turns_[user] = now;
-  std::vector<Asking> taken;
-  size_t buffers = 0;
-  std::erase_if(joining_, [&](Asking& asking) {
-    if (asking.job.principal != user) return false;
-    buffers += BuffersOf(asking);
-    if (!taken.empty() && buffers > kMostBuffers) return false;
-    taken.push_back(std::move(asking));
-    return true;
-  });
-  return taken;
-}
 
 void JointPlanning::StartTogether(absl::Time now, Effects& effects) {
   const bool due = next_.at <= now;
@@ -51,7 +14,7 @@ void JointPlanning::StartTogether(absl::Time now, Effects& effects) {
   next_.at = absl::InfiniteFuture();
   PlanRounds::Round round;
   round.together = true;
-  round.asking = TakeNextUsersJobs(now);
+  round.asking = std::exchange(joining_, {});
   std::map<JobKey, const std::map<Rank, ProfileWithHash>*> jobs;
   for (const auto& [job, member] : members_) jobs[job] = &member.profiles;
   for (const Asking& asking : round.asking) {
@@ -71,7 +34,7 @@ void JointPlanning::StartTogether(absl::Time now, Effects& effects) {
   plan::NodeResources resources = ResourcesFor(positions);
   StartRound(std::move(round), std::move(positions), std::move(resources), now,
              effects);
-  CutOffAtShare(now, effects);
+  HurryOthers(effects);
 }
 
 void JointPlanning::TogetherSolved(PlanRounds::Round round,
@@ -177,7 +140,7 @@ void JointPlanning::LeaveTogether(const JobKey& job, absl::Time now) {
   members_.erase(job);
   held_.erase(job);
   std::erase_if(joining_, [&](const Asking& each) { return each.job == job; });
-  if (members_.empty() && !rounds_.solving_together()) {
+  if (members_.empty()) {
     next_.at = absl::InfiniteFuture();
     return;
   }

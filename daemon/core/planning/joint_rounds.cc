@@ -54,21 +54,18 @@ void JointPlanning::PlanFor(Asking asking, absl::Time now, Effects& effects) {
                 [&](const Asking& each) { return each.job == asking.job; });
   joining_.push_back(std::move(asking));
   StartTogether(now, effects);
-  CutOffAtShare(now, effects);
+  if (!joining_.empty()) HurryOthers(effects);
 }
 
-void JointPlanning::CutOffAtShare(absl::Time now, Effects& effects) {
+void JointPlanning::HurryOthers(Effects& effects) const {
   for (const auto& [id, round] : rounds_.solving()) {
-    if (!round.together || round.cut_off) continue;
-    const auto is_other = [&](const Asking& waits) {
-      return std::ranges::none_of(round.asking, [&](const Asking& each) {
-        return each.job.principal == waits.job.principal;
-      });
-    };
-    if (std::ranges::none_of(joining_, is_other)) continue;
-    effects.push_back(HurrySolving{id});
-    // Its worker has half a share to write the plan that it may have.
-    rounds_.CutOff(id, std::max(round.started + kShare, now + kShare / 2));
+    if (!round.together) continue;
+    std::set<Principal> wait;
+    for (const Asking& each : joining_) wait.insert(each.job.principal);
+    for (const Asking& each : round.asking) wait.insert(each.job.principal);
+    const bool others =
+        wait.size() > 1 || (round.asking.empty() && !joining_.empty());
+    if (others) effects.push_back(HurrySolving{id});
   }
 }
 
@@ -205,11 +202,7 @@ void JointPlanning::RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
                                 const absl::Status& why, absl::Time now,
                                 Effects& effects) {
   // A worker's own words: it computes on what a client sent.
-  const std::string reason =
-      round.cut_off && absl::IsDeadlineExceeded(why)
-          ? "not planned together with others, because that took longer than "
-            "its share while another user's job waits"
-          : Printable(std::string(why.message()));
+  const std::string reason = Printable(std::string(why.message()));
   if (outcome == PlanOutcome::kFailed) ++journal_.stats.plans[outcome];
   // Its message may name what is another principal's.
   journal_.Log(
@@ -219,11 +212,8 @@ void JointPlanning::RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
           : fmt::format("{} jobs together: {}", round.jobs.size(), reason),
       round.jobs.size() == 1 ? round.jobs[0].principal
                              : Principal{config_.own_uid, ""});
-  if (round.cut_off && round.asking.empty()) {
-    PlanAgain(now + config_.leave_delay, next_.why);
-  }
   for (Asking& asking : round.asking) {
-    if (round.jobs.size() > 1 || round.cut_off) {
+    if (round.jobs.size() > 1) {
       // Nobody's running plan is harmed: it has what is free.
       StartAlone(std::move(asking), now, effects);
       continue;

@@ -67,7 +67,6 @@ class PlanRounds {
     std::string cache_key;
     absl::Time started;
     absl::Time deadline;
-    bool cut_off = false;  // its deadline is the end of its share
     std::optional<plan::PlanProgress> progress;
     bool operator==(const Round&) const = default;
   };
@@ -75,8 +74,6 @@ class PlanRounds {
   // Nullopt: over already.
   std::optional<Round> Finish(PlanRoundId round);
   const std::map<PlanRoundId, Round>& solving() const { return solving_; }
-  // The round ends at `at`, or at its deadline if that is earlier.
-  void CutOff(PlanRoundId round, absl::Time at);
   bool solving_together() const;
   void Progressed(PlanRoundId round, const plan::PlanProgress& progress);
   std::vector<PlanRoundId> Overdue(absl::Time now) const;
@@ -104,8 +101,7 @@ class PlanRounds {
 
   // A rank left. Whoever had submitted in the job's open rounds can wait no
   // longer: they are returned, and a solving round is given up; other jobs
-  // that asked in it must ask again. A round in which only other users ask goes
-  // on, because a user whose jobs come and go would hold it up without end.
+  // that asked in it must ask again.
   struct Abandoned {
     std::vector<Rank> ranks;
     std::vector<PlanRoundId> solving;

@@ -35,12 +35,6 @@ void CoreDriver::CheckSaved() const {
   read.Load(saved);
   read.CheckInvariants();
   SLUICE_CHECK(read.Save() == saved);
-  // Grants know who has memory.
-  for (const auto& [id, session] : saved.sessions) {
-    if (!session.is_rank()) continue;
-    const bool holds = holding.contains(session.grant_slot);
-    SLUICE_CHECK(core.HasLease(id) == holds || (!holds && !to_make.empty()));
-  }
 }
 
 void CoreDriver::CheckQuiet() const {
@@ -68,7 +62,6 @@ void CoreDriver::Inherit(const CoreDriver& ended) {
   clock.Advance(ended.clock.Now() - clock.Now());
   extents = ended.extents;
   slots = ended.slots;
-  holding = ended.holding;
   next_session_ = ended.next_session_;
   next_request_ = ended.next_request_;
 }
@@ -173,15 +166,6 @@ void CoreDriver::operator()(const SendNotice& e) {
 
 void CoreDriver::operator()(const AttachGrants& e) {
   SLUICE_CHECK(slots.insert(e.slot).second);
-}
-
-void CoreDriver::operator()(const HoldsMemory& e) {
-  SLUICE_CHECK(slots.contains(e.slot));
-  if (e.holds) {
-    holding.insert(e.slot);
-  } else {
-    holding.erase(e.slot);
-  }
 }
 
 void CoreDriver::operator()(const PromiseCopies& e) {
