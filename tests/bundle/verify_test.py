@@ -92,7 +92,7 @@ class Passes(Verify):
                  if each["what"] == "locked memory")
         self.assertEqual(line["health"], "warning")
         self.assertIn("at most 64 KiB", line["said"])
-        self.assertEqual(line["fix"], "ulimit -l unlimited")
+        self.assertEqual(line["fix"], "prlimit --pid $$ --memlock=unlimited")
 
     def test_what_is_typed_wrong_is_one_line(self):
         for arguments, said in (
@@ -267,7 +267,7 @@ class Faults(Verify):
         self.nothing_runs()
 
     def test_a_driver_that_never_answers(self):
-        self.expect_fails("doctor", "process did not end within 2 s", "--limit",
+        self.expect_fails("doctor", "process did not end within 2 ?s", "--limit",
                           "2", fake="hang=cuDeviceGetName:1")
         self.nothing_runs()
 

@@ -66,7 +66,8 @@ std::string Text(const Hardware& hardware, std::string_view base) {
   text += "\n[links]\n" +
           line("host_bytes_per_s", hardware.host_link_bytes_per_s, true) +
           line("gpu_bytes_per_s", hardware.gpu_link_bytes_per_s, false) +
-          line("network_bytes_per_s", hardware.network_bytes_per_s, false);
+          line("network_bytes_per_s", hardware.network_bytes_per_s, false) +
+          line("ring_bytes_per_s", hardware.ring_bytes_per_s, false);
   if (hardware.reorganisation_s_per_byte > 0) {
     text += "\n[allocator]\n" + line("reorganisation_s_per_byte",
                                      hardware.reorganisation_s_per_byte, false);
