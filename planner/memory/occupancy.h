@@ -1,5 +1,5 @@
 // Which addresses are taken in which slots (internal to the planner): the
-// index that makes a greedy placement of 300,000 buffers a second's work.
+// index that makes a greedy placement of 60,000 buffers a second's work.
 //
 // A list has items in blocks, ascending in address. A question goes through
 // all of them, sixteen lifetimes an instruction where the machine can, eight

@@ -98,7 +98,7 @@ Finding CheckDaemon(const Facts& facts) {
       if (!why.starts_with(wire::kFrozen)) return Problem(why, Upgrade(facts));
       return Problem(why, facts.unit ? Start(facts) : Reload(facts));
     case absl::StatusCode::kPermissionDenied:
-      // Of the path, or of a peer that sluiced cannot identify, who says why.
+      // Of the path, or of a peer that sluiced cannot identify: it says why.
       return Problem(why, PathRemedy(facts));
     case absl::StatusCode::kDeadlineExceeded:
       if (!facts.unit && facts.process.pid) {

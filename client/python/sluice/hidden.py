@@ -173,7 +173,7 @@ class Standing:
         return StandingRows(self)
 
     def forget(self) -> None:
-        """What nobody has asked for goes, whoever holds the step."""
+        """Rows that were not asked for go, whatever holds the step."""
         self._standing.clear()
 
     def standing(self, rows: Rows) -> Tensor:
