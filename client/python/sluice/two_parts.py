@@ -66,7 +66,7 @@ class TwoParts:
         device."""
         if not self._first:  # a chunk of one row has no parts
             return
-        differ = torch.cat([self._differ[part.start] for part in self], 1)
+        differ = torch.cat([self._differ[part.start] for part in self], 1).cpu()
         rows = round(float(differ.float().mean(0).sum()))
         if rows > max(1, self._few * self._rows) or (
                 self._rows >= RUN and bool(differ.all(0).unfold(
