@@ -49,8 +49,9 @@ absl::StatusOr<std::unique_ptr<Keeper>> Keeper::Make(Options options) {
   }
   SLUICE_ASSIGN_OR_RETURN(
       RuntimeLock lock,
-      RuntimeLock::Take(options.runtime_dir,
-                        {.file = "keeper.lock", .program = "sluiced-keeper"}));
+      RuntimeLock::Take(options.runtime_dir, {.file = "keeper.lock",
+                                              .program = "sluiced-keeper",
+                                              .locks_folder = false}));
   SLUICE_ASSIGN_OR_RETURN(
       NotifyReceiver receiver,
       NotifyReceiver::Bind(options.runtime_dir + "/keeper.sock"));

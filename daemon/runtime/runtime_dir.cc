@@ -117,17 +117,30 @@ absl::StatusOr<RuntimeLock> RuntimeLock::Take(const std::string& directory,
   SLUICE_RETURN_IF_ERROR(
       MakeOwnDirectory(directory, "runtime directory", "--runtime-dir"));
   const std::string path = directory + "/" + of.file;
+  const auto taken = [&] {
+    return absl::AlreadyExistsError(
+        fmt::format("another {} runs in {}: stop it, or use another "
+                    "--runtime-dir",
+                    of.program, directory));
+  };
+  UniqueFd folder;
+  if (of.locks_folder) {
+    folder =
+        UniqueFd(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!folder) return ErrnoStatus(errno, fmt::format("open {}", directory));
+    // Some network file systems lock no folders: there only the file counts.
+    if (flock(folder.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      return taken();
+    }
+  }
   while (true) {  // again only when another daemon ended just now
     UniqueFd lock(
         open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
     if (!lock) return ErrnoStatus(errno, fmt::format("open {}", path));
-    if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
-      return absl::AlreadyExistsError(
-          fmt::format("another {} runs in {}: stop it, or use another "
-                      "--runtime-dir",
-                      of.program, directory));
+    if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) return taken();
+    if (IsStillAt(lock, path)) {
+      return RuntimeLock(path, std::move(lock), std::move(folder));
     }
-    if (IsStillAt(lock, path)) return RuntimeLock(path, std::move(lock));
   }
 }
 

@@ -28,13 +28,15 @@ absl::Status MakeOwnDirectory(const std::string& directory,
                               const std::string& chosen_by);
 
 // A file in `directory`, locked: no other daemon serves in this directory. The
-// kernel gives it back however the process ends.
+// kernel gives it back however the process ends. The daemon's lock is on the
+// folder itself too, so it holds though the file was removed.
 class RuntimeLock {
  public:
   // Which file, and which program it stands for.
   struct Of {
     std::string file = "lock";
     std::string program = "sluiced";
+    bool locks_folder = true;  // of two programs in one folder only one can
   };
   // Makes the directory if need be. InvalidArgument: it cannot be made, or is
   // not this user's own (CheckOwnDirectory); AlreadyExists: another daemon
@@ -47,10 +49,13 @@ class RuntimeLock {
   RuntimeLock(RuntimeLock&&) = default;
 
  private:
-  RuntimeLock(std::string path, UniqueFd held)
-      : path_(std::move(path)), held_(std::move(held)) {}
+  RuntimeLock(std::string path, UniqueFd held, UniqueFd folder)
+      : path_(std::move(path)),
+        folder_(std::move(folder)),
+        held_(std::move(held)) {}
 
   std::string path_;
+  UniqueFd folder_;
   UniqueFd held_;  // closed after the file is gone
 };
 

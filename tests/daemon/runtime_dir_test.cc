@@ -41,6 +41,18 @@ TEST(RuntimeLock, IsHeldByOneAndGoneAfterIt) {
   EXPECT_THAT(RuntimeLock::Take(directory.path()), IsOk());
 }
 
+TEST(RuntimeLock, HoldsThoughAllFilesOfTheFolderAreRemoved) {
+  testing::TempDir directory;
+  const RuntimeLock::Of keeper = {"keeper.lock", "sluiced-keeper", false};
+  const auto first = RuntimeLock::Take(directory.path());
+  ASSERT_THAT(first, IsOk());
+  std::filesystem::remove(directory.File("lock"));
+  EXPECT_THAT(RuntimeLock::Take(directory.path()),
+              StatusIs(absl::StatusCode::kAlreadyExists,
+                       HasSubstr("another sluiced runs in")));
+  EXPECT_THAT(RuntimeLock::Take(directory.path(), keeper), IsOk());
+}
+
 TEST(RuntimeLock, ItsFolderIsForEveryUserWhateverTheUmask) {
   testing::TempDir directory;
   const std::string made = directory.File("a/b");
