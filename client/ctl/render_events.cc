@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 namespace sluice::ctl {
@@ -52,16 +53,22 @@ absl::StatusOr<EventLines> RenderEventLines(const std::string& snapshot,
     const auto kept = node.find("events_from");
     if (generation != seen.generation) seen.last = 0;
     seen.generation = generation;
+    const uint64_t from = kept != node.end() ? kept->get<uint64_t>() : 0;
+    uint64_t missed =
+        seen.last > 0 && from > seen.last + 1 ? from - seen.last - 1 : 0;
+    for (const json& event : node.at("events")) {
+      const auto number = event.at("number").get<uint64_t>();
+      if (missed > 0 && number > seen.last && number < from) --missed;
+    }
+    if (missed > 0) lines.text += Missed(missed, as_json);
     for (const json& event : node.at("events")) {
       const auto number = event.at("number").get<uint64_t>();
       if (number <= seen.last) continue;
-      const uint64_t from = kept != node.end() ? kept->get<uint64_t>() : number;
-      if (seen.last > 0 && from > seen.last + 1) {
-        lines.text += Missed(from - seen.last - 1, as_json);
-      }
       lines.text += LineOf(event, as_json, now);
       seen.last = number;
     }
+    // Those that are gone are said once.
+    if (from > 0) seen.last = std::max(seen.last, from - 1);
     lines.seen = seen;
   } catch (const json::exception& error) {
     return absl::InternalError(

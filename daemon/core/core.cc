@@ -145,7 +145,7 @@ Snapshot Core::TakeSnapshot(const Principal* viewer, absl::Time now) const {
   snapshot.outside_at = ledger_.outside().at;
   snapshot.plans = joint_.Plans(viewer);
   const auto& kept = journal_.log.events();
-  snapshot.events_from = kept.empty() ? 0 : kept.front().number;
+  snapshot.events_from = kept.empty() ? 0 : journal_.log.dropped() + 1;
   for (const LoggedEvent& event : kept) {
     if (visible(event.principal)) snapshot.events.push_back(event);
   }

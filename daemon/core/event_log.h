@@ -1,11 +1,16 @@
-// What happened lately, for people: a ring of the last events.
+// What happened lately, for people: the last events of each user.
 //
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <iterator>
+#include <list>
+#include <map>
 #include <string>
+#include <utility>
 
 #include "absl/time/time.h"
 #include "daemon/core/named_counts.h"
@@ -58,25 +63,46 @@ struct LoggedEvent {
   Cause cause;
 };
 
+// The user with the most events loses its oldest one when there are too many,
+// so a flood of one user pushes out no other user's events.
 class EventLog {
  public:
   explicit EventLog(size_t capacity = 256) : capacity_(capacity) {}
+  EventLog(const EventLog&) = delete;  // users_ points inside
 
   const LoggedEvent& Add(absl::Time at, EventKind kind, std::string text,
                          Principal principal, Cause cause = {}) {
     events_.push_back(
         {++last_, at, kind, std::move(text), std::move(principal), cause});
-    if (events_.size() > capacity_) events_.pop_front();
+    users_[events_.back().principal].push_back(std::prev(events_.end()));
+    if (events_.size() > capacity_) DropOne();
     return events_.back();
   }
 
-  const std::deque<LoggedEvent>& events() const { return events_; }
+  // By number, from the oldest that is kept.
+  const std::list<LoggedEvent>& events() const { return events_; }
   uint64_t last() const { return last_; }
+  // The number of the last event that was dropped; 0: none was.
+  uint64_t dropped() const { return dropped_; }
 
  private:
+  void DropOne() {
+    const auto most =
+        std::ranges::max_element(users_, {}, [](const auto& user) {
+          return std::pair(user.second.size(),
+                           UINT64_MAX - user.second.front()->number);
+        });
+    dropped_ = std::max(dropped_, most->second.front()->number);
+    events_.erase(most->second.front());
+    most->second.pop_front();
+    if (most->second.empty()) users_.erase(most);
+  }
+
   const size_t capacity_;
-  std::deque<LoggedEvent> events_;
+  std::list<LoggedEvent> events_;
+  std::map<Principal, std::deque<std::list<LoggedEvent>::iterator>> users_;
   uint64_t last_ = 0;
+  uint64_t dropped_ = 0;
 };
 
 }  // namespace sluice::daemon

@@ -144,7 +144,7 @@ struct Snapshot {
   std::vector<PlanningSnapshot> planning;
   std::vector<WaitingSnapshot> waiting;  // in their order
   std::vector<LoggedEvent> events;
-  uint64_t events_from = 0;  // the number of the oldest that is kept
+  uint64_t events_from = 0;  // from this number on all are kept
   int sessions = 0, half_open = 0;
   size_t extents = 0;
   // The service's, not policy's, from here: lines that are not in the log,

@@ -1,5 +1,7 @@
 // What sluicectl prints, compared with files in golden/. After a wanted change
 // run it with SLUICE_UPDATE_GOLDEN=1 and review the difference.
+#include <fmt/format.h>
+
 #include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -139,6 +141,30 @@ TEST(CtlRender, EventsThatAreNotShownAreNotMissing) {
   };
   EXPECT_THAT(text(1), ::testing::Not(HasSubstr("not kept")));
   EXPECT_THAT(text(6), HasSubstr("(2 events are not kept any more)"));
+}
+
+// Of users with more events more are dropped: numbers have gaps.
+TEST(CtlRender, EventsThatAreMissingAreCountedOnce) {
+  json node = {
+      {"generation", 1}, {"events_from", 8}, {"events", json::array()}};
+  for (const int number : {4, 6, 9}) {
+    node["events"].push_back(
+        {{"number", number}, {"age_s", 0}, {"kind", "lease"}, {"text", "x"}});
+  }
+  SeenEvents seen = {.generation = 1, .last = 3};
+  for (const int lost : {2, 0}) {
+    SLUICE_ASSERT_OK_AND_ASSIGN(
+        const EventLines lines,
+        RenderEventLines(node.dump(), seen, /*as_json=*/false,
+                         absl::UnixEpoch()));
+    const auto said = lines.text.find("not kept any more");
+    EXPECT_EQ(said != std::string::npos, lost > 0) << lines.text;
+    const std::string count = fmt::format("({} events are not kept", lost);
+    EXPECT_EQ(lines.text.find(count) != std::string::npos, lost > 0);
+    EXPECT_EQ(lines.text.find("not kept", said + 1), std::string::npos);
+    seen = lines.seen;
+    EXPECT_EQ(seen.last, 9u);
+  }
 }
 
 // Wrong once: nobody said which kind of host memory ranks map, nor whose the

@@ -32,19 +32,24 @@ bool IsDaemonsOwn(const LoggedEvent& event, uint32_t own_uid) {
 }  // namespace
 
 void EventWriter::WriteNew(const EventLog& log, absl::Time now) {
-  const auto& events = log.events();
   const uint64_t unwritten = log.last() - written_;
   if (unwritten == 0) return;
+  const auto is_written = [this](const LoggedEvent& event) {
+    return event.number <= written_;
+  };
+  const auto newest =
+      std::find_if(log.events().rbegin(), log.events().rend(), is_written);
+  const auto kept =
+      static_cast<uint64_t>(std::distance(log.events().rbegin(), newest));
   written_ = log.last();
-  const size_t kept = std::min<size_t>(unwritten, events.size());
   if (unwritten > kept) {
     WriteLog(LogLevel::kWarning,
              fmt::format("{} events are not in the log: more than {} came at "
                          "once, and the first of them are lost",
                          unwritten - kept, kept));
   }
-  for (size_t i = events.size() - kept; i < events.size(); ++i) {
-    Write(events[i], now);
+  for (auto each = newest.base(); each != log.events().end(); ++each) {
+    Write(*each, now);
   }
 }
 

@@ -48,6 +48,22 @@ TEST(Events, ALeaseThatWaitedIsOfItsRequest) {
   EXPECT_THAT(causes, ::testing::Contains("lease s2.r60"));
 }
 
+TEST(Events, AFloodOfOneUserPushesOutOnlyItsOwn) {
+  EventLog log(8);
+  const Principal honest{1, ""}, flooder{2, ""};
+  for (int i = 0; i < 3; ++i) {
+    log.Add(absl::UnixEpoch(), EventKind::kLease, "honest", honest);
+  }
+  for (int i = 0; i < 1000; ++i) {
+    log.Add(absl::UnixEpoch(), EventKind::kRefuse, "flood", flooder);
+  }
+  std::vector<uint64_t> numbers;
+  for (const LoggedEvent& event : log.events()) numbers.push_back(event.number);
+  EXPECT_THAT(numbers, ElementsAre(1, 2, 3, 999, 1000, 1001, 1002, 1003));
+  EXPECT_EQ(log.last(), 1003u);
+  EXPECT_EQ(log.dropped(), 998u);
+}
+
 JobKey Job(int i) { return {{1, ""}, "job" + std::to_string(i)}; }
 
 TEST(JobSeries, AreKeptForFiveMinutesAfterTheJob) {
