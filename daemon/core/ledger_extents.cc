@@ -7,6 +7,7 @@
 #include <string>
 
 #include "daemon/core/ledger.h"
+#include "daemon/quota/quotas.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
@@ -65,7 +66,11 @@ absl::StatusOr<Ledger::Idle> Ledger::MakeRoom(const HolderState& holder,
   const size_t made = parts.make.size();
   const size_t owned = Owned(holder.principal) - own + made;
   const size_t all = Extents() - parts.destroy.size() + made;
-  const size_t most = limits_.all - HeldBack(holder.principal);
+  const Share share = {static_cast<int64_t>(limits_.each),
+                       static_cast<int64_t>(limits_.all)};
+  const size_t most =
+      std::min(limits_.all - HeldBack(holder.principal),
+               static_cast<size_t>(share.all_for(static_cast<int64_t>(owned))));
   size_t over_own = owned > limits_.each ? owned - limits_.each : 0;
   size_t over_all = all > most ? all - most : 0;
   const auto take = [&](size_t count, std::optional<PrincipalId> of) {
@@ -91,7 +96,8 @@ absl::StatusOr<Ledger::Idle> Ledger::MakeRoom(const HolderState& holder,
         Shortage::kOpenFiles,
         fmt::format("this node has {} extents, {} more are asked for, and the "
                     "limit of all users together is {}, of which {} are held "
-                    "back for attached ranks: wait until some are freed, or "
+                    "back for attached ranks and users with few: wait until "
+                    "some are freed, or "
                     "raise the open files that sluiced may have (LimitNOFILE)",
                     all - made, made, limits_.all, limits_.all - most));
   }

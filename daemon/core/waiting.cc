@@ -72,13 +72,12 @@ absl::Status WaitingQueue::MayJoin(const Principal& who,
     return TooMuch(who, Resource::kWaiting, static_cast<int64_t>(own),
                    static_cast<int64_t>(limits.each));
   }
-  if (waiters_.size() >= limits.all) {
-    return absl::ResourceExhaustedError(fmt::format(
-        "this node has {} leases waiting, and the limit of all users together "
-        "is {}: ask again later, or without a wait",
-        waiters_.size(), limits.all));
-  }
-  return absl::OkStatus();
+  const Share share = {static_cast<int64_t>(limits.each),
+                       static_cast<int64_t>(limits.all)};
+  const auto with_it = static_cast<int64_t>(own) + 1;
+  const auto used = static_cast<int64_t>(waiters_.size());
+  if (used < share.all_for(with_it)) return absl::OkStatus();
+  return NoRoom(share, "leases waiting", used, with_it);
 }
 
 void WaitingQueue::Join(Waiter waiter) {

@@ -104,6 +104,19 @@ absl::Status TooMuch(const Principal& who, Resource what, int64_t has,
                   words.things, limit, words.remedy));
 }
 
+absl::Status NoRoom(const Share& share, const std::string& things, int64_t used,
+                    int64_t has) {
+  const std::string kept =
+      has <= share.little()
+          ? ""
+          : fmt::format(", of which {} are kept for users with at most {}",
+                        share.kept(), share.little());
+  return absl::ResourceExhaustedError(
+      fmt::format("this node has {} {}, and the limit of all users together is "
+                  "{}{}: wait until some end",
+                  used, things, share.all, kept));
+}
+
 bool Quotas::HoldsNothing(const Amounts& amounts) {
   for (size_t i = 0; i < kResources; ++i) {
     if (amounts[i] != 0 && !IsSharedInTurns(static_cast<Resource>(i))) {
@@ -119,11 +132,8 @@ absl::Status Quotas::May(const Principal& who, Resource what,
   const Share& limit = share(what);
   const int64_t has = used(who, what);
   if (has + amount > limit.each) return TooMuch(who, what, has, limit.each);
-  if (used(what) + amount > limit.all) {
-    return absl::ResourceExhaustedError(fmt::format(
-        "this node has {} {}, and the limit of all users together is {}: wait "
-        "until some end",
-        used(what), WordsOf(what).things, limit.all));
+  if (used(what) + amount > limit.all_for(has + amount)) {
+    return NoRoom(limit, WordsOf(what).things, used(what), has + amount);
   }
   return absl::OkStatus();
 }

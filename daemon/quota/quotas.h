@@ -7,6 +7,7 @@
 // Thread safety: none needed; the loop's thread only.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <map>
@@ -41,10 +42,23 @@ bool IsSharedInTurns(Resource resource);
 // For people and metrics, in the unit of the name: seconds.
 double InUnits(Resource resource, int64_t amount);
 
+// How much one principal may have, and all together. The last part of `all`
+// (kept) is only for principals that have little: however many others have as
+// much as they may, further ones get something.
 struct Share {
   int64_t each = 0;  // of one principal
   int64_t all = 0;   // of all together
+  int64_t kept() const { return std::min(all / 4, all - each); }
+  int64_t little() const { return std::max<int64_t>(kept() / 8, 1); }
+  // How much all may have for one to have `has`.
+  int64_t all_for(int64_t has) const {
+    return has <= little() ? all : all - kept();
+  }
 };
+// ResourceExhausted in one line: all `used` together, and `share` leaves no
+// room for one that `has` so much, what it asks for included.
+absl::Status NoRoom(const Share& share, const std::string& things, int64_t used,
+                    int64_t has);
 using Shares = std::array<Share, kResources>;
 
 // What the configuration says of one principal's share; absent: the default.

@@ -130,6 +130,30 @@ TEST(Shares, DescriptorsOnTheirWayStayBelowTheKernelsLimit) {
   }
 }
 
+// Guards against a few accounts that take all there is of something.
+TEST(Shares, FiveUsersThatTakeAllTheyMayLeaveSomeForOthers) {
+  for (const int64_t files : {128, 1024, 20'000}) {
+    for (const auto what : {Resource::kSessions, Resource::kRanks,
+                            Resource::kWaiting, Resource::kInFlight}) {
+      Quotas quotas(SharesOf({}, files));
+      for (uint32_t uid = 1; uid <= 5; ++uid) {
+        while (quotas.Ask({uid, ""}, what).ok()) {
+        }
+      }
+      EXPECT_THAT(quotas.Ask({6, ""}, what), IsOk()) << Name(what) << files;
+      const absl::Status refused = quotas.Ask({1, ""}, what);
+      EXPECT_THAT(refused, StatusIs(kExhausted, HasSubstr("the limit")));
+      quotas.CheckInvariants();
+    }
+  }
+}
+
+// Who may have all has all.
+TEST(Shares, NothingIsKeptForOthersWhereTheConfigurationGivesOneAll) {
+  Quotas quotas(SharesOf({.ranks = 256}, 20'000));
+  EXPECT_THAT(quotas.Ask(kA, Resource::kRanks, 256), IsOk());
+}
+
 TEST(Shares, TheConfigurationSetsOnePrincipalsShare) {
   const Shares shares = SharesOf({.sessions = 9, .ranks = 8}, 20'000);
   EXPECT_EQ(shares[static_cast<size_t>(Resource::kSessions)].each, 9);
