@@ -255,7 +255,7 @@ void PlanSolver::Hurry(PlanRoundId round) {
 absl::Time PlanSolver::TurnEnds(const Run& run) const {
   const bool wanted = run.hurry || queue_.waiting() > 0;
   if (!wanted || run.hurried || !run.out) return absl::InfiniteFuture();
-  return run.since + kTurn;
+  return run.since + (run.hurry ? kHurriedTurn : kTurn);
 }
 
 absl::Time PlanSolver::NextDeadline() const {

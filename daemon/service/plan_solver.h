@@ -46,6 +46,8 @@ class PlanSolver {
   static constexpr int kMostWorkers = 4;
   static constexpr int kMostOfAUser = 2;
   static constexpr absl::Duration kTurn = absl::Seconds(2);
+  // Of a round that holds up another user's (JointPlanning::kShare).
+  static constexpr absl::Duration kHurriedTurn = absl::Milliseconds(400);
 
   // With the plan: the units that were solved for it.
   using Done = std::function<void(PlanRoundId, absl::StatusOr<plan::NodePlan>,
@@ -64,8 +66,7 @@ class PlanSolver {
   std::vector<std::pair<PlanRoundId, plan::PlanProgress>> Progress() const;
   // Kills the worker of a round, if there is one; `done` is not called.
   void Stop(PlanRoundId round);
-  // Somebody else waits for what this round holds up: it gets its turn and no
-  // more.
+  // Another user waits for this round: its turn is kHurriedTurn.
   void Hurry(PlanRoundId round);
 
   // When Expire wants to be called next.

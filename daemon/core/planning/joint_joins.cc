@@ -7,6 +7,34 @@
 #include "daemon/core/planning/joint_planning.h"
 
 namespace sluice::daemon {
+namespace {
+
+size_t BuffersOf(const Asking& asking) {
+  size_t buffers = 0;
+  for (const auto& [rank, read] : asking.profiles) {
+    for (const plan::SegmentKind& segment : read.profile->segments) {
+      buffers += segment.trace.buffers.size();
+    }
+  }
+  return buffers;
+}
+
+}  // namespace
+
+std::vector<Asking> JointPlanning::TakeNextUsersJobs() {
+  if (joining_.empty()) return {};
+  const Principal user = joining_.front().job.principal;
+  std::vector<Asking> taken;
+  size_t buffers = 0;
+  std::erase_if(joining_, [&](Asking& asking) {
+    if (asking.job.principal != user) return false;
+    buffers += BuffersOf(asking);
+    if (!taken.empty() && buffers > kMostBuffers) return false;
+    taken.push_back(std::move(asking));
+    return true;
+  });
+  return taken;
+}
 
 void JointPlanning::StartTogether(absl::Time now, Effects& effects) {
   const bool due = next_.at <= now;
@@ -14,7 +42,7 @@ void JointPlanning::StartTogether(absl::Time now, Effects& effects) {
   next_.at = absl::InfiniteFuture();
   PlanRounds::Round round;
   round.together = true;
-  round.asking = std::exchange(joining_, {});
+  round.asking = TakeNextUsersJobs();
   std::map<JobKey, const std::map<Rank, ProfileWithHash>*> jobs;
   for (const auto& [job, member] : members_) jobs[job] = &member.profiles;
   for (const Asking& asking : round.asking) {
@@ -34,7 +62,7 @@ void JointPlanning::StartTogether(absl::Time now, Effects& effects) {
   plan::NodeResources resources = ResourcesFor(positions);
   StartRound(std::move(round), std::move(positions), std::move(resources), now,
              effects);
-  HurryOthers(effects);
+  CutOffAtShare(now, effects);
 }
 
 void JointPlanning::TogetherSolved(PlanRounds::Round round,
@@ -140,7 +168,7 @@ void JointPlanning::LeaveTogether(const JobKey& job, absl::Time now) {
   members_.erase(job);
   held_.erase(job);
   std::erase_if(joining_, [&](const Asking& each) { return each.job == job; });
-  if (members_.empty()) {
+  if (members_.empty() && !rounds_.solving_together()) {
     next_.at = absl::InfiniteFuture();
     return;
   }

@@ -39,6 +39,11 @@ namespace sluice::daemon {
 
 class JointPlanning {
  public:
+  // A joint question may take so long while another user's job asks.
+  static constexpr absl::Duration kShare = absl::Milliseconds(800);
+  // In the traces of one joint question: encoding it holds up other profiles.
+  static constexpr size_t kMostBuffers = 50'000;
+
   // All three outlive it.
   JointPlanning(const NodeConfig& config, const Ledger& ledger,
                 Journal& journal);
@@ -171,9 +176,16 @@ class JointPlanning {
   void RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
                    const absl::Status& why, absl::Time now, Effects& effects);
   void LogPlan(const JobKey& job, const plan::NodePlan& plan, absl::Time now);
-  // All jobs are planned together, one round at a time: one user's hard
-  // profile must not be what another one waits for.
-  void HurryOthers(Effects& effects) const;
+  // All jobs are planned together, one round at a time. A round that another
+  // user waits for ends after kShare, so that no user waits for another's hard
+  // profile; its jobs are then planned alone.
+  void CutOffAtShare(absl::Time now, Effects& effects);
+  bool IsCutOff(const PlanRounds::Round& round) const;
+  // The worker has the configured time; policy gives up a little later, so
+  // that the worker's own word about it arrives first.
+  absl::Duration TimeForRound() const {
+    return config_.plan_time_limit * 1.25 + absl::Seconds(1);
+  }
   UnitCache::Units KnownUnits(const std::vector<Asking>& asking);
   void GivePlan(const Asking& asking, PlanId plan, Effects& effects) const;
   using ProfileSizes = std::map<std::pair<JobKey, Rank>, Bytes>;
@@ -182,6 +194,9 @@ class JointPlanning {
                 const PlanFailedNotice& notice, Effects& effects) const;
 
   // Joins and leaves (joint_joins.cc).
+  // Of the user whose turn it is: one job, and as many as have kMostBuffers
+  // together.
+  std::vector<Asking> TakeNextUsersJobs();
   void StartTogether(absl::Time now, Effects& effects);
   void TogetherSolved(PlanRounds::Round round,
                       std::shared_ptr<const plan::NodePlan> plan,
@@ -265,7 +280,7 @@ class JointPlanning {
   std::map<SessionId, AttachedRank> attached_;
   uint64_t demands_changes_ = 0;  // besides those of members_
   PlanRounds rounds_;
-  std::vector<Asking> joining_;      // jobs that ask, in their order
+  std::vector<Asking> joining_;      // jobs that ask, in the order of turns
   Table<JobKey, Member> members_;    // jobs that run by the planner's fractions
   std::map<JobKey, HeldJoin> held_;  // members whose plan is held back
   std::vector<WaitingLease> waiting_leases_;

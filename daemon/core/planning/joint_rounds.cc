@@ -54,19 +54,28 @@ void JointPlanning::PlanFor(Asking asking, absl::Time now, Effects& effects) {
                 [&](const Asking& each) { return each.job == asking.job; });
   joining_.push_back(std::move(asking));
   StartTogether(now, effects);
-  if (!joining_.empty()) HurryOthers(effects);
+  CutOffAtShare(now, effects);
 }
 
-void JointPlanning::HurryOthers(Effects& effects) const {
+void JointPlanning::CutOffAtShare(absl::Time now, Effects& effects) {
   for (const auto& [id, round] : rounds_.solving()) {
     if (!round.together) continue;
-    std::set<Principal> wait;
-    for (const Asking& each : joining_) wait.insert(each.job.principal);
-    for (const Asking& each : round.asking) wait.insert(each.job.principal);
-    const bool others =
-        wait.size() > 1 || (round.asking.empty() && !joining_.empty());
-    if (others) effects.push_back(HurrySolving{id});
+    // The user whose turn it is has the next one after all others.
+    const auto its = std::ranges::stable_partition(
+        joining_, [&asking = round.asking](const Asking& waits) {
+          return std::ranges::none_of(asking, [&waits](const Asking& each) {
+            return each.job.principal == waits.job.principal;
+          });
+        });
+    if (its.begin() == joining_.begin()) continue;  // no other user waits
+    effects.push_back(HurrySolving{id});
+    // Its worker has half a share to write the plan that it may have.
+    rounds_.EndBy(id, std::max(round.started + kShare, now + kShare / 2));
   }
+}
+
+bool JointPlanning::IsCutOff(const PlanRounds::Round& round) const {
+  return round.deadline < round.started + TimeForRound();
 }
 
 void JointPlanning::StartAlone(Asking asking, absl::Time now,
@@ -127,10 +136,8 @@ void JointPlanning::StartRound(PlanRounds::Round round,
     return together ? TogetherSolved(std::move(round), cached, now, effects)
                     : AloneSolved(std::move(round), cached, now, effects);
   }
-  // The worker has the configured time; policy gives up a little later, so
-  // that the worker's own word about it arrives first.
   round.started = now;
-  round.deadline = now + config_.plan_time_limit * 1.25 + absl::Seconds(1);
+  round.deadline = now + TimeForRound();
   question.resources = std::move(resources);
   question.time_limit = config_.plan_time_limit;
   question.known = KnownUnits(round.asking);
@@ -201,8 +208,13 @@ void JointPlanning::AloneSolved(PlanRounds::Round round,
 void JointPlanning::RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
                                 const absl::Status& why, absl::Time now,
                                 Effects& effects) {
+  const bool cut_off = IsCutOff(round);
   // A worker's own words: it computes on what a client sent.
-  const std::string reason = Printable(std::string(why.message()));
+  const std::string reason =
+      cut_off && absl::IsDeadlineExceeded(why)
+          ? "not planned together with others, because that took longer than "
+            "its share while another user's job waits"
+          : Printable(std::string(why.message()));
   if (outcome == PlanOutcome::kFailed) ++journal_.stats.plans[outcome];
   // Its message may name what is another principal's.
   journal_.Log(
@@ -212,8 +224,11 @@ void JointPlanning::RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
           : fmt::format("{} jobs together: {}", round.jobs.size(), reason),
       round.jobs.size() == 1 ? round.jobs[0].principal
                              : Principal{config_.own_uid, ""});
+  if (cut_off && round.asking.empty()) {
+    PlanAgain(now + config_.leave_delay, next_.why);
+  }
   for (Asking& asking : round.asking) {
-    if (round.jobs.size() > 1) {
+    if (round.jobs.size() > 1 || cut_off) {
       // Nobody's running plan is harmed: it has what is free.
       StartAlone(std::move(asking), now, effects);
       continue;

@@ -47,6 +47,11 @@ std::optional<PlanRounds::Round> PlanRounds::Finish(PlanRoundId round) {
   return finished;
 }
 
+void PlanRounds::EndBy(PlanRoundId id, absl::Time at) {
+  Round& round = solving_.at(id);
+  round.deadline = std::min(round.deadline, at);
+}
+
 bool PlanRounds::solving_together() const {
   return std::any_of(solving_.begin(), solving_.end(),
                      [](const auto& each) { return each.second.together; });
@@ -143,6 +148,12 @@ PlanRounds::Abandoned PlanRounds::RankLeft(const JobKey& job, Rank rank) {
     const auto entry = next++;
     Round& round = entry->second;
     if (std::count(round.jobs.begin(), round.jobs.end(), job) == 0) continue;
+    const bool concerned =
+        round.asking.empty() ||
+        std::ranges::any_of(round.asking, [&](const Asking& asking) {
+          return asking.job.principal == job.principal;
+        });
+    if (!concerned) continue;
     for (Asking& asking : round.asking) {
       if (asking.job == job) {
         add(asking.profiles);

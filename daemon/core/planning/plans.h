@@ -74,6 +74,8 @@ class PlanRounds {
   // Nullopt: over already.
   std::optional<Round> Finish(PlanRoundId round);
   const std::map<PlanRoundId, Round>& solving() const { return solving_; }
+  // The round ends at `at`, or at its deadline if that is earlier.
+  void EndBy(PlanRoundId round, absl::Time at);
   bool solving_together() const;
   void Progressed(PlanRoundId round, const plan::PlanProgress& progress);
   std::vector<PlanRoundId> Overdue(absl::Time now) const;
@@ -101,7 +103,8 @@ class PlanRounds {
 
   // A rank left. Whoever had submitted in the job's open rounds can wait no
   // longer: they are returned, and a solving round is given up; other jobs
-  // that asked in it must ask again.
+  // that asked in it must ask again. A round in which only other users ask goes
+  // on, because a user whose jobs come and go would hold it up without end.
   struct Abandoned {
     std::vector<Rank> ranks;
     std::vector<PlanRoundId> solving;

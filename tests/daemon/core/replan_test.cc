@@ -266,9 +266,56 @@ TEST_F(Replan, ARoundThatAnotherUserWaitsForGetsAShorterLimit) {
   EXPECT_THAT(node.hurried, ::testing::IsEmpty()) << "it is the same user's";
   b = Ask("b", 1, 2);
   EXPECT_THAT(node.hurried, ElementsAre(first));
-  // Users in one round wait for each other.
+}
+
+// Guards against a user whose jobs wait one after the other, or come again.
+TEST_F(Replan, EachUserHasAJointRoundOfItsOwnInTurn) {
+  a = Ask("a");
+  Ask("a2", 1);
+  b = Ask("b", 1, 2);
+  Ask("a3");
   Solve({{1, MiB(8)}});
-  EXPECT_THAT(node.hurried, ElementsAre(first, node.to_solve.back().round));
+  EXPECT_EQ(node.to_solve.back().who.uid, 2u) << "user 1 has just had a turn";
+  EXPECT_THAT(node.to_solve.back().jobs, ElementsAre(0, 1));
+  Solve({{1, MiB(8)}, {1, MiB(8)}});
+  EXPECT_EQ(Ready(b), 1u);
+  EXPECT_THAT(node.to_solve.back().jobs, ElementsAre(0, 1, 2, 3));
+}
+
+// Guards against a hard profile that keeps other users' jobs waiting.
+TEST_F(Replan, AJointRoundIsCutOffAtItsShareAndItsJobsArePlannedAlone) {
+  a = Ask("a");
+  const PlanRoundId hard = node.to_solve.back().round;
+  Wait(absl::Seconds(10));
+  EXPECT_TRUE(node.stopped.empty()) << "no other user's job waits";
+  b = Ask("b", 1, 2);
+  EXPECT_THAT(node.hurried, ElementsAre(hard));
+  EXPECT_TRUE(node.stopped.empty()) << "its worker may have a plan to write";
+  Wait(JointPlanning::kShare / 2);
+  EXPECT_TRUE(node.stopped.contains(hard));
+  ASSERT_THAT(node.to_solve, SizeIs(3));
+  EXPECT_EQ(node.to_solve[1].who.uid, 1u);
+  EXPECT_EQ(node.to_solve[2].who.uid, 2u);
+  Solve({{1, MiB(8)}});
+  EXPECT_EQ(Ready(b), 1u);
+  EXPECT_THAT(node.NoticesTo<PlanFailedNotice>(a), IsEmpty());
+  Solve({{1, MiB(8)}});
+  EXPECT_EQ(Ready(a), 1u);
+}
+
+TEST_F(Replan, AnEndOfAnotherUsersJobDoesNotStopAJoin) {
+  a = Ask("a", 0, 2);
+  Solve({{1, MiB(8)}});
+  b = Ask("b", 1);
+  const PlanRoundId round = node.to_solve.back().round;
+  node.Die(a);
+  EXPECT_FALSE(node.stopped.contains(round));
+  Solve({{1, MiB(8)}, {1, MiB(8)}});
+  EXPECT_EQ(Ready(b), 1u);
+  EXPECT_THAT(Changes(a), IsEmpty());
+  Wait(absl::Seconds(1));
+  ASSERT_THAT(node.to_solve, SizeIs(1)) << "with what is free";
+  EXPECT_THAT(node.to_solve[0].profiles, SizeIs(1));
 }
 
 TEST_F(Replan, ARanksEndStopsTheJointRoundAndTheOthersAreRequestedAgain) {
