@@ -20,7 +20,8 @@ BandwidthPolicy::BandwidthPolicy(Topology topology, BandwidthOptions options)
   for (int i = 0; i < channels; ++i) gate_paths_.push_back({i});
 }
 
-void BandwidthPolicy::Open(int flow, int link, int direction, double weight) {
+void BandwidthPolicy::Open(int flow, int link, int direction, double weight,
+                           std::optional<int> owner) {
   SLUICE_CHECK(!flows_.contains(flow) && weight > 0);
   const int channel = topology_.channel_of(link, direction);
   Flow& made = flows_[flow];
@@ -28,6 +29,7 @@ void BandwidthPolicy::Open(int flow, int link, int direction, double weight) {
   made.weight = weight;
   made.gate = admission_.gate_of(channel);
   made.path = topology_.PathOf(channel);
+  made.leader = {owner.value_or(-1 - flow), channel};
   double narrowest = kUnlimited;
   for (const int each : made.path) {
     narrowest = std::min(narrowest, topology_.channels()[each].capacity);
@@ -36,14 +38,25 @@ void BandwidthPolicy::Open(int flow, int link, int direction, double weight) {
 }
 
 void BandwidthPolicy::Close(int flow) {
-  const auto found = flows_.find(flow);
-  SLUICE_CHECK(found != flows_.end());
-  if (const auto demand = found->second.demand) {
+  EndPromise(flow);
+  flows_.erase(flow);
+}
+
+void BandwidthPolicy::EndPromise(int flow) {
+  Flow& who = flows_.at(flow);
+  if (const auto demand = std::exchange(who.demand, std::nullopt)) {
     admission_.Leave(*demand);
     flow_of_demand_.erase(*demand);
     demands_.erase(*demand);
   }
-  flows_.erase(found);
+  who.binding = false;
+  who.server = Server();
+  who.ahead = 0;
+}
+
+void BandwidthPolicy::Reweigh(int flow, double weight) {
+  SLUICE_CHECK(weight > 0);
+  flows_.at(flow).weight = weight;
 }
 
 absl::Status BandwidthPolicy::Promise(int flow, const Demand& demand,
@@ -175,6 +188,8 @@ void BandwidthPolicy::LendToLate(absl::Time now, absl::Duration window,
     return each.second.needed > 0 && each.second.server.excess() > 0;
   });
   if (!any) return;
+  std::map<std::pair<int, int>, double> leads;
+  for (const auto& [id, flow] : flows_) leads[flow.leader] += flow.lead;
   std::vector<LentCopy> copies;
   std::vector<std::pair<int, Flow*>> who;
   for (auto& [id, flow] : flows_) {
@@ -185,7 +200,7 @@ void BandwidthPolicy::LendToLate(absl::Time now, absl::Duration window,
       copy.needed =
           flow.needed - (promised != given.end() ? promised->second : 0);
       copy.due = absl::ToDoubleSeconds(flow.due - now);
-      copy.may = flow.most_lead - flow.lead;
+      copy.may = flow.most_lead - leads[flow.leader];
       if (flow.binding) {
         const Demand& demand = demands_.at(*flow.demand);
         copy.promised_rate = static_cast<double>(demand.bytes.count()) /

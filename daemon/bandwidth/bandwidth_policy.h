@@ -31,6 +31,7 @@
 
 #include <map>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -55,10 +56,18 @@ class BandwidthPolicy {
   explicit BandwidthPolicy(Topology topology, BandwidthOptions options = {});
   BandwidthPolicy(const BandwidthPolicy&) = delete;  // admission_ points inside
 
-  // `flow`: the caller's number. It copies over `link` and all above it.
-  void Open(int flow, int link, int direction, double weight = 1);
+  // `flow`: the caller's number. It copies over `link` and all above it. Flows
+  // of one `owner` on one link are ahead by deadlines together by as much as
+  // one of them may be; without one it is the only one of its owner.
+  void Open(int flow, int link, int direction, double weight = 1,
+            std::optional<int> owner = std::nullopt);
   // What was asked for and not shared out is forgotten.
   void Close(int flow);
+  // Likewise, and `flow` is promised nothing; what it had ahead by deadlines
+  // still counts.
+  void EndPromise(int flow);
+  // `weight` counts from now on.
+  void Reweigh(int flow, double weight);
 
   // Promises `demand` to a flow that was promised nothing: whatever it asks
   // for, up to the demand's bytes in any period, is shared out before the
@@ -110,6 +119,8 @@ class BandwidthPolicy {
     double ahead = 0;  // bytes by promise beyond a fair share, lately
     double lead = 0;   // and by deadlines
     double most_lead = 0;
+    // Whose `lead` counts together: owner and channel.
+    std::pair<int, int> leader;
     double needed = 0;  // bytes of the copy in front, at `due`
     absl::Time due = absl::InfiniteFuture();
   };

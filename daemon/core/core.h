@@ -184,6 +184,8 @@ class Core {
   }
   const NodeConfig& config() const { return config_; }
   PoolSnapshot pool(PoolId id) const;
+  // Whether the session has a lease.
+  bool HasLease(SessionId id) const { return !ledger_.LeasesOf(id).empty(); }
   const EventLog& log() const { return journal_.log; }
   const Ledger& ledger() const { return ledger_; }
   const WaitingQueue& waiting() const { return waiting_; }
@@ -286,6 +288,8 @@ class Core {
                    absl::Time now, Effects& effects);
   // Answers a lease that is granted or could not be made.
   void Decide(const Ledger::Decided& decided, absl::Time now, Effects& effects);
+  // One of its leases has.
+  void LeaseEnded(const Session& session, Effects& effects) const;
 
   // What is held outside leases (outside/core_outside.cc).
   // Where that begins or ends with what `held` says: to be set next.

@@ -63,6 +63,11 @@ struct AttachGrants {
 struct DetachGrants {
   int slot = 0;
 };
+// Whether the rank has a lease from now on; at first it has none.
+struct HoldsMemory {
+  int slot = 0;
+  bool holds = false;
+};
 // From now on the rank's copies have so much of its links beside others.
 struct PromiseCopies {
   int slot = 0;
@@ -98,8 +103,8 @@ struct SolvePlan {
 struct StopSolving {
   PlanRoundId round;
 };
-// Somebody else waits for what the round holds up: it gets its turn, and then
-// the first plan that there is will do.
+// Another user waits for the round: after a short turn its worker writes the
+// first plan that it has.
 struct HurrySolving {
   PlanRoundId round;
 };
@@ -111,8 +116,8 @@ struct SaveUnits {
 using Effect =
     std::variant<MakeExtent, DestroyExtent, AskHolders, SendReply, SendNotice,
                  CloseSocket, Forget, KillProcess, AttachGrants, DetachGrants,
-                 PromiseCopies, LowerGuarantee, UseLinks, ReadProfile,
-                 SolvePlan, StopSolving, HurrySolving, SaveUnits>;
+                 HoldsMemory, PromiseCopies, LowerGuarantee, UseLinks,
+                 ReadProfile, SolvePlan, StopSolving, HurrySolving, SaveUnits>;
 using Effects = std::vector<Effect>;
 
 }  // namespace sluice::daemon

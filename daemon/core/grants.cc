@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 #include <utility>
 
 #include "daemon/core/guarantees.h"
@@ -19,14 +20,17 @@ constexpr uint64_t kUngated = uint64_t{1} << 44;
 // bytes per period, which may be a little more.
 constexpr bandwidth::BandwidthOptions kOptions = {.promised = kPromised + 0.05};
 
+// The weight of a rank that holds no memory, beside what it would have.
+constexpr double kLastOfAll = 1e-6;
+
 int FlowOf(int slot, int direction) { return 2 * slot + direction; }
 
 }  // namespace
 
 GrantPolicy::GrantPolicy(std::vector<LinkSpeed> links)
     : links_(std::move(links)),
-      ranks_on_(links_.size(), 0),
-      weight_on_(links_.size(), 0),
+      holders_(links_.size()),
+      wanting_{LinkSharers(links_.size()), LinkSharers(links_.size())},
       shares_(*TopologyOf(links_), kOptions) {
   paths_.reserve(links_.size());
   for (const LinkSpeed& link : links_) {
@@ -44,12 +48,13 @@ double GrantPolicy::Rate(int link, int direction) const {
   return least;
 }
 
-double GrantPolicy::EvenRate(const RankShare& rank, int direction) const {
+double GrantPolicy::EvenRate(const RankShare& rank, int direction,
+                             const LinkSharers& sharers) const {
   double least = 0;
   if (rank.link < 0) return least;
   for (const size_t i : paths_[rank.link]) {
-    const double share = SpeedBothWays(links_[i], direction) * rank.weight /
-                         std::max(rank.weight, weight_on_[i]);
+    const double share = SpeedBothWays(links_[i], direction) *
+                         sharers.PartOf(i, rank.user, rank.sharer.weight);
     if (share > 0 && (least <= 0 || share < least)) least = share;
   }
   return least;
@@ -60,18 +65,39 @@ int GrantPolicy::Sharing(int link, int direction) const {
   for (const size_t i : paths_[link]) {
     if (SpeedOf(links_[i], direction) <= 0) continue;
     const int flows = links_[i].both_bytes_per_second > 0 ? 2 : 1;
-    most = std::max(most, ranks_on_[i] * flows);
+    most = std::max(most, holders_.ranks(i) * flows);
   }
   return most;
 }
 
-void GrantPolicy::CountRank(const RankShare& rank, int more) {
-  if (rank.link < 0) return;
-  for (const size_t i : paths_[rank.link]) {
-    ranks_on_[i] += more;
-    weight_on_[i] += more * rank.weight;
-    if (ranks_on_[i] == 0) weight_on_[i] = 0;  // what rounding left
+int GrantPolicy::UserOf(const Principal& who) const {
+  std::set<int> taken;
+  for (const auto& [slot, rank] : ranks_) {
+    if (rank.sharer.who == who) return rank.user;
+    taken.insert(rank.user);
   }
+  int user = 0;
+  while (taken.contains(user)) ++user;
+  return user;
+}
+
+void GrantPolicy::Count(LinkSharers& sharers, const RankShare& rank,
+                        bool more) {
+  if (rank.link < 0) return;
+  sharers.Count(paths_[rank.link], rank.user, rank.sharer.weight,
+                more ? 1 : -1);
+}
+
+void GrantPolicy::Want(RankShare& rank, int direction, bool wants) {
+  if (std::exchange(rank.wants[direction], wants) == wants) return;
+  Count(wanting_[direction], rank, wants);
+}
+
+void GrantPolicy::Reweigh(int slot, int direction) {
+  const RankShare& rank = ranks_.at(slot);
+  const double weight = EvenRate(rank, direction, wanting_[direction]);
+  shares_.Reweigh(FlowOf(slot, direction),
+                  rank.sharer.holds ? weight : kLastOfAll * weight);
 }
 
 uint64_t GrantPolicy::Window(int link, int direction) const {
@@ -88,38 +114,55 @@ GrantPolicy::Grant GrantPolicy::GrantOf(const RankShare& rank) const {
   for (int d : {kH2d, kD2h}) {
     if (!Gated(rank, d)) continue;
     // Who wants little now would have its share if it wanted more.
-    grant.rate[d] = static_cast<uint64_t>(std::max(
-        {EvenRate(rank, d), rank.guaranteed, rank.demand[d], rank.rate[d]}));
+    grant.rate[d] = static_cast<uint64_t>(
+        std::max({EvenRate(rank, d, holders_), rank.guaranteed, rank.demand[d],
+                  rank.rate[d]}));
   }
   return grant;
 }
 
 GrantPolicy::Grant GrantPolicy::Attach(int slot, int link,
                                        double guaranteed_bytes_per_second,
-                                       double weight) {
+                                       const GrantSharer& sharer) {
   SLUICE_CHECK(!ranks_.contains(slot));
   SLUICE_CHECK(link < static_cast<int>(links_.size()));
   settled_ = false;
+  const int user = UserOf(sharer.who);
   RankShare& rank = ranks_[slot];
   rank.link = link;
   rank.guaranteed = guaranteed_bytes_per_second;
-  rank.weight = weight;
-  CountRank(rank, 1);
-  // The first window is a gift, so that a rank starts without waiting.
-  rank.limit = {Window(link, kH2d), Window(link, kD2h)};
+  rank.sharer = sharer;
+  rank.user = user;
+  if (sharer.holds) Count(holders_, rank, true);
   for (int d : {kH2d, kD2h}) {
+    // The first window is a gift, so that a rank starts without waiting.
+    const bool gift = sharer.holds || !Gated(rank, d);
+    rank.limit[d] = gift ? Window(link, d) : 0;
     if (!Gated(rank, d)) continue;
-    shares_.Open(FlowOf(slot, d), link, d, weight);
+    shares_.Open(FlowOf(slot, d), link, d, /*weight=*/1, user);
     TryPromise(slot, d);
   }
   return GrantOf(rank);
 }
 
+void GrantPolicy::Hold(int slot, bool holds) {
+  RankShare& rank = ranks_.at(slot);
+  if (std::exchange(rank.sharer.holds, holds) == holds) return;
+  settled_ = false;
+  Count(holders_, rank, holds);
+  for (int d : {kH2d, kD2h}) {
+    if (!Gated(rank, d)) continue;
+    if (holds) rank.limit[d] = std::max(rank.limit[d], Window(rank.link, d));
+    if (std::max(rank.guaranteed, rank.demand[d]) > 0) Repromise(slot, d);
+  }
+}
+
 GrantPolicy::Grant GrantPolicy::Resume(int slot, int link,
                                        double guaranteed_bytes_per_second,
-                                       double weight, const Directions& limit,
+                                       const GrantSharer& sharer,
+                                       const Directions& limit,
                                        const Directions& used) {
-  Attach(slot, link, guaranteed_bytes_per_second, weight);
+  Attach(slot, link, guaranteed_bytes_per_second, sharer);
   RankShare& rank = ranks_.at(slot);
   for (int d : {kH2d, kD2h}) {
     rank.used[d] = std::min(used[d], limit[d] + kOneCopy);
@@ -131,7 +174,7 @@ GrantPolicy::Grant GrantPolicy::Resume(int slot, int link,
 void GrantPolicy::TryPromise(int slot, int direction) {
   RankShare& rank = ranks_.at(slot);
   const double rate = std::max(rank.guaranteed, rank.demand[direction]);
-  if (rank.promised[direction] || rate <= 0) return;
+  if (rank.promised[direction] || rate <= 0 || !rank.sharer.holds) return;
   if (StaysRefused(rank, direction)) return;
   const double bytes =
       std::ceil(rate * absl::ToDoubleSeconds(kGuaranteePeriod));
@@ -164,13 +207,16 @@ void GrantPolicy::PromiseAnew(int slot, double guaranteed,
     const double before = std::max(had, rank.demand[d]);
     rank.demand[d] = rates[d];
     if (std::max(guaranteed, rates[d]) == before) continue;
-    // A flow keeps its promise for life: this one ends, the next one begins.
-    shares_.Close(FlowOf(slot, d));
-    shares_.Open(FlowOf(slot, d), rank.link, d, rank.weight);
-    rank.promised[d] = false;
-    rank.refused_at[d].reset();
-    TryPromise(slot, d);
+    Repromise(slot, d);
   }
+}
+
+void GrantPolicy::Repromise(int slot, int direction) {
+  RankShare& rank = ranks_.at(slot);
+  shares_.EndPromise(FlowOf(slot, direction));
+  rank.promised[direction] = false;
+  rank.refused_at[direction].reset();
+  TryPromise(slot, direction);
 }
 
 void GrantPolicy::Detach(int slot) {
@@ -178,9 +224,11 @@ void GrantPolicy::Detach(int slot) {
   if (found == ranks_.end()) return;
   settled_ = false;
   for (int d : {kH2d, kD2h}) {
-    if (Gated(found->second, d)) shares_.Close(FlowOf(slot, d));
+    if (!Gated(found->second, d)) continue;
+    Want(found->second, d, false);
+    shares_.Close(FlowOf(slot, d));
   }
-  CountRank(found->second, -1);
+  if (found->second.sharer.holds) Count(holders_, found->second, false);
   ranks_.erase(found);
 }
 
@@ -218,7 +266,8 @@ void GrantPolicy::TellNeed(int slot, int direction, const Need& need,
   RankShare& rank = ranks_.at(slot);
   const uint64_t limit = rank.limit[direction];
   rank.late[direction].See(need.up_to, need.in, limit, elapsed);
-  const uint64_t bytes = need.up_to > limit ? need.up_to - limit : 0;
+  const bool counts = rank.sharer.holds && need.up_to > limit;
+  const uint64_t bytes = counts ? need.up_to - limit : 0;
   shares_.Need(FlowOf(slot, direction), static_cast<double>(bytes),
                now_ + need.in);
 }
@@ -246,6 +295,12 @@ std::map<int, GrantPolicy::Grant> GrantPolicy::Refill(
       const auto told = needs.find(slot);
       TellNeed(slot, d, told != needs.end() ? told->second[d] : Need(),
                elapsed);
+      Want(rank, d, wanted > 0 && rank.sharer.holds);
+    }
+  }
+  for (const auto& [slot, rank] : ranks_) {
+    for (int d : {kH2d, kD2h}) {
+      if (Gated(rank, d)) Reweigh(slot, d);
     }
   }
   const std::map<int, double> given = shares_.Share(now_, elapsed);
@@ -262,8 +317,8 @@ std::map<int, GrantPolicy::Grant> GrantPolicy::Refill(
 
 bool GrantPolicy::WantsNothing(const RankShare& rank) const {
   for (int d : {kH2d, kD2h}) {
-    const bool promised =
-        rank.promised[d] || std::max(rank.guaranteed, rank.demand[d]) <= 0;
+    const bool promised = rank.promised[d] || !rank.sharer.holds ||
+                          std::max(rank.guaranteed, rank.demand[d]) <= 0;
     if (Wanted(rank, d) > 0 || rank.rate[d] > 0) return false;
     const bool for_good = StaysRefused(rank, d) && !shares_.changing();
     if (Gated(rank, d) && !promised && !for_good) return false;

@@ -5,8 +5,10 @@
 // ahead of its use, each direction by itself. What it was guaranteed
 // (guarantees.h admits that), or what its plan copies (planning/demands.h), is
 // promised to it, a part per kGuaranteePeriod;
-// the rest goes in even shares, of which the promised bytes are a part, and
-// what one leaves goes to the others. Where both directions load a link
+// the rest goes to users by weight, and to the ranks of one user evenly, of
+// which the promised bytes are a part; what one leaves goes to the others. A
+// rank that holds no memory is promised nothing, and gets what nobody else
+// wants. Where both directions load a link
 // together, a prefetch weighs 8 times an offload there. A rank alone on its
 // link has a wide window, because there is nobody to be fair to and the link
 // itself is the limit.
@@ -32,12 +34,20 @@
 #include "absl/time/time.h"
 #include "daemon/bandwidth/bandwidth_policy.h"
 #include "daemon/core/late_copies.h"
+#include "daemon/core/link_sharers.h"
 #include "daemon/core/types.h"
 
 namespace sluice::daemon {
 
 // Cumulative bytes, kH2d and kD2h (proto/base/grant_page.h).
 using Directions = std::array<uint64_t, 2>;
+
+// Whose a rank's share of links is.
+struct GrantSharer {
+  Principal who;
+  double weight = 1;  // of its user beside others (guarantees.h)
+  bool holds = true;  // memory, which it can copy to or from
+};
 
 class GrantPolicy {
  public:
@@ -67,14 +77,16 @@ class GrantPolicy {
 
   // `link` is an index into the links; -1: on none that is known (ungated).
   // Returns the first limits.
-  // `weight`: of its share beside others (guarantees.h).
   Grant Attach(int slot, int link, double guaranteed_bytes_per_second,
-               double weight = 1);
+               const GrantSharer& sharer = {});
   // As Attach, of a rank that an earlier daemon attached: from what it was
   // granted, and has used as far as that can be believed.
   Grant Resume(int slot, int link, double guaranteed_bytes_per_second,
-               double weight, const Directions& limit, const Directions& used);
+               const GrantSharer& sharer, const Directions& limit,
+               const Directions& used);
   void Detach(int slot);
+  // Whether it holds memory from now on.
+  void Hold(int slot, bool holds);
   // What its copies were promised beside others: the larger of its guarantee
   // and this, bytes per second of each direction. Binds at an idle instant.
   void Promise(int slot, const CopyRates& rates);
@@ -115,8 +127,10 @@ class GrantPolicy {
   struct RankShare {
     int link = -1;
     double guaranteed = 0;
-    double weight = 1;
-    CopyRates demand = {0, 0};  // promised, of its plan
+    GrantSharer sharer;
+    int user = 0;  // the same for ranks of the same principal
+    std::array<bool, 2> wants = {false, false};  // counted in wanting_
+    CopyRates demand = {0, 0};                   // promised, of its plan
     Directions limit = {0, 0};
     Directions used = {0, 0};             // as far as believed
     std::array<double, 2> rate = {0, 0};  // granted, averaged
@@ -128,9 +142,17 @@ class GrantPolicy {
   };
   // What the narrowest link of the path carries; 0: none is limited.
   double Rate(int link, int direction) const;
-  // What it would have of its path if all that share it wanted all they get.
-  double EvenRate(const RankShare& rank, int direction) const;
-  void CountRank(const RankShare& rank, int more);
+  // What it would have of its path if all `sharers` wanted all they get: the
+  // least of its parts of these links.
+  double EvenRate(const RankShare& rank, int direction,
+                  const LinkSharers& sharers) const;
+  int UserOf(const Principal& who) const;
+  // One more or less on the rank's path.
+  void Count(LinkSharers& sharers, const RankShare& rank, bool more);
+  // Counts whether it wants more of that direction.
+  void Want(RankShare& rank, int direction, bool wants);
+  // Its share beside those that want more now.
+  void Reweigh(int slot, int direction);
   uint64_t Window(int link, int direction) const;
   // Flows on the busiest limited link of the path: ranks, or twice as many
   // where both directions load it together.
@@ -148,6 +170,8 @@ class GrantPolicy {
   // been given back.
   void TryPromise(int slot, int direction);
   void PromiseAnew(int slot, double guaranteed, const CopyRates& rates);
+  // A flow keeps its promise for life: this one ends, the next one begins.
+  void Repromise(int slot, int direction);
   // The promise was refused, and no link has got anything back since.
   bool StaysRefused(const RankShare& rank, int direction) const {
     return rank.refused_at[direction] == shares_.given_back();
@@ -159,8 +183,8 @@ class GrantPolicy {
 
   const std::vector<LinkSpeed> links_;
   std::vector<std::vector<size_t>> paths_;  // by link (links.h)
-  std::vector<int> ranks_on_;               // by link, itself or below it
-  std::vector<double> weight_on_;           // theirs together
+  LinkSharers holders_;                     // ranks that hold memory
+  std::array<LinkSharers, 2> wanting_;      // of those, who wants more
   bandwidth::BandwidthPolicy shares_;       // of the directions that are gated
   absl::Time now_ = absl::UnixEpoch();      // the refills' own
   std::map<int, RankShare> ranks_;

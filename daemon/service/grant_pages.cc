@@ -133,13 +133,13 @@ void GrantPages::Beat() {
 
 absl::StatusOr<UniqueFd> GrantPages::Attach(int slot, int link,
                                             double guaranteed_bytes_per_second,
-                                            double weight) {
+                                            const GrantSharer& sharer) {
   SLUICE_ASSIGN_OR_RETURN(UniqueFd fd,
                           MakePage("sluice grant use", sizeof(GrantUse)));
   SLUICE_ASSIGN_OR_RETURN(void* page, MapPage(fd, sizeof(GrantUse)));
   const MutexLock lock(mutex_);
   Open(slot, std::make_unique<UsePage>(page),
-       policy_->Attach(slot, link, guaranteed_bytes_per_second, weight));
+       policy_->Attach(slot, link, guaranteed_bytes_per_second, sharer));
   return fd;
 }
 
@@ -153,7 +153,8 @@ void GrantPages::Open(int slot, std::unique_ptr<UsePage> page,
 
 absl::Status GrantPages::Resume(int slot, int link,
                                 double guaranteed_bytes_per_second,
-                                double weight, const UniqueFd& use) {
+                                const GrantSharer& sharer,
+                                const UniqueFd& use) {
   SLUICE_RETURN_IF_ERROR(CheckPage(use, sizeof(GrantUse), "a use page"));
   SLUICE_ASSIGN_OR_RETURN(void* page, MapPage(use, sizeof(GrantUse)));
   auto mapped = std::make_unique<UsePage>(page);
@@ -165,7 +166,7 @@ absl::Status GrantPages::Resume(int slot, int link,
   }
   const MutexLock lock(mutex_);
   Open(slot, std::move(mapped),
-       policy_->Resume(slot, link, guaranteed_bytes_per_second, weight, limit,
+       policy_->Resume(slot, link, guaranteed_bytes_per_second, sharer, limit,
                        used));
   return absl::OkStatus();
 }
@@ -191,6 +192,11 @@ void GrantPages::Promise(int slot, const CopyRates& rates) {
 void GrantPages::Guarantee(int slot, double bytes_per_second) {
   const MutexLock lock(mutex_);
   if (pages_.contains(slot)) policy_->Guarantee(slot, bytes_per_second);
+}
+
+void GrantPages::Hold(int slot, bool holds) {
+  const MutexLock lock(mutex_);
+  if (pages_.contains(slot)) policy_->Hold(slot, holds);
 }
 
 std::map<int, Directions> GrantPages::Used() {

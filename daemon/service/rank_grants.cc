@@ -54,7 +54,8 @@ RankGrants::UsePage RankGrants::Attach(const AttachGrants& effect,
                                        const Principal& who) {
   Take(effect.slot, who);
   auto page = pages_->Attach(effect.slot, LinkIndexOf(effect.gpu),
-                             effect.guaranteed_bytes_per_second, effect.weight);
+                             effect.guaranteed_bytes_per_second,
+                             {who, effect.weight, /*holds=*/false});
   if (!page.ok()) {
     no_page_ = page.status();
     WriteLog(LogLevel::kError, std::string(no_page_.message()));
@@ -64,12 +65,14 @@ RankGrants::UsePage RankGrants::Attach(const AttachGrants& effect,
              std::make_shared<const UniqueFd>(*std::move(page));
 }
 
-absl::Status RankGrants::Resume(const Session& rank, double weight) {
+absl::Status RankGrants::Resume(const Session& rank, double weight,
+                                bool holds) {
   auto page = std::make_shared<const UniqueFd>(
       parts_.handover->Take(Handover::UsePageOf(rank.id)));
   SLUICE_RETURN_IF_ERROR(
       pages_->Resume(rank.grant_slot, LinkIndexOf(rank.hello.gpu),
-                     rank.guaranteed_bytes_per_second, weight, *page));
+                     rank.guaranteed_bytes_per_second,
+                     {rank.peer.principal, weight, holds}, *page));
   Take(rank.grant_slot, rank.peer.principal);
   use_pages_[rank.id] = std::move(page);
   return absl::OkStatus();

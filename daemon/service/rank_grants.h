@@ -41,7 +41,7 @@ class RankGrants {
   UsePage Attach(const AttachGrants& effect, const Principal& who);
   // A rank that an earlier daemon attached, with the use page that this left.
   // An error: it cannot go on.
-  absl::Status Resume(const Session& rank, double weight);
+  absl::Status Resume(const Session& rank, double weight, bool holds);
   void Detach(int slot);
   // The session's use page is sent to nobody any more.
   void DropUsePage(SessionId id);

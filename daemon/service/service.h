@@ -177,6 +177,7 @@ class Service {
   void Do(KillProcess& effect);
   void Do(AttachGrants& effect);
   void Do(DetachGrants& effect);
+  void Do(HoldsMemory& effect);
   void Do(PromiseCopies& effect);
   void Do(LowerGuarantee& effect);
   void Do(UseLinks& effect);

@@ -230,6 +230,10 @@ void Service::Do(AttachGrants& effect) {
   if (page != nullptr) sessions_->HoldUntilKept(effect.session, page->get());
 }
 
+void Service::Do(HoldsMemory& effect) {
+  grants_->pages().Hold(effect.slot, effect.holds);
+}
+
 void Service::Do(PromiseCopies& effect) {
   grants_->pages().Promise(effect.slot, effect.rates);
 }

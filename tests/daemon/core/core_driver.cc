@@ -62,6 +62,7 @@ void CoreDriver::Inherit(const CoreDriver& ended) {
   clock.Advance(ended.clock.Now() - clock.Now());
   extents = ended.extents;
   slots = ended.slots;
+  holding = ended.holding;
   next_session_ = ended.next_session_;
   next_request_ = ended.next_request_;
 }
@@ -166,6 +167,15 @@ void CoreDriver::operator()(const SendNotice& e) {
 
 void CoreDriver::operator()(const AttachGrants& e) {
   SLUICE_CHECK(slots.insert(e.slot).second);
+}
+
+void CoreDriver::operator()(const HoldsMemory& e) {
+  SLUICE_CHECK(slots.contains(e.slot));
+  if (e.holds) {
+    SLUICE_CHECK(holding.insert(e.slot).second);
+  } else {
+    SLUICE_CHECK(holding.erase(e.slot));
+  }
 }
 
 void CoreDriver::operator()(const PromiseCopies& e) {

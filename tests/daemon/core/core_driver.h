@@ -77,7 +77,11 @@ class CoreDriver {
   void operator()(const Forget& e) { forgotten.insert(e.session); }
   void operator()(const KillProcess& e) { killed.insert(e.session); }
   void operator()(const AttachGrants& e);
-  void operator()(const DetachGrants& e) { SLUICE_CHECK(slots.erase(e.slot)); }
+  void operator()(const DetachGrants& e) {
+    SLUICE_CHECK(slots.erase(e.slot));
+    holding.erase(e.slot);
+  }
+  void operator()(const HoldsMemory& e);
   void operator()(const PromiseCopies& e);
   void operator()(const LowerGuarantee& e);
   void operator()(const UseLinks& e);
@@ -111,6 +115,7 @@ class CoreDriver {
   std::vector<std::pair<SessionId, Notice>> notices;
   std::set<SessionId> closed, forgotten, killed;
   std::set<int> slots;
+  std::set<int> holding;  // slots of ranks that have a lease
   std::vector<PromiseCopies> promises;
   std::map<int, double> lowered;                // guarantees
   std::optional<std::vector<LinkSpeed>> links;  // that grants were told of

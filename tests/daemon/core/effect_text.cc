@@ -37,6 +37,7 @@ class EffectWriter {
         e.guaranteed_bytes_per_second, e.weight);
   }
   void operator()(const DetachGrants& e) { Add("detach {}", e.slot); }
+  void operator()(const HoldsMemory& e) { Add("holds {} {}", e.slot, e.holds); }
   void operator()(const PromiseCopies& e) {
     Add("promise {} {} {}", e.slot, e.rates[kH2d], e.rates[kD2h]);
   }

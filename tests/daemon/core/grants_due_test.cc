@@ -141,6 +141,28 @@ TEST(GrantsDue, CopiesThatAreLateAreCountedAndForHowLong) {
   EXPECT_EQ(link.policy.late().at(0)[kD2h], LateCopies());
 }
 
+// Guards against a user of many ranks who is ahead of others with each of them.
+TEST(GrantsDue, RanksOfOneUserAreAheadOfOthersTogetherByWhatOneMayBe) {
+  GrantPolicy policy({{"pcie0", kDueRate, kDueRate}});
+  constexpr int kRanks = 21;
+  std::map<int, Directions> used;
+  std::map<int, GrantPolicy::Needs> late;
+  const auto refill = [&] {
+    for (const auto& [slot, grant] : policy.Refill(used, kDueTick, late)) {
+      used[slot] = grant.limit;
+    }
+  };
+  for (int slot = 0; slot < kRanks; ++slot) {
+    const uint32_t uid = slot == 0 ? 1 : 2;
+    used[slot] = policy.Attach(slot, 0, 0, {.who = {uid, ""}}).limit;
+    if (slot > 0) late[slot][kH2d] = {kForever, -kT};
+  }
+  const uint64_t before = used[0][kH2d];
+  for (absl::Duration t; t < absl::Seconds(2); t += kDueTick) refill();
+  // Half of 2 s, less the 0.2 s that the other user may be ahead.
+  EXPECT_GE(static_cast<double>(used[0][kH2d] - before), 0.75 * kDueRate);
+}
+
 // The heartbeat was late, or the time is one of before the rank began.
 TEST(GrantsDue, ACopyIsLateForNoLongerThanItWasSeenLate) {
   DueLink link(1);

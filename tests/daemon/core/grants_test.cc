@@ -19,8 +19,8 @@ class Link {
       : policy(std::move(links)) {}
 
   void Attach(int slot, double guaranteed = 0, int link = 0,
-              double weight = 1) {
-    limit[slot] = policy.Attach(slot, link, guaranteed, weight).limit;
+              const GrantSharer& sharer = {}) {
+    limit[slot] = policy.Attach(slot, link, guaranteed, sharer).limit;
     used[slot] = {0, 0};
   }
   // `hunger[slot]`: the bytes per second that it would use; missing: all it
@@ -89,8 +89,8 @@ TEST(Grants, BusyRanksShareEvenlyAndUseTheWholeLink) {
 
 TEST(Grants, BusyRanksShareByWeight) {
   Link link;
-  link.Attach(0, 0, 0, /*weight=*/3);
-  link.Attach(1);
+  link.Attach(0, 0, 0, {.who = {1, ""}, .weight = 3});
+  link.Attach(1, 0, 0, {.who = {2, ""}});
   link.Run(absl::Seconds(2));
   const auto before = link.used;
   link.Run(absl::Seconds(2));
@@ -98,6 +98,79 @@ TEST(Grants, BusyRanksShareByWeight) {
   EXPECT_NEAR(link.Rate(1, before, absl::Seconds(2)), 0.25 * kRate, kRate / 50);
   // What it is told, too.
   EXPECT_GE(link.rate[0][kH2d], 0.74 * kRate);
+}
+
+// Guards against a user who takes a link by many ranks.
+TEST(Grants, ManyRanksOfOneUserShareThatUsersPart) {
+  Link link;
+  link.Attach(0, 0, 0, {.who = {1, ""}});
+  for (int slot = 1; slot <= 20; ++slot) {
+    link.Attach(slot, 0, 0, {.who = {2, ""}});
+  }
+  link.Run(absl::Seconds(2));
+  const auto before = link.used;
+  link.Run(absl::Seconds(2));
+  EXPECT_NEAR(link.Rate(0, before, absl::Seconds(2)), kRate / 2, kRate / 50);
+  EXPECT_NEAR(link.Rate(7, before, absl::Seconds(2)), kRate / 40, kRate / 200);
+  EXPECT_GE(link.rate[0][kH2d], 0.49 * kRate);
+  // Those that want nothing leave their part to their user's others.
+  std::map<int, double> resting;
+  for (int slot = 2; slot <= 20; ++slot) resting[slot] = 0;
+  link.Run(absl::Seconds(2), resting);
+  const auto then = link.used;
+  link.Run(absl::Seconds(2), resting);
+  EXPECT_NEAR(link.Rate(1, then, absl::Seconds(2)), kRate / 2, kRate / 50);
+}
+
+// One user's ranks are on both GPUs behind a switch, another's on one of them.
+TEST(Grants, AUserHasItsPartOfEachLinkOfAPath) {
+  Link link({{"pcie0", kRate, kRate, "switch"},
+             {"pcie1", kRate, kRate, "switch"},
+             {"switch", 2 * kRate, 2 * kRate}});
+  for (int slot = 0; slot < 8; ++slot) {
+    link.Attach(slot, 0, slot % 2, {.who = {2, ""}});
+  }
+  link.Attach(8, 0, 0, {.who = {1, ""}});
+  link.Run(absl::Seconds(2));
+  const auto before = link.used;
+  link.Run(absl::Seconds(2));
+  EXPECT_GE(link.Rate(8, before, absl::Seconds(2)), 0.49 * kRate);
+  double pcie1 = 0;
+  for (int slot = 1; slot < 8; slot += 2) {
+    pcie1 += link.Rate(slot, before, absl::Seconds(2));
+  }
+  EXPECT_NEAR(pcie1, kRate, kRate / 50);
+}
+
+// Guards against sessions that hold nothing and say that they copy.
+TEST(Grants, RanksWithoutMemoryGetWhatNobodyElseWants) {
+  Link link;
+  const GrantSharer idle = {.who = {2, ""}, .holds = false};
+  link.Attach(0, 0, 0, {.who = {1, ""}});
+  for (int slot = 1; slot <= 20; ++slot) {
+    link.Attach(slot, slot == 1 ? kRate / 2 : 0, 0, idle);
+    EXPECT_EQ(link.limit[slot], (Directions{0, 0}));
+  }
+  link.Run(absl::Seconds(1));
+  const auto before = link.used;
+  link.Run(absl::Seconds(2));
+  EXPECT_GE(link.Rate(0, before, absl::Seconds(2)), 0.99 * kRate);
+  // Alone they copy.
+  link.Run(absl::Seconds(1), {{0, 0}});
+  const auto then = link.used;
+  link.Run(absl::Seconds(2), {{0, 0}});
+  EXPECT_NEAR(link.Rate(2, then, absl::Seconds(2)), kRate / 20, kRate / 100);
+  // With memory a rank has its share, and what it is guaranteed.
+  link.policy.Hold(1, true);
+  link.Run(absl::Seconds(1));
+  const auto held = link.used;
+  link.Run(absl::Seconds(2));
+  EXPECT_NEAR(link.Rate(1, held, absl::Seconds(2)), kRate / 2, kRate / 50);
+  link.policy.Hold(1, false);
+  link.Run(absl::Seconds(1));
+  const auto freed = link.used;
+  link.Run(absl::Seconds(2));
+  EXPECT_LE(link.Rate(1, freed, absl::Seconds(2)), 0.01 * kRate);
 }
 
 TEST(Grants, UnusedBandwidthGoesToTheOthers) {

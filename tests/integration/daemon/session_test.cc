@@ -309,6 +309,9 @@ TEST(DaemonGrants, PagesAreFreshReadOnlyAndCannotShrink) {
   EXPECT_NE(ftruncate(reply.fds[1].get(), 0), 0);
   const uint32_t slot = reply.body.welcome().grant_slot();
   const uint64_t beat = limits->heartbeat_ns.load();
+  // A rank that holds memory has a first window.
+  ASSERT_THAT(client.Lease(wire::Lease::GPU, KiB(64)), IsOk());
+  AwaitRefills(reply.fds[0].get());
   const uint64_t limit = limits->slots[slot].limit_bytes[kH2d].load();
   EXPECT_GT(limit, 0u);
   const absl::Time begin = absl::Now();

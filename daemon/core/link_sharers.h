@@ -1,0 +1,34 @@
+// Who shares each link: users by their weights, the ranks of one user evenly,
+// so that a user has no larger share by more ranks.
+//
+// Thread safety: none needed; values.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+namespace sluice::daemon {
+
+class LinkSharers {
+ public:
+  explicit LinkSharers(size_t links) : links_(links) {}
+
+  // `more` (1 or -1) ranks of `user`, a small number, on each link of `path`.
+  // The weight is the same for all ranks of a user.
+  void Count(const std::vector<size_t>& path, int user, double weight,
+             int more);
+  int ranks(size_t link) const { return links_[link].ranks; }
+  // The part of `link` that a rank of the user has, or would have if it were
+  // counted.
+  double PartOf(size_t link, int user, double weight) const;
+
+ private:
+  struct Link {
+    int ranks = 0;
+    double weight = 0;  // of all users, each once
+    std::vector<int> ranks_of;
+  };
+  std::vector<Link> links_;
+};
+
+}  // namespace sluice::daemon
