@@ -208,6 +208,22 @@ void BeRefusedBesideKept(const std::string& socket, int count, int sessions,
   Flood(std::move(clients), requests, /*for_refusals=*/true);
 }
 
+void ParkLease(const std::string& socket) {
+  std::vector<RawClient> clients = AttachMany(socket, 2);
+  if (clients.size() < 2) _exit(5);
+  if (!clients[0].Lease(wire::Lease::GPU, KiB(64)).ok()) _exit(6);
+  const auto pool = GpuPool(socket, 0);
+  if (!pool.ok()) _exit(7);
+  wire::Packet packet;
+  packet.set_id(1000);
+  auto* lease = packet.mutable_request()->mutable_lease();
+  lease->set_bytes(pool->total_bytes());
+  lease->set_wait_ms(500'000);
+  wire::Send(clients[1].fd(), packet).IgnoreError();
+  SayReady();
+  Stay();
+}
+
 void SendNoise(const std::string& socket) {
   std::mt19937 random(1);
   for (int i = 0;; ++i) {

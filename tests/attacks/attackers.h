@@ -31,6 +31,9 @@ void LeaveSmallExtents(const std::string& socket, int count);
 // `sessions` sessions, for ever.
 void BeRefusedBesideKept(const std::string& socket, int count, int sessions,
                          const std::vector<Bytes>& sizes);
+// Holds the smallest piece, asks for the whole pool of GPU 0 with a wait that
+// is longer than any test, and does nothing more.
+void ParkLease(const std::string& socket);
 // Packets of noise on sessions that are ended for it, for ever.
 void SendNoise(const std::string& socket);
 

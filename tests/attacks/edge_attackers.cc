@@ -126,6 +126,21 @@ void SubmitProfiles(const std::string& socket, int sessions,
               /*fresh_ids=*/true);
 }
 
+void FloodHardProfiles(const std::string& socket, int sessions) {
+  std::vector<RawClient> clients = ConnectMany(socket, sessions);
+  const std::string hard = HardProfile();
+  wire::Request submit;
+  submit.mutable_submit_profile();
+  for (int number = 0;; ++number) {
+    RawClient& client = clients[static_cast<size_t>(number) % clients.size()];
+    const auto profile = wire::ToMemfd("profile", Numbered(hard, number));
+    if (!profile.ok()) _exit(6);
+    // Refused where as many as may be wait already.
+    client.Call(submit, {profile->get()}).status().IgnoreError();
+    if (number == sessions) SayReady();
+  }
+}
+
 void Repeat(const std::string& socket, int sessions) {
   wire::Packet packet;
   packet.mutable_request()->mutable_lease()->set_bytes(
@@ -203,6 +218,12 @@ std::string LongProfile() {
   }
   trace.end = kBuffers + 2;
   return plan::Encode(ProfileOf(trace));
+}
+
+std::string Numbered(std::string profile, int number) {
+  const std::string name = ".full";
+  const size_t at = profile.find(name);
+  return profile.replace(at, name.size(), fmt::format(".{}", number));
 }
 
 std::string BombProfile() {

@@ -12,6 +12,9 @@ void SendLingering(const std::string& socket);
 // The same profile on `sessions` ranks of one rank each, for ever.
 void SubmitProfiles(const std::string& socket, int sessions,
                     const std::string& profile);
+// A hard profile that was not submitted before, on `sessions` ranks of one rank
+// each, again and again.
+void FloodHardProfiles(const std::string& socket, int sessions);
 // One lease's request again and again, with its id, on `sessions` sessions.
 void Repeat(const std::string& socket, int sessions);
 
@@ -30,5 +33,7 @@ std::string SmallProfile();
 std::string HardProfile();
 std::string LongProfile();
 std::string BombProfile();
+// The profile with another name of its segment, which makes it another one.
+std::string Numbered(std::string profile, int number);
 
 }  // namespace sluice::testing

@@ -120,10 +120,10 @@ Scene::Scene(const std::string& toml, const DaemonLimits& limits) {
   descriptors_before_ = daemon_->Descriptors();
 }
 
-void Scene::Attack(const std::function<void()>& attack) {
+void Scene::Attack(const std::function<void()>& attack, uid_t uid) {
   attackers_.push_back(Child::Fork([&] {
     PinWhereDeep(1);
-    Become(kAttacker);
+    Become(uid);
     attack();
   }));
   EXPECT_TRUE(attackers_.back()->WaitForOutput("ready", absl::Seconds(60)));

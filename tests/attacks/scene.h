@@ -45,9 +45,9 @@ class Scene {
   const std::string& socket() const { return socket_; }
   RunningDaemon& daemon() { return *daemon_; }
 
-  // Runs `attack` as user kAttacker in a process of its own. It says "ready"
-  // on its stdout once it is under way, and goes on until it is killed.
-  void Attack(const std::function<void()>& attack);
+  // Runs `attack` as user `uid` in a process of its own. It says "ready" on its
+  // stdout once it is under way, and goes on until it is killed.
+  void Attack(const std::function<void()>& attack, uid_t uid = kAttacker);
   // The honest client leases and frees, `requests` of each, while the attack
   // goes on; then the attackers are killed, and what is left 5 s later counts.
   Cost Suffer(const std::string& name);
