@@ -184,7 +184,7 @@ class Core {
   }
   const NodeConfig& config() const { return config_; }
   PoolSnapshot pool(PoolId id) const;
-  // Whether the session has a lease.
+  // Whether the session has a lease, or one is being made for it.
   bool HasLease(SessionId id) const { return !ledger_.LeasesOf(id).empty(); }
   const EventLog& log() const { return journal_.log; }
   const Ledger& ledger() const { return ledger_; }
@@ -288,8 +288,8 @@ class Core {
                    absl::Time now, Effects& effects);
   // Answers a lease that is granted or could not be made.
   void Decide(const Ledger::Decided& decided, absl::Time now, Effects& effects);
-  // One of its leases has.
-  void LeaseEnded(const Session& session, Effects& effects) const;
+  // A lease of it began or ended, or could not be made.
+  void TellHolding(const Session& session, Effects& effects) const;
 
   // What is held outside leases (outside/core_outside.cc).
   // Where that begins or ends with what `held` says: to be set next.

@@ -63,6 +63,7 @@ void Core::Decide(const Ledger::Decided& decided, absl::Time now,
                              FormatBytes(decided.size)));
     Log(now, EventKind::kRefuse, std::string(why.message()),
         session.peer.principal, {session.id, decided.request});
+    TellHolding(session, effects);
     return Answer(session, decided.request, why, effects);
   }
   ++journal_.stats.leases_granted;
@@ -73,16 +74,14 @@ void Core::Decide(const Ledger::Decided& decided, absl::Time now,
                   FormatBytes(decided.size), Name(decided.pool),
                   decided.slices.size(), decided.lease.value()),
       session.peer.principal, {session.id, decided.request});
-  if (ledger_.LeasesOf(session.id).size() == 1) {
-    effects.push_back(HoldsMemory{session.grant_slot, true});
-  }
+  TellHolding(session, effects);
   Answer(session, decided.request, GrantedReply{decided.lease, decided.slices},
          effects);
 }
 
-void Core::LeaseEnded(const Session& session, Effects& effects) const {
-  if (HasLease(session.id)) return;
-  effects.push_back(HoldsMemory{session.grant_slot, false});
+void Core::TellHolding(const Session& session, Effects& effects) const {
+  if (!session.is_rank()) return;  // another rank may have its slot
+  effects.push_back(HoldsMemory{session.grant_slot, HasLease(session.id)});
 }
 
 Effects Core::ExtentsMade(const std::vector<ExtentOutcome>& outcomes,
@@ -104,7 +103,7 @@ Effects Core::GrantNotSent(SessionId id, LeaseId lease, const absl::Status& why,
   const auto request = ledger_.Free(id, lease, now, effects);
   if (!request) return effects;  // its session ended meanwhile
   Session& session = sessions_.Edit(id);
-  LeaseEnded(session, effects);
+  TellHolding(session, effects);
   ++journal_.stats.leases_refused[RefusedBy::kDevice];
   const absl::Status refused =
       Annotate(why, "the memory is there and its descriptors are not");
@@ -126,7 +125,7 @@ void Core::Handle(Session& session, RequestId request, const FreeRequest& asked,
                   effects);
   }
   session.history.LeaseEnded(*ended);
-  LeaseEnded(session, effects);
+  TellHolding(session, effects);
   Answer(session, request, FreedReply{}, effects);
 }
 

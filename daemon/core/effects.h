@@ -63,7 +63,8 @@ struct AttachGrants {
 struct DetachGrants {
   int slot = 0;
 };
-// Whether the rank has a lease from now on; at first it has none.
+// Whether the rank has a lease, or one is being made; at first it has none.
+// Said at each change of its leases.
 struct HoldsMemory {
   int slot = 0;
   bool holds = false;
