@@ -15,12 +15,22 @@ namespace {
 
 constexpr size_t kStack = size_t{64} << 10;
 
+// The stack of a block's thread `index`. This thread's next kernel has it again,
+// and nothing clears it: a kernel needs a page or two of each, and the faults
+// for the rest would be most of a test's time.
+char* Stack(size_t index) {
+  thread_local std::vector<std::unique_ptr<char[]>> stacks;
+  while (stacks.size() <= index) {
+    stacks.push_back(std::make_unique_for_overwrite<char[]>(kStack));
+  }
+  return stacks[index].get();
+}
+
 enum class State { kReady, kAtWarpBarrier, kAtBlockBarrier, kDone };
 
 // A context is made once and then left and entered by _setjmp and _longjmp,
 // which, unlike swapcontext, call no kernel.
 struct Fiber {
-  std::unique_ptr<char[]> stack = std::make_unique<char[]>(kStack);
   ucontext_t first = {};
   jmp_buf place = {};
   bool entered = false;
@@ -100,7 +110,7 @@ void Scheduler::Resume(unsigned index) {
   if (fiber.entered) _longjmp(fiber.place, 1);
   fiber.entered = true;
   getcontext(&fiber.first);
-  fiber.first.uc_stack.ss_sp = fiber.stack.get();
+  fiber.first.uc_stack.ss_sp = Stack(index);
   fiber.first.uc_stack.ss_size = kStack;
   fiber.first.uc_link = nullptr;
   makecontext(&fiber.first, &Scheduler::Main, 0);
