@@ -114,6 +114,16 @@ function(sluice_test name)
   endif()
 endfunction()
 
+# sluice_test_in_part(TEST FILTER): TEST runs the cases that FILTER leaves, and
+# TEST_whole runs all of them with --deep.
+function(sluice_test_in_part test filter)
+  get_test_property(${test} ENVIRONMENT environment)
+  sluice_add_test(NAME ${test}_whole COMMAND ${test})
+  set_tests_properties(${test}_whole PROPERTIES LABELS deep TIMEOUT 1800
+    ENVIRONMENT "${environment}")
+  set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT GTEST_FILTER=${filter})
+endfunction()
+
 # sluice_test_calls(TEST PROGRAMS…): programs that TEST starts and looks for
 # nothing in. Where SLUICE_TOOLS names the folder of another build, they are that
 # build's: what a sanitizer's build need not make.

@@ -101,7 +101,7 @@ class Crashes(Service):
                 for pool in self.pools()]
 
     def check_ledger(self, when):
-        wait_until(lambda: self.leased() == 0, 20, f"{when}: memory is back")
+        wait_until(lambda: self.leased() == 0, f"{when}: memory is back")
         assert self.ledger() == self.before, f"{when}: {self.ledger()}"
 
     def keeps_nothing(self):
@@ -109,7 +109,7 @@ class Crashes(Service):
 
     def crash(self, plan, calm):
         if makes_extents(plan):
-            wait_until(self.keeps_nothing, 20, "no extent is kept")
+            wait_until(self.keeps_nothing, "no extent is kept")
         path = self.inside.root + PLAN
         write_plan(path, plan)
         # No success where it dies in its start; the next one serves.
@@ -117,7 +117,7 @@ class Crashes(Service):
         self.serves()
         name = "-".join(name for name, _ in plan)[:60]
         assert self.losses(name) == calm, f"{plan}: the losses differ"
-        wait_until(lambda: os.path.getsize(path) == 0, 20, f"{plan} is reached")
+        wait_until(lambda: os.path.getsize(path) == 0, f"{plan} is reached")
         assert (wrong := died_under_ranks(path, plan)) is None, wrong
         self.check_ledger(plan)
 
@@ -125,7 +125,7 @@ class Crashes(Service):
         """So many times in one run, which goes on behind the last."""
         moments, left = random.Random(5), MOMENTS
         run = Run(self.build, self.work, "killed")
-        wait_until(self.leased, 60, "a rank has a lease")
+        wait_until(self.leased, "a rank has a lease")
         while left > 0:
             if left % 2 == 0:  # on a machine with much to do none would serve
                 self.serves()

@@ -191,7 +191,7 @@ class OnANode(unittest.TestCase):
     def endless_job(self):
         """Ranks that have leased, and run until they or the test are ended."""
         ranks = self.node.ranks(steps=100000)
-        self.addCleanup(ranks.wait, timeout=60)
+        self.addCleanup(ranks.wait, timeout=manifests.PATIENCE_S)
         self.addCleanup(ranks.terminate)
         self.node.wait_for_ranks(2)
         return ranks
@@ -199,7 +199,7 @@ class OnANode(unittest.TestCase):
     def go_on(self, ranks):
         """Until each has made ten more steps."""
         before = [len(of_rank) for of_rank in self.node.losses()]
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + manifests.PATIENCE_S
         while any(len(now) < then + 10
                   for now, then in zip(self.node.losses(), before)):
             self.assertIsNone(ranks.poll(), self.node.ranks_log())
@@ -246,7 +246,7 @@ class OnANode(unittest.TestCase):
         self.assertIn("took over", said)
         self.go_on(ranks)
         ranks.terminate()
-        ranks.wait(timeout=60)
+        ranks.wait(timeout=manifests.PATIENCE_S)
         losses = self.node.losses()
         steps = min(map(len, losses))
         self.assertEqual([of_rank[:steps] for of_rank in losses],

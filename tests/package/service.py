@@ -32,7 +32,7 @@ class Service:
             return (self.inside.show("ActiveState") == "active"
                     and self.inside.show("StatusText") == "serving"
                     and int(self.inside.show("MainPID")))
-        return wait_until(there, 60, "sluiced serves")
+        return wait_until(there, "sluiced serves")
 
     def install(self):
         """All packages but what programs are built with; the daemon's pid."""
@@ -59,7 +59,7 @@ class Service:
         done = run_.measured_from()
         way(before)
         run_.goes_on()
-        wait_until(lambda: self.serves() != before, 60, way.__name__)
+        wait_until(lambda: self.serves() != before, way.__name__)
         self.is_what_is_installed()
         return run_.longest_beyond_median(done)
 
@@ -74,10 +74,10 @@ class Service:
 
     def stand_still(self, pid):
         os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda: not os.path.exists(f"/proc/{pid}"), 30,
+        wait_until(lambda: not os.path.exists(f"/proc/{pid}"),
                    "the watchdog ends it")
         wait_until(lambda: "Watchdog timeout" in self.inside.run(
-            "journalctl", "--no-pager", "-u", "sluiced"), 30,
+            "journalctl", "--no-pager", "-u", "sluiced"),
                    "the journal says so")
 
     def misconfigure(self, pid):
@@ -85,7 +85,7 @@ class Service:
         self.configure("[nonsense]\n")
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: self.inside.show("StatusText").startswith("frozen: "),
-                   30, "it is frozen")
+                   "it is frozen")
         assert "nonsense" in self.inside.show("StatusText")
         self.configure("")
         self.inside.run("systemctl", "restart", "sluiced")

@@ -77,7 +77,7 @@ class Run:
                 with open(self.err, encoding="utf-8") as file:
                     raise AssertionError("the run ended:\n" + file.read())
             return len(self.losses()) >= wanted
-        wait_until(there, 90, f"{steps} more steps of the run")
+        wait_until(there, f"{steps} more steps of the run")
 
     def end(self):
         self.process.send_signal(signal.SIGTERM)

@@ -75,29 +75,35 @@ TEST(Ejection, IsValidNeverBelowTheOptimumAndMostlyThere) {
   EXPECT_GE(optimal, rounds * 95 / 100);
 }
 
-TEST(Ejection, LowersTheBestOfTheRaceTheSameWayEveryTime) {
-  for (const auto& [shape, seed] : {std::pair(LargeSpec::Shape::kCompiler, 3u),
-                                    std::pair(LargeSpec::Shape::kChain, 2u),
-                                    std::pair(LargeSpec::Shape::kRandom, 5u),
-                                    std::pair(LargeSpec::Shape::kChurn, 5u)}) {
-    const plan::Trace trace = GenerateLarge({"", 3000, shape}, seed);
-    const Problem problem = Normalise(trace);
-    const GreedyResult race =
-        GreedyRace(problem, INT64_MAX, problem.max_live, kNever);
-    ASSERT_GT(race.peak, problem.max_live);
-    const auto lower = [&] {
-      return LowerByEjection(problem, race.offsets, problem.max_live,
-                             300'000'000, kNever);
-    };
-    const auto one = lower();
-    ASSERT_TRUE(one.has_value());
-    EXPECT_TRUE(IsValid(trace, problem, *one));
-    // At least a tenth of the gap.
-    EXPECT_LE(10 * (PeakOf(problem, *one) - problem.max_live),
-              9 * (race.peak - problem.max_live));
-    EXPECT_EQ(one, lower());
-  }
+class EjectionOf
+    : public ::testing::TestWithParam<std::pair<LargeSpec::Shape, uint32_t>> {};
+
+TEST_P(EjectionOf, LowersTheBestOfTheRaceTheSameWayEveryTime) {
+  const auto& [shape, seed] = GetParam();
+  const plan::Trace trace = GenerateLarge({"", 3000, shape}, seed);
+  const Problem problem = Normalise(trace);
+  const GreedyResult race =
+      GreedyRace(problem, INT64_MAX, problem.max_live, kNever);
+  ASSERT_GT(race.peak, problem.max_live);
+  const auto lower = [&] {
+    return LowerByEjection(problem, race.offsets, problem.max_live, 300'000'000,
+                           kNever);
+  };
+  const auto one = lower();
+  ASSERT_TRUE(one.has_value());
+  EXPECT_TRUE(IsValid(trace, problem, *one));
+  // At least a tenth of the gap.
+  EXPECT_LE(10 * (PeakOf(problem, *one) - problem.max_live),
+            9 * (race.peak - problem.max_live));
+  EXPECT_EQ(one, lower());
 }
+
+INSTANTIATE_TEST_SUITE_P(
+    Traces, EjectionOf,
+    ::testing::Values(std::pair(LargeSpec::Shape::kCompiler, 3u),
+                      std::pair(LargeSpec::Shape::kChain, 2u),
+                      std::pair(LargeSpec::Shape::kRandom, 5u),
+                      std::pair(LargeSpec::Shape::kChurn, 5u)));
 
 TEST(Ejection, EndsWithItsBudgetAndWithTheClock) {
   // Optimum 18 units, live 17: the target is never met.
@@ -231,19 +237,33 @@ TEST(PlanMemory, ACapacityIsProvedTooSmallOrLeftOpen) {
   EXPECT_TRUE(open->valid);
 }
 
-TEST(PlanMemory, TheSamePlanEveryTime) {
-  std::vector<plan::Trace> traces = {
-      ReadCsv("I.1048576.csv"), ReadCsv("A.1048576.csv"),
-      GenerateLarge({"mixed", 5000, LargeSpec::Shape::kMixed}, 7),
-      GenerateLarge({"chain", 20000, LargeSpec::Shape::kSomasChain}, 1)};
-  for (const plan::Trace& trace : traces) {
-    const auto one = PlanMemory(trace, {.time_limit = kNoClock});
-    const auto two = PlanMemory(trace, {.time_limit = kNoClock});
-    ASSERT_NE(one->stopped_by, "time");
-    EXPECT_EQ(one->offsets, two->offsets);
-    EXPECT_EQ(one->method, two->method);
+class PlanMemoryOf : public ::testing::TestWithParam<int> {
+ protected:
+  static plan::Trace Make() {
+    switch (GetParam()) {
+      case 0:
+        return ReadCsv("I.1048576.csv");
+      case 1:
+        return ReadCsv("A.1048576.csv");
+      case 2:
+        return GenerateLarge({"mixed", 5000, LargeSpec::Shape::kMixed}, 7);
+      default:
+        return GenerateLarge({"chain", 20000, LargeSpec::Shape::kSomasChain},
+                             1);
+    }
   }
+};
+
+TEST_P(PlanMemoryOf, TheSamePlanEveryTime) {
+  const plan::Trace trace = Make();
+  const auto one = PlanMemory(trace, {.time_limit = kNoClock});
+  const auto two = PlanMemory(trace, {.time_limit = kNoClock});
+  ASSERT_NE(one->stopped_by, "time");
+  EXPECT_EQ(one->offsets, two->offsets);
+  EXPECT_EQ(one->method, two->method);
 }
+
+INSTANTIATE_TEST_SUITE_P(Traces, PlanMemoryOf, ::testing::Range(0, 4));
 
 TEST(PlanMemory, TheClockEndsItWithAValidPlan) {
   for (const auto& [buffers, shape] :

@@ -14,7 +14,7 @@
 namespace sluice::testing {
 namespace {
 
-constexpr absl::Duration kPatience = absl::Seconds(20);
+constexpr absl::Duration kPatience = absl::Seconds(120);
 constexpr absl::Duration kLookAgain = absl::Milliseconds(2);
 constexpr const char* kKeeper = "sluiced-keeper";
 

@@ -24,7 +24,7 @@ SLUICECTL = sys.argv.pop()
 SLUICED = sys.argv.pop()
 PREFACE, HEADER = 24, 9  # bytes of HTTP/2 before its frames, and of each
 DATA, END_STREAM = 0, 1
-PATIENCE_S = 20
+PATIENCE_S = 120
 
 
 class RequestEnd:

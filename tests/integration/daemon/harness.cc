@@ -20,7 +20,7 @@
 namespace sluice::testing {
 namespace {
 
-constexpr absl::Duration kReplyTimeout = absl::Seconds(20);
+constexpr absl::Duration kReplyTimeout = absl::Seconds(120);
 
 }  // namespace
 
@@ -76,7 +76,7 @@ RunningDaemon::~RunningDaemon() {
 
 void RunningDaemon::Start() {
   process_ = Child::Spawn(argv_);
-  if (!process_->WaitForOutput("sluiced: ready", absl::Seconds(20))) {
+  if (!process_->WaitForOutput("sluiced: ready", kReplyTimeout)) {
     ADD_FAILURE() << "sluiced did not start: " << process_->Join().err;
   }
 }

@@ -24,7 +24,7 @@ using daemon::KeptDescriptors;
 using daemon::Notification;
 using daemon::NotifyReceiver;
 
-constexpr absl::Duration kPatience = absl::Seconds(20);
+constexpr absl::Duration kPatience = absl::Seconds(120);
 constexpr absl::Duration kLookAgain = absl::Milliseconds(2);
 
 NotifyReceiver Bind(const std::string& path) {

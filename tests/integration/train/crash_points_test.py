@@ -93,7 +93,7 @@ class CrashPoints(harness.TrainTest):
             {"SLUICE_CRASH_PLAN": self.plan}, stdout=self.log,
             stderr=self.log)
         self.socket = os.path.join(runtime, "session.sock")
-        self.wait_until(lambda: os.path.exists(self.socket), 20,
+        self.wait_until(lambda: os.path.exists(self.socket),
                         "no daemon starts")
 
     def daemon_pid(self):
@@ -103,7 +103,7 @@ class CrashPoints(harness.TrainTest):
         """The daemon begins to follow a plan that is there by now."""
         before = self.daemon_pid()
         os.kill(before, signal.SIGKILL)
-        self.wait_until(lambda: self.daemon_pid() not in (None, before), 20,
+        self.wait_until(lambda: self.daemon_pid() not in (None, before),
                         "no daemon follows")
 
     def flags(self, name, steps):
@@ -148,27 +148,27 @@ class CrashPoints(harness.TrainTest):
     def crash(self, plan):
         """One run whose daemon's lives end as the plan says."""
         if makes_extents(plan):
-            self.wait_until(self.keeps_nothing, 20, "extents are kept")
+            self.wait_until(self.keeps_nothing, "extents are kept")
         write_plan(self.plan, plan)
         self.renewed()
         name = "-".join(f"{name}-{count}" for name, count in plan)[:60]
         self.assertEqual(self.losses(name), self.calm, plan)
-        self.wait_until(lambda: self.ledger() == self.before, 20,
+        self.wait_until(lambda: self.ledger() == self.before,
                         f"the ledger is another after {plan}")
         # What is destroyed after the run is passed then.
-        self.wait_until(lambda: os.path.getsize(self.plan) == 0, 20,
+        self.wait_until(lambda: os.path.getsize(self.plan) == 0,
                         f"not all of it is reached: {plan}")
         self.assertIsNone(died_under_ranks(self.plan, plan))
-        self.wait_until(lambda: self.ledger() == self.before, 20,
+        self.wait_until(lambda: self.ledger() == self.before,
                         f"the ledger is another after {plan}")
 
     def begin(self, program=CRASHING):
         self.kept(program)
-        self.wait_until(lambda: self.ledger() != [], 20, "no daemon answers")
+        self.wait_until(lambda: self.ledger() != [], "no daemon answers")
         self.before = self.ledger()
         self.calm = self.losses("calm")
         self.assertEqual(len(self.calm), STEPS)
-        self.wait_until(lambda: self.ledger() == self.before, 20,
+        self.wait_until(lambda: self.ledger() == self.before,
                         "memory is left")
 
     def test_each_point_is_reached_and_survived(self):
@@ -208,7 +208,7 @@ class CrashPoints(harness.TrainTest):
             with open(self.path(name + ".err"), encoding="utf-8") as err:
                 self.assertIsNone(run.poll(), f"{err.read()}\n{self.said()}")
             return len(self.losses_of(name)) >= steps
-        self.wait_until(there, 120, f"{name} does not go on")
+        self.wait_until(there, f"{name} does not go on")
 
     def test_a_checkpoint_in_the_middle_of_a_run(self):
         """Of a ring that somebody else's requests have filled."""
@@ -239,7 +239,7 @@ class CrashPoints(harness.TrainTest):
         """All of them from its first rank on, and it goes on behind the last."""
         self.begin(os.path.join(harness.BIN, "sluiced"))
         run, left = self.run_endless("killed"), [MOMENTS]
-        self.wait_until(lambda: "of job killed," in self.keepers_log(), 60,
+        self.wait_until(lambda: "of job killed," in self.keepers_log(),
                         "no rank attaches")
         self.kill_until(threading.Event(), random.Random(7), left)
         self.goes_on(run, "killed", len(self.losses_of("killed")) + 2)
@@ -254,7 +254,7 @@ class CrashPoints(harness.TrainTest):
         self.goes_on(calm, "undisturbed", len(losses))
         self.end(calm)
         self.assertEqual(self.losses_of("undisturbed")[:len(losses)], losses)
-        self.wait_until(lambda: self.ledger() == self.before, 20,
+        self.wait_until(lambda: self.ledger() == self.before,
                         "the ledger is another")
         return len(losses)
 
@@ -272,7 +272,7 @@ class CrashPoints(harness.TrainTest):
             finally:
                 done.set()
                 killer.join()
-            self.wait_until(lambda: self.ledger() == self.before, 20,
+            self.wait_until(lambda: self.ledger() == self.before,
                             "the ledger is another")
 
     def kill_until(self, done, moments, left):

@@ -46,7 +46,7 @@ class CudaRanks(cuda_node.CudaTest):
              socket, "--steps", str(steps), "--data", self.text,
              "--log-jsonl", log],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
-        self.wait_until(lambda: len(harness.lines_of(log)) >= 2, 200,
+        self.wait_until(lambda: len(harness.lines_of(log)) >= 2,
                         "it does not train")
         return run, log
 
@@ -62,7 +62,7 @@ class CudaRanks(cuda_node.CudaTest):
         lines = [line for line in err.splitlines() if line.startswith("error:")]
         self.assertEqual(len(lines), 1, err)
         with self.on_the_fakes():
-            self.wait_until(lambda: self.leased(socket) == 0, 20,
+            self.wait_until(lambda: self.leased(socket) == 0,
                             "memory is left")
         return lines[0], err
 
@@ -153,7 +153,7 @@ class Computes(CudaRanks):
             status = self.status(socket)
             return [rank["outside_bytes"] for job in status["jobs"]
                     for rank in job["ranks"]]
-        self.wait_until(lambda: outside() == [6 << 20, 6 << 20], 20,
+        self.wait_until(lambda: outside() == [6 << 20, 6 << 20],
                         "they do not tell")
         # Nothing is spare here: it is held outside, and no part of a lease.
         self.assertEqual([gpu["held_outside_bytes"]
@@ -163,7 +163,7 @@ class Computes(CudaRanks):
         self.assertEqual(run.returncode, 130, err)
         self.wait_until(lambda: not any(
             gpu["held_outside_bytes"] for gpu in self.status(socket)["gpus"]),
-            20, "it is not given back")
+            "it is not given back")
         self.expect_contexts_on_their_own_gpus()
         self.expect_no_findings()
 
@@ -253,7 +253,7 @@ class Ends(CudaRanks):
         self.assertLess(killed_at, 16, "it was over before the kill")
         losses = [line["loss"] for line in harness.lines_of(log)]
         self.assertEqual(losses, undisturbed)  # bit by bit
-        self.wait_until(lambda: self.leased(socket) == 0, 20,
+        self.wait_until(lambda: self.leased(socket) == 0,
                         "memory is left")
         self.expect_no_findings()
 

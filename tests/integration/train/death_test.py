@@ -22,7 +22,7 @@ class Death(harness.TrainTest):
             [harness.TRAIN, "train", *harness.MODEL, *LONG, "--socket", socket,
              "--job", name, "--data", self.text, "--log-jsonl", log, *more],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        self.wait_until(lambda: len(harness.lines_of(log)) >= 3, 60,
+        self.wait_until(lambda: len(harness.lines_of(log)) >= 3,
                         f"{name} does not train")
         return process, log
 
@@ -36,16 +36,16 @@ class Death(harness.TrainTest):
         ranks = harness.ranks_of(victim.pid)
         os.kill(ranks[1], signal.SIGKILL)
         killed = time.monotonic()
-        _, err = victim.communicate(timeout=60)
+        _, err = victim.communicate(timeout=harness.PATIENCE_S)
         # The launcher gives the others 4 s.
         self.assertLess(time.monotonic() - killed, 30)
         self.assertEqual(victim.returncode, 1)
         self.assertIn("error: rank 1 ended with signal 9", err)
         self.assertEqual(err.count("error:"), 1, err)
-        self.wait_until(lambda: self.leased(socket) == other_holds, 20,
+        self.wait_until(lambda: self.leased(socket) == other_holds,
                         "the dead job's memory is not free")
         steps = len(harness.lines_of(log))
-        self.wait_until(lambda: len(harness.lines_of(log)) > steps + 2, 30,
+        self.wait_until(lambda: len(harness.lines_of(log)) > steps + 2,
                         "the other job stands still")
         self.assertIsNone(other.poll())
 
@@ -58,17 +58,17 @@ class Death(harness.TrainTest):
             {"TMPDIR": temporary}, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE)
         begun = time.monotonic()
-        self.wait_until(lambda: rank in harness.ranks_of(run.pid), 20,
+        self.wait_until(lambda: rank in harness.ranks_of(run.pid),
                         "no rank starts")
         victim = harness.ranks_of(run.pid)[rank]
         time.sleep(max(0, begun + delay_s - time.monotonic()))
-        self.wait_until(after, 30, "it does not come so far")
+        self.wait_until(after, "it does not come so far")
         os.kill(victim, signal.SIGKILL)
         killed = time.monotonic()
-        _, err = run.communicate(timeout=60)
+        _, err = run.communicate(timeout=harness.PATIENCE_S)
         # The launcher gives the others 4 s.
         self.assertLess(time.monotonic() - killed, 30)
-        self.wait_until(lambda: self.leased(socket) == 0, 20,
+        self.wait_until(lambda: self.leased(socket) == 0,
                         "the dead job's memory is not free")
         self.assertEqual(run.returncode, 1)
         self.assertIn(f"error: rank {rank} ended with signal 9", err)
@@ -112,13 +112,13 @@ class Death(harness.TrainTest):
             [os.path.join(harness.BIN, "sluicectl"), "--socket", socket,
              "evict", "unwanted", "--reason", "the node is drained"],
             env=harness.clean_environment(), capture_output=True, check=True)
-        _, err = run.communicate(timeout=60)
+        _, err = run.communicate(timeout=harness.PATIENCE_S)
         self.assertEqual(run.returncode, 1, err)
         self.assertEqual(err.count("error:"), 1, err)
         self.assertRegex(err, "error: .*evicted.*the node is drained")
         done = harness.lines_of(log)[-1]["step"]
         self.assertEqual(os.listdir(save), [f"checkpoint-{done}"])
-        self.wait_until(lambda: self.leased(socket) == 0, 20,
+        self.wait_until(lambda: self.leased(socket) == 0,
                         "an evicted job's memory is not free")
 
     def test_a_rank_of_torchrun_ends_with_130_when_interrupted(self):
@@ -128,16 +128,16 @@ class Death(harness.TrainTest):
             [harness.TRAIN, "train", *harness.MODEL, *LONG, "--socket", socket,
              "--data", self.text, "--log-jsonl", log],
             {"RANK": "0", "WORLD_SIZE": "1"}, stderr=subprocess.PIPE)
-        self.wait_until(lambda: len(harness.lines_of(log)) >= 2, 60, "starts")
+        self.wait_until(lambda: len(harness.lines_of(log)) >= 2, "starts")
         rank.send_signal(signal.SIGINT)
-        rank.communicate(timeout=60)
+        rank.communicate(timeout=harness.PATIENCE_S)
         self.assertEqual(rank.returncode, 130)
 
     def test_a_dead_rank_frees_its_memory_within_a_second(self):
         socket = self.daemon(gpus=1)
         run, _ = self.start_run(socket, "alone", "--hbm", "16MiB")
         os.kill(harness.ranks_of(run.pid)[0], signal.SIGKILL)
-        self.wait_until(lambda: self.leased(socket) == 0, 20,
+        self.wait_until(lambda: self.leased(socket) == 0,
                         "a dead rank's memory is not free")
 
     def test_a_daemon_killed_in_a_run_neither_ends_nor_slows_it(self):
@@ -151,7 +151,7 @@ class Death(harness.TrainTest):
             [harness.TRAIN, "train", *flags, "--socket", socket,
              "--log-jsonl", log], stdout=subprocess.PIPE,
             stderr=subprocess.PIPE)
-        self.wait_until(lambda: len(harness.lines_of(log)) >= 5, 60,
+        self.wait_until(lambda: len(harness.lines_of(log)) >= 5,
                         "the run does not train")
         self.sluiced.kill()
         alive_until = len(harness.lines_of(log))
@@ -188,7 +188,7 @@ class Death(harness.TrainTest):
         while "rank 1 goes on after" not in seen:
             seen += run.stderr.readline()
         steps = len(harness.lines_of(log))
-        self.wait_until(lambda: len(harness.lines_of(log)) > steps + 2, 30,
+        self.wait_until(lambda: len(harness.lines_of(log)) > steps + 2,
                         "the run stands still")
 
     def test_a_run_ends_when_a_rank_is_too_late_and_names_it(self):
@@ -197,12 +197,12 @@ class Death(harness.TrainTest):
                                 "16MiB", "--late-after", "2", "--end-after",
                                 "5")
         os.kill(harness.ranks_of(run.pid)[0], signal.SIGSTOP)
-        _, err = run.communicate(timeout=60)
+        _, err = run.communicate(timeout=harness.PATIENCE_S)
         self.assertEqual(run.returncode, 1, err)
         self.assertEqual(err.count("error:"), 1, err)
         self.assertRegex(err, r"error: rank 0 is late: .*\((step \d+|between)"
                               r".*stopped.*--end-after")
-        self.wait_until(lambda: self.leased(socket) == 0, 20,
+        self.wait_until(lambda: self.leased(socket) == 0,
                         "a hung job's memory is not free")
 
     def test_ranks_of_torchrun_watch_themselves(self):
@@ -219,9 +219,9 @@ class Death(harness.TrainTest):
              "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
              "MASTER_PORT": str(port)}, stderr=subprocess.PIPE)
             for rank in (0, 1)]
-        self.wait_until(lambda: len(harness.lines_of(log)) >= 2, 60, "starts")
+        self.wait_until(lambda: len(harness.lines_of(log)) >= 2, "starts")
         ranks[1].send_signal(signal.SIGSTOP)
-        _, err = ranks[0].communicate(timeout=60)
+        _, err = ranks[0].communicate(timeout=harness.PATIENCE_S)
         ranks[1].send_signal(signal.SIGCONT)
         self.assertEqual(ranks[0].returncode, 1, err)
         self.assertRegex(err, "rank 0 waits for another rank: nothing new for")
@@ -248,10 +248,10 @@ class Death(harness.TrainTest):
         self.assertRegex(seen, f"a daemon is back at {socket} after .*cannot "
                                "rejoin it; steps go on")
         steps = len(harness.lines_of(log))
-        self.wait_until(lambda: len(harness.lines_of(log)) > steps + 2, 30,
+        self.wait_until(lambda: len(harness.lines_of(log)) > steps + 2,
                         "the run stands still")
         run.send_signal(signal.SIGINT)
-        _, err = run.communicate(timeout=60)
+        _, err = run.communicate(timeout=harness.PATIENCE_S)
         self.assertEqual((seen + err).count("the daemon at"), 1)
         self.assertEqual((seen + err).count("is back"), 1)
 
@@ -277,7 +277,7 @@ class Death(harness.TrainTest):
         run, _ = self.start_run(socket, "orphan", "--ranks", "2", "--hbm",
                                 "16MiB")
         os.kill(run.pid, signal.SIGKILL)
-        self.wait_until(lambda: self.leased(socket) == 0, 20,
+        self.wait_until(lambda: self.leased(socket) == 0,
                         "ranks outlived their launcher")
 
     def test_ctrl_c_saves_and_a_private_daemon_goes_too(self):
@@ -290,9 +290,9 @@ class Death(harness.TrainTest):
              "--save", save], stderr=subprocess.PIPE, text=True,
             env={**harness.clean_environment(), "TMPDIR": temporary})
         self.addCleanup(self.end, process)
-        self.wait_until(lambda: len(harness.lines_of(log)) >= 2, 60, "starts")
+        self.wait_until(lambda: len(harness.lines_of(log)) >= 2, "starts")
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=harness.PATIENCE_S)
         self.assertEqual(process.returncode, 130)
         done = harness.lines_of(log)[-1]["step"]
         self.assertEqual(os.listdir(save), [f"checkpoint-{done}"])

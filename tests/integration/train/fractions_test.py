@@ -46,7 +46,8 @@ class Fractions(either_node.NodeTest):
                "lse": 2 * 4, "q": 2 * 64, "output_gradient": 64,
                "query_gradient": 64}
         plain = self.train(*RUN, "--alpha", "1")
-        for name, elements in row.items():
+        for name in row if harness.WHOLE else ("lse", "output_gradient"):
+            elements = row[name]
             kept = self.train(*RUN, "--alpha", "1", "--fractions",
                               f"{name}=keep:1")
             self.assert_same_run(kept, plain)
@@ -69,7 +70,7 @@ class Fractions(either_node.NodeTest):
         roomy = self.train(*RUN, "--hbm", "64MiB", *given)
         least = self.train(*RUN, "--hbm", "64MiB", "--no-keep", *given)
         low, high = least["peak_hbm_bytes"], roomy["peak_hbm_bytes"]
-        for part in (0.1, 0.5, 0.9):
+        for part in (0.1, 0.5, 0.9) if harness.WHOLE else (0.5,):
             report = self.train(*RUN, "--hbm",
                                 f"{int(low + part * (high - low))}B", *given)
             self.assert_same_run(report, roomy)
@@ -91,7 +92,7 @@ class Fractions(either_node.NodeTest):
         low = none["peak_hbm_bytes"]
         high = roomy["peak_hbm_bytes"]
         some = []
-        for part in (0.4, 0.6, 0.8):
+        for part in (0.4, 0.6, 0.8) if harness.WHOLE else (0.6,):
             hbm = int(low + part * (high - low))
             report = self.train(*RUN, "--hbm", f"{hbm}B")
             self.assert_same_run(report, roomy)

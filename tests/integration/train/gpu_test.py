@@ -23,7 +23,7 @@ class Gpu(harness.TrainTest):
             [harness.TRAIN, "train", *harness.MODEL, "--seq-len", "300",
              "--steps", "100000", "--socket", socket, "--job", name, "--data",
              self.text, "--log-jsonl", log, *more], stderr=subprocess.PIPE)
-        self.wait_until(lambda: len(harness.lines_of(log)) >= 1, 60,
+        self.wait_until(lambda: len(harness.lines_of(log)) >= 1,
                         f"{name} does not train")
         return run
 
@@ -47,7 +47,7 @@ class Gpu(harness.TrainTest):
         second = self.start_job(socket, "second")
         self.assertEqual(self.leased_per_gpu(socket), [64])
         second.terminate()
-        _, err = second.communicate(timeout=30)
+        _, err = second.communicate(timeout=harness.PATIENCE_S)
         self.assertRegex(err, "GPU 0: 24 MiB of 64 MiB leased per rank "
                               r"\(all that was free for it; --hbm")
 

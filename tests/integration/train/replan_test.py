@@ -23,6 +23,7 @@ RUN = "--seq-len 500 --hbm 16MiB --no-keep".split()
 
 class Replan(either_node.NodeTest):
     extent = "64KiB"
+    planned = {}  # flags -> host bytes, which is the same in every test
 
     def planning(self, socket, job):
         """What the daemon plans for a job; None: nothing."""
@@ -33,12 +34,15 @@ class Replan(either_node.NodeTest):
 
     def planned_host_bytes(self, *flags):
         """What a plan says that a job needs of host memory."""
+        if flags in self.planned:
+            return self.planned[flags]
         socket = self.daemon()
         self.train("--socket", socket, *RUN, *flags, "--steps", "1")
         plan = max(self.status(socket)["plans"], key=lambda p: p["id"])
         self.end(self.sluiced)
         shutil.rmtree(self.path("run"))
-        return sum(rank["host_bytes"] for rank in plan["ranks"])
+        self.planned[flags] = sum(rank["host_bytes"] for rank in plan["ranks"])
+        return self.planned[flags]
 
     def node_that_holds(self, running, joining):
         """A daemon whose user may have `joining` whole beside the least of
@@ -62,7 +66,7 @@ class Replan(either_node.NodeTest):
         """One that trains until it is stopped."""
         process, log = self.start_job(socket, name, "--steps", "100000",
                                       *flags)
-        self.wait_until(lambda: len(harness.lines_of(log)) >= 2, 200,
+        self.wait_until(lambda: len(harness.lines_of(log)) >= 2,
                         f"{name} does not train")
         return process, log
 
@@ -90,7 +94,7 @@ class Replan(either_node.NodeTest):
         second, _ = self.start_job(socket, "second", "--alpha", "1",
                                    "--steps", "3")
         joined = self.finish(second)
-        self.wait_until(lambda: self.changes(log) == 2, 200,
+        self.wait_until(lambda: self.changes(log) == 2,
                         "the job that stays does not grow again")
         report = self.finish(first, interrupt=True)
         smaller, larger = report["plan_changes"]
@@ -114,7 +118,7 @@ class Replan(either_node.NodeTest):
         first, log = self.start_long_job(socket, "first")
         second, _ = self.start_long_job(socket, "second", "--alpha", "1")
         # Its line comes at the end of a step, which may be slower than two.
-        self.wait_until(lambda: self.changes(log) == 1, 200,
+        self.wait_until(lambda: self.changes(log) == 1,
                         "the first does not make room")
         report = self.finish(first, interrupt=True)
         self.finish(second, interrupt=True)
@@ -131,7 +135,7 @@ class Replan(either_node.NodeTest):
         joined = self.finish(second)
         self.assertEqual(joined["steps"], 2)
         self.wait_until(lambda: not self.status(socket)["planning"] and
-                        self.changes(log) >= 2, 200, "no change is taken")
+                        self.changes(log) >= 2, "no change is taken")
         texts = [e["text"] for e in self.status(socket)["events"]]
         self.assertTrue(any("waits for" in t and "may give back" in t
                             for t in texts), texts)
@@ -154,7 +158,7 @@ class Replan(either_node.NodeTest):
                                    "--steps", "2")
         self.wait_until(
             lambda: (self.planning(socket, "second") or {}).get("state") ==
-            "waiting", 200, "the second job does not wait")
+            "waiting", "the second job does not wait")
         return socket, first, rank, log, second
 
     def test_a_change_that_cannot_be_planned_leaves_a_job_as_it_was(self):
@@ -173,7 +177,7 @@ class Replan(either_node.NodeTest):
         out, _ = second.communicate(timeout=1000)
         self.assertEqual(json.loads(out)["limited_by"], "host_memory")
         steps = len(harness.lines_of(log))
-        self.wait_until(lambda: len(harness.lines_of(log)) > steps + 1, 200,
+        self.wait_until(lambda: len(harness.lines_of(log)) > steps + 1,
                         "the job that runs stands still")
         report = self.finish(first, interrupt=True)
         change = report["plan_changes"][0]
@@ -195,13 +199,13 @@ class Replan(either_node.NodeTest):
                          ["job first"])
         self.assertEqual(self.planning(socket, "first")["state"], "changing")
         os.kill(harness.ranks_of(second.pid)[0], signal.SIGKILL)
-        second.communicate(timeout=100)
+        second.communicate(timeout=harness.PATIENCE_S)
         self.resume(rank)
         # It may take the change first: the leave is planned a moment later.
-        self.wait_until(lambda: self.settled_alpha(socket) == 1, 200,
+        self.wait_until(lambda: self.settled_alpha(socket) == 1,
                         "the job that stays does not get its memory back")
         steps = len(harness.lines_of(log))
-        self.wait_until(lambda: len(harness.lines_of(log)) > steps + 1, 200,
+        self.wait_until(lambda: len(harness.lines_of(log)) > steps + 1,
                         "the job that stays stands still")
         report = self.finish(first, interrupt=True)
         self.assertEqual(report["alpha"], 1)
@@ -220,7 +224,7 @@ class Replan(either_node.NodeTest):
     def test_a_job_killed_while_it_should_change_lets_the_other_in(self):
         socket, first, rank, _, second = self.waiting_pair()
         os.kill(rank, signal.SIGKILL)
-        first.communicate(timeout=100)
+        first.communicate(timeout=harness.PATIENCE_S)
         report = self.finish(second)
         self.assertEqual(report["losses"],
                          self.undisturbed(2, "--alpha", "1"))

@@ -230,7 +230,7 @@ class Resume(harness.TrainTest):
                    self.text, "--steps", "100000", "--save", save,
                    "--save-every", "20"]
         first = self.start(command, stderr=subprocess.PIPE)
-        self.wait_until(lambda: os.path.isdir(save + "/checkpoint-20"), 60,
+        self.wait_until(lambda: os.path.isdir(save + "/checkpoint-20"),
                         "nothing is saved")
         said = self.lines("--data", self.text, "--steps", "9", "--save", save,
                           "--resume", save, status=2)

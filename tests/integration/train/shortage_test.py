@@ -101,7 +101,7 @@ class Shortage(harness.TrainTest):
             ["unshare", "-rm", "sh", "-c", script, "sh", harness.TRAIN,
              "train", *RUN, "--data", self.text, "--steps", "1"],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=harness.PATIENCE_S)
         if "unshare" in err or "mount:" in err:
             self.skipTest("no mount namespace to be had: " + err)
         self.assertEqual(process.returncode, DISK_FULL, err)

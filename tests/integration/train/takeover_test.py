@@ -1,6 +1,7 @@
 """A daemon that is killed takes nothing with it where somebody keeps what it
 had: a run under it goes on, and comes to the same numbers."""
 
+import concurrent.futures
 import os
 import random
 import signal
@@ -42,31 +43,36 @@ class TakeOver(either_node.NodeTest):
                 kills += harness.kill_if_there(pid)
         return kills
 
-    def compare(self, *more):
-        """Of an undisturbed run and one whose daemon dies all the time."""
-        socket = self.keeper()
+    def compare(self, socket, kill, *more):
+        """Of an undisturbed run and one during which kill(done) kills; how
+        often it did."""
         calm = self.losses(socket, "calm", *more)
         self.assertEqual(len(calm), STEPS)
         done = threading.Event()
-        kills = []
-        killer = threading.Thread(target=lambda: kills.append(
-            self.kill_until(done, random.Random(13))))
-        killer.start()
-        try:
-            disturbed = self.losses(socket, "disturbed", *more)
-        finally:
-            done.set()
-            killer.join()
-        self.assertGreaterEqual(kills[0], 3)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            killer = pool.submit(kill, done)
+            try:
+                disturbed = self.losses(socket, "disturbed", *more)
+            finally:
+                done.set()
+        kills = killer.result()  # or what went wrong there
+        self.assertGreaterEqual(kills, 3)
         self.assertEqual(disturbed, calm)  # bit by bit
-        self.wait_until(lambda: self.leased(socket) == 0, 20,
+        return kills
+
+    def compare_with_dying_daemons(self, *more):
+        socket = self.keeper()
+        moments = random.Random(13)
+        self.compare(socket, lambda done: self.kill_until(done, moments),
+                     *more)
+        self.wait_until(lambda: self.leased(socket) == 0,
                         "memory is left")
 
     def test_a_run_with_a_plan_is_bit_identical(self):
-        self.compare()
+        self.compare_with_dying_daemons()
 
     def test_a_run_that_swaps_and_recomputes_is_bit_identical(self):
-        self.compare("--alpha", "0.5")
+        self.compare_with_dying_daemons("--alpha", "0.5")
 
     def one(self, program, folder):
         """The one that runs, once there is exactly one."""
@@ -74,7 +80,7 @@ class TakeOver(either_node.NodeTest):
         def alone():
             found[:] = harness.running(program, folder)
             return len(found) == 1
-        self.wait_until(alone, 20, f"not one {program} runs")
+        self.wait_until(alone, f"not one {program} runs")
         return found[0]
 
     def end_all(self, folder):
@@ -83,21 +89,27 @@ class TakeOver(either_node.NodeTest):
             for pid in harness.running("sluiced-keeper", folder):
                 os.kill(pid, signal.SIGTERM)
             return not harness.running("sluiced", folder)
-        self.wait_until(gone, 20, "sluiced goes on")
+        self.wait_until(gone, "sluiced goes on")
 
     def replaced(self):
         """How often another keeper has come to hold everything."""
         return self.keepers_log().count("is the keeper now")
 
     def kill_in_turns(self, folder, done, moments):
-        """The keeper, and the daemon once the next one holds everything."""
-        kills = 0
+        """The keeper, and the daemon once the next one holds everything. Each
+        second daemon comes to serve first, as in kill_until()."""
+        kills, served = 0, -1
         while not done.is_set():
+            if kills % 2 == 0 and self.served() <= served:
+                time.sleep(0.02)
+                continue
             time.sleep(moments.uniform(0.02, 0.4))
             kills += harness.kill_if_there(self.one("sluiced-keeper", folder))
-            self.wait_until(lambda kills=kills: self.replaced() == kills, 20,
-                            "no keeper holds everything")
+            self.wait_until(lambda kills=kills: self.replaced() == kills,
+                            lambda: "no keeper holds everything: " +
+                            self.keepers_log()[-2000:])
             time.sleep(moments.uniform(0, 0.2))
+            served = self.served()
             harness.kill_if_there(self.one("sluiced", folder))
         return kills
 
@@ -105,22 +117,12 @@ class TakeOver(either_node.NodeTest):
         socket = self.keeper()
         folder = os.path.dirname(socket)
         self.addCleanup(self.end_all, folder)
-        calm = self.losses(socket, "calm")
-        done = threading.Event()
-        kills = []
-        killer = threading.Thread(target=lambda: kills.append(
-            self.kill_in_turns(folder, done, random.Random(29))))
-        killer.start()
-        try:
-            disturbed = self.losses(socket, "disturbed")
-        finally:
-            done.set()
-            killer.join()
-        print(f"{kills[0]} keepers and as many daemons killed in one run")
-        self.assertGreaterEqual(kills[0], 3)
-        self.assertEqual(disturbed, calm)  # bit by bit
+        moments = random.Random(29)
+        kills = self.compare(
+            socket, lambda done: self.kill_in_turns(folder, done, moments))
+        print(f"{kills} keepers and as many daemons killed in one run")
         self.one("sluiced", folder)
-        self.wait_until(lambda: self.leased(socket) == 0, 20,
+        self.wait_until(lambda: self.leased(socket) == 0,
                         "memory is left")
 
     def test_a_run_goes_on_when_the_keeper_is_ended(self):
@@ -130,13 +132,13 @@ class TakeOver(either_node.NodeTest):
             [harness.TRAIN, "train", *harness.MODEL, "--seq-len", LENGTH,
              "--steps", "100000", "--socket", socket, "--data", self.text,
              "--log-jsonl", log])
-        self.wait_until(lambda: len(harness.lines_of(log)) > 2, 60,
+        self.wait_until(lambda: len(harness.lines_of(log)) > 2,
                         "it does not train")
         self.end(self.keeper_process)
         self.assertEqual(self.keeper_process.returncode, 0)
         # What it has mapped stays.
         steps = len(harness.lines_of(log))
-        self.wait_until(lambda: len(harness.lines_of(log)) > steps + 2, 60,
+        self.wait_until(lambda: len(harness.lines_of(log)) > steps + 2,
                         "it stands still")
 
 

@@ -85,7 +85,7 @@ class Watch(harness.TrainTest):
             r"Ctrl-C: finishing step 1 \(about .* left\), then saving to "
             + re.escape(save) + "; press Ctrl-C again to stop at once")
         process.send_signal(signal.SIGINT)
-        process.wait(20)
+        process.wait(harness.PATIENCE_S)
         self.assertEqual(process.returncode, 130)
 
     def test_a_log_file_gets_a_line_now_and_then(self):
@@ -103,12 +103,12 @@ class Watch(harness.TrainTest):
         save = self.path("saved")
         process, read = self.on_terminal(
             *SLOW.split(), "--private", "--hbm", "64MiB", "--save", save)
-        self.wait_until(lambda: self.handles_sigint(process.pid), 60,
+        self.wait_until(lambda: self.handles_sigint(process.pid),
                         "no rank starts")
         process.send_signal(signal.SIGINT)
         read("Ctrl-C: ending before the first step")
         read("stopped before the first step")
-        process.wait(20)
+        process.wait(harness.PATIENCE_S)
         self.assertEqual(process.returncode, 130)
         self.assertEqual(os.listdir(save) if os.path.exists(save) else [], [])
 
