@@ -121,6 +121,10 @@ function(sluice_test_in_part test filter)
   sluice_add_test(NAME ${test}_whole COMMAND ${test})
   set_tests_properties(${test}_whole PROPERTIES LABELS deep TIMEOUT 1800
     ENVIRONMENT "${environment}")
+  get_test_property(${test} PROCESSORS processors)
+  if(processors)
+    set_tests_properties(${test}_whole PROPERTIES PROCESSORS ${processors})
+  endif()
   set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT GTEST_FILTER=${filter})
 endfunction()
 
