@@ -15,9 +15,9 @@ namespace {
 
 constexpr size_t kStack = size_t{64} << 10;
 
-// The stack of a block's thread `index`. This thread's next kernel has it again,
-// and nothing clears it: a kernel needs a page or two of each, and the faults
-// for the rest would be most of a test's time.
+// The stack of a block's thread `index`. This thread's next kernel has it
+// again, and nothing clears it: a kernel needs a page or two of each, and the
+// faults for the rest would be most of a test's time.
 char* Stack(size_t index) {
   thread_local std::vector<std::unique_ptr<char[]>> stacks;
   while (stacks.size() <= index) {
