@@ -188,6 +188,20 @@ def gradients_of_other_ranks(session, group) -> None:
     assert unused is None and used.tolist() == [1 - rank] * 2
 
 
+def failures_of_an_earlier_stream(session, group) -> None:
+    """They are not taken for failures of the next stream of the group."""
+    earlier = Ranks.of(group, CHUNK)
+    if dist.get_rank(group) == 1:
+        with pytest.raises(ValueError), earlier.telling():
+            raise ValueError("it broke")
+    dist.barrier(group)
+    later = Ranks.of(group, CHUNK)
+    later._look()
+    if dist.get_rank(group) == 0:
+        with pytest.raises(sluice.Error, match="rank 1 .* it broke"):
+            earlier._look()
+
+
 def random_numbers(session, group) -> None:
     """Ranks that are seeded alike drop out different things, in the replay
     the same again, and are seeded alike afterwards."""
@@ -212,4 +226,5 @@ def random_numbers(session, group) -> None:
 
 BEHAVIOURS = {f.__name__: f for f in (
     host_bytes, whole_head, evaluation, logprobs, made_of_embeddings, own_head,
-    loaders, gradients_of_other_ranks, random_numbers)} | REFUSALS
+    loaders, gradients_of_other_ranks, failures_of_an_earlier_stream,
+    random_numbers)} | REFUSALS

@@ -13,12 +13,13 @@ fewer rows than ranks is not dealt at all; each rank runs it whole.
 What fails on one rank alone leaves the others in a collective that it never
 joins. So it writes on the job's board why, and a rank that waits for long
 looks there and raises the same, with the rank's name. What all ranks raise
-alike in one call finds nobody waiting, and belongs to that call: calls are
-counted, the same on all ranks. A collective that was left is never over; the
+alike in one call finds nobody waiting, and belongs to that call: the streams of
+a group and their calls are counted, the same on all ranks. A collective that was left is never over; the
 group is of no use then, as after a time-out.
 """
 from __future__ import annotations
 
+import collections
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,8 @@ from torch import Tensor
 from sluice.arguments import invalid
 from sluice.board import Board
 from sluice.errors import PeerFailed, Status, Unsupported
+
+_made: collections.Counter[str] = collections.Counter()  # `Ranks`, by group
 
 LOOK_S = 1.0  # a collective may take before the board is looked at, and between
 
@@ -44,7 +47,9 @@ class Ranks:
     def __init__(self, group: dist.ProcessGroup):
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.call = 0  # see [Note: a failing rank]
+        _made[group.group_name] += 1
+        # See [Note: a failing rank].
+        self._stream, self.call = _made[group.group_name], 0
 
     @staticmethod
     def of(group: dist.ProcessGroup | None, chunk: int) -> Ranks | None:
@@ -148,7 +153,7 @@ class Ranks:
             raise
 
     def _key(self) -> str:
-        return f"failed/{self.group.group_name}/{self.call}"
+        return f"failed/{self.group.group_name}/{self._stream}/{self.call}"
 
     def _look(self) -> None:
         board = Board.of_job()
