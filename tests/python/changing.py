@@ -1,7 +1,4 @@
-"""The ranks of plans/plan_changes_test: a job whose plan changes while it trains.
-
-    changing.py FILE_OF_THE_GROUP SOCKET PID_OF_THE_DAEMON
-"""
+"""The ranks of plans/plan_changes_test: a job whose plan changes while it trains."""
 
 from __future__ import annotations
 
@@ -9,13 +6,12 @@ import contextlib
 import hashlib
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
-from gloo import FORK, run_cases, run_ranks
+from gloo import FORK, run_cases
 from models import batch, tiny
 
 import sluice
@@ -265,11 +261,3 @@ def work(rank: int, file: str, socket: str, daemon: int) -> None:
         run_cases(rank, RANKS, file, socket, "changing", ["one run"],
                   all_cases, gpu=rank)
 
-
-def main() -> None:
-    file, socket, daemon = sys.argv[1:]
-    run_ranks(RANKS, work, file, socket, int(daemon))
-
-
-if __name__ == "__main__":
-    main()

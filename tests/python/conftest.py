@@ -1,18 +1,41 @@
-"""Fixtures: a private daemon and what is opened on it, ended after use."""
+"""Fixtures: private daemons and what is opened on them, ended after use."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
+
 import pytest
 import torch
+from support import DEEP
 
 import sluice
 from sluice.arena import HostArena
 from sluice.daemon import PrivateDaemon
 
 torch.set_num_threads(1)
+gc.disable()  # while modules are loaded, which makes no garbage
 
 GPU_BYTES = 64 << 20
 HOST_BYTES = 256 << 20
+SEED = torch.initial_seed()  # of a new process
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leaves out cases marked `deep` unless SLUICE_DEEP=1 (./dev test --deep):
+    each branch that they take is taken by another case too."""
+    if DEEP:
+        return
+    deep = [item for item in items if item.get_closest_marker("deep")]
+    items[:] = [item for item in items if item not in deep]
+    config.hook.pytest_deselected(items=deep)
+
+
+def pytest_collection_finish():
+    """Half a million objects of the loaded modules are not searched in each
+    gc.collect(), of which there are several per test."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -22,15 +45,37 @@ def no_daemon_of_the_users():
         yield
 
 
-@pytest.fixture
-def daemon():
+@pytest.fixture(autouse=True, scope="module")
+def random_state_of_a_new_process():
+    """What a file draws does not depend on the files before it."""
+    torch.manual_seed(SEED)
+
+
+@contextlib.contextmanager
+def private_daemon():
     daemon = PrivateDaemon(gpus=2, gpu_bytes=GPU_BYTES, host_bytes=HOST_BYTES)
     yield daemon
     daemon.close()
 
 
 @pytest.fixture
-def session(daemon):
+def daemon():
+    """The test's own, which it may end."""
+    with private_daemon() as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def daemon_of_the_file():
+    """A session leaves nothing in it, and to start one takes 0.4 s."""
+    with private_daemon() as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def session(request):
+    daemon = request.getfixturevalue(
+        "daemon" if "daemon" in request.fixturenames else "daemon_of_the_file")
     with sluice.Session(daemon.socket) as session:
         yield session
 

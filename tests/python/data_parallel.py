@@ -1,17 +1,13 @@
 """The ranks of parallel/data_parallel_test: each trains a tiny model streamed and
-not, both wrapped the same way, on batches that differ per rank, and compares.
-
-    data_parallel.py RANKS FILE_OF_THE_GROUP SOCKET CASE...
-"""
+not, both wrapped the same way, on batches that differ per rank, and compares."""
 
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-from gloo import run_cases, run_ranks, whole
+from gloo import run_cases, whole
 from models import assert_same, batch, run, tiny
 from peft import LoraConfig, get_peft_model
 from titan import VOCAB, Titan, loss_of, titan, tokens
@@ -122,6 +118,14 @@ CASES = {
         "llama", {}, ddp(static_graph=True), 2),
 }
 
+# Run with SLUICE_DEEP=1: others take each branch of theirs.
+ONLY_DEEP = {
+    "fsdp2, head of its own", "fsdp2, head of its own, log-probabilities",
+    "frozen embedding and layer", "fsdp2, decoder of its own",
+    "ddp, routers' loss", "fsdp2, routers' loss, in the host",
+    "ddp, loss of logits", "fsdp2, units of their own, in the host",
+}
+
 
 class Scored(torch.nn.Module):
     """Its loss is made of log-probabilities by rows."""
@@ -222,11 +226,3 @@ def work(rank: int, world: int, file: str, socket: str,
 
     run_cases(rank, world, file, socket, "dp", cases, one)
 
-
-def main() -> None:
-    world, file, socket, *cases = sys.argv[1:]
-    run_ranks(int(world), work, int(world), file, socket, cases)
-
-
-if __name__ == "__main__":
-    main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import gc
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ def run_ranks(world: int, work: Callable[..., None], *args: Any) -> NoReturn:
     """`work(rank, *args)` in a process per rank, of one thread; then the end
     of this one, with a status of 0 if all of theirs are."""
     torch.set_num_threads(1)
+    gc.freeze()  # what is loaded is neither searched nor copied in the forks
     ranks = [FORK.Process(target=work, args=(rank, *args))
              for rank in range(world)]
     for rank in ranks:

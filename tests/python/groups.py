@@ -1,18 +1,14 @@
 """The ranks of parallel/sequence_parallel_test: train tiny models on sequences
 that the ranks of a group share, and compare with the model itself on the whole
-sequences.
-
-    groups.py RANKS FILE_OF_THE_GROUP SOCKET CASE...
-"""
+sequences."""
 
 from __future__ import annotations
 
 import copy
-import sys
 
 import torch
 import torch.distributed as dist
-from gloo import run_cases, run_ranks, whole
+from gloo import run_cases, whole
 from group_behaviours import BEHAVIOURS, LEARNED
 from group_heads import BEHAVIOURS_OF_HEADS
 from group_layers import LAYERS
@@ -171,6 +167,15 @@ CASES = {2: {
     "hsdp": ("llama", {}, 2, fsdp("lm_head", replicated=True), plain),
 }}
 
+# Ranks -> cases that run with SLUICE_DEEP=1: others take each branch of theirs,
+# in the host, sharded or on the other number of ranks.
+ONLY_DEEP = {2: {
+    "a tail shorter than the group", "biases, tied", "documents", "padding",
+    "sinks, experts", "learned positions, documents", "frozen", "ddp",
+    "fsdp2, experts", "in the host, documents", "in the host, softcaps",
+    "in the host, fsdp2, tied", "router losses", "router losses, fsdp2",
+}, 4: {"fsdp2"}}
+
 
 def check(name: str, case: tuple, session: sluice.Session) -> None:
     kind, changes, ranks, wrap, inputs, *options = case
@@ -242,11 +247,3 @@ def work(rank: int, world: int, file: str, socket: str,
 
     run_cases(rank, world, file, socket, "sp", names, one)
 
-
-def main() -> None:
-    world, file, socket, *names = sys.argv[1:]
-    run_ranks(int(world), work, int(world), file, socket, names)
-
-
-if __name__ == "__main__":
-    main()

@@ -12,6 +12,7 @@ __main__ lives until the interpreter's end, and what libraries do at exit is don
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -53,6 +54,7 @@ def become(asked: dict) -> types.ModuleType:
 
 for name in sys.argv[1:]:
     importlib.import_module(name)
+gc.freeze()  # what is loaded is neither searched nor copied in the forks
 if (asked := asked_here()) is not None:
     main = become(asked)
     with open(main.__file__, encoding="utf-8") as file:

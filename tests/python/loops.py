@@ -14,11 +14,15 @@ import datasets
 import torch
 import transformers
 from models import VOCAB, tiny
+from support import DEEP
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import PreTrainedTokenizerFast, TrainerCallback
 
 import sluice
+
+# More than an epoch of rows() in pairs, with gradients accumulated or not.
+STEPS = 20 if DEEP else 6
 
 datasets.disable_progress_bars()
 datasets.logging.set_verbosity_error()
@@ -61,7 +65,7 @@ class Log(TrainerCallback):
 def settings(**more: Any) -> dict[str, Any]:
     """What all loops here have in common."""
     return dict(output_dir=tempfile.mkdtemp(), per_device_train_batch_size=2,
-                max_steps=20, learning_rate=1e-3, logging_steps=1,
+                max_steps=STEPS, learning_rate=1e-3, logging_steps=1,
                 lr_scheduler_type="constant", save_strategy="no",
                 report_to=[], use_cpu=True, disable_tqdm=True, bf16=False,
                 seed=3) | more

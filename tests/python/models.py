@@ -8,6 +8,9 @@ from collections.abc import Callable
 
 import torch
 import transformers
+
+# What making any model loads takes 2.5 s: here it is loaded before forks.
+import transformers.models.llama.modeling_llama
 from torch import nn
 from transformers import AutoModelForCausalLM
 

@@ -1,26 +1,23 @@
 """The ranks of parallel/sequence_parallel_trainers_test: Trainer's and TRL's
-loops on sequences that two ranks share, and what they log.
-
-    shared_loops.py FILE_OF_THE_GROUP SOCKET FOLDER CASE...
-"""
+loops on sequences that two ranks share, and what they log."""
 
 from __future__ import annotations
 
 import json
 import os
 import pathlib
-import sys
 
 import torch.distributed as dist
-from gloo import run_cases, run_ranks
+from gloo import run_cases
 from loops import rows, settings, tokenizer, train
 from peft import LoraConfig, get_peft_model
+from support import DEEP
 from transformers import DataCollatorForSeq2Seq, Trainer, TrainingArguments
 from trl import SFTConfig, SFTTrainer
 
 import sluice
 
-STEPS = 10
+STEPS = 10 if DEEP else 5
 # Whole numbers of batches for both ranks, packed (8 rows of 64) or not: else
 # accelerate gives some rows twice.
 LENGTHS = (30, 41, 22, 61, 60, 33, 40, 24, 62, 63, 35, 29)
@@ -85,11 +82,3 @@ def work(rank: int, file: str, socket: str, folder: str,
 
     run_cases(rank, 2, file, socket, "loops", names, one)
 
-
-def main() -> None:
-    file, socket, folder, *names = sys.argv[1:]
-    run_ranks(2, work, file, socket, folder, names)
-
-
-if __name__ == "__main__":
-    main()

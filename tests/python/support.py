@@ -13,11 +13,20 @@ import sys
 import tempfile
 import textwrap
 import time
+import traceback
 from collections.abc import Callable
 
+import pytest
+
+DEEP = "SLUICE_DEEP" in os.environ
 TESTS = pathlib.Path(__file__).resolve().parent
 ROOT = TESTS.parents[1]
 PACKAGE = ROOT / "client" / "python"
+
+
+def deep(*values):
+    """A case of a parametrized test that runs with SLUICE_DEEP=1 (conftest.py)."""
+    return pytest.param(*values, marks=pytest.mark.deep)
 
 
 def environment(**changes: str | None) -> dict[str, str]:
@@ -44,6 +53,36 @@ def run(code: str, timeout_s: float = 200,
     return subprocess.run([sys.executable, "-c", textwrap.dedent(code)],
                           env=environment(**changes), text=True,
                           capture_output=True, timeout=timeout_s)
+
+
+def forked(call: Callable[[], int | None]) -> subprocess.CompletedProcess[str]:
+    """What run() gives of a process that has loaded all that this one has: a
+    fork, whose status is what `call` returns or exits with."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile(
+            "w+") as err:
+        child = os.fork()
+        if child == 0:
+            os._exit(_status_of(call, out, err))
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        for file in (out, err):
+            file.seek(0)
+        return subprocess.CompletedProcess([], status, out.read(), err.read())
+
+
+def _status_of(call: Callable[[], int | None], out, err) -> int:
+    sys.stdout, sys.stderr = out, err
+    os.dup2(out.fileno(), 1)
+    os.dup2(err.fileno(), 2)
+    try:
+        return int(call() or 0)
+    except SystemExit as end:
+        return int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        out.flush()
+        err.flush()
 
 
 class Loaded:

@@ -53,12 +53,12 @@ def script_cases(path):
             and each.name.startswith("test")]
 
 
-def pytest_cases(python, path):
+def pytest_cases(python, path, environment):
     listed = subprocess.run(
         [python, "-m", "pytest", "-q", "--collect-only", "-p",
          "no:cacheprovider", path], cwd=os.path.dirname(path),
         capture_output=True, text=True, env={
-            **os.environ,
+            **os.environ, **environment,
             "PYTHONPATH": os.path.join(ROOT, "client/python")})
     return [line.split("::", 1)[1] for line in listed.stdout.splitlines()
             if "::" in line]
@@ -77,7 +77,7 @@ class Inventory:
     def __init__(self, python):
         self.python = python
         self.tiers = {}  # (kind, name): tier
-        self.collected = {}  # path: pytest's ids
+        self.collected = {}  # path, environment: pytest's ids
 
     def add(self, tier, kind, *names):
         for name in names:
@@ -100,17 +100,22 @@ class Inventory:
             self.add(tier, "gtest", *(
                 f"{program} {case}" for case in gtest_cases(
                     words[0], words[1:], environment)))
+        deep = tuple(each for each in properties.get("ENVIRONMENT", [])
+                     if each.startswith("SLUICE_DEEP"))
         for word in words[1:]:
             if word.endswith("_test.py") and os.path.isfile(word):
-                self.read_script(tier, word, words)
+                self.read_script(tier, word, words, deep)
 
-    def read_script(self, tier, path, words):
+    def read_script(self, tier, path, words, environment):
         name = os.path.relpath(path, ROOT)
         if name.startswith("tests/python/"):
-            if self.python and path not in self.collected:
-                self.collected[path] = pytest_cases(self.python, path)
+            key = path, environment
+            if self.python and key not in self.collected:
+                self.collected[key] = pytest_cases(
+                    self.python, path, dict(
+                        each.split("=") for each in environment))
             self.add(tier, "pytest", *(
-                f"{name}::{each}" for each in self.collected.get(path, ())))
+                f"{name}::{each}" for each in self.collected.get(key, ())))
             return
         cases = script_cases(path)
         # An entry may name the tests that it runs.

@@ -8,6 +8,7 @@ import copy
 import pytest
 import torch
 from models import assert_same, batch, run, streamed, tiny, unstreamed
+from support import deep
 
 import sluice
 
@@ -65,8 +66,8 @@ def test_hidden_states_in_the_host(session, kind, changes):
                 unstreamed(model, inputs))
 
 
-@pytest.mark.parametrize("left, right", [(LEFT, (0, 0)), ((0, 0), RIGHT),
-                                         (LEFT, RIGHT)])
+@pytest.mark.parametrize("left, right", [
+    deep(LEFT, (0, 0)), deep((0, 0), RIGHT), (LEFT, RIGHT)])
 def test_positions_counted_from_the_mask_and_hidden_states_in_the_host(
         session, left, right):
     """Those of a chunk cannot be counted: they are counted before, as the
@@ -77,10 +78,13 @@ def test_positions_counted_from_the_mask_and_hidden_states_in_the_host(
                 unstreamed(model, inputs), unstreamed(model, inputs, "sdpa"))
 
 
-@pytest.mark.parametrize("hidden", ["device", "host"])
-@pytest.mark.parametrize("name", [
-    "grouped", "learned positions", "learned positions, counted from the mask",
-    "written out"])
+@pytest.mark.parametrize("name, hidden", [
+    ("grouped", "device"), ("learned positions", "host"),
+    ("learned positions, counted from the mask", "host"),
+    ("written out", "device"), deep("grouped", "host"),
+    deep("learned positions", "device"),
+    deep("learned positions, counted from the mask", "device"),
+    deep("written out", "host")])
 def test_labels_on_right_padding_are_exact(session, name, hidden):
     """Its rows see keys, and have positions: forgotten labels are the
     model's own business."""

@@ -19,6 +19,7 @@ from models import (
     wrap_mlps,
 )
 from peft import LoraConfig, get_peft_model
+from support import deep
 from torch import nn
 
 import sluice
@@ -118,8 +119,8 @@ def add_module(mlp):
 
 
 @pytest.mark.parametrize("change", [
-    add_hook, add_hook_before, add_backward_hook, remove_hook, replace_module,
-    add_module])
+    add_hook, deep(add_hook_before), add_backward_hook, remove_hook,
+    replace_module, deep(add_module)])
 def test_replays_use_the_modules_and_hooks_of_the_forward(session, change):
     """Nothing is compared; in the second step some products are skipped."""
     def prepared():

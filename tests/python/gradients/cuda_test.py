@@ -10,6 +10,7 @@ import pytest
 import torch
 from fake_node import FakeNode
 from fake_node import loaded as load
+from support import deep
 
 import sluice
 from sluice import computing
@@ -42,7 +43,7 @@ def test_a_step_is_the_models_own_and_ordered(node, what):
 
 @pytest.mark.parametrize("what, without", [
     ("device", "no_wait"), ("device", "no_mark"), ("device", "no_stream"),
-    ("device", "no_hold"), ("host", "no_wait"), ("streams", "no_wait"),
+    ("device", "no_hold"), deep("host", "no_wait"), ("streams", "no_wait"),
     ("handover", "no_handover")])
 def test_a_removed_wait_or_mark_is_detected(node, what, without):
     ran = node.run("cuda_step.py", what, without)

@@ -8,6 +8,7 @@ import gc
 import pytest
 import torch
 from models import Run, assert_same, batch, run, streamed, tiny, unstreamed
+from support import deep
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -35,6 +36,10 @@ def hidden(request):
     return request.param
 
 
+# On the device stream_test has the same.
+in_host = pytest.mark.parametrize("hidden", [deep("device"), "host"])
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_gradients_are_the_models_own(session, name):
     kind, changes = KINDS[name]
@@ -44,6 +49,7 @@ def test_gradients_are_the_models_own(session, name):
     assert_same(got, unstreamed(model, inputs), other)
 
 
+@in_host
 def test_documents_and_padding(session, hidden):
     positions = torch.cat([torch.arange(20), torch.arange(55)])
     for kind, changes in (KINDS["grouped"], KINDS["learned positions"]):
@@ -96,8 +102,8 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("hidden,rows", [("host", 0.55), ("device", 1.0)])
 def test_no_tensor_has_more_rows(session, hidden, rows):
     """Beside what finds masks, 33 keys a row in int64 at a time."""
-    model, tokens = tiny(hidden_size=128, head_dim=8), 1024
-    sluice.stream(model, session=session, chunk=64, hidden=hidden)
+    model, tokens = tiny(hidden_size=128, head_dim=8), 256
+    sluice.stream(model, session=session, chunk=16, hidden=hidden)
     inputs = batch(1, tokens)
     with Largest() as largest:
         run(model, inputs)
@@ -152,6 +158,7 @@ def test_dropout_after_the_embedding(session, hidden):
     assert (above - below) / 2e-2 == pytest.approx(slope, rel=2e-2)
 
 
+@in_host
 def test_frozen_parts(session, hidden):
     model, inputs = tiny(), batch()
     model.model.embed_tokens.requires_grad_(False)
@@ -162,6 +169,7 @@ def test_frozen_parts(session, hidden):
                 expected)
 
 
+@in_host
 def test_accumulation_and_hooks(session, hidden):
     model, first, second = tiny(), batch(seed=1), batch(length=50, seed=2)
     wanted = [unstreamed(model, inputs) for inputs in (first, second)]
@@ -200,7 +208,7 @@ def test_a_custom_loss_has_the_models_gradients(session, hidden):
 
 
 @pytest.mark.parametrize("where,at", [
-    ("model.layers.1.mlp", 1), ("model.layers.1.mlp", 7), ("model.norm", 1),
+    deep("model.layers.1.mlp", 1), ("model.layers.1.mlp", 7), ("model.norm", 1),
     ("model.embed_tokens", 1), ("model.embed_tokens", 7), ("lm_head", 1)])
 def test_an_exception_gives_everything_back(session, hidden, where, at):
     model, inputs, calls = tiny(), batch(), []
@@ -225,6 +233,7 @@ def test_an_exception_gives_everything_back(session, hidden, where, at):
     assert_same(run(model, inputs), expected)
 
 
+@in_host
 def test_a_forward_without_backward(session, hidden):
     model = tiny()
     stream = sluice.stream(model, session=session, chunk=16, hidden=hidden)

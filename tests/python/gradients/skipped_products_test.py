@@ -9,6 +9,7 @@ import copy
 import pytest
 import torch
 from models import Run, assert_same, batch, run, tiny, unstreamed
+from support import deep
 from torch import nn
 
 import sluice
@@ -84,7 +85,7 @@ class Reads(nn.Module):
 
 
 @pytest.mark.parametrize("read", [
-    Keeps.apply, lambda y: y * y, lambda y: y + y.detach(),
+    Keeps.apply, deep(lambda y: y * y), lambda y: y + y.detach(),
     lambda y: y if float(y.detach().sum()) > 1e9 else 2 * y,
     lambda y: y.relu_()])
 def test_a_product_that_is_read_is_computed(session, read):
@@ -108,7 +109,8 @@ class Gain(nn.Module):
 
 
 @pytest.mark.parametrize("made", [
-    lambda: lambda k: k * k, lambda: torch.abs, lambda: Keeps.apply, Gain])
+    lambda: lambda k: k * k, deep(lambda: torch.abs),
+    deep(lambda: Keeps.apply), Gain])
 def test_a_k_product_that_is_read_is_computed(session, made):
     model = tiny()
     for layer in model.model.layers:

@@ -9,6 +9,7 @@ import weakref
 import pytest
 import torch
 from models import Wrapper, assert_same, batch, run, streamed, tiny, unstreamed
+from support import deep
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
@@ -39,7 +40,10 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+# Those also in parallel/, attention/ or skipped_products_test.
+@pytest.mark.parametrize("name", [
+    deep(name) if name in ("one kv head", "q/k norms") else name
+    for name in MODELS])
 def test_gradients_are_the_models_own(session, name):
     kind, changes = MODELS[name]
     model, inputs = tiny(kind, **changes), batch()
@@ -50,8 +54,8 @@ def test_gradients_are_the_models_own(session, name):
 
 
 @pytest.mark.parametrize("length,chunk", [
-    (1, 1), (1, 16), (2, 1), (15, 16), (16, 16), (17, 16), (64, 16),
-    (75, 74), (75, 1024)])
+    deep(1, 1), (1, 16), (2, 1), deep(15, 16), (16, 16), (17, 16),
+    deep(64, 16), deep(75, 74), (75, 1024)])
 def test_lengths_and_chunks(session, length, chunk):
     model, inputs = tiny(), batch(2, length)
     if length == 1:
@@ -328,7 +332,7 @@ def asking_torch(**asked):
     return model.train()
 
 
-@pytest.mark.parametrize("length,chunk", [(75, 16), (33, 32), (75, 128)])
+@pytest.mark.parametrize("length,chunk", [(75, 16), (33, 32), deep(75, 128)])
 def test_attention_called_by_a_layer_is_streamed(session, length, chunk):
     model, inputs = asking_torch(is_causal=True), batch(2, length)
     assert_same(streamed(model, session, inputs, chunk),

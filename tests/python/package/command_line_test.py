@@ -4,13 +4,12 @@ input in forks that have torch and transformers loaded already."""
 from __future__ import annotations
 
 import json
-import os
+import runpy
 import subprocess
 import sys
-import tempfile
-import traceback
 
 import pytest
+import support
 from models import tiny
 from support import PACKAGE, environment
 from walk import configs
@@ -26,34 +25,8 @@ def sluice(*arguments, **changes):
 
 def forked(*arguments):
     """What sluice() gives, ten times sooner: to load torch is most of it."""
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile(
-            "w+") as err:
-        child = os.fork()
-        if child == 0:
-            os._exit(_status_of(arguments, out, err))
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        for file in (out, err):
-            file.seek(0)
-        return subprocess.CompletedProcess(arguments, status, out.read(),
-                                           err.read())
-
-
-def _status_of(arguments, out, err):
-    """In the child: the status with which `python -m sluice` ends."""
-    sys.stdout, sys.stderr = out, err
-    os.dup2(out.fileno(), 1)
-    os.dup2(err.fileno(), 2)
-    try:
-        from sluice.__main__ import main
-        return main(list(arguments))
-    except SystemExit as end:
-        return end.code
-    except BaseException:
-        traceback.print_exc()
-        return 1
-    finally:
-        out.flush()
-        err.flush()
+    from sluice.__main__ import main
+    return support.forked(lambda: main(list(arguments)))
 
 
 def test_doctor_finds_everything_here():
@@ -78,22 +51,24 @@ def test_both_doctor_commands_report_the_same_daemon():
     from sluice.daemon import PrivateDaemon, find_programs
     daemon = PrivateDaemon()
 
-    def told(*command):
-        done = subprocess.run([*command, "doctor", "--json", "--socket",
-                               daemon.socket], env=environment(), text=True,
+    def of_the_daemon(*arguments):
+        return subprocess.run([find_programs().need_sluicectl(), *arguments],
+                              env=environment(), text=True,
                               capture_output=True, timeout=100)
+
+    def told(doctor):
+        done = doctor("doctor", "--json", "--socket", daemon.socket)
         answer = json.loads(done.stdout)
         assert done.returncode == (0 if answer["ok"] else 1)
         found = {f["what"]: f for f in answer["findings"]}
         return found.get("daemon") or found["session"]
 
-    doctors = ([find_programs().need_sluicectl()],
-               [sys.executable, "-m", "sluice"])
+    doctors = (of_the_daemon, forked)
     try:
-        assert [told(*each)["ok"] for each in doctors] == [True, True]
+        assert [told(each)["ok"] for each in doctors] == [True, True]
         daemon.close()
         for each in doctors:
-            gone = told(*each)
+            gone = told(each)
             assert not gone["ok"] and daemon.socket in gone["said"], gone
     finally:
         daemon.close()
@@ -128,7 +103,7 @@ def test_probe_reads_a_config_of_several_towers(tmp_path, name):
 
 def test_probe_of_a_config_without_a_model_is_one_line(tmp_path):
     configs.tiny_config("mllama").save_pretrained(tmp_path)
-    found = sluice("probe", str(tmp_path))
+    found = forked("probe", str(tmp_path))
     assert found.returncode == 1 and found.stderr.startswith("error: ")
     assert len(found.stderr.splitlines()) == 1
 
@@ -171,7 +146,7 @@ def test_plan_of_invalid_numbers_is_one_line(tmp_path, word, value):
 
 
 def test_probe_of_an_empty_folder_is_one_line(tmp_path):
-    found = forked("probe", str(tmp_path))
+    found = sluice("probe", str(tmp_path))
     assert found.returncode == 1
     assert found.stderr.startswith("error: no config.json in ")
     assert len(found.stderr.splitlines()) == 1
@@ -241,10 +216,11 @@ def test_the_version_is_the_trees():
     assert f"project(sluice VERSION {package.__version__} " in tree
 
 
-def test_the_example_trains():
-    ran = subprocess.run(
-        [sys.executable, PACKAGE / "examples" / "train_tiny.py", "3"],
-        env=environment(), text=True, capture_output=True, timeout=100)
+def test_the_example_trains(monkeypatch):
+    example = str(PACKAGE / "examples" / "train_tiny.py")
+    monkeypatch.setattr(sys, "argv", [example, "3"])
+    ran = support.forked(lambda: runpy.run_path(example, run_name="__main__")
+                         and 0)
     assert ran.returncode == 0, ran.stderr
     losses = [float(line.split("loss ")[1].split(",")[0])
               for line in ran.stdout.splitlines()]

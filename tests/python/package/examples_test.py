@@ -1,4 +1,5 @@
-"""The package's examples run as typed, and their loss falls."""
+"""The package's examples run, and their loss falls: two as typed, the others in
+forks that have loaded what they import."""
 
 from __future__ import annotations
 
@@ -7,17 +8,21 @@ import subprocess
 import sys
 
 import pytest
-from support import PACKAGE, environment
+from support import PACKAGE, Loaded, environment
 
 EXAMPLES = PACKAGE / "examples"
-ALONE = ["trainer", "lora", "packed_sft", "own_decoder"]
+LOADED = ["trainer", "lora", "packed_sft"]
 # One runs in command_line_test, one draws the README's picture.
 ELSEWHERE = {"train_tiny", "memory_over_a_step"}
 
 
 def ran(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, *arguments], text=True,
-                          env=environment(), capture_output=True, timeout=300)
+    return said_by(subprocess.run(
+        [sys.executable, *arguments], text=True, env=environment(),
+        capture_output=True, timeout=300))
+
+
+def said_by(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 0, done.stderr
     assert "sluice: " in done.stderr  # the line at attach
     return done.stdout
@@ -28,9 +33,21 @@ def assert_learned(said: str) -> None:
     assert len(losses) >= 2 and losses[-1] < losses[0] - 0.1, said
 
 
-@pytest.mark.parametrize("name", ALONE)
-def test_an_example_runs_and_learns(name):
-    assert_learned(ran(str(EXAMPLES / f"{name}.py")))
+@pytest.fixture(scope="module")
+def loaded():
+    loaded = Loaded("models", "peft", "datasets", "trl.trainer.sft_trainer",
+                    "transformers.trainer", "sluice.adapters.hf")
+    yield loaded
+    loaded.close()
+
+
+@pytest.mark.parametrize("name", LOADED)
+def test_an_example_runs_and_learns(name, loaded):
+    assert_learned(said_by(loaded.run(EXAMPLES / f"{name}.py")))
+
+
+def test_an_example_without_transformers_runs_and_learns():
+    assert_learned(ran(str(EXAMPLES / "own_decoder.py")))
 
 
 def test_the_example_of_fsdp_runs_on_two_ranks():
@@ -42,4 +59,4 @@ def test_the_example_of_fsdp_runs_on_two_ranks():
 
 def test_every_example_is_run_here():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {
-        *ALONE, *ELSEWHERE, "fsdp"}
+        *LOADED, *ELSEWHERE, "own_decoder", "fsdp"}

@@ -4,32 +4,28 @@ wrapping around the model itself. One process per rank, on Gloo."""
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 
 import pytest
 import torch
 import torch.distributed as dist
-from data_parallel import CASES
+from data_parallel import CASES, ONLY_DEEP, work
+from gloo import run_ranks
 from models import batch, tiny
-from support import TESTS, environment
+from support import DEEP, forked
 from torch.distributed.fsdp import fully_shard
 
 import sluice
 from sluice.daemon import PrivateDaemon
 
-WORKER = str(TESTS / "data_parallel.py")
-
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_gradients_are_those_of_the_model_itself(tmp_path, world):
-    cases = [case for case in CASES if (case == "hsdp") == (world == 4)]
+    cases = [case for case in CASES if (case == "hsdp") == (world == 4)
+             and (DEEP or case not in ONLY_DEEP)]
     with contextlib.closing(PrivateDaemon(gpus=1)) as daemon:
-        ranks = subprocess.run(
-            [sys.executable, WORKER, str(world), str(tmp_path / "group"),
-             daemon.socket, *cases], env=environment(), text=True,
-            timeout=500, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert ranks.returncode == 0, ranks.stdout
+        ranks = forked(lambda: run_ranks(
+            world, work, world, str(tmp_path / "group"), daemon.socket, cases))
+    assert ranks.returncode == 0, ranks.stdout + ranks.stderr
 
 
 @pytest.fixture

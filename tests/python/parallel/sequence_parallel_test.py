@@ -4,19 +4,16 @@ model itself. Real processes, on Gloo."""
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 
 import pytest
+from gloo import run_ranks
 from group_behaviours import BEHAVIOURS
 from group_heads import BEHAVIOURS_OF_HEADS
 from group_layers import LAYERS
-from groups import CASES
-from support import TESTS, environment
+from groups import CASES, ONLY_DEEP, work
+from support import DEEP, forked
 
 from sluice.daemon import PrivateDaemon
-
-WORKER = str(TESTS / "groups.py")
 
 
 @pytest.mark.parametrize("world,cases", [
@@ -24,9 +21,8 @@ WORKER = str(TESTS / "groups.py")
     (4, CASES[4])],
     ids=["two ranks", "four ranks"])
 def test_ranks_that_share_sequences_pass_each_case(tmp_path, world, cases):
+    cases = [case for case in cases if DEEP or case not in ONLY_DEEP[world]]
     with contextlib.closing(PrivateDaemon(gpus=1)) as daemon:
-        ranks = subprocess.run(
-            [sys.executable, WORKER, str(world), str(tmp_path / "group"),
-             daemon.socket, *cases], env=environment(), text=True,
-            timeout=850, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert ranks.returncode == 0, ranks.stdout
+        ranks = forked(lambda: run_ranks(
+            world, work, world, str(tmp_path / "group"), daemon.socket, cases))
+    assert ranks.returncode == 0, ranks.stdout + ranks.stderr

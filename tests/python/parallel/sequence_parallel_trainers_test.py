@@ -5,31 +5,28 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
-import sys
 
+from gloo import run_ranks
 from loops import assert_equal_logs, train
-from shared_loops import CASES
-from support import TESTS, environment
+from shared_loops import CASES, STEPS, work
+from support import forked
 
 from sluice.daemon import PrivateDaemon
 
-WORKER = str(TESTS / "shared_loops.py")
 # Others are sums over ranks, which were given the same rows.
 COMPARED = ("loss", "grad_norm", "train_loss", "learning_rate")
 
 
 def test_each_step_is_logged_as_on_one_rank(tmp_path):
     with contextlib.closing(PrivateDaemon(gpus=1)) as daemon:
-        ranks = subprocess.run(
-            [sys.executable, WORKER, str(tmp_path / "group"), daemon.socket,
-             str(tmp_path), *CASES], env=environment(), text=True,
-            timeout=900, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert ranks.returncode == 0, ranks.stdout
+        ranks = forked(lambda: run_ranks(
+            2, work, str(tmp_path / "group"), daemon.socket, str(tmp_path),
+            list(CASES)))
+    assert ranks.returncode == 0, ranks.stdout + ranks.stderr
     for name, (make, _) in CASES.items():
         expected = [{k: v for k, v in step.items() if k in COMPARED}
                     for step in train(make, None)]
-        assert len(expected) == 11 and "grad_norm" in expected[0]
+        assert len(expected) == STEPS + 1 and "grad_norm" in expected[0]
         # Of the two only the first one logs.
         assert_equal_logs(json.loads(
             (tmp_path / f"{name} 0.json").read_text()), expected)

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import random
-import subprocess
-import sys
 
 import pytest
 import torch.distributed as dist
-from changing import RANKS
-from support import TESTS, environment
+from changing import RANKS, work
+from gloo import run_ranks
+from support import forked
 
 from sluice.board import Board
 from sluice.changes import Changes, Decision, Offer
@@ -19,18 +18,15 @@ from sluice.daemon import PrivateDaemon
 
 # Of which several jobs have an extent of 4 MiB less per rank.
 HOST_BYTES = 22 << 20
-RANKS_OF_THE_JOB = str(TESTS / "changing.py")
 
 
 def test_a_running_job(tmp_path):
     """Its cases are in changing.py; the last one ends the daemon."""
     with contextlib.closing(PrivateDaemon(
             gpus=RANKS + 1, gpu_bytes=64 << 20, host_bytes=HOST_BYTES)) as daemon:
-        ranks = subprocess.run(
-            [sys.executable, RANKS_OF_THE_JOB, str(tmp_path / "group"),
-             daemon.socket, str(daemon.pid)], env=environment(), text=True,
-            timeout=550, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert ranks.returncode == 0, ranks.stdout
+        ranks = forked(lambda: run_ranks(
+            RANKS, work, str(tmp_path / "group"), daemon.socket, daemon.pid))
+    assert ranks.returncode == 0, ranks.stdout + ranks.stderr
 
 
 # --- which plan, at which step -------------------------------------------------

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from group_layers import graded
 from models import Run, assert_same, batch, run, tiny
+from support import deep
 from titan import titan, tokens
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -140,9 +141,11 @@ def of_the_embedding(model):
     return model.model.embed_tokens
 
 
-@pytest.mark.parametrize("place", [of_the_head, of_the_norm,
-                                   of_the_embedding])
-@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("place, hook", [
+    *((of_the_head, hook) for hook in HOOKS), (of_the_norm, HOOKS[0]),
+    (of_the_embedding, HOOKS[2]), deep(of_the_norm, HOOKS[1]),
+    deep(of_the_norm, HOOKS[2]), deep(of_the_embedding, HOOKS[0]),
+    deep(of_the_embedding, HOOKS[1])])
 def test_hooks_outside_the_layers_see_all_rows(stream, place, hook):
     model, plain = tiny(), tiny()
     inputs, before = batch(**LONG), run(plain, batch(**LONG))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from loops import rows, settings, tokenizer
 from models import VOCAB, Run, assert_same, batch, run, tiny, unstreamed
+from support import deep
 from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -98,10 +99,18 @@ USES = {
 }
 
 
+@pytest.fixture(scope="module")
+def read():
+    """A streamed model and a plain one, of which logits are read."""
+    model = tiny()
+    stream = sluice.stream(model, chunk=64, quiet=True)
+    yield model, tiny()
+    stream.unstream()
+
+
 @pytest.mark.parametrize("use", USES)
-def test_logits_are_made_when_they_are_read(session, use):
-    model, _ = streamed(session)
-    plain, inputs = tiny(), batch(length=300)
+def test_logits_are_made_when_they_are_read(read, use):
+    (model, plain), inputs = read, batch(length=300)
     for context in torch.enable_grad, torch.no_grad, torch.inference_mode:
         with context(), Largest() as largest:
             out = model(**inputs)
@@ -149,10 +158,14 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("kind, changes", [
-    ("llama", {}), ("gemma2", {"sliding_window": 20}),
-    ("gpt_neox", {"head_dim": None})])
-@pytest.mark.parametrize("name", LOSSES)
+OTHERS = ("gemma2", {"sliding_window": 20}), ("gpt_neox", {"head_dim": None})
+
+
+@pytest.mark.parametrize("name, kind, changes", [
+    *((name, "llama", {}) for name in LOSSES),
+    *(("of both", *other) for other in OTHERS),
+    *(deep(name, *other) for name in LOSSES for other in OTHERS
+      if name != "of both")])
 def test_losses_of_logits_are_trained_on(session, name, kind, changes):
     model = tiny(kind, **{k: v for k, v in changes.items() if v})
     plain, made = copy.deepcopy(model), []

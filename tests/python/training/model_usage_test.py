@@ -21,6 +21,7 @@ from models import (
     tiny,
     unstreamed,
 )
+from support import deep
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
@@ -125,7 +126,7 @@ def test_fp16_gradients_keep_the_losss_scale(streamed):
 
 # --- masks ------------------------------------------------------------------
 
-@pytest.mark.parametrize("at", [-3, 1, 40])
+@pytest.mark.parametrize("at", [deep(-3), deep(1), 40])
 def test_a_hole_in_a_mask_is_refused(streamed, at):
     model, inputs = tiny(), batch()
     streamed(model)
@@ -374,8 +375,11 @@ def test_layers_of_another_streamed_model_are_refused_with_a_way_out(streamed):
 
 # --- failures ---------------------------------------------------------------
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-@pytest.mark.parametrize("call", [1, 5, 6, 9, 10])
+@pytest.mark.parametrize("error, call", [
+    (RuntimeError, 1), deep(RuntimeError, 5), (RuntimeError, 6),
+    deep(RuntimeError, 9), (RuntimeError, 10),
+    *(deep(KeyboardInterrupt, call) for call in (1, 5, 9, 10)),
+    (KeyboardInterrupt, 6)])
 def test_an_exception_in_a_layer_leaves_nothing(streamed, error, call):
     def fail(module, args):
         fail.calls += 1

@@ -7,16 +7,16 @@ import gc
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+import waiting_ranks
+from gloo import run_ranks
 from models import assert_same, batch, run, tiny, unstreamed
-from support import TESTS, await_true, environment, is_running
+from support import await_true, forked, is_running
 from torch import nn
 
 import sluice
@@ -127,78 +127,22 @@ def test_an_exception_ends_progress_messages(session):
     assert stream.progress._ended.is_set()
 
 
-# What two ranks begin with; their body follows.
-JOINED = """
-import datetime, sys, time
-import sluice, torch, torch.distributed as dist
-from models import batch, tiny
-from sluice import progress
-torch.set_num_threads(1)
-progress.LOOK_S = 0.05
-rank, file, socket = int(sys.argv[1]), *sys.argv[2:]
-dist.init_process_group("gloo", f"file://{file}", rank=rank, world_size=2,
-                        timeout=datetime.timedelta(seconds=60))
-with sluice.Session(socket, job="w", rank=rank, world=2) as session:
-    model = tiny()
-    stream = sluice.stream(model, session=session, chunk=16, stalled_s=2.0)"""
-
-WAITS = JOINED + """
-    model.model.layers[1].mlp.register_forward_hook(
-        lambda *_: dist.all_reduce(torch.ones(1)))
-    dist.barrier()  # the other one may have begun later
-    model(**batch())  # which probes it
-    dist.barrier()
-    print("probed", file=sys.stderr, flush=True)
-    if rank == 0:
-        time.sleep(5)  # its neighbour waits for it
-    model(**batch())
-    dist.barrier()
-    stream.unstream()
-dist.destroy_process_group()
-"""
-
-
-def started(code, tmp_path, daemon):
-    return [subprocess.Popen(
-        [sys.executable, "-c", code, str(rank), str(tmp_path / "group"),
-         daemon.socket], env=environment(PYTHONPATH=os.pathsep.join(
-             [str(TESTS), environment()["PYTHONPATH"]])),
-        text=True, stderr=subprocess.PIPE) for rank in range(2)]
-
-
-def test_a_waiting_rank_reports_its_stall(daemon, tmp_path):
-    ranks = started(WAITS, tmp_path, daemon)
-    said = [rank.communicate(timeout=120)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
+def test_a_waiting_rank_reports_its_stall_and_names_the_failed_rank(
+        daemon, tmp_path):
+    """What the two ranks do is in waiting_ranks.py."""
+    ranks = forked(lambda: run_ranks(
+        2, waiting_ranks.work, str(tmp_path / "group"), daemon.socket,
+        str(tmp_path)))
+    said = [(tmp_path / str(rank)).read_text() for rank in range(2)]
+    assert ranks.returncode == 0, said
     later = [text.partition("probed")[2] for text in said]
-    assert "nothing has moved" not in later[0], said[0]
     assert re.search(r"rank 1 of 2: nothing has moved for \d s: forward, layer "
                      "2 of 2, chunk 1 of 5", later[1]), said[1]
-
-
-FAILS = JOINED + """
-    from torch.distributed.fsdp import fully_shard
-    for layer in model.model.layers:
-        fully_shard(layer)
-    fully_shard(model)
-    model(**batch()).loss.backward()
-    if rank == 1:
-        model.model.layers[0].mlp.register_forward_hook(lambda *_: 1 / 0)
-    try:
-        model(**batch())
-    except ZeroDivisionError:
-        time.sleep(7)  # it lives on: its neighbour waits for it
-    except RuntimeError as error:  # once that process has ended
-        print("ended:", error, file=sys.stderr)
-"""
-
-
-def test_a_rank_waiting_in_fsdp_names_the_failed_rank(daemon, tmp_path):
-    ranks = started(FAILS, tmp_path, daemon)
-    said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    waited, _, failed = later[0].partition("sluice: LlamaForCausalLM")
+    assert "nothing has moved" not in waited, said[0]
     assert re.search(r"rank 0 of 2: nothing has moved for \d s: forward, layer "
                      "1 of 2, chunk 5 of 5; rank 1 failed: ZeroDivisionError: "
-                     "division by zero", said[0]), said[0]
+                     "division by zero", failed), said[0]
 
 
 # Wrong once: a victim's "Connection closed by peer" took the cause's place.

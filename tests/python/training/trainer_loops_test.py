@@ -1,5 +1,5 @@
-"""Trainer's, TRL's and PEFT's loops around a streamed model log in each of 20
-steps what they log around the model itself."""
+"""Trainer's, TRL's and PEFT's loops around a streamed model log in each
+step what they log around the model itself."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from loops import assert_equal_logs, rows, settings, tokenizer, train
 from models import assert_same, batch, run, tiny, unstreamed
 from peft import LoraConfig, get_peft_model
+from support import deep
 from transformers import (
     DataCollatorForSeq2Seq,
     DataCollatorWithFlattening,
@@ -110,27 +111,33 @@ def test_each_step_logs_the_unstreamed_models_values(session, name):
     assert_equal_logs(train(make, session, late=late), train(make, None))
 
 
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("share", [0.0, 0.3])
+@pytest.mark.parametrize("share, late", [
+    deep(0.0, False), (0.0, True), (0.3, False), deep(0.3, True)])
 def test_an_auxiliary_loss_of_routers(session, late, share):
     make = sft(router_aux_loss_coef=share, max_steps=3)
     assert_equal_logs(train(make, session, tiny("mixtral", **MOE), late),
                       train(make, None, tiny("mixtral", **MOE)))
 
 
-@pytest.mark.parametrize("made", [
-    lora(), lora(use_dora=True), lora(target_modules=["lm_head", "o_proj"]),
-    lora(target_modules=["embed_tokens", "up_proj"]),
-    lora(modules_to_save=["lm_head", "embed_tokens", "norm"]),
-], ids=["layers", "dora", "head", "embedding", "saved modules"])
-@pytest.mark.parametrize("late", [False, True])
-def test_adapters_have_the_gradients_of_the_model_itself(session, made, late):
+ADAPTERS = {
+    "layers": lora(), "dora": lora(use_dora=True),
+    "head": lora(target_modules=["lm_head", "o_proj"]),
+    "embedding": lora(target_modules=["embed_tokens", "up_proj"]),
+    "saved modules": lora(modules_to_save=["lm_head", "embed_tokens", "norm"]),
+}
+
+
+@pytest.mark.parametrize("name, late", [
+    *((name, False) for name in ADAPTERS), ("saved modules", True),
+    ("head", True), *(deep(name, True) for name in (
+        "layers", "dora", "embedding"))])
+def test_adapters_have_the_gradients_of_the_model_itself(session, name, late):
     def adapted(model):
         torch.manual_seed(1)
-        model = get_peft_model(model, made)
+        model = get_peft_model(model, ADAPTERS[name])
         with torch.no_grad():  # new ones are zero in half
-            for name, parameter in model.named_parameters():
-                if "lora_" in name:
+            for key, parameter in model.named_parameters():
+                if "lora_" in key:
                     parameter.copy_(torch.randn_like(parameter) * 0.1)
         return model
 
@@ -215,6 +222,15 @@ def test_documents_described_twice_are_exact(session):
     assert_same(run(model, both), unstreamed(model, both))
 
 
+@pytest.fixture(scope="module")
+def streamed():
+    """One model for all calls that are refused."""
+    model = tiny()
+    stream = sluice.stream(model, chunk=16, quiet=True)
+    yield model, stream
+    stream.unstream()
+
+
 @pytest.mark.parametrize("change,names", [
     (dict(position_ids=None), "cu_seq_lens_q without position_ids"),
     (dict(position_ids=torch.arange(75)[None]), "cu_seq_lens_q, which does"),
@@ -222,9 +238,8 @@ def test_documents_described_twice_are_exact(session):
     (dict(seq_idx=torch.zeros(1, 75)), "seq_idx, which does not say"),
     (dict(attention_mask=torch.ones(1, 75)), "beside an attention_mask"),
 ], ids=str)
-def test_documents_that_do_not_agree_are_refused(session, change, names):
-    model = tiny()
-    stream = sluice.stream(model, session=session, chunk=16)
+def test_documents_that_do_not_agree_are_refused(streamed, change, names):
+    model, stream = streamed
     with pytest.raises(sluice.Unsupported, match=names):
         model(**packed(**change))
     assert stream.stats().host_bytes == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import signal
 import sys
@@ -111,6 +112,7 @@ def main() -> int:
     configs.tiny("llama")  # imports once what every child needs
     if not arguments.plain_only:
         import sluice.adapters.hf  # noqa: F401
+    gc.freeze()  # what is loaded is neither searched nor copied in children
     rows: list[judge.Row] = []
     walk = children.rows(
         names,

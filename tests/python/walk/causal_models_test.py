@@ -16,7 +16,7 @@ import time
 import pytest
 import torch
 import transformers
-from support import environment
+from support import DEEP, environment
 
 from walk import children, compare, configs, judge, plain
 
@@ -30,9 +30,11 @@ TABLES = {
 # mixtures of experts, learned positions, an encoder's and an encoder-decoder's
 # decoder; attention written out; masks of a model around the decoder; one that
 # mixes tokens by recurrence, one that picks its tokens.
+# Those of gradients/stream_test by themselves only with SLUICE_DEEP=1.
 QUICK = (
-    "bart bert deepseek_v3 deepseek_v32 falcon gemma2 gemma3 gpt2 gpt_neo"
-    " gpt_oss llama openai-gpt opt qwen3_moe qwen3_next starcoder2 xglm"
+    "bart bert deepseek_v32 falcon gemma3 gpt_neo llama openai-gpt opt"
+    " qwen3_moe qwen3_next starcoder2 xglm"
+    + DEEP * " deepseek_v3 gemma2 gpt2 gpt_oss"
 ).split()
 
 
