@@ -109,6 +109,7 @@ def by_scores(session: sluice.Session) -> None:
         "gemma2", sliding_window=24, query_pre_attn_scalar=8,
         attn_logit_softcapping=5.0, final_logit_softcapping=3.0),
         {"whole scores"})
+    whole_scores._ROWS = 10  # two strips of a chunk
     stepped(session, tiny(  # values narrower than keys
         "deepseek_v3", q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=4,
         qk_nope_head_dim=8, v_head_dim=8, head_dim=4, num_key_value_heads=4,
