@@ -22,6 +22,7 @@ stream::SettingsQuestion Question(const StepperContext& context) {
   q.stream.dtype = o.dtype;
   q.stream.alpha = o.alpha;
   q.stream.fractions = o.fractions;
+  q.stream.round_output = RoundsOutput(context);
   q.seq_len = o.seq_len;
   if (o.chunk > 0) q.chunk = std::min(o.chunk, o.seq_len);
   if (o.prefetch > 0) q.prefetch = o.prefetch;

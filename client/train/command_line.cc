@@ -126,6 +126,8 @@ void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
       ->capture_default_str();
   app.add_option("--dtype", raw.dtype, "fp32 or bf16")->capture_default_str();
   AddAttention(app, raw);
+  app.add_flag("--round-output", o.round_output,
+               "store attention's output in --dtype on sim too, as GPUs do");
   app.add_option("--ranks,--gpus", o.ranks,
                  "ranks to start, one per GPU (ignored where RANK is set "
                  "already)")

@@ -42,8 +42,8 @@ enum class Rows { kTokens, kHeads };
 // Elements of a row: of the hidden state, of this rank's q heads, of its k (or
 // v) heads, of the FFN; or one for each q head.
 enum class Width { kHidden, kQuery, kKey, kFfn, kPerHead };
-// fp32 whatever the dtype, or the dtype's.
-enum class Precision { kActivation, kFp32 };
+// The dtype's; fp32 whatever the dtype; or as StreamOptions::round_output says.
+enum class Precision { kActivation, kFp32, kOutput };
 // How long rows live: from a layer's forward to its backward, of every layer
 // at once; over the whole step, one set per layer and one more; or within one
 // layer's backward, in scratch that the next layer overwrites.
@@ -75,11 +75,9 @@ struct ClassTraits {
   bool of(const ModelShape& model) const { return !gated_only || model.gated; }
 };
 
-// o is fp32 in bf16 too: backward takes rowsum(dO o) from it, which must
-// cancel against the blocks' own sums (rounded to bf16 it was the largest error
-// of a GPT's gradients, in k's bias). k and v that are not kept travel in any
-// case, because later chunks read them: their rows can be dropped, which only
-// says that scratch holds them instead of memory of the layer's own.
+// k and v that are not kept travel in any case, because later chunks read them:
+// their rows can be dropped, which only says that scratch holds them instead of
+// memory of the layer's own.
 // clang-format off
 inline constexpr std::array<ClassTraits, kClassCount> kClasses = {{
     // class, name,
@@ -98,7 +96,7 @@ inline constexpr std::array<ClassTraits, kClassCount> kClasses = {{
      Rows::kHeads, Width::kKey, Precision::kActivation, Life::kLayer,
      Keep::kWhole, true, true, false, Segment::kQkvForward},
     {Class::kO, "attention_output",
-     Rows::kHeads, Width::kQuery, Precision::kFp32, Life::kLayer,
+     Rows::kHeads, Width::kQuery, Precision::kOutput, Life::kLayer,
      Keep::kWhole, false, false, false, {}},
     {Class::kLse, "lse",
      Rows::kHeads, Width::kPerHead, Precision::kFp32, Life::kLayer,

@@ -43,6 +43,11 @@ struct StreamOptions {
   int prefetch_depth = 2;  // slots of the block ring: one in use, the others
                            // in flight; 1 fetches nothing ahead
   BackwardOrder order = BackwardOrder::kKeysOuter;
+  // Attention's output is stored in the dtype: what GPUs' kernels round it to
+  // before they read it. Else in fp32: backward takes rowsum(dO o) from it,
+  // which must cancel against the blocks' own sums (rounded to bf16 it was the
+  // largest error of a GPT's gradients, in k's bias).
+  bool round_output = false;
   int64_t ffn_chunk_rows = 0;   // rows of one FFN call; 0: half a chunk's
   int64_t loss_chunk_rows = 0;  // rows of logits at a time; 0: by cost
                                 // (loss_rows.h)

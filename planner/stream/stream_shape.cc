@@ -15,6 +15,7 @@ StreamShape::StreamShape(const StreamOptions& options)
       vocab(options.model.vocab),
       dim(options.model.head_dim()),
       element(ElementBytes(options.dtype)),
+      output_element(options.round_output ? element : 4),
       prefetch_depth(options.prefetch_depth),
       order(options.order),
       gated(options.model.gated),
@@ -110,7 +111,7 @@ int64_t StreamShape::row_bytes(Class which) const {
   const ClassTraits& traits = Traits(which);
   if (traits.gated_only && !gated) return 0;
   if (!HasClass(order, which)) return 0;
-  const int64_t bytes = traits.precision == Precision::kFp32 ? 4 : element;
+  const int64_t bytes = element_of(traits.precision);
   switch (traits.width) {
     case Width::kHidden:
       return hidden * bytes;
@@ -169,7 +170,10 @@ RingSizes StreamShape::rings(Phase phase) const {
     case Phase::kForward:
       return {.staging = q + o + kv + lse + norm1 + post + x,
               .inputs = x,
-              .blocks = kv};
+              .blocks = kv,
+              .query_sum = output_element == 4
+                               ? 0
+                               : AlignSlot(rows(0) * q_heads * dim * 4)};
     case Phase::kTokens:
       return {.staging = std::max(d_o + x + dropped, y),
               .inputs = std::max(2 * x + o + post, y)};

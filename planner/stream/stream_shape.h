@@ -46,8 +46,9 @@ inline constexpr Phase kPhases[] = {Phase::kForward, Phase::kTokens,
 
 // Bytes of a slot (staging, inputs and outer have two slots, blocks and
 // gradients prefetch_depth), each large enough for the largest record of the
-// phase, and of the fp32 sums of a chunk. Backward's blocks: `outer` brings the
-// outer side, `blocks` the inner side, `gradients` what the inner side sums.
+// phase, and of the fp32 sums of a chunk: o where it is stored narrower, then
+// dq, dk and dv. Backward's blocks: `outer` brings the outer side, `blocks` the
+// inner side, `gradients` what the inner side sums.
 struct RingSizes {
   int64_t staging = 0, inputs = 0, blocks = 0, gradients = 0, outer = 0;
   int64_t query_sum = 0, key_sum = 0;  // one, and one each for k and v
@@ -101,6 +102,17 @@ class StreamShape {
   // The chunks a step runs: all of them, or a probe's.
   std::vector<int64_t> active_chunks() const;
 
+  int64_t element_of(Precision precision) const {
+    switch (precision) {
+      case Precision::kActivation:
+        return element;
+      case Precision::kOutput:
+        return output_element;
+      case Precision::kFp32:
+        break;
+    }
+    return 4;
+  }
   // Bytes of one row of a class; 0: this model or order has no such class.
   int64_t row_bytes(Class which) const;
   // Rows of chunk m that this rank has of a class, and their bytes; the bytes
@@ -152,6 +164,7 @@ class StreamShape {
   int64_t hidden, ffn, vocab, dim;
   int64_t q_heads, kv_heads;  // this rank's, kv after expansion
   int64_t element;            // bytes of an activation
+  int64_t output_element;     // of attention's output, as it is stored
   int prefetch_depth;
   BackwardOrder order;
   int64_t ffn_rows;  // of one call

@@ -270,6 +270,8 @@ void TransientMath::AttendBlockBackward(const BlockSize& b, bool causal) const {
   const int64_t dim = model_.head_dim();
   const Tensor q = ToFp32(b.queries * b.q_heads * dim),
                d_o = ToFp32(b.queries * b.q_heads * dim),
+               o = output_element_ < 4 ? MakeFp32(b.queries * b.q_heads * dim)
+                                       : Tensor(),
                k = ToFp32(b.keys * b.kv_heads * dim),
                v = ToFp32(b.keys * b.kv_heads * dim);
   if (!causal) return Backward(b);

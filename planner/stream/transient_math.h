@@ -18,10 +18,15 @@ namespace sluice::stream {
 class TransientMath {
  public:
   using Tensor = TransientHeap::Tensor;
-  // What rows are made of: bytes of an element of weights and activations.
+  // What rows are made of: bytes of an element of weights and activations, and
+  // of attention's stored output.
   TransientMath(TransientHeap* heap, const ModelShape& model, int64_t element,
-                const Kernels& kernels)
-      : heap_(*heap), model_(model), element_(element), kernels_(kernels) {}
+                int64_t output_element, const Kernels& kernels)
+      : heap_(*heap),
+        model_(model),
+        element_(element),
+        output_element_(output_element),
+        kernels_(kernels) {}
 
   Tensor Make(int64_t elements) const {
     return heap_.Take(elements * element_);
@@ -85,7 +90,7 @@ class TransientMath {
 
   TransientHeap& heap_;
   const ModelShape& model_;
-  const int64_t element_;
+  const int64_t element_, output_element_;
   const Kernels kernels_;
 };
 

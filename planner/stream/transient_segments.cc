@@ -97,7 +97,9 @@ Tensor TransientSegments::Project(Class which, int64_t rows) {
 // o in the activations' type, and in token layout.
 TransientSegments::Output TransientSegments::OutputHome() {
   Output o;
-  o.heads = math_.FromFp32(shape_.rows(m_) * shape_.q_heads * shape_.dim);
+  if (shape_.output_element != shape_.element) {
+    o.heads = math_.FromFp32(shape_.rows(m_) * shape_.q_heads * shape_.dim);
+  }
   if (shape_.ranks > 1) o.tokens = math_.Make(local_ * query());
   Exchange(Carry(1, 0, shape_.element), Towards::kTokens);
   return o;

@@ -37,7 +37,7 @@ class TransientSegments {
         heads_(heads),
         m_(m),
         local_(shape.local(m)),
-        math_(&heap_, model_, shape.element, kernels) {}
+        math_(&heap_, model_, shape.element, shape.output_element, kernels) {}
 
   // The tallest heap of a segment of chunk m.
   int64_t Peak(Segment which) {

@@ -41,7 +41,8 @@ stream::StreamOptions StreamOptionsOf(const Request& request,
       .layout =
           stream::ChunkLayout(request.seq_len, settings.chunk, settings.sp),
       .dtype = stream::Dtype::kBf16,
-      .alpha = settings.alpha};
+      .alpha = settings.alpha,
+      .round_output = true};
   const auto moved = [&options](stream::BackwardOrder order) {
     options.order = order;
     const Traffic blocks = stream::CountTraffic(StreamShape(options)).blocks;

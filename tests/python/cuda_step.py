@@ -27,8 +27,9 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sluice
-from sluice import gpu_blocks, whole_scores
+from sluice import blocks, gpu_blocks, whole_scores
 from sluice.arena import HostArena
+from sluice.attention import Site
 from sluice.intervals import Whole
 
 GPU = torch.device("cuda", 0)
@@ -226,6 +227,34 @@ def rounded(session: sluice.Session) -> None:
 
 def by_efficient(session: sluice.Session) -> None:
     in_bf16(session, tiny("qwen3"), {"efficient"}, kernel="efficient")
+
+
+def rounded_output(session: sluice.Session) -> None:
+    """o lies in the host in bf16, as its kernels read it: the gradients are
+    those with o in fp32 there, to the bit."""
+    inputs, found = batch(length=LENGTH), []
+    for wide in blocks.READ_WIDE, blocks.READ_WIDE | {"flash"}:
+        model = tiny("qwen3").bfloat16().to(GPU)
+        nbytes: list[int] = []
+        keep = Site.keep_o
+
+        def counted(site: Site, *kept: torch.Tensor, keep=keep,
+                    nbytes=nbytes) -> None:
+            keep(site, *kept)
+            nbytes.append(site.o[-1].nbytes)
+        with mock.patch.object(blocks, "READ_WIDE", wide), \
+                mock.patch.object(Site, "keep_o", counted):
+            stream = sluice.stream(model, session=session, chunk=16, quiet=True)
+            nbytes.clear()  # of the probe
+            got = on_cpu(run(model, on(GPU, inputs)))
+            found.append((sum(nbytes), got))
+            stream.unstream()
+    (narrow, ours), (wide_bytes, theirs) = found
+    # A row of a head has 8 elements and an lse.
+    assert narrow * (4 * 8 + 4) == wide_bytes * (2 * 8 + 4), narrow
+    assert ours.loss == theirs.loss
+    for name, gradient in theirs.gradients.items():
+        assert torch.equal(ours.gradients[name], gradient), name
 
 
 def layouts(session: sluice.Session) -> None:

@@ -110,6 +110,7 @@ StepCase RandomStep(uint64_t seed) {
   c.stream.prefetch_depth = static_cast<int>(dice.Of(1, 4));
   if (dice.Once(3)) c.stream.ffn_chunk_rows = dice.Of(1, c.chunk + 5);
   if (dice.Once(2)) c.stream.loss_chunk_rows = dice.Of(1, 3 * c.chunk);
+  c.stream.round_output = dice.Once(2);
   return c;
 }
 
@@ -120,7 +121,7 @@ std::string ToString(const StepCase& c) {
       "{} layers, hidden {}, {} heads of {}, {} kv heads, ffn {}{}, vocab "
       "{}{}, "
       "{}, {}, biases{}{}{}{}{}; {} tokens in chunks of {} on {} ranks, {}, "
-      "{} outer, prefetch {}, ffn rows {}, loss rows {}, alpha {}",
+      "{} outer, prefetch {}, ffn rows {}, loss rows {}, alpha {}{}",
       m.layers, m.hidden, m.heads, m.head_dim(), m.kv_heads, m.ffn,
       m.gated ? " gated" : "", m.vocab, m.tied ? " tied" : "",
       m.norm == stream::NormKind::kRmsNorm ? "RMSNorm" : "LayerNorm",
@@ -130,7 +131,8 @@ std::string ToString(const StepCase& c) {
       c.dtype == at::kFloat ? "fp32" : "bf16",
       c.stream.order == stream::BackwardOrder::kKeysOuter ? "keys" : "queries",
       c.stream.prefetch_depth, c.stream.ffn_chunk_rows,
-      c.stream.loss_chunk_rows, c.stream.alpha);
+      c.stream.loss_chunk_rows, c.stream.alpha,
+      c.stream.round_output ? ", o rounded" : "");
   for (const auto& [name, f] : c.stream.fractions) {
     line += fmt::format(", {} keep {} swap {}", name, f.keep, f.swap);
   }

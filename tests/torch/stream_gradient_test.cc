@@ -68,6 +68,10 @@ stream::StreamOptions QueriesOuter(double alpha, int depth = 2) {
           .prefetch_depth = depth,
           .order = stream::BackwardOrder::kQueriesOuter};
 }
+stream::StreamOptions Rounded(stream::StreamOptions options) {
+  options.round_output = true;
+  return options;
+}
 
 // dv stays, dk goes over a slow link: its slot is in use until it is out.
 StepCase OneOfTwoSumsResident() {
@@ -241,6 +245,25 @@ TEST(StreamedStep, IsTheSameHoweverSlowTheLink) {
   }
 }
 
+// Its kernels round what they read of o themselves.
+TEST(StreamedStep, OnAGpuARoundedOutputChangesNoBit) {
+  if (!OnCuda()) GTEST_SKIP() << "sim's blocks read o in fp32";
+  for (const stream::StreamOptions& stream : {Alpha(0.5), QueriesOuter(0)}) {
+    StepCase c{Llama(4, 2), 71, 16, 2, stream};
+    c.dtype = at::kBFloat16;
+    const StepData data = MakeStepData(c, 5);
+    StepOutcome whole = RunStep(c, data);
+    c.stream.round_output = true;
+    StepOutcome rounded = RunStep(c, data);
+    EXPECT_EQ(whole.loss_sum, rounded.loss_sum);
+    const auto a = NamedTensors(c.model, whole.gradients);
+    const auto b = NamedTensors(c.model, rounded.gradients);
+    for (size_t i = 0; i < a.size(); ++i) {
+      EXPECT_TRUE(a[i].tensor->equal(*b[i].tensor)) << a[i].name;
+    }
+  }
+}
+
 TEST(StreamedStepOracle, TakesANaNForTheWorstErrorWhateverFollowsIt) {
   const stream::ModelShape model = Llama();
   ModelTensors gradients = ZeroTensors(model, at::kFloat, at::kCPU);
@@ -291,6 +314,10 @@ INSTANTIATE_TEST_SUITE_P(
         Named{"Grouped", {Llama(4, 2), 71, 16, 2, Alpha(0.5)}},
         Named{"Gpt", {Gpt(), 71, 16, 1, Alpha(1)}},
         Named{"GptManyChunks", {Gpt(), 63, 5, 1, Alpha(1)}},
+        Named{"RoundedOutput", {Llama(4, 2), 71, 16, 2, Rounded(Alpha(0.5))}},
+        Named{"RoundedOutputQueriesOuter",
+              {Llama(4, 2), 71, 13, 2, Rounded(QueriesOuter(0.25))}},
+        Named{"RoundedOutputGpt", {Gpt(), 63, 5, 1, Rounded(Alpha(1))}},
         Named{"TailOfOneToken", {Llama(4, 2), 65, 16}},
         Named{"QueriesOuter", {Llama(4, 2), 71, 13, 2, QueriesOuter(0.25)}},
         Named{"ThreeOfTwelve", {Llama(12, 12), 77, 16, 3, Alpha(0.4)}},

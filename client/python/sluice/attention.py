@@ -21,7 +21,7 @@ from sluice import blocks
 from sluice.errors import Unsupported
 from sluice.gpu_blocks import Kernel
 from sluice.intervals import Intervals, Piece
-from sluice.precision import widened
+from sluice.precision import wide_dtype, widened
 
 if TYPE_CHECKING:
     from sluice.arena import HostArena, HostTensor
@@ -42,7 +42,7 @@ class Site:
     # k and v side by side, which are copied as one: [B, Hkv, c, D + Dv].
     kv: list[HostTensor] = field(default_factory=list)
     widths: tuple[int, int] = (0, 0)  # D, Dv
-    # o [B, c, H, Dv], as layers want it, and then lse [B, H, c], in one row.
+    # The bytes of lse [B, H, c] and then of o [B, c, H, Dv], as layers want it.
     o: list[HostTensor] = field(default_factory=list)
     dkv: dict[int, HostTensor] = field(default_factory=dict)  # fp32
 
@@ -62,16 +62,20 @@ class Site:
             self.widths, -1)
 
     def keep_o(self, o: Tensor, lse: Tensor) -> None:
-        self.o.append(self.arena.put(torch.cat((
-            o.transpose(1, 2).reshape(-1), lse.reshape(-1)))))
+        """o in the dtype of q, or as lse in one that is wide."""
+        self.o.append(self.arena.put(torch.cat([
+            part.reshape(-1).view(torch.uint8)
+            for part in (lse, o.transpose(1, 2))])))
 
     def fetch_o(self, chunk: int, q: Tensor) -> tuple[Tensor, Tensor]:
         """o, lse of a chunk, whose q is given."""
-        rows = q.shape[:-1]  # B, H, c
-        o, lse = self.arena.get(self.o[chunk], q.device).split_with_sizes(
-            (rows.numel() * self.widths[1], rows.numel()))
+        rows, wide = q.shape[:-1], wide_dtype(q)  # B, H, c
+        both = self.arena.get(self.o[chunk], q.device)
+        nbytes = rows.numel() * wide.itemsize
+        lse, o = both.split_with_sizes((nbytes, both.numel() - nbytes))
+        o = o.view(wide if o.numel() == nbytes * self.widths[1] else q.dtype)
         return o.view(rows[0], rows[2], rows[1], -1).transpose(1, 2), (
-            lse.view(rows))
+            lse.view(wide).view(rows))
 
     def add(self, chunk: int, dk: Tensor, dv: Tensor) -> None:
         """To the gradients of an earlier chunk's k and v."""
@@ -184,30 +188,34 @@ def _forward(question: Question, q: Tensor, k: Tensor, v: Tensor,
     site.widths = k.shape[-1], v.shape[-1]
     site.kv.append(site.arena.put(torch.cat((k, v), -1)))
     seen = None  # o and, in double, lse of what the rows have seen so far
+    kernels: set[str] = set()
     walk = question.walk()
     for n, (i, pieces) in enumerate(walk):
         if n + 1 < len(walk) and walk[n + 1][0] < m:
             site.prefetch(walk[n + 1][0], q.device)
         ki, vi = (k, v) if i == m else site.fetch(i, q.device)
         for piece in pieces:
-            seen = _with_piece(question, piece, seen, q, ki, vi)
+            seen = _with_piece(question, piece, seen, q, ki, vi, kernels)
     site.blocks_run += len(walk)
+    site.kernels |= kernels
     # Rows of padding may see nothing of any chunk.
     o, lse = blocks.nothing(q, v) if seen is None else seen
     if sinks is not None:
         lse = blocks.sink(o, lse, sinks)
-    site.keep_o(o, lse.to(o.dtype))
+    rounded = sinks is None and not kernels & blocks.READ_WIDE
+    site.keep_o(o.to(q.dtype) if rounded else o, lse.to(o.dtype))
     return o
 
 
 def _with_piece(question: Question, piece: Piece,
                 seen: tuple[Tensor, Tensor] | None, q: Tensor, k: Tensor,
-                v: Tensor) -> tuple[Tensor, Tensor]:
-    """(o, lse) of what the rows have seen so far and of a piece."""
+                v: Tensor, kernels: set[str]) -> tuple[Tensor, Tensor]:
+    """(o, lse) of what the rows have seen so far and of a piece, whose kernel
+    is one of `kernels` then."""
     b, r, c, mask = piece
     site = question.site
-    site.kernels.add(blocks.kernel_of(q, k[b, :, c], v, mask, question.scores,
-                                      site.kernel))
+    kernels.add(blocks.kernel_of(q, k[b, :, c], v, mask, question.scores,
+                                 site.kernel))
     if piece.is_whole_block:
         o, lse = blocks.forward(q, k, v, mask, question.scores, site.kernel)
         return (o, lse.double()) if seen is None else (

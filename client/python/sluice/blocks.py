@@ -31,6 +31,8 @@ from sluice.precision import wide_dtype, widened
 from sluice.whole_scores import Mask, Scores
 
 _CPU, _SCORES = "flash on the CPU", "whole scores"
+# A GPU's kernels read o as rounded to the dtype of q; these do not.
+READ_WIDE = {_CPU, _SCORES}
 _NOTHING = -math.inf  # lse of a row that saw no key yet
 # Rows of a strip, and of the causal blocks that are cut: of more rows the
 # kernel takes 256 at a time, and leaves out most tiles that nobody sees.

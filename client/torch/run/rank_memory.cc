@@ -120,6 +120,12 @@ std::string RankMemory::KernelName(at::ScalarType type,
   return (*backend)->KernelName(type, head_dim);
 }
 
+bool RankMemory::rounds_output() const {
+  const auto backend = FindBackend(device());  // as above
+  SLUICE_CHECK(backend.ok());
+  return !(*backend)->traits().blocks_in_fp32;
+}
+
 absl::Status RankMemory::LeaseStage() {
   SLUICE_ASSIGN_OR_RETURN(pinned_, LeaseHost(HostStage::kSize));
   stage_.emplace(pinned_->data(), pinned_->size());

@@ -64,6 +64,8 @@ class RankMemory {
   std::byte* data() const { return region_->data(); }
   // What computes attention of this dtype and head size, for who reports it.
   std::string KernelName(at::ScalarType type, int64_t head_dim) const;
+  // They read attention's output as rounded to the model's dtype.
+  bool rounds_output() const;
   // From now on torch's allocations come from here; the first are what a GPU's
   // libraries keep (workspaces.h), for which ResourceExhausted: no room. By the
   // thread that will compute.

@@ -77,6 +77,14 @@ class StreamState final : public StreamContext {
   FetchRing& blocks() { return rings_->blocks; }
   FetchRing& gradients() { return rings_->gradients; }
   FetchRing& outer() { return rings_->outer; }
+  // Attention's output is stored so.
+  at::ScalarType output_type() const {
+    return shape.output_element == 4 ? at::kFloat : dtype;
+  }
+  // Chunk m's in forward, fp32, where it is stored narrower.
+  at::Tensor output_sum(int64_t m) {
+    return rings_->query_sum.narrow(0, 0, shape.rows(m));
+  }
   // Chunk m's fp32 gradients in the attention phase: dq, dk, dv. The outer
   // side's are summed here, and the inner side's come here when they are whole.
   at::Tensor query_sum(int64_t m) {

@@ -97,7 +97,7 @@ QueryRows AttentionBackward::TakeQueries(Slot& slot, int64_t j) const {
                                         shape_.dim};
   QueryRows queries;
   queries.q = slot.Take(sizes, state_.dtype);
-  queries.output = slot.Take(sizes, at::kFloat);
+  queries.output = slot.Take(sizes, state_.output_type());
   queries.lse = slot.Take({shape_.q_heads, shape_.rows(j)}, at::kFloat);
   queries.output_gradient = slot.Take(sizes, state_.dtype);
   return queries;

@@ -94,7 +94,8 @@ Backward::PostInputs Backward::TakePost(Slot& slot, int64_t m) {
   PostInputs in;
   in.dy = slot.Take({shape_.local(m), hidden}, type);
   in.x = slot.Take({shape_.local(m), hidden}, type);
-  in.o = slot.Take({shape_.rows(m), shape_.q_heads, shape_.dim}, at::kFloat);
+  in.o = slot.Take({shape_.rows(m), shape_.q_heads, shape_.dim},
+                   state_.output_type());
   in.x2 = state_.Read(layer_, stream::Class::kX2, m, slot);
   in.norm2 = state_.Read(layer_, stream::Class::kNorm2, m, slot);
   in.up = state_.Read(layer_, stream::Class::kUp, m, slot);

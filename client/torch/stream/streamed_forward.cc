@@ -67,7 +67,8 @@ Heads Forward::TakeHeads(int64_t m) {
   heads.q = take(stream::Class::kQ, {rows, shape_.q_heads, dim}, type);
   heads.k = take(stream::Class::kK, {rows, shape_.kv_heads, dim}, type);
   heads.v = take(stream::Class::kV, {rows, shape_.kv_heads, dim}, type);
-  heads.o = take(stream::Class::kO, {rows, shape_.q_heads, dim}, at::kFloat);
+  heads.o = take(stream::Class::kO, {rows, shape_.q_heads, dim},
+                 state_.output_type());
   heads.lse = take(stream::Class::kLse, {shape_.q_heads, rows}, at::kFloat);
   return heads;
 }
@@ -158,8 +159,13 @@ absl::Status Forward::Chunk(int64_t m) {
   SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
   const Heads heads = TakeHeads(m);
   SLUICE_RETURN_IF_ERROR(Project(m, x, heads));
-  at::Tensor output = heads.o;  // summed where it is sent from
-  SLUICE_RETURN_IF_ERROR(attention_.Run(m, heads, output));
+  if (heads.o.scalar_type() == at::kFloat) {
+    SLUICE_RETURN_IF_ERROR(attention_.Run(m, heads, heads.o));
+  } else {
+    const at::Tensor sum = state_.output_sum(m);
+    SLUICE_RETURN_IF_ERROR(attention_.Run(m, heads, sum));
+    heads.o.copy_(sum);
+  }
   state_.staging().Send(heads.o,
                         state_.store.saved(layer_, stream::Class::kO, m));
   state_.staging().Send(heads.lse,

@@ -150,7 +150,7 @@ absl::Status CheckFlags(const std::string& folder, const RunOptions& options) {
 }
 
 std::string PlanKey(const RunOptions& o, int ranks, Bytes hbm,
-                    const std::string& attention) {
+                    const std::string& attention, bool rounds_output) {
   Json key = ModelFlags(o);
   key["--seq-len"] = o.seq_len;
   key["--chunk"] = o.chunk;
@@ -165,6 +165,7 @@ std::string PlanKey(const RunOptions& o, int ranks, Bytes hbm,
   if (o.resident) key["resident"] = true;
   // Each kernel has its own buffers.
   if (!attention.empty()) key["--attention"] = attention;
+  if (rounds_output) key["--round-output"] = true;
   key["ranks"] = ranks;
   key["hbm"] = hbm.count();
   return key.dump();

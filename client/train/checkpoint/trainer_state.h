@@ -51,9 +51,10 @@ absl::StatusOr<StateFile> ReadState(const std::string& folder);
 absl::Status CheckFlags(const std::string& folder, const RunOptions& options);
 
 // What a saved plan was made for; another text means another plan. `attention`:
-// a GPU's kernel (RankMemory::KernelName), empty on a simulated one.
+// a GPU's kernel (RankMemory::KernelName), empty on a simulated one;
+// `rounds_output`: RoundsOutput of step/stepper.h.
 std::string PlanKey(const RunOptions& options, int ranks, Bytes hbm,
-                    const std::string& attention);
+                    const std::string& attention, bool rounds_output);
 // Why a plan with the key `saved` is none for `wanted`, in words.
 std::string WhyAnotherKey(const std::string& saved, const std::string& wanted);
 // What such a key was written with; none: a key of before, or no key.

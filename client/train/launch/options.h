@@ -44,6 +44,7 @@ struct RunOptions {
   bool keep = true;               // false: the planner keeps no rows on the GPU
   Dtype dtype = Dtype::kFp32;
   AttentionKernel attention = AttentionKernel::kAuto;
+  bool round_output = false;  // on sim too; see stream::StreamOptions
   int ranks = 1;
   int threads = 1;  // of ATen, per rank
   int64_t steps = 10;

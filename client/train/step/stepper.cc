@@ -118,6 +118,7 @@ runtime::StreamedStepper::Options StreamedOptions(
                  .fractions = o.fractions,
                  .prefetch_depth = o.prefetch,
                  .order = o.order.value_or(stream::BackwardOrder::kKeysOuter),
+                 .round_output = RoundsOutput(context),
                  .probe = o.probe},
       .may_keep = o.keep,
       .keep_everything = o.resident,
@@ -184,6 +185,12 @@ runtime::RunContext RunContextOf(const StepperContext& context,
           .collectives = context.collectives,
           .weights = weights,
           .watch = context.watch};
+}
+
+bool RoundsOutput(const StepperContext& context) {
+  const RunOptions& o = *context.options;
+  return o.dtype != Dtype::kFp32 &&
+         (o.round_output || context.memory->rounds_output());
 }
 
 bool WantsTrace(const StepperContext& context) {

@@ -94,6 +94,9 @@ class Stepper {
 absl::StatusOr<std::unique_ptr<Stepper>> MakeStepper(
     const StepperContext& context, const runtime::SavedPlan* saved);
 
+// Attention's output is stored in the dtype: on GPUs, or by --round-output.
+bool RoundsOutput(const StepperContext& context);
+
 // The timeline that --trace writes is rank 0's.
 bool WantsTrace(const StepperContext& context);
 

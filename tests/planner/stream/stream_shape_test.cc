@@ -82,6 +82,30 @@ TEST(StreamShape, WhereEverythingIsKeptThereIsNoRoomToMoveThings) {
   EXPECT_GT(StreamShape(options).host_bytes(), 0);
 }
 
+// Half of o, in bf16, of every layer; its blocks are summed in fp32 beside it.
+TEST(StreamShape, ARoundedOutputHasTheActivationsBytes) {
+  StreamOptions options{.model = Llama({.layers = 3,
+                                        .hidden = 32,
+                                        .heads = 4,
+                                        .kv_heads = 2,
+                                        .ffn = 44,
+                                        .vocab = 50}),
+                        .layout = ChunkLayout(64, 16, 2),
+                        .dtype = Dtype::kBf16};
+  const StreamShape exact(options);
+  options.round_output = true;
+  const StreamShape rounded(options);
+  EXPECT_EQ(exact.row_bytes(Class::kO), 2 * 8 * 4);
+  EXPECT_EQ(rounded.row_bytes(Class::kO), 2 * 8 * 2);
+  EXPECT_EQ(rounded.row_bytes(Class::kLse), exact.row_bytes(Class::kLse));
+  EXPECT_EQ(exact.host_bytes() - rounded.host_bytes(), 3 * 64 * 2 * 8 * 2);
+  EXPECT_EQ(exact.rings(Phase::kForward).query_sum, 0);
+  EXPECT_EQ(rounded.rings(Phase::kForward).query_sum, 16 * 2 * 8 * 4);
+  options.dtype = Dtype::kFp32;
+  EXPECT_EQ(StreamShape(options).row_bytes(Class::kO), 2 * 8 * 4);
+  EXPECT_EQ(StreamShape(options).rings(Phase::kForward).query_sum, 0);
+}
+
 TEST(Fractions, WhatNoModelHasIsRefusedInOneLine) {
   const auto complaint = [](const FractionMap& fractions,
                             const ModelShape& model = {}) {

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "planner/train/constants.h"
 #include "planner/train/search.h"
 #include "tests/support/status_matchers.h"
 
@@ -11,18 +12,21 @@ namespace sluice::planner::train {
 namespace {
 
 constexpr int64_t kKibi = 1 << 10;
-// Of tokens per second. The desk is 12 % fast at 64K (it has no optimizer's
-// launches, no loss's elementwise kernels), 4 and 8 % slow at 256K and 512K
-// (attention's speed is of other heads); was 41 % fast, 2 % fast and 5 % slow
-// where copies that nothing hides and the run's own kernels were not counted.
-constexpr double kTolerance = 0.13;
+// Of tokens per second. The desk is 14 % fast at 64K (it has no optimizer's
+// launches, no loss's elementwise kernels, and o in bf16, which the runs copied
+// in fp32), 4 and 8 % slow at 256K and 512K (attention's speed is of other
+// heads); was 41 % fast, 2 % fast and 5 % slow where copies that nothing hides
+// and the run's own kernels were not counted.
+constexpr double kTolerance = 0.14;
 
-Request OnTheH100(int64_t seq_len) {
+// `hbm`: what the run was given of the GPU.
+Request OnTheH100(int64_t seq_len, double hbm) {
   std::ifstream in(SLUICE_MEASURED "/nvidia-h100-80gb-hbm3/profile.toml");
   std::stringstream text;
   text << in.rdbuf();
   absl::StatusOr<Hardware> hardware = ReadHardware(text.str(), "profile.toml");
   EXPECT_TRUE(hardware.ok()) << hardware.status();
+  hardware->memory_bytes = hbm / kLeasedMemory;
   return {.model = stream::Llama({.layers = 4,
                                   .hidden = 2048,
                                   .heads = 16,
@@ -36,12 +40,16 @@ Request OnTheH100(int64_t seq_len) {
 }
 
 TEST(MeasuredSteps, OfAnH100AreAsTheDeskSays) {
-  const std::pair<int64_t, double> tokens_per_s[] = {
-      {64 * kKibi, 65513}, {256 * kKibi, 28972}, {512 * kKibi, 16143}};
-  for (const auto& [seq_len, measured] : tokens_per_s) {
+  struct Run {
+    int64_t seq_len;
+    double hbm_gib, tokens_per_s;
+  };
+  for (const auto& [seq_len, hbm, measured] :
+       {Run{64 * kKibi, 12, 65513}, Run{256 * kKibi, 16, 28972},
+        Run{512 * kKibi, 16, 16143}}) {
     SLUICE_ASSERT_OK_AND_ASSIGN(
-        const Estimate desk,
-        BestEstimate(OnTheH100(seq_len), {.chunk = 16 * kKibi}));
+        const Estimate desk, BestEstimate(OnTheH100(seq_len, hbm * (1 << 30)),
+                                          {.chunk = 16 * kKibi}));
     const double times = desk.tokens_per_gpu_per_s / measured;
     std::printf("%lldK: desk %.0f, measured %.0f tokens/s: %+.1f %%\n",
                 static_cast<long long>(seq_len / kKibi),
@@ -51,7 +59,7 @@ TEST(MeasuredSteps, OfAnH100AreAsTheDeskSays) {
 }
 
 TEST(MeasuredSteps, TheProfilesAttentionIsOfOtherHeadsAndSaysSo) {
-  const Request request = OnTheH100(64 * kKibi);
+  const Request request = OnTheH100(64 * kKibi, 80e9);
   EXPECT_EQ(request.hardware.attention_head_dim, 64);
   EXPECT_TRUE(request.hardware.OtherHeads(request.model.head_dim()));
 }

@@ -32,6 +32,7 @@ def node(tmp_path, loaded):
 
 @pytest.mark.parametrize("what", ["device", "host", "swapped", "windows",
                                   "streams", "handover", "rounded", "slots",
+                                  "rounded_output",
                                   "by_efficient", "by_cudnn", "layouts",
                                   "by_scores", "no_kernel", "by_flash_through_windows"])
 def test_a_step_is_the_models_own_and_ordered(node, what):
