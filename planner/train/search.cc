@@ -42,6 +42,25 @@ std::vector<int64_t> Chunks(const Request& request,
   return chunks;
 }
 
+// Where alpha is open everything may also stay in HBM, as the run tries it
+// (planner/stream/settings.h).
+std::vector<Settings> Placements(const Request& request,
+                                 const GivenSettings& given,
+                                 Settings settings) {
+  std::vector<Settings> all;
+  if (request.method == Method::kSluice && !given.alpha) {
+    settings.alpha = 1;
+    settings.resident = true;
+    all.push_back(settings);
+    settings.resident = false;
+  }
+  for (const double alpha : Alphas(request, given)) {
+    settings.alpha = alpha;
+    all.push_back(settings);
+  }
+  return all;
+}
+
 // By how much the worse memory is overdrawn; 1 or less: it fits.
 double Overdraft(const Estimate& estimate) {
   double worst = estimate.gpu_peak_bytes / estimate.gpu_usable_bytes;
@@ -84,12 +103,12 @@ absl::StatusOr<Estimate> BestEstimate(const Request& request,
   bool first = true;
   for (Settings settings : *candidates) {
     for (const int64_t chunk : Chunks(request, given)) {
-      for (const double alpha : Alphas(request, given)) {
-        const HostMemoryKey key{settings.sp, chunk, alpha};
-        if ((no_heads && !first) || host_full.contains(key)) continue;
-        settings.chunk = chunk;
-        settings.alpha = alpha;
-        Estimate estimate = EstimateStep(request, settings);
+      settings.chunk = chunk;
+      for (const Settings& placed : Placements(request, given, settings)) {
+        const HostMemoryKey key{placed.sp, chunk, placed.alpha};
+        if (no_heads && !first) continue;
+        if (!placed.resident && host_full.contains(key)) continue;
+        Estimate estimate = EstimateStep(request, placed);
         if (HostIsFull(request, estimate)) host_full.insert(key);
         if (first || Better(estimate, best)) best = std::move(estimate);
         first = false;

@@ -30,7 +30,8 @@ struct Settings {
   // memo, sluice: fraction of the tokens whose other skeletal tensors stay in
   // host memory; the rest is recomputed.
   double alpha = 0;
-  int64_t chunk = 0;  // fpdt, sluice: tokens over all ranks
+  bool resident = false;  // sluice: all of it stays in HBM, and nothing moves
+  int64_t chunk = 0;      // fpdt, sluice: tokens over all ranks
   // Transient addresses come from a memory plan rather than from a caching
   // allocator. The method's own choice but for MEMO's ablation.
   bool memory_plan = false;

@@ -3,6 +3,7 @@
 // sequence but ids and labels. Bytes are those of planner/stream, by which the
 // runtime itself allocates and copies; only the times are modelled here.
 
+#include "planner/stream/fractions.h"
 #include "planner/stream/host_stage.h"
 #include "planner/stream/layer_time.h"
 #include "planner/stream/schedule.h"
@@ -43,6 +44,10 @@ stream::StreamOptions StreamOptionsOf(const Request& request,
       .dtype = stream::Dtype::kBf16,
       .alpha = settings.alpha,
       .round_output = true};
+  if (settings.resident) {
+    options.fractions = stream::KeepEverything(options.model);
+    return options;
+  }
   const auto moved = [&options](stream::BackwardOrder order) {
     options.order = order;
     const Traffic blocks = stream::CountTraffic(StreamShape(options)).blocks;
@@ -172,6 +177,7 @@ StepParts SluiceStep(const Request& request, const Settings& settings) {
 
   GpuMemory& memory = parts.memory;
   memory.states = StreamStates(request, settings);
+  memory.skeletal = double(shape.kept_bytes() + shape.resident_bytes());
   memory.transient = double(stream::TransientBytes(options).count());
   memory.buffers = double(shape.ring_bytes()) +
                    kIdBytes * double(shape.layout.total_local_rows(0));

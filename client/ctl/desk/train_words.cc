@@ -167,6 +167,7 @@ nlohmann::ordered_json SettingsJson(const Request& request, const Settings& s) {
                                  {"zero", s.zero}};
   json["alpha"] = Swapped(method) ? nlohmann::ordered_json(s.alpha) : nullptr;
   json["chunk"] = Chunked(method) ? nlohmann::ordered_json(s.chunk) : nullptr;
+  if (s.resident) json["resident"] = true;
   return json;
 }
 
@@ -181,7 +182,11 @@ std::string SettingsText(const Request& request, const Settings& s) {
     if (degree > 1) add(fmt::format("{} {}", name, degree));
   }
   add(fmt::format("ZeRO {}", s.zero));
-  if (Swapped(request.method)) add(fmt::format("alpha {:.4g}", s.alpha));
+  if (s.resident) {
+    add("everything kept on the GPU");
+  } else if (Swapped(request.method)) {
+    add(fmt::format("alpha {:.4g}", s.alpha));
+  }
   if (Chunked(request.method)) add("chunk " + TokensText(s.chunk));
   return text;
 }
