@@ -79,7 +79,7 @@ absl::Status AddGpus(const Config& config, const std::string& root,
   }
   if (!sim) {
     const int nodes = NumaNodes(devices);
-    const Bytes pool = MemoryOfMachine(root) / 2 / nodes;
+    const Bytes pool = Pinnable(MemoryOfMachine(root)) / nodes;
     for (int i = 0; i < nodes; ++i) {
       node.config.hosts.push_back({NumaIndex(i), pool});
     }

@@ -3,10 +3,10 @@
 // Defaults where the configuration says nothing:
 //   sim    made in `runtime_dir`/sim from [sim]; all of it goes to the pools
 //   cuda   a GPU's pool is its memory but the larger of 1 GiB and 6 %, which
-//          contexts and libraries need; the host pools are half of the
-//          machine's memory, or of its cgroup's limit; its links are what sysfs
-//          tells (pci_links.h); their speeds are not known but where [cuda]
-//          says
+//          contexts and libraries need; the host pools are what may be
+//          pinned of the machine's memory, or of its cgroup's limit (Pinnable,
+//          proto/base/cgroup.h); its links are what sysfs tells (pci_links.h);
+//          their speeds are not known but where [cuda] says
 #pragma once
 
 #include <functional>

@@ -12,6 +12,7 @@
 #include "planner/train/constants.h"
 #include "planner/train/layer.h"
 #include "planner/train/sequence_parallel.h"
+#include "proto/base/cgroup.h"
 
 namespace sluice::planner::train {
 namespace {
@@ -193,7 +194,8 @@ StepParts SluiceStep(const Request& request, const Settings& settings) {
   const Bytes stage = settings.zero < 2 ? stream::kHostStageBytes : Bytes(0);
   parts.host_bytes_per_node =
       double(shape.host_bytes() + stage.count()) * GpusInNode(request);
-  parts.host_usable_bytes = request.hardware.host_memory_bytes * kPinnedHost;
+  const Bytes host(static_cast<int64_t>(request.hardware.host_memory_bytes));
+  parts.host_usable_bytes = double(Pinnable(host).count());  // sluiced's own
   return parts;
 }
 

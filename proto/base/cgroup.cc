@@ -69,6 +69,11 @@ MachineMemory MachineMemory::Read(const std::string& root) {
   return memory;
 }
 
+Bytes Pinnable(Bytes memory) {
+  return std::max(memory / 2,
+                  std::min(Bytes(memory.count() / 10 * 9), memory - GiB(64)));
+}
+
 std::optional<MemoryLimit> CgroupMemoryLimit(const std::string& process,
                                              const std::string& root) {
   std::optional<MemoryLimit> smallest;

@@ -19,6 +19,10 @@ struct MachineMemory {
   static MachineMemory Read(const std::string& root = "");
 };
 
+// What of it may be pinned: 0.9, but all less 64 GiB where that is less, and of
+// a small machine half.
+Bytes Pinnable(Bytes memory);
+
 struct MemoryLimit {
   Bytes most;
   std::string file;  // which says so

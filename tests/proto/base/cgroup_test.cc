@@ -87,5 +87,12 @@ TEST_F(Cgroup, LinesThatAreNoneAreNothing) {
   EXPECT_EQ(Limit()->most, GiB(1));
 }
 
+TEST(Pinnable, LeavesAMachineWhatItNeedsItself) {
+  EXPECT_EQ(Pinnable(GiB(2000)), GiB(1800));
+  EXPECT_EQ(Pinnable(GiB(512)), GiB(448));
+  EXPECT_EQ(Pinnable(GiB(128)), GiB(64));
+  EXPECT_EQ(Pinnable(GiB(24)), GiB(12));
+}
+
 }  // namespace
 }  // namespace sluice
