@@ -61,13 +61,14 @@ void JointPlanning::CutOffAtShare(absl::Time now, Effects& effects) {
   for (const auto& [id, round] : rounds_.solving()) {
     if (!round.together) continue;
     // The user whose turn it is has the next one after all others.
-    const auto its = std::ranges::stable_partition(
-        joining_, [&asking = round.asking](const Asking& waits) {
+    const auto its = std::stable_partition(
+        joining_.begin(), joining_.end(),
+        [&asking = round.asking](const Asking& waits) {
           return std::ranges::none_of(asking, [&waits](const Asking& each) {
             return each.job.principal == waits.job.principal;
           });
         });
-    if (its.begin() == joining_.begin()) continue;  // no other user waits
+    if (its == joining_.begin()) continue;  // no other user waits
     effects.push_back(HurrySolving{id});
     // Its worker has half a share to write the plan that it may have.
     rounds_.EndBy(id, std::max(round.started + kShare, now + kShare / 2));
