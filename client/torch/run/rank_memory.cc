@@ -16,6 +16,13 @@
 namespace sluice::runtime {
 namespace {
 
+// A memory's own, since Open.
+const Backend& OwnBackend(at::Device device) {
+  const auto backend = FindBackend(device);
+  SLUICE_CHECK(backend.ok());
+  return **backend;
+}
+
 // The daemon's line says what to do.
 absl::StatusOr<std::unique_ptr<client::Region>> Leased(
     absl::StatusOr<std::unique_ptr<client::Region>> region) {
@@ -115,15 +122,11 @@ absl::StatusOr<device::Stream> RankMemory::ComputeStream() {
 
 std::string RankMemory::KernelName(at::ScalarType type,
                                    int64_t head_dim) const {
-  const auto backend = FindBackend(device());  // its own, since Open
-  SLUICE_CHECK(backend.ok());
-  return (*backend)->KernelName(type, head_dim);
+  return OwnBackend(device()).KernelName(type, head_dim);
 }
 
 bool RankMemory::rounds_output() const {
-  const auto backend = FindBackend(device());  // as above
-  SLUICE_CHECK(backend.ok());
-  return !(*backend)->traits().blocks_in_fp32;
+  return !OwnBackend(device()).traits().blocks_in_fp32;
 }
 
 absl::Status RankMemory::LeaseStage() {
