@@ -13,9 +13,9 @@ fewer rows than ranks is not dealt at all; each rank runs it whole.
 What fails on one rank alone leaves the others in a collective that it never
 joins. So it writes on the job's board why, and a rank that waits for long
 looks there and raises the same, with the rank's name. What all ranks raise
-alike in one call finds nobody waiting, and belongs to that call: the streams of
-a group and their calls are counted, the same on all ranks. A collective that was left is never over; the
-group is of no use then, as after a time-out.
+alike in one call finds no rank waiting, and belongs to that call: the streams of
+a group and their calls are counted, the same on all ranks. A collective that was
+left is never over; the group is of no use then, as after a time-out.
 """
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ with and what it answers must come out of chunks too, with their gradients, and
 the streamed decoder must answer the same with and without the ends in chunks.
 Where that fails, the decoder runs its ends whole, and hidden states in the host
 are refused. A decoder that draws random numbers is tried with torch's random
-functions held still; others are not, which takes a third less of stream().
+functions held still, which costs time in every call of torch.
 """
 from __future__ import annotations
 
