@@ -82,6 +82,10 @@ def host(session: sluice.Session) -> None:
     stepped(session, hidden="host")
 
 
+def rerun(session: sluice.Session) -> None:
+    stepped(session, hidden="host", rerun=0.5, check="always")
+
+
 def swapped(session: sluice.Session) -> None:
     stepped(session, policy={"mlp.*": {"keep": 0.25, "swap": 0.5}},
             check="always")
@@ -238,10 +242,10 @@ def rounded_output(session: sluice.Session) -> None:
         nbytes: list[int] = []
         keep = Site.keep_o
 
-        def counted(site: Site, *kept: torch.Tensor, keep=keep,
+        def counted(site: Site, *kept, keep=keep,
                     nbytes=nbytes) -> None:
             keep(site, *kept)
-            nbytes.append(site.o[-1].nbytes)
+            nbytes.append(site.o[kept[0]].nbytes)
         with mock.patch.object(blocks, "READ_WIDE", wide), \
                 mock.patch.object(Site, "keep_o", counted):
             stream = sluice.stream(model, session=session, chunk=16, quiet=True)

@@ -116,6 +116,8 @@ CASES = {2: {
                       num_key_value_heads=3), 2, alone, plain),
     "biases, tied": ("qwen2", dict(tie_word_embeddings=True), 2, alone, plain),
     "documents": ("qwen3", {}, 2, alone, documents),
+    "half runs again": ("llama", {}, 2, alone, documents, {"rerun": 0.5}),
+    "fsdp2, all runs again": ("qwen3", {}, 2, fsdp(), long(65), {"rerun": 1}),
     "documents and a window": (
         "mistral", dict(sliding_window=24), 2, alone, documents),
     "padding": ("llama", {}, 2, alone, padded),

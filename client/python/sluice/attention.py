@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 @dataclass
 class Site:
     """One place of a layer where it calls attention, during one forward of
-    the layer and its backward. Lists are by chunk; all of it is host memory
-    that `release` gives back."""
+    the layer and its backward. What it keeps is by chunk; all of it is host
+    memory that `release` gives back."""
 
     arena: HostArena
     chunks: list[range]
@@ -40,18 +40,21 @@ class Site:
     kernels: set[str] = field(default_factory=set)  # what computed them
     heads: tuple[int, int] = (0, 0)  # of q, of k and v, on this rank
     # k and v side by side, which are copied as one: [B, Hkv, c, D + Dv].
-    kv: list[HostTensor] = field(default_factory=list)
+    kv: dict[int, HostTensor] = field(default_factory=dict)
     widths: tuple[int, int] = (0, 0)  # D, Dv
     # The bytes of lse [B, H, c] and then of o [B, c, H, Dv], as layers want it.
-    o: list[HostTensor] = field(default_factory=list)
+    o: dict[int, HostTensor] = field(default_factory=dict)
     dkv: dict[int, HostTensor] = field(default_factory=dict)  # fp32
 
     def release(self) -> None:
-        for kept in (self.kv, self.o):
+        for kept in (self.kv, self.o, self.dkv):
             while kept:
-                self.arena.drop(kept.pop())
-        while self.dkv:
-            self.arena.drop(self.dkv.popitem()[1])
+                self.arena.drop(kept.popitem()[1])
+
+    def forget(self, chunk: int) -> None:
+        """Gives back what attention left of a chunk."""
+        for kept in (self.kv, self.o):
+            self.arena.drop(kept.pop(chunk))
 
     def prefetch(self, chunk: int, device: torch.device) -> None:
         self.arena.prefetch(self.kv[chunk], device)
@@ -61,11 +64,11 @@ class Site:
         return self.arena.get(self.kv[chunk], device).split_with_sizes(
             self.widths, -1)
 
-    def keep_o(self, o: Tensor, lse: Tensor) -> None:
+    def keep_o(self, chunk: int, o: Tensor, lse: Tensor) -> None:
         """o in the dtype of q, or as lse in one that is wide."""
-        self.o.append(self.arena.put(torch.cat([
+        self.o[chunk] = self.arena.put(torch.cat([
             part.reshape(-1).view(torch.uint8)
-            for part in (lse, o.transpose(1, 2))])))
+            for part in (lse, o.transpose(1, 2))]))
 
     def fetch_o(self, chunk: int, q: Tensor) -> tuple[Tensor, Tensor]:
         """o, lse of a chunk, whose q is given."""
@@ -186,7 +189,7 @@ def _forward(question: Question, q: Tensor, k: Tensor, v: Tensor,
     site, m = question.site, question.chunk
     site.heads = q.shape[1], k.shape[1]
     site.widths = k.shape[-1], v.shape[-1]
-    site.kv.append(site.arena.put(torch.cat((k, v), -1)))
+    site.kv[m] = site.arena.put(torch.cat((k, v), -1))
     seen = None  # o and, in double, lse of what the rows have seen so far
     kernels: set[str] = set()
     walk = question.walk()
@@ -203,7 +206,7 @@ def _forward(question: Question, q: Tensor, k: Tensor, v: Tensor,
     if sinks is not None:
         lse = blocks.sink(o, lse, sinks)
     rounded = sinks is None and not kernels & blocks.READ_WIDE
-    site.keep_o(o.to(q.dtype) if rounded else o, lse.to(o.dtype))
+    site.keep_o(m, o.to(q.dtype) if rounded else o, lse.to(o.dtype))
     return o
 
 
@@ -252,8 +255,7 @@ def _backward(question: Question, do: Tensor, q: Tensor, k: Tensor, v: Tensor,
     if own is None:
         own = torch.zeros_like(k), torch.zeros_like(v)
     dk, dv = site.whole(m, *own)
-    for kept in (site.kv, site.o):
-        site.arena.drop(kept.pop())
+    site.forget(m)
     return dq, dk, dv
 
 

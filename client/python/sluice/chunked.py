@@ -78,6 +78,9 @@ class ChunkedCall:
         that."""
         return []
 
+    def run_again(self) -> None:
+        """Before the first replay."""
+
     def may_grow(self, written: Sequence[tuple[nn.Module, str]]) -> bool:
         """Whether these buffers (owner, name) are tables that grow in the
         first chunk, before they are used."""
@@ -192,6 +195,7 @@ class ChunkedCall:
             # meet the aliases.
             with self.step.engaged(), self._as_in_forward(), (
                     gradients.in_place()):
+                self.run_again()
                 for m in range(len(self.chunks) - 1, -1, -1):
                     part = self._backward_chunk(m, dy, needs_x, of_arguments)
                     if dx is not None:
@@ -228,9 +232,7 @@ class ChunkedCall:
         x, rows = self._input(m, needs_x), self.chunks[m]
         leaves = self.arguments()
         extra = [cut(leaf, rows).detach().requires_grad_() for leaf in leaves]
-        if self._random[m] is not None:
-            self._random[m].restore()
-        self._buffers[m].restore()
+        self._restore(m)
         with torch.enable_grad(), self._autocast:
             y = self.compute(m, x, extra)
         if self.is_compared(m) and fingerprint(y) != self._fingerprints[m]:
@@ -257,6 +259,13 @@ class ChunkedCall:
             return None
         self.step.arena.drop(self._x.pop())
         return torch.zeros_like(x) if x.grad is None else x.grad
+
+    def _restore(self, m: int) -> None:
+        """Random state and buffers are as before the first forward of chunk
+        `m`."""
+        if self._random[m] is not None:
+            self._random[m].restore()
+        self._buffers[m].restore()
 
     def _input(self, m: int, needs_x: bool) -> Tensor | None:
         """The input's chunk, out of the host."""

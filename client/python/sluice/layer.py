@@ -3,6 +3,13 @@ chunk (see [Note: chunked module]), with attention answered from host memory.
 
 Forward, its attention goes through `attention.Attend`; in the forward that
 backward repeats, it is answered from the kept (o, lse).
+
+[Note: run again]
+Of the first chunks attention's k, v, o and lse need not be kept until backward:
+causal rows see earlier ones alone, so before its first replay a layer runs its
+own forward once more on these chunks, from their inputs, in the first forward's
+order. Then one layer's are kept at a time. For a part f of the rows that costs
+f^2 of attention's forward and f of the rest of it.
 """
 from __future__ import annotations
 
@@ -81,10 +88,31 @@ class LayerCall(chunked.ChunkedCall):
         self._spared: tuple[Spared, Products] | None = None
         self._following: Following | None = None  # of this replay
         self._without_kv = False  # whether this replay leaves out k or v
+        self._again = False  # see [Note: run again]
 
     def forward(self, *args: Any) -> Tensor:
         with self._timed("forward"):
-            return super().forward(*args)
+            y = super().forward(*args)
+        if self.keeps:
+            for site in self._sites:
+                for m in range(self.step.rerun):
+                    site.forget(m)
+        return y
+
+    def run_again(self) -> None:
+        """See [Note: run again]."""
+        arena, device = self.step.arena, self.step.device
+        self._again, self.replays = True, False
+        try:
+            with torch.no_grad(), self._autocast:
+                for m in range(self.step.rerun):
+                    if m + 1 < self.step.rerun:
+                        arena.prefetch(self._x[m + 1], device)
+                    self._restore(m)
+                    self.compute(m, arena.get(self._x[m], device), [
+                        cut(leaf, self.chunks[m]) for leaf in self.arguments()])
+        finally:
+            self._again, self.replays = False, True
 
     def backward(self, *args: Any) -> Any:
         with self._timed("backward"):
@@ -108,8 +136,9 @@ class LayerCall(chunked.ChunkedCall):
     def compute(self, m: int, x: Tensor, extra: list[Tensor]) -> Tensor:
         self._chunk, self._site, self._batch = m, 0, len(x)
         if self.step.progress is not None:
-            self.step.progress.move(self.step, "backward" if self.replays
-                                    else "forward", self.module, m)
+            self.step.progress.move(
+                self.step, "backward" if self.replays or self._again else
+                "forward", self.module, m)
         self._rows = self.step.chunks[m]
         if self.replays and self.compares_parts(m):
             self._parts = TwoParts.of(self.step.chunks, m)
@@ -131,7 +160,7 @@ class LayerCall(chunked.ChunkedCall):
                 self.name, f"{self._site} calls of attention in chunk {m}, "
                 f"{len(self._sites)} before", "do not stream this model")
         y = self._hidden_of(out, x)
-        if self._side is not None and not self.replays:
+        if self._side is not None and not (self.replays or self._again):
             self._side.keep(m, len(x))
         if following is not None:
             self.step.spared[self.module] = following.found(y)
@@ -210,7 +239,7 @@ class LayerCall(chunked.ChunkedCall):
 
     def _taping(self, m: int, device: torch.device
                 ) -> contextlib.AbstractContextManager:
-        if not self.keeps or self._products is None:
+        if not self.keeps or self._products is None or self._again:
             return contextlib.nullcontext()
         if self.step.measured is not None:
             return (contextlib.nullcontext() if self.replays else

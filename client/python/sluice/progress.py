@@ -154,6 +154,8 @@ def attached(made: Stream, adapter: Adapter | OwnLayers) -> str:
     chosen = "" if made.chunk_choice is None else f" ({made.chunk_choice})"
     by = "" if made.arena.device.type == "cpu" else ", attention by " + (
         "flash (fp32: efficient)" if made.kernel == "auto" else made.kernel)
-    return (f"sluice: {adapter.name}: {len(adapter.layers)} "
-            f"layers in chunks of {made.chunk} rows{chosen}{shared}{by}, {head}; "
+    again = "" if made.rerun == 0 else (
+        f", the first {made.rerun:.0%} run again in backward")
+    return (f"sluice: {adapter.name}: {len(adapter.layers)} layers in chunks "
+            f"of {made.chunk} rows{chosen}{shared}{by}{again}, {head}; "
             f"host memory from {where}")

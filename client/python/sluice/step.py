@@ -101,6 +101,7 @@ class Step:
         self.chunks = self.whole if ranks is None else end_to_end(
             ranks.own(self.whole))
         self.rows = self.chunks[-1].stop
+        self.rerun = 0  # of the first chunks; see [Note: run again] in layer
         # What layers are called with, of the whole sequence; only with ranks.
         self.arguments: Callable | None = None
         self.checks, self.policy, self.measured = checks, policy, measured

@@ -3,6 +3,7 @@ what `sluice.stream` returns."""
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
 import warnings
@@ -76,6 +77,7 @@ class Stream:
         self.hidden = hidden
         # Of attention's blocks; a probe is in fp32 too, which not all take.
         self.kernel: Kernel = "auto"
+        self.rerun = 0.0  # the part of each sequence, the first, that runs again
         self.in_host = False  # whether they are: not for the layers' probe
         self.policy = policy
         self.planning: Planning | None = None
@@ -135,6 +137,7 @@ class Stream:
         step.spared, step.known_causal = self._spared, self._known_causal
         step.attended, step.numbered = self.attended, self.numbered
         step.kernel = self.kernel
+        step.rerun = math.ceil(self.rerun * len(step.whole))
         return step
 
     def choose_chunk(self, like: Tensor, batch: int) -> None:
@@ -200,7 +203,7 @@ class Stream:
         return 0 if self.ranks is None else agreement.agree(
             self.ranks, x.device, {
                 "call": call, "chunk": self.chunk, "length": x.shape[1],
-                "min_tokens": self.min_tokens}, given)
+                "rerun": self.rerun, "min_tokens": self.min_tokens}, given)
 
     def _plan(self) -> Measured | None:
         """Takes the plan that the step before has been measured for, or one

@@ -40,6 +40,7 @@ def stream(model: nn.Module | None = None, *,
            head: Literal["rows", "whole"] = "rows",
            group: dist.ProcessGroup | None = None,
            hidden: Literal["device", "host"] = "device",
+           rerun: float = 0,
            kernel: Kernel = "auto",
            stalled_s: float = 300.0, quiet: bool = False) -> Stream:
     """Runs the decoder layers of a model chunk by chunk, with k, v,
@@ -100,6 +101,10 @@ def stream(model: nn.Module | None = None, *,
       hidden: where the hidden states between layers and their gradients are:
         "device", or "host", chunk by chunk, for sequences of which not even
         one [B, S, H] should be on the device.
+      rerun: the first part of the tokens, 0 to 1, of which k, v and attention's
+        results are not kept in the host but made once more in backward, a layer
+        at a time: for a part f it costs f^2 of attention's forward and f of the
+        layers' own; see [Note: run again] in layer.
       kernel: of attention's blocks on a real GPU: "flash" or "cudnn" (bf16 and
         fp16), "efficient", or "auto": efficient for fp32, for bf16 and fp16
         cuDNN's on GPUs of compute capability 9.0 (heads of at most 128), else
@@ -136,6 +141,7 @@ def stream(model: nn.Module | None = None, *,
     made = Stream(Session() if session is None else session, own, chunk, rows or {},
                   check, min_tokens, shares, ranks, hidden)
     try:
+        made.rerun = rerun
         if unsaid and made.arena.device.type != "cpu":
             made.chunk = settings.AT_FIRST_ON_GPU
         computing.check_kernel(made.arena.device, kernel)

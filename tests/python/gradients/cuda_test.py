@@ -30,7 +30,7 @@ def node(tmp_path, loaded):
     node.close()
 
 
-@pytest.mark.parametrize("what", ["device", "host", "swapped", "windows",
+@pytest.mark.parametrize("what", ["device", "host", "rerun", "swapped", "windows",
                                   "streams", "handover", "rounded", "slots",
                                   "rounded_output",
                                   "by_efficient", "by_cudnn", "layouts",
@@ -44,7 +44,7 @@ def test_a_step_is_the_models_own_and_ordered(node, what):
 
 @pytest.mark.parametrize("what, without", [
     ("device", "no_wait"), ("device", "no_mark"), ("device", "no_stream"),
-    ("device", "no_hold"), deep("host", "no_wait"), ("streams", "no_wait"),
+    ("device", "no_hold"), deep("host", "no_wait"), ("rerun", "no_wait"), ("streams", "no_wait"),
     ("handover", "no_handover")])
 def test_a_removed_wait_or_mark_is_detected(node, what, without):
     ran = node.run("cuda_step.py", what, without)
