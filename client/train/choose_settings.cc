@@ -27,6 +27,8 @@ stream::SettingsQuestion Question(const StepperContext& context) {
   if (o.chunk > 0) q.chunk = std::min(o.chunk, o.seq_len);
   if (o.prefetch > 0) q.prefetch = o.prefetch;
   q.order = o.order;
+  q.rerun = o.rerun;
+  if (o.rerun_layers > 0) q.rerun_layers = o.rerun_layers;
   q.may_keep = o.keep;
   return q;
 }
@@ -63,6 +65,9 @@ RunOptions With(RunOptions options, const stream::Settings& settings) {
   options.prefetch = settings.prefetch;
   options.order = settings.order;
   options.resident = settings.resident;
+  options.rerun_layers = settings.rerun_layers;
+  options.rerun_chunks = settings.rerun_chunks;
+  options.kept = settings.kept;
   return options;
 }
 

@@ -14,6 +14,7 @@
 #include "client/train/launch/options.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/not_yet.h"
+#include "planner/stream/settings.h"
 #include "proto/base/status.h"
 #include "proto/cli/cli.h"
 
@@ -120,6 +121,14 @@ void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
       "let the planner keep no rows on the GPU");
   app.add_option("--prefetch", raw.prefetch,
                  "slots through which chunks come back (with --chunk: 2)");
+  app.add_option(
+      "--rerun", o.rerun,
+      "part of the tokens, the first ones, 0 to 1, that backward "
+      "runs again from layers' inputs rather than keep what attention "
+      "left (open: as little as host memory allows; with --chunk: 0)");
+  cli::AddCount(app, "--rerun-layers", o.rerun_layers,
+                "layers that run again together: of their inputs the first "
+                "is kept (open: what is fastest; with --chunk: 1)");
   app.add_option("--backward-order", raw.order,
                  "which side of attention's backward stays: keys or queries "
                  "(auto: with --chunk keys)")
@@ -353,6 +362,9 @@ absl::Status ReadSettings(const RawFlags& raw, RunOptions& o) {
   if (o.chunk == 0) return absl::OkStatus();
   if (o.prefetch == 0) o.prefetch = 2;
   if (!o.order.has_value()) o.order = BackwardOrder::kKeysOuter;
+  if (o.rerun_layers == 0) o.rerun_layers = 1;
+  o.rerun_chunks = stream::RerunChunks(
+      o.rerun.value_or(0), stream::ChunkLayout(o.seq_len, o.chunk, 1).chunks());
   return absl::OkStatus();
 }
 

@@ -27,6 +27,9 @@ Json ReportSettings(const RunReport& r) {
                {"prefetch", r.settings->prefetch},
                {"backward_order", stream::Name(r.settings->order)},
                {"resident", r.settings->resident},
+               {"rerun_chunks", r.settings->rerun_chunks},
+               {"rerun_layers", r.settings->rerun_layers},
+               {"kept", r.settings->kept},
                {"why", nullptr}};
   if (!r.settings_why.empty()) json["why"] = r.settings_why;
   return json;

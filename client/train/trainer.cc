@@ -44,8 +44,17 @@ void ReportChoice(const RunOptions& options, const Stepper& stepper,
       .chunk = options.chunk,
       .prefetch = options.prefetch,
       .order = *options.order,
-      .resident = fractions == stream::KeepEverything(options.model)};
+      .resident = fractions == stream::KeepEverything(options.model),
+      .rerun_layers = std::max<int64_t>(options.rerun_layers, 1),
+      .rerun_chunks = options.rerun_chunks,
+      .kept = options.kept};
   report->fractions = stepper.own_plan()->classes;
+  for (plan::ClassPlan& c : report->fractions) {
+    const auto runs = fractions.find(c.name);
+    if (runs == fractions.end()) continue;
+    const auto [keep, swap] = runs->second;
+    c.fractions = {keep, swap, 1 - keep - swap};
+  }
   for (const auto& [name, f] : fractions) {  // scratch is none of a plan's
     const stream::ClassTraits& c = *stream::FindClass(name);
     if (c.life != stream::Life::kScratch) continue;

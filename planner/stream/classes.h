@@ -50,9 +50,9 @@ enum class Precision { kActivation, kFp32, kOutput };
 enum class Life { kLayer, kStep, kScratch };
 
 // What of a class can stay in HBM until it is needed again: the first of a
-// rank's rows of every chunk, or all rows or none (they are used in place, a
-// whole chunk at a time).
-enum class Keep { kRows, kWhole };
+// rank's rows of every chunk; or, used in place a whole chunk at a time, the
+// last chunks, which backward needs first, or all of them or none.
+enum class Keep { kRows, kChunks, kWhole };
 
 struct ClassTraits {
   Class which;
@@ -97,10 +97,10 @@ inline constexpr std::array<ClassTraits, kClassCount> kClasses = {{
      Keep::kWhole, true, true, false, Segment::kQkvForward},
     {Class::kO, "attention_output",
      Rows::kHeads, Width::kQuery, Precision::kOutput, Life::kLayer,
-     Keep::kWhole, false, false, false, {}},
+     Keep::kChunks, false, false, false, {}},
     {Class::kLse, "lse",
      Rows::kHeads, Width::kPerHead, Precision::kFp32, Life::kLayer,
-     Keep::kWhole, false, false, false, {}},
+     Keep::kChunks, false, false, false, {}},
     {Class::kX2, "attention_residual",
      Rows::kTokens, Width::kHidden, Precision::kActivation, Life::kLayer,
      Keep::kRows, true, false, false, Segment::kPostForward},
@@ -118,7 +118,7 @@ inline constexpr std::array<ClassTraits, kClassCount> kClasses = {{
      Keep::kRows, true, false, false, Segment::kPostForward},
     {Class::kInput, "layer_input",
      Rows::kTokens, Width::kHidden, Precision::kActivation, Life::kStep,
-     Keep::kWhole, false, false, false, {}},
+     Keep::kChunks, false, false, false, {}},
     {Class::kOutputGradient, "output_gradient",
      Rows::kHeads, Width::kQuery, Precision::kActivation, Life::kScratch,
      Keep::kWhole, false, false, false, {}},

@@ -50,6 +50,23 @@ FractionMap KeepEverything(const ModelShape& model) {
   return fractions;
 }
 
+FractionMap KeepLastChunks(FractionMap given, double keep) {
+  if (keep == 0) return given;
+  for (const ClassTraits& c : kClasses) {
+    if (c.keep == Keep::kChunks)
+      given.try_emplace(c.name, ClassFractions{keep, 1 - keep});
+  }
+  return given;
+}
+
+FractionMap DropFree(const ModelShape& model, FractionMap given) {
+  for (const Class which : kFreeClasses) {
+    if (Traits(which).of(model))
+      given.try_emplace(Traits(which).name, ClassFractions{0, 0});
+  }
+  return given;
+}
+
 FractionMap FillFractions(const ModelShape& model, const FractionMap& given,
                           double alpha) {
   FractionMap fractions = given;

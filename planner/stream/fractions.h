@@ -14,7 +14,8 @@ namespace sluice::stream {
 
 // Token fractions of a class: of a rank's rows of a chunk the first `keep`
 // stay in HBM, the next `swap` in host memory; the rest is computed again. A
-// class that is used in place (Keep::kWhole) stays whole or not at all.
+// class that is used in place stays by chunks, the last ones (Keep::kChunks),
+// or whole or not at all (Keep::kWhole).
 struct ClassFractions {
   double keep = 0;
   double swap = 0;
@@ -24,6 +25,14 @@ using FractionMap = std::map<std::string, ClassFractions>;  // by class
 
 // All of every class, scratch too: a step of these moves nothing.
 FractionMap KeepEverything(const ModelShape& model);
+
+// `given`, and of what else is used in place by chunks the last part `keep` in
+// HBM.
+FractionMap KeepLastChunks(FractionMap given, double keep);
+
+// `given`, and no other row of a free class there after forward: what chunks
+// that run again ask of all chunks.
+FractionMap DropFree(const ModelShape& model, FractionMap given);
 
 // Every class of the model: as it is given, else swapped, of a free class the
 // share `alpha`.

@@ -185,6 +185,24 @@ LayerSeconds TimeLayer(const StreamShape& shape, const LayerCompute& compute,
   return {time.Forward(), time.Tokens(), time.Attention()};
 }
 
+double TimeRerun(const StreamOptions& options, double keys, double forward,
+                 const LinkSpeeds& links) {
+  const auto layers = static_cast<double>(StreamShape(options).layers_rerun());
+  if (layers == 0) return 0;
+  const ChunkLayout& all = options.layout;
+  StreamOptions first = options;
+  first.layout = ChunkLayout(
+      std::min(options.rerun_chunks * all.max_rows(), all.seq_len()),
+      all.max_rows(), all.ranks());
+  first.rerun_chunks = 0;
+  std::erase_if(first.fractions,
+                [](const auto& f) { return f.second.keep > 0; });
+  return layers *
+         TimeLayer(StreamShape(first),
+                   {.keys = keys / layers, .forward = forward / layers}, links)
+             .forward;
+}
+
 // The embedding's rows go out through two slots, and what the last layer left
 // goes out before the loss's rows come.
 double TimeEnds(const StreamShape& shape, const EndsCompute& compute,

@@ -42,6 +42,11 @@ struct LayerSeconds {
 LayerSeconds TimeLayer(const StreamShape& shape, const LayerCompute& compute,
                        const LinkSpeeds& links);
 
+// Of a step: what backward runs again, forward's layers over the first chunks.
+// `keys`, `forward`: seconds of all of it without copies, as LayerCompute's.
+double TimeRerun(const StreamOptions& options, double keys, double forward,
+                 const LinkSpeeds& links);
+
 // Embedding, loss and the embedding's backward: without copies, and with.
 struct EndsCompute {
   double embed = 0, loss = 0, embed_backward = 0;

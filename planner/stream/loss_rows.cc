@@ -69,6 +69,8 @@ StreamOptions CalibrationStep(StreamOptions options) {
   // By cost it depends on the layers: as the whole model's.
   options.loss_chunk_rows = WantedRows(options);
   options.model.layers = 1;
+  options.rerun_chunks = 0;  // by the same segments
+  options.rerun_layers = 1;
   return options;
 }
 

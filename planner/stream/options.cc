@@ -18,6 +18,36 @@ bool HasClass(BackwardOrder order, Class which) {
   }
 }
 
+namespace {
+
+absl::Status CheckRerun(const StreamOptions& options) {
+  if (options.rerun_layers < 1 || options.rerun_layers > options.model.layers) {
+    return absl::InvalidArgumentError(fmt::format(
+        "{} layers run again together: of {} it must be 1 to {}",
+        options.rerun_layers, options.model.layers, options.model.layers));
+  }
+  const int64_t chunks = options.layout.chunks();
+  if (options.rerun_chunks < 0 || options.rerun_chunks > chunks) {
+    return absl::InvalidArgumentError(
+        fmt::format("{} chunks run again: of {} it must be 0 to {}",
+                    options.rerun_chunks, chunks, chunks));
+  }
+  if (options.rerun_chunks == 0) return absl::OkStatus();
+  for (const Class which : kFreeClasses) {
+    const auto given = options.fractions.find(Traits(which).name);
+    const ClassFractions f = given != options.fractions.end()
+                                 ? given->second
+                                 : ClassFractions{0, options.alpha};
+    if (f == ClassFractions{0, 0} || !Traits(which).of(options.model)) continue;
+    return absl::InvalidArgumentError(fmt::format(
+        "{}: keep {} and swap {}: where chunks run again it must be 0 and 0",
+        Traits(which).name, f.keep, f.swap));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::Status Validate(const StreamOptions& options) {
   SLUICE_RETURN_IF_ERROR(options.model.ValidateStream(options.layout.ranks()));
   if (!(options.alpha >= 0 && options.alpha <= 1)) {
@@ -29,6 +59,7 @@ absl::Status Validate(const StreamOptions& options) {
     return absl::InvalidArgumentError(fmt::format(
         "prefetch depth is {}: it must be 1 or more", options.prefetch_depth));
   }
+  SLUICE_RETURN_IF_ERROR(CheckRerun(options));
   if (options.rank < 0 || options.rank >= options.layout.ranks()) {
     return absl::InvalidArgumentError(
         fmt::format("rank {} of a layout for {} ranks", options.rank,

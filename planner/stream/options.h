@@ -48,6 +48,13 @@ struct StreamOptions {
   // which must cancel against the blocks' own sums (rounded to bf16 it was the
   // largest error of a GPT's gradients, in k's bias).
   bool round_output = false;
+  // Backward runs the first chunks again, in groups of `rerun_layers` layers,
+  // from the group's input: causal, they need no others. Nothing else of them
+  // is kept until then but in one group's memory, so their free classes are
+  // dropped, and with them, so that a kind of segment has the same requests in
+  // every chunk, those of the other chunks.
+  int64_t rerun_chunks = 0;
+  int64_t rerun_layers = 1;
   int64_t ffn_chunk_rows = 0;   // rows of one FFN call; 0: half a chunk's
   int64_t loss_chunk_rows = 0;  // rows of logits at a time; 0: by cost
                                 // (loss_rows.h)

@@ -75,7 +75,8 @@ class ProfileBuilder {
   void AddSegments();
   void AddClasses();
   void AddTraffic();
-  double Seconds(Segment which) const;
+  double Seconds(Segment which, const Executions& count) const;
+  int64_t OwnBytes(Class which) const;
   double RecomputeSeconds(Class which) const;
   Bytes Rounding() const;
   int64_t KeptBesideClasses() const;
@@ -88,9 +89,8 @@ class ProfileBuilder {
   plan::RankProfile profile_;
 };
 
-// Of all executions in a layer (or in the step); 0 where it was not recorded.
-double ProfileBuilder::Seconds(Segment which) const {
-  const Executions count = CountExecutions(shape_, which);
+// Of these executions; 0 where it was not recorded.
+double ProfileBuilder::Seconds(Segment which, const Executions& count) const {
   double sum = 0;
   for (const bool full : {true, false}) {
     const auto found = seconds_.find(KindOf(which, full));
@@ -106,11 +106,14 @@ void ProfileBuilder::AddSegments() {
   for (const SegmentTraits& segment : kSegments) {
     const Executions count = CountExecutions(shape_, segment.which);
     const int64_t times = segment.part == Part::kStep ? 1 : shape_.layers;
-    executions[KindOf(segment.which, true)] = times * count.full;
-    executions[KindOf(segment.which, false)] = times * count.tail;
-    const double seconds = Seconds(segment.which);
+    const Executions rerun = CountRerun(shape_, segment.which);
+    executions[KindOf(segment.which, true)] = times * count.full + rerun.full;
+    executions[KindOf(segment.which, false)] = times * count.tail + rerun.tail;
+    const double seconds = Seconds(segment.which, count);
     if (segment.part == Part::kForward) {
       layer().forward_layer_seconds += seconds;
+      layer().backward_layer_seconds +=
+          Seconds(segment.which, rerun) / double(shape_.layers);
     }
     if (segment.part == Part::kBackward) {
       layer().backward_layer_seconds += seconds;
@@ -125,16 +128,27 @@ void ProfileBuilder::AddSegments() {
 
 double ProfileBuilder::RecomputeSeconds(Class which) const {
   const Segment segment = Traits(which).made_by;
-  return Seconds(segment) * RowOperations(options_.model, which) /
+  return Seconds(segment, CountExecutions(shape_, segment)) *
+         RowOperations(options_.model, which) /
          RowOperations(options_.model, segment);
 }
 
+// What a layer has of a class for itself: not what runs again, nor chunks that
+// stay in HBM where not all do.
+int64_t ProfileBuilder::OwnBytes(Class which) const {
+  if (Traits(which).free() || shape_.resident(which)) {
+    return shape_.class_bytes(which);
+  }
+  return shape_.SumOverChunks([&](int64_t m) {
+    return shape_.reruns(m) ? 0 : shape_.moved_bytes(which, m);
+  });
+}
+
 void ProfileBuilder::AddClasses() {
-  profile_.classes.push_back(
-      {.name = Traits(Class::kInput).name,
-       .bytes_per_layer = Bytes(shape_.class_bytes(Class::kInput)),
-       .must_swap = !shape_.resident(Class::kInput),
-       .can_keep = shape_.resident(Class::kInput)});
+  profile_.classes.push_back({.name = Traits(Class::kInput).name,
+                              .bytes_per_layer = Bytes(OwnBytes(Class::kInput)),
+                              .must_swap = !shape_.resident(Class::kInput),
+                              .can_keep = shape_.resident(Class::kInput)});
   for (const Class which : kLayerClasses) {
     if (shape_.row_bytes(which) == 0) continue;
     const ClassTraits& traits = Traits(which);
@@ -145,7 +159,7 @@ void ProfileBuilder::AddClasses() {
     const bool resident = shape_.resident(which);
     profile_.classes.push_back(
         {.name = traits.name,
-         .bytes_per_layer = Bytes(shape_.class_bytes(which)),
+         .bytes_per_layer = Bytes(OwnBytes(which)),
          .recompute_seconds = traits.free() ? RecomputeSeconds(which) : 0,
          .must_swap = !traits.free() && !resident,
          .traffic_in_fixed = fixed_traffic,
@@ -208,12 +222,20 @@ void ProfileBuilder::AddTraffic() {
   const LayerTraffic traffic = FixedTraffic(shape_);
   layer().forward_d2h_fixed = Bytes(traffic.forward.out);
   layer().forward_h2d_fixed = Bytes(traffic.forward.in);
-  layer().backward_h2d_fixed = Bytes(traffic.tokens.in + traffic.blocks.in);
-  layer().backward_d2h_fixed = Bytes(traffic.tokens.out + traffic.blocks.out);
-  // The last layer's output, and scratch: dq, dO, and q, k, v as if all of
-  // them were dropped.
+  layer().backward_h2d_fixed =
+      Bytes(traffic.rerun.in + traffic.tokens.in + traffic.blocks.in);
+  layer().backward_d2h_fixed =
+      Bytes(traffic.rerun.out + traffic.tokens.out + traffic.blocks.out);
+  const int64_t rerun = shape_.SumOverChunks([this](int64_t m) {
+    if (!shape_.reruns(m)) return int64_t{0};
+    return (shape_.hidden_sets(m) - 1) * shape_.moved_bytes(Class::kInput, m) +
+           shape_.saved_sets(m) * (shape_.moved_bytes(Class::kO, m) +
+                                   shape_.moved_bytes(Class::kLse, m));
+  });
+  // The last layer's output, chunks that run again, and scratch: dq, dO, and q,
+  // k, v as if all of them were dropped.
   profile_.host_fixed =
-      Bytes(shape_.moved_bytes(Class::kInput) +
+      Bytes(rerun + shape_.moved_bytes(Class::kInput) +
             shape_.moved_bytes(Class::kQueryGradient) +
             shape_.moved_bytes(Class::kKeyGradient) +
             shape_.moved_bytes(Class::kValueGradient) +

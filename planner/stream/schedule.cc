@@ -1,6 +1,7 @@
 #include "planner/stream/schedule.h"
 
 #include <algorithm>
+#include <initializer_list>
 
 namespace sluice::stream {
 std::vector<Block> ForwardBlocks(const std::vector<int64_t>& chunks) {
@@ -33,35 +34,67 @@ std::vector<Block> BackwardBlocks(const std::vector<int64_t>& chunks,
   return blocks;
 }
 
+namespace {
+
 // A block's kind is that of its query chunk, and no chunk is later than the
 // tail: closed forms of what ForwardBlocks and BackwardBlocks enumerate.
-Executions CountExecutions(const StreamShape& shape, Segment which) {
-  const int64_t tail = shape.has_tail() ? 1 : 0;
-  const int64_t full = shape.chunks() - tail;
+Executions OfChunks(int64_t full, int64_t tail, Segment which) {
   const bool pairs = which == Segment::kOffdiagonalForward ||
                      which == Segment::kOffdiagonalBackward;
   if (pairs) return {full * (full - 1) / 2, full * tail};
+  return {full, tail};
+}
+
+}  // namespace
+
+Executions CountExecutions(const StreamShape& shape, Segment which) {
+  const int64_t tail = shape.has_tail() ? 1 : 0;
+  const int64_t full = shape.chunks() - tail;
   if (which == Segment::kLoss) {
     const int64_t group = shape.loss.chunks;
     const int64_t groups = (shape.chunks() + group - 1) / group;
     return {full / group, groups - full / group};
   }
-  return {full, tail};
+  return OfChunks(full, tail, which);
+}
+
+// A group's last layer runs up to what attention leaves.
+Executions CountRerun(const StreamShape& shape, Segment which) {
+  if (Traits(which).part != Part::kForward) return {};
+  const int64_t layers = shape.layers_rerun();
+  const int64_t times = which == Segment::kPostForward
+                            ? layers - layers / shape.rerun_layers
+                            : layers;
+  const int64_t chunks = shape.rerun_chunks;
+  const int64_t tail = chunks == shape.chunks() && shape.has_tail() ? 1 : 0;
+  const Executions once = OfChunks(chunks - tail, tail, which);
+  return {times * once.full, times * once.tail};
 }
 
 namespace {
 
 // Bytes of blocks. Forward fetches the k and v of earlier chunks. Backward
 // fetches the outer side once per chunk and the inner side once per block, and
-// the inner side's sums go out and come in between two of its blocks. All
-// chunks but the last are equal, so sums over blocks have a closed form.
+// the inner side's sums go out and come in between two of its blocks.
 struct BlockTraffic {
   int64_t forward = 0, outer = 0, inner = 0, sums = 0;
 };
 
+// The sum over chunks of bytes_of(m), each of them times(m), which grows or
+// falls evenly.
+int64_t SumTimes(const StreamShape& shape, auto times, auto bytes_of) {
+  int64_t sum = 0;
+  for (const auto& [first, end] : shape.runs()) {
+    sum +=
+        (end - first) * (times(first) + times(end - 1)) / 2 * bytes_of(first);
+  }
+  return sum;
+}
+
 BlockTraffic CountBlocks(const StreamShape& shape) {
   const int64_t last = shape.chunks() - 1;
-  const int64_t earlier = last * (last + 1) / 2;  // blocks, diagonal aside
+  const auto before = [](int64_t m) { return m; };
+  const auto after = [last](int64_t m) { return last - m; };
   const auto keys = [&](int64_t m) {
     return shape.moved_bytes(Class::kK, m) + shape.moved_bytes(Class::kV, m);
   };
@@ -70,25 +103,58 @@ BlockTraffic CountBlocks(const StreamShape& shape) {
            shape.moved_bytes(Class::kOutputGradient, m) +
            shape.moved_bytes(Class::kO, m) + shape.moved_bytes(Class::kLse, m);
   };
-  BlockTraffic traffic{.forward = earlier * keys(0)};
+  const auto sums = [&](int64_t m) {
+    int64_t bytes = 0;
+    for (const Class which :
+         {Class::kQueryGradient, Class::kKeyGradient, Class::kValueGradient}) {
+      bytes += shape.moved_bytes(which, m);
+    }
+    return bytes;
+  };
+  // Beside its diagonal a chunk has a block with each that is later (or
+  // earlier); its first block brings no sums.
+  BlockTraffic traffic{.forward = SumTimes(shape, after, keys)};
   if (shape.order == BackwardOrder::kQueriesOuter) {
-    // Every key chunk but the last, which is only on a diagonal, is a full one.
-    traffic.outer = last * queries(0) + queries(last);
-    traffic.inner = (earlier + last) * keys(0) + keys(last);
-    traffic.sums = earlier * (shape.moved_bytes(Class::kKeyGradient, 0) +
-                              shape.moved_bytes(Class::kValueGradient, 0));
+    traffic.outer = shape.SumOverChunks(queries);
+    traffic.inner = shape.SumOverChunks(keys) + traffic.forward;
+    traffic.sums = SumTimes(shape, after, sums);
     return traffic;
   }
-  // Query chunk m has m + 1 blocks, m of them not its first.
-  traffic.outer = last * keys(0) + keys(last);
-  traffic.inner = earlier * queries(0) + (last + 1) * queries(last);
-  traffic.sums =
-      (earlier - last) * shape.moved_bytes(Class::kQueryGradient, 0) +
-      last * shape.moved_bytes(Class::kQueryGradient, last);
+  traffic.outer = shape.SumOverChunks(keys);
+  traffic.inner =
+      shape.SumOverChunks(queries) + SumTimes(shape, before, queries);
+  traffic.sums = SumTimes(shape, before, sums);
   return traffic;
 }
 
 }  // namespace
+
+// Bytes of the classes in the chunks that run again.
+int64_t OfRerun(const StreamShape& shape,
+                std::initializer_list<Class> classes) {
+  int64_t sum = 0;
+  for (const Class which : classes) {
+    sum += shape.SumOverChunks([&](int64_t m) {
+      return shape.reruns(m) ? shape.moved_bytes(which, m) : 0;
+    });
+  }
+  return sum;
+}
+
+// Of all layers: x and earlier k and v come; q, k, v, o and lse leave, q of a
+// group's last layer alone, whose backward is next, and the output of others.
+Traffic CountRerunTraffic(const StreamShape& shape) {
+  const int64_t chunks = shape.rerun_chunks, layers = shape.layers_rerun();
+  const int64_t groups = layers / shape.rerun_layers;
+  const int64_t keys =
+      shape.moved_bytes(Class::kK, 0) + shape.moved_bytes(Class::kV, 0);
+  const int64_t x = OfRerun(shape, {Class::kInput});
+  const int64_t out =
+      OfRerun(shape, {Class::kK, Class::kV, Class::kO, Class::kLse});
+  return {.in = layers * (x + chunks * (chunks - 1) / 2 * keys),
+          .out = layers * out + (layers - groups) * x +
+                 groups * OfRerun(shape, {Class::kQ})};
+}
 
 LayerTraffic CountTraffic(const StreamShape& shape) {
   const BlockTraffic blocks = CountBlocks(shape);
@@ -102,11 +168,14 @@ LayerTraffic CountTraffic(const StreamShape& shape) {
   for (const Class which : kHeadClasses) {
     dropped += shape.moved_bytes(which) - shape.swapped_bytes(which);
   }
+  const Traffic rerun = CountRerunTraffic(shape);
   LayerTraffic traffic;
+  traffic.rerun = {rerun.in / shape.layers, rerun.out / shape.layers};
   // The layer's input comes, its output leaves.
   traffic.forward = {.in = x + blocks.forward,
                      .out = x + kv + shape.swapped_bytes(Class::kQ) + o +
-                            shape.moved_bytes(Class::kLse) + local};
+                            shape.moved_bytes(Class::kLse) -
+                            OfRerun(shape, {Class::kO, Class::kLse}) + local};
   // Phase A fetches dY, x and o, phase C x and dX2; dO, dX2 and dX leave.
   traffic.tokens = {
       .in = 4 * x + o + local,
@@ -122,15 +191,19 @@ LayerTraffic FixedTraffic(const StreamShape& shape) {
   const int64_t kv =
       shape.moved_bytes(Class::kK) + shape.moved_bytes(Class::kV);
   const int64_t x = shape.moved_bytes(Class::kInput);
+  // A layer's own classes have no room for chunks that run again.
+  const int64_t again = OfRerun(shape, {Class::kInput});
   LayerTraffic traffic;
-  traffic.forward = {.in = x + blocks.forward, .out = q + kv};
+  traffic.rerun = CountTraffic(shape).rerun;
+  traffic.forward = {.in = x + blocks.forward, .out = q + kv + again};
   // x comes twice and once with its class.
   traffic.tokens = {
-      .in = 3 * x,
+      .in = 3 * x + again + OfRerun(shape, {Class::kO}),
       .out = q + shape.moved_bytes(Class::kOutputGradient) + 2 * x + kv};
   // lse comes in only here, so once less than its class says.
   traffic.blocks = {.in = blocks.outer + blocks.inner + blocks.sums -
-                          shape.moved_bytes(Class::kLse),
+                          shape.moved_bytes(Class::kLse) +
+                          OfRerun(shape, {Class::kLse}),
                     .out = blocks.sums};
   return traffic;
 }

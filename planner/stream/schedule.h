@@ -37,17 +37,21 @@ struct Executions {
   int64_t full = 0, tail = 0;
 };
 Executions CountExecutions(const StreamShape& shape, Segment which);
+// Of a step: those more of forward's kinds, where chunks run again.
+Executions CountRerun(const StreamShape& shape, Segment which);
 
 // Bytes over the link to host memory, each way.
 struct Traffic {
   int64_t in = 0, out = 0;
 };
 // Of one layer: its forward, and backward's two phases, token-local work
-// (post.backward, qkv.backward) and blocks of attention.
+// (post.backward, qkv.backward) and blocks of attention. Where chunks run
+// again: forward is that of a layer that does, and `rerun` the mean of all
+// layers.
 struct LayerTraffic {
-  Traffic forward, tokens, blocks;
+  Traffic forward, rerun, tokens, blocks;
 };
-// What a layer moves with the fractions that `shape` has, to the byte.
+// What a layer moves with the fractions that `shape` has.
 LayerTraffic CountTraffic(const StreamShape& shape);
 // Of that, what no choice of fractions changes; beside it each class travels
 // out and in once, with the rows that are swapped. q, k and v are counted here

@@ -18,6 +18,7 @@ constexpr int64_t kFirstChunk = 512, kLeastChunk = 64;
 constexpr double kSlack = 1.03;
 constexpr int kDepths[] = {1, 2, 4};
 constexpr double kAlphas[] = {1, 0.75, 0.5, 0.25, 0};
+constexpr int64_t kRerunLayers[] = {1, 2, 4, 8};
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 // Rings and transient buffers, without what is kept.
@@ -50,6 +51,22 @@ FractionMap ShareRoom(const SettingsQuestion& q, StreamOptions options) {
   return Share(q, all > 0 ? std::clamp(left / all, 0.0, 1.0) : 0, alpha);
 }
 
+// The last chunks of what is used in place, in the room that rings and
+// transients leave.
+FractionMap KeepChunks(const SettingsQuestion& q, StreamOptions options) {
+  if (!q.may_keep) return options.fractions;
+  const auto left = static_cast<double>(q.hbm.count() - WorkingBytes(options));
+  const auto kept = [&options](double keep) {
+    StreamOptions tried = options;
+    tried.fractions = KeepLastChunks(options.fractions, keep);
+    return static_cast<double>(KeptBytes(tried).count());
+  };
+  const double already = kept(0), all = kept(1) - already;
+  return KeepLastChunks(
+      options.fractions,
+      all > 0 ? std::clamp((left - already) / all, 0.0, 1.0) : 0);
+}
+
 bool Fits(const SettingsQuestion& q, const StreamOptions& options) {
   const StreamShape shape(options);
   return shape.host_bytes() <= q.host.count() &&
@@ -57,12 +74,41 @@ bool Fits(const SettingsQuestion& q, const StreamOptions& options) {
              q.hbm.count();
 }
 
+// Nothing swapped but what must be, the last chunks kept, and the fewest of the
+// first that leave host memory enough run again; all, where that is too little.
+StreamOptions RunAgain(const SettingsQuestion& q, StreamOptions options) {
+  options.alpha = 0;
+  options.fractions = DropFree(q.stream.model, q.stream.fractions);
+  options.fractions = KeepChunks(q, options);
+  const int64_t chunks = options.layout.chunks();
+  if (q.rerun.has_value()) {
+    options.rerun_chunks = RerunChunks(*q.rerun, chunks);
+    return options;
+  }
+  int64_t short_of = -1, enough = chunks;
+  while (enough - short_of > 1) {
+    options.rerun_chunks = (enough + short_of) / 2;
+    (Fits(q, options) ? enough : short_of) = options.rerun_chunks;
+  }
+  options.rerun_chunks = enough;
+  return options;
+}
+
+// Whether chunks may run again: no free class is to be kept or swapped.
+bool MayRunAgain(const SettingsQuestion& q) {
+  return q.rerun.value_or(1) > 0 && q.stream.alpha <= 0 &&
+         std::ranges::none_of(q.stream.fractions, [](const auto& f) {
+           return Traits(FindClass(f.first)->which).free() &&
+                  f.second != ClassFractions{0, 0};
+         });
+}
+
 }  // namespace
 
 std::vector<Settings> SettingsOf(const SettingsQuestion& q, int64_t chunk) {
   std::vector<Settings> all;
-  const bool may_stay =
-      q.may_keep && q.stream.alpha < 0 && q.stream.fractions.empty();
+  const bool may_stay = q.may_keep && q.stream.alpha < 0 &&
+                        q.stream.fractions.empty() && !q.rerun.has_value();
   if (may_stay) {
     all.push_back({.chunk = chunk,
                    .prefetch = q.prefetch.value_or(1),
@@ -75,7 +121,18 @@ std::vector<Settings> SettingsOf(const SettingsQuestion& q, int64_t chunk) {
     for (const int depth : kDepths) {
       const int prefetch = q.prefetch.value_or(depth);
       if (q.prefetch.has_value() && depth != kDepths[0]) continue;
-      all.push_back({.chunk = chunk, .prefetch = prefetch, .order = order});
+      for (const int64_t layers : kRerunLayers) {
+        const int64_t rerun = q.rerun_layers.value_or(layers);
+        const bool first = layers == kRerunLayers[0];
+        if (!first && (q.rerun_layers.has_value() || !MayRunAgain(q) ||
+                       layers > q.stream.model.layers)) {
+          continue;
+        }
+        all.push_back({.chunk = chunk,
+                       .prefetch = prefetch,
+                       .order = order,
+                       .rerun_layers = rerun});
+      }
     }
   }
   return all;
@@ -91,13 +148,52 @@ StreamOptions StreamOf(const SettingsQuestion& q, const Settings& settings) {
     options.fractions = KeepEverything(options.model);
     return options;
   }
+  options.rerun_layers = settings.rerun_layers;
+  const bool may_rerun = MayRunAgain(q);
+  if (q.rerun.value_or(0) > 0 && may_rerun) return RunAgain(q, options);
   const double asked = q.stream.alpha;
   for (const double alpha : kAlphas) {
     options.alpha = asked >= 0 ? asked : alpha;
     options.fractions = ShareRoom(q, options);
-    if (asked >= 0 || Fits(q, options)) break;
+    if (Fits(q, options)) return options;
+    StreamOptions last = options;
+    last.fractions = Share(q, 0, options.alpha);
+    last.fractions = KeepChunks(q, last);
+    if (Fits(q, last)) return last;
+    if (asked >= 0) break;
   }
-  return options;
+  return may_rerun ? RunAgain(q, options) : options;
+}
+
+Settings LeastHost(const SettingsQuestion& q, Settings settings) {
+  if (!MayRunAgain(q)) return settings;
+  SettingsQuestion all = q;
+  all.rerun = q.rerun.value_or(1);
+  Settings best = settings;
+  std::optional<Bytes> least;
+  for (const int64_t layers : kRerunLayers) {
+    if (layers > q.stream.model.layers) break;
+    settings.rerun_layers = q.rerun_layers.value_or(layers);
+    const StreamOptions options = StreamOf(all, settings);
+    const Bytes host = HostBytes(options);
+    if (least.has_value() && host >= *least) continue;
+    least = host;
+    best = Settled(settings, options);
+  }
+  return best;
+}
+
+int64_t RerunChunks(double part, int64_t chunks) {
+  return static_cast<int64_t>(std::ceil(part * static_cast<double>(chunks)));
+}
+
+Settings Settled(Settings settings, const StreamOptions& options) {
+  settings.rerun_chunks = options.rerun_chunks;
+  const auto kept = options.fractions.find(Traits(Class::kO).name);
+  if (kept != options.fractions.end() && !settings.resident) {
+    settings.kept = kept->second.keep;
+  }
+  return settings;
 }
 
 double PredictSeconds(const SettingsQuestion& q, const Settings& settings,
@@ -140,8 +236,16 @@ std::string ToString(const Settings& s) {
   if (s.resident) {
     return fmt::format("chunk {}, everything kept on the GPU", s.chunk);
   }
-  return fmt::format("chunk {}, prefetch {}, {} outer in backward", s.chunk,
-                     s.prefetch, Name(s.order));
+  std::string text = fmt::format("chunk {}, prefetch {}, {} outer in backward",
+                                 s.chunk, s.prefetch, Name(s.order));
+  if (s.kept > 0) {
+    text += fmt::format(", the last {:.0f} % kept on the GPU", 100 * s.kept);
+  }
+  if (s.rerun_chunks > 0) {
+    text += fmt::format(", the first {} chunks run again by {} layers",
+                        s.rerun_chunks, s.rerun_layers);
+  }
+  return text;
 }
 
 }  // namespace sluice::stream

@@ -1,5 +1,6 @@
 // How a step is cut, where the user leaves it open: chunk, prefetch depth,
-// backward's order, and whether everything is kept in HBM. Each setting is
+// backward's order, whether everything is kept in HBM, and where host memory is
+// short which chunks are kept there or run again. Each setting is
 // judged by the step time it would have in the memory there is (step_time.h);
 // what the chunk's size does to kernels is measured, the rest computed.
 //
@@ -21,7 +22,13 @@ struct Settings {
   int64_t chunk = 0;
   int prefetch = 2;
   BackwardOrder order = BackwardOrder::kKeysOuter;
-  bool resident = false;  // every class kept: nothing moves
+  bool resident = false;     // every class kept: nothing moves
+  int64_t rerun_layers = 1;  // StreamOptions'
+  // What StreamOf makes of the memory there is (0 in what SettingsOf lists):
+  // the first chunks that run again, on all ranks as many, and on this rank the
+  // last part of o, lse and inputs that stays in HBM.
+  int64_t rerun_chunks = 0;
+  double kept = 0;
   bool operator==(const Settings&) const = default;
 };
 
@@ -35,6 +42,8 @@ struct SettingsQuestion {
   std::optional<int64_t> chunk;
   std::optional<int> prefetch;
   std::optional<BackwardOrder> order;
+  std::optional<double> rerun;  // part of the chunks
+  std::optional<int64_t> rerun_layers;
   bool may_keep = true;  // rows and classes in HBM, beyond what is asked
   Bytes hbm, host;       // of this rank, beside its states
 };
@@ -43,7 +52,9 @@ struct SettingsQuestion {
 std::vector<Settings> SettingsOf(const SettingsQuestion& question,
                                  int64_t chunk);
 // A step with these settings: kept and swapped is what the question asks, else
-// as much as there is room for.
+// as much as there is room for. Where host memory is too small for all that is
+// swapped at the least: the last chunks in HBM as far as they go, and as few of
+// the first as possible run again.
 StreamOptions StreamOf(const SettingsQuestion& question,
                        const Settings& settings);
 
@@ -69,6 +80,16 @@ class ChunkSearch {
   bool up_ = true;
   double first_seconds_, best_;
 };
+
+// `settings` with all chunks run again, as far as the question leaves that
+// open, by as many layers as need the least host memory.
+Settings LeastHost(const SettingsQuestion& question, Settings settings);
+
+// A part of the chunks, 0 to 1, rounded up.
+int64_t RerunChunks(double part, int64_t chunks);
+
+// `settings` with what StreamOf made of it.
+Settings Settled(Settings settings, const StreamOptions& options);
 
 // "chunk 1024, prefetch 2, queries outer", "…, everything kept on the GPU"
 std::string ToString(const Settings& settings);

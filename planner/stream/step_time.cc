@@ -22,7 +22,14 @@ class SegmentSeconds {
   }
 
   double Of(Segment which) const {
-    const Executions count = CountExecutions(shape_, which);
+    return Of(which, CountExecutions(shape_, which));
+  }
+  double Rerun(Segment which) const {
+    return Of(which, CountRerun(shape_, which));
+  }
+
+ private:
+  double Of(Segment which, const Executions& count) const {
     const auto once = [&](bool full) {
       const auto found = once_.find(KindOf(which, full));
       return found != once_.end() ? found->second : 0;
@@ -31,7 +38,6 @@ class SegmentSeconds {
            static_cast<double>(count.tail) * once(false);
   }
 
- private:
   const StreamShape& shape_;
   std::map<std::string, double> once_;  // of one execution, by kind
 };
@@ -68,9 +74,15 @@ double StepSeconds(const StreamOptions& options,
       .embed = seconds.Of(Segment::kEmbedForward),
       .loss = seconds.Of(Segment::kLoss),
       .embed_backward = seconds.Of(Segment::kEmbedBackward)};
+  const double rerun =
+      TimeRerun(options, seconds.Rerun(Segment::kOffdiagonalForward),
+                seconds.Rerun(Segment::kQkvForward) +
+                    seconds.Rerun(Segment::kDiagonalForward) +
+                    seconds.Rerun(Segment::kPostForward),
+                links);
   return static_cast<double>(shape.layers) *
              TimeLayer(shape, layer, links).total() +
-         TimeEnds(shape, ends, links);
+         rerun + TimeEnds(shape, ends, links);
 }
 
 }  // namespace sluice::stream

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <set>
 
 namespace sluice::stream {
 
@@ -18,6 +20,8 @@ StreamShape::StreamShape(const StreamOptions& options)
       output_element(options.round_output ? element : 4),
       prefetch_depth(options.prefetch_depth),
       order(options.order),
+      rerun_chunks(options.rerun_chunks),
+      rerun_layers(options.rerun_layers),
       gated(options.model.gated),
       probe(options.probe) {
   const HeadLayout heads(options.model.heads, options.model.kv_heads, ranks);
@@ -35,11 +39,37 @@ StreamShape::StreamShape(const StreamOptions& options)
   ffn_rows =
       options.ffn_chunk_rows > 0 ? options.ffn_chunk_rows : (rows + 1) / 2;
   loss = CutLoss(options);
+  for (const ClassTraits& c : kClasses) {
+    resident_from_[static_cast<size_t>(c.which)] = FirstResident(c.which);
+  }
+  CutRuns();
+}
+
+// Down: what is kept never takes more than its fraction. Hidden states stay by
+// whole groups of the loss, which takes their chunks as one.
+int64_t StreamShape::FirstResident(Class which) const {
+  const double keep = fractions(which).keep;
+  if (Traits(which).keep == Keep::kRows || keep == 0) return chunks();
+  if (Traits(which).keep == Keep::kWhole) return keep == 1 ? 0 : chunks();
+  const auto kept =
+      static_cast<int64_t>(std::floor(keep * static_cast<double>(chunks())));
+  const int64_t first = std::max(chunks() - kept, rerun_chunks);
+  if (which != Class::kInput) return first;
+  return std::min((first + loss.chunks - 1) / loss.chunks * loss.chunks,
+                  chunks());
+}
+
+void StreamShape::CutRuns() {
+  std::set<int64_t> bounds = {0, rerun_chunks, chunks() - 1, chunks()};
+  bounds.insert(resident_from_.begin(), resident_from_.end());
+  for (auto at = bounds.begin(); std::next(at) != bounds.end(); ++at) {
+    runs_.push_back({*at, *std::next(at)});
+  }
 }
 
 // Down: what is kept never takes more than its fraction.
 int64_t StreamShape::kept_of(Class which, int64_t m, int64_t p) const {
-  if (Traits(which).keep == Keep::kWhole) return 0;
+  if (Traits(which).keep != Keep::kRows) return 0;
   const double keep = fractions(which).keep;
   const auto rows = static_cast<double>(layout.local_rows(m, p));
   return static_cast<int64_t>(std::floor(keep * rows));
@@ -50,7 +80,7 @@ int64_t StreamShape::kept_of(Class which, int64_t m, int64_t p) const {
 int64_t StreamShape::present_of(Class which, int64_t m, int64_t p) const {
   const double swap = fractions(which).swap;
   const int64_t rows = layout.local_rows(m, p);
-  if (resident(which)) return rows;
+  if (resident(which, m)) return rows;
   const int64_t stored = std::llround(swap * static_cast<double>(rows));
   return std::min(kept_of(which, m, p) + stored, rows);
 }
@@ -129,7 +159,7 @@ int64_t StreamShape::row_bytes(Class which) const {
 
 int64_t StreamShape::stored(Class which, int64_t m) const {
   const ClassTraits& traits = Traits(which);
-  if (resident(which)) return 0;
+  if (resident(which, m)) return 0;
   if (!traits.free()) return class_rows(which, m);
   return traits.rows == Rows::kHeads ? head_stored(which, m)
                                      : present(which, m) - kept(which, m);
@@ -201,17 +231,13 @@ int64_t StreamShape::ring_bytes() const {
 }
 
 int64_t StreamShape::host_bytes() const {
-  const int64_t hidden_states = SumOverChunks(
-      [this](int64_t m) { return AlignSlot(moved_bytes(Class::kInput, m)); });
-  const int64_t layer = SumOverChunks([this](int64_t m) {
-    int64_t sum = 0;
+  return SumOverChunks([this](int64_t m) {
+    int64_t layer = 0;
     for (const Class which : kLayerClasses) {
-      sum += AlignSlot(stored_bytes(which, m));
+      layer += AlignSlot(stored_bytes(which, m));
     }
-    return sum;
-  });
-  const int64_t scratch = SumOverChunks([this](int64_t m) {
-    int64_t sum = 0;
+    int64_t sum = hidden_sets(m) * AlignSlot(moved_bytes(Class::kInput, m)) +
+                  saved_sets(m) * layer;
     for (const ClassTraits& c : kClasses) {
       if (c.life == Life::kScratch) sum += AlignSlot(moved_bytes(c.which, m));
     }
@@ -220,7 +246,6 @@ int64_t StreamShape::host_bytes() const {
     }
     return sum;
   });
-  return (layers + 1) * hidden_states + layers * layer + scratch;
 }
 
 int64_t StreamShape::kept_bytes() const {
@@ -233,22 +258,20 @@ int64_t StreamShape::kept_bytes() const {
          });
 }
 
-// All chunks of a class: hidden states back to back, since the loss takes
-// several chunks as one, the others each at an aligned place.
-int64_t StreamShape::placed_bytes(Class which) const {
-  if (which == Class::kInput) return AlignSlot(class_bytes(which));
-  return SumOverChunks(
-      [&](int64_t m) { return AlignSlot(chunk_bytes(which, m)); });
-}
-
+// Hidden states lie back to back, since the loss takes several chunks as one,
+// the others each at an aligned place.
 int64_t StreamShape::resident_bytes() const {
   int64_t sum = 0;
   for (const ClassTraits& c : kClasses) {
-    if (!resident(c.which)) continue;
+    const bool dense = c.which == Class::kInput;
+    const int64_t placed = SumOverChunks([&](int64_t m) {
+      const int64_t bytes = chunk_bytes(c.which, m) - moved_bytes(c.which, m);
+      return dense ? bytes : AlignSlot(bytes);
+    });
     const int64_t times = c.life == Life::kLayer  ? layers
                           : c.life == Life::kStep ? layers + 1
                                                   : 1;
-    sum += times * placed_bytes(c.which);
+    sum += times * (dense ? AlignSlot(placed) : placed);
   }
   return sum;
 }

@@ -3,8 +3,8 @@
 // every buffer in host memory and in HBM. No memory is touched here, so that
 // "how much would it need" and "allocate it" cannot disagree.
 //
-// A class is resident where all of it stays in HBM and is used there, in
-// place: it has no room in rings and in host memory, and is never copied.
+// A chunk of a class is resident where all of it stays in HBM and is used
+// there, in place: it has no room in host memory, and is never copied.
 //
 // Thread safety: values.
 #pragma once
@@ -68,9 +68,48 @@ class StreamShape {
   // Rows of chunk m over all ranks, and of this rank.
   int64_t rows(int64_t m) const { return layout.rows(m); }
   int64_t local(int64_t m) const { return layout.local_rows(m, rank); }
-  // Used in place: a class that may be kept whole, and is.
-  bool resident(Class which) const {
-    return Traits(which).keep == Keep::kWhole && fractions(which).keep == 1;
+  // Used in place in HBM: a class that is kept whole, or its last chunks; none
+  // of the chunks that run again.
+  bool resident(Class which) const { return resident_from(which) == 0; }
+  bool resident(Class which, int64_t m) const {
+    return m >= resident_from(which);
+  }
+  int64_t resident_from(Class which) const {
+    return resident_from_[static_cast<size_t>(which)];
+  }
+  // Run again in backward (StreamOptions::rerun_chunks), but where forward has
+  // just left what backward needs: in the last group of layers.
+  bool reruns(int64_t m) const { return m < rerun_chunks; }
+  bool reruns_layer(int64_t layer) const {
+    return rerun_chunks > 0 &&
+           layer / rerun_layers < (layers - 1) / rerun_layers;
+  }
+  // The last layer of a group that runs again: backward follows.
+  bool rerun_end(int64_t layer) const {
+    return reruns_layer(layer) && (layer + 1) % rerun_layers == 0;
+  }
+  int64_t layers_rerun() const {
+    return rerun_chunks > 0 ? (layers - 1) / rerun_layers * rerun_layers : 0;
+  }
+  // Sets of chunk m's hidden states: of each layer's input and the last output,
+  // or of groups' inputs, those inside one group, and the last output. The set
+  // in which a layer's input (layer == layers: the last output) lies.
+  int64_t hidden_sets(int64_t m) const {
+    if (!reruns(m)) return layers + 1;
+    return groups() + std::min(rerun_layers, layers);
+  }
+  int64_t hidden_set(int64_t layer, int64_t m) const {
+    if (!reruns(m)) return layer;
+    if (layer == layers) return hidden_sets(m) - 1;
+    const int64_t inside = layer % rerun_layers;
+    return inside == 0 ? layer / rerun_layers : groups() + inside - 1;
+  }
+  // The same of what a layer saves: of every layer, or of a group's.
+  int64_t saved_sets(int64_t m) const {
+    return reruns(m) ? std::min(rerun_layers, layers) : layers;
+  }
+  int64_t saved_set(int64_t layer, int64_t m) const {
+    return reruns(m) ? layer % rerun_layers : layer;
   }
   // Of a rank's rows of chunk m the first are kept in HBM, those from there up
   // to `present` stored in host memory; the rest is dropped. Where a class is
@@ -113,6 +152,18 @@ class StreamShape {
     }
     return 4;
   }
+  // Sums over chunks and over pairs of them are sums over runs of equal ones,
+  // so that a question costs the same for any length.
+  struct Run {
+    int64_t first, end;
+  };
+  const std::vector<Run>& runs() const { return runs_; }
+  int64_t SumOverChunks(auto bytes_of) const {
+    int64_t sum = 0;
+    for (const Run& run : runs_)
+      sum += (run.end - run.first) * bytes_of(run.first);
+    return sum;
+  }
   // Bytes of one row of a class; 0: this model or order has no such class.
   int64_t row_bytes(Class which) const;
   // Rows of chunk m that this rank has of a class, and their bytes; the bytes
@@ -128,7 +179,7 @@ class StreamShape {
   }
   // The bytes that move whenever the class is brought or sent whole.
   int64_t moved_bytes(Class which, int64_t m) const {
-    return resident(which) ? 0 : chunk_bytes(which, m);
+    return resident(which, m) ? 0 : chunk_bytes(which, m);
   }
   int64_t moved_bytes(Class which) const {
     return SumOverChunks([&](int64_t m) { return moved_bytes(which, m); });
@@ -167,21 +218,21 @@ class StreamShape {
   int64_t output_element;     // of attention's output, as it is stored
   int prefetch_depth;
   BackwardOrder order;
+  int64_t rerun_chunks, rerun_layers;
   int64_t ffn_rows;  // of one call
   LossCut loss;      // the same on all ranks
   bool gated;        // SwiGLU
   bool probe;
 
  private:
-  // All chunks but the last are equal, so that a question costs the same for
-  // any length.
-  int64_t placed_bytes(Class which) const;
-  int64_t SumOverChunks(auto bytes_of) const {
-    const int64_t last = chunks() - 1;
-    return last * bytes_of(0) + bytes_of(last);
-  }
+  // Groups of layers that run again together.
+  int64_t groups() const { return (layers - 1) / rerun_layers + 1; }
+  int64_t FirstResident(Class which) const;
+  void CutRuns();
 
   std::array<ClassFractions, kClassCount> fractions_;  // by Class
+  std::array<int64_t, kClassCount> resident_from_;     // first chunk
+  std::vector<Run> runs_;
 };
 
 // Of a whole step of one rank: StreamShape's sums. Kept: by rows and whole.

@@ -87,7 +87,8 @@ bool FillsItsRings(const stream::StreamShape& shape) {
     groups += group.full;
   }
   for (const stream::ClassTraits& c : stream::kClasses) {
-    if (shape.resident(c.which)) return false;  // their places stay empty
+    // Their places stay empty.
+    if (shape.resident_from(c.which) < shape.chunks()) return false;
   }
   return chunks >= 2 && groups >= 2 &&
          chunks * (chunks - 1) / 2 >= shape.prefetch_depth;

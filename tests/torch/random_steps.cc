@@ -79,11 +79,24 @@ stream::FractionMap RandomFractions(Dice& dice,
       f.keep = c.keep == stream::Keep::kWhole ? 1 : dice.Fraction();
     }
     f.swap *= 1 - f.keep;
-    if (!c.can_recompute) f = {.keep = std::floor(f.keep), .swap = 0};
+    if (c.keep == stream::Keep::kWhole) f.keep = std::floor(f.keep);
     if (!c.can_recompute) f.swap = 1 - f.keep;
     fractions[c.name] = f;
   }
   return fractions;
+}
+
+// Of every third: then free classes are dropped.
+void RerunSome(Dice& dice, StepCase& c) {
+  if (!dice.Once(3)) return;
+  const int64_t chunks = (c.seq_len + c.chunk - 1) / c.chunk;
+  c.stream.rerun_chunks = dice.Of(1, chunks);
+  c.model.layers = dice.Of(2, 5);
+  c.stream.rerun_layers = dice.Of(1, c.model.layers);
+  c.stream.alpha = 0;
+  for (const stream::Class which : stream::kFreeClasses) {
+    c.stream.fractions.erase(stream::Traits(which).name);
+  }
 }
 
 }  // namespace
@@ -111,6 +124,7 @@ StepCase RandomStep(uint64_t seed) {
   if (dice.Once(3)) c.stream.ffn_chunk_rows = dice.Of(1, c.chunk + 5);
   if (dice.Once(2)) c.stream.loss_chunk_rows = dice.Of(1, 3 * c.chunk);
   c.stream.round_output = dice.Once(2);
+  RerunSome(dice, c);
   return c;
 }
 
@@ -121,7 +135,8 @@ std::string ToString(const StepCase& c) {
       "{} layers, hidden {}, {} heads of {}, {} kv heads, ffn {}{}, vocab "
       "{}{}, "
       "{}, {}, biases{}{}{}{}{}; {} tokens in chunks of {} on {} ranks, {}, "
-      "{} outer, prefetch {}, ffn rows {}, loss rows {}, alpha {}{}",
+      "{} outer, prefetch {}, ffn rows {}, loss rows {}, alpha {}{}, {} chunks "
+      "again by {} layers",
       m.layers, m.hidden, m.heads, m.head_dim(), m.kv_heads, m.ffn,
       m.gated ? " gated" : "", m.vocab, m.tied ? " tied" : "",
       m.norm == stream::NormKind::kRmsNorm ? "RMSNorm" : "LayerNorm",
@@ -132,7 +147,8 @@ std::string ToString(const StepCase& c) {
       c.stream.order == stream::BackwardOrder::kKeysOuter ? "keys" : "queries",
       c.stream.prefetch_depth, c.stream.ffn_chunk_rows,
       c.stream.loss_chunk_rows, c.stream.alpha,
-      c.stream.round_output ? ", o rounded" : "");
+      c.stream.round_output ? ", o rounded" : "", c.stream.rerun_chunks,
+      c.stream.rerun_layers);
   for (const auto& [name, f] : c.stream.fractions) {
     line += fmt::format(", {} keep {} swap {}", name, f.keep, f.swap);
   }

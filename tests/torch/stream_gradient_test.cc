@@ -139,6 +139,59 @@ INSTANTIATE_TEST_SUITE_P(
         Named{"GptFour", {Gpt(), 66, 16, 4, Alpha(1)}}),
     [](const auto& info) { return std::string(info.param.name); });
 
+// Of five layers: the first `chunks` run again in groups of `layers`.
+StepCase Again(StepCase c, int64_t chunks, int64_t layers) {
+  c.model.layers = 5;
+  c.stream.alpha = 0;
+  c.stream.rerun_chunks = chunks;
+  c.stream.rerun_layers = layers;
+  return c;
+}
+
+// And of what is used in place the last `kept` of the chunks stay in HBM.
+StepCase WithKept(StepCase c, double kept) {
+  for (const char* name : {"attention_output", "lse", "layer_input"}) {
+    c.stream.fractions[name] = {.keep = kept, .swap = 1 - kept};
+  }
+  return c;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    RunAgain, StreamedStepGradient,
+    ::testing::Values(
+        Named{"OneChunk", Again({Llama(), 71, 16}, 1, 1)},
+        Named{"Half", Again({Llama(4, 2), 71, 16}, 2, 1)},
+        Named{"All", Again({Llama(4, 2), 71, 16}, 5, 1)},
+        Named{"TheOnlyChunk", Again({Llama(), 14, 16}, 1, 1)},
+        Named{"HalfByTwo", Again({Llama(4, 2), 71, 16}, 2, 2)},
+        Named{"AllByTwo", Again({Llama(), 80, 16}, 5, 2)},
+        Named{"HalfByFour", Again({Llama(4, 2), 71, 13}, 3, 4)},
+        Named{"AllByFive", Again({Llama(4, 2), 71, 16}, 5, 5)},
+        Named{"Gpt", Again({Gpt(), 71, 16}, 3, 2)},
+        Named{"DepthFour", Again({Llama(), 71, 16, 1, Alpha(0, 4)}, 3, 2)},
+        Named{"QueriesOuter",
+              Again({Llama(4, 2), 71, 16, 1, QueriesOuter(0)}, 2, 1)},
+        Named{"QueriesOuterAllByFour",
+              Again({Llama(4, 2), 71, 16, 1, QueriesOuter(0)}, 5, 4)},
+        Named{"Two", Again({Llama(), 71, 16, 2}, 2, 1)},
+        Named{"TwoByTwo", Again({Llama(4, 2), 71, 13, 2}, 3, 2)},
+        Named{"Three", Again({Llama(12, 12), 77, 16, 3}, 5, 2)},
+        Named{"FourByFour",
+              Again({Llama(4, 2), 71, 16, 4, QueriesOuter(0)}, 3, 4)},
+        Named{"FourAll", Again({Gpt(), 66, 16, 4}, 5, 1)},
+        Named{"LastChunksKept",
+              WithKept({Llama(4, 2), 71, 16, 1, Alpha(0.5)}, 0.5)},
+        Named{"LastChunksKeptQueriesOuter",
+              WithKept({Llama(), 71, 16, 2, QueriesOuter(1)}, 0.7)},
+        Named{"FirstAgainLastKept",
+              WithKept(Again({Llama(4, 2), 100, 16}, 2, 2), 0.4)},
+        Named{"FirstAgainOthersKept",
+              WithKept(Again({Llama(4, 2), 100, 16, 2}, 3, 1), 1)},
+        Named{
+            "FirstAgainLastKeptQueriesOuter",
+            WithKept(Again({Gpt(), 100, 13, 2, QueriesOuter(0)}, 2, 4), 0.5)}),
+    [](const auto& info) { return std::string(info.param.name); });
+
 // Fractions of each class drawn by `seed`; some keep rows in HBM.
 stream::StreamOptions Mixed(const stream::ModelShape& model, uint64_t seed) {
   std::mt19937 random(seed);

@@ -143,14 +143,25 @@ absl::StatusOr<ChosenSettings> Chooser::Choose() {
   const RatedSettings& best =
       *std::ranges::min_element(best_, {}, &RatedSettings::seconds);
   ChosenSettings chosen{best.settings, std::isfinite(best.seconds), best_};
-  if (chosen.fits) return chosen;
-  // Rings are least with the least of everything.
+  if (chosen.fits) {
+    chosen.settings = stream::Settled(
+        best.settings, stream::StreamOf(question_, best.settings));
+    SLUICE_ASSIGN_OR_RETURN(
+        const double least,
+        LeastOfRanks(context_.collectives,
+                     -static_cast<double>(chosen.settings.rerun_chunks)));
+    chosen.settings.rerun_chunks = static_cast<int64_t>(-least);
+    return chosen;
+  }
+  // Rings are least with the least of everything, and host memory where all
+  // chunks run again.
   const auto smallest = std::ranges::min_element(
       best_, {}, [](const RatedSettings& r) { return r.settings.chunk; });
   chosen.settings = {
       .chunk = smallest->settings.chunk,
       .prefetch = question_.prefetch.value_or(1),
       .order = question_.order.value_or(stream::BackwardOrder::kKeysOuter)};
+  chosen.settings = stream::LeastHost(question_, chosen.settings);
   return chosen;
 }
 

@@ -136,18 +136,24 @@ plan::RankProfile StreamedStepper::Profile(
   if (round.settled && kept > Bytes(0)) left -= kept + outside;
   // 0 would say that it is not told.
   profile.transient_capacity = Bytes(std::max<int64_t>(left.count(), 1));
-  double named = 0;  // what is kept, without alignment
-  bool free = false;
+  double named = 0, stored = 0;  // what is kept and swapped, without alignment
+  bool free = false, settled = true;
   for (const plan::SkeletalClass& c : profile.classes) {
     free |= !c.must_swap && !c.given.swap && profile.alpha < 0;
-    named += c.given.keep.value_or(0) *
-             static_cast<double>(plan::KindOf(profile, c).layers) *
-             static_cast<double>(c.bytes_per_layer.count());
+    settled &= c.must_swap || c.given.swap.has_value();
+    const double all = static_cast<double>(plan::KindOf(profile, c).layers) *
+                       static_cast<double>(c.bytes_per_layer.count());
+    named += c.given.keep.value_or(0) * all;
+    stored += (c.must_swap ? 1 : c.given.swap.value_or(0)) * all;
   }
   // It was recorded with what it will do.
-  if (!free) {
-    const double more = static_cast<double>(kept.count()) - std::floor(named);
-    profile.keep_reserve = Bytes(static_cast<int64_t>(std::max(more, 0.0)));
+  const auto beside = [](Bytes all, double told) {
+    const double more = static_cast<double>(all.count()) - std::floor(told);
+    return Bytes(static_cast<int64_t>(std::max(more, 0.0)));
+  };
+  if (!free) profile.keep_reserve = beside(kept, named);
+  if (settled) {
+    profile.host_fixed = beside(stream::HostBytes(options), stored) + stage;
   }
   profile.keep_reserve += outside;
   return profile;
@@ -235,14 +241,16 @@ absl::StatusOr<StreamedStepper::Round> StreamedStepper::FirstRound(
   return Round{filled(most), given};
 }
 
-// Scratch is no class of a plan: it is as it was given when this was planned.
+// Scratch is no class of a plan, and what must be kept or swapped not its
+// choice: they are as they were given when this was planned.
 stream::FractionMap StreamedStepper::PlannedFractions() const {
   const plan::RankPlan* own = OwnPlan();
   if (own == nullptr) return {};
   stream::FractionMap fractions = stream::FillFractions(
       options_.stream.model, Given(MayKeepEverything()), /*alpha=*/1);
   for (const plan::ClassPlan& c : own->classes) {
-    if (stream::FindClass(c.name) == nullptr) continue;
+    const stream::ClassTraits* known = stream::FindClass(c.name);
+    if (known == nullptr || !known->free()) continue;
     fractions[c.name] = {c.fractions.keep, c.fractions.swap};
   }
   return fractions;

@@ -18,28 +18,36 @@ void PoisonResident(const std::vector<ChunkBuffer>& chunks,
 }  // namespace
 
 // Hidden states in HBM lie back to back, since the loss takes several chunks
-// as one.
+// as one. Chunks of size 0 have no place.
 ChunkStore::Chunks ChunkStore::Carve(stream::Class which, auto size_of) {
   Chunks chunks(shape_.chunks());
-  const bool resident = shape_.resident(which);
-  Arena& arena = resident ? resident_ : host_;
-  const bool dense = resident && which == stream::Class::kInput;
   for (int64_t m = 0; m < shape_.chunks(); ++m) {
     const int64_t size = size_of(m);
+    const bool resident = shape_.resident(which, m);
+    Arena& arena = resident ? resident_ : host_;
     chunks[m] = {.data = arena.base + arena.used,
                  .size = size,
                  .resident = resident,
                  .written = {},
                  .read = {}};
+    const bool dense = resident && which == stream::Class::kInput;
     arena.used += dense ? size : stream::AlignSlot(size);
   }
-  arena.used = stream::AlignSlot(arena.used);
+  resident_.used = stream::AlignSlot(resident_.used);
   PoisonResident(chunks, resident_memory_);
   return chunks;
 }
 
 ChunkStore::Chunks ChunkStore::CarveWhole(stream::Class which) {
   return Carve(which, [&](int64_t m) { return shape_.chunk_bytes(which, m); });
+}
+
+ChunkStore::Chunks ChunkStore::CarveSaved(stream::Class which, int64_t set) {
+  return Carve(which, [&](int64_t m) -> int64_t {
+    if (set >= shape_.saved_sets(m)) return 0;
+    return shape_.resident(which, m) ? shape_.chunk_bytes(which, m)
+                                     : shape_.stored_bytes(which, m);
+  });
 }
 
 ChunkStore::ChunkStore(const stream::StreamShape& shape, at::Device device,
@@ -50,17 +58,17 @@ ChunkStore::ChunkStore(const stream::StreamShape& shape, at::Device device,
       host_{base},
       resident_{static_cast<std::byte*>(resident_memory_.data_ptr())} {
   for (int64_t unit = 0; unit <= shape.layers; ++unit) {
-    hidden_.push_back(CarveWhole(stream::Class::kInput));
-    free_hidden_.push_back(shape.layers - unit);  // unit 0 is taken first
+    hidden_.push_back(Carve(stream::Class::kInput, [&](int64_t m) {
+      return unit < shape.hidden_sets(m)
+                 ? shape.chunk_bytes(stream::Class::kInput, m)
+                 : 0;
+    }));
+    free_hidden_.insert(unit);
   }
   saved_.resize(shape.layers);
-  for (std::vector<Chunks>& layer : saved_) {
+  for (int64_t set = 0; set < shape.layers; ++set) {
     for (const stream::Class which : stream::kLayerClasses) {
-      layer.push_back(shape.resident(which)
-                          ? CarveWhole(which)
-                          : Carve(which, [&](int64_t m) {
-                              return shape.stored_bytes(which, m);
-                            }));
+      saved_[set].push_back(CarveSaved(which, set));
     }
   }
   for (const stream::Class which : stream::kHeadClasses) {
@@ -75,7 +83,7 @@ ChunkStore::ChunkStore(const stream::StreamShape& shape, at::Device device,
 
 void ChunkStore::GiveHidden(int64_t unit) {
   PoisonResident(hidden_[unit], resident_memory_);
-  free_hidden_.push_back(unit);
+  free_hidden_.insert(unit);
 }
 
 void ChunkStore::Dead(int64_t layer) {
@@ -94,9 +102,7 @@ ChunkBuffer& ChunkStore::dropped(stream::Class which, int64_t m) {
 
 int64_t ChunkStore::TakeHidden() {
   if (free_hidden_.empty()) return -1;
-  const int64_t unit = free_hidden_.back();
-  free_hidden_.pop_back();
-  return unit;
+  return free_hidden_.extract(free_hidden_.begin()).value();
 }
 
 }  // namespace sluice::runtime

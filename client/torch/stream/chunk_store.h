@@ -16,6 +16,8 @@
 //
 // Layout: hidden states [layers + 1][chunk] | saved rows [layer][class][chunk]
 // | one layer's scratch: dropped q, k, v [chunk], dO [chunk], sums [chunk].
+// Chunks that run again have fewer sets of hidden states and saved rows, which
+// layers share (StreamShape::hidden_set, saved_set).
 //
 // Thread safety: one compute thread.
 #pragma once
@@ -25,6 +27,7 @@
 #include <array>
 #include <cstddef>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "client/copy/copy_engine.h"
@@ -49,9 +52,12 @@ class ChunkStore {
 
   Bytes size() const { return Bytes(host_.used); }  // what was carved
 
-  ChunkBuffer& hidden(int64_t unit, int64_t m) { return hidden_[unit][m]; }
+  // Unit n is what layer n takes, and n = layers what the last one leaves.
+  ChunkBuffer& hidden(int64_t unit, int64_t m) {
+    return hidden_[shape_.hidden_set(unit, m)][m];
+  }
   ChunkBuffer& saved(int64_t layer, stream::Class which, int64_t m) {
-    return saved_[layer][static_cast<int>(which)][m];
+    return saved_[shape_.saved_set(layer, m)][static_cast<int>(which)][m];
   }
   // The rows of q, k or v that are not stored: written in forward (k, v) for
   // later chunks, and once more in backward when they were recomputed.
@@ -61,7 +67,8 @@ class ChunkStore {
     return scratch_[static_cast<int>(which)][m];
   }
 
-  // A whole sequence of hidden states; -1 when all are taken.
+  // A whole sequence of hidden states, the first that is free; -1 when all are
+  // taken.
   int64_t TakeHidden();
   void GiveHidden(int64_t unit);
   // A layer's backward is over: nothing reads its saved rows, nor scratch, any
@@ -76,6 +83,7 @@ class ChunkStore {
   };
   Chunks Carve(stream::Class which, auto size_of);
   Chunks CarveWhole(stream::Class which);
+  Chunks CarveSaved(stream::Class which, int64_t set);
 
   const stream::StreamShape& shape_;
   at::Tensor resident_memory_;
@@ -84,7 +92,7 @@ class ChunkStore {
   std::vector<std::vector<Chunks>> saved_;
   Chunks dropped_[3];
   std::array<Chunks, stream::kClassCount> scratch_;  // by Class
-  std::vector<int64_t> free_hidden_;
+  std::set<int64_t> free_hidden_;
 };
 
 // Chunks of hidden states in host memory; gives them back when destroyed.

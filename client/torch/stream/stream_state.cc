@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <iterator>
 
 #include "client/torch/placement.h"
 #include "proto/base/status.h"
@@ -44,6 +45,14 @@ class Cutter {
   client::Ticket free_;
 };
 
+std::vector<int64_t> Rerun(const stream::StreamShape& shape,
+                           const std::vector<int64_t>& active) {
+  std::vector<int64_t> chunks;
+  std::ranges::copy_if(active, std::back_inserter(chunks),
+                       [&](int64_t m) { return shape.reruns(m); });
+  return chunks;
+}
+
 }  // namespace
 
 StreamState::StreamState(const Options& o)
@@ -51,6 +60,7 @@ StreamState::StreamState(const Options& o)
       shape(o.stream),
       dtype(TorchType(o.stream.dtype)),
       active(shape.active_chunks()),
+      rerun(Rerun(shape, active)),
       store(shape, o.device, o.host),
       kept(shape, o.device),
       exchange(o.stream.model.heads, o.stream.model.kv_heads, shape.ranks,

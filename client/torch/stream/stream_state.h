@@ -60,6 +60,7 @@ class StreamState final : public StreamContext {
   const stream::StreamShape shape;
   const at::ScalarType dtype;         // of weights and activations
   const std::vector<int64_t> active;  // the chunks a step runs, in order
+  const std::vector<int64_t> rerun;   // of those, the ones that run again
   ChunkStore store;
   KeptStore kept;
   HeadExchange exchange;
@@ -121,7 +122,9 @@ struct Heads {
 // earlier chunks come from host memory, ahead of their use even across chunks.
 class AttentionForward {
  public:
-  AttentionForward(StreamState& state, int64_t layer);
+  // `chunks`: those that run, the first ones.
+  AttentionForward(StreamState& state, int64_t layer,
+                   const std::vector<int64_t>& chunks);
   // Attends chunk m, whose k and v have been sent (flushed), to chunks 0..m;
   // fills `output` (fp32) and heads.lse.
   absl::Status Run(int64_t m, const Heads& heads, const at::Tensor& output);

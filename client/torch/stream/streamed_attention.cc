@@ -202,9 +202,10 @@ absl::Status AttentionBackward::Run(
   return absl::OkStatus();
 }
 
-AttentionForward::AttentionForward(StreamState& state, int64_t layer)
+AttentionForward::AttentionForward(StreamState& state, int64_t layer,
+                                   const std::vector<int64_t>& chunks)
     : state_(state),
-      blocks_(FetchedBlocks(stream::ForwardBlocks(state.active))),
+      blocks_(FetchedBlocks(stream::ForwardBlocks(chunks))),
       fetches_(&state.blocks(), static_cast<int64_t>(blocks_.size()), "k, v",
                [this, layer](int64_t n, Fetch& fetch) {
                  const int64_t i = blocks_[n].i;

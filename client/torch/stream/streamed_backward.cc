@@ -1,4 +1,4 @@
-// A layer's backward. Attention is never recomputed:
+// A layer's backward, once what runs again has run:
 //   A  a chunk at a time: dropped rows again, FFN and output projection back,
 //      dO to head layout and to host memory;
 //   B  blocks of attention, in either order (streamed_attention.cc);
@@ -219,6 +219,7 @@ absl::Status Backward::PostChunk(int64_t m, const PostInputs& in) {
 // The dropped rows of q, k, v, once, into scratch. All ranks agree on whether
 // there are any: they have the same fractions of these classes.
 absl::Status Backward::Recompute(int64_t m, const at::Tensor& x) {
+  if (shape_.reruns(m) && shape_.rerun_end(layer_)) return absl::OkStatus();
   std::map<stream::Class, at::Tensor> again;
   for (const stream::Class which : stream::kHeadClasses) {
     const int64_t dropped = shape_.head_dropped(which, m);

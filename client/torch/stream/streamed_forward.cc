@@ -1,5 +1,6 @@
 // A layer's forward, chunk by chunk: norm, projections, attention to all
-// earlier chunks, output projection, FFN.
+// earlier chunks, output projection, FFN; in backward once more for the chunks
+// that run again.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
@@ -12,24 +13,26 @@ namespace {
 
 class Forward {
  public:
+  // `output` null: up to what attention leaves.
   Forward(StreamState& state, const LayerTensors& weights, ChunkHandle& input,
-          ChunkHandle& output, int64_t layer)
+          ChunkHandle* output, int64_t layer, bool again)
       : state_(state),
         shape_(state.shape),
         weights_(weights),
         input_(input),
         output_(output),
         layer_(layer),
-        inputs_(&state.inputs(), static_cast<int64_t>(state_.active.size()),
-                "x",
+        again_(again),
+        chunks_(again ? state.rerun : state.active),
+        inputs_(&state.inputs(), static_cast<int64_t>(chunks_.size()), "x",
                 [this](int64_t k, Fetch& fetch) {
-                  fetch.Whole(input_.chunk(state_.active[k]));
+                  fetch.Whole(input_.chunk(chunks_[k]));
                   return true;
                 }),
-        attention_(state, layer) {}
+        attention_(state, layer, chunks_) {}
 
   absl::Status Run() {
-    for (const int64_t m : state_.active) {
+    for (const int64_t m : chunks_) {
       SLUICE_RETURN_IF_ERROR(Chunk(m));
     }
     return absl::OkStatus();
@@ -49,8 +52,10 @@ class Forward {
   const stream::StreamShape& shape_;
   const LayerTensors& weights_;
   ChunkHandle& input_;
-  ChunkHandle& output_;
+  ChunkHandle* output_;
   const int64_t layer_;
+  const bool again_;
+  const std::vector<int64_t>& chunks_;
   Fetches inputs_;
   AttentionForward attention_;
 };
@@ -87,8 +92,9 @@ absl::Status Forward::Project(int64_t m, const at::Tensor& x,
       state_.Whole(m), {{HeadKind::kQuery, local.q, heads.q},
                         {HeadKind::kKeyValue, local.k, heads.k},
                         {HeadKind::kKeyValue, local.v, heads.v}}));
+  // Its backward is next, and need not project again.
   SendHeads(state_, layer_, stream::Class::kQ, m, heads.q,
-            /*with_dropped=*/false);
+            /*with_dropped=*/again_ && output_ == nullptr);
   SendHeads(state_, layer_, stream::Class::kK, m, heads.k,
             /*with_dropped=*/true);
   SendHeads(state_, layer_, stream::Class::kV, m, heads.v,
@@ -99,7 +105,7 @@ absl::Status Forward::Project(int64_t m, const at::Tensor& x,
 
 void Forward::FeedForward(int64_t m, const at::Tensor& x2) {
   const at::Tensor y = state_.staging().TakeFor(
-      output_.chunk(m), {shape_.local(m), shape_.hidden}, state_.dtype);
+      output_->chunk(m), {shape_.local(m), shape_.hidden}, state_.dtype);
   RowWriter norm2 = Write(stream::Class::kNorm2, m);
   RowWriter up_rows = Write(stream::Class::kUp, m);
   RowWriter gate_rows = Write(stream::Class::kGate, m);
@@ -126,7 +132,7 @@ void Forward::FeedForward(int64_t m, const at::Tensor& x2) {
   for (const RowWriter* rows : {&norm2, &up_rows, &gate_rows, &act_rows}) {
     rows->Send(state_.staging());
   }
-  state_.staging().Send(y, output_.chunk(m));
+  state_.staging().Send(y, output_->chunk(m));
 }
 
 absl::Status Forward::Post(int64_t m, const at::Tensor& x, const Heads& heads) {
@@ -166,12 +172,14 @@ absl::Status Forward::Chunk(int64_t m) {
     SLUICE_RETURN_IF_ERROR(attention_.Run(m, heads, sum));
     heads.o.copy_(sum);
   }
-  state_.staging().Send(heads.o,
-                        state_.store.saved(layer_, stream::Class::kO, m));
-  state_.staging().Send(heads.lse,
-                        state_.store.saved(layer_, stream::Class::kLse, m));
-  state_.staging().Flush("o, lse out");
-  SLUICE_RETURN_IF_ERROR(Post(m, x, heads));
+  if (again_ || !shape_.reruns(m) || !shape_.reruns_layer(layer_)) {
+    state_.staging().Send(heads.o,
+                          state_.store.saved(layer_, stream::Class::kO, m));
+    state_.staging().Send(heads.lse,
+                          state_.store.saved(layer_, stream::Class::kLse, m));
+    state_.staging().Flush("o, lse out");
+  }
+  if (output_ != nullptr) SLUICE_RETURN_IF_ERROR(Post(m, x, heads));
   inputs_.Done();
   return absl::OkStatus();
 }
@@ -193,13 +201,27 @@ absl::StatusOr<LayerOutput> LayerForward(StreamContext& context,
     LayerOutput result;
     SLUICE_RETURN_IF_ERROR(state.Enter(stream::Phase::kForward));
     SLUICE_ASSIGN_OR_RETURN(result.output, state.NewHidden());
-    SLUICE_RETURN_IF_ERROR(
-        Forward(state, weights, *input, *result.output, layer).Run());
+    SLUICE_RETURN_IF_ERROR(Forward(state, weights, *input, result.output.get(),
+                                   layer,
+                                   /*again=*/false)
+                               .Run());
     result.saved =
         std::make_unique<SavedLayer>(SavedLayer{layer, std::move(input)});
     return result;
   };
   return CatchStatus("forward of a streamed layer", body);
+}
+
+absl::Status LayerRerun(StreamContext& context, const LayerTensors& weights,
+                        SavedLayer& saved, ChunkHandle* output) {
+  StreamState& state = StreamState::Of(context);
+  const at::NoGradGuard no_grad;
+  return CatchStatus("a streamed layer run again", [&]() -> absl::Status {
+    SLUICE_RETURN_IF_ERROR(state.Enter(stream::Phase::kForward));
+    return Forward(state, weights, *saved.input, output, saved.layer,
+                   /*again=*/true)
+        .Run();
+  });
 }
 
 }  // namespace sluice::runtime

@@ -1,6 +1,6 @@
 // A transformer layer as a stream of chunks: FPDT's chunked attention with
 // k/v in host memory, MEMO's token-wise swap and recompute, (o, lse) kept so
-// that attention is never recomputed.
+// that attention is not recomputed but for the chunks that are to run again.
 //
 // A layer is a function: (handle of its input chunks, weights, plan) -> handle
 // of its output chunks; backward returns dX and adds to weight gradients. It
@@ -53,6 +53,13 @@ absl::StatusOr<LayerOutput> LayerForward(StreamContext& context,
                                          const LayerTensors& weights,
                                          std::unique_ptr<ChunkHandle> input,
                                          int64_t layer);
+
+// Forward once more for the chunks that run again
+// (StreamOptions::rerun_chunks): what backward needs of them besides the input.
+// `output` (the next layer's input) may be null for the layer whose backward is
+// next.
+absl::Status LayerRerun(StreamContext& context, const LayerTensors& weights,
+                        SavedLayer& saved, ChunkHandle* output);
 
 // Consumes dY and what forward saved; adds to `gradients`; returns dX (in the
 // memory dY had).

@@ -36,6 +36,8 @@ class Step {
                   Fetch& fetch) const;
   void SendGroup(const stream::LossGroup& group, const at::Tensor& rows,
                  ChunkHandle& hidden);
+  absl::Status RerunGroup(
+      int64_t last, const std::vector<std::unique_ptr<SavedLayer>>& saved);
   absl::Status EmbedBackward(ChunkHandle& gradient);
   at::Tensor LossOf(const at::Tensor& x, const at::Tensor& labels);
 
@@ -100,7 +102,7 @@ at::Tensor Step::LossOf(const at::Tensor& x, const at::Tensor& labels) {
 // The chunks of a group, back to back.
 void Step::FetchGroup(const stream::LossGroup& group, ChunkHandle& hidden,
                       Fetch& fetch) const {
-  if (shape_.resident(stream::Class::kInput)) {
+  if (shape_.resident(stream::Class::kInput, group.first)) {
     return fetch.Space(hidden.chunk(group.first));
   }
   fetch.Field(shape_.loss_rows(group) * shape_.hidden * shape_.element);
@@ -138,7 +140,7 @@ absl::Status Step::Loss(ChunkHandle& hidden) {
                                           shape_.hidden};
     const at::Tensor x = slot->Take(sizes, state_.dtype);
     SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
-    const at::Tensor dx = shape_.resident(stream::Class::kInput)
+    const at::Tensor dx = shape_.resident(stream::Class::kInput, group.first)
                               ? x
                               : state_.staging().Take(sizes, state_.dtype);
     {
@@ -179,6 +181,17 @@ absl::Status Step::EmbedBackward(ChunkHandle& gradient) {
   return absl::OkStatus();
 }
 
+absl::Status Step::RerunGroup(
+    int64_t last, const std::vector<std::unique_ptr<SavedLayer>>& saved) {
+  for (int64_t layer = last + 1 - shape_.rerun_layers; layer <= last; ++layer) {
+    ChunkHandle* output =
+        layer < last ? saved[layer + 1]->input.get() : nullptr;
+    SLUICE_RETURN_IF_ERROR(
+        LayerRerun(state_, weights_.layers[layer], *saved[layer], output));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<StepResult> Step::Run() {
   SLUICE_ASSIGN_OR_RETURN(std::unique_ptr<ChunkHandle> hidden,
                           state_.NewHidden());
@@ -193,6 +206,9 @@ absl::StatusOr<StepResult> Step::Run() {
   }
   SLUICE_RETURN_IF_ERROR(Loss(*hidden));
   for (int64_t layer = shape_.layers - 1; layer >= 0; --layer) {
+    if (shape_.rerun_end(layer)) {
+      SLUICE_RETURN_IF_ERROR(RerunGroup(layer, saved));
+    }
     SLUICE_ASSIGN_OR_RETURN(
         hidden,
         LayerBackward(state_, weights_.layers[layer], gradients_.layers[layer],

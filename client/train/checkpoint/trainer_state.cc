@@ -51,6 +51,11 @@ std::string InWords(const Json& key, const std::string& name) {
     return key.contains(name) ? "everything kept on the GPU"
                               : "not everything kept on the GPU";
   }
+  if (name == "kept") {
+    return key.contains(name) ? fmt::format("{} of the tokens kept on the GPU",
+                                            key[name].dump())
+                              : "no tokens kept on the GPU";
+  }
   if (!key.contains(name)) return "no " + name;
   if (name == "--alpha" && key[name] < 0) return "--alpha auto";
   return fmt::format("{} {}", name, key[name].dump());
@@ -163,6 +168,11 @@ std::string PlanKey(const RunOptions& o, int ranks, Bytes hbm,
   key["--backward-order"] =
       stream::Name(o.order.value_or(stream::BackwardOrder::kKeysOuter));
   if (o.resident) key["resident"] = true;
+  if (o.rerun_chunks > 0) {
+    key["--rerun"] = o.rerun_chunks;
+    key["--rerun-layers"] = o.rerun_layers;
+  }
+  if (o.kept > 0) key["kept"] = o.kept;
   // Each kernel has its own buffers.
   if (!attention.empty()) key["--attention"] = attention;
   if (rounds_output) key["--round-output"] = true;
@@ -206,6 +216,16 @@ std::optional<stream::Settings> SettingsOf(const std::string& key) {
           ? BackwardOrder::kQueriesOuter
           : BackwardOrder::kKeysOuter;
   settings.resident = json.contains("resident");
+  if (json.contains("--rerun")) {
+    settings.rerun_chunks = Number(json, "--rerun");
+    settings.rerun_layers = Number(json, "--rerun-layers");
+    if (settings.rerun_chunks < 1 || settings.rerun_layers < 1) {
+      return std::nullopt;
+    }
+  }
+  if (json.contains("kept") && json["kept"].is_number()) {
+    settings.kept = json["kept"].get<double>();
+  }
   return settings;
 }
 

@@ -55,6 +55,7 @@ absl::Status CheckNumbers(const RunOptions& o) {
       {"--seq-len", o.seq_len, 1, int64_t{1} << 32},
       {"--chunk", o.chunk, 0, int64_t{1} << 32},
       {"--prefetch", o.prefetch, 0, 64},
+      {"--rerun-layers", o.rerun_layers, 0, o.model.layers},
       {"--ranks", o.ranks, 1, 1024},
       {"--threads", o.threads, 1, 1024},
       {"--steps", o.steps, 0, kMany},
@@ -72,12 +73,32 @@ absl::Status CheckNumbers(const RunOptions& o) {
       {"--vocab", o.model.vocab, 1, 1 << 24},
   }));
   return CheckLimits<double>({
+      {"--rerun", o.rerun.value_or(0), 0, 1},
       {"--lr", o.lr, 0, 1e3},
       {"--clip", o.clip, 0, 1e9},
       {"--weight-decay", o.weight_decay, 0, 1e3},
       {"--beta1", o.beta1, 0, 0.999999},
       {"--beta2", o.beta2, 0, 0.99999999},
   });
+}
+
+// Chunks that run again drop what is free.
+absl::Status CheckRerun(const RunOptions& o) {
+  if (o.rerun.value_or(0) == 0) return absl::OkStatus();
+  if (o.alpha > 0) {
+    return BadInput(
+        fmt::format("--rerun {}: with it --alpha {} must be 0 or 'auto'",
+                    *o.rerun, o.alpha));
+  }
+  for (const auto& [name, f] : o.fractions) {
+    if (!stream::FindClass(name)->free() || f == stream::ClassFractions{0, 0}) {
+      continue;
+    }
+    return BadInput(fmt::format(
+        "--rerun {}: with it --fractions {} must be 0: leave it out", *o.rerun,
+        name));
+  }
+  return absl::OkStatus();
 }
 
 // What a kernel cannot is known before a daemon is asked.
@@ -128,6 +149,7 @@ absl::Status Validate(const RunOptions& o) {
         fmt::format("--alpha {}: must be between 0 and 1, or 'auto'", o.alpha));
   }
   SLUICE_RETURN_IF_ERROR(CheckFractions(o));
+  SLUICE_RETURN_IF_ERROR(CheckRerun(o));
   if (o.save_every > 0 && o.save.empty()) {
     return BadInput("--save-every needs --save DIR to save to");
   }

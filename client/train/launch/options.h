@@ -39,6 +39,10 @@ struct RunOptions {
   int prefetch = 0;
   std::optional<stream::BackwardOrder> order;
   bool resident = false;          // chosen: all stays in HBM, if it fits
+  std::optional<double> rerun;    // part of the chunks; with a chunk 0
+  int64_t rerun_layers = 0;       // with a chunk 1
+  int64_t rerun_chunks = 0;       // chosen, or `rerun` of a given chunk's
+  double kept = 0;                // chosen (stream::Settings)
   double alpha = -1;              // negative: the planner chooses
   stream::FractionMap fractions;  // of classes that are given by themselves
   bool keep = true;               // false: the planner keeps no rows on the GPU

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "client/torch/baseline/baseline.h"
 #include "client/torch/run/streamed_stepper.h"
 #include "proto/base/status.h"
@@ -105,6 +108,13 @@ class BaselineStepper final : public Stepper {
   std::unique_ptr<runtime::HostInputs> inputs_;
 };
 
+// What is given, by flags or as it was chosen.
+stream::FractionMap Placed(const RunOptions& o) {
+  stream::FractionMap given = stream::KeepLastChunks(o.fractions, o.kept);
+  return o.rerun_chunks > 0 ? stream::DropFree(o.model, std::move(given))
+                            : given;
+}
+
 runtime::StreamedStepper::Options StreamedOptions(
     const StepperContext& context) {
   const RunOptions& o = *context.options;
@@ -115,10 +125,12 @@ runtime::StreamedStepper::Options StreamedOptions(
                  .rank = context.environment->rank,
                  .dtype = o.dtype,
                  .alpha = o.alpha,
-                 .fractions = o.fractions,
+                 .fractions = Placed(o),
                  .prefetch_depth = o.prefetch,
                  .order = o.order.value_or(stream::BackwardOrder::kKeysOuter),
                  .round_output = RoundsOutput(context),
+                 .rerun_chunks = o.rerun_chunks,
+                 .rerun_layers = std::max<int64_t>(o.rerun_layers, 1),
                  .probe = o.probe},
       .may_keep = o.keep,
       .keep_everything = o.resident,

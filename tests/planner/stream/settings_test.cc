@@ -91,13 +91,48 @@ TEST(ChunkSearch, AsksOnceAboutAnAskedSizeAndAShortSequence) {
 
 TEST(Settings, WhatIsAskedForIsNotOpen) {
   SettingsQuestion q = Question(4096);
-  EXPECT_EQ(SettingsOf(q, 512).size(), 1 + 2 * 3);
+  EXPECT_EQ(SettingsOf(q, 512).size(), 1 + 2 * 3 * 3);  // 1, 2, 4 layers again
   EXPECT_TRUE(SettingsOf(q, 512).front().resident);
   q.prefetch = 3;
   q.order = BackwardOrder::kQueriesOuter;
   q.stream.alpha = 0.5;  // some is to be swapped
   EXPECT_THAT(SettingsOf(q, 512),
               ElementsAre(Settings{512, 3, BackwardOrder::kQueriesOuter}));
+}
+
+// Where host memory is short the last chunks stay in HBM, then the first run
+// again, as few as possible, and more layers together where it is shorter yet.
+TEST(Settings, WithLessHostMemoryMoreRunsAgain) {
+  SettingsQuestion q = Question(1 << 20);
+  q.stream.model.layers = 8;
+  q.hbm = MiB(80);
+  q.host = GiB(64);
+  Settings settings{.chunk = 512, .prefetch = 1};
+  const StreamOptions all = StreamOf(q, settings);
+  EXPECT_EQ(all.rerun_chunks, 0);
+  StreamOptions least = all;
+  least.alpha = 0;
+  least.fractions = DropFree(q.stream.model, {});
+  const Bytes swapped = HostBytes(least);
+  int64_t before = 0;
+  double kept = 0;
+  for (const int part : {98, 92, 85, 75}) {
+    q.host = swapped / 100 * part;
+    const StreamOptions options = StreamOf(q, settings);
+    EXPECT_LE(HostBytes(options), q.host);
+    EXPECT_EQ(Validate(options), absl::OkStatus());
+    EXPECT_GT(options.rerun_chunks, before) << part;
+    before = options.rerun_chunks;
+    kept = Settled(settings, options).kept;
+    EXPECT_GT(kept, 0);
+    StreamOptions fewer = options;
+    --fewer.rerun_chunks;
+    EXPECT_GT(HostBytes(fewer), q.host);
+  }
+  q.host = swapped / 100 * 64;  // too little for all of them, a layer at a time
+  EXPECT_GT(HostBytes(StreamOf(q, settings)), q.host);
+  settings.rerun_layers = 2;
+  EXPECT_LE(HostBytes(StreamOf(q, settings)), q.host);
 }
 
 // The least time over all settings of a chunk size.
