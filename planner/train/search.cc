@@ -1,11 +1,13 @@
 #include "planner/train/search.h"
 
 #include <algorithm>
+#include <limits>
+#include <map>
 #include <optional>
-#include <set>
 #include <tuple>
 #include <vector>
 
+#include "planner/train/layer.h"
 #include "proto/base/status.h"
 
 namespace sluice::planner::train {
@@ -14,6 +16,7 @@ namespace {
 // Alphas and chunks to try where they are not given.
 constexpr int kAlphaSteps = 16;
 constexpr int64_t kSmallestChunk = 8 << 10;
+constexpr int64_t kRerunLayers[] = {1, 2, 4, 8};
 constexpr int64_t kLargestChunk = 1 << 20;
 
 std::vector<double> Alphas(const Request& request, const GivenSettings& given) {
@@ -42,25 +45,6 @@ std::vector<int64_t> Chunks(const Request& request,
   return chunks;
 }
 
-// Where alpha is open everything may also stay in HBM, as the run tries it
-// (planner/stream/settings.h).
-std::vector<Settings> Placements(const Request& request,
-                                 const GivenSettings& given,
-                                 Settings settings) {
-  std::vector<Settings> all;
-  if (request.method == Method::kSluice && !given.alpha) {
-    settings.alpha = 1;
-    settings.resident = true;
-    all.push_back(settings);
-    settings.resident = false;
-  }
-  for (const double alpha : Alphas(request, given)) {
-    settings.alpha = alpha;
-    all.push_back(settings);
-  }
-  return all;
-}
-
 // By how much the worse memory is overdrawn; 1 or less: it fits.
 double Overdraft(const Estimate& estimate) {
   double worst = estimate.gpu_peak_bytes / estimate.gpu_usable_bytes;
@@ -78,13 +62,78 @@ bool Better(const Estimate& a, const Estimate& b) {
   return Overdraft(a) < Overdraft(b);
 }
 
-// What decides the host memory of `sluice`: sp, chunk, alpha. ZeRO's stage does
-// not, but for a few MiB: what exceeds it need not be tried with the others,
-// which takes most of the time.
-using HostMemoryKey = std::tuple<int64_t, int64_t, double>;
-bool HostIsFull(const Request& request, const Estimate& estimate) {
-  return request.method == Method::kSluice &&
-         estimate.host_bytes_per_node > 1.01 * estimate.host_usable_bytes;
+// Tries all that a division of the GPUs leaves open, and keeps the best.
+class Search {
+ public:
+  Search(const Request& request, const GivenSettings& given)
+      : request_(request), given_(given) {}
+
+  void Try(Settings settings) {
+    for (const int64_t chunk : Chunks(request_, given_)) {
+      settings.chunk = chunk;
+      if (request_.method == Method::kSluice) {
+        TryPlacements(settings);
+        continue;
+      }
+      for (const double alpha : Alphas(request_, given_)) {
+        settings.alpha = alpha;
+        Judge(settings);
+      }
+    }
+  }
+  Estimate& best() { return *best_; }
+
+ private:
+  // `sluice`: sp, chunk, and whether sluice-train runs it, are what decides the
+  // host memory of an alpha. ZeRO's stage does not, but for a few MiB: what
+  // exceeds it need not be tried with the others, which takes most of the time.
+  using HostKey = std::tuple<int64_t, int64_t, bool>;
+
+  void TryPlacements(Settings settings);
+  // False: the host has too little for the alpha.
+  bool TryAlpha(Settings settings);
+  Estimate Judge(const Settings& settings) {
+    Estimate estimate = EstimateStep(request_, settings);
+    if (!best_ || Better(estimate, *best_)) best_ = estimate;
+    return estimate;
+  }
+
+  const Request& request_;
+  const GivenSettings& given_;
+  std::optional<Estimate> best_;
+  std::map<HostKey, double> full_from_;  // the least alpha
+};
+
+// Where alpha is open everything may also stay in HBM, as the run tries it
+// (planner/stream/settings.h).
+void Search::TryPlacements(Settings settings) {
+  if (!given_.alpha) {
+    settings.alpha = 1;
+    settings.resident = true;
+    Judge(settings);
+    settings.resident = false;
+  }
+  const HostKey key{settings.sp, settings.chunk, settings.zero < 2};
+  for (const double alpha : Alphas(request_, given_)) {
+    const auto full = full_from_.find(key);
+    if (full != full_from_.end() && alpha >= full->second) return;
+    settings.alpha = alpha;
+    if (!TryAlpha(settings)) full_from_[key] = alpha;
+  }
+}
+
+bool Search::TryAlpha(Settings settings) {
+  for (const int64_t layers : kRerunLayers) {
+    settings.rerun_layers = std::min(layers, request_.model.layers);
+    const Settings placed = PlaceChunks(request_, settings);
+    const Estimate estimate = Judge(placed);
+    if (placed.rerun_chunks > 0) continue;
+    return estimate.host_bytes_per_node <= 1.01 * estimate.host_usable_bytes;
+  }
+  // At alpha 0 some run again: more alpha has no room at all.
+  full_from_[{settings.sp, settings.chunk, settings.zero < 2}] =
+      std::numeric_limits<double>::min();
+  return true;
 }
 
 }  // namespace
@@ -96,32 +145,20 @@ absl::StatusOr<Estimate> BestEstimate(const Request& request,
   absl::StatusOr<std::vector<Settings>> candidates =
       Candidates(request, given, &no_heads);
   if (!candidates.ok()) return candidates.status();
-  // One stands for all: there is no such division, whatever it would take.
-  if (no_heads) candidates->resize(1);
-  std::set<HostMemoryKey> host_full;
-  Estimate best;
-  bool first = true;
-  for (Settings settings : *candidates) {
-    for (const int64_t chunk : Chunks(request, given)) {
-      settings.chunk = chunk;
-      for (const Settings& placed : Placements(request, given, settings)) {
-        const HostMemoryKey key{placed.sp, chunk, placed.alpha};
-        if (no_heads && !first) continue;
-        if (!placed.resident && host_full.contains(key)) continue;
-        Estimate estimate = EstimateStep(request, placed);
-        if (HostIsFull(request, estimate)) host_full.insert(key);
-        if (first || Better(estimate, best)) best = std::move(estimate);
-        first = false;
-      }
-    }
-  }
   if (no_heads) {
-    best.fits = false;
+    // One stands for all: there is no such division, whatever it would take.
+    Settings settings = candidates->front();
+    settings.chunk = Chunks(request, given).front();
+    Estimate estimate = EstimateStep(request, settings);
+    estimate.fits = false;
     const std::optional<int64_t> batch = BatchThatDivides(request, given);
-    best.reason = batch ? Reason::kBatch : Reason::kHeads;
-    best.batch_that_divides = batch.value_or(0);
+    estimate.reason = batch ? Reason::kBatch : Reason::kHeads;
+    estimate.batch_that_divides = batch.value_or(0);
+    return estimate;
   }
-  return best;
+  Search search(request, given);
+  for (const Settings& settings : *candidates) search.Try(settings);
+  return std::move(search.best());
 }
 
 absl::StatusOr<LongestSequence> FindLongest(Request request,

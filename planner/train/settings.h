@@ -32,6 +32,11 @@ struct Settings {
   double alpha = 0;
   bool resident = false;  // sluice: all of it stays in HBM, and nothing moves
   int64_t chunk = 0;      // fpdt, sluice: tokens over all ranks
+  // sluice, by PlaceChunks: the first chunks that backward runs again, so many
+  // layers together, and the last part of the tokens whose layer inputs and
+  // attention output stay in HBM.
+  int64_t rerun_chunks = 0, rerun_layers = 1;
+  double kept = 0;
   // Transient addresses come from a memory plan rather than from a caching
   // allocator. The method's own choice but for MEMO's ablation.
   bool memory_plan = false;

@@ -44,7 +44,10 @@ stream::StreamOptions StreamOptionsOf(const Request& request,
           stream::ChunkLayout(request.seq_len, settings.chunk, settings.sp),
       .dtype = stream::Dtype::kBf16,
       .alpha = settings.alpha,
-      .round_output = true};
+      .round_output = true,
+      .rerun_chunks = settings.rerun_chunks,
+      .rerun_layers = settings.rerun_layers};
+  options.fractions = stream::KeepLastChunks({}, settings.kept);
   if (settings.resident) {
     options.fractions = stream::KeepEverything(options.model);
     return options;
@@ -143,6 +146,41 @@ void AddStreamCopies(const Request& request, const StreamShape& shape,
       Exposed(seconds.attention, compute.blocks + compute.projections);
 }
 
+// What backward runs again of a layer's forward, the mean of all layers:
+// attention of the first chunks among themselves (causal), and of their tokens
+// all that is linear in them, up to attention in a group's last layer.
+void AddRerun(const Request& request, const stream::StreamOptions& options,
+              const StreamShape& shape, LayerTimes& layer) {
+  if (shape.layers_rerun() == 0) return;
+  const double all = double(shape.layers);
+  const double layers = double(shape.layers_rerun()) / all;
+  const double whole = layers - layers / double(shape.rerun_layers);
+  const double tokens =
+      std::min(1.0, double(shape.rerun_chunks * shape.rows(0)) /
+                        double(request.seq_len));
+  const double projected = ProjectionsShare(request.model);
+  const double local = tokens * (layers * projected + whole * (1 - projected));
+  const double q = double(shape.class_bytes(Class::kQ));
+  const double kv = 2 * double(shape.class_bytes(Class::kK));
+  const PassTimes& up = layer.forward;
+  const PassTimes again = {
+      .matmul = local * up.matmul,
+      .attention = tokens * tokens * layers * up.attention,
+      .elementwise = local * up.elementwise,
+      .network =
+          tokens * up.network * (layers * (q + kv) + whole * q) / (2 * q + kv)};
+  const double link = request.hardware.host_link_bytes_per_s;
+  const double keys = again.attention * (1 - 1 / double(shape.rerun_chunks));
+  const double forward = again.compute() + again.network - keys;
+  layer.recompute.exposed_copy += Exposed(
+      stream::TimeRerun(options, keys * all, forward * all, {link, link}) / all,
+      keys + forward);
+  layer.recompute.matmul += again.matmul;
+  layer.recompute.attention += again.attention;
+  layer.recompute.elementwise += again.elementwise;
+  layer.recompute.network += again.network;
+}
+
 // q, k, v of dropped rows are exchanged again, of the q, k, v and o of all.
 double RecomputedNetwork(const StreamShape& shape, double dropped,
                          double network) {
@@ -152,6 +190,35 @@ double RecomputedNetwork(const StreamShape& shape, double dropped,
 }
 
 }  // namespace
+
+Settings PlaceChunks(const Request& request, Settings settings) {
+  if (settings.resident || settings.zero >= 2) return settings;
+  settings.kept = 0;
+  settings.rerun_chunks = 0;
+  const StepParts swapped = SluiceStep(request, settings);
+  const double left = swapped.gpu_usable_bytes - swapped.memory.total();
+  const auto bytes_of = [&](const Settings& placed) {
+    const StreamShape shape(StreamOptionsOf(request, placed));
+    const Bytes host(shape.host_bytes());
+    return std::pair(
+        double(shape.resident_bytes()),
+        double((host + stream::kHostStageBytes).count()) * GpusInNode(request));
+  };
+  settings.kept = 1;
+  const double all = bytes_of(settings).first;
+  settings.kept = std::clamp(left / all, 0.0, 1.0);
+  const double host = swapped.host_usable_bytes;
+  if (settings.alpha > 0 || bytes_of(settings).second <= host) return settings;
+  int64_t too_few = 0;
+  int64_t enough = (request.seq_len - 1) / settings.chunk + 1;
+  while (enough - too_few > 1) {
+    settings.rerun_chunks = (enough + too_few) / 2;
+    const bool fits = bytes_of(settings).second <= host;
+    (fits ? enough : too_few) = settings.rerun_chunks;
+  }
+  settings.rerun_chunks = enough;
+  return settings;
+}
 
 StepParts SluiceStep(const Request& request, const Settings& settings) {
   const ModelShape& model = request.model;
@@ -168,6 +235,7 @@ StepParts SluiceStep(const Request& request, const Settings& settings) {
   layer.recompute.network =
       RecomputedNetwork(shape, dropped, layer.forward.network);
   AddStreamCopies(request, shape, settings, layer);
+  AddRerun(request, options, shape, layer);
   AddZero(request, settings.zero, 2, kMegatronGradient, parts);
   parts.swapped_layers = double(model.layers);
   const double shards = double(request.gpus);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "client/ctl/desk/or_null.h"
@@ -28,6 +29,12 @@ bool Chunked(Method method) {
 
 bool Swapped(Method method) {
   return method == Method::kMemo || method == Method::kSluice;
+}
+
+// The part of the tokens that backward runs again.
+double Rerun(const Request& request, const Settings& s) {
+  return std::min(1.0,
+                  double(s.rerun_chunks * s.chunk) / double(request.seq_len));
 }
 
 std::string PartsTable(const NamedParts& parts, double whole, bool bytes) {
@@ -168,6 +175,11 @@ nlohmann::ordered_json SettingsJson(const Request& request, const Settings& s) {
   json["alpha"] = Swapped(method) ? nlohmann::ordered_json(s.alpha) : nullptr;
   json["chunk"] = Chunked(method) ? nlohmann::ordered_json(s.chunk) : nullptr;
   if (s.resident) json["resident"] = true;
+  if (s.kept > 0) json["kept"] = s.kept;
+  if (s.rerun_chunks > 0) {
+    json["rerun"] = Rerun(request, s);
+    json["rerun_layers"] = s.rerun_layers;
+  }
   return json;
 }
 
@@ -188,6 +200,11 @@ std::string SettingsText(const Request& request, const Settings& s) {
     add(fmt::format("alpha {:.4g}", s.alpha));
   }
   if (Chunked(request.method)) add("chunk " + TokensText(s.chunk));
+  if (s.kept > 0) add(fmt::format("last {:.0f} % kept", 100 * s.kept));
+  if (s.rerun_chunks > 0) {
+    add(fmt::format("first {:.0f} % run again by {} layers",
+                    100 * Rerun(request, s), s.rerun_layers));
+  }
   return text;
 }
 

@@ -263,6 +263,39 @@ TEST(TrainEstimate, CollectivesOverNodesShareTheirCards) {
               parameters / 8 * 6 * 7 / 8 / 35e9, 1e-9);
 }
 
+// First the last tokens stay in HBM, then the first run again, more layers
+// together the longer it is; under FSDP2 neither.
+TEST(TrainEstimate, WhereTheHostIsShortTheFirstTokensRunAgain) {
+  Request request{.model = *FindModel("llama-8b"),
+                  .hardware = *FindHardware("h100-80g"),
+                  .gpus = 8,
+                  .global_batch = 1};
+  double rerun = 0, recompute = 0;
+  for (const int64_t seq_len : {3 << 20, 4 << 20, 6 << 20, 8 << 20}) {
+    request.seq_len = seq_len;
+    const Estimate best = *BestEstimate(request, {});
+    ASSERT_TRUE(best.fits) << seq_len;
+    const Settings& s = best.settings;
+    EXPECT_GT(s.kept, 0);
+    EXPECT_LE(s.zero, 1);
+    const double part = double(s.rerun_chunks * s.chunk) / double(seq_len);
+    EXPECT_GE(part, rerun);
+    EXPECT_GE(best.layer.recompute.attention, recompute);
+    rerun = part;
+    recompute = best.layer.recompute.attention;
+    if (part == 0) continue;
+    // A rerun of all but one group of layers costs f^2 of attention's forward.
+    EXPECT_NEAR(recompute / best.layer.forward.attention,
+                part * part *
+                    double((request.model.layers - 1) / s.rerun_layers *
+                           s.rerun_layers) /
+                    double(request.model.layers),
+                1e-9);
+    EXPECT_FALSE(BestEstimate(request, {.zero = 3})->fits);
+  }
+  EXPECT_GT(rerun, 0.5);
+}
+
 TEST(TrainEstimate, TheSearchIsNeverWorseThanAnyOfItsCandidates) {
   for (const Method method : kMethods) {
     const Request request = Ask("gpt-7b", "a800-80g", method, 8, 128 * K);

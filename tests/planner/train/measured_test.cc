@@ -39,6 +39,19 @@ Request OnTheH100(int64_t seq_len, double hbm) {
           .global_batch = 1};
 }
 
+// That run kept no chunk in HBM.
+Estimate AsItRan(const Request& request) {
+  Estimate best;
+  for (int i = 0; i <= 16; ++i) {
+    const Estimate estimate = EstimateStep(
+        request, {.alpha = i / 16.0, .chunk = 16 * kKibi, .memory_plan = true});
+    if (estimate.fits && (!best.fits || estimate.step_s < best.step_s)) {
+      best = estimate;
+    }
+  }
+  return best;
+}
+
 TEST(MeasuredSteps, OfAnH100AreAsTheDeskSays) {
   struct Run {
     int64_t seq_len;
@@ -47,9 +60,7 @@ TEST(MeasuredSteps, OfAnH100AreAsTheDeskSays) {
   for (const auto& [seq_len, hbm, measured] :
        {Run{64 * kKibi, 12, 65513}, Run{256 * kKibi, 16, 28972},
         Run{512 * kKibi, 16, 16143}}) {
-    SLUICE_ASSERT_OK_AND_ASSIGN(
-        const Estimate desk, BestEstimate(OnTheH100(seq_len, hbm * (1 << 30)),
-                                          {.chunk = 16 * kKibi}));
+    const Estimate desk = AsItRan(OnTheH100(seq_len, hbm * (1 << 30)));
     const double times = desk.tokens_per_gpu_per_s / measured;
     std::printf("%lldK: desk %.0f, measured %.0f tokens/s: %+.1f %%\n",
                 static_cast<long long>(seq_len / kKibi),
