@@ -38,6 +38,7 @@ struct RawFlags {
   std::string gpus;
   std::optional<int64_t> chunk;
   std::optional<int> prefetch;
+  std::string rerun;
   std::string order = "auto";
 };
 
@@ -122,13 +123,13 @@ void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
   app.add_option("--prefetch", raw.prefetch,
                  "slots through which chunks come back (with --chunk: 2)");
   app.add_option(
-      "--rerun", o.rerun,
+      "--rerun", raw.rerun,
       "part of the tokens, the first ones, 0 to 1, that backward "
       "runs again from layers' inputs rather than keep what attention "
-      "left (open: as little as host memory allows; with --chunk: 0)");
+      "left; auto: as little as host memory allows (with --chunk: 0)");
   cli::AddCount(app, "--rerun-layers", o.rerun_layers,
                 "layers that run again together: of their inputs the first "
-                "is kept (open: what is fastest; with --chunk: 1)");
+                "is kept (auto: what is fastest; with --rerun N: 1)");
   app.add_option("--backward-order", raw.order,
                  "which side of attention's backward stays: keys or queries "
                  "(auto: with --chunk keys)")
@@ -337,6 +338,19 @@ absl::Status ReadFractions(const std::string& text, stream::FractionMap& out) {
   return absl::OkStatus();
 }
 
+// With --chunk nothing runs again unless that is asked for.
+absl::Status ReadRerun(const RawFlags& raw, RunOptions& o) {
+  const bool given = raw.chunk || o.command != Command::kTrain;
+  const std::string text = !raw.rerun.empty() ? raw.rerun
+                           : given            ? "0"
+                                              : "auto";
+  double part = 0;
+  SLUICE_RETURN_IF_ERROR(
+      ReadNumber("--rerun", text, 1, "a part of the tokens, 0 to 1", part));
+  if (part >= 0) o.rerun = part;
+  return absl::OkStatus();
+}
+
 // What follows from --chunk: with it a run is the same every time, without it
 // everything about chunks is open, and measured.
 absl::Status ReadSettings(const RawFlags& raw, RunOptions& o) {
@@ -357,14 +371,16 @@ absl::Status ReadSettings(const RawFlags& raw, RunOptions& o) {
                      {"keys", BackwardOrder::kKeysOuter},
                      {"queries", BackwardOrder::kQueriesOuter}},
                     o.order));
+  SLUICE_RETURN_IF_ERROR(ReadRerun(raw, o));
   o.chunk = raw.chunk.value_or(o.command == Command::kTrain ? 0 : 512);
   o.prefetch = raw.prefetch.value_or(0);
   if (o.chunk == 0) return absl::OkStatus();
   if (o.prefetch == 0) o.prefetch = 2;
   if (!o.order.has_value()) o.order = BackwardOrder::kKeysOuter;
+  if (!o.rerun.has_value()) return absl::OkStatus();
   if (o.rerun_layers == 0) o.rerun_layers = 1;
   o.rerun_chunks = stream::RerunChunks(
-      o.rerun.value_or(0), stream::ChunkLayout(o.seq_len, o.chunk, 1).chunks());
+      *o.rerun, stream::ChunkLayout(o.seq_len, o.chunk, 1).chunks());
   return absl::OkStatus();
 }
 

@@ -86,7 +86,8 @@ absl::Status Trainer::PrepareData() {
 // A resumed run is cut as it was, where that is known to all ranks.
 absl::Status Trainer::Choose() {
   const RunOptions& o = *context_.options;
-  if (o.method != Method::kSluice || o.chunk > 0) return absl::OkStatus();
+  if (o.method != Method::kSluice) return absl::OkStatus();
+  if (o.chunk > 0 && o.rerun.has_value()) return absl::OkStatus();
   std::optional<stream::Settings> saved;
   if (resumed_.has_value()) saved = resumed_->LoadSettings();
   SLUICE_ASSIGN_OR_RETURN(

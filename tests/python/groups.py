@@ -176,6 +176,7 @@ ONLY_DEEP = {2: {
     "sinks, experts", "learned positions, documents", "frozen", "ddp",
     "fsdp2, experts", "in the host, documents", "in the host, softcaps",
     "in the host, fsdp2, tied", "router losses", "router losses, fsdp2",
+    "half runs again",
 }, 4: {"fsdp2"}}
 
 

@@ -139,9 +139,10 @@ INSTANTIATE_TEST_SUITE_P(
         Named{"GptFour", {Gpt(), 66, 16, 4, Alpha(1)}}),
     [](const auto& info) { return std::string(info.param.name); });
 
-// Of five layers: the first `chunks` run again in groups of `layers`.
-StepCase Again(StepCase c, int64_t chunks, int64_t layers) {
-  c.model.layers = 5;
+// The first `chunks` run again in groups of `layers`; of `all` layers, or one
+// more than a group.
+StepCase Again(StepCase c, int64_t chunks, int64_t layers, int64_t all = 0) {
+  c.model.layers = std::max<int64_t>({all, 3, layers + 1});
   c.stream.alpha = 0;
   c.stream.rerun_chunks = chunks;
   c.stream.rerun_layers = layers;
@@ -159,23 +160,31 @@ StepCase WithKept(StepCase c, double kept) {
 INSTANTIATE_TEST_SUITE_P(
     RunAgain, StreamedStepGradient,
     ::testing::Values(
-        Named{"OneChunk", Again({Llama(), 71, 16}, 1, 1)},
         Named{"Half", Again({Llama(4, 2), 71, 16}, 2, 1)},
+        Named{"AllByTwo", Again({Llama(), 80, 16}, 5, 2, 5)},
+        Named{"QueriesOuterByFour",
+              Again({Llama(4, 2), 71, 16, 1, QueriesOuter(0)}, 3, 4)},
+        Named{"TwoByTwo", Again({Llama(4, 2), 71, 13, 2}, 3, 2)},
+        Named{"FirstAgainLastKept",
+              WithKept(Again({Llama(4, 2), 100, 16}, 2, 2), 0.4)}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+INSTANTIATE_TEST_SUITE_P(
+    RunAgainWider, StreamedStepGradient,
+    ::testing::Values(
+        Named{"OneChunk", Again({Llama(), 71, 16}, 1, 1)},
         Named{"All", Again({Llama(4, 2), 71, 16}, 5, 1)},
         Named{"TheOnlyChunk", Again({Llama(), 14, 16}, 1, 1)},
-        Named{"HalfByTwo", Again({Llama(4, 2), 71, 16}, 2, 2)},
-        Named{"AllByTwo", Again({Llama(), 80, 16}, 5, 2)},
-        Named{"HalfByFour", Again({Llama(4, 2), 71, 13}, 3, 4)},
-        Named{"AllByFive", Again({Llama(4, 2), 71, 16}, 5, 5)},
-        Named{"Gpt", Again({Gpt(), 71, 16}, 3, 2)},
-        Named{"DepthFour", Again({Llama(), 71, 16, 1, Alpha(0, 4)}, 3, 2)},
+        Named{"HalfByTwo", Again({Llama(4, 2), 71, 16}, 2, 2, 5)},
+        Named{"HalfByFour", Again({Llama(4, 2), 71, 13}, 3, 4, 7)},
+        Named{"GptByTwo", Again({Gpt(), 71, 16}, 3, 2)},
+        Named{"Ahead", Again({Llama(), 71, 16, 1, Alpha(0, 4)}, 3, 2)},
         Named{"QueriesOuter",
               Again({Llama(4, 2), 71, 16, 1, QueriesOuter(0)}, 2, 1)},
         Named{"QueriesOuterAllByFour",
               Again({Llama(4, 2), 71, 16, 1, QueriesOuter(0)}, 5, 4)},
-        Named{"Two", Again({Llama(), 71, 16, 2}, 2, 1)},
-        Named{"TwoByTwo", Again({Llama(4, 2), 71, 13, 2}, 3, 2)},
-        Named{"Three", Again({Llama(12, 12), 77, 16, 3}, 5, 2)},
+        Named{"TwoRanks", Again({Llama(), 71, 16, 2}, 2, 1)},
+        Named{"ThreeRanks", Again({Llama(12, 12), 77, 16, 3}, 5, 2)},
         Named{"FourByFour",
               Again({Llama(4, 2), 71, 16, 4, QueriesOuter(0)}, 3, 4)},
         Named{"FourAll", Again({Gpt(), 66, 16, 4}, 5, 1)},
@@ -183,8 +192,6 @@ INSTANTIATE_TEST_SUITE_P(
               WithKept({Llama(4, 2), 71, 16, 1, Alpha(0.5)}, 0.5)},
         Named{"LastChunksKeptQueriesOuter",
               WithKept({Llama(), 71, 16, 2, QueriesOuter(1)}, 0.7)},
-        Named{"FirstAgainLastKept",
-              WithKept(Again({Llama(4, 2), 100, 16}, 2, 2), 0.4)},
         Named{"FirstAgainOthersKept",
               WithKept(Again({Llama(4, 2), 100, 16, 2}, 3, 1), 1)},
         Named{

@@ -39,7 +39,7 @@ struct RunOptions {
   int prefetch = 0;
   std::optional<stream::BackwardOrder> order;
   bool resident = false;          // chosen: all stays in HBM, if it fits
-  std::optional<double> rerun;    // part of the chunks; with a chunk 0
+  std::optional<double> rerun;    // part of the chunks; open without
   int64_t rerun_layers = 0;       // with a chunk 1
   int64_t rerun_chunks = 0;       // chosen, or `rerun` of a given chunk's
   double kept = 0;                // chosen (stream::Settings)
