@@ -72,7 +72,8 @@ class Settings(harness.TrainTest):
         self.assertEqual(
             report["settings"],
             {"chunk": 100, "prefetch": 3, "backward_order": "queries",
-             "resident": False, "why": None})
+             "resident": False, "rerun_chunks": 0, "rerun_layers": 1,
+             "kept": 0, "why": None})
         self.assertIsNone(re.search(r"(?m)^cut", said))
 
     def test_a_resumed_run_is_cut_as_it_was(self):
@@ -83,6 +84,26 @@ class Settings(harness.TrainTest):
         for name in ("chunk", "prefetch", "backward_order", "resident"):
             self.assertEqual(again["settings"][name], first["settings"][name])
         self.assertIn("as before", said)
+
+    def test_where_the_host_is_short_the_first_chunks_run_again(self):
+        flags = ["--seq-len", "1500", "--chunk", "100", "--no-keep"]
+        whole, _ = self.run_open(*flags, "--alpha", "0", "--steps", "2")
+        save = self.path("save")
+        flags += ["--rerun", "auto", "--save", save, "--host",
+                  f"{whole['host_bytes'] * 95 // 100}B"]
+        first, said = self.run_open(*flags, "--steps", "1")
+        settings = first["settings"]
+        self.assertGreater(settings["rerun_chunks"], 0)
+        self.assertLess(settings["rerun_chunks"], 15)
+        self.assertLessEqual(first["host_bytes"],
+                             whole["host_bytes"] * 0.95)
+        self.assertRegex(said, r"(?m)^cut .*the first \d+ chunks run again")
+        self.assertEqual(first["plan"]["mismatches"], 0)
+        again, said = self.run_open(*flags, "--steps", "2", "--resume", save)
+        self.assertEqual({**again["settings"], "why": None},
+                         {**settings, "why": None})
+        self.assertNotIn("planned anew", said)
+        self.assertEqual(first["losses"] + again["losses"], whole["losses"])
 
     def plan_of(self, save, step):
         with open(f"{save}/checkpoint-{step}/plan-0-of-1.json",

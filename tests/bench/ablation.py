@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""bench-ablation: what each part of the plan is worth, by real runs.
+
+    ablation.py --bin DIR --json FILE [--way NAME]
+
+A Llama of 32 layers on two simulated GPUs, with four times as much host memory
+as the states leave of theirs. The longest sequence of each way is found by
+`sluice-train --probe` and run for a whole step; then both ways of a pair take
+turns at the shorter one's longest. MEMO's parts: all swapped, all recomputed,
+half, a linear program's fractions. FPDT's way: of all chunks attention runs
+again from layers' inputs, keys outer, nothing stays on the GPU. `alst` is the
+baseline's. By chunk: HBM, host memory, or run again. In fp32, where attention's
+output is as wide as a hidden state, as it is on a GPU in bf16.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+
+import node
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)),
+                                "../../deploy/demo"))
+import search  # noqa: E402
+
+MIB = 1 << 20
+HBM, STATES = 270, 256  # MiB of a GPU, of the model's weights and optimizer
+GPUS, CHUNK = 2, 128
+HOST = 4 * GPUS * (HBM - STATES)
+MODEL = ["--layers", "32", "--hidden", "256", "--heads", "8", "--kv-heads", "2",
+         "--ffn", "688", "--vocab", "256", "--dtype", "fp32", "--ranks", str(GPUS), "--threads", "1",
+         "--hbm", f"{HBM}MiB", "--host", f"{HOST}MiB"]
+CHUNKS = ["--chunk", str(CHUNK)]
+NOTHING_KEPT = [*CHUNKS, "--no-keep"]
+WAYS = {
+    "recompute": ["--method", "recompute"],
+    "alst": ["--method", "alst"],
+    "all swapped": [*NOTHING_KEPT, "--alpha", "1"],
+    "half swapped": [*NOTHING_KEPT, "--alpha", "0.5"],
+    "all recomputed": [*NOTHING_KEPT, "--alpha", "0"],
+    "linear program": CHUNKS,
+    "fpdt": [*NOTHING_KEPT, "--alpha", "0", "--rerun", "1", "--rerun-layers",
+             "1", "--backward-order", "keys"],
+    "by chunk, nothing on the GPU": [*NOTHING_KEPT, "--rerun", "auto",
+                                     "--backward-order", "queries"],
+    "by chunk": [*CHUNKS, "--rerun", "auto", "--backward-order", "queries"],
+}
+# (way, beside, least multiple of its longest)
+PAIRS = [("by chunk, nothing on the GPU", "fpdt", 1.7),
+         ("by chunk, nothing on the GPU", "alst", 1.4),
+         ("by chunk", "fpdt", 2), ("by chunk", "alst", 1.7)]
+ROUNDS = 2
+CONFIG = f"""\
+[device]
+driver = "sim"
+[sim]
+gpus = {GPUS}
+gpu_memory = "{HBM + 8}MiB"
+host_memory = "{HOST + 64}MiB"
+[pools]
+host_bytes = "{HOST + 64}MiB"
+[http]
+listen = ""
+"""
+
+
+class Runs:
+    """Of one daemon."""
+
+    def __init__(self, folder, runtime):
+        self._folder, self._runtime = folder, runtime
+        self._text = os.path.join(runtime, "text")
+        with open(self._text, "w", encoding="utf-8") as file:
+            file.writelines(f"line {i} of a text\n" for i in range(40000))
+
+    def run(self, way, length, *more):
+        """(lines of its steps, report); None: it does not fit."""
+        return node.train(
+            self._folder, self._runtime, [*MODEL, *WAYS[way], "--seq-len",
+                                          str(length), *more], 1, self._text)
+
+    def longest(self, way):
+        """(tokens, seconds of a whole step at them, its settings)."""
+        found, _ = search.longest(
+            lambda length: self.run(way, length, "--probe") is not None, 2048)
+        while found and (ran := self.run(way, found)) is None:
+            found -= CHUNK
+        if not found:
+            return 0, 0, None
+        print(f"{way}: {found} tokens, {ran[0][0]['seconds']:.1f} s",
+              file=sys.stderr, flush=True)
+        return found, ran[0][0]["seconds"], ran[1]["settings"]
+
+
+def placed(settings):
+    if not settings:
+        return ""
+    return (f", {settings['kept']:.0%} kept, {settings['rerun_chunks']} chunks "
+            f"again by {settings['rerun_layers']} layers")
+
+
+def entries_of(runs, ways):
+    longest = {way: runs.longest(way) for way in ways}
+    entries = [{"name": f"ablation, {way}", "value": tokens, "unit": "tokens",
+                "target": None, "better": "higher", "detail":
+                f"a step in {seconds:.1f} s{placed(settings)}"}
+               for way, (tokens, seconds, settings) in longest.items()]
+    for way, other, least in PAIRS:
+        if way not in longest or other not in longest:
+            continue
+        length = longest[other][0]
+        entries.append({
+            "name": f"ablation, {way} / {other}", "target": least,
+            "value": longest[way][0] / length, "unit": "x as long",
+            "better": "higher", "detail": ""})
+        seconds = {one: [] for one in (way, other)}
+        for _ in range(ROUNDS):
+            for one, times in seconds.items():
+                times.append(runs.run(one, length)[0][0]["seconds"])
+        mine, theirs = (statistics.median(seconds[one])
+                        for one in (way, other))
+        entries.append({
+            "name": f"ablation, speed of {way} / {other}", "target": 1,
+            "value": theirs / mine, "unit": f"x at {length} tokens",
+            "better": "higher", "detail":
+            f"{mine:.1f} s beside {theirs:.1f} s"})
+    return entries
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--bin", required=True)
+    parser.add_argument("--json", required=True)
+    parser.add_argument("--way", choices=WAYS, action="append",
+                        help="only these")
+    arguments = parser.parse_args()
+    with node.daemon(arguments.bin, CONFIG) as runtime:
+        entries = entries_of(Runs(arguments.bin, runtime),
+                             arguments.way or list(WAYS))
+    with open(arguments.json, "w", encoding="utf-8") as file:
+        json.dump(entries, file)
+
+
+if __name__ == "__main__":
+    main()
