@@ -27,7 +27,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sluice
-from sluice import blocks, gpu_blocks, whole_scores
+from sluice import blocks, gpu_blocks, host_states, whole_scores
 from sluice.arena import HostArena
 from sluice.attention import Site
 from sluice.intervals import Whole
@@ -36,7 +36,7 @@ GPU = torch.device("cuda", 0)
 LENGTH = 43  # two chunks of 16 and a rest
 
 
-def leave_out(arena: HostArena) -> None:
+def leave_out(arena: HostArena | host_states.HostStates) -> None:
     """Replaced by what is not done."""
 
 
@@ -376,6 +376,58 @@ def recorded_by_torch(arena: HostArena) -> None:
     assert recorded == [True]
 
 
+def optimizer(session: sluice.Session, dtype: torch.dtype = torch.float32
+              ) -> None:
+    """sluice.AdamW on two streams, in several buckets, as torch's on the CPU; each
+    step reads what the one before has left in the host."""
+    host_states.BUCKET_BYTES = 4 << 20
+    torch.manual_seed(0)
+    ours = [nn.Parameter(torch.randn(n, dtype=dtype).to(GPU)) for n in
+            (3, 300_000, 1_300_000, 400_000, 0, 7)]
+    torchs = [nn.Parameter(p.detach().float().cpu()) for p in ours]
+    optimizer = sluice.AdamW(ours, lr=1e-2, session=session)
+    leave_out(optimizer._states)
+    expected = torch.optim.AdamW(torchs, lr=1e-2, foreach=True)
+    # Of all, then twice of those in one bucket; made before, for to wait for
+    # them would order the steps.
+    grads = [[torch.randn(p.shape).to(dtype) if i < 2 or step % 3 == 0
+              else None for i, p in enumerate(ours)] for step in range(6)]
+    on_gpu = [[None if grad is None else grad.to(GPU) for grad in of_step]
+              for of_step in grads]
+    here, side = torch.cuda.current_stream(GPU), torch.cuda.Stream(GPU)
+    seen = []
+    for step, of_step in enumerate(on_gpu):
+        stream = here if step < 3 else side
+        stream.wait_stream(here)
+        with torch.cuda.stream(stream):
+            for p, grad in zip(ours, of_step, strict=True):
+                p.grad = grad
+            optimizer.step()
+            seen.append([p + 0 for p in ours])  # comes after the step
+        here.wait_stream(stream)
+    # The host has waited for nothing yet.
+    states = [{name: value.clone() for name, value in
+               optimizer.state[p].items()} for p in ours]
+    for of_step, found in zip(grads, seen, strict=True):
+        for twin, grad in zip(torchs, of_step, strict=True):
+            twin.grad = None if grad is None else grad.float()
+        expected.step()
+        for got, twin in zip(found, torchs, strict=True):
+            assert torch.equal(got.cpu(), twin.to(dtype))
+    for found, twin in zip(states, torchs, strict=True):
+        for name, value in expected.state[twin].items():
+            assert torch.equal(found[name], value), name
+        assert dtype == torch.float32 or torch.equal(found["master"], twin)
+    optimizer.load_state_dict(expected.state_dict())
+    assert all(torch.equal(optimizer.state[p]["exp_avg"],
+                           expected.state[twin]["exp_avg"])
+               for p, twin in zip(ours, torchs, strict=True))
+
+
+def rounded_optimizer(session: sluice.Session) -> None:
+    optimizer(session, torch.bfloat16)
+
+
 def refusals(session: sluice.Session) -> None:
     model = tiny("qwen3")
     told = []
@@ -402,6 +454,12 @@ def no_mark(arena: HostArena) -> None:
     library = copy.copy(arena._copies._library)
     library.engine_mark_compute = lambda *_: 0
     arena._copies._library = library
+
+
+def no_order(states: host_states.HostStates) -> None:
+    """A bucket arrives while the one before it in that memory is copied out."""
+    start = states._copies.start
+    states._copies.start = lambda *copied: start(*copied[:-1], 0)
 
 
 def no_stream(arena: HostArena) -> None:

@@ -1,0 +1,316 @@
+"""`sluice.AdamW`: torch's AdamW with its states in host memory.
+
+[Note: master weights] A parameter that is not fp32 has an fp32 master in the
+host, which is updated and rounded into the parameter. Where the parameter's bits
+are not those that the master rounds to, the parameter was set by something else
+(weights that were loaded, merged or averaged), or is new: the master is set to
+it before the update. So a master needs no first value, and states of torch's
+AdamW, which have none, can be loaded.
+"""
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import itertools
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.adamw import adamw
+
+from sluice.arguments import NONE, a, invalid, shown, takes
+from sluice.computing import check_device
+from sluice.errors import Error, Status, Unsupported
+from sluice.host_states import HostStates, Piece, bytes_of
+from sluice.session import Session
+
+__all__ = ["AdamW"]
+
+_STATES = ("exp_avg", "exp_avg_sq", "master")
+_numbers = itertools.count()  # of sessions of this process's optimizers
+
+
+class AdamW(torch.optim.AdamW):
+    """AdamW whose m, v and fp32 master weights are in leased host memory.
+
+    Host bytes per parameter of this rank: 8 for fp32, 12 for bf16 and fp16, which
+    have masters. Device bytes: in `step()` at most two buckets of 64 MiB and what
+    torch's foreach kernels compute on the way; none between steps.
+
+    `step()` gives fp32 parameters the bits of torch.optim.AdamW(foreach=True),
+    and others the rounded ones of the same on fp32 masters. What is computed
+    later on torch's current stream comes after all of it. A parameter's states
+    are leased in the first step in which it has a gradient.
+
+    `state`, and with it `state_dict()`, waits for copies. Its tensors (CPU
+    tensors, or DTensors of such) are the leased memory and outlive the optimizer.
+    They have torch's names, and "master"; only `load_state_dict` sets them.
+
+    Args:
+      params: parameters, named ones, or groups, as torch takes them: float32,
+        bfloat16 or float16, on the session's device. Of DTensors the local
+        shards are updated.
+      lr, betas, eps, weight_decay: as torch's, but numbers alone.
+      amsgrad, maximize: refused where they are True.
+      session: whose host memory is leased and whose GPU computes, open for as
+        long as steps are made. None: a `Session` of its own, which takes
+        $SLUICE_SOCKET or starts a private simulated daemon.
+
+    Raises:
+      ValueError: a number that torch's AdamW refuses.
+      Unsupported: an option that is not built; in `step()` a parameter or
+        gradient that is not, and parameters of DistributedDataParallel, with
+        the bytes that they would take.
+      Error: no daemon; in `step()` and `load_state_dict()` RESOURCE_EXHAUSTED
+        where the states do not fit into the host memory that can be leased:
+        no parameter was changed.
+
+    It cannot be pickled or copied. Thread safety: one thread at a time.
+    """
+
+    @takes("AdamW", session=a(Session, "a sluice.Session") | NONE)
+    def __init__(self, params: Iterable, lr: float = 1e-3,
+                 betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+                 weight_decay: float = 1e-2, amsgrad: bool = False, *,
+                 maximize: bool = False, session: Session | None = None
+                 ) -> None:
+        self._views: dict[torch.Tensor, list[torch.Tensor]] = {}
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad,
+                         maximize=maximize, foreach=True)
+        self._states = HostStates(session or Session(
+            job=f"adamw-{os.getpid()}-{next(_numbers)}"))
+
+    @property
+    def state(self) -> dict[torch.Tensor, dict[str, Any]]:
+        """By parameter, as the last step left it; waits for copies."""
+        if self._views:
+            self._states.settle()
+        return self._state
+
+    @state.setter
+    def state(self, state: dict[torch.Tensor, dict[str, Any]]) -> None:
+        self._state = state  # an empty one, of torch's constructor
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        self._check_options()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Updates the parameters that have gradients; see `AdamW`. Returns what
+        `closure` returns, which computes the loss again."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check_options()
+        groups = {p: group for group in self.param_groups
+                  for p in group["params"] if p.grad is not None}
+        begun = [p for p in groups if not self._state.get(p)]
+        self._lease(begun)
+        for p in begun:
+            self._set(p, {"step": 0.0})
+        for pieces, states in self._states.stream(groups.__contains__):
+            due = [each for each in zip(pieces, states)
+                   if each[0].parameter in groups]
+            for _, run in itertools.groupby(
+                    due, lambda each: id(groups[each[0].parameter])):
+                updates = list(run)
+                self._update(updates, groups[updates[0][0].parameter])
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Copies states of this class or of torch's AdamW into host memory.
+        Raises ValueError where they are of other groups, or of parameters of
+        other shapes: then options of the groups may be loaded, no state is."""
+        # Torch would cast tensors to the parameters' device and dtype.
+        hook = self.register_load_state_dict_pre_hook(lambda _, given: {
+            **given, "state": {key: functools.partial(dict, values) for
+                               key, values in given["state"].items()}})
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            hook.remove()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """What torch's load_state_dict calls with what is to be set."""
+        kept = {p: values() for p, values in state.pop("state").items()}
+        given = {p: values for p, values in kept.items() if values}
+        super().__setstate__(state)
+        self._check_options()
+        for p, values in given.items():
+            _check_given(p, values)
+        self._lease(given)
+        self._state.clear()
+        for p, values in given.items():
+            self._set(p, values)
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise Unsupported("AdamW", "its states are leased memory, which cannot "
+                          "be pickled or copied", "make an AdamW of the copied "
+                          "parameters, and load this one's state_dict()")
+
+    # --- states -------------------------------------------------------------
+
+    def _lease(self, parameters: Iterable[torch.Tensor]) -> None:
+        """States of those that have none yet."""
+        new = [(p, _local(p, p), _count(p)) for p in parameters
+               if p not in self._views]
+        if not new:
+            return
+        for _, local, _ in new:
+            _check_parameter(local)
+            check_device(local.device, self._states.device)
+        _refuse_replicas([p for p, _, _ in new])
+        try:
+            leased = self._states.add(new)
+        except Error as error:
+            if error.status != Status.RESOURCE_EXHAUSTED:
+                raise
+            nbytes = sum(bytes_of(local, count) for _, local, count in new)
+            raise Error(error.status, (
+                f"AdamW: states of {sum(x.numel() for _, x, _ in new):,} "
+                f"parameters take {_gib(nbytes)} of host memory: let the daemon "
+                f"lend more, or shard over more ranks: {error.line}")) from error
+        self._views.update((p, views) for (p, _, _), views in zip(new, leased))
+
+    def _set(self, p: torch.Tensor, values: Mapping[str, Any]) -> None:
+        """What is not given is 0; a master too, see [Note: master weights]."""
+        self._states.settle()
+        for name, view in zip(_STATES, self._views[p]):
+            view.copy_(_local(values[name], p) if name in values else
+                       torch.zeros(()))
+        self._state[p] = {
+            "step": torch.tensor(float(values["step"]), dtype=torch.float32),
+            **{name: _as_sharded(view, p)
+               for name, view in zip(_STATES, self._views[p])}}
+
+    def _update(self, updates: list[tuple[Piece, list[torch.Tensor]]],
+                group: Mapping[str, Any]) -> None:
+        """One step of pieces of a group's parameters, by their states."""
+        params, grads, steps, rounded = [], [], [], []
+        for piece, (_, _, *masters) in updates:
+            p = piece.parameter
+            values = _flat(_local(p, p))[piece.start:piece.stop]
+            for master in masters:
+                _follow(master, values)
+                rounded.append((values, master))
+            params.append(masters[0] if masters else values)
+            grads.append(_gradient(p)[piece.start:piece.stop].float())
+            step = self._state[p]["step"]
+            steps.append(step if piece.last else step.clone())  # counted once
+        beta1, beta2 = group["betas"]
+        adamw(params, grads, [states[0] for _, states in updates],
+              [states[1] for _, states in updates], [], steps, foreach=True,
+              amsgrad=False, beta1=beta1, beta2=beta2, lr=group["lr"],
+              weight_decay=group["weight_decay"], eps=group["eps"],
+              maximize=False)
+        for values, master in rounded:
+            values.copy_(master)
+
+    def _check_options(self) -> None:
+        for group in self.param_groups:
+            for name in "amsgrad", "maximize", "capturable", "differentiable":
+                if group.get(name):
+                    raise Unsupported("AdamW", f"{name}=True is not built",
+                                      "leave it out, or take torch's AdamW")
+            if isinstance(group["lr"], torch.Tensor):
+                raise Unsupported("AdamW", "lr is a tensor, which torch's "
+                                  "foreach kernels do not take", "pass a number")
+
+
+def _count(p: torch.Tensor) -> int:
+    return 2 if p.dtype == torch.float32 else 3
+
+
+def _follow(master: torch.Tensor, values: torch.Tensor) -> None:
+    """See [Note: master weights]."""
+    same = master.to(values.dtype).view(torch.int16) == values.view(torch.int16)
+    master.copy_(torch.where(same, master, values.float()))
+
+
+def _local(tensor: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    """This rank's values of what is sharded as `p`, or is to be."""
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    if tensor.placements != p.placements:
+        tensor = tensor.redistribute(placements=p.placements)
+    return tensor.detach().to_local()
+
+
+def _as_sharded(view: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    """A state as its parameter is sharded; it stays in the host."""
+    if not isinstance(p, DTensor):
+        return view
+    meta = p._spec.tensor_meta._replace(dtype=view.dtype)
+    return DTensor(view, dataclasses.replace(p._spec, tensor_meta=meta),
+                   requires_grad=False)
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """A view of a dense tensor's values in the order of its memory."""
+    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+
+
+def _gradient(p: torch.Tensor) -> torch.Tensor:
+    """Flat, in the order of the parameter's memory."""
+    if p.grad.layout != torch.strided:
+        raise Unsupported("AdamW", "a sparse gradient",
+                          "make the embedding with sparse=False")
+    grad, local = _local(p.grad, p), _local(p, p)
+    if grad.stride() != local.stride():
+        grad = torch.empty_like(local, dtype=grad.dtype).copy_(grad)
+    return _flat(grad)
+
+
+def _check_parameter(local: torch.Tensor) -> None:
+    if local.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise Unsupported("AdamW", shown(local),
+                          "pass float32, bfloat16 or float16 parameters")
+    if torch.empty_like(local, device="meta").stride() != local.stride():
+        raise Unsupported("AdamW", f"{shown(local)} with gaps in its memory",
+                          "make the parameter of a contiguous tensor")
+
+
+def _check_given(p: torch.Tensor, values: Mapping[str, Any]) -> None:
+    missing = {"step", *_STATES[:2]} - values.keys()
+    if missing:
+        raise invalid(f"load_state_dict: states without {min(missing)}: they "
+                      "are not AdamW's")
+    for name in _STATES:
+        value = values.get(name, p)
+        if (value.shape, isinstance(value, DTensor)) != (
+                p.shape, isinstance(p, DTensor)):
+            raise invalid(f"load_state_dict: {name} is {shown(value)}, its "
+                          f"parameter {shown(p)}: they must have one shape, and "
+                          "be DTensors or not")
+
+
+def _refuse_replicas(parameters: Iterable[torch.Tensor]) -> None:
+    """Of which DDP holds a whole copy on each rank."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    ids = {id(p) for p in parameters}
+    # DDP leaves no mark on a parameter.
+    for ddp in [each for each in gc.get_objects()
+                if issubclass(type(each), DistributedDataParallel)]:
+        ranks = dist.get_world_size(ddp.process_group)
+        held = [p for p in ddp.parameters() if id(p) in ids]
+        if ranks > 1 and held:
+            nbytes = sum(bytes_of(p, _count(p)) for p in held)
+            raise Unsupported("AdamW", (
+                f"DistributedDataParallel holds {sum(p.numel() for p in held):,}"
+                f" parameters whole on each of {ranks} ranks: their states would "
+                f"take {_gib(nbytes)} of host memory per rank, "
+                f"{_gib(ranks * nbytes)} in all"), (
+                "shard the model with fully_shard (FSDP2), then they take "
+                f"{_gib(nbytes)} in all"))
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.3g} GiB"

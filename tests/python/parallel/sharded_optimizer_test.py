@@ -1,0 +1,21 @@
+"""sluice.AdamW under FSDP2 is torch's AdamW to the bit, and their states are each
+other's. One process per rank, on Gloo."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from gloo import run_ranks
+from sharded_optimizer import work
+from support import forked
+
+from sluice.daemon import PrivateDaemon
+
+
+@pytest.mark.parametrize("case", ["steps", "half", "states", "ddp"])
+def test_shards_are_updated_as_by_torch(tmp_path, case):
+    with contextlib.closing(PrivateDaemon(gpus=1)) as daemon:
+        ranks = forked(lambda: run_ranks(
+            2, work, 2, str(tmp_path / "group"), daemon.socket, case))
+    assert ranks.returncode == 0, ranks.stdout + ranks.stderr
