@@ -7,6 +7,8 @@
 
 #include "client/torch/run/choose_settings.h"
 #include "client/train/watch/words.h"
+#include "planner/stream/stream_shape.h"
+#include "planner/stream/transients.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
@@ -58,6 +60,20 @@ absl::StatusOr<ChosenSettings> ChooseSettings(const StepperContext& context) {
       runtime::ChooseSettings(RunContextOf(context, &weights),
                               Question(context), context.options->threads));
   return ChosenSettings{chosen.settings, Why(chosen)};
+}
+
+Bytes LeastStepBytes(const StepperContext& context) {
+  const stream::SettingsQuestion q = Question(context);
+  const int64_t ranks = q.stream.layout.ranks();
+  stream::StreamOptions least = q.stream;
+  least.layout =
+      stream::ChunkLayout(q.seq_len, *stream::ChunkSearch(q).Next(), ranks);
+  least.alpha = std::max(q.stream.alpha, 0.0);
+  least.prefetch_depth = q.prefetch.value_or(1);
+  least.order = q.order.value_or(stream::BackwardOrder::kKeysOuter);
+  const Bytes ids(16 * least.layout.total_local_rows(q.stream.rank));
+  return stream::RingBytes(least) + stream::KeptBytes(least) +
+         stream::TransientBytes(least) + ids;
 }
 
 RunOptions With(RunOptions options, const stream::Settings& settings) {

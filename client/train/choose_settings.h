@@ -19,6 +19,10 @@ struct ChosenSettings {
 // As runtime::ChooseSettings (client/torch/run), asked by the command line.
 absl::StatusOr<ChosenSettings> ChooseSettings(const StepperContext& context);
 
+// What a step needs of HBM in addition to the states, at the least: with the
+// chunks that were asked for, else the first that are tried, and nothing kept.
+Bytes LeastStepBytes(const StepperContext& context);
+
 // `options` with these settings.
 RunOptions With(RunOptions options, const stream::Settings& settings);
 

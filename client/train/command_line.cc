@@ -40,6 +40,7 @@ struct RawFlags {
   std::optional<int> prefetch;
   std::string rerun;
   std::string order = "auto";
+  std::string optimizer_states = "auto";
 };
 
 void AddAttention(CLI::App& app, RawFlags& raw) {
@@ -207,6 +208,12 @@ void AddTraining(CLI::App& app, RunOptions& o, RawFlags& raw) {
   app.add_option("--beta1", o.beta1, "AdamW's mean of gradients")
       ->capture_default_str();
   app.add_option("--beta2", o.beta2, "AdamW's mean of their squares")
+      ->capture_default_str();
+  app.add_option("--optimizer-states", raw.optimizer_states,
+                 "where AdamW's states lie: hbm; host: in host memory, each "
+                 "part of the model updated on the GPU before the next "
+                 "forward reads it (sluice only); auto: host where they leave "
+                 "no room for a step in hbm")
       ->capture_default_str();
   cli::AddCount(app, "--batch", o.batch, "sequences of a micro-batch");
   cli::AddCount(app, "--accumulate", o.accumulate, "micro-batches of a step");
@@ -422,6 +429,14 @@ absl::Status Convert(const RawFlags& raw, RunOptions& o) {
   SLUICE_RETURN_IF_ERROR(Choose<std::string>(
       "--device", raw.device, {{"auto", ""}, {"cuda", "cuda"}, {"sim", "sim"}},
       o.driver));
+  using stream::StatePlace;
+  using Place = std::optional<StatePlace>;
+  SLUICE_RETURN_IF_ERROR(Choose<Place>("--optimizer-states",
+                                       raw.optimizer_states,
+                                       {{"auto", Place()},
+                                        {"hbm", StatePlace::kHbm},
+                                        {"host", StatePlace::kHost}},
+                                       o.optimizer_states));
   bool gpt = false;
   SLUICE_RETURN_IF_ERROR(
       Choose<bool>("--arch", raw.arch, {{"gpt", true}, {"llama", false}}, gpt));

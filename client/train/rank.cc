@@ -12,9 +12,11 @@
 #include "client/session/session.h"
 #include "client/torch/exceptions.h"
 #include "client/torch/ranks/device_ranks.h"
+#include "client/torch/run/agreement.h"
 #include "client/torch/run/communicators.h"
 #include "client/torch/run/host_stage.h"
 #include "client/train/check/check.h"
+#include "client/train/choose_settings.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/launch/peer_watch.h"
 #include "client/train/launch/rank_result.h"
@@ -65,8 +67,12 @@ class RankRun {
                      runtime::Collectives* gpus);
   absl::Status WithRanks(runtime::RankMemory& memory,
                          runtime::Collectives* collectives);
+  // Of this rank's HBM: weights, gradients and what the optimizer has there.
+  Bytes StatesIn(stream::StatePlace place) const;
   // What no length makes smaller, before it is allocated.
   absl::Status CheckStates(Bytes memory) const;
+  // Of the optimizer, into the report. A collective.
+  absl::Status PlaceStates(const StepperContext& context);
   absl::Status WithModel(runtime::RankMemory& memory,
                          runtime::Collectives* collectives);
   // For the watches: the main thread is stuck, or works on. What that thread
@@ -87,34 +93,68 @@ class RankRun {
   PeerWatch watch_;
 };
 
+Bytes RankRun::StatesIn(stream::StatePlace place) const {
+  return stream::CountStates(options_.model, options_.dtype,
+                             environment_.world_size, environment_.rank, place)
+      .hbm();
+}
+
 absl::Status RankRun::CheckStates(Bytes memory) const {
   if (options_.command != Command::kTrain) return absl::OkStatus();
-  const Bytes states =
-      stream::CountStates(options_.model, options_.dtype,
-                          environment_.world_size, environment_.rank)
-          .total();
+  const Bytes states = StatesIn(report_.states);
   if (states <= memory) return absl::OkStatus();
+  const bool host = report_.states == stream::StatePlace::kHost;
+  const bool helps = !host && options_.method == Method::kSluice &&
+                     StatesIn(stream::StatePlace::kHost) <= memory;
   return DoesNotFit(
       kGpuMemory,
-      fmt::format("weights, gradients and optimizer states need {} on each GPU "
-                  "before any activation, there are {}: raise --hbm beyond "
-                  "that, take more --ranks or a smaller model",
-                  FormatBytes(states), FormatBytes(memory)));
+      fmt::format("weights, gradients and {} need {} on each GPU before any "
+                  "activation, there are {}: raise --hbm beyond that, take "
+                  "{}more --ranks or a smaller model",
+                  host ? "the optimizer's buffers" : "optimizer states",
+                  FormatBytes(states), FormatBytes(memory),
+                  helps ? "--optimizer-states host, " : ""));
+}
+
+// One place for all ranks: it decides the order of their collectives.
+absl::Status RankRun::PlaceStates(const StepperContext& context) {
+  const Bytes memory = context.memory->size();
+  report_.states = options_.optimizer_states.value_or(stream::StatePlace::kHbm);
+  const bool open = options_.command == Command::kTrain &&
+                    options_.method == Method::kSluice &&
+                    !options_.optimizer_states.has_value();
+  if (open) {
+    const Bytes states = StatesIn(stream::StatePlace::kHbm);
+    const Bytes step = LeastStepBytes(context);
+    SLUICE_ASSIGN_OR_RETURN(
+        const bool full,
+        runtime::AnyRank(context.collectives, states + step > memory));
+    if (full) {
+      report_.states = stream::StatePlace::kHost;
+      report_.states_why = fmt::format(
+          "optimizer states in host memory: with weights and gradients {} in "
+          "HBM, and a step needs {} of the {} there",
+          FormatBytes(states), FormatBytes(step), FormatBytes(memory));
+    }
+  }
+  return runtime::Agree(context.collectives, CheckStates(memory));
 }
 
 absl::Status RankRun::WithModel(runtime::RankMemory& memory,
                                 runtime::Collectives* collectives) {
-  SLUICE_RETURN_IF_ERROR(
-      runtime::Agree(collectives, CheckStates(memory.size())));
+  StepperContext context{&options_,       &environment_,  &memory,
+                         collectives,     nullptr,        nullptr,
+                         progress_.get(), &memory.stage()};
+  SLUICE_RETURN_IF_ERROR(PlaceStates(context));
+  context.states = report_.states;
   SLUICE_RETURN_IF_ERROR(runtime::Agree(collectives, memory.Arm()));
   FlatModel weights(options_.model, runtime::TorchType(options_.dtype),
                     memory.device());
   SLUICE_RETURN_IF_ERROR(weights.Initialize(
       options_.model, static_cast<uint64_t>(options_.seed), memory.stage()));
   FlatModel gradients(options_.model, at::kFloat, memory.device());
-  const StepperContext context{&options_,       &environment_,  &memory,
-                               collectives,     &weights,       &gradients,
-                               progress_.get(), &memory.stage()};
+  context.weights = &weights;
+  context.gradients = &gradients;
   memory.allocator().Observe(progress_.get());
   return options_.command == Command::kCheck
              ? RunCheck(context, watch_, &check_)

@@ -67,6 +67,8 @@ std::string ToJson(const RunReport& r, const absl::Status& status) {
                {"seq_len", r.seq_len},
                {"ranks", r.ranks},
                {"settings", ReportSettings(r)},
+               {"optimizer_states", stream::Name(r.states)},
+               {"optimizer_states_why", nullptr},
                {"steps", r.steps},
                {"losses", r.losses},
                {"first_loss", nullptr},
@@ -87,6 +89,7 @@ std::string ToJson(const RunReport& r, const absl::Status& status) {
                {"stall_seconds", r.stall_seconds},
                {"interrupted", r.interrupted}};
   if (!r.attention.empty()) json["attention"] = r.attention;
+  if (!r.states_why.empty()) json["optimizer_states_why"] = r.states_why;
   json["resumed"] = Resumed(r.resumed);
   json["saves"] = Saves(r.saves);
   json["log_lines_unwritten"] = r.log_lines_unwritten;

@@ -11,6 +11,7 @@
 #include "client/torch/run/saved_plan.h"
 #include "client/train/launch/options.h"
 #include "planner/stream/settings.h"
+#include "planner/stream/states.h"
 #include "proto/base/units.h"
 #include "proto/plan/plan.h"
 
@@ -49,6 +50,8 @@ struct RunReport {
   std::vector<plan::ClassPlan> fractions;
   std::optional<stream::Settings> settings;  // none: a baseline
   std::string settings_why;                  // empty: they were given
+  stream::StatePlace states = stream::StatePlace::kHbm;  // of the optimizer
+  std::string states_why;  // empty: given, or in HBM
   runtime::PlanSummary plan;
   std::vector<runtime::PlanChangeRecord>
       plan_changes;  // while it ran, rank 0's

@@ -56,20 +56,16 @@ Json Blocks(const std::vector<runtime::BlockRecord>& records) {
 
 }  // namespace
 
-StepTrace::StepTrace(const StepperContext& context, Stepper* stepper, bool on)
-    : context_(context),
-      stepper_(stepper),
-      on_(on && context.environment->rank == 0) {
+StepTrace::StepTrace(const StepperContext& context, bool on)
+    : context_(context), on_(on && context.environment->rank == 0) {
   if (!on_) return;
-  stepper_->TakeCopies();  // of the steps before
   context_.memory->allocator().RecordTimeline(true);
 }
 
-void StepTrace::Stop() {
+void StepTrace::Stop(const std::vector<client::CopyRecord>& copies) {
   if (!on_) return;
   runtime::RegionAllocator& allocator = context_.memory->allocator();
   allocator.RecordTimeline(false);
-  const auto copies = stepper_->TakeCopies();
   const auto blocks = allocator.TakeBlocks();
   const Json json = {
       {"compute", Compute(allocator.TakeRuns())},

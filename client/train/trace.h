@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "client/train/step/stepper.h"
@@ -12,16 +13,15 @@ namespace sluice::train {
 class StepTrace {
  public:
   // Starts recording when `on` and this is rank 0.
-  StepTrace(const StepperContext& context, Stepper* stepper, bool on);
-  // Takes the record: what follows is not in it.
-  void Stop();
+  StepTrace(const StepperContext& context, bool on);
+  // Takes the record, with the step's `copies`: what follows is not in it.
+  void Stop(const std::vector<client::CopyRecord>& copies);
   // Writes {"compute", "h2d", "d2h", "blocks", "hbm_bytes", "planned_bytes"};
   // nothing when off. Times: seconds on the monotonic clock. After Stop.
   absl::Status Write(const std::string& path);
 
  private:
   StepperContext context_;
-  Stepper* stepper_;
   const bool on_;
   std::string text_;
 };

@@ -125,6 +125,24 @@ absl::Status Trainer::PrepareStepper() {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::unique_ptr<HostStates>> Trainer::LeaseStates() {
+  const RunOptions& o = *context_.options;
+  HostStates::Options states{.model = o.model,
+                             .dtype = o.dtype,
+                             .ranks = context_.environment->world_size,
+                             .rank = context_.environment->rank,
+                             .device = context_.memory->device()};
+  const Bytes size = stream::CountStates(o.model, o.dtype, states.ranks,
+                                         states.rank, context_.states)
+                         .host;
+  if (size > Bytes(0)) {  // a rank may own no bucket
+    SLUICE_ASSIGN_OR_RETURN(states.host, context_.memory->LeaseFixed(size));
+  }
+  SLUICE_ASSIGN_OR_RETURN(states.copies,
+                          context_.memory->StartCopies(WantsTrace(context_)));
+  return std::make_unique<HostStates>(std::move(states));
+}
+
 absl::Status Trainer::PrepareOptimizer() {
   const RunOptions& o = *context_.options;
   at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
@@ -132,9 +150,16 @@ absl::Status Trainer::PrepareOptimizer() {
   if (!o.resume.empty()) {
     SLUICE_RETURN_IF_ERROR(Resume());
   }
-  optimizer_ =
-      std::make_unique<AdamW>(OptimizerOptions(o), context_.weights,
-                              context_.gradients, context_.collectives);
+  std::unique_ptr<HostStates> host;
+  if (context_.states == stream::StatePlace::kHost) {
+    SLUICE_ASSIGN_OR_RETURN(host, LeaseStates());
+  }
+  const bool clear = host != nullptr && !resumed_.has_value();
+  optimizer_ = std::make_unique<AdamW>(OptimizerOptions(o), context_.weights,
+                                       context_.gradients, context_.collectives,
+                                       std::move(host));
+  context_.pending = optimizer_.get();
+  if (clear) return optimizer_->ClearHost(*context_.stage);
   if (!resumed_.has_value()) return absl::OkStatus();
   return resumed_->LoadOptimizer(*optimizer_, *context_.stage);
 }
@@ -225,6 +250,7 @@ absl::Status Trainer::Prepare() {
   }
   ExpectSteps(context_, *stepper_);
   Announce(context_, *stepper_, report_->settings_why);
+  Note(report_->states_why);
   Note(stepper_->note());
   if (corpus_ != nullptr) {
     dealer_ = std::make_unique<Dealer>(corpus_.get(), layout, rank);
@@ -235,7 +261,7 @@ absl::Status Trainer::Prepare() {
 
 absl::StatusOr<runtime::StepResult> Trainer::RunMicroBatches() {
   const int64_t global_count = sequences() * context_.options->seq_len;
-  context_.gradients->flat().zero_();
+  optimizer_->ZeroGradients();
   runtime::StepResult sum;
   next_token_ = state_.next_token;
   for (int64_t i = 0; i < sequences(); ++i) {
@@ -291,10 +317,30 @@ absl::StatusOr<Trainer::Sums> Trainer::SumOverRanks(
   return result;
 }
 
+client::CopyStats Trainer::Copies() const {
+  client::CopyStats all = stepper_->copies();
+  if (optimizer_->host() == nullptr) return all;
+  const client::CopyStats states = optimizer_->host()->copies().stats();
+  all.h2d += states.h2d;
+  all.d2h += states.d2h;
+  all.grant_wait += states.grant_wait;
+  all.stall += states.stall;
+  return all;
+}
+
+std::vector<client::CopyRecord> Trainer::TakeCopies() {
+  auto all = stepper_->TakeCopies();
+  if (optimizer_->host() == nullptr) return all;
+  for (client::CopyRecord& copy : optimizer_->host()->copies().TakeTimeline()) {
+    all.push_back(std::move(copy));
+  }
+  return all;
+}
+
 absl::Status Trainer::Step() {
   const absl::Time start = absl::Now();
   context_.watch->BeginStep(state_.step + 1, sequences());
-  copies_before_ = stepper_->copies();
+  copies_before_ = Copies();
   mismatches_before_ = context_.memory->allocator().stats().mismatches;
   SLUICE_ASSIGN_OR_RETURN(const runtime::StepResult own, RunMicroBatches());
   context_.watch->At("the optimizer");
@@ -329,7 +375,7 @@ std::string Trainer::WhatWentWrong(double loss, double norm) const {
 }
 
 absl::Status Trainer::Record(const Sums& sums, double norm, double seconds) {
-  const client::CopyStats copies = stepper_->copies();
+  const client::CopyStats copies = Copies();
   StepMetrics m;
   m.step = state_.step;
   m.loss = sums.loss;
@@ -381,6 +427,7 @@ absl::Status Trainer::TakePlan(const std::vector<bool>& takes) {
     return absl::OkStatus();
   }
   const auto rank = static_cast<size_t>(context_.environment->rank);
+  SLUICE_RETURN_IF_ERROR(optimizer_->FinishUpdate());
   SLUICE_ASSIGN_OR_RETURN(runtime::PlanChangeRecord change,
                           stepper_->Refresh(takes[rank]));
   change.step = state_.step;
@@ -398,6 +445,7 @@ absl::Status Trainer::MaybeSave(bool last) {
   const bool due = o.save_every > 0 && state_.step % o.save_every == 0;
   if (!last && !due) return absl::OkStatus();
   context_.watch->Enter(RankPhase::kSaving);
+  SLUICE_RETURN_IF_ERROR(optimizer_->FinishUpdate());
   const absl::Status saved =
       saver_->Save(state_, *optimizer_, stepper_->saved_plan());
   context_.watch->Enter(RankPhase::kReady);
@@ -433,15 +481,18 @@ absl::Status Trainer::Loop() {
   }
   while (state_.step < o.steps && !stop_) {
     const bool last = state_.step + 1 == o.steps;
-    StepTrace trace(context_, stepper_.get(), last && !o.trace.empty());
+    const bool traced = last && !o.trace.empty();
+    if (traced) TakeCopies();  // of the steps before
+    StepTrace trace(context_, traced);
     SLUICE_RETURN_IF_ERROR(Step());
-    trace.Stop();
+    if (traced) trace.Stop(TakeCopies());
     // The checkpoint first: a trace that cannot be written costs no step.
     SLUICE_RETURN_IF_ERROR(MaybeSave(last || stop_));
     SLUICE_RETURN_IF_ERROR(trace.Write(o.trace));
     saved = last || stop_;
     if (!saved) SLUICE_RETURN_IF_ERROR(TakePlan(takes_));
   }
+  SLUICE_RETURN_IF_ERROR(optimizer_->FinishUpdate());
   // A signal in the last step interrupted nothing.
   report_->interrupted = stop_ && state_.step < o.steps;
   if (report_->interrupted && log_ != nullptr) {

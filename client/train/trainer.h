@@ -3,7 +3,10 @@
 // A step is batch x accumulate sequences, one after the other (a streamed
 // sequence fills the rings by itself, so there is nothing to gain from rows
 // of several); their gradients add up, divided by the number of labels of all
-// of them. Then: gradients to their owners, clip, update, broadcast.
+// of them. Then: gradients to their owners, clip, update, broadcast. Where the
+// optimizer's states are in host memory, the next step's forward updates and
+// broadcasts (adamw.h); a save, a new plan and the run's end wait for all of
+// it.
 //
 // Every decision that all ranks must share (stop on NaN, stop on Ctrl-C) is
 // made from sums that all of them have.
@@ -52,6 +55,10 @@ class Trainer {
   absl::Status Choose();
   absl::Status PrepareStepper();
   absl::Status PrepareOptimizer();
+  absl::StatusOr<std::unique_ptr<HostStates>> LeaseStates();
+  // Of the step and of the optimizer's states.
+  client::CopyStats Copies() const;
+  std::vector<client::CopyRecord> TakeCopies();
   absl::Status StopBeforeSteps();
   absl::Status Resume();
   absl::Status PrepareSaver();

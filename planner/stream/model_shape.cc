@@ -86,8 +86,10 @@ absl::Status CheckPositions(const ModelShape& m) {
 
 int64_t ModelShape::trained_parameters() const {
   return (tied ? 1 : 2) * vocab * hidden + max_positions * hidden +
-         layers * LayerParameters(*this) + NormParameters(*this);
+         layers * layer_parameters() + NormParameters(*this);
 }
+
+int64_t ModelShape::layer_parameters() const { return LayerParameters(*this); }
 
 double ModelShape::layer_weights() const {
   const double h = double(hidden);

@@ -69,6 +69,7 @@ struct ModelShape {
 
   // Everything that is trained, norms and biases too.
   int64_t trained_parameters() const;
+  int64_t layer_parameters() const;  // of those, one layer's
 
   // --- as MEMO and its MFU count (section 5.2), norms and biases (< 0.1 %)
   // --- left out: P = 12 n h^2 + V h for GPT

@@ -73,7 +73,7 @@ double StreamStates(const Request& request, const Settings& settings) {
   const int shards = settings.zero == 1 ? static_cast<int>(request.gpus) : 1;
   return double(stream::CountStates(request.model, stream::Dtype::kBf16, shards,
                                     /*rank=*/0)
-                    .total()
+                    .hbm()
                     .count());
 }
 

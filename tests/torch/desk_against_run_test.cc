@@ -100,12 +100,15 @@ class DeskAgainstRun : public ::testing::TestWithParam<uint64_t> {
       : case_(RandomStep(GetParam())),
         rank_(static_cast<int>(GetParam() % uint64_t(case_.ranks))),
         options_(OptionsOf(case_, rank_)),
-        run_(MeasureStep(case_, rank_, /*steps=*/1)) {}
+        run_(MeasureStep(case_, rank_, /*steps=*/1, place_)) {}
 
   void ExpectBuffers() const;
   // Returns the tallest that was recorded.
   Bytes ExpectSegments() const;
 
+  const stream::StatePlace place_ = GetParam() % 3 == 0
+                                        ? stream::StatePlace::kHost
+                                        : stream::StatePlace::kHbm;
   const StepCase case_;
   const int rank_;
   const stream::StreamOptions options_;
@@ -155,8 +158,9 @@ Bytes DeskAgainstRun::ExpectSegments() const {
 
 TEST_P(DeskAgainstRun, SaysWhatAStepTakes) {
   SCOPED_TRACE(ToString(case_));
-  EXPECT_EQ(stream::CountStates(case_.model, options_.dtype, case_.ranks, rank_)
-                .total(),
+  EXPECT_EQ(stream::CountStates(case_.model, options_.dtype, case_.ranks, rank_,
+                                place_)
+                .hbm(),
             run_.states);
   ExpectBuffers();
   const auto tallest = static_cast<double>(ExpectSegments().count());

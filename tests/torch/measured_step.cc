@@ -45,11 +45,13 @@ class RankRun {
  public:
   // `measured` is null for the ranks that only take part.
   RankRun(const StepCase& c, const StepData& data, device::Driver* driver,
-          Collectives& collectives, MeasuredStep* measured)
+          Collectives& collectives, stream::StatePlace states,
+          MeasuredStep* measured)
       : case_(c),
         data_(data),
         driver_(driver),
         collectives_(collectives),
+        place_(states),
         measured_(measured) {
     if (measured_ == nullptr) return;
     allocator_.emplace(at::kCPU, Region().data(), kRegion);
@@ -60,6 +62,7 @@ class RankRun {
 
  private:
   void MakeStates();
+  std::unique_ptr<train::HostStates> MakeHostStates();
   void MakeContext();
   void Step();
   void LookIntoMemory();
@@ -71,10 +74,12 @@ class RankRun {
   const StepData& data_;
   device::Driver* const driver_;
   Collectives& collectives_;
+  const stream::StatePlace place_;
   MeasuredStep* const measured_;
 
   std::optional<RegionAllocator> allocator_;
   std::optional<train::FlatModel> weights_, gradients_;
+  std::optional<Arena> states_;
   std::optional<train::AdamW> optimizer_;
   std::unique_ptr<client::CopyEngine> engine_;
   std::optional<Arena> host_;
@@ -87,6 +92,25 @@ class RankRun {
   std::vector<Taken> taken_;  // by the context, of the region
 };
 
+std::unique_ptr<train::HostStates> RankRun::MakeHostStates() {
+  if (place_ == stream::StatePlace::kHbm) return nullptr;
+  const stream::StreamOptions options = OptionsOf(case_, collectives_.rank());
+  auto engine = client::CopyEngine::Start(
+      {.driver = driver_, .device = DeviceIndex(collectives_.rank())});
+  EXPECT_THAT(engine, IsOk());
+  states_.emplace(stream::CountStates(case_.model, options.dtype, case_.ranks,
+                                      collectives_.rank(), place_)
+                      .host);
+  return std::make_unique<train::HostStates>(
+      train::HostStates::Options{.model = case_.model,
+                                 .dtype = options.dtype,
+                                 .ranks = case_.ranks,
+                                 .rank = collectives_.rank(),
+                                 .device = at::kCPU,
+                                 .copies = *std::move(engine),
+                                 .host = states_->data()});
+}
+
 // As the trainer has them.
 void RankRun::MakeStates() {
   const Bytes before = measured_ ? allocator_->stats().used : Bytes(0);
@@ -97,7 +121,12 @@ void RankRun::MakeStates() {
   for (size_t i = 0; i < to.size(); ++i) to[i].tensor->copy_(*from[i].tensor);
   gradients_.emplace(case_.model, at::kFloat, at::kCPU);
   optimizer_.emplace(train::AdamWOptions{}, &*weights_, &*gradients_,
-                     case_.ranks > 1 ? &collectives_ : nullptr);
+                     case_.ranks > 1 ? &collectives_ : nullptr,
+                     MakeHostStates());
+  HostStage stage;
+  if (states_.has_value()) {
+    EXPECT_THAT(optimizer_->ClearHost(stage), IsOk());
+  }
   if (measured_) measured_->states = allocator_->stats().used - before;
 }
 
@@ -107,7 +136,8 @@ void RankRun::MakeContext() {
       .device = at::kCPU,
       .collectives = &collectives_,
       .copies = engine_.get(),
-      .allocator = measured_ ? &*allocator_ : nullptr};
+      .allocator = measured_ ? &*allocator_ : nullptr,
+      .pending = &*optimizer_};
   host_size_ = stream::HostBytes(options.stream);
   host_.emplace(host_size_);
   options.host = host_->data();
@@ -148,7 +178,8 @@ void RankRun::Step() {
 
 void RankRun::LookIntoMemory() {
   measured_->host = LookInto(host_->data(), host_size_);
-  measured_->host_guard_intact = host_->GuardIntact();
+  measured_->host_guard_intact =
+      host_->GuardIntact() && (!states_ || states_->GuardIntact());
   for (size_t i = 0; i < taken_.size(); ++i) {
     const UsedMemory used = LookInto(taken_[i].data, taken_[i].size);
     if (i + 1 == taken_.size()) {
@@ -186,7 +217,8 @@ void RankRun::Run(int steps) {
 
 }  // namespace
 
-MeasuredStep MeasureStep(const StepCase& c, int rank, int steps) {
+MeasuredStep MeasureStep(const StepCase& c, int rank, int steps,
+                         stream::StatePlace states) {
   MeasuredStep measured;
   const StepData data = MakeStepData(c, 7);
   const testing::TempDir directory;
@@ -196,7 +228,7 @@ MeasuredStep MeasureStep(const StepCase& c, int rank, int steps) {
   auto driver = device::OpenSimDriver(directory.path());
   EXPECT_THAT(driver, IsOk());
   RunRanks(c.ranks, [&](Collectives& collectives) {
-    RankRun(c, data, driver->get(), collectives,
+    RankRun(c, data, driver->get(), collectives, states,
             collectives.rank() == rank ? &measured : nullptr)
         .Run(steps);
   });

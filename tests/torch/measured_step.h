@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "planner/stream/states.h"
 #include "proto/plan/profile.h"
 #include "tests/torch/stream_fixture.h"
 
@@ -27,8 +28,10 @@ struct MeasuredStep {
   std::vector<plan::SegmentKind> kinds;
 };
 
-// Runs `steps` steps on all ranks of `c` and measures one of them.
-MeasuredStep MeasureStep(const StepCase& c, int rank, int steps);
+// Runs `steps` steps on all ranks of `c` and measures one of them, with the
+// optimizer's states there. Those in host memory have what is counted.
+MeasuredStep MeasureStep(const StepCase& c, int rank, int steps,
+                         stream::StatePlace states);
 
 // The most that was alive at once in a segment, each block in whole lines.
 Bytes PeakOf(const plan::Trace& trace);

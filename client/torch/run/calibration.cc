@@ -33,7 +33,8 @@ StreamContext::Options ContextOptions(const RunContext& context,
           .device = context.memory->device(),
           .collectives = context.collectives,
           .copies = copies,
-          .allocator = &context.memory->allocator()};
+          .allocator = &context.memory->allocator(),
+          .pending = context.weights};
 }
 
 absl::StatusOr<std::vector<plan::SegmentKind>> RunCalibration(

@@ -135,8 +135,16 @@ absl::Status RankMemory::LeaseStage() {
   return absl::OkStatus();
 }
 
-Bytes RankMemory::stage_size() const {
-  return pinned_ != nullptr ? pinned_->size() : Bytes(0);
+Bytes RankMemory::fixed_host() const {
+  Bytes size = pinned_ != nullptr ? pinned_->size() : Bytes(0);
+  for (const auto& region : fixed_) size += region->size();
+  return size;
+}
+
+absl::StatusOr<std::byte*> RankMemory::LeaseFixed(Bytes size) {
+  SLUICE_ASSIGN_OR_RETURN(auto region, LeaseHost(size));
+  fixed_.push_back(std::move(region));
+  return fixed_.back()->data();
 }
 
 absl::Status RankMemory::Arm() {
@@ -149,14 +157,14 @@ absl::Status RankMemory::Arm() {
 
 std::optional<Bytes> RankMemory::host_limit() const {
   if (!options_.host_limit.has_value()) return std::nullopt;
-  return std::max(*options_.host_limit - stage_size(), Bytes(0));
+  return std::max(*options_.host_limit - fixed_host(), Bytes(0));
 }
 
-// What the daemon said when the session was opened, before the stage.
+// What the daemon said when the session was opened, before any lease.
 Bytes RankMemory::host_room() const {
   const Bytes share =
       options_.session->limits().host_free / options_.local_ranks;
-  return host_limit().value_or(std::max(share - stage_size(), Bytes(0)));
+  return host_limit().value_or(std::max(share - fixed_host(), Bytes(0)));
 }
 
 absl::StatusOr<std::unique_ptr<client::Region>> RankMemory::LeaseHost(
@@ -169,15 +177,15 @@ absl::StatusOr<std::unique_ptr<client::Region>> RankMemory::LeaseHost(
       "{} of host memory needed, this rank's share of what the run may take is "
       "{}{}",
       FormatBytes(size), FormatBytes(*limit),
-      pinned_ == nullptr
+      fixed_host() == Bytes(0)
           ? ""
-          : fmt::format(" beside the {} that its files' bytes go through",
-                        FormatBytes(stage_size())));
+          : fmt::format(" beside the {} that it holds for the whole run",
+                        FormatBytes(fixed_host())));
   if (!options_.beyond_limit) return ShortOf(Shortage::kHostMemory, short_of);
   return Advised(
       ShortOf(Shortage::kHostMemory,
               fmt::format("{}: {}", short_of,
-                          options_.beyond_limit(size + stage_size()))));
+                          options_.beyond_limit(size + fixed_host()))));
 }
 
 absl::StatusOr<std::unique_ptr<client::CopyEngine>> RankMemory::StartCopies(

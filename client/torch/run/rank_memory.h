@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "client/copy/copy_engine.h"
@@ -75,12 +76,16 @@ class RankMemory {
 
   // How the host's bytes reach this memory.
   HostStage& stage() { return *stage_; }
-  // What the stage holds of host memory; 0: the CPU has the tensors.
-  Bytes stage_size() const;
-  // Of what it was opened with, without the stage.
+  // What the rank holds of host memory beside a step's: the stage's (none where
+  // the CPU has the tensors) and what LeaseFixed leased.
+  Bytes fixed_host() const;
+  // Of what it was opened with, without fixed_host.
   std::optional<Bytes> host_limit() const;
-  // What all leases of host memory may take beside the stage.
+  // What all leases of host memory may take beside fixed_host.
   Bytes host_room() const;
+  // Host memory that this holds to its end, beside every step's. Errors as of
+  // LeaseHost.
+  absl::StatusOr<std::byte*> LeaseFixed(Bytes size);
   // ResourceExhausted: more than the limit, or than the daemon leases.
   absl::StatusOr<std::unique_ptr<client::Region>> LeaseHost(Bytes size);
   // Between this HBM and host memory. `timeline`: keeps a record of every
@@ -99,6 +104,7 @@ class RankMemory {
   std::unique_ptr<Backend> backend_;  // of a GPU
   std::unique_ptr<client::Region> region_;
   std::unique_ptr<client::Region> pinned_;  // the stage's; null: it needs none
+  std::vector<std::unique_ptr<client::Region>> fixed_;
   std::optional<HostStage> stage_;
   std::unique_ptr<RegionAllocator> allocator_;
 };

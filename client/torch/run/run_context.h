@@ -6,14 +6,14 @@
 #include "client/torch/ranks/collectives.h"
 #include "client/torch/run/rank_memory.h"
 #include "client/torch/run/run_watch.h"
+#include "client/torch/stream/pending_weights.h"
 
 namespace sluice::runtime {
 
 // Whose weights a step runs on: they, the gradients and the optimizer belong to
 // who trains (sluice-train, FSDP2).
-class WeightSource {
+class WeightSource : public PendingWeights {
  public:
-  virtual ~WeightSource() = default;
   virtual const ModelTensors& weights() = 0;
   virtual ModelTensors& gradients() = 0;  // fp32, added to
   virtual void ZeroGradients() = 0;

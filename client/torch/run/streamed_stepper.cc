@@ -119,12 +119,12 @@ plan::RankProfile StreamedStepper::Profile(
   profile.rank = Rank(static_cast<uint64_t>(options_.stream.rank));
   profile.gpu = context_.memory->gpu();
   profile.numa = context_.memory->session().limits().numa;
-  // A plan says what the rank takes of the node. The stage is beside the step,
-  // and without it a plan would promise to others what is taken.
-  const Bytes stage = context_.memory->stage_size();
-  profile.host_fixed += stage;
+  // A plan says what the rank takes of the node. Without what it holds beside
+  // the step, a plan would promise to others what is taken.
+  const Bytes fixed = context_.memory->fixed_host();
+  profile.host_fixed += fixed;
   profile.host_limit = context_.memory->host_limit();
-  if (profile.host_limit.has_value()) *profile.host_limit += stage;
+  if (profile.host_limit.has_value()) *profile.host_limit += fixed;
   Ask(round, &profile);
   // What states and rings leave: ids and labels are there already.
   const Bytes used = context_.memory->allocator().stats().used;
@@ -153,7 +153,7 @@ plan::RankProfile StreamedStepper::Profile(
   };
   if (!free) profile.keep_reserve = beside(kept, named);
   if (settled) {
-    profile.host_fixed = beside(stream::HostBytes(options), stored) + stage;
+    profile.host_fixed = beside(stream::HostBytes(options), stored) + fixed;
   }
   profile.keep_reserve += outside;
   return profile;

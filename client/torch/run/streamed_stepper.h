@@ -55,9 +55,9 @@ class StreamedStepper {
                         global_count);
   }
   const stream::ChunkLayout& layout() const { return options_.stream.layout; }
-  // All that the rank holds, its stage too, as plans count it.
+  // All that the rank holds (RankMemory::fixed_host), as plans count it.
   Bytes host_bytes() const {
-    return context_.memory->stage_size() +
+    return context_.memory->fixed_host() +
            (host_ != nullptr ? host_->size() : Bytes(0));
   }
   client::CopyStats copies() const { return copies_->stats(); }

@@ -158,7 +158,9 @@ void Fetch::Whole(ChunkBuffer& from) {
 
 FetchRing::FetchRing(client::CopyEngine* copies, const RingMemory& memory,
                      const Ticket& free)
-    : copies_(copies), slots_(CutSlots(memory, free)) {}
+    : copies_(copies),
+      pending_(memory.pending),
+      slots_(CutSlots(memory, free)) {}
 
 void FetchRing::AppendLastUses(std::vector<Ticket>& uses) const {
   for (const Slot& slot : slots_) uses.push_back(slot.last_use_);
@@ -223,6 +225,9 @@ void Fetches::Pump() {
 absl::StatusOr<Slot*> Fetches::Next() {
   SLUICE_CHECK(taken_ == done_ && taken_ < count_);
   Pump();
+  if (ring_->pending_ != nullptr) {
+    SLUICE_RETURN_IF_ERROR(ring_->pending_->Advance());
+  }
   // By program order all that this fetch reads has been sent by now.
   SLUICE_CHECK(issued_ > taken_);
   Slot& slot = ring_->slots_[(first_ + taken_) % ring_->slots_.size()];

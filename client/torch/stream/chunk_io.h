@@ -27,6 +27,7 @@
 #include "absl/status/statusor.h"
 #include "client/copy/copy_engine.h"
 #include "client/torch/stream/chunk_store.h"
+#include "client/torch/stream/pending_weights.h"
 
 namespace sluice::runtime {
 
@@ -64,6 +65,7 @@ struct RingMemory {
   std::byte* data = nullptr;
   int64_t slot_bytes = 0;
   int slots = 0;
+  PendingWeights* pending = nullptr;  // advanced before each fetch is taken
 };
 
 class StagingRing {
@@ -136,6 +138,7 @@ class FetchRing {
  private:
   friend class Fetches;
   client::CopyEngine* copies_;
+  PendingWeights* pending_;
   std::vector<Slot> slots_;
   size_t next_ = 0;  // the slot the next fetch goes to
 };

@@ -12,6 +12,7 @@
 #include "client/copy/copy_engine.h"
 #include "client/torch/memory/region_allocator.h"
 #include "client/torch/ranks/collectives.h"
+#include "client/torch/stream/pending_weights.h"
 #include "planner/stream/options.h"
 
 namespace sluice::runtime {
@@ -27,6 +28,7 @@ class StreamContext {
                                          // with one rank
     client::CopyEngine* copies = nullptr;
     RegionAllocator* allocator = nullptr;  // null: plain tensors
+    PendingWeights* pending = nullptr;     // null: all weights are up to date
     std::byte* host = nullptr;  // the leased host region, 64-byte aligned
     Bytes host_size;
   };

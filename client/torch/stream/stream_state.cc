@@ -15,17 +15,20 @@ namespace {
 // Cuts typed pieces and rings from the front of the ring memory.
 class Cutter {
  public:
-  Cutter(client::CopyEngine* copies, const at::Tensor& memory,
+  Cutter(const StreamContext::Options& options, const at::Tensor& memory,
          client::Ticket free)
-      : copies_(copies),
+      : copies_(options.copies),
+        pending_(options.pending),
         device_(memory.device()),
         next_(static_cast<std::byte*>(memory.data_ptr())),
         free_(std::move(free)) {}
 
   template <typename Ring>
   Ring Cut(int64_t slot_bytes, int slots) {
-    return Ring(copies_, {device_, Take(slots * slot_bytes), slot_bytes, slots},
-                free_);
+    return Ring(
+        copies_,
+        {device_, Take(slots * slot_bytes), slot_bytes, slots, pending_},
+        free_);
   }
   // Undefined if there is none in this phase.
   at::Tensor CutSum(int64_t bytes, const std::array<int64_t, 3>& sizes) {
@@ -40,6 +43,7 @@ class Cutter {
     return at;
   }
   client::CopyEngine* copies_;
+  PendingWeights* pending_;
   at::Device device_;
   std::byte* next_;
   client::Ticket free_;
@@ -86,7 +90,7 @@ absl::Status StreamState::Enter(stream::Phase phase) {
   const std::array<int64_t, 3> query = {shape.rows(0), shape.q_heads,
                                         shape.dim};
   const std::array<int64_t, 3> key = {shape.rows(0), shape.kv_heads, shape.dim};
-  Cutter cut(&copies(), memory_, copies().MarkCompute());
+  Cutter cut(options, memory_, copies().MarkCompute());
   // Braces evaluate in order, and so lay out in this order.
   rings_.emplace(Rings{
       phase, cut.Cut<StagingRing>(sizes.staging, 2),

@@ -30,6 +30,10 @@ class Step {
   absl::StatusOr<StepResult> Run();
 
  private:
+  absl::Status Await(int64_t part) {
+    PendingWeights* const pending = state_.options.pending;
+    return pending != nullptr ? pending->AwaitPart(part) : absl::OkStatus();
+  }
   absl::Status Embed(ChunkHandle& output);
   absl::Status Loss(ChunkHandle& hidden);
   void FetchGroup(const stream::LossGroup& group, ChunkHandle& hidden,
@@ -195,15 +199,18 @@ absl::Status Step::RerunGroup(
 absl::StatusOr<StepResult> Step::Run() {
   SLUICE_ASSIGN_OR_RETURN(std::unique_ptr<ChunkHandle> hidden,
                           state_.NewHidden());
+  SLUICE_RETURN_IF_ERROR(Await(0));
   SLUICE_RETURN_IF_ERROR(Embed(*hidden));
   std::vector<std::unique_ptr<SavedLayer>> saved;
   for (int64_t layer = 0; layer < shape_.layers; ++layer) {
+    SLUICE_RETURN_IF_ERROR(Await(1 + layer));
     SLUICE_ASSIGN_OR_RETURN(
         LayerOutput output,
         LayerForward(state_, weights_.layers[layer], std::move(hidden), layer));
     hidden = std::move(output.output);
     saved.push_back(std::move(output.saved));
   }
+  SLUICE_RETURN_IF_ERROR(Await(1 + shape_.layers));
   SLUICE_RETURN_IF_ERROR(Loss(*hidden));
   for (int64_t layer = shape_.layers - 1; layer >= 0; --layer) {
     if (shape_.rerun_end(layer)) {

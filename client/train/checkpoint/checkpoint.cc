@@ -196,7 +196,8 @@ std::string KeyOf(const StepperContext& context, int ranks) {
       memory.device().is_cpu()
           ? ""
           : memory.KernelName(runtime::TorchType(o.dtype), o.model.head_dim());
-  return PlanKey(o, ranks, memory.size(), attention, RoundsOutput(context));
+  return PlanKey(o, ranks, memory.size(), attention, RoundsOutput(context),
+                 context.states);
 }
 
 absl::Status WritePlan(const std::string& path, const StepperContext& context,

@@ -57,6 +57,7 @@ std::string InWords(const Json& key, const std::string& name) {
                               : "no tokens kept on the GPU";
   }
   if (!key.contains(name)) return "no " + name;
+  if (key[name] == true) return name;
   if (name == "--alpha" && key[name] < 0) return "--alpha auto";
   return fmt::format("{} {}", name, key[name].dump());
 }
@@ -155,7 +156,8 @@ absl::Status CheckFlags(const std::string& folder, const RunOptions& options) {
 }
 
 std::string PlanKey(const RunOptions& o, int ranks, Bytes hbm,
-                    const std::string& attention, bool rounds_output) {
+                    const std::string& attention, bool rounds_output,
+                    stream::StatePlace states) {
   Json key = ModelFlags(o);
   key["--seq-len"] = o.seq_len;
   key["--chunk"] = o.chunk;
@@ -176,6 +178,8 @@ std::string PlanKey(const RunOptions& o, int ranks, Bytes hbm,
   // Each kernel has its own buffers.
   if (!attention.empty()) key["--attention"] = attention;
   if (rounds_output) key["--round-output"] = true;
+  // They leave more or less of the HBM.
+  if (states == stream::StatePlace::kHost) key["states in host memory"] = true;
   key["ranks"] = ranks;
   key["hbm"] = hbm.count();
   return key.dump();

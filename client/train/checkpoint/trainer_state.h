@@ -52,9 +52,11 @@ absl::Status CheckFlags(const std::string& folder, const RunOptions& options);
 
 // What a saved plan was made for; another text means another plan. `attention`:
 // a GPU's kernel (RankMemory::KernelName), empty on a simulated one;
-// `rounds_output`: RoundsOutput of step/stepper.h.
+// `rounds_output`: RoundsOutput of step/stepper.h; `states`: where the
+// optimizer's lie.
 std::string PlanKey(const RunOptions& options, int ranks, Bytes hbm,
-                    const std::string& attention, bool rounds_output);
+                    const std::string& attention, bool rounds_output,
+                    stream::StatePlace states);
 // Why a plan with the key `saved` is none for `wanted`, in words.
 std::string WhyAnotherKey(const std::string& saved, const std::string& wanted);
 // What such a key was written with; none: a key of before, or no key.

@@ -148,6 +148,13 @@ absl::Status Validate(const RunOptions& o) {
     return BadInput(
         fmt::format("--alpha {}: must be between 0 and 1, or 'auto'", o.alpha));
   }
+  if (o.optimizer_states == stream::StatePlace::kHost &&
+      o.method != Method::kSluice) {
+    return BadInput(fmt::format(
+        "--optimizer-states host with --method {}: only sluice's steps stream "
+        "them; leave it out, or take --method sluice",
+        Name(o.method)));
+  }
   SLUICE_RETURN_IF_ERROR(CheckFractions(o));
   SLUICE_RETURN_IF_ERROR(CheckRerun(o));
   if (o.save_every > 0 && o.save.empty()) {

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "client/torch/backend/attention_kernel.h"
 #include "planner/stream/options.h"
+#include "planner/stream/states.h"
 #include "proto/base/units.h"
 
 namespace sluice::train {
@@ -46,6 +47,8 @@ struct RunOptions {
   double alpha = -1;              // negative: the planner chooses
   stream::FractionMap fractions;  // of classes that are given by themselves
   bool keep = true;               // false: the planner keeps no rows on the GPU
+  // Where AdamW's states lie; none: in HBM where they fit there.
+  std::optional<stream::StatePlace> optimizer_states;
   Dtype dtype = Dtype::kFp32;
   AttentionKernel attention = AttentionKernel::kAuto;
   bool round_output = false;  // on sim too; see stream::StreamOptions

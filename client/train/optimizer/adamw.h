@@ -7,6 +7,12 @@
 // the owner update, and broadcasts the new weights. The states are fp32: m, v
 // and, where the weights are bf16, a master copy of them.
 //
+// The states are in HBM, or in host memory (host_states.h). Then Update only
+// says what is to be done: the next forward has each part of the model updated,
+// and its gradients zeroed, before it reads the part (PendingWeights), and
+// copies of later parts overlap with its compute. The arithmetic is the same to
+// the bit: the kernel runs on the same pieces.
+//
 // Gradients arrive as sums over tokens already divided by the global number
 // of labels, so they are summed over ranks, not averaged.
 //
@@ -16,12 +22,17 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/torch/ranks/collectives.h"
+#include "client/torch/run/host_stage.h"
+#include "client/torch/stream/pending_weights.h"
 #include "client/train/optimizer/flat_model.h"
+#include "client/train/optimizer/host_states.h"
 #include "planner/stream/states.h"
 
 namespace sluice::train {
@@ -39,22 +50,35 @@ struct AdamWOptions {
 // Linear warm-up to `lr`, then constant. `step` counts from 0.
 double LearningRate(const AdamWOptions& options, int64_t step);
 
-class AdamW {
+class AdamW final : public runtime::PendingWeights {
  public:
-  // Allocates this rank's states where the weights are, from c10's current
-  // allocator there. All
-  // references outlive the optimizer. `collectives` may be null: one rank.
+  // Without `host` allocates this rank's states where the weights are, from
+  // c10's current allocator there. All references outlive the optimizer.
+  // `collectives` may be null: one rank.
   AdamW(const AdamWOptions& options, FlatModel* weights, FlatModel* gradients,
-        runtime::Collectives* collectives);
+        runtime::Collectives* collectives,
+        std::unique_ptr<HostStates> host = nullptr);
+  // With `host`: its states of before the first step. The stage's errors.
+  absl::Status ClearHost(runtime::HostStage& stage);
 
   // Sums gradients to their owners; returns the global norm, for which the host
   // waits once. Gradients of buckets of others are spoilt.
   absl::StatusOr<double> ReduceGradients();
-  // Updates the weights on all ranks. `norm` is ReduceGradients()'s.
+  // Updates the weights on all ranks. `norm` is ReduceGradients()'s. With
+  // `host` the update is pending: weights, gradients and states are whole after
+  // FinishUpdate.
   absl::Status Update(int64_t step, double norm);
+  // All that is pending, on all ranks together. The host waits for the states.
+  absl::Status FinishUpdate();
+  // At a step's start. Where the update is pending, each part is zeroed by it.
+  void ZeroGradients();
+  absl::Status AwaitPart(int64_t part) override;
+  absl::Status Advance() override;
+  HostStates* host() { return host_.get(); }  // null: the states are in HBM
 
   // This rank's states, for checkpoints: one fp32 tensor each over its own
-  // buckets in order; `master` is undefined for fp32 weights.
+  // buckets in order, on the CPU with `host`; `master` is undefined for fp32
+  // weights.
   struct States {
     at::Tensor m, v, master;
   };
@@ -64,10 +88,18 @@ class AdamW {
  private:
   struct Piece {  // of one tensor, inside one owned bucket
     at::Tensor target, weight, gradient, m, v;
+    int64_t at, size;  // in the rank's own elements
     bool decays;
   };
   void MakePieces();
-  void UpdateOwned(int64_t step);
+  // Consecutive ones, of `states` that begin at the own element `begin`.
+  static void Bind(std::span<Piece> pieces, const States& states,
+                   int64_t begin);
+  // Bound to states in HBM.
+  void UpdatePieces(std::span<Piece> pieces);
+  absl::Status UpdateUnit();
+  // New weights [begin, end) from their owners.
+  absl::Status Broadcast(int64_t begin, int64_t end);
 
   AdamWOptions options_;
   FlatModel* weights_;
@@ -78,6 +110,13 @@ class AdamW {
   States states_;
   std::vector<Piece> pieces_;
   at::Tensor step_;  // AdamW's own count, as its kernel wants it
+  double lr_ = 0;    // of the last Update
+  double scale_ = 1;
+  // What is pending of the last Update, with host_.
+  const std::unique_ptr<HostStates> host_;
+  bool pending_ = false;
+  size_t next_unit_ = 0, next_piece_ = 0, next_part_ = 0;
+  int64_t part_begin_ = 0;  // of next_part_, in the flat buffer
 };
 
 }  // namespace sluice::train

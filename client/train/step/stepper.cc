@@ -69,7 +69,7 @@ class BaselineStepper final : public Stepper {
   }
 
   Bytes host_bytes() const override {
-    return context_.memory->stage_size() +
+    return context_.memory->fixed_host() +
            (host_ != nullptr ? host_->size() : Bytes(0));
   }
   client::CopyStats copies() const override {

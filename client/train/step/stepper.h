@@ -24,6 +24,7 @@
 #include "client/train/watch/rank_watch.h"
 #include "planner/stream/fractions.h"
 #include "planner/stream/layouts.h"
+#include "planner/stream/states.h"
 #include "proto/plan/plan.h"
 #include "proto/plan/profile.h"
 
@@ -39,20 +40,31 @@ struct StepperContext {
   FlatModel* gradients = nullptr;
   RankWatch* watch = nullptr;
   runtime::HostStage* stage = nullptr;  // to and from the device's tensors
+  stream::StatePlace states = stream::StatePlace::kHbm;  // of the optimizer
+  runtime::PendingWeights* pending = nullptr;  // the optimizer, once there
 };
 
 // Its weights and gradients as a streamed run takes them.
 class FlatWeights final : public runtime::WeightSource {
  public:
   explicit FlatWeights(const StepperContext& context)
-      : weights_(*context.weights), gradients_(*context.gradients) {}
+      : weights_(*context.weights),
+        gradients_(*context.gradients),
+        pending_(context.pending) {}
   const runtime::ModelTensors& weights() override { return weights_.tensors(); }
   runtime::ModelTensors& gradients() override { return gradients_.tensors(); }
   void ZeroGradients() override { gradients_.flat().zero_(); }
+  absl::Status AwaitPart(int64_t part) override {
+    return pending_ != nullptr ? pending_->AwaitPart(part) : absl::OkStatus();
+  }
+  absl::Status Advance() override {
+    return pending_ != nullptr ? pending_->Advance() : absl::OkStatus();
+  }
 
  private:
   FlatModel& weights_;
   FlatModel& gradients_;
+  runtime::PendingWeights* const pending_;
 };
 runtime::RunContext RunContextOf(const StepperContext& context,
                                  FlatWeights* weights);

@@ -57,5 +57,61 @@ TEST(OwnedElements, AreThoseOfTheRanksBuckets) {
   }
 }
 
+ModelShape Sized(int64_t layers, int64_t hidden, int64_t vocab) {
+  return Llama({.layers = layers,
+                .hidden = hidden,
+                .heads = 8,
+                .kv_heads = 8,
+                .ffn = 3 * hidden,
+                .vocab = vocab});
+}
+
+TEST(PartSizes, CoverTheFlatBuffer) {
+  for (ModelShape model : {Sized(3, 64, 300), Gpt(Sized(2, 128, 50))}) {
+    model.max_positions = 40;
+    int64_t all = 0;
+    for (const int64_t part : PartSizes(model)) all += part;
+    EXPECT_EQ(all, model.trained_parameters());
+    EXPECT_EQ(std::ssize(PartSizes(model)), model.layers + 2);
+    EXPECT_EQ(PartSizes(model)[1], model.layer_parameters());
+  }
+}
+
+TEST(CutStates, CoverOwnElementsInOrderWithinPartsAndSlots) {
+  for (const auto& model :
+       {Sized(3, 64, 300), Sized(40, 256, 1000), Sized(2, 2048, 9000)}) {
+    for (const int ranks : {1, 2, 3, 8}) {
+      for (int rank = 0; rank < ranks; ++rank) {
+        const int64_t slot = SlotElements(model, Dtype::kBf16, ranks, rank);
+        EXPECT_LE(slot * 12, kMostUnitBytes.count());
+        int64_t next = 0, part = 0;
+        for (const StateUnit& unit :
+             CutStates(model, Dtype::kBf16, ranks, rank)) {
+          EXPECT_EQ(unit.begin, next);
+          EXPECT_GE(unit.part, part);
+          EXPECT_LT(unit.part, model.layers + 2);
+          EXPECT_GT(unit.size, 0);
+          EXPECT_LE(unit.size, slot);
+          next += unit.size;
+          part = unit.part;
+        }
+        EXPECT_EQ(next, OwnedElements(model.trained_parameters(), ranks, rank));
+      }
+    }
+  }
+}
+
+TEST(CountStates, InHostMemoryLeavesARingInHbm) {
+  const ModelShape model = Sized(40, 2048, 32000);
+  const StateBytes hbm = CountStates(model, Dtype::kBf16, 2, 0);
+  const StateBytes host =
+      CountStates(model, Dtype::kBf16, 2, 0, StatePlace::kHost);
+  EXPECT_EQ(hbm.host, Bytes(0));
+  EXPECT_EQ(host.host + Bytes(64), hbm.optimizer);  // the kernel's count stays
+  EXPECT_EQ(host.weights, hbm.weights);
+  EXPECT_LE(host.optimizer, kStateSlots * kMostUnitBytes + Bytes(64));
+  EXPECT_GT(host.optimizer, kStateSlots * kMostUnitBytes - MiB(1));
+}
+
 }  // namespace
 }  // namespace sluice::stream

@@ -1,0 +1,27 @@
+// Weights of which a part may still wait for the optimizer's update when a step
+// begins: forward asks for each part before it reads it.
+//
+// Parts are numbered in forward's order: 0 is the embedding and learned
+// positions, 1 + i is layer i, layers + 1 is the final norm and the head.
+//
+// Thread safety: the compute thread only.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+
+namespace sluice::runtime {
+
+class PendingWeights {
+ public:
+  virtual ~PendingWeights() = default;
+  // Brings all parts up to `part` up to date, in the order of compute. All
+  // ranks call it together.
+  virtual absl::Status AwaitPart(int64_t) { return absl::OkStatus(); }
+  // Does as much of later parts as needs no waiting. Each rank by itself,
+  // between pieces of compute.
+  virtual absl::Status Advance() { return absl::OkStatus(); }
+};
+
+}  // namespace sluice::runtime

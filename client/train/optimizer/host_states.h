@@ -1,0 +1,89 @@
+// AdamW's states in leased host memory, and the ring in HBM that they are
+// updated in, a unit (planner/stream/states.h) after the other, round and
+// round.
+//
+// A slot of the ring: arriving (the copy in follows the slot's and the unit's
+// last copy out), in use (between Take and GiveBack), leaving. All slots but
+// the one in use arrive ahead of compute, so the first units of the next update
+// come while backward computes.
+//
+// Errors: the copy engine's. Thread safety: the compute thread only.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/copy/copy_engine.h"
+#include "planner/stream/states.h"
+
+namespace sluice::train {
+
+class HostStates {
+ public:
+  struct Options {
+    stream::ModelShape model;
+    stream::Dtype dtype = stream::Dtype::kFp32;  // of the weights
+    int ranks = 1, rank = 0;
+    at::Device device;  // of the ring
+    std::unique_ptr<client::CopyEngine> copies;
+    std::byte* host = nullptr;  // StateBytes::host of it; outlives this
+  };
+  // Allocates the ring from c10's current allocator of the device.
+  explicit HostStates(Options options);
+  // Waits for copies in flight.
+  ~HostStates();
+  HostStates(const HostStates&) = delete;
+
+  const std::vector<stream::StateUnit>& units() const { return units_; }
+  // Of the model, in elements (stream::PartSizes).
+  const std::vector<int64_t>& parts() const { return parts_; }
+  client::CopyEngine& copies() { return *options_.copies; }
+
+  // m, v and, of narrow weights, master: fp32 [own elements] each, on the CPU.
+  // Written before the first Start only; read then or after Settle.
+  const std::vector<at::Tensor>& tensors() const { return tensors_; }
+
+  // Fetches as far ahead as there are slots.
+  void Start();
+  // Are the bytes of the next unit there?
+  bool Arrived() const;
+  // The next unit in HBM, as `tensors`: compute waits for it.
+  absl::StatusOr<std::vector<at::Tensor>> Take();
+  // It goes back to host memory once compute so far is done.
+  void GiveBack();
+  // Waits until all that was given back is in host memory.
+  absl::Status Settle() { return options_.copies->Drain(); }
+
+ private:
+  struct Slot {
+    client::Ticket arrived, free;
+  };
+  void Fetch();
+  client::CopyRequest Request(int64_t count, device::CopyDirection direction);
+  Slot& SlotOf(int64_t count) { return slots_[count % stream::kStateSlots]; }
+  const stream::StateUnit& UnitOf(int64_t count) const {
+    return units_[static_cast<size_t>(count % std::ssize(units_))];
+  }
+  // In the slot of the count-th unit.
+  at::Tensor InSlot(int64_t count, size_t tensor) const;
+
+  Options options_;
+  const std::vector<stream::StateUnit> units_;
+  const std::vector<int64_t> parts_;
+  const int64_t slot_elements_;
+  std::vector<at::Tensor> tensors_;
+  at::Tensor ring_;
+  std::array<Slot, stream::kStateSlots> slots_;
+  std::vector<client::Ticket> written_;  // of each unit: its last copy out
+  // Units since the first, over all updates.
+  int64_t fetched_ = 0, done_ = 0;
+};
+
+}  // namespace sluice::train
