@@ -101,6 +101,7 @@ Estimate Assemble(const Request& request, const Settings& settings,
       work.total() * double(settings.pp - 1) / Microbatches(request, settings);
   work.gradient_sync = parts.gradient_sync_s;
   work.optimizer = parts.optimizer_s;
+  work.exposed_copy += parts.states_copy_s;
 
   result.step_s = work.total();
   const double tokens = double(request.global_batch) * double(request.seq_len);

@@ -53,6 +53,7 @@ struct StepParts {
   bool reorganisation_unknown = false;  // as in Estimate
   double gradient_sync_s = 0;           // a step
   double optimizer_s = 0;               // a step
+  double states_copy_s = 0;             // a step: of the optimizer's, exposed
   GpuMemory memory;
   double gpu_usable_bytes = 0;
   double host_bytes_per_node = 0;

@@ -72,7 +72,11 @@ class Search {
     for (const int64_t chunk : Chunks(request_, given_)) {
       settings.chunk = chunk;
       if (request_.method == Method::kSluice) {
-        TryPlacements(settings);
+        for (const auto place :
+             {stream::StatePlace::kHbm, stream::StatePlace::kHost}) {
+          settings.states = place;
+          TryPlacements(settings);
+        }
         continue;
       }
       for (const double alpha : Alphas(request_, given_)) {
@@ -84,10 +88,14 @@ class Search {
   Estimate& best() { return *best_; }
 
  private:
-  // `sluice`: sp, chunk, and whether sluice-train runs it, are what decides the
-  // host memory of an alpha. ZeRO's stage does not, but for a few MiB: what
-  // exceeds it need not be tried with the others, which takes most of the time.
-  using HostKey = std::tuple<int64_t, int64_t, bool>;
+  // `sluice`: sp, chunk, whether sluice-train runs it, and where the
+  // optimizer's states are, is what decides the host memory of an alpha. ZeRO's
+  // stage does not, but for a few MiB: what exceeds it need not be tried with
+  // the others, which takes most of the time.
+  using HostKey = std::tuple<int64_t, int64_t, bool, stream::StatePlace>;
+  static HostKey KeyOf(const Settings& settings) {
+    return {settings.sp, settings.chunk, settings.zero < 2, settings.states};
+  }
 
   void TryPlacements(Settings settings);
   // False: the host has too little for the alpha.
@@ -113,7 +121,7 @@ void Search::TryPlacements(Settings settings) {
     Judge(settings);
     settings.resident = false;
   }
-  const HostKey key{settings.sp, settings.chunk, settings.zero < 2};
+  const HostKey key = KeyOf(settings);
   for (const double alpha : Alphas(request_, given_)) {
     const auto full = full_from_.find(key);
     if (full != full_from_.end() && alpha >= full->second) return;
@@ -131,8 +139,7 @@ bool Search::TryAlpha(Settings settings) {
     return estimate.host_bytes_per_node <= 1.01 * estimate.host_usable_bytes;
   }
   // At alpha 0 some run again: more alpha has no room at all.
-  full_from_[{settings.sp, settings.chunk, settings.zero < 2}] =
-      std::numeric_limits<double>::min();
+  full_from_[KeyOf(settings)] = std::numeric_limits<double>::min();
   return true;
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "planner/stream/states.h"
 #include "planner/train/hardware.h"
 #include "planner/train/model.h"
 
@@ -31,7 +32,8 @@ struct Settings {
   // host memory; the rest is recomputed.
   double alpha = 0;
   bool resident = false;  // sluice: all of it stays in HBM, and nothing moves
-  int64_t chunk = 0;      // fpdt, sluice: tokens over all ranks
+  stream::StatePlace states = stream::StatePlace::kHbm;  // sluice: AdamW's
+  int64_t chunk = 0;  // fpdt, sluice: tokens over all ranks
   // sluice, by PlaceChunks: the first chunks that backward runs again, so many
   // layers together, and the last part of the tokens whose layer inputs and
   // attention output stay in HBM.

@@ -3,6 +3,8 @@
 // sequence but ids and labels. Bytes are those of planner/stream, by which the
 // runtime itself allocates and copies; only the times are modelled here.
 
+#include <algorithm>
+
 #include "planner/stream/fractions.h"
 #include "planner/stream/host_stage.h"
 #include "planner/stream/layer_time.h"
@@ -64,17 +66,45 @@ stream::StreamOptions StreamOptionsOf(const Request& request,
   return options;
 }
 
-// What the run allocates on its fullest rank, to the byte; with ZeRO 2 and 3,
-// which sluice-train does not do, what FSDP2 leaves of it.
-double StreamStates(const Request& request, const Settings& settings) {
+struct States {
+  double hbm = 0, host = 0;  // bytes of the fullest rank
+};
+
+// What the run allocates, to the byte; with ZeRO 2 and 3, which sluice-train
+// does not do, what FSDP2 leaves of it.
+States StatesOf(const Request& request, const Settings& settings) {
+  const bool in_host = settings.states == stream::StatePlace::kHost;
   if (settings.zero >= 2) {
-    return ZeroStates(request, settings.zero, kMegatronGradient);
+    States states{ZeroStates(request, settings.zero, kMegatronGradient), 0};
+    if (!in_host) return states;
+    states.host =
+        request.model.parameters() * kOptimizerBytes / double(request.gpus);
+    states.hbm +=
+        double(stream::kStateSlots) * double(stream::kMostUnitBytes.count()) -
+        states.host;
+    return states;
   }
   const int shards = settings.zero == 1 ? static_cast<int>(request.gpus) : 1;
-  return double(stream::CountStates(request.model, stream::Dtype::kBf16, shards,
-                                    /*rank=*/0)
-                    .hbm()
-                    .count());
+  const stream::StateBytes bytes =
+      stream::CountStates(request.model, stream::Dtype::kBf16, shards,
+                          /*rank=*/0, settings.states);
+  return {double(bytes.hbm().count()), double(bytes.host.count())};
+}
+
+// States in host memory come and go once a step, both ways at once, while the
+// first sequence's forward computes and its own copies leave the link free;
+// those of the embedding before anything is computed.
+double ExposedStates(const Request& request, double bytes,
+                     const LayerTimes& layer) {
+  if (bytes == 0) return 0;
+  const ModelShape& model = request.model;
+  const double seconds = bytes / request.hardware.host_link_bytes_per_s;
+  const PassTimes& up = layer.forward;
+  const double window = double(model.layers) *
+                        Exposed(up.total(), std::max(up.copy_in, up.copy_out));
+  const double first = double(stream::PartSizes(model).front()) /
+                       double(model.trained_parameters());
+  return first * seconds + Exposed((1 - first) * seconds, window);
 }
 
 // The run's own kernels where they are not those of all methods: they are not
@@ -197,12 +227,14 @@ Settings PlaceChunks(const Request& request, Settings settings) {
   settings.rerun_chunks = 0;
   const StepParts swapped = SluiceStep(request, settings);
   const double left = swapped.gpu_usable_bytes - swapped.memory.total();
+  const double states = StatesOf(request, settings).host;
   const auto bytes_of = [&](const Settings& placed) {
     const StreamShape shape(StreamOptionsOf(request, placed));
     const Bytes host(shape.host_bytes());
     return std::pair(
         double(shape.resident_bytes()),
-        double((host + stream::kHostStageBytes).count()) * GpusInNode(request));
+        (double((host + stream::kHostStageBytes).count()) + states) *
+            GpusInNode(request));
   };
   settings.kept = 1;
   const double all = bytes_of(settings).first;
@@ -245,7 +277,9 @@ StepParts SluiceStep(const Request& request, const Settings& settings) {
           : OptimizerSeconds(request, model.parameters(), shards);
 
   GpuMemory& memory = parts.memory;
-  memory.states = StreamStates(request, settings);
+  const States states = StatesOf(request, settings);
+  memory.states = states.hbm;
+  parts.states_copy_s = ExposedStates(request, states.host, layer);
   memory.skeletal = double(shape.kept_bytes() + shape.resident_bytes());
   memory.transient = double(stream::TransientBytes(options).count());
   memory.buffers = double(shape.ring_bytes()) +
@@ -261,7 +295,8 @@ StepParts SluiceStep(const Request& request, const Settings& settings) {
   // sluice-train's; under FSDP2 weights and ids are torch's.
   const Bytes stage = settings.zero < 2 ? stream::kHostStageBytes : Bytes(0);
   parts.host_bytes_per_node =
-      double(shape.host_bytes() + stage.count()) * GpusInNode(request);
+      (double(shape.host_bytes() + stage.count()) + states.host) *
+      GpusInNode(request);
   const Bytes host(static_cast<int64_t>(request.hardware.host_memory_bytes));
   parts.host_usable_bytes = double(Pinnable(host).count());  // sluiced's own
   return parts;

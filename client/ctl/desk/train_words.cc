@@ -180,6 +180,9 @@ nlohmann::ordered_json SettingsJson(const Request& request, const Settings& s) {
     json["rerun"] = Rerun(request, s);
     json["rerun_layers"] = s.rerun_layers;
   }
+  if (s.states == stream::StatePlace::kHost) {
+    json["optimizer_states"] = stream::Name(s.states);
+  }
   return json;
 }
 
@@ -194,6 +197,9 @@ std::string SettingsText(const Request& request, const Settings& s) {
     if (degree > 1) add(fmt::format("{} {}", name, degree));
   }
   add(fmt::format("ZeRO {}", s.zero));
+  if (s.states == stream::StatePlace::kHost) {
+    add("optimizer states in host memory");
+  }
   if (s.resident) {
     add("everything kept on the GPU");
   } else if (Swapped(request.method)) {

@@ -296,6 +296,30 @@ TEST(TrainEstimate, WhereTheHostIsShortTheFirstTokensRunAgain) {
   EXPECT_GT(rerun, 0.5);
 }
 
+// Weights and gradients alone leave one H100 room for a step, and sharded ones
+// of 70B eight of them.
+TEST(TrainEstimate, OptimizerStatesThatHbmIsTooSmallForAreInHostMemory) {
+  const auto ask = [](const char* model, int64_t gpus) {
+    return Request{.model = *FindModel(model),
+                   .hardware = *FindHardware("h100-80g"),
+                   .gpus = gpus,
+                   .seq_len = 64 * K,
+                   .global_batch = 1};
+  };
+  for (const auto& [model, gpus] :
+       {std::pair("llama-8b", 1), std::pair("llama-70b", 8)}) {
+    const Estimate best = *BestEstimate(ask(model, gpus), {});
+    EXPECT_TRUE(best.fits) << model;
+    EXPECT_EQ(best.settings.states, stream::StatePlace::kHost) << model;
+    EXPECT_GT(best.breakdown.exposed_copy, 0) << model;
+  }
+  EXPECT_EQ(BestEstimate(ask("llama-8b", 8), {})->settings.states,
+            stream::StatePlace::kHbm);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const LongestSequence longest,
+                              FindLongest(ask("llama-8b", 1), {}, 3600));
+  EXPECT_GE(longest.tokens, 1280 * K);
+}
+
 TEST(TrainEstimate, TheSearchIsNeverWorseThanAnyOfItsCandidates) {
   for (const Method method : kMethods) {
     const Request request = Ask("gpt-7b", "a800-80g", method, 8, 128 * K);

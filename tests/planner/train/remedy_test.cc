@@ -88,7 +88,7 @@ TEST(TrainRemedy, EveryRemedyFitsWhenItIsDone) {
 // divides 40 heads and one sequence further.
 TEST(TrainRemedy, EveryNumberOfGpusThatHeadsAndSequencesDivideByIsTried) {
   Request request = AskForRemedy("gpt-13b", "h100-80g", Method::kSluice, 10,
-                                 5120 * kKibiTokens);
+                                 18432 * kKibiTokens);
   request.global_batch = 1;
   SLUICE_ASSERT_OK_AND_ASSIGN(auto remedies, FindRemedies(request, {}));
   const auto gpus = [&] {
