@@ -25,13 +25,20 @@ def run_ranks(world: int, work: Callable[..., None], *args: Any) -> NoReturn:
     of this one, with a status of 0 if all of theirs are."""
     torch.set_num_threads(1)
     gc.freeze()  # what is loaded is neither searched nor copied in the forks
-    ranks = [FORK.Process(target=work, args=(rank, *args))
+    ranks = [FORK.Process(target=_forked, args=(work, rank, *args))
              for rank in range(world)]
     for rank in ranks:
         rank.start()
     for rank in ranks:
         rank.join()
     sys.exit(any(rank.exitcode for rank in ranks))
+
+
+def _forked(work: Callable[..., None], *args: Any) -> None:
+    # The first to ask torch for its threads makes a pool of the child's own;
+    # two of autograd's at once found none ("Invalid thread pool!").
+    torch.set_num_threads(1)
+    work(*args)
 
 
 def run_cases(rank: int, world: int, file: str, socket: str, job: str,
