@@ -260,7 +260,8 @@ TEST(HostStates, EachWaitThatIsLeftOutIsFound) {
     waits.emplace_back("optimizer states out", CarelessEngine::kCompute);
     EXPECT_THAT(runtime::TakeFindings(), IsEmpty());
   }
-  for (const auto& [waiter, waited] : waits) {
+  for (const auto& each : waits) {
+    const std::string &waiter = each.first, &waited = each.second;
     bool made = false;
     const auto careless =
         Train(of, StatePlace::kHost, 2e7, [&](const auto& wait) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <memory>
 #include <utility>
 
@@ -18,7 +17,6 @@ namespace {
 
 // The first run of a size warms caches and the host region's pages up.
 constexpr int kTimes = 2;
-constexpr double kNever = std::numeric_limits<double>::infinity();
 
 class Chooser {
  public:
