@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """bench-ablation: what each part of the plan is worth, by real runs.
 
-    ablation.py --bin DIR --json FILE [--way NAME]
+    ablation.py --bin DIR --json FILE [--way NAME] [--lengths]
 
 A Llama of 32 layers on two simulated GPUs, with four times as much host memory
 as the states leave of theirs. The longest sequence of each way is found by
@@ -23,7 +23,7 @@ import node
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)),
                                 "../../deploy/demo"))
-import search  # noqa: E402
+import search
 
 MIB = 1 << 20
 HBM, STATES = 270, 256  # MiB of a GPU, of the model's weights and optimizer
@@ -81,32 +81,36 @@ class Runs:
             self._folder, self._runtime, [*MODEL, *WAYS[way], "--seq-len",
                                           str(length), *more], 1, self._text)
 
-    def longest(self, way):
-        """(tokens, seconds of a whole step at them, its settings)."""
+    def longest(self, way, *more):
+        """(tokens, seconds of a whole step at them, its settings); with
+        `--probe` of none."""
         found, _ = search.longest(
             lambda length: self.run(way, length, "--probe") is not None, 2048)
-        while found and (ran := self.run(way, found)) is None:
+        while found and (ran := self.run(way, found, *more)) is None:
             found -= CHUNK
         if not found:
             return 0, 0, None
-        print(f"{way}: {found} tokens, {ran[0][0]['seconds']:.1f} s",
+        seconds = ran[0][0]["seconds"] if ran[0] else 0
+        print(f"{way}: {found} tokens, {seconds:.1f} s{placed(ran[1])}",
               file=sys.stderr, flush=True)
-        return found, ran[0][0]["seconds"], ran[1]["settings"]
+        return found, seconds, ran[1]
 
 
-def placed(settings):
+def placed(report):
+    settings = report and report["settings"]
     if not settings:
         return ""
     return (f", {settings['kept']:.0%} kept, {settings['rerun_chunks']} chunks "
             f"again by {settings['rerun_layers']} layers")
 
 
-def entries_of(runs, ways):
-    longest = {way: runs.longest(way) for way in ways}
+def entries_of(runs, ways, only_lengths):
+    longest = {way: runs.longest(way, *["--probe"] * only_lengths)
+               for way in ways}
     entries = [{"name": f"ablation, {way}", "value": tokens, "unit": "tokens",
                 "target": None, "better": "higher", "detail":
-                f"a step in {seconds:.1f} s{placed(settings)}"}
-               for way, (tokens, seconds, settings) in longest.items()]
+                f"a step in {seconds:.1f} s{placed(report)}"}
+               for way, (tokens, seconds, report) in longest.items()]
     for way, other, least in PAIRS:
         if way not in longest or other not in longest:
             continue
@@ -115,6 +119,8 @@ def entries_of(runs, ways):
             "name": f"ablation, {way} / {other}", "target": least,
             "value": longest[way][0] / length, "unit": "x as long",
             "better": "higher", "detail": ""})
+        if only_lengths:
+            continue
         seconds = {one: [] for one in (way, other)}
         for _ in range(ROUNDS):
             for one, times in seconds.items():
@@ -135,10 +141,12 @@ def main():
     parser.add_argument("--json", required=True)
     parser.add_argument("--way", choices=WAYS, action="append",
                         help="only these")
+    parser.add_argument("--lengths", action="store_true",
+                        help="by probes alone: no whole step, no speeds")
     arguments = parser.parse_args()
     with node.daemon(arguments.bin, CONFIG) as runtime:
         entries = entries_of(Runs(arguments.bin, runtime),
-                             arguments.way or list(WAYS))
+                             arguments.way or list(WAYS), arguments.lengths)
     with open(arguments.json, "w", encoding="utf-8") as file:
         json.dump(entries, file)
 

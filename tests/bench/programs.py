@@ -16,8 +16,8 @@ import sys
 import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-KNOWN = ["ipc", "grant", "ablation", "attention", "bandwidth", "deaths", "fits", "gpu",
-         "length", "loss", "methods", "overlap", "planner", "python",
+KNOWN = ["ipc", "grant", "ablation", "attention", "bandwidth", "deaths", "fits",
+         "gpu", "length", "loss", "methods", "overlap", "planner", "python",
          "service", "settings", "train", "upgrade"]
 DEFAULT = [name for name in KNOWN if name != "gpu"]  # which few machines have
 # Too long for two builds in turns, the same package for both, judged by a limit
