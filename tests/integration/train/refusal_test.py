@@ -148,7 +148,7 @@ class Refusal(harness.TrainTest):
             out = self.refused(
                 [*harness.MODEL, "--private", "--data", self.text, "--json",
                  "--method", method, "--hbm", "1MiB"],
-                "weights, gradients and optimizer states need", DOES_NOT_FIT)
+                "on each GPU before any activation", DOES_NOT_FIT)
             result = json.loads(out)
             self.assertEqual(result["limited_by"], "gpu_memory")
             self.assertNotIn("--seq-len", result["message"])
