@@ -49,6 +49,7 @@ WRONG = {
     "head": ["row", "", None, "none"],
     "group": [3, "world", [0, 1], -100],
     "hidden": ["cpu", "", None],
+    "rerun": [-0.1, 1.5, NAN, "0.5", None, True],
     "kernel": ["", "sdpa", None, True],
     "stalled_s": [-1, 0, NAN, "300", None, True],
     "quiet": ["", 1, None],
