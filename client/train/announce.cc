@@ -58,6 +58,8 @@ BannerFacts FactsOf(const StepperContext& context, const Stepper& stepper) {
   f.copy_s = expected.copy_s;
   if (const plan::RankPlan* own = stepper.own_plan()) {
     f.chunk = o.chunk;
+    f.rerun_chunks = o.rerun_chunks;
+    f.rerun_layers = o.rerun_layers;
     f.classes = own->classes;
     f.transient = own->transient_peak;
   }

@@ -49,6 +49,11 @@ std::string StepLine(const BannerFacts& f) {
         ", {} chunk{} of {}", (f.seq_len + f.chunk - 1) / f.chunk,
         f.seq_len > f.chunk ? "s" : "", std::min(f.chunk, f.seq_len));
   }
+  if (f.rerun_chunks > 0) {
+    text +=
+        fmt::format(", the first {} run again by {} layer{}", f.rerun_chunks,
+                    f.rerun_layers, f.rerun_layers == 1 ? "" : "s");
+  }
   if (f.compute_s <= 0)
     return text + "; its time is not known before the first";
   text += fmt::format("; about {} expected (compute {}",

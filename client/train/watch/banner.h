@@ -19,8 +19,9 @@ struct BannerFacts {
   stream::ModelShape model;
   std::string dtype, method, attention;
   int ranks = 1;
-  int64_t seq_len = 0, sequences = 1;    // of a step
-  int64_t chunk = 0;                     // 0: not cut
+  int64_t seq_len = 0, sequences = 1;  // of a step
+  int64_t chunk = 0;                   // 0: not cut
+  int64_t rerun_chunks = 0, rerun_layers = 1;
   std::string cut;                       // why so; empty: it was given
   std::vector<plan::ClassPlan> classes;  // none: a baseline
   // Of this rank.
