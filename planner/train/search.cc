@@ -115,7 +115,7 @@ class Search {
 // Where alpha is open everything may also stay in HBM, as the run tries it
 // (planner/stream/settings.h).
 void Search::TryPlacements(Settings settings) {
-  if (!given_.alpha) {
+  if (!given_.alpha && given_.keep) {
     settings.alpha = 1;
     settings.resident = true;
     Judge(settings);
@@ -133,7 +133,7 @@ void Search::TryPlacements(Settings settings) {
 bool Search::TryAlpha(Settings settings) {
   for (const int64_t layers : kRerunLayers) {
     settings.rerun_layers = std::min(layers, request_.model.layers);
-    const Settings placed = PlaceChunks(request_, settings);
+    const Settings placed = PlaceChunks(request_, settings, given_.keep);
     const Estimate estimate = Judge(placed);
     if (placed.rerun_chunks > 0) continue;
     return estimate.host_bytes_per_node <= 1.01 * estimate.host_usable_bytes;

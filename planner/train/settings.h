@@ -52,6 +52,7 @@ struct GivenSettings {
   std::optional<int64_t> tp, cp, sp, dp, pp;
   std::optional<int64_t> zero;
   std::optional<double> alpha;
+  bool keep = true;  // sluice: false: nothing but what is in use stays in HBM
   std::optional<int64_t> chunk;
   std::optional<bool> memory_plan;
 };

@@ -221,7 +221,7 @@ double RecomputedNetwork(const StreamShape& shape, double dropped,
 
 }  // namespace
 
-Settings PlaceChunks(const Request& request, Settings settings) {
+Settings PlaceChunks(const Request& request, Settings settings, bool keep) {
   if (settings.resident || settings.zero >= 2) return settings;
   settings.kept = 0;
   settings.rerun_chunks = 0;
@@ -238,7 +238,7 @@ Settings PlaceChunks(const Request& request, Settings settings) {
   };
   settings.kept = 1;
   const double all = bytes_of(settings).first;
-  settings.kept = std::clamp(left / all, 0.0, 1.0);
+  settings.kept = keep ? std::clamp(left / all, 0.0, 1.0) : 0;
   const double host = swapped.host_usable_bytes;
   if (settings.alpha > 0 || bytes_of(settings).second <= host) return settings;
   int64_t too_few = 0;

@@ -115,6 +115,10 @@ void AddSearched(CLI::App& app, TrainFlags& f) {
   app.add_option("--dp", f.given.dp, "data parallel")->group(searched);
   app.add_option("--pp", f.given.pp, "pipeline parallel")->group(searched);
   app.add_option("--zero", f.given.zero, "ZeRO stage, 0 to 3")->group(searched);
+  app.add_flag_callback(
+         "--no-keep", [&f] { f.given.keep = false; },
+         "sluice: nothing that backward needs stays on the GPU")
+      ->group(searched);
   app.add_option("--alpha", f.alpha, "fraction swapped, 0 to 1, or 'auto'")
       ->group(searched);
   cli::AddCount(app, "--chunk", f.given.chunk, "tokens of a chunk: 64K")
