@@ -35,7 +35,7 @@ def node(tmp_path, loaded):
                                   "rounded_output",
                                   "by_efficient", "by_cudnn", "layouts",
                                   "by_scores", "no_kernel", "by_flash_through_windows",
-                                  "optimizer", "rounded_optimizer"])
+                                  "optimizer", deep("rounded_optimizer")])
 def test_a_step_is_the_models_own_and_ordered(node, what):
     ran = node.run("cuda_step.py", what)
     print(ran.stdout)
@@ -45,10 +45,10 @@ def test_a_step_is_the_models_own_and_ordered(node, what):
 
 @pytest.mark.parametrize("what, without", [
     ("device", "no_wait"), ("device", "no_mark"), ("device", "no_stream"),
-    ("device", "no_hold"), deep("host", "no_wait"), ("rerun", "no_wait"),
+    ("device", "no_hold"), deep("host", "no_wait"), deep("rerun", "no_wait"),
     ("streams", "no_wait"), ("handover", "no_handover"),
-    ("optimizer", "no_wait"), ("optimizer", "no_mark"),
-    ("optimizer", "no_stream"), ("optimizer", "no_order")])
+    ("optimizer", "no_wait"), deep("optimizer", "no_mark"),
+    deep("optimizer", "no_stream"), ("optimizer", "no_order")])
 def test_a_removed_wait_or_mark_is_detected(node, what, without):
     ran = node.run("cuda_step.py", what, without)
     assert ran.returncode != 0
