@@ -72,9 +72,9 @@ StepParts AlstStep(const Request& request, const Settings& settings);
 StepParts SluiceStep(const Request& request, const Settings& settings);
 
 // `settings` of sluice with the last chunks in HBM as far as it goes (none
-// without `keep`), and where
-// the host still has too little for alpha 0, the fewest of the first chunks run
-// again by settings.rerun_layers. sluice-train alone does either.
+// without `keep`), and where the host still has too little for alpha 0, the
+// fewest of the first chunks run again by settings.rerun_layers. sluice-train
+// alone does either.
 Settings PlaceChunks(const Request& request, Settings settings, bool keep);
 
 }  // namespace sluice::planner::train

@@ -3,6 +3,7 @@
 // Thread safety: values and pure functions.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -39,6 +40,10 @@ struct Settings {
   // attention output stay in HBM.
   int64_t rerun_chunks = 0, rerun_layers = 1;
   double kept = 0;
+  // Of a sequence's tokens: the part that runs again.
+  double rerun_part(int64_t seq_len) const {
+    return std::min(1.0, double(rerun_chunks * chunk) / double(seq_len));
+  }
   // Transient addresses come from a memory plan rather than from a caching
   // allocator. The method's own choice but for MEMO's ablation.
   bool memory_plan = false;

@@ -176,18 +176,17 @@ void AddStreamCopies(const Request& request, const StreamShape& shape,
       Exposed(seconds.attention, compute.blocks + compute.projections);
 }
 
-// What backward runs again of a layer's forward, the mean of all layers:
-// attention of the first chunks among themselves (causal), and of their tokens
-// all that is linear in them, up to attention in a group's last layer.
-void AddRerun(const Request& request, const stream::StreamOptions& options,
-              const StreamShape& shape, LayerTimes& layer) {
+// What backward runs again of a layer's forward (`tokens`: their part), the
+// mean of all layers: attention of the first chunks among themselves (causal),
+// and of their tokens all that is linear in them, up to attention in a group's
+// last layer.
+void AddRerun(const Request& request, double tokens,
+              const stream::StreamOptions& options, const StreamShape& shape,
+              LayerTimes& layer) {
   if (shape.layers_rerun() == 0) return;
   const double all = double(shape.layers);
   const double layers = double(shape.layers_rerun()) / all;
   const double whole = layers - layers / double(shape.rerun_layers);
-  const double tokens =
-      std::min(1.0, double(shape.rerun_chunks * shape.rows(0)) /
-                        double(request.seq_len));
   const double projected = ProjectionsShare(request.model);
   const double local = tokens * (layers * projected + whole * (1 - projected));
   const double q = double(shape.class_bytes(Class::kQ));
@@ -267,7 +266,8 @@ StepParts SluiceStep(const Request& request, const Settings& settings) {
   layer.recompute.network =
       RecomputedNetwork(shape, dropped, layer.forward.network);
   AddStreamCopies(request, shape, settings, layer);
-  AddRerun(request, options, shape, layer);
+  AddRerun(request, settings.rerun_part(request.seq_len), options, shape,
+           layer);
   AddZero(request, settings.zero, 2, kMegatronGradient, parts);
   parts.swapped_layers = double(model.layers);
   const double shards = double(request.gpus);

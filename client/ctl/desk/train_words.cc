@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "client/ctl/desk/or_null.h"
@@ -29,12 +28,6 @@ bool Chunked(Method method) {
 
 bool Swapped(Method method) {
   return method == Method::kMemo || method == Method::kSluice;
-}
-
-// The part of the tokens that backward runs again.
-double Rerun(const Request& request, const Settings& s) {
-  return std::min(1.0,
-                  double(s.rerun_chunks * s.chunk) / double(request.seq_len));
 }
 
 std::string PartsTable(const NamedParts& parts, double whole, bool bytes) {
@@ -177,7 +170,7 @@ nlohmann::ordered_json SettingsJson(const Request& request, const Settings& s) {
   if (s.resident) json["resident"] = true;
   if (s.kept > 0) json["kept"] = s.kept;
   if (s.rerun_chunks > 0) {
-    json["rerun"] = Rerun(request, s);
+    json["rerun"] = s.rerun_part(request.seq_len);
     json["rerun_layers"] = s.rerun_layers;
   }
   if (s.states == stream::StatePlace::kHost) {
@@ -209,7 +202,7 @@ std::string SettingsText(const Request& request, const Settings& s) {
   if (s.kept > 0) add(fmt::format("last {:.0f} % kept", 100 * s.kept));
   if (s.rerun_chunks > 0) {
     add(fmt::format("first {:.0f} % run again by {} layers",
-                    100 * Rerun(request, s), s.rerun_layers));
+                    100 * s.rerun_part(request.seq_len), s.rerun_layers));
   }
   return text;
 }
