@@ -35,6 +35,9 @@ target_compile_options(sluice_options INTERFACE
   $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety>
   # GCC 12 is wrong about moved-from std::optional.
   $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
+# ccache calls a folder that is not there yet by another relative name, and finds
+# nothing that was compiled when it was.
+file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/generated)
 target_include_directories(sluice_options INTERFACE
   ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR}/generated)
 if(SLUICE_SANITIZE)
