@@ -61,8 +61,12 @@ absl::StatusOr<std::vector<GpuState>> ListGpus(const std::string& socket) {
   std::vector<GpuState> gpus;
   for (const wire::Gpu& gpu :
        observer.welcome.packet.reply().welcome().gpus()) {
-    gpus.push_back({LeasableOf(gpu.pool()),
-                    Bytes(static_cast<int64_t>(gpu.pool().leased_bytes()))});
+    gpus.push_back(
+        {.index = DeviceIndex(gpu.index()),
+         .uuid = gpu.uuid(),
+         .numa = NumaIndex(gpu.numa()),
+         .total = LeasableOf(gpu.pool()),
+         .leased = Bytes(static_cast<int64_t>(gpu.pool().leased_bytes()))});
   }
   return gpus;
 }

@@ -31,6 +31,9 @@ struct SessionOptions {
   int world_size = 1;
   int local_ranks = 1;
   DeviceIndex gpu;
+  // The same by the GPU's UUID, of which CUDA_VISIBLE_DEVICES renumbers
+  // nothing; empty: `gpu`.
+  std::string gpu_uuid;
   // Of its link, each way; admitted as a whole or not at all: limits() says.
   double guaranteed_bytes_per_second = 0;
   // How long a lease may wait for memory instead of being refused at once:
@@ -153,6 +156,9 @@ class Session {
 // SessionOptions::gpu: asked as an observer, so no rank joins a job. Errors as
 // Session::Open.
 struct GpuState {
+  DeviceIndex index;
+  std::string uuid;
+  NumaIndex numa;
   Bytes total, leased;  // total: but for what is held outside leases
   // What is leased, or still held by a dead job's process, comes back.
   Bytes available() const { return total - leased; }

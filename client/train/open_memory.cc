@@ -67,7 +67,7 @@ absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
       .gpu = session.gpu,
       .hbm = options.hbm,
       .ranks_on_gpu = place.ranks,
-      .local_ranks = environment.local_world_size,
+      .numa_ranks = static_cast<int>(place.numa_ranks),
       .attention = options.attention,
       // A profile is of what a GPU trains in (profile.h).
       .dtype =

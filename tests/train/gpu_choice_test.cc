@@ -15,7 +15,9 @@ using ::testing::HasSubstr;
 // GPUs of 100 MiB of which so many are leased.
 std::vector<client::GpuState> Node(const std::vector<int64_t>& leased) {
   std::vector<client::GpuState> gpus;
-  for (const int64_t mib : leased) gpus.push_back({MiB(100), MiB(mib)});
+  for (const int64_t mib : leased) {
+    gpus.push_back({.total = MiB(100), .leased = MiB(mib)});
+  }
   return gpus;
 }
 
@@ -23,6 +25,21 @@ std::vector<int64_t> Gpus(const std::vector<GpuPlace>& places) {
   std::vector<int64_t> gpus;
   for (const GpuPlace& place : places) gpus.push_back(place.gpu);
   return gpus;
+}
+
+TEST(ChooseGpus, HostMemoryIsSharedWithTheRanksOfTheSameNumaNode) {
+  auto gpus = Node({0, 0, 0});
+  gpus[1].numa = gpus[2].numa = NumaIndex(1);
+  const auto shares = [&](const std::vector<int64_t>& named, int ranks) {
+    std::vector<int64_t> shares;
+    for (const GpuPlace& place : *ChooseGpus(gpus, named, ranks, true)) {
+      shares.push_back(place.numa_ranks);
+    }
+    return shares;
+  };
+  EXPECT_THAT(shares({}, 3), ElementsAre(1, 2, 2));
+  EXPECT_THAT(shares({0, 2}, 2), ElementsAre(1, 1));
+  EXPECT_THAT(shares({1}, 2), ElementsAre(2, 2));
 }
 
 TEST(ChooseGpus, OneRankTakesTheGpuWithMostFreeMemory) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <utility>
 
@@ -33,6 +34,8 @@ class Chooser {
   absl::StatusOr<bool> FitsEverywhere(const stream::StreamOptions& probe);
   absl::StatusOr<double> Try(int64_t chunk);
   void MeasureLinks();
+  stream::Settings LeastOf(int64_t chunk) const;
+  int64_t LargestOfRings() const;
 
   const RunContext& context_;
   const int threads_;  // of ATen
@@ -151,16 +154,36 @@ absl::StatusOr<ChosenSettings> Chooser::Choose() {
     chosen.settings.rerun_chunks = static_cast<int64_t>(-least);
     return chosen;
   }
-  // Rings are least with the least of everything, and host memory where all
-  // chunks run again.
-  const auto smallest = std::ranges::min_element(
-      best_, {}, [](const RatedSettings& r) { return r.settings.chunk; });
-  chosen.settings = {
-      .chunk = smallest->settings.chunk,
-      .prefetch = question_.prefetch.value_or(1),
-      .order = question_.order.value_or(stream::BackwardOrder::kKeysOuter)};
-  chosen.settings = stream::LeastHost(question_, chosen.settings);
+  SLUICE_ASSIGN_OR_RETURN(const double chunk,
+                          LeastOfRanks(context_.collectives,
+                                       static_cast<double>(LargestOfRings())));
+  chosen.settings = LeastOf(static_cast<int64_t>(chunk));
   return chosen;
+}
+
+// Rings are least with the least of everything, and host memory where all
+// chunks run again.
+stream::Settings Chooser::LeastOf(int64_t chunk) const {
+  return stream::LeastHost(
+      question_,
+      {.chunk = chunk,
+       .prefetch = question_.prefetch.value_or(1),
+       .order = question_.order.value_or(stream::BackwardOrder::kKeysOuter)});
+}
+
+// Of the chunks that were tried, the largest whose rings fit; else the
+// smallest.
+int64_t Chooser::LargestOfRings() const {
+  int64_t largest = 0, smallest = std::numeric_limits<int64_t>::max();
+  for (const RatedSettings& tried : best_) {
+    const int64_t chunk = tried.settings.chunk;
+    const auto options = stream::StreamOf(question_, LeastOf(chunk));
+    const Bytes hbm = stream::RingBytes(options) +
+                      stream::TransientBytes(options, {.threads = threads_});
+    smallest = std::min(smallest, chunk);
+    if (hbm <= question_.hbm) largest = std::max(largest, chunk);
+  }
+  return largest > 0 ? largest : smallest;
 }
 
 }  // namespace

@@ -163,7 +163,7 @@ std::optional<Bytes> RankMemory::host_limit() const {
 // What the daemon said when the session was opened, before any lease.
 Bytes RankMemory::host_room() const {
   const Bytes share =
-      options_.session->limits().host_free / options_.local_ranks;
+      options_.session->limits().host_free / options_.numa_ranks;
   return host_limit().value_or(std::max(share - fixed_host(), Bytes(0)));
 }
 

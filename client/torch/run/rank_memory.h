@@ -32,7 +32,7 @@ class RankMemory {
     DeviceIndex gpu;                           // as the daemon counts
     Bytes hbm;  // to lease; 0: what other jobs leave of the GPU, shared with
     int64_t ranks_on_gpu = 1;  // so many ranks of this job there
-    int local_ranks = 1;       // of this job, on the node
+    int numa_ranks = 1;        // of this job, on the GPU's NUMA node
     // This rank's; none: its share of what the budgets allow.
     std::optional<Bytes> host_limit;
     // On a GPU; a simulated one has but auto.

@@ -58,6 +58,10 @@ absl::StatusOr<std::vector<GpuPlace>> ChooseGpus(
   for (GpuPlace& place : places) {
     place.ranks = std::ranges::count_if(
         places, [&](const GpuPlace& other) { return other.gpu == place.gpu; });
+    place.numa_ranks =
+        std::ranges::count_if(places, [&](const GpuPlace& other) {
+          return gpus[other.gpu].numa == gpus[place.gpu].numa;
+        });
   }
   return places;
 }

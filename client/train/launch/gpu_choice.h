@@ -16,10 +16,12 @@
 
 namespace sluice::train {
 
-// One rank's, and how many ranks of the job share it.
+// One rank's, how many ranks of the job share it, and how many the host memory
+// of its NUMA node.
 struct GpuPlace {
   int64_t gpu = 0;
   int64_t ranks = 1;
+  int64_t numa_ranks = 1;
 };
 
 // Of each local rank. `spread` false: rank r takes GPU r mod GPUs where none

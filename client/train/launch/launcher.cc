@@ -123,6 +123,8 @@ absl::Status Ranks::Start(const RunOptions& options, const std::string& binary,
           {"SLUICE_GPU", fmt::format("{}", gpus[rank].gpu)});
       spawn.environment.push_back(
           {"SLUICE_GPU_RANKS", fmt::format("{}", gpus[rank].ranks)});
+      spawn.environment.push_back(
+          {"SLUICE_NUMA_RANKS", fmt::format("{}", gpus[rank].numa_ranks)});
     }
     if (rank == 0) {
       spawn.inherited_fd = listener.fd.get();

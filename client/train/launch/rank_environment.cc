@@ -157,11 +157,13 @@ absl::StatusOr<RankEnvironment> ReadRankEnvironment(
   }
   e.result_file = variables("SLUICE_RESULT_FILE").value_or("");
   if (variables("SLUICE_GPU").has_value()) {
-    int gpu = 0, ranks = 1;
+    int gpu = 0, ranks = 1, numa_ranks = 1;
     SLUICE_RETURN_IF_ERROR(
         ReadNumber(variables, "SLUICE_GPU", std::nullopt, gpu));
     SLUICE_RETURN_IF_ERROR(ReadNumber(variables, "SLUICE_GPU_RANKS", 1, ranks));
-    e.gpu = GpuPlace{gpu, ranks};
+    SLUICE_RETURN_IF_ERROR(
+        ReadNumber(variables, "SLUICE_NUMA_RANKS", 1, numa_ranks));
+    e.gpu = GpuPlace{gpu, ranks, numa_ranks};
   }
   e.page_file = variables("SLUICE_PAGE_FILE").value_or("");
   return e;

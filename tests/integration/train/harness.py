@@ -40,7 +40,7 @@ gpu_memory = "{gpu_memory}"
 host_memory = "{host_memory}"
 {sim}
 [pools]
-host_bytes = "{host_memory}"
+host_bytes = "{host_pool}"
 extent_bytes = "4MiB"
 """ + ALONE
 
@@ -90,14 +90,16 @@ class TrainTest(unittest.TestCase):
                 stream.close()
 
     def configure(self, gpus=2, gpu_memory="64MiB", host_memory="256MiB",
-                  sim="", extra="", name="run"):
-        """(runtime directory, configuration). `sim`: more of that table."""
+                  host_pool=None, sim="", extra="", name="run"):
+        """(runtime directory, configuration). `sim`: more of that table;
+        `host_pool`: of each of its NUMA nodes, where they are several."""
         runtime = self.path(name)
         os.mkdir(runtime, 0o700)
         config = self.path(name + ".toml")
         with open(config, "w", encoding="utf-8") as file:
             file.write(CONFIG.format(gpus=gpus, gpu_memory=gpu_memory,
-                                     host_memory=host_memory, sim=sim) + extra)
+                                     host_memory=host_memory, sim=sim,
+                                     host_pool=host_pool or host_memory) + extra)
         return runtime, config
 
     def keeper(self, **settings):

@@ -52,6 +52,16 @@ class Settings(harness.TrainTest):
         self.assertEqual(report["plan"]["mismatches"], 0)
         self.assertRegex(settings["why"], "does not fit|about")
 
+    def test_ranks_of_two_numa_nodes_have_all_memory_of_their_own(self):
+        socket = self.daemon(host_memory="32MiB", host_pool="16MiB",
+                             sim="numa_nodes = 2")
+        flags = ["--seq-len", "12000", "--steps", "1", "--ranks", "2", "--hbm",
+                 "5MiB", "--no-keep", "--rerun", "0"]
+        report, _ = self.run_open(*flags, node=("--socket", socket))
+        self.assertGreater(report["host_bytes"], 16 << 20)
+        self.assertGreater(report["settings"]["chunk"], 64)
+        self.assertIn("the fastest of those tried", report["settings"]["why"])
+
     def test_a_lone_rank_counts_on_all_of_a_shared_link(self):
         socket = self.daemon(sim=SLOW)
         log = self.path("log.jsonl")
