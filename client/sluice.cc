@@ -152,6 +152,7 @@ SessionOptions Translate(const sluice_session_options& in) {
   out.world_size = static_cast<int>(std::max(1u, in.world_size));
   out.local_ranks = static_cast<int>(std::max(1u, in.local_ranks));
   out.gpu = sluice::DeviceIndex(in.gpu);
+  if (in.gpu_uuid) out.gpu_uuid = in.gpu_uuid;
   out.guaranteed_bytes_per_second = in.guaranteed_bytes_per_second;
   out.takes_changes = in.takes_changes != 0;
   return out;

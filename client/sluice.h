@@ -34,7 +34,7 @@
 extern "C" {
 #endif
 
-#define SLUICE_ABI_VERSION 3
+#define SLUICE_ABI_VERSION 4
 
 #if defined(__GNUC__)
 #define SLUICE_API __attribute__((visibility("default")))
@@ -93,6 +93,9 @@ typedef struct sluice_session_options {
    * is answered "not taken" for it. */
   uint32_t takes_changes;
   uint32_t reserved; /* 0 */
+  /* Since 4. The GPU by its UUID as the driver writes it ("GPU-…"), however
+   * CUDA_VISIBLE_DEVICES numbers it; NULL: `gpu`. */
+  const char* gpu_uuid;
 } sluice_session_options;
 
 /* Opens a session; end it with sluice_session_close. */

@@ -3,6 +3,7 @@
 // Thread safety: pure, but ConfigOf reads a file.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -20,6 +21,8 @@ struct Arguments {
   std::string runtime_dir = kRuntimeDir;
   std::string session_dir;  // of session.sock and sim/; empty: runtime_dir
   std::string driver;       // empty: the configuration's
+  // Seconds after its last rank at which it ends; not given: never.
+  std::optional<int> end_after_idle_s;
   bool check = false;
   bool check_state = false;
 

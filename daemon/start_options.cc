@@ -146,6 +146,9 @@ absl::StatusOr<ServiceOptions> StartOptions(const Arguments& arguments,
                           OptionsOf(arguments, config, node, clock));
   ShareOut(config, std::move(starter), options);
   options.check = CheckOf(arguments);
+  if (arguments.end_after_idle_s) {
+    options.end_after_idle = absl::Seconds(*arguments.end_after_idle_s);
+  }
   return options;
 }
 

@@ -440,6 +440,22 @@ std::string DefaultSocket() {
                                             : "/run/sluice/session.sock";
 }
 
+namespace {
+
+absl::StatusOr<DeviceIndex> FindGpu(const std::string& socket,
+                                    const std::string& uuid) {
+  SLUICE_ASSIGN_OR_RETURN(const auto gpus, ListGpus(socket));
+  for (const GpuState& gpu : gpus) {
+    if (gpu.uuid == uuid) return gpu.index;
+  }
+  return absl::NotFoundError(fmt::format(
+      "{} is not among the {} GPUs of the daemon at {}: start that one where "
+      "this GPU is visible, or use a daemon that serves it",
+      uuid, gpus.size(), socket.empty() ? DefaultSocket() : socket));
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<Session>> Session::Open(
     const SessionOptions& options) {
   if (options.world_size < 1 || options.local_ranks < 1 ||
@@ -458,7 +474,12 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(
         "longest_wait_s in [quota] be less",
         FormatSpan(options.lease_wait), FormatSpan(kMostLeaseWait)));
   }
-  auto session = std::make_unique<SessionImpl>(options);
+  SessionOptions chosen = options;
+  if (!options.gpu_uuid.empty()) {
+    SLUICE_ASSIGN_OR_RETURN(chosen.gpu,
+                            FindGpu(options.socket, options.gpu_uuid));
+  }
+  auto session = std::make_unique<SessionImpl>(chosen);
   SLUICE_RETURN_IF_ERROR(session->Start());
   return session;
 }

@@ -82,6 +82,9 @@ absl::Status Service::Prepare() {
   goes_on ? outside_->GoOn() : outside_->Start();
   events_.WriteNew(core_.log(), loop_->now());
   listener_->Start();
+  if (options_.end_after_idle) {
+    idle_end_.emplace(*options_.end_after_idle, loop_->now());
+  }
   loop_->Add(signals_.get(), EPOLLIN, [this](uint32_t) { OnSignal(); });
   loop_->SetWork([this] { return sessions_->TakeTurns(); });
   loop_->SetTimer([this] { return NextDeadline(); }, [this] { Expire(); });
@@ -337,8 +340,11 @@ void Service::AddGonePeers(const Session& session,
   }
 }
 
-absl::Time Service::NextDeadline() const {
+absl::Time Service::NextDeadline() {
   absl::Time next = std::min(core_.NextDeadline(), snapshots_->deadline());
+  if (idle_end_) {
+    next = std::min(next, idle_end_->At(core_.ranks() > 0, loop_->now()));
+  }
   next = std::min({next, sessions_->deadline(), heartbeat_at_, end_at_});
   next = std::min({next, solver_->NextDeadline(), reload_->deadline(),
                    handover_->deadline(), listener_->deadline(),
@@ -349,6 +355,11 @@ absl::Time Service::NextDeadline() const {
 void Service::Expire() {
   const absl::Time now = loop_->now();
   if (end_at_ <= now) return loop_->Stop();
+  if (idle_end_ && idle_end_->At(core_.ranks() > 0, now) <= now) {
+    idle_end_.reset();
+    WriteLog(LogLevel::kInfo, "no rank uses it any more");
+    return End(Ending::kOfService);
+  }
   if (heartbeat_at_ <= now) {
     handover_->store().Watchdog();
     heartbeat_at_ = now + heartbeat_;

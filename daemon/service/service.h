@@ -15,6 +15,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "daemon/core/core.h"
+#include "daemon/core/idle_end.h"
 #include "daemon/core/policy.h"
 #include "daemon/quota/quotas.h"
 #include "daemon/service/admin/administration.h"
@@ -73,6 +75,8 @@ struct ServiceOptions {
   std::function<std::vector<HolderSnapshot>()> find_holders;
   // Where metrics are served; called on the loop's thread. Null: nowhere.
   std::function<TcpListener()> http;
+  // How long after its last rank it ends by itself.
+  std::optional<absl::Duration> end_after_idle;
   // What was left as Handover::kHttp is served on.
   bool http_goes_on = false;
   int deaths = -1;  // DeathRecord's, kept for the next daemon; -1: none
@@ -147,7 +151,7 @@ class Service {
   void AddGonePeers(const Session& session,
                     std::vector<Core::Gone>& gone) const;
   void Expire();
-  absl::Time NextDeadline() const;
+  absl::Time NextDeadline();
   void OnSignal();
   // What is left to the next daemon. kForRanks (SIGTERM): what others hold, if
   // a rank is attached; kForAll (SIGHUP): the same in any case; kOfService:
@@ -212,6 +216,7 @@ class Service {
   absl::Time heartbeat_at_ = absl::InfiniteFuture();
   // While it ends: when it no longer waits for whoever has not answered.
   absl::Time end_at_ = absl::InfiniteFuture();
+  std::optional<IdleEnd> idle_end_;  // none: it ends when it is told to
   Core core_;
   Quotas quotas_;
   std::vector<HolderSnapshot> holders_;  // as they were found last

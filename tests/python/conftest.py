@@ -42,6 +42,8 @@ def pytest_collection_finish():
 def no_daemon_of_the_users():
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.delenv("SLUICE_SOCKET", raising=False)
+        # One that a test starts ends with its last session.
+        monkeypatch.setenv("SLUICE_DAEMON_IDLE_S", "0")
         yield
 
 

@@ -467,6 +467,13 @@ def no_stream(arena: HostArena) -> None:
     arena._copies._follow = lambda: None
 
 
+def a_session_by_torchs_device(session: sluice.Session) -> None:
+    with sluice.Session(session.socket, "of-1", device="cuda:1") as other:
+        assert other.limits().device == 1
+    with sluice.Session(session.socket, "of-0", gpu=1, device="cuda:0") as other:
+        assert other.limits().device == 0
+
+
 def no_hold(arena: HostArena) -> None:
     """Copies keep nothing alive."""
     class Forgets(collections.deque):

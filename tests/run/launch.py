@@ -59,6 +59,7 @@ def account(folder):
 def run(command, folder):
     user, environment = account(folder)
     environment["TMPDIR"] = folder
+    environment["SLUICE_DAEMON_IDLE_S"] = "0"  # one of the user's goes, too
     try:
         test = subprocess.Popen(command, cwd=folder, start_new_session=True,
                                 env={**os.environ, **environment}, **user)

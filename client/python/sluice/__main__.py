@@ -1,4 +1,4 @@
-"""python -m sluice doctor | probe | plan: see --help."""
+"""python -m sluice doctor | probe | plan | daemon: see --help."""
 from __future__ import annotations
 
 import argparse
@@ -16,6 +16,7 @@ _EXAMPLES = """examples:
   sluicectl doctor                           the daemon and its node instead
   python -m sluice probe ~/models/my-model   can this model be streamed?
   python -m sluice plan ~/models/my-model --seq-len 1M --gpus 8
+  python -m sluice daemon                    this user's, until Ctrl-C
 """
 
 
@@ -31,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     doctor = commands.add_parser(
         "doctor", help="what is installed, and whether a session works")
     doctor.add_argument("--socket", help="of the daemon; default: "
-                        "$SLUICE_SOCKET, else a private simulated one")
+                        "$SLUICE_SOCKET, else the node's or this user's")
     probe = commands.add_parser(
         "probe", help="whether a model can be streamed exactly, and why not")
     probe.add_argument("model", metavar="MODEL_DIR",
@@ -51,13 +52,16 @@ def main(arguments: list[str] | None = None) -> int:
                       "%(default)s")
     plan.add_argument("--compare", action="store_true",
                       help="also other methods on the same GPUs")
+    commands.add_parser(
+        "daemon", help="sluiced of this user on this node, until Ctrl-C: "
+        "sessions that name no socket join it")
     for command in (doctor, probe, plan):
         command.add_argument("--json", action="store_true",
                              help="one JSON object on stdout")
     given = parser.parse_args(arguments)
     try:
-        return {"doctor": _doctor, "probe": _probe,
-                "plan": _plan}[given.command](given)
+        return {"doctor": _doctor, "probe": _probe, "plan": _plan,
+                "daemon": _daemon}[given.command](given)
     except KeyboardInterrupt:
         return 130
     except (Error, OSError) as error:
@@ -72,7 +76,7 @@ def _doctor(given: argparse.Namespace) -> int:
         found.append(finding)
         if not given.json:
             mark = "ok  " if finding.ok else "FAIL"
-            print(f"{mark}  {finding.what:<13} {finding.said}", flush=True)
+            print(f"{mark}  {finding.what:<17} {finding.said}", flush=True)
     good = all(finding.ok for finding in found)
     if given.json:
         print(json.dumps({"ok": good, "findings": [
@@ -96,6 +100,28 @@ def _plan(given: argparse.Namespace) -> int:
     from sluice.desk import plan
     return plan(given.model, given.gpus, given.seq_len, given.hardware,
                 compare=given.compare, as_json=given.json)
+
+
+def _daemon(given: argparse.Namespace) -> int:
+    from sluice import user_daemon
+    words = user_daemon.command(user_daemon.folder_of_the_user())
+    os.execv(words[0], words)
+
+
+def run_sluiced() -> None:
+    """The wheel's `sluiced`."""
+    _run("sluiced")
+
+
+def run_sluicectl() -> None:
+    """The wheel's `sluicectl`."""
+    _run("sluicectl")
+
+
+def _run(program: str) -> None:
+    from sluice.daemon import find_programs
+    path = getattr(find_programs(), f"need_{program}")()
+    os.execv(path, [program, *sys.argv[1:]])
 
 
 def _main() -> int:

@@ -1,4 +1,4 @@
-"""libsluice.so by ctypes, C ABI 3: signatures, structs, status -> `Error`.
+"""libsluice.so by ctypes, C ABI 4: signatures, structs, status -> `Error`.
 
 The one file that knows the C interface (client/sluice.h); nothing here owns a
 handle. Handles are plain integers, 0 or None is NULL, which every function of
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.errors import Error, Status, loader_fault
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 GPU, HOST = 0, 1  # sluice_memory_kind
 HOST_TO_GPU, GPU_TO_HOST = 0, 1  # sluice_direction
 
@@ -45,6 +45,7 @@ class SessionOptions(_Versioned):
         ("gpu", c_uint32), ("guaranteed_bytes_per_second", c_double),
         # Not 0: they are asked for, and answered (session_answer_change).
         ("takes_changes", c_uint32), ("reserved", c_uint32),
+        ("gpu_uuid", c_char_p),
     ]
 
 

@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import gc
 import itertools
-import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -32,7 +31,6 @@ from sluice.session import Session
 __all__ = ["AdamW"]
 
 _STATES = ("exp_avg", "exp_avg_sq", "master")
-_numbers = itertools.count()  # of sessions of this process's optimizers
 
 
 class AdamW(torch.optim.AdamW):
@@ -58,8 +56,8 @@ class AdamW(torch.optim.AdamW):
       lr, betas, eps, weight_decay: as torch's, but numbers alone.
       amsgrad, maximize: refused where they are True.
       session: whose host memory is leased and whose GPU computes, open for as
-        long as steps are made. None: a `Session` of its own, which takes
-        $SLUICE_SOCKET or starts a private simulated daemon.
+        long as steps are made. None: a `Session` of its own, on the first
+        parameter's device.
 
     Raises:
       ValueError: a number that torch's AdamW refuses.
@@ -83,7 +81,7 @@ class AdamW(torch.optim.AdamW):
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad,
                          maximize=maximize, foreach=True)
         self._states = HostStates(session or Session(
-            job=f"adamw-{os.getpid()}-{next(_numbers)}"))
+            device=self.param_groups[0]["params"][0].device))
 
     @property
     def state(self) -> dict[torch.Tensor, dict[str, Any]]:

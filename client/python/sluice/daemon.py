@@ -1,6 +1,6 @@
 """Finds libsluice.so and sluiced, and runs a private simulated sluiced.
 
-A private daemon serves one process: simulated GPUs, a runtime folder of its
+A private daemon, for tests and trials, serves one process: simulated GPUs, a runtime folder of its
 own under the temporary folder, no HTTP. It ends with `close()`, with the
 interpreter, and with the process, also when that is killed; the folder goes
 with it (_guard.py).
@@ -27,6 +27,7 @@ START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
 LEAST_BYTES = 64 << 20  # of a pool that is sized by what is free
 MAX_SOCKET_PATH = 107  # of a Unix socket, without the closing zero
+_READY = re.compile(rb"^sluiced: ready", re.MULTILINE)
 _PID = re.compile(rb"^pid (\d+)\n", re.MULTILINE)
 _PACKAGE = pathlib.Path(__file__).resolve().parent
 
@@ -143,16 +144,18 @@ def _left_by_cgroups(root: pathlib.Path) -> Iterator[int]:
                     "total_inactive_file", stat.get("inactive_file", 0))
 
 
-def _config(gpus: int, gpu_bytes: int, host_bytes: int,
-            link_bytes_per_second: float) -> str:
-    """The text of config.toml: one place to see what a private daemon is."""
+def config_text(driver: str, gpus: int, gpu_bytes: int, host_bytes: int,
+                link_bytes_per_second: float) -> str:
+    """The text of config.toml: one place to see what a daemon that is started
+    here is. All but the driver and host_bytes, of each NUMA node, is of
+    simulated GPUs."""
     speed = f"{link_bytes_per_second:.1f}"
     links = ", ".join(
         f'{{name = "pcie{i}", h2d_bytes_per_s = {speed}, '
         f'd2h_bytes_per_s = {speed}}}' for i in range(gpus))
     names = ", ".join(f'"pcie{i}"' for i in range(gpus))
     gpu, host = f"{gpu_bytes >> 10}KiB", f"{host_bytes >> 10}KiB"
-    return (f'[device]\ndriver = "sim"\n'
+    return (f'[device]\ndriver = "{driver}"\n'
             f'[sim]\ngpus = {gpus}\ngpu_memory = "{gpu}"\n'
             f'host_memory = "{host}"\n'
             f'links = [{links}]\ngpu_links = [{names}]\n'
@@ -201,8 +204,8 @@ class PrivateDaemon:
         try:
             config = os.path.join(folder, "config.toml")
             with open(config, "w", encoding="ascii") as file:
-                file.write(_config(
-                    gpus, gpu_bytes or max(free // 4 // gpus, LEAST_BYTES),
+                file.write(config_text(
+                    "sim", gpus, gpu_bytes or max(free // 4 // gpus, LEAST_BYTES),
                     host_bytes or max(free // 2, LEAST_BYTES),
                     link_bytes_per_second))
             guard = _start_guard(folder, [sluiced, "--config", config,
@@ -213,7 +216,8 @@ class PrivateDaemon:
         self.socket = os.path.join(folder, "session.sock")
         self._end = weakref.finalize(self, _end, guard, folder, os.getpid())
         try:
-            self.pid = _await_ready(guard, folder, start_timeout_s)
+            said = await_ready(guard, folder, start_timeout_s, _PID)
+            self.pid = int(_PID.findall(said)[0])
         except BaseException:
             self.close()
             raise
@@ -229,44 +233,44 @@ class PrivateDaemon:
         return not self._end.alive
 
 
-def _log_path(folder: str) -> str:
+def log_path(folder: str) -> str:
     return os.path.join(folder, "log")
 
 
 def _start_guard(folder: str, command: list[str]) -> subprocess.Popen[bytes]:
     guard = [sys.executable, "-I", "-S", str(_PACKAGE / "_guard.py"),
              str(os.getpid()), folder, *command]
-    with open(_log_path(folder), "ab") as log:
+    with open(log_path(folder), "ab") as log:
         # A session of its own: Ctrl-C at the terminal is the user's program's.
         return subprocess.Popen(guard, stdin=subprocess.DEVNULL,
                                 stdout=subprocess.PIPE, stderr=log,
                                 start_new_session=True)
 
 
-def _await_ready(guard: subprocess.Popen[bytes], folder: str,
-                 timeout_s: float) -> int:
-    """The pid of a sluiced that serves."""
+def await_ready(process: subprocess.Popen[bytes], folder: str,
+                timeout_s: float, *more: re.Pattern[bytes]) -> bytes:
+    """What was written to `process.stdout` by the time that sluiced serves and
+    all of `more` are found, in whichever order."""
     deadline, text = time.monotonic() + timeout_s, b""
-    assert guard.stdout is not None
-    # Two processes write: either line may come first.
-    while b"sluiced: ready" not in text or not _PID.search(text):
+    assert process.stdout is not None
+    while not all(wanted.search(text) for wanted in (_READY, *more)):
         left = deadline - time.monotonic()
         if left <= 0:
             raise Error(Status.DEADLINE_EXCEEDED, "the private sluiced was not "
                         f"ready after {timeout_s:g} s: {_last_line(folder)}")
-        if not select.select([guard.stdout], [], [], left)[0]:
+        if not select.select([process.stdout], [], [], left)[0]:
             continue
-        piece = os.read(guard.stdout.fileno(), 4096)
+        piece = os.read(process.stdout.fileno(), 4096)
         if not piece:
             line = _last_line(folder)
             raise Error(Status.INTERNAL, "the private sluiced did not start: "
                         f"{loader_fault(line) or line}")
         text += piece
-    return int(_PID.search(text).group(1))
+    return text
 
 
 def _last_line(folder: str) -> str:
-    with open(_log_path(folder), encoding="utf-8", errors="replace") as file:
+    with open(log_path(folder), encoding="utf-8", errors="replace") as file:
         lines = [line.strip() for line in file if line.strip()]
     return lines[-1] if lines else "it said nothing"
 

@@ -147,8 +147,8 @@ def attached(made: Stream, adapter: Adapter | OwnLayers) -> str:
     """One line: what is streamed, and how."""
     head = {"rows": "head and loss by rows", "none": "the rest as it is",
             "whole": "head and loss whole"}[made.head]
-    where = (made.session.socket if made.session.daemon is None else
-             "a private simulated daemon")
+    where = made.session.socket + (
+        ", where GPUs are simulated" if made.arena.device.type == "cpu" else "")
     shared = "" if made.ranks is None else (
         f" dealt to {made.ranks.size} ranks")
     chosen = "" if made.chunk_choice is None else f" ({made.chunk_choice})"

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import itertools
 import json
 import math
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from sluice import _native
+from sluice import _native, launcher, user_daemon
 from sluice.arguments import (
     FLAG,
     NONE,
@@ -24,7 +26,7 @@ from sluice.arguments import (
     takes,
     whole,
 )
-from sluice.daemon import PrivateDaemon, find_programs
+from sluice.daemon import find_programs
 from sluice.errors import Error, Status
 from sluice.handle import Handle, forked
 from sluice.leased import CopyStats, Region
@@ -34,8 +36,38 @@ __all__ = ["Limits", "Session"]
 
 _NO_PLAN = 2**64 - 1  # a number that no plan has
 _MOST_RANKS = 1 << 20
+_LONGEST_LABEL = 60  # and a number
 _COUNT = whole(0, "a whole number, 0 or more")
 _BYTES = whole(1, "bytes, a whole number from 1")
+
+_labels: set[str] = set()  # of this process's open sessions that named none
+_labels_lock = threading.Lock()
+
+
+def _take_label(told: launcher.Place) -> str:
+    """The first of the job's that is free: ranks that open as many sessions
+    have the same ones."""
+    label = (told.job or f"python-{os.getpid()}")[-_LONGEST_LABEL:]
+    with _labels_lock:
+        found = next(name for name in itertools.chain(
+            [label], (f"{label}.{i}" for i in itertools.count(2)))
+            if name not in _labels)
+        _labels.add(found)
+    return found
+
+
+def _end(handle: Handle, label: str | None) -> None:
+    handle.end()
+    if label is not None:
+        _labels.discard(label)
+
+
+def _uuid(device: Any) -> bytes | None:
+    """Of torch's device, as the driver writes it; None of a CPU."""
+    torch = sys.modules.get("torch")  # a session goes without
+    if torch is None or torch.device(device).type == "cpu":
+        return None
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,70 +93,94 @@ class Session:
     """A connection to the daemon, under which memory is leased.
 
     Args:
-        socket: of the daemon; None: $SLUICE_SOCKET, else a private daemon with
-            simulated GPUs is started, which ends with the session.
+        socket: of the daemon; None: $SLUICE_SOCKET, else the node's own, else
+            one of the user's, which is started if there is none
+            (user_daemon.py).
         job: label of the job, at most 64 characters, the same in all of its
-            ranks. None: "python" with the process id, without it where
-            `world` > 1.
-        rank, world: this rank of how many.
-        gpu: the node's GPU that this rank uses.
-        local_world: ranks of the job on this node; None: all.
+            ranks. None: "python" with the process id, or with what the launcher
+            calls the job; of further sessions that are open in this process
+            with a number behind it.
+        rank, world: this rank of how many. None: as torchrun, Slurm or MPI have
+            told this process (launcher.py), else 0 of 1.
+        gpu: the node's GPU that this rank uses, counted as the daemon does.
+            None: the rank's number on its node.
+        local_world: ranks of the job on this node; None: as the launcher told,
+            else all.
+        device: the GPU as torch calls it, instead of `gpu`: a torch.device of
+            CUDA, or its name; found by its UUID. The CPU's is ignored.
 
     Attributes:
         socket: path; another process or session can open it too.
-        daemon: the private daemon, or None.
-        job, rank, gpu: as given.
+        job, rank: as given or found.
+        gpu: as given, or the rank's number on its node.
+        daemon: None. It was the session's own daemon before daemons of users.
 
     Raises:
         Invalid: an argument is not what it may be.
         Error: NOT_FOUND or UNAVAILABLE without a daemon at the socket or
-            without libsluice.so; ALREADY_EXISTS where this rank is attached.
+            without libsluice.so, or where the daemon does not serve `device`;
+            ALREADY_EXISTS where this rank is attached.
 
     A context manager. Thread safety: safe.
     """
 
     @takes("Session", socket=PATH | NONE, job=short_text(64) | NONE,
-           rank=whole(0, "a rank, 0 or more", _MOST_RANKS - 1),
-           world=whole(1, f"ranks, 1 to {_MOST_RANKS}", _MOST_RANKS),
-           gpu=whole(0, "GPUs of a node count from 0", _MOST_RANKS),
+           rank=whole(0, "a rank, 0 or more", _MOST_RANKS - 1) | NONE,
+           world=whole(1, f"ranks, 1 to {_MOST_RANKS}", _MOST_RANKS) | NONE,
+           gpu=whole(0, "GPUs of a node count from 0", _MOST_RANKS) | NONE,
            local_world=whole(1, "ranks on this node, 1 or more, or None",
                              _MOST_RANKS) | NONE)
     def __init__(self, socket: str | os.PathLike[str] | None = None,
-                 job: str | None = None, rank: int = 0, world: int = 1,
-                 gpu: int = 0, *, local_world: int | None = None) -> None:
-        if rank >= world:
-            raise invalid(f"Session: rank {rank} of world {world}: ranks go "
-                          "from 0 to world - 1")
-        if local_world is not None and local_world > world:
+                 job: str | None = None, rank: int | None = None,
+                 world: int | None = None, gpu: int | None = None, *,
+                 local_world: int | None = None,
+                 device: Any = None) -> None:
+        told = launcher.place() if rank is None and world is None else (
+            launcher.Place(rank or 0, world or 1))
+        self.rank, self._world = told.rank, told.world
+        if self.rank >= self._world:
+            raise invalid(f"Session: rank {self.rank} of world {self._world}: "
+                          "ranks go from 0 to world - 1")
+        local_world = local_world or told.local_world or self._world
+        if local_world > self._world:
             raise invalid(f"Session: local_world = {local_world}: at most the "
-                          f"world of {world}")
+                          f"world of {self._world}")
         self._library = _native.load(find_programs().need_library())
-        if job is None:
-            job = f"python-{os.getpid()}" if world == 1 else "python"
-        path = os.fspath(socket) if socket else os.environ.get("SLUICE_SOCKET")
-        self.daemon = None if path else PrivateDaemon(gpus=gpu + 1)
-        if self.daemon:
-            # The other ranks are not at this daemon: none is waited for.
-            path, local_world = self.daemon.socket, 1
-        assert path is not None
-        self.socket: str = path
-        self.job, self.rank, self.gpu = job, rank, gpu
-        self._world = world
+        self.gpu = told.local_rank if gpu is None else gpu
+        self.daemon = None
+        named = os.fspath(socket) if socket else os.environ.get("SLUICE_SOCKET")
+        self.job = job or _take_label(told)
+        label = None if job else self.job  # to be given back
         options = _native.SessionOptions(
-            socket=os.fsencode(path), job=job.encode(), rank=rank,
-            world_size=world, local_ranks=local_world or world, gpu=gpu,
-            takes_changes=1)
-        opened = ctypes.c_void_p()
+            job=self.job.encode(), rank=self.rank, world_size=self._world,
+            local_ranks=local_world, gpu=self.gpu, takes_changes=1,
+            gpu_uuid=None if device is None else _uuid(device))
         try:
-            self._library.check(self._library.session_open(
-                ctypes.byref(options), ctypes.byref(opened)))
-        except Error:
-            if self.daemon:
-                self.daemon.close()
+            opened = self._opened(options, named)
+        except BaseException:
+            _labels.discard(label or "")
             raise
         self._calls = Calls(self._library.session_close)
-        self._handle = Handle(opened.value, self._calls.close)
-        self._end = weakref.finalize(self, self._handle.end)
+        self._handle = Handle(opened, self._calls.close)
+        self._end = weakref.finalize(self, _end, self._handle, label)
+
+    def _opened(self, options: _native.SessionOptions, named: str | None
+                ) -> int | None:
+        """The handle of a session at `named`, or wherever the node's or the
+        user's daemon is."""
+        opened = ctypes.c_void_p()
+        for last in (False, True):
+            self.socket = named or user_daemon.socket_of_the_node()
+            options.socket = os.fsencode(self.socket)
+            try:
+                self._library.check(self._library.session_open(
+                    ctypes.byref(options), ctypes.byref(opened)))
+                break
+            except Error:
+                # One of the user's may have ended meanwhile: the next is asked.
+                if last or named or user_daemon.listens(self.socket):
+                    raise
+        return opened.value
 
     def limits(self) -> Limits:
         """What the daemon told when the session opened."""
@@ -254,8 +310,6 @@ class Session:
         """Waits for copies in flight, then gives everything back to the
         daemon. Regions stay readable; arenas do not. Twice is fine."""
         self._end()
-        if self.daemon:
-            self.daemon.close()
 
     @property
     def closed(self) -> bool:

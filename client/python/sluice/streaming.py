@@ -2,10 +2,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Literal
 from weakref import WeakSet
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -70,9 +71,8 @@ def stream(model: nn.Module | None = None, *,
         it they are probed, and refused, in the first call with so many rows;
         shorter ones before that are not streamed. Needed with a group and
         with hidden="host".
-      session: a session with the node's daemon; None: `Session()`, which
-        takes $SLUICE_SOCKET or starts a private simulated daemon. It is
-        closed by `unstream()` only where it was made here.
+      session: a session with the node's daemon; None: `Session()` on the
+        model's device, closed by `unstream()`, where another one is not.
       chunk: rows per chunk (None: 1024, on a real GPU 8192); "auto": measured
         in stream() (see [Note: chunk size] in chunk_size),
         `Stream.chunk_choice` and the line at attach say what was chosen and
@@ -138,7 +138,9 @@ def stream(model: nn.Module | None = None, *,
     for former in [s for s in _streams if _streams_same(s._adapter, adapter)]:
         former.unstream()
     own = session is None
-    made = Stream(Session() if session is None else session, own, chunk, rows or {},
+    if session is None:
+        session = Session(device=_device_of(adapter.layers))
+    made = Stream(session, own, chunk, rows or {},
                   check, min_tokens, shares, ranks, hidden)
     try:
         made.rerun = rerun
@@ -197,6 +199,13 @@ def unstream(model: nn.Module) -> None:
     is not streamed stays as it is."""
     for found in _streams_in(model):
         found.unstream()
+
+
+def _device_of(layers: Iterable[nn.Module]) -> torch.device | None:
+    """Where the model lies, as far as that is known."""
+    return next((parameter.device for layer in layers
+                 for parameter in layer.parameters()
+                 if not parameter.is_meta), None)
 
 
 def _streams_in(model: nn.Module) -> list[Stream]:

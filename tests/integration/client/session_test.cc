@@ -79,6 +79,24 @@ TEST(ClientIntegration, AKilledRanksMemoryIsFreeAndItsPeerKnowsWithinASecond) {
   peer->ExpectSuccess(absl::Seconds(20));
 }
 
+TEST(ClientIntegration, AGpuIsFoundByItsUuid) {
+  RunningDaemon daemon;
+  SessionOptions options = RankOf(daemon, 0, 1);
+  options.gpu_uuid = "GPU-sim-1";
+  const auto session = Session::Open(options);
+  ASSERT_THAT(session, IsOk());
+  const auto leased = (*session)->LeaseGpu(MiB(8));
+  ASSERT_THAT(leased, IsOk());
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto gpus, ListGpus(daemon.socket()));
+  ASSERT_EQ(gpus.size(), 2u);
+  EXPECT_EQ(gpus[0].leased, Bytes(0));
+  EXPECT_EQ(gpus[1].leased, MiB(8));
+  options.gpu_uuid = "GPU-sim-2";
+  EXPECT_THAT(Session::Open(options),
+              StatusIs(absl::StatusCode::kNotFound,
+                       AllOf(HasSubstr("GPU-sim-2"), HasSubstr("2 GPUs"))));
+}
+
 TEST(ClientIntegration, WhenTheDaemonIsKilledARankCopiesOn) {
   RunningDaemon daemon;
   const auto rank = Child::Fork([&] {

@@ -19,8 +19,10 @@ MIB = 1 << 20
 # A child that has a private daemon and says where.
 OPENS = """
     import os, sluice, sys
-    session = sluice.Session()
-    print(session.daemon.pid, os.path.dirname(session.socket), flush=True)
+    from sluice.daemon import PrivateDaemon
+    daemon = PrivateDaemon()
+    session = sluice.Session(daemon.socket)
+    print(daemon.pid, os.path.dirname(session.socket), flush=True)
 """
 
 
@@ -99,8 +101,10 @@ def test_a_closed_daemon_leaves_no_process_and_no_folder():
 
 
 def test_default_sizes_are_below_the_machines_memory():
-    with sluice.Session() as session:
+    daemon = PrivateDaemon()
+    with sluice.Session(daemon.socket) as session:
         limits = session.limits()
+    daemon.close()
     assert 0 < limits.gpu_total_bytes < limits.host_total_bytes
     assert limits.host_total_bytes < available_bytes()
 
@@ -135,7 +139,7 @@ def test_a_long_temporary_folder_is_no_obstacle(monkeypatch, tmp_path):
 # --- how it ends -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("last", ["", "session.close()", "os._exit(0)",
+@pytest.mark.parametrize("last", ["", "daemon.close()", "os._exit(0)",
                                   "raise SystemExit(0)",
                                   "session.again = session"])
 def test_the_daemon_ends_with_the_interpreter(last):
@@ -170,7 +174,7 @@ def test_a_process_killed_while_it_closes_leaves_nothing():
     child = start(OPENS + """
     import shutil, signal
     shutil.rmtree = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
-    session.close()
+    daemon.close()
     """)
     pid, folder = place(child.stdout.readline())
     assert child.wait(60) == -signal.SIGKILL

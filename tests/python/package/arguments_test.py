@@ -91,8 +91,8 @@ def test_stream_of_layers_refuses(given, words):
 
 
 def test_no_daemon_is_started_for_a_call_that_is_refused(monkeypatch):
-    from sluice import session
-    monkeypatch.setattr(session, "PrivateDaemon", lambda **_: pytest.fail())
+    from sluice import user_daemon
+    monkeypatch.setattr(user_daemon, "socket_of_the_node", pytest.fail)
     assert_refused(lambda: sluice.stream(tiny(), min_tokens=-1), "min_tokens")
     assert_refused(lambda: sluice.Session(gpu=-1), "gpu")
 
@@ -115,9 +115,9 @@ def test_the_head_is_set_only_to_an_exact_choice(session):
 @pytest.mark.parametrize("name, values", {
     "socket": ["", 3, b"/x", 1.5],
     "job": ["", 3, "a\0b", "a\nb", "\ud800", "j" * 65],
-    "rank": [-1, 0.0, "0", NAN, HUGE, None, True],
-    "world": [0, -1, 1.0, "1", HUGE, 2**32, None],
-    "gpu": [-1, 0.0, "0", HUGE, None],
+    "rank": [-1, 0.0, "0", NAN, HUGE, True],
+    "world": [0, -1, 1.0, "1", HUGE, 2**32],
+    "gpu": [-1, 0.0, "0", HUGE],
     "local_world": [0, -1, 1.5, "1", HUGE],
 }.items())
 def test_a_session_refuses(name, values):

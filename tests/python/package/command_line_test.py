@@ -32,9 +32,13 @@ def forked(*arguments):
 def test_doctor_finds_everything_here():
     found = sluice("doctor")
     assert found.returncode == 0, found.stdout + found.stderr
-    assert [line.split()[:2] for line in found.stdout.splitlines()] == [
-        ["ok", what] for what in ("python", "torch", "transformers",
-                                  "libsluice.so", "sluiced", "session")]
+    lines = found.stdout.splitlines()
+    assert all(line.startswith("ok    ") for line in lines)
+    assert [line.split("  ")[2].strip() for line in lines[:7]] == [
+        "python", "torch", "transformers", "CUDA of torch", "libsluice.so",
+        "sluiced", "session"]
+    # sluicectl's checks of the machine.
+    assert lines[7].split()[1] == "driver" and len(lines) == 15
 
 
 def test_doctor_names_missing_parts_and_their_remedy(tmp_path):
@@ -43,7 +47,7 @@ def test_doctor_names_missing_parts_and_their_remedy(tmp_path):
     told = json.loads(found.stdout)
     assert not told["ok"]
     missing = {f["what"]: f["said"] for f in told["findings"] if not f["ok"]}
-    assert set(missing) == {"libsluice.so", "sluiced", "session"}
+    assert set(missing) == {"libsluice.so", "sluiced", "session"}, missing
     assert "./dev build" in missing["libsluice.so"]
 
 
