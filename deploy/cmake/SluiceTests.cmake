@@ -80,7 +80,8 @@ function(sluice_test name)
     ${ARGN})
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE
-    sluice_options ${arg_LINKS} GTest::gmock GTest::gtest_main)
+    sluice_options ${arg_LINKS} sluice_test_places GTest::gmock
+    GTest::gtest_main)
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
   set_target_properties(${name} PROPERTIES SLUICE_TEST ON)
   if(NOT DEFINED arg_PRECOMPILED)

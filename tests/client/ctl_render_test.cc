@@ -12,6 +12,7 @@
 #include "client/ctl/render.h"
 #include "client/ctl/render_events.h"
 #include "client/ctl/table.h"
+#include "tests/support/places.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/whole_lines.h"
 
@@ -24,7 +25,7 @@ using ::sluice::testing::WholeLines;
 using ::testing::HasSubstr;
 
 std::string GoldenPath(const std::string& name) {
-  return std::string(SLUICE_GOLDEN_DIR) + "/" + name;
+  return InTree("tests/client/golden/" + name);
 }
 
 std::string Read(const std::string& name) {

@@ -8,6 +8,7 @@
 #include "client/ctl/desk/render_swap.h"
 #include "client/ctl/desk/swap_problem.h"
 #include "tests/support/child.h"
+#include "tests/support/places.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 
@@ -52,7 +53,7 @@ class PlanSwapCli : public ::testing::Test {
 };
 
 void ExpectGolden(const std::string& text, const std::string& name) {
-  const std::string path = std::string(SLUICE_GOLDEN_DIR) + "/" + name;
+  const std::string path = InTree("tests/client/golden/" + name);
   if (std::getenv("SLUICE_UPDATE_GOLDEN") != nullptr) {
     std::ofstream(path) << text;
   }

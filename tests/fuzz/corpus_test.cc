@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/fuzz/readers.h"
+#include "tests/support/places.h"
 
 namespace sluice::fuzz {
 namespace {
@@ -19,7 +20,7 @@ namespace {
 std::vector<std::string> CorpusOf(const Reader& reader) {
   std::vector<std::filesystem::path> paths;
   for (const auto& entry : std::filesystem::directory_iterator(
-           std::filesystem::path(SLUICE_FUZZ_CORPUS) / reader.name)) {
+           InTree(std::string("tests/fuzz/corpus/") + reader.name))) {
     paths.push_back(entry.path());
   }
   std::sort(paths.begin(), paths.end());

@@ -13,6 +13,7 @@
 #include "planner/memory/plan_memory.h"
 #include "tests/planner/traces.h"
 #include "tests/support/no_pidfds.h"
+#include "tests/support/places.h"
 
 namespace sluice::planner {
 namespace {
@@ -45,7 +46,7 @@ MemoryPlan PlanBy(const std::string& program, double limit_s = 20) {
 
 TEST(MipProcess, TheHelperProvesWhatThisProcessWould) {
   const MemoryPlan here = PlanBy("");
-  const MemoryPlan there = PlanBy(SLUICE_WORKER);
+  const MemoryPlan there = PlanBy(InBuild("bin/sluice-worker"));
   EXPECT_EQ(there.proved_by, "cbc");
   EXPECT_EQ(there.lower_bound, here.lower_bound);
   EXPECT_EQ(there.peak, here.peak);
@@ -84,7 +85,8 @@ TEST(MipProcess, WithoutPidfdsTheHelpersAnswerIsTakenToo) {
   const auto plan = [] {
     if (!testing::RefusePidfds(ENOSYS)) _exit(77);
     const auto start = std::chrono::steady_clock::now();
-    const bool proved = PlanBy(SLUICE_WORKER, 60).proved_by == "cbc";
+    const bool proved =
+        PlanBy(InBuild("bin/sluice-worker"), 60).proved_by == "cbc";
     const std::chrono::duration<double> took =
         std::chrono::steady_clock::now() - start;
     _exit(proved && took.count() < 30 ? 0 : 1);

@@ -11,6 +11,7 @@
 #include "proto/plan/codec.h"
 #include "tests/planner/node_samples.h"
 #include "tests/planner/traces.h"
+#include "tests/support/places.h"
 
 namespace sluice::planner {
 namespace {
@@ -208,8 +209,7 @@ TEST(PlanNode, GoldenPlanOfAStreamedLayer) {
   for (plan::RankPlan& rank : plan.ranks) {
     for (plan::SegmentPlan& s : rank.segments) s.placement.seconds = 0;
   }
-  const std::string path =
-      std::string(SLUICE_GOLDEN_DIR) + "/planner/node_plan.json";
+  const std::string path = InTree("tests/golden/planner/node_plan.json");
   const std::string actual = plan::Encode(plan) + "\n";
   if (std::getenv("SLUICE_UPDATE_GOLDEN") != nullptr) {
     std::ofstream(path) << actual;

@@ -6,6 +6,8 @@
 #include <fstream>
 #include <sstream>
 
+#include "tests/support/places.h"
+
 namespace sluice::planner {
 
 plan::Trace RandomTrace(std::mt19937& random, int n, int64_t horizon,
@@ -125,7 +127,7 @@ plan::Trace AboveMaxLive() {
 }
 
 plan::Trace ReadCsv(const std::string& name) {
-  const std::string path = std::string(SLUICE_TEST_DATA) + "/" + name;
+  const std::string path = InTree("tests/planner/data/" + name);
   std::ifstream file(path);
   std::string line;
   if (!std::getline(file, line)) {

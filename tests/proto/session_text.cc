@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "gtest/gtest.h"
+#include "tests/support/places.h"
 
 namespace sluice::testing {
 
@@ -15,7 +16,7 @@ std::unique_ptr<google::protobuf::Message> Described(
   static google::protobuf::DescriptorPool& pool = []() -> auto& {
     auto* made = new google::protobuf::DescriptorPool;
     google::protobuf::FileDescriptorSet files;
-    std::ifstream file(SLUICE_SESSION_DESCRIPTORS);
+    std::ifstream file(InBuild("tests/proto/session.desc"));
     EXPECT_TRUE(files.ParseFromIstream(&file));
     for (const auto& each : files.file()) made->BuildFile(each);
     return *made;

@@ -23,6 +23,7 @@
 #include "proto/base/unique_fd.h"
 #include "tests/daemon/core/core_story.h"
 #include "tests/daemon/state/durable.h"
+#include "tests/support/places.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::daemon {
@@ -38,7 +39,7 @@ constexpr StateFile::Sizes kGoldenSizes = {KiB(24), KiB(4)};
 constexpr int kRecords = 6;
 
 std::string PathOf(uint32_t version, const std::string& suffix) {
-  return fmt::format("{}/state/v{}.{}", SLUICE_GOLDEN_DIR, version, suffix);
+  return InTree(fmt::format("tests/golden/state/v{}.{}", version, suffix));
 }
 
 std::string FileText(const std::string& path) {

@@ -15,6 +15,7 @@
 #include "gtest/gtest.h"
 #include "proto/base/status.h"
 #include "tests/integration/daemon/harness.h"
+#include "tests/support/places.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/under_keeper.h"
 #include "tests/support/whole_lines.h"
@@ -40,7 +41,7 @@ class OfCuda : public ::testing::TestWithParam<std::tuple<bool, int>> {
   // One node for all processes: its folder is the test's. What any of them
   // finds is a line of the file `findings` there.
   OfCuda() {
-    setenv("LD_LIBRARY_PATH", SLUICE_FAKE_CUDA_DIR, 1);
+    setenv("LD_LIBRARY_PATH", InBuild("fake_cuda").c_str(), 1);
     SetDriver(std::get<0>(GetParam()));
   }
   ~OfCuda() override {

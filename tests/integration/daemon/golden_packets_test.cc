@@ -21,6 +21,7 @@
 #include "gtest/gtest.h"
 #include "tests/integration/daemon/harness.h"
 #include "tests/proto/session_text.h"
+#include "tests/support/places.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::testing {
@@ -32,7 +33,7 @@ struct Line {
 };
 
 std::string PathOf(uint32_t protocol) {
-  return fmt::format("{}/session/protocol{}.txt", SLUICE_GOLDEN_DIR, protocol);
+  return InTree(fmt::format("tests/golden/session/protocol{}.txt", protocol));
 }
 
 std::vector<Line> ReadLines(uint32_t protocol) {

@@ -17,6 +17,7 @@
 #include "planner/validator.h"
 #include "tests/planner/generator.h"
 #include "tests/planner/traces.h"
+#include "tests/support/places.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::planner {
@@ -187,8 +188,7 @@ std::string GoldenPlans() {
 }
 
 TEST(GoldenPlans, AreThoseThatWereReviewed) {
-  const std::string path =
-      std::string(SLUICE_GOLDEN_DIR) + "/planner/memory_plans.txt";
+  const std::string path = InTree("tests/golden/planner/memory_plans.txt");
   const std::string text = GoldenPlans();
   if (std::getenv("SLUICE_UPDATE_GOLDEN") != nullptr) {
     std::ofstream(path) << text;

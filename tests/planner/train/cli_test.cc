@@ -9,6 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/child.h"
+#include "tests/support/places.h"
 #include "tests/support/temp_dir.h"
 
 namespace sluice {
@@ -38,7 +39,7 @@ void ExpectOneLine(const std::string& command, const std::string& what) {
 }
 
 std::string Data(const std::string& name) {
-  return std::string(SLUICE_TEST_DATA) + "/" + name;
+  return InTree("tests/planner/train/data/" + name);
 }
 
 constexpr const char* kMemo =

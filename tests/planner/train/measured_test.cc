@@ -6,6 +6,7 @@
 
 #include "planner/train/constants.h"
 #include "planner/train/search.h"
+#include "tests/support/places.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::planner::train {
@@ -21,7 +22,8 @@ constexpr double kTolerance = 0.14;
 
 // `hbm`: what the run was given of the GPU.
 Request OnTheH100(int64_t seq_len, double hbm) {
-  std::ifstream in(SLUICE_MEASURED "/nvidia-h100-80gb-hbm3/profile.toml");
+  std::ifstream in(
+      InTree("deploy/bundle/measured/nvidia-h100-80gb-hbm3/profile.toml"));
   std::stringstream text;
   text << in.rdbuf();
   absl::StatusOr<Hardware> hardware = ReadHardware(text.str(), "profile.toml");

@@ -14,6 +14,7 @@
 
 #include "client/torch/run/rank_memory.h"
 #include "tests/support/child.h"
+#include "tests/support/places.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 
@@ -32,8 +33,9 @@ class Products : public ::testing::Test {
     const std::string node = directory_->File("node");
     std::filesystem::create_directory(node);
     setenv("SLUICE_FAKE_CUDA", ("gpus=1,node=" + node).c_str(), 1);
-    setenv("LD_LIBRARY_PATH", SLUICE_FAKE_CUDA_DIR, 1);  // the daemon's
-    setenv("CUBLAS_WORKSPACE_CONFIG", ":1024:1", 1);     // for a small lease
+    setenv("LD_LIBRARY_PATH", InBuild("fake_cuda").c_str(),
+           1);                                        // the daemon's
+    setenv("CUBLAS_WORKSPACE_CONFIG", ":1024:1", 1);  // for a small lease
     std::ofstream(directory_->File("sluiced.toml"))
         << "[device]\ndriver = \"cuda\"\n[http]\nlisten = \"\"\n"
            "[gpus]\naccess = \"any\"\n"
