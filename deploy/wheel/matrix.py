@@ -68,6 +68,8 @@ def _try(wheel: pathlib.Path, python: str, torch: str) -> str | None:
             if not name.startswith(("SLUICE_", "PYTHON"))}
     with tempfile.TemporaryDirectory(prefix="sluice-matrix-") as folder:
         environment = {**kept, "PATH": f"{folder}/bin:{kept['PATH']}",
+                       # A daemon that is started here ends before the folder.
+                       "TMPDIR": folder, "SLUICE_DAEMON_IDLE_S": "0",
                        "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
         steps = [[interpreter, "-m", "venv", folder],
                  ["pip", "install", "-q", "--no-cache-dir",

@@ -103,6 +103,7 @@ PHASES = (
     dev("clang-tidy", "deep", 7200, "lint", "--all"),
     dev("locks of tests", "deep", 1800, "locks", "--tests", preset="release"),
     dev("demo", "deep", 900, "demo"),
+    dev("wheel matrix", "deep", 3600, "wheel", "--matrix"),
     dev("mutants", "deep", 10800, "mutants"),
 )
 

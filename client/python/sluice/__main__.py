@@ -114,7 +114,9 @@ def run_sluiced() -> None:
 
 
 def run_sluicectl() -> None:
-    """The wheel's `sluicectl`."""
+    """The wheel's `sluicectl`, which asks the daemon that sessions take."""
+    from sluice import user_daemon
+    os.environ.setdefault("SLUICE_SOCKET", user_daemon.known_socket())
     _run("sluicectl")
 
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch.distributed as dist
+
+from sluice.errors import Error, Status
 
 Value = dict[str, Any]
 
@@ -56,6 +59,26 @@ class Board:
             if found == wanted:
                 return json.loads(found)
             seen = found
+
+
+def check_daemon(socket: str) -> None:
+    """Raises `Error` where another rank of the job on this node has another
+    daemon: neither would know what the other one leases and copies."""
+    board = Board.of_job()
+    if board is None:
+        return
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        node = file.read().strip()
+    # Containers may mount one socket at several paths; a daemon that was
+    # started again has another file.
+    own = {"rank": dist.get_rank(), "socket": socket,
+           "file": os.stat(socket).st_ino}
+    told = board.update(f"daemon/{node}", lambda told: told or own)
+    if told["socket"] != socket and told["file"] != own["file"]:
+        raise Error(Status.FAILED_PRECONDITION, (
+            f"rank {own['rank']} has the daemon at {socket}, and rank "
+            f"{told['rank']} on the same node that at {told['socket']}: name "
+            "one of them to both by SLUICE_SOCKET"))
 
 
 FAILED = "failed"  # the key of what a rank raised in a streamed step

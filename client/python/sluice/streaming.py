@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from sluice import computing, gpu_blocks, progress, settings
+from sluice import board, computing, gpu_blocks, progress, settings
 from sluice.arguments import invalid, takes
 from sluice.captured import kind_names
 from sluice.gpu_blocks import Kernel
@@ -123,7 +123,8 @@ def stream(model: nn.Module | None = None, *,
         names the module, the feature and what to do. Nothing was changed,
         but that a former stream of this model has ended.
       Invalid: an argument is not what it may be; nothing was changed.
-      Error: no daemon, or no memory.
+      Error: no daemon, another one than another rank of the node has, or no
+        memory.
     """
     automatic = chunk == "auto"
     unsaid = chunk is None
@@ -143,6 +144,7 @@ def stream(model: nn.Module | None = None, *,
     made = Stream(session, own, chunk, rows or {},
                   check, min_tokens, shares, ranks, hidden)
     try:
+        board.check_daemon(session.socket)
         made.rerun = rerun
         if unsaid and made.arena.device.type != "cpu":
             made.chunk = settings.AT_FIRST_ON_GPU

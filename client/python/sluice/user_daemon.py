@@ -53,13 +53,23 @@ def socket_of_the_node() -> str:
     return path
 
 
-def folder_of_the_user() -> str:
-    """Made if it is not there."""
+def known_socket() -> str:
+    """The same, whether there is a daemon or not; nothing is started."""
+    return NODES_OWN if os.path.exists(NODES_OWN) else os.path.join(
+        _folder(), "session.sock")
+
+
+def _folder() -> str:
     name = "-".join(["sluice", str(os.getuid()),
                      *filter(None, [os.environ.get("SLURM_JOB_ID")])])
     folder = os.path.join(tempfile.gettempdir(), name)
-    if len(os.path.join(folder, "session.sock")) > MAX_SOCKET_PATH:
-        folder = os.path.join("/tmp", name)
+    return folder if len(os.path.join(folder, "session.sock")
+                         ) <= MAX_SOCKET_PATH else os.path.join("/tmp", name)
+
+
+def folder_of_the_user() -> str:
+    """Made if it is not there."""
+    folder = _folder()
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:

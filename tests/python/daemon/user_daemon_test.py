@@ -14,6 +14,8 @@ import threading
 
 import pytest
 from support import (
+    PACKAGE,
+    TESTS,
     await_true,
     environment,
     is_running,
@@ -261,3 +263,42 @@ def test_torchrun_runs_the_readmes_lines_with_one_daemon(folder, tmp_path):
         assert (first[2:], second[2:]) == (["0", "0"], ["1", "1"])
         jobs.append(first[1])
     assert jobs[0] != jobs[1]
+
+
+DIFFER = """
+    import os, sys, sluice
+    import torch.distributed as dist
+    from models import tiny
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    os.environ["SLUICE_SOCKET"] = sys.argv[1 + rank]
+    dist.barrier()
+    try:
+        sluice.stream(tiny(), chunk=64, quiet=True)
+        said = ""
+    except sluice.Error as error:
+        said = error.line
+    dist.barrier()
+    if said:
+        print(f"rank {rank}: {said}", flush=True)
+"""
+
+
+def test_ranks_of_a_node_with_two_daemons_are_refused(
+        daemon, daemon_of_the_file, tmp_path):
+    (tmp_path / "differ.py").write_text(textwrap.dedent(DIFFER))
+
+    def torchrun(*sockets):
+        return subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone",
+             "--nproc-per-node", "2", str(tmp_path / "differ.py"), *sockets],
+            env=environment(PYTHONPATH=f"{PACKAGE}:{TESTS}"), text=True,
+            capture_output=True, timeout=250)
+
+    first, second = daemon.socket, daemon_of_the_file.socket
+    said = torchrun(first, second).stdout.splitlines()
+    assert len(said) == 1 and first in said[0] and second in said[0], said
+    other = tmp_path / "other"  # the same daemon by another path
+    other.symlink_to(os.path.dirname(first))
+    ran = torchrun(first, str(other / "session.sock"))
+    assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr

@@ -73,7 +73,7 @@ def empty_environment(folder: pathlib.Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items()
             if not name.startswith(("SLUICE_", "PYTHON", "PIP_"))}
     return {**kept, "PATH": f"{folder}/bin:{os.environ['PATH']}",
-            "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1", "SLUICE_DAEMON_IDLE_S": "0"}
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +139,18 @@ def test_the_readmes_lines_train_a_model(environment, tmp_path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
     assert len(losses) >= 5 and losses[-1] < losses[0] - 0.5
+
+
+def test_torchrun_runs_them_in_two_ranks(environment, tmp_path) -> None:
+    (tmp_path / "typed.py").write_text(
+        readme.program(TREE / "client/python/README.md"))
+    done = run({**environment, "SLUICE_DAEMON_IDLE_S": "5"}, tmp_path, "python",
+               "-m", "torch.distributed.run", "--standalone",
+               "--nproc-per-node", "2", "typed.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    # Its daemon is still there, and known to the wheel's command.
+    status = run(environment, tmp_path, "sluicectl", "status", "--json")
+    assert len(json.loads(status.stdout)["gpus"]) == 8, status.stderr
 
 
 def test_the_main_readmes_wheel_is_the_one_made(wheel) -> None:
