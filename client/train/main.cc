@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "client/session/session.h"
 #include "client/torch/ranks/device_ranks.h"
 #include "client/torch/run/workspaces.h"
 #include "client/train/launch/gpu_choice.h"
@@ -18,6 +17,7 @@
 #include "client/train/launch/private_daemon.h"
 #include "client/train/launch/private_sizes.h"
 #include "client/train/launch/process.h"
+#include "client/train/launch/visible_gpus.h"
 #include "client/train/rank.h"
 
 namespace sluice::train {
@@ -60,7 +60,7 @@ int LaunchHere(const RunOptions& options,
   }
   const std::string socket =
       daemon != nullptr ? daemon->socket() : options.socket;
-  const auto node = client::ListGpus(socket);
+  const auto node = ListVisibleGpus(socket);
   if (!node.ok())
     return Fail(WithoutDaemon(options.command, AsBadInput(node.status())));
   const auto gpus = ChooseGpus(*node, options.gpus, options.ranks,

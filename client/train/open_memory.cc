@@ -7,6 +7,7 @@
 
 #include "client/train/launch/gpu_choice.h"
 #include "client/train/launch/outcome.h"
+#include "client/train/launch/visible_gpus.h"
 #include "proto/base/sizes.h"
 #include "proto/base/status.h"
 
@@ -16,7 +17,7 @@ namespace {
 absl::StatusOr<GpuPlace> PlaceOf(const RunOptions& options,
                                  const RankEnvironment& environment) {
   if (environment.gpu.has_value()) return *environment.gpu;
-  const auto gpus = client::ListGpus(options.socket);
+  const auto gpus = ListVisibleGpus(options.socket);
   if (!gpus.ok()) return AsBadInput(gpus.status());
   SLUICE_ASSIGN_OR_RETURN(
       const auto places,

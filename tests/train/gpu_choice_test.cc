@@ -16,7 +16,9 @@ using ::testing::HasSubstr;
 std::vector<client::GpuState> Node(const std::vector<int64_t>& leased) {
   std::vector<client::GpuState> gpus;
   for (const int64_t mib : leased) {
-    gpus.push_back({.total = MiB(100), .leased = MiB(mib)});
+    gpus.push_back({.index = DeviceIndex(gpus.size()),
+                    .total = MiB(100),
+                    .leased = MiB(mib)});
   }
   return gpus;
 }
@@ -25,6 +27,16 @@ std::vector<int64_t> Gpus(const std::vector<GpuPlace>& places) {
   std::vector<int64_t> gpus;
   for (const GpuPlace& place : places) gpus.push_back(place.gpu);
   return gpus;
+}
+
+TEST(ChooseGpus, GpusThatMayNotBeUsedAreNoneOfTheNodes) {
+  auto gpus = Node({0, 0, 50, 0});
+  gpus.erase(gpus.begin());
+  EXPECT_THAT(Gpus(*ChooseGpus(gpus, {}, 3, true)), ElementsAre(1, 2, 3));
+  EXPECT_THAT(Gpus(*ChooseGpus(gpus, {}, 2, true)), ElementsAre(1, 3));
+  EXPECT_THAT(Gpus(*ChooseGpus(gpus, {}, 4, false)), ElementsAre(1, 2, 3, 1));
+  EXPECT_THAT(ChooseGpus(gpus, {0}, 1, true).status().message(),
+              HasSubstr("--gpu 0: the node has GPUs 1, 2, 3"));
 }
 
 TEST(ChooseGpus, HostMemoryIsSharedWithTheRanksOfTheSameNumaNode) {

@@ -4,21 +4,25 @@
 
 #include <algorithm>
 #include <charconv>
-#include <numeric>
+#include <functional>
 
 #include "client/train/launch/outcome.h"
 
 namespace sluice::train {
 namespace {
 
-// Indices, the one with the most free memory first, else in their order.
-std::vector<int64_t> ByFreeMemory(const std::vector<client::GpuState>& gpus) {
-  std::vector<int64_t> order(gpus.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, [&](int64_t a, int64_t b) {
-    return gpus[a].available() > gpus[b].available();
-  });
-  return order;
+// "GPU 0 only", "GPUs 0 to 3", "GPUs 1, 3".
+std::string Words(const std::vector<client::GpuState>& gpus) {
+  std::string list;
+  for (const client::GpuState& gpu : gpus) {
+    list += fmt::format("{}{}", list.empty() ? "" : ", ", gpu.index.value());
+  }
+  const auto count = gpus.size();
+  if (count == 1) return fmt::format("GPU {} only", list);
+  if (gpus.back().index.value() == count - 1) {
+    return fmt::format("GPUs 0 to {}", count - 1);
+  }
+  return fmt::format("GPUs {}", list);
 }
 
 }  // namespace
@@ -26,16 +30,20 @@ std::vector<int64_t> ByFreeMemory(const std::vector<client::GpuState>& gpus) {
 absl::StatusOr<std::vector<GpuPlace>> ChooseGpus(
     const std::vector<client::GpuState>& gpus,
     const std::vector<int64_t>& named, int local_ranks, bool spread) {
-  const auto count = static_cast<int64_t>(gpus.size());
-  if (count == 0) {
+  if (gpus.empty()) {
     return absl::NotFoundError("the daemon's node has no GPU");
   }
+  std::vector<client::GpuState> order;
   for (const int64_t gpu : named) {
-    if (gpu < count) continue;
-    return BadInput(count == 1
-                        ? fmt::format("--gpu {}: the node has GPU 0 only", gpu)
-                        : fmt::format("--gpu {}: the node has GPUs 0 to {}",
-                                      gpu, count - 1));
+    const auto found =
+        std::ranges::find_if(gpus, [&](const client::GpuState& g) {
+          return g.index == DeviceIndex(static_cast<uint64_t>(gpu));
+        });
+    if (found == gpus.end()) {
+      return BadInput(
+          fmt::format("--gpu {}: the node has {}", gpu, Words(gpus)));
+    }
+    order.push_back(*found);
   }
   if (static_cast<int64_t>(named.size()) > local_ranks) {
     return BadInput(
@@ -43,25 +51,23 @@ absl::StatusOr<std::vector<GpuPlace>> ChooseGpus(
                     "rank",
                     named.size(), local_ranks, local_ranks == 1 ? "" : "s"));
   }
-  std::vector<int64_t> order = named;
-  if (order.empty() && spread && local_ranks < count) {
-    order = ByFreeMemory(gpus);
-  }
   if (order.empty()) {
-    order.resize(count);
-    std::iota(order.begin(), order.end(), 0);
+    order = gpus;
+    if (spread && local_ranks < static_cast<int64_t>(gpus.size())) {
+      std::ranges::stable_sort(order, std::greater(),
+                               &client::GpuState::available);
+    }
   }
-  std::vector<GpuPlace> places(local_ranks);
+  const auto of_rank = [&](int rank) -> const client::GpuState& {
+    return order[rank % order.size()];
+  };
+  std::vector<GpuPlace> places(local_ranks, {.ranks = 0, .numa_ranks = 0});
   for (int r = 0; r < local_ranks; ++r) {
-    places[r].gpu = order[r % order.size()];
-  }
-  for (GpuPlace& place : places) {
-    place.ranks = std::ranges::count_if(
-        places, [&](const GpuPlace& other) { return other.gpu == place.gpu; });
-    place.numa_ranks =
-        std::ranges::count_if(places, [&](const GpuPlace& other) {
-          return gpus[other.gpu].numa == gpus[place.gpu].numa;
-        });
+    places[r].gpu = static_cast<int64_t>(of_rank(r).index.value());
+    for (int other = 0; other < local_ranks; ++other) {
+      places[r].ranks += of_rank(other).index == of_rank(r).index;
+      places[r].numa_ranks += of_rank(other).numa == of_rank(r).numa;
+    }
   }
   return places;
 }

@@ -26,8 +26,9 @@ struct GpuPlace {
 
 // Of each local rank. `spread` false: rank r takes GPU r mod GPUs where none
 // are named; ranks that choose by themselves, one by one, must not be told
-// apart by what is free at their moment. InvalidArgument: a GPU that the node
-// has not, by name and limit; NotFound: the node has none.
+// apart by what is free at their moment. `gpus`: those that may be used, by
+// index. InvalidArgument: a GPU that is not among them, by name and limit;
+// NotFound: there are none.
 absl::StatusOr<std::vector<GpuPlace>> ChooseGpus(
     const std::vector<client::GpuState>& gpus,
     const std::vector<int64_t>& named, int local_ranks, bool spread);

@@ -8,6 +8,7 @@ import re
 import subprocess
 import tomllib
 import unittest
+from unittest import mock
 
 import cuda_node
 import harness
@@ -31,6 +32,18 @@ class Cuda(cuda_node.CudaTest):
 
     def test_a_step_holds_the_host_up_three_times_at_most(self):
         self.expect_few_waits(*RUN)
+
+    def test_ranks_take_the_gpus_that_cuda_visible_devices_leaves(self):
+        socket = self.cuda_daemon()
+        run = [*RUN, "--steps", "1", "--socket", socket]
+        with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES="1"):
+            self.on_cuda(self.train, *run)
+            code, _, err = self.on_cuda(
+                self.run_train, *harness.MODEL, *run, "--data", self.text,
+                "--gpu", "0")
+        self.assertEqual(code, 2, err)
+        self.assertIn("--gpu 0: the node has GPU 1 only", err)
+        self.expect_no_findings()
 
     # A calibration of one chunk runs every segment once, and with the fractions
     # given it is the only one: what the first product takes would be a part of
