@@ -10,7 +10,7 @@ HttpServer::~HttpServer() = default;
 
 absl::Status HttpServer::Available() {
   return absl::UnimplementedError(
-      "this sluiced is the Python wheel's, for private daemons, and was built "
+      "this sluiced is the Python wheel's, for daemons of users, and was built "
       "without HTTP: set [http] listen to \"\", or use an installed sluiced");
 }
 

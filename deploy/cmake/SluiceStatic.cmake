@@ -90,3 +90,25 @@ target_compile_options(sluice_archive_pic PRIVATE
   -w "SHELL:-idirafter ${SLUICE_DEBIAN_SOURCES}")
 target_compile_definitions(sluice_archive_pic PRIVATE HAVE_PTHREAD=1)
 set_target_properties(sluice_archive_pic PROPERTIES CXX_STANDARD 17)
+
+# sluice_for_older_systems(TARGETS…): they need glibc 2.28 alone, as the wheels
+# of torch do. Symbols that are newer come from glibc_2_28.c, and libstdc++ is
+# linked in: of libsluice.so, none of it is to be seen.
+add_library(sluice_glibc OBJECT ${CMAKE_CURRENT_LIST_DIR}/archives/glibc_2_28.c)
+add_library(sluice_glibc_start OBJECT
+  ${CMAKE_CURRENT_LIST_DIR}/archives/glibc_2_28_start.c)
+target_compile_options(sluice_glibc PRIVATE -fno-builtin)
+function(sluice_for_older_systems)
+  foreach(target IN LISTS ARGN)
+    target_link_libraries(${target} PRIVATE $<TARGET_OBJECTS:sluice_glibc>)
+    add_dependencies(${target} sluice_glibc)
+    get_target_property(type ${target} TYPE)
+    if(type STREQUAL EXECUTABLE)
+      target_link_libraries(${target}
+        PRIVATE $<TARGET_OBJECTS:sluice_glibc_start>)
+      add_dependencies(${target} sluice_glibc_start)
+    endif()
+    target_link_options(${target} PRIVATE -static-libstdc++ -static-libgcc
+      "LINKER:--push-state,--no-as-needed,-l:libpthread.so.0,-l:libdl.so.2,-l:librt.so.1,--pop-state")
+  endforeach()
+endfunction()

@@ -21,7 +21,7 @@ import licences
 import needs
 
 TREE = pathlib.Path(__file__).resolve().parents[2]
-PLATFORM = "manylinux_2_35_x86_64"
+PLATFORM = "manylinux_2_28_x86_64"
 # In the build -> in the package `sluice`.
 PROGRAMS = {"bin/sluiced": "bin/sluiced",
             "bin/sluice-worker": "bin/sluice-worker",

@@ -1,7 +1,8 @@
-"""What a binary needs of a machine, against what manylinux_2_35 promises.
+"""What a binary needs of a machine, against what manylinux_2_28 promises.
 
-The promises are those of PyPA's policy (auditwheel's manylinux_2_35: Ubuntu
-22.04 with its GCC 12): symbols up to these versions, of these libraries.
+The promises are those of PyPA's policy (auditwheel's manylinux_2_28: RHEL 8,
+Debian 10), less libstdc++ and libgcc, which are linked in: symbols up to this
+version, of these libraries.
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ import re
 import subprocess
 from collections.abc import Iterable
 
-PROMISED = {"GLIBC": (2, 35), "GLIBCXX": (3, 4, 30), "CXXABI": (1, 3, 13),
-            "GCC": (12, 0, 0)}
-LIBRARIES = {"libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1",
-             "ld-linux-x86-64.so.2"}
+PROMISED = {"GLIBC": (2, 28)}
+LIBRARIES = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2",
+             "librt.so.1", "ld-linux-x86-64.so.2"}
 
 _NEEDED = re.compile(r"^\s+NEEDED\s+(\S+)", re.MULTILINE)
 _SEARCHED = re.compile(r"^\s+(R(?:UN)?PATH)\s+(\S+)", re.MULTILINE)

@@ -197,7 +197,7 @@ NEEDS_NEWER = rb"GLIBCXX_3.4.30", rb"GLIBCXX_3.4.99"
 
 @pytest.mark.parametrize("old, new, remedy", [
     (*NEEDS_NEWER, "install the libstdc++ of GCC 12 or newer"),
-    (b"GLIBC_2.34", b"GLIBC_2.99", "use a system with glibc 2.35 or newer")])
+    (b"GLIBC_2.34", b"GLIBC_2.99", "use a system with that glibc or a newer one, or the wheel")])
 def test_an_old_system_library_is_named_with_its_version(
         tmp_path, old, new, remedy):
     needing(find_programs().library, old, new, tmp_path / "libsluice.so")
