@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import sysconfig
 import zipfile
 
 import pytest
+from support import processes_of
 
 TREE = pathlib.Path(__file__).resolve().parents[3]
 DIST = TREE / "build" / "wheel" / "dist"
@@ -142,12 +144,15 @@ def test_the_readmes_lines_train_a_model(environment, tmp_path) -> None:
 def test_torchrun_runs_them_in_two_ranks(environment, tmp_path) -> None:
     (tmp_path / "typed.py").write_text(
         readme.program(TREE / "client/python/README.md"))
-    done = run({**environment, "SLUICE_DAEMON_IDLE_S": "5"}, tmp_path, "python",
-               "-m", "torch.distributed.run", "--standalone",
-               "--nproc-per-node", "2", "typed.py")
+    environment = {**environment, "TMPDIR": str(tmp_path),
+                   "SLUICE_DAEMON_IDLE_S": "100"}
+    done = run(environment, tmp_path, "python", "-m", "torch.distributed.run",
+               "--standalone", "--nproc-per-node", "2", "typed.py")
     assert done.returncode == 0, done.stdout + done.stderr
-    # Its daemon is still there, and known to the wheel's command.
+    # Their one daemon is still there, and known to the wheel's command.
     status = run(environment, tmp_path, "sluicectl", "status", "--json")
+    [pid] = processes_of(str(tmp_path))
+    os.kill(pid, signal.SIGTERM)
     assert len(json.loads(status.stdout)["gpus"]) == 8, status.stderr
 
 
