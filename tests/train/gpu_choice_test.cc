@@ -44,7 +44,8 @@ TEST(ChooseGpus, HostMemoryIsSharedWithTheRanksOfTheSameNumaNode) {
   gpus[1].numa = gpus[2].numa = NumaIndex(1);
   const auto shares = [&](const std::vector<int64_t>& named, int ranks) {
     std::vector<int64_t> shares;
-    for (const GpuPlace& place : *ChooseGpus(gpus, named, ranks, true)) {
+    const auto places = *ChooseGpus(gpus, named, ranks, true);
+    for (const GpuPlace& place : places) {
       shares.push_back(place.numa_ranks);
     }
     return shares;
