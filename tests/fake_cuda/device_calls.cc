@@ -13,8 +13,6 @@
 namespace sluice::fake_cuda {
 namespace {
 
-constexpr int kAttributeComputeMode = 20;
-
 // How many lines the node's processes have found; only who made it asks.
 size_t FindingsOfTheNode(const std::string& folder) {
   std::ifstream file(folder + "/findings");

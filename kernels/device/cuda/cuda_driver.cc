@@ -53,6 +53,15 @@ absl::StatusOr<std::vector<Device>> UsableDevices(
           "Sluice cannot share its memory",
           i, attribute));
     }
+    int mode = kComputeModeDefault;
+    SLUICE_CUDA(library, cuDeviceGetAttribute, fmt::format("of GPU {}", i),
+                &mode, kAttributeComputeMode, device);
+    if (mode != kComputeModeDefault) {
+      return absl::UnavailableError(fmt::format(
+          "GPU {} is not for several processes (compute mode {}), and sluiced "
+          "has a context beside each rank's: nvidia-smi -i {} -c 0",
+          i, mode, i));
+    }
     devices.push_back(device);
   }
   if (devices.empty()) return absl::UnavailableError("libcuda finds no GPU");

@@ -84,6 +84,14 @@ TEST_F(CudaRefusals, AnOldDriverIsRefusedWithTheVersionThatIsNeeded) {
                        HasSubstr("for CUDA 12.1; 12.2 or newer is needed")));
 }
 
+TEST_F(CudaRefusals, GpusOfOneProcessAreRefusedWithTheCommandThatMendsIt) {
+  fake_cuda::fake_cuda_set("compute_mode=3");
+  const auto driver = OpenCudaDriver();
+  fake_cuda::fake_cuda_set("compute_mode=0");
+  EXPECT_THAT(driver, StatusIs(absl::StatusCode::kUnavailable,
+                               HasSubstr("nvidia-smi -i 0 -c 0")));
+}
+
 TEST_F(CudaRefusals, ANodeWithoutGpusIsRefused) {
   setenv("CUDA_VISIBLE_DEVICES", "", 1);
   const auto driver = OpenCudaDriver();
