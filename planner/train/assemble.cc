@@ -73,8 +73,6 @@ std::string_view ReasonName(Reason reason) {
       return "host_memory";
     case Reason::kHeads:
       return "heads";
-    case Reason::kBatch:
-      return "global_batch";
     case Reason::kStep:
       return "step_time";
   }
@@ -128,7 +126,10 @@ Estimate EstimateStep(const Request& request, const Settings& settings) {
     case Method::kSluice:
       break;
   }
-  return Assemble(request, settings, SluiceStep(request, settings));
+  return Assemble(request, settings,
+                  settings.engine == Engine::kPython
+                      ? PythonStep(request, settings)
+                      : TrainerStep(request, settings));
 }
 
 }  // namespace sluice::planner::train

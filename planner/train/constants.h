@@ -22,6 +22,9 @@ inline constexpr double kFpdtMemory = 0.96;
 inline constexpr double kAlstMemory = 0.90;
 // Our own lease is one region, planned; context and communicators the rest.
 inline constexpr double kLeasedMemory = 0.93;
+// The Python package: torch's caching allocator, in which chunks of equal shape
+// follow each other; context and communicators the rest.
+inline constexpr double kPythonMemory = 0.90;
 // Pinned host memory, of what a node has. MEMO: 1.03 TB of 2 TB is used
 // (256K, alpha 1), 1.55 TB is out of host memory (384K, alpha 1).
 inline constexpr double kMemoHost = 0.65;
@@ -86,6 +89,24 @@ inline constexpr double kAlstLogits = 2e9;
 // A shard of weights and gradients above this part of the GPU goes to host
 // memory, as its one-GPU recipes have it.
 inline constexpr double kAlstStatesOnGpu = 0.20;
+// The Python package, at the peak in a chunk's backward: hidden states of a
+// rank's rows of the chunk and tensors as wide as the FFN, as torch's profiler
+// counts them on the CPU in transformers' Llama in bf16 (15 and 6.0, by chunks
+// of 512 to 2,048 rows); and, as wide as the queries, what lies fetched on a
+// GPU in leased memory: this chunk's and the next one's, k, v and fp32 dk, dv
+// of two.
+inline constexpr double kPythonHiddens = 16;
+inline constexpr double kPythonWide = 6;
+inline constexpr double kPythonQueries = 10;
+// Its head takes so many rows for each of a layer's chunk that logits are eight
+// hidden states, 256 at least (client/python/sluice/adapters/head.py).
+inline constexpr double kPythonHeadHiddens = 8;
+inline constexpr double kPythonHeadRows = 256;
+// Each rank has of all tokens ids, labels, shifted labels, positions and the
+// two ends of what they see, and finds masks by 33 keys a row (int64).
+inline constexpr double kPythonTokenBytes = 8 * (6 + 33);
+// Its sums of a unit's gradients in fp32, and the same in bf16 at the end.
+inline constexpr double kPythonSums = 6;
 
 // --- Time ------------------------------------------------------------------
 // Elementwise kernels (norms, GELU, residual, casts, the softmax's tail) move
@@ -94,12 +115,12 @@ inline constexpr double kForwardMoves = 24;
 inline constexpr double kBackwardMoves = 40;
 // Of the forward's elementwise kernels, those before the last matmul.
 inline constexpr double kRecomputedMoves = 0.6;
-// Ours, which are ATen's, one operation at a time, and in fp32 where norms,
-// sums and factors of weights' gradients are (client/torch/math,
-// client/torch/stream): counted in Llama's code in bf16, read or write by read
-// or write, as hidden states and, of tensors as wide as the FFN, as those.
-// post.backward of 16,384 rows with all of it dropped comes to 9.9 ms on an
-// H100; it took 12.4 (deploy/bundle/measured).
+// Those of both engines of sluice, which are ATen's, one operation at a time,
+// and in fp32 where norms, sums and factors of weights' gradients are
+// (client/torch/math, client/torch/stream): counted in Llama's code in bf16,
+// read or write by read or write, as hidden states and, of tensors as wide as
+// the FFN, as those. post.backward of 16,384 rows with all of it dropped comes
+// to 9.9 ms on an H100; it took 12.4 (deploy/bundle/measured).
 inline constexpr double kSluiceForwardMoves = 54;
 inline constexpr double kSluiceForwardWide = 7;  // recomputed, too
 inline constexpr double kSluiceRecomputedMoves = 46;

@@ -57,16 +57,15 @@ struct GpuMemory {
   }
 };
 
-enum class Reason { kOk, kGpuMemory, kHostMemory, kHeads, kBatch, kStep };
-// "ok", "gpu_memory", "host_memory", "heads", "global_batch", "step_time".
+enum class Reason { kOk, kGpuMemory, kHostMemory, kHeads, kStep };
+// "ok", "gpu_memory", "host_memory", "heads", "step_time".
 std::string_view ReasonName(Reason reason);
 
 struct Estimate {
   bool fits = false;
   Reason reason = Reason::kOk;
-  int64_t batch_that_divides = 0;  // with kBatch: sequences that would do
   // Of a step that does not fit, the figures below compare settings and are
-  // nobody's answer; with kHeads and kBatch there is no such division at all.
+  // nobody's answer; with kHeads there is no such division at all.
   double mfu = 0;  // fraction, MEMO's definition
   double tokens_per_gpu_per_s = 0;
   double step_s = 0;

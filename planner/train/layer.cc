@@ -66,6 +66,19 @@ PassTimes RecomputeKernels(const Request& request, double gpus,
   return times;
 }
 
+void UnfusedKernels(const Request& request, double gpus, double fraction,
+                    LayerTimes& layer) {
+  const double wide = double(request.model.ffn) / double(request.model.hidden);
+  const auto seconds = [&](double moves, double wide_moves) {
+    return MoveSeconds(request, gpus, moves + wide_moves * wide);
+  };
+  layer.forward.elementwise = seconds(kSluiceForwardMoves, kSluiceForwardWide);
+  layer.recompute.elementwise =
+      fraction * seconds(kSluiceRecomputedMoves, kSluiceForwardWide);
+  layer.backward.elementwise =
+      seconds(kSluiceBackwardMoves, kSluiceBackwardWide);
+}
+
 double HeadSeconds(const Request& request, double gpus) {
   return 3 * MatmulSeconds(request, request.model.head_weights(), gpus);
 }

@@ -2,6 +2,8 @@
 // (internal to planner/train).
 #pragma once
 
+#include <vector>
+
 #include "planner/train/estimate.h"
 
 namespace sluice::planner::train {
@@ -16,6 +18,10 @@ PassTimes BackwardKernels(const Request& request, double gpus, bool causal);
 // input, for `fraction` of the tokens.
 PassTimes RecomputeKernels(const Request& request, double gpus,
                            double fraction);
+// Sets elementwise kernels to those of ATen, one operation at a time, as both
+// engines of sluice run them; backward recomputes `fraction` of the tokens.
+void UnfusedKernels(const Request& request, double gpus, double fraction,
+                    LayerTimes& layer);
 // Head, forward and backward, of one sequence.
 double HeadSeconds(const Request& request, double gpus);
 
@@ -69,12 +75,16 @@ StepParts MemoStep(const Request& request, const Settings& settings);
 StepParts UlyssesStep(const Request& request, const Settings& settings);
 StepParts FpdtStep(const Request& request, const Settings& settings);
 StepParts AlstStep(const Request& request, const Settings& settings);
-StepParts SluiceStep(const Request& request, const Settings& settings);
+StepParts TrainerStep(const Request& request, const Settings& settings);
+StepParts PythonStep(const Request& request, const Settings& settings);
 
-// `settings` of sluice with the last chunks in HBM as far as it goes (none
-// without `keep`), and where the host still has too little for alpha 0, the
-// fewest of the first chunks run again by settings.rerun_layers. sluice-train
-// alone does either.
-Settings PlaceChunks(const Request& request, Settings settings, bool keep);
+// `settings` of sluice-train with the last chunks in HBM as far as it goes
+// (none without `keep`), and where the host still has too little for alpha 0,
+// the fewest of the first chunks run again, by several numbers of layers.
+std::vector<Settings> PlaceChunks(const Request& request, Settings settings,
+                                  bool keep);
+// `settings` of the Python package with the fewest of the first chunks run
+// again with which the host has enough.
+Settings PlaceRerun(const Request& request, Settings settings);
 
 }  // namespace sluice::planner::train

@@ -4,8 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <functional>
-#include <iterator>
 #include <set>
 
 #include "proto/base/status.h"
@@ -14,11 +12,11 @@ namespace sluice::planner::train {
 namespace {
 
 constexpr int64_t kMostTimesGpus = 64;
-constexpr int64_t kFewGpus = 64;
 constexpr int64_t kShortest = 1 << 10;
 
 std::vector<std::string> FlagsOf(const GivenSettings& given) {
   const std::pair<const char*, bool> flags[] = {
+      {"--engine", given.engine.has_value()},
       {"--tp", given.tp.has_value()},
       {"--cp", given.cp.has_value()},
       {"--sp", given.sp.has_value()},
@@ -54,7 +52,7 @@ std::optional<Remedy> FreeSearch(const Request& request,
 }
 
 std::optional<Remedy> Batch(Request request, const GivenSettings& given) {
-  const std::optional<int64_t> batch = BatchThatDivides(request, given);
+  const std::optional<int64_t> batch = BatchUsingAll(request, given);
   if (!batch) return std::nullopt;
   request.global_batch = *batch;
   if (!FitsMemory(request, given)) return std::nullopt;
@@ -80,19 +78,15 @@ std::optional<Remedy> OtherMethod(Request request, const GivenSettings& given) {
   return best;
 }
 
-// Whole divisions: a degree of heads times one of sequences, with a context
-// degree where the method has one; the powers of two beside what was asked for;
-// and of few GPUs every smaller number.
+// More than were asked for that no GPU of stays idle: a degree of heads times
+// one of sequences, with a context degree where the method has one; and powers
+// of two times what was asked for.
 std::vector<int64_t> NumbersOfGpus(const Request& request) {
-  const int64_t most = request.gpus * kMostTimesGpus;
+  const int64_t most = std::min(request.gpus * kMostTimesGpus, kMostGpus);
   const bool context =
       request.method == Method::kMegatron || request.method == Method::kMemo;
   std::set<int64_t> numbers;
   for (int64_t n = request.gpus; n <= most; n *= 2) numbers.insert(n);
-  for (int64_t n = request.gpus; n % 2 == 0; n /= 2) numbers.insert(n / 2);
-  for (int64_t n = 1; n < std::min(request.gpus, kFewGpus); ++n) {
-    numbers.insert(n);
-  }
   const std::vector<int64_t> batches = Divisors(request.global_batch);
   for (const int64_t heads : Divisors(request.model.heads)) {
     for (const int64_t sequences : batches) {
@@ -102,7 +96,7 @@ std::vector<int64_t> NumbersOfGpus(const Request& request) {
       }
     }
   }
-  return {numbers.begin(), numbers.end()};
+  return {numbers.upper_bound(request.gpus), numbers.end()};
 }
 
 absl::StatusOr<std::optional<Remedy>> Shorter(Request request,
@@ -121,22 +115,18 @@ absl::StatusOr<std::optional<Remedy>> Shorter(Request request,
   return Remedy{.flag = "--seq-len", .value = TokensText(tokens)};
 }
 
-// The nearest number that fits above what was asked for, and below.
-void OtherNumbers(const Request& request, const GivenSettings& given,
-                  const std::function<void(std::optional<Remedy>)>& add) {
-  std::vector<int64_t> numbers = NumbersOfGpus(request);
-  const auto asked = std::ranges::lower_bound(numbers, request.gpus);
-  const auto first = [&](auto begin, auto end) -> std::optional<Remedy> {
-    const auto fits = std::find_if(begin, end, [&](int64_t gpus) {
-      Request other = request;
-      other.gpus = gpus;
-      return gpus != request.gpus && FitsMemory(other, given);
-    });
-    if (fits == end) return std::nullopt;
-    return Remedy{.flag = "--gpus", .value = fmt::format("{}", *fits)};
-  };
-  add(first(asked, numbers.end()));
-  add(first(std::make_reverse_iterator(asked), numbers.rend()));
+// The fewest that fit: what more GPUs can do includes what fewer can.
+std::optional<Remedy> MoreGpus(const Request& request,
+                               const GivenSettings& given) {
+  const std::vector<int64_t> numbers = NumbersOfGpus(request);
+  const auto fewest =
+      std::partition_point(numbers.begin(), numbers.end(), [&](int64_t gpus) {
+        Request other = request;
+        other.gpus = gpus;
+        return !FitsMemory(other, given);
+      });
+  if (fewest == numbers.end()) return std::nullopt;
+  return Remedy{.flag = "--gpus", .value = fmt::format("{}", *fewest)};
 }
 
 }  // namespace
@@ -162,34 +152,22 @@ absl::StatusOr<std::vector<Remedy>> FindRemedies(const Request& request,
   add(Batch(request, given));
   add(OtherMethod(request, given));
   // No length changes what the GPUs can share.
-  if (asked.reason != Reason::kHeads && asked.reason != Reason::kBatch) {
+  if (asked.reason != Reason::kHeads) {
     SLUICE_ASSIGN_OR_RETURN(auto shorter, Shorter(request, given));
     add(std::move(shorter));
   }
-  OtherNumbers(request, given, add);
+  add(MoreGpus(request, given));
   return remedies;
 }
 
-std::optional<FasterNumber> FewerButFaster(const Request& request,
-                                           const GivenSettings& given,
-                                           const Estimate& asked) {
-  if (!asked.fits) return std::nullopt;
-  // Fewer GPUs have more of the products each; attention's may be uneven.
-  const double least =
-      (asked.breakdown.matmul + asked.breakdown.attention / 2) / asked.step_s;
-  std::optional<FasterNumber> best;
-  Request fewer = request;
-  for (const int64_t gpus : NumbersOfGpus(request)) {
-    if (gpus >= request.gpus) break;
-    if (double(gpus) < least * double(request.gpus)) continue;
-    fewer.gpus = gpus;
-    const absl::StatusOr<Estimate> estimate = BestEstimate(fewer, given);
-    if (!estimate.ok() || !estimate->fits) continue;
-    if (estimate->step_s < (best ? best->step_s : asked.step_s)) {
-      best = FasterNumber{.gpus = gpus, .step_s = estimate->step_s};
-    }
-  }
-  return best;
+IdleGpus WhyIdle(const Request& request, const GivenSettings& given,
+                 const Estimate& asked) {
+  IdleGpus idle{.gpus = request.gpus - asked.settings.gpus()};
+  if (idle.gpus == 0) return idle;
+  const std::optional<int64_t> batch = BatchUsingAll(request, given);
+  idle.by_heads = batch != request.global_batch;
+  if (idle.by_heads) idle.batch = batch;
+  return idle;
 }
 
 }  // namespace sluice::planner::train

@@ -20,20 +20,21 @@ struct Remedy {
 };
 
 // The nearest of each kind, the cheapest kind first: settings that were given,
-// sequences per step, the method, the length, more GPUs, fewer GPUs. Empty
-// where it fits or nothing of that helps.
+// sequences per step, the method, the length, more GPUs. Empty where it fits or
+// nothing of that helps.
 absl::StatusOr<std::vector<Remedy>> FindRemedies(const Request& request,
                                                  const GivenSettings& given);
 
-// All GPUs that are given must be used, so more of them may be slower.
-struct FasterNumber {
+// Why `asked`, the best of a request, leaves GPUs idle.
+struct IdleGpus {
   int64_t gpus = 0;
-  double step_s = 0;
+  // The ranks of a sequence divide the attention heads, and no such number
+  // times one that divides the sequences is all GPUs. Else all of them would
+  // take longer, or do not fit either.
+  bool by_heads = false;
+  std::optional<int64_t> batch;  // by_heads: sequences that would use all
 };
-// The fewer GPUs whose step is the shortest, if it is shorter than `asked`,
-// which is the best of all of them.
-std::optional<FasterNumber> FewerButFaster(const Request& request,
-                                           const GivenSettings& given,
-                                           const Estimate& asked);
+IdleGpus WhyIdle(const Request& request, const GivenSettings& given,
+                 const Estimate& asked);
 
 }  // namespace sluice::planner::train

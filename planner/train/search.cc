@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
 #include <optional>
-#include <tuple>
 #include <vector>
 
 #include "planner/train/layer.h"
@@ -16,7 +14,6 @@ namespace {
 // Alphas and chunks to try where they are not given.
 constexpr int kAlphaSteps = 16;
 constexpr int64_t kSmallestChunk = 8 << 10;
-constexpr int64_t kRerunLayers[] = {1, 2, 4, 8};
 constexpr int64_t kLargestChunk = 1 << 20;
 
 std::vector<double> Alphas(const Request& request, const GivenSettings& given) {
@@ -62,13 +59,33 @@ bool Better(const Estimate& a, const Estimate& b) {
   return Overdraft(a) < Overdraft(b);
 }
 
+// Seconds of a step on one GPU that no method does without: kernels of the
+// forward and backward, causal.
+double LeastSeconds(const Request& request) {
+  const PassTimes forward = ForwardKernels(request, 1, true);
+  const PassTimes backward = BackwardKernels(request, 1, true);
+  return double(request.global_batch) *
+         (double(request.model.layers) *
+              (forward.matmul + forward.attention + backward.matmul +
+               backward.attention) +
+          HeadSeconds(request, 1));
+}
+
 // Tries all that a division of the GPUs leaves open, and keeps the best.
 class Search {
  public:
   Search(const Request& request, const GivenSettings& given)
-      : request_(request), given_(given) {}
+      : request_(request),
+        given_(given),
+        least_seconds_((1 - 1e-9) * LeastSeconds(request)) {}
 
   void Try(Settings settings) {
+    request_.gpus = settings.gpus();
+    // So few GPUs have too much to compute, however it is done.
+    if (best_ && best_->fits &&
+        least_seconds_ / double(settings.gpus()) > best_->step_s) {
+      return;
+    }
     for (const int64_t chunk : Chunks(request_, given_)) {
       settings.chunk = chunk;
       if (request_.method == Method::kSluice) {
@@ -81,66 +98,52 @@ class Search {
       }
       for (const double alpha : Alphas(request_, given_)) {
         settings.alpha = alpha;
-        Judge(settings);
+        // More alpha takes more of either memory.
+        if (!Judge(settings).fits) break;
       }
     }
   }
   Estimate& best() { return *best_; }
 
  private:
-  // `sluice`: sp, chunk, whether sluice-train runs it, and where the
-  // optimizer's states are, is what decides the host memory of an alpha. ZeRO's
-  // stage does not, but for a few MiB: what exceeds it need not be tried with
-  // the others, which takes most of the time.
-  using HostKey = std::tuple<int64_t, int64_t, bool, stream::StatePlace>;
-  static HostKey KeyOf(const Settings& settings) {
-    return {settings.sp, settings.chunk, settings.zero < 2, settings.states};
-  }
-
   void TryPlacements(Settings settings);
-  // False: the host has too little for the alpha.
-  bool TryAlpha(Settings settings);
   Estimate Judge(const Settings& settings) {
     Estimate estimate = EstimateStep(request_, settings);
     if (!best_ || Better(estimate, *best_)) best_ = estimate;
     return estimate;
   }
 
-  const Request& request_;
+  Request request_;  // of as many GPUs as are tried
   const GivenSettings& given_;
+  const double least_seconds_;
   std::optional<Estimate> best_;
-  std::map<HostKey, double> full_from_;  // the least alpha
 };
 
-// Where alpha is open everything may also stay in HBM, as the run tries it
+// Where alpha is open everything may also stay in HBM, as sluice-train tries it
 // (planner/stream/settings.h).
 void Search::TryPlacements(Settings settings) {
+  if (settings.engine == Engine::kPython) {
+    Judge(PlaceRerun(request_, settings));
+    return;
+  }
   if (!given_.alpha && given_.keep) {
     settings.alpha = 1;
     settings.resident = true;
     Judge(settings);
     settings.resident = false;
   }
-  const HostKey key = KeyOf(settings);
   for (const double alpha : Alphas(request_, given_)) {
-    const auto full = full_from_.find(key);
-    if (full != full_from_.end() && alpha >= full->second) return;
     settings.alpha = alpha;
-    if (!TryAlpha(settings)) full_from_[key] = alpha;
+    bool full = false;
+    for (const Settings& placed :
+         PlaceChunks(request_, settings, given_.keep)) {
+      const Estimate estimate = Judge(placed);
+      // More alpha takes more of either memory, but for rows that are rounded.
+      full = placed.rerun_chunks > 0 || estimate.reason == Reason::kGpuMemory ||
+             estimate.host_bytes_per_node > 1.01 * estimate.host_usable_bytes;
+    }
+    if (full) return;
   }
-}
-
-bool Search::TryAlpha(Settings settings) {
-  for (const int64_t layers : kRerunLayers) {
-    settings.rerun_layers = std::min(layers, request_.model.layers);
-    const Settings placed = PlaceChunks(request_, settings, given_.keep);
-    const Estimate estimate = Judge(placed);
-    if (placed.rerun_chunks > 0) continue;
-    return estimate.host_bytes_per_node <= 1.01 * estimate.host_usable_bytes;
-  }
-  // At alpha 0 some run again: more alpha has no room at all.
-  full_from_[KeyOf(settings)] = std::numeric_limits<double>::min();
-  return true;
 }
 
 }  // namespace
@@ -158,14 +161,17 @@ absl::StatusOr<Estimate> BestEstimate(const Request& request,
     settings.chunk = Chunks(request, given).front();
     Estimate estimate = EstimateStep(request, settings);
     estimate.fits = false;
-    const std::optional<int64_t> batch = BatchThatDivides(request, given);
-    estimate.reason = batch ? Reason::kBatch : Reason::kHeads;
-    estimate.batch_that_divides = batch.value_or(0);
+    estimate.reason = Reason::kHeads;
     return estimate;
   }
   Search search(request, given);
   for (const Settings& settings : *candidates) search.Try(settings);
-  return std::move(search.best());
+  Estimate best = std::move(search.best());
+  // Speeds are of all GPUs, idle ones too.
+  const double used = double(best.settings.gpus()) / double(request.gpus);
+  best.mfu *= used;
+  best.tokens_per_gpu_per_s *= used;
+  return best;
 }
 
 absl::StatusOr<LongestSequence> FindLongest(Request request,

@@ -12,9 +12,10 @@
 
 namespace sluice::planner::train {
 
-// The fastest settings that fit, of those `given` allows; where none fits, the
-// ones that miss by the least. `reason` is kHeads where the heads allow none,
-// kBatch where more sequences per step would. ZeRO's stage is searched as well.
+// The fastest settings that fit, of those `given` allows, on all of the GPUs or
+// on some (settings.gpus()); where none fits, the ones that miss by the least.
+// `reason` is kHeads where the heads allow none. ZeRO's stage and the engine
+// are searched as well. MFU and tokens per GPU count idle GPUs too.
 absl::StatusOr<Estimate> BestEstimate(const Request& request,
                                       const GivenSettings& given);
 

@@ -1,8 +1,10 @@
 #include "planner/train/settings.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "proto/base/sizes.h"
 #include "proto/base/status.h"
@@ -15,16 +17,19 @@ bool TensorParallel(Method method) {
 }
 
 // The ZeRO stages to try where none is given, of equal ones the first. `alst`:
-// its recipes' own. `sluice`: what needs least first, as host memory can end
-// the search (search.cc). The machine whose allocator was observed is the one
-// that Megatron-LM and MEMO were measured on, with stage 1: others would be no
-// rows of those tables.
-std::vector<int> Stages(const Request& request) {
+// its recipes' own. The machine whose allocator was observed is the one that
+// Megatron-LM and MEMO were measured on, with stage 1: others would be no rows
+// of those tables.
+std::vector<int> Stages(const Request& request, const Settings& settings) {
   if (request.method == Method::kAlst) return {3};
   const bool as_published = TensorParallel(request.method) &&
                             request.hardware.reorganisation_s_per_byte > 0;
-  if (as_published || request.gpus == 1) return {1};
-  if (request.method == Method::kSluice) return {3, 2, 1};
+  if (as_published || settings.gpus() == 1) return {1};
+  if (request.method == Method::kSluice) {
+    return {settings.engine == Engine::kTrainer ? 1 : 3};
+  }
+  // No framework shards gradients or weights inside a pipeline.
+  if (settings.pp > 1) return {1};
   return {1, 2, 3};
 }
 
@@ -39,35 +44,81 @@ bool HeadsDivide(const Request& request, const Settings& s) {
   return request.model.heads % (s.tp * s.sp) == 0;
 }
 
+// What of `given` the engine does not have; empty: it has all of it.
+std::string Lacks(Engine engine, const GivenSettings& given) {
+  const bool trainer = engine == Engine::kTrainer;
+  const int64_t zero = trainer ? 1 : 3;
+  if (given.zero.value_or(zero) != zero) {
+    return fmt::format("{} has --zero {} alone", EngineName(engine), zero);
+  }
+  if (trainer && given.dp.value_or(1) != 1) return "trainer has no --dp";
+  return !trainer && given.alpha ? "python has no --alpha" : "";
+}
+
 class Enumeration {
  public:
-  Enumeration(const Request& request, const GivenSettings& given)
-      : request_(request), given_(given) {}
+  // Of combinations that use at least so many GPUs.
+  Enumeration(const Request& request, const GivenSettings& given, int64_t least)
+      : request_(request), given_(given), least_(least) {}
 
   std::vector<Settings> All() {
-    const std::vector<int64_t> divisors = Divisors(request_.gpus);
-    const bool tensor = TensorParallel(request_.method);
-    for (const int64_t first : divisors) {
+    if (request_.method == Method::kSluice) {
+      for (const Engine engine : kEngines) {
+        if (given_.engine.value_or(engine) != engine) continue;
+        if (!Lacks(engine, given_).empty()) continue;
+        SequenceParallel({.engine = engine});
+      }
+    } else if (TensorParallel(request_.method)) {
+      for (int64_t gpus = request_.gpus; gpus >= least_; --gpus) Tensor(gpus);
+    } else {
+      SequenceParallel({});
+    }
+    std::stable_sort(found_.begin(), found_.end(),
+                     [](const Settings& a, const Settings& b) {
+                       return a.gpus() > b.gpus();
+                     });
+    return std::move(found_);
+  }
+  // One whose heads do not divide, if there was any.
+  const std::optional<Settings>& undivided() const { return undivided_; }
+
+ private:
+  static constexpr int64_t kFewGpus = 64;
+
+  void SequenceParallel(Settings s) {
+    const bool trainer =
+        request_.method == Method::kSluice && s.engine == Engine::kTrainer;
+    std::vector<int64_t> dps = {1};
+    if (!trainer) dps = Divisors(request_.global_batch);
+    const int64_t most = given_.sp.value_or(request_.model.heads);
+    for (s.sp = 1; s.sp <= std::min(most, request_.gpus); ++s.sp) {
+      for (const int64_t dp : dps) {
+        s.dp = dp;
+        if (s.gpus() >= least_ && s.gpus() <= request_.gpus) Try(s);
+      }
+    }
+  }
+
+  void Tensor(int64_t gpus) {
+    if (gpus < request_.gpus && gpus > kFewGpus &&
+        !std::has_single_bit(uint64_t(gpus))) {
+      return;
+    }
+    const std::vector<int64_t> divisors = Divisors(gpus);
+    for (const int64_t tp : divisors) {
       for (const int64_t cp : divisors) {
         for (const int64_t pp : divisors) {
-          if (!tensor && (cp > 1 || pp > 1)) continue;
-          Settings s;
-          (tensor ? s.tp : s.sp) = first;
-          s.cp = cp;
-          s.pp = pp;
-          Try(s);
+          const int64_t used = tp * cp * pp;
+          if (gpus % used != 0 || request_.global_batch % (gpus / used) != 0) {
+            continue;
+          }
+          Try({.tp = tp, .cp = cp, .dp = gpus / used, .pp = pp});
         }
       }
     }
-    return std::move(found_);
   }
 
- private:
   void Try(Settings s) {
-    const int64_t used = s.tp * s.cp * s.sp * s.pp;
-    if (request_.gpus % used != 0) return;
-    s.dp = request_.gpus / used;
-    if (request_.global_batch % s.dp != 0) return;
     // Stages may be uneven (126 layers on 4: 32, 32, 31, 31); none is empty.
     if (s.pp > request_.model.layers) return;
     if (!Allows(given_.tp, s.tp) || !Allows(given_.cp, s.cp) ||
@@ -81,14 +132,16 @@ class Enumeration {
     if (s.chunk > 0 && s.chunk < s.sp) return;
     s.memory_plan = given_.memory_plan.value_or(
         request_.method == Method::kMemo || request_.method == Method::kSluice);
+    if (!HeadsDivide(request_, s)) {
+      if (!undivided_) undivided_ = s;
+      return;
+    }
     if (given_.zero) {
       s.zero = int(*given_.zero);
       found_.push_back(s);
       return;
     }
-    for (const int stage : Stages(request_)) {
-      // No framework shards gradients or weights inside a pipeline.
-      if (stage > 1 && s.pp > 1) continue;
+    for (const int stage : Stages(request_, s)) {
       s.zero = stage;
       found_.push_back(s);
     }
@@ -96,7 +149,9 @@ class Enumeration {
 
   const Request& request_;
   const GivenSettings& given_;
+  const int64_t least_;
   std::vector<Settings> found_;
+  std::optional<Settings> undivided_;
 };
 
 absl::Status Check(const char* flag, int64_t value, int64_t least,
@@ -137,6 +192,24 @@ absl::Status CheckKind(const Request& request, const GivenSettings& given) {
   return absl::OkStatus();
 }
 
+// Settings of an engine that there is.
+absl::Status CheckEngine(const Request& request, const GivenSettings& given) {
+  if (request.method != Method::kSluice) {
+    if (!given.engine) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        fmt::format("--engine: method {} has none; sluice has",
+                    MethodName(request.method)));
+  }
+  std::vector<std::string> lacks;
+  for (const Engine engine : kEngines) {
+    if (given.engine.value_or(engine) != engine) continue;
+    lacks.push_back(Lacks(engine, given));
+    if (lacks.back().empty()) return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      fmt::format("no engine for that: {}", fmt::join(lacks, "; ")));
+}
+
 }  // namespace
 
 std::vector<int64_t> Divisors(int64_t n) {
@@ -174,9 +247,20 @@ absl::StatusOr<Method> FindMethod(std::string_view name) {
       name));
 }
 
+std::string_view EngineName(Engine engine) {
+  return engine == Engine::kTrainer ? "trainer" : "python";
+}
+
+absl::StatusOr<Engine> FindEngine(std::string_view name) {
+  for (const Engine engine : kEngines) {
+    if (EngineName(engine) == name) return engine;
+  }
+  return absl::InvalidArgumentError(
+      fmt::format("no engine '{}'; there are trainer python", name));
+}
+
 absl::Status Validate(const Request& request, const GivenSettings& given) {
   if (absl::Status s = request.model.Validate(); !s.ok()) return s;
-  constexpr int64_t kMostGpus = 1 << 16;
   // Of fewer rows the kernels' efficiencies say nothing.
   constexpr int64_t kLeastChunk = 128;
   const std::tuple<const char*, int64_t, int64_t, int64_t> whole[] = {
@@ -199,19 +283,18 @@ absl::Status Validate(const Request& request, const GivenSettings& given) {
     return absl::InvalidArgumentError(
         fmt::format("--alpha is {}; it must be 0 to 1", alpha));
   }
-  return CheckKind(request, given);
+  SLUICE_RETURN_IF_ERROR(CheckKind(request, given));
+  return CheckEngine(request, given);
 }
 
-std::optional<int64_t> BatchThatDivides(const Request& request,
-                                        const GivenSettings& given) {
+std::optional<int64_t> BatchUsingAll(const Request& request,
+                                     const GivenSettings& given) {
   std::optional<int64_t> fewest;
   Request tried = request;
   for (const int64_t dp : Divisors(request.gpus)) {
     tried.global_batch = (request.global_batch + dp - 1) / dp * dp;
     if (fewest && tried.global_batch >= *fewest) continue;
-    const std::vector<Settings> all = Enumeration(tried, given).All();
-    if (std::ranges::any_of(
-            all, [&](const Settings& s) { return HeadsDivide(tried, s); })) {
+    if (!Enumeration(tried, given, request.gpus).All().empty()) {
       fewest = tried.global_batch;
     }
   }
@@ -221,20 +304,17 @@ std::optional<int64_t> BatchThatDivides(const Request& request,
 absl::StatusOr<std::vector<Settings>> Candidates(const Request& request,
                                                  const GivenSettings& given,
                                                  bool* no_heads) {
-  std::vector<Settings> all = Enumeration(request, given).All();
-  if (all.empty()) {
-    return absl::InvalidArgumentError(fmt::format(
-        "no settings of {} use all {} GPUs with what is given: degrees must "
-        "multiply to {}, dp divide the global batch of {}, pp be at most {} "
-        "layers",
-        MethodName(request.method), request.gpus, request.gpus,
-        request.global_batch, request.model.layers));
-  }
-  std::vector<Settings> dividing;
-  std::copy_if(all.begin(), all.end(), std::back_inserter(dividing),
-               [&](const Settings& s) { return HeadsDivide(request, s); });
-  *no_heads = dividing.empty();
-  return dividing.empty() ? all : dividing;
+  Enumeration enumeration(request, given, /*least=*/1);
+  std::vector<Settings> all = enumeration.All();
+  *no_heads = all.empty();
+  if (!all.empty()) return all;
+  if (enumeration.undivided()) return std::vector{*enumeration.undivided()};
+  return absl::InvalidArgumentError(fmt::format(
+      "no settings of {} on up to {} GPUs have what is given: dp must divide "
+      "the global batch of {}, pp be at most {} layers, a chunk have a token "
+      "of each rank",
+      MethodName(request.method), request.gpus, request.global_batch,
+      request.model.layers));
 }
 
 absl::StatusOr<int64_t> ParseTokens(std::string_view text) {

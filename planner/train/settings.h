@@ -25,8 +25,18 @@ inline constexpr Method kMethods[] = {Method::kMegatron, Method::kUlysses,
 std::string_view MethodName(Method method);
 absl::StatusOr<Method> FindMethod(std::string_view name);
 
+// What runs method sluice. kTrainer: sluice-train, whose ranks share every
+// sequence and shard optimizer states alone (ZeRO-1). kPython: the Python
+// package, a model streamed under FSDP2 (ZeRO-3) with sluice.AdamW.
+enum class Engine { kTrainer, kPython };
+inline constexpr Engine kEngines[] = {Engine::kTrainer, Engine::kPython};
+
+std::string_view EngineName(Engine engine);  // "trainer", "python"
+absl::StatusOr<Engine> FindEngine(std::string_view name);
+
 // megatron, memo: tp x cp x dp x pp GPUs. The others: sp x dp.
 struct Settings {
+  Engine engine = Engine::kTrainer;  // sluice
   int64_t tp = 1, cp = 1, sp = 1, dp = 1, pp = 1;
   int zero = 1;
   // memo, sluice: fraction of the tokens whose other skeletal tensors stay in
@@ -35,9 +45,9 @@ struct Settings {
   bool resident = false;  // sluice: all of it stays in HBM, and nothing moves
   stream::StatePlace states = stream::StatePlace::kHbm;  // sluice: AdamW's
   int64_t chunk = 0;  // fpdt, sluice: tokens over all ranks
-  // sluice, by PlaceChunks: the first chunks that backward runs again, so many
-  // layers together, and the last part of the tokens whose layer inputs and
-  // attention output stay in HBM.
+  // sluice: the first chunks that backward runs again, so many layers together
+  // (kPython: one), and, kTrainer, the last part of the tokens whose layer
+  // inputs and attention output stay in HBM.
   int64_t rerun_chunks = 0, rerun_layers = 1;
   double kept = 0;
   // Of a sequence's tokens: the part that runs again.
@@ -54,10 +64,11 @@ struct Settings {
 
 // What is given of the settings; the rest is searched.
 struct GivenSettings {
+  std::optional<Engine> engine;
   std::optional<int64_t> tp, cp, sp, dp, pp;
   std::optional<int64_t> zero;
   std::optional<double> alpha;
-  bool keep = true;  // sluice: false: nothing but what is in use stays in HBM
+  bool keep = true;  // kTrainer; false: nothing but what is in use stays in HBM
   std::optional<int64_t> chunk;
   std::optional<bool> memory_plan;
 };
@@ -67,23 +78,27 @@ struct Request {
   std::vector<std::string> model_notes;  // as ReadHuggingFaceConfig sets them
   Hardware hardware;
   Method method = Method::kSluice;
-  int64_t gpus = 0;
+  int64_t gpus = 0;  // to EstimateStep: those that the settings use
   int64_t seq_len = 0;
   int64_t global_batch = 16;  // sequences per step
 };
 
-// Every combination that uses all GPUs and that `given` allows, alpha and
-// chunk aside (those are 0 unless given: the method chooses). Combinations
-// whose heads do not divide are left out; `*no_heads` tells whether there were
-// any. InvalidArgument where nothing can use all GPUs.
+// Every combination that `given` allows, those of most GPUs first, alpha and
+// chunk aside (those are 0 unless given: the method chooses). GPUs may stay
+// idle: what more GPUs can do includes what fewer can, exactly up to 64 GPUs
+// and by powers of two beyond. Where no combination's heads divide, `*no_heads`
+// is set and one of them is returned. InvalidArgument where there is none at
+// all.
 absl::StatusOr<std::vector<Settings>> Candidates(const Request& request,
                                                  const GivenSettings& given,
                                                  bool* no_heads);
 
-// The fewest sequences per step, at least the request's, that these GPUs can
-// share with heads that divide; none where no number helps.
-std::optional<int64_t> BatchThatDivides(const Request& request,
-                                        const GivenSettings& given);
+// The fewest sequences per step, at least the request's, that all of these GPUs
+// can share with heads that divide; none where no number helps.
+std::optional<int64_t> BatchUsingAll(const Request& request,
+                                     const GivenSettings& given);
+
+inline constexpr int64_t kMostGpus = 1 << 16;
 
 // In ascending order.
 std::vector<int64_t> Divisors(int64_t n);

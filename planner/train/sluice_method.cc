@@ -1,9 +1,11 @@
-// This project's runtime: a layer chunk by chunk, k and v in host memory,
-// (o, lse) kept there too, alpha of the rest; nothing in HBM grows with the
-// sequence but ids and labels. Bytes are those of planner/stream, by which the
-// runtime itself allocates and copies; only the times are modelled here.
+// sluice-train: a layer chunk by chunk, k and v in host memory, (o, lse) kept
+// there too, alpha of the rest; nothing in HBM grows with the sequence but ids
+// and labels. Bytes are those of planner/stream, by which the run itself
+// allocates and copies; only the times are modelled here.
 
 #include <algorithm>
+#include <limits>
+#include <utility>
 
 #include "planner/stream/fractions.h"
 #include "planner/stream/host_stage.h"
@@ -24,7 +26,8 @@ using stream::LayerTraffic;
 using stream::StreamShape;
 using stream::Traffic;
 
-constexpr double kIdBytes = 16;  // id and label, int64
+constexpr double kIdBytes = 16;                   // id and label, int64
+constexpr int64_t kRerunLayers[] = {1, 2, 4, 8};  // to try
 
 // Ranks that do not divide the heads never run; what is said of them is said
 // of a model with the next number of heads that they divide.
@@ -36,8 +39,14 @@ stream::ModelShape DividedBy(stream::ModelShape model, int64_t ranks) {
   return model;
 }
 
-// Backward's blocks in the order that moves less: what the run chooses, too,
-// where copies show (planner/stream/settings.h).
+void Place(const Settings& settings, stream::StreamOptions& options) {
+  options.fractions = stream::KeepLastChunks({}, settings.kept);
+  options.rerun_chunks = settings.rerun_chunks;
+  options.rerun_layers = settings.rerun_layers;
+}
+
+// Backward's blocks in the order that moves less, were nothing kept: what the
+// run chooses, too, where copies show (planner/stream/settings.h).
 stream::StreamOptions StreamOptionsOf(const Request& request,
                                       const Settings& settings) {
   stream::StreamOptions options = {
@@ -46,10 +55,7 @@ stream::StreamOptions StreamOptionsOf(const Request& request,
           stream::ChunkLayout(request.seq_len, settings.chunk, settings.sp),
       .dtype = stream::Dtype::kBf16,
       .alpha = settings.alpha,
-      .round_output = true,
-      .rerun_chunks = settings.rerun_chunks,
-      .rerun_layers = settings.rerun_layers};
-  options.fractions = stream::KeepLastChunks({}, settings.kept);
+      .round_output = true};
   if (settings.resident) {
     options.fractions = stream::KeepEverything(options.model);
     return options;
@@ -63,32 +69,14 @@ stream::StreamOptions StreamOptionsOf(const Request& request,
   if (moved(stream::BackwardOrder::kQueriesOuter) >= keys_outer) {
     options.order = stream::BackwardOrder::kKeysOuter;
   }
+  Place(settings, options);
   return options;
 }
 
-struct States {
-  double hbm = 0, host = 0;  // bytes of the fullest rank
-};
-
-// What the run allocates, to the byte; with ZeRO 2 and 3, which sluice-train
-// does not do, what FSDP2 leaves of it.
-States StatesOf(const Request& request, const Settings& settings) {
-  const bool in_host = settings.states == stream::StatePlace::kHost;
-  if (settings.zero >= 2) {
-    States states{ZeroStates(request, settings.zero, kMegatronGradient), 0};
-    if (!in_host) return states;
-    states.host =
-        request.model.parameters() * kOptimizerBytes / double(request.gpus);
-    states.hbm +=
-        double(stream::kStateSlots) * double(stream::kMostUnitBytes.count()) -
-        states.host;
-    return states;
-  }
-  const int shards = settings.zero == 1 ? static_cast<int>(request.gpus) : 1;
-  const stream::StateBytes bytes =
-      stream::CountStates(request.model, stream::Dtype::kBf16, shards,
-                          /*rank=*/0, settings.states);
-  return {double(bytes.hbm().count()), double(bytes.host.count())};
+stream::StateBytes StatesOf(const Request& request, const Settings& settings) {
+  return stream::CountStates(request.model, stream::Dtype::kBf16,
+                             static_cast<int>(request.gpus), /*rank=*/0,
+                             settings.states);
 }
 
 // States in host memory come and go once a step, both ways at once, while the
@@ -105,24 +93,6 @@ double ExposedStates(const Request& request, double bytes,
   const double first = double(stream::PartSizes(model).front()) /
                        double(model.trained_parameters());
   return first * seconds + Exposed((1 - first) * seconds, window);
-}
-
-// The run's own kernels where they are not those of all methods: they are not
-// fused, and gradients of weights are fp32 products (client/torch/math).
-void AsTheRunComputes(const Request& request, double gpus, double dropped,
-                      LayerTimes& layer) {
-  const Hardware& hardware = request.hardware;
-  const double wide = double(request.model.ffn) / double(request.model.hidden);
-  const double hidden =
-      HiddenBytes(request, gpus) / hardware.memory_bytes_per_s;
-  layer.forward.elementwise =
-      (kSluiceForwardMoves + kSluiceForwardWide * wide) * hidden;
-  layer.recompute.elementwise =
-      dropped * (kSluiceRecomputedMoves + kSluiceForwardWide * wide) * hidden;
-  layer.backward.elementwise =
-      (kSluiceBackwardMoves + kSluiceBackwardWide * wide) * hidden;
-  layer.backward.matmul *=
-      0.5 + 0.5 * hardware.matmul_efficiency / hardware.matmul_fp32_efficiency;
 }
 
 // Backward's kernels between hidden states and heads: of its matmuls those of
@@ -220,38 +190,52 @@ double RecomputedNetwork(const StreamShape& shape, double dropped,
 
 }  // namespace
 
-Settings PlaceChunks(const Request& request, Settings settings, bool keep) {
-  if (settings.resident || settings.zero >= 2) return settings;
+std::vector<Settings> PlaceChunks(const Request& request, Settings settings,
+                                  bool keep) {
   settings.kept = 0;
   settings.rerun_chunks = 0;
-  const StepParts swapped = SluiceStep(request, settings);
+  stream::StreamOptions options = StreamOptionsOf(request, settings);
+  const StepParts swapped = TrainerStep(request, settings);
   const double left = swapped.gpu_usable_bytes - swapped.memory.total();
-  const double states = StatesOf(request, settings).host;
-  const auto bytes_of = [&](const Settings& placed) {
-    const StreamShape shape(StreamOptionsOf(request, placed));
-    const Bytes host(shape.host_bytes());
-    return std::pair(
-        double(shape.resident_bytes()),
-        (double((host + stream::kHostStageBytes).count()) + states) *
-            GpusInNode(request));
+  const Bytes states = StatesOf(request, settings).host;
+  const auto shape = [&] {
+    Place(settings, options);
+    return StreamShape(options);
+  };
+  const double usable = swapped.host_usable_bytes;
+  const auto host_bytes = [&] {
+    const Bytes host(shape().host_bytes());
+    return double((host + stream::kHostStageBytes + states).count()) *
+           GpusInNode(request);
   };
   settings.kept = 1;
-  const double all = bytes_of(settings).first;
+  const double all = double(shape().resident_bytes());
   settings.kept = keep ? std::clamp(left / all, 0.0, 1.0) : 0;
-  const double host = swapped.host_usable_bytes;
-  if (settings.alpha > 0 || bytes_of(settings).second <= host) return settings;
-  int64_t too_few = 0;
-  int64_t enough = (request.seq_len - 1) / settings.chunk + 1;
-  while (enough - too_few > 1) {
-    settings.rerun_chunks = (enough + too_few) / 2;
-    const bool fits = bytes_of(settings).second <= host;
-    (fits ? enough : too_few) = settings.rerun_chunks;
+  if (settings.alpha > 0 || host_bytes() <= usable) return {settings};
+  // Chunks that are kept would take host memory if they ran again.
+  const int64_t most = shape().resident_from(Class::kInput);
+  std::vector<Settings> placed;
+  std::pair nearest(std::numeric_limits<double>::infinity(), settings);
+  for (const int64_t layers : kRerunLayers) {
+    settings.rerun_layers = std::min(layers, request.model.layers);
+    settings.rerun_chunks = most;
+    if (const double least = host_bytes(); left < 0 || least > usable) {
+      if (least < nearest.first) nearest = {least, settings};
+      continue;
+    }
+    int64_t too_few = 0, enough = most;
+    while (enough - too_few > 1) {
+      settings.rerun_chunks = (enough + too_few) / 2;
+      (host_bytes() <= usable ? enough : too_few) = settings.rerun_chunks;
+    }
+    settings.rerun_chunks = enough;
+    placed.push_back(settings);
   }
-  settings.rerun_chunks = enough;
-  return settings;
+  if (placed.empty()) placed.push_back(nearest.second);
+  return placed;
 }
 
-StepParts SluiceStep(const Request& request, const Settings& settings) {
+StepParts TrainerStep(const Request& request, const Settings& settings) {
   const ModelShape& model = request.model;
   const stream::StreamOptions options = StreamOptionsOf(request, settings);
   const StreamShape shape(options);
@@ -261,41 +245,34 @@ StepParts SluiceStep(const Request& request, const Settings& settings) {
   layer.forward = ForwardKernels(request, sp, true);
   layer.backward = BackwardKernels(request, sp, true);
   layer.recompute = RecomputeKernels(request, sp, dropped);
-  AsTheRunComputes(request, sp, dropped, layer);
+  UnfusedKernels(request, sp, dropped, layer);
+  // Gradients of weights are fp32 products (client/torch/math).
+  layer.backward.matmul *= 0.5 + 0.5 * request.hardware.matmul_efficiency /
+                                     request.hardware.matmul_fp32_efficiency;
   layer.forward.network = layer.backward.network = ExchangeSeconds(request, sp);
   layer.recompute.network =
       RecomputedNetwork(shape, dropped, layer.forward.network);
   AddStreamCopies(request, shape, settings, layer);
   AddRerun(request, settings.rerun_part(request.seq_len), options, shape,
            layer);
-  AddZero(request, settings.zero, 2, kMegatronGradient, parts);
+  AddZero(request, /*zero=*/1, 2, kMegatronGradient, parts);
   parts.swapped_layers = double(model.layers);
-  const double shards = double(request.gpus);
   parts.optimizer_s =
-      settings.zero >= 3
-          ? OptimizerSeconds(request, model.parameters() / shards, 1)
-          : OptimizerSeconds(request, model.parameters(), shards);
+      OptimizerSeconds(request, model.parameters(), double(request.gpus));
 
   GpuMemory& memory = parts.memory;
-  const States states = StatesOf(request, settings);
-  memory.states = states.hbm;
-  parts.states_copy_s = ExposedStates(request, states.host, layer);
+  const stream::StateBytes states = StatesOf(request, settings);
+  memory.states = double(states.hbm().count());
+  parts.states_copy_s =
+      ExposedStates(request, double(states.host.count()), layer);
   memory.skeletal = double(shape.kept_bytes() + shape.resident_bytes());
   memory.transient = double(stream::TransientBytes(options).count());
   memory.buffers = double(shape.ring_bytes()) +
                    kIdBytes * double(shape.layout.total_local_rows(0));
-  // One layer's gradients whole, and two layers' weights.
-  if (settings.zero >= 2) {
-    memory.buffers += model.layer_weights() * kMegatronGradient;
-  }
-  if (settings.zero >= 3) {
-    memory.buffers += model.layer_weights() * 2 * kWeightBytes;
-  }
   parts.gpu_usable_bytes = request.hardware.memory_bytes * kLeasedMemory;
-  // sluice-train's; under FSDP2 weights and ids are torch's.
-  const Bytes stage = settings.zero < 2 ? stream::kHostStageBytes : Bytes(0);
   parts.host_bytes_per_node =
-      (double(shape.host_bytes() + stage.count()) + states.host) *
+      double((Bytes(shape.host_bytes()) + stream::kHostStageBytes + states.host)
+                 .count()) *
       GpusInNode(request);
   const Bytes host(static_cast<int64_t>(request.hardware.host_memory_bytes));
   parts.host_usable_bytes = double(Pinnable(host).count());  // sluiced's own

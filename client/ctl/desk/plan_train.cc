@@ -29,7 +29,7 @@ constexpr const char* kTrainExamples = R"(Examples:
   sluicectl plan train --model gpt-7b --hardware a800-80g --gpus 8 \
       --method memo --max-seq-len
   sluicectl plan train --model llama-8b --hardware h100-80g --gpus 8 \
-      --global-batch 1 --max-step 1h
+      --global-batch 1 --max-step 1h --engine python
   sluicectl plan train --model ./config.json --hardware ./node.toml --gpus 16 \
       --seq-len 512K --method megatron --tp 8 --json
 
@@ -66,8 +66,7 @@ absl::StatusOr<TrainAnswer> AnswerTrain(const TrainFlags& flags) {
   answer.batch_source = !batch.empty()       ? absl::StrJoin(batch, " times ")
                         : flags.global_batch ? "--global-batch"
                                              : "the default of --global-batch";
-  answer.fewer_gpus =
-      planner::train::FewerButFaster(answer.request, given, answer.estimate);
+  answer.idle = planner::train::WhyIdle(answer.request, given, answer.estimate);
   return answer;
 }
 

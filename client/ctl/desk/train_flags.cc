@@ -117,7 +117,7 @@ void AddSearched(CLI::App& app, TrainFlags& f) {
   app.add_option("--zero", f.given.zero, "ZeRO stage, 0 to 3")->group(searched);
   app.add_flag_callback(
          "--no-keep", [&f] { f.given.keep = false; },
-         "sluice: nothing that backward needs stays on the GPU")
+         "trainer: nothing that backward needs stays on the GPU")
       ->group(searched);
   app.add_option("--alpha", f.alpha, "fraction swapped, 0 to 1, or 'auto'")
       ->group(searched);
@@ -172,7 +172,8 @@ void AddTrainFlags(CLI::App& app, TrainFlags& f) {
                  "a TOML file, or a shipped profile: " +
                      absl::StrJoin(planner::train::HardwareNames(), ", "))
       ->required();
-  app.add_option("--gpus,--ranks", f.gpus, "GPUs in all, one rank on each")
+  app.add_option("--gpus,--ranks", f.gpus,
+                 "GPUs in all, one rank on each; some may stay idle")
       ->required();
   cli::AddCount(app, "--seq-len", f.seq_len, "tokens: 131072, 128K, 1.5M");
   app.add_flag("--max-seq-len", f.max_seq_len,
@@ -183,6 +184,9 @@ void AddTrainFlags(CLI::App& app, TrainFlags& f) {
           {"s", 1}, {"min", 60}, {"m", 60}, {"h", 3600}}));
   app.add_option("--method", f.method,
                  "megatron, ulysses, memo, fpdt, alst or sluice (default)");
+  app.add_option("--engine", f.engine,
+                 "of sluice: trainer (sluice-train) or python (sluice.stream() "
+                 "under FSDP2); default the better one");
   app.add_flag("--compare", f.compare,
                "also every other method on the same GPUs, and the longest "
                "that fits by each");
@@ -224,6 +228,10 @@ absl::StatusOr<planner::train::Request> TrainRequest(const TrainFlags& flags) {
 absl::StatusOr<planner::train::GivenSettings> TrainSettings(
     const TrainFlags& flags) {
   planner::train::GivenSettings given = flags.given;
+  if (!flags.engine.empty()) {
+    SLUICE_ASSIGN_OR_RETURN(
+        given.engine, planner::train::FindEngine(Printable(flags.engine)));
+  }
   if (flags.alpha != "auto") {
     double alpha = 0;
     if (!CLI::detail::lexical_cast(flags.alpha, alpha)) {

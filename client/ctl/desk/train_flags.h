@@ -25,6 +25,7 @@ struct TrainFlags {
   int64_t gpus = 0;
   std::optional<int64_t> seq_len;
   std::string method = "sluice";
+  std::string engine;  // empty: the better one
   planner::train::GivenSettings given;
   std::string alpha = "auto";
   // Sequences per step; as one number, or as micro-batches of some.

@@ -159,7 +159,6 @@ std::string Ended(Reason reason) {
     case Reason::kStep:
       return "then the step is too long";
     case Reason::kHeads:
-    case Reason::kBatch:
       break;
   }
   return "the GPUs cannot share it";

@@ -13,6 +13,7 @@
 namespace sluice::ctl {
 namespace {
 
+using planner::train::Engine;
 using planner::train::Estimate;
 using planner::train::Method;
 using planner::train::Reason;
@@ -26,8 +27,9 @@ bool Chunked(Method method) {
   return method == Method::kFpdt || method == Method::kSluice;
 }
 
-bool Swapped(Method method) {
-  return method == Method::kMemo || method == Method::kSluice;
+bool Swapped(Method method, const Settings& settings) {
+  return method == Method::kMemo ||
+         (method == Method::kSluice && settings.engine == Engine::kTrainer);
 }
 
 std::string PartsTable(const NamedParts& parts, double whole, bool bytes) {
@@ -71,14 +73,28 @@ std::string RemedyWords(const TrainAnswer& answer) {
   if (answer.remedies.empty()) {
     return Row("would fit",
                "with no single change: other settings, methods, lengths, and "
-               "every number of GPUs up to 64 times as many that divides heads "
-               "and sequences were tried");
+               "more GPUs, up to 64 times as many, were tried");
   }
   std::string text;
   for (const auto& remedy : answer.remedies) {
     text += Row(text.empty() ? "would fit" : "or", remedy.Text());
   }
   return text;
+}
+
+std::string IdleText(const TrainAnswer& answer) {
+  const auto& idle = answer.idle;
+  const Request& request = answer.request;
+  const std::string text =
+      fmt::format("{} of {} GPUs stay idle: ", idle.gpus, request.gpus);
+  if (!idle.by_heads) return text + "with all of them it is no better";
+  return text +
+         fmt::format(
+             "the ranks of a sequence divide its {} attention heads, and for "
+             "{} sequences per step ({}) no such number uses all{}",
+             request.model.heads, request.global_batch, answer.batch_source,
+             idle.batch ? fmt::format("; --global-batch {} does", *idle.batch)
+                        : "");
 }
 
 std::string Indented(const std::string& table) {
@@ -165,8 +181,13 @@ nlohmann::ordered_json SettingsJson(const Request& request, const Settings& s) {
                                  {"dp", s.dp},
                                  {"pp", s.pp},
                                  {"zero", s.zero}};
-  json["alpha"] = Swapped(method) ? nlohmann::ordered_json(s.alpha) : nullptr;
+  json["alpha"] =
+      Swapped(method, s) ? nlohmann::ordered_json(s.alpha) : nullptr;
   json["chunk"] = Chunked(method) ? nlohmann::ordered_json(s.chunk) : nullptr;
+  if (method == Method::kSluice) {
+    json["engine"] = planner::train::EngineName(s.engine);
+  }
+  if (s.gpus() < request.gpus) json["idle_gpus"] = request.gpus - s.gpus();
   if (s.resident) json["resident"] = true;
   if (s.kept > 0) json["kept"] = s.kept;
   if (s.rerun_chunks > 0) {
@@ -184,6 +205,9 @@ std::string SettingsText(const Request& request, const Settings& s) {
   const auto add = [&](const std::string& word) {
     text += (text.empty() ? "" : ", ") + word;
   };
+  if (request.method == Method::kSluice) {
+    add(fmt::format("engine {}", planner::train::EngineName(s.engine)));
+  }
   const std::pair<const char*, int64_t> degrees[] = {
       {"TP", s.tp}, {"CP", s.cp}, {"SP", s.sp}, {"DP", s.dp}, {"PP", s.pp}};
   for (const auto& [name, degree] : degrees) {
@@ -195,7 +219,7 @@ std::string SettingsText(const Request& request, const Settings& s) {
   }
   if (s.resident) {
     add("everything kept on the GPU");
-  } else if (Swapped(request.method)) {
+  } else if (Swapped(request.method, s)) {
     add(fmt::format("alpha {:.4g}", s.alpha));
   }
   if (Chunked(request.method)) add("chunk " + TokensText(s.chunk));
@@ -203,6 +227,10 @@ std::string SettingsText(const Request& request, const Settings& s) {
   if (s.rerun_chunks > 0) {
     add(fmt::format("first {:.0f} % run again by {} layers",
                     100 * s.rerun_part(request.seq_len), s.rerun_layers));
+  }
+  if (s.gpus() < request.gpus) {
+    add(fmt::format("{} of {} GPUs idle", request.gpus - s.gpus(),
+                    request.gpus));
   }
   return text;
 }
@@ -223,13 +251,6 @@ std::string ReasonText(const TrainAnswer& answer) {
           "does not fit: needs {} of a node's host memory, {} are usable",
           Sized(estimate.host_bytes_per_node),
           Sized(estimate.host_usable_bytes));
-    case Reason::kBatch:
-      return fmt::format(
-          "does not fit: {} sequences per step ({}) cannot be shared by {} "
-          "GPUs, as the ranks of one have to divide its {} attention heads; {} "
-          "can",
-          request.global_batch, answer.batch_source, request.gpus,
-          request.model.heads, estimate.batch_that_divides);
     case Reason::kHeads:
       break;
   }
@@ -247,7 +268,7 @@ std::string MemoryEvidence(const Request& request) {
 }
 
 bool HasMemory(const Estimate& estimate) {
-  return estimate.reason != Reason::kHeads && estimate.reason != Reason::kBatch;
+  return estimate.reason != Reason::kHeads;
 }
 
 std::vector<std::string> NotesOf(const TrainAnswer& answer) {
@@ -262,18 +283,15 @@ std::vector<std::string> NotesOf(const TrainAnswer& answer) {
         "for {} tokens; the longer table is not counted",
         Count(static_cast<double>(positions)), TokensText(tokens)));
   }
-  const int zero = answer.estimate.settings.zero;
-  if (request.method == Method::kSluice && zero >= 2 &&
-      HasMemory(answer.estimate)) {
-    notes.push_back(fmt::format(
-        "ZeRO {} shards the {}, which sluice-train does not do itself: this is "
-        "the streamed layer under FSDP2; --zero 1 is what sluice-train does",
-        zero, zero == 2 ? "gradients" : "weights"));
-  }
-  if (answer.fewer_gpus) {
+  const Settings& settings = answer.estimate.settings;
+  if (HasMemory(answer.estimate) && request.method == Method::kSluice &&
+      settings.engine == Engine::kPython && settings.sp > 1) {
     notes.push_back(
-        fmt::format("--gpus {} is faster, a step of {}: all GPUs must be used",
-                    answer.fewer_gpus->gpus, Span(answer.fewer_gpus->step_s)));
+        "engine python: ranks that share a sequence (stream(group=...)) have "
+        "run on CPUs alone; on a GPU stream() refuses them so far");
+  }
+  if (HasMemory(answer.estimate) && answer.idle.gpus > 0) {
+    notes.push_back(IdleText(answer));
   }
   if (answer.estimate.fits && answer.estimate.reorganisation_unknown) {
     notes.push_back(fmt::format(
@@ -360,6 +378,11 @@ std::string TrainJson(const TrainAnswer& answer) {
     json["stopped_by"] = ReasonName(answer.longest->stopped_by);
   }
   if (!estimate.fits) json["would_fit"] = RemediesJson(answer);
+  if (answer.idle.gpus > 0) {
+    json["idle_because"] = answer.idle.by_heads ? "heads" : "no_better";
+    json["batch_using_all"] =
+        OrNull(answer.idle.batch.has_value(), answer.idle.batch.value_or(0));
+  }
   if (!answer.methods.empty()) json["methods"] = MethodsJson(answer.methods);
   json["notes"] = NotesOf(answer);
   return json.dump() + "\n";

@@ -20,7 +20,7 @@ struct TrainAnswer {
   std::optional<planner::train::LongestSequence> longest;
   // Where it does not fit: the changes that help, the nearest first.
   std::vector<planner::train::Remedy> remedies;
-  std::optional<planner::train::FasterNumber> fewer_gpus;
+  planner::train::IdleGpus idle;
   std::string batch_source;  // the flags that state the sequences per step
   // With --compare: every method, the one asked for among them.
   std::vector<MethodAnswer> methods;
@@ -32,7 +32,7 @@ using NamedParts = std::vector<std::pair<const char*, double>>;
 NamedParts StepParts(const planner::train::Breakdown& breakdown);
 NamedParts MemoryParts(const planner::train::GpuMemory& memory);
 
-// "TP 4, CP 2, ZeRO 1, alpha 0.5": what is not 1.
+// "TP 4, CP 2, ZeRO 1, alpha 0.5": what is not 1, and how many GPUs are idle.
 std::string SettingsText(const planner::train::Request& request,
                          const planner::train::Settings& settings);
 nlohmann::ordered_json SettingsJson(const planner::train::Request& request,

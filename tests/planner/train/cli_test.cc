@@ -204,45 +204,81 @@ TEST(PlanTrain, NoLengthAtAllIsSaidInWords) {
   EXPECT_THAT(page.str(), ::testing::Not(HasSubstr("0M")));
 }
 
-TEST(PlanTrain, ShardedWeightsAreSaidAndWhatRunsThem) {
-  const ChildResult words = Plan(
-      "train --model llama-70b --hardware h100-80g --gpus 64 --seq-len 1M");
-  EXPECT_EQ(words.exit_code, 0);
-  EXPECT_THAT(words.out, HasSubstr("ZeRO 3"));
-  EXPECT_THAT(words.out, HasSubstr("sluice-train does not do itself"));
+TEST(PlanTrain, TheEngineIsNamedAndIsTheOneThatIsAskedFor) {
+  const std::string asked =
+      "train --model llama-8b --hardware h100-80g --gpus 8 --seq-len 1M "
+      "--global-batch 1 ";
+  for (const char* engine : {"trainer", "python"}) {
+    const std::string named = asked + "--engine " + engine;
+    EXPECT_THAT(Plan(named).out,
+                HasSubstr("settings    engine " + std::string(engine)));
+    const Json json = Json::parse(Plan(named + " --json").out);
+    EXPECT_EQ(json["settings"]["engine"], engine);
+    EXPECT_EQ(json["settings"]["zero"], engine[0] == 't' ? 1 : 3);
+    EXPECT_EQ(json["settings"]["alpha"].is_null(), engine[0] == 'p');
+  }
+  // Too long for a run again of one layer at a time, and too large for weights
+  // that each rank has whole.
+  const Json longest = Json::parse(
+      Plan("train --model llama-8b --hardware h100-80g --gpus 8 --seq-len 8M "
+           "--global-batch 1 --json")
+          .out);
+  EXPECT_EQ(longest["settings"]["engine"], "trainer");
+  const Json sharded = Json::parse(
+      Plan("train --model llama-70b --hardware h100-80g --gpus 64 --seq-len 1M "
+           "--json")
+          .out);
+  EXPECT_EQ(sharded["settings"]["engine"], "python");
+  ExpectOneLine(asked + "--engine cuda", "no engine 'cuda'");
+  ExpectOneLine(asked + "--engine python --method memo", "--engine");
 }
 
-TEST(PlanTrain, TooFewSequencesAreNamedAsTheDefaultThatTheyAre) {
+TEST(PlanTrain, IdleGpusAreCountedAndHeadsNamedAsTheirCause) {
+  const std::string asked =
+      "train --hardware h100-80g --seq-len 128K --json --model ";
+  const Json json = Json::parse(Plan(asked + "llama-8b --gpus 4096").out);
+  EXPECT_EQ(json["fits"], true);
+  EXPECT_EQ(json["settings"]["gpus"], 4096);
+  EXPECT_EQ(json["settings"]["idle_gpus"], 3584);
+  EXPECT_EQ(json["idle_because"], "heads");
+  EXPECT_EQ(json["batch_using_all"], 128);
+  const Json all =
+      Json::parse(Plan(asked + "llama-8b --gpus 4096 --global-batch 128").out);
+  EXPECT_FALSE(all["settings"].contains("idle_gpus"));
+  EXPECT_FALSE(all.contains("idle_because"));
   const ChildResult words = Plan(
-      "train --model llama-8b --hardware h100-80g --gpus 4096 --seq-len 128K");
-  EXPECT_EQ(words.exit_code, 3);
-  EXPECT_THAT(
-      words.out,
-      HasSubstr("16 sequences per step (the default of --global-batch) "
-                "cannot be shared by 4096 GPUs, as the ranks of one have "
-                "to divide its 32 attention heads; 128 can"));
-  EXPECT_THAT(words.out, HasSubstr("would fit   --global-batch 128"));
-  EXPECT_THAT(words.out, ::testing::Not(HasSubstr("heads do not divide")));
+      "train --hardware h100-80g --model qwen2.5-7b --gpus 8 --seq-len 1M "
+      "--global-batch 1");
+  EXPECT_THAT(words.out, HasSubstr("1 of 8 GPUs idle"));
+  EXPECT_THAT(words.out, HasSubstr("28 attention heads"));
+  // Also of a length that does not fit.
+  const Json long_one = Json::parse(
+      Plan("train --hardware h100-80g --model llama-8b --gpus 64 --seq-len 64M "
+           "--global-batch 1 --json")
+          .out);
+  EXPECT_EQ(long_one["fits"], false);
+  EXPECT_EQ(long_one["idle_because"], "heads");
+  EXPECT_EQ(long_one["settings"]["idle_gpus"], 32);
 }
 
 // Wrong once: --global-batch contradicted the --batch it was printed beside.
 TEST(PlanTrain, ARemedyWorksBesideBatch) {
   const std::string asked =
-      "train --model llama-8b --hardware h100-80g --gpus 1024 --seq-len 128K ";
-  const ChildResult words = Plan(asked + "--batch 2 --accumulate 8");
-  EXPECT_EQ(words.exit_code, 3);
-  EXPECT_THAT(words.out, HasSubstr("16 sequences per step (--batch times "
-                                   "--accumulate) cannot be shared"));
-  EXPECT_THAT(words.out, HasSubstr("would fit   --global-batch 32, without "
-                                   "--batch --accumulate"));
-  EXPECT_THAT(words.out, HasSubstr("or          --gpus 512"));
-  EXPECT_EQ(Plan(asked + "--global-batch 32").exit_code, 0);
+      "train --model llama-8b --hardware h100-80g --gpus 64 --method ulysses "
+      "--seq-len 2M ";
+  const Json json =
+      Json::parse(Plan(asked + "--batch 1 --accumulate 1 --json").out);
+  EXPECT_EQ(json["fits"], false);
+  for (const Json& remedy : json["would_fit"]) {
+    if (remedy["flag"] != "--global-batch") continue;
+    EXPECT_EQ(remedy["without"], Json({"--batch", "--accumulate"}));
+  }
 }
 
 // The remedy in a refusal is a command that works as it is printed.
 TEST(PlanTrain, WhatWouldFitFitsAsPrinted) {
   const std::string asked =
-      "train --model llama-70b --hardware h100-80g --gpus 32 --seq-len 3M ";
+      "train --model llama-70b --hardware h100-80g --gpus 32 --seq-len 8M ";
   const ChildResult words = Plan(asked);
   EXPECT_EQ(words.exit_code, 3);
   EXPECT_THAT(words.out, HasSubstr("would fit"));
@@ -253,7 +289,7 @@ TEST(PlanTrain, WhatWouldFitFitsAsPrinted) {
                                remedy["value"].get<std::string>();
     EXPECT_THAT(words.out, HasSubstr(change));
     std::string command = asked + change;
-    for (const char* flag : {"--seq-len 3M ", "--gpus 32 "}) {
+    for (const char* flag : {"--seq-len 8M ", "--gpus 32 "}) {
       const std::string name(flag, std::string_view(flag).find(' '));
       if (remedy["flag"] == name)
         command.erase(command.find(flag), strlen(flag));
@@ -350,8 +386,8 @@ TEST(PlanTrain, BadInputIsOneLine) {
                 "give --seq-len");
   ExpectOneLine("train --model gpt-7b --method zigzag" + good,
                 "no method 'zigzag'");
-  ExpectOneLine("train --model gpt-7b --tp 3 --method memo" + good,
-                "use all 8 GPUs");
+  ExpectOneLine("train --model gpt-7b --dp 3 --method memo" + good,
+                "global batch of 16");
   ExpectOneLine("train --model gpt-7b --tp two" + good, "--tp");
   ExpectOneLine("train --model gpt-7b --chunk 64Q" + good, "'64Q'");
   ExpectOneLine(
@@ -374,7 +410,7 @@ TEST(PlanTrain, HtmlIsOnePageWithoutTheNetwork) {
   for (const char* part :
        {"<!doctype html>", "Memory of a GPU at its peak", "MFU over length",
         "does not fit: needs", "prefers-color-scheme:dark", "memo 1M",
-        "sluice 9920K", "</html>", "It would fit: ", "1152K does not fit"}) {
+        "sluice 9984K", "</html>", "It would fit: ", "1152K does not fit"}) {
     EXPECT_THAT(page.str(), HasSubstr(part));
   }
   EXPECT_THAT(page.str(), HasSubstr("Not validated on a800-80g by any "

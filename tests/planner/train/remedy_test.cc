@@ -60,15 +60,9 @@ TEST(TrainRemedy, EveryRemedyFitsWhenItIsDone) {
       {AskForRemedy("llama-8b", "h100-80g", Method::kUlysses, 8,
                     512 * kKibiTokens),
        {}},
-      {AskForRemedy("llama-8b", "h100-80g", Method::kSluice, 4096,
-                    128 * kKibiTokens),
-       {}},
       {AskForRemedy("llama-8b", "h100-80g", Method::kSluice, 8,
                     16384 * kKibiTokens),
-       chunked},
-      {AskForRemedy("llama-8b", "h100-80g", Method::kSluice, 1024,
-                    1024 * kKibiTokens),
-       {}}};
+       chunked}};
   for (const auto& [request, given] : cases) {
     SLUICE_ASSERT_OK_AND_ASSIGN(const auto remedies,
                                 FindRemedies(request, given));
@@ -99,13 +93,6 @@ TEST(TrainRemedy, EveryNumberOfGpusThatHeadsAndSequencesDivideByIsTried) {
     return numbers;
   };
   EXPECT_THAT(gpus(), ::testing::ElementsAre("40"));
-  // 32 heads on 1,024 GPUs want 32 sequences; 512 GPUs take the 16.
-  SLUICE_ASSERT_OK_AND_ASSIGN(
-      remedies,
-      FindRemedies(AskForRemedy("llama-8b", "h100-80g", Method::kSluice, 1024,
-                                1024 * kKibiTokens),
-                   {}));
-  EXPECT_THAT(gpus(), ::testing::ElementsAre("512"));
 }
 
 // Wrong once: every question searched all settings of a division that there is
@@ -117,27 +104,30 @@ TEST(TrainRemedy, ARefusalForAThousandGpusTakesNoTime) {
     request.global_batch = sequences;
     const std::clock_t start = std::clock();
     EXPECT_THAT(FindRemedies(request, {}), ::sluice::testing::IsOk());
-    EXPECT_LT(std::clock() - start, 10 * CLOCKS_PER_SEC);  // of one core
+    EXPECT_LT(std::clock() - start, 2 * CLOCKS_PER_SEC);  // of one core
   }
 }
 
 // A rank is no use where its copies over the network cost more than it
 // computes.
-TEST(TrainRemedy, FewerGpusAreNamedWhereTheyAreFaster) {
+TEST(TrainRemedy, GpusThatMakeNothingFasterStayIdle) {
   Request request = AskForRemedy("gpt-2.7b", "h100-80g", Method::kUlysses, 16,
                                  16 * kKibiTokens);
   request.global_batch = 1;
   request.hardware.network_bytes_per_s = 1e9;
-  SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate all, BestEstimate(request, {}));
-  ASSERT_TRUE(all.fits);
-  const auto fewer = FewerButFaster(request, {}, all);
-  ASSERT_TRUE(fewer.has_value());
-  EXPECT_EQ(fewer->gpus, 8);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate best, BestEstimate(request, {}));
+  ASSERT_TRUE(best.fits);
+  EXPECT_EQ(best.settings.gpus(), 8);
+  const IdleGpus idle = WhyIdle(request, {}, best);
+  EXPECT_EQ(idle.gpus, 8);
+  EXPECT_FALSE(idle.by_heads);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate all,
+                              BestEstimate(request, {.sp = 16}));
+  EXPECT_GT(all.step_s, best.step_s);
   request.gpus = 8;
   SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate eight, BestEstimate(request, {}));
-  EXPECT_EQ(fewer->step_s, eight.step_s);
-  EXPECT_LT(fewer->step_s, all.step_s);
-  EXPECT_FALSE(FewerButFaster(request, {}, eight).has_value());
+  EXPECT_EQ(best.step_s, eight.step_s);
+  EXPECT_EQ(WhyIdle(request, {}, eight).gpus, 0);
 }
 
 TEST(TrainRemedy, WhatFitsNeedsNone) {

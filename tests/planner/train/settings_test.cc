@@ -3,7 +3,7 @@
 
 #include <limits>
 
-#include "planner/train/search.h"
+#include "planner/train/remedy.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::planner::train {
@@ -32,21 +32,73 @@ ModelShape Llama405b() {
   return model;
 }
 
-TEST(TrainSettings, EveryCandidateUsesAllGpusAndDividesHeadsLayersBatch) {
+TEST(TrainSettings, EveryCandidateDividesHeadsAndBatchAndTheFirstUsesAllGpus) {
   for (const Method method : kMethods) {
     const Request request = AskGpt(method, 16);
     bool no_heads = true;
     SLUICE_ASSERT_OK_AND_ASSIGN(const auto all,
                                 Candidates(request, {}, &no_heads));
     EXPECT_FALSE(no_heads);
-    EXPECT_FALSE(all.empty());
+    ASSERT_FALSE(all.empty());
+    EXPECT_EQ(all.front().gpus(), 16);
+    EXPECT_EQ(all.back().gpus(), 1);
     for (const Settings& s : all) {
-      EXPECT_EQ(s.gpus(), 16);
-      EXPECT_EQ(32 % (s.tp * s.sp), 0);  // as 16 GPUs do
-      EXPECT_EQ(32 % s.pp, 0);
+      if (method != Method::kFpdt) {
+        EXPECT_EQ(32 % (s.tp * s.sp), 0);
+      }
+      EXPECT_LE(s.pp, 32);
       EXPECT_EQ(16 % s.dp, 0);
     }
   }
+}
+
+// Wrong once: a layer of sluice-train under FSDP2, with data parallelism and
+// chunks in HBM, which nothing runs.
+TEST(TrainSettings, EachEngineIsAskedOnlyForWhatItHas) {
+  for (const char* model : {"llama-8b", "llama-70b", "qwen2.5-7b"}) {
+    for (const int64_t gpus : {1, 6, 8, 32}) {
+      for (const int64_t tokens : {32 << 10, 1 << 20, 4 << 20}) {
+        for (const Engine engine : kEngines) {
+          Request request = AskGpt(Method::kSluice, gpus, tokens);
+          request.model = *FindModel(model);
+          request.hardware = *FindHardware("h100-80g");
+          SLUICE_ASSERT_OK_AND_ASSIGN(
+              const Estimate best, BestEstimate(request, {.engine = engine}));
+          const Settings& s = best.settings;
+          EXPECT_EQ(s.engine, engine);
+          if (engine == Engine::kTrainer) {
+            EXPECT_EQ(s.dp, 1);
+            EXPECT_EQ(s.zero, 1);
+          } else {
+            EXPECT_EQ(s.zero, s.gpus() == 1 ? 1 : 3);
+            EXPECT_EQ(s.alpha + s.kept, 0);
+            EXPECT_FALSE(s.resident);
+            EXPECT_EQ(s.rerun_layers, 1);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(TrainSettings, WithoutAnEngineTheBetterOneAnswers) {
+  bool chosen[2] = {false, false};
+  for (const int64_t batch : {1, 16}) {
+    Request request = AskGpt(Method::kSluice, 8, 128 << 10);
+    request.model = *FindModel("llama-8b");
+    request.hardware = *FindHardware("h100-80g");
+    request.global_batch = batch;
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate best, BestEstimate(request, {}));
+    for (const Engine engine : kEngines) {
+      SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate one,
+                                  BestEstimate(request, {.engine = engine}));
+      EXPECT_LE(best.step_s, one.step_s);
+      if (best.settings.engine != engine) continue;
+      EXPECT_EQ(best.step_s, one.step_s);
+      chosen[int(engine)] = true;
+    }
+  }
+  EXPECT_TRUE(chosen[0]);
 }
 
 TEST(TrainSettings, WhatIsGivenIsKept) {
@@ -69,17 +121,38 @@ TEST(TrainSettings, HeadsThatDoNotDivideAreTheReason) {
   EXPECT_GT(best.mfu, 0);
 }
 
-TEST(TrainSettings, TooFewSequencesAreTheReasonAndHowManyWouldDoIsSaid) {
+TEST(TrainSettings, GpusThatHeadsAndSequencesCannotShareStayIdle) {
   // 32 heads on 4,096 GPUs: 128 sequences at once, not the default's 16.
   Request request = AskGpt(Method::kSluice, 4096, 128 << 10);
   request.model = *FindModel("llama-8b");
   SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate best, BestEstimate(request, {}));
-  EXPECT_FALSE(best.fits);
-  EXPECT_EQ(best.reason, Reason::kBatch);
-  EXPECT_EQ(best.batch_that_divides, 128);
-  request.global_batch = best.batch_that_divides;
+  EXPECT_TRUE(best.fits);
+  EXPECT_EQ(best.settings.gpus(), 512);
+  // Idle GPUs count in speeds.
+  EXPECT_NEAR(best.tokens_per_gpu_per_s * best.step_s * 4096,
+              16.0 * (128 << 10), 1);
+  IdleGpus idle = WhyIdle(request, {}, best);
+  EXPECT_EQ(idle.gpus, 4096 - 512);
+  EXPECT_TRUE(idle.by_heads);
+  EXPECT_EQ(idle.batch, 128);
+  request.global_batch = *idle.batch;
   SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate more, BestEstimate(request, {}));
-  EXPECT_TRUE(more.fits);
+  EXPECT_EQ(more.settings.gpus(), 4096);
+  EXPECT_EQ(WhyIdle(request, {}, more).gpus, 0);
+  // 28 heads on 8 GPUs: 8 sequences would use all, by data parallelism.
+  request = AskGpt(Method::kSluice, 8, 1 << 20);
+  request.model = *FindModel("qwen2.5-7b");
+  request.global_batch = 1;
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate seven, BestEstimate(request, {}));
+  EXPECT_TRUE(seven.fits);
+  EXPECT_EQ(seven.settings.gpus(), 7);
+  idle = WhyIdle(request, {}, seven);
+  EXPECT_EQ(idle.gpus, 1);
+  EXPECT_TRUE(idle.by_heads);
+  EXPECT_EQ(idle.batch, 2);  // 4 ranks share each
+  // sluice-train has no data parallelism: no number of sequences would.
+  const GivenSettings trainer = {.engine = Engine::kTrainer};
+  EXPECT_FALSE(WhyIdle(request, trainer, seven).batch.has_value());
 }
 
 TEST(TrainSettings, EveryStageOfZeROIsSearchedForEveryMethod) {
@@ -90,7 +163,8 @@ TEST(TrainSettings, EveryStageOfZeROIsSearchedForEveryMethod) {
     request.global_batch = 128;
     SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate best, BestEstimate(request, {}));
     for (const int64_t stage : {1, 2, 3}) {
-      if (method == Method::kAlst && stage < 3) continue;  // not its recipe
+      if (method == Method::kAlst && stage < 3) continue;     // not its recipe
+      if (method == Method::kSluice && stage == 2) continue;  // no engine's
       GivenSettings given;
       given.zero = stage;
       SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate one,
@@ -163,8 +237,8 @@ TEST(TrainSettings, WhatNoStrategyCanBeIsBadInput) {
                 StatusIs(kInvalidSetting, HasSubstr(what)));
   };
   GivenSettings three;
-  three.tp = 3;
-  refused(AskGpt(Method::kMegatron, 8), three, "use all 8 GPUs");
+  three.dp = 3;
+  refused(AskGpt(Method::kMegatron, 8), three, "global batch of 16");
   GivenSettings tensor;
   tensor.tp = 2;
   refused(AskGpt(Method::kSluice, 8), tensor,
@@ -184,6 +258,18 @@ TEST(TrainSettings, WhatNoStrategyCanBeIsBadInput) {
   GivenSettings zero;
   zero.zero = 4;
   refused(AskGpt(Method::kSluice, 8), zero, "--zero is 4; it must be 0 to 3");
+  zero.zero = 2;
+  refused(AskGpt(Method::kSluice, 8), zero,
+          "trainer has --zero 1 alone; python has --zero 3");
+  zero = {.engine = Engine::kTrainer, .zero = 3};
+  refused(AskGpt(Method::kSluice, 8), zero, "--zero 1 alone");
+  refused(AskGpt(Method::kFpdt, 8), zero, "--engine: method fpdt has none");
+  refused(AskGpt(Method::kSluice, 8), {.engine = Engine::kTrainer, .dp = 2},
+          "trainer has no --dp");
+  refused(AskGpt(Method::kSluice, 8), {.engine = Engine::kPython, .alpha = 0},
+          "python has no --alpha");
+  refused(AskGpt(Method::kSluice, 8), {.dp = 2, .alpha = 0},
+          "no --dp; python has no --alpha");
 }
 
 TEST(TrainSettings, TokensAreReadAndWrittenInBinaryUnits) {
