@@ -16,10 +16,10 @@ _TEXT = a(str, "as sluicectl plan train takes it, a text")
 def plan(folder: str | os.PathLike[str], gpus: str, tokens: str,
          hardware: str, *, compare: bool = False,
          as_json: bool = False) -> int:
-    """Prints what `sluicectl plan train` says of the model whose config.json
-    lies in `folder`: whether it fits, how fast, with what settings.
+    """Prints what `sluicectl plan train --engine python` says of the model whose
+    config.json lies in `folder`: whether it fits, how fast, with what settings.
 
-    The cost model is of Sluice's own trainer, `sluice-train`. A shape that it
+    The cost model is of `stream(hidden="host")` under FSDP2. A shape that it
     does not know (experts, latent keys and values, windows) is refused by the
     field of config.json that says so; nothing is left out in silence.
 
@@ -34,7 +34,7 @@ def plan(folder: str | os.PathLike[str], gpus: str, tokens: str,
         raise Error(Status.NOT_FOUND, f"no config.json in {folder}: give the "
                     "folder that save_pretrained() wrote")
     words = [find_programs().need_sluicectl(), "plan", "train",
-             "--model", str(config), "--hardware", hardware, "--gpus", gpus,
-             "--seq-len", tokens]
+             "--engine", "python", "--model", str(config), "--hardware",
+             hardware, "--gpus", gpus, "--seq-len", tokens]
     words += ["--compare"] * compare + ["--json"] * as_json
     return subprocess.run(words).returncode

@@ -167,6 +167,7 @@ def test_plan_reads_a_config_and_says_whether_it_fits(tmp_path):
     assert found.returncode == 0, found.stderr
     told = json.loads(found.stdout)
     assert told["fits"] and told["settings"]["seq_len"] == 65536
+    assert told["settings"]["engine"] == "python"
     found = plan(tmp_path, "--seq-len", "64K")
     assert "8 x h100-80g, 64K tokens, sluice: fits" in found.stdout
 
