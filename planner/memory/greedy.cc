@@ -171,7 +171,7 @@ GreedyResult RaceOrders(const Problem& problem,
 
 GreedyResult GreedyRace(const Problem& problem, int64_t peak, int64_t target,
                         const std::function<bool()>& expired) {
-  if (peak <= target) return {.peak = peak};
+  if (peak <= target || expired()) return {.peak = peak};
   return RaceOrders(problem, GreedyOrders(problem), {}, peak, target, expired);
 }
 

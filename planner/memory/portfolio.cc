@@ -236,6 +236,9 @@ class PieceSolver {
   std::unique_ptr<Restarts> restarts_;
 };
 
+// For what the race may not get through in its time.
+constexpr size_t kMinSweepItems = 20'000;
+
 // Greedy again: a piece has its own peak.
 Knowledge KnownOf(const Piece& piece, int64_t goal,
                   const PortfolioOptions& options) {
@@ -243,9 +246,21 @@ Knowledge KnownOf(const Piece& piece, int64_t goal,
                   .bound = piece.problem.max_live,
                   .method = "replay"};
   known.peak = PeakOf(piece.problem, known.offsets);
+  const std::function<bool()> expired = [&options] {
+    return options.Expired();
+  };
+  for (const Stack stack : {Stack::kGroups, Stack::kBySize}) {
+    if (piece.problem.items.size() < kMinSweepItems || known.peak <= goal)
+      break;
+    options.progress("sweep", known);
+    auto swept = SweepFromPeak(piece.problem, stack, known.peak, goal, expired);
+    if (!swept) continue;
+    known.peak = PeakOf(piece.problem, *swept);
+    known.offsets = *std::move(swept);
+    known.method = "sweep";
+  }
   options.progress("greedy race", known);
-  GreedyResult greedy = GreedyRace(piece.problem, known.peak, goal,
-                                   [&options] { return options.Expired(); });
+  GreedyResult greedy = GreedyRace(piece.problem, known.peak, goal, expired);
   if (greedy.peak < known.peak) {
     known.peak = greedy.peak;
     known.offsets = std::move(greedy.offsets);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <random>
 #include <string>
 #include <vector>
@@ -30,6 +31,46 @@ const auto kNever = [] { return false; };
 bool IsValid(const plan::Trace& trace, const Problem& problem,
              const Offsets& offsets) {
   return ValidatePlacement(trace, ToPlacement(problem, offsets, trace)).ok();
+}
+
+// Wrong once: births of one slot went by the trace's listing, and the plan was
+// above an online allocator's.
+TEST(Replay, IsTheSameHoweverATraceIsListed) {
+  plan::Trace trace = GenerateLarge({"", 2000, LargeSpec::Shape::kChurn}, 1);
+  const auto by_id = [&trace] {
+    const Problem problem = Normalise(trace);
+    const Offsets offsets = ReplayAllocator(problem);
+    std::vector<int64_t> at(offsets.size());
+    for (size_t k = 0; k < offsets.size(); ++k) {
+      at[static_cast<size_t>(trace.buffers[problem.source[k]].id)] = offsets[k];
+    }
+    return at;
+  };
+  const std::vector<int64_t> listed_by_birth = by_id();
+  std::mt19937 random(1);
+  std::shuffle(trace.buffers.begin(), trace.buffers.end(), random);
+  EXPECT_EQ(by_id(), listed_by_birth);
+}
+
+// The full sizes take minutes: bench-planner has them.
+TEST(Sweep, LeavesLessThanHalfOfWhatAnOnlineAllocatorLoses) {
+  for (const auto shape :
+       {LargeSpec::Shape::kChurn, LargeSpec::Shape::kRandom}) {
+    const plan::Trace trace = GenerateLarge({"", 30000, shape}, 1);
+    const Problem problem = Normalise(trace);
+    const int64_t online = PeakOf(problem, ReplayAllocator(problem));
+    const auto sweep = [&](const std::function<bool()>& expired) {
+      return SweepFromPeak(problem, Stack::kGroups, online, problem.max_live,
+                           expired);
+    };
+    const auto swept = sweep(kNever);
+    ASSERT_TRUE(swept.has_value());
+    EXPECT_TRUE(IsValid(trace, problem, *swept));
+    EXPECT_LE(2 * (PeakOf(problem, *swept) - problem.max_live),
+              online - problem.max_live);
+    EXPECT_EQ(swept, sweep(kNever));
+    EXPECT_EQ(sweep([] { return true; }), std::nullopt);
+  }
 }
 
 TEST(SqueakyWheel, IsValidNeverBelowTheOptimumAndMostlyThere) {

@@ -65,6 +65,23 @@ void Capacity(BenchReport& report) {
   }
 }
 
+// More unlike buffers than the race is through with in its time.
+void Huge(BenchReport& report) {
+  using Shape = LargeSpec::Shape;
+  for (const Shape shape : {Shape::kRandom, Shape::kChurn, Shape::kCompiler}) {
+    for (const auto& [buffers, most] :
+         {std::pair(300'000, 1.0), std::pair(1'000'000, 4.0)}) {
+      const plan::Trace trace = GenerateLarge({"", buffers, shape}, 1);
+      auto p = PlanMemory(trace, {.time_limit = absl::Seconds(60)});
+      SLUICE_CHECK_OK(p.status());
+      report.Add(
+          {fmt::format("unlike_{}_{}_gap", static_cast<int>(shape), buffers),
+           p->gap() * 100, "%", most, true,
+           fmt::format("{}, {:.1f} s", p->method, p->seconds)});
+    }
+  }
+}
+
 double PeakResidentMib() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
@@ -169,6 +186,7 @@ void BenchMemory(BenchReport& report) {
   Layers(report);
   Iterations(report);
   Large(report);
+  Huge(report);
 }
 
 }  // namespace sluice::planner
