@@ -172,7 +172,7 @@ absl::StatusOr<Pool::Parts> Pool::Choose(PrincipalId principal, Bytes size,
   const Bytes room = RoomBeside(withheld);
   if (size > MostFor(principal, withheld)) return Refusal(size, withheld);
   const auto fits = [&](const std::optional<Parts>& parts) {
-    return parts && (withheld <= Bytes(0) || TakenFromFree(*parts) <= room);
+    return parts && TakenFromFree(*parts) <= room;
   };
   std::optional<Parts> parts = Regular(principal, size, room);
   if (!fits(parts)) parts = Patched(principal, size, most, room);

@@ -42,9 +42,12 @@ void Tick(CoreDriver& node, absl::Duration after) {
 TEST(Extents, AUserHasAtMostItsNumberOfExtents) {
   CoreDriver node(WithExtentLimits({.all = 100, .each = 10}));
   const SessionId rank = node.Attach("a", 0);
+  const size_t rows = node.core.RowCount();
   for (int i = 0; i < 10; ++i) {
     ASSERT_THAT(node.Lease(rank, Gpu(i % 2), kSmall).status(), IsOk());
   }
+  // Each has a lease, an extent and a request.
+  EXPECT_GE(node.core.RowCount(), rows + 30);
   EXPECT_THAT(
       node.Lease(rank, Host(0), kSmall).status(),
       StatusIs(absl::StatusCode::kResourceExhausted,
@@ -56,6 +59,19 @@ TEST(Extents, AUserHasAtMostItsNumberOfExtents) {
   // Of others it says nothing.
   const SessionId other = node.Attach("a", 0, 1, /*uid=*/2);
   EXPECT_THAT(node.Lease(other, Gpu(0), kSmall).status(), IsOk());
+}
+
+TEST(Extents, ALeaseOfAllThatAUserMayHaveWaitsAndOneOfMoreIsRefused) {
+  CoreDriver node(WithExtentLimits({.all = 100, .each = 3}));
+  const SessionId other = node.Attach("a", 0, 1, /*uid=*/2);
+  ASSERT_THAT(node.Lease(other, Gpu(0), MiB(12)).status(), IsOk());
+  const SessionId rank = node.Attach("a", 0);
+  const auto is_answered = [&](Bytes size) {
+    return node.Ask(rank, LeaseRequest{Gpu(0), size, absl::Seconds(60)})
+        .has_value();
+  };
+  EXPECT_FALSE(is_answered(MiB(12)));  // 3 extents
+  EXPECT_TRUE(is_answered(MiB(16)));
 }
 
 // Guards against a message about a setting that the configuration lacks.

@@ -15,6 +15,7 @@ namespace {
 
 using sluice::testing::IsOk;
 using sluice::testing::StatusIs;
+using ::testing::ElementsAre;
 
 constexpr PrincipalId kOne(1), kOther(2);
 constexpr SessionId kSession(1);
@@ -94,6 +95,25 @@ TEST(Pool, FreedExtentsAreDestroyedOldestFirst) {
   pool.Take(kOther, *parts, ExtentId(next_extent));
   EXPECT_GT(pool.OwnedBy(kOne), 0u);
   pool.CheckInvariants();
+}
+
+TEST(Pool, TheNewestIdleExtentIsReusedOrALingeringOneWhereFreeOnesAreWithheld) {
+  Pool pool({PoolKind::kHost, 0}, KiB(192), KiB(128));
+  const ExtentId kept(3);
+  for (const ExtentId id : {ExtentId(1), ExtentId(2), kept}) {
+    pool.Take(kOne, *pool.Choose(kOne, KiB(64), KiB(64)), id);
+    pool.Made(id);
+    if (id != kept) pool.AddHolder(id, kSession);
+  }
+  for (const ExtentId id : {ExtentId(1), ExtentId(2), kept}) {
+    EXPECT_EQ(pool.Return(id, absl::UnixEpoch()), id != kept);
+  }
+  const auto reused = [&](Bytes size, Bytes withheld) {
+    return pool.Choose(kOne, size, size, withheld)->reuse;
+  };
+  EXPECT_THAT(reused(KiB(64), Bytes(0)), ElementsAre(kept));
+  EXPECT_THAT(reused(KiB(64), KiB(64)), ElementsAre(ExtentId(2)));
+  EXPECT_THAT(reused(KiB(128), Bytes(0)), ElementsAre(kept, ExtentId(2)));
 }
 
 }  // namespace

@@ -93,7 +93,7 @@ TEST(HelloOfRank, AttachedSessionsAreNeverPushedOut) {
   const SessionId a = node.Attach("a", 0);
   const SessionId b = node.Attach("b", 0);
   const SessionId c = node.Connect();
-  EXPECT_TRUE(node.closed.contains(c));
+  EXPECT_TRUE(node.closed.contains(c) && node.forgotten.contains(c));
   EXPECT_FALSE(node.closed.contains(a) || node.closed.contains(b));
 }
 

@@ -79,6 +79,25 @@ TEST(MetricLabels, TheKindOfHostMemoryIsSaidWhereThereIsMoreThanOne) {
   EXPECT_THAT(text(), HasSubstr("sluice_host_memory_info{kind=\"memfd\"} 1\n"));
 }
 
+TEST(Metrics, HaveWhatLogsLostWhatIsBeingClosedAndWhatLeasesWaitFor) {
+  const CoreDriver node;
+  Snapshot snapshot = node.core.TakeSnapshot(nullptr, node.clock.Now());
+  snapshot.log_lines_dropped = 2;
+  snapshot.log_lines_suppressed = 3;
+  snapshot.descriptors_closing = 4;
+  snapshot.waiting = {{.pool = Host(0), .size = Bytes(5)},
+                      {.pool = Host(0), .size = Bytes(6)}};
+  const std::string text = PrometheusText(snapshot, {}, Audience::kAnybody);
+  for (const char* line :
+       {"sluice_log_lines_dropped_total 2",
+        "sluice_log_lines_suppressed_total 3", "sluice_descriptors_closing 4",
+        "sluice_waiting_leases{memory=\"host\"} 2",
+        "sluice_waiting_bytes{memory=\"host\"} 11",
+        "sluice_waiting_bytes{memory=\"gpu\"} 0"}) {
+    EXPECT_THAT(text, HasSubstr(fmt::format("\n{}\n", line)));
+  }
+}
+
 TEST(MetricLabels, OfAnEndedJobStayWhatWasCountedForFiveMinutes) {
   CoreDriver node;
   const SessionId a = node.Attach("tune", 0);

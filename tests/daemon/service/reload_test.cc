@@ -111,6 +111,8 @@ TEST_F(ReloadTest, OneThatTakesLongIsEnded) {
   reload.Ask();
   reload.Expire(reload.deadline() - absl::Milliseconds(1));
   reload.Expire(reload.deadline());
+  // The loop waits for the child's end instead of turning until then.
+  EXPECT_EQ(reload.deadline(), absl::InfiniteFuture());
   loop_->Run();
   EXPECT_THAT(said_.at(0), StatusIs(absl::StatusCode::kFailedPrecondition,
                                     HasSubstr("longer than 30 s")));

@@ -1,6 +1,7 @@
 // What an operator sees and does: metrics, the status page, admin calls.
 #include <arpa/inet.h>
 #include <fmt/format.h>
+#include <grp.h>
 #include <netinet/in.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -27,6 +28,7 @@ namespace sluice::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -173,7 +175,15 @@ TEST(DaemonLog, LinesThatOneUserCausesAreBoundedAndCounted) {
     EXPECT_FALSE(client.Lease(wire::Lease::GPU, GiB(1)).ok());
   }
   EXPECT_THAT(HttpGet(daemon.http_socket(), "/metrics"),
-              Not(HasSubstr("sluice_log_lines_suppressed_total 0\n")));
+              ContainsRegex("\nsluice_log_lines_suppressed_total [1-9]"));
+}
+
+TEST(DaemonMetrics, AreReadByTheGroupOfTheConfiguration) {
+  RunningDaemon daemon(std::string(kHttpOn) + "socket_group = \"" +
+                       getgrgid(getegid())->gr_name + "\"\n");
+  struct stat info;
+  ASSERT_EQ(stat(daemon.http_socket().c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0660u);
 }
 
 TEST(DaemonMetrics, TellWhatEachUserHasOfWhatIsCountable) {
