@@ -150,6 +150,7 @@ TEST_F(SimTest, WaitingOnTheComputeStreamCountsAsStall) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Stream stream,
                               driver_->CreateStream(DeviceIndex(2)));
   SLUICE_ASSERT_OK_AND_ASSIGN(const Event event, driver_->CreateEvent());
+  const double begin = Seconds();
   ASSERT_THAT(driver_->CopyAsync(to.data(), from.data(), Bytes(20'000'000),
                                  kH2D, stream),
               IsOk());
@@ -159,8 +160,29 @@ TEST_F(SimTest, WaitingOnTheComputeStreamCountsAsStall) {
   const CallCounters counters = driver_->counters();
   // Of 1 s: the rest may pass before this thread begins to wait.
   EXPECT_GE(counters.stall, absl::Milliseconds(50));
+  EXPECT_LE(counters.stall, absl::Seconds(Seconds() - begin));
   EXPECT_EQ(counters.stream_synchronize + counters.event_synchronize, 0u);
   EXPECT_EQ(counters.copied_h2d, Bytes(20'000'000));
+}
+
+TEST_F(SimTest, ACopyBehindAnEventTakesItsTimeFromTheEventOn) {
+  ASSERT_THAT(node_->SetLinkSpeed("own", 100e6, 100e6), IsOk());
+  std::vector<std::byte> from(20'000'000), to(20'000'000);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Stream out,
+                              driver_->CreateStream(DeviceIndex(2)));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Stream in,
+                              driver_->CreateStream(DeviceIndex(2)));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Event event, driver_->CreateEvent());
+  const Bytes size(20'000'000);
+  const double begin = Seconds();
+  ASSERT_THAT(driver_->CopyAsync(to.data(), from.data(), size, kD2H, out),
+              IsOk());
+  ASSERT_THAT(driver_->RecordEvent(event, out), IsOk());
+  ASSERT_THAT(driver_->StreamWaitEvent(in, event), IsOk());
+  ASSERT_THAT(driver_->CopyAsync(to.data(), from.data(), size, kH2D, in),
+              IsOk());
+  ASSERT_THAT(driver_->SynchronizeStream(in), IsOk());
+  EXPECT_GE(Seconds() - begin, 0.98 * 0.4);
 }
 
 TEST_F(SimTest, WhatTakesNoTimeOnAnIdleStreamIsDoneAtOnce) {

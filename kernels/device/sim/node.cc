@@ -66,7 +66,6 @@ absl::StatusOr<Mapped<SharedState>> MapState(int fd, bool writable,
   const int may = writable ? PROT_READ | PROT_WRITE : PROT_READ;
   void* address = mmap(nullptr, sizeof(SharedState), may, MAP_SHARED, fd, 0);
   if (address == MAP_FAILED) return ErrnoStatus(errno, "map " + path);
-  madvise(address, sizeof(SharedState), MADV_DONTDUMP);
   return Mapped<SharedState>(static_cast<SharedState*>(address));
 }
 

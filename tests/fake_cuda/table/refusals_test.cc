@@ -82,6 +82,8 @@ TEST_F(CudaRefusals, AnOldDriverIsRefusedWithTheVersionThatIsNeeded) {
   EXPECT_THAT(OpenCudaDriver(),
               StatusIs(absl::StatusCode::kUnavailable,
                        HasSubstr("for CUDA 12.1; 12.2 or newer is needed")));
+  fake_cuda::fake_cuda_set("version=12020");
+  EXPECT_THAT(OpenCudaDriver(), IsOk());
 }
 
 TEST_F(CudaRefusals, GpusOfOneProcessAreRefusedWithTheCommandThatMendsIt) {
