@@ -70,6 +70,8 @@ class Bundle(unittest.TestCase):
                           ("metrics.txt", "http.sock"),
                           ("journal.txt", "no unit")):
             self.assertRegex(out, rf"(?m)^  {name} .*{why}")
+        self.assertNotEqual("nvidia.txt" in said,
+                            "no NVIDIA GPU" in files["doctor.txt"])
         self.assertTrue(said.endswith(files["contents.txt"]), said)
         self.assertEqual(stat.S_IMODE(os.stat(self.out).st_mode), 0o600)
 

@@ -477,6 +477,8 @@ TEST(ToldFacts, LimitsAreTheKernelsColumns) {
   EXPECT_EQ(ToldLimit(limits, "Max locked memory", LimitKind::kSoft),
             std::nullopt);
   EXPECT_EQ(ToldLimit("", "Max open files", LimitKind::kSoft), std::nullopt);
+  EXPECT_EQ(ToldLimit("Max open files", "Max open files", LimitKind::kSoft),
+            std::nullopt);
 }
 
 TEST(ToldFacts, ALocksHolderIsTheOneOfThatFile) {

@@ -125,6 +125,9 @@ class Administrators(Node):
                          "--memory", "1MiB"),
             {"pool": "numa", "index": 0, "uid": 7, "cgroup": None,
              "bytes": 1 << 20})
+        kept = self.json_of("--admin", "budget", "--json")["reservations"]
+        self.assertEqual([(each["uid"], each["bytes"]) for each in kept],
+                         [(7, 1 << 20)])
         self.assertIn("gpus", self.json_of("--admin", "top", "--json"))
         self.assertIn("gpus", self.json_of("--admin", "--json", "status"))
         done = self.ctl("evict", "none", "--json")
@@ -144,7 +147,9 @@ class Administrators(Node):
                 (("budget", "set", "--user", "7", "--cgroup", "slurm/job_7",
                   "--gpu", "1GiB"), "no cgroup is called 'slurm/job_7'"),
                 (("reserve", "--user", "7", "--cgroup", "job_7", "--numa", "0",
-                  "--memory", "1MiB"), "no cgroup is called 'job_7'")):
+                  "--memory", "1MiB"), "no cgroup is called 'job_7'"),
+                (("reserve", "--user", "7", "--numa", "0", "--memory",
+                  "1048576TiB"), "the limit is 2^60")):
             done = self.ctl(*words)
             self.assertEqual((done.returncode, done.stdout), (2, ""), words)
             self.assertIn(said, done.stderr)

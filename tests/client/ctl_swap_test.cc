@@ -110,6 +110,8 @@ TEST_F(PlanSwapCli, JsonHasWhatThePlannerSays) {
   }
   EXPECT_EQ(json["links"][0]["name"], "pcie0");
   EXPECT_GT(json["links"][0]["d2h"]["use"], 0.1);
+  EXPECT_EQ(json["numa"][0]["id"], 0);
+  EXPECT_EQ(json["gpus"][1]["rank"], "1");
   EXPECT_FALSE(json["binding"].empty());
 }
 
@@ -129,6 +131,10 @@ TEST_F(PlanSwapCli, WhatDoesNotFitIsStatusThreeAndNamed) {
   EXPECT_TRUE(json["memo"].is_null());
   EXPECT_EQ(json["excess"][0]["row"], "host of NUMA node 0");
   EXPECT_GT(json["excess"][0]["excess"], 0.1);
+  node["numa"][0]["host_budget_bytes"] = 0;
+  const std::string none = Write(node.dump());
+  EXPECT_EQ(nlohmann::json::parse(Swap({none, "--json"}).out)["numa"][0]["use"],
+            1);
 }
 
 TEST_F(PlanSwapCli, ASlowLinkIsNoRefusalAndSaysWhatItCosts) {
