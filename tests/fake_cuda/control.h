@@ -61,6 +61,9 @@ SLUICE_FAKE_CONTROL void* fake_cuda_hold(int device, size_t size);
 SLUICE_FAKE_CONTROL void fake_cuda_let_go(void* held);
 // The GPU of the thread's current context; -1: it has none.
 SLUICE_FAKE_CONTROL int fake_cuda_current_device();
+// The GPU of an ordinal, to which CUDA_VISIBLE_DEVICES may give another; -1:
+// there is none.
+SLUICE_FAKE_CONTROL int fake_cuda_device_of(int ordinal);
 // Whether this process has that GPU's primary context now.
 SLUICE_FAKE_CONTROL bool fake_cuda_has_context(int device);
 // A finding of another fake library: it counts as the driver's own.

@@ -86,6 +86,13 @@ int fake_cuda_current_device() {
   return context == nullptr ? -1 : context->device;
 }
 
+int fake_cuda_device_of(int ordinal) {
+  const std::vector<int> visible = VisibleGpus(TheWorld().settings);
+  return ordinal >= 0 && ordinal < static_cast<int>(visible.size())
+             ? visible[ordinal]
+             : -1;
+}
+
 bool fake_cuda_has_context(int device) {
   World& world = TheWorld();
   const MutexLock lock(world.mutex);

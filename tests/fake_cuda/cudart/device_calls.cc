@@ -1,5 +1,6 @@
 // Devices, versions, errors.
 #include <cstdio>
+#include <cstring>
 
 #include "tests/fake_cuda/control.h"
 #include "tests/fake_cuda/cudart/runtime.h"
@@ -33,7 +34,10 @@ cudaError_t cudaGetDeviceCount(int* count) {
 
 cudaError_t cudaGetDevice(int* device) {
   const int current = fake_cuda_current_device();
-  *device = current >= 0 ? current : ThreadDevice();
+  *device = ThreadDevice();
+  for (int i = 0; current >= 0 && fake_cuda_device_of(i) >= 0; ++i) {
+    if (fake_cuda_device_of(i) == current) *device = i;
+  }
   return cudaSuccess;
 }
 
@@ -50,9 +54,15 @@ cudaError_t cudaSetDevice(int device) {
   return Told(Enter());
 }
 
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-  if (const auto error = CheckDevice(device)) return error;
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int ordinal) {
+  if (const auto error = CheckDevice(ordinal)) return error;
   *properties = {};
+  const Device device = fake_cuda_device_of(ordinal);
+  Uuid uuid;
+  if (const Result result = cuDeviceGetUuid_v2(&uuid, device)) {
+    return Told(result);
+  }
+  std::memcpy(properties->uuid.bytes, uuid.bytes, sizeof(uuid.bytes));
   // What torch asks before it chooses kernels.
   for (const auto& [attribute, value] :
        {std::pair(kAttributeCapabilityMajor, &properties->major),

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "proto/base/mutex.h"
+#include "tests/fake_cuda/control.h"
 #include "tests/fake_cuda/cudart/kept.h"
 
 namespace sluice::fake_cuda {
@@ -66,11 +67,12 @@ Result Enter() {
   if (current != nullptr) return kSuccess;
   Holds& holds = TheHolds();
   const MutexLock lock(holds.mutex);
-  Context& own = holds.contexts[ThreadDevice()];
+  const Device device = fake_cuda_device_of(ThreadDevice());
+  Context& own = holds.contexts[device];
   if (own == nullptr) {
-    const Result result = cuDevicePrimaryCtxRetain(&own, ThreadDevice());
+    const Result result = cuDevicePrimaryCtxRetain(&own, device);
     if (result != kSuccess) {
-      holds.contexts.erase(ThreadDevice());
+      holds.contexts.erase(device);
       return result;
     }
   }

@@ -8,7 +8,8 @@
 
 namespace sluice::fake_cuda {
 
-// This thread's device, as cudaSetDevice left it.
+// This thread's device, as cudaSetDevice left it: an ordinal, which
+// CUDA_VISIBLE_DEVICES gives to other GPUs.
 int& ThreadDevice();
 // Makes sure that a context is current: the one that is, as the programming
 // guide has it ("interoperability between runtime and driver"), else the

@@ -35,7 +35,8 @@ def node(tmp_path, loaded):
                                   "rounded_output",
                                   "by_efficient", "by_cudnn", "layouts",
                                   "by_scores", "no_kernel", "by_flash_through_windows",
-                                  "optimizer", deep("rounded_optimizer")])
+                                  "optimizer", deep("rounded_optimizer"),
+                                  "a_session_by_torchs_device"])
 def test_a_step_is_the_models_own_and_ordered(node, what):
     ran = node.run("cuda_step.py", what)
     print(ran.stdout)
