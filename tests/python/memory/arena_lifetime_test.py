@@ -16,6 +16,7 @@ from support import await_true, run_loaded
 
 import sluice
 from sluice.arena import HostArena
+from sluice.copies import IN_FLIGHT_COPIES
 from sluice.daemon import PrivateDaemon
 from sluice.errors import Status
 from sluice.host_tensor import HostTensor
@@ -96,6 +97,7 @@ def test_a_finished_copys_tensor_is_released_without_a_wait(slow_arena):
         return gone() is None
 
     await_true("what a done copy used is let go of", is_let_go_of)
+    assert len(slow_arena._copies.in_flight[1].held) < IN_FLIGHT_COPIES // 2
     assert slow_arena._copies.engine.stats().stall_seconds == 0
 
 

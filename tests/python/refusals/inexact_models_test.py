@@ -97,6 +97,17 @@ class AuxiliaryLoss(Mlp):
         return AddLoss.apply(y, (share * share).sum() * 100)
 
 
+class LossOfManyRows(Mlp):
+    """No chunk has as many: there the parameter has no gradient at all."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.balance = nn.Parameter(torch.ones(()))
+
+    def after(self, y, x):
+        return AddLoss.apply(y, self.balance) if x.shape[1] > 24 else y
+
+
 class CapacityRouter(Mlp):
     """Each expert takes the first rows that want it, up to a share."""
 
@@ -132,6 +143,7 @@ def with_mlp(kind, **changes):
     (RowsSum, "output differs"),
     (TwoUses, "output differs"),
     (AuxiliaryLoss, "gradient of"),
+    (LossOfManyRows, "gradient of.*balance"),
     (CapacityRouter, "output differs"),
     (BatchStatistics, "output differs"),
 ])
