@@ -27,10 +27,8 @@ double Snap(double fraction) {
 
 plan::TokenFractions CleanFractions(double swap, double recompute) {
   plan::TokenFractions f{.swap = Snap(swap), .recompute = Snap(recompute)};
-  const double sum = f.swap + f.recompute;
-  if (sum > 1) f.swap /= sum, f.recompute /= sum;
   f.keep = Snap(1 - f.swap - f.recompute);
-  if (f.keep == 0 && f.swap + f.recompute < 1) f.recompute = 1 - f.swap;
+  if (f.keep == 0) f.recompute = 1 - f.swap;
   return f;
 }
 

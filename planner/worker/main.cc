@@ -94,8 +94,7 @@ void CatchSignals() {
     sigaction(signal, &action, nullptr);
   }
   // Blocked until here, where nothing would have caught it.
-  sigset_t hurry;
-  sigemptyset(&hurry);
+  sigset_t hurry{};
   sigaddset(&hurry, SIGUSR1);
   sigprocmask(SIG_UNBLOCK, &hurry, nullptr);
 }

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "planner/memory/plan_memory.h"
 #include "tests/planner/traces.h"
@@ -17,6 +18,8 @@
 
 namespace sluice::planner {
 namespace {
+
+constexpr int64_t kMagic = 0x736c7569636d6970;  // of mip_process.cc
 
 // A program that does what the shell line says.
 class Program {
@@ -65,6 +68,36 @@ TEST(MipProcess, ACrashCostsOnlyTheCertificate) {
     EXPECT_EQ(plan.lower_bound, Bytes(17 * 64)) << program;
     EXPECT_EQ(plan.proved_by, plan.optimal() ? "max_live" : "none") << program;
   }
+}
+
+// Not even one placement that overlaps gets into a plan.
+TEST(MipProcess, AnAnsweredPlacementIsTakenWhereItIsValid) {
+  const Problem problem = Normalise(AboveMaxLive());
+  Offsets start, stacked;
+  int64_t top = 0;
+  for (const Item& item : problem.items) {
+    stacked.push_back(top);
+    start.push_back(top + 1);
+    top += item.size;
+  }
+  const auto answer = [&](const Offsets& offsets) {
+    std::vector<int64_t> words = {kMagic, problem.max_live,
+                                  static_cast<int64_t>(offsets.size())};
+    words.insert(words.end(), offsets.begin(), offsets.end());
+    const std::string path = ::testing::TempDir() + "mip_answer";
+    std::ofstream(path, std::ios::binary)
+        .write(reinterpret_cast<const char*>(words.data()),
+               static_cast<std::streamsize>(words.size() * sizeof(int64_t)));
+    const Program says("cat " + path);
+    return SolveMip(problem, start, 1, absl::Seconds(20), says.path(),
+                    [] { return false; });
+  };
+  const MipResult taken = answer(stacked);
+  EXPECT_EQ(taken.offsets, stacked);
+  EXPECT_EQ(taken.bound, problem.max_live);
+  const MipResult refused = answer(Offsets(stacked.size(), 0));
+  EXPECT_EQ(refused.offsets, std::nullopt);
+  EXPECT_EQ(refused.bound, 1);
 }
 
 TEST(MipProcess, AHelperThatHangsIsKilledAtTheLimit) {

@@ -26,6 +26,7 @@ TEST(ModelShape, RefusalsNameValueAndLimit) {
   EXPECT_THAT(Refusal(shape, 2), HasSubstr("--hidden 130"));
   shape.hidden = 12;
   EXPECT_THAT(Refusal(shape, 2), HasSubstr("must be even"));
+  EXPECT_THAT(Refusal({.rope = Rope{.theta = 0}}, 2), HasSubstr("rope_theta"));
   shape = Gpt(shape);
   EXPECT_THAT(Refusal(shape, 2), HasSubstr("max_positions is 0"));
   shape.layers = 0;

@@ -127,6 +127,22 @@ TEST(PlanByPasses, EachDistinctPassIsPlannedOnce) {
   EXPECT_LE(calls, 12);
 }
 
+TEST(PlanByPasses, BothLevelsKeepTheTracesAlignment) {
+  std::mt19937 random(6);
+  plan::Trace unit = LayerTrace(random, 3, 0.5);
+  ++unit.end;
+  unit.alignment = Bytes(1 << 20);
+  plan::Trace all = Repeated(unit, 7);
+  const std::vector<Pass> passes = DetectPasses(all);
+  for (const int64_t id : {-1, -2}) {  // in no pass
+    all.buffers.push_back({id, 0, all.end, Bytes(100)});
+  }
+  const auto plan = PlanByPasses(all, passes, Flat);
+  ASSERT_THAT(plan, IsOk());
+  ASSERT_TRUE(plan->has_value());
+  EXPECT_THAT(ValidatePlacement(all, **plan), IsOk());
+}
+
 TEST(PlanByPasses, WithoutPassesThereIsNothingToPlan) {
   std::mt19937 random(5);
   const auto plan = PlanByPasses(RandomTrace(random, 20, 50, 9), {}, Flat);

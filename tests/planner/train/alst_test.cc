@@ -99,5 +99,16 @@ TEST(AlstTime, RunsTheMlpThreeTimesForward) {
   EXPECT_EQ(e.layer.recompute.attention, e.layer.forward.attention);
 }
 
+// Gradients go out over the host link and new weights come in.
+TEST(AlstTime, AStepsUpdateMovesItsShardOverTheHostLink) {
+  Request request = EightB(8);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate e, BestEstimate(request, {}));
+  const double link = request.hardware.host_link_bytes_per_s;
+  request.hardware.host_link_bytes_per_s *= 2;
+  EXPECT_NEAR(e.breakdown.optimizer -
+                  EstimateStep(request, e.settings).breakdown.optimizer,
+              request.model.parameters() / 8 * 4 / link / 2, 1e-9);
+}
+
 }  // namespace
 }  // namespace sluice::planner::train
