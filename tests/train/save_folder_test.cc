@@ -10,6 +10,7 @@
 
 #include "client/train/checkpoint/checkpoint_files.h"
 #include "client/train/checkpoint/safetensors.h"
+#include "client/train/checkpoint/trainer_state.h"
 #include "client/train/jsonl_file.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
@@ -88,6 +89,24 @@ TEST_F(SaveFolderTest, TryingAFolderLeavesNothing) {
   ASSERT_THAT(CheckSaveFolder(dir_.File("a/b/c")), IsOk());
   EXPECT_FALSE(fs::exists(dir_.File("a")));
   EXPECT_TRUE(fs::is_empty(dir_.File("")));
+}
+
+TEST_F(SaveFolderTest, AFolderThatNobodyCanMakeIsRefused) {
+  EXPECT_THAT(CheckSaveFolder("/proc/self/save"), StatusIs(kBad));
+}
+
+TEST(PlanKey, TellsTheSettingsThatItWasMadeWith) {
+  for (const int64_t rerun : {0, 1, 3}) {
+    RunOptions options;
+    options.chunk = 64;
+    options.prefetch = 2;
+    options.rerun_chunks = rerun;
+    options.rerun_layers = 1;
+    const auto told = SettingsOf(PlanKey(options, 2, MiB(16), "", false, {}));
+    ASSERT_TRUE(told.has_value()) << rerun;
+    EXPECT_EQ(told->chunk, 64);
+    EXPECT_EQ(told->rerun_chunks, rerun);
+  }
 }
 
 TEST_F(SaveFolderTest, OneProcessAtATimeSavesIntoAFolder) {
