@@ -205,15 +205,17 @@ TEST_F(StreamedRun, MoreHostMemoryThanItsShareIsRefusedWithBothSizes) {
   auto memory = RankMemory::Open({.session = daemon_->Open("first"),
                                   .gpu = {},
                                   .hbm = MiB(16),
-                                  .host_limit = KiB(64)});
+                                  .host_limit = KiB(192)});
   ASSERT_THAT(memory, IsOk());
   ASSERT_THAT((*memory)->Lease(), IsOk());
-  EXPECT_EQ((*memory)->host_room(), KiB(64));
-  const absl::Status refused = (*memory)->LeaseHost(KiB(128)).status();
+  EXPECT_EQ((*memory)->host_room(), KiB(192));
+  ASSERT_THAT((*memory)->LeaseFixed(KiB(64)), IsOk());
+  EXPECT_EQ((*memory)->host_room(), KiB(128));
+  const absl::Status refused = (*memory)->LeaseHost(KiB(192)).status();
   EXPECT_EQ(ShortageOf(refused), Shortage::kHostMemory) << refused;
   EXPECT_THAT(std::string(refused.message()),
-              ::testing::AllOf(::testing::HasSubstr("128 KiB"),
-                               ::testing::HasSubstr("64 KiB")));
+              ::testing::AllOf(::testing::HasSubstr("192 KiB"),
+                               ::testing::HasSubstr("128 KiB")));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <ATen/ops/full.h>
 
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "client/torch/stream/chunk_io.h"
@@ -80,6 +81,19 @@ TEST_F(StreamIo, AStagingSlotIsNotRewrittenBeforeItsBytesLeft) {
     EXPECT_EQ(reinterpret_cast<float*>(host_[i].data)[0], float(i));
     EXPECT_EQ(reinterpret_cast<float*>(host_[i].data)[kNumbers - 1], float(i));
   }
+}
+
+TEST_F(StreamIo, AStagingSlotIsFilledWhileTheOthersBytesLeave) {
+  StagingRing staging = Staging(2);
+  std::set<void*> places;
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_THAT(staging.Begin(), IsOk());
+    const at::Tensor chunk = staging.Take({kNumbers}, at::kFloat);
+    places.insert(chunk.data_ptr());
+    staging.Send(chunk, host_[i]);
+    staging.Flush("out");
+  }
+  EXPECT_EQ(places.size(), 2);
 }
 
 TEST_F(StreamIo, AFetchSeesWhatWasSentBeforeIt) {
