@@ -31,7 +31,7 @@ cd /
 clean=(env -i PATH=/usr/bin:/bin)
 for binary in "$work"/elsewhere/bin/*; do
   others=$("${clean[@]}" ldd "$binary" | awk '$2 == "=>" {print $1, $3}' |
-    grep -Ev '^(libc|libm|libstdc\+\+|libgcc_s)\.so' |
+    grep -Ev '^(libc|libm|libpthread|libdl|librt|libstdc\+\+|libgcc_s)\.so' |
     grep -v " $work/elsewhere/" || true)
   [ -z "$others" ] || fail "$binary also needs: $others"
 done
