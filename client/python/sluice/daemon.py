@@ -1,9 +1,9 @@
 """Finds libsluice.so and sluiced, and runs a private simulated sluiced.
 
-A private daemon, for tests and trials, serves one process: simulated GPUs, a runtime folder of its
-own under the temporary folder, no HTTP. It ends with `close()`, with the
-interpreter, and with the process, also when that is killed; the folder goes
-with it (_guard.py).
+A private daemon, for tests and trials, serves one process: simulated GPUs, a
+runtime folder of its own under the temporary folder, no HTTP. It ends with
+`close()`, with the interpreter, and with the process, also when that is killed;
+the folder goes with it (_guard.py).
 """
 
 from __future__ import annotations

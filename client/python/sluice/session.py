@@ -149,12 +149,13 @@ class Session:
         self.gpu = told.local_rank if gpu is None else gpu
         self.daemon = None
         named = os.fspath(socket) if socket else os.environ.get("SLUICE_SOCKET")
+        uuid = None if device is None else _uuid(device)
         self.job = job or _take_label(told)
         label = None if job else self.job  # to be given back
         options = _native.SessionOptions(
             job=self.job.encode(), rank=self.rank, world_size=self._world,
             local_ranks=local_world, gpu=self.gpu, takes_changes=1,
-            gpu_uuid=None if device is None else _uuid(device))
+            gpu_uuid=uuid)
         try:
             opened = self._opened(options, named)
         except BaseException:
