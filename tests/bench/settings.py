@@ -23,7 +23,7 @@ import node
 
 # Of a run; the first touches the memory, and does not count.
 SURVEY_STEPS, STEPS = 2, 3
-CHUNKS = [128, 256, 512, 1024, 2048]
+CHUNKS = [128, 256, 512, 1024, 2048, 4096]
 PREFETCHES = [1, 2, 4]
 ORDERS = ["keys", "queries"]
 FINALISTS = 3  # of the grid, by one run each
@@ -32,7 +32,8 @@ TARGET = 0.9
 
 MODEL = ["--hidden", "128", "--ffn", "344", "--layers", "2", "--threads", "1"]
 HEADS = ["--heads", "4"]
-# Link speed, bytes per second each way (0: as fast as memory), and flags.
+# Link speed, bytes per second each way (0: as fast as memory), flags, and how
+# many GPUs and NUMA nodes there are (2, 1).
 SHAPES = {
     "fits": (0, [*HEADS, "--seq-len", "4096", "--hbm", "128MiB", "--host",
                  "256MiB"]),
@@ -47,30 +48,40 @@ SHAPES = {
     "large vocabulary, little host memory": (
         0, [*HEADS, "--seq-len", "4096", "--vocab", "8192", "--hbm", "80MiB",
             "--host", "32MiB", "--arch", "gpt"]),
+    # No --host: what the ranks' NUMA nodes have.
+    "two GPUs, two NUMA nodes": (
+        2e8, [*HEADS, "--seq-len", "8192", "--ranks", "2", "--hbm", "24MiB"],
+        2, 2),
+    "eight GPUs, two NUMA nodes": (
+        2e8, ["--heads", "8", "--seq-len", "8192", "--ranks", "8", "--hbm",
+              "10MiB"], 8, 2),
 }
 CONFIG = """\
 [device]
 driver = "sim"
 [sim]
-gpus = 2
+gpus = {gpus}
+numa_nodes = {numa_nodes}
 gpu_memory = "256MiB"
 host_memory = "512MiB"
-gpu_links = ["link", "link"]
+gpu_links = [{links}]
 [[sim.links]]
 name = "link"
 h2d_bytes_per_s = {speed:.0f}
 d2h_bytes_per_s = {speed:.0f}
 [pools]
-host_bytes = "512MiB"
+host_bytes = "{pool}MiB"
 [http]
 listen = ""
 """
 
 
 @contextlib.contextmanager
-def linked_node(folder, speed):
+def linked_node(folder, speed, gpus=2, numa_nodes=1):
     """A daemon with such a link, and a text: gives the folder of both."""
-    with node.daemon(folder, CONFIG.format(speed=speed)) as runtime:
+    with node.daemon(folder, CONFIG.format(
+            speed=speed, gpus=gpus, links='"link", ' * gpus,
+            numa_nodes=numa_nodes, pool=512 // numa_nodes)) as runtime:
         with open(text_of(runtime), "w", encoding="utf-8") as file:
             file.writelines(f"line {i} of a text\n" for i in range(4000))
         yield runtime
@@ -110,9 +121,9 @@ def survey(folder, runtime, flags):
 
 
 def measure(folder, name):
-    speed, flags = SHAPES[name]
+    speed, flags, *gpus = SHAPES[name]
     flags = [*MODEL, *flags]
-    with linked_node(folder, speed) as runtime:
+    with linked_node(folder, speed, *gpus) as runtime:
         finalists, fitting, worst = survey(folder, runtime, flags)
         seconds = {one: [] for one in finalists}
         chosen, settings = [], None
