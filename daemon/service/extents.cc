@@ -124,7 +124,7 @@ void Extents::Tell(Tries made) {
       if (fd.ok()) {
         handover_->Keep(Handover::NameOf(id), fd->get());
       } else {
-        handover_->CannotKeep(fd.status());
+        handover_->CannotKeep(Handover::NameOf(id), fd.status());
       }
     }
   }

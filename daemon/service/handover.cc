@@ -1,5 +1,6 @@
 #include "daemon/service/handover.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -113,8 +114,7 @@ absl::Status Handover::MakeState() {
   state_fd_ = UniqueFd(memfd_create("sluice-state", MFD_CLOEXEC));
   if (!state_fd_) return ErrnoStatus(errno, "make memory for the state");
   SLUICE_ASSIGN_OR_RETURN(state_, StateFile::Create(state_fd_.get(), sizes_));
-  Keep(kState, state_fd_.get());
-  return absl::OkStatus();
+  return store_->Put(kState, state_fd_.get());
 }
 
 void Handover::Begin(Core& core, absl::Time now) {
@@ -122,17 +122,14 @@ void Handover::Begin(Core& core, absl::Time now) {
   begun_ = true;
   if (state_ == nullptr) {
     const absl::Status made = MakeState();
-    if (!made.ok()) return GiveUp(made);
+    if (!made.ok()) return Fail(made);
   }
   SaveAll(core, now);
 }
 
 void Handover::Save(Core& core, absl::Time now) {
   if (!begun_) return;
-  if (given_up_) {
-    begun_ = false;
-    return core.TouchAll();  // nobody asks any more what changed
-  }
+  if (unstored_) return StoreAgain(core, now);
   if (try_again_at_) {
     if (now >= *try_again_at_) SaveAll(core, now);
     return;
@@ -142,7 +139,7 @@ void Handover::Save(Core& core, absl::Time now) {
   const size_t room = state_->record_room();
   const absl::Status saved = state_->Append(record);
   if (absl::IsResourceExhausted(saved)) return SaveAll(core, now);
-  if (!saved.ok()) return GiveUp(saved);
+  if (!saved.ok()) return Fail(saved);
   SaveNextPart(core, room - state_->record_room(), now);
 }
 
@@ -167,7 +164,7 @@ void Handover::SaveAll(Core& core, absl::Time now) {
     core.TouchAll();  // until then nobody asks what changed
     return WaitUntilItFits(saved, now);
   }
-  if (!saved.ok()) return GiveUp(saved);
+  if (!saved.ok()) return Fail(saved);
   if (!try_again_at_) return;
   try_again_at_.reset();
   WriteLog(LogLevel::kWarning,
@@ -188,49 +185,93 @@ void Handover::WaitUntilItFits(const absl::Status& why, absl::Time now) {
 }
 
 std::vector<LeftOut> Handover::TakeLeftOut() {
-  if (!begun_ || given_up_) return {};
+  if (!begun_ || unstored_) return {};
   return rows_.TakeLeftOut();
 }
 
-void Handover::GiveUp(const absl::Status& why) {
-  WriteLog(LogLevel::kError,
-           fmt::format("what this daemon knows is not saved any more, so the "
-                       "next one begins anew: {}",
-                       std::string(why.message())));
-  given_up_ = true;
-  try_again_at_.reset();
+void Handover::Fail(const absl::Status& why) {
+  if (!unstored_) {
+    WriteLog(LogLevel::kError,
+             fmt::format("what this daemon knows is not saved, so the next one "
+                         "begins anew, until the descriptor store has "
+                         "everything again: {}",
+                         std::string(why.message())));
+  }
+  unstored_ = true;
+  try_again_at_ = absl::InfinitePast();  // Save knows the time
+  DropState();
+}
+
+void Handover::DropState() {
+  has_everything_ = false;
   if (state_ != nullptr) state_->Void();
   state_.reset();
   store_->Remove(kState);
 }
 
-void Handover::Keep(const std::string& name, int fd) {
-  if (!store_->keeps()) return;
-  absl::Status kept = store_->Put(name, fd);
-  if (kept.ok()) return;
-  CannotKeep(std::move(kept));
+// The store sends what it could not send by itself; what it refused is given to
+// it once more. The state is a new one: of the old one the store may have
+// nothing, or the void rest.
+void Handover::StoreAgain(Core& core, absl::Time now) {
+  if (has_everything_) {
+    unstored_ = false;
+    try_again_at_.reset();
+    WriteLog(LogLevel::kWarning,
+             "the descriptor store has everything again: what this daemon "
+             "knows is saved from here on");
+    return SaveAll(core, now);
+  }
+  if (now < *try_again_at_) return;
+  core.TouchAll();  // until it is saved nobody asks what changed
+  try_again_at_ = now + kStoreAgain;
+  std::erase_if(refused_, [this](const auto& each) {
+    const auto& [name, fd] = each;
+    return fd && store_->Put(name, fd.get()).ok();
+  });
+  if (asking_ || !refused_.empty()) return;
+  if (!MakeState().ok()) return DropState();
+  asking_ = true;
+  store_->Flush([this](const absl::Status& kept) {
+    asking_ = false;
+    has_everything_ = kept.ok() && state_ != nullptr;
+    if (!has_everything_) return DropState();
+    try_again_at_ = absl::InfinitePast();
+  });
 }
 
-void Handover::CannotKeep(absl::Status why) {
-  post_([this, why = std::move(why)] {
-    if (!given_up_) GiveUp(why);
+void Handover::Keep(const std::string& name, int fd) {
+  if (!store_->keeps()) return;
+  const absl::Status kept = store_->Put(name, fd);
+  if (!kept.ok()) Refused(name, UniqueFd(fcntl(fd, F_DUPFD_CLOEXEC, 0)), kept);
+}
+
+void Handover::CannotKeep(const std::string& name, absl::Status why) {
+  Refused(name, UniqueFd(), std::move(why));
+}
+
+void Handover::Refused(const std::string& name, UniqueFd fd, absl::Status why) {
+  post_([this, name, fd = std::make_shared<UniqueFd>(std::move(fd)),
+         why = std::move(why)] {
+    refused_[name] = std::move(*fd);
+    Fail(why);
   });
 }
 
 void Handover::Drop(const std::string& name) {
+  refused_.erase(name);
   if (store_->keeps()) store_->Remove(name);
 }
 
 void Handover::DropLeft(const std::string& name, UniqueFd fd) {
   if (NumberIn(name, kSocket)) return DropSocket(name, std::move(fd));
-  store_->Remove(name);
+  Drop(name);
 }
 
 void Handover::DropSocket(const std::string& name, UniqueFd socket) {
   // At once, and also for a forked child.
   shutdown(socket.get(), SHUT_RDWR);
   Pass(CrashPoint::kSocketShut);
-  store_->Remove(name);
+  Drop(name);
   Pass(CrashPoint::kSocketDropped);
   auto last = std::make_shared<UniqueFd>(std::move(socket));
   store_->Flush(
@@ -238,9 +279,10 @@ void Handover::DropSocket(const std::string& name, UniqueFd socket) {
 }
 
 void Handover::WhenKept(std::function<void()> then) {
-  if (!keeps()) return post_(std::move(then));
+  // Nothing waits for a store that fails: it is not saved meanwhile.
+  if (!keeps() || unstored_) return post_(std::move(then));
   store_->Flush([this, then = std::move(then)](const absl::Status& kept) {
-    if (!kept.ok() && !given_up_) GiveUp(kept);
+    if (!kept.ok()) Fail(kept);
     then();
   });
 }
@@ -248,10 +290,11 @@ void Handover::WhenKept(std::function<void()> then) {
 void Handover::LeaveNothing(std::function<void()> then, bool listeners) {
   begun_ = false;
   try_again_at_.reset();
+  refused_.clear();
   if (!store_->keeps()) return then();
   store_->RemoveAll(listeners ? std::set<std::string>{kListener, kHttp}
                               : std::set<std::string>());
-  if (given_up_) return then();
+  if (unstored_) return then();
   WhenKept(std::move(then));
 }
 

@@ -9,10 +9,10 @@
 //
 // Where nobody does, all of this does nothing.
 //
-// A fault of the store ends the saving, with one line in the log: the daemon
-// serves on, and the next begins anew, for the state is voided in its own
-// memory before anything else leaves. A state too large for its file does so
-// until it fits again, with one line each way.
+// Where the store fails, or the state is too large for its file, the state is
+// voided in its own memory before anything else leaves, so the next daemon
+// would begin anew. This one serves on, and saves again once the store has
+// everything, or the state fits; the log has one line each way.
 //
 // Thread safety: loop's thread, but Keep, CannotKeep and WhenKept from any.
 #pragma once
@@ -48,9 +48,9 @@ class Handover {
   static absl::StatusOr<std::unique_ptr<Handover>> Start(
       Starter starter, Post post, Close close, StateFile::Sizes sizes = {});
 
-  // Somebody keeps what is put.
-  bool keeps() const { return store_->keeps() && !given_up_; }
-  // And the state with it: the next daemon could go on from here.
+  // The daemon was started by something that keeps what is put.
+  bool keeps() const { return store_->keeps(); }
+  // It has everything, the state too: the next daemon could go on from here.
   bool saves() const { return keeps() && !try_again_at_; }
 
   // --- what was left -------------------------------------------------------
@@ -83,8 +83,9 @@ class Handover {
   std::vector<LeftOut> TakeLeftOut();
   // A duplicate is kept, under a name that nothing is kept under.
   void Keep(const std::string& name, int fd);
-  // Something that must be kept cannot be: the next daemon begins anew.
-  void CannotKeep(absl::Status why);
+  // What must be kept under `name` cannot be: until it is dropped the next
+  // daemon would begin anew.
+  void CannotKeep(const std::string& name, absl::Status why);
   // Whether something is, be it of an earlier daemon.
   bool Kept(const std::string& name) const { return store_->Has(name); }
   void Drop(const std::string& name);
@@ -117,8 +118,10 @@ class Handover {
   static constexpr const char* kClocks = "clocks";
 
  private:
-  // Saving all that does not fit costs milliseconds each time.
+  // Saving all that does not fit costs milliseconds each time; a store that
+  // does not answer keeps its thread for 5 s.
   static constexpr absl::Duration kTryAgain = absl::Seconds(1);
+  static constexpr absl::Duration kStoreAgain = absl::Seconds(10);
 
   Handover(Post post, Close close, StateFile::Sizes sizes)
       : post_(std::move(post)), close_(std::move(close)), sizes_(sizes) {}
@@ -130,7 +133,11 @@ class Handover {
   // while one is due soon.
   void SaveNextPart(Core& core, size_t record, absl::Time now);
   void WaitUntilItFits(const absl::Status& why, absl::Time now);
-  void GiveUp(const absl::Status& why);
+  // Until StoreAgain has made the store whole.
+  void Fail(const absl::Status& why);
+  void StoreAgain(Core& core, absl::Time now);
+  void DropState();
+  void Refused(const std::string& name, UniqueFd fd, absl::Status why);
 
   const Post post_;
   const Close close_;
@@ -144,8 +151,12 @@ class Handover {
   bool begun_ = false;  // the core notes what changes
   CoreRows rows_;
   DraftPace pace_;                          // of the checkpoint that is drafted
-  std::optional<absl::Time> try_again_at_;  // it is too large
-  std::atomic<bool> given_up_ = false;      // read by who makes extents, too
+  std::optional<absl::Time> try_again_at_;  // too large, or unstored
+  std::atomic<bool> unstored_ = false;      // the store lacks something
+  // By name; empty where there is nothing that could be put.
+  std::map<std::string, UniqueFd> refused_;
+  bool asking_ = false;          // whether the store has what it was given
+  bool has_everything_ = false;  // it has, and the core is to be saved
 };
 
 }  // namespace sluice::daemon

@@ -13,8 +13,8 @@
 //
 // What it does not do. A store drops silently what is beyond its size, so the
 // size is known here and more is refused. A store that does not answer costs
-// each batch its deadline and fails with it, no more: whether to go on without
-// it is for the caller.
+// each batch its deadline and fails with it: whether to go on without it is for
+// the caller. What could not be sent goes first in the next batch.
 //
 // Thread safety: safe.
 #pragma once
@@ -82,7 +82,7 @@ class DescriptorStore {
   void RemoveAll(const std::set<std::string>& but = {});
   // `done` is posted when the store has taken all that was put and removed
   // before, or with the first fault that it met on the way: then nobody knows
-  // which of it the store has.
+  // which of it the store has, until a later one is done without a fault.
   void Flush(Done done);
 
   // To the service manager, behind what was put before.
@@ -123,7 +123,7 @@ class DescriptorStore {
   bool IsEnding() const;
   void Sleep(absl::Duration time);  // less, where it is to end
   void SendBatch(std::deque<Item> batch);
-  // The first fault; that of a put or a removal becomes `fault_`, too.
+  // The first fault. What was not sent of puts and removals is `unsent_`.
   absl::Status SendAll(std::deque<Item>& batch, absl::Time deadline);
   void ReplaceKeeper();
   absl::Status Refill();
@@ -146,9 +146,7 @@ class DescriptorStore {
   // Of the thread: what shows that the keeper is dead or dying, and who waits
   // for the next one.
   bool lost_ = false;
-  // The first one since somebody was answered: what was put may have gone in a
-  // batch before the one with the wait for it.
-  absl::Status fault_;
+  std::deque<Item> unsent_;  // of earlier batches, before all others
   std::atomic<uint64_t> keepers_replaced_ = 0;
   struct Waiting {
     Done done;

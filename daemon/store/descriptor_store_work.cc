@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <iterator>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -34,10 +35,11 @@ void DescriptorStore::Work() {
       ReplaceKeeper();
       continue;
     }
-    std::deque<Item> batch;
+    std::deque<Item> batch = std::exchange(unsent_, {});
     {
       const MutexLock lock(mutex_);
-      batch.swap(queue_);
+      std::move(queue_.begin(), queue_.end(), std::back_inserter(batch));
+      queue_.clear();
     }
     SendBatch(std::move(batch));
   }
@@ -73,19 +75,24 @@ bool DescriptorStore::WaitForWork() {
   }
 }
 
-// Those behind a fault are tried too: a removal that is not sent leaves an
-// orphan. Once the time is over, each only fits or not.
+// What changes the store is sent in order, or a removal would pass the put that
+// it is of: behind a fault it waits for the next batch. What is only told is
+// tried all the same.
 absl::Status DescriptorStore::SendAll(std::deque<Item>& batch,
                                       absl::Time deadline) {
   absl::Status met;
   for (Item& item : batch) {
     if (item.done) continue;
-    const absl::Status sent =
-        socket_->Send(item.message, deadline, item.fd ? item.fd->get() : -1);
-    if (met.ok()) met = sent;
-    if (item.changes_store && fault_.ok()) fault_ = sent;
+    absl::Status sent;
+    if (!item.changes_store || unsent_.empty()) {
+      sent =
+          socket_->Send(item.message, deadline, item.fd ? item.fd->get() : -1);
+      if (met.ok()) met = sent;
+      Pass(CrashPoint::kMessageSent);
+    }
+    const bool is_sent = sent.ok() && unsent_.empty();
+    if (item.changes_store && !is_sent) unsent_.push_back(std::move(item));
     item.fd.reset();
-    Pass(CrashPoint::kMessageSent);
   }
   return met;
 }
@@ -97,21 +104,19 @@ void DescriptorStore::SendBatch(std::deque<Item> batch) {
       [](const Item& item) { return static_cast<bool>(item.done); });
   absl::Status met = SendAll(batch, deadline);
   if (waited_for) {
-    if (met.ok() && fault_.ok()) met = socket_->Barrier(deadline);
+    if (met.ok()) met = socket_->Barrier(deadline);
     Pass(CrashPoint::kBarrierPassed);
   }
   lost_ = keeper_ && absl::IsUnavailable(met);
   for (Item& item : batch) {
     if (item.done) waiting_.push_back({std::move(item.done), deadline});
   }
-  if (!lost_) AnswerWaiting(fault_.ok() ? met : fault_);
+  if (!lost_) AnswerWaiting(met);
 }
 
 void DescriptorStore::AnswerWaiting(const absl::Status& status) {
-  const absl::Status answer = status;
-  if (!waiting_.empty()) fault_ = absl::OkStatus();
   for (Waiting& each : std::exchange(waiting_, {})) {
-    Post(std::move(each.done), answer);
+    Post(std::move(each.done), status);
   }
 }
 
@@ -126,6 +131,7 @@ void DescriptorStore::AnswerLate(const absl::Status& status) {
 
 std::deque<DescriptorStore::Item> DescriptorStore::TakeEverything() {
   std::deque<Item> all;
+  unsent_.clear();
   const absl::Time until = Now() + options_.deadline;
   const MutexLock lock(mutex_);
   for (Item& item : std::exchange(queue_, {})) {
@@ -182,7 +188,6 @@ void DescriptorStore::ReplaceKeeper() {
   }
   if (IsEnding()) return;
   lost_ = false;
-  fault_ = absl::OkStatus();  // the new one was given everything
   ++keepers_replaced_;
   Say(fmt::format(
       "process {} is the keeper now, and holds {} descriptors: "

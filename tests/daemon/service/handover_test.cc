@@ -1,17 +1,23 @@
-// What becomes of the saving where what is known is too large for its file.
+// What becomes of the saving where what is known is too large for its file, or
+// the store fails.
 #include "daemon/service/handover.h"
 
 #include <fmt/format.h>
+#include <sys/mman.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/time/clock.h"
 #include "daemon/service/takeover/read_saved.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/base/mutex.h"
 #include "tests/daemon/core/core_driver.h"
 #include "tests/daemon/store/fake_store.h"
 #include "tests/support/status_matchers.h"
@@ -19,6 +25,10 @@
 
 namespace sluice::daemon {
 namespace {
+
+using ::testing::HasSubstr;
+
+UniqueFd Memfd() { return UniqueFd(memfd_create("memory", MFD_CLOEXEC)); }
 
 class HandoverTest : public ::testing::Test {
  protected:
@@ -28,8 +38,12 @@ class HandoverTest : public ::testing::Test {
     starter.store_size = 100;
     starter.open_files = 1024;
     auto handover = Handover::Start(
-        std::move(starter), [](std::function<void()>) {}, [](UniqueFd) {},
-        {.checkpoint = KiB(8), .records = KiB(2)});
+        std::move(starter),
+        [this](std::function<void()> task) {
+          const MutexLock lock(mutex_);
+          tasks_.push_back(std::move(task));
+        },
+        [](UniqueFd) {}, {.checkpoint = KiB(8), .records = KiB(2)});
     SLUICE_CHECK_OK(handover.status());
     handover_ = *std::move(handover);
     handover_->Begin(node_.core, Now());
@@ -75,7 +89,34 @@ class HandoverTest : public ::testing::Test {
     return ranks;
   }
 
+  void RunTasks() {
+    std::vector<std::function<void()>> tasks;
+    {
+      const MutexLock lock(mutex_);
+      tasks.swap(tasks_);
+    }
+    for (const auto& task : tasks) task();
+  }
+  // The store takes all that is sent; gives what it was sent of the state.
+  void AnswerUntilSaved() {
+    const absl::Time late = absl::Now() + absl::Seconds(10);
+    while (!handover_->saves() && absl::Now() < late) {
+      while (auto message = store_.Next(/*wait_ms=*/50)) {
+        taken_ += message->text + "\n";
+        if (absl::StrContains(message->text, "FDSTORE=1\nFDNAME=state\n")) {
+          state_ = std::move(message->fd);
+        }
+      }
+      RunTasks();
+      Save();
+    }
+    EXPECT_TRUE(handover_->saves());
+  }
+
   testing::TempDir folder_;
+  Mutex mutex_;
+  std::vector<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
+  std::string taken_;  // by AnswerUntilSaved
   testing::FakeStore store_;
   CoreDriver node_;
   std::unique_ptr<Handover> handover_;
@@ -146,6 +187,63 @@ TEST_F(HandoverTest, CheckpointsAreMadeBeforeTheyMust) {
     last = saved.checkpoint;
   }
   EXPECT_GT(checkpoints, 4);
+}
+
+// Wrong once: one refusal, and nothing was saved for the daemon's life.
+TEST_F(HandoverTest, WhatAFullStoreRefusedIsStoredWhenThereIsRoomAgain) {
+  const UniqueFd memory = Memfd();
+  int last = 0;
+  while (handover_->saves()) {
+    handover_->Keep(fmt::format("e{}", ++last), memory.get());
+    RunTasks();
+  }
+  ASSERT_GT(last, 1);
+  EXPECT_TRUE(IsGivenUp());
+  Save();
+  node_.Attach("meanwhile", 0);
+  node_.clock.Advance(absl::Seconds(10));
+  Save();  // there is no room yet
+  RunTasks();
+  EXPECT_FALSE(handover_->saves());
+  EXPECT_EQ(handover_->deadline(), Now() + absl::Seconds(10));
+
+  handover_->Drop("e1");
+  handover_->Drop("e2");
+  node_.clock.Advance(absl::Seconds(10));
+  AnswerUntilSaved();
+  EXPECT_THAT(taken_, HasSubstr(fmt::format("FDNAME=e{}\n", last)));
+  EXPECT_EQ(SessionsIn(state_), 1u);
+  EXPECT_EQ(handover_->deadline(), absl::InfiniteFuture());
+  node_.Attach("later", 0);
+  Save();
+  EXPECT_EQ(SessionsIn(state_), 2u);
+}
+
+TEST_F(HandoverTest, WhatCannotBeStoredIsInTheWayUntilItIsDropped) {
+  handover_->CannotKeep("e1", absl::InternalError("no descriptor of it"));
+  RunTasks();
+  node_.clock.Advance(absl::Seconds(10));
+  Save();
+  RunTasks();
+  EXPECT_FALSE(handover_->saves());
+  handover_->Drop("e1");
+  node_.clock.Advance(absl::Seconds(10));
+  AnswerUntilSaved();
+}
+
+// Wrong once: a systemd that was slow for 5 s ended the saving.
+TEST_F(HandoverTest, AStoreThatAnswersLateIsAskedAgain) {
+  bool waited = false, waits = true;
+  handover_->WhenKept([&] { waited = true; });
+  while (!waited) RunTasks();
+  EXPECT_TRUE(IsGivenUp());
+  EXPECT_FALSE(handover_->saves());
+  handover_->WhenKept([&] { waits = false; });
+  RunTasks();
+  EXPECT_FALSE(waits);  // for a store that fails
+  node_.Attach("meanwhile", 0);
+  AnswerUntilSaved();
+  EXPECT_EQ(SessionsIn(state_), 1u);
 }
 
 TEST_F(HandoverTest, WhoEndsTriesNoMore) {
