@@ -1,59 +1,128 @@
 #include "daemon/metrics/http_server.h"
 
+#include <fmt/format.h>
 #include <poll.h>
 #include <pthread.h>
-#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <list>
-#include <map>
 #include <optional>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "daemon/metrics/http_connection.h"
 #include "daemon/metrics/http_socket.h"
-#include "daemon/metrics/page_maker.h"
 #include "proto/base/clock.h"
 #include "proto/base/mutex.h"
-#include "proto/base/spare_fd.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
 namespace {
 
-using State = HttpConnection::State;
-
-// How often deadlines are looked at, while there are connections.
+// How often deadlines are looked at, and between two snapshots.
 constexpr absl::Duration kTick = absl::Milliseconds(50);
-// Answers that are being written: each may hold a page of its own.
-constexpr int kMaxWriting = 16;
-// Numbers of connections begin behind those of everything else.
-constexpr uint64_t kWakeNumber = 0;
-constexpr uint64_t kFirstConnection = 16;
+// What a peer may still send after its answer is there.
+constexpr absl::Duration kEndLimit = absl::Seconds(1);
+
+// In the order in which they make room for others.
+enum class State {
+  // The answer is written; what still comes is thrown away, because a close
+  // with unread bytes would take the answer from the peer.
+  kEnding,
+  kReading,  // the request
+  kWriting,  // the answer
+  kWaiting,  // for its page
+  kOver,
+};
+
+struct Connection {
+  UniqueFd socket;
+  PageKey key;
+  absl::Time deadline;
+  State state = State::kReading;
+  std::string request;
+  bool head_only = false;
+  std::string head;
+  std::shared_ptr<const Page> page;
+  size_t sent = 0;
+
+  void Answer(std::shared_ptr<const Page> answer, absl::Time now);
+  void Refuse(HttpStatus status, std::string_view why, absl::Time now);
+  void Read(absl::Time now);
+  void Write(absl::Time now);
+};
 
 struct Listener {
   UniqueFd socket;
   Audience audience = Audience::kAnybody;
-  size_t most = 0;  // connections
-  uint64_t number = 0;
-  bool paused = false;
-  // The socket is left alone until then: no connection can be accepted, nor
-  // turned away.
-  std::optional<absl::Time> look_again_at;
-  std::map<uint64_t, HttpConnection> connections;  // oldest first
+  size_t most = 0;                    // connections
+  std::list<Connection> connections;  // oldest first
+  // Accept failed for want of descriptors; it would wake the thread for ever.
+  absl::Time rests_until = absl::InfinitePast();
 };
 
-// To be accepted. Nobody is crowded out where nobody comes.
-bool SomebodyWaits(int listener) {
-  pollfd waits = {.fd = listener, .events = POLLIN, .revents = 0};
-  return poll(&waits, 1, 0) == 1;
+void Connection::Answer(std::shared_ptr<const Page> answer, absl::Time now) {
+  page = std::move(answer);
+  head = HttpHead(page->status, page->type, page->body.size());
+  state = State::kWriting;
+  deadline = now + HttpServer::kWriteLimit;
+  Write(now);
+}
+
+void Connection::Refuse(HttpStatus status, std::string_view why,
+                        absl::Time now) {
+  Answer(std::make_shared<const Page>(
+             LinePage(status, fmt::format("{} {}: {}", static_cast<int>(status),
+                                          Name(status), why))),
+         now);
+}
+
+// One read at a time, so that no sender keeps the thread from the others.
+void Connection::Read(absl::Time now) {
+  std::array<char, 4096> buffer;
+  const ssize_t got =
+      recv(socket.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (got <= 0) state = State::kOver;
+  if (state != State::kReading) return;
+  request.append(buffer.data(), static_cast<size_t>(got));
+  const auto read = ReadHttpRequest(request);
+  if (const auto* refused = std::get_if<HttpRefusal>(&read)) {
+    return Refuse(refused->status, refused->why, now);
+  }
+  const auto* asked = std::get_if<HttpRequest>(&read);
+  if (asked == nullptr) return;
+  head_only = asked->head;
+  const auto name = FindPage(asked->path);
+  if (!name) {
+    return Refuse(HttpStatus::kNotFound, "there are only " + PagePaths(), now);
+  }
+  key.first = *name;
+  state = State::kWaiting;
+}
+
+void Connection::Write(absl::Time now) {
+  const std::string_view body = head_only ? "" : std::string_view(page->body);
+  while (sent < head.size() + body.size()) {
+    const std::string_view rest = sent < head.size()
+                                      ? std::string_view(head).substr(sent)
+                                      : body.substr(sent - head.size());
+    const ssize_t wrote = send(socket.get(), rest.data(), rest.size(),
+                               MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0 && errno != EAGAIN) state = State::kOver;
+    if (wrote < 0) return;
+    sent += static_cast<size_t>(wrote);
+  }
+  page = nullptr;
+  shutdown(socket.get(), SHUT_WR);
+  state = State::kEnding;
+  deadline = now + kEndLimit;
 }
 
 }  // namespace
@@ -67,71 +136,37 @@ absl::Status CheckHttp(const HttpOptions& options) {
 
 struct HttpServer::Server {
   ~Server();
-  absl::Status Prepare();
-  void Add(UniqueFd socket, Audience audience, size_t most);
   void Listen(UniqueFd left = {});
   void Run();
-  void Stop();
-  void Wake();
-
+  std::vector<pollfd> Polls() const;
+  absl::Duration Timeout() const;
   void Accept(Listener& listener);
-  void Look(Listener& listener, uint32_t events);
-  void TurnAway(Listener& listener);
   bool MakeRoom(Listener& listener);
-  void Serve(Listener& listener, uint64_t number, uint32_t events);
-  void Settle(Listener& listener, uint64_t number);
-  void TakePages();
-  void Expire();
-  bool idle() const;
-
-  struct Made {
-    uint64_t round = 0;
-    Pages pages;
-  };
+  void AnswerWaiting();
+  void Expire(Listener& listener);
 
   MonotonicClock clock;
-  UniqueFd epoll, wake;
-  SpareFd spare;
+  UniqueFd stop;     // an eventfd
   std::string path;  // of the unix socket, to be removed
   std::list<Listener> listeners;
-  uint64_t next_number = kFirstConnection;
-  absl::Time next_tick = absl::InfinitePast();
+  absl::Time next_pages = absl::InfinitePast();
   HttpAddress tcp;
   std::optional<absl::Time> listen_again_at;  // the port of `tcp` is taken
   Mutex mutex;
-  std::vector<Made> made ABSL_GUARDED_BY(mutex);
-  bool stopping ABSL_GUARDED_BY(mutex) = false;
+  std::shared_ptr<const PageSources> sources ABSL_GUARDED_BY(mutex);
   TcpListener over_tcp ABSL_GUARDED_BY(mutex);
   int tcp_fd ABSL_GUARDED_BY(mutex) = -1;
   bool goes_on ABSL_GUARDED_BY(mutex) = false;
   std::function<void(int)> listening ABSL_GUARDED_BY(mutex);
-  std::unique_ptr<PageMaker> maker;
   std::thread thread;
 };
 
 HttpServer::Server::~Server() {
-  Stop();
-  maker.reset();
+  if (thread.joinable()) {
+    eventfd_write(stop.get(), 1);
+    thread.join();
+  }
   if (!path.empty()) unlink(path.c_str());
-}
-
-absl::Status HttpServer::Server::Prepare() {
-  epoll = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
-  wake = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!epoll || !wake) return ErrnoStatus(errno, "prepare HTTP");
-  epoll_event event = {.events = EPOLLIN, .data = {.u64 = kWakeNumber}};
-  epoll_ctl(epoll.get(), EPOLL_CTL_ADD, wake.get(), &event);
-  return absl::OkStatus();
-}
-
-void HttpServer::Server::Add(UniqueFd socket, Audience audience, size_t most) {
-  Listener& listener = listeners.emplace_back();
-  listener.socket = std::move(socket);
-  listener.audience = audience;
-  listener.most = most;
-  listener.number = listeners.size();
-  epoll_event event = {.events = EPOLLIN, .data = {.u64 = listener.number}};
-  epoll_ctl(epoll.get(), EPOLL_CTL_ADD, listener.socket.get(), &event);
 }
 
 void HttpServer::Server::Listen(UniqueFd left) {
@@ -146,206 +181,151 @@ void HttpServer::Server::Listen(UniqueFd left) {
   }
   tcp_fd = socket->get();
   goes_on = tcp_fd == left_fd;
-  Add(*std::move(socket), Audience::kAnybody, kMaxTcp);
+  listeners.push_back({*std::move(socket), Audience::kAnybody, kMaxTcp, {}});
   if (listening) listening(tcp_fd);
 }
 
-void HttpServer::Server::Wake() {
-  const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t wrote = write(wake.get(), &one, sizeof(one));
-}
-
-void HttpServer::Server::Stop() {
-  {
-    const MutexLock lock(mutex);
-    stopping = true;
+// The eventfd, then of each listener itself and its connections.
+std::vector<pollfd> HttpServer::Server::Polls() const {
+  std::vector<pollfd> polls = {{stop.get(), POLLIN, 0}};
+  for (const Listener& listener : listeners) {
+    const bool room =
+        listener.connections.size() < listener.most ||
+        std::any_of(
+            listener.connections.begin(), listener.connections.end(),
+            [](const Connection& c) { return c.state != State::kWaiting; });
+    const bool accepts = room && listener.rests_until <= clock.Now();
+    polls.push_back({accepts ? listener.socket.get() : -1, POLLIN, 0});
+    for (const Connection& c : listener.connections) {
+      // The peer of one that waits may have ended, which would spin.
+      polls.push_back(
+          {c.state == State::kWaiting ? -1 : c.socket.get(),
+           static_cast<short>(c.state == State::kWriting ? POLLOUT : POLLIN),
+           0});
+    }
   }
-  Wake();
-  if (thread.joinable()) thread.join();
+  return polls;
 }
 
-bool HttpServer::Server::idle() const {
-  return std::all_of(listeners.begin(), listeners.end(), [](const Listener& l) {
-    return l.connections.empty() && !l.look_again_at;
-  });
+absl::Duration HttpServer::Server::Timeout() const {
+  for (const Listener& listener : listeners) {
+    if (!listener.connections.empty() || clock.Now() < listener.rests_until) {
+      return kTick;
+    }
+  }
+  return listen_again_at ? kListenAgain : absl::Hours(1);
 }
 
 void HttpServer::Server::Run() {
-  std::array<epoll_event, 64> events;
   while (true) {
-    const absl::Duration timeout = !idle()           ? kTick
-                                   : listen_again_at ? kListenAgain
-                                                     : absl::InfiniteDuration();
-    const int timeout_ms =
-        timeout == absl::InfiniteDuration()
-            ? -1
-            : static_cast<int>(absl::ToInt64Milliseconds(timeout));
-    const int count =
-        epoll_wait(epoll.get(), events.data(), events.size(), timeout_ms);
-    {
-      const MutexLock lock(mutex);
-      if (stopping) return;
-    }
-    for (int i = 0; i < count; ++i) {
-      const uint64_t number = events[i].data.u64;
-      if (number == kWakeNumber) TakePages();
-      for (Listener& listener : listeners) {
-        if (listener.number == number) Accept(listener);
-        if (number >= kFirstConnection) {
-          Serve(listener, number, events[i].events);
-        }
+    std::vector<pollfd> polls = Polls();
+    poll(polls.data(), polls.size(),
+         static_cast<int>(absl::ToInt64Milliseconds(Timeout())));
+    auto ready = polls.begin();
+    if (ready++->revents != 0) return;
+    for (Listener& listener : listeners) {
+      const bool somebody_waits = ready++->revents != 0;
+      for (Connection& c : listener.connections) {
+        const short events = ready++->revents;
+        if (events & POLLOUT) c.Write(clock.Now());
+        if (events & POLLIN) c.Read(clock.Now());
+        // Both ways are shut: nobody reads an answer.
+        if (events & (POLLHUP | POLLERR)) c.state = State::kOver;
       }
+      if (somebody_waits) Accept(listener);
     }
-    Expire();
+    AnswerWaiting();
+    for (Listener& listener : listeners) Expire(listener);
+    if (listen_again_at && *listen_again_at <= clock.Now()) Listen();
   }
 }
 
-// Until nobody waits, or there is no room.
 void HttpServer::Server::Accept(Listener& listener) {
   for (size_t i = 0; i < listener.most; ++i) {
-    if (!SomebodyWaits(listener.socket.get())) return;
+    pollfd waits = {listener.socket.get(), POLLIN, 0};
+    if (poll(&waits, 1, 0) != 1) return;  // nobody is crowded out for nobody
     if (listener.connections.size() >= listener.most && !MakeRoom(listener)) {
-      // All wait for a page: Settle goes on when one has it.
-      Look(listener, /*events=*/0);
-      listener.paused = true;
       return;
     }
     UniqueFd socket(accept4(listener.socket.get(), nullptr, nullptr,
                             SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket && SpareFd::IsShortage(errno)) return TurnAway(listener);
-    if (!socket) return;
-    const uint64_t number = next_number++;
-    epoll_event event = {.events = EPOLLIN, .data = {.u64 = number}};
-    if (epoll_ctl(epoll.get(), EPOLL_CTL_ADD, socket.get(), &event) != 0) {
+    if (!socket) {
+      listener.rests_until = clock.Now() + kTick;
       return;
     }
-    listener.connections.try_emplace(number, std::move(socket),
-                                     listener.audience, clock.Now());
+    Connection& accepted = listener.connections.emplace_back();
+    accepted.socket = std::move(socket);
+    accepted.key = {PageName::kStatusPage, listener.audience};
+    accepted.deadline = clock.Now() + kReadLimit;
     // A request that is there already cannot be crowded out any more.
-    Serve(listener, number, EPOLLIN);
+    accepted.Read(clock.Now());
   }
-}
-
-void HttpServer::Server::Look(Listener& listener, uint32_t events) {
-  epoll_event event = {.events = events, .data = {.u64 = listener.number}};
-  epoll_ctl(epoll.get(), EPOLL_CTL_MOD, listener.socket.get(), &event);
-}
-
-// There is no descriptor for it. It would wake the thread for ever.
-void HttpServer::Server::TurnAway(Listener& listener) {
-  const bool taken = static_cast<bool>(spare.Take(listener.socket.get()));
-  if (taken) return spare.Refill();
-  Look(listener, /*events=*/0);
-  listener.look_again_at = clock.Now() + kTick;
 }
 
 // False: all wait for a page, which they get soon.
 bool HttpServer::Server::MakeRoom(Listener& listener) {
-  for (const State state : {State::kEnding, State::kReading, State::kWriting}) {
-    for (auto at = listener.connections.begin();
-         at != listener.connections.end();) {
-      const uint64_t number = at->first;
-      HttpConnection& connection = at->second;
-      ++at;  // what is at `number` may go
-      if (connection.state() != state) continue;
-      // Its request may have come since it was looked at last.
-      if (state == State::kReading) {
-        Serve(listener, number, EPOLLIN);
-        if (listener.connections.size() < listener.most) return true;
-        if (connection.state() != state) continue;
-      }
-      connection.GiveUp(clock.Now());
-      listener.connections.erase(number);
-      return true;
+  auto& all = listener.connections;
+  // Its request may have come since it was looked at last.
+  for (Connection& c : all) {
+    if (c.state == State::kReading) c.Read(clock.Now());
+  }
+  std::erase_if(all, [](const auto& c) { return c.state == State::kOver; });
+  if (all.size() < listener.most) return true;
+  const auto goes = std::min_element(
+      all.begin(), all.end(),
+      [](const auto& a, const auto& b) { return a.state < b.state; });
+  if (goes->state == State::kWaiting) return false;
+  if (goes->state == State::kReading) {
+    goes->Refuse(HttpStatus::kUnavailable,
+                 "too many connections: this was the oldest that had not asked "
+                 "for anything",
+                 clock.Now());
+  }
+  all.erase(goes);
+  return true;
+}
+
+// Of one snapshot, taken after all of them asked; a flood of requests costs the
+// daemon's loop at most one per kTick.
+void HttpServer::Server::AnswerWaiting() {
+  if (clock.Now() < next_pages) return;
+  std::set<PageKey> asked;
+  for (const Listener& listener : listeners) {
+    for (const Connection& c : listener.connections) {
+      if (c.state == State::kWaiting) asked.insert(c.key);
     }
   }
-  return false;
-}
-
-void HttpServer::Server::Serve(Listener& listener, uint64_t number,
-                               uint32_t events) {
-  const auto found = listener.connections.find(number);
-  if (found == listener.connections.end()) return;
-  HttpConnection& connection = found->second;
-  if (events & EPOLLOUT) connection.Write(clock.Now());
-  if (events & EPOLLIN) connection.Read(clock.Now());
-  // Both ways are shut: nobody reads an answer.
-  if (events & (EPOLLHUP | EPOLLERR)) connection.PeerGone();
-  Settle(listener, number);
-}
-
-// After something happened to a connection: what it waits for now.
-void HttpServer::Server::Settle(Listener& listener, uint64_t number) {
-  HttpConnection& connection = listener.connections.at(number);
-  if (connection.state() == State::kWaiting && connection.round == 0) {
-    connection.round = maker->Ask(connection.key());
-  }
-  // There is room for another, or one that can make room.
-  if (connection.state() != State::kWaiting &&
-      std::exchange(listener.paused, false)) {
-    Look(listener, EPOLLIN);
-  }
-  if (connection.state() == State::kOver) {
-    listener.connections.erase(number);
-    return;
-  }
-  epoll_event event = {.events = EPOLLIN, .data = {.u64 = number}};
-  // Its peer may have ended: level-triggered, that would spin.
-  if (connection.state() == State::kWaiting) event.events = 0;
-  if (connection.state() == State::kWriting) event.events = EPOLLOUT;
-  epoll_ctl(epoll.get(), EPOLL_CTL_MOD, connection.fd(), &event);
-}
-
-void HttpServer::Server::TakePages() {
-  uint64_t count;
-  [[maybe_unused]] const ssize_t got = read(wake.get(), &count, sizeof(count));
-  std::vector<Made> taken;
+  if (asked.empty()) return;
+  std::shared_ptr<const PageSources> from;
   {
     const MutexLock lock(mutex);
-    taken.swap(made);
+    from = sources;
   }
-  for (const Made& each : taken) {
-    for (Listener& listener : listeners) {
-      std::vector<uint64_t> answered;
-      for (auto& [number, connection] : listener.connections) {
-        if (connection.state() != State::kWaiting ||
-            connection.round != each.round) {
-          continue;
-        }
-        connection.Answer(each.pages.at(connection.key()), clock.Now());
-        answered.push_back(number);
-      }
-      for (const uint64_t number : answered) Settle(listener, number);
+  const Pages pages = MakePages(asked, from.get());
+  const absl::Time now = clock.Now();
+  next_pages = now + kTick;
+  for (Listener& listener : listeners) {
+    for (Connection& c : listener.connections) {
+      if (c.state == State::kWaiting) c.Answer(pages.at(c.key), now);
     }
   }
 }
 
-void HttpServer::Server::Expire() {
+void HttpServer::Server::Expire(Listener& listener) {
   const absl::Time now = clock.Now();
-  if (listen_again_at && *listen_again_at <= now) Listen();
-  if (now < next_tick) return;
-  next_tick = now + kTick;
-  for (Listener& listener : listeners) {
-    if (listener.look_again_at && *listener.look_again_at <= now) {
-      listener.look_again_at.reset();
-      spare.Refill();
-      if (!listener.paused) Look(listener, EPOLLIN);
+  for (Connection& c : listener.connections) {
+    if (now < c.deadline || c.state == State::kWaiting) continue;
+    if (c.state != State::kReading) {
+      c.state = State::kOver;
+      continue;
     }
-    std::vector<uint64_t> changed;
-    int writing = 0;
-    // Newest first, so that of too many writers the oldest go.
-    for (auto at = listener.connections.rbegin();
-         at != listener.connections.rend(); ++at) {
-      HttpConnection& connection = at->second;
-      const State before = connection.state();
-      if (before == State::kWriting && ++writing > kMaxWriting) {
-        connection.GiveUp(now);
-      }
-      connection.Expire(now);
-      if (connection.state() != before) changed.push_back(at->first);
-    }
-    for (const uint64_t number : changed) Settle(listener, number);
+    c.Refuse(HttpStatus::kRequestTimeout,
+             fmt::format("the request was not there after {:g} s",
+                         absl::ToDoubleSeconds(kReadLimit)),
+             now);
   }
+  std::erase_if(listener.connections,
+                [](const auto& c) { return c.state == State::kOver; });
 }
 
 absl::Status HttpServer::Available() { return absl::OkStatus(); }
@@ -355,7 +335,8 @@ HttpServer::HttpServer() : server_(std::make_unique<Server>()) {}
 HttpServer::~HttpServer() = default;
 
 void HttpServer::Serve(PageSources sources) {
-  server_->maker->Serve(std::move(sources));
+  const MutexLock lock(server_->mutex);
+  server_->sources = std::make_shared<const PageSources>(std::move(sources));
 }
 
 TcpListener HttpServer::listener() const {
@@ -378,7 +359,8 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(
     HttpOptions options) {
   auto http = std::unique_ptr<HttpServer>(new HttpServer());
   Server* server = http->server_.get();
-  SLUICE_RETURN_IF_ERROR(server->Prepare());
+  server->stop = UniqueFd(eventfd(0, EFD_CLOEXEC));
+  if (!server->stop) return ErrnoStatus(errno, "make an eventfd");
   if (!options.listen.empty()) {
     SLUICE_ASSIGN_OR_RETURN(server->tcp, ParseHttpAddress(options.listen));
     server->Listen(std::move(options.left));
@@ -387,16 +369,9 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(
     SLUICE_ASSIGN_OR_RETURN(UniqueFd socket,
                             ListenOnUnix(options.socket, options.socket_group));
     server->path = options.socket;
-    server->Add(std::move(socket), Audience::kOperators, kMaxUnix);
+    server->listeners.push_back(
+        {std::move(socket), Audience::kOperators, kMaxUnix, {}});
   }
-  server->maker =
-      std::make_unique<PageMaker>([server](uint64_t round, Pages pages) {
-        {
-          const MutexLock lock(server->mutex);
-          server->made.push_back({round, std::move(pages)});
-        }
-        server->Wake();
-      });
   server->thread = std::thread([server] { server->Run(); });
   pthread_setname_np(server->thread.native_handle(), "http");
   return http;

@@ -1,11 +1,13 @@
 // The daemon's pages over plain HTTP, on a TCP port (sums, for anybody who
 // reaches it) and on a unix socket (everything, for those who may open it).
 //
-// How it works. One thread serves all connections by epoll; pages are made on
-// another (page_maker.h). Each listener has a bounded number of connections.
-// When all are taken, the oldest that is still sending its request, or still
-// reads its answer, makes room; while all wait for a page, new ones wait in
-// the kernel's queue. A request has kReadLimit from the connection's begin
+// How it works. One thread serves all connections by poll and makes the pages:
+// one snapshot, at most every 50 ms, for all who asked until then. Where the
+// daemon's loop does not answer, that is at most two seconds for everybody.
+// Each listener has a bounded number of connections. When all are taken, the
+// oldest that has its answer, then that still sends its request, then that
+// still reads its answer, makes room; while all wait for a page, new ones wait
+// in the kernel's queue. A request has kReadLimit from the connection's begin
 // until its last byte, an answer kWriteLimit: totals, so that a byte a second
 // gains nothing.
 //

@@ -19,18 +19,6 @@
 namespace sluice::fuzz {
 namespace {
 
-using daemon::HttpReader;
-
-HttpReader::Result InPieces(std::string_view bytes, size_t size) {
-  HttpReader reader;
-  while (!bytes.empty()) {
-    HttpReader::Result result = reader.Take(bytes.substr(0, size));
-    if (!std::holds_alternative<HttpReader::NeedsMore>(result)) return result;
-    bytes.remove_prefix(std::min(size, bytes.size()));
-  }
-  return HttpReader::NeedsMore{};
-}
-
 // What was read is written, and that is read as the same.
 template <typename Decode, typename Encode>
 void CheckCodec(std::string_view bytes, Decode decode, Encode encode) {
@@ -75,10 +63,15 @@ void ReadAsAnswer(std::string_view bytes) {
   }
 }
 
+// The first answer but "needs more" holds, however the bytes come.
 void ReadAsHttp(std::string_view bytes) {
-  const HttpReader::Result whole = InPieces(bytes, bytes.size());
+  const auto whole = daemon::ReadHttpRequest(bytes);
   for (const size_t size : {1, 7}) {
-    const HttpReader::Result slow = InPieces(bytes, size);
+    auto slow = daemon::ReadHttpRequest({});
+    for (size_t end = size; slow.index() == 0 && end < bytes.size() + size;
+         end += size) {
+      slow = daemon::ReadHttpRequest(bytes.substr(0, end));
+    }
     SLUICE_CHECK(slow.index() == whole.index());
     if (const auto* refused = std::get_if<daemon::HttpRefusal>(&slow)) {
       const auto& same = std::get<daemon::HttpRefusal>(whole);
