@@ -109,7 +109,6 @@ absl::StatusOr<ServiceOptions> OptionsOf(const Arguments& arguments,
                     .memory = config.worker_memory,
                     .uid = worker_user.uid,
                     .gid = worker_user.gid};
-  options.plan_cache = arguments.runtime_dir + "/plan_cache";
   options.clock = &clock;
   options.render = SnapshotJson;
   return options;

@@ -107,8 +107,6 @@ class Core {
   void LateSeen(const std::map<int, LateDirections>& late);
   // How far a worker is; of rounds that are over: ignored.
   void PlanProgressed(PlanRoundId round, const plan::PlanProgress& progress);
-  // What an earlier daemon saved, or why it is of no use.
-  void UnitsRead(absl::StatusOr<std::vector<KeyedUnit>> units, absl::Time now);
 
   // --- time ----------------------------------------------------------------
   // Also after a change of policy: what waits may have it now.

@@ -109,16 +109,12 @@ struct StopSolving {
 struct HurrySolving {
   PlanRoundId round;
 };
-// The whole plan cache, to be read back after a restart.
-struct SaveUnits {
-  UnitCache::Units units;
-};
 
 using Effect =
     std::variant<MakeExtent, DestroyExtent, AskHolders, SendReply, SendNotice,
                  CloseSocket, Forget, KillProcess, AttachGrants, DetachGrants,
                  HoldsMemory, PromiseCopies, LowerGuarantee, UseLinks,
-                 ReadProfile, SolvePlan, StopSolving, HurrySolving, SaveUnits>;
+                 ReadProfile, SolvePlan, StopSolving, HurrySolving>;
 using Effects = std::vector<Effect>;
 
 }  // namespace sluice::daemon

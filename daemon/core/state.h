@@ -3,8 +3,7 @@
 // with the same effects.
 //
 // What can be computed from it is not in it (sums, lists by age and size), nor
-// what is saved elsewhere (planned units: effects.h, SaveUnits), nor what a new
-// daemon begins anew (events, counters). Profiles and plans are immutable and
+// what a new daemon begins anew (planned units, events, counters). Profiles and plans are immutable and
 // shared; here they are the same when they are the same object.
 //
 // Thread safety: values.

@@ -165,10 +165,6 @@ void Service::MakeParts() {
         Execute(core_.ProfileRead(session, request, std::move(profile),
                                   loop_->now()));
       });
-  if (!options_.plan_cache.empty()) {
-    unit_file_ = std::make_unique<UnitFile>(options_.plan_cache, codec_.get());
-    core_.UnitsRead(unit_file_->Read(), loop_->now());
-  }
 }
 
 Service::~Service() {
@@ -176,7 +172,6 @@ Service::~Service() {
   // Threads that post to the loop end before what their tasks touch.
   snapshots_.reset();
   codec_.reset();
-  unit_file_.reset();
   solver_.reset();
   profile_reader_.reset();
   outside_.reset();

@@ -44,7 +44,6 @@
 #include "daemon/service/snapshots.h"
 #include "daemon/service/threads/loop.h"
 #include "daemon/service/threads/task_thread.h"
-#include "daemon/service/unit_file.h"
 #include "kernels/device/driver.h"
 #include "proto/base/clock.h"
 
@@ -62,7 +61,6 @@ struct ServiceOptions {
   std::shared_ptr<const UniqueFd> sim_clocks;  // given to ranks; null on cuda
   GpuAccess gpus;                              // who may use which
   WorkerOptions worker;
-  std::string plan_cache;        // a file; empty: kept in memory only
   const Clock* clock = nullptr;  // CLOCK_MONOTONIC, outlives the service
   Policy policy;                 // of an earlier daemon
   Starter starter;               // what this process was started with
@@ -189,7 +187,6 @@ class Service {
   void Do(SolvePlan& effect);
   void Do(StopSolving& effect);
   void Do(HurrySolving& effect);
-  void Do(SaveUnits& effect);
   // Memory did not come back: finds the processes that have it, at most once
   // in a while.
   void LookForHolders();
@@ -242,7 +239,6 @@ class Service {
   std::unique_ptr<OutsideWatch> outside_;
   std::unique_ptr<PlanSolver> solver_;
   std::unique_ptr<ProfileReader> profile_reader_;
-  std::unique_ptr<UnitFile> unit_file_;  // null: no plan_cache
   std::unique_ptr<TaskThread> codec_;
   std::unique_ptr<Snapshots> snapshots_;
   std::unique_ptr<Administration> administration_;

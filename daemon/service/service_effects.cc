@@ -267,10 +267,6 @@ void Service::Do(StopSolving& effect) { solver_->Stop(effect.round); }
 
 void Service::Do(HurrySolving& effect) { solver_->Hurry(effect.round); }
 
-void Service::Do(SaveUnits& effect) {
-  if (unit_file_) unit_file_->Save(std::move(effect.units));
-}
-
 void Service::ReadCopies() {
   core_.CopiesSeen(grants_->pages().Used());
   core_.LateSeen(grants_->pages().Late());

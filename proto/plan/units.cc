@@ -4,15 +4,7 @@
 
 #include <algorithm>
 
-#include "proto/plan/codec_parts.h"
-
 namespace sluice::plan {
-namespace {
-
-constexpr const char* kUnitsFormat = "sluice.unit_plans";
-constexpr size_t kHashBytes = 32;
-
-}  // namespace
 
 Trace Canonical(const Trace& trace) {
   std::vector<int64_t> times;
@@ -65,29 +57,6 @@ std::string HashBytes(std::string_view bytes) {
   }
   return fmt::format("{:016x}{:016x}", static_cast<uint64_t>(hash >> 64),
                      static_cast<uint64_t>(hash));
-}
-
-// The checksum is the first line, the document the second: a file that was cut
-// off or overwritten is found before anything of it is believed.
-std::string EncodeUnits(const std::vector<UnitPlan>& units) {
-  const std::string document =
-      Finish({{"units", WriteUnits(units)}}, kUnitsFormat);
-  return HashBytes(document) + "\n" + document + "\n";
-}
-
-absl::StatusOr<std::vector<UnitPlan>> DecodeUnits(std::string_view bytes) {
-  if (bytes.size() < kHashBytes + 2 || bytes[kHashBytes] != '\n' ||
-      bytes.back() != '\n') {
-    return absl::InvalidArgumentError(
-        fmt::format("{} bytes that are no {}", bytes.size(), kUnitsFormat));
-  }
-  const std::string_view document =
-      bytes.substr(kHashBytes + 1, bytes.size() - kHashBytes - 2);
-  if (HashBytes(document) != bytes.substr(0, kHashBytes)) {
-    return absl::InvalidArgumentError("its checksum does not match");
-  }
-  return Decode(document, kUnitsFormat,
-                [](FieldReader& in) { return ReadUnits(in, "units"); });
 }
 
 }  // namespace sluice::plan

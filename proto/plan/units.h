@@ -1,5 +1,4 @@
-// Units: the repeated pieces of work whose memory is planned once. What the
-// plan cache keeps.
+// Units: the repeated pieces of work whose memory is planned once.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -8,7 +7,6 @@
 #include <string_view>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "proto/plan/plan.h"
 #include "proto/plan/profile.h"
 
@@ -36,11 +34,5 @@ bool SameUnit(const Trace& a, const Trace& b);  // canonical ones
 // FNV-1a with 128 bits, in hex: stable across machines and versions; not
 // cryptographic.
 std::string HashBytes(std::string_view bytes);
-
-// The file of the plan cache: versioned, with a checksum of its own. Decode
-// checks every field, and every placement against its trace; InvalidArgument
-// in one line.
-std::string EncodeUnits(const std::vector<UnitPlan>& units);
-absl::StatusOr<std::vector<UnitPlan>> DecodeUnits(std::string_view bytes);
 
 }  // namespace sluice::plan

@@ -111,7 +111,6 @@ void ReadAsPlan(std::string_view bytes) {
   CheckCodec(bytes, plan::DecodeProfiles, encode);
   CheckCodec(bytes, plan::DecodePlanRequest, encode);
   CheckCodec(bytes, plan::DecodeNodePlan, encode);
-  CheckCodec(bytes, plan::DecodeUnits, plan::EncodeUnits);
 }
 
 void ReadAsNotification(std::string_view bytes) {

@@ -34,7 +34,7 @@ void ReadAsConfig(std::string_view bytes);  // sluiced.toml
 void ReadAsSession(std::string_view bytes);       // clients to the daemon
 void ReadAsAnswer(std::string_view bytes);        // the daemon to a client
 void ReadAsHttp(std::string_view bytes);          // one connection's request
-void ReadAsPlan(std::string_view bytes);          // profiles, plans, units
+void ReadAsPlan(std::string_view bytes);          // profiles, plans
 void ReadAsNotification(std::string_view bytes);  // a daemon to its keeper
 // What an earlier daemon left.
 void ReadAsPolicy(std::string_view bytes);  // what administrators set

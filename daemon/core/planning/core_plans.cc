@@ -82,9 +82,4 @@ void Core::PlanProgressed(PlanRoundId round,
   joint_.Progressed(round, progress);
 }
 
-void Core::UnitsRead(absl::StatusOr<std::vector<KeyedUnit>> units,
-                     absl::Time now) {
-  joint_.UnitsRead(std::move(units), now);
-}
-
 }  // namespace sluice::daemon

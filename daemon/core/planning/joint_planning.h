@@ -72,7 +72,6 @@ class JointPlanning {
   void Progressed(PlanRoundId round, const plan::PlanProgress& progress) {
     rounds_.Progressed(round, progress);
   }
-  void UnitsRead(absl::StatusOr<std::vector<KeyedUnit>> units, absl::Time now);
   std::vector<PlanRoundId> Overdue(absl::Time now) const {
     return rounds_.Overdue(now);
   }

@@ -153,9 +153,7 @@ void JointPlanning::PlanSolved(PlanRoundId id,
                                std::vector<KeyedUnit> units, absl::Time now,
                                Effects& effects) {
   // Also of a round that was given up: solved is solved.
-  bool more = false;
-  for (KeyedUnit& unit : units) more |= units_.Add(std::move(unit));
-  if (more) effects.push_back(SaveUnits{units_.All()});
+  for (KeyedUnit& unit : units) units_.Add(std::move(unit));
   auto round = rounds_.Finish(id);
   if (!round) return;
   journal_.stats.plan_seconds.Observe(
@@ -249,28 +247,6 @@ void JointPlanning::LogPlan(const JobKey& job, const plan::NodePlan& plan,
                         plan.id.value(), plan.ranks.size(), plan.seconds)
           : fmt::format("job {}: {}", job.name, plan.infeasible),
       job.principal);
-}
-
-void JointPlanning::UnitsRead(absl::StatusOr<std::vector<KeyedUnit>> units,
-                              absl::Time now) {
-  const Principal own{config_.own_uid, ""};
-  if (!units.ok()) {
-    return journal_.Log(now, EventKind::kPlan,
-                        fmt::format("the plan cache is ignored: {}",
-                                    std::string(units.status().message())),
-                        own);
-  }
-  // The file lists the last used first.
-  for (auto unit = units->rbegin(); unit != units->rend(); ++unit) {
-    units_.Add(std::move(*unit));
-  }
-  if (units_.size() > 0) {
-    journal_.Log(
-        now, EventKind::kPlan,
-        fmt::format("{} units are planned already, by an earlier daemon",
-                    units_.size()),
-        own);
-  }
 }
 
 void JointPlanning::GivePlan(const Asking& asking, PlanId plan,

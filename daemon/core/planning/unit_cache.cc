@@ -7,18 +7,17 @@
 
 namespace sluice::daemon {
 
-bool UnitCache::Add(KeyedUnit unit) {
+void UnitCache::Add(KeyedUnit unit) {
   const size_t buffers = unit.unit->trace.buffers.size();
   if (buffers > plan::kMaxUnitBuffers || !unit.unit->placement.optimal() ||
       by_key_.contains(unit.key)) {
-    return false;
+    return;
   }
   buffers_ += buffers;
   const std::string key = unit.key;
   used_.push_front(std::move(unit));
   by_key_[key] = used_.begin();
   Shrink();
-  return true;
 }
 
 void UnitCache::Shrink() {
@@ -38,12 +37,6 @@ UnitCache::Units UnitCache::Find(const std::vector<std::string>& keys) {
     used_.splice(used_.begin(), used_, found->second);
     units.push_back(found->second->unit);
   }
-  return units;
-}
-
-UnitCache::Units UnitCache::All() const {
-  Units units;
-  for (const KeyedUnit& unit : used_) units.push_back(unit.unit);
   return units;
 }
 

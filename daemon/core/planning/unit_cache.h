@@ -26,12 +26,10 @@ class UnitCache {
   // Least recently used ones go first.
   static constexpr size_t kBuffersKept = 1 << 18;
 
-  // False: it is there already, or is none to keep.
-  bool Add(KeyedUnit unit);
+  // Nothing where it is there already, or is none to keep.
+  void Add(KeyedUnit unit);
   // Those of `keys` that are there, each once; they count as used.
   Units Find(const std::vector<std::string>& keys);
-  // Most recently used first.
-  Units All() const;
   size_t size() const { return by_key_.size(); }
 
   void CheckInvariants() const;

@@ -89,7 +89,6 @@ class CoreDriver {
   void operator()(const SolvePlan& e) { to_solve.push_back(e); }
   void operator()(const StopSolving& e) { stopped.insert(e.round); }
   void operator()(const HurrySolving& e) { hurried.insert(e.round); }
-  void operator()(const SaveUnits& e) { saved.push_back(e.units); }
 
   template <typename T>
   std::vector<T> NoticesTo(SessionId id) const {
@@ -122,7 +121,6 @@ class CoreDriver {
   std::vector<ReadProfile> to_read;
   std::vector<SolvePlan> to_solve;
   std::set<PlanRoundId> stopped, hurried;
-  std::vector<UnitCache::Units> saved;
 
  private:
   // Of what waited for a pool before the event and still does, the first was

@@ -69,7 +69,6 @@ class EffectWriter {
   }
   void operator()(const StopSolving& e) { Add("stop {}", e.round.value()); }
   void operator()(const HurrySolving& e) { Add("hurry {}", e.round.value()); }
-  void operator()(const SaveUnits& e) { Add("save {}", e.units.size()); }
 
   void operator()(const absl::Status& why) { Add("{}", why.ToString()); }
   void operator()(const WelcomeReply& r) {

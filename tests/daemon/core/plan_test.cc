@@ -269,8 +269,6 @@ TEST(Plan, SolvedUnitsArePassedToEveryLaterRequest) {
   plan.units_solved = 2;
   node.Apply(node.core.PlanSolved(node.to_solve[0].round, plan,
                                   node.clock.Now(), {Unit("u1"), Unit("u2")}));
-  ASSERT_THAT(node.saved, SizeIs(1));
-  EXPECT_THAT(node.saved[0], SizeIs(2));
   // Another job, measured differently: the same units.
   SubmitUnits(node, "second", "h1", {"u2", "u3", "u2"});
   ASSERT_THAT(node.to_solve, SizeIs(2));
@@ -278,27 +276,9 @@ TEST(Plan, SolvedUnitsArePassedToEveryLaterRequest) {
   plan.units_solved = plan.units_known = 1;
   node.Apply(node.core.PlanSolved(node.to_solve[1].round, plan,
                                   node.clock.Now(), {Unit("u3")}));
-  EXPECT_THAT(node.saved.back(), SizeIs(3));
   const Snapshot all = node.core.TakeSnapshot(nullptr, node.clock.Now());
   EXPECT_EQ(all.stats->plan_units[UnitOutcome::kSolved], 3u);
   EXPECT_EQ(all.stats->plan_units[UnitOutcome::kKnown], 1u);
-}
-
-TEST(Plan, UnitsOfAnEarlierDaemonAreKnownAndADamagedCacheIsOneLogLine) {
-  CoreDriver node;
-  node.core.UnitsRead(std::vector<KeyedUnit>{Unit("u1")}, node.clock.Now());
-  SubmitUnits(node, "demo", "h0", {"u1"});
-  EXPECT_THAT(node.to_solve[0].known, SizeIs(1));
-  EXPECT_THAT(node.saved, IsEmpty());
-  CoreDriver other;
-  const size_t before = other.core.log().events().size();
-  other.core.UnitsRead(absl::InvalidArgumentError("its checksum is wrong"),
-                       other.clock.Now());
-  ASSERT_EQ(other.core.log().events().size(), before + 1);
-  EXPECT_THAT(other.core.log().events().back().text,
-              HasSubstr("the plan cache is ignored: its checksum is wrong"));
-  SubmitUnits(other, "demo", "h0", {"u1"});
-  EXPECT_THAT(other.to_solve[0].known, IsEmpty());
 }
 
 TEST(Plan, WithoutAProofAUnitIsNotKept) {
@@ -309,7 +289,8 @@ TEST(Plan, WithoutAProofAUnitIsNotKept) {
   node.Apply(node.core.PlanSolved(
       node.to_solve[0].round, plan::NodePlan{}, node.clock.Now(),
       {{"u1", std::make_shared<const plan::UnitPlan>(unproved)}}));
-  EXPECT_THAT(node.saved, IsEmpty());
+  SubmitUnits(node, "other", "h1", {"u1"});
+  EXPECT_THAT(node.to_solve.back().known, IsEmpty());
 }
 
 TEST(Plan, TheSnapshotShowsPlanProgressToItsUserAndTheOperator) {
