@@ -238,7 +238,7 @@ TEST_F(ExtentsTest, NewOnesComeAfterTheDestroyedOnesBeforeThem) {
 }
 
 // Wrong once: nobody was told, and the next daemon took over nobody.
-TEST_F(ExtentsTest, OneThatCannotBeKeptEndsTheKeeping) {
+TEST_F(ExtentsTest, OneThatCannotBeKeptEndsTheSaving) {
   testing::FakeStore store(directory_.File("store"));
   Starter starter;
   starter.notify_socket = directory_.File("store");
@@ -255,12 +255,12 @@ TEST_F(ExtentsTest, OneThatCannotBeKeptEndsTheKeeping) {
   ASSERT_THAT(node->FailCall("Keep", 1), IsOk());
   Extents extents(driver_.get(), arena_.get(), loop_.get(), handover.get(),
                   Note());
-  EXPECT_TRUE(handover->keeps());
+  EXPECT_TRUE(handover->saves());
   OnLoop([&] { extents.Make(ExtentId(1), kGpu, kExtent); });
   while (store.Next(/*wait_ms=*/500)) {
   }
   EXPECT_THAT(Made(1), Each(IsOk()));
-  EXPECT_FALSE(handover->keeps());
+  EXPECT_FALSE(handover->saves());
 }
 
 }  // namespace
