@@ -3,8 +3,9 @@
 // with the same effects.
 //
 // What can be computed from it is not in it (sums, lists by age and size), nor
-// what a new daemon begins anew (planned units, events, counters). Profiles and plans are immutable and
-// shared; here they are the same when they are the same object.
+// what a new daemon begins anew (planned units, events, counters). Profiles and
+// plans are immutable and shared; here they are the same when they are the same
+// object.
 //
 // Thread safety: values.
 #pragma once
