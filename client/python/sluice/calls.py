@@ -1,19 +1,47 @@
-"""What streamed forwards and backwards say about how they are called."""
+"""How streamed forwards and backwards are called."""
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sluice.errors import Unsupported
+from sluice.ranks import Ranks
 
 # Of a node whose backward came before.
 ONCE = ("sluice: the backward of a streamed model runs once; run its forward "
         "again instead of retain_graph=True")
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of a streamed model, of the causal model or of its decoder
+    alone: what it asks for, and what the decoder's latest forward in it gave.
+
+    Attributes:
+        ranks: that share its sequences.
+        makes_cache: whether it would make a cache if it were not streamed.
+        has_labels: for a loss that the model makes of all rows.
+        needs_all: what it asks for that a rank's own rows cannot give.
+        rejoin: set where the decoder is to answer the rows of all ranks: has
+            the ranks draw the same random numbers from there on.
+        own_rows: int64, the rows that the decoder answered; None: all.
+        blind: bool [B or 1, S], rows of padding that saw no key.
+    """
+
+    ranks: Ranks | None
+    makes_cache: bool
+    has_labels: bool = False
+    needs_all: str | None = None
+    rejoin: Callable[[int, torch.device], None] | None = None
+    own_rows: Tensor | None = None
+    blind: Tensor | None = None
 
 
 def once(backward: Callable) -> Callable:

@@ -8,7 +8,6 @@ import sys
 import threading
 import warnings
 from collections.abc import (
-    Callable,
     Hashable,
     Iterator,
     Mapping,
@@ -21,10 +20,11 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor, nn
 
-from sluice import agreement, chunk_size, progress
+from sluice import agreement, chunk_size, progress, swapped
 from sluice.arena import HostArena
 from sluice.arguments import invalid, need, takes
 from sluice.board import Board
+from sluice.calls import Call
 from sluice.checks import Check, Checks, StepChecks
 from sluice.chunk_size import ChunkChoice
 from sluice.dealt import SHARDED, Shard, shard
@@ -39,10 +39,8 @@ from sluice.settings import HEAD
 from sluice.spared import Spared
 from sluice.step import Engaging, Step, chunks_of
 
-# What a Stream notes of the call that runs, and counts of it.
-_OF_A_CALL = ("has_labels", "all_rows", "needs_all", "rejoin", "in_causal",
-              "makes_cache", "own_rows", "blind", "kernel", "_blocks",
-              "_count", "_kernels")
+# Blocks of attention, steps, and what computed the blocks.
+_NOTHING: tuple[int, int, frozenset[str]] = 0, 0, frozenset()
 
 
 @dataclass(frozen=True)
@@ -83,23 +81,10 @@ class Stream:
         self.planning: Planning | None = None
         self.rows = {**ROWS, **rows}
         self.ranks = ranks  # that share each sequence
-        # Of this rank, in the decoder's latest forward; None: of no other.
-        self.own_rows: Tensor | None = None
-        # Of the decoder's latest forward, bool [B or 1, S]: rows of padding
-        # that saw no key.
-        self.blind: Tensor | None = None
         self.turn = threading.RLock()  # threads run the model one by one
         self._said: set[str] = set()
-        # Of the call of the causal model that runs: whether it has labels for
-        # a loss over all rows, whether its decoder answers all rows, what of
-        # it cannot be had then, and whether there is one.
-        self.has_labels = False
-        self.all_rows = False
-        self.needs_all: str | None = None
-        # With all rows: has ranks draw the same from there on.
-        self.rejoin: Callable[[int, torch.device], None] | None = None
-        self.in_causal = False
-        self.makes_cache = False  # that call, if it were not streamed
+        # The causal model's that runs, which the user's code does not hand on.
+        self.call: Call | None = None
         self.returns_tuple: dict[nn.Module, bool] = {}  # found by the probe
         self.attended: set[tuple[int, int, int, int]] = set()  # see Step
         self.chunk_choice: ChunkChoice | None = None  # with chunk="auto"
@@ -112,8 +97,7 @@ class Stream:
         self._known_causal: set[Hashable] = set()  # see Step
         self.progress: progress.Progress | None = None  # None: quiet
         self._adapter: Any = None
-        self._blocks = self._count = 0
-        self._kernels: set[str] = set()
+        self._ran = _NOTHING
 
     def begin(self, length: int, device: torch.device, model: Engaging,
               chunk: int | None = None, check: bool | None = None,
@@ -183,12 +167,11 @@ class Stream:
         """Around a probe within a call: that goes on as it was. What was found
         of the layers before does not hold any more."""
         self._spared.clear()
-        were = {name: getattr(self, name) for name in _OF_A_CALL}
-        self.kernel = "auto"
         try:
-            yield
+            with swapped.attributes(self, call=None, kernel="auto",
+                                    _ran=_NOTHING):
+                yield
         finally:
-            vars(self).update(were)
             self.checks.has_passed = False
 
     @property
@@ -235,12 +218,11 @@ class Stream:
         if self.progress is not None:
             self.progress.idle()
         step.forward_over()
-        self.blind = step.blind
         if step.measured is not None:
             self.planning.forward_over(self.arena.used_bytes)
-        self._blocks += step.blocks_run
-        self._kernels = self._kernels | step.kernels
-        self._count += 1
+        blocks, steps, kernels = self._ran
+        self._ran = (blocks + step.blocks_run, steps + 1,
+                     kernels | step.kernels)
 
     def say_once(self, what: str) -> None:
         """On stderr, unless it is quiet."""
@@ -255,14 +237,13 @@ class Stream:
             warnings.warn(f"sluice: {what}", UserWarning, stacklevel=2)
 
     def stats(self) -> Stats:
-        arena = self.arena
+        arena, (blocks, steps, kernels) = self.arena, self._ran
         return Stats(arena.used_bytes, arena.peak_bytes, arena.leased_bytes,
-                     self._blocks, self._count, tuple(sorted(self._kernels)))
+                     blocks, steps, tuple(sorted(kernels)))
 
     def reset_stats(self) -> None:
         """Counts and the peak start anew."""
-        self._blocks = self._count = 0
-        self._kernels = set()
+        self._ran = _NOTHING
         self.arena.reset_peak()
 
     @property

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from sluice import calls
 from sluice.adapters.stand_in import (
     Recorded,
     in_every_place,
@@ -72,11 +73,11 @@ class Dealing:
         # Whether embeddings without memory will do for the whole sequence.
         self.expands = True
 
-    def refuse(self, given: dict[str, Any]) -> None:
+    def refuse(self, call: calls.Call, given: dict[str, Any]) -> None:
         """What a call asks for that one rank's rows cannot give."""
         entry = self.adapter.entry
         name = type(entry).__name__
-        what = self.stream.needs_all
+        what = call.needs_all
         if given.get("output_hidden_states",
                      getattr(entry.config, "output_hidden_states", False)):
             what = "output_hidden_states"
@@ -90,12 +91,13 @@ class Dealing:
                 raise Unsupported(name, f"{argument} with zeros under a group:"
                                   f" {why}", "leave it out")
 
-    def forward(self, step: Step, given: dict[str, Any]) -> Any:
+    def forward(self, call: calls.Call, step: Step, given: dict[str, Any]
+                ) -> Any:
         """The decoder's own forward on this rank's rows of `given`, its
         arguments for the whole sequence, within `step.engaged()`."""
         entry, ranks = self.adapter.entry, step.ranks
         own = indices(ranks.own(step.whole), step.device)
-        self.stream.own_rows = own
+        call.own_rows = own
         noted = self.whole(step, given, own)
 
         def arguments(layer: nn.Module, args: tuple, kwargs: dict) -> Call:

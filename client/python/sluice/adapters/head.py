@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from sluice import calls, scoring
+from sluice import calls, scoring, swapped
 from sluice.adapters import (
     head_routers,
     logprobs,
@@ -35,6 +35,7 @@ from sluice.adapters.head_loss import Labels, Loss
 from sluice.adapters.held import Inside, check_base
 from sluice.adapters.lazy_logits import logits
 from sluice.adapters.stand_in import Recorded, Recorder, Stub
+from sluice.calls import Call
 from sluice.replay import Slot, distinct
 from sluice.step import current
 
@@ -116,43 +117,38 @@ class Head:
         accepts = inspect.signature(type(causal).forward)
 
         def forward(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            own = functools.partial(self.own, *args, **kwargs)
             with self.stream.turn:
-                if current() is None:
-                    check_base(causal, self._base, self.decoder)
-                before, self.stream.in_causal = self.stream.in_causal, True
-                try:
-                    return answer(self_, *args, **kwargs)
-                finally:
-                    self.stream.in_causal = before
-
-        def answer(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            given = calls.arguments_of(accepts, self_, args, kwargs)
-            if current() is None:
-                self.stream.makes_cache = wanted.makes_cache(causal, given)
-            if current() is None and (given.get("labels") is not None
-                                      or scoring.asked() is not None):
-                calls.refuse_transforms(type(self_).__name__)
-                self._renew()
-            if current() is None and self.stream.head == "rows" and (
-                    self._by_rows(given)):
-                asked = scoring.asked()
-                if asked is not None:
-                    self.stream.agree(
-                        "sluice.logprobs", asked.targets, {
-                            **given, "labels": asked.targets,
-                            "temperature": asked.temperature,
-                            "entropy": asked.entropy})
-                    return logprobs.answer(self, asked, self._of_base(given))
-                if self._can_chunk(given):
-                    return self._chunked(given)
-            out = shared.whole(self.stream, given, functools.partial(
-                self.own, *args, **kwargs), self._foreign)
-            if current() is None:
-                padded.check_whole(self.stream, self._ends.adapter,
-                                   _shifted(given), IGNORED, self._foreign)
-            return out
+                if current() is not None:
+                    return own()
+                check_base(causal, self._base, self.decoder)
+                given = calls.arguments_of(accepts, self_, args, kwargs)
+                call = Call(self.stream.ranks,
+                            wanted.makes_cache(causal, given))
+                with swapped.attributes(self.stream, call=call):
+                    return self._answer(call, given, own)
 
         return forward
+
+    def _answer(self, call: Call, given: dict[str, Any],
+                own: Callable[[], Any]) -> Any:
+        stream, asked = self.stream, scoring.asked()
+        if given.get("labels") is not None or asked is not None:
+            calls.refuse_transforms(type(self.causal).__name__)
+            self._renew()
+        if stream.head == "rows" and self._by_rows(given):
+            if asked is not None:
+                stream.agree("sluice.logprobs", asked.targets, {
+                    **given, "labels": asked.targets,
+                    "temperature": asked.temperature,
+                    "entropy": asked.entropy})
+                return logprobs.answer(call, self, asked, self._of_base(given))
+            if self._can_chunk(given):
+                return self._chunked(call, given)
+        out = shared.whole(call, given, own, self._foreign)
+        padded.check_whole(call, stream, self._ends.adapter, _shifted(given),
+                           IGNORED, self._foreign)
+        return out
 
     def _by_rows(self, given: dict[str, Any]) -> bool:
         """Whether the call's logits are made of its rows as was probed."""
@@ -194,7 +190,8 @@ class Head:
         except Exception:  # it needs what these logits do not have
             return True
 
-    def _chunked(self, given: dict[str, Any]) -> CausalLMOutputWithPast:
+    def _chunked(self, call: Call, given: dict[str, Any]
+                 ) -> CausalLMOutputWithPast:
         self.stream.agree("the loss", given["labels"], given)
         count = given.pop("num_items_in_batch", None)
         shifted = _shifted(given)
@@ -206,10 +203,9 @@ class Head:
             contextlib.nullcontext([]))
         with leaving as left:
             out = self._of_base({**given, "use_cache": False})
-        padded.check_labels(self.stream.blind, shifted, IGNORED,
-                            self._ends.adapter)
+        padded.check_labels(call.blind, shifted, IGNORED, self._ends.adapter)
         behind = left[0] if left else None
-        loss = shared.loss(self.stream, functools.partial(
+        loss = shared.loss(call, functools.partial(
             self.loss, left=behind), out[0], shifted, count)
         made = logits(self, behind, out[0], loss,
                       (*shifted.shape, self.made[0]))

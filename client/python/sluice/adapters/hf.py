@@ -281,9 +281,12 @@ class Adapter:
         def streamed(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
             own = self.own_forward(self_)
             given = calls.arguments_of(accepts, self_, args, kwargs)
-            stream.own_rows = stream.blind = None
-            if current() is not None or not wanted.is_streamed(
-                    stream, self_, given):
+            if current() is not None:
+                return own(*args, **kwargs)
+            call = stream.call or calls.Call(
+                stream.ranks, wanted.makes_cache(self_, given))
+            call.own_rows = call.blind = None
+            if not wanted.is_streamed(call, stream, self_, given):
                 return own(*args, **kwargs)
             calls.refuse_transforms(type(self_).__name__)
             self._held.check()
@@ -297,10 +300,8 @@ class Adapter:
             kwargs = {k: v for k, v in kwargs.items() if k in given}
             if stream.ranks is not None:
                 self._refuse_foreign(stream)
-                self.dealing.refuse(given)
-            makes_cache = stream.makes_cache if stream.in_causal else (
-                wanted.makes_cache(self_, given))
-            parts = packed.skips(given, stream) if makes_cache else None
+                self.dealing.refuse(call, given)
+            parts = packed.skips(given, stream) if call.makes_cache else None
             if "use_cache" in accepts.parameters:
                 kwargs = {**kwargs, "use_cache": False}
                 given["use_cache"] = False
@@ -314,14 +315,16 @@ class Adapter:
                 kwargs[routers.ASKED] = given[routers.ASKED] = False
             with step.engaged():
                 out = self.ends.run(step, own, args, kwargs, given) if (
-                    step.ranks is None) else self.dealing.forward(step, given)
+                    step.ranks is None) else self.dealing.forward(
+                        call, step, given)
             stream.ended(step)
-            out = routers.answered(stream, step, out, x.shape)
-            if stream.all_rows and stream.own_rows is not None:
-                out = shared.with_all_rows(stream, out, x.shape[1])
-                stream.rejoin(seed, x.device)
-            padded.watch(self, step, stream.blind if stream.blind is None else
-                         shared.own_rows(stream, stream.blind), out[0])
+            call.blind = step.blind
+            out = routers.answered(call, step, out, x.shape)
+            if call.rejoin is not None and call.own_rows is not None:
+                out = shared.with_all_rows(call, out, x.shape[1])
+                call.rejoin(seed, x.device)
+            padded.watch(self, step, call.blind if call.blind is None else
+                         shared.own_rows(call, call.blind), out[0])
             return out
 
         return forward
@@ -347,7 +350,7 @@ class Adapter:
         """With a group: who calls the decoder in the place of the causal
         model's forward counts on all rows, and would get some."""
         patch = self._patches.get(self.causal)
-        if patch is not None and not stream.in_causal and (
+        if patch is not None and stream.call is None and (
                 vars(self.causal).get("forward") is not patch):
             raise Unsupported(
                 self.name, "a forward that was put over the streamed one and "

@@ -10,6 +10,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from sluice import chunked, scoring
 from sluice.adapters import shared
+from sluice.calls import Call
 from sluice.scoring import Asked
 
 if TYPE_CHECKING:
@@ -43,11 +44,11 @@ class Alone:
     inside = engage
 
 
-def answer(head: Head, asked: Asked, base: Any) -> CausalLMOutputWithPast:
+def answer(call: Call, head: Head, asked: Asked, base: Any) -> CausalLMOutputWithPast:
     """What `asked` wants, in the place of logits, of the base model's
     output."""
     hidden: Tensor = base[0]
-    targets = shared.own_rows(head.stream, asked.targets)
+    targets = shared.own_rows(call, asked.targets)
     if targets.shape != hidden.shape[:2]:
         raise scoring.wrong_shape(asked.targets, hidden.shape[:2])
     step = head.stream.begin(hidden.shape[1], hidden.device, Alone(),
@@ -56,4 +57,4 @@ def answer(head: Head, asked: Asked, base: Any) -> CausalLMOutputWithPast:
     found = head.through_units(lambda h: chunked.run(
         _Call(step, head, asked, targets), h), hidden)
     return CausalLMOutputWithPast(logits=shared.of_all_rows(
-        head.stream, found, asked.targets.shape[1]))
+        call, found, asked.targets.shape[1]))

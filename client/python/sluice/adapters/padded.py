@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from sluice.calls import Call
 from sluice.errors import Unsupported
 from sluice.hidden import is_stand_in
 
@@ -75,13 +76,13 @@ def watch(adapter: Adapter, step: Step, blind: Tensor | None, hidden: Tensor
     hidden.register_hook(check)
 
 
-def check_whole(stream: Stream, adapter: Adapter, shifted: Tensor | None,
-                ignored: int, foreign: bool) -> None:
+def check_whole(call: Call, stream: Stream, adapter: Adapter,
+                shifted: Tensor | None, ignored: int, foreign: bool) -> None:
     """After a call whose head and loss ran whole. Of a head that is not a
     language model's the gradient says which rows it has counted."""
     if not foreign:
-        check_labels(stream.blind, shifted, ignored, adapter)
-    elif stream.blind is not None and not torch.is_grad_enabled() and (
+        check_labels(call.blind, shifted, ignored, adapter)
+    elif call.blind is not None and not torch.is_grad_enabled() and (
             not answers_as_torch(adapter)):
         stream.say_once(
             "rows of padding on the left, which attend to no key, answer as "

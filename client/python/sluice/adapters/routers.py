@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sluice.adapters import shared
 from sluice.adapters.stand_in import Saying, in_place_of_layers
+from sluice.calls import Call
 from sluice.captured import probe_tokens
 from sluice.errors import Unsupported
 from sluice.probe import probing
@@ -24,7 +25,6 @@ from sluice.side import ASKED, Joined, Side
 if TYPE_CHECKING:
     from sluice.adapters.hf import Adapter
     from sluice.step import Step
-    from sluice.streamed import Stream
 
 NAME = "router_logits"
 _OUT = ("leave it out, and set it to False in the config (of TRL's trainers: "
@@ -105,24 +105,23 @@ def joined(step: Step, y: Tensor) -> Tensor:
     return y
 
 
-def answered(stream: Stream, step: Step, answer: Any, shape: torch.Size
-             ) -> Any:
+def answered(call: Call, step: Step, answer: Any, shape: torch.Size) -> Any:
     """The decoder's answer to [B, S, …], with the logits where they were
     asked for. Those are of all rows: so is the loss that is made of them, on
     each of the ranks that share a sequence."""
     if step.sides:
         noted, step.noted = step.noted, ()
-        answer[NAME] = noted if stream.own_rows is None or not noted else (
-            _of_all_rows(stream, noted, *shape[:2]))
+        answer[NAME] = noted if call.own_rows is None or not noted else (
+            _of_all_rows(call, noted, *shape[:2]))
     return answer
 
 
-def _of_all_rows(stream: Stream, noted: Sequence[Tensor], batch: int,
-                 length: int) -> tuple[Tensor, ...]:
+def _of_all_rows(call: Call, noted: Sequence[Tensor], batch: int, length: int
+                 ) -> tuple[Tensor, ...]:
     """A collective, one for all layers."""
     widths = [n.shape[-1] for n in noted]
     own = torch.cat([n.reshape(batch, -1, w) for n, w in zip(noted, widths)],
                     -1)
-    every = shared.of_all_rows(stream, own, length).split(widths, -1)
+    every = shared.of_all_rows(call, own, length).split(widths, -1)
     return tuple(e.reshape(-1, w) if n.dim() == 2 else e
                  for n, e, w in zip(noted, every, widths))

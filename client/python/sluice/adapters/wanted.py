@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from sluice.calls import Call
 from sluice.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def input_of(given: dict[str, Any]) -> Tensor | None:
     return given.get("inputs_embeds") if ids is None else ids
 
 
-def is_streamed(stream: Stream, module: nn.Module,
+def is_streamed(call: Call, stream: Stream, module: nn.Module,
                 given: dict[str, Any]) -> bool:
     """Training is, and what is asked for without a cache."""
     x = input_of(given)
@@ -37,7 +38,7 @@ def is_streamed(stream: Stream, module: nn.Module,
                     "prefix tuning passes them)", "train without a cache: "
                     "with LoRA, say, or prompt tuning; or unstream()")
             return False
-    if module.training or stream.has_labels:
+    if module.training or call.has_labels:
         return True
     cache = makes_cache(module, given)
     if cache and given.get("use_cache") is None and torch.is_grad_enabled():
