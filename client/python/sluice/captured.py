@@ -206,8 +206,12 @@ def refusing(name: Any, what: str, action: Callable[[], Any]) -> Any:
     except Unsupported:
         raise
     except Exception as error:
-        name = name if isinstance(name, str) else type(name).__name__
-        raise Unsupported(
-            name, f"{what} ({type(error).__name__}: "
-            f"{str(error).splitlines()[0] if str(error) else ''})",
-            "do not stream this model") from error
+        raise refusal(name, what, error) from error
+
+
+def refusal(name: Any, what: str, error: Exception) -> Unsupported:
+    name = name if isinstance(name, str) else type(name).__name__
+    return Unsupported(
+        name, f"{what} ({type(error).__name__}: "
+        f"{str(error).splitlines()[0] if str(error) else ''})",
+        "do not stream this model")

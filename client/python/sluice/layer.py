@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from sluice import calls, chunked
+from sluice import calls, chunked, swapped
 from sluice.attention import Question, Site
 from sluice.errors import NoAttention, Unsupported
 from sluice.exchange import attend
@@ -102,17 +102,14 @@ class LayerCall(chunked.ChunkedCall):
     def run_again(self) -> None:
         """See [Note: run again]."""
         arena, device = self.step.arena, self.step.device
-        self._again, self.replays = True, False
-        try:
-            with torch.no_grad(), self._autocast:
-                for m in range(self.step.rerun):
-                    if m + 1 < self.step.rerun:
-                        arena.prefetch(self._x[m + 1], device)
-                    self._restore(m)
-                    self.compute(m, arena.get(self._x[m], device), [
-                        cut(leaf, self.chunks[m]) for leaf in self.arguments()])
-        finally:
-            self._again, self.replays = False, True
+        with torch.no_grad(), self._autocast, swapped.attributes(
+                self, _again=True, replays=False):
+            for m in range(self.step.rerun):
+                if m + 1 < self.step.rerun:
+                    arena.prefetch(self._x[m + 1], device)
+                self._restore(m)
+                self.compute(m, arena.get(self._x[m], device), [
+                    cut(leaf, self.chunks[m]) for leaf in self.arguments()])
 
     def backward(self, *args: Any) -> Any:
         with self._timed("backward"):
@@ -170,26 +167,20 @@ class LayerCall(chunked.ChunkedCall):
     def _run(self, x: Tensor, extra: list[Tensor]) -> Any:
         """What the layer's own forward returns of the rows `_rows`."""
         args, kwargs = self._arguments.chunk(self._rows, extra)
-        before = running()
-        try:
-            _running.call = self
-            with self.step.inside(), self._numbering():
-                return self.own(x, *args, **kwargs)
-        finally:
-            _running.call = before
+        with swapped.attributes(_running, call=self), self.step.inside(), (
+                self._numbering()):
+            return self.own(x, *args, **kwargs)
 
     def compare_parts(self, m: int, x: Tensor, y: Tensor) -> None:
         parts, self._parts = self._parts, None
         assert parts is not None  # the replay noted what attention was
         for part in parts:
             self._rows = self.step.chunks[m][part.start:part.stop]
-            self._site, self._compared = 0, (parts, part)
-            try:
+            self._site = 0
+            with swapped.attributes(self, _compared=(parts, part)):
                 out = self._run(
                     x.detach()[:, part.start:part.stop].contiguous(),
                     [cut(leaf, self._rows) for leaf in self.arguments()])
-            finally:
-                self._compared = None
             parts.compare(part, out[0] if isinstance(out, (tuple, list)) else (
                 out), y)
         parts.check(self.name, m)

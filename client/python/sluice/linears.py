@@ -12,12 +12,14 @@ asks for its gradient, the product is handed to torch.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from sluice import swapped
 
 
 class Linear:
@@ -75,18 +77,12 @@ def _would_be_added(ctx: Product) -> bool:
         return False
 
 
-@contextlib.contextmanager
-def in_place(owners: Iterable[nn.Module]) -> Iterator[None]:
+def in_place(owners: Iterable[nn.Module]
+             ) -> contextlib.AbstractContextManager:
     """The plain linear layers among these run as `Linear`."""
-    patched = [m for m in dict.fromkeys(owners) if is_plain(m) and (
-        "forward" not in vars(m))]
-    for module in patched:
-        vars(module)["forward"] = Linear(module)
-    try:
-        yield
-    finally:
-        for module in patched:
-            del vars(module)["forward"]
+    return swapped.items(*(
+        (vars(m), "forward", Linear(m)) for m in dict.fromkeys(owners)
+        if is_plain(m) and "forward" not in vars(m)))
 
 
 def is_plain(module: nn.Module) -> bool:

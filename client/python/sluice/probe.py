@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 from torch import Tensor, nn
 
-from sluice import tables
+from sluice import swapped, tables
 from sluice.captured import (
     Seen,
     by_kind,
     capture,
     probe_tokens,
+    refusal,
     refusing,
 )
 from sluice.errors import Inexact, Unsupported
@@ -101,26 +102,19 @@ def _call_model(adapter: Adapter, stream: Stream, ids: Tensor) -> None:
         with torch.no_grad():
             adapter.causal(input_ids=ids, use_cache=False)
 
-    ranks, stream.ranks = stream.ranks, None  # the others are not asked
-    least = stream.min_tokens
-    try:
-        call()
-    except Unsupported:
-        raise
-    except Exception as error:
-        stream.min_tokens = ids.shape[1] + 1  # it runs as it is
+    with swapped.attributes(stream, ranks=None):  # the others are not asked
         try:
             call()
-        except Exception:  # it needs more than ids; its own calls will show
-            return
-        failed = error
-
-        def again() -> None:
-            raise failed
-
-        refusing(adapter.causal, "its forward fails when streamed", again)
-    finally:
-        stream.ranks, stream.min_tokens = ranks, least
+        except Unsupported:
+            raise
+        except Exception as error:
+            try:
+                with swapped.attributes(stream, min_tokens=ids.shape[1] + 1):
+                    call()  # it runs as it is
+            except Exception:  # it needs more than ids; its own calls will show
+                return
+            raise refusal(adapter.causal, "its forward fails when streamed",
+                          error) from error
 
 
 def probe_layer(adapter: Patched, stream: Stream, index: int, plain: Seen,

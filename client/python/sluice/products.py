@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from sluice import swapped
 
 _aten = torch.ops.aten
 # Products, and which of their arguments is the weight, if one is.
@@ -49,14 +51,9 @@ class Products:
                        for name, p in layer.named_parameters()}
         self._paused = False
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> contextlib.AbstractContextManager:
         """Within, products are not the layer's own."""
-        before, self._paused = self._paused, True
-        try:
-            yield
-        finally:
-            self._paused = before
+        return swapped.attributes(self, _paused=True)
 
     def of(self, function: Callable, args: tuple) -> Product | None:
         if function not in _PRODUCTS or self._paused:

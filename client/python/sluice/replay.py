@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from sluice import linears
+from sluice import linears, swapped
 from sluice.precision import wide_dtype, widened
 
 
@@ -57,21 +57,14 @@ def leaves(of: Tensor) -> list[Tensor]:
     return found
 
 
-@contextlib.contextmanager
-def others_in_place(found: Sequence[Slot],
-                    others: Mapping[int, Tensor]) -> Iterator[None]:
+def others_in_place(found: Sequence[Slot], others: Mapping[int, Tensor]
+                    ) -> contextlib.AbstractContextManager:
     """The module computes with `others`, by the id of the parameter that each
     stands for; a parameter that has none there is put back. All are
     nn.Parameter: of anything else torch's parametrizations make a buffer."""
-    now = [slot.owner._parameters[slot.name] for slot in found]
-    for slot in found:
-        slot.owner._parameters[slot.name] = others.get(id(slot.parameter),
-                                                       slot.parameter)
-    try:
-        yield
-    finally:
-        for slot, parameter in zip(found, now):
-            slot.owner._parameters[slot.name] = parameter
+    return swapped.items(*(
+        (s.owner._parameters, s.name, others.get(id(s.parameter), s.parameter))
+        for s in found))
 
 
 def wide_in_place(found: Sequence[Slot], all_trained: bool = False

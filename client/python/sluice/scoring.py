@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sluice import swapped
 from sluice.arguments import FLAG, NONE, invalid, number, takes
 from sluice.errors import Invalid
 from sluice.kinds import MODULE, rows_of_tokens
@@ -102,11 +103,8 @@ def logprobs(model: nn.Module, *, labels: Tensor | None = None,
         raise invalid(f"logprobs: a target of {least}: a token, 0 or more, or "
                       f"{IGNORED} for none")
     wanted = Asked(targets, temperature, entropy, largest)
-    before, _asking.asked = asked(), wanted
-    try:
+    with swapped.attributes(_asking, asked=wanted):
         logits = model(**{"use_cache": False, **inputs}).logits
-    finally:
-        _asking.asked = before
     if not wanted.answered and logits.shape[:2] != targets.shape:
         raise wrong_shape(targets, logits.shape[:2])
     found = logits if wanted.answered else wanted.of(logits, targets)

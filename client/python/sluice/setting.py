@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakIdKeyDictionary
 
+from sluice import swapped
 from sluice.replay import Slot
 
 _PLAIN = (type(None), bool, int, float, str, torch.dtype)
@@ -117,31 +118,19 @@ class Setting:
             "no tensor, config, class or file of its modules has changed, so "
             "it reads a value of somewhere else, or is not deterministic")
 
-    @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
+    def in_place(self) -> contextlib.AbstractContextManager:
         """The modules have the attributes, submodules, hooks and buffers of
         then."""
-        replaced = [(owner, name, owner._buffers[name], buffer)
-                    for owner, name, buffer, _ in self._buffers
-                    if owner._buffers[name] is not buffer]
-        changed = []
-        for module, then in zip((*self._modules, _ALL), self.attributes):
-            now = vars(module)
-            changed += [(module, name, now[name], value)
-                        for name, value in then.items()
-                        if (_is_plain(now.get(name, self)) or name in _HELD
-                            or module is _ALL) and now[name] != value]
-        for module, name, _, value in changed:
-            vars(module)[name] = value
-        for owner, name, _, buffer in replaced:
-            owner._buffers[name] = buffer
-        try:
-            yield
-        finally:
-            for owner, name, now, _ in replaced:
-                owner._buffers[name] = now
-            for module, name, now, _ in changed:
-                vars(module)[name] = now
+        then = [(vars(module), name, value) for module, attributes in zip(
+                    (*self._modules, _ALL), self.attributes)
+                for name, value in attributes.items()]
+        return swapped.items(
+            *((now, name, value) for now, name, value in then
+              if (name in _HELD or now is vars(_ALL)
+                  or _is_plain(now.get(name, self))) and now[name] != value),
+            *((owner._buffers, name, buffer)
+              for owner, name, buffer, _ in self._buffers
+              if owner._buffers[name] is not buffer))
 
 
 @contextlib.contextmanager

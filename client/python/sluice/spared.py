@@ -36,7 +36,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
-from sluice import linears
+from sluice import linears, swapped
 from sluice.attention import Attend
 from sluice.hidden import stand_in
 from sluice.products import Mode, Place, Product, Products, storage
@@ -91,19 +91,13 @@ class Spared:
     def left_out(self, layer: nn.Module, products: Products
                  ) -> Iterator[None]:
         """Around a replay of one chunk; `products` are the layer's."""
-        patched: list[tuple[nn.Module, Any]] = []
-        try:
+        with contextlib.ExitStack() as stack:
             for name in self.weights:
                 owner = layer.get_submodule(name.rpartition(".")[0])
-                patched.append((owner, vars(owner).get("forward")))
-                owner.forward = (_UnmadeLinear if linears.is_plain(owner) else
-                                 _Without)(owner, products, name)
+                without = _UnmadeLinear if linears.is_plain(owner) else _Without
+                stack.enter_context(swapped.attributes(
+                    owner, forward=without(owner, products, name)))
             yield
-        finally:
-            for owner, before in reversed(patched):
-                del owner.forward
-                if before is not None:
-                    owner.forward = before
 
 
 class _Without:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from sluice import board, masks
+from sluice import board, masks, swapped
 from sluice.errors import Unsupported
 from sluice.gpu_blocks import Kernel
 from sluice.hidden import InHost, OnDevice, Standing
@@ -145,17 +145,14 @@ class Step:
     @contextlib.contextmanager
     def engaged(self) -> Iterator[None]:
         """The model asks this step for masks and attention."""
-        before = current()
         try:
-            _current.step = self
-            with self.turn, self._model.engage(), self.telling():
+            with swapped.attributes(_current, step=self), self.turn, (
+                    self._model.engage()), self.telling():
                 yield
         except BaseException:
             if self.progress is not None:
                 self.progress.idle()
             raise
-        finally:
-            _current.step = before
 
     def telling(self) -> contextlib.AbstractContextManager:
         """What is raised within is told to ranks that wait for this one."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from sluice import chunked
+from sluice import chunked, swapped
 from sluice.adapters import padded, routers
 from sluice.adapters.ends import LEFT
 from sluice.adapters.ends_calls import FirstCall, LastCall
@@ -239,20 +239,15 @@ def _gradients_are_same(ends: Ends, given: dict[str, Any],
 def _streams_the_same(ends: Ends, ids: Tensor) -> bool:
     """The streamed decoder's answer, with the ends whole and in chunks."""
     stream, answers = ends.stream, []
-    kept = stream.chunk, stream.min_tokens
     parts = ends.before, ends.after
     settings = [((None, None), False), (parts, False)]
     settings += [(parts, True)] if stream.hidden == "host" else []
-    try:
-        stream.chunk, stream.min_tokens = CHUNK, 0
-        for (ends.before, ends.after), stream.in_host in settings:
-            with torch.no_grad():
-                answers.append(ends.decoder(
-                    input_ids=ids, use_cache=False)["last_hidden_state"])
-    finally:
-        stream.chunk, stream.min_tokens = kept
-        stream.in_host = False
-        ends.before, ends.after = parts
+    for (before, after), in_host in settings:
+        with torch.no_grad(), swapped.attributes(
+                ends, before=before, after=after), swapped.attributes(
+                stream, chunk=CHUNK, min_tokens=0, in_host=in_host):
+            answers.append(ends.decoder(
+                input_ids=ids, use_cache=False)["last_hidden_state"])
     return all(near(answer, answers[0]) for answer in answers[1:])
 
 

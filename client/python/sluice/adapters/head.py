@@ -283,12 +283,9 @@ class Head:
     @contextlib.contextmanager
     def _instead(self, module: nn.Module) -> Iterator[nn.Module]:
         """The base model's place is taken."""
-        (parent, name), before = self.place, self._base
-        parent._modules[name] = module
-        try:
+        parent, name = self.place
+        with swapped.items((parent._modules, name, module)):
             yield module
-        finally:
-            parent._modules[name] = before
 
     @property
     def is_sharded(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PretrainedConfig
 
-from sluice import calls, probe, rows, sdpa
+from sluice import calls, probe, rows, sdpa, swapped
 from sluice import layer as layers_
 from sluice.adapters import (
     dealing_trial,
@@ -122,26 +122,25 @@ class Adapter:
                          unknown: UnknownRows) -> Unsupported:
         """The refusal of an argument that may have rows, whose remedy is one
         that was tried; or the reason why there is none."""
-        before, refusals = stream.rows, []
+        refusals: list[Unsupported] = []
         for dim in (*unknown.dims, None):
-            stream.rows = {**before, unknown.argument: dim}
-            try:
-                self._tried(stream).undo()
-                self._patches.pop(self.entry).undo()
-                said = {name: d for name, d in stream.rows.items()
-                        if name not in rows.ROWS}
-                return UnknownRows(unknown.module, unknown.feature,
-                                   f"pass rows={said!r} to stream(), which "
-                                   "was tried and is exact")
-            except UnknownRows as other:
-                refused = self._tried_with_rows(stream, other)
-                if isinstance(refused, UnknownRows):
-                    return refused
-            except Unsupported as other:
-                refused = other
-            finally:
-                stream.rows = before
-            refusals.append(refused)
+            with swapped.attributes(stream, rows={**stream.rows,
+                                                  unknown.argument: dim}):
+                try:
+                    self._tried(stream).undo()
+                    self._patches.pop(self.entry).undo()
+                    said = {name: d for name, d in stream.rows.items()
+                            if name not in rows.ROWS}
+                    return UnknownRows(unknown.module, unknown.feature,
+                                       f"pass rows={said!r} to stream(), which "
+                                       "was tried and is exact")
+                except UnknownRows as other:
+                    refused = self._tried_with_rows(stream, other)
+                    if isinstance(refused, UnknownRows):
+                        return refused
+                    refusals.append(refused)
+                except Unsupported as other:
+                    refusals.append(other)
         return min(refusals, key=_vagueness)
 
     def _tried(self, stream: Stream) -> Told:
@@ -213,26 +212,16 @@ class Adapter:
         """The module's forward of before, bound to it."""
         return self._patches[module].own
 
-    @contextlib.contextmanager
-    def engage(self) -> Iterator[None]:
+    def engage(self) -> contextlib.AbstractContextManager:
         """The model's attention and masks are ours, and no layer is
         checkpointed: Trainer switches that on, and a stream needs none."""
         switched = [] if self.way == "sdpa" else self.configs
-        before = [c._attn_implementation for c in switched]
-        checkpointed = [m for m in (self.entry, self.decoder,
-                                    *self.layers) if getattr(
-            m, "gradient_checkpointing", False)]
-        try:
-            for module in checkpointed:
-                module.gradient_checkpointing = False
-            for config in switched:
-                config._attn_implementation_internal = registry.NAME
-            yield
-        finally:
-            for config, name in zip(switched, before):
-                config._attn_implementation_internal = name
-            for module in checkpointed:
-                module.gradient_checkpointing = True
+        return swapped.items(
+            *((vars(config), "_attn_implementation_internal", registry.NAME)
+              for config in switched),
+            *((vars(module), "gradient_checkpointing", False)
+              for module in (self.entry, self.decoder, *self.layers)
+              if getattr(module, "gradient_checkpointing", False)))
 
     def inside(self) -> contextlib.AbstractContextManager:
         return (contextlib.nullcontext() if self.way == "registry" else

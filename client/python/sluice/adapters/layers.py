@@ -24,7 +24,16 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils import _pytree as pytree
 
-from sluice import calls, probe, randomness, rows, sdpa, tables, trial
+from sluice import (
+    calls,
+    probe,
+    randomness,
+    rows,
+    sdpa,
+    swapped,
+    tables,
+    trial,
+)
 from sluice import layer as layers_
 from sluice.adapters.held import Held, Inside, warn_of_hooks
 from sluice.adapters.units import refuse_compiled, refuse_within
@@ -253,14 +262,10 @@ class OwnLayers:
     def _seen(self, stream: Stream) -> dict[int, Seen]:
         """What the sample calls the layers with."""
         seen: dict[int, Seen] = {}
-        self._whole = True
-        try:
-            with torch.no_grad(), recorded(
-                    self.layers, stream, seen, _first(self.layers[0])):
-                assert self._sample is not None
-                self._sample()
-        finally:
-            self._whole = False
+        with swapped.attributes(self, _whole=True), torch.no_grad(), recorded(
+                self.layers, stream, seen, _first(self.layers[0])):
+            assert self._sample is not None
+            self._sample()
         for index in range(len(self.layers)):
             if index not in seen:
                 raise Unsupported(f"layer {index}", "the sample does not call "
@@ -283,17 +288,14 @@ class OwnLayers:
                 "before fully_shard")
         seen = self._first_rows(stream, layer, seen)
         at = self._index[layer]
-        self._whole = True
-        try:
-            with probe.probing(nn.ModuleList(self.layers), seen.x.device):
-                self._find_written(stream, at, seen)
-                alike = [layer for layer, k in zip(self.layers, self._kind)
-                         if k == kind]
-                self._told.append(tables.probed(
-                    alike, stream, {alike.index(layer): seen},
-                    lambda: probe.probe_layer(self, stream, at, seen, seen)))
-        finally:
-            self._whole = False
+        with swapped.attributes(self, _whole=True), probe.probing(
+                nn.ModuleList(self.layers), seen.x.device):
+            self._find_written(stream, at, seen)
+            alike = [layer for layer, k in zip(self.layers, self._kind)
+                     if k == kind]
+            self._told.append(tables.probed(
+                alike, stream, {alike.index(layer): seen},
+                lambda: probe.probe_layer(self, stream, at, seen, seen)))
         self._probed.add(kind)
         if index is not None:
             self._take()  # who is told the length has a hook by now

@@ -3,12 +3,13 @@ itself, or while only the base model's answer is wanted."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sluice import swapped
 from sluice.hidden import stand_in
 
 
@@ -41,31 +42,20 @@ class Instead(nn.Module):
             return getattr(object.__getattribute__(self, "_base"), name)
 
 
-@contextlib.contextmanager
 def in_every_place(base: nn.Module, owners: Iterable[nn.Module],
-                   made: Callable[[nn.Module], nn.Module]) -> Iterator[None]:
+                   made: Callable[[nn.Module], nn.Module]
+                   ) -> contextlib.AbstractContextManager:
     """Other modules wherever one of the owners has `base`."""
-    places = [(owner, name) for owner in owners
-              for name, child in owner._modules.items() if child is base]
-    for owner, name in places:
-        owner._modules[name] = made(base)
-    try:
-        yield
-    finally:
-        for owner, name in places:
-            owner._modules[name] = base
+    return swapped.items(*(
+        (owner._modules, name, made(base)) for owner in owners
+        for name, child in owner._modules.items() if child is base))
 
 
-@contextlib.contextmanager
 def in_place_of_layers(layers: nn.ModuleList, others: Iterable[nn.Module]
-                       ) -> Iterator[None]:
+                       ) -> contextlib.AbstractContextManager:
     """The list has `others`, one for each layer."""
-    real = vars(layers)["_modules"]
-    vars(layers)["_modules"] = dict(zip(real, others))
-    try:
-        yield
-    finally:
-        vars(layers)["_modules"] = real
+    return swapped.attributes(
+        layers, _modules=dict(zip(layers._modules, others)))
 
 
 class Stub(Instead):

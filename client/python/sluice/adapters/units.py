@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,37 +19,24 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 from torch.distributed.fsdp import FSDPModule
 
+from sluice import swapped
 from sluice.errors import Unsupported
 
 
 def through(unit: nn.Module, run: Callable[[Tensor], Tensor],
             hidden: Tensor) -> Tensor:
     """`run(hidden)` as the unit's forward, with its hooks around it."""
-    before = vars(unit).get("forward")
-    unit.forward = run
-    try:
+    with swapped.attributes(unit, forward=run):
         return unit(hidden)
-    finally:
-        del unit.forward
-        if before is not None:
-            unit.forward = before
 
 
-@contextlib.contextmanager
-def unhooked(units: Sequence[nn.Module]) -> Iterator[None]:
+def unhooked(units: Sequence[nn.Module]
+             ) -> contextlib.AbstractContextManager:
     """The units have their own forwards and no hooks."""
-    kept = [(vars(unit).pop("forward", None), unit._forward_pre_hooks,
-             unit._forward_hooks) for unit in units]
-    try:
-        for unit in units:
-            unit._forward_pre_hooks = OrderedDict()
-            unit._forward_hooks = OrderedDict()
-        yield
-    finally:
-        for unit, (forward, before, after) in zip(units, kept):
-            unit._forward_pre_hooks, unit._forward_hooks = before, after
-            if forward is not None:
-                unit.forward = forward
+    without = {"forward": swapped.ABSENT, "_forward_pre_hooks": OrderedDict(),
+               "_forward_hooks": OrderedDict()}
+    return swapped.items(*((vars(unit), name, value) for unit in units
+                           for name, value in without.items()))
 
 
 def refuse_compiled(index: int, layer: nn.Module) -> None:
