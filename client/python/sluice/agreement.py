@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sluice import named
 from sluice.errors import Error, Status
 from sluice.randomness import RandomState
 from sluice.ranks import Ranks
@@ -22,8 +23,7 @@ from sluice.ranks import Ranks
 # What is told apart in the error; all else is "another argument". Always as
 # many, because ranks that have other arguments must not reduce other shapes.
 SETTINGS = ("call", "chunk", "min_tokens", "length")
-INPUTS = ("input_ids", "hidden_states", "position_ids", "attention_mask",
-          "labels", "shift_labels", "num_items_in_batch")
+INPUTS = tuple(named.those("agreed"))
 
 
 def agree(ranks: Ranks, device: torch.device, settings: Mapping[str, Any],

@@ -23,13 +23,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn import functional as F
 
+from sluice import named
 from sluice.arguments import NONE, Kind, a, invalid, takes
 from sluice.kinds import GROUP, rows_of_tokens
 from sluice.ranks import Ranks
 
-IGNORED = -100  # the label of a row that counts nothing
 SHARDED = {"input_ids": rows_of_tokens(), "labels": rows_of_tokens() | NONE,
            "position_ids": rows_of_tokens() | NONE}
 
@@ -70,9 +69,8 @@ def shard(ranks: Ranks | None, own: Tensor | None, input_ids: Tensor,
     if position_ids is None:
         position_ids = torch.arange(input_ids.shape[1],
                                     device=input_ids.device)[None]
-    shifted = None if labels is None else F.pad(labels, (0, 1),
-                                                value=IGNORED)[:, 1:]
-    count = None if labels is None else (shifted != IGNORED).sum()
+    shifted = None if labels is None else named.shifted(labels)
+    count = None if labels is None else (shifted != named.IGNORED).sum()
 
     def cut(rows: Tensor | None) -> Tensor | None:
         return rows if rows is None or own is None else rows.index_select(

@@ -1,8 +1,7 @@
 """A layer's arguments: which have rows, along which dimension.
 
-Rows are known by the names that layers declare, never by their length: a
-tensor that happens to be as long as the sequence would be cut in silence. A
-tensor of the sequence's length under another name is refused by that name.
+A tensor of the sequence's length under a name that is not known to have rows
+is refused by that name.
 """
 from __future__ import annotations
 
@@ -15,31 +14,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
+from sluice import named
 from sluice.errors import UnknownRows, Unsupported
 
 if TYPE_CHECKING:
     from sluice.step import Step
 
-# Name of a layer's argument -> the dimension of its rows. [B, S, ...] where
-# it is 1; counted from the end where leading dimensions vary.
-ROWS: Mapping[str, int] = {
-    "hidden_states": 1,
-    "position_ids": -1,  # [B, S] or [1, S]
-    "cache_position": -1,  # [S]
-    "token_type_ids": -1,
-    "position_embeddings": -2,  # (cos, sin), each [B or 1, S, D]
-    "position_embeddings_global": -2,
-    "position_embeddings_local": -2,
-    "rotary_pos_emb": -2,
-    "attention_scaling": 2,  # [B, 1, S, 1]: per row of the scores
-    "sinusoidal_pos": -2,  # [1, 1, S, D]
-    "per_layer_input": 1,  # [B, S, width]
-    "per_layer_inputs": 1,
-}
-MASKS = frozenset({"attention_mask", "causal_mask", "mask"})
-# What says that a cache or an output is wanted which a stream cannot give.
-_CACHES = frozenset({"past_key_values", "past_key_value", "layer_past",
-                     "cache_params"})
+ROWS: Mapping[str, int] = named.those("rows")
+_MASKS, _CACHES = named.those("mask"), named.those("cache")
 _PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
@@ -163,11 +145,10 @@ def leaf_of(layer: nn.Module, name: str, value: Any, step: Step, length: int,
                           "pass use_cache=False")
     if isinstance(value, Tensor) and step.is_marker(value):
         return Leaf(name, value, None, marker=True)
-    if name in MASKS and isinstance(value, Tensor):
-        marker = step.marker_of(value)
+    if name in _MASKS:
+        marker = step.marker_of(value) if isinstance(value, Tensor) else None
         if marker is not None:
             return Leaf(name, marker, None, marker=True)
-    if name in MASKS:
         return Leaf(name, value, None)
     if isinstance(value, Tensor):
         return _tensor(module, name, value, length, declared)

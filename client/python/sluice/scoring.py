@@ -18,9 +18,9 @@ from sluice import swapped
 from sluice.arguments import FLAG, NONE, invalid, number, takes
 from sluice.errors import Invalid
 from sluice.kinds import MODULE, rows_of_tokens
+from sluice.named import IGNORED, shifted
 from sluice.precision import widened
 
-IGNORED = -100  # the target of a row that is not asked for
 _asking = threading.local()  # .asked: what this thread wants of a head
 
 
@@ -97,7 +97,7 @@ def logprobs(model: nn.Module, *, labels: Tensor | None = None,
     if (labels is None) == (targets is None):
         raise invalid("logprobs: pass labels or targets, and not both")
     if targets is None:
-        targets = F.pad(labels, (0, 1), value=IGNORED)[:, 1:]
+        targets = shifted(labels)
     least, largest = _extremes(targets)
     if least < 0:
         raise invalid(f"logprobs: a target of {least}: a token, 0 or more, or "

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from sluice import calls
+from sluice import calls, named
 from sluice.adapters.stand_in import (
     Recorded,
     in_every_place,
@@ -48,12 +48,7 @@ if TYPE_CHECKING:
     from sluice.step import Step
     from sluice.streamed import Stream
 
-# Arguments of a decoder that have rows, and along which dimension.
-INPUTS: Mapping[str, int] = {
-    "input_ids": 1, "inputs_embeds": 1, "position_ids": -1,
-    "attention_mask": 1, "token_type_ids": 1, "cache_position": -1,
-    "labels": 1,  # which some decoders are given, and do nothing with
-}
+_INPUTS = named.those("dealt")
 
 
 class Dealing:
@@ -78,8 +73,7 @@ class Dealing:
         entry = self.adapter.entry
         name = type(entry).__name__
         what = call.needs_all
-        if given.get("output_hidden_states",
-                     getattr(entry.config, "output_hidden_states", False)):
+        if named.wants(entry, given, "output_hidden_states"):
             what = "output_hidden_states"
         if what is not None:
             raise Unsupported(name, f"{what}, under a group: each rank has "
@@ -144,8 +138,8 @@ class Dealing:
         name_of = type(self.adapter.entry).__name__
         local = {}
         for name, value in given.items():
-            if isinstance(value, Tensor) and name in INPUTS:
-                dim = INPUTS[name]
+            if isinstance(value, Tensor) and name in _INPUTS:
+                dim = _INPUTS[name]
                 if value.shape[dim] != 1 or length == 1:
                     value = value.index_select(dim, own)
             elif isinstance(value, Tensor) and value.dim() > 0:

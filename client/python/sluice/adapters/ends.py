@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from sluice import chunked
+from sluice import chunked, named
 from sluice.adapters import units
 from sluice.adapters.ends_calls import FirstCall, LastCall, Left
 from sluice.adapters.part import Part
@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from sluice.step import Step
     from sluice.streamed import Stream
 
-# Arguments of a decoder with rows -> their dimension.
-_ROWS = {"input_ids": 1, "attention_mask": 1, "position_ids": -1}
+_DEALT, _CUT = named.those("dealt"), named.those("cut")
 LEFT = "padding on the left"
 _DEVICE = 'stream it with hidden="device"'
 
@@ -65,7 +64,7 @@ class Ends:
         # Where a mask has zeros and the caller says no positions: how those
         # are counted that must be said.
         self.counts: Callable[[Tensor], Tensor] | None = None
-        # Of _ROWS what may be cut, and LEFT where a mask may have that.
+        # Arguments that may be cut, and LEFT where a mask may have that.
         self.takes = {"input_ids"}
         self.together = 1  # chunks for one end, on the device
         self.modules: list[nn.Module] = []  # `outside`, when it was tried
@@ -133,11 +132,10 @@ class Ends:
         chunks."""
         if self.before is None:
             return "what it computes outside of its layers"
-        config = self.decoder.config
         for wish in ("output_hidden_states", "output_attentions"):
-            if given.get(wish, getattr(config, wish, False)):
+            if named.wants(self.decoder, given, wish):
                 return wish
-        if not given.get("return_dict", getattr(config, "return_dict", True)):
+        if not named.wants(self.decoder, given, "return_dict", True):
             return "return_dict=False"
         for name, value in given.items():
             if isinstance(value, (list, tuple, dict)) or (
@@ -269,6 +267,6 @@ def _sees_all(name: str, value: Any) -> bool:
 
 
 def _cut(name: str, value: Any, rows: range) -> Any:
-    if name not in _ROWS or value.shape[_ROWS[name]] == 1:
+    if name not in _CUT or value.shape[_DEALT[name]] == 1:
         return value
-    return value.narrow(_ROWS[name], rows.start, len(rows))
+    return value.narrow(_DEALT[name], rows.start, len(rows))

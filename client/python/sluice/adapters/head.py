@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from sluice import calls, scoring, swapped
+from sluice import calls, named, scoring, swapped
 from sluice.adapters import (
     head_routers,
     logprobs,
@@ -29,13 +29,13 @@ from sluice.adapters import (
     routers,
     shared,
     units,
-    wanted,
 )
 from sluice.adapters.head_loss import Labels, Loss
 from sluice.adapters.held import Inside, check_base
 from sluice.adapters.lazy_logits import logits
 from sluice.adapters.stand_in import Recorded, Recorder, Stub
 from sluice.calls import Call
+from sluice.named import IGNORED
 from sluice.replay import Slot, distinct
 from sluice.step import current
 
@@ -44,20 +44,12 @@ if TYPE_CHECKING:
     from sluice.adapters.ends_calls import Left
     from sluice.streamed import Stream
 
-IGNORED = -100  # the label of a row that counts nothing
 ROWS = 256  # per chunk at least: logits are its rows times the vocabulary
 # More where the logits are no more than so many hidden states for each row of
 # a layer's chunk, whose own products are more than that.
 HIDDEN = 8
-# Arguments that do not change how the loss is made of the logits; with any
-# other the whole rows go through the model's own head and loss.
-_KNOWN = frozenset({
-    "input_ids", "inputs_embeds", "attention_mask", "position_ids",
-    "cache_position", "past_key_values", "use_cache", "labels", "shift_labels",
-    "num_items_in_batch", "logits_to_keep", "token_type_ids", "return_dict",
-    "output_hidden_states", "output_attentions", "cu_seq_lens_q",
-    "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", routers.ASKED,
-})
+# With any other argument all rows go through the model's own head and loss.
+_KNOWN = frozenset(named.those("loss"))
 
 
 class Head:
@@ -124,7 +116,7 @@ class Head:
                 check_base(causal, self._base, self.decoder)
                 given = calls.arguments_of(accepts, self_, args, kwargs)
                 call = Call(self.stream.ranks,
-                            wanted.makes_cache(causal, given))
+                            named.wants(causal, given, "use_cache"))
                 with swapped.attributes(self.stream, call=call):
                     return self._answer(call, given, own)
 
@@ -154,8 +146,7 @@ class Head:
         """Whether the call's logits are made of its rows as was probed."""
         kept = given.get("logits_to_keep", 0)
         return (isinstance(kept, int) and kept == 0
-                and given.get("return_dict") in (None, True)
-                and getattr(self.causal.config, "return_dict", True)
+                and named.wants(self.causal, given, "return_dict", True)
                 and not (routers.asked(self.causal, given) and self._units())
                 and _KNOWN.issuperset(name for name, value in given.items()
                                       if value is not None))
@@ -324,7 +315,7 @@ def _shifted(given: dict[str, Any]) -> Tensor | None:
     rows have none: a classifier's are [B]."""
     shifted, labels = given.get("shift_labels"), given.get("labels")
     if shifted is None and isinstance(labels, Tensor) and labels.dim() == 2:
-        shifted = nn.functional.pad(labels, (0, 1), value=IGNORED)[:, 1:]
+        shifted = named.shifted(labels)
     return shifted
 
 

@@ -15,6 +15,7 @@ from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
 from sluice.adapters import routers
 from sluice.errors import Unsupported
+from sluice.named import IGNORED
 
 if TYPE_CHECKING:
     from sluice.adapters.head import Head
@@ -43,7 +44,7 @@ def _added(head: Head, noted: tuple[Tensor, ...], mask: Tensor | None
     weight = head.causal.get_output_embeddings().weight
     row = torch.zeros(1, 1, weight.shape[1], dtype=weight.dtype,
                       device=noted[0].device)
-    label = torch.full((1, 1), -100, device=row.device)
+    label = torch.full((1, 1), IGNORED, device=row.device)
     found = _whole(head, row, label, noted, attention_mask=mask,
                    num_items_in_batch=1)
     return found.loss, found.aux_loss

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from sluice import named
 from sluice.adapters.ends_trial import near
-from sluice.adapters.head import IGNORED
+from sluice.named import IGNORED
 from sluice.randomness import undisturbed
 from sluice.replay import distinct, leaves, slots, wide_in_place
 
@@ -50,7 +51,7 @@ def _same_wide(head: Head) -> bool:
                          dtype=weight.dtype)
     labels = torch.randint(weight.shape[0], (2, 40)).to(weight.device)
     labels[0, 5:17] = IGNORED
-    shifted = nn.functional.pad(labels, (0, 1), value=IGNORED)[:, 1:]
+    shifted = named.shifted(labels)
     count = (shifted != IGNORED).sum()
     found = distinct(head.slots())
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PretrainedConfig
 
-from sluice import calls, probe, rows, sdpa, swapped
+from sluice import calls, named, probe, rows, sdpa, swapped
 from sluice import layer as layers_
 from sluice.adapters import (
     dealing_trial,
@@ -273,7 +273,7 @@ class Adapter:
             if current() is not None:
                 return own(*args, **kwargs)
             call = stream.call or calls.Call(
-                stream.ranks, wanted.makes_cache(self_, given))
+                stream.ranks, named.wants(self_, given, "use_cache"))
             call.own_rows = call.blind = None
             if not wanted.is_streamed(call, stream, self_, given):
                 return own(*args, **kwargs)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sluice import named
 from sluice.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 # Lengths [documents + 1] of all rows one after the other; seq_idx [B, S].
 _LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k")
-_NAMES = (*_LENGTHS, "seq_idx", "max_length_q", "max_length_k")
 
 
 def take(module: str, given: dict[str, Any]) -> Tensor | None:
@@ -30,7 +30,7 @@ def take(module: str, given: dict[str, Any]) -> Tensor | None:
 
     Raises `Unsupported` where they say something else than position_ids.
     """
-    said = {name: given.pop(name, None) for name in _NAMES}
+    said = {name: given.pop(name, None) for name in named.those("packed")}
     said = {name: value for name, value in said.items()
             if isinstance(value, Tensor)}
     if not said:

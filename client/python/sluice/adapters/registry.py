@@ -11,22 +11,14 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import and_masks, padding_mask_function
 
-from sluice import blocks, layer, masks, step
+from sluice import blocks, layer, masks, named, step
 from sluice.attention import one_dtype, refuse_dropout
 from sluice.errors import Unsupported
 from sluice.intervals import Intervals
 
 NAME = "sluice"
 
-# Arguments of attention that change nothing about its result here: they are
-# for other kernels, for caches, or say again what the mask says.
-_SAID_ELSEWHERE = frozenset({
-    "position_ids", "cache_position", "use_cache", "output_attentions",
-    "output_hidden_states", "output_router_logits", "return_dict",
-    "num_items_in_batch", "is_causal", "position_embeddings", "layer_idx",
-    "max_length_q", "max_length_k", "shift_labels", "labels", "target_dtype",
-    "deterministic", "logits_to_keep", "token_type_ids",
-})
+_SAID = named.those("said")
 
 
 def register() -> None:
@@ -53,7 +45,7 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
         raise Unsupported(name, "output_attentions",
                           "attention weights never exist here; leave it out")
     unknown = [k for k, v in rest.items()
-               if v is not None and k not in _SAID_ELSEWHERE]
+               if v is not None and k not in _SAID]
     if unknown:
         raise Unsupported(name, f"attention's argument '{unknown[0]}'",
                           "do not stream this model")

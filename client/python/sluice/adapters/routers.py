@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from sluice import named
 from sluice.adapters import shared
 from sluice.adapters.stand_in import Saying, in_place_of_layers
 from sluice.calls import Call
@@ -32,9 +33,7 @@ _OUT = ("leave it out, and set it to False in the config (of TRL's trainers: "
 
 
 def asked(decoder: nn.Module, given: dict[str, Any]) -> bool:
-    said = given.get(ASKED)
-    return bool(getattr(decoder.config, ASKED, False) if said is None else
-                said)
+    return named.wants(decoder, given, ASKED)
 
 
 def answered_last(adapter: Adapter) -> bool:

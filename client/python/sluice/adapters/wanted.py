@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from sluice import named
 from sluice.calls import Call
 from sluice.errors import Unsupported
 
 if TYPE_CHECKING:
     from sluice.streamed import Stream
 
-CACHES = ("past_key_values", "past_key_value", "cache_params")
 # Of PEFT: adapters that give each layer keys and values, as a cache.
 _GIVE_CACHES = frozenset({"PREFIX_TUNING", "CARTRIDGE"})
 
@@ -30,7 +30,7 @@ def is_streamed(call: Call, stream: Stream, module: nn.Module,
     x = input_of(given)
     if not isinstance(x, Tensor) or x.dim() < 2:
         return False
-    for name in CACHES:
+    for name in named.those("cache"):
         if given.get(name) is not None:
             if module.training and torch.is_grad_enabled():
                 raise Unsupported(
@@ -40,19 +40,12 @@ def is_streamed(call: Call, stream: Stream, module: nn.Module,
             return False
     if module.training or call.has_labels:
         return True
-    cache = makes_cache(module, given)
+    cache = named.wants(module, given, "use_cache")
     if cache and given.get("use_cache") is None and torch.is_grad_enabled():
         stream.say_once(
             f"{type(module).__name__} is in eval mode and makes a cache: "
             "it is not streamed; pass use_cache=False, or call train()")
     return not cache
-
-
-def makes_cache(module: nn.Module, given: dict[str, Any]) -> bool:
-    """Whether the call would make a cache if it were not streamed."""
-    cache = given.get("use_cache")
-    return bool(getattr(module.config, "use_cache", False)
-                if cache is None else cache)
 
 
 def refuse_call(module: nn.Module, given: dict[str, Any]) -> None:
@@ -61,8 +54,7 @@ def refuse_call(module: nn.Module, given: dict[str, Any]) -> None:
     if parametrize._cache_enabled:
         raise Unsupported(name, "parametrize.cached(): what is cached without "
                           "a gradient would be used with one", "leave it out")
-    if given.get("output_attentions",
-                 getattr(module.config, "output_attentions", False)):
+    if named.wants(module, given, "output_attentions"):
         raise Unsupported(name, "output_attentions", "leave it out")
     mask = given.get("attention_mask")
     if isinstance(mask, dict) or (isinstance(mask, Tensor)

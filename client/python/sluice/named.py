@@ -1,0 +1,113 @@
+"""Arguments of models and of their layers: what their names say, one table.
+
+Rows are known by name, never by their length: a tensor that happens to be as
+long as the sequence would be cut in silence.
+"""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+IGNORED = -100  # the label of a row that counts nothing
+
+
+class Argument(NamedTuple):
+    """What is known of an argument.
+
+    Attributes:
+        rows: of a layer's argument the dimension of its rows. [B, S, ...]
+            where it is 1; counted from the end where leading dimensions vary.
+        dealt: the same of a decoder's, which ranks that share a sequence have
+            their own rows of.
+        cut: whether what a decoder computes outside of its layers may be given
+            a chunk's rows of it.
+        mask: whether it is a mask of attention.
+        cache: whether it is a cache, which a stream has not.
+        packed: whether it describes packed documents beside position_ids.
+        said: whether attention leaves it out: it is for other kernels or for
+            caches, or says again what the mask says.
+        loss: whether the loss is made of the logits in one way with it.
+        agreed: whether ranks that were given other ones are told its name.
+    """
+
+    rows: int | None = None
+    dealt: int | None = None
+    cut: bool = False
+    mask: bool = False
+    cache: bool = False
+    packed: bool = False
+    said: bool = False
+    loss: bool = False
+    agreed: bool = False
+
+
+_SAID = Argument(said=True)
+_BOTH = Argument(said=True, loss=True)
+_CACHE = Argument(cache=True)
+_MASK = Argument(mask=True)
+
+ARGUMENTS: dict[str, Argument] = {
+    "input_ids": Argument(dealt=1, cut=True, loss=True, agreed=True),
+    "hidden_states": Argument(rows=1, agreed=True),
+    "inputs_embeds": Argument(dealt=1, loss=True),
+    "position_ids": Argument(-1, -1, True, said=True, loss=True, agreed=True),
+    "cache_position": Argument(-1, -1, said=True, loss=True),
+    "token_type_ids": Argument(-1, 1, said=True, loss=True),
+    "attention_mask": Argument(dealt=1, cut=True, mask=True, loss=True,
+                               agreed=True),
+    "causal_mask": _MASK,
+    "mask": _MASK,
+    "position_embeddings": Argument(-2, said=True),  # (cos, sin): [B or 1, S, D]
+    "position_embeddings_global": Argument(-2),
+    "position_embeddings_local": Argument(-2),
+    "rotary_pos_emb": Argument(-2),
+    "sinusoidal_pos": Argument(-2),  # [1, 1, S, D]
+    "attention_scaling": Argument(2),  # [B, 1, S, 1]: per row of the scores
+    "per_layer_input": Argument(1),  # [B, S, width]
+    "per_layer_inputs": Argument(1),
+    "past_key_values": _CACHE._replace(loss=True),
+    "past_key_value": _CACHE,
+    "layer_past": _CACHE,
+    "cache_params": _CACHE,
+    # Some decoders are given labels, and do nothing with them.
+    "labels": Argument(dealt=1, said=True, loss=True, agreed=True),
+    "shift_labels": _BOTH._replace(agreed=True),
+    "num_items_in_batch": _BOTH._replace(agreed=True),
+    "cu_seq_lens_q": Argument(packed=True, loss=True),
+    "cu_seq_lens_k": Argument(packed=True, loss=True),
+    "seq_idx": Argument(packed=True, loss=True),
+    "max_length_q": _BOTH._replace(packed=True),
+    "max_length_k": _BOTH._replace(packed=True),
+    "use_cache": _BOTH,
+    "return_dict": _BOTH,
+    "logits_to_keep": _BOTH,
+    "output_attentions": _BOTH,
+    "output_hidden_states": _BOTH,
+    "output_router_logits": _BOTH,
+    "is_causal": _SAID,
+    "layer_idx": _SAID,
+    "target_dtype": _SAID,
+    "deterministic": _SAID,
+}
+
+
+def those(what: str) -> dict[str, Any]:
+    """The arguments of which the table says it, in its order, and what."""
+    return {name: getattr(known, what) for name, known in ARGUMENTS.items()
+            if getattr(known, what) not in (None, False)}
+
+
+def wants(module: nn.Module, given: dict[str, Any], name: str,
+          default: bool = False) -> bool:
+    """Whether a call of a model asks for what `name` switches on: by the
+    argument, else by the config, as transformers reads them."""
+    said = given.get(name)
+    return bool(getattr(module.config, name, default) if said is None else
+                said)
+
+
+def shifted(labels: Tensor) -> Tensor:
+    """The label of each row [B, S]: what the token after it is."""
+    return F.pad(labels, (0, 1), value=IGNORED)[:, 1:]
