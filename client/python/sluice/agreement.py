@@ -7,7 +7,6 @@ rank raises the same error where they differ.
 """
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from sluice import named
 from sluice.errors import Error, Status
+from sluice.hashing import of_tensor, of_values
 from sluice.randomness import RandomState
 from sluice.ranks import Ranks
 
@@ -37,11 +37,10 @@ def agree(ranks: Ranks, device: torch.device, settings: Mapping[str, Any],
         counts, but of hidden_states the bits.
     """
     names = [*SETTINGS, *INPUTS, "another argument"]
-    hashes = [_of_values(settings.get(name)) for name in SETTINGS]
-    hashes += [_of(_bits(given[name]) if name == "hidden_states" and
-                   name in given else given.get(name), device)
+    hashes = [of_values(settings.get(name)) for name in SETTINGS]
+    hashes += [_of(given.get(name), device, name == "hidden_states")
                for name in INPUTS]
-    hashes.append(sum((_of(given[name], device) ^ zlib.crc32(name.encode())
+    hashes.append(sum((_of(given[name], device) ^ of_values(name)
                        for name in sorted(given)
                        if name not in INPUTS and given[name] is not None),
                       torch.zeros((), dtype=torch.int64, device=device)))
@@ -67,34 +66,16 @@ def agree(ranks: Ranks, device: torch.device, settings: Mapping[str, Any],
     return int(most[0, -1])
 
 
-def _of(value: Any, device: torch.device) -> Tensor:
-    """int64 (): of a tensor's numbers and their places, on `device`."""
+def _of(value: Any, device: torch.device, bits: bool = False) -> Tensor:
+    """int64 (): of a tensor's numbers and their places, on `device`; those
+    that may have fractions count with `bits` alone."""
     if not isinstance(value, Tensor):
         # Of other objects only that they are there.
         plain = isinstance(value, (type(None), bool, int, float, str))
-        return torch.tensor(_of_values(value if plain else "object"),
+        return torch.tensor(of_values(value if plain else "object"),
                             device=device)
-    shape = torch.tensor(_of_values((tuple(value.shape), str(value.dtype))),
+    shape = torch.tensor(of_values((tuple(value.shape), str(value.dtype))),
                          device=device)
-    if value.is_floating_point() or value.is_complex():
+    if not bits and (value.is_floating_point() or value.is_complex()):
         return shape
-    numbers = value.detach().to(device, torch.int64).flatten()
-    places = torch.arange(numbers.numel(), device=device)
-    return _mixed(_mixed(numbers) + places).sum() ^ shape
-
-
-def _bits(x: Tensor) -> Tensor:
-    """int64 [B, S]: of each row's numbers."""
-    return torch.hash_tensor(x.detach().contiguous(), dim=-1).view(torch.int64)
-
-
-def _mixed(x: Tensor) -> Tensor:
-    """The bits of each number, well stirred (Steele et al., splitmix64)."""
-    x = x * -7046029254386353131
-    x = (x ^ (x >> 30)) * -4658895280553007687
-    x = (x ^ (x >> 27)) * -7723592293110705685
-    return x ^ (x >> 31)
-
-
-def _of_values(value: Any) -> int:
-    return zlib.crc32(repr(value).encode())
+    return of_tensor(value).to(device) ^ shape

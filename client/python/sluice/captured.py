@@ -14,6 +14,7 @@ from sluice import side
 from sluice.errors import Unsupported
 from sluice.replay import Buffers
 from sluice.rows import check_hidden
+from sluice.setting import hooks_of
 from sluice.step import current
 
 if TYPE_CHECKING:
@@ -164,9 +165,8 @@ def _kind(layer: nn.Module) -> str:
                     if k not in skip]
         shapes = [(n, tuple(p.shape), p.requires_grad)
                   for n, p in module._parameters.items() if p is not None]
-        added = [_code(f) for f in (
-            *module._forward_pre_hooks.values(),
-            *module._forward_hooks.values(), vars(module).get("forward"))]
+        added = [_code(f) for f in (*hooks_of(module),
+                                    vars(module).get("forward"))]
         parts.append((name, id(type(module)), settings, shapes, added))
     return repr(parts)
 

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from sluice import calls, computing
 from sluice.errors import Unsupported
+from sluice.hashing import fingerprint
 from sluice.hidden import OnDevice
 from sluice.precision import wide_dtype
 from sluice.randomness import RandomState
 from sluice.replay import Buffers, Gradients, Slot, Snapshot, distinct, slots
 from sluice.rows import Leaf, cut
-from sluice.setting import Setting, fingerprint
+from sluice.setting import Setting
 
 if TYPE_CHECKING:
     from sluice.hidden import DeviceRows, HostRows

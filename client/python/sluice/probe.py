@@ -31,8 +31,8 @@ from sluice.captured import (
 )
 from sluice.errors import Inexact, Unsupported
 from sluice.numbered import FAR, Numbered
+from sluice.precision import near
 from sluice.randomness import Still, undisturbed
-from sluice.replay import Snapshot
 from sluice.setting import unchanged
 from sluice.trial import (
     CHUNK,
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 LIMIT = 1e-3
 # Of the output's: gradients of some models are ill-conditioned, outputs not.
 OUTPUT_LIMIT = 2e-5
+LEAST = 1e-9  # or 1e-5 of the norm of all gradients
 SLOPE_LIMIT = 5e-2  # of a gradient against differences in fp32
 
 
@@ -81,19 +82,11 @@ def probe(adapter: Adapter, stream: Stream) -> tables.Told:
 @contextlib.contextmanager
 def probing(module: nn.Module, device: torch.device) -> Iterator[None]:
     """The module trains, and is left as it was."""
-    kept = Snapshot([(m, n) for m in module.modules()
-                     for n, b in m._buffers.items() if b is not None])
-    were = [(m, m.training) for m in module.modules()]
     with undisturbed(device), unchanged(module.modules()), torch.autocast(
             device.type, enabled=False):
         torch.manual_seed(1)
         module.train()
-        try:
-            yield
-        finally:
-            for each, training in were:  # each had its own
-                each.training = training
-            kept.restore()
+        yield
 
 
 def _call_model(adapter: Adapter, stream: Stream, ids: Tensor) -> None:
@@ -157,7 +150,7 @@ def probe_layer(adapter: Patched, stream: Stream, index: int, plain: Seen,
                 raise Unsupported(name, "random numbers that do not come from "
                                   "torch's usual functions",
                                   "do not stream this model")
-        if not _near(whole.y, cut.y, 0.0, OUTPUT_LIMIT):
+        if not near(cut.y, whole.y, OUTPUT_LIMIT, LEAST):
             with still:
                 nudged = alone(wide(x) * (1 + 2 ** -22))
             _refuse_output(name + what, whole, cut, nudged)
@@ -188,13 +181,13 @@ def _find_numbered(adapter: Patched, stream: Stream, index: int,
     alike = next(kind for kind in stream.checks.kinds if layer in kind)
     stream.numbered.difference_update(alike)
     with numbered:
-        near = forward_whole(adapter, index, seen)
+        first = forward_whole(adapter, index, seen)
     if not numbered.met:
         return
     with contextlib.suppress(Exception), Numbered(seen.x.shape[1], FAR):
         # An error says that they are indices of the layer's own rows.
-        if not _near(near, forward_whole(adapter, index, seen), 0.0,
-                     OUTPUT_LIMIT):
+        if not near(forward_whole(adapter, index, seen), first, OUTPUT_LIMIT,
+                    LEAST):
             stream.numbered.update(alike)
 
 
@@ -208,14 +201,14 @@ def _compare(name: str, whole: Result, cut: Result) -> None:
         zero = torch.zeros_like(expected if got is None else got)
         expected = zero if expected is None else expected
         got = zero if got is None else got
-        if not _near(expected, got, norm):
+        if not near(got, expected, LIMIT, max(1e-5 * norm, LEAST)):
             raise Unsupported(
                 name, f"the gradient of '{key}' differs by "
                 f"{_apart(expected, got):.1e} when its rows run in chunks: "
                 "it counts rows, or adds a loss of its own",
                 "switch that off, or do not stream this model")
     for key, expected in whole.buffers.items():
-        if not _near(expected, cut.buffers[key], 0.0):
+        if not near(cut.buffers[key], expected, LIMIT, LEAST):
             raise Unsupported(
                 name, f"its buffer '{key}' differs when its rows run in "
                 "chunks", "do not stream this model")
@@ -248,10 +241,3 @@ def _compare_slopes(adapter: Patched, stream: Stream, index: int, x: Tensor,
 def _apart(a: Tensor, b: Tensor) -> float:
     return float((a.double() - b.double()).norm() / (
         a.double().norm() + 1e-30))
-
-
-def _near(a: Tensor, b: Tensor, whole: float, limit: float = LIMIT) -> bool:
-    """Within the limit of its own norm, or 1e-5 of all gradients'."""
-    a, b = a.double(), b.double()
-    return float((a - b).norm()) <= max(
-        limit * float(a.norm()), 1e-5 * whole, 1e-9)

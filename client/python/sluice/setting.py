@@ -26,11 +26,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakIdKeyDictionary
 
 from sluice import swapped
-from sluice.replay import Slot
+from sluice.hashing import fingerprint
+from sluice.replay import Slot, Snapshot
 
 _PLAIN = (type(None), bool, int, float, str, torch.dtype)
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64,
-          16: torch.int64}  # by the bytes of an element
 _TORCHS = frozenset(vars(nn.Module())) - {"training", "_is_full_backward_hook"}
 # What holds a module's submodules and hooks, and hooks of all modules.
 _HELD = [name for name, value in vars(nn.Module()).items() if isinstance(
@@ -59,7 +58,7 @@ class Setting:
             {**_attributes(root), **_copies(root, ("_modules",))},
             *({**_attributes(m), **_copies(m, _HELD)} for m in inside),
             _copies(_ALL, _OF_ALL)]
-        self._forwards = [_forward(m) for m in inside]
+        self._forwards = [forward_of(m) for m in inside]
         self.take_buffers()
 
     def take_buffers(self) -> None:
@@ -75,7 +74,7 @@ class Setting:
         """Raises RuntimeError where what is not put back was changed. In the
         stream's turn: another thread's backward has aliases in place."""
         for owner, then in zip(self._modules[1:], self._forwards):
-            if _forward(owner) != then:
+            if forward_of(owner) != then:
                 self._refuse(owner, "forward")
         for slot, contents in self._parameters:
             if slot.name not in slot.owner._parameters or (
@@ -134,16 +133,28 @@ class Setting:
 
 
 @contextlib.contextmanager
-def unchanged(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """The modules have their plain attributes back afterwards."""
-    then = [(module, _attributes(module)) for module in modules]
+def unchanged(modules: Iterable[nn.Module], contents: bool = True
+              ) -> Iterator[None]:
+    """The modules have their plain attributes, tensors and buffers back
+    afterwards; with `contents` also what was in the buffers."""
+    then = [(module, {**_attributes(module), **{
+                name: value for name, value in vars(module).items()
+                if isinstance(value, Tensor)}}, dict(module._buffers))
+            for module in modules]
+    kept = Snapshot([(module, name) for module, _, buffers in then
+                     for name, buffer in buffers.items()
+                     if buffer is not None]) if contents else None
     try:
         yield
     finally:
-        for module, attributes in then:
+        for module, attributes, buffers in then:
             vars(module).update({
                 name: value for name, value in attributes.items()
-                if vars(module).get(name) != value})
+                if _differ(vars(module).get(name), value)})
+            module._buffers.clear()
+            module._buffers.update(buffers)
+        if kept is not None:
+            kept.restore(if_changed=True)
 
 
 class _Contents:
@@ -175,19 +186,6 @@ def _sum(tensor: Tensor) -> int | None:
     if known is None or known[0] != version or version is None:
         known = _sums[tensor] = version, fingerprint(tensor)
     return known[1]
-
-
-def fingerprint(values: Tensor) -> int:
-    """Of the bits of the values and their order; any one that changes changes
-    it. Computed on the tensor's own device, because experts' weights are
-    gigabytes, and waits for it."""
-    words = values.detach().contiguous().view(-1).view(
-        _WORDS[values.element_size()])
-    total = torch.zeros((), dtype=torch.int64, device=values.device)
-    for part in words.split(1 << 22):
-        places = torch.arange(1, 2 * len(part), 2, device=values.device)
-        total = total * 1_000_003 + (part * places).sum()
-    return int(total)
 
 
 def _version(tensor: Tensor) -> int | None:
@@ -230,12 +228,24 @@ def _copies(of: Any, names: Iterable[str]) -> dict[str, dict]:
     return {name: vars(of)[name].copy() for name in names}
 
 
-def _forward(module: nn.Module) -> tuple[type, Any]:
+def hooks_of(module: nn.Module) -> tuple:
+    return (*module._forward_pre_hooks.values(),
+            *module._forward_hooks.values(),
+            *module._backward_pre_hooks.values(),
+            *module._backward_hooks.values())
+
+
+def forward_of(module: nn.Module) -> tuple[type, Any]:
     """What a call of the module runs. A forward of ours, which is in its place
     for a while (patch, linears, units), stands for the module's own."""
     own = vars(module).get("forward")
     ours = str(getattr(own, "__module__", "")).startswith("sluice.")
     return type(module), None if ours else own
+
+
+def _differ(now: Any, then: Any) -> bool:
+    return now is not then and (isinstance(now, Tensor) or isinstance(
+        then, Tensor) or now != then)
 
 
 def _is_plain(value: Any) -> bool:
@@ -246,4 +256,4 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, _PLAIN)
 
 
-__all__ = ["Setting", "fingerprint", "unchanged"]
+__all__ = ["Setting", "forward_of", "hooks_of", "unchanged"]

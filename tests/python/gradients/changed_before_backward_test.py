@@ -23,7 +23,7 @@ from support import deep
 from torch import nn
 
 import sluice
-from sluice.setting import fingerprint
+from sluice.hashing import fingerprint
 
 SQUARE = dict(num_key_value_heads=4, intermediate_size=32)
 

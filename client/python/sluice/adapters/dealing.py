@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,8 +40,8 @@ from sluice.adapters.whole_calls import (
 from sluice.errors import Unsupported
 from sluice.randomness import apart, undisturbed
 from sluice.ranks import indices
-from sluice.replay import Snapshot
 from sluice.rows import names_of
+from sluice.setting import unchanged
 
 if TYPE_CHECKING:
     from sluice.adapters.hf import Adapter
@@ -101,7 +101,10 @@ class Dealing:
 
         step.arguments = arguments
         local = self.local(given, step.length, own)
-        with _unchanged(entry, self.adapter.layers), apart(
+        inside = set(self.adapter.layers.modules())
+        # Tables of positions grow with the greatest they met, which is the
+        # whole run's.
+        with unchanged(m for m in entry.modules() if m not in inside), apart(
                 ranks.rank, step.device):
             return self.adapter.ends.run(
                 step, self.adapter.own_forward(entry), (), local, local)
@@ -171,22 +174,3 @@ class Dealing:
             self.adapter.decoder.get_input_embeddings(),
             self.adapter.entry.modules(),
             lambda table: Zeros(table, self.expands))
-
-
-@contextlib.contextmanager
-def _unchanged(entry: nn.Module, layers: nn.ModuleList) -> Iterator[None]:
-    """What the modules outside the layers know stays as it was: tables of
-    positions grow with the greatest they met, which is the whole run's."""
-    inside = set(layers.modules())
-    outside = [m for m in entry.modules() if m not in inside]
-    known = [(m, {k: v for k, v in vars(m).items()
-                  if isinstance(v, (int, float, str, Tensor))})
-             for m in outside]
-    kept = Snapshot([(m, n) for m in outside
-                     for n, b in m._buffers.items() if b is not None])
-    try:
-        yield
-    finally:
-        for module, values in known:
-            vars(module).update(values)
-        kept.restore(if_written=True)

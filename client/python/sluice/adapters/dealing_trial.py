@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from sluice.adapters.dealing import Dealing
 from sluice.adapters.whole_calls import Call, Place, named
 from sluice.errors import Unsupported
+from sluice.precision import near
 from sluice.randomness import Still
 from sluice.ranks import indices
 from sluice.rows import leaf_of
@@ -33,7 +34,7 @@ def check(dealing: Dealing, ids: Tensor, chunk: int) -> None:
     dealing.made_of_rows = {
         place for place, (value, _) in all_.items()
         if not isinstance(place, str) and (
-            value.requires_grad or not _near(value, noted.get(place)))}
+            value.requires_grad or not _near(noted.get(place), value))}
     different = _different(dealing, given, all_, chunk)
     if different:
         raise Unsupported(
@@ -68,7 +69,7 @@ def _different(dealing: Dealing, given: dict[str, Any], all_: Made,
                 continue
             if dim is not None and value.shape[dim] == length:
                 value = value.index_select(dim, own)
-            if not _near(value, part.get(place, (None,))[0]):
+            if not _near(part.get(place, (None,))[0], value):
                 return what
     return None
 
@@ -117,10 +118,7 @@ def _noted(dealing: Dealing, given: dict[str, Any]) -> dict[Place, Any]:
             for i, leaf in enumerate(pytree.tree_leaves(value))}
 
 
-def _near(a: Tensor, b: Any) -> bool:
-    if not isinstance(b, Tensor) or a.shape != b.shape:
-        return False
-    limit = HALF_LIMIT if a.dtype in (torch.float16, torch.bfloat16) else LIMIT
-    wide = torch.promote_types(a.dtype, torch.float64)  # complex stays so
-    a, b = a.detach().to(wide), b.detach().to(wide)
-    return bool((a - b).norm() <= limit * a.norm() + 1e-12)
+def _near(found: Any, wanted: Tensor) -> bool:
+    limit = HALF_LIMIT if wanted.dtype in (torch.float16, torch.bfloat16) else (
+        LIMIT)
+    return isinstance(found, Tensor) and near(found, wanted, limit)

@@ -23,7 +23,7 @@ from sluice.adapters.ends_calls import FirstCall, LastCall
 from sluice.adapters.part import Part
 from sluice.captured import probe_tokens
 from sluice.errors import Unsupported
-from sluice.precision import widened
+from sluice.precision import near, widened
 from sluice.probe import probing
 from sluice.randomness import RandomState, Still
 from sluice.replay import Buffers, distinct, leaves, slots, wide_in_place
@@ -158,7 +158,7 @@ def _first_is_same(ends: Ends, given: dict[str, Any], x: Tensor) -> bool:
     given = ends.with_positions(given)
     with torch.no_grad():
         parts = [ends.x_of(given, rows) for rows in _chunks(x)]
-    return near(torch.cat(parts, 1), x)
+    return near(torch.cat(parts, 1), x, LIMIT)
 
 
 def _last_is_same(ends: Ends, given: dict[str, Any], seen: _Seen) -> bool:
@@ -166,7 +166,7 @@ def _last_is_same(ends: Ends, given: dict[str, Any], seen: _Seen) -> bool:
         parts = [ends.answer_of(given, rows, seen.y[:, rows.start:rows.stop],
                                 seen.as_tuple)["last_hidden_state"]
                  for rows in _chunks(seen.y)]
-    return near(torch.cat(parts, 1), seen.answer["last_hidden_state"])
+    return near(torch.cat(parts, 1), seen.answer["last_hidden_state"], LIMIT)
 
 
 def _try_arguments(ends: Ends, ids: Tensor) -> None:
@@ -248,18 +248,8 @@ def _streams_the_same(ends: Ends, ids: Tensor) -> bool:
                 stream, chunk=CHUNK, min_tokens=0, in_host=in_host):
             answers.append(ends.decoder(
                 input_ids=ids, use_cache=False)["last_hidden_state"])
-    return all(near(answer, answers[0]) for answer in answers[1:])
+    return all(near(answer, answers[0], LIMIT) for answer in answers[1:])
 
 
 def _chunks(x: Tensor) -> list[range]:
     return chunks_of(x.shape[1], CHUNK)
-
-
-def near(a: Tensor | None, b: Tensor | None, limit: float = LIMIT) -> bool:
-    """Within the limit of b's norm, or the precision of its type."""
-    if a is None or b is None:
-        return a is b
-    limit = max(limit, 4 * torch.finfo(b.dtype).eps)
-    a, b = a.double(), b.double()
-    return a.shape == b.shape and bool(
-        (a - b).norm() <= limit * b.norm() + 1e-12)

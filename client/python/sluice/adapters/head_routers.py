@@ -16,6 +16,7 @@ from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 from sluice.adapters import routers
 from sluice.errors import Unsupported
 from sluice.named import IGNORED
+from sluice.precision import near
 
 if TYPE_CHECKING:
     from sluice.adapters.head import Head
@@ -71,8 +72,7 @@ def _try(head: Head, noted: tuple[Tensor, ...]) -> None:
     together = _whole(head, hidden, labels, each).loss
     apart = _whole(head, hidden, labels, None).loss + _added(
         head, each, None)[0]
-    limit = max(LIMIT, 4 * torch.finfo(together.dtype).eps)
-    if not bool((together - apart).abs() <= limit * together.abs()):
+    if not near(apart, together, LIMIT):
         raise Unsupported(
             type(head.causal).__name__, "a loss of routers' logits that is not "
             "added to that of the labels", 'stream it with head="whole"')

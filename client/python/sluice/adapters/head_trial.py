@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from sluice import named
-from sluice.adapters.ends_trial import near
 from sluice.named import IGNORED
+from sluice.precision import near
 from sluice.randomness import undisturbed
 from sluice.replay import distinct, leaves, slots, wide_in_place
 

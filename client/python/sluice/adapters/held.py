@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from sluice import linears
 from sluice.errors import Unsupported
+from sluice.setting import forward_of, hooks_of
 
 AGAIN = "unstream(), change the model, and stream it again"
 
@@ -73,21 +73,8 @@ class Inside:
                 is_[0], FSDPModule)) for was, is_ in zip(self._then, now))
 
     def _now(self) -> list[tuple]:
-        return [_of(module) for module in self._modules()]
-
-
-def _of(module: nn.Module) -> tuple:
-    forward = vars(module).get("forward")
-    if isinstance(forward, linears.Linear):  # in a backward that runs
-        forward = None
-    return (module, type(module), forward, *_hooks(module))
-
-
-def _hooks(module: nn.Module) -> tuple:
-    return (*module._forward_pre_hooks.values(),
-            *module._forward_hooks.values(),
-            *module._backward_pre_hooks.values(),
-            *module._backward_hooks.values())
+        return [(module, *forward_of(module), *hooks_of(module))
+                for module in self._modules()]
 
 
 def warn_of_hooks(layers: Iterable[nn.Module],
@@ -95,7 +82,7 @@ def warn_of_hooks(layers: Iterable[nn.Module],
     """Says how often a user's hooks inside of layers are called."""
     for layer in layers:
         for name, module in layer.named_modules():
-            if name and any(map(_is_a_users, _hooks(module))):
+            if name and any(map(_is_a_users, hooks_of(module))):
                 warn(f"'{name}' of {type(layer).__name__} has hooks: inside of "
                      "streamed layers they are called for each chunk of rows, "
                      "and again in backward; a hook of the layer itself is "

@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from sluice.adapters.held import Inside
+from sluice.setting import unchanged
 
 
 class Part:
@@ -30,16 +31,7 @@ class Part:
         """Whether hooks came to a module: they may count rows."""
         return self._inside.has_changed()
 
-    @contextlib.contextmanager
-    def still(self) -> Iterator[None]:
+    def still(self) -> contextlib.AbstractContextManager:
         """What forwards on some rows leave in the modules is undone: rotary
         embeddings, say, remember the longest sequence they met."""
-        kept = [(m, dict(vars(m)), dict(m._buffers)) for m in self._others]
-        try:
-            yield
-        finally:
-            for module, attributes, buffers in kept:
-                vars(module).clear()
-                vars(module).update(attributes)
-                module._buffers.clear()
-                module._buffers.update(buffers)
+        return unchanged(self._others, contents=False)

@@ -1,0 +1,44 @@
+"""Hashes of plain values and of tensors, the same in every process."""
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64,
+          16: torch.int64}  # by the bytes of an element
+_PART = 1 << 22  # words at a time: each takes some of 8 bytes meanwhile
+
+
+def of_values(value: Any) -> int:
+    """32 bits, of what `repr` says."""
+    return zlib.crc32(repr(value).encode())
+
+
+def of_tensor(values: Tensor) -> Tensor:
+    """int64 (): of the bits of the values and their order; any one that changes
+    changes it. Computed on the tensor's own device, because experts' weights
+    are gigabytes."""
+    words = values.detach().contiguous().view(-1).view(
+        _WORDS[values.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=values.device)
+    for i, part in enumerate(words.split(_PART)):
+        places = torch.arange(i * _PART, i * _PART + len(part),
+                              device=values.device)
+        total += _mixed(places.mul_(-7046029254386353131).add_(part)).sum()
+    return total
+
+
+def fingerprint(values: Tensor) -> int:
+    """`of_tensor`; waits for it."""
+    return int(of_tensor(values))
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """The bits of each number, well stirred, in its place (Steele et al.,
+    splitmix64)."""
+    x.bitwise_xor_(x >> 30).mul_(-4658895280553007687)
+    x.bitwise_xor_(x >> 27).mul_(-7723592293110705685)
+    return x.bitwise_xor_(x >> 31)
