@@ -85,7 +85,7 @@ def _doctor(given: argparse.Namespace) -> int:
 
 
 def _probe(given: argparse.Namespace) -> int:
-    from sluice.adapters.verdict import verdict
+    from sluice.verdict import verdict
     found = verdict(given.model)
     if given.json:
         print(json.dumps(dataclasses.asdict(found)))

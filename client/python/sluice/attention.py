@@ -11,20 +11,18 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from sluice import blocks
+from sluice.arena import HostArena, HostTensor
 from sluice.errors import Unsupported
 from sluice.gpu_blocks import Kernel
 from sluice.intervals import Intervals, Piece
 from sluice.precision import wide_dtype, widened
-
-if TYPE_CHECKING:
-    from sluice.arena import HostArena, HostTensor
 
 
 @dataclass

@@ -5,22 +5,19 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from sluice import side
 from sluice.errors import Unsupported
+from sluice.model import Model
 from sluice.replay import Buffers
 from sluice.rows import check_hidden
 from sluice.setting import hooks_of
-from sluice.step import current
-
-if TYPE_CHECKING:
-    from sluice.adapters.hf import Adapter
-    from sluice.step import Step
-    from sluice.streamed import Stream
+from sluice.step import Step, current
+from sluice.streamed import Stream
 
 TOKENS = 70  # in chunks of 24: the last one is a rest
 
@@ -34,7 +31,7 @@ class Seen(NamedTuple):
     step: Step | None  # whose masks are among them
 
 
-def probe_tokens(adapter: Adapter) -> Tensor:
+def probe_tokens(adapter: Model) -> Tensor:
     """ids [1, TOKENS], without the padding token, which some models count
     positions by."""
     config = adapter.decoder.config
@@ -54,7 +51,7 @@ def probe_tokens(adapter: Adapter) -> Tensor:
     return ids[None].to(weight.device)
 
 
-def capture(adapter: Adapter, stream: Stream, ids: Tensor
+def capture(adapter: Model, stream: Stream, ids: Tensor
             ) -> tuple[dict[int, Seen], dict[int, Seen]]:
     """What the layers are called with, plain and streamed."""
     accepts = inspect.signature(type(adapter.entry).forward).parameters

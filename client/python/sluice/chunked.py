@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,17 +18,14 @@ from torch import Tensor, nn
 from sluice import calls, computing
 from sluice.errors import Unsupported
 from sluice.hashing import fingerprint
-from sluice.hidden import OnDevice
+from sluice.hidden import DeviceRows, HostRows, OnDevice
+from sluice.host_tensor import HostTensor
 from sluice.precision import wide_dtype
 from sluice.randomness import RandomState
 from sluice.replay import Buffers, Gradients, Slot, Snapshot, distinct, slots
 from sluice.rows import Leaf, cut
 from sluice.setting import Setting
-
-if TYPE_CHECKING:
-    from sluice.hidden import DeviceRows, HostRows
-    from sluice.host_tensor import HostTensor
-    from sluice.step import Step
+from sluice.step import Step
 
 
 class Modules(Protocol):

@@ -16,15 +16,11 @@ by that.
 """
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import nn
 
 from sluice.errors import Error, Status, Unsupported
-
-if TYPE_CHECKING:
-    from sluice.session import Session
+from sluice.session import Session
 
 
 def device_of(session: Session) -> torch.device:

@@ -17,26 +17,24 @@ import contextlib
 import inspect
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sluice import calls, chunked, swapped
 from sluice.attention import Question, Site
+from sluice.blocks import Scores
 from sluice.errors import NoAttention, Unsupported
 from sluice.exchange import attend
+from sluice.intervals import Intervals
 from sluice.numbered import Numbered
 from sluice.products import Products
 from sluice.rows import Arguments, Leaf, cut
 from sluice.spared import Conditions, Following, Spared
+from sluice.step import Step
 from sluice.tape import Tape
 from sluice.two_parts import TwoParts
-
-if TYPE_CHECKING:
-    from sluice.blocks import Scores
-    from sluice.intervals import Intervals
-    from sluice.step import Step
 
 LENGTH = "seq_len"  # of an argument that says how long the sequence is
 _running = threading.local()  # .call: the layer that runs in this thread

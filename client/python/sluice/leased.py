@@ -6,14 +6,23 @@ import ctypes
 import dataclasses
 import functools
 import weakref
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from sluice import _native
 from sluice.errors import Error, Status
 from sluice.handle import Handle, forked
 
-if TYPE_CHECKING:
-    from sluice.session import Session
+
+class Opened(Protocol):
+    """What a session is to what it leases and copies with."""
+
+    _library: _native.Library
+    _handle: Handle
+
+    @property
+    def closed(self) -> bool: ...
+
+    def _value(self) -> int: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +46,7 @@ class Region:
         nbytes: what was asked for, rounded up to the granularity.
     """
 
-    def __init__(self, session: Session, kind: int, nbytes: int) -> None:
+    def __init__(self, session: Opened, kind: int, nbytes: int) -> None:
         library = session._library
         leased = ctypes.c_void_p()
         library.check(library.region_lease(session._value(), kind, nbytes,
@@ -75,7 +84,7 @@ class Engine:
     Thread safety: one thread at a time, the one that computes.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Opened) -> None:
         self.session = session
         self.library = session._library
         started = ctypes.c_void_p()

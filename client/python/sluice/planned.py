@@ -13,19 +13,17 @@ from __future__ import annotations
 import glob
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
+from sluice.arena import HostArena
 from sluice.changes import Changes, Offer
 from sluice.errors import Error
 from sluice.leased import CopyStats
 from sluice.measured import FROZEN, Kind, Measured
 from sluice.policy import Policy, Share
 from sluice.session import Session
-
-if TYPE_CHECKING:
-    from sluice.arena import HostArena
 
 FORMAT, VERSION = "sluice.rank_profile", 2
 BASE = "streamed"  # the class of all that is in the host in any case

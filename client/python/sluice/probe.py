@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -30,13 +30,14 @@ from sluice.captured import (
     refusing,
 )
 from sluice.errors import Inexact, Unsupported
+from sluice.model import Model, Patched
 from sluice.numbered import FAR, Numbered
 from sluice.precision import near
 from sluice.randomness import Still, undisturbed
 from sluice.setting import unchanged
+from sluice.streamed import Stream
 from sluice.trial import (
     CHUNK,
-    Patched,
     Result,
     forward_whole,
     run_chunked,
@@ -44,10 +45,6 @@ from sluice.trial import (
     weights,
     wide,
 )
-
-if TYPE_CHECKING:
-    from sluice.adapters.hf import Adapter
-    from sluice.streamed import Stream
 
 # Of a norm: rounding gives 1e-6 here, a wrong mask or a lost loss 1e-1.
 LIMIT = 1e-3
@@ -57,7 +54,7 @@ LEAST = 1e-9  # or 1e-5 of the norm of all gradients
 SLOPE_LIMIT = 5e-2  # of a gradient against differences in fp32
 
 
-def probe(adapter: Adapter, stream: Stream) -> tables.Told:
+def probe(adapter: Model, stream: Stream) -> tables.Told:
     """Raises `Unsupported` for the first kind of layer that is not exact.
     Leaves parameters, gradients, buffers and random state as they were.
     Returns which modules are told the sequence's length from now on."""
@@ -89,7 +86,7 @@ def probing(module: nn.Module, device: torch.device) -> Iterator[None]:
         yield
 
 
-def _call_model(adapter: Adapter, stream: Stream, ids: Tensor) -> None:
+def _call_model(adapter: Model, stream: Stream, ids: Tensor) -> None:
     """What the model around the decoder hands to it may be refused too."""
     def call() -> None:
         with torch.no_grad():

@@ -13,19 +13,13 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NamedTuple, Protocol
 
 import torch.distributed as dist
 from torch import nn
 
 from sluice.board import failed_rank
-
-if TYPE_CHECKING:
-    from sluice.adapters.hf import Adapter
-    from sluice.adapters.layers import OwnLayers
-    from sluice.step import Step
-    from sluice.streamed import Stream
 
 LONG_S = 20.0  # a step is silent before
 EVERY_S = 10.0  # between two lines of a step
@@ -34,10 +28,17 @@ LOOK_S = 1.0
 Direction = Literal["forward", "backward"]
 
 
+class Walked(Protocol):
+    """What a step is here."""
+
+    @property
+    def chunks(self) -> Sequence[range]: ...
+
+
 class Place(NamedTuple):
     """Where the thread that trains is."""
 
-    step: weakref.ref[Step]  # dead where the step has ended, or failed
+    step: weakref.ref[Walked]  # dead where the step has ended, or failed
     direction: Direction
     layer: int
     chunk: int
@@ -68,7 +69,7 @@ class Progress:
 
     # --- the thread that trains ---------------------------------------------
 
-    def move(self, step: Step, direction: Direction, layer: nn.Module,
+    def move(self, step: Walked, direction: Direction, layer: nn.Module,
              chunk: int) -> None:
         """A chunk of a layer begins."""
         last, now = self._place, self._clock()
@@ -141,21 +142,3 @@ def _rank() -> tuple[int, int]:
 
 def _to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def attached(made: Stream, adapter: Adapter | OwnLayers) -> str:
-    """One line: what is streamed, and how."""
-    head = {"rows": "head and loss by rows", "none": "the rest as it is",
-            "whole": "head and loss whole"}[made.head]
-    where = made.session.socket + (
-        ", where GPUs are simulated" if made.arena.device.type == "cpu" else "")
-    shared = "" if made.ranks is None else (
-        f" dealt to {made.ranks.size} ranks")
-    chosen = "" if made.chunk_choice is None else f" ({made.chunk_choice})"
-    by = "" if made.arena.device.type == "cpu" else ", attention by " + (
-        "flash (fp32: efficient)" if made.kernel == "auto" else made.kernel)
-    again = "" if made.rerun == 0 else (
-        f", the first {made.rerun:.0%} run again in backward")
-    return (f"sluice: {adapter.name}: {len(adapter.layers)} layers in chunks "
-            f"of {made.chunk} rows{chosen}{shared}{by}{again}, {head}; "
-            f"host memory from {where}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +17,20 @@ from torch.utils import _pytree as pytree
 from sluice import named
 from sluice.errors import UnknownRows, Unsupported
 
-if TYPE_CHECKING:
-    from sluice.step import Step
-
 ROWS: Mapping[str, int] = named.those("rows")
 _MASKS, _CACHES = named.those("mask"), named.those("cache")
 _PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
+
+
+class Markers(Protocol):
+    """What a step is to the arguments of its layers; see [Note: mask markers]
+    in step."""
+
+    rows: int  # of this rank
+
+    def is_marker(self, tensor: Tensor) -> bool: ...
+
+    def marker_of(self, mask: Tensor) -> Tensor | None: ...
 
 
 class Leaf(NamedTuple):
@@ -42,7 +50,7 @@ class Arguments:
     together again.
     """
 
-    def __init__(self, layer: nn.Module, step: Step, args: tuple,
+    def __init__(self, layer: nn.Module, step: Markers, args: tuple,
                  kwargs: dict[str, Any], names: Callable[[int], str],
                  declared: Mapping[str, int | None]):
         self._positional = len(args)
@@ -136,7 +144,7 @@ def named_arguments(layer: nn.Module, args: tuple, kwargs: dict[str, Any]
     return [*((names(i), v) for i, v in enumerate(args)), *kwargs.items()]
 
 
-def leaf_of(layer: nn.Module, name: str, value: Any, step: Step, length: int,
+def leaf_of(layer: nn.Module, name: str, value: Any, step: Markers, length: int,
             declared: Mapping[str, int | None]) -> Leaf:
     """One tensor or value of argument `name`, for `length` rows."""
     module = type(layer).__name__

@@ -16,26 +16,25 @@ from collections.abc import (
     MutableMapping,
     Sequence,
 )
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from sluice import board, masks, swapped
+from sluice.arena import HostArena
+from sluice.checks import StepChecks
 from sluice.errors import Unsupported
 from sluice.gpu_blocks import Kernel
 from sluice.hidden import InHost, OnDevice, Standing
 from sluice.intervals import Intervals
 from sluice.measured import Measured
+from sluice.model import Engaging
 from sluice.policy import Policy
-
-if TYPE_CHECKING:
-    from sluice.arena import HostArena
-    from sluice.checks import StepChecks
-    from sluice.progress import Progress
-    from sluice.ranks import Ranks
-    from sluice.side import Side
-    from sluice.spared import Spared
+from sluice.progress import Progress
+from sluice.ranks import Ranks
+from sluice.side import Side
+from sluice.spared import Spared
 
 T = TypeVar("T")
 _current = threading.local()  # .step: the one this thread is in
@@ -59,16 +58,6 @@ def end_to_end(pieces: Sequence[range]) -> list[range]:
     """As long as the pieces, one after the other from 0."""
     ends = list(itertools.accumulate(map(len, pieces)))
     return [range(b - len(p), b) for p, b in zip(pieces, ends)]
-
-
-class Engaging(Protocol):
-    """What a model is to a step."""
-
-    def engage(self) -> contextlib.AbstractContextManager:
-        """The model asks the current step for masks and attention."""
-
-    def inside(self) -> contextlib.AbstractContextManager:
-        """Around a layer's own forward on one chunk."""
 
 
 class Step:

@@ -30,6 +30,7 @@ from sluice.chunk_size import ChunkChoice
 from sluice.dealt import SHARDED, Shard, shard
 from sluice.gpu_blocks import Kernel
 from sluice.measured import Measured
+from sluice.model import Engaging, Patched
 from sluice.planned import Planning
 from sluice.policy import Policy
 from sluice.ranks import Ranks, indices
@@ -37,7 +38,7 @@ from sluice.rows import ROWS
 from sluice.session import Session
 from sluice.settings import HEAD
 from sluice.spared import Spared
-from sluice.step import Engaging, Step, chunks_of
+from sluice.step import Step, chunks_of
 
 # Blocks of attention, steps, and what computed the blocks.
 _NOTHING: tuple[int, int, frozenset[str]] = 0, 0, frozenset()
@@ -96,7 +97,7 @@ class Stream:
         self.numbered: WeakSet[nn.Module] = WeakSet()  # found by the probe
         self._known_causal: set[Hashable] = set()  # see Step
         self.progress: progress.Progress | None = None  # None: quiet
-        self._adapter: Any = None
+        self._adapter: Patched | None = None
         self._ran = _NOTHING
 
     def begin(self, length: int, device: torch.device, model: Engaging,

@@ -15,6 +15,7 @@ from sluice.arguments import invalid, takes
 from sluice.captured import kind_names
 from sluice.gpu_blocks import Kernel
 from sluice.kinds import MODULE
+from sluice.model import Patched
 from sluice.planned import Planning
 from sluice.policy import Policy
 from sluice.ranks import Ranks
@@ -170,7 +171,7 @@ def stream(model: nn.Module | None = None, *,
         _streams.add(made)
         if not quiet:
             made.progress = progress.Progress(adapter.layers, stalled_s)
-            print(progress.attached(made, adapter), file=sys.stderr)
+            print(_attached(made, adapter), file=sys.stderr)
     except BaseException:
         adapter.detach()
         made.arena.close()
@@ -216,8 +217,7 @@ def _streams_in(model: nn.Module) -> list[Stream]:
             and not modules.isdisjoint(s._adapter.layers)]
 
 
-def _streams_same(former: Adapter | OwnLayers | None,
-                  adapter: Adapter | OwnLayers) -> bool:
+def _streams_same(former: Patched | None, adapter: Patched) -> bool:
     """Whether two adapters patch the same modules."""
     return former is not None and list(former.layers) == list(
         adapter.layers) and getattr(former, "causal", None) is getattr(
@@ -237,6 +237,24 @@ def _adapter(model: nn.Module | None, layers: Layers | None,
         return hf.Adapter(model)
     from sluice.adapters.layers import OwnLayers
     return OwnLayers(layers, sample)
+
+
+def _attached(made: Stream, adapter: Patched) -> str:
+    """One line: what is streamed, and how."""
+    head = {"rows": "head and loss by rows", "none": "the rest as it is",
+            "whole": "head and loss whole"}[made.head]
+    where = made.session.socket + (
+        ", where GPUs are simulated" if made.arena.device.type == "cpu" else "")
+    shared = "" if made.ranks is None else (
+        f" dealt to {made.ranks.size} ranks")
+    chosen = "" if made.chunk_choice is None else f" ({made.chunk_choice})"
+    by = "" if made.arena.device.type == "cpu" else ", attention by " + (
+        "flash (fp32: efficient)" if made.kernel == "auto" else made.kernel)
+    again = "" if made.rerun == 0 else (
+        f", the first {made.rerun:.0%} run again in backward")
+    return (f"sluice: {adapter.name}: {len(adapter.layers)} layers in chunks "
+            f"of {made.chunk} rows{chosen}{shared}{by}{again}, {head}; "
+            f"host memory from {where}")
 
 
 __all__ = ["Stats", "Stream", "of", "stream", "unstream"]

@@ -15,18 +15,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from sluice.captured import Seen
 from sluice.errors import Unsupported
 from sluice.layer import LENGTH, tell_length
 from sluice.rows import named_arguments
-
-if TYPE_CHECKING:
-    from sluice.captured import Seen
-    from sluice.streamed import Stream
+from sluice.streamed import Stream
 
 
 class Told:

@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
+from sluice.arena import HostArena
 from sluice.host_tensor import HostTensor
 from sluice.policy import Action, Policy
 from sluice.products import Mode, Place, Product, Products, storage
-
-if TYPE_CHECKING:
-    from sluice.arena import HostArena
 
 
 class Tape:

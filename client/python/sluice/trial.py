@@ -8,7 +8,7 @@ import random
 import sys
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,25 +17,14 @@ from torch.utils import _pytree as pytree
 from sluice.captured import Seen
 from sluice.errors import Unsupported
 from sluice.layer import LayerCall, run
+from sluice.model import Patched
 from sluice.numbered import Numbered
 from sluice.randomness import RandomState, Still
 from sluice.replay import Buffers, leaves
 from sluice.rows import Arguments, names_of
-from sluice.step import Engaging
-
-if TYPE_CHECKING:
-    from sluice.streamed import Stream
+from sluice.streamed import Stream
 
 CHUNK = 24
-
-
-class Patched(Engaging, Protocol):
-    """What a trial needs of an adapter: layers whose forward is replaced."""
-
-    layers: Any  # nn.Module, by index
-    configs: list  # of transformers
-
-    def own_forward(self, module: nn.Module) -> Callable: ...
 
 
 class Result(NamedTuple):

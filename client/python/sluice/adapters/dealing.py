@@ -18,12 +18,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sluice import calls, named
+from sluice.adapters.ends import Ends
 from sluice.adapters.stand_in import (
     Recorded,
     in_every_place,
@@ -38,15 +39,12 @@ from sluice.adapters.whole_calls import (
     rows_of,
 )
 from sluice.errors import Unsupported
+from sluice.model import Model
 from sluice.randomness import apart, undisturbed
 from sluice.ranks import indices
 from sluice.rows import names_of
 from sluice.setting import unchanged
-
-if TYPE_CHECKING:
-    from sluice.adapters.hf import Adapter
-    from sluice.step import Step
-    from sluice.streamed import Stream
+from sluice.step import Step
 
 _INPUTS = named.those("dealt")
 
@@ -57,9 +55,9 @@ class Dealing:
     `dealing_trial` finds out what the attributes say.
     """
 
-    def __init__(self, adapter: Adapter, stream: Stream,
-                 accepts: Collection[str]):
-        self.adapter, self.stream, self.accepts = adapter, stream, accepts
+    def __init__(self, adapter: Model, ends: Ends, accepts: Collection[str]):
+        self.adapter, self.stream, self.accepts = adapter, ends.stream, accepts
+        self._ends = ends
         self.layers = list(adapter.layers)  # without later wrappers
         # Layers' arguments that are those of a rank's own rows.
         self.made_of_rows: set[Place] = set()
@@ -106,7 +104,7 @@ class Dealing:
         # whole run's.
         with unchanged(m for m in entry.modules() if m not in inside), apart(
                 ranks.rank, step.device):
-            return self.adapter.ends.run(
+            return self._ends.run(
                 step, self.adapter.own_forward(entry), (), local, local)
 
     def whole(self, step: Step, given: dict[str, Any], own: Tensor

@@ -14,10 +14,9 @@ embedding is a stand-in too, which only says shapes and types.
 from __future__ import annotations
 
 import contextlib
-import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,6 @@ from torch.distributed.fsdp import FSDPModule
 
 from sluice import chunked, named
 from sluice.adapters import units
-from sluice.adapters.ends_calls import FirstCall, LastCall, Left
 from sluice.adapters.part import Part
 from sluice.adapters.stand_in import (
     Answer,
@@ -38,11 +36,9 @@ from sluice.adapters.stand_in import (
 )
 from sluice.errors import Unsupported
 from sluice.hidden import Whole
-
-if TYPE_CHECKING:
-    from sluice.adapters.hf import Adapter
-    from sluice.step import Step
-    from sluice.streamed import Stream
+from sluice.model import Model
+from sluice.step import Step
+from sluice.streamed import Stream
 
 _DEALT, _CUT = named.those("dealt"), named.those("cut")
 LEFT = "padding on the left"
@@ -53,7 +49,7 @@ class Ends:
     """The two ends of one decoder. What `ends_trial` finds out is said by
     the attributes; parts that are None run whole, as the decoder runs them."""
 
-    def __init__(self, adapter: Adapter, stream: Stream):
+    def __init__(self, adapter: Model, stream: Stream):
         self.adapter, self.stream = adapter, stream
         self.decoder = adapter.decoder
         self.before: Part | None = None  # of the first layer
@@ -187,7 +183,7 @@ class Ends:
         """What the first layer is called with, [B, S, H]."""
         call = FirstCall(self, step, given)
         step.at_end.append(weakref.WeakMethod(call.settle))
-        return _through(self.before.units(), lambda _: chunked.run(
+        return units.through(self.before.units(), lambda _: chunked.run(
             call, None), given["input_ids"])
 
     def _last(self, step: Step, y: Any, given: dict[str, Any]) -> Any:
@@ -198,8 +194,8 @@ class Ends:
             self._left.append(Left(self, step, given, as_tuple))
             return Output(last_hidden_state=hidden)
         call = LastCall(self, step, given, as_tuple)
-        hidden = _through(self.after.units(), lambda h: chunked.run(call, h),
-                          hidden)
+        hidden = units.through(self.after.units(),
+                               lambda h: chunked.run(call, h), hidden)
         answer, call.answer = call.answer, None  # the call outlives this
         answer["last_hidden_state"] = Whole.apply(
             step.hidden, step.chunks, hidden)
@@ -245,19 +241,75 @@ class Ends:
                               self.outside(), made)
 
 
+class Left(NamedTuple):
+    """What comes after the layers of one forward of the decoder."""
+
+    ends: Ends
+    step: Step  # knows what hidden states in the host stand for
+    given: dict[str, Any]
+    as_tuple: bool
+
+    def rows(self, hidden: Tensor, rows: range) -> Tensor:
+        """What the decoder answers of `hidden` [B, c, H], `rows` of the last
+        layer's answer."""
+        return self.ends.answer_of(self.given, rows, hidden, self.as_tuple)[
+            "last_hidden_state"]
+
+
+class FirstCall(chunked.ChunkedCall):
+    """One run of what comes before the layers.
+
+    It holds far less for each row than a layer does, and each forward of the
+    decoder costs time of the host: where what it makes is on the device, it
+    takes several chunks at once.
+    """
+
+    def __init__(self, ends: Ends, step: Step, given: dict[str, Any]):
+        joined = None if step.hidden.in_host else [
+            range(step.chunks[a].start, step.chunks[a:a + ends.together][
+                -1].stop) for a in range(0, len(step.chunks), ends.together)]
+        assert ends.before is not None
+        super().__init__(step, ends.before, "what comes before the layers of "
+                         + type(ends.decoder).__name__, joined)
+        self._ends, self._given = ends, given
+
+    def settle(self) -> None:
+        """The decoder's own forward over all rows, which runs its modules once
+        more, is over."""
+        if self.keeps:
+            self._setting.take_buffers()
+
+    def compute(self, m: int, x: None, extra: list[Tensor]) -> Tensor:
+        return self._ends.x_of(self._given, self.chunks[m])
+
+
+class LastCall(chunked.ChunkedCall):
+    """One run of what comes after the layers."""
+
+    def __init__(self, ends: Ends, step: Step, given: dict[str, Any],
+                 as_tuple: bool):
+        assert ends.after is not None
+        super().__init__(step, ends.after, "what comes after the layers of "
+                         + type(ends.decoder).__name__)
+        self._ends, self._given, self.as_tuple = ends, given, as_tuple
+        self.answer: Any = None
+
+    def compute(self, m: int, x: Tensor, extra: list[Tensor]) -> Tensor:
+        answer = self._ends.answer_of(self._given, self.chunks[m], x,
+                                      self.as_tuple)
+        y = answer["last_hidden_state"]
+        if not self.replays:
+            answer["last_hidden_state"] = None
+            self.answer = answer
+        return y
+
+
 class _Ended(BaseException):
     """(y,): the last layer has answered; what comes then runs by chunks."""
 
 
 def _end(module: nn.Module, args: tuple, y: Any) -> None:
     raise _Ended(y)
-
-
-def _through(found: Sequence[nn.Module], run: Callable[[Tensor], Tensor],
-             x: Tensor) -> Tensor:
-    for unit in found:
-        run = functools.partial(units.through, unit, run)
-    return run(x)
 
 
 def _sees_all(name: str, value: Any) -> bool:

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sluice import chunked, swapped
 from sluice.adapters import padded, routers
-from sluice.adapters.ends import LEFT
-from sluice.adapters.ends_calls import FirstCall, LastCall
+from sluice.adapters.ends import LEFT, Ends, FirstCall, LastCall
 from sluice.adapters.part import Part
 from sluice.captured import probe_tokens
 from sluice.errors import Unsupported
@@ -29,9 +28,6 @@ from sluice.randomness import RandomState, Still
 from sluice.replay import Buffers, distinct, leaves, slots, wide_in_place
 from sluice.step import chunks_of
 from sluice.trial import weights
-
-if TYPE_CHECKING:
-    from sluice.adapters.ends import Ends
 
 CHUNK = 24
 LIMIT = 2e-5  # of a norm in fp32; rows by themselves give the same bits

@@ -3,20 +3,19 @@ forward; see [Note: chunked head] in head."""
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sluice import calls
+from sluice.adapters import units
+from sluice.adapters.ends import Left
+from sluice.adapters.head import Head
 from sluice.hidden import OnDevice
 from sluice.precision import wide_dtype
-from sluice.replay import Gradients, Slot
+from sluice.replay import Gradients, Slot, distinct, slots
 from sluice.step import chunks_of
-
-if TYPE_CHECKING:
-    from sluice.adapters.ends_calls import Left
-    from sluice.adapters.head import Head
 
 
 class Labels(NamedTuple):
@@ -25,6 +24,25 @@ class Labels(NamedTuple):
     shifted: Tensor  # [B, S]
     count: Tensor | int  # type: ignore[assignment]  # hides tuple.count
     chunk: int
+
+
+def of(head: Head, hidden: Tensor, shifted: Tensor, count: Tensor | int,
+       chunk: int | None = None, left: Left | None = None) -> Tensor:
+    """The loss () of hidden [B, S, H] against labels [B, S] that are shifted
+    already: the sum over rows divided by `count`. With `left`, `hidden` is what
+    the last layer answered."""
+    labels = Labels(shifted, count, chunk or head.rows_at_once(
+        hidden.shape[-1]))
+
+    def by_rows(h: Tensor) -> Tensor:
+        found = slots(head)  # of FSDP2's units: whole only by now
+        if left is not None:
+            found += slots(left.ends.after)
+        return Loss.apply(head, labels, left, found, torch.is_grad_enabled(),
+                          h, *distinct(found))
+
+    behind = [] if left is None else left.ends.after.units()
+    return units.through([*head.units(), *behind], by_rows, hidden)
 
 
 class Loss(torch.autograd.Function):

@@ -7,19 +7,17 @@ asks, on a few of its logits.
 """
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
 from sluice.adapters import routers
+from sluice.adapters.head import Head
 from sluice.errors import Unsupported
 from sluice.named import IGNORED
 from sluice.precision import near
-
-if TYPE_CHECKING:
-    from sluice.adapters.head import Head
 
 ROWS = 40
 LIMIT = 1e-5  # of the loss, in fp32

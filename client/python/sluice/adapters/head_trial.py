@@ -2,19 +2,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from sluice import named
+from sluice.adapters import head_loss
+from sluice.adapters.head import Head
 from sluice.named import IGNORED
 from sluice.precision import near
 from sluice.randomness import undisturbed
 from sluice.replay import distinct, leaves, slots, wide_in_place
-
-if TYPE_CHECKING:
-    from sluice.adapters.head import Head
 
 LIMIT = 1e-5  # of a norm, in fp32: rounding gives 1e-7
 
@@ -53,7 +52,7 @@ def _same_wide(head: Head) -> bool:
     labels[0, 5:17] = IGNORED
     shifted = named.shifted(labels)
     count = (shifted != IGNORED).sum()
-    found = distinct(head.slots())
+    found = distinct(slots(head))
 
     def of(loss: Callable[[Tensor], Tensor]) -> list[Tensor]:
         h = hidden.clone().requires_grad_()
@@ -71,6 +70,6 @@ def _same_wide(head: Head) -> bool:
         if not all(any(e is p for p in found) for e in ends):
             return False  # a weight of the base model's, say
         # In chunks of 16, the last one a rest.
-        ours = of(lambda h: head.loss(h, shifted, count, 16))
+        ours = of(lambda h: head_loss.of(head, h, shifted, count, 16))
         theirs = of(whole)
     return all(near(a, b, LIMIT) for a, b in zip(ours, theirs))

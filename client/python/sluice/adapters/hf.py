@@ -8,9 +8,10 @@ see the model as it was.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,10 +31,10 @@ from sluice.adapters import (
     shared,
     wanted,
 )
+from sluice.adapters.causal import Causal
 from sluice.adapters.dealing import Dealing
 from sluice.adapters.decoders import around, find_decoder
 from sluice.adapters.ends import Ends
-from sluice.adapters.head import Head
 from sluice.adapters.held import Held, Inside, warn_of_hooks
 from sluice.adapters.units import refuse_compiled, refuse_within
 from sluice.captured import probe_tokens
@@ -41,10 +42,8 @@ from sluice.errors import Inexact, NoAttention, UnknownRows, Unsupported
 from sluice.patch import Patch
 from sluice.randomness import undisturbed
 from sluice.step import current
+from sluice.streamed import Stream
 from sluice.tables import Told
-
-if TYPE_CHECKING:
-    from sluice.streamed import Stream
 
 registry.register()
 
@@ -101,10 +100,11 @@ class Adapter:
         # Of a rank's own rows the ends need not be made by chunks.
         if stream.ranks is None or stream.hidden == "host":
             ends_trial.probe(self.ends)
-        if Head.fits(self.causal, self.decoder):
-            head = Head(self.causal, self.decoder, stream, self.ends)
-            self._patch(self.causal, head.forward())
-            head.tried(head_trial.probe)
+        if Causal.fits(self.causal, self.decoder):
+            causal = Causal(self.causal, self.ends,
+                            functools.partial(self.renew, stream))
+            self._patch(self.causal, causal.forward())
+            head_trial.probe(causal.head)
         elif stream.ranks is not None and "labels" in inspect.signature(
                 type(self.causal).forward).parameters:
             raise Unsupported(
@@ -261,7 +261,7 @@ class Adapter:
     def _entry_forward(self, stream: Stream) -> Callable:
         accepts = inspect.signature(type(self.entry).forward)
         if stream.ranks is not None:
-            self.dealing = Dealing(self, stream, accepts.parameters)
+            self.dealing = Dealing(self, self.ends, accepts.parameters)
 
         def forward(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
             with stream.turn:

@@ -17,7 +17,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -52,11 +52,9 @@ from sluice.hidden import InHost, Parted, Standing, Whole, is_stand_in
 from sluice.patch import Patch
 from sluice.ranks import indices
 from sluice.settings import LAYERS
+from sluice.step import Step
+from sluice.streamed import Stream
 from sluice.tables import Told
-
-if TYPE_CHECKING:
-    from sluice.step import Step
-    from sluice.streamed import Stream
 
 LEAST = 64  # rows that show what a layer does
 

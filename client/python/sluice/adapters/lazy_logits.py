@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,15 +21,13 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from sluice import chunked
+from sluice.adapters.ends import Left
+from sluice.adapters.head import Head
 from sluice.adapters.logprobs import Alone
 from sluice.adapters.part import Part
 from sluice.errors import Unsupported
 from sluice.replay import Slot
 from sluice.setting import Setting
-
-if TYPE_CHECKING:
-    from sluice.adapters.ends_calls import Left
-    from sluice.adapters.head import Head
 
 _aten = torch.ops.aten
 

@@ -3,19 +3,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from sluice import chunked, scoring
-from sluice.adapters import shared
+from sluice.adapters import shared, units
+from sluice.adapters.head import Head
 from sluice.calls import Call
 from sluice.scoring import Asked
-
-if TYPE_CHECKING:
-    from sluice.adapters.head import Head
-    from sluice.step import Step
+from sluice.step import Step
 
 ROWS = 256  # per chunk, as for the loss
 
@@ -54,7 +52,7 @@ def answer(call: Call, head: Head, asked: Asked, base: Any) -> CausalLMOutputWit
     step = head.stream.begin(hidden.shape[1], hidden.device, Alone(),
                              chunk=ROWS, alone=True)
     asked.answered = True
-    found = head.through_units(lambda h: chunked.run(
+    found = units.through(head.units(), lambda h: chunked.run(
         _Call(step, head, asked, targets), h), hidden)
     return CausalLMOutputWithPast(logits=shared.of_all_rows(
         call, found, asked.targets.shape[1]))

@@ -8,16 +8,14 @@ elsewhere than at 0 are documents too, but only where no cache is made.
 """
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sluice import named
 from sluice.errors import Unsupported
-
-if TYPE_CHECKING:
-    from sluice.streamed import Stream
+from sluice.streamed import Stream
 
 # Lengths [documents + 1] of all rows one after the other; seq_idx [B, S].
 _LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k")

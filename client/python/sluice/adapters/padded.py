@@ -10,7 +10,6 @@ it, those of later tokens too: where a label asks for that, it is refused.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,12 +17,9 @@ from torch import Tensor
 from sluice.calls import Call
 from sluice.errors import Unsupported
 from sluice.hidden import is_stand_in
-
-if TYPE_CHECKING:
-    from sluice.adapters.hf import Adapter
-    from sluice.step import Step
-    from sluice.streamed import Stream
-
+from sluice.model import Model
+from sluice.step import Step
+from sluice.streamed import Stream
 
 # How models that are told no positions count them by a mask [B, S]. Which of
 # them one does is found by running it (`ends_trial`).
@@ -41,14 +37,14 @@ def rows(mask: Tensor | None) -> Tensor | None:
     return ~mask.to(torch.bool)
 
 
-def answers_as_torch(adapter: Adapter) -> bool:
+def answers_as_torch(adapter: Model) -> bool:
     """Whether rows that see no key have attention 0 in the model itself."""
     return adapter.way == "registry" and (
         adapter.decoder.config._attn_implementation == "sdpa")
 
 
 def check_labels(blind: Tensor | None, shifted: Tensor | None, ignored: int,
-                 adapter: Adapter) -> None:
+                 adapter: Model) -> None:
     """Raises `Unsupported` where a row [B or 1, S] of `blind` has a label
     [B, S] and the model's own attention makes something else of such rows."""
     if blind is None or shifted is None or shifted.shape[-1] != (
@@ -58,7 +54,7 @@ def check_labels(blind: Tensor | None, shifted: Tensor | None, ignored: int,
         raise _counted(adapter, "labels of")
 
 
-def watch(adapter: Adapter, step: Step, blind: Tensor | None, hidden: Tensor
+def watch(adapter: Model, step: Step, blind: Tensor | None, hidden: Tensor
           ) -> None:
     """Whoever makes a loss of the decoder's answer [B, S, H] may count such
     rows, which only its gradient says: raises `Unsupported` in backward."""
@@ -76,7 +72,7 @@ def watch(adapter: Adapter, step: Step, blind: Tensor | None, hidden: Tensor
     hidden.register_hook(check)
 
 
-def check_whole(call: Call, stream: Stream, adapter: Adapter,
+def check_whole(call: Call, stream: Stream, adapter: Model,
                 shifted: Tensor | None, ignored: int, foreign: bool) -> None:
     """After a call whose head and loss ran whole. Of a head that is not a
     language model's the gradient says which rows it has counted."""
@@ -90,7 +86,7 @@ def check_whole(call: Call, stream: Stream, adapter: Adapter,
             "another one than the model's")
 
 
-def _counted(adapter: Adapter, what: str) -> Unsupported:
+def _counted(adapter: Model, what: str) -> Unsupported:
     return Unsupported(
         adapter.name, f"{what} rows that attend to no key: the first token "
         "after padding on the left is answered by one", "set the labels of "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +20,10 @@ from sluice.adapters.stand_in import Saying, in_place_of_layers
 from sluice.calls import Call
 from sluice.captured import probe_tokens
 from sluice.errors import Unsupported
+from sluice.model import Model
 from sluice.probe import probing
 from sluice.side import ASKED, Joined, Side
-
-if TYPE_CHECKING:
-    from sluice.adapters.hf import Adapter
-    from sluice.step import Step
+from sluice.step import Step
 
 NAME = "router_logits"
 _OUT = ("leave it out, and set it to False in the config (of TRL's trainers: "
@@ -36,7 +34,7 @@ def asked(decoder: nn.Module, given: dict[str, Any]) -> bool:
     return named.wants(decoder, given, ASKED)
 
 
-def answered_last(adapter: Adapter) -> bool:
+def answered_last(adapter: Model) -> bool:
     """Whether the decoder's logits are what its layers, asked for them, answer
     last: it is run with others in their places, before it is patched."""
     decoder, layers = adapter.decoder, adapter.layers
@@ -56,7 +54,7 @@ def answered_last(adapter: Adapter) -> bool:
         f is s.more for f, s in zip(found, said))
 
 
-def find(adapter: Adapter) -> dict[nn.Module, tuple[nn.Module, int]]:
+def find(adapter: Model) -> dict[nn.Module, tuple[nn.Module, int]]:
     """Of each layer that has one, the router, and which of its outputs its
     logits are; or the layer itself, where those are an output of it. Raises
     `Unsupported` where that is not known."""
@@ -81,7 +79,7 @@ def find(adapter: Adapter) -> dict[nn.Module, tuple[nn.Module, int]]:
     return routers
 
 
-def note(step: Step, adapter: Adapter) -> None:
+def note(step: Step, adapter: Model) -> None:
     """The step's layers note their routers' logits; raises as `find`."""
     for layer, (router, index) in find(adapter).items():
         step.sides[layer] = Side(layer, router, index, step.chunks)

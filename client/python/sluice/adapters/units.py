@@ -9,8 +9,10 @@ without its hooks, on the weights that are there by then (`unhooked`).
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +25,15 @@ from sluice import swapped
 from sluice.errors import Unsupported
 
 
-def through(unit: nn.Module, run: Callable[[Tensor], Tensor],
-            hidden: Tensor) -> Tensor:
-    """`run(hidden)` as the unit's forward, with its hooks around it."""
-    with swapped.attributes(unit, forward=run):
-        return unit(hidden)
+def through(units: Sequence[nn.Module], run: Callable[[Any], Tensor], x: Any
+            ) -> Tensor:
+    """`run(x)` as the units' forward, with their hooks around it."""
+    if not units:
+        return run(x)
+    *rest, unit = units
+    with swapped.attributes(unit, forward=functools.partial(
+            through, rest, run)):
+        return unit(x)
 
 
 def unhooked(units: Sequence[nn.Module]

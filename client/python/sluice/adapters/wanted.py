@@ -2,7 +2,7 @@
 refused because the model would train unstreamed, and nobody would know."""
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +11,7 @@ from torch.nn.utils import parametrize
 from sluice import named
 from sluice.calls import Call
 from sluice.errors import Unsupported
-
-if TYPE_CHECKING:
-    from sluice.streamed import Stream
+from sluice.streamed import Stream
 
 # Of PEFT: adapters that give each layer keys and values, as a cache.
 _GIVE_CACHES = frozenset({"PREFIX_TUNING", "CARTRIDGE"})

@@ -3,7 +3,7 @@ one rank's rows of it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,7 @@ from torch.utils import _pytree as pytree
 from sluice.adapters.stand_in import Instead
 from sluice.errors import Unsupported
 from sluice.rows import leaf_of, named_arguments
-
-if TYPE_CHECKING:
-    from sluice.step import Step
-
+from sluice.step import Step
 
 # A tensor among the arguments: number of the layer, name, leaf of the argument.
 Place = tuple[int, str, int]

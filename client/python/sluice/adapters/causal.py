@@ -1,0 +1,180 @@
+"""A causal model's forward: which calls run head and loss by rows, and how."""
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from sluice import calls, named, scoring, swapped
+from sluice.adapters import (
+    head_loss,
+    head_routers,
+    head_trial,
+    logprobs,
+    padded,
+    routers,
+    shared,
+)
+from sluice.adapters.ends import Ends
+from sluice.adapters.head import Head
+from sluice.adapters.held import Inside, check_base
+from sluice.adapters.lazy_logits import logits
+from sluice.calls import Call
+from sluice.named import IGNORED
+from sluice.step import current
+
+# With any other argument all rows go through the model's own head and loss.
+_KNOWN = frozenset(named.those("loss"))
+
+
+class Causal:
+    """A causal model; `renew` probes its layers again where something in them
+    is new."""
+
+    def __init__(self, causal: nn.Module, ends: Ends,
+                 renew: Callable[[], None]):
+        self.causal, self._ends, self._renew_layers = causal, ends, renew
+        self.stream = ends.stream
+        self.head = Head(causal, ends)
+        # Where that is not a language model's, as transformers writes it, it
+        # may look at any row.
+        self._foreign = (not self.head.is_of_transformers()
+                         or causal.get_output_embeddings() is None)
+        self._loss_function = causal.loss_function
+        self._inside = Inside(lambda: [
+            m for m in self.head.modules() if m is not causal])
+
+    @staticmethod
+    def fits(causal: nn.Module, decoder: nn.Module) -> bool:
+        """Whether it is a model with a head, whose base model holds the
+        decoder."""
+        base = causal._modules.get(getattr(causal, "base_model_prefix", ""))
+        return (base is not None and causal is not decoder
+                and any(m is decoder for m in base.modules())
+                and callable(getattr(causal, "loss_function", None)))
+
+    def _renew(self) -> None:
+        self._renew_layers()
+        if self._inside.has_changed():
+            self._inside.take()
+            with self.stream.probing_again():
+                head_trial.probe(self.head)
+
+    def forward(self) -> Callable:
+        causal, head, stream = self.causal, self.head, self.stream
+        accepts = inspect.signature(type(causal).forward)
+
+        def forward(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            own = functools.partial(head.own, *args, **kwargs)
+            with stream.turn:
+                if current() is not None:
+                    return own()
+                check_base(causal, head.base, self._ends.decoder)
+                given = calls.arguments_of(accepts, self_, args, kwargs)
+                call = Call(stream.ranks,
+                            named.wants(causal, given, "use_cache"))
+                with swapped.attributes(stream, call=call):
+                    return self._answer(call, given, own)
+
+        return forward
+
+    def _answer(self, call: Call, given: dict[str, Any],
+                own: Callable[[], Any]) -> Any:
+        stream, asked = self.stream, scoring.asked()
+        if given.get("labels") is not None or asked is not None:
+            calls.refuse_transforms(type(self.causal).__name__)
+            self._renew()
+        if stream.head == "rows" and self._by_rows(given):
+            if asked is not None:
+                stream.agree("sluice.logprobs", asked.targets, {
+                    **given, "labels": asked.targets,
+                    "temperature": asked.temperature,
+                    "entropy": asked.entropy})
+                return logprobs.answer(call, self.head, asked,
+                                       self.head.of_base(given))
+            if self._can_chunk(given):
+                return self._chunked(call, given)
+        out = shared.whole(call, given, own, self._foreign)
+        padded.check_whole(call, stream, self._ends.adapter, _shifted(given),
+                           IGNORED, self._foreign)
+        return out
+
+    def _by_rows(self, given: dict[str, Any]) -> bool:
+        """Whether the call's logits are made of its rows as was probed."""
+        kept = given.get("logits_to_keep", 0)
+        return (isinstance(kept, int) and kept == 0
+                and named.wants(self.causal, given, "return_dict", True)
+                and not (routers.asked(self.causal, given)
+                         and self.head.units())
+                and _KNOWN.issuperset(name for name, value in given.items()
+                                      if value is not None))
+
+    def _can_chunk(self, given: dict[str, Any]) -> bool:
+        """Whether its loss too is a sum over rows that was probed."""
+        weight = self.causal.get_output_embeddings().weight
+        kind = weight.device.type
+        # Gradients are made before the loss is scaled: fp16 has no room.
+        half = torch.float16 in (weight.dtype, torch.get_autocast_dtype(
+            kind) if torch.is_autocast_enabled(kind) else None)
+        return (given.get("labels") is not None and not half
+                and self.causal.loss_function == self._loss_function
+                and self._loss_adds_up())
+
+    def _loss_adds_up(self) -> bool:
+        """Whether the loss function still is a sum over rows divided by a
+        given count: what it calls may be replaced, for all models."""
+        logits = torch.linspace(-1, 1, 32).view(1, 4, 8)
+        labels = torch.tensor([[1, 5, 2, 7]])
+
+        def of(a: int, b: int) -> float:
+            return float(self.causal.loss_function(
+                logits=logits[:, a:b], labels=None,
+                shift_labels=labels[:, a:b], vocab_size=8,
+                num_items_in_batch=4))
+
+        try:
+            with torch.no_grad():
+                whole = of(0, 4)
+                return abs(whole - of(0, 1) - of(1, 4)) <= 1e-4 * abs(whole)
+        except Exception:  # it needs what these logits do not have
+            return True
+
+    def _chunked(self, call: Call, given: dict[str, Any]
+                 ) -> CausalLMOutputWithPast:
+        self.stream.agree("the loss", given["labels"], given)
+        count = given.pop("num_items_in_batch", None)
+        shifted = _shifted(given)
+        given.pop("shift_labels", None)
+        if count is None:
+            count = (shifted != IGNORED).sum()
+        leaving: contextlib.AbstractContextManager[list] = (
+            self._ends.leaving() if self.head.base is self._ends.decoder else
+            contextlib.nullcontext([]))
+        with leaving as left:
+            out = self.head.of_base({**given, "use_cache": False})
+        padded.check_labels(call.blind, shifted, IGNORED, self._ends.adapter)
+        behind = left[0] if left else None
+        loss = shared.loss(call, functools.partial(
+            head_loss.of, self.head, left=behind), out[0], shifted, count)
+        made = logits(self.head, behind, out[0], loss,
+                      (*shifted.shape, self.head.made[0]))
+        if routers.asked(self.causal, given):
+            return head_routers.answer(self.head, loss, made, out,
+                                       given.get("attention_mask"))
+        return CausalLMOutputWithPast(
+            loss=loss, logits=made,
+            hidden_states=getattr(out, "hidden_states", None))
+
+
+def _shifted(given: dict[str, Any]) -> Tensor | None:
+    """None where rows have no labels: a classifier's are [B]."""
+    shifted, labels = given.get("shift_labels"), given.get("labels")
+    if shifted is None and isinstance(labels, Tensor) and labels.dim() == 2:
+        shifted = named.shifted(labels)
+    return shifted

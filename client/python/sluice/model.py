@@ -1,0 +1,46 @@
+"""What a model is to the rooms that run it. Adapters stand above them, and are
+known there by these alone."""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+
+class Engaging(Protocol):
+    """What a model is to a step."""
+
+    def engage(self) -> contextlib.AbstractContextManager:
+        """The model asks the current step for masks and attention."""
+
+    def inside(self) -> contextlib.AbstractContextManager:
+        """Around a layer's own forward on one chunk."""
+
+
+class Patched(Engaging, Protocol):
+    """Layers whose forward is replaced."""
+
+    name: str
+    layers: Any  # nn.Module, by index
+    configs: list  # of transformers
+
+    def own_forward(self, module: nn.Module) -> Callable:
+        """The module's forward of before, bound to it."""
+
+    def detach(self) -> None:
+        """The modules have their own forwards back."""
+
+
+class Model(Patched, Protocol):
+    """A model of transformers."""
+
+    causal: nn.Module
+    decoder: nn.Module
+    entry: nn.Module  # what is streamed: the decoder, or a model around it
+    way: str  # how attention is met
+    logits_last: bool  # of routers, in what layers answer
+
+    def check_dealing(self, ids: Tensor, chunk: int) -> None:
+        """Raises `Unsupported` where one rank's rows are not the whole's."""
