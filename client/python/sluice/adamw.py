@@ -127,13 +127,10 @@ class AdamW(torch.optim.AdamW):
         Raises ValueError where they are of other groups, or of parameters of
         other shapes: then options of the groups may be loaded, no state is."""
         # Torch would cast tensors to the parameters' device and dtype.
-        hook = self.register_load_state_dict_pre_hook(lambda _, given: {
-            **given, "state": {key: functools.partial(dict, values) for
-                               key, values in given["state"].items()}})
-        try:
+        with self.register_load_state_dict_pre_hook(lambda _, given: {
+                **given, "state": {key: functools.partial(dict, values) for
+                                   key, values in given["state"].items()}}):
             super().load_state_dict(state_dict)
-        finally:
-            hook.remove()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """What torch's load_state_dict calls with what is to be set."""

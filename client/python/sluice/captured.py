@@ -112,14 +112,12 @@ def recorded(layers: Iterable[nn.Module], stream: Stream,
     def returned(module: nn.Module, _: tuple, out: Any) -> None:
         stream.returns_tuple[module] = isinstance(out, (tuple, list))
 
-    hooks = [layer.register_forward_pre_hook(hook(i), with_kwargs=True)
-             for i, layer in enumerate(layers)]
-    hooks += [layer.register_forward_hook(returned) for layer in layers]
-    try:
+    with contextlib.ExitStack() as stack:
+        for i, layer in enumerate(layers):
+            stack.enter_context(layer.register_forward_pre_hook(
+                hook(i), with_kwargs=True))
+            stack.enter_context(layer.register_forward_hook(returned))
         yield
-    finally:
-        for handle in hooks:
-            handle.remove()
 
 
 def one_of_each_kind(layers: Iterable[nn.Module]) -> list[int]:

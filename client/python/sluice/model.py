@@ -3,8 +3,8 @@ known there by these alone."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -23,8 +23,10 @@ class Patched(Engaging, Protocol):
     """Layers whose forward is replaced."""
 
     name: str
-    layers: Any  # nn.Module, by index
     configs: list  # of transformers
+
+    @property
+    def layers(self) -> Sequence[nn.Module]: ...
 
     def own_forward(self, module: nn.Module) -> Callable:
         """The module's forward of before, bound to it."""
@@ -41,6 +43,9 @@ class Model(Patched, Protocol):
     entry: nn.Module  # what is streamed: the decoder, or a model around it
     way: str  # how attention is met
     logits_last: bool  # of routers, in what layers answer
+
+    @property
+    def layers(self) -> nn.ModuleList: ...
 
     def check_dealing(self, ids: Tensor, chunk: int) -> None:
         """Raises `Unsupported` where one rank's rows are not the whole's."""

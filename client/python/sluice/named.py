@@ -95,8 +95,9 @@ ARGUMENTS: dict[str, Argument] = {
 
 def those(what: str) -> dict[str, Any]:
     """The arguments of which the table says it, in its order, and what."""
-    return {name: getattr(known, what) for name, known in ARGUMENTS.items()
-            if getattr(known, what) not in (None, False)}
+    said = {name: getattr(known, what) for name, known in ARGUMENTS.items()}
+    return {name: value for name, value in said.items()
+            if value is not None and value is not False}
 
 
 def wants(module: nn.Module, given: dict[str, Any], name: str,

@@ -42,11 +42,8 @@ class Side:
         if self.is_own:  # its forward is not run through its hooks
             yield
             return
-        hook = self._module.register_forward_hook(self._note)
-        try:
+        with self._module.register_forward_hook(self._note):
             yield
-        finally:
-            hook.remove()
 
     def _note(self, module: nn.Module, args: tuple, out: Any) -> None:
         self._seen.append(out[self._index] if isinstance(

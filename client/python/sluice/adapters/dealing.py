@@ -42,7 +42,6 @@ from sluice.errors import Unsupported
 from sluice.model import Model
 from sluice.randomness import apart, undisturbed
 from sluice.ranks import indices
-from sluice.rows import names_of
 from sluice.setting import unchanged
 from sluice.step import Step
 
@@ -112,17 +111,11 @@ class Dealing:
         """By layer, this rank's rows of its arguments for the whole
         sequence."""
         noted: dict[int, Call] = {}
-        # Layers share tensors: each is cut once.
         cuts: dict[int, tuple[Tensor, Tensor]] = {}
 
         def note(index: int, _: Tensor, call: Call) -> None:
-            layer = self.layers[index]
-            rows = functools.partial(rows_of, layer, step, own, cuts,
-                                     self.stream.rows)
-            named = names_of(type(layer).forward)
-            noted[index] = Call(
-                tuple(rows(named(i), v) for i, v in enumerate(call.args)),
-                {name: rows(name, v) for name, v in call.kwargs.items()})
+            noted[index] = rows_of(self.layers[index], step, own, cuts,
+                                   self.stream.rows, call)
             if len(noted) == len(self.layers):
                 raise Recorded
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from sluice.adapters.dealing import Dealing
-from sluice.adapters.whole_calls import Call, Place, named
+from sluice.adapters.whole_calls import Call, Place, leaves_of
 from sluice.errors import Unsupported
 from sluice.precision import near
 from sluice.randomness import Still
@@ -84,12 +83,11 @@ def _made(dealing: Dealing, given: dict[str, Any]) -> Made:
     def note(index: int, x: Tensor, call: Call) -> None:
         found.setdefault("the input of its layers", (x, 1))
         layer = dealing.layers[index]
-        for name, value in named(layer, call):
-            for i, leaf in enumerate(pytree.tree_leaves(value)):
-                if isinstance(leaf, Tensor) and not step.is_marker(leaf):
-                    found[index, name, i] = leaf, leaf_of(
-                        layer, name, leaf, step, step.length,
-                        dealing.stream.rows).dim
+        for place, leaf in leaves_of(index, layer, call):
+            if isinstance(leaf, Tensor) and not step.is_marker(leaf):
+                found[place] = leaf, leaf_of(
+                    layer, place[1], leaf, step, step.length,
+                    dealing.stream.rows).dim
 
     with torch.enable_grad(), Still(), step.engaged(), dealing.noting(note):
         out = dealing.adapter.own_forward(dealing.adapter.entry)(
@@ -113,9 +111,8 @@ def _noted(dealing: Dealing, given: dict[str, Any]) -> dict[Place, Any]:
                 raise
             dealing.expands = False
             noted = dealing.whole(step, given, rows)
-    return {(index, name, i): leaf for index, call in noted.items()
-            for name, value in named(dealing.layers[index], call)
-            for i, leaf in enumerate(pytree.tree_leaves(value))}
+    return {place: leaf for index, call in noted.items()
+            for place, leaf in leaves_of(index, dealing.layers[index], call)}
 
 
 def _near(found: Any, wanted: Tensor) -> bool:

@@ -85,8 +85,7 @@ class Ends:
         with contextlib.ExitStack() as stack:
             self._enter(stack, self._first(step, given))
             if step.hidden.in_host or self._left is not None:
-                hook = self.last.register_forward_hook(_end)
-                stack.callback(hook.remove)
+                stack.enter_context(self.last.register_forward_hook(_end))
             try:
                 out = own(*args, **kwargs)
             except _Ended as caught:  # its frames hold tensors of all rows
@@ -119,9 +118,8 @@ class Ends:
 
         stack.enter_context(self._embedding(
             lambda base: Embedding(base, dtype)))
-        hook = self.first.register_forward_pre_hook(
-            instead, prepend=True, with_kwargs=True)
-        stack.callback(hook.remove)
+        stack.enter_context(self.first.register_forward_pre_hook(
+            instead, prepend=True, with_kwargs=True))
 
     def _refusal(self, given: dict[str, Any]) -> str | None:
         """What of this call's arguments, or of the modules, cannot be run by

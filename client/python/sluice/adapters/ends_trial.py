@@ -10,7 +10,6 @@ functions held still, which costs time in every call of torch.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -70,26 +69,19 @@ class _Seen:
         self.y: Any = None
         # Logits of routers come from the layers.
         off = {routers.ASKED: False} if routers.asked(ends.decoder, {}) else {}
-        with torch.no_grad(), self._watched(ends):
+        with torch.no_grad(), contextlib.ExitStack() as stack:
+            for module in ends.outside()[1:]:
+                stack.enter_context(module.register_forward_pre_hook(
+                    self._outside))
+            for layer in ends.adapter.layers:
+                stack.enter_context(layer.register_forward_pre_hook(
+                    self._entered, with_kwargs=True))
+                stack.enter_context(layer.register_forward_hook(self._left))
             self.answer = ends.adapter.own_forward(ends.decoder)(
                 input_ids=ids, use_cache=False, **off)
         self.as_tuple = isinstance(self.y, (tuple, list))
         if self.as_tuple:
             self.y = self.y[0]  # type: ignore[index]  # a hook has set it
-
-    @contextlib.contextmanager
-    def _watched(self, ends: Ends) -> Iterator[None]:
-        hooks = [m.register_forward_pre_hook(self._outside)
-                 for m in ends.outside()[1:]]
-        for layer in ends.adapter.layers:
-            hooks.append(layer.register_forward_pre_hook(
-                self._entered, with_kwargs=True))
-            hooks.append(layer.register_forward_hook(self._left))
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def _outside(self, module: nn.Module, args: tuple) -> None:
         (self.after if self.order else self.before).append(module)

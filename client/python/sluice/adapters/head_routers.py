@@ -23,7 +23,7 @@ ROWS = 40
 LIMIT = 1e-5  # of the loss, in fp32
 
 
-def answer(head: Head, loss: Tensor, logits: Any, base: Any,
+def answer(head: Head, loss: Tensor, logits: Tensor, base: Any,
            mask: Tensor | None) -> MoeCausalLMOutputWithPast:
     """The model's answer, where `loss` is that of its logits, and `base` is
     what its base model answered for the mask [B, S]."""

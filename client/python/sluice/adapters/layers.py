@@ -14,7 +14,6 @@ be probed before somebody calls it: `sample` does, or the first call is it.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
@@ -37,7 +36,7 @@ from sluice import (
 from sluice import layer as layers_
 from sluice.adapters.held import Held, Inside, warn_of_hooks
 from sluice.adapters.units import refuse_compiled, refuse_within
-from sluice.adapters.whole_calls import rows_of
+from sluice.adapters.whole_calls import Call, rows_of
 from sluice.arguments import need
 from sluice.captured import (
     TOKENS,
@@ -204,12 +203,10 @@ class OwnLayers:
     def _own_rows(self, stream: Stream, layer: nn.Module, args: tuple,
                   kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """This rank's rows of a layer's arguments."""
-        step, names = self._of_step(), rows.names_of(type(layer).forward)
-        cut = functools.partial(
-            rows_of, layer, step, step.once("own rows", lambda: indices(
-                _own(step), step.device)), self._cuts, stream.rows)
-        return (tuple(cut(names(i), v) for i, v in enumerate(args)),
-                {name: cut(name, v) for name, v in kwargs.items()})
+        step = self._of_step()
+        return rows_of(layer, step, step.once("own rows", lambda: indices(
+            _own(step), step.device)), self._cuts, stream.rows,
+            Call(args, kwargs))
 
     def _apart(self, step: Step) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext() if step.ranks is None else (

@@ -2,7 +2,8 @@
 one rank's rows of it."""
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -68,20 +69,33 @@ class Zeros(Instead):
 
 def rows_of(layer: nn.Module, step: Step, own: Tensor,
             cuts: dict[int, tuple[Tensor, Tensor]],
-            declared: Mapping[str, int | None], name: str, value: Any) -> Any:
-    """This rank's rows of an argument for the whole sequence."""
-    def cut(part: Any) -> Any:
+            declared: Mapping[str, int | None], whole: Call) -> Call:
+    """This rank's rows of a call for the whole sequence; layers share tensors,
+    of which each is cut once, and is in `cuts` then."""
+    def cut(name: str, part: Any) -> Any:
         leaf = leaf_of(layer, name, part, step, step.length, declared)
         if leaf.dim is None or part.shape[leaf.dim] == 1:
             return part
         if id(part) not in cuts:  # kept with it: another has another id
             cuts[id(part)] = part, part.index_select(leaf.dim, own)
         return cuts[id(part)][1]
-    return pytree.tree_map(cut, value)
+
+    cuts_of = [pytree.tree_map(functools.partial(cut, name), value)
+               for name, value in named(layer, whole)]
+    return Call(tuple(cuts_of[:len(whole.args)]),
+                dict(zip(whole.kwargs, cuts_of[len(whole.args):])))
 
 
 def named(layer: nn.Module, call: Call) -> list[tuple[str, Any]]:
     return named_arguments(layer, call.args, call.kwargs)
+
+
+def leaves_of(index: int, layer: nn.Module, call: Call
+              ) -> Iterator[tuple[Place, Any]]:
+    """Of layer `index`."""
+    for name, value in named(layer, call):
+        for i, leaf in enumerate(pytree.tree_leaves(value)):
+            yield (index, name, i), leaf
 
 
 def merged(index: int, layer: nn.Module, whole: Call, local: Call,
