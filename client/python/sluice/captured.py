@@ -38,7 +38,7 @@ def probe_tokens(adapter: Model) -> Tensor:
     weight = getattr(adapter.decoder.get_input_embeddings(), "weight", None)
     if weight is None:
         raise Unsupported(type(adapter.decoder).__name__, "embeddings that "
-                          "are not one table", "do not stream this model")
+                          "are not one table")
     most = getattr(config, "max_position_embeddings", None) or TOKENS
     if weight.is_meta:
         raise Unsupported(type(adapter.decoder).__name__, "weights on the meta "
@@ -87,7 +87,7 @@ def capture(adapter: Model, stream: Stream, ids: Tensor
         if index not in plain or index not in chunked:
             raise Unsupported(
                 f"layer {index}", "it is not called by the decoder once per "
-                "forward", "do not stream this model")
+                "forward")
     return plain, chunked
 
 
@@ -104,8 +104,7 @@ def recorded(layers: Iterable[nn.Module], stream: Stream,
             check_hidden(module, x)
             if index in into:
                 raise Unsupported(f"layer {index}", "it is called several "
-                                  "times per forward", "do not stream this "
-                                  "model")
+                                  "times per forward")
             into[index] = Seen(x.detach(), tuple(args[1:]), kwargs, current())
         return record
 
@@ -208,5 +207,4 @@ def refusal(name: Any, what: str, error: Exception) -> Unsupported:
     name = name if isinstance(name, str) else type(name).__name__
     return Unsupported(
         name, f"{what} ({type(error).__name__}: "
-        f"{str(error).splitlines()[0] if str(error) else ''})",
-        "do not stream this model")
+        f"{str(error).splitlines()[0] if str(error) else ''})")

@@ -153,8 +153,7 @@ class ChunkedCall:
         self._buffers.append(before)
         self._check_buffers(held, m)
         if version_of(x) != version:
-            raise Unsupported(self.name, "it writes its input in place",
-                              "do not stream this model")
+            raise Unsupported(self.name, "it writes its input in place")
         if self.keeps and self.step.checks.include(self.module, m,
                                                    len(self.chunks)):
             self._fingerprints[m] = fingerprint(y)

@@ -101,7 +101,8 @@ class Unsupported(RuntimeError):
         remedy: what to do instead.
     """
 
-    def __init__(self, module: str, feature: str, remedy: str) -> None:
+    def __init__(self, module: str, feature: str,
+                 remedy: str = "do not stream this model") -> None:
         super().__init__(module, feature, remedy)
         self.module = module
         self.feature = feature

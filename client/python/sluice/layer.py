@@ -145,15 +145,15 @@ class LayerCall(chunked.ChunkedCall):
         if self._site == 0 and self.biased:
             raise Unsupported(
                 self.name, "a bias that is added to attention's scores, as "
-                "ALiBi's", "do not stream this model")
+                "ALiBi's")
         if self._site == 0:
             raise NoAttention(
                 self.name, "a layer without attention, through transformers' "
-                "registry, torch's or written out", "do not stream this model")
+                "registry, torch's or written out")
         if self._site != len(self._sites):
             raise Unsupported(
                 self.name, f"{self._site} calls of attention in chunk {m}, "
-                f"{len(self._sites)} before", "do not stream this model")
+                f"{len(self._sites)} before")
         y = self._hidden_of(out, x)
         if self._side is not None and not (self.replays or self._again):
             self._side.keep(m, len(x))

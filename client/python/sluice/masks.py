@@ -86,7 +86,7 @@ def dense(mask: Tensor, padding: Tensor | None = None) -> Intervals:
     seen = mask if is_bool else mask == 0
     if not is_bool and not bool((seen | (mask <= MASKED)).all()):
         raise Unsupported("attention mask", "a bias that is added to the "
-                          "scores", "do not stream this model")
+                          "scores")
     if not bool((seen == seen[:, :1]).all()):
         raise _not_intervals()
     seen = seen[:, 0]

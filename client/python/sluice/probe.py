@@ -145,8 +145,7 @@ def probe_layer(adapter: Patched, stream: Stream, index: int, plain: Seen,
                 whole, cut = both()
             if whole.drew:
                 raise Unsupported(name, "random numbers that do not come from "
-                                  "torch's usual functions",
-                                  "do not stream this model")
+                                  "torch's usual functions")
         if not near(cut.y, whole.y, OUTPUT_LIMIT, LEAST):
             with still:
                 nudged = alone(wide(x) * (1 + 2 ** -22))
@@ -166,8 +165,7 @@ def _refuse_output(name: str, whole: Result, cut: Result,
             "activations does", "quantise weights alone, or do not stream "
             "this model")
     raise Inexact(name, f"its output differs by {apart:.1e} when its rows run "
-                  "in chunks: it mixes tokens outside attention",
-                  "do not stream this model")
+                  "in chunks: it mixes tokens outside attention")
 
 
 def _find_numbered(adapter: Patched, stream: Stream, index: int,
@@ -208,7 +206,7 @@ def _compare(name: str, whole: Result, cut: Result) -> None:
         if not near(cut.buffers[key], expected, LIMIT, LEAST):
             raise Unsupported(
                 name, f"its buffer '{key}' differs when its rows run in "
-                "chunks", "do not stream this model")
+                "chunks")
 
 
 def _compare_slopes(adapter: Patched, stream: Stream, index: int, x: Tensor,
@@ -231,8 +229,7 @@ def _compare_slopes(adapter: Patched, stream: Stream, index: int, x: Tensor,
         raise Unsupported(
             name, f"it draws random numbers, and its gradient is "
             f"{abs(slope - expected) / expected:.0%} off the slope of its "
-            "output when its rows run in chunks",
-            "do not stream this model")
+            "output when its rows run in chunks")
 
 
 def _apart(a: Tensor, b: Tensor) -> float:

@@ -61,8 +61,7 @@ class Arguments:
             if isinstance(value, dict):
                 raise Unsupported(
                     type(layer).__name__, f"argument '{name}', a dictionary "
-                    "through which layers hand tensors to each other",
-                    "do not stream this model")
+                    "through which layers hand tensors to each other")
             leaves, spec = pytree.tree_flatten(value)
             self._specs.append((name, spec))
             self.leaves += [leaf_of(layer, name, leaf, step, step.rows,
@@ -163,8 +162,7 @@ def leaf_of(layer: nn.Module, name: str, value: Any, step: Markers, length: int,
     if not isinstance(value, _PLAIN):
         raise Unsupported(
             module, f"argument '{name}' of type {type(value).__name__}, "
-            "through which layers could hand tensors to each other",
-            "do not stream this model")
+            "through which layers could hand tensors to each other")
     return Leaf(name, value, None)
 
 
@@ -184,13 +182,11 @@ def _tensor(module: str, name: str, value: Tensor, length: int,
         return Leaf(name, value, None)
     if name == "position_ids" and value.dim() > 2:
         raise Unsupported(module, f"position_ids of shape "
-                          f"{tuple(value.shape)} (M-RoPE)",
-                          "do not stream this model")
+                          f"{tuple(value.shape)} (M-RoPE)")
     has = value.shape[dim] if -value.dim() <= dim < value.dim() else 0
     # What the user says has rows may be a table with more than are used.
     if has not in (1, length) and (name in ROWS or has < length):
         raise Unsupported(
             module, f"argument '{name}' of shape {tuple(value.shape)}, whose "
-            f"dimension {dim} should be the sequence's {length} rows",
-            "do not stream this model")
+            f"dimension {dim} should be the sequence's {length} rows")
     return Leaf(name, value, dim)

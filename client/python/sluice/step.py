@@ -248,8 +248,7 @@ class Step:
         if marker is None:
             if is_causal:
                 return self.causal()
-            raise Unsupported(name, "attention in both directions",
-                              "do not stream this model")
+            raise Unsupported(name, "attention in both directions")
         found = self._masks.get(marker.untyped_storage().data_ptr())
         if found is None:
             raise Unsupported(

@@ -74,8 +74,7 @@ class TwoParts:
             raise Unsupported(
                 name, f"{rows} of the {self._rows} rows of chunk {chunk} that "
                 "are not the same when it runs in two parts: the layer depends "
-                "on how many rows it sees, or on their index among them",
-                "do not stream this model")
+                "on how many rows it sees, or on their index among them")
 
     def _compare(self, part: range, mine: Tensor, whole: Tensor) -> None:
         limit = max(LIMIT, 8 * torch.finfo(whole.dtype).eps)

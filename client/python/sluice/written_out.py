@@ -143,8 +143,7 @@ class Scores(Standing):
         if not self.weights:
             return self.computed("matmul") @ v
         if not self.seen:
-            raise Unsupported(_layer(), "attention in both directions",
-                              "do not stream this model")
+            raise Unsupported(_layer(), "attention in both directions")
         q, k, v_ = (self._by_head(x) for x in (self.q, self.k, v))
         # Layers compute scores in fp32 where their v is not.
         q, k, v_ = one_dtype(q, k, v_.to(q.dtype))

@@ -85,7 +85,7 @@ class Adapter:
         """
         if len(set(self.layers)) < len(self.layers):
             raise Unsupported(type(self.decoder).__name__, "a layer that is "
-                              "run several times", "do not stream this model")
+                              "run several times")
         self.logits_last = routers.answered_last(self)
         self._warn = stream.warn_once
         for layer in self.layers:
@@ -245,7 +245,7 @@ class Adapter:
             if x.shape[1] != step.rows:
                 raise Unsupported(
                     type(self_).__name__, f"{x.shape[1]} rows in a layer of a "
-                    f"sequence of {step.rows}", "do not stream this model")
+                    f"sequence of {step.rows}")
             if step.arguments is not None:
                 args, kwargs = step.arguments(self_, args, kwargs)
             kwargs = routers.asking(step, self_, kwargs)
@@ -332,8 +332,7 @@ class Adapter:
         except Exception:
             raise Unsupported(
                 type(self.decoder).__name__, "pictures that become rows of "
-                "the decoder, with a mask of their own",
-                "do not stream this model") from None
+                "the decoder, with a mask of their own") from None
 
     def _refuse_foreign(self, stream: Stream) -> None:
         """With a group: who calls the decoder in the place of the causal

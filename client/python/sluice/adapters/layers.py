@@ -331,8 +331,7 @@ class OwnLayers:
             refuse_compiled(index, layer)
             rows.check_parameters(layer)
         if len(self._index) < len(self.layers):
-            raise Unsupported(self.name, "a layer that is run several times",
-                              "do not stream this model")
+            raise Unsupported(self.name, "a layer that is run several times")
 
 
 def _own(step: Step) -> list[range]:

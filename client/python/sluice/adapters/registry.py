@@ -37,8 +37,7 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
     call, here = layer.running(), step.current()
     name = type(module).__name__
     if call is None or here is None:
-        raise Unsupported(name, "attention outside the decoder layers",
-                          "do not stream this model")
+        raise Unsupported(name, "attention outside the decoder layers")
     if dropout:
         refuse_dropout(module, dropout)
     if rest.get("output_attentions"):
@@ -47,8 +46,7 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
     unknown = [k for k, v in rest.items()
                if v is not None and k not in _SAID]
     if unknown:
-        raise Unsupported(name, f"attention's argument '{unknown[0]}'",
-                          "do not stream this model")
+        raise Unsupported(name, f"attention's argument '{unknown[0]}'")
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     seen = here.mask_of(module, attention_mask, bool(is_causal))
@@ -66,8 +64,7 @@ def mask(batch_size: int, mask_function, attention_mask: Tensor | None = None,
     model's own `mask_function` has (see [Note: mask markers] in step)."""
     here = step.current()
     if here is None:
-        raise Unsupported("attention mask", "a mask outside a streamed step",
-                          "do not stream this model")
+        raise Unsupported("attention mask", "a mask outside a streamed step")
     here.asked = True
     if attention_mask is not None and not bool(attention_mask.all()):
         seen = attention_mask.to(torch.bool)
@@ -100,7 +97,7 @@ def _check_shapes(name: str, query: Tensor, key: Tensor,
     if key.shape[2] != query.shape[2]:
         raise Unsupported(
             name, f"{query.shape[2]} rows of q against {key.shape[2]} of k in "
-            "one chunk", "do not stream this model")
+            "one chunk")
     if window is not None and seen.widest > window:
         raise Unsupported(
             name, f"a sliding_window of {window} whose mask reaches "
