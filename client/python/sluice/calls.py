@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from sluice import randomness
 from sluice.errors import Unsupported
 from sluice.ranks import Ranks
 
@@ -42,6 +43,48 @@ class Call:
     rejoin: Callable[[int, torch.device], None] | None = None
     own_rows: Tensor | None = None
     blind: Tensor | None = None
+
+    def whole(self, given: dict[str, Any], own: Callable[[], Any],
+              foreign: bool) -> Any:
+        """The causal model's own forward where it does not run by rows. With
+        labels, or where it is `foreign`, so that nothing is known of it, the
+        decoder gives it all rows: its loss is the same on every rank, which
+        draw the same random numbers behind the decoder."""
+        kept = given.get("logits_to_keep", 0)
+        if not (isinstance(kept, int) and kept == 0):
+            self.needs_all = "logits_to_keep"
+        self.has_labels = any(given.get(name) is not None
+                              for name in ("labels", "shift_labels"))
+        with randomness.rejoined() as rejoin:
+            self.rejoin = rejoin if foreign or self.has_labels else None
+            return own()
+
+    def own(self, of_all: Tensor) -> Tensor:
+        """[B, S] -> [B, rows that the decoder answered]."""
+        return of_all if self.own_rows is None else of_all.index_select(
+            1, self.own_rows.to(of_all.device))
+
+    def sum(self, loss: Tensor) -> Tensor:
+        """The loss () of the whole sequences, of those rows'."""
+        return loss if self.own_rows is None else self.ranks.sum(loss)
+
+    def all_rows(self, found: Tensor, length: int) -> Tensor:
+        """[B, own rows, n] -> [B, length, n], the same on each rank; a
+        collective where rows were dealt. Of a loss that each rank makes of it,
+        an average of gradients over all ranks is the whole sequence's."""
+        if self.own_rows is None:
+            return found
+        whole = found.new_zeros(found.shape[0], length, found.shape[2])
+        return self.ranks.sum(whole.index_copy(1, self.own_rows, found))
+
+    def with_all_rows(self, answer: Any, length: int) -> Any:
+        """A decoder's answer, whose hidden states are those of its own rows,
+        with those of all."""
+        hidden, self.own_rows = self.all_rows(answer[0], length), None
+        if isinstance(answer, dict):
+            answer[next(iter(answer))] = hidden
+            return answer
+        return (hidden, *answer[1:])
 
 
 def once(backward: Callable) -> Callable:

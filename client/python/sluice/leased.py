@@ -14,7 +14,7 @@ from sluice.handle import Handle, forked
 
 
 class Opened(Protocol):
-    """What a session is to what it leases and copies with."""
+    """What leases and copies need of a session."""
 
     _library: _native.Library
     _handle: Handle

@@ -1,5 +1,4 @@
-"""What a model is to the rooms that run it. Adapters stand above them, and are
-known there by these alone."""
+"""The protocols by which modules below the adapters know a model."""
 from __future__ import annotations
 
 import contextlib
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Engaging(Protocol):
-    """What a model is to a step."""
+    """What a step needs of a model."""
 
     def engage(self) -> contextlib.AbstractContextManager:
         """The model asks the current step for masks and attention."""
@@ -20,7 +19,7 @@ class Engaging(Protocol):
 
 
 class Patched(Engaging, Protocol):
-    """Layers whose forward is replaced."""
+    """What a probe needs of layers whose forward is replaced."""
 
     name: str
     configs: list  # of transformers

@@ -94,7 +94,8 @@ ARGUMENTS: dict[str, Argument] = {
 
 
 def those(what: str) -> dict[str, Any]:
-    """The arguments of which the table says it, in its order, and what."""
+    """Name -> that field of `Argument`, of the arguments that have it, in the
+    table's order."""
     said = {name: getattr(known, what) for name, known in ARGUMENTS.items()}
     return {name: value for name, value in said.items()
             if value is not None and value is not False}

@@ -29,7 +29,7 @@ Direction = Literal["forward", "backward"]
 
 
 class Walked(Protocol):
-    """What a step is here."""
+    """What `Progress` needs of a step."""
 
     @property
     def chunks(self) -> Sequence[range]: ...

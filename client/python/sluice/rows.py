@@ -23,8 +23,8 @@ _PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
 class Markers(Protocol):
-    """What a step is to the arguments of its layers; see [Note: mask markers]
-    in step."""
+    """What arguments of layers need of a step; see [Note: mask markers]
+    there."""
 
     rows: int  # of this rank
 

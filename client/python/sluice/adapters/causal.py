@@ -19,7 +19,6 @@ from sluice.adapters import (
     logprobs,
     padded,
     routers,
-    shared,
 )
 from sluice.adapters.ends import Ends
 from sluice.adapters.head import Head
@@ -100,9 +99,9 @@ class Causal:
                                        self.head.of_base(given))
             if self._can_chunk(given):
                 return self._chunked(call, given)
-        out = shared.whole(call, given, own, self._foreign)
+        out = call.whole(given, own, self._foreign)
         padded.check_whole(call, stream, self._ends.adapter, _shifted(given),
-                           IGNORED, self._foreign)
+                           self._foreign)
         return out
 
     def _by_rows(self, given: dict[str, Any]) -> bool:
@@ -158,10 +157,10 @@ class Causal:
             contextlib.nullcontext([]))
         with leaving as left:
             out = self.head.of_base({**given, "use_cache": False})
-        padded.check_labels(call.blind, shifted, IGNORED, self._ends.adapter)
+        padded.check_labels(call.blind, shifted, self._ends.adapter)
         behind = left[0] if left else None
-        loss = shared.loss(call, functools.partial(
-            head_loss.of, self.head, left=behind), out[0], shifted, count)
+        loss = call.sum(head_loss.of(self.head, out[0], call.own(shifted),
+                                     count, left=behind))
         made = logits(self.head, behind, out[0], loss,
                       (*shifted.shape, self.head.made[0]))
         if routers.asked(self.causal, given):

@@ -188,10 +188,11 @@ class Ends:
         """The decoder's answer to the last layer's."""
         as_tuple = isinstance(y, (tuple, list))
         hidden = y[0] if as_tuple else y
+        left = Left(self, step, given, as_tuple)
         if self._left is not None:
-            self._left.append(Left(self, step, given, as_tuple))
+            self._left.append(left)
             return Output(last_hidden_state=hidden)
-        call = LastCall(self, step, given, as_tuple)
+        call = LastCall(left)
         hidden = units.through(self.after.units(),
                                lambda h: chunked.run(call, h), hidden)
         answer, call.answer = call.answer, None  # the call outlives this
@@ -247,11 +248,12 @@ class Left(NamedTuple):
     given: dict[str, Any]
     as_tuple: bool
 
+    def answer(self, hidden: Tensor, rows: range) -> Any:
+        """The decoder's to `hidden` [B, c, H], `rows` of the last layer's."""
+        return self.ends.answer_of(self.given, rows, hidden, self.as_tuple)
+
     def rows(self, hidden: Tensor, rows: range) -> Tensor:
-        """What the decoder answers of `hidden` [B, c, H], `rows` of the last
-        layer's answer."""
-        return self.ends.answer_of(self.given, rows, hidden, self.as_tuple)[
-            "last_hidden_state"]
+        return self.answer(hidden, rows)["last_hidden_state"]
 
 
 class FirstCall(chunked.ChunkedCall):
@@ -284,17 +286,15 @@ class FirstCall(chunked.ChunkedCall):
 class LastCall(chunked.ChunkedCall):
     """One run of what comes after the layers."""
 
-    def __init__(self, ends: Ends, step: Step, given: dict[str, Any],
-                 as_tuple: bool):
-        assert ends.after is not None
-        super().__init__(step, ends.after, "what comes after the layers of "
-                         + type(ends.decoder).__name__)
-        self._ends, self._given, self.as_tuple = ends, given, as_tuple
+    def __init__(self, left: Left):
+        assert left.ends.after is not None
+        super().__init__(left.step, left.ends.after, "what comes after the "
+                         "layers of " + type(left.ends.decoder).__name__)
+        self._left = left
         self.answer: Any = None
 
     def compute(self, m: int, x: Tensor, extra: list[Tensor]) -> Tensor:
-        answer = self._ends.answer_of(self._given, self.chunks[m], x,
-                                      self.as_tuple)
+        answer = self._left.answer(x, self.chunks[m])
         y = answer["last_hidden_state"]
         if not self.replays:
             answer["last_hidden_state"] = None

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sluice import chunked, swapped
 from sluice.adapters import padded, routers
-from sluice.adapters.ends import LEFT, Ends, FirstCall, LastCall
+from sluice.adapters.ends import LEFT, Ends, FirstCall, LastCall, Left
 from sluice.adapters.part import Part
 from sluice.captured import probe_tokens
 from sluice.errors import Unsupported
@@ -209,8 +209,8 @@ def _gradients_are_same(ends: Ends, given: dict[str, Any],
             (ends.before, [], lambda: ends.x_of(given, rows),
              lambda: chunked.run(FirstCall(ends, step(), given), None)),
             (ends.after, [y.clone().requires_grad_()], whole_last,
-             lambda h: chunked.run(LastCall(
-                 ends, step(), given, seen.as_tuple), h))):
+             lambda h: chunked.run(LastCall(Left(
+                 ends, step(), given, seen.as_tuple)), h))):
         wanted = [*inputs, *distinct(slots(part))]
         out = whole(*inputs)
         if not all(any(end is t for t in wanted) for end in leaves(out)):

@@ -28,7 +28,6 @@ from sluice.adapters import (
     padded,
     registry,
     routers,
-    shared,
     wanted,
 )
 from sluice.adapters.causal import Causal
@@ -310,10 +309,10 @@ class Adapter:
             call.blind = step.blind
             out = routers.answered(call, step, out, x.shape)
             if call.rejoin is not None and call.own_rows is not None:
-                out = shared.with_all_rows(call, out, x.shape[1])
+                out = call.with_all_rows(out, x.shape[1])
                 call.rejoin(seed, x.device)
             padded.watch(self, step, call.blind if call.blind is None else
-                         shared.own_rows(call, call.blind), out[0])
+                         call.own(call.blind), out[0])
             return out
 
         return forward

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from sluice import chunked, scoring
-from sluice.adapters import shared, units
+from sluice.adapters import units
 from sluice.adapters.head import Head
 from sluice.calls import Call
 from sluice.scoring import Asked
@@ -46,7 +46,7 @@ def answer(call: Call, head: Head, asked: Asked, base: Any) -> CausalLMOutputWit
     """What `asked` wants, in the place of logits, of the base model's
     output."""
     hidden: Tensor = base[0]
-    targets = shared.own_rows(call, asked.targets)
+    targets = call.own(asked.targets)
     if targets.shape != hidden.shape[:2]:
         raise scoring.wrong_shape(asked.targets, hidden.shape[:2])
     step = head.stream.begin(hidden.shape[1], hidden.device, Alone(),
@@ -54,5 +54,5 @@ def answer(call: Call, head: Head, asked: Asked, base: Any) -> CausalLMOutputWit
     asked.answered = True
     found = units.through(head.units(), lambda h: chunked.run(
         _Call(step, head, asked, targets), h), hidden)
-    return CausalLMOutputWithPast(logits=shared.of_all_rows(
-        call, found, asked.targets.shape[1]))
+    return CausalLMOutputWithPast(logits=call.all_rows(
+        found, asked.targets.shape[1]))

@@ -18,6 +18,7 @@ from sluice.calls import Call
 from sluice.errors import Unsupported
 from sluice.hidden import is_stand_in
 from sluice.model import Model
+from sluice.named import IGNORED
 from sluice.step import Step
 from sluice.streamed import Stream
 
@@ -43,14 +44,14 @@ def answers_as_torch(adapter: Model) -> bool:
         adapter.decoder.config._attn_implementation == "sdpa")
 
 
-def check_labels(blind: Tensor | None, shifted: Tensor | None, ignored: int,
-                 adapter: Model) -> None:
+def check_labels(blind: Tensor | None, shifted: Tensor | None, adapter: Model
+                 ) -> None:
     """Raises `Unsupported` where a row [B or 1, S] of `blind` has a label
     [B, S] and the model's own attention makes something else of such rows."""
     if blind is None or shifted is None or shifted.shape[-1] != (
             blind.shape[-1]) or answers_as_torch(adapter):
         return
-    if bool((blind.to(shifted.device) & (shifted != ignored)).any()):
+    if bool((blind.to(shifted.device) & (shifted != IGNORED)).any()):
         raise _counted(adapter, "labels of")
 
 
@@ -73,11 +74,11 @@ def watch(adapter: Model, step: Step, blind: Tensor | None, hidden: Tensor
 
 
 def check_whole(call: Call, stream: Stream, adapter: Model,
-                shifted: Tensor | None, ignored: int, foreign: bool) -> None:
+                shifted: Tensor | None, foreign: bool) -> None:
     """After a call whose head and loss ran whole. Of a head that is not a
     language model's the gradient says which rows it has counted."""
     if not foreign:
-        check_labels(call.blind, shifted, ignored, adapter)
+        check_labels(call.blind, shifted, adapter)
     elif call.blind is not None and not torch.is_grad_enabled() and (
             not answers_as_torch(adapter)):
         stream.say_once(

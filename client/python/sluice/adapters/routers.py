@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from sluice import named
-from sluice.adapters import shared
 from sluice.adapters.stand_in import Saying, in_place_of_layers
 from sluice.calls import Call
 from sluice.captured import probe_tokens
@@ -119,6 +118,6 @@ def _of_all_rows(call: Call, noted: Sequence[Tensor], batch: int, length: int
     widths = [n.shape[-1] for n in noted]
     own = torch.cat([n.reshape(batch, -1, w) for n, w in zip(noted, widths)],
                     -1)
-    every = shared.of_all_rows(call, own, length).split(widths, -1)
+    every = call.all_rows(own, length).split(widths, -1)
     return tuple(e.reshape(-1, w) if n.dim() == 2 else e
                  for n, e, w in zip(noted, every, widths))
