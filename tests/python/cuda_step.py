@@ -306,9 +306,7 @@ def no_kernel(session: sluice.Session) -> None:
     otherwise."""
     for kernel, width, said in (("cudnn", 16, "attention in float32"),
                                 ("flash", 16, "attention in float32"),
-                                ("cudnn", 136, "heads of 136"),
-                                ("fa3", 16, "flash_attn_interface"),
-                                ("fa4", 16, "flash_attn.cute")):
+                                ("cudnn", 136, "heads of 136")):
         model, stream = tiny("qwen3", head_dim=width).to(GPU), None
         try:
             stream = sluice.stream(model, session=session, quiet=True,

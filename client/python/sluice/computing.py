@@ -94,17 +94,8 @@ def refuse_unbuilt(device: torch.device, **given: object) -> None:
                               remedy)
 
 
-# Of `kernel`: packages of the user's own environment.
-_OF_PACKAGES = {"fa3": "flash_attn_interface", "fa4": "flash_attn.cute"}
-
-
 def check_kernel(device: torch.device, kernel: str) -> None:
     """Raises `Unsupported` for a kernel of attention that is not there."""
-    if kernel in _OF_PACKAGES:
-        raise Unsupported(f"kernel {kernel}", "blocks by FlashAttention's "
-                          f"{_OF_PACKAGES[kernel]}, which nobody could run "
-                          "them with yet", "take flash or cudnn, which are "
-                          "torch's own")
     if kernel != "auto" and device.type == "cpu":
         raise Unsupported(
             "device cpu", f"kernel = {kernel!r}: a kernel of real GPUs, and "

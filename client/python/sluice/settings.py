@@ -44,7 +44,7 @@ KINDS: dict[str, Kind] = {
     "group": GROUP | NONE,
     "hidden": one_of("device", "host"),
     "rerun": number("a part of the tokens, 0 to 1", least=0, most=1),
-    "kernel": one_of("auto", "flash", "efficient", "cudnn", "fa3", "fa4"),
+    "kernel": one_of("auto", "flash", "efficient", "cudnn"),
     "stalled_s": number("seconds, more than 0", above=0),
     "quiet": FLAG,
 }
