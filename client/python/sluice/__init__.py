@@ -11,19 +11,23 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sluice.adamw import AdamW
+    from sluice.callback import SluiceCallback
     from sluice.dealt import Shard, same_rows
     from sluice.errors import Error, Invalid, Unsupported
     from sluice.scoring import logprobs
     from sluice.session import Session
+    from sluice.settings import StreamConfig
     from sluice.streaming import Stats, Stream, of, stream, unstream
 
-__all__ = ["AdamW", "Error", "Invalid", "Session", "Shard", "Stats", "Stream",
-           "Unsupported", "logprobs", "of", "same_rows", "stream", "unstream"]
+__all__ = ["AdamW", "Error", "Invalid", "Session", "Shard", "SluiceCallback",
+           "Stats", "Stream", "StreamConfig", "Unsupported", "logprobs", "of",
+           "same_rows", "stream", "unstream"]
 __version__ = "0.1.0"
 
 _MODULES = {
     "AdamW": "adamw", "Error": "errors", "Invalid": "errors",
     "Session": "session", "Shard": "dealt", "Stats": "streaming", "Stream": "streaming",
+    "SluiceCallback": "callback", "StreamConfig": "settings",
     "Unsupported": "errors", "logprobs": "scoring", "of": "streaming",
     "same_rows": "dealt", "stream": "streaming", "unstream": "streaming"}
 

@@ -2,6 +2,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch.distributed as dist
 
 from sluice.arguments import (
                               FLAG,
@@ -14,6 +18,8 @@ from sluice.arguments import (
                               some,
                               whole,
 )
+from sluice.checks import Check
+from sluice.gpu_blocks import Kernel
 from sluice.kinds import GROUP, MODULE
 from sluice.session import Session
 
@@ -23,10 +29,27 @@ from sluice.session import Session
 # deploy/bundle).
 AT_FIRST, AT_FIRST_ON_GPU = 1024, 8192
 
+
+@dataclass(frozen=True)
+class StreamConfig:
+    """How a model is streamed: arguments of `stream`, which says what each is.
+    They are checked there."""
+
+    chunk: int | Literal["auto"] | None = None
+    policy: str | Mapping[str, Mapping[str, float]] = "recompute"
+    check: Check = "first"
+    head: Literal["rows", "whole"] = "rows"
+    group: dist.ProcessGroup | None = None
+    hidden: Literal["device", "host"] = "device"
+    rerun: float = 0
+    kernel: Kernel = "auto"
+
+
 HEAD = one_of("rows", "whole")
 LAYERS = some(MODULE, "decoder layers, each a torch.nn.Module, one at least")
 KINDS: dict[str, Kind] = {
     "model": MODULE | NONE,
+    "config": a(StreamConfig, "a sluice.StreamConfig") | NONE,
     "layers": a(Iterable, "decoder layers, each a torch.nn.Module") | NONE,
     "attention": one_of("sdpa") | NONE,
     "sample": a(Callable, "what runs the model, as lambda: model(ids)") | NONE,

@@ -1,6 +1,8 @@
 """`sluice.stream`: a model whose decoder layers run chunk by chunk."""
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Literal
@@ -11,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from sluice import board, computing, gpu_blocks, progress, settings
-from sluice.arguments import invalid, takes
+from sluice.arguments import P, invalid, need, takes
 from sluice.captured import kind_names
 from sluice.gpu_blocks import Kernel
 from sluice.kinds import MODULE
@@ -20,6 +22,7 @@ from sluice.planned import Planning
 from sluice.policy import Policy
 from sluice.ranks import Ranks
 from sluice.session import Session
+from sluice.settings import StreamConfig
 from sluice.streamed import Check, Stats, Stream
 
 if TYPE_CHECKING:
@@ -29,8 +32,25 @@ if TYPE_CHECKING:
 _streams: WeakSet[Stream] = WeakSet()  # all of this process
 
 
+def _configured(function: Callable[P, Stream]) -> Callable[P, Stream]:
+    """Arguments that are not given are those of `config`, where it is."""
+    signature = inspect.signature(function)
+    whole: Callable[..., Stream] = function
+
+    @functools.wraps(function)
+    def merged(*args: P.args, **kwargs: P.kwargs) -> Stream:
+        given = signature.bind(*args, **kwargs).arguments
+        config = given.pop("config", None)
+        need("stream", "config", config, settings.KINDS["config"])
+        return whole(**{**(vars(config) if config else {}), **given})
+
+    return merged
+
+
+@_configured
 @takes("stream", **settings.KINDS)
-def stream(model: nn.Module | None = None, *,
+def stream(model: nn.Module | None = None,
+           config: StreamConfig | None = None, *,
            layers: Layers | None = None,
            attention: Literal["sdpa"] | None = None,
            sample: Callable[[], object] | None = None,
@@ -64,6 +84,7 @@ def stream(model: nn.Module | None = None, *,
     Args:
       model: a decoder of transformers whose attention goes through the
         attention registry (also as a PEFT model).
+      config: what it has of the arguments below, where they are not given.
       layers: in the place of `model`: the decoder layers in order.
       attention: "sdpa" with `layers`: their attention is asked of
         F.scaled_dot_product_attention(is_causal=True), or written out.
@@ -257,4 +278,4 @@ def _attached(made: Stream, adapter: Patched) -> str:
             f"host memory from {where}")
 
 
-__all__ = ["Stats", "Stream", "of", "stream", "unstream"]
+__all__ = ["Stats", "Stream", "StreamConfig", "of", "stream", "unstream"]

@@ -3,6 +3,7 @@ the valid values, and change nothing."""
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import inspect
 import math
@@ -35,6 +36,7 @@ def assert_refused(call, *words):
 
 WRONG = {
     "model": ["llama", 3, [], object()],
+    "config": [{"chunk": 16}, "chunk=16", 3],
     "session": ["/run/sluice/session.sock", 3],
     "chunk": [0, -1, 1.5, NAN, HUGE, "16", "", True, []],
     "batch": [0, -1, 1.5, NAN, "2", None],
@@ -65,6 +67,18 @@ def test_stream_refuses_and_leaves_the_model(daemon, session, name):
         assert_refused(lambda given=given: sluice.stream(**given), "stream: ", name)
     assert all("forward" not in vars(m) for m in model.modules())
     assert session.limits().host_free_bytes > 0
+
+
+def test_a_config_has_what_is_not_given(session):
+    config = sluice.StreamConfig(chunk=16, hidden="host")
+    made = sluice.stream(tiny(), config, chunk=24, session=session, quiet=True)
+    assert (made.chunk, made.hidden) == (24, "host")
+    fields = dataclasses.fields(config)
+    assert len(fields) <= 8
+    parameters = inspect.signature(sluice.stream).parameters
+    assert all(f.default == parameters[f.name].default for f in fields)
+    assert_refused(lambda: sluice.stream(tiny(), sluice.StreamConfig(
+        chunk=0), session=session), "stream: ", "chunk = 0")
 
 
 def test_every_argument_of_stream_has_a_kind_and_is_tried():

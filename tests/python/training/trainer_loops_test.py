@@ -8,7 +8,7 @@ import copy
 import datasets
 import pytest
 import torch
-from loops import assert_equal_logs, rows, settings, tokenizer, train
+from loops import Log, assert_equal_logs, rows, settings, tokenizer, train
 from models import assert_same, batch, run, tiny, unstreamed
 from peft import LoraConfig, get_peft_model
 from support import deep
@@ -220,6 +220,27 @@ def test_documents_described_twice_are_exact(session):
         "position_ids"].expand(2, -1), "cu_seq_lens_q": torch.cat([
             again["cu_seq_lens_q"][:-1], 75 + again["cu_seq_lens_q"]])}
     assert_same(run(model, both), unstreamed(model, both))
+
+
+def test_a_callback_streams_each_training_until_its_end(session):
+    model, log = tiny(), Log()
+    loop = Trainer(
+        model=model, args=TrainingArguments(**settings()),
+        train_dataset=rows(labels=True),
+        data_collator=DataCollatorForSeq2Seq(tokenizer()),
+        callbacks=[sluice.SluiceCallback(
+            sluice.StreamConfig(chunk=24), session=session, quiet=True), log])
+    expected = train(trainer(), None, copy.deepcopy(model))
+    for _ in range(2):
+        log.said.clear()
+        loop.train()
+        assert sluice.of(model) is None and "forward" not in vars(model)
+        assert [said["sluice_steps"] for said in log.said[:-1]] == list(
+            range(1, len(log.said)))
+        assert all(said["sluice_host_peak_bytes"] > 0
+                   for said in (*log.said, *loop.state.log_history))
+        if _ == 0:
+            assert_equal_logs(log.said, expected)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,52 @@
+"""`sluice.SluiceCallback`: a Trainer whose model is streamed while it trains."""
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from transformers import TrainerCallback
+
+from sluice.settings import StreamConfig
+from sluice.streaming import of, stream, unstream
+
+
+class SluiceCallback(TrainerCallback):
+    """Streams a Trainer's model until its training ends, and adds to what the
+    Trainer logs the host bytes at the peak and the forwards that were streamed:
+    `sluice_host_peak_bytes`, `sluice_steps`.
+
+        Trainer(model, args, callbacks=[sluice.SluiceCallback(config)], …)
+
+    The model is streamed when the Trainer is made: later accelerate may have
+    sharded it, or put a forward of its own over its head. A training that
+    follows streams it again. One that raises leaves it streamed.
+
+    Args:
+      config, fields: as of `stream`, whose errors the Trainer's constructor
+        raises.
+    """
+
+    def __init__(self, config: StreamConfig | None = None, **fields: Any):
+        self._config, self._fields = config, fields
+
+    def on_init_end(self, args: Any, state: Any, control: Any,
+                    model: nn.Module, **_: Any) -> None:
+        stream(model, self._config, **self._fields)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any,
+                       model: nn.Module, **_: Any) -> None:
+        if of(model) is None:
+            stream(model, self._config, **self._fields)
+
+    def on_log(self, args: Any, state: Any, control: Any, model: nn.Module,
+               logs: dict[str, Any], **_: Any) -> None:
+        made = of(model)
+        if made is not None:
+            stats = made.stats()
+            for told in (logs, state.log_history[-1]):
+                told.update(sluice_host_peak_bytes=stats.host_peak_bytes,
+                            sluice_steps=stats.steps)
+
+    def on_train_end(self, args: Any, state: Any, control: Any,
+                     model: nn.Module, **_: Any) -> None:
+        unstream(model)
