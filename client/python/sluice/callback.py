@@ -1,4 +1,4 @@
-"""`sluice.SluiceCallback`: a Trainer whose model is streamed while it trains."""
+"""`sluice.SluiceCallback`: a Trainer whose model is streamed in training."""
 from __future__ import annotations
 
 from typing import Any
@@ -17,9 +17,9 @@ class SluiceCallback(TrainerCallback):
 
         Trainer(model, args, callbacks=[sluice.SluiceCallback(config)], …)
 
-    The model is streamed when the Trainer is made: later accelerate may have
-    sharded it, or put a forward of its own over its head. A training that
-    follows streams it again. One that raises leaves it streamed.
+    A model that is not streamed yet is streamed when the Trainer is made: later
+    accelerate may have sharded it, or put a forward over its head's. A training
+    that follows streams it again; one that raises leaves it streamed.
 
     Args:
       config, fields: as of `stream`, whose errors the Trainer's constructor
@@ -31,12 +31,10 @@ class SluiceCallback(TrainerCallback):
 
     def on_init_end(self, args: Any, state: Any, control: Any,
                     model: nn.Module, **_: Any) -> None:
-        stream(model, self._config, **self._fields)
-
-    def on_train_begin(self, args: Any, state: Any, control: Any,
-                       model: nn.Module, **_: Any) -> None:
         if of(model) is None:
             stream(model, self._config, **self._fields)
+
+    on_train_begin = on_init_end
 
     def on_log(self, args: Any, state: Any, control: Any, model: nn.Module,
                logs: dict[str, Any], **_: Any) -> None:

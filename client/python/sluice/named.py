@@ -59,7 +59,7 @@ ARGUMENTS: dict[str, Argument] = {
                                agreed=True),
     "causal_mask": _MASK,
     "mask": _MASK,
-    "position_embeddings": Argument(-2, said=True),  # (cos, sin): [B or 1, S, D]
+    "position_embeddings": Argument(-2, said=True),  # 2 of [B or 1, S, D]
     "position_embeddings_global": Argument(-2),
     "position_embeddings_local": Argument(-2),
     "rotary_pos_emb": Argument(-2),

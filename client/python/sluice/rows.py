@@ -6,7 +6,7 @@ is refused by that name.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -51,13 +51,10 @@ class Arguments:
     """
 
     def __init__(self, layer: nn.Module, step: Markers, args: tuple,
-                 kwargs: dict[str, Any], names: Callable[[int], str],
-                 declared: Mapping[str, int | None]):
+                 kwargs: dict[str, Any], declared: Mapping[str, int | None]):
         self._positional = len(args)
-        named = [(names(i), value) for i, value in enumerate(args)]
-        named += list(kwargs.items())
         self._specs, self.leaves = [], []
-        for name, value in named:
+        for name, value in named_arguments(layer, args, kwargs):
             if isinstance(value, dict):
                 raise Unsupported(
                     type(layer).__name__, f"argument '{name}', a dictionary "
@@ -100,13 +97,6 @@ def cut(leaf: Leaf, rows: range) -> Any:
     return leaf.value.narrow(leaf.dim, rows.start, len(rows))
 
 
-def names_of(forward: Callable) -> Callable[[int], str]:
-    """The name of positional argument i after self and the hidden states."""
-    names = [p.name for p in inspect.signature(forward).parameters.values()
-             if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][2:]
-    return lambda i: names[i] if i < len(names) else f"argument {i + 2}"
-
-
 def check_hidden(layer: nn.Module, hidden: Any) -> None:
     if not isinstance(hidden, Tensor) or hidden.dim() != 3:
         what = (f"hidden states of shape {tuple(hidden.shape)}" if isinstance(
@@ -139,8 +129,11 @@ def _needs_grad(value: Any) -> bool:
 def named_arguments(layer: nn.Module, args: tuple, kwargs: dict[str, Any]
                     ) -> list[tuple[str, Any]]:
     """Those beside the hidden states, by name."""
-    names = names_of(type(layer).forward)
-    return [*((names(i), v) for i, v in enumerate(args)), *kwargs.items()]
+    names = [p.name for p in inspect.signature(
+                 type(layer).forward).parameters.values()
+             if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][2:]
+    names += [f"argument {i + 2}" for i in range(len(names), len(args))]
+    return [*zip(names, args), *kwargs.items()]
 
 
 def leaf_of(layer: nn.Module, name: str, value: Any, step: Markers, length: int,

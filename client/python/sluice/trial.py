@@ -21,7 +21,7 @@ from sluice.model import Patched
 from sluice.numbered import Numbered
 from sluice.randomness import RandomState, Still
 from sluice.replay import Buffers, leaves
-from sluice.rows import Arguments, names_of
+from sluice.rows import Arguments
 from sluice.streamed import Stream
 
 CHUNK = 24
@@ -113,9 +113,8 @@ def run_chunked(adapter: Patched, stream: Stream, index: int, x: Tensor,
         for owner, name in stream.written[adapter.layers[index]]]
 
     def streamed(h: Tensor) -> Tensor:
-        arguments = Arguments(layer, step, args, kwargs, names_of(
-            type(layer).forward), stream.rows)
-        call = LayerCall(step, layer, own, arguments)
+        call = LayerCall(step, layer, own, Arguments(
+            layer, step, args, kwargs, stream.rows))
         with step.engaged():
             y = run(call, h)
         if stream.ranks is not None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from sluice import chunked, named
 from sluice.adapters import units
-from sluice.adapters.part import Part
+from sluice.adapters.held import Inside
 from sluice.adapters.stand_in import (
     Answer,
     Embedding,
@@ -37,12 +37,39 @@ from sluice.adapters.stand_in import (
 from sluice.errors import Unsupported
 from sluice.hidden import Whole
 from sluice.model import Model
+from sluice.setting import unchanged
 from sluice.step import Step
 from sluice.streamed import Stream
 
 _DEALT, _CUT = named.those("dealt"), named.those("cut")
 LEFT = "padding on the left"
 _DEVICE = 'stream it with hidden="device"'
+
+
+class Part:
+    """The modules that one end runs: `owners`, the decoder first. What runs
+    with it and is run over all rows too is `others`."""
+
+    def __init__(self, owners: Sequence[nn.Module],
+                 others: Sequence[nn.Module]):
+        self._owners, self._others = owners, others
+        self._inside = Inside(lambda: owners)
+
+    def modules(self) -> Iterator[nn.Module]:
+        return iter(self._owners)
+
+    def units(self) -> list[nn.Module]:
+        """Those that are FSDP2 units; see [Note: units]."""
+        return [m for m in self._owners[1:] if isinstance(m, FSDPModule)]
+
+    def has_changed(self) -> bool:
+        """Whether hooks came to a module: they may count rows."""
+        return self._inside.has_changed()
+
+    def still(self) -> contextlib.AbstractContextManager:
+        """What forwards on some rows leave in the modules is undone: rotary
+        embeddings, say, remember the longest sequence they met."""
+        return unchanged(self._others, contents=False)
 
 
 class Ends:

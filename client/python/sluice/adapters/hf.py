@@ -88,7 +88,7 @@ class Adapter:
         self.logits_last = routers.answered_last(self)
         self._warn = stream.warn_once
         for layer in self.layers:
-            self._patch(layer, self._layer_forward(stream, layer))
+            self._patch(layer, self._layer_forward(stream))
         self.ends = Ends(self, stream)
         if routers.asked(self.decoder, {}):
             routers.find(self)
@@ -228,9 +228,7 @@ class Adapter:
 
     # --- the forwards -------------------------------------------------------
 
-    def _layer_forward(self, stream: Stream, layer: nn.Module) -> Callable:
-        names = rows.names_of(type(layer).forward)
-
+    def _layer_forward(self, stream: Stream) -> Callable:
         def forward(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
             step, own = current(), self.own_forward(self_)
             if step is None or layers_.running() is not None:
@@ -249,7 +247,7 @@ class Adapter:
                 args, kwargs = step.arguments(self_, args, kwargs)
             kwargs = routers.asking(step, self_, kwargs)
             call = layers_.LayerCall(step, self_, own, rows.Arguments(
-                self_, step, args, kwargs, names, stream.rows))
+                self_, step, args, kwargs, stream.rows))
             y = layers_.run(call, x)
             if step.sides and self_ is self.layers[-1]:
                 y = routers.joined(step, y)

@@ -124,7 +124,6 @@ class OwnLayers:
     # --- the forward --------------------------------------------------------
 
     def _forward(self, stream: Stream, layer: nn.Module) -> Callable:
-        names = rows.names_of(type(layer).forward)
         first = _first(layer)
 
         def forward(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -158,7 +157,7 @@ class OwnLayers:
             if step.ranks is not None:
                 more, named = self._own_rows(stream, layer, more, named)
             call = layers_.LayerCall(step, layer, own, rows.Arguments(
-                layer, step, more, named, names, stream.rows))
+                layer, step, more, named, stream.rows))
             with step.engaged(), self._apart(step):
                 y = layers_.run(call, x)
             y = self._ran(stream, index, y)
@@ -301,7 +300,6 @@ class OwnLayers:
         step = stream.begin(x.shape[1], x.device, self, check=False,
                             alone=True)
         arguments = rows.Arguments(layer, step, seen.args, seen.kwargs,
-                                   rows.names_of(type(layer).forward),
                                    stream.rows)
         few = range(min(TOKENS, x.shape[1]))
         args, kwargs = arguments.chunk(few, [

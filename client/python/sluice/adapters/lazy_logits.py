@@ -21,10 +21,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from sluice import chunked
-from sluice.adapters.ends import Left
+from sluice.adapters.ends import Left, Part
 from sluice.adapters.head import Head
 from sluice.adapters.logprobs import Alone
-from sluice.adapters.part import Part
 from sluice.errors import Unsupported
 from sluice.replay import Slot
 from sluice.setting import Setting

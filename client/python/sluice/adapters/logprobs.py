@@ -42,7 +42,8 @@ class Alone:
     inside = engage
 
 
-def answer(call: Call, head: Head, asked: Asked, base: Any) -> CausalLMOutputWithPast:
+def answer(call: Call, head: Head, asked: Asked, base: Any
+           ) -> CausalLMOutputWithPast:
     """What `asked` wants, in the place of logits, of the base model's
     output."""
     hidden: Tensor = base[0]
