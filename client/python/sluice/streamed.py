@@ -169,8 +169,7 @@ class Stream:
         of the layers before does not hold any more."""
         self._spared.clear()
         try:
-            with swapped.attributes(self, call=None, kernel="auto",
-                                    _ran=_NOTHING):
+            with swapped.attributes(self, kernel="auto", _ran=_NOTHING):
                 yield
         finally:
             self.checks.has_passed = False
