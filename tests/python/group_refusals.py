@@ -57,7 +57,14 @@ def refused_models(session, group) -> None:
              "positions of its own"),
             ("llama", dict(hidden_size=24, num_attention_heads=3,
                            num_key_value_heads=1), "3 heads.*cannot share"),
-            ("llama4_text", MOE, "all rows at once, under a group")):
+            ("llama4_text", MOE, "all rows at once, under a group"),
+            ("lfm2", dict(layer_types=["conv", "full_attention"]),
+             "carries along the sequence, with a group"),
+            ("gemma4_text", dict(
+                num_hidden_layers=4, num_kv_shared_layers=2,
+                layer_types=["sliding_attention", "full_attention"] * 2,
+                hidden_size_per_layer_input=8, vocab_size_per_layer_input=97),
+             "hand to later ones, with a group")):
         model = tiny(kind, **changes)
         with pytest.raises(sluice.Unsupported, match=said):
             sluice.stream(model, session=session, chunk=CHUNK, group=group)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from sluice import side
 from sluice.errors import Unsupported
 from sluice.model import Model
+from sluice.named import HANDED
 from sluice.replay import Buffers
 from sluice.rows import check_hidden
 from sluice.setting import hooks_of
@@ -51,9 +52,11 @@ def probe_tokens(adapter: Model) -> Tensor:
     return ids[None].to(weight.device)
 
 
-def capture(adapter: Model, stream: Stream, ids: Tensor
+def capture(adapter: Model, stream: Stream, ids: Tensor,
+            between: Callable[[dict[int, Seen]], None]
             ) -> tuple[dict[int, Seen], dict[int, Seen]]:
-    """What the layers are called with, plain and streamed."""
+    """What the layers are called with, plain and streamed; `between` is given
+    the first."""
     accepts = inspect.signature(type(adapter.entry).forward).parameters
     no_cache = {"use_cache": False} if "use_cache" in accepts or any(
         p.kind is p.VAR_KEYWORD for p in accepts.values()) else {}
@@ -74,6 +77,7 @@ def capture(adapter: Model, stream: Stream, ids: Tensor
         with torch.no_grad(), recorded(adapter.layers, stream, chunked), (
                 step.engaged()):
             decoder()
+        step.forget_handed()
 
     plain: dict[int, Seen] = {}
     chunked: dict[int, Seen] = {}
@@ -82,12 +86,15 @@ def capture(adapter: Model, stream: Stream, ids: Tensor
              plainly)
     for layer, buffers in held.items():
         stream.written[layer] = buffers.written()
+    between(plain)
     refusing(adapter.entry, "its forward fails when streamed", streamed)
     for index in range(len(adapter.layers)):
         if index not in plain or index not in chunked:
             raise Unsupported(
                 f"layer {index}", "it is not called by the decoder once per "
                 "forward")
+        if HANDED in plain[index].kwargs:  # the same to the bit
+            chunked[index].kwargs[HANDED] = plain[index].kwargs[HANDED]
     return plain, chunked
 
 

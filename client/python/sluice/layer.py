@@ -22,12 +22,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sluice import calls, chunked, swapped
+from sluice import calls, carried, chunked, swapped
 from sluice.attention import Question, Site
 from sluice.blocks import Scores
+from sluice.carried import Cache, Carried
 from sluice.errors import NoAttention, Unsupported
 from sluice.exchange import attend
+from sluice.handed import Handing
+from sluice.hashing import fingerprint
 from sluice.intervals import Intervals
+from sluice.named import HANDED
 from sluice.numbered import Numbered
 from sluice.products import Products
 from sluice.rows import Arguments, Leaf, cut
@@ -67,7 +71,9 @@ class LayerCall(chunked.ChunkedCall):
                  arguments: Arguments):
         super().__init__(step, layer, type(layer).__name__)
         self.own, self._arguments = own, arguments
-        self.returns_tuple = False
+        # What the layer returns beside its hidden states, all of it None;
+        # None: it returns no tuple.
+        self._beside: int | None = None
         self._chunk = self._site = 0  # where the layer is just now
         self.biased = False  # see written_out: its scores, if they are that
         self._rows = step.chunks[0]  # that it runs on
@@ -87,6 +93,11 @@ class LayerCall(chunked.ChunkedCall):
         self._following: Following | None = None  # of this replay
         self._without_kv = False  # whether this replay leaves out k or v
         self._again = False  # see [Note: run again]
+        # See [Note: carried states] in carried.
+        self._carried = Carried(layer, step.arena, step.device) if (
+            layer in step.carriers) else None
+        # See [Note: handed tensors] in handed.
+        self.handing = Handing(step.handed) if arguments.hands else None
 
     def forward(self, *args: Any) -> Tensor:
         with self._timed("forward"):
@@ -112,6 +123,8 @@ class LayerCall(chunked.ChunkedCall):
     def backward(self, *args: Any) -> Any:
         with self._timed("backward"):
             found = super().backward(*args)
+        if self.handing is not None:
+            self.handing.collect()
         if self.step.progress is not None:
             self.step.progress.done(self.module)
         return found
@@ -136,7 +149,14 @@ class LayerCall(chunked.ChunkedCall):
                 "forward", self.module, m)
         self._rows = self.step.chunks[m]
         if self.replays and self.compares_parts(m):
-            self._parts = TwoParts.of(self.step.chunks, m)
+            self._parts = TwoParts.of(
+                self.step.chunks, m, 1 if self._carried is None else
+                carried.LEAST)
+        if self._carried is not None:
+            self._begin_states(self._carried, m)
+        if self.handing is not None:
+            self.handing.begin(m, not (self.replays or self._again),
+                                self.replays)
         with self._noting(), self._taping(m, x.device), (
                 self._sparing(x, extra)) as following:
             out = self._run(x, extra)
@@ -146,7 +166,7 @@ class LayerCall(chunked.ChunkedCall):
             raise Unsupported(
                 self.name, "a bias that is added to attention's scores, as "
                 "ALiBi's")
-        if self._site == 0:
+        if self._site == 0 and not self.step.carriers:
             raise NoAttention(
                 self.name, "a layer without attention, through transformers' "
                 "registry, torch's or written out")
@@ -162,9 +182,30 @@ class LayerCall(chunked.ChunkedCall):
             self._following = None
         return y
 
-    def _run(self, x: Tensor, extra: list[Tensor]) -> Any:
+    def _begin_states(self, states: Carried, m: int) -> None:
+        if self.replays:
+            states.second(m)
+        elif self._again:
+            states.again(m)
+        else:
+            states.first(m, self.keeps)
+
+    def _states(self) -> dict[carried.Key, Tensor]:
+        """What the chunk that ran has left to the next one."""
+        return {} if self._carried is None else self._carried.cache.after
+
+    def bits(self, y: Tensor) -> int:
+        return hash((fingerprint(y), *map(fingerprint,
+                                          self._states().values())))
+
+    def _run(self, x: Tensor, extra: list[Tensor],
+             cache: Cache | None = None) -> Any:
         """What the layer's own forward returns of the rows `_rows`."""
         args, kwargs = self._arguments.chunk(self._rows, extra)
+        if self._carried is not None:
+            kwargs[self._carried.argument] = cache or self._carried.cache
+        if self.handing is not None:
+            kwargs[HANDED] = self.handing
         with swapped.attributes(_running, call=self), self.step.inside(), (
                 self._numbering()):
             return self.own(x, *args, **kwargs)
@@ -172,15 +213,24 @@ class LayerCall(chunked.ChunkedCall):
     def compare_parts(self, m: int, x: Tensor, y: Tensor) -> None:
         parts, self._parts = self._parts, None
         assert parts is not None  # the replay noted what attention was
+        cache = None
         for part in parts:
+            if self._carried is not None:
+                cache = Cache(self._carried.in_parts() if cache is None else
+                              cache.after)
             self._rows = self.step.chunks[m][part.start:part.stop]
             self._site = 0
-            with swapped.attributes(self, _compared=(parts, part)):
+            with swapped.attributes(self, _compared=(parts, part)), (
+                    contextlib.nullcontext() if self.handing is None else
+                    swapped.attributes(self.handing, part=part)):
                 out = self._run(
                     x.detach()[:, part.start:part.stop].contiguous(),
-                    [cut(leaf, self._rows) for leaf in self.arguments()])
+                    [cut(leaf, self._rows) for leaf in self.arguments()],
+                    cache)
             parts.compare(part, out[0] if isinstance(out, (tuple, list)) else (
                 out), y)
+        if cache is not None:
+            parts.compare_states(cache.after, self._states(), y)
         parts.check(self.name, m)
 
     def _noting(self) -> contextlib.AbstractContextManager:
@@ -196,10 +246,11 @@ class LayerCall(chunked.ChunkedCall):
             self.step.own_rows(self._chunk).start))
 
     def beside(self, m: int) -> list[tuple[Tensor, Tensor]]:
-        if self._side is None:
-            return []
-        pair = self._side.pair(m, self._batch)
-        return [] if pair is None else [pair]
+        pair = None if self._side is None else self._side.pair(
+            m, self._batch)
+        return [*([] if pair is None else [pair]), *(
+            pair for of in (self._carried, self.handing) if of is not None
+            for pair in of.pairs())]
 
     def _sparing(self, x: Tensor, extra: list[Tensor]
                  ) -> contextlib.AbstractContextManager:
@@ -240,10 +291,11 @@ class LayerCall(chunked.ChunkedCall):
                 self._tape.recording(m))
 
     def _hidden_of(self, out: Any, x: Tensor) -> Tensor:
-        self.returns_tuple = isinstance(out, (tuple, list))
-        hidden = out[0] if self.returns_tuple else out
+        is_tuple = isinstance(out, (tuple, list))
+        self._beside = len(out) - 1 if is_tuple else None
+        hidden = out[0] if is_tuple else out
         more = [o for o in out[1:] if o is not None and not isinstance(
-            o, calls.Standing)] if self.returns_tuple else []
+            o, calls.Standing)] if is_tuple else []
         if more or not isinstance(hidden, Tensor) or (
                 hidden.shape[:2] != x.shape[:2]):
             raise Unsupported(
@@ -279,6 +331,10 @@ class LayerCall(chunked.ChunkedCall):
             self._parts.note(q, k, v, o)
         return o
 
+    def answer(self, y: Tensor) -> Any:
+        """The layer's hidden states as the layer itself returns them."""
+        return y if self._beside is None else (y, *[None] * self._beside)
+
     @property
     def heads(self) -> list[tuple[int, int]]:
         """Of each call of attention: heads of q, heads of k and v."""
@@ -289,6 +345,8 @@ class LayerCall(chunked.ChunkedCall):
             self._tape.release()
         for site in self._sites:
             site.release()
+        if self._carried is not None:
+            self._carried.release()
         super().release()
 
     @property

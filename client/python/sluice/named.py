@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 IGNORED = -100  # the label of a row that counts nothing
+# A dictionary in which layers hand tensors [B, heads, S, D] to later ones.
+HANDED = "shared_kv_states"
 
 
 class Argument(NamedTuple):
@@ -67,13 +69,14 @@ ARGUMENTS: dict[str, Argument] = {
     "attention_scaling": Argument(2),  # [B, 1, S, 1]: per row of the scores
     "per_layer_input": Argument(1),  # [B, S, width]
     "per_layer_inputs": Argument(1),
+    "original_hidden_states": Argument(1),  # [B, S, H], the embeddings
     "past_key_values": _CACHE._replace(loss=True),
     "past_key_value": _CACHE,
     "layer_past": _CACHE,
     "cache_params": _CACHE,
-    # Some decoders are given labels, and do nothing with them.
-    "labels": Argument(dealt=1, said=True, loss=True, agreed=True),
-    "shift_labels": _BOTH._replace(agreed=True),
+    # Some decoders and layers are given labels, and do nothing with them.
+    "labels": Argument(-1, 1, said=True, loss=True, agreed=True),
+    "shift_labels": _BOTH._replace(rows=-1, agreed=True),
     "num_items_in_batch": _BOTH._replace(agreed=True),
     "cu_seq_lens_q": Argument(packed=True, loss=True),
     "cu_seq_lens_k": Argument(packed=True, loss=True),

@@ -14,6 +14,7 @@ their own output along it.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -31,6 +32,7 @@ from sluice.captured import (
 )
 from sluice.errors import Inexact, Unsupported
 from sluice.model import Model, Patched
+from sluice.named import HANDED
 from sluice.numbered import FAR, Numbered
 from sluice.precision import near
 from sluice.randomness import Still, undisturbed
@@ -39,6 +41,7 @@ from sluice.streamed import Stream
 from sluice.trial import (
     CHUNK,
     Result,
+    carries,
     forward_whole,
     run_chunked,
     run_whole,
@@ -60,7 +63,8 @@ def probe(adapter: Model, stream: Stream) -> tables.Told:
     Returns which modules are told the sequence's length from now on."""
     ids = probe_tokens(adapter)
     with probing(adapter.entry, ids.device):
-        plain, streamed = capture(adapter, stream, ids)
+        plain, streamed = capture(adapter, stream, ids, functools.partial(
+            _find_carriers, adapter, stream))
         layers = list(adapter.layers)
         stream.checks.kinds = kinds = by_kind(layers)
 
@@ -186,11 +190,32 @@ def _find_numbered(adapter: Patched, stream: Stream, index: int,
             stream.numbered.update(alike)
 
 
+def _find_carriers(adapter: Model, stream: Stream,
+                   plain: dict[int, Seen]) -> None:
+    """Which layers hand on states; see [Note: carried states] in carried."""
+    stream.carriers.clear()
+    layers = list(adapter.layers)
+    if stream.ranks is not None and any(
+            seen.kwargs.get(HANDED) for seen in plain.values()):
+        raise Unsupported(
+            type(adapter.decoder).__name__, "keys and values that layers hand "
+            "to later ones, with a group", "stream this model without group=")
+    for kind in by_kind(layers):
+        index = layers.index(kind[0])
+        if index in plain and carries(adapter, index, plain[index]):
+            stream.carriers.update(kind)
+            if stream.ranks is not None:
+                raise Unsupported(
+                    f"layer {index} ({type(kind[0]).__name__})", "a state "
+                    "that it carries along the sequence, with a group",
+                    "stream this model without group=")
+
+
 def _compare(name: str, whole: Result, cut: Result) -> None:
     norm = sum(float(g.norm()) ** 2 for g in whole.gradients.values()
                if g is not None) ** 0.5
     for key, expected in whole.gradients.items():
-        got = cut.gradients[key]
+        got = cut.gradients.get(key)
         if expected is None and got is None:
             continue
         zero = torch.zeros_like(expected if got is None else got)

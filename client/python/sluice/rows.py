@@ -6,7 +6,7 @@ is refused by that name.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -53,6 +53,10 @@ class Arguments:
     def __init__(self, layer: nn.Module, step: Markers, args: tuple,
                  kwargs: dict[str, Any], declared: Mapping[str, int | None]):
         self._positional = len(args)
+        # See [Note: handed tensors] in handed.
+        self.hands = isinstance(kwargs.get(named.HANDED), MutableMapping)
+        if self.hands:
+            kwargs = {**kwargs, named.HANDED: None}
         self._specs, self.leaves = [], []
         for name, value in named_arguments(layer, args, kwargs):
             if isinstance(value, dict):
@@ -149,7 +153,9 @@ def leaf_of(layer: nn.Module, name: str, value: Any, step: Markers, length: int,
         marker = step.marker_of(value) if isinstance(value, Tensor) else None
         if marker is not None:
             return Leaf(name, marker, None, marker=True)
-        return Leaf(name, value, None)
+        # In 2-D it says of a layer without attention which rows are padding.
+        return Leaf(name, value, 1 if isinstance(value, Tensor) and (
+            value.dim() == 2 and value.shape[1] == length) else None)
     if isinstance(value, Tensor):
         return _tensor(module, name, value, length, declared)
     if not isinstance(value, _PLAIN):

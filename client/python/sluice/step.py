@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import (
     Callable,
+    Collection,
     Container,
     Hashable,
     Iterator,
@@ -21,11 +22,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from sluice import board, masks, swapped
+from sluice import board, carried, masks, swapped
 from sluice.arena import HostArena
 from sluice.checks import StepChecks
 from sluice.errors import Unsupported
 from sluice.gpu_blocks import Kernel
+from sluice.handed import Handed
 from sluice.hidden import InHost, OnDevice, Standing
 from sluice.intervals import Intervals
 from sluice.measured import Measured
@@ -81,12 +83,14 @@ class Step:
                  policy: Policy = Policy(),
                  ranks: Ranks | None = None,
                  measured: Measured | None = None, in_host: bool = False,
-                 kinds: Mapping[nn.Module, str] | None = None):
+                 kinds: Mapping[nn.Module, str] | None = None,
+                 carriers: Collection[nn.Module] = ()):
         self.arena, self.length, self.device = arena, length, device
         self.ranks = ranks  # those that share the sequence's rows
         # Of the whole sequence, which attention sees, and of this rank's own
         # rows, which everything else sees.
-        self.whole = chunks_of(length, chunk, ranks.size if ranks else 1)
+        self.whole = chunks_of(length, chunk, ranks.size if ranks else
+                               carried.LEAST if carriers else 1)
         self.chunks = self.whole if ranks is None else end_to_end(
             ranks.own(self.whole))
         self.rows = self.chunks[-1].stop
@@ -110,6 +114,8 @@ class Step:
         # Layers that number their rows; the number of the sequence's first.
         self.numbered: Container[nn.Module] = ()
         self.first_row = 0
+        self.forget_handed()
+        self.carriers = carriers  # layers; see [Note: carried states]
         self.known_causal: set[Hashable] = set()  # see found_once()
         # By storage: the marker's element, and how its intervals are found.
         self._masks: dict[int, tuple[Tensor, Callable[[], Intervals]]] = {}
@@ -139,6 +145,7 @@ class Step:
                     self._model.engage()), self.telling():
                 yield
         except BaseException:
+            self.forget_handed()
             if self.progress is not None:
                 self.progress.idle()
             raise
@@ -163,8 +170,13 @@ class Step:
         return self.chunks[m] if self.ranks is None else self.ranks.own(
             self.whole)[m]
 
+    def forget_handed(self) -> None:
+        """What its layers handed on lives as long as calls of theirs."""
+        self.handed = Handed(self.arena, self.device)
+
     def forward_over(self) -> None:
         """The decoder's forward is: calls what of `at_end` still lives."""
+        self.forget_handed()
         for method in self.at_end:
             action = method()
             if action is not None:

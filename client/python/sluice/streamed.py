@@ -94,7 +94,9 @@ class Stream:
         self._head: Literal["rows", "whole", "none"] = "none"
         self._may_head: Literal["rows", "whole", "none"] = "none"
         self._spared: MutableMapping[nn.Module, Spared] = WeakKeyDictionary()
-        self.numbered: WeakSet[nn.Module] = WeakSet()  # found by the probe
+        # Found by the probe: see Step.
+        self.numbered: WeakSet[nn.Module] = WeakSet()
+        self.carriers: WeakSet[nn.Module] = WeakSet()
         self._known_causal: set[Hashable] = set()  # see Step
         self.progress: progress.Progress | None = None  # None: quiet
         self._adapter: Patched | None = None
@@ -116,7 +118,8 @@ class Stream:
                     model, self.written, self.policy,
                     None if alone else self.ranks, measured,
                     self.in_host and not alone,
-                    self.planning.kinds if self.planning else None)
+                    self.planning.kinds if self.planning else None,
+                    self.carriers)
         step.turn = self.turn
         step.progress = None if alone else self.progress
         step.spared, step.known_causal = self._spared, self._known_causal

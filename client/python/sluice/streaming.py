@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from sluice import board, computing, gpu_blocks, progress, settings
+from sluice import board, carried, computing, gpu_blocks, progress, settings
 from sluice.arguments import P, invalid, need, takes
 from sluice.captured import kind_names
 from sluice.gpu_blocks import Kernel
@@ -181,6 +181,8 @@ def stream(model: nn.Module | None = None,
         if automatic:
             made.choose_chunk(next(p for layer in adapter.layers
                                    for p in layer.parameters()), batch)
+        if made.carriers:
+            made.chunk = carried.whole_blocks(made.chunk)
         for _, _, width, _ in made.attended:
             gpu_blocks.check_width(width, kernel)
         made.kernel = kernel
@@ -273,8 +275,10 @@ def _attached(made: Stream, adapter: Patched) -> str:
         "flash (fp32: efficient)" if made.kernel == "auto" else made.kernel)
     again = "" if made.rerun == 0 else (
         f", the first {made.rerun:.0%} run again in backward")
-    return (f"sluice: {adapter.name}: {len(adapter.layers)} layers in chunks "
-            f"of {made.chunk} rows{chosen}{shared}{by}{again}, {head}; "
+    states = sum(layer in made.carriers for layer in adapter.layers)
+    handing = f", {states} of which hand states on," if states else ""
+    return (f"sluice: {adapter.name}: {len(adapter.layers)} layers{handing} in "
+            f"chunks of {made.chunk} rows{chosen}{shared}{by}{again}, {head}; "
             f"host memory from {where}")
 
 

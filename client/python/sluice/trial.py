@@ -7,7 +7,8 @@ import gc
 import random
 import sys
 import weakref
-from collections.abc import Callable
+from collections import UserDict
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -15,13 +16,17 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from sluice.captured import Seen
+from sluice.carried import Cache, argument_of
 from sluice.errors import Unsupported
+from sluice.handed import ROWS
 from sluice.layer import LayerCall, run
 from sluice.model import Patched
+from sluice.named import HANDED
 from sluice.numbered import Numbered
 from sluice.randomness import RandomState, Still
 from sluice.replay import Buffers, leaves
 from sluice.rows import Arguments
+from sluice.step import Step
 from sluice.streamed import Stream
 
 CHUNK = 24
@@ -43,8 +48,9 @@ def run_whole(adapter: Patched, index: int, x: Tensor, seen: Seen, name: str,
     layer = wide_copy(adapter, index)
     own = _own(adapter, index, layer)
     args, kwargs = _wide_all((seen.args, seen.kwargs))
-    arguments = [v for v in pytree.tree_leaves((args, kwargs))
-                 if isinstance(v, Tensor)]
+    handed = kwargs.get(HANDED)
+    arguments = [v for v in pytree.tree_leaves((args, kwargs, [
+        *_handed(handed).values()])) if isinstance(v, Tensor)]
     mark = _Mark()
     alive = weakref.ref(mark)
 
@@ -61,11 +67,12 @@ def run_whole(adapter: Patched, index: int, x: Tensor, seen: Seen, name: str,
         return y
 
     python = _python_random()
-    result = _result(layer, x, forward, scale)
+    result = _result(layer, x, forward, scale, handed)
+    kwargs.pop(HANDED, None)  # it holds what the layer put there
     if python != _python_random():
         raise Unsupported(name, "random numbers of Python or numpy, which a "
                           "replay would draw again", "use torch's")
-    del mark, forward
+    del mark, forward, handed
     if alive() is not None:
         gc.collect()
     if alive() is not None:
@@ -101,11 +108,13 @@ def run_chunked(adapter: Patched, stream: Stream, index: int, x: Tensor,
     step = stream.begin(x.shape[1], x.device, adapter, chunk=CHUNK,
                         check=True, alone=True)
     step.first_row = first
-    if adapter.layers[index] in stream.numbered:
-        stream.numbered.add(layer)
+    for found in (stream.numbered, stream.carriers):
+        if adapter.layers[index] in found:
+            found.add(layer)
     if seen.step is not None:
         step.adopt(seen.step)
     args, kwargs = _wide_all((seen.args, seen.kwargs))
+    step.handed.adopt(kwargs.get(HANDED) or {}, step.chunks)
     places = {owner: path for path, owner in
               adapter.layers[index].named_modules()}
     stream.written[layer] = [
@@ -117,15 +126,39 @@ def run_chunked(adapter: Patched, stream: Stream, index: int, x: Tensor,
             layer, step, args, kwargs, stream.rows))
         with step.engaged():
             y = run(call, h)
+        if call.handing is not None:
+            for key in call.handing.left:
+                _weigh(step, key, scale)
         if stream.ranks is not None:
             for heads, kv_heads in call.heads:
                 stream.ranks.check_heads(type(layer).__name__, heads, kv_heads)
         return y
 
     try:
-        return _result(layer, x, streamed, scale)
+        made = _result(layer, x, streamed, scale)
     finally:
         del stream.written[layer]
+    for key in step.handed.keys():
+        chunks = [step.handed.take(key, m) for m in range(len(step.chunks))]
+        made.gradients.update(_handed({key: [
+            torch.cat(parts, ROWS) for parts in zip(*chunks)]}))
+    step.forget_handed()
+    return made
+
+
+def _handed(tensors: Any) -> dict[str, Tensor]:
+    """What a layer is handed, by names."""
+    return {f"{HANDED}.{key}.{i}": tensor for key, values in (
+        tensors or {}).items() for i, tensor in enumerate(values)}
+
+
+def _weigh(step: Step, key: Hashable, scale: float) -> None:
+    """Gradients of what a layer hands to others."""
+    chunks = [step.handed.get(key, m) for m in range(len(step.chunks))]
+    whole = [scale * weights(torch.cat(parts, ROWS)) for parts in zip(*chunks)]
+    for m, rows in enumerate(step.chunks):
+        step.handed.add(key, m, [w.narrow(ROWS, rows.start, len(rows))
+                                 for w in whole])
 
 
 def forward_whole(adapter: Patched, index: int, seen: Seen) -> Tensor:
@@ -133,6 +166,19 @@ def forward_whole(adapter: Patched, index: int, seen: Seen) -> Tensor:
     without random numbers."""
     with Still():
         return _forward(adapter, index, wide_copy(adapter, index), seen)
+
+
+def carries(adapter: Patched, index: int, seen: Seen) -> bool:
+    """Whether the layer, asked of a copy, leaves a state in a cache."""
+    argument, cache = argument_of(adapter.layers[index]), Cache({})
+    if argument is None:
+        return False
+    try:
+        _forward(adapter, index, wide_copy(adapter, index), seen._replace(
+            kwargs={**seen.kwargs, argument: cache}))
+    except Exception:  # it asks for another cache, or for it elsewhere
+        return False
+    return bool(cache.after)
 
 
 def written_by(adapter: Patched, index: int, seen: Seen
@@ -156,20 +202,25 @@ def _forward(adapter: Patched, index: int, copied: nn.Module, seen: Seen
 
 
 def _result(layer: nn.Module, x: Tensor,
-            forward: Callable[[Tensor], Tensor], scale: float) -> Result:
-    """Output and gradients of a sum with fixed weights times `scale`; the
-    same random numbers in every call."""
+            forward: Callable[[Tensor], Tensor], scale: float,
+            handed: Any = None) -> Result:
+    """Output and gradients of a sum with fixed weights times `scale`, of the
+    output and of what the layer puts into `handed`; the same random numbers
+    in every call."""
     torch.manual_seed(2)
     before = RandomState(x.device)
-    leaf = x.clone().requires_grad_()
+    leaf, taken = x.clone().requires_grad_(), _handed(handed)
     with torch.enable_grad():
         y = forward(leaf)
         drew = before.moved()
         names = [n for n, p in layer.named_parameters() if p.requires_grad]
+        made = [y, *(t for name, t in _handed(handed).items()
+                     if t is not taken[name])]
         found = torch.autograd.grad(
-            y, [leaf, *(layer.get_parameter(n) for n in names)],
-            scale * weights(y), allow_unused=True)
-    return Result(y.detach(), dict(zip(["input", *names], found)),
+            made, [leaf, *(layer.get_parameter(n) for n in names),
+                   *taken.values()],
+            [scale * weights(t) for t in made], allow_unused=True)
+    return Result(y.detach(), dict(zip(["input", *names, *taken], found)),
                   dict(layer.named_buffers()), drew)
 
 
@@ -202,7 +253,10 @@ def wide_copy(adapter: Patched, index: int) -> nn.Module:
 
 def _wide_all(tree: Any) -> Any:
     return pytree.tree_map(
-        lambda v: wide(v) if isinstance(v, Tensor) else v, tree)
+        lambda v: wide(v) if isinstance(v, Tensor) else {
+            key: [wide(t).detach().requires_grad_() for t in tensors]
+            for key, tensors in v.items()} if isinstance(v, UserDict) else v,
+        tree)
 
 
 def wide(x: Tensor) -> Tensor:

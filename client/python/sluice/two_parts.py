@@ -12,7 +12,8 @@ product in bf16. A threshold beyond the chunk is not seen.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,12 +35,14 @@ class TwoParts:
         self._calls: list[tuple[Tensor, ...]] = []
         # By the first row of a part: which of its rows differ, [B, rows].
         self._differ: dict[int, Tensor] = {}
+        self._states: list[Tensor] = []  # whether each differs, ()
 
     @classmethod
-    def of(cls, chunks: list[range], m: int) -> TwoParts:
-        """Of chunk `m`."""
+    def of(cls, chunks: list[range], m: int, least: int = 1) -> TwoParts:
+        """Of chunk `m`; parts have `least` rows, else there are none."""
         rows, last = len(chunks[m]), len(chunks[-1])
-        return cls(rows, last if m == 0 and last < rows else rows // 2)
+        first = last if m == 0 and least <= last <= rows - least else rows // 2
+        return cls(rows, first if first >= least else 0)
 
     def __iter__(self) -> Iterator[range]:
         """The rows of each, within the chunk."""
@@ -61,11 +64,25 @@ class TwoParts:
         """The outputs [B, rows, H] of a part and of the whole chunk."""
         self._compare(part, mine, whole[:, part.start:part.stop])
 
+    def compare_states(self, mine: Mapping[Any, Tensor],
+                       whole: Mapping[Any, Tensor],
+                       y: Tensor) -> None:
+        """What the second part and the whole chunk, whose output is y, leave
+        to the next one."""
+        limit = max(LIMIT, 8 * _precision(y))
+        self._states = [
+            (mine[key].float() - state.float()).norm() >
+            limit * state.float().norm() for key, state in whole.items()]
+
     def check(self, name: str, chunk: int) -> None:
-        """Raises `Unsupported` where too many rows differ. Waits for the
-        device."""
+        """Raises `Unsupported` where too many rows differ, or a state. Waits
+        for the device."""
         if not self._first:  # a chunk of one row has no parts
             return
+        if self._states and bool(torch.stack(self._states).any()):
+            raise Unsupported(
+                name, f"a state after chunk {chunk} that is not the same when "
+                "the chunk runs in two parts")
         differ = torch.cat([self._differ[part.start] for part in self], 1).cpu()
         rows = round(float(differ.float().mean(0).sum()))
         if rows > max(1, self._few * self._rows) or (
@@ -77,8 +94,8 @@ class TwoParts:
                 "on how many rows it sees, or on their index among them")
 
     def _compare(self, part: range, mine: Tensor, whole: Tensor) -> None:
-        limit = max(LIMIT, 8 * torch.finfo(whole.dtype).eps)
-        if whole.dtype.itemsize < 4:
+        limit = max(LIMIT, 8 * _precision(whole))
+        if limit > LIMIT:
             self._few = MANY
         mine, whole = mine.flatten(2).float(), whole.flatten(2).float()
         norms = whole.norm(dim=-1)
@@ -88,3 +105,11 @@ class TwoParts:
         differ[:, 1:] &= (whole[:, 1:] != whole[:, :-1]).any(-1)
         self._differ[part.start] = differ | self._differ.get(
             part.start, differ)
+
+
+def _precision(made: Tensor) -> float:
+    """Of what made it: under autocast sums are wider than products."""
+    device = made.device.type
+    return max(torch.finfo(dtype).eps for dtype in (
+        made.dtype, *([torch.get_autocast_dtype(device)] if
+                      torch.is_autocast_enabled(device) else [])))

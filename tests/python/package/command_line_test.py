@@ -89,7 +89,7 @@ def test_both_doctor_commands_report_the_same_daemon():
                        moe_intermediate_size=24), 0,
      "streamed: 4 of its 9 layers"),
     # Kinds of layers that are no field of the config.
-    ("mamba", {}, 1, "a layer without attention"),
+    ("mamba", {}, 1, "a recurrent state that it leaves"),
 ])
 def test_probe_reads_a_config(tmp_path, kind, changes, status, said):
     tiny(kind, **changes).config.save_pretrained(tmp_path)

@@ -251,7 +251,7 @@ class Adapter:
             y = layers_.run(call, x)
             if step.sides and self_ is self.layers[-1]:
                 y = routers.joined(step, y)
-            return (y,) if call.returns_tuple else y
+            return call.answer(y)
 
         return forward
 
@@ -283,6 +283,8 @@ class Adapter:
                 return own(*args, **kwargs)
             wanted.refuse_call(self_, given)
             documents = packed.take(type(self_).__name__, given)
+            if stream.carriers:
+                packed.refuse(type(self_).__name__, given, documents)
             kwargs = {k: v for k, v in kwargs.items() if k in given}
             if stream.ranks is not None:
                 self._refuse_foreign(stream)

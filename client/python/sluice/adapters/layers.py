@@ -161,7 +161,7 @@ class OwnLayers:
             with step.engaged(), self._apart(step):
                 y = layers_.run(call, x)
             y = self._ran(stream, index, y)
-            return (y,) if call.returns_tuple else y
+            return call.answer(y)
 
         return forward
 
