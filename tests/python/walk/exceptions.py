@@ -24,7 +24,7 @@ _INDEXER = {
 
 # Heads of another size on the layers that see everything; the configuration
 # takes the size as an argument that is not one of its fields.
-_GEMMA4 = {"global_head_dim": 16, "num_kv_shared_layers": 0}
+_GEMMA4 = {"global_head_dim": 16, "num_kv_shared_layers": 2}
 
 # Layers with a window have sizes of their own, passed beside the fields.
 _DOTS = {
@@ -41,6 +41,8 @@ _DOTS = {
 # name -> fields of its configuration; a nested dictionary is the fields of a
 # nested configuration.
 EXCEPTIONS: dict[str, dict[str, object]] = {
+    # Without them no layer has attention.
+    "bamba": {"attn_layer_indices": [1, 3]},
     # The bytes' encoder and decoder name the width of the model between them.
     "blt": {
         "encoder_hash_byte_group_vocab": 101,
