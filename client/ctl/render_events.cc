@@ -50,10 +50,9 @@ absl::StatusOr<EventLines> RenderEventLines(const std::string& snapshot,
     const json node = json::parse(snapshot);
     const auto generation = node.at("generation").get<uint64_t>();
     // Numbers in between are other users' events.
-    const auto kept = node.find("events_from");
+    const auto from = node.value("events_from", uint64_t{0});
     if (generation != seen.generation) seen.last = 0;
     seen.generation = generation;
-    const uint64_t from = kept != node.end() ? kept->get<uint64_t>() : 0;
     uint64_t missed =
         seen.last > 0 && from > seen.last + 1 ? from - seen.last - 1 : 0;
     for (const json& event : node.at("events")) {

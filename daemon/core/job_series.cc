@@ -23,7 +23,6 @@ void JobSeries::Began(const JobKey& job, absl::Time now) {
 }
 
 void JobSeries::Ended(const JobKey& job, absl::Time now) {
-  ForgetEnded(now);
   const auto found = jobs_.find(job);
   if (found != jobs_.end()) found->second.ended = now;
 }

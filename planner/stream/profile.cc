@@ -184,12 +184,12 @@ Bytes ProfileBuilder::Rounding() const {
 // What resident classes take of HBM and no class of the profile tells: scratch,
 // the last layer's output, alignment.
 int64_t ProfileBuilder::KeptBesideClasses() const {
-  int64_t told = 0;
+  int64_t beside = shape_.resident_bytes();
   for (const ClassTraits& c : kClasses) {
     if (c.life == Life::kScratch || !shape_.resident(c.which)) continue;
-    told += shape_.layers * shape_.class_bytes(c.which);
+    beside -= shape_.layers * shape_.class_bytes(c.which);
   }
-  return shape_.resident_bytes() - told;
+  return beside;
 }
 
 // Kept rows are aligned a chunk at a time. Rings and transient buffers may be
