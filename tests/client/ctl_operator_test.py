@@ -140,6 +140,8 @@ class Administrators(Node):
                  "job has a character with code 32"),
                 (("budget", "set", "--job", "j" * 65, "--gpu", "1GiB"),
                  "job has 65 characters, the limit is 64"),
+                (("budget", "set", "--job", "j", "--gpu", "1048576TiB"),
+                 "the limit is 2^60"),
                 (("evict", "jöb"), "printable ASCII"),
                 (("evict", ""), "job is empty"),
                 (("budget", "set", "--user", "4294967295", "--gpu", "1GiB"),

@@ -566,5 +566,19 @@ TEST(Grants, ALoweredGuaranteeMakesRoomForOthers) {
   EXPECT_GT(rate(0), 0.19 * kRate);
 }
 
+TEST(Grants, ARankGoesOnFromWhatAnEarlierDaemonGrantedIt) {
+  GrantPolicy policy({{"pcie0", kRate, kRate}});
+  const GrantPolicy::Grant on =
+      policy.Resume(0, 0, 0, {}, {1000, 500}, {800, 700});
+  EXPECT_EQ(on.limit, (Directions{1000, 700}));
+  EXPECT_EQ(policy.used().at(0), (Directions{800, 700}));
+  // What it says beyond one copy is not believed.
+  const uint64_t most = 1000 + GrantPolicy::kOneCopy;
+  const GrantPolicy::Grant false_use =
+      policy.Resume(1, 0, 0, {}, {1000, 1000}, {UINT64_MAX, 0});
+  EXPECT_EQ(false_use.limit, (Directions{most, 1000}));
+  EXPECT_EQ(policy.used().at(1), (Directions{most, 0}));
+}
+
 }  // namespace
 }  // namespace sluice::daemon

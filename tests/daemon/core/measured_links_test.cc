@@ -1,10 +1,13 @@
 // What links were measured to carry: when it holds, and what wins over it.
 #include "daemon/core/measured/measured_links.h"
 
+#include <array>
 #include <limits>
 
+#include "daemon/core/links.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/base/grant_page.h"
 #include "tests/daemon/core/core_driver.h"
 #include "tests/support/status_matchers.h"
 
@@ -54,6 +57,17 @@ TEST(MeasuredLinks, AreUsedForLinksWithoutAConfiguredSpeed) {
   EXPECT_FALSE(links[1].measured);
   EXPECT_FALSE(links[2].measured);
   EXPECT_THAT(ConfiguredOf(Tree().links, Found()), ElementsAre("pcie1"));
+}
+
+TEST(LinkSpeed, IsTheLowerOfItsOwnAndBothWaysOfThoseThatAreLimits) {
+  for (const auto& [own, both, speed] :
+       {std::array{1.0, 5.0, 1.0}, std::array{5.0, 1.0, 1.0},
+        std::array{0.0, 5.0, 5.0}, std::array{5.0, 0.0, 5.0},
+        std::array{0.0, 0.0, 0.0}}) {
+    const LinkSpeed link{.h2d_bytes_per_second = own,
+                         .both_bytes_per_second = both};
+    EXPECT_EQ(SpeedOf(link, kH2d), speed) << own << " and " << both;
+  }
 }
 
 TEST(MeasuredLinks, MeasurementsOfAnotherNodeAreRefused) {

@@ -346,6 +346,21 @@ TEST_F(Replan, SmallDifferencesCauseNoChange) {
   EXPECT_EQ(Ready(c), 1u);
 }
 
+TEST_F(Replan, AJobAloneIsToldThatItsGpuLimitsIt) {
+  a = Ask("a", 0, /*uid=*/1);
+  plan::NodePlan answer = PlanOf({{0.5, MiB(8)}});
+  answer.limits = {{.what = "GPU of rank 0"}};
+  node.Apply(
+      node.core.PlanSolved(node.to_solve[0].round, answer, node.clock.Now()));
+  ASSERT_EQ(Ready(a), 1u);
+  const Principal one{1, "/a"};
+  const auto plan =
+      node.core.FindPlan(node.NoticesTo<PlanReadyNotice>(a)[0].plan, &one);
+  ASSERT_NE(plan, nullptr);
+  ASSERT_THAT(plan->limits, SizeIs(1));
+  EXPECT_EQ(plan->limits[0].what, "GPU of rank 0");
+}
+
 TEST_F(Replan, AnotherPrincipalsMemoryIsPlannedWithButNotShown) {
   a = Ask("a", 0, /*uid=*/1);
   Solve({{1, MiB(16)}});

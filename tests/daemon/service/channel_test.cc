@@ -98,6 +98,7 @@ TEST_F(ChannelTest, APeerThatReadJustBeforeTheLimitHasNot) {
   EXPECT_FALSE(channel_->HasStalled(clock_.Now()));
   EXPECT_THAT(Receive(), IsOk());  // what waited
   EXPECT_EQ(channel_->stall_deadline(), absl::InfiniteFuture());
+  EXPECT_TRUE(queued_.empty()) << "it is not looked at any more";
   EXPECT_EQ(broken_, "");
 }
 

@@ -253,5 +253,16 @@ TEST_F(HandoverTest, WhoEndsTriesNoMore) {
   EXPECT_EQ(handover_->deadline(), absl::InfiniteFuture());
 }
 
+TEST(Handover, KeepsNothingWhereTheUnitOnlyListens) {
+  Starter starter;
+  starter.open_files = 1024;
+  starter.notify_socket = "/notify";
+  EXPECT_EQ(Handover::CapacityOf(starter), 0);
+  starter.store_size = 10;
+  EXPECT_EQ(Handover::CapacityOf(starter), 10);
+  starter.notify_socket.clear();
+  EXPECT_EQ(Handover::CapacityOf(starter), 0);
+}
+
 }  // namespace
 }  // namespace sluice::daemon

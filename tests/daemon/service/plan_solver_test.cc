@@ -6,11 +6,13 @@
 
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -135,6 +137,18 @@ class PlanSolverTurns : public ::testing::Test {
     return IsHurried(pid);
   }
 
+  static bool IsZombie(pid_t pid) {
+    std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+    const std::string stat((std::istreambuf_iterator<char>(file)), {});
+    return stat.find(") Z ") != std::string::npos;
+  }
+  static bool IsZombieSoon(pid_t pid) {
+    for (int i = 0; i < 500 && !IsZombie(pid); ++i) {
+      absl::SleepFor(absl::Milliseconds(10));
+    }
+    return IsZombie(pid);
+  }
+
   testing::TempDir directory_;
   std::string pids_;
   MonotonicClock clock_;
@@ -169,6 +183,18 @@ TEST_F(PlanSolverTurns, WhoeverIsWaitedForIsHurriedAfterItsTurn) {
   EXPECT_FALSE(IsHurried(first)) << "nobody waits";
   Do([this] { solver_->Hurry(PlanRoundId(1)); });
   EXPECT_TRUE(IsHurriedSoon(first));
+}
+
+// The codec thread, which reaps workers, may read a large profile meanwhile.
+TEST_F(PlanSolverTurns, AStoppedWorkerIsKilledAtOnce) {
+  Solve(1, 1);
+  const std::vector<pid_t> pids = Started(1);
+  ASSERT_EQ(pids.size(), 1u);
+  const auto done = std::make_shared<absl::Notification>();
+  codec_->Run([done] { done->WaitForNotification(); });
+  Do([this] { solver_->Stop(PlanRoundId(1)); });
+  EXPECT_TRUE(IsZombieSoon(pids[0]));
+  done->Notify();
 }
 
 }  // namespace

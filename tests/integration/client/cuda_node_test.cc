@@ -8,6 +8,7 @@
 #include <fstream>
 #include <memory>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -198,6 +199,21 @@ TEST_P(TakenOver, WhatTheDeadHadIsLeasedAgain) {
   ExpectAllIsFree(daemon.socket());
   EXPECT_TRUE(daemon.End());
   EXPECT_EQ(Findings(), "") << daemon.Log();
+}
+
+TEST_P(OfCuda, ADaemonThatEndsInACallThatHangsLeavesNoSocket) {
+  if (std::get<0>(GetParam())) return;  // makes host memory by it, at the start
+  SetDriver(false, ",hang=cuMemCreate:1");
+  RunningDaemon daemon(kToml);
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
+                              RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(client.Hello("job"), IsOk());
+  std::thread lease(
+      [&client] { EXPECT_FALSE(client.Lease(wire::Lease::GPU, MiB(4)).ok()); });
+  absl::SleepFor(absl::Seconds(1));  // until then it is asked
+  ExpectEndsWell(daemon);
+  EXPECT_FALSE(std::filesystem::exists(daemon.socket()));
+  lease.join();
 }
 
 // One line from the rank that had it; the other rank and the daemon go on.

@@ -398,6 +398,9 @@ TEST(TakeOverOfFew, ProcessesWhoseSessionsEndedFillNotTheStore) {
   }
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted,
                                 HasSubstr("kept for the next daemon")));
+  // Of 60, 30 are extents' and 8 the daemon's; of the rest three quarters are a
+  // user's: one is this process's, and the next rank takes three.
+  EXPECT_EQ(ended.size(), (60 - 30 - 8) * 3 / 4 - 3);
   EXPECT_TRUE(daemon.Has("state"));
   ended.clear();
   RawClient rank = Connected(daemon);
