@@ -300,6 +300,8 @@ TEST(PlanMemoryCli, WhatIsWrongIsOneLineAndNothingIsWritten) {
                 "has no devices to choose from, as it is of format minimalloc");
   ExpectRefusal(Plan({good, "--time-limit", "0"}), "--time-limit 0");
   ExpectRefusal(Plan({good, "--time-limit", "-1"}), "--time-limit -1");
+  ExpectRefusal(Plan({good, "--time-limit", "86401"}), "--time-limit 86401");
+  EXPECT_EQ(Plan({good, "--time-limit", "86400"}).exit_code, 0);
   ExpectRefusal(Plan({good, "--capacity", "much"}), "'much' is not a size");
   ExpectRefusal(Plan({good, "--capacity", "-5"}), "-5");
   ExpectRefusal(Plan({good, "--format", "xml"}), "--format 'xml'");

@@ -53,6 +53,22 @@ TEST(PlanSvg, AFewBuffersAreDrawnNamedAndTold) {
   EXPECT_EQ(Count(svg, "<title>b"), 10);
 }
 
+TEST(PlanSvg, TheStripShowsWhatIsAliveAtEachTime) {
+  const auto named = Staircase(10, 4);
+  const std::string svg = PlanSvg(named, PlanOf(named));
+  std::smatch path;
+  ASSERT_TRUE(
+      std::regex_search(svg, path, std::regex("class=\"l\" d=\"([^\"]*)\"")));
+  EXPECT_EQ(Count(path[1], "V"), 4 + 3 + 1) << "up, down, and to the axis";
+}
+
+TEST(PlanSvg, AxesHavePowersOfTwoOfBytesAndRoundTimes) {
+  const auto named = Staircase(10, 9);  // 36 KiB, 18 units
+  const std::string svg = PlanSvg(named, PlanOf(named));
+  EXPECT_THAT(svg, HasSubstr(">32 KiB</text>"));
+  EXPECT_THAT(svg, HasSubstr(">18</text>"));
+}
+
 TEST(PlanSvg, AGapShowsPeakAndBound) {
   const auto named = Staircase(10, 4);
   planner::MemoryPlan plan = PlanOf(named);

@@ -190,6 +190,10 @@ TEST(Settings, WhatIsPredictedFits) {
   }
 }
 
+TEST(Settings, HostMemoryIsLeastWithAllChunksRunAgain) {
+  EXPECT_EQ(LeastHost(Question(1 << 15), {.chunk = 512}).rerun_chunks, 64);
+}
+
 // Dropping rows costs time, moving them over a slow link does too.
 TEST(StepTime, GrowsWithWhatIsRecomputedAndWithSlowerLinks) {
   SettingsQuestion q = Question(1 << 15);

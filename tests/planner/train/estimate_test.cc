@@ -1,6 +1,7 @@
 // The model as physics: what must grow grows, parts add up, limits bind.
 #include "planner/train/estimate.h"
 
+#include <limits>
 #include <set>
 
 #include "planner/train/layer.h"
@@ -338,6 +339,27 @@ TEST(TrainEstimate, WhereTheHostIsShortTheFirstTokensRunAgain) {
                 1e-9);
   }
   EXPECT_GT(rerun, 0.5);
+}
+
+TEST(TrainEstimate, InLargerGroupsMoreOfALayerRunsAgain) {
+  const Request request =
+      Ask("llama-8b", "h100-80g", Method::kSluice, 8, 256 * K);
+  Settings settings{.sp = 8, .alpha = 0, .chunk = 32 * K, .rerun_chunks = 4};
+  const double one = EstimateStep(request, settings).layer.recompute.matmul;
+  settings.rerun_layers = 4;
+  EXPECT_GT(EstimateStep(request, settings).layer.recompute.matmul, one);
+}
+
+TEST(TrainEstimate, EachStageOfZeROShardsMoreStates) {
+  const Request request =
+      Ask("llama-8b", "h100-80g", Method::kMegatron, 8, 64 * K);
+  double before = std::numeric_limits<double>::infinity();
+  for (const int stage : {0, 1, 2, 3}) {
+    const Settings settings{.dp = 8, .zero = stage};
+    const double states = EstimateStep(request, settings).memory.states;
+    EXPECT_LT(states, before) << stage;
+    before = states;
+  }
 }
 
 TEST(TrainEstimate, NoMoreChunksRunAgainThanTheHostIsShortOf) {

@@ -109,6 +109,12 @@ TEST(TrainSettings, WhatIsGivenIsKept) {
                               BestEstimate(AskGpt(Method::kMemo, 8), given));
   EXPECT_EQ(best.settings.tp, 4);
   EXPECT_EQ(best.settings.alpha, 0.25);
+  bool no_heads = false;
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const std::vector<Settings> chunked,
+      Candidates(AskGpt(Method::kFpdt, 8), {.chunk = 8 << 10}, &no_heads));
+  ASSERT_FALSE(chunked.empty());
+  EXPECT_EQ(chunked[0].chunk, 8 << 10);
 }
 
 TEST(TrainSettings, HeadsThatDoNotDivideAreTheReason) {
