@@ -34,6 +34,12 @@ TEST_F(CAbiTest, LeasesCopiesAndWaits) {
   sluice_copy_stats stats = {.size = sizeof(stats)};
   ASSERT_EQ(sluice_engine_stats(engine, &stats), 0);
   EXPECT_EQ(stats.host_to_gpu_bytes, 100'000u);
+  // Of a caller who knows no field.
+  for (const size_t size : {sizeof(stats.size), sizeof(stats.size) - 1}) {
+    stats.size = size;
+    EXPECT_EQ(sluice_engine_stats(engine, &stats),
+              size == sizeof(stats.size) ? SLUICE_OK : SLUICE_INVALID_ARGUMENT);
+  }
   sluice_engine_stop(engine);
   sluice_region_free(host);
   sluice_region_free(gpu);

@@ -211,6 +211,10 @@ TEST_F(SessionTest, ACallWaitsForRoomAndForItsAnswerNoLongerThanItsTimeout) {
   request.mutable_free()->set_lease_id(1);
   while (connection->Post(request).ok()) {
   }
+  wire::Request report;
+  report.mutable_step_report();
+  EXPECT_FALSE(connection->Post(report).ok());
+  EXPECT_FALSE(connection->Awaits(wire::Request::kStepReport));
   deaf = true;
   std::thread reader([&] {
     std::this_thread::sleep_for(kRoomAfter);
@@ -222,6 +226,17 @@ TEST_F(SessionTest, ACallWaitsForRoomAndForItsAnswerNoLongerThanItsTimeout) {
   EXPECT_LT(MonotonicClock().Now() - start, absl::Milliseconds(3900));
   reader.join();
   daemon_.SetScript({});
+}
+
+TEST(PendingCalls, SoManyThatNobodyWaitsForMayGoUnanswered) {
+  PendingCalls calls;
+  const wire::Request request;
+  for (size_t i = 0; i < PendingCalls::kMostPosted; ++i) {
+    ASSERT_THAT(calls.Add(request, {}, PendingCalls::Waits::kNobody), IsOk());
+  }
+  EXPECT_THAT(calls.Add(request, {}, PendingCalls::Waits::kNobody),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(calls.Add(request, {}, PendingCalls::Waits::kCaller), IsOk());
 }
 
 TEST_F(SessionTest, OnlyTheNewestReportsAreSaidAgain) {

@@ -246,6 +246,15 @@ TEST_F(RegionAllocatorTest, AMismatchFallsBackToThePoolAndIsCounted) {
   EXPECT_EQ(allocator_.stats().mismatches, 2);
 }
 
+TEST_F(RegionAllocatorTest, EachSegmentIsRecordedFromItsOwnBeginning) {
+  allocator_.Arm();
+  for (int time = 0; time < 2; ++time) {
+    const auto kinds = Record("post", [] { Make(Bytes(100)); });
+    EXPECT_EQ(kinds[0].trace.alignment, Bytes(64));
+    EXPECT_EQ(kinds[0].trace.end, 2) << "a birth and an end";
+  }
+}
+
 TEST_F(RegionAllocatorTest, APlanThatDoesNotFitOrAnswerIsRefused) {
   allocator_.Arm();
   const auto kinds = Record("post", [] { Make(Bytes(100)); });

@@ -47,6 +47,14 @@ TEST(CommandLine, ReadsEveryKindOfFlag) {
   EXPECT_TRUE(o.json);
 }
 
+TEST(CommandLine, AJobsLabelHasUpTo64Characters) {
+  for (const size_t size : {1, 64, 65}) {
+    EXPECT_EQ(ParseCommandLine({"train", "--job", std::string(size, 'j')}).ok(),
+              size <= 64)
+        << size;
+  }
+}
+
 TEST(CommandLine, TakesAKernelWhereItCanCompute) {
   EXPECT_EQ(ParseCommandLine(Split("train"))->options.attention,
             AttentionKernel::kAuto);

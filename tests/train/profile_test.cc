@@ -36,6 +36,20 @@ TEST(Profile, MeasuresANodeThatTheCostModelReads) {
   EXPECT_EQ(hardware.matmul_fp32_efficiency, hardware.matmul_efficiency);
 }
 
+TEST(Profile, MeasuresOneGpuByItself) {
+  const ChildResult result =
+      Child::Spawn(
+          {BinaryPath("sluice-train"), "profile", "--private", "--ranks", "1"},
+          {})
+          ->Join();
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const planner::train::Hardware hardware,
+      planner::train::ReadHardware(result.out, "measured"));
+  EXPECT_EQ(hardware.gpus_per_node, 1);
+  EXPECT_GT(hardware.host_link_bytes_per_s, 0);
+}
+
 TEST(Profile, RefusesWhatItCannotDoInOneLine) {
   const ChildResult result =
       Child::Spawn({BinaryPath("sluice-train"), "profile", "--ranks", "0"}, {})

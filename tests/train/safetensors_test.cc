@@ -59,6 +59,16 @@ TEST_F(SafetensorsTest, ReadsBackWhatItWrote) {
   EXPECT_THAT(last, ElementsAre(7));
 }
 
+TEST_F(SafetensorsTest, ATensorOfNoElementsIsRead) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      auto reader,
+      SafetensorsReader::Open(
+          WriteRaw(R"({"a":{"dtype":"F32","shape":[2,0],"data_offsets":[0,0]},)"
+                   R"("b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
+                   "1234")));
+  EXPECT_THAT(reader->Expect({"a", TensorType::kF32, {2, 0}}), IsOk());
+}
+
 // The bytes other readers of the format rely on.
 TEST_F(SafetensorsTest, TheLayoutIsTheFormats) {
   std::ifstream in(WriteTwo(), std::ios::binary);

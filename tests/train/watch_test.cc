@@ -75,6 +75,16 @@ TEST(StepTracker, TheFractionIsOfCalibratedTimeOverAllSequences) {
   EXPECT_DOUBLE_EQ(tracker.fraction(), 1) << "more than planned is no 125 %";
 }
 
+TEST(StepTracker, EachSequenceBeginsAtTheFirstLayer) {
+  StepTracker tracker(3, 2, {});
+  tracker.BeginStep(2);
+  RunForward(tracker);
+  tracker.BeginSequence(1);
+  tracker.Began("qkv.forward.full");
+  EXPECT_EQ(tracker.place().layer, 0);
+  EXPECT_EQ(tracker.place().chunk, 0);
+}
+
 TEST(RankPage, AnotherProcessReadsWhatTheRankWrites) {
   const TempDir dir;
   auto rank = RankPage::Open(dir.File("page"));

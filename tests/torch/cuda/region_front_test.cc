@@ -226,6 +226,17 @@ TEST_F(RegionFrontTest, TheStreamThatABackendSetIsTorchsNoLonger) {
   EXPECT_EQ(torch_cuda_->CurrentStream(0), nullptr);
 }
 
+TEST_F(RegionFrontTest, AMergeOnAGpuThatFailsThrowsItsError) {
+  auto backend = OpenCudaBackend(driver_.get(), kGpu);
+  if (absl::IsUnimplemented(backend.status())) {
+    GTEST_SKIP() << backend.status().message();  // a build without CUDA
+  }
+  ASSERT_TRUE(backend.ok()) << backend.status().message();
+  fake_cuda::fake_cuda_set("fail=cuCtxPushCurrent_v2:1:1");
+  EXPECT_THAT(Refusal([&] { (*backend)->Merge({}, {}); }),
+              HasSubstr("cuCtxPushCurrent"));
+}
+
 // A deleter asks for it in builds that poison: a throw would end the process.
 TEST_F(RegionFrontTest, AFillThatFailsThrowsNothing) {
   const at::Tensor tensor = Make(KiB(1));
