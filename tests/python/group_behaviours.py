@@ -182,7 +182,8 @@ def loaders(session, group) -> None:
 
 def gradients_of_other_ranks(session, group) -> None:
     """A parameter that only some rank used has a gradient on all."""
-    ranks, rank = Ranks.of(group, CHUNK), dist.get_rank(group)
+    ranks = Ranks.of(group, dist.get_world_size(group))  # rows for each rank
+    rank = dist.get_rank(group)
     ones, like = torch.ones(2), [torch.empty(2), torch.empty(3)]
     used, unused = ranks.filled([None if rank else ones, None], like)
     assert unused is None and used.tolist() == [1 - rank] * 2

@@ -102,7 +102,7 @@ def through(window, rows, keys):
     return window.seen(range(rows), range(keys), keys - rows, CPU)[:, 0]
 
 
-@pytest.mark.parametrize("rows, keys", [(7, 7), (5, 9), (9, 4)])
+@pytest.mark.parametrize("rows, keys", [(7, 7), (5, 9), (9, 4), (1, 1)])
 @pytest.mark.parametrize("left, right", [(0, 0), (2, 0), (3, None), (9, 1)])
 def test_a_part_of_a_window_matches_the_whole_window(rows, keys, left, right):
     window, own = Window(left, right), keys - rows

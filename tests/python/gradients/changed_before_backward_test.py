@@ -23,6 +23,7 @@ from support import deep
 from torch import nn
 
 import sluice
+from sluice import setting
 from sluice.hashing import fingerprint
 
 SQUARE = dict(num_key_value_heads=4, intermediate_size=32)
@@ -283,6 +284,15 @@ def test_a_fingerprint_is_of_values_in_their_order(change):
     for dtype in torch.float32, torch.bfloat16:
         assert fingerprint(y.to(dtype)) == fingerprint(y.to(dtype).clone())
         assert fingerprint(y.to(dtype)) != fingerprint(change(y).to(dtype))
+
+
+def test_a_buffer_is_summed_once_per_version(monkeypatch):
+    summed, buffer = [], torch.ones(3)
+    monkeypatch.setattr(setting, "fingerprint", lambda values: summed.append(
+        values) or len(summed))
+    assert [setting._sum(buffer), setting._sum(buffer)] == [1, 1]
+    buffer.add_(1)
+    assert [setting._sum(buffer), setting._sum(buffer)] == [2, 2]
 
 
 def test_a_change_that_is_not_found_is_blamed_on_nothing(session):

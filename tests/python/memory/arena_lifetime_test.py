@@ -145,6 +145,7 @@ def test_a_lease_over_the_pool_leaves_everything_valid(arena):
     used, leased = arena.used_bytes, arena.leased_bytes
     refused(Status.RESOURCE_EXHAUSTED, "asked 300 MiB, free", arena.put,
             torch.empty(300 * MIB, dtype=torch.int8))
+    assert not arena._cut_short
     assert (arena.used_bytes, arena.leased_bytes) == (used, leased)
     for host, tensor in zip(hosts, tensors):
         assert torch.equal(arena.get(host, "cpu"), tensor)

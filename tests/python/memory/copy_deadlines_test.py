@@ -62,6 +62,14 @@ def test_copies_without_a_use_are_not_recorded():
     assert len(slack._least) < 300
 
 
+def test_copies_before_a_drain_teach_nothing():
+    slack = Slack()
+    slack.started(1, 8, 0.0)
+    slack.forget_started()
+    slack.asked(1, 5.0)
+    assert slack.of(8) == UNKNOWN
+
+
 def test_close_deadlines_are_sent_once():
     slack = Slack()
     assert slack.is_told(UNKNOWN)

@@ -4,6 +4,7 @@ stream keeps working."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import pathlib
@@ -106,6 +107,17 @@ def test_an_interrupt_in_any_line_of_the_arena_leaves_it_whole(arena):
             assert sum(size for _, size in arena._books.free.ranges()) == (
                 arena.leased_bytes), line
     assert hit > 150  # a lease comes once
+
+
+def test_an_interrupt_of_a_drop_is_put_right_where_used_bytes_are_read(arena):
+    """Nothing else died meanwhile, so that nothing else tells."""
+    kept = arena.put(torch.ones(8))
+    dropped = functools.partial(arena.drop, arena.put(torch.ones(1000)))
+    for line in lines_of(dropped):
+        host = arena.put(torch.ones(1000))
+        interrupted(functools.partial(arena.drop, host), line, 1)
+        assert arena.used_bytes == kept.nbytes + (
+            0 if host._live is None else host.nbytes), line
 
 
 def test_an_interrupt_in_the_first_lease_is_no_loss(session):

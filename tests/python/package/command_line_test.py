@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import support
+import torch
 from models import tiny
 from support import PACKAGE, environment
 from walk import configs
@@ -37,6 +38,7 @@ def test_doctor_finds_everything_here():
     assert [line.split("  ")[2].strip() for line in lines[:7]] == [
         "python", "torch", "transformers", "CUDA of torch", "libsluice.so",
         "sluiced", "session"]
+    assert lines[3].split()[4].startswith(torch.version.cuda or "none")
     # sluicectl's checks of the machine.
     assert lines[7].split()[1] == "driver" and len(lines) == 15
 

@@ -186,6 +186,17 @@ def test_a_layers_forward_that_is_no_method_is_refused(session):
 
 # --- exact ------------------------------------------------------------------
 
+def in_a_cycle(self, mlp, x):
+    y = mlp(x)
+    cycle = [y]
+    cycle.append(cycle)
+    return y
+
+
+def test_a_graph_that_only_a_cycle_keeps_is_exact(session):
+    exact(session, around(in_a_cycle))
+
+
 def test_mixing_over_the_batch_is_exact(session):
     exact(session, around(lambda s, mlp, x: mlp(x) + x.cumsum(0) / 10),
           batch(rows=3))

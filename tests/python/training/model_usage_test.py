@@ -232,6 +232,10 @@ def test_the_first_check_is_of_the_first_step_that_trains(streamed):
     assert not stream.checks.has_passed
     run(model, batch())
     assert stream.checks.has_passed
+    model.model.layers[0].mlp.register_forward_hook(
+        lambda module, args, y: 2 * y)
+    model(**batch())  # probes the layers again
+    assert not stream.checks.has_passed
 
 
 def in_place(model, backend):
