@@ -226,8 +226,7 @@ absl::Status RankRun::Work() {
   at::set_num_threads(options_.threads);
   if (environment_.world_size != options_.ranks &&
       options_.command != Command::kProfile) {
-    SLUICE_RETURN_IF_ERROR(
-        options_.model.ValidateStream(environment_.world_size));
+    SLUICE_RETURN_IF_ERROR(ValidateRanks(options_, environment_.world_size));
   }
   std::unique_ptr<runtime::Collectives> host;
   runtime::Collectives::Options c{.device = at::kCPU};

@@ -36,9 +36,9 @@ enum class Class {
 };
 inline constexpr int kClassCount = 16;
 
-// Which rows a rank has: its own of each chunk, or all of the chunk's, of its
-// heads (Ulysses).
-enum class Rows { kTokens, kHeads };
+// Which rows a rank has: its own of each chunk; or, of its heads (Ulysses), its
+// part of the chunk's queries, or all of the chunk's keys (HeadLayout).
+enum class Rows { kTokens, kQueries, kKeys };
 // Elements of a row: of the hidden state, of this rank's q heads, of its k (or
 // v) heads, of the FFN; or one for each q head.
 enum class Width { kHidden, kQuery, kKey, kFfn, kPerHead };
@@ -87,19 +87,19 @@ inline constexpr std::array<ClassTraits, kClassCount> kClasses = {{
      Rows::kTokens, Width::kHidden, Precision::kActivation, Life::kLayer,
      Keep::kRows, true, false, false, Segment::kQkvForward},
     {Class::kQ, "q",
-     Rows::kHeads, Width::kQuery, Precision::kActivation, Life::kLayer,
+     Rows::kQueries, Width::kQuery, Precision::kActivation, Life::kLayer,
      Keep::kWhole, true, true, false, Segment::kQkvForward},
     {Class::kK, "k",
-     Rows::kHeads, Width::kKey, Precision::kActivation, Life::kLayer,
+     Rows::kKeys, Width::kKey, Precision::kActivation, Life::kLayer,
      Keep::kWhole, true, true, false, Segment::kQkvForward},
     {Class::kV, "v",
-     Rows::kHeads, Width::kKey, Precision::kActivation, Life::kLayer,
+     Rows::kKeys, Width::kKey, Precision::kActivation, Life::kLayer,
      Keep::kWhole, true, true, false, Segment::kQkvForward},
     {Class::kO, "attention_output",
-     Rows::kHeads, Width::kQuery, Precision::kOutput, Life::kLayer,
+     Rows::kQueries, Width::kQuery, Precision::kOutput, Life::kLayer,
      Keep::kChunks, false, false, false, {}},
     {Class::kLse, "lse",
-     Rows::kHeads, Width::kPerHead, Precision::kFp32, Life::kLayer,
+     Rows::kQueries, Width::kPerHead, Precision::kFp32, Life::kLayer,
      Keep::kChunks, false, false, false, {}},
     {Class::kX2, "attention_residual",
      Rows::kTokens, Width::kHidden, Precision::kActivation, Life::kLayer,
@@ -120,16 +120,16 @@ inline constexpr std::array<ClassTraits, kClassCount> kClasses = {{
      Rows::kTokens, Width::kHidden, Precision::kActivation, Life::kStep,
      Keep::kChunks, false, false, false, {}},
     {Class::kOutputGradient, "output_gradient",
-     Rows::kHeads, Width::kQuery, Precision::kActivation, Life::kScratch,
+     Rows::kQueries, Width::kQuery, Precision::kActivation, Life::kScratch,
      Keep::kWhole, false, false, false, {}},
     {Class::kQueryGradient, "query_gradient",
-     Rows::kHeads, Width::kQuery, Precision::kFp32, Life::kScratch,
+     Rows::kQueries, Width::kQuery, Precision::kFp32, Life::kScratch,
      Keep::kWhole, false, false, false, {}},
     {Class::kKeyGradient, "key_gradient",
-     Rows::kHeads, Width::kKey, Precision::kFp32, Life::kScratch,
+     Rows::kKeys, Width::kKey, Precision::kFp32, Life::kScratch,
      Keep::kWhole, false, false, false, {}},
     {Class::kValueGradient, "value_gradient",
-     Rows::kHeads, Width::kKey, Precision::kFp32, Life::kScratch,
+     Rows::kKeys, Width::kKey, Precision::kFp32, Life::kScratch,
      Keep::kWhole, false, false, false, {}},
 }};
 // clang-format on

@@ -1,6 +1,7 @@
 #include "planner/stream/layouts.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace sluice::stream {
 namespace {
@@ -58,21 +59,25 @@ int64_t ChunkLayout::local_rows_before(int64_t m, int64_t rank) const {
 }
 
 HeadLayout::HeadLayout(int64_t heads, int64_t kv_heads, int64_t ranks)
-    : q_per_rank(heads / ranks), kv_per_rank(0), grouped(true) {
+    : head_ranks(std::gcd(heads, ranks)),
+      row_parts(ranks / head_ranks),
+      q_per_rank(heads / head_ranks),
+      kv_per_rank(0),
+      grouped(true) {
   const int64_t group = heads / kv_heads;
-  for (int64_t r = 0; r < ranks; ++r) {
-    kv_of_rank.push_back(KvHeadsUsed(r * q_per_rank, q_per_rank, group));
-    const std::vector<int64_t>& used = kv_of_rank.back();
-    grouped = grouped && used.size() == kv_of_rank.front().size() &&
+  for (int64_t r = 0; r < head_ranks; ++r) {
+    kv_of_group_.push_back(KvHeadsUsed(r * q_per_rank, q_per_rank, group));
+    const std::vector<int64_t>& used = kv_of_group_.back();
+    grouped = grouped && used.size() == kv_of_group_.front().size() &&
               EqualRuns(used, r * q_per_rank, q_per_rank, group);
   }
-  kv_per_rank = static_cast<int64_t>(kv_of_rank.front().size());
+  kv_per_rank = static_cast<int64_t>(kv_of_group_.front().size());
   if (grouped) return;
   kv_per_rank = q_per_rank;
-  for (int64_t r = 0; r < ranks; ++r) {
-    kv_of_rank[r].resize(q_per_rank);
+  for (int64_t r = 0; r < head_ranks; ++r) {
+    kv_of_group_[r].resize(q_per_rank);
     for (int64_t q = 0; q < q_per_rank; ++q) {
-      kv_of_rank[r][q] = (r * q_per_rank + q) / group;
+      kv_of_group_[r][q] = (r * q_per_rank + q) / group;
     }
   }
 }

@@ -34,20 +34,38 @@ class ChunkLayout {
   int64_t seq_len_, chunk_, ranks_;
 };
 
-// Which heads a rank computes attention for (Ulysses). When the q heads of a
-// rank do not use its kv heads in equal groups (12/3 on 4 ranks), kv heads are
-// expanded, one per q head, and `grouped` is false.
+// Which heads a rank computes attention for (Ulysses), and for which queries.
+// Of `ranks` the greatest common divisor with the heads, `head_ranks`, share
+// out the heads. The others hold the same heads: the queries of a chunk are
+// cut into `row_parts` parts, and k and v of the whole chunk gathered to each
+// of them (context parallelism with gathered keys: Llama 3, arXiv 2407.21783,
+// section 3.3.2). A part's queries are the rows of `head_ranks` consecutive
+// ranks, which attend to them.
+//
+// When the q heads of a rank do not use its kv heads in equal groups (12/3 on 4
+// ranks), kv heads are expanded, one per q head, and `grouped` is false.
 struct HeadLayout {
   HeadLayout(int64_t heads, int64_t kv_heads, int64_t ranks);
 
+  int64_t part(int64_t rank) const { return rank / head_ranks; }
+  int64_t first_head(int64_t rank) const {
+    return rank % head_ranks * q_per_rank;
+  }
+  // kv head numbers the rank holds, in local order; a number may repeat over
+  // ranks (replicas) and, expanded, within one.
+  const std::vector<int64_t>& kv_of(int64_t rank) const {
+    return kv_of_group_[rank % head_ranks];
+  }
+
+  int64_t head_ranks, row_parts;
   int64_t q_per_rank;
   int64_t kv_per_rank;  // after expansion
   // True: each local kv head serves the next q_per_rank / kv_per_rank local q
   // heads, on every rank. False: kv_per_rank == q_per_rank.
   bool grouped;
-  // kv head numbers rank r holds, in local order; a number may repeat over
-  // ranks (replicas) and, expanded, within one.
-  std::vector<std::vector<int64_t>> kv_of_rank;
+
+ private:
+  std::vector<std::vector<int64_t>> kv_of_group_;
 };
 
 }  // namespace sluice::stream

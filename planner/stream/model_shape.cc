@@ -155,12 +155,15 @@ absl::Status ModelShape::ValidateStream(int64_t ranks) const {
   SLUICE_RETURN_IF_ERROR(CheckDivides("--heads", heads, "--kv-heads", kv_heads,
                                       "every kv head must serve as many q "
                                       "heads"));
-  SLUICE_RETURN_IF_ERROR(CheckDivides(
-      "--heads", heads, "--ranks", ranks,
-      "Ulysses gives each rank as many heads; use a number of ranks that "
-      "divides the heads"));
   SLUICE_RETURN_IF_ERROR(CheckPositions(*this));
   return CheckTraits(*this);
+}
+
+absl::Status ModelShape::ValidateWholeHeads(int64_t ranks) const {
+  return CheckDivides("--heads", heads, "--ranks", ranks,
+                      "this method gives each rank whole heads of all rows; "
+                      "use a number of ranks that divides the heads, or "
+                      "--method sluice");
 }
 
 ModelShape Gpt(ModelShape sizes) {

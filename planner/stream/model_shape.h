@@ -89,10 +89,12 @@ struct ModelShape {
 
   // InvalidArgument naming the field, its value and what it must be.
   absl::Status Validate() const;
-  // Also what the streamed C++ layer runs, with `ranks` the Ulysses degree:
-  // heads % ranks = 0 and heads % kv_heads = 0 (ATen's CPU attention silently
-  // accepts 4/3). Traits that it does not run are refused by name.
+  // Also what the streamed C++ layer runs on any number of ranks (HeadLayout):
+  // heads % kv_heads = 0 (ATen's CPU attention silently accepts 4/3). Traits
+  // that it does not run are refused by name.
   absl::Status ValidateStream(int64_t ranks) const;
+  // Also heads % ranks = 0, as the methods want it that do not stream.
+  absl::Status ValidateWholeHeads(int64_t ranks) const;
 };
 
 // `sizes` with GPT-2's traits (LayerNorm, GELU, biases everywhere, learned

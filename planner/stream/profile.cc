@@ -174,7 +174,7 @@ Bytes ProfileBuilder::Rounding() const {
   int64_t chunk = 0;
   for (const Class which : kLayerClasses) {
     const int64_t roundings =
-        Traits(which).rows == Rows::kHeads ? shape_.ranks : 1;
+        Traits(which).rows == Rows::kTokens ? 1 : shape_.ranks;
     chunk += kSlotAlignment + (shape_.row_bytes(which) * roundings + 1) / 2;
   }
   return Bytes((shape_.layers + 1) * shape_.chunks() *

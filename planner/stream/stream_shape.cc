@@ -27,6 +27,8 @@ StreamShape::StreamShape(const StreamOptions& options)
   const HeadLayout heads(options.model.heads, options.model.kv_heads, ranks);
   q_heads = heads.q_per_rank;
   kv_heads = heads.kv_per_rank;
+  part_begin = heads.part(rank) * heads.head_ranks;
+  part_end = part_begin + heads.head_ranks;
   fractions_.fill({.keep = 0, .swap = 1});
   for (const ClassTraits& c : kClasses) {
     const auto given = options.fractions.find(c.name);
@@ -87,10 +89,16 @@ int64_t StreamShape::present_of(Class which, int64_t m, int64_t p) const {
 
 // The first ranks have one row more than the others. (A sum over hundreds of
 // ranks took most of the desk's time.)
-int64_t StreamShape::head_stored(Class which, int64_t m) const {
-  const int64_t more = rows(m) % ranks;
+int64_t StreamShape::StoredOf(Class which, int64_t m, int64_t begin,
+                              int64_t end) const {
+  const int64_t more = std::clamp(rows(m) % ranks, begin, end) - begin;
   return more * present_of(which, m, 0) +
-         (ranks - more) * present_of(which, m, ranks - 1);
+         (end - begin - more) * present_of(which, m, ranks - 1);
+}
+
+int64_t StreamShape::head_stored(Class which, int64_t m) const {
+  const auto [begin, end] = HeadRanks(which);
+  return StoredOf(which, m, begin, end);
 }
 
 std::vector<RowPiece> StreamShape::pieces(Class which, int64_t m) const {
@@ -106,7 +114,8 @@ std::vector<RowPiece> StreamShape::pieces(Class which, int64_t m) const {
     row += rows;
     placed[stored] += rows;
   };
-  for (int64_t p = 0; p < ranks; ++p) {
+  const auto [begin, end] = HeadRanks(which);
+  for (int64_t p = begin; p < end; ++p) {
     const int64_t present = present_of(which, m, p);
     add(true, present);
     add(false, layout.local_rows(m, p) - present);
@@ -161,8 +170,8 @@ int64_t StreamShape::stored(Class which, int64_t m) const {
   const ClassTraits& traits = Traits(which);
   if (resident(which, m)) return 0;
   if (!traits.free()) return class_rows(which, m);
-  return traits.rows == Rows::kHeads ? head_stored(which, m)
-                                     : present(which, m) - kept(which, m);
+  return traits.rows == Rows::kTokens ? present(which, m) - kept(which, m)
+                                      : head_stored(which, m);
 }
 
 RingSizes StreamShape::rings(Phase phase) const {
@@ -187,7 +196,7 @@ RingSizes StreamShape::rings(Phase phase) const {
   // A chunk's sums, unless they are summed where a resident class lies.
   const auto sum = [&](Class which, int64_t heads) {
     const bool in_place = resident(which) && row_bytes(which) > 0;
-    return in_place ? 0 : AlignSlot(rows(0) * heads * dim * 4);
+    return in_place ? 0 : AlignSlot(class_rows(which, 0) * heads * dim * 4);
   };
   const bool keys_outer = order == BackwardOrder::kKeysOuter;
   const int64_t norm1 = part(Class::kNorm1);
@@ -203,7 +212,8 @@ RingSizes StreamShape::rings(Phase phase) const {
               .blocks = kv,
               .query_sum = output_element == 4
                                ? 0
-                               : AlignSlot(rows(0) * q_heads * dim * 4)};
+                               : AlignSlot(class_rows(Class::kO, 0) * q_heads *
+                                           dim * 4)};
     case Phase::kTokens:
       return {.staging = std::max(d_o + x + dropped, y),
               .inputs = std::max(2 * x + o + post, y)};

@@ -11,6 +11,7 @@
 
 #include <array>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "planner/stream/classes.h"
@@ -68,6 +69,14 @@ class StreamShape {
   // Rows of chunk m over all ranks, and of this rank.
   int64_t rows(int64_t m) const { return layout.rows(m); }
   int64_t local(int64_t m) const { return layout.local_rows(m, rank); }
+  // The queries of chunk m that this rank attends with its heads: the rows of
+  // its part's ranks, all of them with one part (HeadLayout).
+  int64_t first_query(int64_t m) const {
+    return layout.local_offset(m, part_begin);
+  }
+  int64_t queries(int64_t m) const {
+    return layout.local_offset(m, part_end) - first_query(m);
+  }
   // Used in place in HBM: a class that is kept whole, or its last chunks; none
   // of the chunks that run again.
   bool resident(Class which) const { return resident_from(which) == 0; }
@@ -120,10 +129,14 @@ class StreamShape {
     return present_of(which, m, rank);
   }
   int64_t present_of(Class which, int64_t m, int64_t p) const;
-  // q, k, v in head layout: stored rows of all ranks, and the others.
+  // q, k, v in head layout: stored rows of all ranks that this one has rows of,
+  // and the others. Whether any rank has others: all answer alike.
   int64_t head_stored(Class which, int64_t m) const;
   int64_t head_dropped(Class which, int64_t m) const {
-    return rows(m) - head_stored(which, m);
+    return class_rows(which, m) - head_stored(which, m);
+  }
+  bool any_dropped(Class which, int64_t m) const {
+    return StoredOf(which, m, 0, ranks) < rows(m);
   }
   // What becomes of a class's rows: as asked for, or all of them in host
   // memory.
@@ -169,7 +182,15 @@ class StreamShape {
   // Rows of chunk m that this rank has of a class, and their bytes; the bytes
   // of all chunks.
   int64_t class_rows(Class which, int64_t m) const {
-    return Traits(which).rows == Rows::kHeads ? rows(m) : local(m);
+    switch (Traits(which).rows) {
+      case Rows::kTokens:
+        return local(m);
+      case Rows::kQueries:
+        return queries(m);
+      case Rows::kKeys:
+        break;
+    }
+    return rows(m);
   }
   int64_t chunk_bytes(Class which, int64_t m) const {
     return class_rows(which, m) * row_bytes(which);
@@ -213,9 +234,10 @@ class StreamShape {
   ChunkLayout layout;
   int64_t rank, ranks, layers;
   int64_t hidden, ffn, vocab, dim;
-  int64_t q_heads, kv_heads;  // this rank's, kv after expansion
-  int64_t element;            // bytes of an activation
-  int64_t output_element;     // of attention's output, as it is stored
+  int64_t q_heads, kv_heads;     // this rank's, kv after expansion
+  int64_t part_begin, part_end;  // ranks whose queries this one attends
+  int64_t element;               // bytes of an activation
+  int64_t output_element;        // of attention's output, as it is stored
   int prefetch_depth;
   BackwardOrder order;
   int64_t rerun_chunks, rerun_layers;
@@ -228,6 +250,13 @@ class StreamShape {
   // Groups of layers that run again together.
   int64_t groups() const { return (layers - 1) / rerun_layers + 1; }
   int64_t FirstResident(Class which) const;
+  // The ranks whose rows of a class in head layout this one has.
+  std::pair<int64_t, int64_t> HeadRanks(Class which) const {
+    if (Traits(which).rows == Rows::kQueries) return {part_begin, part_end};
+    return {0, ranks};
+  }
+  // Rows of chunk m of a class in head layout that ranks [begin, end) store.
+  int64_t StoredOf(Class which, int64_t m, int64_t begin, int64_t end) const;
   void CutRuns();
 
   std::array<ClassFractions, kClassCount> fractions_;  // by Class

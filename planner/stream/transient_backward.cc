@@ -76,7 +76,7 @@ void TransientSegments::QkvRecompute() {
   std::vector<Class> again;
   int64_t first = local_;
   for (const Class which : kHeadClasses) {
-    if (shape_.head_dropped(which, m_) == 0) continue;
+    if (!shape_.any_dropped(which, m_)) continue;
     again.push_back(which);
     first = std::min(first, shape_.present(which, m_));
   }

@@ -257,16 +257,25 @@ void Causal(TransientMath::BlockSize b, auto call) {
   }
 }
 
+// Keys before a causal block's queries are a block without a mask.
+void BeforeAndCausal(TransientMath::BlockSize b, auto call) {
+  const int64_t before = b.keys - b.queries;
+  if (before > 0) call({b.queries, before, b.q_heads, b.kv_heads});
+  Causal(b, call);
+}
+
 void TransientMath::AttendBlock(const BlockSize& b, bool causal) const {
+  if (b.queries == 0) return;
   const int64_t dim = model_.head_dim();
   const Tensor q = ToFp32(b.queries * b.q_heads * dim),
                k = ToFp32(b.keys * b.kv_heads * dim),
                v = ToFp32(b.keys * b.kv_heads * dim);
   if (!causal) return Attend(b);
-  Causal(b, [this](const BlockSize& part) { Attend(part); });
+  BeforeAndCausal(b, [this](const BlockSize& part) { Attend(part); });
 }
 
 void TransientMath::AttendBlockBackward(const BlockSize& b, bool causal) const {
+  if (b.queries == 0) return;
   const int64_t dim = model_.head_dim();
   const Tensor q = ToFp32(b.queries * b.q_heads * dim),
                d_o = ToFp32(b.queries * b.q_heads * dim),
@@ -275,7 +284,7 @@ void TransientMath::AttendBlockBackward(const BlockSize& b, bool causal) const {
                k = ToFp32(b.keys * b.kv_heads * dim),
                v = ToFp32(b.keys * b.kv_heads * dim);
   if (!causal) return Backward(b);
-  Causal(b, [this](const BlockSize& part) { Backward(part); });
+  BeforeAndCausal(b, [this](const BlockSize& part) { Backward(part); });
 }
 
 }  // namespace sluice::stream

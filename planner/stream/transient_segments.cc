@@ -7,13 +7,14 @@ namespace sluice::stream {
 using Tensor = TransientHeap::Tensor;
 
 void TransientSegments::Run(Segment which) {
+  const int64_t seen = shape_.first_query(m_) + shape_.queries(m_);
   switch (which) {
     case Segment::kEmbedForward:
       return;  // straight into the staging slot
     case Segment::kQkvForward:
       return QkvForward();
     case Segment::kDiagonalForward:
-      return math_.AttendBlock(BlockOf(shape_.rows(m_)), true);
+      return math_.AttendBlock(BlockOf(seen), true);
     case Segment::kOffdiagonalForward:
       if (m_ > 0) math_.AttendBlock(BlockOf(shape_.rows(0)), false);
       return;
@@ -26,7 +27,7 @@ void TransientSegments::Run(Segment which) {
     case Segment::kQkvRecompute:
       return QkvRecompute();
     case Segment::kDiagonalBackward:
-      return math_.AttendBlockBackward(BlockOf(shape_.rows(m_)), true);
+      return math_.AttendBlockBackward(BlockOf(seen), true);
     case Segment::kOffdiagonalBackward:
       if (m_ > 0) math_.AttendBlockBackward(BlockOf(shape_.rows(0)), false);
       return;
@@ -60,20 +61,22 @@ void TransientSegments::ExchangeDropped(Class which, const Travellers& what) {
 
 void TransientSegments::ExchangeRows(const std::vector<int64_t>& rows,
                                      const Travellers& what, Towards where) {
-  // Bytes of a row that is for the heads of rank p, or comes from them.
-  // Replicas of a kv head travel once.
-  const auto row_bytes = [&](size_t p) {
-    const auto& kv = heads_.kv_of_rank[p];
+  const int64_t mine = shape_.rank;
+  // Bytes of a row between this rank and p that is for the heads of `holder`,
+  // or comes from them. Replicas of a kv head travel once.
+  const auto row_bytes = [&](int64_t p, int64_t holder) {
+    const auto& kv = heads_.kv_of(holder);
     const int64_t keys = kv.back() - kv.front() + 1;
-    return (what.queries * heads_.q_per_rank + what.keys * keys) * what.dim *
+    const int64_t queries =
+        heads_.part(p) == heads_.part(mine) ? what.queries : 0;
+    return (queries * heads_.q_per_rank + what.keys * keys) * what.dim *
            what.element;
   };
-  const auto mine = static_cast<size_t>(shape_.rank);
   int64_t tokens = 0, others = 0;  // messages by whose rows are in them
-  for (size_t p = 0; p < rows.size(); ++p) {
+  for (int64_t p = 0; p < shape_.ranks; ++p) {
     if (p == mine) continue;
-    tokens += rows[mine] * row_bytes(p);
-    others += rows[p] * row_bytes(mine);
+    tokens += rows[mine] * row_bytes(p, p);
+    others += rows[p] * row_bytes(p, mine);
   }
   const bool away = where == Towards::kHeads;
   const auto received = heap_.Take(away ? others : tokens);
@@ -98,7 +101,7 @@ Tensor TransientSegments::Project(Class which, int64_t rows) {
 TransientSegments::Output TransientSegments::OutputHome() {
   Output o;
   if (shape_.output_element != shape_.element) {
-    o.heads = math_.FromFp32(shape_.rows(m_) * shape_.q_heads * shape_.dim);
+    o.heads = math_.FromFp32(shape_.queries(m_) * shape_.q_heads * shape_.dim);
   }
   if (shape_.ranks > 1) o.tokens = math_.Make(local_ * query());
   Exchange(Carry(1, 0, shape_.element), Towards::kTokens);

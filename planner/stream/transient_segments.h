@@ -86,7 +86,7 @@ class TransientSegments {
   int64_t query() const { return model_.query_width(); }
   int64_t key() const { return model_.key_width(); }
   TransientMath::BlockSize BlockOf(int64_t keys) const {
-    return {shape_.rows(m_), keys, shape_.q_heads, shape_.kv_heads};
+    return {shape_.queries(m_), keys, shape_.q_heads, shape_.kv_heads};
   }
 
   const ModelShape& model_;

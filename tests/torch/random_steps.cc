@@ -36,7 +36,8 @@ class Dice {
 stream::ModelShape RandomModel(Dice& dice, int ranks) {
   stream::ModelShape m;
   m.layers = dice.Of(1, 2);
-  m.heads = ranks * dice.Of(1, 3);
+  // Of every third shape the ranks may share rows, not only heads.
+  m.heads = dice.Once(3) ? dice.Of(1, 7) : ranks * dice.Of(1, 3);
   std::vector<int64_t> divisors;
   for (int64_t n = 1; n <= m.heads; ++n) {
     if (m.heads % n == 0) divisors.push_back(n);

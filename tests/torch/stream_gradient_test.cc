@@ -199,6 +199,37 @@ INSTANTIATE_TEST_SUITE_P(
             WithKept(Again({Gpt(), 100, 13, 2, QueriesOuter(0)}, 2, 4), 0.5)}),
     [](const auto& info) { return std::string(info.param.name); });
 
+// More ranks than heads, or as many as do not divide them.
+INSTANTIATE_TEST_SUITE_P(
+    RowParts, StreamedStepGradient,
+    ::testing::Values(
+        Named{"TwoOfThreeHeads", {Llama(3, 3), 71, 16, 2, Alpha(0.5)}},
+        Named{"TwoOfOneHead", {Llama(1, 1), 71, 13, 2, QueriesOuter(0)}},
+        Named{"ThreeOfTwoHeads", {Llama(2, 1), 77, 17, 3, Alpha(0.4)}},
+        Named{"FourOfTwoHeads", {Llama(2, 1), 71, 15, 4, Alpha(0.25)}},
+        Named{"FourOfSixHeads", {Llama(6, 2), 71, 16, 4, QueriesOuter(0.5)}},
+        Named{"GroupsThatDoNotAlign", {Llama(18, 3), 71, 16, 4, Alpha(0.5)}},
+        Named{"FourTailOfOne", {Llama(2, 2), 65, 16, 4, Alpha(0)}},
+        Named{"FourTailOfOneQueriesOuter",
+              {Llama(2, 2), 65, 16, 4, QueriesOuter(0)}},
+        Named{"ATailOfOneThatRoundsAway",
+              {Llama(2, 2), 65, 16, 4, QueriesOuter(0.6)}},
+        Named{"FewerTokensThanRanks", {Llama(2, 1), 3, 16, 4, Alpha(0.5)}},
+        Named{"FewerTokensThanRanksQueriesOuter",
+              {Llama(2, 1), 1, 16, 4, QueriesOuter(0.5)}},
+        Named{"OneChunk", {Llama(3, 3), 40, 64, 2, Alpha(1, 1)}},
+        Named{"CausalBlocksInHalves", {Llama(2, 1), 1700, 1200, 4}},
+        Named{"Gpt", {Gpt(3), 71, 16, 2, Alpha(0.5)}},
+        Named{"GptQueriesOuter", {Gpt(2), 66, 13, 4, QueriesOuter(1)}},
+        Named{"HalfAgain", Again({Llama(2, 1), 71, 15, 4}, 3, 1)},
+        Named{"AllAgainByTwo",
+              Again({Llama(6, 2), 71, 16, 4, QueriesOuter(0)}, 5, 2)},
+        Named{"FirstAgainByTwoLastKept",
+              WithKept(Again({Llama(3, 3), 100, 13, 2}, 4, 2), 0.4)},
+        Named{"LastChunksKept",
+              WithKept({Llama(2, 1), 71, 16, 4, QueriesOuter(0.5)}, 0.6)}),
+    [](const auto& info) { return std::string(info.param.name); });
+
 // Fractions of each class drawn by `seed`; some keep rows in HBM.
 stream::StreamOptions Mixed(const stream::ModelShape& model, uint64_t seed) {
   std::mt19937 random(seed);
@@ -242,7 +273,8 @@ stream::StreamOptions MixedResident(const stream::ModelShape& model,
 StepCase DrawCase(uint64_t seed) {
   std::mt19937 random(1000 + seed);
   const int ranks = 1 + static_cast<int>(random() % 4);
-  const int64_t heads = ranks == 3 ? 12 : 4;
+  // Every third seed's ranks share rows too.
+  const int64_t heads = seed % 3 == 1 ? 2 : ranks == 3 ? 12 : 4;
   StepCase c{.ranks = ranks};
   c.model = seed % 3 == 0 ? Gpt(heads)
                           : Llama(heads, random() % 2 == 0 ? heads : heads / 2);
@@ -381,6 +413,9 @@ INSTANTIATE_TEST_SUITE_P(
         Named{"TailOfOneToken", {Llama(4, 2), 65, 16}},
         Named{"QueriesOuter", {Llama(4, 2), 71, 13, 2, QueriesOuter(0.25)}},
         Named{"ThreeOfTwelve", {Llama(12, 12), 77, 16, 3, Alpha(0.4)}},
+        Named{"RowParts", {Llama(6, 2), 71, 16, 4, Alpha(0.5)}},
+        Named{"RowPartsRoundedOutput",
+              {Llama(2, 1), 71, 15, 4, Rounded(QueriesOuter(0))}},
         Named{"GptFour", {Gpt(), 66, 16, 4, Alpha(0)}}),
     [](const auto& info) { return std::string(info.param.name); });
 

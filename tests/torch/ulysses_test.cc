@@ -72,10 +72,17 @@ class HeadExchangeTest : public ::testing::TestWithParam<Case> {
     return global.narrow(0, runs.begin[r], runs.count[r]).clone();
   }
   at::Tensor QueriesOf(const at::Tensor& global, int r) const {
-    return global.narrow(1, r * heads.q_per_rank, heads.q_per_rank);
+    return global.narrow(1, heads.first_head(r), heads.q_per_rank);
+  }
+  // Of a head side of the whole chunk the rows that rank r's part has.
+  at::Tensor PartOf(const at::Tensor& whole, int64_t m, int r) const {
+    const int64_t first = heads.part(r) * heads.head_ranks;
+    const int64_t begin = layout.local_offset(m, first);
+    const int64_t end = layout.local_offset(m, first + heads.head_ranks);
+    return whole.narrow(0, begin, end - begin);
   }
   at::Tensor KeysOf(const at::Tensor& global, int r) const {
-    return global.index_select(1, at::tensor(heads.kv_of_rank[r]));
+    return global.index_select(1, at::tensor(heads.kv_of(r)));
   }
   // What the rows of no run must keep.
   at::Tensor Untouched(int64_t m, int64_t count) const {
@@ -100,7 +107,8 @@ void HeadExchangeTest::CheckToHeads(HeadExchange& exchange, int rank, int64_t m,
                                     const RowRuns& runs) const {
   const at::Tensor q = Global(m, c.heads, 1), k = Global(m, c.kv_heads, 2),
                    v = Global(m, c.kv_heads, 3);
-  const at::Tensor q_out = There(Untouched(m, heads.q_per_rank)),
+  const at::Tensor q_out =
+                       There(PartOf(Untouched(m, heads.q_per_rank), m, rank)),
                    k_out = There(Untouched(m, heads.kv_per_rank)),
                    v_out = There(Untouched(m, heads.kv_per_rank));
   const absl::Status status = exchange.ToHeads(
@@ -108,7 +116,8 @@ void HeadExchangeTest::CheckToHeads(HeadExchange& exchange, int rank, int64_t m,
              {HeadKind::kKeyValue, There(Mine(k, runs, rank)), k_out},
              {HeadKind::kKeyValue, There(Mine(v, runs, rank)), v_out}});
   ASSERT_TRUE(status.ok()) << status;
-  EXPECT_TRUE(q_out.cpu().equal(InRuns(QueriesOf(q, rank), runs)));
+  EXPECT_TRUE(
+      q_out.cpu().equal(PartOf(InRuns(QueriesOf(q, rank), runs), m, rank)));
   EXPECT_TRUE(k_out.cpu().equal(InRuns(KeysOf(k, rank), runs)));
   EXPECT_TRUE(v_out.cpu().equal(InRuns(KeysOf(v, rank), runs)));
 }
@@ -121,7 +130,7 @@ void HeadExchangeTest::CheckToTokens(HeadExchange& exchange, int rank,
   at::Tensor mine;
   for (int r = 0; r < c.ranks; ++r) {
     const at::Tensor held = Global(m, heads.kv_per_rank, 10 + r);
-    k.index_add_(1, at::tensor(heads.kv_of_rank[r]), held);
+    k.index_add_(1, at::tensor(heads.kv_of(r)), held);
     if (r == rank) mine = held;
   }
   const auto there = at::TensorOptions().device(TestDevice());
@@ -130,8 +139,9 @@ void HeadExchangeTest::CheckToTokens(HeadExchange& exchange, int rank,
   const at::Tensor k_home =  // wider than the message
       at::empty({runs.count[rank], c.kv_heads, kDim}, there.dtype(at::kFloat));
   const absl::Status status = exchange.ToTokens(
-      runs, {{HeadKind::kQuery, q_home, There(QueriesOf(q, rank))},
-             {HeadKind::kKeyValue, k_home, There(mine)}});
+      runs,
+      {{HeadKind::kQuery, q_home, There(PartOf(QueriesOf(q, rank), m, rank))},
+       {HeadKind::kKeyValue, k_home, There(mine)}});
   ASSERT_TRUE(status.ok()) << status;
   EXPECT_TRUE(q_home.cpu().equal(Mine(q, runs, rank)));
   EXPECT_TRUE(k_home.cpu().equal(Mine(k, runs, rank).to(at::kFloat)));
@@ -147,28 +157,49 @@ TEST_P(HeadExchangeTest, WholeChunksArriveAndComeHome) {
   });
 }
 
+// Back to back, as rows that are made again lie.
 TEST_P(HeadExchangeTest, OnlyTheRestOfEachRunTravels) {
   OnEachRank([&](HeadExchange& exchange, int rank) {
+    const at::Tensor q = Numbers({c.chunk, c.heads, kDim}, 1, c.type),
+                     k = Numbers({c.chunk, c.kv_heads, kDim}, 2, c.type);
     for (int64_t m = 0; m < layout.chunks(); ++m) {
-      std::vector<int64_t> kept;
-      for (int p = 0; p < c.ranks; ++p) {
+      RowRuns runs;
+      for (int64_t p = 0, at = 0; p < c.ranks; ++p) {
         const int64_t rows = layout.local_rows(m, p);
-        kept.push_back(std::min(rows, (rows + p) / 2));
+        runs.begin.push_back(at);
+        runs.count.push_back(rows - std::min(rows, (rows + p) / 2));
+        at += runs.count.back();
       }
-      const RowRuns runs = RowRuns::Rest(layout, m, kept);
-      CheckToHeads(exchange, rank, m, runs);
-      CheckToTokens(exchange, rank, m, runs);
+      const int64_t first = heads.part(rank) * heads.head_ranks;
+      const int64_t last = first + heads.head_ranks - 1;
+      const int64_t mine =
+          runs.begin[last] + runs.count[last] - runs.begin[first];
+      const int64_t all = runs.begin.back() + runs.count.back();
+      const auto there = at::TensorOptions().device(TestDevice());
+      const at::Tensor q_out = at::empty({mine, heads.q_per_rank, kDim},
+                                         there.dtype(c.type)),
+                       k_out = at::empty({all, heads.kv_per_rank, kDim},
+                                         there.dtype(c.type));
+      const absl::Status status = exchange.ToHeads(
+          runs, {{HeadKind::kQuery, There(Mine(q, runs, rank)), q_out},
+                 {HeadKind::kKeyValue, There(Mine(k, runs, rank)), k_out}});
+      ASSERT_TRUE(status.ok()) << status;
+      EXPECT_TRUE(q_out.cpu().equal(
+          QueriesOf(q, rank).narrow(0, runs.begin[first], mine)));
+      EXPECT_TRUE(k_out.cpu().equal(KeysOf(k, rank).narrow(0, 0, all)));
     }
   });
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Shapes, HeadExchangeTest,
-    ::testing::Values(Case{1, 4, 2, 10, 8}, Case{2, 2, 2, 16, 8},
-                      Case{2, 4, 2, 21, 8}, Case{2, 2, 1, 9, 8},
-                      Case{4, 8, 2, 21, 8}, Case{4, 12, 3, 23, 10},
-                      Case{4, 4, 1, 9, 8}, Case{3, 6, 2, 13, 5},
-                      Case{4, 12, 3, 23, 10, at::kBFloat16}),
+    ::testing::Values(
+        Case{1, 4, 2, 10, 8}, Case{2, 2, 2, 16, 8}, Case{2, 4, 2, 21, 8},
+        Case{2, 2, 1, 9, 8}, Case{4, 8, 2, 21, 8}, Case{4, 12, 3, 23, 10},
+        Case{4, 4, 1, 9, 8}, Case{3, 6, 2, 13, 5}, Case{2, 3, 3, 21, 8},
+        Case{4, 2, 1, 23, 9}, Case{4, 6, 2, 21, 8}, Case{4, 2, 2, 9, 8},
+        Case{3, 2, 1, 13, 5}, Case{4, 18, 3, 23, 10}, Case{4, 6, 3, 3, 8},
+        Case{4, 12, 3, 23, 10, at::kBFloat16}),
     ::sluice::testing::CaseName());
 
 TEST(HeadExchange, OneRankMayShareBothSides) {

@@ -299,7 +299,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadLine{"train --dtype fp8", "bf16, fp32"},
         BadLine{"train --dropout 0.1", "--dropout 0.1"},
         BadLine{"train --heads 3 --hidden 128", "heads"},
-        BadLine{"train --heads 2 --ranks 4", "ranks"},
+        BadLine{"train --heads 2 --ranks 4 --method alst", "ranks"},
         BadLine{"train --heads 4 --kv-heads 3", "kv"},
         BadLine{"train --save-every 5", "--save"},
         BadLine{"train --keep-checkpoints 2", "--save"},

@@ -53,6 +53,13 @@ void Blocks::Attend(const at::Tensor& q, const at::Tensor& k,
                     const at::Tensor& v, bool causal, Sum sum,
                     const RunningAttention& running) const {
   const int64_t rows = q.size(0);
+  const int64_t before = causal ? k.size(0) - rows : 0;
+  if (before > 0) {
+    Attend(q, k.narrow(0, 0, before), v.narrow(0, 0, before), false, sum,
+           running);
+    return Attend(q, k.narrow(0, before, rows), v.narrow(0, before, rows), true,
+                  Sum::kAdd, running);
+  }
   if (Whole(causal, rows)) {
     const AttentionResult block = backend_.Attend(q, k, v, causal);
     if (sum == Sum::kAdd) return backend_.Merge(running, block);
@@ -75,7 +82,15 @@ void Blocks::Attend(const at::Tensor& q, const at::Tensor& k,
 void Blocks::Backward(const QueryRows& queries, const at::Tensor& k,
                       const at::Tensor& v, bool causal, Sum query_sum,
                       Sum key_sum, const GradientSums& sums) const {
-  const int64_t rows = k.size(0);
+  const int64_t rows = queries.q.size(0);
+  const int64_t before = causal ? k.size(0) - rows : 0;
+  if (before > 0) {
+    Backward(queries, k.narrow(0, 0, before), v.narrow(0, 0, before), false,
+             query_sum, key_sum, Rows(sums, 0, rows, 0, before));
+    return Backward(queries, k.narrow(0, before, rows),
+                    v.narrow(0, before, rows), true, Sum::kAdd, key_sum,
+                    Rows(sums, 0, rows, before, rows));
+  }
   if (Whole(causal, rows)) {
     const AttentionGradients block =
         backend_.AttendBackward(queries, k, v, causal);
@@ -101,6 +116,7 @@ void Blocks::Backward(const QueryRows& queries, const at::Tensor& k,
 
 void AttendBlock(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                  bool causal, Sum sum, const RunningAttention& running) {
+  if (q.size(0) == 0) return;
   const Blocks blocks(BackendOf(q));
   blocks.Attend(blocks.Typed(q), blocks.Typed(k), blocks.Typed(v), causal, sum,
                 running);
@@ -109,6 +125,12 @@ void AttendBlock(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
 void AttendBlockBackward(const QueryRows& queries, const at::Tensor& k,
                          const at::Tensor& v, bool causal, Sum query_sum,
                          Sum key_sum, const GradientSums& sums) {
+  if (queries.q.size(0) == 0) {
+    if (key_sum == Sum::kAdd) return;
+    sums.k.zero_();
+    sums.v.zero_();
+    return;
+  }
   const Blocks blocks(BackendOf(queries.q));
   const QueryRows rows = {blocks.Typed(queries.q),
                           blocks.Typed(queries.output_gradient),

@@ -17,7 +17,8 @@
 // Tensors are in head layout: q, o, dO [q rows, q heads, dim], k, v
 // [k rows, kv heads, dim] (q heads a multiple of kv heads), lse
 // [q heads, q rows] fp32. Strides are free but for the last dimension. A
-// causal block has as many rows of k as of q.
+// causal block's queries are the last of its keys' rows: what lies before them
+// is a block without a mask. There may be no query.
 //
 // Throws what ATen throws, and StatusException on a device without attention.
 // Thread safety: pure functions.

@@ -51,15 +51,10 @@ struct HeadExchange::Messages {
 };
 
 RowRuns RowRuns::Whole(const stream::ChunkLayout& layout, int64_t m) {
-  return Rest(layout, m, std::vector<int64_t>(layout.ranks(), 0));
-}
-
-RowRuns RowRuns::Rest(const stream::ChunkLayout& layout, int64_t m,
-                      const std::vector<int64_t>& kept) {
   RowRuns runs;
   for (int64_t p = 0; p < layout.ranks(); ++p) {
-    runs.begin.push_back(layout.local_offset(m, p) + kept[p]);
-    runs.count.push_back(layout.local_rows(m, p) - kept[p]);
+    runs.begin.push_back(layout.local_offset(m, p));
+    runs.count.push_back(layout.local_rows(m, p));
   }
   return runs;
 }
@@ -69,22 +64,31 @@ HeadExchange::HeadExchange(int64_t heads, int64_t kv_heads, int64_t ranks,
     : ranks_(ranks),
       rank_(rank),
       layout_(heads, kv_heads, ranks),
-      collectives_(collectives) {
-  for (const std::vector<int64_t>& used : layout_.kv_of_rank) {
-    kv_ranges_.push_back({used.front(), used.back() - used.front() + 1});
-  }
-}
+      collectives_(collectives) {}
 
 HeadExchange::Range HeadExchange::HeadsOf(HeadKind kind, int64_t p) const {
-  if (kind == HeadKind::kKeyValue) return kv_ranges_[p];
-  return {p * layout_.q_per_rank, layout_.q_per_rank};
+  if (kind == HeadKind::kQuery) {
+    return {layout_.first_head(p), layout_.q_per_rank};
+  }
+  const std::vector<int64_t>& used = layout_.kv_of(p);
+  return {used.front(), used.back() - used.front() + 1};
+}
+
+at::Tensor HeadExchange::RowsOf(const ExchangePart& part, const RowRuns& runs,
+                                int64_t p) const {
+  const int64_t first = part.kind == HeadKind::kQuery
+                            ? runs.begin[layout_.part(p) * layout_.head_ranks]
+                            : 0;
+  return part.head_side.narrow(0, runs.begin[p] - first, runs.count[p]);
 }
 
 int64_t HeadExchange::MessageSize(const std::vector<ExchangePart>& parts,
-                                  int64_t rows, int64_t p) const {
+                                  int64_t rows, int64_t p,
+                                  int64_t holder) const {
   int64_t size = 0;
   for (const ExchangePart& part : parts) {
-    size += rows * HeadsOf(part.kind, p).count * part.token_side.size(2);
+    if (!Travels(part.kind, p)) continue;
+    size += rows * HeadsOf(part.kind, holder).count * part.token_side.size(2);
   }
   return size;
 }
@@ -95,7 +99,7 @@ void HeadExchange::Expand(HeadKind kind, const at::Tensor& from,
   if (kind == HeadKind::kQuery || layout_.grouped) {
     return CopyUnlessSame(to, from);
   }
-  const std::vector<int64_t>& used = layout_.kv_of_rank[rank_];
+  const std::vector<int64_t>& used = layout_.kv_of(rank_);
   for (int64_t i = 0; i < layout_.kv_per_rank; ++i) {
     to.select(1, i).copy_(from.select(1, used[i] - used.front()));
   }
@@ -107,7 +111,7 @@ void HeadExchange::Contract(HeadKind kind, const at::Tensor& from,
   if (kind == HeadKind::kQuery || layout_.grouped) {
     return CopyUnlessSame(to, from);
   }
-  const std::vector<int64_t>& used = layout_.kv_of_rank[rank_];
+  const std::vector<int64_t>& used = layout_.kv_of(rank_);
   for (int64_t i = 0; i < layout_.kv_per_rank;) {
     int64_t end = i;
     while (end < layout_.kv_per_rank && used[end] == used[i]) ++end;
@@ -142,18 +146,19 @@ absl::Status HeadExchange::ToHeads(const RowRuns& runs,
   for (const ExchangePart& part : parts) {  // own rows, own heads
     const Range range = HeadsOf(part.kind, rank_);
     Expand(part.kind, part.token_side.narrow(1, range.begin, range.count),
-           part.head_side.narrow(0, runs.begin[rank_], mine));
+           RowsOf(part, runs, rank_));
   }
   if (local()) return absl::OkStatus();
 
   Messages messages(ranks_);
   for (int64_t p = 0; p < ranks_; ++p) {
     if (p == rank_) continue;
-    messages.sent[p] = MessageSize(parts, mine, p);
-    messages.received[p] = MessageSize(parts, runs.count[p], rank_);
+    messages.sent[p] = MessageSize(parts, mine, p, p);
+    messages.received[p] = MessageSize(parts, runs.count[p], p, rank_);
   }
   messages.pack = [&](MessageCursor& out, int64_t p) {
     for (const ExchangePart& part : parts) {
+      if (!Travels(part.kind, p)) continue;
       const Range range = HeadsOf(part.kind, p);
       out.Next(mine, range.count, part.token_side.size(2))
           .copy_(part.token_side.narrow(1, range.begin, range.count));
@@ -161,9 +166,10 @@ absl::Status HeadExchange::ToHeads(const RowRuns& runs,
   };
   messages.unpack = [&](MessageCursor& in, int64_t p) {
     for (const ExchangePart& part : parts) {
+      if (!Travels(part.kind, p)) continue;
       const int64_t heads = HeadsOf(part.kind, rank_).count;
       Expand(part.kind, in.Next(runs.count[p], heads, part.token_side.size(2)),
-             part.head_side.narrow(0, runs.begin[p], runs.count[p]));
+             RowsOf(part, runs, p));
     }
   };
   return Exchange(messages, parts.front().token_side.options());
@@ -176,7 +182,7 @@ absl::Status HeadExchange::ToTokens(const RowRuns& runs,
     const Range range = HeadsOf(part.kind, rank_);
     // Heads that only other ranks hold start from nothing.
     if (part.kind == HeadKind::kKeyValue && !local()) part.token_side.zero_();
-    Contract(part.kind, part.head_side.narrow(0, runs.begin[rank_], mine),
+    Contract(part.kind, RowsOf(part, runs, rank_),
              part.token_side.narrow(1, range.begin, range.count));
   }
   if (local()) return absl::OkStatus();
@@ -184,19 +190,20 @@ absl::Status HeadExchange::ToTokens(const RowRuns& runs,
   Messages messages(ranks_);
   for (int64_t p = 0; p < ranks_; ++p) {
     if (p == rank_) continue;
-    messages.sent[p] = MessageSize(parts, runs.count[p], rank_);
-    messages.received[p] = MessageSize(parts, mine, p);
+    messages.sent[p] = MessageSize(parts, runs.count[p], p, rank_);
+    messages.received[p] = MessageSize(parts, mine, p, p);
   }
   messages.pack = [&](MessageCursor& out, int64_t p) {
     for (const ExchangePart& part : parts) {
+      if (!Travels(part.kind, p)) continue;
       const int64_t heads = HeadsOf(part.kind, rank_).count;
-      Contract(part.kind,
-               part.head_side.narrow(0, runs.begin[p], runs.count[p]),
+      Contract(part.kind, RowsOf(part, runs, p),
                out.Next(runs.count[p], heads, part.token_side.size(2)));
     }
   };
   messages.unpack = [&](MessageCursor& in, int64_t p) {
     for (const ExchangePart& part : parts) {
+      if (!Travels(part.kind, p)) continue;
       const Range range = HeadsOf(part.kind, p);
       const at::Tensor piece =
           in.Next(mine, range.count, part.token_side.size(2));

@@ -2,15 +2,17 @@
 // are gathered, one flat all-to-all per call.
 //
 // Token side: this rank's rows of a chunk, all heads: [rows, heads, dim].
-// Head side: the rows of all ranks, this rank's heads:
-// [chunk rows, q_per_rank or kv_per_rank, dim].
+// Head side: this rank's heads, of k and v the rows of all ranks, of q and o
+// those of its part (stream::HeadLayout): [rows, q_per_rank or kv_per_rank,
+// dim].
 //
 //   forward   q, k, v  ToHeads     o           ToTokens
 //   backward  dO       ToHeads     dq, dk, dv  ToTokens
 //
 // Only the kv heads a rank uses travel; they are expanded per q head on
 // arrival where groups do not align, and ToTokens sums gradients over that
-// expansion and over the ranks that hold replicas. A rank's own rows never
+// expansion and over the ranks that hold replicas, of another part or of the
+// same. A rank's own rows never
 // pass through a message; with one rank nothing is sent at all.
 //
 // Strides are free on both sides (views into rings are fine). ToHeads copies
@@ -33,17 +35,13 @@
 namespace sluice::runtime {
 
 // Which rows of a chunk take part: of rank p, `count[p]` rows that lie at
-// `begin[p]` of the head side. A token-side tensor holds exactly this rank's
-// count; head-side rows of no run are left alone.
+// `begin[p]` of k's and v's head side, and of q's and o's as far behind its
+// part's first rank's. A token-side tensor holds exactly this rank's count.
 struct RowRuns {
   std::vector<int64_t> begin, count;
 
   // All rows of chunk m.
   static RowRuns Whole(const stream::ChunkLayout& layout, int64_t m);
-  // Of each rank p's rows of chunk m all but the first kept[p]: what
-  // token-wise recomputation rebuilds.
-  static RowRuns Rest(const stream::ChunkLayout& layout, int64_t m,
-                      const std::vector<int64_t>& kept);
 };
 
 enum class HeadKind { kQuery, kKeyValue };
@@ -51,7 +49,7 @@ enum class HeadKind { kQuery, kKeyValue };
 struct ExchangePart {
   HeadKind kind = HeadKind::kQuery;
   at::Tensor token_side;  // [count[rank], heads or kv_heads, dim]
-  at::Tensor head_side;   // [chunk rows, q_per_rank or kv_per_rank, dim]
+  at::Tensor head_side;   // [rows, q_per_rank or kv_per_rank, dim]
 };
 
 class HeadExchange {
@@ -77,13 +75,22 @@ class HeadExchange {
   struct Range {
     int64_t begin, count;
   };
+  // Whether this rank and p have rows of it for each other's heads.
+  bool Travels(HeadKind kind, int64_t p) const {
+    return kind == HeadKind::kKeyValue ||
+           layout_.part(p) == layout_.part(rank_);
+  }
+  // The rows of rank p on the head side.
+  at::Tensor RowsOf(const ExchangePart& part, const RowRuns& runs,
+                    int64_t p) const;
   absl::Status Exchange(const Messages& messages,
                         const at::TensorOptions& options);
   // Heads of the token side that rank p works on.
   Range HeadsOf(HeadKind kind, int64_t p) const;
-  // Elements of a message about `rows` rows for the heads of rank p.
+  // Elements of a message between this rank and p about `rows` rows for the
+  // heads of `holder`, one of the two.
   int64_t MessageSize(const std::vector<ExchangePart>& parts, int64_t rows,
-                      int64_t p) const;
+                      int64_t p, int64_t holder) const;
   void Expand(HeadKind kind, const at::Tensor& from,
               const at::Tensor& to) const;
   void Contract(HeadKind kind, const at::Tensor& from,
@@ -92,7 +99,6 @@ class HeadExchange {
   int64_t ranks_;
   int rank_;
   stream::HeadLayout layout_;
-  std::vector<Range> kv_ranges_;  // of kv heads, per rank
   Collectives* collectives_;
 };
 

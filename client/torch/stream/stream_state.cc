@@ -32,7 +32,7 @@ class Cutter {
   }
   // Undefined if there is none in this phase.
   at::Tensor CutSum(int64_t bytes, const std::array<int64_t, 3>& sizes) {
-    if (bytes == 0) return {};
+    if (bytes == 0 && sizes[0] > 0) return {};
     return ViewOf(Take(bytes), sizes, at::kFloat, device_);
   }
 
@@ -87,7 +87,7 @@ absl::Status StreamState::Enter(stream::Phase phase) {
     }
   }
   const stream::RingSizes sizes = shape.rings(phase);
-  const std::array<int64_t, 3> query = {shape.rows(0), shape.q_heads,
+  const std::array<int64_t, 3> query = {shape.queries(0), shape.q_heads,
                                         shape.dim};
   const std::array<int64_t, 3> key = {shape.rows(0), shape.kv_heads, shape.dim};
   Cutter cut(options, memory_, copies().MarkCompute());
@@ -143,14 +143,14 @@ RowRuns StreamState::Dropped(stream::Class which, int64_t m) const {
 // Gradients of a resident class are summed where they lie.
 at::Tensor StreamState::Sum(const at::Tensor& largest, stream::Class which,
                             int64_t m) {
+  const int64_t rows = shape.class_rows(which, m);
   if (!shape.resident(which) || shape.row_bytes(which) == 0) {
-    return largest.narrow(0, 0, shape.rows(m));
+    return largest.narrow(0, 0, rows);
   }
   const bool query = which == stream::Class::kQueryGradient;
-  return ViewOf(
-      store.scratch(which, m).data,
-      {shape.rows(m), query ? shape.q_heads : shape.kv_heads, shape.dim},
-      at::kFloat, options.device);
+  return ViewOf(store.scratch(which, m).data,
+                {rows, query ? shape.q_heads : shape.kv_heads, shape.dim},
+                at::kFloat, options.device);
 }
 
 RopeTables StreamState::Rope(int64_t m, int64_t skip) const {

@@ -84,7 +84,7 @@ class StreamState final : public StreamContext {
   }
   // Chunk m's in forward, fp32, where it is stored narrower.
   at::Tensor output_sum(int64_t m) {
-    return rings_->query_sum.narrow(0, 0, shape.rows(m));
+    return rings_->query_sum.narrow(0, 0, shape.queries(m));
   }
   // Chunk m's fp32 gradients in the attention phase: dq, dk, dv. The outer
   // side's are summed here, and the inner side's come here when they are whole.
@@ -113,7 +113,7 @@ class StreamState final : public StreamContext {
 
 // --- chunked attention (streamed_attention.cc) ------------------------------
 // A chunk in head layout: q, k, v [rows, heads, dim], o as q, lse
-// [heads, rows].
+// [heads, rows]; of q, o and lse the rows of this rank's part.
 struct Heads {
   at::Tensor q, k, v, o, lse;
 };

@@ -22,6 +22,11 @@ std::vector<stream::Block> FetchedBlocks(std::vector<stream::Block> blocks) {
   return blocks;
 }
 
+// Keys of chunk m up to this rank's last query.
+int64_t KeysSeen(const stream::StreamShape& shape, int64_t m) {
+  return shape.first_query(m) + shape.queries(m);
+}
+
 }  // namespace
 
 AttentionBackward::AttentionBackward(StreamState& state, int64_t layer)
@@ -93,12 +98,12 @@ AttentionBackward::Keys AttentionBackward::TakeKeys(Slot& slot,
 }
 
 QueryRows AttentionBackward::TakeQueries(Slot& slot, int64_t j) const {
-  const std::array<int64_t, 3> sizes = {shape_.rows(j), shape_.q_heads,
+  const std::array<int64_t, 3> sizes = {shape_.queries(j), shape_.q_heads,
                                         shape_.dim};
   QueryRows queries;
   queries.q = slot.Take(sizes, state_.dtype);
   queries.output = slot.Take(sizes, state_.output_type());
-  queries.lse = slot.Take({shape_.q_heads, shape_.rows(j)}, at::kFloat);
+  queries.lse = slot.Take({shape_.q_heads, shape_.queries(j)}, at::kFloat);
   queries.output_gradient = slot.Take(sizes, state_.dtype);
   return queries;
 }
@@ -108,7 +113,7 @@ AttentionBackward::Gradients AttentionBackward::TakeGradients(Slot& slot,
   Gradients gradients;
   for (size_t i = 0; i < summed_.size(); ++i) {
     gradients.push_back(
-        slot.Take({shape_.rows(m),
+        slot.Take({shape_.class_rows(summed_[i], m),
                    keys_outer_ ? shape_.q_heads : shape_.kv_heads, shape_.dim},
                   at::kFloat));
   }
@@ -134,9 +139,18 @@ void AttentionBackward::Compute(const stream::Block& block, const Keys& keys,
       keys_outer_
           ? GradientSums{inner[0], state_.key_sum(i), state_.value_sum(i)}
           : GradientSums{state_.query_sum(j), inner[0], inner[1]};
-  AttendBlockBackward(queries, keys.k, keys.v, diagonal,
-                      keys_outer_ ? inner_sum : outer_sum,
-                      keys_outer_ ? outer_sum : inner_sum, sums);
+  const Sum query_sum = keys_outer_ ? inner_sum : outer_sum;
+  const Sum key_sum = keys_outer_ ? outer_sum : inner_sum;
+  const int64_t all = shape_.rows(i);
+  const int64_t seen = diagonal ? KeysSeen(shape_, i) : all;
+  if (key_sum == Sum::kBegin) {
+    sums.k.narrow(0, seen, all - seen).zero_();
+    sums.v.narrow(0, seen, all - seen).zero_();
+  }
+  const auto first = [&](const at::Tensor& t) { return t.narrow(0, 0, seen); };
+  AttendBlockBackward(queries, first(keys.k), first(keys.v), diagonal,
+                      query_sum, key_sum,
+                      {sums.q, first(sums.k), first(sums.v)});
   if (diagonal) Whole(i, inner);
 }
 
@@ -167,7 +181,7 @@ absl::Status AttentionBackward::RunBlock(const stream::Block& block,
   client::Ticket last_use = state_.copies().MarkCompute();
   for (size_t i = 0; i < gradients.size(); ++i) {
     ChunkBuffer& to = state_.store.scratch(summed_[i], inner);
-    if (to.resident) continue;
+    if (to.resident || to.size == 0) continue;
     last_use = StagingRing::SendNow(state_.copies(), gradients[i], to,
                                     "gradients of inner chunk");
   }
@@ -224,7 +238,9 @@ absl::Status AttentionForward::Run(int64_t m, const Heads& heads,
   {
     SegmentScope segment(state_.options.allocator,
                          state_.Kind(stream::Segment::kDiagonalForward, m));
-    AttendBlock(heads.q, heads.k, heads.v, true, Sum::kBegin, running);
+    const int64_t seen = KeysSeen(shape, m);
+    AttendBlock(heads.q, heads.k.narrow(0, 0, seen), heads.v.narrow(0, 0, seen),
+                true, Sum::kBegin, running);
   }
   for (; next_ < blocks_.size() && blocks_[next_].j == m; ++next_) {
     SLUICE_ASSIGN_OR_RETURN(Slot * slot, fetches_.Next());

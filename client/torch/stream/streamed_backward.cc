@@ -94,7 +94,7 @@ Backward::PostInputs Backward::TakePost(Slot& slot, int64_t m) {
   PostInputs in;
   in.dy = slot.Take({shape_.local(m), hidden}, type);
   in.x = slot.Take({shape_.local(m), hidden}, type);
-  in.o = slot.Take({shape_.rows(m), shape_.q_heads, shape_.dim},
+  in.o = slot.Take({shape_.queries(m), shape_.q_heads, shape_.dim},
                    state_.output_type());
   in.x2 = state_.Read(layer_, stream::Class::kX2, m, slot);
   in.norm2 = state_.Read(layer_, stream::Class::kNorm2, m, slot);
@@ -222,12 +222,11 @@ absl::Status Backward::Recompute(int64_t m, const at::Tensor& x) {
   if (shape_.reruns(m) && shape_.rerun_end(layer_)) return absl::OkStatus();
   std::map<stream::Class, at::Tensor> again;
   for (const stream::Class which : stream::kHeadClasses) {
-    const int64_t dropped = shape_.head_dropped(which, m);
-    if (dropped == 0) continue;
+    if (!shape_.any_dropped(which, m)) continue;
     const int64_t heads =
         which == stream::Class::kQ ? shape_.q_heads : shape_.kv_heads;
-    again[which] =
-        state_.staging().Take({dropped, heads, shape_.dim}, state_.dtype);
+    again[which] = state_.staging().Take(
+        {shape_.head_dropped(which, m), heads, shape_.dim}, state_.dtype);
   }
   if (again.empty()) return absl::OkStatus();
   {

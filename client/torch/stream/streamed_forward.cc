@@ -61,7 +61,8 @@ class Forward {
 };
 
 Heads Forward::TakeHeads(int64_t m) {
-  const int64_t rows = shape_.rows(m), dim = shape_.dim;
+  const int64_t rows = shape_.rows(m), queries = shape_.queries(m);
+  const int64_t dim = shape_.dim;
   const at::ScalarType type = state_.dtype;
   const auto take = [&](stream::Class which, at::IntArrayRef sizes,
                         at::ScalarType type) {
@@ -69,12 +70,12 @@ Heads Forward::TakeHeads(int64_t m) {
                                     type);
   };
   Heads heads;
-  heads.q = take(stream::Class::kQ, {rows, shape_.q_heads, dim}, type);
+  heads.q = take(stream::Class::kQ, {queries, shape_.q_heads, dim}, type);
   heads.k = take(stream::Class::kK, {rows, shape_.kv_heads, dim}, type);
   heads.v = take(stream::Class::kV, {rows, shape_.kv_heads, dim}, type);
-  heads.o = take(stream::Class::kO, {rows, shape_.q_heads, dim},
+  heads.o = take(stream::Class::kO, {queries, shape_.q_heads, dim},
                  state_.output_type());
-  heads.lse = take(stream::Class::kLse, {shape_.q_heads, rows}, at::kFloat);
+  heads.lse = take(stream::Class::kLse, {shape_.q_heads, queries}, at::kFloat);
   return heads;
 }
 

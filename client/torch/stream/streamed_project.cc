@@ -38,7 +38,7 @@ void FetchHeads(StreamState& state, int64_t layer, stream::Class which,
     return fetch.Whole(state.store.saved(layer, which, m));
   }
   const int64_t row_bytes = state.shape.row_bytes(which);
-  fetch.Field(state.shape.rows(m) * row_bytes);
+  fetch.Field(state.shape.chunk_bytes(which, m));
   for (const stream::RowPiece& piece : state.shape.pieces(which, m)) {
     ChunkBuffer& from = piece.stored ? state.store.saved(layer, which, m)
                                      : state.store.dropped(which, m);

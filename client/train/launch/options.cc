@@ -138,10 +138,16 @@ const char* Name(Dtype dtype) {
   return dtype == Dtype::kFp32 ? "fp32" : "bf16";
 }
 
+absl::Status ValidateRanks(const RunOptions& o, int64_t ranks) {
+  SLUICE_RETURN_IF_ERROR(o.model.ValidateStream(ranks));
+  return o.method == Method::kSluice ? absl::OkStatus()
+                                     : o.model.ValidateWholeHeads(ranks);
+}
+
 absl::Status Validate(const RunOptions& o) {
   SLUICE_RETURN_IF_ERROR(CheckNumbers(o));
   if (o.command != Command::kProfile) {  // it has no model
-    SLUICE_RETURN_IF_ERROR(o.model.ValidateStream(o.ranks));
+    SLUICE_RETURN_IF_ERROR(ValidateRanks(o, o.ranks));
   }
   SLUICE_RETURN_IF_ERROR(CheckAttention(o));
   if (o.alpha > 1) {

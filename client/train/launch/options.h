@@ -98,5 +98,7 @@ absl::StatusOr<ParsedCommand> ParseCommandLine(
 
 // Everything that can be judged without the daemon or the data.
 absl::Status Validate(const RunOptions& options);
+// The model by the method on so many ranks.
+absl::Status ValidateRanks(const RunOptions& options, int64_t ranks);
 
 }  // namespace sluice::train

@@ -71,23 +71,23 @@ TEST(HeadLayout, WholeGroupsStayGrouped) {
   const HeadLayout layout(8, 4, 2);
   EXPECT_TRUE(layout.grouped);
   EXPECT_EQ(layout.kv_per_rank, 2);
-  EXPECT_THAT(layout.kv_of_rank[1], ElementsAre(2, 3));
+  EXPECT_THAT(layout.kv_of(1), ElementsAre(2, 3));
 }
 
 TEST(HeadLayout, FewerKvHeadsThanRanksAreReplicated) {
   const HeadLayout layout(8, 2, 4);
   EXPECT_TRUE(layout.grouped);
   EXPECT_EQ(layout.kv_per_rank, 1);
-  EXPECT_THAT(layout.kv_of_rank[1], ElementsAre(0));
-  EXPECT_THAT(layout.kv_of_rank[2], ElementsAre(1));
+  EXPECT_THAT(layout.kv_of(1), ElementsAre(0));
+  EXPECT_THAT(layout.kv_of(2), ElementsAre(1));
 }
 
 TEST(HeadLayout, UnalignedGroupsAreExpandedOnEveryRank) {
   const HeadLayout layout(12, 3, 4);
   EXPECT_FALSE(layout.grouped);
   EXPECT_EQ(layout.kv_per_rank, 3);
-  EXPECT_THAT(layout.kv_of_rank[0], ElementsAre(0, 0, 0));
-  EXPECT_THAT(layout.kv_of_rank[1], ElementsAre(0, 1, 1));
+  EXPECT_THAT(layout.kv_of(0), ElementsAre(0, 0, 0));
+  EXPECT_THAT(layout.kv_of(1), ElementsAre(0, 1, 1));
 }
 
 TEST(HeadLayout, EachLocalQHeadFindsItsKvHead) {
@@ -97,11 +97,28 @@ TEST(HeadLayout, EachLocalQHeadFindsItsKvHead) {
       const int64_t run = layout.q_per_rank / layout.kv_per_rank;
       for (int64_t q = 0; q < 24; ++q) {
         const int64_t local = q % layout.q_per_rank;
-        ASSERT_EQ(layout.kv_of_rank[q / layout.q_per_rank][local / run],
+        ASSERT_EQ(layout.kv_of(q / layout.q_per_rank)[local / run],
                   q / (24 / kv_heads));
       }
     }
   }
+}
+
+// Qwen2.5-7B on 8 ranks, and more ranks than heads.
+TEST(HeadLayout, RanksThatHeadsDoNotShareOutCutTheQueries) {
+  const HeadLayout qwen(28, 4, 8);
+  EXPECT_EQ(qwen.head_ranks, 4);
+  EXPECT_EQ(qwen.row_parts, 2);
+  EXPECT_EQ(qwen.q_per_rank, 7);
+  EXPECT_EQ(qwen.kv_per_rank, 1);
+  EXPECT_EQ(qwen.part(3), 0);
+  EXPECT_EQ(qwen.part(4), 1);
+  EXPECT_EQ(qwen.first_head(5), 7);
+  EXPECT_THAT(qwen.kv_of(5), ElementsAre(1));
+  const HeadLayout beyond(2, 1, 6);
+  EXPECT_EQ(beyond.head_ranks, 2);
+  EXPECT_EQ(beyond.row_parts, 3);
+  EXPECT_EQ(HeadLayout(3, 3, 2).row_parts, 2);
 }
 
 }  // namespace

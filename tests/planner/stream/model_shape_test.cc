@@ -21,7 +21,9 @@ TEST(ModelShape, RefusalsNameValueAndLimit) {
   EXPECT_THAT(Refusal(shape, 2), HasSubstr("--heads 4 does not divide by "
                                            "--kv-heads 3"));
   shape.kv_heads = 2;
-  EXPECT_THAT(Refusal(shape, 3), HasSubstr("--ranks 3"));
+  EXPECT_EQ(Refusal(shape, 3), "");
+  EXPECT_THAT(std::string(shape.ValidateWholeHeads(3).message()),
+              HasSubstr("--ranks 3"));
   shape.hidden = 130;
   EXPECT_THAT(Refusal(shape, 2), HasSubstr("--hidden 130"));
   shape.hidden = 12;

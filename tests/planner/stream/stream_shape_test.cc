@@ -1,17 +1,25 @@
 #include "planner/stream/stream_shape.h"
 
+#include <tuple>
+
 #include "gtest/gtest.h"
 #include "planner/stream/schedule.h"
 
 namespace sluice::stream {
 namespace {
 
-// Every row of a chunk is in one piece, and stored rows count up.
+// Every row of a chunk is in one piece, and stored rows count up; with 2 heads
+// on 4 ranks of queries those of a part.
 TEST(StreamShape, PiecesCoverAChunkOnce) {
-  for (const double alpha : {0.0, 0.3, 0.5, 1.0}) {
-    const StreamShape shape({.model = {.hidden = 32, .heads = 4, .kv_heads = 4},
-                             .layout = ChunkLayout(71, 16, 4),
-                             .alpha = alpha});
+  for (const auto& [alpha, heads, rank] :
+       {std::tuple(0.0, 4, 0), std::tuple(0.3, 4, 0), std::tuple(0.5, 4, 0),
+        std::tuple(1.0, 4, 0), std::tuple(0.0, 2, 3), std::tuple(0.3, 2, 1),
+        std::tuple(0.3, 2, 2), std::tuple(1.0, 2, 3)}) {
+    const StreamShape shape(
+        {.model = {.hidden = 32, .heads = heads, .kv_heads = heads},
+         .layout = ChunkLayout(71, 16, 4),
+         .rank = rank,
+         .alpha = alpha});
     for (int64_t m = 0; m < shape.chunks(); ++m) {
       for (const Class which : kHeadClasses) {
         int64_t row = 0, placed[2] = {0, 0};
@@ -21,7 +29,7 @@ TEST(StreamShape, PiecesCoverAChunkOnce) {
           row += piece.rows;
           placed[piece.stored] += piece.rows;
         }
-        EXPECT_EQ(row, shape.rows(m));
+        EXPECT_EQ(row, shape.class_rows(which, m));
         EXPECT_EQ(placed[true], shape.head_stored(which, m));
         EXPECT_EQ(placed[false], shape.head_dropped(which, m));
         if (alpha == 0 || alpha == 1) {
@@ -30,6 +38,18 @@ TEST(StreamShape, PiecesCoverAChunkOnce) {
       }
     }
   }
+}
+
+// The tail of 7 rows is dealt 2, 2, 2, 1.
+TEST(StreamShape, APartHasItsRanksQueriesAndAllKeys) {
+  const StreamShape shape({.model = {.hidden = 32, .heads = 2, .kv_heads = 1},
+                           .layout = ChunkLayout(71, 16, 4),
+                           .rank = 3});
+  EXPECT_EQ(shape.first_query(4), 4);
+  EXPECT_EQ(shape.queries(4), 3);
+  EXPECT_EQ(shape.class_rows(Class::kLse, 0), 8);
+  EXPECT_EQ(shape.class_rows(Class::kKeyGradient, 0), 16);
+  EXPECT_EQ(shape.class_rows(Class::kInput, 0), 4);
 }
 
 TEST(StreamShape, KeptStoredAndDroppedRowsAreAllRows) {
