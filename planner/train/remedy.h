@@ -28,9 +28,9 @@ absl::StatusOr<std::vector<Remedy>> FindRemedies(const Request& request,
 // Why `asked`, the best of a request, leaves GPUs idle.
 struct IdleGpus {
   int64_t gpus = 0;
-  // The ranks of a sequence divide the attention heads, and no such number
-  // times one that divides the sequences is all GPUs. Else all of them would
-  // take longer, or do not fit either.
+  // No number of ranks that can share the attention heads of a sequence, times
+  // one that divides the sequences, is all GPUs. Else all of them would take
+  // longer, or do not fit either.
   bool by_heads = false;
   std::optional<int64_t> batch;  // by_heads: sequences that would use all
 };

@@ -6,6 +6,9 @@
 
 namespace sluice::planner::train {
 
+// Seconds in which a GPU gets `bytes` evenly from `ranks` ranks, itself one.
+double AllToAllSeconds(const Hardware& hardware, double bytes, double ranks);
+
 // Seconds of a layer's all-to-alls in one pass: q, k, v there and o back.
 double ExchangeSeconds(const Request& request, double sp);
 

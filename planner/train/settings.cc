@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <numeric>
 
 #include "proto/base/sizes.h"
 #include "proto/base/status.h"
@@ -33,13 +34,19 @@ std::vector<int> Stages(const Request& request, const Settings& settings) {
   return {1, 2, 3};
 }
 
+bool Trainer(const Request& request, const Settings& settings) {
+  return request.method == Method::kSluice &&
+         settings.engine == Engine::kTrainer;
+}
+
 bool Allows(const std::optional<int64_t>& given, int64_t value) {
   return !given || *given == value;
 }
 
-// FPDT's table has 40 and 56 heads at batch 1 on any number of GPUs, so its
-// all-to-all takes uneven heads.
+// sluice-train cuts rows where heads do not divide. FPDT's table has 40 and 56
+// heads at batch 1 on any number of GPUs, so its all-to-all takes uneven heads.
 bool HeadsDivide(const Request& request, const Settings& s) {
+  if (Trainer(request, s)) return s.sp <= kMostRanks;
   if (request.method == Method::kFpdt) return s.sp <= request.model.heads;
   return request.model.heads % (s.tp * s.sp) == 0;
 }
@@ -85,13 +92,23 @@ class Enumeration {
  private:
   static constexpr int64_t kFewGpus = 64;
 
+  // Divisors of the heads; of the numbers of ranks that cut rows into parts
+  // powers of two, those times the heads, and up to kFewGpus whole nodes of 8.
+  bool IsTried(int64_t sp) const {
+    const int64_t heads = request_.model.heads;
+    return given_.sp || heads % sp == 0 || std::has_single_bit(uint64_t(sp)) ||
+           (sp <= kFewGpus && sp % 8 == 0) ||
+           (sp % heads == 0 && std::has_single_bit(uint64_t(sp / heads)));
+  }
+
   void SequenceParallel(Settings s) {
-    const bool trainer =
-        request_.method == Method::kSluice && s.engine == Engine::kTrainer;
+    const bool trainer = Trainer(request_, s);
     std::vector<int64_t> dps = {1};
     if (!trainer) dps = Divisors(request_.global_batch);
-    const int64_t most = given_.sp.value_or(request_.model.heads);
+    const int64_t most =
+        given_.sp.value_or(trainer ? kMostRanks : request_.model.heads);
     for (s.sp = 1; s.sp <= std::min(most, request_.gpus); ++s.sp) {
+      if (trainer && !IsTried(s.sp)) continue;
       for (const int64_t dp : dps) {
         s.dp = dp;
         if (s.gpus() >= least_ && s.gpus() <= request_.gpus) Try(s);
@@ -211,6 +228,12 @@ absl::Status CheckEngine(const Request& request, const GivenSettings& given) {
 }
 
 }  // namespace
+
+int64_t RowParts(const Request& request, const Settings& settings) {
+  return Trainer(request, settings)
+             ? settings.sp / std::gcd(settings.sp, request.model.heads)
+             : 1;
+}
 
 std::vector<int64_t> Divisors(int64_t n) {
   std::vector<int64_t> divisors;

@@ -83,6 +83,10 @@ struct Request {
   int64_t global_batch = 16;  // sequences per step
 };
 
+// Parts of a chunk's queries where ranks hold the same heads
+// (stream::HeadLayout): sluice-train's, 1 elsewhere.
+int64_t RowParts(const Request& request, const Settings& settings);
+
 // Every combination that `given` allows, those of most GPUs first, alpha and
 // chunk aside (those are 0 unless given: the method chooses). GPUs may stay
 // idle: what more GPUs can do includes what fewer can, exactly up to 64 GPUs
@@ -99,6 +103,8 @@ std::optional<int64_t> BatchUsingAll(const Request& request,
                                      const GivenSettings& given);
 
 inline constexpr int64_t kMostGpus = 1 << 16;
+// sluice-train's --ranks.
+inline constexpr int64_t kMostRanks = 1024;
 
 // In ascending order.
 std::vector<int64_t> Divisors(int64_t n);

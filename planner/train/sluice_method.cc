@@ -29,16 +29,6 @@ using stream::Traffic;
 constexpr double kIdBytes = 16;                   // id and label, int64
 constexpr int64_t kRerunLayers[] = {1, 2, 4, 8};  // to try
 
-// Ranks that do not divide the heads never run; what is said of them is said
-// of a model with the next number of heads that they divide.
-stream::ModelShape DividedBy(stream::ModelShape model, int64_t ranks) {
-  if (model.heads % ranks == 0) return model;
-  model.head_size = model.head_dim();
-  model.heads = (model.heads + ranks - 1) / ranks * ranks;
-  model.kv_heads = model.heads;
-  return model;
-}
-
 void Place(const Settings& settings, stream::StreamOptions& options) {
   options.fractions = stream::KeepLastChunks({}, settings.kept);
   options.rerun_chunks = settings.rerun_chunks;
@@ -50,7 +40,7 @@ void Place(const Settings& settings, stream::StreamOptions& options) {
 stream::StreamOptions StreamOptionsOf(const Request& request,
                                       const Settings& settings) {
   stream::StreamOptions options = {
-      .model = DividedBy(request.model, settings.sp),
+      .model = request.model,
       .layout =
           stream::ChunkLayout(request.seq_len, settings.chunk, settings.sp),
       .dtype = stream::Dtype::kBf16,
@@ -146,14 +136,43 @@ void AddStreamCopies(const Request& request, const StreamShape& shape,
       Exposed(seconds.attention, compute.blocks + compute.projections);
 }
 
+// The last part's queries see the most keys of their own chunk.
+double LastPart(const Request& request, const Settings& settings,
+                int64_t chunks) {
+  return 1 + (1 - 1 / double(RowParts(request, settings))) / double(chunks);
+}
+
+// Where queries are cut into parts q and o travel inside each (of consecutive
+// ranks: of one node, where its GPUs hold whole parts), k and v from all ranks
+// to all, and in backward their gradients back, in fp32.
+void AddExchange(const Request& request, const Settings& settings,
+                 const StreamShape& shape, LayerTimes& layer) {
+  const double sp = double(settings.sp);
+  layer.forward.network = layer.backward.network = ExchangeSeconds(request, sp);
+  const int64_t parts = RowParts(request, settings);
+  if (parts == 1) return;
+  const Hardware& hardware = request.hardware;
+  const int64_t part = settings.sp / parts;
+  const double q = 2 * double(shape.class_bytes(Class::kQ));
+  const double kv = 2 * double(shape.class_bytes(Class::kK));
+  const double inside =
+      settings.sp > hardware.gpus_per_node && hardware.gpus_per_node % part != 0
+          ? q / hardware.network_bytes_per_s
+          : AllToAllSeconds(hardware, q, double(part));
+  const double keys = AllToAllSeconds(hardware, kv, sp);
+  layer.forward.network = inside + keys;
+  layer.backward.network = inside + keys * 4 / double(shape.element);
+}
+
 // What backward runs again of a layer's forward (`tokens`: their part), the
 // mean of all layers: attention of the first chunks among themselves (causal),
 // and of their tokens all that is linear in them, up to attention in a group's
 // last layer.
-void AddRerun(const Request& request, double tokens,
+void AddRerun(const Request& request, const Settings& settings,
               const stream::StreamOptions& options, const StreamShape& shape,
               LayerTimes& layer) {
   if (shape.layers_rerun() == 0) return;
+  const double tokens = settings.rerun_part(request.seq_len);
   const double all = double(shape.layers);
   const double layers = double(shape.layers_rerun()) / all;
   const double whole = layers - layers / double(shape.rerun_layers);
@@ -164,7 +183,9 @@ void AddRerun(const Request& request, double tokens,
   const PassTimes& up = layer.forward;
   const PassTimes again = {
       .matmul = local * up.matmul,
-      .attention = tokens * tokens * layers * up.attention,
+      .attention = tokens * tokens * layers * up.attention *
+                   LastPart(request, settings, shape.rerun_chunks) /
+                   LastPart(request, settings, shape.chunks()),
       .elementwise = local * up.elementwise,
       .network =
           tokens * up.network * (layers * (q + kv) + whole * q) / (2 * q + kv)};
@@ -249,12 +270,13 @@ StepParts TrainerStep(const Request& request, const Settings& settings) {
   // Gradients of weights are fp32 products (client/torch/math).
   layer.backward.matmul *= 0.5 + 0.5 * request.hardware.matmul_efficiency /
                                      request.hardware.matmul_fp32_efficiency;
-  layer.forward.network = layer.backward.network = ExchangeSeconds(request, sp);
+  layer.forward.attention *= LastPart(request, settings, shape.chunks());
+  layer.backward.attention *= LastPart(request, settings, shape.chunks());
+  AddExchange(request, settings, shape, layer);
   layer.recompute.network =
       RecomputedNetwork(shape, dropped, layer.forward.network);
   AddStreamCopies(request, shape, settings, layer);
-  AddRerun(request, settings.rerun_part(request.seq_len), options, shape,
-           layer);
+  AddRerun(request, settings, options, shape, layer);
   AddZero(request, /*zero=*/1, 2, kMegatronGradient, parts);
   parts.swapped_layers = double(model.layers);
   parts.optimizer_s =

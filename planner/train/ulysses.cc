@@ -7,6 +7,14 @@
 
 namespace sluice::planner::train {
 
+double AllToAllSeconds(const Hardware& hardware, double bytes, double ranks) {
+  const double node = double(hardware.gpus_per_node);
+  if (ranks <= node) {
+    return bytes * (ranks - 1) / ranks / hardware.gpu_link_bytes_per_s;
+  }
+  return bytes * (ranks - node) / ranks / hardware.network_bytes_per_s;
+}
+
 double ExchangeSeconds(const Request& request, double sp) {
   if (sp == 1) return 0;
   const ModelShape& model = request.model;
@@ -17,11 +25,7 @@ double ExchangeSeconds(const Request& request, double sp) {
                        (2 * double(model.query_width()) +
                         2 * std::min(key, double(model.query_width()))) *
                        kElementBytes;
-  const double node = double(request.hardware.gpus_per_node);
-  if (sp <= node) {
-    return bytes * (sp - 1) / sp / request.hardware.gpu_link_bytes_per_s;
-  }
-  return bytes * (sp - node) / sp / request.hardware.network_bytes_per_s;
+  return AllToAllSeconds(request.hardware, bytes, sp);
 }
 
 double ZeroStates(const Request& request, int zero, double gradient_bytes) {

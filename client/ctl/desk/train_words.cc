@@ -90,8 +90,8 @@ std::string IdleText(const TrainAnswer& answer) {
   if (!idle.by_heads) return text + "with all of them it is no better";
   return text +
          fmt::format(
-             "the ranks of a sequence divide its {} attention heads, and for "
-             "{} sequences per step ({}) no such number uses all{}",
+             "of the numbers of ranks that can share {} attention heads none "
+             "uses all for {} sequences per step ({}){}",
              request.model.heads, request.global_batch, answer.batch_source,
              idle.batch ? fmt::format("; --global-batch {} does", *idle.batch)
                         : "");
@@ -187,6 +187,9 @@ nlohmann::ordered_json SettingsJson(const Request& request, const Settings& s) {
   if (method == Method::kSluice) {
     json["engine"] = planner::train::EngineName(s.engine);
   }
+  if (const int64_t parts = RowParts(request, s); parts > 1) {
+    json["row_parts"] = parts;
+  }
   if (s.gpus() < request.gpus) json["idle_gpus"] = request.gpus - s.gpus();
   if (s.resident) json["resident"] = true;
   if (s.kept > 0) json["kept"] = s.kept;
@@ -212,6 +215,9 @@ std::string SettingsText(const Request& request, const Settings& s) {
       {"TP", s.tp}, {"CP", s.cp}, {"SP", s.sp}, {"DP", s.dp}, {"PP", s.pp}};
   for (const auto& [name, degree] : degrees) {
     if (degree > 1) add(fmt::format("{} {}", name, degree));
+  }
+  if (const int64_t parts = RowParts(request, s); parts > 1) {
+    add(fmt::format("rows of queries in {} parts", parts));
   }
   add(fmt::format("ZeRO {}", s.zero));
   if (s.states == stream::StatePlace::kHost) {

@@ -248,17 +248,29 @@ TEST(PlanTrain, IdleGpusAreCountedAndHeadsNamedAsTheirCause) {
   EXPECT_FALSE(all.contains("idle_because"));
   const ChildResult words = Plan(
       "train --hardware h100-80g --model qwen2.5-7b --gpus 8 --seq-len 1M "
-      "--global-batch 1");
+      "--global-batch 1 --engine python");
   EXPECT_THAT(words.out, HasSubstr("1 of 8 GPUs idle"));
   EXPECT_THAT(words.out, HasSubstr("28 attention heads"));
   // Also of a length that does not fit.
   const Json long_one = Json::parse(
       Plan("train --hardware h100-80g --model llama-8b --gpus 64 --seq-len 64M "
-           "--global-batch 1 --json")
+           "--global-batch 1 --engine python --json")
           .out);
   EXPECT_EQ(long_one["fits"], false);
   EXPECT_EQ(long_one["idle_because"], "heads");
   EXPECT_EQ(long_one["settings"]["idle_gpus"], 32);
+  EXPECT_FALSE(long_one["settings"].contains("row_parts"));
+}
+
+TEST(PlanTrain, RowPartsAreNamed) {
+  const std::string asked =
+      "train --hardware h100-80g --model llama-8b --gpus 64 --seq-len 8M "
+      "--global-batch 1 ";
+  const Json json = Json::parse(Plan(asked + "--json").out);
+  EXPECT_EQ(json["settings"]["sp"], 64);
+  EXPECT_EQ(json["settings"]["row_parts"], 2);
+  EXPECT_FALSE(json["settings"].contains("idle_gpus"));
+  EXPECT_THAT(Plan(asked).out, HasSubstr("in 2 parts"));
 }
 
 // Wrong once: --global-batch contradicted the --batch it was printed beside.
