@@ -39,10 +39,13 @@ SHAPES = [
     "--arch gpt --seq-len 130 --chunk 33 --ranks 2 --alpha 0.3 "
     "--backward-order queries --fractions attention_output=keep:1,k=keep:1,"
     "output_gradient=keep:1,value_gradient=keep:1,norm2=keep:0.5",
+    # more ranks than heads, or as many as do not divide them
+    "--heads 2 --kv-heads 1 --seq-len 333 --chunk 63 --ranks 4 --alpha 0.5",
+    "--heads 2 --seq-len 130 --chunk 32 --ranks 3 --alpha auto",
 ]
 # One of each kind of rank, model and order. The C++ tests of the streamed step
 # have all of these shapes, so the others run here with --deep.
-FEW = (0, 2, 5, 6, 8, 13, 16)
+FEW = (0, 2, 5, 6, 8, 13, 16, 17)
 # The same plain torch judges alst.
 ALST_SHAPES = [
     "--seq-len 333 --kv-heads 2 --ranks 2",

@@ -36,7 +36,7 @@ class Refusal(harness.TrainTest):
             (["--socket", "/no/such.sock"], "with --private a run has one"),
             ([*private, "--data", "/no/such/file"], "/no/such/file"),
             ([*private, "--data", short], "9 tokens"),
-            ([*private, "--ranks", "3"], "--ranks 3"),
+            ([*private, "--ranks", "3", "--method", "alst"], "--ranks 3"),
             ([*private, "--log-jsonl", "/no/such/log", "--data", self.text],
              "/no/such/log"),
             ([*private, "--resume", self.path("nothing"), "--data", self.text],
