@@ -33,7 +33,9 @@ FACTORS = {
     "model": {
         "llama": "--hidden 96 --heads 12 --kv-heads 4".split(),
         "gpt": "--arch gpt --hidden 96 --heads 12".split(),
-        "kv_heads": "--hidden 96 --heads 12 --kv-heads 3".split()},
+        "kv_heads": "--hidden 96 --heads 12 --kv-heads 3".split(),
+        # Row parts, on more than one rank but two.
+        "few_heads": "--hidden 96 --heads 2 --kv-heads 1".split()},
 }
 PLACEMENT = ("rerun", "rerun_layers", "rows", "states")
 
