@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "proto/base/status.h"
@@ -37,7 +38,8 @@ int64_t NormParameters(const ModelShape& m) {
 int64_t LayerParameters(const ModelShape& m) {
   const int64_t q = m.query_width(), kv = m.key_width();
   const int64_t matrices =
-      m.hidden * (2 * q + 2 * kv) + m.hidden * m.ffn * (m.gated ? 3 : 2);
+      m.hidden * (2 * q + 2 * kv + m.experts) +
+      std::max<int64_t>(m.experts, 1) * m.hidden * m.ffn * (m.gated ? 3 : 2);
   const Biases& b = m.biases;
   const int64_t biases = (b.q ? q : 0) + (b.k ? kv : 0) + (b.v ? kv : 0) +
                          (b.o ? m.hidden : 0) +
@@ -50,6 +52,7 @@ absl::Status CheckTraits(const ModelShape& m) {
   const std::pair<const char*, bool> missing[] = {
       {"norms of q and k (qk norm)", m.query_key_norm},
       {"a parallel residual", m.parallel_residual},
+      {"a mixture of experts", m.experts > 0},
       {"scaled RoPE", m.rope && m.rope->scaling != 1},
       {"partial RoPE", m.rope && m.rope->partial != 1},
       {"a gate with a bias", m.gated && m.biases.ffn},
@@ -95,11 +98,17 @@ double ModelShape::layer_weights() const {
   const double h = double(hidden);
   const double attention =
       h * (2.0 * double(query_width()) + 2.0 * double(key_width()));
-  return attention + h * ffn_width() + down_weights();
+  return attention + h * ffn_width() + down_weights() + h * double(experts);
+}
+
+double ModelShape::stored_layer_weights() const {
+  if (experts == 0) return layer_weights();
+  return layer_weights() - double(hidden) * ffn_width() - down_weights() +
+         expert_weights();
 }
 
 double ModelShape::parameters() const {
-  return double(layers) * layer_weights() +
+  return double(layers) * stored_layer_weights() +
          (tied ? 1.0 : 2.0) * head_weights() +
          double(max_positions) * double(hidden);
 }
@@ -109,9 +118,10 @@ double ModelShape::skeletal_elements() const {
 }
 
 double ModelShape::skeletal_others() const {
-  // Two norms and the residual; q, k, v; up (and gate) and the activation.
+  // Two norms and the residual; q, k, v; up (and gate) and the activation; and
+  // of each expert that a token takes its input and output.
   return 3 * double(hidden) + double(query_width()) + 2 * double(key_width()) +
-         ffn_width() + double(ffn);
+         ffn_width() + active_ffn() + 2 * double(active_experts * hidden);
 }
 
 absl::Status ModelShape::Validate() const {
@@ -124,6 +134,12 @@ absl::Status ModelShape::Validate() const {
       return absl::InvalidArgumentError(fmt::format(
           "model: {} is {}; it must be 1 to {}", field, value, kMost));
     }
+  }
+  if (experts < 0 || experts > kMost || active_experts > experts ||
+      (active_experts < 1) != (experts == 0)) {
+    return absl::InvalidArgumentError(fmt::format(
+        "model: {} of {} experts are active; it must be 1 to all of them",
+        active_experts, experts));
   }
   if (heads % kv_heads != 0) {
     return absl::InvalidArgumentError(fmt::format(

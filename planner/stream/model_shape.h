@@ -44,7 +44,7 @@ struct ModelShape {
   int64_t heads = 2;
   int64_t kv_heads = 2;
   std::optional<int64_t> head_size;  // absent: hidden / heads
-  int64_t ffn = 344;
+  int64_t ffn = 344;                 // of one expert, if there are several
   int64_t vocab = 256;
   bool gated = true;  // SwiGLU: a third FFN matrix; else GELU (tanh)
   bool tied = false;  // the head is the embedding
@@ -55,6 +55,10 @@ struct ModelShape {
   Biases biases;
   bool query_key_norm = false;     // of each head, before RoPE (Qwen 3)
   bool parallel_residual = false;  // attention and FFN side by side (NeoX)
+  // Mixture of experts: FFNs of a layer, and how many of them a token takes.
+  // 0: one FFN, no router.
+  int64_t experts = 0;
+  int64_t active_experts = 0;
   double init_std = 0.02;
 
   // Of any width. Beyond it a product of two would leave what a double counts
@@ -73,13 +77,22 @@ struct ModelShape {
 
   // --- as MEMO and its MFU count (section 5.2), norms and biases (< 0.1 %)
   // --- left out: P = 12 n h^2 + V h for GPT
+  // Of mixtures: what one token passes through.
+  double active_ffn() const {
+    return double(experts > 0 ? active_experts * ffn : ffn);
+  }
   // Outputs of the FFN's first matmuls.
-  double ffn_width() const { return (gated ? 2.0 : 1.0) * double(ffn); }
+  double ffn_width() const { return (gated ? 2.0 : 1.0) * active_ffn(); }
   // Weights of a layer's matmuls, of those alone that make the FFN's output
   // (the last matmul, whose output no backward needs), and of the head.
   double layer_weights() const;
-  double down_weights() const { return double(ffn) * double(hidden); }
+  double down_weights() const { return active_ffn() * double(hidden); }
   double head_weights() const { return double(vocab) * double(hidden); }
+  // Of all experts: a layer's FFN weights, and what a layer stores.
+  double expert_weights() const {
+    return double(experts) * double(hidden * ffn) * (gated ? 3.0 : 2.0);
+  }
+  double stored_layer_weights() const;
   double parameters() const;
   // Elements a token that one layer's backward needs of its forward (MEMO
   // section 3.1: 16 h in a GPT block), and those that neither the layer's

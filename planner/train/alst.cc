@@ -11,22 +11,6 @@
 namespace sluice::planner::train {
 namespace {
 
-// The tiled MLP runs forward a third time, inside its own backward.
-double TiledForwardSeconds(const Request& request, double sp) {
-  const ModelShape& model = request.model;
-  const double mlp =
-      model.down_weights() + double(model.hidden) * model.ffn_width();
-  return ForwardKernels(request, sp, true).matmul * mlp / model.layer_weights();
-}
-
-// A layer's input leaves and comes back on the compute stream's own time.
-void AddAlstCopies(const Request& request, double sp, LayerTimes& layer) {
-  const double seconds =
-      HiddenBytes(request, sp) / request.hardware.host_link_bytes_per_s;
-  layer.forward.copy_out = layer.forward.exposed_copy = seconds;
-  layer.backward.copy_in = layer.backward.exposed_copy = seconds;
-}
-
 // ZeRO-3's shard: weights and gradients on the GPU, or all of it in host memory
 // where the shard would leave little room (its one-GPU recipe does so), or too
 // little: a larger GPU must not have to keep what a smaller one may offload.
@@ -54,6 +38,21 @@ void PlaceStates(const Request& request, StepParts& parts) {
 
 }  // namespace
 
+void AddTiledMlp(const Request& request, double gpus, LayerTimes& layer) {
+  const ModelShape& model = request.model;
+  const double mlp =
+      model.down_weights() + double(model.hidden) * model.ffn_width();
+  layer.recompute.matmul +=
+      ForwardKernels(request, gpus, true).matmul * mlp / model.layer_weights();
+}
+
+void AddInputCopies(const Request& request, double gpus, LayerTimes& layer) {
+  const double seconds =
+      HiddenBytes(request, gpus) / request.hardware.host_link_bytes_per_s;
+  layer.forward.copy_out = layer.forward.exposed_copy = seconds;
+  layer.backward.copy_in = layer.backward.exposed_copy = seconds;
+}
+
 StepParts AlstStep(const Request& request, const Settings& settings) {
   const ModelShape& model = request.model;
   const double sp = double(settings.sp);
@@ -63,8 +62,8 @@ StepParts AlstStep(const Request& request, const Settings& settings) {
   layer.backward = BackwardKernels(request, sp, true);
   layer.forward.network = layer.backward.network = ExchangeSeconds(request, sp);
   layer.recompute = layer.forward;
-  layer.recompute.matmul += TiledForwardSeconds(request, sp);
-  AddAlstCopies(request, sp, layer);
+  AddTiledMlp(request, sp, layer);
+  AddInputCopies(request, sp, layer);
   AddZero(request, settings.zero, 3, kDeepSpeedGradient, parts);
   parts.swapped_layers = double(model.layers);
   parts.optimizer_s =

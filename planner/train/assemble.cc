@@ -96,7 +96,8 @@ Estimate Assemble(const Request& request, const Settings& settings,
   Breakdown& work = result.breakdown;
   work = WorkOfStage(request, settings, parts);
   work.pipeline_bubble =
-      work.total() * double(settings.pp - 1) / Microbatches(request, settings);
+      work.total() * double(settings.pp - 1) /
+      (Microbatches(request, settings) * double(settings.interleave));
   work.gradient_sync = parts.gradient_sync_s;
   work.optimizer = parts.optimizer_s;
   work.exposed_copy += parts.states_copy_s;
@@ -123,6 +124,10 @@ Estimate EstimateStep(const Request& request, const Settings& settings) {
       return Assemble(request, settings, FpdtStep(request, settings));
     case Method::kAlst:
       return Assemble(request, settings, AlstStep(request, settings));
+    case Method::kUpipe:
+      return Assemble(request, settings, UpipeStep(request, settings));
+    case Method::kRing:  // FSDP with the same kernels and collectives
+      return Assemble(request, settings, MegatronStep(request, settings));
     case Method::kSluice:
       break;
   }

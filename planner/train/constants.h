@@ -20,6 +20,8 @@ inline constexpr double kFpdtMemory = 0.96;
 // ALST: expandable segments (its recipes set them) lose little to cuts;
 // context, communicators and workspaces take the rest.
 inline constexpr double kAlstMemory = 0.90;
+// TorchTitan's FSDP2, and UPipe in it: the same expandable segments.
+inline constexpr double kFsdpMemory = 0.90;
 // Our own lease is one region, planned; context and communicators the rest.
 inline constexpr double kLeasedMemory = 0.93;
 // The Python package: torch's caching allocator, in which chunks of equal shape
@@ -36,6 +38,8 @@ inline constexpr double kWeightBytes = 2;       // bf16
 inline constexpr double kMegatronGradient = 4;  // fp32, as its DDP accumulates
 inline constexpr double kDeepSpeedGradient = 2;
 inline constexpr double kOptimizerBytes = 12;  // fp32 weights, two moments
+// FSDP2's states: weights, gradients and two moments, fp32.
+inline constexpr double kFsdpStates = 16;
 // ALST: DeepSpeed's optimizer in host memory, fp32 gradients beside it.
 inline constexpr double kAlstHostStates = 16;
 // ZeRO-3's live parameters and buckets (stage3_max_live_parameters 1e9 and
@@ -84,7 +88,21 @@ inline constexpr int kFpdtChunk = 64 << 10;
 // dv, and the all-to-all's buffers. One number for what Llama-8B reaches on 1,
 // 8 and 32 H100 (500K, 3.7M, 15M).
 inline constexpr double kAlstHiddens = 18;
-// Its loss takes tiles of 1 GB of fp32 logits; softmax and gradient beside.
+// UPipe, at the peak in attention's backward, as its code allocates
+// (github.com/ghadiaravi13/untied-ulysses at 1ac00f10, fully_fused_attn.py):
+// hidden states of all local tokens (the input, the first layer's too, which
+// is not offloaded, norm1's output and its gradient, the residual's gradient);
+// as wide as the queries o and dO; and as wide as the heads of one stage q, o,
+// dO, dq, its fp32 sum (2), k, v, dk, dv and the sums of dk, dv. With a ring
+// also, in fp32, dq, dk, dv, the dk, dv that leave and that arrive, and k, v
+// that arrive (flash_attn_utils.py).
+inline constexpr double kUpipeHiddens = 5;
+inline constexpr double kUpipeQueries = 2;
+inline constexpr double kUpipeStage = 12;
+inline constexpr double kUpipeRing = 16;
+// Its rotary table: complex64, of all tokens, on every GPU.
+inline constexpr double kUpipeRotary = 8;
+// ALST's loss takes tiles of 1 GB of fp32 logits; softmax and gradient beside.
 inline constexpr double kAlstLogits = 2e9;
 // A shard of weights and gradients above this part of the GPU goes to host
 // memory, as its one-GPU recipes have it.
@@ -113,6 +131,9 @@ inline constexpr double kPythonSums = 6;
 // a layer's tensors through GPU memory: in hidden states a pass.
 inline constexpr double kForwardMoves = 24;
 inline constexpr double kBackwardMoves = 40;
+// A mixture of experts moves each token's hidden state to and from each expert
+// that it takes: read and written there and back, a pass.
+inline constexpr double kExpertMoves = 4;
 // Of the forward's elementwise kernels, those before the last matmul.
 inline constexpr double kRecomputedMoves = 0.6;
 // Those of both engines of sluice, which are ATen's, one operation at a time,

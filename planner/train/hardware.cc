@@ -21,7 +21,7 @@ struct HardwareKey {
   const char* name;
   double Hardware::*value;
   bool fraction = false;
-  bool optional = false;  // 0 where it is left out
+  bool optional = false;  // its default where it is left out
 };
 constexpr HardwareKey kKeys[] = {
     {"gpu", "peak_flops", &Hardware::peak_flops},
@@ -37,6 +37,7 @@ constexpr HardwareKey kKeys[] = {
      true, true},
     {"kernels", "attention_backward_64", &Hardware::narrow_backward_efficiency,
      true, true},
+    {"kernels", "torch_attention", &Hardware::torch_attention, true, true},
     {"node", "host_memory_bytes", &Hardware::host_memory_bytes},
     {"links", "host_bytes_per_s", &Hardware::host_link_bytes_per_s},
     {"links", "gpu_bytes_per_s", &Hardware::gpu_link_bytes_per_s},

@@ -45,6 +45,8 @@ struct Hardware {
   // are taken.
   double narrow_forward_efficiency = 0;
   double narrow_backward_efficiency = 0;
+  // What torch's own flash attention reaches of those, as method ring runs it.
+  double torch_attention = 1;
   // The heads that attention_*_efficiency are of; 0: not told, and they are
   // taken to be of 128, as nearly all models have.
   int64_t attention_head_dim = 0;

@@ -24,10 +24,19 @@ struct Family {
   std::string_view name, causal_model;
   int64_t kv_heads = 0, head_dim = 0;
 };
-constexpr Family kHfFamilies[] = {
-    {"llama", "LlamaForCausalLM"},     {"mistral", "MistralForCausalLM", 8},
-    {"qwen2", "Qwen2ForCausalLM", 32}, {"qwen3", "Qwen3ForCausalLM", 32, 128},
-    {"gpt2", "GPT2LMHeadModel"},       {"gpt_neox", "GPTNeoXForCausalLM"}};
+constexpr Family kHfFamilies[] = {{"llama", "LlamaForCausalLM"},
+                                  {"mistral", "MistralForCausalLM", 8},
+                                  {"qwen2", "Qwen2ForCausalLM", 32},
+                                  {"qwen3", "Qwen3ForCausalLM", 32, 128},
+                                  {"gpt2", "GPT2LMHeadModel"},
+                                  {"gpt_neox", "GPTNeoXForCausalLM"},
+                                  {"mixtral", "MixtralForCausalLM", 8},
+                                  {"qwen3_moe", "Qwen3MoeForCausalLM", 4}};
+// Of those, the field with the number of experts.
+std::string_view ExpertsField(std::string_view family) {
+  if (family == "mixtral") return "num_local_experts";
+  return family == "qwen3_moe" ? "num_experts" : "";
+}
 
 // Fields that change neither the bytes nor the FLOPs that are counted.
 constexpr std::string_view kNeutralFields[] = {"_attn_implementation",
@@ -41,6 +50,8 @@ constexpr std::string_view kNeutralFields[] = {"_attn_implementation",
                                                "max_position_embeddings",
                                                "max_window_layers",
                                                "mlp_bias",
+                                               "norm_topk_prob",
+                                               "output_router_logits",
                                                "n_ctx",
                                                "pretraining_tp",
                                                "reorder_and_upcast_attn",
@@ -59,7 +70,7 @@ constexpr std::string_view kNeutralEndings[] = {"_token_id", "_dropout",
 
 bool IsNeutral(const std::string& field) {
   return std::ranges::find(kNeutralFields, field) != std::end(kNeutralFields) ||
-         field.starts_with("summary_") ||
+         field.starts_with("summary_") || field.starts_with("router_") ||
          std::ranges::any_of(kNeutralEndings, [&](std::string_view ending) {
            return field.ends_with(ending);
          });
@@ -112,8 +123,12 @@ class Reader {
   }
   // What the model has and the cost model does not know.
   void RefuseUnknown() {
+    const std::string family = json_.is_object() && Given("model_type")
+                                   ? fields_.Text("model_type", 64)
+                                   : "";
     for (const Unknown& unknown : kUnknown) {
       if (!fields_.ok() || !Given(unknown.key)) continue;
+      if (unknown.key == ExpertsField(family)) continue;
       const nlohmann::json& value = json_.at(unknown.key);
       if (!value.is_number() || value <= unknown.harmless) continue;
       *status_ = absl::InvalidArgumentError(
@@ -142,6 +157,15 @@ class Reader {
       return;
     }
   }
+  void RefuseDenseLayers() {
+    if (!fields_.ok()) return;
+    const bool dense =
+        Given("mlp_only_layers") && !json_.at("mlp_only_layers").empty();
+    if (Whole("decoder_sparse_step", 1) == 1 && !dense) return;
+    *status_ = absl::InvalidArgumentError(
+        "mlp_only_layers, decoder_sparse_step: layers without experts beside "
+        "layers with them are not modelled");
+  }
   // Where the weights are from, if the file says so.
   std::string Origin() {
     constexpr size_t kMost = 200;
@@ -151,8 +175,8 @@ class Reader {
   // The first one where the file names none that is known.
   const Family& ModelFamily() {
     const std::string name = fields_.Choice(
-        "model_type",
-        {"llama", "mistral", "qwen2", "qwen3", "gpt2", "gpt_neox"});
+        "model_type", {"llama", "mistral", "qwen2", "qwen3", "gpt2", "gpt_neox",
+                       "mixtral", "qwen3_moe"});
     const auto* found = std::ranges::find(kHfFamilies, name, &Family::name);
     return found == std::end(kHfFamilies) ? kHfFamilies[0] : *found;
   }
@@ -232,6 +256,18 @@ ModelShape LlamaLike(Reader& in, const Family& family) {
   return model;
 }
 
+// Every layer has experts and no other FFN.
+ModelShape MixtureLike(Reader& in, const Family& family) {
+  ModelShape model = LlamaLike(in, family);
+  const std::string experts(ExpertsField(family.name));
+  model.experts = in.Whole(experts.c_str(), 8);
+  model.active_experts = in.Whole("num_experts_per_tok", 2);
+  if (family.name == "mixtral") return model;
+  model.ffn = in.Whole("moe_intermediate_size");
+  in.RefuseDenseLayers();
+  return model;
+}
+
 ModelShape Gpt2(Reader& in) {
   ModelShape model = stream::Gpt({});
   model.layers = in.Whole("n_layer");
@@ -268,10 +304,12 @@ absl::StatusOr<ModelShape> ReadHuggingFaceConfig(
   in.RefuseWindows(family.name);
   ModelShape model = family.name == "gpt2"       ? Gpt2(in)
                      : family.name == "gpt_neox" ? GptNeoX(in, family)
-                                                 : LlamaLike(in, family);
+                     : !ExpertsField(family.name).empty()
+                         ? MixtureLike(in, family)
+                         : LlamaLike(in, family);
   if (family.name == "qwen2")
     model.biases.q = model.biases.k = model.biases.v = true;
-  model.query_key_norm = family.name == "qwen3";
+  model.query_key_norm = family.name.starts_with("qwen3");
   if (status.ok()) status = model.Validate();
   if (!status.ok()) return Annotate(status, source);
   model.name = fmt::format("{} ({})", family.name,

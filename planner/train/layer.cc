@@ -40,7 +40,9 @@ PassTimes ForwardKernels(const Request& request, double gpus, bool causal) {
   times.attention = AttentionSeconds(
       request, gpus, causal, 2,
       request.hardware.AttentionForward(request.model.head_dim()));
-  times.elementwise = MoveSeconds(request, gpus, kForwardMoves);
+  times.elementwise = MoveSeconds(
+      request, gpus,
+      kForwardMoves + kExpertMoves * double(request.model.active_experts));
   return times;
 }
 
@@ -51,7 +53,9 @@ PassTimes BackwardKernels(const Request& request, double gpus, bool causal) {
   times.attention = AttentionSeconds(
       request, gpus, causal, 5,
       request.hardware.AttentionBackward(request.model.head_dim()));
-  times.elementwise = MoveSeconds(request, gpus, kBackwardMoves);
+  times.elementwise = MoveSeconds(
+      request, gpus,
+      kBackwardMoves + kExpertMoves * double(request.model.active_experts));
   return times;
 }
 

@@ -1,6 +1,7 @@
-// Megatron-LM (tensor with sequence parallelism, context parallelism, full
-// recomputation, caching allocator) and MEMO on top of it (token-wise
-// recomputation and swapping, planned memory).
+// Megatron-LM (tensor with sequence parallelism, context parallelism,
+// pipelines, expert parallelism, caching allocator), MEMO on top of it
+// (token-wise recomputation and swapping, planned memory), and ring: FSDP2 with
+// tensor and ring context parallelism, as TorchTitan (arXiv 2410.06511) has it.
 #include <algorithm>
 
 #include "planner/train/constants.h"
@@ -53,11 +54,13 @@ void AddNetwork(const Request& request, const ParallelGroup& group,
 }
 
 // Of the fullest stage, which is taken to have embedding and head too.
-double ParametersPerGpu(const Request& request, const Settings& settings) {
+double ParametersPerGpu(const Request& request, const Settings& settings,
+                        int64_t ep) {
   const ModelShape& model = request.model;
-  const double rest =
-      model.parameters() - double(model.layers) * model.layer_weights();
-  const double stage = StageLayers(request, settings) * model.layer_weights();
+  const double layer = model.stored_layer_weights();
+  const double rest = model.parameters() - double(model.layers) * layer;
+  const double elsewhere = model.expert_weights() * (1 - 1 / double(ep));
+  const double stage = StageLayers(request, settings) * (layer - elsewhere);
   return (stage + rest) / double(settings.tp);
 }
 
@@ -67,9 +70,13 @@ double MegatronStates(const Request& request, const ParallelGroup& group,
   const double sharded_gradient = settings.zero >= 2 ? shards : 1;
   const double sharded_weight = settings.zero >= 3 ? shards : 1;
   const double sharded_optimizer = settings.zero >= 1 ? shards : 1;
-  return ParametersPerGpu(request, settings) *
-         (kWeightBytes / sharded_weight + kMegatronGradient / sharded_gradient +
-          kOptimizerBytes / sharded_optimizer);
+  // Experts that are spread have as many fewer ranks to share their states.
+  const double all = ParametersPerGpu(request, settings, 1);
+  if (request.method == Method::kRing) return all * kFsdpStates / shards;
+  return ParametersPerGpu(request, settings, settings.ep) *
+             (kWeightBytes / sharded_weight +
+              kMegatronGradient / sharded_gradient) +
+         all * kOptimizerBytes / sharded_optimizer;
 }
 
 // A layer's compute under which the network has nothing to do yet: the ring
@@ -91,7 +98,7 @@ double ComputeBesideRing(const Request& request, const ParallelGroup& group,
 void AddStep(const Request& request, const ParallelGroup& group,
              const Settings& settings, int weight_passes, StepParts& parts) {
   const double shards = group.dp * group.cp;
-  const double parameters = ParametersPerGpu(request, settings);
+  const double parameters = ParametersPerGpu(request, settings, settings.ep);
   const double sharded = settings.zero >= 3 ? shards : 1;
   parts.optimizer_s =
       OptimizerSeconds(request, parameters / sharded, shards / sharded);
@@ -114,7 +121,7 @@ void AddStep(const Request& request, const ParallelGroup& group,
 double GatheredBytes(const Request& request, const ParallelGroup& group,
                      const Settings& settings) {
   if (settings.zero < 3 || group.dp * group.cp == 1) return 0;
-  return request.model.layer_weights() / group.tp *
+  return request.model.stored_layer_weights() / group.tp *
          (2 * kWeightBytes + kMegatronGradient);
 }
 
@@ -128,8 +135,9 @@ double TransientHiddens(const ParallelGroup& group, bool planned) {
 }
 
 double Logits(const Request& request, const ParallelGroup& group) {
+  const bool fsdp = request.method == Method::kRing;  // torch's own loss
   return double(request.seq_len) / group.gpus * double(request.model.vocab) *
-         kMegatronLogit;
+         (fsdp ? kDeepSpeedLogit : kMegatronLogit);
 }
 
 // `transient` and `logits` live in different phases. A plan, and a caching
@@ -167,35 +175,89 @@ void AddReorganisation(const Request& request, const Settings& settings,
   parts.reorganisation_unknown = rate > 0 && seconds == 0;
 }
 
+// Elements a token that a layer keeps for backward.
+double KeptElements(const Request& request, Recompute recompute) {
+  const ModelShape& model = request.model;
+  const double hidden = double(model.hidden);
+  const double projections = double(model.query_width()) +
+                             2 * double(model.key_width()) + 2 * hidden +
+                             model.ffn_width();
+  if (recompute == Recompute::kFull) return hidden;
+  if (recompute == Recompute::kNone) return model.skeletal_elements();
+  // TorchTitan's policy: attention's output and every second matmul's.
+  if (request.method == Method::kRing) {
+    return hidden + double(model.query_width()) + projections / 2;
+  }
+  // All but both norms' outputs and the FFN's activation.
+  return model.skeletal_elements() - 2 * hidden - model.active_ffn();
+}
+
+PassTimes Recomputation(const Request& request, const ParallelGroup& group,
+                        Recompute recompute, const PassTimes& forward) {
+  if (recompute == Recompute::kFull) return forward;
+  PassTimes times;
+  if (recompute == Recompute::kNone) return times;
+  times.elementwise = kRecomputedMoves * forward.elementwise;
+  if (request.method == Method::kRing) {
+    times.matmul = forward.matmul / 2;
+    times.network = kForwardCollectives / 2 * CollectiveSeconds(request, group);
+  }
+  return times;
+}
+
+// Of the tokens of every layer, to the experts' ranks and back, a pass.
+double ExpertSeconds(const Request& request, const ParallelGroup& group,
+                     double ep) {
+  if (ep == 1) return 0;
+  return 2 * group.hidden * double(request.model.active_experts) * (ep - 1) /
+         ep / LinkBandwidth(request.hardware, ep * group.tp);
+}
+
 }  // namespace
 
 StepParts MegatronStep(const Request& request, const Settings& settings) {
   const ParallelGroup group(request, settings);
-  const bool planned = settings.memory_plan;
+  const bool fsdp = request.method == Method::kRing;
+  const bool planned = settings.memory_plan || fsdp;
+  const Recompute recompute = settings.recompute;
   StepParts parts;
   LayerTimes& layer = parts.layer;
   layer.forward = ForwardKernels(request, group.gpus, true);
   layer.backward = BackwardKernels(request, group.gpus, true);
+  for (PassTimes* pass : {&layer.forward, &layer.backward}) {
+    if (fsdp) pass->attention /= request.hardware.torch_attention;
+  }
   AddNetwork(request, group, layer);
-  layer.recompute = layer.forward;
-  AddStep(request, group, settings, 3, parts);
+  const double experts = ExpertSeconds(request, group, double(settings.ep));
+  layer.forward.network += experts;
+  layer.backward.network += experts;
+  layer.recompute = Recomputation(request, group, recompute, layer.forward);
+  AddStep(request, group, settings, fsdp ? 2 : 3, parts);
 
-  // A stage keeps the inputs of its layers, of every sequence in flight.
+  // A stage keeps what its layers keep, of every sequence in flight: more of
+  // them where stages are interleaved (arXiv 2205.05198, section 4.2.3).
+  const double interleave = double(settings.interleave);
   const double in_flight =
-      std::min(group.pp, double(request.global_batch) / group.dp);
+      std::min(group.pp, double(request.global_batch) / group.dp) *
+      (interleave > 1 ? 1 + (group.pp - 1) / (group.pp * interleave) : 1);
+  const double token = double(request.seq_len) / group.gpus * kElementBytes;
   const double skeletal = double(request.seq_len) / group.gpus *
                           request.model.skeletal_elements() * kElementBytes;
+  const double kept = token * KeptElements(request, recompute);
   GpuMemory& memory = parts.memory;
   memory.states = MegatronStates(request, group, settings);
   memory.buffers = GatheredBytes(request, group, settings);
-  memory.skeletal = StageLayers(request, settings) * in_flight * group.hidden;
-  const double transient =
-      skeletal + TransientHiddens(group, planned) * group.hidden;
+  memory.skeletal = StageLayers(request, settings) * in_flight * kept;
+  const double transient = skeletal -
+                           (recompute == Recompute::kFull ? 0 : kept) +
+                           TransientHiddens(group, planned) * group.hidden;
   double logits = Logits(request, group);
   if (planned) logits += kHeadHiddens * group.hidden;
   AddTransients(planned || group.cp == 1, transient, logits, memory);
-  parts.gpu_usable_bytes = request.hardware.memory_bytes *
-                           (planned ? kPlannedMemory : kCachedMemory);
+  parts.gpu_usable_bytes =
+      request.hardware.memory_bytes * (fsdp      ? kFsdpMemory
+                                       : planned ? kPlannedMemory
+                                                 : kCachedMemory);
   if (!planned) AddReorganisation(request, settings, skeletal, parts);
   return parts;
 }

@@ -35,8 +35,15 @@ ModelShape Llama(std::string name, const LlamaWidths& w) {
   return model;
 }
 
+ModelShape Mixture(ModelShape model, int64_t experts, int64_t active) {
+  model.experts = experts;
+  model.active_experts = active;
+  return model;
+}
+
 // gpt-7b to gpt-65b: MEMO, section 5.1 (its table of model configurations).
-// gpt-2.7b, gpt-6.7b: GPT-3's table 2.1 (arXiv 2005.14165), which FPDT uses.
+// gpt-2.7b, gpt-6.7b, gpt-175b: GPT-3's table 2.1 (arXiv 2005.14165).
+// llama-405b: arXiv 2407.21783, table 3.
 // llama-*, mistral-*, qwen*: the models' own config.json.
 const std::vector<ModelShape>& Models() {
   static const std::vector<ModelShape> models = {
@@ -46,15 +53,25 @@ const std::vector<ModelShape>& Models() {
       Gpt("gpt-13b", 40, 5120, 40),
       Gpt("gpt-30b", 48, 7168, 56),
       Gpt("gpt-65b", 80, 8192, 64),
+      Gpt("gpt-175b", 96, 12288, 96),
       Llama("llama-1b", {16, 2048, 32, 8, 64, 8192, 128256, true}),
       Llama("llama-3b", {28, 3072, 24, 8, 128, 8192, 128256, true}),
       Llama("llama-8b", {32, 4096, 32, 8, 128, 14336, 128256}),
       Llama("llama-70b", {80, 8192, 64, 8, 128, 28672, 128256}),
+      Llama("llama-405b", {126, 16384, 128, 8, 128, 53248, 128256}),
       Llama("mistral-7b", {32, 4096, 32, 8, 128, 14336, 32768}),
       Llama("qwen2.5-7b", {28, 3584, 28, 4, 128, 18944, 152064}),
       Llama("qwen3-8b", {36, 4096, 32, 8, 128, 12288, 151936}),
       Llama("qwen3-14b", {40, 5120, 40, 8, 128, 17408, 151936}),
       Llama("qwen3-32b", {64, 5120, 64, 8, 128, 25600, 151936}),
+      Mixture(Llama("mixtral-8x7b", {32, 4096, 32, 8, 128, 14336, 32000}), 8,
+              2),
+      Mixture(Llama("mixtral-8x22b", {56, 6144, 48, 8, 128, 16384, 32768}), 8,
+              2),
+      Mixture(Llama("qwen3-30b-a3b", {48, 2048, 32, 4, 128, 768, 151936}), 128,
+              8),
+      Mixture(Llama("qwen3-235b-a22b", {94, 4096, 64, 4, 128, 1536, 151936}),
+              128, 8),
   };
   return models;
 }

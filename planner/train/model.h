@@ -19,8 +19,9 @@ absl::StatusOr<ModelShape> FindModel(std::string_view name);
 std::vector<std::string> ModelNames();
 
 // A Hugging Face config.json (model_type llama, mistral, qwen2, qwen3, gpt2,
-// gpt_neox). `source` names it in messages. `notes`, if given, are set to what
-// the file says that the shape does not hold, a sentence each.
+// gpt_neox, mixtral, qwen3_moe). `source` names it in messages. `notes`, if
+// given, are set to what the file says that the shape does not hold, a sentence
+// each.
 absl::StatusOr<ModelShape> ReadHuggingFaceConfig(
     std::string_view json, std::string_view source,
     std::vector<std::string>* notes = nullptr);

@@ -23,6 +23,9 @@ std::vector<std::string> FlagsOf(const GivenSettings& given) {
       {"--dp", given.dp.has_value()},
       {"--pp", given.pp.has_value()},
       {"--zero", given.zero.has_value()},
+      {"--ep", given.ep.has_value()},
+      {"--interleave", given.interleave.has_value()},
+      {"--recompute", given.recompute.has_value()},
       {"--alpha", given.alpha.has_value()},
       {"--chunk", given.chunk.has_value()}};
   std::vector<std::string> names;
@@ -84,7 +87,8 @@ std::optional<Remedy> OtherMethod(Request request, const GivenSettings& given) {
 std::vector<int64_t> NumbersOfGpus(const Request& request) {
   const int64_t most = std::min(request.gpus * kMostTimesGpus, kMostGpus);
   const bool context =
-      request.method == Method::kMegatron || request.method == Method::kMemo;
+      request.method == Method::kMegatron || request.method == Method::kMemo ||
+      request.method == Method::kUpipe || request.method == Method::kRing;
   std::set<int64_t> numbers;
   for (int64_t n = request.gpus; n <= most; n *= 2) numbers.insert(n);
   const std::vector<int64_t> batches = Divisors(request.global_batch);

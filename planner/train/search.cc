@@ -99,7 +99,7 @@ class Search {
       for (const double alpha : Alphas(request_, given_)) {
         settings.alpha = alpha;
         // More alpha takes more of either memory.
-        if (!Judge(settings).fits) break;
+        if (!TryRecomputes(settings)) break;
       }
     }
   }
@@ -107,6 +107,7 @@ class Search {
 
  private:
   void TryPlacements(Settings settings);
+  bool TryRecomputes(Settings settings);
   Estimate Judge(const Settings& settings) {
     Estimate estimate = EstimateStep(request_, settings);
     if (!best_ || Better(estimate, *best_)) best_ = estimate;
@@ -144,6 +145,24 @@ void Search::TryPlacements(Settings settings) {
     }
     if (full) return;
   }
+}
+
+// Whether any fits. The less is computed again and the smaller the bubble the
+// faster and the more memory it takes.
+bool Search::TryRecomputes(Settings settings) {
+  bool fits = false;
+  for (const Recompute recompute : Recomputes(request_, given_)) {
+    settings.recompute = recompute;
+    const auto interleaves = Interleaves(request_, given_, settings);
+    for (const int64_t interleave : interleaves) {
+      settings.interleave = interleave;
+      if (!Judge(settings).fits) continue;
+      if (interleave == interleaves.front()) return true;
+      fits = true;
+      break;
+    }
+  }
+  return fits;
 }
 
 }  // namespace

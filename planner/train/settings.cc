@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <iterator>
 #include <numeric>
 
 #include "proto/base/sizes.h"
@@ -14,17 +15,25 @@ namespace sluice::planner::train {
 namespace {
 
 bool TensorParallel(Method method) {
-  return method == Method::kMegatron || method == Method::kMemo;
+  return method == Method::kMegatron || method == Method::kMemo ||
+         method == Method::kRing;
 }
 
-// The ZeRO stages to try where none is given, of equal ones the first. `alst`:
-// its recipes' own. The machine whose allocator was observed is the one that
-// Megatron-LM and MEMO were measured on, with stage 1: others would be no rows
-// of those tables.
+// Rows of the tables that were measured on the machine whose allocator was
+// observed: ZeRO 1, all of a layer computed again, no interleaving.
+bool AsPublished(const Request& request) {
+  return request.hardware.reorganisation_s_per_byte > 0;
+}
+
+// The ZeRO stages to try where none is given, of equal ones the first. `alst`,
+// `upipe`, `ring`: their recipes' own.
 std::vector<int> Stages(const Request& request, const Settings& settings) {
-  if (request.method == Method::kAlst) return {3};
-  const bool as_published = TensorParallel(request.method) &&
-                            request.hardware.reorganisation_s_per_byte > 0;
+  if (request.method == Method::kAlst || request.method == Method::kUpipe ||
+      request.method == Method::kRing) {
+    return {3};
+  }
+  const bool as_published =
+      TensorParallel(request.method) && AsPublished(request);
   if (as_published || settings.gpus() == 1) return {1};
   if (request.method == Method::kSluice) {
     return {settings.engine == Engine::kTrainer ? 1 : 3};
@@ -105,13 +114,26 @@ class Enumeration {
     const bool trainer = Trainer(request_, s);
     std::vector<int64_t> dps = {1};
     if (!trainer) dps = Divisors(request_.global_batch);
-    const int64_t most =
+    int64_t most =
         given_.sp.value_or(trainer ? kMostRanks : request_.model.heads);
+    // UPipe exchanges heads in a node, and has a ring between what fills nodes.
+    int64_t within = 0;
+    if (request_.method == Method::kUpipe) {
+      within = std::min(request_.hardware.gpus_per_node, request_.model.heads);
+      if (!given_.sp) most = within;
+      while (request_.model.heads % within != 0) --within;
+    }
     for (s.sp = 1; s.sp <= std::min(most, request_.gpus); ++s.sp) {
       if (trainer && !IsTried(s.sp)) continue;
+      const bool ring = within > 0 && (s.sp == within || given_.cp);
       for (const int64_t dp : dps) {
         s.dp = dp;
-        if (s.gpus() >= least_ && s.gpus() <= request_.gpus) Try(s);
+        const int64_t rings = ring ? request_.gpus / (s.sp * dp) : 1;
+        for (s.cp = 1; s.cp <= rings; ++s.cp) {
+          const bool usual = s.cp <= 8 || std::has_single_bit(uint64_t(s.cp));
+          if (!usual && given_.cp != s.cp) continue;
+          if (s.gpus() >= least_ && s.gpus() <= request_.gpus) Try(s);
+        }
       }
     }
   }
@@ -129,13 +151,24 @@ class Enumeration {
           if (gpus % used != 0 || request_.global_batch % (gpus / used) != 0) {
             continue;
           }
-          Try({.tp = tp, .cp = cp, .dp = gpus / used, .pp = pp});
+          TryExperts({.tp = tp, .cp = cp, .dp = gpus / used, .pp = pp});
         }
       }
     }
   }
 
+  void TryExperts(Settings s) {
+    const bool spread = request_.method == Method::kMegatron;
+    for (const int64_t ep :
+         Divisors(spread ? std::max<int64_t>(request_.model.experts, 1) : 1)) {
+      s.ep = ep;
+      if (s.dp * s.cp % ep == 0 && Allows(given_.ep, ep)) Try(s);
+    }
+  }
+
   void Try(Settings s) {
+    // FSDP has no pipeline here.
+    if (request_.method == Method::kRing && s.pp > 1) return;
     // Stages may be uneven (126 layers on 4: 32, 32, 31, 31); none is empty.
     if (s.pp > request_.model.layers) return;
     if (!Allows(given_.tp, s.tp) || !Allows(given_.cp, s.cp) ||
@@ -153,12 +186,11 @@ class Enumeration {
       if (!undivided_) undivided_ = s;
       return;
     }
-    if (given_.zero) {
-      s.zero = int(*given_.zero);
-      found_.push_back(s);
-      return;
-    }
-    for (const int stage : Stages(request_, s)) {
+    std::vector<int> stages = Stages(request_, s);
+    if (given_.zero) stages = {int(*given_.zero)};
+    for (const int stage : stages) {
+      // Experts that are spread are sharded over other ranks than the rest.
+      if (s.ep > 1 && stage > 1) continue;
       s.zero = stage;
       found_.push_back(s);
     }
@@ -181,17 +213,36 @@ absl::Status Check(const char* flag, int64_t value, int64_t least,
 // Degrees of the other kind of parallelism.
 absl::Status CheckKind(const Request& request, const GivenSettings& given) {
   const bool tensor = TensorParallel(request.method);
+  const bool upipe = request.method == Method::kUpipe;
+  const bool ring = request.method == Method::kRing;
+  const bool megatron = request.method == Method::kMegatron;
   const std::pair<const char*, std::optional<int64_t>> foreign[] = {
       {"--sp", tensor ? given.sp : std::nullopt},
       {"--tp", tensor ? std::nullopt : given.tp},
-      {"--cp", tensor ? std::nullopt : given.cp},
-      {"--pp", tensor ? std::nullopt : given.pp}};
+      {"--cp", tensor || upipe ? std::nullopt : given.cp},
+      {"--pp", tensor && !ring ? std::nullopt : given.pp},
+      {"--ep", megatron && request.model.experts > 0 ? std::nullopt : given.ep},
+      {"--interleave", megatron ? std::nullopt : given.interleave}};
   for (const auto& [flag, value] : foreign) {
     if (value.value_or(1) == 1) continue;
     return absl::InvalidArgumentError(
         fmt::format("{} is {}; method {} has none: give {}", flag, *value,
                     MethodName(request.method),
-                    tensor ? "--tp --cp --dp --pp" : "--sp --dp"));
+                    ring     ? "--tp --cp --dp"
+                    : tensor ? "--tp --cp --dp --pp"
+                    : upipe  ? "--sp --cp --dp"
+                             : "--sp --dp"));
+  }
+  if ((ring || upipe) && given.zero.value_or(3) != 3) {
+    return absl::InvalidArgumentError(
+        fmt::format("--zero is {}; method {} has 3 alone (FSDP)", *given.zero,
+                    MethodName(request.method)));
+  }
+  if (given.recompute && !ring && !megatron) {
+    return absl::InvalidArgumentError(fmt::format(
+        "--recompute: method {} computes again what it always does; megatron "
+        "and ring have a choice",
+        MethodName(request.method)));
   }
   if (given.alpha && request.method != Method::kMemo &&
       request.method != Method::kSluice) {
@@ -255,6 +306,10 @@ std::string_view MethodName(Method method) {
       return "fpdt";
     case Method::kAlst:
       return "alst";
+    case Method::kUpipe:
+      return "upipe";
+    case Method::kRing:
+      return "ring";
     case Method::kSluice:
       return "sluice";
   }
@@ -266,8 +321,49 @@ absl::StatusOr<Method> FindMethod(std::string_view name) {
     if (MethodName(method) == name) return method;
   }
   return absl::InvalidArgumentError(fmt::format(
-      "no method '{}'; there are megatron ulysses memo fpdt alst sluice",
+      "no method '{}'; there are megatron ulysses memo fpdt alst upipe ring "
+      "sluice",
       name));
+}
+
+std::string_view RecomputeName(Recompute recompute) {
+  constexpr std::string_view kNames[] = {"none", "selective", "full"};
+  return kNames[size_t(recompute)];
+}
+
+absl::StatusOr<Recompute> FindRecompute(std::string_view name) {
+  for (const Recompute recompute : kRecomputes) {
+    if (RecomputeName(recompute) == name) return recompute;
+  }
+  return absl::InvalidArgumentError(fmt::format(
+      "--recompute is '{}'; it must be none, selective or full", name));
+}
+
+std::vector<Recompute> Recomputes(const Request& request,
+                                  const GivenSettings& given) {
+  const bool choice = request.method == Method::kRing ||
+                      (request.method == Method::kMegatron &&
+                       !AsPublished(request) && !given.memory_plan);
+  if (given.recompute) return {*given.recompute};
+  if (!choice) return {Recompute::kFull};
+  return {std::begin(kRecomputes), std::end(kRecomputes)};
+}
+
+// Every piece has as many layers, and sequences go around in rounds of a stage
+// each (Megatron-LM, interleaved 1F1B).
+std::vector<int64_t> Interleaves(const Request& request,
+                                 const GivenSettings& given,
+                                 const Settings& settings) {
+  const int64_t sequences = request.global_batch / settings.dp;
+  if (given.interleave) return {*given.interleave};
+  if (request.method != Method::kMegatron || AsPublished(request) ||
+      settings.pp == 1 || sequences % settings.pp != 0) {
+    return {1};
+  }
+  const int64_t layers = (request.model.layers + settings.pp - 1) / settings.pp;
+  std::vector<int64_t> most_first = Divisors(layers);
+  std::reverse(most_first.begin(), most_first.end());
+  return most_first;
 }
 
 std::string_view EngineName(Engine engine) {
@@ -284,6 +380,12 @@ absl::StatusOr<Engine> FindEngine(std::string_view name) {
 
 absl::Status Validate(const Request& request, const GivenSettings& given) {
   if (absl::Status s = request.model.Validate(); !s.ok()) return s;
+  if (request.model.experts > 0 && request.method == Method::kSluice) {
+    return absl::InvalidArgumentError(fmt::format(
+        "model {} is a mixture of {} experts, which method sluice does not "
+        "model; the other methods do",
+        request.model.name, request.model.experts));
+  }
   // Of fewer rows the kernels' efficiencies say nothing.
   constexpr int64_t kLeastChunk = 128;
   const std::tuple<const char*, int64_t, int64_t, int64_t> whole[] = {
@@ -296,6 +398,8 @@ absl::Status Validate(const Request& request, const GivenSettings& given) {
       {"--dp", given.dp.value_or(1), 1, kMostGpus},
       {"--pp", given.pp.value_or(1), 1, kMostGpus},
       {"--zero", given.zero.value_or(1), 0, 3},
+      {"--interleave", given.interleave.value_or(1), 1, request.model.layers},
+      {"--ep", given.ep.value_or(1), 1, kMostGpus},
       {"--chunk", given.chunk.value_or(kLeastChunk), kLeastChunk,
        int64_t{1} << 30}};
   for (const auto& [flag, value, least, most] : whole) {

@@ -17,10 +17,19 @@
 
 namespace sluice::planner::train {
 
-enum class Method { kMegatron, kUlysses, kMemo, kFpdt, kAlst, kSluice };
-inline constexpr Method kMethods[] = {Method::kMegatron, Method::kUlysses,
-                                      Method::kMemo,     Method::kFpdt,
-                                      Method::kAlst,     Method::kSluice};
+enum class Method {
+  kMegatron,
+  kUlysses,
+  kMemo,
+  kFpdt,
+  kAlst,
+  kUpipe,
+  kRing,
+  kSluice
+};
+inline constexpr Method kMethods[] = {
+    Method::kMegatron, Method::kUlysses, Method::kMemo, Method::kFpdt,
+    Method::kAlst,     Method::kUpipe,   Method::kRing, Method::kSluice};
 
 std::string_view MethodName(Method method);
 absl::StatusOr<Method> FindMethod(std::string_view name);
@@ -34,7 +43,18 @@ inline constexpr Engine kEngines[] = {Engine::kTrainer, Engine::kPython};
 std::string_view EngineName(Engine engine);  // "trainer", "python"
 absl::StatusOr<Engine> FindEngine(std::string_view name);
 
-// megatron, memo: tp x cp x dp x pp GPUs. The others: sp x dp.
+// What backward computes again of a layer, in megatron and ring. kNone: all
+// that it needs is kept. kSelective: what elementwise kernels make again, in
+// ring also every second matmul. kFull: the layer, from its input.
+enum class Recompute { kNone, kSelective, kFull };
+inline constexpr Recompute kRecomputes[] = {
+    Recompute::kNone, Recompute::kSelective, Recompute::kFull};
+
+std::string_view RecomputeName(Recompute recompute);  // "none", …
+absl::StatusOr<Recompute> FindRecompute(std::string_view name);
+
+// megatron, memo: tp x cp x dp x pp GPUs. ring: tp x cp x dp. upipe: sp x cp x
+// dp. The others: sp x dp.
 struct Settings {
   Engine engine = Engine::kTrainer;  // sluice
   int64_t tp = 1, cp = 1, sp = 1, dp = 1, pp = 1;
@@ -54,6 +74,10 @@ struct Settings {
   double rerun_part(int64_t seq_len) const {
     return std::min(1.0, double(rerun_chunks * chunk) / double(seq_len));
   }
+  Recompute recompute = Recompute::kFull;  // megatron, ring
+  // megatron: pieces of a pipeline stage, whose work alternates with that of
+  // other stages' pieces; ranks over which a layer's experts are spread.
+  int64_t interleave = 1, ep = 1;
   // Transient addresses come from a memory plan rather than from a caching
   // allocator. The method's own choice but for MEMO's ablation.
   bool memory_plan = false;
@@ -71,6 +95,8 @@ struct GivenSettings {
   bool keep = true;  // kTrainer; false: nothing but what is in use stays in HBM
   std::optional<int64_t> chunk;
   std::optional<bool> memory_plan;
+  std::optional<Recompute> recompute;
+  std::optional<int64_t> interleave, ep;
 };
 
 struct Request {
@@ -105,6 +131,13 @@ std::optional<int64_t> BatchUsingAll(const Request& request,
 inline constexpr int64_t kMostGpus = 1 << 16;
 // sluice-train's --ranks.
 inline constexpr int64_t kMostRanks = 1024;
+
+// What of these a method searches, of `settings` that are whole else.
+std::vector<Recompute> Recomputes(const Request& request,
+                                  const GivenSettings& given);
+std::vector<int64_t> Interleaves(const Request& request,
+                                 const GivenSettings& given,
+                                 const Settings& settings);
 
 // In ascending order.
 std::vector<int64_t> Divisors(int64_t n);

@@ -45,7 +45,7 @@ double SyncSeconds(const Request& request, double bytes_per_parameter) {
 }
 
 void AddZero(const Request& request, int zero, int weight_passes,
-             double gradient_bytes, StepParts& parts) {
+             double gradient_bytes, StepParts& parts, double busy_s) {
   // Weights gathered before each pass, gradients scattered, under compute.
   double a_step = zero >= 3 ? 0 : kWeightBytes;
   double a_sequence = zero >= 3 ? weight_passes * kWeightBytes : 0;
@@ -55,7 +55,7 @@ void AddZero(const Request& request, int zero, int weight_passes,
       SyncSeconds(request, a_sequence) / double(request.model.layers);
   parts.layer.backward.network +=
       Exposed(a_layer, parts.layer.total() - parts.layer.forward.network -
-                           parts.layer.backward.network);
+                           parts.layer.backward.network - busy_s);
 }
 
 StepParts UlyssesStep(const Request& request, const Settings& settings) {

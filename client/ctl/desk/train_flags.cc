@@ -114,6 +114,14 @@ void AddSearched(CLI::App& app, TrainFlags& f) {
   app.add_option("--sp", f.given.sp, "Ulysses degree")->group(searched);
   app.add_option("--dp", f.given.dp, "data parallel")->group(searched);
   app.add_option("--pp", f.given.pp, "pipeline parallel")->group(searched);
+  app.add_option("--ep", f.given.ep, "megatron: ranks of a layer's experts")
+      ->group(searched);
+  app.add_option("--interleave", f.given.interleave,
+                 "megatron: pieces of a pipeline stage")
+      ->group(searched);
+  app.add_option("--recompute", f.recompute,
+                 "megatron, ring: none, selective or full")
+      ->group(searched);
   app.add_option("--zero", f.given.zero, "ZeRO stage, 0 to 3")->group(searched);
   app.add_flag_callback(
          "--no-keep", [&f] { f.given.keep = false; },
@@ -183,7 +191,9 @@ void AddTrainFlags(CLI::App& app, TrainFlags& f) {
       ->transform(CLI::AsNumberWithUnit(std::map<std::string, double>{
           {"s", 1}, {"min", 60}, {"m", 60}, {"h", 3600}}));
   app.add_option("--method", f.method,
-                 "megatron, ulysses, memo, fpdt, alst or sluice (default)");
+                 "megatron, ulysses, memo, fpdt, alst, upipe (Ulysses in head "
+                 "chunks), ring (FSDP with ring context parallelism) or sluice "
+                 "(default)");
   app.add_option("--engine", f.engine,
                  "of sluice: trainer (sluice-train) or python (sluice.stream() "
                  "under FSDP2); default the better one");
@@ -231,6 +241,10 @@ absl::StatusOr<planner::train::GivenSettings> TrainSettings(
   if (!flags.engine.empty()) {
     SLUICE_ASSIGN_OR_RETURN(
         given.engine, planner::train::FindEngine(Printable(flags.engine)));
+  }
+  if (!flags.recompute.empty()) {
+    SLUICE_ASSIGN_OR_RETURN(given.recompute, planner::train::FindRecompute(
+                                                 Printable(flags.recompute)));
   }
   if (flags.alpha != "auto") {
     double alpha = 0;

@@ -28,6 +28,7 @@ struct TrainFlags {
   std::string engine;  // empty: the better one
   planner::train::GivenSettings given;
   std::string alpha = "auto";
+  std::string recompute;  // empty: the fastest that fits
   // Sequences per step; as one number, or as micro-batches of some.
   std::optional<int64_t> global_batch, batch, accumulate;
   // "--batch --accumulate": those of the two that are given.

@@ -21,14 +21,14 @@ constexpr const char* kPageStyle = R"(<style>
 --copy:#d8573c;--network:#8a5fb0;--sync:#b79ad0;--reorg:#8c5a3c;
 --bubble:#a9b1bd;--optimizer:#5a6578;--in:#fff;
 --megatron:#8c5a3c;--ulysses:#8a5fb0;--memo:#2a9d8f;--fpdt:#d98a1f;
---alst:#b3476b;--sluice:#2f6db5}
+--alst:#b3476b;--upipe:#5d8a2f;--ring:#5a6578;--sluice:#2f6db5}
 @media(prefers-color-scheme:dark){:root{--page:#10131a;--card:#191e27;
 --ink:#e9edf4;--soft:#9aa5b8;--line:#2a313d;--lane:#232a35;--good:#58c98d;
 --bad:#ff7a8c;--attention:#5c9ae0;--matmul:#45b8a9;--elementwise:#6f9c8b;
 --recompute:#e3a548;--copy:#e57257;--network:#a981d1;--sync:#8f77a8;
 --reorg:#b48263;--bubble:#6b7585;--optimizer:#8290a6;--in:#0e1218;
 --megatron:#c0906f;--ulysses:#b18fd8;--memo:#45b8a9;--fpdt:#e3a548;
---alst:#d9799a;--sluice:#6aa8ee}}
+--alst:#d9799a;--upipe:#93bf63;--ring:#8290a6;--sluice:#6aa8ee}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--ink);line-height:1.45;
 font:15px system-ui,-apple-system,"Segoe UI",Roboto,Arial,sans-serif}

@@ -190,6 +190,11 @@ nlohmann::ordered_json SettingsJson(const Request& request, const Settings& s) {
   if (const int64_t parts = RowParts(request, s); parts > 1) {
     json["row_parts"] = parts;
   }
+  if (method == Method::kMegatron || method == Method::kRing) {
+    json["recompute"] = planner::train::RecomputeName(s.recompute);
+  }
+  if (s.interleave > 1) json["interleave"] = s.interleave;
+  if (s.ep > 1) json["ep"] = s.ep;
   if (s.gpus() < request.gpus) json["idle_gpus"] = request.gpus - s.gpus();
   if (s.resident) json["resident"] = true;
   if (s.kept > 0) json["kept"] = s.kept;
@@ -212,7 +217,8 @@ std::string SettingsText(const Request& request, const Settings& s) {
     add(fmt::format("engine {}", planner::train::EngineName(s.engine)));
   }
   const std::pair<const char*, int64_t> degrees[] = {
-      {"TP", s.tp}, {"CP", s.cp}, {"SP", s.sp}, {"DP", s.dp}, {"PP", s.pp}};
+      {"TP", s.tp}, {"CP", s.cp}, {"SP", s.sp},
+      {"DP", s.dp}, {"PP", s.pp}, {"EP", s.ep}};
   for (const auto& [name, degree] : degrees) {
     if (degree > 1) add(fmt::format("{} {}", name, degree));
   }
@@ -220,6 +226,11 @@ std::string SettingsText(const Request& request, const Settings& s) {
     add(fmt::format("rows of queries in {} parts", parts));
   }
   add(fmt::format("ZeRO {}", s.zero));
+  if (s.interleave > 1) add(fmt::format("interleaved {}", s.interleave));
+  if (request.method == Method::kMegatron || request.method == Method::kRing) {
+    add(fmt::format("recompute {}",
+                    planner::train::RecomputeName(s.recompute)));
+  }
   if (s.states == stream::StatePlace::kHost) {
     add("optimizer states in host memory");
   }

@@ -29,6 +29,9 @@ class Draw {
                     .seq_len = OneOf<int64_t>({16, 64, 100, 512, 1000, 6000}),
                     .global_batch = OneOf<int64_t>({1, 4, 12, 16, 32})};
     request.seq_len <<= 10;
+    // Refused.
+    if (request.method == Method::kSluice) request.model.experts = 0;
+    if (request.method == Method::kSluice) request.model.active_experts = 0;
     // Machines between the shipped ones, where limits are met by chance.
     for (double* amount : Amounts(request.hardware)) *amount *= Factor() / 2;
     return request;

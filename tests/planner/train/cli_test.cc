@@ -148,7 +148,7 @@ TEST(PlanTrain, CompareAnswersForEveryMethodAsIfItWereAsked) {
   EXPECT_THAT(words.out, HasSubstr("TOKENS/S PER GPU"));
   const Json methods =
       Json::parse(Plan("train --compare --json " + where).out)["methods"];
-  ASSERT_EQ(methods.size(), 6u);
+  ASSERT_EQ(methods.size(), 8u);
   for (const Json& one : methods) {
     const std::string name = one["method"];
     const Json alone = Json::parse(
@@ -379,6 +379,25 @@ TEST(PlanTrain, WhereNoLengthFitsItSaysSo) {
   EXPECT_THAT(result.out, ::testing::Not(HasSubstr("0M tokens")));
 }
 
+TEST(PlanTrain, WhatMethodsSearchIsNamedAndMayBeGiven) {
+  const std::string where = " --hardware h100-80g --gpus 16 --seq-len 8K ";
+  const auto settings = [&](const std::string& asked) {
+    return Json::parse(Plan("train --json" + where + asked).out)["settings"];
+  };
+  const Json upipe =
+      settings("--model llama-8b --method upipe --sp 8 --cp 2 --dp 1");
+  EXPECT_EQ(upipe["sp"], 8);
+  EXPECT_EQ(upipe["cp"], 2);
+  EXPECT_FALSE(upipe.contains("recompute"));
+  const std::string ring = "--model llama-8b --method ring ";
+  EXPECT_EQ(settings(ring)["recompute"], "none");
+  EXPECT_EQ(settings(ring + "--recompute selective")["recompute"], "selective");
+  const Json megatron = settings(
+      "--model mixtral-8x7b --method megatron --pp 2 --ep 4 --interleave 4");
+  EXPECT_EQ(megatron["ep"], 4);
+  EXPECT_EQ(megatron["interleave"], 4);
+}
+
 TEST(PlanTrain, BadInputIsOneLine) {
   const std::string good = " --hardware a800-80g --gpus 8 --seq-len 64K";
   ExpectOneLine("train" + good, "give --model");
@@ -398,6 +417,13 @@ TEST(PlanTrain, BadInputIsOneLine) {
                 "give --seq-len");
   ExpectOneLine("train --model gpt-7b --method zigzag" + good,
                 "no method 'zigzag'");
+  ExpectOneLine("train --model gpt-7b --method ring --recompute all" + good,
+                "--recompute is 'all'");
+  ExpectOneLine("train --model gpt-7b --method upipe --zero 1" + good,
+                "--zero is 1");
+  ExpectOneLine("train --model gpt-7b --method megatron --ep 2" + good,
+                "--ep is 2");
+  ExpectOneLine("train --model mixtral-8x7b" + good, "mixture of 8 experts");
   ExpectOneLine("train --model gpt-7b --dp 3 --method memo" + good,
                 "global batch of 16");
   ExpectOneLine("train --model gpt-7b --tp two" + good, "--tp");
@@ -426,7 +452,8 @@ TEST(PlanTrain, HtmlIsOnePageWithoutTheNetwork) {
     EXPECT_THAT(page.str(), HasSubstr(part));
   }
   EXPECT_THAT(page.str(), HasSubstr("Not validated on a800-80g by any "
-                                    "published table: fpdt, alst, sluice."));
+                                    "published table: fpdt, alst, upipe, "
+                                    "ring, sluice."));
   // No speed of what does not fit.
   for (const char* part : {"tokens per GPU and second", "a step of", "The step",
                            "class=\"asked", "One layer of it"}) {

@@ -110,7 +110,7 @@ TEST(HuggingFaceConfig, WhatIsNotModelledIsRefusedByItsField) {
   const auto refusal = [](const char* field) {
     return std::string(
         ReadHuggingFaceConfig(
-            std::string("{\"model_type\": \"mixtral\", ") + field + "}", "c")
+            std::string("{\"model_type\": \"gemma\", ") + field + "}", "c")
             .status()
             .message());
   };
@@ -123,7 +123,53 @@ TEST(HuggingFaceConfig, WhatIsNotModelledIsRefusedByItsField) {
               HasSubstr("attn_logit_softcapping: 50.0"));
   // Fields that switch nothing on are none.
   EXPECT_THAT(refusal("\"num_experts\": 1, \"attn_logit_softcapping\": null"),
-              HasSubstr("'mixtral' is none of"));
+              HasSubstr("'gemma' is none of"));
+}
+
+TEST(TrainModel, AMixtureStoresAllExpertsAndComputesTheActive) {
+  const struct {
+    const char* name;
+    double billions, active;  // as the models' pages have them
+  } mixtures[] = {{"mixtral-8x7b", 46.7, 12.9},
+                  {"mixtral-8x22b", 140.6, 39.1},
+                  {"qwen3-30b-a3b", 30.5, 3.3},
+                  {"qwen3-235b-a22b", 235, 22}};
+  for (const auto& [name, billions, active] : mixtures) {
+    SLUICE_ASSERT_OK_AND_ASSIGN(const ModelShape model, FindModel(name));
+    EXPECT_NEAR(model.parameters() / 1e9, billions, 0.01 * billions) << name;
+    EXPECT_NEAR(double(model.trained_parameters()) / 1e9, billions,
+                0.01 * billions);
+    const double computed =
+        double(model.layers) * model.layer_weights() + 2 * model.head_weights();
+    EXPECT_NEAR(computed / 1e9, active, 0.02 * active) << name;
+  }
+}
+
+TEST(HuggingFaceConfig, MixturesAreTheShippedShapes) {
+  const auto read = [](const char* config) {
+    return ReadHuggingFaceConfig(config, "c");
+  };
+  const std::pair<const char*, const char*> configs[] = {
+      {"mixtral-8x7b", R"({"model_type": "mixtral", "num_hidden_layers": 32,
+        "hidden_size": 4096, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "intermediate_size": 14336,
+        "vocab_size": 32000, "sliding_window": null, "num_local_experts": 8,
+        "num_experts_per_tok": 2})"},
+      {"qwen3-30b-a3b", R"({"model_type": "qwen3_moe", "num_hidden_layers": 48,
+        "hidden_size": 2048, "num_attention_heads": 32, "head_dim": 128,
+        "num_key_value_heads": 4, "intermediate_size": 6144,
+        "moe_intermediate_size": 768, "vocab_size": 151936,
+        "num_experts": 128, "num_experts_per_tok": 8,
+        "decoder_sparse_step": 1, "mlp_only_layers": []})"}};
+  for (const auto& [name, config] : configs) {
+    SLUICE_ASSERT_OK_AND_ASSIGN(const ModelShape model, read(config));
+    EXPECT_EQ(model.parameters(), FindModel(name)->parameters()) << name;
+    EXPECT_EQ(model.layer_weights(), FindModel(name)->layer_weights());
+  }
+  std::string mixed = configs[1].second;
+  mixed.replace(mixed.find("[]"), 2, "[0]");
+  EXPECT_THAT(ReadHuggingFaceConfig(mixed, "c"),
+              StatusIs(absl::StatusCode::kInvalidArgument));
 }
 
 TEST(HuggingFaceConfig, WindowsThatAreUsedAreRefused) {

@@ -1,0 +1,85 @@
+// UPipe as published (Untied Ulysses, arXiv 2602.21196, in TorchTitan): Ulysses
+// over sp GPUs in stages of as many heads, so that no more heads' q, k, v and
+// gradients are there at once; a ring over cp such groups; FSDP2 with its
+// states on the GPU; layers computed again whole, their inputs in host memory;
+// MLP, norms and loss over tiles.
+#include <algorithm>
+
+#include "planner/train/constants.h"
+#include "planner/train/layer.h"
+#include "planner/train/sequence_parallel.h"
+
+namespace sluice::planner::train {
+namespace {
+
+// Every stage sends its q around in forward; in backward k and v, and fp32 dk
+// and dv, which go once more when nothing is left to compute. Returns the
+// seconds of a layer's compute beside which the ring has the link.
+double AddStages(const Request& request, double sp, double cp,
+                 LayerTimes& layer) {
+  Request group = request;  // of the tokens of one group
+  group.seq_len = request.seq_len / int64_t(cp);
+  const double exchange = ExchangeSeconds(group, sp);
+  const double queries =
+      double(group.seq_len) * double(request.model.query_width()) / sp *
+      kElementBytes / LinkBandwidth(request.hardware, sp * cp);
+  layer.forward.network =
+      exchange + Exposed((cp - 1) * queries, layer.forward.attention);
+  // q, k, v again, o and dO there; dq, dk, dv back.
+  layer.backward.network =
+      2 * exchange + (cp > 1 ? 4 * queries : 0) +
+      Exposed((cp - 1) * 6 * queries, layer.backward.attention);
+  return 2 * std::min((cp - 1) * queries, layer.forward.attention) +
+         std::min((cp - 1) * 6 * queries, layer.backward.attention);
+}
+
+// Backward makes q, k and v from norm1's output once more.
+double QkvShare(const ModelShape& model) {
+  return double(model.hidden) *
+         double(model.query_width() + 2 * model.key_width()) /
+         model.layer_weights();
+}
+
+}  // namespace
+
+StepParts UpipeStep(const Request& request, const Settings& settings) {
+  const ModelShape& model = request.model;
+  const double sp = double(settings.sp), cp = double(settings.cp);
+  const double gpus = sp * cp;
+  StepParts parts;
+  LayerTimes& layer = parts.layer;
+  layer.forward = ForwardKernels(request, gpus, true);
+  layer.backward = BackwardKernels(request, gpus, true);
+  layer.backward.matmul += layer.forward.matmul * QkvShare(model);
+  const double ring_s = AddStages(request, sp, cp, layer);
+  layer.recompute = layer.forward;
+  AddTiledMlp(request, gpus, layer);
+  AddInputCopies(request, gpus, layer);
+  AddZero(request, settings.zero, 2, kMegatronGradient, parts,
+          ring_s + layer.recompute.network + layer.forward.exposed_copy +
+              layer.backward.exposed_copy);
+  parts.swapped_layers = double(model.layers) - 1;
+  const double share = model.parameters() / double(request.gpus);
+  parts.optimizer_s = OptimizerSeconds(request, share, 1);
+
+  const double hidden = HiddenBytes(request, gpus);
+  const double queries =
+      hidden * double(model.query_width()) / double(model.hidden);
+  const double stage = kUpipeStage + (cp > 1 ? kUpipeRing : 0);
+  GpuMemory& memory = parts.memory;
+  memory.states = share * kFsdpStates;
+  memory.transient =
+      kUpipeHiddens * hidden +
+      queries * (kUpipeQueries + stage * sp / double(model.heads));
+  memory.buffers =
+      model.stored_layer_weights() * (2 * kWeightBytes + kMegatronGradient) +
+      (model.tied ? 1 : 2) * model.head_weights() * kWeightBytes +
+      kUpipeRotary * double(request.seq_len * model.head_dim()) / 2;
+  parts.gpu_usable_bytes = request.hardware.memory_bytes * kFsdpMemory;
+  parts.host_bytes_per_node =
+      (double(model.layers) - 1) * hidden * GpusInNode(request);
+  parts.host_usable_bytes = request.hardware.host_memory_bytes * kPinnedHost;
+  return parts;
+}
+
+}  // namespace sluice::planner::train
