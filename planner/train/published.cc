@@ -4,6 +4,7 @@
 #include <map>
 
 #include "absl/strings/ascii.h"
+#include "planner/train/constants.h"
 #include "planner/train/shipped.h"
 #include "proto/base/status.h"
 
@@ -62,6 +63,14 @@ Method MethodOf(const std::string& label) {
   return label == "Megatron-LM" ? Method::kMegatron : Method::kMemo;
 }
 
+void SetDegrees(Row& row, GivenSettings& given) {
+  given.tp = row.Whole("TP");
+  given.cp = row.Whole("CP");
+  given.sp = row.Whole("SP");
+  given.dp = row.Whole("DP");
+  given.pp = row.Whole("PP");
+}
+
 PublishedCell MainCell(Row row) {
   PublishedCell cell;
   cell.table = "main";
@@ -72,11 +81,7 @@ PublishedCell MainCell(Row row) {
   cell.mfu_percent = row.Number("mfu_pct");
   cell.method = MethodOf(cell.label);
   GivenSettings& given = cell.settings;
-  given.tp = row.Whole("TP");
-  given.cp = row.Whole("CP");
-  given.sp = row.Whole("SP");
-  given.dp = row.Whole("DP");
-  given.pp = row.Whole("PP");
+  SetDegrees(row, given);
   given.zero = row.Whole("ZeRO");
   given.alpha = row.Number("alpha");
   return cell;
@@ -158,6 +163,41 @@ std::vector<PublishedLength> PublishedLengths() {
     lengths.push_back(std::move(length));
   }
   return lengths;
+}
+
+std::vector<PublishedRow> PublishedRows() {
+  std::vector<PublishedRow> published;
+  const auto rows = TableRows("published_rows");
+  for (size_t i = 1; i < rows.size(); ++i) {
+    Row row(rows[0], rows[i]);
+    PublishedRow one{.publication = row.Text("publication"),
+                     .model = row.Text("model"),
+                     .hardware = row.Text("hardware"),
+                     .gpus = row.Whole("gpus").value_or(0),
+                     .seq_len = ParseTokens(row.Text("seq_len")).value_or(0),
+                     .global_batch = row.Whole("batch").value_or(1),
+                     .quantity = row.Text("quantity"),
+                     .value = row.Number("value").value_or(0),
+                     .judged = row.Text("use") == "judge"};
+    if (const auto gigabytes = row.Number("host_gb")) {
+      one.host_bytes = *gigabytes * 1e9;
+    }
+    if (const auto method = FindMethod(row.Text("method")); method.ok()) {
+      one.method = *method;
+    }
+    SetDegrees(row, one.settings);
+    one.settings.interleave = row.Whole("interleave");
+    const auto recompute = FindRecompute(row.Text("recompute"));
+    if (recompute.ok()) one.settings.recompute = *recompute;
+    // As the papers ran them: Megatron-LM's ZeRO, FPDT's chunk.
+    if (one.method == Method::kMegatron) one.settings.zero = 1;
+    if (one.method == Method::kFpdt) {
+      one.settings.zero = 3;
+      one.settings.chunk = kFpdtChunk;
+    }
+    published.push_back(std::move(one));
+  }
+  return published;
 }
 
 }  // namespace sluice::planner::train

@@ -1,4 +1,4 @@
-// The papers' tables, as shipped in tables/ (internal to planner/train).
+// The papers' tables, as shipped in tables/.
 #pragma once
 
 #include <cstdint>
@@ -31,9 +31,24 @@ struct PublishedLength {
   bool or_more = false;  // nothing longer was tried
 };
 
+// A figure that a publication has of its own system.
+struct PublishedRow {
+  std::string publication, model, hardware;
+  std::optional<double> host_bytes;  // of a node; none: the profile's
+  int64_t gpus = 0;
+  int64_t seq_len = 0;  // 0 for "longest"
+  int64_t global_batch = 1;
+  std::optional<Method> method;  // none: no method here is that system's
+  GivenSettings settings;
+  std::string quantity;  // "tokens/s/gpu", "mfu_pct" (points), "longest"
+  double value = 0;
+  bool judged = false;  // else it fixed a constant, and counts nowhere
+};
+
 // All of tables 3 to 7 of MEMO that is shipped, in the files' order.
 std::vector<PublishedCell> PublishedCells();
 // FPDT's table 1.
 std::vector<PublishedLength> PublishedLengths();
+std::vector<PublishedRow> PublishedRows();
 
 }  // namespace sluice::planner::train

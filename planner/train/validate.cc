@@ -1,7 +1,9 @@
 #include "planner/train/validate.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 
 #include "planner/train/constants.h"
 #include "planner/train/evidence.h"
@@ -92,6 +94,60 @@ absl::StatusOr<ValidatedLength> ValidateLength(const PublishedLength& row) {
   return result;
 }
 
+absl::StatusOr<ValidatedRow> ValidateRow(const PublishedRow& row) {
+  SLUICE_ASSIGN_OR_RETURN(const ModelShape model, FindModel(row.model));
+  SLUICE_ASSIGN_OR_RETURN(Hardware hardware, FindHardware(row.hardware));
+  hardware.host_memory_bytes =
+      row.host_bytes.value_or(hardware.host_memory_bytes);
+  const Request request{.model = model,
+                        .hardware = hardware,
+                        .method = *row.method,
+                        .gpus = row.gpus,
+                        .seq_len = row.seq_len > 0 ? row.seq_len : kLengthStep,
+                        .global_batch = row.global_batch};
+  ValidatedRow result{row};
+  Estimate estimate;
+  if (row.seq_len == 0) {
+    SLUICE_ASSIGN_OR_RETURN(LongestSequence longest,
+                            FindLongest(request, row.settings));
+    result.ours = double(longest.tokens);
+    estimate = std::move(longest.at);
+  } else {
+    SLUICE_ASSIGN_OR_RETURN(estimate, BestEstimate(request, row.settings));
+    result.ours = row.quantity == "mfu_pct" ? 100 * estimate.mfu
+                                            : estimate.tokens_per_gpu_per_s;
+  }
+  result.fits = estimate.fits;
+  return result;
+}
+
+// The groups and limits.
+std::vector<JudgedGroup> JudgeRows(const std::vector<ValidatedRow>& rows) {
+  const double none = std::numeric_limits<double>::infinity();
+  std::vector<JudgedGroup> groups = {
+      {.name = "TorchTitan, Megatron, Llama 3",
+       .median_must = 0.15,
+       .worst_must = 0.35},
+      {.name = "UPipe", .median_must = none, .worst_must = 0.15},
+      {.name = "ALST", .median_must = none, .worst_must = 0.25},
+      {.name = "FPDT", .median_must = none, .worst_must = 0.30}};
+  for (JudgedGroup& group : groups) {
+    std::vector<double> errors;
+    for (const ValidatedRow& row : rows) {
+      if (row.judged && group.name.find(row.publication) != std::string::npos) {
+        errors.push_back(std::abs(row.error()));
+      }
+    }
+    std::sort(errors.begin(), errors.end());
+    const size_t count = errors.size();
+    group.rows = int(count);
+    if (count == 0) continue;
+    group.median = (errors[(count - 1) / 2] + errors[count / 2]) / 2;
+    group.worst = errors.back();
+  }
+  return groups;
+}
+
 void Summarize(Validation& validation) {
   for (const PublishedGroup& group : kGroups) {
     MethodSummary summary{.name = group.name, .must = group.must};
@@ -159,6 +215,11 @@ absl::StatusOr<Validation> ValidateOnPapers() {
     SLUICE_ASSIGN_OR_RETURN(validation.lengths.emplace_back(),
                             ValidateLength(row));
   }
+  for (const PublishedRow& row : PublishedRows()) {
+    if (!row.method) continue;
+    SLUICE_ASSIGN_OR_RETURN(validation.rows.emplace_back(), ValidateRow(row));
+  }
+  validation.judged = JudgeRows(validation.rows);
   Summarize(validation);
   return validation;
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "planner/train/published.h"
 #include "planner/train/settings.h"
 
 namespace sluice::planner::train {
@@ -44,6 +45,23 @@ struct ValidatedLength {
   int doublings() const;  // ours less published, 0: exact
 };
 
+// One row of tables/published_rows.csv that a method here answers.
+struct ValidatedRow : PublishedRow {
+  double ours = 0;  // of `quantity`
+  bool fits = false;
+  // Of what is published.
+  double error() const { return ours / value - 1; }
+};
+
+// The judged rows of one or several publications: absolute errors.
+struct JudgedGroup {
+  std::string name;
+  int rows = 0;
+  double median = 0, worst = 0;
+  double median_must = 0, worst_must = 0;  // the limits
+  bool ok() const { return median <= median_must && worst <= worst_must; }
+};
+
 struct MethodSummary {
   std::string name;  // "MEMO", "DeepSpeed-Ulysses", "Megatron-LM", "ablation"
   int cells = 0;     // with a published MFU
@@ -56,9 +74,12 @@ struct Validation {
   std::vector<ValidatedCell> cells;
   std::vector<ValidatedLength> lengths;
   std::vector<MethodSummary> methods;
+  std::vector<ValidatedRow> rows;
+  std::vector<JudgedGroup> judged;
   double fits_right = 0;      // fraction of cells; must be >= 0.94
   double lengths_within = 0;  // within one doubling; >= 0.90
   double lengths_exact = 0;   // >= 0.60
+  // Of the cells and lengths; judged groups have their own.
   bool ok() const;
 };
 

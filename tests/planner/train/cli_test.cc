@@ -489,6 +489,9 @@ TEST(PlanValidate, PrintsEveryCellAndMeetsTheLimits) {
   EXPECT_EQ(object["ok"], true);
   EXPECT_EQ(object["cells"].size(), 104u);
   EXPECT_EQ(object["lengths"].size(), 15u);
+  EXPECT_EQ(object["rows"].size(), 19u);
+  EXPECT_EQ(object["judged"].size(), 4u);
+  EXPECT_EQ(object["rows"][0]["published"], 2280.0);
 }
 
 }  // namespace

@@ -147,9 +147,13 @@ TEST(TrainEvidence, FollowsFromTheTablesAndTheMachineTheyWereMeasuredOn) {
   for (const Method method :
        {Method::kMegatron, Method::kUlysses, Method::kMemo}) {
     EXPECT_EQ(evidence("a800-80g", method).speed, "MEMO, tables 3 to 7");
-    EXPECT_EQ(evidence("h100-80g", method).speed, "");
     EXPECT_EQ(evidence("dgx-a100", method).memory, "");
   }
+  EXPECT_EQ(evidence("h100-80g", Method::kMemo).speed, "");
+  EXPECT_EQ(evidence("h100-80g", Method::kMegatron).speed, "Megatron, Llama 3");
+  EXPECT_EQ(evidence("h100-80g", Method::kUpipe).memory, "UPipe");
+  EXPECT_EQ(evidence("dgx-a100", Method::kRing).speed, "TorchTitan");
+  EXPECT_EQ(evidence("h100-80g", Method::kAlst).memory, "");
   EXPECT_EQ(evidence("fpdt-a100-80g", Method::kFpdt).memory, "FPDT, table 1");
   EXPECT_EQ(evidence("fpdt-a100-80g", Method::kFpdt).speed, "");
   EXPECT_EQ(evidence("a800-80g", Method::kSluice).speed, "");

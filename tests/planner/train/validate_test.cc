@@ -24,6 +24,44 @@ TEST(TrainValidation, MeetsEveryLimitOfTheIssue) {
   EXPECT_TRUE(v.ok());
 }
 
+// ALST's one row on an H200 is of a later recipe than those that its constant
+// was fixed on: 29 % where the limit is 25.
+TEST(TrainValidation, JudgedRowsAreWithinTheIssuesLimitsButForOne) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Validation v, ValidateOnPapers());
+  std::map<std::string, JudgedGroup> groups;
+  for (const JudgedGroup& group : v.judged) groups[group.name] = group;
+  const std::pair<const char*, int> rows[] = {
+      {"TorchTitan, Megatron, Llama 3", 8},
+      {"UPipe", 3},
+      {"ALST", 3},
+      {"FPDT", 2}};
+  for (const auto& [name, count] : rows) {
+    EXPECT_EQ(groups[name].rows, count) << name;
+    EXPECT_GT(groups[name].worst, 0) << name;
+    if (std::string(name) != "ALST") {
+      EXPECT_TRUE(groups[name].ok())
+          << name << ": " << groups[name].median << " " << groups[name].worst;
+    }
+  }
+  int beyond = 0;
+  for (const ValidatedRow& row : v.rows) {
+    if (row.publication != "ALST" || !row.judged) continue;
+    beyond += std::abs(row.error()) > 0.25;
+    EXPECT_LT(std::abs(row.error()), 0.30) << row.hardware;
+  }
+  EXPECT_EQ(beyond, 1);
+}
+
+TEST(TrainValidation, RowsThatFixedAConstantCountNowhere) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Validation v, ValidateOnPapers());
+  int fit = 0, judged = 0, counted = 0;
+  for (const ValidatedRow& row : v.rows) ++(row.judged ? judged : fit);
+  for (const JudgedGroup& group : v.judged) counted += group.rows;
+  EXPECT_EQ(fit, 3);
+  EXPECT_EQ(judged, 16);
+  EXPECT_EQ(counted, 16);
+}
+
 TEST(TrainValidation, EveryRowOfTheTablesIsThere) {
   const std::vector<PublishedCell> cells = PublishedCells();
   std::map<std::string, int> tables;
@@ -31,6 +69,7 @@ TEST(TrainValidation, EveryRowOfTheTablesIsThere) {
   EXPECT_EQ(tables["main"], 72);
   EXPECT_EQ(tables["ablation"], 32);
   EXPECT_EQ(PublishedLengths().size(), 15u);
+  EXPECT_EQ(PublishedRows().size(), 20u);
   // One row in full: 7B, MEMO, 384K.
   for (const PublishedCell& cell : cells) {
     if (cell.table == "main" && cell.model == "gpt-7b" &&
