@@ -146,7 +146,8 @@ Result cuDeviceGetName(char* name, int length, Device device) {
   Call call("cuDeviceGetName", Needs::kInitialised);
   if (call.failed() || !call.CheckDevice(device)) return call.result();
   SLUICE_FAKE_REQUIRE(call, name != nullptr && length > 0, kArguments);
-  std::snprintf(name, static_cast<size_t>(length), "fake GPU");
+  std::snprintf(name, static_cast<size_t>(length), "fake GPU%s",
+                TheWorld().settings.Get("mig") != 0 ? " MIG 1g.10gb" : "");
   return kSuccess;
 }
 
@@ -154,7 +155,7 @@ Result cuDeviceGetUuid_v2(Uuid* uuid, Device device) {
   Call call("cuDeviceGetUuid_v2", Needs::kInitialised);
   if (call.failed() || !call.CheckDevice(device)) return call.result();
   SLUICE_FAKE_REQUIRE(call, uuid != nullptr, kArguments);
-  std::memset(uuid->bytes, 0xfa, sizeof(uuid->bytes));
+  std::memset(uuid->bytes, kUuidByte, sizeof(uuid->bytes));
   uuid->bytes[15] = static_cast<char>(device);
   return kSuccess;
 }

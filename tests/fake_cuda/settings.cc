@@ -1,7 +1,12 @@
 #include "tests/fake_cuda/settings.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <numeric>
+#include <sstream>
 
 namespace sluice::fake_cuda {
 namespace {
@@ -65,24 +70,61 @@ void Settings::Apply(std::string_view text) {
   }
 }
 
-std::vector<int> VisibleGpus(const Settings& settings) {
-  std::vector<int> visible;
+namespace {
+
+std::string UuidText(const Settings& settings, int gpu) {
+  return fmt::format(
+      "{0}-{1:02x}{1:02x}{1:02x}{1:02x}-{1:02x}{1:02x}-{1:02x}{1:02x}-"
+      "{1:02x}{1:02x}-{1:02x}{1:02x}{1:02x}{1:02x}{1:02x}{2:02x}",
+      settings.Get("mig") != 0 ? "MIG" : "GPU", kUuidByte, gpu);
+}
+
+// -1: none, or several.
+int GpuNamed(const Settings& settings, const std::vector<int>& all,
+             const std::string& name) {
+  char* end = nullptr;
+  const int64_t number = std::strtoll(name.c_str(), &end, 10);
+  if (!name.empty() && *end == '\0') {
+    return number >= 0 && number < std::ssize(all)
+               ? all[static_cast<size_t>(number)]
+               : -1;
+  }
+  int found = -1;
+  for (const int gpu : all) {
+    if (!UuidText(settings, gpu).starts_with(name)) continue;
+    if (found >= 0) return -1;
+    found = gpu;
+  }
+  return found;
+}
+
+// CUDA_VISIBLE_DEVICES of `all`. As CUDA: from one that is not there on, none
+// is seen.
+std::vector<int> Listed(const Settings& settings, const std::vector<int>& all) {
   const char* const list = std::getenv("CUDA_VISIBLE_DEVICES");
-  const auto gpus = static_cast<int>(settings.Get("gpus"));
-  if (list == nullptr) {
-    for (int gpu = 0; gpu < gpus; ++gpu) visible.push_back(gpu);
-    return visible;
+  if (list == nullptr) return all;
+  std::vector<int> listed;
+  std::istringstream rest(list);
+  for (std::string name; std::getline(rest, name, ',');) {
+    const int gpu = GpuNamed(settings, all, name);
+    if (gpu < 0) break;
+    listed.push_back(gpu);
   }
-  std::string_view rest = list;
-  while (!rest.empty()) {
-    const size_t comma = rest.find(',');
-    const int64_t gpu = Number(list, std::string(rest.substr(0, comma)));
-    // As CUDA: from one that is not there on, none is seen.
-    if (gpu < 0 || gpu >= gpus) return visible;
-    visible.push_back(static_cast<int>(gpu));
-    if (comma == std::string_view::npos) break;
-    rest.remove_prefix(comma + 1);
+  return listed;
+}
+
+}  // namespace
+
+std::vector<int> VisibleGpus(const Settings& settings) {
+  std::vector<int> all(static_cast<size_t>(settings.Get("gpus")));
+  std::iota(all.begin(), all.end(), 0);
+  const char* const order = std::getenv("CUDA_DEVICE_ORDER");
+  if (settings.Get("fastest_last") != 0 &&
+      (order == nullptr || std::string_view(order) != "PCI_BUS_ID")) {
+    std::reverse(all.begin(), all.end());
   }
+  std::vector<int> visible = Listed(settings, all);
+  if (settings.Get("mig") != 0 && visible.size() > 1) visible.resize(1);
   return visible;
 }
 

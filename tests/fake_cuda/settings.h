@@ -4,7 +4,12 @@
 // in the same process changes them with fake_cuda_set (control.h).
 //
 //   gpus=1                 how many there are; CUDA_VISIBLE_DEVICES=1,0 hides
-//                          and renumbers them, by their numbers only
+//                          and renumbers them, by number or UUID, or what a
+//                          UUID begins with
+//   mig=0                  1: the GPUs are instances of one (MIG), of which a
+//                          process sees the first that it may
+//   fastest_last=0         1: the last GPU is the fastest, and so the first
+//                          without CUDA_DEVICE_ORDER=PCI_BUS_ID
 //   memory_mib=64          of each GPU
 //   host_memory_mib=1024   that can be made on NUMA nodes
 //   context_kib=0          of a GPU's memory that a process's context takes
@@ -62,6 +67,8 @@ struct Failure {
 struct Settings {
   std::map<std::string, int64_t, std::less<>> numbers = {
       {"gpus", 1},
+      {"mig", 0},
+      {"fastest_last", 0},
       {"memory_mib", 64},
       {"host_memory_mib", 1024},
       {"context_kib", 0},
@@ -100,8 +107,9 @@ struct Settings {
   void Apply(std::string_view text);
 };
 
-// The node's numbers of the GPUs that a process sees, in its order. A list that
-// is none of numbers ends the process.
+// The node's numbers of the GPUs that a process sees, in its order.
 std::vector<int> VisibleGpus(const Settings& settings);
+// Of a GPU's UUID all bytes but the last, which is its number.
+inline constexpr unsigned char kUuidByte = 0xfa;
 
 }  // namespace sluice::fake_cuda
