@@ -15,6 +15,7 @@
 #include "daemon/sim_node.h"
 #include "kernels/device/cuda/nvidia.h"
 #include "proto/base/cgroup.h"
+#include "proto/base/numa.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 
@@ -23,10 +24,24 @@ namespace {
 
 Bytes RoundDown(Bytes size, Bytes unit) { return (size / unit) * unit; }
 
+// Memory of nodes without cores, such as CXL's, where CUDA pins nothing.
+Bytes MemoryWithoutCores(const std::string& root, Node& node) {
+  Bytes sum;
+  for (const NumaNode& each : ReadNumaNodes(root)) {
+    if (each.has_cores || each.memory == Bytes(0)) continue;
+    sum += each.memory;
+    node.config.warnings.push_back(
+        fmt::format("NUMA node {} has {} and no cores: it is left out, since "
+                    "CUDA cannot pin memory there: numactl -H",
+                    each.number, FormatBytes(each.memory)));
+  }
+  return sum;
+}
+
 // What is there, not what is free: pinned memory of jobs is not, and a daemon
 // that takes over has a pool of the same size as the one before.
-Bytes MemoryOfMachine(const std::string& root) {
-  const Bytes all = MachineMemory::Read(root).total;
+Bytes MemoryOfMachine(const std::string& root, Bytes without_cores) {
+  const Bytes all = MachineMemory::Read(root).total - without_cores;
   const auto limit = CgroupMemoryLimit("self", root);
   return limit ? std::min(all, limit->most) : all;
 }
@@ -79,7 +94,8 @@ absl::Status AddGpus(const Config& config, const std::string& root,
   }
   if (!sim) {
     const int nodes = NumaNodes(devices);
-    const Bytes pool = Pinnable(MemoryOfMachine(root)) / nodes;
+    const Bytes without_cores = MemoryWithoutCores(root, node);
+    const Bytes pool = Pinnable(MemoryOfMachine(root, without_cores)) / nodes;
     for (int i = 0; i < nodes; ++i) {
       node.config.hosts.push_back({NumaIndex(i), pool});
     }

@@ -8,6 +8,7 @@
 #include "client/train/launch/gpu_choice.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/launch/visible_gpus.h"
+#include "proto/base/numa.h"
 #include "proto/base/sizes.h"
 #include "proto/base/status.h"
 
@@ -63,6 +64,11 @@ absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
   SLUICE_RETURN_IF_ERROR(
       CheckDriver(options.driver, (*opened)->limits().driver));
   SLUICE_RETURN_IF_ERROR(CheckApart(place, (*opened)->limits().driver));
+  // Launches from the other socket are late, and its caches far from the pages
+  // that the GPU copies.
+  if ((*opened)->limits().driver == "cuda") {
+    StayOn(CoresOfSocket((*opened)->limits().numa));
+  }
   runtime::RankMemory::Options memory{
       .session = *std::move(opened),
       .gpu = session.gpu,
