@@ -104,10 +104,12 @@ absl::Status AddGpus(const Config& config, const std::string& root,
 }
 
 // Each extent is a descriptor of the daemon, and one more that is kept for the
-// next: of eight GPUs and two NUMA nodes no more than 1,280.
+// next. Of eight GPUs there are no more than 1,024. Pinning takes a quarter of
+// a second a GiB and more: no call for host memory is for more than one, since
+// other leases wait for it.
 template <typename Owner>  // GpuConfig or HostConfig
 Bytes ExtentOf(const Config& config, const std::vector<Owner>& owners,
-               Bytes unit) {
+               Bytes unit, Bytes largest) {
   constexpr int kOfPool = 128;
   Bytes smallest = GiB(1), chosen = MiB(64);
   for (const Owner& owner : owners) {
@@ -115,7 +117,7 @@ Bytes ExtentOf(const Config& config, const std::vector<Owner>& owners,
     chosen = std::max(chosen, Bytes(owner.pool.size() / kOfPool));
   }
   if (smallest < GiB(1)) chosen = MiB(4);
-  return RoundUp(config.extent.value_or(chosen), unit);
+  return RoundUp(config.extent.value_or(std::min(chosen, largest)), unit);
 }
 
 // What every size is a multiple of: the driver may want another one of each
@@ -176,8 +178,10 @@ absl::Status SizePools(const Config& config, Node& node) {
     gpu.pool = pool;
   }
   node.config.host_ready = config.host_ready;
-  node.config.extent = {.gpu = ExtentOf(config, node.config.gpus, unit),
-                        .host = ExtentOf(config, node.config.hosts, unit)};
+  constexpr Bytes kAny(INT64_MAX);
+  node.config.extent = {
+      .gpu = ExtentOf(config, node.config.gpus, unit, kAny),
+      .host = ExtentOf(config, node.config.hosts, unit, GiB(1))};
   return absl::OkStatus();
 }
 
@@ -258,6 +262,7 @@ absl::StatusOr<Node> OpenNode(const Config& config,
   node.description = Describe(node, root);
   WarnOfMemfds(node);
   if (node.sim_directory.empty()) {
+    node.config.extent_limits.host_kept_for = absl::Minutes(10);
     SLUICE_RETURN_IF_ERROR(AddCudaLinks(config.cuda, root, node));
   }
   return node;

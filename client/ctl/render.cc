@@ -59,6 +59,8 @@ void AddPool(const json& pool, const std::string& name, std::string what,
              Table& table) {
   const int64_t reserved =
       pool.contains("reserved_bytes") ? Number(pool, "reserved_bytes") : 0;
+  const int64_t making = pool.value("making_bytes", int64_t{0});
+  if (making > 0) what += fmt::format(", {} still to be made", Size(making));
   if (reserved > 0) what += fmt::format(", {} reserved", Size(reserved));
   const int64_t total = Number(pool, "total_bytes");
   const int64_t leased = Number(pool, "leased_bytes");

@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <utility>
@@ -141,6 +142,21 @@ void Connection::AwaitBriefly(uint64_t id) {
   }
 }
 
+// Until `end`, or for as long as the daemon says at least once in `timeout`
+// that it works on the answer.
+void Connection::AwaitAnswer(uint64_t id, absl::Time end,
+                             absl::Duration timeout) {
+  const MonotonicClock clock;
+  for (absl::Time now = clock.Now(); now < end; now = clock.Now()) {
+    const auto deadline = CondVar::Deadline(end - now);
+    while (!calls_.complete(id) && !gone_ &&
+           changed_.WaitUntil(mutex_, deadline)) {
+    }
+    if (calls_.complete(id) || gone_) return;
+    end = std::max(end, calls_.progressed_at(id) + timeout);
+  }
+}
+
 absl::StatusOr<std::vector<wire::Message>> Connection::Call(
     const wire::Request& request, std::vector<UniqueFd> fds,
     absl::Duration timeout) {
@@ -162,10 +178,7 @@ absl::StatusOr<std::vector<wire::Message>> Connection::Call(
   // A session that is closed already may still say why.
   if (sent.ok() || absl::IsUnavailable(sent)) {
     AwaitBriefly(id);
-    const auto deadline = CondVar::Deadline(end - clock.Now());
-    while (!calls_.complete(id) && !gone_ &&
-           changed_.WaitUntil(mutex_, deadline)) {
-    }
+    AwaitAnswer(id, end, timeout);
   }
   if (calls_.complete(id)) {
     auto parts = calls_.Take(id);
@@ -290,6 +303,10 @@ void Connection::Run() {
     OnGeneration(message.packet);
     if (message.packet.has_reply()) {
       OnReply(std::move(message));
+    } else if (message.packet.event().has_lease_progress()) {
+      const MutexLock lock(mutex_);
+      calls_.Progressed(message.packet.event().lease_progress().request_id(),
+                        MonotonicClock().Now());
     } else if (message.packet.has_event()) {
       if (message.packet.event().has_shutting_down()) {
         stopped = message.packet.event().shutting_down().reason();

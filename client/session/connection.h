@@ -56,7 +56,8 @@ class Connection {
   // Sends and waits for the reply. A reply in parts comes as all its parts.
   // The daemon's Error becomes the Status it stands for, also the one that it
   // says to nobody's request before it closes: why it takes no session.
-  // `timeout` is for both ways together; DeadlineExceeded behind it.
+  // `timeout` is for both ways together; DeadlineExceeded behind it. While the
+  // daemon says that it makes the memory of a lease, it begins again.
   absl::StatusOr<std::vector<wire::Message>> Call(
       const wire::Request& request, std::vector<UniqueFd> fds = {},
       absl::Duration timeout = kCallTimeout);
@@ -100,6 +101,8 @@ class Connection {
                           absl::Time deadline);
   absl::Status Gone() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AwaitBriefly(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AwaitAnswer(uint64_t id, absl::Time end, absl::Duration timeout)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   UniqueFd socket_;
   const EventHandler on_event_;

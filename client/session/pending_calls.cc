@@ -71,6 +71,18 @@ bool PendingCalls::complete(uint64_t id) const {
   return call != calls_.end() && IsWhole(call->second);
 }
 
+void PendingCalls::Progressed(uint64_t id, absl::Time now) {
+  if (const auto call = calls_.find(id); call != calls_.end()) {
+    call->second.progressed_at = now;
+  }
+}
+
+absl::Time PendingCalls::progressed_at(uint64_t id) const {
+  const auto call = calls_.find(id);
+  return call != calls_.end() ? call->second.progressed_at
+                              : absl::InfinitePast();
+}
+
 std::optional<uint64_t> PendingCalls::Answer(wire::Message message) {
   const auto found = calls_.find(message.packet.id());
   if (found == calls_.end()) return std::nullopt;

@@ -20,6 +20,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "proto/base/unique_fd.h"
 #include "proto/wire.h"
 
@@ -37,6 +38,11 @@ class PendingCalls {
   void Drop(uint64_t id) { calls_.erase(id); }
   // The caller waits no more, and the answer is still to come.
   void Abandon(uint64_t id);
+
+  // The daemon works on the answer to that request, as it said at `now`.
+  void Progressed(uint64_t id, absl::Time now);
+  // When it said so last; InfinitePast: it did not.
+  absl::Time progressed_at(uint64_t id) const;
 
   // Puts a packet that answers to its request. The lease to give back, where
   // the answer is whole and grants one to nobody.
@@ -66,6 +72,7 @@ class PendingCalls {
     Waits waits = Waits::kCaller;
     bool unsent = false;
     std::map<uint32_t, wire::Message> parts;
+    absl::Time progressed_at = absl::InfinitePast();
   };
   static bool IsWhole(const Call& call);
   size_t Posted() const;

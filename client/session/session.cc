@@ -215,7 +215,7 @@ absl::StatusOr<std::unique_ptr<Region>> SessionImpl::Lease(
   SLUICE_ASSIGN_OR_RETURN(
       auto parts,
       connection_->Call(request, {},
-                        Connection::kCallTimeout + options_.lease_wait));
+                        options_.answer_timeout + options_.lease_wait));
   std::vector<Extent> extents;
   for (wire::Message& part : parts) {
     const wire::Granted& granted = part.packet.reply().granted();
@@ -367,6 +367,7 @@ void SessionImpl::OnWireEvent(wire::Message message) {
     case wire::Event::kShuttingDown:
       return relay_.Deliver(
           {Kind::kShuttingDown, event.shutting_down().reason()});
+    case wire::Event::kLeaseProgress:  // the connection's own
     case wire::Event::BODY_NOT_SET:
       return;  // of a newer daemon
   }

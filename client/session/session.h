@@ -43,6 +43,9 @@ struct SessionOptions {
   // lease in the background lets all others pass.
   absl::Duration lease_wait = absl::ZeroDuration();
   bool background = false;
+  // How long the daemon may be silent of a lease that it neither grants nor
+  // refuses: while it makes memory it says so, as long as that takes.
+  absl::Duration answer_timeout = absl::Seconds(60);
   // False: a changed plan is answered "not taken" for it.
   bool takes_changes = true;
 };

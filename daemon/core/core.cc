@@ -47,6 +47,7 @@ PoolSnapshot Core::pool(PoolId id) const {
           .kept = pool.kept(),
           .quarantined = pool.quarantined(),
           .lingering = pool.lingering(),
+          .making = pool.making(),
           .outside = pool.outside(),
           .reserved = std::min(ledger_.Withheld(id, nullptr), pool.free()),
           .outside_at =

@@ -108,6 +108,10 @@ class Core {
   // How far a worker is; of rounds that are over: ignored.
   void PlanProgressed(PlanRoundId round, const plan::PlanProgress& progress);
 
+  // The machine has so much less memory left than it should: idle host memory
+  // goes.
+  Effects MachineNeeds(Bytes bytes);
+
   // --- time ----------------------------------------------------------------
   // Also after a change of policy: what waits may have it now.
   Effects Tick(absl::Time now);

@@ -2,11 +2,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "daemon/core/core.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
+namespace {
+
+// Most leases are there by then.
+constexpr absl::Duration kTellProgressAfter = absl::Milliseconds(200);
+
+}  // namespace
 
 void Core::Handle(Session& session, RequestId request,
                   const LeaseRequest& asked, absl::Time now, Effects& effects) {
@@ -87,13 +94,27 @@ void Core::TellHolding(const Session& session, Effects& effects) const {
 Effects Core::ExtentsMade(const std::vector<ExtentOutcome>& outcomes,
                           absl::Time now) {
   Effects effects;
+  std::set<PoolId> pools;
   for (const auto& [extent, made] : outcomes) {
+    pools.insert(ledger_.PoolOfMaking(extent));
     const auto decided = made.ok()
                              ? ledger_.ExtentMade(extent, now, effects)
                              : ledger_.ExtentFailed(extent, made, now, effects);
     if (decided) Decide(*decided, now, effects);
   }
+  // Those whose turn has not come, too: what they wait for goes on.
+  for (const Ledger::Progress& each :
+       ledger_.Making(pools, now - kTellProgressAfter)) {
+    effects.push_back(SendNotice{
+        each.session, LeaseProgressNotice{each.request, each.made, each.size}});
+  }
   Settle(now, effects);
+  return effects;
+}
+
+Effects Core::MachineNeeds(Bytes bytes) {
+  Effects effects;
+  ledger_.GiveUpIdleHost(bytes, effects);
   return effects;
 }
 

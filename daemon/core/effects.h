@@ -15,11 +15,13 @@
 
 namespace sluice::daemon {
 
-// --- device: executed in order; MakeExtent ends in ExtentMade/ExtentFailed --
+// --- device: a MakeExtent ends in ExtentMade or ExtentFailed, and is executed
+// --- after each DestroyExtent of its pool that came before it
 struct MakeExtent {
   ExtentId id;
   PoolId pool;
   Bytes size;
+  PrincipalId who;
 };
 struct DestroyExtent {
   ExtentId id;

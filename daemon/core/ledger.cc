@@ -62,8 +62,16 @@ void Ledger::EraseHolder(SessionId session, absl::Time now) {
 }
 
 void Ledger::Open(SessionId session, const JobKey& job) {
-  holders_.Insert(session, {.job = job, .principal = Intern(job.principal)});
+  const PrincipalId id = Intern(job.principal);
+  holders_.Insert(session, {.job = job, .principal = id});
   ++principals_.Edit(job.principal).open;
+  bool inherits = false;
+  for (const auto& [who, known] : principals_) {
+    if (known.holders > 0 || !Inherits(who, job.principal)) continue;
+    GiveIdleHost(known.id, id);
+    inherits = true;
+  }
+  if (inherits) ForgetPrincipals();
 }
 
 std::vector<RequestId> Ledger::Close(SessionId session, absl::Time now,
@@ -161,7 +169,8 @@ Ledger::Asked Ledger::Lease(SessionId session, RequestId request,
   Destroy(*idle, effects);
   for (const Slice& slice : taken.make) {
     making_.Insert(slice.id, {asked.pool, id});
-    effects.push_back(MakeExtent{slice.id, asked.pool, slice.size});
+    effects.push_back(
+        MakeExtent{slice.id, asked.pool, slice.size, holder.principal});
   }
   counts_.destroyed += parts->destroy.size();
   counts_.reused += lease.slices.size() - taken.make.size();
@@ -261,6 +270,26 @@ std::optional<Ledger::Decided> Ledger::ExtentFailed(ExtentId id,
   lease.state = LeaseState::State::kFailing;
   if (--lease.making > 0) return std::nullopt;
   return Finish(*making.lease, now, effects);
+}
+
+std::vector<Ledger::Progress> Ledger::Making(const std::set<PoolId>& pools,
+                                             absl::Time then) const {
+  std::map<LeaseId, Progress> found;
+  for (const auto& [id, making] : making_) {
+    if (!making.lease) continue;
+    const LeaseState& lease = leases_.at(*making.lease);
+    if (lease.asked_at > then) break;  // and all behind it
+    if (!pools.contains(making.pool)) continue;
+    Progress& progress =
+        found
+            .try_emplace(*making.lease, Progress{lease.session, lease.request,
+                                                 lease.size, lease.size})
+            .first->second;
+    progress.made -= pools_.at(making.pool).SizeOf(id);
+  }
+  std::vector<Progress> all;
+  for (const auto& [id, progress] : found) all.push_back(progress);
+  return all;
 }
 
 std::optional<RequestId> Ledger::Free(SessionId session, LeaseId lease,

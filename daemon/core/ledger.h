@@ -99,6 +99,17 @@ class Ledger {
                                     Effects& effects);
   std::optional<Decided> ExtentFailed(ExtentId id, const absl::Status& why,
                                       absl::Time now, Effects& effects);
+  // REQUIRES: it is being made.
+  PoolId PoolOfMaking(ExtentId id) const { return making_.at(id).pool; }
+  // Leases of `pools` that were asked for by `then`, and of which extents are
+  // still to be made.
+  struct Progress {
+    SessionId session;
+    RequestId request;
+    Bytes made, size;
+  };
+  std::vector<Progress> Making(const std::set<PoolId>& pools,
+                               absl::Time then) const;
   // The request that had asked for it; nullopt: the session has no such lease.
   std::optional<RequestId> Free(SessionId session, LeaseId lease,
                                 absl::Time now, Effects& effects);
@@ -117,6 +128,11 @@ class Ledger {
   // Destroys what was idle for too long, or is of a principal that has no
   // process any more.
   void Trim(absl::Time now, Effects& effects);
+
+  // Host memory that is idle, and that the next process of its principal finds.
+  Bytes IdleHost() const;
+  // Destroys so much of it, the oldest first, if there is as much.
+  void GiveUpIdleHost(Bytes bytes, Effects& effects);
 
   // --- what is held outside ------------------------------------------------
   // What counts from now on. Returns the host memory that came back.
@@ -256,6 +272,12 @@ class Ledger {
   Bytes LingeringHost(Mine mine) const;
   MakingState TakeMaking(ExtentId id);
   PrincipalId Intern(const Principal& principal);
+  // Idle host memory, as far as the heir may have as many extents.
+  void GiveIdleHost(PrincipalId from, PrincipalId heir);
+  // How long what is idle in a pool is kept, and after the end of the last
+  // process of its principal.
+  absl::Duration KeptFor(PoolId pool) const;
+  absl::Duration OrphansKeptFor(PoolId pool, const Principal& who) const;
   // Forgets those of whom there is neither a holder nor an extent.
   void ForgetPrincipals();
   void EraseHolder(SessionId session, absl::Time now);

@@ -121,6 +121,18 @@ void Ledger::Destroy(const Idle& idle, Effects& effects) {
   if (!idle.empty()) ForgetPrincipals();
 }
 
+absl::Duration Ledger::KeptFor(PoolId pool) const {
+  return pool.kind == PoolKind::kHost
+             ? std::max(limits_.kept_for, limits_.host_kept_for)
+             : limits_.kept_for;
+}
+
+absl::Duration Ledger::OrphansKeptFor(PoolId pool, const Principal& who) const {
+  return pool.kind == PoolKind::kHost && HasHeir(who)
+             ? std::max(limits_.orphans_kept_for, limits_.host_kept_for)
+             : limits_.orphans_kept_for;
+}
+
 // What nobody will lease again soon, or ever: its principal alone could.
 void Ledger::Trim(absl::Time now, Effects& effects) {
   Idle idle;
@@ -129,14 +141,14 @@ void Ledger::Trim(absl::Time now, Effects& effects) {
   };
   const auto room = [&] { return kTrimAtOnce - idle.size(); };
   for (const auto& [principal, known] : principals_) {
-    if (known.alone_since + limits_.orphans_kept_for > now) continue;
     for (const auto& [id, pool] : pools_) {
+      if (known.alone_since + OrphansKeptFor(id, principal) > now) continue;
       add(id, pool.OldestKept(room(), {}, known.id));
     }
   }
   Destroy(std::exchange(idle, {}), effects);
   for (const auto& [id, pool] : pools_) {
-    add(id, pool.KeptSince(now - limits_.kept_for, room()));
+    add(id, pool.KeptSince(now - KeptFor(id), room()));
   }
   Destroy(idle, effects);
 }
@@ -144,18 +156,45 @@ void Ledger::Trim(absl::Time now, Effects& effects) {
 absl::Time Ledger::NextTrim() const {
   absl::Time next = absl::InfiniteFuture();
   for (const auto& [id, pool] : pools_) {
-    next = std::min(next, pool.OldestSince() + limits_.kept_for);
-  }
-  for (const auto& [principal, known] : principals_) {
-    const absl::Time due = known.alone_since + limits_.orphans_kept_for;
-    if (due >= next) continue;
-    const bool kept = std::any_of(pools_.begin(), pools_.end(),
-                                  [id = known.id](const auto& pool) {
-                                    return pool.second.KeptOf(id) > 0;
-                                  });
-    if (kept) next = due;
+    next = std::min(next, pool.OldestSince() + KeptFor(id));
+    for (const auto& [principal, known] : principals_) {
+      const absl::Time due = known.alone_since + OrphansKeptFor(id, principal);
+      if (due < next && pool.KeptOf(known.id) > 0) next = due;
+    }
   }
   return next;
+}
+
+void Ledger::GiveIdleHost(PrincipalId from, PrincipalId heir) {
+  for (auto& [id, pool] : pools_) {
+    if (id.kind != PoolKind::kHost) continue;
+    const size_t has = Owned(heir);
+    const size_t room = limits_.each > has ? limits_.each - has : 0;
+    for (ExtentId each : pool.OldestKept(room, {}, from)) {
+      pool.GiveTo(each, heir);
+    }
+  }
+}
+
+Bytes Ledger::IdleHost() const {
+  Bytes idle;
+  for (const auto& [id, pool] : pools_) {
+    if (id.kind == PoolKind::kHost) idle += pool.kept();
+  }
+  return idle;
+}
+
+void Ledger::GiveUpIdleHost(Bytes bytes, Effects& effects) {
+  Idle idle;
+  for (const auto& [id, pool] : pools_) {
+    if (id.kind != PoolKind::kHost) continue;
+    for (ExtentId each : pool.OldestKept(kTrimAtOnce, {}, std::nullopt)) {
+      if (bytes <= Bytes(0)) break;
+      idle.emplace_back(id, each);
+      bytes -= pool.SizeOf(each);
+    }
+  }
+  Destroy(idle, effects);
 }
 
 void Ledger::CheckExtents() const {

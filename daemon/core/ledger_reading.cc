@@ -127,8 +127,9 @@ void Ledger::Load(const LedgerState& saved) {
 
 void Ledger::TakeOver(absl::Time now, Effects& effects) {
   for (const auto& [id, making] : making_) {
+    const Pool& pool = pools_.at(making.pool);
     effects.push_back(
-        MakeExtent{id, making.pool, pools_.at(making.pool).SizeOf(id)});
+        MakeExtent{id, making.pool, pool.SizeOf(id), pool.OwnerOf(id)});
   }
   // Whose answer was on its way is asked about again.
   for (const auto& [id, each] : lingering_) {

@@ -151,8 +151,15 @@ struct TakenOverNotice {
   };
   std::optional<Guarantee> lowered;
 };
-using Notice = std::variant<PeerDiedNotice, EvictedNotice, PlanReadyNotice,
-                            PlanChangedNotice, PlanFailedNotice,
-                            ShuttingDownNotice, TakenOverNotice>;
+// A lease that was asked for long ago is not there yet, and memory of its pool
+// is being made.
+struct LeaseProgressNotice {
+  RequestId request;
+  Bytes made, size;
+};
+using Notice =
+    std::variant<PeerDiedNotice, EvictedNotice, PlanReadyNotice,
+                 PlanChangedNotice, PlanFailedNotice, ShuttingDownNotice,
+                 TakenOverNotice, LeaseProgressNotice>;
 
 }  // namespace sluice::daemon

@@ -23,6 +23,7 @@ namespace sluice::daemon {
 struct PoolSnapshot {
   PoolId id;
   Bytes total, leased, free, kept, quarantined, lingering;
+  Bytes making;    // the part of `leased` that is still to be made
   Bytes outside;   // held outside leases (held_outside.h)
   Bytes ready;     // of host memory: the part of `free` that was made ahead
   Bytes reserved;  // the part of `free` that only some may have

@@ -139,6 +139,10 @@ struct ExtentLimits {
   // and when it has none (a job that is started again finds them warm).
   absl::Duration kept_for = absl::Minutes(5);
   absl::Duration orphans_kept_for = absl::Seconds(2);
+  // Host memory, where it takes long to pin: in place of both, where it is more
+  // than they are. An orphan is kept so long only where its user's next process
+  // may have it (HasHeir).
+  absl::Duration host_kept_for = absl::ZeroDuration();
 };
 
 // How many leases may wait for memory, and how long.

@@ -27,6 +27,7 @@ void AddPool(const PoolSnapshot& pool, absl::Time now, json& to) {
   to["total_bytes"] = pool.total.count();
   to["leased_bytes"] = pool.leased.count();
   to["free_bytes"] = pool.free.count();
+  to["making_bytes"] = pool.making.count();
   to["kept_bytes"] = pool.kept.count();
   to["quarantined_bytes"] = pool.quarantined.count();
   to["lingering_bytes"] = pool.lingering.count();

@@ -40,6 +40,21 @@ std::string Name(const Principal& principal) {
                                                 Printable(principal.cgroup));
 }
 
+namespace {
+
+constexpr std::string_view kSlurm = "/system.slice/slurmstepd";
+
+}  // namespace
+
+bool HasHeir(const Principal& principal) {
+  return principal.cgroup.empty() || principal.cgroup.starts_with(kSlurm);
+}
+
+bool Inherits(const Principal& from, const Principal& to) {
+  return from.uid == to.uid && from.cgroup.starts_with(kSlurm) &&
+         to.cgroup.starts_with(kSlurm);
+}
+
 const std::vector<std::string>& CgroupCut::Defaults() {
   static const auto* const prefixes =
       new std::vector<std::string>{"/kubepods*",

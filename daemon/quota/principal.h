@@ -30,6 +30,13 @@ struct Principal {
 // "user 1000", "user 0 (/kubepods/pod7)": for messages.
 std::string Name(const Principal& principal);
 
+// Whether what a principal leaves is for the same user's next processes: of a
+// user, and of a job of Slurm, whose next one is another principal. A pod's
+// user is often everybody's.
+bool HasHeir(const Principal& principal);
+// What `from` left may go to `to`.
+bool Inherits(const Principal& from, const Principal& to);
+
 // What of a process' cgroup belongs to its principal.
 class CgroupCut {
  public:

@@ -1,42 +1,15 @@
 #include "daemon/service/arena.h"
 
 #include <fmt/format.h>
-#include <sched.h>
 
-#include <fstream>
 #include <string>
 #include <utility>
 
 #include "daemon/service/log/log.h"
+#include "proto/base/numa.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
-namespace {
-
-// "0-3,8": the cores of a NUMA node; empty where the kernel tells none.
-cpu_set_t CoresOf(uint64_t numa) {
-  std::ifstream file(
-      fmt::format("/sys/devices/system/node/node{}/cpulist", numa));
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  for (int first, last; file >> first; file.ignore(1, ',')) {
-    last = first;
-    if (file.peek() == '-') file.ignore(1) >> last;
-    for (int core = first; core <= last && core < CPU_SETSIZE; ++core) {
-      CPU_SET(core, &cores);
-    }
-  }
-  return cores;
-}
-
-// Pages that a thread touches first are of its node.
-void StayOnNode(uint64_t numa) {
-  const cpu_set_t cores = CoresOf(numa);
-  if (CPU_COUNT(&cores) > 0) sched_setaffinity(0, sizeof(cores), &cores);
-}
-
-}  // namespace
-
 absl::StatusOr<ExportedMemory> ExportMemory(device::Driver& driver,
                                             device::Memory memory) {
   auto fd = driver.Export(memory);
@@ -50,6 +23,7 @@ absl::StatusOr<ExportedMemory> ExportMemory(device::Driver& driver,
 
 void ReleaseMemory(device::Driver& driver, ExportedMemory memory) {
   memory.fd.reset();
+  if (memory.memory == device::Memory()) return;
   if (const auto released = driver.Release(memory.memory); !released.ok()) {
     WriteLog(LogLevel::kError, std::string(released.message()));
   }
@@ -63,7 +37,7 @@ Arena::Arena(device::Driver* driver, const Options& options)
     Node& node = nodes_[numa.value()];
     node.thread =
         std::make_unique<TaskThread>(fmt::format("arena{}", numa.value()));
-    node.thread->Run([numa] { StayOnNode(numa.value()); });
+    node.thread->Run([numa] { StayOn(CoresOfNode(numa)); });
     Fill(numa.value(), node);
   }
 }
@@ -84,7 +58,8 @@ Arena::~Arena() {
 
 bool Arena::Wants(const Node& node) const {
   const auto has = static_cast<int64_t>(node.ready.size());
-  return !node.full && options_.extent * (has + 1) <= options_.ready;
+  return !node.full && !node.paused &&
+         options_.extent * (has + 1) <= options_.ready;
 }
 
 void Arena::Fill(uint64_t numa, Node& node) {
@@ -145,6 +120,22 @@ bool Arena::MakeRoom(PoolId pool) {
   for (ExportedMemory& each : given_back)
     ReleaseMemory(*driver_, std::move(each));
   return !given_back.empty();
+}
+
+void Arena::Pause(PoolId pool) {
+  const MutexLock lock(mutex_);
+  const auto found = nodes_.find(pool.ordinal);
+  if (pool.kind == PoolKind::kHost && found != nodes_.end()) {
+    found->second.paused = true;
+  }
+}
+
+void Arena::GoOn(PoolId pool) {
+  const MutexLock lock(mutex_);
+  const auto found = nodes_.find(pool.ordinal);
+  if (pool.kind != PoolKind::kHost || found == nodes_.end()) return;
+  found->second.paused = false;
+  Fill(pool.ordinal, found->second);
 }
 
 void Arena::Refill() {

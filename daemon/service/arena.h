@@ -7,6 +7,10 @@
 // it has caught up, a lease is made as it would be without: slower, not
 // refused.
 //
+// While leases wait for the device to make memory of the node (Pause), nothing
+// is made ahead there: a call of the device that runs is the most that a lease
+// waits for.
+//
 // What is ready is nobody's: it was never handed out, and to policy the memory
 // is free. Where the device has no room for something else, what is ready is
 // given back first, and made again once memory was released.
@@ -29,7 +33,7 @@ namespace sluice::daemon {
 
 // Memory of this process, and the descriptor that is sent of it.
 struct ExportedMemory {
-  device::Memory memory;
+  device::Memory memory;  // 0: of a lost GPU
   std::shared_ptr<const UniqueFd> fd;
 };
 // Released if it cannot be exported.
@@ -56,6 +60,9 @@ class Arena {
   // Releases all that is ready of `pool` and makes no more until Refill; was
   // there any?
   bool MakeRoom(PoolId pool);
+  // A lease is to be made of `pool`; and: none is any more.
+  void Pause(PoolId pool);
+  void GoOn(PoolId pool);
   // Memory was released: there may be room again.
   void Refill();
 
@@ -64,6 +71,7 @@ class Arena {
  private:
   struct Node {
     std::vector<ExportedMemory> ready;
+    bool paused = false;
     bool full = false;        // the device had no room
     bool filling = false;     // a task is under way
     bool room_since = false;  // and room may have come since it began

@@ -214,6 +214,12 @@ wire::Event ToEvent(const Notice& notice) {
           static_cast<uint64_t>(from.lowered->bytes_per_second));
       to->mutable_lowered()->set_why(from.lowered->why);
     }
+    void operator()(const LeaseProgressNotice& from) {
+      auto* to = event.mutable_lease_progress();
+      to->set_request_id(from.request.value());
+      to->set_made_bytes(from.made.size());
+      to->set_bytes(from.size.size());
+    }
   };
   std::visit(Fill{event}, notice);
   return event;

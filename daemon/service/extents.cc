@@ -1,9 +1,12 @@
 #include "daemon/service/extents.h"
 
+#include <fmt/format.h>
+
 #include <utility>
 
 #include "daemon/crash/crash_point.h"
 #include "daemon/service/log/log.h"
+#include "proto/base/numa.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -26,8 +29,32 @@ Extents::Extents(device::Driver* driver, Arena* arena, Loop* loop,
       loop_(loop),
       handover_(handover),
       made_(std::move(made)),
-      patience_(patience),
-      device_("device") {}
+      patience_(patience) {}
+
+Extents::Lane& Extents::LaneOf(PoolId pool) {
+  const bool is_host = pool.kind == PoolKind::kHost;
+  auto& lane = lanes_[is_host ? pool.ordinal + 1 : 0];
+  if (lane == nullptr) {
+    lane = std::make_unique<Lane>();
+    lane->thread = std::make_unique<TaskThread>(
+        is_host ? fmt::format("device-numa{}", pool.ordinal) : "device");
+    if (is_host) {
+      // Pages that a thread touches first are of its node.
+      lane->thread->Run(
+          [numa = NumaIndex(pool.ordinal)] { StayOn(CoresOfNode(numa)); });
+    }
+  }
+  return *lane;
+}
+
+bool Extents::Finish(absl::Duration patience) {
+  const absl::Time deadline = clock_.Now() + patience;
+  bool finished = true;
+  for (const auto& [key, lane] : lanes_) {
+    finished &= lane->thread->Finish(deadline - clock_.Now());
+  }
+  return finished;
+}
 
 absl::StatusOr<ExportedMemory> Extents::Create(const Wanted& wanted) {
   const device::Placement where = PlacementOf(wanted.pool);
@@ -40,91 +67,117 @@ absl::StatusOr<ExportedMemory> Extents::Create(const Wanted& wanted) {
   return ExportMemory(*driver_, *memory);
 }
 
-void Extents::Make(ExtentId id, PoolId pool, Bytes size) {
+void Extents::Make(ExtentId id, PoolId pool, Bytes size, PrincipalId who) {
   if (const auto ready = arena_->Take(pool, size)) {
     // Later, because policy is in the middle of a decision.
-    return Tell({{id, *ready}});
+    return Tell({{id, pool, *ready}});
   }
+  Lane& lane = LaneOf(pool);
   const MutexLock lock(mutex_);
-  if (!open_) {
-    open_ = std::make_shared<Batch>();
-    device_.Run([this, batch = open_] { MakeBatch(batch); });
-  }
-  open_->push_back({id, pool, size});
+  arena_->Pause(pool);
+  lane.wanted.Push(who, {id, pool, size});
+  Wake(lane);
   loop_->ExpectSoon();
 }
 
-void Extents::MakeBatch(const std::shared_ptr<Batch>& batch) {
-  Batch wanted;
+void Extents::Wake(Lane& lane) {
+  if (std::exchange(lane.works, true)) return;
+  lane.thread->Run([this, &lane] { Work(lane); });
+}
+
+void Extents::Work(Lane& lane) {
+  std::optional<ExportedMemory> unwanted;
+  std::optional<std::pair<PrincipalId, Wanted>> next;
   {
     const MutexLock lock(mutex_);
-    if (open_ == batch) open_ = nullptr;
-    wanted.swap(*batch);
-  }
-  MakeAll(wanted);
-}
-
-void Extents::MakeAll(const Batch& wanted) {
-  const absl::Time deadline = clock_.Now() + patience_;
-  const bool retrying = !waiting_.empty();
-  Tries made;
-  made.reserve(wanted.size());
-  for (const Wanted& each : wanted) {
-    auto memory = Create(each);
-    if (absl::IsResourceExhausted(memory.status())) {
-      waiting_.push_back({each, deadline, memory.status()});
+    if (!lane.unwanted.empty()) {
+      unwanted = std::move(lane.unwanted.front());
+      lane.unwanted.pop_front();
     } else {
-      made.emplace_back(each.id, std::move(memory));
+      next = lane.wanted.Pop();
+      lane.works = next.has_value();
     }
   }
-  Tell(std::move(made));
-  if (!retrying) RetryLater();
+  if (unwanted) Release(lane, *std::move(unwanted));
+  if (next) MakeOne(lane, next->first, next->second);
+  if (unwanted || next) lane.thread->Run([this, &lane] { Work(lane); });
 }
 
-void Extents::RetryLater() {
-  if (waiting_.empty()) return;
-  device_.RunAfter(kBetweenTries, [this] { Retry(); });
+void Extents::Release(Lane& lane, ExportedMemory memory) {
+  ReleaseMemory(*driver_, std::move(memory));
+  Pass(CrashPoint::kExtentReleased);
+  if (lane.waiting.empty()) arena_->Refill();
 }
 
-void Extents::Retry() {
+void Extents::MakeOne(Lane& lane, PrincipalId who, const Wanted& wanted) {
+  const absl::Time start = clock_.Now();
+  if (lane.made.empty()) lane.made_since = start;
+  auto memory = Create(wanted);
+  const absl::Time end = clock_.Now();
+  if (absl::IsResourceExhausted(memory.status())) {
+    lane.waiting.push_back({wanted, end + patience_, memory.status()});
+    if (lane.waiting.size() == 1) RetryLater(lane);
+  } else {
+    lane.made.push_back({wanted.id, wanted.pool, std::move(memory)});
+  }
+  bool was_last = false;
+  {
+    const MutexLock lock(mutex_);
+    was_last = lane.wanted.waiting(who) == 0;
+    if (lane.wanted.empty()) arena_->GoOn(wanted.pool);
+    lane.wanted.Spent(who, end - start);
+  }
+  // A lease has many extents, and a wake-up of the loop for each would cost
+  // more than making them.
+  if (was_last || end - lane.made_since >= kTellEvery) {
+    Tell(std::exchange(lane.made, {}));
+  }
+}
+
+void Extents::RetryLater(Lane& lane) {
+  if (lane.waiting.empty()) return;
+  lane.thread->RunAfter(kBetweenTries, [this, &lane] { Retry(lane); });
+}
+
+void Extents::Retry(Lane& lane) {
   std::vector<Waiting> still;
   std::map<PoolId, Bytes> refused;  // the least of each pool, just now
   Tries made;
   const absl::Time now = clock_.Now();
-  for (Waiting& each : waiting_) {
+  for (Waiting& each : lane.waiting) {
     const Wanted& wanted = each.wanted;
     const auto known = refused.find(wanted.pool);
     if (known == refused.end() || wanted.size < known->second) {
       auto memory = Create(wanted);
       if (!absl::IsResourceExhausted(memory.status())) {
-        made.emplace_back(wanted.id, std::move(memory));
+        made.push_back({wanted.id, wanted.pool, std::move(memory)});
         continue;
       }
       each.why = memory.status();
       refused[wanted.pool] = wanted.size;
     }
     if (now >= each.deadline) {
-      made.emplace_back(wanted.id, std::move(each.why));
+      made.push_back({wanted.id, wanted.pool, std::move(each.why)});
     } else {
       still.push_back(std::move(each));
     }
   }
-  waiting_ = std::move(still);
+  lane.waiting = std::move(still);
   Tell(std::move(made));
-  RetryLater();
+  RetryLater(lane);
 }
 
 void Extents::Tell(Tries made) {
   if (made.empty()) return;
   Pass(CrashPoint::kExtentMade);
   if (handover_ != nullptr && handover_->keeps()) {
-    for (const auto& [id, extent] : made) {
-      if (!extent.ok()) continue;
-      const auto fd = driver_->Keep(extent->memory);
+    for (const Try& each : made) {
+      if (!each.made.ok()) continue;
+      const auto fd = driver_->Keep(each.made->memory);
       if (fd.ok()) {
-        handover_->Keep(Handover::NameOf(id), fd->get());
+        handover_->Keep(Handover::NameOf(each.id), fd->get());
       } else {
-        handover_->CannotKeep(Handover::NameOf(id), fd.status());
+        handover_->CannotKeep(Handover::NameOf(each.id), fd.status());
       }
     }
   }
@@ -139,9 +192,9 @@ void Extents::Tell(Tries made) {
 
 void Extents::Record(const Tries& made) {
   std::vector<Core::ExtentOutcome> outcomes;
-  for (const auto& [id, extent] : made) {
-    if (extent.ok()) extents_[id] = *extent;
-    outcomes.push_back({id, extent.status()});
+  for (const Try& each : made) {
+    if (each.made.ok()) extents_[each.id] = {*each.made, each.pool};
+    outcomes.push_back({each.id, each.made.status()});
   }
   made_(outcomes);
 }
@@ -154,10 +207,13 @@ absl::Status Extents::Adopt(ExtentId id, PoolId pool, Bytes size,
     SLUICE_ASSIGN_OR_RETURN(UniqueFd own, kept.Duplicate());
     fd = std::make_shared<const UniqueFd>(std::move(own));
   }
-  SLUICE_ASSIGN_OR_RETURN(
-      const device::Memory memory,
-      driver_->Adopt(std::move(kept), PlacementOf(pool), size));
-  extents_[id] = {memory, std::move(fd)};
+  const auto memory = driver_->Adopt(std::move(kept), PlacementOf(pool), size);
+  // Of a GPU that does not answer any more the descriptor alone is kept: it
+  // keeps no other GPU's jobs from going on.
+  const bool is_lost = pool.kind == PoolKind::kGpu &&
+                       absl::IsUnavailable(memory.status()) && fd != nullptr;
+  if (!is_lost) SLUICE_RETURN_IF_ERROR(memory.status());
+  extents_[id] = {{memory.value_or(device::Memory()), std::move(fd)}, pool};
   return absl::OkStatus();
 }
 
@@ -169,30 +225,25 @@ void Extents::AdoptMade(ExtentId id, PoolId pool, Bytes size, UniqueFd kept) {
 
 void Extents::Abandon() {
   for (auto& [id, extent] : std::exchange(extents_, {})) {
-    ReleaseMemory(*driver_, std::move(extent));
+    ReleaseMemory(*driver_, std::move(extent.memory));
   }
 }
 
 void Extents::Destroy(ExtentId id) {
   const auto found = extents_.find(id);
   SLUICE_CHECK(found != extents_.end());
-  auto extent = std::make_shared<ExportedMemory>(std::move(found->second));
+  Kept extent = std::move(found->second);
   extents_.erase(found);
   if (handover_ != nullptr) handover_->Drop(Handover::NameOf(id));
   Pass(CrashPoint::kExtentDropped);
-  {
-    const MutexLock lock(mutex_);
-    open_ = nullptr;
-  }
-  device_.Run([this, extent] {
-    ReleaseMemory(*driver_, std::move(*extent));
-    Pass(CrashPoint::kExtentReleased);
-    if (waiting_.empty()) arena_->Refill();
-  });
+  Lane& lane = LaneOf(extent.pool);
+  const MutexLock lock(mutex_);
+  lane.unwanted.push_back(std::move(extent.memory));
+  Wake(lane);
 }
 
 absl::StatusOr<std::shared_ptr<const UniqueFd>> Extents::Fd(ExtentId id) {
-  ExportedMemory& extent = extents_.at(id);
+  ExportedMemory& extent = extents_.at(id).memory;
   if (extent.fd == nullptr) {
     SLUICE_ASSIGN_OR_RETURN(UniqueFd fd, driver_->Export(extent.memory));
     extent.fd = std::make_shared<const UniqueFd>(std::move(fd));
@@ -207,7 +258,7 @@ Held Extents::HeldByOthers(ExtentId id) {
   if (found == extents_.end() || !driver_->TellsHolders()) {
     return Held::kUnknown;
   }
-  ExportedMemory& extent = found->second;
+  ExportedMemory& extent = found->second.memory;
   extent.fd.reset();
   const auto held = driver_->HeldByOthers(extent.memory);
   if (held.ok()) return *held ? Held::kYes : Held::kNo;

@@ -9,6 +9,7 @@
 #include "daemon/runtime/signals.h"
 #include "daemon/service/bounds.h"
 #include "daemon/service/log/log.h"
+#include "proto/base/cgroup.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
 #include "proto/wire.h"
@@ -19,6 +20,9 @@ namespace {
 // How long who waited for a daemon is served before administrators and scrapers
 // are.
 constexpr absl::Duration kWhoWaited = absl::Milliseconds(20);
+constexpr absl::Duration kLookAtMemoryEvery = absl::Seconds(1);
+// Of a machine's memory so much is to be available to whatever needs it.
+constexpr int kPartOfMemory = 16;
 
 }  // namespace
 
@@ -341,6 +345,7 @@ absl::Time Service::NextDeadline() {
     next = std::min(next, idle_end_->At(core_.ranks() > 0, loop_->now()));
   }
   next = std::min({next, sessions_->deadline(), heartbeat_at_, end_at_});
+  if (core_.ledger().IdleHost() > Bytes(0)) next = std::min(next, memory_at_);
   next = std::min({next, solver_->NextDeadline(), reload_->deadline(),
                    handover_->deadline(), listener_->deadline(),
                    plan_files_.deadline()});
@@ -358,6 +363,12 @@ void Service::Expire() {
   if (heartbeat_at_ <= now) {
     handover_->store().Watchdog();
     heartbeat_at_ = now + heartbeat_;
+  }
+  if (memory_at_ <= now && core_.ledger().IdleHost() > Bytes(0)) {
+    memory_at_ = now + kLookAtMemoryEvery;
+    const auto memory = MachineMemory::Read();
+    const Bytes missing = memory.total / kPartOfMemory - memory.available;
+    if (missing > Bytes(0)) Execute(core_.MachineNeeds(missing));
   }
   listener_->Expire(now);
   reload_->Expire(now);

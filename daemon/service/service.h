@@ -211,6 +211,8 @@ class Service {
   // loop that stands still is killed, and the next daemon takes over.
   absl::Duration heartbeat_;
   absl::Time heartbeat_at_ = absl::InfiniteFuture();
+  // When it is looked whether the machine needs what is idle here.
+  absl::Time memory_at_ = absl::InfinitePast();
   // While it ends: when it no longer waits for whoever has not answered.
   absl::Time end_at_ = absl::InfiniteFuture();
   std::optional<IdleEnd> idle_end_;  // none: it ends when it is told to

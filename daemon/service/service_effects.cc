@@ -54,7 +54,7 @@ void Service::Do(MakeExtent& effect) {
     return extents_->AdoptMade(effect.id, effect.pool, effect.size,
                                std::move(kept));
   }
-  extents_->Make(effect.id, effect.pool, effect.size);
+  extents_->Make(effect.id, effect.pool, effect.size, effect.who);
 }
 
 void Service::Do(DestroyExtent& effect) { extents_->Destroy(effect.id); }

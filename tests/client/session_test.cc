@@ -167,6 +167,30 @@ TEST_F(SessionTest, ACallThatIsWaitingWhenTheDaemonGoesReturns) {
   EXPECT_THAT(session_->LeaseGpu(KiB(64)), StatusIs(kUnavailable));
 }
 
+// Guards against large leases that time out while their memory is pinned.
+TEST_F(SessionTest, ALeaseIsAwaitedForAsLongAsTheDaemonSaysThatItGoesOn) {
+  SessionOptions options = daemon_.options();
+  options.answer_timeout = absl::Seconds(1);
+  SLUICE_ASSERT_OK_AND_ASSIGN(session_, Session::Open(options));
+  std::atomic<bool> goes_on = true;
+  daemon_.SetScript([&](const wire::Message& m) {
+    if (!m.packet.request().has_lease()) return false;
+    for (int i = 0; goes_on && i < 10; ++i) {
+      absl::SleepFor(absl::Milliseconds(150));
+      wire::Event event;
+      event.mutable_lease_progress()->set_request_id(m.packet.id());
+      daemon_.SendEvent(event);
+    }
+    if (goes_on) daemon_.Grant(m);
+    return true;
+  });
+  EXPECT_THAT(session_->LeaseHost(KiB(64)), IsOk());
+  goes_on = false;
+  EXPECT_THAT(session_->LeaseHost(KiB(64)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  daemon_.SetScript({});
+}
+
 TEST_F(SessionTest, GarbageFromTheDaemonEndsTheSession) {
   Open();
   daemon_.SetScript([&](const wire::Message& m) {

@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "tests/fake_cuda/call.h"
 #include "tests/fake_cuda/exports.h"
@@ -49,6 +51,18 @@ bool CheckProperties(Call& call, const AllocationProperties* properties) {
   return true;
 }
 
+// Takes as long as pinning does; other calls run meanwhile.
+void Pin(size_t size, const AllocationProperties* properties) {
+  if (properties == nullptr || IsOnDevice(properties->location)) return;
+  int64_t ms_per_gib = 0;
+  {
+    const MutexLock lock(TheWorld().mutex);
+    ms_per_gib = TheWorld().settings.Get("pin_ms_per_gib");
+  }
+  std::this_thread::sleep_for(std::chrono::microseconds(
+      static_cast<int64_t>(size >> 20) * ms_per_gib * 1000 / 1024));
+}
+
 bool Offered(const AllocationProperties& properties) {
   return IsOnDevice(properties.location) ||
          TheWorld().settings.Get("host_numa") != 0;
@@ -88,6 +102,7 @@ Result cuMemGetAllocationGranularity(size_t* bytes,
 Result cuMemCreate(MemoryHandle* handle, size_t size,
                    const AllocationProperties* properties,
                    unsigned long long flags) {
+  Pin(size, properties);
   Call call("cuMemCreate", Needs::kInitialised);
   if (call.failed() || !CheckProperties(call, properties)) {
     return call.result();
@@ -104,7 +119,7 @@ Result cuMemCreate(MemoryHandle* handle, size_t size,
   AllocationPointer made;
   const Result result = world.store.Create(
       where, size, limit, (properties->handle_types & kHandlePosixFd) != 0,
-      made);
+      world.settings.Get("dirty") != 0, made);
   if (result != kSuccess) return result;
   *handle = reinterpret_cast<MemoryHandle>(world.NewHandle<void*>());
   world.handles[*handle] = std::move(made);

@@ -15,6 +15,9 @@
 //   context_kib=0          of a GPU's memory that a process's context takes
 //   nccl_kib=0             the same of a communicator (nccl/)
 //   gpu_granularity_kib=2048, host_granularity_kib=4096
+//   pin_ms_per_gib=0       how long the driver takes to make host memory
+//   dirty=1                0: memory is not written to when it is made, so that
+//                          it may be more than this machine has
 //   host_numa=1            0: the driver makes no memory on NUMA nodes
 //   numa=0                 the GPUs' NUMA node, as they say
 //   rdma=0                 1: network cards can reach the GPUs' memory
@@ -75,6 +78,8 @@ struct Settings {
       {"nccl_kib", 0},
       {"gpu_granularity_kib", 2048},
       {"host_granularity_kib", 4096},
+      {"pin_ms_per_gib", 0},
+      {"dirty", 1},
       {"host_numa", 1},
       {"numa", 0},
       {"rdma", 0},

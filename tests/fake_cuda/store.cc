@@ -128,14 +128,18 @@ size_t Store::Used(Location where) {
 }
 
 Result Store::Create(Location where, size_t size, size_t limit, bool exportable,
-                     AllocationPointer& made) {
+                     bool dirty, AllocationPointer& made) {
   const UniqueFd gate = Lock();
   if (size > limit || UsedLocked(where) > limit - size) return kOutOfMemory;
   const std::string path = fmt::format("{}/{}{}-{}", folder_, Prefix(where),
                                        getpid(), made_files_++);
   UniqueFd file(
       open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
-  if (!file || flock(file.get(), LOCK_SH) != 0 || !Soil(file.get(), size)) {
+  const auto fill = [&] {
+    return dirty ? Soil(file.get(), size)
+                 : ftruncate(file.get(), static_cast<off_t>(size)) == 0;
+  };
+  if (!file || flock(file.get(), LOCK_SH) != 0 || !fill()) {
     return kNoDescriptor;
   }
   const uint64_t id = IdOf(file.get());

@@ -40,8 +40,9 @@ class Store {
   const std::string& folder() const { return folder_; }
 
   // Out of memory: the place has not `size` bytes left of `limit`.
+  // `dirty`: it is written to.
   Result Create(Location where, size_t size, size_t limit, bool exportable,
-                AllocationPointer& made);
+                bool dirty, AllocationPointer& made);
   size_t Used(Location where);
   // An opaque descriptor, as the driver's: it has no size, cannot be mapped,
   // and does not close on exec.

@@ -102,7 +102,7 @@ AllocationPointer World::Hold(int device, size_t size) {
   AllocationPointer made;
   const auto limit = static_cast<size_t>(settings.Get("memory_mib")) << 20;
   store.Create({kLocationDevice, device}, size, limit, /*exportable=*/false,
-               made);
+               /*dirty=*/true, made);
   return made;
 }
 

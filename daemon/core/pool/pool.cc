@@ -48,6 +48,7 @@ Pool::Taken Pool::Take(PrincipalId principal, const Parts& parts,
     extents_.Insert(id, {.size = each, .principal = principal});
     ++owned_[principal];
     leased_ += each;
+    making_ += each;
     Charge(principal, each);
     taken.make.push_back({id, each});
     taken.slices.push_back({id, each});
@@ -58,6 +59,7 @@ Pool::Taken Pool::Take(PrincipalId principal, const Parts& parts,
 void Pool::Made(ExtentId id) {
   Extent& extent = at(id);
   SLUICE_CHECK(extent.state == State::kMaking);
+  making_ -= extent.size;
   extent.state = State::kLeased;
 }
 
@@ -65,6 +67,7 @@ void Pool::Failed(ExtentId id) {
   const Extent& extent = at(id);
   SLUICE_CHECK(extent.state == State::kMaking);
   leased_ -= extent.size;
+  making_ -= extent.size;
   Charge(extent.principal, Bytes(0) - extent.size);
   Erase(id);
 }
@@ -150,6 +153,17 @@ void Pool::Destroy(ExtentId id) {
   Erase(id);
 }
 
+void Pool::GiveTo(ExtentId id, PrincipalId heir) {
+  Extent& extent = at(id);
+  SLUICE_CHECK(extent.state == State::kKept);
+  UnlistIdle(id, extent);
+  const auto owned = owned_.find(extent.principal);
+  if (--owned->second == 0) owned_.erase(owned);
+  ++owned_[heir];
+  extent.principal = heir;
+  ListIdle(id, extent);
+}
+
 void Pool::Quarantine(ExtentId id, SessionId by) {
   Extent& extent = at(id);
   SLUICE_CHECK(extent.state == State::kLeased);
@@ -199,6 +213,8 @@ void Pool::List(ExtentId id, const Extent& extent) {
   for (SessionId holder : extent.holders) held_[holder].insert(id);
   switch (extent.state) {
     case State::kMaking:
+      making_ += extent.size;
+      [[fallthrough]];
     case State::kLeased:
       leased_ += extent.size;
       return Charge(extent.principal, extent.size);

@@ -97,6 +97,7 @@ class Pool {
   bool Return(ExtentId id, absl::Time now);
   void Back(ExtentId id, absl::Time now);      // lingering -> kept
   void Destroy(ExtentId id);                   // kept -> not there
+  void GiveTo(ExtentId id, PrincipalId heir);  // kept, and of another from now
   void Quarantine(ExtentId id, SessionId by);  // leased -> quarantined
   // What `from` received counts as received by `to`, a session of the same
   // process. `from` has nothing in quarantine.
@@ -123,6 +124,8 @@ class Pool {
   PoolId id() const { return id_; }
   Bytes total() const { return total_; }
   Bytes leased() const { return leased_; }
+  // The part of it that the device is still to make.
+  Bytes making() const { return making_; }
   Bytes quarantined() const { return quarantined_; }
   Bytes lingering() const { return lingering_; }
   // Beside what extents cover: what the device said is of another moment.
@@ -234,7 +237,7 @@ class Pool {
   std::map<PrincipalId, ByAge> kept_of_;  // only who has any
   std::map<SessionId, std::set<ExtentId>> held_;
   uint64_t next_idle_order_ = 0;
-  Bytes leased_, quarantined_, lingering_, kept_;
+  Bytes leased_, making_, quarantined_, lingering_, kept_;
   Bytes outside_;
 };
 

@@ -50,7 +50,7 @@ absl::Time Pool::OldestSince() const {
 
 // What the extents add up to, one by one.
 struct Pool::Counted {
-  Bytes leased, quarantined, lingering, kept;
+  Bytes leased, making, quarantined, lingering, kept;
   size_t idle = 0, kept_count = 0, holds = 0;
   std::map<PrincipalId, size_t> owned;
   std::map<PrincipalId, Charged> charged;
@@ -61,7 +61,8 @@ void Pool::CheckInvariants() const {
   for (const auto& [id, extent] : extents_) CheckExtent(id, extent, counted);
   SLUICE_CHECK(counted.owned == owned_ && counted.charged == charged_);
   CheckLists(counted);
-  SLUICE_CHECK(counted.leased == leased_ && counted.lingering == lingering_ &&
+  SLUICE_CHECK(counted.leased == leased_ && counted.making == making_ &&
+               counted.lingering == lingering_ &&
                counted.quarantined == quarantined_ && counted.kept == kept_);
   SLUICE_CHECK(unmade() >= Bytes(0));
   SLUICE_CHECK(outside() >= Bytes(0));
@@ -83,6 +84,7 @@ void Pool::CheckExtent(ExtentId id, const Extent& extent,
   switch (extent.state) {
     case State::kMaking:
       SLUICE_CHECK(extent.holders.empty());
+      counted.making += extent.size;
       [[fallthrough]];
     case State::kLeased:
       counted.leased += extent.size;

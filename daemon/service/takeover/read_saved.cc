@@ -23,7 +23,7 @@ absl::Status CheckPools(const CoreState& saved, const Core& fresh) {
         "again "
         "([pools] {}_bytes)",
         Name(id), FormatBytes(total), FormatBytes(made - idle),
-        idle > Bytes(0) ? fmt::format(", {} are idle, for 5 minutes at most",
+        idle > Bytes(0) ? fmt::format(", {} are idle, for 10 minutes at most",
                                       FormatBytes(idle))
                         : "",
         id.kind == PoolKind::kGpu ? "gpu" : "host"));

@@ -102,6 +102,9 @@ class EffectWriter {
     Add("taken over {}", n.plan.value());
     if (n.lowered) Add("{} {}", n.lowered->bytes_per_second, n.lowered->why);
   }
+  void operator()(const LeaseProgressNotice& n) {
+    Add("made {} of {}", n.made.count(), n.size.count());
+  }
 
  private:
   template <typename... Args>

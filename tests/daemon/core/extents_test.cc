@@ -168,6 +168,74 @@ TEST(Extents, IdleExtentsAreDestroyedAfterTheirTimeout) {
   EXPECT_EQ(node.core.NextDeadline(), absl::InfiniteFuture());
 }
 
+NodeConfig KeepingHost() {
+  return WithExtentLimits({.host_kept_for = absl::Minutes(10)});
+}
+
+// Leases host memory and dies.
+void DieWithHost(CoreDriver& node, uint32_t uid, const std::string& cgroup) {
+  const SessionId id = node.Connect(uid, cgroup);
+  node.Ask(id, HelloRequest{.job = "a"});
+  ASSERT_THAT(node.Lease(id, Host(0), MiB(16)).status(), IsOk());
+  node.Die(id);
+}
+
+SessionId AttachIn(CoreDriver& node, uint32_t uid, const std::string& cgroup) {
+  const SessionId id = node.Connect(uid, cgroup);
+  node.Ask(id, HelloRequest{.job = "b"});
+  return id;
+}
+
+TEST(Extents, IdleHostMemoryOutlivesItsUsersLastProcess) {
+  CoreDriver node(KeepingHost());
+  DieWithHost(node, 1, "");
+  Tick(node, absl::Minutes(9));
+  const size_t made = node.extents.size();
+  EXPECT_THAT(node.extents, SizeIs(4));
+  const SessionId next = AttachIn(node, 1, "");
+  ASSERT_THAT(node.Lease(next, Host(0), MiB(16)).status(), IsOk());
+  EXPECT_THAT(node.extents, SizeIs(made));
+  EXPECT_THAT(node.destroyed, SizeIs(0));
+  node.Die(next);
+  Tick(node, absl::Minutes(10));
+  EXPECT_THAT(node.extents, SizeIs(0));
+}
+
+TEST(Extents, IdleHostMemoryGoesWhereAnotherUserNeedsTheRoom) {
+  CoreDriver node(KeepingHost());
+  DieWithHost(node, 1, "");
+  const SessionId other = AttachIn(node, 2, "");
+  ASSERT_THAT(node.Lease(other, Host(0), MiB(32)).status(), IsOk());
+  EXPECT_THAT(node.destroyed, SizeIs(4));
+}
+
+TEST(Extents, IdleHostMemoryGoesOldestFirstWhereTheMachineNeedsIt) {
+  CoreDriver node(KeepingHost());
+  DieWithHost(node, 1, "");
+  EXPECT_EQ(node.core.ledger().IdleHost(), MiB(16));
+  node.Run([](Core& core) { return core.MachineNeeds(MiB(5)); });
+  EXPECT_EQ(node.core.ledger().IdleHost(), MiB(8));
+  EXPECT_TRUE(node.destroyed.contains(ExtentId(1)));
+}
+
+// Guards against memory that a dead pod keeps, which no other one may have.
+TEST(Extents, WhatAPodLeavesGoesAtOnceAndASlurmJobsToTheUsersNext) {
+  constexpr char kJob[] = "/system.slice/slurmstepd.scope/job_";
+  CoreDriver node(KeepingHost());
+  DieWithHost(node, 1, "/kubepods/pod1");
+  Tick(node, absl::Seconds(3));
+  EXPECT_THAT(node.extents, SizeIs(0));
+  DieWithHost(node, 1, std::string(kJob) + "1");
+  Tick(node, absl::Seconds(3));
+  EXPECT_THAT(node.extents, SizeIs(4));
+  const SessionId other = AttachIn(node, 2, std::string(kJob) + "2");
+  const SessionId next = AttachIn(node, 1, std::string(kJob) + "3");
+  ASSERT_THAT(node.Lease(next, Host(0), MiB(16)).status(), IsOk());
+  EXPECT_THAT(node.extents, SizeIs(4));
+  ASSERT_THAT(node.Lease(other, Host(0), MiB(16)).status(), IsOk());
+  EXPECT_THAT(node.extents, SizeIs(8));
+}
+
 TEST(Extents, IdleExtentsEndWithTheLastProcessOfTheirUser) {
   CoreDriver node(WithExtentLimits({}));
   const SessionId rank = node.Attach("a", 0), last = node.Attach("b", 0);

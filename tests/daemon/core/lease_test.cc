@@ -297,5 +297,30 @@ TEST(Budget, ALimitBelowUseIsRefusedAndOthersApplyAtOnce) {
               StatusIs(absl::StatusCode::kInvalidArgument));
 }
 
+// Guards against clients that give up a lease while its memory is being made.
+TEST(Lease, OneThatTakesLongTellsThatItGoesOn) {
+  CoreDriver node;
+  node.make_at_once = false;
+  const SessionId a = node.Attach("a", 0), b = node.Attach("b", 0);
+  EXPECT_FALSE(node.Ask(a, LeaseRequest{Host(0), MiB(12)}).has_value());
+  EXPECT_FALSE(node.Ask(b, LeaseRequest{Host(0), MiB(8)}).has_value());
+  EXPECT_EQ(node.core.pool(Host(0)).making, MiB(20));
+  node.MakeNext();
+  EXPECT_EQ(node.core.pool(Host(0)).making, MiB(16));
+  EXPECT_THAT(node.NoticesTo<LeaseProgressNotice>(a), ::testing::SizeIs(0));
+  node.clock.Advance(absl::Milliseconds(250));
+  node.MakeNext();
+  // The other one's turn has not come, and its client waits as well.
+  const auto told = node.NoticesTo<LeaseProgressNotice>(a);
+  ASSERT_THAT(told, ::testing::SizeIs(1));
+  EXPECT_EQ(told[0].made, MiB(8));
+  EXPECT_EQ(told[0].size, MiB(12));
+  ASSERT_THAT(node.NoticesTo<LeaseProgressNotice>(b), ::testing::SizeIs(1));
+  EXPECT_EQ(node.NoticesTo<LeaseProgressNotice>(b)[0].made, Bytes(0));
+  EXPECT_FALSE(node.Ask(b, LeaseRequest{Gpu(0), MiB(4)}).has_value());
+  node.MakeNext();
+  EXPECT_THAT(node.NoticesTo<LeaseProgressNotice>(a), ::testing::SizeIs(1));
+}
+
 }  // namespace
 }  // namespace sluice::daemon

@@ -65,5 +65,18 @@ TEST(Principal, IsNamedForPeople) {
   EXPECT_EQ(Name(Principal{0, "/kubepods/pod7"}), "user 0 (/kubepods/pod7)");
 }
 
+TEST(Inheritance, IsOfTheSameUsersJobsOfSlurmAlone) {
+  const Principal user = {1, ""}, pod = {1, "/kubepods/pod1"},
+                  job = {1, "/system.slice/slurmstepd.scope/job_1"},
+                  next = {1, "/system.slice/slurmstepd.scope/job_2"},
+                  others = {2, "/system.slice/slurmstepd.scope/job_3"};
+  EXPECT_TRUE(HasHeir(user) && HasHeir(job));
+  EXPECT_FALSE(HasHeir(pod));
+  EXPECT_TRUE(Inherits(job, next));
+  EXPECT_FALSE(Inherits(job, others));
+  EXPECT_FALSE(Inherits(job, user) || Inherits(user, job));
+  EXPECT_FALSE(Inherits(pod, pod));
+}
+
 }  // namespace
 }  // namespace sluice::daemon

@@ -63,7 +63,9 @@ class ExtentsTest : public ::testing::Test {
   }
 
   // Both on the loop's thread, as core's effects are.
-  void Make(int id) { extents_->Make(ExtentId(id), kGpu, kExtent); }
+  void Make(int id) {
+    extents_->Make(ExtentId(id), kGpu, kExtent, PrincipalId(1));
+  }
   void Destroy(int id) { extents_->Destroy(ExtentId(id)); }
   void OnLoop(const std::function<void()>& work) {
     ASSERT_TRUE(loop_->Call(work, absl::Seconds(10)));
@@ -118,8 +120,10 @@ TEST_F(ExtentsTest, WhatWasMadeAheadMakesRoomForAnotherSize) {
     absl::SleepFor(absl::Milliseconds(1));
   }
   const PoolId host = {PoolKind::kHost, 0};
-  OnLoop([&] { extents.Make(ExtentId(1), host, kExtent); });
-  OnLoop([&] { extents.Make(ExtentId(2), host, kHostMemory - kExtent); });
+  OnLoop([&] { extents.Make(ExtentId(1), host, kExtent, PrincipalId(1)); });
+  OnLoop([&] {
+    extents.Make(ExtentId(2), host, kHostMemory - kExtent, PrincipalId(1));
+  });
   EXPECT_THAT(Made(2), Each(IsOk()));
 }
 
@@ -195,7 +199,8 @@ TEST_F(OwnedExtentsTest, ThoseThatCannotBeMadeHoldUpNobodyElses) {
   // Once, while they all still wait.
   const absl::Time start = clock_.Now();
   OnLoop([&] {
-    extents_->Make(ExtentId(1000), {PoolKind::kHost, 0}, kExtent);
+    extents_->Make(ExtentId(1000), {PoolKind::kHost, 0}, kExtent,
+                   PrincipalId(1));
   });
   while (good() == kHeld && clock_.Now() - start < kPatience) {
     absl::SleepFor(absl::Milliseconds(1));
@@ -256,7 +261,7 @@ TEST_F(ExtentsTest, OneThatCannotBeKeptEndsTheSaving) {
   Extents extents(driver_.get(), arena_.get(), loop_.get(), handover.get(),
                   Note());
   EXPECT_TRUE(handover->saves());
-  OnLoop([&] { extents.Make(ExtentId(1), kGpu, kExtent); });
+  OnLoop([&] { extents.Make(ExtentId(1), kGpu, kExtent, PrincipalId(1)); });
   while (store.Next(/*wait_ms=*/500)) {
   }
   EXPECT_THAT(Made(1), Each(IsOk()));
