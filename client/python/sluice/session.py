@@ -67,7 +67,9 @@ def _uuid(device: Any) -> bytes | None:
     torch = sys.modules.get("torch")  # a session goes without
     if torch is None or torch.device(device).type == "cpu":
         return None
-    return f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()
+    told = torch.cuda.get_device_properties(device)
+    kind = "MIG" if " MIG " in told.name else "GPU"
+    return f"{kind}-{told.uuid}".encode()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,9 @@ The first process of a user that finds no daemon on its node starts one, in a
 folder of the user's; other ranks and later jobs join it. It serves the node's
 real GPUs, or simulated ones where there is no NVIDIA device, pins no more host
 memory than was free when it started, and ends some minutes after its last
-session. In a Slurm job it is the job's, since the job's end ends it.
+session. In a Slurm job it is the job's, since the job's end ends it. Of an
+instance of a GPU (MIG), of which CUDA shows a process one, it is the
+instance's.
 """
 from __future__ import annotations
 
@@ -59,9 +61,16 @@ def known_socket() -> str:
         _folder(), "session.sock")
 
 
+def _instance() -> str:
+    """The MIG instance that CUDA_VISIBLE_DEVICES gives this process; "": none."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
+    return first if first.startswith("MIG-") else ""
+
+
 def _folder() -> str:
     name = "-".join(["sluice", str(os.getuid()),
-                     *filter(None, [os.environ.get("SLURM_JOB_ID")])])
+                     *filter(None, [os.environ.get("SLURM_JOB_ID"),
+                                    _instance().replace("/", "-")])])
     folder = os.path.join(tempfile.gettempdir(), name)
     return folder if len(os.path.join(folder, "session.sock")
                          ) <= MAX_SOCKET_PATH else os.path.join("/tmp", name)
@@ -94,9 +103,11 @@ def command(folder: str) -> list[str]:
     # As much of what is free as a node's own daemon has of all (node.h).
     host = max(free // 2, min(free // 10 * 9, free - 64 * _GIB))
     config = pathlib.Path(folder, "config.toml")
-    config.write_text(config_text(
-        "auto", _SIMULATED_GPUS, free // 4, host // _numa_nodes(), 0),
-        "ascii")
+    text = config_text("auto", _SIMULATED_GPUS, free // 4,
+                       host // _numa_nodes(), 0)
+    if _instance():  # it has no device node of its own to be asked for
+        text += '[gpus]\naccess = "any"\n'
+    config.write_text(text, "ascii")
     return [os.path.abspath(find_programs().need_sluiced()), "--config", str(config),
             "--runtime-dir", folder]
 
@@ -110,7 +121,7 @@ def _start(folder: str) -> None:
     idle = os.environ.get("SLUICE_DAEMON_IDLE_S", str(IDLE_S))
     # This process may see some of the GPUs only, and others join.
     seen = {name: value for name, value in os.environ.items()
-            if name != "CUDA_VISIBLE_DEVICES"}
+            if name != "CUDA_VISIBLE_DEVICES" or _instance()}
     with open(log_path(folder), "wb") as log:
         sluiced = subprocess.Popen(
             [*command(folder), "--end-after-idle", idle], cwd="/", env=seen,
