@@ -17,19 +17,22 @@ UniqueFd OpenNode(const std::string& path) {
 
 }  // namespace
 
-std::vector<UniqueFd> OpenGpuNodes(const std::string& socket, DeviceIndex gpu) {
+std::vector<UniqueFd> OpenGpuNodes(const std::string& socket, DeviceIndex gpu,
+                                   const std::string& node) {
   std::vector<UniqueFd> nodes;
+  const auto add = [&nodes](const std::string& path) {
+    UniqueFd fd = OpenNode(path);
+    if (fd) nodes.push_back(std::move(fd));
+  };
   const std::string sim =
       std::filesystem::path(socket).parent_path().string() + "/sim";
   struct stat info;
   if (stat(sim.c_str(), &info) == 0) {
-    UniqueFd node = OpenNode(fmt::format("{}/gpu{}", sim, gpu.value()));
-    if (node) nodes.push_back(std::move(node));
-    return nodes;
-  }
-  for (size_t i = 0; i < kMaxShown; ++i) {
-    UniqueFd node = OpenNode(fmt::format("/dev/nvidia{}", i));
-    if (node) nodes.push_back(std::move(node));
+    add(fmt::format("{}/gpu{}", sim, gpu.value()));
+  } else if (!node.empty()) {
+    add(node);
+  } else {
+    for (size_t i = 0; i < kMaxShown; ++i) add(fmt::format("/dev/nvidia{}", i));
   }
   return nodes;
 }

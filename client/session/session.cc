@@ -1,6 +1,7 @@
 #include "client/session/session.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdlib>
@@ -12,6 +13,7 @@
 #include "client/session/mapping.h"
 #include "client/session/plan_inbox.h"
 #include "client/session/welcome.h"
+#include "kernels/device/cuda/nvidia.h"
 #include "proto/base/clock.h"
 #include "proto/base/mutex.h"
 #include "proto/base/peer_fault.h"
@@ -166,7 +168,11 @@ absl::Status SessionImpl::Start() {
       Connection::Greeted greeted,
       Connection::Greet(
           socket, hello,
-          [&] { return wire::OpenGpuNodes(socket, options_.gpu); },
+          [&] {
+            return wire::OpenGpuNodes(
+                socket, options_.gpu,
+                device::NvidiaDeviceNode(options_.gpu_uuid));
+          },
           [this](wire::Message m) { OnWireEvent(std::move(m)); },
           [this](const std::string& reason) { OnGone(reason); }));
   connection_ = std::move(greeted.connection);
@@ -443,16 +449,31 @@ std::string DefaultSocket() {
 
 namespace {
 
-absl::StatusOr<DeviceIndex> FindGpu(const std::string& socket,
-                                    const std::string& uuid) {
-  SLUICE_ASSIGN_OR_RETURN(const auto gpus, ListGpus(socket));
+// Of the daemon's GPUs the one with the UUID of `options`, or else with their
+// number: both are known then.
+absl::Status FindGpu(SessionOptions& options) {
+  SLUICE_ASSIGN_OR_RETURN(const auto gpus, ListGpus(options.socket));
+  const std::string uuid = options.gpu_uuid;
+  std::string has;
   for (const GpuState& gpu : gpus) {
-    if (gpu.uuid == uuid) return gpu.index;
+    if (uuid.empty() ? gpu.index == options.gpu : gpu.uuid == uuid) {
+      options.gpu = gpu.index;
+      options.gpu_uuid = gpu.uuid;
+      return absl::OkStatus();
+    }
+    has += (has.empty() ? "" : ", ") + gpu.uuid;
   }
+  if (uuid.empty()) return absl::OkStatus();  // the daemon refuses the number
   return absl::NotFoundError(fmt::format(
-      "{} is not among the {} GPUs of the daemon at {}: start that one where "
-      "this GPU is visible, or use a daemon that serves it",
-      uuid, gpus.size(), socket.empty() ? DefaultSocket() : socket));
+      "{} is not among the {} GPUs of the daemon at {} ({}): start that one "
+      "where this GPU is visible, or use a daemon that serves it",
+      uuid, gpus.size(),
+      options.socket.empty() ? DefaultSocket() : options.socket, has));
+}
+
+// Where NVIDIA's driver says which device node is which GPU's.
+bool DriverTellsNodes() {
+  return access("/proc/driver/nvidia/gpus", R_OK) == 0;
 }
 
 }  // namespace
@@ -476,9 +497,8 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(
         FormatSpan(options.lease_wait), FormatSpan(kMostLeaseWait)));
   }
   SessionOptions chosen = options;
-  if (!options.gpu_uuid.empty()) {
-    SLUICE_ASSIGN_OR_RETURN(chosen.gpu,
-                            FindGpu(options.socket, options.gpu_uuid));
+  if (!options.gpu_uuid.empty() || DriverTellsNodes()) {
+    SLUICE_RETURN_IF_ERROR(FindGpu(chosen));
   }
   auto session = std::make_unique<SessionImpl>(chosen);
   SLUICE_RETURN_IF_ERROR(session->Start());
