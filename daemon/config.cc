@@ -74,6 +74,11 @@ class ConfigReader {
     TableReader table = Table("[device]");
     table.Key("driver",
               table.Choice<Config::DriverChoice>(&config_.driver, Drivers()));
+    table.Key("host_memory",
+              table.Choice<device::HostMemoryChoice>(
+                  &config_.host_memory,
+                  {{"auto", device::HostMemoryChoice::kAuto},
+                   {"memfd", device::HostMemoryChoice::kMemfd}}));
     return table.Read(node);
   }
 

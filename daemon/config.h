@@ -15,6 +15,7 @@
 #include "daemon/core/types.h"
 #include "daemon/quota/quotas.h"
 #include "daemon/service/log/log.h"
+#include "kernels/device/driver.h"
 #include "proto/base/units.h"
 
 namespace sluice::daemon {
@@ -41,6 +42,7 @@ inline constexpr char kDefaultHttpListen[] = "127.0.0.1:9435";
 struct Config {
   enum class DriverChoice { kAuto, kSim, kCuda };
   DriverChoice driver = DriverChoice::kAuto;
+  device::HostMemoryChoice host_memory = device::HostMemoryChoice::kAuto;
   SimSettings sim;
   CudaSettings cuda;
   std::optional<Bytes> gpu_pool;   // per GPU; default: what it has

@@ -65,9 +65,17 @@ double RatedSpeed(const PciTopology& pci, const std::string& name) {
 absl::StatusOr<std::string> SetLinkSpeeds(const std::vector<LinkSpeed>& given,
                                           const PciTopology& pci, Node& node) {
   std::string text;
+  const bool lacks_gpus = std::ranges::any_of(
+      node.config.gpus,
+      [](const GpuConfig& gpu) { return !gpu.fault.empty(); });
   for (const LinkSpeed& each : given) {
-    SLUICE_ASSIGN_OR_RETURN(LinkSpeed* const link,
-                            FindLink(node.config.links, each.name));
+    const auto found = FindLink(node.config.links, each.name);
+    if (!found.ok() && lacks_gpus) {  // of one of these, which does not tell
+      node.config.warnings.push_back(std::string(found.status().message()));
+      continue;
+    }
+    SLUICE_RETURN_IF_ERROR(found.status());
+    LinkSpeed* const link = *found;
     link->h2d_bytes_per_second = each.h2d_bytes_per_second;
     link->d2h_bytes_per_second = each.d2h_bytes_per_second;
     link->both_bytes_per_second = each.both_bytes_per_second;

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 
 #include "daemon/arguments.h"
@@ -49,6 +50,8 @@ int Fail(const absl::Status& status) {
 int Main(int argc, char** argv) {
   TuneMemory();
   BlockSignals();
+  // GPUs have the numbers that nvidia-smi gives them.
+  setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID", /*overwrite=*/0);
   Arguments arguments;
   CLI::App app(
       "sluiced: the node's GPU memory service. Owns pinned host memory and "

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdlib>
 #include <numeric>
 #include <utility>
 
@@ -67,22 +68,46 @@ absl::Status MakeDeviceNode(const std::string& path) {
   return absl::OkStatus();
 }
 
+void WarnOf(const device::DeviceInfo& device, Node& node) {
+  std::vector<std::string>& warnings = node.config.warnings;
+  if (!device.fault.empty()) {
+    warnings.push_back("not served until sluiced is started again: " +
+                       device.fault);
+  }
+  if (device.is_instance) {
+    warnings.push_back(fmt::format(
+        "GPU {} is an instance of a GPU (MIG), {}, and CUDA shows a process no "
+        "other: serve each instance by a sluiced with a --runtime-dir of its "
+        "own and its name in CUDA_VISIBLE_DEVICES: nvidia-smi -L",
+        device.index.value(), device.uuid));
+  }
+}
+
 absl::Status AddGpus(const Config& config, const std::string& root,
                      Node& node) {
   SLUICE_ASSIGN_OR_RETURN(const auto devices, node.driver->Devices());
   const bool sim = !node.sim_directory.empty();
+  Bytes largest;
   for (const auto& device : devices) {
-    const Bytes spare =
-        sim ? Bytes(0) : std::max(GiB(1), device.total_memory * 6 / 100);
-    const Bytes pool = config.gpu_pool.value_or(device.total_memory - spare);
-    if (pool > device.total_memory) {
+    largest = std::max(largest, device.total_memory);
+  }
+  for (const auto& device : devices) {
+    // A pool for what jobs hold of a GPU that was lost since.
+    const Bytes memory = device.fault.empty() ? device.total_memory : largest;
+    const Bytes spare = sim ? Bytes(0) : std::max(GiB(1), memory * 6 / 100);
+    const Bytes pool = config.gpu_pool.value_or(memory - spare);
+    if (pool > memory) {
       return absl::InvalidArgumentError(fmt::format(
           "gpu_bytes in [pools] is {}, but GPU {} has {}", FormatBytes(pool),
-          device.index.value(), FormatBytes(device.total_memory)));
+          device.index.value(), FormatBytes(memory)));
     }
-    node.config.gpus.push_back({device.index, device.uuid, device.name,
-                                device.link, device.numa, pool,
-                                device.total_memory - pool});
+    const std::string link = device.link.empty()
+                                 ? fmt::format("gpu{}", device.index.value())
+                                 : device.link;
+    node.config.gpus.push_back({device.index, device.uuid, device.name, link,
+                                device.numa, pool, memory - pool,
+                                device.fault});
+    WarnOf(device, node);
     std::string path =
         fmt::format("{}/gpu{}", node.sim_directory, device.index.value());
     if (sim) {
@@ -125,6 +150,7 @@ Bytes ExtentOf(const Config& config, const std::vector<Owner>& owners,
 absl::StatusOr<Bytes> GranularityOf(const Node& node) {
   std::vector<device::Placement> all;
   for (const GpuConfig& gpu : node.config.gpus) {
+    if (!gpu.fault.empty()) continue;
     all.push_back(device::Placement::Gpu(gpu.index));
   }
   for (const HostConfig& host : node.config.hosts) {
@@ -185,6 +211,16 @@ absl::Status SizePools(const Config& config, Node& node) {
   return absl::OkStatus();
 }
 
+void WarnOfHiddenGpus(Node& node) {
+  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (visible == nullptr) return;
+  node.config.warnings.push_back(fmt::format(
+      "CUDA_VISIBLE_DEVICES={} of sluiced leaves it {} GPU{}, numbered from 0, "
+      "and ranks get no others: unset CUDA_VISIBLE_DEVICES",
+      Printable(visible), node.config.gpus.size(),
+      node.config.gpus.size() == 1 ? "" : "s"));
+}
+
 void WarnOfMemfds(Node& node) {
   const device::HostMemoryKind kind = node.driver->HostMemory();
   if (kind.why.empty()) return;
@@ -196,6 +232,7 @@ void WarnOfMemfds(Node& node) {
 std::string Describe(const Node& node, const std::string& root) {
   std::string gpus;
   for (const GpuConfig& gpu : node.config.gpus) {
+    if (!gpu.fault.empty()) continue;  // a warning says it
     gpus += fmt::format("{}GPU {} {} ({} of pool, link {}, NUMA {})",
                         gpus.empty() ? "" : ", ", gpu.index.value(), gpu.name,
                         FormatBytes(gpu.pool), gpu.link, gpu.numa.value());
@@ -232,7 +269,7 @@ absl::StatusOr<Node> OpenNode(const Config& config,
                               const std::string& root) {
   Node node;
   if (config.driver != Config::DriverChoice::kSim) {
-    auto cuda = device::OpenCudaDriver();
+    auto cuda = device::OpenCudaDriver(config.host_memory);
     if (cuda.ok()) {
       node.driver = *std::move(cuda);
     } else {
@@ -262,6 +299,7 @@ absl::StatusOr<Node> OpenNode(const Config& config,
   node.description = Describe(node, root);
   WarnOfMemfds(node);
   if (node.sim_directory.empty()) {
+    WarnOfHiddenGpus(node);
     node.config.extent_limits.host_kept_for = absl::Minutes(10);
     SLUICE_RETURN_IF_ERROR(AddCudaLinks(config.cuda, root, node));
   }

@@ -84,7 +84,9 @@ std::string RenderPools(const json& node) {
                {"WHAT"}});
   for (const json& gpu : node.at("gpus")) {
     AddPool(gpu, fmt::format("gpu {}", Number(gpu, "index")),
-            fmt::format("{} on {}", Text(gpu, "name"), Text(gpu, "link")),
+            gpu.value("fault", json()).is_null()
+                ? fmt::format("{} on {}", Text(gpu, "name"), Text(gpu, "link"))
+                : Text(gpu, "fault"),
             table);
   }
   for (const json& host : node.at("host")) {

@@ -41,6 +41,7 @@ std::string RenderOutside(const json& node) {
   const auto add = [&](const json& pool, const std::string& name) {
     const auto held = pool.find("held_outside_bytes");
     if (held == pool.end() || held->get<int64_t>() == 0) return;
+    if (!pool.value("fault", json()).is_null()) return;
     text +=
         fmt::format("{}: {} are held outside leases, by {}: free when they end",
                     name, Size(held->get<int64_t>()), holders);

@@ -94,7 +94,11 @@ absl::StatusOr<std::unique_ptr<device::Driver>> OpenDriver(
                ? device::OpenSimDriver(welcome.sim_directory, message.fds[2])
                : device::OpenSimDriver(welcome.sim_directory);
   }
-  if (welcome.limits.driver == "cuda") return device::OpenCudaDriver();
+  if (welcome.limits.driver == "cuda") {
+    return device::OpenCudaDriver(welcome.host_memory.name == "memfd"
+                                      ? device::HostMemoryChoice::kMemfd
+                                      : device::HostMemoryChoice::kAuto);
+  }
   return Unusable(fmt::format("with driver '{}'", welcome.limits.driver));
 }
 
@@ -114,13 +118,16 @@ absl::Status CheckHostMemory(const device::Driver& driver,
 absl::StatusOr<DeviceIndex> FindDevice(device::Driver& driver,
                                        const Welcome& welcome) {
   SLUICE_ASSIGN_OR_RETURN(const auto devices, driver.Devices());
+  std::string seen;
   for (const device::DeviceInfo& info : devices) {
     if (info.uuid == welcome.gpu_uuid) return info.index;
+    seen += (seen.empty() ? "" : ", ") +
+            (info.fault.empty() ? info.uuid : info.fault);
   }
   return absl::FailedPreconditionError(fmt::format(
-      "{} is not visible in this process, which sees {} GPUs: check "
-      "CUDA_VISIBLE_DEVICES",
-      welcome.gpu_uuid, devices.size()));
+      "{0} is not visible in this process, which sees {1} GPUs ({2}): export "
+      "CUDA_VISIBLE_DEVICES={0}",
+      welcome.gpu_uuid, devices.size(), seen));
 }
 
 }  // namespace sluice::client

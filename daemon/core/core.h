@@ -174,6 +174,8 @@ class Core {
   Effects ShutDown(const std::string& reason, absl::Time now);
 
   // --- reading -------------------------------------------------------------
+  // InvalidArgument: there is no such GPU. Unavailable: it cannot be used.
+  absl::Status CheckGpu(DeviceIndex gpu) const;
   // Whose things a session may see; null: everybody's (the daemon's user,
   // where that is not root: root asks on the administrators' socket).
   const Principal* ViewerOf(const Session& session) const;
@@ -256,6 +258,8 @@ class Core {
   void Handle(Session&, RequestId, const GpuUseRequest&, absl::Time, Effects&);
   // Why nothing is granted; ok: the node is not drained.
   absl::Status CheckDrain() const;
+  // Says in the log what jobs hold of GPUs that cannot be used any more.
+  void NameWhatFaultyGpusHold(absl::Time now);
   absl::Status AdmitHello(const Session& session,
                           const HelloRequest& hello) const;
   int TakeSlot();

@@ -71,6 +71,16 @@ void Core::Answer(Session& session, RequestId request, Reply reply,
   effects.push_back(SendReply{session.id, request, std::move(reply)});
 }
 
+absl::Status Core::CheckGpu(DeviceIndex gpu) const {
+  if (gpu.value() >= config_.gpus.size()) {
+    return absl::InvalidArgumentError(
+        fmt::format("no GPU {}: this node has {} (0 to {})", gpu.value(),
+                    config_.gpus.size(), config_.gpus.size() - 1));
+  }
+  const std::string& fault = config_.gpus[gpu.value()].fault;
+  return fault.empty() ? absl::OkStatus() : absl::UnavailableError(fault);
+}
+
 absl::Status Core::AdmitHello(const Session& session,
                               const HelloRequest& hello) const {
   if (session.state != Session::State::kHalfOpen) {
@@ -79,11 +89,7 @@ absl::Status Core::AdmitHello(const Session& session,
   }
   if (hello.observer) return absl::OkStatus();
   SLUICE_RETURN_IF_ERROR(CheckDrain());
-  if (hello.gpu.value() >= config_.gpus.size()) {
-    return absl::InvalidArgumentError(
-        fmt::format("no GPU {}: this node has {} (0 to {})", hello.gpu.value(),
-                    config_.gpus.size(), config_.gpus.size() - 1));
-  }
+  SLUICE_RETURN_IF_ERROR(CheckGpu(hello.gpu));
   if (hello.local_ranks < 1 || hello.world_size < hello.local_ranks ||
       hello.rank.value() >= static_cast<uint64_t>(hello.world_size)) {
     return absl::InvalidArgumentError(fmt::format(

@@ -32,6 +32,23 @@ void Core::TellDeaths(const Session& session, Effects& effects) const {
   }
 }
 
+void Core::NameWhatFaultyGpusHold(absl::Time now) {
+  for (const GpuConfig& gpu : config_.gpus) {
+    const PoolSnapshot held = pool({PoolKind::kGpu, gpu.index.value()});
+    const Bytes bytes = held.total - held.outside;
+    if (gpu.fault.empty() || bytes == Bytes(0)) continue;
+    std::string by;
+    for (const auto& [id, session] : sessions_) {
+      if (!session.was_rank() || session.hello.gpu != gpu.index) continue;
+      by += (by.empty() ? "" : ", ") + session.Described();
+    }
+    Log(now, EventKind::kStart,
+        fmt::format("{} of {} are held by {}, and come back when it ends",
+                    FormatBytes(bytes), Name(held.id), by),
+        {config_.own_uid, ""});
+  }
+}
+
 bool Core::NoticesSent() {
   for (SessionId id : to_tell_) {
     Session* told = sessions_.Find(id);
@@ -81,6 +98,7 @@ Effects Core::TakeOver(const std::set<SessionId>& reached, absl::Time now) {
       fmt::format("took over {} session{} from a daemon that ended",
                   reached.size(), reached.size() == 1 ? "" : "s"),
       {config_.own_uid, ""});
+  NameWhatFaultyGpusHold(now);
   for (SessionId id : lost) {
     Effects ended = SocketEnded(id, now);
     effects.insert(effects.end(), ended.begin(), ended.end());

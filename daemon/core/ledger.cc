@@ -20,7 +20,9 @@ Ledger::Ledger(const NodeConfig& config)
     const PoolId id{PoolKind::kGpu, gpu.index.value()};
     pools_.emplace(id, Pool(id, gpu.pool, config.extent.gpu, holders));
     spare_[id] = gpu.spare;
+    if (!gpu.fault.empty()) faulty_.insert(id);
   }
+  SetOutside({});
   for (const HostConfig& host : config.hosts) {
     const PoolId id{PoolKind::kHost, host.numa.value()};
     pools_.emplace(id, Pool(id, host.pool, config.extent.host, holders));

@@ -304,6 +304,7 @@ class Ledger {
   ExtentId asked_last_;
   HeldOutside outside_;
   std::map<PoolId, Bytes> spare_;
+  std::set<PoolId> faulty_;  // of GPUs that cannot be used
   struct KnownPrincipal {
     PrincipalId id;
     int holders = 0;

@@ -67,7 +67,8 @@ Bytes Ledger::SetOutside(HeldOutside held) {
   Bytes came_back;
   for (auto& [id, pool] : pools_) {
     const Bytes before = pool.outside();
-    pool.SetOutside(OutsideIn(id, held));
+    // Nothing of a GPU that cannot be used is free.
+    pool.SetOutside(faulty_.contains(id) ? pool.total() : OutsideIn(id, held));
     if (id.kind == PoolKind::kHost && pool.outside() < before) {
       came_back += before - pool.outside();
     }

@@ -107,6 +107,9 @@ struct GpuConfig {
   NumaIndex numa;
   Bytes pool;
   Bytes spare;  // of the device, beside the pool
+  // Why it cannot be used (device::DeviceInfo); empty: it can. A GPU with a
+  // fault keeps its number and a pool, of which nothing is free.
+  std::string fault = {};
 };
 
 struct HostConfig {

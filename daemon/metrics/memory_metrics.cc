@@ -29,6 +29,11 @@ void AddPools(const Snapshot& from, Families& to) {
   for (const GpuSnapshot& gpu : from.gpus) {
     AddStates(GpuLabels(gpu.gpu), gpu.pool, to);
   }
+  to.Add("sluice_gpu_usable", "1, or 0: the GPU was not usable at the start.",
+         MetricType::Gauge);
+  for (const GpuSnapshot& gpu : from.gpus) {
+    to.Value(GpuLabels(gpu.gpu), gpu.gpu.fault.empty() ? 1 : 0);
+  }
   to.Add("sluice_pool_kept_bytes",
          "The part of the free memory that exists as idle extents.",
          MetricType::Gauge);

@@ -37,11 +37,10 @@ void AddPool(const PoolSnapshot& pool, absl::Time now, json& to) {
 }
 
 json Gpu(const GpuSnapshot& gpu, absl::Time now) {
-  json to = {{"index", gpu.gpu.index.value()},
-             {"uuid", gpu.gpu.uuid},
-             {"name", gpu.gpu.name},
-             {"link", gpu.gpu.link},
-             {"numa", gpu.gpu.numa.value()}};
+  json to = {
+      {"index", gpu.gpu.index.value()}, {"uuid", gpu.gpu.uuid},
+      {"name", gpu.gpu.name},           {"link", gpu.gpu.link},
+      {"numa", gpu.gpu.numa.value()},   {"fault", OrNull(gpu.gpu.fault)}};
   AddPool(gpu.pool, now, to);
   return to;
 }

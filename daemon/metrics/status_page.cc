@@ -123,7 +123,8 @@ function show(s) {
     (s.driver === "sim" ? " (simulated)" : "") + " · " + s.gpus.length +
     " GPUs · " + s.sessions + " sessions · up " + span(s.uptime_s);
   $("pools").replaceChildren(
-    ...s.gpus.map(g => pool("GPU " + g.index, g.name + " · " + g.link, g)),
+    ...s.gpus.map(g => pool("GPU " + g.index,
+      g.fault || g.name + " · " + g.link, g)),
     ...s.host.map(h => pool("Host, NUMA node " + h.numa, "pinned", h)));
   $("state").textContent = s.drained ? "drained by " + by(s.drained) +
     (s.drained.reason && " (" + s.drained.reason + ")") +

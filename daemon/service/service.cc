@@ -289,6 +289,7 @@ absl::Status Service::MayAsk(SessionId id, Request& request,
       return may;
     }
     SLUICE_RETURN_IF_ERROR(MayBeKept(who));
+    SLUICE_RETURN_IF_ERROR(core_.CheckGpu(hello->gpu));
     GpuAccess::Gpus gpus = options_.gpus.Shown(shown);
     SLUICE_RETURN_IF_ERROR(options_.gpus.May(gpus, hello->gpu.value()));
     gpus_[id].merge(gpus);  // also of a Hello that policy refuses

@@ -72,6 +72,11 @@ struct DeviceInfo {
   std::string link;
   // Of compute, as NVIDIA counts it, without the point: 90; 0: simulated.
   int capability = 0;
+  // An instance of a GPU (MIG), of which CUDA shows a process one.
+  bool is_instance = false;
+  // Why it cannot be used, ending with ": " and the command that mends it;
+  // empty: it can. With a fault all but the index is unknown.
+  std::string fault;
 };
 
 // Opaque handles. 0 is "none".
@@ -99,9 +104,9 @@ struct CallCounters {
   absl::Duration stall;  // time compute streams waited for events (sim only)
 };
 
-// What pinned host memory is here. Each process finds out by itself, and those
-// that share memory must have found the same: the kinds are pinned in different
-// ways.
+// What pinned host memory is here. Processes that share memory must have the
+// same kind, for each is pinned in another way: a rank takes memfd where its
+// daemon does.
 struct HostMemoryKind {
   // On cuda "HOST_NUMA", which the driver makes, or "memfd", which every
   // process pins by itself. Empty: the driver knows one kind alone (sim).
@@ -109,6 +114,8 @@ struct HostMemoryKind {
   // Why it is the lesser one, "memfd"; else empty.
   std::string why;
 };
+// Such a reason: it was chosen.
+inline constexpr char kToldSo[] = "as host_memory in [device] says";
 
 // How much of a place is taken: by everyone, not only by this process.
 struct MemoryUse {
@@ -259,8 +266,13 @@ class Driver {
 absl::StatusOr<std::unique_ptr<Driver>> OpenSimDriver(
     const std::string& directory);
 
+// kAuto: HOST_NUMA where the driver makes it, else memfd.
+enum class HostMemoryChoice { kAuto, kMemfd };
+
 // The real driver; Unavailable with the reason (no libcuda.so.1, no device,
-// driver too old) where there is none.
-absl::StatusOr<std::unique_ptr<Driver>> OpenCudaDriver();
+// driver too old) where there is none. GPUs that cannot be used beside others
+// that can have a fault (DeviceInfo).
+absl::StatusOr<std::unique_ptr<Driver>> OpenCudaDriver(
+    HostMemoryChoice host = HostMemoryChoice::kAuto);
 
 }  // namespace sluice::device

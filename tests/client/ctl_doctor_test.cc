@@ -143,6 +143,13 @@ std::vector<Case> Cases() {
          f.driver.module_loaded = false;
        },
        Health::kProblem, "(/dev/nvidia0)", "sudo modprobe nvidia-uvm"},
+      {"driver",
+       [](Facts& f) {
+         f.daemon.gpu_faults = {"GPU 3 (46: lost) is gone: nvidia-smi -q",
+                                "GPU 4 too: nvidia-smi -q"};
+       },
+       Health::kProblem, "GPU 3 (46: lost) is gone, and 1 more",
+       "nvidia-smi -q"},
       {"driver", [](Facts& f) { f.daemon.driver = "sim"; }, Health::kWarning,
        "sluiced simulates its GPUs", "sudo systemctl restart sluiced"},
       {"persistence mode",

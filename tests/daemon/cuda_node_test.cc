@@ -1,7 +1,9 @@
 // What the daemon takes a machine with GPUs for: the cuda driver on the strict
 // fake, beside a /sys of folders and files.
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <tuple>
 
 #include "daemon/core/links.h"
 #include "daemon/node.h"
@@ -16,13 +18,15 @@ namespace {
 
 using ::sluice::testing::StatusIs;
 using ::sluice::testing::TempDir;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 // A test in one process plays several nodes: what one changes, the next says.
-constexpr char kGpus[] = "gpus=2,memory_mib=4096,host_numa=1";
+constexpr char kGpus[] =
+    "gpus=2,memory_mib=4096,host_numa=1,lose=-1,mig=0,compute_mode=0";
 
 void WriteMemoryInfo(const TempDir& root, Bytes total, Bytes available) {
   std::filesystem::create_directories(root.path() + "/proc");
@@ -33,6 +37,7 @@ void WriteMemoryInfo(const TempDir& root, Bytes total, Bytes available) {
 
 absl::StatusOr<Node> OpenCuda(const TempDir& root, Config config = {},
                               const char* machine = kGpus) {
+  fake_cuda::fake_cuda_set(kGpus);
   fake_cuda::fake_cuda_set(machine);
   if (!std::filesystem::exists(root.path() + "/proc/meminfo")) {
     WriteMemoryInfo(root, GiB(4), GiB(3));
@@ -131,6 +136,130 @@ TEST(CudaNode, ItSaysWhyHostMemoryIsOfTheLesserKind) {
       lesser.config.warnings,
       ElementsAre("host memory is of kind memfd, which every rank pins by "
                   "itself (the driver offers no HOST_NUMA memory)"));
+}
+
+TEST(CudaNode, MemoryWithoutCoresIsNamedAndLeftOut) {
+  const TempDir root;
+  WriteMemoryInfo(root, GiB(12), GiB(11));
+  const std::string node = root.path() + "/sys/devices/system/node/node";
+  for (const auto& [number, cores, gib] :
+       {std::tuple("0", "0-3", 4), std::tuple("1", "", 8)}) {
+    std::filesystem::create_directories(node + number);
+    std::ofstream(node + number + "/cpulist") << cores << "\n";
+    std::ofstream(node + number + "/meminfo")
+        << "Node " << number << " MemTotal: " << (gib << 20) << " kB\n";
+  }
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Node found, OpenCuda(root));
+  ASSERT_EQ(found.config.hosts.size(), 1u);
+  EXPECT_EQ(found.config.hosts[0].pool, GiB(2));
+  EXPECT_THAT(found.config.warnings,
+              ElementsAre(AllOf(HasSubstr("NUMA node 1 has 8 GiB"),
+                                EndsWith(": numactl -H"))));
+}
+
+TEST(CudaNode, HostMemoryIsAMemfdWhereTheConfigurationSaysSo) {
+  const TempDir root;
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const Config config,
+      ParseConfig("[device]\nhost_memory = \"memfd\"\n", "c.toml"));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Node node, OpenCuda(root, config));
+  EXPECT_EQ(node.driver->HostMemory().name, "memfd");
+  EXPECT_EQ(node.driver->HostMemory().why, device::kToldSo);
+}
+
+// Guards against one lost GPU that keeps the daemon from serving the others.
+TEST(CudaNode, OneLostGpuOfEightKeepsItsNumberAndTheOthersAreServed) {
+  const TempDir root;
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const Node node, OpenCuda(root, {}, "gpus=8,memory_mib=4096,lose=3"));
+  ASSERT_EQ(node.config.gpus.size(), 8u);
+  for (const GpuConfig& gpu : node.config.gpus) {
+    EXPECT_EQ(gpu.pool, GiB(3));
+    EXPECT_EQ(gpu.fault.empty(), gpu.index != DeviceIndex(3));
+  }
+  EXPECT_THAT(node.config.gpus[3].fault,
+              AllOf(HasSubstr("GPU 3 does not answer (cuDeviceGet of GPU 3: "
+                              "CUDA_ERROR_DEVICE_UNAVAILABLE"),
+                    EndsWith(": nvidia-smi -q")));
+  EXPECT_THAT(node.config.warnings,
+              ElementsAre(EndsWith(node.config.gpus[3].fault)));
+  Config config;  // with a link that was measured while it was there
+  config.cuda.links = {
+      {.name = "pci-0000:3d:00.0", .h2d_bytes_per_second = 20e9}};
+  EXPECT_THAT(OpenCuda(root, config, "gpus=8,memory_mib=4096,lose=3").status(),
+              sluice::testing::IsOk());
+  EXPECT_THAT(
+      node.driver->Create(device::Placement::Gpu(DeviceIndex(3)),
+                          node.config.granularity),
+      StatusIs(absl::StatusCode::kUnavailable, HasSubstr("nvidia-smi -q")));
+}
+
+TEST(CudaNode, GpusOfOneProcessAreRefusedWithTheCommandThatMendsIt) {
+  const TempDir root;
+  EXPECT_THAT(
+      OpenCuda(root, {}, "compute_mode=3"),
+      StatusIs(absl::StatusCode::kUnavailable,
+               EndsWith(": sudo nvidia-smi -i "
+                        "GPU-fafafafa-fafa-fafa-fafa-fafafafafa00 -c 0")));
+}
+
+// Sets a variable while it lives.
+class Variable {
+ public:
+  Variable(const char* name, const char* value) : name_(name) {
+    setenv(name, value, 1);
+  }
+  Variable(const Variable&) = delete;
+  ~Variable() { unsetenv(name_); }
+
+ private:
+  const char* const name_;
+};
+
+TEST(CudaNode, ItServesTheGpusThatCudaVisibleDevicesLeaves) {
+  constexpr char kFrom4On[] =
+      "GPU-fafafafa-fafa-fafa-fafa-fafafafafa04,"
+      "GPU-fafafafa-fafa-fafa-fafa-fafafafafa05,"
+      "GPU-fafafafa-fafa-fafa-fafa-fafafafafa06,"
+      "GPU-fafafafa-fafa-fafa-fafa-fafafafafa07";
+  const TempDir root;
+  for (const char* visible : {"4,5,6,7", kFrom4On}) {
+    const Variable variable("CUDA_VISIBLE_DEVICES", visible);
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Node node,
+                                OpenCuda(root, {}, "gpus=8,memory_mib=4096"));
+    ASSERT_EQ(node.config.gpus.size(), 4u);
+    EXPECT_THAT(node.config.gpus[0].uuid, EndsWith("04"));
+    EXPECT_THAT(node.config.gpus[3].uuid, EndsWith("07"));
+    EXPECT_THAT(node.config.warnings,
+                ElementsAre(AllOf(HasSubstr(visible), HasSubstr("4 GPUs"),
+                                  EndsWith(": unset CUDA_VISIBLE_DEVICES"))));
+  }
+  const Variable variable("CUDA_VISIBLE_DEVICES", "GPU-0");
+  EXPECT_THAT(OpenCuda(root),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       AllOf(HasSubstr("CUDA_VISIBLE_DEVICES is 'GPU-0'"),
+                             EndsWith(": nvidia-smi -L"))));
+}
+
+TEST(CudaNode, AnInstanceOfAGpuIsAGpuByItsOwnName) {
+  constexpr char kInstances[] = "gpus=2,memory_mib=4096,mig=1";
+  constexpr char kSecond[] = "MIG-fafafafa-fafa-fafa-fafa-fafafafafa01";
+  const TempDir root;
+  {
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Node node,
+                                OpenCuda(root, {}, kInstances));
+    ASSERT_EQ(node.config.gpus.size(), 1u);
+    EXPECT_EQ(node.config.gpus[0].uuid,
+              "MIG-fafafafa-fafa-fafa-fafa-fafafafafa00");
+    EXPECT_THAT(node.config.warnings,
+                ElementsAre(AllOf(HasSubstr(node.config.gpus[0].uuid),
+                                  HasSubstr("CUDA_VISIBLE_DEVICES"),
+                                  EndsWith(": nvidia-smi -L"))));
+  }
+  const Variable variable("CUDA_VISIBLE_DEVICES", kSecond);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Node node, OpenCuda(root, {}, kInstances));
+  ASSERT_EQ(node.config.gpus.size(), 1u);
+  EXPECT_EQ(node.config.gpus[0].uuid, kSecond);
 }
 
 TEST(CudaNode, ItsLinksAreWhatSysfsTells) {

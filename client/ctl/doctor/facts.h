@@ -38,6 +38,8 @@ struct DaemonFacts {
   // What pinned host memory is, and why it is the lesser kind; empty:
   // simulated, or it did not say.
   std::string host_memory, host_memory_why;
+  // Why GPUs cannot be used, each ending with ": " and what mends it.
+  std::vector<std::string> gpu_faults;
   // Processes that have memory and no session.
   struct Holder {
     int pid = 0;

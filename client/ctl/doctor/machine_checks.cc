@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_split.h"
 #include "client/ctl/doctor/check.h"
+#include "kernels/device/driver.h"
 #include "proto/base/text.h"
 
 namespace sluice::ctl {
@@ -27,6 +28,14 @@ Finding CheckDriver(const Facts& facts) {
                     driver.device, driver.fault),
         driver.module_loaded ? "sudo nvidia-modprobe -u -c 0 && nvidia-smi"
                              : "sudo modprobe nvidia-uvm");
+  }
+  if (Reached(facts) && !facts.daemon.gpu_faults.empty()) {
+    const std::string& first = facts.daemon.gpu_faults.front();
+    const size_t end = first.rfind(": ");
+    const size_t more = facts.daemon.gpu_faults.size() - 1;
+    return Problem(first.substr(0, end) +
+                       (more > 0 ? fmt::format(", and {} more", more) : ""),
+                   first.substr(end + 2));
   }
   if (Reached(facts) && facts.daemon.driver == "sim") {
     return Warning(
@@ -184,6 +193,9 @@ Finding CheckHostMemory(const Facts& facts) {
   if (daemon.driver == "sim") return Ok("simulated");
   if (daemon.host_memory.empty()) return Ok("this sluiced does not tell");
   if (daemon.host_memory_why.empty()) return Ok(daemon.host_memory);
+  if (daemon.host_memory_why == device::kToldSo) {
+    return Ok(daemon.host_memory + ", " + daemon.host_memory_why);
+  }
   return Warning(
       fmt::format("{}, which every rank pins by itself when it leases: {}",
                   daemon.host_memory, daemon.host_memory_why),

@@ -170,6 +170,10 @@ absl::StatusOr<DaemonFacts> ToldDaemon(const std::string& snapshot) {
                                      each.at("host_bytes").get<int64_t>())});
     }
     ReadLinkFacts(node, facts);
+    for (const json& gpu : node.value("gpus", json::array())) {
+      const json fault = gpu.value("fault", json());
+      if (!fault.is_null()) facts.gpu_faults.push_back(fault);
+    }
     for (const json& host : node.at("host")) {
       facts.host_pools += Bytes(host.at("total_bytes").get<int64_t>());
     }

@@ -238,7 +238,7 @@ absl::Status AddressSpace::Allow(Address address, Bytes size,
   }
   const Placement where = tiles.front()->second.memory->where();
   std::array<AccessDescription, 2> access = {
-      {{{kLocationDevice, contexts_->devices()[device.value()]},
+      {{{kLocationDevice, contexts_->gpus()[device.value()].device},
         kAccessReadWrite},
        {{kLocationHostNuma, static_cast<int>(where.ordinal)},
         kAccessReadWrite}}};

@@ -2,32 +2,45 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "proto/base/status.h"
 
 namespace sluice::device::cuda {
 
 Contexts::~Contexts() {
   const MutexLock lock(mutex_);
-  for (const auto& [device, context] : contexts_) {
+  for (const auto& [gpu, context] : contexts_) {
     library_->functions().cuDevicePrimaryCtxRelease_v2(
-        devices_[device.value()]);
+        gpus_[gpu.value()].device);
   }
 }
 
-absl::StatusOr<Context> Contexts::Of(DeviceIndex device) {
-  if (device.value() >= devices_.size()) {
-    return absl::InvalidArgumentError(
-        fmt::format("there is no GPU {}; the node has {}", device.value(),
-                    devices_.size()));
+DeviceIndex Contexts::first() const {
+  const auto usable = std::ranges::find_if(
+      gpus_, [](const Gpu& gpu) { return gpu.fault.ok(); });
+  return DeviceIndex(static_cast<uint64_t>(usable - gpus_.begin()));
+}
+
+absl::StatusOr<Device> Contexts::DeviceOf(DeviceIndex gpu) const {
+  if (gpu.value() >= gpus_.size()) {
+    return absl::InvalidArgumentError(fmt::format(
+        "there is no GPU {}; the node has {}", gpu.value(), gpus_.size()));
   }
+  const Gpu& found = gpus_[gpu.value()];
+  SLUICE_RETURN_IF_ERROR(found.fault);
+  return found.device;
+}
+
+absl::StatusOr<Context> Contexts::Of(DeviceIndex gpu) {
+  SLUICE_ASSIGN_OR_RETURN(const Device device, DeviceOf(gpu));
   const MutexLock lock(mutex_);
-  const auto it = contexts_.find(device);
+  const auto it = contexts_.find(gpu);
   if (it != contexts_.end()) return it->second;
   Context context = nullptr;
   SLUICE_CUDA(library_, cuDevicePrimaryCtxRetain,
-              fmt::format("of GPU {}", device.value()), &context,
-              devices_[device.value()]);
-  contexts_.emplace(device, context);
+              fmt::format("of GPU {}", gpu.value()), &context, device);
+  contexts_.emplace(gpu, context);
   return context;
 }
 
@@ -39,7 +52,7 @@ absl::StatusOr<Context> Contexts::Any() {
     const MutexLock lock(mutex_);
     if (!contexts_.empty()) return contexts_.begin()->second;
   }
-  return Of(DeviceIndex(0));
+  return Of(first());
 }
 
 absl::StatusOr<ContextScope> ContextScope::Enter(

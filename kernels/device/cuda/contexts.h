@@ -14,26 +14,38 @@
 
 namespace sluice::device::cuda {
 
+// A GPU of this process. One that cannot be used keeps its number, so that the
+// others keep theirs.
+struct Gpu {
+  Device device = 0;
+  absl::Status fault;  // Unavailable: it cannot be used, and `device` is none
+};
+
 // Thread safety: thread-safe.
 class Contexts {
  public:
-  Contexts(const LoadedLibrary* library, std::vector<Device> devices)
-      : library_(library), devices_(std::move(devices)) {}
+  // REQUIRES: one of them can be used.
+  Contexts(const LoadedLibrary* library, std::vector<Gpu> gpus)
+      : library_(library), gpus_(std::move(gpus)) {}
   ~Contexts();
   Contexts(const Contexts&) = delete;
   Contexts& operator=(const Contexts&) = delete;
 
-  const std::vector<Device>& devices() const { return devices_; }
-  // InvalidArgument: no such GPU.
-  absl::StatusOr<Context> Of(DeviceIndex device);
+  const std::vector<Gpu>& gpus() const { return gpus_; }
+  // The first that can be used.
+  DeviceIndex first() const;
+  // InvalidArgument: no such GPU. Unavailable: it cannot be used.
+  absl::StatusOr<Device> DeviceOf(DeviceIndex gpu) const;
+  // Errors as DeviceOf.
+  absl::StatusOr<Context> Of(DeviceIndex gpu);
   // A context for calls that name no GPU: the thread's own, else one that was
-  // made already, else GPU 0's. Who knows the GPU asks for its own (Of): else
-  // a rank would open a context on a GPU that is not its.
+  // made already, else the first GPU's. Who knows the GPU asks for its own
+  // (Of): else a rank would open a context on a GPU that is not its.
   absl::StatusOr<Context> Any();
 
  private:
   const LoadedLibrary* const library_;
-  const std::vector<Device> devices_;
+  const std::vector<Gpu> gpus_;
   Mutex mutex_;
   std::map<DeviceIndex, Context> contexts_ ABSL_GUARDED_BY(mutex_);
 };

@@ -4,17 +4,35 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 #include "proto/base/cgroup.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 
 namespace sluice::device::cuda {
 namespace {
 
-// The form of nvidia-smi -L: GPU-8-4-4-4-12.
-std::string UuidText(const Uuid& uuid) {
-  std::string text = "GPU";
+// What CUDA calls an instance of a GPU (MIG): "NVIDIA A100 MIG 3g.20gb". No
+// attribute tells it.
+constexpr char kInstance[] = " MIG ";
+
+absl::StatusOr<std::string> NameOf(const LoadedLibrary* library, Device device,
+                                   const std::string& remark) {
+  char name[256] = {};
+  SLUICE_CUDA(library, cuDeviceGetName, remark, name, sizeof(name), device);
+  return name;
+}
+
+// The form of nvidia-smi -L: GPU-8-4-4-4-12, or MIG-8-4-4-4-12 of an instance.
+absl::StatusOr<std::string> UuidOf(const LoadedLibrary* library, Device device,
+                                   const std::string& remark) {
+  Uuid uuid = {};
+  SLUICE_CUDA(library, cuDeviceGetUuid_v2, remark, &uuid, device);
+  SLUICE_ASSIGN_OR_RETURN(const std::string name,
+                          NameOf(library, device, remark));
+  std::string text = name.find(kInstance) != name.npos ? "MIG" : "GPU";
   for (int i = 0; i < 16; ++i) {
     if (i == 0 || i == 4 || i == 6 || i == 8 || i == 10) text += '-';
     text += fmt::format("{:02x}", static_cast<unsigned char>(uuid.bytes[i]));
@@ -35,44 +53,76 @@ MemoryUse HostUsage() {
   return {.total = memory.total, .used = memory.total - memory.available};
 }
 
-absl::StatusOr<std::vector<Device>> UsableDevices(
-    const LoadedLibrary* library) {
+// Each fault ends with ": " and the command that mends it.
+absl::StatusOr<Gpu> LookAt(const LoadedLibrary* library, int index) {
+  const std::string remark = fmt::format("of GPU {}", index);
+  Device device = 0;
+  SLUICE_CUDA(library, cuDeviceGet, remark, &device, index);
+  for (const int attribute : {kAttributeVirtualMemory, kAttributePosixFd}) {
+    int supported = 0;
+    SLUICE_CUDA(library, cuDeviceGetAttribute, remark, &supported, attribute,
+                device);
+    if (supported != 0) continue;
+    return Gpu{.fault = absl::UnavailableError(fmt::format(
+                   "GPU {} has no virtual memory with descriptors (attribute "
+                   "{}), so Sluice cannot share its memory: nvidia-smi -q",
+                   index, attribute))};
+  }
+  int mode = kComputeModeDefault;
+  SLUICE_CUDA(library, cuDeviceGetAttribute, remark, &mode,
+              kAttributeComputeMode, device);
+  if (mode == kComputeModeDefault) return Gpu{.device = device, .fault = {}};
+  SLUICE_ASSIGN_OR_RETURN(const std::string uuid,
+                          UuidOf(library, device, remark));
+  return Gpu{.fault = absl::UnavailableError(fmt::format(
+                 "GPU {} is not for several processes (compute mode {}), and "
+                 "sluiced has a context beside each rank's: sudo nvidia-smi -i "
+                 "{} -c 0",
+                 index, mode, uuid))};
+}
+
+absl::Status Lost(int index, const absl::Status& why) {
+  return absl::UnavailableError(fmt::format(
+      "GPU {} does not answer ({}); a reset or a reboot may mend it: "
+      "nvidia-smi -q",
+      index, std::string(why.message())));
+}
+
+// CUDA_VISIBLE_DEVICES, where it is why GPUs are not seen.
+std::string HiddenBy() {
+  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (visible == nullptr) return "";
+  return fmt::format(
+      ", and CUDA_VISIBLE_DEVICES is '{}', which hides all from the first on "
+      "that is not there: nvidia-smi -L",
+      Printable(visible));
+}
+
+absl::StatusOr<std::vector<Gpu>> FindGpus(const LoadedLibrary* library) {
   int count = 0;
   SLUICE_CUDA(library, cuDeviceGetCount, "", &count);
-  std::vector<Device> devices;
+  std::vector<Gpu> gpus;
   for (int i = 0; i < count; ++i) {
-    Device device = 0;
-    SLUICE_CUDA(library, cuDeviceGet, fmt::format("of GPU {}", i), &device, i);
-    for (const int attribute : {kAttributeVirtualMemory, kAttributePosixFd}) {
-      int supported = 0;
-      SLUICE_CUDA(library, cuDeviceGetAttribute, fmt::format("of GPU {}", i),
-                  &supported, attribute, device);
-      if (supported != 0) continue;
-      return absl::UnavailableError(fmt::format(
-          "GPU {} has no virtual memory with descriptors (attribute {}): "
-          "Sluice cannot share its memory",
-          i, attribute));
-    }
-    int mode = kComputeModeDefault;
-    SLUICE_CUDA(library, cuDeviceGetAttribute, fmt::format("of GPU {}", i),
-                &mode, kAttributeComputeMode, device);
-    if (mode != kComputeModeDefault) {
-      return absl::UnavailableError(fmt::format(
-          "GPU {} is not for several processes (compute mode {}), and sluiced "
-          "has a context beside each rank's: nvidia-smi -i {} -c 0",
-          i, mode, i));
-    }
-    devices.push_back(device);
+    auto gpu = LookAt(library, i);
+    if (!gpu.ok()) gpu = Gpu{.fault = Lost(i, gpu.status())};
+    gpus.push_back(*std::move(gpu));
   }
-  if (devices.empty()) return absl::UnavailableError("libcuda finds no GPU");
-  return devices;
+  if (gpus.empty()) {
+    return absl::UnavailableError("libcuda finds no GPU" + HiddenBy());
+  }
+  const bool any =
+      std::ranges::any_of(gpus, [](const Gpu& gpu) { return gpu.fault.ok(); });
+  if (!any) return gpus.front().fault;
+  return gpus;
 }
 
 // An initialisation that fails means: no GPU for us, whatever the code.
 absl::Status Initialise(const LoadedLibrary* library) {
   const absl::Status status =
       library->ToStatus(library->functions().cuInit(0), "cuInit");
-  if (!status.ok()) return absl::UnavailableError(status.message());
+  if (!status.ok()) {
+    return absl::UnavailableError(std::string(status.message()) + HiddenBy());
+  }
   int version = 0;
   SLUICE_CUDA(library, cuDriverGetVersion, "", &version);
   if (version >= kOldestDriver) return absl::OkStatus();
@@ -85,18 +135,18 @@ absl::Status Initialise(const LoadedLibrary* library) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Driver>> CudaDriver::Start(
-    std::unique_ptr<LoadedLibrary> library) {
+    std::unique_ptr<LoadedLibrary> library, HostMemoryChoice host) {
   SLUICE_RETURN_IF_ERROR(Initialise(library.get()));
-  SLUICE_ASSIGN_OR_RETURN(auto devices, UsableDevices(library.get()));
+  SLUICE_ASSIGN_OR_RETURN(auto gpus, FindGpus(library.get()));
   return std::unique_ptr<Driver>(
-      new CudaDriver(std::move(library), std::move(devices)));
+      new CudaDriver(std::move(library), std::move(gpus), host));
 }
 
 CudaDriver::CudaDriver(std::unique_ptr<LoadedLibrary> library,
-                       std::vector<Device> devices)
+                       std::vector<Gpu> gpus, HostMemoryChoice host)
     : library_(std::move(library)),
-      contexts_(library_.get(), std::move(devices)),
-      maker_(library_.get(), &contexts_),
+      contexts_(library_.get(), std::move(gpus)),
+      maker_(library_.get(), &contexts_, host),
       addresses_(library_.get(), &contexts_, &maker_) {}
 
 CudaDriver::~CudaDriver() {
@@ -126,12 +176,12 @@ absl::StatusOr<ContextScope> CudaDriver::Enter(DeviceIndex device) {
 // --- devices ---------------------------------------------------------------
 
 absl::StatusOr<DeviceInfo> CudaDriver::Describe(DeviceIndex index) const {
-  const Device device = contexts_.devices()[index.value()];
+  SLUICE_ASSIGN_OR_RETURN(const Device device, contexts_.DeviceOf(index));
   const std::string remark = fmt::format("of GPU {}", index.value());
-  Uuid uuid = {};
-  SLUICE_CUDA(library_, cuDeviceGetUuid_v2, remark, &uuid, device);
-  char name[256] = {};
-  SLUICE_CUDA(library_, cuDeviceGetName, remark, name, sizeof(name), device);
+  SLUICE_ASSIGN_OR_RETURN(const std::string uuid,
+                          UuidOf(library_.get(), device, remark));
+  SLUICE_ASSIGN_OR_RETURN(const std::string name,
+                          NameOf(library_.get(), device, remark));
   char bus[32] = {};
   SLUICE_CUDA(library_, cuDeviceGetPCIBusId, remark, bus, sizeof(bus), device);
   size_t memory = 0;
@@ -145,18 +195,27 @@ absl::StatusOr<DeviceInfo> CudaDriver::Describe(DeviceIndex index) const {
   SLUICE_CUDA(library_, cuDeviceGetAttribute, remark, &minor,
               kAttributeCapabilityMinor, device);
   return DeviceInfo{.index = index,
-                    .uuid = UuidText(uuid),
+                    .uuid = uuid,
                     .name = name,
                     .total_memory = Bytes(static_cast<int64_t>(memory)),
                     .numa = NumaIndex(static_cast<uint64_t>(std::max(numa, 0))),
                     .link = kPciLink + BusText(bus),
-                    .capability = 10 * major + minor};
+                    .capability = 10 * major + minor,
+                    .is_instance = name.find(kInstance) != name.npos};
 }
 
 absl::StatusOr<std::vector<DeviceInfo>> CudaDriver::Devices() {
   std::vector<DeviceInfo> devices;
-  for (size_t i = 0; i < contexts_.devices().size(); ++i) {
-    SLUICE_ASSIGN_OR_RETURN(devices.emplace_back(), Describe(DeviceIndex(i)));
+  for (size_t i = 0; i < contexts_.gpus().size(); ++i) {
+    const absl::StatusOr<DeviceInfo> found = Describe(DeviceIndex(i));
+    if (found.ok()) {
+      devices.push_back(*found);
+      continue;
+    }
+    absl::Status fault = contexts_.gpus()[i].fault;
+    if (fault.ok()) fault = Lost(static_cast<int>(i), found.status());
+    devices.push_back({.index = DeviceIndex(i)});
+    devices.back().fault = std::string(fault.message());
   }
   return devices;
 }
@@ -196,7 +255,7 @@ absl::StatusOr<Bytes> CudaDriver::HeldByOthersOn(Placement where) {
 
 absl::StatusOr<std::map<Placement, Bytes>> CudaDriver::HeldOutside() {
   std::map<Placement, Bytes> held;
-  for (size_t i = 0; i < contexts_.devices().size(); ++i) {
+  for (size_t i = 0; i < contexts_.gpus().size(); ++i) {
     const Placement where = Placement::Gpu(DeviceIndex(i));
     // A lost GPU does not hide what is held of the others.
     const auto on_gpu = HeldByOthersOn(where);
@@ -337,10 +396,10 @@ CallCounters CudaDriver::counters() const {
 
 namespace sluice::device {
 
-absl::StatusOr<std::unique_ptr<Driver>> OpenCudaDriver() {
+absl::StatusOr<std::unique_ptr<Driver>> OpenCudaDriver(HostMemoryChoice host) {
   SLUICE_ASSIGN_OR_RETURN(auto library,
                           cuda::LoadedLibrary::Load("libcuda.so.1"));
-  return cuda::CudaDriver::Start(std::move(library));
+  return cuda::CudaDriver::Start(std::move(library), host);
 }
 
 }  // namespace sluice::device

@@ -22,7 +22,7 @@ class CudaDriver final : public Driver {
  public:
   // Initialises the library: Unavailable where it finds no usable GPU.
   static absl::StatusOr<std::unique_ptr<Driver>> Start(
-      std::unique_ptr<LoadedLibrary> library);
+      std::unique_ptr<LoadedLibrary> library, HostMemoryChoice host);
   ~CudaDriver() override;
 
   std::string_view name() const override { return "cuda"; }
@@ -97,8 +97,8 @@ class CudaDriver final : public Driver {
     bool timed = false;
   };
 
-  CudaDriver(std::unique_ptr<LoadedLibrary> library,
-             std::vector<Device> devices);
+  CudaDriver(std::unique_ptr<LoadedLibrary> library, std::vector<Gpu> gpus,
+             HostMemoryChoice host);
 
   absl::StatusOr<DeviceInfo> Describe(DeviceIndex index) const;
   absl::StatusOr<ContextScope> Enter(DeviceIndex device);

@@ -77,22 +77,28 @@ PhysicalMemory::~PhysicalMemory() {
 
 // --- making ----------------------------------------------------------------
 
-MemoryMaker::MemoryMaker(const LoadedLibrary* library, const Contexts* contexts)
+MemoryMaker::MemoryMaker(const LoadedLibrary* library, const Contexts* contexts,
+                         HostMemoryChoice host)
     : library_(library), contexts_(contexts) {
-  for (const Device device : contexts_->devices()) {
+  for (const Gpu& gpu : contexts_->gpus()) {
     int supported = 0;
     // Of use to a network card only: where it cannot be told, it is not set.
-    library_->functions().cuDeviceGetAttribute(
-        &supported, kAttributeRdmaOfVirtualMemory, device);
+    if (gpu.fault.ok()) {
+      library_->functions().cuDeviceGetAttribute(
+          &supported, kAttributeRdmaOfVirtualMemory, gpu.device);
+    }
     rdma_.push_back(supported != 0);
   }
-  host_ = ProbeHost();
+  host_ = host == HostMemoryChoice::kMemfd ? absl::UnimplementedError(kToldSo)
+                                           : ProbeHost();
 }
 
 absl::Status MemoryMaker::ProbeHost() const {
   int supported = 0;
+  SLUICE_ASSIGN_OR_RETURN(const Device device,
+                          contexts_->DeviceOf(contexts_->first()));
   SLUICE_CUDA(library_, cuDeviceGetAttribute, "of HOST_NUMA", &supported,
-              kAttributeHostNumaVirtualMemory, contexts_->devices().front());
+              kAttributeHostNumaVirtualMemory, device);
   if (supported == 0) {
     return absl::UnimplementedError("the driver offers no HOST_NUMA memory");
   }
@@ -121,7 +127,7 @@ AllocationProperties MemoryMaker::Properties(Placement where) const {
   properties.handle_types = kHandlePosixFd;
   properties.location =
       where.kind == Placement::Kind::kGpu
-          ? Location{kLocationDevice, contexts_->devices()[where.ordinal]}
+          ? Location{kLocationDevice, contexts_->gpus()[where.ordinal].device}
           : Location{kLocationHostNuma, static_cast<int>(where.ordinal)};
   if (where.kind == Placement::Kind::kGpu &&
       rdma_.at(static_cast<size_t>(where.ordinal))) {
@@ -136,10 +142,7 @@ absl::Status MemoryMaker::CheckPlacement(Placement where) const {
     return absl::InvalidArgumentError(
         fmt::format("there is no NUMA node {}", where.ordinal));
   }
-  if (where.ordinal < contexts_->devices().size()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      fmt::format("there is no GPU {}; the node has {}", where.ordinal,
-                  contexts_->devices().size()));
+  return contexts_->DeviceOf(DeviceIndex(where.ordinal)).status();
 }
 
 absl::StatusOr<Bytes> MemoryMaker::Granularity(Placement where) const {
@@ -156,7 +159,7 @@ absl::StatusOr<Bytes> MemoryMaker::Granularity(Placement where) const {
 absl::StatusOr<Bytes> MemoryMaker::Alignment(Placement::Kind kind) const {
   Bytes alignment;
   const size_t places =
-      kind == Placement::Kind::kGpu ? contexts_->devices().size() : 1;
+      kind == Placement::Kind::kGpu ? contexts_->gpus().size() : 1;
   for (size_t i = 0; i < places; ++i) {
     const auto granularity = Granularity({kind, i});
     // A lost GPU maps nothing, and does not keep the others from it.

@@ -60,8 +60,10 @@ using MemoryPointer = std::shared_ptr<PhysicalMemory>;
 // Makes, exports and imports memory. Thread safety: thread-safe.
 class MemoryMaker {
  public:
-  // Probes once whether the driver makes and exports pinned memory.
-  MemoryMaker(const LoadedLibrary* library, const Contexts* contexts);
+  // Probes once whether the driver makes and exports pinned memory, unless
+  // `host` leaves no choice.
+  MemoryMaker(const LoadedLibrary* library, const Contexts* contexts,
+              HostMemoryChoice host);
 
   bool driver_pins_host() const { return host_.ok(); }
   HostMemoryKind HostMemory() const;

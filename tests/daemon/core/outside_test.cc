@@ -48,6 +48,26 @@ TEST(Outside, IsNotFreeAndNotLeasedUntilItComesBack) {
   EXPECT_THAT(node.Lease(a, Gpu(0), MiB(10)), IsOk());
 }
 
+TEST(Outside, NothingIsFreeOfAGpuThatCannotBeUsedAndNoRankAttaches) {
+  NodeConfig config = SmallNode();
+  config.gpus[1].fault = "GPU 1 is lost: nvidia-smi -q";
+  CoreDriver node(config);
+  EXPECT_EQ(node.core.pool(Gpu(1)).free, Bytes(0));
+  Say(node, {});
+  EXPECT_EQ(node.core.pool(Gpu(1)).free, Bytes(0));
+  EXPECT_EQ(node.core.pool(Gpu(0)).free, MiB(16));
+  const auto reply =
+      node.Ask(node.Connect(), HelloRequest{.job = "demo",
+                                            .rank = Rank(0),
+                                            .world_size = 1,
+                                            .local_ranks = 1,
+                                            .gpu = DeviceIndex(1)});
+  EXPECT_THAT(
+      std::get<absl::Status>(*reply),
+      StatusIs(absl::StatusCode::kUnavailable, HasSubstr("nvidia-smi -q")));
+  node.Attach("demo", 0);
+}
+
 TEST(Outside, SaysWhenItWasSeenAndWhenItEnded) {
   CoreDriver node;
   EXPECT_EQ(node.core.TakeSnapshot(nullptr, node.clock.Now()).outside_at,

@@ -68,6 +68,16 @@ TEST(MetricLabels, WhatRanksHaveOutsideTheirLeasesIsOfTheirJob) {
               Not(HasSubstr("sluice_outside_lease_bytes{")));
 }
 
+TEST(MetricLabels, AGpuThatCannotBeUsedIsSaid) {
+  NodeConfig config = SmallNode();
+  config.gpus[1].fault = "it is lost";
+  const std::string text = Scrape(CoreDriver(config), Audience::kAnybody);
+  EXPECT_THAT(text,
+              HasSubstr("sluice_gpu_usable{gpu=\"0\",UUID=\"GPU-a\"} 1\n"));
+  EXPECT_THAT(text,
+              HasSubstr("sluice_gpu_usable{gpu=\"1\",UUID=\"GPU-b\"} 0\n"));
+}
+
 TEST(MetricLabels, TheKindOfHostMemoryIsSaidWhereThereIsMoreThanOne) {
   const CoreDriver node;
   Snapshot snapshot = node.core.TakeSnapshot(nullptr, node.clock.Now());

@@ -63,9 +63,7 @@ SURVIVORS = {
         "a descriptor that is open takes the flag",
     ("memory.cc", "CheckMemfd", "if fstat(fd.get(), &status) != 0"):
         "a descriptor that answered for its seals has a size",
-    ("cuda_driver.cc", "UsableDevices", "if supported != 0"):
-        "the fake's GPUs all have virtual memory with descriptors",
-    ("cuda_driver.cc", "UsableDevices", "if devices.empty()"):
+    ("cuda_driver.cc", "FindGpus", "if gpus.empty()"):
         "where there is no GPU cuInit says so already",
 }
 

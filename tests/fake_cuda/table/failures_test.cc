@@ -130,7 +130,10 @@ absl::Status UseModule(Driver& driver, Stream stream) {
 
 // Everything that the seam offers.
 absl::Status Use(Driver& driver) {
-  SLUICE_RETURN_IF_ERROR(driver.Devices().status());
+  SLUICE_ASSIGN_OR_RETURN(const auto devices, driver.Devices());
+  for (const DeviceInfo& gpu : devices) {
+    if (!gpu.fault.empty()) return absl::UnavailableError(gpu.fault);
+  }
   // HeldOutside asks the same, and leaves out who does not answer.
   for (const DeviceIndex gpu : {DeviceIndex(0), DeviceIndex(1)}) {
     SLUICE_RETURN_IF_ERROR(driver.Usage(Placement::Gpu(gpu)).status());

@@ -18,6 +18,7 @@ namespace {
 
 using ::sluice::testing::IsOk;
 using ::sluice::testing::StatusIs;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr DeviceIndex kFirstGpu(0);
@@ -90,8 +91,26 @@ TEST_F(CudaRefusals, GpusOfOneProcessAreRefusedWithTheCommandThatMendsIt) {
   fake_cuda::fake_cuda_set("compute_mode=3");
   const auto driver = OpenCudaDriver();
   fake_cuda::fake_cuda_set("compute_mode=0");
-  EXPECT_THAT(driver, StatusIs(absl::StatusCode::kUnavailable,
-                               HasSubstr("nvidia-smi -i 0 -c 0")));
+  EXPECT_THAT(driver,
+              StatusIs(absl::StatusCode::kUnavailable,
+                       HasSubstr("nvidia-smi -i GPU-fafafafa-fafa-fafa-fafa-"
+                                 "fafafafafa00 -c 0")));
+}
+
+TEST_F(CudaRefusals, ALostGpuKeepsItsNumberAndItsCallsSayWhatItsFaultIs) {
+  Open("gpus=2,lose=0");
+  fake_cuda::fake_cuda_set("lose=-1");
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto gpus, driver_->Devices());
+  ASSERT_EQ(gpus.size(), 2u);
+  EXPECT_THAT(gpus[0].fault, HasSubstr("CUDA_ERROR_DEVICE_UNAVAILABLE"));
+  EXPECT_EQ(gpus[1].fault, "");
+  for (const absl::Status& refused :
+       {driver_->Create(Placement::Gpu(kFirstGpu), MiB(4)).status(),
+        driver_->Usage(Placement::Gpu(kFirstGpu)).status(),
+        driver_->CreateStream(kFirstGpu).status()}) {
+    EXPECT_EQ(refused.message(), gpus[0].fault);
+  }
+  EXPECT_THAT(driver_->Create(kHostPlacement, MiB(4)), IsOk());
 }
 
 TEST_F(CudaRefusals, ANodeWithoutGpusIsRefused) {
@@ -99,7 +118,8 @@ TEST_F(CudaRefusals, ANodeWithoutGpusIsRefused) {
   const auto driver = OpenCudaDriver();
   unsetenv("CUDA_VISIBLE_DEVICES");
   EXPECT_THAT(driver, StatusIs(absl::StatusCode::kUnavailable,
-                               HasSubstr("CUDA_ERROR_NO_DEVICE")));
+                               AllOf(HasSubstr("CUDA_ERROR_NO_DEVICE"),
+                                     HasSubstr("CUDA_VISIBLE_DEVICES is ''"))));
 }
 
 // What the kernel refuses of host memory that is a memfd.

@@ -216,6 +216,28 @@ TEST_P(OfCuda, ADaemonThatEndsInACallThatHangsLeavesNoSocket) {
   lease.join();
 }
 
+// Guards against a takeover that one lost GPU turns into a frozen daemon.
+TEST_P(TakenOver, ALostGpusMemoryIsNamedAndTheOtherRankGoesOn) {
+  UnderKeeper daemon(Config());
+  const auto first = StartRank(daemon.socket(), 0);
+  const auto second = StartRank(daemon.socket(), 1);
+  ASSERT_TRUE(first->WaitForOutput("same", absl::Seconds(30)));
+  ASSERT_TRUE(second->WaitForOutput("same", absl::Seconds(30)));
+  LoseGpu(0);
+  daemon.daemon(daemon.KillDaemon());
+  ASSERT_TRUE(daemon.WaitForLog("took over 2 sessions")) << daemon.Log();
+  EXPECT_THAT(daemon.Log(), HasSubstr("8 MiB of GPU 0 are held by rank 0"));
+  LetRanksEnd();
+  EXPECT_EQ(first->Join().exit_code, 1);
+  second->ExpectSuccess();
+  EXPECT_THAT(WaitUntilFree(daemon.socket(), 1, absl::Seconds(20)), IsOk());
+  SLUICE_ASSERT_OK_AND_ASSIGN(const wire::Pool lost,
+                              GpuPool(daemon.socket(), 0));
+  EXPECT_EQ(lost.leased_bytes() + lost.quarantined_bytes(), 0u);
+  EXPECT_TRUE(daemon.End());
+  EXPECT_EQ(Findings(), "") << daemon.Log();
+}
+
 // One line from the rank that had it; the other rank and the daemon go on.
 TEST_P(OfCuda, ALostGpuIsOneLineAndTheOtherRankGoesOn) {
   RunningDaemon daemon(kToml);
@@ -236,24 +258,70 @@ TEST_P(OfCuda, ALostGpuIsOneLineAndTheOtherRankGoesOn) {
 }
 
 // Once each of its host leases failed by itself, in the words of an import.
-TEST_P(OfCuda, ARankWhoseDriverMakesOtherHostMemoryIsToldSoAtOnce) {
+// A rank can pin a memfd whatever its driver makes, and takes one where the
+// daemon does.
+TEST_P(OfCuda, ARankWhoseDriverMakesOtherHostMemoryFollowsOrIsToldAtOnce) {
   const bool host_numa = std::get<0>(GetParam());
   RunningDaemon daemon(kToml);
   SetDriver(!host_numa);
-  const ChildResult other = StartRank(daemon.socket(), 0)->Join();
-  EXPECT_EQ(other.exit_code, 1) << other.err;
-  constexpr char kNuma[] = "HOST_NUMA";
-  constexpr char kMemfd[] = "memfd (the driver offers no HOST_NUMA memory)";
-  EXPECT_EQ(
-      other.err,
-      fmt::format("error: sluiced has host memory of kind {}, and this process "
-                  "could map only {}: let both see the same GPUs and driver "
-                  "library, in containers with the same seccomp profile and "
-                  "capabilities\n",
-                  host_numa ? kNuma : kMemfd, host_numa ? kMemfd : kNuma));
+  const auto rank = StartRank(daemon.socket(), 0);
+  if (host_numa) {
+    const ChildResult other = rank->Join();
+    EXPECT_EQ(other.exit_code, 1) << other.err;
+    EXPECT_EQ(other.err,
+              "error: sluiced has host memory of kind HOST_NUMA, and this "
+              "process could map only memfd (the driver offers no HOST_NUMA "
+              "memory): let both see the same GPUs and driver library, in "
+              "containers with the same seccomp profile and capabilities\n");
+  } else {
+    ASSERT_TRUE(rank->WaitForOutput("same", absl::Seconds(30)));
+    LetRanksEnd();
+    rank->ExpectSuccess();
+  }
   ExpectAllIsFree(daemon.socket());
   ExpectEndsWell(daemon);
   EXPECT_EQ(Findings(), "");
+}
+
+std::string Ctl(const std::string& socket,
+                const std::vector<std::string>& what) {
+  std::vector<std::string> words = {BinaryPath("sluicectl"), "--socket",
+                                    socket};
+  words.insert(words.end(), what.begin(), what.end());
+  return Child::Spawn(words)->Join().out;
+}
+
+// Guards against a daemon, and ranks, that one lost GPU keeps from starting.
+TEST_P(OfCuda, AGpuThatIsLostAtTheStartIsNamedAndTheOtherIsServed) {
+  LoseGpu(0);
+  RunningDaemon daemon(kToml);
+  const auto second = StartRank(daemon.socket(), 1);
+  ASSERT_TRUE(second->WaitForOutput("same", absl::Seconds(30)));
+  const ChildResult lost = StartRank(daemon.socket(), 0)->Join();
+  EXPECT_EQ(lost.exit_code, 1);
+  constexpr char kFault[] = "GPU 0 does not answer";
+  EXPECT_THAT(lost.err, AllOf(HasSubstr(kFault), HasSubstr("nvidia-smi -q")));
+  EXPECT_THAT(WholeLines(Ctl(daemon.socket(), {"status"})), HasSubstr(kFault));
+  EXPECT_THAT(Ctl(daemon.socket(), {"doctor"}),
+              MatchesRegex("(.|\n)*GPU 0 does not answer[^\n]*\n"
+                           " *\\$ nvidia-smi -q\n(.|\n)*"));
+  LetRanksEnd();
+  second->ExpectSuccess();
+  daemon.process().Kill(SIGTERM);
+  const ChildResult end = daemon.process().Join();
+  EXPECT_EQ(end.exit_code, 0);
+  EXPECT_THAT(end.err, HasSubstr(kFault));
+  EXPECT_EQ(Findings(), "");
+}
+
+// GPUs have the numbers of nvidia-smi, not of their speed.
+TEST_P(OfCuda, GpusAreCountedAlongThePciBus) {
+  SetDriver(true, ",fastest_last=1");
+  RunningDaemon daemon(kToml);
+  EXPECT_THAT(Ctl(daemon.socket(), {"status", "--json"}),
+              HasSubstr("\"index\":0,\"kept_bytes\":0,\"leased_bytes\":0,"
+                        "\"lingering_bytes\":0,\"link\":\"pci-0000:3a:00.0\""));
+  ExpectEndsWell(daemon);
 }
 
 // The C ABI's compute is the stream that its caller names, and the session's
