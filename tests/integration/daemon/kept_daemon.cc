@@ -127,6 +127,11 @@ void KeptDaemon::Ignore() {
   ignoring_ = true;
 }
 
+void KeptDaemon::Answer() {
+  const MutexLock lock(mutex_);
+  ignoring_ = false;
+}
+
 void KeptDaemon::KillBehind(int messages) {
   const MutexLock lock(mutex_);
   kill_behind_ = messages;

@@ -46,8 +46,10 @@ class KeptDaemon {
   ChildResult CheckState(const std::string& program = "sluiced",
                          const std::string& config = "sluiced.toml") const;
 
-  // From here to its death nothing that it sends is taken or answered.
+  // From here to its death, or to Answer, nothing that it sends is taken or
+  // answered.
   void Ignore();
+  void Answer();  // also what it sent meanwhile
   // It is killed when so many more of its messages have been taken, and what it
   // sent behind them is lost.
   void KillBehind(int messages);
