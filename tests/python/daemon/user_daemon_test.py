@@ -140,12 +140,12 @@ def test_it_serves_gpus_that_its_first_process_does_not_see(folder):
     end(child)
 
 
-def test_an_instance_of_a_gpu_has_its_own(folder):
-    child = start(TELLS, CUDA_VISIBLE_DEVICES="MIG-12/1/0,GPU-3")
-    own = f"{folder}-MIG-12-1-0"
+def test_mig_has_its_own(folder):
+    child = start(TELLS, CUDA_VISIBLE_DEVICES="MIG-1/0,GPU-3")
+    own = f"{folder}-MIG-1-0"
     assert told(child)[0] == f"{own}/session.sock"
     [pid] = processes_of(own)
-    assert b"CUDA_VISIBLE_DEVICES=MIG-12/1/0" in pathlib.Path(
+    assert b"CUDA_VISIBLE_DEVICES=MIG-1/0" in pathlib.Path(
         f"/proc/{pid}/environ").read_bytes()
     end(child)
 

@@ -186,7 +186,7 @@ def test_a_plan_that_does_not_fit_has_its_own_exit_status(tmp_path):
 
 
 @pytest.mark.parametrize("kind, said", [
-    ("mixtral", "num_local_experts"), ("gemma2", "attn_logit_softcapping"),
+    ("mixtral", "8 experts"), ("gemma2", "attn_logit_softcapping"),
     ("phi", "model_type"), ("deepseek_v3", "n_routed_experts"),
     ("mistral", "sliding_window")])
 def test_plan_refuses_an_unknown_model_shape(tmp_path, kind, said):
