@@ -26,7 +26,8 @@ namespace {
 
 // How often deadlines are looked at, and between two snapshots.
 constexpr absl::Duration kTick = absl::Milliseconds(50);
-// What a peer may still send after its answer is there.
+// What a peer may still send after its answer is there, and for how long.
+constexpr size_t kMaxThrownAway = 1 << 20;
 constexpr absl::Duration kEndLimit = absl::Seconds(1);
 
 // In the order in which they make room for others.
@@ -49,7 +50,7 @@ struct Connection {
   bool head_only = false;
   std::string head;
   std::shared_ptr<const Page> page;
-  size_t sent = 0;
+  size_t sent = 0, thrown_away = 0;
 
   void Answer(std::shared_ptr<const Page> answer, absl::Time now);
   void Refuse(HttpStatus status, std::string_view why, absl::Time now);
@@ -89,6 +90,10 @@ void Connection::Read(absl::Time now) {
       recv(socket.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (got <= 0) state = State::kOver;
+  if (state == State::kEnding) {
+    thrown_away += static_cast<size_t>(got);
+    if (thrown_away > kMaxThrownAway) state = State::kOver;
+  }
   if (state != State::kReading) return;
   request.append(buffer.data(), static_cast<size_t>(got));
   const auto read = ReadHttpRequest(request);

@@ -73,11 +73,11 @@ TEST(DaemonCheckConfig, SaysWhatAStartWouldSayAndTouchesNothing) {
     EXPECT_THAT(bad.err, HasSubstr(says));
   }
   // All that eight GPUs and two NUMA nodes have is kept for the next daemon by
-  // a store of 2,000.
+  // the store of the unit.
   EXPECT_THAT(check("[sim]\ngpus = 8\ngpu_memory = \"80GiB\"\n"
                     "numa_nodes = 2\nhost_memory = \"1TiB\"\n")
                   .out,
-              HasSubstr("extents of 640 MiB and of 4 GiB of host memory"));
+              HasSubstr("extents of 640 MiB and of 1 GiB of host memory"));
   EXPECT_FALSE(std::filesystem::exists(run));
 }
 
