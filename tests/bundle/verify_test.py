@@ -194,8 +194,8 @@ class Faults(Verify):
         self.expect_fails("doctor", "DEVICE_UNAVAILABLE", fake="gpus=2,lose=1")
 
     def test_an_exclusive_gpu_has_its_remedy(self):
-        self.expect_fails("doctor", "compute mode.*nvidia-smi -i 0 -c 0",
-                          fake="compute_mode=3")
+        self.expect_fails("doctor", r"compute mode.*remedy: nvidia-smi "
+                          r"-i GPU-\S+ -c 0$", fake="compute_mode=3")
 
     def test_a_granularity_that_cannot_be_lent(self):
         self.expect_fails("doctor", "granularity is 3145728 bytes",

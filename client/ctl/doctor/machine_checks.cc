@@ -22,12 +22,15 @@ Finding CheckDriver(const Facts& facts) {
     return Ok("no NVIDIA GPU here: GPUs are simulated");
   }
   if (!driver.fault.empty()) {
+    // A fault of a GPU alone ends with what mends it.
+    const size_t remedy = driver.fault.rfind(": sudo ");
     return Problem(
         fmt::format("this machine has an NVIDIA GPU ({}), but its driver "
                     "cannot be used: {}",
-                    driver.device, driver.fault),
-        driver.module_loaded ? "sudo nvidia-modprobe -u -c 0 && nvidia-smi"
-                             : "sudo modprobe nvidia-uvm");
+                    driver.device, driver.fault.substr(0, remedy)),
+        remedy != std::string::npos ? driver.fault.substr(remedy + 2)
+        : driver.module_loaded ? "sudo nvidia-modprobe -u -c 0 && nvidia-smi"
+                               : "sudo modprobe nvidia-uvm");
   }
   if (Reached(facts) && !facts.daemon.gpu_faults.empty()) {
     const std::string& first = facts.daemon.gpu_faults.front();

@@ -60,6 +60,9 @@ std::string Text(const Hardware& hardware, std::string_view base) {
       "\n[kernels]\n" + line("matmul", hardware.matmul_efficiency, false) +
       line("attention_forward", hardware.attention_forward_efficiency, false) +
       line("attention_backward", hardware.attention_backward_efficiency, false);
+  if (hardware.torch_attention < 1) {
+    text += line("torch_attention", hardware.torch_attention, false);
+  }
   text += fmt::format("\n[node]\ngpus = {}  # those that nobody used\n",
                       hardware.gpus_per_node) +
           line("host_memory_bytes", hardware.host_memory_bytes, true);
