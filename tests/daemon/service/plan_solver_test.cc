@@ -6,13 +6,13 @@
 
 #include <fstream>
 #include <functional>
+#include <future>
 #include <iterator>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -190,11 +190,11 @@ TEST_F(PlanSolverTurns, AStoppedWorkerIsKilledAtOnce) {
   Solve(1, 1);
   const std::vector<pid_t> pids = Started(1);
   ASSERT_EQ(pids.size(), 1u);
-  const auto done = std::make_shared<absl::Notification>();
-  codec_->Run([done] { done->WaitForNotification(); });
+  std::promise<void> done;
+  codec_->Run([over = done.get_future().share()] { over.wait(); });
   Do([this] { solver_->Stop(PlanRoundId(1)); });
   EXPECT_TRUE(IsZombieSoon(pids[0]));
-  done->Notify();
+  done.set_value();
 }
 
 }  // namespace

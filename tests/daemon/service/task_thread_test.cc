@@ -1,7 +1,8 @@
 // Tasks of a thread beside the loop, and its end.
 #include "daemon/service/threads/task_thread.h"
 
-#include "absl/synchronization/notification.h"
+#include <future>
+
 #include "gtest/gtest.h"
 
 namespace sluice::daemon {
@@ -9,14 +10,14 @@ namespace {
 
 TEST(TaskThread, FinishWaitsForTheRunningTaskAsLongAsItMay) {
   TaskThread thread("task");
-  absl::Notification runs, ends;
+  std::promise<void> runs, ends;
   thread.Run([&] {
-    runs.Notify();
-    ends.WaitForNotification();
+    runs.set_value();
+    ends.get_future().wait();
   });
-  runs.WaitForNotification();
+  runs.get_future().wait();
   EXPECT_FALSE(thread.Finish(absl::Milliseconds(1)));
-  ends.Notify();
+  ends.set_value();
   EXPECT_TRUE(thread.Finish(absl::Seconds(20)));
 }
 
