@@ -21,7 +21,7 @@ TARGET = 1.15  # times the step with states in HBM
 COPIES = 0.8  # of a step's compute, one way
 ROUNDS, STEPS = 3, 4  # the first step of a run touches the memory
 MODEL = ("--layers 16 --hidden 256 --heads 8 --kv-heads 2 --ffn 688 --dtype "
-         "bf16 --seq-len 2048 --chunk 512 --alpha 0 --no-keep --threads 1 "
+         "bf16 --seq-len 512 --chunk 128 --alpha 0 --no-keep --threads 1 "
          "--clip 1").split()
 STATES = 128 * MIB  # of fp32 weights, m and v
 HBM = {"hbm": "400MiB", "host": "120MiB"}
