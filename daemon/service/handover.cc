@@ -120,6 +120,7 @@ absl::Status Handover::MakeState() {
 void Handover::Begin(Core& core, absl::Time now) {
   if (!store_->keeps()) return;
   begun_ = true;
+  if (unstored_) return;  // Save makes the store whole first
   if (state_ == nullptr) {
     const absl::Status made = MakeState();
     if (!made.ok()) return Fail(made);

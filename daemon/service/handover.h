@@ -77,7 +77,8 @@ class Handover {
   void Save(Core& core, absl::Time now);
   // When Save wants to be called though nothing changed.
   absl::Time deadline() const {
-    return try_again_at_.value_or(absl::InfiniteFuture());
+    return begun_ ? try_again_at_.value_or(absl::InfiniteFuture())
+                  : absl::InfiniteFuture();
   }
   // Jobs whose profiles and plans are not saved, since it was asked last.
   std::vector<LeftOut> TakeLeftOut();

@@ -246,6 +246,14 @@ TEST_F(HandoverTest, AStoreThatAnswersLateIsAskedAgain) {
   EXPECT_EQ(SessionsIn(state_), 1u);
 }
 
+// Wrong once: the loop turned without a pause until the daemon had ended.
+TEST_F(HandoverTest, AFaultAfterTheEndIsNotTriedAgain) {
+  handover_->LeaveNothing([] {});
+  handover_->CannotKeep("e1", absl::InternalError("no descriptor of it"));
+  RunTasks();
+  EXPECT_EQ(handover_->deadline(), absl::InfiniteFuture());
+}
+
 TEST_F(HandoverTest, WhoEndsTriesNoMore) {
   AttachMany();
   ASSERT_TRUE(IsGivenUp());
