@@ -173,6 +173,32 @@ absl::StatusOr<Hardware> ReadHardware(std::string_view toml,
   return FromTable(parsed.table(), source);
 }
 
+std::string WriteHardware(
+    const Hardware& hardware,
+    absl::FunctionRef<std::string(std::string_view key)> remark) {
+  std::string text = fmt::format("name = \"{}\"\nnote = \"{}\"\n",
+                                 hardware.name, hardware.note);
+  std::string_view table;
+  const auto add = [&](std::string_view name, auto value) {
+    text += fmt::format("{} = {}  # {}\n", name, value,
+                        remark(fmt::format("{}.{}", table, name)));
+  };
+  for (const HardwareKey& key : kKeys) {
+    const double value = hardware.*key.value;
+    if (key.optional && value == Hardware().*key.value) continue;
+    if (key.table != table) {
+      table = key.table;
+      text += fmt::format("\n[{}]\n", table);
+      if (table == "node") add("gpus", hardware.gpus_per_node);
+      if (table == "kernels" && hardware.attention_head_dim > 0) {
+        add(kHeadDim, hardware.attention_head_dim);
+      }
+    }
+    add(key.name, value);
+  }
+  return text;
+}
+
 absl::StatusOr<Hardware> FindHardware(std::string_view name) {
   std::string_view meant = name;
   for (const auto& [other, profile] : kOtherNames) {

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 
 namespace sluice::planner::train {
@@ -95,6 +96,12 @@ struct Hardware {
 // text in messages.
 absl::StatusOr<Hardware> ReadHardware(std::string_view toml,
                                       std::string_view source);
+
+// A profile that ReadHardware reads as `hardware`; behind each value stands
+// what `remark` says of its key ("gpu.memory_bytes").
+std::string WriteHardware(
+    const Hardware& hardware,
+    absl::FunctionRef<std::string(std::string_view key)> remark);
 
 // A shipped profile; NotFound lists the names. "a100-80g" and "a100-40g" are
 // read as DGX A100s: the names belonged to FPDT's cluster once.

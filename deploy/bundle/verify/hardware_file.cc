@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cctype>
+#include <iterator>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -44,38 +47,20 @@ std::string Plain(const std::string& name) {
   return plain.empty() ? "gpu" : plain;
 }
 
+constexpr std::string_view kMeasured[] = {
+    "gpu.memory_bytes", "node.host_memory_bytes", "links.host_bytes_per_s"};
+
 std::string Text(const Hardware& hardware, std::string_view base) {
-  const auto line = [&](const char* key, double value, bool measured) {
-    return fmt::format("{} = {}  # {}\n", key, value,
-                       measured ? "measured" : std::string(base));
-  };
-  std::string text = fmt::format(
-      "# Of ./verify. A line says whether its value was measured or is that of "
-      "the\n# shipped profile {}.\nname = \"{}\"\nnote = \"{}\"\n",
-      base, hardware.name, hardware.note);
-  text += "\n[gpu]\n" + line("peak_flops", hardware.peak_flops, false) +
-          line("memory_bytes", hardware.memory_bytes, true) +
-          line("memory_bytes_per_s", hardware.memory_bytes_per_s, false);
-  text +=
-      "\n[kernels]\n" + line("matmul", hardware.matmul_efficiency, false) +
-      line("attention_forward", hardware.attention_forward_efficiency, false) +
-      line("attention_backward", hardware.attention_backward_efficiency, false);
-  if (hardware.torch_attention < 1) {
-    text += line("torch_attention", hardware.torch_attention, false);
-  }
-  text += fmt::format("\n[node]\ngpus = {}  # those that nobody used\n",
-                      hardware.gpus_per_node) +
-          line("host_memory_bytes", hardware.host_memory_bytes, true);
-  text += "\n[links]\n" +
-          line("host_bytes_per_s", hardware.host_link_bytes_per_s, true) +
-          line("gpu_bytes_per_s", hardware.gpu_link_bytes_per_s, false) +
-          line("network_bytes_per_s", hardware.network_bytes_per_s, false) +
-          line("ring_bytes_per_s", hardware.ring_bytes_per_s, false);
-  if (hardware.reorganisation_s_per_byte > 0) {
-    text += "\n[allocator]\n" + line("reorganisation_s_per_byte",
-                                     hardware.reorganisation_s_per_byte, false);
-  }
-  return text;
+  return fmt::format(
+             "# Of ./verify. A line says whether its value was measured or is "
+             "that of the\n# shipped profile {}.\n",
+             base) +
+         planner::train::WriteHardware(hardware, [&](std::string_view key) {
+           if (key == "node.gpus") return std::string("those that nobody used");
+           return std::ranges::find(kMeasured, key) != std::end(kMeasured)
+                      ? std::string("measured")
+                      : std::string(base);
+         });
 }
 
 }  // namespace
