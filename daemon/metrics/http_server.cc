@@ -234,7 +234,7 @@ void HttpServer::Server::Run() {
         const short events = ready++->revents;
         if (events & POLLOUT) c.Write(clock.Now());
         if (events & POLLIN) c.Read(clock.Now());
-        // Both ways are shut: nobody reads an answer.
+        // Both ways are shut: an answer would not be read.
         if (events & (POLLHUP | POLLERR)) c.state = State::kOver;
       }
       if (somebody_waits) Accept(listener);
@@ -248,7 +248,7 @@ void HttpServer::Server::Run() {
 void HttpServer::Server::Accept(Listener& listener) {
   for (size_t i = 0; i < listener.most; ++i) {
     pollfd waits = {listener.socket.get(), POLLIN, 0};
-    if (poll(&waits, 1, 0) != 1) return;  // nobody is crowded out for nobody
+    if (poll(&waits, 1, 0) != 1) return;  // none goes for none
     if (listener.connections.size() >= listener.most && !MakeRoom(listener)) {
       return;
     }

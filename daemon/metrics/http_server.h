@@ -2,8 +2,8 @@
 // reaches it) and on a unix socket (everything, for those who may open it).
 //
 // How it works. One thread serves all connections by poll and makes the pages:
-// one snapshot, at most every 50 ms, for all who asked until then. Where the
-// daemon's loop does not answer, that is at most two seconds for everybody.
+// one snapshot, at most every 50 ms, for all requests until then. Where the
+// daemon's loop does not answer, each of them takes at most two seconds.
 // Each listener has a bounded number of connections. When all are taken, the
 // oldest that has its answer, then that still sends its request, then that
 // still reads its answer, makes room; while all wait for a page, new ones wait

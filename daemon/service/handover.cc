@@ -223,7 +223,7 @@ void Handover::StoreAgain(Core& core, absl::Time now) {
     return SaveAll(core, now);
   }
   if (now < *try_again_at_) return;
-  core.TouchAll();  // until it is saved nobody asks what changed
+  core.TouchAll();  // no change is asked for until it is saved
   try_again_at_ = now + kStoreAgain;
   std::erase_if(refused_, [this](const auto& each) {
     const auto& [name, fd] = each;
