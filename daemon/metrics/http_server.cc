@@ -224,8 +224,11 @@ absl::Duration HttpServer::Server::Timeout() const {
 void HttpServer::Server::Run() {
   while (true) {
     std::vector<pollfd> polls = Polls();
-    poll(polls.data(), polls.size(),
-         static_cast<int>(absl::ToInt64Milliseconds(Timeout())));
+    const int woken =
+        poll(polls.data(), polls.size(),
+             static_cast<int>(absl::ToInt64Milliseconds(Timeout())));
+    // It refuses more descriptors than may be open, which can be lowered.
+    if (woken < 0) absl::SleepFor(kTick);
     auto ready = polls.begin();
     if (ready++->revents != 0) return;
     for (Listener& listener : listeners) {
