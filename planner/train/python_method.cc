@@ -1,6 +1,6 @@
 // The Python package: layers of the user's model run chunk by chunk, hidden
 // states in the host, each layer a unit of FSDP2, states of sluice.AdamW in
-// host memory (client/python/README.md, whose formula host bytes are). A
+// host memory (client/python/DESIGN.md, whose formula host bytes are). A
 // layer's backward goes from its last chunk to its first once: a chunk's
 // forward again, without attention, then all of its backward.
 #include <algorithm>

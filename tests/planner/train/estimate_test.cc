@@ -133,7 +133,7 @@ TEST(TrainEstimate, SluiceNeedsNoMoreHbmForMoreTokensButIdsAndLabels) {
   EXPECT_EQ(after - before, 768 * K / 8 * 16);
 }
 
-// By client/python/README.md, whose formula tests/python hold the runs to.
+// By client/python/DESIGN.md, whose formula tests/python hold the runs to.
 TEST(TrainEstimate, PythonsHostBytesAreItsReadmesFormula) {
   Request request = Ask("llama-8b", "h100-80g", Method::kSluice, 8, 1024 * K);
   Settings settings{

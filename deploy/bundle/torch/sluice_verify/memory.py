@@ -1,6 +1,6 @@
 """`memory`: what a streamed step takes against what is promised of it.
 
-The promise is the package's own (client/python/README.md, "A step"), for a
+The promise is the package's own (client/python/DESIGN.md, "A step"), for a
 policy of the daemon's plan is not there on a GPU yet:
 - the host holds so many bytes per token, to the byte;
 - with hidden="host" what torch's allocator hands out beside parameters and
