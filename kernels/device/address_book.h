@@ -1,7 +1,7 @@
 // Which addresses a driver has reserved, and what is mapped where: the rules
 // of driver.h, checked before the real call, the same for every driver.
 //
-// Bookkeeping only: whoever owns it makes the calls. `M` is a driver's
+// Bookkeeping only: its owner makes the driver calls. `M` is a driver's
 // physical memory, with size() and where().
 // Thread safety: none; the driver locks.
 #pragma once

@@ -1,5 +1,5 @@
 // Which handles are compute streams (driver.h, ComputeStream): one scheme for
-// both drivers, whose other handles count from 1.
+// both drivers. Their other handles count from 1.
 //
 // Thread safety: pure functions.
 #pragma once

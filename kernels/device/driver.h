@@ -1,9 +1,9 @@
 // The device seam: every device call of Sluice goes through one `Driver`.
 //
 // Two implementations fill it:
-//   sim   memfd, mmap and threads; a simulated node is a directory whose
-//         shared state (links, GPU sizes, injected failures) outlives any
-//         process (kernels/device/sim);
+//   sim   memfd, mmap and threads; a simulated node is a directory with
+//         shared state (links, GPU sizes, injected failures) that outlives
+//         any process (kernels/device/sim);
 //   cuda  the real driver API, loaded at run time from libcuda.so.1, so one
 //         binary runs with and without a GPU (kernels/device/cuda).
 // Everything above this file is one code path, and tests/conformance runs one
@@ -70,7 +70,7 @@ struct DeviceInfo {
   NumaIndex numa;
   // Name of the host link it copies over: "pcie0"; on cuda "pci-0000:3b:00.0".
   std::string link;
-  // Of compute, as NVIDIA counts it, without the point: 90; 0: simulated.
+  // NVIDIA's compute capability without the point, such as 90; 0 on sim.
   int capability = 0;
   // An instance of a GPU (MIG), of which CUDA shows a process one.
   bool is_instance = false;
@@ -147,33 +147,34 @@ class Driver {
   virtual absl::StatusOr<MemoryUse> Usage(Placement where) = 0;
   // As probed when the driver was opened.
   virtual HostMemoryKind HostMemory() const = 0;
-  // What others hold, by place: all that is used, less what handles of this
-  // process are for. On sim what ranks of a killed daemon still reach, by the
-  // kernel's word; on cuda contexts and fragments too, and nothing of host
-  // memory. Who is not named holds nothing, or is a GPU that does not answer:
-  // Usage says why. It looks anew: milliseconds, or as the kernel likes.
+  // Bytes that other processes hold, by place: all that is used, less what
+  // handles of this process hold. On sim the kernel says what ranks of a killed
+  // daemon still reach; on cuda it includes contexts and fragments, and no host
+  // memory. A place that is missing holds nothing, or is a GPU that does not
+  // answer (Usage says why). Nothing is cached: a call takes milliseconds, or
+  // as long as the kernel needs.
   virtual absl::StatusOr<std::map<Placement, Bytes>> HeldOutside() = 0;
   // cuMemCreate. Zero-filled on sim; on cuda as the driver gives it.
   virtual absl::StatusOr<Memory> Create(Placement where, Bytes size) = 0;
-  // cuMemExportToShareableHandle: a file descriptor another process imports. Of
-  // memory that this process made (Create); of adopted memory only where
-  // TellsHolders. InvalidArgument: it was imported. Who is to hand that on
-  // keeps the descriptor that it came by.
+  // cuMemExportToShareableHandle: a file descriptor another process imports.
+  // Exports memory that this process made (Create), and adopted memory if
+  // TellsHolders. InvalidArgument: the memory was imported; a process that
+  // passes such memory on keeps the descriptor that it imported.
   virtual absl::StatusOr<UniqueFd> Export(Memory memory) = 0;
-  // Whether it can be known who reaches memory that was exported. On sim where
-  // the kernel tells (probed once); on cuda never.
+  // Whether HeldByOthers can answer. On sim where the kernel shows which
+  // processes reach exported memory (probed once); on cuda never.
   virtual bool TellsHolders() const = 0;
-  // Of memory that this process made: whether anybody has a descriptor or a
-  // mapping of it beside the handle, a forked child's or one in flight too, and
-  // descriptors of this process. A no stays true until it is exported again.
-  // Unimplemented: nothing tells.
+  // Whether memory that this process made has a descriptor or a mapping beside
+  // its handle: those of this process, of a forked child, and descriptors in
+  // flight count. `false` stays true until it is exported again.
+  // Unimplemented: !TellsHolders, or another process made it.
   virtual absl::StatusOr<bool> HeldByOthers(Memory memory) = 0;
   // cuMemImportFromShareableHandle. `fd` stays the caller's.
   virtual absl::StatusOr<Memory> Import(const UniqueFd& fd, Placement where,
                                         Bytes size) = 0;
-  // A descriptor by which a later process has memory that this one made, as if
-  // it had made it itself (Adopt): for who keeps memory beyond the life of a
-  // daemon. HeldByOthers does not count it. Of memory that Export is for.
+  // A descriptor by which a later process adopts (Adopt) memory that this one
+  // made, so that it outlives a daemon. HeldByOthers does not count it. Works
+  // for the memory that Export accepts.
   virtual absl::StatusOr<UniqueFd> Keep(Memory memory) = 0;
   // InvalidArgument: it is no memory of this place and size that was kept.
   virtual absl::StatusOr<Memory> Adopt(UniqueFd kept, Placement where,
@@ -206,14 +207,14 @@ class Driver {
   virtual absl::Status DestroyStream(Stream stream) = 0;
   // The stream this thread computes on: see the file comment.
   virtual Stream ComputeStream(DeviceIndex device) = 0;
-  // A stream that somebody else made on the device (torch's CUstream; null is
+  // A stream that another library made on the device (torch's CUstream; null is
   // the device's default stream). The same one gives the same handle, which
   // stays the driver's and cannot be destroyed; the stream itself must outlive
   // what is called with it. kUnimplemented on sim, which has no such streams.
   virtual absl::StatusOr<Stream> AdoptStream(DeviceIndex device,
                                              void* native) = 0;
-  // The other way: the CUstream behind a handle, for who enqueues work of their
-  // own (torch, NCCL). It stays the driver's, and lives as long as the handle.
+  // The CUstream behind a handle, for libraries that enqueue their own work
+  // (torch, NCCL). It stays the driver's, and lives as long as the handle.
   // kUnimplemented on sim.
   virtual absl::StatusOr<void*> NativeStream(Stream stream) = 0;
   virtual absl::StatusOr<Event> CreateEvent() = 0;
@@ -228,10 +229,10 @@ class Driver {
   // The time from when `from` was reached to when `to` was, by their last
   // recordings; negative in the other order. Nothing: one is not reached yet.
   // To about a microsecond; on cuda the time between two recordings may have
-  // other streams' work in it. It orders nothing: whoever is to touch what the
-  // events were recorded after asks QueryEvent too. InvalidArgument: an event
-  // without timing or without a recording, or two that were recorded on two
-  // GPUs.
+  // other streams' work in it. It orders nothing: before it touches what the
+  // events were recorded after, a caller asks QueryEvent. InvalidArgument: an
+  // event without timing or without a recording, or two that were recorded on
+  // two GPUs.
   virtual absl::StatusOr<std::optional<absl::Duration>> ElapsedTime(
       Event from, Event to) = 0;
   // Host waits: set-up, teardown and tests only.

@@ -1,9 +1,9 @@
 // How long a stream takes for what is enqueued between two points of it, told
 // later: on a GPU the host's clock says when work was issued, not when it ran.
 //
-// Begin and End record timed events. Next tells the oldest span that the stream
-// is through with and never waits, so whoever asks between steps hears of the
-// spans of the steps before. Events are used again.
+// Begin and End record timed events. Next returns the oldest span that the
+// stream has completed and never waits, so a caller that asks between steps
+// gets the spans of the steps before. Events are used again.
 //
 // Errors: the driver's. A call that failed has left no span.
 // Thread safety: safe; the Begin and End of a span come from one thread at a

@@ -39,8 +39,8 @@ class Contexts {
   // Errors as DeviceOf.
   absl::StatusOr<Context> Of(DeviceIndex gpu);
   // A context for calls that name no GPU: the thread's own, else one that was
-  // made already, else the first GPU's. Who knows the GPU asks for its own
-  // (Of): else a rank would open a context on a GPU that is not its.
+  // made already, else the first GPU's. A call that names its GPU uses Of():
+  // Any() could open a context on a GPU that is not the rank's.
   absl::StatusOr<Context> Any();
 
  private:

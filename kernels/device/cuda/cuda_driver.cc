@@ -152,7 +152,7 @@ CudaDriver::CudaDriver(std::unique_ptr<LoadedLibrary> library,
 CudaDriver::~CudaDriver() {
   const MutexLock lock(stream_mutex_);
   const Functions& f = library_->functions();
-  // Who adopts a stream does not end it.
+  // An adopted stream belongs to its maker, which destroys it.
   for (const auto& [id, entry] : streams_) {
     if (entry.adopted) continue;
     const auto scope = Enter(entry.device);
@@ -295,7 +295,7 @@ absl::StatusOr<Memory> CudaDriver::Import(const UniqueFd& fd, Placement where,
   return Register(std::move(memory));
 }
 
-// An exported descriptor keeps the memory, whoever made it.
+// An exported descriptor keeps the memory alive after the process that made it.
 absl::StatusOr<UniqueFd> CudaDriver::Keep(Memory memory) {
   return Export(memory);
 }

@@ -87,10 +87,10 @@ class CudaDriver final : public Driver {
   struct StreamEntry {
     StreamPointer stream = nullptr;
     DeviceIndex device;
-    bool adopted = false;  // somebody else's: never destroyed
+    bool adopted = false;  // made outside the driver: never destroyed here
   };
-  // An event belongs to the context it was made in, so it is made when first
-  // recorded, and anew when recorded on another GPU.
+  // An event belongs to the context it was made in, so it is made at its first
+  // recording, and again when it is recorded on another GPU.
   struct EventEntry {
     EventPointer event = nullptr;
     DeviceIndex device;
@@ -102,7 +102,7 @@ class CudaDriver final : public Driver {
 
   absl::StatusOr<DeviceInfo> Describe(DeviceIndex index) const;
   absl::StatusOr<ContextScope> Enter(DeviceIndex device);
-  // Of the place, by handles of this process.
+  // Bytes at `where` that handles of this process hold.
   Bytes Own(Placement where) const;
   absl::StatusOr<Bytes> HeldByOthersOn(Placement where);
   Memory Register(MemoryPointer memory);

@@ -82,7 +82,7 @@ absl::StatusCode CodeOf(Result result) {
 
 namespace {
 
-// Of code that the driver cannot read, which is newer than the driver.
+// The advice for CUDA errors that say the code is newer than the driver.
 const char* Remedy(Result result) {
   return result == 200 || result == 218 || result == 222
              ? "; kernels that nvcc 13 compiled need the NVIDIA driver 580 or "

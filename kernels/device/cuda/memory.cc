@@ -82,7 +82,7 @@ MemoryMaker::MemoryMaker(const LoadedLibrary* library, const Contexts* contexts,
     : library_(library), contexts_(contexts) {
   for (const Gpu& gpu : contexts_->gpus()) {
     int supported = 0;
-    // Of use to a network card only: where it cannot be told, it is not set.
+    // Only network cards use it. A GPU that does not answer goes without.
     if (gpu.fault.ok()) {
       library_->functions().cuDeviceGetAttribute(
           &supported, kAttributeRdmaOfVirtualMemory, gpu.device);
@@ -277,8 +277,9 @@ absl::Status MemoryMaker::CheckPlace(MemoryHandle handle, Placement where,
   SLUICE_CUDA(library_, cuMemGetAllocationPropertiesFromHandle,
               "of an imported descriptor", &properties, handle);
   const Location expected = Properties(where).location;
-  // NUMA nodes have the machine's numbers. By whose count a GPU has one is not
-  // said, and the daemon's and a rank's differ where CUDA_VISIBLE_DEVICES does.
+  // NUMA nodes have the machine's numbers. GPU numbers are not compared: CUDA
+  // does not document whether the exporter or the importer counts, and the two
+  // differ with CUDA_VISIBLE_DEVICES.
   const bool same_number = where.kind == Placement::Kind::kGpu ||
                            properties.location.id == expected.id;
   if (properties.location.type == expected.type && same_number) {

@@ -13,8 +13,8 @@ namespace sluice::device {
 // `root` stands before every path, for tests.
 std::string FindNvidiaDevice(const std::string& root = "");
 
-// The device node of the GPU with this UUID ("/dev/nvidia3"), whose minor
-// number the driver tells in /proc; empty where it does not.
+// The device node of the GPU with this UUID ("/dev/nvidia3"), by the minor
+// number that the driver shows in /proc; empty if it shows none.
 std::string NvidiaDeviceNode(const std::string& uuid,
                              const std::string& root = "");
 

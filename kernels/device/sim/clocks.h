@@ -13,7 +13,7 @@
 
 namespace sluice::device {
 
-// Of a shared mapping of one T.
+// Deleter of a shared mapping of one T.
 template <typename T>
 struct Unmap {
   void operator()(T* mapped) const { munmap(mapped, sizeof(T)); }

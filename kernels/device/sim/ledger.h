@@ -1,9 +1,9 @@
 // How much of each place of the simulated node is used.
 //
 // A piece of memory counts while a living process has a handle or a mapping of
-// it, as in CUDA. The kernel knows (outside.h), whoever dies and at whatever
+// it, as in CUDA. The kernel tells (outside.h), also when a process dies at any
 // moment. A descriptor in flight (exported, released, not yet imported) is not
-// counted until somebody has received it.
+// counted until a process has received it.
 //
 // The process that makes the node's memory (node.h, Books) counts what it made
 // by itself, and what others hold as HeldOutside found it last. Any other asks
@@ -40,7 +40,7 @@ class Ledger {
   absl::Status AddAdopted(const UniqueFd& fd, Placement where, Bytes size);
   // Its last handle and mapping here are going.
   void Leave(const UniqueFd& fd, Placement where, Bytes size);
-  // Unimplemented: who makes the node's memory imports none.
+  // Unimplemented: the process that makes the node's memory imports none.
   absl::Status CheckImport() const;
 
   absl::StatusOr<MemoryUse> Usage(Placement where);

@@ -4,9 +4,9 @@
 // How it works. A copy goes in slices. For each slice the copying thread
 // books the link: the link's `next_free` moves on by the slice's time (one
 // compare-exchange). Two streams that copy at once book in turn, so each gets
-// half; nobody is told. The thread then sleeps until the booked time is over
-// and only then moves the bytes: like a real copy, data arrives late and the
-// source is read late, so that a missing wait shows as wrong data.
+// half; no stream is notified. The thread then sleeps until the booked time is
+// over and only then moves the bytes: like a real copy, data arrives late and
+// the source is read late, so that a missing wait shows as wrong data.
 //
 // Booking is in virtual time: a slice starts at the end of the copy's last
 // one, not when its thread woke up, so that late wake-ups do not slow a link
@@ -17,7 +17,7 @@
 // Every user of the node writes to the clocks. So one that is further ahead
 // than kMostBookings slices counts as no further: a liar takes from others what
 // so many streams that copy all the time would, and no more. One that is behind
-// makes its link faster, which takes nothing from anybody.
+// makes its link faster, which takes nothing from other users.
 #pragma once
 
 #include <atomic>

@@ -37,8 +37,8 @@ absl::StatusOr<bool> OthersHaveOpen(const UniqueFd& fd) {
   return ErrnoStatus(errno, "ask for a lease of memory");
 }
 
-// Whether all that can hold memory is seen: another open file, a mapping whose
-// descriptor is closed, and one that was opened for reading only.
+// Whether the kernel shows all that can hold memory: another open file, a
+// mapping after its descriptor is closed, and both opened for reading only.
 bool KernelTellsHolders() {
   constexpr size_t kBytes = 4096;
   const UniqueFd made(memfd_create("sluice-probe", MFD_CLOEXEC));
@@ -85,7 +85,7 @@ absl::StatusOr<std::shared_ptr<PhysicalMemory>> PhysicalMemory::Create(
   if (ftruncate(fd.get(), size.count()) != 0) {
     return ErrnoStatus(errno, "make memory of " + FormatBytes(size));
   }
-  // Nobody it is handed to may shrink it under the others (SIGBUS).
+  // A process that receives it must not shrink it under the others (SIGBUS).
   if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) !=
       0) {
     return ErrnoStatus(errno, "seal memory");

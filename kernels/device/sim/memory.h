@@ -37,9 +37,9 @@ class PhysicalMemory {
   // One that does not count among the holders.
   absl::StatusOr<UniqueFd> Keep() const;
 
-  // A write lease on a file is granted exactly while nobody else has it open,
-  // and a mapping or a descriptor in flight keeps it open. Probed once: where
-  // /proc is missing, or a kernel counts otherwise, nothing tells.
+  // The kernel grants a write lease on a file exactly while no other open file
+  // of it exists, and a mapping or a descriptor in flight keeps one open.
+  // Probed once: false if /proc is missing or the kernel counts otherwise.
   static bool TellsHolders();
   absl::StatusOr<bool> HeldByOthers() const;
   Placement where() const { return where_; }

@@ -3,9 +3,9 @@
 //
 //   sluice-sim:NODE:MAKER:gpu0:4194304
 //
-// A name is given when the memfd is made, and nobody changes it afterwards. But
-// anybody may make a memfd of any name: only the owner of the file, which the
-// kernel tells too, says whether to believe it (outside.h).
+// A name is given when the memfd is made and cannot change. But any user may
+// make a memfd of any name, so a name counts only if the file's owner, which
+// the kernel tells too, is trusted (outside.h).
 #pragma once
 
 #include <cstdint>

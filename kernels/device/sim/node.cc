@@ -80,8 +80,8 @@ absl::Status LockUnused(const std::string& path, UniqueFd& lock) {
                            : ErrnoStatus(errno, "open " + path);
   }
   if (Locks(lock.get(), LOCK_EX)) return absl::OkStatus();
-  // Who uses a node shares its lock. One that somebody has alone is used by
-  // nobody: any user may lock a file that it may read, and keep it so.
+  // Processes that use a node share its lock. An exclusive lock does not mean
+  // use: any user may lock a file that it may read, and keep it locked.
   if (!Locks(lock.get(), LOCK_SH)) return absl::OkStatus();
   return absl::FailedPreconditionError(fmt::format(
       "the simulated node {} is in use: end the processes that use it, or open "
@@ -94,7 +94,7 @@ struct OpenState {
   bool writable = false;
 };
 
-// To be written by whoever may, to be read by others.
+// Opens `path` for writing if this process may write it, else for reading.
 absl::StatusOr<OpenState> OpenFile(const std::string& path) {
   for (const bool writable : {true, false}) {
     const int mode = writable ? O_RDWR : O_RDONLY;
@@ -229,9 +229,9 @@ absl::Status CreateSimNode(const std::string& directory,
     UniqueFd fd(open(fresh.c_str(),
                      O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
     if (!fd) return ErrnoStatus(errno, "make " + fresh);
-    // Ranks of any user read it, whatever the umask; who may reach it is the
-    // directory's permission to give. One who could write could also cut it
-    // off, which ends whoever reads what is gone (SIGBUS).
+    // Ranks of any user read it, whatever the umask; the directory's mode
+    // limits which users reach it. A user with write permission could truncate
+    // it, which ends every process that reads the missing pages (SIGBUS).
     fchmod(fd.get(), 0644);
     // Every page now: on a file system that is full later, a write to a page
     // that is not there ends the process (SIGBUS).
@@ -296,8 +296,8 @@ absl::StatusOr<SharedState*> NodeMapping::ForWriting() const {
       "only its owner changes a simulated node, or makes memory of it");
 }
 
-// A lock of a file opened anew: between threads as between processes, and gone
-// with whoever has it.
+// Locks a file that it opens again, so that the lock excludes threads as well
+// as processes, and ends with its holder.
 absl::StatusOr<UniqueFd> NodeMapping::LockMaking() const {
   if (books_ == Books::kOwn) return UniqueFd();
   SLUICE_RETURN_IF_ERROR(ForWriting().status());
@@ -314,7 +314,7 @@ absl::StatusOr<UniqueFd> NodeMapping::LockMaking() const {
 
 void NodeMapping::NoteMet(const SharedFailure& failure) const {
   if (books_ == Books::kOwn) {
-    // Who looks at the node sees it, and a next daemon does not meet it again.
+    // So readers of the node see it, and a next daemon does not meet it again.
     const auto at = static_cast<size_t>(&failure - failures_.data());
     if (!writable_ || state_->failures[at].remaining.exchange(0) == 0) return;
   }

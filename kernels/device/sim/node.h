@@ -14,9 +14,10 @@
 
 namespace sluice::device {
 
-// Who counts what is used. The one process that makes the node's memory (the
-// daemon) does it by itself, and believes nothing of the state after it opened
-// the node: neither sizes nor lost GPUs, nor failures that were injected later.
+// How used memory is counted. kOwn: the one process that makes the node's
+// memory (the daemon) counts it by itself, and ignores what changes in the
+// state after it opened the node: sizes, lost GPUs, failures that are injected
+// later.
 enum class Books { kShared, kOwn };
 
 // Maps the state file and holds a shared lock on it, by which CreateSimNode
@@ -38,13 +39,13 @@ class NodeMapping {
   SharedClocks& clocks() const {
     return clocks_ != nullptr ? *clocks_ : state_->clocks;
   }
-  // While it lives nobody else makes memory of shared books. PermissionDenied
-  // as above. Own books: nothing.
+  // While the descriptor lives, no other process makes memory of shared books.
+  // PermissionDenied as above. With own books it locks nothing.
   absl::StatusOr<UniqueFd> LockMaking() const;
   // As it was opened.
   const SimConfig& config() const { return config_; }
   Books books() const { return books_; }
-  // Of the memfds of its memory (memory_name.h).
+  // NODE in the names of its memory's memfds (memory_name.h).
   const std::string& name() const { return name_; }
 
   // ResourceExhausted if an injected failure of `call` is due now.
@@ -55,7 +56,7 @@ class NodeMapping {
 
  private:
   size_t CountOf(Placement::Kind kind) const;
-  // Of own books or the shared ones.
+  // Counts an injected failure as met, in its own books or the shared ones.
   void NoteMet(const SharedFailure& failure) const;
   NodeMapping(UniqueFd fd, Mapped<SharedState> state, bool writable,
               Books books)

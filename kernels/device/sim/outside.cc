@@ -59,8 +59,8 @@ std::string ReadAll(const std::string& path) {
   return text;
 }
 
-// Of a process. Not its folder's owner, which is root for one that changed its
-// user.
+// The real user of `process` (/proc/PID). Not its folder's owner, which is root
+// for a process that changed its user.
 uid_t UserOf(const std::string& process) {
   const std::string status = ReadAll(process + "/status");
   uid_t user = 0;
@@ -75,7 +75,7 @@ std::optional<struct stat> StatPath(const std::string& path) {
   return result;
 }
 
-// The file system of all memfds: no path leads there, so that nobody can give
+// The file system of all memfds. No path leads there, so no user can give
 // another file of root's such a name.
 dev_t MemfdDevice() {
   const UniqueFd fd(memfd_create("sluice-probe", MFD_CLOEXEC));

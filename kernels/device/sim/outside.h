@@ -4,8 +4,8 @@
 // The kernel is asked, and nothing else: the descriptors and mappings of every
 // process that this one may look at, each memfd counted once. A memfd counts if
 // its name says so (memory_name.h) and its file belongs to this process's user
-// or to root, who may say what they like of this node; a large sparse memfd of
-// anybody else's with such a name is nothing. No place has more than it has.
+// or to root, which may claim anything of this node; a large sparse memfd of
+// another user with such a name is ignored. A place counts at most its size.
 //
 // Not seen: descriptors in flight, and processes that this one may not look at
 // (another pid namespace; of another user, or not dumpable, where this process

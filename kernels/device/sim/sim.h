@@ -59,8 +59,8 @@ absl::StatusOr<std::unique_ptr<Driver>> OpenOwnedSimDriver(
 // The clocks of a node's links, for all processes that are to share them: a
 // sealed memfd. The daemon makes it, and gives it to each session.
 absl::StatusOr<UniqueFd> MakeSimClocks();
-// As OpenSimDriver (driver.h), with these clocks. Who is not the node's owner
-// imports memory, but makes none.
+// As OpenSimDriver (driver.h), with these clocks. A process of a user other
+// than the node's owner imports memory, but makes none.
 absl::StatusOr<std::unique_ptr<Driver>> OpenSimDriver(
     const std::string& directory, const UniqueFd& clocks);
 
@@ -85,8 +85,8 @@ class SimNode {
   virtual ~SimNode() = default;
 
   virtual SimConfig config() const = 0;
-  // Used by living processes, and the total. Memory whose holders died is
-  // given back first.
+  // Bytes that living processes use, and the total. Memory of dead holders is
+  // free.
   virtual absl::StatusOr<MemoryUse> Usage(Placement where) = 0;
   // The `nth` call from now (1 = the next) of driver call `name` ("Create",
   // "CopyAsync", …), in any process, fails with kResourceExhausted. "Copy" is

@@ -1,10 +1,9 @@
 // The layout of a simulated node's state file, mapped by every process that
 // uses the node; and of the clocks of its links.
 //
-// Only the node's owner may write to the state: who else uses the node reads
-// it. What processes of all users write together is the clocks, a memfd of
-// their own that nobody can cut off, and that nobody believes further than
-// `link.h` says.
+// Only the node's owner may write to the state; other users of the node read
+// it. Processes of all users write only the clocks, which are a memfd of their
+// own that cannot be truncated, and which are trusted as far as `link.h` says.
 //
 // Any process may die at any instruction, so all of it is plain atomics:
 // nothing here is ever locked or half done for good. It is zero-initialised,

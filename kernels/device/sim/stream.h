@@ -25,7 +25,7 @@ namespace sluice::device {
 // so a wait keeps waiting for what it was enqueued after, as in CUDA.
 class Completion {
  public:
-  // Of what is complete when it is recorded: the calling thread's own work.
+  // One that is complete at once: for the calling thread's own work.
   static std::shared_ptr<Completion> Now() {
     auto now = std::make_shared<Completion>();
     now->Finish();
@@ -71,8 +71,8 @@ class SimStream {
   SimStream& operator=(const SimStream&) = delete;
 
   DeviceIndex gpu() const { return gpu_; }
-  // The stream's first failure; copies after it are not made, so that nobody
-  // takes half a chunk for a whole one, but events still complete.
+  // The stream's first failure; copies after it are not made, so that half a
+  // chunk is never taken for a whole one, but events still complete.
   absl::Status status() const;
 
   void Copy(const CopyOperation& copy);
@@ -102,11 +102,11 @@ class SimStream {
 
   const NodeMapping* const node_;
   const DeviceIndex gpu_;
-  int64_t ready_ns_ = 0;  // virtual time reached; of who executes
+  int64_t ready_ns_ = 0;  // virtual time reached; only the executing thread's
   mutable Mutex mutex_;
   CondVar changed_;
   std::deque<Operation> queue_ ABSL_GUARDED_BY(mutex_);
-  bool executing_ ABSL_GUARDED_BY(mutex_) = false;  // somebody does
+  bool executing_ ABSL_GUARDED_BY(mutex_) = false;  // a thread does
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;  // last: it uses all of the above
