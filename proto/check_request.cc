@@ -17,7 +17,7 @@ namespace {
 constexpr uint64_t kMaxSize = uint64_t{1} << 60;
 constexpr uint64_t kMaxOrdinal = 1024;
 constexpr size_t kMaxName = 64;
-// Of all steps of a session.
+// The limit of a sum of seconds over all steps of a session.
 constexpr double kMaxTotalSeconds = 1000 * kMaxStepSeconds;
 
 absl::Status CheckName(std::string_view what, const std::string& name,
@@ -199,7 +199,7 @@ absl::Status CheckRequest(const Message& message) {
     return absl::InvalidArgumentError("a request's id is 0: ids start at 1");
   }
   const size_t needed = message.packet.request().has_submit_profile() ? 1 : 0;
-  // Device nodes; who has none shows none.
+  // Device nodes; a client without any shows none.
   const bool shows = message.packet.request().has_hello();
   if (message.fds.size() != needed &&
       !(shows && message.fds.size() <= kMaxShown)) {

@@ -1,5 +1,5 @@
-// How the error begins that a frozen daemon (daemon/frozen) answers whoever
-// connects with, also administrators; why it is follows.
+// The beginning of the error with which a frozen daemon (daemon/frozen) answers
+// every connection, also administrators'; the reason follows.
 #pragma once
 
 #include <string_view>

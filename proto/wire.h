@@ -3,7 +3,7 @@
 // The trust boundary. Everything read is checked here, once: packet size,
 // truncation (MSG_TRUNC, MSG_CTRUNC), parse errors, more descriptors than the
 // message may carry (surplus ones are closed, or discarded as the caller says:
-// closing somebody else's descriptor may block). Above this file fields are in
+// closing a peer's descriptor may block). Above this file fields are in
 // range or the packet was refused.
 //
 // Thread safety: one thread may send while another receives; two senders need
@@ -60,8 +60,8 @@ using Discard = std::function<void(UniqueFd)>;
 
 // Receives one packet. nullopt: the peer closed. `flags`: MSG_DONTWAIT gives
 // Unavailable with nothing there. Without `discard` descriptors that are not
-// in the message are closed here, and lost ones are an error: only for who
-// trusts the peer.
+// in the message are closed here, and lost ones are an error: only for a
+// trusted peer.
 absl::StatusOr<std::optional<Message>> Receive(int socket, int flags = 0,
                                                const Discard& discard = {});
 

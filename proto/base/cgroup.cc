@@ -31,8 +31,9 @@ void Lower(std::optional<MemoryLimit>& smallest, const std::string& path,
   }
 }
 
-// By the group at `path` below `mounted` and all above it. A container's mount
-// begins at its own group, whose folders the path still names.
+// Lowers `smallest` to the limits of the group at `path` below `mounted` and of
+// all groups above it. A container's mount begins at its own group, and `path`
+// still names the folders above that.
 void LowerByGroups(std::optional<MemoryLimit>& smallest,
                    const std::string& mounted, std::string path,
                    const std::string& file) {

@@ -25,7 +25,7 @@ std::vector<NumaNode> ReadNumaNodes(const std::string& root = "");
 
 // Empty where the kernel tells none.
 cpu_set_t CoresOfNode(NumaIndex node, const std::string& root = "");
-// Of the node's socket, which may have several nodes.
+// The cores of the node's socket, which may have several nodes.
 cpu_set_t CoresOfSocket(NumaIndex node, const std::string& root = "");
 
 // This thread, and those that it starts, run on those of `cores` that it may

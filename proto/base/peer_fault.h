@@ -2,8 +2,8 @@
 //
 // The place that waited for the other rank marks its status: a collective, the
 // daemon's word that a peer died. The mark travels with it, so every layer in
-// between just returns, and whoever watches all ranks looks for the one that
-// failed first. No code tells it: Unavailable is also a GPU that is lost.
+// between just returns it, and the process that watches all ranks looks for the
+// rank that failed first. A code cannot tell: Unavailable is also a lost GPU.
 // Thread safety: pure functions.
 #pragma once
 

@@ -10,10 +10,10 @@
 
 namespace sluice {
 
-// Whoever opens `path` finds all of the old bytes or all of `bytes`, also after
-// a crash: they are written and synced beside it, as `path`.new of mode 0600,
-// and take its name. After a fault the old file is there and nothing beside it.
-// That the name is on the disk SyncFolder sees to.
+// Replaces `path` atomically: a reader finds all of the old bytes or all of
+// `bytes`, also after a crash. They are written and synced beside it, as
+// `path`.new of mode 0600, and take its name. After a fault the old file is
+// there and nothing beside it. SyncFolder makes the new name durable.
 absl::Status ReplaceFile(const std::string& path, std::string_view bytes);
 
 // The names in `folder` survive a loss of power.

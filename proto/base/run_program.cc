@@ -38,7 +38,7 @@ absl::StatusOr<pid_t> StartProgram(const std::vector<std::string>& words,
   return absl::NotFoundError(fmt::format("there is no {} here", words[0]));
 }
 
-// Leaves the child to be waited for. REQUIRES: nobody has waited for it.
+// Leaves the child to be waited for. REQUIRES: it has not been waited for.
 bool HasEnded(pid_t child) {
   siginfo_t how = {};
   return waitid(P_PID, static_cast<id_t>(child), &how,

@@ -2,8 +2,8 @@
 //
 // ResourceExhausted alone does not tell a full disk from a full GPU, and the
 // remedies differ. So the place that knows marks its status, the mark travels
-// with it (through Annotate and over the session socket), and whoever has to
-// say what to do reads the mark, never the code.
+// with it (through Annotate and over the session socket), and code that chooses
+// a remedy reads the mark, never the status code.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -33,7 +33,7 @@ Shortage ShortageOf(const absl::Status& status);
 // files, ENOMEM ordinary memory. A memfd's ENOSPC is host memory: mark it
 // there.
 Shortage ShortageOfErrno(int error);
-// The same, its message saying what to do: nobody has to add that.
+// `status` with the remedy in its message, marked so that no caller adds one.
 absl::Status Advised(absl::Status status);
 bool IsAdvised(const absl::Status& status);
 // Memory of either kind: what "it does not fit" means.

@@ -21,7 +21,7 @@ struct SpawnOptions {
   std::vector<std::pair<int, int>> files;
   std::vector<std::string> environment;  // "KEY=value"; empty: this process'
   std::vector<int> blocked;              // signals that are all the same
-  // Of those that this process ignores or catches.
+  // What becomes of signals that this process ignores or catches.
   enum class Signals { kAsHere, kDefaultPipe, kDefault };
   Signals signals = Signals::kAsHere;
   bool own_group = false;    // a process group of its own

@@ -1,5 +1,5 @@
-// What a rank tells about one step: the same to whoever calls the session,
-// over the wire (proto/step_report.h converts) and in the daemon's policy.
+// What a rank reports about one step: one struct for callers of the session,
+// the wire (proto/step_report.h converts) and the daemon's policy.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +49,7 @@ StepTotals Since(const StepTotals& before, const StepTotals& after);
 inline constexpr double kMaxStepSeconds = 366 * 86400.0;
 inline constexpr int64_t kMaxStepCount = int64_t{1} << 40;
 inline constexpr int64_t kMostMissed = int64_t{1} << 20;
-// Of each sum: larger ones are another way to say "for ever".
+// The largest value of each sum. Sums saturate here; no run reaches it.
 inline constexpr int64_t kMaxStepSum = int64_t{1} << 61;
 
 }  // namespace sluice

@@ -1,8 +1,8 @@
-// A map that knows which of its rows were changed since somebody last asked.
+// A map that knows which of its rows changed since the last TakeChanged.
 //
-// What a daemon knows is saved change by change (daemon/state): of thousands of
-// rows an event changes a few. Rows are changed by `Edit`, `Insert` and `erase`
-// only, all else is const, so none can be changed unnoticed.
+// The daemon saves its state change by change (daemon/state): an event changes
+// a few of thousands of rows. Only the non-const methods change rows, so no
+// change goes unnoticed.
 //
 // Thread safety: one owner.
 #pragma once
@@ -97,17 +97,17 @@ class Table {
     }
     changed_.clear();
   }
-  // The next TakeChanged is as the first. Until then no change is noted, so
-  // that a table which nobody asks costs nothing.
+  // The next TakeChanged visits all rows, as the first does. Until then no
+  // change is noted, so a table that is never saved costs nothing.
   void TouchAll() {
     notes_ = false;
     changed_ = {};
   }
   size_t noted() const { return changed_.size(); }
 
-  // All rows, some at a time, while rows change: whoever hears of each change
-  // besides has heard of all when the walk is over. Changes nothing of what
-  // TakeChanged tells.
+  // Begins a walk over all rows, some at a time, while rows change: at its end
+  // a caller that also took each change has seen every row. Does not affect
+  // TakeChanged.
   void BeginWalk() {
     walks_ = true;
     walked_.reset();
@@ -137,7 +137,7 @@ class Table {
 
   Rows rows_;
   uint64_t changes_ = 0;
-  bool notes_ = false;  // somebody asked
+  bool notes_ = false;  // TakeChanged was called since TouchAll
   std::vector<Key> changed_;
   bool walks_ = false;
   std::optional<Key> walked_;  // the last one; none: the walk begins

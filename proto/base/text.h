@@ -9,7 +9,7 @@ namespace sluice {
 
 // `text` with '?' for each byte that is a control character's, or that makes no
 // character of UTF-8: so it stays in its line, moves no cursor, and can be a
-// string of a protobuf, whose reader drops the packet otherwise.
+// string of a protobuf, where other bytes make the reader drop the packet.
 std::string Printable(std::string text);
 
 // The same, no longer than a screen: for a complaint that quotes a file.

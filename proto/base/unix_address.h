@@ -13,8 +13,8 @@ namespace sluice {
 
 inline constexpr size_t kLongestSocketPath = sizeof(sockaddr_un::sun_path) - 1;
 
-// Of the socket at `path`, never an abstract one: those have no permissions.
-// Absent: the path is empty, or longer than kLongestSocketPath.
+// The address of the socket at `path`; never an abstract one, which has no
+// permissions. nullopt: `path` is empty, or longer than kLongestSocketPath.
 std::optional<sockaddr_un> UnixAddress(const std::string& path);
 
 }  // namespace sluice

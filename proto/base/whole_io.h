@@ -22,7 +22,7 @@ absl::StatusOr<std::string> ReadAll(int fd, size_t most,
 absl::StatusOr<std::string> ReadAllAt(int fd, size_t size,
                                       const std::string& what);
 
-// Of a descriptor that blocks: waits for room.
+// Writes all of `bytes` to a blocking descriptor: waits for room.
 absl::Status WriteAll(int fd, std::string_view bytes, const std::string& what);
 
 }  // namespace sluice

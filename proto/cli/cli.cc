@@ -61,7 +61,7 @@ std::vector<std::string> Commands(const CLI::App& app) {
   return names;
 }
 
-// Of `app` and of those whose flags it takes too.
+// The flags of `app` and of the commands above it, which it takes too.
 std::vector<std::string> FlagsOf(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::App* at = &app; at != nullptr; at = at->get_parent()) {

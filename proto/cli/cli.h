@@ -27,11 +27,12 @@ CLI::Option* AddCount(CLI::App& app, const std::string& names, int64_t& to,
 CLI::Option* AddCount(CLI::App& app, const std::string& names,
                       std::optional<int64_t>& to, const std::string& help = "");
 
-// Reads `arguments` (without the program's name) into `app`, whose name is the
-// program's; adds --version. From then on output that cannot be written is exit
-// status 1 (FailOnLostOutput). A value: there is nothing left to do (help or
-// the version was printed), end with it. InvalidArgument, in one line: what is
-// wrong, what was probably meant, and the command that shows what there is.
+// Reads `arguments` (without the program's name) into `app`, which has the
+// program's name; adds --version. From then on output that cannot be written is
+// exit status 1 (FailOnLostOutput). Returns the exit status if help or the
+// version was printed, so that nothing is left to do. InvalidArgument, in one
+// line: what is wrong, the probable correction, and the command that lists the
+// choices.
 absl::StatusOr<std::optional<int>> Parse(
     CLI::App& app, const std::vector<std::string>& arguments);
 

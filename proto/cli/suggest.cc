@@ -28,7 +28,7 @@ size_t Distance(std::string_view a, std::string_view b) {
 
 std::string Nearest(std::string_view typed,
                     const std::vector<std::string>& known) {
-  constexpr size_t kLongest = 64;  // nobody misspells more than that
+  constexpr size_t kLongest = 64;  // a longer word is no misspelling
   std::string best;
   if (typed.empty() || typed.size() > kLongest) return best;
   const size_t letters =

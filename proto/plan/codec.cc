@@ -136,7 +136,7 @@ HostLimit ReadHost(FieldReader in, size_t count, std::set<std::string>* names) {
   return host;
 }
 
-// Of a request with `count` profiles.
+// Reads the resources of a request with `count` profiles.
 NodeResources ReadResources(FieldReader in, size_t count) {
   NodeResources resources;
   std::set<std::string> names;

@@ -42,8 +42,8 @@ absl::StatusOr<PlanRequest> DecodePlanRequest(std::string_view bytes);
 absl::StatusOr<NodePlan> DecodeNodePlan(std::string_view bytes);
 
 // A stable 128-bit hash in hex of the profiles' encoding: the plan cache's
-// key. Not cryptographic: whoever adopts a cached plan validates it against
-// its own profile (validate.h).
+// key. Not cryptographic: a process that adopts a cached plan validates it
+// against its own profile (validate.h).
 std::string HashProfiles(const std::vector<RankProfile>& profiles);
 
 }  // namespace sluice::plan

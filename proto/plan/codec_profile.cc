@@ -146,7 +146,7 @@ LayerKind ReadKindFields(FieldReader& in, int64_t most) {
   return kind;
 }
 
-// The list "kinds", or the one whose fields are among the rank's own.
+// The list "kinds", or the one kind with its fields among the rank's own.
 std::vector<LayerKind> ReadKinds(FieldReader& in) {
   if (!in.Has("kinds")) return {ReadKindFields(in, kMaxLayers)};
   std::vector<LayerKind> kinds;

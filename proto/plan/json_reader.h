@@ -68,7 +68,7 @@ class FieldReader {
   size_t Entries() const { return json_.is_array() ? json_.size() : 0; }
   int64_t At(size_t i, const char* name, int64_t low, int64_t high);
 
-  // Refuses fields that nobody read. Call last.
+  // Refuses fields that were not read. Call last.
   void Finish();
   // Records `path.key: complaint` unless something is wrong already.
   void Refuse(const std::string& key, const std::string& complaint);

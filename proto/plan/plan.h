@@ -74,11 +74,11 @@ struct NodePlan {
   double seconds = 0;  // to solve
   // Empty when feasible; else one line: what, value, limit, what to do.
   std::string infeasible;
-  // Of what there is too little then: "gpu_memory", "host_memory"; "none"
-  // for a feasible plan.
+  // The scarce resource of an infeasible plan: "gpu_memory", "host_memory";
+  // "none" for a feasible plan.
   std::string limited_by = "none";
   std::vector<PlanLimit> limits;
-  // Units (units.h) whose memory was planned for it, and those known before.
+  // Units (units.h) that were planned for it, and those that were known before.
   int64_t units_solved = 0;
   int64_t units_known = 0;
 };

@@ -54,7 +54,7 @@ inline constexpr const char* kOneKind = "layer";
 struct LayerKind {
   std::string name = kOneKind;
   int64_t layers = 0;
-  // Layers whose skeletal tensors never leave the GPU (MEMO's last two
+  // Layers that keep their skeletal tensors on the GPU (MEMO's last two
   // layers; 0 for the chunk-streamed layer).
   int64_t resident_layers = 0;
   // Windows: one layer's measured forward and backward, waits included; 0 of
@@ -67,7 +67,7 @@ struct LayerKind {
   Bytes forward_h2d_fixed;
   Bytes backward_d2h_fixed;
   Bytes backward_h2d_fixed;
-  // Those whose skeletal tensors leave the step's window.
+  // Layers that swap or recompute their skeletal tensors.
   int64_t moving_layers() const { return layers - resident_layers; }
 };
 
@@ -84,7 +84,7 @@ struct SkeletalClass {
   // fraction costs host memory only.
   bool traffic_in_fixed = false;
   // All ranks of a job must keep and swap the same fractions: q, k, v in head
-  // layout, whose rows come from all ranks.
+  // layout, because their rows come from all ranks.
   bool shared = false;
   // The runtime can hold it on the GPU.
   bool can_keep = false;
@@ -123,7 +123,7 @@ struct RankProfile {
   // planner chooses.
   double alpha = -1;
   // Its fractions were chosen by an earlier round: each free class asks for
-  // keep and swap. Only memory is planned for it, and nobody else's plan
+  // keep and swap. Only memory is planned for it, and no other rank's plan
   // changes on its account. `transient_capacity` is what is left beside the
   // rows that it keeps.
   bool settled = false;

@@ -1,5 +1,5 @@
-// How far a plan worker is: one line in a memfd that the worker writes over
-// and the daemon reads when somebody asks.
+// How far a plan worker is: one line in a memfd that the worker overwrites and
+// the daemon reads when a client asks.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -25,7 +25,7 @@ struct PlanProgress {
 
 inline constexpr size_t kProgressBytes = 512;
 
-// Of kProgressBytes, with a checksum: the reader may come in the middle of a
+// kProgressBytes long, with a checksum: a reader may come in the middle of a
 // write.
 std::string WriteProgress(const PlanProgress& progress);
 // nullopt: nothing yet, or half written.

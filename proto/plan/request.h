@@ -21,7 +21,7 @@ struct LinkCapacity {
   double h2d_bytes_per_second = 0;  // > 0
   double d2h_bytes_per_second = 0;  // > 0
   std::vector<size_t> profiles;     // that copy over it, by position
-  // Of both directions together, > 0; none: no limit beside the two.
+  // Both directions together, > 0; nullopt: no limit beside the two.
   std::optional<double> both_bytes_per_second = std::nullopt;
   bool operator==(const LinkCapacity&) const = default;
 };

@@ -1,4 +1,4 @@
-// Units: the repeated pieces of work whose memory is planned once.
+// Units: repeated pieces of work. Memory is planned once for each.
 //
 // Thread safety: pure functions.
 #pragma once

@@ -1,4 +1,4 @@
-// Of a placement alone; the rest of the check is validate.cc.
+// Checks a placement alone; validate.cc is the rest of the check.
 #include <fmt/format.h>
 
 #include <algorithm>
