@@ -99,7 +99,7 @@ int Guard(const auto& body) {
   }
 }
 
-// Copies a struct of ours into a caller's, who may know fewer fields.
+// Copies a struct of ours into a caller's, which may have fewer fields.
 template <typename T>
 int FillVersioned(T value, T* out) {
   if (out == nullptr || out->size < sizeof(out->size)) {
@@ -130,10 +130,10 @@ int BadDirection(int direction) {
       direction, int{SLUICE_HOST_TO_GPU}, int{SLUICE_GPU_TO_HOST}));
 }
 
-// Of the copies of each direction.
+// The label of each direction's copies.
 constexpr std::array kLabels = {"copy in", "copy out"};
 
-// For a caller who ends it with sluice_string_free.
+// The caller frees it with sluice_string_free.
 char* NewText(const std::string& text) {
   char* copy = new char[text.size() + 1];
   std::memcpy(copy, text.c_str(), text.size() + 1);

@@ -9,7 +9,7 @@
 // compute thread waits for no grant and synchronises no stream; it waits on
 // tickets, through events. That wait holds the thread back until
 // the ticket's event is recorded, so a request that still waits for its grant
-// holds back whoever waits for its ticket; `stall` counts what compute waits.
+// holds back the thread that waits for its ticket; `stall` counts that wait.
 //
 // Why tickets and not bare events: an event that was not yet recorded counts
 // as complete in CUDA, so a wait enqueued too early would pass silently. A
@@ -85,8 +85,8 @@ struct CopySlack {
 struct CopyStats {
   Bytes h2d, d2h;
   absl::Duration grant_wait;  // of issuing threads
-  // Of compute, waiting for tickets. Where compute is a stream, by the stream's
-  // clock: a wait counts when the stream is past it.
+  // How long compute waited for tickets. Where compute is a stream, by the
+  // stream's clock: a wait counts when the stream is past it.
   absl::Duration stall;
 };
 
@@ -109,9 +109,9 @@ class CopyEngine {
   // the calling thread computes.
   virtual absl::Status UseStream(void* native) = 0;
 
-  // Of copies that are enqueued from now on, in the place of what was known
-  // before. While one waits for its grant, the daemon is told by when it is
-  // needed (GrantGate::TellDue). Of labels that are not in it nothing is known.
+  // Replaces the slacks of all labels, for copies that are enqueued from now
+  // on. While a copy waits for its grant, the daemon is told by when it is
+  // needed (GrantGate::TellDue). Copies with other labels have no deadline.
   virtual void KnowSlack(std::vector<CopySlack> slack) = 0;
 
   // A ticket reached when all compute enqueued so far is done.

@@ -108,8 +108,8 @@ bool CopyLane::OnlyGrantsHold(const CopyRequest& request) const {
   });
 }
 
-// One whose buffers were not free yet when it was pushed is at the front about
-// when they are: grants are taken for two copies ahead at most.
+// A copy that was pushed before its buffers were free comes to the front about
+// when they are, since grants are taken for two copies ahead at most.
 void CopyLane::TellDue(const Item& item, Bytes size) {
   if (options_.gate == nullptr || !item.slack) return;
   options_.gate->TellDue(
@@ -237,8 +237,8 @@ absl::Status CopyLane::CopyPieces(const CopyRequest& request, Bytes left,
   return absl::OkStatus();
 }
 
-// Bytes that have not arrived read as NaN: whoever reads too early fails loudly
-// instead of training on the buffer's former contents.
+// Bytes that have not arrived read as NaN: a read that comes too early fails
+// loudly instead of training on the buffer's former contents.
 absl::Status CopyLane::Poison(const CopyRequest& request) {
   for (const CopyPiece& piece : request.pieces) {
     if (piece.size <= Bytes(0)) continue;  // CopyAsync says what is wrong

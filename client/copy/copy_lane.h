@@ -7,8 +7,8 @@
 // through the queue; and what is pushed behind that. So requests are issued in
 // the order of Push.
 //
-// Threads: Push from the compute thread. Whoever issues has the lane's state to
-// itself: the lane's thread while the queue has something, else the pusher.
+// Threads: Push from the compute thread. The issuing thread owns the lane's
+// state: the lane's thread while the queue has something, else the pusher.
 #pragma once
 
 #include <atomic>

@@ -1,15 +1,15 @@
-// When copies really started and ended, for reports and for who plans by the
-// speed of links. Internal to the copy engine.
+// When copies really started and ended, for reports and for plans by the speed
+// of links. Internal to the copy engine.
 //
-// By the clocks of the streams that copy (kernels/device/stream_timer.h): a
-// host that looked now and then found short copies to have taken no time, or a
-// nap's. Nobody waits: what a stream is through with is taken when the next
-// copy is added, or somebody asks.
+// Times are those of the copying streams (kernels/device/stream_timer.h). Not
+// the host's: a host that polls sees a short copy take no time, or a nap's. No
+// call waits: ended copies are taken in when the next copy is added, and by the
+// readers.
 //
-// Errors: the driver's. After one that came while times were read nothing more
-// is told; copies hear of a lost device by themselves.
-// Thread safety: Begin and End of a direction from who issues for it; the
-// others from any thread.
+// Errors: the driver's. After an error while times were read, no more times are
+// reported; copies find a lost device by themselves.
+// Thread safety: Begin and End of a direction from the thread that issues for
+// it; the others from any thread.
 #pragma once
 
 #include <array>

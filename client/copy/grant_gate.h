@@ -2,12 +2,11 @@
 //
 // How it works. `use` counts the bytes this rank has started, `limit` those it
 // may have started; a copy that ends at or below the limit goes. Beyond it the
-// caller sleeps in short naps until the daemon has raised the limit. A daemon
-// whose heartbeat is older than kGrantStaleAfter is not waited for: the rank
-// keeps its guaranteed rate; where it has none, the rate it was granted last
-// for kGrantPacedFor, because a daemon that is only late comes back, and then
-// goes ungated. What was copied meanwhile is not held against the rank when the
-// heartbeat is back.
+// caller sleeps in short naps until the daemon has raised the limit. If the
+// daemon's heartbeat is older than kGrantStaleAfter, the rank does not wait: it
+// keeps its guaranteed rate; without one, the rate it was granted last for
+// kGrantPacedFor, because a daemon that is only late comes back, and then goes
+// ungated. Bytes copied over the limit in that time are forgiven.
 //
 // Thread safety: all methods are safe from several threads, but TellDue and
 // ForgetDue of one direction. The fast path is one atomic operation: TryAcquire
@@ -75,12 +74,12 @@ class GrantGate {
     guaranteed_.store(bytes_per_second, std::memory_order_relaxed);
   }
 
-  // The session is over (disconnected, evicted, closing): nobody raises the
-  // limits any more. Waiting and later calls go on as with a stale heartbeat.
+  // The session is over (disconnected, evicted, closing): the limits are not
+  // raised any more. Waiting and later calls go on as with a stale heartbeat.
   void Detach() { detached_.store(true, std::memory_order_relaxed); }
 
  private:
-  // Pacing of one direction while nobody grants.
+  // Pacing of one direction while the daemon grants nothing.
   struct Pace {
     Mutex mutex;
     // When the next copy may start.
@@ -102,7 +101,7 @@ class GrantGate {
   absl::Duration AcquireSlow(int direction, uint64_t bytes, uint64_t end,
                              const std::atomic<bool>* cancel);
   bool Stale(int64_t now_ns) const;
-  // Bytes per second to keep to while nobody grants; 0: copy ungated.
+  // Bytes per second to keep to while the daemon grants nothing; 0: ungated.
   double PacedRate(int direction, int64_t now_ns) const;
   // Lets `end` pass though it is over the limit.
   void Forgive(int direction, uint64_t end);
@@ -116,7 +115,7 @@ class GrantGate {
   std::atomic<double> guaranteed_;
   const Clock* clock_;
   std::atomic<bool> detached_{false};
-  // Bytes copied over the limit while nobody granted.
+  // Bytes copied over the limit while the daemon granted nothing.
   std::atomic<uint64_t> forgiven_[2] = {0, 0};
   Pace pace_[2];
 };

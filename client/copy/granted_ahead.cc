@@ -6,8 +6,8 @@
 namespace sluice::client {
 namespace {
 
-// Who waits is late by at most as long as it has waited, and by the last of
-// these; meanwhile the copies behind the one that ended are running.
+// Naps double: a waiting lane is late by at most the time it has waited, and by
+// at most kLastNap, while the copies behind the one that ended are running.
 constexpr std::chrono::microseconds kFirstNap{5};
 constexpr std::chrono::microseconds kLastNap{100};
 

@@ -7,15 +7,15 @@
 // copies have not ended: one that runs and one that follows it, or two that
 // wait.
 //
-// Of copies that the link alone holds back, two are too few where they are over
-// before the host looks again: naps are as long as the machine makes them, and
-// on an H100 whose slices took 83 us two at a time were half of its link's
-// speed. So where a nap was slept through to the end of all that ran, twice as
-// many may be ahead, and half as many after kCalm waits that were not: as many
-// as this machine's naps ask for, and on a slow link two still. They may start
-// and are within the rank's limit, so others lose nothing.
+// If only the link holds copies back, two are too few when they end before the
+// host looks again: a nap lasts as long as the machine makes it, and on an H100
+// with slices of 83 us two at a time reached half of the link's speed. So a nap
+// in which all granted copies ended doubles how many may be ahead, and kCalm
+// waits without one halve it: as many as this machine's naps need, and two on a
+// slow link. These copies may start and are within the rank's limit, so other
+// ranks lose nothing.
 //
-// Thread safety: one thread at a time, whoever issues for the lane.
+// Thread safety: one thread at a time, the one that issues for the lane.
 #pragma once
 
 #include <atomic>

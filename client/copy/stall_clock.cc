@@ -34,7 +34,7 @@ absl::Status StallClock::End() {
   return absl::OkStatus();
 }
 
-// A device that is lost tells no more; whoever waits there hears why.
+// A lost device reports no more spans; waits on it return the fault.
 void StallClock::TakeEnded() {
   for (;;) {
     const auto span = timer_.Next();

@@ -21,12 +21,12 @@ class StallClock {
   StallClock(device::Driver* driver, device::Stream compute)
       : driver_(driver), compute_(compute), timer_(driver) {}
 
-  // Compute is on a stream that somebody else made.
+  // From now on compute is on an adopted stream.
   void UseStream(device::Stream stream);
   // Around what a wait enqueues, or blocks for.
   absl::Status Begin();
   absl::Status End();
-  // Of all waits that are over; without a host wait.
+  // The sum over all waits that are over. Does not wait for the device.
   absl::Duration total();
 
  private:
@@ -35,7 +35,7 @@ class StallClock {
 
   device::Driver* const driver_;
   device::Stream compute_;
-  std::optional<bool> on_stream_;  // none: nobody has asked yet
+  std::optional<bool> on_stream_;  // nullopt until OnStream is called
   double began_s_ = 0;
   device::StreamTimer timer_;
   std::atomic<int64_t> total_ns_{0};

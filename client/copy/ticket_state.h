@@ -54,8 +54,8 @@ struct Ticket::State {
   bool issued() const {
     return phase.load(std::memory_order_acquire) != kPending;
   }
-  // As Ticket::done(), but not where the device cannot tell: who would leave
-  // out a wait makes it then, and that one tells the fault.
+  // As Ticket::done(), but false where the device cannot tell: then the caller
+  // does not leave out its wait, which returns the fault.
   bool IsReached() const {
     const int now = phase.load(std::memory_order_acquire);
     return now == kFailed ||
@@ -78,7 +78,7 @@ struct TicketAccess {
   static const std::shared_ptr<State>& StateOf(const Ticket& ticket) {
     return ticket.state_;
   }
-  // Of an event that is not recorded yet.
+  // The state of an event that is not recorded yet.
   static absl::StatusOr<std::shared_ptr<State>> New(
       const std::shared_ptr<EventPool>& pool, device::Stream stream);
   static Ticket Make(std::shared_ptr<State> state) {

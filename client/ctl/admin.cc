@@ -36,7 +36,7 @@ absl::Status CheckSocket(const std::string& path) {
                   path));
 }
 
-// gRPC's words for a server whose threads are all in use: the call was not
+// gRPC's message when all threads of the server are in use: the call was not
 // made.
 constexpr const char* kServerIsBusy = "Server Threadpool Exhausted";
 
@@ -97,7 +97,7 @@ absl::Status Call(const std::string& path, Repeat repeat,
   }
 }
 
-// This user's name; through sudo, whose it was before.
+// This user's name; under sudo also the name of the user that called it.
 std::string OwnName() {
   const passwd* entry = getpwuid(getuid());
   const std::string name =

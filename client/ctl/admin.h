@@ -1,11 +1,11 @@
 // The administrators' calls: gRPC over the daemon's admin.sock.
 //
-// Who may open the socket is an administrator; PermissionDenied tells who is
-// not. NotFound: no such socket. A daemon that does not answer is
-// DeadlineExceeded after 5 s; so long a call waits for the next daemon where
-// one has died, and is sent to it again, but for Undrain, ForgetLinks and
-// Evict: those are Unavailable where they were sent before, and the outcome is
-// unknown. Thread safety: safe.
+// A user that may open the socket is an administrator; others get
+// PermissionDenied. NotFound: no such socket. DeadlineExceeded: the daemon did
+// not answer within 5 s. If a daemon dies, a call waits as long for the next
+// one and is sent to it again, except Undrain, ForgetLinks and Evict: once
+// sent, they return Unavailable, and their outcome is unknown. Thread safety:
+// safe.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace sluice::ctl {
 // admin.sock beside the session socket.
 std::string AdminSocketOf(const std::string& session_socket);
 
-// Whose budget: a user's (in one cgroup, or in all), or a job label's.
+// The owner of a budget: a user (in one cgroup, or in all), or a job label.
 struct BudgetTarget {
   std::optional<uint32_t> uid;
   std::string cgroup;
@@ -34,11 +34,11 @@ struct BudgetLimits {
   std::optional<Bytes> host;
 };
 
-// The whole snapshot, everybody's, as JSON.
+// The whole snapshot, of all users, as JSON.
 absl::StatusOr<std::string> ReadStatus(const std::string& admin_socket);
 
-// The limits as they are now. The daemon notes this process's user as who set
-// them.
+// Returns the limits as they are now. The daemon notes that this process's user
+// set them.
 absl::StatusOr<BudgetLimits> SetBudget(const std::string& admin_socket,
                                        const BudgetTarget& target,
                                        const BudgetLimits& limits);

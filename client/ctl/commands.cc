@@ -62,8 +62,8 @@ absl::StatusOr<std::string> SnapshotJson(const Flags& flags) {
   return std::move(status.json);
 }
 
-// Tells an administrator who did not ask as one that there may be more to see.
-// The daemon's own user is shown everything, unless that is root.
+// Tells an administrator without --admin that there may be more to see. The
+// daemon's own user is shown everything, unless that is root.
 void NoteWhatIsHidden(const Flags& flags) {
   const std::string admin = AdminSocket(flags);
   struct stat info;

@@ -23,8 +23,8 @@ int ReportError(const absl::Status& status);
 absl::Status CheckOutput(const std::string& path);
 
 // Writes `text` to `path` through a temporary file beside it, renamed at the
-// end: whoever looks sees the old file or the whole new one, also after
-// Ctrl-C or on a full disk. "-" is stdout. Faults name the path and why.
+// end: a reader sees the old file or the whole new one, also after Ctrl-C or on
+// a full disk. "-" is stdout. Faults name the path and why.
 absl::Status WriteOutput(const std::string& path, std::string_view text);
 
 }  // namespace sluice::ctl

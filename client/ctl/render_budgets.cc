@@ -71,7 +71,7 @@ std::string ReservationLines(const json& node) {
   return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 1);
 }
 
-// A line for all together, then one for each user who has some.
+// A line for all users together, then one for each user that has some.
 std::string QuotaLines(const json& node) {
   Table table({{"QUOTA"},
                {"USER"},

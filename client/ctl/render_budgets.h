@@ -10,8 +10,8 @@
 
 namespace sluice::ctl {
 
-// The limits that are set, what is reserved, who holds how much of what he may,
-// what is held outside leases, and quotas.
+// The limits that are set, what is reserved, what each user, cgroup or job
+// holds of its limit, what is held outside leases, and quotas.
 std::string BudgetLines(const nlohmann::json& node);
 
 }  // namespace sluice::ctl

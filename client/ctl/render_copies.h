@@ -8,10 +8,10 @@
 
 namespace sluice::ctl {
 
-// Of the daemon's snapshot, with a line feed before it: a line for each rank
-// that has more to say of its copies than that it gets a fair share as
-// everybody does; empty where there is none, or from a daemon of before. Throws
-// nlohmann::json::exception where the snapshot is not what this version knows.
+// A table of the daemon's snapshot, with a line feed before it: a line for each
+// rank with a weight, a guarantee, a plan's copies or late copies. Empty
+// without such ranks, or from an older daemon. Throws nlohmann::json::exception
+// if the snapshot is not what this version knows.
 std::string RenderCopies(const nlohmann::json& node);
 
 }  // namespace sluice::ctl

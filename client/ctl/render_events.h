@@ -21,10 +21,10 @@ struct EventLines {
   SeenEvents seen;   // with these
 };
 
-// Of a snapshot asked for at `now`, the events that were not seen before. A
-// line before them says how many between are not kept any more. `as_json`: an
-// object per line, as in the snapshot, with the time of day in the place of its
-// age. Internal: the snapshot is not what this version knows.
+// The events of a snapshot, taken at `now`, that are not in `seen`. A line
+// before them says how many between are not kept any more. `as_json`: an object
+// per line, as in the snapshot, with the time of day in the place of the age.
+// Internal: the snapshot is not what this version knows.
 absl::StatusOr<EventLines> RenderEventLines(const std::string& snapshot,
                                             SeenEvents seen, bool as_json,
                                             absl::Time now);

@@ -57,7 +57,7 @@ absl::StatusOr<Connection::Greeted> Connection::Greet(
   absl::Status before;
   for (;; absl::SleepFor(kBetweenGreetings)) {
     auto connection = Open(socket, on_event, on_gone);
-    // Nobody is there to answer after a daemon that died.
+    // No daemon listens now: a lost Hello's error says more than this one.
     if (!connection.ok()) return before.ok() ? connection.status() : before;
     auto answer = (*connection)->Call(hello, fds(), timeout);
     if (answer.ok()) return Greeted{*std::move(connection), *std::move(answer)};
@@ -215,7 +215,7 @@ absl::Status Connection::Post(const wire::Request& request) {
   return sent;
 }
 
-// A request whose caller waits no more shall not stand in the daemon's line.
+// Takes an abandoned lease request out of the daemon's queue.
 void Connection::GiveUp(uint64_t id) {
   wire::Request request;
   request.mutable_give_up()->set_request_id(id);

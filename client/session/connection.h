@@ -54,8 +54,8 @@ class Connection {
   ~Connection();
 
   // Sends and waits for the reply. A reply in parts comes as all its parts.
-  // The daemon's Error becomes the Status it stands for, also the one that it
-  // says to nobody's request before it closes: why it takes no session.
+  // The daemon's Error becomes the Status it stands for, also the Error that
+  // answers no request and says, before it closes, why it takes no session.
   // `timeout` is for both ways together; DeadlineExceeded behind it. While the
   // daemon says that it makes the memory of a lease, it begins again.
   absl::StatusOr<std::vector<wire::Message>> Call(
@@ -89,9 +89,9 @@ class Connection {
   void OnReply(wire::Message message);
   void OnGeneration(const wire::Packet& packet);
   void ResendLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Tells the daemon that nobody waits for that request any more.
+  // Tells the daemon that the caller no longer waits for that request.
   void GiveUp(uint64_t id);
-  // Gives back a lease whose caller did not wait for it.
+  // Gives back a lease that was granted after its caller gave up.
   void ReturnLease(uint64_t lease);
   void Disconnect(const std::string& reason,
                   Shortage shortage = Shortage::kNone);

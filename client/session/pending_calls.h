@@ -3,9 +3,9 @@
 // died. Internal to client.
 //
 // Each request is executed once: the daemon knows the ids of those that it
-// answered. So a second answer to one is the same answer, and nothing is done
-// about it: what it grants is in use. Only the answer to a request that its
-// caller gave up, and that is still in here, belongs to nobody.
+// answered. So a second answer to one is the same answer and is ignored: what
+// it grants is in use. Only a lease granted to a request that its caller
+// abandoned, and that is still in here, has no owner and is given back.
 //
 // Thread safety: none; the connection locks.
 #pragma once
@@ -30,11 +30,12 @@ class PendingCalls {
  public:
   enum class Waits { kCaller, kNobody };
   // Keeps the request and what travels with it; the packet that asks.
-  // ResourceExhausted: kMostPosted that nobody waits for are not answered. Of
-  // step reports kMostReports are kept: what older ones count the newer do too.
+  // ResourceExhausted: kMostPosted requests without a waiting caller are not
+  // answered. The last kMostReports step reports are kept; they include the
+  // sums of older ones.
   absl::StatusOr<wire::Packet> Add(const wire::Request& request,
                                    std::vector<UniqueFd> fds, Waits waits);
-  // Forgets a call that was never sent, or whose answer was taken.
+  // Forgets a call that was never sent or that is answered.
   void Drop(uint64_t id) { calls_.erase(id); }
   // The caller waits no more, and the answer is still to come.
   void Abandon(uint64_t id);
@@ -44,8 +45,8 @@ class PendingCalls {
   // When it said so last; InfinitePast: it did not.
   absl::Time progressed_at(uint64_t id) const;
 
-  // Puts a packet that answers to its request. The lease to give back, where
-  // the answer is whole and grants one to nobody.
+  // Puts a packet that answers to its request. Returns the lease to give back
+  // if the answer is whole and grants one to an abandoned request.
   std::optional<uint64_t> Answer(wire::Message message);
   bool complete(uint64_t id) const;
   // Whether a request of this kind has no whole answer.

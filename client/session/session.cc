@@ -153,7 +153,7 @@ class SessionImpl final : public Session {
   std::optional<wire::Lowered> lowered_ ABSL_GUARDED_BY(limits_mutex_);
   Mutex report_mutex_;
   StepTotals totals_ ABSL_GUARDED_BY(report_mutex_);
-  // Of leases since the last report.
+  // How long mapping took, of leases since the last report.
   std::vector<double> map_seconds_ ABSL_GUARDED_BY(report_mutex_);
   Mutex plan_mutex_;  // one Plan at a time: the inbox has room for one
   std::shared_ptr<Connection> connection_;
@@ -245,8 +245,8 @@ absl::StatusOr<std::unique_ptr<Region>> SessionImpl::Lease(
   return region;
 }
 
-// What is used of the session's GPU, by everybody: this makes the process's
-// context there.
+// What all processes use of the session's GPU. Makes the process's context
+// there.
 absl::StatusOr<wire::Request> SessionImpl::UseOfGpu() {
   SLUICE_ASSIGN_OR_RETURN(
       const device::MemoryUse seen,
@@ -328,7 +328,7 @@ absl::Status SessionImpl::Report(const StepReport& report) {
   wire::StepReport* out = request.mutable_step_report();
   wire::ToWire(numbered, out);
   SLUICE_RETURN_IF_ERROR(wire::CheckFields(request));
-  // Until it is sent: who reports next has the higher sums.
+  // Held until the report is sent, so that sums grow from report to report.
   const MutexLock lock(report_mutex_);
   numbered.totals = Plus(totals_, report);
   wire::ToWire(numbered, out);
@@ -338,8 +338,9 @@ absl::Status SessionImpl::Report(const StepReport& report) {
   // No step waits for the daemon: its answer is not awaited.
   const absl::Status sent = connection_->Post(request);
   if (sent.ok()) map_seconds_.clear();
-  // Communicators and what else is made at first use are there now. Where this
-  // is not told, the daemon sees it by itself, and not whose it is.
+  // Communicators and what else is made at first use are there now. Without
+  // this message the daemon still sees the bytes, but not which process holds
+  // them.
   if (totals_.reports == 1 && welcome_.limits.driver != "sim") {
     const auto use = UseOfGpu();
     if (use.ok()) connection_->Post(*use).IgnoreError();
@@ -449,8 +450,8 @@ std::string DefaultSocket() {
 
 namespace {
 
-// Of the daemon's GPUs the one with the UUID of `options`, or else with their
-// number: both are known then.
+// Finds the daemon's GPU with the UUID of `options`, or else with its number,
+// and sets both.
 absl::Status FindGpu(SessionOptions& options) {
   SLUICE_ASSIGN_OR_RETURN(const auto gpus, ListGpus(options.socket));
   const std::string uuid = options.gpu_uuid;

@@ -34,13 +34,14 @@ struct SessionOptions {
   // The same by the GPU's UUID, of which CUDA_VISIBLE_DEVICES renumbers
   // nothing; empty: `gpu`.
   std::string gpu_uuid;
-  // Of its link, each way; admitted as a whole or not at all: limits() says.
+  // Guaranteed share of the GPU's link, each way; admitted whole or not at all
+  // (limits() says which).
   double guaranteed_bytes_per_second = 0;
   // How long a lease may wait for memory instead of being refused at once:
   // first come, first served, but smaller leases pass in the first half of the
-  // wait. It is within the daemon's longest_wait_s and its number of leases
-  // that wait. Its end is DeadlineExceeded, which says who was in front. A
-  // lease in the background lets all others pass.
+  // wait. The daemon's longest_wait_s and its number of waiting leases bound
+  // it. At its end: DeadlineExceeded, which names the lease in front. A
+  // background lease lets all others pass.
   absl::Duration lease_wait = absl::ZeroDuration();
   bool background = false;
   // How long the daemon may be silent of a lease that it neither grants nor
@@ -50,8 +51,8 @@ struct SessionOptions {
   bool takes_changes = true;
 };
 
-// A lease, mapped as one contiguous range. Unmaps and frees on destruction;
-// may outlive its session (whose end gave the lease back).
+// A lease, mapped as one contiguous range. Unmaps and frees on destruction. May
+// outlive its session; the session's end gives the lease back.
 class Region {
  public:
   virtual ~Region() = default;
@@ -116,7 +117,7 @@ class Session {
   // The lease is `size` rounded up to limits().granularity; a host lease that
   // is made of what this user gave back may be larger, by less than an extent.
   // ResourceExhausted: over budget or the pool is empty; the message says
-  // asked, free, limit and who can change it. Unavailable: the daemon is gone.
+  // asked, free, limit and how to change it. Unavailable: the daemon is gone.
   virtual absl::StatusOr<std::unique_ptr<Region>> LeaseGpu(Bytes size) = 0;
   virtual absl::StatusOr<std::unique_ptr<Region>> LeaseHost(Bytes size) = 0;
 
@@ -130,21 +131,21 @@ class Session {
   virtual absl::StatusOr<plan::NodePlan> Plan(const plan::RankProfile& profile,
                                               absl::Duration timeout) = 0;
 
-  // Jobs came or went on the node: the newest plan by whose fractions this
-  // rank should run from its next step boundary on, until it is answered;
-  // null: none. Only its fractions are meant: a rank that takes it records
-  // again and asks Plan with a settled profile.
+  // Jobs came or went on the node: returns the newest unanswered plan, by which
+  // this rank should run from its next step boundary on, or null. Only its
+  // fractions count: a rank that takes it records again and calls Plan with a
+  // settled profile.
   virtual std::shared_ptr<const plan::NodePlan> ChangedPlan() = 0;
-  // What became of it: taken, or the rank goes on with what it had. The daemon
-  // waits for it, so who never asks ChangedPlan opens with `takes_changes`
-  // false; a plan that cannot be read is answered by the session. `note`:
-  // one line for people, of which 512 bytes are sent, with '?' for what is not
-  // UTF-8. Not awaited.
+  // Answers it: the plan is taken, or the rank goes on with what it had. The
+  // daemon waits for the answer, so a rank that never calls ChangedPlan opens
+  // with `takes_changes` false; the session answers a plan that it cannot read.
+  // `note`: one line for people, of which 512 bytes are sent, with '?' for what
+  // is not UTF-8. Does not wait.
   virtual absl::Status AnswerChange(PlanId plan, bool taken,
                                     const std::string& note) = 0;
 
-  // Tells of a step, and does not wait. Unavailable, ResourceExhausted: nobody
-  // reads it now; what it counts goes along with the next one that is sent.
+  // Reports a step; does not wait. Unavailable, ResourceExhausted: the daemon
+  // does not read it now, and the next report that is sent includes its counts.
   // InvalidArgument: a figure that no step can have; nothing is counted.
   virtual absl::Status Report(const StepReport& report) = 0;
 

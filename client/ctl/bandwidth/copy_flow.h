@@ -21,8 +21,8 @@ namespace sluice::ctl {
 
 class CopyFlow {
  public:
-  // Both ranges are the flow's as long as it lives: mapped, with access, and
-  // nobody else writes what it reads or reads what it writes.
+  // Both ranges stay mapped with access while the flow lives, and nothing else
+  // writes what it reads or reads what it writes.
   struct Range {
     DeviceIndex device;
     device::CopyDirection direction;

@@ -35,7 +35,7 @@ class CopyMeter {
   // Sums over `gpus`, which all copy as much as they can.
   absl::StatusOr<MeasuredSpeeds> Measure(const std::vector<size_t>& gpus);
 
-  // What its ranks are called: nobody else's.
+  // The job name of its ranks, unique to this process.
   static std::string Job();
 
  private:

@@ -37,7 +37,7 @@ struct LinkLimits {
 struct MeasurableLink {
   std::string name;
   std::optional<size_t> parent;  // an index into the same list
-  std::vector<size_t> gpus;      // whose copies go over it
+  std::vector<size_t> gpus;      // that copy over it
   // Whether its GPUs are not all those of one link below it, of which the same
   // would be measured.
   bool measurable = false;
@@ -52,11 +52,11 @@ struct MeasurableNode {
   std::vector<int64_t> gpu_free;       // bytes
   std::vector<MeasurableLink> links;
   std::vector<std::string> jobs;   // that have ranks here
-  std::set<std::string> attached;  // those whose sessions have not all ended
+  std::set<std::string> attached;  // of these, jobs with an open session
   bool keeps = false;  // whether its daemon would keep what was measured
 };
 
-// Of a snapshot (daemon/README.md). InvalidArgument: it has no links, as an
+// Reads a snapshot (daemon/README.md). InvalidArgument: it has no links, as an
 // older daemon's.
 absl::StatusOr<MeasurableNode> ReadLinks(const std::string& snapshot);
 

@@ -36,7 +36,7 @@ constexpr char kUnitsConfig[] = "/etc/sluice/sluiced.toml";
 constexpr timeval kPatience = {5, 0};
 constexpr size_t kMaxReplyBytes = size_t{64} << 20;
 
-// Everybody's where this user may have that, else the user's own.
+// The snapshot of all users if this user may read it, else of this user.
 struct StatusSnapshot {
   TextOr json;
   std::string what = "what the daemon knows";
@@ -110,14 +110,15 @@ TextOr HttpGet(const std::string& socket, const std::string& path) {
   return answer.substr(body + 4);
 }
 
-// As that process would open it. Through its own folder, which only who may
-// trace it can look up: said as any file that cannot be read.
+// `path` as that process would open it. A relative path goes through the
+// process's folder; a user that may not trace the process cannot look it up,
+// and the file then counts as unreadable.
 std::string SeenBy(int64_t pid, const std::string& path) {
   if (path.starts_with('/')) return path;
   return fmt::format("/proc/{}/cwd/{}", pid, path);
 }
 
-// By its own command line, which everybody may read.
+// From the daemon's command line, which every user may read.
 TextOr ConfigPath(const Facts& facts) {
   if (facts.process.pid) {
     const StartedWith with = ReadStartedWith(facts.process.command);

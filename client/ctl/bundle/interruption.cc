@@ -19,7 +19,7 @@ Interruption::Interruption() {
   note.sa_flags = SA_RESTART;
   for (size_t i = 0; i < kSignals.size(); ++i) {
     sigaction(kSignals[i], &note, &before_[i]);
-    // Who runs it by nohup does not want to be ended.
+    // Ignored before, as by nohup: it stays ignored.
     if (before_[i].sa_handler == SIG_IGN) {
       sigaction(kSignals[i], &before_[i], nullptr);
     }

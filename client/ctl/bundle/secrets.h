@@ -15,10 +15,10 @@ struct WithoutSecrets {
   int removed = 0;
 };
 
-// In place of each stands "(removed)": the value of a key that is called
-// password, token, secret, credential, key or the like; what follows "Bearer"
-// or "Basic"; user and password in an address; blocks of PEM. Of a line that
-// is longer than 4,096 bytes the rest is cut.
+// Puts "(removed)" in the place of each secret: the value of a key that is
+// called password, token, secret, credential, key or the like; what follows
+// "Bearer" or "Basic"; user and password in an address; blocks of PEM. Cuts
+// lines after 4,096 bytes.
 WithoutSecrets RemoveSecrets(const std::string& text);
 
 }  // namespace sluice::ctl

@@ -1,4 +1,4 @@
-// sluicectl support-bundle: one archive for who is to help.
+// sluicectl support-bundle: one archive for a support request.
 #pragma once
 
 #include <cstdint>

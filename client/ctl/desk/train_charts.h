@@ -17,8 +17,8 @@ std::string ColourOf(const std::string& part);
 // A part's name for people: "exposed copy".
 std::string PartTitle(const std::string& part);
 
-// A horizontal bar of `parts` whose full width is `whole`, with a mark at
-// `limit` (0: none) that says `limit_text`.
+// A horizontal bar of `parts`, `whole` at full width, with a mark at `limit`
+// (0: none) that says `limit_text`.
 std::string StackedBar(const NamedParts& parts, double whole, double limit,
                        const std::string& limit_text, bool bytes);
 

@@ -230,7 +230,7 @@ std::string StepCards(const TrainAnswer& answer) {
               LayerTimeline(estimate.layer));
 }
 
-// Which curves nobody has measured.
+// Names the curves that no measurement validated.
 std::string NotValidated(const Request& request,
                          const std::vector<MfuCurve>& curves) {
   std::string names;

@@ -13,7 +13,7 @@ struct Check {
   const char* what;
   Finding (*look)(const Facts&);
 };
-// The checks of the daemon, its files and who keeps them; and of the machine.
+// The checks of the daemon, its files and its keeper; and of the machine.
 std::span<const Check> ServiceChecks();
 std::span<const Check> MachineChecks();
 

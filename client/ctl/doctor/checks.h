@@ -21,7 +21,7 @@ struct Finding {
 
 // One finding per check, always in the same order.
 std::vector<Finding> Examine(const Facts& facts);
-// The machine's checks alone, where nobody asks after a daemon.
+// The machine's checks alone, for callers that need no daemon.
 std::vector<Finding> ExamineMachine(const Facts& facts);
 
 // "0-2,5" as {0, 1, 2, 5}; what is no such list is empty.

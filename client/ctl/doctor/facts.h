@@ -80,7 +80,7 @@ struct DriverFacts {
   std::string device;  // what shows that there is an NVIDIA GPU; empty: nothing
   bool module_loaded = false;
   std::string fault;  // why the driver cannot be used; empty: it can
-  // Whether each GPU stays initialised while nobody uses it; absent:
+  // Whether each GPU stays initialised while no process uses it; nullopt:
   // nvidia-smi did not tell.
   std::optional<std::vector<bool>> persistence;
 };
@@ -97,12 +97,12 @@ struct FileFacts {
   Seen seen = Seen::kMissing;
   std::string owner, group;
   mode_t mode = 0;
-  bool usable = false;  // to read and to write, by who asks
+  bool usable = false;  // this user may read and write it
 };
 
 struct Facts {
   std::string version;  // of this sluicectl
-  std::string user;     // who asks
+  std::string user;     // that runs it
   // Where this sluicectl and the programs beside it are, with a "/" at the end;
   // empty: where root's shell looks for programs.
   std::string programs;
@@ -116,7 +116,7 @@ struct Facts {
   bool keeper = false;  // a sluiced-keeper runs for this folder
   DriverFacts driver;
   MachineFacts machine;
-  // The user whose program listens at `daemon.http`; absent: none is seen.
+  // The user that listens at `daemon.http`; nullopt: none is seen.
   std::optional<uid_t> http_listener;
   FileFacts folder, session, admin, policy;
   std::string policy_fault;  // it could be read, and is not what it should be

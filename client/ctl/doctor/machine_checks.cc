@@ -72,7 +72,7 @@ Finding CheckPersistence(const Facts& facts) {
       "sudo nvidia-smi -pm 1");
 }
 
-// Whose limits they are, for people.
+// Says, for people, that the limits are not those of the daemon's process.
 std::string CgroupOwner(const Facts& facts) {
   if (facts.process.hidden) return "here, as hidepid hides sluiced in /proc: ";
   return facts.process.pid ? "" : "here, where no sluiced is seen: ";
@@ -124,7 +124,7 @@ Finding CheckOpenFiles(const Facts& facts) {
   return Ok(said);
 }
 
-// memory.stat tells of a limit whose group only the host sees.
+// memory.stat shows the limit of a group that only the host sees.
 std::string RaiseLimit(const std::string& file) {
   const std::string path = ShellWord(file);
   if (file.ends_with("/memory.stat")) {

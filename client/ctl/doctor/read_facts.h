@@ -17,8 +17,8 @@ struct SocketPaths {
 // Changes nothing. What cannot be found out is absent.
 Facts ReadFacts(const SocketPaths& sockets);
 
-// The process that serves in this folder, by who holds its `lock`, whoever
-// asks; of the keeper it is `keeper.lock`. 0: none is seen.
+// The process that holds `lock`: `lock` of a folder is the daemon's that serves
+// there, `keeper.lock` the keeper's. Works for every user. 0: none is seen.
 int FindHolder(const std::string& lock);
 
 }  // namespace sluice::ctl

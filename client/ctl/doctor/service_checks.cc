@@ -1,4 +1,4 @@
-// The daemon: does it answer, who may ask it, who keeps what it has.
+// The daemon: whether it answers, which users may ask it, what keeps its state.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -45,7 +45,7 @@ std::string Sudo(const Facts& facts) {
   return facts.folder.owner == facts.user ? "" : "sudo ";
 }
 
-// What a command begins with that is for the user whose daemon serves here.
+// The beginning of a command for the user that runs the daemon of this folder.
 std::string AsOwner(const Facts& facts) {
   const bool is_there = facts.folder.seen == Seen::kThere;
   const std::string& owner = facts.folder.owner;
@@ -98,7 +98,7 @@ Finding CheckDaemon(const Facts& facts) {
       if (!why.starts_with(wire::kFrozen)) return Problem(why, Upgrade(facts));
       return Problem(why, facts.unit ? Start(facts) : Reload(facts));
     case absl::StatusCode::kPermissionDenied:
-      // Of the path, or of a peer that sluiced cannot identify: it says why.
+      // The path forbids it, or sluiced cannot identify its peer: `why` says.
       return Problem(why, PathRemedy(facts));
     case absl::StatusCode::kDeadlineExceeded:
       if (!facts.unit && facts.process.pid) {
@@ -227,7 +227,7 @@ Finding CheckAdminSocket(const Facts& facts) {
                    "newgrp " + ShellWord(socket.group));
   }
   return Ok(Rights(socket) + ": you are no administrator; to become one",
-            socket.group == "root"  // whose members may do more than that
+            socket.group == "root"  // its members may do more than that
                 ? AsAdministrator(facts, "--admin status")
                 : fmt::format("sudo usermod -aG {} {}", ShellWord(socket.group),
                               ShellWord(facts.user)));

@@ -3,8 +3,8 @@
 namespace sluice::ctl {
 namespace {
 
-// Of a flag at words[i] and the word behind it, to which i moves, or of both in
-// one word with "=" between; none: it is another flag, or has no value.
+// The value of `flag` at words[i]: the word behind it, to which i moves, or
+// what follows "=" in the same word. nullopt: another flag, or no value.
 std::optional<std::string> ValueOf(const std::string& flag,
                                    const std::vector<std::string>& words,
                                    size_t& i) {

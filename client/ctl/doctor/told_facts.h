@@ -25,7 +25,7 @@ std::optional<int64_t> ToldLimit(const std::string& limits,
 std::string ToldValue(const std::string& text, const std::string& key,
                       char separator = ':');
 
-// Who holds a lock of this file, by /proc/locks; 0: nobody that can be seen.
+// The process that holds a lock of this file, by /proc/locks; 0: none is seen.
 int ToldHolder(const std::string& locks, uint64_t device, uint64_t inode);
 
 // The user that listens at `address` ("127.0.0.1:9435"), by /proc/net/tcp and
@@ -40,7 +40,7 @@ std::optional<UnitFacts> ToldUnit(const std::string& shown);
 // `nvidia-smi --query-gpu=persistence_mode --format=csv,noheader`.
 std::optional<std::vector<bool>> ToldPersistence(const std::string& csv);
 
-// Of a snapshot (daemon/README.md). Internal: it is not one.
+// Reads a snapshot (daemon/README.md). Internal: it is not one.
 absl::StatusOr<DaemonFacts> ToldDaemon(const std::string& snapshot);
 
 }  // namespace sluice::ctl
