@@ -21,7 +21,7 @@ struct Pieces {
 };
 
 // Cuts at slots that no item crosses; then peels items that live throughout
-// their piece: they lie at its bottom, where they are in nobody's way. Again,
+// their piece: they lie at its bottom, where they block no other item. Repeats
 // until neither is possible.
 Pieces Decompose(const Problem& problem);
 

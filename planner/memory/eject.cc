@@ -279,7 +279,7 @@ class Ejector {
   std::vector<Move> moves_;     // of the chain
   std::mt19937 random_;
   int64_t looked_ = 0;
-  // Of one move.
+  // Scratch of one move.
   std::vector<uint32_t> together_;
   std::vector<uint32_t> near_;
   std::vector<int64_t> places_;

@@ -112,7 +112,7 @@ class Race {
   const std::function<bool()>& expired_;
   Mutex mutex_;
   int next_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Of best_; -1: what was known before the race.
+  // The heat of best_; -1: what was known before the race.
   int index_ ABSL_GUARDED_BY(mutex_) = -1;
   GreedyResult best_ ABSL_GUARDED_BY(mutex_);
 };

@@ -100,7 +100,7 @@ MipResult SolveMip(const Problem& problem, const Offsets& start, int64_t bound,
 }
 
 int ServeMip(int in_fd, int out_fd) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);  // nobody is left to read the answer
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // the parent alone reads the answer
   const rlimit no_core{0, 0};
   setrlimit(RLIMIT_CORE, &no_core);
   // What CBC prints goes nowhere.

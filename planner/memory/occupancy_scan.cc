@@ -87,7 +87,7 @@ __attribute__((target("avx2"))) size_t ListAvx2(const ScanBlock& block,
   return count;
 }
 
-// Of items that live in the slots asked for.
+// Address ranges of the items that live in the slots asked for.
 struct Packed {
   alignas(64) int64_t begin[ScanBlock::kCapacity + 8];
   alignas(64) int64_t end[ScanBlock::kCapacity + 8];

@@ -40,8 +40,8 @@ const char* const kOrderNames[] = {
     "breadth",        "birth",     "death", "birth-lifetime",
     "death-lifetime", "neighbours"};
 
-// Orders whose variant with the peak first goes before them; of the others it
-// comes last, for where no plain order should be missed.
+// Each of the first kPairs orders follows its variant with the peak first. The
+// other variants come after all plain orders, so that none of those is missed.
 constexpr size_t kPairs = 3;
 
 // The items of the peak slot in the order of `inner`, then the rest by size.

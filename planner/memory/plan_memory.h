@@ -39,11 +39,11 @@ struct MemoryOptions {
   // Set from a signal or another thread: the search ends with the best plan
   // there is, as if time were up.
   const std::atomic<bool>* stop = nullptr;
-  // Stops at the first plan whose peak is at most this. Half of the time is for
-  // finding one; where none is found, the answer is what no capacity gives.
+  // Stops at the first plan with a peak of at most this. If no plan meets it
+  // within half of the time limit, the rest is spent on the smallest peak.
   std::optional<Bytes> capacity;
-  // So many times the usual work where that ends without a proof, 1 at least;
-  // what 1 finds is where more goes on.
+  // A multiple of the usual work, at least 1, spent where the usual work ends
+  // without a proof; it goes on from what `1` finds.
   int64_t effort = 1;
   // Known repetition, disjoint and ascending; may be empty.
   std::vector<Pass> passes;

@@ -49,7 +49,7 @@ Problem Normalise(const plan::Trace& trace);
 class RangeMax {
  public:
   explicit RangeMax(const std::vector<int64_t>& values);
-  // Of [from, to), which is not empty.
+  // The maximum over [from, to), which is not empty.
   int64_t Of(int32_t from, int32_t to) const;
 
  private:

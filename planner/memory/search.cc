@@ -133,7 +133,7 @@ bool CanonicalSearch::Branch(Part part, Mark last) {
     solved = effect.fits && Continue(Without(part, next.item), next, effect);
     if (solved) break;
     Rewind(before);
-    // Nothing open lives together with it: it was in nobody's way.
+    // Nothing open lives together with it, so it blocked no item.
     if (stopped_ || !effect.hat) break;
   }
   pool_.resize(first);
@@ -161,9 +161,9 @@ bool CanonicalSearch::PassedOver(uint32_t k, Mark last) const {
          (least_[k] == last.offset && rank_[k] < last.rank);
 }
 
-// An item whose own place lies before the mark was passed over: it will rest
-// on another open item that it lives with. Whether one is low enough for it
-// to end up at `limit` or below. The one found last is asked first.
+// An item was passed over if its own place lies before the mark: it will rest
+// on another open item that it lives with. Returns whether one is low enough
+// for the item to lie at `limit` or below. Tries the one found last first.
 bool CanonicalSearch::CanRest(uint32_t k, Mark last, int64_t limit) {
   const auto holds = [&](uint32_t other) {
     return !placed_[other] &&

@@ -100,7 +100,7 @@ class CanonicalSearch {
   Lists alive_;                // of a slot
   std::vector<int32_t> twin_;  // the equal item to be placed before, or -1
 
-  // Of one run.
+  // State of one run.
   int64_t capacity_ = 0;
   int64_t max_nodes_ = 0;
   const std::function<bool()>* expired_ = nullptr;

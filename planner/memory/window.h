@@ -1,5 +1,5 @@
-// Peak window exact, freeze, then greedy (internal to the planner): for
-// traces too large for the search, whose peak decides alone.
+// Peak window exact, freeze, then greedy (internal to the planner): for traces
+// that are too large for the search and have one decisive peak.
 #pragma once
 
 #include <cstdint>

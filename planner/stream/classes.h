@@ -143,8 +143,8 @@ inline constexpr Class kLayerClasses[] = {
     Class::kNorm1, Class::kQ,    Class::kK,  Class::kV,
     Class::kO,     Class::kLse,  Class::kX2, Class::kNorm2,
     Class::kUp,    Class::kGate, Class::kAct};
-// Of those, in head layout and free; and what the second half of a layer
-// makes, each from the ones before.
+// The free ones in head layout; and those of a layer's second half, each made
+// from the ones before.
 inline constexpr Class kHeadClasses[] = {Class::kQ, Class::kK, Class::kV};
 inline constexpr Class kPostClasses[] = {Class::kX2, Class::kNorm2, Class::kUp,
                                          Class::kGate, Class::kAct};

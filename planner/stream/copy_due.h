@@ -3,7 +3,7 @@
 // Rings decide that (client/torch/stream/chunk_io.h): a copy may start when the
 // slot before it is free, and compute comes to it when it is through with what
 // the other slots hold. So each kind of copy has a slack: the compute of all
-// slots but one. Of a kind whose copies have different ones it is the shortest.
+// slots but one. If copies of a kind differ, it is the shortest.
 //
 // Thread safety: pure functions.
 #pragma once

@@ -44,7 +44,7 @@ class LayerTime {
  private:
   double In(int64_t bytes) const { return Over(bytes, links_.h2d); }
   double Out(int64_t bytes) const { return Over(bytes, links_.d2h); }
-  // Of a chunk, or of all.
+  // Bytes of chunk `m`, or of all chunks.
   template <typename... Chunk>
   int64_t Moved(std::initializer_list<Class> classes, Chunk... m) const {
     int64_t bytes = 0;
@@ -171,7 +171,7 @@ double LayerTime::Attention() const {
                   .out = out + Out(ProjectionsOut()),
                   .first_in = first_in,
                   .first_compute = diagonal,
-                  // Of one chunk the projections' rows come last.
+                  // One chunk's diagonal is its first compute, counted above.
                   .last_compute = projected + (last_ > 0 ? diagonal : 0),
                   .last_out = Out(shape_.moved_bytes(Class::kInput, 0))}
       .Seconds();

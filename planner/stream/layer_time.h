@@ -42,8 +42,8 @@ struct LayerSeconds {
 LayerSeconds TimeLayer(const StreamShape& shape, const LayerCompute& compute,
                        const LinkSpeeds& links);
 
-// Of a step: what backward runs again, forward's layers over the first chunks.
-// `keys`, `forward`: seconds of all of it without copies, as LayerCompute's.
+// Seconds of a step in which backward runs forward's layers over the first
+// chunks again. `keys`, `forward`: all of it without copies, as LayerCompute's.
 double TimeRerun(const StreamOptions& options, double keys, double forward,
                  const LinkSpeeds& links);
 

@@ -35,9 +35,9 @@ class ChunkLayout {
 };
 
 // Which heads a rank computes attention for (Ulysses), and for which queries.
-// Of `ranks` the greatest common divisor with the heads, `head_ranks`, share
-// out the heads. The others hold the same heads: the queries of a chunk are
-// cut into `row_parts` parts, and k and v of the whole chunk gathered to each
+// `head_ranks`, the greatest common divisor of ranks and heads, ranks share out
+// the heads. The others hold the same heads: the queries of a chunk are cut
+// into `row_parts` parts, and k and v of the whole chunk are gathered to each
 // of them (context parallelism with gathered keys: Llama 3, arXiv 2407.21783,
 // section 3.3.2). A part's queries are the rows of `head_ranks` consecutive
 // ranks, which attend to them.

@@ -17,7 +17,7 @@ int64_t WantedRows(const StreamOptions& options) {
 int64_t LossRows(const ModelShape& model, int64_t element) {
   const double traffic =
       model.head_weights() * static_cast<double>(2 * 4 + 2 * element);
-  // Of a row: two to go forward, four to come back. Attention only adds to it.
+  // Per row and parameter: two forward, four backward. Attention only adds.
   const double operations = 6.0 * model.parameters();
   const double rows =
       traffic * kOperationsPerByte / (kHeadTrafficShare * operations);

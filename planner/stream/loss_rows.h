@@ -41,7 +41,7 @@ struct LossCut {
 };
 // Chunks of `rows`, at most `wanted` rows at a time.
 LossCut CutLoss(int64_t rows, int64_t wanted);
-// Of a step: the same on all its ranks.
+// How a step cuts the loss, the same on all its ranks.
 LossCut CutLoss(const StreamOptions& options);
 
 // Chunks [first, first + chunks), the loss of which is taken together.

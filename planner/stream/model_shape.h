@@ -14,7 +14,7 @@
 
 namespace sluice::stream {
 
-// Of the norms before attention and FFN, and of the last one.
+// The kind of the norms before attention and FFN, and of the last one.
 enum class NormKind { kLayerNorm, kRmsNorm };
 
 // Rotary positions (rotate-half): pairs (i, i + d/2) of the first d dimensions
@@ -61,8 +61,7 @@ struct ModelShape {
   int64_t active_experts = 0;
   double init_std = 0.02;
 
-  // Of any width. Beyond it a product of two would leave what a double counts
-  // exactly.
+  // The limit of any width, so that a double counts a product of two exactly.
   static constexpr int64_t kMost = int64_t{1} << 24;
 
   int64_t head_dim() const {
@@ -83,12 +82,12 @@ struct ModelShape {
   }
   // Outputs of the FFN's first matmuls.
   double ffn_width() const { return (gated ? 2.0 : 1.0) * active_ffn(); }
-  // Weights of a layer's matmuls, of those alone that make the FFN's output
-  // (the last matmul, whose output no backward needs), and of the head.
+  // Weights of a layer's matmuls, of the one that makes the FFN's output (no
+  // backward needs that output), and of the head.
   double layer_weights() const;
   double down_weights() const { return active_ffn() * double(hidden); }
   double head_weights() const { return double(vocab) * double(hidden); }
-  // Of all experts: a layer's FFN weights, and what a layer stores.
+  // A layer's FFN weights over all experts, and what a layer stores.
   double expert_weights() const {
     return double(experts) * double(hidden * ffn) * (gated ? 3.0 : 2.0);
   }

@@ -59,8 +59,8 @@ struct StreamOptions {
   int64_t loss_chunk_rows = 0;  // rows of logits at a time; 0: by cost
                                 // (loss_rows.h)
   // Runs only chunks of the first and of the last group of the loss, two at
-  // least (`--probe`): every segment kind and all memory, but not a step whose
-  // numbers mean anything.
+  // least (`--probe`): every segment kind and all memory, but a step's numbers
+  // (loss, gradients) mean nothing.
   bool probe = false;
 };
 

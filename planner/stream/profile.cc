@@ -37,7 +37,7 @@ double RowOperations(const ModelShape& model, Class which) {
   }
 }
 
-// Of a row of all that the segment makes.
+// Operations per row of all classes that the segment makes.
 double RowOperations(const ModelShape& model, Segment segment) {
   // post.forward also projects back down, which nothing recomputes.
   double sum = segment == Segment::kPostForward
@@ -89,7 +89,7 @@ class ProfileBuilder {
   plan::RankProfile profile_;
 };
 
-// Of these executions; 0 where it was not recorded.
+// Seconds of these executions; a kind that was not recorded takes none.
 double ProfileBuilder::Seconds(Segment which, const Executions& count) const {
   double sum = 0;
   for (const bool full : {true, false}) {

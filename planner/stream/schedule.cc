@@ -141,8 +141,9 @@ int64_t OfRerun(const StreamShape& shape,
   return sum;
 }
 
-// Of all layers: x and earlier k and v come; q, k, v, o and lse leave, q of a
-// group's last layer alone, whose backward is next, and the output of others.
+// Over all layers: x and earlier k and v come; k, v, o and lse leave. q leaves
+// in a group's last layer only, because its backward is next, and the output in
+// the others.
 Traffic CountRerunTraffic(const StreamShape& shape) {
   const int64_t chunks = shape.rerun_chunks, layers = shape.layers_rerun();
   const int64_t groups = layers / shape.rerun_layers;

@@ -37,26 +37,26 @@ struct Executions {
   int64_t full = 0, tail = 0;
 };
 Executions CountExecutions(const StreamShape& shape, Segment which);
-// Of a step: those more of forward's kinds, where chunks run again.
+// What a step adds to forward's kinds where chunks run again.
 Executions CountRerun(const StreamShape& shape, Segment which);
 
 // Bytes over the link to host memory, each way.
 struct Traffic {
   int64_t in = 0, out = 0;
 };
-// Of one layer: its forward, and backward's two phases, token-local work
-// (post.backward, qkv.backward) and blocks of attention. Where chunks run
-// again: forward is that of a layer that does, and `rerun` the mean of all
-// layers.
+// The traffic of one layer: its forward, and backward's two phases, token-local
+// work (post.backward, qkv.backward) and blocks of attention. Where chunks run
+// again, `forward` is that of a layer that reruns, and `rerun` the mean over
+// all layers.
 struct LayerTraffic {
   Traffic forward, rerun, tokens, blocks;
 };
 // What a layer moves with the fractions that `shape` has.
 LayerTraffic CountTraffic(const StreamShape& shape);
-// Of that, what no choice of fractions changes; beside it each class travels
-// out and in once, with the rows that are swapped. q, k and v are counted here
-// as if all rows were stored and all were recomputed: all of k and v travel,
-// and of q at most that.
+// The part of CountTraffic that no choice of fractions changes; beside it the
+// swapped rows of each class travel out and in once. q, k and v count here as
+// if all rows were stored and all were recomputed: all of k and v travel, and
+// at most all of q.
 LayerTraffic FixedTraffic(const StreamShape& shape);
 
 }  // namespace sluice::stream

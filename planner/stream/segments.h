@@ -28,7 +28,8 @@ enum class Segment {
 };
 inline constexpr int kSegmentCount = 12;
 
-// Whose time a segment is: of each layer's forward or backward, or of the step.
+// Where a segment's time counts: in each layer's forward or backward, or once
+// in the step.
 enum class Part { kForward, kBackward, kStep };
 
 struct SegmentTraits {

@@ -14,7 +14,7 @@ int64_t BucketSize(int64_t elements, int ranks, Dealing dealing) {
   if (dealing == Dealing::kMebibytes) return kBucketElements;
   const int64_t rounds =
       std::max<int64_t>(DivideUp(elements, kBucketElements * ranks), 1);
-  // Of whole cache lines.
+  // Whole cache lines.
   return DivideUp(DivideUp(elements, rounds * ranks), kLine) * kLine;
 }
 

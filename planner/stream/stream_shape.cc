@@ -175,8 +175,8 @@ int64_t StreamShape::stored(Class which, int64_t m) const {
 }
 
 RingSizes StreamShape::rings(Phase phase) const {
-  // Of the tallest chunk: whole, the stored rows, the dropped rows. What is
-  // resident is used where it lies.
+  // Slots fit the tallest chunk: all of it, its stored rows, its dropped rows.
+  // A resident class needs none.
   const auto whole = [this](Class which) {
     return AlignSlot(moved_bytes(which, 0));
   };

@@ -120,9 +120,9 @@ class StreamShape {
   int64_t saved_set(int64_t layer, int64_t m) const {
     return reruns(m) ? layer % rerun_layers : layer;
   }
-  // Of a rank's rows of chunk m the first are kept in HBM, those from there up
-  // to `present` stored in host memory; the rest is dropped. Where a class is
-  // resident none are kept by rows, and all are present.
+  // The first `kept` rows that a rank has of chunk m stay in HBM; those up to
+  // `present` are stored in host memory; the rest is dropped. A resident class
+  // keeps none by rows, and all are present.
   int64_t kept(Class which, int64_t m) const { return kept_of(which, m, rank); }
   int64_t kept_of(Class which, int64_t m, int64_t p) const;
   int64_t present(Class which, int64_t m) const {
@@ -146,7 +146,7 @@ class StreamShape {
   // Chunk m of q, k or v in head layout, row by row, as pieces.
   std::vector<RowPiece> pieces(Class which, int64_t m) const;
 
-  // Groups of chunks whose loss a step runs: all of them, or the first and the
+  // The groups of the loss that a step runs: all of them, or the first and the
   // last (`probe`). This rank's rows of one.
   std::vector<LossGroup> loss_groups() const;
   int64_t loss_rows(const LossGroup& group) const;
@@ -205,7 +205,7 @@ class StreamShape {
   int64_t moved_bytes(Class which) const {
     return SumOverChunks([&](int64_t m) { return moved_bytes(which, m); });
   }
-  // Of those rows: stored in host memory, dropped, kept in HBM by rows.
+  // Rows stored in host memory, dropped, and kept in HBM by rows.
   int64_t stored(Class which, int64_t m) const;
   int64_t stored_bytes(Class which, int64_t m) const {
     return stored(which, m) * row_bytes(which);
@@ -235,7 +235,7 @@ class StreamShape {
   int64_t rank, ranks, layers;
   int64_t hidden, ffn, vocab, dim;
   int64_t q_heads, kv_heads;     // this rank's, kv after expansion
-  int64_t part_begin, part_end;  // ranks whose queries this one attends
+  int64_t part_begin, part_end;  // ranks with the queries this one attends
   int64_t element;               // bytes of an activation
   int64_t output_element;        // of attention's output, as it is stored
   int prefetch_depth;
@@ -250,7 +250,7 @@ class StreamShape {
   // Groups of layers that run again together.
   int64_t groups() const { return (layers - 1) / rerun_layers + 1; }
   int64_t FirstResident(Class which) const;
-  // The ranks whose rows of a class in head layout this one has.
+  // The ranks from which this one has rows of a class in head layout.
   std::pair<int64_t, int64_t> HeadRanks(Class which) const {
     if (Traits(which).rows == Rows::kQueries) return {part_begin, part_end};
     return {0, ranks};
@@ -264,7 +264,7 @@ class StreamShape {
   std::vector<Run> runs_;
 };
 
-// Of a whole step of one rank: StreamShape's sums. Kept: by rows and whole.
+// Sums over a whole step of one rank (StreamShape). Kept: by rows and whole.
 Bytes HostBytes(const StreamOptions& options);
 Bytes RingBytes(const StreamOptions& options);
 Bytes KeptBytes(const StreamOptions& options);

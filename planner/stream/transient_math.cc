@@ -241,7 +241,7 @@ void TransientMath::Backward(const BlockSize& b) const {
   heap_.Pass(tile * 4);
 }
 
-// A causal block is cut in halves down to a few rows. Of each size one call is
+// A causal block is cut in halves down to a few rows. One call per size is
 // enough, and there are few sizes: halves are of whole tiles.
 void Causal(TransientMath::BlockSize b, auto call) {
   std::set<int64_t> sizes = {b.queries};

@@ -72,7 +72,7 @@ void TransientSegments::ExchangeRows(const std::vector<int64_t>& rows,
     return (queries * heads_.q_per_rank + what.keys * keys) * what.dim *
            what.element;
   };
-  int64_t tokens = 0, others = 0;  // messages by whose rows are in them
+  int64_t tokens = 0, others = 0;  // bytes with this rank's rows, with others'
   for (int64_t p = 0; p < shape_.ranks; ++p) {
     if (p == mine) continue;
     tokens += rows[mine] * row_bytes(p, p);

@@ -81,7 +81,7 @@ class TransientSegments {
   Tensor Rows(Class which, int64_t first, int64_t count, auto again);
   void ForRows(auto body) const;
 
-  // Of the hidden state, of all q and all k heads.
+  // Widths of the hidden state, of all q heads and of all k heads.
   int64_t hidden() const { return model_.hidden; }
   int64_t query() const { return model_.query_width(); }
   int64_t key() const { return model_.key_width(); }

@@ -8,8 +8,9 @@
 namespace sluice::stream {
 namespace {
 
-// Of the whole step: the first chunk is as any full one, but that the second is
-// the first to see an earlier one's keys.
+// The segments of a whole step. The first chunk stands for all full ones,
+// except off the diagonal: the second is the first to see an earlier one's
+// keys.
 class Transients {
  public:
   Transients(const StreamOptions& options, const Kernels& kernels)

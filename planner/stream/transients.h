@@ -27,8 +27,8 @@ struct Kernels {
   bool packs_bf16 = true;
 };
 
-// Of one segment on the chunk that takes most, and of the tallest segment.
-// Options are valid (options.h).
+// The peak of one segment on the chunk that takes most, and of the tallest
+// segment. Options are valid (options.h).
 Bytes TransientBytes(const StreamOptions& options, Segment which,
                      const Kernels& kernels = {});
 Bytes TransientBytes(const StreamOptions& options, const Kernels& kernels = {});

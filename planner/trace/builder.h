@@ -21,8 +21,8 @@ class TraceBuilder {
   size_t size() const { return out_.names.size(); }
   NamedTrace& out() { return out_; }
 
-  // InvalidArgument without a place: the reader knows it. `upper` may be set
-  // later, by Close, for a buffer whose free is yet to come.
+  // InvalidArgument without a place: the reader knows it. Close may set `upper`
+  // later, for a buffer that is not freed yet.
   absl::Status Add(std::string name, int64_t lower, int64_t upper,
                    int64_t bytes);
   void Close(size_t buffer, int64_t upper) {

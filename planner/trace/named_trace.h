@@ -22,8 +22,8 @@ struct Mark {
 
 struct NamedTrace {
   plan::Trace trace;
-  // Of trace.buffers[k]: distinct where the format's are ("7", and "7#2" for
-  // an id that came back after its free), free of control characters.
+  // names[k] of trace.buffers[k]: distinct where the format's are ("7", and
+  // "7#2" for an id that came back after its free), without control characters.
   std::vector<std::string> names;
   // By lower; empty where the format has none.
   std::vector<Mark> marks;
@@ -31,8 +31,8 @@ struct NamedTrace {
   std::string time_unit = "time";
   // What was read, for people: "MiniMalloc CSV", "PyTorch trace, cuda:0".
   std::string source;
-  // Of a CSV: its header and rows as given, without line ends and without an
-  // `offset` that was there before; the plan repeats them.
+  // A CSV's header and rows as given, without line ends and without an `offset`
+  // column of its own; the plan repeats them.
   std::string csv_header;
   std::vector<std::string> csv_rows;
   // Said to the user: what was assumed where the input leaves a choice.

@@ -291,9 +291,8 @@ class PyTorchReader {
   };
 
   // Pairs by address; request k happens at time k + 1, and time 0 is the
-  // start, where what was freed without a malloc was born. Of the bytes alive
-  // `before` the first event, what is never freed is one buffer: weights do not
-  // move.
+  // start, where what was freed without a malloc was born. Bytes alive `before`
+  // the first event and never freed are one buffer: weights do not move.
   absl::Status Pair(int64_t before) {
     std::vector<Life> lives;
     std::unordered_map<uint64_t, size_t> alive;
@@ -360,7 +359,7 @@ class PyTorchReader {
                           event.index, -event.bytes, event.address, allocated));
   }
 
-  // Of a device: when its first event was, and the bytes alive before it.
+  // A device's first event: when it was, and the bytes alive before it.
   struct Before {
     int64_t nanoseconds = INT64_MAX;
     int64_t bytes = 0;

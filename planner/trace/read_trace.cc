@@ -32,8 +32,8 @@ constexpr std::array<std::pair<std::string_view, TraceFormat>, 5> kFormatNames =
 
 constexpr size_t kPrefixBytes = 64 << 10;
 
-// An input whose first bytes can be looked at without taking them; it may be
-// a pipe, so nothing is read twice.
+// An input that shows its first bytes without consuming them; it may be a pipe,
+// so nothing is read twice.
 class Sniffed : public std::streambuf {
  public:
   explicit Sniffed(std::streambuf* from) : from_(from) { Fill(); }

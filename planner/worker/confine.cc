@@ -22,7 +22,7 @@ constexpr bool kSanitized = true;
 constexpr bool kSanitized = false;
 #endif
 
-// A crash like any other, not an exception whose end prints a line of its own.
+// A crash like any other: an exception would print a line of its own.
 void OutOfMemory() { raise(SIGABRT); }
 
 absl::Status LimitMemory(uint64_t bytes) {
@@ -69,7 +69,7 @@ absl::Status Confine(const Confinement& to) {
     if (setresgid(*to.gid, *to.gid, *to.gid) != 0) return refused();
   }
   if (to.uid && setresuid(*to.uid, *to.uid, *to.uid) != 0) return refused();
-  // Root stays what it is: who runs the daemon as root has chosen so.
+  // Root stays root: an administrator that runs the daemon as root chose so.
   if (geteuid() != 0 && !GiveUpCapabilities()) {
     return absl::PermissionDeniedError(fmt::format(
         "the worker cannot give up its capabilities: {}", strerror(errno)));

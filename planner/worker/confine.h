@@ -12,18 +12,18 @@
 namespace sluice::planner {
 
 struct Confinement {
-  // Address space, in bytes; 0: no limit. Without force under a sanitizer,
-  // whose shadow memory is address space too.
+  // Address space, in bytes; 0: no limit. Has no effect under a sanitizer: its
+  // shadow memory is address space too.
   uint64_t memory_bytes = 0;
-  // Who it is from now on, without any other group.
+  // The user and group that it becomes, without any other group.
   std::optional<uint32_t> uid, gid;
 };
 
 // PermissionDenied: it may not become that user (only root may).
 absl::Status Confine(const Confinement& to);
 
-// Ends with the thread that started this process: nobody is left to read what
-// it writes to `out_fd`. After Confine, which would undo it.
+// Ends this process with the thread that started it, which alone reads
+// `out_fd`. Call it after Confine, which would undo it.
 void EndWithParent(int out_fd);
 
 }  // namespace sluice::planner

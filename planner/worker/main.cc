@@ -132,13 +132,13 @@ int SecludeOutput(int out_fd) {
   return secluded >= 0 ? secluded : out_fd;
 }
 
-// One line over the last one; whoever reads it half written waits for the
-// next (plan::ReadProgress).
+// Overwrites the last line; a reader that finds half a line waits for the next
+// (plan::ReadProgress).
 void WriteProgress(int fd, const NodeProgress& progress) {
   const std::string line =
       plan::WriteProgress({progress.done, progress.all, progress.segment,
                            progress.arm, progress.peak, progress.lower_bound});
-  if (pwrite(fd, line.data(), line.size(), 0) < 0) return;  // nobody's loss
+  if (pwrite(fd, line.data(), line.size(), 0) < 0) return;  // not needed
 }
 
 int Run(int in_fd, int out_fd, int progress_fd, double time_limit_s) {

@@ -1,4 +1,4 @@
-// What PlanNode makes of ranks whose layers are of several kinds.
+// PlanNode on ranks with layers of several kinds.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

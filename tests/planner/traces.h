@@ -10,7 +10,7 @@
 
 namespace sluice::planner {
 
-// Of a search that work ends, not the clock: a slow machine proves the same.
+// For a search that work ends, not the clock: a slow machine proves the same.
 constexpr absl::Duration kNoClock = absl::Minutes(5);
 
 // `n` buffers with lifetimes in [0, horizon) and sizes in [1, max_size]
@@ -23,8 +23,8 @@ plan::Trace RandomTrace(std::mt19937& random, int n, int64_t horizon,
 // scales every size by a factor in [1 - jitter, 1 + jitter].
 plan::Trace LayerTrace(std::mt19937& random, int blocks, double jitter);
 
-// A trace whose optimum, 18 units of 64 bytes, is above its max-live bound,
-// 17; such are rare (found by searching random traces).
+// A trace with an optimum, 18 units of 64 bytes, above its max-live bound, 17;
+// such are rare (found by searching random traces).
 plan::Trace AboveMaxLive();
 
 // A MiniMalloc CSV (id,lower,upper,size) from tests/planner/data.

@@ -113,9 +113,9 @@ void Iterations(BenchReport& report) {
   report.Add({"iterations_slowest", seconds.back(), "s", 2, true, worst});
 }
 
-// Of shapes whose bound can be reached the gap has a target. Nobody knows
-// whether it can on random lifetimes (uniform, churning, a compiler's): there
-// the gap is told, and the target is to end in time, by counted work.
+// The gap has a target for shapes that can reach their bound. It is not known
+// whether random lifetimes can (uniform, churning, a compiler's): for these the
+// gap is printed, and the target is to end in time, by counted work.
 void Large(BenchReport& report) {
   for (const LargeSpec& spec : StandardLarge()) {
     const plan::Trace trace = GenerateLarge(spec, 1);

@@ -1,5 +1,5 @@
-// Ranks whose layers are of several kinds: against GLPK, against the average
-// of their kinds, against a grid, and cases that one can work out.
+// Ranks with layers of several kinds: against GLPK, against the average of
+// their kinds, against a grid, and cases that can be worked out by hand.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -77,7 +77,7 @@ TEST(Kinds, AnOverloadOfOneKindAddsNothingToItAndStopsNoOther) {
   EXPECT_NEAR(result.stall_s, 5, 1e-6);
 }
 
-// Two ranks whose short layers overload the link together, but not with the
+// The short layers of two ranks overload the link together, but not beside the
 // other's long ones.
 TEST(Kinds, WhatTheOthersMustCopyLeavesOfALinkIsUsed) {
   SwapProblem p = SlidingAndFull(1.5e9);

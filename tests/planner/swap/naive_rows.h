@@ -17,8 +17,8 @@ double WorstBreach(const NodeSwapProblem& p,
                    const std::vector<RankSwap>& ranks);
 SwapObjective Naive(const NodeSwapProblem& p,
                     const std::vector<RankSwap>& ranks);
-// Of a grid of twelfths of the fractions of 1 rank's 2 tensors: is there a
-// point that keeps all rows and is better than `found`?
+// Whether a grid of twelfths of the fractions of 1 rank's 2 tensors has a point
+// that keeps all rows and is better than `found`.
 bool AGridPointIsBetter(const NodeSwapProblem& p, const SwapObjective& found);
 
 }  // namespace sluice::planner

@@ -47,8 +47,9 @@ SwapProblem WithExcess(SwapProblem node, const NodeSwapResult& result,
   return node;
 }
 
-// What an answer whose copies show must be: of that node the answer, within
-// its rows; of a node with less no answer, by another solver.
+// Checks an answer with copies that are not hidden against another solver: it
+// keeps the rows of the node with that excess, and a node with less excess has
+// no answer.
 void ExpectTheLeastOverload(const SwapProblem& node,
                             const NodeSwapResult& result, int i) {
   EXPECT_FALSE(SolveWithGlpk(node).feasible) << i;
@@ -315,9 +316,9 @@ TEST(NodeSwap, TensorsThatAreSharedHaveOneFraction) {
   }
 }
 
-// What a daemon asks: jobs of two ranks whose second tensors are shared, some
-// fractions given, some tensors that cannot be kept or whose copies are made
-// in any case, host limits over any ranks.
+// What a daemon asks: jobs of two ranks that share their second tensors, some
+// fractions given, some tensors that cannot be kept or are copied in any case,
+// host limits over any ranks.
 SwapProblem RandomJobs(std::mt19937& random) {
   SwapProblem node = RandomNode(random);
   double all = 0;

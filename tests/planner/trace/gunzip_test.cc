@@ -83,7 +83,7 @@ TEST(Gunzip, ABombIsRefusedWhereItPassesTheLimit) {
   for (int k = 0; k < 255; ++k) bomb += piece;
   std::string fault;
   EXPECT_EQ(Text(bomb, &fault).size(), size_t{255} << 20);
-  EXPECT_EQ(fault, "");  // 256 MiB are anybody's
+  EXPECT_EQ(fault, "");  // every file may expand to 256 MiB
   for (int k = 0; k < 100; ++k) bomb += piece;
   EXPECT_LE(Text(bomb, &fault).size(), size_t{256} << 20);
   EXPECT_THAT(fault, HasSubstr("expands to more than 268435456 bytes, over "

@@ -116,7 +116,7 @@ TEST_P(PlanProperties, ProvedPeaksAreEqual) {
     ASSERT_THAT(after, IsOk());
     EXPECT_THAT(ValidatePlacement(changed, *after), IsOk());
     EXPECT_EQ(after->max_live, before->max_live * GetParam().factor);
-    // Bounds hold for both, whoever found them.
+    // A bound that was found for one holds for both.
     EXPECT_LE(after->lower_bound, before->peak * GetParam().factor);
     EXPECT_LE(before->lower_bound * GetParam().factor, after->peak);
     if (!before->optimal() || !after->optimal()) continue;

@@ -133,7 +133,8 @@ TEST(TrainEstimate, SluiceNeedsNoMoreHbmForMoreTokensButIdsAndLabels) {
   EXPECT_EQ(after - before, 768 * K / 8 * 16);
 }
 
-// By client/python/DESIGN.md, whose formula tests/python hold the runs to.
+// By the formula of client/python/DESIGN.md; tests/python check runs against
+// it.
 TEST(TrainEstimate, PythonsHostBytesAreItsReadmesFormula) {
   Request request = Ask("llama-8b", "h100-80g", Method::kSluice, 8, 1024 * K);
   Settings settings{

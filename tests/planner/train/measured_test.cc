@@ -13,11 +13,10 @@ namespace sluice::planner::train {
 namespace {
 
 constexpr int64_t kKibi = 1 << 10;
-// Of tokens per second. The desk is 14 % fast at 64K (it has no optimizer's
-// launches, no loss's elementwise kernels, and o in bf16, which the runs copied
-// in fp32), 4 and 8 % slow at 256K and 512K (attention's speed is of other
-// heads); was 41 % fast, 2 % fast and 5 % slow where copies that nothing hides
-// and the run's own kernels were not counted.
+// A share of tokens per second. The desk is 14 % fast at 64K (it has no
+// optimizer's launches, no loss's elementwise kernels, and o in bf16, which the
+// runs copied in fp32), 4 and 8 % slow at 256K and 512K (attention's speed is
+// of other heads).
 constexpr double kTolerance = 0.14;
 
 // `hbm`: what the run was given of the GPU.

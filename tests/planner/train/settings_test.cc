@@ -192,8 +192,8 @@ TEST(TrainSettings, SluiceTrainsRanksMayBeMoreThanTheHeadsOrNotDivideThem) {
   EXPECT_EQ(RowParts(request, five.settings), 5);
 }
 
-// Of 64 ranks a node has 8. A rank has one head of half of the rows,
-// and of k and v, of which 8 heads are there 64 times, of all.
+// A node has 8 of the 64 ranks. A rank has one head of half of the rows, and
+// one of all rows of k and v: their 8 heads are there 64 times.
 TEST(TrainSettings, RowPartsHoldAllKeysOfTheirHeads) {
   Request request = AskGpt(Method::kSluice, 64, 1 << 20);
   request.model = *FindModel("llama-8b");
