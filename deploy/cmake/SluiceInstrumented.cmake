@@ -1,6 +1,6 @@
 # SLUICE_SANITIZE=thread: Abseil and protobuf, compiled with the sanitizer from
 # the sources of Debian's packages. Debian's own are not, so what they order by
-# atomics (a Status whose last owner frees it) would be reported as a race.
+# atomics (the last owner of a Status frees it) would be reported as a race.
 # gRPC stays Debian's: it takes its locks from pthread and from this Abseil.
 set(sources ${SLUICE_DEBIAN_SOURCES})
 file(GLOB_RECURSE absl_sources ${sources}/absl/*.cc)
@@ -11,7 +11,7 @@ set(no_library "(test|benchmark|mock|print_hash_of)[^/]*$")
 list(FILTER absl_sources EXCLUDE REGEX "${no_library}")
 list(FILTER protobuf_sources EXCLUDE REGEX "${no_library}")
 # Nothing here has flags, JSON of messages or the messages that come with
-# protobuf: a fifth of the time. Who comes to use them fails to link.
+# protobuf: a fifth of the time. Code that uses them fails to link.
 list(FILTER absl_sources EXCLUDE REGEX "/absl/flags/")
 list(FILTER protobuf_sources EXCLUDE REGEX
   "/(any|api|duration|empty|field_mask|source_context|struct|timestamp|type|wrappers)\\.pb\\.cc$")

@@ -57,8 +57,8 @@ endfunction()
 
 # sluice_precompiled(TARGET OWNER): reads the standard library, Abseil's status
 # and what else OWNER's header has as OWNER's build has compiled it. That is a
-# third of most sources' time. Nothing happens for OFF (who links no fmt needs
-# it), or an owner without one.
+# third of most sources' time. Nothing happens for OFF (for a target that links
+# no fmt), or for an owner without such a header.
 function(sluice_precompiled target owner)
   if(TARGET "${owner}")
     get_target_property(header ${owner} PRECOMPILE_HEADERS)

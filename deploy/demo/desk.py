@@ -1,7 +1,7 @@
 """What the cost model says of real GPUs: sluicectl plan train.
 
-Nothing here is run: it is the desk's estimate, shown beside the demo's measured
-lengths so that nobody takes those for a GPU's.
+Nothing here is run: it is the desk's estimate. It stands beside the demo's
+measured lengths, so that those are not taken for a GPU's.
 """
 
 import json
@@ -31,7 +31,7 @@ SHORT_OF = {"gpu_memory": "GPU memory", "host_memory": "host memory"}
 
 
 def verdict(methods):
-    """Sluice beside alst in a sentence or two, whoever reaches further."""
+    """Compares Sluice and alst in a sentence or two, in either's favour."""
     ours, theirs = methods["sluice"], methods["alst"]
     further, other = (("sluice", "alst")
                       if ours["max_seq_len"] >= theirs["max_seq_len"] else

@@ -18,10 +18,10 @@ inline constexpr char kScratch[] = "scratch";
 
 struct Surroundings {
   std::string work;  // a folder for this check; what it leaves there is sent
-  // As this process counts them; who is busy is not among them.
+  // As this process counts them, without the busy ones.
   std::vector<int> gpus;
   std::string busy;    // "GPU 1: 12 GiB are others'"; empty: none is
-  std::string python;  // the user's, whose torch is asked; absolute
+  std::string python;  // the user's, with the torch to check; absolute
   absl::Duration limit;
 };
 
@@ -31,7 +31,7 @@ struct Check {
   absl::Duration limit;
   Result (*run)(const Surroundings&);
   bool needs_gpu = true;
-  // Of the user's torch, on one GPU: not without --python.
+  // Checks the user's torch, on one GPU: needs --python.
   bool needs_python = false;
 };
 

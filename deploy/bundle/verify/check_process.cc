@@ -30,7 +30,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kWatched = 3;  // the child's end of a pipe that nobody writes
+constexpr int kWatched = 3;  // the child's end of a pipe that carries no data
 constexpr int kSliceMs = 100;
 constexpr int kRemovalRounds = 20;  // of removing what others still make
 

@@ -26,7 +26,7 @@ using Tenants = std::vector<std::unique_ptr<Tenant>>;
 // Enough of a GPU that two do not fit; the rest is for contexts.
 constexpr int kDaemonPartOfGpu = 4;  // all but one of so many parts
 constexpr Bytes kHostPerGpu = MiB(64);
-// Of a GPU: contexts of others come and go meanwhile.
+// One part of so many of a GPU is noise: other processes' contexts come and go.
 constexpr int kNoise = 16;
 constexpr absl::Duration kDaemonNap = absl::Milliseconds(20);
 
@@ -53,7 +53,7 @@ class Course {
   }
 
  private:
-  // What it is at, for who reads why it was ended.
+  // Prints the check's progress, which tells where an ended check was.
   static void Say(const char* what) {
     std::puts(what);
     std::fflush(stdout);
@@ -104,7 +104,7 @@ class Course {
     return leased;
   }
 
-  // Of ranks that are gone nothing stays: the next have every byte.
+  // Ranks that are gone leave nothing: the next ones get every byte.
   absl::Status RanksAreKilled() {
     Say("ranks lease and fill all of the pool");
     SLUICE_ASSIGN_OR_RETURN(Tenants first, Lease("first"));

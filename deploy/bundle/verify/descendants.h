@@ -17,15 +17,15 @@ void AdoptOrphans();
 // Whether `child` has ended and was not waited for yet.
 bool HasEnded(pid_t child);
 
-// Of process `of`, those that live; the nearest first.
+// The living descendants of process `of`, the nearest first.
 std::vector<pid_t> Descendants(pid_t of);
 
-// Kills until none is left, and reaps. Gives up on who does not die within some
-// seconds: a process in a driver's hands.
+// Kills all descendants and reaps them. Gives up on a process that does not die
+// within some seconds, such as one inside a driver call.
 void EndDescendants();
 
-// Of waitpid's status: "ended by signal 9 (Killed)", "ended with status 1";
-// empty: with 0.
+// Describes waitpid's status: "ended by signal 9 (Killed)", "ended with status
+// 1"; empty if it ended with 0.
 std::string HowItEnded(int status);
 
 }  // namespace sluice::verify

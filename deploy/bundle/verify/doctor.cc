@@ -21,7 +21,7 @@ namespace {
 using device::cuda::Functions;
 using nlohmann::json;
 
-// Of CUdevice_attribute, as cuda.h numbers them.
+// Values of CUdevice_attribute, as cuda.h numbers them.
 constexpr struct {
   const char* name;
   int number;

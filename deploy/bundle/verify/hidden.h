@@ -1,5 +1,5 @@
-// What this program is when it starts itself: a check, or somebody whom a check
-// needs to be killed.
+// What this program is when it starts itself: a check, or a process that a
+// check starts in order to kill it.
 //
 // Thread safety: none; before there are threads.
 #pragma once

@@ -1,5 +1,5 @@
-// Memory at both ends of one GPU's link, and copies between them whose bytes
-// can be compared.
+// Memory at both ends of one GPU's link, and copies between them with bytes
+// that can be compared.
 //
 // Thread safety: one owner.
 #pragma once

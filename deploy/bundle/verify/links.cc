@@ -42,7 +42,7 @@ absl::StatusOr<Benches> OpenAll(device::Driver& driver,
   return benches;
 }
 
-// What it is at, for who reads why it was ended.
+// Prints the check's progress, which tells where an ended check was.
 void PrintBenches(std::span<const std::unique_ptr<LinkBench>> benches, bool h2d,
                   bool d2h) {
   fmt::print("{} to {}\n",
@@ -55,7 +55,7 @@ void PrintBenches(std::span<const std::unique_ptr<LinkBench>> benches, bool h2d,
   std::fflush(stdout);
 }
 
-// Of each of `benches`, bytes per second: [0] to the GPU, [1] to the host.
+// Bytes per second of each bench: [0] to the GPU, [1] to the host.
 using Rates = std::vector<std::array<double, 2>>;
 absl::StatusOr<Rates> CopyAtOnce(
     std::span<const std::unique_ptr<LinkBench>> benches, bool h2d, bool d2h) {

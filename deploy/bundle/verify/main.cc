@@ -96,8 +96,9 @@ std::string Absolute(const std::string& path) {
   return path.empty() ? path : std::filesystem::absolute(path).string();
 }
 
-// Of this Python's environment, and of what it was made from: ENVIRONMENT/bin/
-// python3. Those of the system tell nothing.
+// The folders of this Python's environment (ENVIRONMENT/bin/python3) and of the
+// Python that it was made from. The system's folders identify no user and are
+// left out.
 std::vector<std::string> FoldersOf(const std::string& python) {
   std::vector<std::string> folders;
   std::error_code ignored;

@@ -22,7 +22,7 @@ namespace {
 
 using nlohmann::json;
 
-// Of a file that a check left: its end is what counts.
+// At most so much of a file that a check left, from its end.
 constexpr size_t kMostOfAFile = 256 << 10;
 constexpr size_t kLeastHidden = 3;  // shorter names are in every text
 

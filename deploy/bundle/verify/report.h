@@ -30,7 +30,7 @@ class Report {
   // Replaces the archive: after each check, so that an abort leaves one.
   absl::Status Write() const;
   std::string Json() const;
-  // Of the whole, of what was asked for: skipped is never passed.
+  // The status of all checks that were asked for: skipped is never passed.
   Status status() const;
 
  private:

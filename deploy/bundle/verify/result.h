@@ -42,8 +42,8 @@ const char* Name(Status status);
 nlohmann::json ToJson(const Result& result);
 // Not a result: kFailed, and the reason says so.
 Result FromJson(const nlohmann::json& json);
-// Of a process that ended badly, `how` and all: kFailed whatever it says, and
-// where it said why itself, that comes first.
+// The result of a process that ended badly, as `how` says: always kFailed. If
+// the process gave a reason, that comes first.
 Result FromJson(const nlohmann::json& json, const std::string& how);
 
 }  // namespace sluice::verify

@@ -1,4 +1,4 @@
-// Which GPUs there are, and which of them somebody uses.
+// Which GPUs there are, and which of them are in use.
 #include <fmt/format.h>
 
 #include "deploy/bundle/verify/check.h"

@@ -24,7 +24,7 @@ constexpr int kPieces = 16;  // of the GPU's memory that are read back, at most
 // What a killed rank held comes back when the kernel has ended it.
 constexpr absl::Duration kWait = absl::Seconds(10);
 
-// One line at a time, from here to who started this.
+// Sends one line to the process that started this one.
 void PrintLine(const std::string& line) {
   std::printf("%s\n", line.c_str());
   std::fflush(stdout);

@@ -28,7 +28,7 @@ namespace {
 
 using nlohmann::json;
 
-// Of the GPU's free memory: the rest is for torch.
+// The lease takes one part of so many of the GPU's free memory; torch the rest.
 constexpr int kTorchPartOfGpu = 8;
 constexpr Bytes kTorchHost = GiB(1);
 constexpr absl::Duration kTorchNap = absl::Milliseconds(20);
@@ -83,7 +83,7 @@ absl::StatusOr<std::string> RunPython(const Surroundings& here,
   return HowItEnded(status);
 }
 
-// Of a process that is gone nothing stays.
+// Waits until the ended process has left nothing leased.
 absl::Status AwaitNothingLeased(const std::string& socket, absl::Time until) {
   while (true) {
     SLUICE_ASSIGN_OR_RETURN(const auto gpus, client::ListGpus(socket));

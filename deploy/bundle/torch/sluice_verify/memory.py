@@ -5,8 +5,8 @@ policy of the daemon's plan is not there on a GPU yet:
 - the host holds so many bytes per token, to the byte;
 - with hidden="host" what torch's allocator hands out beside parameters and
   gradients does not grow with the number of layers;
-- the GPU's memory, as the driver counts it, is taken by torch and by the lease
-  and, but for contexts, by nobody else.
+- the GPU's memory, as the driver counts it, is taken by torch, by the lease and
+  by contexts, and by nothing else.
 
 That all of the lease is the daemon's again when the process has ended is asked
 of the daemon after every check (verify/torch.cc).
@@ -106,7 +106,7 @@ def promised(sizes: Sizes) -> int:
     hidden, kv = sizes.hidden, sizes.kv_heads * sizes.width
     layer = 2 * 4 * kv + 4 * hidden + 4 * sizes.heads * sizes.width + (
         4 * sizes.heads)
-    earlier = ROWS - CHUNK  # rows whose sums are kept
+    earlier = ROWS - CHUNK  # rows that keep their sums
     between = max(4 * hidden * ROWS, (4 * hidden + 8 * kv) * earlier)
     return BATCH * (sizes.layers * layer * ROWS + between)
 

@@ -41,5 +41,5 @@ def in_one_line(error: Exception) -> str:
 
 
 def say(line: str) -> None:
-    """What the check is at, for who reads why it was ended."""
+    """Prints the check's progress, which tells where an ended check was."""
     print(line, flush=True)

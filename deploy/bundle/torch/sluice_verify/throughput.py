@@ -1,7 +1,7 @@
 """`throughput`: how fast torch's attention kernels and a streamed step are, and
 by which kernel a step is the fastest (`fastest`, per dtype, with what to write
-for it). Figures are reported and not judged; what fails is what does not run,
-but for kernels that nobody needs: of those it says why not.
+for it). Figures are reported and not judged. The check fails if a kernel that a
+step needs does not run; for the other kernels it reports why they do not run.
 
 Floating point operations are counted as usual: causal attention by half; its
 backward as 2.5 forwards of a kernel, which computes scores again, and as 2 in a
@@ -121,8 +121,8 @@ def _seconds(gpu: torch.device, *parts: Callable[[], None]) -> list[float]:
 
 
 def fastest(steps: list[dict]) -> dict[str, str]:
-    """By dtype the kernel whose step takes the least at the most rows that all
-    of its dtype have run at, in words, with what asks for it."""
+    """Per dtype the fastest kernel, in words, with what asks for it: the one
+    with the shortest step at the most rows that all kernels ran at."""
     ran: dict[str, dict[str, dict[int, float]]] = {}
     for step in steps:
         if "why_not" not in step:
@@ -148,7 +148,8 @@ def fastest(steps: list[dict]) -> dict[str, str]:
 
 def _steps_or_why(session: sluice.Session, kernel: str, dtype: torch.dtype,
                   peak: float | None) -> Iterator[dict]:
-    """Of a kernel whose numbers are the CPU's, as far as it runs."""
+    """The steps of a kernel that gives the CPU's numbers, as far as it runs,
+    else why it does not."""
     try:
         compare(kernel, dtype)
         yield from _steps(session, kernel, dtype,

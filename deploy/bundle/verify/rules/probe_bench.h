@@ -21,7 +21,7 @@ class ProbeBench {
     size_t size = 0;
   };
 
-  // On the first GPU, whose context is pushed.
+  // On the first GPU. Pushes its context.
   ProbeBench();
   ProbeBench(const ProbeBench&) = delete;
 
@@ -31,10 +31,10 @@ class ProbeBench {
   device::cuda::StreamPointer stream() const { return stream_; }
   size_t granularity() const { return granularity_; }
 
-  // Of the GPU; `units` of the granularity.
+  // GPU memory and addresses; `units` of the granularity.
   device::cuda::MemoryHandle Create(size_t units);
   device::cuda::DevicePointer Reserve(size_t units);
-  // Of at least so many bytes: mapped, and with access too.
+  // At least so many bytes: mapped, and with access too.
   Piece Mapped(size_t bytes);
   Piece OnGpu(size_t bytes);
   std::byte* Pages(size_t bytes);   // ordinary memory, touched

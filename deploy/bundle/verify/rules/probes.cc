@@ -102,8 +102,8 @@ Result CopyOneRegistration(ProbeBench& bench) {
   return bench.CopyToGpu(piece.address, host, 2 * kPage);
 }
 
-// One element merged with one whose log-sum-exp lies in pageable memory, which
-// the kernel reads whatever the others hold. The launch itself may pass: then
+// Merges two elements, one with its log-sum-exp in pageable memory, which the
+// kernel reads whatever the others hold. The launch itself may pass: then
 // waiting for the stream tells.
 Result OperationPinned(ProbeBench& bench) {
   constexpr ops::RowHeadStrides kOne = {1, 1};
@@ -126,8 +126,8 @@ constexpr struct {
   Rule rule;
   Result (*ask)(ProbeBench&);
   int gpus = 1;
-  // Else the stream went with its context, and who names it is in for anything:
-  // an H100's driver, 580.159.04, fell over it.
+  // False: the stream ended with its context, and a call that names it is
+  // undefined: an H100's driver, 580.159.04, crashed on one.
   bool leaves_stream = true;
 } kProbes[] = {
     {Rule::kNotForked, NotForked},
