@@ -7,8 +7,8 @@ GPU that is lost, an error that stays with a context.
 Two ranks of `sluice-train` over NCCL on the fakes (tests/fake_cuda): it runs
 those tests of tests/integration/train/cuda_ranks_test.py, which see that the
 others end with the reason and that memory comes back, and reads what they
-print. It is not about a GPU: what takes the time is ours, who notices and when
-who hangs is ended, and a GPU's own part (an abort of NCCL's) is a fake's.
+print. It does not measure a GPU: the time is what our processes take to notice
+a death and to end hanging ranks, and the GPU's part (NCCL's abort) is a fake's.
 """
 
 import os

@@ -7,7 +7,7 @@ import sys
 
 
 def arguments(doc):
-    """`--bin DIR --json FILE` of a benchmark whose docstring is `doc`."""
+    """Parses `--bin DIR --json FILE` of a benchmark, which `doc` describes."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--bin", required=True)
     parser.add_argument("--json", required=True)

@@ -3,7 +3,7 @@
 
     gpu_steps.py --bin DIR --json FILE [--small]
 
-Methods take turns on one daemon whose driver is cuda; a GPU at its limit of
+Methods take turns on one daemon with the cuda driver; a GPU at its limit of
 power slows down within seconds, and so all are measured on one as warm. The
 model and its memory are those of deploy/bundle/measured. `--small`: a model and
 a memory in which the test of this script runs on the fakes.

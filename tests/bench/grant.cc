@@ -178,7 +178,7 @@ Entry MeasureAdded() {
                       Rounds(kRounds))};
 }
 
-// As on a fast link, whose slices are over before a host looks twice.
+// As on a fast link, where slices are over before a host looks twice.
 Entry MeasureShare() {
   OpenGate open;
   Link link;

@@ -160,7 +160,7 @@ std::vector<Entry> Measure() {
   theirs.Reset();
   std::vector<double> daemon, bare;
   for (int i = 0; i < Rounds(kRounds); ++i) {
-    // Who goes first changes, so that a drifting machine favours neither.
+    // The order alternates, so that a drifting machine favours neither.
     if (i % 2 == 0) daemon.push_back(TouchedThroughDaemon());
     bare.push_back(TouchedBare(ours.get()));
     if (i % 2 != 0) daemon.push_back(TouchedThroughDaemon());

@@ -56,7 +56,7 @@ bool Answered(Client& client) {
   if (packet.has_event()) return false;
   SLUICE_CHECK(!packet.reply().has_error());
   if (!packet.reply().has_granted()) return true;
-  (*message)->fds.clear();  // as one who unmaps: nothing lingers
+  (*message)->fds.clear();  // as a client that unmaps: nothing lingers
   SendFree(client, packet.reply().granted().lease_id());
   return false;
 }

@@ -44,7 +44,7 @@ PARTS = {
               "select", "narrow", "split", "split_with_sizes", "as_strided",
               "expand", "unsqueeze", "squeeze", "detach", "alias"},
 }
-STEPS = 3, 9  # of two runs, whose difference has no start and no first step
+STEPS = 3, 9  # of two runs: their difference has no start and no first step
 TRAINER_ROUNDS = 5
 
 

@@ -25,9 +25,8 @@ struct Entry {
 int Report(int argc, char** argv,
            const std::function<std::vector<Entry>()>& measure);
 
-// In `measure`: whether --check was given, whose limits are far wider than the
-// noise; and so how often a measurement is repeated: `most` times, or at most
-// three.
+// In `measure`: whether --check was given. Its limits are far wider than the
+// noise, so Rounds returns at most three with it, else `most`.
 bool IsCheck();
 int Rounds(int most);
 

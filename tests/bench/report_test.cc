@@ -19,7 +19,7 @@ struct Ran {
   int measured = 0;  // times
 };
 
-// A benchmark whose only figure is 5 times its target.
+// A benchmark with one figure, 5 times its target.
 Ran Bench(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), "bench-x");
   std::vector<char*> argv;

@@ -68,7 +68,7 @@ extent_bytes = "64MiB"
 )";
 
 constexpr Bytes kTakenOver = GiB(63);
-// Of which each waits for two seconds.
+// Each waits for two seconds.
 constexpr int kTakeovers = 20, kCheckedTakeovers = 6;
 constexpr char kManyExtents[] = R"(
 [sim]
@@ -91,7 +91,7 @@ void PinApart(int core) {
 // The session of a user of the machine; 0: this process's own.
 RawClient Attach(const std::string& socket, const std::string& job, int gpu,
                  uid_t user = 0) {
-  // Who connects is told by the kernel, as it was then.
+  // The kernel tells the daemon the user at the time of the connect.
   SLUICE_CHECK(user == 0 || seteuid(user) == 0);
   auto client = RawClient::Connect(socket);
   SLUICE_CHECK(user == 0 || seteuid(0) == 0);
@@ -196,7 +196,7 @@ std::vector<Entry> LeaseFreePairs(const std::string& suffix, bool stored) {
 }
 
 // Two users take turns with all of a GPU. What one has freed is destroyed and
-// made anew before the other has it: descriptors of it are nobody else's.
+// made again before the other has it, so that no descriptor is shared.
 Entry TurnsOfTwoUsers() {
   const RunningDaemon daemon(kTurnsNode, {.kept = true});
   SLUICE_CHECK(chmod(daemon.runtime_dir().c_str(), 0755) == 0);
@@ -215,7 +215,7 @@ Entry TurnsOfTwoUsers() {
     millis.push_back(absl::ToDoubleMilliseconds(absl::Now() - start));
     SLUICE_CHECK_OK(lease.status());
     extents = lease->fds.size();
-    lease->fds.clear();  // as one who unmaps: nothing lingers
+    lease->fds.clear();  // as a client that unmaps: nothing lingers
     SLUICE_CHECK_OK(user.Free(lease->body.granted().lease_id()).status());
     absl::SleepFor(kTurnsGap);
   }
@@ -296,8 +296,8 @@ void KillAndWait(pid_t pid) {
   SLUICE_CHECK(poll(&dead, 1, 10'000) == 1);
 }
 
-// Killed again and again under a session whose memory is all stored: from the
-// kill to the reply that the next daemon gives to what was asked behind it.
+// Kills the daemon again and again under a session with all its memory stored.
+// Measures from the kill to the next daemon's reply to a request behind it.
 std::vector<Entry> RepliesAfterKills() {
   const RunningDaemon daemon(kManyExtents, {.kept = true});
   RawClient client = Attach(daemon.socket(), "kept", 0);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A run of two ranks whose daemon is restarted, upgraded and downgraded again and
-again: upgrade_rounds.py BUILD
+"""Restarts, upgrades and downgrades the daemon under a run of two ranks again
+and again: upgrade_rounds.py BUILD
 
 Says of each how much longer than the median the longest step beside it was, and
 the same of as long a time in which nothing was done, or systemd only read its
@@ -37,7 +37,7 @@ class Rounds(Service):
         pass
 
     def reload_units(self):
-        """What an upgrade does besides whose unit is another than the earlier."""
+        """What an upgrade does in addition if it changes the unit."""
         self.inside.run("systemctl", "daemon-reload")
 
     def round(self, run_):

@@ -84,7 +84,7 @@ class Verify(unittest.TestCase):
         self.assertEqual(self.archived()[name], "failed")
 
     def nothing_runs(self):
-        """Whose environment names this test's folder."""
+        """Waits until no process has this test's folder in its environment."""
         def ours():
             for pid in filter(str.isdigit, os.listdir("/proc")):
                 try:

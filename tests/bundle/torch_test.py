@@ -5,7 +5,7 @@ it.
 
     torch_test.py BIN_FOLDER FAKE_FOLDER PYTHON [unittest's arguments]
 
-PYTHON has a torch with NVIDIA's libraries, whose kernels the fakes replace.
+PYTHON has a torch with NVIDIA's libraries. The fakes replace their kernels.
 """
 
 import fcntl

@@ -217,7 +217,7 @@ TEST_P(MemoryConformance, AnImportIsTheSameMemory) {
   }
 }
 
-// Who is to hand it on keeps the descriptor that it came by.
+// A process that passes imported memory on keeps the descriptor it received.
 TEST_P(MemoryConformance, WhatWasImportedIsNotExported) {
   for (const Placement where : {kOnGpu, kOnHost}) {
     const Bytes size = Size(where);
@@ -270,8 +270,8 @@ TEST_P(MemoryConformance, WhoHoldsAnExportIsToldOrSaidToBeUnknown) {
   ASSERT_THAT(driver_->Release(memory), IsOk());
 }
 
-// By who keeps memory beyond a daemon's life: the descriptor holds it, and does
-// not count among those who do.
+// A kept descriptor holds memory beyond a daemon's life, and HeldByOthers does
+// not count it.
 TEST_P(MemoryConformance, WhatIsKeptOutlivesItsHandle) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Memory memory,
                               driver_->Create(kOnHost, Size(kOnHost)));

@@ -82,9 +82,9 @@ TEST_P(ProcessConformance, APeerThatCountsGpusOtherwiseSeesTheSameMemory) {
   EXPECT_TRUE(read == Pattern(size, 2));
 }
 
-// Assumed of cuMemGetInfo: what is used is everybody's, and memory that two
-// processes have counts once. The daemon takes what it made off what a rank
-// says is used, and the rest is what ranks hold outside their leases.
+// Assumed of cuMemGetInfo: it counts what all processes use, and memory that
+// two processes have counts once. The daemon subtracts what it made from what a
+// rank says is used; ranks hold the rest outside their leases.
 TEST_P(ProcessConformance, UsedIsEverybodysAndWhatIsImportedCountsOnce) {
   const Bytes size = 4 * Size(kOnGpu);
   const auto used = [&] { return driver_->Usage(kOnGpu)->used; };

@@ -15,7 +15,7 @@ namespace {
 using ::sluice::testing::IsOk;
 using ::sluice::testing::StatusIs;
 
-// Of a float of milliseconds, which is what cuda says.
+// The error of a float of milliseconds, in which cuda tells times.
 constexpr absl::Duration kClockError = absl::Microseconds(100);
 
 class StreamConformance : public Conformance {

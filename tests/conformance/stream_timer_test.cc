@@ -14,7 +14,7 @@ namespace {
 using ::sluice::testing::IsOk;
 using ::sluice::testing::StatusIs;
 
-// Of a float of milliseconds, which is what cuda says.
+// The error of a float of milliseconds, in which cuda tells times.
 constexpr absl::Duration kTimerError = absl::Microseconds(100);
 
 class StreamTimerConformance : public Conformance {
@@ -30,7 +30,8 @@ class StreamTimerConformance : public Conformance {
     Conformance::TearDown();
   }
 
-  // The time passes on the host, behind whose calls the stream is.
+  // The time passes on the host, between its two calls; the stream follows
+  // them.
   void Span(absl::Duration length) {
     ASSERT_THAT(timer_->Begin(stream_), IsOk());
     ASSERT_THAT(driver_->SynchronizeStream(stream_), IsOk());

@@ -1,4 +1,4 @@
-// What is written to a simulated node's state, and who believes it.
+// What is written to a simulated node's state, and which processes trust it.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>

@@ -65,7 +65,7 @@ TEST_F(SimTest, WhoWasGivenClocksBooksLinksByThem) {
   EXPECT_EQ(clocks->links[0].next_free_ns[1], 0);
 }
 
-// Wrong once: any user could cut the state off, and end whoever read it.
+// Guards: no other user may truncate the state, which would end its readers.
 TEST_F(SimTest, OtherUsersReadTheStateOfANodeAndImportItsMemory) {
   if (geteuid() != 0) GTEST_SKIP() << "needs another user";
   ASSERT_EQ(chmod(directory_.path().c_str(), 0755), 0);
@@ -94,7 +94,7 @@ TEST_F(SimTest, OtherUsersReadTheStateOfANodeAndImportItsMemory) {
   other->ExpectSuccess();
 }
 
-// Wrong once: who may read the state may lock it, and nobody opened it again.
+// Guards: every reader of the state may lock it, and the node must still open.
 TEST_F(SimTest, ALockOfSomebodyWhoDoesNotUseTheNodeHoldsNobodyUp) {
   driver_.reset();
   node_.reset();

@@ -62,7 +62,7 @@ TEST_F(SimLinkTest, ANewSpeedCountsFromTheNextSlice) {
   EXPECT_EQ(Book(kToGpu, 1000, 0), 1500);
 }
 
-// Wrong once: whoever wrote to a clock stopped all copies of others for good.
+// Guards: a user that writes to a clock must not stop other users' copies.
 TEST_F(SimLinkTest, AClockThatLiesCostsAsMuchAsManyStreamsAndNoMore) {
   constexpr int64_t kSlice = 500'000;  // of this speed: half a millisecond
   clocks_.next_free_ns[0] = INT64_MAX;

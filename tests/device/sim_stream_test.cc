@@ -158,7 +158,7 @@ TEST_F(SimTest, WaitingOnTheComputeStreamCountsAsStall) {
   const Stream compute = driver_->ComputeStream(DeviceIndex(2));
   ASSERT_THAT(driver_->StreamWaitEvent(compute, event), IsOk());
   const CallCounters counters = driver_->counters();
-  // Of 1 s: the rest may pass before this thread begins to wait.
+  // The copy takes 1 s; most of it may pass before this thread waits.
   EXPECT_GE(counters.stall, absl::Milliseconds(50));
   EXPECT_LE(counters.stall, absl::Seconds(Seconds() - begin));
   EXPECT_EQ(counters.stream_synchronize + counters.event_synchronize, 0u);
@@ -211,7 +211,7 @@ TEST_F(SimTest, WhatTakesTimeIsNotDoneByItsCaller) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Event copied, driver_->CreateEvent());
   SLUICE_ASSERT_OK_AND_ASSIGN(const Event event, driver_->CreateEvent());
   const std::vector<std::byte> from(200'000, std::byte{1});
-  // Whoever was kept from the CPU until all was over has seen nothing.
+  // A round in which this thread got no CPU until all was over shows nothing.
   bool seen = false;
   for (int i = 0; i < 20 && !seen; ++i) {
     std::vector<std::byte> to(200'000);

@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kDefaultAlignment = size_t{2} << 20;  // assumed
 
-// Addresses that nobody can touch, not inherited by forked children.
+// Addresses without access, not inherited by forked children.
 std::byte* Closed(size_t size, void* at = nullptr) {
   void* const range = mmap(at, size, PROT_NONE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE |

@@ -1,5 +1,6 @@
-// What a real driver answered to who broke an assumed rule: the rules.diff that
-// deploy/bundle's `verify` made on it (rules=FILE). The fake plays these.
+// What a real driver answered to calls that broke an assumed rule: the
+// rules.diff that deploy/bundle's `verify` made on it (rules=FILE). The fake
+// plays these.
 //
 // Thread safety: values and pure functions.
 #pragma once
@@ -16,8 +17,9 @@ struct PlayedAnswer {
   int then = 0;  // of waiting for the stream afterwards
 };
 
-// Rules whose answer is another one than is assumed. A file that is none, or is
-// of another table, ends the process. Lines without an answer change nothing.
+// The rules that were answered otherwise than assumed. Another kind of file, or
+// one of another table, ends the process. Lines without an answer change
+// nothing.
 std::map<Rule, PlayedAnswer> ReadAnswers(const std::string& path);
 
 }  // namespace sluice::fake_cuda

@@ -69,8 +69,8 @@ void Call::Enter(Needs needs, Kind kind) {
   (kind == kReleases ? late_ : result_) = code;
 }
 
-// Who is told that a context is lost knows that its streams do nothing more.
-// What runs there sees by fake_cuda_gone that it is to end.
+// A call that returns that a context is lost also says that its streams do
+// nothing more. What runs there sees by fake_cuda_gone that it is to end.
 void Call::SeeTheEndOf(const ContextState& context) {
   while (context.running > 0) world_.ran.Wait(world_.mutex);
   for (const auto& [handle, stream] : world_.streams) {

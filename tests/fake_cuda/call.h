@@ -39,7 +39,7 @@ class ABSL_SCOPED_LOCKABLE Call {
 
   // The caller broke a rule.
   Result Refuse(Rule rule, std::string_view detail = "");
-  // Whether the driver that is played lets who breaks this rule pass.
+  // Whether the driver that is played accepts calls that break this rule.
   bool LetsPass(Rule rule) const;
   // The caller named a range that may not be used on this stream: a driver that
   // is played may find that out late.
@@ -72,8 +72,8 @@ class ABSL_SCOPED_LOCKABLE Call {
   ContextState* context_ = nullptr;
 };
 
-// Waits for all streams first, where the driver that is played lets who breaks
-// this rule pass and nothing is lost by it.
+// Waits for all streams first if the driver that is played accepts calls that
+// break this rule without a later error.
 void AwaitWhatIsPlayed(Rule rule);
 
 // After these nothing more can be done in a context (cuda.h: "the process must
@@ -82,7 +82,7 @@ bool IsSticky(Result result);
 
 }  // namespace sluice::fake_cuda
 
-// Returns from a call whose caller broke a rule.
+// Returns from a call that broke a rule.
 #define SLUICE_FAKE_REQUIRE(call, condition, rule)  \
   if (!(condition) && !(call).LetsPass(Rule::rule)) \
   return (call).Refuse(Rule::rule)

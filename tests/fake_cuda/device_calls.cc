@@ -13,7 +13,7 @@
 namespace sluice::fake_cuda {
 namespace {
 
-// How many lines the node's processes have found; only who made it asks.
+// How many findings the node's processes have; only its maker asks.
 size_t FindingsOfTheNode(const std::string& folder) {
   std::ifstream file(folder + "/findings");
   size_t lines = 0;
@@ -127,8 +127,8 @@ Result cuDeviceGetCount(int* count) {
   return kSuccess;
 }
 
-// A device is a GPU's number in the node, whatever its ordinal: who takes one
-// for the other is found where CUDA_VISIBLE_DEVICES renumbers.
+// A device is a GPU's number in the node, not its ordinal: a program that
+// confuses them is found where CUDA_VISIBLE_DEVICES renumbers.
 Result cuDeviceGet(Device* device, int ordinal) {
   Call call("cuDeviceGet", Needs::kInitialised);
   if (call.failed()) return call.result();

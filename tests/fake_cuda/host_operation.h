@@ -10,7 +10,7 @@
 
 namespace sluice::fake_cuda {
 
-// Of a stream of the call's context.
+// Enqueues `work` on a stream of the call's context.
 Result EnqueueHostOperation(Call& call, StreamPointer stream,
                             const std::string& what,
                             const std::vector<Access>& accesses,

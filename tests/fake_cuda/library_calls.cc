@@ -20,7 +20,8 @@ namespace {
 constexpr unsigned kFatbinMagic = 0xba55ed50;
 constexpr Result kInvalidImage = 200;
 
-// Of every GPU of today (CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X and the like).
+// By the limits of all current GPUs (CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X and the
+// like).
 bool IsLaunchable(const unsigned (&grid)[3], const unsigned (&block)[3],
                   unsigned shared) {
   const bool empty = grid[0] == 0 || grid[1] == 0 || grid[2] == 0 ||

@@ -23,7 +23,7 @@ using ::sluice::testing::IsOk;
 constexpr device::Placement kOnHost{device::Placement::Kind::kHost, 0};
 constexpr int kExtents = 5;
 
-// Of the two kinds of host memory.
+// Runs with each of the two kinds of host memory.
 class MappingOnCuda : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {

@@ -178,8 +178,8 @@ Result cuMemGetAllocationPropertiesFromHandle(AllocationProperties* properties,
   properties->type = kAllocationPinned;
   properties->handle_types = it->second->exportable ? kHandlePosixFd : 0;
   properties->location = it->second->where;
-  // By whose count is not said, the exporter's or the importer's, which differ
-  // where CUDA_VISIBLE_DEVICES does: here by nobody's.
+  // NVIDIA does not say whether the exporter or the importer counts, which
+  // differ with CUDA_VISIBLE_DEVICES. Here neither does.
   if (it->second->imported && IsOnDevice(properties->location)) {
     properties->location.id = kNobodysCount;
   }

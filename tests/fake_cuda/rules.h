@@ -1,10 +1,10 @@
 // Every rule that the fake driver holds its caller to, in one table.
 //
-// Who breaks one is refused with the code of its row, and the process ends
-// badly (world.h): also where a real driver lets it pass.
+// A call that breaks one is refused with the code of its row, and the process
+// ends badly (world.h): also where a real driver lets it pass.
 //
 //   documented  NVIDIA's text forbids it; the source is the function, or type,
-//               in whose comment of CUDA 13.0's cuda.h it stands
+//               with the comment in CUDA 13.0's cuda.h that says so
 //   assumed     our reading, or stricter than any text; the source says why.
 //               What a real driver does is not known until one is asked; what
 //               one answered stands behind: "H100: so" is as assumed, by

@@ -292,8 +292,8 @@ TEST_F(Rules, TheRuntimesCallsBesideTheTables) {
   EXPECT_EQ(cuStreamDestroy_v2(stream), kSuccess);
 }
 
-// What the runtime makes current lies below what is pushed, and is nobody's to
-// pop.
+// What the runtime makes current lies below what is pushed, and is not to be
+// popped.
 TEST_F(Rules, AContextThatIsSetNeedsNoPop) {
   std::thread([&] {
     Context current = nullptr;

@@ -6,7 +6,7 @@
 
 extern "C" {
 // Replaces the thread's current context; null: it has none. It lies below
-// those that are pushed, and is left to the thread: nobody has to pop it.
+// those that are pushed, and stays the thread's: it need not be popped.
 [[gnu::visibility("default")]] Result cuCtxSetCurrent(Context context);
 [[gnu::visibility("default")]] Result cuStreamQuery(StreamPointer stream);
 // Milliseconds between two recordings of events that were made with timing.

@@ -42,14 +42,14 @@
 //   hang=NAME:N            that call never returns
 //   fail=NAME:N:CODE       the N-th call from now on of a function fails so;
 //                          a release still releases (README)
-//   rules=FILE             what a real driver answered to who broke an assumed
-//                          rule (answers.h): it is played
+//   rules=FILE             what a real driver answered to calls that broke an
+//                          assumed rule (answers.h): it is played
 //   lose=GPU               that GPU is gone for every process of the node
 //   kernels=FILE           the library of kernels' CPU forms (kernels/);
 //                          default: the one beside libcuda.so.1
 //   node=FOLDER            default: a new one, removed at the end
 //   nodes=/dev/shm         where new ones are made: a killed process leaves its
-//                          own there, for who killed it to remove
+//                          own there, and its killer removes it
 #pragma once
 
 #include <cstdint>
@@ -114,7 +114,7 @@ struct Settings {
 
 // The node's numbers of the GPUs that a process sees, in its order.
 std::vector<int> VisibleGpus(const Settings& settings);
-// Of a GPU's UUID all bytes but the last, which is its number.
+// All bytes of a GPU's UUID but the last, which is its number.
 inline constexpr unsigned char kUuidByte = 0xfa;
 
 }  // namespace sluice::fake_cuda

@@ -1,8 +1,8 @@
 // The node's memory: files of a folder on tmpfs, shared by its processes.
 //
 // Each file is held by a shared lock of its open description, which the kernel
-// drops with the last descriptor of the last process: what nobody holds counts
-// as free, as with a real driver, and a killed process leaves nothing.
+// drops with the last descriptor of the last process: a file without a holder
+// counts as free, as with a real driver, and a killed process leaves nothing.
 #pragma once
 
 #include <cstddef>

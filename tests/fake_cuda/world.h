@@ -4,8 +4,8 @@
 // were broken, races, contexts that were lost, copies of pageable memory that
 // were to be none, and what still lives; if there is anything, the process
 // exits with 86. What is found goes to the node's folder at once, so that the
-// findings of a child that was killed count for who made the node. So do, at a
-// process's end, its counts (settings.h), as
+// findings of a killed child count for the process that made the node. So do,
+// at a process's end, its counts (settings.h), as
 //   sluice-train main_waits=12 other_waits=3 pageable_copies=0 contexts=0,1
 // where the last are the GPUs on which the process ever had a context.
 #pragma once

@@ -12,7 +12,7 @@
 
 #include "tests/fake_cuda/runtime_calls.h"
 
-// From now on this process does. For who has torch's own libtorch_cuda.so.
+// From now on this process does: for processes with torch's libtorch_cuda.so.
 extern "C" [[gnu::visibility("default")]] void fake_cudart_torch_keeps();
 
 namespace sluice::fake_cuda {

@@ -1,6 +1,6 @@
 // Memory beside the lease, as torch's own allocator makes it. With `malloc=1`
 // (settings.h) it is made of the driver's; else each call is a finding: a
-// program whose memory is the lease makes and frees none.
+// program that uses the lease as its memory makes and frees none.
 #include <map>
 
 #include "proto/base/mutex.h"

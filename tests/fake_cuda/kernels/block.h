@@ -1,8 +1,8 @@
 // The threads of a block as fibers of one CPU thread, so that a .cu file runs
 // as it is written: each goes on alone until it waits for others.
 //
-// Threads that wait for nobody run in an order that differs from block to block
-// and is the same in each run: what is only right in one order is found. A
+// Threads that do not wait run in an order that differs from block to block and
+// is the same in each run: what is only right in one order is found. A
 // barrier that some of its threads never reach is an error (documented: the
 // programming guide, of __syncwarp and __syncthreads).
 #pragma once
@@ -19,7 +19,7 @@ inline constexpr unsigned kWarp = 32;
 struct Index3 {
   unsigned x = 0, y = 0, z = 0;
 };
-// Of the thread that runs.
+// Where the running thread is in its block and grid.
 struct Position {
   Index3 thread, block, threads, blocks;
 };

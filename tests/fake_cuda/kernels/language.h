@@ -44,7 +44,7 @@ T __shfl_xor_sync(unsigned, T value, int mask) {
   return FakeShuffle(value,
                      ::sluice::fake_cuda::Lane() ^ static_cast<unsigned>(mask));
 }
-// A lane that nobody is above keeps its own.
+// A lane without a lane `by` above it keeps its own value.
 template <typename T>
 T __shfl_down_sync(unsigned, T value, unsigned by) {
   const unsigned lane = ::sluice::fake_cuda::Lane();

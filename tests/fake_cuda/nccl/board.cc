@@ -32,7 +32,7 @@ struct Address {
   int fd;
 };
 
-// Boards that this process made and not all of whose ranks are here yet.
+// Boards that this process made and that still wait for ranks.
 struct Made {
   Mutex mutex;
   std::map<uint64_t, UniqueFd> fds ABSL_GUARDED_BY(mutex);
@@ -47,7 +47,7 @@ bool HasEnded(int pidfd) {
   return poll(&ended, 1, 0) == 1;
 }
 
-// 64 random bits, not 0, whose last 16 (the name) differ enough.
+// 64 random bits, not 0; the last 16 (the name) differ enough.
 uint64_t NewId() {
   std::random_device random;
   return (uint64_t{random()} << 32 | random()) | 1;

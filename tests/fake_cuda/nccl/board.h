@@ -1,10 +1,10 @@
-// A communicator's memory, which its ranks share: who they are, what each has
+// A communicator's memory, which its ranks share: the ranks, what each has
 // issued, and the bytes on their way.
 //
-// It is a memfd that joiners open through /proc/PID/fd of whoever made the
-// unique id: nothing has a name in a file system, so nothing is left when any
-// of them is killed. Like NCCL's bootstrap, its maker must live until all have
-// joined.
+// It is a memfd that joiners open through /proc/PID/fd of the process that made
+// the unique id: nothing has a name in a file system, so nothing is left when
+// any of them is killed. Like NCCL's bootstrap, its maker must live until all
+// have joined.
 #pragma once
 
 #include <sys/types.h>
@@ -69,7 +69,7 @@ struct Member {
 struct Shared {
   uint64_t magic = 0;
   uint64_t id = 0;
-  std::atomic<int> ranks = 0;  // 0: nobody has joined
+  std::atomic<int> ranks = 0;  // 0: no rank has joined
   std::atomic<int> joined = 0;
   std::atomic<uint32_t> changed = 0;  // counts; waiters sleep on it
   std::atomic<int> failure = 0;       // a Result, or -1 while it is written
@@ -102,8 +102,9 @@ class Board {
   bool Fail(Result result, const std::string& why);
   Result failure() const;
   std::string why() const;
-  // Whether a rank can still take part. A death without a word is seen by its
-  // process; with silent deaths (options.h) only who left is gone.
+  // Whether a rank can still take part. A rank that died without leaving is
+  // found by its process; with silent deaths (options.h) only ranks that left
+  // are gone.
   Fate FateOf(int rank);
   // Fails if a rank died.
   void LookForDeaths();

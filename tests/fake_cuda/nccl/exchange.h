@@ -19,7 +19,8 @@ struct Transfer {
 
 // Moves until all is there: what was sent is taken by the other side, what is
 // received is here. False: `stopped`, or the communicator has failed. A send
-// does not end before it is taken: who counts on NCCL's buffers hangs here.
+// does not end before it is taken: code that relies on NCCL's buffers hangs
+// here.
 bool Exchange(Board& board, int rank, std::vector<Transfer> transfers,
               const std::function<bool()>& stopped);
 

@@ -3,8 +3,8 @@
 
 namespace sluice::fake_nccl {
 
-// Nobody is told that a rank died or aborted, as between GPUs of one node,
-// where a kernel waits in memory for ever: only one's own abort ends it.
+// No rank is told that another died or aborted, as between GPUs of one node,
+// where a kernel waits in memory for ever: only its own rank's abort ends it.
 bool SilentDeaths();
 
 // No: a communicator that is aborted is a finding, with what it had still to

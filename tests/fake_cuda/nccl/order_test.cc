@@ -219,7 +219,7 @@ TEST_P(Order, AnAbortEndsTheOthersOperations) {
             "");
 }
 
-// What the daemon's word of a dead peer does: nobody else ends it.
+// A rank aborts when the daemon reports a dead peer; nothing else ends it.
 TEST_P(Order, AnAbortEndsWhatRunsAndWhatIsQueued) {
   UniqueId id;
   ASSERT_EQ(ncclGetUniqueId(&id), kSuccess);

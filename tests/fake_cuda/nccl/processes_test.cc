@@ -1,4 +1,4 @@
-// Ranks as real processes: what kill -9 leaves of them, and who is told.
+// Ranks as real processes: what kill -9 leaves of them, and which are told.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -90,8 +90,9 @@ TEST_F(Processes, SumAcrossThem) {
   EXPECT_EQ(Findings(), "");
 }
 
-// Whoever is killed, also the maker of the unique id: the other's operation
-// ends with an error, and no shared memory has a name that could be left.
+// If either rank is killed, also the maker of the unique id, the other's
+// operation ends with an error, and no shared memory has a name to leave
+// behind.
 TEST_F(Processes, OneKilledEndsTheOthersOperation) {
   const auto names = [] {
     std::vector<std::string> names;

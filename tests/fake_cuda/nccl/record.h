@@ -47,7 +47,7 @@ struct What {
 struct Position {
   uint64_t communicator = 0;  // 0: no entry
   uint64_t collectives = 0;
-  // Of a send's or receive's record: both kinds with the same peer.
+  // In a send's or receive's record: the sends and receives with its peer.
   uint64_t with_peer = 0;
 };
 

@@ -8,7 +8,7 @@
 namespace sluice::fake_nccl {
 namespace {
 
-// The log of another rank whose records must match ours, one by one.
+// Another rank's log. Its records must match ours, one by one.
 struct Other {
   int rank = 0;
   Log* log = nullptr;

@@ -23,9 +23,9 @@ class Sequence {
   bool Add(const Hold& hold);
   void Remove(const Hold& hold);
 
-  // Records a group's operations for the others, and says what is wrong with
-  // them in what these have issued so far; empty: nothing. Whoever of two ranks
-  // comes second finds what is wrong between them.
+  // Records a group's operations for the others, and says how they disagree
+  // with what these have issued so far; empty: they agree. The second of two
+  // ranks finds what is wrong between them.
   std::string Publish(const Hold& in, const std::vector<What>& group);
 
  private:

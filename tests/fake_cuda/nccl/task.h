@@ -28,8 +28,8 @@ Buffers BuffersOf(const Issue& issue, Place place);
 
 // What is wrong with an operation in itself; empty: nothing.
 std::string CheckArguments(const Issue& issue, Place place);
-// Of a group: no two may touch the same bytes if one writes, but for what NCCL
-// calls in place.
+// Checks that no two operations of a group touch the same bytes if one writes,
+// except what NCCL calls in place.
 std::string CheckApart(const std::vector<Issue>& group, Place place);
 
 // To be done with the buffers of each, as the CPU finds them: two a piece, in

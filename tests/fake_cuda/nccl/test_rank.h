@@ -16,7 +16,7 @@ using Floats = std::vector<float>;
 
 class TestRank {
  public:
-  // On GPU `rank`, whose context becomes the thread's.
+  // On GPU `rank`. Its context becomes the thread's.
   TestRank(int rank, int ranks);
   ~TestRank();
   TestRank(const TestRank&) = delete;

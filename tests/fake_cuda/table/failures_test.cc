@@ -42,7 +42,8 @@ const std::vector<std::string>& Functions() {
   return names;
 }
 
-// Whose failure nobody can do anything about: the object is gone to us.
+// Calls that cannot be recovered from: after a failure the object is lost to
+// us.
 const std::set<std::string> kSilent = {"cuMemRelease",
                                        "cuDevicePrimaryCtxRelease_v2",
                                        "cuLibraryUnload", "cuCtxPopCurrent_v2"};
@@ -134,7 +135,7 @@ absl::Status Use(Driver& driver) {
   for (const DeviceInfo& gpu : devices) {
     if (!gpu.fault.empty()) return absl::UnavailableError(gpu.fault);
   }
-  // HeldOutside asks the same, and leaves out who does not answer.
+  // HeldOutside asks the same, and leaves out GPUs that do not answer.
   for (const DeviceIndex gpu : {DeviceIndex(0), DeviceIndex(1)}) {
     SLUICE_RETURN_IF_ERROR(driver.Usage(Placement::Gpu(gpu)).status());
   }

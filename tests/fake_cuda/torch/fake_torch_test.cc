@@ -151,7 +151,7 @@ TEST_F(FakeTorch, AutogradGoesThroughIt) {
   };
   const at::Tensor on_gpu = gradient(kGpu);
   ASSERT_TRUE(on_gpu.is_cuda());
-  // 4.8e-7 apart, for a reason that nobody has looked for yet.
+  // 4.8e-7 apart; the reason is not known.
   EXPECT_TRUE(at::allclose(on_gpu.cpu(), gradient(at::kCPU), 1e-5, 1e-5));
 }
 

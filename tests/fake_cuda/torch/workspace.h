@@ -10,7 +10,7 @@
 namespace sluice::fake_cuda {
 
 // Before operator `op` ("aten::mm") is issued with operands on this GPU. Its
-// size is what CUBLAS_WORKSPACE_CONFIG says; that nobody has set it is a
+// size is what CUBLAS_WORKSPACE_CONFIG says; if it is not set, that is a
 // finding: torch would choose by the GPU.
 void TakeWorkspace(const std::string& op, at::Device gpu);
 

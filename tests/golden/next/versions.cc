@@ -1,8 +1,7 @@
 // What a daemon of the next version would be: linked into sluiced in place of
 // this build's own versions.
 //
-// With SLUICE_FAR it is one whose state this build cannot read; else one that
-// wrote it so that this build can.
+// With SLUICE_FAR this build cannot read its state; otherwise it can.
 #include "daemon/state/state_versions.h"
 #include "proto/wire.h"
 
