@@ -75,8 +75,8 @@ struct CopyRecord {
   double issued_s, started_s, finished_s;
 };
 
-// How long after a copy could start compute waits for it, or for the memory
-// that it leaves: what a plan knows of all copies with that label.
+// The time from when a copy with that label could start until compute needs it,
+// or the memory that it frees, by a plan.
 struct CopySlack {
   std::string label;
   absl::Duration slack;

@@ -69,13 +69,13 @@ class CopyLane {
     std::shared_ptr<TicketAccess::State> ticket;
     double issued_s;
     std::optional<absl::Duration> slack;
-    // Where nothing but grants holds it back since Push: when it is needed.
+    // When compute needs it; set if only grants held it back at Push.
     std::optional<absl::Time> due;
   };
 
   void Run();
-  // Could `item`, of `size` bytes, be issued without waiting? Then its grant
-  // is taken.
+  // Whether `item`, of `size` bytes, may be issued without waiting. If so,
+  // takes its grant.
   bool MayGoNow(const Item& item, Bytes size);
   // Issues it, and tells its ticket; the first `granted` bytes have their
   // grant.

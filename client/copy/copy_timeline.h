@@ -29,12 +29,12 @@ class CopyTimeline {
   // `streams` copy to the GPU, and to the host.
   CopyTimeline(device::Driver* driver, std::array<device::Stream, 2> streams);
 
-  // Sets the host's clock beside those of the streams, which it waits for: at
-  // the start, and where the host has waited for them anyway. A stream's clock
-  // drifts.
+  // Aligns the host's clock with those of the streams, for which it waits. Call
+  // it at the start, and where the host has waited for them anyway: a stream's
+  // clock drifts.
   absl::Status Align();
-  // Around the copies of a request; one that has begun and does not end is
-  // given up.
+  // Begin and End stand around the copies of a request. A request that has
+  // begun and does not end is given up.
   absl::Status Begin(device::CopyDirection direction);
   // `record` with its label, direction, size and issue time.
   absl::Status End(const CopyRecord& record);

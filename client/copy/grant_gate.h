@@ -62,10 +62,10 @@ class GrantGate {
 
   // The next `size` bytes of `direction` to be taken are one copy, which
   // compute needs at `due` (of this gate's clock): the daemon lends bandwidth
-  // first to copies that a fair share would make late. In the place of what was
-  // said before; stands until ForgetDue. Two stores; one thread per direction.
+  // first to copies that a fair share would make late. Replaces the last one
+  // and stands until ForgetDue. Two stores; one thread per direction.
   void TellDue(int direction, Bytes size, absl::Time due);
-  // Nothing is known of what comes next.
+  // The next copy has no known deadline.
   void ForgetDue(int direction);
   absl::Time now() const { return clock_->Now(); }
 
@@ -91,8 +91,7 @@ class GrantGate {
     return limits_->slots[slot_].limit_bytes[direction].load(
         std::memory_order_relaxed);
   }
-  // The daemon's limit has caught up with what was copied without it: that is
-  // history.
+  // Drops the forgiven bytes once the daemon's limit has caught up with them.
   void ForgetForgiven(int direction) {
     if (forgiven_[direction].load(std::memory_order_relaxed) != 0) {
       forgiven_[direction].store(0, std::memory_order_relaxed);
@@ -106,7 +105,7 @@ class GrantGate {
   // Lets `end` pass though it is over the limit.
   void Forgive(int direction, uint64_t end);
   int64_t NowNs() const;
-  // Books `bytes` at that rate: when they may start.
+  // Books `bytes` at that rate. Returns when they may start, in nanoseconds.
   int64_t Book(int direction, uint64_t bytes, double bytes_per_second);
 
   const GrantLimits* limits_;

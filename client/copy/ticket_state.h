@@ -12,7 +12,7 @@
 namespace sluice::client {
 
 // Events, reused when their ticket is gone. CUDA lets an event be recorded
-// anew while earlier waits for it are still queued: a wait is for the record
+// again while earlier waits for it are still queued: a wait is for the record
 // it saw.
 //
 // Thread safety: safe.

@@ -33,7 +33,7 @@ std::string RenderHeader(const json& node) {
       Number(node, "sessions") == 1 ? "" : "s");
 }
 
-// Nothing where the node grants as ever, or the daemon is of before drains.
+// Empty if the node is not drained, or the daemon is too old to tell.
 std::string RenderDrain(const json& node) {
   const auto drained = node.find("drained");
   if (drained == node.end() || drained->is_null()) return "";

@@ -51,7 +51,7 @@ std::string UserText(const json& user) {
                      cgroup.empty() ? "" : " in ", cgroup);
 }
 
-// Nothing where nothing is reserved, or the daemon is of before reservations.
+// Empty if nothing is reserved, or the daemon is too old to tell.
 std::string ReservationLines(const json& node) {
   Table table({{"RESERVED FOR"},
                {"POOL"},

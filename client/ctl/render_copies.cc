@@ -30,7 +30,7 @@ std::string CopiesText(const json& copies, const std::string& direction) {
 
 // "12 to, 3 from: 0.41 s".
 std::string LateText(const json& late) {
-  if (late.is_null()) return "-";  // of a daemon of before
+  if (late.is_null()) return "-";  // an older daemon
   const auto h2d = late.at("h2d_copies").get<uint64_t>();
   const auto d2h = late.at("d2h_copies").get<uint64_t>();
   if (h2d + d2h == 0) return "-";

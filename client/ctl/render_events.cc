@@ -15,7 +15,7 @@ std::string TimeOf(const json& event, absl::Time now) {
   return absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", at, absl::UTCTimeZone());
 }
 
-// As in the daemon's log; nothing from a daemon of before them.
+// The request's id as in the daemon's log; empty from an older daemon.
 std::string RequestOf(const json& event) {
   const auto request = event.find("request");
   if (request == event.end() || request->is_null()) return "";

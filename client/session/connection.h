@@ -5,9 +5,9 @@
 // on the receiving thread. When the daemon closes the socket every waiting and
 // later Call is Unavailable.
 //
-// A packet of another generation is of a daemon that took over the socket of
-// one that died: what has no whole answer is asked again, under the same ids,
-// and each is executed once (pending_calls.h).
+// A packet of another generation comes from a daemon that took over the socket
+// of one that died. Requests without a whole answer are then sent again, under
+// the same ids, and each is executed once (pending_calls.h).
 //
 // Thread safety: safe. The handlers run on the receiving thread and must not
 // call back.
@@ -35,7 +35,7 @@ class Connection {
  public:
   // An Event with its descriptors.
   using EventHandler = std::function<void(wire::Message)>;
-  // The daemon closed the session, in which it had said something; last call.
+  // The daemon closed the session after at least one packet. The last call.
   using GoneHandler = std::function<void(const std::string& reason)>;
 
   static absl::StatusOr<std::unique_ptr<Connection>> Open(
@@ -83,8 +83,7 @@ class Connection {
   // Whether the daemon closed the socket without a word.
   bool IsUnheard();
   void Run();
-  // The socket was closed from the other side, for that reason; empty: none
-  // was said.
+  // The peer closed the socket, for the reason `said`; empty: it gave none.
   void OnClosed(const std::string& said);
   void OnReply(wire::Message message);
   void OnGeneration(const wire::Packet& packet);

@@ -39,8 +39,8 @@ absl::Status Mapping::MapExtent(device::Placement where, const Extent& extent) {
 }
 
 Mapping::~Mapping() {
-  // In one call: the extents are pinned as one range, and where each went by
-  // itself the rest was pinned anew, all of it, as often as there are extents.
+  // In one call: the extents are pinned as one range, and unmapping them one by
+  // one would pin the whole rest again each time.
   // On a lost device the calls fail, and the memory is gone anyway.
   if (mapped_ > Bytes(0)) driver_->Unmap(base_, mapped_).IgnoreError();
   driver_->FreeReservation(base_, size_).IgnoreError();

@@ -1,5 +1,5 @@
-// What a session has asked of the daemon and has no whole answer to: kept to be
-// asked again, under the same id, of a daemon that took over from one that
+// Requests of a session without a whole answer. They are kept so that they can
+// be sent again, under the same id, to a daemon that took over from one that
 // died. Internal to client.
 //
 // Each request is executed once: the daemon knows the ids of those that it
@@ -29,7 +29,7 @@ namespace sluice::client {
 class PendingCalls {
  public:
   enum class Waits { kCaller, kNobody };
-  // Keeps the request and what travels with it; the packet that asks.
+  // Keeps the request and its descriptors. Returns the packet to send.
   // ResourceExhausted: kMostPosted requests without a waiting caller are not
   // answered. The last kMostReports step reports are kept; they include the
   // sums of older ones.
@@ -37,10 +37,10 @@ class PendingCalls {
                                    std::vector<UniqueFd> fds, Waits waits);
   // Forgets a call that was never sent or that is answered.
   void Drop(uint64_t id) { calls_.erase(id); }
-  // The caller waits no more, and the answer is still to come.
+  // The caller no longer waits; the answer may still come.
   void Abandon(uint64_t id);
 
-  // The daemon works on the answer to that request, as it said at `now`.
+  // At `now` the daemon said that it works on the answer to that request.
   void Progressed(uint64_t id, absl::Time now);
   // When it said so last; InfinitePast: it did not.
   absl::Time progressed_at(uint64_t id) const;
@@ -54,8 +54,8 @@ class PendingCalls {
   // The answer, in the order of its parts; the request is dropped.
   std::vector<wire::Message> Take(uint64_t id);
 
-  // Another daemon reads from now on: parts of answers that came are void, and
-  // what has no whole answer is to be sent again.
+  // Another daemon reads from now on: drops the parts of incomplete answers and
+  // marks their requests to be sent again.
   void Restart();
   // Sends what is to be sent again, in the order of the ids, until `send` says
   // that there is no room (ResourceExhausted); the rest is for the next time.

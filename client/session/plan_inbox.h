@@ -18,14 +18,14 @@ class PlanInbox {
   // Forgets what came before: the next Put answers the next profile.
   void Clear();
   void Put(absl::StatusOr<plan::NodePlan> plan);
-  // A daemon that took over knows of no plan for the profile.
+  // A daemon that took over has no plan for the profile: Await returns Aborted.
   void AskAgain();
   // DeadlineExceeded after `timeout`. Aborted: the profile is to be submitted
   // again.
   absl::StatusOr<plan::NodePlan> Await(absl::Duration timeout);
 
-  // The newest plan that is to be taken while the rank runs; null: none. Drop
-  // forgets it, unless a newer one came, and when it comes again.
+  // The newest changed plan for a running rank; null: none. Drop forgets that
+  // plan, also if it comes again, but not a newer one.
   void PutChanged(plan::NodePlan plan);
   std::shared_ptr<const plan::NodePlan> changed() const;
   void DropChanged(PlanId plan);

@@ -262,7 +262,7 @@ absl::Status SessionImpl::MeasureOutside() {
   if (welcome_.limits.driver == "sim") return absl::OkStatus();
   SLUICE_ASSIGN_OR_RETURN(const wire::Request request, UseOfGpu());
   const auto reply = connection_->Call(request);
-  // A daemon of before sees it by itself, half a second later.
+  // An older daemon sees the bytes by itself, half a second later.
   if (absl::IsUnimplemented(reply.status())) return absl::OkStatus();
   SLUICE_RETURN_IF_ERROR(reply.status());
   const wire::Noted& noted = reply->front().packet.reply().noted();

@@ -31,8 +31,8 @@ struct SessionOptions {
   int world_size = 1;
   int local_ranks = 1;
   DeviceIndex gpu;
-  // The same by the GPU's UUID, of which CUDA_VISIBLE_DEVICES renumbers
-  // nothing; empty: `gpu`.
+  // The GPU's UUID instead of its number, which CUDA_VISIBLE_DEVICES may
+  // change; empty: `gpu` counts.
   std::string gpu_uuid;
   // Guaranteed share of the GPU's link, each way; admitted whole or not at all
   // (limits() says which).
@@ -44,8 +44,8 @@ struct SessionOptions {
   // background lease lets all others pass.
   absl::Duration lease_wait = absl::ZeroDuration();
   bool background = false;
-  // How long the daemon may be silent of a lease that it neither grants nor
-  // refuses: while it makes memory it says so, as long as that takes.
+  // How long the daemon may be silent about a lease that it neither grants nor
+  // refuses. While it makes memory it sends progress, which restarts this time.
   absl::Duration answer_timeout = absl::Seconds(60);
   // False: a changed plan is answered "not taken" for it.
   bool takes_changes = true;
@@ -68,8 +68,9 @@ struct SessionEvent {
     kShuttingDown,
     kDisconnected,  // the daemon is gone; mappings and running steps go on
     kPlanChanged,   // ChangedPlan() has one
-    // Another daemon took over and links carry less: limits() says what is
-    // left. detail: what it was, is, and why.
+    // Another daemon took over, its links carry less, and the guarantee was
+    // lowered: limits() has the new rate. detail: the old and new rate, and
+    // why.
     kGuaranteeLowered,
   };
   Kind kind;
@@ -84,14 +85,14 @@ struct NodeLimits {
   // renumber): what Driver and CopyEngine take.
   DeviceIndex device;
   Bytes gpu_total, gpu_free;    // of its GPU, less what is held outside leases
-  Bytes gpu_leased;             // by whomever
+  Bytes gpu_leased;             // by all sessions
   Bytes host_total, host_free;  // of its NUMA node
   Bytes granularity;            // of leases
   NumaIndex numa;
   double h2d_bytes_per_second = 0;
   double d2h_bytes_per_second = 0;
-  // As asked for; or less, and why (one line): 0 where it was not admitted, any
-  // rate where it was lowered since (kGuaranteeLowered).
+  // The admitted rate: as asked for; 0 if it was refused; less after
+  // kGuaranteeLowered. The reason is one line.
   double guaranteed_bytes_per_second = 0;
   std::string guarantee_refused;
 };
@@ -109,9 +110,9 @@ class Session {
   virtual device::Driver& driver() = 0;
   virtual GrantGate& grants() = 0;
 
-  // Tells the daemon what is used of the session's GPU, which libraries of this
-  // process may have taken of it since Open: from now on no lease takes its
-  // place, and limits() say what is left. On sim nothing.
+  // Tells the daemon how much of the session's GPU is used, since libraries of
+  // this process may have taken memory after Open: leases then leave room for
+  // it, and limits() say what is left. Does nothing on sim.
   virtual absl::Status MeasureOutside() = 0;
 
   // The lease is `size` rounded up to limits().granularity; a host lease that

@@ -70,7 +70,7 @@ if cmp -s "$to/sluiced" "$to/sluiced.next"; then
   echo "process $earlier is this sluiced already"
   exit 0
 fi
-# A keeper of before `--session-dir` would start it with other arguments.
+# A keeper without `--session-dir` would start it with other arguments.
 if ! [ -e "$admin" ]; then
   rm "$to/sluiced.next" "$to/sluice-worker.next"
   echo "sluiced was not replaced, and process $earlier goes on: it has no" \

@@ -83,8 +83,8 @@ absl::Status StreamTimer::Await() {
     const MutexLock lock(mutex_);
     if (!ended_.empty()) last = ended_.back().to;
   }
-  // Without the lock: others may go on. An event that is recorded anew
-  // meanwhile only makes this wait longer.
+  // Without the lock, so that other calls go on. If the event is recorded again
+  // during the wait, the wait only gets longer.
   return last.has_value() ? driver_->SynchronizeEvent(*last) : absl::OkStatus();
 }
 

@@ -42,10 +42,11 @@ struct GrantLimits {
 
 struct alignas(64) GrantUseSlot {
   std::atomic<uint64_t> used_bytes[2];
-  // The copy in front of what waits: the cumulative bytes at its end, and the
+  // The first waiting copy: the cumulative bytes at its end, and the
   // CLOCK_MONOTONIC nanoseconds at which compute needs it, or the memory that
-  // it leaves. 0 bytes: not told, as by ranks of before there was this. Each by
-  // itself, so a reader may see one of the copy before.
+  // it frees. 0 bytes: the rank states no deadline, as older client libraries
+  // do. The two are written one by one, so a reader may see one of the copy
+  // before.
   std::atomic<uint64_t> due_bytes[2];
   std::atomic<uint64_t> due_ns[2];
 };

@@ -211,7 +211,7 @@ class ProgressLine {
 };
 
 // While it lives, the first Ctrl-C only asks the search to end; the second one
-// ends the process as ever.
+// ends the process.
 class Interrupt {
  public:
   Interrupt() {

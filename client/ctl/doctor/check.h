@@ -34,7 +34,7 @@ std::string Start(const Facts& facts);
 // One that ends the daemon if one runs, and starts it below a keeper. Without
 // systemd sessions end by it.
 std::string EndAndStart(const Facts& facts);
-// One by which a daemon that runs reads its configuration anew.
+// One by which a running daemon reads its configuration again.
 std::string Reload(const Facts& facts);
 // One that has the unit as it is shipped, whatever was changed in /etc.
 inline constexpr const char* kShippedUnit =

@@ -33,7 +33,7 @@ class Tenant {
   // them and read the same bytes back. Its own error, as it says it; Internal:
   // it is no more; DeadlineExceeded: no word.
   absl::Status AwaitFilled(absl::Time until);
-  // What it holds is as it was, and can be filled anew. Errors likewise.
+  // What it holds is as it was, and can be filled again. Errors likewise.
   absl::Status FindSame(absl::Time until);
   void Kill();  // SIGKILL
   // It frees what it has and ends with status 0.
