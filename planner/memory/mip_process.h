@@ -10,12 +10,11 @@
 
 namespace sluice::planner {
 
-// SolveDsaMip, asked of `program mip` over a pair of pipes; in this process
-// when `program` is empty. The helper is killed at the limit. What it answers
-// is not trusted: a placement is checked and put right, a bound must lie
-// between `bound` and the start's peak. No answer, or one that does not hold:
-// nothing new is known. `stopped` is asked ten times a second; true gives the
-// helper up.
+// Runs SolveDsaMip in `program mip` over a pair of pipes, or in this process if
+// `program` is empty. The helper is killed at the limit. Its answer is not
+// trusted: a placement is checked and corrected, and a bound must lie between
+// `bound` and the start's peak. Without a valid answer the result has nothing
+// new. `stopped` is called ten times a second; true ends the helper.
 MipResult SolveMip(const Problem& problem, const Offsets& start, int64_t bound,
                    absl::Duration time_limit, const std::string& program,
                    const std::function<bool()>& stopped);

@@ -39,12 +39,12 @@ class AddressList {
   void Add(int32_t lower, int32_t upper, int64_t begin, int64_t end,
            uint32_t item);
 
-  // Gives back what it took at `begin`.
+  // Frees what `item` takes at `begin`.
   void Remove(int64_t begin, uint32_t item);
 
-  // Where `size` units fit in all slots of [lower, upper). Where a first fit
-  // would end above `limit`, any offset that does. `visited` grows by the items
-  // looked at, which is the work that was done.
+  // Returns where `size` units fit in all slots of [lower, upper). If a first
+  // fit would end above `limit`, returns any offset that does. Adds the items
+  // that it visits, the work done, to `visited`.
   int64_t Find(int32_t lower, int32_t upper, int64_t size, Fit fit,
                int64_t limit, int64_t* visited) const;
 

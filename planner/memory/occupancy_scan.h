@@ -21,7 +21,7 @@ struct ScanBlock {
   alignas(64) uint32_t item[kCapacity];
 };
 
-// A question on its way up through the blocks.
+// The state of one Find on its way up through the blocks.
 struct Scan {
   static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
 
@@ -38,13 +38,14 @@ struct ScanFunctions {
   const char* name;
   // Passes the items of a block. True: the answer is found.
   bool (*scan)(const ScanBlock& block, Scan* scan);
-  // Those of a block that live in slots of [lower, upper) go to `items` in
-  // the block's order; returns how many. `items` has room for kCapacity + 16.
+  // Writes a block's items that live in slots of [lower, upper) to `items`, in
+  // the block's order. Returns how many. `items` has room for kCapacity + 16.
   size_t (*list)(const ScanBlock& block, int32_t lower, int32_t upper,
                  uint32_t* items);
 };
 
-// What this machine can, the fastest first; all have the same outcome.
+// The variants that this machine can run, the fastest first. All give the same
+// results.
 const std::vector<ScanFunctions>& Scans();
 
 }  // namespace sluice::planner

@@ -13,7 +13,7 @@
 
 namespace sluice::planner {
 
-// What is known of a problem: the best placement, and what none is below.
+// What is known of a problem: the best placement, and a lower bound.
 struct Knowledge {
   Offsets offsets;
   int64_t peak = 0;
@@ -35,9 +35,9 @@ struct PortfolioOptions {
   const std::atomic<bool>* stop = nullptr;
   // Plans at or below this are good enough; at least max_live.
   int64_t goal = 0;
-  // Whether nothing below the goal is wanted, so that only it is asked for.
+  // Whether a plan below the goal is of no use, so that arms only try the goal.
   bool goal_is_capacity = false;
-  // So many times the usual work of the arms that run out of it.
+  // A multiple of the usual work, for arms that use theirs up.
   int64_t effort = 1;
   // Told before each arm and after each better plan.
   std::function<void(const std::string& arm, const Knowledge&)> progress;

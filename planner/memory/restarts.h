@@ -27,8 +27,8 @@ class Restarts {
  public:
   explicit Restarts(const Problem& problem);
 
-  // Whether the problem fits `capacity`; at most `max_nodes` nodes in all.
-  // Same question, same answer, whatever was asked before.
+  // Whether the problem fits `capacity`, within `max_nodes` nodes in all. The
+  // answer does not depend on earlier calls.
   SearchResult Ask(int64_t capacity, int64_t max_nodes,
                    const std::function<bool()>& expired);
 

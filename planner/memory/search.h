@@ -1,6 +1,6 @@
 // Canonical search (internal to the planner): decides whether a problem fits
 // a capacity. After MiniMalloc (Moffitt, ASPLOS'23, DOI
-// 10.1145/3623278.3624752), written anew; README.md has the argument why
+// 10.1145/3623278.3624752), own code; README.md has the argument why
 // each cut is sound.
 #pragma once
 

@@ -26,15 +26,15 @@ using FractionMap = std::map<std::string, ClassFractions>;  // by class
 // All of every class, scratch too: a step of these moves nothing.
 FractionMap KeepEverything(const ModelShape& model);
 
-// `given`, and of what else is used in place by chunks the last part `keep` in
-// HBM.
+// `given`; other classes that are used in place by chunks keep their last part,
+// `keep`, in HBM.
 FractionMap KeepLastChunks(FractionMap given, double keep);
 
-// `given`, and no other row of a free class there after forward: what chunks
-// that run again ask of all chunks.
+// `given`; other free classes are dropped after forward, as chunks that run
+// again require of all chunks.
 FractionMap DropFree(const ModelShape& model, FractionMap given);
 
-// Every class of the model: as it is given, else swapped, of a free class the
+// Every class of the model: as given, else swapped; a free class swaps the
 // share `alpha`.
 FractionMap FillFractions(const ModelShape& model, const FractionMap& given,
                           double alpha);

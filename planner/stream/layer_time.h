@@ -35,10 +35,11 @@ struct LayerSeconds {
   double total() const { return forward + tokens + attention; }
 };
 
-// Layers follow each other forward without a pause. Backward a layer has two
-// phases, and between phases the rings are cut anew: nothing is fetched before
-// the last phase's copies are out, so each phase begins with the first chunk's
-// copies in and ends with the last one's copies out, whatever is computed.
+// Layers follow each other forward without a pause. In backward a layer has two
+// phases, and the rings are laid out again between phases: nothing is fetched
+// before the last phase's copies are out. So each phase begins with the first
+// chunk's copies in and ends with the last one's copies out, which no compute
+// hides.
 LayerSeconds TimeLayer(const StreamShape& shape, const LayerCompute& compute,
                        const LinkSpeeds& links);
 

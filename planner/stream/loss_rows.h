@@ -21,9 +21,9 @@ namespace sluice::stream {
 // Operations that take as long as a byte of memory traffic: a core has 5 to 10,
 // an H100 200 to 300.
 inline constexpr double kOperationsPerByte = 100;
-// What the head's traffic may be of the step's computation.
+// The head's traffic may take this share of the step's computation.
 inline constexpr double kHeadTrafficShare = 0.05;
-// Fewer rows than that leave a matrix multiplication idle.
+// Fewer rows leave the units of a matrix multiplication idle.
 inline constexpr int64_t kLeastLossRows = 128;
 // And fewer logits a GPU: each call is some twenty kernels, however short. With
 // 128 rows of 256 the loss of 16,384 rows took an H100 44 ms, mostly of

@@ -49,10 +49,10 @@ struct StreamOptions {
   // largest error of a GPT's gradients, in k's bias).
   bool round_output = false;
   // Backward runs the first chunks again, in groups of `rerun_layers` layers,
-  // from the group's input: causal, they need no others. Nothing else of them
-  // is kept until then but in one group's memory, so their free classes are
-  // dropped, and with them, so that a kind of segment has the same requests in
-  // every chunk, those of the other chunks.
+  // from the group's input: causal, they need no other chunks. Only one group
+  // at a time keeps anything else of them, so their free classes are dropped.
+  // The other chunks drop theirs too, so that a kind of segment has the same
+  // requests in every chunk.
   int64_t rerun_chunks = 0;
   int64_t rerun_layers = 1;
   int64_t ffn_chunk_rows = 0;   // rows of one FFN call; 0: half a chunk's

@@ -24,9 +24,9 @@ struct Settings {
   BackwardOrder order = BackwardOrder::kKeysOuter;
   bool resident = false;     // every class kept: nothing moves
   int64_t rerun_layers = 1;  // StreamOptions'
-  // What StreamOf makes of the memory there is (0 in what SettingsOf lists):
-  // the first chunks that run again, on all ranks as many, and on this rank the
-  // last part of o, lse and inputs that stays in HBM.
+  // Chosen by StreamOf for the memory there is (0 in what SettingsOf lists):
+  // how many first chunks run again, the same on all ranks, and the last part
+  // of o, lse and inputs that stays in HBM, on this rank.
   int64_t rerun_chunks = 0;
   double kept = 0;
   bool operator==(const Settings&) const = default;
@@ -51,10 +51,10 @@ struct SettingsQuestion {
 // The settings of one chunk size, in a fixed order: the same on every rank.
 std::vector<Settings> SettingsOf(const SettingsQuestion& question,
                                  int64_t chunk);
-// A step with these settings: kept and swapped is what the question asks, else
-// as much as there is room for. Where host memory is too small for all that is
-// swapped at the least: the last chunks in HBM as far as they go, and as few of
-// the first as possible run again.
+// A step with these settings. It keeps and swaps what the question asks, else
+// as much as there is room for. If host memory is too small for the least that
+// must be swapped, the last chunks stay in HBM as far as it goes, and as few as
+// possible of the first run again.
 StreamOptions StreamOf(const SettingsQuestion& question,
                        const Settings& settings);
 

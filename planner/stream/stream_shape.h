@@ -35,8 +35,8 @@ constexpr int64_t AlignSlot(int64_t bytes) {
   return (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
 }
 
-// What a step is doing, as far as it decides which rings it needs. They share
-// one piece of HBM, cut anew from phase to phase.
+// The phases of a step, which need different rings. The rings share one piece
+// of HBM, laid out again for each phase.
 enum class Phase {
   kForward,    // embedding, layers forward
   kTokens,     // loss, and the token-local part of a layer's backward
@@ -77,8 +77,8 @@ class StreamShape {
   int64_t queries(int64_t m) const {
     return layout.local_offset(m, part_end) - first_query(m);
   }
-  // Used in place in HBM: a class that is kept whole, or its last chunks; none
-  // of the chunks that run again.
+  // Whether a class, or its chunk m, is used in place in HBM: a class that is
+  // kept whole, or its last chunks; never a chunk that runs again.
   bool resident(Class which) const { return resident_from(which) == 0; }
   bool resident(Class which, int64_t m) const {
     return m >= resident_from(which);
@@ -86,8 +86,9 @@ class StreamShape {
   int64_t resident_from(Class which) const {
     return resident_from_[static_cast<size_t>(which)];
   }
-  // Run again in backward (StreamOptions::rerun_chunks), but where forward has
-  // just left what backward needs: in the last group of layers.
+  // Whether chunk m, or a layer, runs again in backward
+  // (StreamOptions::rerun_chunks). The last group of layers does not: forward
+  // has just left what backward needs.
   bool reruns(int64_t m) const { return m < rerun_chunks; }
   bool reruns_layer(int64_t layer) const {
     return rerun_chunks > 0 &&
@@ -100,9 +101,10 @@ class StreamShape {
   int64_t layers_rerun() const {
     return rerun_chunks > 0 ? (layers - 1) / rerun_layers * rerun_layers : 0;
   }
-  // Sets of chunk m's hidden states: of each layer's input and the last output,
-  // or of groups' inputs, those inside one group, and the last output. The set
-  // in which a layer's input (layer == layers: the last output) lies.
+  // How many sets of hidden states chunk m has: each layer's input and the last
+  // output; or, if it runs again, the groups' inputs, those inside one group,
+  // and the last output. hidden_set is the set of a layer's input (layer ==
+  // layers: of the last output).
   int64_t hidden_sets(int64_t m) const {
     if (!reruns(m)) return layers + 1;
     return groups() + std::min(rerun_layers, layers);
@@ -113,7 +115,7 @@ class StreamShape {
     const int64_t inside = layer % rerun_layers;
     return inside == 0 ? layer / rerun_layers : groups() + inside - 1;
   }
-  // The same of what a layer saves: of every layer, or of a group's.
+  // The same for what layers save: one set per layer, or per layer of a group.
   int64_t saved_sets(int64_t m) const {
     return reruns(m) ? std::min(rerun_layers, layers) : layers;
   }
@@ -138,8 +140,7 @@ class StreamShape {
   bool any_dropped(Class which, int64_t m) const {
     return StoredOf(which, m, 0, ranks) < rows(m);
   }
-  // What becomes of a class's rows: as asked for, or all of them in host
-  // memory.
+  // The fractions of a class's rows: as asked for, or all in host memory.
   const ClassFractions& fractions(Class which) const {
     return fractions_[static_cast<size_t>(which)];
   }

@@ -24,8 +24,8 @@ struct Columns {
   bool last = false;  // `upper` is the last unit of time, not the one after
 };
 
-// MiniMalloc's names of before, and what they are now. Its `end` is the last
-// unit of time of a lifetime.
+// MiniMalloc's old column names, and today's. Its `end` is the last unit of
+// time of a lifetime.
 constexpr std::pair<const char*, const char*> kOldNames[] = {
     {"buffer", "id"},
     {"buffer_id", "id"},
