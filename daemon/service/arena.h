@@ -1,4 +1,4 @@
-// Host memory that is made before anybody asks for it.
+// Makes host memory ahead of the leases that will use it.
 //
 // Making pinned memory takes seconds on a GPU node, and a cold lease of 1 GiB
 // is 16 extents' system calls even on `sim`. A thread per NUMA node, on that
@@ -8,12 +8,11 @@
 // refused.
 //
 // While leases wait for the device to make memory of the node (Pause), nothing
-// is made ahead there: a call of the device that runs is the most that a lease
-// waits for.
+// is made ahead there: a lease waits at most for the device call that runs.
 //
-// What is ready is nobody's: it was never handed out, and to policy the memory
-// is free. Where the device has no room for something else, what is ready is
-// given back first, and made again once memory was released.
+// Ready memory was never handed out, and to policy it is free. If the device
+// has no room for another extent, ready memory is given back before the lease
+// fails, and made again once memory was released.
 //
 // Thread safety: all methods from any thread.
 #pragma once
@@ -31,15 +30,15 @@
 
 namespace sluice::daemon {
 
-// Memory of this process, and the descriptor that is sent of it.
+// Memory of this process, and its descriptor to be sent.
 struct ExportedMemory {
   device::Memory memory;  // 0: of a lost GPU
   std::shared_ptr<const UniqueFd> fd;
 };
-// Released if it cannot be exported.
+// Releases `memory` if it cannot be exported.
 absl::StatusOr<ExportedMemory> ExportMemory(device::Driver& driver,
                                             device::Memory memory);
-// A failure is logged: there is nobody to tell.
+// Logs a failure: there is no caller to return it to.
 void ReleaseMemory(device::Driver& driver, ExportedMemory memory);
 
 class Arena {
@@ -55,12 +54,13 @@ class Arena {
   // Releases what is ready; waits for at most one call of the device a node.
   ~Arena();
 
-  // One of the standard size; nullopt: none is ready, or another size.
+  // Returns an extent of the standard size; nullopt if none is ready or `size`
+  // is another one.
   std::optional<ExportedMemory> Take(PoolId pool, Bytes size);
-  // Releases all that is ready of `pool` and makes no more until Refill; was
-  // there any?
+  // Releases all that is ready of `pool` and makes no more until Refill.
+  // Returns whether anything was ready.
   bool MakeRoom(PoolId pool);
-  // A lease is to be made of `pool`; and: none is any more.
+  // Pause: a lease is to be made of `pool`; GoOn: none is any more.
   void Pause(PoolId pool);
   void GoOn(PoolId pool);
   // Memory was released: there may be room again.
@@ -79,7 +79,7 @@ class Arena {
   };
   bool Wants(const Node& node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Fill(uint64_t numa, Node& node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // On the node's thread: makes one, and the next.
+  // On the node's thread: makes one extent, and queues the next.
   void MakeOne(uint64_t numa);
 
   device::Driver* const driver_;

@@ -1,4 +1,4 @@
-// Policy's own bounds, where this process can have fewer descriptors.
+// Lowers policy's bounds to what this process' descriptors allow.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -8,9 +8,9 @@
 
 namespace sluice::daemon {
 
-// `node` with its limits lowered to what `shares` (SharesOf) and `extents`
-// (ExtentsOf) leave: of sessions, extents, leases that wait and kept profiles.
-// Each stays at least 1, but a rank's part of the extents.
+// Returns `node` with its limits lowered to what `shares` (SharesOf) and
+// `extents` (ExtentsOf) leave for sessions, extents, waiting leases and kept
+// profiles. Each stays at least 1, but a rank's part of the extents.
 NodeConfig Bounded(NodeConfig node, const Shares& shares, const Share& extents);
 
 }  // namespace sluice::daemon

@@ -4,11 +4,11 @@
 // and while it does the daemon reads no more requests from this peer: a
 // client that never reads costs one queue of replies to what it asked, and is
 // dropped after kStallLimit. A packet with descriptors also waits for room
-// among those on their way (in_flight.h); nobody is dropped because others
-// leave none.
+// among those on their way (in_flight.h); a client is not dropped because
+// others leave none.
 //
-// It does not read by itself: it says that there is something to read, and
-// whoever shares the loop out (quota/turns.h) calls ReadOne.
+// It does not read by itself: it reports that there is something to read, and
+// its owner, which shares out the loop's time (quota/turns.h), calls ReadOne.
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -35,29 +35,30 @@ namespace sluice::daemon {
 class Channel {
  public:
   static constexpr absl::Duration kStallLimit = absl::Seconds(5);
-  // Notices to one that does not read; replies are bounded by its requests.
+  // The most notices queued for a peer that does not read; replies are bounded
+  // by its requests.
   static constexpr size_t kMaxQueued = 4096;
 
-  // What all sessions share; outlives them.
+  // What all sessions share; it outlives them.
   struct Shared {
     Loop* loop;
     Closer* closer;
     Quotas* quotas;
     InFlight* in_flight;
-    // Those for which something waits to be sent: the others have no deadline.
+    // Channels with a queue; only these have a deadline.
     std::set<const Channel*>* queued;
   };
   struct Handlers {
     std::function<void()> readable;  // it wants a turn
-    // What it leaves of the descriptors is discarded.
+    // The channel discards the descriptors that the handler leaves.
     std::function<void(wire::Message&)> message;
     std::function<void()> ended;                     // the peer closed
     std::function<void(const std::string&)> broken;  // it broke the protocol
     std::function<void()> gone;                      // its process ended
   };
 
-  // Handlers may destroy it only through Post. `who` is the peer. No socket: it
-  // has ended, its process has not.
+  // Handlers may destroy it only through Post. No socket: the socket has ended,
+  // the process has not.
   Channel(Shared shared, Principal who, UniqueFd socket, UniqueFd pidfd,
           Handlers handlers);
   ~Channel();
@@ -67,16 +68,16 @@ class Channel {
   // may be more: if not, `readable` says when.
   bool ReadOne();
   void Send(Outgoing out);
-  // Until Release nothing is sent; what is to be sent waits, and nobody is
-  // blamed for it.
+  // Sends nothing until Release. The stall limit does not apply to what waits.
   void Hold() { held_ = true; }
   void Release();
   // Sends what waited for room that others took, if it is time to look again.
   void Retry(absl::Time now);
-  // Ends the socket: what was sent still arrives, what waits does not. The
+  // Ends the socket: what was sent still arrives, queued packets do not. The
   // pidfd stays watched.
   void CloseSocket();
-  // To another daemon, which has the socket too: the peer sees nothing.
+  // Leaves it to another daemon, which has the socket too: the peer sees
+  // nothing.
   void Leave();
   bool open() const { return static_cast<bool>(socket_); }
   int socket() const { return socket_.get(); }
@@ -84,23 +85,23 @@ class Channel {
     return socket_.Duplicate();
   }
   int pidfd() const { return pidfd_.get(); }
-  // When the peer must have read something; InfiniteFuture: nothing waits.
+  // When the peer must have read something; InfiniteFuture if nothing waits.
   absl::Time stall_deadline() const;
-  // Whether it has not by `now`. What it may have read meanwhile is looked at
-  // first: the kernel tells of room a moment before it counts a receipt.
+  // Whether it has not by `now`. Reads its receipts before it judges: the
+  // kernel reports room a moment before it counts a receipt.
   bool HasStalled(absl::Time now);
-  // A memfd goes out that was made to answer this peer.
+  // Counts a memfd that is sent to answer this peer.
   void CountMemfd() { ++unread_memfds_; }
-  // How many of these went out since the peer last had read everything.
+  // How many of these were sent since the peer last had read everything.
   int unread_memfds();
-  // When to Retry; InfiniteFuture: no need.
+  // When to call Retry; InfiniteFuture if not needed.
   absl::Time retry_at() const { return retry_at_; }
   const Principal& who() const { return who_; }
 
  private:
   void OnSocket(uint32_t events);
   void Flush();
-  // ResourceExhausted: not now; marked kOpenFiles where others leave no room.
+  // ResourceExhausted: try later; marked kOpenFiles if others leave no room.
   absl::Status SendOne(const Outgoing& out);
   void Wait(const absl::Status& why);
   void DropQueue();
@@ -112,7 +113,7 @@ class Channel {
   std::set<const Channel*>* queued_;
   const Principal who_;
   const wire::Discard discard_;
-  bool discarded_ = false;  // it sent descriptors that nobody wants
+  bool discarded_ = false;  // it sent descriptors that no request takes
   UniqueFd socket_;
   UniqueFd pidfd_;
   Handlers handlers_;

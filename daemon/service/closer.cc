@@ -44,7 +44,7 @@ class Kicked {
   const timer_t timer_;
 };
 
-// A timer whose signal goes to the calling thread.
+// A timer that sends its signal to the calling thread.
 timer_t TimerOfThisThread() {
   sigevent event = {};
   event.sigev_notify = SIGEV_THREAD_ID;
@@ -69,7 +69,7 @@ struct Closer::Shared {
   mutable Mutex mutex;
   CondVar changed;
   FairQueue<Principal, UniqueFd> received ABSL_GUARDED_BY(mutex);
-  // Whose descriptors a thread is closing.
+  // Users with a descriptor that a thread is closing.
   std::set<Principal> closing ABSL_GUARDED_BY(mutex);
   std::deque<UniqueFd> sockets ABSL_GUARDED_BY(mutex);
   bool socket_closing ABSL_GUARDED_BY(mutex) = false;

@@ -1,4 +1,4 @@
-// Between the wire's messages and policy's: translation only, no decisions.
+// Translates between the wire's messages and policy's; decides nothing.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -15,37 +15,37 @@
 
 namespace sluice::daemon {
 
-// A checked wire request (wire::CheckRequest) as policy's. InvalidArgument: a
-// plan id that is not a number.
+// Converts a checked wire request (wire::CheckRequest) to policy's.
+// InvalidArgument: a plan id that is not a number.
 absl::StatusOr<Request> ToRequest(const wire::Request& request);
 
-// One packet and the descriptors that go beside it; several packets may share
-// a descriptor's owner.
+// One packet and the descriptors sent with it; several packets may share a
+// descriptor's owner.
 struct Outgoing {
   wire::Packet packet;
   std::vector<std::shared_ptr<const UniqueFd>> fds;
 };
 
-// The error of a refused request.
+// The reply for a refused request.
 wire::Packet ErrorPacket(RequestId request, const absl::Status& status);
 
-// What the pool has now. What is reserved for others is not free for `rank`;
+// The pool's figures now. Memory reserved for others is not free for `rank`;
 // null: for an observer.
 void FillPool(const Core& core, PoolId pool, const Principal* rank,
               wire::Pool* to);
 
-// What a Welcome tells about the node; `rank`: who will lease there, null for
-// an observer.
+// The node's part of a Welcome; `rank`: the user that will lease there, null
+// for an observer.
 void FillNode(const Core& core, const std::string& sim_directory,
               DeviceIndex gpu, const Principal* rank, wire::Welcome& welcome);
 
-// A lease in as many parts as its descriptors need, at most `most` in each;
-// `fds[i]` is slices[i]'s.
+// Splits a lease into as many parts as its descriptors need, at most `most` in
+// each; `fds[i]` is slices[i]'s.
 std::vector<Outgoing> GrantedParts(
     RequestId request, const GrantedReply& granted,
     std::span<const std::shared_ptr<const UniqueFd>> fds, size_t most);
 
-// A notice without a descriptor (all but PlanReady, which the caller gives
+// Converts a notice without a descriptor (all but PlanReady: the caller adds
 // its plan).
 wire::Event ToEvent(const Notice& notice);
 

@@ -208,8 +208,8 @@ absl::Status Extents::Adopt(ExtentId id, PoolId pool, Bytes size,
     fd = std::make_shared<const UniqueFd>(std::move(own));
   }
   const auto memory = driver_->Adopt(std::move(kept), PlacementOf(pool), size);
-  // Of a GPU that does not answer any more the descriptor alone is kept: it
-  // keeps no other GPU's jobs from going on.
+  // A GPU that does not answer any more keeps only the descriptor, so that it
+  // does not stop other GPUs' jobs.
   const bool is_lost = pool.kind == PoolKind::kGpu &&
                        absl::IsUnavailable(memory.status()) && fd != nullptr;
   if (!is_lost) SLUICE_RETURN_IF_ERROR(memory.status());

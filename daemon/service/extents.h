@@ -1,22 +1,23 @@
 // The physical memory behind policy's extents: made, exported once, held by
 // descriptor, released.
 //
-// What the arena has ready is taken at once. All else is made by device calls
-// on threads of their own, one of all GPUs' memory and one of each NUMA node's,
-// on that node's cores: making pinned memory takes seconds, and holds up
-// neither the loop nor the memory of another place. On each thread principals
-// take turns, extent by extent, by the time that theirs took (FairQueue), so a
-// lease waits for one call of each other principal however much these lease.
-// What was made is told when nothing more of its principal is to be made there,
-// and every kTellEvery, by which a client knows that its lease goes on. What is
-// destroyed is released first: it may be the room for what is made.
+// Extents that the arena has ready are taken at once. Others are made by device
+// calls on threads of their own, one for all GPUs' memory and one for each NUMA
+// node's, on that node's cores: making pinned memory takes seconds, and holds
+// up neither the loop nor the memory of another place. On each thread
+// principals take turns, extent by extent, by the time that theirs took
+// (FairQueue), so a lease waits for one call of each other principal however
+// much these lease. Made extents are reported when nothing more of their
+// principal is to be made there, and every kTellEvery, by which a client knows
+// that its lease goes on. Extents to be destroyed are released first: that may
+// make the room.
 //
 // Policy counts the memory of a dead process as free when its end is reported;
-// the device may have it back a little later. So what it says it has no room
-// for is asked for again, behind everything queued meanwhile (a Destroy may be
-// what makes room), for at most `patience`. The device thread does not sleep in
-// between, and each time asks for no more of a pool that has just refused as
-// little: extents that cannot be made hold up nobody else's.
+// the device may have it back a little later. So an extent that the device has
+// no room for is tried again, behind everything queued in between (a Destroy
+// may make room), for at most `patience`. The device thread does not sleep
+// between tries, and in one round skips extents of a pool that has just refused
+// one no larger: extents that cannot be made hold up no others.
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -55,25 +56,24 @@ class Extents {
   Extents(device::Driver* driver, Arena* arena, Loop* loop, Handover* handover,
           Made made, absl::Duration patience = kPatience);
 
-  // One that an earlier daemon made and kept.
+  // Adopts an extent that an earlier daemon made and kept.
   absl::Status Adopt(ExtentId id, PoolId pool, Bytes size, UniqueFd kept);
-  // The same, where policy has not been told yet that it was made: calls
-  // `made`.
+  // The same for an extent that policy does not know to be made: calls `made`.
   void AdoptMade(ExtentId id, PoolId pool, Bytes size, UniqueFd kept);
-  // All that was adopted is let go of.
+  // Lets go of all adopted extents.
   void Abandon();
 
-  // For `who`, whose turn it is to be.
+  // Queues the extent; it takes a turn of the principal.
   void Make(ExtentId id, PoolId pool, Bytes size, PrincipalId who);
-  // Only a made one. Sends under way keep the descriptor until they are done.
+  // Destroys a made extent. Sends under way keep the descriptor until they end.
   void Destroy(ExtentId id);
-  // Of a made extent, to be sent.
+  // The descriptor of a made extent, to be sent.
   absl::StatusOr<std::shared_ptr<const UniqueFd>> Fd(ExtentId id);
-  // Whether anybody reaches an extent: has a descriptor or a mapping of it,
-  // or will have one that is being sent. Of one that was destroyed: unknown.
+  // Whether another process has a descriptor or a mapping of the extent, or
+  // will have one that is being sent. kUnknown if the extent was destroyed.
   Held HeldByOthers(ExtentId id);
   size_t size() const { return extents_.size(); }
-  // No device call any more; false: one still ran after `patience`.
+  // Ends device calls. False: one still ran after `patience`.
   bool Finish(absl::Duration patience);
 
  private:
@@ -88,13 +88,13 @@ class Extents {
     absl::StatusOr<ExportedMemory> made;
   };
   using Tries = std::vector<Try>;
-  // What the device had no room for.
+  // Extents that the device had no room for.
   struct Waiting {
     Wanted wanted;
     absl::Time deadline;
     absl::Status why;
   };
-  // Of one thread. mutex_ guards the first three, the rest is the thread's.
+  // One thread's work. mutex_ guards the first three; the thread has the rest.
   struct Lane {
     std::deque<ExportedMemory> unwanted;
     FairQueue<PrincipalId, Wanted> wanted;
@@ -108,19 +108,19 @@ class Extents {
     ExportedMemory memory;
     PoolId pool;
   };
-  // Made when first asked for. On the loop's thread.
+  // Returns the lane, made when first asked for. On the loop's thread.
   Lane& LaneOf(PoolId pool);
   void Wake(Lane& lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // On the lane's thread: one call of the device, and the next.
+  // On the lane's thread: makes one device call, and queues the next.
   void Work(Lane& lane);
   void Release(Lane& lane, ExportedMemory memory);
   void MakeOne(Lane& lane, PrincipalId who, const Wanted& wanted);
-  // Asks the device, which may need the room of what the arena has ready.
+  // Asks the device, which may need the room of ready extents.
   absl::StatusOr<ExportedMemory> Create(const Wanted& wanted);
-  // Tries again what waits.
+  // Tries waiting extents again.
   void Retry(Lane& lane);
   void RetryLater(Lane& lane);
-  // The loop, once what was made is kept for the next daemon.
+  // Reports `made` to the loop once it is kept for the next daemon.
   void Tell(Tries made);
   void Record(const Tries& made);
 
@@ -131,11 +131,11 @@ class Extents {
   const Made made_;
   const absl::Duration patience_;
   const MonotonicClock clock_;
-  // The descriptor is kept, but where the device tells who has another; there
-  // ours would be one.
+  // The descriptor is kept unless the device tells whether others hold one:
+  // there the daemon's own would count.
   std::map<ExtentId, Kept> extents_;
   Mutex mutex_;
-  // The key: 0 of all GPUs, and one more than its number of a NUMA node.
+  // The key: 0 for all GPUs, and a NUMA node's number + 1.
   std::map<uint64_t, std::unique_ptr<Lane>> lanes_;
 };
 

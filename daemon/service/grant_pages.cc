@@ -49,7 +49,7 @@ absl::StatusOr<void*> MapPage(const UniqueFd& fd, size_t size) {
   return page;
 }
 
-// Each refill is short, so that real time takes nothing from anybody.
+// Each refill is short, so real time takes no core from other work.
 void GoFirst() {
   if (GoBeforeOthers()) return;
   constexpr int kNice = -15;

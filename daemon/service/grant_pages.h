@@ -1,12 +1,12 @@
 // The shared grant pages and the thread that refills them.
 //
 // One limits page per node: the daemon alone writes it; sessions get a
-// descriptor that was opened for reading only, of a file nobody else may open
-// for writing. One use page per session, sealed against a change of size, or a
-// rank could make the daemon fault. The refill thread sets heartbeat and
-// limits every ~2 ms while a rank is attached, and sleeps otherwise; the loop
-// never holds it up for longer than an insertion. Where the kernel allows it
-// (CAP_SYS_NICE, LimitRTPRIO=, LimitNICE=) the thread goes before others: a
+// descriptor that was opened for reading only, of a file that other users may
+// not open for writing. One use page per session, sealed against a change of
+// size, or a rank could make the daemon fault. The refill thread sets heartbeat
+// and limits every ~2 ms while a rank is attached, and sleeps otherwise; the
+// loop never holds it up for longer than an insertion. Where the kernel allows
+// it (CAP_SYS_NICE, LimitRTPRIO=, LimitNICE=) the thread goes before others: a
 // heartbeat that is late lets ranks run without grants.
 //
 // Thread safety: Attach and Detach from one thread.
@@ -71,7 +71,7 @@ class GrantPages {
   uint64_t stale_periods() const { return stale_periods_.load(); }
   // For sending: read-only.
   std::shared_ptr<const UniqueFd> limits() const { return limits_reader_; }
-  // For who keeps it for the next daemon.
+  // For the descriptor store.
   const UniqueFd& kept() const { return limits_writer_; }
 
  private:

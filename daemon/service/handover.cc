@@ -59,8 +59,8 @@ std::string Handover::UsePageOf(SessionId session) {
   return NameFor(kUsePage, session.value());
 }
 
-// Whoever does not say that it keeps anything may only listen ($NOTIFY_SOCKET
-// of a unit without a store).
+// A starter that does not say that it keeps descriptors may only listen
+// ($NOTIFY_SOCKET of a unit without a store).
 int64_t Handover::CapacityOf(const Starter& starter) {
   return starter.notify_socket.empty() ? 0 : StoreCapacity(starter, 0);
 }
@@ -162,7 +162,7 @@ void Handover::SaveNextPart(Core& core, size_t record, absl::Time now) {
 void Handover::SaveAll(Core& core, absl::Time now) {
   const absl::Status saved = state_->Checkpoint(rows_.Everything(core));
   if (absl::IsResourceExhausted(saved)) {
-    core.TouchAll();  // until then nobody asks what changed
+    core.TouchAll();  // changes are not read until the state fits
     return WaitUntilItFits(saved, now);
   }
   if (!saved.ok()) return Fail(saved);
@@ -172,8 +172,8 @@ void Handover::SaveAll(Core& core, absl::Time now) {
            "what this daemon knows fits again, and is saved from here on");
 }
 
-// What was saved before is of another time: the next daemon must not go on
-// from it, from here on, whether or not whoever keeps it listens.
+// Voids the state that was saved before, which is out of date: from here on the
+// next daemon must not go on from it, whether or not the store still answers.
 void Handover::WaitUntilItFits(const absl::Status& why, absl::Time now) {
   if (!try_again_at_) {
     WriteLog(LogLevel::kError,

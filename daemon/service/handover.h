@@ -1,15 +1,15 @@
 // What an earlier daemon left, and what this one leaves to the next.
 //
-// Where somebody keeps descriptors beyond the daemon's life (daemon/store),
-// everything that others hold is kept there: each extent, each rank's socket,
-// pidfd and use page, the page of limits, the clocks of simulated links, and
-// the state file with what the core knows (daemon/state). Nothing leaves the
-// daemon before it is kept and saved. README.md says what a daemon that is
-// killed still does not leave.
+// If the daemon was started with a descriptor store (daemon/store), everything
+// that others hold is kept there: each extent, each rank's socket, pidfd and
+// use page, the page of limits, the clocks of simulated links, and the state
+// file with what the core knows (daemon/state). Nothing leaves the daemon
+// before it is kept and saved. README.md says what a daemon that is killed
+// still does not leave.
 //
-// Where nobody does, all of this does nothing.
+// Without a store, all of this does nothing.
 //
-// Where the store fails, or the state is too large for its file, the state is
+// If the store fails, or the state is too large for its file, the state is
 // voided in its own memory before anything else leaves, so the next daemon
 // would begin anew. This one serves on, and saves again once the store has
 // everything, or the state fits; the log has one line each way.
@@ -48,57 +48,57 @@ class Handover {
   static absl::StatusOr<std::unique_ptr<Handover>> Start(
       Starter starter, Post post, Close close, StateFile::Sizes sizes = {});
 
-  // The daemon was started by something that keeps what is put.
+  // True if the daemon was started with a store.
   bool keeps() const { return store_->keeps(); }
-  // It has everything, the state too: the next daemon could go on from here.
+  // True if the store has everything, the state too: the next daemon could go
+  // on from here.
   bool saves() const { return keeps() && !try_again_at_; }
 
   // --- what was left -------------------------------------------------------
-  // What the earlier daemon knew; what is not saved is as in `fresh`. Nullopt:
-  // it left no state, or a void one (OpenSaved). InvalidArgument or
-  // FailedPrecondition say what is wrong with it; Unimplemented: a daemon of
-  // another version can read it.
+  // Returns what the earlier daemon knew; what is not saved is as in `fresh`.
+  // Nullopt: it left no state, or a void one (OpenSaved). InvalidArgument or
+  // FailedPrecondition: the state is damaged or does not fit this node;
+  // Unimplemented: a daemon of another version can read it.
   absl::StatusOr<std::optional<CoreState>> ReadState(const Core& fresh);
   bool Left(const std::string& name) const { return left_.contains(name); }
-  // Whether an earlier daemon left anything, also what was taken since.
+  // Whether an earlier daemon left anything, taken or not.
   bool was_left_anything() const { return was_left_anything_; }
-  // The greatest id of a session of which anything was left: names are never
-  // used again.
+  // The greatest session id with anything left: names are never used again.
   SessionId last_session_left() const { return last_session_left_; }
-  // What was left under `name`, which stays kept; empty: nothing was.
+  // Takes what was left under `name`, which stays kept; empty: nothing was.
   UniqueFd Take(const std::string& name);
   // Lets go of all that was left and not taken.
   void DropRest();
 
   // --- what is left --------------------------------------------------------
-  // From here on the core is saved.
+  // Saves the core from here on.
   void Begin(Core& core, absl::Time now);
-  // What changed, before anything of it leaves.
+  // Saves what changed, before anything of it leaves.
   void Save(Core& core, absl::Time now);
-  // When Save wants to be called though nothing changed.
+  // When to call Save though nothing changed.
   absl::Time deadline() const {
     return begun_ ? try_again_at_.value_or(absl::InfiniteFuture())
                   : absl::InfiniteFuture();
   }
-  // Jobs whose profiles and plans are not saved, since it was asked last.
+  // Jobs with profiles and plans that are not saved, since the last call.
   std::vector<LeftOut> TakeLeftOut();
-  // A duplicate is kept, under a name that nothing is kept under.
+  // Keeps a duplicate under a name that is not in use.
   void Keep(const std::string& name, int fd);
-  // What must be kept under `name` cannot be: until it is dropped the next
-  // daemon would begin anew.
+  // Reports that `name` cannot be kept: until it is dropped the next daemon
+  // would begin anew.
   void CannotKeep(const std::string& name, absl::Status why);
-  // Whether something is, be it of an earlier daemon.
+  // Whether something is kept under `name`, also by an earlier daemon.
   bool Kept(const std::string& name) const { return store_->Has(name); }
   void Drop(const std::string& name);
-  // The same of a client's socket, which ends. Whoever closes it last closes
-  // what the client sent and nobody read, which takes as long as the client
+  // Drops a client's socket, which ends. The last holder to close it closes
+  // what the client sent and was not read, which takes as long as the client
   // likes: so `socket`, a duplicate, goes to `close` once it is not kept.
   void DropSocket(const std::string& name, UniqueFd socket);
-  // Posted when all that was given before is kept; at once, where nobody keeps
-  // anything.
+  // Posts `then` when the store has all that was given before; at once if there
+  // is no store.
   void WhenKept(std::function<void()> then);
-  // Lets go of everything that is kept, but, if `listeners` stay, of these;
-  // `then` as WhenKept's, or at once if the store keeps nothing any more.
+  // Drops everything that is kept, except listeners if `listeners`; `then` as
+  // WhenKept's, or at once if the store keeps nothing any more.
   void LeaveNothing(std::function<void()> then, bool listeners = false);
 
   DescriptorStore& store() { return *store_; }
@@ -107,9 +107,9 @@ class Handover {
   static std::string SocketOf(SessionId session);
   static std::string ProcessOf(SessionId session);
   static std::string UsePageOf(SessionId session);
-  // How many descriptors whoever started the process keeps; 0: none.
+  // How many descriptors the starter's store keeps; 0: it has none.
   static int64_t CapacityOf(const Starter& starter);
-  // How many of these are the daemon's own, at most, and how many each rank's.
+  // The daemon's own descriptors, at most, and each rank's.
   static constexpr int64_t kOwn = 8, kOfRank = 3;
   static constexpr const char* kState = "state";
   static constexpr const char* kDeaths = "deaths";  // DeathRecord
@@ -119,22 +119,22 @@ class Handover {
   static constexpr const char* kClocks = "clocks";
 
  private:
-  // Saving all that does not fit costs milliseconds each time; a store that
-  // does not answer keeps its thread for 5 s.
+  // Each try to save what does not fit costs milliseconds; a store that does
+  // not answer keeps its thread for 5 s.
   static constexpr absl::Duration kTryAgain = absl::Seconds(1);
   static constexpr absl::Duration kStoreAgain = absl::Seconds(10);
 
   Handover(Post post, Close close, StateFile::Sizes sizes)
       : post_(std::move(post)), close_(std::move(close)), sizes_(sizes) {}
-  // Ends keeping it, and closes it.
+  // Drops it from the store, and closes it.
   void DropLeft(const std::string& name, UniqueFd fd);
   absl::Status MakeState();
   void SaveAll(Core& core, absl::Time now);
-  // The next part of a checkpoint, beside a record that took so many bytes,
-  // while one is due soon.
+  // Saves the next part of a checkpoint, beside a record of that many bytes, if
+  // one is due soon.
   void SaveNextPart(Core& core, size_t record, absl::Time now);
   void WaitUntilItFits(const absl::Status& why, absl::Time now);
-  // Until StoreAgain has made the store whole.
+  // Stops saving until StoreAgain has made the store whole.
   void Fail(const absl::Status& why);
   void StoreAgain(Core& core, absl::Time now);
   void DropState();
@@ -154,7 +154,7 @@ class Handover {
   DraftPace pace_;                          // of the checkpoint that is drafted
   std::optional<absl::Time> try_again_at_;  // too large, or unstored
   std::atomic<bool> unstored_ = false;      // the store lacks something
-  // By name; empty where there is nothing that could be put.
+  // By name; empty if no descriptor could be put.
   std::map<std::string, UniqueFd> refused_;
   bool asking_ = false;          // whether the store has what it was given
   bool has_everything_ = false;  // it has, and the core is to be saved

@@ -53,7 +53,7 @@ absl::StatusOr<OutsideAnswers::Answer> OutsideWatch::AskDevice() const {
 }
 
 OutsideWatch::Answer OutsideWatch::Ask() const {
-  // What this thread waits for costs nobody anything.
+  // Only computing is counted: waiting costs other work nothing.
   const absl::Duration before = CpuTimeOfThisThread();
   auto held = AskDevice();
   return {std::move(held), CpuTimeOfThisThread() - before};

@@ -1,13 +1,12 @@
-// Asks the device what of the pools is held outside leases
+// Asks the device for memory of the pools that is held outside leases
 // (core/outside/held_outside.h).
 //
-// On `sim` that is what ranks of a daemon that was killed still reach, and it
-// can only become less: it is asked at the start, and again while it is
-// anything.
+// On `sim` that is memory that ranks of a killed daemon still reach, and it can
+// only become less: the device is asked at the start, and again until it is 0.
 //
-// On `cuda`, where the device cannot tell who holds what, it is asked all the
-// time. A GPU that does not answer is said once in the log, and counts as it
-// did until it answers again; the others are not affected.
+// On `cuda`, where the device cannot tell which process holds what, it is asked
+// all the time. A GPU that does not answer is logged once, and keeps its last
+// answer until it answers again; the others are not affected.
 //
 // The device takes milliseconds for an answer, or as long as the kernel likes:
 // it is asked on a thread of its own, which takes at most 1/50 of a core.
@@ -41,19 +40,19 @@ class OutsideWatch {
   OutsideWatch(device::Driver* driver, const NodeConfig& node, Loop* loop,
                const Clock* clock, std::function<void(HeldOutside)> known);
 
-  // Before the loop runs: what is held is known when this returns, unless the
-  // device takes longer than kFirst.
+  // Asks before the loop runs: what is held is known when this returns, unless
+  // the device takes longer than kFirst.
   void Start();
-  // The same where an earlier daemon saved what was held: that counts until the
+  // The same if an earlier daemon saved what was held: that counts until the
   // device has answered, and ranks that wait are served before it is asked.
   void GoOn();
-  // No device call any more; false: one still ran after `patience`.
+  // Ends device calls. False: one still ran after `patience`.
   bool Finish(absl::Duration patience) { return thread_.Finish(patience); }
 
  private:
   struct Answer {
     absl::StatusOr<OutsideAnswers::Answer> held;
-    absl::Duration cpu_time;  // that it took
+    absl::Duration cpu_time;  // of the question
   };
   void AskAfter(absl::Duration delay);
   // On the thread.
@@ -71,8 +70,8 @@ class OutsideWatch {
   std::vector<DeviceIndex> gpus_;
   OutsideAnswers answers_;
   bool asking_ = false;
-  bool held_ = false;            // as it was said last
-  std::set<std::string> fails_;  // places whose last answer was none
+  bool held_ = false;            // as last logged
+  std::set<std::string> fails_;  // places that did not answer last time
   TaskThread thread_;            // last: its tasks use the rest
 };
 

@@ -1,5 +1,5 @@
-// Plans as memfds: one for all ranks of a job, which are told one after the
-// other, and kept for a moment after it was made.
+// Plans as memfds: one for all ranks of a job, which get it one after the
+// other. It is kept for a moment after it was made.
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -24,7 +24,7 @@ class PlanFiles {
   // NotFound: policy does not keep that plan any more.
   absl::StatusOr<std::shared_ptr<const UniqueFd>> Of(PlanId plan,
                                                      absl::Time now);
-  // When Expire wants to be called next; InfiniteFuture: there is none.
+  // When to call Expire; InfiniteFuture: not needed.
   absl::Time deadline() const;
   void Expire(absl::Time now);
 

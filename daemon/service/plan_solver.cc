@@ -190,7 +190,7 @@ struct PlanSolver::Run {
   UniqueFd progress;  // a memfd: how far it is
   std::string answer;
 
-  // Whoever drops it last, a task that is never run included.
+  // Runs with the last reference, also that of a task that is never run.
   ~Run() { Kill(); }
   void Kill() {
     if (pid == 0) return;  // did not start, or is reaped

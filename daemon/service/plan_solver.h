@@ -37,7 +37,7 @@ namespace sluice::daemon {
 struct WorkerOptions {
   std::string path;             // of sluice-worker
   Bytes memory;                 // address space of one; 0: any
-  std::optional<uint32_t> uid;  // who it is; only a root daemon may say
+  std::optional<uint32_t> uid;  // its user; only a root daemon may set it
   std::optional<uint32_t> gid;
 };
 
@@ -46,10 +46,10 @@ class PlanSolver {
   static constexpr int kMostWorkers = 4;
   static constexpr int kMostOfAUser = 2;
   static constexpr absl::Duration kTurn = absl::Seconds(2);
-  // Of a round that holds up another user's (JointPlanning::kShare).
+  // For a round that holds up another user's (JointPlanning::kShare).
   static constexpr absl::Duration kHurriedTurn = absl::Milliseconds(400);
 
-  // With the plan: the units that were solved for it.
+  // Called with the plan and the units that were solved for it.
   using Done = std::function<void(PlanRoundId, absl::StatusOr<plan::NodePlan>,
                                   std::vector<KeyedUnit>)>;
 
@@ -57,16 +57,16 @@ class PlanSolver {
   // solver); `done` runs on the loop's thread. Workers are started by the
   // codec thread and end with it, however the daemon ends (PR_SET_PDEATHSIG).
   PlanSolver(Loop* loop, TaskThread* codec, WorkerOptions worker, Done done);
-  // Ends running workers; one whose start the loop was not told of ends with
-  // the loop.
+  // Ends running workers. A worker with a start that was not yet posted to the
+  // loop ends with the loop.
   ~PlanSolver();
 
   void Solve(SolvePlan question);
-  // How far the running workers say they are.
+  // The running workers' progress, as they report it.
   std::vector<std::pair<PlanRoundId, plan::PlanProgress>> Progress() const;
-  // Kills the worker of a round, if there is one; `done` is not called.
+  // Kills the worker of a round, if it runs; `done` is not called.
   void Stop(PlanRoundId round);
-  // Another user waits for this round: its turn is kHurriedTurn.
+  // Shortens the round's turn to kHurriedTurn, since another user waits for it.
   void Hurry(PlanRoundId round);
 
   // When Expire wants to be called next.

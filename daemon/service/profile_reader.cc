@@ -61,7 +61,7 @@ absl::StatusOr<ProfileWithHash> Decode(const UniqueFd& memfd,
 
 }  // namespace
 
-// What profiles took of the quotas that nobody has any more. They are dropped
+// What dropped profiles took of the quotas, to be given back. They are dropped
 // on any thread, quotas are the loop's. Thread-safe.
 class ProfileReader::Dropped {
  public:

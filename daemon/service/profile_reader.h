@@ -1,12 +1,12 @@
 // Profiles on their way from a client to policy: bounded, and fair to users.
 //
-// A profile is a stranger's file. What one may have here is limited before
-// anything of it is read (bytes, number per session and per user), while it is
-// decoded (values, so that a short text cannot become a large object), and as
-// long as policy keeps it (`profile_bytes` of the quotas). They are decoded one
-// at a time on the codec thread, whose seconds are shared by FairQueue and
-// counted as `codec_seconds`; the thread's other work gets its turn between two
-// profiles. A profile goes with its session, its descriptor at once.
+// A profile is an untrusted file. Its cost here is limited before anything of
+// it is read (bytes, number per session and per user), while it is decoded
+// (values, so that a short text cannot become a large object), and as long as
+// policy keeps it (`profile_bytes` of the quotas). Profiles are decoded one at
+// a time on the codec thread. FairQueue shares that thread's seconds, counted
+// as `codec_seconds`; the thread's other work gets its turn between two
+// profiles. A profile is dropped with its session, its descriptor at once.
 //
 // Thread safety: loop's thread only. A profile may be dropped on any thread.
 #pragma once
@@ -46,16 +46,16 @@ class ProfileReader {
   ProfileReader(Loop* loop, TaskThread* codec, Quotas* quotas, Done done,
                 ProfileLimits limits = {});
 
-  // `memfd` is sealed (wire::CheckMemfd). Takes it, and `done` follows; refused
-  // (ResourceExhausted or InvalidArgument with limit and remedy) it stays the
-  // caller's.
+  // Takes `memfd`, which is sealed (wire::CheckMemfd), and calls `done` later.
+  // If refused (ResourceExhausted or InvalidArgument with limit and remedy),
+  // `memfd` stays the caller's.
   absl::Status Read(SessionId session, RequestId request, const Principal& who,
                     UniqueFd& memfd);
-  // Its profiles are not read any more, their descriptors are closed; `done`
-  // does not follow.
+  // Drops the session's profiles and closes their descriptors; `done` is not
+  // called.
   void Forget(SessionId session);
-  // Gives back what profiles took that were dropped since: before quotas are
-  // read.
+  // Gives back the quota of profiles that were dropped; to be called before
+  // quotas are read.
   void GiveBackDropped();
 
   size_t waiting() const { return queue_.waiting(); }
@@ -64,7 +64,7 @@ class ProfileReader {
   struct Entry {
     SessionId session;
     RequestId request;
-    std::shared_ptr<UniqueFd> memfd;  // nobody else's: a task can be copied
+    std::shared_ptr<UniqueFd> memfd;  // the only owner: a task can be copied
   };
   class Dropped;
 
@@ -73,7 +73,7 @@ class ProfileReader {
   void Start();
   void Finish(const Principal& who, SessionId session, RequestId request,
               absl::Duration time, absl::StatusOr<ProfileWithHash> read);
-  // Takes its bytes of the quota for as long as anybody has it.
+  // Takes its bytes of the quota until the last reference is gone.
   absl::Status Keep(const Principal& who,
                     std::shared_ptr<const plan::RankProfile>& profile);
   void Leave(SessionId session);

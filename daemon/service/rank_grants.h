@@ -31,24 +31,24 @@ class RankGrants {
     const Clock* clock;
   };
 
-  // Goes on with the page of limits that an earlier daemon left, where it is
-  // of use; without it the copies of ranks that have it mapped are ungated.
+  // Goes on with the page of limits that an earlier daemon left, if it can be
+  // used; else the copies of ranks that have it mapped are ungated.
   static absl::StatusOr<std::unique_ptr<RankGrants>> Start(
       Parts parts, std::vector<LinkSpeed> links);
 
-  // A rank of `who` has the slot from now on. Null: no use page could be made,
-  // which the log says, and so does UsePageOf.
+  // Gives the slot to a rank of that principal. Null: no use page could be
+  // made, which the log says, and so does UsePageOf.
   UsePage Attach(const AttachGrants& effect, const Principal& who);
-  // A rank that an earlier daemon attached, with the use page that this left.
-  // An error: it cannot go on.
+  // Attaches a rank of an earlier daemon with its use page. An error: the rank
+  // cannot go on.
   absl::Status Resume(const Session& rank, double weight, bool holds);
   void Detach(int slot);
-  // The session's use page is sent to nobody any more.
+  // The session's use page is not sent any more.
   void DropUsePage(SessionId id);
   // ResourceExhausted: none could be made.
   absl::StatusOr<UsePage> UsePageOf(SessionId id) const;
 
-  // What is promised and used. Of attached slots only.
+  // What is promised and used, for attached slots only.
   GrantPages& pages() { return *pages_; }
 
  private:
@@ -56,12 +56,12 @@ class RankGrants {
       : parts_(parts), pages_(std::move(pages)) {}
   int LinkIndexOf(DeviceIndex gpu) const;
   void Take(int slot, const Principal& who);
-  // For who kills the daemon at a point (daemon/crash).
+  // For tests that kill the daemon at a given point (daemon/crash).
   void TellHowMany() const;
 
   const Parts parts_;
   const std::unique_ptr<GrantPages> pages_;
-  std::map<int, Principal> slots_;  // of the pages: whose
+  std::map<int, Principal> slots_;  // the user of each attached slot
   std::map<SessionId, UsePage> use_pages_;
   absl::Status no_page_;  // why the last use page could not be made
 };

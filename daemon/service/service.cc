@@ -17,11 +17,11 @@
 namespace sluice::daemon {
 namespace {
 
-// How long who waited for a daemon is served before administrators and scrapers
-// are.
+// How long ranks that waited for a daemon are served before administrators and
+// scrapers are.
 constexpr absl::Duration kWhoWaited = absl::Milliseconds(20);
 constexpr absl::Duration kLookAtMemoryEvery = absl::Seconds(1);
-// Of a machine's memory so much is to be available to whatever needs it.
+// One part in so many of a machine's memory is to stay available.
 constexpr int kPartOfMemory = 16;
 
 }  // namespace
@@ -255,7 +255,7 @@ void Service::OnMessage(SessionId id, wire::Message& message) {
   }
   const auto key = std::make_pair(id, request);
   const bool profile = std::holds_alternative<ProfileRequest>(*body);
-  // Of a client's descriptors only what cannot block is kept.
+  // The only descriptor kept of a client is one that cannot block.
   if (profile) {
     const absl::Status memfd = wire::CheckMemfd(message.fds.front());
     if (!memfd.ok())
@@ -269,7 +269,7 @@ void Service::OnMessage(SessionId id, wire::Message& message) {
   Execute(std::move(effects));
   if (!stored) return;
   auto kept = profiles_.extract(key);
-  // Nobody took it: 64 MiB of pages are not freed on the loop.
+  // Policy did not take it: 64 MiB of pages are not freed on the loop.
   if (kept.mapped()) message.fds.front() = std::move(kept.mapped());
 }
 

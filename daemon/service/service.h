@@ -1,11 +1,11 @@
 // Executes policy's effects and turns what happens into its events.
 //
 // How it works. One loop thread owns Core, the session sockets and pidfds.
-// Each event goes through Core, whose effects are executed at once, in order.
-// What could take long runs elsewhere and comes back as an event: device
-// calls (extents.h), decoding profiles, the plan worker (plan_solver.h).
-// Heartbeat and refill of the grant pages have a thread of their own
-// (grant_pages.h). README.md has the table of threads and failures.
+// It passes each event to Core and executes the effects at once, in order. What
+// could take long runs elsewhere and comes back as an event: device calls
+// (extents.h), decoding profiles, the plan worker (plan_solver.h). Heartbeat
+// and refill of the grant pages have a thread of their own (grant_pages.h).
+// README.md has the table of threads and failures.
 //
 // Thread safety: Stop from any thread, Run from one; administration() is safe.
 #pragma once
@@ -51,7 +51,7 @@ namespace sluice::daemon {
 
 struct ServiceOptions {
   std::string socket;      // path of the session socket
-  int socket_mode = 0666;  // who may attach; budgets bind principals
+  int socket_mode = 0666;  // users that may attach; budgets bind principals
   NodeConfig node;
   PeerRules peers;
   Shares shares;                     // SharesOf what this process may open
@@ -59,7 +59,7 @@ struct ServiceOptions {
   device::Driver* driver = nullptr;  // outlives the service
   std::string sim_directory;         // told to clients; empty on cuda
   std::shared_ptr<const UniqueFd> sim_clocks;  // given to ranks; null on cuda
-  GpuAccess gpus;                              // who may use which
+  GpuAccess gpus;                              // which user may use which
   WorkerOptions worker;
   const Clock* clock = nullptr;  // CLOCK_MONOTONIC, outlives the service
   Policy policy;                 // of an earlier daemon
@@ -108,7 +108,7 @@ class Service {
   bool hands_over() const { return leaving_; }
   // The listening socket of metrics, for the next daemon. From any thread.
   void KeepHttp(int fd);
-  // To whoever started the process: it serves.
+  // Reports readiness to the starter: the daemon serves.
   void SayReady();
 
   // What administrators and metrics ask it; from Start to destruction.
@@ -131,12 +131,12 @@ class Service {
   absl::Status AdoptExtents(const CoreState& saved);
   // An error: something of the session is missing, and it ends.
   absl::Status AdoptRank(const Session& session);
-  // Whether the store has room for another rank of `who`, however many extents
-  // there will be. A rank that could not be kept would end saving for all: the
-  // next daemon would begin anew.
+  // OK if the store has room for another rank of the user beside all extents
+  // that there may be. A rank that could not be kept would end saving for all:
+  // the next daemon would begin anew.
   absl::Status MayBeKept(const Principal& who) const;
 
-  // Who connects, asks and goes, as events of the core.
+  // Connections, requests and ends of sessions, as events of the core.
   absl::Status Connected(UniqueFd& socket);
   absl::Status MayAttach(const Principal& principal);
   void OnMessage(SessionId id, wire::Message& message);
@@ -145,7 +145,7 @@ class Service {
   absl::Status MayAsk(SessionId id, Request& request,
                       std::span<const UniqueFd> shown);
   void OnGone(SessionId id);
-  // Those of its job whose processes have ended too.
+  // Adds the peers of its job with processes that have ended too.
   void AddGonePeers(const Session& session,
                     std::vector<Core::Gone>& gone) const;
   void Expire();
@@ -196,10 +196,10 @@ class Service {
   void ReadCopies();
   void SendGranted(SessionId session, RequestId request,
                    const GrantedReply& granted);
-  // Of any reply but a lease or the state.
+  // Converts any reply but a lease or the state.
   Outgoing ToPacket(SessionId session, RequestId request, const Reply& reply);
   Outgoing WelcomePacket(SessionId session, const WelcomeReply& welcome);
-  // What changed; tells whose plans are not saved.
+  // Saves what changed; logs the jobs with plans that are not saved.
   void Save();
 
   ServiceOptions options_;
@@ -213,7 +213,7 @@ class Service {
   absl::Time heartbeat_at_ = absl::InfiniteFuture();
   // When it is looked whether the machine needs what is idle here.
   absl::Time memory_at_ = absl::InfinitePast();
-  // While it ends: when it no longer waits for whoever has not answered.
+  // While it ends: when it stops waiting for answers.
   absl::Time end_at_ = absl::InfiniteFuture();
   std::optional<IdleEnd> idle_end_;  // none: it ends when it is told to
   Core core_;

@@ -59,7 +59,7 @@ void Service::Do(MakeExtent& effect) {
 
 void Service::Do(DestroyExtent& effect) { extents_->Destroy(effect.id); }
 
-// At once: it is a system call per extent, and who is asked about is bounded.
+// Runs at once: it is a system call per extent, and their number is bounded.
 void Service::Do(AskHolders& effect) {
   std::vector<Core::HolderAnswer> answers;
   for (ExtentId id : effect.extents) {

@@ -14,8 +14,8 @@
 namespace sluice::daemon {
 namespace {
 
-// How long an end that leaves nothing waits for who keeps it: whoever starts
-// another daemon gives up what is left then.
+// How long an end that leaves nothing waits for the store: a starter of another
+// daemon gives up what is left after that.
 constexpr absl::Duration kLongestForget = absl::Milliseconds(500);
 // How long one waits that leaves ranks to the next daemon. All has been sent
 // before; only whether it arrived is not known.
@@ -70,18 +70,18 @@ void Service::End(Ending how) {
   reload_->Stop();
   loop_->Remove(signals_.get());
   listener_->Stop();
-  // No request is read either: whoever has no answer asks the next daemon.
+  // No request is read either: a client without an answer asks the next daemon.
   loop_->SetWork([] { return false; });
   snapshots_->Clear();
-  // Who stopped it starts the next one, or closes what is kept.
+  // The starter starts the next daemon, or closes what is kept.
   leaving_ =
       handover_->saves() && (how == Ending::kForAll ||
                              (how == Ending::kForRanks && core_.has_ranks()));
   end_at_ = loop_->now() + (leaving_ ? kLongestKeep : kLongestForget);
-  // What is on its way to who keeps it must arrive there.
+  // What is on its way to the store must arrive there.
   if (leaving_) return handover_->WhenKept([this] { loop_->Stop(); });
   Execute(core_.ShutDown("sluiced was stopped", loop_->now()));
-  // Who connects until then waits for the next daemon, where there may be one.
+  // Clients that connect until then wait for the next daemon, if there is one.
   const bool kept = how != Ending::kOfService && handover_->saves();
   if (kept) listener_->LeavePath();
   handover_->LeaveNothing([this] { loop_->Stop(); }, /*listeners=*/kept);

@@ -10,11 +10,11 @@
 namespace sluice::daemon {
 namespace {
 
-// Of one session: queries that wait, and long answers that it has not read.
+// Limits of one session: queries that wait, and long answers not read.
 constexpr int kMaxQueries = 16;
 constexpr int kMaxUnread = 4;
 
-// Who has something that policy counts has a session, which is counted too.
+// A user with something that policy counts has a session, and so a row here.
 void AddTo(QuotasSnapshot& quotas, const Principal& who, Resource what,
            int64_t amount) {
   const auto user =
@@ -86,7 +86,7 @@ Snapshot Service::TakeSnapshot(const Snapshots::View& view) {
   ReadCopies();
   Snapshot snapshot = core_.TakeSnapshot(
       view.principal ? &*view.principal : nullptr, loop_->now());
-  if (view.observer) --snapshot.sessions;  // whoever asks, only asks
+  if (view.observer) --snapshot.sessions;  // an observer does not count
   for (PoolSnapshot& host : snapshot.hosts) {
     host.ready = arena_->ready(NumaIndex(host.id.ordinal));
   }

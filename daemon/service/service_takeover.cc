@@ -15,9 +15,9 @@ namespace sluice::daemon {
 
 namespace {
 
-// Of what is kept, what extents leave. One user has three quarters of it, so
-// that as many ranks as one may have fit beside processes whose sessions ended;
-// or more, where one may have nearly all ranks.
+// The store's places that extents leave free. One user may have three quarters
+// of them, so that as many ranks as one user may have fit beside processes with
+// sessions that ended; or more, where one user may have nearly all ranks.
 Share PlacesOfRanks(int64_t capacity, const Share& extents,
                     const Share& ranks) {
   const int64_t all = capacity - extents.all - Handover::kOwn;
@@ -39,7 +39,7 @@ absl::Status Service::MayBeKept(const Principal& who) const {
   for (const auto& [id, channel] : sessions_->channels()) {
     const Session* session = core_.session(id);
     if (session == nullptr || !session->was_rank()) continue;
-    // Of one that is closed its process, until that ends.
+    // A closed session keeps its process' descriptor until that ends.
     const int64_t taken = session->is_rank() ? Handover::kOfRank : 1;
     all += taken;
     if (channel->who() == who) own += taken;
@@ -66,7 +66,7 @@ absl::StatusOr<bool> Service::TakeOver() {
     return Annotate(taken, "what an earlier daemon left stays as it is");
   }
   handover_->DropRest();
-  // What is adopted is saved before anybody hears of it.
+  // What is adopted is saved before any client is told of it.
   if (!any) {
     next_session_ = handover_->last_session_left().value() + 1;
     handover_->Begin(core_, loop_->now());

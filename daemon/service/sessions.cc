@@ -10,8 +10,8 @@
 namespace sluice::daemon {
 namespace {
 
-// How long requests are served before the loop looks who else has some: a
-// newcomer waits for so much of a flood, and looking costs some 0.1 ms.
+// How long requests are served before the loop polls for new ones: this bounds
+// a new request's wait behind a flood, and polling costs some 0.1 ms.
 constexpr absl::Duration kTurn = absl::Microseconds(250);
 
 }  // namespace
@@ -75,7 +75,7 @@ void Sessions::EndSocket(SessionId id) {
   if (channel == nullptr) return;
   const std::string name = Handover::SocketOf(id);
   if (channel->open() && parts_.handover->Kept(name)) {
-    // Without a descriptor left it is closed by who keeps it.
+    // Without a free descriptor, the store closes it.
     auto socket = channel->DuplicateSocket();
     if (socket.ok()) {
       parts_.handover->DropSocket(name, *std::move(socket));

@@ -1,5 +1,5 @@
 // The sockets and processes of all sessions, as channels on the loop: which of
-// them is read next, what waits to be sent, who has stalled.
+// them is read next, what waits to be sent, which has stalled.
 //
 // Requests are read by turns of principals, not of connections (quota/turns.h),
 // for kTurn at a time. A packet with descriptors waits for room among those on
@@ -34,7 +34,7 @@ namespace sluice::daemon {
 class Sessions {
  public:
   struct Handlers {
-    // What it leaves of the descriptors is discarded.
+    // The session discards the descriptors that the handler leaves.
     std::function<void(SessionId, wire::Message&)> message;
     std::function<void(SessionId)> ended;  // its socket
     // It broke the protocol, or has read nothing for Channel::kStallLimit.
@@ -53,36 +53,36 @@ class Sessions {
   Sessions(Parts parts, Handlers handlers);
   Sessions(const Sessions&) = delete;
 
-  // From here on it is read, and its process watched. No socket: that has
-  // ended. The caller has charged it to `who`'s quota.
+  // From here on it is read, and its process watched. Without a socket, the
+  // socket has ended. The caller has charged the session to the user's quota.
   void Watch(SessionId id, const Principal& who, UniqueFd socket,
              UniqueFd pidfd);
-  // The same, of an earlier daemon: charges it, and what that one may have
-  // sent.
+  // The same for a session of an earlier daemon: charges it, and what that
+  // daemon may have sent.
   void Adopt(SessionId id, const Principal& who, UniqueFd socket,
              UniqueFd pidfd);
-  // Null: there is none. Until the session is forgotten.
+  // Null if there is none. Valid until the session is forgotten.
   Channel* Find(SessionId id) const;
   const std::map<SessionId, std::unique_ptr<Channel>>& channels() const {
     return channels_;
   }
-  // Nothing happens where it is forgotten.
+  // Does nothing if the session is forgotten.
   void Send(SessionId id, Outgoing out);
-  // Nothing is sent to it before its socket, its pidfd and `use_page` are kept
-  // for the next daemon.
+  // Holds all sends until its socket, its pidfd and `use_page` are kept for the
+  // next daemon.
   void HoldUntilKept(SessionId id, int use_page);
-  // Its socket ends: what was sent still arrives.
+  // Ends its socket; what was sent still arrives.
   void EndSocket(SessionId id);
-  // Its process has ended, or need not be watched any more.
+  // Forgets it: its process has ended, or need not be watched any more.
   void Forget(SessionId id);
-  // All go to another daemon, which has the sockets too: peers see nothing.
+  // Leaves all to another daemon, which has the sockets too: peers see nothing.
   void Leave();
 
-  // Reads some of the requests that wait; true: there are more.
+  // Serves some of the requests that wait. Returns whether there are more.
   bool TakeTurns();
-  // When Expire wants to be called next.
+  // When to call Expire.
   absl::Time deadline() const;
-  // Sends what there is room for now, and ends who has stalled.
+  // Sends what there is room for now, and ends sessions that have stalled.
   void Expire();
 
   // How many descriptors one packet may carry.
@@ -98,7 +98,7 @@ class Sessions {
   Turns turns_;
   std::set<const Channel*> queued_;  // Channel::Shared
   std::map<SessionId, std::unique_ptr<Channel>> channels_;
-  // Forgotten, until the loop's next turn: their handlers may be running.
+  // Forgotten; destroyed in the loop's next turn, as handlers may be running.
   std::vector<std::unique_ptr<Channel>> graveyard_;
 };
 

@@ -1,12 +1,12 @@
-// The node's state for whoever asks, at a bounded cost to the loop.
+// Snapshots of the node's state, at a bounded cost to the loop.
 //
 // A snapshot is taken on the loop, because policy lives there, and rendered on
-// a thread of its own. Everybody who asks for the same view before it is taken
-// gets the same one, as one sealed memfd where it is long. So an answer is
-// never older than its question, and however many ask, snapshots take at most
-// kShare of the loop's time: after one that took t, the next waits for 9 t.
-// Users share them by the time that they take (quota/fair_queue.h). Nor is the
-// loop held by the answers: they leave for kDelivery at a time.
+// a thread of its own. All queries for the same view that came before it is
+// taken share it, as one sealed memfd where it is long. So an answer is never
+// older than its question, and however many ask, snapshots take at most kShare
+// of the loop's time: after one that took t, the next waits for 9 t. Users
+// share them by the time that they take (quota/fair_queue.h). Nor is the loop
+// held by the answers: they leave for kDelivery at a time.
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -36,7 +36,7 @@ class Snapshots {
  public:
   static constexpr double kShare = 0.1;
   static constexpr absl::Duration kDelivery = absl::Microseconds(500);
-  // Longer ones are a memfd.
+  // A longer answer is sent as a memfd.
   static constexpr size_t kMaxInline = 32 << 10;
 
   struct View {
@@ -58,12 +58,12 @@ class Snapshots {
   Snapshots(Loop* loop, const Clock* clock, Take take, Render render);
 
   void Ask(const View& view, Got got);
-  // When Expire wants to be called next.
+  // When to call Expire.
   absl::Time deadline() const;
   void Expire();
-  // Forgets whoever waits.
+  // Drops the queries that wait.
   void Clear();
-  // No rendering any more; false: one still ran after `patience`.
+  // Ends rendering. False: one still ran after `patience`.
   bool Finish(absl::Duration patience) {
     return render_thread_.Finish(patience);
   }
@@ -77,7 +77,7 @@ class Snapshots {
   const Clock* clock_;
   const Take take_;
   const Render render_;
-  // Of users; none: of the daemon itself.
+  // One queue per user; the key is nullopt for the daemon itself.
   FairQueue<std::optional<Principal>, View> queue_;
   std::map<View, std::vector<Got>> waiting_;  // those of queue_
   absl::Time next_at_ = absl::InfinitePast();

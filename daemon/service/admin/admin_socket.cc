@@ -38,9 +38,9 @@ absl::StatusOr<std::unique_ptr<AdminSocket>> AdminSocket::Serve(
 }
 
 absl::Status AdminSocket::TryServe() {
-  // The lock on the runtime directory says that nobody serves it. It takes the
-  // stale one's place at once: who asks in between finds one that refuses, and
-  // asks again.
+  // The lock on the runtime directory says that no other daemon serves it. The
+  // rename replaces the stale socket at once: a client that connects in between
+  // is refused, and connects again.
   const std::string fresh = path_ + ".new";
   unlink(fresh.c_str());
   grpc::ResourceQuota quota("admin");

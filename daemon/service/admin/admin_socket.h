@@ -1,5 +1,5 @@
 // A gRPC service for administrators on a unix socket, on few threads of its
-// own. Whoever may open the socket is an administrator.
+// own. The socket's mode decides which users are administrators.
 //
 // Thread safety: Serve and destruction from one thread.
 #pragma once
@@ -15,20 +15,20 @@
 
 namespace sluice::daemon {
 
-// Where the socket cannot be made, as in a folder that is full. A daemon that
-// took sessions over serves them all the same.
+// What to do if the socket cannot be made, as in a folder that is full. A
+// daemon that took sessions over serves them without it.
 enum class NoAdminSocket { kRefuses, kIsTriedAgain };
 
 class AdminSocket {
  public:
   static constexpr absl::Duration kRetry = absl::Seconds(5);
 
-  // Serves at once on `path` with mode 0660, replacing a stale socket.
-  // `service` outlives it. Internal: gRPC cannot. Or says so, and tries again
-  // every kRetry.
+  // Serves on `path` with mode 0660, replacing a stale socket. `service`
+  // outlives it. Internal: gRPC cannot serve there; with kIsTriedAgain this is
+  // logged instead, and tried again every kRetry.
   static absl::StatusOr<std::unique_ptr<AdminSocket>> Serve(
       const std::string& path, grpc::Service* service, NoAdminSocket none);
-  // Ends what is being answered within 200 ms, and removes the socket.
+  // Ends calls under way within 200 ms, and removes the socket.
   ~AdminSocket();
   AdminSocket(const AdminSocket&) = delete;
 
@@ -47,7 +47,7 @@ class AdminSocket {
   std::thread thread_;
 };
 
-// As gRPC says it; the codes are the same.
+// Converts a status; the codes are the same.
 grpc::Status ToGrpc(const absl::Status& status);
 
 }  // namespace sluice::daemon

@@ -101,7 +101,8 @@ absl::Status Administration::ChangePolicy(
     *after = decide();
   }));
   SLUICE_RETURN_IF_ERROR(after->status());
-  // Written, and perhaps not for long: it holds, and who asked is told.
+  // DataLoss: the policy is written, but its folder could not be synced. It is
+  // applied, and that status returned.
   const absl::Status written = WritePolicy(**after);
   if (!written.ok() && !absl::IsDataLoss(written)) return written;
   const absl::Status applied = Apply(std::move(apply));

@@ -1,14 +1,14 @@
-// What administrators, metrics and status pages ask of a running daemon.
+// The operations of administrators, metrics and status pages on a daemon.
 //
-// How it works. They have threads of their own. Each call is one task or two
-// on the loop, where policy lives. What administrators set is kept before it
-// holds, as a log is written before its table is touched; the file is written
-// on the administrator's thread, so that the loop never waits for a disk.
+// How it works. The callers have threads of their own. Each call is one task or
+// two on the loop, where policy lives. A change is written to the file before
+// it is in force (write-ahead); the file is written on the administrator's
+// thread, so that the loop never waits for a disk.
 //
 // Errors. Unavailable: the loop has ended, or does not answer within a second.
-// An error of what sets something says that nothing changed, but DataLoss: it
-// holds, and may not survive a power cut. Where it could not be put in force
-// and the file could not be written as it was either, the error says so.
+// After an error of a setter nothing has changed, except after DataLoss: the
+// change is in force, and a power cut may undo it. If a change could neither be
+// put in force nor the file be restored, the error says so.
 //
 // Thread safety: safe.
 #pragma once
@@ -34,7 +34,7 @@ class Administration {
     Loop* loop = nullptr;  // these three outlive it
     Core* core = nullptr;  // the loop's
     Snapshots* snapshots = nullptr;
-    CgroupCut cgroups;  // who counts as a user of his own
+    CgroupCut cgroups;  // which cgroups count as users of their own
     // Writes the policy to a file; one call at a time. DataLoss: it was
     // written, but a power cut may undo that. Null: what is set ends with the
     // daemon.
@@ -46,7 +46,7 @@ class Administration {
   };
   explicit Administration(Options options) : options_(std::move(options)) {}
 
-  // Everything there is to see.
+  // The whole snapshot.
   absl::StatusOr<Snapshot> Read();
   // What it would save for the next daemon, as rows (CoreRows).
   absl::StatusOr<std::string> ReadRows();
@@ -60,12 +60,12 @@ class Administration {
                                    const std::string& who);
   absl::Status Reserve(PoolId pool, const Principal& whose, Bytes bytes,
                        const std::string& who);
-  // Grants nothing new from now on, or does again. Returns how many ranks are
-  // attached still. FailedPrecondition from Undrain: it is not drained.
+  // Stops or resumes new grants. Returns how many ranks are still attached.
+  // FailedPrecondition from Undrain: the node is not drained.
   absl::StatusOr<int> Drain(const std::string& who, const std::string& reason);
   absl::Status Undrain();
-  // What was measured of links; nullopt: nothing any more. True: it holds; else
-  // ranks are attached, and it will when none is. Errors: Core's.
+  // Sets the measured links; nullopt removes them. True: in force; false: in
+  // force as soon as no rank is attached. Errors: Core's.
   absl::StatusOr<bool> SetMeasured(std::optional<MeasuredLinks> measured);
   // NotFound: no session was ended and no process killed.
   struct Evicted {
@@ -78,13 +78,12 @@ class Administration {
 
  private:
   absl::Status OnLoop(std::function<void()> task);
-  // What `apply` returns on the loop. Unavailable: it did not run, and will
-  // not.
+  // Returns what `apply` returns on the loop. Unavailable: it did not run, and
+  // will not.
   absl::Status Apply(std::function<absl::Status()> apply);
   absl::Status WritePolicy(const Policy& policy);
-  // Writes what `decide` says the policy becomes, then `apply` puts it in
-  // force; where that fails, the policy is written as it was. Both run on the
-  // loop.
+  // Writes the policy that `decide` returns, then `apply` puts it in force; if
+  // that fails, the former policy is written again. Both run on the loop.
   absl::Status ChangePolicy(std::function<absl::StatusOr<Policy>()> decide,
                             std::function<absl::Status()> apply);
   // Whether there are users of their own in it.

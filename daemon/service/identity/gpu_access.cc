@@ -14,8 +14,8 @@ namespace sluice::daemon {
 
 absl::StatusOr<GpuAccess::Identity> GpuAccess::IdentityOf(int fd) {
   struct statx info;
-  // What is known already: a file system whose server does not answer is not
-  // asked.
+  // AT_STATX_DONT_SYNC returns what the kernel has cached: a file system with a
+  // server that does not answer must not block the call.
   if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE | STATX_INO,
             &info) != 0) {
     return ErrnoStatus(errno, "look at a GPU's device node");

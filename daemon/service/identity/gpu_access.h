@@ -1,11 +1,11 @@
-// Which GPUs a process may use: those whose device node it can open.
+// Decides which GPUs a process may use: those with device nodes it can open.
 //
-// The kernel decides who may open /dev/nvidia0 (its mode, a container's device
-// list), and no file says what it would decide for another process: a cgroup's
-// list is a BPF program. So a rank opens the nodes itself and shows the
-// descriptors with its Hello; what a descriptor is of, the kernel tells: the
-// device's number, or on a simulated node the file itself. One that was opened
-// for its path only, or not for writing, shows nothing.
+// The kernel decides which processes may open /dev/nvidia0 (its mode, a
+// container's device list), and no file says what it would decide for another
+// process: a cgroup's list is a BPF program. So a rank opens the nodes itself
+// and sends the descriptors with its Hello. The kernel tells what each one is
+// of: the device's number, or on a simulated node the file itself. A descriptor
+// that was opened for its path only, or not for writing, shows nothing.
 //
 // Thread safety: const after Make. Nothing here blocks, whatever file system
 // a descriptor is of.
@@ -28,18 +28,18 @@ class GpuAccess {
  public:
   using Gpus = std::set<uint64_t>;  // indices
 
-  GpuAccess() = default;  // everybody may use all
-  // `nodes[i]` is the path of GPU i's node; empty: it is not known, so nobody
+  GpuAccess() = default;  // every peer may use all
+  // `nodes[i]` is the path of GPU i's node; empty: it is not known, so no peer
   // can show it. NotFound: there is no such file.
   static absl::StatusOr<GpuAccess> Make(std::vector<std::string> nodes);
 
-  // Whose nodes are among `shown`.
+  // The GPUs with nodes among `shown`.
   Gpus Shown(std::span<const UniqueFd> shown) const;
-  // PermissionDenied in one line: GPU `gpu` is not among those.
+  // PermissionDenied in one line if GPU `gpu` is not among `shown`.
   absl::Status May(const Gpus& shown, uint64_t gpu) const;
 
  private:
-  // A device's number, or where a file is.
+  // A device's number, or a file's device and inode.
   using Identity = std::tuple<bool, uint64_t, uint64_t>;
   static absl::StatusOr<Identity> IdentityOf(int fd);
 

@@ -132,9 +132,9 @@ bool SameFile(int a, int b) {
          of_a.st_dev == of_b.st_dev && of_a.st_ino == of_b.st_ino;
 }
 
-// Who made the outermost of the user namespaces that lie between `pid` and
-// this process; `uid` where there is none, root made it, or the kernel does
-// not let this process look (it is not root, and the peer is another user's).
+// The maker of the outermost of the user namespaces that lie between `pid` and
+// this process; `uid` where there is none, root made it, or the kernel does not
+// let this process look (it is not root, and the peer is another user's).
 absl::StatusOr<uint32_t> AnswersFor(int pid, uint32_t uid) {
   const UniqueFd own(open("/proc/self/ns/user", O_RDONLY | O_CLOEXEC));
   UniqueFd space(
@@ -205,8 +205,8 @@ absl::StatusOr<Identity> IdentifyPeer(int socket, const PeerRules& rules,
 }
 
 Exit ReadExit(int pidfd, const Peer& peer) {
-  // A zombie tells in /proc; once reaped, the pidfd does. Whoever reaps may
-  // come in between, so the pidfd is asked last.
+  // A zombie's status is in /proc; once reaped, the pidfd has it. The parent
+  // may reap between the two calls, so the pidfd is read last.
   const auto stat = ReadStat(peer.pid);
   if (stat.ok() && stat->state == 'Z' &&
       stat->start_ticks == peer.start_ticks) {

@@ -1,10 +1,10 @@
-// Who is at the other end of a session, from the kernel only.
+// Identifies the peer of a session, from the kernel only.
 //
-// Identity is SO_PEERCRED (who connected) plus a pidfd (which cannot come to
-// mean another process). The pidfd is SO_PEERPIDFD's where the kernel has it
-// (6.5), else pidfd_open of the pid, with a check that no other process took
-// the pid meanwhile: its start time does not change around the call, and the
-// socket was not closed.
+// Identity is SO_PEERCRED (the user that connected) plus a pidfd (which cannot
+// come to mean another process). The pidfd is SO_PEERPIDFD's where the kernel
+// has it (6.5), else pidfd_open of the pid, with a check that no other process
+// took the pid in between: its start time does not change around the call, and
+// the socket was not closed.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -20,8 +20,7 @@
 
 namespace sluice::daemon {
 
-// What this process must know of its own namespace, and what the configuration
-// says of cgroups.
+// This process's own namespace, and the configured cgroups.
 struct PeerRules {
   CgroupCut cgroups;
   UserMap users;
@@ -32,26 +31,24 @@ struct Identity {
   UniqueFd pidfd;  // readable once the process is gone
 };
 
-// PermissionDenied with the reason where a peer cannot be identified: it is
-// in a pid namespace this process cannot see (pid 0), its user is not mapped
-// here (all such users look alike), or it is gone already. ResourceExhausted:
-// this process has no descriptors left. `use_peerpidfd` false forces the older
-// way.
+// PermissionDenied with the reason if a peer cannot be identified: it is in a
+// pid namespace this process cannot see (pid 0), its user is not mapped here
+// (all such users look alike), or it is gone already. ResourceExhausted: this
+// process has no descriptors left. `use_peerpidfd` false forces the older way.
 //
-// A user who makes user namespaces may have thousands of subordinate users
-// there: a peer in one counts as the user who made the outermost of them,
-// unless that was root (a container runtime).
+// A user with user namespaces may have thousands of subordinate users there: a
+// peer in one counts as the user that made the outermost of them, unless that
+// was root (a container runtime).
 absl::StatusOr<Identity> IdentifyPeer(int socket, const PeerRules& rules,
                                       bool use_peerpidfd = true);
 
-// How the process ended, where the kernel tells (a zombie's stat, or
-// PIDFD_GET_INFO once it was reaped, 6.15); kUnknown otherwise. Only after
+// How the process ended, if the kernel tells (a zombie's stat, or
+// PIDFD_GET_INFO once it was reaped, 6.15); else kUnknown. To be called after
 // the pidfd became readable.
 Exit ReadExit(int pidfd, const Peer& peer);
 
 // The cgroup that identifies a principal, from the text of /proc/PID/cgroup:
-// the unified path; on a machine that has only the old hierarchies, the
-// memory controller's.
+// the unified path; with only the old hierarchies, the memory controller's.
 std::string CgroupFrom(std::string_view text);
 
 }  // namespace sluice::daemon

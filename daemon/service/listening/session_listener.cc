@@ -83,8 +83,8 @@ absl::Status SessionListener::UseOwn(UniqueFd kept, Handover& handover) {
   return absl::OkStatus();
 }
 
-// Nobody else can connect to the earlier listener, since another one is at its
-// path: this takes the last who wait there.
+// No client can connect to the earlier listener any more, since another one is
+// at its path: this accepts the last connections that wait there.
 void SessionListener::Start() {
   options_.loop->Add(socket_.get(), EPOLLIN, [this](uint32_t) { Accept(); });
   while (earlier_ && AcceptOne(earlier_.get())) {
@@ -101,7 +101,7 @@ void SessionListener::Remove() {
   if (!socket_ || stays_) return;
   unlink(options_.path.c_str());
   Stop();
-  // Who was not accepted may have sent what lingers.
+  // Connections that were not accepted may have sent descriptors that linger.
   options_.closer->CloseSession(std::move(socket_));
 }
 

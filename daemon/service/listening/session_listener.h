@@ -1,16 +1,16 @@
-// The session socket: whose it is, and that nobody who connects is left
-// unheard.
+// The session socket: decides which one is served, and leaves no connection
+// without an answer.
 //
-// Whose. Where who started the process handed a socket on (daemon/store), that
-// one is served, and its path is its maker's: it is never made or removed here.
-// Else the one that an earlier daemon left is, while its path is there; else a
-// new one is made. Whoever connects while there is no daemon waits at a socket
-// that was handed on or kept.
+// Which one. If the starter handed a socket on (daemon/store), that one is
+// served; its path belongs to its maker and is never made or removed here. Else
+// the one that an earlier daemon left is served while its path exists; else a
+// new one is made. Clients that connect while there is no daemon wait at a
+// socket that was handed on or kept.
 //
-// Shortage. Where no descriptor is free to accept with, the spare one is given
-// up to say so (spare_fd.h). Where not even that helps, or too many sockets
-// wait to be closed, the socket is left alone for kPause: a connection that
-// waits there would wake the loop without end.
+// Shortage. If no descriptor is free to accept with, the spare one is closed to
+// accept and refuse in one line (spare_fd.h). If that does not help either, or
+// too many sockets wait to be closed, the socket is not polled for kPause: a
+// connection that waits there would wake the loop without end.
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -36,8 +36,8 @@ class SessionListener {
  public:
   static constexpr absl::Duration kPause = absl::Milliseconds(5);
 
-  // Takes the socket of who connected, or leaves it and says why, which the
-  // peer is told in one line.
+  // Takes the connection's socket, or leaves it and returns the reason, which
+  // the peer is told in one line.
   using Accepted = std::function<absl::Status(UniqueFd& socket)>;
 
   struct Options {
@@ -45,33 +45,33 @@ class SessionListener {
     int mode = 0666;       // of a socket that is made
     Loop* loop = nullptr;  // these three outlive it
     Closer* closer = nullptr;
-    EventWriter* events = nullptr;  // told whom it refuses; null: nobody is
+    EventWriter* events = nullptr;  // logs refusals; may be null
     Accepted accepted;
   };
 
-  // `handed` (TakeHandedListener), if it is one, the one in `handover`, or a
-  // new one. AlreadyExists: another daemon serves at that path.
+  // Serves `handed` (TakeHandedListener) if it is set, else the socket in
+  // `handover`, else a new one. AlreadyExists: another daemon serves that path.
   static absl::StatusOr<std::unique_ptr<SessionListener>> Open(
       Options options, UniqueFd handed, Handover& handover);
-  // `socket` as it is. `stays`: its path is its maker's.
+  // Serves `socket` as it is. `stays`: its path belongs to its maker.
   static absl::StatusOr<std::unique_ptr<SessionListener>> Of(Options options,
                                                              UniqueFd socket,
                                                              bool stays);
   ~SessionListener();
   SessionListener(const SessionListener&) = delete;
 
-  // From here on accepts: first whoever waits at the socket that an earlier
-  // daemon made, where one was handed on since.
+  // Starts to accept, beginning with the connections that wait at the socket of
+  // an earlier daemon if another one was handed on since.
   void Start();
-  // Accepts nobody any more: whoever connects waits for the next daemon.
+  // Stops accepting: clients that connect wait for the next daemon.
   void Stop();
-  // Somebody has the socket for the next daemon: Remove does nothing.
+  // The store has the socket for the next daemon: Remove does nothing.
   void LeavePath() { stays_ = true; }
-  // Ends it, and removes its path; whoever was not accepted sees the end.
+  // Ends it, and removes its path; connections not accepted see the end.
   void Remove();
   int fd() const { return socket_.get(); }
 
-  // When Expire wants to be called next; InfiniteFuture: it need not.
+  // When to call Expire; InfiniteFuture: not needed.
   absl::Time deadline() const {
     return again_at_.value_or(absl::InfiniteFuture());
   }
@@ -82,19 +82,19 @@ class SessionListener {
   void UseHanded(UniqueFd handed, UniqueFd kept, Handover& handover);
   absl::Status UseOwn(UniqueFd kept, Handover& handover);
   void Accept();
-  // False: nobody waits at `listener`, or none can be had.
+  // False: no connection waits at `listener`, or none can be accepted.
   bool AcceptOne(int listener);
   void Pause();
-  // Accepts one and refuses it, where no descriptor is free: by the spare one.
+  // Accepts a connection with the spare descriptor and refuses it.
   void TurnAway(int listener);
   void Refuse(UniqueFd socket, const absl::Status& why);
 
   const Options options_;
   UniqueFd socket_;
-  UniqueFd earlier_;  // of before a socket was handed on
+  UniqueFd earlier_;  // an earlier daemon's, if one was handed on since
   bool stays_ = false;
   SpareFd spare_;
-  std::optional<absl::Time> again_at_;  // it pauses until then
+  std::optional<absl::Time> again_at_;  // the end of the pause
 };
 
 }  // namespace sluice::daemon

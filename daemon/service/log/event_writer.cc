@@ -22,7 +22,7 @@ LogLevel LevelOf(EventKind kind) {
   }
 }
 
-// Nobody caused it: it is written however many there are.
+// An event without a user's cause: it is written however many there are.
 bool IsDaemonsOwn(const LoggedEvent& event, uint32_t own_uid) {
   const bool nobodys = event.principal == Principal{} ||
                        event.principal == Principal{own_uid, ""};

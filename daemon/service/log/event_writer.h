@@ -1,7 +1,7 @@
-// Policy's events as lines of the log, and how many lines each user gets.
+// Writes policy's events as lines of the log, within a limit for each user.
 //
-// The daemon's own events are written however many there are. What a user
-// causes is written as LogLimiter lets it.
+// The daemon's own events are written however many there are. Events that a
+// user causes are written as LogLimiter admits them.
 //
 // Thread safety: none needed; one thread (the loop's).
 #pragma once
@@ -18,14 +18,15 @@ namespace sluice::daemon {
 
 class EventWriter {
  public:
-  // `own_uid`: the daemon's user, whose events without a session are its own.
+  // `own_uid`: the daemon's user. Its events without a session are the
+  // daemon's.
   explicit EventWriter(uint32_t own_uid) : own_uid_(own_uid) {}
 
-  // Those that came since it was called last. Where more came than the ring
-  // holds, a line says how many are missing.
+  // Writes the events since the last call. If more came than the ring holds, a
+  // line says how many are missing.
   void WriteNew(const EventLog& log, absl::Time now);
-  // A line that user `uid` caused (LogLimiter::kUnknown: who could not be
-  // identified), unless it is one too many.
+  // A line that user `uid` caused (LogLimiter::kUnknown: a peer that could not
+  // be identified), unless the user's limit is used up.
   void WriteLimited(int64_t uid, absl::Time now, LogLevel level,
                     const std::string& text, const LogFields& fields = {});
 

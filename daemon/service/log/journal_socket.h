@@ -24,12 +24,12 @@ class JournalSocket {
   // Whether stderr is read by journald: `stream` is $JOURNAL_STREAM, which
   // names the device and the inode of what it reads. Null: it is not set.
   static bool ReadsStderr(const char* stream);
-  // Nobody need listen there yet.
+  // Succeeds without a listener on `path`.
   static absl::StatusOr<JournalSocket> Make(const std::string& path = kPath);
 
   // Names are capital letters, digits and underscores; values are any bytes.
   static std::string Encode(const Fields& fields);
-  // Waits while journald is busy. False: it did not take it.
+  // Waits while journald is busy. False: it did not take the entry.
   bool Send(const std::string& entry) const;
 
  private:

@@ -151,7 +151,7 @@ void LogThread::Shared::Work() {
     const Entry line = std::move(lines.front());
     lines.pop_front();
     lock.Unlock();
-    Write(line);  // may wait for as long as nobody reads
+    Write(line);  // blocks until stderr is read
     if (const uint64_t now = dropped_lines; now != told) {
       Write(EntryOf(LogLevel::kWarning,
                     fmt::format("{} lines were dropped here: nobody read "

@@ -3,7 +3,7 @@
 //
 //   journalctl -u sluiced SLUICE_REQUEST=s12.r7
 //
-// Whoever reads stderr may stop reading. So a line is put into a queue, and
+// The reader of stderr may stop reading. So a line is put into a queue, and
 // while a LogThread lives, its thread writes; what does not fit into
 // kMostQueued is dropped and counted, which the log says as soon as it can.
 // Without a LogThread (before it, and in tests) a line is one write.
@@ -26,35 +26,35 @@ enum class LogLevel { kError, kWarning, kInfo, kDebug };
 
 void SetLogLevel(LogLevel level);
 bool IsLogged(LogLevel level);
-// What a line is about, where it is an event's.
+// The fields of a line that is about an event.
 struct LogFields {
   std::string event;            // SLUICE_EVENT: "lease"
   std::string request;          // SLUICE_REQUEST: "s12.r7" (event_log.h)
-  std::optional<uint32_t> uid;  // SLUICE_UID: whose
+  std::optional<uint32_t> uid;  // SLUICE_UID: the user
 };
 void WriteLog(LogLevel level, std::string_view text,
               const LogFields& fields = {});
 
-// Lines go there instead, from now on; what it does not take goes to stderr.
-// Once, while there is one thread.
+// Sends lines to `journal` from now on; lines that it does not take go to
+// stderr. To be called once, while there is one thread.
 void UseJournal(JournalSocket journal);
 
 // Lines that are not in the log, since the process started.
 struct LogLosses {
-  uint64_t dropped = 0;     // nobody read stderr
+  uint64_t dropped = 0;     // stderr was not read
   uint64_t suppressed = 0;  // a user caused too many (log_limiter.h)
 };
 LogLosses ReadLogLosses();
 void CountSuppressed(uint64_t lines);
 
-// At most one at a time.
+// The thread that writes queued lines. At most one at a time.
 class LogThread {
  public:
   static constexpr size_t kMostQueued = 256 << 10;  // bytes
   struct Shared;
 
   LogThread();
-  // Writes what is queued, if that takes no longer than a moment.
+  // Writes what is queued, unless that takes longer than a moment.
   ~LogThread();
   LogThread(const LogThread&) = delete;
 

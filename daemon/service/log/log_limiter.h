@@ -1,6 +1,6 @@
-// How many lines of the log a user may cause: kBurst at once, and kPerSecond
-// from then on. What is more is counted, and told with the next line that is
-// written for that user.
+// Limits the lines of the log that each user may cause: kBurst at once, then
+// kPerSecond. Lines beyond that are counted, and the next line that is written
+// for the user reports them.
 //
 // Thread safety: none needed; one thread (the loop's).
 #pragma once
@@ -19,16 +19,16 @@ class LogLimiter {
   static constexpr double kBurst = 200;
   static constexpr double kPerSecond = 20;
 
-  // Who could not be identified; all of them together.
+  // All peers that could not be identified, together.
   static constexpr int64_t kUnknown = -1;
 
-  // Nullopt: the line is not written. Else how many lines of `uid` were not
-  // since the last that was.
+  // Returns how many lines of `uid` were left out since the last one that was
+  // written; nullopt if this one is left out too.
   std::optional<uint64_t> Admit(int64_t uid, absl::Time now);
   size_t users() const { return users_.size(); }
 
  private:
-  // Forgets those who may have a whole burst again.
+  // Forgets users that may have a whole burst again.
   void Tidy(absl::Time now);
 
   struct User {

@@ -1,9 +1,9 @@
-// What SIGHUP asks for: that the configuration is read anew.
+// SIGHUP: reloads the configuration.
 //
 // A daemon does not change under its sessions. It ends in order, and the next
-// one, which reads the file, takes over: ranks do not notice. So that this
-// never ends in a daemon that does not start, a child is asked before whether
-// one would, and would go on from what this one knows (`--check-config
+// one, which reads the file, takes over: ranks do not notice. So that a reload
+// never ends in a daemon that does not start, a child checks before that one
+// would start, and would go on from what this one knows (`--check-config
 // --check-state`), while this one serves on.
 //
 // Thread safety: loop's thread.
@@ -24,20 +24,20 @@ namespace sluice::daemon {
 
 class Reload {
  public:
-  // The child is ended after that.
+  // The child is killed after that.
   static constexpr absl::Duration kLongest = absl::Seconds(30);
 
   // `check` is the child's program and arguments. `done` is called on the loop
-  // with what it said: OK, or FailedPrecondition with its line.
+  // with its result: OK, or FailedPrecondition with its line.
   Reload(std::vector<std::string> check, Loop* loop,
          std::function<void(absl::Status)> done);
   ~Reload() { Stop(); }
   Reload(const Reload&) = delete;
 
-  // While a child runs: another one is asked behind it, which sees the file as
+  // While a child runs, another one is queued behind it, which sees the file as
   // it is now.
   void Ask();
-  void Stop();  // ends the child; nothing is called
+  void Stop();  // kills the child; `done` is not called
   absl::Time deadline() const { return deadline_; }
   void Expire(absl::Time now);
 
@@ -55,7 +55,7 @@ class Reload {
   UniqueFd life_;
   UniqueFd errors_;  // what it writes there, in memory
   bool again_ = false;
-  bool late_ = false;  // it was ended
+  bool late_ = false;  // it was killed
   absl::Time deadline_ = absl::InfiniteFuture();
 };
 

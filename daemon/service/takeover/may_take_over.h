@@ -1,5 +1,5 @@
-// Whether a daemon of this node can go on from what an earlier one left; asked
-// before anything of it is touched.
+// Decides whether a daemon of this node can go on from what an earlier one
+// left, before anything of it is touched.
 //
 // Thread safety: pure but for what it reads from the descriptors.
 #pragma once
@@ -15,13 +15,13 @@
 
 namespace sluice::daemon {
 
-// `left`: what whoever started this process kept (Starter::stored). OK also
-// where nothing was saved. Else as ReadSaved, or FailedPrecondition: the state
-// is damaged, or memory that it names is missing.
+// `left`: what the starter kept (Starter::stored). OK also where nothing was
+// saved. Else as ReadSaved, or FailedPrecondition: the state is damaged, or
+// memory that it names is missing.
 absl::Status MayTakeOver(const std::map<std::string, UniqueFd>& left,
                          const NodeConfig& node);
 
-// All extents that must be there are among what was kept, by its names.
+// Checks by name that all extents that must be there were kept.
 absl::Status CheckLeft(const CoreState& saved,
                        const std::set<std::string>& kept);
 

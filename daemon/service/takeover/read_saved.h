@@ -1,5 +1,5 @@
-// What an earlier daemon saved, if this one may go on from it: the one
-// judgement of the daemon that takes over and of `sluiced --check-state`.
+// Reads what an earlier daemon saved, and judges it alike for a takeover and
+// for `sluiced --check-state`.
 //
 // Thread safety: pure but for what OpenSaved reads from the descriptor.
 #pragma once
@@ -16,9 +16,10 @@ namespace sluice::daemon {
 // the next daemon begins anew, as where nothing was saved.
 absl::StatusOr<std::unique_ptr<StateFile>> OpenSaved(int fd);
 
-// As ReadCore into what `fresh`, a core of this node that nobody has reached,
-// saves; and Unimplemented where a session speaks a protocol that this daemon
-// does not, FailedPrecondition where more memory was made than a pool has here.
+// As ReadCore. `fresh` is a core of this node that no client has reached: it
+// fills what was not saved. Also Unimplemented if a session speaks a protocol
+// that this daemon does not, FailedPrecondition if more memory was made than a
+// pool has here.
 absl::StatusOr<CoreState> ReadSaved(const StateFile::Contents& contents,
                                     const Core& fresh);
 

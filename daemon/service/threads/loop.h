@@ -24,7 +24,7 @@ namespace sluice::daemon {
 
 class Loop {
  public:
-  // Gets the epoll events that are there (EPOLLIN, EPOLLHUP, …).
+  // Gets the pending epoll events (EPOLLIN, EPOLLHUP, …).
   using Handler = std::function<void(uint32_t events)>;
 
   static absl::StatusOr<std::unique_ptr<Loop>> Make(const Clock* clock);
@@ -37,25 +37,25 @@ class Loop {
 
   // Runs `task` on the loop's thread, soon. False: the loop has ended.
   bool Post(std::function<void()> task);
-  // Runs `task` on the loop's thread and waits; false after `timeout` or when
-  // the loop has ended (then it may still run, or never).
+  // Runs `task` on the loop's thread and waits. False after `timeout` or if the
+  // loop has ended (then it may still run, or never).
   bool Call(std::function<void()> task, absl::Duration timeout);
-  // The same for what goes on after `task`: waits until the last copy of the
-  // token is gone. True also where the loop ended and dropped it.
+  // The same, and waits until the last copy of the token is gone, which work
+  // after `task` may hold. True also if the loop ended and dropped it.
   using Token = std::shared_ptr<void>;
   bool CallAndWait(std::function<void(Token)> task, absl::Duration timeout);
 
-  // `deadline` tells when `expired` wants to be called next.
+  // `deadline` returns when to call `expired` next.
   void SetTimer(std::function<absl::Time()> deadline,
                 std::function<void()> expired);
 
-  // Work that is there though nothing happens: `some` does a part of it after
-  // the events of each turn, and returns whether there is more.
+  // Background work: `some` does a part of it after the events of each turn,
+  // and returns whether there is more.
   void SetWork(std::function<bool()> some) { work_ = std::move(some); }
 
-  // Something will be posted within a fraction of a millisecond: the loop
-  // looks for it awhile before it sleeps, for waking takes as long (not with
-  // real time: it wakes at once, and who posts may need its core).
+  // Something will be posted within a fraction of a millisecond: the loop spins
+  // for a moment before it sleeps, for waking takes as long (not with real
+  // time: it wakes at once, and the posting thread may need its core).
   void ExpectSoon() { awake_until_ = clock_->Now() + kAwake; }
 
   // From here on the thread of Run goes before the machine's other work, as
@@ -65,14 +65,14 @@ class Loop {
   absl::Time now() const { return clock_->Now(); }
 
   void Run();  // until Stop
-  // Before Run: what is there already, for so long at most.
+  // Before Run: handles pending events, for so long at most.
   void RunWhatIsThere(absl::Duration longest);
   void Stop();
 
  private:
   Loop(UniqueFd epoll, UniqueFd wake, const Clock* clock);
-  // Waits for events, so long at most, and handles them; true: something was
-  // there, or there is more.
+  // Waits for events, so long at most, and handles them. Returns whether there
+  // were any, or there is more.
   bool Turn(int timeout_ms);
   void RunPosted();
   int TimeoutMs() const;
@@ -84,7 +84,7 @@ class Loop {
   UniqueFd wake_;
   const Clock* clock_;
   // Handlers by a number that is never reused, so that an event already
-  // fetched for an fd that was closed and opened again finds nobody.
+  // fetched for an fd that was closed and opened again finds no handler.
   std::unordered_map<uint64_t, std::shared_ptr<Handler>> handlers_;
   std::unordered_map<int, uint64_t> numbers_;
   uint64_t next_number_ = 1;

@@ -12,7 +12,7 @@ bool GoBeforeOthers() {
 
 void GoAsOthers() {
   const sched_param none = {.sched_priority = 0};
-  // Who may not raise it by a capability may not take the flag off either.
+  // Without the capability to raise it, the flag may not be cleared either.
   (void)sched_setscheduler(0, SCHED_OTHER | SCHED_RESET_ON_FORK, &none);
 }
 

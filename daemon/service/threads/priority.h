@@ -1,19 +1,19 @@
-// The calling thread's place among all that want its core.
+// The scheduling of the calling thread.
 #pragma once
 
 #include "absl/time/time.h"
 
 namespace sluice::daemon {
 
-// The lowest real-time priority: before all that has none. False where the
-// kernel does not allow it (CAP_SYS_NICE, LimitRTPRIO=; a cgroup without
-// real-time): nothing has changed. Threads and processes that it starts do not
-// inherit it.
+// Takes the lowest real-time priority, which is above all threads without one.
+// False if the kernel does not allow it (CAP_SYS_NICE, LimitRTPRIO=; a cgroup
+// without real-time): nothing has changed. Threads and processes that it starts
+// do not inherit it.
 bool GoBeforeOthers();
-// Back among those without real time, as nice as before.
+// Gives real time up; the nice value stays as it was.
 void GoAsOthers();
 
-// What it has computed since it began.
+// The CPU time of this thread since it began.
 absl::Duration CpuTimeOfThisThread();
 
 }  // namespace sluice::daemon

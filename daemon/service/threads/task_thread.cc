@@ -9,7 +9,7 @@ namespace sluice::daemon {
 
 namespace {
 
-// A quarter of a core where somebody else wants all of it.
+// About a quarter of a core when other work wants all of it.
 constexpr int kNiceness = 5;
 
 }  // namespace
@@ -61,7 +61,7 @@ void TaskThread::TakeDue() {
 }
 
 void TaskThread::Work(Priority priority) {
-  // On Linux of this thread alone. Anybody may have less.
+  // On Linux this sets the calling thread only. Lowering needs no privilege.
   if (priority == Priority::kBehindTheLoop) {
     setpriority(PRIO_PROCESS, 0, kNiceness);
   }

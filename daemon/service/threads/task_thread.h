@@ -18,8 +18,8 @@ namespace sluice::daemon {
 
 class TaskThread {
  public:
-  // Beside a client's request, what takes long waits: it gives the core away
-  // when the loop wakes. Processes that it starts do too.
+  // For long work beside clients' requests: gives the core away when the loop
+  // wakes. Processes that it starts inherit that.
   enum class Priority { kAsTheLoop, kBehindTheLoop };
 
   // `name` of at most 15 characters, for ps and top.
@@ -30,16 +30,16 @@ class TaskThread {
   TaskThread(const TaskThread&) = delete;
 
   void Run(std::function<void()> task);
-  // ... when `delay` has passed, behind what was there by then.
+  // The same after `delay`, behind the tasks that are queued by then.
   void RunAfter(absl::Duration delay, std::function<void()> task);
-  // Drops what has not begun, takes nothing more, and waits for what runs.
-  // False: it still ran after `patience`.
+  // Drops queued tasks, takes no more, and waits for the running one. False: it
+  // still ran after `patience`.
   bool Finish(absl::Duration patience);
 
  private:
   using Time = std::chrono::steady_clock::time_point;
   void Work(Priority priority);
-  // Moves what is due into `tasks_`.
+  // Moves due tasks into `tasks_`.
   void TakeDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Mutex mutex_;

@@ -1,11 +1,11 @@
-// Whether the loop's thread goes before the machine's other work.
+// Decides when the loop's thread runs before the machine's other work.
 //
-// Every rank waits for the loop, and the kernel lets whoever else is on its
+// Every rank waits for the loop, and the kernel lets another process on its
 // core go on for milliseconds before it (a tick, in a kernel that does not
-// preempt), however low its own use is. So it has the lowest real-time
+// preempt), however low the loop's own use is. So it has the lowest real-time
 // priority, as the thread that refills the grant pages has, while it computes
-// little. A loop that is kept busy, by whoever floods it, is as everybody else
-// until it is less: it takes no core from the node's training.
+// little. A loop that is kept busy by a flood of requests loses the priority
+// until it is less busy: it takes no core from the node's training.
 //
 // Pure policy: the caller tells the time and what its thread has computed.
 #pragma once
@@ -19,10 +19,10 @@ class Urgency {
   static constexpr absl::Duration kWindow = absl::Milliseconds(100);
   static constexpr double kMost = 0.75;  // of a core, in a window
 
-  // To be asked at least each kWindow while the thread computes. `cpu`: what it
-  // has computed since it began, as of `now`, which does not go back.
+  // Must be called at least each kWindow while the thread computes. `cpu`: its
+  // CPU time since it began, as of `now`, which does not go back.
   bool IsUrgent(absl::Time now, absl::Duration cpu);
-  // Before then the answer stays the same.
+  // The answer stays the same until then.
   absl::Time next() const { return end_; }
 
  private:
