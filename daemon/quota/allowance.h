@@ -1,7 +1,7 @@
 // How often each principal may do what costs time: a token bucket each.
 //
-// A bucket that nobody used for a while is full, and forgotten. What costs more
-// than a full bucket holds is allowed by a full one, which then owes the rest.
+// A bucket that was not used for a while is full, and forgotten. A cost above a
+// full bucket is allowed by a full one, which then owes the rest.
 //
 // Thread safety: none needed; the loop's thread only.
 #pragma once
@@ -26,7 +26,8 @@ class Allowances {
   Allowances(double per_second, double full)
       : per_second_(per_second), full_(full) {}
 
-  // Takes `cost` of `who`, unless there is not enough.
+  // Takes `cost` of the principal's bucket; false if it does not hold that
+  // much.
   bool Take(const Principal& who, double cost, absl::Time now);
 
   double per_second() const { return per_second_; }

@@ -1,13 +1,14 @@
-// What waits for one thing to serve it, fair to users by the time that each
+// A queue in front of one shared server, fair to users by the time that each
 // took of it: neither many nor long entries of one user hold up another's.
 //
 // Start-time fair queueing. Each user has a virtual time, what the user's
-// entries took so far; who has the least is next, and among equals who was
-// served longest ago. Who comes back after a pause starts at the least that is
-// being served, so nobody saves time up. An entry waits for at most one of each
-// other user. Once nobody waits all are level again.
+// entries took so far; the user with the least is next, and among equals the
+// one served longest ago. A user that comes back after a pause starts at the
+// least that is being served, so no user saves time up. An entry waits for at
+// most one of each other user. Once the queue is empty all users are level
+// again.
 //
-// `Key` says who is counted (Principal), `Entry` what waits.
+// `Key` identifies a user (Principal), `Entry` is what waits.
 //
 // Thread safety: none needed; pure.
 #pragma once
@@ -36,7 +37,8 @@ class FairQueue {
     ++waiting_;
   }
 
-  // The next entry of those users whom `may` allows; nullopt: there is none.
+  // Returns the next entry of a user that `may` allows; nullopt if there is
+  // none.
   template <typename May>
   std::optional<std::pair<Key, Entry>> Pop(May may) {
     auto next = users_.end();
@@ -59,7 +61,7 @@ class FairQueue {
     return Pop([](const Key&) { return true; });
   }
 
-  // An entry of `who` that was popped took so long.
+  // Charges the user for an entry that was popped and took `time`.
   void Spent(const Key& who, absl::Duration time) {
     User& user = users_[who];
     user.spent =
@@ -67,7 +69,7 @@ class FairQueue {
     Forget();
   }
 
-  // The entries that `gone` tells are taken out.
+  // Removes the entries for which `gone` returns true.
   template <typename Gone>
   std::vector<Entry> Remove(Gone gone) {
     std::vector<Entry> removed;
@@ -93,7 +95,8 @@ class FairQueue {
     const auto user = users_.find(who);
     return user != users_.end() ? user->second.entries.size() : 0;
   }
-  // Users it remembers: those who wait, and who took more than others.
+  // Users it remembers: those with entries, and those that took more than
+  // others.
   size_t users() const { return users_.size(); }
 
  private:
@@ -120,7 +123,7 @@ class FairQueue {
   std::map<Key, User> users_;
   size_t waiting_ = 0;
   uint64_t turns_ = 0;
-  absl::Duration least_;  // virtual time of who was served last, by then
+  absl::Duration least_;  // virtual time of the last served user, by then
 };
 
 }  // namespace sluice::daemon

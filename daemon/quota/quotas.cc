@@ -15,7 +15,7 @@ constexpr size_t At(Resource what) { return static_cast<size_t>(what); }
 struct Words {
   const char* name;
   const char* things;  // for people
-  const char* remedy;  // for one who has too many
+  const char* remedy;  // what to do about too many
   double unit = 1;
   bool in_turns = false;
 };

@@ -1,8 +1,8 @@
-// How much of what is countable one principal may take, and everybody together.
+// Limits of what is countable, for one principal and for all together.
 //
 // The daemon asks before it accepts, reads, queues or sends; what was taken is
-// given back when its session, slot or packet is over. Of a principal that
-// holds nothing, nothing is kept.
+// given back when its session, slot or packet is over. A principal that holds
+// nothing costs no memory.
 //
 // Thread safety: none needed; the loop's thread only.
 #pragma once
@@ -35,33 +35,33 @@ enum class Resource {
 inline constexpr size_t kResources = 8;
 // As the configuration and the metrics call it: "sessions".
 const char* Name(Resource resource);
-// Nobody is refused it and nobody gives it back: users have it in turns
-// (fair_queue.h). What one had is forgotten with all else that the user holds,
-// what all had is not.
+// Never refused and never given back: users have it in turns (fair_queue.h).
+// What one had is forgotten with all else that the user holds, what all had is
+// not.
 bool IsSharedInTurns(Resource resource);
 // For people and metrics, in the unit of the name: seconds.
 double InUnits(Resource resource, int64_t amount);
 
 // How much one principal may have, and all together. The last part of `all`
-// (kept) is only for principals that have little: however many others have as
-// much as they may, further ones get something.
+// (kept) is only for principals that have little, so that new ones get
+// something even if others have as much as they may.
 struct Share {
   int64_t each = 0;  // of one principal
   int64_t all = 0;   // of all together
   int64_t kept() const { return std::min(all / 4, all - each); }
   int64_t little() const { return std::max<int64_t>(kept() / 8, 1); }
-  // How much all may have for one to have `has`.
+  // How much all may have in total for one to have `has`.
   int64_t all_for(int64_t has) const {
     return has <= little() ? all : all - kept();
   }
 };
-// ResourceExhausted in one line: all `used` together, and `share` leaves no
-// room for one that `has` so much, what it asks for included.
+// ResourceExhausted in one line: all together have `used`, and `share` leaves
+// no room for a principal that would have `has`.
 absl::Status NoRoom(const Share& share, const std::string& things, int64_t used,
                     int64_t has);
 using Shares = std::array<Share, kResources>;
 
-// What the configuration says of one principal's share; absent: the default.
+// The configured share of one principal; absent: the default.
 struct QuotaSettings {
   std::optional<int64_t> sessions;
   std::optional<int64_t> ranks;
@@ -69,25 +69,25 @@ struct QuotaSettings {
   std::optional<int64_t> waiting;
 };
 
-// Of a process that may have `open_files` descriptors (its soft limit): a
-// session costs up to three of them, and the kernel lets no more than the soft
-// limit be on their way from one sender's user.
+// The shares of a process that may have `open_files` descriptors (its soft
+// limit): a session costs up to three of them, and the kernel lets no more than
+// the soft limit be on their way from one sender's user.
 Shares SharesOf(const QuotaSettings& settings, int64_t open_files);
-// How many extents of memory may be: each is a descriptor, and another one
-// until it was sent. What sessions and the daemon itself leave.
+// The share of extents: each is a descriptor, and another one until it was
+// sent. They get what sessions and the daemon itself leave.
 Share ExtentsOf(const QuotaSettings& settings, int64_t open_files);
 
-// What is taken, as plain data that can leave the loop's thread.
+// What is taken now, as plain data that can leave the loop's thread.
 struct QuotasSnapshot {
   using Amounts = std::array<int64_t, kResources>;
   Shares shares = {};
   Amounts used = {};  // of all together
   std::array<uint64_t, kResources> refused = {};
-  std::vector<std::pair<Principal, Amounts>> users;  // who hold something
+  std::vector<std::pair<Principal, Amounts>> users;  // those with amounts
 };
 
-// ResourceExhausted in one line: `who` has so many of it, the limit, and what
-// to do. Also for what is counted elsewhere.
+// ResourceExhausted in one line: what the principal has of it, the limit, and
+// what to do. Also for what is counted elsewhere.
 absl::Status TooMuch(const Principal& who, Resource what, int64_t has,
                      int64_t limit);
 
@@ -95,17 +95,18 @@ class Quotas {
  public:
   explicit Quotas(Shares shares) : shares_(shares) {}
 
-  // Takes it; ResourceExhausted in one line with the limit and the remedy.
+  // Takes `amount`; ResourceExhausted in one line with the limit and the
+  // remedy.
   absl::Status Ask(const Principal& who, Resource what, int64_t amount = 1);
-  // Would Ask take it?
+  // What Ask would return; takes nothing.
   absl::Status May(const Principal& who, Resource what,
                    int64_t amount = 1) const;
-  // May said no, and whoever asked was told.
+  // Counts a refusal that May decided and the caller has sent.
   void CountRefusal(Resource what) { ++refused_[static_cast<size_t>(what)]; }
-  // Takes it whatever the limit: it is there already. What is shared in turns
-  // is counted so.
+  // Takes it whatever the limit, for what is there already and what is shared
+  // in turns.
   void Charge(const Principal& who, Resource what, int64_t amount = 1);
-  // At most what was taken.
+  // Gives back at most what was taken.
   void GiveBack(const Principal& who, Resource what, int64_t amount = 1);
 
   int64_t used(const Principal& who, Resource what) const;
@@ -115,10 +116,10 @@ class Quotas {
   uint64_t refused(Resource what) const;
 
   using Amounts = QuotasSnapshot::Amounts;
-  // Everybody who holds something.
+  // All principals that hold something.
   const std::map<Principal, Amounts>& users() const { return used_; }
 
-  // At this moment: of `viewer`, or of everybody.
+  // The amounts now: `viewer`'s, or all.
   QuotasSnapshot TakeSnapshot(const Principal* viewer) const;
 
   void CheckInvariants() const;

@@ -1,4 +1,4 @@
-// Whose request is served next: principals share the loop's time evenly
+// Decides which request is served next: principals share the loop's time evenly
 // (fair_queue.h), however many sessions each has and whatever its requests
 // cost. The sessions of one principal take turns.
 //
@@ -17,14 +17,14 @@ namespace sluice::daemon {
 
 class Turns {
  public:
-  // There is something to read of `session`. Nothing happens where it waits
-  // for its turn already.
+  // Queues `session`, which has something to read. Does nothing if it is queued
+  // already.
   void Add(const Principal& who, SessionId session);
   // The session is over.
   void Remove(SessionId session);
-  // Whose turn it is; that one waits no longer. Nullopt: nobody waits.
+  // The next session, which waits no longer. Nullopt if no session waits.
   std::optional<SessionId> Next();
-  // What the turn of the last Next took.
+  // Charges the time of the turn that Next gave last.
   void Spent(absl::Duration time);
 
   bool empty() const { return queue_.empty(); }
