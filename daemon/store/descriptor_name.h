@@ -1,4 +1,4 @@
-// What a kept descriptor is called.
+// The names of kept descriptors.
 #pragma once
 
 #include <string_view>
@@ -7,8 +7,8 @@ namespace sluice::daemon {
 
 inline constexpr int kMaxDescriptorName = 16;
 
-// 1 to 16 of a-z, 0-9 and '-'. What a socket unit hands on is called like the
-// unit ("sluiced.socket"), so it is never taken for one of these.
+// 1 to 16 of a-z, 0-9 and '-'. A descriptor from a socket unit has the unit's
+// name ("sluiced.socket"), so it is never taken for one of these.
 bool IsDescriptorName(std::string_view name);
 
 }  // namespace sluice::daemon

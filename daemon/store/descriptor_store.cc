@@ -165,7 +165,7 @@ int64_t DescriptorStore::stored() const {
   return static_cast<int64_t>(kept_.size());
 }
 
-// Who does not read what is stored need not be told either.
+// Drops the message if the queue is full: the store reads nothing then.
 void DescriptorStore::Tell(std::string message) {
   if (socket_ == nullptr) return;
   const MutexLock lock(mutex_);

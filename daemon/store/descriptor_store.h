@@ -1,20 +1,20 @@
 // The daemon's side of a store of descriptors that outlives it: systemd's
 // (FileDescriptorStoreMax=), or sluiced-keeper's.
 //
-// How it works. What is put, removed and told waits in a queue. A thread of its
-// own takes all that is there as one batch, sends it in order, and, where
-// somebody waits for it, follows it with one barrier: the store has everything
-// when it answers. Calls never block.
+// How it works. Puts, removals and messages wait in a queue. A thread of its
+// own takes all that is there as one batch and sends it in order. If a Flush
+// waits for the batch, one barrier follows it: the store has everything when it
+// answers. Calls never block.
 //
 // A keeper that died (keeper_process.h). Another one is started, and gets all
 // that is stored again: a duplicate of each is held for that, so it costs this
-// process a descriptor more of each. Who waits for the store waits meanwhile,
-// as long as for a store that does not answer.
+// process a descriptor more of each. Callers that wait for the store wait as
+// long as for a store that does not answer.
 //
 // What it does not do. A store drops silently what is beyond its size, so the
 // size is known here and more is refused. A store that does not answer costs
-// each batch its deadline and fails with it: whether to go on without it is for
-// the caller. What could not be sent goes first in the next batch.
+// each batch its deadline and fails it: the caller decides whether to go on
+// without the store. What could not be sent goes first in the next batch.
 //
 // Thread safety: safe.
 #pragma once
@@ -47,42 +47,42 @@ class DescriptorStore {
  public:
   using Done = std::function<void(absl::Status)>;
   struct Options {
-    std::string notify_socket;  // empty: nobody keeps anything
-    // Who listens there; absent: systemd, or one that is never replaced.
+    std::string notify_socket;  // empty: there is no store
+    // The keeper that listens there; absent: systemd, or one that is never
+    // replaced.
     std::optional<StartingKeeper> keeper;
     int64_t capacity = 0;  // StoreCapacity; 0: it keeps nothing
     // Per batch, from its first message to the answer.
     absl::Duration deadline = absl::Seconds(5);
     // Runs a task elsewhere (Loop::Post); absent: on this object's thread.
     std::function<void(std::function<void()>)> post;
-    // Posted: what becomes of the keeper, for the log.
+    // Called with news of the keeper, for the log.
     std::function<void(std::string)> say;
   };
   // `stored`: what the store holds already (Starter::stored). InvalidArgument:
-  // the address is none.
+  // the address is malformed.
   static absl::StatusOr<std::unique_ptr<DescriptorStore>> Start(
       Options options, const std::map<std::string, UniqueFd>& stored = {});
-  // Ends what it waits for. What has not been sent is not, and its `done` gets
+  // Ends all waits. What was not sent is dropped, and its `done` gets
   // Cancelled.
   ~DescriptorStore();
   DescriptorStore(const DescriptorStore&) = delete;
 
-  // False: nothing is put, and Flush is done at once. Whoever started the
-  // process may listen and keep nothing.
+  // False: nothing is put, and Flush is done at once. The starter may listen
+  // and keep nothing.
   bool keeps() const { return socket_ != nullptr && options_.capacity > 0; }
 
-  // The store will keep a duplicate of `fd` as `name`. InvalidArgument: not a
-  // name (descriptor_name.h). AlreadyExists: it is stored. ResourceExhausted:
-  // the store, this process's descriptors, or the queue are full.
+  // Stores a duplicate of `fd` as `name`. InvalidArgument: not a name
+  // (descriptor_name.h). AlreadyExists: it is stored. ResourceExhausted: the
+  // store, this process's descriptors, or the queue are full.
   absl::Status Put(std::string_view name, int fd);
-  // Also one that an earlier process left. Not there: nothing.
+  // Also removes what an earlier process left. Does nothing if it is not there.
   void Remove(std::string_view name);
-  // All that is stored, but what is named so: nothing else is left to another
-  // process.
+  // Removes all that is stored except `but`.
   void RemoveAll(const std::set<std::string>& but = {});
-  // `done` is posted when the store has taken all that was put and removed
-  // before, or with the first fault that it met on the way: then nobody knows
-  // which of it the store has, until a later one is done without a fault.
+  // Posts `done` when the store has taken all that was put and removed before,
+  // or with the first fault on the way: then it is unknown which of it the
+  // store has, until a later Flush is done without a fault.
   void Flush(Done done);
 
   // To the service manager, behind what was put before.
@@ -118,33 +118,33 @@ class DescriptorStore {
 
   // On the thread (descriptor_store_work.cc).
   void Work();
-  // False: it is to end.
+  // Waits for items. False: the thread is to end.
   bool WaitForWork();
   bool IsEnding() const;
   void Sleep(absl::Duration time);  // less, where it is to end
   void SendBatch(std::deque<Item> batch);
-  // The first fault. What was not sent of puts and removals is `unsent_`.
+  // Returns the first fault; unsent puts and removals go to `unsent_`.
   absl::Status SendAll(std::deque<Item>& batch, absl::Time deadline);
   void ReplaceKeeper();
   absl::Status Refill();
-  // All that is stored; who waits for what is queued joins `waiting_`.
+  // Takes all that is stored; callers of queued items join `waiting_`.
   std::deque<Item> TakeEverything();
   void AnswerWaiting(const absl::Status& status);
-  // Those that have waited for the deadline.
+  // Answers items that have waited for the deadline.
   void AnswerLate(const absl::Status& status);
   void Say(std::string text);
 
   const Options options_;
-  std::unique_ptr<NotifySocket> socket_;   // null: nobody listens
+  std::unique_ptr<NotifySocket> socket_;   // null: there is no store
   std::unique_ptr<KeeperProcess> keeper_;  // null: it is never replaced
   UniqueFd wake_;                          // an eventfd
   mutable Mutex mutex_;
-  // By name; null where no keeper may have to be given it again.
+  // By name; null if no keeper may need it again.
   std::map<std::string, SharedFd, std::less<>> kept_ ABSL_GUARDED_BY(mutex_);
   std::deque<Item> queue_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  // Of the thread: what shows that the keeper is dead or dying, and who waits
-  // for the next one.
+  // The thread's own: whether the keeper is dead or dying, and the callers that
+  // wait for the next one.
   bool lost_ = false;
   std::deque<Item> unsent_;  // of earlier batches, before all others
   std::atomic<uint64_t> keepers_replaced_ = 0;

@@ -1,8 +1,8 @@
-// The sluiced-keeper that holds what this process stores: whether it lives, and
-// another one in the place of one that died.
+// The sluiced-keeper that holds what this process stores: watches it, and
+// replaces one that died.
 //
-// Another one adopts this process (--adopt): it is started by it, holds nothing
-// until that is sent again, and starts the next daemon like any keeper.
+// The new keeper adopts this process (--adopt), which starts it. It holds
+// nothing until that is sent again, and starts the next daemon like any keeper.
 //
 // Thread safety: one thread, but Watch from another.
 #pragma once
@@ -29,22 +29,22 @@ class KeeperProcess {
     std::string notify_socket;  // in its runtime directory
     int64_t capacity = 0;
   };
-  // Of this process's parent. One that is not there any more has ended.
+  // Watches this process's parent. A parent that is gone counts as ended.
   static absl::StatusOr<std::unique_ptr<KeeperProcess>> Watch(Options options);
 
   pid_t pid() const { return pid_; }
-  // Readable when it has ended; -1: it had before.
+  // Readable when the keeper has ended; -1: it had ended before.
   int fd() const { return life_.get(); }
   bool HasEnded() const { return EndsWithin(absl::ZeroDuration()); }
   bool EndsWithin(absl::Duration longest) const;
 
-  // Starts another one; one that still runs and was started here is killed
-  // first. It listens a little later, or ends: another keeper may be there.
+  // Starts another keeper; a running one that was started here is killed first.
+  // It listens a little later, or ends: another keeper may be there.
   absl::Status Replace();
 
  private:
   explicit KeeperProcess(Options options) : options_(std::move(options)) {}
-  // Of one that was started here.
+  // Kills and reaps a keeper that was started here.
   void End();
 
   const Options options_;

@@ -1,5 +1,5 @@
-// The sending side of sd_notify(3): one datagram a message, descriptors beside
-// it, and the barrier that says that all before it was taken.
+// The sending side of sd_notify(3): one datagram a message, with descriptors,
+// and a barrier, which confirms that all before it was taken.
 //
 // Thread safety: one thread, but Cancel from any.
 #pragma once
@@ -17,31 +17,31 @@ namespace sluice::daemon {
 
 class NotifySocket {
  public:
-  // What says that a barrier was passed.
+  // How the store answers a barrier.
   enum class Answer {
     // The store closes the pipe. The kernel closes it too where the store dies
-    // with the barrier unread: all that systemd gives, whose end is the
-    // machine's.
+    // with the barrier unread. systemd gives no more; it ends only with the
+    // machine.
     kHangUp,
     // It writes a byte first, as sluiced-keeper does: a hang-up alone says that
     // it has died.
     kByte,
   };
   // `address`: a path, or '@' and an abstract name. InvalidArgument: neither,
-  // or too long. Whether somebody listens there shows when it is sent to.
+  // or too long. A missing listener shows when it is sent to.
   static absl::StatusOr<std::unique_ptr<NotifySocket>> Make(
       const std::string& address, Answer answer = Answer::kHangUp);
 
-  // Until somebody listens there. Unavailable: nobody did by then, or `life`,
-  // a descriptor, became readable; Cancelled.
+  // Waits until a store listens there. Unavailable: none did by `deadline`, or
+  // `life`, a descriptor, became readable; Cancelled.
   absl::Status Connect(absl::Time deadline, int life);
   // Waits until `deadline` where the queue is full. DeadlineExceeded: it stayed
-  // so; Unavailable: nobody listens; Cancelled.
+  // so; Unavailable: there is no listener; Cancelled.
   absl::Status Send(std::string_view message, absl::Time deadline, int fd = -1);
   // Returns when all that was sent before has been taken. DeadlineExceeded: it
   // was not by then, and may be later or never. Unavailable: the store died.
   absl::Status Barrier(absl::Time deadline);
-  // What waits ends with Cancelled, now and from now on.
+  // Ends waits with Cancelled, now and from now on.
   void Cancel();
 
  private:
@@ -53,14 +53,14 @@ class NotifySocket {
   // Polls `fd` for at most `longest`. False: not ready by then.
   absl::StatusOr<bool> Wait(int fd, short events, absl::Duration longest);
   absl::Status Late(std::string_view what) const;
-  // Of a pipe that is readable, or whose other end is closed.
+  // Reads a pipe that is readable, or closed at its other end.
   absl::Status ReadAnswer(const UniqueFd& pipe);
 
   const std::string address_;
   const Answer answer_;
   const UniqueFd cancel_;  // an eventfd
-  // Connected, so that poll tells when there is room. Made anew after a fault:
-  // whoever listens may be another one by then.
+  // Connected, so that poll tells when there is room. Connected again after a
+  // fault: another process may listen by then.
   UniqueFd socket_;
 };
 

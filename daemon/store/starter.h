@@ -1,5 +1,5 @@
-// What the process was given by who started it: systemd, or sluiced-keeper,
-// which speaks as systemd does (sd_listen_fds(3), sd_notify(3)).
+// What the process got from its starter: systemd, or sluiced-keeper, which
+// speaks as systemd does (sd_listen_fds(3), sd_notify(3)).
 //
 // Thread safety: none. Called once, before there are threads: it changes the
 // environment, so that no process of the daemon's takes this for its own.
@@ -23,44 +23,44 @@ namespace sluice::daemon {
 // SD_LISTEN_FDS_START: the number of the first descriptor that is handed on.
 inline constexpr int kFirstHandedOn = 3;
 
-// What a signal of a keeper carries that ends the service; any other that ends
-// the daemon leaves what ranks hold to the next one.
+// The value of a signal from the keeper that ends the service; any other signal
+// that ends the daemon leaves what ranks hold to the next one.
 inline constexpr int kEndsService = 0x534c43;
 
-// A sluiced-keeper, by what it says of itself in $SLUICE_KEEPER ("PID:PATH").
+// A sluiced-keeper, as $SLUICE_KEEPER names it ("PID:PATH").
 struct StartingKeeper {
   pid_t pid = 0;
   std::string program;
 };
 
 struct Starter {
-  // $NOTIFY_SOCKET; empty: nobody listens, nobody keeps anything.
+  // $NOTIFY_SOCKET; empty: there is no listener and no store.
   std::string notify_socket;
-  // Kept by the store for an earlier daemon, by name. Of two of one name (the
-  // daemon never stores two) the first.
+  // Kept by the store for an earlier daemon, by name. If two have one name (the
+  // daemon never stores two), the first.
   std::map<std::string, UniqueFd> stored;
-  // Absent: systemd, or nobody.
+  // Absent: systemd, or no store.
   std::optional<StartingKeeper> keeper;
-  // Of socket activation: whatever is not called as IsDescriptorName wants.
+  // From socket activation: all with names that IsDescriptorName refuses.
   std::vector<std::pair<std::string, UniqueFd>> sockets;
   // How many the store takes ($FDSTORE: systemd 254 and later, the keeper, or
   // the unit of an earlier systemd); absent: it does not say.
   std::optional<int64_t> store_size;
   // How often WATCHDOG=1 is expected; absent: never.
   std::optional<absl::Duration> watchdog;
-  // Of descriptors, before the daemon raises it: the next daemon is started
-  // with it, and more than it are not handed on.
+  // The limit of open files before the daemon raises it: the next daemon is
+  // started with it, and more than it are not handed on.
   int64_t open_files = 0;
 };
 
-// Takes it all out of the environment; every descriptor becomes close-on-exec.
-// InvalidArgument names the variable that makes no sense.
+// Reads all of it and removes it from the environment; every descriptor becomes
+// close-on-exec. InvalidArgument names the malformed variable.
 absl::StatusOr<Starter> TakeFromStarter();
 
-// How many descriptors a store may be trusted with: as many as its
-// `store_size`, or else `configured`, but never more than the next daemon can
-// be handed: systemd fails its start for ever where they exceed the limit of
-// open files, or their names the size of an environment variable.
+// How many descriptors a store may be trusted with: its `store_size`, or else
+// `configured`, but never more than the next daemon can be handed: systemd
+// would fail each of its starts if they exceed the limit of open files, or
+// their names the size of an environment variable.
 int64_t StoreCapacity(const Starter& starter, int64_t configured);
 
 }  // namespace sluice::daemon
