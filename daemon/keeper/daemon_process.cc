@@ -87,7 +87,7 @@ void SetEnvironment(const DaemonCommand& command, const KeptDescriptors& kept,
   argv.push_back(nullptr);
   if (LineUp(std::move(fds))) execv(argv[0], argv.data());
   const int error = errno;
-  signal(SIGPIPE, SIG_IGN);  // of a log that nobody reads any more
+  signal(SIGPIPE, SIG_IGN);  // the reader of the log may be gone
   SayFromFork(fmt::format("cannot run {}: {}", argv[0], std::strerror(error)));
   _exit(kNotRunnable);
 }
@@ -101,7 +101,7 @@ absl::StatusOr<pid_t> StartDaemon(const DaemonCommand& command,
   const pid_t pid = fork();
   if (pid < 0) return ErrnoStatus(errno, "start a process");
   if (pid == 0) BecomeDaemon(command, kept, keeper);
-  setpgid(pid, pid);  // whoever of the two comes first
+  setpgid(pid, pid);  // both processes set it: either may run first
   return pid;
 }
 

@@ -28,8 +28,8 @@ void Log(fmt::format_string<Args...> text, Args&&... args) {
   Say(fmt::format(text, std::forward<Args>(args)...));
 }
 
-// That a pipe closes is no answer: so it does when a keeper dies. Never waits:
-// a pipe without room is nobody's barrier.
+// Writes a byte: that a pipe closes is no answer, since it does so when a
+// keeper dies. Never waits: a pipe without room is no barrier of the daemon's.
 void Answer(std::span<const UniqueFd> barrier) {
   for (const UniqueFd& fd : barrier) {
     pollfd writable = {fd.get(), POLLOUT, 0};
@@ -134,8 +134,8 @@ void Keeper::ReadMessages() {
 }
 
 void Keeper::Take(NotifyReceiver::Datagram datagram) {
-  // A pid is not used again before its process was waited for, and messages
-  // are read before that: nobody else has this one.
+  // A pid is not used again before its process was waited for, and messages are
+  // read before that: no other process has this one.
   if (!daemon_ || datagram.sender != daemon_->pid()) {
     return Refuse(fmt::format("process {} is not the daemon", datagram.sender));
   }
@@ -147,7 +147,7 @@ void Keeper::Take(NotifyReceiver::Datagram datagram) {
   if (!done.ok()) Refuse(std::string(done.message()));
 }
 
-// The 1st, 2nd, 4th, 8th …: who sends many does not fill the log.
+// Logs the 1st, 2nd, 4th, 8th …, so that many messages do not fill the log.
 void Keeper::Refuse(std::string_view why) {
   if (std::has_single_bit(++refused_)) {
     Log("refused a message: {} ({} so far)", why, refused_);

@@ -29,12 +29,12 @@ class Keeper {
  public:
   struct Options {
     std::string runtime_dir;
-    std::vector<std::string> argv;  // of the daemon; empty: as `adopt` has it
-    // A daemon whose keeper died, and which started this one.
+    std::vector<std::string> argv;  // of the daemon; empty: that of `adopt`
+    // The daemon that started this keeper because its earlier one died.
     std::optional<pid_t> adopt;
     std::string program;  // the keeper's own
     int64_t capacity = 0;
-    // How long a daemon that was told to end may take.
+    // How long a daemon may take to end after the signal.
     absl::Duration patience = absl::Seconds(5);
   };
   // Takes the folder's lock, makes the socket, blocks the signals that Run
@@ -42,7 +42,8 @@ class Keeper {
   // not start this process.
   static absl::StatusOr<std::unique_ptr<Keeper>> Make(Options options);
 
-  // Until the daemon has ended for good. Returns the exit status to hand on.
+  // Runs until the daemon has ended for good. Returns the exit status to hand
+  // on.
   int Run();
 
  private:
@@ -58,7 +59,7 @@ class Keeper {
   void Refuse(std::string_view why);
   void ReadSignals();
   void EndIfLate();
-  // The exit status to hand on, if that is what follows.
+  // The exit status to hand on, if the keeper is to end.
   std::optional<int> OnDeath();
 
   const Options options_;

@@ -18,10 +18,10 @@ class KeptDescriptors {
  public:
   explicit KeptDescriptors(int64_t capacity) : capacity_(capacity) {}
 
-  // Does what the daemon's message says; `fds` came with it. What is not kept
-  // is closed, and with a barrier that is the answer. A put under a name that
-  // is there replaces it: the later one counts. InvalidArgument: not one
-  // descriptor with a put; ResourceExhausted: full.
+  // Executes the daemon's message; `fds` came with it. Descriptors that are not
+  // kept are closed, which answers a barrier. A put replaces one of the same
+  // name. InvalidArgument: a put with not exactly one descriptor;
+  // ResourceExhausted: full.
   absl::Status Apply(const Notification& said, std::vector<UniqueFd> fds);
 
   const std::map<std::string, UniqueFd>& all() const { return all_; }

@@ -88,7 +88,7 @@ absl::StatusOr<int> Serve(const Arguments& arguments) {
 }
 
 int Fail(const absl::Status& status) {
-  // Not fmt::print, which throws where nobody reads it: the status counts.
+  // Not fmt::print, which throws if stderr is closed: the exit status counts.
   std::fputs(fmt::format("error: {}\n", std::string(status.message())).c_str(),
              stderr);
   return absl::IsInvalidArgument(status) || absl::IsAlreadyExists(status) ? 2

@@ -1,4 +1,4 @@
-// One datagram of sd_notify(3), as far as the keeper cares; pure.
+// Parses one datagram of sd_notify(3), as far as the keeper needs it; pure.
 #pragma once
 
 #include <string>
@@ -22,8 +22,8 @@ struct Notification {
   std::string name;  // of kPut and kRemove
 };
 
-// InvalidArgument: two things at once, a name that is none (descriptor_name.h),
-// a zero byte, too long, or nothing.
+// InvalidArgument: two things at once, a malformed name (descriptor_name.h), a
+// zero byte, too long, or nothing.
 absl::StatusOr<Notification> ParseNotification(std::string_view text);
 
 }  // namespace sluice::daemon

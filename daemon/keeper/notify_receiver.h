@@ -1,4 +1,4 @@
-// The receiving side of sd_notify(3): a datagram socket that knows who sends.
+// The receiving side of sd_notify(3): a datagram socket with senders' pids.
 //
 // Thread safety: none needed; the keeper has one thread.
 #pragma once
@@ -17,19 +17,19 @@ namespace sluice::daemon {
 class NotifyReceiver {
  public:
   struct Datagram {
-    pid_t sender = 0;  // as the kernel says
+    pid_t sender = 0;  // from the kernel
     std::string text;
     std::vector<UniqueFd> fds;  // close-on-exec
     bool whole = true;          // false: cut off, or descriptors are missing
   };
 
-  // A socket at `path` for this user only; what is there is replaced, so hold
-  // the folder's lock.
+  // A socket at `path` for this user only. It replaces what is there, so the
+  // caller must hold the folder's lock.
   static absl::StatusOr<NotifyReceiver> Bind(const std::string& path);
   ~NotifyReceiver();
   NotifyReceiver(NotifyReceiver&&) = default;
 
-  // Never waits. nullopt: there is none.
+  // Never waits. Nullopt if there is no datagram.
   std::optional<Datagram> Receive();
   int fd() const { return socket_.get(); }
   const std::string& path() const { return path_; }

@@ -1,4 +1,4 @@
-// What follows when the daemon ended; pure.
+// Decides what follows the daemon's end; pure.
 #pragma once
 
 #include <deque>
@@ -13,7 +13,7 @@ namespace sluice::daemon {
 struct DaemonEnd {
   int exit_code = 0;
   int signal = 0;     // 0: it exited
-  bool known = true;  // false: of an adopted one the kernel does not tell
+  bool known = true;  // false: adopted, so the kernel does not tell
   // As a shell has it: 128 and the signal.
   int status() const { return signal != 0 ? 128 + signal : exit_code; }
   std::string Text() const;  // "exited with status 2"
@@ -28,9 +28,9 @@ class RestartPolicy {
   static constexpr absl::Duration kLongestPause = absl::Seconds(1);
 
   struct Verdict {
-    std::optional<int> exit;  // end with it; absent: start again
-    absl::Duration pause;     // ... after this
-    bool slower_now = false;  // the first pause of a row: worth a word
+    std::optional<int> exit;  // the keeper's status; absent: start again
+    absl::Duration pause;     // before the start
+    bool slower_now = false;  // the first pause of a row, which is logged
   };
   // What is known beside how it ended.
   struct Of {

@@ -26,10 +26,10 @@ void Write(int fd, std::string_view line) {
   [[maybe_unused]] const ssize_t wrote = write(fd, line.data(), line.size());
 }
 
-// A pipe is opened again, so as not to wait for it where the daemon, which
-// writes to it as well, fills it in between; the flag on the one that was
-// handed on would be everybody's. A file does not wait, and opened again it
-// would have a place of its own.
+// A pipe is opened again, so that the keeper does not wait when the daemon,
+// which writes to it as well, has filled it: O_NONBLOCK on the inherited
+// descriptor would hold for all its users. A file does not wait, and opened
+// again it would have an offset of its own.
 UniqueFd PipeOpenedAgain() {
   struct stat of = {};
   if (fstat(STDERR_FILENO, &of) != 0 || !S_ISFIFO(of.st_mode)) {

@@ -22,25 +22,25 @@ class WatchedDaemon {
  public:
   static absl::StatusOr<WatchedDaemon> Start(const DaemonCommand& command,
                                              const KeptDescriptors& kept);
-  // InvalidArgument: `pid` is not this process's parent. So nobody is adopted
-  // who did not ask for it, nor who has its number by now.
+  // InvalidArgument: `pid` is not this process's parent. So only the daemon
+  // that asked for it is adopted, and no process that has its number by now.
   static absl::StatusOr<WatchedDaemon> Adopt(pid_t pid);
 
   pid_t pid() const { return pid_; }
   int fd() const { return life_.get(); }  // readable when it has ended
   bool HasEnded() const;
   void Signal(int signal) const;
-  // The same, and the service is to end with it (kEndsService).
+  // The same with kEndsService: the service ends with the daemon.
   void EndService(int signal) const;
-  // With all that it started and left in its process group.
+  // Kills all that it started and left in its process group.
   void KillGroup() const;
-  // The words that it was started with.
+  // The command line that it was started with.
   absl::StatusOr<std::vector<std::string>> Command() const;
-  // How one that has ended did; what it left in its group is killed. Its number
-  // is nobody else's until Reap.
+  // How the daemon ended; what it left in its group is killed. Its number stays
+  // its own until Reap.
   DaemonEnd End() const;
   // Gives the number back. The kernel then drops what /proc showed of it: some
-  // milliseconds where somebody has looked at thousands of descriptors there.
+  // milliseconds if thousands of descriptors were looked at there.
   void Reap() const;
 
  private:
@@ -49,7 +49,7 @@ class WatchedDaemon {
 
   pid_t pid_;
   UniqueFd life_;  // a pidfd
-  bool child_;     // else somebody else waits for it
+  bool child_;     // else another process waits for it
 };
 
 }  // namespace sluice::daemon
