@@ -18,8 +18,8 @@ void AddRow(std::string& to, RowOp op, const std::string& key,
   writer.Element(row);
 }
 
-// Rows to put or to erase, in line. They name no objects, so they are the same
-// bytes for whoever reads them.
+// Rows to put or to erase, in line. They name no objects, so their bytes do not
+// depend on the reader.
 class RowWriter {
  public:
   RowWriter() { rows_.reserve(kMostOfARequest); }

@@ -5,16 +5,16 @@
 // they last were.
 //
 // A checkpoint can also be drafted in parts, some beside each event's changes,
-// so that no event takes long: each part is some rows as they are then, and
-// before them what changed since the last part. It is what is called a fuzzy
-// checkpoint: none of its parts is everything at one time, and all together are
-// everything as of the last one.
+// so that no event takes long: each part is some rows as they are then, after
+// what changed since the last part. That is a fuzzy checkpoint: none of its
+// parts is everything at one time, and all together are everything as of the
+// last one.
 //
 // Not in them: what administrators set (policy_file.h keeps it on a disk),
 // rounds of planning that are asked or solved (a round for running jobs alone
-// is due again at once; whoever asked for any other round asks again),
-// sessions that never were a rank's (their sockets are not kept either), and
-// the profiles and plans of jobs for which there is no room (planning_share.h).
+// is due again at once; the clients of any other round ask again), sessions
+// that never were a rank's (their sockets are not kept either), and the
+// profiles and plans of jobs for which there is no room (planning_share.h).
 //
 // Errors: InvalidArgument, one line: what was read is not what was written.
 // Thread safety: one owner.
@@ -36,7 +36,7 @@ namespace sluice::daemon {
 
 class CoreRows {
  public:
-  // What profiles and plans of all jobs may take of a checkpoint.
+  // The most bytes of a checkpoint for all jobs' profiles and plans.
   static constexpr Bytes kMostPlanning = MiB(4);
 
   explicit CoreRows(Bytes most_planning = kMostPlanning)
@@ -44,16 +44,15 @@ class CoreRows {
                  .planning = PlanningShare(most_planning.size()),
                  .loose = {}} {}
 
-  // What changed since it was asked last, of this core; empty: nothing.
+  // What changed since the last call, of this core; empty if nothing.
   std::string Changes(Core& core);
-  // All there is. What it is asked for next is what changed since. A draft is
-  // dropped.
+  // All rows; the next Changes starts from here. Drops a draft.
   std::string Everything(Core& core);
-  // Jobs whose profiles and plans are not saved, since it was asked last.
+  // Jobs with profiles and plans that are not saved, since the last call.
   std::vector<LeftOut> TakeLeftOut() { return written_.planning.TakeNews(); }
 
   // --- a checkpoint in parts -----------------------------------------------
-  // Begins one anew.
+  // Begins a draft, or begins it again.
   void BeginDraft(Core& core);
   bool drafting() const { return draft_.has_value(); }
   struct Part {
@@ -61,8 +60,8 @@ class CoreRows {
     bool is_last = false;
   };
   // The next part, of at most `most` rows besides what changed. After the last
-  // one, changes are of the drafted checkpoint.
-  // REQUIRES: drafting(), and nothing changed since Changes was asked.
+  // part, Changes is relative to the drafted checkpoint. REQUIRES: drafting(),
+  // and nothing changed since Changes was called.
   Part NextPart(Core& core, size_t most);
 
  private:
@@ -81,8 +80,8 @@ class CoreRows {
   std::optional<Draft> draft_;
 };
 
-// What a core saved, but for what is not in its rows: that is taken from
-// `fresh`, the state of a core of the same node that nobody has reached.
+// What a core saved. What is not in its rows is taken from `fresh`, the state
+// of a core of the same node that no client has reached.
 absl::StatusOr<CoreState> ReadCore(const StateFile::Contents& contents,
                                    CoreState fresh);
 

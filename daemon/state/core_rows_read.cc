@@ -191,7 +191,7 @@ class RowReader {
     if (pool != to_->ledger.pools.end()) return &pool->second;
     return Bad(fmt::format("it has memory of {}, which is not here", Name(id)));
   }
-  // Read when somebody names it.
+  // Read when a row names it.
   absl::Status Skip(FieldReader& key, FieldReader& row) {
     uint64_t number = 0;
     key.Element(number);

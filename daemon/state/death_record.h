@@ -1,8 +1,8 @@
-// How the daemons of late ended, in memory that outlives them: one that dies
-// again and again with what it took over must not go on doing so.
+// How the last daemons ended, in memory that outlives them: a daemon that dies
+// again and again with what it took over must not be started for ever.
 //
-// A page of a memfd. Each daemon says when it begins, and when it ends in
-// order; one that finds that its predecessor did not notes its death.
+// A page of a memfd. Each daemon notes its start, and its orderly end; a daemon
+// that finds a start without an end notes that death.
 //
 // Thread safety: one owner.
 #pragma once
@@ -19,25 +19,24 @@ namespace sluice::daemon {
 
 class DeathRecord {
  public:
-  // Deaths before that are forgotten.
+  // Earlier deaths are forgotten.
   static constexpr absl::Duration kWindow = absl::Seconds(10);
 
-  // `left` is an earlier daemon's; what is empty or another version's begins
-  // anew.
+  // `left` is an earlier daemon's; an empty one or another version's is reset.
   static absl::StatusOr<DeathRecord> Open(UniqueFd left);
 
   // `now` is CLOCK_MONOTONIC's (MonotonicClock), which all of them share.
   void Begin(absl::Time now);
   // How many died within kWindow.
   int Recent(absl::Time now) const;
-  // Why a daemon ends out of order, if it knows: its first 511 bytes.
+  // Notes why a daemon ends out of order, if it knows: its first 511 bytes.
   void SayWhy(std::string_view why);
-  std::string why() const;  // of the last that said; empty: none did
+  std::string why() const;  // the last one noted; empty: none
   void EndInOrder();
   // The next daemon begins as if none had died.
   void Forget();
 
-  // For who keeps it; it stays this object's.
+  // For the descriptor store; it stays this object's.
   int fd() const { return fd_.get(); }
 
  private:

@@ -1,5 +1,5 @@
-// Bytes back to plain data (fields.h). What was read is as it was made where a
-// field is not there; ok() says whether all of it made sense.
+// Reads plain data from bytes (fields.h). A field that is not there keeps its
+// default; ok() says whether all of it was valid.
 //
 // Thread safety: values.
 #pragma once
@@ -48,13 +48,13 @@ class FieldReader {
     input_.Skip(INT32_MAX);
   }
 
-  // False: what was read was cut off, or is something else.
+  // False if what was read was cut off, or is something else.
   bool ok() const { return ok_; }
-  // It is, and there is nothing after it.
+  // Whether all was valid and nothing follows it.
   bool Done() { return ok_ && AtEnd(); }
 
  private:
-  // The next field is this one; skips those before it.
+  // Whether the next field is this one; skips those before it.
   bool Seek(int number, uint32_t wire_type);
   bool AtEnd();
   uint64_t Varint();
@@ -67,7 +67,7 @@ class FieldReader {
 
   google::protobuf::io::CodedInputStream input_;
   Objects* objects_;
-  uint32_t tag_ = 0;  // that was read, and whose value was not
+  uint32_t tag_ = 0;  // a tag that was read without its value
   bool ok_ = true;
 };
 

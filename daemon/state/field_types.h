@@ -1,5 +1,5 @@
-// What fields.h understands without a list of fields, and how numbers and times
-// are written.
+// The types that fields.h writes without a list of fields, and the encoding of
+// numbers and times.
 //
 // Thread safety: values.
 #pragma once

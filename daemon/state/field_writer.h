@@ -1,4 +1,4 @@
-// Plain data to bytes (fields.h).
+// Writes plain data as bytes (fields.h).
 //
 // Thread safety: values.
 #pragma once
@@ -21,7 +21,7 @@ namespace sluice::daemon {
 
 class FieldWriter {
  public:
-  // `objects`: null where nothing that is written names any.
+  // `objects` may be null if nothing that is written names any.
   FieldWriter(std::string* to, Objects* objects) : to_(to), objects_(objects) {}
 
   template <typename T>
@@ -35,7 +35,7 @@ class FieldWriter {
     }
   }
 
-  // Without a number: a key, or the whole of something.
+  // Writes without a number: a key, or the whole of something.
   template <typename T>
   void Element(const T& value);
   // As a string of all that `write` appends. In place: a row has dozens of
@@ -50,7 +50,7 @@ class FieldWriter {
 
  private:
   void Varint(uint64_t number);
-  // Of what is behind the byte there.
+  // Writes the size of what is behind `at` there.
   void SetSize(size_t at);
   void Fixed(double value);
   template <typename T>

@@ -1,5 +1,5 @@
-// The fields of the node and of its memory: who holds what.
-// By number; core_fields.h says the rules.
+// The fields of the node and of its memory and its holders, by number;
+// core_fields.h has the rules.
 #pragma once
 
 #include "daemon/core/state.h"

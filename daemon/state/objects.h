@@ -17,8 +17,8 @@ namespace sluice::daemon {
 class Objects {
  public:
   // --- writing ---------------------------------------------------------------
-  // Its number, from 1 on; a new one is put in line to be written. It is kept
-  // until Clear, so that no other one takes its address.
+  // Returns its number, from 1 on; a new one is queued to be written. The
+  // object is kept until Clear, so that no other one takes its address.
   template <typename T, typename Encode>
   uint64_t Number(const std::shared_ptr<const T>& object, Encode encode) {
     const auto [at, is_new] =
@@ -26,20 +26,20 @@ class Objects {
     if (is_new) new_.emplace_back(at->second.first, encode());
     return at->second.first;
   }
-  // Those that were numbered since the last time, as bytes.
+  // Those numbered since the last call, as bytes.
   std::vector<std::pair<uint64_t, std::string>> TakeNew() {
     return std::exchange(new_, {});
   }
-  // That have a number.
+  // How many have a number.
   size_t count() const { return written_.size(); }
-  // Numbers begin again.
+  // Drops all; numbers begin again.
   void Clear() { written_.clear(); }
 
   // --- reading ---------------------------------------------------------------
   void Add(uint64_t number, std::string bytes) {
     read_[number] = {std::move(bytes), nullptr};
   }
-  // The one object of that number; null: there is none, or `decode` gave none.
+  // The one object of that number; null if there is none, or `decode` failed.
   template <typename T, typename Decode>
   std::shared_ptr<const T> Find(uint64_t number, Decode decode) {
     const auto found = read_.find(number);

@@ -1,10 +1,10 @@
-// Whose profiles and plans are saved. They are as long as users make them, and
-// a checkpoint must have room for all else besides.
+// Chooses the profiles and plans that are saved. Users decide how long they
+// are, and a checkpoint must have room for all else besides.
 //
 // A job is saved whole or left out: one that is left out goes on after a
-// takeover like one that never asked for a plan. Where all jobs together are
-// too much, the largest job of the user who has most is left out first, until
-// the rest fits. So who takes more than others costs nobody but itself.
+// takeover like one that never asked for a plan. If all jobs together are too
+// much, the largest job of the user with the most is left out, until the rest
+// fits. So a user that takes more than others loses only its own jobs' plans.
 //
 // Thread safety: one owner.
 #pragma once
@@ -19,7 +19,7 @@
 
 namespace sluice::daemon {
 
-// A job whose profiles and plans are not saved.
+// A job with profiles and plans that are not saved.
 struct LeftOut {
   JobKey job;
   size_t bytes = 0;  // that they would take
@@ -31,18 +31,18 @@ class PlanningShare {
   // `most`: bytes of all jobs together.
   explicit PlanningShare(size_t most) : most_(most) {}
 
-  // Of a job's rows, one of kMember, kPlanInUse, kPlanPromised.
+  // The kinds of a job's rows that are counted.
   static constexpr std::array kKinds = {RowKind::kMember, RowKind::kPlanInUse,
                                         RowKind::kPlanPromised};
 
-  // Whoever is asked is told of all rows again: all are considered anew.
+  // Forgets all rows: the caller sets them again.
   void Clear();
-  // That row takes so many bytes; 0: it is gone.
+  // Sets the row's bytes; 0 removes it.
   void Set(const JobKey& job, RowKind kind, size_t bytes);
   bool IsSaved(const JobKey& job) const;
-  // Those that were saved and are left out since: their rows go.
+  // Jobs that were saved and are left out since: their rows must be erased.
   std::vector<JobKey> TakeEvicted();
-  // Those that are left out and were not when it was asked last.
+  // Jobs left out since the last call.
   std::vector<LeftOut> TakeNews();
   // What TakeNews of another one, of which this is a copy, has said since.
   void KnowTold(const PlanningShare& other) { told_ = other.told_; }
@@ -57,7 +57,7 @@ class PlanningShare {
 
   size_t most_;
   std::map<JobKey, Entry> jobs_;
-  // Of those that are saved.
+  // Bytes of each user's saved jobs.
   std::map<Principal, size_t> users_;
   size_t total_ = 0;
   std::vector<JobKey> evicted_;

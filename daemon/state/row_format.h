@@ -1,4 +1,4 @@
-// How rows are told apart in a record: an operation, the row's key, its bytes.
+// The format of a row in a record: an operation, the row's key, its bytes.
 #pragma once
 
 #include <cstdint>

@@ -6,10 +6,9 @@
 // store on, whole, or not at all. README.md draws the memory.
 //
 // Errors. Unimplemented: it is of a version that this build does not read.
-// NotFound: whoever wrote it has said that nothing of it counts any more.
-// FailedPrecondition: it is damaged. It is never read as something else.
-// ResourceExhausted: no room, and what counted before counts. Thread safety:
-// one owner.
+// NotFound: its writer has voided it. FailedPrecondition: it is damaged. It is
+// never read as something else. ResourceExhausted: no room, and what counted
+// before counts. Thread safety: one owner.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +39,7 @@ class StateFile {
   };
 
   // An empty state in `fd`, which is given its size and every page of it. It
-  // stays the caller's: who keeps it open keeps the state.
+  // stays the caller's: an open descriptor of it keeps the state.
   static absl::StatusOr<std::unique_ptr<StateFile>> Create(
       int fd, Sizes sizes, StateVersions versions = kStateVersions);
   // The state that is in `fd`. The next checkpoint is of this build's version.
@@ -63,8 +62,8 @@ class StateFile {
   void BeginCheckpoint();
   absl::Status AddToCheckpoint(std::string_view part);
   void EndCheckpoint();
-  // Nothing that is there counts any more, until the next checkpoint has ended.
-  // At once: it asks nobody for anything.
+  // Voids what is there until the next checkpoint has ended. At once: it waits
+  // for no other process.
   void Void();
   // Half of the records' room is taken: time to begin a checkpoint in parts.
   bool IsHalfFull() const;

@@ -18,7 +18,7 @@ namespace sluice::daemon::state_layout {
 
 inline constexpr uint64_t kMagic = 0x31'4554'4154'5343;  // "CSTATE1"
 inline constexpr size_t kWord = sizeof(uint64_t);
-// Epochs count from here: no damage of few bits makes one 0.
+// Epochs start here, so that no damage of few bits makes one 0.
 inline constexpr uint64_t kFirstEpoch = 0x5c0d'a7e1'0000'0000;
 
 struct Header {
@@ -30,8 +30,8 @@ struct Header {
 // Before the bytes of a checkpoint or a record.
 struct Lead {
   uint64_t epoch;  // of the checkpoint; stored last. 0: nothing here
-  // Of the record in its epoch; of a checkpoint, the versions of all that is
-  // written in this epoch.
+  // A record's number in its epoch; for a checkpoint, the versions of all that
+  // is written in this epoch.
   uint64_t index;
   uint64_t size;
   uint64_t sum;
@@ -46,7 +46,7 @@ inline uint32_t SumOf(uint32_t before, const void* bytes, size_t size) {
       crc32_z(before, static_cast<const Bytef*>(bytes), size));
 }
 
-// Of the lead and of the bytes behind it, whose sum is `bytes`.
+// The sum of the lead and of the bytes behind it, which have the sum `bytes`.
 inline uint64_t SumOf(Lead lead, uint32_t bytes) {
   lead.sum = 0;
   return crc32_combine(SumOf(0, &lead, sizeof(lead)), bytes,
