@@ -1,13 +1,13 @@
-// Who reads a page.
+// The readers of a page.
 #pragma once
 
 namespace sluice::daemon {
 
 enum class Audience {
-  // Whoever reaches the TCP port: sums, and nothing with a user, a job, a
+  // All that reach the TCP port: sums, and nothing with a user, a job, a
   // process or a cgroup.
   kAnybody,
-  // Who may open the unix socket.
+  // Users that may open the unix socket.
   kOperators,
 };
 

@@ -53,7 +53,7 @@ class Families {
     Add(name, help, prometheus::MetricType::Histogram);
     HistogramValue({}, from);
   }
-  // Of the family added last.
+  // Adds a series to the last family.
   void HistogramValue(Labels labels, const Histogram& from) {
     prometheus::ClientMetric metric;
     metric.label = std::move(labels);

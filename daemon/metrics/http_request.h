@@ -1,7 +1,7 @@
 // One request of HTTP/1.1, and the head of its answer.
 //
-// What is served are a few short pages, so a request is GET or HEAD of a path;
-// a body is not read, since every answer ends its connection.
+// The pages are few and short, so a request is GET or HEAD of a path; a body is
+// not read, since every answer ends its connection.
 //
 // Thread safety: pure.
 #pragma once
@@ -36,11 +36,11 @@ struct HttpNeedsMore {};
 
 constexpr size_t kMaxHttpRequest = 8192;  // bytes, with the empty line
 
-// All bytes that came so far; those behind the empty line are ignored.
+// `bytes`: all that came so far; bytes after the empty line are ignored.
 std::variant<HttpNeedsMore, HttpRequest, HttpRefusal> ReadHttpRequest(
     std::string_view bytes);
 
-// Of an answer with `bytes` bytes of `type`, after which the connection ends.
+// Heads an answer of `bytes` bytes of `type`, after which the connection ends.
 std::string HttpHead(HttpStatus status, std::string_view type, size_t bytes);
 
 }  // namespace sluice::daemon

@@ -1,5 +1,5 @@
-// The daemon's pages over plain HTTP, on a TCP port (sums, for anybody who
-// reaches it) and on a unix socket (everything, for those who may open it).
+// The daemon's pages over plain HTTP, on a TCP port (sums, for all that reach
+// it) and on a unix socket (everything, for users that may open it).
 //
 // How it works. One thread serves all connections by poll and makes the pages:
 // one snapshot, at most every 50 ms, for all requests until then. Where the
@@ -30,12 +30,12 @@ struct HttpOptions {
   std::string listen;        // "ADDRESS:PORT", port 0 for any; empty: none
   std::string socket;        // path; empty: none
   std::string socket_group;  // a group's name; empty: the daemon's user only
-  // What an earlier daemon listened with, used if it is at `listen`; or empty.
+  // An earlier daemon's listening socket, used if it is at `listen`; or empty.
   UniqueFd left = {};
 };
 
-// Everything that Start would refuse but what another program has, or a socket
-// would tell. InvalidArgument: `listen`; NotFound: the group; Unimplemented:
+// Checks all that Start would refuse, except what only a socket would tell.
+// InvalidArgument: `listen`; NotFound: the group; Unimplemented:
 // see HttpServer::Available.
 absl::Status CheckHttp(const HttpOptions& options);
 
@@ -43,7 +43,7 @@ class HttpServer {
  public:
   static constexpr absl::Duration kReadLimit = absl::Seconds(2);
   static constexpr absl::Duration kWriteLimit = absl::Seconds(5);
-  // How often a TCP port is tried that another program has.
+  // How often a TCP port of another program is tried.
   static constexpr absl::Duration kListenAgain = absl::Seconds(1);
   static constexpr size_t kMaxTcp = 128;  // connections
   static constexpr size_t kMaxUnix = 32;
@@ -58,7 +58,7 @@ class HttpServer {
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(HttpOptions options);
   ~HttpServer();  // removes the socket
 
-  // What pages are made of from now on; it outlives the server.
+  // Makes pages from `sources`, which outlives the server, from now on.
   void Serve(PageSources sources);
 
   // With the port. From any thread.

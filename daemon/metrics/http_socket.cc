@@ -41,7 +41,7 @@ int PortOf(int socket) {
   return ntohs(PortIn(bound));
 }
 
-// Whether `socket` listens at `address`, whose port may be 0 for any.
+// Whether `socket` listens at `address`, which may have port 0 for any.
 bool ListensAt(const UniqueFd& socket, const addrinfo& address) {
   int listens = 0;
   socklen_t size = sizeof(listens);
@@ -151,7 +151,7 @@ absl::StatusOr<UniqueFd> ListenOnUnix(const std::string& path,
            sizeof(*address)) != 0) {
     return ErrnoStatus(errno, "listen at " + path);
   }
-  // Nobody gets in before `listen`, so the mode is in force for all.
+  // No client connects before `listen`, so the mode is in force for all.
   const auto own = [&]() -> absl::Status {
     if (chmod(path.c_str(), 0600) != 0) {
       return ErrnoStatus(errno, "chmod " + path);

@@ -17,7 +17,7 @@ struct HttpAddress {
 
   std::string text() const;
 };
-// InvalidArgument: not of that form.
+// InvalidArgument: malformed.
 absl::StatusOr<HttpAddress> ParseHttpAddress(const std::string& listen);
 
 // Listens, without blocking. `left`, a listening socket of an earlier daemon or
@@ -25,7 +25,7 @@ absl::StatusOr<HttpAddress> ParseHttpAddress(const std::string& listen);
 // AlreadyExists: the port is taken, or the address is not this machine's.
 absl::StatusOr<UniqueFd> ListenOnTcp(HttpAddress& address, UniqueFd left = {});
 
-// NotFound: there is no such group. Empty is none, and fine.
+// NotFound: there is no such group. An empty name is OK.
 absl::Status CheckGroup(const std::string& name);
 
 // A stream socket at `path` instead of whatever is there: with mode 0660 and

@@ -12,7 +12,7 @@ namespace {
 
 using prometheus::MetricType;
 
-// Of a job's ranks on one GPU.
+// Sums over a job's ranks on one GPU.
 struct CopySums {
   double weight = 0, guaranteed = 0;
   std::optional<PlanCopies> plan;  // none: none of them has one

@@ -1,8 +1,8 @@
-// By which labels series of jobs are told.
+// The labels of jobs' series.
 //
-// Jobs of one name and user, whatever their cgroup, are one series; those that
-// are too many (daemon/core/job_series.h) are one together, which no user can
-// be called like.
+// Jobs of one name and user, whatever their cgroup, are one series; those
+// beyond the limit (daemon/core/job_series.h) are one together, with a name
+// that no user can choose.
 //
 // Thread safety: pure.
 #pragma once

@@ -83,7 +83,7 @@ class JobFamilies {
   JobFamilies(const std::map<JobLabel, JobSums>& jobs, Families& to)
       : jobs_(jobs), to_(to) {}
 
-  // Of jobs that live; value(job).
+  // A gauge of value(job) for each job that lives.
   void Gauge(const char* name, const char* help, auto value) {
     Each(name, help, MetricType::Gauge, value);
   }

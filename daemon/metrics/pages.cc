@@ -39,7 +39,7 @@ Page Unavailable(const absl::Status& why) {
   return LinePage(HttpStatus::kUnavailable, std::string(why.message()));
 }
 
-// A frozen daemon is healthy, lest somebody start it again, but not ready.
+// A frozen daemon is healthy, so that it is not restarted, but not ready.
 Page FrozenPage(PageName name, const std::string& why) {
   if (name == PageName::kMetrics) {
     return {HttpStatus::kOk, kMetricsType, FrozenText(ReadProcessStats())};

@@ -1,5 +1,5 @@
-// What is served over HTTP, and to whom: each page a pure function of a
-// snapshot.
+// The pages that are served over HTTP, for each audience: each is a pure
+// function of a snapshot.
 //
 // Thread safety: pure, but MakePages calls its sources.
 #pragma once
@@ -24,7 +24,7 @@ enum class PageName { kHealth, kReady, kMetrics, kStatusJson, kStatusPage };
 
 // "/metrics"; nullopt: there is no such page.
 std::optional<PageName> FindPage(std::string_view path);
-std::string PagePaths();  // for those who ask for another
+std::string PagePaths();  // listed in the answer for another path
 
 struct Page {
   HttpStatus status = HttpStatus::kOk;
@@ -34,22 +34,21 @@ struct Page {
 // One line, as text.
 Page LinePage(HttpStatus status, std::string_view line);
 
-// Where pages come from. Both may wait for the daemon's loop, a second at
-// most.
+// The sources of pages. Both may wait for the daemon's loop, a second at most.
 struct PageSources {
-  // Everything; Unavailable: the loop does not answer.
+  // The whole snapshot; Unavailable: the loop does not answer.
   std::function<absl::StatusOr<Snapshot>()> snapshot;
   // Whether the loop answers.
   std::function<absl::Status()> alive;
-  // Why the daemon is frozen (daemon/frozen), in one line; empty: it serves.
-  // Then nothing is asked for a snapshot.
+  // Why the daemon is frozen (daemon/frozen), in one line; empty: it serves. A
+  // frozen daemon has no snapshot.
   std::string frozen;
 };
 
 using PageKey = std::pair<PageName, Audience>;
 using Pages = std::map<PageKey, std::shared_ptr<const Page>>;
 
-// What is asked for, of one snapshot. `sources` null: the daemon starts, and
+// The requested pages, of one snapshot. `sources` null: the daemon starts, and
 // every page but the empty status page is 503.
 Pages MakePages(const std::set<PageKey>& asked, const PageSources* sources);
 

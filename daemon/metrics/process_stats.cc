@@ -43,8 +43,8 @@ double OpenFds() {
   return static_cast<double>(std::distance(begin(fds), end(fds)));
 }
 
-// Once: it comes from two clocks that are not read at one time, and whoever
-// counts its changes counts restarts.
+// Computed once: it comes from two clocks that are not read at one time, and a
+// monitor takes each change for a restart.
 double StartTime() {
   static const double start =
       Now(CLOCK_REALTIME) - Now(CLOCK_BOOTTIME) +

@@ -13,11 +13,11 @@
 namespace sluice::daemon {
 
 // `snapshot` is a whole one (with statistics); `process` is the daemon's own.
-// For anybody: without the series of jobs, users and cgroups.
+// kAnybody omits the series of jobs, users and cgroups.
 std::string PrometheusText(const Snapshot& snapshot,
                            const ProcessStats& process, Audience audience);
 
-// Of a daemon that is frozen (daemon/frozen), which has no snapshot.
+// The text of a daemon that is frozen (daemon/frozen) and has no snapshot.
 std::string FrozenText(const ProcessStats& process);
 
 }  // namespace sluice::daemon
