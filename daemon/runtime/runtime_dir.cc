@@ -17,8 +17,8 @@
 namespace sluice::daemon {
 namespace {
 
-// An ending daemon removes the file while it still holds it: who opened it
-// before and gets it now holds a file that nobody else will find.
+// An ending daemon removes the file while it still holds it: a process that
+// opened it before and locks it now holds a file that no other process finds.
 bool IsStillAt(const UniqueFd& file, const std::string& path) {
   struct stat held, found;
   return fstat(file.get(), &held) == 0 && lstat(path.c_str(), &found) == 0 &&
@@ -36,9 +36,9 @@ std::error_code MakeDirectory(const std::string& directory) {
   return error;
 }
 
-// Where a namespace maps one user, root and strangers look alike. A folder of
-// theirs counts as root's if not everybody could have made it: /tmp and /home
-// do, a stranger's folder in /tmp does not.
+// Where a namespace maps one user, root and other users look alike. A folder of
+// theirs counts as root's if its parent is not writable by all: /tmp and /home
+// do, another user's folder in /tmp does not.
 bool CountsAsRoots(const std::filesystem::path& folder, uid_t owner,
                    const UserMap& users) {
   struct stat above;

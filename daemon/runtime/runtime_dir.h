@@ -1,5 +1,5 @@
-// What a daemon puts into its runtime directory, and takes away again however
-// its start or its service ends.
+// A daemon's files in its runtime directory, which are removed however its
+// start or its service ends.
 //
 // Thread safety: none needed; each object belongs to one thread.
 #pragma once
@@ -12,24 +12,24 @@
 namespace sluice::daemon {
 
 // Whether this process may trust what is at a path below `directory`: it is
-// this user's, only this user may write to it, and nobody but root and this
-// user can put something else in its place (each folder above is of one of
-// them, and either not writable by everybody or sticky). In a user namespace
-// that maps one user, a folder of unmapped users counts as root's if its parent
-// is not writable by everybody. Else InvalidArgument, which says what it is and
-// by which setting another is chosen.
+// this user's, only this user may write to it, and only root and this user can
+// put something else in its place (each folder above belongs to one of them,
+// and is either sticky or not writable by all). In a user namespace that maps
+// one user, a folder of unmapped users counts as root's if its parent is not
+// writable by all. Else InvalidArgument, which says what it is and by which
+// setting another is chosen.
 absl::Status CheckOwnDirectory(const std::string& directory,
                                const std::string& what = "runtime directory",
                                const std::string& chosen_by = "--runtime-dir");
 
-// Makes the directory if need be, and checks it likewise.
+// Makes the directory if need be, and checks it in the same way.
 absl::Status MakeOwnDirectory(const std::string& directory,
                               const std::string& what,
                               const std::string& chosen_by);
 
-// A file in `directory`, locked: no other daemon serves in this directory. The
-// kernel gives it back however the process ends. The daemon's lock is on the
-// folder itself too, so it holds though the file was removed.
+// A locked file in `directory`: no other daemon serves in this directory. The
+// kernel releases the lock however the process ends. The daemon's lock is on
+// the folder itself too, so it holds even if the file was removed.
 class RuntimeLock {
  public:
   // Which file, and which program it stands for.
@@ -45,7 +45,7 @@ class RuntimeLock {
   static absl::StatusOr<RuntimeLock> Take(const std::string& directory,
                                           const Of& of);
   ~RuntimeLock() { Remove(); }
-  void Remove();  // the file; nobody else can have it before the process ends
+  void Remove();  // the file; the lock is held until the process ends
   RuntimeLock(RuntimeLock&&) = default;
 
  private:
@@ -59,7 +59,7 @@ class RuntimeLock {
   UniqueFd held_;  // closed after the file is gone
 };
 
-// A folder that goes, with all that is in it, when its owner does.
+// A folder that is removed with its owner.
 class OwnedFolder {
  public:
   OwnedFolder() = default;
@@ -68,7 +68,7 @@ class OwnedFolder {
 
   void Own(const std::string& path) { path_ = path; }
   const std::string& path() const { return path_; }
-  void Remove();  // owns none from then on
+  void Remove();  // owns no folder afterwards
 
  private:
   std::string path_;  // empty: owns none

@@ -15,9 +15,9 @@
 namespace sluice::daemon {
 
 // Blocks them in this thread and all that it starts, and ignores SIGPIPE, which
-// comes of a log that nobody reads any more.
+// a log without a reader raises.
 void BlockSignals();
-// Where they are read from (signalfd(2)); reading does not wait.
+// The descriptor to read them from (signalfd(2)); reading does not wait.
 // REQUIRES: BlockSignals.
 absl::StatusOr<UniqueFd> OpenSignals();
 bool IsEndingSignal(int signal);
