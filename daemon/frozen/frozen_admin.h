@@ -1,6 +1,6 @@
-// What administrators are answered by a frozen daemon: why it is, the state
-// that it keeps and the names of what it keeps beside it, so that another
-// version can say whether it would go on from them (`sluiced --check-state`).
+// The administrators' service of a frozen daemon: answers why it is frozen, its
+// kept state and the names of what is kept beside it, so that another version
+// can say whether it would go on from them (`sluiced --check-state`).
 //
 // Thread safety: safe, as gRPC calls it from its own threads.
 #pragma once
@@ -14,9 +14,9 @@
 
 namespace sluice::daemon {
 
-// Serves on the unix socket `path` as long as what it returns lives. `state` is
-// the kept state's; empty: there is none. `kept`: the names of all that is
-// kept.
+// Serves on the unix socket `path` as long as the returned object lives.
+// `state`: the kept state's descriptor; empty: there is none. `kept`: the names
+// of all that is kept.
 absl::StatusOr<std::shared_ptr<void>> ServeFrozenAdmin(
     const std::string& path, absl::Status why, UniqueFd state,
     std::vector<std::string> kept);

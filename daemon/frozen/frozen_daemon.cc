@@ -21,7 +21,7 @@
 namespace sluice::daemon {
 namespace {
 
-// How long an end of the service waits for who keeps what is kept.
+// How long an end of the service waits for the descriptor store.
 constexpr absl::Duration kLongestForget = absl::Milliseconds(500);
 
 std::vector<std::string> NamesOf(const Starter& starter) {
@@ -111,7 +111,7 @@ void FrozenDaemon::OnSignal() {
   if (ends && info.ssi_code == SI_QUEUE && info.ssi_int == kEndsService) {
     return EndService();
   }
-  // SIGHUP: whoever started it starts it again, with what the file says now.
+  // SIGHUP: the starter starts it again, with what the file says now.
   if (ends || signal == SIGHUP) loop_->Stop();
 }
 

@@ -1,10 +1,10 @@
 // A daemon that keeps what jobs hold, grants nothing, and says why.
 //
-// It is what a start becomes that cannot go on from what an earlier daemon left
-// (another version's state, a damaged one, memory that is missing), or that
-// follows on too many deaths: to end would have it started again and again, to
-// begin anew would end every job. It reads no rank's requests, opens no device
-// and changes nothing of what is kept, so what was wrong cannot harm it.
+// A start becomes one if it cannot go on from what an earlier daemon left
+// (another version's state, a damaged one, memory that is missing), or if too
+// many daemons died: to end would have it started again and again, to begin
+// anew would end every job. It reads no rank's requests, opens no device and
+// changes nothing of what is kept, so what was wrong cannot harm it.
 //
 // Thread safety: one thread.
 #pragma once
@@ -23,7 +23,7 @@
 
 namespace sluice::daemon {
 
-// What everybody is told who asks a frozen daemon for anything.
+// The answer of a frozen daemon to any request.
 absl::Status Frozen(const std::string& why);
 
 class FrozenDaemon {
@@ -36,10 +36,10 @@ class FrozenDaemon {
     UniqueFd listener;  // handed on (TakeHandedListener); empty: what was kept
     const Clock* clock = nullptr;  // outlives it
   };
-  // Tells whoever started the process that it is up, and why it is frozen.
+  // Tells the starter that it is up, and why it is frozen.
   static absl::StatusOr<std::unique_ptr<FrozenDaemon>> Start(Options options);
 
-  // Until a signal. True: a keeper ended the service, nothing is left to
+  // Runs until a signal. True: a keeper ended the service, nothing is left to
   // another daemon; else all stays for the next one.
   bool Run();
 
@@ -56,13 +56,13 @@ class FrozenDaemon {
   std::unique_ptr<Loop> loop_;
   Closer closer_;
   std::unique_ptr<DescriptorStore> store_;
-  std::shared_ptr<void> admin_;  // what administrators are answered by
+  std::shared_ptr<void> admin_;  // the administrators' service
   std::unique_ptr<SessionListener>
       listener_;  // null: none was handed on or kept
   UniqueFd signals_;
   absl::Duration heartbeat_ = absl::InfiniteDuration();
   absl::Time heartbeat_at_ = absl::InfiniteFuture();
-  absl::Time end_at_ = absl::InfiniteFuture();  // whoever has not answered
+  absl::Time end_at_ = absl::InfiniteFuture();  // answered or not
   bool service_ended_ = false;
 };
 
