@@ -1,8 +1,8 @@
-// Where a test may have the daemon die: before and behind each step of a change
-// that the next daemon must find whole or not at all.
+// Points where a test may kill the daemon: before and after each step of a
+// change that the next daemon must find whole or not at all.
 //
-// In every program but that of the tests nobody listens, and a point costs a
-// load and a branch.
+// Only the tests' program has a listener; in every other, a point costs a load
+// and a branch.
 #pragma once
 
 #include <array>
@@ -82,12 +82,12 @@ inline constexpr auto kCrashPoints = std::to_array<NamedCrashPoint>({
     {CrashPoint::kReadyTold, "ready-told"},
 });
 
-// Asked at each point, on whichever thread comes by; null: nobody is. Set
-// before there are threads.
+// Called at each point, on the thread that passes it; may be null. Set before
+// there are threads.
 inline std::atomic<void (*)(CrashPoint)> crash_watcher = nullptr;
 
-// Ranks that are attached at this moment; the service sets it. Who is asked at
-// a point can so kill only a daemon that has some.
+// Ranks that are attached at this moment; the service sets it. A watcher can so
+// kill only a daemon that has some.
 inline std::atomic<int> crash_ranks = 0;
 
 inline void Pass(CrashPoint point) {
