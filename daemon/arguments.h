@@ -1,4 +1,4 @@
-// What `sluiced` was started with.
+// The command line of `sluiced`.
 //
 // Thread safety: pure, but ConfigOf reads a file.
 #pragma once
@@ -31,14 +31,14 @@ struct Arguments {
   }
 };
 
-// The file's settings, or the defaults, and what the flags say.
+// The file's settings, or the defaults, overridden by the flags.
 absl::StatusOr<Config> ConfigOf(const Arguments& arguments);
 
 // Where administrators' settings are kept. The node's own daemon has the file
 // in the system's folder, which others, such as those of tests, must not share.
 PolicyFile PolicyFileOf(const Config& config, const Arguments& arguments);
 
-// What a policy file's times are told by.
+// The clocks for a policy file's times.
 Clocks ClocksNow(const Clock& clock);
 
 }  // namespace sluice::daemon

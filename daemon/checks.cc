@@ -61,13 +61,13 @@ absl::Status CheckConfig(const Arguments& arguments, const Config& config) {
 }
 
 constexpr std::chrono::seconds kDeadline{5};
-// A daemon that dies is started again within this, where anybody does that.
+// A daemon that dies is started again within this, if a supervisor does so.
 constexpr absl::Duration kStartedAgain = absl::Seconds(1);
 constexpr absl::Duration kPause = absl::Milliseconds(50);
 
 enum class Socket { kNone, kNobodyListens, kServed };
 
-// One that cannot be asked, such as by a user who may not, is served.
+// A socket that this user may not connect to counts as served.
 Socket SocketAt(const std::string& path) {
   const auto address = UnixAddress(path);
   const UniqueFd fd(

@@ -1,4 +1,4 @@
-// What `sluiced --check-config` and `--check-state` do.
+// `sluiced --check-config` and `--check-state`.
 //
 // Thread safety: one thread.
 #pragma once
@@ -14,12 +14,12 @@
 
 namespace sluice::daemon {
 
-// What the flags ask for: one line on standard output for each that is good, or
-// why it is not.
+// Runs the checks that the flags ask for: one line on standard output for each
+// that is good; else the error.
 absl::Status Check(const Arguments& arguments);
 
-// What administrators set, where a daemon of user `daemon` on this node can go
-// by it; else the errors of PolicyFile::Read and Core::SetPolicy.
+// The policy that administrators set, if a daemon of user `daemon` on this node
+// can use it; else the errors of PolicyFile::Read and Core::SetPolicy.
 absl::StatusOr<Policy> UsablePolicy(const PolicyFile& file, uid_t daemon,
                                     const NodeConfig& node, const Clocks& now);
 

@@ -31,8 +31,8 @@ struct SimSettings {
   std::vector<std::string> gpu_links;  // empty: GPU i on link i (modulo)
 };
 
-// What somebody measured of links that node.h finds on cuda; which link hangs
-// on which is not configured there.
+// Measured speeds of links that node.h finds on cuda; which link hangs on which
+// is not configured there.
 struct CudaSettings {
   std::vector<LinkSpeed> links;
 };
@@ -47,9 +47,9 @@ struct Config {
   CudaSettings cuda;
   std::optional<Bytes> gpu_pool;   // per GPU; default: what it has
   std::optional<Bytes> host_pool;  // per NUMA node; default: see node.h
-  Bytes host_ready;                // of that: made before it is asked for
+  Bytes host_ready;                // of that: made ahead of leases
   std::optional<Bytes> extent;     // default: a 128th of a pool; see node.cc
-  // A rank shows that it may use its GPU; else every rank may use all.
+  // True: a rank must show that it may use its GPU; else it may use all.
   bool gpus_are_shown = true;
   QuotaSettings quota;
   CgroupCut cgroups = CgroupCut::Make(CgroupCut::Defaults()).value();
@@ -58,7 +58,7 @@ struct Config {
   std::map<uint32_t, double> user_weights;  // NodeConfig's
   // Empty: off. Not given: the default port, if it is free.
   std::optional<std::string> http_listen;
-  // Who may open the unix socket; empty: the daemon's user only.
+  // The group that may open the unix socket; empty: the daemon's user only.
   std::string http_socket_group;
   // Where what administrators set is kept; empty: nowhere. Not given:
   // PolicyFileOf (arguments.h) chooses.

@@ -37,7 +37,7 @@ void TuneMemory() {
 }
 
 int Fail(const absl::Status& status) {
-  // Not fmt::print, which throws where nobody reads it: the status counts.
+  // Not fmt::print, which throws if stderr is closed: the exit status counts.
   std::fputs(fmt::format("error: {}\n", std::string(status.message())).c_str(),
              stderr);
   const bool bad_input =

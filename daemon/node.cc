@@ -55,13 +55,13 @@ int NumaNodes(const std::vector<device::DeviceInfo>& devices) {
   return static_cast<int>(nodes);
 }
 
-// What stands for /dev/nvidia0: who may open it may use the GPU. One that is
-// there, of an earlier daemon, keeps its permissions.
+// Makes the file that stands for /dev/nvidia0: ranks that can open it may use
+// the GPU. A file of an earlier daemon keeps its permissions.
 absl::Status MakeDeviceNode(const std::string& path) {
   const UniqueFd fd(open(
       path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!fd && errno == EEXIST) return absl::OkStatus();
-  // Like /dev/nvidia0: for everybody, unless an administrator says otherwise.
+  // Like /dev/nvidia0: open to all, unless an administrator changes it.
   if (!fd || fchmod(fd.get(), 0666) != 0) {
     return ErrnoStatus(errno, "make " + path);
   }
@@ -129,9 +129,9 @@ absl::Status AddGpus(const Config& config, const std::string& root,
 }
 
 // Each extent is a descriptor of the daemon, and one more that is kept for the
-// next. Of eight GPUs there are no more than 1,024. Pinning takes a quarter of
-// a second a GiB and more: no call for host memory is for more than one, since
-// other leases wait for it.
+// next. Eight GPUs have at most 1,024. Pinning takes a quarter of a second a
+// GiB and more: no call for host memory is for more than one, since other
+// leases wait for it.
 template <typename Owner>  // GpuConfig or HostConfig
 Bytes ExtentOf(const Config& config, const std::vector<Owner>& owners,
                Bytes unit, Bytes largest) {

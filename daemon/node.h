@@ -32,14 +32,14 @@ struct Node {
   std::string sim_directory;  // empty on cuda
   UniqueFd sim_clocks;        // of its links, for every session; none on cuda
   std::function<std::vector<HolderSnapshot>()> find_holders;  // null on cuda
-  // Of each GPU, what whoever may use it can open; empty: not known.
+  // Per GPU, the file that its users must be able to open; empty: not known.
   std::vector<std::string> gpu_nodes;
   // One line for the log: what was detected.
   std::string description;
 };
 
-// Driver `auto` simulates GPUs only where there is no NVIDIA device at all:
-// one whose driver does not work is FailedPrecondition. Below `root` are the
+// Driver `auto` simulates GPUs only where there is no NVIDIA device at all: a
+// device with a driver that does not work is FailedPrecondition. `root` has the
 // /dev, /proc and /sys that are looked at (nvidia.h).
 absl::StatusOr<Node> OpenNode(const Config& config,
                               const std::string& runtime_dir,

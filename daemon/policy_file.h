@@ -1,12 +1,12 @@
-// What administrators decided, on disk: one JSON file that people can read.
+// Administrators' settings on disk: one JSON file that people can read.
 //
 // How it works. The file is replaced as a whole: written beside, synced,
 // renamed, and the folder synced, so that it is the old or the new one whenever
 // the machine stops. What is read is checked strictly; a file that is not what
 // this daemon would write ends its start, because limits that bind less than an
-// administrator set are worse than no daemon; where jobs hold what an earlier
-// daemon left, it freezes (daemon/frozen). So a section more needs no version:
-// a daemon that does not know it does not misread it.
+// administrator set are worse than no daemon. If jobs hold what an earlier
+// daemon left, the daemon freezes instead (daemon/frozen). So an added section
+// needs no version: a daemon that does not know it does not misread it.
 //
 // Times are kept by the wall clock, since monotonic ones end with the machine.
 //
@@ -42,7 +42,7 @@ class PolicyFile {
   // user, may write to it. PermissionDenied: this process may not read it.
   absl::StatusOr<Policy> Read(const Clocks& now, uid_t daemon) const;
   absl::StatusOr<Policy> Read(const Clocks& now) const;  // this is the daemon
-  // Whose its folder is; without one this process's user.
+  // The owner of its folder; without one this process's user.
   uid_t owner() const;
   // Makes the folder if need be, for this user alone to write to. DataLoss: it
   // is written, and may not survive a power cut. Any other error: it is as it

@@ -117,7 +117,7 @@ void Print(const std::string& line) {
   std::clearerr(stdout);
 }
 
-// Until whoever started the process ends it.
+// Serves frozen until a signal.
 absl::Status Freeze(const Arguments& arguments, const std::string& why,
                     Starter starter, UniqueFd listener, DeathRecord& deaths,
                     HttpServer* http) {
@@ -200,7 +200,7 @@ absl::Status RunService(const Arguments& arguments, ServiceOptions options,
   }
   SayServing(arguments, node.config, opened.http.get());
   service->SayReady();
-  // It serves: from here on an end is an end, whoever still uses the node.
+  // It serves: from here on its end removes the node, whatever still uses it.
   if (!node.sim_directory.empty()) node.own_sim.Own(node.sim_directory);
   service->Run();
   deaths.EndInOrder();
@@ -233,7 +233,7 @@ absl::Status Serve(const Arguments& arguments, Starter starter,
                                    arguments.SessionDir() + "/session.sock");
   if (dies.empty()) SLUICE_RETURN_IF_ERROR(handed.status());
   UniqueFd listener = handed.ok() ? *std::move(handed) : UniqueFd();
-  // Sessions go before whoever watches: what these need cannot end a takeover.
+  // Sessions go before metrics, which must not end a takeover.
   const bool takes_over = IsLeftRanks(starter);
   // Before what takes long, so that /readyz says that it starts.
   SLUICE_ASSIGN_OR_RETURN(opened.http, StartHttp(config, arguments.runtime_dir,

@@ -9,10 +9,9 @@
 
 namespace sluice::daemon {
 
-// Serves until a signal ends it. Where a start cannot go on from what an
-// earlier daemon left, or too many died of late, it is frozen until then. The
-// error of a start that fails is kept for the next one, which may have to say
-// it.
+// Serves until a signal ends it. If a start cannot go on from what an earlier
+// daemon left, or too many died recently, it is frozen until then. The error of
+// a failed start is kept for the next one, which may have to report it.
 absl::Status ServeOrSayWhy(const Arguments& arguments, Starter starter);
 
 }  // namespace sluice::daemon

@@ -11,10 +11,10 @@
 
 namespace sluice::daemon {
 
-// Makes the node in `directory`, which `node` owns from then on. One that ranks
-// of an earlier daemon use stays as it is, and is not owned. Opens its driver,
-// and adds its links and NUMA nodes. InvalidArgument: the links that [sim]
-// names make no tree; others are device::CreateSimNode's.
+// Makes the node in `directory`; `node` owns it. A node that ranks of an
+// earlier daemon use stays as it is, and is not owned. Opens its driver, and
+// adds its links and NUMA nodes. InvalidArgument: the links of [sim] make no
+// tree; other errors are device::CreateSimNode's.
 absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
                      Node& node);
 

@@ -47,9 +47,9 @@ int64_t ExtentsOfPools(const NodeConfig& node) {
 }
 
 // Each extent is kept for the next daemon, beside what ranks have
-// (Service::MayBeKept) and some processes whose sessions ended, so there may be
-// no more extents than the store has room for. One user may have half of them,
-// as where nobody keeps any, or what the configuration says.
+// (Service::MayBeKept) and some processes of ended sessions, so there may be no
+// more extents than the store has room for. One user may have half of them, as
+// without a store, or what the configuration says.
 Share KeptExtents(Share extents, const Config& config, const NodeConfig& node,
                   const Starter& starter) {
   const int64_t capacity = Handover::CapacityOf(starter);
@@ -79,7 +79,7 @@ int64_t BesideKept(const Starter& starter, int64_t open_files) {
   return open_files - std::min(Handover::CapacityOf(starter), open_files / 2);
 }
 
-// Without what depends on whoever keeps descriptors (ShareOut).
+// Without what depends on the descriptor store (ShareOut).
 absl::StatusOr<ServiceOptions> OptionsOf(const Arguments& arguments,
                                          const Config& config, Node& node,
                                          const Clock& clock) {
@@ -115,7 +115,7 @@ absl::StatusOr<ServiceOptions> OptionsOf(const Arguments& arguments,
 }
 
 // A daemon's generation is the time of its start, so that no two have the same.
-// Where somebody has set the clock back, it is one more than the last one's.
+// If the clock was set back, it is one more than the last one's.
 uint64_t GenerationBehind(const Starter& starter) {
   const auto now = static_cast<uint64_t>(absl::ToUnixNanos(absl::Now()));
   const auto kept = starter.stored.find(Handover::kLimits);

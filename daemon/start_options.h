@@ -1,5 +1,5 @@
-// What a service is started with: from the configuration, the node, and who
-// started the process.
+// What a service is started with: from the configuration, the node, and the
+// starter of the process.
 //
 // Thread safety: one thread.
 #pragma once
@@ -17,9 +17,9 @@ namespace sluice::daemon {
 // Everything but `policy`, `listener` and `deaths`, which the caller fills in.
 // `node` and `clock` outlive the service; the clocks of simulated links are
 // moved out of `node`. Raises the limit of open files, and shares out to
-// clients what whoever keeps descriptors leaves of it. NotFound: there is no
-// such plan workers' user, or no device node of a GPU. PermissionDenied: only
-// root may choose that user.
+// clients what the descriptor store leaves of it. NotFound: there is no such
+// plan workers' user, or no device node of a GPU. PermissionDenied: only root
+// may choose that user.
 absl::StatusOr<ServiceOptions> StartOptions(const Arguments& arguments,
                                             const Config& config, Node& node,
                                             Starter starter,
