@@ -191,7 +191,7 @@ TEST(Config, AUsersWeightHasAUserAndLimits) {
   refused("uid = 7\n[[bandwidth.user]]\nuid = 7\n", "uid 7 stands here twice");
 }
 
-// Wrong once: the second was taken in silence.
+// Guards against taking the second in silence.
 TEST(Config, AJobsBudgetStandsOnce) {
   EXPECT_THAT(ParseConfig("[[budgets.job]]\nname = \"a\"\n"
                           "[[budgets.job]]\nname = \"a\"\n",
@@ -207,7 +207,7 @@ TEST(Config, AJobsBudgetIsOfANameThatAJobCanHave) {
                                  "32")));
 }
 
-// Wrong once: `gpu_bytes = 40` was 40 bytes in silence, and "40GB" 40 GiB.
+// Guards against `gpu_bytes = 40` read as 40 bytes, and "40GB" as 40 GiB.
 TEST(Config, SizesHaveUnitsAsOnTheCommandLines) {
   const auto bare = ParseConfig("[pools]\ngpu_bytes = 40\n", "c.toml");
   EXPECT_THAT(bare, StatusIs(absl::StatusCode::kInvalidArgument,
@@ -261,8 +261,8 @@ TEST(Config, AFaultIsOneLineWhateverItQuotes) {
   }
 }
 
-// Wrong once: a folder opens and reads as an empty file, so the daemon started
-// with defaults.
+// Guards against a folder, which opens and reads as an empty file: the daemon
+// would start with defaults.
 TEST(Config, WhatIsNoFileIsRefused) {
   testing::TempDir directory;
   for (const std::string& path :

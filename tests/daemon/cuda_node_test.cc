@@ -79,8 +79,8 @@ std::vector<std::string> NamesAbove(const Node& node, size_t gpu) {
   return names;
 }
 
-// Wrong once: of GPU 0's memory only, so that no lease of host memory was made
-// whose size was no multiple of what that comes in.
+// Guards against sizes that are multiples of the granularity of GPU 0's memory
+// only: host memory of such a size could not be made.
 TEST(CudaNode, SizesAreMultiplesOfEachKindsGranularity) {
   const TempDir root;
   for (const char* granularities :
@@ -111,9 +111,9 @@ TEST(CudaNode, APoolThatNothingFitsIntoIsRefused) {
                        HasSubstr("host_bytes in [pools] leaves a pool of")));
 }
 
-// Wrong once: half of what was free, which memory that jobs hold is not. The
-// daemon that took over had a smaller pool than they held, and refused to
-// serve.
+// Guards against a pool of half of the free memory, without what jobs hold: a
+// daemon that takes over would have a smaller pool than they hold, and refuse
+// to serve.
 TEST(CudaNode, TheHostPoolIsTheSameHoweverMuchOfItIsHeld) {
   const TempDir root;
   WriteMemoryInfo(root, GiB(4), MiB(3800));

@@ -78,7 +78,7 @@ absl::StatusOr<Node> OpenAuto(const TempDir& run, const TempDir& root) {
   return OpenNode(Config(), run.path(), root.path());
 }
 
-// Wrong once: a broken driver became simulated GPUs in silence.
+// Guards against simulating GPUs in silence because a driver is broken.
 TEST(DriverAuto, IsRefusedWhereADeviceHasNoWorkingDriver) {
   if (device::OpenCudaDriver().ok()) GTEST_SKIP() << "its driver works";
   const TempDir run, root;

@@ -191,7 +191,7 @@ TEST(PciLinks, AVirtualMachinesGpusHaveNoBridgeAndShareTheRoot) {
   EXPECT_EQ(PathText(topology, 0), "pci-0000:00:05.0 on root-0000:00 on numa0");
 }
 
-// Of three devices the uppermost is the root complex's: no link is above it.
+// The uppermost of three devices is the root complex's: no link is above it.
 TEST(PciLinks, ABridgeOfTheRootComplexIsNoLink) {
   Sysfs sysfs;
   const std::string bridge = "pci0000:00/0000:00:1e.0";
@@ -230,7 +230,8 @@ TEST(PciLinks, WhatIsMissingIsLeftOut) {
 
 TEST(PciLinks, OddFilesAndSymlinksAreNoLinks) {
   Sysfs sysfs;
-  // Of a folder that is no device of the bus, of itself, and of another one.
+  // Symlinks to a folder that is no device of the bus, to itself, and to
+  // another.
   const std::string real =
       sysfs.Device("pci0000:3a/0000:3a:00.0/0000:3b:00.0", "nan", "-16", "1e9");
   std::filesystem::create_directories(sysfs.Folder("virtual/thing"));

@@ -188,7 +188,7 @@ TEST(PolicyFile, ATimeThatNoClockSaysIsRefused) {
   }
 }
 
-// Wrong once: root's check of a daemon of another user refused its policy.
+// Guards against refusing the policy when root checks another user's daemon.
 TEST(PolicyFile, ItIsTheDaemonsUsersWhoeverReadsIt) {
   if (geteuid() != 0) GTEST_SKIP() << "only root may give files away";
   const TempDir folder;

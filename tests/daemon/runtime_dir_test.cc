@@ -64,8 +64,8 @@ TEST(RuntimeLock, ItsFolderIsForEveryUserWhateverTheUmask) {
   EXPECT_EQ(info.st_mode & 0777, 0755);
 }
 
-// Wrong once: who had opened the file before its holder removed it got a lock
-// on a file that nobody else would find.
+// Guards against a lock on a file that was opened before its holder removed it:
+// no other process would find that file.
 TEST(RuntimeLock, IsNeverHeldByTwoHoweverTheyComeAndGo) {
   testing::TempDir directory;
   std::atomic<int> holders = 0, taken = 0;
@@ -142,7 +142,7 @@ class OneUser : public ::testing::Test {
     return path;
   }
 
-  // Takes it as kUser, who maps `maps` into a new namespace.
+  // Takes it as kUser, which maps `maps` into a new namespace.
   static void Take(const std::string& folder, const std::string& maps,
                    const std::string& fault) {
     const auto user = testing::Child::Fork([&] {

@@ -91,7 +91,7 @@ TEST_F(OneLinkTest, WhatIsPromisedAndNotUsedIsLentAtOnce) {
   EXPECT_NEAR(node.copied(1), 2 * kUnit, 1);
 }
 
-// Who asks for more than was promised gets it from what others leave.
+// A flow that asks for more than its promise gets it from what others leave.
 TEST_F(OneLinkTest, WhoAsksForTooMuchTakesNothingFromAPromise) {
   Open({0, 1});
   ASSERT_THAT(node.policy().Promise(0, DemandOfUnits(0.5, 1, 1), node.now()),

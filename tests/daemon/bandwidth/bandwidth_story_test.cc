@@ -1,5 +1,5 @@
 // Properties over seeded stories of jobs that come and go: no promise is
-// broken, nobody starves, nothing is idle that somebody waits for
+// broken, no flow starves, no channel is idle while a flow waits for it
 // (NodeSimulation checks the last after every window).
 #include <random>
 
@@ -57,8 +57,8 @@ TEST(BandwidthStory, FairSharesAloneAreLate) {
   EXPECT_GT(late, 0);
 }
 
-// Wrong once: only copies that ended were judged, and a flow that starved until
-// it left was never late.
+// Guards against judging only copies that end: a flow that starves until it
+// leaves would never be late.
 TEST(BandwidthStory, ACopyThatDoesNotEndIsOverdue) {
   NodeSimulation node(
       *Topology::Make({{"gpu", LinkKind::kGpu, std::nullopt, 1000, 1000}}), {},

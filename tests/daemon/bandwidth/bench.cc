@@ -84,7 +84,7 @@ std::vector<Entry> TwoRanksRows() {
 }
 
 // `gpus` behind switches of two, `per_root` switches behind a root port of a
-// NUMA node of its own, whose memory both directions load together.
+// NUMA node of its own. Both directions load that node's memory together.
 JobStoryOptions Node(int gpus, int per_root, double memory) {
   JobStoryOptions node;
   int numa = 0, above = 0;

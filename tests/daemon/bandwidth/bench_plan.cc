@@ -21,8 +21,9 @@ constexpr absl::Duration kWindow = absl::Milliseconds(100);
 constexpr int kWindows = 200;
 constexpr double kOfLink = 0.6;  // what the plan copies
 
-// Windows whose copies were not over at their end. Rank 0 copies what its plan
-// says, from the beginning of each window on; ranks 1 to 3 all they may.
+// Returns the number of windows with copies that were not over at the window's
+// end. Rank 0 copies what its plan says, from the beginning of each window on;
+// ranks 1 to 3 all they may.
 int LateWindows(bool promised) {
   GrantPolicy policy({{"pcie0", kPlanLink, kPlanLink}});
   std::map<int, Directions> used, limit;

@@ -1,4 +1,4 @@
-// A rank whose plan has tight windows, beside ranks that copy all the time.
+// A rank with a plan of tight windows, beside ranks that copy all the time.
 //
 // Thread safety: none.
 #pragma once

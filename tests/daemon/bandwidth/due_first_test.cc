@@ -25,7 +25,7 @@ LentCopy Copy(double needed, double due,
           .may = kAll};
 }
 
-// Of a link that carries 10 in a window.
+// Shares a link that carries 10 in a window.
 std::vector<double> Share(const std::vector<LentCopy>& copies) {
   std::vector<double> room = {10};
   return ShareToLate(copies, kWindow, room);
@@ -35,7 +35,7 @@ TEST(DueFirst, WhatIsInTimeByAFairShareWaitsForIt) {
   // 5 a second each: 20 in 5 s, with the window that is left out.
   EXPECT_THAT(Share({Copy(20, 5), Copy(0, 0)}), ElementsAre(0, 0));
   EXPECT_THAT(Share({Copy(21, 5), Copy(0, 0)}), ElementsAre(10, 0));
-  // What nobody needs at a known time is never late.
+  // A copy without a deadline is never late.
   EXPECT_THAT(Share({Copy(0, -5), Copy(0, -5)}), ElementsAre(0, 0));
 }
 

@@ -73,8 +73,8 @@ TEST(FairShares, WithoutALimitAllGetWhatTheyWant) {
               ElementsAre(DoubleNear(1e12, 1), DoubleNear(5, kNear)));
 }
 
-// Max-min, by its definition: who gets less than it wants stands before a full
-// channel on which nobody has more by weight.
+// Max-min, by its definition: a flow that gets less than it wants has a
+// saturated channel on its path, where no flow has more by weight.
 TEST(FairShares, AreMaxMinOnRandomForests) {
   std::mt19937 random(7);
   const auto pick = [&](int low, int high) {

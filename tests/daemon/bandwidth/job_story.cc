@@ -123,7 +123,7 @@ void JobStory::OpenFlow(const Flow& flow, int link, int direction) {
   Begin(opened);
 }
 
-// Who was promised something begins when it binds.
+// A flow with a promise begins when the promise binds.
 void JobStory::Begin(Flow& flow) {
   const bool binding = flow.promised && node_.policy().IsBinding(flow.id);
   if (flow.promised && !binding) {

@@ -31,8 +31,8 @@ struct JobStoryOptions {
   absl::Duration mean_life = absl::Seconds(5);
   absl::Duration tick = absl::Milliseconds(2);
   double promised = 0.9;
-  // False: nobody is promised anything, all share evenly. Copies are due all
-  // the same.
+  // False: no flow has a promise, all share evenly. Copies are due all the
+  // same.
   bool promises = true;
 };
 
@@ -41,8 +41,8 @@ struct JobStoryResult {
   int64_t due = 0, late = 0;               // copies of the steady
   absl::Duration latest;                   // of those, after it was due
   int64_t budgets = 0, budgets_short = 0;  // of the greedy, by period
-  // Of the plain ones that lived as long as the longest period or more: what
-  // one got of its weighted share of what is never promised; the least.
+  // Plain flows that lived at least as long as the longest period, and the
+  // least part that one got of its weighted share of what is never promised.
   int plain = 0;
   double least_share = 1e9;
   absl::Duration longest_wait;       // of any flow, for the next byte

@@ -8,7 +8,7 @@
 namespace sluice::daemon::bandwidth {
 namespace {
 
-// Of a byte: shares are fractions.
+// In bytes: shares are fractions.
 constexpr double kRounding = 0.5;
 
 }  // namespace

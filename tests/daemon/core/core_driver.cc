@@ -35,7 +35,7 @@ void CoreDriver::CheckSaved() const {
   read.Load(saved);
   read.CheckInvariants();
   SLUICE_CHECK(read.Save() == saved);
-  // Grants know who has memory.
+  // Grants know which ranks have memory.
   for (const auto& [id, session] : saved.sessions) {
     if (!session.is_rank()) continue;
     const bool holds = holding.contains(session.grant_slot);

@@ -32,8 +32,8 @@ class CoreDriver {
   explicit CoreDriver(NodeConfig config = SmallNode())
       : core(std::move(config), clock.Now()) {}
 
-  // Gives the core an event, and the same to its shadow, whose effects must be
-  // the same.
+  // Gives the core an event, and the same to its shadow, which must have the
+  // same effects.
   void Run(absl::FunctionRef<Effects(Core&)> event);
   // What the core would save, read by another, is the same when that one saves
   // it, and it adds up there too.
@@ -123,8 +123,8 @@ class CoreDriver {
   std::set<PlanRoundId> stopped, hurried;
 
  private:
-  // Of what waited for a pool before the event and still does, the first was
-  // overtaken by nobody there; what is reserved and promised aside.
+  // Checks that no lease overtook the first that waited for a pool before the
+  // event and still does; what is reserved and promised aside.
   void CheckOrder(const CoreState& before) const;
   // Host memory of a job's plan, or for which others made room.
   static bool WasPromised(const JointPlanningState& joint,

@@ -58,7 +58,7 @@ class CoreStory {
 
   // Fails by SLUICE_CHECK, as the core does.
   void Run(const Instructions& instructions);
-  // Everybody leaves; nothing may be left.
+  // Ends all sessions; nothing may be left.
   void Finish();
 
   // Called after each event.
@@ -99,8 +99,8 @@ class CoreStory {
   int done_ = 0;
   std::map<SessionId, uint32_t> open_;  // and their users
   std::vector<SessionId> closed_;
-  // What a handle may be given to, learnt from the grants alone: once a
-  // principal had it, nobody else ever does.
+  // The principal of each extent, learnt from the grants alone: once a
+  // principal had it, no other ever does.
   std::map<ExtentId, uint32_t> owner_;
   int granted_ = 0, changes_ = 0;
 };

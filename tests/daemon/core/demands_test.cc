@@ -85,7 +85,7 @@ TEST(Demands, AUserIsPromisedAtMostAnEvenPartOfALink) {
   const std::vector<LinkSpeed> links = {{"pcie0", 10, 10}};
   EXPECT_THAT(PromiseDemands(links, {User(1, kAlice, 9), User(2, kBob, 4.5)}),
               ElementsAre(Pair(SessionId(2), ElementsAre(4.5, 0))));
-  // Whoever is there counts, also without a plan.
+  // Each rank counts, also without a plan.
   EXPECT_THAT(PromiseDemands(links, {User(1, kAlice, 9), User(2, kBob, 0)}),
               IsEmpty());
 }
@@ -144,7 +144,7 @@ TEST_F(DemandsOfPlans, ArePromisedWithThePlanAndGoWithTheRank) {
   ASSERT_TRUE(Shown("a").has_value());
   EXPECT_THAT(Shown("a")->promised, ElementsAre(whole / 0.6, whole / 0.4));
   node.Die(a);
-  EXPECT_EQ(Promises().size(), 1u);  // its slot is gone, and nobody else's
+  EXPECT_EQ(Promises().size(), 1u);  // only its own slot is gone
   b = Ask("b");
   EXPECT_FALSE(Shown("b").has_value());
 }

@@ -34,7 +34,7 @@ TEST(Drain, NewLeasesAreRefusedAndExistingOnesStay) {
   const Snapshot drained = node.core.TakeSnapshot(nullptr, node.clock.Now());
   EXPECT_EQ(drained.drain->reason, "new driver");
   EXPECT_EQ(drained.stats->leases_refused[RefusedBy::kDrain], 1u);
-  // Wrong once: it had no name, and the last of them was counted elsewhere.
+  // Guards against a value without a name, counted elsewhere.
   EXPECT_EQ(Name(RefusedBy::kDrain), "drain");
   EXPECT_EQ(Name(RefusedBy::kPool), "pool");
   EXPECT_TRUE(std::holds_alternative<FreedReply>(

@@ -1,4 +1,4 @@
-// How many extents there may be, who makes room for whom, when idle ones go.
+// The limits of extents, which principal makes room, when idle ones go.
 #include <algorithm>
 
 #include "gmock/gmock.h"
@@ -56,7 +56,7 @@ TEST(Extents, AUserHasAtMostItsNumberOfExtents) {
                          "free some, or raise extents in [quota]")));
   const Snapshot snapshot = node.core.TakeSnapshot(nullptr, node.clock.Now());
   EXPECT_EQ(snapshot.stats->leases_refused[RefusedBy::kExtents], 1u);
-  // Of others it says nothing.
+  // Other users are not limited by it.
   const SessionId other = node.Attach("a", 0, 1, /*uid=*/2);
   EXPECT_THAT(node.Lease(other, Gpu(0), kSmall).status(), IsOk());
 }

@@ -141,7 +141,7 @@ TEST(GrantsDue, CopiesThatAreLateAreCountedAndForHowLong) {
   EXPECT_EQ(link.policy.late().at(0)[kD2h], LateCopies());
 }
 
-// Guards against a user of many ranks who is ahead of others with each of them.
+// Guards against a user with many ranks that is ahead of others with each.
 TEST(GrantsDue, RanksOfOneUserAreAheadOfOthersTogetherByWhatOneMayBe) {
   GrantPolicy policy({{"pcie0", kDueRate, kDueRate}});
   constexpr int kRanks = 21;
@@ -180,8 +180,8 @@ TEST(GrantsDue, ALinkOfUnknownSpeedHasNoLateCopies) {
   EXPECT_EQ(policy.late().at(0), LateDirections());
 }
 
-// Three that copy all the time and tell nothing, and one whose copies come all
-// at once: 0.15 of the link, less than its fair share.
+// Three ranks that copy all the time without deadlines, and one with copies
+// that come all at once: 0.15 of the link, less than its fair share.
 void RunAmongHungryOnes(DueLink& link, bool told) {
   for (int slot : {1, 2, 3}) {
     link.Copy(slot, kForever, absl::InfiniteDuration());

@@ -100,7 +100,7 @@ TEST(Grants, BusyRanksShareByWeight) {
   EXPECT_GE(link.rate[0][kH2d], 0.74 * kRate);
 }
 
-// Guards against a user who takes a link by many ranks.
+// Guards against a user that takes a link by many ranks.
 TEST(Grants, ManyRanksOfOneUserShareThatUsersPart) {
   Link link;
   link.Attach(0, 0, 0, {.who = {1, ""}});
@@ -198,8 +198,8 @@ TEST(Grants, GuaranteedRateIsKeptAmongBusyRanks) {
   }
 }
 
-// Three ranks that copy all the time, and one whose plan needs 0.7 of the link
-// to the GPU: fair shares make it late, the promise does not.
+// Three ranks that copy all the time, and one with a plan that needs 0.7 of the
+// link to the GPU: fair shares make it late, the promise does not.
 TEST(Grants, APromisedPlansRateIsKeptAmongBusyRanks) {
   Link link;
   for (int slot : {0, 1, 2, 3}) link.Attach(slot);

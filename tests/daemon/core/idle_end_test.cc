@@ -1,4 +1,4 @@
-// When a daemon that is somebody's own ends.
+// When a daemon of one user ends by itself.
 #include "daemon/core/idle_end.h"
 
 #include "gtest/gtest.h"

@@ -105,7 +105,7 @@ TEST(Lease, OddIdleExtentsServeAnyLeaseOfTheirPrincipal) {
                                 node.Lease(a, Host(0), MiB(21) + KiB(64) * i));
     node.Ask(a, FreeRequest{lease.lease});
   }
-  // All of it is its principal's to lease, and with its end everybody's.
+  // All of it is its principal's to lease, and after its end any principal's.
   const PoolSnapshot pool = node.core.pool(Host(0));
   EXPECT_EQ(pool.free + pool.lingering, MiB(32));
   node.Die(a);

@@ -1,4 +1,5 @@
-// What was returned and somebody may still reach: charged, and nobody else's.
+// Memory that was returned and may still be mapped: only its principal is
+// charged for it and may lease it.
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/daemon/core/core_driver.h"
@@ -18,8 +19,8 @@ NodeConfig WithUserLimits(Limits user) {
   return config;
 }
 
-// A rank of job "demo" that has returned `size` of `pool`, where nobody can say
-// who still reaches it.
+// A rank of job "demo" that has returned `size` of `pool`, on a device that
+// does not tell which processes still map it.
 SessionId AttachAndReturn(CoreDriver& node, PoolId pool, Bytes size) {
   node.held = Held::kUnknown;
   const SessionId rank = node.Attach("demo", 0);

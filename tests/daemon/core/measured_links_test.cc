@@ -149,7 +149,7 @@ TEST(MeasuredLinks, AreTheNextDaemonsFromItsStart) {
   EXPECT_EQ(SpeedOfFirst(next), 2e9);
   EXPECT_EQ(next.core.policy(), policy);
   EXPECT_THAT(next.core.log().events(), IsEmpty());
-  // Of a node that has changed: kept, said, and not used.
+  // A measurement of a node that has changed is kept, logged, and not used.
   CoreDriver other;
   policy.measured->links = {{"pcie0", {1e8, 1e8, 0}}, {"old", {1e8, 1e8, 0}}};
   ASSERT_THAT(other.core.SetPolicy(policy, other.clock.Now()), IsOk());

@@ -1,5 +1,5 @@
-// What ranks hold outside their leases, on GPUs where nobody can tell whose
-// memory is.
+// What ranks hold outside their leases, on GPUs with a device that does not
+// tell the holders of memory.
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/daemon/core/core_driver.h"

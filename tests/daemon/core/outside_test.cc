@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 constexpr absl::Time kFirst = absl::UnixEpoch();
 constexpr absl::Duration kLater = absl::Seconds(1);
 
-// Two GPUs with 2 MiB beside their pools, which nobody can tell the users of.
+// Two GPUs with 2 MiB beside their pools, of unknown holders.
 OutsideAnswers OnCuda() {
   NodeConfig node = SmallNode();
   for (GpuConfig& gpu : node.gpus) gpu.spare = MiB(2);
@@ -96,7 +96,7 @@ TEST(Outside, IsAtMostThePoolMinusLeasedAndKeptMemory) {
   EXPECT_EQ(node.core.pool(Gpu(0)).free, Bytes(0));
   node.held = Held::kNo;
   node.Ask(a, FreeRequest{lease.lease});
-  // Kept by its principal, who has it again.
+  // Its principal kept it, and leases it again.
   EXPECT_EQ(node.core.pool(Gpu(0)).outside, MiB(8));
   EXPECT_EQ(node.core.pool(Gpu(0)).free, MiB(8));
   EXPECT_THAT(node.Lease(a, Gpu(0), MiB(8)), IsOk());

@@ -13,7 +13,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-// Submits a profile whose decode succeeds at once.
+// Submits a profile, which is decoded at once.
 void Submit(CoreDriver& node, SessionId id, int rank, uint64_t gpu,
             const std::string& hash,
             std::optional<Bytes> host_limit = std::nullopt) {
@@ -204,7 +204,7 @@ TEST(Plan, DeadlineStopsTheWorkerAndTellsTheRanks) {
   EXPECT_THAT(node.NoticesTo<PlanFailedNotice>(a)[0].reason,
               HasSubstr("no plan within 20 s"));
   EXPECT_FALSE(node.NoticesTo<PlanFailedNotice>(a)[0].peer_left);
-  // A late answer finds nobody.
+  // No rank waits for a late answer.
   node.Apply(node.core.PlanSolved(round, plan::NodePlan{}, node.clock.Now()));
   EXPECT_THAT(node.NoticesTo<PlanReadyNotice>(a), IsEmpty());
 }
@@ -246,7 +246,7 @@ KeyedUnit Unit(const std::string& key, Bytes size = Bytes(64)) {
   return {key, std::make_shared<const plan::UnitPlan>(std::move(unit))};
 }
 
-// A rank of its own job whose profile has these units.
+// A rank of its own job, with a profile of these units.
 SessionId SubmitUnits(CoreDriver& node, const std::string& job,
                       const std::string& hash,
                       const std::vector<std::string>& units) {

@@ -54,7 +54,7 @@ double SecondsOf(const std::function<void()>& work) {
 TEST(Pool, ARefusalCostsTheSameBesideTenThousandIdleExtents) {
   uint64_t next_extent = 1;
   Pool few = WithKept(2, next_extent), many = WithKept(10'000, next_extent);
-  // Of another, and of the one who had them: neither is served.
+  // Neither another principal is served, nor the one that had them.
   for (const PrincipalId who : {kOther, kOne}) {
     const auto refusal = [&](Pool& pool, Bytes size) {
       return SecondsOf([&, size] {

@@ -85,7 +85,7 @@ int64_t Wanted(int64_t usual) {
 
 TEST(CoreRandom, RandomEventsKeepInvariantsAndSavedState) {
   const int64_t wanted = Wanted((testing::kSanitized ? 3 : 10) * kStory);
-  // Of a long run every story is another; reading after each instruction would
+  // In a long run every story is another; reading after each instruction would
   // take ten times as long.
   const CoreStory::Every every = wanted > 10 * kStory
                                      ? CoreStory::Every{100, 1000}

@@ -49,7 +49,7 @@ class ReplanBounds : public Replan {
   }
 };
 
-// A node whose device never says that a process let go of memory.
+// A node with a device that never says that a process let go of memory.
 class ReplanOnCuda : public Replan {
  protected:
   ReplanOnCuda() : Replan(Cuda()) { node.held = Held::kUnknown; }
@@ -175,7 +175,7 @@ TEST_F(ReplanBounds, AnUnansweredChangeIsRefusedAtItsDeadline) {
   EXPECT_EQ(Count(ChangeOutcome::kRefused), 1u);
   EXPECT_THAT(Planning(), IsEmpty());
   EXPECT_EQ(node.core.NextDeadline(), absl::InfiniteFuture());
-  // It counts with what it had: a change again for who joins next.
+  // It counts with what it had: the next job to join causes a change again.
   Ask("c", 1);
   Solve({{0.5, MiB(16)}, {0.25, MiB(8)}, {0.5, MiB(16)}});
   EXPECT_THAT(Changes(a), SizeIs(2));

@@ -15,7 +15,7 @@
 
 namespace sluice::daemon {
 
-// A layer of 1 s whose one free class costs 0.1 s to recompute whole.
+// A layer of 1 s with one free class, which costs 0.1 s to recompute whole.
 std::shared_ptr<plan::RankProfile> ProfileOf(int rank, uint64_t gpu);
 
 class Replan : public ::testing::Test {

@@ -268,7 +268,7 @@ TEST_F(Replan, ARoundThatAnotherUserWaitsForGetsAShorterLimit) {
   EXPECT_THAT(node.hurried, ElementsAre(first));
 }
 
-// Guards against a user whose jobs wait one after the other, or come again.
+// Guards against a user with jobs that wait one after the other, or come again.
 TEST_F(Replan, EachUserHasAJointRoundOfItsOwnInTurn) {
   a = Ask("a");
   Ask("a2", 1);
@@ -435,7 +435,7 @@ TEST_F(Replan, ARefusedChangeKeepsTheOldPlanAndIsNotRepeated) {
   JoinThatWaits();
   node.Ask(a, PlanTakenRequest{Changes(a)[0], false, "no lease"});
   EXPECT_EQ(Count(ChangeOutcome::kRefused), 1u);
-  EXPECT_EQ(Ready(b), 1u);  // nobody gives anything back any more
+  EXPECT_EQ(Ready(b), 1u);  // no job gives anything back any more
   Wait(absl::Minutes(5));
   EXPECT_THAT(Changes(a), SizeIs(1));
 }

@@ -1,4 +1,4 @@
-// Memory that is reserved for a user, and who gets it.
+// Memory that is reserved for a user, and the principals that get it.
 #include "daemon/core/reservations.h"
 
 #include "gmock/gmock.h"

@@ -1,4 +1,4 @@
-// Sessions: who may attach, requests executed once, deaths, evictions.
+// Sessions: which peers may attach, requests executed once, deaths, evictions.
 #include "daemon/core/session.h"
 
 #include "gmock/gmock.h"

@@ -1,4 +1,4 @@
-// Leases that wait: whose turn it is, what wakes them, how a wait ends.
+// Leases that wait: their order, what wakes them, how a wait ends.
 #include "daemon/core/waiting.h"
 
 #include "gmock/gmock.h"

@@ -7,7 +7,7 @@
 // attached.
 //
 // It counts from the first rank on that is attached, or that the last life
-// left: a start passes most points by itself, and who dies there takes nothing
+// left: a start passes most points by itself, and a death there takes nothing
 // from a run.
 #include <fcntl.h>
 #include <signal.h>
@@ -33,7 +33,7 @@ namespace {
 std::string plan_path, rest_of_plan, planned_name;
 CrashPoint planned;
 std::atomic<int> left = 0;
-// Ranks whose sockets were kept for this life, until it has adopted them.
+// Ranks with sockets that were kept for this life, until it has adopted them.
 std::atomic<int> ranks_left = 0;
 std::atomic<bool> had_ranks = false;
 

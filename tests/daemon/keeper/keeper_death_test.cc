@@ -54,8 +54,8 @@ TEST_F(DeadKeeper, AnotherOneHoldsEverythingBeforeAnythingIsStoredAgain) {
   ExpectNothingIsLost(peer, "1004");
 }
 
-// Wrong once: the kernel closed what lay unread in the keeper's socket, which
-// was taken for its answer.
+// Guards against taking a hang-up for an answer: the kernel closes what lies
+// unread in a dead keeper's socket.
 TEST_F(DeadKeeper, WhatItHadNotReadIsSentToTheNext) {
   Peer peer(under_.socket());
   const pid_t keeper = under_.keeper();
@@ -115,7 +115,7 @@ TEST_F(DeadKeeper, TheNextIsAKeeperLikeAnyOther) {
   EXPECT_FALSE(under_.HoldsFiles()) << "files are left in its folder";
 }
 
-// SIGTERM, as from who stops the service.
+// SIGTERM, as when the service is stopped.
 TEST_F(DeadKeeper, TheNextEndsWithTheDaemonThatItAdopted) {
   Peer peer(under_.socket());
   under_.KillKeeper();

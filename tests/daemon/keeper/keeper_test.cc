@@ -40,8 +40,8 @@ std::vector<pid_t> ChildrenOf(pid_t keeper) {
   return {std::istream_iterator<pid_t>(file), {}};
 }
 
-// Its one child; 0: none. Not who listens: the socket is kept, and the kernel
-// names who made it listen.
+// Its one child; 0: none. Not SO_PEERCRED of a connection: the socket is kept,
+// and the kernel names the process that made it listen.
 pid_t ChildOf(pid_t keeper) {
   const std::vector<pid_t> children = ChildrenOf(keeper);
   return children.empty() ? 0 : children.front();
@@ -103,7 +103,7 @@ TEST_F(Keeper, NoPeerNoticesTwentyDeathsAtRandomMoments) {
       Sleep(moment);
       kill(daemon, SIGKILL);
     });
-    // Some before it dies, some while nobody is there.
+    // Some before it dies, some while no daemon runs.
     for (int round = 0; round < 5; ++round) {
       for (const auto& peer : peers) peer->Send("echo x");
       for (const auto& peer : peers) EXPECT_EQ(peer->Answer(), "echo x");
@@ -252,7 +252,7 @@ TEST_F(Keeper, ADaemonThatDoesNotEndIsKilled) {
   EXPECT_EQ(kill(daemon, 0), -1);
 }
 
-// Also one that somebody else asked for: so a new binary is started.
+// Also an end that another process asked for: so a new binary is started.
 TEST_F(Keeper, AnEndThatWasNotForwardedIsADeath) {
   Start();
   Peer peer(Socket());
@@ -348,8 +348,8 @@ TEST_F(KeeperOfSluiced, StartsItAgainAndEndsWithIt) {
   ExpectEndsInOrder(second);
 }
 
-// Wrong once: it ended the new daemon before that read its signals, and the
-// sockets and the lock were left behind.
+// Guards against a signal that ends the new daemon before it reads signals: the
+// sockets and the lock would be left behind.
 TEST_F(KeeperOfSluiced, ASignalJustBehindARestartIsReadByTheNewDaemon) {
   ExpectEndsInOrder(SecondDaemon());
 }

@@ -40,7 +40,7 @@ TEST(RestartPolicy, BadInputIsHandedOn) {
   EXPECT_EQ(RestartPolicy().Decide({.exit_code = 2}, {}, kStart).exit, 2);
 }
 
-// Wrong once: what ranks had was given up for a port that somebody had taken.
+// Guards against giving up what ranks hold for a port that is taken.
 TEST(RestartPolicy, BadInputIsADeathWhileAnythingIsHeld) {
   const DaemonEnd refused = {.exit_code = 2};
   EXPECT_EQ(RestartPolicy().Decide(refused, {.holds = true}, kStart).exit,

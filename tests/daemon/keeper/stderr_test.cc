@@ -1,4 +1,4 @@
-// A keeper whose standard error nobody reads.
+// A keeper with a standard error that is not read.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -49,14 +49,14 @@ class KeeperStderr : public ::testing::Test {
   std::unique_ptr<Child> keeper_;
 };
 
-// Wrong once: it aborted on its first line, as did each that followed it.
+// Guards against an abort on the first line, and so in each keeper after it.
 TEST_F(KeeperStderr, WithoutAReaderItGoesOn) {
   Peer peer(Socket());
   reader_.Reset();
   ExpectThatItGoesOn(peer);
 }
 
-// Wrong once: its only loop stood still, and nothing was stored or started.
+// Guards against a loop that blocks, so that nothing is stored or started.
 TEST_F(KeeperStderr, WhereAPipeIsFullItGoesOn) {
   Peer peer(Socket());
   const UniqueFd filler(
@@ -70,7 +70,7 @@ TEST_F(KeeperStderr, WhereAPipeIsFullItGoesOn) {
   ExpectThatItGoesOn(peer);
 }
 
-// Wrong once: an abort, which a keeper takes for a death.
+// Guards against an abort, which a keeper takes for a death.
 TEST(BadInput, IsTheStatusAlsoWhereTheReasonCannotBeWritten) {
   for (const char* program : {"sluiced", "sluiced-keeper"}) {
     const auto child = Child::Spawn(

@@ -1,6 +1,6 @@
 // A daemon that only stores: storing-daemon --runtime-dir DIR
 //
-// Accepts SEQPACKET peers at DIR/test.sock. Of peer N it stores the socket
+// Accepts SEQPACKET peers at DIR/test.sock. For peer N it stores the socket
 // (s-N), a pidfd (p-N) and a memfd with a text (m-N), and then greets it with
 // "peer N". It answers "TAG QUESTION" with "TAG ANSWER"; a request leaves the
 // queue when its answer was sent, so that a death loses none (one may come
@@ -167,7 +167,7 @@ class StoringDaemon {
     return poll(&ended, 1, 0) == 0 ? "lives" : "ended";
   }
 
-  // Of x-0 and on, those that are something else than their name says.
+  // How many of x-0 and on have a content other than their name.
   std::string Wrong() {
     int wrong = 0;
     for (const auto& [name, fd] : kept_) {

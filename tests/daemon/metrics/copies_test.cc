@@ -104,7 +104,7 @@ TEST(CopyMetrics, CountWhatWasLateOfAGpuAndOfAJob) {
   EXPECT_THAT(PrometheusText(snapshot, {}, Audience::kAnybody),
               AllOf(HasSubstr("sluice_late_copies_total{"),
                     Not(HasSubstr("sluice_job_late"))));
-  // What a rank did stays, and who gets its slot begins at 0.
+  // What a rank did stays, and the next rank in its slot begins at 0.
   const int slot = node.core.session(a)->grant_slot;
   node.Die(a);
   const SessionId next = node.Attach("tune", 0, 2);

@@ -136,7 +136,7 @@ TEST_F(HttpServerTest, IsNeitherReadyNorHealthyBeforeItServes) {
   EXPECT_THAT(HttpGet(tcp(), "/metrics"), HasSubstr("\r\n\r\nit hangs\n"));
 }
 
-// Wrong once: any local user read all jobs, users and processes.
+// Guards against any local user that reads all jobs, users and processes.
 TEST_F(HttpServerTest, NamesAreOnlyOnTheUnixSocket) {
   Serve();
   for (const char* path : {"/metrics", "/status.json"}) {
@@ -152,7 +152,7 @@ TEST_F(HttpServerTest, NamesAreOnlyOnTheUnixSocket) {
       EXPECT_THAT(HttpGet(socket_, path), HasSubstr(name)) << path;
     }
   }
-  // A limit of everybody is no secret.
+  // A limit of every user is no secret.
   EXPECT_THAT(HttpGet(tcp(), "/metrics"),
               HasSubstr("memory=\"gpu\"} 16777216\n"));
 }
@@ -242,7 +242,7 @@ TEST_F(HttpServerTest, AskedForTogetherIsMadeOnce) {
   EXPECT_LE(snapshots_, rounds);
 }
 
-// Wrong once: all were kept, and each kept a thread.
+// Guards against keeping all of them, each with a thread.
 TEST_F(HttpServerTest, ConnectionsThatAskForNothingMakeRoomForOthers) {
   Serve();
   for (const std::string& address : {tcp(), socket_}) {
@@ -255,7 +255,7 @@ TEST_F(HttpServerTest, ConnectionsThatAskForNothingMakeRoomForOthers) {
   }
 }
 
-// Wrong once: room was made for the next one before anybody had come.
+// Guards against room that is made before a connection needs it.
 TEST_F(HttpServerTest, AsManyAsThereMayBeAreAllKept) {
   Serve();
   std::vector<UniqueFd> slow;
@@ -289,7 +289,7 @@ TEST_F(HttpServerTest, WhoWaitsForAPageIsNotCrowdedOut) {
   }
 }
 
-// Wrong once: it spun, since the spare descriptor could not be had either.
+// Guards against a loop that spins when not even the spare descriptor is left.
 TEST_F(HttpServerTest, WithoutAnyDescriptorItRestsAndServesLater) {
   Serve();
   const auto cpu = [] {

@@ -6,8 +6,8 @@
 namespace sluice::daemon {
 namespace {
 
-// Wrong once: it came from two clocks at each scrape, and an alert that counts
-// its changes told of restarts that were none.
+// Guards against computing it from two clocks at each scrape: an alert that
+// counts its changes would report restarts.
 TEST(ProcessStats, AProcessHasOneStart) {
   const double start = ReadProcessStats().start_time_seconds;
   EXPECT_NEAR(start, absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()),

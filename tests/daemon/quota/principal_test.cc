@@ -17,7 +17,7 @@ CgroupCut Cut(const std::vector<std::string>& prefixes) {
   return *std::move(cut);
 }
 
-// Wrong once: each cgroup that a user made had the user's whole budget.
+// Guards against a whole budget for each cgroup that a user makes.
 TEST(CgroupCut, CgroupsThatAUserMayMakeCountForNothing) {
   const CgroupCut cut = Cut(CgroupCut::Defaults());
   EXPECT_EQ(cut.Of("/user.slice/user-1000.slice/user@1000.service/a"), "");

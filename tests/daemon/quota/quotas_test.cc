@@ -148,7 +148,7 @@ TEST(Shares, FiveUsersThatTakeAllTheyMayLeaveSomeForOthers) {
   }
 }
 
-// Who may have all has all.
+// A user that may have all has all.
 TEST(Shares, NothingIsKeptForOthersWhereTheConfigurationGivesOneAll) {
   Quotas quotas(SharesOf({.ranks = 256}, 20'000));
   EXPECT_THAT(quotas.Ask(kA, Resource::kRanks, 256), IsOk());

@@ -11,7 +11,7 @@ namespace {
 
 const Principal kFirst{1, ""}, kSecond{2, ""};
 
-// Wrong once: a connection had a turn, so who had 260 had 260.
+// Guards against turns by connection: 260 connections would have 260 turns.
 TEST(Turns, AFloodFromManySessionsDelaysAnotherByOneRequest) {
   Turns turns;
   for (uint64_t i = 1; i <= 260; ++i) turns.Add(kFirst, SessionId(i));

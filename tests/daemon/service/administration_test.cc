@@ -117,7 +117,7 @@ TEST_F(AdministrationTest, WhatIsRefusedOnceItIsWrittenIsWrittenBack) {
   EXPECT_EQ(written_[1], before);
 }
 
-// Wrong once: it was told as "it holds, and may not survive a power cut".
+// Guards against the answer "it holds, and may not survive a power cut".
 TEST_F(AdministrationTest, ARefusalIsToldAsOneThoughAPowerCutMayUndoTheFile) {
   on_write_ = [this] {
     if (written_.size() == 1) LeaseEightMib();
@@ -128,8 +128,8 @@ TEST_F(AdministrationTest, ARefusalIsToldAsOneThoughAPowerCutMayUndoTheFile) {
               StatusIs(absl::StatusCode::kFailedPrecondition));
 }
 
-// Wrong once: the file kept what nobody had put in force, and the next daemon
-// enforced it.
+// Guards against a file with a policy that was never in force: the next daemon
+// would enforce it.
 TEST_F(AdministrationTest, WhatALoopThatEndsDoesNotPutInForceIsWrittenBack) {
   const Policy before = policy();
   on_write_ = [this] {
@@ -141,7 +141,7 @@ TEST_F(AdministrationTest, WhatALoopThatEndsDoesNotPutInForceIsWrittenBack) {
   EXPECT_EQ(written_[1], before);
 }
 
-// Wrong once: the loop did it later, though an error says that nothing changed.
+// Guards against a later change, though the error says that nothing changed.
 TEST_F(AdministrationTest, WhatTheLoopIsTooSlowForIsNotDoneLater) {
   const Policy before = policy();
   std::promise<void> go_on;

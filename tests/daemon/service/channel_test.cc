@@ -1,4 +1,4 @@
-// A session's socket whose peer reads late, or not at all.
+// A session's socket with a peer that reads late, or not at all.
 #include "daemon/service/channel.h"
 
 #include <fcntl.h>
@@ -85,8 +85,8 @@ TEST_F(ChannelTest, APeerThatReadsNothingHasStalled) {
   EXPECT_TRUE(channel_->HasStalled(clock_.Now()));
 }
 
-// Wrong once: the kernel tells of room a moment before it counts the receipt,
-// and the next look came 100 ms later, when the session had been ended.
+// Guards against looking 100 ms later, after the session's end: the kernel
+// tells of room a moment before it counts the receipt.
 TEST_F(ChannelTest, APeerThatReadJustBeforeTheLimitHasNot) {
   SendEight();
   SendEight();

@@ -33,8 +33,8 @@ TEST(EventWriter, WritesEachEventOnceAndSaysWhichRequestItFollowsFrom) {
   EXPECT_EQ(Written(writer, log), "");
 }
 
-// Wrong once: they were counted as dropped, and the log said that nobody had
-// read it.
+// Guards against counting them as dropped lines, with a message that the log
+// was not read.
 TEST(EventWriter, SaysOfEventsThatTheRingHasLostThatTheyCameAtOnce) {
   EventLog log(/*capacity=*/4);
   EventWriter writer(kOwnUid);

@@ -242,7 +242,7 @@ TEST_F(ExtentsTest, NewOnesComeAfterTheDestroyedOnesBeforeThem) {
   }
 }
 
-// Wrong once: nobody was told, and the next daemon took over nobody.
+// Guards against a silent failure, after which the next daemon takes over none.
 TEST_F(ExtentsTest, OneThatCannotBeKeptEndsTheSaving) {
   testing::FakeStore store(directory_.File("store"));
   Starter starter;

@@ -63,7 +63,7 @@ TEST_F(GpuAccessTest, WhoeverOpenedANodeMayUseItsGpuAndNoOther) {
   EXPECT_THAT(access.May(gpus, 7), IsOk()) << "policy says there is none";
 }
 
-// A path can be opened so by anybody who may search its folder.
+// Any user that may search the folder can open a path so.
 TEST_F(GpuAccessTest, APathAloneOrReadingAloneShowsNothing) {
   const GpuAccess access = Of(nodes_);
   EXPECT_THAT(Shown(access, nodes_[0], O_PATH), IsEmpty());

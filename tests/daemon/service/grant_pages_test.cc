@@ -55,8 +55,8 @@ class TwoHungryRanks : public ::testing::Test {
     return {static_cast<double>(Limit(0) - before[0]),
             static_cast<double>(Limit(1) - before[1])};
   }
-  // Once in some tries: who is kept from the CPU for longer than a window uses
-  // nothing meanwhile.
+  // Once in some tries: a thread that is kept from the CPU for longer than a
+  // window uses nothing in that time.
   void ExpectSoon(const std::function<bool()>& claim) {
     for (int i = 0; i < 19; ++i) {
       if (claim()) return;

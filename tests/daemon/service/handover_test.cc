@@ -65,12 +65,12 @@ class HandoverTest : public ::testing::Test {
     SLUICE_CHECK_OK(file.status());
     return (*file)->TakeContents();
   }
-  // Nobody would go on from it.
+  // The next daemon would not go on from it.
   bool IsGivenUp() const {
     const auto opened = OpenSaved(state_.get());
     return opened.ok() && *opened == nullptr;
   }
-  // Of who would take over.
+  // The sessions that the next daemon would take over.
   size_t SessionsIn(const UniqueFd& state) const {
     auto file = StateFile::Open(state.get());
     SLUICE_CHECK_OK(file.status());
@@ -123,7 +123,7 @@ class HandoverTest : public ::testing::Test {
   UniqueFd state_;
 };
 
-// Wrong once: nothing was saved any more, for as long as the daemon lived.
+// Guards against giving up saving for the daemon's life.
 TEST_F(HandoverTest, SavingGoesOnWhenWhatIsKnownFitsAgain) {
   const SessionId first = node_.Attach("first", 0);
   Save();
@@ -165,7 +165,7 @@ TEST_F(HandoverTest, WhatDoesNotFitIsTriedAgainOnceASecond) {
   }
 }
 
-// Nobody waits for a whole one: it is made in parts before the records have no
+// No event writes a whole one: it is made in parts before the records have no
 // room.
 TEST_F(HandoverTest, CheckpointsAreMadeBeforeTheyMust) {
   std::vector<SessionId> ranks;
@@ -189,7 +189,7 @@ TEST_F(HandoverTest, CheckpointsAreMadeBeforeTheyMust) {
   EXPECT_GT(checkpoints, 4);
 }
 
-// Wrong once: one refusal, and nothing was saved for the daemon's life.
+// Guards against one refusal that ends saving for the daemon's life.
 TEST_F(HandoverTest, WhatAFullStoreRefusedIsStoredWhenThereIsRoomAgain) {
   const UniqueFd memory = Memfd();
   int last = 0;
@@ -231,7 +231,7 @@ TEST_F(HandoverTest, WhatCannotBeStoredIsInTheWayUntilItIsDropped) {
   AnswerUntilSaved();
 }
 
-// Wrong once: a systemd that was slow for 5 s ended the saving.
+// Guards against a systemd that is slow for 5 s and so ends saving.
 TEST_F(HandoverTest, AStoreThatAnswersLateIsAskedAgain) {
   bool waited = false, waits = true;
   handover_->WhenKept([&] { waited = true; });
@@ -246,7 +246,7 @@ TEST_F(HandoverTest, AStoreThatAnswersLateIsAskedAgain) {
   EXPECT_EQ(SessionsIn(state_), 1u);
 }
 
-// Wrong once: the loop turned without a pause until the daemon had ended.
+// Guards against a loop that spins until the daemon has ended.
 TEST_F(HandoverTest, AFaultAfterTheEndIsNotTriedAgain) {
   handover_->LeaveNothing([] {});
   handover_->CannotKeep("e1", absl::InternalError("no descriptor of it"));

@@ -46,7 +46,7 @@ struct Ends {
 
 class InFlightTest : public ::testing::Test {
  protected:
-  // Of each user 8, of all 16.
+  // 8 for each user, 16 for all.
   InFlightTest() : quotas_(Eight()), in_flight_(&quotas_) {}
 
   static Shares Eight() {
@@ -124,7 +124,7 @@ TEST_F(InFlightTest, WhatWasNotSentIsGivenBack) {
   EXPECT_TRUE(in_flight_.End(std::move(ends.ours)));
 }
 
-// Wrong once: after a takeover there was room for as many again.
+// Guards against room for as many again after a takeover.
 TEST(InFlight, WhatAnEarlierDaemonSentCountsUntilItIsRead) {
   Quotas quotas(SharesOf({}, 4096));
   InFlight in_flight(&quotas);

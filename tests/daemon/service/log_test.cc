@@ -1,4 +1,4 @@
-// A log that nobody reads, and one that journald does.
+// A log without a reader, and one that journald reads.
 #include "daemon/service/log/log.h"
 
 #include <fcntl.h>

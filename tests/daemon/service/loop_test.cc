@@ -13,7 +13,7 @@
 namespace sluice::daemon {
 namespace {
 
-// One loop that nobody runs, and a descriptor that can be made readable.
+// One loop that does not run, and a descriptor that can be made readable.
 class LoopTest : public ::testing::Test {
  protected:
   void SetUp() override {

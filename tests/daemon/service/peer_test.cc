@@ -1,4 +1,4 @@
-// Who a peer is, by both ways of getting its pidfd, and how it ended.
+// A peer's identity, by both ways of getting its pidfd, and how it ended.
 #include "daemon/service/identity/peer.h"
 
 #include <fcntl.h>
@@ -101,7 +101,7 @@ TEST_P(PeerTest, OneThatEndedBeforeItWasIdentifiedIsRefused) {
               StatusIs(absl::StatusCode::kPermissionDenied));
 }
 
-// Wrong once: it was called "ended before it was identified".
+// Guards against the reason "ended before it was identified".
 TEST_P(PeerTest, WithoutDescriptorsLeftTheFaultIsOurs) {
   ConnectedChild peer([] { pause(); });
   rlimit limit;
@@ -119,7 +119,7 @@ TEST_P(PeerTest, WithoutDescriptorsLeftTheFaultIsOurs) {
   }
 }
 
-// Wrong once: it was called "ended before it was identified".
+// Guards against the reason "ended before it was identified".
 TEST(PeerSandbox, OneThatRefusesPidfdsIsNamed) {
   ConnectedChild peer([] { pause(); });
   for (const int error : {EPERM, ENOSYS}) {
@@ -134,7 +134,7 @@ TEST(PeerSandbox, OneThatRefusesPidfdsIsNamed) {
   }
 }
 
-// Wrong once, too.
+// Guards against the same.
 TEST_P(PeerTest, OneThatProcHidesIsNamed) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can mount";
   ConnectedChild peer([] { pause(); });
@@ -182,8 +182,8 @@ constexpr char kNeedsRoot[] = "only root can take another user's place";
 constexpr char kNeedsOneThread[] =
     "a process of several threads makes no user namespace";
 
-// Wrong once: in `unshare -U --map-root-user` two users were one, and the
-// second was given the first one's memory.
+// Guards against two users that are one in `unshare -U --map-root-user`: the
+// second would be given the first one's memory.
 TEST(PeerUser, OneThatTheNamespaceDoesNotMapIsRefused) {
   if (geteuid() != 0) GTEST_SKIP() << kNeedsRoot;
   if (kThreadSanitizer) GTEST_SKIP() << kNeedsOneThread;

@@ -1,4 +1,4 @@
-// Ends of the plan worker that nobody waits for.
+// Ends of plan workers that no request waits for.
 #include "daemon/service/plan_solver.h"
 
 #include <signal.h>
@@ -35,7 +35,7 @@ pid_t PidIn(const std::string& path) {
   return 0;
 }
 
-// Wrong once: such a worker ran on after the daemon.
+// Guards against a worker that runs on after the daemon.
 TEST(PlanSolver, WorkerWhoseStartTheLoopNeverHeardOfEndsAtShutdown) {
   testing::TempDir directory;
   const std::string worker = directory.File("worker");
@@ -158,7 +158,7 @@ class PlanSolverTurns : public ::testing::Test {
   std::thread thread_;
 };
 
-// Wrong once: as many solvers ran as there were questions.
+// Guards against as many solvers as there are questions.
 TEST_F(PlanSolverTurns, OneUsersQuestionsLeaveRoomForAnothers) {
   for (uint64_t round = 1; round <= 10; ++round) Solve(round, 7);
   EXPECT_EQ(Started(PlanSolver::kMostOfAUser).size(),

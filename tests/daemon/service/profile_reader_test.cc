@@ -108,7 +108,7 @@ TEST_F(ProfileReaderTest, ReadsAProfile) {
   EXPECT_EQ(answers_[0].profile->units.size(), 1u);
 }
 
-// Wrong once: 20,015 were queued, each with a descriptor.
+// Guards against an unbounded queue: it held 20,015, each with a descriptor.
 TEST_F(ProfileReaderTest, WhatWaitsIsBoundedPerSessionAndPerUser) {
   Make({.per_session = 2, .per_user = 5, .all = 7});
   for (uint64_t session = 1; session <= 2; ++session) {
@@ -132,8 +132,8 @@ TEST_F(ProfileReaderTest, WhatWaitsIsBoundedPerSessionAndPerUser) {
   EXPECT_EQ(reader_->waiting(), 0u);
 }
 
-// Wrong once: the loop kept it too, and a use count, which orders nothing, said
-// whether the codec's thread was through with it.
+// Guards against sharing it with the loop: a use count orders nothing, so it
+// cannot say whether the codec's thread is done.
 TEST_F(ProfileReaderTest, TakesWhatItReadsAndLeavesWhatItRefuses) {
   const std::string bytes = Encoded(1);
   Make({.encoded = Bytes(static_cast<int64_t>(bytes.size()))});
@@ -157,7 +157,7 @@ TEST_F(ProfileReaderTest, RefusesALongOneBeforeItIsRead) {
                        HasSubstr("and the limit is 1000: record fewer")));
 }
 
-// Wrong once: 57 MiB of text became 1 GB.
+// Guards against 57 MiB of text that become 1 GB.
 TEST_F(ProfileReaderTest, RefusesOneThatWouldBecomeLarge) {
   Make();
   std::string bomb = "{\"segments\":[";
@@ -169,7 +169,7 @@ TEST_F(ProfileReaderTest, RefusesOneThatWouldBecomeLarge) {
                        HasSubstr("with more than 524288 values")));
 }
 
-// Wrong once: +131 MiB per rank were kept until its peers had submitted.
+// Guards against 131 MiB per rank that are kept until its peers have submitted.
 TEST_F(ProfileReaderTest, WhatAUserKeepsIsBoundedUntilItIsDropped) {
   Make({}, /*decoded=*/6000);
   for (uint64_t session = 1; session <= 3; ++session) {
@@ -218,7 +218,7 @@ TEST_F(ProfileReaderTest, AHardProfileOfOneUserDoesNotHoldUpAnothers) {
   EXPECT_GT(Used(7, Resource::kCodecTime), 0);
 }
 
-// Wrong once: 18,778 descriptors were held three minutes after its end.
+// Guards against 18,778 descriptors that are held three minutes after its end.
 TEST_F(ProfileReaderTest, AProfileGoesWithItsSession) {
   Make();
   std::vector<int> memfds;

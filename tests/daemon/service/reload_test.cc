@@ -29,7 +29,7 @@ using testing::StatusIs;
 class ReloadTest : public ::testing::Test {
  protected:
   ReloadTest() { SLUICE_CHECK(mkfifo(gate_.c_str(), 0600) == 0); }
-  // Whose child is this script, with the gate as $1.
+  // A reload with this script as its child, with the gate as $1.
   Reload Of(const std::string& script) {
     return Reload({"/bin/sh", "-c", script, "check", gate_}, loop_.get(),
                   [this](absl::Status said) {

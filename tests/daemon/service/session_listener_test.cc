@@ -1,4 +1,4 @@
-// Who connects is heard, and whose path a socket's is.
+// Every connection gets an answer, and a socket's path stays its maker's.
 #include "daemon/service/listening/session_listener.h"
 
 #include <sys/resource.h>

@@ -1,4 +1,4 @@
-// Several sessions on one loop: who is read, who is ended, who is forgotten.
+// Several sessions on one loop: which is read, which is ended, which forgotten.
 #include "daemon/service/sessions.h"
 
 #include <fcntl.h>

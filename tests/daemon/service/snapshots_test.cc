@@ -1,4 +1,4 @@
-// Many who ask: one snapshot for all of them, in turn, in a part of the time.
+// Many queries: one snapshot for all of them, in turn, in a part of the time.
 #include "daemon/service/snapshots.h"
 
 #include <atomic>
@@ -97,7 +97,7 @@ TEST_F(SnapshotsTest, TakesATenthOfTheLoopsTimeAndUsersInTurn) {
   OnLoop([&] { Ask(ViewOf(1)); });
   Await(1);
   OnLoop([&] {
-    // Two views of one user, then one of another, who comes second.
+    // Two views of one user, then one of another, which is second.
     for (const bool observer : {false, true}) {
       Ask({.principal = Principal{1, "/a"}, .observer = observer});
     }

@@ -43,7 +43,7 @@ TEST_F(UrgencyTest, StaysAsItIsWithinAWindow) {
   EXPECT_FALSE(urgency_.IsUrgent(now_, cpu_));
 }
 
-// Who slept is not judged by the short while since it woke.
+// A thread that slept is not judged by the short while since it woke.
 TEST_F(UrgencyTest, CountsSleepAsMuchAsItLasted) {
   EXPECT_TRUE(After(0));
   now_ += absl::Seconds(10);

@@ -73,7 +73,7 @@ void CheckSame(const CoreState& a, const CoreState& b) {
   }
 }
 
-// Executes what a core that took over wants, and ends everybody.
+// Executes what a core that took over wants, and ends all sessions.
 class LastActs {
  public:
   explicit LastActs(Core& core) : core_(core) {}
@@ -255,8 +255,8 @@ TEST(CoreRowsRecordTest, IsAsLongAsWhatChanged) {
   EXPECT_EQ(rows.Changes(node.core), "");
 }
 
-// Wrong once: each extent of a lease was an event, whose record had all of the
-// lease's.
+// Guards against an event per extent of a lease, each with a record of the
+// whole lease.
 TEST(CoreRowsRecordTest, ExtentsThatAreMadeTogetherAreOneRecord) {
   NodeConfig config = SmallNode();
   config.extent.gpu = KiB(64);
@@ -273,8 +273,8 @@ TEST(CoreRowsRecordTest, ExtentsThatAreMadeTogetherAreOneRecord) {
   EXPECT_LT(records, 2 * all);
 }
 
-// Wrong once: every rank of a node waited while all replies to all were written
-// (8 ms of 16,000 of them); and then, while all to one rank were.
+// Guards against parts that write all replies at once (8 ms for 16,000 of
+// them), or all replies to one rank.
 TEST(CoreRowsRecordTest, PartsOfACheckpointAreShortHoweverMuchThereIs) {
   CoreDriver node;
   CoreRows rows;
@@ -298,7 +298,7 @@ TEST(CoreRowsRecordTest, PartsOfACheckpointAreShortHoweverMuchThereIs) {
   EXPECT_EQ(rows.Changes(node.core), "");
 }
 
-// Wrong once: whoever connected filled the state with what it asked wrongly.
+// Guards against clients that fill the state with wrong requests.
 TEST(CoreRowsRecordTest, HasNothingOfWhoIsNoRank) {
   CoreDriver node;
   CoreRows rows;
@@ -350,7 +350,7 @@ TEST_F(DamagedTest, WhatIsCutOffIsRefused) {
   ASSERT_TRUE(Read().ok());
   std::string& bytes = contents_.checkpoint;
   for (bytes.pop_back(); bytes.size() > 1; bytes.pop_back()) {
-    // Between two rows it is a state of fewer rows, whose lease is nobody's.
+    // Between two rows it is a state of fewer rows, with a lease of no session.
     Read().IgnoreError();
   }
   contents_.checkpoint = "x";

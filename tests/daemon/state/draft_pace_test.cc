@@ -26,8 +26,8 @@ TEST(DraftPace, IsDoneWithTheRecordThatTakesTheRest) {
   }
 }
 
-// Wrong once: the rows of 64 ranks were drafted within 64 events, which came
-// closely behind each other, and each waited for all that were before it.
+// Guards against a draft of 64 ranks' rows within 64 events: these come closely
+// behind each other, and each would wait for all before it.
 TEST(DraftPace, TakesAsLongAsItMay) {
   EXPECT_GT(EventsFor(DraftPace(16'384, kRoom), 16'384, 250), 4190);
 }

@@ -9,7 +9,7 @@
 namespace sluice::daemon {
 
 // What is left of a state when it is written and read: without rounds of
-// planning, the plans that nobody uses, and sessions that are no rank's.
+// planning, the plans that no job uses, and sessions that are no rank's.
 inline CoreState Durable(CoreState state) {
   std::erase_if(state.sessions,
                 [](const auto& each) { return !each.second.was_rank(); });

@@ -25,7 +25,7 @@ void Fields(Ar& ar, Is<Point> auto& point) {
   ar(2, point.y);
 }
 
-// Of a later version: more fields, before, between and behind.
+// The type in a later version: more fields, before, between and behind.
 struct Later {
   int64_t x = 0;
   std::string name;

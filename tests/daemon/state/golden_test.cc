@@ -233,7 +233,7 @@ TEST_P(GoldenState, HasWhatADaemonSavesOfRunningJobs) {
 
 INSTANTIATE_TEST_SUITE_P(Versions, GoldenState, ::testing::Values(1));
 
-// Whoever raises the version keeps the old files and adds new ones.
+// A new version keeps the old files and adds new ones.
 TEST(GoldenStates, HaveOneOfTheVersionThatIsWritten) {
   EXPECT_NE(FileText(PathOf(kStateVersions.written, "state")), "");
 }

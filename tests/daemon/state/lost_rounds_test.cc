@@ -40,7 +40,7 @@ class LostRounds : public Replan {
   }
 };
 
-// Wrong once: those who stayed were not planned again until the next leave.
+// Guards against jobs that are not planned again until another one leaves.
 TEST_F(LostRounds, ARoundForRunningJobsAloneIsStartedAgain) {
   a = Ask("a");
   Solve({{1, MiB(8)}});
@@ -74,7 +74,7 @@ TEST_F(LostRounds, OfAJoinTheJobItselfAsksAgain) {
   EXPECT_EQ(told[0].plan, PlanId());
 }
 
-// Wrong once: no round was due, so nothing could come back any more.
+// Guards against a refusal because no round is due that could give room.
 TEST_F(LostRounds, ALeaseThatWaitsForOneIsNotRefused) {
   a = Ask("a");
   Solve({{1, MiB(32)}});

@@ -1,4 +1,4 @@
-// Whose profiles and plans are saved where there is no room for all.
+// Which profiles and plans are saved if there is no room for all.
 #include "daemon/state/planning_share.h"
 
 #include <fmt/format.h>
@@ -151,7 +151,7 @@ class Planned : public ::testing::Test {
 
 constexpr uint32_t kLarge = testing::kSanitized ? 5 : 10;
 
-// Wrong once: four of these filled the checkpoint.
+// Guards against a checkpoint that four of these fill.
 TEST_F(Planned, TheLargestProfilesLeaveRoomForAllElse) {
   contents_.checkpoint = rows_.Everything(node_.core);
   Run("honest", 1, 8);

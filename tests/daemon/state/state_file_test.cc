@@ -168,8 +168,8 @@ TEST(StateFile, AProcessMayEndAtAnyByte) {
   }
 }
 
-// Wrong once: whoever keeps it was asked to let it go, and what that one did
-// not hear of, the next daemon went on from.
+// Guards against a state that only the store could drop: if the store missed
+// the request, the next daemon would go on from it.
 TEST(StateFile, WhatWasGivenUpCountsNoMoreFromOneWordOn) {
   bool done = false;
   for (size_t bytes = 0; !done; ++bytes) {

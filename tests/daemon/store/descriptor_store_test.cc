@@ -177,8 +177,8 @@ TEST_F(Store, ThatNeverAnswersEndsInANamedErrorInTime) {
   EXPECT_LT(took, absl::Seconds(5));
 }
 
-// Wrong once: the kernel closes what lies unread in a dead keeper's socket, and
-// that was taken for its answer.
+// Guards against taking a hang-up for an answer: the kernel closes what lies
+// unread in a dead keeper's socket.
 TEST_F(Store, ThatDiesWithTheBarrierUnreadHasNotAnswered) {
   SLUICE_ASSERT_OK_AND_ASSIGN(
       const auto socket,
@@ -206,8 +206,8 @@ TEST_F(Store, ThatAnswersByAByteHasTakenEverything) {
   EXPECT_THAT(done.get(), IsOk());
 }
 
-// One that lives and does not listen, and one that is not there and whose
-// place a program takes that is no keeper.
+// A keeper that lives and does not listen, and one that is gone and is replaced
+// by a program that is no keeper.
 TEST_F(Store, WhereNoKeeperComesWhoWaitsIsToldInTime) {
   constexpr pid_t kNobody = (1 << 22) - 1;
   for (const pid_t keeper : {getppid(), kNobody}) {
@@ -234,9 +234,9 @@ TEST_F(Store, ThatReadsNothingEndsInANamedErrorInTime) {
                        HasSubstr("takes nothing in time")));
 }
 
-// Wrong once: what could not be sent was forgotten.
+// Guards against forgetting what could not be sent.
 TEST_F(Store, WhatCouldNotBeSentGoesFirstInTheNextBatch) {
-  other_.reset();  // nobody listens
+  other_.reset();  // the store does not listen
   const auto store = Start();
   ASSERT_THAT(store->Put("x-1", Memfd().get()), IsOk());
   store->Remove("x-1");
