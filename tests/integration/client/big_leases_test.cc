@@ -1,6 +1,6 @@
-// Leases of a node's size on the strict fake driver, whose host memory takes
-// long to make, and is sparse. The daemon's answers are compared with each
-// other; how long they take is the bench's to judge.
+// Leases of a node's size on the strict fake driver, with host memory that
+// takes long to make, and is sparse. The daemon's answers are compared with
+// each other; how long they take is the bench's to judge.
 #include <fmt/format.h>
 #include <signal.h>
 

@@ -28,8 +28,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
 
-// The fake has no device nodes by which the daemon could tell who may have a
-// GPU: here anybody may.
+// The fake has no device nodes, by which the daemon decides which ranks may use
+// a GPU: here all may.
 constexpr char kToml[] =
     "[device]\ndriver = \"cuda\"\n"
     "[gpus]\naccess = \"any\"\n"
@@ -50,7 +50,7 @@ class OfCuda : public ::testing::TestWithParam<std::tuple<bool, int>> {
     unsetenv("SLUICE_FAKE_CUDA");
   }
 
-  // Of the processes that start from now on.
+  // For the processes that start from now on.
   void SetDriver(bool host_numa, const std::string& more = "") const {
     setenv("SLUICE_FAKE_CUDA",
            fmt::format("gpus=2,host_numa={},jitter_us={},node={}{}",
@@ -178,8 +178,8 @@ TEST_P(TakenOver, RanksGoOnCopying) {
   EXPECT_EQ(Findings(), "") << daemon.Log();
 }
 
-// Wrong once, found on an H100: what is imported cannot be exported, so what
-// was taken over could not be leased again.
+// Guards against exporting what was imported, which an H100 refuses: memory
+// that was taken over could not be leased again.
 TEST_P(TakenOver, WhatTheDeadHadIsLeasedAgain) {
   UnderKeeper daemon(Config());
   for (const int times : {1, 2}) {
@@ -341,8 +341,8 @@ TEST_P(OfCuda, ComputeIsOnTheCallersStreams) {
             "GPU 1 of the node is 0 here\n"
             "0 bytes are not those of the last fill\n");
   EXPECT_EQ(Findings(), "");
-  // Who only asks finds no event reached: a copy that was over in time would
-  // order what the missing step does not.
+  // A rank that only asks finds no event reached: a copy that was over in time
+  // would order what the missing step does not.
   SetDriver(std::get<0>(GetParam()), ",unready=1");
   for (const char* step : {"mark", "wait", "use", "order"}) {
     SCOPED_TRACE(step);
@@ -374,8 +374,8 @@ class BesideLeases : public OfCuda {
   }
 };
 
-// Of the fake's 64 MiB the pool leaves 32 to what is no lease. Wrong once: what
-// came after the daemon's start and was more counted as free.
+// The pool leaves 32 of the fake's 64 MiB to what is no lease. Guards against
+// counting as free what exceeds that after the daemon's start.
 TEST_P(BesideLeases, WhatTakesMoreThanThePoolsSpareIsNotFree) {
   RunningDaemon daemon(kToml);
   const auto rank = StartRank(daemon.socket(), 0);
@@ -393,8 +393,8 @@ TEST_P(BesideLeases, WhatTakesMoreThanThePoolsSpareIsNotFree) {
   EXPECT_EQ(Findings(), "");
 }
 
-// Wrong once: the question failed for all GPUs, and GPU 0 had all of its pool
-// free for as long as the other was lost.
+// Guards against a question that fails for all GPUs: GPU 0 would have all of
+// its pool free as long as the other is lost.
 TEST_P(BesideLeases, AreSeenOnAGpuWhileAnotherIsLost) {
   RunningDaemon daemon(kToml);
   LoseGpu(1);
@@ -415,8 +415,8 @@ TEST_P(BesideLeases, AreSeenOnAGpuWhileAnotherIsLost) {
   EXPECT_EQ(Findings(), "");
 }
 
-// The contexts of the daemon and of the rank have 20 MiB each. Wrong once: a
-// rank was told of its GPU as it was before its own context.
+// The contexts of the daemon and of the rank have 20 MiB each. Guards against a
+// report of the GPU from before the rank's own context.
 TEST_P(BesideLeases, ARankTellsWhatItHasBeforeItsLease) {
   SetDriver(true, ",context_kib=20480");
   RunningDaemon daemon(kToml);

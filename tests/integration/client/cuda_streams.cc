@@ -1,4 +1,4 @@
-// A program of the C ABI whose compute is on streams of its own, as torch's is:
+// A program of the C ABI that computes on streams of its own, as torch does:
 //     cuda_streams SOCKET GPU [LEFT_OUT]
 // Fills memory of GPU number GPU of the node on one stream, copies it away,
 // fills it again there, goes on with another stream, and copies again. LEFT_OUT

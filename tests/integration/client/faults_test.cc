@@ -1,7 +1,7 @@
 // What goes wrong below ranks and below the daemon: each of their device calls
 // fails once, at its first and at later calls; a GPU is lost; the daemon may
-// open few files. A rank gets one clear line, nobody crashes, the next rank is
-// served, and nothing is left. Each planted fault has to be met. (The daemon
+// open few files. A rank gets one clear line, no process crashes, the next rank
+// is served, and nothing is left. Each planted fault has to be met. (The daemon
 // believes nothing of the simulated node's state behind its start, so what is
 // planted later reaches its ranks alone.)
 #include <fmt/format.h>
@@ -240,8 +240,8 @@ INSTANTIATE_TEST_SUITE_P(Faults, FailingDaemonCall,
                            return std::string(info.param);
                          });
 
-// Of a start that takes over: it fails, or goes on without, and either way what
-// a rank has is there for who comes next.
+// A start that takes over: it fails, or goes on without, and either way what a
+// rank has is there for the next daemon.
 class FailingStart : public ::testing::TestWithParam<Fault> {};
 
 TEST_P(FailingStart, TakesNothingFromARank) {
@@ -304,8 +304,9 @@ TEST(Faults, ALostGpuIsOneLineForItsRanksAndNothingToOthers) {
   ExpectNothingLeft(daemon, "a lost GPU");
 }
 
-// What a daemon may have open limits how many it takes, so that it never runs
-// out itself: who is one too many is told, and who comes later is served.
+// The daemon limits its sessions by the files that it may open, so that it
+// never runs out itself: one too many is refused in one line, and a later one
+// served.
 TEST(Faults, ADaemonThatMayOpenFewFilesSaysSoAndServesWhoComesLater) {
   RunningDaemon daemon("", {.open_files = 64});
   std::vector<RawClient> crowd;

@@ -99,7 +99,7 @@ TEST_F(KeeperOfRanks, IsReplacedAtAnyMomentWhileLeasesComeAndGo) {
   std::atomic<int> leases = 0;
   std::thread rank([&] {
     while (!done) {
-      // Of many sizes, so that extents are made anew and stored.
+      // Sizes differ, so that extents are not reused but made and stored.
       const int number = ++leases;
       const auto with = static_cast<std::byte>(number);
       const auto region = Leased((1 + number % 37) * kExtent, with);
@@ -172,7 +172,7 @@ TEST_F(KeeperOfRanks, NoSecondDaemonServesMeanwhile) {
   ExpectLeased(held->size());
 }
 
-// Nobody holds anything then: all that is left is to say so in time.
+// No process holds anything then: all that is left is to say so in time.
 TEST_F(KeeperOfRanks, WhereTheDaemonDiesWithItEachClientIsToldSo) {
   const auto held = Leased(5 * kExtent, std::byte{1});
   const pid_t keeper = under_->keeper(), daemon = under_->daemon();

@@ -36,7 +36,7 @@ std::string CommandIn(const std::string& message) {
   return message.substr(found.position(), found.length() - found.str(4).size());
 }
 
-// Through a shell, as whoever copies it.
+// Through a shell, as an operator would paste it.
 ChildResult RunAsPrinted(const RunningDaemon& daemon,
                          const std::string& command) {
   const std::string folder =

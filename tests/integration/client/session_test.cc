@@ -1,4 +1,4 @@
-// Sessions of real ranks with a real daemon: who dies takes nothing along.
+// Sessions of real ranks with a real daemon: a rank that dies ends no other.
 #include "client/session/session.h"
 
 #include <signal.h>

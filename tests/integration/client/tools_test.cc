@@ -58,8 +58,7 @@ TEST(Tools, StatusShowsWhoHoldsWhat) {
   EXPECT_THAT(json.out, HasSubstr("\"gpu_bytes\":5242880"));
 }
 
-// Wrong once: after a crash the next daemon showed its pools as all free, and
-// said nothing.
+// Guards against pools that are shown as all free after a crash, in silence.
 TEST(Tools, ADaemonAfterACrashSaysWhatRanksStillHold) {
   RunningDaemon daemon;
   const auto session = OpenSession(daemon, "held");
@@ -103,7 +102,7 @@ TEST(Tools, AnAdministratorSetsABudgetThatHoldsAtOnce) {
   EXPECT_THAT(session->LeaseGpu(MiB(10)), IsOk());
 }
 
-// Wrong once: a limit that nobody used was nowhere to be seen.
+// Guards against a limit that is not listed as long as it is not used.
 TEST(Tools, EveryLimitThatIsSetIsListedWithWhoSetIt) {
   RunningDaemon daemon(
       "[budgets]\nprincipal_host_bytes = \"300MiB\"\n"
@@ -130,7 +129,7 @@ TEST(Tools, EveryLimitThatIsSetIsListedWithWhoSetIt) {
       HasSubstr("job tune: GPU 10 MiB, host unlimited, set by " + name));
 }
 
-// Wrong once: one line from plan and sluice-train, twenty from status.
+// Guards against twenty lines from status and one from the others.
 TEST(Tools, JsonIsOneLineFromEveryCommand) {
   RunningDaemon daemon;
   for (const std::vector<std::string>& command :

@@ -156,7 +156,7 @@ class AdminCut(unittest.TestCase):
             self.assertLess(time.monotonic(), end)
 
     def test_the_next_daemon_is_waited_for(self):
-        self.daemon.kill()  # its socket stays, and nobody listens
+        self.daemon.kill()  # its socket stays without a listener
         self.daemon.wait()
         self.assertTrue(os.path.exists(self.folder + "/run/admin.sock"))
         waits = self.ctl("status", "--admin")

@@ -1,5 +1,5 @@
 // What blocks elsewhere does not block the daemon: descriptors that take long
-// to close, a standard error that nobody reads.
+// to close, a standard error that is not read.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -61,7 +61,7 @@ wire::Packet ReplyPacket() {
   return packet;
 }
 
-// Whoever closes last waits. That is the daemon: it is stopped until the
+// The last process to close waits. That is the daemon: it is stopped until the
 // sender's own copies are closed.
 class Stopped {
  public:
@@ -164,7 +164,7 @@ TEST(DaemonBlocking, AFloodOfThemEndsTheSessionAndLeavesNothing) {
   ExpectPrompt(daemon.socket());
 }
 
-// Standard error is a pipe of one page that nobody reads.
+// Standard error is a pipe of one page that is not read.
 TEST(DaemonBlocking, AStandardErrorThatNobodyReadsHoldsNobodyUp) {
   TempDir directory;
   const std::string fifo = directory.File("stderr");

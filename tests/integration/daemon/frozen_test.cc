@@ -56,7 +56,7 @@ class FrozenDaemonTest : public ::testing::Test {
   KeptDaemon daemon_{"[restart]\nfreeze_after = 5\n"};
 };
 
-// Of what was kept, byte by byte.
+// Damages the kept state, byte by byte.
 void Damage(const UniqueFd& state) {
   const off_t size = lseek(state.get(), 0, SEEK_END);
   for (off_t at = 64; at < size; at += 64) {
@@ -65,7 +65,7 @@ void Damage(const UniqueFd& state) {
   }
 }
 
-// Wrong once: every session ended, and the memory was given up.
+// Guards against ending every session and giving up the memory.
 TEST_F(FrozenDaemonTest, ADamagedStateEndsNoJob) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -90,7 +90,7 @@ TEST_F(FrozenDaemonTest, ADamagedStateEndsNoJob) {
   ExpectServed(rank);
 }
 
-// Wrong once, too.
+// Guards against the same.
 TEST_F(FrozenDaemonTest, AMissingExtentEndsNoJob) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -99,7 +99,7 @@ TEST_F(FrozenDaemonTest, AMissingExtentEndsNoJob) {
   daemon_.Lose("e1");
   daemon_.Start();
   ExpectFrozen("was not kept");
-  // Wrong once: it was "good", and the next one froze too.
+  // Guards against the answer "good", after which the next one froze too.
   ExpectUpgradeRefused("extent 1 of GPU 0 was not kept");
   daemon_.Kill();
   daemon_.Put("e1", std::move(extent));
@@ -107,7 +107,7 @@ TEST_F(FrozenDaemonTest, AMissingExtentEndsNoJob) {
   ExpectServed(rank);
 }
 
-// Wrong once, too: of GPU 1 nothing was left.
+// Guards against the same: nothing of GPU 1 is left.
 TEST_F(FrozenDaemonTest, ANodeWithoutTheGpuEndsNoJob) {
   daemon_.Start();
   RawClient rank = Connected();
@@ -147,8 +147,8 @@ TEST_F(FrozenDaemonTest, APoolSmallerThanWhatIsHeldEndsNoJob) {
   EXPECT_EQ(pool.leased_bytes(), MiB(16).size());
 }
 
-// Wrong once: each start failed, until five of them within 10 s had; where a
-// start takes longer, for ever. --check-state said "good".
+// Guards against starts that fail until five of them within 10 s have, or for
+// ever if a start takes longer, and a --check-state that says "good".
 TEST_F(FrozenDaemonTest, APolicyOfANewerDaemonEndsNoJob) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -188,7 +188,7 @@ TEST_F(FrozenDaemonTest, FiveDeathsInTenSecondsFreezeTheNext) {
     EXPECT_EQ(serves, death < 5) << death;
   }
   ExpectFrozen("5 daemons died within 10 s");
-  // Who puts right what it was starts it again, and it begins to count anew.
+  // The operator mends the cause and restarts it, and it counts from 0.
   End(SIGTERM);
   daemon_.Start();
   for (int taken_over = 1; taken_over <= 4; ++taken_over) {
@@ -250,7 +250,7 @@ TEST_F(FrozenDaemonTest, TheServiceCanBeStopped) {
               StatusIs(absl::StatusCode::kUnavailable));
 }
 
-// Wrong once: it waited 5 s, and was killed by who had asked.
+// Guards against an end that waits 5 s, after which the caller would kill it.
 TEST_F(FrozenDaemonTest, TheServiceCanBeStoppedWhereTheKeeperIsDead) {
   daemon_.Start();
   RawClient rank = Attached();

@@ -84,7 +84,7 @@ class RawClient {
   absl::StatusOr<wire::Event> NextEvent(absl::Duration timeout,
                                         UniqueFd* fd = nullptr);
 
-  // Of the daemon that sent the last packet.
+  // The generation of the daemon that sent the last packet.
   uint64_t generation() const { return generation_; }
   int fd() const { return socket_.get(); }
   UniqueFd& socket() { return socket_; }

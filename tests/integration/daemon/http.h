@@ -12,7 +12,7 @@ namespace sluice::testing {
 std::string HttpGet(const std::string& address, const std::string& path);
 std::string HttpAsk(const std::string& address, const std::string& request);
 
-// Holds none where nobody listens.
+// Empty if there is no listener.
 UniqueFd HttpConnect(const std::string& address);
 // Until the other end closes.
 std::string HttpRest(int fd);

@@ -76,7 +76,7 @@ class HttpAttack : public ::testing::Test {
   Bytes before_;
 };
 
-// Wrong once, the next four: RSS grew by up to 547 MB.
+// This and the next three guard against memory: RSS grew by up to 547 MB.
 TEST_F(HttpAttack, RequestLineWithoutAnEnd) { Flood("GET /", "x"); }
 
 TEST_F(HttpAttack, HeaderWithoutAnEnd) {
@@ -93,7 +93,7 @@ TEST_F(HttpAttack, ChunkedBodyWithoutAnEnd) {
       "8\r\n01234567\r\n");
 }
 
-// Wrong once: three of them blocked /metrics.
+// Guards against three of them that block /metrics.
 TEST_F(HttpAttack, TricklersHoldUpNobody) {
   std::vector<UniqueFd> tricklers;
   for (int i = 0; i < 12; ++i) tricklers.push_back(HttpConnect(address_));
@@ -107,7 +107,7 @@ TEST_F(HttpAttack, TricklersHoldUpNobody) {
   ExpectSmall();
 }
 
-// Wrong once: all were kept, each with a descriptor.
+// Guards against keeping all of them, each with a descriptor.
 TEST_F(HttpAttack, IdleConnectionsHoldUpNobody) {
   std::vector<UniqueFd> idle;
   for (int i = 0; i < 900; ++i) idle.push_back(HttpConnect(address_));

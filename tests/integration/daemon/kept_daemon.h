@@ -1,5 +1,5 @@
-// A real sluiced whose keeper is the test: it says when the daemon dies, which
-// of its messages are taken, and what of that is lost.
+// A real sluiced that has the test as its keeper: the test says when the daemon
+// dies, which of its messages are taken, and what of that is lost.
 #pragma once
 
 #include <sys/types.h>
@@ -39,7 +39,7 @@ class KeptDaemon {
     Kill();
     Start();
   }
-  // Of one that ends by itself; -1: it does not within 20 s.
+  // The exit status of a daemon that ends by itself; -1: not within 20 s.
   int Join();
 
   // Whether this program would take over from the one that runs.
@@ -56,7 +56,7 @@ class KeptDaemon {
   // Whether that has come about; Join() then.
   bool WasKilled() const;
   bool Has(const std::string& name) const;
-  // How many are kept whose name begins so.
+  // How many are kept with names that begin so.
   int Count(const std::string& prefix) const;
   // Whether it is soon.
   bool WaitUntilGone(const std::string& name) const;

@@ -1,12 +1,12 @@
-// A descriptor whose close takes as long as its sender likes.
+// A descriptor that takes as long to close as its sender likes.
 #pragma once
 
 #include "proto/base/unique_fd.h"
 
 namespace sluice::testing {
 
-// A TCP socket whose last close waits for a minute: what it has sent is never
-// read. `reader` must be kept, or the close is short. Holds none where the
+// A TCP socket that waits for a minute at its last close: what it has sent is
+// never read. `reader` must be kept, or the close is short. Empty if the
 // process may not open more.
 UniqueFd LingeringSocket(UniqueFd& reader);
 

@@ -46,7 +46,7 @@ void ExpectHolder(const std::string& socket, int pid) {
   EXPECT_EQ(holders[0]["host_bytes"], 0);
 }
 
-// Wrong once: three times over, the pool counted as free what a child held.
+// Guards against counting as free what a child holds, three times over.
 TEST(DaemonLingering, AForkedChildsMemoryIsNotFree) {
   RunningDaemon daemon(kNode);
   int leave[2];
@@ -87,8 +87,8 @@ TEST(DaemonLingering, AForkedChildsMemoryIsNotFree) {
   EXPECT_THAT(WaitUntilFree(daemon.socket(), 0, absl::Seconds(10)), IsOk());
 }
 
-// Wrong once: what was freed left the budget, so that one process held the
-// pool under a budget of a part of it.
+// Guards against freed memory that leaves the budget while it lingers: one
+// process could hold the pool under a budget of a part of it.
 TEST(DaemonLingering, LeaseFreeAndRepeatStaysWithinTheBudget) {
   RunningDaemon daemon(
       absl::StrCat(kNode, "[budgets]\nprincipal_gpu_bytes = \"4MiB\"\n"));

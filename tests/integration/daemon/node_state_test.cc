@@ -66,7 +66,7 @@ void Scribble(const RunningDaemon& daemon) {
   }
 }
 
-// Wrong once: another user ended it (SIGBUS), or stopped its copies for good.
+// Guards against another user that ends it (SIGBUS), or stops its copies.
 TEST(DaemonNodeState, ARankOfAnotherUserSurvivesWhatALiarDoes) {
   if (geteuid() != 0) GTEST_SKIP() << "other users need root";
   RunningDaemon daemon(

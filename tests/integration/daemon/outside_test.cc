@@ -53,7 +53,7 @@ void ExpectOutside(const RunningDaemon& daemon, Bytes wanted) {
   ExpectSoon(daemon.socket(), &wire::Pool::held_outside_bytes, wanted);
 }
 
-// Wrong once: the next daemon said that all was free, and could make no lease.
+// Guards against pools that are shown as free and refuse each lease.
 TEST(DaemonOutside, WhatRanksOfAKilledDaemonHoldIsNotFreeUntilTheyEnd) {
   RunningDaemon daemon(kNode);
   const auto rank = Staying([&] {
@@ -119,7 +119,7 @@ TEST(DaemonOutside, AForkedChildWithOnlyAMappingIsSeen) {
   ExpectOutside(daemon, Bytes(0));
 }
 
-// Wrong once: what was held was what a page said that every user could write.
+// Guards against believing a page that every user can write.
 TEST(DaemonOutside, AnotherUsersWordIsNotBelieved) {
   if (geteuid() != 0) GTEST_SKIP() << "another user needs root";
   RunningDaemon daemon(kNode);

@@ -258,7 +258,7 @@ TEST(DaemonPlan, WorkerThatDoesNotExistFailsThePlanNotTheDaemon) {
   EXPECT_THAT(a.Lease(wire::Lease::GPU, MiB(1)), IsOk());
 }
 
-// A profile whose text is long and whose values are many.
+// A profile with a long text and many values.
 std::string LongProfile(int rank, int gpu, int buffers) {
   plan::RankProfile profile = ProfileOf(rank, gpu);
   plan::Trace& trace = profile.segments[0].trace;
@@ -270,7 +270,7 @@ std::string LongProfile(int rank, int gpu, int buffers) {
   return plan::Encode(profile);
 }
 
-// Wrong once: 20,000 were taken, held and decoded one after the other; an
+// Guards against taking, holding and decoding 20,000 one after the other: an
 // honest profile got no answer within two minutes.
 TEST(DaemonPlan, ManyProfilesOfOneRankHoldUpNobodyAndAreNotKept) {
   RunningDaemon daemon;
@@ -338,7 +338,7 @@ TEST(DaemonPlan, AProfileThatIsTooLongIsRefusedWithLimitAndRemedy) {
   EXPECT_THAT(Submit(client, plan::Encode(ProfileOf(0, 0))), IsOk());
 }
 
-// Wrong once: another user's small plan took 14.1 s beside it, 0.04 alone.
+// Guards against another user's small plan that takes 14.1 s, 0.04 alone.
 TEST(DaemonPlan, AHardProfileOfOneUserEndsSoonWhenAnotherWaits) {
   if (geteuid() != 0) GTEST_SKIP() << "another user needs root";
   RunningDaemon daemon;

@@ -73,7 +73,7 @@ class PlanningTakeOver : public ::testing::Test {
   KeptDaemon daemon_;
 };
 
-// Wrong once: the state was full, and nobody's session was taken over.
+// Guards against a state that is full, so that no session is taken over.
 TEST_F(PlanningTakeOver, WhoseProfilesAreTheLargestCostsNobodyElse) {
   if (kThreadSanitizer) {
     GTEST_SKIP() << "a minute and more of the policy, which has one thread";

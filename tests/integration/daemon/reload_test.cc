@@ -23,7 +23,7 @@ class ReloadTest : public ::testing::Test {
     std::ofstream(daemon_.File("sluiced.toml"), std::ios::app) << toml;
   }
   void HangUp() { ASSERT_EQ(kill(daemon_.pid(), SIGHUP), 0); }
-  // The next one, which whoever keeps the daemon starts when it has ended.
+  // Starts the next daemon when this one has ended, as a keeper does.
   void StartNext() {
     ASSERT_EQ(daemon_.Join(), 0) << daemon_.Log();
     daemon_.Start();
@@ -33,7 +33,7 @@ class ReloadTest : public ::testing::Test {
   KeptDaemon daemon_;
 };
 
-// Wrong once: it was only noted.
+// Guards against a SIGHUP that is only logged.
 TEST_F(ReloadTest, ANewLimitBindsAndTheRankGoesOn) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -78,7 +78,7 @@ TEST_F(ReloadTest, AFileWithoutWhatIsHeldChangesNothing) {
   EXPECT_THAT(rank->Lease(wire::Lease::GPU, KiB(64), 1), IsOk());
 }
 
-// Wrong once: it was good, and the next daemon had less than nothing free.
+// Guards against a next daemon with less than nothing free.
 TEST_F(ReloadTest, APoolThatIsSmallerThanWhatIsHeldChangesNothing) {
   daemon_.Start();
   RawClient rank = Attached();

@@ -1,5 +1,5 @@
-// Who connects between two daemons waits for the next one: the socket is kept,
-// or who starts the daemon made it (socket activation).
+// A client that connects between two daemons waits for the next one: the socket
+// is kept, or the starter made it (socket activation).
 #include <signal.h>
 #include <sys/socket.h>
 
@@ -44,7 +44,8 @@ class SessionSocket : public ::testing::Test {
     ASSERT_EQ(sigqueue(daemon_.pid(), SIGTERM, ends), 0);
     ASSERT_EQ(daemon_.Join(), 0);
   }
-  // Who connects now is answered by the next daemon, which is started.
+  // A client that connects now is answered by the next daemon, which is
+  // started.
   void ExpectWaits() {
     auto waits = RawClient::Connect(daemon_.socket());
     ASSERT_THAT(waits, IsOk());
@@ -55,7 +56,7 @@ class SessionSocket : public ::testing::Test {
   KeptDaemon daemon_;
 };
 
-// Wrong once: one without ranks removed its socket, whoever started the next.
+// Guards against a daemon without ranks that removes its socket.
 TEST_F(SessionSocket, OfAnIdleDaemonThatIsToldToEndStays) {
   daemon_.Start();
   End();
@@ -73,7 +74,7 @@ TEST_F(SessionSocket, GoesWithTheService) {
   EXPECT_FALSE(std::filesystem::exists(daemon_.socket()));
 }
 
-// Wrong once: "another daemon serves", and no start.
+// Guards against a start that is refused because "another daemon serves".
 TEST_F(SessionSocket, ThatWasHandedOnOutlivesEveryDaemon) {
   HandOn(daemon_.socket());
   const auto before = std::filesystem::last_write_time(daemon_.socket());
@@ -163,7 +164,7 @@ pid_t ChildOf(pid_t keeper) {
   return child;
 }
 
-// Wrong once, too: for as long as its next daemon took to start.
+// Guards against refusals as long as the next daemon takes to start.
 TEST(KeptSessionSocket, RefusesNobodyWhileItsIdleDaemonIsReplaced) {
   RunningDaemon daemon("", {.kept = true});
   std::atomic<bool> ends = false;

@@ -39,7 +39,7 @@ TEST(DaemonSession, WelcomeDescribesTheSimulatedNode) {
   ASSERT_EQ(reply.fds.size(), 3u);  // grant pages, clocks
 }
 
-// Of a client of a later version, which speaks today's protocol too or not.
+// A client of a later version, which speaks today's protocol too or not.
 TEST(DaemonSession, AClientsRangeOfProtocolsMeetsTheDaemons) {
   RunningDaemon daemon;
   wire::Request request;
@@ -71,7 +71,7 @@ TEST(DaemonSession, LeaseComesAsOneDescriptorAnExtentOfExactSizes) {
   EXPECT_EQ(lease.fds.size(), 3u);
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto pool, GpuPool(daemon.socket(), 0));
   EXPECT_EQ(pool.leased_bytes(), (MiB(9) + KiB(64)).size());
-  lease.fds.clear();  // who keeps one keeps the memory (lingering_test.cc)
+  lease.fds.clear();  // an open one keeps the memory (lingering_test.cc)
   EXPECT_THAT(client.Free(lease.body.granted().lease_id()), IsOk());
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto after, GpuPool(daemon.socket(), 0));
   EXPECT_EQ(after.free_bytes(), after.total_bytes());
@@ -110,7 +110,7 @@ TEST(DaemonSession, RefusalsSayAskedFreeAndTotal) {
   EXPECT_THAT(client.Lease(wire::Lease::GPU, MiB(36)), IsOk());
 }
 
-// Wrong once, now and then: the socket was closed, and the words were lost.
+// Guards against a socket that is closed before the reason arrives.
 TEST(DaemonSession, OneThatIsRefusedAtAcceptHearsWhyWhateverItSent) {
   RunningDaemon daemon("[quota]\nsessions = 1\n");
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient first,
@@ -125,7 +125,7 @@ TEST(DaemonSession, OneThatIsRefusedAtAcceptHearsWhyWhateverItSent) {
   }
 }
 
-// Wrong once: any user leased any GPU.
+// Guards against any user that leases any GPU.
 TEST(DaemonSession, OnlyWhoMayOpenAGpusNodeUsesIt) {
   if (geteuid() != 0) GTEST_SKIP() << "another user needs root";
   const auto as_other = [](const RunningDaemon& daemon) {
@@ -265,7 +265,7 @@ TEST(DaemonDeath, ThoseThatDieTogetherEndInOneEvent) {
                                            daemon.socket(), "events"})
                                  ->Join()
                                  .out;
-  // Both sessions are closed before anybody is told of a death.
+  // Both sessions are closed before any client is told of a death.
   EXPECT_LT(events.rfind("closed its session"),
             events.find("killed by signal 9"))
       << events;

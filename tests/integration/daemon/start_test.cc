@@ -23,7 +23,7 @@ ChildResult Sluiced(std::vector<std::string> arguments) {
   return Child::Spawn(arguments)->Join();
 }
 
-// Wrong once: it ended the process and left both sockets and sim/.
+// Guards against signals that end the process and leave both sockets and sim/.
 TEST(DaemonSignals, HupAndUserSignalsAreNotedAndTheDaemonServesOn) {
   RunningDaemon daemon;
   for (const int signal : {SIGHUP, SIGUSR1, SIGUSR2}) {

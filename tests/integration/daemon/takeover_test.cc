@@ -1,4 +1,4 @@
-// What becomes of a rank whose daemon dies at an unlucky moment, or whose next
+// What becomes of a rank when its daemon dies at an unlucky moment, or the next
 // daemon does not come up at once.
 #include <arpa/inet.h>
 #include <fmt/format.h>
@@ -44,7 +44,7 @@ void ExpectServed(RawClient& client) {
   EXPECT_THAT(client.Free(lease->body.granted().lease_id()), IsOk());
 }
 
-// Of the one rank of a job.
+// The Hello of the one rank of a job.
 wire::Request LoneHello() {
   wire::Request request;
   auto* hello = request.mutable_hello();
@@ -57,14 +57,14 @@ wire::Request LoneHello() {
 
 class TakeOver : public ::testing::Test {
  protected:
-  // A rank of session 1, if nobody came before.
+  // A rank; its session is 1 if it is the first.
   RawClient Attached(const std::string& job = "job") {
     return testing::Attached(daemon_, job);
   }
   KeptDaemon daemon_;
 };
 
-// Wrong once: a daemon's number was what the clock said, and no more.
+// Guards against a daemon's number that is only what the clock says.
 TEST_F(TakeOver, ADaemonsNumberRisesThoughTheClockWasSetBack) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -137,14 +137,14 @@ TEST_F(TakeOver, AListenerThatIsMadeAnewIsKeptToo) {
   std::filesystem::remove(daemon_.socket());
   daemon_.Start();
   daemon_.Kill();
-  // Nobody is there to accept it yet.
+  // No daemon accepts it yet.
   RawClient next = Connected(daemon_);
   daemon_.Start();
   EXPECT_THAT(next.Observe(), IsOk());
   ExpectServed(rank);
 }
 
-// Wrong once: it took the socket's path with it, and ended the sessions.
+// Guards against removing the socket's path and ending the sessions.
 TEST_F(TakeOver, AStartThatFailsLeavesAllToTheNext) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -174,8 +174,8 @@ TEST_F(TakeOver, WhatIsInTheWayOfAdministratorsEndsNobody) {
   EXPECT_TRUE(std::filesystem::is_socket(in_the_way));
 }
 
-// Wrong once: the last one to close a socket closed what lay unread in it, be
-// it the daemon's loop or the keeper's.
+// Guards against a close by the daemon's loop or the keeper's: the last holder
+// of a socket closes what lies unread in it.
 TEST_F(TakeOver, WhatTakesLongToCloseHoldsUpNeitherTheNextNorTheKeeper) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -198,7 +198,7 @@ TEST_F(TakeOver, WhatTakesLongToCloseHoldsUpNeitherTheNextNorTheKeeper) {
   EXPECT_LT(absl::Now() - before, absl::Seconds(10));
 }
 
-// Wrong once: it ended with bad input, for which the keeper gave up everything.
+// Guards against exit status 2, for which the keeper would give up everything.
 TEST(TakeOverOfPort, APortOfAnotherProgramIsAWarning) {
   const UniqueFd port(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address = {};
@@ -217,8 +217,8 @@ TEST(TakeOverOfPort, APortOfAnotherProgramIsAWarning) {
   EXPECT_TRUE(daemon.WaitUntilGone("orphan"));
 }
 
-// As when the daemon died just before its process was stored. Wrong once: no
-// session was taken over.
+// As when the daemon died just before its process was stored. Guards against
+// taking over no session at all.
 TEST_F(TakeOver, AClosedRankWhoseProcessIsNotKeptIsGone) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -231,8 +231,8 @@ TEST_F(TakeOver, AClosedRankWhoseProcessIsNotKeptIsGone) {
   ExpectServed(rank);
 }
 
-// As when the daemon died just after it closed it. Wrong once: nobody looked at
-// that socket any more.
+// As when the daemon died just after it closed it. Guards against a socket that
+// stays in the store for ever.
 TEST_F(TakeOver, TheSocketOfAClosedRankIsNotKept) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -252,7 +252,7 @@ UniqueFd MemoryOf(off_t size) {
   return fd;
 }
 
-// Wrong once: it could lease of its own only.
+// Guards against a rank that may lease of its own GPU only.
 TEST_F(TakeOver, ARankHasTheGpusThatItShowed) {
   daemon_.Start();
   RawClient rank = Connected(daemon_);
@@ -272,8 +272,8 @@ absl::StatusOr<RawClient::Reply> HelloAs(RawClient& rank, uint64_t id) {
   return rank.Call(LoneHello(), shown, id);
 }
 
-// As of a rank whose Welcome died with its daemon. Wrong once: it was refused
-// by the very session that it asked for.
+// As when the daemon died before the rank had its Welcome. Guards against a
+// rank that is refused because of its own session.
 TEST(TakeOverOfTheLastRank, ItsHelloIsAnsweredAgain) {
   KeptDaemon daemon("[quota]\nrank_sessions = 1\n");
   daemon.Start();
@@ -293,7 +293,7 @@ TEST(TakeOverOfTheLastRank, ItsHelloIsAnsweredAgain) {
   ExpectServed(rank);
 }
 
-// As of another version. Wrong once: it was read beyond its end.
+// As of another version. Guards against reading beyond its end.
 TEST_F(TakeOver, APageOfLimitsOfAnotherSizeIsMadeAnew) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -334,7 +334,7 @@ TEST_F(TakeOver, AnExtentThatIsNoneIsNotKept) {
   EXPECT_TRUE(daemon_.WaitUntilGone("e1"));
 }
 
-// Wrong once: each lease waited 5 s from then on.
+// Guards against each lease that waits 5 s from then on.
 TEST_F(TakeOver, WhereTheKeeperDoesNotAnswerOnlyTheFirstWaits) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -345,7 +345,7 @@ TEST_F(TakeOver, WhereTheKeeperDoesNotAnswerOnlyTheFirstWaits) {
   EXPECT_THAT(HttpGet(daemon_.File("http.sock"), "/metrics"),
               HasSubstr("\nsluice_kept 0\n"));
   const absl::Time before = absl::Now();
-  // Of another size, so that it is made.
+  // It has another size, so that it is made.
   ASSERT_THAT(rank.Lease(wire::Lease::GPU, KiB(128)), IsOk());
   EXPECT_LT(absl::Now() - before, absl::Seconds(4));
   // What the keeper still has is of before: the next one begins anew.
@@ -360,9 +360,9 @@ TEST_F(TakeOver, WhereTheKeeperDoesNotAnswerOnlyTheFirstWaits) {
   EXPECT_THAT(next.Lease(wire::Lease::GPU, KiB(64)), IsOk());
 }
 
-// Wrong once: whoever keeps the state was asked to let it go, and where that
-// one did not hear, the next daemon went on from what had been saved last: the
-// lease below was unknown to it, and its memory somebody else's to have.
+// Guards against a state that only the keeper could drop: if it missed the
+// request, the next daemon would go on from an old state, not know the lease
+// below, and lease its memory again.
 TEST_F(TakeOver, WhereTheKeeperDidNotAnswerTheNextDaemonBeginsAnew) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -377,7 +377,7 @@ TEST_F(TakeOver, WhereTheKeeperDidNotAnswerTheNextDaemonBeginsAnew) {
   EXPECT_THAT(next.Lease(wire::Lease::GPU, KiB(64)), IsOk());
 }
 
-// Wrong once: a keeper that was slow for 5 s cost all sessions the next daemon.
+// Guards against losing all sessions because a keeper is slow for 5 s.
 TEST_F(TakeOver, WhereTheKeeperAnswersAgainTheNextDaemonGoesOn) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -395,8 +395,8 @@ TEST_F(TakeOver, WhereTheKeeperAnswersAgainTheNextDaemonGoesOn) {
   EXPECT_GE(pool.leased_bytes(), static_cast<uint64_t>(KiB(64).count()));
 }
 
-// As many processes as there are places, which attached and closed. Wrong once:
-// one more than the store holds cost all of them the next daemon.
+// As many processes as there are places, which attached and closed. Guards
+// against one too many, which would cost all of them the next daemon.
 TEST(TakeOverOfFew, ProcessesWhoseSessionsEndedFillNotTheStore) {
   constexpr int kCapacity = 60;
   KeptDaemon daemon("", kCapacity);
@@ -416,8 +416,8 @@ TEST(TakeOverOfFew, ProcessesWhoseSessionsEndedFillNotTheStore) {
   }
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted,
                                 HasSubstr("kept for the next daemon")));
-  // Of 60, 30 are extents' and 8 the daemon's; of the rest three quarters are a
-  // user's: one is this process's, and the next rank takes three.
+  // 30 of 60 are extents' and 8 the daemon's; a user has three quarters of the
+  // rest: one is this process's, and the next rank takes three.
   EXPECT_EQ(ended.size(), (60 - 30 - 8) * 3 / 4 - 3);
   EXPECT_TRUE(daemon.Has("state"));
   ended.clear();
@@ -431,7 +431,7 @@ TEST(TakeOverOfFew, ProcessesWhoseSessionsEndedFillNotTheStore) {
   ExpectServed(rank);
 }
 
-// Wrong once: where the store is small, one user could have them all.
+// Guards against one user that has all places of a small store.
 TEST(TakeOverOfFew, OneUserMayHaveHalfOfTheExtentsThatAreKept) {
   KeptDaemon daemon("[pools]\nextent_bytes = \"64KiB\"\n", 200);
   daemon.Start();
@@ -443,8 +443,8 @@ TEST(TakeOverOfFew, OneUserMayHaveHalfOfTheExtentsThatAreKept) {
               StatusIs(absl::StatusCode::kResourceExhausted));
 }
 
-// Wrong once: its end waited 5 s as well, and a service that is stopped has no
-// more than that.
+// Guards against an end that waits 5 s as well, longer than a stopped service
+// has.
 TEST_F(TakeOver, WhereTheKeeperDoesNotAnswerAnEndDoesNotWaitForIt) {
   daemon_.Start();
   daemon_.Ignore();
@@ -454,7 +454,7 @@ TEST_F(TakeOver, WhereTheKeeperDoesNotAnswerAnEndDoesNotWaitForIt) {
   EXPECT_LT(absl::Now() - before, absl::Seconds(4));
 }
 
-// Wrong once: this one did, since there was somebody to leave something to.
+// Guards against waiting longer because there is something to leave.
 TEST_F(TakeOver, NorDoesOneThatLeavesRanksToTheNextDaemon) {
   daemon_.Start();
   RawClient rank = Attached();

@@ -80,7 +80,7 @@ TEST_F(Versions, RanksGoOnUnderTheNextOneAndBack) {
   EXPECT_THAT(rank.Free(lease.body.granted().lease_id()), IsOk());
 }
 
-// Wrong once: its sessions ended, and the memory was given up.
+// Guards against ending its sessions and giving up the memory.
 TEST_F(Versions, WhatItDoesNotReadStaysForADaemonThatDoes) {
   daemon_.Use("sluiced-far");
   daemon_.Start();
@@ -107,7 +107,7 @@ TEST_F(Versions, WhatItDoesNotReadStaysForADaemonThatDoes) {
   EXPECT_EQ(pool.leased_bytes(), MiB(4).size());
 }
 
-// Of a session that took a protocol which only the next daemon speaks.
+// A session took a protocol that only the next daemon speaks.
 TEST_F(Versions, ASessionWhoseProtocolItDoesNotSpeakStaysToo) {
   daemon_.Use("sluiced-next");
   daemon_.Start();
@@ -197,7 +197,7 @@ TEST_F(Versions, ANodeWithoutTheMemoryWouldNotTakeOver) {
   EXPECT_THAT(said.err, HasSubstr("GPU 1"));
 }
 
-// Wrong once where it was killed: its socket is there, and could not be asked.
+// Guards against a killed daemon's socket, which is there and does not answer.
 TEST_F(Versions, WithoutADaemonThereIsNothingToRefuse) {
   daemon_.Start();
   daemon_.Kill();

@@ -32,7 +32,7 @@ ENDLESS = 100_000  # steps, of which a run does as many as are wanted
 OF_A_START = ["state-read", "extents-adopted", "sessions-adopted",
               "core-loaded", "checkpoint-saved", "adopted-saved", "taken-over",
               "ready-told"]
-# Only passed when a process has ended, or memory that nobody leased for a while:
+# Only passed when a process has ended, or memory was not leased for a while:
 # the last rank may have gone by then. At all others one is attached.
 OF_AN_END = ["process-dropped", "extent-dropped", "extent-released"]
 # Passed often in a run: at several moments of it.
@@ -146,7 +146,7 @@ class CrashPoints(harness.TrainTest):
         return pools is not None and not any(p["kept_bytes"] for p in pools)
 
     def crash(self, plan):
-        """One run whose daemon's lives end as the plan says."""
+        """One run, with a daemon that dies at each point of the plan."""
         if makes_extents(plan):
             self.wait_until(self.keeps_nothing, "extents are kept")
         write_plan(self.plan, plan)
@@ -196,7 +196,7 @@ class CrashPoints(harness.TrainTest):
                     ("checkpoint-saved", 1), ("packet-sent", 2)])
 
     def run_endless(self, name):
-        """A run that somebody ends."""
+        """A run that the test ends."""
         with open(self.path(name + ".err"), "w", encoding="utf-8") as err:
             return self.start([harness.TRAIN, "train",
                                *self.flags(name, ENDLESS)],
@@ -211,7 +211,7 @@ class CrashPoints(harness.TrainTest):
         self.wait_until(there, f"{name} does not go on")
 
     def test_a_checkpoint_in_the_middle_of_a_run(self):
-        """Of a ring that somebody else's requests have filled."""
+        """The requests of another session have filled the ring of records."""
         self.begin()
         write_plan(self.plan, [("checkpoint-saved", 1)])
         self.renewed()  # before there is a rank, so its own does not count

@@ -1,4 +1,4 @@
-"""A node whose driver is cuda, for whole runs of sluice-train: the real sluiced
+"""A node with the driver cuda, for whole runs of sluice-train: the real sluiced
 and the real trainer on the strict fake driver (tests/fake_cuda). It proves
 nothing about a GPU."""
 

@@ -66,8 +66,8 @@ class CudaRanks(cuda_node.CudaTest):
                             "memory is left")
         return lines[0], err
 
-    # Wrong once: rank 1's thread was on GPU 0, where torch made a context when
-    # it had recorded an event.
+    # Guards against a thread of rank 1 on GPU 0: torch makes a context there
+    # when the thread records an event.
     def expect_contexts_on_their_own_gpus(self, runs=1):
         """Of the ranks of calm runs."""
         self.assertEqual(sorted(self.said_at_end("contexts", 2 * runs)),
@@ -180,7 +180,7 @@ class Computes(CudaRanks):
         self.assertEqual(run["hbm_bytes_per_gpu"], 52 << 20)
         self.expect_no_findings()
 
-    # Wrong once: each rank said that probably another had ended.
+    # Guards against ranks that each say that another has probably ended.
     def test_two_ranks_on_one_gpu_are_refused_by_name(self):
         socket = self.cuda_daemon()
         for flags in ("--ranks 4", "--ranks 2 --gpu 0,0"):

@@ -1,4 +1,4 @@
-"""sluice-train on a node whose driver is cuda: the real sluiced and the real
+"""sluice-train on a node with the driver cuda: the real sluiced and the real
 trainer on the strict fake driver and torch's CUDA tensors there
 (tests/fake_cuda). It proves nothing about a GPU."""
 
@@ -136,8 +136,8 @@ class Cuda(cuda_node.CudaTest):
         self.assertEqual(code, 0, out + err)
         self.expect_no_findings()
 
-    # Wrong once: it asked for all of the pool, beside its own context, and was
-    # refused.
+    # Guards against asking for all of the pool beside the rank's own context,
+    # which is refused.
     def test_without_a_size_a_lease_leaves_room_for_what_is_outside(self):
         beside = ",context_kib=4096"
         with self.on_the_fakes(settings=beside):

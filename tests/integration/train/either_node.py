@@ -1,7 +1,7 @@
-"""Whole runs on either kind of node, by who runs the test: simulated GPUs, or,
-with SLUICE_FAKE_CUDA_DIR in the environment, the real sluiced and the real
-trainer on the strict fake driver (tests/fake_cuda), whose findings then judge
-the run, too. It proves nothing about a GPU."""
+"""Whole runs on either kind of node, by the environment: simulated GPUs, or,
+with SLUICE_FAKE_CUDA_DIR, the real sluiced and the real trainer on the strict
+fake driver (tests/fake_cuda). That driver's findings then judge the run, too.
+It proves nothing about a GPU."""
 
 import os
 

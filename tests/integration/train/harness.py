@@ -196,7 +196,7 @@ def kill_if_there(pid):
 
 
 def running(program, folder):
-    """Pids of those whose first word is that program, of that folder."""
+    """Pids of the processes of that program, in that folder."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:

@@ -32,7 +32,7 @@ class Refusal(harness.TrainTest):
             # Before a step of that length is measured and planned.
             ([*private, "--seq-len", "10M", "--data", self.text],
              "--seq-len 10485760 needs 10485761"),
-            # Who has no daemon need not start one to try it.
+            # The advice for a user without a daemon.
             (["--socket", "/no/such.sock"], "with --private a run has one"),
             ([*private, "--data", "/no/such/file"], "/no/such/file"),
             ([*private, "--data", short], "9 tokens"),

@@ -1,6 +1,6 @@
 """Jobs that share a node are planned together: one that joins makes those that
 run smaller at their next step, one that leaves lets them grow again, and
-nobody's losses show it.
+no job's losses show it.
 
 Rows that are swapped and rows that are recomputed go through the kernels in
 pieces of their own, so fp32 is the same to the bit where the pieces are: here
@@ -45,7 +45,7 @@ class Replan(either_node.NodeTest):
         return self.planned[flags]
 
     def node_that_holds(self, running, joining):
-        """A daemon whose user may have `joining` whole beside the least of
+        """A daemon that grants one user `joining` whole beside the least of
         `running`."""
         least = self.planned_host_bytes(*running, "--alpha", "0")
         whole = self.planned_host_bytes(*joining, "--alpha", "1")
@@ -162,7 +162,7 @@ class Replan(either_node.NodeTest):
         return socket, first, rank, log, second
 
     def test_a_change_that_cannot_be_planned_leaves_a_job_as_it_was(self):
-        # A daemon whose worker can be taken away.
+        # A daemon with a worker that can be taken away.
         own = self.path("bin")
         os.mkdir(own)
         for name in ("sluiced", "sluice-worker", "sluicectl"):

@@ -139,7 +139,7 @@ class Settings(harness.TrainTest):
         self.assertIn(sentence, second["settings"]["why"])
         self.assertFalse(second["settings"]["resident"])
         self.assertGreater(second["host_bytes"], 0)
-        # Wrong once: everything was kept, against the plan that was replayed.
+        # Guards against keeping everything, against the plan that is replayed.
         third, said = self.run_open(*flags, "--steps", "3")
         self.assertNotIn("planned anew", said)
         self.assertIn(sentence, said)

@@ -1,5 +1,5 @@
-"""A daemon that is killed takes nothing with it where somebody keeps what it
-had: a run under it goes on, and comes to the same numbers."""
+"""A daemon that is killed under a keeper takes nothing with it: a run under it
+goes on, and comes to the same numbers."""
 
 import concurrent.futures
 import os
@@ -84,7 +84,7 @@ class TakeOver(either_node.NodeTest):
         return found[0]
 
     def end_all(self, folder):
-        """Whoever is the keeper by now, and its daemon."""
+        """Ends the present keeper, and its daemon."""
         def gone():
             for pid in harness.running("sluiced-keeper", folder):
                 os.kill(pid, signal.SIGTERM)

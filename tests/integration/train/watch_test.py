@@ -18,7 +18,7 @@ SLOW = "--layers 4 --hidden 64 --heads 4 --ffn 96 --chunk 64 --seq-len 24000"
 
 class Watch(harness.TrainTest):
     def on_terminal(self, *arguments):
-        """A run whose stderr is a terminal, and a reader of it: `read(what)`
+        """A run with a terminal as its stderr, and a reader of it: `read(what)`
         waits until it has been written and returns all so far."""
         ours, theirs = pty.openpty()
         self.addCleanup(os.close, ours)

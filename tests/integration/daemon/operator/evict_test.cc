@@ -52,7 +52,7 @@ TEST(DaemonAdmin, EvictedRankIsToldWhyAndItsMemoryComesBackWhenItEnds) {
   ASSERT_TRUE(Evict(daemon, /*kill=*/false, reply).ok());
   EXPECT_EQ(reply.sessions(), 1u);
   ASSERT_TRUE(rank->WaitForOutput("told", absl::Seconds(10)));
-  // It still maps the memory: nobody may have it.
+  // It still maps the memory: no other may lease it.
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto pool, GpuPool(daemon.socket(), 0));
   EXPECT_EQ(pool.leased_bytes(), 0u);
   EXPECT_EQ(pool.quarantined_bytes(), MiB(8).size());
@@ -64,8 +64,8 @@ TEST(DaemonAdmin, EvictedRankIsToldWhyAndItsMemoryComesBackWhenItEnds) {
             grpc::StatusCode::NOT_FOUND);
 }
 
-// Wrong once: the packet was too large for the socket, and the rank saw its
-// session end without a word.
+// Guards against a packet that is too large for the socket: the rank would see
+// its session end without a reason.
 TEST(DaemonAdmin, AnEvictedRankIsToldTheBeginningOfAReasonThatIsTooLong) {
   RunningDaemon daemon;
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
@@ -101,8 +101,7 @@ TEST(DaemonAdmin, EvictWithKillEndsTheProcess) {
   EXPECT_EQ(rank->Join().signal, 9);
 }
 
-// Wrong once: it was killed, and the answer was that there was nothing to
-// evict.
+// Guards against killing it and answering that there was nothing to evict.
 TEST(DaemonAdmin, EvictWithKillSaysWhatItKilledOfSessionsThatHadEnded) {
   RunningDaemon daemon;
   const auto rank = Child::Fork([&] {

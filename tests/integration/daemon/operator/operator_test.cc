@@ -90,7 +90,7 @@ TEST(DaemonMetrics, ScrapeTellsPoolsLeasesStepsAndDeaths) {
   }
 }
 
-// Wrong once: swap counters stood still within a step, which may take hours.
+// Guards against counters that stand still within a step, which may take hours.
 TEST(DaemonMetrics, SwapCountersMoveWithTheUsePagesWithinAStep) {
   RunningDaemon daemon(kHttpOn);
   const std::string address = daemon.ReadyField("http");
@@ -164,8 +164,8 @@ TEST(DaemonMetrics, StepsHaveTheirJobAndLimitsLinksAndTheProcessAreThere) {
   }
 }
 
-// Wrong once: who is in no cgroup that counts by itself was taken for the
-// daemon, whose own lines are never too many.
+// Guards against a user in no cgroup of its own that is taken for the daemon,
+// which may log lines without limit.
 TEST(DaemonLog, LinesThatOneUserCausesAreBoundedAndCounted) {
   RunningDaemon daemon(kHttpOn);
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
@@ -301,7 +301,7 @@ TEST(DaemonHttp, AskedForPortThatIsTakenDoesNotEndTheStart) {
               HasSubstr("\nsluice_http_listening 0\n"));
 }
 
-// Wrong once: lock and sim/ stayed.
+// Guards against a lock and a sim/ that stay.
 TEST(DaemonStart, RefusedOneLeavesNothingBehind) {
   ExpectRefused("[pools]\ngpu_bytes = \"1GiB\"\n", "gpu_bytes in [pools] is");
   ExpectRefused("[pools]\nhost_bytes = \"100GiB\"\n",
@@ -348,7 +348,7 @@ TEST(DaemonAdmin, BudgetBindsAtOnceAndIsRefusedWhereItWouldBreakAPromise) {
   EXPECT_THAT(client.Lease(wire::Lease::GPU, MiB(2)), IsOk());
 }
 
-// Wrong once: that said that nothing was changed, and the file was.
+// Guards against an answer that nothing was changed, though the file was.
 TEST(DaemonAdmin, WhereTheFolderCannotBeSyncedWhatIsSetHoldsAndThatIsSaid) {
   if (geteuid() != 0) GTEST_SKIP() << "only root may start it as another user";
   constexpr uid_t kNobody = 65534;

@@ -1,5 +1,5 @@
-// A runtime folder without any room left: /run is a tmpfs, and anybody's log
-// may fill it.
+// A runtime folder without any room left: /run is a tmpfs, and any program's
+// log may fill it.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sched.h>
@@ -116,8 +116,8 @@ TEST_F(FullFolder, LeavesWhatAdministratorsSetAsItWas) {
                        HasSubstr("its limit of 8 MiB")));
 }
 
-// Wrong once: nothing could serve administrators, so the next daemon ended, and
-// the one behind it, until they were frozen.
+// Guards against a daemon that ends because it cannot serve administrators, and
+// the next ones too, until they are frozen.
 TEST_F(FullFolder, LosesNoSessionOfADaemonThatDies) {
   KeptDaemon daemon("[http]\nlisten = \"127.0.0.1:0\"\n");
   daemon.Start();

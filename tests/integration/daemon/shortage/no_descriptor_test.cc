@@ -28,7 +28,7 @@ absl::Duration CpuOf(pid_t pid) {
                        static_cast<double>(sysconf(_SC_CLK_TCK)));
 }
 
-// Wrong once: a client that waits woke the loop without end.
+// Guards against a waiting client that wakes the loop without end.
 TEST(NoDescriptor, TheLoopRestsAndWhoWaitsIsServedLater) {
   RunningDaemon daemon;
   rlimit limit;
@@ -44,8 +44,8 @@ TEST(NoDescriptor, TheLoopRestsAndWhoWaitsIsServedLater) {
   EXPECT_THAT(client.Hello("job"), IsOk());
 }
 
-// Wrong once: the rank was refused, and what it had asked for stayed granted
-// and charged until its session ended.
+// Guards against a lease that is refused and yet stays granted and charged
+// until the session ends.
 TEST(NoDescriptor, ALeaseThatCannotBeSentIsRefusedAndNothingStaysCharged) {
   RunningDaemon daemon;
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
