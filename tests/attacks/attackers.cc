@@ -20,7 +20,7 @@ namespace {
   while (true) pause();
 }
 
-// Of sessions and the like, of a budget, of a pool for ever and for now.
+// The limits of sessions and the like, of a budget, of a pool for ever and now.
 constexpr const char* kLimits[] = {"the limit is", "limit of", "the pool has",
                                    ", free "};
 

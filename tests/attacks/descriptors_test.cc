@@ -1,5 +1,5 @@
-// A daemon that may open little, or that the kernel lets have little on its
-// way: nobody who is honest is ended.
+// A daemon that may open few descriptors, or have few on their way, ends no
+// honest client.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,7 +13,7 @@
 namespace sluice::testing {
 namespace {
 
-// Wrong once: "file descriptors did not all arrive", and the session was over.
+// Guards against a session that ends as its descriptors "did not all arrive".
 TEST(Descriptors, ThatRunOutEndNoSession) {
   RunningDaemon daemon("", {.open_files = 128});
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
@@ -35,8 +35,8 @@ TEST(Descriptors, ThatRunOutEndNoSession) {
   EXPECT_THAT(client.Free(1), IsOk());
 }
 
-// Wrong once: a daemon without CAP_SYS_RESOURCE got ETOOMANYREFS for
-// everybody, and a rank that read all it got "has read nothing for 5 s".
+// Guards against ETOOMANYREFS for all clients of a daemon without
+// CAP_SYS_RESOURCE, which would end a rank as one that "has read nothing".
 TEST(Descriptors, UnreadOnesOfAnotherUserEndNobody) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can start other users";
   Scene scene("", {.open_files = 1024, .user = 61235});

@@ -98,8 +98,8 @@ void SendLingering(const std::string& socket) {
   packet.set_id(1);
   packet.mutable_request()->mutable_free()->set_lease_id(1);
   // Most are closed by their sender before the daemon does, and their readers
-  // live on. Wrong once: where the daemon was first, the sender lingered for a
-  // minute in its own close and attacked nobody.
+  // live on. The signal ends a close that lingers: else a sender that is last
+  // to close would wait for a minute and attack no more.
   InterruptSlowCalls();
   std::deque<UniqueFd> readers, clients;
   for (int sent = 0;; ++sent) {

@@ -7,7 +7,7 @@
 
 namespace sluice::testing {
 
-// Descriptors whose close takes a minute, beside packets of new sessions.
+// Descriptors that take a minute to close, beside packets of new sessions.
 void SendLingering(const std::string& socket);
 // The same profile on `sessions` ranks of one rank each, for ever.
 void SubmitProfiles(const std::string& socket, int sessions,

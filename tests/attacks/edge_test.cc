@@ -1,5 +1,5 @@
 // Another user at the daemon's edge: descriptors that do not close, profiles,
-// repeated requests, a log that nobody reads, HTTP. See scene.h.
+// repeated requests, a log that is not read, HTTP. See scene.h.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -38,14 +38,14 @@ class Edge : public ::testing::Test {
   Scene scene_;
 };
 
-// Wrong once: one of them held the daemon up for 9.7 s.
+// Guards against a close on the loop: one held the daemon up for 9.7 s.
 TEST_F(Edge, LingeringDescriptors) {
   scene_.Attack([&] { SendLingering(scene_.socket()); });
   ExpectUnharmed(scene_.Suffer("lingering descriptors"));
 }
 
-// Wrong once, the next four: 20,015 were queued, 1 GB taken, an answer 14 s
-// late.
+// This and the next three guard against unbounded queues: 20,015 profiles took
+// 1 GB, and an answer was 14 s late.
 TEST_F(Edge, ManyProfiles) {
   Profiles("profiles: many", Count(8, 64), SmallProfile());
 }
@@ -67,7 +67,7 @@ TEST_F(Edge, RepeatedRequests) {
   ExpectUnharmed(scene_.Suffer("repeated requests"));
 }
 
-// Wrong once: a write to a full pipe held the daemon up for ever.
+// Guards against a write to a full pipe, which blocks for ever.
 TEST_F(Edge, AStalledStandardError) {
   const std::string path =
       fmt::format("/proc/{}/fd/2", scene_.daemon().process().pid());

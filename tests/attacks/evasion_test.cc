@@ -143,8 +143,8 @@ class HonestRank {
   std::unique_ptr<CopyEngine> engine_;
 };
 
-// Wrong once: 10,000 leases of 64 KiB that were freed held all descriptors for
-// good, and every honest lease failed with "Too many open files".
+// Guards against 10,000 freed leases of 64 KiB that hold all descriptors: every
+// honest lease failed with "Too many open files".
 TEST(Extents, SmallLeasesHoldNoDescriptorsOfOthers) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can start another user";
   Scene scene("[sim]\ngpu_memory = \"1GiB\"\n");
@@ -182,7 +182,7 @@ TEST(RealTime, TheLoopAndTheGrantsGoBeforeOthersWhereTheKernelAllowsIt) {
 
 class Evasion : public ::testing::TestWithParam<Case> {};
 
-// Wrong once: beside the first of these a step of 0.55 s took 15.37 s.
+// Guards against a step of 0.55 s that takes 15.37 s beside the first of these.
 TEST_P(Evasion, ALyingRankCostsAnHonestStepLittle) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can start another user";
   const Case& with = GetParam();

@@ -23,7 +23,7 @@ void PinWhereDeep(int core) {
   EXPECT_TRUE(PinThisProcess(core));
 }
 
-// Of all states, from the text of /metrics.
+// The sum over all states, from the text of /metrics.
 int Sessions(const std::string& metrics) {
   const std::string name = "\nsluice_sessions{";
   double sum = 0;
@@ -159,7 +159,7 @@ void Scene::LookWhatIsLeft(Cost& cost) {
   const absl::Time end = absl::Now() + absl::Seconds(30);
   do {
     absl::SleepFor(absl::Milliseconds(100));
-    // Of the honest client at most what it leased stays ready.
+    // The honest client leaves at most what it leased, as ready memory.
     cost.left_descriptors =
         std::max(0, daemon_->Descriptors() - descriptors_before_ - 4);
     // One that ended is kept while its process, this one, lives.

@@ -88,7 +88,7 @@ Shared* Share() {
   return new (page) Shared();
 }
 
-// Looks until nobody has the other end of `leave` any more.
+// Looks until the other end of `leave` is closed.
 [[noreturn]] void WatchMemory(const Holdings& held, int leave, Shared* shared) {
   SayReady();
   close(STDOUT_FILENO);
@@ -173,8 +173,8 @@ TEST_F(Secrets, OfOneUserAreNeverSeenByAnother) {
   EXPECT_EQ(after->output().find("got 0\n"), std::string::npos);
 }
 
-// Wrong once: in a user namespace that maps only root, both users were 65534,
-// and the second found the secret of the first in each extent.
+// Guards against a user namespace that maps only root: both users are 65534
+// there, and the second would find the secret of the first in each extent.
 TEST_F(Secrets, UsersThatANamespaceCannotTellApartAreRefused) {
   RunningDaemon daemon(kSecretsNode, {.user_namespace = true});
   ASSERT_EQ(chmod(daemon.runtime_dir().c_str(), 0755), 0);

@@ -23,8 +23,8 @@ class Attacks : public ::testing::Test {
   }
 };
 
-// Wrong once: 49 observers and some HTTP left a daemon of 128 descriptors none,
-// and an honest rank's profile ended its session.
+// Guards against 49 observers and some HTTP that leave a daemon of 128
+// descriptors none: an honest rank's profile ended its session.
 TEST(FewDescriptors, SessionsAreRefusedBeforeNoneIsLeft) {
   RunningDaemon daemon("", {.open_files = 128});
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient honest,
@@ -49,14 +49,14 @@ TEST(FewDescriptors, SessionsAreRefusedBeforeNoneIsLeft) {
   EXPECT_THAT(honest.Lease(wire::Lease::GPU, MiB(4)), IsOk());
 }
 
-// Wrong once: one user took all 2,048.
+// Guards against one user that takes all 2,048.
 TEST_F(Attacks, Sessions) {
   Scene scene;
   scene.Attack([&] { TakeSessions(scene.socket(), 2100, /*ranks=*/false); });
   ExpectUnharmed(scene.Suffer("sessions"));
 }
 
-// Wrong once: one user took all 256.
+// Guards against one user that takes all 256.
 TEST_F(Attacks, RankSlots) {
   Scene scene;
   scene.Attack([&] { TakeSessions(scene.socket(), 300, /*ranks=*/true); });
@@ -69,7 +69,7 @@ TEST_F(Attacks, HalfOpenFloods) {
   ExpectUnharmed(scene.Suffer("half-open"));
 }
 
-// Wrong once: each connection had a turn, and an honest request took 13 s.
+// Guards against turns by connection: an honest request took 13 s.
 TEST_F(Attacks, Queries) {
   Scene scene;
   scene.Attack([&] { AskForEverything(scene.socket(), Count(40, 200)); });
@@ -82,9 +82,9 @@ TEST_F(Attacks, Refusals) {
   ExpectUnharmed(scene.Suffer("refusals"));
 }
 
-// Wrong once: a refusal looked at each idle extent, 8 ms at 7,000. Here they
-// are asked for what is over the pool, over the budget though it would fit, and
-// what would have too many made and destroyed.
+// Guards against refusals that look at each idle extent, 8 ms at 7,000. The
+// requests are over the pool, over the budget though they would fit, or would
+// have too many extents made and destroyed.
 TEST_F(Attacks, RefusalsBesideKeptExtents) {
   const int kept = Count(1000, 10'000);
   Scene scene(
