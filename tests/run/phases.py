@@ -1,8 +1,8 @@
 """The phases of `./dev test`, `.ci/run` and `./dev test --deep`.
 
 A phase is one command, or one run of CTest, with a time limit. A phase that
-fails keeps no other from running; of tests whose programs were not built only
-those are skipped.
+fails keeps no other from running; only tests of programs that were not built
+are skipped.
 """
 
 import dataclasses
