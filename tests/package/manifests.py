@@ -80,7 +80,7 @@ class Node:
             return file.read()
 
     def upgrade(self, image):
-        """As the init container of an image whose /usr/bin is `image`."""
+        """As the init container of an image with `image` as its /usr/bin."""
         shell, script, source, *rest = container(
             "daemon.yaml", "initContainers")["command"]
         assert (script, source) == ("/upgrade/upgrade.sh", "/usr/bin")

@@ -77,8 +77,8 @@ class Postinst(unittest.TestCase):
         self.assertLess(asked, calls.index("systemctl try-restart sluiced.service"))
 
     def test_an_upgrade_comes_in_parts(self):
-        """What dpkg does, what is asked before the restart, and the restart, each in
-        steps of its own; nobody waits where no job can run."""
+        """What dpkg does, what is asked before the restart, and the restart are
+        steps of their own, which do not wait if no job can run."""
         calls = self.upgrade("one", "another").splitlines()
         [first, second] = [i for i, call in enumerate(calls)
                            if call.startswith("sleep ")]

@@ -49,7 +49,7 @@ PLANNED = ["--seq-len", "444", "--steps", "3", "--job", "plans"]
 
 
 def free_port():
-    """One that the kernel gives to nobody who asks for any, until it is bound."""
+    """A port that the kernel assigns to no socket by itself."""
     while True:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", random.randint(15000, 30000)))

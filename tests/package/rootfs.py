@@ -103,8 +103,8 @@ def cgroups():
 
 
 def remove_cgroups(but):
-    """Those that an ended systemd left, which are the machine's; one that is
-    somebody's cannot be removed."""
+    """Those that an ended systemd left, which are the machine's; one with
+    processes cannot be removed."""
     for path in sorted(cgroups() - but, reverse=True):
         try:
             os.rmdir(path)

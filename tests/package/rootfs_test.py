@@ -20,9 +20,9 @@ from service import CONFIG, Service
 from training_run import Run, is_as_undisturbed
 
 SOCKET = "/run/sluice/session.sock"
-# How much longer than the median a step may take in which that is done, whatever
-# else the machine does: nobody waits for a deadline. `./dev bench upgrade`
-# judges it.
+# How much longer than the median a step may take in which that is done,
+# whatever else the machine does: no rank waits for a deadline. `./dev bench
+# upgrade` judges it.
 LONGEST_MS = {"upgrade": 5000, "downgrade": 5000}
 # The shipped unit's 10 s, shorter.
 WATCHDOG = "[Service]\nWatchdogSec=4s\n"
