@@ -34,7 +34,7 @@ TEST_F(CAbiTest, LeasesCopiesAndWaits) {
   sluice_copy_stats stats = {.size = sizeof(stats)};
   ASSERT_EQ(sluice_engine_stats(engine, &stats), 0);
   EXPECT_EQ(stats.host_to_gpu_bytes, 100'000u);
-  // Of a caller who knows no field.
+  // A caller that knows no field passes the size alone.
   for (const size_t size : {sizeof(stats.size), sizeof(stats.size) - 1}) {
     stats.size = size;
     EXPECT_EQ(sluice_engine_stats(engine, &stats),

@@ -160,7 +160,7 @@ class GatedEngineTest : public EngineTest {
     return absl::FromUnixNanos(
         static_cast<int64_t>(use_.slot.due_ns[kH2d].load()));
   }
-  // Of copies of `each` that wait for `slow`, until that one is done.
+  // For copies of `each` that wait for `slow`: checks until that one is done.
   void ExpectTwoBookedAtMost(Bytes each, const Ticket& slow) const {
     while (true) {
       // Read first: once that one is done, more is booked.
@@ -202,7 +202,7 @@ TEST_F(GatedEngineTest, NoRequestOvertakesOneThatWaitsForItsGrant) {
   Start(0, {.gate = &gate_});
   const Ticket large = engine_->Enqueue(ToGpu(Bytes(0), MiB(2)));
   const Ticket small = engine_->Enqueue(ToGpu(MiB(2), KiB(1)));
-  // And who comes after it in the other direction does not go either.
+  // A copy after it in the other direction does not start either.
   const Ticket behind = engine_->Enqueue(ToHost(MiB(4), KiB(1), {small}));
   absl::SleepFor(absl::Milliseconds(20));
   EXPECT_EQ(driver_->counters().copies, 0u);

@@ -99,7 +99,7 @@ class Bundle(unittest.TestCase):
         self.assertIn("1 secret removed", files["contents.txt"])
 
     def test_a_relative_configuration_is_the_daemons(self):
-        """Wrong once: it was looked for in sluicectl's own folder."""
+        """Guards against looking for it in sluicectl's own folder."""
         elsewhere = self.folder + "/elsewhere"
         os.mkdir(elsewhere)
         with open(elsewhere + "/sluiced.toml", "w", encoding="ascii") as file:

@@ -74,7 +74,7 @@ std::vector<Item> Items() {
            absl::NotFoundError("no\nsystemd")}};
 }
 
-// Wrong once: it was waited for until it was killed as late.
+// Guards against a wait that lasts until the program is killed as late.
 TEST(Programs, AnEndIsSeenWithoutADescriptorToWatchIt) {
   testing::Child::Fork([] {
     ASSERT_TRUE(testing::RefusePidfds(EMFILE));

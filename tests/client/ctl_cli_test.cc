@@ -50,7 +50,7 @@ TEST(SluicectlCli, ATypoIsSuggested) {
   ExpectOneLine(Ctl({"plan", "trian", "--gpus", "8"}), "did you mean train?");
 }
 
-// Wrong once: all ended with the same nine.
+// Guards against the same nine examples for every command.
 TEST(SluicectlCli, EachCommandsHelpHasExamplesOfItsOwn) {
   const std::vector<std::vector<std::string>> commands = {{},
                                                           {"status"},

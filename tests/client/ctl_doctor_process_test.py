@@ -108,7 +108,7 @@ class Doctor(unittest.TestCase):
         self.assertEqual(self.found()["daemon"]["health"], "ok")
 
     def test_what_is_to_be_started_again_is_given_what_it_was(self):
-        """Of a daemon whose words are its own, and from any folder."""
+        """A daemon with flags of its own, started from any folder."""
         folder, name = os.path.split(self.config)
         self.config = name
         daemon = self.start(cwd=folder)

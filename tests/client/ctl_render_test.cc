@@ -127,7 +127,7 @@ TEST(CtlRender, AProcessWithoutASessionIsNamed) {
   EXPECT_TRUE(returning) << "4 MiB of GPU 1 are quarantined";
 }
 
-// Wrong once: other users' events were "not kept any more".
+// Guards against counting other users' events as "not kept any more".
 TEST(CtlRender, EventsThatAreNotShownAreNotMissing) {
   const auto text = [](int from) {
     const json node = {
@@ -144,7 +144,7 @@ TEST(CtlRender, EventsThatAreNotShownAreNotMissing) {
   EXPECT_THAT(text(6), HasSubstr("(2 events are not kept any more)"));
 }
 
-// Of users with more events more are dropped: numbers have gaps.
+// Events of the users with the most are dropped sooner: numbers have gaps.
 TEST(CtlRender, EventsThatAreMissingAreCountedOnce) {
   json node = {
       {"generation", 1}, {"events_from", 8}, {"events", json::array()}};
@@ -168,8 +168,8 @@ TEST(CtlRender, EventsThatAreMissingAreCountedOnce) {
   }
 }
 
-// Wrong once: nobody said which kind of host memory ranks map, nor whose the
-// memory beside leases is, nor that a lost GPU's figures are old.
+// Guards against output without the kind of host memory, the holders of memory
+// beside leases, and the age of a lost GPU's figures.
 TEST(CtlRender, WhatIsHeldOutsideLeasesIsSaidByPoolAndByRank) {
   json snapshot = json::parse(Read("snapshot.json"));
   snapshot["held_outside_by"] = "contexts";
@@ -196,7 +196,7 @@ TEST(CtlRender, WhatIsHeldOutsideLeasesIsSaidByPoolAndByRank) {
               HasSubstr("pinned host memory, memfd (seccomp?[2J)\n"));
 }
 
-// Of a daemon as it is: its generation has 19 digits, and names are long.
+// As from a real daemon: the generation has 19 digits, and names are long.
 TEST(CtlRender, NoLineIsWiderThan80Columns) {
   json snapshot = json::parse(Read("snapshot.json"));
   const std::string name(64, 'n'), word(90, 'w');

@@ -9,7 +9,7 @@
 namespace sluice::client {
 namespace {
 
-// A lane whose copies end while its host naps.
+// A lane with copies that end while its host naps.
 class GrantedAheadTest : public ::testing::Test {
  protected:
   // Adds a copy that has not ended.
@@ -24,7 +24,7 @@ class GrantedAheadTest : public ::testing::Test {
     for (; ahead_.HasRoom(held); ++added) Add(held);
     return added;
   }
-  // Of those that have not ended, the oldest do.
+  // Ends the oldest `count` that have not ended.
   void End(size_t count) {
     for (; count > 0; --count)
       ends_[ended_++]->Set(TicketAccess::State::kFailed);

@@ -180,7 +180,7 @@ TEST(PlanMemoryCli, AlignmentRoundsThePlanAndNotItsSizes) {
   EXPECT_EQ(Table(Slurp(plan))[0].at("size"), "8");
 }
 
-// Of 1 and 513 bytes 1,025 suffice: what is proved is of rounded sizes.
+// 1,025 bytes suffice for 1 and 513: the proof is for the rounded sizes.
 TEST(PlanMemoryCli, WhatIsProvedUnderAnAlignmentIsSaidToBeOfRoundedSizes) {
   const TempDir dir;
   const std::string trace =
@@ -252,7 +252,7 @@ TEST(PlanMemoryCli, CapacityDecidesTheExitStatus) {
   EXPECT_EQ(json::parse(not_fits.out)["valid"], true);
 }
 
-// Wrong once: 1MB was read as 1 MiB, and said to fit what 1,000,000 did not.
+// Guards against reading 1MB as 1 MiB, which 1,000,000 bytes do not hold.
 TEST(PlanMemoryCli, AMegabyteIsAMillionBytes) {
   const TempDir dir;
   const std::string trace =
@@ -343,7 +343,7 @@ void AwaitHandlerOf(int signal, pid_t process) {
   ADD_FAILURE() << "process " << process << " handles no signal " << signal;
 }
 
-// Wrong once: Ctrl-C dropped the plan that a minute had found.
+// Guards against losing a plan that took a minute to find.
 TEST(PlanMemoryCli, CtrlCKeepsTheBestPlan) {
   const TempDir dir;
   const std::string plan = dir.File("p.csv");

@@ -137,7 +137,7 @@ TEST_F(TakenOverTest, AnEarlierPlanIsNotTheAnswerToAProfileWithoutAReply) {
   EXPECT_EQ(asked, 2);
 }
 
-// What the daemon is told of a changed plan that nobody asked for.
+// What the daemon is told of a changed plan that the rank did not ask for.
 class ChangeTest : public PlanTest {
  protected:
   wire::PlanTaken AnswerTo(const std::string& bytes) {
@@ -198,8 +198,8 @@ TEST_F(ChangeTest, AChangedPlanStaysUntilItIsAnswered) {
   EXPECT_EQ(session_->ChangedPlan(), nullptr);
 }
 
-// Wrong once: a character was cut in half, or came in as no UTF-8, and the
-// daemon ended the session.
+// Guards against a note that is no UTF-8, or is cut within a character: the
+// daemon would end the session.
 TEST_F(ChangeTest, ANoteIsCutAndIsUtf8) {
   Open();
   std::string euros;

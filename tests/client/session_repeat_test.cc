@@ -18,7 +18,7 @@ namespace {
 using ::sluice::testing::IsOk;
 using ::sluice::testing::StatusIs;
 
-// Wrong once: the second answer freed the lease of the first, which was in use.
+// Guards against freeing the lease of the first answer, which is in use.
 TEST_F(SessionTest, ASecondAnswerFreesNothing) {
   Open();
   daemon_.SetScript([&](const wire::Message& m) {
@@ -46,7 +46,7 @@ TEST_F(SessionTest, ADaemonThatTakesOverIsAskedAgainWhatWasNotAnsweredWhole) {
     if (!m.packet.request().has_lease()) return false;
     asked.push_back(m.packet.id());
     if (asked.size() > 1) return false;
-    wire::Reply reply;  // the first part, of memory that nobody keeps
+    wire::Reply reply;  // the first part; its memory is not kept
     reply.mutable_granted()->set_lease_id(77);
     reply.mutable_granted()->set_parts(3);
     reply.mutable_granted()->add_extent_bytes(KiB(64).size());
@@ -64,7 +64,7 @@ TEST_F(SessionTest, ADaemonThatTakesOverIsAskedAgainWhatWasNotAnsweredWhole) {
   EXPECT_EQ(daemon_.count(wire::Request::kFree), 0);
 }
 
-// Wrong once: a rank that attached just then waited for a minute.
+// Guards against a rank that attaches just then and waits for a minute.
 TEST_F(SessionTest, ADaemonThatTakesOverIsAskedAgainAlsoForTheFirstAnswer) {
   int asked = 0;
   daemon_.SetScript([&](const wire::Message& m) {
@@ -131,8 +131,7 @@ TEST_F(SessionTest, WhatNobodyWaitsForIsSaidAgainToADaemonThatTakesOver) {
   EXPECT_EQ(answered, 2);
 }
 
-// Wrong once: steps of a rank whose daemon was away for long were never
-// counted.
+// Guards against steps that are not counted because the daemon was away.
 TEST_F(SessionTest, StepsThatNobodyHeardOfAreInTheNextReport) {
   Open();
   std::atomic<bool> away = true;
@@ -163,8 +162,8 @@ TEST_F(SessionTest, StepsThatNobodyHeardOfAreInTheNextReport) {
   daemon_.SetScript(nullptr);
 }
 
-// Wrong once: it stood behind a call that waited for room in the socket, which
-// may last a minute.
+// Guards against waiting for a call that waits for room in the socket, which
+// may take a minute.
 TEST_F(SessionTest, AReportDoesNotStandBehindACallThatFindsNoRoom) {
   Open();
   std::atomic<bool> stopped = true;
@@ -194,7 +193,7 @@ TEST_F(SessionTest, AReportDoesNotStandBehindACallThatFindsNoRoom) {
   daemon_.SetScript({});
 }
 
-// Wrong once: as long again, for the answer.
+// Guards against waiting as long again for the answer.
 TEST_F(SessionTest, ACallWaitsForRoomAndForItsAnswerNoLongerThanItsTimeout) {
   SLUICE_ASSERT_OK_AND_ASSIGN(
       const auto connection, Connection::Open(
@@ -280,7 +279,7 @@ TEST_F(SessionTest, ALeaseThatCameTooLateIsGivenBackOnce) {
   EXPECT_EQ(daemon_.count(wire::Request::kFree), 1);
 }
 
-// It would stand in the daemon's line for nobody.
+// Else it would stand in the daemon's queue without a caller.
 TEST_F(SessionTest, ALeaseThatWaitsIsGivenUpWithItsCaller) {
   SLUICE_ASSERT_OK_AND_ASSIGN(
       const auto connection, Connection::Open(

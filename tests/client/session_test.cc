@@ -29,16 +29,15 @@ TEST(SessionOpen, AMissingSocketIsOneClearLine) {
                              HasSubstr("is sluiced running?"))));
 }
 
-// Wrong once: a name that was not UTF-8 broke the session's protocol, and the
-// daemon closed it without a word of the name.
+// Guards against a name that is no UTF-8 and breaks the session's protocol: the
+// daemon would close it without an explanation.
 TEST(SessionOpen, AJobThatNoDaemonTakesIsRefusedHere) {
   EXPECT_THAT(Session::Open({.socket = "/nonexistent/s", .job = "caf\xe9"}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("job has a character with code 233")));
 }
 
-// Wrong once: "sluiced has closed the session" was all that one heard, or that
-// the socket was closed.
+// Guards against an error that says only that the socket was closed.
 TEST(SessionOpen, ARefusalAtAcceptIsTheDaemonsOwnWords) {
   const testing::TempDir directory;
   SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd listener,
@@ -261,8 +260,8 @@ TEST_F(SessionTest, AReportTellsOnceHowLongMappingTook) {
   daemon_.SetScript({});
 }
 
-// Wrong once: it was in the sums of all later reports, which the daemon
-// refused, while Report said that all was well.
+// Guards against a figure that stays in the sums: the daemon would refuse all
+// later reports, while Report returns OK.
 TEST_F(SessionTest, AFigureThatNoStepCanHaveIsRefusedAndNotCounted) {
   Open();
   std::atomic<int64_t> reports = 0, tokens = 0;
