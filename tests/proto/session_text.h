@@ -1,4 +1,4 @@
-// What session.proto says of a message, whose class has no descriptors.
+// What session.proto says of a message that has no descriptors of its own.
 #pragma once
 
 #include <google/protobuf/message.h>

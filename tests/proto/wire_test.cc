@@ -91,7 +91,7 @@ TEST_F(WireTest, TheEndOfThePeerIsNotAFault) {
               StatusIs(absl::StatusCode::kUnavailable));
 }
 
-// Wrong once: a refusal that came before the reset was lost.
+// Guards against losing a refusal that came before the reset.
 TEST_F(WireTest, WhatWasSaidBeforeAResetIsHeard) {
   ASSERT_THAT(Send(right_.get(), GrantedPacket(0)), IsOk());
   ASSERT_THAT(Send(left_.get(), GrantedPacket(0)), IsOk());
@@ -103,7 +103,7 @@ TEST_F(WireTest, WhatWasSaidBeforeAResetIsHeard) {
   EXPECT_FALSE(end.has_value());
 }
 
-// Wrong once: that was called the peer's fault.
+// Guards against calling that the peer's fault.
 TEST_F(WireTest, DescriptorsThatThisProcessHasNoRoomForAreSaidToBeLost) {
 #ifdef SLUICE_SANITIZED
   GTEST_SKIP() << "UBSan reads memory through a pipe, for which there is none";

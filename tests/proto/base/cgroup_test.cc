@@ -35,7 +35,7 @@ class Cgroup : public ::testing::Test {
   testing::TempDir root_;
 };
 
-// Wrong once: only the root's file was read.
+// Guards against reading only the root's file.
 TEST_F(Cgroup, SmallestLimitOfAllAbove) {
   IsIn("0::/system.slice/a:b.service\n");
   EXPECT_FALSE(Limit());
@@ -58,7 +58,7 @@ TEST_F(Cgroup, OfTheOldHierarchiesOnlyTheMemoryControllersCounts) {
   EXPECT_EQ(Limit()->most, GiB(1));
 }
 
-// Of a container without a cgroup namespace; the path is the host's.
+// As in a container without a cgroup namespace; the path is the host's.
 TEST_F(Cgroup, BelowAMountThatBeginsAtItsOwnGroup) {
   IsIn("0::/docker/123/job/7\n");
   Set("memory.max", "4294967296");

@@ -27,7 +27,7 @@ TEST(Sizes, MbIsAMillionBytesAndMibIsTwoToTheTwenty) {
   EXPECT_EQ(ParseBytes("4096B").value(), Bytes(4096));
 }
 
-// Wrong once: `budget set --gpu 40` set 40 bytes in silence.
+// Guards against `budget set --gpu 40`, which sets 40 bytes in silence.
 TEST(Sizes, ANumberWithoutAUnitIsRefusedWithWhatToWrite) {
   EXPECT_THAT(
       ParseBytes("40"),

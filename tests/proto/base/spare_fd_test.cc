@@ -1,4 +1,4 @@
-// Who waits on a listener is turned away where no descriptor is left.
+// A connection on a listener is turned away if no descriptor is left.
 #include "proto/base/spare_fd.h"
 
 #include <fcntl.h>

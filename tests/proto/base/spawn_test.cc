@@ -34,8 +34,8 @@ std::string Said(const std::string& script, const SpawnOptions& options = {}) {
   return OutputOf({"/bin/sh", "-c", script}, options);
 }
 
-// Of a line of its /proc/PID/status: "SigBlk", "SigIgn"; those up to SIGSYS, as
-// glibc has later ones for itself.
+// The signals in a line of its /proc/PID/status: "SigBlk", "SigIgn"; those up
+// to SIGSYS, as glibc has later ones for itself.
 uint64_t SignalsOf(const std::string& line, const SpawnOptions& options = {}) {
   const std::string text =
       OutputOf({"/bin/grep", line, "/proc/self/status"}, options);

@@ -39,8 +39,7 @@ TEST(Table, TellsOfEachChangedRowOnce) {
   EXPECT_THAT(Changed(names), IsEmpty());
 }
 
-// Wrong once: a daemon that nobody keeps anything for noted every change of its
-// life.
+// Guards against a daemon without a store that notes every change of its life.
 TEST(Table, NotesNothingUntilSomebodyAsks) {
   Names names;
   for (int i = 0; i < 1000; ++i) {
@@ -57,7 +56,7 @@ TEST(Table, NotesNothingUntilSomebodyAsks) {
   EXPECT_THAT(Changed(names), ElementsAre("odd=3"));
 }
 
-// Wrong once: the key was noted after its row was freed.
+// Guards against noting the key after its row is freed.
 TEST(Table, ARowIsErasedByItsOwnKey) {
   Names names;
   names.Insert("a name too long to be held without memory of its own", 1);

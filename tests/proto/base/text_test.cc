@@ -19,8 +19,8 @@ TEST(Printable, NothingMovesACursor) {
   EXPECT_EQ(Printable("a\u009b1m\u0085"), "a??1m??");
 }
 
-// Wrong once: a text that was cut within a character, in a packet, ended the
-// session of its reader.
+// Guards against a text that is cut within a character: in a packet, it ends
+// the session of its reader.
 TEST(Printable, WhatIsNoUtf8IsReplacedByteByByte) {
   EXPECT_EQ(Printable("\xff\xfe"), "??");
   EXPECT_EQ(Printable("cut \xe2\x82"), "cut ??");

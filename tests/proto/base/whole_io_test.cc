@@ -34,8 +34,8 @@ TEST(ReadAllAt, IsWhereverTheDescriptorStands) {
   EXPECT_EQ(all, "0123456789");
 }
 
-// Wrong once for the state that a frozen daemon shows: the end of a file was
-// what the last call before had left in errno, an OK among the rest.
+// Guards against reporting the end of a file as whatever the last call left in
+// errno, which may be OK.
 TEST(ReadAllAt, RefusesAFileThatIsShorter) {
   const UniqueFd fd(memfd_create("test", MFD_CLOEXEC));
   ASSERT_THAT(WriteAll(fd.get(), "0123", "four"), IsOk());
@@ -55,7 +55,8 @@ TEST(ReplaceFile, PutsNewBytesInThePlaceOfOldOnes) {
   EXPECT_FALSE(Exists(path + ".new"));
 }
 
-// What lies beside it may be a link that somebody made, or of a dead process.
+// What lies beside it may be a planted link, or a dead process may have left
+// it.
 TEST(ReplaceFile, WritesThroughNothingThatIsBesideIt) {
   const testing::TempDir folder;
   const std::string path = folder.File("f"), other = folder.File("other");

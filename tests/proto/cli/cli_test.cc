@@ -66,7 +66,7 @@ TEST(CommandLines, SizesAndCountsAreReadByTheirNames) {
 }
 
 TEST(CommandLines, ATypoGetsASuggestionAndTheCommandThatHelps) {
-  // Wrong once: "not expected: 1M --seqlen".
+  // Guards against "not expected: 1M --seqlen".
   EXPECT_EQ(Program().Fault({"plan", "train", "--seqlen", "1M"}),
             "'--seqlen' is no flag of prog plan train: did you mean --seq-len? "
             "(see prog plan train --help)");

@@ -12,7 +12,7 @@
 namespace sluice::plan {
 namespace {
 
-// Of a layer of ten million tokens in small chunks: more than any memory.
+// As for a layer of ten million tokens in small chunks: more than any memory.
 constexpr Bytes kManyCopies = GiB(int64_t{1} << 21);
 
 using nlohmann::json;
@@ -132,7 +132,7 @@ TEST(PlanCodec, OneProfileAndAListSurviveARoundTrip) {
   EXPECT_EQ(Encode(*decoded_list), Encode(list));
 }
 
-// Of two kinds of layers; a class of each has the same name.
+// A request with two kinds of layers; a class of each has the same name.
 PlanRequest SampleOfKinds() {
   PlanRequest request = SampleRequest();
   RankProfile& p = request.profiles[0];
@@ -225,7 +225,7 @@ void ExpectEveryFieldIsChecked(const std::string& good, DecodeFn decode) {
   CollectPaths(document, json::json_pointer(), &paths);
   ASSERT_GT(paths.size(), 20u);
   for (const auto& path : paths) {
-    // Of the wrong type: a null is legal nowhere.
+    // A value of the wrong type: a null is legal nowhere.
     json broken = document;
     broken[path] = nullptr;
     auto result = decode(broken.dump());
@@ -244,7 +244,7 @@ void ExpectEveryFieldIsChecked(const std::string& good, DecodeFn decode) {
       EXPECT_THAT(std::string(result.status().message()),
                   HasSubstr(path.back() + ": is missing"));
     }
-    // A neighbour nobody knows.
+    // A neighbour that is not known.
     broken = document;
     broken[path.parent_pointer()][path.back() + "_x"] = 1;
     result = decode(broken.dump());
