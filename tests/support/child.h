@@ -1,4 +1,4 @@
-// Child processes whose failures a test cannot miss.
+// Child processes with failures that a test cannot miss.
 //
 // A Child is killed and reaped on destruction, so no test leaves one behind;
 // it also dies with the test process.

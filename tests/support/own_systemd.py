@@ -6,7 +6,7 @@ import subprocess
 import sys
 import traceback
 
-# Whoever is started with these ends with all that it started and mounted.
+# A process started with these ends with all that it started and mounted.
 NAMESPACES = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc",
               "--mount"]
 

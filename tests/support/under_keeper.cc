@@ -25,7 +25,7 @@ std::string TextOf(const std::string& path) {
   return text.str();
 }
 
-// Of those that live: one that is dead has no words any more.
+// Living processes only: one that is dead has no command line any more.
 std::vector<pid_t> Running(const std::string& program,
                            const std::string& folder) {
   std::vector<pid_t> found;
@@ -46,8 +46,8 @@ std::vector<pid_t> Running(const std::string& program,
   return found;
 }
 
-// Not only bound: who connects in between is refused. Told without connecting,
-// for a daemon counts its peers.
+// Not only bound: a client that connects in between is refused. Found without
+// connecting, for a daemon counts its peers.
 bool IsListening(const std::string& path) {
   constexpr unsigned long kAccepts = 0x10000;  // SO_ACCEPTCON, proc(5)
   std::istringstream sockets(TextOf("/proc/net/unix"));

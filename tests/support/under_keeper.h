@@ -1,5 +1,5 @@
-// A daemon under a real sluiced-keeper, either of which may die: finds who is
-// there now, and ends all of them.
+// A daemon under a real sluiced-keeper, either of which may die: finds the
+// running processes, and ends all of them.
 #pragma once
 
 #include <sys/types.h>
@@ -30,8 +30,8 @@ class UnderKeeper {
 
   std::string File(const std::string& name) const { return folder_.File(name); }
   std::string socket() const { return File(of_.socket); }
-  // Of the one that runs, once there is exactly one that is not `other_than`;
-  // fails the test after 20 s.
+  // The pid of the running one, once there is exactly one that is not
+  // `other_than`; fails the test after 20 s.
   pid_t keeper(pid_t other_than = 0) const;
   pid_t daemon(pid_t other_than = 0) const;
   // SIGKILL; which it was.
