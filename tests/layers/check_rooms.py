@@ -27,7 +27,7 @@ ROOMS = {
     "client/torch/run": ["client/torch", "client/torch/memory",
                          "client/torch/ranks", "client/torch/backend",
                          "client/torch/math", "client/torch/stream", "client/torch/baseline"],
-    # Who a client is, and which GPUs it may use.
+    # A client's identity, and which GPUs it may use.
     "daemon/service/identity": [],
     "daemon/service/log": [],
     # The loop, threads beside it, and their place among the machine's others.
