@@ -32,8 +32,8 @@ void CheckCodec(std::string_view bytes, Decode decode, Encode encode) {
 
 }  // namespace
 
-// A client that has asked for a lease, a profile and a status, one of them by
-// nobody any more.
+// A client that has asked for two leases, a profile and a status; the caller of
+// one lease has given up.
 void ReadAsAnswer(std::string_view bytes) {
   Input input(bytes);
   PacketPipe pipe;

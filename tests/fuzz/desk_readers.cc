@@ -9,7 +9,7 @@
 
 namespace sluice::fuzz {
 
-// Reading is checking: whoever solves it checks again.
+// Reading is checking: the solver checks again.
 void ReadAsNode(std::string_view bytes) {
   const auto problem = ctl::ReadSwapProblem(bytes);
   if (!problem.ok()) return CheckComplaint(problem.status());
