@@ -55,7 +55,7 @@ TEST_F(CorpusTest, AFileIsItsBytes) {
   EXPECT_THAT(All(*corpus), ElementsAre('a', 'b', 255));
 }
 
-// Wrong once: the run waited for a writer, for ever.
+// Guards against waiting for a writer, for ever.
 TEST_F(CorpusTest, APipeOrADeviceIsRefusedAtOnce) {
   for (const char* name : {"pipe", "pipe.bin"}) {
     const std::string pipe = dir_.File(name);
@@ -99,7 +99,7 @@ TEST_F(CorpusTest, AFolderIsItsTextFilesInSortedOrder) {
   EXPECT_THAT(All(*corpus), ElementsAre('Z', 'B'));
 }
 
-// Wrong once: "got -1 of 1 bytes".
+// Guards against "got -1 of 1 bytes".
 TEST_F(CorpusTest, AFileThatCannotBeReadSaysWhatTheSystemSays) {
   const std::string first = Write("d/1", "a"), second = Write("d/2", "b");
   SLUICE_ASSERT_OK_AND_ASSIGN(auto corpus,

@@ -107,7 +107,7 @@ class OnCuda : public ::testing::Test {
     return dlsym(RTLD_DEFAULT, "fake_cuda_calls") != nullptr;
   }
   // Times the host waited for the GPU, and copies of memory that is not pinned:
-  // none where nobody counts.
+  // none where they are not counted.
   static long Waits() {
     if (!OnTheFake()) return 0;
     return fake_cuda::fake_cuda_calls("cuStreamSynchronize") +

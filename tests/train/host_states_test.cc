@@ -197,7 +197,7 @@ void RankTraining::Run(Outcome& outcome) {
   optimizer_.reset();
 }
 
-// Of each rank.
+// The outcome of each rank.
 std::vector<Outcome> Train(
     const Case& of, StatePlace place, double speed,
     const CarelessEngine::LeaveOut& leave_out = [](const auto&) {

@@ -103,8 +103,8 @@ TEST(Launcher, BlamesTheFirstCauseAndNotItsVictims) {
   EXPECT_THAT(result.out, HasSubstr("{\"fits\":false}"));
 }
 
-// Wrong once: a rank that the launcher itself had ended was the cause where all
-// others said that they had lost a peer.
+// Guards against naming a rank that the launcher itself ended, because all
+// others say that they lost a peer.
 TEST(Launcher, ARankThatIsToldToEndIsNotTheCause) {
   const auto launcher = LaunchScript(2, R"(
     test $RANK = 1 || exec sleep 30

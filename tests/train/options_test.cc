@@ -89,7 +89,7 @@ TEST(CommandLine, LeavesEverythingAboutChunksOpenOrNothing) {
   EXPECT_EQ(parsed.options.order, stream::BackwardOrder::kQueriesOuter);
 }
 
-// Wrong once: `--seq-len 4K` was of sluicectl plan train only.
+// Guards against sizes that only sluicectl plan train takes.
 TEST(CommandLine, TakesTheSizesAndNamesOfTheOtherPrograms) {
   SLUICE_ASSERT_OK_AND_ASSIGN(
       const ParsedCommand parsed,
@@ -188,7 +188,7 @@ TEST(CommandLine, ReadsFractionsByClass) {
   EXPECT_EQ(f.at("norm1"), (stream::ClassFractions{1, 0}));
 }
 
-// Wrong once: what is not free was refused, and before that dropped.
+// Guards against refusing or dropping fractions of classes that are not free.
 TEST(CommandLine, TakesFractionsOfEveryClass) {
   for (const stream::ClassTraits& c : stream::kClasses) {
     const std::string flags =

@@ -105,8 +105,8 @@ TEST_F(PeerWatchTest, WhatIsAttachedAnewTakesThePlaceOfTheFormer) {
   EXPECT_TRUE(IsCausedByPeer(watch_.why()));
 }
 
-// Wrong once: a rank that failed by itself was a victim of the peer that ended
-// for it.
+// Guards against a rank that failed by itself and counts as a victim of the
+// peer that ended because of it.
 TEST_F(PeerWatchTest, ADeathExplainsWhatItCausedAlone) {
   const absl::Status own = absl::DataLossError("shard 3 is truncated");
   const absl::Status lost =

@@ -84,8 +84,8 @@ class Checked {
   }
   const ReferenceResult& ours() const { return ours_; }
 
-  // Of all tensors but k's bias (its gradient is zero but for rounding), those
-  // where `plant` is not found.
+  // The tensors where `plant` is not found, but for k's bias (its gradient is
+  // zero but for rounding).
   std::vector<std::string> Missed(
       const std::function<at::Tensor(const at::Tensor&)>& plant) const {
     std::vector<std::string> missed;

@@ -28,7 +28,7 @@ TEST(Profile, MeasuresANodeThatTheCostModelReads) {
   EXPECT_GT(hardware.host_link_bytes_per_s, 0.02e9);
   EXPECT_LT(hardware.host_link_bytes_per_s, 2.2e9);
   EXPECT_EQ(hardware.memory_bytes, 256.0 * (1 << 20));
-  // Of a model's heads, and of narrow ones.
+  // For a model's heads, and for narrow ones.
   EXPECT_EQ(hardware.attention_head_dim, 128);
   EXPECT_GT(hardware.narrow_forward_efficiency, 0);
   EXPECT_GT(hardware.narrow_backward_efficiency, 0);

@@ -1,4 +1,4 @@
-// Whose rank this is, told by each of those who start ranks.
+// A rank's place in its job, as each launcher states it.
 #include "client/train/launch/rank_environment.h"
 
 #include <gmock/gmock.h>

@@ -122,7 +122,7 @@ TEST_F(SaveFolderTest, AnotherRunsCheckpointsAreNotOurs) {
   Fill(folder() + "/checkpoint-3", 3, kOther);
   EXPECT_THAT(Claim(), StatusIs(kBad, AllOf(HasSubstr("run " + kOther.run),
                                             HasSubstr("--resume"))));
-  // One that is not whole is nobody's.
+  // One that is not whole belongs to no run.
   fs::remove(WeightsFile(folder() + "/checkpoint-3"));
   EXPECT_THAT(Claim(), IsOk());
 }

@@ -240,7 +240,7 @@ TEST(Banner, WhatIsNotKnownIsNotGuessed) {
   EXPECT_THAT(text, Not(HasSubstr("expected")));
 }
 
-// Wrong once: alst's inputs were said to stay on the GPU.
+// Guards against saying that alst's inputs stay on the GPU.
 TEST(Banner, EachBaselineSaysWhereItsActivationsAre) {
   BannerFacts f = Facts();
   f.classes.clear();

@@ -1,4 +1,4 @@
-// Who is late, from looks at the pages of the ranks.
+// Which rank is late, from looks at the pages of the ranks.
 #include "client/train/watch/watchdog.h"
 
 #include <gmock/gmock.h>
