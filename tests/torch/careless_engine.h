@@ -16,7 +16,7 @@ namespace sluice::client {
 class CarelessEngine final : public ForwardingEngine {
  public:
   static constexpr char kCompute[] = "compute";
-  // Of a copy: its label and direction.
+  // The kind of a copy: its label and direction.
   static std::string KindOf(const CopyRequest& request) {
     std::string kind = request.label;
     if (kind.ends_with(" out")) kind.resize(kind.size() - 4);
@@ -24,7 +24,7 @@ class CarelessEngine final : public ForwardingEngine {
     return kind + (in ? " in" : " out");
   }
 
-  // Of a wait of `waiter` for `waited`: compute, or copies of a kind, by their
+  // `waiter` waits for `waited`. Each is compute, or copies of a kind, by their
   // label and direction ("x in", "dX out"). `under_way`: what is waited for is
   // not reached yet.
   struct StepWait {

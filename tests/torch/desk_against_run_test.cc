@@ -22,7 +22,7 @@ namespace sluice::runtime {
 namespace {
 
 constexpr uint64_t kShapes = 200;
-// Of the tallest heap of transients that was recorded.
+// Times the tallest heap of transients that was recorded.
 constexpr double kMostTransients = 1.15;
 
 // What oneDNN takes beside a product of [64, inner] and [inner, 64] in bf16.
@@ -78,8 +78,8 @@ Bytes NeverSent(const stream::StreamShape& shape) {
   return Bytes(bytes);
 }
 
-// Does every slot of every ring get the largest record that it is there for?
-// Nobody asks where buffers are poisoned: then all of each ring is written.
+// Whether every slot of every ring gets the largest record that it is there
+// for. Not called where buffers are poisoned: then all of each ring is written.
 bool FillsItsRings(const stream::StreamShape& shape) {
   int64_t chunks = 0, groups = 0;
   for (int64_t m = 0; m < shape.chunks(); ++m) chunks += shape.full(m);

@@ -21,7 +21,7 @@ constexpr Bytes kRegion = MiB(64);
 constexpr size_t kLine = 64;
 constexpr auto kUnwritten = std::byte{0xff};  // as Arena begins
 
-// Of the process: the former one's blocks may live on in another thread.
+// One for the process: an earlier one's blocks may live on in another thread.
 const Arena& Region() {
   static const Arena* region = new Arena(kRegion);
   return *region;

@@ -5,7 +5,7 @@
 // A wait is left out between the step and its copy engine, so the step knows
 // nothing of it. The copies waited for are so slow that they are still under
 // way, and SLUICE_POISON (this file is built with it only) sees to it that
-// nobody reads by chance what was there before.
+// no operation reads by chance what was there before.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -54,7 +54,7 @@ using LeaveOut = std::function<bool(const StepWait& wait)>;
 // so many that a slot of every ring is reused.
 constexpr int64_t kShort = 32, kThree = 48, kLong = 135;
 
-// Of attention's backward, whichever side is outer.
+// Copies of attention's backward, whichever side is outer.
 constexpr char kOuter[] = "outer chunk in", kInner[] = "inner chunk in",
                kGradientsIn[] = "gradients of inner chunk in",
                kGradientsOut[] = "gradients of inner chunk out";
@@ -161,8 +161,8 @@ INSTANTIATE_TEST_SUITE_P(Removed, PlantedWait, ::testing::ValuesIn(kWaits),
 class PlantedWaits
     : public ::testing::TestWithParam<std::tuple<int64_t, Order>> {};
 
-// Else a new one would be tested by nobody. The rest of the waits in the code
-// are implied by these: copies of a direction follow each other.
+// Else a new wait would have no test. The rest of the waits in the code are
+// implied by these: copies of a direction follow each other.
 TEST_P(PlantedWaits, AreAllThatAStepMakes) {
   for (const bool in : {true, false}) {
     StepCase c = CaseOf(std::get<0>(GetParam()), std::get<1>(GetParam()));

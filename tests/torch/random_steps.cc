@@ -13,7 +13,7 @@ namespace {
 class Dice {
  public:
   explicit Dice(uint64_t seed) : random_(seed) {}
-  // Of [least, most], both included.
+  // A number in [least, most], both included.
   int64_t Of(int64_t least, int64_t most) {
     return least + static_cast<int64_t>(random_() % uint64_t(most - least + 1));
   }
@@ -36,7 +36,7 @@ class Dice {
 stream::ModelShape RandomModel(Dice& dice, int ranks) {
   stream::ModelShape m;
   m.layers = dice.Of(1, 2);
-  // Of every third shape the ranks may share rows, not only heads.
+  // In every third shape the ranks may share rows, not only heads.
   m.heads = dice.Once(3) ? dice.Of(1, 7) : ranks * dice.Of(1, 3);
   std::vector<int64_t> divisors;
   for (int64_t n = 1; n <= m.heads; ++n) {
@@ -65,7 +65,7 @@ stream::ModelShape RandomModel(Dice& dice, int ranks) {
   return m;
 }
 
-// Of odd widths, which no model has, oneDNN copies more than we count.
+// With odd widths, which no model has, oneDNN copies more than we count.
 void MakeEven(stream::ModelShape& m) {
   for (int64_t* width : {&m.hidden, &m.ffn, &m.vocab}) *width += *width % 2;
 }
@@ -87,7 +87,7 @@ stream::FractionMap RandomFractions(Dice& dice,
   return fractions;
 }
 
-// Of every third: then free classes are dropped.
+// Changes every third step: then free classes are dropped.
 void RerunSome(Dice& dice, StepCase& c) {
   if (!dice.Once(3)) return;
   const int64_t chunks = (c.seq_len + c.chunk - 1) / c.chunk;

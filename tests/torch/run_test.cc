@@ -1,5 +1,5 @@
 // A streamed run without a trainer: client/torch/run on a real sluiced with a
-// simulated GPU, nothing of client/train. Whoever owns a model (here, this
+// simulated GPU, nothing of client/train. The owner of a model (here, this
 // file) calibrates, plans, steps, refreshes. (What other jobs make of a run is
 // train_replan's.)
 #include <ATen/Context.h>

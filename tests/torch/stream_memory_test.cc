@@ -25,8 +25,7 @@ using ::testing::HasSubstr;
 
 constexpr Bytes kHbm = MiB(64);
 
-// One rank whose tensors all lie in an armed region.
-// Notes who copies.
+// Notes the labels of all copies.
 class Listener final : public client::ForwardingEngine {
  public:
   explicit Listener(client::CopyEngine* engine) : ForwardingEngine(engine) {}
@@ -37,6 +36,7 @@ class Listener final : public client::ForwardingEngine {
   std::set<std::string> labels;
 };
 
+// One rank with all tensors in an armed region.
 class StreamMemory : public ::testing::Test {
  protected:
   ~StreamMemory() override {
@@ -125,7 +125,7 @@ class StreamMemory : public ::testing::Test {
     return plans;
   }
 
-  // Of the node's GPU, or on sim one of this test.
+  // The allocator of the node's GPU, or on sim one of this test.
   RegionAllocator& Armed() {
     if (node_.hbm() != nullptr) return *node_.hbm();
     memory_.emplace(kHbm);

@@ -25,7 +25,7 @@ OracleResult RunOracle(const stream::ModelShape& config,
                        at::ScalarType dtype = at::kDouble);
 
 // max|a - b| / max(max|b|, 0.01 * the largest max|b| of that layer), a
-// parameter; the largest of them and whose it is.
+// parameter; the largest of them and its parameter.
 struct GradientError {
   double worst = 0;
   std::string parameter;

@@ -1,7 +1,7 @@
 // Where tests of a step compute: a simulated node, or, with
 // SLUICE_TEST_DEVICE=cuda in the environment, GPU 0 of whichever CUDA driver is
-// found: the fake one (tests/fake_cuda), whose strictness then judges the run,
-// too, as CTest runs them; or NVIDIA's. Attention is by the kernel that
+// found: the fake one (tests/fake_cuda), as CTest runs them, or NVIDIA's. The
+// fake's findings then judge the run, too. Attention is by the kernel that
 // SLUICE_TEST_ATTENTION names there (auto).
 //
 // There ranks are threads of one process and share the GPU and torch's stream:
@@ -28,7 +28,7 @@ namespace sluice::runtime {
 
 // Whether this process's tests run on a CUDA driver, the fake one or NVIDIA's.
 bool OnCuda();
-// Of every tensor of a rank.
+// The device of every tensor of a rank.
 at::Device TestDevice();
 
 // What the fake has found since the last time, a line each; it does not count

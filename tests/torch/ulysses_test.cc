@@ -74,7 +74,7 @@ class HeadExchangeTest : public ::testing::TestWithParam<Case> {
   at::Tensor QueriesOf(const at::Tensor& global, int r) const {
     return global.narrow(1, heads.first_head(r), heads.q_per_rank);
   }
-  // Of a head side of the whole chunk the rows that rank r's part has.
+  // The rows of a whole chunk's head side that rank r's part has.
   at::Tensor PartOf(const at::Tensor& whole, int64_t m, int r) const {
     const int64_t first = heads.part(r) * heads.head_ranks;
     const int64_t begin = layout.local_offset(m, first);

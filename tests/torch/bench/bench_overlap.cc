@@ -28,7 +28,7 @@ stream::ChunkLayout Layout() {
   return stream::ChunkLayout((IsCheck() ? 8 : 16) * kChunk, kChunk, 1);
 }
 
-// Of a step's recorded compute, the share of attention blocks.
+// The share of attention blocks in a step's recorded compute.
 double AttentionShare(const std::vector<plan::SegmentKind>& kinds) {
   double attention = 0, all = 0;
   for (const plan::SegmentKind& kind : kinds) {

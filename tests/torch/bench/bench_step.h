@@ -1,4 +1,4 @@
-// A real streamed step of one rank on a bench's node, whose copies can be
+// A real streamed step of one rank on a bench's node, with copies that can be
 // switched off.
 #pragma once
 

@@ -1,4 +1,4 @@
-// A rank's fake GPU for programs that include torch, whose headers declare
+// A rank's fake GPU for programs that include torch, since its headers declare
 // CUDA's functions themselves.
 #pragma once
 
@@ -11,7 +11,7 @@ namespace sluice::testing {
 
 class GpuMemory {
  public:
-  // Of GPU `rank`; its context becomes the thread's.
+  // Memory of GPU `rank`; its context becomes the thread's.
   explicit GpuMemory(int rank, int ranks);
   ~GpuMemory();
 

@@ -239,7 +239,8 @@ void Rank::ExpectRefusals() {
           "to the host from a GPU");
 }
 
-// Whoever went on would make a communicator, and wait for the others in it.
+// Without the abort, it would make a communicator and wait for the others in
+// it.
 void Rank::AbortFirst() {
   ranks_->Abort("rank 0 of job demo: ended");
   at::Tensor sum = Make(Own());

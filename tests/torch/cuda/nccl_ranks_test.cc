@@ -26,7 +26,7 @@ constexpr absl::Duration kLong = absl::Seconds(100);
 
 class NcclRanks : public ::testing::Test {
  protected:
-  // Silent: NCCL tells nobody of a death, as within a node.
+  // Silent: NCCL does not report a death, as within a node.
   std::unique_ptr<Child> Start(int rank, const std::string& what,
                                bool silent = true, bool aborts = true) {
     return Child::Spawn(
@@ -93,14 +93,14 @@ TEST_F(NcclRanks, WhatNcclKnowsOfADeathIsTheErrorAfterTheHostsWait) {
   victim->Kill(SIGKILL);
   const ChildResult result = other->Join(kLong);
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
-  // By the operation that waits, or by whoever asks first.
+  // By the operation that waits, or by the next one.
   EXPECT_THAT(result.out, AnyOf(HasSubstr("rank 0, whose process has ended"),
                                 HasSubstr("the process of rank 0 has ended")));
   EXPECT_EQ(Findings(), "");
 }
 
-// Wrong once: NCCL's "unhandled cuda error" was taken for another rank's end,
-// and the run's last line sent its reader to a rank that was well.
+// Guards against taking NCCL's "unhandled cuda error" for another rank's end:
+// the run's last line would name a healthy rank.
 TEST_F(NcclRanks, ALostGpuIsItsOwnRanksFaultAndNotAnothers) {
   const auto other = Start(0, "die"), victim = Start(1, "lose-gpu");
   ASSERT_TRUE(victim->WaitForOutput("joined", kLong));

@@ -6,8 +6,8 @@
 // writing these (WaitGraph), the race detector must say so, each time. Where it
 // does not, nothing needs the wait there: others imply it, or what they leave
 // unordered are other bytes. As many of these as may go together are left out
-// at once, and the detector must say nothing. Which waits there are nobody
-// lists: all go through the copy engine.
+// at once, and the detector must say nothing. The waits are not listed: all go
+// through the copy engine.
 #include <dlfcn.h>
 
 #include <cstdio>

@@ -1,4 +1,4 @@
-// The step whose waits are left out one by one.
+// The step that the tests run without one of its waits at a time.
 #pragma once
 
 #include "tests/torch/stream_fixture.h"

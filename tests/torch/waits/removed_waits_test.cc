@@ -1,12 +1,12 @@
 // Every wait that a streamed step makes is left out, one kind at a time, on the
 // fake CUDA driver, and its race detector says so by the order of the calls
 // alone, however fast the copies were: it is run with `unready`, so that no
-// copy is found to be over by who only asks. (planted_waits_test shows on sim
-// that such a step computes something else; each_wait_test leaves out one wait
-// of a kind after the other.)
+// query finds a copy over. (planted_waits_test shows on sim that such a step
+// computes something else; each_wait_test leaves out one wait of a kind after
+// the other.)
 //
-// A kind is who waits for what: compute, or a copy by its label and direction.
-// Which there are is asked of the step itself, so a new one is tried by itself.
+// A kind is a pair of waiter and waited: compute, or a copy by its label and
+// direction. The kinds come from the step itself, so a new one is tried too.
 // What none finds is listed here, with the reason.
 #include <cstdio>
 #include <memory>
@@ -35,8 +35,8 @@ std::string WaitName(const StepWait& wait) {
 
 // What nothing finds, and why: each is implied by others, so that all of these
 // may be left out at once. Copies of a direction follow one another, and so
-// does compute; who waits for a later one, or for compute that did, has waited.
-// A step makes them because its parts know nothing of each other, and because
+// does compute; a wait for a later one, or for compute that did, covers it. A
+// step makes them because its parts know nothing of each other, and because
 // other shapes need them (planted_waits_test has two chunks, and resident
 // classes).
 const std::set<StepWait> kImplied = {

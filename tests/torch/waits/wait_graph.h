@@ -3,9 +3,9 @@
 // without it two operations that use common bytes, one of them writing, are no
 // longer in order.
 //
-// Who shows that a race detector finds each wait that is left out needs a word
-// of its own on which of them nothing can miss. This is it, from the order and
-// the bytes alone.
+// A test that shows that a race detector finds each wait that is left out must
+// know which of them are needed. This class says so, from the order and the
+// bytes alone.
 //
 // Bookkeeping only. Thread safety: none.
 #pragma once
@@ -51,8 +51,8 @@ class WaitGraph {
 
   static void Insert(const fake_cuda::Access& access, Ranges* ranges);
   static bool Overlap(const Ranges& some, const Ranges& others);
-  // Of each operation, which others run before it. They were all added before
-  // it, so one pass is enough.
+  // For each operation, the others that run before it. They were all added
+  // before it, so one pass is enough.
   std::vector<Bits> Order(const std::set<size_t>& without) const;
 
   std::vector<Operation> operations_;
