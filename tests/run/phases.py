@@ -104,6 +104,7 @@ PHASES = (
     dev("locks of tests", "deep", 1800, "locks", "--tests", preset="release"),
     dev("demo", "deep", 900, "demo"),
     dev("wheel matrix", "deep", 3600, "wheel", "--matrix"),
+    dev("coverage", "deep", 7200, "coverage"),
     dev("mutants", "deep", 10800, "mutants"),
 )
 

@@ -33,9 +33,11 @@
 #include "tests/support/temp_dir.h"
 
 // Not there where NVIDIA's driver is found.
-#pragma weak fake_cuda_calls
-#pragma weak fake_cuda_pageable_copies
-#pragma weak fake_cuda_take_findings
+namespace sluice::fake_cuda {
+extern "C" [[gnu::weak]] long fake_cuda_calls(const char* function);
+extern "C" [[gnu::weak]] long fake_cuda_pageable_copies();
+extern "C" [[gnu::weak]] void fake_cuda_take_findings(std::string& findings);
+}  // namespace sluice::fake_cuda
 
 namespace sluice::train {
 namespace {

@@ -64,20 +64,23 @@ TEST(Schedule, OnlyDiagonalBlocksAreMasked) {
 TEST(Schedule, ExecutionsAreThoseOfTheBlocks) {
   for (const int64_t seq_len : {1, 7, 16, 17, 48, 71, 128}) {
     const StreamShape shape = Shape(seq_len, 16);
-    for (const auto& [blocks, diagonal, offdiagonal] :
-         {std::tuple(ForwardBlocks(shape.active_chunks()),
-                     Segment::kDiagonalForward, Segment::kOffdiagonalForward),
-          std::tuple(
-              BackwardBlocks(shape.active_chunks(), BackwardOrder::kKeysOuter),
-              Segment::kDiagonalBackward, Segment::kOffdiagonalBackward),
-          std::tuple(BackwardBlocks(shape.active_chunks(),
-                                    BackwardOrder::kQueriesOuter),
-                     Segment::kDiagonalBackward,
-                     Segment::kOffdiagonalBackward)}) {
-      for (const Segment segment : {diagonal, offdiagonal}) {
+    struct Case {
+      std::vector<Block> blocks;
+      Segment diagonal, offdiagonal;
+    };
+    const auto backward = [&](BackwardOrder order) {
+      return Case{BackwardBlocks(shape.active_chunks(), order),
+                  Segment::kDiagonalBackward, Segment::kOffdiagonalBackward};
+    };
+    for (const Case& c :
+         {Case{ForwardBlocks(shape.active_chunks()), Segment::kDiagonalForward,
+               Segment::kOffdiagonalForward},
+          backward(BackwardOrder::kKeysOuter),
+          backward(BackwardOrder::kQueriesOuter)}) {
+      for (const Segment segment : {c.diagonal, c.offdiagonal}) {
         const auto count = [&](bool full) {
-          return std::ranges::count_if(blocks, [&](const Block& b) {
-            return (b.mask() == Mask::kCausal) == (segment == diagonal) &&
+          return std::ranges::count_if(c.blocks, [&](const Block& b) {
+            return (b.mask() == Mask::kCausal) == (segment == c.diagonal) &&
                    shape.full(b.j) == full;
           });
         };
