@@ -25,8 +25,8 @@ endif()
 # Own targets only; headers of others are SYSTEM.
 add_library(sluice_options INTERFACE)
 target_compile_options(sluice_options INTERFACE
-  # Of every source, a program's too: a precompiled header serves only those
-  # that are compiled as it was.
+  # For every source, those of programs too: a precompiled header serves only
+  # sources that are compiled as it was.
   -fPIC -pthread
   # A test's own expressions are many and short: a quarter of their compilation.
   $<$<AND:$<BOOL:$<TARGET_PROPERTY:SLUICE_TEST>>,$<CONFIG:RelWithDebInfo>>:-O1>

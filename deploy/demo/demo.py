@@ -146,7 +146,7 @@ class Demo:
         if not result["fits"]:
             raise RunFailed(f"{method} at {length} tokens fitted when probed "
                             f"but not when trained: {result['message']}")
-        # Of one step there is one loss: an arrow would look like a failure.
+        # One step has one loss: an arrow would look like a failure.
         loss = (f"{result['first_loss']:.4f} → {result['last_loss']:.4f}"
                 if len(result["losses"]) > 1
                 else f"{result['last_loss']:.4f} (one step)")

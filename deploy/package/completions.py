@@ -30,7 +30,7 @@ def commands_below(command):
 
 
 def walk(command, words):
-    """Of both bash and zsh; without commands there is nothing to walk to."""
+    """Code for bash and zsh; nothing if there are no commands."""
     below = commands_below(command)
     step = f"""    case "$at $word" in
       {below}) at="$at $word" ;;

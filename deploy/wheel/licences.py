@@ -70,7 +70,7 @@ def _files(build: pathlib.Path) -> set[str]:
                           text=True, stdout=subprocess.PIPE).stdout
     found |= {line.strip() for line in said.splitlines()
               if line.startswith("    /")}
-    # Of the build itself; a package's files are not below a home folder.
+    # The build's own files; a package's files are not below a home folder.
     own = f"{build.resolve()}/"
     tree = f"{pathlib.Path(__file__).resolve().parents[2]}/"
     return {str(pathlib.Path(path).resolve()) for path in found

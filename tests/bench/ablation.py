@@ -67,7 +67,7 @@ listen = ""
 
 
 class Runs:
-    """Of one daemon."""
+    """The runs of one daemon."""
 
     def __init__(self, folder, runtime):
         self._folder, self._runtime = folder, runtime

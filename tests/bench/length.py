@@ -66,7 +66,7 @@ class Bench:
         self._torch, self._counter = torch, counting.Counter()
 
     def peak_bytes(self, name, length):
-        """Of one step on `length` tokens, without parameters and ids."""
+        """The peak of a step on `length` tokens, without parameters and ids."""
         model = self.setups.llama()
         with getattr(self.setups, name)(model) as step:
             ids = self._torch.randint(3, self.setups.SHAPE["vocab_size"],

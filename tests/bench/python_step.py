@@ -32,7 +32,7 @@ TARGETS = {2048: 1.30, 4096: 1.15}  # times the plain model's CPU seconds
 TRAINER_TARGET = 1.1  # times those of sluice-train
 TRAINER_TOKENS = 4096
 PARTS_ROUNDS = 5
-# Of the CPU milliseconds of a step: what operators of ATen are counted as.
+# Parts of a step's CPU milliseconds, and ATen's operators of each.
 PARTS = {
     "products": {"mm", "addmm", "addmm_", "bmm", "linear"},
     "attention": {"_scaled_dot_product_flash_attention_for_cpu",
@@ -176,7 +176,7 @@ def parts_of(model, ids):
 
 
 def least(rounds):
-    """Of each part the least, and the rest of its own thread's: Python and
+    """The least of each part, and the rest of its own thread: Python and
     torch's own books."""
     found = {part: min(r[part] for r in rounds) for part in rounds[0]}
     own, others = found.pop("own"), found.pop("other threads")

@@ -21,7 +21,7 @@ import sys
 
 import node
 
-# Of a run; the first touches the memory, and does not count.
+# Steps of a run; the first touches the memory, and does not count.
 SURVEY_STEPS, STEPS = 2, 3
 CHUNKS = [128, 256, 512, 1024, 2048, 4096]
 PREFETCHES = [1, 2, 4]

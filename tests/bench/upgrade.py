@@ -34,7 +34,7 @@ def reply_name(which):
 
 
 def step_row(way, milliseconds):
-    """Of the longest steps of all rounds the median one; the longest in words."""
+    """The median of the rounds' longest steps; the longest of all in words."""
     target = STEP_MS.get(way)
     over = sum(ms > target for ms in milliseconds) if target else 0
     return {"name": step_name(way), "value": statistics.median(milliseconds),

@@ -24,7 +24,7 @@ LATE = NODE + ",jitter_us=500"  # so that little is ordered by luck
 ON_FAKES = """import ctypes
 ctypes.CDLL("libtorch_cuda.so", mode=ctypes.RTLD_GLOBAL)
 """
-# Of the tests' environment: the kit needs none of it.
+# Packages of the tests' environment, which the kit must not need.
 WITHOUT = """
 import sys
 class Absent:
@@ -123,7 +123,7 @@ class Passes(OfTorch):
             [("causal", False, False, "efficient"),
              ("causal", False, True, "efficient"),
              ("causal", True, False, "flash"), ("causal", True, True, "flash"),
-             # Of blocks inside the window, and of those at its edge.
+             # Blocks inside the window, and those at its edge.
              ("window", False, False, "efficient", "whole scores"),
              ("window", False, True, "efficient", "whole scores"),
              ("window", True, False, "flash"),
@@ -234,7 +234,7 @@ copies.Copies.wait = lambda self, direction, ticket: (
 """
 
 
-# Of the GPU's parameters.
+# The GPU's parameters are not updated.
 NO_UPDATE = """
 import torch
 step = torch.optim.AdamW.step

@@ -130,7 +130,7 @@ class Rules(Verify):
         self.assertEqual(value["not_asked"], [])
         self.assertEqual(len(answered), assumed)
 
-    # Of every assumed rule that has a code: another one.
+    # Another code for every assumed rule that has one.
     PLAYED = {"NotForked": (801, 0), "ReleaseNeedsContext": (0, 0),
               "WholeMemory": (0, 0), "UnmapIdle": (0, 0),
               "FreeUnmapped": (0, 0), "RegisterWritable": (801, 0),

@@ -118,7 +118,7 @@ class Doctor(unittest.TestCase):
             f"--runtime-dir {self.run_dir} -- --config {folder}/{name}")
 
     def test_each_command_that_it_prints_does_what_it_says(self):
-        """Of a daemon of this user, by the programs of a checkout."""
+        """With a daemon of this user and the programs of a checkout."""
         self.start()
         subprocess.run([SLUICECTL, "--socket", self.run_dir + "/session.sock",
                         "drain"], check=True, stdout=subprocess.DEVNULL)

@@ -75,7 +75,7 @@ class Fakes(unittest.TestCase):
         self.assertEqual(self.check(tests, parts=row, sources=sources), [])
         [gone] = self.check(tests, parts=row)
         self.assertIn("A.Waits of steps_test, and it is so no more", gone)
-        # Of another preset.
+        # The tests of another preset.
         self.assertEqual(self.check({}, parts=row), [])
 
     def test_what_is_told_is_true(self):
@@ -84,7 +84,7 @@ class Fakes(unittest.TestCase):
         self.assertIn("but in", both)
         [gone] = self.check({}, row, cmake="stream_math_test")
         self.assertIn("there is no such test", gone)
-        # Of another preset.
+        # The tests of another preset.
         self.assertEqual(self.check({}, row), [])
 
 

@@ -83,7 +83,7 @@ class Crashes(Service):
                                "--list-crash-points").split()
 
     def losses(self, name):
-        """Of a run, which must end well."""
+        """The losses of a run, which must succeed."""
         text, log = self.work + "/text", f"{self.work}/{name}.jsonl"
         with open(text, "w", encoding="ascii") as file:
             file.write("The quick brown fox jumps over the lazy dog. " * 2000)

@@ -51,7 +51,7 @@ class Session(native_session.Session):
 
 
 def measured(service):
-    """Of as many kills: milliseconds, the shortest first."""
+    """Milliseconds of as many kills, the shortest first."""
     service.inside.run("systemctl", "stop", "sluiced")  # the store is empty
     service.configure(CONFIG)
     service.inside.run("systemctl", "start", "sluiced")

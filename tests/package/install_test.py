@@ -61,7 +61,7 @@ class Installed(unittest.TestCase):
             "--runtime-dir", self.folder + "/run", "--check-config")
 
     def answer_of(self, program):
-        """Of a client without a daemon; the library is found by its path."""
+        """What a client prints without a daemon, with the library by path."""
         said = subprocess.run(
             [program], text=True, capture_output=True, check=False,
             env={"LD_LIBRARY_PATH":

@@ -22,8 +22,8 @@ DEVICES = ["null", "zero", "full", "random", "urandom", "tty"]
 
 
 def sources():
-    """Of this machine, those of Debian; a third party's keys are not in the
-    new one."""
+    """This machine's sources of Debian; the new root lacks the keys of third
+    parties."""
     found = []
     for path in glob.glob("/etc/apt/sources.list.d/*.sources") + [
             "/etc/apt/sources.list"]:

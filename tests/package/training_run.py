@@ -64,7 +64,7 @@ class Run:
         return len(self.steps())
 
     def longest_beyond_median(self, since):
-        """Of its steps from number `since` on, in ms."""
+        """The longest step from number `since` on beyond the median, in ms."""
         seconds = [step["seconds"] for step in self.steps()]
         return 1000 * (max(seconds[since:]) - statistics.median(seconds))
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Which production code no test of the first two tiers runs: C++ by a build of
-clang whose counters are files that a kill leaves whole (llvm-cov, continuous
+clang with its counters in files that a kill leaves whole (llvm-cov, continuous
 profiles), Python by coverage.py. Prints the lines of each folder in whole
 percent; out/coverage/missing.txt lists what no test runs."""
 

@@ -56,8 +56,8 @@ def entries(build, select):
 def not_built(build, targets):
     """Programs and libraries, relative to `build`, that Ninja would link for
     `targets`: after a build with errors, those that are missing or old."""
-    # Of a file with another name Ninja does not plan to make it again, which
-    # would be all of the plan.
+    # A plan file with another name: else Ninja plans to make the file again,
+    # and nothing else.
     with tempfile.NamedTemporaryFile(dir=build, suffix=".ninja") as file:
         shutil.copy(os.path.join(build, "build.ninja"), file.name)
         plan = subprocess.run(

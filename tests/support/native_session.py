@@ -19,7 +19,7 @@ def interface():
 
 
 class Session:
-    """Of a rank on a GPU; closed at the end of its `with`."""
+    """The session of a rank on a GPU; closed at the end of its `with`."""
 
     def __init__(self, library, job, socket=None):
         """`library`: the path of libsluice.so. `socket`: else the node's."""

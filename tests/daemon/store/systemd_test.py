@@ -38,7 +38,7 @@ TARGET = "[Unit]\nDefaultDependencies=no\nWants=storing.service\n"
 
 
 class Peer:
-    """Of the storing daemon: a tagged question, its answer."""
+    """The storing daemon's peer: a tagged question, its answer."""
 
     def __init__(self):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -18,7 +18,7 @@ NVIDIA = glob.glob(VENV + "/lib/python3*/site-packages/nvidia/*/lib")
 sys.path.insert(0, HARNESS)
 import harness  # noqa: E402
 
-# Of the CPU alone; client/torch/backend has others for other devices.
+# The CPU's alone; client/torch/backend has others for other devices.
 ONLY_ON_CPU = {
     "aten::_scaled_dot_product_flash_attention_for_cpu",
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward",

@@ -60,7 +60,7 @@ def makes_extents(plan):
 
 
 def write_plan(path, plan):
-    """Of a service that may be another user's."""
+    """Writes the plan for a service that may run as another user."""
     if os.path.exists(path + ".died"):
         os.unlink(path + ".died")
     with open(path, "w", encoding="ascii") as file:

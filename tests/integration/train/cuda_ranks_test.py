@@ -69,7 +69,7 @@ class CudaRanks(cuda_node.CudaTest):
     # Guards against a thread of rank 1 on GPU 0: torch makes a context there
     # when the thread records an event.
     def expect_contexts_on_their_own_gpus(self, runs=1):
-        """Of the ranks of calm runs."""
+        """Counts the contexts of the ranks of undisturbed runs."""
         self.assertEqual(sorted(self.said_at_end("contexts", 2 * runs)),
                          ["0"] * runs + ["1"] * runs)
 

@@ -24,7 +24,7 @@ PATIENCE_S = 200
 # What runs that must learn the same are compared over.
 PARITY_STEPS = 50 if WHOLE else 10
 
-# Of every daemon here: deaths in a row are what a test is about.
+# The configuration of every daemon here: tests are about deaths in a row.
 ALONE = """\
 [http]
 listen = ""

@@ -112,7 +112,7 @@ class OptimizerStates(either_node.NodeTest):
         for pid in harness.ranks_of(run.pid).values():
             os.kill(pid, signal.SIGKILL)
         run.communicate(timeout=harness.PATIENCE_S)
-        # Of a run that got far: back to a step that the whole one has.
+        # A run that got far goes back to a step that the whole run has.
         newest = sorted(int(name.rpartition("-")[2])
                         for name in glob.glob(folder + "/checkpoint-*")
                         if not name.endswith(".tmp"))

@@ -18,8 +18,8 @@ def rows(keep):
         for name in ("layer_input", "attention_output", "lse"))]
 
 
-# Of each factor the first value is that of the plain run, where `same` says
-# that the losses do not depend on it.
+# The first value of each factor is that of the plain run, if `same` says that
+# the losses do not depend on it.
 FACTORS = {
     "rerun": {f: ["--rerun", f] for f in ("0", "0.25", "0.5", "1")},
     "rerun_layers": {k: ["--rerun-layers", k] for k in ("1", "2", "4")},
@@ -91,7 +91,7 @@ class Placements(either_node.NodeTest):
         return report["losses"]
 
     def plain_losses(self, case):
-        """Of the same ranks, model and order, and nothing placed elsewhere."""
+        """Losses of the same ranks, model and order with nothing elsewhere."""
         plain = {**case, **{name: next(iter(FACTORS[name]))
                             for name in PLACEMENT}}
         key = tuple(plain.values())

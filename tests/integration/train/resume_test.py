@@ -161,7 +161,7 @@ class Resume(harness.TrainTest):
             shutil.rmtree(self.path("broken"))
 
     def test_a_shard_of_another_rank_is_refused(self):
-        # Of one size or not, a shard is one rank's.
+        # A shard belongs to one rank, also if the sizes agree.
         flags = [*FLAGS, "--ranks", "2", "--vocab", "3000"]
         save = self.path("save")
         self.train(*flags, "--steps", "1", "--save", save)

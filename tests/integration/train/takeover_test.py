@@ -44,8 +44,8 @@ class TakeOver(either_node.NodeTest):
         return kills
 
     def compare(self, socket, kill, *more):
-        """Of an undisturbed run and one during which kill(done) kills; how
-        often it did."""
+        """Compares an undisturbed run with one during which kill(done) kills,
+        and returns how often it did."""
         calm = self.losses(socket, "calm", *more)
         self.assertEqual(len(calm), STEPS)
         done = threading.Event()

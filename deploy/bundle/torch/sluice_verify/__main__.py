@@ -11,7 +11,7 @@ import traceback
 
 from sluice_verify.result import Failure, Result, in_one_line, say
 
-# Of each, its module has EXPECTED and check(result, socket).
+# The module of each check, with EXPECTED and check(result, socket).
 CHECKS = {"torch": "found", "gradients": "gradients",
           "training": "training", "memory": "memory",
           "throughput": "throughput"}

@@ -32,7 +32,7 @@ ASKED = (*NEEDED, ("cudnn", torch.bfloat16), ("efficient", torch.bfloat16))
 
 
 class _Names(TorchDispatchMode):
-    """Of the operators that run within."""
+    """Collects the names of the operators that run within."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -28,8 +28,8 @@ LAYERS = (1, 6)
 FEWER = Sizes(hidden=256, heads=4, kv_heads=2, width=64, ffn=256,
               layers=LAYERS[0])
 MORE = dataclasses.replace(FEWER, layers=LAYERS[1])
-# Of all rows' hidden states: what a layer more may add on the device, beside
-# what copies in flight may keep alive in all. One kept tensor of them is 1; a
+# What one more layer may add on the device, in hidden states of all rows,
+# beside what copies in flight keep alive. One kept tensor of them is 1; a
 # layer of plain torch keeps ten and more.
 LIMIT = 0.1
 IN_FLIGHT = 2 * (2 << 20)  # bytes, of both directions (client/python)
@@ -102,7 +102,7 @@ def judge(run: dict[str, int]) -> None:
 
 
 def promised(sizes: Sizes) -> int:
-    """Of the host, fp32, where each chunk is as long as the others."""
+    """Host bytes in fp32, if all chunks are equally long."""
     hidden, kv = sizes.hidden, sizes.kv_heads * sizes.width
     layer = 2 * 4 * kv + 4 * hidden + 4 * sizes.heads * sizes.width + (
         4 * sizes.heads)

@@ -12,8 +12,8 @@ class Failure(Exception):
 
 
 class Result:
-    """Of one check, as the kit's programs write theirs: what was found so far,
-    also where it fails.
+    """The result of one check, in the form of the kit's programs: what was
+    found so far, also where it fails.
 
     Attributes:
         expected: what passing means, one line.

@@ -89,7 +89,7 @@ def _attention(name: str, gpu: torch.device, peak: float | None
 
 def _kernel_seconds(name: str, gpu: torch.device, rows: int
                     ) -> tuple[float, float]:
-    """Of one causal forward and backward, in bf16."""
+    """Seconds of one causal forward and of its backward, in bf16."""
     q, k, v = (torch.ones(1, HEADS, rows, WIDTH, device=gpu,
                           dtype=torch.bfloat16, requires_grad=True)
                for _ in range(3))
@@ -108,7 +108,7 @@ def _kernel_seconds(name: str, gpu: torch.device, rows: int
 
 
 def _seconds(gpu: torch.device, *parts: Callable[[], None]) -> list[float]:
-    """Of each, by the GPU's clock, one after the other."""
+    """Seconds of each part by the GPU's clock, one after the other."""
     marks = [torch.cuda.Event(enable_timing=True) for _ in (None, *parts)]
     stream = torch.cuda.current_stream(gpu)
     marks[0].record(stream)

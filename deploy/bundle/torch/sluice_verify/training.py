@@ -62,7 +62,7 @@ def judge(step: int, got: float, wanted: float, limit: float) -> None:
 
 
 def _apart(one: float, other: float) -> float:
-    """Of the other."""
+    """The difference as a part of the other."""
     return abs(one - other) / other
 
 
