@@ -1,9 +1,12 @@
 // AdamW with its states in host memory under the streamed step, as the trainer
 // runs it: the same bits as with states in HBM, in exactly the memory that is
-// counted. On the fake CUDA driver its race detector judges the waits, too.
+// counted, with copies under compute. On the fake CUDA driver its race detector
+// judges the waits, too.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <functional>
 #include <memory>
@@ -16,6 +19,7 @@
 #include "client/train/optimizer/adamw.h"
 #include "planner/stream/states.h"
 #include "proto/base/mutex.h"
+#include "proto/base/poison.h"
 #include "tests/torch/careless_engine.h"
 #include "tests/torch/stream_fixture.h"
 
@@ -62,8 +66,53 @@ StepCase StepOf(const Case& c, double speed) {
           .out_speed = speed};
 }
 
+// When forward asks for a part of the model, a unit here: units whose copies in
+// have been enqueued, and units updated then and when forward goes on.
+struct Asked {
+  int64_t part, fetched, before, after;
+};
+
+// Counts units that are fetched and updated: the copies of their states.
+class CountingEngine final : public client::ForwardingEngine {
+ public:
+  using ForwardingEngine::ForwardingEngine;
+  client::Ticket Enqueue(client::CopyRequest request) override {
+    const bool in = request.direction == device::CopyDirection::kHostToDevice;
+    ++(in ? fetched : updated);
+    return ForwardingEngine::Enqueue(std::move(request));
+  }
+  int64_t fetched = 0, updated = 0;
+};
+
+// Notes what an optimizer has done when forward asks it for parts.
+class WatchedWeights final : public runtime::PendingWeights {
+ public:
+  WatchedWeights(AdamW* optimizer, const CountingEngine* copies)
+      : optimizer_(*optimizer), copies_(copies) {}
+
+  absl::Status AwaitPart(int64_t part) override {
+    if (copies_ == nullptr) return optimizer_.AwaitPart(part);
+    Asked& asked =
+        asked_.emplace_back(Asked{part, copies_->fetched, copies_->updated, 0});
+    const absl::Status done = optimizer_.AwaitPart(part);
+    asked.after = copies_->updated;
+    return done;
+  }
+  absl::Status Advance() override { return optimizer_.Advance(); }
+  const std::vector<Asked>& asked() const { return asked_; }
+
+ private:
+  AdamW& optimizer_;
+  const CountingEngine* const copies_;
+  std::vector<Asked> asked_;
+};
+
 // What one rank has after its steps, on the CPU.
 struct Outcome {
+  // In the order of forward, over all steps; units fetched when each step's
+  // backward ended.
+  std::vector<Asked> asked;
+  std::vector<int64_t> fetched;
   std::vector<double> losses;
   at::Tensor weights;
   std::vector<at::Tensor> states;
@@ -104,7 +153,10 @@ class RankTraining {
   std::optional<Arena> states_, step_;
   std::optional<FlatModel> weights_, gradients_;
   std::unique_ptr<client::CopyEngine> copies_, of_states_;
+  std::unique_ptr<CarelessEngine> careless_;
+  const CountingEngine* counts_ = nullptr;  // with states in host memory
   std::optional<AdamW> optimizer_;
+  std::optional<WatchedWeights> watched_;
   std::unique_ptr<runtime::StreamContext> context_;
   at::Tensor tokens_, labels_;
 };
@@ -113,14 +165,17 @@ std::unique_ptr<HostStates> RankTraining::States(std::byte* host) {
   auto engine = node_.StartCopies(rank_);
   EXPECT_THAT(engine, IsOk());
   of_states_ = *std::move(engine);
-  return std::make_unique<HostStates>(HostStates::Options{
-      .model = case_.model,
-      .dtype = options_.dtype,
-      .ranks = case_.ranks,
-      .rank = rank_,
-      .device = node_.device(),
-      .copies = std::make_unique<CarelessEngine>(of_states_.get(), leave_out_),
-      .host = host});
+  careless_ = std::make_unique<CarelessEngine>(of_states_.get(), leave_out_);
+  auto counts = std::make_unique<CountingEngine>(careless_.get());
+  counts_ = counts.get();
+  return std::make_unique<HostStates>(
+      HostStates::Options{.model = case_.model,
+                          .dtype = options_.dtype,
+                          .ranks = case_.ranks,
+                          .rank = rank_,
+                          .device = node_.device(),
+                          .copies = std::move(counts),
+                          .host = host});
 }
 
 void RankTraining::MakeOptimizer() {
@@ -148,6 +203,7 @@ void RankTraining::Step(int64_t step, Outcome& outcome) {
                                     gradients_->tensors(), tokens_, labels_,
                                     data_.count);
   ASSERT_THAT(done, IsOk());
+  if (counts_ != nullptr) outcome.fetched.push_back(counts_->fetched);
   outcome.losses.push_back(done->loss_sum);
   const auto norm = optimizer_->ReduceGradients();
   ASSERT_THAT(norm, IsOk());
@@ -168,11 +224,12 @@ void RankTraining::Run(Outcome& outcome) {
   const auto to = NamedTensors(case_.model, weights_->tensors());
   for (size_t i = 0; i < to.size(); ++i) to[i].tensor->copy_(*from[i].tensor);
   MakeOptimizer();
+  watched_.emplace(&*optimizer_, counts_);
   runtime::StreamContext::Options options{.stream = options_,
                                           .device = device,
                                           .collectives = &collectives_,
                                           .copies = copies_.get(),
-                                          .pending = &*optimizer_};
+                                          .pending = &*watched_};
   options.host_size = stream::HostBytes(options.stream);
   step_.emplace(options.host_size, node_);
   options.host = step_->data();
@@ -184,6 +241,7 @@ void RankTraining::Run(Outcome& outcome) {
   labels_ = runtime::Deal(data_.labels, layout, rank_).to(device);
   for (int64_t step = 0; step < kSteps; ++step) Step(step, outcome);
   ASSERT_THAT(optimizer_->FinishUpdate(), IsOk());
+  outcome.asked = watched_->asked();
   outcome.weights = weights_->flat().to(at::kCPU, at::kFloat);
   const AdamW::States& states = optimizer_->states();
   for (const at::Tensor& t : {states.m, states.v, states.master}) {
@@ -246,6 +304,43 @@ INSTANTIATE_TEST_SUITE_P(Shapes, HostStatesOf,
                                            Case{at::kBFloat16, 1},
                                            Case{at::kBFloat16, 2},
                                            Case{at::kFloat, 4}));
+
+constexpr int64_t kParts = 8;  // units, too: of StepOf
+
+// The first units come under backward, and forward waits for no part but its
+// next: each is on its way for as many parts as the ring has slots.
+TEST(HostStates, CopiesAreUnderBackwardAndUnderForwardOfEarlierParts) {
+  const auto ranks = Train({at::kBFloat16, 1}, StatePlace::kHost, 2e7);
+  const Outcome& outcome = ranks[0];
+  ASSERT_EQ(outcome.fetched.size(), size_t(kSteps));
+  for (int64_t step = 1; step < kSteps; ++step) {
+    EXPECT_EQ(outcome.fetched[static_cast<size_t>(step)],
+              step * kParts + stream::kStateSlots);
+  }
+  ASSERT_EQ(outcome.asked.size(), size_t(kSteps * kParts));
+  for (int64_t i = kParts; i < kSteps * kParts; ++i) {
+    const Asked& asked = outcome.asked[static_cast<size_t>(i)];
+    const int64_t unit = i - kParts;  // of all updates
+    EXPECT_GE(asked.fetched, unit + stream::kStateSlots) << i;
+    EXPECT_EQ(asked.after, std::max(asked.before, unit + 1)) << i;
+  }
+}
+
+// What has arrived is updated between pieces of compute, so that its slot is
+// free before forward asks for the part.
+TEST(HostStates, UnitsThatHaveArrivedAreUpdatedUnderForward) {
+  if (runtime::OnCuda() || PoisonsBuffers()) {
+    GTEST_SKIP() << "copies arrive when they like";
+  }
+  const auto ranks = Train({at::kBFloat16, 1}, StatePlace::kHost, 0);
+  ASSERT_EQ(ranks[0].asked.size(), size_t(kSteps * kParts));
+  for (int64_t i = kParts; i < kSteps * kParts; ++i) {
+    const Asked& asked = ranks[0].asked[static_cast<size_t>(i)];
+    if (asked.part > 1) {
+      EXPECT_GT(asked.before, i - kParts) << i;
+    }
+  }
+}
 
 // Each wait of the ring, left out: on the fakes all are found as races. Where
 // the calling thread computes, copies out have nothing to wait for, and what a
