@@ -64,8 +64,9 @@ bool LinkHolds(const GivenNode& node, const NodeSwapProblem& problem,
                link.both_bytes_per_second.value_or(kUnlimitedRate));
 }
 
+// `stalls`: copies may show.
 bool FitsResources(const GivenNode& node, const NodeSwapProblem& problem,
-                   const std::vector<Fractions>& all) {
+                   const std::vector<Fractions>& all, bool stalls) {
   for (const HostLimit& host : node.resources.hosts) {
     Bytes used;
     for (const size_t r : host.profiles) {
@@ -80,7 +81,7 @@ bool FitsResources(const GivenNode& node, const NodeSwapProblem& problem,
     }
   }
   for (const LinkCapacity& link : node.resources.links) {
-    if (!LinkHolds(node, problem, link, all)) return false;
+    if (!stalls && !LinkHolds(node, problem, link, all)) return false;
   }
   return true;
 }
@@ -117,11 +118,12 @@ std::vector<Fractions> CutFractions(const GivenNode& node,
                                     const NodeSwapProblem& problem,
                                     const NodeSwapResult& result) {
   std::vector<Fractions> all = CutAll(node, problem, result, /*fill=*/true, 0);
-  if (FitsResources(node, problem, all)) return all;
+  const bool stalls = result.hidden_step_s.has_value();
+  if (FitsResources(node, problem, all, stalls)) return all;
   // Digits may be a step too many.
   for (int back = 0; back < 64; ++back) {
     all = CutAll(node, problem, result, /*fill=*/false, back);
-    if (FitsResources(node, problem, all)) return all;
+    if (FitsResources(node, problem, all, stalls)) return all;
   }
   return node.given_only;
 }

@@ -92,11 +92,12 @@ std::string Price(const plan::SkeletalClass& c) {
 }
 
 std::string Chosen(const plan::SkeletalClass& c, const plan::TokenFractions& f,
-                   const std::string& full) {
+                   const std::string& full, bool stalls) {
   const std::string copies =
       c.traffic_in_fixed ? "its copies are made in any case, it costs host "
                            "memory only"
-                         : "its copies hide under the layer's windows";
+      : stalls ? "what shows of its copies costs less than to recompute it"
+               : "its copies hide under the layer's windows";
   if (f.swap == 1) return "swapped whole: " + copies;
   if (f.keep == 1) return "kept whole: the GPU has room for it";
   std::string text;
@@ -116,7 +117,8 @@ std::string Chosen(const plan::SkeletalClass& c, const plan::TokenFractions& f,
 }
 
 std::string WhyOne(const plan::RankProfile& p, const plan::SkeletalClass& c,
-                   const plan::TokenFractions& f, const FullRows& full) {
+                   const plan::TokenFractions& f, const FullRows& full,
+                   bool stalls) {
   if (c.must_swap) {
     return "swapped whole: backward needs it and nothing rebuilds it cheaply";
   }
@@ -128,7 +130,7 @@ std::string WhyOne(const plan::RankProfile& p, const plan::SkeletalClass& c,
                        f.swap);
   }
   const FullRow& row = full.own.kind.empty() && c.shared ? full.job : full.own;
-  return Chosen(c, f, row.what);
+  return Chosen(c, f, row.what, stalls);
 }
 
 }  // namespace
@@ -208,12 +210,12 @@ std::string LimitedBy(const plan::RankProfile& profile,
 
 std::vector<std::string> WhyOf(const plan::RankProfile& profile,
                                const Fractions& fractions,
-                               const std::vector<FullRows>& full) {
+                               const std::vector<FullRows>& full, bool stalls) {
   std::vector<std::string> why;
   for (size_t i = 0; i < profile.classes.size(); ++i) {
     const plan::SkeletalClass& c = profile.classes[i];
     why.push_back(WhyOne(profile, c, fractions[i],
-                         full[*plan::FindKind(profile, c.kind)]));
+                         full[*plan::FindKind(profile, c.kind)], stalls));
   }
   return why;
 }

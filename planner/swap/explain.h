@@ -44,9 +44,10 @@ std::string LimitedBy(const plan::RankProfile& profile,
                       const Fractions& fractions,
                       const std::vector<FullRows>& full);
 
-// Why each class is kept, swapped or recomputed, one line each.
+// Why each class is kept, swapped or recomputed, one line each. `stalls`:
+// copies show by choice.
 std::vector<std::string> WhyOf(const plan::RankProfile& profile,
                                const Fractions& fractions,
-                               const std::vector<FullRows>& full);
+                               const std::vector<FullRows>& full, bool stalls);
 
 }  // namespace sluice::planner

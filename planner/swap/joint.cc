@@ -34,9 +34,9 @@ plan::TokenFractions CleanFractions(double swap, double recompute) {
 
 }  // namespace
 
-JointProgram::JointProgram(const SwapProblem& problem)
+JointProgram::JointProgram(const SwapProblem& problem, bool stalls)
     : problem_(problem),
-      rows_(std::make_unique<JointRows>(MakeJointRows(problem))) {}
+      rows_(std::make_unique<JointRows>(MakeJointRows(problem, stalls))) {}
 
 JointProgram::~JointProgram() = default;
 
@@ -164,7 +164,19 @@ absl::StatusOr<JointProgram::Answer> JointProgram::Solve(
   return answer;
 }
 
-absl::StatusOr<SwapObjective> JointProgram::SolveWithOneMore(size_t row) {
+absl::StatusOr<NodeFractions> JointProgram::SolveWithStalls(
+    const Answer& hidden) {
+  JointRows& s = *rows_;
+  for (size_t i = 0; i < s.excess.size(); ++i) {
+    const bool digits = hidden.excess[i] < kNoDigits;
+    const bool none = digits || !IsMemory(s.capacities[i]);
+    s.solver->SetColumn(s.excess[i], 0, none ? 0 : hidden.excess[i]);
+  }
+  SLUICE_RETURN_IF_ERROR(Stages(nullptr));
+  return Fractions();
+}
+
+absl::StatusOr<NodeFractions> JointProgram::SolveWithOneMore(size_t row) {
   JointRows& s = *rows_;
   const int index = s.capacity_row[row];
   const double upper = s.program.rows[static_cast<size_t>(index)].upper;
@@ -173,7 +185,7 @@ absl::StatusOr<SwapObjective> JointProgram::SolveWithOneMore(size_t row) {
   const absl::Status solved = Stages(nullptr);
   s.solver->SetRowUpper(index, upper);
   SLUICE_RETURN_IF_ERROR(solved);
-  return ObjectiveOf(problem_, Fractions());
+  return Fractions();
 }
 
 }  // namespace sluice::planner

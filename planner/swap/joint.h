@@ -15,8 +15,9 @@ struct JointRows;
 // Thread safety: one owner.
 class JointProgram {
  public:
-  // `problem` has passed CheckNodeSwap and outlives the program.
-  explicit JointProgram(const NodeSwapProblem& problem);
+  // `problem` has passed CheckNodeSwap and outlives the program. `stalls`: of
+  // SolveWithStalls, instead of Solve.
+  explicit JointProgram(const NodeSwapProblem& problem, bool stalls = false);
   ~JointProgram();
 
   struct Answer {
@@ -29,9 +30,14 @@ class JointProgram {
   // are not behind it by so much as a digit of the LP's.
   absl::StatusOr<Answer> Solve(const SwapObjective* known);
 
-  // The objectives with one more unit (OneMore) of a row, solved again from
-  // the last basis. Only after a feasible Solve.
-  absl::StatusOr<SwapObjective> SolveWithOneMore(size_t row);
+  // Where copies may take longer than the windows that hide them, and the
+  // objectives count by how much: `hidden`, whose memory is feasible, is the
+  // answer of Solve. NotFound: its digits leave no answer.
+  absl::StatusOr<NodeFractions> SolveWithStalls(const Answer& hidden);
+
+  // With one more unit (OneMore) of a row, solved again from the last basis.
+  // Only after a solution.
+  absl::StatusOr<NodeFractions> SolveWithOneMore(size_t row);
 
  private:
   // The least excess of all rows; NotFound where held ones do not allow it.

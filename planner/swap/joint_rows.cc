@@ -14,10 +14,12 @@ using Direction = CapacityRow::Kind;  // a link's
 // Writes the rows.
 class RowWriter {
  public:
-  RowWriter(const SwapProblem& problem, JointRows* rows)
-      : problem_(problem), s_(*rows), program_(rows->program) {
+  RowWriter(const SwapProblem& problem, bool stalls, JointRows* rows)
+      : problem_(problem), stalls_(stalls), s_(*rows), program_(rows->program) {
     s_.capacities = CapacitiesOf(problem);
     s_.rates.resize(problem.ranks.size());
+    for (const SwapProblem::Rank& rank : problem.ranks)
+      if_swapped_.push_back(RatesIfSwapped(rank));
     for (const SwapProblem::Rank& rank : problem.ranks) AddTensors(rank);
     for (size_t r = 0; r < problem.ranks.size(); ++r) AddRates(r);
     for (const CapacityRow& row : s_.capacities) AddCapacity(row);
@@ -144,12 +146,46 @@ class RowWriter {
   // D_r, H_r and U_r: columns that are at least what each kind needs.
   void AddRates(size_t r) {
     const SwapProblem::Rank& rank = problem_.ranks[r];
+    waits_.emplace_back();
     for (size_t k = 0; k < rank.kinds.size(); ++k) {
-      for (const auto& [direction, passes] :
+      const std::vector<double> windows = {rank.kinds[k].forward_layer_s,
+                                           rank.kinds[k].backward_layer_s};
+      std::vector<int> waits;
+      for (size_t pass = 0; stalls_ && pass < windows.size(); ++pass) {
+        waits.push_back(program_.AddColumn({}));
+        const int64_t m = rank.kinds[k].layers - rank.kinds[k].resident_layers;
+        waits_[r].Add(Form::Of(waits.back()),
+                      static_cast<double>(std::max<int64_t>(m, 1)));
+      }
+      for (auto& [direction, passes] :
            PassesOf(rank.kinds[k], CopiedForm(r, k))) {
+        for (size_t pass = 0; pass < waits.size(); ++pass) {
+          if (windows[pass] <= 0) continue;
+          passes[pass].Add(Form::Of(waits[pass]),
+                           -WaitRate(r, direction) / windows[pass]);
+        }
         AddRate(r, direction, passes);
       }
     }
+  }
+
+  // What rank r copies in a second of waiting: its part of its slowest link,
+  // by what the ranks there would copy if all were swapped.
+  double WaitRate(size_t r, Direction direction) const {
+    double rate = kUnbounded;
+    for (const CapacityRow& row : s_.capacities) {
+      if (row.kind != direction) continue;
+      const std::string& link = problem_.links[row.index].name;
+      if (!IsOn(problem_.ranks[r], link)) continue;
+      double all = 0;
+      for (size_t other = 0; other < problem_.ranks.size(); ++other) {
+        if (!IsOn(problem_.ranks[other], link)) continue;
+        all += RateOf(if_swapped_[other], row);
+      }
+      const double own = RateOf(if_swapped_[r], row);
+      rate = std::min(rate, all > 0 ? row.capacity * own / all : 0);
+    }
+    return rate < kUnbounded ? rate : 0;
   }
 
   // Of the slowest of the rank's links; 0: none limits it.
@@ -246,8 +282,10 @@ class RowWriter {
       Form room = Form::Of(s_.step);
       room.constant -= WindowSeconds(rank) / slowest;
       room.Add(seconds, -1 / slowest);
+      room.Add(waits_[r], -1 / slowest);
       AtLeast(std::move(room), 0);
       recompute.Add(seconds, 1);
+      recompute.Add(waits_[r], 1);
       moved.Add(RankForm(r, kCopied), 2);
       for (const auto& [direction, rate] : s_.rates[r]) {
         for (const int column : rate.kinds) kinds.Add(Form::Of(column), 1);
@@ -264,16 +302,19 @@ class RowWriter {
   }
 
   const SwapProblem& problem_;
+  const bool stalls_;
   JointRows& s_;
   LinearProgram& program_;
   std::map<std::string, TensorForms> shared_;
+  std::vector<CopyRates> if_swapped_;  // of each rank
+  std::vector<Form> waits_;            // of each rank, in seconds of a step
 };
 
 }  // namespace
 
-JointRows MakeJointRows(const SwapProblem& problem) {
+JointRows MakeJointRows(const SwapProblem& problem, bool stalls) {
   JointRows rows;
-  RowWriter(problem, &rows);
+  RowWriter(problem, stalls, &rows);
   return rows;
 }
 

@@ -72,7 +72,8 @@ struct JointRows {
   std::unique_ptr<LinearSolver> solver;
 };
 
-// `problem` has passed CheckNodeSwap.
-JointRows MakeJointRows(const NodeSwapProblem& problem);
+// `problem` has passed CheckNodeSwap. `stalls`: the passes may be longer than
+// their windows, and `step` and `recompute` count by how much.
+JointRows MakeJointRows(const NodeSwapProblem& problem, bool stalls);
 
 }  // namespace sluice::planner

@@ -1,6 +1,7 @@
 #include "planner/swap/node_swap.h"
 
 #include <algorithm>
+#include <memory>
 #include <numeric>
 #include <utility>
 
@@ -16,6 +17,8 @@ using SwapProblem = NodeSwapProblem;
 
 // An excess of digits.
 constexpr double kNoNodeExcess = 1e-9;
+// Stalls are an estimate: by this part of the step they must be worth it.
+constexpr double kWorthStalling = 0.01;
 
 // Positions of `items` in the order of their keys.
 template <typename Item, typename Key>
@@ -74,11 +77,35 @@ SwapObjective Fall(const SwapObjective& from, const SwapObjective& to) {
           from.moved_bytes - to.moved_bytes};
 }
 
+// No rank is behind, and the slowest is faster by what makes it worth it.
+bool IsWorthStalling(const SwapProblem& problem, const NodeFractions& hidden,
+                     const NodeFractions& stalls) {
+  const std::vector<RankSwap> before = RanksOf(problem, hidden);
+  const std::vector<RankSwap> after = RanksOf(problem, stalls);
+  for (size_t r = 0; r < after.size(); ++r) {
+    if (after[r].step_s + after[r].stall_s >
+        (before[r].step_s + before[r].stall_s) * (1 + kNoNodeExcess)) {
+      return false;
+    }
+  }
+  return StepWithStalls(problem, stalls) <
+         StepWithStalls(problem, hidden) * (1 - kWorthStalling);
+}
+
+// With `stalls` in the step.
+SwapObjective PricedObjective(const SwapProblem& problem,
+                              const NodeFractions& fractions, bool stalls) {
+  SwapObjective objective = ObjectiveOf(problem, fractions);
+  if (stalls) objective.step_s = StepWithStalls(problem, fractions);
+  return objective;
+}
+
 // A row with room left buys nothing: the optimum of an LP does not move with
-// a row that it does not touch.
+// a row that it does not touch. `stalls`: `program` counts them.
 absl::Status BuyJoint(const SwapProblem& problem,
-                      const NodeFractions& fractions, const SwapObjective& now,
+                      const NodeFractions& fractions, bool stalls,
                       JointProgram* program, std::vector<CapacityRow>* rows) {
+  const SwapObjective now = PricedObjective(problem, fractions, stalls);
   for (size_t i = 0; i < rows->size(); ++i) {
     CapacityRow& row = (*rows)[i];
     if (!row.binds) continue;
@@ -89,9 +116,9 @@ absl::Status BuyJoint(const SwapProblem& problem,
           StepWithStalls(problem, fractions) - StepWithStalls(more, fractions);
       continue;
     }
-    SLUICE_ASSIGN_OR_RETURN(const SwapObjective then,
+    SLUICE_ASSIGN_OR_RETURN(const NodeFractions then,
                             program->SolveWithOneMore(i));
-    (*rows)[i].one_more = Fall(now, then);
+    row.one_more = Fall(now, PricedObjective(problem, then, stalls));
   }
   return absl::OkStatus();
 }
@@ -129,20 +156,47 @@ class Planner {
       }
     }
     result_.rows = CapacitiesOf(problem_);
-    SLUICE_RETURN_IF_ERROR(policy_ == SwapPolicy::kJoint
-                               ? FillJoint(joint, &program)
-                               : FillMemo(memo));
+    if (policy_ == SwapPolicy::kMemo) {
+      SLUICE_RETURN_IF_ERROR(FillMemo(memo));
+      return std::move(result_);
+    }
+    std::unique_ptr<JointProgram> stalls;
+    if (policy_ == SwapPolicy::kJoint) {
+      SLUICE_ASSIGN_OR_RETURN(stalls, Stall(&joint));
+    }
+    SLUICE_RETURN_IF_ERROR(
+        FillJoint(joint, stalls != nullptr ? stalls.get() : &program));
     return std::move(result_);
   }
 
  private:
+  // Puts fractions whose copies show into `joint` where those are faster, and
+  // returns their program then.
+  absl::StatusOr<std::unique_ptr<JointProgram>> Stall(
+      JointProgram::Answer* joint) {
+    if (!joint->feasible || result_.joint->recompute_s == 0) return nullptr;
+    auto program = std::make_unique<JointProgram>(problem_, /*stalls=*/true);
+    absl::StatusOr<NodeFractions> stalls = program->SolveWithStalls(*joint);
+    if (absl::IsNotFound(stalls.status())) return nullptr;
+    SLUICE_RETURN_IF_ERROR(stalls.status());
+    if (!IsWorthStalling(problem_, joint->fractions, *stalls)) return nullptr;
+    result_.hidden_step_s = StepWithStalls(problem_, joint->fractions);
+    joint->fractions = *std::move(stalls);
+    joint->in_time = false;
+    result_.joint = ObjectiveOf(problem_, joint->fractions);
+    return program;
+  }
+
   absl::Status FillJoint(const JointProgram::Answer& joint,
                          JointProgram* program) {
     Use(problem_, joint.fractions, &result_.rows);
     result_.feasible = joint.feasible;
     for (size_t i = 0; i < result_.rows.size() && !joint.in_time; ++i) {
-      result_.rows[i].excess =
-          joint.excess[i] < kNoNodeExcess ? 0 : joint.excess[i];
+      CapacityRow& row = result_.rows[i];
+      const double excess = result_.hidden_step_s && !IsMemory(row)
+                                ? row.used / row.capacity - 1
+                                : joint.excess[i];
+      row.excess = excess < kNoNodeExcess ? 0 : excess;
     }
     if (!joint.feasible) return absl::OkStatus();
     result_.ranks = RanksOf(problem_, joint.fractions);
@@ -151,8 +205,8 @@ class Planner {
       result_.stall_s =
           StepWithStalls(problem_, joint.fractions) - result_.joint->step_s;
     }
-    return BuyJoint(problem_, joint.fractions, *result_.joint, program,
-                    &result_.rows);
+    return BuyJoint(problem_, joint.fractions,
+                    result_.hidden_step_s.has_value(), program, &result_.rows);
   }
 
   absl::Status FillMemo(const MemoPlan& memo) {

@@ -84,7 +84,8 @@ struct NodeSwapProblem {
   std::vector<Rank> ranks;
 };
 
-enum class SwapPolicy { kJoint, kMemo };
+// kHidden is kJoint without copies that show by choice.
+enum class SwapPolicy { kJoint, kHidden, kMemo };
 
 // In the order in which they are minimised.
 struct SwapObjective {
@@ -110,8 +111,8 @@ struct CapacityRow {
   double capacity = 0;  // likewise
   bool binds = false;   // no room left, within 1e-6
   // How much more is needed, in units of `capacity` (of 1 GiB or 1 GB/s where
-  // that is 0): of memory where nothing fits, of a link also where what must be
-  // copied overloads it.
+  // that is 0): of memory where nothing fits, of a link also where copies
+  // overload it.
   double excess = 0;
   // What one more GB/s or GiB buys: by how much each objective falls when the
   // whole is solved again. Later ones may rise when earlier ones fall.
@@ -121,10 +122,14 @@ struct CapacityRow {
 struct NodeSwapResult {
   bool feasible = false;  // under the policy that was asked for
   // Whether all copies hide under the windows. Links are no refusal: where
-  // what must be copied overloads them those copies show, nothing is added to
-  // them, and the step takes `stall_s` more than the objective says.
+  // copies overload them the step takes `stall_s` more than the objective says.
+  // They do where what must be copied is too much, to which nothing is added
+  // then, or where that is faster than to recompute.
   bool in_time = true;
   double stall_s = 0;
+  // Copies show by choice: what the slowest rank's step, with its stalls, would
+  // be without.
+  std::optional<double> hidden_step_s;
   std::optional<SwapObjective> joint;
   struct Memo {
     SwapObjective objective;

@@ -172,12 +172,12 @@ double AlphaOf(const RankProfile& p, const Fractions& fractions) {
 }
 
 RankFractions Explained(const RankProfile& p, const Fractions& fractions,
-                        const std::vector<FullRows>& full) {
+                        const std::vector<FullRows>& full, bool stalls) {
   RankFractions rank{.classes = {},
                      .alpha = AlphaOf(p, fractions),
                      .alpha_limited_by = LimitedBy(p, fractions, full),
                      .host_bytes = HostBytesOf(p, fractions)};
-  std::vector<std::string> why = WhyOf(p, fractions, full);
+  std::vector<std::string> why = WhyOf(p, fractions, full, stalls);
   for (size_t i = 0; i < p.classes.size(); ++i) {
     rank.classes.push_back({p.classes[i].name, fractions[i], std::move(why[i]),
                             p.classes[i].kind});
@@ -198,8 +198,9 @@ absl::StatusOr<FractionsPlan> PlanFractions(
     const FullRows nothing{.own = {"host", "nothing fits"}, .job = {}};
     for (size_t r = 0; r < profiles.size(); ++r) {
       const std::vector<FullRows> full(profiles[r].kinds.size(), nothing);
-      plan.ranks.push_back(
-          Explained(profiles[r], node.given().given_only[r], full));
+      plan.ranks.push_back(Explained(profiles[r], node.given().given_only[r],
+                                     full,
+                                     /*stalls=*/false));
     }
     return plan;
   }
@@ -222,7 +223,8 @@ absl::StatusOr<FractionsPlan> PlanFractions(
                                  "that could hide a copy",
                                  profiles[r].rank.value())};
     }
-    plan.ranks.push_back(Explained(profiles[r], all[r], full));
+    plan.ranks.push_back(
+        Explained(profiles[r], all[r], full, result.hidden_step_s.has_value()));
   }
   return plan;
 }

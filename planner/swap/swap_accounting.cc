@@ -229,6 +229,18 @@ std::vector<CopyRates> RatesOfKinds(
   return rates;
 }
 
+CopyRates RatesIfSwapped(const SwapProblem::Rank& rank) {
+  std::vector<plan::TokenFractions> all;
+  for (const SwapProblem::Tensor& tensor : rank.tensors) {
+    using Must = SwapProblem::Must;
+    const bool free = tensor.must == Must::kNothing;
+    const double most = 1 - tensor.given.keep.value_or(0);
+    all.push_back({.swap = free ? tensor.given.swap.value_or(most)
+                                : (tensor.must == Must::kSwap ? 1.0 : 0.0)});
+  }
+  return PeakRates(rank, all);
+}
+
 double RateOf(const CopyRates& rates, const CapacityRow& row) {
   return row.kind == RowKind::kLinkD2h   ? rates.d2h
          : row.kind == RowKind::kLinkH2d ? rates.h2d

@@ -35,6 +35,8 @@ CopyRates RatesOf(const NodeSwapProblem::Kind& kind, double copied);
 std::vector<CopyRates> RatesOfKinds(
     const NodeSwapProblem::Rank& rank,
     const std::vector<plan::TokenFractions>& fractions);
+// The most of them where all that may be swapped is.
+CopyRates RatesIfSwapped(const NodeSwapProblem::Rank& rank);
 // That a link's row counts.
 double RateOf(const CopyRates& rates, const CapacityRow& row);
 

@@ -16,6 +16,7 @@ namespace {
 
 // Measured rates are doubles; a plan may use a hair more than a capacity.
 constexpr double kTolerance = 1e-6;
+constexpr double kRounded = 1e-5;  // a plan's limits have six digits
 
 template <typename... Args>
 absl::Status Wrong(fmt::format_string<Args...> text, Args&&... args) {
@@ -305,9 +306,19 @@ double Most(const std::vector<Rates>& kinds, double Rates::*way) {
   return most;
 }
 
+// What the plan says of a link's row, where that is more than the link has:
+// copies show by choice.
+double Overload(const NodePlan& plan, const std::string& row) {
+  for (const PlanLimit& limit : plan.limits) {
+    if (limit.what == row) return limit.used * (1 + kRounded);
+  }
+  return 0;
+}
+
 // Whichever kinds of layers the ranks run at one time, the link carries their
 // copies. A link that what must be copied then overloads already is no limit:
-// those copies do not hide, whatever is chosen; but nothing may be added.
+// those copies do not hide, whatever is chosen; but nothing may be added that
+// the plan does not tell.
 absl::Status CheckWay(const std::vector<KindRates>& ranks, double Rates::*way,
                       double capacity, const std::string& link,
                       const char* where) {
@@ -336,13 +347,19 @@ absl::Status CheckLink(const std::vector<RankProfile>& profiles,
     const RankProfile& p = profiles[at];
     ranks.push_back(RatesOf(p, *PartOf(plan, p)));
   }
-  SLUICE_RETURN_IF_ERROR(CheckWay(ranks, &Rates::d2h, link.d2h_bytes_per_second,
+  const auto most = [&](double capacity, const char* way) {
+    return std::max(capacity,
+                    Overload(plan, fmt::format("link {} {}", link.name, way)));
+  };
+  SLUICE_RETURN_IF_ERROR(CheckWay(ranks, &Rates::d2h,
+                                  most(link.d2h_bytes_per_second, "d2h"),
                                   link.name, "to the host"));
-  SLUICE_RETURN_IF_ERROR(CheckWay(ranks, &Rates::h2d, link.h2d_bytes_per_second,
+  SLUICE_RETURN_IF_ERROR(CheckWay(ranks, &Rates::h2d,
+                                  most(link.h2d_bytes_per_second, "h2d"),
                                   link.name, "to the GPUs"));
   return CheckWay(ranks, &Rates::both,
-                  link.both_bytes_per_second.value_or(HUGE_VAL), link.name,
-                  "both ways");
+                  most(link.both_bytes_per_second.value_or(HUGE_VAL), "total"),
+                  link.name, "both ways");
 }
 
 }  // namespace

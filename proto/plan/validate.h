@@ -35,9 +35,9 @@ absl::Status ValidateRankPlan(const RankProfile& profile, const RankPlan& plan);
 
 // ValidateRankPlan for every rank (each planned once), `shared` fractions equal
 // over a job's ranks, the host limits kept, transient buffers and kept rows
-// within their leases, and no link asked for more than it has, or than what
-// must be copied takes already. An infeasible plan is valid: there is nothing
-// to use.
+// within their leases, and no link asked for more than it has, than what must
+// be copied takes already, or than the plan's limits say. An infeasible plan is
+// valid: there is nothing to use.
 absl::Status ValidateNodePlan(const std::vector<RankProfile>& profiles,
                               const NodeResources& resources,
                               const NodePlan& plan);

@@ -69,6 +69,20 @@ TEST(PlanNode, TheClassThatCostsMostAByteIsSwappedFirst) {
             "add 0.0001 s a layer, 0.107 s a GiB");
 }
 
+// Half of it fits under the window, and the rest takes 2/3 s to copy and a
+// second to recompute.
+TEST(PlanNode, AClassThatIsDearToRecomputeIsSwappedThoughItsCopiesShow) {
+  plan::RankProfile p = SampleProfile(0);
+  p.classes[1].recompute_seconds = 2;
+  const plan::NodePlan plan = MustPlan({p}, Resources(3e6, kPlenty));
+  EXPECT_EQ(plan.ranks[0].classes[1].fractions.swap, 1);
+  EXPECT_EQ(plan.ranks[0].classes[1].why,
+            "swapped whole: what shows of its copies costs less than to "
+            "recompute it");
+  EXPECT_NEAR(plan.limits[0].used, 5e6, 10);
+  EXPECT_EQ(plan.limits[0].capacity, 3e6);
+}
+
 plan::RankProfile Keeper(Bytes transient_capacity) {
   plan::RankProfile p = SampleProfile(0);
   p.classes[1].can_keep = true;

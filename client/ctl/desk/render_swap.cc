@@ -239,9 +239,13 @@ std::string Overload(const NodeSwapProblem& problem,
                      const NodeSwapResult& result) {
   if (result.in_time) return "";
   const double step = result.joint->step_s;
+  const std::string why =
+      result.hidden_step_s
+          ? fmt::format("Some copies show, as {} without them is longer",
+                        Seconds(*result.hidden_step_s))
+          : "What must be copied does not hide";
   return fmt::format(
-      "What must be copied does not hide: the step takes {} ({:.1f} %) longer, "
-      "{}. The links lack\n{}",
+      "{}: the step takes {} ({:.1f} %) longer, {}. The links lack\n{}", why,
       Seconds(result.stall_s), 100 * result.stall_s / step,
       Seconds(step + result.stall_s), ExcessText(problem, result));
 }

@@ -142,12 +142,15 @@ Json ExcessJson(const NodeSwapProblem& problem, const NodeSwapResult& result) {
 std::string SwapJson(const NodeSwapProblem& problem,
                      const NodeSwapResult& result, planner::SwapPolicy policy) {
   const bool joint = policy == planner::SwapPolicy::kJoint;
-  Json json = {{"feasible", result.feasible},
-               {"in_time", result.in_time},
-               {"stall_s", result.stall_s},
-               {"policy", joint ? "joint" : "memo"},
-               {"joint", result.joint ? Objective(*result.joint) : nullptr},
-               {"memo", Memo(result)}};
+  Json json = {
+      {"feasible", result.feasible},
+      {"in_time", result.in_time},
+      {"stall_s", result.stall_s},
+      {"hidden_step_s",
+       result.hidden_step_s ? Json(*result.hidden_step_s) : Json(nullptr)},
+      {"policy", joint ? "joint" : "memo"},
+      {"joint", result.joint ? Objective(*result.joint) : nullptr},
+      {"memo", Memo(result)}};
   if (!result.memo) json["no_memo"] = result.no_memo;
   json["ranks"] = RanksJson(problem, result);
   json["links"] = Links(problem, result);

@@ -20,7 +20,7 @@ namespace {
 using SwapProblem = NodeSwapProblem;
 
 NodeSwapResult MustPlanKinds(const SwapProblem& problem) {
-  auto result = PlanNodeSwap(problem);
+  auto result = PlanNodeSwap(problem, SwapPolicy::kHidden);
   EXPECT_TRUE(result.ok()) << result.status();
   return result.ok() ? *std::move(result) : NodeSwapResult{};
 }

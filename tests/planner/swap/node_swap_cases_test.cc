@@ -162,6 +162,64 @@ TEST(NodeSwap, RanksOnAnOverloadedLinkWaitEachForItsPart) {
   EXPECT_EQ(MustPlanCase(p).ranks[1].stall_s, 0);
 }
 
+// 24 GB of every layer take 2 s to recompute, and a second of the link.
+SwapProblem DearToRecompute() {
+  using Must = SwapProblem::Must;
+  SwapProblem p;
+  p.links = {{"pcie0", 25e9, 25e9, 40e9}, {"switch0", 50e9, 50e9, {}}};
+  p.numa = {{0, 1e12}};
+  p.ranks = {
+      {.name = "0",
+       .links = {"pcie0", "switch0"},
+       .host_fixed_bytes = 1e10,
+       .kinds = {{.layers = 32,
+                  .resident_layers = 2,
+                  .forward_layer_s = 0.9,
+                  .backward_layer_s = 2,
+                  .forward_d2h_fixed_bytes = 1e8,
+                  .forward_h2d_fixed_bytes = 4e9,
+                  .backward_d2h_fixed_bytes = 2e9,
+                  .backward_h2d_fixed_bytes = 5e9}},
+       .tensors = {{.name = "layer_input", .bytes = 1e9, .must = Must::kSwap},
+                   {.name = "attention_output", .bytes = 1e9},
+                   {.name = "ffn_norm", .bytes = 1e9, .recompute_s = 0.005},
+                   {.name = "ffn_up", .bytes = 24e9, .recompute_s = 2}}}};
+  return p;
+}
+
+TEST(NodeSwap, CopiesShowWhereTheyTakeLessThanToRecompute) {
+  const SwapProblem p = DearToRecompute();
+  EXPECT_NEAR(MustPlanCase(p, SwapPolicy::kHidden).joint->step_s, 101.95, 1e-6);
+  const NodeSwapResult result = MustPlanCase(p);
+  ASSERT_TRUE(result.feasible);
+  EXPECT_FALSE(result.in_time);
+  EXPECT_NEAR(*result.hidden_step_s, 101.95, 1e-6);
+  // All swapped but ffn_norm: 26.1 GB out in 0.9 s.
+  EXPECT_NEAR(result.ranks[0].tensors[2].recompute, 1, 1e-9);
+  EXPECT_NEAR(result.ranks[0].tensors[3].swap, 1, 1e-9);
+  EXPECT_NEAR(result.joint->step_s, 92.8 + 30 * 0.005, 1e-6);
+  EXPECT_NEAR(result.stall_s, 30 * (26.1 / 25 - 0.9), 1e-6);
+  EXPECT_LE(result.joint->step_s + result.stall_s, 98.3);
+  // With 1 GB/s more out the copies take 26.1 / 26 s.
+  EXPECT_NEAR(result.rows[0].one_more.step_s, 30 * (26.1 / 25 - 26.1 / 26),
+              1e-6);
+}
+
+TEST(NodeSwap, RanksOfOneLinkStallAsOneRankWithItsPart) {
+  SwapProblem p = DearToRecompute();
+  const NodeSwapResult one = MustPlanCase(p);
+  p.ranks.push_back(p.ranks[0]);
+  p.ranks[1].name = "1";
+  p.links[0] = {"pcie0", 50e9, 50e9, 80e9};
+  p.links[1] = {"switch0", 100e9, 100e9, {}};
+  p.numa[0].host_budget_bytes *= 2;
+  const NodeSwapResult two = MustPlanCase(p);
+  for (const RankSwap& rank : two.ranks) {
+    EXPECT_NEAR(rank.step_s + rank.stall_s, one.joint->step_s + one.stall_s,
+                1e-6);
+  }
+}
+
 TEST(NodeSwap, ALayerThatStaysCostsNoMemoryButItsWindow) {
   SwapProblem p = OneRank();
   p.ranks[0].kinds[0].resident_layers = 10;

@@ -253,6 +253,22 @@ TEST(Validate, WhatIsBeyondALimitIsNamed) {
   });
 }
 
+TEST(Validate, ALinkMayBeOverloadedByAsMuchAsThePlanSays) {
+  NodePlan plan = SamplePlan();
+  NodeResources resources = SampleResources();
+  resources.links[0].d2h_bytes_per_second = 2000;  // 3000 are used
+  const auto valid = [&] {
+    return ValidateNodePlan({SampleProfile()}, resources, plan).ok();
+  };
+  EXPECT_FALSE(valid());
+  plan.limits = {{.what = "link pcie0 d2h", .used = 2999, .capacity = 2000}};
+  EXPECT_FALSE(valid());
+  plan.limits[0].used = 3000;
+  EXPECT_TRUE(valid());
+  plan.limits[0].what = "link pcie0 h2d";
+  EXPECT_FALSE(valid());
+}
+
 TEST(Validate, KeptRowsMayTakeWhatTheReserveLeaves) {
   RankProfile profile = SampleProfile();
   NodePlan plan = SamplePlan();
