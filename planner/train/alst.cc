@@ -71,7 +71,8 @@ StepParts AlstStep(const Request& request, const Settings& settings) {
 
   const double hidden = HiddenBytes(request, sp);
   GpuMemory& memory = parts.memory;
-  memory.transient = kAlstHiddens * hidden;
+  memory.transient =
+      (sp > 1 ? kAlstHiddens : kAlstHiddens - kAlstExchange) * hidden;
   memory.logits = kAlstLogits;
   memory.buffers = kZero3Buffers;
   parts.gpu_usable_bytes = request.hardware.memory_bytes * kAlstMemory;

@@ -85,9 +85,13 @@ inline constexpr int kFpdtChunk = 64 << 10;
 // ALST, at the peak in attention's backward: input, norm1's output, q, o, dO,
 // residual's gradient, o's before its exchange, dq, and k, v, dk, dv by the
 // share of kv heads; norms' fp32 copies, the kernel's fp32 dq and expanded dk,
-// dv, and the all-to-all's buffers. One number for what Llama-8B reaches on 1,
-// 8 and 32 H100 (500K, 3.7M, 15M).
+// dv, and the all-to-all's buffers. One number for what Llama-8B reaches on 8
+// and 32 H100 (3.7M, 15M).
 inline constexpr double kAlstHiddens = 18;
+// Of them what one rank has not, which exchanges nothing (DeepSpeed's
+// register_with_transformers does nothing then): o's before its exchange, and
+// what one all-to-all sends and receives.
+inline constexpr double kAlstExchange = 3;
 // UPipe, at the peak in attention's backward, as its code allocates
 // (github.com/ghadiaravi13/untied-ulysses at 1ac00f10, fully_fused_attn.py):
 // hidden states of all local tokens (the input, the first layer's too, which

@@ -24,9 +24,9 @@ struct ExpectedLength {
 
 class Alst : public ::testing::TestWithParam<ExpectedLength> {};
 
-// kAlstHiddens was fitted to the first three, kAlstStatesOnGpu to where the
-// recipes put a shard, both with all rows in view: this keeps the answers near
-// what is published, and predicts nothing. arXiv 2506.13996 and
+// kAlstHiddens was fitted to the second and third, kAlstStatesOnGpu to where
+// the recipes put a shard, both with all rows in view: this keeps the answers
+// near what is published, and predicts nothing. arXiv 2506.13996 and
 // ArcticTraining's recipes (b28638e6, projects/sequence-parallelism); nodes
 // with 1.9 TB.
 TEST_P(Alst, ReachesWhatIsPublished) {
@@ -58,8 +58,8 @@ INSTANTIATE_TEST_SUITE_P(
         ExpectedLength{"qwen3-32b", "h100-80g", 8, 1.55e6, 0.8, 1.25},
         // Its recipe leaves layer inputs on the GPU: host memory is spent.
         ExpectedLength{"llama-70b", "h100-80g", 8, 0.2e6, 0.5, 2},
-        // A later recipe than the one the number was fixed on.
-        ExpectedLength{"llama-8b", "h200-141g", 1, 1.2e6, 0.65, 1.1}),
+        // A later recipe than those the number was fixed on.
+        ExpectedLength{"llama-8b", "h200-141g", 1, 1.2e6, 0.8, 1.1}),
     ::sluice::testing::CaseName());
 
 Request EightB(int64_t gpus) {

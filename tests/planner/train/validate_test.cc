@@ -26,7 +26,7 @@ TEST(TrainValidation, MeetsEveryLimitOfTheIssue) {
 
 // ALST's one row on an H200 is of a later recipe than those that its constant
 // was fixed on: 29 % where the limit is 25.
-TEST(TrainValidation, JudgedRowsAreWithinTheIssuesLimitsButForOne) {
+TEST(TrainValidation, JudgedRowsAreWithinTheIssuesLimits) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Validation v, ValidateOnPapers());
   std::map<std::string, JudgedGroup> groups;
   for (const JudgedGroup& group : v.judged) groups[group.name] = group;
@@ -38,18 +38,9 @@ TEST(TrainValidation, JudgedRowsAreWithinTheIssuesLimitsButForOne) {
   for (const auto& [name, count] : rows) {
     EXPECT_EQ(groups[name].rows, count) << name;
     EXPECT_GT(groups[name].worst, 0) << name;
-    if (std::string(name) != "ALST") {
-      EXPECT_TRUE(groups[name].ok())
-          << name << ": " << groups[name].median << " " << groups[name].worst;
-    }
+    EXPECT_TRUE(groups[name].ok())
+        << name << ": " << groups[name].median << " " << groups[name].worst;
   }
-  int beyond = 0;
-  for (const ValidatedRow& row : v.rows) {
-    if (row.publication != "ALST" || !row.judged) continue;
-    beyond += std::abs(row.error()) > 0.25;
-    EXPECT_LT(std::abs(row.error()), 0.30) << row.hardware;
-  }
-  EXPECT_EQ(beyond, 1);
 }
 
 TEST(TrainValidation, RowsThatFixedAConstantCountNowhere) {
