@@ -148,11 +148,6 @@ absl::StatusOr<std::vector<Block>> ReadBlocks(std::istream& in,
       return wrong("died_s", kDied);
     }
     block.segment = CleanName(record.fields[kSegment].text);
-    if (blocks.size() == plan::kMaxBuffers) {
-      return At({.file = options.file},
-                fmt::format("more than {} blocks, the most a plan can have",
-                            plan::kMaxBuffers));
-    }
     blocks.push_back(std::move(block));
     return absl::OkStatus();
   };

@@ -150,10 +150,6 @@ class PyTorchReader {
   }
 
  private:
-  // A million buffers have two requests each; several devices may be in one
-  // file.
-  static constexpr size_t kMaxEvents = 16 * plan::kMaxBuffers;
-
   absl::Status Take(const JsonRecord& record) {
     const auto& fields = record.fields;
     if (fields[kName].text != "[memory]") return absl::OkStatus();
@@ -191,11 +187,6 @@ class PyTorchReader {
       before = {event.nanoseconds,
                 std::clamp<int64_t>(total, 0, kMaxTraceBytes) -
                     std::min(event.bytes, kMaxTraceBytes)};
-    }
-    if (events_.size() == kMaxEvents) {
-      return At({.file = options_.file},
-                fmt::format("more than {} [memory] events: record fewer steps",
-                            kMaxEvents));
     }
     events_.push_back(event);
     return absl::OkStatus();

@@ -140,6 +140,52 @@ TEST(PlanNode, WhatIsAskedForIsKeptTo) {
   EXPECT_EQ(plan.limited_by, "gpu_memory");
 }
 
+TEST(PlanNode, WhatNoRuntimeCanDoIsRefusedWithItsClass) {
+  const auto refusal = [](size_t at, plan::GivenFractions given,
+                          bool can_keep = true) {
+    plan::RankProfile p = Keeper(kPlenty);
+    p.classes[1].can_keep = can_keep;
+    p.classes[at].given = given;
+    const absl::Status status =
+        PlanNode({p}, Resources(kFast, kPlenty), {}).status();
+    EXPECT_EQ(absl::IsInvalidArgument(status), !status.ok());
+    const std::string message(status.message());
+    return message.substr(0, message.find(": "));
+  };
+  const std::string must = "rank 0, class 'layer_input'";
+  EXPECT_EQ(refusal(0, {0.5, std::nullopt}), must);
+  EXPECT_EQ(refusal(0, {std::nullopt, 0.5}), must);
+  EXPECT_EQ(refusal(0, {0, 1}), "");
+  const std::string free = "rank 0, class 'ffn_up'";
+  EXPECT_EQ(refusal(1, {0.5, std::nullopt}, /*can_keep=*/false), free);
+  EXPECT_EQ(refusal(1, {0, std::nullopt}, /*can_keep=*/false), "");
+  EXPECT_EQ(refusal(1, {0.5, 0.6}), free);
+  EXPECT_EQ(refusal(1, {0.5, 0.5}), "");
+}
+
+TEST(PlanNode, ALimitOfAProfileThatThereIsNotIsRefused) {
+  for (const size_t at : {size_t{0}, size_t{1}}) {
+    NodeResources links = Resources(kFast, kPlenty), hosts = links;
+    links.links[0].profiles = {at};
+    hosts.hosts[0].profiles = {at};
+    for (const NodeResources& resources : {links, hosts}) {
+      const absl::StatusCode code =
+          PlanNode({SampleProfile(0)}, resources, {}).status().code();
+      EXPECT_EQ(code, at == 0 ? absl::StatusCode::kOk
+                              : absl::StatusCode::kInvalidArgument);
+    }
+  }
+}
+
+// Within the LP's digits all of it fits, and it does not.
+TEST(PlanNode, ABytesLackOfHostMemoryCostsAStepOfTheCut) {
+  EXPECT_EQ(
+      PlanOne(SampleProfile(0), Resources(kFast, Bytes(50'000'000))).alpha, 1);
+  EXPECT_EQ(
+      PlanOne(SampleProfile(0), Resources(kFast, Bytes(49'999'999))).alpha,
+      4095. / 4096);
+}
+
 // A second round's profile: the lease has its kept rows already.
 TEST(PlanNode, ASettledProfileIsPlannedAsItIs) {
   plan::RankProfile p = Keeper(Bytes(1 << 20));

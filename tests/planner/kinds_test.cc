@@ -105,6 +105,21 @@ TEST(PlanNode, AKindWithoutAWindowGetsNoCopyThatNeedNotBe) {
   EXPECT_EQ(rank.classes[3].fractions.swap, 1);
 }
 
+// A class that ranks of a job share is cut alike in all of them.
+TEST(PlanNode, ARankWithoutAWindowHoldsUpItsJobsSharedClassesOnly) {
+  std::vector<plan::RankProfile> profiles = {
+      SlidingAndFull(0), SlidingAndFull(1), SlidingAndFull(0)};
+  profiles[1].kinds[0].forward_layer_seconds = 0;
+  profiles[2].job = 1;
+  for (plan::RankProfile& p : profiles) p.classes[1].shared = true;
+  const plan::NodePlan plan = MustPlan(profiles, Resources(kFast, kPlenty, 3));
+  ASSERT_EQ(plan.ranks.size(), 3);
+  EXPECT_EQ(plan.ranks[0].classes[1].fractions.swap, 0);
+  EXPECT_EQ(plan.ranks[1].classes[1].fractions.swap, 0);
+  EXPECT_EQ(plan.ranks[2].classes[1].fractions.swap, 1);
+  EXPECT_EQ(plan.ranks[0].classes[3].fractions.swap, 1);
+}
+
 TEST(PlanNode, ProfilesWhoseKindsAreNoneAreRefused) {
   plan::RankProfile p = SlidingAndFull(0);
   p.classes[1].kind = "wide";

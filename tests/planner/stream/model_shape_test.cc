@@ -35,6 +35,21 @@ TEST(ModelShape, RefusalsNameValueAndLimit) {
   EXPECT_THAT(Refusal(shape, 2), HasSubstr("--layers is 0"));
 }
 
+TEST(ModelShape, OneToAllExpertsAreActiveWhereThereAreAny) {
+  const auto fine = [](int64_t experts, int64_t active) {
+    return ModelShape{.experts = experts, .active_experts = active}
+        .Validate()
+        .ok();
+  };
+  EXPECT_TRUE(fine(0, 0));
+  EXPECT_TRUE(fine(8, 1));
+  EXPECT_TRUE(fine(8, 8));
+  EXPECT_FALSE(fine(8, 0));
+  EXPECT_FALSE(fine(8, 9));
+  EXPECT_FALSE(fine(0, 1));
+  EXPECT_FALSE(fine(-1, 0));
+}
+
 TEST(ModelShape, CountsTheParametersOfGpt2AndLlama7B) {
   const ModelShape gpt2 = Gpt({.layers = 12,
                                .hidden = 768,

@@ -4,9 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
+#include <string>
 
 #include "planner/stream/stream_shape.h"
 #include "planner/stream/transients.h"
@@ -133,6 +135,44 @@ TEST(Settings, WithLessHostMemoryMoreRunsAgain) {
   EXPECT_GT(HostBytes(StreamOf(q, settings)), q.host);
   settings.rerun_layers = 2;
   EXPECT_LE(HostBytes(StreamOf(q, settings)), q.host);
+}
+
+// Chunks run again only where none of a free class is to be kept or swapped.
+TEST(Settings, LayersRunAgainTogetherOnlyWhereChunksMay) {
+  const auto most_layers = [](const FractionMap& fractions, double alpha = -1) {
+    SettingsQuestion q = Question(4096);
+    q.stream.fractions = fractions;
+    q.stream.alpha = alpha;
+    int64_t most = 0;
+    for (const Settings& s : SettingsOf(q, 512)) {
+      most = std::max(most, s.rerun_layers);
+    }
+    return most;
+  };
+  EXPECT_EQ(most_layers({}), 4);
+  EXPECT_EQ(most_layers({}, 0), 4);
+  EXPECT_EQ(most_layers({}, 0.25), 1);
+  EXPECT_EQ(most_layers({{"norm1", {0, 0}}, {"lse", {0, 1}}}), 4);
+  EXPECT_EQ(most_layers({{"norm1", {0, 0.5}}}), 1);
+  EXPECT_EQ(most_layers({{"norm1", {0.5, 0}}}), 1);
+}
+
+TEST(Settings, TheirTextHasEachOfThem) {
+  const Settings some{.chunk = 512,
+                      .prefetch = 3,
+                      .order = BackwardOrder::kQueriesOuter,
+                      .rerun_layers = 4,
+                      .rerun_chunks = 7,
+                      .kept = 0.25};
+  const std::string text = ToString(some);
+  for (const char* each :
+       {"512", "3", "queries", "25 %", "7 chunks", "4 lay"}) {
+    EXPECT_THAT(text, testing::HasSubstr(each));
+  }
+  const std::string none = ToString({.chunk = 64, .prefetch = 2});
+  EXPECT_THAT(none, testing::HasSubstr("keys"));
+  EXPECT_THAT(none, testing::Not(testing::HasSubstr("kept")));
+  EXPECT_THAT(none, testing::Not(testing::HasSubstr("again")));
 }
 
 // The least time over all settings of a chunk size.

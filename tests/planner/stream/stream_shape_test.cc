@@ -1,5 +1,7 @@
 #include "planner/stream/stream_shape.h"
 
+#include <cmath>
+#include <functional>
 #include <tuple>
 
 #include "gtest/gtest.h"
@@ -124,6 +126,76 @@ TEST(StreamShape, ARoundedOutputHasTheActivationsBytes) {
   options.dtype = Dtype::kFp32;
   EXPECT_EQ(StreamShape(options).row_bytes(Class::kO), 2 * 8 * 4);
   EXPECT_EQ(StreamShape(options).rings(Phase::kForward).query_sum, 0);
+}
+
+// Whether options are valid after a change of some of four layers and eight
+// chunks of two ranks.
+bool Valid(const std::function<void(StreamOptions&)>& change) {
+  StreamOptions o{.model = Llama({.layers = 4,
+                                  .hidden = 32,
+                                  .heads = 4,
+                                  .kv_heads = 2,
+                                  .ffn = 44,
+                                  .vocab = 50}),
+                  .layout = ChunkLayout(64, 8, 2)};
+  EXPECT_EQ(Validate(o), absl::OkStatus());
+  change(o);
+  const absl::Status status = Validate(o);
+  EXPECT_EQ(absl::IsInvalidArgument(status), !status.ok());
+  return status.ok();
+}
+
+TEST(StreamOptions, AreRefusedBeyondTheirBorders) {
+  const auto alpha = [](double alpha) {
+    return Valid([&](auto& o) { o.alpha = alpha; });
+  };
+  EXPECT_TRUE(alpha(0) && alpha(1));
+  EXPECT_FALSE(alpha(-0.01) || alpha(1.01) || alpha(std::nan("")));
+  EXPECT_FALSE(Valid([](auto& o) { o.fractions["norm1"] = {0.5, 0.6}; }));
+  const auto prefetch = [](int depth) {
+    return Valid([&](auto& o) { o.prefetch_depth = depth; });
+  };
+  EXPECT_TRUE(prefetch(1));
+  EXPECT_FALSE(prefetch(0));
+  const auto rank = [](int rank) {
+    return Valid([&](auto& o) { o.rank = rank; });
+  };
+  EXPECT_TRUE(rank(0) && rank(1));
+  EXPECT_FALSE(rank(-1) || rank(2));
+  EXPECT_FALSE(Valid([](auto& o) { o.layout = ChunkLayout(0, 8, 2); }));
+  const auto positions = [](int64_t positions) {
+    return Valid([&](auto& o) {
+      o.model = Gpt(o.model);
+      o.model.max_positions = positions;
+    });
+  };
+  EXPECT_TRUE(positions(64));
+  EXPECT_FALSE(positions(63));
+}
+
+TEST(StreamOptions, ChunksAndLayersRunAgainWithinTheirNumber) {
+  const auto layers = [](int64_t layers) {
+    return Valid([&](auto& o) { o.rerun_layers = layers; });
+  };
+  EXPECT_TRUE(layers(1) && layers(4));
+  EXPECT_FALSE(layers(0) || layers(5));
+  const auto chunks = [](int64_t chunks, double alpha,
+                         const FractionMap& fractions) {
+    return Valid([&](auto& o) {
+      o.rerun_chunks = chunks;
+      o.alpha = alpha;
+      o.fractions = fractions;
+    });
+  };
+  EXPECT_TRUE(chunks(0, 0, {}) && chunks(8, 0, {}));
+  EXPECT_FALSE(chunks(-1, 0, {}) || chunks(9, 0, {}));
+  // Then nothing of a free class is kept or swapped.
+  EXPECT_FALSE(chunks(1, 0.5, {}));
+  EXPECT_TRUE(chunks(1, 0.5, DropFree(Llama({}), {})));
+  EXPECT_FALSE(chunks(1, 0, {{"norm1", {0, 0.5}}}));
+  EXPECT_FALSE(chunks(1, 0, {{"norm1", {0.5, 0}}}));
+  EXPECT_TRUE(chunks(1, 0, {{"lse", {0, 1}}}));
+  EXPECT_TRUE(chunks(0, 0.5, {}));
 }
 
 TEST(Fractions, WhatNoModelHasIsRefusedInOneLine) {

@@ -2,7 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
 
 #include "planner/swap/node_swap.h"
 #include "tests/planner/swap/nodes.h"
@@ -233,6 +238,177 @@ TEST(NodeSwap, ALayerThatStaysCostsNoMemoryButItsWindow) {
 
 std::string Complaint(const SwapProblem& problem) {
   return std::string(PlanNodeSwap(problem).status().message());
+}
+
+// What one more GiB of a limit beside NUMA nodes buys: 40 GB, half swapped.
+TEST(NodeSwap, OneMoreGibibyteOfAHostLimitIsWorthItsRecomputation) {
+  SwapProblem p = OneRank();
+  p.hosts = {{"job", 20e9}, {"other", 1}};
+  p.ranks[0].hosts = {"job"};
+  p.ranks[0].tensors = {{.name = "ffn", .bytes = 4e9, .recompute_s = 0.1}};
+  const NodeSwapResult result = MustPlanCase(p);
+  EXPECT_NEAR(result.ranks[0].tensors[0].swap, 0.5, 1e-9);
+  const auto row =
+      std::ranges::find(result.rows, RowKind::kLimit, &CapacityRow::kind);
+  ASSERT_NE(row, result.rows.end());
+  EXPECT_EQ(row->index, 0);
+  EXPECT_NEAR(row->used, 20e9, 100);
+  EXPECT_TRUE(row->binds);
+  EXPECT_NEAR(row->one_more.step_s, 10 * 0.1 * 1.073741824 / 40, 1e-9);
+}
+
+// The field that is refused after a change of a node that is not; "": none.
+std::string RefusedField(const std::function<void(SwapProblem&)>& change) {
+  SwapProblem p = OneRank();
+  p.numa.push_back({1, 1e12});
+  p.hosts = {{"job", 1e12}, {"user", 1e12}};
+  p.ranks[0].hosts = {"job"};
+  p.ranks[0].tensors = {
+      {.name = "a", .bytes = 1, .recompute_s = 0.1, .shared = "s"}};
+  p.ranks.push_back(p.ranks[0]);
+  p.ranks[1].name = "1";
+  EXPECT_EQ(CheckNodeSwap(p), absl::OkStatus());
+  change(p);
+  const absl::Status status = CheckNodeSwap(p);
+  EXPECT_EQ(absl::IsInvalidArgument(status), !status.ok());
+  const std::string message(status.message());
+  return message.substr(0, message.find(": "));
+}
+
+std::string RefusedOfRank(
+    const std::function<void(SwapProblem::Rank&)>& change) {
+  const std::string path = RefusedField([&](auto& p) { change(p.ranks[1]); });
+  return path.starts_with("ranks[1].") ? path.substr(9) : path;
+}
+
+std::string RefusedOfTensor(
+    const std::function<void(SwapProblem::Tensor&)>& change) {
+  const std::string path =
+      RefusedOfRank([&](auto& rank) { change(rank.tensors[0]); });
+  return path.starts_with("tensors[0].") ? path.substr(11) : path;
+}
+
+TEST(NodeSwap, LinksAndMemoryAreRefusedBeyondTheirBorders) {
+  EXPECT_EQ(RefusedField([](auto& p) { p.links.push_back(p.links[0]); }),
+            "links[1].name");
+  EXPECT_EQ(RefusedField([](auto& p) { p.links[0].h2d_bytes_per_s = 0; }),
+            "links[0].h2d_bytes_per_s");
+  EXPECT_EQ(RefusedField([](auto& p) { p.links[0].d2h_bytes_per_s = 0; }),
+            "links[0].d2h_bytes_per_s");
+  EXPECT_EQ(RefusedField([](auto& p) { p.links[0].total_bytes_per_s = 0; }),
+            "links[0].total_bytes_per_s");
+  EXPECT_EQ(RefusedField([](auto& p) { p.numa[1].id = -1; }), "numa[1].id");
+  EXPECT_EQ(RefusedField([](auto& p) { p.numa[1].id = 0; }), "numa[1].id");
+  const auto numa = [](double bytes) {
+    return RefusedField([&](auto& p) { p.numa[1].host_budget_bytes = bytes; });
+  };
+  EXPECT_EQ(numa(-1), "numa[1].host_budget_bytes");
+  EXPECT_EQ(numa(0), "");
+  EXPECT_EQ(RefusedField([](auto& p) { p.hosts[1].name = ""; }),
+            "hosts[1].name");
+  EXPECT_EQ(RefusedField([](auto& p) { p.hosts[1].name = "job"; }),
+            "hosts[1].name");
+  const auto host = [](double bytes) {
+    return RefusedField([&](auto& p) { p.hosts[1].budget_bytes = bytes; });
+  };
+  EXPECT_EQ(host(-1), "hosts[1].budget_bytes");
+  EXPECT_EQ(host(0), "");
+  EXPECT_EQ(host(1e18), "");
+  EXPECT_EQ(host(1.001e18), "hosts[1].budget_bytes");
+}
+
+TEST(NodeSwap, RanksAreRefusedBeyondTheirBorders) {
+  EXPECT_EQ(RefusedOfRank([](auto& r) { r.name = "0"; }), "name");
+  EXPECT_EQ(RefusedOfRank([](auto& r) { r.links.push_back("pcie0"); }),
+            "links[1]");
+  EXPECT_EQ(RefusedOfRank([](auto& r) { r.hosts = {"nowhere"}; }), "hosts[0]");
+  EXPECT_EQ(RefusedOfRank([](auto& r) {
+              r.hosts = {"job", "job"};
+            }),
+            "hosts[1]");
+  EXPECT_EQ(RefusedOfRank([](auto& r) { r.hosts = {"job", "user"}; }), "");
+  EXPECT_EQ(RefusedOfRank([](auto& r) { r.gpu_budget_bytes = -1; }),
+            "gpu_budget_bytes");
+  EXPECT_EQ(RefusedOfRank([](auto& r) { r.host_fixed_bytes = -1; }),
+            "host_fixed_bytes");
+  const auto layers = [](int64_t layers, int64_t resident) {
+    return RefusedOfRank([&](auto& r) {
+      r.kinds[0].layers = layers;
+      r.kinds[0].resident_layers = resident;
+    });
+  };
+  EXPECT_EQ(layers(0, 0), "layers");
+  EXPECT_EQ(layers(1, 0), "");
+  EXPECT_EQ(layers(1'000'000, 0), "");
+  EXPECT_EQ(layers(1'000'001, 0), "layers");
+  EXPECT_EQ(layers(10, -1), "resident_layers");
+  EXPECT_EQ(layers(10, 10), "");
+  EXPECT_EQ(layers(10, 11), "resident_layers");
+  const std::pair<const char*, double SwapProblem::Kind::*> kFixed[] = {
+      {"forward_d2h_fixed_bytes", &SwapProblem::Kind::forward_d2h_fixed_bytes},
+      {"forward_h2d_fixed_bytes", &SwapProblem::Kind::forward_h2d_fixed_bytes},
+      {"backward_d2h_fixed_bytes",
+       &SwapProblem::Kind::backward_d2h_fixed_bytes},
+      {"backward_h2d_fixed_bytes",
+       &SwapProblem::Kind::backward_h2d_fixed_bytes}};
+  for (const auto& each : kFixed) {
+    const auto field = each.second;
+    EXPECT_EQ(RefusedOfRank([&](auto& r) { r.kinds[0].*field = -1; }),
+              each.first);
+  }
+}
+
+TEST(NodeSwap, TensorsAreRefusedBeyondTheirBorders) {
+  EXPECT_EQ(RefusedOfTensor([](auto& t) { t.name = ""; }), "name");
+  EXPECT_EQ(RefusedOfTensor([](auto& t) { t.recompute_s = -1; }),
+            "recompute_s");
+  struct Case {
+    plan::GivenFractions given;
+    bool can_keep;
+    bool can_recompute;
+    const char* refused;
+  };
+  const std::optional<double> open;
+  const Case cases[] = {{{1, 0}, true, true, ""},
+                        {{0, 1}, true, true, ""},
+                        {{1.01, open}, true, true, "keep"},
+                        {{-0.01, open}, true, true, "keep"},
+                        {{open, 1.01}, true, true, "swap"},
+                        {{open, std::nan("")}, true, true, "swap"},
+                        {{0.5, open}, false, true, "keep"},
+                        {{0, open}, false, true, ""},
+                        {{0.5, 0.5}, true, true, ""},
+                        {{0.5, 0.6}, true, true, "swap"},
+                        {{0.25, 0.5}, true, true, ""},
+                        // The rest could be neither kept nor recomputed.
+                        {{0.25, 0.5}, true, false, "swap"},
+                        {{0.5, 0.5}, true, false, ""},
+                        {{open, 0.5}, true, false, ""},
+                        {{open, 0.5}, false, false, "swap"}};
+  for (const Case& each : cases) {
+    EXPECT_EQ(RefusedOfTensor([&](auto& t) {
+                t.given = each.given;
+                t.can_keep = each.can_keep;
+                if (!each.can_recompute) t.recompute_s.reset();
+                t.shared = "";
+              }),
+              each.refused)
+        << &each - cases;
+  }
+}
+
+TEST(NodeSwap, TensorsThatAreSharedAreToBeChosenAlike) {
+  EXPECT_EQ(RefusedOfTensor([](auto& t) { t.must = SwapProblem::Must::kSwap; }),
+            "shared");
+  EXPECT_EQ(RefusedOfTensor([](auto& t) { t.given.swap = 0.5; }), "shared");
+  EXPECT_EQ(RefusedOfTensor([](auto& t) { t.can_keep = false; }), "shared");
+  EXPECT_EQ(RefusedOfTensor([](auto& t) { t.recompute_s.reset(); }), "shared");
+  EXPECT_EQ(RefusedOfTensor([](auto& t) { t.recompute_s = 0.2; }), "");
+  EXPECT_EQ(RefusedOfTensor([](auto& t) {
+              t.can_keep = false;
+              t.shared = "t";
+            }),
+            "");
 }
 
 TEST(NodeSwap, NonsenseIsRefusedWithItsPath) {

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "gmock/gmock.h"
+#include "planner/trace/builder.h"
 #include "proto/plan/codec.h"
 #include "tests/planner/generator.h"
 #include "tests/support/status_matchers.h"
@@ -253,6 +254,37 @@ TEST(PyTorchTrace, TimesSince1970AreToldApartByTheNanosecond) {
   EXPECT_THAT(Rows(*named), ElementsAre("0 [1, 2) 512"));
 }
 
+TEST(PyTorchTrace, NumbersComeInEveryWayThatJsonWritesThem) {
+  // 20 and 30.0005 microseconds, and the same address in hexadecimal.
+  std::string free = Memory("30", 31, -512);
+  free.replace(free.find("\"Addr\":31"), 9, R"("Addr":"0x1f")");
+  const auto named =
+      Read(Chrome({free, Memory("2e1", 31, 512), Memory("3.00005E1", 9, 64),
+                   Memory("30.001", 8, 128)}));
+  ASSERT_THAT(named, IsOk());
+  EXPECT_THAT(Rows(*named),
+              ElementsAre("0 [1, 2) 512", "1 [3, 5) 64", "2 [4, 5) 128"));
+  EXPECT_THAT(ReadRefusal(Chrome({Memory("1e16", 7, 512)})),
+              HasSubstr("ts is '1e16'"));
+}
+
+TEST(PyTorchTrace, AFieldOfNoNumberIsNamed) {
+  for (const char* const value : {"null", "true"}) {
+    std::string event = Memory("1", 7, 512);
+    event.replace(event.find("\"Addr\":7"), 8,
+                  fmt::format("\"Addr\":{}", value));
+    EXPECT_THAT(ReadRefusal(Chrome({event})), HasSubstr("args.Addr is ''"));
+  }
+}
+
+TEST(PyTorchTrace, MoreBytesThanATraceCanHaveAreNamed) {
+  const int64_t half = int64_t{1} << 59;
+  EXPECT_THAT(Read(Chrome({Memory("1", 7, half)})), IsOk());
+  EXPECT_THAT(ReadRefusal(Chrome({Memory("1", 7, half), Memory("2", 8, half),
+                                  Memory("3", 9, 512)})),
+              HasSubstr("traceEvents[3]: size = 512"));
+}
+
 TEST(PyTorchTrace, AFreeWithoutAMallocLivedFromTheStart) {
   const auto named = Read(Chrome({Memory("1", 3, 64), Memory("2", 7, -512)}));
   ASSERT_THAT(named, IsOk());
@@ -424,6 +456,25 @@ TEST(ProfileTrace, OneOfSeveralRanksIsChosen) {
   EXPECT_EQ(named->source, "profile of rank 3");
 }
 
+TEST(ProfileTrace, WhatTheDaemonAsksTheWorkerHasProfilesToo) {
+  plan::PlanRequest request;
+  request.profiles = {Profile(0), Profile(3)};
+  const auto named = Read(plan::Encode(request), {.device = "3"});
+  ASSERT_THAT(named, IsOk());
+  EXPECT_EQ(named->source, "profile of rank 3");
+}
+
+TEST(ProfileTrace, SegmentsThatAreTooMuchTogetherAreRefused) {
+  plan::RankProfile profile = Profile(0);
+  profile.segments[1].trace.end = plan::kMaxTime;
+  EXPECT_THAT(ReadRefusal(plan::Encode(profile)), HasSubstr("'loss.full'"));
+  profile.segments[1].trace.end = plan::kMaxTime - 3;
+  EXPECT_THAT(Read(plan::Encode(profile)), IsOk());
+  profile.segments[1].trace.buffers[0].size = Bytes(int64_t{1} << 60);
+  EXPECT_THAT(ReadRefusal(plan::Encode(profile)),
+              HasSubstr(fmt::to_string(int64_t{1} << 60)));
+}
+
 TEST(ProfileTrace, ADamagedOneIsRefusedWithItsPath) {
   std::string text = plan::Encode(Profile(0));
   text.replace(text.find("\"layers\":1"), 10, "\"layers\":0");
@@ -432,7 +483,7 @@ TEST(ProfileTrace, ADamagedOneIsRefusedWithItsPath) {
 
 TEST(RunTrace, BlocksLiveAsTheClockSays) {
   const auto named = Read(
-      R"({"compute":[],"blocks":[
+      R"({"compute":[],"peak":null,"whole":true,"blocks":[
         {"offset":0,"size":100,"born_s":1.5,"died_s":2.5,"segment":"a"},
         {"offset":0,"size":60,"born_s":2.0,"died_s":2.0,"segment":"a"},
         {"offset":0,"size":7,"born_s":2.5,"died_s":0,"segment":"b"}]})");
@@ -446,6 +497,19 @@ TEST(RunTrace, BlocksLiveAsTheClockSays) {
 TEST(RunTrace, ABlockWithoutItsSizeIsNamed) {
   EXPECT_THAT(ReadRefusal(R"({"blocks":[{"born_s":1,"died_s":2}]})"),
               HasSubstr("blocks[0].size = ''"));
+  EXPECT_THAT(ReadRefusal(R"({"blocks":[
+                {"size":8,"born_s":1,"died_s":2},
+                {"size":1152921504606846977,"born_s":1,"died_s":2}]})"),
+              HasSubstr("blocks[1]: size = 1152921504606846977"));
+}
+
+TEST(TraceBuilder, HoldsAsManyBuffersAsAPlan) {
+  TraceBuilder builder(Bytes(1));
+  for (size_t i = 0; i < plan::kMaxBuffers; ++i) {
+    ASSERT_TRUE(builder.Add("", 0, 1, 1).ok());
+  }
+  EXPECT_EQ(builder.Add("", 0, 1, 1).code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 // ---- All of them -----------------------------------------------------------

@@ -433,6 +433,17 @@ TEST(PlanTrain, BadInputIsOneLine) {
   ExpectOneLine(
       "train --model gpt-7b --hardware a800-80g --gpus -8 --seq-len 1M",
       "--gpus is -8");
+  ExpectOneLine("train --layers 2 --hidden 64 --heads 2 --arch rnn" + good,
+                "--arch 'rnn'");
+  ExpectOneLine(
+      "train --layers 2 --hidden 64 --heads 2 --arch gpt --swiglu" + good,
+      "--swiglu");
+  ExpectOneLine("train --model gpt-7b --hardware a800-80g --gpus 8 --seq-len 0",
+                "--seq-len is 0");
+  ExpectOneLine("train --model gpt-7b --json --html -" + good, "--html -");
+  const testing::TempDir folder;
+  std::ofstream(folder.File("m.json")) << std::string((1 << 20) + 1, ' ');
+  ExpectOneLine("train --model " + folder.File("m.json") + good, "1 MiB");
   ExpectOneLine("validate all", "all");
 }
 
