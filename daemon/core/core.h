@@ -199,8 +199,6 @@ class Core {
   }
   const Stats& stats() const { return journal_.stats; }
   const Session* session(SessionId id) const;
-  // The largest id that ever connected, also of a daemon that was taken over.
-  SessionId last_session() const { return last_session_; }
 
   // Everything but the journal and the units (state.h).
   CoreState Save() const {

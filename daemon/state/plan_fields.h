@@ -21,23 +21,6 @@ void Fields(auto& ar, Is<TokenFractions> auto& fractions) {
   ar(2, fractions.swap);
   ar(3, fractions.recompute);
 }
-void Fields(auto& ar, Is<Buffer> auto& buffer) {
-  ar(1, buffer.id);
-  ar(2, buffer.lower);
-  ar(3, buffer.upper);
-  ar(4, buffer.size);
-}
-void Fields(auto& ar, Is<Trace> auto& trace) {
-  ar(1, trace.buffers);
-  ar(2, trace.end);
-  ar(3, trace.alignment);
-}
-void Fields(auto& ar, Is<SegmentKind> auto& segment) {
-  ar(1, segment.name);
-  ar(2, segment.trace);
-  ar(3, segment.seconds);
-  ar(4, segment.executions);
-}
 void Fields(auto& ar, Is<LayerKind> auto& kind) {
   ar(1, kind.name);
   ar(2, kind.layers);
@@ -67,7 +50,7 @@ void Fields(auto& ar, Is<RankProfile> auto& profile) {
   ar(3, profile.gpu);
   ar(4, profile.numa);
   ar(5, profile.kinds);
-  ar(6, profile.segments);
+  // 6 was the segments: what is saved has none (WithoutTraces).
   ar(7, profile.classes);
   ar(8, profile.host_fixed);
   ar(9, profile.host_limit);

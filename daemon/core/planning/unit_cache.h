@@ -30,7 +30,6 @@ class UnitCache {
   void Add(KeyedUnit unit);
   // Those of `keys` that are there, each once; they count as used.
   Units Find(const std::vector<std::string>& keys);
-  size_t size() const { return by_key_.size(); }
 
   void CheckInvariants() const;
 

@@ -121,7 +121,6 @@ class Pool {
     return extents_.at(id).state == State::kLingering;
   }
 
-  PoolId id() const { return id_; }
   Bytes total() const { return total_; }
   Bytes leased() const { return leased_; }
   // The part of it that the device is still to make.

@@ -1,4 +1,6 @@
 // Plan rounds through Core.
+#include <fmt/format.h>
+
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/daemon/core/core_driver.h"
@@ -279,6 +281,45 @@ TEST(Plan, SolvedUnitsArePassedToEveryLaterRequest) {
   const Snapshot all = node.core.TakeSnapshot(nullptr, node.clock.Now());
   EXPECT_EQ(all.stats->plan_units[UnitOutcome::kSolved], 3u);
   EXPECT_EQ(all.stats->plan_units[UnitOutcome::kKnown], 1u);
+}
+
+KeyedUnit UnitOfBuffers(const std::string& key, size_t buffers) {
+  plan::UnitPlan unit = *Unit(key).unit;
+  unit.trace.buffers.resize(buffers);
+  return {key, std::make_shared<const plan::UnitPlan>(unit)};
+}
+
+TEST(UnitCache, TheLeastRecentlyUsedOnesGoWhereThereAreTooManyBuffers) {
+  constexpr size_t kMost = plan::kMaxUnitBuffers;
+  constexpr size_t kUnits = UnitCache::kBuffersKept / kMost;
+  UnitCache cache;
+  std::vector<std::string> keys;
+  for (size_t i = 0; i < kUnits; ++i) {
+    keys.push_back(fmt::to_string(i));
+    cache.Add(UnitOfBuffers(keys.back(), kMost));
+  }
+  cache.CheckInvariants();
+  EXPECT_THAT(cache.Find(keys), SizeIs(kUnits));
+  for (const std::string& key : keys) {
+    if (key != "5") cache.Find({key});
+  }
+  cache.Add(UnitOfBuffers("one more", 1));
+  cache.CheckInvariants();
+  EXPECT_THAT(cache.Find({"5"}), IsEmpty());
+  EXPECT_THAT(cache.Find(keys), SizeIs(kUnits - 1));
+  EXPECT_THAT(cache.Find({"one more"}), SizeIs(1));
+  cache.Add(UnitOfBuffers("too large", kMost + 1));
+  EXPECT_THAT(cache.Find({"too large"}), IsEmpty());
+}
+
+TEST(UnitCache, HoldsAsManyUnitsAsARequest) {
+  UnitCache cache;
+  for (size_t i = 0; i <= plan::kMaxUnits; ++i) {
+    cache.Add(UnitOfBuffers(fmt::to_string(i), 0));
+  }
+  cache.CheckInvariants();
+  EXPECT_THAT(cache.Find({"0"}), IsEmpty());
+  EXPECT_THAT(cache.Find({"1", fmt::to_string(plan::kMaxUnits)}), SizeIs(2));
 }
 
 TEST(Plan, WithoutAProofAUnitIsNotKept) {

@@ -342,6 +342,8 @@ TEST_F(ReplanNuma, TwoJobsThatWaitForEachOtherAreNotifiedTogether) {
 
 class KeptProfiles : public Replan {
  protected:
+  explicit KeptProfiles(NodeConfig config = Node())
+      : Replan(std::move(config)) {}
   static std::shared_ptr<plan::RankProfile> Profile(size_t why) {
     auto profile = ProfileOf(0, 0);
     profile->classes[0].why = std::string(why, 'w');
@@ -380,6 +382,24 @@ TEST_F(KeptProfiles, AreLimitedByUserWhileTheirJobsRun) {
   EXPECT_EQ(Refusal(node.Attach("third", 0, 1, 2), 700'000), "");
   EXPECT_EQ(Refusal(second, 500'000), "");
   EXPECT_GT(KeptOf(1), Bytes(2'000'000));
+}
+
+class KeptProfilesOfAll : public KeptProfiles {
+ protected:
+  KeptProfilesOfAll() : KeptProfiles(WithLimit(MiB(3))) {}
+  static NodeConfig WithLimit(Bytes all) {
+    NodeConfig node = Node();
+    node.profile_limit.all = all;
+    return node;
+  }
+};
+
+TEST_F(KeptProfilesOfAll, AreLimitedWhoeverHasThem) {
+  EXPECT_EQ(Refusal(node.Attach("a", 0, 1, 1), 1'500'000), "");
+  Solve({{1, MiB(1)}});
+  const SessionId other = node.Attach("b", 0, 1, 2);
+  EXPECT_THAT(Refusal(other, 1'700'000), HasSubstr("3145728"));
+  EXPECT_EQ(Refusal(other, 1'600'000), "");
 }
 
 TEST_F(KeptProfiles, AreReplacedByTheirRanksNextProfile) {

@@ -3,6 +3,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/base/grant_page.h"
 #include "tests/daemon/core/core_driver.h"
 #include "tests/support/status_matchers.h"
 
@@ -61,6 +62,53 @@ TEST(HelloOfRank, RefusesARankTwiceAndRanksThatDoNotAddUp) {
   EXPECT_THAT(StatusOf(node.Ask(c, HelloOfRank(0, 1))), IsOk());
 }
 
+TEST(HelloOfRank, IsOneOfItsWorldWhoseLocalRanksAreAPart) {
+  const auto fine = [](int rank, int world, int local) {
+    CoreDriver node;
+    HelloRequest hello = HelloOfRank(rank, world);
+    hello.local_ranks = local;
+    const absl::Status status = StatusOf(node.Ask(node.Connect(), hello));
+    EXPECT_EQ(absl::IsInvalidArgument(status), !status.ok());
+    return status.ok();
+  };
+  EXPECT_TRUE(fine(0, 1, 1));
+  EXPECT_TRUE(fine(1, 2, 1));
+  EXPECT_FALSE(fine(0, 1, 0));
+  EXPECT_FALSE(fine(0, 1, 2));
+  EXPECT_FALSE(fine(1, 1, 1));
+}
+
+TEST(HelloOfRank, ThereAreAsManyRanksAsGrantSlots) {
+  NodeConfig config = SmallNode();
+  config.max_sessions = kGrantSlots + 2;
+  CoreDriver node(config);
+  SessionId last;
+  for (int i = 0; i < kGrantSlots; ++i) {
+    last = node.Attach("demo", i, kGrantSlots);
+  }
+  const SessionId one_more = node.Connect();
+  EXPECT_THAT(StatusOf(node.Ask(one_more, HelloOfRank(0, 1, "other"))),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+  node.Die(last);
+  EXPECT_THAT(StatusOf(node.Ask(one_more, HelloOfRank(0, 1, "other"))), IsOk());
+}
+
+TEST(Observer, HasNoRanksRequests) {
+  CoreDriver node;
+  const SessionId observer = node.Connect();
+  HelloRequest hello;
+  hello.observer = true;
+  EXPECT_THAT(StatusOf(node.Ask(observer, hello)), IsOk());
+  for (const Request& body :
+       {Request(StepReportRequest(StepReport{})), Request(ProfileRequest{})}) {
+    EXPECT_THAT(StatusOf(node.Ask(observer, body)),
+                StatusIs(absl::StatusCode::kFailedPrecondition));
+  }
+  EXPECT_THAT(StatusOf(node.Ask(observer, QueryRequest{PlanId(7)})),
+              StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(StatusOf(node.Ask(observer, QueryRequest{})), IsOk());
+}
+
 TEST(HelloOfRank, HalfOpenSessionsEndAtTheirDeadline) {
   CoreDriver node;
   const SessionId a = node.Connect();
@@ -110,6 +158,19 @@ TEST(Request, RepeatedIsExecutedOnceAndAnsweredAgain) {
   node.Ask(a, FreeRequest{std::get<GrantedReply>(*first).lease});
   EXPECT_THAT(StatusOf(node.Ask(a, ask, RequestId(900))),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("freed since")));
+}
+
+TEST(Request, OlderThanTheWindowIsRefusedAndNotExecuted) {
+  CoreDriver node;
+  const SessionId a = node.Attach("demo", 0);
+  for (uint64_t i = 0; i <= RequestHistory::kWindow; ++i) {
+    node.Ask(a, QueryRequest{}, RequestId(900 + i));
+  }
+  EXPECT_THAT(
+      StatusOf(node.Ask(a, LeaseRequest{Gpu(0), MiB(4)}, RequestId(900))),
+      StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_EQ(node.core.pool(Gpu(0)).leased, Bytes(0));
+  EXPECT_THAT(StatusOf(node.Ask(a, QueryRequest{}, RequestId(901))), IsOk());
 }
 
 TEST(Request, RepeatedWhileItRunsIsAnsweredOnce) {

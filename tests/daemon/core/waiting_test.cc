@@ -83,6 +83,35 @@ class WaitingLeases : public ::testing::Test {
   uint64_t last_request_ = 1000;
 };
 
+// The next to do of a line is the earliest deadline or attempt.
+TEST(WaitingQueue, IsTriedAgainWhenItsWaiterAsked) {
+  const absl::Time now = absl::UnixEpoch();
+  WaitingQueue line;
+  EXPECT_EQ(line.NextDeadline(), absl::InfiniteFuture());
+  for (const int seconds : {60, 50}) {
+    line.Join({.since = now, .deadline = now + absl::Seconds(seconds)});
+  }
+  EXPECT_EQ(line.NextDeadline(), now + absl::Seconds(50));
+  int tried = 0;
+  const auto release = [&](absl::Time at) {
+    line.Release(
+        at, [](const Waiter&) { return Rights{}; },
+        [&](const Waiter&) -> WaitingQueue::Turn {
+          ++tried;
+          return {WaitingQueue::Turn::Result::kStays, Waiter::Lacks::kUser,
+                  at + absl::Seconds(1)};
+        },
+        [](const PlaceInLine&, const Waiter&) {});
+  };
+  release(now);  // the second waits behind the first, which is its user's
+  EXPECT_EQ(tried, 1);
+  EXPECT_EQ(line.NextDeadline(), now + absl::Seconds(1));
+  release(now + absl::Milliseconds(999));
+  EXPECT_EQ(tried, 1);
+  release(now + absl::Seconds(1));
+  EXPECT_EQ(tried, 2);
+}
+
 TEST_F(WaitingLeases, AFittingLeaseIsGrantedAndAZeroWaitRefusedAtOnce) {
   EXPECT_THAT(Result(Wait(alice_, MiB(12))), IsOk());
   EXPECT_THAT(Result(Wait(bob_, MiB(8), absl::ZeroDuration())),

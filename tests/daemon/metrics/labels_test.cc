@@ -1,8 +1,11 @@
 // What /metrics tells of jobs, and by which labels.
 #include <fmt/format.h>
 
+#include <memory>
 #include <regex>
 #include <set>
+#include <string>
+#include <vector>
 
 #include "daemon/metrics/prometheus_text.h"
 #include "gmock/gmock.h"
@@ -106,6 +109,61 @@ TEST(Metrics, HaveWhatLogsLostWhatIsBeingClosedAndWhatLeasesWaitFor) {
         "sluice_waiting_bytes{memory=\"gpu\"} 0"}) {
     EXPECT_THAT(text, HasSubstr(fmt::format("\n{}\n", line)));
   }
+}
+
+// Two ranks that are alike in nothing; a closed one has memory and no rank.
+TEST(JobMetrics, SumWhatRanksHaveAndShowTheLeastAlpha) {
+  CoreDriver node;
+  node.Attach("tune", 0, 2);
+  node.Attach("tune", 1, 2);
+  Snapshot snapshot = node.core.TakeSnapshot(nullptr, node.clock.Now());
+  JobSnapshot& job = snapshot.jobs.at(0);
+  RankSnapshot& first = job.ranks.at(0);
+  RankSnapshot& second = job.ranks.at(1);
+  first.gpu_bytes = Bytes(1);
+  first.host_bytes = Bytes(10);
+  first.hbm_peak = Bytes(100);
+  first.step = {.step = 7, .seconds = 3, .tokens = 300, .loss = 2.5};
+  second.closed = true;
+  second.gpu = DeviceIndex(1);
+  second.gpu_bytes = Bytes(2);
+  second.host_bytes = Bytes(20);
+  second.hbm_peak = Bytes(90);
+  second.step = {.step = 8, .seconds = 2, .tokens = 400, .loss = 2.25};
+  const std::string label = "sluice_job=\"tune\",uid=\"1\"} ";
+  const auto lines = [&](const std::vector<std::string>& wanted) {
+    const std::string text = PrometheusText(snapshot, {}, Audience::kOperators);
+    for (const std::string& line : wanted) {
+      const size_t name = line.find(' ');
+      const bool labels = line.find('{') != std::string::npos;
+      EXPECT_THAT(text, HasSubstr(fmt::format(
+                            "\n{}{}{}{}\n", line.substr(0, name),
+                            labels ? "," : "{", label, line.substr(name + 1))));
+    }
+  };
+  lines({R"(sluice_lease_bytes{gpu="0",UUID="GPU-a" 1)",
+         R"(sluice_lease_bytes{gpu="1",UUID="GPU-b" 2)",
+         "sluice_host_lease_bytes 30", "sluice_job_ranks 1",
+         "sluice_job_step 8", "sluice_job_loss 2.5",
+         "sluice_job_tokens_per_second 300", "sluice_job_hbm_peak_bytes 100",
+         "sluice_job_alpha Nan"});
+  const auto plan = [&](uint64_t id, std::vector<double> alphas,
+                        const char* infeasible) {
+    plan::NodePlan made;
+    made.id = PlanId(id);
+    made.infeasible = infeasible;
+    for (const double alpha : alphas) {
+      made.ranks.push_back({});
+      made.ranks.back().alpha = alpha;
+    }
+    return PlanSnapshot{"tune", job.principal,
+                        std::make_shared<const plan::NodePlan>(made)};
+  };
+  job.plan = PlanId(5);
+  snapshot.plans = {plan(4, {0.125}, ""), plan(5, {0.75, 0.5}, "")};
+  lines({"sluice_job_alpha 0.5"});
+  snapshot.plans = {plan(5, {0.75, 0.5}, "too much")};
+  lines({"sluice_job_alpha Nan"});
 }
 
 TEST(MetricLabels, OfAnEndedJobStayWhatWasCountedForFiveMinutes) {
