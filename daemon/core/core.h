@@ -61,12 +61,8 @@ class Core {
   Effects SocketEnded(SessionId id, absl::Time now);
   Effects ProtocolBroken(SessionId id, const std::string& reason,
                          absl::Time now);
-  // The pidfd reported the end of the process.
-  Effects ProcessGone(SessionId id, Exit exit, absl::Time now) {
-    return ProcessesGone({{id, exit}}, now);
-  }
-  // Of several at once, as those of a job that somebody kills: none is told of
-  // the others' ends, which would take one notice per pair.
+  // The pidfds reported the ends of these processes. Ranks that end together, as
+  // those of a job that is killed, get no notices of each other's ends.
   struct Gone {
     SessionId session;
     Exit exit;

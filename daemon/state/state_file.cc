@@ -86,7 +86,7 @@ absl::Status StateFile::Append(std::string_view record) {
   // The word behind it says that it is the last one.
   StoreWord(here + size, 0);
   Pass(CrashPoint::kRecordBegun);
-  Store(here + sizeof(Lead), record.data(), record.size());
+  std::memcpy(memory_ + here + sizeof(Lead), record.data(), record.size());
   Publish(here, epoch_, next_, record.size(),
           SumOf(0, record.data(), record.size()));
   end_ += size;
@@ -114,8 +114,8 @@ absl::Status StateFile::AddToCheckpoint(std::string_view part) {
   const size_t room = at.checkpoint - sizeof(Lead);
   const size_t size = draft_size_ + part.size();
   if (size > room) return NoRoom("a checkpoint", size, room);
-  Store(at.slot(NextEpoch()) + sizeof(Lead) + draft_size_, part.data(),
-        part.size());
+  std::memcpy(memory_ + at.slot(NextEpoch()) + sizeof(Lead) + draft_size_,
+              part.data(), part.size());
   draft_sum_ = SumOf(draft_sum_, part.data(), part.size());
   draft_size_ = size;
   return absl::OkStatus();
@@ -160,26 +160,15 @@ void StateFile::Publish(size_t at, uint64_t epoch, uint64_t index,
   StoreWord(at + offsetof(Lead, epoch), lead.epoch);
 }
 
-void StateFile::Store(size_t at, const void* bytes, size_t size) {
-  const size_t stored = std::min(size, left_);
-  std::memcpy(memory_ + at, bytes, stored);
-  left_ -= stored;
-}
-
 // A process ends before or after it. What was stored before it in the program
 // is stored before it.
 void StateFile::StoreWord(size_t at, uint64_t word) {
-  if (left_ < kWord) {
-    left_ = 0;
-    return;
-  }
   std::atomic_ref(*reinterpret_cast<uint64_t*>(memory_ + at))
       .store(word, std::memory_order_release);
   // Nor what comes behind it: a word that voids something is stored before that
   // is written over. Enough for the compiler is enough: what a process has
   // stored is there for the next one, in whatever order processors show it.
   std::atomic_signal_fence(std::memory_order_seq_cst);
-  left_ -= kWord;
 }
 
 }  // namespace sluice::daemon

@@ -70,9 +70,6 @@ class StateFile {
   // Bytes that are left for records, with what each takes besides its own.
   size_t record_room() const;
 
-  // For tests: as if the process ended after so many more bytes.
-  void StopAfter(size_t bytes) { left_ = bytes; }
-
  private:
   struct Layout;
   StateFile(std::byte* memory, size_t size, StateVersions versions)
@@ -83,7 +80,6 @@ class StateFile {
   absl::Status ReadCheckpoint();
   absl::Status ReadRecords();
   Layout layout() const;
-  void Store(size_t at, const void* bytes, size_t size);
   void StoreWord(size_t at, uint64_t word);
   uint64_t NextEpoch() const;
   // What is there from `at` on counts from the last store on; `sum` is that of
@@ -100,7 +96,6 @@ class StateFile {
   size_t end_ = 0;         // of the records, from where they begin
   size_t draft_size_ = 0;  // of the checkpoint that is begun
   uint32_t draft_sum_ = 0;
-  size_t left_ = SIZE_MAX;
 };
 
 }  // namespace sluice::daemon

@@ -150,9 +150,6 @@ void DescriptorStore::Flush(Done done) {
 void DescriptorStore::Ready(std::string_view status) {
   Tell("READY=1\nSTATUS=" + OneLine(status, kMostStatus));
 }
-void DescriptorStore::Status(std::string_view status) {
-  Tell("STATUS=" + OneLine(status, kMostStatus));
-}
 void DescriptorStore::Watchdog() { Tell("WATCHDOG=1"); }
 
 bool DescriptorStore::Has(std::string_view name) const {

@@ -86,8 +86,7 @@ class DescriptorStore {
   void Flush(Done done);
 
   // To the service manager, behind what was put before.
-  void Ready(std::string_view status);
-  void Status(std::string_view status);  // one line, shown by systemctl status
+  void Ready(std::string_view status);  // one line, shown by systemctl status
   void Watchdog();
 
   // Put and not removed, whatever became of it.

@@ -25,9 +25,6 @@ class Bytes {
 
   constexpr int64_t count() const { return count_; }
   constexpr size_t size() const { return static_cast<size_t>(count_); }
-  constexpr double in_mib() const {
-    return static_cast<double>(count_) / (1 << 20);
-  }
 
   constexpr auto operator<=>(const Bytes&) const = default;
   constexpr Bytes& operator+=(Bytes b) { return count_ += b.count_, *this; }

@@ -118,7 +118,7 @@ class Node {
     for (const SessionId id : ended_) {
       if (node_.forgotten.contains(id)) continue;
       node_.Run([&](daemon::Core& to) {
-        return to.ProcessGone(id, {}, node_.clock.Now());
+        return to.ProcessesGone({{id, {}}}, node_.clock.Now());
       });
     }
     for (const auto& [id, pool] : node_.core.ledger().pools()) {

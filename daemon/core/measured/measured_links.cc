@@ -73,15 +73,4 @@ absl::Status CheckMeasured(const std::vector<LinkSpeed>& configured,
       std::string(made.status().message())));
 }
 
-std::vector<std::string> ConfiguredOf(const std::vector<LinkSpeed>& configured,
-                                      const MeasuredLinks& measured) {
-  std::vector<std::string> names;
-  for (const LinkSpeed& link : configured) {
-    if (IsLimited(link) && measured.links.contains(link.name)) {
-      names.push_back(link.name);
-    }
-  }
-  return names;
-}
-
 }  // namespace sluice::daemon

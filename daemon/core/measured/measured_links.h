@@ -43,8 +43,4 @@ absl::Status CheckMeasured(const std::vector<LinkSpeed>& configured,
 std::vector<LinkSpeed> LinksWith(const std::vector<LinkSpeed>& configured,
                                  const MeasuredLinks& measured);
 
-// The names of those that the configuration gives a speed: not used.
-std::vector<std::string> ConfiguredOf(const std::vector<LinkSpeed>& configured,
-                                      const MeasuredLinks& measured);
-
 }  // namespace sluice::daemon

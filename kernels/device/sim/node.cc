@@ -160,7 +160,9 @@ absl::StatusOr<MemoryUse> SimNodeImpl::Usage(Placement where) {
 
 absl::Status SimNodeImpl::FailCall(std::string_view name, int nth) {
   if (std::find(kCalls.begin(), kCalls.end(), name) == kCalls.end()) {
-    return BadNode(fmt::format("there is no driver call '{}' to fail", name));
+    return BadNode(
+        fmt::format("there is no driver call '{}' to fail; known: {}", name,
+                    fmt::join(kCalls, " ")));
   }
   if (nth < 1) {
     return BadNode(fmt::format("call number {}: the next is 1", nth));
@@ -205,8 +207,6 @@ absl::Status SimNodeImpl::SetLinkSpeed(std::string_view name, double h2d,
 }
 
 }  // namespace
-
-std::span<const std::string_view> SimCalls() { return kCalls; }
 
 std::string PlacementName(Placement where) {
   return fmt::format("{} {}",

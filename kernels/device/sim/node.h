@@ -3,7 +3,6 @@
 
 #include <array>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 
@@ -75,9 +74,6 @@ class NodeMapping {
   // Own books: those that waited when it was opened.
   mutable std::array<SharedFailure, kSimMaxFailures> failures_{};
 };
-
-// The driver's calls that can be made to fail, by name.
-std::span<const std::string_view> SimCalls();
 
 // "GPU 1", "NUMA node 0".
 std::string PlacementName(Placement where);

@@ -116,7 +116,7 @@ absl::StatusOr<GrantedReply> CoreDriver::Lease(SessionId id, PoolId pool,
 
 void CoreDriver::Die(SessionId id, Exit exit) {
   Run([&](Core& to) { return to.SocketEnded(id, clock.Now()); });
-  Run([&](Core& to) { return to.ProcessGone(id, exit, clock.Now()); });
+  Run([&](Core& to) { return to.ProcessesGone({{id, exit}}, clock.Now()); });
 }
 
 void CoreDriver::Apply(Effects effects) {

@@ -172,12 +172,12 @@ void CoreStory::EndProcess(const Instruction& in) {
     const auto which = closed_.begin() + in.b % closed_.size();
     const SessionId id = *which;
     closed_.erase(which);
-    node_.Run([&](Core& core) { return core.ProcessGone(id, {}, now); });
+    node_.Run([&](Core& core) { return core.ProcessesGone({{id, {}}}, now); });
   } else if (!open_.empty()) {
     const SessionId id = AnyOpen(in.b);
     open_.erase(id);
     node_.Run([&](Core& core) {
-      return core.ProcessGone(id, {Exit::Kind::kSignal, 9}, now);
+      return core.ProcessesGone({{id, {Exit::Kind::kSignal, 9}}}, now);
     });
   }
 }
@@ -360,7 +360,7 @@ void CoreStory::Finish() {
   }
   const absl::Time now = node_.clock.Now();
   for (SessionId id : closed_) {
-    node_.Run([&](Core& core) { return core.ProcessGone(id, {}, now); });
+    node_.Run([&](Core& core) { return core.ProcessesGone({{id, {}}}, now); });
   }
   while (!node_.to_make.empty()) node_.MakeNext();
   // Whatever the device said was held is asked about again.

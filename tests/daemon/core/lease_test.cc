@@ -150,7 +150,7 @@ TEST(Lease, SessionThatEndsWhileItsProcessLivesIsQuarantined) {
   EXPECT_THAT(node.Lease(b, Gpu(0), MiB(8)),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        HasSubstr("12 MiB belong to sessions that ended")));
-  node.Apply(node.core.ProcessGone(a, {}, node.clock.Now()));
+  node.Apply(node.core.ProcessesGone({{a, {}}}, node.clock.Now()));
   EXPECT_EQ(node.core.pool(Gpu(0)).quarantined, Bytes(0));
   EXPECT_EQ(node.core.pool(Gpu(0)).free, MiB(16));
   EXPECT_TRUE(node.forgotten.contains(a));
@@ -242,7 +242,7 @@ TEST(Budget, QuarantineCountsUntilTheProcessIsGone) {
   const SessionId b = node.Attach("demo", 0);
   EXPECT_THAT(node.Lease(b, Gpu(1), MiB(4)),
               StatusIs(absl::StatusCode::kResourceExhausted));
-  node.Apply(node.core.ProcessGone(a, {}, node.clock.Now()));
+  node.Apply(node.core.ProcessesGone({{a, {}}}, node.clock.Now()));
   EXPECT_THAT(node.Lease(b, Gpu(1), MiB(4)), IsOk());
 }
 

@@ -153,7 +153,7 @@ TEST_F(Replan, AnEvictionCountsAsAJobsEnd) {
   node.Apply(
       node.core.Evict("a", std::nullopt, true, "drained", node.clock.Now())
           .effects);
-  node.Apply(node.core.ProcessGone(a, {}, node.clock.Now()));
+  node.Apply(node.core.ProcessesGone({{a, {}}}, node.clock.Now()));
   EXPECT_EQ(Ready(b), 1u);
 }
 

@@ -91,7 +91,7 @@ class LastActs {
   }
   void EndAll() {
     for (const auto& [id, session] : core_.Save().sessions) {
-      Do(core_.ProcessGone(id, {}, now_));
+      Do(core_.ProcessesGone({{id, {}}}, now_));
     }
     Do(core_.OutsideKnown({{}, now_}, now_));
     now_ += absl::Minutes(1);

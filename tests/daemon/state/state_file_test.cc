@@ -1,9 +1,15 @@
-// What a process saved is there after its end, at whatever byte that was.
+// What a process saved is there after its end, at whatever store that was.
 #include "daemon/state/state_file.h"
 
 #include <sys/mman.h>
+#include <sys/ptrace.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
+#include <cstring>
+#include <functional>
 #include <random>
 
 #include "proto/base/unique_fd.h"
@@ -124,9 +130,39 @@ TEST(StateFile, RecordsOfAnOlderCheckpointAreVoid) {
   EXPECT_EQ(Reopened(fd), (StateFile::Contents{"", {"8 bytes "}}));
 }
 
-// Every step, ended at every byte of it: what it did is there whole, or not at
-// all, and nothing of an earlier step is lost.
-TEST(StateFile, AProcessMayEndAtAnyByte) {
+// Runs `step` in a process of its own, one instruction at a time, and calls
+// `look` behind each one that changed what is in `fd`: a daemon that was killed
+// there would have left that.
+void LookBehindEachStore(const UniqueFd& fd, const std::function<void()>& step,
+                         const std::function<void()>& look) {
+  struct stat size = {};
+  ASSERT_EQ(fstat(fd.get(), &size), 0);
+  const auto bytes = static_cast<size_t>(size.st_size);
+  void* const memory = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd.get(), 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  std::string seen(static_cast<const char*>(memory), bytes);
+  const pid_t child = fork();
+  if (child == 0) {
+    ptrace(PTRACE_TRACEME, 0, nullptr, nullptr);
+    raise(SIGSTOP);
+    step();
+    _exit(0);
+  }
+  int status = 0;
+  while (waitpid(child, &status, 0) == child && WIFSTOPPED(status)) {
+    if (std::memcmp(memory, seen.data(), bytes) != 0) {
+      std::memcpy(seen.data(), memory, bytes);
+      look();
+    }
+    ptrace(PTRACE_SINGLESTEP, child, nullptr, nullptr);
+  }
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  munmap(memory, bytes);
+}
+
+// Each step counts from one store on, whole, and nothing of an earlier step is
+// lost.
+TEST(StateFile, WhatIsBeingStoredCountsWholeOrNotAtAll) {
   using Step = absl::Status (*)(StateFile&);
   const std::vector<Step> steps = {
       [](StateFile& f) { return f.Append("first"); },
@@ -144,53 +180,56 @@ TEST(StateFile, AProcessMayEndAtAnyByte) {
       },
       [](StateFile& f) { return f.Append("last"); },
   };
-  for (size_t last = 0; last < steps.size(); ++last) {
-    bool done = false;
-    for (size_t bytes = 0; !done; ++bytes) {
-      const UniqueFd fd = Memory();
-      const auto file = Made(fd);
-      for (size_t i = 0; i < last; ++i) ASSERT_THAT(steps[i](*file), IsOk());
-      const StateFile::Contents before = Reopened(fd);
-      file->StopAfter(bytes);
-      ASSERT_THAT(steps[last](*file), IsOk());
-      const StateFile::Contents after = Reopened(fd);
-      done = after != before;
-      if (!done) continue;
-      // The last word is what makes it count.
-      file->StopAfter(0);
-      const UniqueFd whole = Memory();
-      const auto undisturbed = Made(whole);
-      for (size_t i = 0; i <= last; ++i) {
-        ASSERT_THAT(steps[i](*undisturbed), IsOk());
-      }
-      EXPECT_EQ(after, Reopened(whole)) << "step " << last;
-    }
+  const UniqueFd fd = Memory();
+  const auto file = Made(fd);
+  const UniqueFd whole = Memory();
+  const auto undisturbed = Made(whole);
+  for (const Step& step : steps) {
+    const StateFile::Contents before = Reopened(fd);
+    ASSERT_THAT(step(*undisturbed), IsOk());
+    const StateFile::Contents after = Reopened(whole);
+    int stores = 0;
+    bool counts = false;
+    LookBehindEachStore(
+        fd, [&] { SLUICE_CHECK_OK(step(*file)); },
+        [&] {
+          const StateFile::Contents now = Reopened(fd);
+          counts = counts || now == after;
+          EXPECT_EQ(now, counts ? after : before) << &step - steps.data();
+          ++stores;
+        });
+    EXPECT_TRUE(counts);
+    EXPECT_GT(stores, 4);
+    // Here too, as the child's own members are gone with it.
+    ASSERT_THAT(step(*file), IsOk());
+    EXPECT_EQ(Reopened(fd), after);
   }
 }
 
 // Guards against a state that only the store could drop: if the store missed
 // the request, the next daemon would go on from it.
 TEST(StateFile, WhatWasGivenUpCountsNoMoreFromOneWordOn) {
-  bool done = false;
-  for (size_t bytes = 0; !done; ++bytes) {
-    const UniqueFd fd = Memory();
-    const auto file = Made(fd);
-    for (const char* state : {"one", "two"}) {
-      ASSERT_THAT(file->Checkpoint(state), IsOk());
-    }
-    ASSERT_THAT(file->Append("record"), IsOk());
-    const StateFile::Contents before = Reopened(fd);
-    file->StopAfter(bytes);
-    file->Void();
-    const auto opened = StateFile::Open(fd.get());
-    done = !opened.ok();
-    if (!done) {
-      EXPECT_EQ((*opened)->TakeContents(), before) << bytes;
-      continue;
-    }
-    EXPECT_THAT(opened, StatusIs(absl::StatusCode::kNotFound,
-                                 HasSubstr("was given up")));
+  const UniqueFd fd = Memory();
+  const auto file = Made(fd);
+  for (const char* state : {"one", "two"}) {
+    ASSERT_THAT(file->Checkpoint(state), IsOk());
   }
+  ASSERT_THAT(file->Append("record"), IsOk());
+  const StateFile::Contents before = Reopened(fd);
+  bool given_up = false;
+  LookBehindEachStore(
+      fd, [&] { file->Void(); },
+      [&] {
+        const auto opened = StateFile::Open(fd.get());
+        given_up = given_up || !opened.ok();
+        if (!given_up) {
+          EXPECT_EQ((*opened)->TakeContents(), before);
+        } else {
+          EXPECT_THAT(opened, StatusIs(absl::StatusCode::kNotFound,
+                                       HasSubstr("was given up")));
+        }
+      });
+  EXPECT_TRUE(given_up);
 }
 
 TEST(StateFile, WhatWasGivenUpCountsAgainFromTheNextCheckpointOn) {

@@ -103,10 +103,8 @@ TEST_F(AbstractStore, IsReachedByItsName) {
 TEST_F(Store, TellsTheManagerInOrder) {
   const auto store = Start();
   store->Ready("");
-  store->Status("3 jobs");
   store->Watchdog();
   EXPECT_EQ(NextText(), "READY=1\nSTATUS=");
-  EXPECT_EQ(NextText(), "STATUS=3 jobs");
   EXPECT_EQ(NextText(), "WATCHDOG=1");
 }
 

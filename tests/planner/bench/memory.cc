@@ -163,8 +163,8 @@ void Layers(BenchReport& report) {
     const MemoryPlan p = Plan(trace);
     seconds.push_back(p.seconds * 1e3);
     proved += p.optimal();
-    worst = std::max(
-        worst, (p.peak - p.lower_bound).in_mib() / p.lower_bound.in_mib());
+    const auto bound = static_cast<double>(p.lower_bound.count());
+    worst = std::max(worst, static_cast<double>(p.peak.count()) / bound - 1);
     fewest = std::min(fewest, trace.buffers.size());
     most = std::max(most, trace.buffers.size());
   }
