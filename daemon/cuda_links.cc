@@ -15,22 +15,28 @@
 namespace sluice::daemon {
 namespace {
 
-// The links of a node on cuda, without a speed: a rated one is not reached, and
-// how much of it is nobody has measured. Says in a line what is rated.
-std::string AddPciLinks(const PciTopology& pci, Node& node) {
-  for (const PciLink& each : pci.links) {
-    const auto parent = each.link.parent;
-    node.config.links.push_back(
-        {.name = each.link.name,
-         .parent = parent ? pci.links[*parent].link.name : ""});
+// The links of a node on cuda, without a speed, and in a line what lies above
+// each GPU.
+std::string AddPciLinks(const std::string& root, Node& node) {
+  std::vector<std::string> addresses;
+  for (const GpuConfig& gpu : node.config.gpus) {
+    addresses.push_back(gpu.link.starts_with(device::kPciLink)
+                            ? gpu.link.substr(std::strlen(device::kPciLink))
+                            : "");
   }
+  std::vector<LinkSpeed>& links = node.config.links;
+  links = ReadPciLinks(addresses, root);
   std::string text;
-  for (size_t i = 0; i < pci.of_gpu.size(); ++i) {
-    const auto own = pci.of_gpu[i];
-    const std::string& name = node.config.gpus[i].link;
-    if (!own) node.config.links.push_back({.name = name});
-    text += fmt::format("{}GPU {}: {}", i == 0 ? "; links as rated: " : "; ", i,
-                        own ? PathText(pci, *own) : name + ", not in sysfs");
+  for (size_t i = 0; i < node.config.gpus.size(); ++i) {
+    const std::string& own = node.config.gpus[i].link;
+    text += fmt::format("{}GPU {}: {}", i == 0 ? "; links: " : "; ", i, own);
+    const std::vector<size_t> path = LinkPath(links, own);
+    for (const size_t link : path) {
+      if (link != path[0]) text += " on " + links[link].name;
+    }
+    if (!path.empty()) continue;
+    links.push_back({.name = own});
+    text += ", not in sysfs";
   }
   return text;
 }
@@ -54,16 +60,9 @@ absl::StatusOr<LinkSpeed*> FindLink(std::vector<LinkSpeed>& links,
                   name, has));
 }
 
-double RatedSpeed(const PciTopology& pci, const std::string& name) {
-  for (const PciLink& each : pci.links) {
-    if (each.link.name == name) return each.link.h2d;
-  }
-  return 0;
-}
-
 // What an administrator measured. Says in a line what limits.
 absl::StatusOr<std::string> SetLinkSpeeds(const std::vector<LinkSpeed>& given,
-                                          const PciTopology& pci, Node& node) {
+                                          Node& node) {
   std::string text;
   const bool lacks_gpus = std::ranges::any_of(
       node.config.gpus,
@@ -79,15 +78,6 @@ absl::StatusOr<std::string> SetLinkSpeeds(const std::vector<LinkSpeed>& given,
     link->h2d_bytes_per_second = each.h2d_bytes_per_second;
     link->d2h_bytes_per_second = each.d2h_bytes_per_second;
     link->both_bytes_per_second = each.both_bytes_per_second;
-    const double most =
-        std::max(each.h2d_bytes_per_second, each.d2h_bytes_per_second);
-    if (const double rated = RatedSpeed(pci, each.name);
-        rated > 0 && most > rated) {
-      node.config.warnings.push_back(fmt::format(
-          "link {} is given at most {:.1f} GB/s in [cuda], and PCIe carries "
-          "{:.1f} GB/s: it limits nothing",
-          each.name, most / 1e9, rated / 1e9));
-    }
     text += fmt::format("{}{}{}{}{}", text.empty() ? "; limits: " : ", ",
                         each.name, SpeedText("h2d", each.h2d_bytes_per_second),
                         SpeedText("d2h", each.d2h_bytes_per_second),
@@ -101,16 +91,9 @@ absl::StatusOr<std::string> SetLinkSpeeds(const std::vector<LinkSpeed>& given,
 
 absl::Status AddCudaLinks(const CudaSettings& cuda, const std::string& root,
                           Node& node) {
-  std::vector<std::string> addresses;
-  for (const GpuConfig& gpu : node.config.gpus) {
-    addresses.push_back(gpu.link.starts_with(device::kPciLink)
-                            ? gpu.link.substr(std::strlen(device::kPciLink))
-                            : "");
-  }
-  const PciTopology pci = ReadPciTopology(addresses, root);
-  node.description += AddPciLinks(pci, node);
+  node.description += AddPciLinks(root, node);
   SLUICE_ASSIGN_OR_RETURN(const std::string limits,
-                          SetLinkSpeeds(cuda.links, pci, node));
+                          SetLinkSpeeds(cuda.links, node));
   node.description += limits;
   return absl::OkStatus();
 }

@@ -22,12 +22,9 @@ namespace sluice::daemon::bandwidth {
 // What a channel without a limit carries.
 inline constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 
-enum class LinkKind { kGpu, kSwitch, kRoot, kNuma };
-
 // Bytes per second; 0: not limited.
 struct Link {
   std::string name;
-  LinkKind kind = LinkKind::kGpu;
   std::optional<int> parent;  // an index into the same list
   double h2d = 0;
   double d2h = 0;

@@ -65,8 +65,7 @@ absl::StatusOr<bandwidth::Topology> TopologyOf(
     const std::vector<size_t> path = LinkPath(links, link.name);
     std::optional<int> parent;
     if (path.size() > 1) parent = static_cast<int>(path[1]);
-    all.push_back({link.name, bandwidth::LinkKind::kGpu, parent,
-                   std::max(0.0, link.h2d_bytes_per_second),
+    all.push_back({link.name, parent, std::max(0.0, link.h2d_bytes_per_second),
                    std::max(0.0, link.d2h_bytes_per_second),
                    std::max(0.0, link.both_bytes_per_second)});
   }

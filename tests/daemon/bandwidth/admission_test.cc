@@ -22,9 +22,9 @@ Demand DemandOfBytes(double bytes, double deadline_s, double period_s) {
 // Three GPUs of 1 MB/s each behind a switch of `width` MB/s.
 Topology Tree(double width) {
   std::vector<Link> links = {
-      {"switch", LinkKind::kSwitch, std::nullopt, width * 1e6, width * 1e6}};
+      {"switch", std::nullopt, width * 1e6, width * 1e6}};
   for (const char* name : {"gpu0", "gpu1", "gpu2"}) {
-    links.push_back({name, LinkKind::kGpu, 0, 1e6, 1e6});
+    links.push_back({name, 0, 1e6, 1e6});
   }
   return *Topology::Make(links);
 }

@@ -26,14 +26,13 @@ Demand DemandOfUnits(double units, double deadline_s, double period_s) {
 }
 
 Topology OneLink() {
-  return *Topology::Make(
-      {{"link", LinkKind::kGpu, std::nullopt, kUnit, kUnit}});
+  return *Topology::Make({{"link", std::nullopt, kUnit, kUnit}});
 }
 
 // Both directions of one GPU load the memory below it.
 Topology SharedMemory() {
-  return *Topology::Make({{"numa", LinkKind::kNuma, std::nullopt, 0, 0, kUnit},
-                          {"gpu", LinkKind::kGpu, 0, kUnit, kUnit}});
+  return *Topology::Make(
+      {{"numa", std::nullopt, 0, 0, kUnit}, {"gpu", 0, kUnit, kUnit}});
 }
 
 // When the copies of each flow were done, in order.
@@ -238,12 +237,11 @@ TEST(BandwidthPolicy, AnOffloadWithoutAPromiseIsBehindAndDoesNotStarve) {
 
 // Dhall's effect (admission.h): by deadlines alone the third would be late.
 TEST(BandwidthPolicy, OnATreeShortDeadlinesDoNotMakeALongOneLate) {
-  NodeSimulation node(
-      *Topology::Make({{"switch", LinkKind::kSwitch, std::nullopt, 2.4 * kUnit},
-                       {"gpu0", LinkKind::kGpu, 0, kUnit},
-                       {"gpu1", LinkKind::kGpu, 0, kUnit},
-                       {"gpu2", LinkKind::kGpu, 0, kUnit}}),
-      {.promised = 1}, kTick);
+  NodeSimulation node(*Topology::Make({{"switch", std::nullopt, 2.4 * kUnit},
+                                       {"gpu0", 0, kUnit},
+                                       {"gpu1", 0, kUnit},
+                                       {"gpu2", 0, kUnit}}),
+                      {.promised = 1}, kTick);
   for (int flow : {0, 1, 2}) node.Open(flow, 1 + flow, kH2d);
   ASSERT_THAT(node.policy().Promise(0, DemandOfUnits(0.2, 0.3, 4), node.now()),
               IsOk());
@@ -266,11 +264,10 @@ TEST(BandwidthPolicy, OnATreeShortDeadlinesDoNotMakeALongOneLate) {
 // were promised 3 units within 3 s from then on, its GPU's link would owe more
 // than it carries.
 TEST(BandwidthPolicy, APromiseBindsOnceWhatWasPromisedBeforeIsCopied) {
-  NodeSimulation node(
-      *Topology::Make({{"switch", LinkKind::kSwitch, std::nullopt, 2 * kUnit},
-                       {"gpu0", LinkKind::kGpu, 0, kUnit},
-                       {"gpu1", LinkKind::kGpu, 0, 1.9 * kUnit}}),
-      {.promised = 1}, kTick);
+  NodeSimulation node(*Topology::Make({{"switch", std::nullopt, 2 * kUnit},
+                                       {"gpu0", 0, kUnit},
+                                       {"gpu1", 0, 1.9 * kUnit}}),
+                      {.promised = 1}, kTick);
   node.Open(0, 1, kH2d);
   node.Open(1, 1, kH2d);
   node.Open(2, 2, kH2d);

@@ -18,16 +18,16 @@ JobStoryOptions RandomNode(uint32_t seed) {
     return std::uniform_real_distribution<double>(low, high)(random);
   };
   JobStoryOptions options{.seed = seed, .jobs = 40};
-  options.links.push_back({"numa", LinkKind::kNuma, std::nullopt, 0, 0,
-                           pick(0, 1) < 0.5 ? 0 : pick(4e9, 30e9)});
+  options.links.push_back(
+      {"numa", std::nullopt, 0, 0, pick(0, 1) < 0.5 ? 0 : pick(4e9, 30e9)});
   for (int i = static_cast<int>(pick(1, 4)); i > 0; --i) {
     const double width = pick(0, 1) < 0.5 ? 8e9 : pick(2e9, 16e9);
     const int above = static_cast<int>(options.links.size());
-    options.links.push_back({"switch", LinkKind::kSwitch, 0, width, width});
+    options.links.push_back({"switch", 0, width, width});
     for (int gpu = static_cast<int>(pick(1, 4)); gpu > 0; --gpu) {
       const double own = pick(0, 1) < 0.5 ? 8e9 : pick(2e9, 16e9);
       options.gpu_links.push_back(static_cast<int>(options.links.size()));
-      options.links.push_back({"gpu", LinkKind::kGpu, above, own, own});
+      options.links.push_back({"gpu", above, own, own});
     }
   }
   return options;
@@ -60,9 +60,8 @@ TEST(BandwidthStory, FairSharesAloneAreLate) {
 // Guards against judging only copies that end: a flow that starves until it
 // leaves would never be late.
 TEST(BandwidthStory, ACopyThatDoesNotEndIsOverdue) {
-  NodeSimulation node(
-      *Topology::Make({{"gpu", LinkKind::kGpu, std::nullopt, 1000, 1000}}), {},
-      absl::Milliseconds(10));
+  NodeSimulation node(*Topology::Make({{"gpu", std::nullopt, 1000, 1000}}), {},
+                      absl::Milliseconds(10));
   node.Open(0, 0, kH2d);
   node.Ask(0, 5000, node.now() + absl::Seconds(1));
   node.Ask(0, 100);

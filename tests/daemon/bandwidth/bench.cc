@@ -41,9 +41,8 @@ struct TwoRanks {
 
 TwoRanks RunTwoRanks(bool promises) {
   constexpr double kUnit = 1e9;
-  NodeSimulation node(
-      *Topology::Make({{"link", LinkKind::kGpu, std::nullopt, kUnit, kUnit}}),
-      {.promised = 1}, kTick);
+  NodeSimulation node(*Topology::Make({{"link", std::nullopt, kUnit, kUnit}}),
+                      {.promised = 1}, kTick);
   const double units[] = {1, 3}, due[] = {4, 3};
   for (int flow : {0, 1}) {
     node.Open(flow, 0, kH2d);
@@ -92,17 +91,15 @@ JobStoryOptions Node(int gpus, int per_root, double memory) {
     const auto next = [&] { return static_cast<int>(node.links.size()); };
     if (gpu % (2 * per_root) == 0) {
       numa = next();
-      node.links.push_back(
-          {"numa", LinkKind::kNuma, std::nullopt, 0, 0, memory});
-      node.links.push_back({"root", LinkKind::kRoot, numa});
+      node.links.push_back({"numa", std::nullopt, 0, 0, memory});
+      node.links.push_back({"root", numa});
     }
     if (gpu % 2 == 0) {
       above = next();
-      node.links.push_back(
-          {"switch", LinkKind::kSwitch, numa + 1, kLink, kLink});
+      node.links.push_back({"switch", numa + 1, kLink, kLink});
     }
     node.gpu_links.push_back(next());
-    node.links.push_back({"gpu", LinkKind::kGpu, above, kLink, kLink});
+    node.links.push_back({"gpu", above, kLink, kLink});
   }
   return node;
 }
@@ -144,7 +141,7 @@ std::vector<Entry> EightGpuRows() {
   }
   double carried = 0;
   for (size_t link = 0; link < of.links.size(); ++link) {
-    if (of.links[link].kind != LinkKind::kSwitch) continue;
+    if (of.links[link].name != "switch") continue;
     for (int direction : {kH2d, kD2h}) {
       carried +=
           node.carried(topology.channel_of(static_cast<int>(link), direction));

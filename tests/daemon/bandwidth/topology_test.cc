@@ -24,9 +24,9 @@ std::vector<std::string> Names(const Topology& topology, int link,
 
 TEST(Topology, DirectionsGoApartUpToWhatBothLoad) {
   const auto topology = Topology::Make({
-      {"numa0", LinkKind::kNuma, std::nullopt, 0, 0, 100},
-      {"root0", LinkKind::kRoot, 0, 64, 64},
-      {"gpu0", LinkKind::kGpu, 1, 32, 16},
+      {"numa0", std::nullopt, 0, 0, 100},
+      {"root0", 0, 64, 64},
+      {"gpu0", 1, 32, 16},
   });
   ASSERT_THAT(topology, IsOk());
   EXPECT_THAT(
@@ -42,9 +42,9 @@ TEST(Topology, DirectionsGoApartUpToWhatBothLoad) {
 
 TEST(Topology, BothDirectionsStayTogetherAboveASharedLink) {
   const auto topology = Topology::Make({
-      {"numa0", LinkKind::kNuma, std::nullopt, 0, 0, 100},
-      {"root0", LinkKind::kRoot, 0},
-      {"switch0", LinkKind::kSwitch, 1, 0, 0, 30},
+      {"numa0", std::nullopt, 0, 0, 100},
+      {"root0", 0},
+      {"switch0", 1, 0, 0, 30},
   });
   ASSERT_THAT(topology, IsOk());
   EXPECT_THAT(Names(*topology, 2, kH2d),
@@ -53,22 +53,22 @@ TEST(Topology, BothDirectionsStayTogetherAboveASharedLink) {
 }
 
 TEST(Topology, RefusesWhatIsNoForest) {
-  EXPECT_THAT(Topology::Make({{"a", LinkKind::kGpu, 1}}),
+  EXPECT_THAT(Topology::Make({{"a", 1}}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("link a: its parent 1 is none of 1")));
   EXPECT_THAT(
-      Topology::Make({{"a", LinkKind::kGpu, 1}, {"b", LinkKind::kGpu, 0}}),
+      Topology::Make({{"a", 1}, {"b", 0}}),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("circle")));
   EXPECT_THAT(
-      Topology::Make({{"a", LinkKind::kGpu, std::nullopt, -1}}),
+      Topology::Make({{"a", std::nullopt, -1}}),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("speed of -1")));
   // What both load goes over two separate channels above: no longer one parent.
-  EXPECT_THAT(Topology::Make({{"top", LinkKind::kNuma, std::nullopt, 5, 5},
-                              {"middle", LinkKind::kRoot, 0},
-                              {"low", LinkKind::kGpu, 1, 0, 0, 5}}),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("link low: both directions load it together, "
-                                 "and apart top above it")));
+  EXPECT_THAT(
+      Topology::Make(
+          {{"top", std::nullopt, 5, 5}, {"middle", 0}, {"low", 1, 0, 0, 5}}),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("link low: both directions load it together, "
+                         "and apart top above it")));
 }
 
 }  // namespace

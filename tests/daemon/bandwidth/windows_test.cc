@@ -58,7 +58,7 @@ class Rank {
 // may be, and 1 to 3 copy all they get.
 int LateWindows(Told told, double of_link, absl::Duration window) {
   BandwidthPolicy policy(
-      *Topology::Make({{"link", LinkKind::kGpu, std::nullopt, kLink, kLink}}));
+      *Topology::Make({{"link", std::nullopt, kLink, kLink}}));
   absl::Time now = absl::UnixEpoch();
   std::array<Rank, 4> ranks = {Rank(policy, 0), Rank(policy, 1),
                                Rank(policy, 2), Rank(policy, 3)};
