@@ -58,8 +58,6 @@ static_assert(SLUICE_EVENT_DISCONNECTED ==
 
 static_assert(SLUICE_EVENT_PLAN_CHANGED ==
               static_cast<int>(SessionEvent::Kind::kPlanChanged));
-static_assert(SLUICE_EVENT_GUARANTEE_LOWERED ==
-              static_cast<int>(SessionEvent::Kind::kGuaranteeLowered));
 
 // The whole enum is absl's; the ends and a middle show a shift.
 static_assert(SLUICE_CANCELLED ==
@@ -153,7 +151,6 @@ SessionOptions Translate(const sluice_session_options& in) {
   out.local_ranks = static_cast<int>(std::max(1u, in.local_ranks));
   out.gpu = sluice::DeviceIndex(in.gpu);
   if (in.gpu_uuid) out.gpu_uuid = in.gpu_uuid;
-  out.guaranteed_bytes_per_second = in.guaranteed_bytes_per_second;
   out.takes_changes = in.takes_changes != 0;
   return out;
 }
@@ -214,7 +211,7 @@ int sluice_session_limits(const sluice_session* session, sluice_limits* out) {
             .granularity = limits.granularity.size(),
             .h2d_bytes_per_second = limits.h2d_bytes_per_second,
             .d2h_bytes_per_second = limits.d2h_bytes_per_second,
-            .guaranteed_bytes_per_second = limits.guaranteed_bytes_per_second,
+            .guaranteed_bytes_per_second = 0,
             .device = limits.driver == "cuda"
                           ? static_cast<int32_t>(limits.device.value())
                           : -1,
@@ -298,6 +295,12 @@ int sluice_session_report(sluice_session* session,
 
 int sluice_region_lease(sluice_session* session, int kind, uint64_t bytes,
                         sluice_region** out) {
+  return sluice_region_lease_within(session, kind, bytes, 0, out);
+}
+
+int sluice_region_lease_within(sluice_session* session, int kind,
+                               uint64_t bytes, double wait,
+                               sluice_region** out) {
   if (out == nullptr) return BadArgument("sluice_region_lease: out is NULL");
   *out = nullptr;
   if (session == nullptr) return BadArgument("session is NULL");
@@ -310,10 +313,14 @@ int sluice_region_lease(sluice_session* session, int kind, uint64_t bytes,
     return BadArgument(
         fmt::format("a lease of {} bytes: ask for less than 2^60", bytes));
   }
+  if (!(wait >= 0 && wait <= 1e6)) {
+    return BadArgument(fmt::format("wait = {}: give 0 to 1e6 seconds", wait));
+  }
   return Guard([&] {
     const Bytes size(static_cast<int64_t>(bytes));
-    auto region = kind == SLUICE_GPU ? session->session->LeaseGpu(size)
-                                     : session->session->LeaseHost(size);
+    auto region = kind == SLUICE_GPU
+                      ? session->session->LeaseGpu(size, absl::Seconds(wait))
+                      : session->session->LeaseHost(size, absl::Seconds(wait));
     if (!region.ok()) return Fail(region.status());
     *out = new sluice_region{*std::move(region)};
     return int{SLUICE_OK};

@@ -34,7 +34,7 @@
 extern "C" {
 #endif
 
-#define SLUICE_ABI_VERSION 4
+#define SLUICE_ABI_VERSION 5
 
 #if defined(__GNUC__)
 #define SLUICE_API __attribute__((visibility("default")))
@@ -81,13 +81,10 @@ typedef struct sluice_session_options {
   const char* socket; /* NULL: $SLUICE_SOCKET, else /run/sluice/session.sock */
   const char* job; /* label of the job, at most 64 characters; NULL: default */
   uint32_t rank;
-  uint32_t world_size;  /* ranks of the job; 0: 1 */
-  uint32_t local_ranks; /* of them on this node; 0: 1 */
-  uint32_t gpu;         /* the node's GPU that this rank uses */
-  /* Copy bandwidth of its link, each way, that it has beside others, and keeps
-   * when the daemon is gone; 0: none. sluice_session_limits says whether it
-   * was granted. */
-  double guaranteed_bytes_per_second;
+  uint32_t world_size;                /* ranks of the job; 0: 1 */
+  uint32_t local_ranks;               /* of them on this node; 0: 1 */
+  uint32_t gpu;                       /* the node's GPU that this rank uses */
+  double guaranteed_bytes_per_second; /* ignored since 5 */
   /* Since 2. Not 0: this rank asks sluice_session_changed_plan between its
    * steps, and answers; the daemon waits for the answer. 0: each changed plan
    * is answered "not taken" for it. */
@@ -114,10 +111,7 @@ typedef struct sluice_limits {
   uint64_t granularity;        /* leases are rounded up to a multiple of it */
   double h2d_bytes_per_second; /* of the GPU's link, contended; 0: unknown */
   double d2h_bytes_per_second;
-  /* Since 2. As asked for; 0: none was, or the link has promised too much
-   * already (the daemon's log says why): copies run by a fair share. As it is
-   * now: SLUICE_EVENT_GUARANTEE_LOWERED tells when it becomes less. */
-  double guaranteed_bytes_per_second;
+  double guaranteed_bytes_per_second; /* since 2; since 5 always 0 */
   /* Since 2. What the CUDA runtime of this process calls the session's GPU, by
    * its UUID (CUDA_VISIBLE_DEVICES may renumber); -1: the GPU is simulated, and
    * its memory is the process's own. */
@@ -135,9 +129,7 @@ typedef enum sluice_event_kind {
   SLUICE_EVENT_DISCONNECTED = 3, /* daemon gone: mappings and copies go on */
   SLUICE_EVENT_PLAN_CHANGED = 4, /* sluice_session_changed_plan has one; only
                                   * in a session that takes changes */
-  /* Another daemon took over and the links carry less: `detail` says what of
-   * the guarantee is left, and why; sluice_session_limits has the rate. */
-  SLUICE_EVENT_GUARANTEE_LOWERED = 5
+  SLUICE_EVENT_GUARANTEE_LOWERED = 5 /* since 5 never sent */
 } sluice_event_kind;
 
 /* `detail` is valid during the call only. */
@@ -210,6 +202,13 @@ typedef enum sluice_memory_kind {
  * child does not get the range. End it with sluice_region_free. */
 SLUICE_API int sluice_region_lease(sluice_session* session, int kind,
                                    uint64_t bytes, sluice_region** out);
+
+/* Since 5. The same; where it would be refused for lack of memory, it waits for
+ * `wait` seconds at most, within the daemon's longest_wait_s. Then it is
+ * SLUICE_DEADLINE_EXCEEDED, which says which lease was in front. */
+SLUICE_API int sluice_region_lease_within(sluice_session* session, int kind,
+                                          uint64_t bytes, double wait,
+                                          sluice_region** out);
 
 /* Unmaps and gives back. No copy may use the range any more. */
 SLUICE_API void sluice_region_free(sluice_region* region);

@@ -10,7 +10,7 @@
 #include <memory>
 #include <utility>
 
-#include "daemon/core/guarantees.h"
+#include "daemon/core/link_sharers.h"
 #include "daemon/core/links.h"
 #include "daemon/table_reader.h"
 #include "proto/base/status.h"

@@ -84,9 +84,7 @@ absl::Status Check(const Hello& hello) {
   SLUICE_RETURN_IF_ERROR(
       CheckRange("local_ranks", hello.local_ranks(), 1,
                  std::min<uint64_t>(hello.world_size(), kMaxOrdinal)));
-  SLUICE_RETURN_IF_ERROR(CheckRange("gpu", hello.gpu(), 0, kMaxOrdinal - 1));
-  return CheckRange("guaranteed_bytes_per_second",
-                    hello.guaranteed_bytes_per_second(), 0, kMaxSize - 1);
+  return CheckRange("gpu", hello.gpu(), 0, kMaxOrdinal - 1);
 }
 
 absl::Status Check(const Lease& lease) {

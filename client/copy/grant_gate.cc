@@ -17,12 +17,8 @@ constexpr std::chrono::microseconds kNap{100};
 }  // namespace
 
 GrantGate::GrantGate(const GrantLimits* limits, int slot, GrantUse* use,
-                     double guaranteed_bytes_per_second, const Clock* clock)
-    : limits_(limits),
-      slot_(slot),
-      use_(use),
-      guaranteed_(guaranteed_bytes_per_second),
-      clock_(clock) {
+                     const Clock* clock)
+    : limits_(limits), slot_(slot), use_(use), clock_(clock) {
   SLUICE_CHECK(slot >= 0 && slot < kGrantSlots);
 }
 
@@ -61,8 +57,6 @@ void GrantGate::Forgive(int direction, uint64_t end) {
 }
 
 double GrantGate::PacedRate(int direction, int64_t now_ns) const {
-  const double guaranteed = guaranteed_.load(std::memory_order_relaxed);
-  if (guaranteed > 0) return guaranteed;
   if (detached_.load(std::memory_order_relaxed)) return 0;
   const auto beat = static_cast<int64_t>(
       limits_->heartbeat_ns.load(std::memory_order_acquire));

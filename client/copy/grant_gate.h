@@ -4,9 +4,9 @@
 // may have started; a copy that ends at or below the limit goes. Beyond it the
 // caller sleeps in short naps until the daemon has raised the limit. If the
 // daemon's heartbeat is older than kGrantStaleAfter, the rank does not wait: it
-// keeps its guaranteed rate; without one, the rate it was granted last for
-// kGrantPacedFor, because a daemon that is only late comes back, and then goes
-// ungated. Bytes copied over the limit in that time are forgiven.
+// keeps the rate it was granted last for kGrantPacedFor, because a daemon that
+// is only late comes back, and then goes ungated. Bytes copied over the limit in
+// that time are forgiven.
 //
 // Thread safety: all methods are safe from several threads, but TellDue and
 // ForgetDue of one direction. The fast path is one atomic operation: TryAcquire
@@ -26,10 +26,9 @@ namespace sluice::client {
 
 class GrantGate {
  public:
-  // Pages outlive the gate. `guaranteed_bytes_per_second` (0: none) is what the
-  // daemon admitted, and a rank keeps to when its heartbeat is stale.
+  // Pages outlive the gate.
   GrantGate(const GrantLimits* limits, int slot, GrantUse* use,
-            double guaranteed_bytes_per_second, const Clock* clock);
+            const Clock* clock);
 
   // Takes `size` bytes of direction kH2d or kD2h, waiting while the limit is
   // behind and the daemon is alive. Returns the time waited. A true `*cancel`
@@ -69,11 +68,6 @@ class GrantGate {
   void ForgetDue(int direction);
   absl::Time now() const { return clock_->Now(); }
 
-  // What the daemon guarantees from now on.
-  void SetGuaranteed(double bytes_per_second) {
-    guaranteed_.store(bytes_per_second, std::memory_order_relaxed);
-  }
-
   // The session is over (disconnected, evicted, closing): the limits are not
   // raised any more. Waiting and later calls go on as with a stale heartbeat.
   void Detach() { detached_.store(true, std::memory_order_relaxed); }
@@ -111,7 +105,6 @@ class GrantGate {
   const GrantLimits* limits_;
   const int slot_;
   GrantUse* use_;
-  std::atomic<double> guaranteed_;
   const Clock* clock_;
   std::atomic<bool> detached_{false};
   // Bytes copied over the limit while the daemon granted nothing.

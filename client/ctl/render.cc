@@ -219,7 +219,6 @@ std::string RenderWaiting(const json& node) {
                             ? "memory there"
                             : "budget of its " + Text(lease, "lacks");
     if (in_front > 0) lacks += fmt::format(", {} in front", in_front);
-    if (lease.at("background").get<bool>()) lacks += ", background";
     table.Add({Text(lease, "job"), std::to_string(Number(lease, "rank")),
                Size(Number(lease, "bytes")),
                fmt::format("{} {}",

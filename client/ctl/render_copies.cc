@@ -39,39 +39,25 @@ std::string LateText(const json& late) {
                           late.at("d2h_seconds").get<double>()));
 }
 
-std::string GuaranteeText(double bytes_per_second, bool lowered) {
-  const std::string rate =
-      bytes_per_second > 0 ? fmt::format("{:.2f} GB/s", bytes_per_second / 1e9)
-                           : "-";
-  return rate + (lowered ? " lowered" : "");
-}
-
 }  // namespace
 
 std::string RenderCopies(const json& node) {
   Table table({{"COPIES OF"},
                {"RANK", Align::kRight},
                {"WEIGHT", Align::kRight},
-               {"GUARANTEED", Align::kRight},
                {"LATE"},
                {"PLAN TO THE GPU"},
                {"PLAN FROM THE GPU"}});
   for (const json& job : node.at("jobs")) {
     for (const json& rank : job.at("ranks")) {
       const double weight = rank.value("weight", 1.0);
-      const double guaranteed = rank.value("guaranteed_bytes_per_second", 0.0);
-      const bool lowered = rank.value("guarantee_lowered", json()).is_string();
       const json plan = rank.value("plan_copies", json());
       const std::string late = LateText(rank.value("late", json()));
-      if (weight == 1 && guaranteed <= 0 && !lowered && plan.is_null() &&
-          late == "-") {
-        continue;
-      }
+      if (weight == 1 && plan.is_null() && late == "-") continue;
       table.Add({Text(job, "name"),
                  fmt::format("{}/{}", Number(rank, "rank"),
                              Number(job, "world_size")),
-                 fmt::format("{:g}", weight),
-                 GuaranteeText(guaranteed, lowered), late,
+                 fmt::format("{:g}", weight), late,
                  plan.is_null() ? "-" : CopiesText(plan, "h2d"),
                  plan.is_null() ? "-" : CopiesText(plan, "d2h")});
     }

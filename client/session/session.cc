@@ -86,8 +86,6 @@ wire::Request HelloOf(const SessionOptions& options) {
   hello->set_world_size(static_cast<uint32_t>(options.world_size));
   hello->set_local_ranks(static_cast<uint32_t>(options.local_ranks));
   hello->set_gpu(static_cast<uint32_t>(options.gpu.value()));
-  hello->set_guaranteed_bytes_per_second(
-      static_cast<uint64_t>(options.guaranteed_bytes_per_second));
   return request;
 }
 
@@ -105,11 +103,13 @@ class SessionImpl final : public Session {
   device::Driver& driver() override { return *driver_; }
   GrantGate& grants() override { return *gate_; }
   absl::Status MeasureOutside() override;
-  absl::StatusOr<std::unique_ptr<Region>> LeaseGpu(Bytes size) override {
-    return Lease(device::Placement::Gpu(options_.gpu), size);
+  absl::StatusOr<std::unique_ptr<Region>> LeaseGpu(Bytes size,
+                                                   Wait wait) override {
+    return Lease(device::Placement::Gpu(options_.gpu), size, wait);
   }
-  absl::StatusOr<std::unique_ptr<Region>> LeaseHost(Bytes size) override {
-    return Lease(device::Placement::Host(welcome_.limits.numa), size);
+  absl::StatusOr<std::unique_ptr<Region>> LeaseHost(Bytes size,
+                                                    Wait wait) override {
+    return Lease(device::Placement::Host(welcome_.limits.numa), size, wait);
   }
   absl::StatusOr<plan::NodePlan> Plan(const plan::RankProfile& profile,
                                       absl::Duration timeout) override;
@@ -125,14 +125,13 @@ class SessionImpl final : public Session {
 
  private:
   absl::StatusOr<std::unique_ptr<Region>> Lease(device::Placement where,
-                                                Bytes size);
+                                                Bytes size, Wait wait);
   absl::StatusOr<wire::Request> UseOfGpu();
   absl::Status Submit(const plan::RankProfile& profile);
   // Submits it again where the daemon that had it is gone.
   absl::StatusOr<plan::NodePlan> AskForPlan(const plan::RankProfile& profile,
                                             absl::Duration timeout);
   void OnTakenOver(const wire::Message& message);
-  void OnLowered(const wire::Lowered& lowered);
   void OnWireEvent(wire::Message message);
   void OnChanged(PlanId id, const wire::Message& message);
   void OnGone(const std::string& reason);
@@ -150,7 +149,6 @@ class SessionImpl final : public Session {
   PlanInbox inbox_;
   // Guards what changes after Start: the GPU's limits, too.
   mutable Mutex limits_mutex_;
-  std::optional<wire::Lowered> lowered_ ABSL_GUARDED_BY(limits_mutex_);
   Mutex report_mutex_;
   StepTotals totals_ ABSL_GUARDED_BY(report_mutex_);
   // How long mapping took, of leases since the last report.
@@ -186,24 +184,15 @@ absl::Status SessionImpl::Start() {
   SLUICE_RETURN_IF_ERROR(MeasureOutside());
   SLUICE_ASSIGN_OR_RETURN(pages_,
                           GrantPages::Map(reply[0].fds[0], reply[0].fds[1]));
-  gate_ = std::make_unique<GrantGate>(
-      pages_->limits(), welcome_.grant_slot, pages_->use(),
-      welcome_.limits.guaranteed_bytes_per_second, &clock_);
-  {
-    // A daemon that took over meanwhile may have lowered it.
-    const MutexLock lock(limits_mutex_);
-    if (lowered_) {
-      gate_->SetGuaranteed(
-          static_cast<double>(lowered_->guaranteed_bytes_per_second()));
-    }
-    shared_gate_ = gate_.get();
-  }
+  gate_ = std::make_unique<GrantGate>(pages_->limits(), welcome_.grant_slot,
+                                      pages_->use(), &clock_);
+  shared_gate_ = gate_.get();
   if (gone_) gate_->Detach();
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<Region>> SessionImpl::Lease(
-    device::Placement where, Bytes size) {
+    device::Placement where, Bytes size, Wait wait) {
   if (size <= Bytes(0)) {
     return absl::InvalidArgumentError(
         fmt::format("a lease of {} bytes: ask for at least one", size.count()));
@@ -214,14 +203,13 @@ absl::StatusOr<std::unique_ptr<Region>> SessionImpl::Lease(
   lease->set_kind(gpu ? wire::Lease::GPU : wire::Lease::HOST);
   lease->set_ordinal(static_cast<uint32_t>(where.ordinal));
   lease->set_bytes(RoundUp(size, welcome_.limits.granularity).size());
+  const absl::Duration most = wait.value_or(options_.lease_wait);
   // Less than a millisecond is a wait too.
-  lease->set_wait_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(
-      absl::Ceil(options_.lease_wait, absl::Milliseconds(1)))));
-  lease->set_background(options_.background);
+  lease->set_wait_ms(static_cast<uint32_t>(
+      absl::ToInt64Milliseconds(absl::Ceil(most, absl::Milliseconds(1)))));
   SLUICE_ASSIGN_OR_RETURN(
       auto parts,
-      connection_->Call(request, {},
-                        options_.answer_timeout + options_.lease_wait));
+      connection_->Call(request, {}, options_.answer_timeout + most));
   std::vector<Extent> extents;
   for (wire::Message& part : parts) {
     const wire::Granted& granted = part.packet.reply().granted();
@@ -399,7 +387,6 @@ void SessionImpl::OnChanged(PlanId id, const wire::Message& message) {
 // plan is then of an earlier one.
 void SessionImpl::OnTakenOver(const wire::Message& message) {
   const wire::TakenOver& told = message.packet.event().taken_over();
-  if (told.has_lowered()) OnLowered(told.lowered());
   if (shared_gate_ == nullptr) return;  // in Start still: it has no plan
   if (connection_->Awaits(wire::Request::kSubmitProfile)) return;
   if (told.plan_id() != 0) {
@@ -408,29 +395,9 @@ void SessionImpl::OnTakenOver(const wire::Message& message) {
   inbox_.AskAgain();
 }
 
-// Each daemon that takes over says it: it is news where it is another rate.
-void SessionImpl::OnLowered(const wire::Lowered& lowered) {
-  const uint64_t rate = lowered.guaranteed_bytes_per_second();
-  {
-    const MutexLock lock(limits_mutex_);
-    if (lowered_ && lowered_->guaranteed_bytes_per_second() == rate) return;
-    lowered_ = lowered;
-    if (GrantGate* gate = shared_gate_) {
-      gate->SetGuaranteed(static_cast<double>(rate));
-    }
-  }
-  relay_.Deliver({Kind::kGuaranteeLowered, lowered.why()});
-}
-
 NodeLimits SessionImpl::limits() const {
   const MutexLock lock(limits_mutex_);
-  NodeLimits limits = welcome_.limits;
-  if (lowered_) {
-    limits.guaranteed_bytes_per_second =
-        static_cast<double>(lowered_->guaranteed_bytes_per_second());
-    limits.guarantee_refused = lowered_->why();
-  }
-  return limits;
+  return welcome_.limits;
 }
 
 void SessionImpl::OnGone(const std::string& reason) {
@@ -481,14 +448,10 @@ bool DriverTellsNodes() {
 
 absl::StatusOr<std::unique_ptr<Session>> Session::Open(
     const SessionOptions& options) {
-  if (options.world_size < 1 || options.local_ranks < 1 ||
-      !(options.guaranteed_bytes_per_second >= 0) ||
-      options.guaranteed_bytes_per_second > 1e18) {
+  if (options.world_size < 1 || options.local_ranks < 1) {
     return absl::InvalidArgumentError(fmt::format(
-        "a session with world_size {}, local_ranks {}, guaranteed rate {}: "
-        "the first two must be at least 1, the rate 0 to 1e18",
-        options.world_size, options.local_ranks,
-        options.guaranteed_bytes_per_second));
+        "a session with world_size {}, local_ranks {}: both must be at least 1",
+        options.world_size, options.local_ranks));
   }
   if (options.lease_wait < absl::ZeroDuration() ||
       options.lease_wait > kMostLeaseWait) {

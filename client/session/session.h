@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,16 +35,11 @@ struct SessionOptions {
   // The GPU's UUID instead of its number, which CUDA_VISIBLE_DEVICES may
   // change; empty: `gpu` counts.
   std::string gpu_uuid;
-  // Guaranteed share of the GPU's link, each way; admitted whole or not at all
-  // (limits() says which).
-  double guaranteed_bytes_per_second = 0;
   // How long a lease may wait for memory instead of being refused at once:
   // first come, first served, but smaller leases pass in the first half of the
   // wait. The daemon's longest_wait_s and its number of waiting leases bound
-  // it. At its end: DeadlineExceeded, which names the lease in front. A
-  // background lease lets all others pass.
+  // it. At its end: DeadlineExceeded, which names the lease in front.
   absl::Duration lease_wait = absl::ZeroDuration();
-  bool background = false;
   // How long the daemon may be silent about a lease that it neither grants nor
   // refuses. While it makes memory it sends progress, which restarts this time.
   absl::Duration answer_timeout = absl::Seconds(60);
@@ -68,17 +64,12 @@ struct SessionEvent {
     kShuttingDown,
     kDisconnected,  // the daemon is gone; mappings and running steps go on
     kPlanChanged,   // ChangedPlan() has one
-    // Another daemon took over, its links carry less, and the guarantee was
-    // lowered: limits() has the new rate. detail: the old and new rate, and
-    // why.
-    kGuaranteeLowered,
   };
   Kind kind;
   std::string detail;
 };
 
-// As the daemon told at Open; the guarantee as it is now, the GPU as after
-// MeasureOutside.
+// As the daemon told at Open, the GPU as after MeasureOutside.
 struct NodeLimits {
   std::string driver;  // "sim", "cuda"
   // The session's GPU as this process counts (CUDA_VISIBLE_DEVICES may
@@ -91,10 +82,6 @@ struct NodeLimits {
   NumaIndex numa;
   double h2d_bytes_per_second = 0;
   double d2h_bytes_per_second = 0;
-  // The admitted rate: as asked for; 0 if it was refused; less after
-  // kGuaranteeLowered. The reason is one line.
-  double guaranteed_bytes_per_second = 0;
-  std::string guarantee_refused;
 };
 
 class Session {
@@ -119,8 +106,12 @@ class Session {
   // is made of what this user gave back may be larger, by less than an extent.
   // ResourceExhausted: over budget or the pool is empty; the message says
   // asked, free, limit and how to change it. Unavailable: the daemon is gone.
-  virtual absl::StatusOr<std::unique_ptr<Region>> LeaseGpu(Bytes size) = 0;
-  virtual absl::StatusOr<std::unique_ptr<Region>> LeaseHost(Bytes size) = 0;
+  // `wait`: in the place of SessionOptions::lease_wait.
+  using Wait = std::optional<absl::Duration>;
+  virtual absl::StatusOr<std::unique_ptr<Region>> LeaseGpu(Bytes size,
+                                                           Wait wait = {}) = 0;
+  virtual absl::StatusOr<std::unique_ptr<Region>> LeaseHost(Bytes size,
+                                                            Wait wait = {}) = 0;
 
   // Sends the profile and waits until all local ranks of the job have sent
   // theirs and the worker has solved; the plan was validated on both sides.

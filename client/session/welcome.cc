@@ -67,9 +67,6 @@ absl::StatusOr<Welcome> ReadWelcome(const wire::Message& message,
   limits.granularity = ToBytes(in.granularity());
   limits.h2d_bytes_per_second = in.link_h2d_bytes_per_second();
   limits.d2h_bytes_per_second = in.link_d2h_bytes_per_second();
-  limits.guaranteed_bytes_per_second =
-      static_cast<double>(in.guaranteed_bytes_per_second());
-  limits.guarantee_refused = in.guarantee_refused();
   for (const wire::Gpu& candidate : in.gpus()) {
     if (candidate.index() != gpu.value()) continue;
     out.gpu_uuid = candidate.uuid();

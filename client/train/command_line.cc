@@ -94,6 +94,10 @@ Exit status: 0 the gradients agree; 1 they do not, or a fault; 2 bad input; 3
 
 void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
   app.add_option("--job", o.job, "label of the job; budgets bind it");
+  app.add_option("--wait", o.wait,
+                 "seconds that a lease may wait for memory of --hbm or --host "
+                 "that other jobs hold (0: it is refused at once)")
+      ->capture_default_str();
   app.add_option("--method", raw.method,
                  "keep-all, recompute, alst (Ulysses, tiled layers and loss, "
                  "layer inputs in host memory) or sluice")

@@ -59,6 +59,7 @@ absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
   session.world_size = environment.world_size;
   session.local_ranks = environment.local_world_size;
   session.gpu = DeviceIndex(static_cast<uint64_t>(place.gpu));
+  session.lease_wait = absl::Seconds(options.wait);
   auto opened = client::Session::Open(session);
   if (!opened.ok()) return AsBadInput(opened.status());
   SLUICE_RETURN_IF_ERROR(

@@ -61,9 +61,6 @@ RankSnapshot Core::SnapshotOf(const Session& session) const {
   rank.gpu = session.hello.gpu;
   rank.session = session.id;
   rank.closed = session.state == Session::State::kClosed;
-  rank.guaranteed_bytes_per_second =
-      rank.closed ? 0 : session.guaranteed_bytes_per_second;
-  rank.guarantee_lowered = session.guarantee_lowered;
   rank.weight = WeightOf(config_, session.peer.principal);
   if (const auto copies = copies_of_plans_.find(session.id);
       copies != copies_of_plans_.end()) {
@@ -255,7 +252,6 @@ void Core::CheckInvariants() const {
   ledger_.CheckInvariants();
   joint_.CheckInvariants();
   CheckSessions();
-  CheckGuarantees();
   CheckWaiting();
 }
 

@@ -30,9 +30,9 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "daemon/core/effects.h"
-#include "daemon/core/guarantees.h"
 #include "daemon/core/journal.h"
 #include "daemon/core/ledger.h"
+#include "daemon/core/link_sharers.h"
 #include "daemon/core/planning/joint_planning.h"
 #include "daemon/core/policy.h"
 #include "daemon/core/requests.h"
@@ -61,8 +61,8 @@ class Core {
   Effects SocketEnded(SessionId id, absl::Time now);
   Effects ProtocolBroken(SessionId id, const std::string& reason,
                          absl::Time now);
-  // The pidfds reported the ends of these processes. Ranks that end together, as
-  // those of a job that is killed, get no notices of each other's ends.
+  // The pidfds reported the ends of these processes. Ranks that end together,
+  // as those of a job that is killed, get no notices of each other's ends.
   struct Gone {
     SessionId session;
     Exit exit;
@@ -257,25 +257,6 @@ class Core {
   absl::Status AdmitHello(const Session& session,
                           const HelloRequest& hello) const;
   int TakeSlot();
-
-  // Guaranteed rates (core_guarantees.cc).
-  // What attached ranks whose copies load `link` were promised, all but
-  // `besides`, whose principal is the one that asks.
-  Promised PromisedOn(const std::string& link, const Session& besides) const;
-  // AdmitGuarantee on each link from its GPU on; all rates times `scale`.
-  absl::Status AdmitOnPath(const Session& session, double asked,
-                           double scale = 1) const;
-  // KeepGuarantee on each link from its GPU on.
-  GuaranteeLeft KeepOnPath(const Session& session, double had) const;
-  // What ranks were promised, as far as the links carry it: the first ones
-  // first, of those that were `reached`.
-  void KeepGuarantees(const std::set<SessionId>& reached, absl::Time now,
-                      Effects& effects);
-  // Promises the session what its Hello asked for, or says why not.
-  std::string Guarantee(Session& session, RequestId request, absl::Time now);
-  // Not known: no speeds.
-  LinkSpeed LinkOf(DeviceIndex gpu) const;
-  void CheckGuarantees() const;
 
   // Steps (core_steps.cc).
   void CountCopies(Session& session);

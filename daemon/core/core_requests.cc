@@ -48,13 +48,6 @@ Effects Core::Receive(SessionId id, RequestId request, const Request& body,
 
 Reply Core::Repeat(const Session& session, RequestId request) const {
   const Reply& reply = session.history.answer(request);
-  if (const auto* welcome = std::get_if<WelcomeReply>(&reply);
-      welcome != nullptr && !session.guarantee_lowered.empty()) {
-    WelcomeReply now = *welcome;
-    now.guaranteed_bytes_per_second = session.guaranteed_bytes_per_second;
-    now.guarantee_refused = session.guarantee_lowered;
-    return now;
-  }
   const auto* granted = std::get_if<GrantedReply>(&reply);
   if (granted == nullptr ||
       ledger_.LeasesOf(session.id).contains(granted->lease)) {
@@ -161,10 +154,7 @@ void Core::Handle(Session& session, RequestId request,
                        .gpu = hello.gpu,
                        .protocol = hello.protocol};
   if (session.is_rank()) {
-    welcome.guarantee_refused = Guarantee(session, request, now);
-    welcome.guaranteed_bytes_per_second = session.guaranteed_bytes_per_second;
     effects.push_back(AttachGrants{session.id, session.grant_slot, hello.gpu,
-                                   session.guaranteed_bytes_per_second,
                                    WeightOf(config_, session.peer.principal)});
     ledger_.Open(session.id, session.job());
     joint_.RankAttached(

@@ -50,7 +50,9 @@ void Core::Handle(Session& session, RequestId request,
   job.grant_wait_seconds += more.grant_wait_seconds;
   AddUpTo(UINT64_MAX, static_cast<uint64_t>(more.plan_mismatches),
           job.plan_mismatches);
-  const LinkSpeed link = LinkOf(session.hello.gpu);
+  const std::vector<size_t> path =
+      LinkPath(config_.links, config_.gpus.at(session.hello.gpu.value()).link);
+  const LinkSpeed link = path.empty() ? LinkSpeed{} : config_.links[path[0]];
   const absl::Duration since = now - session.connected_at;
   AddUpTo(MostCopied(SpeedOf(link, kH2d), since), more.h2d.size(),
           session.copies_reported[kH2d]);

@@ -60,7 +60,6 @@ bool Core::NoticesSent() {
 Effects Core::TakeOver(const std::set<SessionId>& reached, absl::Time now) {
   Effects effects;
   ledger_.TakeOver(now, effects);
-  KeepGuarantees(reached, now, effects);
   std::map<SessionId, std::set<RequestId>> worked_on = ledger_.Asking();
   for (const WaitingLease& lease : joint_.waiting_leases()) {
     worked_on[lease.session].insert(lease.request);
@@ -78,12 +77,7 @@ Effects Core::TakeOver(const std::set<SessionId>& reached, absl::Time now) {
     sessions_.Edit(id).history.ForgetRunning(worked_on[id]);
     PlanId plan = session.told_plan;
     if (FindPlan(plan, nullptr) == nullptr) plan = PlanId();
-    TakenOverNotice notice{plan, {}};
-    if (!session.guarantee_lowered.empty()) {
-      notice.lowered = {session.guaranteed_bytes_per_second,
-                        session.guarantee_lowered};
-    }
-    effects.push_back(SendNotice{id, std::move(notice)});
+    effects.push_back(SendNotice{id, TakenOverNotice{plan}});
     TellDeaths(session, effects);
   }
   const bool replanned = joint_.TakeOver(now, effects);

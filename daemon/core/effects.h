@@ -59,7 +59,6 @@ struct AttachGrants {
   SessionId session;
   int slot = 0;
   DeviceIndex gpu;
-  double guaranteed_bytes_per_second = 0;
   double weight = 1;
 };
 struct DetachGrants {
@@ -75,12 +74,6 @@ struct HoldsMemory {
 struct PromiseCopies {
   int slot = 0;
   CopyRates rates = {0, 0};
-};
-
-// The rank's guarantee is less from now on.
-struct LowerGuarantee {
-  int slot = 0;
-  double bytes_per_second = 0;
 };
 
 // Grants go by these from now on; no slot has a rank.
@@ -115,8 +108,8 @@ struct HurrySolving {
 using Effect =
     std::variant<MakeExtent, DestroyExtent, AskHolders, SendReply, SendNotice,
                  CloseSocket, Forget, KillProcess, AttachGrants, DetachGrants,
-                 HoldsMemory, PromiseCopies, LowerGuarantee, UseLinks,
-                 ReadProfile, SolvePlan, StopSolving, HurrySolving>;
+                 HoldsMemory, PromiseCopies, UseLinks, ReadProfile, SolvePlan,
+                 StopSolving, HurrySolving>;
 using Effects = std::vector<Effect>;
 
 }  // namespace sluice::daemon

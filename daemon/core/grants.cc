@@ -5,7 +5,6 @@
 #include <set>
 #include <utility>
 
-#include "daemon/core/guarantees.h"
 #include "daemon/core/links.h"
 #include "proto/base/grant_page.h"
 #include "proto/base/status.h"
@@ -16,7 +15,7 @@ namespace {
 // "Not limited": far ahead, and far from overflow.
 constexpr uint64_t kUngated = uint64_t{1} << 44;
 
-// Guarantees are admitted by their rates (guarantees.h) and promised in whole
+// Promises are admitted by their rates (planning/demands.h) and kept in whole
 // bytes per period, which may be a little more.
 constexpr bandwidth::BandwidthOptions kOptions = {.promised = kPromised + 0.05};
 
@@ -115,14 +114,12 @@ GrantPolicy::Grant GrantPolicy::GrantOf(const RankShare& rank) const {
     if (!Gated(rank, d)) continue;
     // Who wants little now would have its share if it wanted more.
     grant.rate[d] = static_cast<uint64_t>(
-        std::max({EvenRate(rank, d, holders_), rank.guaranteed, rank.demand[d],
-                  rank.rate[d]}));
+        std::max({EvenRate(rank, d, holders_), rank.demand[d], rank.rate[d]}));
   }
   return grant;
 }
 
 GrantPolicy::Grant GrantPolicy::Attach(int slot, int link,
-                                       double guaranteed_bytes_per_second,
                                        const GrantSharer& sharer) {
   SLUICE_CHECK(!ranks_.contains(slot));
   SLUICE_CHECK(link < static_cast<int>(links_.size()));
@@ -130,7 +127,6 @@ GrantPolicy::Grant GrantPolicy::Attach(int slot, int link,
   const int user = UserOf(sharer.who);
   RankShare& rank = ranks_[slot];
   rank.link = link;
-  rank.guaranteed = guaranteed_bytes_per_second;
   rank.sharer = sharer;
   rank.user = user;
   if (sharer.holds) Count(holders_, rank, true);
@@ -138,9 +134,9 @@ GrantPolicy::Grant GrantPolicy::Attach(int slot, int link,
     // The first window is a gift, so that a rank starts without waiting.
     const bool gift = sharer.holds || !Gated(rank, d);
     rank.limit[d] = gift ? Window(link, d) : 0;
-    if (!Gated(rank, d)) continue;
-    shares_.Open(FlowOf(slot, d), link, d, /*weight=*/1, user);
-    TryPromise(slot, d);
+    if (Gated(rank, d)) {
+      shares_.Open(FlowOf(slot, d), link, d, /*weight=*/1, user);
+    }
   }
   return GrantOf(rank);
 }
@@ -153,16 +149,15 @@ void GrantPolicy::Hold(int slot, bool holds) {
   for (int d : {kH2d, kD2h}) {
     if (!Gated(rank, d)) continue;
     if (holds) rank.limit[d] = std::max(rank.limit[d], Window(rank.link, d));
-    if (std::max(rank.guaranteed, rank.demand[d]) > 0) Repromise(slot, d);
+    if (rank.demand[d] > 0) Repromise(slot, d);
   }
 }
 
 GrantPolicy::Grant GrantPolicy::Resume(int slot, int link,
-                                       double guaranteed_bytes_per_second,
                                        const GrantSharer& sharer,
                                        const Directions& limit,
                                        const Directions& used) {
-  Attach(slot, link, guaranteed_bytes_per_second, sharer);
+  Attach(slot, link, sharer);
   RankShare& rank = ranks_.at(slot);
   for (int d : {kH2d, kD2h}) {
     rank.used[d] = std::min(used[d], limit[d] + kOneCopy);
@@ -173,15 +168,14 @@ GrantPolicy::Grant GrantPolicy::Resume(int slot, int link,
 
 void GrantPolicy::TryPromise(int slot, int direction) {
   RankShare& rank = ranks_.at(slot);
-  const double rate = std::max(rank.guaranteed, rank.demand[direction]);
+  const double rate = rank.demand[direction];
   if (rank.promised[direction] || rate <= 0 || !rank.sharer.holds) return;
   if (StaysRefused(rank, direction)) return;
-  const double bytes =
-      std::ceil(rate * absl::ToDoubleSeconds(kGuaranteePeriod));
+  const double bytes = std::ceil(rate * absl::ToDoubleSeconds(kPromisePeriod));
   rank.promised[direction] = shares_
                                  .Promise(FlowOf(slot, direction),
                                           {Bytes(static_cast<int64_t>(bytes)),
-                                           kGuaranteePeriod, kGuaranteePeriod},
+                                           kPromisePeriod, kPromisePeriod},
                                           now_)
                                  .ok();
   if (!rank.promised[direction]) {
@@ -190,24 +184,11 @@ void GrantPolicy::TryPromise(int slot, int direction) {
 }
 
 void GrantPolicy::Promise(int slot, const CopyRates& rates) {
-  PromiseAnew(slot, ranks_.at(slot).guaranteed, rates);
-}
-
-void GrantPolicy::Guarantee(int slot, double bytes_per_second) {
-  PromiseAnew(slot, bytes_per_second, ranks_.at(slot).demand);
-}
-
-void GrantPolicy::PromiseAnew(int slot, double guaranteed,
-                              const CopyRates& rates) {
   settled_ = false;
   RankShare& rank = ranks_.at(slot);
-  const double had = std::exchange(rank.guaranteed, guaranteed);
   for (int d : {kH2d, kD2h}) {
     if (!Gated(rank, d)) continue;
-    const double before = std::max(had, rank.demand[d]);
-    rank.demand[d] = rates[d];
-    if (std::max(guaranteed, rates[d]) == before) continue;
-    Repromise(slot, d);
+    if (std::exchange(rank.demand[d], rates[d]) != rates[d]) Repromise(slot, d);
   }
 }
 
@@ -317,8 +298,8 @@ std::map<int, GrantPolicy::Grant> GrantPolicy::Refill(
 
 bool GrantPolicy::WantsNothing(const RankShare& rank) const {
   for (int d : {kH2d, kD2h}) {
-    const bool promised = rank.promised[d] || !rank.sharer.holds ||
-                          std::max(rank.guaranteed, rank.demand[d]) <= 0;
+    const bool promised =
+        rank.promised[d] || !rank.sharer.holds || rank.demand[d] <= 0;
     if (Wanted(rank, d) > 0 || rank.rate[d] > 0) return false;
     const bool for_good = StaysRefused(rank, d) && !shares_.changing();
     if (Gated(rank, d) && !promised && !for_good) return false;

@@ -2,9 +2,8 @@
 //
 // In each refill the links give out what they carried in the time since the
 // last one, by daemon/bandwidth. Every rank wants its limit to stand a window
-// ahead of its use, each direction by itself. What it was guaranteed
-// (guarantees.h admits that), or what its plan copies (planning/demands.h), is
-// promised to it, a part per kGuaranteePeriod;
+// ahead of its use, each direction by itself. What its plan copies is promised
+// to it (planning/demands.h admits that), a part per kPromisePeriod;
 // the rest goes to users by weight, and to the ranks of one user evenly, of
 // which the promised bytes are a part; what one leaves goes to the others. A
 // rank that holds no memory is promised nothing, and gets what nobody else
@@ -45,7 +44,7 @@ using Directions = std::array<uint64_t, 2>;
 // Whose a rank's share of links is.
 struct GrantSharer {
   Principal who;
-  double weight = 1;  // of its user beside others (guarantees.h)
+  double weight = 1;  // of its user beside others (WeightOf)
   bool holds = true;  // memory, which it can copy to or from
 };
 
@@ -60,8 +59,8 @@ class GrantPolicy {
   // What a rank may have started beyond its limit: a copy is counted before it
   // waits. Larger ones are believed bit by bit.
   static constexpr uint64_t kOneCopy = 64 << 20;
-  // A guarantee is kept over spans of this length.
-  static constexpr absl::Duration kGuaranteePeriod = absl::Milliseconds(20);
+  // A promise is kept over spans of this length.
+  static constexpr absl::Duration kPromisePeriod = absl::Milliseconds(20);
   // Over what time the rate that a rank is granted is averaged.
   static constexpr absl::Duration kRateOver = absl::Milliseconds(100);
 
@@ -77,21 +76,17 @@ class GrantPolicy {
 
   // `link` is an index into the links; -1: on none that is known (ungated).
   // Returns the first limits.
-  Grant Attach(int slot, int link, double guaranteed_bytes_per_second,
-               const GrantSharer& sharer = {});
+  Grant Attach(int slot, int link, const GrantSharer& sharer = {});
   // As Attach, of a rank that an earlier daemon attached: from what it was
   // granted, and has used as far as that can be believed.
-  Grant Resume(int slot, int link, double guaranteed_bytes_per_second,
-               const GrantSharer& sharer, const Directions& limit,
-               const Directions& used);
+  Grant Resume(int slot, int link, const GrantSharer& sharer,
+               const Directions& limit, const Directions& used);
   void Detach(int slot);
   // Whether it holds memory from now on.
   void Hold(int slot, bool holds);
-  // What its copies were promised beside others: the larger of its guarantee
-  // and this, bytes per second of each direction. Binds at an idle instant.
+  // What its copies were promised beside others, bytes per second of each
+  // direction. Binds at an idle instant.
   void Promise(int slot, const CopyRates& rates);
-  // In the place of the guarantee that it was attached with.
-  void Guarantee(int slot, double bytes_per_second);
   // What each attached slot has used, as far as believed at the last refill.
   std::map<int, Directions> used() const;
   bool idle() const { return ranks_.empty(); }
@@ -126,7 +121,6 @@ class GrantPolicy {
  private:
   struct RankShare {
     int link = -1;
-    double guaranteed = 0;
     GrantSharer sharer;
     int user = 0;  // the same for ranks of the same principal
     std::array<bool, 2> wants = {false, false};  // counted in wanting_
@@ -169,7 +163,6 @@ class GrantPolicy {
   // What ranks that went were promised may count yet: tried again when that has
   // been given back.
   void TryPromise(int slot, int direction);
-  void PromiseAnew(int slot, double guaranteed, const CopyRates& rates);
   // A flow keeps its promise for life: this one ends, the next one begins.
   void Repromise(int slot, int direction);
   // The promise was refused, and no link has got anything back since.

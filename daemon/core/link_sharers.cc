@@ -4,6 +4,11 @@
 
 namespace sluice::daemon {
 
+double WeightOf(const NodeConfig& config, const Principal& who) {
+  const auto found = config.user_weights.find(who.uid);
+  return found != config.user_weights.end() ? found->second : 1;
+}
+
 void LinkSharers::Count(const std::vector<size_t>& path, int user,
                         double weight, int more) {
   const auto number = static_cast<size_t>(user);

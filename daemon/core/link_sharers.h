@@ -7,7 +7,14 @@
 #include <cstddef>
 #include <vector>
 
+#include "daemon/core/types.h"
+
 namespace sluice::daemon {
+
+inline constexpr double kLeastWeight = 0.01;
+inline constexpr double kMostWeight = 100;
+// The weight of the ranks of `who` in fair shares.
+double WeightOf(const NodeConfig& config, const Principal& who);
 
 class LinkSharers {
  public:

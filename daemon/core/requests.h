@@ -30,20 +30,15 @@ struct HelloRequest {
   int world_size = 1;
   int local_ranks = 1;
   DeviceIndex gpu;
-  double guaranteed_bytes_per_second = 0;
   uint32_t protocol = 1;        // what both sides speak
   std::set<DeviceIndex> shown;  // GPUs whose device nodes came with it
   bool operator==(const HelloRequest&) const = default;
 };
-// Whose turn is first, of leases that wait. A request can only yield: nobody is
-// to call the own one urgent.
-enum class Priority { kNormal, kBackground };
 struct LeaseRequest {
   PoolId pool;
   Bytes size;
   // How long it may wait where it would be refused; 0: not at all.
   absl::Duration wait = absl::ZeroDuration();
-  Priority priority = Priority::kNormal;
   bool operator==(const LeaseRequest&) const = default;
 };
 struct FreeRequest {
@@ -86,8 +81,6 @@ struct WelcomeReply {
   bool observer = false;
   int grant_slot = 0;
   DeviceIndex gpu;
-  double guaranteed_bytes_per_second = 0;
-  std::string guarantee_refused;  // why it is 0 though one was asked for
   uint32_t protocol = 1;
   bool operator==(const WelcomeReply&) const = default;
 };
@@ -143,13 +136,6 @@ struct ShuttingDownNotice {
 // waits for one submits again.
 struct TakenOverNotice {
   PlanId plan;
-  // Its guarantee, where that is less than a daemon promised it, and why. Told
-  // by each daemon that takes over, for the last one may not have come to it.
-  struct Guarantee {
-    double bytes_per_second = 0;
-    std::string why;
-  };
-  std::optional<Guarantee> lowered;
 };
 // A lease that was asked for long ago is not there yet, and memory of its pool
 // is being made.

@@ -72,9 +72,6 @@ struct Session {
   absl::Time connected_at;
   HelloRequest hello;  // once attached
   int grant_slot = -1;
-  double guaranteed_bytes_per_second = 0;  // admitted, while it is attached
-  // One line: why that is less than it was; empty: it is not.
-  std::string guarantee_lowered;
   RequestHistory history;
 
   bool had_leases_at_close = false;

@@ -49,9 +49,7 @@ struct RankSnapshot {
   SessionId session;
   Bytes gpu_bytes, host_bytes;  // leased
   bool closed = false;          // its socket ended, its process lives
-  double guaranteed_bytes_per_second = 0;  // of its link, each way
-  std::string guarantee_lowered;  // why that is less than it was; empty: not
-  double weight = 1;              // in fair shares
+  double weight = 1;            // in fair shares
   std::optional<PlanCopies> plan_copies;
   std::optional<StepReport> step;
   double stall_seconds = 0, grant_wait_seconds = 0;
@@ -103,7 +101,6 @@ struct WaitingSnapshot {
   Rank rank;
   PoolId pool;
   Bytes size;
-  Priority priority = Priority::kNormal;
   Waiter::Lacks lacks = Waiter::Lacks::kPool;
   int in_front = 0;  // of those that wait, how many it stays behind
   absl::Duration elapsed, left;

@@ -81,8 +81,7 @@ absl::Status WaitingQueue::MayJoin(const Principal& who,
 }
 
 void WaitingQueue::Join(Waiter waiter) {
-  const PlaceInLine place{waiter.asked.priority, next_++};
-  waiters_.Insert(place, std::move(waiter));
+  waiters_.Insert({next_++}, std::move(waiter));
 }
 
 std::optional<Waiter> WaitingQueue::Leave(SessionId session,
@@ -138,8 +137,7 @@ WaitingQueue::InFront WaitingQueue::Before(const JobKey& job,
                                            const LeaseRequest& asked,
                                            Rights rights,
                                            absl::Time now) const {
-  return Before(waiters_.upper_bound({asked.priority, UINT64_MAX}), job, asked,
-                rights, now);
+  return Before(waiters_.end(), job, asked, rights, now);
 }
 
 WaitingQueue::InFront WaitingQueue::Before(const PlaceInLine& place,
@@ -225,7 +223,6 @@ void WaitingQueue::CheckInvariants(const WaitLimits& limits) const {
   std::map<Principal, size_t> users;
   for (const auto& [place, waiter] : waiters_) {
     SLUICE_CHECK(place.number < next_);
-    SLUICE_CHECK(place.priority == waiter.asked.priority);
     SLUICE_CHECK(requests.insert({waiter.session, waiter.request}).second);
     SLUICE_CHECK(++users[waiter.job.principal] <= limits.each);
     SLUICE_CHECK(waiter.asked.wait > absl::ZeroDuration());

@@ -1,12 +1,12 @@
 // Leases that wait for memory, in their order.
 //
 // A request may say how long it waits instead of being refused at once. Who
-// waits stands in line: by priority, then first come, first served. States:
+// waits stands in line: first come, first served. States:
 //   for its pool  what it asks for is not free there. In the first half of its
 //                 wait later requests that are smaller pass it; in the second
-//                 no later request of the same or a lower priority takes memory
-//                 of that pool. So neither starves: half a wait is the most
-//                 that one is passed, and the most that it closes its pool.
+//                 no later request takes memory of that pool. So neither
+//                 starves: half a wait is the most that one is passed, and the
+//                 most that it closes its pool.
 //   for its user  its user's budget or extents do not allow it; only later
 //   for its job   requests of that user (of that job) for memory of the same
 //                 kind stay behind it: nobody else can help or harm it
@@ -42,7 +42,6 @@ namespace sluice::daemon {
 
 // Its place in the line: smaller is earlier.
 struct PlaceInLine {
-  Priority priority = Priority::kNormal;
   uint64_t number = 0;
   auto operator<=>(const PlaceInLine&) const = default;
 };
@@ -89,7 +88,7 @@ class WaitingQueue {
 
   // ResourceExhausted: its user, or all together, have as many as they may.
   absl::Status MayJoin(const Principal& who, const WaitLimits& limits) const;
-  // At the end of the line of its priority.
+  // At the end of the line.
   void Join(Waiter waiter);
   // Takes it out; nullopt: it does not wait.
   std::optional<Waiter> Leave(SessionId session, RequestId request);

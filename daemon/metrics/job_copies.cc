@@ -14,7 +14,7 @@ using prometheus::MetricType;
 
 // Sums over a job's ranks on one GPU.
 struct CopySums {
-  double weight = 0, guaranteed = 0;
+  double weight = 0;
   std::optional<PlanCopies> plan;  // none: none of them has one
 };
 
@@ -36,7 +36,6 @@ ByJob SumCopies(const Snapshot& from) {
       if (rank.closed) continue;  // nothing is granted to it any more
       CopySums& sums = jobs[{label, rank.gpu.value()}];
       sums.weight += rank.weight;
-      sums.guaranteed += rank.guaranteed_bytes_per_second;
       if (!rank.plan_copies) continue;
       if (!sums.plan) sums.plan.emplace();
       Add(*rank.plan_copies, *sums.plan);
@@ -60,12 +59,6 @@ void AddJobCopies(const Snapshot& from, Families& to) {
          MetricType::Gauge);
   for (const auto& [key, sums] : jobs) {
     to.Value(LabelsOf(from, key), sums.weight);
-  }
-  to.Add("sluice_job_guaranteed_bytes_per_second",
-         "What a job's ranks on a GPU are guaranteed of its links, each way.",
-         MetricType::Gauge);
-  for (const auto& [key, sums] : jobs) {
-    to.Value(LabelsOf(from, key), sums.guaranteed);
   }
   const auto each = [&](const char* name, const char* help, auto value) {
     to.Add(name, help, MetricType::Gauge);

@@ -152,10 +152,9 @@ function show(s) {
     ["set by"]], s.reservations.map(r => [[user(r)], [r.pool + " " + r.index],
       bytes(r.bytes), bytes(r.withheld_bytes), [by(r)]]),
     "Nothing is reserved.");
-  table("copies", [["job"], "rank", "weight", "guaranteed", "plan to the GPU",
+  table("copies", [["job"], "rank", "weight", "plan to the GPU",
     "plan from the GPU", "late to the GPU", "late from the GPU"], s.jobs.flatMap(j => j.ranks.map(r => [[j.name],
-      r.rank, num(r.weight, 2), r.guaranteed_bytes_per_second ?
-      bytes(r.guaranteed_bytes_per_second) + "/s" : "–",
+      r.rank, num(r.weight, 2),
       plan(r.plan_copies, "h2d"), plan(r.plan_copies, "d2h"),
       late(r.late, "h2d"), late(r.late, "d2h")])),
     "No job is attached.");

@@ -23,8 +23,6 @@ HelloRequest From(const wire::Hello& hello) {
           .world_size = static_cast<int>(hello.world_size()),
           .local_ranks = static_cast<int>(hello.local_ranks()),
           .gpu = DeviceIndex(hello.gpu()),
-          .guaranteed_bytes_per_second =
-              static_cast<double>(hello.guaranteed_bytes_per_second()),
           .protocol = *wire::AgreeOnProtocol(
               {hello.oldest_protocol(), hello.protocol()})};
 }
@@ -34,9 +32,7 @@ LeaseRequest From(const wire::Lease& lease) {
       lease.kind() == wire::Lease::GPU ? PoolKind::kGpu : PoolKind::kHost;
   return {.pool = {kind, lease.ordinal()},
           .size = Bytes(static_cast<int64_t>(lease.bytes())),
-          .wait = absl::Milliseconds(lease.wait_ms()),
-          .priority =
-              lease.background() ? Priority::kBackground : Priority::kNormal};
+          .wait = absl::Milliseconds(lease.wait_ms())};
 }
 
 PlanTakenRequest From(const wire::PlanTaken& taken) {
@@ -207,12 +203,7 @@ wire::Event ToEvent(const Notice& notice) {
       event.mutable_shutting_down()->set_reason(from.reason);
     }
     void operator()(const TakenOverNotice& from) {
-      auto* to = event.mutable_taken_over();
-      to->set_plan_id(from.plan.value());
-      if (!from.lowered) return;
-      to->mutable_lowered()->set_guaranteed_bytes_per_second(
-          static_cast<uint64_t>(from.lowered->bytes_per_second));
-      to->mutable_lowered()->set_why(from.lowered->why);
+      event.mutable_taken_over()->set_plan_id(from.plan.value());
     }
     void operator()(const LeaseProgressNotice& from) {
       auto* to = event.mutable_lease_progress();

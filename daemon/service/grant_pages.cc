@@ -132,14 +132,13 @@ void GrantPages::Beat() {
 }
 
 absl::StatusOr<UniqueFd> GrantPages::Attach(int slot, int link,
-                                            double guaranteed_bytes_per_second,
                                             const GrantSharer& sharer) {
   SLUICE_ASSIGN_OR_RETURN(UniqueFd fd,
                           MakePage("sluice grant use", sizeof(GrantUse)));
   SLUICE_ASSIGN_OR_RETURN(void* page, MapPage(fd, sizeof(GrantUse)));
   const MutexLock lock(mutex_);
   Open(slot, std::make_unique<UsePage>(page),
-       policy_->Attach(slot, link, guaranteed_bytes_per_second, sharer));
+       policy_->Attach(slot, link, sharer));
   return fd;
 }
 
@@ -151,9 +150,7 @@ void GrantPages::Open(int slot, std::unique_ptr<UsePage> page,
   changed_.NotifyAll();
 }
 
-absl::Status GrantPages::Resume(int slot, int link,
-                                double guaranteed_bytes_per_second,
-                                const GrantSharer& sharer,
+absl::Status GrantPages::Resume(int slot, int link, const GrantSharer& sharer,
                                 const UniqueFd& use) {
   SLUICE_RETURN_IF_ERROR(CheckPage(use, sizeof(GrantUse), "a use page"));
   SLUICE_ASSIGN_OR_RETURN(void* page, MapPage(use, sizeof(GrantUse)));
@@ -166,8 +163,7 @@ absl::Status GrantPages::Resume(int slot, int link,
   }
   const MutexLock lock(mutex_);
   Open(slot, std::move(mapped),
-       policy_->Resume(slot, link, guaranteed_bytes_per_second, sharer, limit,
-                       used));
+       policy_->Resume(slot, link, sharer, limit, used));
   return absl::OkStatus();
 }
 
@@ -187,11 +183,6 @@ void GrantPages::Detach(int slot) {
 void GrantPages::Promise(int slot, const CopyRates& rates) {
   const MutexLock lock(mutex_);
   if (pages_.contains(slot)) policy_->Promise(slot, rates);
-}
-
-void GrantPages::Guarantee(int slot, double bytes_per_second) {
-  const MutexLock lock(mutex_);
-  if (pages_.contains(slot)) policy_->Guarantee(slot, bytes_per_second);
 }
 
 void GrantPages::Hold(int slot, bool holds) {

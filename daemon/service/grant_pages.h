@@ -47,19 +47,16 @@ class GrantPages {
   // Opens a slot; the heartbeat is fresh when it returns. The use page is the
   // session's to write.
   absl::StatusOr<UniqueFd> Attach(int slot, int link,
-                                  double guaranteed_bytes_per_second,
                                   const GrantSharer& sharer = {});
   // The slot of a rank that an earlier daemon attached, with its use page.
-  absl::Status Resume(int slot, int link, double guaranteed_bytes_per_second,
-                      const GrantSharer& sharer, const UniqueFd& use);
+  absl::Status Resume(int slot, int link, const GrantSharer& sharer,
+                      const UniqueFd& use);
   void Detach(int slot);
   // Slots go by these from now on. REQUIRES: none is attached; links as the
   // policy's constructor takes them, in the order that they had.
   void UseLinks(std::vector<LinkSpeed> links);
   // GrantPolicy::Promise, of a slot that has a page.
   void Promise(int slot, const CopyRates& rates);
-  // GrantPolicy::Guarantee, of such a slot.
-  void Guarantee(int slot, double bytes_per_second);
   // GrantPolicy::Hold, of such a slot.
   void Hold(int slot, bool holds);
   // What the attached slots have used, at most a refill old.

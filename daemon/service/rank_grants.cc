@@ -54,7 +54,6 @@ RankGrants::UsePage RankGrants::Attach(const AttachGrants& effect,
                                        const Principal& who) {
   Take(effect.slot, who);
   auto page = pages_->Attach(effect.slot, LinkIndexOf(effect.gpu),
-                             effect.guaranteed_bytes_per_second,
                              {who, effect.weight, /*holds=*/false});
   if (!page.ok()) {
     no_page_ = page.status();
@@ -71,7 +70,6 @@ absl::Status RankGrants::Resume(const Session& rank, double weight,
       parts_.handover->Take(Handover::UsePageOf(rank.id)));
   SLUICE_RETURN_IF_ERROR(
       pages_->Resume(rank.grant_slot, LinkIndexOf(rank.hello.gpu),
-                     rank.guaranteed_bytes_per_second,
                      {rank.peer.principal, weight, holds}, *page));
   Take(rank.grant_slot, rank.peer.principal);
   use_pages_[rank.id] = std::move(page);

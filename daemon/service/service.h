@@ -181,7 +181,6 @@ class Service {
   void Do(DetachGrants& effect);
   void Do(HoldsMemory& effect);
   void Do(PromiseCopies& effect);
-  void Do(LowerGuarantee& effect);
   void Do(UseLinks& effect);
   void Do(ReadProfile& effect);
   void Do(SolvePlan& effect);

@@ -164,9 +164,6 @@ Outgoing Service::WelcomePacket(SessionId session,
       return out;
     }
     body->set_grant_slot(static_cast<uint32_t>(welcome.grant_slot));
-    body->set_guaranteed_bytes_per_second(
-        static_cast<uint64_t>(welcome.guaranteed_bytes_per_second));
-    body->set_guarantee_refused(welcome.guarantee_refused);
     out.fds = {grants_->pages().limits(), *use};
     if (options_.sim_clocks) out.fds.push_back(options_.sim_clocks);
   }
@@ -236,10 +233,6 @@ void Service::Do(HoldsMemory& effect) {
 
 void Service::Do(PromiseCopies& effect) {
   grants_->pages().Promise(effect.slot, effect.rates);
-}
-
-void Service::Do(LowerGuarantee& effect) {
-  grants_->pages().Guarantee(effect.slot, effect.bytes_per_second);
 }
 
 void Service::Do(UseLinks& effect) {

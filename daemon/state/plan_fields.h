@@ -149,7 +149,7 @@ void Fields(auto& ar, Is<WaitingLease> auto& lease) {
   ar(5, lease.deadline);
 }
 void Fields(auto& ar, Is<PlaceInLine> auto& place) {
-  ar(1, place.priority);
+  // 1 was a priority.
   ar(2, place.number);
 }
 void Fields(auto& ar, Is<Waiter> auto& waiter) {

@@ -15,7 +15,7 @@ void Fields(auto& ar, Is<HelloRequest> auto& hello) {
   ar(4, hello.world_size);
   ar(5, hello.local_ranks);
   ar(6, hello.gpu);
-  ar(7, hello.guaranteed_bytes_per_second);
+  // 7 was a guaranteed rate.
   ar(8, hello.protocol);
   ar(9, hello.shown);
 }
@@ -46,14 +46,13 @@ void Fields(auto& ar, Is<LeaseRequest> auto& asked) {
   ar(1, asked.pool);
   ar(2, asked.size);
   ar(3, asked.wait);
-  ar(4, asked.priority);
+  // 4 was a priority.
 }
 void Fields(auto& ar, Is<WelcomeReply> auto& welcome) {
   ar(1, welcome.observer);
   ar(2, welcome.grant_slot);
   ar(3, welcome.gpu);
-  ar(4, welcome.guaranteed_bytes_per_second);
-  ar(5, welcome.guarantee_refused);
+  // 4 and 5 were a guaranteed rate, and why it was less than asked for.
   ar(6, welcome.protocol);
 }
 void Fields(auto& ar, Is<GrantedReply> auto& granted) {
@@ -79,7 +78,7 @@ void Fields(auto& ar, Is<Session> auto& session) {
   ar(4, session.connected_at);
   ar(5, session.hello);
   ar(6, session.grant_slot);
-  ar(7, session.guaranteed_bytes_per_second);
+  // 7 and 19 were a guaranteed rate, and why it was lowered.
   ar(8, session.had_leases_at_close);
   ar(9, session.last_step);
   // 10 and 11 were sums that last_step has now.
@@ -90,7 +89,6 @@ void Fields(auto& ar, Is<Session> auto& session) {
   ar(16, session.told_plan);
   ar(17, session.deaths_to_tell);
   ar(18, session.outside);
-  ar(19, session.guarantee_lowered);
 }
 
 }  // namespace sluice::daemon

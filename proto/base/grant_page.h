@@ -9,9 +9,9 @@
 //
 // A copy of n bytes in direction d may start when use[d] + n <= limit[d]; the
 // fast path is one fetch_add on `use`. When the heartbeat is older than
-// kGrantStaleAfter a rank keeps its guaranteed rate. One that has none keeps
-// the rate it was last granted until kGrantPacedFor later (the daemon may only
-// be late), then copies ungated: no step ever waits for a dead daemon.
+// kGrantStaleAfter a rank keeps the rate that it was last granted until
+// kGrantPacedFor later (the daemon may only be late), then copies ungated: no
+// step ever waits for a dead daemon.
 #pragma once
 
 #include <atomic>

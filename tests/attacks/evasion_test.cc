@@ -28,14 +28,13 @@ using client::CopyEngine;
 using device::CopyDirection;
 
 // Two GPUs on one link.
-constexpr double kLink = 200e6;
 constexpr const char* kEvasionNode = R"(
 [sim]
 links = [{name = "x", h2d_bytes_per_s = 200e6, d2h_bytes_per_s = 200e6}]
 gpu_links = ["x", "x"]
 )";
 
-// Attaches with a guarantee of 2^59 bytes a second; its use page.
+// Its use page.
 GrantUse* AttachToLie(RawClient& client, int number) {
   wire::Request request;
   auto* hello = request.mutable_hello();
@@ -44,7 +43,6 @@ GrantUse* AttachToLie(RawClient& client, int number) {
   hello->set_world_size(1);
   hello->set_local_ranks(1);
   hello->set_gpu(1);
-  hello->set_guaranteed_bytes_per_second(uint64_t{1} << 59);
   const std::vector<UniqueFd> nodes = GpuNodes(client.fd(), 1);
   std::vector<int> shown;
   for (const UniqueFd& node : nodes) shown.push_back(node.get());
@@ -59,7 +57,6 @@ GrantUse* AttachToLie(RawClient& client, int number) {
 struct Case {
   const char* name;
   int liars;
-  double guaranteed;     // to the honest rank; of the link
   bool leases = true;    // the liars hold a little memory
   bool is_late = false;  // and say that they need their next bytes at once
   double most = 1.05;    // times as long as alone may a step be
@@ -95,11 +92,8 @@ void Lie(const std::string& socket, const Case& with) {
 // 0.42 of what the link carries.
 class HonestRank {
  public:
-  HonestRank(const std::string& socket, double guaranteed) {
-    auto opened =
-        client::Session::Open({.socket = socket,
-                               .job = "honest",
-                               .guaranteed_bytes_per_second = guaranteed});
+  explicit HonestRank(const std::string& socket) {
+    auto opened = client::Session::Open({.socket = socket, .job = "honest"});
     SLUICE_CHECK_OK(opened.status());
     session_ = *std::move(opened);
     gpu_ = *session_->LeaseGpu(2 * kChunk);
@@ -107,9 +101,6 @@ class HonestRank {
     engine_ = *CopyEngine::Start({.driver = &session_->driver(),
                                   .device = session_->limits().device,
                                   .gate = &session_->grants()});
-  }
-  double guaranteed() const {
-    return session_->limits().guaranteed_bytes_per_second;
   }
   absl::Duration grant_wait() const { return engine_->stats().grant_wait; }
 
@@ -187,8 +178,7 @@ TEST_P(Evasion, ALyingRankCostsAnHonestStepLittle) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can start another user";
   const Case& with = GetParam();
   Scene scene(kEvasionNode);
-  HonestRank honest(scene.socket(), with.guaranteed * kLink);
-  EXPECT_EQ(honest.guaranteed(), with.guaranteed * kLink);
+  HonestRank honest(scene.socket());
   honest.Step();  // makes its pages
   const absl::Duration alone = honest.Steps();
   const absl::Duration waited = honest.grant_wait();
@@ -211,11 +201,9 @@ TEST_P(Evasion, ALyingRankCostsAnHonestStepLittle) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, Evasion,
-    ::testing::Values(Case{"OneLiar", 1, 0},
-                      // Beside a guarantee of half the link.
-                      Case{"ThreeLiars", 3, 0.5},
-                      Case{"AHundredIdleLiars", 100, 0, false, true, 1.5},
-                      Case{"AHundredLiars", 100, 0, true, true, 1.5}),
+    ::testing::Values(Case{"OneLiar", 1}, Case{"ThreeLiars", 3},
+                      Case{"AHundredIdleLiars", 100, false, true, 1.5},
+                      Case{"AHundredLiars", 100, true, true, 1.5}),
     [](const auto& each) { return each.param.name; });
 
 }  // namespace

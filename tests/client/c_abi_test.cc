@@ -1,5 +1,6 @@
 // The C ABI against a scripted daemon: what a C caller can do wrong is an
 // error with a line, never a crash.
+#include <cmath>
 #include <cstring>
 
 #include "client/copy/ticket_table.h"
@@ -56,6 +57,27 @@ TEST_F(CAbiTest, RefusalsTellWhy) {
             SLUICE_RESOURCE_EXHAUSTED);
   EXPECT_EQ(region, nullptr);
   EXPECT_STREQ(sluice_last_error(), "asked 9 MiB, free 7 MiB");
+}
+
+TEST_F(CAbiTest, ALeaseWaitsAsLongAsItsCallSays) {
+  uint32_t wait_ms = 7;
+  daemon_.SetScript([&](const wire::Message& m) {
+    wait_ms = m.packet.request().lease().wait_ms();
+    return false;
+  });
+  sluice_region* region;
+  const auto lease = [&](double wait) {
+    return sluice_region_lease_within(session_, SLUICE_HOST, 1, wait, &region);
+  };
+  for (const double bad : {-1.0, 1e9, std::nan("")}) {
+    EXPECT_EQ(lease(bad), SLUICE_INVALID_ARGUMENT);
+  }
+  ASSERT_EQ(lease(1.5), SLUICE_OK);
+  EXPECT_EQ(wait_ms, 1500u);
+  sluice_region_free(region);
+  ASSERT_EQ(sluice_region_lease(session_, SLUICE_HOST, 1, &region), SLUICE_OK);
+  EXPECT_EQ(wait_ms, 0u);
+  sluice_region_free(region);
 }
 
 TEST_F(CAbiTest, BadArgumentsAreErrors) {

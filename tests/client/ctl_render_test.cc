@@ -217,7 +217,7 @@ TEST(CtlRender, NoLineIsWiderThan80Columns) {
                           {"pool", "gpu"},
                           {"index", 1},
                           {"bytes", int64_t{5} << 30},
-                          {"background", true},
+                          {"background", false},
                           {"lacks", "pool"},
                           {"in_front", 2},
                           {"elapsed_s", 75},
@@ -232,7 +232,7 @@ TEST(CtlRender, NoLineIsWiderThan80Columns) {
   }
   EXPECT_THAT(*RenderStatus(text), HasSubstr(name));
   EXPECT_THAT(WholeLines(*RenderStatus(text)),
-              HasSubstr("memory there, 2 in front, background\n"));
+              HasSubstr("memory there, 2 in front\n"));
 }
 
 TEST(CtlGolden, Jobs) {

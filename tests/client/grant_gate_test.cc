@@ -27,9 +27,7 @@ class GrantGateTest : public ::testing::Test {
   uint64_t used(int direction) const {
     return use_.slot.used_bytes[direction].load();
   }
-  GrantGate Gate(double guaranteed = 0) {
-    return GrantGate(&limits_, kSlot, &use_, guaranteed, &clock_);
-  }
+  GrantGate Gate() { return GrantGate(&limits_, kSlot, &use_, &clock_); }
   // Runs Acquire on a thread; `Returned` after a while tells whether it waits.
   class Waiter {
    public:
@@ -107,29 +105,6 @@ TEST_F(GrantGateTest, ADeadDaemonIsNotWaitedFor) {
   clock_.Advance(absl::Nanoseconds(1));
   EXPECT_TRUE(waiter.Returned(kLong));
   EXPECT_EQ(used(kH2d), 1'000'000u);
-}
-
-TEST_F(GrantGateTest, WithoutADaemonTheGuaranteedRateIsKept) {
-  GrantGate gate = Gate(/*guaranteed=*/1000);
-  clock_.Advance(absl::Seconds(1));
-  gate.Acquire(kH2d, Bytes(500));  // the first goes at once
-  Waiter waiter(gate, kH2d, Bytes(500));
-  clock_.Advance(absl::Milliseconds(499));
-  EXPECT_FALSE(waiter.Returned(kShort));
-  clock_.Advance(absl::Milliseconds(2));
-  EXPECT_TRUE(waiter.Returned(kLong));
-}
-
-TEST_F(GrantGateTest, ALoweredGuaranteeIsKeptFromThenOn) {
-  GrantGate gate = Gate(/*guaranteed=*/1000);
-  gate.SetGuaranteed(100);
-  clock_.Advance(absl::Seconds(1));
-  gate.Acquire(kH2d, Bytes(50));
-  Waiter waiter(gate, kH2d, Bytes(50));
-  clock_.Advance(absl::Milliseconds(499));
-  EXPECT_FALSE(waiter.Returned(kShort));
-  clock_.Advance(absl::Milliseconds(2));
-  EXPECT_TRUE(waiter.Returned(kLong));
 }
 
 // Wrong once: a rank of a daemon that was 20 ms late took the whole link.

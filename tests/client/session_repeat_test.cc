@@ -79,40 +79,6 @@ TEST_F(SessionTest, ADaemonThatTakesOverIsAskedAgainAlsoForTheFirstAnswer) {
   EXPECT_EQ(asked, 2);
 }
 
-// Each daemon that takes over says it: it is news once per rate.
-TEST_F(SessionTest, ALoweredGuaranteeIsToldOnceAndIsWhatLimitsSay) {
-  Open();
-  Mutex mutex;
-  std::vector<std::string> told;
-  session_->OnEvent([&](const SessionEvent& event) {
-    const MutexLock lock(mutex);
-    EXPECT_EQ(event.kind, SessionEvent::Kind::kGuaranteeLowered);
-    told.push_back(event.detail);
-  });
-  const auto taken_over = [&](uint64_t rate, const std::string& why) {
-    wire::Event event;
-    wire::Lowered* lowered = event.mutable_taken_over()->mutable_lowered();
-    lowered->set_guaranteed_bytes_per_second(rate);
-    lowered->set_why(why);
-    daemon_.TakeOver();
-    daemon_.SendEvent(event);
-  };
-  const auto count = [&] {
-    const MutexLock lock(mutex);
-    return told.size();
-  };
-  taken_over(500, "500 left");
-  EXPECT_TRUE(Soon([&] { return count() == 1; }));
-  EXPECT_EQ(session_->limits().guaranteed_bytes_per_second, 500);
-  EXPECT_EQ(session_->limits().guarantee_refused, "500 left");
-  taken_over(500, "500 left");
-  taken_over(0, "none left");
-  EXPECT_TRUE(Soon([&] { return count() == 2; }));
-  EXPECT_EQ(session_->limits().guaranteed_bytes_per_second, 0);
-  session_->OnEvent(nullptr);
-  EXPECT_THAT(told, ::testing::ElementsAre("500 left", "none left"));
-}
-
 TEST_F(SessionTest, WhatNobodyWaitsForIsSaidAgainToADaemonThatTakesOver) {
   Open();
   std::atomic<int> answered = 0;

@@ -39,8 +39,8 @@ class Session:
 
     def lease(self, size):
         region = ctypes.c_void_p()
-        self.library.check(self.library.region_lease(
-            self.handle, self.native.GPU, size, region))
+        self.library.check(self.library.region_lease_within(
+            self.handle, self.native.GPU, size, 0, region))
         return region
 
     def free(self, region):

@@ -302,6 +302,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadLine{"train --heads 2 --ranks 4 --method alst", "ranks"},
         BadLine{"train --heads 4 --kv-heads 3", "kv"},
         BadLine{"train --save-every 5", "--save"},
+        BadLine{"train --wait -1", "--wait -1"},
+        BadLine{"check --wait nan", "--wait nan"},
         BadLine{"train --keep-checkpoints 2", "--save"},
         BadLine{"train --allow-other-data", "--resume"},
         BadLine{"train --private --socket /s", "--private"},
@@ -318,9 +320,11 @@ TEST(PrivateConfig, NamesALinkForEachGpu) {
 TEST(CommandLine, WatchdogAndGpuAreSecondsAndNumbers) {
   SLUICE_ASSERT_OK_AND_ASSIGN(
       const ParsedCommand parsed,
-      ParseCommandLine(Split("train --late-after 45 --end-after 0 --gpu 1,3")));
+      ParseCommandLine(
+          Split("train --late-after 45 --end-after 0 --wait 2.5 --gpu 1,3")));
   EXPECT_EQ(parsed.options.late_after, 45);
   EXPECT_EQ(parsed.options.end_after, 0);
+  EXPECT_EQ(parsed.options.wait, 2.5);
   EXPECT_EQ(parsed.options.gpus, (std::vector<int64_t>{1, 3}));
   SLUICE_ASSERT_OK_AND_ASSIGN(const ParsedCommand plain,
                               ParseCommandLine(Split("train")));

@@ -1,4 +1,4 @@
-"""libsluice.so by ctypes, C ABI 4: signatures, structs, status -> `Error`.
+"""libsluice.so by ctypes, C ABI 5: signatures, structs, status -> `Error`.
 
 The one file that knows the C interface (client/sluice.h); nothing here owns a
 handle. Handles are plain integers, 0 or None is NULL, which every function of
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.errors import Error, Status, loader_fault
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 GPU, HOST = 0, 1  # sluice_memory_kind
 HOST_TO_GPU, GPU_TO_HOST = 0, 1  # sluice_direction
 
@@ -42,7 +42,8 @@ class SessionOptions(_Versioned):
     _fields_ = [
         ("socket", c_char_p), ("job", c_char_p), ("rank", c_uint32),
         ("world_size", c_uint32), ("local_ranks", c_uint32),
-        ("gpu", c_uint32), ("guaranteed_bytes_per_second", c_double),
+        ("gpu", c_uint32),
+        ("guaranteed_bytes_per_second", c_double),  # ignored
         # Not 0: they are asked for, and answered (session_answer_change).
         ("takes_changes", c_uint32), ("reserved", c_uint32),
         ("gpu_uuid", c_char_p),
@@ -92,8 +93,8 @@ _SIGNATURES = {
     "sluice_session_answer_change": (
         c_int, [c_void_p, c_uint64, c_int, c_char_p]),
     "sluice_string_free": (None, [c_void_p]),
-    "sluice_region_lease": (
-        c_int, [c_void_p, c_int, c_uint64, POINTER(c_void_p)]),
+    "sluice_region_lease_within": (
+        c_int, [c_void_p, c_int, c_uint64, c_double, POINTER(c_void_p)]),
     "sluice_region_free": (None, [c_void_p]),
     "sluice_region_data": (c_void_p, [c_void_p]),
     "sluice_region_size": (c_uint64, [c_void_p]),

@@ -46,11 +46,12 @@ class Region:
         nbytes: what was asked for, rounded up to the granularity.
     """
 
-    def __init__(self, session: Opened, kind: int, nbytes: int) -> None:
+    def __init__(self, session: Opened, kind: int, nbytes: int,
+                 wait_s: float = 0.0) -> None:
         library = session._library
         leased = ctypes.c_void_p()
-        library.check(library.region_lease(session._value(), kind, nbytes,
-                                           ctypes.byref(leased)))
+        library.check(library.region_lease_within(
+            session._value(), kind, nbytes, wait_s, ctypes.byref(leased)))
         self.session = session
         self.address: int = library.region_data(leased)
         self.nbytes: int = library.region_size(leased)

@@ -39,6 +39,7 @@ _MOST_RANKS = 1 << 20
 _LONGEST_LABEL = 60  # and a number
 _COUNT = whole(0, "a whole number, 0 or more")
 _BYTES = whole(1, "bytes, a whole number from 1")
+_WAIT = number("seconds, 0 or more", least=0, most=1e6)
 
 _labels: set[str] = set()  # of this process's open sessions that named none
 _labels_lock = threading.Lock()
@@ -87,7 +88,7 @@ class Limits:
     granularity_bytes: int  # leases are rounded up to a multiple of it
     h2d_bytes_per_second: float
     d2h_bytes_per_second: float
-    guaranteed_bytes_per_second: float  # 0: none; copies have a fair share
+    guaranteed_bytes_per_second: float  # 0: there are no guarantees any more
     device: int | None = None  # of torch.device("cuda", …); None: simulated
 
 
@@ -110,11 +111,15 @@ class Session:
             else all.
         device: the GPU as torch calls it, instead of `gpu`: a torch.device of
             CUDA, or its name; found by its UUID. The CPU's is ignored.
+        lease_wait_s: seconds that a lease may wait for memory instead of being
+            refused at once, within the daemon's `longest_wait_s`; first come,
+            first served. Leases that could be smaller do not wait.
 
     Attributes:
         socket: path; another process or session can open it too.
         job, rank: as given or found.
         gpu: as given, or the rank's number on its node.
+        lease_wait_s: as given.
         daemon: None. It was the session's own daemon before daemons of users.
 
     Raises:
@@ -131,12 +136,13 @@ class Session:
            world=whole(1, f"ranks, 1 to {_MOST_RANKS}", _MOST_RANKS) | NONE,
            gpu=whole(0, "GPUs of a node count from 0", _MOST_RANKS) | NONE,
            local_world=whole(1, "ranks on this node, 1 or more, or None",
-                             _MOST_RANKS) | NONE)
+                             _MOST_RANKS) | NONE,
+           lease_wait_s=_WAIT)
     def __init__(self, socket: str | os.PathLike[str] | None = None,
                  job: str | None = None, rank: int | None = None,
                  world: int | None = None, gpu: int | None = None, *,
                  local_world: int | None = None,
-                 device: Any = None) -> None:
+                 device: Any = None, lease_wait_s: float = 0.0) -> None:
         told = launcher.place() if rank is None and world is None else (
             launcher.Place(rank or 0, world or 1))
         self.rank, self._world = told.rank, told.world
@@ -150,6 +156,7 @@ class Session:
         self._library = _native.load(find_programs().need_library())
         self.gpu = told.local_rank if gpu is None else gpu
         self.daemon = None
+        self.lease_wait_s = lease_wait_s
         named = os.fspath(socket) if socket else os.environ.get("SLUICE_SOCKET")
         uuid = None if device is None else _uuid(device)
         self.job = job or _take_label(told)
@@ -294,20 +301,27 @@ class Session:
         """Raises `Error` UNAVAILABLE where the daemon is known to be gone."""
         self.answer_change(_NO_PLAN, False)  # which the daemon ignores
 
-    @takes("lease_host", nbytes=_BYTES)
-    def lease_host(self, nbytes: int) -> Region:
-        """Pinned host memory on the GPU's NUMA node; see `Region`.
+    @takes("lease_host", nbytes=_BYTES, wait_s=_WAIT | NONE)
+    def lease_host(self, nbytes: int, *, wait_s: float | None = None
+                   ) -> Region:
+        """Pinned host memory on the GPU's NUMA node; see `Region`. `wait_s`:
+        in the place of the session's `lease_wait_s`.
 
         Raises:
-            Error: RESOURCE_EXHAUSTED over the budget or the pool, with the
+            Error: RESOURCE_EXHAUSTED over the budget or the pool, and
+                DEADLINE_EXCEEDED where it waited for that in vain, with the
                 daemon's line; UNAVAILABLE when the daemon is gone.
         """
-        return Region(self, _native.HOST, nbytes)
+        return self._region(_native.HOST, nbytes, wait_s)
 
-    @takes("lease_gpu", nbytes=_BYTES)
-    def lease_gpu(self, nbytes: int) -> Region:
+    @takes("lease_gpu", nbytes=_BYTES, wait_s=_WAIT | NONE)
+    def lease_gpu(self, nbytes: int, *, wait_s: float | None = None) -> Region:
         """Memory of the session's GPU; otherwise like `lease_host`."""
-        return Region(self, _native.GPU, nbytes)
+        return self._region(_native.GPU, nbytes, wait_s)
+
+    def _region(self, kind: int, nbytes: int, wait_s: float | None) -> Region:
+        return Region(self, kind, nbytes,
+                      self.lease_wait_s if wait_s is None else wait_s)
 
     def close(self) -> None:
         """Waits for copies in flight, then gives everything back to the

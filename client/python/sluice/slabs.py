@@ -42,7 +42,7 @@ class Slabs:
                              LARGEST_SLAB_BYTES))
         while True:
             try:
-                self._lease(want)
+                self._lease(want, None if want == size else 0)
                 found = self._books.free.take(size)
                 assert found is not None
                 return found
@@ -87,7 +87,7 @@ class Slabs:
             slab.free()
         self._slabs.clear()
 
-    def _lease(self, nbytes: int) -> None:
-        slab = self._session.lease_host(nbytes)
+    def _lease(self, nbytes: int, wait_s: float | None = None) -> None:
+        slab = self._session.lease_host(nbytes, wait_s=wait_s)
         self._slabs.append(slab)
         self._books.free.add_slab(slab.address, slab.nbytes)

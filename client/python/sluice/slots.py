@@ -173,7 +173,7 @@ class Slots:
                              LARGEST_LEASE_BYTES))
         while True:
             try:
-                lease = self._session.lease_gpu(want)
+                lease = self._session.lease_gpu(want, wait_s=0)
                 break
             except Error as error:
                 if error.status not in (Status.RESOURCE_EXHAUSTED,

@@ -163,6 +163,9 @@ absl::Status Validate(const RunOptions& o) {
   }
   SLUICE_RETURN_IF_ERROR(CheckFractions(o));
   SLUICE_RETURN_IF_ERROR(CheckRerun(o));
+  if (!(o.wait >= 0 && o.wait <= 1e6)) {
+    return BadInput(fmt::format("--wait {}: give 0 to 1e6 seconds", o.wait));
+  }
   if (o.save_every > 0 && o.save.empty()) {
     return BadInput("--save-every needs --save DIR to save to");
   }

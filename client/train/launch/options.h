@@ -29,6 +29,7 @@ struct RunOptions {
   Command command = Command::kTrain;
   std::string socket;  // empty: the default one
   std::string job = "train";
+  double wait = 0;  // seconds that a lease may wait for memory
   bool private_daemon = false;
   std::string driver;  // what the daemon's GPUs must be; empty: what they are
   Method method = Method::kSluice;

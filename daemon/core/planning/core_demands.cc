@@ -32,7 +32,6 @@ std::map<SessionId, Core::Copies> Core::CopiesOfPlans() const {
     users.push_back(
         {id, session.peer.principal,
          config_.gpus.at(session.hello.gpu.value()).link,
-         session.guaranteed_bytes_per_second,
          demand != demands.end() ? demand->second.rates : CopyRates{}});
   }
   const std::map<SessionId, CopyRates> promised =
@@ -91,7 +90,7 @@ void Core::LogUnpromised(const Session& session, const Copies& copies,
                          absl::Time now) {
   const std::string& link = config_.gpus.at(session.hello.gpu.value()).link;
   for (const int d : {kH2d, kD2h}) {
-    if (copies.demand.rates[d] <= session.guaranteed_bytes_per_second) continue;
+    if (copies.demand.rates[d] <= 0) continue;
     if (copies.promised[d] > 0 || !IsGated(config_.links, link, d)) continue;
     Log(now, EventKind::kPlan,
         fmt::format("{}: its plan copies {:.2f} GB/s {} the GPU "

@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 
-#include "daemon/core/guarantees.h"
 #include "daemon/core/links.h"
 #include "daemon/core/planning/replan.h"
 #include "proto/base/grant_page.h"
@@ -32,9 +31,7 @@ class Channels {
       }
     }
     for (const LinkUser& rank : ranks) {
-      for (const int d : {kH2d, kD2h}) {
-        Add(rank, d, rank.guaranteed_bytes_per_second);
-      }
+      for (const int d : {kH2d, kD2h}) Add(rank, d, 0);
     }
   }
 
@@ -109,9 +106,10 @@ std::map<SessionId, CopyRates> PromiseDemands(
   std::map<SessionId, CopyRates> promised;
   for (const LinkUser& rank : ranks) {
     for (const int d : {kH2d, kD2h}) {
-      const double more = rank.demand[d] - rank.guaranteed_bytes_per_second;
-      if (more <= 0 || !channels.Promise(rank, d, more)) continue;
-      promised[rank.session][d] = rank.demand[d];
+      const double rate = rank.demand[d];
+      if (rate > 0 && channels.Promise(rank, d, rate)) {
+        promised[rank.session][d] = rate;
+      }
     }
   }
   return promised;

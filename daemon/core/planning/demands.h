@@ -6,10 +6,9 @@
 // direction and the time by which they must be over. The largest quotient of
 // bytes and window is the rate that the rank needs at all times.
 //
-// Not every demand can be promised. Guarantees, which ranks asked for by
-// themselves, go first (guarantees.h). Of the rest a link promises as much as
-// it may, kPromised, and to one user an even part of that: profiles are what
-// clients say, and who says too much takes from the own user only. A rank whose
+// Not every demand can be promised. A link promises kPromised of each
+// direction, and to one user an even part of that: profiles are what clients
+// say, and one that says too much takes from the own user only. A rank whose
 // demand is not promised runs by its fair share, as without a plan.
 //
 // Demands are derived from what is saved already (members, sessions): a daemon
@@ -37,13 +36,11 @@ struct LinkUser {
   SessionId session;
   Principal principal;
   std::string link;  // its GPU's
-  double guaranteed_bytes_per_second = 0;
   CopyRates demand = {0, 0};
 };
 
 // What is promised of the demands of `ranks`, each direction whole or not at
-// all, the first ones first. Ranks that are promised nothing are not in it. A
-// guarantee counts towards its rank's demand.
+// all, the first ones first. Ranks that are promised nothing are not in it.
 std::map<SessionId, CopyRates> PromiseDemands(
     const std::vector<LinkSpeed>& links, const std::vector<LinkUser>& ranks);
 

@@ -49,7 +49,8 @@ Refusal Core::StaysBehind(const Session& session, const LeaseRequest& asked,
   if (front.first == nullptr) return {};
   return {ShortOf(ShortageIn(asked.pool.kind),
                   WhyItWaits(job, asked, front.first->lacks, front, now) +
-                      "; ask with a wait (lease_wait of a session) to stand in "
+                      "; ask with a wait (sluice-train --wait, lease_wait_s of "
+                      "a Session) to stand in "
                       "line behind it, or ask again later"),
           RefusedBy::kQueue};
 }
@@ -245,7 +246,6 @@ std::vector<WaitingSnapshot> Core::Waiting(const Principal* viewer,
                     .rank = sessions_.at(waiter.session).hello.rank,
                     .pool = pool,
                     .size = waiter.asked.size,
-                    .priority = waiter.asked.priority,
                     .lacks = waiter.lacks,
                     .in_front = in_front,
                     .elapsed = now - waiter.since,

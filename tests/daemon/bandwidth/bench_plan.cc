@@ -28,7 +28,7 @@ int LateWindows(bool promised) {
   GrantPolicy policy({{"pcie0", kPlanLink, kPlanLink}});
   std::map<int, Directions> used, limit;
   for (const int slot : {0, 1, 2, 3}) {
-    limit[slot] = policy.Attach(slot, 0, 0).limit;
+    limit[slot] = policy.Attach(slot, 0).limit;
     used[slot] = {0, 0};
   }
   if (promised) policy.Promise(0, {kOfLink * kPlanLink, 0});

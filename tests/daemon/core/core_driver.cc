@@ -95,14 +95,13 @@ std::optional<Reply> CoreDriver::Ask(SessionId id, const Request& body,
 }
 
 SessionId CoreDriver::Attach(const std::string& job, int rank, int ranks,
-                             uint32_t uid, uint64_t gpu, double guaranteed) {
+                             uint32_t uid, uint64_t gpu) {
   const SessionId id = Connect(uid);
   Ask(id, HelloRequest{.job = job,
                        .rank = Rank(rank),
                        .world_size = ranks,
                        .local_ranks = ranks,
-                       .gpu = DeviceIndex(gpu),
-                       .guaranteed_bytes_per_second = guaranteed});
+                       .gpu = DeviceIndex(gpu)});
   return id;
 }
 
@@ -189,11 +188,6 @@ void CoreDriver::operator()(const PromiseCopies& e) {
   promises.push_back(e);
 }
 
-void CoreDriver::operator()(const LowerGuarantee& e) {
-  SLUICE_CHECK(slots.contains(e.slot));
-  lowered[e.slot] = e.bytes_per_second;
-}
-
 void CoreDriver::operator()(const UseLinks& e) {
   SLUICE_CHECK(slots.empty());
   links = e.links;
@@ -207,7 +201,7 @@ void CoreDriver::CheckOrder(const CoreState& before) const {
     if (WasPromised(before.joint, lease) || WasPromised(now.joint, lease)) {
       continue;
     }
-    PlaceInLine place{Priority::kNormal, UINT64_MAX};
+    PlaceInLine place{UINT64_MAX};
     for (const auto& [at, waiter] : before.waiting.waiters) {
       if (waiter.session == lease.session && waiter.request == lease.request) {
         place = at;

@@ -55,7 +55,7 @@ class CoreDriver {
   std::optional<Reply> Ask(SessionId id, const Request& body,
                            RequestId request = RequestId());
   SessionId Attach(const std::string& job, int rank, int ranks = 1,
-                   uint32_t uid = 1, uint64_t gpu = 0, double guaranteed = 0);
+                   uint32_t uid = 1, uint64_t gpu = 0);
   // The lease, or the refusal's status.
   absl::StatusOr<GrantedReply> Lease(SessionId id, PoolId pool, Bytes size);
   void Die(SessionId id, Exit exit = {Exit::Kind::kSignal, 9});
@@ -83,7 +83,6 @@ class CoreDriver {
   }
   void operator()(const HoldsMemory& e);
   void operator()(const PromiseCopies& e);
-  void operator()(const LowerGuarantee& e);
   void operator()(const UseLinks& e);
   void operator()(const ReadProfile& e) { to_read.push_back(e); }
   void operator()(const SolvePlan& e) { to_solve.push_back(e); }
@@ -116,7 +115,6 @@ class CoreDriver {
   std::set<int> slots;
   std::set<int> holding;  // slots of ranks that have a lease
   std::vector<PromiseCopies> promises;
-  std::map<int, double> lowered;                // guarantees
   std::optional<std::vector<LinkSpeed>> links;  // that grants were told of
   std::vector<ReadProfile> to_read;
   std::vector<SolvePlan> to_solve;

@@ -129,12 +129,10 @@ SessionId CoreStory::AnyOpen(uint32_t which) const {
 void CoreStory::Attach(const Instruction& in) {
   const uint32_t uid = 1 + in.a % 3;
   const bool odd = in.c % 2 != 0;
-  const double guaranteed = (in.c / 8 % 8) * 0.7e8;  // of links of 1e9
   const SessionId id =
       in.b % 3 != 0
-          ? node_.Attach(odd ? "z" : "w", 0, 1, uid, in.c / 2 % 2, guaranteed)
-          : node_.Attach(odd ? "x" : "y", in.c / 4 % 2, 2, uid, in.c / 2 % 2,
-                         guaranteed);
+          ? node_.Attach(odd ? "z" : "w", 0, 1, uid, in.c / 2 % 2)
+          : node_.Attach(odd ? "x" : "y", in.c / 4 % 2, 2, uid, in.c / 2 % 2);
   if (!node_.closed.contains(id)) open_[id] = uid;
 }
 
@@ -318,7 +316,6 @@ void CoreStory::Wait(const Instruction& in) {
   const absl::Duration wait = absl::Milliseconds(1 + in.b % 32'000);
   // Some of each pool are larger than it.
   const Bytes size = (1 + in.c % 270) * KiB(64);
-  // No background ones: for the driver all new requests are normal.
   node_.Ask(AnyOpen(in.a), LeaseRequest{pool, size, wait});
   NoteGrants();
 }

@@ -24,8 +24,8 @@ const Principal kAlice = {1, ""};
 const Principal kBob = {2, ""};
 
 LinkUser User(uint64_t session, const Principal& who, double h2d,
-              const std::string& link = "pcie0", double guaranteed = 0) {
-  return {SessionId(session), who, link, guaranteed, {h2d, 0}};
+              const std::string& link = "pcie0") {
+  return {SessionId(session), who, link, {h2d, 0}};
 }
 
 plan::RankPlan SwapHalf(const std::string& name) {
@@ -88,17 +88,6 @@ TEST(Demands, AUserIsPromisedAtMostAnEvenPartOfALink) {
   // Each rank counts, also without a plan.
   EXPECT_THAT(PromiseDemands(links, {User(1, kAlice, 9), User(2, kBob, 0)}),
               IsEmpty());
-}
-
-TEST(Demands, GuaranteesGoFirstAndCountTowardsTheirRanksDemand) {
-  const std::vector<LinkSpeed> links = {{"pcie0", 10, 10}};
-  EXPECT_THAT(PromiseDemands(
-                  links, {User(1, kAlice, 5), User(2, kAlice, 5, "pcie0", 5)}),
-              IsEmpty());
-  EXPECT_THAT(PromiseDemands(
-                  links, {User(1, kAlice, 4, "pcie0", 3), User(2, kAlice, 5)}),
-              ElementsAre(Pair(SessionId(1), ElementsAre(4, 0)),
-                          Pair(SessionId(2), ElementsAre(5, 0))));
 }
 
 TEST(Demands, EveryLinkOfThePathMustHaveRoom) {

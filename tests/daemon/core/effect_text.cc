@@ -33,16 +33,13 @@ class EffectWriter {
   void operator()(const Forget& e) { Add("forget {}", e.session.value()); }
   void operator()(const KillProcess& e) { Add("kill {}", e.session.value()); }
   void operator()(const AttachGrants& e) {
-    Add("attach {} {} {} {} {}", e.session.value(), e.slot, e.gpu.value(),
-        e.guaranteed_bytes_per_second, e.weight);
+    Add("attach {} {} {} {}", e.session.value(), e.slot, e.gpu.value(),
+        e.weight);
   }
   void operator()(const DetachGrants& e) { Add("detach {}", e.slot); }
   void operator()(const HoldsMemory& e) { Add("holds {} {}", e.slot, e.holds); }
   void operator()(const PromiseCopies& e) {
     Add("promise {} {} {}", e.slot, e.rates[kH2d], e.rates[kD2h]);
-  }
-  void operator()(const LowerGuarantee& e) {
-    Add("lower {} {}", e.slot, e.bytes_per_second);
   }
   void operator()(const UseLinks& e) {
     for (const LinkSpeed& link : e.links) {
@@ -71,10 +68,7 @@ class EffectWriter {
   void operator()(const HurrySolving& e) { Add("hurry {}", e.round.value()); }
 
   void operator()(const absl::Status& why) { Add("{}", why.ToString()); }
-  void operator()(const WelcomeReply& r) {
-    Add("welcome {} {} {}", r.grant_slot, r.guaranteed_bytes_per_second,
-        r.guarantee_refused);
-  }
+  void operator()(const WelcomeReply& r) { Add("welcome {}", r.grant_slot); }
   void operator()(const GrantedReply& r) {
     Add("granted {}", r.lease.value());
     for (const Slice& slice : r.slices) {
@@ -100,7 +94,6 @@ class EffectWriter {
   void operator()(const ShuttingDownNotice& n) { Add("down {}", n.reason); }
   void operator()(const TakenOverNotice& n) {
     Add("taken over {}", n.plan.value());
-    if (n.lowered) Add("{} {}", n.lowered->bytes_per_second, n.lowered->why);
   }
   void operator()(const LeaseProgressNotice& n) {
     Add("made {} of {}", n.made.count(), n.size.count());

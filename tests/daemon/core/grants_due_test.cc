@@ -29,7 +29,7 @@ class DueLink {
   explicit DueLink(int ranks) : ranks_(ranks) {
     for (int slot = 0; slot < ranks; ++slot) {
       Rank& rank = ranks_[slot];
-      rank.limit = policy.Attach(slot, 0, 0).limit;
+      rank.limit = policy.Attach(slot, 0).limit;
       // The first window is a gift; the first one's is a wide one.
       rank.begin = rank.used = rank.end = rank.limit[kH2d];
     }
@@ -154,7 +154,7 @@ TEST(GrantsDue, RanksOfOneUserAreAheadOfOthersTogetherByWhatOneMayBe) {
   };
   for (int slot = 0; slot < kRanks; ++slot) {
     const uint32_t uid = slot == 0 ? 1 : 2;
-    used[slot] = policy.Attach(slot, 0, 0, {.who = {uid, ""}}).limit;
+    used[slot] = policy.Attach(slot, 0, {.who = {uid, ""}}).limit;
     if (slot > 0) late[slot][kH2d] = {kForever, -kT};
   }
   const uint64_t before = used[0][kH2d];
@@ -174,7 +174,7 @@ TEST(GrantsDue, ACopyIsLateForNoLongerThanItWasSeenLate) {
 
 TEST(GrantsDue, ALinkOfUnknownSpeedHasNoLateCopies) {
   GrantPolicy policy({{"pcie0", 0, 0}});
-  policy.Attach(0, 0, 0);
+  policy.Attach(0, 0);
   policy.Refill({{0, {0, 0}}}, kDueTick,
                 {{0, {{{uint64_t{1} << 60, -kT}, {}}}}});
   EXPECT_EQ(policy.late().at(0), LateDirections());

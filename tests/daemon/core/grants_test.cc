@@ -18,9 +18,10 @@ class Link {
   explicit Link(std::vector<LinkSpeed> links = {{"pcie0", kRate, kRate}})
       : policy(std::move(links)) {}
 
-  void Attach(int slot, double guaranteed = 0, int link = 0,
+  void Attach(int slot, double promised = 0, int link = 0,
               const GrantSharer& sharer = {}) {
-    limit[slot] = policy.Attach(slot, link, guaranteed, sharer).limit;
+    limit[slot] = policy.Attach(slot, link, sharer).limit;
+    if (promised > 0) policy.Promise(slot, {promised, promised});
     used[slot] = {0, 0};
   }
   // `hunger[slot]`: the bytes per second that it would use; missing: all it
@@ -160,7 +161,7 @@ TEST(Grants, RanksWithoutMemoryGetWhatNobodyElseWants) {
   const auto then = link.used;
   link.Run(absl::Seconds(2), {{0, 0}});
   EXPECT_NEAR(link.Rate(2, then, absl::Seconds(2)), kRate / 20, kRate / 100);
-  // With memory a rank has its share, and what it is guaranteed.
+  // With memory a rank has its share, and what it is promised.
   link.policy.Hold(1, true);
   link.Run(absl::Seconds(1));
   const auto held = link.used;
@@ -185,9 +186,9 @@ TEST(Grants, UnusedBandwidthGoesToTheOthers) {
   EXPECT_NEAR(link.Rate(1, before, absl::Seconds(2)), 0.9 * kRate, kRate / 50);
 }
 
-TEST(Grants, GuaranteedRateIsKeptAmongBusyRanks) {
+TEST(Grants, APromisedRateIsKeptAmongBusyRanks) {
   Link link;
-  link.Attach(0, /*guaranteed=*/0.6 * kRate);
+  link.Attach(0, /*promised=*/0.6 * kRate);
   for (int slot : {1, 2, 3}) link.Attach(slot);
   link.Run(absl::Seconds(1));
   const auto before = link.used;
@@ -222,26 +223,15 @@ TEST(Grants, APromisedPlansRateIsKeptAmongBusyRanks) {
   EXPECT_NEAR(rate(), kRate / 4, kRate / 100);
 }
 
-TEST(Grants, AGuaranteeAboveThePlansRateStays) {
-  Link link;
-  link.Attach(0, /*guaranteed=*/0.6 * kRate);
-  for (int slot : {1, 2, 3}) link.Attach(slot);
-  link.policy.Promise(0, {0.3 * kRate, 0.3 * kRate});
-  link.Run(absl::Seconds(1));
-  const auto before = link.used;
-  link.Run(absl::Seconds(2));
-  EXPECT_GE(link.Rate(0, before, absl::Seconds(2)), 0.6 * kRate);
-}
-
 // The ended rank's promise counts until the link owes nothing.
-TEST(Grants, AGuaranteeIsKeptAfterAnotherOneHasEnded) {
+TEST(Grants, APromiseIsKeptAfterAnotherOneHasEnded) {
   Link link;
   for (int slot : {1, 2}) link.Attach(slot);
-  link.Attach(0, /*guaranteed=*/0.9 * kRate);
+  link.Attach(0, /*promised=*/0.9 * kRate);
   link.Run(absl::Milliseconds(10));
   link.policy.Detach(0);
   link.used.erase(0);
-  link.Attach(3, /*guaranteed=*/0.9 * kRate);
+  link.Attach(3, /*promised=*/0.9 * kRate);
   link.Run(absl::Seconds(1));
   const auto before = link.used;
   link.Run(absl::Seconds(2));
@@ -249,9 +239,9 @@ TEST(Grants, AGuaranteeIsKeptAfterAnotherOneHasEnded) {
 }
 
 // On a busy machine the thread that refills runs late.
-TEST(Grants, AGuaranteeIsKeptThoughRefillsAreLate) {
+TEST(Grants, APromiseIsKeptThoughRefillsAreLate) {
   Link link;
-  link.Attach(0, /*guaranteed=*/0.7 * kRate);
+  link.Attach(0, /*promised=*/0.7 * kRate);
   for (int slot : {1, 2, 3}) link.Attach(slot);
   link.Run(absl::Seconds(1));
   const auto before = link.used;
@@ -342,9 +332,9 @@ TEST(Grants, AnOffloadsWindowIsNoWiderOnASharedMemoryLinkThanBesideOthers) {
   EXPECT_EQ(both.rate[0], (Directions{500'000'000, 500'000'000}));
 }
 
-TEST(Grants, AGuaranteeIsKeptBothWaysOnASharedMemoryLink) {
+TEST(Grants, APromiseIsKeptBothWaysOnASharedMemoryLink) {
   Link link({{"memory", 0, 0, "", kRate}});
-  link.Attach(0, /*guaranteed=*/0.3 * kRate);
+  link.Attach(0, /*promised=*/0.3 * kRate);
   for (int slot : {1, 2, 3}) link.Attach(slot);
   link.Run(absl::Seconds(1));
   const auto before = link.used;
@@ -374,18 +364,17 @@ TEST(Grants, FalseReportsHurtOnlyTheirOwnRank) {
 
 // Guards against a false report of use that takes the whole link.
 TEST(Grants, ARankWithFalseReportsGetsABusyRanksShare) {
-  for (const double guaranteed : {0.0, 0.5 * kRate}) {
+  for (const double promised : {0.0, 0.5 * kRate}) {
     Link link;
     link.Attach(0);
-    link.Attach(1, guaranteed);
+    link.Attach(1, promised);
     link.Run(absl::Seconds(1));
     const auto before = link.used;
     for (int i = 0; i < 1000; ++i) {
       link.used[1] = {UINT64_MAX, UINT64_MAX};
       link.Run(kTick, {{1, 0}});
     }
-    EXPECT_GE(link.Rate(0, before, absl::Seconds(2)), 0.49 * kRate)
-        << guaranteed;
+    EXPECT_GE(link.Rate(0, before, absl::Seconds(2)), 0.49 * kRate) << promised;
   }
 }
 
@@ -402,7 +391,7 @@ TEST(Grants, AReportedUseIsCappedByTheLinksSpeed) {
 
 TEST(Grants, APromiseIsPartOfTheEvenShareNotAddedToIt) {
   Link link;
-  link.Attach(0, /*guaranteed=*/0.4 * kRate);
+  link.Attach(0, /*promised=*/0.4 * kRate);
   link.Attach(1);
   link.Run(absl::Seconds(1));
   const auto before = link.used;
@@ -481,7 +470,7 @@ TEST(Grants, ASkippedRefillWouldHaveChangedNothing) {
 }
 
 // Ranks come and go behind a switch of an odd speed, busy or not, with and
-// without a guarantee, with refills at odd times: sums hold, and grants exceed
+// without a promise, with refills at odd times: sums hold, and grants exceed
 // the switch's capacity by the first windows at most.
 TEST(Grants, RandomLoadIsNeverGrantedMoreThanTheSwitchCarries) {
   constexpr double kSwitch = 1.234567e9 / 3;
@@ -545,7 +534,7 @@ TEST(Grants, ARefusedPromiseIsRetriedOnlyAfterAnotherEnds) {
   EXPECT_GT(link.Rate(1, before, absl::Seconds(1)), 0.59 * kRate);
 }
 
-TEST(Grants, ALoweredGuaranteeMakesRoomForOthers) {
+TEST(Grants, ALoweredPromiseMakesRoomForOthers) {
   Link link;
   link.Attach(0, 0.8 * kRate);
   link.Attach(1, 0.6 * kRate);  // does not fit beside it
@@ -558,10 +547,10 @@ TEST(Grants, ALoweredGuaranteeMakesRoomForOthers) {
   };
   EXPECT_GT(rate(0), 0.79 * kRate);
   EXPECT_LT(rate(1), 0.2 * kRate);
-  link.policy.Guarantee(0, 0.2 * kRate);
+  link.policy.Promise(0, {0.2 * kRate, 0.2 * kRate});
   EXPECT_GT(rate(1), 0.59 * kRate);
   EXPECT_LT(rate(0), 0.25 * kRate);
-  link.policy.Guarantee(1, 0);
+  link.policy.Promise(1, {0, 0});
   EXPECT_LT(rate(1), 0.25 * kRate);
   EXPECT_GT(rate(0), 0.19 * kRate);
 }
@@ -569,13 +558,13 @@ TEST(Grants, ALoweredGuaranteeMakesRoomForOthers) {
 TEST(Grants, ARankGoesOnFromWhatAnEarlierDaemonGrantedIt) {
   GrantPolicy policy({{"pcie0", kRate, kRate}});
   const GrantPolicy::Grant on =
-      policy.Resume(0, 0, 0, {}, {1000, 500}, {800, 700});
+      policy.Resume(0, 0, {}, {1000, 500}, {800, 700});
   EXPECT_EQ(on.limit, (Directions{1000, 700}));
   EXPECT_EQ(policy.used().at(0), (Directions{800, 700}));
   // What it says beyond one copy is not believed.
   const uint64_t most = 1000 + GrantPolicy::kOneCopy;
   const GrantPolicy::Grant false_use =
-      policy.Resume(1, 0, 0, {}, {1000, 1000}, {UINT64_MAX, 0});
+      policy.Resume(1, 0, {}, {1000, 1000}, {UINT64_MAX, 0});
   EXPECT_EQ(false_use.limit, (Directions{most, 1000}));
   EXPECT_EQ(policy.used().at(1), (Directions{most, 0}));
 }

@@ -113,10 +113,6 @@ TEST(MeasuredLinks, ApplyAtOnceWithoutRanksAndCanBeForgotten) {
   EXPECT_EQ(node.core.policy().measured, Found());
   EXPECT_EQ(node.core.TakeSnapshot(nullptr, node.clock.Now()).measured,
             Found());
-  // What is promised is of what was measured.
-  const SessionId rank = node.Attach("a", 0, 1, 1, 0, 0.4e9);
-  EXPECT_EQ(node.core.session(rank)->guaranteed_bytes_per_second, 0.4e9);
-  node.Die(rank);
   Set(node, std::nullopt);
   EXPECT_EQ(SpeedOfFirst(node), 0);
   EXPECT_EQ((*node.links)[0].h2d_bytes_per_second, 0);

@@ -35,9 +35,9 @@ class WaitingLeases : public ::testing::Test {
     RequestId request;
   };
   Asked Wait(SessionId session, Bytes size, absl::Duration wait = kLong,
-             PoolId pool = Gpu(0), Priority priority = Priority::kNormal) {
+             PoolId pool = Gpu(0)) {
     const Asked asked{session, RequestId(++last_request_)};
-    node_.Ask(session, LeaseRequest{pool, size, wait, priority}, asked.request);
+    node_.Ask(session, LeaseRequest{pool, size, wait}, asked.request);
     return asked;
   }
   // Unavailable: it still waits.
@@ -185,19 +185,6 @@ TEST_F(WaitingLeases, ALeaseThatWasPassedHasItsTurnInTheSecondHalf) {
   Free(alice_, held);
   EXPECT_THAT(Result(head), IsOk());
   EXPECT_TRUE(Waits(small));
-}
-
-TEST_F(WaitingLeases, BackgroundLetsAllOthersPass) {
-  const LeaseId held = Lease(alice_, MiB(12));
-  const Asked background =
-      Wait(bob_, MiB(12), kLong, Gpu(0), Priority::kBackground);
-  EXPECT_THAT(node_.Lease(carol_, Gpu(0), MiB(2)).status(), IsOk());
-  const Asked normal = Wait(carol_, MiB(12));
-  Free(alice_, held);
-  EXPECT_THAT(Result(normal), IsOk());
-  EXPECT_TRUE(Waits(background));
-  Pass(kLong / 2);
-  EXPECT_TRUE(Waits(Wait(bob_, MiB(1), kLong, Gpu(0), Priority::kBackground)));
 }
 
 TEST_F(WaitingLeases, ATimeoutNamesRequestedAndFreeBytes) {

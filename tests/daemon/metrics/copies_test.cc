@@ -23,10 +23,7 @@ Snapshot ThreeRanks(CoreDriver& node) {
   const PlanDemand demand = {{1e6, 2e6}, {MiB(3), MiB(5)}};
   ranks.at(1).plan_copies = {demand, demand.rates};
   ranks.at(2).plan_copies = {demand, {0, 0}};
-  for (RankSnapshot& rank : ranks) {
-    rank.weight = 0.5;
-    rank.guaranteed_bytes_per_second = 7e6;
-  }
+  for (RankSnapshot& rank : ranks) rank.weight = 0.5;
   return snapshot;
 }
 
@@ -56,8 +53,6 @@ TEST(CopyMetrics, SumWhatAJobsRanksCopyOnAGpuAndWhatIsPromised) {
     EXPECT_THAT(text, HasSubstr(Series(name, in, h2d)));
     EXPECT_THAT(text, HasSubstr(Series(name, out, d2h)));
   }
-  EXPECT_THAT(text, HasSubstr(Series("sluice_job_guaranteed_bytes_per_second",
-                                     "", 21e6)));
   EXPECT_THAT(text, HasSubstr("\nsluice_job_link_weight{gpu=\"0\",UUID="
                               "\"GPU-a\",sluice_job=\"tune\",uid=\"1\"} 1.5"));
   EXPECT_THAT(PrometheusText(snapshot, {}, Audience::kAnybody),
@@ -70,8 +65,6 @@ TEST(CopyMetrics, WithoutAPlanAJobHasAWeightAlone) {
   const std::string text =
       Operators(node.core.TakeSnapshot(nullptr, node.clock.Now()));
   EXPECT_THAT(text, HasSubstr(Series("sluice_job_link_weight", "", 1)));
-  EXPECT_THAT(
-      text, HasSubstr(Series("sluice_job_guaranteed_bytes_per_second", "", 0)));
   EXPECT_THAT(text, Not(HasSubstr("sluice_job_plan_bytes_per_second{")));
 }
 

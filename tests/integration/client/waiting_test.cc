@@ -29,12 +29,9 @@ using Leased = absl::StatusOr<std::unique_ptr<Region>>;
 class Waiting : public ::testing::Test {
  protected:
   std::unique_ptr<Session> Open(const std::string& job,
-                                absl::Duration wait = absl::ZeroDuration(),
-                                bool background = false) {
-    auto session = Session::Open({.socket = daemon_.socket(),
-                                  .job = job,
-                                  .lease_wait = wait,
-                                  .background = background});
+                                absl::Duration wait = absl::ZeroDuration()) {
+    auto session = Session::Open(
+        {.socket = daemon_.socket(), .job = job, .lease_wait = wait});
     EXPECT_THAT(session, IsOk());
     return *std::move(session);
   }
@@ -101,18 +98,15 @@ TEST_F(Waiting, TheFirstThatCameIsServedFirst) {
   ASSERT_THAT(all, IsOk());
   const auto first = Open("first", absl::Seconds(60));
   const auto second = Open("second", absl::Seconds(60));
-  const auto last = Open("last", absl::Seconds(60), /*background=*/true);
   const auto third = Open("third", absl::Seconds(60));
-  auto asks_last = Ask(*last, kAll);
   auto asks_first = Ask(*first, kAll), asks_second = Ask(*second, kAll),
        asks_third = Ask(*third, kAll);
   (*all).reset();
-  for (std::future<Leased>* next :
-       {&asks_first, &asks_second, &asks_third, &asks_last}) {
+  for (std::future<Leased>* next : {&asks_first, &asks_second, &asks_third}) {
     Leased got = next->get();  // freed at the end of the turn
     ASSERT_THAT(got, IsOk());
     for (const std::future<Leased>* other :
-         {&asks_first, &asks_second, &asks_third, &asks_last}) {
+         {&asks_first, &asks_second, &asks_third}) {
       EXPECT_FALSE(other->valid() && Came(*other, 50));
     }
   }

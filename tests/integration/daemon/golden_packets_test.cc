@@ -97,14 +97,12 @@ std::vector<wire::Packet> Requests() {
   hello.set_job("golden");
   hello.set_world_size(1);
   hello.set_local_ranks(1);
-  hello.set_guaranteed_bytes_per_second(1'000'000);
   wire::Lease& gpu = *add().mutable_lease();
   gpu.set_bytes(MiB(5).size());
   wire::Lease& host = *add().mutable_lease();
   host.set_kind(wire::Lease::HOST);
   host.set_bytes(KiB(64).size());
   host.set_wait_ms(1000);
-  host.set_background(true);
   add().mutable_lease()->set_bytes(1);  // not a multiple: refused
   add().mutable_give_up()->set_request_id(2);
   wire::StepReport& step = *add().mutable_step_report();

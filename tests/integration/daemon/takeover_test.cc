@@ -89,46 +89,6 @@ TEST_F(TakeOver, ARankGoesOn) {
               HasSubstr("\nsluice_kept 1\n"));
 }
 
-// Wrong once: its rank was not told, and the status showed the former rate.
-TEST_F(TakeOver, AGuaranteeThatSlowerLinksDoNotCarryIsLoweredAndTold) {
-  const std::string file = daemon_.File("sluiced.toml");
-  std::ifstream in(file);
-  const std::string toml(std::istreambuf_iterator<char>(in), {});
-  const auto use_link = [&](int speed) {
-    std::ofstream(file) << toml
-                        << fmt::format(
-                               "[sim]\ngpus = 1\nlinks = [{{name = \"pcie0\", "
-                               "h2d_bytes_per_s = {0}, d2h_bytes_per_s = "
-                               "{0}}}]\n",
-                               speed);
-  };
-  use_link(1'000'000'000);
-  daemon_.Start();
-  RawClient rank = Connected(daemon_);
-  wire::Request request = LoneHello();
-  request.mutable_hello()->set_guaranteed_bytes_per_second(400'000'000);
-  const auto nodes = GpuNodes(rank.fd(), 0);
-  SLUICE_ASSERT_OK_AND_ASSIGN(const auto welcome,
-                              rank.Call(request, {nodes.at(0).get()}));
-  EXPECT_EQ(welcome.body.welcome().guaranteed_bytes_per_second(), 400'000'000u);
-  daemon_.Kill();
-  use_link(500'000'000);
-  daemon_.Start();
-  const auto event = rank.NextEvent(absl::Seconds(20));
-  ASSERT_THAT(event, IsOk()) << daemon_.Log();
-  const wire::Lowered& lowered = event->taken_over().lowered();
-  EXPECT_EQ(lowered.guaranteed_bytes_per_second(), 250'000'000u);
-  EXPECT_THAT(lowered.why(), HasSubstr("250.00 MB/s instead of 400.00 MB/s"));
-  EXPECT_TRUE(daemon_.WaitForLog("rank 0 of job job: " + lowered.why()));
-  SLUICE_ASSERT_OK_AND_ASSIGN(const auto shown, rank.Call([] {
-    wire::Request query;
-    query.mutable_query();
-    return query;
-  }()));
-  EXPECT_THAT(shown.body.snapshot().json(),
-              HasSubstr("\"guaranteed_bytes_per_second\":250000000"));
-}
-
 // Wrong once: the new socket was called like the old one, and so not kept.
 TEST_F(TakeOver, AListenerThatIsMadeAnewIsKeptToo) {
   daemon_.Start();

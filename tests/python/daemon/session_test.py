@@ -109,6 +109,20 @@ def test_a_lease_over_the_pool_is_refused_with_the_daemons_line(session):
     assert first_byte(held) == 3
 
 
+def test_a_lease_waits_for_what_others_give_back(daemon):
+    with sluice.Session(daemon.socket, job="holds") as holds:
+        held = holds.lease_gpu(GPU_BYTES)
+        with sluice.Session(daemon.socket, job="waits",
+                            lease_wait_s=0.1) as waits:
+            with pytest.raises(sluice.Error, match="waited") as raised:
+                waits.lease_gpu(GPU_BYTES)
+        assert raised.value.status is Status.DEADLINE_EXCEEDED
+        threading.Timer(0.5, held.free).start()
+        with sluice.Session(daemon.socket, job="waits",
+                            lease_wait_s=60) as waits:
+            waits.lease_gpu(GPU_BYTES).free()
+
+
 def test_a_region_outlives_its_session(session):
     region = session.lease_host(MIB)
     fill(region, 5)

@@ -19,7 +19,7 @@ class Daemon:
         self.free, self.status, self.asked = 0, Status.RESOURCE_EXHAUSTED, 0
         self._end = 1 << 20
 
-    def lease_gpu(self, nbytes: int) -> SimpleNamespace:
+    def lease_gpu(self, nbytes: int, wait_s: float) -> SimpleNamespace:
         self.asked += 1
         if nbytes > self.free:
             raise Error(self.status, "no")

@@ -133,6 +133,7 @@ def test_the_head_is_set_only_to_an_exact_choice(session):
     "world": [0, -1, 1.0, "1", HUGE, 2**32],
     "gpu": [-1, 0.0, "0", HUGE],
     "local_world": [0, -1, 1.5, "1", HUGE],
+    "lease_wait_s": [-1, "1", NAN, HUGE],
 }.items())
 def test_a_session_refuses(name, values):
     for value in values:
@@ -150,7 +151,8 @@ def test_ranks_and_local_ranks_are_of_the_world():
 @pytest.mark.parametrize("call, good, wrong", [
     ("lease_host", dict(nbytes=1), {
         "nbytes": [0, -1, 1.5, NAN, HUGE, 2**64, "1", None]}),
-    ("lease_gpu", dict(nbytes=1), {"nbytes": [0, -1, HUGE, "1"]}),
+    ("lease_gpu", dict(nbytes=1), {"nbytes": [0, -1, HUGE, "1"],
+                                     "wait_s": [-1, NAN, "1"]}),
     ("report", dict(step=1, seconds=1.0, tokens=1), {
         "step": [-1, 1.5, HUGE, "1", None], "tokens": [-1, NAN, HUGE],
         "seconds": [-1, NAN, INF, "1", None], "loss": ["1", None],
