@@ -15,10 +15,6 @@ namespace {
 // "Not limited": far ahead, and far from overflow.
 constexpr uint64_t kUngated = uint64_t{1} << 44;
 
-// Promises are admitted by their rates (planning/demands.h) and kept in whole
-// bytes per period, which may be a little more.
-constexpr bandwidth::BandwidthOptions kOptions = {.promised = kPromised + 0.05};
-
 // The weight of a rank that holds no memory, beside what it would have.
 constexpr double kLastOfAll = 1e-6;
 
@@ -30,7 +26,7 @@ GrantPolicy::GrantPolicy(std::vector<LinkSpeed> links)
     : links_(std::move(links)),
       holders_(links_.size()),
       wanting_{LinkSharers(links_.size()), LinkSharers(links_.size())},
-      shares_(*TopologyOf(links_), kOptions) {
+      shares_(*TopologyOf(links_)) {
   paths_.reserve(links_.size());
   for (const LinkSpeed& link : links_) {
     paths_.push_back(LinkPath(links_, link.name));
@@ -149,7 +145,7 @@ void GrantPolicy::Hold(int slot, bool holds) {
   for (int d : {kH2d, kD2h}) {
     if (!Gated(rank, d)) continue;
     if (holds) rank.limit[d] = std::max(rank.limit[d], Window(rank.link, d));
-    if (rank.demand[d] > 0) Repromise(slot, d);
+    KeepPromise(slot, d);
   }
 }
 
@@ -166,21 +162,10 @@ GrantPolicy::Grant GrantPolicy::Resume(int slot, int link,
   return GrantOf(rank);
 }
 
-void GrantPolicy::TryPromise(int slot, int direction) {
-  RankShare& rank = ranks_.at(slot);
-  const double rate = rank.demand[direction];
-  if (rank.promised[direction] || rate <= 0 || !rank.sharer.holds) return;
-  if (StaysRefused(rank, direction)) return;
-  const double bytes = std::ceil(rate * absl::ToDoubleSeconds(kPromisePeriod));
-  rank.promised[direction] = shares_
-                                 .Promise(FlowOf(slot, direction),
-                                          {Bytes(static_cast<int64_t>(bytes)),
-                                           kPromisePeriod, kPromisePeriod},
-                                          now_)
-                                 .ok();
-  if (!rank.promised[direction]) {
-    rank.refused_at[direction] = shares_.given_back();
-  }
+void GrantPolicy::KeepPromise(int slot, int direction) {
+  const RankShare& rank = ranks_.at(slot);
+  shares_.Promise(FlowOf(slot, direction),
+                  rank.sharer.holds ? rank.demand[direction] : 0);
 }
 
 void GrantPolicy::Promise(int slot, const CopyRates& rates) {
@@ -188,16 +173,10 @@ void GrantPolicy::Promise(int slot, const CopyRates& rates) {
   RankShare& rank = ranks_.at(slot);
   for (int d : {kH2d, kD2h}) {
     if (!Gated(rank, d)) continue;
-    if (std::exchange(rank.demand[d], rates[d]) != rates[d]) Repromise(slot, d);
+    if (std::exchange(rank.demand[d], rates[d]) != rates[d]) {
+      KeepPromise(slot, d);
+    }
   }
-}
-
-void GrantPolicy::Repromise(int slot, int direction) {
-  RankShare& rank = ranks_.at(slot);
-  shares_.EndPromise(FlowOf(slot, direction));
-  rank.promised[direction] = false;
-  rank.refused_at[direction].reset();
-  TryPromise(slot, direction);
 }
 
 void GrantPolicy::Detach(int slot) {
@@ -271,8 +250,7 @@ std::map<int, GrantPolicy::Grant> GrantPolicy::Refill(
         rank.limit[d] += wanted;
         continue;
       }
-      TryPromise(slot, d);
-      shares_.AskInAll(FlowOf(slot, d), static_cast<double>(wanted), now_);
+      shares_.SetWanted(FlowOf(slot, d), static_cast<double>(wanted));
       const auto told = needs.find(slot);
       TellNeed(slot, d, told != needs.end() ? told->second[d] : Need(),
                elapsed);
@@ -298,11 +276,7 @@ std::map<int, GrantPolicy::Grant> GrantPolicy::Refill(
 
 bool GrantPolicy::WantsNothing(const RankShare& rank) const {
   for (int d : {kH2d, kD2h}) {
-    const bool promised =
-        rank.promised[d] || !rank.sharer.holds || rank.demand[d] <= 0;
     if (Wanted(rank, d) > 0 || rank.rate[d] > 0) return false;
-    const bool for_good = StaysRefused(rank, d) && !shares_.changing();
-    if (Gated(rank, d) && !promised && !for_good) return false;
   }
   return true;
 }

@@ -3,7 +3,7 @@
 // In each refill the links give out what they carried in the time since the
 // last one, by daemon/bandwidth. Every rank wants its limit to stand a window
 // ahead of its use, each direction by itself. What its plan copies is promised
-// to it (planning/demands.h admits that), a part per kPromisePeriod;
+// to it (planning/demands.h admits that), over spans of 20 ms;
 // the rest goes to users by weight, and to the ranks of one user evenly, of
 // which the promised bytes are a part; what one leaves goes to the others. A
 // rank that holds no memory is promised nothing, and gets what nobody else
@@ -59,8 +59,6 @@ class GrantPolicy {
   // What a rank may have started beyond its limit: a copy is counted before it
   // waits. Larger ones are believed bit by bit.
   static constexpr uint64_t kOneCopy = 64 << 20;
-  // A promise is kept over spans of this length.
-  static constexpr absl::Duration kPromisePeriod = absl::Milliseconds(20);
   // Over what time the rate that a rank is granted is averaged.
   static constexpr absl::Duration kRateOver = absl::Milliseconds(100);
 
@@ -85,7 +83,7 @@ class GrantPolicy {
   // Whether it holds memory from now on.
   void Hold(int slot, bool holds);
   // What its copies were promised beside others, bytes per second of each
-  // direction. Binds at an idle instant.
+  // direction.
   void Promise(int slot, const CopyRates& rates);
   // What each attached slot has used, as far as believed at the last refill.
   std::map<int, Directions> used() const;
@@ -129,9 +127,6 @@ class GrantPolicy {
     Directions used = {0, 0};             // as far as believed
     std::array<double, 2> rate = {0, 0};  // granted, averaged
     std::array<double, 2> rest = {0, 0};  // granted, less than a byte
-    std::array<bool, 2> promised = {false, false};
-    // BandwidthPolicy::given_back when its promise was refused.
-    std::array<std::optional<uint64_t>, 2> refused_at;
     std::array<LateCounter, 2> late;
   };
   // What the narrowest link of the path carries; 0: none is limited.
@@ -160,15 +155,8 @@ class GrantPolicy {
   // Bytes of that copy beyond the limit, and when; counts it where it is late.
   void TellNeed(int slot, int direction, const Need& need,
                 absl::Duration elapsed);
-  // What ranks that went were promised may count yet: tried again when that has
-  // been given back.
-  void TryPromise(int slot, int direction);
-  // A flow keeps its promise for life: this one ends, the next one begins.
-  void Repromise(int slot, int direction);
-  // The promise was refused, and no link has got anything back since.
-  bool StaysRefused(const RankShare& rank, int direction) const {
-    return rank.refused_at[direction] == shares_.given_back();
-  }
+  // Of a rank that holds memory; else it ends.
+  void KeepPromise(int slot, int direction);
   static void Raise(RankShare& rank, int direction, double bytes,
                     absl::Duration elapsed);
   Grant GrantOf(const RankShare& rank) const;

@@ -14,10 +14,6 @@
 
 namespace sluice::daemon {
 
-// Which part of each direction of a link may be promised in all: the rest is
-// for ranks without a promise, so that none of them stops.
-inline constexpr double kPromised = 0.9;
-
 // What the link carries in a direction while the other one rests.
 double SpeedOf(const LinkSpeed& link, int direction);
 // While both directions carry as much as each other.

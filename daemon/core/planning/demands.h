@@ -27,6 +27,10 @@
 
 namespace sluice::daemon {
 
+// Which part of each direction of a link may be promised in all: the rest is
+// for ranks without a promise, so that none of them stops.
+inline constexpr double kPromised = 0.9;
+
 // What the copies of a rank need that runs by `plan`, which answered `profile`.
 PlanDemand DemandOf(const plan::RankProfile& profile,
                     const plan::RankPlan& plan);

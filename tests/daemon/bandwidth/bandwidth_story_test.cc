@@ -60,7 +60,7 @@ TEST(BandwidthStory, FairSharesAloneAreLate) {
 // Guards against judging only copies that end: a flow that starves until it
 // leaves would never be late.
 TEST(BandwidthStory, ACopyThatDoesNotEndIsOverdue) {
-  NodeSimulation node(*Topology::Make({{"gpu", std::nullopt, 1000, 1000}}), {},
+  NodeSimulation node(*Topology::Make({{"gpu", std::nullopt, 1000, 1000}}),
                       absl::Milliseconds(10));
   node.Open(0, 0, kH2d);
   node.Ask(0, 5000, node.now() + absl::Seconds(1));

@@ -1,4 +1,4 @@
-// The bandwidth policy in injected time: two ranks that fair sharing would make
+// The bandwidth policy in injected time: a rank that fair sharing would make
 // late, 8 GPUs behind 4 switches, 64 GPUs and 1,000 jobs. Time is pretended,
 // the policy is the real one, so every figure but the cost of a refill is the
 // same on any machine; beside them what a real daemon does (bench_sim.h).
@@ -30,58 +30,6 @@ double Seconds(absl::Time at) {
   return absl::ToDoubleSeconds(at - absl::UnixEpoch());
 }
 
-// A link moves one unit in T = 1 s. A (flow 0) has 1 unit due at 4 T, B (flow
-// 1) has 3 units due at 3 T, for which it needs all of the link: so all may be
-// promised, of which the daemon keeps a tenth back. By promises, or by fair
-// shares.
-struct TwoRanks {
-  int late = 0;
-  std::map<int, double> done;  // in T
-};
-
-TwoRanks RunTwoRanks(bool promises) {
-  constexpr double kUnit = 1e9;
-  NodeSimulation node(*Topology::Make({{"link", std::nullopt, kUnit, kUnit}}),
-                      {.promised = 1}, kTick);
-  const double units[] = {1, 3}, due[] = {4, 3};
-  for (int flow : {0, 1}) {
-    node.Open(flow, 0, kH2d);
-    if (!promises) continue;
-    SLUICE_CHECK_OK(
-        node.policy().Promise(flow,
-                              {Bytes(static_cast<int64_t>(units[flow] * kUnit)),
-                               absl::Seconds(due[flow]), absl::Seconds(8)},
-                              node.now()));
-  }
-  for (int flow : {0, 1}) {
-    node.Ask(flow, units[flow] * kUnit,
-             absl::UnixEpoch() + absl::Seconds(due[flow]));
-  }
-  TwoRanks result;
-  node.RunUntil(absl::UnixEpoch() + absl::Seconds(8),
-                [&](int flow, const NodeSimulation::Copy& copy) {
-                  if (copy.late()) ++result.late;
-                  result.done[flow] = Seconds(copy.done);
-                });
-  return result;
-}
-
-std::vector<Entry> TwoRanksRows() {
-  const auto row = [](const char* name, const TwoRanks& result,
-                      std::optional<double> target) {
-    return Entry{name,
-                 double(result.late),
-                 "late",
-                 target,
-                 true,
-                 fmt::format("A, 1 unit due at 4T, done at {:.3f}T; B, 3 due "
-                             "at 3T, done at {:.3f}T; all may be promised",
-                             result.done.at(0), result.done.at(1))};
-  };
-  return {row("two ranks", RunTwoRanks(true), 0),
-          row("two ranks, fair shares", RunTwoRanks(false), std::nullopt)};
-}
-
 // `gpus` behind switches of two, `per_root` switches behind a root port of a
 // NUMA node of its own. Both directions load that node's memory together.
 JobStoryOptions Node(int gpus, int per_root, double memory) {
@@ -111,7 +59,7 @@ std::vector<Entry> EightGpuRows() {
   constexpr int kCopies = 640;
   const JobStoryOptions of = Node(8, 2, 0);
   const Topology topology = *Topology::Make(of.links);
-  NodeSimulation node(topology, {}, kTick);
+  NodeSimulation node(topology, kTick);
   std::map<int, int> left;
   std::map<int, double> done;
   const auto on_done = [&](int flow, const NodeSimulation::Copy& copy) {
@@ -122,11 +70,7 @@ std::vector<Entry> EightGpuRows() {
     for (int direction : {kH2d, kD2h}) {
       const int flow = 2 * rank + direction;
       node.Open(flow, of.gpu_links[rank], direction);
-      SLUICE_CHECK_OK(node.policy().Promise(
-          flow,
-          {Bytes(static_cast<int64_t>(0.45 * kLink * 0.05)),
-           absl::Milliseconds(50), absl::Milliseconds(50)},
-          node.now()));
+      node.policy().Promise(flow, 0.45 * kLink);
       left[flow] = kCopies;
       node.Ask(flow, kCopy);
       node.Ask(flow, kCopy);
@@ -181,10 +125,6 @@ std::vector<Entry> JobRows() {
                    by.plain)},
       {"1,000 jobs, longest wait", absl::ToDoubleSeconds(by.longest_wait), "s",
        2, true, "of any flow for its next byte; 2 s is the longest period"},
-      {"1,000 jobs, to bind", absl::ToDoubleSeconds(by.longest_bind_wait), "s",
-       std::nullopt, true,
-       fmt::format("the longest from promise to idle instant; {} left before",
-                   by.never_bound)},
       {"1,000 jobs, fair, late", count(fair.late), "copies", std::nullopt, true,
        fmt::format("of {}, by up to {:.3f} s, without promises", fair.due,
                    absl::ToDoubleSeconds(fair.latest))},
@@ -201,13 +141,12 @@ std::vector<Entry> CostRows() {
   for (int flow = 0; flow < 2 * kGrantSlots; ++flow) {
     policy.Open(flow, of.gpu_links[flow / 2 % 64], flow % 2);
     if (flow % 4 >= 2) continue;
-    SLUICE_CHECK_OK(policy.Promise(
-        flow, {MiB(20), absl::Milliseconds(20), absl::Milliseconds(20)}, now));
+    policy.Promise(flow, static_cast<double>(MiB(20).count()) / 0.02);
   }
   std::vector<double> costs;
   for (int i = 0; i < kRefills; ++i, now += kTick) {
     for (int flow = 0; flow < 2 * kGrantSlots; ++flow) {
-      policy.Ask(flow, 1 << 20, now);
+      policy.SetWanted(flow, 1 << 20);
     }
     const auto begin = std::chrono::steady_clock::now();
     policy.Share(now, kTick);
@@ -221,7 +160,7 @@ std::vector<Entry> CostRows() {
 
 std::vector<Entry> Measure() {
   std::vector<Entry> all;
-  for (const auto& rows : {TwoRanksRows(), PlanRows(), EightGpuRows(),
+  for (const auto& rows : {PlanRows(), EightGpuRows(),
                            bench::EightGpusOnAClock(), JobRows(), CostRows()}) {
     all.insert(all.end(), rows.begin(), rows.end());
   }

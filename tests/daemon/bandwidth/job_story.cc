@@ -28,9 +28,9 @@ absl::Duration Whole(double seconds) {
 JobStory::JobStory(JobStoryOptions options)
     : options_(std::move(options)),
       random_(options_.seed),
-      node_(*Topology::Make(options_.links), {.promised = options_.promised},
-            options_.tick),
+      node_(*Topology::Make(options_.links), options_.tick),
       weights_(node_.policy().topology().channels().size(), 0),
+      promised_(weights_),
       entitled_until_(node_.now()) {}
 
 double JobStory::Pick(double low, double high) {
@@ -112,9 +112,7 @@ void JobStory::OpenFlow(const Flow& flow, int link, int direction) {
   for (const int channel : opened.path) weights_[channel] += opened.weight;
   if (flow.kind == Kind::kSteady || flow.kind == Kind::kGreedy) {
     ++result_.asked;
-    opened.promised =
-        options_.promises &&
-        node_.policy().Promise(flow.id, flow.demand, node_.now()).ok();
+    opened.promised = options_.promises && Admit(opened);
     if (opened.promised) ++result_.admitted;
     if (!opened.promised && flow.kind == Kind::kGreedy) {
       opened.kind = Kind::kPlain;
@@ -123,18 +121,19 @@ void JobStory::OpenFlow(const Flow& flow, int link, int direction) {
   Begin(opened);
 }
 
-// A flow with a promise begins when the promise binds.
+bool JobStory::Admit(const Flow& flow) {
+  const std::vector<Channel>& channels = node_.policy().topology().channels();
+  const double rate = flow.demand.rate();
+  for (const int each : flow.path) {
+    const double most = options_.promised * channels[each].capacity;
+    if (promised_[each] + rate > most) return false;
+  }
+  for (const int each : flow.path) promised_[each] += rate;
+  node_.policy().Promise(flow.id, rate);
+  return true;
+}
+
 void JobStory::Begin(Flow& flow) {
-  const bool binding = flow.promised && node_.policy().IsBinding(flow.id);
-  if (flow.promised && !binding) {
-    Later(flow.id, node_.now() + options_.tick, [this](Flow& f) { Begin(f); });
-    return;
-  }
-  if (binding) {
-    flow.binding = node_.now();
-    result_.longest_bind_wait =
-        std::max(result_.longest_bind_wait, flow.binding - flow.opened);
-  }
   if (flow.kind == Kind::kSteady || flow.kind == Kind::kLight) {
     NextStep(flow);
     return;
@@ -170,7 +169,7 @@ void JobStory::KeepBusy(Flow& flow) {
 // By the deadline of period n, n + 1 budgets have been copied.
 void JobStory::JudgeBudget(Flow& flow, int64_t period) {
   const absl::Time due =
-      flow.binding + period * flow.demand.period + flow.demand.deadline;
+      flow.opened + period * flow.demand.period + flow.demand.deadline;
   Later(flow.id, due, [this, period](Flow& f) {
     ++result_.budgets;
     const double least = static_cast<double>(period + 1) * Size(f.demand);
@@ -202,8 +201,8 @@ void JobStory::CloseFlow(int id) {
   }
   for (const int channel : flow.path) weights_[channel] -= flow.weight;
   result_.longest_wait = std::max(result_.longest_wait, node_.longest_wait(id));
-  if (flow.promised && flow.binding == absl::InfiniteFuture()) {
-    ++result_.never_bound;
+  for (const int channel : flow.path) {
+    if (flow.promised) promised_[channel] -= flow.demand.rate();
   }
   if (flow.kind == Kind::kPlain &&
       node_.now() - flow.opened >= absl::Seconds(kLongestPeriod)) {

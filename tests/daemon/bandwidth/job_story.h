@@ -4,8 +4,9 @@
 //
 // A job is one rank: two flows on one GPU, one per direction. Its kind:
 //
-//   steady  a demand, promised if admitted; asks for it once per period, in
-//           several copies spread over the period, each due by the demand
+//   steady  a demand, promised as a rate if that fits; asks for it once per
+//           period, in several copies spread over the period, each due by the
+//           demand
 //   greedy  the same demand, but has twice as much asked for at all times
 //   plain   no promise; has two copies asked for at all times
 //   light   no promise; asks as a steady one does
@@ -18,9 +19,19 @@
 #include <random>
 #include <vector>
 
+#include "proto/base/units.h"
 #include "tests/daemon/bandwidth/node_simulation.h"
 
 namespace sluice::daemon::bandwidth {
+
+// `bytes` once per period, due `deadline` after they are asked for.
+struct Demand {
+  Bytes bytes;
+  absl::Duration deadline, period;
+  double rate() const {
+    return static_cast<double>(bytes.count()) / absl::ToDoubleSeconds(deadline);
+  }
+};
 
 struct JobStoryOptions {
   uint32_t seed = 1;
@@ -37,7 +48,7 @@ struct JobStoryOptions {
 };
 
 struct JobStoryResult {
-  int asked = 0, admitted = 0, never_bound = 0;
+  int asked = 0, admitted = 0;
   int64_t due = 0, late = 0;               // copies of the steady
   absl::Duration latest;                   // of those, after it was due
   int64_t budgets = 0, budgets_short = 0;  // of the greedy, by period
@@ -45,8 +56,7 @@ struct JobStoryResult {
   // least part that one got of its weighted share of what is never promised.
   int plain = 0;
   double least_share = 1e9;
-  absl::Duration longest_wait;       // of any flow, for the next byte
-  absl::Duration longest_bind_wait;  // from the promise until it binds
+  absl::Duration longest_wait;  // of any flow, for the next byte
   absl::Duration took;
 };
 
@@ -66,7 +76,7 @@ class JobStory {
     Demand demand;
     int parts = 1;
     bool promised = false;
-    absl::Time opened, binding = absl::InfiniteFuture();
+    absl::Time opened;
     double entitled = 0;
   };
   using Action = std::function<void()>;
@@ -88,6 +98,8 @@ class JobStory {
   void Arrive();
   void OpenFlow(const Flow& flow, int link, int direction);
   void CloseFlow(int id);
+  // Where the links of its path have promised less than they may with it.
+  bool Admit(const Flow& flow);
   void Begin(Flow& flow);
   void NextStep(Flow& flow);
   void CopyPart(Flow& flow, int part);
@@ -104,7 +116,8 @@ class JobStory {
   JobStoryResult result_;
   std::map<int, Flow> flows_;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
-  std::vector<double> weights_;  // of all flows, by channel
+  std::vector<double> weights_;   // of all flows, by channel
+  std::vector<double> promised_;  // rates, by channel
   absl::Time entitled_until_;
   int64_t order_ = 0;
   int next_job_ = 0;

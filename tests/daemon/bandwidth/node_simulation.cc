@@ -13,9 +13,8 @@ constexpr double kRounding = 0.5;
 
 }  // namespace
 
-NodeSimulation::NodeSimulation(Topology topology, BandwidthOptions options,
-                               absl::Duration tick)
-    : policy_(std::move(topology), options),
+NodeSimulation::NodeSimulation(Topology topology, absl::Duration tick)
+    : policy_(std::move(topology)),
       tick_(tick),
       carried_(policy_.topology().channels().size(), 0) {}
 
@@ -35,7 +34,7 @@ void NodeSimulation::Ask(int flow, double bytes, absl::Time due) {
   if (line.backlog <= kRounding) line.last_byte = now_;
   line.copies.push_back({bytes, now_, due});
   line.backlog += bytes;
-  policy_.Ask(flow, bytes, now_);
+  policy_.SetWanted(flow, line.backlog);
 }
 
 int NodeSimulation::overdue(int flow) const {
@@ -53,12 +52,7 @@ absl::Duration NodeSimulation::longest_wait(int flow) const {
 
 void NodeSimulation::RunUntil(absl::Time until, const OnDone& on_done) {
   while (now_ < until) {
-    absl::Time end = std::min(now_ + tick_, until);
-    for (const absl::Time mark :
-         {policy_.next_return(), policy_.next_deadline()}) {
-      if (mark > now_) end = std::min(end, mark);
-    }
-    Step(end - now_, on_done);
+    Step(std::min(tick_, until - now_), on_done);
   }
 }
 

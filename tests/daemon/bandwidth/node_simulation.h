@@ -1,11 +1,10 @@
 // A node with copies that run as the bandwidth policy grants them, in injected
 // time. The policy is the real one; only the links are simulated.
 //
-// Time goes in windows of at most a tick, which also end where budget comes
-// back, a promise is due, or the caller has something to do. A copy is done at
-// the end of the window that brought its last byte. After each window it is
-// checked that no channel carried more than it can, and that a flow that wants
-// more has a saturated channel on its path.
+// Time goes in windows of at most a tick, which also end where the caller has
+// something to do. A copy is done at the end of the window that brought its
+// last byte. After each window it is checked that no channel carried more than
+// it can, and that a flow that wants more has a saturated channel on its path.
 #pragma once
 
 #include <deque>
@@ -30,8 +29,7 @@ class NodeSimulation {
   };
   using OnDone = std::function<void(int flow, const Copy&)>;
 
-  NodeSimulation(Topology topology, BandwidthOptions options,
-                 absl::Duration tick);
+  NodeSimulation(Topology topology, absl::Duration tick);
 
   BandwidthPolicy& policy() { return policy_; }
   absl::Time now() const { return now_; }
