@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import torch
 
+from sluice import computing
 from sluice.arena import HostArena
 from sluice.attention import Attend, Question, Site
 from sluice.blocks import Scores
@@ -121,31 +122,39 @@ def measured(arena: HostArena, kinds: Iterable[Heads], device: torch.device,
     kinds of attention by the one whose blocks are the cheapest."""
     heads = min(kinds, key=lambda kind: kind.work)
 
-    def fastest(rows: int, chunks: int, clock: Callable[[], float],
-                repeats: int = REPEATS) -> float:
-        return min(_walk(arena, heads, device, dtype, rows, chunks, clock)
-                   for _ in range(repeats))
-
     # Where the host computes, its own time is the device's too; it is what no
-    # other process takes away.
+    # other process takes away. On a GPU backward is issued by a thread of
+    # autograd's, while this one waits for it.
     waits = device.type == "cpu"
     clock = time.thread_time if waits else time.perf_counter
-    fastest(TINY_ROWS, TINY_CHUNKS, clock, 1)  # whatever is made once
-    host = fastest(TINY_ROWS, TINY_CHUNKS, time.thread_time) / (
+
+    def fastest(rows: int, chunks: int, repeats: int = REPEATS) -> _Walk:
+        walks = [_walk(arena, heads, device, dtype, rows, chunks, clock)
+                 for _ in range(repeats)]
+        return _Walk(*map(min, zip(*walks)))
+
+    fastest(TINY_ROWS, TINY_CHUNKS, 1)  # whatever is made once
+    host = fastest(TINY_ROWS, TINY_CHUNKS).issued / (
         TINY_CHUNKS * (TINY_CHUNKS + 1) / 2)
     walked: dict[int, float] = {}
     for rows in SIZES:
-        walked[rows] = fastest(rows, CHUNKS, clock)
+        walked[rows] = fastest(rows, CHUNKS).whole
         if 4 * walked[rows] > BUDGET_S:
             break
     return choose(host, walked, waits)
 
 
+class _Walk(NamedTuple):
+    """Seconds until the host had issued it, and until it was over."""
+
+    issued: float
+    whole: float
+
+
 def _walk(arena: HostArena, heads: Heads, device: torch.device,
           dtype: torch.dtype, rows: int, chunks: int,
-          clock: Callable[[], float]) -> float:
-    """Seconds, by `clock`, of a causal sequence's attention, forward and
-    backward."""
+          clock: Callable[[], float]) -> _Walk:
+    """By `clock`, of a causal sequence's attention, forward and backward."""
     def random(count: int, width: int) -> torch.Tensor:
         return torch.randn(heads.batch, count, rows, width, device=device,
                            dtype=dtype)
@@ -158,7 +167,7 @@ def _walk(arena: HostArena, heads: Heads, device: torch.device,
     site = Site(arena, [range(a, a + rows) for a in range(0, length, rows)])
     try:
         arena.drain()
-        _wait_for(device)
+        computing.await_compute(device)
         start = clock()
         with torch.no_grad():
             for m in range(chunks):
@@ -170,12 +179,8 @@ def _walk(arena: HostArena, heads: Heads, device: torch.device,
                 o = Attend.apply(Question(site, m, True, mask, scores), *own,
                                  None)
             torch.autograd.backward(o, do)
-        _wait_for(device)
-        return clock() - start
+        issued = clock() - start
+        computing.await_compute(device)
+        return _Walk(issued, clock() - start)
     finally:
         site.release()
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)

@@ -76,9 +76,6 @@ _UNBUILT = (
     ("policy", lambda value: value == "plan",
      "steps are measured by the host's clock, which is not the GPU's",
      'pass "recompute", or shares by weight'),
-    ("chunk", lambda value: value == "auto",
-     "blocks are measured by the host's clock, which is not the GPU's",
-     "pass a number of rows"),
 )
 
 

@@ -171,8 +171,8 @@ def stream(model: nn.Module | None = None,
         if unsaid and made.arena.device.type != "cpu":
             made.chunk = settings.AT_FIRST_ON_GPU
         computing.check_kernel(made.arena.device, kernel)
-        computing.refuse_unbuilt(made.arena.device, group=group, chunk=(
-            "auto" if automatic else chunk), policy="plan" if planned else None)
+        computing.refuse_unbuilt(made.arena.device, group=group,
+                                 policy="plan" if planned else None)
         for layer in adapter.layers:
             computing.check_parameters(layer, made.arena.device)
         adapter.attach(made)

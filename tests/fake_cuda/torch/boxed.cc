@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/fake_cuda/torch/drawn.h"
 #include "tests/fake_cuda/torch/kernel.h"
 #include "tests/fake_cuda/torch/workspace.h"
 
@@ -97,15 +98,18 @@ class BoxedCall {
       const c10::AliasInfo* const alias = declared[i].alias_info();
       const bool written = alias != nullptr && Writes(*alias);
       resizes_ |= written && declared[i].kwarg_only();
-      // torch's generators for CUDA give other numbers than the CPU's.
-      TORCH_CHECK(declared[i].name() != "generator", name_,
-                  ": what is drawn on a GPU is not built here");
       Take(arguments_[i], written);
     }
     TORCH_CHECK(!reads_.empty() || !writes_.empty(), name_,
                 ": no operand is on the GPU, and no CPU form is known");
     const at::Tensor& any = reads_.empty() ? writes_[0] : reads_[0];
     device_ = any.device();
+    for (size_t i = 0; i < declared.size(); ++i) {
+      if (declared[i].name() == "generator") {
+        arguments_[i] =
+            Drawn(device_, arguments_[i].toOptional<at::Generator>());
+      }
+    }
   }
 
   Stack Run() {

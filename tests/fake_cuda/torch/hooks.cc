@@ -5,6 +5,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <dlfcn.h>
 
 #include "tests/fake_cuda/control.h"
 
@@ -40,10 +41,15 @@ struct CUDAHooks final : at::CUDAHooksInterface {
   c10::DeviceIndex getCurrentDevice() const override {
     return c10::cuda::current_device();
   }
-  // Can be seeded, as at::manual_seed does; nothing draws from it (boxed.cc).
-  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
-    static const at::Generator generator = at::detail::createCPUGenerator();
-    return generator;
+  // The real library's, where it is below (take_over.cc): Python has that one.
+  // Else one that can be seeded, as at::manual_seed does, and not drawn from.
+  const at::Generator& getDefaultGenerator(
+      c10::DeviceIndex device) const override {
+    using Of = const at::Generator& (*)(c10::DeviceIndex);
+    static const auto real = reinterpret_cast<Of>(
+        dlsym(RTLD_DEFAULT, "_ZN2at4cuda6detail23getDefaultCUDAGeneratorEa"));
+    static const at::Generator none = at::detail::createCPUGenerator();
+    return real == nullptr ? none : real(device);
   }
   c10::Allocator* getCUDADeviceAllocator() const override {
     return c10::cuda::CUDACachingAllocator::get();

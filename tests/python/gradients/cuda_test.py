@@ -30,7 +30,7 @@ def node(tmp_path, loaded):
     node.close()
 
 
-@pytest.mark.parametrize("what", ["device", "host", "rerun", "swapped", "windows",
+@pytest.mark.parametrize("what", ["device", "host", "rerun", "swapped", "automatic", "windows",
                                   "streams", "handover", "rounded", "slots",
                                   "rounded_output",
                                   "by_efficient", "by_cudnn", "layouts",

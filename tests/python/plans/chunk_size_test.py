@@ -101,7 +101,7 @@ def test_blocks_of_the_models_own_heads_are_measured(session, monkeypatch):
     seen = []
     monkeypatch.setattr(chunk_size, "_walk", lambda arena, heads, device,
                         dtype, rows, chunks, clock: seen.append(
-                            (heads, dtype)) or 1e-9 * rows * rows)
+                            (heads, dtype)) or (1e-9 * rows * rows,) * 2)
     sluice.stream(tiny().bfloat16(), session=session, chunk="auto",
                   quiet=True).unstream()
     assert set(seen) == {(Heads(4, 2, 8, 8), torch.bfloat16)}
@@ -125,7 +125,7 @@ def test_measured_blocks_have_the_shapes_of_a_step(arena, monkeypatch):
                         sinks: shapes.add((q.shape, k.shape, v.shape)) or own(
                             question, q, k, v, sinks))
     assert chunk_size._walk(arena, Heads(4, 2, 8, 16, batch=3), torch.device(
-        "cpu"), torch.float32, 16, 2, time.perf_counter) > 0
+        "cpu"), torch.float32, 16, 2, time.perf_counter).issued > 0
     assert shapes == {((3, 4, 16, 8), (3, 2, 16, 8), (3, 2, 16, 16))}
     assert arena.used_bytes == 0
 
