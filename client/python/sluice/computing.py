@@ -73,9 +73,6 @@ _UNBUILT = (
     ("group", lambda value: value is not None,
      "ranks that share sequences have run on the CPU alone",
      "leave group out"),
-    ("policy", lambda value: value == "plan",
-     "steps are measured by the host's clock, which is not the GPU's",
-     'pass "recompute", or shares by weight'),
 )
 
 

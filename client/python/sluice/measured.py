@@ -1,12 +1,21 @@
 """What one step of a stream costs: its layers' seconds, bytes and copies, each
-kind of layers by itself."""
+kind of layers by itself.
+
+[Note: seconds] They are the device's. A simulated GPU's are the host's. The
+host only enqueues what a real one computes, so there two events are enqueued
+around it, and asked how far they were apart once the step is over.
+"""
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
+
+import torch
+from torch.cuda.streams import Event
 
 from sluice.leased import CopyStats
 from sluice.products import Mode, Place, Product, Products
@@ -27,6 +36,9 @@ class Cost:
     def replayed_seconds(self) -> float:
         """Of those that are computed again; see `spared`."""
         return self.seconds * max(0, self.count - self.spared) / self.count
+
+    def took(self, seconds: float) -> None:
+        self.seconds += seconds
 
 
 @dataclass
@@ -49,25 +61,35 @@ class Kind:
     copies: dict[str, Copied] = field(default_factory=lambda: {
         "forward": Copied(), "backward": Copied()})
 
+    def took(self, direction: str, seconds: float) -> None:
+        self.seconds[direction] += seconds
+
+
+Moment: TypeAlias = "float | Event"  # by the host's clock, or in a stream
+
 
 @dataclass
 class Measured:
-    """A step that computes everything again, while it runs. Its time is the
-    host's: that is the device's where the GPU is simulated."""
+    """A step that computes everything again, while it runs; see
+    [Note: seconds]."""
 
     copied: Callable[[], CopyStats]  # so far, by all steps
+    device: torch.device
     # By name. Layers that are frozen, with all before them, are a kind of
     # their own: they keep nothing, and only their forward takes time.
     kinds: dict[str, Kind] = field(default_factory=dict)
+    # Whose times are not read yet: begin, end, what is told the seconds.
+    _spans: list[tuple[Event, Event,
+                       Callable[[float], None]]] = field(default_factory=list)
 
     @contextlib.contextmanager
     def layer(self, kind: str, direction: str, keeps: bool) -> Iterator[None]:
         """Around a layer's whole "forward" or "backward"; `keeps`: its
         backward may come."""
         sums = self._kind(kind if keeps else kind + FROZEN)
-        before, start = self.copied(), time.perf_counter()
+        before, start = self.copied(), self.now()
         yield
-        sums.seconds[direction] += time.perf_counter() - start
+        self.since(start, functools.partial(sums.took, direction))
         after, copies = self.copied(), sums.copies[direction]
         copies.out += after.gpu_to_host_bytes - before.gpu_to_host_bytes
         copies.back += after.host_to_gpu_bytes - before.host_to_gpu_bytes
@@ -77,7 +99,7 @@ class Measured:
     def metering(self, kind: str, products: Products
                  ) -> contextlib.AbstractContextManager:
         """Around the first forward of one chunk of a layer."""
-        return _Meter(self._kind(kind), products)
+        return _Meter(self, self._kind(kind), products)
 
     def spared(self, kind: str, weights: Iterable[str]) -> None:
         """A replay of one chunk of a layer leaves out the products of these
@@ -85,6 +107,29 @@ class Measured:
         costs = self._kind(kind).products
         for weight in weights:
             costs[weight].spared += 1
+
+    def now(self) -> Moment:
+        """Of what this thread computes."""
+        if self.device.type == "cpu":
+            return time.perf_counter()
+        event = Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def since(self, start: Moment, told: Callable[[float], None]) -> None:
+        """`told` is given the seconds, on a real GPU by `read`."""
+        end = self.now()
+        if isinstance(start, float):
+            told(end - start)
+        else:
+            self._spans.append((start, end, told))
+
+    def read(self) -> None:
+        """Waits for the step on a real GPU; its seconds are there then."""
+        while self._spans:
+            start, end, told = self._spans.pop()
+            end.synchronize()
+            told(start.elapsed_time(end) / 1e3)
 
     @property
     def whole(self) -> bool:
@@ -100,16 +145,16 @@ class Measured:
 
 class _Meter(Mode):
 
-    def __init__(self, kind: Kind, products: Products):
+    def __init__(self, measured: Measured, kind: Kind, products: Products):
         super().__init__(products)
-        self._costs = kind.products
+        self._measured, self._costs = measured, kind.products
 
     def met(self, place: Place, product: Product, args: tuple,
             kwargs: dict) -> Any:
-        start = time.perf_counter()
-        out = product.function(*args, **kwargs)
         cost = self._costs.setdefault(product.weight, Cost())
-        cost.seconds += time.perf_counter() - start
+        start = self._measured.now()
+        out = product.function(*args, **kwargs)
+        self._measured.since(start, cost.took)
         cost.nbytes += out.nbytes
         cost.count += 1
         return out

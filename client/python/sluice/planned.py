@@ -20,7 +20,6 @@ from torch import nn
 from sluice.arena import HostArena
 from sluice.changes import Changes, Offer
 from sluice.errors import Error
-from sluice.leased import CopyStats
 from sluice.measured import FROZEN, Kind, Measured
 from sluice.policy import Policy, Share
 from sluice.session import Session
@@ -40,9 +39,9 @@ class Planning:
     other lengths too, if less well.
     """
 
-    def __init__(self, session: Session, copied: Callable[[], CopyStats],
-                 kinds: Mapping[nn.Module, str], quiet: bool):
-        self._session, self._copied = session, copied
+    def __init__(self, session: Session, kinds: Mapping[nn.Module, str],
+                 quiet: bool):
+        self._session = session
         self.kinds = kinds  # of each layer, by name
         self._quiet, self._steps = quiet, 0
         self._measured: Measured | None = None
@@ -54,11 +53,11 @@ class Planning:
         # and why it cannot take it.
         self._offered: dict[int, tuple[dict[str, Any], str]] = {}
 
-    def begin(self) -> Measured | None:
+    def begin(self, arena: HostArena) -> Measured | None:
         """What is to be measured of the training step that begins."""
         self._steps += 1
         if not self.over and self._steps > 1:
-            self._measured = Measured(self._copied)
+            self._measured = Measured(arena.copied, arena.device)
         return self._measured
 
     def forward_over(self, host_bytes: int) -> None:
@@ -69,6 +68,7 @@ class Planning:
         that has no plan leaves the stream as it is, and says why."""
         if self._measured is None or not self._measured.whole:
             return None
+        self._measured.read()
         asked = profile(self._measured, self._held, arena.peak_bytes,
                         self._session)
         try:

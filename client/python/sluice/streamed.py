@@ -196,7 +196,7 @@ class Stream:
         that the daemon has changed it for."""
         self.policy = (self.planning.policy(self.arena)
                        or self.planning.changed(self.arena) or self.policy)
-        return self.planning.begin()
+        return self.planning.begin(self.arena)
 
     @takes("shard", **SHARDED)
     def shard(self, input_ids: Tensor, labels: Tensor | None = None,

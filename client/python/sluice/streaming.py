@@ -171,8 +171,7 @@ def stream(model: nn.Module | None = None,
         if unsaid and made.arena.device.type != "cpu":
             made.chunk = settings.AT_FIRST_ON_GPU
         computing.check_kernel(made.arena.device, kernel)
-        computing.refuse_unbuilt(made.arena.device, group=group,
-                                 policy="plan" if planned else None)
+        computing.refuse_unbuilt(made.arena.device, group=group)
         for layer in adapter.layers:
             computing.check_parameters(layer, made.arena.device)
         adapter.attach(made)
@@ -188,8 +187,8 @@ def stream(model: nn.Module | None = None,
         made.kernel = kernel
         made.reset_stats()  # of the probe
         if planned:
-            made.planning = Planning(made.session, made.arena.copied,
-                                     kind_names(adapter.layers), quiet)
+            made.planning = Planning(made.session, kind_names(adapter.layers),
+                                     quiet)
         made._adapter = adapter
         _streams.add(made)
         if not quiet:
