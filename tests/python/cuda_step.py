@@ -149,6 +149,54 @@ def planned(session: sluice.Session) -> None:
     stream.unstream()
 
 
+class Masked(nn.Module):
+    """Dropout by a mask [B, S, H] that was drawn."""
+
+    def __init__(self, mask: torch.Tensor, p: float) -> None:
+        super().__init__()
+        self.mask, self.p = mask, p
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.mask / (1 - self.p)
+
+
+def drawn(session: sluice.Session) -> None:
+    """Dropout in adapters: the replay draws what the forward drew, and the
+    gradients are the plain layers' with those masks. The hooks, which come
+    later, have the layers probed again within a call."""
+    from peft import LoraConfig, get_peft_model
+    p = 0.3
+    model = get_peft_model(tiny("qwen3", num_hidden_layers=1), LoraConfig(
+        r=4, lora_dropout=p, init_lora_weights=False,
+        target_modules=["q_proj", "down_proj"]))
+    plain, inputs = copy.deepcopy(model), batch(length=LENGTH)
+    model.to(GPU)
+    stream = sluice.stream(model, session=session, chunk=16, quiet=True,
+                           check="always")
+    masks: dict[str, list[torch.Tensor]] = collections.defaultdict(list)
+    dropouts = [name for name, module in model.named_modules()
+                if isinstance(module, nn.Dropout)]
+    for name in dropouts:
+        model.get_submodule(name).register_forward_hook(
+            lambda module, args, out, name=name: masks[name].append(out != 0))
+    seen = []
+    for _ in range(2):
+        masks.clear()
+        got = on_cpu(run(model, on(GPU, inputs)))
+        twin = copy.deepcopy(plain)
+        for name in dropouts:
+            # After a probe's chunks, forward and then from the last to the
+            # first.
+            first, again = masks[name][-6:-3], masks[name][:-4:-1]
+            assert all(map(torch.equal, first, again)), name
+            twin.set_submodule(name, Masked(torch.cat(first, 1).cpu(), p))
+        seen.append(first[0])
+        assert_same(got, run(twin, inputs))
+    assert len(dropouts) == 2 and not torch.equal(*seen)
+    assert 0.6 < float(seen[0].float().mean()) < 0.8
+    stream.unstream()
+
+
 def windows(session: sluice.Session) -> None:
     """In fp32, which no kernel of ATen has; blocks inside the window are causal."""
     stepped(session, tiny("mistral", sliding_window=24),

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from sluice import calls, computing
+from sluice import calls
 from sluice.errors import Unsupported
 from sluice.hashing import fingerprint
 from sluice.hidden import DeviceRows, HostRows, OnDevice
@@ -152,8 +152,6 @@ class ChunkedCall:
         before = Snapshot(self.step.written_by(self.module))
         y = self.compute(m, x, extra)
         self._random.append(random if random.moved() else None)
-        if self._random[-1] is not None:
-            computing.refuse_random(self.step.device, self.name)
         self._buffers.append(before)
         self._check_buffers(held, m)
         if version_of(x) != version:

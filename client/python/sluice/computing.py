@@ -94,11 +94,3 @@ def check_kernel(device: torch.device, kernel: str) -> None:
         raise Unsupported(
             "device cpu", f"kernel = {kernel!r}: a kernel of real GPUs, and "
             "this session's is simulated", "leave kernel out")
-
-
-def refuse_random(device: torch.device, name: str) -> None:
-    """Raises `Unsupported` where what `name` draws cannot be drawn again."""
-    if device.type != "cpu":
-        raise Unsupported(name, f"device {device.type}: it draws random "
-                          "numbers, which were drawn again on the CPU alone",
-                          "switch its dropout off")

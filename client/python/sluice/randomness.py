@@ -89,10 +89,14 @@ class Still(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if func is torch.ops.aten.native_dropout.default:
+            x, p = args[:2]
+            return x * (1 / (1 - p)), torch.ones_like(x, dtype=torch.bool)
         still = _STILL.get(func.overloadpacket.__name__.rstrip("_"))
         if still is None:
             return func(*args, **kwargs)
-        state = RandomState(torch.device("cpu"))
+        state = RandomState(next((a.device for a in args if isinstance(
+            a, Tensor)), torch.device(kwargs.get("device") or "cpu")))
         out = func(*args, **kwargs)
         state.restore()
         given = {**{a.name: a.default_value for a in func._schema.arguments
@@ -104,7 +108,7 @@ class Still(TorchDispatchMode):
 
 # What each gives in the place of its random numbers, by its arguments: a
 # bound or a deviation that depends on the number of rows shows. Dropout is
-# made of bernoulli_ outside of CUDA.
+# made of bernoulli_ where it is not CUDA's own operator.
 _STILL: dict[str, Callable[[dict, Tensor], Any]] = {
     "bernoulli": lambda given, out: 1,
     "rand": lambda given, out: 0.5,
@@ -139,7 +143,7 @@ def _has_own(device: torch.device) -> bool:
 def _seed(seed: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)
     if _has_own(device):
-        _module(device).manual_seed(seed)
+        _module(device).default_generators[device.index].manual_seed(seed)
 
 
 def _module(device: torch.device):

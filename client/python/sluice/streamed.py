@@ -120,7 +120,10 @@ class Stream:
                     self.in_host and not alone,
                     self.planning.kinds if self.planning else None,
                     self.carriers)
-        step.turn = self.turn
+        if not check:
+            # A trial's thread has the turn, and waits for the layer's backward,
+            # which on a GPU is another thread's.
+            step.turn = self.turn
         step.progress = None if alone else self.progress
         step.spared, step.known_causal = self._spared, self._known_causal
         step.attended, step.numbered = self.attended, self.numbered

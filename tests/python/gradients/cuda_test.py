@@ -31,7 +31,7 @@ def node(tmp_path, loaded):
 
 
 @pytest.mark.parametrize("what", [
-    "device", "host", "rerun", "swapped", "automatic", "planned",
+    "device", "host", "rerun", "swapped", "automatic", "planned", "drawn",
     "windows", "streams", "handover", "rounded", "slots",
     "rounded_output", "by_efficient", "by_cudnn", "layouts", "by_scores",
     "no_kernel", "by_flash_through_windows", "optimizer",
@@ -81,5 +81,3 @@ def test_refusals_say_what_to_do_instead():
     with pytest.raises(sluice.Unsupported,
                        match="^device cpu: kernel = 'cudnn': .*simulated"):
         computing.check_kernel(torch.device("cpu"), "cudnn")
-    with pytest.raises(sluice.Unsupported, match="device cuda: it draws"):
-        computing.refuse_random(gpu, "Layer")
