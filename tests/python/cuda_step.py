@@ -17,6 +17,7 @@ import collections
 import copy
 import sys
 import time
+import traceback
 from unittest import mock
 
 import titan
@@ -26,6 +27,7 @@ from models import Run, assert_same, batch, run, tiny
 from support import DEEP
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import sluice
 from sluice import blocks, chunk_size, gpu_blocks, host_states, whole_scores
@@ -146,6 +148,42 @@ def planned(session: sluice.Session) -> None:
     assert any(c["swap"] for c in stream.plan["classes"]
                if c["name"] != BASE), stream.plan
     assert stream.stats().host_bytes == 0
+    stream.unstream()
+
+
+class Reads(TorchDispatchMode):
+    """Counts where the package has the host wait for a number of the GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: collections.Counter[str] = collections.Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        out = func(*args, **(kwargs or {}))
+        devices = {t.device.type for t in (*args, out)
+                   if isinstance(t, torch.Tensor)}
+        if name in ("_local_scalar_dense", "equal", "nonzero") and (
+                args[0].is_cuda) or name in ("_to_copy", "copy_") and (
+                len(devices) > 1):
+            caller = next((line for line in traceback.extract_stack()[::-1]
+                           if "/transformers/" in line.filename
+                           or "/client/python/" in line.filename), None)
+            if caller and "/transformers/" not in caller.filename:
+                self.lines[f"{caller.filename}:{caller.lineno}"] += 1
+        return out
+
+
+def waits(session: sluice.Session) -> None:
+    """Of a step that is not the first: the host waits for whether the mask is
+    causal, and twice for the chunk that is compared."""
+    model, inputs = tiny("qwen3").to(GPU), on(GPU, batch(length=LENGTH))
+    stream = sluice.stream(model, session=session, chunk=16, quiet=True)
+    run(model, inputs)
+    with Reads() as reads:
+        model(**inputs).loss.backward()
+    print(reads.lines)
+    assert 1 <= sum(reads.lines.values()) <= 3
     stream.unstream()
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sluice import calls
 from sluice.errors import Unsupported
-from sluice.hashing import fingerprint
+from sluice.hashing import of_tensor
 from sluice.hidden import DeviceRows, HostRows, OnDevice
 from sluice.host_tensor import HostTensor
 from sluice.precision import wide_dtype
@@ -55,7 +55,7 @@ class ChunkedCall:
         self._random: list[RandomState | None] = []
         self._buffers: list[Snapshot | None] = []
         # Of the chunks whose replays are compared with them.
-        self._fingerprints: dict[int, int] = {}
+        self._fingerprints: dict[int, Tensor] = {}
         self._autocast: Any = None
         self._setting: Setting | None = None
         self._owners: list[nn.Module] = []  # of buffers
@@ -93,9 +93,9 @@ class ChunkedCall:
         """Raises `Unsupported` where chunk `m`, whose replay made y of x, is
         not the same in two parts; see [Note: two parts] in two_parts."""
 
-    def bits(self, y: Tensor) -> int:
-        """Of all that a chunk made."""
-        return fingerprint(y)
+    def bits(self, y: Tensor) -> Tensor:
+        """int64: hashes of all that a chunk made."""
+        return of_tensor(y)
 
     def release(self) -> None:
         """Gives back what is still kept in the host. Safe to call again."""
@@ -234,7 +234,8 @@ class ChunkedCall:
         self._restore(m)
         with torch.enable_grad(), self._autocast:
             y = self.compute(m, x, extra)
-        if self.is_compared(m) and self.bits(y) != self._fingerprints[m]:
+        if self.is_compared(m) and not torch.equal(
+                self.bits(y), self._fingerprints[m]):
             raise RuntimeError(
                 f"sluice: chunk {m} of {self.name} computed other values in "
                 "its second forward than in its first: "

@@ -176,8 +176,8 @@ class Intervals:
         """Whether each row sees itself and all before it."""
         if not self._causal:
             rows = torch.arange(self.last.shape[1], device=self.last.device)
-            self._causal.append(bool((self.first == 0).all()) and bool(
-                (self.last == rows).all()))
+            self._causal.append(bool(
+                ((self.first == 0) & (self.last == rows)).all()))
         return self._causal[0]
 
     def _cut(self, rows: range, keys: range) -> list[Piece]:

@@ -29,7 +29,7 @@ from sluice.carried import Cache, Carried
 from sluice.errors import NoAttention, Unsupported
 from sluice.exchange import attend
 from sluice.handed import Handing
-from sluice.hashing import fingerprint
+from sluice.hashing import of_tensor
 from sluice.intervals import Intervals
 from sluice.named import HANDED
 from sluice.numbered import Numbered
@@ -194,9 +194,9 @@ class LayerCall(chunked.ChunkedCall):
         """What the chunk that ran has left to the next one."""
         return {} if self._carried is None else self._carried.cache.after
 
-    def bits(self, y: Tensor) -> int:
-        return hash((fingerprint(y), *map(fingerprint,
-                                          self._states().values())))
+    def bits(self, y: Tensor) -> Tensor:
+        return torch.stack([of_tensor(y), *map(of_tensor,
+                                               self._states().values())])
 
     def _run(self, x: Tensor, extra: list[Tensor],
              cache: Cache | None = None) -> Any:

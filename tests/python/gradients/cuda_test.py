@@ -32,7 +32,7 @@ def node(tmp_path, loaded):
 
 @pytest.mark.parametrize("what", [
     "device", "host", "rerun", "swapped", "automatic", "planned", "drawn",
-    "windows", "streams", "handover", "rounded", "slots",
+    "waits", "windows", "streams", "handover", "rounded", "slots",
     "rounded_output", "by_efficient", "by_cudnn", "layouts", "by_scores",
     "no_kernel", "by_flash_through_windows", "optimizer",
     deep("rounded_optimizer"), "a_session_by_torchs_device"])
