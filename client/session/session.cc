@@ -259,7 +259,10 @@ absl::Status SessionImpl::MeasureOutside() {
   return absl::OkStatus();
 }
 
-absl::Status SessionImpl::Submit(const plan::RankProfile& profile) {
+absl::Status SessionImpl::Submit(const plan::RankProfile& given) {
+  // The daemon's index, which a caller that named a UUID does not know.
+  plan::RankProfile profile = given;
+  profile.gpu = options_.gpu;
   SLUICE_ASSIGN_OR_RETURN(
       UniqueFd memfd, wire::ToMemfd("sluice-profile", plan::Encode(profile)));
   wire::Request request;
