@@ -27,7 +27,7 @@ MODELS = [f"transformers.models.{kind}.modeling_{kind}" for kind in
 def loaded() -> Loaded:
     """Whose forks are on a node once they are told one: torch with NVIDIA's
     libraries, of 2 GB, is loaded once for all of a test's programs."""
-    return Loaded("on_fakes", "cuda_step", *MODELS, **VARIABLES)
+    return Loaded("on_fakes", "cuda_group", *MODELS, **VARIABLES)
 
 
 class FakeNode:
@@ -53,11 +53,11 @@ class FakeNode:
         line = self._daemon.stdout.readline()
         assert "sluiced: ready" in line, line + self._daemon.stderr.read()
 
-    def run(self, program: str, *arguments: str
+    def run(self, program: str, *arguments: str, **variables: str
             ) -> subprocess.CompletedProcess[str]:
         """Of tests/python, in a fork of `loaded`."""
         return self._loaded.run(TESTS / program, self.socket, *arguments,
-                                SLUICE_FAKE_CUDA=self._fakes)
+                                SLUICE_FAKE_CUDA=self._fakes, **variables)
 
     def start(self, program: str) -> subprocess.CompletedProcess[str]:
         """The same, in a process that loads everything itself."""

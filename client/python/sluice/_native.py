@@ -27,6 +27,8 @@ from sluice.errors import Error, Status, loader_fault
 ABI_VERSION = 5
 GPU, HOST = 0, 1  # sluice_memory_kind
 HOST_TO_GPU, GPU_TO_HOST = 0, 1  # sluice_direction
+PEER_DIED = 0  # sluice_event
+EventHandler = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_char_p)
 
 
 class _Versioned(ctypes.Structure):
@@ -87,6 +89,7 @@ _SIGNATURES = {
         c_int, [POINTER(SessionOptions), POINTER(c_void_p)]),
     "sluice_session_close": (None, [c_void_p]),
     "sluice_session_limits": (c_int, [c_void_p, POINTER(Limits)]),
+    "sluice_session_on_event": (c_int, [c_void_p, c_void_p, c_void_p]),
     "sluice_session_report": (c_int, [c_void_p, POINTER(StepReport)]),
     "sluice_session_plan": (
         c_int, [c_void_p, c_char_p, c_double, POINTER(c_void_p)]),

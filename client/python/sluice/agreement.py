@@ -46,13 +46,14 @@ def agree(ranks: Ranks, device: torch.device, settings: Mapping[str, Any],
                       torch.zeros((), dtype=torch.int64, device=device)))
     names.append("")  # their random states may differ
     hashes.append(RandomState(device).number())
-    own = torch.stack([h if isinstance(h, Tensor) else torch.tensor(
-        h, device=device) for h in hashes])
+    own = torch.stack([h if isinstance(h, Tensor) else _number(h, device)
+                       for h in hashes])
     most = torch.stack([own, ~own])
-    ranks.call += 1
     ranks.wait(dist.all_reduce(most, dist.ReduceOp.MAX, group=ranks.group,
                                async_op=True), device)
-    differ = (most[0] != ~most[1]).tolist()
+    *differ, seed = torch.cat([most[0] != ~most[1], most[0, -1:]]).tolist()
+    ranks.check()
+    ranks.call += 1
     wrong = [name for name, differs in zip(names, differ) if differs and name]
     if wrong:
         shown = {name: settings[name] for name in wrong if name in settings}
@@ -63,7 +64,7 @@ def agree(ranks: Ranks, device: torch.device, settings: Mapping[str, Any],
             ": give each of them the same whole rows and the same settings; "
             "sluice deals sequences to the ranks, and sluice.same_rows() makes "
             "of a loader one that gives all ranks the same"))
-    return int(most[0, -1])
+    return seed
 
 
 def _of(value: Any, device: torch.device, bits: bool = False) -> Tensor:
@@ -72,10 +73,13 @@ def _of(value: Any, device: torch.device, bits: bool = False) -> Tensor:
     if not isinstance(value, Tensor):
         # Of other objects only that they are there.
         plain = isinstance(value, (type(None), bool, int, float, str))
-        return torch.tensor(of_values(value if plain else "object"),
-                            device=device)
-    shape = torch.tensor(of_values((tuple(value.shape), str(value.dtype))),
-                         device=device)
+        return _number(of_values(value if plain else "object"), device)
+    shape = _number(of_values((tuple(value.shape), str(value.dtype))), device)
     if not bits and (value.is_floating_point() or value.is_complex()):
         return shape
     return of_tensor(value).to(device) ^ shape
+
+
+def _number(value: int, device: torch.device) -> Tensor:
+    """Without a copy, for which the host would wait."""
+    return torch.full((), value, dtype=torch.int64, device=device)

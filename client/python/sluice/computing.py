@@ -68,26 +68,6 @@ def check_parameters(module: nn.Module, device: torch.device) -> None:
             check_device(parameter.device, device)
 
 
-# Of stream()'s arguments on a real GPU: which value, why not, what instead.
-_UNBUILT = (
-    ("group", lambda value: value is not None,
-     "ranks that share sequences have run on the CPU alone",
-     "leave group out"),
-)
-
-
-def refuse_unbuilt(device: torch.device, **given: object) -> None:
-    """Raises `Unsupported` for what stream() was given and a real GPU has
-    not."""
-    if device.type == "cpu":
-        return
-    for name, is_so, why, remedy in _UNBUILT:
-        if is_so(given[name]):
-            shown = "" if name == "group" else f" = {given[name]!r}"
-            raise Unsupported(f"device {device.type}", f"{name}{shown}: {why}",
-                              remedy)
-
-
 def check_kernel(device: torch.device, kernel: str) -> None:
     """Raises `Unsupported` for a kernel of attention that is not there."""
     if kernel != "auto" and device.type == "cpu":

@@ -28,8 +28,7 @@ def attend(ranks: Ranks | None, question: Question, q: Tensor, k: Tensor,
         return Attend.apply(question, q, k, v, sinks)
     sizes = [len(s) for s in ranks.slices(
         question.site.chunks[question.chunk])]
-    needed = torch.tensor(ranks.kv_heads(q.shape[1], k.shape[1]),
-                          device=q.device)
+    needed = ranks.needed(q.shape[1], k.shape[1], q.device)
     q, k, v = _Gather.apply(ranks, sizes, needed, q, k, v)
     if sinks is not None:  # each rank those of its heads
         sinks = sinks.chunk(ranks.size)[ranks.rank]

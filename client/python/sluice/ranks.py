@@ -15,7 +15,8 @@ joins. So it writes on the job's board why, and a rank that waits for long
 looks there and raises the same, with the rank's name. What all ranks raise
 alike in one call finds no rank waiting, and belongs to that call: the streams of
 a group and their calls are counted, the same on all ranks. A collective that was
-left is never over; the group is of no use then, as after a time-out.
+left is never over; the group is of no use then, as after a time-out. On a real
+GPU it is the GPU that waits, and another thread that looks (`peers`).
 """
 from __future__ import annotations
 
@@ -49,7 +50,13 @@ class Ranks:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         _made[group.group_name] += 1
         # See [Note: a failing rank].
+        # A call counts from when all ranks are in it.
         self._stream, self.call = _made[group.group_name], 0
+        self.failed: PeerFailed | None = None  # on a real GPU, from then on
+        self._raised = -1  # the last call in which this rank failed itself
+        self.within = 0  # what is running of a stream
+        # By heads of q, of k and v, and device: which of the latter are whose.
+        self._needed: dict[tuple[int, int, torch.device], Tensor] = {}
 
     @staticmethod
     def of(group: dist.ProcessGroup | None, chunk: int) -> Ranks | None:
@@ -96,23 +103,35 @@ class Ranks:
             per_rank if per_kv % per_rank == 0 else 1)
         return [head // per_kv for head in range(0, heads, every)]
 
-    # --- collectives --------------------------------------------------------
+    def needed(self, heads: int, kv_heads: int, device: torch.device
+               ) -> Tensor:
+        """`kv_heads` as an index on `device`, to which it is copied once."""
+        key = heads, kv_heads, device
+        if key not in self._needed:
+            self._needed[key] = torch.tensor(self.kv_heads(heads, kv_heads),
+                                             device=device)
+        return self._needed[key]
 
-    def any(self, flags: Sequence[bool], device: torch.device) -> list[bool]:
-        """Of each flag, whether some rank has it; a collective."""
-        told = torch.tensor(flags, dtype=torch.uint8, device=device)
-        self.wait(dist.all_reduce(told, dist.ReduceOp.MAX, group=self.group,
-                                  async_op=True), device)
-        return [bool(flag) for flag in told.tolist()]
+    # --- collectives --------------------------------------------------------
 
     def filled(self, parts: Sequence[Tensor | None], like: Sequence[Tensor]
                ) -> list[Tensor | None]:
         """Gradients `parts` of the parameters `like`, zero where only other
         ranks have one (of an expert that no row of this rank took): what
-        reduces them over ranks needs the same ones on each. A collective."""
+        reduces them over ranks needs the same ones on each. A collective, but
+        only a rank that lacks one waits for the answer."""
         if not parts:
             return []
-        some = self.any([p is not None for p in parts], like[0].device)
+        own, device = [p is not None for p in parts], like[0].device
+        told = torch.ones(len(own), dtype=torch.uint8, device=device)
+        if not all(own):
+            told.copy_(torch.tensor(own))
+        self.wait(dist.all_reduce(told, dist.ReduceOp.MAX, group=self.group,
+                                  async_op=True), device)
+        if all(own):
+            return list(parts)
+        some = told.tolist()
+        self.check()
         return [torch.zeros_like(p) if part is None and needed else part
                 for part, p, needed in zip(parts, like, some)]
 
@@ -131,6 +150,7 @@ class Ranks:
         On a device with streams it is only ordered before what comes after.
         """
         if device.type != "cpu":
+            self.check()
             work.wait()
             return
         over = threading.Event()
@@ -143,31 +163,51 @@ class Ranks:
             self._look()
             raise
 
+    def check(self) -> None:
+        """Raises `PeerFailed` where collectives were aborted: what they would
+        have given is void."""
+        if self.failed is not None:
+            raise self.failed
+
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
         """What is raised within is told to ranks that wait for this one."""
+        self.within += 1
         try:
             yield
+            self.check()
         except BaseException as error:
+            if self.failed not in (None, error) and (
+                    isinstance(error, Exception)):
+                raise self.failed from error
             self._tell(error)
             raise
+        finally:
+            self.within -= 1
+
+    def told(self) -> str:
+        """Which rank failed in this call, and with what; "": none, or this
+        one too."""
+        board = Board.of_job()
+        try:
+            told = None if board is None or self._raised == self.call else (
+                board.read(self._key()))
+        except RuntimeError:  # no store any more: nothing can be told
+            return ""
+        return "" if told is None or told["rank"] == self.rank else (
+            f"rank {told['rank']} of the {self.size} that share the sequence "
+            f"failed: {told['what']}")
 
     def _key(self) -> str:
         return f"failed/{self.group.group_name}/{self._stream}/{self.call}"
 
     def _look(self) -> None:
-        board = Board.of_job()
-        try:
-            told = None if board is None else board.read(self._key())
-        except RuntimeError:  # no store any more: nothing can be told
-            return
-        if told is not None and told["rank"] != self.rank:
-            raise PeerFailed(Status.ABORTED, (
-                f"rank {told['rank']} of the {self.size} that share the "
-                f"sequence failed: {told['what']}"))
+        told = self.told()
+        if told:
+            raise PeerFailed(Status.ABORTED, told)
 
     def _tell(self, error: BaseException) -> None:
-        board = Board.of_job()
+        board, self._raised = Board.of_job(), self.call
         if board is None or isinstance(error, PeerFailed):
             return
         what = f"{type(error).__name__}: {error}"

@@ -12,7 +12,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from sluice import _native, launcher, user_daemon
 from sluice.arguments import (
@@ -71,6 +71,12 @@ def _uuid(device: Any) -> bytes | None:
     told = torch.cuda.get_device_properties(device)
     kind = "MIG" if " MIG " in told.name else "GPU"
     return f"{kind}-{told.uuid}".encode()
+
+
+class Watch(Protocol):
+    """Called by a thread of the library's."""
+
+    def peer_died(self, what: str) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,6 +178,7 @@ class Session:
             raise
         self._calls = Calls(self._library.session_close)
         self._handle = Handle(opened, self._calls.close)
+        self._watches: weakref.WeakSet[Watch] = weakref.WeakSet()
         self._end = weakref.finalize(self, _end, self._handle, label)
 
     def _opened(self, options: _native.SessionOptions, named: str | None
@@ -296,6 +303,21 @@ class Session:
         """
         self._library.check(self._library.session_answer_change(
             self._value(), number, int(taken), note.encode()))
+
+    def _watched_by(self, watch: Watch) -> None:
+        """`watch` is told of ranks of the job on this node whose process has
+        died, as long as something refers to it."""
+        self._watches.add(watch)
+        if self._calls.on_event is None:
+            watches = self._watches  # and not the session, which ends by itself
+
+            def tell(_: int | None, kind: int, detail: bytes) -> None:
+                for each in [*watches] if kind == _native.PEER_DIED else ():
+                    each.peer_died(detail.decode("utf-8", "replace"))
+
+            self._calls.on_event = _native.EventHandler(tell)
+            self._library.check(self._library.session_on_event(
+                self._value(), self._calls.on_event, None))
 
     def check_connected(self) -> None:
         """Raises `Error` UNAVAILABLE where the daemon is known to be gone."""

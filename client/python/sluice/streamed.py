@@ -31,6 +31,7 @@ from sluice.dealt import SHARDED, Shard, shard
 from sluice.gpu_blocks import Kernel
 from sluice.measured import Measured
 from sluice.model import Engaging, Patched
+from sluice.peers import PeerWatch
 from sluice.planned import Planning
 from sluice.policy import Policy
 from sluice.ranks import Ranks, indices
@@ -82,6 +83,7 @@ class Stream:
         self.planning: Planning | None = None
         self.rows = {**ROWS, **rows}
         self.ranks = ranks  # that share each sequence
+        self.peers: PeerWatch | None = None  # of ranks on a real GPU
         self.turn = threading.RLock()  # threads run the model one by one
         self._said: set[str] = set()
         # The causal model's that runs, which the user's code does not hand on.
@@ -189,6 +191,8 @@ class Stream:
         """A seed that all ranks of the group have. Raises `Error` where they
         have other rows `x` [B, S, ...], arguments or settings; a collective
         with a group."""
+        if self.peers is not None:
+            self.peers.computes()
         return 0 if self.ranks is None else agreement.agree(
             self.ranks, x.device, {
                 "call": call, "chunk": self.chunk, "length": x.shape[1],
@@ -273,6 +277,8 @@ class Stream:
                 "unstream() after backward()")
             if self.planning is not None:
                 self.planning.close()
+            if self.peers is not None:
+                self.peers.close()
             if self._owns_session:
                 self.session.close()
 

@@ -18,6 +18,7 @@ from sluice.captured import kind_names
 from sluice.gpu_blocks import Kernel
 from sluice.kinds import MODULE
 from sluice.model import Patched
+from sluice.peers import PeerWatch
 from sluice.planned import Planning
 from sluice.policy import Policy
 from sluice.ranks import Ranks
@@ -171,7 +172,6 @@ def stream(model: nn.Module | None = None,
         if unsaid and made.arena.device.type != "cpu":
             made.chunk = settings.AT_FIRST_ON_GPU
         computing.check_kernel(made.arena.device, kernel)
-        computing.refuse_unbuilt(made.arena.device, group=group)
         for layer in adapter.layers:
             computing.check_parameters(layer, made.arena.device)
         adapter.attach(made)
@@ -189,6 +189,8 @@ def stream(model: nn.Module | None = None,
         if planned:
             made.planning = Planning(made.session, kind_names(adapter.layers),
                                      quiet)
+        if ranks is not None and made.arena.device.type != "cpu":
+            made.peers = PeerWatch(ranks, session, made.arena.device)
         made._adapter = adapter
         _streams.add(made)
         if not quiet:

@@ -31,6 +31,7 @@ class Calls:
         self._lock = threading.Lock()
         self._running = 0
         self._closing = 0  # a session whose end was asked for meanwhile
+        self.on_event: Any = None  # the library calls it until that end
 
     def interruptible(self, call: Callable[[], T], say: Callable[[], object]
                       ) -> T:

@@ -1,0 +1,93 @@
+"""How a failed rank ends the others, where a real GPU computes.
+
+[Note: waiting on a GPU]
+There a collective is only enqueued. The host waits wherever numbers are read,
+the user's code included, and NCCL's kernels wait for a rank that is gone until a
+time-out of minutes. So a thread looks whether a rank has told that it failed
+(`Ranks.told`), and hears from the daemon that a process of the job has died.
+Then it aborts what this process has of NCCL, FSDP2's groups too. What waited
+goes on, with results that are void, so the stream raises wherever it runs; where
+the host had left it already and waits in the user's code, an exception is raised
+there, as Ctrl-C's is.
+"""
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import weakref
+
+import torch
+import torch.distributed as dist
+
+from sluice.errors import PeerFailed, Status
+from sluice.ranks import LOOK_S, Ranks
+from sluice.session import Session
+
+
+class PeerWatch:
+    """Of the ranks that share sequences, in one of them. It looks until one has
+    failed, `close` is called, or nothing refers to it.
+
+    Thread safety: safe.
+    """
+
+    def __init__(self, ranks: Ranks, session: Session, device: torch.device):
+        self._ranks, self._device = ranks, device
+        # The one that computes, on the stream that is current there.
+        self._thread = threading.get_ident()
+        self._stream = torch.cuda.current_stream(device)
+        self._died, self._closed = "", False
+        self._woken = threading.Event()
+        session._watched_by(self)
+        threading.Thread(target=_keep_looking, name="sluice peers", daemon=True,
+                         args=(weakref.ref(self), self._woken)).start()
+
+    def computes(self) -> None:
+        """The calling thread begins a call of the model."""
+        self._thread = threading.get_ident()
+        self._stream = torch.cuda.current_stream(self._device)
+
+    def peer_died(self, what: str) -> None:
+        """By the daemon: "rank 1 of job demo: killed by signal 9"."""
+        self._died = what
+        self._woken.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self._woken.set()
+
+    def look(self) -> bool:
+        """Whether it need not look again."""
+        told = "" if self._closed else self._died or self._ranks.told()
+        if told:
+            self._end(told)
+        return bool(told) or self._closed
+
+    def _end(self, told: str) -> None:
+        failed = PeerFailed(Status.ABORTED, told)
+        print(f"sluice: {told}: collectives of this process are aborted",
+              file=sys.stderr, flush=True)
+        self._ranks.failed = failed
+        if not self._ranks.within and not self._stream.query():
+            _raise_in(self._thread, failed)  # before what it waits for ends
+        for group in [*dist.distributed_c10d._world.pg_map]:
+            group.abort()
+
+
+def _keep_looking(watch: weakref.ref[PeerWatch],
+                  woken: threading.Event) -> None:
+    over = False
+    while not over:
+        woken.wait(LOOK_S)
+        alive = watch()
+        over = alive is None or alive.look()
+        del alive
+
+
+def _raise_in(thread: int, error: PeerFailed) -> None:
+    """Between two lines of its Python, once its call of C has returned."""
+    kind = type("PeerFailed", (PeerFailed,), {
+        "__init__": lambda self: PeerFailed.__init__(self, *error.args)})
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread),
+                                               ctypes.py_object(kind))

@@ -1,0 +1,54 @@
+"""Ranks that share sequences on GPUs of their own, as gradients/cuda_test has one
+rank: on the fake driver, with torch's own ProcessGroupNCCL over NCCL's fake
+(tests/fake_cuda). It proves nothing about a GPU."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from fake_node import FakeNode
+from fake_node import loaded as load
+from support import deep
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    loaded = load()
+    yield loaded
+    loaded.close()
+
+
+@pytest.fixture
+def node(tmp_path, loaded):
+    node = FakeNode(tmp_path, os.environ["SLUICE_BIN_DIR"], loaded)
+    yield node
+    node.close()
+
+
+@pytest.mark.parametrize("what", ["shared", "sharded", "planned",
+                                  deep("automatic")])
+def test_shared_sequences_have_the_gradients_of_the_plain_model(
+        node, tmp_path, what):
+    ran = node.run("cuda_group.py", str(tmp_path), what)
+    assert ran.returncode == 0 and ran.stdout == "same\nsame\n", (
+        ran.stdout + ran.stderr)
+    assert node.take_findings() == ""
+
+
+@pytest.mark.parametrize("without", ["no_collective", "no_wait",
+                                     deep("no_mark")])
+def test_a_removed_wait_or_mark_is_detected(node, tmp_path, without):
+    ran = node.run("cuda_group.py", str(tmp_path), "shared", without)
+    assert ran.returncode != 0
+    assert "is not ordered after" in node.take_findings(), ran.stderr
+
+
+@pytest.mark.parametrize("how", ["killed", "left", "raised"])
+def test_a_failed_rank_ends_the_other_within_five_seconds(node, tmp_path, how):
+    """NCCL itself tells nobody, as between GPUs of one node."""
+    ran = node.run("cuda_group.py", str(tmp_path), how,
+                   SLUICE_FAKE_NCCL="silent=1")
+    print(ran.stdout)
+    assert "s: rank 1 of " in ran.stdout, ran.stdout + ran.stderr
+    assert ran.stderr.count("AssertionError") == 0, ran.stderr
