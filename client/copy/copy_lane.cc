@@ -73,7 +73,8 @@ void CopyLane::Push(CopyRequest request,
   Item item{std::move(request), std::move(ticket),
             timeline_ ? MonotonicSeconds() : 0, slack, std::nullopt};
   const Bytes size = SizeOf(item.request);
-  if (MayGoNow(item, size)) return Issue(item, std::min(size, options_.slice));
+  const Bytes first = std::min(size, options_.slice);
+  if (MayGoNow(item, size, first)) return Issue(item, first);
   if (slack && options_.gate != nullptr && OnlyGrantsHold(item.request)) {
     item.due = options_.gate->now() + *slack;
   }
@@ -84,7 +85,11 @@ void CopyLane::Push(CopyRequest request,
   changed_.NotifyAll();
 }
 
-bool CopyLane::MayGoNow(const Item& item, Bytes size) {
+bool CopyLane::IsLimited() const {
+  return options_.gate != nullptr && options_.gate->Limits(GrantDirection());
+}
+
+bool CopyLane::MayGoNow(const Item& item, Bytes size, Bytes first) {
   if (fault_->set()) return false;
   {
     const MutexLock lock(mutex_);
@@ -94,11 +99,13 @@ bool CopyLane::MayGoNow(const Item& item, Bytes size) {
     const auto& state = TicketAccess::StateOf(ticket);
     if (state && state->stream != stream_ && !state->issued()) return false;
   }
+  if (options_.gate == nullptr) return true;
   // More than a slice takes turns with other ranks.
-  return options_.gate == nullptr ||
-         (size <= options_.slice &&
-          ahead_.HasRoom(/*held=*/!OnlyGrantsHold(item.request)) &&
-          options_.gate->TryAcquire(GrantDirection(), size));
+  if (IsLimited() && (size > first || !ahead_.HasRoom(/*held=*/!OnlyGrantsHold(
+                                          item.request)))) {
+    return false;
+  }
+  return options_.gate->TryAcquire(GrantDirection(), first);
 }
 
 bool CopyLane::OnlyGrantsHold(const CopyRequest& request) const {
@@ -182,7 +189,9 @@ absl::Status CopyLane::AwaitTickets(const CopyRequest& request) {
 
 void CopyLane::TakeGrant(const CopyRequest& request, Bytes size) {
   if (options_.gate == nullptr) return;
-  ahead_.AwaitRoom(/*held=*/!OnlyGrantsHold(request), stopping_);
+  if (IsLimited()) {
+    ahead_.AwaitRoom(/*held=*/!OnlyGrantsHold(request), stopping_);
+  }
   const absl::Duration waited =
       options_.gate->Acquire(GrantDirection(), size, &stopping_);
   grant_wait_ns_ += absl::ToInt64Nanoseconds(waited);
@@ -190,13 +199,13 @@ void CopyLane::TakeGrant(const CopyRequest& request, Bytes size) {
 
 void CopyLane::NoteGranted(const CopyRequest& request,
                            std::shared_ptr<TicketAccess::State> end) {
-  if (options_.gate == nullptr) return;
+  if (!IsLimited()) return;
   ahead_.Add(TicketAccess::Make(std::move(end)),
              /*held=*/!OnlyGrantsHold(request));
 }
 
 absl::Status CopyLane::EndSlice(const CopyRequest& request) {
-  if (options_.gate == nullptr) return absl::OkStatus();
+  if (!IsLimited()) return absl::OkStatus();
   SLUICE_ASSIGN_OR_RETURN(auto end, TicketAccess::New(pool_, stream_));
   SLUICE_RETURN_IF_ERROR(Record(*end));
   NoteGranted(request, std::move(end));

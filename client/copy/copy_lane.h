@@ -74,9 +74,11 @@ class CopyLane {
   };
 
   void Run();
+  // Whether grants limit anything here.
+  bool IsLimited() const;
   // Whether `item`, of `size` bytes, may be issued without waiting. If so,
-  // takes its grant.
-  bool MayGoNow(const Item& item, Bytes size);
+  // takes the grant of the `first` of them, a slice.
+  bool MayGoNow(const Item& item, Bytes size, Bytes first);
   // Issues it, and tells its ticket; the first `granted` bytes have their
   // grant.
   void Issue(const Item& item, Bytes granted);

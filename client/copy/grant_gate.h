@@ -59,6 +59,14 @@ class GrantGate {
     return true;
   }
 
+  // False where nothing is limited, nor shared by limits.
+  bool Limits(int direction) const {
+    const uint64_t limit = granted(direction);
+    const uint64_t used =
+        use_->slot.used_bytes[direction].load(std::memory_order_relaxed);
+    return limit < used || limit - used < kGrantFar;
+  }
+
   // The next `size` bytes of `direction` to be taken are one copy, which
   // compute needs at `due` (of this gate's clock): the daemon lends bandwidth
   // first to copies that a fair share would make late. Replaces the last one

@@ -15,6 +15,8 @@
 // slow link. These copies may start and are within the rank's limit, so other
 // ranks lose nothing.
 //
+// Where nothing is limited (GrantGate::Limits) a lane does not ask.
+//
 // Thread safety: one thread at a time, the one that issues for the lane.
 #pragma once
 

@@ -12,8 +12,8 @@
 namespace sluice::daemon {
 namespace {
 
-// "Not limited": far ahead, and far from overflow.
-constexpr uint64_t kUngated = uint64_t{1} << 44;
+// "Not limited", also while a refill is late; far from overflow.
+constexpr uint64_t kUngated = 2 * kGrantFar;
 
 // The weight of a rank that holds no memory, beside what it would have.
 constexpr double kLastOfAll = 1e-6;

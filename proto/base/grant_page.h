@@ -24,6 +24,9 @@ namespace sluice {
 inline constexpr int kGrantSlots = 256;
 inline constexpr absl::Duration kGrantStaleAfter = absl::Milliseconds(20);
 inline constexpr absl::Duration kGrantPacedFor = absl::Milliseconds(500);
+// A limit that stands so far ahead of the use is none: the link's speed is not
+// known.
+inline constexpr uint64_t kGrantFar = uint64_t{1} << 43;
 inline constexpr int kH2d = 0;
 inline constexpr int kD2h = 1;
 

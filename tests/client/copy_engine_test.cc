@@ -233,6 +233,25 @@ TEST_F(GatedEngineTest, AHostThatRunsAheadBooksTwoCopiesAtMost) {
   EXPECT_EQ(std::memcmp(gpu_, host_, 100 * KiB(4).size()), 0);
 }
 
+TEST_F(GatedEngineTest, AHostIsNotHeldWhereTheLinksSpeedIsNotKnown) {
+  Beat();
+  limits_.slots[0].limit_bytes[kH2d] = 2 * kGrantFar;
+  limits_.slots[0].limit_bytes[kD2h] = 2 * kGrantFar;
+  Start(/*speed=*/10e6, {.gate = &gate_, .slice = KiB(256)});
+  const Ticket slow = engine_->Enqueue(ToHost(MiB(4), MiB(1)));
+  const uint64_t before = driver_->counters().copies;
+  Ticket last;
+  for (int i = 0; i < 100; ++i) {
+    last = engine_->Enqueue(ToGpu(i * KiB(4), KiB(4), {slow}));
+  }
+  const Ticket large = engine_->Enqueue(ToGpu(MiB(1), MiB(1), {slow}));
+  EXPECT_FALSE(slow.done());
+  EXPECT_EQ(driver_->counters().copies, before + 100 + 4);
+  EXPECT_EQ(use_.slot.used_bytes[kH2d].load(), (100 * KiB(4) + MiB(1)).size());
+  ASSERT_THAT(engine_->Wait(large), IsOk());
+  EXPECT_TRUE(last.done());
+}
+
 TEST_F(GatedEngineTest, SlicesOfOneCopyAreBookedTwoAtATime) {
   Beat();
   limits_.slots[0].limit_bytes[kH2d] = 8 << 20;
