@@ -3,6 +3,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/tensor.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -70,6 +71,59 @@ TEST(CheckRule, InBf16AScaleIsFoundUnderPlainTorchsNoise) {
   EXPECT_FALSE(report.ok);
   EXPECT_NEAR(report.scale_error, 0.05, 1e-12);
   EXPECT_LT(report.norm_over_plain, 1);
+}
+
+at::Tensor Four(double a, double b, double c, double d) {
+  return at::tensor({a, b, c, d}, at::kDouble);
+}
+
+// As far off as may be by its norm and without a scale, but in one place.
+TEST(CheckRule, InBf16TheLargestErrorIsJudgedToo) {
+  const ReferenceResult truth{2.0, {{"a", Four(1, 1, 1, 1)}}};
+  ReferenceResult plain = truth, ours = truth;
+  plain.gradients["a"] = Four(1.4, 0.6, 1.4, 0.6);
+  ours.gradients["a"] = Four(1.59, 0.41, 1, 1);
+  EXPECT_TRUE(JudgeBf16(ours, plain, truth).ok);
+  ours.gradients["a"] = Four(1.61, 0.39, 1, 1);
+  const CheckReport report = JudgeBf16(ours, plain, truth);
+  EXPECT_FALSE(report.ok);
+  EXPECT_LT(report.norm_over_plain, 1.5);
+  EXPECT_NEAR(report.grad_max_rel_error, 0.61, 1e-12);
+  EXPECT_NEAR(report.plain_grad_max_rel_error, 0.4, 1e-12);
+}
+
+TEST(CheckRule, InBf16ALossMayBeOffByARoundingOrByPlainTorchs) {
+  const ReferenceResult truth{2.0, {{"a", Of(1)}}};
+  ReferenceResult plain = truth, ours = truth;
+  const auto fine = [&](double plains, double loss) {
+    plain.loss = plains;
+    ours.loss = loss;
+    return JudgeBf16(ours, plain, truth).ok;
+  };
+  EXPECT_TRUE(fine(2, 2 * (1 + 0.0039)));
+  EXPECT_FALSE(fine(2, 2 * (1 - 0.0040)));
+  EXPECT_TRUE(fine(2 * 0.99, 2 * 1.0149));
+  EXPECT_FALSE(fine(2 * 0.99, 2 * 1.0151));
+  EXPECT_FALSE(fine(2, std::nan("")));
+}
+
+TEST(CheckRule, InFp32LossAndGradientsHaveFixedLimits) {
+  const ReferenceResult truth{2.0, {{"a", Of(10)}}};
+  const auto fine = [&](double loss_error, double gradient_error) {
+    ReferenceResult ours = truth;
+    ours.loss *= 1 + loss_error;
+    ours.gradients["a"] = Of(10 * (1 + gradient_error));
+    const CheckReport report = JudgeFp32(ours, truth);
+    EXPECT_EQ(report.ok, report.why.empty());
+    return report.ok;
+  };
+  EXPECT_TRUE(fine(0.99e-5, 0.99e-4));
+  EXPECT_FALSE(fine(1.01e-5, 0));
+  EXPECT_FALSE(fine(-1.01e-5, 0));
+  EXPECT_FALSE(fine(0, 1.01e-4));
+  EXPECT_FALSE(fine(0, -1.01e-4));
+  EXPECT_FALSE(fine(std::nan(""), 0));
+  EXPECT_FALSE(fine(0, std::nan("")));
 }
 
 // The bias of K without RoPE: nothing but rounding on both sides.

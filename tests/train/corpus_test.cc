@@ -154,6 +154,16 @@ TEST_F(CorpusTest, KnowsMegatronIndexes) {
   SLUICE_ASSERT_OK_AND_ASSIGN(auto corpus,
                               Corpus::Open({.path = path, .vocab = 301}));
   EXPECT_THAT(All(*corpus), ElementsAre(9, 8, 300));
+  const std::string word = Write("w.bin", Packed<uint32_t>({70000, 5}));
+  Write("w.idx", std::string("MMIDIDX\0\0\1\0\0\0\0\0\0\0\x04", 18));
+  SLUICE_ASSERT_OK_AND_ASSIGN(corpus,
+                              Corpus::Open({.path = word, .vocab = 70001}));
+  EXPECT_THAT(All(*corpus), ElementsAre(70000, 5));
+  // Of another type it is as if there were no index.
+  Write("w.idx", std::string("MMIDIDX\0\0\1\0\0\0\0\0\0\0\x05", 18));
+  EXPECT_THAT(
+      Corpus::Open({.path = word}),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--token-bytes")));
 }
 
 TEST_F(CorpusTest, RawIdsNeedTheirWidth) {

@@ -4,9 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <ostream>
 #include <set>
 #include <sstream>
+#include <utility>
 
 #include "client/train/launch/outcome.h"
 #include "client/train/launch/private_sizes.h"
@@ -365,6 +367,39 @@ TEST(Advice, AShorterSequenceIsNamedOnlyWhereItHelps) {
   // Before anything is trained, as by a lease.
   EXPECT_THAT(advice(Shortage::kGpuMemory, std::nullopt), Not(shorter));
   EXPECT_THAT(advice(Shortage::kDisk, Method::kSluice), Not(shorter));
+}
+
+TEST(Outcome, ADaemonThatIsNotThereIsTheUsersToFixUnlessSomethingRanOut) {
+  const absl::Status gone = absl::UnavailableError("no daemon");
+  EXPECT_EQ(ExitCode(gone), kExitFault);
+  EXPECT_EQ(ExitCode(AsBadInput(gone)), kExitBadInput);
+  EXPECT_EQ(AsBadInput(gone).message(), "no daemon");
+  const absl::Status full = Mark(gone, Shortage::kOpenFiles);
+  EXPECT_EQ(AsBadInput(full), full);
+  const absl::Status other = absl::InternalError("broken");
+  EXPECT_EQ(AsBadInput(other), other);
+}
+
+TEST(Outcome, WhatRanOutDecidesBeforeTheCode) {
+  for (const auto& [shortage, code] :
+       {std::pair{Shortage::kNone, kExitBadInput},
+        {Shortage::kGpuMemory, kExitDoesNotFit},
+        {Shortage::kHostMemory, kExitDoesNotFit},
+        {Shortage::kDisk, kExitDiskFull},
+        {Shortage::kOpenFiles, kExitOpenFiles}}) {
+    EXPECT_EQ(ExitCode(Mark(BadInput("x"), shortage)), code);
+  }
+  EXPECT_EQ(LimitedBy(DoesNotFit(kGpuMemory, "x")), kGpuMemory);
+  EXPECT_EQ(LimitedBy(BadInput("x")), "none");
+  EXPECT_EQ(ShortageOf(BadInput("x", ENOSPC)), Shortage::kDisk);
+  for (const absl::StatusCode code :
+       {absl::StatusCode::kInvalidArgument, absl::StatusCode::kNotFound,
+        absl::StatusCode::kAlreadyExists, absl::StatusCode::kPermissionDenied,
+        absl::StatusCode::kOutOfRange}) {
+    EXPECT_EQ(ExitCode(absl::Status(code, "x")), kExitBadInput);
+  }
+  EXPECT_EQ(ExitCode(absl::InternalError("x")), kExitFault);
+  EXPECT_EQ(ExitCode(absl::OkStatus()), kExitOk);
 }
 
 TEST(PrivateSizes, MoreThanTheMachineHasIsRefusedWithItsLimit) {

@@ -95,18 +95,98 @@ TEST_F(SaveFolderTest, AFolderThatNobodyCanMakeIsRefused) {
   EXPECT_THAT(CheckSaveFolder("/proc/self/save"), StatusIs(kBad));
 }
 
+RunOptions Chosen() {
+  RunOptions options;
+  options.chunk = 64;
+  options.prefetch = 3;
+  return options;
+}
+
+std::string KeyOf(const RunOptions& options) {
+  return PlanKey(options, 2, MiB(16), "", false, {});
+}
+
 TEST(PlanKey, TellsTheSettingsThatItWasMadeWith) {
-  for (const int64_t rerun : {0, 1, 3}) {
+  RunOptions options = Chosen();
+  auto told = SettingsOf(KeyOf(options));
+  ASSERT_TRUE(told.has_value());
+  EXPECT_EQ(*told, (stream::Settings{.chunk = 64, .prefetch = 3}));
+  options.order = stream::BackwardOrder::kQueriesOuter;
+  options.rerun_chunks = 5;
+  options.rerun_layers = 2;
+  options.kept = 0.25;
+  told = SettingsOf(KeyOf(options));
+  ASSERT_TRUE(told.has_value());
+  EXPECT_EQ(*told,
+            (stream::Settings{.chunk = 64,
+                              .prefetch = 3,
+                              .order = stream::BackwardOrder::kQueriesOuter,
+                              .rerun_layers = 2,
+                              .rerun_chunks = 5,
+                              .kept = 0.25}));
+  options = Chosen();
+  options.resident = true;
+  EXPECT_TRUE(SettingsOf(KeyOf(options))->resident);
+}
+
+TEST(PlanKey, TellsNoSettingsThatNoRunHas) {
+  const auto told = [](int64_t chunk, int prefetch, int64_t rerun,
+                       int64_t rerun_layers) {
     RunOptions options;
-    options.chunk = 64;
-    options.prefetch = 2;
+    options.chunk = chunk;
+    options.prefetch = prefetch;
     options.rerun_chunks = rerun;
-    options.rerun_layers = 1;
-    const auto told = SettingsOf(PlanKey(options, 2, MiB(16), "", false, {}));
-    ASSERT_TRUE(told.has_value()) << rerun;
-    EXPECT_EQ(told->chunk, 64);
-    EXPECT_EQ(told->rerun_chunks, rerun);
-  }
+    options.rerun_layers = rerun_layers;
+    return SettingsOf(KeyOf(options)).has_value();
+  };
+  EXPECT_TRUE(told(1, 1, 0, 0));
+  EXPECT_TRUE(told(1, 64, 1, 1));
+  EXPECT_FALSE(told(0, 1, 0, 0));
+  EXPECT_FALSE(told(1, 0, 0, 0));
+  EXPECT_FALSE(told(1, 65, 0, 0));
+  EXPECT_FALSE(told(1, 1, 1, 0));
+  EXPECT_FALSE(SettingsOf("text").has_value());
+  EXPECT_FALSE(SettingsOf(R"({"--chunk":8,"--prefetch":2})").has_value());
+}
+
+TEST(PlanKey, SaysWhatIsAnother) {
+  const std::string base = KeyOf(Chosen());
+  const auto why = [&](auto change) {
+    RunOptions options = Chosen();
+    change(options);
+    const std::string other = KeyOf(options);
+    EXPECT_NE(other, base);
+    return WhyAnotherKey(base, other);
+  };
+  EXPECT_THAT(why([](auto& o) { o.seq_len = 77; }), HasSubstr("--seq-len 77"));
+  EXPECT_THAT(why([](auto& o) { o.chunk = 65; }), HasSubstr("--chunk 65"));
+  EXPECT_THAT(why([](auto& o) { o.alpha = 0.5; }), HasSubstr("--alpha 0.5"));
+  EXPECT_THAT(why([](auto& o) { o.keep = false; }), HasSubstr("no --no-keep"));
+  EXPECT_THAT(why([](auto& o) {
+                o.fractions["q"] = {0.25, 0.5};
+              }),
+              HasSubstr(R"(--fractions {"q":[0.25,0.5]})"));
+  EXPECT_THAT(why([](auto& o) { o.prefetch = 4; }), HasSubstr("--prefetch 4"));
+  EXPECT_THAT(
+      why([](auto& o) { o.order = stream::BackwardOrder::kQueriesOuter; }),
+      HasSubstr("queries"));
+  EXPECT_THAT(why([](auto& o) { o.rerun_chunks = 3; }), HasSubstr("--rerun 3"));
+  EXPECT_THAT(why([](auto& o) { o.kept = 0.125; }), HasSubstr("0.125"));
+  EXPECT_THAT(why([](auto& o) { o.resident = true; }),
+              AllOf(HasSubstr("with not everything kept"),
+                    HasSubstr("has everything kept")));
+  const RunOptions o = Chosen();
+  const auto hbm = PlanKey(o, 2, MiB(17), "", false, {});
+  EXPECT_THAT(WhyAnotherKey(base, hbm),
+              AllOf(HasSubstr("with 16 MiB"), HasSubstr("has 17 MiB")));
+  EXPECT_THAT(WhyAnotherKey(base, PlanKey(o, 3, MiB(16), "", false, {})),
+              HasSubstr("ranks 3"));
+  const auto kernel = PlanKey(o, 2, MiB(16), "flash", true, {});
+  EXPECT_THAT(WhyAnotherKey(base, kernel), HasSubstr("flash"));
+  EXPECT_THAT(WhyAnotherKey(kernel, base), HasSubstr("flash"));
+  const auto host =
+      PlanKey(o, 2, MiB(16), "", false, stream::StatePlace::kHost);
+  EXPECT_THAT(WhyAnotherKey(base, host), HasSubstr("states in host memory"));
 }
 
 TEST_F(SaveFolderTest, OneProcessAtATimeSavesIntoAFolder) {
@@ -209,6 +289,38 @@ TEST_F(SaveFolderTest, CheckpointsOfTwoRunsAreToldApart) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto named,
                               FindCheckpoint(folder() + "/checkpoint-6"));
   EXPECT_EQ(named.state.identity.run, kOwn.run);
+}
+
+TEST_F(SaveFolderTest, AStateIsOfTheModelThatWroteIt) {
+  RunOptions options;
+  fs::create_directories(folder());
+  StateFile state;
+  state.step = 3;
+  state.next_token = 40;
+  state.ranks = 4;
+  state.identity = kOwn;
+  options.seq_len = 10;
+  SLUICE_CHECK_OK(WriteState(folder(), options, state));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const StateFile read, ReadState(folder()));
+  EXPECT_EQ(read.step, 3);
+  EXPECT_EQ(read.next_token, 40);
+  EXPECT_EQ(read.ranks, 4);
+  EXPECT_EQ(read.seq_len, 10);
+  EXPECT_EQ(read.identity.run, kOwn.run);
+  EXPECT_EQ(read.identity.data, kOwn.data);
+  EXPECT_EQ(read.identity.data_tokens, 100);
+  EXPECT_THAT(CheckFlags(folder(), options), IsOk());
+  options.seq_len = 11;  // of no matter without learned positions
+  EXPECT_EQ(CheckFlags(folder(), options).ok(),
+            options.model.max_positions == 0);
+  ++options.model.layers;
+  EXPECT_THAT(CheckFlags(folder(), options),
+              StatusIs(kBad, HasSubstr("--layers")));
+  for (const char* const json : {"[]", "{}", R"({"model":{"--layers":2}})"}) {
+    std::ofstream(StatePath(folder())) << json;
+    EXPECT_THAT(CheckFlags(folder(), options), StatusIs(kBad));
+    EXPECT_THAT(ReadState(folder()), StatusIs(kBad));
+  }
 }
 
 TEST(StateFile, ACursorOfBeforeCountsSequencesOfItsOwnLength) {
