@@ -1,5 +1,9 @@
 #include <unistd.h>
 
+#include <limits>
+#include <string>
+
+#include "kernels/device/sim/config.h"
 #include "tests/device/sim_fixture.h"
 #include "tests/support/child.h"
 
@@ -43,6 +47,53 @@ TEST(SimNodeConfig, BadNumbersAreRefused) {
   EXPECT_TRUE(
       refuses([](SimConfig& c) { c.links[0].h2d_bytes_per_second = -1; }));
   EXPECT_TRUE(refuses([](SimConfig& c) { c.links[1].name = "shared"; }));
+}
+
+TEST(SimNodeConfig, CountsAndNamesAreRefusedBeyondTheirBorders) {
+  const auto fine = [](auto change) {
+    SimConfig config = SmallNode();
+    change(config);
+    const absl::Status status = CheckSimConfig(config);
+    EXPECT_EQ(absl::IsInvalidArgument(status), !status.ok());
+    return status.ok();
+  };
+  const auto links = [&](size_t count) {
+    return fine([&](SimConfig& c) {
+      while (c.links.size() < count) {
+        c.links.push_back({std::to_string(c.links.size()), 0, 0});
+      }
+    });
+  };
+  EXPECT_TRUE(links(kSimMaxLinks));
+  EXPECT_FALSE(links(kSimMaxLinks + 1));
+  const auto gpus = [&](size_t count) {
+    return fine([&](SimConfig& c) { c.gpus.resize(count, c.gpus[0]); });
+  };
+  EXPECT_TRUE(gpus(kSimMaxGpus));
+  EXPECT_FALSE(gpus(kSimMaxGpus + 1));
+  const auto name = [&](size_t length) {
+    return fine([&](SimConfig& c) {
+      c.links.push_back({std::string(length, 'x'), 0, 0});
+    });
+  };
+  EXPECT_FALSE(name(0));
+  EXPECT_TRUE(name(kSimNameLength - 1));
+  EXPECT_FALSE(name(kSimNameLength));
+  EXPECT_TRUE(fine([](SimConfig& c) { c.numa_nodes = kSimMaxNuma; }));
+  EXPECT_FALSE(fine([](SimConfig& c) { c.numa_nodes = kSimMaxNuma + 1; }));
+  const auto granule = [&](int64_t more) {
+    return fine([&](SimConfig& c) {
+      c.host_memory = c.granularity + Bytes(more);
+      c.gpus[0].memory = c.granularity + Bytes(more);
+    });
+  };
+  EXPECT_TRUE(granule(0));
+  EXPECT_FALSE(granule(-1));
+  EXPECT_FALSE(
+      fine([](SimConfig& c) { c.gpus[0].memory = c.granularity - Bytes(1); }));
+  EXPECT_FALSE(fine([](SimConfig& c) {
+    c.links[0].d2h_bytes_per_second = std::numeric_limits<double>::infinity();
+  }));
 }
 
 TEST_F(SimTest, ANodeInUseIsNotReplaced) {

@@ -341,6 +341,49 @@ TEST(PlanCodec, ValuesOutOfRangeAreRefusedWithFieldValueAndLimit) {
       DecodePlanRequest);
 }
 
+// Buffers one after the other at one place.
+UnitPlan LongUnit(size_t buffers) {
+  UnitPlan unit;
+  for (size_t i = 0; i < buffers; ++i) {
+    const auto at = static_cast<int64_t>(i);
+    unit.trace.buffers.push_back({at, at, at + 1, Bytes(64)});
+  }
+  unit.trace.end = static_cast<int64_t>(buffers);
+  unit.placement = {.offsets = std::vector<Bytes>(buffers),
+                    .peak = Bytes(64),
+                    .lower_bound = Bytes(64),
+                    .proved_by = "max_live",
+                    .method = "greedy:size"};
+  return unit;
+}
+
+TEST(PlanCodec, UnitsAreCheckedAsTheyAreRead) {
+  const auto refusal = [](const UnitPlan& unit) {
+    PlanRequest request = SampleRequest();
+    request.known = {unit};
+    const auto read = DecodePlanRequest(Encode(request));
+    return std::string(read.status().message());
+  };
+  EXPECT_EQ(refusal(LongUnit(kMaxUnitBuffers)), "");
+  EXPECT_THAT(refusal(LongUnit(kMaxUnitBuffers + 1)),
+              HasSubstr("known[0].trace: 4097 buffers"));
+  UnitPlan unit = LongUnit(2);
+  unit.trace.buffers[0].upper = 2;
+  EXPECT_THAT(refusal(unit), HasSubstr("known[0].placement: "));
+}
+
+TEST(PlanCodec, ATracesSizesAreLimitedTogether) {
+  const auto refusal = [](size_t buffers) {
+    RankProfile profile = SampleProfile(0);
+    Trace& trace = profile.segments[0].trace;
+    trace = LongUnit(buffers).trace;
+    for (Buffer& buffer : trace.buffers) buffer.size = Bytes(int64_t{1} << 50);
+    return std::string(DecodeRankProfile(Encode(profile)).status().message());
+  };
+  EXPECT_EQ(refusal(1024), "");
+  EXPECT_THAT(refusal(1025), HasSubstr("trace.buffers[1024].size: "));
+}
+
 TEST(PlanCodec, KindsOutOfRangeAreRefusedWithFieldValueAndLimit) {
   json many = json::array();
   const json kind =
@@ -376,9 +419,11 @@ TEST(PlanCodec, KindsOutOfRangeAreRefusedWithFieldValueAndLimit) {
 }
 
 TEST(PlanCodec, PlansOutOfRangeAreRefusedWithFieldValueAndLimit) {
+  const json rank = json::parse(Encode(SamplePlan()))["ranks"][0];
   ExpectRefused(
       Encode(SamplePlan()),
-      {{"/profile_hash", "xyz", "not 32 hexadecimal digits"},
+      {{"/ranks", {rank, rank}, "ranks[1].rank: 0 occurs twice in job 0"},
+       {"/profile_hash", "xyz", "not 32 hexadecimal digits"},
        {"/ranks/0/alpha", 1.5, "ranks[0].alpha: 1.5 is not between 0 and 1"},
        {"/ranks/0/alpha_limited_by", "luck", "'luck' is none of 'none'"},
        {"/ranks/0/classes/0/swap", 0.5, "keep + swap + recompute is 1.25"},

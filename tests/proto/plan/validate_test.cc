@@ -167,6 +167,8 @@ TEST(Validate, ANodePlanWithoutAPartOrASegmentIsNamed) {
       {"0 ranks planned, 1 profiled", [](P&, R&, N& n) { n.ranks.clear(); }},
       {"rank 0 is not planned",
        [](P&, R&, N& n) { n.ranks[0].rank = Rank(1); }},
+      {"0 segments planned, 1 profiled",
+       [](P&, R&, N& n) { n.ranks[0].segments.clear(); }},
       {"segment 'ffn.full' planned 0 times",
        [](P&, R&, N& n) { n.ranks[0].segments[0].name = "x"; }},
       {"segment 'ffn.full': buffers 0 and 1 overlap",
