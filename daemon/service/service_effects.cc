@@ -194,8 +194,7 @@ void Service::Do(SendNotice& effect) {
       });
       return;
     } else if (taken_over != nullptr) {
-      *out.packet.mutable_event() =
-          ToEvent(TakenOverNotice{PlanId(), taken_over->lowered});
+      *out.packet.mutable_event() = ToEvent(TakenOverNotice{PlanId()});
     } else {
       *out.packet.mutable_event() = ToEvent(PlanFailedNotice{
           std::string(fd.status().message()), ShortageOf(fd.status())});
