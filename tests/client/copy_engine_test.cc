@@ -173,7 +173,7 @@ class GatedEngineTest : public EngineTest {
   testing::FakeClock clock_;
   GrantLimits limits_ = {};
   GrantUse use_ = {};
-  GrantGate gate_{&limits_, 0, &use_, 0, &clock_};
+  GrantGate gate_{&limits_, 0, &use_, &clock_};
 };
 
 TEST_F(GatedEngineTest, CopiesAreGrantedSliceBySlice) {

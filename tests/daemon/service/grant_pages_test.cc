@@ -33,8 +33,7 @@ class TwoHungryRanks : public ::testing::Test {
     limits_.reset(static_cast<GrantLimits*>(
         Map(*pages_->limits(), sizeof(GrantLimits), PROT_READ)));
     for (int slot : {0, 1}) {
-      SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd fd,
-                                  pages_->Attach(slot, 0, 0));
+      SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd fd, pages_->Attach(slot, 0));
       use_[slot].reset(static_cast<GrantUse*>(
           Map(fd, sizeof(GrantUse), PROT_READ | PROT_WRITE)));
     }
