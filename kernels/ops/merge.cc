@@ -1,11 +1,11 @@
 #include "kernels/ops/merge.h"
 
 #include <algorithm>
-#include <bit>
 #include <limits>
 
-// Compiled with -O3 for the vectoriser, for the machine's vector width; no
-// fast-math, which would drop the infinities this is about.
+#include "kernels/ops/vector_math.h"
+
+// Compiled for the machine's vector width.
 #define SLUICE_VECTORISED \
   __attribute__((target_clones("arch=haswell", "default")))
 
@@ -14,29 +14,6 @@ namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 constexpr int64_t kRowsAtOnce = 256;
-
-// exp(x) for x <= 0, without branches so that it vectorises; 0 below -87.
-// Cephes' expf: 2^n times a polynomial on [-ln2/2, ln2/2].
-inline float ExpOfNegative(float x) {
-  const float clamped = x < -87.0f ? -87.0f : x;
-  // Adding 1.5 * 2^23 rounds to an integer, left in the low bits.
-  const float shifted = clamped * 1.44269504f + 12582912.0f;
-  const float n = shifted - 12582912.0f;
-  const float r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  // Its low bits, moved to the exponent: unsigned, so that NaN is no overflow.
-  const uint32_t exponent = std::bit_cast<uint32_t>(shifted) << 23;
-  const float result =
-      std::bit_cast<float>(std::bit_cast<uint32_t>(p) + exponent);
-  const float finite_or_nan = x == x ? result : x;
-  return x < -87.0f ? 0.0f : finite_or_nan;
-}
 
 // log(1 + x) for x in [0, 1]: 2 atanh(z) with z = x / (2 + x) <= 1/3.
 inline float LogOfOnePlus(float x) {
@@ -83,18 +60,10 @@ SLUICE_VECTORISED void MergeLse(int64_t rows, float* __restrict lse,
   for (int64_t i = 0; i < rows; ++i) lse[i * stride] = a[i];
 }
 
-inline float ToFloat(float value) { return value; }
-inline float ToFloat(BFloat16 value) {
-  return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
-}
-
 // A side of weight 0 is not read: it may be uninitialised or NaN.
 template <typename T>
-__attribute__((always_inline)) inline void MergeRow(int64_t dim,
-                                                    float* __restrict o,
-                                                    float running,
-                                                    const T* __restrict block,
-                                                    float weight) {
+SLUICE_INLINED void MergeRow(int64_t dim, float* __restrict o, float running,
+                             const T* __restrict block, float weight) {
   if (weight == 0.0f) {
     if (running == 0.0f) std::fill_n(o, dim, 0.0f);
     return;

@@ -22,12 +22,9 @@
 
 #include <cstdint>
 
-namespace sluice::ops {
+#include "kernels/ops/element.h"
 
-// bfloat16 bits; c10::BFloat16 and __nv_bfloat16 have the same layout.
-struct BFloat16 {
-  uint16_t bits;
-};
+namespace sluice::ops {
 
 // In elements, not bytes.
 struct RowHeadStrides {

@@ -1,18 +1,16 @@
 #include "kernels/ops/merge_kernel.h"
 
 #include <algorithm>
-#include <memory>
 
 #include "kernels/device/sim/sim.h"
-#include "tests/conformance/mapped.h"
 #include "tests/ops/merge_cases.h"
+#include "tests/ops/on_gpu.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 
 namespace sluice::ops {
 namespace {
 
-using ::sluice::device::CopyDirection;
 using ::sluice::testing::IsOk;
 using ::sluice::testing::StatusIs;
 
@@ -36,99 +34,23 @@ TEST(MergeKernel, OnADriverWithoutKernelsSaysWhatToDo) {
               StatusIs(absl::StatusCode::kUnimplemented));
 }
 
-class MergeKernelOnGpu : public ::testing::Test {
+class MergeKernelOnGpu : public OnGpu<MergeKernel> {
  protected:
-  void SetUp() override {
-    auto driver = device::OpenCudaDriver();
-    if (!driver.ok()) GTEST_SKIP() << "cuda: " << driver.status().message();
-    driver_ = *std::move(driver);
-    const device::Placement gpu = device::Placement::Gpu(DeviceIndex(0));
-    const Bytes size = RoundUp(MiB(64), *driver_->Granularity(gpu));
-    auto memory = device::Mapped::Create(driver_.get(), gpu, size);
-    ASSERT_THAT(memory, IsOk());
-    memory_ = *std::move(memory);
-    auto kernel = MergeKernel::Load(driver_.get());
-    ASSERT_THAT(kernel, IsOk());
-    kernel_ = std::make_unique<MergeKernel>(*kernel);
-  }
-
-  // Lays values out one after another, with guards between them; Send copies
-  // all of it to the GPU's memory.
-  template <typename T>
-  T* Lay(const std::vector<T>& values) {
-    const size_t at = laid_.size() + kGuard;
-    const size_t size = values.size() * sizeof(T);
-    laid_.resize(
-        RoundUp(Bytes(static_cast<int64_t>(at + size)), Bytes(kGuard)).size() +
-            kGuard,
-        kGuardByte);
-    std::memcpy(laid_.data() + at, values.data(), size);
-    return reinterpret_cast<T*>(memory_->address() + at);
-  }
-  void Send() {
-    EXPECT_THAT(
-        device::CopyNow(*driver_, memory_->address(), laid_.data(),
-                        Bytes(std::ssize(laid_)), CopyDirection::kHostToDevice),
-        IsOk());
-  }
-  device::Content Fetch() {
-    device::Content content(laid_.size());
-    EXPECT_THAT(device::CopyNow(*driver_, content.data(), memory_->address(),
-                                Bytes(std::ssize(content)),
-                                CopyDirection::kDeviceToHost),
-                IsOk());
-    return content;
-  }
-  // Out of what was laid and what is there now, which is the same from then on.
-  void Take(const device::Content& now, const float* place,
-            std::vector<float>& values) {
-    const auto at = static_cast<size_t>(
-        reinterpret_cast<const std::byte*>(place) - memory_->address());
-    const size_t size = values.size() * sizeof(float);
-    std::memcpy(values.data(), now.data() + at, size);
-    std::memcpy(laid_.data() + at, now.data() + at, size);
-  }
-
   template <typename T>
   Side Merged(const MergeShape& shape, const Side& a,
               const std::vector<T>& block_o,
               const std::vector<float>& block_lse) {
-    laid_.clear();
-    float* const o = Lay(a.o);
-    float* const lse = Lay(a.lse);
-    T* const on_device = Lay(block_o);
-    float* const block_lse_on_device = Lay(block_lse);
-    Send();
-    const auto stream = driver_->CreateStream(DeviceIndex(0));
-    EXPECT_THAT(stream, IsOk());
-    EXPECT_THAT(
-        kernel_->Launch(shape, o, lse, on_device, block_lse_on_device, *stream),
-        IsOk());
-    EXPECT_THAT(driver_->SynchronizeStream(*stream), IsOk());
-    EXPECT_THAT(driver_->DestroyStream(*stream), IsOk());
     Side merged = a;
-    const device::Content now = Fetch();
-    Take(now, o, merged.o);
-    Take(now, lse, merged.lse);
-    // Guards, and what it only reads.
-    const auto [was, is] = std::ranges::mismatch(laid_, now);
-    if (was != laid_.end()) {
-      ADD_FAILURE() << "the kernel wrote where it has no result: byte "
-                    << was - laid_.begin() << " of " << laid_.size() << ", "
-                    << reinterpret_cast<const std::byte*>(o + a.o.size()) -
-                           memory_->address()
-                    << " is the end of o";
-    }
+    float* const o = Lay(merged.o);
+    float* const lse = Lay(merged.lse);
+    const T* const on_device = Lay(block_o);
+    const float* const block_lse_on_device = Lay(block_lse);
+    Launch(shape, o, lse, on_device, block_lse_on_device);
+    Take(o, merged.o);
+    Take(lse, merged.lse);
+    ExpectRestAsLaid();
     return merged;
   }
-
-  static constexpr size_t kGuard = 256;
-  static constexpr std::byte kGuardByte{0xa5};
-
-  std::unique_ptr<device::Driver> driver_;
-  std::unique_ptr<device::Mapped> memory_;
-  std::unique_ptr<MergeKernel> kernel_;
-  device::Content laid_;  // what the GPU's memory holds, from its start
 };
 
 // The CPU's MergeAttention is the reference; it is tested against fp64.

@@ -88,8 +88,9 @@ class Registers(unittest.TestCase):
                          "so: registers_test.py … --record")
 
     def test_too_few_registers_are_seen_to_spill(self):
-        told = compiled("--maxrregcount=24")
-        self.assertEqual(len(spills(told)), len(told))
+        spilling = spills(compiled("--maxrregcount=24"))
+        self.assertEqual(len(ARCHITECTURES), sum(
+            "sluice_rms_norm_backward_bf16" in line for line in spilling))
 
 
 if __name__ == "__main__":

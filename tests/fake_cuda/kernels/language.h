@@ -11,6 +11,7 @@
 
 #define __device__
 #define __global__
+#define __launch_bounds__(...)
 // One block at a time on each thread of the CPU.
 #define __shared__ static thread_local
 #define threadIdx (::sluice::fake_cuda::Here().thread)
@@ -56,3 +57,9 @@ inline float __uint_as_float(unsigned bits) {
   std::memcpy(&value, &bits, sizeof(value));
   return value;
 }
+inline unsigned __float_as_uint(float value) {
+  unsigned bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+inline float rsqrtf(float value) { return 1.0f / std::sqrt(value); }

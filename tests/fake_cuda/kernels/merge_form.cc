@@ -13,6 +13,8 @@
 
 #include <string_view>
 
+#include "tests/fake_cuda/kernels/token_form.h"
+
 namespace sluice::fake_cuda {
 namespace {
 
@@ -81,7 +83,7 @@ fake_cuda_kernel_form(const char* name) {
   const std::string_view wanted = name;
   return wanted == "sluice_merge_fp32"   ? &fp32
          : wanted == "sluice_merge_bf16" ? &bf16
-                                         : nullptr;
+                                         : TokenForm(wanted);
 }
 
 }  // namespace sluice::fake_cuda

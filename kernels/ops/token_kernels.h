@@ -1,0 +1,124 @@
+// token_math.h on the GPU, launched through the device seam: the same shapes
+// and tensors, with the device's pointers, in stream order. A call does nothing
+// where there is no element.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <span>
+#include <type_traits>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/device/driver.h"
+#include "kernels/ops/token_math.h"
+#include "proto/base/status.h"
+
+namespace sluice::ops {
+
+// The compiled kernels; empty in a build without CUDA.
+std::span<const std::byte> TokenMathFatbin();
+
+// Thread safety: as the driver's: thread-safe.
+class TokenKernels {
+ public:
+  // As MergeKernel::Load.
+  static absl::StatusOr<TokenKernels> Load(device::Driver* driver);
+
+  // InvalidArgument of norms: rows of more than 32 KiB.
+  template <typename T>
+  absl::Status Launch(const RmsNormShape& shape, const RmsNormTensors<T>& t,
+                      device::Stream stream) const {
+    return LaunchNorm<T>(kRmsNorm, shape.rows, shape, t, stream);
+  }
+  template <typename T>
+  absl::Status Launch(const RmsNormShape& shape, const RmsNormGradients<T>& t,
+                      device::Stream stream) const {
+    return LaunchNorm<T>(kRmsNormBackward, shape.parts(), shape, t, stream);
+  }
+  template <typename In, typename Out>
+  absl::Status Launch(const RopeShape& shape, const RopeTensors<In, Out>& t,
+                      device::Stream stream) const {
+    const Kernel kernel = std::is_same_v<In, Out> ? kRope : kRopeRounding;
+    const int64_t pieces = PiecesOf(shape.dim / 2, sizeof(Out));
+    return Launch(FunctionOf(kernel, sizeof(Out)),
+                  ForThreads(shape.rows * shape.heads * pieces), shape, t,
+                  stream);
+  }
+  template <typename T>
+  absl::Status Launch(const SwigluShape& shape, const SwigluTensors<T>& t,
+                      device::Stream stream) const {
+    return Launch(FunctionOf(kSwiglu, sizeof(T)),
+                  ForThreads(PiecesOf(shape.elements, sizeof(T))), shape, t,
+                  stream);
+  }
+  template <typename T>
+  absl::Status Launch(const SwigluShape& shape, const SwigluGradients<T>& t,
+                      device::Stream stream) const {
+    return Launch(FunctionOf(kSwigluBackward, sizeof(T)),
+                  ForThreads(PiecesOf(shape.elements, sizeof(T))), shape, t,
+                  stream);
+  }
+  template <typename T>
+  absl::Status Launch(const SoftmaxShape& shape, const SoftmaxTensors<T>& t,
+                      device::Stream stream) const {
+    return Launch(FunctionOf(kSoftmaxGradient, sizeof(T)),
+                  {shape.rows, kSoftmaxThreads}, shape, t, stream);
+  }
+
+ private:
+  enum Kernel {
+    kRmsNorm,
+    kRmsNormBackward,
+    kRope,
+    kSwiglu,
+    kSwigluBackward,
+    kSoftmaxGradient,
+    kKernels,
+    kRopeRounding  // of fp32 to bf16
+  };
+  struct Size {
+    int64_t blocks;
+    int64_t threads;  // of a block
+  };
+  static constexpr int64_t kSoftmaxThreads = 512;  // a row of logits is long
+
+  explicit TokenKernels(device::Driver* driver) : driver_(driver) {}
+
+  // By the bytes of an element.
+  device::Function FunctionOf(Kernel kernel, size_t element) const {
+    if (kernel == kRopeRounding) return rope_rounding_;
+    return (element == sizeof(float) ? fp32_ : bf16_)[kernel];
+  }
+  // Of 16 bytes.
+  static int64_t PiecesOf(int64_t n, size_t element) {
+    const int64_t in_piece = 16 / static_cast<int64_t>(element);
+    return (n + in_piece - 1) / in_piece;
+  }
+  static Size ForThreads(int64_t threads);
+  // A block has as many whole warps as hold a row.
+  static absl::StatusOr<Size> ForRows(int64_t blocks, int64_t pieces);
+
+  template <typename T>
+  absl::Status LaunchNorm(Kernel kernel, int64_t blocks,
+                          const RmsNormShape& shape, const auto& t,
+                          device::Stream stream) const {
+    SLUICE_ASSIGN_OR_RETURN(const Size size,
+                            ForRows(blocks, PiecesOf(shape.width, sizeof(T))));
+    return Launch(FunctionOf(kernel, sizeof(T)), size, shape, t, stream);
+  }
+  absl::Status Launch(device::Function function, const Size& size, auto shape,
+                      auto tensors, device::Stream stream) const {
+    std::array<void*, 2> arguments = {&shape, &tensors};
+    return LaunchWith(function, size, arguments, stream);
+  }
+  absl::Status LaunchWith(device::Function function, const Size& size,
+                          std::span<void*> arguments,
+                          device::Stream stream) const;
+
+  device::Driver* driver_;
+  std::array<device::Function, kKernels> fp32_, bf16_;
+  device::Function rope_rounding_;
+};
+
+}  // namespace sluice::ops

@@ -1,0 +1,2 @@
+#define SLUICE_INSTRUCTIONS avx2
+#include "kernels/ops/token_rows.h"

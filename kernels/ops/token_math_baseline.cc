@@ -1,0 +1,2 @@
+#define SLUICE_INSTRUCTIONS baseline
+#include "kernels/ops/token_rows.h"

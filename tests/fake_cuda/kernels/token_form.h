@@ -1,0 +1,14 @@
+// The CPU forms of kernels/ops/token_math.cu.
+#pragma once
+
+#include <map>
+#include <string_view>
+
+#include "tests/fake_cuda/kernels/kernel_form.h"
+
+namespace sluice::fake_cuda {
+
+// By the kernel's name; null: it is none of these.
+const KernelForm* TokenForm(std::string_view name);
+
+}  // namespace sluice::fake_cuda
