@@ -12,8 +12,9 @@ using Tensor = TransientHeap::Tensor;
 void TransientSegments::PostBackward() {
   const Output o = OutputHome();
   ForRows([this](int64_t row, int64_t rows) { FeedForwardAgain(row, rows); });
-  math_.LinearBackwardWeight(local_, query(), hidden(), model_.biases.o);
-  const Tensor d_home = math_.LinearBackwardInput(local_, query(), hidden());
+  math_.LinearBackwardWeight(local_, query(), {{hidden(), model_.biases.o}});
+  const Tensor d_home =
+      math_.LinearBackwardInput(local_, query(), hidden(), HeadSide());
   Exchange(Carry(1, 0, shape_.element), Towards::kHeads);
 }
 
@@ -39,36 +40,21 @@ void TransientSegments::FeedForwardAgain(int64_t row, int64_t rows) {
 void TransientSegments::FeedForwardBackward(int64_t rows, Tensor act) {
   const int64_t ffn = model_.ffn;
   const bool bias = model_.biases.ffn;
-  math_.LinearBackwardWeight(rows, ffn, hidden(), bias);
+  math_.LinearBackwardWeight(rows, ffn, {{hidden(), bias}});
   act.Free();
-  const auto d = [&] {
-    const Tensor d_act = math_.LinearBackwardInput(rows, ffn, hidden());
-    return math_.ActivationBackward(rows);
-  }();
-  math_.LinearBackwardWeight(rows, hidden(), ffn, bias);
-  const Tensor d_norm = NormGradient(rows, ffn, Precision::kActivation);
+  Tensor of_output = math_.LinearBackwardInput(rows, ffn, hidden());
+  Tensor d = math_.ActivationBackward(rows);
   if (model_.gated) {
-    math_.LinearBackwardWeight(rows, hidden(), ffn, false);
-    AddNormGradient(rows, ffn, Precision::kActivation);
+    math_.LinearBackwardWeight(rows, hidden(), {{ffn, bias}, {ffn, false}});
+  } else {
+    of_output.Free();
+    math_.LinearBackwardWeight(rows, hidden(), {{ffn, bias}});
   }
-  const Tensor dx = math_.NormBackward(rows);
-  math_.Mixed(rows * hidden());
-}
-
-// The gradient of a norm's output, in fp32, from that of a linear of `width`;
-// and another one's added to it.
-Tensor TransientSegments::NormGradient(int64_t rows, int64_t width,
-                                       Precision gradient) {
-  Tensor narrow = math_.LinearBackwardInput(rows, hidden(), width, gradient);
-  if (shape_.element == 4) return narrow;
-  return math_.ToFp32(rows * hidden());
-}
-
-void TransientSegments::AddNormGradient(int64_t rows, int64_t width,
-                                        Precision gradient) {
-  const Tensor narrow =
-      math_.LinearBackwardInput(rows, hidden(), width, gradient);
-  math_.Mixed(rows * hidden());
+  const Tensor of_up = NormGradient(rows, ffn);
+  const Tensor of_gate = model_.gated ? NormGradient(rows, ffn) : Tensor();
+  of_output.Free();
+  d.Free();
+  math_.NormBackward(rows, model_.gated ? 2 : 1, /*residual=*/true);
 }
 
 // Classes that are cut at the same rows travel together.
@@ -87,7 +73,8 @@ void TransientSegments::QkvRecompute() {
   Travellers what = Carry(0, 0, shape_.element);
   for (size_t i = 0; i < again.size(); ++i) {
     const Class which = again[i];
-    parts.push_back(Project(which, local_ - shape_.present(which, m_)));
+    parts.push_back(
+        Project(which, local_ - shape_.present(which, m_), HeadSide()));
     ++(which == Class::kQ ? what.queries : what.keys);
     if (i + 1 < again.size() &&
         shape_.fractions(again[i + 1]) == shape_.fractions(which)) {
@@ -107,26 +94,29 @@ void TransientSegments::QkvBackward() {
     dv = math_.MakeFp32(local_ * key());
     Exchange(Carry(1, 2, 4), Towards::kTokens);
   }
+  const auto round = [this](Tensor& d, int64_t width) {
+    if (shape_.element < 4) d = math_.Make(local_ * width);
+  };
   {
     const auto tables = math_.MakeRopeTables(local_);
-    math_.ApplyRope(local_, model_.heads, Precision::kFp32);
-    math_.ApplyRope(local_, model_.kv_heads, Precision::kFp32);
+    round(dq, query());
+    round(dk, key());
   }
+  round(dv, key());
   if (local_ == 0) return;
   {
     const Tensor normed = Rows(Class::kNorm1, 0, local_, [this](int64_t n) {
       return math_.NormForward(n);
     });
-    const Precision sums = Precision::kFp32;
     const Biases& bias = model_.biases;
-    math_.LinearBackwardWeight(local_, hidden(), query(), bias.q, sums);
-    math_.LinearBackwardWeight(local_, hidden(), key(), bias.k, sums);
-    math_.LinearBackwardWeight(local_, hidden(), key(), bias.v, sums);
+    math_.LinearBackwardWeight(
+        local_, hidden(),
+        {{query(), bias.q}, {key(), bias.k}, {key(), bias.v}});
   }
-  const Tensor d_norm = NormGradient(local_, query(), Precision::kFp32);
-  AddNormGradient(local_, key(), Precision::kFp32);
-  const Tensor dx = math_.NormBackward(local_);
-  math_.Mixed(local_ * hidden());
+  const Tensor of_q = NormGradient(local_, query()),
+               of_k = NormGradient(local_, key()),
+               of_v = NormGradient(local_, key());
+  math_.NormBackward(local_, 3, /*residual=*/true);
 }
 
 void TransientSegments::EmbedBackward() {

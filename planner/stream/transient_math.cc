@@ -35,51 +35,24 @@ int64_t PackedBytes(int64_t in) {
 
 }  // namespace
 
-void TransientMath::Scalar() const {
-  const Tensor number = heap_.Take(kNumber);
-  heap_.Pass(kNumber);
-}
-
 // --- token_math --------------------------------------------------------------
 
-Tensor TransientMath::InverseRms(int64_t rows) const {
-  Tensor rms = MakeFp32(rows);
-  Mixed(rows * model_.hidden);
-  Scalar();  // div_
-  Scalar();  // add_
-  return rms;
+Tensor TransientMath::NormForward(int64_t rows, Place place) const {
+  if (model_.norm == NormKind::kRmsNorm) {
+    return MakeAt(place, rows * model_.hidden);
+  }
+  Tensor out = Make(rows * model_.hidden);
+  const Tensor mean = Make(rows), scale = Make(rows);
+  if (place == Place::kGiven) return {};
+  return out;
 }
 
-Tensor TransientMath::NormForward(int64_t rows) const {
-  if (model_.norm == NormKind::kLayerNorm) {
-    Tensor out = Make(rows * model_.hidden);
-    const Tensor mean = Make(rows), scale = Make(rows);
-    return out;
-  }
-  const Tensor scale = InverseRms(rows);
-  const Tensor normed = ToFp32(rows * model_.hidden);
-  Mixed(model_.hidden);  // the weight
-  return Make(rows * model_.hidden);
-}
-
-Tensor TransientMath::RmsNormBackward(int64_t rows) const {
-  const int64_t size = rows * model_.hidden;
-  const Tensor scale = InverseRms(rows);
-  const Tensor normed = [&] {
-    const Tensor x = ToFp32(size);
-    return MakeFp32(size);
-  }();
-  {
-    const Tensor product = MakeFp32(size);
-    heap_.Pass(model_.hidden * 4);  // its sum
-  }
-  Tensor dx = [&] {
-    const Tensor weight = ToFp32(model_.hidden);
-    return MakeFp32(size);
-  }();
-  const Tensor product = MakeFp32(size), mean = MakeFp32(rows);
-  Scalar();
-  return dx;
+// client/torch/math/token_math.cc cuts rows so.
+void TransientMath::RmsNormBackward(int64_t rows) const {
+  const int64_t rows_in_part = std::max<int64_t>(16, (rows + 511) / 512);
+  const int64_t parts = (rows + rows_in_part - 1) / rows_in_part;
+  const Tensor sums = MakeFp32(parts * model_.hidden);
+  heap_.Pass(model_.hidden * 4);  // their sum
 }
 
 Tensor TransientMath::LayerNormBackward(int64_t rows) const {
@@ -95,58 +68,46 @@ Tensor TransientMath::LayerNormBackward(int64_t rows) const {
   return dx;
 }
 
-// Gradients come in fp32, and go out so.
-Tensor TransientMath::NormBackward(int64_t rows) const {
-  return model_.norm == NormKind::kLayerNorm ? LayerNormBackward(rows)
-                                             : RmsNormBackward(rows);
+void TransientMath::NormBackward(int64_t rows, int gradients,
+                                 bool residual) const {
+  if (model_.norm == NormKind::kRmsNorm) return RmsNormBackward(rows);
+  const int64_t size = rows * model_.hidden;
+  const Tensor sum = ToFp32(size);
+  if (gradients > 1) Mixed(size);
+  const Tensor dx = LayerNormBackward(rows);
+  if (residual) Mixed(size);
 }
 
-Tensor TransientMath::MatrixProduct(int64_t rows, int64_t in,
-                                    int64_t out) const {
-  Tensor product = Make(rows * out);
+Tensor TransientMath::LinearForward(int64_t rows, int64_t in, int64_t out,
+                                    Place place) const {
+  Tensor product = MakeAt(place, rows * out);
   if (narrow() && kernels_.packs_bf16 && rows * in * out > kLeastPacked) {
     heap_.Pass(PackedBytes(in) * kernels_.threads);
   }
   return product;
 }
 
-Tensor TransientMath::LinearForward(int64_t rows, int64_t in,
-                                    int64_t out) const {
-  return MatrixProduct(rows, in, out);
-}
-
-void TransientMath::LinearBackwardWeight(int64_t rows, int64_t in, int64_t out,
-                                         bool bias, Precision gradient) const {
+void TransientMath::LinearBackwardWeight(
+    int64_t rows, int64_t in, std::initializer_list<Linear> layers) const {
   if (rows == 0) return;
-  const Tensor dy =
-      gradient == Precision::kFp32 ? Tensor() : ToFp32(rows * out);
-  { const Tensor x = ToFp32(rows * in); }
-  if (bias) heap_.Pass(out * 4);
+  const Tensor x = ToFp32(rows * in);
+  for (const Linear& layer : layers) {
+    const Tensor dy = ToFp32(rows * layer.out);
+    if (layer.bias) heap_.Pass(layer.out * 4);
+  }
 }
 
 Tensor TransientMath::LinearBackwardInput(int64_t rows, int64_t in, int64_t out,
-                                          Precision gradient) const {
-  const Tensor dy =
-      gradient == Precision::kFp32 ? FromFp32(rows * out) : Tensor();
-  return MatrixProduct(rows, out, in);
+                                          Place place) const {
+  return LinearForward(rows, out, in, place);
 }
 
-Tensor TransientMath::ActivationForward(int64_t rows) const {
+Tensor TransientMath::ActivationForward(int64_t rows, Place place) const {
+  return MakeAt(place, rows * model_.ffn);
+}
+
+Tensor TransientMath::ActivationBackward(int64_t rows) const {
   return Make(rows * model_.ffn);
-}
-
-TransientMath::ActivationGradients TransientMath::ActivationBackward(
-    int64_t rows) const {
-  const int64_t size = rows * model_.ffn;
-  ActivationGradients d;
-  if (!model_.gated) {
-    d.up = Make(size);
-    return d;
-  }
-  const Tensor by_gate = Make(size);
-  d.gate = Make(size);
-  d.up = Make(size);
-  return d;
 }
 
 // --- rope
@@ -175,46 +136,22 @@ TransientMath::RopeTables TransientMath::MakeRopeTables(int64_t rows) const {
   return tables;
 }
 
-void TransientMath::ApplyRope(int64_t rows, int64_t heads, Precision x) const {
-  if (!model_.rope) return;
-  const int64_t size = rows * heads * (model_.head_dim() / 2);
-  const bool copies = x != Precision::kFp32;
-  const Tensor a = copies ? ToFp32(size) : Tensor(),
-               b = copies ? ToFp32(size) : Tensor();
-  const Tensor turned = MakeFp32(size);
-  heap_.Pass(size * 4);
-}
-
 // --- chunked_loss
 
 void TransientMath::LossOfRows(int64_t rows) const {
-  const int64_t logits = rows * model_.vocab, size = rows * model_.hidden;
-  const Tensor counted = MakeFp32(rows);
-  const Tensor log_p = [&] {
-    const Tensor product = MatrixProduct(rows, model_.hidden, model_.vocab);
-    const Tensor in_fp32 = ToFp32(logits);
-    Tensor out = MakeFp32(logits);
-    const Tensor column = heap_.Take(rows * kIndex), picked = MakeFp32(rows);
-    const Tensor of_counted = MakeFp32(rows);
-    const Tensor sum = heap_.Take(kNumber);
-    heap_.Pass(rows * kIndex);  // summed in fp64
-    return out;
-  }();
-  const Tensor factor = MakeFp32(rows);
-  Scalar();
+  const Tensor d_logits = LinearForward(rows, model_.hidden, model_.vocab);
   {
-    // x * factor; the weight's gradient is summed without a copy of either.
-    const Tensor x = ToFp32(size), product = MakeFp32(size);
+    const Tensor losses = MakeFp32(rows), sum = heap_.Take(kNumber);
+    heap_.Pass(rows * kNumber);  // summed in fp64
   }
-  const Tensor dx =
-      LinearBackwardInput(rows, model_.hidden, model_.vocab, Precision::kFp32);
-  Mixed(size);
+  LinearBackwardWeight(rows, model_.hidden, {{model_.vocab, false}});
+  LinearBackwardInput(rows, model_.hidden, model_.vocab, Place::kGiven);
 }
 
 // The last rows are at most as many.
 Tensor TransientMath::LossForwardBackward(int64_t rows,
                                           int64_t rows_at_once) const {
-  Tensor gradient = MakeFp32(rows * model_.hidden);
+  Tensor gradient = Make(rows * model_.hidden);
   LossOfRows(std::min(rows, rows_at_once));
   return gradient;
 }

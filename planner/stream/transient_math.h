@@ -8,6 +8,8 @@
 // Thread safety: none.
 #pragma once
 
+#include <initializer_list>
+
 #include "planner/stream/classes.h"
 #include "planner/stream/model_shape.h"
 #include "planner/stream/transient_heap.h"
@@ -45,26 +47,30 @@ class TransientMath {
   }
 
   // --- token_math.h; `rows` of hidden states --------------------------------
-  Tensor NormForward(int64_t rows) const;
-  Tensor NormBackward(int64_t rows) const;
-  Tensor LinearForward(int64_t rows, int64_t in, int64_t out) const;
-  void LinearBackwardWeight(int64_t rows, int64_t in, int64_t out, bool bias,
-                            Precision gradient = Precision::kActivation) const;
-  Tensor LinearBackwardInput(int64_t rows, int64_t in, int64_t out,
-                             Precision gradient = Precision::kActivation) const;
-  Tensor ActivationForward(int64_t rows) const;
-  struct ActivationGradients {
-    Tensor gate, up;
+  // Where a result is: in a tensor of its own, or where its caller has it.
+  enum class Place { kNew, kGiven };
+  Tensor NormForward(int64_t rows, Place place = Place::kNew) const;
+  // Of so many parts of dY.
+  void NormBackward(int64_t rows, int gradients, bool residual) const;
+  Tensor LinearForward(int64_t rows, int64_t in, int64_t out,
+                       Place place = Place::kNew) const;
+  struct Linear {
+    int64_t out;
+    bool bias;
   };
-  ActivationGradients ActivationBackward(int64_t rows) const;
+  void LinearBackwardWeight(int64_t rows, int64_t in,
+                            std::initializer_list<Linear> layers) const;
+  Tensor LinearBackwardInput(int64_t rows, int64_t in, int64_t out,
+                             Place place = Place::kNew) const;
+  Tensor ActivationForward(int64_t rows, Place place = Place::kNew) const;
+  // The one that is not in the place of its output's gradient.
+  Tensor ActivationBackward(int64_t rows) const;
 
   // --- rope.h ---------------------------------------------------------------
   struct RopeTables {
     Tensor cos, sin;
   };
   RopeTables MakeRopeTables(int64_t rows) const;
-  void ApplyRope(int64_t rows, int64_t heads,
-                 Precision x = Precision::kActivation) const;
 
   // --- chunked_loss.h -------------------------------------------------------
   Tensor LossForwardBackward(int64_t rows, int64_t rows_at_once) const;
@@ -78,12 +84,11 @@ class TransientMath {
 
  private:
   bool narrow() const { return element_ < 4; }
-  // A number beside a tensor: as it is, and in the tensor's type.
-  void Scalar() const;
-  Tensor InverseRms(int64_t rows) const;
-  Tensor RmsNormBackward(int64_t rows) const;
+  Tensor MakeAt(Place place, int64_t elements) const {
+    return place == Place::kGiven ? Tensor() : Make(elements);
+  }
+  void RmsNormBackward(int64_t rows) const;
   Tensor LayerNormBackward(int64_t rows) const;
-  Tensor MatrixProduct(int64_t rows, int64_t in, int64_t out) const;
   void LossOfRows(int64_t rows) const;
   void Attend(const BlockSize& block) const;
   void Backward(const BlockSize& block) const;

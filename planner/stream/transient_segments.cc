@@ -87,14 +87,17 @@ void TransientSegments::ExchangeRows(const std::vector<int64_t>& rows,
   }
 }
 
-Tensor TransientSegments::Project(Class which, int64_t rows) {
-  const bool query = which == Class::kQ;
-  Tensor out =
-      math_.LinearForward(rows, hidden(), query ? this->query() : key());
-  if (which != Class::kV) {
-    math_.ApplyRope(rows, query ? model_.heads : model_.kv_heads);
-  }
-  return out;
+Tensor TransientSegments::Project(Class which, int64_t rows, Place place) {
+  return math_.LinearForward(rows, hidden(),
+                             which == Class::kQ ? query() : key(), place);
+}
+
+TransientMath::Place TransientSegments::PlaceOf(Class which, int64_t first,
+                                                int64_t count) const {
+  const int64_t kept = shape_.kept(which, m_), end = first + count;
+  const bool whole =
+      end <= kept || (first >= kept && end <= shape_.present(which, m_));
+  return whole ? Place::kGiven : Place::kNew;
 }
 
 // o in the activations' type, and in token layout.
@@ -111,26 +114,34 @@ TransientSegments::Output TransientSegments::OutputHome() {
 // --- forward
 
 void TransientSegments::QkvForward() {
-  const Tensor normed = math_.NormForward(local_);
+  const Tensor normed =
+      math_.NormForward(local_, PlaceOf(Class::kNorm1, 0, local_));
   std::optional tables = math_.MakeRopeTables(local_);
-  const Tensor q = Project(Class::kQ, local_), k = Project(Class::kK, local_),
-               v = Project(Class::kV, local_);
+  const Tensor q = Project(Class::kQ, local_, HeadSide()),
+               k = Project(Class::kK, local_, HeadSide()),
+               v = Project(Class::kV, local_, HeadSide());
   tables.reset();
   Exchange(Carry(1, 2, shape_.element), Towards::kHeads);
 }
 
 void TransientSegments::PostForward() {
   const Output o = OutputHome();
-  const Tensor x2 = math_.LinearForward(local_, query(), hidden());
-  ForRows([this](int64_t, int64_t rows) { FeedForward(rows); });
+  const Tensor x2 = math_.LinearForward(local_, query(), hidden(),
+                                        PlaceOf(Class::kX2, 0, local_));
+  ForRows([this](int64_t row, int64_t rows) { FeedForward(row, rows); });
 }
 
-void TransientSegments::FeedForward(int64_t rows) {
-  const Tensor normed = math_.NormForward(rows);
-  const Tensor up = math_.LinearForward(rows, hidden(), model_.ffn);
-  const Tensor gate =
-      model_.gated ? math_.LinearForward(rows, hidden(), model_.ffn) : Tensor();
-  const Tensor act = math_.ActivationForward(rows);
+void TransientSegments::FeedForward(int64_t row, int64_t rows) {
+  const auto wide = [&](Class which) {
+    return math_.LinearForward(rows, hidden(), model_.ffn,
+                               PlaceOf(which, row, rows));
+  };
+  const Tensor normed =
+      math_.NormForward(rows, PlaceOf(Class::kNorm2, row, rows));
+  const Tensor up = wide(Class::kUp);
+  const Tensor gate = model_.gated ? wide(Class::kGate) : Tensor();
+  const Tensor act =
+      math_.ActivationForward(rows, PlaceOf(Class::kAct, row, rows));
   const Tensor y = math_.LinearForward(rows, model_.ffn, hidden());
 }
 
@@ -143,7 +154,7 @@ void TransientSegments::Loss() {
     const Tensor normed = math_.NormForward(rows);
     return math_.LossForwardBackward(rows, shape_.loss.rows);
   }();
-  const Tensor dx = math_.NormBackward(rows);
+  math_.NormBackward(rows, 1, /*residual=*/false);
 }
 
 }  // namespace sluice::stream

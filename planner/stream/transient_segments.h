@@ -29,6 +29,7 @@ struct Travellers {
 class TransientSegments {
  public:
   using Tensor = TransientHeap::Tensor;
+  using Place = TransientMath::Place;
   // All but `m` outlive it.
   TransientSegments(const StreamShape& shape, const ModelShape& model,
                     const HeadLayout& heads, const Kernels& kernels, int64_t m)
@@ -57,16 +58,17 @@ class TransientSegments {
   void EmbedBackward();
 
   // Parts of those.
-  Tensor Project(Class which, int64_t rows);
+  Tensor Project(Class which, int64_t rows, Place place);
   struct Output {
     Tensor heads, tokens;
   };
   Output OutputHome();
-  void FeedForward(int64_t rows);
+  void FeedForward(int64_t row, int64_t rows);
   void FeedForwardAgain(int64_t row, int64_t rows);
   void FeedForwardBackward(int64_t rows, Tensor act);
-  Tensor NormGradient(int64_t rows, int64_t width, Precision gradient);
-  void AddNormGradient(int64_t rows, int64_t width, Precision gradient);
+  Tensor NormGradient(int64_t rows, int64_t width) {
+    return math_.LinearBackwardInput(rows, hidden(), width);
+  }
 
   // All rows of the chunk, or those of a class that are dropped.
   void Exchange(const Travellers& what, Towards where);
@@ -79,6 +81,13 @@ class TransientSegments {
     return {queries, keys, shape_.dim, element};
   }
   Tensor Rows(Class which, int64_t first, int64_t count, auto again);
+  // RowWriter::PlaceOf.
+  Place PlaceOf(Class which, int64_t first, int64_t count) const;
+  // One rank exchanges nothing: what goes to heads, or comes from them, is made
+  // there.
+  Place HeadSide() const {
+    return shape_.ranks == 1 ? Place::kGiven : Place::kNew;
+  }
   void ForRows(auto body) const;
 
   // Widths of the hidden state, of all q heads and of all k heads.

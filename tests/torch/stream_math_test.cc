@@ -46,9 +46,9 @@ TEST(Rope, TurnsBack) {
   const RopeTables tables = MakeRopeTables(1000, 5, 8, 10000, TestDevice());
   const at::Tensor x = There(at::randn({5, 3, 8}));
   at::Tensor turned = x.clone();
-  ApplyRope(turned, tables);
+  ApplyRope(turned, tables, /*inverse=*/false, at::kFloat);
   EXPECT_GT(Largest(turned - x), 0.1);
-  ApplyRope(turned, tables, /*inverse=*/true);
+  ApplyRope(turned, tables, /*inverse=*/true, at::kFloat);
   EXPECT_LT(Largest(turned - x), 1e-5);
 }
 

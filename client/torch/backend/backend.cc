@@ -1,11 +1,15 @@
 #include "client/torch/backend/backend.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/sum.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <type_traits>
 
 #include "client/torch/backend/head_layout.h"
 #include "client/torch/exceptions.h"
@@ -29,6 +33,91 @@ size_t SlotOf(at::Device gpu) {
 // thrice as many calls and buffers.
 constexpr Backend::Traits kCpuTraits = {
     .name = "cpu", .blocks_in_fp32 = true, .causal_rows = 256, .tile_rows = 64};
+
+// --- a token-local function, shared out among ATen's threads ----------------
+// What it is cut into: rows, parts of them, elements.
+int64_t Rows(const ops::RmsNormShape& shape) { return shape.parts(); }
+int64_t Rows(const ops::RopeShape& shape) { return shape.rows; }
+int64_t Rows(const ops::SwigluShape& shape) { return shape.elements; }
+int64_t Rows(const ops::SoftmaxShape& shape) { return shape.rows; }
+
+// What one of ATen's threads has at least.
+constexpr int64_t kElementsOfThread = int64_t{1} << 15;
+template <typename Shape>
+int64_t RowsOfThread(const Shape& shape) {
+  int64_t row = 1;
+  if constexpr (requires { shape.width; }) row = shape.width;
+  if constexpr (requires { shape.rows_in_part; }) row *= shape.rows_in_part;
+  if constexpr (requires { shape.dim; }) row = shape.heads * shape.dim;
+  return std::max<int64_t>(1, kElementsOfThread / std::max<int64_t>(1, row));
+}
+
+template <typename T>
+void Skip(T*& tensor, int64_t elements) {
+  if (tensor != nullptr) tensor += elements;
+}
+
+// The same of `count` of them from the `first` on.
+template <typename T>
+RmsNormCall<T> SomeOf(RmsNormCall<T> call, int64_t first, int64_t count) {
+  const int64_t row = first * call.shape.rows_in_part;
+  const int64_t rows = count * call.shape.rows_in_part;
+  call.shape.rows = std::min(rows, call.shape.rows - row);
+  Skip(call.tensors.x, row * call.shape.width);
+  Skip(call.tensors.y, row * call.shape.width);
+  return call;
+}
+template <typename T>
+RmsNormBackwardCall<T> SomeOf(RmsNormBackwardCall<T> call, int64_t first,
+                              int64_t count) {
+  const int64_t row = first * call.shape.rows_in_part;
+  const int64_t rows = count * call.shape.rows_in_part;
+  call.shape.rows = std::min(rows, call.shape.rows - row);
+  const int64_t begin = row * call.shape.width;
+  Skip(call.tensors.x, begin);
+  for (const T*& dy : call.tensors.dy) Skip(dy, begin);
+  Skip(call.tensors.residual, begin);
+  Skip(call.tensors.dx, begin);
+  Skip(call.tensors.weight_gradient, first * call.shape.width);
+  return call;
+}
+template <typename In, typename Out>
+RopeCall<In, Out> SomeOf(RopeCall<In, Out> call, int64_t first, int64_t count) {
+  const int64_t row = call.shape.heads * call.shape.dim;
+  call.shape.rows = count;
+  Skip(call.tensors.x, first * row);
+  Skip(call.tensors.y, first * row);
+  Skip(call.tensors.cos, first * (call.shape.dim / 2));
+  Skip(call.tensors.sin, first * (call.shape.dim / 2));
+  return call;
+}
+template <typename T>
+SwigluCall<T> SomeOf(SwigluCall<T> call, int64_t first, int64_t count) {
+  call.shape.elements = count;
+  Skip(call.tensors.gate, first);
+  Skip(call.tensors.up, first);
+  Skip(call.tensors.y, first);
+  return call;
+}
+template <typename T>
+SwigluBackwardCall<T> SomeOf(SwigluBackwardCall<T> call, int64_t first,
+                             int64_t count) {
+  call.shape.elements = count;
+  Skip(call.tensors.dy, first);
+  Skip(call.tensors.gate, first);
+  Skip(call.tensors.up, first);
+  Skip(call.tensors.d_gate, first);
+  Skip(call.tensors.d_up, first);
+  return call;
+}
+template <typename T>
+SoftmaxCall<T> SomeOf(SoftmaxCall<T> call, int64_t first, int64_t count) {
+  call.shape.rows = count;
+  Skip(call.tensors.logits, first * call.shape.width);
+  Skip(call.tensors.labels, first);
+  Skip(call.tensors.loss, first);
+  return call;
+}
 
 // ATen's flash attention, merged by kernels/ops.
 class Cpu final : public Backend {
@@ -66,6 +155,32 @@ class Cpu final : public Backend {
         MergeShapeOf(running, block), running.output.data_ptr<float>(),
         running.lse.data_ptr<float>(), block.output.const_data_ptr<float>(),
         block.lse.const_data_ptr<float>());
+  }
+
+  void Compute(const TokenMath& what) const override {
+    std::visit(
+        [](const auto& call) {
+          using Call = std::remove_cvref_t<decltype(call)>;
+          at::parallel_for(0, Rows(call.shape), RowsOfThread(call.shape),
+                           [&](int64_t begin, int64_t end) {
+                             const Call part = SomeOf(call, begin, end - begin);
+                             ops::Compute(part.shape, part.tensors);
+                           });
+        },
+        what);
+  }
+
+  // ATen's products on the CPU round a sum to the operands' dtype: these are of
+  // widened ones, each widened once.
+  void AddWeightGradients(
+      const at::Tensor& x,
+      std::initializer_list<LinearGradients> layers) const override {
+    const at::Tensor wide = x.to(at::kFloat);
+    for (const LinearGradients& layer : layers) {
+      const at::Tensor dy = layer.output.to(at::kFloat);
+      layer.weight.addmm_(dy.t(), wide);
+      if (layer.bias.defined()) layer.bias.add_(at::sum(dy, {0}));
+    }
   }
 };
 

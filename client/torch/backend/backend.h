@@ -1,5 +1,6 @@
-// Which attention and which merge a device has: the one place that knows. All
-// other math is ATen's operators, which every device has.
+// Which attention and merge a device has, which token-local kernels, and which
+// products of bf16 that are summed in fp32: the one place that knows. All other
+// math is ATen's operators, which every device has.
 //
 // Tensors are in head layout, [rows, heads, dim], lse [heads, rows] in fp32
 // (attention_blocks.h); strides are free but for the last dimension. All of a
@@ -15,9 +16,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
+#include <variant>
 
 #include "absl/status/statusor.h"
+#include "kernels/ops/token_math.h"
 
 namespace sluice::runtime {
 
@@ -34,6 +38,44 @@ struct QueryRows {
 // Those of attention's inputs, shaped as they are.
 struct AttentionGradients {
   at::Tensor q, k, v;
+};
+
+// A function of kernels/ops/token_math with its tensors.
+template <typename ShapeOf, typename TensorsOf>
+struct TokenCall {
+  using Shape = ShapeOf;
+  using Tensors = TensorsOf;
+  Shape shape;
+  Tensors tensors;
+};
+template <typename T>
+using RmsNormCall = TokenCall<ops::RmsNormShape, ops::RmsNormTensors<T>>;
+template <typename T>
+using RmsNormBackwardCall =
+    TokenCall<ops::RmsNormShape, ops::RmsNormGradients<T>>;
+template <typename In, typename Out>
+using RopeCall = TokenCall<ops::RopeShape, ops::RopeTensors<In, Out>>;
+template <typename T>
+using SwigluCall = TokenCall<ops::SwigluShape, ops::SwigluTensors<T>>;
+template <typename T>
+using SwigluBackwardCall = TokenCall<ops::SwigluShape, ops::SwigluGradients<T>>;
+template <typename T>
+using SoftmaxCall = TokenCall<ops::SoftmaxShape, ops::SoftmaxTensors<T>>;
+using TokenMath =
+    std::variant<RmsNormCall<float>, RmsNormCall<ops::BFloat16>,
+                 RmsNormBackwardCall<float>, RmsNormBackwardCall<ops::BFloat16>,
+                 RopeCall<float, float>, RopeCall<ops::BFloat16, ops::BFloat16>,
+                 RopeCall<float, ops::BFloat16>, SwigluCall<float>,
+                 SwigluCall<ops::BFloat16>, SwigluBackwardCall<float>,
+                 SwigluBackwardCall<ops::BFloat16>, SoftmaxCall<float>,
+                 SoftmaxCall<ops::BFloat16>>;
+
+// Of a linear layer: of its output, in its input's dtype, and the fp32 sums of
+// its weight [out, in] and bias; an undefined bias is none.
+struct LinearGradients {
+  const at::Tensor& output;
+  at::Tensor& weight;
+  at::Tensor& bias;
 };
 
 class Backend {
@@ -74,6 +116,15 @@ class Backend {
   // what is running in fp32, a block's output as Attend gave it.
   virtual void Merge(const AttentionResult& running,
                      const AttentionResult& block) const = 0;
+
+  // kernels/ops/token_math, of tensors of this device.
+  virtual void Compute(const TokenMath& what) const = 0;
+
+  // Adds dY^T X and sum(dY) of linear layers with the same input [rows, in]:
+  // products of its dtype, summed in fp32.
+  virtual void AddWeightGradients(
+      const at::Tensor& x,
+      std::initializer_list<LinearGradients> layers) const = 0;
 
  private:
   const Traits traits_;

@@ -1,5 +1,7 @@
 #include "client/torch/backend/cuda_backend.h"
 
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/sum.h>
 #include <fmt/format.h>
 
 #include <string>
@@ -10,6 +12,7 @@
 #include "client/torch/exceptions.h"
 #include "client/torch/memory/torch_cuda.h"
 #include "kernels/ops/merge_kernel.h"
+#include "kernels/ops/token_kernels.h"
 #include "proto/base/status.h"
 
 namespace sluice::runtime {
@@ -39,7 +42,7 @@ class CudaBackend final : public Backend {
   // `stream`: what torch's current stream was set to; null: nothing.
   CudaBackend(device::Driver* driver, TorchCuda* torch, at::Device gpu,
               AttentionKernel asked, int capability, ops::MergeKernel merge,
-              void* stream)
+              ops::TokenKernels tokens, void* stream)
       : Backend(kCudaTraits),
         driver_(driver),
         torch_(torch),
@@ -47,6 +50,7 @@ class CudaBackend final : public Backend {
         asked_(asked),
         capability_(capability),
         merge_(merge),
+        tokens_(tokens),
         stream_(stream) {
     InstallBackend(gpu_, this);
   }
@@ -87,8 +91,15 @@ class CudaBackend final : public Backend {
 
   void Merge(const AttentionResult& running,
              const AttentionResult& block) const override;
+  void Compute(const TokenMath& what) const override;
+  void AddWeightGradients(
+      const at::Tensor& x,
+      std::initializer_list<LinearGradients> layers) const override;
 
  private:
+  // torch's current one.
+  device::Stream CurrentStream() const;
+
   KernelCalls Calls(const at::Tensor& q) const {
     return CallsOf(KernelFor(q.scalar_type(), q.size(-1)));
   }
@@ -102,14 +113,20 @@ class CudaBackend final : public Backend {
   const AttentionKernel asked_;
   const int capability_;
   const ops::MergeKernel merge_;
+  const ops::TokenKernels tokens_;
   void* const stream_;
 };
 
-void CudaBackend::Merge(const AttentionResult& running,
-                        const AttentionResult& block) const {
+device::Stream CudaBackend::CurrentStream() const {
   const auto stream =
       driver_->AdoptStream(IndexOf(gpu_), torch_->CurrentStream(gpu_.index()));
   ThrowIfError(stream.status());
+  return *stream;
+}
+
+void CudaBackend::Merge(const AttentionResult& running,
+                        const AttentionResult& block) const {
+  const device::Stream stream = CurrentStream();
   const ops::MergeShape shape = MergeShapeOf(running, block);
   auto* const o = running.output.data_ptr<float>();
   auto* const lse = running.lse.data_ptr<float>();
@@ -117,13 +134,38 @@ void CudaBackend::Merge(const AttentionResult& running,
   if (block.output.scalar_type() == at::kFloat) {
     return ThrowIfError(merge_.Launch(shape, o, lse,
                                       block.output.const_data_ptr<float>(),
-                                      block_lse, *stream));
+                                      block_lse, stream));
   }
   SLUICE_CHECK(block.output.scalar_type() == at::kBFloat16);
   ThrowIfError(merge_.Launch(
       shape, o, lse,
       static_cast<const ops::BFloat16*>(block.output.const_data_ptr()),
-      block_lse, *stream));
+      block_lse, stream));
+}
+
+void CudaBackend::Compute(const TokenMath& what) const {
+  ThrowIfError(std::visit(
+      [this](const auto& call) {
+        return tokens_.Launch(call.shape, call.tensors, CurrentStream());
+      },
+      what));
+}
+
+// cuBLAS sums products of bf16 in fp32; addmm.dtype_out stores the sum so.
+void CudaBackend::AddWeightGradients(
+    const at::Tensor& x, std::initializer_list<LinearGradients> layers) const {
+  for (const LinearGradients& layer : layers) {
+    const at::Tensor transposed = layer.output.t();
+    if (x.scalar_type() == at::kFloat) {
+      layer.weight.addmm_(transposed, x);
+    } else {
+      at::addmm_out(layer.weight, layer.weight, transposed, x, at::kFloat);
+    }
+    if (layer.bias.defined()) {
+      layer.bias.add_(
+          at::sum(layer.output, {0}, /*keepdim=*/false, at::kFloat));
+    }
+  }
 }
 
 }  // namespace
@@ -134,6 +176,8 @@ absl::StatusOr<std::unique_ptr<Backend>> OpenCudaBackend(
   torch->SetDevice(gpu.index());
   SLUICE_ASSIGN_OR_RETURN(const ops::MergeKernel merge,
                           ops::MergeKernel::Load(driver));
+  SLUICE_ASSIGN_OR_RETURN(const ops::TokenKernels tokens,
+                          ops::TokenKernels::Load(driver));
   SLUICE_ASSIGN_OR_RETURN(const int capability, CapabilityOf(driver, gpu));
   void* stream = nullptr;
   if (torch->CurrentStream(gpu.index()) == nullptr) {
@@ -142,7 +186,7 @@ absl::StatusOr<std::unique_ptr<Backend>> OpenCudaBackend(
     torch->SetCurrentStream(gpu.index(), stream);
   }
   return std::make_unique<CudaBackend>(driver, torch, gpu, asked, capability,
-                                       merge, stream);
+                                       merge, tokens, stream);
 }
 
 }  // namespace sluice::runtime

@@ -1,5 +1,7 @@
 #include "client/torch/math/attention_blocks.h"
 
+#include "client/torch/math/observed_call.h"
+
 namespace sluice::runtime {
 namespace {
 
@@ -117,6 +119,8 @@ void Blocks::Backward(const QueryRows& queries, const at::Tensor& k,
 void AttendBlock(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                  bool causal, Sum sum, const RunningAttention& running) {
   if (q.size(0) == 0) return;
+  const ObservedCall observed("sluice::attention_block", {q, k, v},
+                              {running.output, running.lse});
   const Blocks blocks(BackendOf(q));
   blocks.Attend(blocks.Typed(q), blocks.Typed(k), blocks.Typed(v), causal, sum,
                 running);
@@ -131,6 +135,10 @@ void AttendBlockBackward(const QueryRows& queries, const at::Tensor& k,
     sums.v.zero_();
     return;
   }
+  const ObservedCall observed(
+      "sluice::attention_block_backward",
+      {queries.q, queries.output_gradient, queries.output, queries.lse, k, v},
+      {sums.q, sums.k, sums.v});
   const Blocks blocks(BackendOf(queries.q));
   const QueryRows rows = {blocks.Typed(queries.q),
                           blocks.Typed(queries.output_gradient),

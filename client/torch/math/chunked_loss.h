@@ -1,6 +1,7 @@
 // Cross entropy over a few rows of logits at a time: the whole of them would
-// be rows * vocabulary, in fp32. Softmax by log-softmax (no underflow), labels
-// of -100 ignored, the sum in fp64.
+// be rows * vocabulary. Their gradient takes their place
+// (kernels/ops/token_math), labels of -100 are ignored, losses are summed in
+// fp64.
 //
 // Throws what ATen throws. Thread safety: pure functions.
 #pragma once
@@ -13,10 +14,15 @@ namespace sluice::runtime {
 
 inline constexpr int64_t kIgnoredLabel = -100;
 
+// Turns logits [rows, vocab] into the gradient of each row's loss * scale, and
+// adds the losses to `loss_sum` (fp64 scalar tensor).
+void LogitGradient(const at::Tensor& logits, const at::Tensor& labels,
+                   double scale, at::Tensor& loss_sum);
+
 // Loss and gradients of `normed` [rows, hidden] against `labels` [rows].
 //   loss_sum  fp64 scalar tensor: the sum of losses is added (no host wait)
 //   weight_gradient  fp32 [vocab, hidden]: added to
-//   returns   d(normed), in fp32
+//   returns   d(normed), in its dtype
 // Gradients are of loss * scale.
 at::Tensor LossForwardBackward(const at::Tensor& normed,
                                const at::Tensor& labels,

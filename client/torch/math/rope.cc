@@ -1,12 +1,13 @@
 #include "client/torch/math/rope.h"
 
-#include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cos.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/outer.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/sin.h>
 
+#include "client/torch/math/token_calls.h"
 #include "client/torch/placement.h"
 
 namespace sluice::runtime {
@@ -23,14 +24,25 @@ RopeTables MakeRopeTables(int64_t begin, int64_t rows, int64_t dim,
   return {at::cos(angle).to(at::kFloat), at::sin(angle).to(at::kFloat)};
 }
 
-void ApplyRope(at::Tensor& x, const RopeTables& tables, bool inverse) {
-  const int64_t half = x.size(2) / 2;
-  at::Tensor first = x.narrow(2, 0, half), second = x.narrow(2, half, half);
-  const at::Tensor a = first.to(at::kFloat), b = second.to(at::kFloat);
-  const double sign = inverse ? -1 : 1;
-  const at::Tensor turned = (b * tables.cos).addcmul_(a, tables.sin, sign);
-  first.copy_((a * tables.cos).addcmul_(b, tables.sin, -sign));
-  second.copy_(turned);
+at::Tensor ApplyRope(const at::Tensor& x, const RopeTables& tables,
+                     bool inverse, at::ScalarType type) {
+  const bool in_place = x.scalar_type() == type;
+  const at::Tensor y =
+      in_place ? x : at::empty(x.sizes(), x.options().dtype(type));
+  const ObservedCall observed("sluice::rope", {x, tables.cos, tables.sin}, {y});
+  const ops::RopeShape shape = {x.size(0), x.size(1), x.size(2), inverse};
+  const auto turn = [&]<typename In, typename Out>() {
+    BackendOf(x).Compute(RopeCall<In, Out>{shape,
+                                           {.x = Elements<In>(x),
+                                            .cos = Elements<float>(tables.cos),
+                                            .sin = Elements<float>(tables.sin),
+                                            .y = Elements<Out>(y)}});
+  };
+  ForElement(type, [&]<typename T>() {
+    in_place ? turn.template operator()<T, T>()
+             : turn.template operator()<float, T>();
+  });
+  return y;
 }
 
 }  // namespace sluice::runtime

@@ -19,8 +19,10 @@ struct RopeTables {
 RopeTables MakeRopeTables(int64_t begin, int64_t rows, int64_t dim,
                           double theta, at::Device device);
 
-// Turns x [rows, heads, dim] in place; `inverse` turns back, which is also
-// the gradient. bf16 is turned in fp32.
-void ApplyRope(at::Tensor& x, const RopeTables& tables, bool inverse = false);
+// Turns x [rows, heads, dim], contiguous, in fp32; `inverse` turns back, which
+// is also the gradient. The result is of dtype `type`: in place where x is,
+// else x is fp32, and the result a new tensor.
+at::Tensor ApplyRope(const at::Tensor& x, const RopeTables& tables,
+                     bool inverse, at::ScalarType type);
 
 }  // namespace sluice::runtime

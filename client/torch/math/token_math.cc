@@ -2,117 +2,172 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/gelu_backward.h>
-#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/native_layer_norm.h>
 #include <ATen/ops/native_layer_norm_backward.h>
-#include <ATen/ops/silu.h>
-#include <ATen/ops/silu_backward.h>
 #include <ATen/ops/sum.h>
-#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+
+#include "client/torch/math/token_calls.h"
 
 namespace sluice::runtime {
 namespace {
 
 at::Tensor Float(const at::Tensor& t) { return t.to(at::kFloat); }
 
-// 1 / sqrt(mean(x^2) + epsilon), [rows, 1] in fp32.
-at::Tensor InverseRms(const at::Tensor& x, double epsilon) {
-  at::Tensor rms =
-      at::linalg_vector_norm(x, 2, {-1}, /*keepdim=*/true, at::kFloat);
-  return rms.square_()
-      .div_(static_cast<double>(x.size(1)))
-      .add_(epsilon)
-      .rsqrt_();
+// The weight's gradient of a norm is summed over parts of the rows, each by a
+// block of a GPU's threads, and then over the parts: enough of them to fill a
+// GPU, of enough rows that their sums are little beside what is read.
+constexpr int64_t kMostParts = 512;
+constexpr int64_t kLeastRowsInPart = 16;
+
+ops::RmsNormShape ShapeOf(const at::Tensor& x, double epsilon) {
+  const int64_t rows = x.size(0);
+  return {.rows = rows,
+          .width = x.size(1),
+          .epsilon = static_cast<float>(epsilon),
+          .rows_in_part =
+              std::max(kLeastRowsInPart, (rows + kMostParts - 1) / kMostParts)};
 }
 
-at::Tensor RmsNormForward(const at::Tensor& x, const NormWeights& norm) {
-  const at::Tensor scale = InverseRms(x, norm.epsilon);
-  if (x.scalar_type() == at::kFloat) return (x * scale).mul_(norm.weight);
-  return (Float(x).mul_(scale)).mul_(norm.weight).to(x.scalar_type());
+void RmsNormForward(const at::Tensor& x, const NormWeights& norm,
+                    const at::Tensor& y) {
+  const ObservedCall observed("sluice::rms_norm", {x, norm.weight}, {y});
+  ForElement(x.scalar_type(), [&]<typename T>() {
+    BackendOf(x).Compute(RmsNormCall<T>{ShapeOf(x, norm.epsilon),
+                                        {.x = Elements<T>(x),
+                                         .weight = Elements<T>(norm.weight),
+                                         .y = Elements<T>(y)}});
+  });
 }
 
-at::Tensor RmsNormBackward(const at::Tensor& x, const at::Tensor& dy,
-                           const NormWeights& norm, at::Tensor& gradient) {
-  const at::Tensor scale = InverseRms(x, norm.epsilon);
-  const at::Tensor normed = Float(x) * scale;
-  const at::Tensor dy32 = Float(dy);
+void RmsNormBackward(const at::Tensor& x, at::TensorList dy,
+                     const at::Tensor& residual, const NormWeights& norm,
+                     at::Tensor& gradient, const at::Tensor& dx) {
+  const ops::RmsNormShape shape = ShapeOf(x, norm.epsilon);
+  const at::Tensor sums =
+      at::empty({shape.parts(), shape.width}, gradient.options());
   {
-    const at::Tensor product = dy32 * normed;
-    gradient.add_(at::sum(product, {0}));
+    std::vector<at::Tensor> reads = {x, norm.weight, residual};
+    reads.insert(reads.end(), dy.begin(), dy.end());
+    const ObservedCall observed("sluice::rms_norm_backward", reads, {dx, sums});
+    ForElement(x.scalar_type(), [&]<typename T>() {
+      ops::RmsNormGradients<T> t = {.x = Elements<T>(x),
+                                    .weight = Elements<T>(norm.weight),
+                                    .residual = Elements<T>(residual),
+                                    .dx = Elements<T>(dx),
+                                    .weight_gradient = Elements<float>(sums)};
+      SLUICE_CHECK(dy.size() <= ops::kMostGradients);
+      for (size_t i = 0; i < dy.size(); ++i) t.dy[i] = Elements<T>(dy[i]);
+      BackendOf(x).Compute(RmsNormBackwardCall<T>{shape, t});
+    });
   }
-  at::Tensor dx = dy32 * norm.weight;
-  const at::Tensor mean = at::sum(dx * normed, {-1}, /*keepdim=*/true)
-                              .div_(static_cast<double>(x.size(1)));
-  return dx.addcmul_(normed, mean, -1).mul_(scale);
+  gradient.add_(at::sum(sums, {0}));
 }
 
 at::Tensor LayerNormBackward(const at::Tensor& x, const at::Tensor& dy,
                              const NormWeights& norm,
-                             at::Tensor& weight_gradient,
-                             at::Tensor& bias_gradient) {
+                             const NormGradients& gradients) {
   const at::Tensor x32 = Float(x), weight = Float(norm.weight);
   const at::Tensor bias = Float(norm.bias);
   const int64_t width = x.size(1);
   const auto [out, mean, scale] =
       at::native_layer_norm(x32, {width}, weight, bias, norm.epsilon);
   auto [dx, dweight, dbias] = at::native_layer_norm_backward(
-      Float(dy), x32, {width}, mean, scale, weight, bias, {true, true, true});
-  weight_gradient.add_(dweight);
-  bias_gradient.add_(dbias);
+      dy, x32, {width}, mean, scale, weight, bias, {true, true, true});
+  gradients.weight.add_(dweight);
+  gradients.bias.add_(dbias);
   return dx;
 }
 
 }  // namespace
 
-at::Tensor NormForward(const at::Tensor& x, const NormWeights& norm) {
-  if (norm.kind == stream::NormKind::kRmsNorm) return RmsNormForward(x, norm);
-  return std::get<0>(at::native_layer_norm(x, {x.size(1)}, norm.weight,
-                                           norm.bias, norm.epsilon));
+at::Tensor NormForward(const at::Tensor& x, const NormWeights& norm,
+                       at::Tensor out) {
+  if (norm.kind == stream::NormKind::kRmsNorm) {
+    if (!out.defined()) out = at::empty_like(x);
+    RmsNormForward(x, norm, out);
+    return out;
+  }
+  const at::Tensor y = std::get<0>(at::native_layer_norm(
+      x, {x.size(1)}, norm.weight, norm.bias, norm.epsilon));
+  return out.defined() ? out.copy_(y) : y;
 }
 
-at::Tensor NormBackward(const at::Tensor& x, const at::Tensor& dy,
-                        const NormWeights& norm, at::Tensor& weight_gradient,
-                        at::Tensor& bias_gradient) {
-  if (x.size(0) == 0) return at::zeros_like(x, at::kFloat);
+void NormBackward(const at::Tensor& x, at::TensorList dy,
+                  const at::Tensor& residual, const NormWeights& norm,
+                  const NormGradients& gradients, const at::Tensor& dx) {
+  if (x.size(0) == 0) return;
   if (norm.kind == stream::NormKind::kRmsNorm) {
-    return RmsNormBackward(x, dy, norm, weight_gradient);
+    return RmsNormBackward(x, dy, residual, norm, gradients.weight, dx);
   }
-  return LayerNormBackward(x, dy, norm, weight_gradient, bias_gradient);
+  at::Tensor sum = Float(dy[0]);
+  for (const at::Tensor& part : dy.slice(1)) sum.add_(part);
+  at::Tensor result = LayerNormBackward(x, sum, norm, gradients);
+  if (residual.defined()) result.add_(residual);
+  dx.copy_(result);
 }
 
 at::Tensor LinearForward(const at::Tensor& x, const at::Tensor& weight,
-                         const at::Tensor& bias) {
-  if (bias.defined()) return at::addmm(bias, x, weight.t());
-  return at::mm(x, weight.t());
+                         const at::Tensor& bias, at::Tensor out) {
+  const at::Tensor transposed = weight.t();
+  if (out.defined()) {
+    return bias.defined() ? at::addmm_out(out, bias, x, transposed)
+                          : at::mm_out(out, x, transposed);
+  }
+  return bias.defined() ? at::addmm(bias, x, transposed)
+                        : at::mm(x, transposed);
 }
 
-void LinearBackwardWeight(const at::Tensor& x, const at::Tensor& dy,
-                          at::Tensor& weight_gradient,
-                          at::Tensor& bias_gradient) {
+void LinearBackwardWeight(const at::Tensor& x,
+                          std::initializer_list<LinearGradients> layers) {
   if (x.size(0) == 0) return;
-  const at::Tensor dy32 = Float(dy);
-  weight_gradient.addmm_(dy32.t(), Float(x));
-  if (bias_gradient.defined()) bias_gradient.add_(at::sum(dy32, {0}));
+  BackendOf(x).AddWeightGradients(x, layers);
 }
 
-at::Tensor LinearBackwardInput(const at::Tensor& dy, const at::Tensor& weight) {
-  return at::mm(dy.to(weight.scalar_type()), weight);
+at::Tensor LinearBackwardInput(const at::Tensor& dy, const at::Tensor& weight,
+                               at::Tensor out) {
+  return out.defined() ? at::mm_out(out, dy, weight) : at::mm(dy, weight);
 }
 
-at::Tensor ActivationForward(const at::Tensor& gate, const at::Tensor& up) {
-  if (!gate.defined()) return at::gelu(up, "tanh");
-  return at::silu(gate).mul_(up);
+at::Tensor ActivationForward(const at::Tensor& gate, const at::Tensor& up,
+                             at::Tensor out) {
+  if (!gate.defined()) {
+    return out.defined() ? at::gelu_out(out, up, "tanh") : at::gelu(up, "tanh");
+  }
+  if (!out.defined()) out = at::empty_like(up);
+  const ObservedCall observed("sluice::swiglu", {gate, up}, {out});
+  ForElement(up.scalar_type(), [&]<typename T>() {
+    BackendOf(up).Compute(SwigluCall<T>{{up.numel()},
+                                        {.gate = Elements<T>(gate),
+                                         .up = Elements<T>(up),
+                                         .y = Elements<T>(out)}});
+  });
+  return out;
 }
 
 ActivationGradients ActivationBackward(const at::Tensor& gradient,
                                        const at::Tensor& gate,
                                        const at::Tensor& up) {
   if (!gate.defined()) return {{}, at::gelu_backward(gradient, up, "tanh")};
-  const at::Tensor by_gate = gradient * up;
-  return {at::silu_backward(by_gate, gate), at::silu(gate).mul_(gradient)};
+  const at::Tensor d_gate = at::empty_like(gate);
+  const ObservedCall observed("sluice::swiglu_backward", {gradient, gate, up},
+                              {d_gate, gradient});
+  ForElement(up.scalar_type(), [&]<typename T>() {
+    BackendOf(up).Compute(
+        SwigluBackwardCall<T>{{up.numel()},
+                              {.dy = Elements<T>(gradient),
+                               .gate = Elements<T>(gate),
+                               .up = Elements<T>(up),
+                               .d_gate = Elements<T>(d_gate),
+                               .d_up = Elements<T>(gradient)}});
+  });
+  return {d_gate, gradient};
 }
 
 }  // namespace sluice::runtime

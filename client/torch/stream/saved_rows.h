@@ -45,6 +45,9 @@ class RowWriter {
   RowWriter(at::Tensor kept, at::Tensor stored, ChunkBuffer& to)
       : kept_(std::move(kept)), stored_(std::move(stored)), to_(to) {}
 
+  // Where rows [first, first + count) of the class may be made, before Store
+  // gets them: their place; undefined: they have none, or not in one piece.
+  at::Tensor PlaceOf(int64_t first, int64_t count) const;
   // `part` is rows [first, first + n) of the class.
   void Store(int64_t first, const at::Tensor& part);
   void Send(StagingRing& staging) const { staging.Send(stored_, to_); }

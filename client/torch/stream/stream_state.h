@@ -194,13 +194,13 @@ class AttentionBackward {
 struct Projected {
   at::Tensor q, k, v;  // [rows, heads, dim], after RoPE, token layout
 };
-// Projects this rank's normed rows of chunk m.
+// Projects this rank's normed rows of chunk m, into `to` where that is defined.
 Projected Project(const StreamState& state, const LayerTensors& weights,
-                  const at::Tensor& normed, int64_t m);
+                  const at::Tensor& normed, int64_t m, const Projected& to);
 // q, k or v of some rows; `tables` are theirs.
 at::Tensor ProjectOne(const StreamState& state, const LayerTensors& weights,
                       stream::Class which, const at::Tensor& normed,
-                      const RopeTables& tables);
+                      const RopeTables& tables, const at::Tensor& to);
 
 // Adds the field of a q, k or v chunk in head layout to a fetch.
 void FetchHeads(StreamState& state, int64_t layer, stream::Class which,

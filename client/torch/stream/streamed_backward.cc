@@ -161,21 +161,28 @@ Backward::PostRows Backward::RowsOf(const PostInputs& in,
 void Backward::FeedForward(const at::Tensor& dy, PostRows saved,
                            const at::Tensor& dx2) {
   const auto& [x2, norm2, up, gate, act] = saved;
-  LinearBackwardWeight(act, dy, gradients_.down_weight, gradients_.down_bias);
+  LinearBackwardWeight(act,
+                       {{dy, gradients_.down_weight, gradients_.down_bias}});
   saved.act.reset();
   ActivationGradients d = ActivationBackward(
       LinearBackwardInput(dy, weights_.down_weight), gate, up);
-  LinearBackwardWeight(norm2, d.up, gradients_.up_weight, gradients_.up_bias);
-  at::Tensor dnorm =
-      LinearBackwardInput(d.up, weights_.up_weight).to(at::kFloat);
+  const LinearGradients of_up = {d.up, gradients_.up_weight,
+                                 gradients_.up_bias};
   if (shape_.gated) {
     at::Tensor none;
-    LinearBackwardWeight(norm2, d.gate, gradients_.gate_weight, none);
-    dnorm.add_(LinearBackwardInput(d.gate, weights_.gate_weight));
+    LinearBackwardWeight(norm2,
+                         {of_up, {d.gate, gradients_.gate_weight, none}});
+  } else {
+    LinearBackwardWeight(norm2, {of_up});
   }
-  dx2.copy_(NormBackward(x2, dnorm, Norm2(), gradients_.norm2_weight,
-                         gradients_.norm2_bias)
-                .add_(dy));
+  std::vector<at::Tensor> dnorm = {
+      LinearBackwardInput(d.up, weights_.up_weight)};
+  if (shape_.gated) {
+    dnorm.push_back(LinearBackwardInput(d.gate, weights_.gate_weight));
+  }
+  d = {};
+  NormBackward(x2, dnorm, dy, Norm2(),
+               {gradients_.norm2_weight, gradients_.norm2_bias}, dx2);
 }
 
 absl::Status Backward::PostChunk(int64_t m, const PostInputs& in) {
@@ -201,10 +208,13 @@ absl::Status Backward::PostChunk(int64_t m, const PostInputs& in) {
       FeedForward(in.dy.narrow(0, row, n), RowsOf(in, home_rows, row, n),
                   dx2.narrow(0, row, n));
     });
-    LinearBackwardWeight(home_rows, dx2, gradients_.o_weight,
-                         gradients_.o_bias);
+    LinearBackwardWeight(home_rows,
+                         {{dx2, gradients_.o_weight, gradients_.o_bias}});
+    const int64_t width = state_.model().query_width();
     const at::Tensor d_home =
-        LinearBackwardInput(dx2, weights_.o_weight)
+        LinearBackwardInput(
+            dx2, weights_.o_weight,
+            state_.exchange.local() ? d_o.view({rows, width}) : at::Tensor())
             .view({rows, state_.model().heads, shape_.dim});
     SLUICE_RETURN_IF_ERROR(state_.exchange.ToHeads(
         state_.Whole(m), {{HeadKind::kQuery, d_home, d_o}}));
@@ -265,7 +275,8 @@ absl::Status Backward::ProjectAgain(
     }
     parts.push_back(
         {which == stream::Class::kQ ? HeadKind::kQuery : HeadKind::kKeyValue,
-         ProjectOne(state_, weights_, which, normed.narrow(0, skip, n), own),
+         ProjectOne(state_, weights_, which, normed.narrow(0, skip, n), own,
+                    state_.exchange.local() ? at->second : at::Tensor()),
          at->second});
     const auto next = std::next(at);
     if (next != to.end() && cut(next->first) == cut(which)) continue;
@@ -297,7 +308,8 @@ absl::Status Backward::PhasesBandC() {
   return absl::OkStatus();
 }
 
-// dq, dk, dv of chunk m in token layout, turned back.
+// dq, dk, dv of chunk m in token layout, turned back, and rounded as plain
+// torch has them.
 absl::Status Backward::GradientsHome(int64_t m, Projected& d) {
   const int64_t rows = shape_.local(m);
   const stream::ModelShape& model = state_.model();
@@ -317,9 +329,10 @@ absl::Status Backward::GradientsHome(int64_t m, Projected& d) {
                         {HeadKind::kKeyValue, d.v, sums.v}}));
   if (state_.rope()) {
     const RopeTables tables = state_.Rope(m, 0);
-    ApplyRope(d.q, tables, /*inverse=*/true);
-    ApplyRope(d.k, tables, /*inverse=*/true);
+    d.q = ApplyRope(d.q, tables, /*inverse=*/true, state_.dtype);
+    d.k = ApplyRope(d.k, tables, /*inverse=*/true, state_.dtype);
   }
+  for (at::Tensor* const t : {&d.q, &d.k, &d.v}) *t = t->to(state_.dtype);
   return absl::OkStatus();
 }
 
@@ -333,16 +346,16 @@ void Backward::Projections(int64_t m, const at::Tensor& x,
   at::Tensor normed = norm1.Rows(0, rows, [&](int64_t at, int64_t n) {
     return NormForward(x.narrow(0, at, n), Norm1());
   });
-  LinearBackwardWeight(normed, dq, gradients_.q_weight, gradients_.q_bias);
-  LinearBackwardWeight(normed, dk, gradients_.k_weight, gradients_.k_bias);
-  LinearBackwardWeight(normed, dv, gradients_.v_weight, gradients_.v_bias);
+  LinearBackwardWeight(normed, {{dq, gradients_.q_weight, gradients_.q_bias},
+                                {dk, gradients_.k_weight, gradients_.k_bias},
+                                {dv, gradients_.v_weight, gradients_.v_bias}});
   normed.reset();
-  at::Tensor dnorm = LinearBackwardInput(dq, weights_.q_weight).to(at::kFloat);
-  dnorm.add_(LinearBackwardInput(dk, weights_.k_weight));
-  dnorm.add_(LinearBackwardInput(dv, weights_.v_weight));
-  dx.copy_(NormBackward(x, dnorm, Norm1(), gradients_.norm1_weight,
-                        gradients_.norm1_bias)
-               .add_(dx2));
+  NormBackward(x,
+               {LinearBackwardInput(dq, weights_.q_weight),
+                LinearBackwardInput(dk, weights_.k_weight),
+                LinearBackwardInput(dv, weights_.v_weight)},
+               dx2, Norm1(), {gradients_.norm1_weight, gradients_.norm1_bias},
+               dx);
 }
 
 absl::Status Backward::ProjectionsChunk(int64_t m, Fetches& inputs) {

@@ -2,6 +2,7 @@
 // earlier chunks, output projection, FFN; in backward once more for the chunks
 // that run again.
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 
 #include "client/torch/exceptions.h"
@@ -83,12 +84,15 @@ absl::Status Forward::Project(int64_t m, const at::Tensor& x,
                               const Heads& heads) {
   SegmentScope segment(state_.options.allocator,
                        state_.Kind(stream::Segment::kQkvForward, m));
-  const at::Tensor normed =
-      NormForward(x, state_.Norm(weights_.norm1_weight, weights_.norm1_bias));
   RowWriter norm1 = Write(stream::Class::kNorm1, m);
+  const at::Tensor normed =
+      NormForward(x, state_.Norm(weights_.norm1_weight, weights_.norm1_bias),
+                  norm1.PlaceOf(0, x.size(0)));
   norm1.Store(0, normed);
   norm1.Send(state_.staging());
-  const Projected local = runtime::Project(state_, weights_, normed, m);
+  Projected to;
+  if (state_.exchange.local()) to = {heads.q, heads.k, heads.v};
+  const Projected local = runtime::Project(state_, weights_, normed, m, to);
   SLUICE_RETURN_IF_ERROR(state_.exchange.ToHeads(
       state_.Whole(m), {{HeadKind::kQuery, local.q, heads.q},
                         {HeadKind::kKeyValue, local.k, heads.k},
@@ -114,21 +118,25 @@ void Forward::FeedForward(int64_t m, const at::Tensor& x2) {
   ForRows(0, shape_.local(m), shape_.ffn_rows, [&](int64_t row, int64_t n) {
     const at::Tensor residual = x2.narrow(0, row, n);
     const at::Tensor normed = NormForward(
-        residual, state_.Norm(weights_.norm2_weight, weights_.norm2_bias));
+        residual, state_.Norm(weights_.norm2_weight, weights_.norm2_bias),
+        norm2.PlaceOf(row, n));
     norm2.Store(row, normed);
-    const at::Tensor up =
-        LinearForward(normed, weights_.up_weight, weights_.up_bias);
+    const at::Tensor up = LinearForward(
+        normed, weights_.up_weight, weights_.up_bias, up_rows.PlaceOf(row, n));
     up_rows.Store(row, up);
     at::Tensor gate;
     if (shape_.gated) {
-      gate = LinearForward(normed, weights_.gate_weight, {});
+      gate = LinearForward(normed, weights_.gate_weight, {},
+                           gate_rows.PlaceOf(row, n));
       gate_rows.Store(row, gate);
     }
-    const at::Tensor act = ActivationForward(gate, up);
+    const at::Tensor act =
+        ActivationForward(gate, up, act_rows.PlaceOf(row, n));
     act_rows.Store(row, act);
-    y.narrow(0, row, n)
-        .copy_(LinearForward(act, weights_.down_weight, weights_.down_bias))
-        .add_(residual);
+    at::Tensor out = y.narrow(0, row, n);
+    at::add_out(out,
+                LinearForward(act, weights_.down_weight, weights_.down_bias),
+                residual);
   });
   for (const RowWriter* rows : {&norm2, &up_rows, &gate_rows, &act_rows}) {
     rows->Send(state_.staging());
@@ -147,11 +155,12 @@ absl::Status Forward::Post(int64_t m, const at::Tensor& x, const Heads& heads) {
   }
   SLUICE_RETURN_IF_ERROR(
       state_.exchange.ToTokens(state_.Whole(m), {{HeadKind::kQuery, home, o}}));
+  RowWriter residual = Write(stream::Class::kX2, m);
   const at::Tensor x2 =
       LinearForward(home.view({rows, state_.model().query_width()}),
-                    weights_.o_weight, weights_.o_bias)
+                    weights_.o_weight, weights_.o_bias,
+                    residual.PlaceOf(0, rows))
           .add_(x);
-  RowWriter residual = Write(stream::Class::kX2, m);
   residual.Store(0, x2);
   residual.Send(state_.staging());
   FeedForward(m, x2);

@@ -43,7 +43,9 @@ class Step {
   absl::Status RerunGroup(
       int64_t last, const std::vector<std::unique_ptr<SavedLayer>>& saved);
   absl::Status EmbedBackward(ChunkHandle& gradient);
-  at::Tensor LossOf(const at::Tensor& x, const at::Tensor& labels);
+  // Writes dX to `dx`, which may be x.
+  void LossOf(const at::Tensor& x, const at::Tensor& labels,
+              const at::Tensor& dx);
 
   // This rank's rows of chunk m of a per-token tensor, or of the positions.
   at::Tensor Local(const at::Tensor& per_token, int64_t m) const {
@@ -91,7 +93,8 @@ absl::Status Step::Embed(ChunkHandle& output) {
   return absl::OkStatus();
 }
 
-at::Tensor Step::LossOf(const at::Tensor& x, const at::Tensor& labels) {
+void Step::LossOf(const at::Tensor& x, const at::Tensor& labels,
+                  const at::Tensor& dx) {
   const NormWeights norm =
       state_.Norm(weights_.final_norm_weight, weights_.final_norm_bias);
   at::Tensor& head_gradient =
@@ -99,8 +102,8 @@ at::Tensor Step::LossOf(const at::Tensor& x, const at::Tensor& labels) {
   const at::Tensor d_normed = LossForwardBackward(
       NormForward(x, norm), labels, weights_.logits_weight(), scale_,
       shape_.loss.rows, loss_sum_, head_gradient);
-  return NormBackward(x, d_normed, norm, gradients_.final_norm_weight,
-                      gradients_.final_norm_bias);
+  NormBackward(x, d_normed, /*residual=*/{}, norm,
+               {gradients_.final_norm_weight, gradients_.final_norm_bias}, dx);
 }
 
 // The chunks of a group, back to back.
@@ -150,7 +153,7 @@ absl::Status Step::Loss(ChunkHandle& hidden) {
     {
       SegmentScope segment(state_.options.allocator,
                            stream::KindOf(stream::Segment::kLoss, group.full));
-      if (x.size(0) > 0) dx.copy_(LossOf(x, LabelsOf(group)));
+      if (x.size(0) > 0) LossOf(x, LabelsOf(group), dx);
     }
     SendGroup(group, dx, hidden);
     state_.staging().Flush("dY out");

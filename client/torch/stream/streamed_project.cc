@@ -6,7 +6,7 @@ namespace sluice::runtime {
 
 at::Tensor ProjectOne(const StreamState& state, const LayerTensors& weights,
                       stream::Class which, const at::Tensor& normed,
-                      const RopeTables& tables) {
+                      const RopeTables& tables, const at::Tensor& to) {
   const bool query = which == stream::Class::kQ,
              key = which == stream::Class::kK;
   const at::Tensor& weight = query ? weights.q_weight
@@ -16,20 +16,21 @@ at::Tensor ProjectOne(const StreamState& state, const LayerTensors& weights,
                            : key ? weights.k_bias
                                  : weights.v_bias;
   const stream::ModelShape& model = state.model();
-  at::Tensor out =
-      LinearForward(normed, weight, bias)
-          .view({normed.size(0), query ? model.heads : model.kv_heads,
-                 state.shape.dim});
-  if (state.rope() && (query || key)) ApplyRope(out, tables);
-  return out;
+  const int64_t rows = normed.size(0);
+  const at::Tensor out =
+      LinearForward(normed, weight, bias,
+                    to.defined() ? to.view({rows, weight.size(0)}) : to)
+          .view({rows, query ? model.heads : model.kv_heads, state.shape.dim});
+  if (!state.rope() || !(query || key)) return out;
+  return ApplyRope(out, tables, /*inverse=*/false, state.dtype);
 }
 
 Projected Project(const StreamState& state, const LayerTensors& weights,
-                  const at::Tensor& normed, int64_t m) {
+                  const at::Tensor& normed, int64_t m, const Projected& to) {
   const RopeTables tables = state.Rope(m, 0);
-  return {ProjectOne(state, weights, stream::Class::kQ, normed, tables),
-          ProjectOne(state, weights, stream::Class::kK, normed, tables),
-          ProjectOne(state, weights, stream::Class::kV, normed, tables)};
+  return {ProjectOne(state, weights, stream::Class::kQ, normed, tables, to.q),
+          ProjectOne(state, weights, stream::Class::kK, normed, tables, to.k),
+          ProjectOne(state, weights, stream::Class::kV, normed, tables, to.v)};
 }
 
 void FetchHeads(StreamState& state, int64_t layer, stream::Class which,

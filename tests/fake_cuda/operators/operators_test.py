@@ -23,7 +23,7 @@ ONLY_ON_CPU = {
     "aten::_scaled_dot_product_flash_attention_for_cpu",
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
 }
-# What takes their place.
+# What a GPU has in their place, or beside.
 INSTEAD = {
     "aten::_flash_attention_forward",
     "aten::_flash_attention_backward",
@@ -33,6 +33,7 @@ INSTEAD = {
     "aten::_scaled_dot_product_cudnn_attention_backward",
     "aten::_scaled_dot_product_efficient_attention",
     "aten::_scaled_dot_product_efficient_attention_backward",
+    "aten::addmm.dtype_out",
 }
 RUNS = [f"--arch {arch} --method {method} --ranks {ranks} --dtype {dtype}"
         for arch, ranks, dtype in (("llama", 1, "fp32"), ("gpt", 2, "bf16"))
@@ -80,7 +81,7 @@ class Operators(harness.TrainTest):
         self.assertGreater(len(operators), 60)
         self.assertEqual(without_kernel(operators), ONLY_ON_CPU)
 
-    def test_what_takes_the_place_of_the_cpus_attention_has_one(self):
+    def test_what_a_gpu_has_instead_has_one(self):
         self.assertEqual(without_kernel(INSTEAD), set())
 
     def test_an_operator_that_is_none_is_found(self):

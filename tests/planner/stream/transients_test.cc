@@ -7,7 +7,7 @@ namespace sluice::stream {
 namespace {
 
 // The tallest is then the gradient of the first linear's weight: d_up in bf16
-// and fp32, and its input in fp32.
+// and fp32, its input in fp32, and the bias's sum.
 TEST(TransientBytes, OfABackwardWithKeptActivationsAreThoseOfTheFirstLinear) {
   StreamOptions options{.model = Gpt({.layers = 1,
                                       .hidden = 32,
@@ -22,7 +22,7 @@ TEST(TransientBytes, OfABackwardWithKeptActivationsAreThoseOfTheFirstLinear) {
   options.fractions = KeepEverything(options.model);
   EXPECT_EQ(
       TransientBytes(options, Segment::kPostBackward, {.packs_bf16 = false}),
-      Bytes(64 * (256 * (2 + 4) + 32 * 4)));
+      Bytes(64 * (256 * (2 + 4) + 32 * 4) + 256 * 4));
 }
 
 }  // namespace

@@ -1,0 +1,34 @@
+// What torch's observers are told of a call that is not one of ATen's operators
+// (internal to client/torch/math).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
+
+#include <vector>
+
+namespace sluice::runtime {
+
+// While it lives torch's observers (its profiler, tests) take what runs for one
+// operator, by its name, what it reads and what it writes.
+class ObservedCall {
+ public:
+  // What is undefined is neither.
+  ObservedCall(const char* name, at::TensorList reads, at::TensorList writes)
+      : function_(at::RecordScope::FUNCTION) {
+    if (!function_.isActive()) return;
+    reads_.assign(reads.begin(), reads.end());
+    function_.before(
+        name, c10::ArrayRef<const c10::IValue>(reads_.data(), reads_.size()));
+    if (function_.needsOutputs()) {
+      function_.setOutputs(
+          std::vector<c10::IValue>(writes.begin(), writes.end()));
+    }
+  }
+
+ private:
+  std::vector<c10::IValue> reads_;
+  at::RecordFunction function_;
+};
+
+}  // namespace sluice::runtime
