@@ -140,17 +140,15 @@ inline constexpr double kBackwardMoves = 40;
 inline constexpr double kExpertMoves = 4;
 // Of the forward's elementwise kernels, those before the last matmul.
 inline constexpr double kRecomputedMoves = 0.6;
-// Those of both engines of sluice, which are ATen's, one operation at a time,
-// and in fp32 where norms, sums and factors of weights' gradients are
-// (client/torch/math, client/torch/stream): counted in Llama's code in bf16,
-// read or write by read or write, as hidden states and, of tensors as wide as
-// the FFN, as those. post.backward of 16,384 rows with all of it dropped comes
-// to 9.9 ms on an H100; it took 12.4 (deploy/bundle/measured).
-inline constexpr double kSluiceForwardMoves = 54;
-inline constexpr double kSluiceForwardWide = 7;  // recomputed, too
-inline constexpr double kSluiceRecomputedMoves = 46;
-inline constexpr double kSluiceBackwardMoves = 182;
-inline constexpr double kSluiceBackwardWide = 21;
+// Those of sluice's engine python, which are ATen's, one operation at a time,
+// and in fp32 where norms and sums are: counted in Llama's code in bf16, read
+// or write by read or write, as hidden states and, of tensors as wide as the
+// FFN, as those. (Engine trainer's are in passes.h.)
+inline constexpr double kPythonForwardMoves = 54;
+inline constexpr double kPythonForwardWide = 7;  // recomputed, too
+inline constexpr double kPythonRecomputedMoves = 46;
+inline constexpr double kPythonBackwardMoves = 182;
+inline constexpr double kPythonBackwardWide = 21;
 // Collectives of tensor parallelism per layer that nothing hides: forward
 // gathers and scatters twice; backward's six less those under weight gradients.
 inline constexpr double kForwardCollectives = 4;

@@ -37,10 +37,9 @@ struct Hardware {
   double matmul_efficiency = 0;
   double attention_forward_efficiency = 0;
   double attention_backward_efficiency = 0;
-  // Matmuls of fp32 tensors, as sluice's gradients of weights are (a GPU
-  // rounds their factors to TF32). Where a profile does not tell it is half of
-  // matmul_efficiency, as TF32's peak is half of bf16's in NVIDIA's data sheets
-  // from A100 on.
+  // Matmuls of fp32 tensors, which a GPU rounds to TF32: no method has any.
+  // Where a profile does not tell it is half of matmul_efficiency, as TF32's
+  // peak is half of bf16's in NVIDIA's data sheets from A100 on.
   double matmul_fp32_efficiency = 0;
   // Attention over heads of at most kNarrowHead; 0: not told, and the two above
   // are taken.

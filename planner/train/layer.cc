@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "planner/train/constants.h"
+#include "planner/train/passes.h"
 
 namespace sluice::planner::train {
 namespace {
@@ -76,11 +77,24 @@ void UnfusedKernels(const Request& request, double gpus, double fraction,
   const auto seconds = [&](double moves, double wide_moves) {
     return MoveSeconds(request, gpus, moves + wide_moves * wide);
   };
-  layer.forward.elementwise = seconds(kSluiceForwardMoves, kSluiceForwardWide);
+  layer.forward.elementwise = seconds(kPythonForwardMoves, kPythonForwardWide);
   layer.recompute.elementwise =
-      fraction * seconds(kSluiceRecomputedMoves, kSluiceForwardWide);
+      fraction * seconds(kPythonRecomputedMoves, kPythonForwardWide);
   layer.backward.elementwise =
-      seconds(kSluiceBackwardMoves, kSluiceBackwardWide);
+      seconds(kPythonBackwardMoves, kPythonBackwardWide);
+}
+
+void FusedKernels(const Request& request, double gpus, double fraction,
+                  stream::BackwardOrder order, LayerTimes& layer) {
+  const ModelShape& model = request.model;
+  const auto seconds = [&](const Passes& passes) {
+    return MoveSeconds(request, gpus,
+                       passes.Elements(model) / double(model.hidden));
+  };
+  layer.forward.elementwise =
+      seconds(ForwardPasses(model, /*stored=*/fraction < 1));
+  layer.recompute.elementwise = fraction * seconds(RecomputedPasses(model));
+  layer.backward.elementwise = seconds(BackwardPasses(model, order));
 }
 
 double HeadSeconds(const Request& request, double gpus) {

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "planner/stream/schedule.h"
 #include "planner/train/estimate.h"
 
 namespace sluice::planner::train {
@@ -18,10 +19,13 @@ PassTimes BackwardKernels(const Request& request, double gpus, bool causal);
 // input, for `fraction` of the tokens.
 PassTimes RecomputeKernels(const Request& request, double gpus,
                            double fraction);
-// Sets elementwise kernels to those of ATen, one operation at a time, as both
-// engines of sluice run them; backward recomputes `fraction` of the tokens.
+// Sets elementwise kernels to those of ATen, one operation at a time, as engine
+// python of sluice runs them; backward recomputes `fraction` of the tokens.
 void UnfusedKernels(const Request& request, double gpus, double fraction,
                     LayerTimes& layer);
+// The same as engine trainer runs them (passes.h).
+void FusedKernels(const Request& request, double gpus, double fraction,
+                  stream::BackwardOrder order, LayerTimes& layer);
 // Head, forward and backward, of one sequence.
 double HeadSeconds(const Request& request, double gpus);
 

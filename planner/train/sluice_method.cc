@@ -266,10 +266,7 @@ StepParts TrainerStep(const Request& request, const Settings& settings) {
   layer.forward = ForwardKernels(request, sp, true);
   layer.backward = BackwardKernels(request, sp, true);
   layer.recompute = RecomputeKernels(request, sp, dropped);
-  UnfusedKernels(request, sp, dropped, layer);
-  // Gradients of weights are fp32 products (client/torch/math).
-  layer.backward.matmul *= 0.5 + 0.5 * request.hardware.matmul_efficiency /
-                                     request.hardware.matmul_fp32_efficiency;
+  FusedKernels(request, sp, dropped, shape.order, layer);
   layer.forward.attention *= LastPart(request, settings, shape.chunks());
   layer.backward.attention *= LastPart(request, settings, shape.chunks());
   AddExchange(request, settings, shape, layer);
