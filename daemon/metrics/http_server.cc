@@ -336,8 +336,6 @@ void HttpServer::Server::Expire(Listener& listener) {
                 [](const auto& c) { return c.state == State::kOver; });
 }
 
-absl::Status HttpServer::Available() { return absl::OkStatus(); }
-
 HttpServer::HttpServer() : server_(std::make_unique<Server>()) {}
 
 HttpServer::~HttpServer() = default;

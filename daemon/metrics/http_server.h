@@ -35,8 +35,8 @@ struct HttpOptions {
 };
 
 // Checks all that Start would refuse, except what only a socket would tell.
-// InvalidArgument: `listen`; NotFound: the group; Unimplemented:
-// see HttpServer::Available.
+// InvalidArgument: `listen`; NotFound: the group; Unimplemented: a daemon that
+// was built without HTTP (the wheel's).
 absl::Status CheckHttp(const HttpOptions& options);
 
 class HttpServer {
@@ -48,13 +48,10 @@ class HttpServer {
   static constexpr size_t kMaxTcp = 128;  // connections
   static constexpr size_t kMaxUnix = 32;
 
-  // Unimplemented in a daemon that was built without HTTP (the wheel's).
-  static absl::Status Available();
-
   // Serves at once, but says 503 until Serve. A TCP port that is taken is tried
   // again until it is free (`listener` says why). InvalidArgument: `listen` is
   // not of that form; NotFound, PermissionDenied: of the group; Unimplemented:
-  // see Available.
+  // as CheckHttp.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(HttpOptions options);
   ~HttpServer();  // removes the socket
 

@@ -8,21 +8,25 @@ struct HttpServer::Server {};
 HttpServer::HttpServer() = default;
 HttpServer::~HttpServer() = default;
 
-absl::Status HttpServer::Available() {
+namespace {
+
+absl::Status NotBuilt() {
   return absl::UnimplementedError(
       "this sluiced is the Python wheel's, for daemons of users, and was built "
       "without HTTP: set [http] listen to \"\", or use an installed sluiced");
 }
 
+}  // namespace
+
 absl::Status CheckHttp(const HttpOptions& options) {
   if (options.listen.empty() && options.socket_group.empty()) {
     return absl::OkStatus();
   }
-  return HttpServer::Available();
+  return NotBuilt();
 }
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(HttpOptions) {
-  return Available();
+  return NotBuilt();
 }
 
 TcpListener HttpServer::listener() const { return {}; }

@@ -72,7 +72,6 @@ class Extents {
   // Whether another process has a descriptor or a mapping of the extent, or
   // will have one that is being sent. kUnknown if the extent was destroyed.
   Held HeldByOthers(ExtentId id);
-  size_t size() const { return extents_.size(); }
   // Ends device calls. False: one still ran after `patience`.
   bool Finish(absl::Duration patience);
 

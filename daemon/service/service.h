@@ -95,10 +95,9 @@ class Service {
   // Before Run: answers what ranks asked while there was no daemon, for a few
   // milliseconds at most.
   void AnswerWhoWaited();
-  // Serves until Stop, or a signal that ends it (runtime/signals.h), which the
-  // caller has blocked.
+  // Serves until a signal that ends it (runtime/signals.h), which the caller
+  // has blocked.
   void Run();
-  void Stop();
   // After Run: ends the threads that the loop must not wait for. False: one
   // is still in a device call, or decodes, after `patience`; then the process
   // may only end at once, after RemoveSocket.

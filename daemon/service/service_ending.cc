@@ -23,10 +23,6 @@ constexpr absl::Duration kLongestKeep = absl::Seconds(1);
 
 }  // namespace
 
-void Service::Stop() {
-  loop_->Post([this] { End(Ending::kForRanks); });
-}
-
 void Service::OnSignal() {
   signalfd_siginfo info;
   if (read(signals_.get(), &info, sizeof(info)) != sizeof(info)) return;

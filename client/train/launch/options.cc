@@ -150,10 +150,6 @@ absl::Status Validate(const RunOptions& o) {
     SLUICE_RETURN_IF_ERROR(ValidateRanks(o, o.ranks));
   }
   SLUICE_RETURN_IF_ERROR(CheckAttention(o));
-  if (o.alpha > 1) {
-    return BadInput(
-        fmt::format("--alpha {}: must be between 0 and 1, or 'auto'", o.alpha));
-  }
   if (o.optimizer_states == stream::StatePlace::kHost &&
       o.method != Method::kSluice) {
     return BadInput(fmt::format(

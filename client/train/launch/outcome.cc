@@ -43,11 +43,6 @@ absl::Status DoesNotFit(std::string_view limited_by, std::string_view message) {
       ShortOf(ShortageNamed(limited_by).value_or(Shortage::kNone), message));
 }
 
-absl::Status DoesNotFit(std::string_view limited_by,
-                        const absl::Status& status) {
-  return DoesNotFit(limited_by, std::string(status.message()));
-}
-
 absl::Status BadInput(std::string_view message) {
   return absl::InvalidArgumentError(std::string(message));
 }

@@ -32,8 +32,6 @@ inline constexpr char kHostMemory[] = "host_memory";
 // ResourceExhausted, marked with the memory that ran out. The message says
 // what to do: WithAdvice leaves it as it is.
 absl::Status DoesNotFit(std::string_view limited_by, std::string_view message);
-absl::Status DoesNotFit(std::string_view limited_by,
-                        const absl::Status& status);  // its message
 // InvalidArgument: the user can fix it.
 absl::Status BadInput(std::string_view message);
 // The same after a system call: what ran out, if that is why, is marked.
