@@ -9,6 +9,9 @@
 #include <future>
 
 #include "client/session/connection.h"
+#include "client/session/query.h"
+#include "client/session/welcome.h"
+#include "kernels/device/sim/sim.h"
 #include "tests/client/session_fixture.h"
 #include "tests/support/temp_dir.h"
 
@@ -27,6 +30,101 @@ TEST(SessionOpen, AMissingSocketIsOneClearLine) {
               StatusIs(absl::StatusCode::kNotFound,
                        AllOf(HasSubstr("/nonexistent/s"),
                              HasSubstr("is sluiced running?"))));
+}
+
+// None of these asks a daemon.
+TEST(SessionOpen, RanksAndWaitsAreRefusedBeyondTheirBorders) {
+  const auto code = [](auto change) {
+    SessionOptions options{.socket = "/nonexistent/s", .job = "j"};
+    change(options);
+    return Session::Open(options).status().code();
+  };
+  constexpr auto kBad = absl::StatusCode::kInvalidArgument;
+  constexpr auto kFine = absl::StatusCode::kNotFound;  // no such socket
+  EXPECT_EQ(code([](auto& o) { o.world_size = 0; }), kBad);
+  EXPECT_EQ(code([](auto& o) { o.world_size = 1; }), kFine);
+  EXPECT_EQ(code([](auto& o) { o.local_ranks = 0; }), kBad);
+  EXPECT_EQ(code([](auto& o) { o.local_ranks = 1; }), kFine);
+  const auto wait = [&](absl::Duration wait) {
+    return code([&](auto& o) { o.lease_wait = wait; });
+  };
+  EXPECT_EQ(wait(absl::ZeroDuration()), kFine);
+  constexpr absl::Duration kMost = absl::Hours(24 * 40);
+  EXPECT_EQ(wait(kMost), kFine);
+  EXPECT_EQ(wait(-absl::Milliseconds(1)), kBad);
+  EXPECT_EQ(wait(kMost + absl::Milliseconds(1)), kBad);
+}
+
+TEST(FindDevice, AGpuThatThisProcessDoesNotSeeIsRefusedWithThoseItSees) {
+  const testing::TempDir directory;
+  SLUICE_CHECK_OK(device::CreateSimNode(
+      directory.File("sim"), {.gpus = {{MiB(1), "pcie0", NumaIndex(0)},
+                                       {MiB(1), "pcie0", NumaIndex(0)}},
+                              .links = {{"pcie0", 0, 0}},
+                              .host_memory = MiB(1)}));
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const auto driver, device::OpenOwnedSimDriver(directory.File("sim")));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto devices, driver->Devices());
+  Welcome welcome;
+  welcome.gpu_uuid = devices.at(1).uuid;
+  SLUICE_ASSERT_OK_AND_ASSIGN(const DeviceIndex found,
+                              FindDevice(*driver, welcome));
+  EXPECT_EQ(found, devices[1].index);
+  welcome.gpu_uuid = "GPU-elsewhere";
+  EXPECT_THAT(
+      FindDevice(*driver, welcome),
+      StatusIs(absl::StatusCode::kFailedPrecondition,
+               AllOf(HasSubstr("CUDA_VISIBLE_DEVICES=GPU-elsewhere"),
+                     HasSubstr(devices[0].uuid), HasSubstr(devices[1].uuid))));
+}
+
+// A daemon that dies takes observers with it.
+TEST(QueryNode, AsksThreeTimesMore) {
+  const testing::TempDir directory;
+  SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd listener,
+                              wire::Listen(directory.File("s"), 0600));
+  int asked = 0;
+  std::thread daemon([&] {
+    for (;;) {
+      const UniqueFd peer(accept(listener.get(), nullptr, nullptr));
+      if (!peer) return;
+      const auto hello = wire::Receive(peer.get());
+      wire::Packet welcome;
+      welcome.set_id((*hello)->packet.id());
+      welcome.set_generation(1);
+      welcome.mutable_reply()->mutable_welcome()->set_protocol(1);
+      EXPECT_THAT(wire::Send(peer.get(), welcome), IsOk());
+      const auto query = wire::Receive(peer.get());
+      asked += query.ok() && (*query)->packet.request().has_query();
+    }
+  });
+  EXPECT_THAT(QueryNode(directory.File("s")), StatusIs(kUnavailable));
+  shutdown(listener.get(), SHUT_RDWR);
+  daemon.join();
+  EXPECT_EQ(asked, 4);
+}
+
+TEST_F(SessionTest, AQueryWithoutWhatWasAskedForIsAFault) {
+  daemon_.SetScript([&](const wire::Message& m) {
+    if (!m.packet.request().has_query()) return false;
+    wire::Reply reply;
+    reply.mutable_snapshot();
+    daemon_.Reply(m.packet.id(), reply);
+    return true;
+  });
+  EXPECT_THAT(QueryNode(daemon_.options().socket),
+              StatusIs(absl::StatusCode::kInternal));
+}
+
+TEST_F(SessionTest, AQueryWithoutItsPlanIsAFault) {
+  EXPECT_THAT(QueryNode(daemon_.options().socket, "7"),
+              StatusIs(absl::StatusCode::kInternal));
+}
+
+TEST_F(SessionTest, AQueryWithoutAPlanIsItsText) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const NodeStatus status,
+                              QueryNode(daemon_.options().socket));
+  EXPECT_EQ(status.json, "{}");
 }
 
 // Guards against a name that is no UTF-8 and breaks the session's protocol: the
