@@ -9,6 +9,7 @@
 #include "client/ctl/doctor/told_facts.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/device/driver.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::ctl {
@@ -282,6 +283,61 @@ TEST(Doctor, EachCheckIsSeenFailingAndSaysWhatMendsIt) {
   }
 }
 
+// What is as it should be, or is nobody's to mend.
+TEST(Doctor, WhatIsNoFaultIsOk) {
+  const Case cases[] = {
+      {"memory limit",
+       [](Facts& f) {
+         f.process.memory = {GiB(64), "/c/memory.max"};
+       },
+       Health::kOk, "at most 64 GiB (/c/memory.max)", ""},
+      {"NUMA", [](Facts& f) { f.machine.online_nodes = ""; }, Health::kOk,
+       "does not tell", ""},
+      {"NUMA", [](Facts& f) { f.process.memory_nodes = ""; }, Health::kOk,
+       "does not tell", ""},
+      {"host memory",
+       [](Facts& f) {
+         f.daemon.host_memory = "memfd";
+         f.daemon.host_memory_why = device::kToldSo;
+       },
+       Health::kOk, "memfd, ", ""},
+      {"policy file", [](Facts& f) { f.policy.seen = Seen::kHidden; },
+       Health::kOk, "/var/lib/sluice/policy", ""}};
+  for (const Case& one : cases) {
+    SCOPED_TRACE(std::string(one.what) + ": " + one.said);
+    Facts facts = Good();
+    one.spoil(facts);
+    const Finding found = FindingOf(facts, one.what);
+    EXPECT_EQ(found.health, Health::kOk);
+    EXPECT_THAT(found.said, HasSubstr(one.said));
+    EXPECT_EQ(found.fix, "");
+  }
+}
+
+TEST(Doctor, AMemoryLimitIsRaisedInTheFileThatShowsIt) {
+  const auto fix = [](const char* file) {
+    Facts facts = Good();
+    facts.process.memory = {GiB(64) - Bytes(1), file};
+    EXPECT_EQ(FindingOf(facts, "memory limit").health, Health::kWarning);
+    return FindingOf(facts, "memory limit").fix;
+  };
+  EXPECT_EQ(fix("/c/memory.max"), "echo max | sudo tee /c/memory.max");
+  EXPECT_EQ(fix("/c/memory.limit_in_bytes"),
+            "echo -1 | sudo tee /c/memory.limit_in_bytes");
+  EXPECT_EQ(fix("/c/memory.stat"),
+            "grep hierarchical_memory_limit /c/memory.stat");
+}
+
+TEST(Doctor, WithoutADaemonLockedMemoryIsThatOfTheShell) {
+  Facts facts = Kept();
+  facts.process.locked_bytes = 1 << 20;
+  EXPECT_EQ(FindingOf(facts, "locked memory").fix,
+            "sudo prlimit --pid 42 --memlock=unlimited");
+  facts.process.pid.reset();
+  EXPECT_EQ(FindingOf(facts, "locked memory").fix,
+            "sudo prlimit --pid $$ --memlock=unlimited");
+}
+
 // One thing that is wrong is not told twice.
 TEST(Doctor, WithoutADaemonThatAloneIsTheProblem) {
   Facts facts = Good();
@@ -543,6 +599,20 @@ TEST(ToldFacts, ASnapshotTellsWhatHostMemoryIs) {
                               told(R"(, "host_memory": null)"));
   EXPECT_EQ(sim.host_memory, "");
   EXPECT_TRUE(told("").ok());  // of a daemon that does not say
+}
+
+TEST(ToldFacts, AHolderHasWhatItHoldsOnGpusAndHost) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const DaemonFacts facts,
+      ToldDaemon(R"({"version": "1", "driver": "cuda", "generation": 1,
+                     "sessions": 0, "host": [],
+                     "holders": [{"pid": 2, "uid": 3, "command": "python",
+                                  "gpu_bytes": 4, "host_bytes": 5}]})"));
+  ASSERT_EQ(facts.holders.size(), 1);
+  EXPECT_EQ(facts.holders[0].pid, 2);
+  EXPECT_EQ(facts.holders[0].user, 3);
+  EXPECT_EQ(facts.holders[0].command, "python");
+  EXPECT_EQ(facts.holders[0].held, Bytes(9));
 }
 
 TEST(ToldFacts, LinksAreCountedByWhoSaysTheirSpeed) {

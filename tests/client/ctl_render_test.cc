@@ -23,6 +23,7 @@ using nlohmann::json;
 using ::sluice::testing::StatusIs;
 using ::sluice::testing::WholeLines;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::string GoldenPath(const std::string& name) {
   return InTree("tests/client/golden/" + name);
@@ -254,6 +255,50 @@ TEST(CtlGolden, ExplainedPlanTellsEqualRanksOnce) {
   plan.ranks.push_back(plan.ranks[0]);
   plan.ranks[1].rank = Rank(1);
   ExpectGolden(RenderPlan(plan, true), "plan_explain.txt");
+}
+
+TEST(CtlRender, APlacementSaysWhoProvedIt) {
+  const auto explained = [](const char* proved_by, Bytes lower_bound) {
+    plan::NodePlan plan = SamplePlan();
+    plan.ranks[0].segments.resize(1);
+    plan.ranks[0].segments[0].placement.proved_by = proved_by;
+    plan.ranks[0].segments[0].placement.lower_bound = lower_bound;
+    return WholeLines(RenderPlan(plan, true));
+  };
+  EXPECT_THAT(explained("max_live", MiB(8)), HasSubstr("alive at once"));
+  EXPECT_THAT(explained("search", MiB(8)), HasSubstr("a search refuted"));
+  EXPECT_THAT(explained("cbc", MiB(8)), HasSubstr("CBC refuted"));
+  EXPECT_THAT(explained("", MiB(8)), Not(HasSubstr("refuted")));
+  EXPECT_THAT(explained("none", MiB(5)), HasSubstr("at most 60.0 % above"));
+  EXPECT_THAT(explained("none", Bytes(0)), HasSubstr("at most 0.0 % above"));
+}
+
+// Whatever a job's plan waits for.
+TEST(CtlRender, WhatIsPlannedSaysWhatItWaitsFor) {
+  json snapshot = json::parse(Read("snapshot.json"));
+  const auto text = [&](const char* state, json plan, json others) {
+    snapshot["planning"] = {{{"job", "tune"},
+                             {"uid", 7},
+                             {"state", state},
+                             {"ranks", 1},
+                             {"ranks_wanted", 2},
+                             {"elapsed_s", nullptr},
+                             {"deadline_in_s", nullptr},
+                             {"plan_id", std::move(plan)},
+                             {"waiting_for", std::move(others)},
+                             {"progress", nullptr}}};
+    const auto shown = RenderStatus(snapshot.dump());
+    EXPECT_THAT(shown, sluice::testing::IsOk());
+    return shown.ok() ? WholeLines(*shown) : "";
+  };
+  const json none = json::array();
+  EXPECT_THAT(text("collecting", nullptr, none), HasSubstr("for profiles"));
+  EXPECT_THAT(text("queued", nullptr, none), HasSubstr("for another plan"));
+  EXPECT_THAT(text("solving", nullptr, none), HasSubstr("starts"));
+  EXPECT_THAT(text("changing", 5, none), HasSubstr("plan 5 at the next step"));
+  EXPECT_THAT(text("waiting", 5, {"a", "b"}),
+              HasSubstr("plan 5 waits for host memory of a, b"));
+  EXPECT_THAT(text("waiting", nullptr, {"a"}), HasSubstr("to calibrate in"));
 }
 
 TEST(CtlRender, AnInfeasiblePlanSaysWhy) {
