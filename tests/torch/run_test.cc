@@ -3,8 +3,10 @@
 // file) calibrates, plans, steps, refreshes. (What other jobs make of a run is
 // train_replan's.)
 #include <ATen/Context.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/randint.h>
 
+#include <algorithm>
 #include <fstream>
 #include <optional>
 
@@ -100,10 +102,12 @@ class StreamedRun : public ::testing::Test {
     memory_.reset();
   }
 
-  void Open() {
+  void Open(std::optional<Bytes> host_limit = std::nullopt) {
     daemon_.emplace();
-    auto memory = RankMemory::Open(
-        {.session = daemon_->Open("first"), .gpu = {}, .hbm = MiB(16)});
+    auto memory = RankMemory::Open({.session = daemon_->Open("first"),
+                                    .gpu = {},
+                                    .hbm = MiB(16),
+                                    .host_limit = host_limit});
     ASSERT_THAT(memory, IsOk());
     memory_ = *std::move(memory);
     ASSERT_THAT(memory_->Lease(), IsOk());
@@ -183,6 +187,51 @@ TEST_F(StreamedRun, SettingsAreChosenFromWhatACalibrationTook) {
   EXPECT_FALSE(chosen->tried.empty());
   EXPECT_GT(chosen->settings.chunk, 0);
   EXPECT_GT(owner_->calibrations, 0);
+}
+
+// Rings fit, host memory does not: the largest chunk, and all of them again.
+TEST_F(StreamedRun, WithoutHostMemoryAllChunksOfTheLargestSizeRunAgain) {
+  Open(KiB(64));
+  const auto chosen = ChooseSettings(
+      Context(), {.stream = Stream(-1), .seq_len = kRows, .may_keep = false},
+      /*threads=*/1);
+  ASSERT_THAT(chosen, IsOk());
+  EXPECT_FALSE(chosen->fits);
+  EXPECT_EQ(chosen->tried.front().settings.chunk, kRows);
+  EXPECT_EQ(chosen->settings.chunk, kRows);
+  EXPECT_EQ(chosen->settings.rerun_chunks, 1);
+  EXPECT_EQ(chosen->settings.prefetch, 1);
+  EXPECT_EQ(chosen->settings.order, stream::BackwardOrder::kKeysOuter);
+  const auto asked =
+      ChooseSettings(Context(),
+                     {.stream = Stream(-1),
+                      .seq_len = kRows,
+                      .prefetch = 3,
+                      .order = stream::BackwardOrder::kQueriesOuter,
+                      .may_keep = false},
+                     /*threads=*/1);
+  ASSERT_THAT(asked, IsOk());
+  EXPECT_EQ(asked->settings.prefetch, 3);
+  EXPECT_EQ(asked->settings.order, stream::BackwardOrder::kQueriesOuter);
+}
+
+TEST_F(StreamedRun, WithoutGpuMemoryTheSmallestChunkIsChosen) {
+  Open();
+  const Bytes left = memory_->size() - memory_->allocator().stats().used;
+  const at::Tensor rest =
+      at::empty({(left - KiB(128)).count()},
+                at::device(memory_->device()).dtype(at::kByte));
+  const auto chosen = ChooseSettings(
+      Context(), {.stream = Stream(-1), .seq_len = kRows, .may_keep = false},
+      /*threads=*/1);
+  ASSERT_THAT(chosen, IsOk());
+  EXPECT_FALSE(chosen->fits);
+  int64_t smallest = kRows;
+  for (const RatedSettings& tried : chosen->tried) {
+    smallest = std::min(smallest, tried.settings.chunk);
+  }
+  EXPECT_LT(smallest, kRows);
+  EXPECT_EQ(chosen->settings.chunk, smallest);
 }
 
 TEST_F(StreamedRun, ARefreshWithoutAnOfferGoesOnAsBefore) {
