@@ -18,6 +18,7 @@ import copy
 import sys
 import time
 import traceback
+import warnings
 from unittest import mock
 
 import titan
@@ -81,6 +82,24 @@ def stepped(session: sluice.Session, model: nn.Module | None = None,
 
 def device(session: sluice.Session) -> None:
     stepped(session)
+
+
+def needs_the_gpu(module: nn.Module, args: tuple, y: torch.Tensor) -> None:
+    if not y.is_cuda:
+        raise RuntimeError("it has a kernel of GPUs alone")
+
+
+def tried_on_its_device(session: sluice.Session) -> None:
+    """A model whose code fails on the CPU."""
+    expected, model = run(tiny("qwen3"), batch()), tiny("qwen3").to(GPU)
+    for layer in model.model.layers:
+        layer.mlp.register_forward_hook(needs_the_gpu)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        stream = sluice.stream(model, session=session, chunk=16, quiet=True)
+    assert any("was tried on cuda" in str(w.message) for w in said), said
+    assert_same(on_cpu(run(model, on(GPU, batch()))), expected)
+    stream.unstream()
 
 
 def host(session: sluice.Session) -> None:

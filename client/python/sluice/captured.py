@@ -16,7 +16,7 @@ from sluice.model import Model
 from sluice.named import HANDED
 from sluice.replay import Buffers
 from sluice.rows import check_hidden
-from sluice.setting import hooks_of
+from sluice.setting import hooks_of, plain_class
 from sluice.step import Step, current
 from sluice.streamed import Stream
 
@@ -41,10 +41,6 @@ def probe_tokens(adapter: Model) -> Tensor:
         raise Unsupported(type(adapter.decoder).__name__, "embeddings that "
                           "are not one table")
     most = getattr(config, "max_position_embeddings", None) or TOKENS
-    if weight.is_meta:
-        raise Unsupported(type(adapter.decoder).__name__, "weights on the meta "
-                          "device, as accelerate's offloading leaves them",
-                          "load the model without offloading")
     length = TOKENS if most < 1 else min(TOKENS, most)  # -1: any number
     ids = torch.arange(length) * 7 % max(1, weight.shape[0] - 4) + 3
     pad = getattr(config, "pad_token_id", None)
@@ -126,11 +122,6 @@ def recorded(layers: Iterable[nn.Module], stream: Stream,
         yield
 
 
-def one_of_each_kind(layers: Iterable[nn.Module]) -> list[int]:
-    """The first layer of each kind."""
-    return sorted(set(first_of_kind(layers)))
-
-
 def by_kind(layers: Iterable[nn.Module]) -> list[list[nn.Module]]:
     layers = list(layers)
     kinds: dict[int, list[nn.Module]] = {}
@@ -160,7 +151,8 @@ def _kind(layer: nn.Module) -> str:
     for name, module in layer.named_modules():
         # transformers' own modules use it to find their cache; a user's may
         # do what they like with it.
-        skip = {"layer_idx"} if type(module).__module__.startswith(
+        kind = plain_class(module)
+        skip = {"layer_idx"} if kind.__module__.startswith(
             "transformers.") else set()
         settings = [(k, _setting(v)) for k, v in sorted(vars(module).items())
                     if k not in skip]
@@ -168,7 +160,7 @@ def _kind(layer: nn.Module) -> str:
                   for n, p in module._parameters.items() if p is not None]
         added = [_code(f) for f in (*hooks_of(module),
                                     vars(module).get("forward"))]
-        parts.append((name, id(type(module)), settings, shapes, added))
+        parts.append((name, id(kind), settings, shapes, added))
     return repr(parts)
 
 

@@ -18,17 +18,20 @@ class Engaging(Protocol):
         """Around a layer's own forward on one chunk."""
 
 
-class Patched(Engaging, Protocol):
-    """What a probe needs of layers whose forward is replaced."""
+class Layered(Engaging, Protocol):
+    """What a trial needs of a twin's layers."""
 
     name: str
-    configs: list  # of transformers
 
     @property
     def layers(self) -> Sequence[nn.Module]: ...
 
     def own_forward(self, module: nn.Module) -> Callable:
         """The module's forward of before, bound to it."""
+
+
+class Patched(Layered, Protocol):
+    """Layers whose forward is replaced."""
 
     def detach(self) -> None:
         """The modules have their own forwards back."""

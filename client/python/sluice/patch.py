@@ -20,7 +20,8 @@ _UNCOMPILED = (
 
 
 class Patch:
-    """`module.forward` while it lives there; `own` is what it was before.
+    """`module.forward` while it lives there; `own` is what it was before, and
+    `before` the instance's own one, if there was any.
 
     It is an object and no method because methods are copied with a module: a
     copy of a streamed model has its own forwards back, and is not streamed.
@@ -35,11 +36,11 @@ class Patch:
         self.module, self._forward = module, torch.compiler.disable(forward)
         self._uncompiled = torch.compiler.disable(lambda: warn(_UNCOMPILED))
         self._copied = copied or (lambda: None)
-        self._before = vars(module).get("forward")
-        if isinstance(self._before, Patch):
+        self.before = vars(module).get("forward")
+        if isinstance(self.before, Patch):
             raise Unsupported(type(module).__name__, "it is streamed already",
                               "call sluice.unstream(model) before")
-        self.own = self._before or functools.partial(
+        self.own = self.before or functools.partial(
             type(module).forward, module)
         # Trainer and generate ask which arguments the model takes.
         takes = self.__signature__ = inspect.signature(self.own)
@@ -77,15 +78,15 @@ class Patch:
         """Leaves what somebody put over it since."""
         if vars(self.module).get("forward") is self:
             del self.module.forward
-            if self._before is not None:
-                self.module.forward = self._before
+            if self.before is not None:
+                self.module.forward = self.before
         self._forward = lambda _, *args, **kwargs: self.own(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable:
         self._copied()
         copied = copy.deepcopy(self.module, memo)
-        if self._before is not None:
-            return copy.deepcopy(self._before, memo)
+        if self.before is not None:
+            return copy.deepcopy(self.before, memo)
         return types.MethodType(type(copied).forward, copied)
 
     def __reduce__(self):

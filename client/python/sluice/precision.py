@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 _WIDE = (torch.float32, torch.float64)
+_PART = 1 << 22  # elements at a time, which are widened
 
 
 def wide_dtype(like: Tensor) -> torch.dtype:
@@ -28,6 +29,9 @@ def near(found: Tensor | None, wanted: Tensor | None, limit: float,
     if wanted.is_floating_point():
         limit = max(limit, 4 * torch.finfo(wanted.dtype).eps)
     wide = torch.promote_types(wanted.dtype, torch.float64)  # or complex
-    found, wanted = found.detach().to(wide), wanted.detach().to(wide)
-    return bool((found - wanted).norm() <= (limit * wanted.norm()).clamp(
-        min=least))
+    apart = norm = 0.0
+    for f, w in zip(*(t.detach().reshape(-1).split(_PART)
+                      for t in (found, wanted))):
+        apart += float((f.to(wide) - w.to(wide)).norm()) ** 2
+        norm += float(w.to(wide).norm()) ** 2
+    return apart ** 0.5 <= max(limit * norm ** 0.5, least)

@@ -67,16 +67,6 @@ def others_in_place(found: Sequence[Slot], others: Mapping[int, Tensor]
         for s in found))
 
 
-def wide_in_place(found: Sequence[Slot], all_trained: bool = False
-                  ) -> contextlib.AbstractContextManager:
-    """The module computes with copies in fp32 or wider, which are trained as
-    the parameters are, or all that can be."""
-    return others_in_place(found, {
-        id(s.parameter): nn.Parameter(
-            widened(s.parameter.detach()), s.parameter.is_floating_point() if
-            all_trained else s.parameter.requires_grad) for s in found})
-
-
 class Gradients:
     """Aliases of parameters, and the sums of their gradients."""
 

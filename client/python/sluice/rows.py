@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
@@ -111,19 +112,30 @@ def check_hidden(layer: nn.Module, hidden: Any) -> None:
 
 def check_parameters(module: nn.Module) -> None:
     """Refuses weights that a replayed layer cannot read as they are."""
+    gathered = {id(p) for unit in module.modules()
+                if isinstance(unit, FSDPModule) for p in unit.parameters()}
     for name, parameter in module.named_parameters():
-        if isinstance(parameter, DTensor) and any(
-                mesh in ("tp", "cp", "ep")
-                for mesh in parameter.device_mesh.mesh_dim_names or ()):
-            raise Unsupported(name, "a weight split by tensor parallelism",
-                              "stream the model without it")
         if isinstance(parameter, DTensor):
-            raise Unsupported(name, "a sharded weight (DTensor), which cannot "
-                              "be probed", "call sluice.stream before "
-                              "fully_shard")
+            split = [p for p in parameter.placements if not p.is_replicate()]
+            if len(split) > 1 or any(
+                    mesh in ("tp", "cp", "ep") for mesh in
+                    parameter.device_mesh.mesh_dim_names or ()):
+                raise Unsupported(name, "a weight split by tensor parallelism",
+                                  "stream the model without it")
+            if id(parameter) not in gathered:
+                raise Unsupported(name, "a sharded weight (DTensor) that no "
+                                  "fully_shard gathers", "shard the model by "
+                                  "fully_shard, or stream it without that")
         if type(parameter).__module__.startswith("bitsandbytes"):
             raise Unsupported(name, "a bitsandbytes weight",
                               "load the model without quantisation")
+    for name, part in module.named_modules():
+        if hasattr(part, "_hf_hook") and any(
+                p.is_meta for p in part._parameters.values()
+                if p is not None):
+            raise Unsupported(name, "weights that accelerate's offloading "
+                              "leaves elsewhere", "load the model without "
+                              "offloading")
 
 
 def _needs_grad(value: Any) -> bool:

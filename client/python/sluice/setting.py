@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -29,8 +30,8 @@ from sluice import swapped
 from sluice.hashing import fingerprint
 from sluice.replay import Slot, Snapshot
 
-_PLAIN = (type(None), bool, int, float, str, torch.dtype)
-_TORCHS = frozenset(vars(nn.Module())) - {"training", "_is_full_backward_hook"}
+PLAIN = (type(None), bool, int, float, str, torch.dtype)
+TORCHS = frozenset(vars(nn.Module())) - {"training", "_is_full_backward_hook"}
 # What holds a module's submodules and hooks, and hooks of all modules.
 _HELD = [name for name, value in vars(nn.Module()).items() if isinstance(
     value, dict) and name not in ("_parameters", "_buffers")]
@@ -197,7 +198,7 @@ def _attributes(module: Any) -> dict[str, Any]:
     return {name: value.copy() if isinstance(
                 value, (list, dict, set)) else value
             for name, value in vars(module).items()
-            if name not in _TORCHS and _is_plain(value)}
+            if name not in TORCHS and _is_plain(value)}
 
 
 def _elsewhere(modules: Iterable[nn.Module]) -> dict[tuple[str, int], str]:
@@ -215,7 +216,7 @@ def _elsewhere(modules: Iterable[nn.Module]) -> dict[tuple[str, int], str]:
                 found[f"the tensor '{name}' of {type(module).__name__}",
                       id(module)] = (f"version {_version(value)} of one at "
                                      f"{id(value):#x}")
-            elif name not in _TORCHS and hasattr(value, "__dict__") and (
+            elif name not in TORCHS and hasattr(value, "__dict__") and (
                     not isinstance(value, (nn.Module, type))):
                 holders[id(value)] = type(value).__name__, value
     return found | {
@@ -229,10 +230,23 @@ def _copies(of: Any, names: Iterable[str]) -> dict[str, dict]:
 
 
 def hooks_of(module: nn.Module) -> tuple:
-    return (*module._forward_pre_hooks.values(),
-            *module._forward_hooks.values(),
-            *module._backward_pre_hooks.values(),
-            *module._backward_hooks.values())
+    """The user's: FSDP2's come with a class, around all rows."""
+    return tuple(hook for hooks in (
+        module._forward_pre_hooks, module._forward_hooks,
+        module._backward_pre_hooks, module._backward_hooks)
+        for hook in hooks.values() if not is_of_fsdp(hook))
+
+
+def is_of_fsdp(hook: Any) -> bool:
+    """Whether it gathers weights, or frees them."""
+    return str(getattr(getattr(hook, "func", hook), "__module__", "")
+               ).startswith("torch.distributed.")
+
+
+def plain_class(module: nn.Module) -> type:
+    """The module's, without what FSDP2 puts before it."""
+    return next(kind for kind in type(module).__mro__
+                if not issubclass(kind, FSDPModule))
 
 
 def forward_of(module: nn.Module) -> tuple[type, Any]:
@@ -240,7 +254,7 @@ def forward_of(module: nn.Module) -> tuple[type, Any]:
     for a while (patch, linears, units), stands for the module's own."""
     own = vars(module).get("forward")
     ours = str(getattr(own, "__module__", "")).startswith("sluice.")
-    return type(module), None if ours else own
+    return plain_class(module), None if ours else own
 
 
 def _differ(now: Any, then: Any) -> bool:
@@ -250,10 +264,11 @@ def _differ(now: Any, then: Any) -> bool:
 
 def _is_plain(value: Any) -> bool:
     if type(value) in (list, tuple, set):
-        return all(isinstance(v, _PLAIN) for v in value)
+        return all(isinstance(v, PLAIN) for v in value)
     if type(value) is dict:
-        return all(isinstance(v, _PLAIN) for v in value.values())
-    return isinstance(value, _PLAIN)
+        return all(isinstance(v, PLAIN) for v in value.values())
+    return isinstance(value, PLAIN)
 
 
-__all__ = ["Setting", "forward_of", "hooks_of", "unchanged"]
+__all__ = ["PLAIN", "TORCHS", "Setting", "forward_of", "hooks_of", "is_of_fsdp", "plain_class",
+           "unchanged"]

@@ -34,6 +34,7 @@ from sluice.model import Engaging, Patched
 from sluice.peers import PeerWatch
 from sluice.planned import Planning
 from sluice.policy import Policy
+from sluice.process_memory import ProcessMemory
 from sluice.ranks import Ranks, indices
 from sluice.rows import ROWS
 from sluice.session import Session
@@ -69,9 +70,10 @@ class Stream:
     def __init__(self, session: Session, owns_session: bool, chunk: int,
                  rows: Mapping[str, int | None], check: Check, min_tokens: int,
                  policy: Policy, ranks: Ranks | None = None,
-                 hidden: Literal["device", "host"] = "device"):
+                 hidden: Literal["device", "host"] = "device",
+                 arena: HostArena | None = None):
         self.session, self._owns_session = session, owns_session
-        self.arena = HostArena(session)
+        self.arena = arena or HostArena(session)
         self.chunk, self.min_tokens = chunk, min_tokens
         self.checks = Checks(check)
         self.hidden = hidden
@@ -133,10 +135,23 @@ class Stream:
         step.rerun = math.ceil(self.rerun * len(step.whole))
         return step
 
+    def for_trials(self, device: torch.device) -> Stream:
+        """A stream like this one, of a twin on `device`."""
+        made = Stream(self.session, False, self.chunk, self.rows, "first", 0,
+                      Policy(), self.ranks, self.hidden,
+                      ProcessMemory(device))
+        made._said = self._said
+        return made
+
+    def forget(self) -> None:
+        """Of trials, whose findings outlive the session."""
+        self.session = self.ranks = None  # type: ignore[assignment]
+        self.arena = self.turn = None  # type: ignore[assignment]
+
     def choose_chunk(self, like: Tensor, batch: int) -> None:
         """Finds `chunk` by measuring what the probe has seen of attention, for
-        so many sequences per batch, on the device and in the dtype of `like`;
-        the same on all ranks."""
+        so many sequences per batch, in the dtype of `like`; the same on all
+        ranks."""
         if not self.attended:
             raise invalid("stream: chunk = 'auto': it is found by measuring "
                           "what layers do: pass sample=lambda: model(ids)")
@@ -145,7 +160,7 @@ class Stream:
             q // size, k if size == 1 else len(self.ranks.kv_heads(q, k)) //
             size, width, value, batch) for q, k, width, value in self.attended]
         self.chunk_choice = chunk_size.agreed(chunk_size.measured(
-            self.arena, kinds, like.device, like.dtype), Board.of_job())
+            self.arena, kinds, self.arena.device, like.dtype), Board.of_job())
         self.chunk = max(self.chunk_choice.rows, size)
 
     @property
@@ -163,7 +178,7 @@ class Stream:
                           "are not the same by rows; leave it as it is")
         self._head = how
 
-    def found_head(self, how: Literal["rows", "whole"]) -> None:
+    def found_head(self, how: Literal["rows", "whole", "none"]) -> None:
         """What a trial of the head has shown; the adapter calls it. What a
         user has chosen stays."""
         chosen = self._head != self._may_head

@@ -258,7 +258,7 @@ def _adapter(model: nn.Module | None, layers: Layers | None,
                       ", with a sample=… or without")
     if layers is None:
         from sluice.adapters import hf  # imports transformers
-        return hf.Adapter(model)
+        return hf.adapter_of(model)
     from sluice.adapters.layers import OwnLayers
     return OwnLayers(layers, sample)
 

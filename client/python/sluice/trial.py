@@ -1,14 +1,13 @@
-"""One layer run as the model runs it, and streamed, on the same rows."""
+"""One layer of a twin run as the model runs it, and streamed, on the same rows."""
 from __future__ import annotations
 
 import contextlib
-import copy
 import gc
 import random
 import sys
 import weakref
 from collections import UserDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -20,14 +19,16 @@ from sluice.carried import Cache, argument_of
 from sluice.errors import Unsupported
 from sluice.handed import ROWS
 from sluice.layer import LayerCall, run
-from sluice.model import Patched
+from sluice.model import Layered
 from sluice.named import HANDED
 from sluice.numbered import Numbered
 from sluice.randomness import RandomState, Still
 from sluice.replay import Buffers, leaves
 from sluice.rows import Arguments
+from sluice.setting import unchanged
 from sluice.step import Step
 from sluice.streamed import Stream
+from sluice.twin import wide
 
 CHUNK = 24
 
@@ -41,12 +42,11 @@ class Result(NamedTuple):
     drew: bool
 
 
-def run_whole(adapter: Patched, index: int, x: Tensor, seen: Seen, name: str,
+def run_whole(adapter: Layered, index: int, x: Tensor, seen: Seen, name: str,
               scale: float, numbered: Numbered | None = None) -> Result:
     """The layer as the model runs it, with the model's own attention, on rows
     that it numbers by `numbered`."""
-    layer = wide_copy(adapter, index)
-    own = _own(adapter, index, layer)
+    layer, own = adapter.layers[index], own_of(adapter, index)
     args, kwargs = _wide_all((seen.args, seen.kwargs))
     handed = kwargs.get(HANDED)
     arguments = [v for v in pytree.tree_leaves((args, kwargs, [
@@ -67,20 +67,21 @@ def run_whole(adapter: Patched, index: int, x: Tensor, seen: Seen, name: str,
         return y
 
     python = _python_random()
-    result = _result(layer, x, forward, scale, handed)
-    kwargs.pop(HANDED, None)  # it holds what the layer put there
-    if python != _python_random():
-        raise Unsupported(name, "random numbers of Python or numpy, which a "
-                          "replay would draw again", "use torch's")
-    del mark, forward, handed
-    if alive() is not None:
-        gc.collect()
-    if alive() is not None:
-        raise Unsupported(
-            name, "a tensor with its graph that is kept after its forward, "
-            "by a hook or an attribute: here it would have none",
-            "do not make losses of what is inside of layers, or do not stream "
-            "this model")
+    with _afresh(layer):
+        result = _result(layer, x, forward, scale, handed)
+        kwargs.pop(HANDED, None)  # it holds what the layer put there
+        if python != _python_random():
+            raise Unsupported(name, "random numbers of Python or numpy, which "
+                              "a replay would draw again", "use torch's")
+        del mark, forward, handed
+        if alive() is not None:
+            gc.collect()
+        if alive() is not None:
+            raise Unsupported(
+                name, "a tensor with its graph that is kept after its forward,"
+                " by a hook or an attribute: here it would have none",
+                "do not make losses of what is inside of layers, or do not "
+                "stream this model")
     return result
 
 
@@ -99,27 +100,18 @@ class _Marked(torch.autograd.Function):
         return dy, None
 
 
-def run_chunked(adapter: Patched, stream: Stream, index: int, x: Tensor,
+def run_chunked(adapter: Layered, stream: Stream, index: int, x: Tensor,
                 seen: Seen, scale: float = 1.0, first: int = 0) -> Result:
     """The layer streamed in three chunks of rows, the first of which has the
     number `first`."""
-    layer = wide_copy(adapter, index)
-    own = _own(adapter, index, layer)
+    layer, own = adapter.layers[index], own_of(adapter, index)
     step = stream.begin(x.shape[1], x.device, adapter, chunk=CHUNK,
                         check=True, alone=True)
     step.first_row = first
-    for found in (stream.numbered, stream.carriers):
-        if adapter.layers[index] in found:
-            found.add(layer)
     if seen.step is not None:
         step.adopt(seen.step)
     args, kwargs = _wide_all((seen.args, seen.kwargs))
     step.handed.adopt(kwargs.get(HANDED) or {}, step.chunks)
-    places = {owner: path for path, owner in
-              adapter.layers[index].named_modules()}
-    stream.written[layer] = [
-        (layer.get_submodule(places[owner]), name)
-        for owner, name in stream.written[adapter.layers[index]]]
 
     def streamed(h: Tensor) -> Tensor:
         call = LayerCall(step, layer, own, Arguments(
@@ -134,10 +126,8 @@ def run_chunked(adapter: Patched, stream: Stream, index: int, x: Tensor,
                 stream.ranks.check_heads(type(layer).__name__, heads, kv_heads)
         return y
 
-    try:
+    with _afresh(layer):
         made = _result(layer, x, streamed, scale)
-    finally:
-        del stream.written[layer]
     for key in step.handed.keys():
         chunks = [step.handed.take(key, m) for m in range(len(step.chunks))]
         made.gradients.update(_handed({key: [
@@ -161,44 +151,52 @@ def _weigh(step: Step, key: Hashable, scale: float) -> None:
                                  for w in whole])
 
 
-def forward_whole(adapter: Patched, index: int, seen: Seen) -> Tensor:
-    """What a copy of the layer makes of its rows, without a gradient and
-    without random numbers."""
-    with Still():
-        return _forward(adapter, index, wide_copy(adapter, index), seen)
+def forward_whole(adapter: Layered, index: int, seen: Seen) -> Tensor:
+    """What the layer makes of its rows, without a gradient and without random
+    numbers."""
+    with Still(), _afresh(adapter.layers[index]):
+        return _forward(adapter, index, seen)
 
 
-def carries(adapter: Patched, index: int, seen: Seen) -> bool:
-    """Whether the layer, asked of a copy, leaves a state in a cache."""
+def carries(adapter: Layered, index: int, seen: Seen) -> bool:
+    """Whether the layer leaves a state in a cache."""
     argument, cache = argument_of(adapter.layers[index]), Cache({})
     if argument is None:
         return False
     try:
-        _forward(adapter, index, wide_copy(adapter, index), seen._replace(
-            kwargs={**seen.kwargs, argument: cache}))
+        with _afresh(adapter.layers[index]):
+            _forward(adapter, index, seen._replace(
+                kwargs={**seen.kwargs, argument: cache}))
     except Exception:  # it asks for another cache, or for it elsewhere
         return False
     return bool(cache.after)
 
 
-def written_by(adapter: Patched, index: int, seen: Seen
-               ) -> list[tuple[str, str]]:
-    """The buffers (path of the owner, name) that the layer's forward writes,
-    asked of a copy."""
-    layer = wide_copy(adapter, index)
-    paths = {owner: path for path, owner in layer.named_modules()}
-    held = Buffers(layer.modules())
-    _forward(adapter, index, layer, seen)
-    return [(paths[owner], name) for owner, name in held.written()]
+def written_by(adapter: Layered, index: int, seen: Seen
+               ) -> list[tuple[nn.Module, str]]:
+    """The buffers (owner, name) that the layer's forward writes."""
+    held = Buffers(adapter.layers[index].modules())
+    with _afresh(adapter.layers[index]):
+        _forward(adapter, index, seen)
+        return held.written()
 
 
-def _forward(adapter: Patched, index: int, copied: nn.Module, seen: Seen
-             ) -> Tensor:
-    """Of a copy of the layer on all of its rows, without a gradient."""
+def _forward(adapter: Layered, index: int, seen: Seen) -> Tensor:
+    """On all of its rows, without a gradient."""
     args, kwargs = _wide_all((seen.args, seen.kwargs))
     with torch.no_grad():
-        return _first(_own(adapter, index, copied)(
-            wide(seen.x), *args, **kwargs))
+        return _first(own_of(adapter, index)(wide(seen.x), *args, **kwargs))
+
+
+@contextlib.contextmanager
+def _afresh(layer: nn.Module) -> Iterator[None]:
+    """Afterwards the layer is as it was, for the next run of it."""
+    then = [(module, set(vars(module))) for module in layer.modules()]
+    with unchanged(layer.modules()):
+        yield
+    for module, names in then:
+        for name in vars(module).keys() - names:
+            del vars(module)[name]
 
 
 def _result(layer: nn.Module, x: Tensor,
@@ -221,7 +219,7 @@ def _result(layer: nn.Module, x: Tensor,
                    *taken.values()],
             [scale * weights(t) for t in made], allow_unused=True)
     return Result(y.detach(), dict(zip(["input", *names, *taken], found)),
-                  dict(layer.named_buffers()), drew)
+                  {n: b.clone() for n, b in layer.named_buffers()}, drew)
 
 
 def weights(y: Tensor) -> Tensor:
@@ -229,26 +227,14 @@ def weights(y: Tensor) -> Tensor:
     return torch.randn(y.shape, generator=generator).to(y)
 
 
-def _own(adapter: Patched, index: int, layer: nn.Module) -> Callable:
-    """The forward of before, bound to a copy of the layer."""
+def own_of(adapter: Layered, index: int) -> Callable:
+    """The layer's forward of before, which runs the layer itself."""
     own = adapter.own_forward(adapter.layers[index])
-    function = getattr(own, "__func__", None) or getattr(own, "func", None)
-    if function is None:
+    if getattr(own, "__func__", None) is None and getattr(
+            own, "func", None) is None:
         raise Unsupported(f"layer {index}", "a forward on the instance that is"
                           " no method of it", "make it one (types.MethodType)")
-    return lambda *args, **kwargs: function(layer, *args, **kwargs)
-
-
-def wide_copy(adapter: Patched, index: int) -> nn.Module:
-    # The configs stay shared: what is engaged is engaged for the copy too.
-    shared = {id(config): config for config in adapter.configs}
-    made = copy.deepcopy(adapter.layers[index], shared)
-    for tensor in (*made.parameters(), *made.buffers()):
-        tensor.data = wide(tensor.data)
-    vars(made).pop("forward", None)
-    if getattr(made, "gradient_checkpointing", False):
-        made.gradient_checkpointing = False
-    return made
+    return own
 
 
 def _wide_all(tree: Any) -> Any:
@@ -257,10 +243,6 @@ def _wide_all(tree: Any) -> Any:
             key: [wide(t).detach().requires_grad_() for t in tensors]
             for key, tensors in v.items()} if isinstance(v, UserDict) else v,
         tree)
-
-
-def wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def _first(out: Any) -> Tensor:

@@ -31,8 +31,8 @@ def node(tmp_path, loaded):
 
 
 @pytest.mark.parametrize("what", [
-    "device", "host", "rerun", "swapped", "automatic", "planned", "drawn",
-    "waits", "windows", "streams", "handover", "rounded", "slots",
+    "device", "tried_on_its_device", "host", "rerun", "swapped", "automatic",
+    "planned", "drawn", "waits", "windows", "streams", "handover", "rounded", "slots",
     "rounded_output", "by_efficient", "by_cudnn", "layouts", "by_scores",
     "no_kernel", "by_flash_through_windows", "optimizer",
     deep("rounded_optimizer"), "a_session_by_torchs_device"])

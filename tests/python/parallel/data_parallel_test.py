@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from data_parallel import CASES, ONLY_DEEP, work
 from gloo import run_ranks
-from models import batch, tiny
+from models import Run, assert_same, batch, run, tiny
 from support import DEEP, forked
 from torch.distributed.fsdp import fully_shard
 
@@ -63,8 +63,11 @@ def test_logits_of_a_sharded_model_are_evaluated_and_not_trained_on(
         logits.sum()
 
 
-def test_a_model_that_is_sharded_already_is_refused(session, alone):
-    model = tiny()
+def test_a_model_that_is_sharded_as_one_already_is_exact(session, alone):
+    model, plain = tiny(), tiny()
     fully_shard(model)
-    with pytest.raises(sluice.Unsupported, match="before fully_shard"):
-        sluice.stream(model, session=session, chunk=16)
+    sluice.stream(model, session=session, chunk=16)
+    found = run(model, batch())
+    assert_same(Run(found.loss, {n: g.full_tensor() for n, g in
+                                 found.gradients.items()}),
+                run(plain, batch()))

@@ -378,11 +378,6 @@ def test_refusals_name_the_cause_and_not_how_it_was_met(session, kind, changes,
         sluice.stream(model, session=session, chunk=16)
 
 
-def test_offloaded_weights_are_refused_by_name(session):
-    with pytest.raises(Unsupported, match="meta device.*without offloading"):
-        sluice.stream(tiny().to("meta"), session=session, chunk=16)
-
-
 def test_a_decoder_that_takes_pictures_is_tried(session):
     """Chameleon's become tokens of the sequence."""
     names = {f"IMGIMG{c}Z": 20 + i for i, c in enumerate("ABCDEFGH")}

@@ -15,7 +15,6 @@ from sluice import calls, named, scoring, swapped
 from sluice.adapters import (
     head_loss,
     head_routers,
-    head_trial,
     logprobs,
     padded,
     routers,
@@ -33,12 +32,13 @@ _KNOWN = frozenset(named.those("loss"))
 
 
 class Causal:
-    """A causal model; `renew` probes its layers again where something in them
-    is new."""
+    """A causal model; `renew` tries its layers again where something in them
+    is new, `renew_head` the head."""
 
     def __init__(self, causal: nn.Module, ends: Ends,
-                 renew: Callable[[], None]):
-        self.causal, self._ends, self._renew_layers = causal, ends, renew
+                 renew: Callable[[], None], renew_head: Callable[[], None]):
+        self.causal, self._ends = causal, ends
+        self._renew_layers, self._renew_head = renew, renew_head
         self.stream = ends.stream
         self.head = Head(causal, ends)
         # Where that is not a language model's, as transformers writes it, it
@@ -62,8 +62,7 @@ class Causal:
         self._renew_layers()
         if self._inside.has_changed():
             self._inside.take()
-            with self.stream.probing_again():
-                head_trial.probe(self.head)
+            self._renew_head()
 
     def forward(self) -> Callable:
         causal, head, stream = self.causal, self.head, self.stream

@@ -27,10 +27,9 @@ from sluice.adapters.ends import (
 )
 from sluice.captured import probe_tokens
 from sluice.errors import Unsupported
-from sluice.precision import near, widened
-from sluice.probe import probing
+from sluice.precision import near
 from sluice.randomness import RandomState, Still
-from sluice.replay import Buffers, distinct, leaves, slots, wide_in_place
+from sluice.replay import Buffers, distinct, leaves, slots
 from sluice.step import chunks_of
 from sluice.trial import weights
 
@@ -44,13 +43,11 @@ def probe(ends: Ends) -> None:
     """Sets what `ends` says of its decoder; raises `Unsupported` where hidden
     states are to be in the host and cannot be."""
     decoder, in_host = ends.decoder, ends.stream.hidden == "host"
-    device = decoder.get_input_embeddings().weight.device
     why = "what it computes before its first layer or after its last"
     try:
         if ends.adapter.entry is not decoder:
             raise ValueError("the model around it makes its masks")
-        with probing(decoder, device):
-            same = _try(ends, device)
+        same = _try(ends)
     except Exception as error:  # the user's own code on rows it never saw
         same, why = False, f"{why} ({type(error).__name__}: {error})"
     if not same:
@@ -61,7 +58,6 @@ def probe(ends: Ends) -> None:
                 "not the same by chunks of rows",
                 'stream it with hidden="device"')
     ends.together = TOGETHER
-    ends.stream.in_host = in_host
 
 
 class _Seen:
@@ -102,10 +98,10 @@ class _Seen:
         self.y = y
 
 
-def _try(ends: Ends, device: torch.device) -> bool:
+def _try(ends: Ends) -> bool:
     ids = probe_tokens(ends.adapter)
     ids = torch.cat([ids, ids.flip(1)])
-    held, before = Buffers(ends.outside()), RandomState(device)
+    held, before = Buffers(ends.outside()), RandomState(ids.device)
     seen = _Seen(ends, ids)
     if not before.moved():
         return _chunks_are_same(ends, ids, seen, held)
@@ -133,10 +129,11 @@ def _chunks_are_same(ends: Ends, ids: Tensor, seen: _Seen,
     if not _last_is_same(ends, given, seen):
         return False
     _try_arguments(ends, ids)
-    outside = slots(Part(ends.outside(), ()))
-    with wide_in_place(outside, all_trained=True), torch.enable_grad():
-        if not _gradients_are_same(ends, given, seen):
-            return False
+    for slot in slots(Part(ends.outside(), ())):
+        if slot.parameter.is_floating_point():
+            slot.parameter.requires_grad_()
+    if not _gradients_are_same(ends, given, seen):
+        return False
     return _streams_the_same(ends, ids)
 
 
@@ -210,7 +207,7 @@ def _gradients_are_same(ends: Ends, given: dict[str, Any],
         return ends.stream.begin(len(rows), device, ends.adapter, chunk=CHUNK,
                                  check=True, alone=True)
 
-    y = widened(seen.y)
+    y = seen.y
     for part, inputs, whole, by_chunks in (
             (ends.before, [], lambda: ends.x_of(given, rows),
              lambda: chunked.run(FirstCall(ends, step(), given), None)),
@@ -237,9 +234,10 @@ def _streams_the_same(ends: Ends, ids: Tensor) -> bool:
     settings = [((None, None), False), (parts, False)]
     settings += [(parts, True)] if stream.hidden == "host" else []
     for (before, after), in_host in settings:
+        # Ranks are not asked: the ends of a rank's own rows are the same.
         with torch.no_grad(), swapped.attributes(
                 ends, before=before, after=after), swapped.attributes(
-                stream, chunk=CHUNK, min_tokens=0, in_host=in_host):
+                stream, chunk=CHUNK, in_host=in_host, ranks=None):
             answers.append(ends.decoder(
                 input_ids=ids, use_cache=False)["last_hidden_state"])
     return all(near(answer, answers[0], LIMIT) for answer in answers[1:])

@@ -4,7 +4,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from sluice.errors import Unsupported
 from sluice.setting import forward_of, hooks_of
@@ -67,10 +66,7 @@ class Inside:
         self._then = self._now()
 
     def has_changed(self) -> bool:
-        now = self._now()
-        return len(now) != len(self._then) or any(
-            was != is_ and not (was[0] is is_[0] and isinstance(
-                is_[0], FSDPModule)) for was, is_ in zip(self._then, now))
+        return self._now() != self._then
 
     def _now(self) -> list[tuple]:
         return [(module, *forward_of(module), *hooks_of(module))

@@ -10,19 +10,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from transformers import PretrainedConfig
 
-from sluice import calls, named, probe, rows, sdpa, swapped
+from sluice import calls, named, probe, rows, sdpa, signature, swapped
 from sluice import layer as layers_
 from sluice.adapters import (
     dealing_trial,
     ends_trial,
+    found,
     head_trial,
     packed,
     padded,
@@ -34,29 +34,37 @@ from sluice.adapters.causal import Causal
 from sluice.adapters.dealing import Dealing
 from sluice.adapters.decoders import around, find_decoder
 from sluice.adapters.ends import Ends
+from sluice.adapters.head import Head
 from sluice.adapters.held import Held, Inside, warn_of_hooks
+from sluice.adapters.twins import Parts, Twins
 from sluice.adapters.units import refuse_compiled, refuse_within
-from sluice.captured import probe_tokens
+from sluice.captured import by_kind, first_of_kind, probe_tokens
 from sluice.errors import Inexact, NoAttention, UnknownRows, Unsupported
 from sluice.patch import Patch
-from sluice.randomness import undisturbed
 from sluice.step import current
 from sluice.streamed import Stream
 from sluice.tables import Told
 
 registry.register()
+# Twins that were tried in this process, by signatures and settings of models.
+_known: dict[Hashable, Adapter] = {}
+
+
+def adapter_of(model: nn.Module) -> Adapter:
+    wanted.refuse_adapters(model)
+    causal = model.get_base_model() if hasattr(
+        model, "peft_config") else model
+    made = Adapter(Parts(causal, *find_decoder(causal)))
+    made.refuse_setup()
+    return made
 
 
 class Adapter:
-    """One model's patches."""
+    """One model's patches, or its twin's."""
 
-    def __init__(self, model: nn.Module):
-        wanted.refuse_adapters(model)
-        self.causal = model.get_base_model() if hasattr(
-            model, "peft_config") else model
+    def __init__(self, parts: Parts):
+        self.causal, self.decoder, self.layers, self._is_small = parts
         self.name = type(self.causal).__name__
-        self.decoder, self.layers = find_decoder(self.causal)
-        self._held = Held.by(self.decoder, self.layers)
         # What is streamed: the decoder, or a model around it that makes its
         # masks (one of text and pictures).
         self.entry = self.decoder
@@ -70,52 +78,164 @@ class Adapter:
         self.logits_last = False  # of routers, in what layers answer
         self.dealing: Dealing | None = None  # with a group
         self._told: Told | None = None  # how long the sequence is
-        self._inside: Inside | None = None  # of layers; None: not probed yet
+        self._inside: Inside | None = None  # of layers; None: of a twin
+        self._head: Head | None = None
         self._patches: dict[nn.Module, Patch] = {}
-        self._refuse_setup()
+        self._held = Held.by(self.decoder, self.layers)
 
     # --- attaching ----------------------------------------------------------
 
     def attach(self, stream: Stream) -> None:
-        """Patches the model and probes it; raises `Unsupported`.
-
-        Attention is met in transformers' registry, else, where the model was
-        loaded with SDPA, in what it asks torch for.
-        """
+        """Patches the model as trials of its twin have found; raises
+        `Unsupported`."""
         if len(set(self.layers)) < len(self.layers):
             raise Unsupported(type(self.decoder).__name__, "a layer that is "
                               "run several times")
-        self.logits_last = routers.answered_last(self)
+        tried = self._as_tried(stream)
+        self.logits_last, self.way = tried.logits_last, tried.way
+        self._patch_layers(stream)
+        self._patch_entry(stream, self._here(tried, tried.entry))
+        self._take_layers(stream, tried)
+        if self.dealing is not None and tried.dealing is not None:
+            found.of_dealing(self.dealing, tried.dealing, self._like(tried))
+        found.of_ends(self.ends, tried.ends)
+        stream.in_host = stream.hidden == "host"
+        if tried._head is not None:
+            self._patch_causal(stream)
+            self._take_head(tried)
+
+    def _as_tried(self, stream: Stream) -> Adapter:
+        """A twin's, or that of a model which was tried and is made alike."""
+        made = signature.of(self.causal)
+        key = (made, frozenset(stream.rows.items()), stream.hidden,
+               stream.ranks and stream.ranks.size)
+        tried = _known.get(key) or self._on_twins(stream, Adapter.try_all)
+        if made is not None:
+            _known[key] = tried
+        return tried
+
+    def _on_twins(self, stream: Stream,
+                  try_: Callable[[Adapter, Stream], None]) -> Adapter:
+        """A twin's, of which trials have found all that they look for. On the
+        CPU, or, where the model's code fails there, on its own device."""
+        twins = Twins(self.causal, self.decoder, self.layers, {
+            module: patch.before for module, patch in self._patches.items()})
+        why = Unsupported("", "")
+        for device in dict.fromkeys((torch.device("cpu"),
+                                     stream.arena.device)):
+            for small in twins.sizes():
+                trials = stream.for_trials(device)
+                try:
+                    with probe.trying(device), twins.made(
+                            small, device) as parts:
+                        tried = self._twin(parts)
+                        try_(tried, trials)
+                except Unsupported as refused:
+                    why = refused
+                    continue
+                if device.type != "cpu":
+                    stream.warn_once(f"{self.name} was tried on {device}: on "
+                                     f"the CPU {why}")
+                trials.forget()
+                return tried
+            if why.__cause__ is None:  # not its code has failed
+                break
+        raise why
+
+    def _twin(self, parts: Parts) -> Adapter:
+        made = Adapter(parts)
+        made.entry = made._here(self, self.entry)
+        made.way, made.logits_last = self.way, self.logits_last
+        return made
+
+    def _here(self, other: Adapter, module: nn.Module) -> nn.Module:
+        """In this model, what `module` is in the other one."""
+        return self.causal.get_submodule(next(
+            path for path, m in other.causal.named_modules() if m is module))
+
+    def _like(self, tried: Adapter) -> Callable[[int], int]:
+        """By the number of a layer, that of its like in a twin."""
+        first, count = first_of_kind(self.layers), len(tried.layers)
+        return lambda index: index if index < count else first[index]
+
+    def _patch_layers(self, stream: Stream) -> None:
         self._warn = stream.warn_once
         for layer in self.layers:
             self._patch(layer, self._layer_forward(stream))
         self.ends = Ends(self, stream)
-        if routers.asked(self.decoder, {}):
-            routers.find(self)
-        self._probe(stream)
-        self._refuse_pictures()
+
+    def _patch_entry(self, stream: Stream, entry: nn.Module) -> None:
+        self.entry = entry
+        self._patch(entry, self._entry_forward(stream),
+                    lambda: stream.say_once(
+                        f"a copy of {self.name} is not streamed: stream() it "
+                        "too, if it is to be"))
+
+    def _patch_causal(self, stream: Stream) -> Head:
+        causal = Causal(self.causal, self.ends,
+                        functools.partial(self.renew, stream),
+                        functools.partial(self._renew_head, stream))
+        self._patch(self.causal, causal.forward())
+        self._head = causal.head
+        return causal.head
+
+    def _take_layers(self, stream: Stream, tried: Adapter) -> None:
+        found.of_layers(stream, self.layers, tried.ends.stream, tried.layers,
+                        self._like(tried))
+        stream.checks.kinds = by_kind(self.layers)
+        self._told = Told(self.layers if tried._told else ())
         self._inside = Inside.of(self.layers)
         warn_of_hooks(self.layers, self._warn)
+
+    def _take_head(self, tried: Adapter) -> None:
+        assert self._head is not None and tried._head is not None
+        parent, name = tried._head.place
+        self._head.place = self._here(tried, parent), name
+        self.ends.stream.found_head(tried.ends.stream.head)
+
+    # --- trials, of a twin --------------------------------------------------
+
+    def try_all(self, stream: Stream) -> None:
+        """Raises `Unsupported`."""
+        self.logits_last = routers.answered_last(self)
+        self._patch_layers(stream)
+        if routers.asked(self.decoder, {}):
+            routers.find(self)
+        try:
+            self._told = self._tried_ways(stream)
+        except UnknownRows as unknown:
+            raise self._tried_with_rows(stream, unknown) from None
+        self._refuse_pictures()
         # Of a rank's own rows the ends need not be made by chunks.
         if stream.ranks is None or stream.hidden == "host":
             ends_trial.probe(self.ends)
+            self._refuse_small(self.ends.before is None)
         if Causal.fits(self.causal, self.decoder):
-            causal = Causal(self.causal, self.ends,
-                            functools.partial(self.renew, stream))
-            self._patch(self.causal, causal.forward())
-            head_trial.probe(causal.head)
+            head_trial.probe(self._patch_causal(stream))
         elif stream.ranks is not None and "labels" in inspect.signature(
                 type(self.causal).forward).parameters:
             raise Unsupported(
                 self.name, "a loss that the model makes of all rows at once, "
                 "under a group", "stream its base model, and make the loss of "
                 "st.shard()'s labels")
+        self._refuse_small(stream.head == "whole")
 
-    def _probe(self, stream: Stream) -> None:
-        try:
-            self._told = self._tried(stream)
-        except UnknownRows as unknown:
-            raise self._tried_with_rows(stream, unknown) from None
+    def try_layers(self, stream: Stream) -> None:
+        """By the way in which attention was met."""
+        self._patch_layers(stream)
+        self._patch_entry(stream, self.entry)
+        self._told = probe.probe(self, stream)
+
+    def try_head(self, stream: Stream) -> None:
+        self._warn, self.ends = stream.warn_once, Ends(self, stream)
+        head_trial.probe(self._patch_causal(stream))
+        self._refuse_small(stream.head == "whole")
+
+    def _refuse_small(self, runs_whole: bool) -> None:
+        """What runs whole in a small twin may be the same by rows in a whole
+        one."""
+        if self._is_small and runs_whole:
+            raise Unsupported(self.name, "what is not the same by rows")
 
     def _tried_with_rows(self, stream: Stream,
                          unknown: UnknownRows) -> Unsupported:
@@ -126,7 +246,7 @@ class Adapter:
             with swapped.attributes(stream, rows={**stream.rows,
                                                   unknown.argument: dim}):
                 try:
-                    self._tried(stream).undo()
+                    self._tried_ways(stream).undo()
                     self._patches.pop(self.entry).undo()
                     said = {name: d for name, d in stream.rows.items()
                             if name not in rows.ROWS}
@@ -142,7 +262,7 @@ class Adapter:
                     refusals.append(other)
         return min(refusals, key=_vagueness)
 
-    def _tried(self, stream: Stream) -> Told:
+    def _tried_ways(self, stream: Stream) -> Told:
         """Finds the way in which attention is met; where there is none, the
         first refusal that is about something else, if any, is the reason.
 
@@ -155,11 +275,7 @@ class Adapter:
             ways.append("sdpa")
         refusals: list[Unsupported] = []
         for entry in (self.decoder, *around(self.decoder, self.causal)):
-            self.entry = entry
-            self._patch(self.entry, self._entry_forward(stream),
-                        lambda: stream.say_once(
-                            f"a copy of {self.name} is not streamed: stream() "
-                            "it too, if it is to be"))
+            self._patch_entry(stream, entry)
             for way in ways:
                 self.way = way
                 try:
@@ -170,27 +286,18 @@ class Adapter:
         raise min(refusals, key=_vagueness)
 
     def renew(self, stream: Stream) -> None:
-        """Probes the layers again where something in them is new since they
-        were probed: adapters, say, or hooks."""
+        """Tries the layers again where something in them is new since they
+        were tried: adapters, say, or hooks."""
         if self._inside is None or not self._inside.has_changed():
             return
-        if any(isinstance(layer, FSDPModule) for layer in self.layers):
-            stream.warn_once(
-                f"modules or hooks came into layers of {self.name} that are "
-                "sharded: what came there after sluice.stream is not probed")
-            return
-        # A probe calls the model too, and is not to begin another.
-        before, self._inside = self._inside, None
-        self._told.undo()
-        try:
-            with stream.probing_again(), torch.inference_mode(False), (
-                    torch.enable_grad()):
-                self._told = probe.probe(self, stream)
-        except BaseException:
-            self._inside = before
-            raise
-        self._inside = Inside.of(self.layers)
-        warn_of_hooks(self.layers, self._warn)
+        with stream.probing_again():
+            tried = self._on_twins(stream, Adapter.try_layers)
+            self._told.undo()
+            self._take_layers(stream, tried)
+
+    def _renew_head(self, stream: Stream) -> None:
+        with stream.probing_again():
+            self._take_head(self._on_twins(stream, Adapter.try_head))
 
     def check_dealing(self, ids: Tensor, chunk: int) -> None:
         """Raises `Unsupported` where one rank's rows are not the whole's."""
@@ -326,7 +433,8 @@ class Adapter:
             return
         ids = probe_tokens(self)
         try:
-            with torch.no_grad(), undisturbed(ids.device):
+            with torch.no_grad(), swapped.attributes(
+                    self.ends.stream, ranks=None):
                 self.causal(input_ids=ids, labels=ids)
         except Exception:
             raise Unsupported(
@@ -344,7 +452,7 @@ class Adapter:
                 "calls the decoder by itself, under a group", "stream the "
                 "model afterwards (of TRL: trainer.model, before train())")
 
-    def _refuse_setup(self) -> None:
+    def refuse_setup(self) -> None:
         for index, layer in enumerate(self.layers):
             refuse_compiled(index, layer)
         for name, module in self.causal.named_modules():

@@ -14,13 +14,13 @@ be probed before somebody calls it: `sample` does, or the first call is it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.utils import _pytree as pytree
 
 from sluice import (
@@ -34,6 +34,7 @@ from sluice import (
     trial,
 )
 from sluice import layer as layers_
+from sluice.adapters import found
 from sluice.adapters.held import Held, Inside, warn_of_hooks
 from sluice.adapters.units import refuse_compiled, refuse_within
 from sluice.adapters.whole_calls import Call, rows_of
@@ -54,6 +55,7 @@ from sluice.settings import LAYERS
 from sluice.step import Step
 from sluice.streamed import Stream
 from sluice.tables import Told
+from sluice.twin import Twin
 
 LEAST = 64  # rows that show what a layer does
 
@@ -69,7 +71,6 @@ class OwnLayers:
             layers, nn.ModuleDict) else layers)
         need("stream", "layers", self.layers, LAYERS)
         self.name = type(self.layers[0]).__name__
-        self.configs: list = []  # of transformers
         self._sample = sample
         self._index = {layer: i for i, layer in enumerate(self.layers)}
         self._patches: dict[nn.Module, Patch] = {}
@@ -274,25 +275,47 @@ class OwnLayers:
                index: int | None = None) -> None:
         """Of the first layer of its kind, on the first rows of what a layer
         was called with."""
-        layer = self.layers[kind if index is None else index]
-        if isinstance(layer, FSDPModule):
-            raise Unsupported(
-                self.name, "it is sharded, and was not probed before",
-                "pass sample=lambda: model(ids) to stream(), and call it "
-                "before fully_shard")
-        seen = self._first_rows(stream, layer, seen)
-        at = self._index[layer]
-        with swapped.attributes(self, _whole=True), probe.probing(
-                nn.ModuleList(self.layers), seen.x.device):
-            self._find_written(stream, at, seen)
-            alike = [layer for layer, k in zip(self.layers, self._kind)
-                     if k == kind]
-            self._told.append(tables.probed(
-                alike, stream, {alike.index(layer): seen},
-                lambda: probe.probe_layer(self, stream, at, seen, seen)))
+        at = kind if index is None else index
+        seen = self._first_rows(stream, self.layers[at], seen)
+        why: Unsupported | None = None
+        # On the CPU, or, where its code fails there, where it is.
+        for device in dict.fromkeys((torch.device("cpu"), seen.x.device)):
+            if why is None or why.__cause__ is not None:
+                try:
+                    its, twin, told = self._tried(stream, at, seen, device)
+                    why = None
+                    break
+                except Unsupported as refused:
+                    why = refused
+        if why is not None:
+            raise why
+        alike = [layer for layer, k in zip(self.layers, self._kind)
+                 if k == kind]
+        found.of_layers(stream, alike, its, [twin], lambda _: 0)
+        self._told.append(Told(alike if told else ()))
         self._probed.add(kind)
         if index is not None:
             self._take()  # who is told the length has a hook by now
+
+    def _tried(self, stream: Stream, index: int, seen: Seen,
+               device: torch.device) -> tuple[Stream, nn.Module, Told]:
+        """By a twin of the layer, in a stream of its own."""
+        layer = self.layers[index]
+        name = f"layer {index} ({self.name})"
+        with probe.trying(device):
+            twin = Twin([layer], device, [layer],
+                        forwards={layer: self._patches[layer].before})
+            twin.initialise(lambda module: module.reset_parameters())
+            tried = _Tried(self, index, twin[layer].train())
+            mine, seen = stream.for_trials(device), _there(name, seen, device)
+            mine.checks.kinds = [[twin[layer]]]
+            mine.written[twin[layer]] = refusing(
+                name, f"it fails on {seen.x.shape[1]} rows",
+                lambda: trial.written_by(tried, index, seen))
+            told = tables.probed(
+                [twin[layer]], mine, {0: seen},
+                lambda: probe.probe_layer(tried, mine, index, seen, seen))
+            return mine, twin[layer], told
 
     def _first_rows(self, stream: Stream, layer: nn.Module,
                     seen: Seen) -> Seen:
@@ -312,16 +335,6 @@ class OwnLayers:
             (seen.args, seen.kwargs), (args, kwargs))
         return Seen(x[:, :len(few)], args, kwargs, None)
 
-    def _find_written(self, stream: Stream, index: int, seen: Seen) -> None:
-        """Which buffers the layers of its kind write."""
-        name = f"layer {index} ({self.name})"
-        written = refusing(name, f"it fails on {seen.x.shape[1]} rows",
-                           lambda: trial.written_by(self, index, seen))
-        for layer, kind in zip(self.layers, self._kind):
-            if kind == self._kind[index]:
-                stream.written[layer] = [(layer.get_submodule(path), name)
-                                         for path, name in written]
-
     # --- what cannot be streamed --------------------------------------------
 
     def _refuse_setup(self) -> None:
@@ -335,6 +348,28 @@ class OwnLayers:
 def _own(step: Step) -> list[range]:
     """This rank's rows of each chunk of the sequence."""
     return step.chunks if step.ranks is None else step.ranks.own(step.whole)
+
+
+class _Tried:
+    """One layer of a twin, by its number."""
+
+    def __init__(self, of: OwnLayers, index: int, layer: nn.Module):
+        self.name, self.layers = of.name, [layer] * (index + 1)
+        self.engage, self.inside = of.engage, of.inside
+
+    def own_forward(self, module: nn.Module) -> Callable:
+        return vars(module).get("forward") or functools.partial(
+            type(module).forward, module)
+
+
+def _there(name: str, seen: Seen, device: torch.device) -> Seen:
+    """What a layer was called with, on another device."""
+    if seen.x.is_meta:
+        raise Unsupported(name, "a sample on the meta device",
+                          "give the model its weights before stream()")
+    return Seen(*pytree.tree_map(
+        lambda t: t.detach().to(device).requires_grad_(t.requires_grad)
+        if isinstance(t, Tensor) else t, tuple(seen)))
 
 
 def _first(layer: nn.Module) -> str:

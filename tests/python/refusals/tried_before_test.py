@@ -1,0 +1,86 @@
+"""A model that is made like one that was tried in this process is not tried
+again; one that differs in anything is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from models import assert_same, batch, run, tiny, unstreamed
+from transformers.models.llama import modeling_llama
+
+import sluice
+
+
+def mixing(own):
+    return lambda self, x: own(self, x) + 1e-2 * x.roll(1, 1)
+
+
+def changed(place, name, make):
+    return lambda model, patch: patch.setattr(
+        place, name, make(getattr(place, name)))
+
+
+def hooked(model, patch):
+    model.model.layers[1].mlp.register_forward_hook(
+        lambda module, args, y: y + 1e-2 * y.roll(1, 1))
+
+
+def on_the_instance(model, patch):
+    mlp = model.model.layers[1].mlp
+    mlp.forward = mixing(type(mlp).forward).__get__(mlp)
+
+
+CHANGES = {
+    "a class's forward": changed(modeling_llama.LlamaMLP, "forward", mixing),
+    "a function of its file": changed(
+        modeling_llama, "apply_rotary_pos_emb", lambda own: lambda q, *rest:
+        own(q + 1e-2 * q.roll(1, 2), *rest)),
+    "a hook": hooked, "an instance's forward": on_the_instance,
+}
+
+
+@pytest.fixture
+def tried(session, monkeypatch):
+    """Streams a model after one like `tiny()`; whatever is tried then is
+    refused."""
+    def stream(model):
+        sluice.stream(tiny(), session=session, quiet=True).unstream()
+        monkeypatch.setattr("sluice.probe.probe_layer", refuse)
+        return sluice.stream(model, session=session, chunk=16, quiet=True)
+
+    def refuse(*_):
+        raise sluice.Unsupported("layer", "it is tried again")
+
+    return stream
+
+
+def test_a_model_that_is_made_alike_is_exact(tried):
+    model = tiny()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    expected = unstreamed(model, batch())
+    stream = tried(model)
+    assert stream.head == "rows"
+    assert_same(run(model, batch()), expected)
+
+
+def test_other_settings_are_tried(tried):
+    for changes in dict(rms_norm_eps=1e-5), dict(attention_bias=True), dict(
+            num_hidden_layers=3), dict(rope_theta=5000.0):
+        with pytest.raises(sluice.Unsupported, match="tried again"):
+            tried(tiny(**changes))
+    model = tiny()
+    model.model.layers[1].mlp.requires_grad_(False)
+    with pytest.raises(sluice.Unsupported, match="tried again"):
+        tried(model)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_mixes_rows_is_refused_in_a_class_that_was_tried(
+        session, monkeypatch, change):
+    sluice.stream(tiny(), session=session, quiet=True).unstream()
+    model = tiny()
+    CHANGES[change](model, monkeypatch)
+    with pytest.raises(sluice.Unsupported):
+        sluice.stream(model, session=session, chunk=16, quiet=True)
