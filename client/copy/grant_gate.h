@@ -5,8 +5,8 @@
 // caller sleeps in short naps until the daemon has raised the limit. If the
 // daemon's heartbeat is older than kGrantStaleAfter, the rank does not wait: it
 // keeps the rate it was granted last for kGrantPacedFor, because a daemon that
-// is only late comes back, and then goes ungated. Bytes copied over the limit in
-// that time are forgiven.
+// is only late comes back, and then goes ungated. Bytes copied over the limit
+// in that time are forgiven.
 //
 // Thread safety: all methods are safe from several threads, but TellDue and
 // ForgetDue of one direction. The fast path is one atomic operation: TryAcquire

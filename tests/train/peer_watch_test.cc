@@ -31,10 +31,12 @@ class FakeSession final : public client::Session {
   device::Driver& driver() override { std::abort(); }
   client::GrantGate& grants() override { std::abort(); }
   absl::Status MeasureOutside() override { std::abort(); }
-  absl::StatusOr<std::unique_ptr<client::Region>> LeaseGpu(Bytes, Wait) override {
+  absl::StatusOr<std::unique_ptr<client::Region>> LeaseGpu(Bytes,
+                                                           Wait) override {
     std::abort();
   }
-  absl::StatusOr<std::unique_ptr<client::Region>> LeaseHost(Bytes, Wait) override {
+  absl::StatusOr<std::unique_ptr<client::Region>> LeaseHost(Bytes,
+                                                            Wait) override {
     std::abort();
   }
   absl::StatusOr<plan::NodePlan> Plan(const plan::RankProfile&,

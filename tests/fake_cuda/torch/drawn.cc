@@ -7,6 +7,7 @@
 
 #include <tuple>
 
+#include "proto/base/mutex.h"
 #include "tests/fake_cuda/torch/kernel.h"
 
 namespace sluice::fake_cuda {
@@ -41,7 +42,8 @@ at::Generator Drawn(at::Device device, std::optional<at::Generator> given) {
   at::Generator gpus = given && given->defined()
                            ? *given
                            : at::globalContext().defaultGenerator(device);
-  const std::lock_guard lock(gpus.mutex());
+  static Mutex mutex;  // autograd's thread draws, too
+  const MutexLock lock(mutex);
   const uint64_t offset = gpus.get_offset();
   gpus.set_offset(offset + 4);  // Philox's are multiples of 4
   // Seeds of the CPU's have 32 bits.
