@@ -102,7 +102,7 @@ json RankOf(const RankSnapshot& rank) {
              {"grant_wait_seconds", rank.grant_wait_seconds},
              {"hbm_peak_bytes", rank.hbm_peak.count()},
              {"closed", rank.closed},
-             // Of versions that had guarantees: scripts may read them.
+             // Versions with guarantees had these keys: scripts may read them.
              {"guaranteed_bytes_per_second", 0.0},
              {"guarantee_lowered", nullptr},
              {"weight", rank.weight},

@@ -283,7 +283,7 @@ TEST(Doctor, EachCheckIsSeenFailingAndSaysWhatMendsIt) {
   }
 }
 
-// What is as it should be, or is nobody's to mend.
+// Findings that need no mending.
 TEST(Doctor, WhatIsNoFaultIsOk) {
   const Case cases[] = {
       {"memory limit",

@@ -319,7 +319,7 @@ TEST(SnapshotJson, WhoWaitsAndWhoHoldsMemoryIsListed) {
                                                        {"host_bytes", 4}}}));
 }
 
-// Who is not of the node's group learns that it is drained, not by whom.
+// A user outside the node's group learns that it is drained, not by whom.
 TEST(SnapshotJson, ADrainNamesItsAuthorToOperatorsOnly) {
   Snapshot snapshot;
   snapshot.now = absl::UnixEpoch() + absl::Seconds(100);
