@@ -222,9 +222,10 @@ def test_a_daemon_killed_before_a_lease_is_reported(daemon):
     expected = unstreamed(model, batch())
     session = sluice.Session(daemon.socket)
     stream = sluice.stream(model, session=session, chunk=16, quiet=True)
+    assert_same(run(model, batch()), expected)
     os.kill(daemon.pid, signal.SIGKILL)
     await_true("sluiced is gone", lambda: not is_running(daemon.pid))
-    long = batch(4, 500)  # more than the probe leased
+    long = batch(4, 500)  # more than that leased
     model.zero_grad()
     with pytest.raises(sluice.Error, match="UNAVAILABLE"):
         for _ in range(40):
