@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 
+import pytest
 from support import ROOT, TESTS, Loaded, environment
 
 FAKES = os.environ["SLUICE_FAKE_CUDA_DIR"]
@@ -24,10 +25,20 @@ MODELS = [f"transformers.models.{kind}.modeling_{kind}" for kind in
           ("qwen3", "llama", "mistral", "gemma2", "deepseek_v3", "gpt_oss")]
 
 
-def loaded() -> Loaded:
-    """Whose forks are on a node once they are told one: torch with NVIDIA's
+@pytest.fixture(scope="module")
+def loaded():
+    """Its forks are on a node once they are told one: torch with NVIDIA's
     libraries, of 2 GB, is loaded once for all of a test's programs."""
-    return Loaded("on_fakes", "cuda_group", *MODELS, **VARIABLES)
+    made = Loaded("on_fakes", "cuda_group", *MODELS, **VARIABLES)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def node(tmp_path, loaded):
+    made = FakeNode(tmp_path, os.environ["SLUICE_BIN_DIR"], loaded)
+    yield made
+    made.close()
 
 
 class FakeNode:

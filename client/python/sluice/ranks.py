@@ -55,7 +55,8 @@ class Ranks:
         self.failed: PeerFailed | None = None  # on a real GPU, from then on
         self._raised = -1  # the last call in which this rank failed itself
         self.within = 0  # what is running of a stream
-        # By heads of q, of k and v, and device: which of the latter are whose.
+        # By heads of q, of k and v, and device: the k and v that this rank
+        # needs.
         self._needed: dict[tuple[int, int, torch.device], Tensor] = {}
 
     @staticmethod

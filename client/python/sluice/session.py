@@ -305,8 +305,8 @@ class Session:
             self._value(), number, int(taken), note.encode()))
 
     def _watched_by(self, watch: Watch) -> None:
-        """`watch` is told of ranks of the job on this node whose process has
-        died, as long as something refers to it."""
+        """`watch` hears of dead processes of the job on this node, as long as
+        something refers to it."""
         self._watches.add(watch)
         if self._calls.on_event is None:
             watches = self._watches  # and not the session, which ends by itself

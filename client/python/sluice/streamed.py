@@ -144,7 +144,7 @@ class Stream:
         return made
 
     def forget(self) -> None:
-        """Of trials, whose findings outlive the session."""
+        """Drops the session, which the findings of a trial outlive."""
         self.session = self.ranks = None  # type: ignore[assignment]
         self.arena = self.turn = None  # type: ignore[assignment]
 

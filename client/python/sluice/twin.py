@@ -52,12 +52,12 @@ class Twin:
 
     Args:
         device: of its tensors.
-        layers: whose parameters share memory.
+        layers: their parameters share memory.
         known: objects in the place of others, by their ids.
         idle: modules that trials do not run; they have no memory.
         vocabulary: (tokens, fewer): a dimension of so many, outside of the
             layers, has fewer; None: all stay.
-        constructed: gives another module like one, whose buffers have values.
+        constructed: gives another module like one, with values in its buffers.
         forwards: of instances that have a forward of ours, their own, or None.
     """
 
@@ -75,7 +75,7 @@ class Twin:
                         for path, module in layer.named_modules()}
         # Weights of layers, by path, shape and type.
         self._shared: dict[tuple, Tensor] = {}
-        self.drawn: list[tuple[nn.Module, Tensor]] = []  # and who has them
+        self.drawn: list[tuple[nn.Module, Tensor]] = []  # with their owners
         modules = list(dict.fromkeys(m for r in roots for m in r.modules()))
         for module in modules:
             self._known[id(module)] = object.__new__(plain_class(module))

@@ -4,30 +4,14 @@ about a GPU."""
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
-from fake_node import FakeNode
-from fake_node import loaded as load
 from support import deep
 
 import sluice
 from sluice import computing
 
-
-@pytest.fixture(scope="module")
-def loaded():
-    loaded = load()
-    yield loaded
-    loaded.close()
-
-
-@pytest.fixture
-def node(tmp_path, loaded):
-    node = FakeNode(tmp_path, os.environ["SLUICE_BIN_DIR"], loaded)
-    yield node
-    node.close()
+pytest_plugins = "fake_node"  # the fixture `node`
 
 
 @pytest.mark.parametrize("what", [

@@ -4,26 +4,10 @@ rank: on the fake driver, with torch's own ProcessGroupNCCL over NCCL's fake
 
 from __future__ import annotations
 
-import os
-
 import pytest
-from fake_node import FakeNode
-from fake_node import loaded as load
 from support import deep
 
-
-@pytest.fixture(scope="module")
-def loaded():
-    loaded = load()
-    yield loaded
-    loaded.close()
-
-
-@pytest.fixture
-def node(tmp_path, loaded):
-    node = FakeNode(tmp_path, os.environ["SLUICE_BIN_DIR"], loaded)
-    yield node
-    node.close()
+pytest_plugins = "fake_node"  # the fixture `node`
 
 
 @pytest.mark.parametrize("what", ["shared", "sharded", "planned",
@@ -46,7 +30,7 @@ def test_a_removed_wait_or_mark_is_detected(node, tmp_path, without):
 
 @pytest.mark.parametrize("how", ["killed", "left", "raised"])
 def test_a_failed_rank_ends_the_other_within_five_seconds(node, tmp_path, how):
-    """NCCL itself tells nobody, as between GPUs of one node."""
+    """NCCL itself tells no rank, as between GPUs of one node."""
     ran = node.run("cuda_group.py", str(tmp_path), how,
                    SLUICE_FAKE_NCCL="silent=1")
     print(ran.stdout)
