@@ -95,8 +95,8 @@ class PciReader {
     }
   }
 
-  // Puts the link `name` above `below`, whose place it takes; false: it was
-  // there already.
+  // Puts the link `name` above `below` and in its place; returns false if it
+  // was there already.
   bool Hang(std::string name, std::string& below) {
     const auto find = [this](const std::string& of) {
       return std::ranges::find(made_, of, &LinkSpeed::name);

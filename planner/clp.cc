@@ -10,7 +10,7 @@
 namespace sluice::planner {
 namespace {
 
-// Clp's models are apart from each other, but nobody promises it for all of
+// Clp's models are apart from each other, but that is not documented for all of
 // CoinUtils; plans take milliseconds, so one lock costs nothing.
 Mutex& ClpMutex() {
   static Mutex mutex;

@@ -30,8 +30,8 @@ using plan::LinkCapacity;
 using plan::NodeResources;
 
 // The whole plan of a node: memory a rank, swapping for all ranks (MEMO's LP
-// for alpha, with re-reads and scratch counted). An infeasible node is a plan
-// whose `infeasible` says why.
+// for alpha, with re-reads and scratch counted). If no plan fits, the result
+// has `infeasible` with the reason.
 absl::StatusOr<plan::NodePlan> PlanNode(
     const std::vector<plan::RankProfile>& profiles,
     const NodeResources& resources, const MemoryOptions& options,

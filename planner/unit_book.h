@@ -1,5 +1,5 @@
-// Units whose memory is planned already: asked for again, they are not solved
-// again, whichever rank, segment or daemon life they come from.
+// Units with planned memory: a known unit is not solved again, whichever rank,
+// segment or daemon life it comes from.
 //
 // Thread safety: one owner.
 #pragma once

@@ -71,10 +71,9 @@ class BandwidthPolicy {
   // What the flow wants in all and was not shared out.
   void SetWanted(int flow, double bytes);
 
-  // The copy in front of what the flow asked for: `bytes` of it are not shared
-  // out yet, and compute needs them at `due`. In the place of what was said
-  // before; 0 bytes: nothing is known. A rank's own word, which nobody has
-  // checked: it is promised nothing by it.
+  // Replaces what is known of the flow's first copy: `bytes` of it are not
+  // shared out yet, and compute needs them at `due`. 0 bytes: nothing is known.
+  // It is the rank's own statement and not checked, so it promises nothing.
   void Need(int flow, double bytes, absl::Time due);
 
   // What each flow may copy in the `window` from `now` on, by flow; those that
@@ -97,7 +96,7 @@ class BandwidthPolicy {
     double ahead = 0;  // bytes by promise beyond a fair share, lately
     double lead = 0;   // and by deadlines
     double most_lead = 0;
-    // Whose `lead` counts together: owner and channel.
+    // Owner and channel: flows with the same pair have one `lead`.
     std::pair<int, int> leader;
     double needed = 0;  // bytes of the copy in front, at `due`
     absl::Time due = absl::InfiniteFuture();

@@ -3,8 +3,8 @@
 // A rank says of the copy in front of its queue by when compute needs it. Most
 // copies are in time by a fair share, and then nothing is changed. One that is
 // not goes before fair shares, of several the one that is due first. It is
-// lent in advance what its own fair share brings later: who was ahead waits
-// until the others have come up to it (fair_shares.h), and is ahead by a
+// lent in advance what its own fair share brings later: a flow that was ahead
+// waits until the others have caught up (fair_shares.h), and is ahead by a
 // bounded number of bytes at most. So a rank that names what deadlines it likes
 // shifts its share in time and makes it no larger, and promises, which are
 // shared out before, are not touched.
@@ -31,7 +31,7 @@ struct LentCopy {
 };
 
 // Bytes by copy, which are taken off `room` (bytes by channel, of `window`
-// seconds). Whoever's copy is in time by its fair share of all `copies` gets
+// seconds). A copy that is in time by its fair share of all `copies` gets
 // nothing here.
 std::vector<double> ShareToLate(const std::vector<LentCopy>& copies,
                                 double window, std::vector<double>& room);

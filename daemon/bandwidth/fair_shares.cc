@@ -52,7 +52,7 @@ class Filling {
     }
   }
 
-  // Who has what it wants, or stands before a full channel, rises no more.
+  // A flow that has what it wants, or has a full channel, rises no more.
   void Settle() {
     std::erase_if(rising_, [&](size_t i) {
       const std::vector<int>& path = *wants_[i].path;

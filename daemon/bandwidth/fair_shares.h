@@ -3,10 +3,10 @@
 // All shares rise together, each as fast as its weight, until its want is met
 // or a channel on its path is full; then it stands still and the others go on
 // (progressive filling; Bertsekas and Gallager 1992, "Data Networks", 6.5.2).
-// So nobody has less than another of equal weight unless it wants no more or a
-// full channel of its own stops it, and nothing is left over that anybody
-// wants and could be carried. Who had something before waits until the others
-// have come up to it.
+// The result is max-min fair: a flow gets less than another of equal weight
+// only if its demand is met or a channel on its path is full, and no bandwidth
+// that a flow wants and could use is left over. A flow that had something
+// before waits until the others have caught up.
 //
 // Thread safety: none needed; pure.
 #pragma once

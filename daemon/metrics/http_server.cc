@@ -293,8 +293,8 @@ bool HttpServer::Server::MakeRoom(Listener& listener) {
   return true;
 }
 
-// Of one snapshot, taken after all of them asked; a flood of requests costs the
-// daemon's loop at most one per kTick.
+// Answers from one snapshot, taken after all of them asked; a flood of requests
+// costs the daemon's loop at most one snapshot per kTick.
 void HttpServer::Server::AnswerWaiting() {
   if (clock.Now() < next_pages) return;
   std::set<PageKey> asked;

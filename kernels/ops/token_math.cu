@@ -25,8 +25,8 @@ __device__ float OfWarp(float value, Both both) {
   return value;
 }
 
-// Of all threads of the block, which all have it then. The block is whole
-// warps, at most 32 of them.
+// Combines the values of all threads of the block and returns the result to
+// each. The block is whole warps, at most 32 of them.
 template <typename Both>
 __device__ float OfBlock(float value, Both both) {
   __shared__ float of_warp[32];
@@ -148,7 +148,7 @@ __device__ void NormBackward(const RmsNormShape& shape,
 __device__ int64_t ThreadOfGrid() {
   return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
 }
-// Of n elements from `at` on, as many as one piece may have.
+// Number of elements of the piece at `at`: the last one of n may be shorter.
 __device__ int There(int64_t n, int64_t at) {
   return n - at < kVector<BFloat16> ? static_cast<int>(n - at)
                                     : kVector<BFloat16>;
@@ -227,7 +227,7 @@ __device__ void Softmax(const SoftmaxShape& shape, const SoftmaxTensors<T>& t) {
   const bool counts = label != shape.ignored;
   const float picked = counts ? ToFloat(logits[label]) : 0;
   const int64_t step = static_cast<int64_t>(blockDim.x) * kCount;
-  // Of what this thread has seen: the greatest, and the sum of exponentials
+  // The greatest logit that this thread has read, and the sum of exponentials
   // relative to it.
   float greatest = -INFINITY, sum = 0;
   float x[kCount];
@@ -272,7 +272,7 @@ __device__ void Softmax(const SoftmaxShape& shape, const SoftmaxTensors<T>& t) {
   extern "C" __global__ void sluice_##name(Shape shape, Tensors t) { \
     Body(shape, t);                                                  \
   }
-// Of a block that holds a row.
+// A kernel whose block holds a row.
 #define SLUICE_NORM_KERNEL(name, Tensors, Body)                  \
   extern "C" __global__ void __launch_bounds__(kMostNormThreads) \
       sluice_##name(RmsNormShape shape, Tensors t) {             \

@@ -50,7 +50,7 @@ class TransientMath {
   // Where a result is: in a tensor of its own, or where its caller has it.
   enum class Place { kNew, kGiven };
   Tensor NormForward(int64_t rows, Place place = Place::kNew) const;
-  // Of so many parts of dY.
+  // `gradients` is the number of parts that dY is summed from.
   void NormBackward(int64_t rows, int gradients, bool residual) const;
   Tensor LinearForward(int64_t rows, int64_t in, int64_t out,
                        Place place = Place::kNew) const;

@@ -141,7 +141,7 @@ TYPED_TEST(TokenMath, RopeTurnsPairsAndBackInPlace) {
     this->ExpectNear(x, expected, "turned");
     RopeShape back = shape;
     back.inverse = true;
-    // Of fp32 sums into the model's type, as backward has them.
+    // Backward rounds fp32 sums to the model's type.
     const std::vector<float> sums(expected.begin(), expected.end());
     Compute(back, RopeTensors<float, T>{sums.data(), cos.data(), sin.data(),
                                         x.data()});

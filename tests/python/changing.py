@@ -1,4 +1,4 @@
-"""The ranks of plans/plan_changes_test: a job whose plan changes while it trains."""
+"""The ranks of plans/plan_changes_test: a plan changes while its job trains."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Loop:
             self.step()
 
     def changes(self) -> list[int]:
-        """The steps whose policy is not that of the step before."""
+        """The steps with another policy than the step before."""
         return [i for i in range(1, len(self.swapped))
                 if self.swapped[i] != self.swapped[i - 1]]
 
@@ -96,8 +96,8 @@ def another_job(loop: Loop, socket: str) -> Iterator[None]:
 
 
 class Other:
-    """A job of one rank, in a process of its own, whose steps are the longest
-    on the node: what others swap is better spent on it."""
+    """A job of one rank, in a process of its own, with the longest steps on the
+    node: what others swap is better spent on it."""
 
     def __init__(self, socket: str):
         self._end = FORK.Event()
@@ -125,8 +125,8 @@ def _other(socket: str, end) -> None:
 
 
 class Slow:
-    """A session of a rank whose every second is a hundred: so it does not
-    depend on this machine's which job is the slower one."""
+    """A session that reports a hundred seconds for each one: this job is then
+    the slower one on any machine."""
 
     def __init__(self, session: sluice.Session):
         self._session = session

@@ -37,8 +37,8 @@ RANKS = 2
 
 def trained(session: sluice.Session, gpu: torch.device, steps: int = 2,
             sharded: bool = False, **options) -> sluice.Stream:
-    """Steps of a model whose sequences the ranks share, each with the gradients
-    of the plain one on the CPU."""
+    """Trains a model with sequences that the ranks share; each step must have
+    the gradients of the plain model on the CPU."""
     model, inputs = tiny("qwen3"), batch(length=LENGTH)
     expected = run(copy.deepcopy(model), inputs)
     model.to(gpu)

@@ -4,7 +4,7 @@ on the CPU, unstreamed:
     cuda_step.py SOCKET MODEL [WITHOUT]
 
 MODEL names a function of this file. WITHOUT is one thing that is not done, so
-that who looks for races has one to find.
+that the fakes have a race to find.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def needs_the_gpu(module: nn.Module, args: tuple, y: torch.Tensor) -> None:
 
 
 def tried_on_its_device(session: sluice.Session) -> None:
-    """A model whose code fails on the CPU."""
+    """A model with code that fails on the CPU."""
     expected, model = run(tiny("qwen3"), batch()), tiny("qwen3").to(GPU)
     for layer in model.model.layers:
         layer.mlp.register_forward_hook(needs_the_gpu)
@@ -194,8 +194,8 @@ class Reads(TorchDispatchMode):
 
 
 def waits(session: sluice.Session) -> None:
-    """Of a step that is not the first: the host waits for whether the mask is
-    causal, and twice for the chunk that is compared."""
+    """The host waits of the second step: one for whether the mask is causal,
+    two for the chunk that is compared."""
     model, inputs = tiny("qwen3").to(GPU), on(GPU, batch(length=LENGTH))
     stream = sluice.stream(model, session=session, chunk=16, quiet=True)
     run(model, inputs)
@@ -261,7 +261,7 @@ def windows(session: sluice.Session) -> None:
 
 
 class NoExperts(nn.Linear):
-    """In the place of experts, whose choice the fakes have no form of."""
+    """Replaces experts: the fakes have no form of routing."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width, width)
@@ -448,7 +448,7 @@ def rows_first(*tensors: torch.Tensor) -> list[torch.Tensor]:
 
 
 def by_cudnn(session: sluice.Session) -> None:
-    """The last chunk is of one row, whose own block is of one key."""
+    """The last chunk is of one row, and its own block of one key."""
     in_bf16(session, tiny("qwen3"), {"cudnn", "flash"}, LENGTH - 1,
             kernel="cudnn")
     in_bf16(session, tiny("llama"), {"cudnn"}, kernel="cudnn")
@@ -519,7 +519,7 @@ def slots(session: sluice.Session) -> None:
 
 
 def recorded_by_torch(arena: HostArena) -> None:
-    """Of torch's allocators some refuse a stream for what is not their own."""
+    """Some of torch's allocators refuse `record_stream` of others' memory."""
     recorded = []
     for own in (False, True):
         held = arena.put(torch.ones(1000, device=GPU))
@@ -549,8 +549,8 @@ def optimizer(session: sluice.Session, dtype: torch.dtype = torch.float32
     optimizer = sluice.AdamW(ours, lr=1e-2, session=session)
     leave_out(optimizer._states)
     expected = torch.optim.AdamW(torchs, lr=1e-2, foreach=True)
-    # Of all, then twice of those in one bucket; made before, for to wait for
-    # them would order the steps.
+    # All parameters, then twice those of one bucket; made before the steps,
+    # since waiting for them would order the steps.
     grads = [[torch.randn(p.shape).to(dtype) if i < 2 or step % 3 == 0
               else None for i, p in enumerate(ours)] for step in range(6)]
     on_gpu = [[None if grad is None else grad.to(GPU) for grad in of_step]

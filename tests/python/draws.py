@@ -567,7 +567,7 @@ def _run_step(draw: Draw, step: Step, plain: Trainee, got: Trainee,
               result: Result, say: Callable[..., None]) -> None:
     try:
         expected = _whole_step(plain, step, False)
-    except Exception as error:  # such a step is nobody's
+    except Exception as error:  # plain torch cannot do this step either
         result.unusable.append(f"{type(error).__name__}: {error}")
         expected = None
     try:
@@ -616,7 +616,7 @@ def _end_step(step: Step, plain: Trainee, got: Trainee, failed: bool) -> None:
 
 @dataclasses.dataclass
 class Report:
-    """Of several draws."""
+    """The results of several draws."""
 
     draws: int = 0
     compared: int = 0  # steps

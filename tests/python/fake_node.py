@@ -1,4 +1,4 @@
-"""A node whose driver is cuda, on the strict fake driver (tests/fake_cuda): the
+"""A node with driver = "cuda" on the strict fake driver (tests/fake_cuda): the
 real sluiced, and Python processes with torch's CUDA device. It proves nothing
 about a GPU."""
 
@@ -16,11 +16,11 @@ from support import ROOT, TESTS, Loaded, environment
 FAKES = os.environ["SLUICE_FAKE_CUDA_DIR"]
 
 CONFIG = ROOT / "tests" / "fake_cuda" / "node.toml"
-# Of a Python process that has torch's CUDA device there.
+# The environment of a Python process with torch's CUDA device on this node.
 VARIABLES = dict(
     LD_LIBRARY_PATH=f"{FAKES}/over_real:{FAKES}", OMP_NUM_THREADS="1",
     LD_PRELOAD=os.path.join(FAKES, "libcudart.so.13"))
-# Of the models that cuda_step makes: transformers loads these when one is made.
+# transformers loads these modules when cuda_step makes a model.
 MODELS = [f"transformers.models.{kind}.modeling_{kind}" for kind in
           ("qwen3", "llama", "mistral", "gemma2", "deepseek_v3", "gpt_oss")]
 
@@ -66,7 +66,7 @@ class FakeNode:
 
     def run(self, program: str, *arguments: str, **variables: str
             ) -> subprocess.CompletedProcess[str]:
-        """Of tests/python, in a fork of `loaded`."""
+        """Runs a program of tests/python in a fork of `loaded`."""
         return self._loaded.run(TESTS / program, self.socket, *arguments,
                                 SLUICE_FAKE_CUDA=self._fakes, **variables)
 

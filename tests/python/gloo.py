@@ -63,6 +63,6 @@ def _rank(rank: int, world: int, file: str) -> Iterator[None]:
 
 
 def whole(gradient: torch.Tensor | None) -> torch.Tensor | None:
-    """Of all ranks; a collective where it is sharded."""
+    """The gradient of all ranks; a collective where it is sharded."""
     return gradient.full_tensor() if isinstance(gradient, DTensor) else (
         gradient)

@@ -75,7 +75,7 @@ def evaluation(session, group) -> None:
 
 
 def logprobs(session, group) -> None:
-    """Of all rows, on every rank, with the whole sequence's gradients."""
+    """Every rank has those of all rows, with the whole sequence's gradients."""
     model, inputs = tiny(), batch()
     weights = torch.randn(2, 75, generator=torch.Generator().manual_seed(1))
 

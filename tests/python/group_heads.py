@@ -65,7 +65,7 @@ def dropout_in_heads(session, group) -> None:
 
 
 def rows_of_padding(session, group) -> None:
-    """Counted by somebody's loss, they are refused on every rank."""
+    """If a model's own loss counts them, every rank refuses them."""
     model = tiny_with("QuestionAnswering")
     sluice.stream(model, session=session, chunk=16, group=group, quiet=True)
     inputs = {**HEADS["an answer that begins and ends"][1],

@@ -28,7 +28,7 @@ def graded(model, ids) -> Run:
 
 
 def mean(run: Run, group) -> Run:
-    """Over the ranks, which nobody has made yet."""
+    """The mean over the ranks, for gradients that are not reduced yet."""
     for gradient in run.gradients.values():
         dist.all_reduce(gradient, group=group)
         gradient /= dist.get_world_size(group)
@@ -140,7 +140,7 @@ class Dropping(Wrapper):
 
 
 def own_layers_random_numbers(session, group) -> None:
-    """Of its own on each rank, in the replay the same again."""
+    """Each rank draws its own, and draws the same again in the replay."""
     model, dropped = titan(), []
     for layer in model.layers.values():
         layer.feed_forward = Dropping(layer.feed_forward)
@@ -158,7 +158,7 @@ def own_layers_random_numbers(session, group) -> None:
 
 
 def router_logits(session, group) -> None:
-    """Those of all rows, on every rank, also where nobody asks for a loss."""
+    """Every rank has those of all rows, also without a loss."""
     for length in (75, 67, 1):
         inputs = batch(2, length)
         model = tiny("mixtral", num_local_experts=4, num_experts_per_tok=2,

@@ -1,4 +1,4 @@
-"""Models whose head is not a language model's, and what is asked of them."""
+"""Models with heads other than a language model's, and their inputs."""
 
 from __future__ import annotations
 

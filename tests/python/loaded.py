@@ -5,8 +5,8 @@ need many processes with torch: support.Loaded starts it.
 
 A line of stdin is a JSON object that names a program, its arguments, variables
 of its environment and files for its output. A fork runs it; the fork's exit
-status is a line of stdout. The fork ends as any process whose program ends: its
-__main__ lives until the interpreter's end, and what libraries do at exit is done.
+status is a line of stdout. The fork ends like a process of its own: its
+__main__ lives until the interpreter's end, and exit handlers of libraries run.
 """
 
 from __future__ import annotations

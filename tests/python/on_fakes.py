@@ -2,7 +2,7 @@
 it before torch, in a process that `fake_node.FakeNode` has started.
 
 torch's own libtorch_cuda.so is loaded below the fake one, which takes the place
-of its kernels; whoever asks for the library from then on has been given it.
+of its kernels; later loads of the library find it loaded.
 """
 
 import ctypes

@@ -27,7 +27,7 @@ STEPS = 20
 
 
 class Uneven(nn.Module):
-    """Of whose parameters some ranks have more than others, or none."""
+    """Some ranks have more of its parameters than others, or none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ def ddp(rank: int, session: sluice.Session) -> None:
     try:
         optimizer.step()
     except sluice.Unsupported as refused:
-        # Of lengths that are rounded up to 32: 64, 32, 32 and 32.
+        # The lengths are rounded up to 32: 64, 32, 32 and 32.
         assert str(refused) == (
             "AdamW: DistributedDataParallel holds 46 parameters whole on each "
             "of 2 ranks: their states would take 1.19e-06 GiB of host memory "

@@ -24,7 +24,7 @@ LENGTHS = (30, 41, 22, 61, 60, 33, 40, 24, 62, 63, 35, 29)
 
 
 def _shared(kind):
-    """The trainer's class, whose ranks are all given the same rows."""
+    """The trainer's class, with the same rows on all ranks."""
     class Shared(kind):
         def get_train_dataloader(self):
             loader = super().get_train_dataloader()

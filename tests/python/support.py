@@ -56,8 +56,8 @@ def run(code: str, timeout_s: float = 200,
 
 
 def forked(call: Callable[[], int | None]) -> subprocess.CompletedProcess[str]:
-    """What run() gives of a process that has loaded all that this one has: a
-    fork, whose status is what `call` returns or exits with."""
+    """Runs `call` in a fork, which has loaded what this process has. Returns
+    what run() would; the status is what `call` returns or exits with."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile(
             "w+") as err:
         child = os.fork()
@@ -150,7 +150,7 @@ def run_loaded(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def is_running(pid: int) -> bool:
-    """Not so for a zombie, whose parent just has not asked yet."""
+    """False for a zombie: its parent just has not waited for it yet."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"
@@ -167,7 +167,7 @@ def await_true(what: str, true: Callable[[], object],
 
 
 def processes_of(folder: str) -> list[int]:
-    """Everything whose command line names the folder: guard, sluiced."""
+    """Processes with the folder in their command line: guard, sluiced."""
     found = []
     for entry in os.listdir("/proc"):
         try:

@@ -1,4 +1,4 @@
-"""Root runs the tests as `nobody`: what root may hides defects. Without
+"""Root runs the tests as a plain user: what root may hides defects. Without
 CAP_SYS_RESOURCE the kernel counts the descriptors that are on their way,
 without CAP_CHOWN a folder is another's.
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""As root: a test runs as `nobody`, in a folder of root's home if it must."""
+"""Root's tests run as a plain user, in a folder of root's home if they must."""
 
 import os
 import pwd

@@ -56,7 +56,7 @@ class Small(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.root = folder.name
-        os.chmod(self.root, 0o777)  # tests of root's runs are nobody's
+        os.chmod(self.root, 0o777)  # root's runs start tests as a plain user
         text = LISTS.replace("LAUNCH", os.path.join(HERE, "launch.py"))
         self.lists = text.replace("FOLDER", self.root)
         for name in "works", "broken", "sluiced":

@@ -41,7 +41,7 @@ class PassCounter {
   const PassBytes& bytes() const { return bytes_; }
 
  private:
-  // Of one operator's call.
+  // What is known of one operator's call.
   struct Call final : at::ObserverContext {
     bool outermost = false, results_are_written = false;
     double bytes = 0;
@@ -165,8 +165,8 @@ class MemoryPasses : public ::testing::TestWithParam<Case> {
     RunStep(c, data);
     return counter.bytes();
   }
-  // Of a layer and a token: what no layer and no number of tokens changes is
-  // left out.
+  // Bytes of a layer and a token, without what depends on neither the number of
+  // layers nor the number of tokens.
   static PassBytes OfLayer(double alpha) {
     constexpr int64_t kRows = 32;
     const auto of = [&](auto part) {

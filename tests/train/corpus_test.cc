@@ -159,7 +159,7 @@ TEST_F(CorpusTest, KnowsMegatronIndexes) {
   SLUICE_ASSERT_OK_AND_ASSIGN(corpus,
                               Corpus::Open({.path = word, .vocab = 70001}));
   EXPECT_THAT(All(*corpus), ElementsAre(70000, 5));
-  // Of another type it is as if there were no index.
+  // An index of another type is ignored.
   Write("w.idx", std::string("MMIDIDX\0\0\1\0\0\0\0\0\0\0\x05", 18));
   EXPECT_THAT(
       Corpus::Open({.path = word}),

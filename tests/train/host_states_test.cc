@@ -66,8 +66,8 @@ StepCase StepOf(const Case& c, double speed) {
           .out_speed = speed};
 }
 
-// When forward asks for a part of the model, a unit here: units whose copies in
-// have been enqueued, and units updated then and when forward goes on.
+// What had happened when forward asked for a unit, a part of the model: units
+// with enqueued copies in, and units updated then and when forward went on.
 struct Asked {
   int64_t part, fetched, before, after;
 };

@@ -125,7 +125,7 @@ EXACT = [plain, in_place, mask_first, heads_as_batch, added_to_zeros,
 
 
 def packed(length=75):
-    """Two rows whose documents end at different places."""
+    """Two rows with documents that end at different places."""
     inputs = batch(2, length)
     inputs["position_ids"] = torch.stack(
         [torch.cat([torch.arange(n) for n in ends])

@@ -50,7 +50,7 @@ def of(seen, rows, keys):
 
 
 def between(seen):
-    """Of seen [B or 1, c, n], whose rows see one interval each, or nothing."""
+    """The intervals of seen [B or 1, c, n]: each row sees one, or nothing."""
     key, count = torch.arange(seen.shape[2]), seen.shape[2]
     return Between(torch.where(seen, key, count).amin(-1) + 5,
                    torch.where(seen, key, -1).amax(-1) + 5, 5)
@@ -141,13 +141,13 @@ def test_a_causal_block_is_the_same_in_strips(count):
 
 
 # Some rows of one group of heads, or all of both, or of one batch row, or one
-# row, whose scores are more.
+# row with larger scores.
 @pytest.mark.parametrize("room", [1, 40, 300, 2000, 5000, 1 << 20])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("mask", ["full", "causal", "window", "behind", "blind",
                                   "each its own"])
 def test_whole_scores_are_the_same_in_strips(monkeypatch, room, softcap, mask):
-    """Of each mask that there is, rows that see nothing among them."""
+    """Covers each kind of mask, also rows that see nothing."""
     monkeypatch.setattr(whole_scores, "BYTES", 8 * room)
     monkeypatch.setattr(whole_scores, "_ROWS", 7)
     rows, keys = 19, {"full": 23, "behind": 11}.get(mask, 19)

@@ -41,7 +41,7 @@ TELLS = """
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Of a user without a daemon; at the end none is left."""
+    """The folder of a user without a daemon; at the end none is left."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setattr(user_daemon, "NODES_OWN", str(tmp_path / "none"))

@@ -48,7 +48,7 @@ def scaled():
 
 
 def gradients(model, change):
-    """Of one step, with `change(each MLP's Scaled)` before the backward."""
+    """One step's gradients; change(each MLP's Scaled) runs before backward."""
     model.zero_grad()
     loss = model(**batch()).loss
     for layer in model.model.layers:

@@ -1,5 +1,5 @@
-"""Of the first chunks attention runs again in backward: the gradients are those
-without, to the bit, and the host holds less."""
+"""Attention of the first chunks runs again in backward: gradients are the same
+to the bit as without, and the host holds less."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_the_expected_products_are_skipped(session, kind, changes, spared):
 
 
 class Keeps(torch.autograd.Function):
-    """y, and what its backward needs of it where nobody sees it."""
+    """Returns y and saves it for backward outside of saved-tensor hooks."""
 
     @staticmethod
     def forward(ctx, y):

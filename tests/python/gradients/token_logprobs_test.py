@@ -92,7 +92,7 @@ def test_a_model_that_is_not_streamed_gives_the_same(session):
 
 
 def _loss(model, inputs):
-    """Of the log-probabilities, as the model's."""
+    """The model's loss, made of the log-probabilities."""
     model.zero_grad()
     count = (inputs["labels"][:, 1:] != -100).sum()
     loss = -sluice.logprobs(model, **inputs).sum() / count

@@ -88,7 +88,7 @@ def test_close_deadlines_are_sent_once():
 
 @pytest.fixture
 def session():
-    """On a link whose speed is known."""
+    """A session on a link of known speed."""
     daemon = PrivateDaemon(gpu_bytes=64 * MIB, host_bytes=64 * MIB,
                            link_bytes_per_second=1e9)
     with sluice.Session(daemon.socket) as session:
@@ -97,8 +97,8 @@ def session():
 
 
 class Watched:
-    """A library whose calls of know_slack are noted, whose copies are not
-    over before they are waited for, and whose waits take longer."""
+    """A library that notes calls of know_slack. Its copies are not over before
+    they are waited for, and its waits take longer."""
 
     def __init__(self, library, wait_s=0.0):
         self._library, self._wait_s, self.told = library, wait_s, []
@@ -196,6 +196,6 @@ def test_the_daemon_learns_which_copies_are_late():
                 capture_output=True, text=True, check=True).stdout)
             late = told["jobs"][0]["ranks"][0]["late"]
             assert late["h2d_copies"] == 1 and late["h2d_seconds"] > 0.1
-            assert late["d2h_copies"] == 0  # nobody waited for its memory
+            assert late["d2h_copies"] == 0  # no wait for its memory
     finally:
         daemon.close()

@@ -13,7 +13,7 @@ from sluice.errors import Error, Status
 
 
 class Daemon:
-    """A session whose daemon leases so much, and says how often it is asked."""
+    """A session with a daemon that leases so much and counts requests."""
 
     def __init__(self) -> None:
         self.free, self.status, self.asked = 0, Status.RESOURCE_EXHAUSTED, 0

@@ -27,6 +27,6 @@ def test_each_step_is_logged_as_on_one_rank(tmp_path):
         expected = [{k: v for k, v in step.items() if k in COMPARED}
                     for step in train(make, None)]
         assert len(expected) == STEPS + 1 and "grad_norm" in expected[0]
-        # Of the two only the first one logs.
+        # Only rank 0 logs.
         assert_equal_logs(json.loads(
             (tmp_path / f"{name} 0.json").read_text()), expected)

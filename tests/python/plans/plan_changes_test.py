@@ -16,7 +16,7 @@ from sluice.board import Board
 from sluice.changes import Changes, Decision, Offer
 from sluice.daemon import PrivateDaemon
 
-# Of which several jobs have an extent of 4 MiB less per rank.
+# With several jobs each rank has an extent of 4 MiB less.
 HOST_BYTES = 22 << 20
 
 
@@ -32,7 +32,7 @@ def test_a_running_job(tmp_path):
 # --- which plan, at which step -------------------------------------------------
 
 class Ranks:
-    """Of one job, each with a step of its own, in an order of chance."""
+    """The ranks of one job, each at a step of its own, in a random order."""
 
     def __init__(self, count, seed):
         self.board = Board(dist.HashStore())
@@ -102,7 +102,7 @@ def test_the_board_is_not_read_without_an_offer():
 
     changes = Changes("job", 0, board)
     assert [changes.step(i, None) for i in range(3)] == [None] * 3
-    # Alone nobody has to be asked.
+    # A single rank decides alone.
     assert changes.step(3, Offer(1, [0])) == Decision(1, "")
 
 

@@ -187,7 +187,7 @@ class IfLonger(Mlp):
     deep(FromRow, 71, 1024, torch.bfloat16)])
 def test_thresholds_beyond_the_probe_are_found_in_the_first_step(
         session, kind, at, chunk, dtype):
-    """Of the index of a row, and of the number of rows: within a chunk, or
+    """Thresholds in a row's index and in the number of rows: within a chunk, or
     between the last chunk's rows and the others'."""
     model = with_mlp(kind, num_hidden_layers=1,
                      max_position_embeddings=4096).to(dtype)
@@ -278,7 +278,7 @@ def test_random_layers_have_the_gradient_of_their_drawn_numbers(session, kind):
     lambda y, most: y.uniform_(-most, most),
     lambda y, most: y.normal_(0, most)])
 def test_noise_that_depends_on_the_number_of_rows_is_exact(session, draw):
-    """As NEFTune's, whose hook is there before stream()."""
+    """NEFTune draws like this in a hook that it puts in before stream()."""
     model = tiny()
     model.model.embed_tokens.register_forward_hook(
         lambda module, args, y: y + draw(torch.zeros_like(y), 5 / (
@@ -409,7 +409,7 @@ LEARNED = dict(n_embd=32, n_layer=2, n_head=4, n_positions=512, rotary_dim=4,
 
 @pytest.mark.parametrize("kind", DROPPING)
 def test_remedies_against_attention_dropout_work(session, kind):
-    """Of the model at hand, and by what it is loaded with."""
+    """Both remedies: change this model, or load it with another value."""
     changes = {**LEARNED, **DROPPING[kind]}
     model = tiny(kind, **changes)
     with pytest.raises(Unsupported, match="attention dropout of 0.1") as said:
@@ -423,7 +423,7 @@ def test_remedies_against_attention_dropout_work(session, kind):
             owner = functools.reduce(getattr, parents, module)
             setattr(owner, last, 0.0)
     sluice.stream(model, session=session, chunk=16)
-    if kind != "openai-gpt":  # whose layers do not have the config
+    if kind != "openai-gpt":  # its layers do not have the config
         sluice.stream(tiny(kind, **{**changes, loaded: 0.0}),
                       session=session, chunk=16)
 

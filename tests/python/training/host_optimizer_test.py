@@ -31,7 +31,7 @@ HALVES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def layers() -> nn.Module:
-    """Of each size and layout, one larger than a small bucket."""
+    """Layers of each size and layout, one larger than a small bucket."""
     torch.manual_seed(3)
     return nn.Sequential(
         nn.Linear(33, 77), nn.Linear(77, 5, bias=False), nn.Embedding(7, 901),

@@ -106,7 +106,7 @@ def rows(
 def _collect(
     running: dict[int, _Child], blank: Callable[[str], Row], limit_s: float
 ) -> Iterator[Row]:
-    """Waits a little for the children in `running`; takes out who is done."""
+    """Waits a little for the children in `running`; removes the ended ones."""
     ready, _, _ = select.select(list(running), [], [], 0.2)
     for pipe in ready:
         child = running[pipe]

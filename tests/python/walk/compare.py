@@ -3,7 +3,7 @@
 Exact means: for every parameter the difference of the gradients has a norm of
 at most max(1e-5, 5 x the plain model's own difference) of the gradient's norm.
 The own one is between eager and SDPA; without SDPA, between fp32 and fp64, if
-the model runs in fp64. A parameter whose gradient is below 1e-6 of the whole
+the model runs in fp64. A parameter's gradient below 1e-6 of the whole
 norm has only rounding in it, and its difference is held against 1e-6 of the
 whole.
 

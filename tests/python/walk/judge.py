@@ -162,7 +162,7 @@ def _streamed(row: Row, steps: dict[str, dict[str, plain.Step]]) -> None:
         with sluice.Session() as session:
             _stream_and_compare(row, session, steps)
     except sluice.Unsupported as refusal:
-        # stream() is where a model is refused; later, somebody has begun.
+        # A model must be refused by stream(), before its training begins.
         row.verdict = FAILED if row.streamed else REFUSED
         late = "refused only in the step: " if row.streamed else ""
         row.reason = late + one_line(refusal)
