@@ -206,7 +206,8 @@ absl::Status CheckWindows(const std::string& path,
              : NotNegative(path + "backward_layer_s", kind.backward_layer_s);
 }
 
-// Of a rank that names no kinds the fields are written beside its own.
+// The path of kind k's fields. A rank that names no kinds has them beside its
+// own fields.
 std::string KindPath(const std::string& path, const SwapProblem::Rank& rank,
                      size_t k) {
   const bool one = rank.kinds.size() == 1 && rank.kinds[0].name == kOneKind;

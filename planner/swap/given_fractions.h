@@ -25,7 +25,7 @@ using Fractions = std::vector<plan::TokenFractions>;  // of a profile's classes
 // The given ones, and nothing kept or swapped beside them.
 Fractions GivenOnly(const plan::RankProfile& profile);
 
-// Of all layers, all told.
+// Bytes of all layers together.
 Bytes HostBytesOf(const plan::RankProfile& profile, const Fractions& fractions);
 Bytes KeptBytesOf(const plan::RankProfile& profile, const Fractions& fractions);
 

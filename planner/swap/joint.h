@@ -30,9 +30,9 @@ class JointProgram {
   // are not behind it by so much as a digit of the LP's.
   absl::StatusOr<Answer> Solve(const SwapObjective* known);
 
-  // Where copies may take longer than the windows that hide them, and the
-  // objectives count by how much: `hidden`, whose memory is feasible, is the
-  // answer of Solve. NotFound: its digits leave no answer.
+  // Lets copies take longer than the windows that hide them; the objectives
+  // count by how much. `hidden` is the answer of Solve, so its memory is
+  // feasible. NotFound: its digits leave no answer.
   absl::StatusOr<NodeFractions> SolveWithStalls(const Answer& hidden);
 
   // With one more unit (OneMore) of a row, solved again from the last basis.

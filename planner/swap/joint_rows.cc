@@ -77,7 +77,7 @@ class RowWriter {
   }
 
   enum Counted { kCopied, kSwapped, kKept, kSeconds };
-  // Of all layers of rank r whose tensors move.
+  // The sum over all layers of rank r with tensors that move.
   Form RankForm(size_t r, Counted counted) const {
     Form sum;
     const SwapProblem::Rank& rank = problem_.ranks[r];
@@ -96,7 +96,7 @@ class RowWriter {
     return sum;
   }
 
-  // Of one layer of kind k of rank r.
+  // What one layer of kind k of rank r copies.
   Form CopiedForm(size_t r, size_t k) const {
     Form sum;
     const SwapProblem::Rank& rank = problem_.ranks[r];
@@ -188,7 +188,7 @@ class RowWriter {
     return rate < kUnbounded ? rate : 0;
   }
 
-  // Of the slowest of the rank's links; 0: none limits it.
+  // The unit of the slowest of the rank's links; 0 if none limits it.
   double RateUnit(size_t r, Direction direction) const {
     double unit = 0;
     for (const CapacityRow& row : s_.capacities) {

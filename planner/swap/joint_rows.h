@@ -61,8 +61,8 @@ struct JointRows {
   struct Rate {
     int column = -1;
     double unit = 0;
-    // Of each kind of layers, which `column` is at least; none of a rank with
-    // one kind.
+    // Columns of each kind of layers; `column` is at least each of them. Empty
+    // for a rank with one kind.
     std::vector<int> kinds;
   };
   std::vector<std::map<CapacityRow::Kind, Rate>> rates;  // rank, direction

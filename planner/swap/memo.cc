@@ -20,7 +20,7 @@ struct Line {
   double slope = 0;
 };
 
-// Follows alpha: whoever asks for a kept part has the rest recomputed.
+// Whether the tensor follows alpha. A given kept part recomputes the rest.
 bool IsFree(const SwapProblem::Tensor& tensor) {
   return tensor.must == SwapProblem::Must::kNothing && tensor.recompute_s &&
          !tensor.given.swap && tensor.given.keep.value_or(0) == 0;

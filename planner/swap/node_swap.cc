@@ -170,8 +170,8 @@ class Planner {
   }
 
  private:
-  // Puts fractions whose copies show into `joint` where those are faster, and
-  // returns their program then.
+  // If fractions with exposed copies are faster, puts them into `joint` and
+  // returns their program.
   absl::StatusOr<std::unique_ptr<JointProgram>> Stall(
       JointProgram::Answer* joint) {
     if (!joint->feasible || result_.joint->recompute_s == 0) return nullptr;

@@ -20,8 +20,8 @@ std::string Amount(double bytes) {
   return fmt::format("{} ({} bytes)", FormatBytes(whole), whole.count());
 }
 
-// One line on host memory whose ranks need too much even at their least;
-// empty when they fit.
+// One line on host memory that is too small for the least that its ranks need;
+// empty if they fit.
 std::string TooMuchHost(const GivenNode& node, const HostLimit& host) {
   Bytes need;
   double fixed = 0, slope = 0;  // of what a user's alpha decides

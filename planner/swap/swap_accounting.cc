@@ -45,7 +45,7 @@ double CopiedOf(const SwapProblem::Rank& rank, size_t k,
   return sum;
 }
 
-// Of whichever kind copies most.
+// The rates of the kind that copies most.
 CopyRates PeakRates(const SwapProblem::Rank& rank,
                     const std::vector<plan::TokenFractions>& fractions) {
   CopyRates peak;
@@ -94,8 +94,8 @@ struct LinkRow {
   double capacity = 0;
 };
 
-// Of a pass of a layer: the window, or longer where its copies take more. Each
-// rank has of an overloaded link the part that it uses of it.
+// Seconds of a pass of a layer: the window, or longer if its copies take more.
+// A rank gets the part of an overloaded link that it uses of it.
 double PassSeconds(double window, double bytes, double rate,
                    const LinkRow& row) {
   if (row.used <= row.capacity || rate <= 0) return window;

@@ -16,7 +16,7 @@ using NodeFractions =
 inline constexpr double kGiB = 1024.0 * 1024 * 1024;
 inline constexpr double kGigaPerSecond = 1e9;
 
-// m: the layers of a tensor's kind whose tensors leave the step's window.
+// m: the layers of a tensor's kind that move their tensors out of the window.
 double MovingLayers(const NodeSwapProblem::Rank& rank,
                     const NodeSwapProblem::Tensor& tensor);
 // All layers' windows: the step without recomputation.
@@ -31,7 +31,7 @@ struct CopyRates {
   double total = 0;
 };
 CopyRates RatesOf(const NodeSwapProblem::Kind& kind, double copied);
-// Of each kind of a rank's layers.
+// The rates of each kind of a rank's layers.
 std::vector<CopyRates> RatesOfKinds(
     const NodeSwapProblem::Rank& rank,
     const std::vector<plan::TokenFractions>& fractions);
@@ -45,7 +45,7 @@ double RateOf(const CopyRates& rates, const CapacityRow& row);
 std::vector<CapacityRow> CapacitiesOf(const NodeSwapProblem& problem);
 // In bytes; else in bytes per second.
 bool IsMemory(const CapacityRow& row);
-// Of which an excess, or "one more", is counted.
+// The unit in which an excess, or "one more", is counted.
 double UnitOf(const CapacityRow& row);
 double OneMore(const CapacityRow& row);
 // The problem with `more` of a row's capacity.

@@ -88,9 +88,9 @@ inline constexpr int kFpdtChunk = 64 << 10;
 // dv, and the all-to-all's buffers. One number for what Llama-8B reaches on 8
 // and 32 H100 (3.7M, 15M).
 inline constexpr double kAlstHiddens = 18;
-// Of them what one rank has not, which exchanges nothing (DeepSpeed's
-// register_with_transformers does nothing then): o's before its exchange, and
-// what one all-to-all sends and receives.
+// The part of them that a single rank does not have, since it exchanges nothing
+// (DeepSpeed's register_with_transformers does nothing then): o before its
+// exchange, and what one all-to-all sends and receives.
 inline constexpr double kAlstExchange = 3;
 // UPipe, at the peak in attention's backward, as its code allocates
 // (github.com/ghadiaravi13/untied-ulysses at 1ac00f10, fully_fused_attn.py):
@@ -138,7 +138,8 @@ inline constexpr double kBackwardMoves = 40;
 // A mixture of experts moves each token's hidden state to and from each expert
 // that it takes: read and written there and back, a pass.
 inline constexpr double kExpertMoves = 4;
-// Of the forward's elementwise kernels, those before the last matmul.
+// The share of the forward's elementwise kernels that run before its last
+// matmul.
 inline constexpr double kRecomputedMoves = 0.6;
 // Those of sluice's engine python, which are ATen's, one operation at a time,
 // and in fp32 where norms and sums are: counted in Llama's code in bf16, read

@@ -30,7 +30,7 @@ struct LayerTimes {
   }
 };
 
-// Of the step, in seconds; they add up to it.
+// Parts of a step, in seconds; their sum is the step.
 struct Breakdown {
   double attention = 0;
   double matmul = 0;
@@ -64,8 +64,8 @@ std::string_view ReasonName(Reason reason);
 struct Estimate {
   bool fits = false;
   Reason reason = Reason::kOk;
-  // Of a step that does not fit, the figures below compare settings and are
-  // nobody's answer; with kHeads there is no such division at all.
+  // If a step does not fit, the figures below only compare settings and are not
+  // an answer; with kHeads there is no such division at all.
   double mfu = 0;  // fraction, MEMO's definition
   double tokens_per_gpu_per_s = 0;
   double step_s = 0;
@@ -77,8 +77,8 @@ struct Estimate {
   Breakdown breakdown;
   GpuMemory memory;
   LayerTimes layer;  // one layer, one sequence
-  // A caching allocator would reorganise here, as it was seen to do on another
-  // machine; what that costs on this one nobody measured: it is not charged.
+  // A caching allocator would reorganise here, as was measured on another
+  // machine. The cost on this machine is unknown and not charged.
   bool reorganisation_unknown = false;
 };
 

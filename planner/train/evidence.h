@@ -1,4 +1,4 @@
-// Whether anybody has measured what the model says: which published table has
+// Whether a measurement backs the model's estimate: which published table has
 // this method on this machine.
 //
 // Thread safety: pure functions.

@@ -66,11 +66,11 @@ struct Hardware {
   double ring_bytes_per_s = 0;
 
   // What a caching allocator that reorganises costs, a byte of the tensors
-  // that pass through it, where that was observed on this machine; else 0 and
-  // nothing is charged. Only machines that somebody measured have it.
+  // that pass through it. Only machines where that was measured have it; else
+  // it is 0 and nothing is charged.
   double reorganisation_s_per_byte = 0;
 
-  // Of a model with heads of so many dimensions.
+  // The efficiency for heads of `head_dim` dimensions.
   double AttentionForward(int64_t head_dim) const {
     return narrow(head_dim) ? narrow_forward_efficiency
                             : attention_forward_efficiency;
@@ -79,8 +79,7 @@ struct Hardware {
     return narrow(head_dim) ? narrow_backward_efficiency
                             : attention_backward_efficiency;
   }
-  // Whether `head_dim` is another kind of heads than those whose attention the
-  // profile has.
+  // Whether the profile has no attention efficiency for heads of `head_dim`.
   bool OtherHeads(int64_t head_dim) const;
 
   bool operator==(const Hardware&) const = default;

@@ -32,7 +32,7 @@ constexpr Family kHfFamilies[] = {{"llama", "LlamaForCausalLM"},
                                   {"gpt_neox", "GPTNeoXForCausalLM"},
                                   {"mixtral", "MixtralForCausalLM", 8},
                                   {"qwen3_moe", "Qwen3MoeForCausalLM", 4}};
-// Of those, the field with the number of experts.
+// The field with the family's number of experts.
 std::string_view ExpertsField(std::string_view family) {
   if (family == "mixtral") return "num_local_experts";
   return family == "qwen3_moe" ? "num_experts" : "";
@@ -136,7 +136,7 @@ class Reader {
                       unknown.what));
     }
   }
-  // Layers whose attention does not see all that came before.
+  // Refuses layers with attention that does not see all earlier tokens.
   void RefuseWindows(std::string_view family) {
     if (!fields_.ok()) return;
     // qwen2 and qwen3 name a window that they do not use. Where the field is
@@ -204,7 +204,8 @@ class Reader {
   }
 
  private:
-  // Of the fields that have a sentence of their own.
+  // Whether a field that is refused by a message of its own has the value that
+  // the estimate counts with.
   static bool IsAsCounted(const nlohmann::json& value, const Family& family) {
     return value == "bfloat16" ||
            value == nlohmann::json::array({family.causal_model});

@@ -58,8 +58,8 @@ double OptimizerSeconds(const Request& request, double parameters,
 // What a method says of a step; Assemble makes the estimate of it.
 struct StepParts {
   LayerTimes layer;
-  double swapped_layers = 0;  // layers whose copies are exposed (default none)
-  double reorganisation_s = 0;          // a sequence
+  double swapped_layers = 0;    // layers with exposed copies (default none)
+  double reorganisation_s = 0;  // a sequence
   bool reorganisation_unknown = false;  // as in Estimate
   double gradient_sync_s = 0;           // a step
   double optimizer_s = 0;               // a step

@@ -53,7 +53,7 @@ void AddNetwork(const Request& request, const ParallelGroup& group,
                            Exposed(2 * ring, layer.backward.attention);
 }
 
-// Of the fullest stage, which is taken to have embedding and head too.
+// Parameters of the fullest stage, which is taken to have embedding and head.
 double ParametersPerGpu(const Request& request, const Settings& settings,
                         int64_t ep) {
   const ModelShape& model = request.model;
@@ -141,9 +141,8 @@ double Logits(const Request& request, const ParallelGroup& group) {
 }
 
 // `transient` and `logits` live in different phases. A plan, and a caching
-// allocator whose blocks are of few sizes, let them share; context
-// parallelism's many sizes keep a caching allocator from it (inference: see
-// README.md).
+// allocator with blocks of few sizes, let them share; context parallelism's
+// many sizes keep a caching allocator from it (inference: see README.md).
 void AddTransients(bool share, double transient, double logits,
                    GpuMemory& memory) {
   if (!share) {
@@ -205,7 +204,8 @@ PassTimes Recomputation(const Request& request, const ParallelGroup& group,
   return times;
 }
 
-// Of the tokens of every layer, to the experts' ranks and back, a pass.
+// Seconds that a pass sends the tokens of every layer to the experts' ranks and
+// back.
 double ExpertSeconds(const Request& request, const ParallelGroup& group,
                      double ep) {
   if (ep == 1) return 0;

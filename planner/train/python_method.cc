@@ -1,6 +1,6 @@
 // The Python package: layers of the user's model run chunk by chunk, hidden
 // states in the host, each layer a unit of FSDP2, states of sluice.AdamW in
-// host memory (client/python/DESIGN.md, whose formula host bytes are). A
+// host memory (client/python/DESIGN.md has the formula of host bytes). A
 // layer's backward goes from its last chunk to its first once: a chunk's
 // forward again, without attention, then all of its backward.
 #include <algorithm>
@@ -20,7 +20,7 @@ constexpr double kPythonBuckets = 2;  // of sluice.AdamW, in HBM
 // A chunk's gradients of weights: written and read in bf16, added in fp32.
 constexpr double kSumMoves = 12;  // bytes a parameter
 
-// Of the fullest rank, bytes of one layer for all tokens.
+// The fullest rank's bytes of one layer for all tokens.
 struct Rank {
   Rank(const Request& request, const Settings& settings) {
     const ModelShape& model = request.model;

@@ -52,7 +52,7 @@ double Overdraft(const Estimate& estimate) {
   return worst;
 }
 
-// Of two that fit the faster; of equally fast ones the one that needs less.
+// Prefers the faster of two that fit; if equally fast, the one that needs less.
 bool Better(const Estimate& a, const Estimate& b) {
   if (a.fits != b.fits) return a.fits;
   if (a.fits && a.step_s != b.step_s) return a.step_s < b.step_s;

@@ -19,8 +19,8 @@ bool TensorParallel(Method method) {
          method == Method::kRing;
 }
 
-// Rows of the tables that were measured on the machine whose allocator was
-// observed: ZeRO 1, all of a layer computed again, no interleaving.
+// Rows of the tables from the machine with a measured allocator: ZeRO 1, all of
+// a layer computed again, no interleaving.
 bool AsPublished(const Request& request) {
   return request.hardware.reorganisation_s_per_byte > 0;
 }
@@ -73,7 +73,7 @@ std::string Lacks(Engine engine, const GivenSettings& given) {
 
 class Enumeration {
  public:
-  // Of combinations that use at least so many GPUs.
+  // Enumerates combinations that use at least `least` GPUs.
   Enumeration(const Request& request, const GivenSettings& given, int64_t least)
       : request_(request), given_(given), least_(least) {}
 
@@ -95,7 +95,7 @@ class Enumeration {
                      });
     return std::move(found_);
   }
-  // One whose heads do not divide, if there was any.
+  // A combination that does not divide the heads, if there was any.
   const std::optional<Settings>& undivided() const { return undivided_; }
 
  private:
@@ -386,7 +386,7 @@ absl::Status Validate(const Request& request, const GivenSettings& given) {
         "model; the other methods do",
         request.model.name, request.model.experts));
   }
-  // Of fewer rows the kernels' efficiencies say nothing.
+  // The kernels' efficiencies say nothing about shorter chunks.
   constexpr int64_t kLeastChunk = 128;
   const std::tuple<const char*, int64_t, int64_t, int64_t> whole[] = {
       {"--gpus", request.gpus, 1, kMostGpus},

@@ -34,7 +34,7 @@ inline constexpr Method kMethods[] = {
 std::string_view MethodName(Method method);
 absl::StatusOr<Method> FindMethod(std::string_view name);
 
-// What runs method sluice. kTrainer: sluice-train, whose ranks share every
+// What runs method sluice. kTrainer: sluice-train; its ranks share every
 // sequence and shard optimizer states alone (ZeRO-1). kPython: the Python
 // package, a model streamed under FSDP2 (ZeRO-3) with sluice.AdamW.
 enum class Engine { kTrainer, kPython };
@@ -59,24 +59,24 @@ struct Settings {
   Engine engine = Engine::kTrainer;  // sluice
   int64_t tp = 1, cp = 1, sp = 1, dp = 1, pp = 1;
   int zero = 1;
-  // memo, sluice: fraction of the tokens whose other skeletal tensors stay in
-  // host memory; the rest is recomputed.
+  // memo, sluice: fraction of the tokens that keep their other skeletal tensors
+  // in host memory; the rest is recomputed.
   double alpha = 0;
   bool resident = false;  // sluice: all of it stays in HBM, and nothing moves
   stream::StatePlace states = stream::StatePlace::kHbm;  // sluice: AdamW's
   int64_t chunk = 0;  // fpdt, sluice: tokens over all ranks
   // sluice: the first chunks that backward runs again, so many layers together
-  // (kPython: one), and, kTrainer, the last part of the tokens whose layer
-  // inputs and attention output stay in HBM.
+  // (kPython: one), and, kTrainer, the last part of the tokens, which keep
+  // layer inputs and attention output in HBM.
   int64_t rerun_chunks = 0, rerun_layers = 1;
   double kept = 0;
-  // Of a sequence's tokens: the part that runs again.
+  // The fraction of a sequence's tokens that runs again.
   double rerun_part(int64_t seq_len) const {
     return std::min(1.0, double(rerun_chunks * chunk) / double(seq_len));
   }
   Recompute recompute = Recompute::kFull;  // megatron, ring
-  // megatron: pieces of a pipeline stage, whose work alternates with that of
-  // other stages' pieces; ranks over which a layer's experts are spread.
+  // megatron: pieces of a pipeline stage, which alternate with pieces of other
+  // stages; ranks over which a layer's experts are spread.
   int64_t interleave = 1, ep = 1;
   // Transient addresses come from a memory plan rather than from a caching
   // allocator. The method's own choice but for MEMO's ablation.

@@ -49,7 +49,7 @@ struct ValidatedLength {
 struct ValidatedRow : PublishedRow {
   double ours = 0;  // of `quantity`
   bool fits = false;
-  // Of what is published.
+  // Relative to the published value.
   double error() const { return ours / value - 1; }
 };
 
