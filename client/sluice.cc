@@ -19,6 +19,7 @@
 #include "client/copy/ticket_table.h"
 #include "client/session/session.h"
 #include "proto/base/shortage.h"
+#include "proto/base/simulated.h"
 #include "proto/base/status.h"
 #include "proto/plan/codec.h"
 
@@ -212,9 +213,9 @@ int sluice_session_limits(const sluice_session* session, sluice_limits* out) {
             .h2d_bytes_per_second = limits.h2d_bytes_per_second,
             .d2h_bytes_per_second = limits.d2h_bytes_per_second,
             .guaranteed_bytes_per_second = 0,
-            .device = limits.driver == "cuda"
-                          ? static_cast<int32_t>(limits.device.value())
-                          : -1,
+            .device = sluice::IsSimulated(limits.driver)
+                          ? -1
+                          : static_cast<int32_t>(limits.device.value()),
             .reserved = 0},
         out);
   });

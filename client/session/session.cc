@@ -17,6 +17,7 @@
 #include "proto/base/clock.h"
 #include "proto/base/mutex.h"
 #include "proto/base/peer_fault.h"
+#include "proto/base/simulated.h"
 #include "proto/base/span_text.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
@@ -247,7 +248,7 @@ absl::StatusOr<wire::Request> SessionImpl::UseOfGpu() {
 // The daemon saw the GPU last without this process's context, which no lease
 // may take the place of. On sim a rank holds nothing outside its lease.
 absl::Status SessionImpl::MeasureOutside() {
-  if (welcome_.limits.driver == "sim") return absl::OkStatus();
+  if (IsSimulated(welcome_.limits.driver)) return absl::OkStatus();
   SLUICE_ASSIGN_OR_RETURN(const wire::Request request, UseOfGpu());
   const auto reply = connection_->Call(request);
   // An older daemon sees the bytes by itself, half a second later.

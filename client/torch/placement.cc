@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "proto/base/poison.h"
+#include "proto/base/simulated.h"
 
 namespace sluice::runtime {
 
@@ -29,15 +30,11 @@ absl::Status CheckOn(std::string_view name, const at::Tensor& tensor,
                   device.str(), tensor.device().str()));
 }
 
-absl::StatusOr<at::Device> DeviceOf(std::string_view driver, DeviceIndex gpu) {
-  if (driver == "sim") return at::Device(at::kCPU);
-  if (driver == "cuda") {
-    return at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu.value()));
-  }
-  return absl::UnimplementedError(fmt::format(
-      "this build has no tensors in the memory of this node's GPUs (driver "
-      "\"{}\"): it knows \"sim\" and \"cuda\"",
-      driver));
+at::Device DeviceOf(std::string_view driver, DeviceIndex gpu) {
+  return IsSimulated(driver)
+             ? at::Device(at::kCPU)
+             : at::Device(at::kCUDA,
+                          static_cast<c10::DeviceIndex>(gpu.value()));
 }
 
 }  // namespace sluice::runtime

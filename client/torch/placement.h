@@ -41,7 +41,6 @@ absl::Status CheckOn(std::string_view name, const at::Tensor& tensor,
 
 // Torch's device for the memory of GPU `gpu` of a session's node
 // (NodeLimits::driver): on sim the CPU.
-// Unimplemented: this build has no tensors there, with what to do.
-absl::StatusOr<at::Device> DeviceOf(std::string_view driver, DeviceIndex gpu);
+at::Device DeviceOf(std::string_view driver, DeviceIndex gpu);
 
 }  // namespace sluice::runtime

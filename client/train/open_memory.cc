@@ -9,6 +9,7 @@
 #include "client/train/launch/outcome.h"
 #include "client/train/launch/visible_gpus.h"
 #include "proto/base/numa.h"
+#include "proto/base/simulated.h"
 #include "proto/base/sizes.h"
 #include "proto/base/status.h"
 
@@ -39,7 +40,7 @@ absl::Status CheckDriver(const std::string& wanted, const std::string& driver) {
 // NCCL's communicators have one rank on a GPU, and its own words for that name
 // neither.
 absl::Status CheckApart(const GpuPlace& place, const std::string& driver) {
-  if (driver != "cuda" || place.ranks <= 1) return absl::OkStatus();
+  if (IsSimulated(driver) || place.ranks <= 1) return absl::OkStatus();
   return BadInput(fmt::format(
       "{} ranks of this run are on GPU {}, and NCCL takes one on each GPU: "
       "start as many --ranks as there are GPUs, or name another for each by "
@@ -67,7 +68,7 @@ absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
   SLUICE_RETURN_IF_ERROR(CheckApart(place, (*opened)->limits().driver));
   // Launches from the other socket are late, and its caches far from the pages
   // that the GPU copies.
-  if ((*opened)->limits().driver == "cuda") {
+  if (!IsSimulated((*opened)->limits().driver)) {
     StayOn(CoresOfSocket((*opened)->limits().numa));
   }
   runtime::RankMemory::Options memory{

@@ -172,7 +172,7 @@ struct ExtentSizes {
 // life of a Core.
 struct NodeConfig {
   std::string hostname;
-  std::string driver;  // "sim", "cuda"
+  std::string driver = "sim";  // or "cuda"
   uint64_t generation = 1;
   uint32_t own_uid = 0;  // of the daemon: sees everything
   std::vector<GpuConfig> gpus;

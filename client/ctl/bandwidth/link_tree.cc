@@ -7,6 +7,7 @@
 
 #include "client/ctl/bandwidth/link_speeds.h"
 #include "client/ctl/table.h"
+#include "proto/base/simulated.h"
 
 namespace sluice::ctl {
 namespace {
@@ -223,7 +224,7 @@ std::map<std::string, LinkLimits> LimitsOf(const MeasurableNode& node) {
 std::string ConfigurationOf(const MeasurableNode& node) {
   const LimitFinder limits(node);
   // A simulated node is made of what stands there; a real one is given speeds.
-  const bool sim = node.driver == "sim";
+  const bool sim = IsSimulated(node.driver);
   std::string links;
   for (size_t i = 0; i < node.links.size(); ++i) {
     const MeasurableLink& link = node.links[i];
@@ -232,8 +233,7 @@ std::string ConfigurationOf(const MeasurableNode& node) {
         sim && link.parent ? node.links[*link.parent].name : "";
     links += "  " + LinkToml(link, limits.of(i), parent) + ",\n";
   }
-  std::string text =
-      fmt::format("[{}]\nlinks = [\n{}]\n", sim ? "sim" : "cuda", links);
+  std::string text = fmt::format("[{}]\nlinks = [\n{}]\n", node.driver, links);
   if (sim) {
     std::vector<std::string> names;
     for (const std::string& name : node.gpu_links) {

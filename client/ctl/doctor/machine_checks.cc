@@ -7,6 +7,7 @@
 #include "absl/strings/str_split.h"
 #include "client/ctl/doctor/check.h"
 #include "kernels/device/driver.h"
+#include "proto/base/simulated.h"
 #include "proto/base/text.h"
 
 namespace sluice::ctl {
@@ -40,7 +41,7 @@ Finding CheckDriver(const Facts& facts) {
                        (more > 0 ? fmt::format(", and {} more", more) : ""),
                    first.substr(end + 2));
   }
-  if (Reached(facts) && facts.daemon.driver == "sim") {
+  if (Reached(facts) && IsSimulated(facts.daemon.driver)) {
     return Warning(
         "NVIDIA's driver works, but sluiced simulates its GPUs: it was told "
         "to, or was started before the driver was there",
@@ -193,7 +194,7 @@ Finding CheckNuma(const Facts& facts) {
 Finding CheckHostMemory(const Facts& facts) {
   if (!Reached(facts)) return Ok("not known: sluiced does not tell");
   const DaemonFacts& daemon = facts.daemon;
-  if (daemon.driver == "sim") return Ok("simulated");
+  if (IsSimulated(daemon.driver)) return Ok("simulated");
   if (daemon.host_memory.empty()) return Ok("this sluiced does not tell");
   if (daemon.host_memory_why.empty()) return Ok(daemon.host_memory);
   if (daemon.host_memory_why == device::kToldSo) {

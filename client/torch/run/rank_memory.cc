@@ -72,8 +72,7 @@ void AllowTf32ForBf16(stream::Dtype dtype) {
 
 absl::StatusOr<std::unique_ptr<RankMemory>> RankMemory::Open(Options options) {
   const client::NodeLimits limits = options.session->limits();
-  SLUICE_ASSIGN_OR_RETURN(const at::Device device,
-                          DeviceOf(limits.driver, limits.device));
+  const at::Device device = DeviceOf(limits.driver, limits.device);
   SLUICE_RETURN_IF_ERROR(CheckKernel(device, options.attention));
   std::unique_ptr<RankMemory> memory(
       new RankMemory(std::move(options), device));

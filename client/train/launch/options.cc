@@ -4,6 +4,7 @@
 
 #include "client/train/launch/outcome.h"
 #include "planner/stream/settings.h"
+#include "proto/base/simulated.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
@@ -105,7 +106,7 @@ absl::Status CheckRerun(const RunOptions& o) {
 absl::Status CheckAttention(const RunOptions& o) {
   if (o.attention == AttentionKernel::kAuto) return absl::OkStatus();
   const char* const name = runtime::Name(o.attention);
-  if (o.private_daemon || o.driver == "sim") {
+  if (o.private_daemon || IsSimulated(o.driver)) {
     return BadInput(fmt::format(
         "--attention {}: a kernel of real GPUs, and this run's are simulated, "
         "where the CPU's flash attention computes: leave it out",
@@ -177,7 +178,7 @@ absl::Status Validate(const RunOptions& o) {
         "give one of them",
         o.socket));
   }
-  if (o.private_daemon && o.driver == "cuda") {
+  if (o.private_daemon && !o.driver.empty() && !IsSimulated(o.driver)) {
     return BadInput(
         "--device cuda: a sluiced for this run alone has simulated GPUs only: "
         "name the node's daemon, whose [device] driver is \"cuda\", with "

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "daemon/core/core.h"
+#include "proto/base/simulated.h"
 
 namespace sluice::daemon {
 namespace {
@@ -88,8 +89,7 @@ void Core::Handle(Session& session, RequestId request, const GpuUseRequest& use,
                   effects);
   }
   const PoolId gpu = PoolOf(session);
-  // Elsewhere the device says whose memory is.
-  if (config_.driver == "cuda") {
+  if (!IsSimulated(config_.driver)) {
     const Pool& pool = *ledger_.FindPool(gpu);
     const Bytes most =
         pool.total() + config_.gpus[session.hello.gpu.value()].spare;

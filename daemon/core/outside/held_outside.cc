@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "proto/base/simulated.h"
+
 namespace sluice::daemon {
 
 OutsideAnswers::OutsideAnswers(const NodeConfig& node, bool exact)
@@ -87,11 +89,11 @@ std::optional<Bytes> OfRanks(const HeldOutside& held, PoolId gpu,
 }
 
 std::string_view OutsideHolders(std::string_view driver) {
-  return driver == "cuda"
-             ? "contexts and buffers of libraries, or processes without a "
-               "session"
-             : "processes without a session, such as ranks of a daemon that "
-               "was killed";
+  return IsSimulated(driver)
+             ? "processes without a session, such as ranks of a daemon that "
+               "was killed"
+             : "contexts and buffers of libraries, or processes without a "
+               "session";
 }
 
 std::string OutsideText(Bytes held, std::string_view holders) {

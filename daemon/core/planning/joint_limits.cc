@@ -6,6 +6,7 @@
 #include "daemon/core/links.h"
 #include "daemon/core/planning/joint_planning.h"
 #include "proto/base/grant_page.h"
+#include "proto/base/simulated.h"
 
 namespace sluice::daemon {
 namespace {
@@ -235,9 +236,9 @@ std::vector<plan::HostLimit> JointPlanning::BudgetLimits(
   // Leases are rounded up, plans are not. Where the device never says that a
   // process let go of memory, what it gave back stays charged and is leased
   // again as it was cut: up to an extent more than a plan says.
-  const Bytes tail = config_.driver == "cuda"
-                         ? std::max(config_.extent.host, config_.granularity)
-                         : config_.granularity;
+  const Bytes tail = IsSimulated(config_.driver)
+                         ? config_.granularity
+                         : std::max(config_.extent.host, config_.granularity);
   const auto add = [&](std::string name, Bytes left, const auto& mine) {
     if (left >= Limits::kUnlimited) return;
     plan::HostLimit limit{std::move(name), left, {}};

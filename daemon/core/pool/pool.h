@@ -67,7 +67,7 @@ class Pool {
   // `total` and `extent` are multiples of the granularity. `outside_holders`:
   // OutsideHolders, for refusals; it outlives the pool.
   Pool(PoolId id, Bytes total, Bytes extent,
-       std::string_view outside_holders = OutsideHolders(""));
+       std::string_view outside_holders = OutsideHolders("sim"));
 
   // What a lease is made of: idle extents, extents to destroy first, and the
   // sizes of those to make.

@@ -8,7 +8,6 @@ namespace sluice::daemon {
 
 NodeConfig SmallNode() {
   NodeConfig node;
-  node.driver = "fake";
   node.own_uid = 999;
   node.gpus = {{DeviceIndex(0), "GPU-a", "a", "pcie0", NumaIndex(0), MiB(16)},
                {DeviceIndex(1), "GPU-b", "b", "pcie1", NumaIndex(0), MiB(16)}};
