@@ -8,6 +8,7 @@ ThreadSanitizer; nothing names a machine, its paths or
 its mirrors; every top-level and layer folder has a README.md; at the top level
 is what belongs there.
 check_rooms.py: arrows between a layer's rooms.
+check_shape.py: classes in one source each, no circles of folders.
 check_contracts.py: metrics, columns of `sluicectl status`, keys of the snapshot,
 messages and RPCs are in their README's table.
 Prints one line per violation and exits 1 if there is any.
@@ -20,6 +21,7 @@ import sys
 
 import check_contracts
 import check_rooms
+import check_shape
 
 # Header family -> (pattern of the include, folders that may include it).
 # A folder means itself and everything below; tests/ may use what the layer it
@@ -331,6 +333,8 @@ def check(root):
     problems += check_top_level(paths)
     problems += check_readmes(set(paths), layer_table(cmake)[1])
     problems += check_rooms.check_rooms(code)
+    problems += check_shape.check_classes(code)
+    problems += check_shape.check_circles(code)
     problems += check_contracts.check_metrics(
         code, texts[check_contracts.METRICS])
     problems += check_contracts.check_columns(

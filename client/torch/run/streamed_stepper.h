@@ -1,5 +1,5 @@
 // A rank's streamed run: calibrate, have the daemon plan, lease the host
-// region, step; take a new plan while the run goes on (streamed_refresh.cc).
+// region, step; take a new plan while the run goes on.
 //
 // Who trains owns weights, gradients and optimizer, and calls this between its
 // steps. Messages name no flags; what ran out is marked
@@ -112,7 +112,7 @@ class StreamedStepper {
   absl::Status Start();
   absl::StatusOr<bool> Replay(const SavedPlan& saved);
 
-  // Refresh's (streamed_refresh.cc). Of those that return a bool: false on
+  // Refresh's. Of those that return a bool: false on
   // all ranks where it cannot be had, with a word in `why_`.
   absl::StatusOr<bool> AllFine(const absl::Status& own);
   absl::Status CheckRoom(const stream::FractionMap& chosen,
