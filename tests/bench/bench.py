@@ -18,10 +18,13 @@ EXAMPLES = """examples:
   ./dev bench ipc grant --json out.json
   ./dev bench --against main           have my changes made anything slower?
   ./dev bench --against HEAD~3 --rounds 9 planner
+  ./dev bench gpu --call 1 --json gpu.json
 """
 
 
 def verdict(entry):
+    if entry["value"] is None:
+        return "FAILED"
     if entry["target"] is None:
         return ""
     met = (entry["value"] <= entry["target"] if entry["better"] == "lower"
@@ -30,6 +33,8 @@ def verdict(entry):
 
 
 def number(value):
+    if value is None:
+        return "none"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
@@ -68,7 +73,16 @@ def parse_arguments():
         "turns; exit status 1 where a row has got slower")
     parser.add_argument("--rounds", type=int, default=7, metavar="N",
                         help="with --against: runs of each build; default 7")
+    parser.add_argument("--call", type=int, choices=(1, 2, 3),
+                        help="gpu: only this one of its calls of at most five "
+                        "minutes;\nthe first has the figures that decide")
+    parser.add_argument("--dry-run", action="store_true",
+                        help="gpu: each step with tiny sizes, Python on the "
+                        "CPU")
     arguments = parser.parse_args()
+    if (arguments.call or arguments.dry_run) and arguments.names != ["gpu"]:
+        raise programs.Usage("--call and --dry-run are of the benchmark gpu "
+                             "alone: ./dev bench gpu --dry-run")
     for name in arguments.names:
         if name not in programs.KNOWN:
             raise programs.Usage(f"no benchmark '{name}'; there are: "
@@ -82,13 +96,21 @@ def parse_arguments():
     return arguments
 
 
+def of_gpu(arguments):
+    """Flags of bench-gpu (gpu.py)."""
+    return ((["--call", str(arguments.call)] if arguments.call else [])
+            + (["--dry-run"] if arguments.dry_run else []))
+
+
 def run_once(arguments, names):
     entries, failed = [], []
     for name in names:
         started = time.monotonic()
         print(f"bench: {name} …", file=sys.stderr, flush=True)
         try:
-            entries += programs.run(arguments.bin, name, sys.stderr)
+            entries += programs.run(
+                arguments.bin, name, sys.stderr,
+                *(of_gpu(arguments) if name == "gpu" else ()))
         except (programs.Failed, OSError) as error:
             print(f"error: bench: {name}: {error}", file=sys.stderr)
             failed.append(name)
@@ -99,6 +121,7 @@ def run_once(arguments, names):
             json.dump(entries, file, indent=2)
             file.write("\n")
     show(entries)
+    failed += [each["name"] for each in entries if each["value"] is None]
     return 1 if failed or not entries else 0
 
 

@@ -6,12 +6,32 @@ import subprocess
 import sys
 
 
+def parser(doc):
+    """Reads `--bin DIR --json FILE` of a benchmark, which `doc` describes."""
+    made = argparse.ArgumentParser(description=doc.splitlines()[0])
+    made.add_argument("--bin", required=True)
+    made.add_argument("--json", required=True)
+    return made
+
+
 def arguments(doc):
-    """Parses `--bin DIR --json FILE` of a benchmark, which `doc` describes."""
-    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
-    parser.add_argument("--bin", required=True)
-    parser.add_argument("--json", required=True)
-    return parser.parse_args()
+    return parser(doc).parse_args()
+
+
+class Results:
+    """The entries of a benchmark; its file is whole after each of them."""
+
+    def __init__(self, path, small=False):
+        self._path, self._entries = path, []
+        self._where = "dry run" if small else "on a GPU"
+
+    def add(self, name, value, unit, detail, better="lower"):
+        self._entries.append({"name": f"{self._where}, {name}", "value": value,
+                              "unit": unit, "target": None, "better": better,
+                              "detail": detail})
+        print(f"{name:<56} {value:,.4g} {unit} ({detail})", flush=True)
+        with open(self._path, "w", encoding="utf-8") as file:
+            json.dump(self._entries, file)
 
 
 def printed_by(test, *words, env=None):

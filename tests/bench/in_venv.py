@@ -2,6 +2,7 @@
 deploy/setup/venv.txt, which has torch and transformers."""
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -27,16 +28,26 @@ def main(doc, entries_of):
     return 0
 
 
+def enter():
+    """Ends this process with its command's status in the environment that has
+    torch, unless it is there."""
+    if _INSIDE not in os.environ:
+        sys.exit(_again(sys.argv[sys.argv.index("--bin") + 1]))
+
+
 def _again(folder):
     """The exit status of this command in the environment that has torch, with
-    the programs of `folder`, on one thread."""
+    the programs of `folder`, on one thread. A machine without that environment
+    may have torch itself."""
     deps = os.environ.get("SLUICE_DEPS",
                           os.path.expanduser("~/.cache/sluice"))
     python = os.path.join(deps, "venv", "bin", "python")
     if not os.path.exists(python):
-        print(f"error: no {python}: ./dev setup python makes it",
-              file=sys.stderr)
-        return 1
+        if not importlib.util.find_spec("torch"):
+            print(f"error: no {python}: ./dev setup python makes it",
+                  file=sys.stderr)
+            return 1
+        python = sys.executable
     environment = dict(os.environ, OMP_NUM_THREADS="1",
                        SLUICE_BIN_DIR=os.path.abspath(folder),
                        PYTHONPATH=os.path.join(ROOT, "client", "python"))

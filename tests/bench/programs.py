@@ -26,7 +26,7 @@ DEFAULT = [name for name in KNOWN if name not in ("gpu", "ablation")]
 LONG = ["ablation", "deaths", "gpu", "leases", "length", "python", "settings",
         "states", "upgrade"]
 SCRIPTS = {"ablation": "ablation.py", "deaths": "deaths.py",
-           "gpu": "gpu_steps.py", "leases": "leases.py", "length": "length.py",
+           "gpu": "gpu.py", "leases": "leases.py", "length": "length.py",
            "python": "python_step.py", "settings": "settings.py",
            "states": "states.py", "train": "train_steps.py",
            "upgrade": "upgrade.py"}
@@ -72,15 +72,16 @@ def checked(entry, origin):
     return entry
 
 
-def finish(arguments, **options):
-    """Runs to the end, in a process group of its own: Ctrl-C ends all of it,
-    daemons and ranks that a benchmark started included."""
+def finish(arguments, limit_s=None, **options):
+    """Runs to the end, in a process group of its own: Ctrl-C and the limit
+    (TimeoutExpired) end all of it, daemons and ranks that a benchmark started
+    included."""
     with interrupts_held() as release:
         with subprocess.Popen(arguments, stdin=subprocess.DEVNULL,
                               start_new_session=True, **options) as process:
             try:
                 release()
-                return process.wait()
+                return process.wait(limit_s)
             except BaseException:
                 end_group(process)
                 raise
@@ -120,11 +121,11 @@ def end_group(process):
             pass
 
 
-def run(folder, name, output):
+def run(folder, name, output, *flags):
     """The entries that benchmark `name` wrote; what it prints goes to the
     file `output`."""
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
-        status = finish([*command(folder, name), "--json", out.name],
+        status = finish([*command(folder, name), *flags, "--json", out.name],
                         stdout=output, stderr=output)
         if status != 0:
             raise Failed(f"it ended with status {status}")

@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""bench-gpu: what a GPU of this machine does with Sluice and without.
+
+    gpu.py --bin DIR --json FILE [--call N] [--dry-run]
+
+A call takes at most five minutes, so that it fits into a lent machine's time;
+the first one has the figures that decide. Each step is a process with a limit
+of its own and is left out where the call has less time left than it is expected
+to take. The file is written after each step; a step that fails, or is left out,
+is a row without a value, with the reason. `--dry-run` takes every step with
+tiny sizes: Python on the CPU, the trainer on whatever libcuda.so.1 is there.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+import programs
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+CALL_S = 290.0
+OF_FAKES = ("LD_PRELOAD", "LD_LIBRARY_PATH")  # tests/fake_cuda
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    name: str
+    call: int
+    expected_s: float  # on an H100
+    limit_s: float
+    script: str
+    words: tuple[str, ...] = ()
+
+
+STEPS = [
+    Step("transformers and Sluice, 64K tokens", 1, 70, 110, "gpu_python.py",
+         ("beside", "--tokens", "65536")),
+    Step("sluice-train, 64K tokens", 1, 90, 130, "gpu_trainer.py",
+         ("64K tokens",)),
+    Step("transformers and Sluice, 256K tokens", 1, 90, 130, "gpu_python.py",
+         ("beside", "--tokens", "262144", "--steps", "1")),
+    Step("longest in 16 GiB", 2, 120, 160, "gpu_python.py",
+         ("longest", "--gib", "16")),
+    Step("sluice-train, 256K tokens", 2, 100, 140, "gpu_trainer.py",
+         ("256K tokens",)),
+    Step("sluice-train, 16K tokens", 2, 50, 90, "gpu_trainer.py",
+         ("16K tokens",)),
+    Step("pinned host memory", 3, 90, 140, "gpu_host.py"),
+    Step("documents of new lengths", 3, 50, 80, "gpu_python.py",
+         ("documents", "--tokens", "32768")),
+    Step("how far the host is ahead", 3, 30, 60, "gpu_python.py",
+         ("ahead", "--tokens", "16384")),
+]
+
+
+def without_value(step, why):
+    print(f"{step.name}: {why}", flush=True)
+    return {"name": f"on a GPU, {step.name}", "value": None, "unit": "",
+            "target": None, "better": "lower", "detail": why}
+
+
+def taken(step, limit_s, arguments):
+    """What `step` measured within its limit, and why that is not all of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = os.path.join(folder, "entries.json")
+        command = [sys.executable, os.path.join(HERE, step.script), *step.words,
+                   "--bin", arguments.bin, "--json", out]
+        environment = dict(os.environ)
+        if arguments.dry_run:
+            command.append("--small")
+            if step.script != "gpu_trainer.py":
+                environment = {name: value for name, value in os.environ.items()
+                               if name not in OF_FAKES}
+        try:
+            status = programs.finish(command, limit_s, env=environment)
+            why = "" if status == 0 else f"ended with status {status}"
+        except subprocess.TimeoutExpired:
+            why = f"took longer than {limit_s:.0f} s"
+        entries = []
+        if os.path.exists(out):
+            with open(out, encoding="utf-8") as file:
+                entries = json.load(file)
+    return entries + ([without_value(step, why)] if why else [])
+
+
+def take_all(arguments, steps):
+    entries, began = [], {}
+    for step in steps:
+        left = CALL_S - (time.monotonic()
+                         - began.setdefault(step.call, time.monotonic()))
+        if left < step.expected_s and not arguments.dry_run:
+            entries.append(without_value(
+                step, f"left out: {step.expected_s:.0f} s expected, "
+                f"{left:.0f} left of call {step.call}"))
+        else:
+            at = time.monotonic()
+            entries += taken(step, min(step.limit_s, left), arguments)
+            print(f"{step.name}: {time.monotonic() - at:.0f} s, expected "
+                  f"{step.expected_s:.0f}", flush=True)
+        with open(arguments.json, "w", encoding="utf-8") as file:
+            json.dump(entries, file)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--bin", required=True)
+    parser.add_argument("--json", required=True)
+    parser.add_argument("--call", type=int, choices=(1, 2, 3))
+    parser.add_argument("--dry-run", action="store_true")
+    arguments = parser.parse_args()
+    arguments.bin = os.path.abspath(arguments.bin)
+    take_all(arguments, [step for step in STEPS
+                         if arguments.call in (None, step.call)])
+
+
+if __name__ == "__main__":
+    main()

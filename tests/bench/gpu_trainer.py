@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""Tokens per second of `sluice-train` on a GPU of this machine.
+
+    gpu_trainer.py LENGTH --bin DIR --json FILE [--small]
+
+Methods take turns on one daemon with the cuda driver; a GPU at its limit of
+power slows down within seconds, and so all are measured on one as warm. The
+model and its memory are those of deploy/bundle/measured. `--small`: a model and
+a memory for the fakes.
+"""
+
+import os
+import statistics
+
+import figures
+import node
+
+STEPS = 4  # of a run; the first touches the memory, and does not count
+CONFIG = """\
+[device]
+driver = "cuda"
+[http]
+listen = ""
+"""
+SMALL_CONFIG = CONFIG + """\
+[gpus]
+access = "any"
+[pools]
+gpu_bytes = "64MiB"
+host_bytes = "128MiB"
+extent_bytes = "4MiB"
+"""
+SMALL = ("--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 --dtype bf16 "
+         "--hbm 16MiB --seq-len 200").split()
+SIZED = ("--layers 4 --hidden 2048 --heads 16 --kv-heads 4 --ffn 5632 "
+         "--dtype bf16 --threads 12").split()
+SMALLER_ROOM = ["--hbm", "12GiB", "--host", "16GiB"]
+LARGER_ROOM = ["--hbm", "16GiB", "--host", "20GiB", "--chunk", "16K"]
+# Rounds, and flags by method: where all could be kept, and where it does not
+# fit.
+RUNS = {
+    "16K tokens": (2, ["--seq-len", "16384", *SMALLER_ROOM],
+                   {"keep-all": [], "sluice": []}),
+    "64K tokens": (1, ["--seq-len", "65536", *SMALLER_ROOM],
+                   {"recompute": [], "alst": [], "sluice": [],
+                    "sluice, chunk 16K": ["--chunk", "16K"]}),
+    "256K tokens": (1, ["--seq-len", "262144", *LARGER_ROOM],
+                    {"sluice, keys outer": ["--backward-order", "keys"],
+                     "sluice, queries outer": ["--backward-order", "queries"]}),
+}
+SMALL_METHODS = {"keep-all": [], "recompute": [], "alst": [],
+                 "sluice": ["--chunk", "64"]}
+
+
+def rates(folder, runtime, rounds, flags, methods):
+    """{method: tokens per second of its steps, over all rounds}; a method that
+    does not fit has none."""
+    found = {method: [] for method in methods}
+    for _ in range(rounds):
+        for method, more in methods.items():
+            run = node.train(
+                folder, runtime,
+                ["--device", "cuda", *flags, "--method",
+                 method.partition(",")[0], *more], STEPS, __file__)
+            if run is not None:
+                found[method] += [step["tokens_per_second"]
+                                  for step in run[0][1:]]
+    return found
+
+
+def main():
+    parser = figures.parser(__doc__)
+    parser.add_argument("length", choices=RUNS)
+    parser.add_argument("--small", action="store_true")
+    arguments = parser.parse_args()
+    rounds, flags, methods = RUNS[arguments.length]
+    flags, config = [*SIZED, *flags], CONFIG
+    if arguments.small:
+        rounds, flags, methods, config = 1, SMALL, SMALL_METHODS, SMALL_CONFIG
+    results = figures.Results(arguments.json, arguments.small)
+    with node.daemon(os.path.abspath(arguments.bin), config) as runtime:
+        found = rates(arguments.bin, runtime, rounds, flags, methods)
+    for method, rate in found.items():
+        results.add(f"sluice-train, {arguments.length}, {method}",
+                    statistics.median(rate) if rate else 0.0, "tokens/s",
+                    f"median of {len(rate)} steps, from {min(rate):.0f} to "
+                    f"{max(rate):.0f}" if rate else "does not fit",
+                    better="higher")
+
+
+if __name__ == "__main__":
+    main()
