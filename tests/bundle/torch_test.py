@@ -92,6 +92,9 @@ class Passes(OfTorch):
                 self.assertTrue(any(
                     each["kernel"] == kernel and each["tokens_per_s"] > 0
                     for each in rows if "why_not" not in each), kernel)
+            last = [row for row in speed["kernels"]
+                    if row["kernel"] == kernel][-1]
+            self.assertGreater(last["warm_forward_s"], 0)
         self.assertTrue(any(step["kernel"] == "cudnn" and step["seconds"] > 0
                             for step in speed["steps"]))
         self.assertRegex(speed["fastest"]["bf16"], "^bf16: (flash|cudnn|"
