@@ -27,7 +27,7 @@ inline at::TensorOptions OnHost(at::ScalarType type) {
   return On(at::kCPU, type);
 }
 
-// Memory that is somebody else's, as a tensor on `device`, where it is.
+// Memory with another owner, as a tensor on `device`, where it is.
 at::Tensor ViewOf(void* data, at::IntArrayRef sizes, at::ScalarType type,
                   at::Device device);
 

@@ -21,7 +21,7 @@
 namespace sluice::train {
 namespace {
 
-// Flags whose text is not the option's type.
+// Flags with a text of another type than the option's.
 struct RawFlags {
   std::string alpha = "auto";
   std::string fractions;

@@ -29,7 +29,7 @@ int Fail(const absl::Status& status) {
   return ExitCode(status);
 }
 
-// Who has no daemon need not start one to try it.
+// A user without a daemon need not start one to try it.
 absl::Status WithoutDaemon(Command command, const absl::Status& status) {
   if (command == Command::kCheck || !absl::IsNotFound(status)) return status;
   return absl::NotFoundError(

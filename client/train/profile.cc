@@ -35,8 +35,8 @@ constexpr double Measured::*kFields[] = {&Measured::matmul_flops,
                                          &Measured::gpu_bytes,
                                          &Measured::host_bytes};
 
-// One size for all ranks, who measure together. A GPU's link is faster, and its
-// host memory is shared.
+// One size for all ranks, which measure together. A GPU's link is faster, and
+// its host memory is shared.
 Bytes CopiedBytes(Machine& machine) {
   runtime::RankMemory& memory = machine.memory();
   if (!machine.real()) return std::min(kCopied, memory.size());
@@ -44,9 +44,9 @@ Bytes CopiedBytes(Machine& machine) {
   return std::min({16 * kCopied, memory.size() / 4, share});
 }
 
-// Of one of some copies in a row between host memory and the GPU's, from when
-// compute says so until it may go on. In a row, as a step's: of one alone much
-// is how long the host takes to hear that it may begin.
+// Seconds of one of some copies in a row between host memory and the GPU's,
+// from when compute says so until it may go on. In a row, like a step's copies:
+// a single one is mostly the time until the host hears that it may begin.
 absl::StatusOr<double> MeasuredCopySeconds(Machine& machine,
                                            client::CopyEngine& engine,
                                            std::byte* host, std::byte* device,

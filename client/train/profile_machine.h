@@ -22,7 +22,7 @@ namespace sluice::train {
 // which a GPU is slower (planner/train/hardware.h).
 inline constexpr int64_t kHeadDim = 128, kNarrowDim = 64;
 
-// Of a rank, or averages over the ranks; what is not bytes is per second.
+// A rank's figures, or averages over ranks; what is not bytes is per second.
 struct Measured {
   double matmul_flops = 0,
          matmul_fp32_flops = 0;  // of the machine's type; fp32

@@ -29,7 +29,7 @@ class Saver {
   // leaves no room for.
   absl::Status Save(const TrainingState& state, AdamW& optimizer,
                     const runtime::SavedPlan* plan);
-  // Of the last Save, alike on all ranks; OK: it is there, whole.
+  // The last Save's, alike on all ranks; OK: it is there, whole.
   const absl::Status& failure() const { return failure_; }
 
  private:

@@ -459,7 +459,7 @@ absl::Status Trainer::MaybeSave(bool last) {
   return absl::OkStatus();
 }
 
-// A run whose last state is not kept has failed, after all its steps.
+// A run that could not keep its last state has failed, after all its steps.
 absl::Status Trainer::SaveFailure() const {
   if (saver_ == nullptr || saver_->failure().ok()) return absl::OkStatus();
   const absl::Status status =

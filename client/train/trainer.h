@@ -56,7 +56,7 @@ class Trainer {
   absl::Status PrepareStepper();
   absl::Status PrepareOptimizer();
   absl::StatusOr<std::unique_ptr<HostStates>> LeaseStates();
-  // Of the step and of the optimizer's states.
+  // Copies of the step and of the optimizer's states.
   client::CopyStats Copies() const;
   std::vector<client::CopyRecord> TakeCopies();
   absl::Status StopBeforeSteps();

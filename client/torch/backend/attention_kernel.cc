@@ -8,8 +8,8 @@ namespace {
 constexpr int64_t kHeadDimMultiple = 8;
 constexpr int kHopper = 90;
 
-// Of a head. torch's own gate of cuDNN's attention (sdp_utils.cpp) has 128 for
-// the cuDNN 9.19 of its wheels.
+// The widest head. torch's own gate of cuDNN's attention (sdp_utils.cpp) has
+// 128 for the cuDNN 9.19 of its wheels.
 int64_t MostHeadDim(AttentionKernel kernel) {
   return kernel == AttentionKernel::kCudnn ? 128 : 256;
 }

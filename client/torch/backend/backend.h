@@ -10,7 +10,7 @@
 // CudaBackend of that GPU lives (cuda_backend.h).
 //
 // Throws what ATen throws. Thread safety: pure functions; InstallBackend while
-// nobody computes on that GPU.
+// no thread computes on that GPU.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -70,8 +70,8 @@ using TokenMath =
                  SwigluBackwardCall<ops::BFloat16>, SoftmaxCall<float>,
                  SoftmaxCall<ops::BFloat16>>;
 
-// Of a linear layer: of its output, in its input's dtype, and the fp32 sums of
-// its weight [out, in] and bias; an undefined bias is none.
+// Gradients of a linear layer: of its output, in its input's dtype, and the
+// fp32 sums of its weight [out, in] and bias; an undefined bias is none.
 struct LinearGradients {
   const at::Tensor& output;
   at::Tensor& weight;
@@ -100,8 +100,8 @@ class Backend {
   // Unimplemented: it has no attention of this dtype or head size, in one line.
   virtual absl::Status Check(at::ScalarType type, int64_t head_dim) const = 0;
 
-  // What computes attention of this dtype and head size, for who reports it.
-  // REQUIRES: Check passed.
+  // The name, for reports, of what computes attention of this dtype and head
+  // size. REQUIRES: Check passed.
   virtual std::string KernelName(at::ScalarType type,
                                  int64_t head_dim) const = 0;
 

@@ -104,7 +104,7 @@ AttentionGradients EfficientBackward(const QueryRows& queries,
 // strides of q, k and v alone, so another layout of the output or of its
 // gradient would be read by a plan that was made for the first.
 
-// It refuses one key, whose attention is that key's value.
+// It refuses one key: attention is that key's value then.
 bool IsOneKey(const at::Tensor& k) { return k.size(0) == 1; }
 
 AttentionResult Cudnn(const at::Tensor& q, const at::Tensor& k,

@@ -22,7 +22,7 @@ struct Tile {
   at::Tensor Of(const at::Tensor& t) const { return t.narrow(0, begin, count); }
 };
 
-// Of all heads on the token side, or of all rows on the head side.
+// All heads on the token side, or all rows on the head side.
 struct Projected {
   at::Tensor q, k, v;
 };
@@ -44,7 +44,7 @@ class AlstHeads {
   Projected ProjectTile(const at::Tensor& x, const Tile& tile,
                         const LayerTensors& w) const;
   Projected RotateTile(Projected heads, const Tile& tile) const;
-  // Of the whole sequence, in head layout.
+  // Projects the whole sequence, in head layout.
   Projected Project(const at::Tensor& x, const LayerTensors& w);
 
  private:

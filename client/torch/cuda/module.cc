@@ -18,8 +18,7 @@ namespace {
 
 using c10::cuda::CUDACachingAllocator::CUDAAllocator;
 
-// Whoever sets a device's allocator later needs at least the priority of the
-// one before.
+// A later allocator of a device needs at least the priority of the one before.
 constexpr uint8_t kPriority = 100;
 
 class Module final : public TorchCuda {

@@ -73,9 +73,9 @@ absl::Status NcclRanks::CheckSendable(const char* what,
       fmt::format("{}: the tensor is not contiguous", what));
 }
 
-// Whose fault it is. NCCL says of this rank's own lost GPU no more than
-// "unhandled cuda error"; the driver, asked anything at all, says which. Where
-// the GPU is well it is most likely another rank's, which NCCL does not know.
+// Which rank's fault it is. NCCL says of this rank's own lost GPU no more than
+// "unhandled cuda error"; the driver, asked anything at all, says which. If the
+// GPU is well it is most likely another rank's, which NCCL does not know.
 absl::Status NcclRanks::Failed(const std::string& what,
                                const std::string& says) const {
   const absl::Status gpu = CatchStatus("this rank's GPU", [&] {

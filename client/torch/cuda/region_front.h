@@ -4,7 +4,7 @@
 // passed on; what it has not is an error by name, for it would be wrong
 // silently: another stream's use of a block that the plan gives away next.
 //
-// Pinned to torch 2.11, whose class this extends.
+// Pinned to torch 2.11, since it extends torch's class.
 //
 // Thread safety: the region's own; Install and Remove by one thread at a time.
 #pragma once
@@ -21,8 +21,8 @@ namespace sluice::runtime {
 class RegionFront final
     : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
  public:
-  // `stream`: the one in whose order blocks are reused. `former`: the allocator
-  // that torch has before and after, and outlives this.
+  // Blocks are reused in the order of `stream`. `former` is the allocator that
+  // torch has before and after, and outlives this.
   RegionFront(c10::Allocator* region, c10::cuda::CUDAStream stream,
               c10::cuda::CUDACachingAllocator::CUDAAllocator* former)
       : region_(region), stream_(stream), former_(former) {}

@@ -12,7 +12,7 @@
 //
 // In bf16 the CPU's blocks are computed in fp32: their outputs would otherwise
 // be rounded before they are merged, the known error of chunked attention
-// (seen in k's bias of GPT, whose gradient is a sum that cancels).
+// (seen in the gradient of GPT's k bias, a sum that cancels).
 //
 // Tensors are in head layout: q, o, dO [q rows, q heads, dim], k, v
 // [k rows, kv heads, dim] (q heads a multiple of kv heads), lse

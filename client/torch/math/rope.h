@@ -15,7 +15,7 @@ struct RopeTables {
   at::Tensor cos, sin;  // [rows, 1, dim / 2], fp32
 };
 
-// Of positions [begin, begin + rows).
+// The tables of positions [begin, begin + rows).
 RopeTables MakeRopeTables(int64_t begin, int64_t rows, int64_t dim,
                           double theta, at::Device device);
 

@@ -116,7 +116,7 @@ class RegionAllocator final : public c10::Allocator {
   // for the stream's times.
   std::vector<plan::SegmentKind> TakeRecorded();
   void RecordSegments(bool on);
-  // Tells it of every outermost segment from now on; null: nobody. It
+  // Calls the observer for every outermost segment from now on; null: none. It
   // outlives the allocator or is taken off again.
   void Observe(SegmentObserver* observer);
   // For the report: when segments ran, and the lives of blocks, those alive

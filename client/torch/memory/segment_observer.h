@@ -1,4 +1,4 @@
-// Who is told of segments as they run (region_allocator.h).
+// Interface that is called for segments as they run (region_allocator.h).
 #pragma once
 
 #include <string_view>

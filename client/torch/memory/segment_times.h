@@ -26,8 +26,8 @@ class SegmentTimes {
   // Segments run on `stream` from now on. `driver` outlives what is returned by
   // timer().
   void UseStream(device::Driver* driver, device::Stream stream);
-  // Null: the calling thread computes. For Align and Await, which wait, by
-  // somebody who holds no lock.
+  // Null: the calling thread computes. Align and Await wait: call them without
+  // a lock.
   std::shared_ptr<device::StreamTimer> timer() const { return timer_; }
   device::Stream stream() const { return stream_; }
   // No times are told any more.

@@ -23,8 +23,8 @@ namespace sluice::runtime {
 // frees. A buffer that is alive at the end of its segment, or was freed by
 // another thread (whose order would not repeat), is held until the end.
 //
-// Of a kind that runs again the last trace is kept (the first may still hold
-// one-time allocations) with the least seconds and the count of executions. How
+// A kind that runs again keeps its last trace (the first may still hold
+// one-time allocations), the least seconds and the count of executions. How
 // long an execution took may be told later than its end.
 class SegmentRecorder {
  public:

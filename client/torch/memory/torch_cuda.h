@@ -34,7 +34,7 @@ class TorchCuda {
   // CopyEngine::UseStream.
   virtual void* CurrentStream(c10::DeviceIndex device) const = 0;
 
-  // Sets it: a stream that somebody else made, and keeps.
+  // Sets it to a stream that has another owner.
   virtual void SetCurrentStream(c10::DeviceIndex device, void* stream) = 0;
 
   // From now on `region` serves every CUDA allocation of the process. Blocks

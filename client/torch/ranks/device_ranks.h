@@ -19,8 +19,8 @@ namespace sluice::runtime {
 // unless the environment has them already.
 void DisableNcclWatchdog();
 
-// Collectives of the ranks of `host` (Collectives::Connect's, or who passes on
-// to it, connected by the same options), where `options.device` is this rank's.
+// Collectives of the ranks of `host` (Collectives::Connect's, or one that hands
+// on to it, connected by the same options); `options.device` is this rank's.
 // Null: the device is the CPU, and `host` does it all. Host tensors travel by
 // `host`, which outlives it. Unavailable: no module, or NCCL did not start;
 // with the reason. To be agreed on: a rank alone would wait for the others.

@@ -2,8 +2,8 @@
 // collectives between GPUs, c10d's ProcessGroupNCCL.
 //
 // Operations are enqueued, not awaited: the thread's current stream waits for
-// them, the host does not. So Ok means that an operation was issued, and
-// whoever waits for the stream asks Check() then. One thread issues all of
+// them, the host does not. So Ok means that an operation was issued, and code
+// that waits for the stream asks Check() then. One thread issues all of
 // them, sequence parallelism's, sums of gradients and the sharded optimizer's
 // alike: NCCL wants one order on every rank. There is one communicator.
 //
@@ -13,7 +13,7 @@
 //
 // A run that ends well waits for its stream, asks Check(), and meets the others
 // (Barrier): then what was connected is destroyed, on every rank, which waits
-// for NCCL's own end. After an Abort it waits for nobody.
+// for NCCL's own end. After an Abort it does not wait.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
-// One forward and backward of a streamed step whose numbers nobody wants: what
-// its segments ask for and how long they take, with the real code.
+// One forward and backward of a streamed step, with the real code, for what its
+// segments ask for and how long they take. Its numbers are dropped.
 //
 // Thread safety: one thread; with several ranks all call it together.
 #pragma once

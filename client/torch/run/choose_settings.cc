@@ -171,7 +171,7 @@ stream::Settings Chooser::LeastOf(int64_t chunk) const {
        .order = question_.order.value_or(stream::BackwardOrder::kKeysOuter)});
 }
 
-// Of the chunks that were tried, the largest whose rings fit; else the
+// The largest of the tried chunks that has room for its rings; else the
 // smallest.
 int64_t Chooser::LargestOfRings() const {
   int64_t largest = 0, smallest = std::numeric_limits<int64_t>::max();

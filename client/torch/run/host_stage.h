@@ -43,9 +43,9 @@ class HostStage {
   // To host memory of as many bytes.
   absl::Status Read(const at::Tensor& from, void* to);
 
-  // Fills a contiguous tensor, in order. Whoever uses it on torch's current
-  // stream comes after; the host waits only where a piece's place in the stage
-  // still travels, so not within the first kSize after a wait for the stream.
+  // Fills a contiguous tensor, in order. Its uses on torch's current stream
+  // come after; the host waits only where a piece's place in the stage still
+  // travels, so not within the first kSize after a wait for the stream.
   using Give = std::function<absl::Status(std::byte* data, Bytes size)>;
   absl::Status Write(const at::Tensor& to, const Give& give);
   // As many bytes of `from` as `to` has.
@@ -65,7 +65,7 @@ class HostStage {
 };
 
 // Waits until the GPU has done what torch's current stream has; the CPU has.
-// Errors of the GPU are said by whoever asks it next.
+// Errors of the GPU are reported by the next call to it.
 void AwaitStream(at::Device device);
 
 }  // namespace sluice::runtime

@@ -30,7 +30,7 @@ absl::StatusOr<std::unique_ptr<client::Region>> Leased(
   return Advised(region.status());
 }
 
-// The lease that nobody asked a size of: what other jobs leave of the GPU,
+// The size of a lease without a given one: what other jobs leave of the GPU,
 // shared by this job's ranks on it.
 absl::StatusOr<Bytes> HbmSize(const RankMemory::Options& options) {
   if (options.hbm.count() > 0) return options.hbm;
@@ -105,7 +105,7 @@ absl::Status RankMemory::Lease() {
 
 RankMemory::~RankMemory() {
   if (allocator_ == nullptr) return;
-  // Nobody has waited for the last step's update.
+  // The last step's update may still run.
   AwaitStream(device());
   DropWorkspaces(device());
   allocator_->Disarm();

@@ -37,8 +37,8 @@ class RankMemory {
     std::optional<Bytes> host_limit;
     // On a GPU; a simulated one has but auto.
     AttentionKernel attention = AttentionKernel::kAuto;
-    // Of the model. On a GPU, what a bf16 model multiplies in fp32 is rounded
-    // to TF32, for the whole process: see AllowTf32ForBf16.
+    // The model's. On a GPU, what a bf16 model multiplies in fp32 is rounded to
+    // TF32, for the whole process: see AllowTf32ForBf16.
     stream::Dtype dtype = stream::Dtype::kFp32;
     // What to do where a lease needs more than that, in its owner's words.
     std::function<std::string(Bytes needed)> beyond_limit;
@@ -63,7 +63,8 @@ class RankMemory {
   Bytes size() const { return region_->size(); }
   // The leased region itself; nothing else may use it unless armed.
   std::byte* data() const { return region_->data(); }
-  // What computes attention of this dtype and head size, for who reports it.
+  // The name, for reports, of what computes attention of this dtype and head
+  // size.
   std::string KernelName(at::ScalarType type, int64_t head_dim) const;
   // They read attention's output as rounded to the model's dtype.
   bool rounds_output() const;
@@ -79,7 +80,7 @@ class RankMemory {
   // What the rank holds of host memory beside a step's: the stage's (none where
   // the CPU has the tensors) and what LeaseFixed leased.
   Bytes fixed_host() const;
-  // Of what it was opened with, without fixed_host.
+  // The host limit that it was opened with, without fixed_host.
   std::optional<Bytes> host_limit() const;
   // What all leases of host memory may take beside fixed_host.
   Bytes host_room() const;

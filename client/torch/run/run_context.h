@@ -10,8 +10,8 @@
 
 namespace sluice::runtime {
 
-// Whose weights a step runs on: they, the gradients and the optimizer belong to
-// who trains (sluice-train, FSDP2).
+// The weights that a step runs on. They, the gradients and the optimizer belong
+// to the trainer (sluice-train, FSDP2).
 class WeightSource : public PendingWeights {
  public:
   virtual const ModelTensors& weights() = 0;
@@ -24,7 +24,7 @@ struct RunContext {
   RankMemory* memory = nullptr;
   Collectives* collectives = nullptr;  // null: one rank
   WeightSource* weights = nullptr;
-  RunWatch* watch = nullptr;  // null: nobody
+  RunWatch* watch = nullptr;  // null: none
 };
 
 }  // namespace sluice::runtime

@@ -9,7 +9,7 @@ namespace sluice::runtime {
 class RunWatch {
  public:
   virtual ~RunWatch() = default;
-  // A step over a few chunks begins, whose numbers nobody wants.
+  // A step over a few chunks begins; its numbers are dropped.
   virtual void BeginCalibration(int64_t layers, int64_t chunks) = 0;
   // The daemon was asked for a plan; it has answered.
   virtual void BeginPlanning() = 0;

@@ -1,7 +1,7 @@
 // A rank's streamed run: calibrate, have the daemon plan, lease the host
 // region, step; take a new plan while the run goes on.
 //
-// Who trains owns weights, gradients and optimizer, and calls this between its
+// The trainer owns weights, gradients and optimizer, and calls this between its
 // steps. Messages name no flags; what ran out is marked
 // (proto/base/shortage.h), and so is what another rank's end caused
 // (proto/base/peer_fault.h).
@@ -65,7 +65,7 @@ class StreamedStepper {
     return copies_->TakeTimeline();
   }
   double alpha() const;
-  // Of every class, scratch too, as it runs.
+  // Fractions of every class, scratch too, as it runs.
   stream::FractionMap fractions() const { return PlannedFractions(); }
   const SavedPlan& saved_plan() const { return saved_; }
   PlanSummary plan() const;
@@ -112,8 +112,8 @@ class StreamedStepper {
   absl::Status Start();
   absl::StatusOr<bool> Replay(const SavedPlan& saved);
 
-  // Refresh's. Of those that return a bool: false on
-  // all ranks where it cannot be had, with a word in `why_`.
+  // Steps of Refresh. Those that return a bool return false on all ranks where
+  // it cannot be had, with a word in `why_`.
   absl::StatusOr<bool> AllFine(const absl::Status& own);
   absl::Status CheckRoom(const stream::FractionMap& chosen,
                          const SavedPlan& before) const;

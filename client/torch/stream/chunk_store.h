@@ -7,7 +7,7 @@
 // safe; compute alone touches those in HBM, so its order is all they take:
 //
 //   state      meaning                         next
-//   free       nobody needs the bytes          a copy out of HBM after `read`
+//   free       the bytes are not needed        a copy out of HBM after `read`
 //   written    `written`: the bytes are there  fetches, each after `written`
 //   read       `read`: the last fetch is over  as free
 //

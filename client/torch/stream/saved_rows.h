@@ -1,8 +1,8 @@
 // A class's rows of a chunk, from forward to backward: the first stay in HBM
 // (KeptStore), the next go to host memory and come back, the rest is computed
-// again. Whoever reads them gets whole blocks of rows and need not know which
-// row came from where; so the sums of weight gradients run over the same
-// blocks whatever the fractions are.
+// again. Readers get whole blocks of rows and need not know which row came from
+// where; so the sums of weight gradients run over the same blocks for all
+// fractions.
 //
 // Thread safety: the compute thread only.
 #pragma once

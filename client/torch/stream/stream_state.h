@@ -125,15 +125,15 @@ class AttentionForward {
   // `chunks`: those that run, the first ones.
   AttentionForward(StreamState& state, int64_t layer,
                    const std::vector<int64_t>& chunks);
-  // Attends chunk m, whose k and v have been sent (flushed), to chunks 0..m;
-  // fills `output` (fp32) and heads.lse.
+  // Attends chunk m to chunks 0..m; fills `output` (fp32) and heads.lse.
+  // REQUIRES: m's k and v have been sent (flushed).
   absl::Status Run(int64_t m, const Heads& heads, const at::Tensor& output);
 
  private:
   StreamState& state_;
   const std::vector<stream::Block> blocks_;
   size_t next_ = 0;
-  int64_t sent_ = -1;  // the last chunk whose k and v have been sent
+  int64_t sent_ = -1;  // the last chunk with k and v sent
   Fetches fetches_;
 };
 

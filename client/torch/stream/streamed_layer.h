@@ -15,8 +15,8 @@
 // tickets only, never on a stream. With SLUICE_POISON=1 it poisons slots
 // that were freed or have not arrived.
 //
-// Segments: every piece of compute runs in a SegmentScope whose kind ends in
-// ".full" or ".tail"; README.md lists them. The requests of a kind depend on
+// Segments: every piece of compute runs in a SegmentScope of a kind that ends
+// in ".full" or ".tail"; README.md lists them. The requests of a kind depend on
 // shapes and fractions only, never on the number of chunks.
 //
 // Thread safety: one compute thread per StreamContext.
@@ -56,8 +56,8 @@ absl::StatusOr<LayerOutput> LayerForward(StreamContext& context,
 
 // Forward once more for the chunks that run again
 // (StreamOptions::rerun_chunks): what backward needs of them besides the input.
-// `output` (the next layer's input) may be null for the layer whose backward is
-// next.
+// `output` (the next layer's input) may be null for the layer with the next
+// backward.
 absl::Status LayerRerun(StreamContext& context, const LayerTensors& weights,
                         SavedLayer& saved, ChunkHandle* output);
 

@@ -17,8 +17,8 @@ constexpr double kFp32Loss = 1e-5;
 constexpr double kOverPlain = 1.5;
 constexpr double kBf16Loss = 1.0 / 256;
 constexpr double kScale = 0.02;
-// Of a group's largest norm: below, a gradient has no scale to judge; an error
-// is none.
+// Parts of a group's largest norm: below kNoScale a gradient has no scale to
+// judge, below kNoError an error is none.
 constexpr double kNoScale = 1e-3;
 constexpr double kNoError = 1e-5;
 

@@ -40,7 +40,7 @@ struct CheckReport {
   bool judged_by_plain = false;
   double plain_loss_rel_error = 0;
   double plain_grad_max_rel_error = 0;
-  // |a-b| / |p-b| and |1 - <a,b>/<b,b>|, the largest and whose they are.
+  // |a-b| / |p-b| and |1 - <a,b>/<b,b>|, the largest with their parameters.
   double norm_over_plain = 0;
   std::string norm_parameter;
   double scale_error = 0;

@@ -37,7 +37,7 @@ class Reference {
     }
     x = Norm(x, "final_norm");
     const Tensor logits = at::linear(x, W(m_.llama ? "head" : "embed"));
-    // In half precision everybody takes the loss in fp32.
+    // In half precision each method takes the loss in fp32.
     const bool half = logits.scalar_type() == at::kBFloat16;
     return at::cross_entropy_loss(half ? logits.to(at::kFloat) : logits, labels,
                                   {}, /*reduction=mean*/ 1,

@@ -20,7 +20,8 @@
 namespace sluice::train {
 namespace {
 
-// Of a transposed tensor, copied at a time: far below HostScope's cap.
+// Elements of a transposed tensor that are copied at a time: far below
+// HostScope's cap.
 constexpr int64_t kPieceElements = 1 << 18;
 
 TensorType TypeOf(const at::Tensor& tensor) {
@@ -343,7 +344,7 @@ absl::Status Checkpoint::LoadWeights(FlatModel& weights,
   return absl::OkStatus();
 }
 
-// The shards of those who wrote it, opened as they are needed.
+// The shards of the ranks that wrote it, opened as they are needed.
 class Checkpoint::Shards {
  public:
   Shards(const Checkpoint& checkpoint, int64_t elements)
@@ -433,8 +434,8 @@ absl::Status Checkpoint::LoadOptimizer(AdamW& optimizer,
         shards.Read(bucket.offset, bucket.size, to, named, stage));
     to += bucket.size;
   }
-  // Another number of ranks has no state of its own to go on with. Of the same
-  // number each opens its own shard, also one that owns no bucket.
+  // Another number of ranks has no state of its own to go on with. The same
+  // number opens a shard each, also a rank that owns no bucket.
   if (world_size != state.ranks) return absl::OkStatus();
   SLUICE_ASSIGN_OR_RETURN(const SafetensorsReader* const own,
                           shards.Open(rank, named));

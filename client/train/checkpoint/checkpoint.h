@@ -46,7 +46,7 @@ struct Checkpoint {
   std::string passed_over;  // newer ones that are not whole, in a line
   StateFile state;
   stream::ModelShape model;
-  int rank = 0;  // who reads
+  int rank = 0;  // the reader
   int world_size = 1;
 
   // InvalidArgument: it was made from another text, and not --allow-other-data.

@@ -38,7 +38,7 @@ absl::StatusOr<FoundCheckpoint> FindCheckpoint(const std::string& path);
 // Writes and syncs.
 absl::Status WriteFile(const std::string& path, const std::string& text);
 absl::StatusOr<std::string> ReadFile(const std::string& path);
-// Of an open file's or folder's content.
+// Syncs the content of a file or a folder.
 absl::Status SyncPath(const std::string& path, int flags);
 
 }  // namespace sluice::train

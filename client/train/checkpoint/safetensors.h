@@ -35,7 +35,7 @@ struct TensorInfo {
 
 class SafetensorsWriter {
  public:
-  // `label`: what the file is, for who reads it back.
+  // `label` says what the file is, for its readers.
   static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> Create(
       const std::string& path, std::vector<TensorInfo> tensors,
       const std::string& label = "");

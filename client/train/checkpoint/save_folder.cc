@@ -103,7 +103,7 @@ absl::Status SaveFolder::CheckContent(const StateFile* goes_on_from) const {
   for (const int64_t step : StepsIn(folder_)) {
     const auto state = ReadWhole(CheckpointName(folder_, step));
     if (absl::IsOutOfRange(state.status())) return state.status();
-    if (!state.ok()) continue;  // nobody goes on from it
+    if (!state.ok()) continue;  // no run goes on from it
     const std::string& run = state->identity.run;
     // One of before runs had ids was resumed: others such may be its own.
     const bool former = run.empty() && goes_on_from != nullptr;

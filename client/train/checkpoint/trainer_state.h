@@ -33,7 +33,7 @@ struct StateFile {
   int64_t next_token = 0;  // of the corpus: where the next sequence starts
   int ranks = 1;
   RunIdentity identity;
-  // Of format 1, in place of next_token.
+  // Format 1 has these in place of next_token.
   int64_t next_sequence = 0, seq_len = 1;
 
   // Where the next sequence starts in a corpus of so many tokens.

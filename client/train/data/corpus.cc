@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int64_t kProbeBytes = 4096;
-// Of a fingerprint.
+// A fingerprint is of so many pieces.
 constexpr int64_t kPieces = 64;
 constexpr int64_t kPieceTokens = 4096;
 

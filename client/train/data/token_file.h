@@ -2,7 +2,7 @@
 //
 // Known: llm.c's header (magic 20240520 version 1: uint16; 20240801 version
 // 7: uint32), a Megatron dataset (raw ids, its `.idx` names the type), and
-// raw ids whose width the user gives.
+// raw ids with a width that the user gives.
 // Thread safety: pure functions.
 #pragma once
 

@@ -3,7 +3,7 @@
 // Named ones (--gpu) are taken in turn. Else ranks spread: where a job has
 // fewer ranks than the node has GPUs, its ranks take those with the most free
 // memory, so that jobs of one rank do not all land on the first; where it has
-// as many or more, rank r takes GPU r mod GPUs, as everybody expects.
+// as many or more, rank r takes GPU r mod GPUs, as with other launchers.
 // Thread safety: pure functions.
 #pragma once
 
@@ -24,8 +24,8 @@ struct GpuPlace {
   int64_t numa_ranks = 1;
 };
 
-// Of each local rank. `spread` false: rank r takes GPU r mod GPUs where none
-// are named; ranks that choose by themselves, one by one, must not be told
+// The GPU of each local rank. `spread` false: rank r takes GPU r mod GPUs where
+// none are named; ranks that choose by themselves, one by one, must not be told
 // apart by what is free at their moment. `gpus`: those that may be used, by
 // index. InvalidArgument: a GPU that is not among them, by name and limit;
 // NotFound: there are none.

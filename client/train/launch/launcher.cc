@@ -26,8 +26,8 @@
 namespace sluice::train {
 namespace {
 
-// A listening socket on a free port. Rank 0 takes it over, so nobody can
-// take the port in between.
+// A listening socket on a free port. Rank 0 takes it over, so no other process
+// can take the port in between.
 struct Listener {
   UniqueFd fd;
   int port = 0;
@@ -178,7 +178,7 @@ void Ranks::EndOthers() {
   }
 }
 
-// Who is late is said at once; who is too late ends the run.
+// Says at once which ranks are late; one that is too late ends the run.
 void Ranks::Look(double now_s) {
   if (!watchdog_.has_value() || now_s - looked_s_ < 0.5) return;
   looked_s_ = now_s;

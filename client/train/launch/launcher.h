@@ -1,7 +1,7 @@
 // Starts the ranks of a run on this node and sees them all end.
 //
-// It looks at the ranks' progress pages (watch/rank_page.h) twice a second: who
-// is late is said by name, and ends the run after --end-after.
+// It looks at the ranks' progress pages (watch/rank_page.h) twice a second: a
+// late rank is said by name, and ends the run after --end-after.
 //
 // Each rank is this binary again, with RANK, WORLD_SIZE, LOCAL_RANK,
 // LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, as torchrun would. When
@@ -43,7 +43,7 @@ struct RankEnvironment {
   int launcher_pid = 0;
 };
 
-// Of this process's environment; see rank_environment.h.
+// These read this process's environment; see rank_environment.h.
 bool IsRank();
 absl::StatusOr<RankEnvironment> ReadRankEnvironment();
 

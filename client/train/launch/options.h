@@ -77,7 +77,7 @@ struct RunOptions {
   bool allow_other_data = false;  // than the resumed run's
   std::string log_jsonl;
   std::string trace;
-  // Of a rank without progress, seconds; 0: never, negative: from the step's
+  // Seconds without progress of a rank; 0: never, negative: from the step's
   // expected time (watch/watchdog.h).
   double late_after = -1;
   double end_after = -1;

@@ -1,4 +1,4 @@
-// A rank's place in the run, from whoever started it: our launcher and
+// A rank's place in the run, from the program that started it: our launcher and
 // torchrun set RANK and its like; srun sets variables of its own, which are
 // translated. What cannot be known is asked for, never guessed.
 // Thread safety: pure functions of the environment given.

@@ -1,9 +1,9 @@
 // What a rank hands to its launcher.
 //
 // Each rank writes one small JSON file; the launcher alone decides which
-// line and which object the user sees, because only it knows who failed
-// first and who only lost a peer. Without a launcher (torchrun, Slurm) every
-// rank speaks for itself.
+// line and which object the user sees, because only it knows which rank failed
+// first and which ones only lost a peer. Without a launcher (torchrun, Slurm)
+// every rank prints its own.
 // Thread safety: pure functions on files.
 #pragma once
 

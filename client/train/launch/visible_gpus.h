@@ -10,8 +10,8 @@
 namespace sluice::train {
 
 // Those of client::ListGpus, without what CUDA_VISIBLE_DEVICES hides (Slurm
-// sets it, too). Where that is not set nothing is asked of CUDA, whose start
-// takes a second. Errors as ListGpus. Thread safety: safe.
+// sets it, too). Where that is not set, CUDA is not started, which would take a
+// second. Errors as ListGpus. Thread safety: safe.
 absl::StatusOr<std::vector<client::GpuState>> ListVisibleGpus(
     const std::string& socket);
 

@@ -43,8 +43,8 @@ class FlatModel {
   runtime::ModelTensors& tensors() { return tensors_; }
   int64_t size() const { return flat_.numel(); }
 
-  // Sets one of entries(), whatever the type, from host memory through `stage`,
-  // whose the errors are.
+  // Sets one of entries(), of any type, from host memory through `stage`.
+  // Errors are the stage's.
   absl::Status Set(const FlatEntry& entry, const at::Tensor& values,
                    runtime::HostStage& stage);
   // The first weights of `seed` (first_weights.h), on their way through

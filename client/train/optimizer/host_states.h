@@ -42,7 +42,7 @@ class HostStates {
   HostStates(const HostStates&) = delete;
 
   const std::vector<stream::StateUnit>& units() const { return units_; }
-  // Of the model, in elements (stream::PartSizes).
+  // Parts of the model, in elements (stream::PartSizes).
   const std::vector<int64_t>& parts() const { return parts_; }
   client::CopyEngine& copies() { return *options_.copies; }
 

@@ -81,11 +81,11 @@ class Stepper {
   virtual SegmentCosts costs() const = 0;
   // All that the rank holds, as plans count it.
   virtual Bytes host_bytes() const = 0;
-  // Of sluice and alst; the others copy nothing.
+  // Only sluice and alst copy.
   virtual client::CopyStats copies() const { return {}; }
-  // Of sluice; the others have no plan.
+  // Only sluice has a plan.
   virtual double alpha() const { return 0; }
-  // Of every class, scratch too, as it runs.
+  // Fractions of every class, scratch too, as it runs.
   virtual stream::FractionMap fractions() const { return {}; }
   virtual const plan::RankPlan* own_plan() const { return nullptr; }
   virtual runtime::PlanSummary plan() const { return {}; }

@@ -21,7 +21,7 @@ class Console {
   void Line(const std::string& text);
   // A line of its own, which stays.
   void Note(const std::string& text);
-  // Ends the rewritten line, for who writes to stderr next.
+  // Ends the rewritten line, before something else is written to stderr.
   void Close();
 
  private:

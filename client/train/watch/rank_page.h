@@ -1,7 +1,7 @@
-// What a rank is doing, for whoever watches it: a page that the rank writes
-// and that its own monitor thread and the launcher read.
+// What a rank is doing: a page that the rank writes and that its own monitor
+// thread and the launcher read.
 //
-// Why a page: a rank that hangs, or is stopped, answers nobody. It writes as
+// Why a page: a rank that hangs, or is stopped, does not answer. It writes as
 // it goes along (a few relaxed stores per segment), and what it wrote last is
 // where it is.
 //
@@ -47,7 +47,7 @@ struct RankSample {
 
 // "step 12, layer 3 of 8, chunk 5 of 64, backward, in all-to-all"
 std::string Where(const RankSample& sample);
-// Of the running step; negative: nothing is known yet.
+// Seconds left of the running step; negative: nothing is known yet.
 double SecondsLeft(const RankSample& sample, double now_s);
 
 class RankPage {

@@ -29,7 +29,7 @@ class RankWatch final : public runtime::SegmentObserver,
                         public runtime::RunWatch {
  public:
   struct Options {
-    std::string page_file;  // empty: nobody else reads it
+    std::string page_file;  // empty: no other process reads it
     bool speaks = false;    // rank 0 of a training run
     bool launched = false;  // by our launcher
     int64_t steps = 0;

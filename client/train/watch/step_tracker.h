@@ -28,7 +28,7 @@ struct SegmentCost {
 };
 using SegmentCosts = std::map<std::string, SegmentCost, std::less<>>;
 
-// Of one sequence.
+// Seconds of one sequence.
 double TotalSeconds(const SegmentCosts& costs);
 
 class StepTracker {
@@ -49,7 +49,7 @@ class StepTracker {
   void LeaveChunks() { place_ = {}; }
 
   const StepPlace& place() const { return place_; }
-  // Of the step's segments, 0 to 1; what is not a segment counts nothing.
+  // The fraction of the step's segments that ran, 0 to 1, by their seconds.
   double fraction() const;
   int64_t layers() const { return layers_; }
   int64_t chunks() const { return chunks_; }

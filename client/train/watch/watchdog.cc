@@ -17,7 +17,7 @@ constexpr double kLeastEndSeconds = 600;
 // Where no step has shown its length: as long as c10d would wait.
 constexpr double kUnknownEndSeconds = 1800;
 
-// Who sets up or saves may read and write for long without a word.
+// A rank that sets up or saves may read and write for long without a word.
 bool Judged(const WatchedRank& r) {
   return r.stopped || r.sample.phase == RankPhase::kStep ||
          r.sample.phase == RankPhase::kCalibrating;
@@ -111,16 +111,16 @@ WatchVerdict Watchdog::Look(const std::vector<WatchedRank>& ranks,
     least = std::min(least, ranks[i].sample.collectives);
     any_stopped = any_stopped || ranks[i].stopped;
   }
-  // Collectives of GPUs are only issued: who waits for one is in none, but has
-  // begun more than another. A stopped rank's own are not done either, however
-  // many it has begun.
+  // Collectives of GPUs are only issued: a rank that waits for one is in none,
+  // but has begun more than another. A stopped rank's own are not done either,
+  // however many it has begun.
   const auto waits = [&](const WatchedRank& r) {
     if (r.stopped) return false;
     if (any_stopped) return true;
     return r.sample.collectives == furthest &&
            (!r.sample.waits_in.empty() || least < furthest);
   };
-  // Nobody else to blame: then those who wait are named.
+  // If all ranks wait, they are named.
   const bool all_wait = std::all_of(ranks.begin(), ranks.end(), waits);
   for (size_t i = 0; i < ranks.size(); ++i) {
     const WatchedRank& r = ranks[i];

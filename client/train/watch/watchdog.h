@@ -1,12 +1,12 @@
 // Which rank is late, and where: from the pages of the ranks of one node.
 //
 // A rank is quiet while its page does not change. One that hangs or is stopped
-// is quiet, and so is every other one, for it waits in a collective: late is
-// who is not in the collective that the others have entered, or is stopped.
+// is quiet, and so is every other one, for it waits in a collective: a rank is
+// late if it is stopped or not in the collective that the others have entered.
 // Ranks that all wait in the same collective are not late themselves.
 //
 // Time is what the watchdog saw pass: between two looks at most a second, so
-// that a suspended node, or a launcher that was stopped too, accuses nobody.
+// that a suspended node, or a stopped launcher, makes no rank late.
 // Thread safety: one thread.
 #pragma once
 

@@ -1,6 +1,6 @@
 // Collectives that tell the rank's watch when they begin and end, so that a
 // rank that waits for another one is told from the one it waits for. Those of
-// GPUs end when they are issued: what tells there is who has begun more.
+// GPUs end when they are issued: there, counts of begun ones tell them apart.
 // Thread safety: as Collectives.
 #pragma once
 
@@ -11,9 +11,8 @@
 
 namespace sluice::train {
 
-// `watch` outlives the result. `device`: whose tensors it is for; what else the
-// collectives take they hand to others that are watched themselves. Barriers
-// are the CPU's.
+// `watch` outlives the result. Collectives of tensors on `device` are watched
+// here; the others are handed on and watched there. Barriers are the CPU's.
 std::unique_ptr<runtime::Collectives> Watched(
     std::unique_ptr<runtime::Collectives> collectives, RankWatch* watch,
     at::DeviceType device = at::kCPU);
