@@ -17,7 +17,6 @@ CIRCLES = [
      "daemon/core/planning", "daemon/core/pool"},
     {"daemon/service", "daemon/service/admin", "daemon/service/listening",
      "daemon/service/takeover"},
-    {"deploy/bundle/verify", "deploy/bundle/verify/rules"},
     {"planner", "planner/memory"},
 ]
 
