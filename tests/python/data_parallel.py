@@ -21,6 +21,9 @@ TIED = dict(tie_word_embeddings=True)
 LEARNED = dict(n_embd=32, n_layer=2, n_head=4, n_positions=512, rotary_dim=4,
                attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0)
 MOE = dict(num_local_experts=4, num_experts_per_tok=2)
+# A layer of Mamba-1, which runs whole, and one with attention.
+HYBRID = dict(attn_layer_period=2, attn_layer_offset=1, use_mamba_kernels=False,
+              mamba_d_state=4, mamba_dt_rank=4, num_experts=1)
 ROUTERS = dict(**MOE, output_router_logits=True, router_aux_loss_coef=0.3)
 
 
@@ -113,6 +116,9 @@ CASES = {
     "ddp, buffers left alone, two forwards": (
         "gptj", LEARNED, ddp(broadcast_buffers=False), 1),
     "fsdp2, two forwards": ("llama", {}, fsdp(), 1),
+    "ddp, whole layers": ("jamba", HYBRID, ddp(static_graph=True), 1),
+    "fsdp2, whole layers, in the host": (
+        "jamba", HYBRID, fsdp(["lm_head"]), 2),
     "ddp, loss of logits": ("llama", {}, ddp(), 2),
     "ddp, static graph, loss of logits": (
         "llama", {}, ddp(static_graph=True), 2),

@@ -60,6 +60,7 @@ def refused_models(session, group) -> None:
             ("llama4_text", MOE, "all rows at once, under a group"),
             ("lfm2", dict(layer_types=["conv", "full_attention"]),
              "carries along the sequence, with a group"),
+            ("bloom", {}, "ALiBi's, with a group"),
             ("gemma4_text", dict(
                 num_hidden_layers=4, num_kv_shared_layers=2,
                 layer_types=["sliding_attention", "full_attention"] * 2,

@@ -60,6 +60,8 @@ def capture(adapter: Model, stream: Stream, ids: Tensor,
     # What layers answer beside hidden states is not probed.
     alone = {side.ASKED: False} if side.ASKED in accepts else {}
 
+    inside: list[int] = []  # layers that have not returned
+
     def decoder():
         adapter.own_forward(adapter.entry)(input_ids=ids, **no_cache, **alone)
 
@@ -70,7 +72,8 @@ def capture(adapter: Model, stream: Stream, ids: Tensor,
     def streamed():
         step = stream.begin(ids.shape[1], ids.device, adapter,
                             chunk=ids.shape[1], check=False, alone=True)
-        with torch.no_grad(), recorded(adapter.layers, stream, chunked), (
+        with torch.no_grad(), recorded(
+                adapter.layers, stream, chunked, inside=inside), (
                 step.engaged()):
             decoder()
         step.forget_handed()
@@ -83,7 +86,11 @@ def capture(adapter: Model, stream: Stream, ids: Tensor,
     for layer, buffers in held.items():
         stream.written[layer] = buffers.written()
     between(plain)
-    refusing(adapter.entry, "its forward fails when streamed", streamed)
+    try:
+        refusing(adapter.entry, "its forward fails when streamed", streamed)
+    except Unsupported as refused:
+        refused.layer = inside[-1] if inside else None
+        raise
     for index in range(len(adapter.layers)):
         if index not in plain or index not in chunked:
             raise Unsupported(
@@ -96,23 +103,28 @@ def capture(adapter: Model, stream: Stream, ids: Tensor,
 
 @contextlib.contextmanager
 def recorded(layers: Iterable[nn.Module], stream: Stream,
-             into: dict[int, Seen], first: str = "hidden_states"
-             ) -> Iterator[None]:
+             into: dict[int, Seen], first: str = "hidden_states",
+             inside: list[int] | None = None) -> Iterator[None]:
     """What the layers are called with meanwhile; `first` is the name of
-    their first argument."""
+    their first argument, `inside` gets those that have not returned."""
+    inside = [] if inside is None else inside
+
     def hook(index: int):
         def record(module: nn.Module, args: tuple, kwargs: dict) -> None:
             kwargs = dict(kwargs)
             x = args[0] if args else kwargs.pop(first, None)
-            check_hidden(module, x)
+            if not isinstance(x, Tensor):
+                check_hidden(module, x)
             if index in into:
                 raise Unsupported(f"layer {index}", "it is called several "
                                   "times per forward")
             into[index] = Seen(x.detach(), tuple(args[1:]), kwargs, current())
+            inside.append(index)
         return record
 
     def returned(module: nn.Module, _: tuple, out: Any) -> None:
         stream.returns_tuple[module] = isinstance(out, (tuple, list))
+        inside.pop()
 
     with contextlib.ExitStack() as stack:
         for i, layer in enumerate(layers):

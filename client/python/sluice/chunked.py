@@ -59,6 +59,10 @@ class ChunkedCall:
         self._autocast: Any = None
         self._setting: Setting | None = None
         self._owners: list[nn.Module] = []  # of buffers
+        # Tensors that a module run whole returns beside its hidden states,
+        # and in backward their gradients.
+        self.more: Sequence[Tensor] = ()
+        self.of_more: Sequence[Tensor] = ()
 
     # --- what a subclass says -----------------------------------------------
 
@@ -130,7 +134,7 @@ class ChunkedCall:
                 if m + 1 < len(self.chunks):
                     source.prefetch(m + 1)
                 if self.keeps:
-                    self._x.append(source.keep(m))
+                    self._keep(source, m)
                 else:
                     source.drop(m)
             y.write(m, self._first_run(m, part, self._cut(extra, rows)))
@@ -257,7 +261,7 @@ class ChunkedCall:
                 cut(leaf._replace(value=total), rows).add_(part.grad)
         if x is None:
             return None
-        self.step.arena.drop(self._x.pop())
+        self._drop_input()
         return torch.zeros_like(x) if x.grad is None else x.grad
 
     def _restore(self, m: int) -> None:
@@ -266,6 +270,13 @@ class ChunkedCall:
         if self._random[m] is not None:
             self._random[m].restore()
         self._buffers[m].restore()
+
+    def _keep(self, source: DeviceRows | HostRows, m: int) -> None:
+        """The input's chunk `m` stays in the host until `_drop_input`."""
+        self._x.append(source.keep(m))
+
+    def _drop_input(self) -> None:
+        self.step.arena.drop(self._x.pop())
 
     def _input(self, m: int, needs_x: bool) -> Tensor | None:
         """The input's chunk, out of the host."""
@@ -283,16 +294,22 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, call: ChunkedCall, found: list[Slot], extra: int,
-                x: Tensor | None, *rest: Tensor) -> Tensor:
+                x: Tensor | None, *rest: Tensor) -> Any:
         ctx.call, ctx.found = call, found
-        return call.forward(x, list(rest[:extra]), found)
+        y = call.forward(x, list(rest[:extra]), found)
+        if not call.more:
+            return y
+        ctx.mark_non_differentiable(*(t for t in call.more
+                                      if not t.is_floating_point()))
+        return y, *call.more
 
     @staticmethod
     @calls.once
-    def backward(ctx, dy: Tensor):
+    def backward(ctx, dy: Tensor, *of_more: Tensor):
         call, ctx.call = ctx.call, None
         if call is None:
             raise RuntimeError(calls.ONCE)
+        call.of_more = of_more
         with call.step.telling():
             dx, of_arguments, of_parameters = call.backward(
                 dy, ctx.found, ctx.needs_input_grad[3])
@@ -307,10 +324,13 @@ def run(call: ChunkedCall, x: Tensor | None) -> Tensor:
     call.keeps = torch.is_grad_enabled() and bool(
         extra or trainable or (x is not None and x.requires_grad))
     try:
-        return _Node.apply(call, found, len(extra), x, *extra, *trainable)
+        y = _Node.apply(call, found, len(extra), x, *extra, *trainable)
     except BaseException:
         call.release()
         raise
+    if call.more:
+        y, *call.more = y
+    return y
 
 
 def version_of(x: Tensor | None) -> int | None:

@@ -91,6 +91,9 @@ class PeerFailed(Error):
     """Another rank failed, so this one cannot go on."""
 
 
+_NOTHING = "do not stream this model"
+
+
 class Unsupported(RuntimeError):
     """A model or a call that cannot be exact is refused, by name.
 
@@ -99,14 +102,22 @@ class Unsupported(RuntimeError):
             ("model.layers.3.self_attn").
         feature: what about it cannot be exact.
         remedy: what to do instead.
+        layer: the index of the layer that was tried, None outside of layers.
     """
 
+    layer: int | None = None
+
     def __init__(self, module: str, feature: str,
-                 remedy: str = "do not stream this model") -> None:
+                 remedy: str = _NOTHING) -> None:
         super().__init__(module, feature, remedy)
         self.module = module
         self.feature = feature
         self.remedy = remedy
+
+    @property
+    def has_remedy(self) -> bool:
+        """Whether the user can change something but not to stream."""
+        return _NOTHING not in self.remedy
 
     def __str__(self) -> str:
         return f"{self.module}: {self.feature}: {self.remedy}"

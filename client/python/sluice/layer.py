@@ -17,7 +17,7 @@ import contextlib
 import inspect
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ from sluice.intervals import Intervals
 from sluice.named import HANDED
 from sluice.numbered import Numbered
 from sluice.products import Products
-from sluice.rows import Arguments, Leaf, cut
+from sluice.rows import Leaf, cut
 from sluice.spared import Conditions, Following, Spared
 from sluice.step import Step
 from sluice.tape import Tape
@@ -64,11 +64,22 @@ def tell_length(module: nn.Module, args: tuple, kwargs: dict[str, Any]
     return bound.args, bound.kwargs
 
 
+class Given(Protocol):
+    """A layer's arguments beside its hidden states."""
+
+    hands: bool
+
+    def differentiable(self) -> list[Leaf]: ...
+
+    def chunk(self, rows: range, replaced: list[Tensor]
+              ) -> tuple[tuple, dict[str, Any]]: ...
+
+
 class LayerCall(chunked.ChunkedCall):
     """One forward of one layer, and its backward."""
 
     def __init__(self, step: Step, layer: nn.Module, own: Callable,
-                 arguments: Arguments):
+                 arguments: Given):
         super().__init__(step, layer, type(layer).__name__)
         self.own, self._arguments = own, arguments
         # What the layer returns beside its hidden states, all of it None;
@@ -93,6 +104,7 @@ class LayerCall(chunked.ChunkedCall):
         self._following: Following | None = None  # of this replay
         self._without_kv = False  # whether this replay leaves out k or v
         self._again = False  # see [Note: run again]
+        self.rerun = step.rerun
         # See [Note: carried states] in carried.
         self._carried = Carried(layer, step.arena, step.device) if (
             layer in step.carriers) else None
@@ -104,7 +116,7 @@ class LayerCall(chunked.ChunkedCall):
             y = super().forward(*args)
         if self.keeps:
             for site in self._sites:
-                for m in range(self.step.rerun):
+                for m in range(self.rerun):
                     site.forget(m)
         return y
 
@@ -113,8 +125,8 @@ class LayerCall(chunked.ChunkedCall):
         arena, device = self.step.arena, self.step.device
         with torch.no_grad(), self._autocast, swapped.attributes(
                 self, _again=True, replays=False):
-            for m in range(self.step.rerun):
-                if m + 1 < self.step.rerun:
+            for m in range(self.rerun):
+                if m + 1 < self.rerun:
                     arena.prefetch(self._x[m + 1], device)
                 self._restore(m)
                 self.compute(m, arena.get(self._x[m], device), [
@@ -166,7 +178,8 @@ class LayerCall(chunked.ChunkedCall):
             raise Unsupported(
                 self.name, "a bias that is added to attention's scores, as "
                 "ALiBi's")
-        if self._site == 0 and not self.step.carriers:
+        if self._site == 0 and not (self.step.carriers
+                                    or self.step.whole_layers):
             raise NoAttention(
                 self.name, "a layer without attention, through transformers' "
                 "registry, torch's or written out")
@@ -206,9 +219,11 @@ class LayerCall(chunked.ChunkedCall):
             kwargs[self._carried.argument] = cache or self._carried.cache
         if self.handing is not None:
             kwargs[HANDED] = self.handing
-        with swapped.attributes(_running, call=self), self.step.inside(), (
-                self._numbering()):
+        with self.as_running(), self.step.inside(), self._numbering():
             return self.own(x, *args, **kwargs)
+
+    def as_running(self) -> contextlib.AbstractContextManager:
+        return swapped.attributes(_running, call=self)
 
     def compare_parts(self, m: int, x: Tensor, y: Tensor) -> None:
         parts, self._parts = self._parts, None
@@ -310,11 +325,7 @@ class LayerCall(chunked.ChunkedCall):
                scores: Scores, sinks: Tensor | None) -> Tensor:
         """o [B, H, c, Dv] of this chunk's q [B, H, c, D] and its own k, v
         [B, Hkv, c, D or Dv] with those of all chunks before."""
-        if self._site == len(self._sites):
-            self._sites.append(Site(self.step.arena, self.step.whole,
-                                    self.step.kernel))
-        site = self._sites[self._site]
-        self._site += 1
+        site = self._next_site()
         if self._compared is not None:
             parts, part = self._compared
             return parts.attend(part, self._site - 1, q, k, v)
@@ -330,6 +341,13 @@ class LayerCall(chunked.ChunkedCall):
         if self._parts is not None:
             self._parts.note(q, k, v, o)
         return o
+
+    def _next_site(self) -> Site:
+        if self._site == len(self._sites):
+            self._sites.append(Site(self.step.arena, self.step.whole,
+                                    self.step.kernel))
+        self._site += 1
+        return self._sites[self._site - 1]
 
     def answer(self, y: Tensor) -> Any:
         """The layer's hidden states as the layer itself returns them."""

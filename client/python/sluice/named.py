@@ -70,6 +70,7 @@ ARGUMENTS: dict[str, Argument] = {
     "per_layer_input": Argument(1),  # [B, S, width]
     "per_layer_inputs": Argument(1),
     "original_hidden_states": Argument(1),  # [B, S, H], the embeddings
+    "ple_input_ids": Argument(1),
     "past_key_values": _CACHE._replace(loss=True),
     "past_key_value": _CACHE,
     "layer_past": _CACHE,

@@ -1,7 +1,8 @@
 """Whether a model's layers, cut into chunks, compute what they compute whole.
 
-Each kind of layer of a twin is run twice on the same rows: as the model runs it, with the model's own attention and mask, and streamed in three
-chunks. Outputs, gradients of the input and of the parameters, and buffers
+Each kind of layer of a twin is run twice on the same rows: as the model runs
+it, with the model's own attention and mask, and streamed, in three chunks or
+whole. Outputs, gradients of the input and of the parameters, and buffers
 must agree. That finds, without knowing any model, layers that mix tokens
 outside attention, losses that a layer adds on its way, routers with a
 capacity, masks that are not what they say. Rows are also probed skewed (all
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 import torch
@@ -29,8 +30,8 @@ from sluice.captured import (
     refusal,
     refusing,
 )
-from sluice.errors import Inexact, Unsupported
-from sluice.model import Layered, Model
+from sluice.errors import Inexact, UnknownRows, Unsupported
+from sluice.model import Layered, Model, WholeKind
 from sluice.named import HANDED
 from sluice.numbered import FAR, Numbered
 from sluice.precision import near
@@ -54,13 +55,87 @@ OUTPUT_LIMIT = 2e-5
 LEAST = 1e-9  # or 1e-5 of the norm of all gradients
 MOVE = 1e-3  # of the rows; a near tie of a router is one of 1e-6
 SLOPE_LIMIT = 5e-2  # of a gradient against differences in fp32
+SQUARES = 1e-2  # of what a layer holds: what grows with S^2 is more
 
 
-def probe(adapter: Model, stream: Stream) -> tables.Told:
-    """Raises `Unsupported` for the first kind of layer that is not exact.
-    `adapter` is of a twin. Returns which modules are told the sequence's length
-    from now on."""
-    ids = probe_tokens(adapter)
+def probe(adapter: Model, stream: Stream, may_be_whole: bool = False
+          ) -> tables.Told:
+    """Raises `Unsupported` for the first kind of layer that is not exact;
+    with `may_be_whole` where it is not when it runs whole either. `adapter`
+    is of a twin. Returns which modules are told the sequence's length from
+    now on."""
+    while True:
+        try:
+            told = _probe(adapter, stream, probe_tokens(adapter))
+            break
+        except Unsupported as refused:
+            if not may_be_whole or not make_whole(adapter, stream, refused):
+                raise
+    if stream.whole_layers:
+        try:
+            _weigh_all(adapter, stream)
+        except BaseException:
+            told.undo()
+            raise
+    return told
+
+
+def make_whole(adapter: Layered, stream: Stream, refused: Unsupported) -> bool:
+    """The layers of the kind that was refused are to run whole, with
+    attention that is ours, or else the model's; False: nothing is left to
+    try."""
+    # Which arguments have rows makes no difference to a whole layer.
+    if refused.layer is None or (refused.has_remedy and not isinstance(
+            refused, UnknownRows)):
+        return False
+    layer = adapter.layers[refused.layer]
+    known = stream.whole_layers.get(layer)
+    if known is not None:
+        changed, known.own_attention = not known.own_attention, True
+        return changed
+    made = WholeKind(type(layer).__name__, f"{refused.module}: "
+                     f"{refused.feature}")
+    alike = next(k for k in by_kind(adapter.layers) if layer in k)
+    stream.whole_layers.update(dict.fromkeys(alike, made))
+    stream.numbered.difference_update(alike)
+    return True
+
+
+def weigh_whole(adapter: Layered, stream: Stream, index: int,
+                trials: Sequence[Seen]) -> None:
+    """What backward of a layer that runs whole holds on the device, by two
+    trials of which the second has more rows."""
+    held = []
+    for seen in trials:
+        saved: dict[int, int] = {}
+        run_chunked(adapter, stream, index, wide(seen.x), seen, saved=saved)
+        rows = seen.x.shape[1] if seen.step is None else seen.step.length
+        held.append((rows, [n / rows for n in saved.values()]))
+    (few, less), (many, more) = held
+    # Each tensor by itself where a loop makes no more of a longer sequence.
+    # What does not grow, as of blocks that are padded, counts per token.
+    slope = sum(max(0.0, b - a) for a, b in (
+        zip(less, more) if len(less) == len(more) else
+        [(sum(less), sum(more))])) / (many - few)
+    kind = stream.whole_layers[adapter.layers[index]]
+    kind.bytes_per_pair = slope if slope * many > SQUARES * sum(more) else 0.0
+    kind.bytes_per_token = round(sum(more) - kind.bytes_per_pair * many)
+
+
+def _weigh_all(adapter: Model, stream: Stream) -> None:
+    """Each kind that runs whole, in sequences of two lengths."""
+    ids, trials = probe_tokens(adapter), []
+    for length in (ids.shape[1] // 2, ids.shape[1]):
+        trials.append(capture(adapter, stream, ids[:, :length],
+                              lambda plain: None)[1])
+    for kind in by_kind(adapter.layers):
+        if kind[0] in stream.whole_layers:
+            index = list(adapter.layers).index(kind[0])
+            weigh_whole(adapter, stream, index, [
+                seen[index] for seen in trials])
+
+
+def _probe(adapter: Model, stream: Stream, ids: Tensor) -> tables.Told:
     plain, streamed = capture(adapter, stream, ids, functools.partial(
         _find_carriers, adapter, stream))
     layers = list(adapter.layers)
@@ -68,7 +143,12 @@ def probe(adapter: Model, stream: Stream) -> tables.Told:
 
     def all_kinds() -> None:
         for index in (layers.index(kind[0]) for kind in kinds):
-            probe_layer(adapter, stream, index, plain[index], streamed[index])
+            try:
+                probe_layer(adapter, stream, index, plain[index],
+                            streamed[index])
+            except Unsupported as refused:
+                refused.layer = index
+                raise
         if stream.ranks is not None:
             refusing(adapter.decoder, "it fails on a rank's rows",
                      lambda: adapter.check_dealing(ids, CHUNK))
@@ -114,8 +194,9 @@ def probe_layer(adapter: Layered, stream: Stream, index: int, plain: Seen,
                 streamed: Seen) -> None:
     """Raises `Unsupported` where one layer is not exact on what was seen."""
     name = f"layer {index} ({type(adapter.layers[index]).__name__})"
-    refusing(name, "it fails on its own", lambda: _find_numbered(
-        adapter, stream, index, plain))
+    if adapter.layers[index] not in stream.whole_layers:
+        refusing(name, "it fails on its own", lambda: _find_numbered(
+            adapter, stream, index, plain))
     skewed = plain.x.mean(dim=1, keepdim=True) + 0.05 * (
         plain.x - plain.x.mean(dim=1, keepdim=True))
     # Without a gradient from outside, what is left is of its own losses.
@@ -213,7 +294,8 @@ def _find_carriers(adapter: Model, stream: Stream,
             "to later ones, with a group", "stream this model without group=")
     for kind in by_kind(layers):
         index = layers.index(kind[0])
-        if index in plain and carries(adapter, index, plain[index]):
+        if index in plain and kind[0] not in stream.whole_layers and carries(
+                adapter, index, plain[index]):
             stream.carriers.update(kind)
             if stream.ranks is not None:
                 raise Unsupported(

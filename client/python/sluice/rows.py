@@ -20,7 +20,7 @@ from sluice.errors import UnknownRows, Unsupported
 
 ROWS: Mapping[str, int] = named.those("rows")
 _MASKS, _CACHES = named.those("mask"), named.those("cache")
-_PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
+PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
 class Markers(Protocol):
@@ -106,8 +106,8 @@ def check_hidden(layer: nn.Module, hidden: Any) -> None:
     if not isinstance(hidden, Tensor) or hidden.dim() != 3:
         what = (f"hidden states of shape {tuple(hidden.shape)}" if isinstance(
             hidden, Tensor) else f"hidden states as {type(hidden).__name__}")
-        raise Unsupported(type(layer).__name__, what,
-                          "only [B, S, H] can be cut into chunks of rows")
+        raise Unsupported(type(layer).__name__, f"{what}, of which only "
+                          "[B, S, H] can be cut into chunks of rows")
 
 
 def check_parameters(module: nn.Module) -> None:
@@ -170,7 +170,7 @@ def leaf_of(layer: nn.Module, name: str, value: Any, step: Markers, length: int,
             value.dim() == 2 and value.shape[1] == length) else None)
     if isinstance(value, Tensor):
         return _tensor(module, name, value, length, declared)
-    if not isinstance(value, _PLAIN):
+    if not isinstance(value, PLAIN):
         raise Unsupported(
             module, f"argument '{name}' of type {type(value).__name__}, "
             "through which layers could hand tensors to each other")

@@ -31,7 +31,7 @@ from sluice.handed import Handed
 from sluice.hidden import InHost, OnDevice, Standing
 from sluice.intervals import Intervals
 from sluice.measured import Measured
-from sluice.model import Engaging
+from sluice.model import Engaging, WholeKind
 from sluice.policy import Policy
 from sluice.progress import Progress
 from sluice.ranks import Ranks
@@ -116,9 +116,16 @@ class Step:
         self.first_row = 0
         self.forget_handed()
         self.carriers = carriers  # layers; see [Note: carried states]
+        # See [Note: whole layers] in whole_layers.
+        self.whole_layers: Mapping[nn.Module, WholeKind] = {}
+        # The bytes that such layers' replays save, by storage; None: they are
+        # not weighed.
+        self.saved: dict[int, int] | None = None
         self.known_causal: set[Hashable] = set()  # see found_once()
-        # By storage: the marker's element, and how its intervals are found.
-        self._masks: dict[int, tuple[Tensor, Callable[[], Intervals]]] = {}
+        # By storage: the marker's element, how its intervals are found, and
+        # how the model's own mask is made.
+        self._masks: dict[int, tuple[Tensor, Callable[[], Intervals],
+                                     Callable[[], Any]]] = {}
         # Of packed rows: the first row [B, S] of each row's document. What
         # says so beside the mask was left out: the mask must have it too.
         self.documents: Tensor | None = None
@@ -160,6 +167,15 @@ class Step:
     def inside(self) -> contextlib.AbstractContextManager:
         """Around a layer's own forward on one chunk."""
         return self._model.inside()
+
+    def own_attention(self) -> contextlib.AbstractContextManager:
+        """Around a layer's own forward with the model's own attention."""
+        return self._model.own_attention()
+
+    def at_once(self, layer: nn.Module) -> list[range]:
+        """Which rows the layer runs on at a time."""
+        return [range(self.rows)] if layer in self.whole_layers else (
+            self.chunks)
 
     def written_by(self, layer: nn.Module) -> list[tuple[nn.Module, str]]:
         """The buffers (owner, name) that a forward of the layer writes."""
@@ -203,13 +219,15 @@ class Step:
             self._once[key] = make()
         return self._once[key]
 
-    def marker(self, batch: int, find: Callable[[], Intervals]) -> Tensor:
+    def marker(self, batch: int, find: Callable[[], Intervals],
+               own: Callable[[], Any]) -> Tensor:
         """What the model carries in the place of a mask: bool, expanded to
         [batch, 1, S, S]. `find` is asked once, when a layer uses the mask:
-        models also make masks that none of their layers has."""
+        models also make masks that none of their layers has. `own` makes the
+        model's own mask, within `own_attention`."""
         one = torch.ones(1, dtype=torch.bool, device=self.device)
         self._masks[one.untyped_storage().data_ptr()] = (
-            one, functools.cache(find))
+            one, functools.cache(find), own)
         return one.view(1, 1, 1, 1).expand(batch, 1, self.length, self.length)
 
     def adopt(self, other: Step) -> None:
@@ -228,8 +246,12 @@ class Step:
         square = mask[..., :self.length]
         _, marker = self.once(("dense", mask.data_ptr()), lambda: (
             mask, self.marker(mask.shape[0], lambda: masks.dense(
-                square, self.padding))))
+                square, self.padding), lambda: mask)))
         return marker
+
+    def own_mask(self, marker: Tensor) -> Any:
+        """The mask that the model itself would have made in its place."""
+        return self._masks[marker.untyped_storage().data_ptr()][2]()
 
     def is_marker(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() in self._masks

@@ -30,7 +30,7 @@ from sluice.chunk_size import ChunkChoice
 from sluice.dealt import SHARDED, Shard, shard
 from sluice.gpu_blocks import Kernel
 from sluice.measured import Measured
-from sluice.model import Engaging, Patched
+from sluice.model import Engaging, Patched, WholeKind
 from sluice.peers import PeerWatch
 from sluice.planned import Planning
 from sluice.policy import Policy
@@ -101,6 +101,8 @@ class Stream:
         # Found by the probe: see Step.
         self.numbered: WeakSet[nn.Module] = WeakSet()
         self.carriers: WeakSet[nn.Module] = WeakSet()
+        self.whole_layers: MutableMapping[nn.Module, WholeKind] = (
+            WeakKeyDictionary())
         self._known_causal: set[Hashable] = set()  # see Step
         self.progress: progress.Progress | None = None  # None: quiet
         self._adapter: Patched | None = None
@@ -131,6 +133,7 @@ class Stream:
         step.progress = None if alone else self.progress
         step.spared, step.known_causal = self._spared, self._known_causal
         step.attended, step.numbered = self.attended, self.numbered
+        step.whole_layers = self.whole_layers
         step.kernel = self.kernel
         step.rerun = math.ceil(self.rerun * len(step.whole))
         return step
@@ -154,7 +157,9 @@ class Stream:
         ranks."""
         if not self.attended:
             raise invalid("stream: chunk = 'auto': it is found by measuring "
-                          "what layers do: pass sample=lambda: model(ids)")
+                          "attention, and no layer was seen to call it: pass "
+                          + ("chunk=1024, say" if self.returns_tuple else
+                             "sample=lambda: model(ids)"))
         size = 1 if self.ranks is None else self.ranks.size
         kinds = [chunk_size.Heads(
             q // size, k if size == 1 else len(self.ranks.kv_heads(q, k)) //
@@ -196,6 +201,24 @@ class Stream:
                 yield
         finally:
             self.checks.has_passed = False
+
+    @property
+    def whole(self) -> list[tuple[WholeKind, int]]:
+        """Which kinds of layers run whole, and how many layers each is."""
+        kinds = [self.whole_layers[layer] for layer in (
+            self._adapter.layers if self._adapter else ())
+            if layer in self.whole_layers]
+        return [(kind, kinds.count(kind)) for kind in dict.fromkeys(kinds)]
+
+    def say_whole(self) -> None:
+        """Which layers run whole, and what that costs: a warning where it
+        grows with the square of a sequence's length."""
+        for kind, count in self.whole:
+            line = f"{count} x {kind}"
+            if kind.bytes_per_pair:
+                self.warn_once(line)
+            else:
+                self.say_once(line)
 
     @property
     def least_rows(self) -> int:

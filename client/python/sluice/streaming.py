@@ -15,6 +15,7 @@ from torch import nn
 from sluice import board, carried, computing, gpu_blocks, progress, settings
 from sluice.arguments import P, invalid, need, takes
 from sluice.captured import kind_names
+from sluice.errors import Unsupported
 from sluice.gpu_blocks import Kernel
 from sluice.kinds import MODULE
 from sluice.model import Patched
@@ -182,6 +183,9 @@ def stream(model: nn.Module | None = None,
                                    for p in layer.parameters()), batch)
         if made.carriers:
             made.chunk = carried.whole_blocks(made.chunk)
+        if planned and made.whole_layers:
+            raise Unsupported(adapter.name, 'policy="plan" with layers that '
+                              "run whole", 'stream it with policy="recompute"')
         for _, _, width, _ in made.attended:
             gpu_blocks.check_width(width, kernel)
         made.kernel = kernel
@@ -196,6 +200,7 @@ def stream(model: nn.Module | None = None,
         if not quiet:
             made.progress = progress.Progress(adapter.layers, stalled_s)
             print(_attached(made, adapter), file=sys.stderr)
+        made.say_whole()
     except BaseException:
         adapter.detach()
         made.arena.close()
@@ -278,6 +283,8 @@ def _attached(made: Stream, adapter: Patched) -> str:
         f", the first {made.rerun:.0%} run again in backward")
     states = sum(layer in made.carriers for layer in adapter.layers)
     handing = f", {states} of which hand states on," if states else ""
+    whole = sum(count for _, count in made.whole)
+    handing += f" {whole} of which run whole," if whole else ""
     return (f"sluice: {adapter.name}: {len(adapter.layers)} layers{handing} in "
             f"chunks of {made.chunk} rows{chosen}{shared}{by}{again}, {head}; "
             f"host memory from {where}")

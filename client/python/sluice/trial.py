@@ -18,17 +18,16 @@ from sluice.captured import Seen
 from sluice.carried import Cache, argument_of
 from sluice.errors import Unsupported
 from sluice.handed import ROWS
-from sluice.layer import LayerCall, run
 from sluice.model import Layered
 from sluice.named import HANDED
 from sluice.numbered import Numbered
 from sluice.randomness import RandomState, Still
 from sluice.replay import Buffers, leaves
-from sluice.rows import Arguments
 from sluice.setting import unchanged
 from sluice.step import Step
 from sluice.streamed import Stream
 from sluice.twin import wide
+from sluice.whole_layers import call_of, run
 
 CHUNK = 24
 
@@ -101,23 +100,25 @@ class _Marked(torch.autograd.Function):
 
 
 def run_chunked(adapter: Layered, stream: Stream, index: int, x: Tensor,
-                seen: Seen, scale: float = 1.0, first: int = 0) -> Result:
+                seen: Seen, scale: float = 1.0, first: int = 0,
+                saved: dict[int, int] | None = None) -> Result:
     """The layer streamed in three chunks of rows, the first of which has the
-    number `first`."""
+    number `first`; or whole, which notes in `saved` what it saves."""
     layer, own = adapter.layers[index], own_of(adapter, index)
-    step = stream.begin(x.shape[1], x.device, adapter, chunk=CHUNK,
-                        check=True, alone=True)
-    step.first_row = first
+    step = stream.begin(x.shape[1] if seen.step is None else seen.step.length,
+                        x.device, adapter, chunk=CHUNK, check=True, alone=True)
+    step.first_row, step.saved = first, saved
     if seen.step is not None:
         step.adopt(seen.step)
     args, kwargs = _wide_all((seen.args, seen.kwargs))
-    step.handed.adopt(kwargs.get(HANDED) or {}, step.chunks)
+    whole = layer in stream.whole_layers
+    if not whole:
+        step.handed.adopt(kwargs.get(HANDED) or {}, step.chunks)
 
     def streamed(h: Tensor) -> Tensor:
-        call = LayerCall(step, layer, own, Arguments(
-            layer, step, args, kwargs, stream.rows))
+        call = call_of(step, layer, own, h, args, kwargs, stream.rows)
         with step.engaged():
-            y = run(call, h)
+            y = _first(call.answer(run(call, h)))
         if call.handing is not None:
             for key in call.handing.left:
                 _weigh(step, key, scale)
@@ -127,7 +128,8 @@ def run_chunked(adapter: Layered, stream: Stream, index: int, x: Tensor,
         return y
 
     with _afresh(layer):
-        made = _result(layer, x, streamed, scale)
+        made = _result(layer, x, streamed, scale,
+                       kwargs.get(HANDED) if whole else None)
     for key in step.handed.keys():
         chunks = [step.handed.take(key, m) for m in range(len(step.chunks))]
         made.gradients.update(_handed({key: [

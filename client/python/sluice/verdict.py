@@ -49,9 +49,11 @@ def verdict(folder: str | os.PathLike[str]) -> Verdict:
             return Verdict(name, False, str(refused))
         head = {"rows": "head and loss by rows", "none": "no head",
                 "whole": "its head and loss run whole"}[made.head]
+        whole = sum(count for _, count in made.whole)
         made.unstream()
     layers = find_decoder(model)[1]
-    return Verdict(name, True, f"{len(layers)} layers of "
+    return Verdict(name, True, f"{len(layers)} layers "
+                   f"{f'({whole} run whole) ' if whole else ''}of "
                    f"{len(by_kind(layers))} kinds, tried with drawn weights, "
                    f"{head}")
 

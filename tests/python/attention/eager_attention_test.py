@@ -235,12 +235,13 @@ def from_the_middle(self, q, k, v, mask):
     return F.softmax(s, dim=-1) @ v, None
 
 
+# A user can write these otherwise.
 REFUSED = {with_bias: "'add'", with_dropout: "attention dropout of 0.3",
-           head_mask: "'mul'", both_directions: "in both directions",
-           weights_are_used: "'mean'", against_itself: "'mul'",
-           over_the_rows: "'softmax'", own_mask: "a bias that is added",
-           by_einsum: "without attention", from_the_middle:
-           "without attention"}
+           head_mask: "'mul'", weights_are_used: "'mean'",
+           against_itself: "'mul'", over_the_rows: "'softmax'"}
+WHOLE = {both_directions: "in both directions",
+         own_mask: "a bias that is added", by_einsum: "without attention",
+         from_the_middle: "without attention"}
 
 
 @pytest.mark.parametrize("form", REFUSED)
@@ -251,6 +252,21 @@ def test_operations_that_chunks_cannot_do_are_refused_in_stream(session, form):
         sluice.stream(model, session=session, chunk=16)
     if form is not with_dropout:
         assert run(model, batch()).loss == run(before, batch()).loss
+
+
+@pytest.mark.parametrize("form", WHOLE)
+@pytest.mark.filterwarnings("ignore:sluice")
+def test_layers_with_operations_that_chunks_cannot_do_run_whole(session, form):
+    whole(session, written(form), WHOLE[form])
+
+
+def whole(session, model, why):
+    inputs = batch()
+    expected = unstreamed(model, inputs)
+    stream = sluice.stream(model, session=session, chunk=16)
+    assert {why in kind.why for kind, _ in stream.whole} == {True}
+    assert_same(run(model, inputs), expected)
+    stream.unstream()
 
 
 # --- masks that a model makes whole, by itself --------------------------------
@@ -324,9 +340,10 @@ def test_padding_in_a_mask_made_by_the_model_is_used(session):
 @pytest.mark.parametrize("made, word", [
     (asked_for_and_changed, "a mask tensor"), (leaning, "a bias"),
     (sees_all, "not, for each row, one interval")])
-def test_an_invalid_mask_made_by_the_model_is_refused(session, made, word):
-    with pytest.raises(sluice.Unsupported, match=word):
-        sluice.stream(own_mask_model(made), session=session, chunk=16)
+@pytest.mark.filterwarnings("ignore:sluice")
+def test_layers_with_another_mask_made_by_the_model_run_whole(session, made,
+                                                              word):
+    whole(session, own_mask_model(made), word)
 
 
 # --- products that only look like scores -------------------------------------

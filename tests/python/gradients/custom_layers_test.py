@@ -129,28 +129,35 @@ def shifting():
     return model
 
 
-def test_row_mixing_layers_are_refused_in_stream_with_a_sample(session):
+@pytest.mark.parametrize("hidden", ["device", "host"])
+def test_row_mixing_layers_run_whole(session, hidden):
     model = shifting()
-    with pytest.raises(sluice.Unsupported, match="layer 1.*output differs"):
-        streamed(model, session)
-    assert "forward" not in vars(model.layers["0"])
-
-
-def test_row_mixing_layers_are_refused_in_the_first_call_without_a_sample(
-        session):
-    model = shifting()
-    stream = streamed(model, session, sample=False)
-    model(tokens(2, 40))  # too short to show anything, and not streamed
-    assert stream.stats().blocks == 0
-    with pytest.raises(sluice.Unsupported, match="layer 1.*output differs"):
-        model(tokens())
-    gc.collect()
+    expected = graded(copy.deepcopy(model), tokens(2, 96))
+    stream = streamed(model, session, hidden=hidden)
+    assert [(model.layers["1"] in stream.whole_layers, count)
+            for _, count in stream.whole] == [(True, 1)]
+    assert_same(graded(model, tokens(2, 96)), expected)
     assert stream.stats().host_bytes == 0
 
 
-def test_a_table_without_declared_rows_is_refused(session):
-    with pytest.raises(sluice.Unsupported, match="output differs"):
-        streamed(titan(), session, rows={})
+def test_row_mixing_layers_run_whole_from_the_first_call_without_a_sample(
+        session):
+    model = shifting()
+    expected = graded(copy.deepcopy(model), tokens())
+    stream = streamed(model, session, sample=False)
+    model(tokens(2, 40))  # too short to show anything, and not streamed
+    assert stream.stats().blocks == 0 and not stream.whole
+    assert_same(graded(model, tokens()), expected)
+    assert [count for _, count in stream.whole] == [1]
+    assert stream.stats().host_bytes == 0
+
+
+def test_a_table_without_declared_rows_is_refused_or_whole(session):
+    model = titan()
+    expected = graded(copy.deepcopy(model), tokens())
+    stream = streamed(model, session, rows={})
+    assert "output differs" in stream.whole[0][0].why
+    assert_same(graded(model, tokens()), expected)
     exact = titan()
     exact.freqs_cis = exact.freqs_cis[:75]
     with pytest.raises(sluice.Unsupported, match="rows={'freqs_cis': 0}"):
@@ -162,7 +169,8 @@ def test_a_table_without_declared_rows_is_refused(session):
     (dict(dropout_p=0.1, is_causal=True), "dropout"),
     (dict(attn_mask=torch.ones(75, 75).tril().bool()), "mask tensor"),
 ], ids=["both directions", "dropout", "mask"])
-def test_attention_that_is_not_causal_is_refused(session, change, names):
+def test_attention_that_is_not_causal_is_refused_or_whole(session, change,
+                                                          names):
     def attend(q, k, v, is_causal=False, enable_gqa=False):
         given = dict(change)
         if "attn_mask" in given:
@@ -172,8 +180,15 @@ def test_attention_that_is_not_causal_is_refused(session, change, names):
 
     model = titan()
     model.layers["1"].attention.attend = attend
-    with pytest.raises(sluice.Unsupported, match=names):
-        streamed(model, session)
+    if names == "dropout":
+        with pytest.raises(sluice.Unsupported, match=names):
+            streamed(model, session)
+        return
+    expected = graded(copy.deepcopy(model), tokens())
+    stream = streamed(model, session)
+    [(kind, count)] = stream.whole
+    assert count == 1 and kind.own_attention and names in kind.why
+    assert_same(graded(model, tokens()), expected)
 
 
 def test_checkpointing_within_a_layer_is_refused(session):

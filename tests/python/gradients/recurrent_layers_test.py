@@ -181,8 +181,9 @@ def test_packed_documents(session, positions):
 
 @pytest.mark.parametrize("name", ["falcon_mamba", "jamba", "mamba", "zamba"])
 def test_a_state_that_is_left_and_not_taken(session, name):
-    with pytest.raises(Unsupported, match="a recurrent state that it leaves"):
-        sluice.stream(configs.tiny(name), session=session, quiet=True)
+    stream = sluice.stream(configs.tiny(name), session=session, quiet=True)
+    assert all("a recurrent state that it leaves" in kind.why
+               for kind, _ in stream.whole)
 
 
 class Changing:

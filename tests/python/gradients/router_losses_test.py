@@ -56,6 +56,19 @@ def test_gradients_are_the_models_own(session, name):
 
 
 @pytest.mark.parametrize("hidden", ["device", "host"])
+def test_gradients_of_layers_that_run_whole(session, hidden):
+    model = tiny("mixtral", num_local_experts=4, **EXPERTS)
+    for layer in model.model.layers:
+        layer.post_attention_layernorm.register_forward_hook(
+            lambda module, args, y: y + y.roll(1, 1))
+    expected = unstreamed(model, asked())
+    stream = sluice.stream(model, session=session, chunk=16, quiet=True,
+                           check="always", hidden=hidden)
+    assert sum(count for _, count in stream.whole) == 2
+    assert_same(run(model, asked()), expected)
+
+
+@pytest.mark.parametrize("hidden", ["device", "host"])
 def test_router_logits_requested_by_the_config_are_exact(session, hidden):
     model = tiny("mixtral", num_local_experts=4, output_router_logits=True,
                  **EXPERTS)

@@ -65,12 +65,16 @@ class Mixing(nn.Module):
         return self.inner(x) + 1e-2 * x.roll(1, 1)
 
 
-def test_what_mixes_rows_is_refused_without_weights(session):
-    model = on_meta("llama")
-    for layer in model.model.layers:
-        layer.mlp = Mixing(layer.mlp)
-    with pytest.raises(sluice.Unsupported, match="mixes tokens"):
-        sluice.stream(model, session=session, chunk=16)
+def test_what_mixes_rows_runs_whole_without_weights(session):
+    model, plain = on_meta("llama"), tiny()
+    for each in model, plain:
+        for layer in each.model.layers:
+            layer.mlp = Mixing(layer.mlp)
+    stream = sluice.stream(model, session=session, chunk=16)
+    [(kind, count)] = stream.whole
+    assert "mixes tokens" in kind.why and count == 2
+    fill(model, plain)
+    assert_same(run(model, batch()), run(plain, batch()))
 
 
 def test_offloaded_weights_are_refused_by_name(session):

@@ -203,19 +203,24 @@ def test_custom_layers_are_probed_again(session, sample, hidden):
     if hidden == "host" and not sample:
         pytest.skip("is refused in stream()")
     model = titan()
-    expected = graded(copy.deepcopy(model), tokens())
+    plain = copy.deepcopy(model)
+    expected = graded(plain, tokens())
     stream = sluice.stream(
         layers=model.layers, attention="sdpa", session=session, chunk=16,
         rows={"freqs_cis": 0}, quiet=True, hidden=hidden,
         sample=(lambda: model(tokens())) if sample else None)
     try:
         assert_same(graded(model, tokens()), expected)
-        handle = model.layers["1"].feed_forward.register_forward_hook(mix)
+        handles = [each.layers["1"].feed_forward.register_forward_hook(mix)
+                   for each in (plain, model)]
+        mixed = graded(plain, tokens())
         for _ in range(2):
-            with pytest.raises(sluice.Unsupported, match="mixes tokens"):
-                graded(model, tokens())
-        handle.remove()
+            assert_same(graded(model, tokens()), mixed)
+        assert [count for _, count in stream.whole] == [1]
+        for handle in handles:
+            handle.remove()
         assert_same(graded(model, tokens()), expected)
+        assert not stream.whole
         gc.collect()
         assert stream.stats().host_bytes == 0
     finally:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from models import assert_same, batch, run, tiny, unstreamed
 from transformers.models.llama import modeling_llama
+from walk import configs
 
 import sluice
 
@@ -48,10 +49,11 @@ def tried(session, monkeypatch):
         monkeypatch.setattr("sluice.probe.probe_layer", refuse)
         return sluice.stream(model, session=session, chunk=16, quiet=True)
 
-    def refuse(*_):
-        raise sluice.Unsupported("layer", "it is tried again")
-
     return stream
+
+
+def refuse(*_):
+    raise sluice.Unsupported("layer", "it is tried again")
 
 
 def test_a_model_that_is_made_alike_is_exact(tried):
@@ -76,11 +78,25 @@ def test_other_settings_are_tried(tried):
         tried(model)
 
 
+def test_what_runs_whole_does_so_in_a_model_that_is_made_alike(
+        session, monkeypatch):
+    def streamed(model):
+        stream = sluice.stream(model, session=session, chunk=16, quiet=True)
+        return stream, [(vars(kind), count) for kind, count in stream.whole]
+
+    stream, expected = streamed(configs.tiny("jamba"))
+    stream.unstream()
+    monkeypatch.setattr("sluice.probe.probe_layer", refuse)
+    model, twin = configs.tiny("jamba"), configs.tiny("jamba")
+    stream, found = streamed(model)
+    assert found == expected and len(found) == 1
+    assert_same(run(model, batch()), run(twin, batch()))
+
+
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_mixes_rows_is_refused_in_a_class_that_was_tried(
+def test_what_mixes_rows_is_found_in_a_class_that_was_tried(
         session, monkeypatch, change):
     sluice.stream(tiny(), session=session, quiet=True).unstream()
     model = tiny()
     CHANGES[change](model, monkeypatch)
-    with pytest.raises(sluice.Unsupported):
-        sluice.stream(model, session=session, chunk=16, quiet=True)
+    assert sluice.stream(model, session=session, chunk=16, quiet=True).whole

@@ -28,6 +28,8 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--json", metavar="FILE", help="write all rows there")
     parser.add_argument("--markdown", metavar="FILE", help="write the table")
+    parser.add_argument("--update", metavar="FILE",
+                        help="put the rows in the place of theirs in a table")
     parser.add_argument("--jobs", type=int, default=1, metavar="N",
                         help="names at a time (default 1)")
     parser.add_argument("--timeout", type=float, default=120.0, metavar="S",
@@ -66,6 +68,15 @@ def _say(row, done: int, of: int, trace: bool) -> None:
           f" {row.seconds:5.1f} s  {detail}"[:220], file=sys.stderr, flush=True)
     if trace and row.trace:
         print(row.trace, file=sys.stderr, flush=True)
+
+
+def _update(path: str, row) -> None:
+    from . import table
+
+    with open(path, encoding="utf-8") as file:
+        known = file.read()
+    with open(path, "w", encoding="utf-8") as out:
+        out.write(table.updated(known, [row]))
 
 
 def _write(arguments: argparse.Namespace, rows: list, version: str) -> None:
@@ -126,6 +137,8 @@ def main() -> int:
     try:
         for row in walk:
             rows.append(row)
+            if arguments.update:
+                _update(arguments.update, row)
             _say(row, len(rows), len(names), arguments.trace)
     except KeyboardInterrupt:
         print(f"\nwalk: interrupted after {len(rows)} of {len(names)} names; "

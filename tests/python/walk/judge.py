@@ -6,6 +6,8 @@ import dataclasses
 import time
 import traceback
 
+import torch
+
 from . import compare, configs, exceptions, kinds, plain
 
 BATCHES = ("few", "many")  # labels left out
@@ -30,6 +32,8 @@ class Row:
     ratio: float | None = None  # difference / limit
     own: float | None = None  # the plain model's eager-SDPA difference
     blocks: int | None = None  # attention blocks that ran streamed
+    # Which layers ran whole, and why; empty where all ran by chunks.
+    whole: str = ""
     reason: str = ""
     remedy: str = ""
     streamed: bool = False  # sluice.stream() returned
@@ -49,7 +53,8 @@ def _fail(row: Row, where: str, error: BaseException) -> None:
 
 def plain_steps(name: str, left_out: str) -> dict[str, plain.Step]:
     """Steps of the plain model by attention: eager, then SDPA. Where it has
-    no SDPA the eager step in fp64 goes before, if the model has one.
+    no SDPA the eager step in fp64 goes before, or, where some of its operators
+    know fp32 only, that of weights that differ by rounding.
 
     Raises plain.Odd where the eager one cannot judge anything.
     """
@@ -64,8 +69,12 @@ def plain_steps(name: str, left_out: str) -> dict[str, plain.Step]:
     try:
         model = configs.tiny(name).double()
         return {"fp64": plain.step(model, name, ids, labels), **steps}
-    except RuntimeError:  # some of its operators know fp32 only
-        return steps
+    except RuntimeError:
+        model = configs.tiny(name)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1 + 2 ** -23)
+        return {"rounded": plain.step(model, name, ids, labels), **steps}
 
 
 def _plain(row: Row) -> dict[str, dict[str, plain.Step]]:
@@ -108,17 +117,18 @@ def _stream_and_compare(
         stream = sluice.stream(model, session=session, chunk=CHUNK)
         row.streamed = True
         found = plain.step(model, row.name, *plain.batch(left_out))
-        stats = stream.stats()
+        stats, whole = stream.stats(), stream.whole
         stream.unstream()
         row.blocks = stats.blocks
+        row.whole = _whole(model, whole)
         here = compare.worst(reference, own, found)
         if here.ratio > worst.ratio:
             worst = here
         moved = compare.moved_buffer(reference, found)
         # Without the first the walk could compare the plain model with
         # itself.
-        if stats.steps == 0 or (
-                stats.blocks == 0 and row.kind != "state space"):
+        if stats.steps == 0 or (stats.blocks == 0 and not whole
+                                and row.kind != "state space"):
             row.verdict, row.reason = WRONG, "no attention block ran streamed"
         elif here.exceeds():
             row.verdict = WRONG
@@ -130,6 +140,19 @@ def _stream_and_compare(
             row.reason = f"{stats.host_bytes} host bytes held after the step"
     row.worst, row.difference = worst.name, worst.difference
     row.ratio = worst.ratio
+
+
+def _whole(model: torch.nn.Module, kinds: list) -> str:
+    if not kinds:
+        return ""
+    from sluice.adapters.decoders import find_decoder
+
+    layers = len(find_decoder(model)[1])
+    whys = "; ".join(dict.fromkeys(
+        kind.why + (" (S^2)" if kind.bytes_per_pair else "")
+        for kind, _ in kinds))
+    return one_line(f"{sum(n for _, n in kinds)} of {layers} layers whole: "
+                    f"{whys}")
 
 
 def judge(name: str, plain_only: bool) -> Row:

@@ -45,7 +45,7 @@ def _line(row: Row) -> str:
     worst = ""
     if row.difference is not None:
         worst = f"`{row.worst}` {row.difference:.1e} ({row.ratio:.2f})"
-    reason = row.reason
+    reason = "; ".join(filter(None, (row.whole, row.reason)))
     if row.remedy and row.remedy not in reason:
         reason = f"{reason}; {row.remedy}"
     cells = (
@@ -77,6 +77,23 @@ def markdown(rows: list[Row], version: str, command: str) -> str:
         *(_line(row) for row in sorted(rows, key=lambda row: row.name)),
     ]
     return "\n".join(lines) + "\n"
+
+
+def updated(known: str, rows: list[Row]) -> str:
+    """The table `known`, with other rows in the place of theirs, counted
+    again."""
+    lines = known.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("| name"))
+    new = {row.name: _line(row) for row in rows}
+    body = [new.get(line.split("`")[1], line) for line in lines[at + 2:]]
+    every = [Row(*(cell.strip(" `") for cell in line.split(" | ")[:2]),
+                 *(cell.strip() for cell in line.split(" | ")[2:4]))
+             for line in (line.removeprefix("| ") for line in body)]
+    head, command = lines[0].rsplit(" ", 1)[1], known.split("`")[1]
+    counted = markdown(every, head, command).splitlines()
+    end = next(i for i, line in enumerate(counted)
+               if line.startswith("| name"))
+    return "\n".join([*counted[:end + 2], *body]) + "\n"
 
 
 def as_json(rows: list[Row], version: str) -> str:

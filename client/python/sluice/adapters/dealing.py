@@ -103,8 +103,7 @@ class Dealing:
         # whole run's.
         with unchanged(m for m in entry.modules() if m not in inside), apart(
                 ranks.rank, step.device):
-            return self._ends.run(
-                step, self.adapter.own_forward(entry), (), local, local)
+            return self._ends.run(step, self.adapter.own_forward(entry), local)
 
     def whole(self, step: Step, given: dict[str, Any], own: Tensor
                ) -> dict[int, Call]:

@@ -95,18 +95,18 @@ class Ends:
 
     # --- one forward over all rows ------------------------------------------
 
-    def run(self, step: Step, own: Callable, args: tuple,
-            kwargs: dict[str, Any], given: dict[str, Any]) -> Any:
-        """The decoder's answer; `own` is its forward, with (args, kwargs)
-        over all rows, and `given` the same by name."""
-        given = {name: value for name, value in given.items()
+    def run(self, step: Step, own: Callable, all_given: dict[str, Any]
+            ) -> Any:
+        """The decoder's answer; `own` is its forward, called with arguments
+        by name over all rows."""
+        given = {name: value for name, value in all_given.items()
                  if value is not None and not _sees_all(name, value)}
         why = self._refusal(given)
         if why is not None:
             if step.hidden.in_host:
                 raise Unsupported(type(self.decoder).__name__, f"{why} with "
                                   'hidden="host"', _DEVICE)
-            return own(*args, **kwargs)
+            return own(**all_given)
         given = self.with_positions(given)
         ended = None
         with contextlib.ExitStack() as stack:
@@ -114,7 +114,7 @@ class Ends:
             if step.hidden.in_host or self._left is not None:
                 stack.enter_context(self.last.register_forward_hook(_end))
             try:
-                out = own(*args, **kwargs)
+                out = own(**all_given)
             except _Ended as caught:  # its frames hold tensors of all rows
                 ended = caught.args
         if ended is not None:

@@ -3,12 +3,16 @@ and numbers, so that it holds for other models that are made alike, too."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from torch import nn
 
 from sluice.adapters.dealing import Dealing
 from sluice.adapters.ends import Ends, Part
+from sluice.model import WholeKind
 from sluice.streamed import Stream
+
+WIDE = 4  # bytes of a number in trials
 
 
 def of_layers(mine: Stream, layers: Sequence[nn.Module], its: Stream,
@@ -16,6 +20,7 @@ def of_layers(mine: Stream, layers: Sequence[nn.Module], its: Stream,
     """Trials ran in `its`; `like` says the number in `twins` of each layer."""
     mine.rows = dict(its.rows)
     mine.attended |= its.attended
+    kinds: dict[WholeKind, WholeKind] = {}
     for index, layer in enumerate(layers):
         twin = twins[like(index)]
         paths = {module: path for path, module in twin.named_modules()}
@@ -25,6 +30,30 @@ def of_layers(mine: Stream, layers: Sequence[nn.Module], its: Stream,
         for found, known in ((its.numbered, mine.numbered),
                              (its.carriers, mine.carriers)):
             (known.add if twin in found else known.discard)(layer)
+        mine.whole_layers.pop(layer, None)
+        kind = its.whole_layers.get(twin)
+        if kind is not None:
+            mine.whole_layers[layer] = kinds.setdefault(
+                kind, _weighed(kind, layer))
+
+
+def whole(mine: Stream, layers: Sequence[nn.Module],
+          twins: Sequence[nn.Module]) -> dict[nn.Module, WholeKind]:
+    """Which twins run whole, as the layers do that were tried before."""
+    kinds: dict[WholeKind, WholeKind] = {}
+    return {twin: kinds.setdefault(kind, replace(kind))
+            for layer, twin in zip(layers, twins)
+            for kind in [mine.whole_layers.get(layer)] if kind is not None}
+
+
+def _weighed(kind: WholeKind, layer: nn.Module) -> WholeKind:
+    """By what was weighed of a twin, which is wide, what the layer holds."""
+    weights = [p for p in layer.parameters() if p.is_floating_point()]
+    size = max(weights, key=nn.Parameter.numel).dtype.itemsize if (
+        weights) else WIDE
+    share = min(1.0, size / WIDE)
+    return replace(kind, bytes_per_token=round(share * kind.bytes_per_token),
+                   bytes_per_pair=share * kind.bytes_per_pair)
 
 
 def of_ends(mine: Ends, its: Ends) -> None:

@@ -10,14 +10,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from sluice import calls, named, probe, rows, sdpa, signature, swapped
+from sluice import (
+    calls,
+    named,
+    probe,
+    rows,
+    sdpa,
+    signature,
+    swapped,
+    whole_layers,
+)
 from sluice import layer as layers_
 from sluice.adapters import (
     dealing_trial,
@@ -40,12 +49,15 @@ from sluice.adapters.twins import Parts, Twins
 from sluice.adapters.units import refuse_compiled, refuse_within
 from sluice.captured import by_kind, first_of_kind, probe_tokens
 from sluice.errors import Inexact, NoAttention, UnknownRows, Unsupported
+from sluice.model import WholeKind
 from sluice.patch import Patch
 from sluice.step import current
 from sluice.streamed import Stream
 from sluice.tables import Told
 
 registry.register()
+
+_ATTENTION = "_attn_implementation_internal"  # of configs
 # Twins that were tried in this process, by signatures and settings of models.
 _known: dict[Hashable, Adapter] = {}
 
@@ -75,6 +87,7 @@ class Adapter:
             if isinstance(getattr(m, "config", None),
                           PretrainedConfig)}.values())
         self.way = "registry"
+        self._own_attention: list[tuple] = []  # before it was engaged
         self.logits_last = False  # of routers, in what layers answer
         self.dealing: Dealing | None = None  # with a group
         self._told: Told | None = None  # how long the sequence is
@@ -129,6 +142,8 @@ class Adapter:
                     with probe.trying(device), twins.made(
                             small, device) as parts:
                         tried = self._twin(parts)
+                        trials.whole_layers.update(found.whole(
+                            stream, self.layers, tried.layers))
                         try_(tried, trials)
                 except Unsupported as refused:
                     why = refused
@@ -201,11 +216,10 @@ class Adapter:
         self._patch_layers(stream)
         if routers.asked(self.decoder, {}):
             routers.find(self)
-        try:
-            self._told = self._tried_ways(stream)
-        except UnknownRows as unknown:
-            raise self._tried_with_rows(stream, unknown) from None
-        self._refuse_pictures()
+        self._told = self._tried_layers(stream)
+        if self._has_pictures_as_rows():
+            self._refuse_small(True)
+            self._run_all_whole(stream)
         # Of a rank's own rows the ends need not be made by chunks.
         if stream.ranks is None or stream.hidden == "host":
             ends_trial.probe(self.ends)
@@ -237,6 +251,18 @@ class Adapter:
         if self._is_small and runs_whole:
             raise Unsupported(self.name, "what is not the same by rows")
 
+    def _tried_layers(self, stream: Stream) -> Told:
+        """All by chunks, else with some that run whole."""
+        try:
+            return self._tried_ways(stream)
+        except UnknownRows as unknown:
+            refused = self._tried_with_rows(stream, unknown)
+            if isinstance(refused, UnknownRows):
+                raise refused from None
+        except Unsupported as other:
+            refused = other
+        return self._tried_whole(stream, refused)
+
     def _tried_with_rows(self, stream: Stream,
                          unknown: UnknownRows) -> Unsupported:
         """The refusal of an argument that may have rows, whose remedy is one
@@ -262,28 +288,68 @@ class Adapter:
                     refusals.append(other)
         return min(refusals, key=_vagueness)
 
-    def _tried_ways(self, stream: Stream) -> Told:
+    def _tried_whole(self, stream: Stream, refused: Unsupported) -> Told:
+        """Finds which layers run whole; raises `refused`, the reason why not
+        all of them run by chunks, where that does not help."""
+        if refused.layer is None or refused.has_remedy:
+            raise refused
+        if stream.ranks is not None:
+            raise Unsupported(
+                refused.module, f"{refused.feature}, with a group", "stream it "
+                "without group=, where such layers may run whole"
+            ) from refused.__cause__
+        told = self._tried_ways(stream, may_be_whole=True)
+        kind = stream.whole_layers.get(self.layers[refused.layer])
+        if kind is not None:  # the clearest of its reasons
+            kind.why = f"{refused.module}: {refused.feature}"
+        return told
+
+    def _tried_ways(self, stream: Stream, may_be_whole: bool = False) -> Told:
         """Finds the way in which attention is met; where there is none, the
         first refusal that is about something else, if any, is the reason.
 
         That is transformers' registry, else where a layer writes attention
         out, else, where the model was loaded with SDPA, in what it asks torch
-        for with a mask of its own.
+        for with a mask of its own. With `may_be_whole` one in which no layer
+        runs by chunks comes last, at the very last all of the model's own.
         """
         ways = ["registry", "written out"]
         if self.decoder.config._attn_implementation == "sdpa":
             ways.append("sdpa")
+        if may_be_whole:
+            ways.append("own")
         refusals: list[Unsupported] = []
+        last: Callable[[], Told] | None = None
         for entry in (self.decoder, *around(self.decoder, self.causal)):
-            self._patch_entry(stream, entry)
             for way in ways:
-                self.way = way
+                stream.whole_layers.clear()
                 try:
-                    return probe.probe(self, stream)
+                    told = self._tried_so(stream, entry, way, may_be_whole)
                 except Unsupported as refused:
                     refusals.append(refused)
-            self._patches.pop(self.entry).undo()
+                    continue
+                whole = dict(stream.whole_layers)
+                if not whole.keys() >= set(self.layers):
+                    return told
+                told.undo()
+                self._patches.pop(entry).undo()
+                last = last or functools.partial(
+                    self._tried_so, stream, entry, way, True, whole)
+        if last is not None:
+            return last()
         raise min(refusals, key=_vagueness)
+
+    def _tried_so(self, stream: Stream, entry: nn.Module, way: str,
+                  may_be_whole: bool,
+                  whole: Mapping[nn.Module, WholeKind] | None = None) -> Told:
+        self.way = way
+        stream.whole_layers.update(whole or {})
+        self._patch_entry(stream, entry)
+        try:
+            return probe.probe(self, stream, may_be_whole)
+        except BaseException:
+            self._patches.pop(entry).undo()
+            raise
 
     def renew(self, stream: Stream) -> None:
         """Tries the layers again where something in them is new since they
@@ -321,17 +387,24 @@ class Adapter:
     def engage(self) -> contextlib.AbstractContextManager:
         """The model's attention and masks are ours, and no layer is
         checkpointed: Trainer switches that on, and a stream needs none."""
-        switched = [] if self.way == "sdpa" else self.configs
+        switched = [] if self.way in ("sdpa", "own") else self.configs
+        own = [(vars(config), _ATTENTION, config._attn_implementation)
+               for config in switched]
+        if own and own[0][2] != registry.NAME:
+            self._own_attention = own
         return swapped.items(
-            *((vars(config), "_attn_implementation_internal", registry.NAME)
+            *((vars(config), _ATTENTION, registry.NAME)
               for config in switched),
             *((vars(module), "gradient_checkpointing", False)
               for module in (self.entry, self.decoder, *self.layers)
               if getattr(module, "gradient_checkpointing", False)))
 
+    def own_attention(self) -> contextlib.AbstractContextManager:
+        return swapped.items(*self._own_attention)
+
     def inside(self) -> contextlib.AbstractContextManager:
-        return (contextlib.nullcontext() if self.way == "registry" else
-                sdpa.Cut())
+        return (contextlib.nullcontext() if self.way in ("registry", "own")
+                else sdpa.Cut())
 
     # --- the forwards -------------------------------------------------------
 
@@ -344,18 +417,20 @@ class Adapter:
                 x, args = args[0], args[1:]
             else:
                 x = kwargs.pop("hidden_states", None)
-            rows.check_hidden(self_, x)
+            whole = self_ in step.whole_layers
+            if not whole:
+                rows.check_hidden(self_, x)
             refuse_within(self_)
-            if x.shape[1] != step.rows:
+            if not whole and x.shape[1] != step.rows:
                 raise Unsupported(
                     type(self_).__name__, f"{x.shape[1]} rows in a layer of a "
                     f"sequence of {step.rows}")
             if step.arguments is not None:
                 args, kwargs = step.arguments(self_, args, kwargs)
             kwargs = routers.asking(step, self_, kwargs)
-            call = layers_.LayerCall(step, self_, own, rows.Arguments(
-                self_, step, args, kwargs, stream.rows))
-            y = layers_.run(call, x)
+            call = whole_layers.call_of(step, self_, own, x, args, kwargs,
+                                        stream.rows)
+            y = whole_layers.run(call, x)
             if step.sides and self_ is self.layers[-1]:
                 y = routers.joined(step, y)
             return call.answer(y)
@@ -390,15 +465,13 @@ class Adapter:
                 return own(*args, **kwargs)
             wanted.refuse_call(self_, given)
             documents = packed.take(type(self_).__name__, given)
-            if stream.carriers:
+            if stream.carriers or stream.whole_layers:
                 packed.refuse(type(self_).__name__, given, documents)
-            kwargs = {k: v for k, v in kwargs.items() if k in given}
             if stream.ranks is not None:
                 self._refuse_foreign(stream)
                 self.dealing.refuse(call, given)
             parts = packed.skips(given, stream) if call.makes_cache else None
             if "use_cache" in accepts.parameters:
-                kwargs = {**kwargs, "use_cache": False}
                 given["use_cache"] = False
             step = stream.begin(x.shape[1], x.device, self)
             step.documents = documents
@@ -407,9 +480,9 @@ class Adapter:
             if routers.asked(self_, given):
                 routers.note(step, self)
                 # The model's own way would note chunks.
-                kwargs[routers.ASKED] = given[routers.ASKED] = False
+                given[routers.ASKED] = False
             with step.engaged():
-                out = self.ends.run(step, own, args, kwargs, given) if (
+                out = self.ends.run(step, own, given) if (
                     step.ranks is None) else self.dealing.forward(
                         call, step, given)
             stream.ended(step)
@@ -426,20 +499,31 @@ class Adapter:
 
     # --- what cannot be streamed --------------------------------------------
 
-    def _refuse_pictures(self) -> None:
+    def _has_pictures_as_rows(self) -> bool:
         """A loss that fails without them skips their rows (Git's)."""
         if "pixel_values" not in inspect.signature(
                 type(self.decoder).forward).parameters:
-            return
+            return False
         ids = probe_tokens(self)
         try:
             with torch.no_grad(), swapped.attributes(
                     self.ends.stream, ranks=None):
                 self.causal(input_ids=ids, labels=ids)
         except Exception:
-            raise Unsupported(
-                type(self.decoder).__name__, "pictures that become rows of "
-                "the decoder, with a mask of their own") from None
+            return True
+        return False
+
+    def _run_all_whole(self, stream: Stream) -> None:
+        """Rows that no token stands for have a mask of their own."""
+        what = "pictures that become rows of the decoder"
+        if stream.ranks is not None:
+            raise Unsupported(type(self.decoder).__name__, what)
+        self._told.undo()
+        self._patches.pop(self.entry).undo()
+        whole = {layer: made for kind in by_kind(self.layers)
+                 for made in [WholeKind(type(kind[0]).__name__, what, True)]
+                 for layer in kind}
+        self._told = self._tried_so(stream, self.decoder, "own", True, whole)
 
     def _refuse_foreign(self, stream: Stream) -> None:
         """With a group: who calls the decoder in the place of the causal

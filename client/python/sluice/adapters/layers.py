@@ -32,6 +32,7 @@ from sluice import (
     swapped,
     tables,
     trial,
+    whole_layers,
 )
 from sluice import layer as layers_
 from sluice.adapters import found
@@ -119,6 +120,9 @@ class OwnLayers:
     def engage(self):
         yield
 
+    def own_attention(self) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext()
+
     def inside(self) -> contextlib.AbstractContextManager:
         return sdpa.Cut()
 
@@ -157,10 +161,10 @@ class OwnLayers:
             step, x = self._begun(stream, index, x)
             if step.ranks is not None:
                 more, named = self._own_rows(stream, layer, more, named)
-            call = layers_.LayerCall(step, layer, own, rows.Arguments(
-                layer, step, more, named, stream.rows))
+            call = whole_layers.call_of(step, layer, own, x, more, named,
+                                        stream.rows)
             with step.engaged(), self._apart(step):
-                y = layers_.run(call, x)
+                y = whole_layers.run(call, x)
             y = self._ran(stream, index, y)
             return call.answer(y)
 
@@ -293,6 +297,7 @@ class OwnLayers:
                  if k == kind]
         found.of_layers(stream, alike, its, [twin], lambda _: 0)
         self._told.append(Told(alike if told else ()))
+        stream.say_whole()
         self._probed.add(kind)
         if index is not None:
             self._take()  # who is told the length has a hook by now
@@ -312,19 +317,30 @@ class OwnLayers:
             mine.written[twin[layer]] = refusing(
                 name, f"it fails on {seen.x.shape[1]} rows",
                 lambda: trial.written_by(tried, index, seen))
-            told = tables.probed(
-                [twin[layer]], mine, {0: seen},
-                lambda: probe.probe_layer(tried, mine, index, seen, seen))
+            while True:
+                try:
+                    told = tables.probed(
+                        [twin[layer]], mine, {0: seen}, lambda:
+                        probe.probe_layer(tried, mine, index, seen, seen))
+                    break
+                except Unsupported as refused:
+                    refused.layer = index
+                    if (stream.ranks is not None or refused.has_remedy
+                            or not probe.make_whole(tried, mine, refused)):
+                        raise
+            if mine.whole_layers:
+                probe.weigh_whole(tried, mine, index, [self._first_rows(
+                    mine, twin[layer], seen, TOKENS // 2), seen])
             return mine, twin[layer], told
 
     def _first_rows(self, stream: Stream, layer: nn.Module,
-                    seen: Seen) -> Seen:
+                    seen: Seen, most: int = TOKENS) -> Seen:
         x = seen.x
         step = stream.begin(x.shape[1], x.device, self, check=False,
                             alone=True)
         arguments = rows.Arguments(layer, step, seen.args, seen.kwargs,
                                    stream.rows)
-        few = range(min(TOKENS, x.shape[1]))
+        few = range(min(most, x.shape[1]))
         args, kwargs = arguments.chunk(few, [
             rows.cut(leaf, few).detach().requires_grad_()
             for leaf in arguments.differentiable()])
@@ -356,6 +372,7 @@ class _Tried:
     def __init__(self, of: OwnLayers, index: int, layer: nn.Module):
         self.name, self.layers = of.name, [layer] * (index + 1)
         self.engage, self.inside = of.engage, of.inside
+        self.own_attention = of.own_attention
 
     def own_forward(self, module: nn.Module) -> Callable:
         return vars(module).get("forward") or functools.partial(

@@ -39,7 +39,7 @@ class Alone:
     def engage(self) -> Iterator[None]:
         yield
 
-    inside = engage
+    inside = own_attention = engage
 
 
 def answer(call: Call, head: Head, asked: Asked, base: Any

@@ -93,15 +93,17 @@ def skips(given: dict[str, Any], stream: Stream) -> Tensor | None:
 def refuse(module: str, given: dict[str, Any],
            documents: Tensor | None) -> None:
     """Raises `Unsupported` where rows are packed, by what `take` has returned
-    or by position_ids: states do not end with a document."""
+    or by position_ids: states do not end with a document, and layers that run
+    whole may carry some."""
     positions = given.get("position_ids")
     if documents is not None or (
             given.get("attention_mask") is None
             and isinstance(positions, Tensor) and positions.dim() == 2
             and bool(_starts(positions)[:, 1:].any())):
         raise Unsupported(module, "packed documents in layers that hand a "
-                          "state along the sequence", "give each document a "
-                          "row of its own, padded by an attention_mask")
+                          "state along the sequence, or that run whole",
+                          "give each document a row of its own, padded by an "
+                          "attention_mask")
 
 
 def _starts(positions: Tensor) -> Tensor:

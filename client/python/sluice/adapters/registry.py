@@ -9,7 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import and_masks, padding_mask_function
+from transformers.masking_utils import (
+    ALL_MASK_ATTENTION_FUNCTIONS,
+    and_masks,
+    padding_mask_function,
+)
 
 from sluice import blocks, layer, masks, named, step
 from sluice.attention import one_dtype, refuse_dropout
@@ -66,6 +70,14 @@ def mask(batch_size: int, mask_function, attention_mask: Tensor | None = None,
     if here is None:
         raise Unsupported("attention mask", "a mask outside a streamed step")
     here.asked = True
+    # The configs have the model's own attention when that is called.
+    own_function, config = mask_function, rest["config"]
+
+    def own() -> Any:
+        return ALL_MASK_ATTENTION_FUNCTIONS[config._attn_implementation](
+            batch_size=batch_size, mask_function=own_function,
+            attention_mask=attention_mask, **rest)
+
     if attention_mask is not None and not bool(attention_mask.all()):
         seen = attention_mask.to(torch.bool)
         if _has_holes(seen):
@@ -73,7 +85,6 @@ def mask(batch_size: int, mask_function, attention_mask: Tensor | None = None,
                 "attention_mask", "zeros between ones (holes)", "pad at the "
                 "ends of rows, or leave the padding out of the batch")
         mask_function = and_masks(mask_function, padding_mask_function(seen))
-    config = rest.get("config")
     heads = getattr(config, "num_attention_heads", None) or 1
     find = functools.partial(
         masks.find, mask_function, batch_size, here.length, int(heads),
@@ -81,7 +92,7 @@ def mask(batch_size: int, mask_function, attention_mask: Tensor | None = None,
     if masks.is_pure(mask_function) and here.padding is None:
         find = functools.partial(here.found_once, (
             mask_function.__code__, batch_size, here.length, heads), find)
-    return here.marker(batch_size, find)
+    return here.marker(batch_size, find, own)
 
 
 def _has_holes(seen: Tensor) -> bool:

@@ -80,7 +80,8 @@ def find(adapter: Model) -> dict[nn.Module, tuple[nn.Module, int]]:
 def note(step: Step, adapter: Model) -> None:
     """The step's layers note their routers' logits; raises as `find`."""
     for layer, (router, index) in find(adapter).items():
-        step.sides[layer] = Side(layer, router, index, step.chunks)
+        step.sides[layer] = Side(layer, router, index,
+                                 step.at_once(layer))
 
 
 def asking(step: Step, layer: nn.Module, kwargs: dict[str, Any]
