@@ -22,8 +22,8 @@ _EXAMPLES = """examples:
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit status: 0; 1 where something is missing or a model cannot be
-    streamed; 2 for wrong arguments or a model whose shape the planner does not
-    know; 3 where it does not fit; 130 after Ctrl-C."""
+    streamed; 2 for wrong arguments or a model of a shape that the planner does
+    not know; 3 where it does not fit; 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="python -m sluice", epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -8,7 +8,7 @@ it did, or when it is told to (SIGTERM), and removes FOLDER.
 Why a process between: the kernel's parent-death signal comes when the
 *thread* that started the child ends, and a session may be opened by a thread
 that ends early; setting it needs code between fork and exec, which is unsafe
-beside torch's threads; and somebody has to remove the folder after kill -9.
+beside torch's threads; and the folder has to be removed after kill -9.
 This process has one thread, so that it may use the signal for its own child.
 It is a script of its own, on the standard library, to start within 20 ms.
 """
@@ -108,7 +108,8 @@ def main() -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if child is not None and child.poll() is None:
             _end(child)
-        # Also when it was told: who tells may be killed before it removes it.
+        # Also after a request to end: the process that made the request may
+        # be killed before it removes the folder.
         shutil.rmtree(folder, ignore_errors=True)
     return 1 if child is None else 0
 

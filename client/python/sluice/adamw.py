@@ -34,7 +34,7 @@ _STATES = ("exp_avg", "exp_avg_sq", "master")
 
 
 class AdamW(torch.optim.AdamW):
-    """AdamW whose m, v and fp32 master weights are in leased host memory.
+    """AdamW with m, v and fp32 master weights in leased host memory.
 
     Host bytes per parameter of this rank: 8 for fp32, 12 for bf16 and fp16, which
     have masters. Device bytes: in `step()` at most two buckets of 64 MiB and what
@@ -55,7 +55,7 @@ class AdamW(torch.optim.AdamW):
         shards are updated.
       lr, betas, eps, weight_decay: as torch's, but numbers alone.
       amsgrad, maximize: refused where they are True.
-      session: whose host memory is leased and whose GPU computes, open for as
+      session: leases its host memory and computes on its GPU; open for as
         long as steps are made. None: a `Session` of its own, on the first
         parameter's device.
 
@@ -287,7 +287,7 @@ def _check_given(p: torch.Tensor, values: Mapping[str, Any]) -> None:
 
 
 def _refuse_replicas(parameters: Iterable[torch.Tensor]) -> None:
-    """Of which DDP holds a whole copy on each rank."""
+    """Refuses parameters that DDP holds as a whole copy on each rank."""
     if not (dist.is_available() and dist.is_initialized()):
         return
     ids = {id(p) for p in parameters}

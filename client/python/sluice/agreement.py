@@ -71,7 +71,7 @@ def _of(value: Any, device: torch.device, bits: bool = False) -> Tensor:
     """int64 (): of a tensor's numbers and their places, on `device`; those
     that may have fractions count with `bits` alone."""
     if not isinstance(value, Tensor):
-        # Of other objects only that they are there.
+        # Other objects count only as being there.
         plain = isinstance(value, (type(None), bool, int, float, str))
         return _number(of_values(value if plain else "object"), device)
     shape = _number(of_values((tuple(value.shape), str(value.dtype))), device)

@@ -48,7 +48,7 @@ class HostArena:
     """Host memory for tensors; grows by slabs and keeps them until `close`.
 
     Args:
-        session: whose memory is leased and whose GPU copies; kept alive.
+        session: its memory is leased, its GPU copies; kept alive.
         in_flight_bytes: device memory that running copies may keep alive, per
             direction, or two copies where those are larger.
 
@@ -120,7 +120,8 @@ class HostArena:
         until it is done, and must not be written before: what torch computes
         on the tensor later is not ordered after the copy.
 
-        Returns: what holds the bytes until `drop`, or until nobody holds it.
+        Returns: a tensor that holds the bytes until `drop`, or until nothing
+        refers to it.
 
         Raises:
             Error: RESOURCE_EXHAUSTED with the daemon's line where no memory

@@ -81,8 +81,8 @@ def mapping(of: Kind, said: str) -> Kind:
 
 def takes(call: str, **kinds: Kind) -> Callable[[Callable[P, T]],
                                                 Callable[P, T]]:
-    """A call whose arguments are of these kinds; `Invalid` where one is not.
-    Those that are left out, and have a default, are."""
+    """A call with arguments of these kinds; `Invalid` where one is not. Those
+    that are left out, and have a default, are."""
     def around(function: Callable[P, T]) -> Callable[P, T]:
         signature = inspect.signature(function)
         assert kinds.keys() <= signature.parameters.keys(), call

@@ -69,7 +69,7 @@ class Site:
             for part in (lse, o.transpose(1, 2))]))
 
     def fetch_o(self, chunk: int, q: Tensor) -> tuple[Tensor, Tensor]:
-        """o, lse of a chunk, whose q is given."""
+        """o, lse of a chunk that has queries `q`."""
         rows, wide = q.shape[:-1], wide_dtype(q)  # B, H, c
         both = self.arena.get(self.o[chunk], q.device)
         nbytes = rows.numel() * wide.itemsize
@@ -211,8 +211,8 @@ def _forward(question: Question, q: Tensor, k: Tensor, v: Tensor,
 def _with_piece(question: Question, piece: Piece,
                 seen: tuple[Tensor, Tensor] | None, q: Tensor, k: Tensor,
                 v: Tensor, kernels: set[str]) -> tuple[Tensor, Tensor]:
-    """(o, lse) of what the rows have seen so far and of a piece, whose kernel
-    is one of `kernels` then."""
+    """(o, lse) of what the rows have seen so far and of a piece. The piece's
+    kernel is added to `kernels`."""
     b, r, c, mask = piece
     site = question.site
     kernels.add(blocks.kernel_of(q, k[b, :, c], v, mask, question.scores,

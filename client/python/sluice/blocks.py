@@ -13,8 +13,8 @@ as wide as k, no kernel takes them: `whole_scores` does.
 causal: of a chunk of 512 rows it computes all that lies above the diagonal too.
 So such a block goes to it in strips of rows, each with the keys up to its last
 row. A row's o and lse are the same to the bit; of 512 rows the forward takes
-0.75 of the time, the backward 0.76. Of fewer rows than 192 the kernel's own
-tiles are half as high, so shorter strips compute less and take longer.
+0.75 of the time, the backward 0.76. The kernel's own tiles of fewer rows than
+192 are half as high, so shorter strips compute less and take longer.
 """
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CPU, _SCORES = "flash on the CPU", "whole scores"
 READ_WIDE = {_CPU, _SCORES}
 _NOTHING = -math.inf  # lse of a row that saw no key yet
 # Rows of a strip, and of the causal blocks that are cut: of more rows the
-# kernel takes 256 at a time, and leaves out most tiles that nobody sees.
+# kernel takes 256 at a time, and leaves out most tiles that no row sees.
 _STRIP, _CUT = 192, 512
 
 

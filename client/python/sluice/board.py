@@ -96,16 +96,16 @@ def _is_anothers(told: Value | None, since: float) -> bool:
 def telling_job() -> Iterator[None]:
     """What is raised within is written on the job's board: ranks that wait for
     this one in a collective that is not ours, FSDP2's or DDP's, cannot be
-    called back (Gloo's `abort` ends no collective that has begun), but whoever
-    looks after them can be told what they wait for. What another rank has
-    raised meanwhile stays: this one is its victim."""
+    called back (Gloo's `abort` ends no collective that has begun), but the
+    board can say what they wait for. What another rank has raised meanwhile
+    stays: this one is its victim."""
     begun = time.time()
     try:
         yield
     except BaseException as error:
         board, what = Board.of_job(), f"{type(error).__name__}: {error}"
         if board is not None:
-            # Where there is no store any more nobody can be told.
+            # Where there is no store any more no rank can be told.
             with contextlib.suppress(RuntimeError):
                 own = {"rank": dist.get_rank(), "what": what[:500],
                        "time": time.time()}

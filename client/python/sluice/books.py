@@ -1,12 +1,12 @@
-"""Which bytes of the slabs are whose: the tensors that live, and free ranges.
+"""Which bytes of the slabs each tensor has: those that live, and free ranges.
 
 [Note: interrupted books] Ctrl-C may come between any two lines. So what is
 true stands in two places alone, each written in one step: the arena's slabs,
 and which tensors live where (`_held`). Free ranges and sums follow from
 that, and `rebuild` makes them anew where a change of them was cut short.
 
-A tensor that nobody holds any more has no bytes: an interrupt may come when
-`put` is over and its caller has not kept yet what it got.
+A tensor that nothing refers to any more has no bytes: an interrupt may come
+when `put` is over and its caller has not kept yet what it got.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sluice.ranges import FreeRanges, rounded
 
 
 class Books:
-    """Of one arena; sizes are bytes. Thread safety: one thread.
+    """Books of one arena; sizes are bytes. Thread safety: one thread.
 
     Attributes: `used_bytes` and `peak_bytes` count numel x itemsize of the
     tensors that live, exactly.
@@ -31,7 +31,7 @@ class Books:
         self.free = FreeRanges()
         # By address: the tensor, and its bytes.
         self._held: dict[int, tuple[weakref.ref[HostTensor], int]] = {}
-        # References of tensors that nobody holds; a reference of one that was
+        # References of tensors that nothing holds; a reference of one that was
         # dropped is gone before, and never comes here.
         self._dead: deque[weakref.ref[HostTensor]] = deque()
 
@@ -62,7 +62,7 @@ class Books:
             mark: of the free ranges: the last ticket of a copy that may read
                 any of them.
         """
-        self._dead.clear()  # first: who dies meanwhile is looked for again
+        self._dead.clear()  # first: tensors that die meanwhile are found again
         held, taken = {}, []
         for address, (reference, nbytes) in self._held.items():
             host = reference()

@@ -1,4 +1,4 @@
-"""`sluice.SluiceCallback`: a Trainer whose model is streamed in training."""
+"""`sluice.SluiceCallback`: a Trainer streams its model in training."""
 from __future__ import annotations
 
 from typing import Any
@@ -22,8 +22,8 @@ class SluiceCallback(TrainerCallback):
     that follows streams it again; one that raises leaves it streamed.
 
     Args:
-      config, fields: as of `stream`, whose errors the Trainer's constructor
-        raises.
+      config, fields: as of `stream`; the Trainer's constructor raises its
+        errors.
     """
 
     def __init__(self, config: StreamConfig | None = None, **fields: Any):

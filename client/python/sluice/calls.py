@@ -15,7 +15,7 @@ from sluice import randomness
 from sluice.errors import Unsupported
 from sluice.ranks import Ranks
 
-# Of a node whose backward came before.
+# The error of a node after its first backward.
 ONCE = ("sluice: the backward of a streamed model runs once; run its forward "
         "again instead of retain_graph=True")
 
@@ -70,7 +70,7 @@ class Call:
 
     def all_rows(self, found: Tensor, length: int) -> Tensor:
         """[B, own rows, n] -> [B, length, n], the same on each rank; a
-        collective where rows were dealt. Of a loss that each rank makes of it,
+        collective where rows were dealt. Where each rank makes a loss of it,
         an average of gradients over all ranks is the whole sequence's."""
         if self.own_rows is None:
             return found
@@ -78,8 +78,8 @@ class Call:
         return self.ranks.sum(whole.index_copy(1, self.own_rows, found))
 
     def with_all_rows(self, answer: Any, length: int) -> Any:
-        """A decoder's answer, whose hidden states are those of its own rows,
-        with those of all."""
+        """A decoder's answer with the hidden states of all rows in the place
+        of those of this rank's rows."""
         hidden, self.own_rows = self.all_rows(answer[0], length), None
         if isinstance(answer, dict):
             answer[next(iter(answer))] = hidden
@@ -88,8 +88,8 @@ class Call:
 
 
 def once(backward: Callable) -> Callable:
-    """The backward of a node whose gradients have no gradient: asked to make
-    some, torch would leave them out in silence where dy has none."""
+    """The backward of a node that gives no second gradients: asked for some,
+    torch would leave them out in silence where dy has none."""
     inner = once_differentiable(backward)
 
     @functools.wraps(backward)
@@ -114,7 +114,7 @@ def refuse_transforms(module: str) -> None:
 
 class Standing:
     """Stands for a tensor that is never computed. A layer may hand it on
-    (attention weights, mostly); nobody can use it."""
+    (attention weights, mostly); nothing can be computed with it."""
 
 
 def arguments_of(signature: inspect.Signature, self_: Any, args: tuple,

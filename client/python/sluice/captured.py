@@ -29,7 +29,7 @@ class Seen(NamedTuple):
     x: Tensor
     args: tuple
     kwargs: dict[str, Any]
-    step: Step | None  # whose masks are among them
+    step: Step | None  # that has made the masks among them
 
 
 def probe_tokens(adapter: Model) -> Tensor:
@@ -178,7 +178,7 @@ def _kind(layer: nn.Module) -> str:
 
 def _setting(value: Any) -> Any:
     """What tells apart how two modules compute that have it as an attribute:
-    a number, what a function does. Of others their type."""
+    a number, what a function does; the type of any other value."""
     if isinstance(value, (tuple, list)):
         return [_setting(v) for v in value]
     if isinstance(value, (bool, int, float, str)):

@@ -7,9 +7,9 @@ ranks of the node take a plan together, or none does (daemon/core/README.md).
 [Note: horizons] They agree without a collective. A rank that was offered a
 plan writes on the job's board, at the beginning of each of its steps, which
 one, whether it can take it, and its horizon: the next step, which it promises
-not to begin before it has looked at the board again. Whoever writes last so
-that all name the same plan decides in the same write: all take it at the
-largest of their horizons, or, where one cannot, nobody does. No rank is
+not to begin before it has looked at the board again. The rank that writes last
+so that all name the same plan decides in the same write: all take it at the
+largest of their horizons, or, where one cannot, no rank does. No rank is
 beyond its horizon, so each reads the decision in time; and none ever waits:
 while ranks were told of different plans, or one has not been told or has
 ended, every step runs as before. A job that is offered nothing writes nothing.
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from sluice.board import Board, Value
 
-# Of a stream that was ended the board still has the decisions.
+# The board still has the decisions of a stream that was ended.
 _streams = itertools.count()
 
 
@@ -48,8 +48,8 @@ class Decision:
 
 
 class Changes:
-    """Of one stream and its job: one plan after the other is decided on. All
-    ranks make their streams in one order.
+    """The changed plans of one stream and its job, decided on one after the
+    other. All ranks make their streams in one order.
 
     Args:
         job, rank: of the session.

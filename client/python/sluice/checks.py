@@ -19,7 +19,7 @@ Check = Literal["first", "always", "off"]
 
 
 class StepChecks:
-    """Of one step.
+    """The checks of one step.
 
     Args:
         every: all chunks are compared.
@@ -43,7 +43,7 @@ class StepChecks:
 
 
 class Checks:
-    """Of one stream, in whose turn it is used."""
+    """The checks of one stream; used in the stream's turn."""
 
     def __init__(self, how: Check):
         self._how = how
@@ -52,8 +52,8 @@ class Checks:
         self._steps = 0
 
     def begin(self, of_layers: bool, samples: bool) -> StepChecks:
-        """Of a step that may have a backward, of the layers or of the head;
-        `samples` in later steps."""
+        """The checks of a step that may have a backward, for the layers or
+        for the head; `samples` in later steps."""
         if self._how != "first" or not self.has_passed:
             every = self._how != "off"
             return StepChecks(every, passed=self._pass, in_parts=True) if (

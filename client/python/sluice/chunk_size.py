@@ -52,7 +52,7 @@ class Heads(NamedTuple):
 
     @property
     def work(self) -> int:
-        """Of one row against one key, up to a factor."""
+        """The work of one row against one key, up to a factor."""
         return self.queries * (self.width + self.value_width)
 
 
@@ -84,7 +84,7 @@ def choose(host: float, walked: Mapping[int, float], waits: bool
     """
     blocks, squares = CHUNKS * (CHUNKS + 1) / 2, CHUNKS ** 2 / 2
 
-    # Of the largest walk, the device's: at least what the host did not need.
+    # The device's time of the largest walk: at least what the host left over.
     # (Where both work at a time it is more; what is too large for a model of
     # the device cannot make a chunk too small.)
     largest = max(walked)
@@ -92,7 +92,7 @@ def choose(host: float, walked: Mapping[int, float], waits: bool
         squares * largest * largest)
 
     def step(rows: int) -> float:
-        """Of each pair of rows, with what a step has of blocks."""
+        """Seconds of each pair of rows, with the blocks that a step has."""
         if rows in walked:
             return walked[rows] / (squares * rows * rows)
         of_host, of_device = host * blocks, pair * squares * rows * rows
@@ -119,7 +119,7 @@ def agreed(choice: ChunkChoice, board: Board | None) -> ChunkChoice:
 def measured(arena: HostArena, kinds: Iterable[Heads], device: torch.device,
              dtype: torch.dtype) -> ChunkChoice:
     """By walks with host memory of `arena`, which is given back; of several
-    kinds of attention by the one whose blocks are the cheapest."""
+    kinds of attention by the one with the cheapest blocks."""
     heads = min(kinds, key=lambda kind: kind.work)
 
     # Where the host computes, its own time is the device's too; it is what no

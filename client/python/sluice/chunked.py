@@ -39,7 +39,7 @@ class ChunkedCall:
     """One forward of a module over all rows, and its backward.
 
     Belongs to the thread that runs it. What it keeps in the host is given
-    back when backward is over, or when nobody holds the call any more.
+    back when backward is over, or when nothing refers to the call any more.
     """
 
     def __init__(self, step: Step, module: Modules, name: str,
@@ -54,7 +54,7 @@ class ChunkedCall:
         self._x: list[HostTensor] = []  # the input's chunks, in the host
         self._random: list[RandomState | None] = []
         self._buffers: list[Snapshot | None] = []
-        # Of the chunks whose replays are compared with them.
+        # Hashes of the chunks that are compared with their replays.
         self._fingerprints: dict[int, Tensor] = {}
         self._autocast: Any = None
         self._setting: Setting | None = None
@@ -94,8 +94,8 @@ class ChunkedCall:
             self._random[m] is None)
 
     def compare_parts(self, m: int, x: Tensor | None, y: Tensor) -> None:
-        """Raises `Unsupported` where chunk `m`, whose replay made y of x, is
-        not the same in two parts; see [Note: two parts] in two_parts."""
+        """Raises `Unsupported` where chunk `m`, of which the replay made y of
+        x, is not the same in two parts; see [Note: two parts] in two_parts."""
 
     def bits(self, y: Tensor) -> Tensor:
         """int64: hashes of all that a chunk made."""

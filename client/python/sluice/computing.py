@@ -24,7 +24,7 @@ from sluice.session import Session
 
 
 def device_of(session: Session) -> torch.device:
-    """Of the tensors that the session's GPU computes on. Raises `Error`
+    """The device of tensors that the session's GPU computes on. Raises `Error`
     UNIMPLEMENTED for a real GPU where torch has none."""
     ordinal = session.limits().device
     if ordinal is None:

@@ -49,7 +49,7 @@ class Copies:
         self.in_flight = (InFlight(), InFlight())
         self._most_bytes = most_bytes
         self._clock = ComputeClock()
-        # By direction; where nothing waits for bandwidth nobody asks for it.
+        # By direction; where nothing waits for bandwidth it is not asked for.
         limits = session.limits()
         self._learns = not self._follows and max(
             limits.h2d_bytes_per_second, limits.d2h_bytes_per_second) > 0
@@ -162,7 +162,8 @@ class Copies:
             slack.forget_started()
 
     def _tell_slack(self, direction: int, nbytes: int, at_once: bool) -> int:
-        """Of the copy that starts next; the library's status."""
+        """Tells the slack of the copy that starts next; the library's
+        status."""
         known = self._slack[direction]
         slack = 0.0 if at_once else known.of(nbytes)
         if known.is_told(slack):
@@ -183,7 +184,7 @@ class Copies:
         library, engine = self._library, self._handle.value
         before, status = 0, 0
         if self.stream is not None:
-            # On the old one: who lets go of memory has it used there last.
+            # On the old one: memory that is given back was used there last.
             for flight in self.in_flight:
                 if flight.held and not status:
                     last = flight.held[-1][0]

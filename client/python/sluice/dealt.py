@@ -92,7 +92,7 @@ def _check_shapes(input_ids: Tensor, labels: Tensor | None,
 
 
 class same_rows:
-    """A loader whose batches all ranks of a group are given alike.
+    """A loader that gives all ranks of a group the same batches.
 
     Loaders of data parallel training give each rank other batches. This one
     gives every rank of the group the batches of all of them in turn, so that

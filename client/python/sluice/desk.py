@@ -16,8 +16,8 @@ _TEXT = a(str, "as sluicectl plan train takes it, a text")
 def plan(folder: str | os.PathLike[str], gpus: str, tokens: str,
          hardware: str, *, compare: bool = False,
          as_json: bool = False) -> int:
-    """Prints what `sluicectl plan train --engine python` says of the model whose
-    config.json lies in `folder`: whether it fits, how fast, with what settings.
+    """Prints what `sluicectl plan train --engine python` says of the model of
+    `folder`/config.json: whether it fits, how fast, with what settings.
 
     The cost model is of `stream(hidden="host")` under FSDP2. A shape that it
     does not know (experts, latent keys and values, windows) is refused by the

@@ -59,9 +59,8 @@ _TOO_OLD = re.compile(r"(\S+): version `(([A-Z]+)_[\d.]+)' not found")
 
 
 def loader_fault(line: str) -> str | None:
-    """Of a line in which ld.so misses a version of a system's library: which
-    library, what it has, what is needed, what to do. None: it says no such
-    thing."""
+    """Reads a line in which ld.so misses a version of a system's library: which
+    library, what it has, what is needed, what to do. None for other lines."""
     found = _TOO_OLD.search(line)
     if found is None:
         return None

@@ -18,8 +18,8 @@ read as fp16, and a backward's plan is kept by the sizes and strides of q, k and
 v alone, so that another layout of o or do would be read by it wrongly. So dtypes
 are refused here, and everything comes in one layout, rows before heads. One key
 is refused by cuDNN, and goes to flash; so do windows, which torch does not hand
-on to cuDNN. Seeds are read by nobody without dropout, but Blackwell's path
-converts them, and fails where there are none.
+on to cuDNN. Seeds are not read without dropout, but Blackwell's path converts
+them, and fails where there are none.
 """
 from __future__ import annotations
 

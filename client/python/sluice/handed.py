@@ -23,7 +23,8 @@ ROWS = -2  # their dimension: [B, heads, c, D]
 
 
 class Handed:
-    """Of one step, by key and chunk: what was put, and the gradients of it."""
+    """What layers of one step have put, and the gradients of it, by key and
+    chunk."""
 
     def __init__(self, arena: HostArena, device: torch.device):
         self._arena, self._device = arena, device
@@ -47,7 +48,7 @@ class Handed:
                 self._arena.add(host, widened(gradient))
 
     def take(self, key: Hashable, m: int) -> list[Tensor]:
-        """The gradients, none where nobody took it; asked for once."""
+        """The gradients, none where no layer took it; asked for once."""
         self._drop(self._put.pop((key, m), []))
         hosts = self._sums.pop((key, m), [])
         found = self._fetched(hosts)

@@ -4,7 +4,7 @@ tensor of the device, or chunks in host memory behind a stand-in.
 [Note: stand-ins]
 With hidden states in the host, what layers hand to each other in the user's
 graph, and the gradients of that, are stand-ins: tensors of the right shape,
-type and device whose rows are all one element in memory. Nodes of ours know
+type and device, with all rows as one element in memory. Nodes of ours know
 them by their storage and read the chunks that they stand for, once. The
 element is not a number, so that nothing made of it passes for a result; what
 is made of it has other storage, and is refused by the next node.
@@ -28,7 +28,7 @@ def stand_in(shape: Sequence[int], dtype: torch.dtype,
     """A tensor of this shape, of one element; see [Note: stand-ins]."""
     made = torch.empty_strided(tuple(shape), (0,) * len(shape), dtype=dtype,
                                device=device)
-    # Who looks for numbers that are none in a backward looks at these too.
+    # Torch's anomaly mode looks for NaN in these too.
     made.as_strided((1,), (1,)).fill_(
         0.0 if torch.is_anomaly_check_nan_enabled()
         and torch.is_anomaly_enabled() else float("nan"))
@@ -160,7 +160,7 @@ class Standing:
         self._standing: dict[int, tuple[Tensor, Rows]] = {}
 
     def reading(self, x: Tensor, name: str) -> Rows:
-        """What `x` stands for; asked once. `name` is who asks."""
+        """What `x` stands for; asked once. `name` is the module that asks."""
         found = self._standing.pop(x.untyped_storage().data_ptr(), None)
         if found is None or found[0].shape != x.shape:
             raise Unsupported(

@@ -9,8 +9,8 @@ class HostTensor:
     """A tensor's bytes in an arena; contiguous, whatever it was put from.
 
     Attributes: shape, dtype, nbytes (numel x itemsize). Only the arena's
-    calls read or write it, and it lives until `HostArena.drop`, or until nobody
-    holds it.
+    calls read or write it, and it lives until `HostArena.drop`, or until
+    nothing refers to it.
     """
 
     __slots__ = ("shape", "dtype", "nbytes", "_live", "_address", "_written",

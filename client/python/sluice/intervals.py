@@ -118,8 +118,8 @@ class Intervals:
 
     @staticmethod
     def of(first: Tensor, last: Tensor, padding: Tensor | None) -> Intervals:
-        """Of first, last [B, S], where first > last says that a row sees
-        nothing; raises `Unsupported` where that is no row of `padding`
+        """Intervals of first, last [B, S], where first > last says that a row
+        sees nothing; raises `Unsupported` where that is no row of `padding`
         [B or 1, S], bool."""
         length, blind = first.shape[1], first > last
         if not bool(blind.any()):
@@ -148,7 +148,7 @@ class Intervals:
 
     def seen(self, chunks: list[range], m: int
              ) -> list[tuple[int, list[Piece]]]:
-        """Of the chunks 0 .. m those that some row of chunk m sees, and what
+        """Those of the chunks 0 .. m that some row of chunk m sees, and what
         its rows see of them."""
         _, found = self._seen_of.get((id(chunks), m), (None, None))
         if found is None:

@@ -20,8 +20,8 @@ class Place(NamedTuple):
 
 
 # Variables of a rank, the world, the rank on this node, the ranks of this node,
-# and what tells jobs from each other. The first launcher whose two first ones
-# are there counts: torchrun may run in a step of Slurm's.
+# and what tells jobs from each other. The first launcher that has set its first
+# two counts: torchrun may run in a step of Slurm's.
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
      "TORCHELASTIC_RUN_ID", "MASTER_PORT"),

@@ -45,7 +45,7 @@ _running = threading.local()  # .call: the layer that runs in this thread
 
 
 def running() -> LayerCall | None:
-    """The streamed layer whose forward this thread is in, if any."""
+    """The call of the streamed layer that this thread runs, if any."""
     return getattr(_running, "call", None)
 
 
@@ -355,7 +355,7 @@ class LayerCall(chunked.ChunkedCall):
 
     @property
     def heads(self) -> list[tuple[int, int]]:
-        """Of each call of attention: heads of q, heads of k and v."""
+        """For each call of attention: heads of q, heads of k and v."""
         return [site.heads for site in self._sites]
 
     def release(self) -> None:

@@ -4,10 +4,10 @@ are added up inside the product.
 [Note: added inside] Autograd makes a gradient of each weight for each chunk and
 adds it to the sum: that reads and writes the weight's size three times more,
 and a chunk has few rows for all its weights. So plain linear layers run as a
-node of our own there, whose backward multiplies into the sum that is there
+node of our own there: its backward multiplies into the sum that is there
 already. It is torch's own sum, `.grad` of the weight's alias, and what torch
-adds to it otherwise goes beside: where the weight is used twice or somebody
-asks for its gradient, the product is handed to torch.
+adds to it otherwise goes beside: where the weight is used twice or a hook asks
+for its gradient, the product is handed to torch.
 """
 from __future__ import annotations
 

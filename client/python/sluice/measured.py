@@ -20,12 +20,13 @@ from torch.cuda.streams import Event
 from sluice.leased import CopyStats
 from sluice.products import Mode, Place, Product, Products
 
-FROZEN = ".frozen"  # ends the name of a kind whose layers have no backward
+FROZEN = ".frozen"  # ends the name of a kind of layers without a backward
 
 
 @dataclass
 class Cost:
-    """Of one weight's products, summed over all layers that have one."""
+    """The cost of one weight's products, summed over all layers that have
+    one."""
 
     nbytes: int = 0
     seconds: float = 0.0
@@ -34,7 +35,7 @@ class Cost:
 
     @property
     def replayed_seconds(self) -> float:
-        """Of those that are computed again; see `spared`."""
+        """Seconds of those that are computed again; see `spared`."""
         return self.seconds * max(0, self.count - self.spared) / self.count
 
     def took(self, seconds: float) -> None:
@@ -78,7 +79,7 @@ class Measured:
     # By name. Layers that are frozen, with all before them, are a kind of
     # their own: they keep nothing, and only their forward takes time.
     kinds: dict[str, Kind] = field(default_factory=dict)
-    # Whose times are not read yet: begin, end, what is told the seconds.
+    # Spans that are not read yet: begin, end, what is told the seconds.
     _spans: list[tuple[Event, Event,
                        Callable[[float], None]]] = field(default_factory=list)
 
@@ -109,7 +110,7 @@ class Measured:
             costs[weight].spared += 1
 
     def now(self) -> Moment:
-        """Of what this thread computes."""
+        """The moment that this thread's work has reached."""
         if self.device.type == "cpu":
             return time.perf_counter()
         event = Event(enable_timing=True)

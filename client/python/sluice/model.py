@@ -68,7 +68,7 @@ class Layered(Engaging, Protocol):
 
 
 class Patched(Layered, Protocol):
-    """Layers whose forward is replaced."""
+    """Layers with their forwards replaced."""
 
     def detach(self) -> None:
         """The modules have their own forwards back."""

@@ -75,7 +75,7 @@ class Patch:
         return self._forward(self.module, *args, **kwargs)
 
     def undo(self) -> None:
-        """Leaves what somebody put over it since."""
+        """Leaves a forward that was put over it since."""
         if vars(self.module).get("forward") is self:
             del self.module.forward
             if self.before is not None:

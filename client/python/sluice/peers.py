@@ -26,7 +26,7 @@ from sluice.session import Session
 
 
 class PeerWatch:
-    """Of the ranks that share sequences, in one of them. It looks until one has
+    """Watches the ranks that share sequences, in one of them, until one has
     failed, `close` is called, or nothing refers to it.
 
     Thread safety: safe.

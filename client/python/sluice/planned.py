@@ -29,8 +29,8 @@ BASE = "streamed"  # the class of all that is in the host in any case
 
 
 class Planning:
-    """Of one stream: warm up for a step, measure the next, then plan; after
-    that, take the plans that the daemon changes it for.
+    """The planning of one stream: warm up for a step, measure the next, then
+    plan; after that, take the plans that the daemon changes it for.
 
     Only the step in which a plan is taken asks the daemon for anything: what
     a plan needs is leased before, and what it does not need goes back there.
@@ -49,7 +49,7 @@ class Planning:
         self.plan: dict[str, Any] | None = None  # this rank's, once there
         self.over = False
         self._changes = Changes(session.job, session.rank)
-        # Of each changed plan that is not decided on yet: this rank's part,
+        # For each changed plan that is not decided on yet: this rank's part,
         # and why it cannot take it.
         self._offered: dict[int, tuple[dict[str, Any], str]] = {}
 
@@ -170,7 +170,7 @@ def profile(measured: Measured, held: int, peak: int, session: Session
     several = len(kinds) > 1
     keeping = {name: kind for name, kind in kinds.items()
                if not name.endswith(FROZEN)}
-    # Whose of it is which kind's makes no difference to a plan.
+    # A plan needs only the total: it is spread evenly over the layers.
     each = _per(held, sum(kind.layers for kind in keeping.values()))
     classes = []
     for name, kind in keeping.items():
@@ -216,7 +216,7 @@ def _class(name: str, nbytes: int, seconds: float, *, must_swap: bool = False,
 
 
 def policy_of(plan: Mapping[str, Any]) -> Policy:
-    """Of this rank's part of a plan."""
+    """The policy of this rank's part of a plan."""
     return Policy(tuple(
         (_full(c, glob.escape(c["name"])), Share(c["keep"], c["swap"]))
         for c in plan["classes"] if c["name"] != BASE))

@@ -35,13 +35,13 @@ class Action(enum.Enum):
 @dataclass(frozen=True)
 class Share:
     """Parts of the chunks: keep + swap <= 1, the rest is computed again.
-    Of a part that is no whole chunks at most so many."""
+    A part that is no whole number of chunks is rounded down."""
 
     keep: float = 0.0
     swap: float = 0.0
 
     def action(self, chunk: int, chunks: int) -> Action:
-        """Of chunk 0 .. chunks - 1."""
+        """What is done with chunk 0 .. chunks - 1."""
         kept = int(self.keep * chunks + _ROUNDING)
         stored = int((self.keep + self.swap) * chunks + _ROUNDING)
         if chunk >= chunks - kept:
@@ -60,7 +60,8 @@ class Policy:
 
     @staticmethod
     def of(given: str | Mapping[str, Mapping[str, float]]) -> Policy:
-        """Of what a user gives to `stream(policy=)`; `Invalid` in one line."""
+        """The policy that a user gives as `stream(policy=)`; `Invalid` in one
+        line."""
         if given == "recompute":
             return Policy()
         need("stream", "policy", given, _PARTS)

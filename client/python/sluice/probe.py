@@ -48,9 +48,9 @@ from sluice.trial import (
     wide,
 )
 
-# Of a norm: rounding gives 1e-6 here, a wrong mask or a lost loss 1e-1.
+# Relative to a norm: rounding gives 1e-6, a wrong mask or a lost loss 1e-1.
 LIMIT = 1e-3
-# Of the output's: gradients of some models are ill-conditioned, outputs not.
+# To the output's: gradients of some models are ill-conditioned, outputs not.
 OUTPUT_LIMIT = 2e-5
 LEAST = 1e-9  # or 1e-5 of the norm of all gradients
 MOVE = 1e-3  # of the rows; a near tie of a router is one of 1e-6

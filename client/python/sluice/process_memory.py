@@ -1,5 +1,5 @@
-"""Memory of this process in the place of leased memory: of trials, which run on
-other devices than a session's, and whose few rows no other job need know of."""
+"""Memory of this process in the place of leased memory, for trials: they run on
+other devices than a session's, and no other job need know of their few rows."""
 from __future__ import annotations
 
 from typing import Any

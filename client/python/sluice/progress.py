@@ -1,8 +1,8 @@
 """What a stream says on stderr: what it does, where a long step is, and that
 nothing moves.
 
-A step over a million tokens takes minutes, and a rank whose neighbour is gone
-waits in a collective for as long. The thread that trains only notes where it
+A step over a million tokens takes minutes, and a rank waits in a collective for
+as long after its neighbour is gone. The thread that trains only notes where it
 is; a thread beside it looks there once a second. It says so in lines of its
 own: every few seconds in a step that takes long, and, on every rank, where
 nothing has moved for longer than a limit.
@@ -48,8 +48,9 @@ class Place(NamedTuple):
 
 
 class Progress:
-    """Of one stream. `move`, `done` and `idle` are called by the thread that
-    trains, `look` by another: one reads whole what the other replaces whole.
+    """The progress of one stream. `move`, `done` and `idle` are called by the
+    thread that trains, `look` by another: one reads whole what the other
+    replaces whole.
     """
 
     def __init__(self, layers: Iterable[nn.Module], stalled_s: float,
@@ -61,7 +62,7 @@ class Progress:
         self._place: Place | None = None
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        # Of the looking thread: when it last spoke, of which place it said
+        # The looking thread's: when it last spoke, of which place it said
         # that it does not move, and when it says so again.
         self._said = float("-inf")
         self._stuck: Place | None = None

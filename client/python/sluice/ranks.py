@@ -1,7 +1,7 @@
-"""The ranks of a process group that share each sequence, and what is whose.
+"""The ranks of a process group that share each sequence, and what each has.
 
 [Note: dealing]
-Every rank is given the same whole rows. Of each chunk of the sequence, rank r
+Every rank is given the same whole rows. In each chunk of the sequence, rank r
 of P has the r-th slice (FPDT, section 4.1), so the ranks' work is even under
 a causal mask, and what the exchange of one chunk puts together is contiguous:
 the chunk. A rank's own rows are its slices one after the other. Slices of a
@@ -212,7 +212,7 @@ class Ranks:
         if board is None or isinstance(error, PeerFailed):
             return
         what = f"{type(error).__name__}: {error}"
-        # Where there is no store any more nobody can be told.
+        # Where there is no store any more no rank can be told.
         with contextlib.suppress(RuntimeError):
             board.update(self._key(), lambda told: told or {
                 "rank": self.rank, "what": what})

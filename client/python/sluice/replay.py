@@ -45,7 +45,7 @@ def distinct(found: Sequence[Slot]) -> list[nn.Parameter]:
 
 
 def leaves(of: Tensor) -> list[Tensor]:
-    """The tensors into whose `.grad` a backward from `of` would add."""
+    """The tensors with a `.grad` that a backward from `of` would add to."""
     todo, seen, found = [of.grad_fn], {None}, []
     while todo:
         node = todo.pop()

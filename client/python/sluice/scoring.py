@@ -88,7 +88,7 @@ def logprobs(model: nn.Module, *, labels: Tensor | None = None,
       entropy: return the entropy [B, S] of each row's distribution too.
       inputs: what else the model takes: input_ids, position_ids, …
 
-    Rows whose target is -100 give 0, without a gradient.
+    Rows with the target -100 give 0, without a gradient.
 
     Raises:
       Invalid: not exactly one of labels and targets, or one that is no token.

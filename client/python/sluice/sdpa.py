@@ -1,9 +1,9 @@
 """Attention that a layer asks torch for: by F.scaled_dot_product_attention,
 or as products of matrices (`written_out`).
 
-Models whose attention does not go through transformers' registry, or that
-make masks of their own, still ask torch for causal attention. Inside a
-streamed layer those calls are answered here.
+Models that do not call attention through transformers' registry, or that make
+masks of their own, still ask torch for causal attention. Inside a streamed
+layer those calls are answered here.
 """
 from __future__ import annotations
 

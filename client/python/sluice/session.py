@@ -64,7 +64,7 @@ def _end(handle: Handle, label: str | None) -> None:
 
 
 def _uuid(device: Any) -> bytes | None:
-    """Of torch's device, as the driver writes it; None of a CPU."""
+    """The UUID of torch's device, as the driver writes it; None for a CPU."""
     torch = sys.modules.get("torch")  # a session goes without
     if torch is None or torch.device(device).type == "cpu":
         return None
@@ -242,9 +242,9 @@ class Session:
              quiet: bool = False) -> dict[str, Any]:
         """Submits this rank's profile of one step (proto/plan, as JSON) and
         waits until the job's other ranks on this node have submitted theirs
-        and the daemon has planned. A plan whose "infeasible" is not empty is
-        an answer too. After two seconds a line on stderr says for whom it
-        waits, unless `quiet`; Ctrl-C ends the wait.
+        and the daemon has planned. A plan with an "infeasible" that is not
+        empty is an answer too. After two seconds a line on stderr says which
+        ranks it waits for, unless `quiet`; Ctrl-C ends the wait.
 
         Raises:
             Error: INVALID_ARGUMENT for a profile that is none;
@@ -293,10 +293,10 @@ class Session:
     @takes("answer_change", number=whole(0, "a plan's number", _NO_PLAN),
            taken=FLAG, note=a(str, "a line of text"))
     def answer_change(self, number: int, taken: bool, note: str = "") -> None:
-        """What became of a changed plan. Who takes one gives back the host
-        memory that it does not have any more before; who asked `plan` and
-        answers none lets jobs that join wait for a minute. `note`: one line
-        for people. Does not wait for the daemon.
+        """Says whether this rank takes a changed plan. Before it takes one it
+        gives back the host memory that the plan does not have any more; a rank
+        that asked `plan` and never answers lets jobs that join wait for a
+        minute. `note`: one line for people. Does not wait for the daemon.
 
         Raises:
             Error: UNAVAILABLE when the daemon is gone.

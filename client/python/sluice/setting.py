@@ -41,8 +41,8 @@ _OF_ALL = [name for name, value in vars(_ALL).items() if name.startswith(
 
 
 class Setting:
-    """Of one call of a module; `written` are the buffers (owner, name) that
-    the call writes, and which are put back otherwise."""
+    """The setting of one call of a module; `written` are the buffers (owner,
+    name) that the call writes, and which are put back otherwise."""
 
     def __init__(self, module: nn.Module, found: Sequence[Slot],
                  written: Sequence[tuple[nn.Module, str]]):
@@ -174,13 +174,13 @@ class _Contents:
             self._sum is not None and self._sum == _sum(tensor))
 
 
-# Of tensors: the version that was summed, and its sum.
+# By tensor: the version that was summed, and its sum.
 _sums: MutableMapping[Tensor, tuple[int | None, int]] = WeakIdKeyDictionary()
 
 
 def _sum(tensor: Tensor) -> int | None:
-    """Of its bytes and their order; made once per version. None of a tensor
-    that cannot be read so."""
+    """A sum of its bytes and their order; made once per version. None for a
+    tensor that cannot be read so."""
     if tensor.is_meta or type(tensor) not in (Tensor, nn.Parameter):
         return None
     version, known = _version(tensor), _sums.get(tensor)

@@ -1,11 +1,11 @@
-"""What a layer makes beside its hidden states, where somebody asks for it.
+"""What a layer makes beside its hidden states, where the model asks for it.
 
 [Note: sides]
 A router's logits, of which a loss is made that balances experts, come out of
 the middle of a layer. They are noted chunk by chunk, and are together a tensor
 of the device, few numbers per row. The layers' nodes answer hidden states
 alone; so what was noted joins the user's graph behind the last layer, in a
-node whose backward runs before those of all layers. It leaves the gradients
+node that runs its backward before those of all layers. It leaves the gradients
 here, and each layer's second forward is given those of its chunk.
 """
 from __future__ import annotations
@@ -68,12 +68,12 @@ class Side:
         return self.is_own and not self._parts
 
     def keep(self, m: int, batch: int) -> None:
-        """Of the first forward of chunk `m`."""
+        """After the first forward of chunk `m`."""
         if self._seen or not self.is_own:
             self._parts.append(self._of_chunk(m, batch).detach())
 
     def pair(self, m: int, batch: int) -> tuple[Tensor, Tensor] | None:
-        """Of the second one: what was made, and its gradient."""
+        """What the second forward of chunk `m` made, and its gradient."""
         if self.gradient is None:
             return None
         with torch.enable_grad():

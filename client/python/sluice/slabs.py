@@ -12,7 +12,7 @@ LARGEST_SLAB_BYTES = 1 << 30
 
 
 class Slabs:
-    """Of one arena, whose books say what of them is whose.
+    """The slabs of one arena; its books say which bytes each tensor has.
 
     What is leased stays so until `fit` or `free`. Every method that leases
     raises `Error` with the daemon's line where it leases nothing. Sizes are

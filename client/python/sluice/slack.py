@@ -6,9 +6,9 @@ its caller computes between starting it and asking for it: with one chunk fetche
 ahead, the compute of the chunk before; to the host, what is computed until the
 memory that it holds is wanted back. That is measured, without the time in which
 compute itself waits for copies, so that a link that is slow today puts nothing
-off. Of copies alike, in direction and size, the least of late counts: who is told
-of a time too early loses less than who comes too late. What is asked for without
-having been fetched ahead is needed at once, and teaches nothing.
+off. Among copies alike, in direction and size, the least of late counts: a time
+that is told too early costs less than a copy that comes too late. What is asked
+for without having been fetched ahead is needed at once, and teaches nothing.
 
 The clock is the host's. A host that runs ahead of a GPU passes there long before
 compute does, so on a real GPU nothing is learned or told. Nor is it where the
@@ -21,7 +21,7 @@ from time import perf_counter
 
 UNKNOWN = -1.0  # as sluice_engine_know_slack takes it
 RECENT = 64  # copies of a size, after which what was before those is forgotten
-# Kept at most: copies that nobody asked for yet, and sizes.
+# Kept at most: copies that were not asked for yet, and sizes.
 _MOST_STARTED, _MOST_SIZES = 128, 256
 _CLOSE = 0.1  # of a time that was told: no need to tell another
 
@@ -39,7 +39,8 @@ class ComputeClock:
 
 
 class Slack:
-    """Of one direction's copies; see [Note: slack]. Times are of one clock.
+    """The slack of one direction's copies; see [Note: slack]. Times are of one
+    clock.
 
     Attributes: `told`, what the engine knows of the copies that start now.
     """
@@ -64,7 +65,7 @@ class Slack:
             min(told, slack) >= 0 and abs(told - slack) <= _CLOSE * told)
 
     def started(self, ticket: int, nbytes: int, now: float) -> None:
-        """A copy that somebody will ask for later."""
+        """A copy that will be asked for later."""
         while len(self._started) >= _MOST_STARTED:
             del self._started[next(iter(self._started))]
         self._started[ticket] = nbytes, now
@@ -83,5 +84,5 @@ class Slack:
         self._least[nbytes] = min(lately, slack), before, count + 1
 
     def forget_started(self) -> None:
-        """Nobody asks for them any more."""
+        """Copies that have started will not be asked for any more."""
         self._started.clear()

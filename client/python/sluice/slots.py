@@ -88,7 +88,8 @@ _LEFT = 64
 
 
 class Slots:
-    """Of one arena. Leases grow as slabs do, and are kept until `free`.
+    """The slots of one arena. Leases grow as slabs do, and are kept until
+    `free`.
 
     Thread safety: one thread at a time, the one that computes.
     """
@@ -117,8 +118,8 @@ class Slots:
         return len(self._held)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor whose values are not set yet, the caller's own. It is to be
-        used on torch's current stream, or on one that comes after what was
+        """A tensor without values yet, the caller's own. It is to be used on
+        torch's current stream, or on one that comes after what was
         enqueued there and before what will be: DLPack tensors know no
         `record_stream`."""
         wanted = math.prod(shape) * dtype.itemsize
@@ -187,7 +188,7 @@ class Slots:
         self._free.add_slab(lease.address, lease.nbytes)
 
     def _look(self) -> None:
-        """Takes back the slots whose storages have no owner."""
+        """Takes back the slots of storages without an owner."""
         for address in self._expired():
             slot = self._held.pop(address)
             _spent.append(slot.described)

@@ -4,8 +4,8 @@
 MLP's down projection, is added to the hidden states, and the gradient of a sum
 needs none of its terms. The second forward is there for the gradient alone. So
 that product is left out there: what it makes is a stand-in, autograd has its
-factors, which are all that its backward needs, and the layer's output, which
-nobody reads, is not a number. So are the products that attention's k and v are made
+factors, which are all that its backward needs, and the layer's output, which is
+not read, is not a number. So are the products that attention's k and v are made
 of: these are in the host. Not where replays are compared with their first
 forwards: those compute everything.
 
@@ -81,7 +81,7 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Spared:
-    """Of one layer: the weights, by name, of what need not be computed."""
+    """The weights of one layer, by name, of what need not be computed."""
 
     weights: frozenset[str]
     makes_kv: bool  # whether attention's k or v are made of them
@@ -151,7 +151,7 @@ class Following(Mode):
         self._count: Counter[str] = Counter()
         self._needed: set[str] = set()
         self._in_kv: set[str] = set()
-        # Of which products' values a storage's are made.
+        # By storage: the products that its values are made of.
         self._made_of: dict[StorageWeakRef, set[str]] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:

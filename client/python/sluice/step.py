@@ -101,7 +101,7 @@ class Step:
         # Layers' kinds by name, where a plan tells them apart.
         self.kinds: Mapping[nn.Module, str] = kinds or {}
         self.blocks_run = 0
-        # Of attention's blocks on a GPU: what is asked for, what computed them.
+        # Kernels of attention on a GPU: which is asked for, which have run.
         self.kernel: Kernel = "auto"
         self.kernels: set[str] = set()
         self.turn = threading.RLock()  # of its stream: one thread at a time
@@ -109,7 +109,7 @@ class Step:
         self.hidden: Standing | OnDevice = InHost(arena, self.chunks, device) if (
             in_host) else OnDevice(arena, self.chunks)
         self._model, self._written = model, written
-        # Of layers whose replay was followed, what others leave out.
+        # By layer that was followed in a replay: what later replays leave out.
         self.spared: MutableMapping[nn.Module, Spared] = {}
         # Layers that number their rows; the number of the sequence's first.
         self.numbered: Container[nn.Module] = ()
@@ -126,7 +126,7 @@ class Step:
         # how the model's own mask is made.
         self._masks: dict[int, tuple[Tensor, Callable[[], Intervals],
                                      Callable[[], Any]]] = {}
-        # Of packed rows: the first row [B, S] of each row's document. What
+        # With packed rows: the first row [B, S] of each row's document. What
         # says so beside the mask was left out: the mask must have it too.
         self.documents: Tensor | None = None
         # The first row [B, S] of what a mask must not keep apart as documents.
@@ -134,7 +134,7 @@ class Step:
         # bool [B, S], by the caller's 2-D mask: rows that may see nothing.
         self.padding: Tensor | None = None
         self.blind: Tensor | None = None  # those that did, in some layer
-        self.progress: Progress | None = None  # None: nobody looks
+        self.progress: Progress | None = None  # None if progress output is off
         # By layer, what it makes beside hidden states; see [Note: sides].
         self.sides: dict[nn.Module, Side] = {}
         self.noted: tuple[Tensor, ...] = ()
@@ -182,7 +182,7 @@ class Step:
         return self._written.get(layer, [])
 
     def own_rows(self, m: int) -> range:
-        """Of chunk `m`, where this rank's rows are in the sequence."""
+        """Where this rank's rows of chunk `m` are in the sequence."""
         return self.chunks[m] if self.ranks is None else self.ranks.own(
             self.whole)[m]
 

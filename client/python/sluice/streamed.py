@@ -77,7 +77,7 @@ class Stream:
         self.chunk, self.min_tokens = chunk, min_tokens
         self.checks = Checks(check)
         self.hidden = hidden
-        # Of attention's blocks; a probe is in fp32 too, which not all take.
+        # For attention's blocks; a probe is in fp32 too, which not all take.
         self.kernel: Kernel = "auto"
         self.rerun = 0.0  # the part of each sequence, the first, that runs again
         self.in_host = False  # whether they are: not for the layers' probe
@@ -246,9 +246,9 @@ class Stream:
     @takes("shard", **SHARDED)
     def shard(self, input_ids: Tensor, labels: Tensor | None = None,
               position_ids: Tensor | None = None) -> Shard:
-        """This rank's rows of whole rows [B, S], for who has a head or a loss
-        of their own: the streamed model is given the whole rows, and gives
-        the hidden states of `shard`'s rows.
+        """This rank's rows of whole rows [B, S], for a head or a loss of the
+        user's own: the streamed model is given the whole rows, and gives the
+        hidden states of `shard`'s rows.
 
             local = st.shard(ids, labels)
             h = model.model(ids).last_hidden_state  # [B, own rows, H]
@@ -279,7 +279,7 @@ class Stream:
             print(f"sluice: {what}", file=sys.stderr, flush=True)
 
     def warn_once(self, what: str) -> None:
-        """What a user must know who asked for quiet, too: a Python warning."""
+        """What a user must know with quiet=True, too: a Python warning."""
         if what not in self._said:
             self._said.add(what)
             warnings.warn(f"sluice: {what}", UserWarning, stacklevel=2)

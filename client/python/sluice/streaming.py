@@ -1,4 +1,4 @@
-"""`sluice.stream`: a model whose decoder layers run chunk by chunk."""
+"""`sluice.stream`: runs a model's decoder layers chunk by chunk."""
 from __future__ import annotations
 
 import functools
@@ -70,7 +70,7 @@ def stream(model: nn.Module | None = None,
     """Runs the decoder layers of a model chunk by chunk, with k, v,
     attention's results and the layers' inputs in host memory.
 
-    A model of transformers is passed as `model`. Of any other, pass the layers
+    A model of transformers is passed as `model`. For any other, pass the layers
     and attention="sdpa": each takes hidden states [B, S, H] first and returns
     them, and asks torch for causal attention; embedding, head and loss stay as
     they are.
@@ -84,7 +84,7 @@ def stream(model: nn.Module | None = None,
     as by `unstream()`.
 
     Args:
-      model: a decoder of transformers whose attention goes through the
+      model: a decoder of transformers that calls attention through the
         attention registry (also as a PEFT model).
       config: what it has of the arguments below, where they are not given.
       layers: in the place of `model`: the decoder layers in order.
@@ -134,8 +134,8 @@ def stream(model: nn.Module | None = None,
         cuDNN's on GPUs of compute capability 9.0 (heads of at most 128), else
         flash. What a step was computed by is in `Stats.kernels`. A kernel that
         was asked for by its name is refused where it does not take the model's
-        heads, and in a step whose dtype it does not take; blocks whose rows
-        have an interval of keys each, a softcap or values of another width go
+        heads, and in a step of a dtype that it does not take; blocks with an
+        interval of keys for each row, a softcap or values of another width go
         to none: their scores are written out.
       stalled_s: seconds without a next chunk of a layer, after which each
         rank says on stderr where it is.

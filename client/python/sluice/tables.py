@@ -2,8 +2,8 @@
 
 [Note: tables]
 A layer that runs on a chunk needs the table of all rows. It gets one in two
-ways. As an argument [S, D], which is told from one whose rows are the layer's
-own by running alone. Or from a module of its own that makes a table as long as
+ways. As an argument [S, D], which is told from one that has the layer's own
+rows by running alone. Or from a module of its own that makes a table as long as
 it is told, by the argument `seq_len`: within a chunk that is the chunk's
 number of rows, and the module is told the whole sequence's, as in the model.
 Both are tried, and the probe judges.
@@ -49,9 +49,9 @@ class Told:
 
 def probed(layers: Sequence[nn.Module], stream: Stream,
            seen: Mapping[int, Seen], probe: Callable[[], None]) -> Told:
-    """Who is told, and in `stream.rows` which arguments are given whole, so
-    that `probe` finds the layers exact; raises what it raised else. `seen`
-    says what the layers are called with."""
+    """The modules that are told, and in `stream.rows` which arguments are given
+    whole, so that `probe` finds the layers exact; raises what it raised else.
+    `seen` says what the layers are called with."""
     names = {name for index, call in seen.items()
              for name in _tables(layers[index], call, stream)}
     refusals: list[Unsupported] = []

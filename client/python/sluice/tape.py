@@ -99,7 +99,7 @@ class _Recorder(Mode):
     def __init__(self, tape: Tape, chunk: int):
         super().__init__(tape.products)
         self.tape, self.chunk = tape, chunk
-        # Of what is stored, by storage.
+        # Where each storage is stored.
         self._places: dict[StorageWeakRef, Place] = {}
 
     def met(self, place: Place, product: Product, args: tuple,

@@ -2,8 +2,8 @@
 
 [Note: two parts] A layer may count the rows that it sees, or number them: it
 scales from row 8,192 on, or where there are more than so many. The probe sees
-70 rows. So a chunk whose replay is compared also runs in two parts, with
-attention answered by what it was in the replay: q, k, v and the layer's output
+70 rows. So a chunk that is compared also runs in two parts, with attention
+answered by what it was in the replay: q, k, v and the layer's output
 must be those of the whole chunk. Chunks are halved; the first one is cut where
 the last one ends. Rounding differs with the shape of a product, and may send
 a row to another expert, so some rows may differ, but hardly many in turn: of
@@ -26,12 +26,13 @@ RUN = 16  # rows in turn that are no two alike
 
 
 class TwoParts:
-    """Of one replay of a chunk of `rows` rows: the first `first`, the rest."""
+    """The parts of one replay of a chunk of `rows` rows: the first `first`, the
+    rest."""
 
     def __init__(self, rows: int, first: int):
         self._rows, self._first = rows, first
         self._few = FEW
-        # Of each call of attention: q, k, v and o, [B, heads, rows, width].
+        # By call of attention: q, k, v and o, [B, heads, rows, width].
         self._calls: list[tuple[Tensor, ...]] = []
         # By the first row of a part: which of its rows differ, [B, rows].
         self._differ: dict[int, Tensor] = {}
@@ -39,7 +40,7 @@ class TwoParts:
 
     @classmethod
     def of(cls, chunks: list[range], m: int, least: int = 1) -> TwoParts:
-        """Of chunk `m`; parts have `least` rows, else there are none."""
+        """The parts of chunk `m`: of `least` rows, else there are none."""
         rows, last = len(chunks[m]), len(chunks[-1])
         first = last if m == 0 and least <= last <= rows - least else rows // 2
         return cls(rows, first if first >= least else 0)
@@ -54,7 +55,7 @@ class TwoParts:
         self._calls.append(call)
 
     def attend(self, part: range, site: int, *qkv: Tensor) -> Tensor:
-        """o of the part's rows, whose q, k and v are compared."""
+        """o of the part's rows; their q, k and v are compared."""
         *whole, o = (t[:, :, part.start:part.stop] for t in self._calls[site])
         for mine, wanted in zip(qkv, whole):
             self._compare(part, mine.transpose(1, 2), wanted.transpose(1, 2))
@@ -67,7 +68,7 @@ class TwoParts:
     def compare_states(self, mine: Mapping[Any, Tensor],
                        whole: Mapping[Any, Tensor],
                        y: Tensor) -> None:
-        """What the second part and the whole chunk, whose output is y, leave
+        """What the second part and the whole chunk, with the output y, leave
         to the next one."""
         limit = max(LIMIT, 8 * _precision(y))
         self._states = [
@@ -108,7 +109,8 @@ class TwoParts:
 
 
 def _precision(made: Tensor) -> float:
-    """Of what made it: under autocast sums are wider than products."""
+    """The precision that it was made in: under autocast sums are wider than
+    products."""
     device = made.device.type
     return max(torch.finfo(dtype).eps for dtype in (
         made.dtype, *([torch.get_autocast_dtype(device)] if

@@ -4,7 +4,7 @@ The first process of a user that finds no daemon on its node starts one, in a
 folder of the user's; other ranks and later jobs join it. It serves the node's
 real GPUs, or simulated ones where there is no NVIDIA device, pins no more host
 memory than was free when it started, and ends some minutes after its last
-session. In a Slurm job it is the job's, since the job's end ends it. Of an
+session. In a Slurm job it is the job's, since the job's end ends it. On an
 instance of a GPU (MIG), of which CUDA shows a process one, it is the
 instance's.
 """
@@ -36,11 +36,12 @@ _GIB = 1 << 30
 
 
 def socket_of_the_node() -> str:
-    """Of a daemon to open a session with, which is started if there is none.
+    """The socket of a daemon to open a session with; starts a daemon if there
+    is none.
 
     Raises:
         Error: NOT_FOUND where there is no sluiced to start; PERMISSION_DENIED
-            where the user's folder is somebody else's; else as PrivateDaemon.
+            where the user's folder is another user's; else as PrivateDaemon.
 
     Thread safety: safe, and so it is among processes.
     """

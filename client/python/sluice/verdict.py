@@ -31,7 +31,7 @@ class Verdict:
 
 @takes("probe", folder=PATH)
 def verdict(folder: str | os.PathLike[str]) -> Verdict:
-    """The verdict on the model whose config.json lies in `folder`.
+    """The verdict on the model of `folder`/config.json.
 
     Raises:
         Error: no config there, or one that transformers cannot read.

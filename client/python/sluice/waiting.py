@@ -16,7 +16,7 @@ _ASK_S = 2.0  # a status of the daemon, which is asked for one line
 
 
 class Calls:
-    """Of one session: calls that wait, each on a thread of its own.
+    """The calls of one session that wait, each on a thread of its own.
 
     Python hears Ctrl-C between two lines of Python only, never in a call of
     the library. So the caller waits for a thread that makes the call, and
@@ -30,7 +30,7 @@ class Calls:
         self._close = close
         self._lock = threading.Lock()
         self._running = 0
-        self._closing = 0  # a session whose end was asked for meanwhile
+        self._closing = 0  # the session, where it was to end meanwhile
         self.on_event: Any = None  # the library calls it until that end
 
     def interruptible(self, call: Callable[[], T], say: Callable[[], object]

@@ -3,7 +3,7 @@ those of all keys that a row sees at once. `blocks` has its shapes, and joins.
 
 [Note: strips of scores] All scores of a block are B * H * c * n numbers in
 fp32: of 8,192 rows and as many keys 256 MiB per head. So some rows of some
-heads are computed at a time, a strip, of whose scores there are at most BYTES,
+heads are computed at a time, a strip, which has at most BYTES of scores,
 whatever the chunk. Forward has one tensor of that size, backward two, either
 one more for a softcap; beside them are the strip's own q, k and v in fp32, and
 what a row sees, a few bytes for each score of one head. A strip's rows meet the

@@ -240,7 +240,7 @@ def product(func: Callable, args: tuple, kwargs: dict[str, Any]
 
 
 def apply(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """A function of torch, some of whose arguments are `Scores`."""
+    """A function of torch that has `Scores` among its arguments."""
     name = getattr(func, "__name__", str(func))
     if name.endswith("_") and not name.endswith("__"):
         if isinstance(args[0], Scores):

@@ -44,7 +44,7 @@ def test_gradients_are_the_models_own(session, sample, repeats):
     assert stats.steps == 2 and stats.blocks > 0 and stats.host_bytes == 0
     layers, kv, heads = 2, 32 if repeats else 16, 4
     per_row = layers * (4 * 32 + 2 * 4 * kv + 4 * 32 + 4 * heads)
-    last = 100 - 6 * 16  # rows of the last chunk, whose sums are never kept
+    last = 100 - 6 * 16  # rows of the last chunk: its sums are never kept
     assert stats.host_peak_bytes == 2 * (100 * (per_row + 8 * kv)
                                          - last * 8 * kv)
     stream.unstream()

@@ -126,7 +126,7 @@ def test_two_forwards_before_a_backward_and_one_without(session):
     calls = [batch(length=length, seed=length) for length in (130, 200)]
     wanted = [unstreamed(model, inputs) for inputs in calls]
     stream = sluice.stream(model, session=session, chunk=BLOCK, quiet=True)
-    model(**calls[0])  # nobody asks for its gradient
+    model(**calls[0])  # its gradient is not asked for
     sum(model(**inputs).loss for inputs in calls).backward()
     assert stream.stats().host_bytes == 0
     for name, parameter in model.named_parameters():

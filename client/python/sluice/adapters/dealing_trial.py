@@ -16,7 +16,7 @@ from sluice.ranks import indices
 from sluice.rows import leaf_of
 from sluice.step import chunks_of
 
-# Of a norm: rounding, where matrices of other sizes are multiplied.
+# Relative to a norm: rounding, where matrices of other sizes are multiplied.
 LIMIT, HALF_LIMIT = 1e-5, 2e-2
 
 # What a run of the decoder without its layers gives: tensors, and along which

@@ -191,8 +191,8 @@ class Ends:
     def leaving(self) -> Iterator[list[Left]]:
         """Inside, the decoder may answer what its last layer did, so that
         the rest runs with the head, on the same chunks; what the rest is
-        stands in the list then. Not where somebody looks at its answer, or
-        gathers its weights for it alone."""
+        stands in the list then. Not where a hook reads the decoder's answer,
+        or FSDP2 gathers the decoder's weights for it alone."""
         left: list[Left] = []
         if not self.decoder._forward_hooks and not isinstance(
                 self.decoder, FSDPModule):

@@ -61,7 +61,7 @@ def probe(ends: Ends) -> None:
 
 
 class _Seen:
-    """One forward of the decoder: who ran, and on what."""
+    """One forward of the decoder: which modules ran, and on what."""
 
     def __init__(self, ends: Ends, ids: Tensor):
         self.before: list[nn.Module] = []
@@ -217,7 +217,7 @@ def _gradients_are_same(ends: Ends, given: dict[str, Any],
         wanted = [*inputs, *distinct(slots(part))]
         out = whole(*inputs)
         if not all(any(end is t for t in wanted) for end in leaves(out)):
-            return False  # a weight of who knows whom
+            return False  # a weight of an unknown module
         if not out.requires_grad:
             continue
         pairs = [torch.autograd.grad(o, wanted, weights(o), allow_unused=True)

@@ -27,7 +27,7 @@ from sluice.adapters.stand_in import Recorded, Recorder, Stub
 
 ROWS = 256  # per chunk at least: logits are its rows times the vocabulary
 # More where the logits are no more than so many hidden states for each row of
-# a layer's chunk, whose own products are more than that.
+# a layer's chunk: the layer's own products are more than that.
 HIDDEN = 8
 
 

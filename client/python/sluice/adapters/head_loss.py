@@ -1,4 +1,4 @@
-"""The loss of chunks of rows as one autograd node, whose gradients are made in
+"""The loss of chunks of rows as one autograd node, which makes its gradients in
 forward; see [Note: chunked head] in head."""
 from __future__ import annotations
 

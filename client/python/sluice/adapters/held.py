@@ -1,4 +1,5 @@
-"""Whether what runs is what was streamed, and was tried then."""
+"""Finds layers that were put into the model after stream(), which are refused,
+and hooks and modules that were put into its layers, which are tried again."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
@@ -57,7 +58,7 @@ class Inside:
 
     @staticmethod
     def of(layers: Iterable[nn.Module]) -> Inside:
-        """Of layers: what is around them sees all rows."""
+        """The modules inside of layers: what is around them sees all rows."""
         layers = list(layers)
         return Inside(lambda: (m for layer in layers
                                for m in layer.modules() if m is not layer))

@@ -80,7 +80,7 @@ class Adapter:
         # What is streamed: the decoder, or a model around it that makes its
         # masks (one of text and pictures).
         self.entry = self.decoder
-        # Not those of a tower beside it, whose attention is its own.
+        # Not those of a tower beside it: its attention is its own.
         self.configs = list({id(m.config): m.config for m in (
             self.decoder, *(m for layer in self.layers
                             for m in layer.modules()))
@@ -220,7 +220,7 @@ class Adapter:
         if self._has_pictures_as_rows():
             self._refuse_small(True)
             self._run_all_whole(stream)
-        # Of a rank's own rows the ends need not be made by chunks.
+        # The ends of a rank's own rows need not be made by chunks.
         if stream.ranks is None or stream.hidden == "host":
             ends_trial.probe(self.ends)
             self._refuse_small(self.ends.before is None)
@@ -265,8 +265,8 @@ class Adapter:
 
     def _tried_with_rows(self, stream: Stream,
                          unknown: UnknownRows) -> Unsupported:
-        """The refusal of an argument that may have rows, whose remedy is one
-        that was tried; or the reason why there is none."""
+        """The refusal of an argument that may have rows, with a remedy that
+        was tried; or the reason why there is none."""
         refusals: list[Unsupported] = []
         for dim in (*unknown.dims, None):
             with swapped.attributes(stream, rows={**stream.rows,
@@ -526,8 +526,9 @@ class Adapter:
         self._told = self._tried_so(stream, self.decoder, "own", True, whole)
 
     def _refuse_foreign(self, stream: Stream) -> None:
-        """With a group: who calls the decoder in the place of the causal
-        model's forward counts on all rows, and would get some."""
+        """With a group: a forward that is called in the place of the causal
+        model's, and calls the decoder, counts on all rows and would get
+        some."""
         patch = self._patches.get(self.causal)
         if patch is not None and stream.call is None and (
                 vars(self.causal).get("forward") is not patch):

@@ -9,7 +9,8 @@ sequence (see [Note: stand-ins] in hidden), and before and after them every
 rank has all rows.
 
 Nothing is known of the model around them. So there is no forward that could
-be probed before somebody calls it: `sample` does, or the first call is it.
+be probed before one is called: `sample` calls one, else the user's first call
+is probed.
 """
 from __future__ import annotations
 
@@ -78,7 +79,8 @@ class OwnLayers:
         self._kind: list[int] = []  # of each layer, the first of its kind
         self._probed: set[int] = set()  # kinds
         self._stale = False  # what was probed does not hold
-        self._told: list[Told] = []  # of each kind, who knows the length
+        # For each kind, the modules that are told the sequence's length.
+        self._told: list[Told] = []
         self._whole = False  # layers run as they are
         self._step: tuple[Step, int] | None = None  # and the last layer run
         # Of the step's arguments, this rank's rows; see `rows_of`.
@@ -277,8 +279,8 @@ class OwnLayers:
 
     def _probe(self, stream: Stream, kind: int, seen: Seen,
                index: int | None = None) -> None:
-        """Of the first layer of its kind, on the first rows of what a layer
-        was called with."""
+        """Probes the first layer of its kind, on the first rows of what a
+        layer was called with."""
         at = kind if index is None else index
         seen = self._first_rows(stream, self.layers[at], seen)
         why: Unsupported | None = None
@@ -300,7 +302,7 @@ class OwnLayers:
         stream.say_whole()
         self._probed.add(kind)
         if index is not None:
-            self._take()  # who is told the length has a hook by now
+            self._take()  # modules that are told the length have a hook now
 
     def _tried(self, stream: Stream, index: int, seen: Seen,
                device: torch.device) -> tuple[Stream, nn.Module, Told]:

@@ -1,5 +1,5 @@
-"""The logits of a call whose head ran on chunks of rows, made when they are
-read.
+"""The logits of a call in which the head ran on chunks of rows, made when they
+are read.
 
 [Note: lazy logits] With labels, most callers read the loss alone, and logits
 of a long sequence fit nowhere. Others compute metrics, or a loss of their own,

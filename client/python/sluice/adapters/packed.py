@@ -64,8 +64,8 @@ def skips(given: dict[str, Any], stream: Stream) -> Tensor | None:
     do not.
 
     Without a cache transformers takes such parts for documents that do not see
-    each other; with one, and with any attention_mask, for one sequence, as who
-    trains on positions of longer sequences (PoSE) means it. Where positions
+    each other; with one, and with any attention_mask, for one sequence, as
+    training on positions of longer sequences (PoSE) needs it. Where positions
     begin at 0 again documents are meant, and kept apart; but several 0 at a
     row's begin are not documents.
     """
@@ -78,7 +78,7 @@ def skips(given: dict[str, Any], stream: Stream) -> Tensor | None:
     if not bool(begins.any()):
         return None
     # Several 0 at a row's begin are no documents of one token: they are padding
-    # whose mask was left out, or all the row has.
+    # without its mask, or all the row has.
     begins &= (positions != 0) | (positions.cummax(-1).values <= 0)
     if not bool(begins.any()):
         stream.say_once(

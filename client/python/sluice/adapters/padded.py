@@ -57,8 +57,8 @@ def check_labels(blind: Tensor | None, shifted: Tensor | None, adapter: Model
 
 def watch(adapter: Model, step: Step, blind: Tensor | None, hidden: Tensor
           ) -> None:
-    """Whoever makes a loss of the decoder's answer [B, S, H] may count such
-    rows, which only its gradient says: raises `Unsupported` in backward."""
+    """A loss of the decoder's answer [B, S, H] may count such rows, which only
+    its gradient shows: raises `Unsupported` in backward."""
     if blind is None or not hidden.requires_grad or is_stand_in(hidden) or (
             hidden.shape[1] != blind.shape[-1]) or answers_as_torch(adapter):
         return
@@ -75,8 +75,8 @@ def watch(adapter: Model, step: Step, blind: Tensor | None, hidden: Tensor
 
 def check_whole(call: Call, stream: Stream, adapter: Model,
                 shifted: Tensor | None, foreign: bool) -> None:
-    """After a call whose head and loss ran whole. Of a head that is not a
-    language model's the gradient says which rows it has counted."""
+    """After a call in which head and loss ran whole. The gradient says which
+    rows were counted by a head that is not a language model's."""
     if not foreign:
         check_labels(call.blind, shifted, adapter)
     elif call.blind is not None and not torch.is_grad_enabled() and (

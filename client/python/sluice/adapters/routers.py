@@ -53,7 +53,7 @@ def answered_last(adapter: Model) -> bool:
 
 
 def find(adapter: Model) -> dict[nn.Module, tuple[nn.Module, int]]:
-    """Of each layer that has one, the router, and which of its outputs its
+    """The router of each layer that has one, and which of its outputs its
     logits are; or the layer itself, where those are an output of it. Raises
     `Unsupported` where that is not known."""
     decoder, layers = adapter.entry, adapter.layers

@@ -29,7 +29,7 @@ class Output(dict):
 
 
 class Instead(nn.Module):
-    """Stands for the base model, whose other attributes it has."""
+    """Stands for the base model, and has the base model's other attributes."""
 
     def __init__(self, base: nn.Module):
         super().__init__()

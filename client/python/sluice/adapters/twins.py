@@ -36,7 +36,7 @@ class Parts(NamedTuple):
 
 
 class Twins:
-    """Of one model; `forwards` as `Twin` says."""
+    """Twins of one model; `forwards` as `Twin` says."""
 
     def __init__(self, causal: nn.Module, decoder: PreTrainedModel,
                  layers: nn.ModuleList, forwards: Mapping[nn.Module, Any]):

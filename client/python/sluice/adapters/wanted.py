@@ -1,5 +1,5 @@
 """Which forwards of a model are streamed, which run as they are, and which are
-refused because the model would train unstreamed, and nobody would know."""
+refused because the model would train unstreamed without a word."""
 from __future__ import annotations
 
 from typing import Any
@@ -81,7 +81,7 @@ def _check_mask(name: str, mask: Tensor, length: int) -> None:
 
 
 def refuse_adapters(model: nn.Module) -> None:
-    """Of a PEFT model, those that pass a cache in each forward."""
+    """Refuses adapters of a PEFT model that pass a cache in each forward."""
     active = getattr(model, "active_adapters", ())
     for name in active if isinstance(active, (list, tuple)) else ():
         kind = getattr(model.peft_config[name], "peft_type", None)

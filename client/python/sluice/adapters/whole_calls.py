@@ -92,7 +92,7 @@ def named(layer: nn.Module, call: Call) -> list[tuple[str, Any]]:
 
 def leaves_of(index: int, layer: nn.Module, call: Call
               ) -> Iterator[tuple[Place, Any]]:
-    """Of layer `index`."""
+    """The leaves of the arguments of layer `index`, with their places."""
     for name, value in named(layer, call):
         for i, leaf in enumerate(pytree.tree_leaves(value)):
             yield (index, name, i), leaf
