@@ -8,11 +8,20 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from models import Wrapper, assert_same, batch, run, unstreamed, wrap_mlps
+from models import (
+    Wrapper,
+    assert_same,
+    batch,
+    run,
+    tiny,
+    unstreamed,
+    wrap_mlps,
+)
 from walk import configs
 
 import sluice
 from sluice import Unsupported
+from sluice.adapters.twins import Twins
 
 # Mamba-1 beside attention; a bias on all scores; hidden states of another
 # shape, with keys and values that layers hand on; tensors that they hand on.
@@ -80,6 +89,16 @@ def test_layers_run_whole_after_a_change_in_them(session):
     assert_same(run(model, batch()), run(twin, batch()))
     [(kind, count)] = stream.whole
     assert count == 2 and kind.bytes_per_token > 0
+
+
+def test_a_small_twin_shows_which_layers_run_whole(session, monkeypatch):
+    """No twin of the whole model is made for it, which may not fit."""
+    made, twins = [], Twins.made
+    monkeypatch.setattr(Twins, "made", lambda self, small, device: (
+        made.append(small), twins(self, small, device))[1])
+    model = wrap_mlps(TokenShift, tiny(num_hidden_layers=4))
+    stream = sluice.stream(model, session=session, chunk=16, quiet=True)
+    assert made == [True] and [count for _, count in stream.whole] == [4]
 
 
 @pytest.mark.parametrize("name", ALL)
