@@ -59,6 +59,7 @@ class ChunkedCall:
         self._autocast: Any = None
         self._setting: Setting | None = None
         self._owners: list[nn.Module] = []  # of buffers
+        self.may_replace = False  # buffers, as it then does in the replay
         # Tensors that a module run whole returns beside its hidden states,
         # and in backward their gradients.
         self.more: Sequence[Tensor] = ()
@@ -82,11 +83,6 @@ class ChunkedCall:
 
     def run_again(self) -> None:
         """Before the first replay."""
-
-    def may_grow(self, written: Sequence[tuple[nn.Module, str]]) -> bool:
-        """Whether these buffers (owner, name) are tables that grow in the
-        first chunk, before they are used."""
-        return False
 
     def compares_parts(self, m: int) -> bool:
         """Random numbers would be other ones in parts."""
@@ -157,7 +153,7 @@ class ChunkedCall:
         y = self.compute(m, x, extra)
         self._random.append(random if random.moved() else None)
         self._buffers.append(before)
-        self._check_buffers(held, m)
+        self._check_buffers(held)
         if version_of(x) != version:
             raise Unsupported(self.name, "it writes its input in place")
         if self.keeps and self.step.checks.include(self.module, m,
@@ -165,14 +161,11 @@ class ChunkedCall:
             self._fingerprints[m] = self.bits(y)
         return y
 
-    def _check_buffers(self, held: Buffers, m: int) -> None:
+    def _check_buffers(self, held: Buffers) -> None:
         known = self.step.written_by(self.module)
-        new = [place for place in held.written() if place not in known]
-        if not new or not self.keeps:
-            return
-        if m == 0 and self.may_grow(new):
-            self._setting.take()
-        else:
+        new = [place for place in held.written(not self.may_replace)
+               if place not in known]
+        if new and self.keeps:
             raise Unsupported(
                 self.name, f"buffer '{new[0][1]}', which it did not write when "
                 "it was probed", "stream the model again after what has "

@@ -14,9 +14,8 @@ f^2 of attention's forward and f of the rest of it.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -40,28 +39,12 @@ from sluice.step import Step
 from sluice.tape import Tape
 from sluice.two_parts import TwoParts
 
-LENGTH = "seq_len"  # of an argument that says how long the sequence is
 _running = threading.local()  # .call: the layer that runs in this thread
 
 
 def running() -> LayerCall | None:
     """The call of the streamed layer that this thread runs, if any."""
     return getattr(_running, "call", None)
-
-
-def tell_length(module: nn.Module, args: tuple, kwargs: dict[str, Any]
-                ) -> tuple[tuple, dict[str, Any]] | None:
-    """Before a forward that is told a chunk's length: the whole sequence's
-    in its place; see [Note: tables] in tables."""
-    call = running()
-    if call is None:
-        return None
-    bound = inspect.signature(module.forward).bind(*args, **kwargs)
-    said = bound.arguments.get(LENGTH)
-    if type(said) is not int or said != call.rows_of_chunk:
-        return None
-    bound.arguments[LENGTH] = call.step.length
-    return bound.args, bound.kwargs
 
 
 class Given(Protocol):
@@ -148,10 +131,6 @@ class LayerCall(chunked.ChunkedCall):
 
     def arguments(self) -> list[Leaf]:
         return self._arguments.differentiable()
-
-    def may_grow(self, written: Sequence[tuple[nn.Module, str]]) -> bool:
-        return all(tell_length in owner._forward_pre_hooks.values()
-                   for owner, _ in written)
 
     def compute(self, m: int, x: Tensor, extra: list[Tensor]) -> Tensor:
         self._chunk, self._site, self._batch = m, 0, len(x)

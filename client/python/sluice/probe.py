@@ -21,7 +21,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from sluice import swapped, tables
+from sluice import swapped
 from sluice.captured import (
     Seen,
     by_kind,
@@ -58,26 +58,19 @@ SLOPE_LIMIT = 5e-2  # of a gradient against differences in fp32
 SQUARES = 1e-2  # of what a layer holds: what grows with S^2 is more
 
 
-def probe(adapter: Model, stream: Stream, may_be_whole: bool = False
-          ) -> tables.Told:
+def probe(adapter: Model, stream: Stream, may_be_whole: bool = False) -> None:
     """Raises `Unsupported` for the first kind of layer that is not exact;
     with `may_be_whole` where it is not when it runs whole either. `adapter`
-    is of a twin. Returns which modules are told the sequence's length from
-    now on."""
+    is of a twin."""
     while True:
         try:
-            told = _probe(adapter, stream, probe_tokens(adapter))
+            _probe(adapter, stream, probe_tokens(adapter))
             break
         except Unsupported as refused:
             if not may_be_whole or not make_whole(adapter, stream, refused):
                 raise
     if stream.whole_layers:
-        try:
-            _weigh_all(adapter, stream)
-        except BaseException:
-            told.undo()
-            raise
-    return told
+        _weigh_all(adapter, stream)
 
 
 def make_whole(adapter: Layered, stream: Stream, refused: Unsupported) -> bool:
@@ -135,26 +128,21 @@ def _weigh_all(adapter: Model, stream: Stream) -> None:
                 seen[index] for seen in trials])
 
 
-def _probe(adapter: Model, stream: Stream, ids: Tensor) -> tables.Told:
+def _probe(adapter: Model, stream: Stream, ids: Tensor) -> None:
     plain, streamed = capture(adapter, stream, ids, functools.partial(
         _find_carriers, adapter, stream))
     layers = list(adapter.layers)
     stream.checks.kinds = kinds = by_kind(layers)
-
-    def all_kinds() -> None:
-        for index in (layers.index(kind[0]) for kind in kinds):
-            try:
-                probe_layer(adapter, stream, index, plain[index],
-                            streamed[index])
-            except Unsupported as refused:
-                refused.layer = index
-                raise
-        if stream.ranks is not None:
-            refusing(adapter.decoder, "it fails on a rank's rows",
-                     lambda: adapter.check_dealing(ids, CHUNK))
-        _call_model(adapter, stream, ids)
-
-    return tables.probed(adapter.layers, stream, plain, all_kinds)
+    for index in (layers.index(kind[0]) for kind in kinds):
+        try:
+            probe_layer(adapter, stream, index, plain[index], streamed[index])
+        except Unsupported as refused:
+            refused.layer = index
+            raise
+    if stream.ranks is not None:
+        refusing(adapter.decoder, "it fails on a rank's rows",
+                 lambda: adapter.check_dealing(ids, CHUNK))
+    _call_model(adapter, stream, ids)
 
 
 @contextlib.contextmanager

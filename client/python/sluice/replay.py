@@ -115,9 +115,10 @@ class Buffers:
                       for name, buffer in owner._buffers.items()
                       if buffer is not None]
 
-    def written(self) -> list[tuple[nn.Module, str]]:
+    def written(self, replaced: bool = True) -> list[tuple[nn.Module, str]]:
+        """With others in their places, if `replaced`, or in place."""
         return [(owner, name) for owner, name, buffer, version in self._held
-                if owner._buffers.get(name) is not buffer
+                if (replaced and owner._buffers.get(name) is not buffer)
                 or buffer._version != version]
 
 

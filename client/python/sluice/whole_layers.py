@@ -141,6 +141,7 @@ class WholeCall(LayerCall):
                              has_rows)
         super().__init__(step, layer, own, self._given)
         self._by_model, self.rerun = kind.own_attention, 0
+        self.may_replace = True  # a table that grows with the sequence
         self._carried = None
         self._rows = range(x.shape[1])
         self.chunks = [self._rows]

@@ -1,5 +1,5 @@
-"""Layers that index a table with their positions receive the whole table in
-every chunk."""
+"""Layers that index a table with their positions run whole, where that is not
+declared."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from models import (
 )
 from titan import titan, tokens
 from torch import nn
-from torch.nn import functional as F
 
 import sluice
 
@@ -62,12 +61,11 @@ class Grown(nn.Module):
 
     def __init__(self, rows, base=lambda rows: 10_000.0):
         super().__init__()
-        self.base, self.made = base, 0
+        self.base = base
         self._make(rows)
 
     def _make(self, rows):
         self.rows = rows
-        self.made += 1
         for name, part in zip(("cos", "sin"), table_of(
                 rows, self.base(rows))):
             self.register_buffer(name, part, persistent=False)
@@ -96,43 +94,27 @@ def asking(rows, **options):
     return model
 
 
-def test_a_table_argument_is_passed_whole(session):
+def indexing():
     model = tiny()
     model.model.rotary_emb = Tables()
     for i, layer in enumerate(model.model.layers):
         model.model.layers[i] = Indexing(layer)
-    inputs = batch()
-    packed = {**inputs, "use_cache": False,
-              "position_ids": torch.arange(75).expand(2, -1) % 40}
-    for each in inputs, packed:
-        assert_same(streamed(model, session, each, check="always"),
-                    unstreamed(model, each))
+    return model
 
 
-@pytest.mark.parametrize("rows", [512, 75, 30])
-def test_a_table_that_grows_is_as_long_as_the_sequence(session, rows):
-    model, inputs = asking(rows), batch(length=100)
+# With the last the probe, which has 70 rows, would not see that it is chunks'.
+@pytest.mark.parametrize("model", [
+    indexing, *(lambda rows=rows: asking(rows) for rows in (512, 75, 30)),
+    lambda: asking(16, base=lambda rows: 10_000.0 * max(1, rows / 90))],
+    ids=["argument", "512", "75", "30", "length"])
+def test_layers_that_index_a_table_run_whole(session, model):
+    model, inputs = model(), batch(length=100)
     expected = unstreamed(model, inputs)
     stream = sluice.stream(model, session=session, chunk=16, check="always")
-    tables = [layer.table for layer in model.model.layers]
-    assert [(t.rows, len(t.cos)) for t in tables] == [(rows, rows)] * 2
-    made = [t.made for t in tables]
-    assert_same(run(model, inputs), expected)
-    # Once per forward where it was too short, in no second forward.
-    grown = [t.made - m for t, m in zip(tables, made)]
-    assert grown == [1 if rows < 100 else 0] * 2
-    assert_same(run(model, inputs), expected)
-    assert stream.stats().host_bytes == 0
-    stream.unstream()
-    assert not any(m._forward_pre_hooks for m in model.modules())
-
-
-def test_a_table_that_depends_on_the_length_is_that_of_the_whole_sequence(
-        session):
-    """The probe has 70 rows, and would not see it."""
-    model = asking(16, base=lambda rows: 10_000.0 * max(1, rows / 90))
-    inputs = batch(length=100)
-    assert_same(streamed(model, session, inputs), unstreamed(model, inputs))
+    assert sum(count for _, count in stream.whole) == 2
+    for _ in range(2):
+        assert_same(run(model, inputs), expected)
+    assert stream.stats().blocks > 0 and stream.stats().host_bytes == 0
 
 
 class Viewing(Wrapper):
@@ -153,20 +135,6 @@ class Telling(Wrapper):
 def test_a_module_receives_its_own_row_positions_only(session):
     model, inputs = wrap_mlps(Telling), batch()
     assert_same(streamed(model, session, inputs), unstreamed(model, inputs))
-
-
-def test_layers_that_run_whole_leave_no_hooks(session):
-    model = asking(512)
-
-    def shift(x):
-        return F.pad(x, (0, 0, 1, -1))
-
-    for layer in model.model.layers:
-        layer.inner.mlp.register_forward_hook(lambda m, a, y: y + shift(y))
-    stream = sluice.stream(model, session=session, chunk=16)
-    assert all("mixes tokens" in kind.why for kind, _ in stream.whole)
-    stream.unstream()
-    assert not any(m._forward_pre_hooks for m in model.modules())
 
 
 class Indexed(Wrapper):

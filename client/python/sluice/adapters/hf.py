@@ -53,7 +53,6 @@ from sluice.model import WholeKind
 from sluice.patch import Patch
 from sluice.step import current
 from sluice.streamed import Stream
-from sluice.tables import Told
 
 registry.register()
 
@@ -90,7 +89,6 @@ class Adapter:
         self._own_attention: list[tuple] = []  # before it was engaged
         self.logits_last = False  # of routers, in what layers answer
         self.dealing: Dealing | None = None  # with a group
-        self._told: Told | None = None  # how long the sequence is
         self._inside: Inside | None = None  # of layers; None: of a twin
         self._head: Head | None = None
         self._patches: dict[nn.Module, Patch] = {}
@@ -198,7 +196,6 @@ class Adapter:
         found.of_layers(stream, self.layers, tried.ends.stream, tried.layers,
                         self._like(tried))
         stream.checks.kinds = by_kind(self.layers)
-        self._told = Told(self.layers if tried._told else ())
         self._inside = Inside.of(self.layers)
         warn_of_hooks(self.layers, self._warn)
 
@@ -216,7 +213,7 @@ class Adapter:
         self._patch_layers(stream)
         if routers.asked(self.decoder, {}):
             routers.find(self)
-        self._told = self._tried_layers(stream)
+        self._try_all_layers(stream)
         if self._has_pictures_as_rows():
             self._refuse_small(True)
             self._run_all_whole(stream)
@@ -238,7 +235,7 @@ class Adapter:
         """By the way in which attention was met."""
         self._patch_layers(stream)
         self._patch_entry(stream, self.entry)
-        self._told = probe.probe(self, stream)
+        probe.probe(self, stream)
 
     def try_head(self, stream: Stream) -> None:
         self._warn, self.ends = stream.warn_once, Ends(self, stream)
@@ -251,17 +248,17 @@ class Adapter:
         if self._is_small and runs_whole:
             raise Unsupported(self.name, "what is not the same by rows")
 
-    def _tried_layers(self, stream: Stream) -> Told:
+    def _try_all_layers(self, stream: Stream) -> None:
         """All by chunks, else with some that run whole."""
         try:
-            return self._tried_ways(stream)
+            return self._try_ways(stream)
         except UnknownRows as unknown:
             refused = self._tried_with_rows(stream, unknown)
             if isinstance(refused, UnknownRows):
                 raise refused from None
         except Unsupported as other:
             refused = other
-        return self._tried_whole(stream, refused)
+        self._try_whole(stream, refused)
 
     def _tried_with_rows(self, stream: Stream,
                          unknown: UnknownRows) -> Unsupported:
@@ -272,7 +269,7 @@ class Adapter:
             with swapped.attributes(stream, rows={**stream.rows,
                                                   unknown.argument: dim}):
                 try:
-                    self._tried_ways(stream).undo()
+                    self._try_ways(stream)
                     self._patches.pop(self.entry).undo()
                     said = {name: d for name, d in stream.rows.items()
                             if name not in rows.ROWS}
@@ -288,7 +285,7 @@ class Adapter:
                     refusals.append(other)
         return min(refusals, key=_vagueness)
 
-    def _tried_whole(self, stream: Stream, refused: Unsupported) -> Told:
+    def _try_whole(self, stream: Stream, refused: Unsupported) -> None:
         """Finds which layers run whole; raises `refused`, the reason why not
         all of them run by chunks, where that does not help."""
         if refused.layer is None or refused.has_remedy:
@@ -298,13 +295,12 @@ class Adapter:
                 refused.module, f"{refused.feature}, with a group", "stream it "
                 "without group=, where such layers may run whole"
             ) from refused.__cause__
-        told = self._tried_ways(stream, may_be_whole=True)
+        self._try_ways(stream, may_be_whole=True)
         kind = stream.whole_layers.get(self.layers[refused.layer])
         if kind is not None:  # the clearest of its reasons
             kind.why = f"{refused.module}: {refused.feature}"
-        return told
 
-    def _tried_ways(self, stream: Stream, may_be_whole: bool = False) -> Told:
+    def _try_ways(self, stream: Stream, may_be_whole: bool = False) -> None:
         """Finds the way in which attention is met; where there is none, the
         first refusal that is about something else, if any, is the reason.
 
@@ -319,34 +315,33 @@ class Adapter:
         if may_be_whole:
             ways.append("own")
         refusals: list[Unsupported] = []
-        last: Callable[[], Told] | None = None
+        last: Callable[[], None] | None = None
         for entry in (self.decoder, *around(self.decoder, self.causal)):
             for way in ways:
                 stream.whole_layers.clear()
                 try:
-                    told = self._tried_so(stream, entry, way, may_be_whole)
+                    self._try_so(stream, entry, way, may_be_whole)
                 except Unsupported as refused:
                     refusals.append(refused)
                     continue
                 whole = dict(stream.whole_layers)
                 if not whole.keys() >= set(self.layers):
-                    return told
-                told.undo()
+                    return
                 self._patches.pop(entry).undo()
                 last = last or functools.partial(
-                    self._tried_so, stream, entry, way, True, whole)
+                    self._try_so, stream, entry, way, True, whole)
         if last is not None:
             return last()
         raise min(refusals, key=_vagueness)
 
-    def _tried_so(self, stream: Stream, entry: nn.Module, way: str,
-                  may_be_whole: bool,
-                  whole: Mapping[nn.Module, WholeKind] | None = None) -> Told:
+    def _try_so(self, stream: Stream, entry: nn.Module, way: str,
+                may_be_whole: bool,
+                whole: Mapping[nn.Module, WholeKind] | None = None) -> None:
         self.way = way
         stream.whole_layers.update(whole or {})
         self._patch_entry(stream, entry)
         try:
-            return probe.probe(self, stream, may_be_whole)
+            probe.probe(self, stream, may_be_whole)
         except BaseException:
             self._patches.pop(entry).undo()
             raise
@@ -358,7 +353,6 @@ class Adapter:
             return
         with stream.probing_again():
             tried = self._on_twins(stream, Adapter.try_layers)
-            self._told.undo()
             self._take_layers(stream, tried)
 
     def _renew_head(self, stream: Stream) -> None:
@@ -371,8 +365,6 @@ class Adapter:
         dealing_trial.check(self.dealing, ids, chunk)
 
     def detach(self) -> None:
-        if self._told is not None:
-            self._told.undo()
         while self._patches:
             self._patches.popitem()[1].undo()
 
@@ -518,12 +510,11 @@ class Adapter:
         what = "pictures that become rows of the decoder"
         if stream.ranks is not None:
             raise Unsupported(type(self.decoder).__name__, what)
-        self._told.undo()
         self._patches.pop(self.entry).undo()
         whole = {layer: made for kind in by_kind(self.layers)
                  for made in [WholeKind(type(kind[0]).__name__, what, True)]
                  for layer in kind}
-        self._told = self._tried_so(stream, self.decoder, "own", True, whole)
+        self._try_so(stream, self.decoder, "own", True, whole)
 
     def _refuse_foreign(self, stream: Stream) -> None:
         """With a group: a forward that is called in the place of the causal

@@ -31,7 +31,6 @@ from sluice import (
     rows,
     sdpa,
     swapped,
-    tables,
     trial,
     whole_layers,
 )
@@ -56,7 +55,6 @@ from sluice.ranks import indices
 from sluice.settings import LAYERS
 from sluice.step import Step
 from sluice.streamed import Stream
-from sluice.tables import Told
 from sluice.twin import Twin
 
 LEAST = 64  # rows that show what a layer does
@@ -79,8 +77,6 @@ class OwnLayers:
         self._kind: list[int] = []  # of each layer, the first of its kind
         self._probed: set[int] = set()  # kinds
         self._stale = False  # what was probed does not hold
-        # For each kind, the modules that are told the sequence's length.
-        self._told: list[Told] = []
         self._whole = False  # layers run as they are
         self._step: tuple[Step, int] | None = None  # and the last layer run
         # Of the step's arguments, this rank's rows; see `rows_of`.
@@ -109,8 +105,6 @@ class OwnLayers:
         stream.in_host = stream.hidden == "host"
 
     def detach(self) -> None:
-        while self._told:
-            self._told.pop().undo()
         while self._patches:
             self._patches.popitem()[1].undo()
 
@@ -252,8 +246,6 @@ class OwnLayers:
     def _renew(self, stream: Stream) -> None:
         """Something in a layer is new since it was probed."""
         self._stale = True
-        while self._told:
-            self._told.pop().undo()
         self._probed.clear()
         self._kind = first_of_kind(self.layers)
         with stream.probing_again():
@@ -288,7 +280,7 @@ class OwnLayers:
         for device in dict.fromkeys((torch.device("cpu"), seen.x.device)):
             if why is None or why.__cause__ is not None:
                 try:
-                    its, twin, told = self._tried(stream, at, seen, device)
+                    its, twin = self._tried(stream, at, seen, device)
                     why = None
                     break
                 except Unsupported as refused:
@@ -298,14 +290,11 @@ class OwnLayers:
         alike = [layer for layer, k in zip(self.layers, self._kind)
                  if k == kind]
         found.of_layers(stream, alike, its, [twin], lambda _: 0)
-        self._told.append(Told(alike if told else ()))
         stream.say_whole()
         self._probed.add(kind)
-        if index is not None:
-            self._take()  # modules that are told the length have a hook now
 
     def _tried(self, stream: Stream, index: int, seen: Seen,
-               device: torch.device) -> tuple[Stream, nn.Module, Told]:
+               device: torch.device) -> tuple[Stream, nn.Module]:
         """By a twin of the layer, in a stream of its own."""
         layer = self.layers[index]
         name = f"layer {index} ({self.name})"
@@ -321,9 +310,7 @@ class OwnLayers:
                 lambda: trial.written_by(tried, index, seen))
             while True:
                 try:
-                    told = tables.probed(
-                        [twin[layer]], mine, {0: seen}, lambda:
-                        probe.probe_layer(tried, mine, index, seen, seen))
+                    probe.probe_layer(tried, mine, index, seen, seen)
                     break
                 except Unsupported as refused:
                     refused.layer = index
@@ -333,7 +320,7 @@ class OwnLayers:
             if mine.whole_layers:
                 probe.weigh_whole(tried, mine, index, [self._first_rows(
                     mine, twin[layer], seen, TOKENS // 2), seen])
-            return mine, twin[layer], told
+            return mine, twin[layer]
 
     def _first_rows(self, stream: Stream, layer: nn.Module,
                     seen: Seen, most: int = TOKENS) -> Seen:
