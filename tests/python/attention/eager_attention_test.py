@@ -269,6 +269,19 @@ def whole(session, model, why):
     stream.unstream()
 
 
+def test_attention_of_a_layer_that_runs_whole_goes_by_chunks(session):
+    model = written(plain)
+    for layer in model.model.layers:
+        layer.mlp.register_forward_hook(lambda m, a, y: y + y.roll(1, 1))
+    inputs = batch()
+    expected = unstreamed(model, inputs)
+    stream = sluice.stream(model, session=session, chunk=16)
+    assert {(kind.own_attention, kind.bytes_per_pair)
+            for kind, _ in stream.whole} == {(False, 0)}
+    assert_same(run(model, inputs), expected)
+    assert stream.stats().blocks > 0
+
+
 # --- masks that a model makes whole, by itself --------------------------------
 
 class OwnMask(LlamaModel):

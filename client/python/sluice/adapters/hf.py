@@ -307,7 +307,8 @@ class Adapter:
         That is transformers' registry, else where a layer writes attention
         out, else, where the model was loaded with SDPA, in what it asks torch
         for with a mask of its own. With `may_be_whole` one in which no layer
-        runs by chunks comes last, at the very last all of the model's own.
+        runs by chunks comes last, and of these the one in which the fewest
+        have the model's own attention.
         """
         ways = ["registry", "written out"]
         if self.decoder.config._attn_implementation == "sdpa":
@@ -315,7 +316,7 @@ class Adapter:
         if may_be_whole:
             ways.append("own")
         refusals: list[Unsupported] = []
-        last: Callable[[], None] | None = None
+        last: list[tuple[int, Callable[[], None]]] = []
         for entry in (self.decoder, *around(self.decoder, self.causal)):
             for way in ways:
                 stream.whole_layers.clear()
@@ -328,10 +329,12 @@ class Adapter:
                 if not whole.keys() >= set(self.layers):
                     return
                 self._patches.pop(entry).undo()
-                last = last or functools.partial(
-                    self._try_so, stream, entry, way, True, whole)
-        if last is not None:
-            return last()
+                last.append((
+                    sum(kind.own_attention for kind in whole.values()),
+                    functools.partial(self._try_so, stream, entry, way, True,
+                                      whole)))
+        if last:
+            return min(last, key=lambda one: one[0])[1]()
         raise min(refusals, key=_vagueness)
 
     def _try_so(self, stream: Stream, entry: nn.Module, way: str,
