@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,15 +47,19 @@ def distinct(found: Sequence[Slot]) -> list[nn.Parameter]:
 
 def leaves(of: Tensor) -> list[Tensor]:
     """The tensors with a `.grad` that a backward from `of` would add to."""
-    todo, seen, found = [of.grad_fn], {None}, []
+    return [node.variable for node in nodes(of)
+            if type(node).__name__ == "AccumulateGrad"]
+
+
+def nodes(y: Tensor) -> Iterator[Any]:
+    """All of the graph behind y."""
+    todo, seen = [y.grad_fn], {None}
     while todo:
         node = todo.pop()
         if node not in seen:
             seen.add(node)
-            if type(node).__name__ == "AccumulateGrad":
-                found.append(node.variable)
+            yield node
             todo += [following for following, _ in node.next_functions]
-    return found
 
 
 def others_in_place(found: Sequence[Slot], others: Mapping[int, Tensor]

@@ -40,6 +40,7 @@ from sluice import linears, swapped
 from sluice.attention import Attend
 from sluice.hidden import stand_in
 from sluice.products import Mode, Place, Product, Products, storage
+from sluice.replay import nodes
 
 _aten = torch.ops.aten
 # Products, and which of their arguments are the factors.
@@ -181,7 +182,7 @@ class Following(Mode):
 
     def found(self, y: Tensor) -> Spared:
         """Given the layer's output."""
-        for node in _nodes(y):
+        for node in nodes(y):
             if not isinstance(node, BackwardCFunction):
                 continue
             if not node._forward_cls.__module__.startswith("sluice."):
@@ -215,17 +216,6 @@ class Following(Mode):
             if isinstance(tensor, Tensor):
                 known = self._made_of.setdefault(storage(tensor), set())
                 known |= of
-
-
-def _nodes(y: Tensor) -> Iterator[Any]:
-    """All of the graph behind y."""
-    todo, seen = [y.grad_fn], {None}
-    while todo:
-        node = todo.pop()
-        if node not in seen:
-            seen.add(node)
-            yield node
-            todo += [following for following, _ in node.next_functions]
 
 
 def _hooks_on_saved() -> Any:
