@@ -224,21 +224,6 @@ void Core::TouchAll() {
   }
 }
 
-void Core::BeginWalk() {
-  EachTable([](auto& table, const auto&) { table.BeginWalk(); });
-  sessions_.BeginWalk();
-  walked_reply_.reset();
-}
-
-size_t Core::RowCount() {
-  size_t rows = sessions_.size();
-  EachTable([&](auto& table, const auto&) { rows += table.size(); });
-  for (const auto& [id, session] : sessions_) {
-    if (session.was_rank()) rows += session.history.requests().size();
-  }
-  return rows;
-}
-
 LooseState Core::Loose() const {
   LooseState loose;
   loose.last_session = last_session_;

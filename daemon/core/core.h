@@ -220,14 +220,6 @@ class Core {
   void TakeChanged(Visit visit);
   // The next time all rows; until then no change is noted.
   void TouchAll();
-  // All rows from here on, some at a time, while they change (Table::Walk).
-  void BeginWalk();
-  // visit(kind, key, row) of at most `left` more; the sessions' replies come
-  // last, some of a session at a time. True: there are no more.
-  template <typename Visit>
-  bool Walk(size_t left, Visit visit);
-  // As many as a walk has now.
-  size_t RowCount();
   LooseState Loose() const;
 
   // Ends the process with a message when bookkeeping contradicts itself.
@@ -348,8 +340,6 @@ class Core {
   // Each table that is saved but the sessions', which have tables themselves.
   template <typename Each>
   void EachTable(Each each);
-  template <typename Visit>
-  void WalkReplies(size_t& left, Visit visit);
   void CheckSessions() const;
 
   void Log(absl::Time now, EventKind kind, std::string text,
@@ -365,8 +355,6 @@ class Core {
   Ledger ledger_;
   JointPlanning joint_;
   Table<SessionId, Session> sessions_;
-  // The last one that a walk visited; none: it has not come to the replies.
-  std::optional<std::pair<SessionId, RequestId>> walked_reply_;
   // Sessions that sent no Hello yet. The first number is the oldest session,
   // whose deadline is the next.
   std::set<SessionId> half_open_;
@@ -408,39 +396,6 @@ void Core::TakeChanged(Visit visit) {
           visit(RowKind::kReply, std::pair(id, request), reply);
         });
   });
-}
-
-template <typename Visit>
-bool Core::Walk(size_t left, Visit visit) {
-  EachTable([&](auto& table, const auto& save) {
-    table.Walk(
-        left, [&](const auto& key, const auto* row) { save(key, row, visit); });
-  });
-  sessions_.Walk(left, [&](SessionId id, const Session* session) {
-    if (session->was_rank()) visit(RowKind::kSession, id, session);
-  });
-  WalkReplies(left, visit);
-  return left > 0;
-}
-
-// They are nearly all rows, so a walk stands still within a session's too.
-template <typename Visit>
-void Core::WalkReplies(size_t& left, Visit visit) {
-  auto at = walked_reply_ ? sessions_.lower_bound(walked_reply_->first)
-                          : sessions_.begin();
-  for (; at != sessions_.end() && left > 0; ++at) {
-    const auto& [id, session] = *at;
-    if (!session.was_rank()) continue;
-    const RequestHistory::Requests& replies = session.history.requests();
-    const bool begun = walked_reply_ && walked_reply_->first == id;
-    auto next =
-        begun ? replies.upper_bound(walked_reply_->second) : replies.begin();
-    for (; next != replies.end() && left > 0; ++next) {
-      --left;
-      walked_reply_ = {id, next->first};
-      visit(RowKind::kReply, *walked_reply_, &next->second);
-    }
-  }
 }
 
 }  // namespace sluice::daemon

@@ -137,26 +137,9 @@ void Handover::Save(Core& core, absl::Time now) {
   }
   const std::string record = rows_.Changes(core);
   if (record.empty()) return;
-  const size_t room = state_->record_room();
   const absl::Status saved = state_->Append(record);
   if (absl::IsResourceExhausted(saved)) return SaveAll(core, now);
   if (!saved.ok()) return Fail(saved);
-  SaveNextPart(core, room - state_->record_room(), now);
-}
-
-// All at once takes as long as there are rows: some milliseconds, for which
-// every rank would wait. Done by half of the room that is left, so that the
-// other half takes what is late, or larger than the records before it.
-void Handover::SaveNextPart(Core& core, size_t record, absl::Time now) {
-  if (!rows_.drafting()) {
-    if (!state_->IsHalfFull()) return;
-    state_->BeginCheckpoint();
-    rows_.BeginDraft(core);
-    pace_ = DraftPace(core.RowCount(), state_->record_room() / 2);
-  }
-  const CoreRows::Part part = rows_.NextPart(core, pace_.RowsBeside(record));
-  if (!state_->AddToCheckpoint(part.bytes).ok()) return SaveAll(core, now);
-  if (part.is_last) state_->EndCheckpoint();
 }
 
 void Handover::SaveAll(Core& core, absl::Time now) {

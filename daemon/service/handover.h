@@ -31,7 +31,6 @@
 #include "absl/time/time.h"
 #include "daemon/core/core.h"
 #include "daemon/state/core_rows.h"
-#include "daemon/state/draft_pace.h"
 #include "daemon/state/state_file.h"
 #include "daemon/store/descriptor_store.h"
 #include "daemon/store/starter.h"
@@ -130,9 +129,6 @@ class Handover {
   void DropLeft(const std::string& name, UniqueFd fd);
   absl::Status MakeState();
   void SaveAll(Core& core, absl::Time now);
-  // Saves the next part of a checkpoint, beside a record of that many bytes, if
-  // one is due soon.
-  void SaveNextPart(Core& core, size_t record, absl::Time now);
   void WaitUntilItFits(const absl::Status& why, absl::Time now);
   // Stops saving until StoreAgain has made the store whole.
   void Fail(const absl::Status& why);
@@ -151,7 +147,6 @@ class Handover {
   std::unique_ptr<StateFile> state_;
   bool begun_ = false;  // the core notes what changes
   CoreRows rows_;
-  DraftPace pace_;                          // of the checkpoint that is drafted
   std::optional<absl::Time> try_again_at_;  // too large, or unstored
   std::atomic<bool> unstored_ = false;      // the store lacks something
   // By name; empty if no descriptor could be put.

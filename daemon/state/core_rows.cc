@@ -128,84 +128,36 @@ template <typename Row>
 constexpr bool kIsOfPlanning =
     std::same_as<Row, Member> || std::same_as<Row, PlanRounds::Kept>;
 
-// What is in no table.
-std::string LooseBytes(const Core& core) {
-  std::string bytes;
-  FieldWriter(&bytes, nullptr).Element(core.Loose());
-  return bytes;
-}
-
-// Its row, once for each value that it takes; `written`: the last one.
-void AddIfNew(const std::string& loose, std::string& written, std::string& to) {
-  if (loose == written) return;
-  AddRow(to, RowOp::kPut, std::string(1, kLooseRow), loose);
-  written = loose;
-}
-
 }  // namespace
 
 std::string CoreRows::Changes(Core& core) {
   RowWriter rows;
-  PlanningWriter planning(&written_.objects, &written_.planning);
-  std::optional<PlanningWriter> also;
-  if (draft_) {
-    also.emplace(&draft_->written.objects, &draft_->written.planning);
-  }
+  PlanningWriter planning(&objects_, &planning_);
   core.TakeChanged(
       [&]<typename Row>(RowKind kind, const auto& key, const Row* row) {
         if constexpr (kIsOfPlanning<Row>) {
           planning(kind, key, row);
-          if (also) (*also)(kind, key, row);
         } else {
           rows(kind, key, row);
         }
       });
-  const std::string changed = rows.Take(), loose = LooseBytes(core);
-  if (draft_) {
-    draft_->bytes += also->Take() + changed;
-    AddIfNew(loose, draft_->written.loose, draft_->bytes);
+  std::string record = planning.Take() + rows.Take();
+  // What is in no table has a row whenever its value changes.
+  std::string loose;
+  FieldWriter(&loose, nullptr).Element(core.Loose());
+  if (loose != loose_) {
+    AddRow(record, RowOp::kPut, std::string(1, kLooseRow), loose);
+    loose_ = std::move(loose);
   }
-  std::string record = planning.Take() + changed;
-  AddIfNew(loose, written_.loose, record);
   return record;
 }
 
 std::string CoreRows::Everything(Core& core) {
-  draft_.reset();
-  written_.objects.Clear();
-  written_.planning.Clear();
-  written_.loose.clear();
+  objects_.Clear();
+  planning_.Clear();
+  loose_.clear();
   core.TouchAll();
   return Changes(core);
-}
-
-void CoreRows::BeginDraft(Core& core) {
-  draft_.emplace(
-      Draft{{.objects = {}, .planning = written_.planning, .loose = {}}, {}});
-  draft_->written.planning.Clear();
-  core.BeginWalk();
-}
-
-CoreRows::Part CoreRows::NextPart(Core& core, size_t most) {
-  RowWriter rows;
-  PlanningWriter planning(&draft_->written.objects, &draft_->written.planning);
-  Part part;
-  part.is_last = core.Walk(
-      most, [&]<typename Row>(RowKind kind, const auto& key, const Row* row) {
-        if constexpr (kIsOfPlanning<Row>) {
-          planning(kind, key, row);
-        } else {
-          rows(kind, key, row);
-        }
-      });
-  part.bytes = std::move(draft_->bytes) + planning.Take() + rows.Take();
-  draft_->bytes.clear();
-  if (!part.is_last) return part;
-  AddIfNew(LooseBytes(core), draft_->written.loose, part.bytes);
-  draft_->written.planning.KnowTold(written_.planning);
-  written_ = std::move(draft_->written);
-  draft_.reset();
-  return part;
 }
 
 }  // namespace sluice::daemon

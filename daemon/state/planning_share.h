@@ -44,8 +44,6 @@ class PlanningShare {
   std::vector<JobKey> TakeEvicted();
   // Jobs left out since the last call.
   std::vector<LeftOut> TakeNews();
-  // What TakeNews of another one, of which this is a copy, has said since.
-  void KnowTold(const PlanningShare& other) { told_ = other.told_; }
 
  private:
   struct Entry {

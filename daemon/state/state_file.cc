@@ -77,7 +77,8 @@ StateFile::Layout StateFile::layout() const {
 
 absl::Status StateFile::Append(std::string_view record) {
   const size_t size = RoundUp(sizeof(Lead) + record.size());
-  const size_t room = record_room();
+  // The word behind the last record belongs to none.
+  const size_t room = layout().records - end_ - kWord;
   if (size > room) return NoRoom("a record", size, room);
   const size_t here = layout().log() + end_;
   // What an older epoch has here is whole, or not looked at: it ends first, for
@@ -96,39 +97,20 @@ absl::Status StateFile::Append(std::string_view record) {
 }
 
 absl::Status StateFile::Checkpoint(std::string_view state) {
-  BeginCheckpoint();
-  SLUICE_RETURN_IF_ERROR(AddToCheckpoint(state));
-  EndCheckpoint();
-  return absl::OkStatus();
-}
-
-void StateFile::BeginCheckpoint() {
+  const size_t room = layout().checkpoint - sizeof(Lead);
+  if (state.size() > room) return NoRoom("a checkpoint", state.size(), room);
   // In the other slot: until its epoch is stored, the older one counts.
-  StoreWord(layout().slot(NextEpoch()) + offsetof(Lead, epoch), 0);
-  draft_size_ = 0;
-  draft_sum_ = 0;
-}
-
-absl::Status StateFile::AddToCheckpoint(std::string_view part) {
-  const Layout at = layout();
-  const size_t room = at.checkpoint - sizeof(Lead);
-  const size_t size = draft_size_ + part.size();
-  if (size > room) return NoRoom("a checkpoint", size, room);
-  std::memcpy(memory_ + at.slot(NextEpoch()) + sizeof(Lead) + draft_size_,
-              part.data(), part.size());
-  draft_sum_ = SumOf(draft_sum_, part.data(), part.size());
-  draft_size_ = size;
-  return absl::OkStatus();
-}
-
-void StateFile::EndCheckpoint() {
   const uint64_t epoch = NextEpoch();
-  Publish(layout().slot(epoch), epoch, WordOf(versions_), draft_size_,
-          draft_sum_);
+  const size_t slot = layout().slot(epoch);
+  StoreWord(slot + offsetof(Lead, epoch), 0);
+  std::memcpy(memory_ + slot + sizeof(Lead), state.data(), state.size());
+  Publish(slot, epoch, WordOf(versions_), state.size(),
+          SumOf(0, state.data(), state.size()));
   epoch_ = epoch;
   end_ = 0;
   next_ = 0;
   Pass(CrashPoint::kCheckpointSaved);
+  return absl::OkStatus();
 }
 
 void StateFile::Void() {
@@ -136,13 +118,6 @@ void StateFile::Void() {
   for (const uint64_t epoch : {NextEpoch(), epoch_}) {
     StoreWord(layout().slot(epoch) + offsetof(Lead, epoch), 0);
   }
-}
-
-bool StateFile::IsHalfFull() const { return end_ >= layout().records / 2; }
-
-// The word behind the last one is not for any.
-size_t StateFile::record_room() const {
-  return layout().records - end_ - kWord;
 }
 
 uint64_t StateFile::NextEpoch() const {

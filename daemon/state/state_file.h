@@ -56,19 +56,8 @@ class StateFile {
   absl::Status Append(std::string_view record);
   // Takes the place of all that was there.
   absl::Status Checkpoint(std::string_view state);
-  // The same in parts. Until it has ended, the older checkpoint and records
-  // count, also those that are appended meanwhile. ResourceExhausted: the part
-  // does not fit, and the checkpoint cannot be ended.
-  void BeginCheckpoint();
-  absl::Status AddToCheckpoint(std::string_view part);
-  void EndCheckpoint();
-  // Voids what is there until the next checkpoint has ended. At once: it waits
-  // for no other process.
+  // Voids the state until the next checkpoint. Waits for no other process.
   void Void();
-  // Half of the records' room is taken: time to begin a checkpoint in parts.
-  bool IsHalfFull() const;
-  // Bytes that are left for records, with what each takes besides its own.
-  size_t record_room() const;
 
  private:
   struct Layout;
@@ -91,11 +80,9 @@ class StateFile {
   const size_t size_;
   const StateVersions versions_;
   Contents contents_;
-  uint64_t epoch_ = 0;     // of the checkpoint that counts, in slot epoch_ % 2
-  uint64_t next_ = 0;      // record of this epoch
-  size_t end_ = 0;         // of the records, from where they begin
-  size_t draft_size_ = 0;  // of the checkpoint that is begun
-  uint32_t draft_sum_ = 0;
+  uint64_t epoch_ = 0;  // of the checkpoint that counts, in slot epoch_ % 2
+  uint64_t next_ = 0;   // record of this epoch
+  size_t end_ = 0;      // of the records, from where they begin
 };
 
 }  // namespace sluice::daemon

@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -104,26 +103,6 @@ class Table {
     changed_ = {};
   }
   size_t noted() const { return changed_.size(); }
-
-  // Begins a walk over all rows, some at a time, while rows change: at its end
-  // a caller that also took each change has seen every row. Does not affect
-  // TakeChanged.
-  void BeginWalk() {
-    walks_ = true;
-    walked_.reset();
-  }
-  // visit(key, row) of the next rows in the order of their keys, `left` at
-  // most, which becomes what is left of it.
-  void Walk(size_t& left, auto visit) {
-    if (!walks_) return;
-    auto at = walked_ ? rows_.upper_bound(*walked_) : rows_.begin();
-    for (; at != rows_.end() && left > 0; ++at) {
-      --left;
-      visit(at->first, &at->second);
-      walked_ = at->first;
-    }
-    walks_ = at != rows_.end();
-  }
   // Grows with every change, whether it is noted or not.
   uint64_t changes() const { return changes_; }
   bool operator==(const Table& other) const { return rows_ == other.rows_; }
@@ -139,8 +118,6 @@ class Table {
   uint64_t changes_ = 0;
   bool notes_ = false;  // TakeChanged was called since TouchAll
   std::vector<Key> changed_;
-  bool walks_ = false;
-  std::optional<Key> walked_;  // the last one; none: the walk begins
 };
 
 }  // namespace sluice

@@ -53,23 +53,12 @@ void ReadDamaged(Input& input) {
   SLUICE_CHECK_OK(file.status());
   StateFile::Contents now;
   std::vector<StateFile::Contents> known = {now};
-  std::optional<std::string> draft;  // a checkpoint in parts that is begun
   for (int steps = input.Byte() % 8; steps > 0; --steps) {
     const int step = input.Byte() % 4;
     const std::string piece(input.Piece().substr(0, 64));
     if (step == 0) {
       SLUICE_CHECK_OK((*file)->Checkpoint(piece));
       now = {piece, {}};
-      draft.reset();
-    } else if (step == 1) {
-      if (!draft) {
-        (*file)->BeginCheckpoint();
-        draft = "";
-      }
-      if ((*file)->AddToCheckpoint(piece).ok()) *draft += piece;
-    } else if (step == 2 && draft) {
-      (*file)->EndCheckpoint();
-      now = {*std::exchange(draft, std::nullopt), {}};
     } else if ((*file)->Append(piece).ok()) {
       now.records.push_back(piece);
     }

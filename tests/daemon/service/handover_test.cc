@@ -165,30 +165,6 @@ TEST_F(HandoverTest, WhatDoesNotFitIsTriedAgainOnceASecond) {
   }
 }
 
-// No event writes a whole one: it is made in parts before the records have no
-// room.
-TEST_F(HandoverTest, CheckpointsAreMadeBeforeTheyMust) {
-  std::vector<SessionId> ranks;
-  for (int i = 0; i < 5; ++i) {
-    ranks.push_back(node_.Attach(fmt::format("{}", i), 0));
-    Save();
-  }
-  int checkpoints = 0;
-  std::string last = Saved().checkpoint;
-  for (int i = 0; i < 150; ++i) {
-    node_.Ask(ranks[static_cast<size_t>(i) % 5], FreeRequest{LeaseId(7)});
-    Save();
-    const StateFile::Contents saved = Saved();
-    size_t bytes = 0;
-    for (const std::string& record : saved.records) bytes += record.size();
-    EXPECT_LT(bytes, KiB(2).size() * 3 / 4);
-    EXPECT_EQ(SessionsIn(state_), 5u);
-    if (saved.checkpoint != last) ++checkpoints;
-    last = saved.checkpoint;
-  }
-  EXPECT_GT(checkpoints, 4);
-}
-
 // Guards against one refusal that ends saving for the daemon's life.
 TEST_F(HandoverTest, WhatAFullStoreRefusedIsStoredWhenThereIsRoomAgain) {
   const UniqueFd memory = Memfd();

@@ -78,40 +78,6 @@ TEST(StateFile, WhatDoesNotFitChangesNothing) {
   EXPECT_THAT(file->Append(std::string(150, 'x')), IsOk());
 }
 
-// Until it has ended, all is as if it had not begun.
-TEST(StateFile, ACheckpointInPartsCountsOnceItHasEnded) {
-  const UniqueFd fd = Memory();
-  const auto file = Made(fd);
-  EXPECT_THAT(file->Checkpoint("one"), IsOk());
-  EXPECT_THAT(file->Append("a"), IsOk());
-  file->BeginCheckpoint();
-  EXPECT_THAT(file->AddToCheckpoint("tw"), IsOk());
-  EXPECT_THAT(file->Append("b"), IsOk());
-  EXPECT_EQ(Reopened(fd), (StateFile::Contents{"one", {"a", "b"}}));
-  EXPECT_THAT(file->AddToCheckpoint("o"), IsOk());
-  EXPECT_THAT(file->AddToCheckpoint(std::string(102, 'x')), StatusIs(kFull));
-  EXPECT_EQ(Reopened(fd), (StateFile::Contents{"one", {"a", "b"}}));
-  file->EndCheckpoint();
-  EXPECT_EQ(Reopened(fd), (StateFile::Contents{"two", {}}));
-  EXPECT_THAT(file->Append("c"), IsOk());
-  file->BeginCheckpoint();
-  EXPECT_THAT(file->AddToCheckpoint("dropped"), IsOk());
-  EXPECT_THAT(file->Checkpoint("three"), IsOk());
-  EXPECT_EQ(Reopened(fd), (StateFile::Contents{"three", {}}));
-}
-
-TEST(StateFile, HalfOfTheRecordsRoomIsLeftForAsLongAsACheckpointTakes) {
-  const UniqueFd fd = Memory();
-  const auto file = Made(fd);
-  EXPECT_FALSE(file->IsHalfFull());
-  EXPECT_THAT(file->Append(std::string(50, 'x')), IsOk());
-  EXPECT_FALSE(file->IsHalfFull());
-  EXPECT_THAT(file->Append(std::string(50, 'x')), IsOk());
-  EXPECT_TRUE(file->IsHalfFull());
-  EXPECT_THAT(file->Checkpoint(""), IsOk());
-  EXPECT_FALSE(file->IsHalfFull());
-}
-
 // Bytes of an old record that look like a new one are none.
 TEST(StateFile, RecordsOfAnOlderCheckpointAreVoid) {
   const UniqueFd fd = Memory(), twin = Memory();
@@ -171,13 +137,7 @@ TEST(StateFile, WhatIsBeingStoredCountsWholeOrNotAtAll) {
       [](StateFile& f) { return f.Append("after"); },
       [](StateFile& f) { return f.Checkpoint("d"); },
       [](StateFile& f) { return f.Append(std::string(90, 's')); },
-      [](StateFile& f) {
-        f.BeginCheckpoint();
-        SLUICE_RETURN_IF_ERROR(f.AddToCheckpoint(std::string(40, 'p')));
-        SLUICE_RETURN_IF_ERROR(f.AddToCheckpoint(std::string(21, 'q')));
-        f.EndCheckpoint();
-        return absl::OkStatus();
-      },
+      [](StateFile& f) { return f.Checkpoint(std::string(61, 'p')); },
       [](StateFile& f) { return f.Append("last"); },
   };
   const UniqueFd fd = Memory();

@@ -1,6 +1,5 @@
 #include "proto/base/table.h"
 
-#include <map>
 #include <string>
 #include <vector>
 
@@ -12,7 +11,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using ::testing::Pair;
 
 using Names = Table<std::string, int>;
 
@@ -65,35 +63,6 @@ TEST(Table, ARowIsErasedByItsOwnKey) {
   EXPECT_THAT(
       Changed(names),
       ElementsAre("a name too long to be held without memory of its own"));
-}
-
-// What a walk and the changes meanwhile tell, applied in order, is the table.
-TEST(Table, AWalkAndTheChangesMeanwhileAreAllRows) {
-  Names names;
-  for (const char* name : {"b", "d", "f", "h"}) names.Insert(name, 0);
-  Changed(names);
-  std::map<std::string, int> told;
-  const auto walk = [&](size_t left) {
-    names.Walk(left, [&](const std::string& key, const int* row) {
-      told[key] = *row;
-    });
-    return left;
-  };
-  EXPECT_EQ(walk(9), 9u);  // none was begun
-  names.BeginWalk();
-  EXPECT_EQ(walk(2), 0u);
-  EXPECT_THAT(told, ElementsAre(Pair("b", 0), Pair("d", 0)));
-  names.Put("b") = 1;  // behind the walk
-  names.Put("c") = 2;
-  names.erase("d");    // where it stands
-  names.Put("g") = 3;  // before it
-  names.erase("h");
-  EXPECT_THAT(Changed(names), ElementsAre("b=1", "c=2", "d", "g=3", "h"));
-  EXPECT_EQ(walk(9), 7u);
-  EXPECT_THAT(told, ElementsAre(Pair("b", 0), Pair("d", 0), Pair("f", 0),
-                                Pair("g", 3)));
-  EXPECT_EQ(walk(9), 9u);
-  EXPECT_THAT(Changed(names), IsEmpty());
 }
 
 }  // namespace
