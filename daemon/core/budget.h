@@ -105,7 +105,8 @@ class Budgets {
   void Load(const Saved& saved);
   // Those that were set live.
   Saved Live() const;
-  // Sets these besides those that are set; before anybody holds anything.
+  // Sets these besides those that are set. REQUIRES: Set of them succeeded on a
+  // copy, or nothing is charged yet.
   void SetLive(const Saved& live);
 
   void CheckInvariants() const;

@@ -109,48 +109,26 @@ class Core {
   Effects MachineNeeds(Bytes bytes);
 
   // --- time ----------------------------------------------------------------
-  // Also after a change of policy: what waits may have it now.
   Effects Tick(absl::Time now);
   absl::Time NextDeadline() const;
 
   // --- administration ------------------------------------------------------
-  // A limit that is not given stays. Returns those that hold now. `who` sets
-  // it, as far as it said; for the event and for SetLimits.
-  absl::StatusOr<Limits> SetBudget(const BudgetTarget& target,
-                                   std::optional<Bytes> gpu,
-                                   std::optional<Bytes> host, absl::Time now,
-                                   const std::string& who = "");
-  // The same, tried on a copy: what would be kept, or why it is refused.
-  absl::StatusOr<Policy> PolicyWith(const BudgetTarget& target,
-                                    std::optional<Bytes> gpu,
-                                    std::optional<Bytes> host, absl::Time now,
-                                    const std::string& who = "") const;
-  // Reserves so much of a pool for a user (cgroup empty: of every cgroup), 0
-  // nothing any more; as SetBudget. FailedPrecondition: it would not be there.
-  absl::Status Reserve(PoolId pool, const Principal& whose, Bytes bytes,
-                       absl::Time now, const std::string& who = "");
-  // What would be kept, or why it is refused.
-  absl::StatusOr<Policy> PolicyReserving(PoolId pool, const Principal& whose,
-                                         Bytes bytes, absl::Time now,
-                                         const std::string& who = "") const;
-  // While drained, the node grants nothing new; what is granted stays. nullopt:
-  // no more.
-  void SetDrain(std::optional<Drain> drain, absl::Time now);
-  // What administrators decided; SetPolicy: before anybody has a session.
-  // InvalidArgument: it reserves more than this node has.
+  // What the policy would be with `change`, or why it is refused: the errors of
+  // Budgets::Set, Ledger::MayReserve and CheckMeasured; FailedPrecondition if
+  // there is no drain to end, or no measurement to forget.
+  absl::StatusOr<Policy> PolicyWith(const PolicyChange& change,
+                                    absl::Time now) const;
+  // Puts it in force; errors as above. A drained node grants nothing new.
+  // Measured links hold at once if no rank is attached, else as soon as none
+  // is, since promises and plans of ranks were made for the former links.
+  absl::StatusOr<Effects> Apply(const PolicyChange& change, absl::Time now);
   Policy policy() const {
     return {ledger_.budgets().Live(), ledger_.reservations(), drain_,
             measured_};
   }
+  // What an earlier daemon kept; before the first session. InvalidArgument: it
+  // reserves more than this node has.
   absl::Status SetPolicy(const Policy& policy, absl::Time now);
-  // Links go by `measured` where the configuration says nothing of them;
-  // nullopt: no more. At once where no rank is attached, else as soon as none
-  // is: what ranks were promised and planned for is of the links as they were.
-  Effects SetMeasured(std::optional<MeasuredLinks> measured, absl::Time now);
-  // What would be kept, or why it is refused: CheckMeasured's errors;
-  // FailedPrecondition: there is nothing to forget.
-  absl::StatusOr<Policy> PolicyMeasured(
-      std::optional<MeasuredLinks> measured) const;
   // Whether it waits until no rank is attached.
   bool measured_waits() const { return links_wait_; }
   // Attached ranks.
@@ -249,6 +227,17 @@ class Core {
   absl::Status AdmitHello(const Session& session,
                           const HelloRequest& hello) const;
   int TakeSlot();
+
+  // Policy (core_policy.cc): changes `policy`; returns what the log says of it.
+  absl::StatusOr<std::string> Put(const BudgetChange& change, absl::Time now,
+                                  Policy& policy) const;
+  absl::StatusOr<std::string> Put(const ReservationChange& change,
+                                  absl::Time now, Policy& policy) const;
+  absl::StatusOr<std::string> Put(const DrainChange& change, absl::Time now,
+                                  Policy& policy) const;
+  absl::StatusOr<std::string> Put(const LinksChange& change, absl::Time now,
+                                  Policy& policy) const;
+  void Enforce(const Policy& policy);
 
   // Steps (core_steps.cc).
   void CountCopies(Session& session);

@@ -1,5 +1,4 @@
-// What administrators do: limits, reservations, whether the node is drained,
-// whose sessions end.
+// What administrators do: changes of the policy, evictions, the end.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,103 +16,123 @@ std::string Who(const std::string& who) {
   return who.empty() ? "an administrator" : Printable(who);
 }
 
-// Sets what is given of the limits of `target`, and returns all of them.
-absl::StatusOr<Limits> Change(Budgets& budgets, const BudgetTarget& target,
-                              std::optional<Bytes> gpu,
-                              std::optional<Bytes> host, SetBy by) {
-  SLUICE_ASSIGN_OR_RETURN(Limits limits, budgets.Get(target));
-  limits.gpu = gpu.value_or(limits.gpu);
-  limits.host = host.value_or(limits.host);
-  SLUICE_RETURN_IF_ERROR(budgets.Set(target, limits, std::move(by)));
-  return limits;
+std::string TextOf(const Drain& drain) {
+  return fmt::format(
+      "the node is drained by {}{}: nothing new is granted until an "
+      "administrator runs sluicectl undrain",
+      Who(drain.who),
+      drain.reason.empty() ? "" : " (" + Printable(drain.reason) + ")");
 }
 
 }  // namespace
 
-absl::StatusOr<Limits> Core::SetBudget(const BudgetTarget& target,
-                                       std::optional<Bytes> gpu,
-                                       std::optional<Bytes> host,
-                                       absl::Time now, const std::string& who) {
-  SLUICE_ASSIGN_OR_RETURN(
-      const Limits limits,
-      Change(ledger_.budgets(), target, gpu, host, {true, who, now}));
+absl::StatusOr<std::string> Core::Put(const BudgetChange& change,
+                                      absl::Time now, Policy& policy) const {
+  Budgets budgets = ledger_.budgets();
+  SLUICE_ASSIGN_OR_RETURN(Limits limits, budgets.Get(change.target));
+  limits.gpu = change.gpu.value_or(limits.gpu);
+  limits.host = change.host.value_or(limits.host);
+  SLUICE_RETURN_IF_ERROR(
+      budgets.Set(change.target, limits, {true, change.who, now}));
+  policy.limits = budgets.Live();
   const auto text = [](Bytes limit) {
     return limit == Limits::kUnlimited ? "unlimited" : FormatBytes(limit);
   };
-  Log(now, EventKind::kBudget,
-      fmt::format("{}: GPU {}, host {}, set by {}",
-                  target.job.empty() ? fmt::format("user {}", *target.uid)
-                                     : "job " + Printable(target.job),
-                  text(limits.gpu), text(limits.host), Who(who)),
-      {});
-  return limits;
+  return fmt::format("{}: GPU {}, host {}, set by {}",
+                     change.target.job.empty()
+                         ? fmt::format("user {}", *change.target.uid)
+                         : "job " + Printable(change.target.job),
+                     text(limits.gpu), text(limits.host), Who(change.who));
 }
 
-absl::StatusOr<Policy> Core::PolicyWith(const BudgetTarget& target,
-                                        std::optional<Bytes> gpu,
-                                        std::optional<Bytes> host,
-                                        absl::Time now,
-                                        const std::string& who) const {
-  Budgets tried = ledger_.budgets();
-  SLUICE_RETURN_IF_ERROR(
-      Change(tried, target, gpu, host, {true, who, now}).status());
-  Policy kept = policy();
-  kept.limits = tried.Live();
-  return kept;
-}
-
-absl::Status Core::Reserve(PoolId pool, const Principal& whose, Bytes bytes,
-                           absl::Time now, const std::string& who) {
-  SLUICE_RETURN_IF_ERROR(
-      PolicyReserving(pool, whose, bytes, now, who).status());
-  ledger_.Reserve(pool, whose, {bytes, {true, who, now}});
-  Log(now, EventKind::kBudget,
-      fmt::format("{}: {} reserved for {}, set by {}", Name(pool),
-                  bytes > Bytes(0) ? FormatBytes(bytes) : "nothing is",
-                  Name(whose), Who(who)),
-      {});
-  return absl::OkStatus();
-}
-
-absl::StatusOr<Policy> Core::PolicyReserving(PoolId pool,
-                                             const Principal& whose,
-                                             Bytes bytes, absl::Time now,
-                                             const std::string& who) const {
+absl::StatusOr<std::string> Core::Put(const ReservationChange& change,
+                                      absl::Time now, Policy& policy) const {
+  const auto& [pool, whose, bytes, who] = change;
   const Bytes promised = pool.kind == PoolKind::kHost
                              ? joint_.HostPromisedBeside(pool.ordinal, whose)
                              : Bytes(0);
   SLUICE_RETURN_IF_ERROR(ledger_.MayReserve(pool, whose, bytes, promised));
-  Policy kept = policy();
-  SetReservation(kept.reservations, pool, whose, {bytes, {true, who, now}});
-  return kept;
+  SetReservation(policy.reservations, pool, whose, {bytes, {true, who, now}});
+  return fmt::format("{}: {} reserved for {}, set by {}", Name(pool),
+                     bytes > Bytes(0) ? FormatBytes(bytes) : "nothing is",
+                     Name(whose), Who(who));
 }
 
-void Core::SetDrain(std::optional<Drain> drain, absl::Time now) {
-  const bool was = drain_.has_value();
-  drain_ = std::move(drain);
-  if (!drain_ && !was) return;
-  Log(now, EventKind::kDrain,
-      drain_ ? std::string(CheckDrain().message())
-             : "the node is not drained any more",
-      {});
+absl::StatusOr<std::string> Core::Put(const DrainChange& change, absl::Time now,
+                                      Policy& policy) const {
+  if (!change.drain && !drain_) {
+    return absl::FailedPreconditionError("the node is not drained");
+  }
+  policy.drain = change.drain;
+  if (!policy.drain) return "the node is not drained any more";
+  policy.drain->at = now;
+  return TextOf(*policy.drain);
+}
+
+absl::StatusOr<std::string> Core::Put(const LinksChange& change, absl::Time now,
+                                      Policy& policy) const {
+  const char* const when =
+      ranks() > 0 ? ", as soon as no rank is attached" : ", from now on";
+  policy.measured = change.measured;
+  if (!policy.measured) {
+    if (measured_) {
+      return fmt::format("links: what was measured is forgotten{}", when);
+    }
+    return absl::FailedPreconditionError(
+        "nothing that was measured is kept: there is nothing to forget");
+  }
+  MeasuredLinks& measured = *policy.measured;
+  SLUICE_RETURN_IF_ERROR(CheckMeasured(configured_links_, measured));
+  measured.by = {true, measured.by.who, now};
+  return fmt::format("links: measured speeds of {} are kept, set by {}{}",
+                     measured.links.size(), Who(measured.by.who), when);
+}
+
+absl::StatusOr<Policy> Core::PolicyWith(const PolicyChange& change,
+                                        absl::Time now) const {
+  Policy changed = policy();
+  const auto put = [&](const auto& typed) { return Put(typed, now, changed); };
+  SLUICE_RETURN_IF_ERROR(std::visit(put, change).status());
+  return changed;
+}
+
+absl::StatusOr<Effects> Core::Apply(const PolicyChange& change,
+                                    absl::Time now) {
+  Policy changed = policy();
+  const auto put = [&](const auto& typed) { return Put(typed, now, changed); };
+  SLUICE_ASSIGN_OR_RETURN(std::string text, std::visit(put, change));
+  Enforce(changed);
+  if (changed.measured != measured_) {
+    measured_ = std::move(changed.measured);
+    links_wait_ = true;
+  }
+  Log(now,
+      std::holds_alternative<DrainChange>(change) ? EventKind::kDrain
+                                                  : EventKind::kBudget,
+      std::move(text), {});
+  Effects effects;
+  Settle(now, effects);
+  return effects;
+}
+
+void Core::Enforce(const Policy& policy) {
+  ledger_.budgets().SetLive(policy.limits);
+  ledger_.SetReservations(policy.reservations);
+  drain_ = policy.drain;
 }
 
 absl::Status Core::SetPolicy(const Policy& policy, absl::Time now) {
   SLUICE_CHECK(sessions_.empty());
-  SLUICE_RETURN_IF_ERROR(ledger_.SetReservations(policy.reservations));
-  ledger_.budgets().SetLive(policy.limits);
-  SetDrain(policy.drain, now);
+  SLUICE_RETURN_IF_ERROR(ledger_.CheckSums(policy.reservations));
+  Enforce(policy);
+  if (drain_) Log(now, EventKind::kDrain, TextOf(*drain_), {});
   StartMeasured(policy.measured, now);
   return absl::OkStatus();
 }
 
 absl::Status Core::CheckDrain() const {
   if (!drain_) return absl::OkStatus();
-  return absl::FailedPreconditionError(fmt::format(
-      "the node is drained by {}{}: nothing new is granted until an "
-      "administrator runs sluicectl undrain",
-      Who(drain_->who),
-      drain_->reason.empty() ? "" : " (" + Printable(drain_->reason) + ")"));
+  return absl::FailedPreconditionError(TextOf(*drain_));
 }
 
 Core::Evicted Core::Evict(const std::string& job, std::optional<uint32_t> uid,

@@ -157,11 +157,10 @@ class Ledger {
   // are to get of the pool besides. NotFound: no such pool.
   absl::Status MayReserve(PoolId pool, const Principal& whose, Bytes bytes,
                           Bytes promised) const;
-  // Sets it as it is; REQUIRES: MayReserve.
-  void Reserve(PoolId pool, const Principal& whose, Reservation given);
-  // What an earlier daemon had reserved, before anybody holds anything.
-  // InvalidArgument: it is more than there is.
-  absl::Status SetReservations(const Reservations& given);
+  // InvalidArgument if a pool has less than is reserved of it.
+  absl::Status CheckSums(const Reservations& given) const;
+  // REQUIRES: MayReserve of what is new, or CheckSums before the first session.
+  void SetReservations(Reservations given) { reservations_ = std::move(given); }
   const Reservations& reservations() const { return reservations_; }
   // The free memory of a pool that `from` may not have; null: that somebody
   // may not.

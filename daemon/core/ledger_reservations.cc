@@ -62,11 +62,7 @@ absl::Status Ledger::MayReserve(PoolId id, const Principal& whose, Bytes bytes,
       FormatBytes(pool.free()), FormatBytes(pool.total()), plans));
 }
 
-void Ledger::Reserve(PoolId id, const Principal& whose, Reservation given) {
-  SetReservation(reservations_, id, whose, std::move(given));
-}
-
-absl::Status Ledger::SetReservations(const Reservations& given) {
+absl::Status Ledger::CheckSums(const Reservations& given) const {
   for (const auto& [id, users] : given) {
     Bytes sum;
     for (const auto& [whose, each] : users) sum += each.bytes;
@@ -79,7 +75,6 @@ absl::Status Ledger::SetReservations(const Reservations& given) {
         pool != nullptr ? "which has " + FormatBytes(pool->total())
                         : "which is not here"));
   }
-  reservations_ = given;
   return absl::OkStatus();
 }
 

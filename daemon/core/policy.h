@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <string>
+#include <variant>
 
 #include "absl/time/time.h"
 #include "daemon/core/budget.h"
@@ -29,5 +30,30 @@ struct Policy {
   std::optional<MeasuredLinks> measured;
   bool operator==(const Policy&) const = default;
 };
+
+// One change that an administrator asks for; `who` as in SetBy.
+struct BudgetChange {
+  BudgetTarget target;
+  std::optional<Bytes> gpu, host;  // a limit that is not given stays
+  std::string who;
+};
+// `bytes` of a pool are reserved for a user (cgroup empty: for all its
+// cgroups); 0 ends the reservation.
+struct ReservationChange {
+  PoolId pool;
+  Principal whose;
+  Bytes bytes;
+  std::string who;
+};
+// nullopt ends the drain.
+struct DrainChange {
+  std::optional<Drain> drain;
+};
+// nullopt forgets what was measured.
+struct LinksChange {
+  std::optional<MeasuredLinks> measured;
+};
+using PolicyChange =
+    std::variant<BudgetChange, ReservationChange, DrainChange, LinksChange>;
 
 }  // namespace sluice::daemon

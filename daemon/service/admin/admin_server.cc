@@ -95,11 +95,11 @@ struct AdminServer::Impl final : admin::Admin::Service {
       return absl::OkStatus();
     };
     if (const absl::Status bad = read(); !bad.ok()) return ToGrpc(bad);
-    const auto set = administration->SetBudget(
-        target, gpu, host, request->by().substr(0, kLongestName));
+    const auto set = administration->Apply(
+        BudgetChange{target, gpu, host, request->by().substr(0, kLongestName)});
     if (!set.ok()) return ToGrpc(set.status());
-    reply->set_gpu_bytes(ToWire(set->gpu));
-    reply->set_host_bytes(ToWire(set->host));
+    reply->set_gpu_bytes(ToWire(set->limits.gpu));
+    reply->set_host_bytes(ToWire(set->limits.host));
     return grpc::Status::OK;
   }
 
@@ -120,25 +120,28 @@ struct AdminServer::Impl final : admin::Admin::Service {
       return ToGrpc(absl::InvalidArgumentError(
           fmt::format("bytes is {}, the limit is 2^60", request->bytes())));
     }
-    return ToGrpc(administration->Reserve(
-        pool, Principal{request->uid(), request->cgroup()},
-        Bytes(static_cast<int64_t>(request->bytes())),
-        request->by().substr(0, kLongestName)));
+    return ToGrpc(administration
+                      ->Apply(ReservationChange{
+                          pool, Principal{request->uid(), request->cgroup()},
+                          Bytes(static_cast<int64_t>(request->bytes())),
+                          request->by().substr(0, kLongestName)})
+                      .status());
   }
 
   grpc::Status Drain(grpc::ServerContext*, const admin::DrainRequest* request,
                      admin::DrainReply* reply) override {
-    const auto ranks =
-        administration->Drain(request->by().substr(0, kLongestName),
-                              request->reason().substr(0, kLongestText));
-    if (!ranks.ok()) return ToGrpc(ranks.status());
-    reply->set_ranks(static_cast<uint32_t>(*ranks));
+    const auto drained = administration->Apply(DrainChange{
+        daemon::Drain{.who = request->by().substr(0, kLongestName),
+                      .reason = request->reason().substr(0, kLongestText),
+                      .at = {}}});
+    if (!drained.ok()) return ToGrpc(drained.status());
+    reply->set_ranks(static_cast<uint32_t>(drained->ranks));
     return grpc::Status::OK;
   }
 
   grpc::Status Undrain(grpc::ServerContext*, const admin::UndrainRequest*,
                        admin::UndrainReply*) override {
-    return ToGrpc(administration->Undrain());
+    return ToGrpc(administration->Apply(DrainChange{}).status());
   }
 
   grpc::Status KeepLinks(grpc::ServerContext*,
@@ -151,18 +154,18 @@ struct AdminServer::Impl final : admin::Admin::Service {
                                      link.d2h_bytes_per_second(),
                                      link.both_bytes_per_second()};
     }
-    const auto holds = administration->SetMeasured(std::move(measured));
-    if (!holds.ok()) return ToGrpc(holds.status());
-    reply->set_holds(*holds);
+    const auto kept = administration->Apply(LinksChange{std::move(measured)});
+    if (!kept.ok()) return ToGrpc(kept.status());
+    reply->set_holds(!kept->links_wait);
     return grpc::Status::OK;
   }
 
   grpc::Status ForgetLinks(grpc::ServerContext*,
                            const admin::ForgetLinksRequest*,
                            admin::ForgetLinksReply* reply) override {
-    const auto holds = administration->SetMeasured(std::nullopt);
-    if (!holds.ok()) return ToGrpc(holds.status());
-    reply->set_holds(*holds);
+    const auto forgotten = administration->Apply(LinksChange{});
+    if (!forgotten.ok()) return ToGrpc(forgotten.status());
+    reply->set_holds(!forgotten->links_wait);
     return grpc::Status::OK;
   }
 

@@ -67,14 +67,27 @@ absl::Status Administration::WritePolicy(const Policy& policy) {
   return Annotate(written, "nothing was changed");
 }
 
-absl::Status Administration::Apply(std::function<absl::Status()> apply) {
+absl::StatusOr<Administration::Applied> Administration::ApplyOnLoop(
+    const PolicyChange& change) {
   struct Attempt {
     std::atomic<bool> taken = false;  // it runs, or must not any more
-    std::promise<absl::Status> result;
+    std::promise<absl::StatusOr<Applied>> result;
   };
   const auto attempt = std::make_shared<Attempt>();
+  const auto apply = [this, change]() -> absl::StatusOr<Applied> {
+    SLUICE_ASSIGN_OR_RETURN(Effects effects, core_.Apply(change, now()));
+    Applied applied;
+    if (const auto* budget = std::get_if<BudgetChange>(&change)) {
+      SLUICE_ASSIGN_OR_RETURN(applied.limits,
+                              core_.ledger().budgets().Get(budget->target));
+    }
+    applied.ranks = core_.ranks();
+    applied.links_wait = core_.measured_waits();
+    Execute(std::move(effects));
+    return applied;
+  };
   const bool ran = options_.loop->Call(
-      [attempt, apply = std::move(apply)] {
+      [attempt, apply] {
         if (!attempt->taken.exchange(true)) attempt->result.set_value(apply());
       },
       kCallTimeout);
@@ -82,7 +95,13 @@ absl::Status Administration::Apply(std::function<absl::Status()> apply) {
   return attempt->result.get_future().get();
 }
 
-absl::Status Administration::CheckCgroup(const std::string& cgroup) const {
+absl::Status Administration::CheckCgroup(const PolicyChange& change) const {
+  std::string cgroup;
+  if (const auto* budget = std::get_if<BudgetChange>(&change)) {
+    cgroup = budget->target.cgroup;
+  } else if (const auto* reserved = std::get_if<ReservationChange>(&change)) {
+    cgroup = reserved->whose.cgroup;
+  }
   if (cgroup == options_.cgroups.Of(cgroup)) return absl::OkStatus();
   return absl::InvalidArgumentError(fmt::format(
       "cgroup '{}' counts as no user of its own: only those one level below "
@@ -90,24 +109,25 @@ absl::Status Administration::CheckCgroup(const std::string& cgroup) const {
       Printable(cgroup)));
 }
 
-absl::Status Administration::ChangePolicy(
-    std::function<absl::StatusOr<Policy>()> decide,
-    std::function<absl::Status()> apply) {
+absl::StatusOr<Administration::Applied> Administration::Apply(
+    const PolicyChange& change) {
+  SLUICE_RETURN_IF_ERROR(CheckCgroup(change));
   const MutexLock lock(policy_mutex_);
   const auto before = std::make_shared<Policy>();
   const auto after = std::make_shared<absl::StatusOr<Policy>>();
   SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
     *before = core_.policy();
-    *after = decide();
+    *after = core_.PolicyWith(change, now());
   }));
   SLUICE_RETURN_IF_ERROR(after->status());
   // DataLoss: the policy is written, but its folder could not be synced. It is
   // applied, and that status returned.
   const absl::Status written = WritePolicy(**after);
   if (!written.ok() && !absl::IsDataLoss(written)) return written;
-  const absl::Status applied = Apply(std::move(apply));
+  const auto applied = ApplyOnLoop(change);
   if (applied.ok()) {
-    return written.ok() ? written : Annotate(written, "it is in force");
+    if (written.ok()) return applied;
+    return Annotate(written, "it is in force");
   }
   // More came to be in use while it was written, or the loop ended.
   const absl::Status back =
@@ -115,95 +135,7 @@ absl::Status Administration::ChangePolicy(
   if (back.ok() || absl::IsDataLoss(back)) return applied;
   return Annotate(back, fmt::format("it is not in force ({}), but is written "
                                     "for the next daemon",
-                                    std::string(applied.message())));
-}
-
-absl::StatusOr<Limits> Administration::SetBudget(const BudgetTarget& target,
-                                                 std::optional<Bytes> gpu,
-                                                 std::optional<Bytes> host,
-                                                 const std::string& who) {
-  SLUICE_RETURN_IF_ERROR(CheckCgroup(target.cgroup));
-  const auto limits = std::make_shared<Limits>();
-  SLUICE_RETURN_IF_ERROR(ChangePolicy(
-      [=, this] { return core_.PolicyWith(target, gpu, host, now(), who); },
-      [=, this] {
-        const auto set = core_.SetBudget(target, gpu, host, now(), who);
-        if (set.ok()) *limits = *set;
-        Execute(core_.Tick(now()));  // what waits may have it now
-        return set.status();
-      }));
-  return *limits;
-}
-
-absl::Status Administration::Reserve(PoolId pool, const Principal& whose,
-                                     Bytes bytes, const std::string& who) {
-  SLUICE_RETURN_IF_ERROR(CheckCgroup(whose.cgroup));
-  return ChangePolicy(
-      [=, this] {
-        return core_.PolicyReserving(pool, whose, bytes, now(), who);
-      },
-      [=, this] {
-        const absl::Status reserved =
-            core_.Reserve(pool, whose, bytes, now(), who);
-        // What waits for memory may have it now.
-        Execute(core_.Tick(now()));
-        return reserved;
-      });
-}
-
-absl::StatusOr<int> Administration::Drain(const std::string& who,
-                                          const std::string& reason) {
-  const auto drain = std::make_shared<daemon::Drain>();
-  const auto ranks = std::make_shared<int>(0);
-  SLUICE_RETURN_IF_ERROR(ChangePolicy(
-      [=, this] {
-        *drain = {who, reason, now()};
-        Policy policy = core_.policy();
-        policy.drain = *drain;
-        return policy;
-      },
-      [=, this] {
-        core_.SetDrain(*drain, now());
-        *ranks = core_.ranks();
-        Execute({});
-        return absl::OkStatus();
-      }));
-  return *ranks;
-}
-
-absl::Status Administration::Undrain() {
-  return ChangePolicy(
-      [this]() -> absl::StatusOr<Policy> {
-        Policy policy = core_.policy();
-        if (!policy.drain) {
-          return absl::FailedPreconditionError("the node is not drained");
-        }
-        policy.drain.reset();
-        return policy;
-      },
-      [this] {
-        core_.SetDrain(std::nullopt, now());
-        Execute(core_.Tick(now()));  // what waits may have it now
-        return absl::OkStatus();
-      });
-}
-
-absl::StatusOr<bool> Administration::SetMeasured(
-    std::optional<MeasuredLinks> measured) {
-  const auto holds = std::make_shared<bool>(false);
-  if (measured) measured->by.live = true;
-  SLUICE_RETURN_IF_ERROR(ChangePolicy(
-      [=, this]() mutable {
-        if (measured) measured->by.at = now();
-        return core_.PolicyMeasured(measured);
-      },
-      [=, this]() mutable {
-        if (measured) measured->by.at = now();
-        Execute(core_.SetMeasured(measured, now()));
-        *holds = !core_.measured_waits();
-        return absl::OkStatus();
-      }));
-  return *holds;
+                                    std::string(applied.status().message())));
 }
 
 absl::StatusOr<Administration::Evicted> Administration::Evict(

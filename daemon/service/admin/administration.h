@@ -53,20 +53,14 @@ class Administration {
   // Whether the loop answers.
   absl::Status Answers();
 
-  // As Core's.
-  absl::StatusOr<Limits> SetBudget(const BudgetTarget& target,
-                                   std::optional<Bytes> gpu,
-                                   std::optional<Bytes> host,
-                                   const std::string& who);
-  absl::Status Reserve(PoolId pool, const Principal& whose, Bytes bytes,
-                       const std::string& who);
-  // Stops or resumes new grants. Returns how many ranks are still attached.
-  // FailedPrecondition from Undrain: the node is not drained.
-  absl::StatusOr<int> Drain(const std::string& who, const std::string& reason);
-  absl::Status Undrain();
-  // Sets the measured links; nullopt removes them. True: in force; false: in
-  // force as soon as no rank is attached. Errors: Core's.
-  absl::StatusOr<bool> SetMeasured(std::optional<MeasuredLinks> measured);
+  // What holds after a change.
+  struct Applied {
+    Limits limits;            // of a BudgetChange's target
+    int ranks = 0;            // that are attached
+    bool links_wait = false;  // measured links hold once no rank is attached
+  };
+  // As Core::Apply.
+  absl::StatusOr<Applied> Apply(const PolicyChange& change);
   // NotFound: no session was ended and no process killed.
   struct Evicted {
     int sessions = 0;   // ended
@@ -78,16 +72,11 @@ class Administration {
 
  private:
   absl::Status OnLoop(std::function<void()> task);
-  // Returns what `apply` returns on the loop. Unavailable: it did not run, and
-  // will not.
-  absl::Status Apply(std::function<absl::Status()> apply);
+  // Applies it on the loop. Unavailable: it did not, and will not.
+  absl::StatusOr<Applied> ApplyOnLoop(const PolicyChange& change);
   absl::Status WritePolicy(const Policy& policy);
-  // Writes the policy that `decide` returns, then `apply` puts it in force; if
-  // that fails, the former policy is written again. Both run on the loop.
-  absl::Status ChangePolicy(std::function<absl::StatusOr<Policy>()> decide,
-                            std::function<absl::Status()> apply);
-  // Whether there are users of their own in it.
-  absl::Status CheckCgroup(const std::string& cgroup) const;
+  // InvalidArgument if a cgroup that it names counts as no user of its own.
+  absl::Status CheckCgroup(const PolicyChange& change) const;
   void Execute(Effects effects) { options_.execute(std::move(effects)); }
   absl::Time now() const { return options_.loop->now(); }
 

@@ -28,6 +28,16 @@ void CoreDriver::Run(absl::FunctionRef<Effects(Core&)> event) {
   Apply(std::move(effects));
 }
 
+absl::Status CoreDriver::Change(const PolicyChange& change) {
+  absl::Status result;
+  Run([&](Core& to) {
+    auto effects = to.Apply(change, clock.Now());
+    result = effects.status();
+    return effects.ok() ? *std::move(effects) : Effects();
+  });
+  return result;
+}
+
 void CoreDriver::CheckSaved() const {
   const CoreState saved = core.Save();
   Core read(core.config(), clock.Now());

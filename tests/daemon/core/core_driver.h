@@ -59,6 +59,8 @@ class CoreDriver {
   // The lease, or the refusal's status.
   absl::StatusOr<GrantedReply> Lease(SessionId id, PoolId pool, Bytes size);
   void Die(SessionId id, Exit exit = {Exit::Kind::kSignal, 9});
+  // As an administrator.
+  absl::Status Change(const PolicyChange& change);
 
   // Executes effects and checks the invariants.
   void Apply(Effects effects);

@@ -200,11 +200,7 @@ void CoreStory::SetBudget(const Instruction& in) {
   const Bytes limit = MiB(4 + in.a % 24);
   const BudgetTarget target = in.b % 2 != 0 ? BudgetTarget{.uid = 1 + in.c % 3}
                                             : BudgetTarget{.job = "x"};
-  const absl::Time now = node_.clock.Now();
-  node_.Run([&](Core& core) {
-    core.SetBudget(target, limit, std::nullopt, now).status().IgnoreError();
-    return Effects();
-  });
+  node_.Change(BudgetChange{target, limit, {}, ""}).IgnoreError();
 }
 
 void CoreStory::Tick(const Instruction& in) {
@@ -271,11 +267,8 @@ void CoreStory::Drain(const Instruction& in) {
   std::optional<daemon::Drain> drain;
   const absl::Time now = node_.clock.Now();
   if (in.a % 4 == 0) drain = {"root", in.b % 2 != 0 ? "so" : "", now};
-  node_.Run([&](Core& core) {
-    core.SetDrain(drain, now);
-    SLUICE_CHECK(core.policy().drain == drain);
-    return Effects();
-  });
+  node_.Change(DrainChange{drain}).IgnoreError();
+  SLUICE_CHECK(node_.core.policy().drain == drain);
 }
 
 // Nothing, a part, or more than there is beside what is leased.
@@ -299,14 +292,11 @@ void CoreStory::Reserve(const Instruction& in) {
   // Half of them end one, so that there is something to lease.
   const Bytes bytes =
       in.a % 2 == 0 ? Bytes(0) : KiB(512) * static_cast<int64_t>(in.a % 16);
-  const absl::Time now = node_.clock.Now();
-  node_.Run([&](Core& core) {
-    const auto kept = core.PolicyReserving(pool, whose, bytes, now);
-    const absl::Status done = core.Reserve(pool, whose, bytes, now);
-    SLUICE_CHECK(done == kept.status());
-    SLUICE_CHECK(!done.ok() || core.policy() == *kept);
-    return Effects();
-  });
+  const ReservationChange change{pool, whose, bytes, ""};
+  const auto kept = node_.core.PolicyWith(change, node_.clock.Now());
+  const absl::Status done = node_.Change(change);
+  SLUICE_CHECK(done == kept.status());
+  SLUICE_CHECK(!done.ok() || node_.core.policy() == *kept);
 }
 
 void CoreStory::Wait(const Instruction& in) {

@@ -16,8 +16,8 @@ TEST(Drain, NewLeasesAreRefusedAndExistingOnesStay) {
   const SessionId rank = node.Attach("a", 0);
   const auto lease = node.Lease(rank, Gpu(0), MiB(4));
   ASSERT_THAT(lease.status(), IsOk());
-  node.core.SetDrain(Drain{"root (alice)", "new driver", node.clock.Now()},
-                     node.clock.Now());
+  ASSERT_THAT(node.Change(DrainChange{Drain{"root (alice)", "new driver", {}}}),
+              IsOk());
   const auto refused =
       StatusIs(absl::StatusCode::kFailedPrecondition,
                HasSubstr("the node is drained by root (alice) (new driver): "
@@ -39,7 +39,9 @@ TEST(Drain, NewLeasesAreRefusedAndExistingOnesStay) {
   EXPECT_EQ(Name(RefusedBy::kPool), "pool");
   EXPECT_TRUE(std::holds_alternative<FreedReply>(
       *node.Ask(rank, FreeRequest{lease->lease})));
-  node.core.SetDrain(std::nullopt, node.clock.Now());
+  EXPECT_THAT(node.Change(DrainChange{}), IsOk());
+  EXPECT_THAT(node.Change(DrainChange{}),
+              StatusIs(absl::StatusCode::kFailedPrecondition));
   EXPECT_THAT(node.Lease(rank, Host(0), MiB(4)).status(), IsOk());
   EXPECT_EQ(node.core.ranks(), 1);
 }
@@ -51,13 +53,11 @@ TEST(Policy, HoldsLiveSettingsAndTheNextDaemonAppliesThem) {
   CoreDriver node(config);
   EXPECT_EQ(node.core.policy(), Policy());
   const absl::Time now = node.clock.Now();
-  ASSERT_THAT(
-      node.core.SetBudget({.job = "night"}, MiB(4), std::nullopt, now, "alice"),
-      IsOk());
-  ASSERT_THAT(node.core.SetBudget({.uid = 7}, std::nullopt, MiB(2), now),
+  ASSERT_THAT(node.Change(BudgetChange{{.job = "night"}, MiB(4), {}, "alice"}),
               IsOk());
+  ASSERT_THAT(node.Change(BudgetChange{{.uid = 7}, {}, MiB(2), ""}), IsOk());
   const auto tried =
-      node.core.PolicyWith({.uid = 8}, MiB(1), std::nullopt, now);
+      node.core.PolicyWith(BudgetChange{{.uid = 8}, MiB(1), {}, ""}, now);
   ASSERT_THAT(tried.status(), IsOk());
   EXPECT_EQ(tried->limits.uids.size(), 2u);
   const Policy kept = node.core.policy();
@@ -79,11 +79,9 @@ TEST(Policy, HoldsLiveSettingsAndTheNextDaemonAppliesThem) {
 TEST(Policy, ALimitBelowMemoryInUseIsRefused) {
   CoreDriver node;
   ASSERT_THAT(node.Lease(node.Attach("a", 0), Gpu(0), MiB(4)).status(), IsOk());
-  EXPECT_THAT(
-      node.core.PolicyWith({.job = "a"}, MiB(2), std::nullopt, node.clock.Now())
-          .status(),
-      StatusIs(absl::StatusCode::kFailedPrecondition,
-               HasSubstr("already uses 4 MiB")));
+  EXPECT_THAT(node.Change(BudgetChange{{.job = "a"}, MiB(2), {}, ""}),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("already uses 4 MiB")));
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ TEST(Events, NameTheRequestOrSessionThatCausedThem) {
   node.Ask(a, LeaseRequest{Gpu(1), MiB(400)}, RequestId(7));
   node.MakeNext();
   node.Die(a);
-  node.core.SetDrain(Drain{"root", "disk", node.clock.Now()}, node.clock.Now());
+  EXPECT_THAT(node.Change(DrainChange{Drain{"root", "disk", {}}}), IsOk());
   EXPECT_THAT(Causes(node),
               ElementsAre("attach s1.r5", "refuse s1.r7", "lease s1.r6",
                           "detach s1", "death s1", "drain "));

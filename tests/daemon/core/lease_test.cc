@@ -254,9 +254,11 @@ TEST(Budget, EveryLimitThatIsSetIsListedUsedOrNot) {
   config.named_job_limits["night"] = {.host = MiB(4)};
   CoreDriver node(config);
   const absl::Time at = node.clock.Now();
-  ASSERT_THAT(node.core.SetBudget({.uid = 7}, MiB(3), {}, at, "root"), IsOk());
-  ASSERT_THAT(node.core.SetBudget({.uid = 8, .cgroup = "/b"}, MiB(2), {}, at),
+  ASSERT_THAT(node.Change(BudgetChange{{.uid = 7}, MiB(3), {}, "root"}),
               IsOk());
+  ASSERT_THAT(
+      node.Change(BudgetChange{{.uid = 8, .cgroup = "/b"}, MiB(2), {}, ""}),
+      IsOk());
   const auto list = [&](const Principal* viewer) {
     std::vector<std::string> lines;
     for (const LimitLine& line : node.core.TakeSnapshot(viewer, at).limits) {
@@ -285,15 +287,14 @@ TEST(Budget, ALimitBelowUseIsRefusedAndOthersApplyAtOnce) {
   const SessionId a = node.Attach("demo", 0);
   ASSERT_THAT(node.Lease(a, Gpu(0), MiB(8)), IsOk());
   const auto set = [&](Bytes gpu) {
-    return node.core.SetBudget({.uid = 1}, gpu, std::nullopt, node.clock.Now())
-        .status();
+    return node.Change(BudgetChange{{.uid = 1}, gpu, {}, ""});
   };
   EXPECT_THAT(set(MiB(4)), StatusIs(absl::StatusCode::kFailedPrecondition,
                                     HasSubstr("already uses 8 MiB of GPU")));
   EXPECT_THAT(set(MiB(8)), IsOk());
   EXPECT_THAT(node.Lease(a, Gpu(0), MiB(4)),
               StatusIs(absl::StatusCode::kResourceExhausted));
-  EXPECT_THAT(node.core.SetBudget({}, MiB(1), std::nullopt, node.clock.Now()),
+  EXPECT_THAT(node.Change(BudgetChange{{}, MiB(1), {}, ""}),
               StatusIs(absl::StatusCode::kInvalidArgument));
 }
 

@@ -34,13 +34,13 @@ NodeConfig Tree() {
   return node;
 }
 
-MeasuredLinks Found() {
-  return {{{"pcie0", {2e9, 3e9, 0}}, {"pcie1", {5e9, 5e9, 0}}}, {true, "root"}};
+MeasuredLinks Found(absl::Time at = {}) {
+  return {{{"pcie0", {2e9, 3e9, 0}}, {"pcie1", {5e9, 5e9, 0}}},
+          {true, "root", at}};
 }
 
 void Set(CoreDriver& node, std::optional<MeasuredLinks> measured) {
-  node.Run(
-      [&](Core& to) { return to.SetMeasured(measured, node.clock.Now()); });
+  ASSERT_THAT(node.Change(LinksChange{std::move(measured)}), IsOk());
 }
 
 double SpeedOfFirst(const CoreDriver& node) {
@@ -98,11 +98,13 @@ TEST(MeasuredLinks, MeasurementsOfAnotherNodeAreRefused) {
 
 TEST(MeasuredLinks, ApplyAtOnceWithoutRanksAndCanBeForgotten) {
   CoreDriver node(Tree());
-  const auto kept = node.core.PolicyMeasured(Found());
+  const MeasuredLinks found = Found(node.clock.Now());
+  const auto kept =
+      node.core.PolicyWith(LinksChange{Found()}, node.clock.Now());
   ASSERT_THAT(kept.status(), IsOk());
-  EXPECT_EQ(kept->measured, Found());
+  EXPECT_EQ(kept->measured, found);
   EXPECT_EQ(SpeedOfFirst(node), 0) << "tried only";
-  EXPECT_THAT(node.core.PolicyMeasured(std::nullopt).status(),
+  EXPECT_THAT(node.Change(LinksChange{}),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("nothing to forget")));
   Set(node, Found());
@@ -110,9 +112,8 @@ TEST(MeasuredLinks, ApplyAtOnceWithoutRanksAndCanBeForgotten) {
   EXPECT_EQ(SpeedOfFirst(node), 2e9);
   ASSERT_TRUE(node.links);
   EXPECT_EQ((*node.links)[0].h2d_bytes_per_second, 2e9);
-  EXPECT_EQ(node.core.policy().measured, Found());
-  EXPECT_EQ(node.core.TakeSnapshot(nullptr, node.clock.Now()).measured,
-            Found());
+  EXPECT_EQ(node.core.policy().measured, found);
+  EXPECT_EQ(node.core.TakeSnapshot(nullptr, node.clock.Now()).measured, found);
   Set(node, std::nullopt);
   EXPECT_EQ(SpeedOfFirst(node), 0);
   EXPECT_EQ((*node.links)[0].h2d_bytes_per_second, 0);
@@ -125,7 +126,8 @@ TEST(MeasuredLinks, WaitUntilNoRankIsAttached) {
   Set(node, Found());
   EXPECT_TRUE(node.core.measured_waits());
   EXPECT_TRUE(node.core.TakeSnapshot(nullptr, node.clock.Now()).measured_waits);
-  EXPECT_EQ(node.core.policy().measured, Found()) << "kept all the same";
+  EXPECT_EQ(node.core.policy().measured, Found(node.clock.Now()))
+      << "kept all the same";
   node.Die(a);
   EXPECT_EQ(SpeedOfFirst(node), 0);
   EXPECT_FALSE(node.links);

@@ -84,8 +84,7 @@ TEST_F(ReplanBounds, ALeaseLargerThanAnyChangeCouldFreeIsRefusedAtOnce) {
   EXPECT_FALSE(Waits(b, MiB(44)));
   EXPECT_FALSE(Waits(b, Bytes(int64_t{1} << 62)));
   EXPECT_THAT(Planning(), IsEmpty());
-  ASSERT_THAT(node.core.SetBudget({.job = "b"}, {}, MiB(1), node.clock.Now()),
-              IsOk());
+  ASSERT_THAT(node.Change(BudgetChange{{.job = "b"}, {}, MiB(1), ""}), IsOk());
   EXPECT_FALSE(Waits(b, MiB(2)));  // others' memory is no budget of b
 }
 

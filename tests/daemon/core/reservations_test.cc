@@ -20,7 +20,7 @@ constexpr auto kRefused = absl::StatusCode::kFailedPrecondition;
 class Reserved : public ::testing::Test {
  protected:
   absl::Status Reserve(PoolId pool, const Principal& whose, Bytes bytes) {
-    return node_.core.Reserve(pool, whose, bytes, node_.clock.Now(), "root");
+    return node_.Change(ReservationChange{pool, whose, bytes, "root"});
   }
   absl::Status Lease(SessionId session, Bytes size, PoolId pool = Gpu(0)) {
     return node_.Lease(session, pool, size).status();

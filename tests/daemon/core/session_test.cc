@@ -344,9 +344,9 @@ TEST(Evict, AReasonIsOneLine) {
 
 TEST(Budgets, TheNameOfAJobIsOneLine) {
   CoreDriver node;
-  ASSERT_THAT(node.core.SetBudget({.job = "a\nerror"}, MiB(4), std::nullopt,
-                                  node.clock.Now(), "root\n"),
-              IsOk());
+  ASSERT_THAT(
+      node.Change(BudgetChange{{.job = "a\nerror"}, MiB(4), {}, "root\n"}),
+      IsOk());
   EXPECT_THAT(node.core.log().events().back().text,
               HasSubstr("job a?error: GPU 4 MiB"));
 }

@@ -67,6 +67,13 @@ class WaitingLeases : public ::testing::Test {
     const absl::Time now = node_.clock.Now();
     node_.Run([&](Core& core) { return core.Tick(now); });
   }
+  // Of bob.
+  absl::Status SetBudget(Bytes gpu) {
+    return node_.Change(BudgetChange{{.uid = 2}, gpu, {}, ""});
+  }
+  absl::Status Reserve(PoolId pool, uint32_t uid, Bytes bytes) {
+    return node_.Change(ReservationChange{pool, {uid, ""}, bytes, ""});
+  }
   uint64_t Ended(WaitEnd how) { return node_.core.stats().waits[how]; }
   std::vector<std::string> EventTexts() {
     std::vector<std::string> texts;
@@ -213,17 +220,14 @@ TEST_F(WaitingLeases, AnImpossibleLeaseIsRefusedAtOnce) {
   EXPECT_THAT(Result(Wait(bob_, MiB(20))),
               StatusIs(kExhausted, HasSubstr("the pool has 16 MiB, and no wait "
                                              "changes that")));
-  const absl::Time now = node_.clock.Now();
-  ASSERT_THAT(
-      node_.core.SetBudget({.uid = 2}, MiB(8), std::nullopt, now).status(),
-      IsOk());
+  ASSERT_THAT(SetBudget(MiB(8)), IsOk());
   EXPECT_THAT(
       Result(Wait(bob_, MiB(12))),
       StatusIs(
           kExhausted,
           AllOf(HasSubstr("the limit of user 2 (/a) is 8 MiB, and no wait"),
                 HasSubstr("sluicectl budget set --user 2 --gpu 12MiB"))));
-  ASSERT_THAT(node_.core.Reserve(Gpu(0), {1, ""}, MiB(8), now), IsOk());
+  ASSERT_THAT(Reserve(Gpu(0), 1, MiB(8)), IsOk());
   EXPECT_THAT(Result(Wait(carol_, MiB(12))),
               StatusIs(kExhausted, HasSubstr("8 MiB are reserved for others, "
                                              "and no wait changes that")));
@@ -237,10 +241,7 @@ TEST_F(WaitingLeases, AnImpossibleLeaseIsRefusedAtOnce) {
 }
 
 TEST_F(WaitingLeases, AUserShortOfItsOwnBudgetBlocksNoOtherUser) {
-  const absl::Time now = node_.clock.Now();
-  ASSERT_THAT(
-      node_.core.SetBudget({.uid = 2}, MiB(8), std::nullopt, now).status(),
-      IsOk());
+  ASSERT_THAT(SetBudget(MiB(8)), IsOk());
   const LeaseId held = Lease(bob_, MiB(8));
   const Asked own = Wait(bob_, MiB(4)), next = Wait(bob_, MiB(2));
   EXPECT_TRUE(Waits(own) && Waits(next));
@@ -257,51 +258,40 @@ TEST_F(WaitingLeases, AreGrantedAfterABudgetReservationOrDrainChange) {
   const auto wakes = [&](const Asked& asked, auto change) {
     EXPECT_TRUE(Waits(asked));
     change();
-    Tick();
     EXPECT_THAT(Result(asked), IsOk());
   };
-  const absl::Time now = node_.clock.Now();
-  const auto budget = [&](Bytes gpu) {
-    return node_.core.SetBudget({.uid = 2}, gpu, std::nullopt, now).status();
-  };
-  ASSERT_THAT(budget(MiB(8)), IsOk());
+  ASSERT_THAT(SetBudget(MiB(8)), IsOk());
   Lease(bob_, MiB(8));
-  wakes(Wait(bob_, MiB(4)), [&] { ASSERT_THAT(budget(MiB(12)), IsOk()); });
+  wakes(Wait(bob_, MiB(4)), [&] { ASSERT_THAT(SetBudget(MiB(12)), IsOk()); });
 
   const PoolId gpu = Gpu(1);
   Lease(alice_, MiB(4), gpu);
-  ASSERT_THAT(node_.core.Reserve(gpu, {3, ""}, MiB(8), now), IsOk());
-  wakes(Wait(alice_, MiB(8), kLong, gpu), [&] {
-    ASSERT_THAT(node_.core.Reserve(gpu, {3, ""}, Bytes(0), now), IsOk());
-  });
+  ASSERT_THAT(Reserve(gpu, 3, MiB(8)), IsOk());
+  wakes(Wait(alice_, MiB(8), kLong, gpu),
+        [&] { ASSERT_THAT(Reserve(gpu, 3, Bytes(0)), IsOk()); });
 
   const LeaseId held = Lease(alice_, MiB(32), Host(0));
   const Asked drained = Wait(carol_, MiB(8), kLong, Host(0));
-  node_.core.SetDrain(Drain{"root", "", now}, now);
+  ASSERT_THAT(node_.Change(DrainChange{Drain{"root", "", {}}}), IsOk());
   Free(alice_, held);
   EXPECT_TRUE(Waits(drained)) << "a drained node grants nothing";
   EXPECT_THAT(Result(Wait(bob_, MiB(1), kLong, Host(0))),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("drained by root")));
-  wakes(drained, [&] { node_.core.SetDrain(std::nullopt, now); });
+  wakes(drained, [&] { ASSERT_THAT(node_.Change(DrainChange{}), IsOk()); });
 }
 
 TEST_F(WaitingLeases, ASmallerBudgetRefusesALeaseThatBecameImpossible) {
   Lease(alice_, MiB(12));
   const Asked asked = Wait(bob_, MiB(8));
-  ASSERT_THAT(
-      node_.core.SetBudget({.uid = 2}, MiB(4), std::nullopt, node_.clock.Now())
-          .status(),
-      IsOk());
-  Tick();
+  ASSERT_THAT(SetBudget(MiB(4)), IsOk());
   EXPECT_THAT(Result(asked), StatusIs(kExhausted, HasSubstr("no wait")));
   EXPECT_EQ(Ended(WaitEnd::kRefused), 1u);
 }
 
 TEST_F(WaitingLeases, AReservationOvertakesOtherUsersButNotItsOwn) {
   Lease(alice_, MiB(4));
-  ASSERT_THAT(node_.core.Reserve(Gpu(0), {3, ""}, MiB(4), node_.clock.Now()),
-              IsOk());
+  ASSERT_THAT(Reserve(Gpu(0), 3, MiB(4)), IsOk());
   const Asked head = Wait(bob_, MiB(12), 2 * kLong);
   Pass(kLong);
   EXPECT_THAT(node_.Lease(carol_, Gpu(0), MiB(2)).status(), IsOk());

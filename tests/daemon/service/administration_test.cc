@@ -20,8 +20,6 @@ using sluice::testing::IsOk;
 using sluice::testing::StatusIs;
 using ::testing::HasSubstr;
 
-const BudgetTarget kUserTarget = {.uid = 1};
-
 class AdministrationTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -57,7 +55,7 @@ class AdministrationTest : public ::testing::Test {
     if (thread_.joinable()) thread_.join();
   }
   absl::Status SetBudget(Bytes gpu) {
-    return administration_->SetBudget(kUserTarget, gpu, std::nullopt, "root")
+    return administration_->Apply(BudgetChange{{.uid = 1}, gpu, {}, "root"})
         .status();
   }
   Policy policy() {
