@@ -15,7 +15,7 @@ Core::Core(NodeConfig config, absl::Time now)
       configured_links_(config_.links),
       started_(now),
       ledger_(config_),
-      joint_(config_, ledger_, journal_),
+      joint_(config_, ledger_, waiting_, journal_),
       slots_(kGrantSlots, false) {
   journal_.stats.gpus.resize(config_.gpus.size());
   for (const std::string& warning : config_.warnings) {

@@ -268,6 +268,10 @@ class Core {
   // Why a new request has to stay behind one that waits; ok: it need not.
   Refusal StaysBehind(const Session& session, const LeaseRequest& asked,
                       absl::Time now) const;
+  // Gives leases that wait for plans their turn; when nothing comes for one any
+  // more, it joins the line or is refused.
+  void ReleaseForPlans(const Woken& woken, absl::Time now, Effects& effects);
+  Woken TakeWoken();
   // It stands in line from now on where it may; else it is refused.
   void WaitOrRefuse(const Session& session, RequestId request,
                     const LeaseRequest& asked, absl::Time since,
@@ -342,6 +346,7 @@ class Core {
   const absl::Time started_;
   Journal journal_;
   Ledger ledger_;
+  WaitingQueue waiting_;
   JointPlanning joint_;
   Table<SessionId, Session> sessions_;
   // Sessions that sent no Hello yet. The first number is the oldest session,
@@ -352,8 +357,9 @@ class Core {
   std::optional<Drain> drain_;
   std::optional<MeasuredLinks> measured_;  // kept with the policy
   bool links_wait_ = false;  // config_'s are not yet as `measured_` has them
-  WaitingQueue waiting_;
   std::vector<bool> slots_;
+  // What TakeWoken saw of each pool last.
+  std::map<PoolId, uint64_t> changes_seen_;
   // Follows from the above, so it is not saved: as of that version of demands.
   std::map<SessionId, Copies> copies_of_plans_;
   uint64_t copies_version_ = 0;

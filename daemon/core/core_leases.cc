@@ -22,12 +22,20 @@ void Core::Handle(Session& session, RequestId request,
     refusal = TakeLease(session, request, asked, now, effects);
   }
   if (refusal.why.ok()) return;
-  const absl::Duration most = joint_.LeaseWait();
-  const WaitingLease waiting{
-      session.id, request, asked, now,
-      now + (asked.wait > absl::ZeroDuration() ? std::min(most, asked.wait)
-                                               : most)};
-  if (joint_.WaitForLease(waiting, refusal)) return;
+  if (absl::IsResourceExhausted(refusal.why) &&
+      (refusal.by == RefusedBy::kPool || refusal.by == RefusedBy::kBudget) &&
+      joint_.AwaitRoom(session.id, asked, now)) {
+    const absl::Duration most = joint_.LeaseWait();
+    return waiting_.Join({.session = session.id,
+                          .request = request,
+                          .asked = asked,
+                          .job = session.job(),
+                          .since = now,
+                          .deadline = now + (asked.wait > absl::ZeroDuration()
+                                                 ? std::min(most, asked.wait)
+                                                 : most),
+                          .for_plan = true});
+  }
   WaitOrRefuse(session, request, asked, now, refusal, now, effects);
 }
 
@@ -164,16 +172,6 @@ Effects Core::HoldersKnown(const std::vector<HolderAnswer>& answers,
 
 void Core::Settle(absl::Time now, Effects& effects) {
   joint_.Settle(now, effects);
-  joint_.ReleaseLeases(
-      now,
-      [&](const WaitingLease& lease) {
-        return TakeLease(sessions_.at(lease.session), lease.request,
-                         lease.asked, now, effects);
-      },
-      [&](const WaitingLease& lease, const Refusal& refusal) {
-        WaitOrRefuse(sessions_.at(lease.session), lease.request, lease.asked,
-                     lease.since, refusal, now, effects);
-      });
   ReleaseWaiting(now, effects);
   UseLinksThatWait(effects);
   PromiseAnew(now, effects);

@@ -110,6 +110,7 @@ absl::StatusOr<Effects> Core::Apply(const PolicyChange& change,
       std::holds_alternative<DrainChange>(change) ? EventKind::kDrain
                                                   : EventKind::kBudget,
       std::move(text), {});
+  waiting_.WakeAll();
   Effects effects;
   Settle(now, effects);
   return effects;

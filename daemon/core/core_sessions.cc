@@ -132,9 +132,9 @@ void Core::Close(Session& session, absl::Time now, Effects& effects) {
         ledger_.Close(session.id, now, effects);
     session.had_leases_at_close = !ended.empty();
     for (RequestId request : ended) session.history.LeaseEnded(request);
-    joint_.RankLeft(session.id, now, effects);
     journal_.stats.waits[WaitEnd::kSessionEnded] +=
         waiting_.SessionEnded(session.id);
+    joint_.RankLeft(session.id, now, effects);
     effects.push_back(DetachGrants{session.grant_slot});
     slots_[session.grant_slot] = false;
     Log(now, EventKind::kDetach, session.Described() + " closed its session",

@@ -61,9 +61,6 @@ Effects Core::TakeOver(const std::set<SessionId>& reached, absl::Time now) {
   Effects effects;
   ledger_.TakeOver(now, effects);
   std::map<SessionId, std::set<RequestId>> worked_on = ledger_.Asking();
-  for (const WaitingLease& lease : joint_.waiting_leases()) {
-    worked_on[lease.session].insert(lease.request);
-  }
   for (const auto& [place, waiter] : waiting_.waiters()) {
     worked_on[waiter.session].insert(waiter.request);
   }

@@ -166,6 +166,7 @@ Ledger::Asked Ledger::Lease(SessionId session, RequestId request,
   lease.slices = std::move(taken.slices);
   lease.asked_at = now;
   budgets_.Charge(holder.job, asked.pool.kind, lease.size);
+  recharged_.insert(holder.job.principal);
   for (ExtentId gone : parts->destroy) effects.push_back(DestroyExtent{gone});
   if (!parts->destroy.empty()) ForgetPrincipals();
   Destroy(*idle, effects);
@@ -229,6 +230,7 @@ RequestId Ledger::End(LeaseId id, absl::Time now) {
   if (hold) holder.quarantined.of(lease.pool.kind) += lease.size;
   if (refund > Bytes(0)) {
     budgets_.Refund(holder.job, lease.pool.kind, refund);
+    recharged_.insert(holder.job.principal);
   }
   holder.leases.erase(id);
   const RequestId request = lease.request;

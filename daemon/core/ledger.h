@@ -151,6 +151,8 @@ class Ledger {
   // --- budgets -------------------------------------------------------------
   Budgets& budgets() { return budgets_; }
   const Budgets& budgets() const { return budgets_; }
+  // Principals that have been charged or refunded since the last call.
+  std::set<Principal> TakeRecharged() { return std::exchange(recharged_, {}); }
 
   // --- reservations (ledger_reservations.cc) -------------------------------
   // FailedPrecondition where it would not be there: `promised` is what others
@@ -293,6 +295,7 @@ class Ledger {
   const ExtentLimits limits_;
   std::map<PoolId, Pool> pools_;
   Budgets budgets_;
+  std::set<Principal> recharged_;
   Reservations reservations_;
   Table<LeaseId, LeaseState> leases_;
   Table<ExtentId, MakingState> making_;

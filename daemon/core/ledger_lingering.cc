@@ -80,6 +80,7 @@ Bytes Ledger::SetOutside(HeldOutside held) {
 void Ledger::Back(ExtentId id, const LingeringState& lingering,
                   absl::Time now) {
   Uncharge({id});
+  recharged_.insert(lingering.job.principal);
   pools_.at(lingering.pool).Back(id, now);
   lingering_.erase(id);
 }

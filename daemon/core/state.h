@@ -116,8 +116,8 @@ struct AttachedRank {
   bool operator==(const AttachedRank&) const = default;
 };
 
-// A host lease that others may make room for: what the calibration of a job
-// without a plan needs, or a member that grows. At most one per session.
+// A lease that waits for a plan, as version 1 of the state (daemon/state) saved
+// it.
 struct WaitingLease {
   SessionId session;
   RequestId request;
@@ -152,7 +152,6 @@ struct JointPlanningState {
   std::vector<Asking> joining;       // jobs that ask, in their order
   std::map<JobKey, Member> members;  // jobs that run by the planner's fractions
   std::map<JobKey, HeldJoin> held;   // members whose plan is held back
-  std::vector<WaitingLease> waiting_leases;
   // What the question has that is being solved for all jobs together.
   std::vector<Position> positions;
   plan::NodeResources resources;
@@ -204,7 +203,8 @@ struct LooseState {
   absl::Time ask_again_at = absl::InfiniteFuture();
   ExtentId asked_last;
   HeldOutside outside;
-  std::vector<WaitingLease> waiting_leases;
+  // Set by version 1 only; they have rows of kWaiter since.
+  std::optional<std::vector<WaitingLease>> waiting_leases;
   NextRound next_joint;
   bool operator==(const LooseState&) const = default;
 };

@@ -12,13 +12,17 @@
 namespace sluice::daemon {
 namespace {
 
-// The smallest request that one which waits for its pool holds up there.
-Bytes HeldUpFrom(const Waiter& waiter, absl::Time now) {
-  const absl::Time closes = waiter.since + (waiter.deadline - waiter.since) / 2;
-  return now < closes ? waiter.asked.size : Bytes(0);
+// When the second half of its wait begins.
+absl::Time HalfOf(const Waiter& waiter) {
+  return waiter.since + (waiter.deadline - waiter.since) / 2;
 }
 
-// Whom those that had their turn hold up, to be asked quickly.
+// The smallest request that one which waits for its pool holds up there.
+Bytes HeldUpFrom(const Waiter& waiter, absl::Time now) {
+  return now < HalfOf(waiter) ? waiter.asked.size : Bytes(0);
+}
+
+// What the leases that stay hold up, indexed by pool, user and job.
 class HeldUp {
  public:
   explicit HeldUp(absl::Time now) : now_(now) {}
@@ -37,7 +41,7 @@ class HeldUp {
         return;
     }
   }
-  // What it stays behind for; nullopt: nobody holds it up.
+  // The state of the lease that holds it up; nullopt if none does.
   std::optional<Waiter::Lacks> For(const Waiter& waiter) const {
     const PoolKind kind = waiter.asked.pool.kind;
     if (users_.contains({waiter.job.principal, kind})) {
@@ -75,21 +79,40 @@ absl::Status WaitingQueue::MayJoin(const Principal& who,
   const Share share = {static_cast<int64_t>(limits.each),
                        static_cast<int64_t>(limits.all)};
   const auto with_it = static_cast<int64_t>(own) + 1;
-  const auto used = static_cast<int64_t>(waiters_.size());
+  const auto used = static_cast<int64_t>(waiters_.size() - for_plans_.size());
   if (used < share.all_for(with_it)) return absl::OkStatus();
   return NoRoom(share, "leases waiting", used, with_it);
 }
 
+bool Woken::Wakes(const Waiter& waiter, absl::Time now) const {
+  return all || pools.contains(waiter.asked.pool) ||
+         users.contains(waiter.job.principal) ||
+         (waiter.again != absl::InfinitePast() && waiter.again <= now);
+}
+
 void WaitingQueue::Join(Waiter waiter) {
-  waiters_.Insert({next_++}, std::move(waiter));
+  const PlaceInLine place{next_++};
+  if (waiter.for_plan) for_plans_.insert(place);
+  waiters_.Insert(place, std::move(waiter));
+  wake_all_ = true;
+}
+
+void WaitingQueue::Erase(const PlaceInLine& place) {
+  for_plans_.erase(place);
+  waiters_.erase(place);
+  wake_all_ = true;
+}
+
+void WaitingQueue::TryAgainAt(const PlaceInLine& place, absl::Time again) {
+  waiters_.Edit(place).again = again;
 }
 
 std::optional<Waiter> WaitingQueue::Leave(SessionId session,
                                           RequestId request) {
   for (const auto& [place, waiter] : waiters_) {
     if (waiter.session != session || waiter.request != request) continue;
-    Waiter left = waiter;
-    waiters_.erase(place);
+    const Waiter left = waiter;
+    Erase(PlaceInLine(place));
     return left;
   }
   return std::nullopt;
@@ -97,16 +120,20 @@ std::optional<Waiter> WaitingQueue::Leave(SessionId session,
 
 size_t WaitingQueue::SessionEnded(SessionId session) {
   std::vector<PlaceInLine> gone;
+  size_t in_line = 0;
   for (const auto& [place, waiter] : waiters_) {
-    if (waiter.session == session) gone.push_back(place);
+    if (waiter.session != session) continue;
+    gone.push_back(place);
+    in_line += !waiter.for_plan;
   }
-  for (const PlaceInLine& place : gone) waiters_.erase(place);
-  return gone.size();
+  for (const PlaceInLine& place : gone) Erase(place);
+  return in_line;
 }
 
 bool WaitingQueue::HoldsUp(const Waiter& other, const JobKey& job,
                            const LeaseRequest& asked, Rights rights,
                            absl::Time now) {
+  if (other.for_plan) return false;
   switch (other.lacks) {
     case Waiter::Lacks::kPool:
       if (other.asked.pool != asked.pool) return false;
@@ -148,13 +175,20 @@ WaitingQueue::InFront WaitingQueue::Before(const PlaceInLine& place,
 }
 
 void WaitingQueue::Release(
-    absl::Time now, absl::FunctionRef<Rights(const Waiter&)> rights,
+    absl::Time now, const Woken& woken,
+    absl::FunctionRef<Rights(const Waiter&)> rights,
     absl::FunctionRef<Turn(const Waiter&)> take_turn,
     absl::FunctionRef<void(const PlaceInLine&, const Waiter&)> timed_out) {
+  // What one has done in this pass may concern those behind it.
+  bool wake = TakeWakeAll();
+  if (!wake && !woken.any() && now < NextDeadline()) return;
+  const absl::Time before = std::exchange(released_at_, now);
   std::vector<PlaceInLine> line;
-  for (const auto& [place, waiter] : waiters_) line.push_back(place);
+  for (const auto& [place, waiter] : waiters_) {
+    if (!waiter.for_plan) line.push_back(place);
+  }
   HeldUp held_up(now);
-  // What one lacks that has no turn now.
+  // What the lease lacks if it has no turn now.
   const auto without_turn =
       [&](const PlaceInLine& place,
           const Waiter& waiter) -> std::optional<Waiter::Lacks> {
@@ -168,6 +202,7 @@ void WaitingQueue::Release(
   const auto stays = [&](const PlaceInLine& place, Waiter::Lacks lacks,
                          absl::Time again) {
     const Waiter& waiter = waiters_.at(place);
+    wake = wake || waiter.lacks != lacks;
     if (waiter.lacks == lacks && waiter.again == again) return;
     Waiter& changed = waiters_.Edit(place);
     changed.lacks = lacks;
@@ -175,23 +210,29 @@ void WaitingQueue::Release(
   };
   for (const PlaceInLine& place : line) {
     const Waiter& waiter = waiters_.at(place);
-    if (const auto lacks = without_turn(place, waiter)) {
-      stays(place, *lacks,
-            waiter.again > now ? waiter.again : absl::InfinitePast());
-    } else {
-      const Turn turn = take_turn(waiter);
-      if (turn.result != Turn::Result::kStays) {
-        waiters_.erase(place);
-        continue;
+    if (wake || woken.Wakes(waiter, now)) {
+      if (const auto lacks = without_turn(place, waiter)) {
+        stays(place, *lacks,
+              waiter.again > now ? waiter.again : absl::InfinitePast());
+      } else {
+        const Turn turn = take_turn(waiter);
+        if (turn.result != Turn::Result::kStays) {
+          waiters_.erase(place);
+          wake = true;
+          continue;
+        }
+        stays(place, turn.lacks, turn.again);
       }
-      stays(place, turn.lacks, turn.again);
     }
     if (waiter.deadline > now) {
       held_up.Add(waiter);
+      const absl::Time half = HalfOf(waiter);
+      wake = wake || (before < half && half <= now);
       continue;
     }
     timed_out(place, waiter);
     waiters_.erase(place);
+    wake = true;
   }
 }
 
@@ -207,23 +248,35 @@ absl::Time WaitingQueue::NextDeadline() const {
 }
 
 size_t WaitingQueue::WaitingOf(const Principal& who) const {
-  return static_cast<size_t>(std::count_if(
-      waiters_.begin(), waiters_.end(),
-      [&](const auto& each) { return each.second.job.principal == who; }));
+  return static_cast<size_t>(
+      std::count_if(waiters_.begin(), waiters_.end(), [&](const auto& each) {
+        return each.second.job.principal == who && !each.second.for_plan;
+      }));
 }
 
 void WaitingQueue::Load(Saved saved) {
   waiters_.Load(std::move(saved.waiters));
   next_ = saved.next;
+  for_plans_.clear();
+  for (const auto& [place, waiter] : waiters_) {
+    if (waiter.for_plan) for_plans_.insert(place);
+  }
+  wake_all_ = true;
 }
 
 void WaitingQueue::CheckInvariants(const WaitLimits& limits) const {
-  SLUICE_CHECK(waiters_.size() <= limits.all);
+  SLUICE_CHECK(waiters_.size() - for_plans_.size() <= limits.all);
   std::set<std::pair<SessionId, RequestId>> requests;
+  std::set<SessionId> for_plans;
   std::map<Principal, size_t> users;
   for (const auto& [place, waiter] : waiters_) {
     SLUICE_CHECK(place.number < next_);
     SLUICE_CHECK(requests.insert({waiter.session, waiter.request}).second);
+    SLUICE_CHECK(waiter.for_plan == for_plans_.contains(place));
+    if (waiter.for_plan) {
+      SLUICE_CHECK(for_plans.insert(waiter.session).second);
+      continue;
+    }
     SLUICE_CHECK(++users[waiter.job.principal] <= limits.each);
     SLUICE_CHECK(waiter.asked.wait > absl::ZeroDuration());
     SLUICE_CHECK(waiter.deadline == waiter.since + waiter.asked.wait);

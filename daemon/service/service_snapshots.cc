@@ -29,11 +29,12 @@ void AddCountedByPolicy(const Core& core, const Principal* viewer,
                         QuotasSnapshot& quotas) {
   const auto waiting = static_cast<size_t>(Resource::kWaiting);
   const WaitingQueue& queue = core.waiting();
-  quotas.used[waiting] = std::ssize(queue.waiters());
+  quotas.used[waiting] =
+      std::ssize(queue.waiters()) - std::ssize(queue.for_plans());
   quotas.refused[waiting] = core.stats().waits_refused;
   for (const auto& [place, waiter] : queue.waiters()) {
     const Principal& who = waiter.job.principal;
-    if (viewer != nullptr && who != *viewer) continue;
+    if (waiter.for_plan || (viewer != nullptr && who != *viewer)) continue;
     AddTo(quotas, who, Resource::kWaiting, 1);
   }
   const auto kept = static_cast<size_t>(Resource::kKeptProfiles);

@@ -80,6 +80,20 @@ class RowReader {
       to_->joint.attached[id] = {session.job(), hello.rank, hello.gpu,
                                  hello.local_ranks};
     }
+    for (const WaitingLease& lease : waiting_leases_) {
+      const auto session = to_->sessions.find(lease.session);
+      if (session == to_->sessions.end()) {
+        return Bad("a lease waits without its session");
+      }
+      to_->waiting.waiters[{to_->waiting.next++}] = {
+          .session = lease.session,
+          .request = lease.request,
+          .asked = lease.asked,
+          .job = session->second.job(),
+          .since = lease.since,
+          .deadline = lease.deadline,
+          .for_plan = true};
+    }
     for (auto& [plan, kept] : plans_) {
       to_->joint.rounds.kept.push_back(std::move(kept));
     }
@@ -181,7 +195,7 @@ class RowReader {
     to_->joint.rounds.next_round = loose.next_round;
     to_->joint.rounds.next_plan = loose.next_plan;
     to_->waiting.next = loose.next_place;
-    to_->joint.waiting_leases = loose.waiting_leases;
+    if (loose.waiting_leases) waiting_leases_ = *loose.waiting_leases;
     to_->joint.next = loose.next_joint;
     to_->last_session = loose.last_session;
     return absl::OkStatus();
@@ -203,6 +217,7 @@ class RowReader {
   CoreState* to_;
   std::map<SessionId, RequestHistory::Requests::Rows> replies_;
   std::map<SessionId, RequestId> newest_forgotten_;
+  std::vector<WaitingLease> waiting_leases_;  // of version 1
   std::map<PlanId, PlanRounds::Kept> plans_;  // in the order of their making
 };
 

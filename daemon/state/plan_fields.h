@@ -161,6 +161,7 @@ void Fields(auto& ar, Is<Waiter> auto& waiter) {
   ar(6, waiter.since);
   ar(7, waiter.deadline);
   ar(8, waiter.again);
+  ar(9, waiter.for_plan);
 }
 void Fields(auto& ar, Is<NextRound> auto& next) {
   ar(1, next.owed);

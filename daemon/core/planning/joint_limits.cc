@@ -156,8 +156,9 @@ Bytes JointPlanning::LeaseGrowth(std::optional<uint64_t> numa,
                                  const Principal* of,
                                  const std::set<JobKey>& except) const {
   Bytes growth;
-  for (const WaitingLease& lease : waiting_leases_) {
-    const JobKey& job = attached_.at(lease.session).job;
+  for (const PlaceInLine& place : line_.for_plans()) {
+    const Waiter& lease = line_.waiters().at(place);
+    const JobKey& job = lease.job;
     // What a member's plan promised is in MemberGrowth.
     const auto member = members_.find(job);
     if ((member != members_.end() &&
@@ -189,7 +190,7 @@ std::vector<plan::HostLimit> JointPlanning::NumaLimits(
     });
     // Where several jobs' leases are cut anew, the tails of extents and the
     // room of a calibration cannot be predicted.
-    if (jobs.size() > 1 || !waiting_leases_.empty()) {
+    if (jobs.size() > 1 || !line_.for_plans().empty()) {
       bytes -= config_.extent.host * std::ssize(ranks);
     }
     limits.push_back(
@@ -247,7 +248,7 @@ std::vector<plan::HostLimit> JointPlanning::BudgetLimits(
     }
     limit.profiles =
         Where(positions, [&](const Position& each) { return mine(each.job); });
-    if (jobs.size() > 1 || !waiting_leases_.empty()) {
+    if (jobs.size() > 1 || !line_.for_plans().empty()) {
       limit.bytes -= tail * std::ssize(limit.profiles);
     }
     limit.bytes = std::max(limit.bytes, Bytes(0));

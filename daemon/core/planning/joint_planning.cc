@@ -10,8 +10,8 @@
 namespace sluice::daemon {
 
 JointPlanning::JointPlanning(const NodeConfig& config, const Ledger& ledger,
-                             Journal& journal)
-    : config_(config), ledger_(ledger), journal_(journal) {}
+                             const WaitingQueue& line, Journal& journal)
+    : config_(config), ledger_(ledger), line_(line), journal_(journal) {}
 
 std::string JointPlanning::NameFor(const JobKey& job, const Principal* viewer) {
   return !viewer || job.principal == *viewer ? "job " + job.name
@@ -34,9 +34,6 @@ void JointPlanning::RankAttached(SessionId session, AttachedRank rank) {
 void JointPlanning::RankLeft(SessionId session, absl::Time now,
                              Effects& effects) {
   const AttachedRank left = attached_.at(session);
-  std::erase_if(waiting_leases_, [&](const WaitingLease& lease) {
-    return lease.session == session;
-  });
   AbandonPlans(left, now, effects);
   LeaveTogether(left.job, now);
   attached_.erase(session);
@@ -110,9 +107,6 @@ absl::Time JointPlanning::NextDeadline() const {
   // While a question is being solved for all, its answer starts the next.
   if (!rounds_.solving_together()) next = std::min(next, next_.at);
   for (const auto& [job, held] : held_) next = std::min(next, held.deadline);
-  for (const WaitingLease& lease : waiting_leases_) {
-    next = std::min(next, lease.deadline);
-  }
   for (const auto& [job, member] : members_) {
     if (member.change) next = std::min(next, member.change->deadline);
   }
@@ -178,7 +172,8 @@ std::vector<PlanningSnapshot> JointPlanning::Planning(const Principal* viewer,
       to->waiting_for.push_back(NameFor(other, viewer));
     }
   }
-  for (const WaitingLease& lease : waiting_leases_) {
+  for (const PlaceInLine& place : line_.for_plans()) {
+    const Waiter& lease = line_.waiters().at(place);
     const AttachedRank& rank = attached_.at(lease.session);
     PlanningSnapshot* to = add(rank.job, State::kWaiting, 0,
                                static_cast<size_t>(rank.local_ranks));
@@ -202,9 +197,8 @@ std::vector<PlanningSnapshot> JointPlanning::Planning(const Principal* viewer,
 }
 
 JointPlanningState JointPlanning::Save() const {
-  return {attached_,       rounds_.Save(), joining_,
-          members_.rows(), held_,          waiting_leases_,
-          positions_,      resources_,     next_};
+  return {attached_, rounds_.Save(), joining_,   members_.rows(),
+          held_,     positions_,     resources_, next_};
 }
 
 bool JointPlanning::TakeOver(absl::Time now, Effects& effects) {
@@ -224,9 +218,8 @@ bool JointPlanning::TakeOver(absl::Time now, Effects& effects) {
 void JointPlanning::AddLoose(LooseState& loose) const {
   loose.next_round = rounds_.next_round();
   loose.next_plan = rounds_.next_plan();
-  loose.waiting_leases = waiting_leases_;
   loose.next_joint =
-      DueWithout(rounds_.solving(), !waiting_leases_.empty(), next_);
+      DueWithout(rounds_.solving(), !line_.for_plans().empty(), next_);
 }
 
 NextRound JointPlanning::DueWithout(
@@ -246,13 +239,12 @@ void JointPlanning::Load(JointPlanningState saved) {
   joining_ = std::move(saved.joining);
   members_.Load(std::move(saved.members));
   held_ = std::move(saved.held);
-  waiting_leases_ = std::move(saved.waiting_leases);
   positions_ = std::move(saved.positions);
   resources_ = std::move(saved.resources);
   next_ = std::move(saved.next);
 }
 
-// Who is planned with, waits or asks is attached.
+// Each job that is planned with or asks is attached.
 void JointPlanning::CheckInvariants() const {
   rounds_.CheckInvariants();
   units_.CheckInvariants();
@@ -268,9 +260,6 @@ void JointPlanning::CheckInvariants() const {
   for (const auto& [job, held] : held_) SLUICE_CHECK(members_.contains(job));
   for (const Asking& asking : joining_) {
     SLUICE_CHECK(attached.contains(asking.job));
-  }
-  for (const WaitingLease& lease : waiting_leases_) {
-    SLUICE_CHECK(attached_.contains(lease.session));
   }
 }
 

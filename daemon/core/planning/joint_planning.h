@@ -17,7 +17,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "daemon/core/effects.h"
@@ -31,6 +30,7 @@
 #include "daemon/core/snapshot.h"
 #include "daemon/core/state.h"
 #include "daemon/core/types.h"
+#include "daemon/core/waiting.h"
 #include "proto/base/table.h"
 #include "proto/plan/progress.h"
 #include "proto/plan/request.h"
@@ -44,14 +44,14 @@ class JointPlanning {
   // In the traces of one joint question: encoding it holds up other profiles.
   static constexpr size_t kMostBuffers = 50'000;
 
-  // All three outlive it.
+  // All outlive it.
   JointPlanning(const NodeConfig& config, const Ledger& ledger,
-                Journal& journal);
+                const WaitingQueue& line, Journal& journal);
 
   // --- ranks ---------------------------------------------------------------
   void RankAttached(SessionId session, AttachedRank rank);
-  // Drops the rank's profiles and waiting lease, gives its peers' plans up, and
-  // plans the jobs that stay again. REQUIRES: its leases have ended.
+  // Drops the rank's profiles, gives its peers' plans up, and plans the jobs
+  // that stay again. REQUIRES: its leases have ended, also those that wait.
   void RankLeft(SessionId session, absl::Time now, Effects& effects);
   // A rank that reports a step holds all the memory that its plan says.
   void StepReported(SessionId session);
@@ -77,13 +77,13 @@ class JointPlanning {
   }
 
   // --- leases that wait ----------------------------------------------------
-  // True where running jobs may give back what the lease needs: it is
-  // answered later.
-  bool WaitForLease(const WaitingLease& lease, const Refusal& refusal);
-  // Tries each again, and refuses those for which nothing comes any more.
-  void ReleaseLeases(
-      absl::Time now, absl::FunctionRef<Refusal(const WaitingLease&)> try_again,
-      absl::FunctionRef<void(const WaitingLease&, const Refusal&)> refuse);
+  // Whether running jobs may give back what a lease needs that was refused. If
+  // so they are planned again, and it is to wait for that (Waiter::for_plan).
+  bool AwaitRoom(SessionId session, const LeaseRequest& asked, absl::Time now);
+  // Whether a plan that is being made or taken may still give `job` room.
+  bool MakesRoom(const JobKey& job) const;
+  // Later joins no longer wait for jobs that missed their deadline.
+  void MarkShrinkersLate();
 
   // After each event: what waited and need not any more.
   void Settle(absl::Time now, Effects& effects);
@@ -145,9 +145,6 @@ class JointPlanning {
   static NextRound DueWithout(
       const std::map<PlanRoundId, PlanRounds::Round>& solving, bool leases_wait,
       NextRound next);
-  const std::vector<WaitingLease>& waiting_leases() const {
-    return waiting_leases_;
-  }
   // After Load: tells ranks again of a change that they have not answered, and
   // plans running jobs again where links are not as their plans were made for;
   // returns whether that is so.
@@ -238,8 +235,6 @@ class JointPlanning {
   bool Shrinks(const Member& member) const;
   // Whether any of these frees memory that `job` may have.
   bool OthersShrink(const JobKey& job) const;
-  // Later joins no longer wait for jobs that missed their deadline.
-  void MarkShrinkersLate();
   bool ShrinksLate() const;
 
   // Leases that wait (joint_leases.cc).
@@ -275,6 +270,7 @@ class JointPlanning {
 
   const NodeConfig& config_;
   const Ledger& ledger_;
+  const WaitingQueue& line_;
   Journal& journal_;
   std::map<SessionId, AttachedRank> attached_;
   uint64_t demands_changes_ = 0;  // besides those of members_
@@ -282,7 +278,6 @@ class JointPlanning {
   std::vector<Asking> joining_;      // jobs that ask, in the order of turns
   Table<JobKey, Member> members_;    // jobs that run by the planner's fractions
   std::map<JobKey, HeldJoin> held_;  // members whose plan is held back
-  std::vector<WaitingLease> waiting_leases_;
   // What the question has that is being solved for all jobs together.
   std::vector<Position> positions_;
   plan::NodeResources resources_;

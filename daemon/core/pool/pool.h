@@ -113,7 +113,12 @@ class Pool {
     return !extents_.at(id).holders.empty();
   }
   // What is held outside (OutsideOf).
-  void SetOutside(Bytes said) { outside_ = said; }
+  void SetOutside(Bytes said) {
+    outside_changes_ += outside_ != said;
+    outside_ = said;
+  }
+  // Grows with each change of what the pool has.
+  uint64_t changes() const { return extents_.changes() + outside_changes_; }
   Bytes SizeOf(ExtentId id) const { return extents_.at(id).size; }
   // Of a lease of these.
   Bytes SizeOf(const Parts& parts) const;
@@ -238,6 +243,7 @@ class Pool {
   uint64_t next_idle_order_ = 0;
   Bytes leased_, making_, quarantined_, lingering_, kept_;
   Bytes outside_;
+  uint64_t outside_changes_ = 0;
 };
 
 }  // namespace sluice::daemon

@@ -1,4 +1,5 @@
-// Leases that wait in line: who joins, whose turn it is, how it ends.
+// Leases that wait: which join the line, when they have their turn, how the
+// wait ends.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,7 +14,7 @@
 namespace sluice::daemon {
 namespace {
 
-// When one is tried again that lacks what comes with time.
+// When a lease is tried again that lacks what comes with time.
 constexpr absl::Duration kTryEvery = absl::Milliseconds(250);
 
 std::string Text(absl::Duration time) {
@@ -186,10 +187,54 @@ std::string Core::WhyItWaits(const JobKey& job, const LeaseRequest& asked,
                       : std::string(budget.message()));
 }
 
+Woken Core::TakeWoken() {
+  Woken woken{.pools = {},
+              .users = ledger_.TakeRecharged(),
+              .all = waiting_.TakeWakeAll()};
+  for (const auto& [id, pool] : ledger_.pools()) {
+    uint64_t changes = pool.changes();
+    // What plans are promised of host memory.
+    if (id.kind == PoolKind::kHost) changes += joint_.demands_version();
+    if (std::exchange(changes_seen_[id], changes) == changes) continue;
+    woken.pools.insert(id);
+  }
+  return woken;
+}
+
+void Core::ReleaseForPlans(const Woken& woken, absl::Time now,
+                           Effects& effects) {
+  bool in_vain = false;
+  const std::set<PlaceInLine> places = waiting_.for_plans();
+  for (const PlaceInLine& place : places) {
+    const Waiter waiter = waiting_.waiters().at(place);
+    const bool coming = joint_.MakesRoom(waiter.job);
+    const bool over = !coming || waiter.deadline <= now;
+    if (!over && (waiter.again > now || !woken.Wakes(waiter, now))) continue;
+    const Session& session = sessions_.at(waiter.session);
+    const Refusal refusal =
+        TakeLease(session, waiter.request, waiter.asked, now, effects);
+    if (!refusal.why.ok() && !over) {
+      const absl::Time again = refusal.by == RefusedBy::kExtents
+                                   ? now + kTryEvery
+                                   : absl::InfinitePast();
+      if (again != waiter.again) waiting_.TryAgainAt(place, again);
+      continue;
+    }
+    waiting_.Leave(waiter.session, waiter.request);
+    if (refusal.why.ok()) continue;
+    in_vain |= coming;
+    WaitOrRefuse(session, waiter.request, waiter.asked, waiter.since, refusal,
+                 now, effects);
+  }
+  if (in_vain) joint_.MarkShrinkersLate();
+}
+
 void Core::ReleaseWaiting(absl::Time now, Effects& effects) {
+  const Woken woken = TakeWoken();
   if (waiting_.empty()) return;
+  ReleaseForPlans(woken, now, effects);
   waiting_.Release(
-      now,
+      now, woken,
       [&](const Waiter& waiter) { return RightsOf(waiter.job, waiter.asked); },
       [&](const Waiter& waiter) { return TakeTurn(waiter, now, effects); },
       [&](const PlaceInLine& place, const Waiter& waiter) {
@@ -235,6 +280,7 @@ std::vector<WaitingSnapshot> Core::Waiting(const Principal* viewer,
   std::map<PoolId, int> at_pool;
   std::map<std::pair<Principal, PoolKind>, int> of_user;
   for (const auto& [place, waiter] : waiting_.waiters()) {
+    if (waiter.for_plan) continue;  // JointPlanning::Planning has it
     const PoolId pool = waiter.asked.pool;
     const Principal& who = waiter.job.principal;
     int& before = waiter.lacks == Waiter::Lacks::kPool
@@ -254,7 +300,7 @@ std::vector<WaitingSnapshot> Core::Waiting(const Principal* viewer,
   return list;
 }
 
-// Who waits is an attached rank of the job that the line says.
+// Each waiter is an attached rank of the job that the line says.
 void Core::CheckWaiting() const {
   waiting_.CheckInvariants(config_.wait_limits);
   for (const auto& [place, waiter] : waiting_.waiters()) {

@@ -22,6 +22,7 @@ void CoreDriver::Run(absl::FunctionRef<Effects(Core&)> event) {
   if (!core.waiting().empty()) before = core.Save();
   Effects effects = event(core);
   if (before) CheckOrder(*before);
+  if (!core.waiting().empty() && ++turns_ % 4 == 0) CheckTurns();
   if (shadow_) {
     SLUICE_CHECK(EffectText(effects) == EffectText(event(*shadow_)));
   }
@@ -207,9 +208,7 @@ void CoreDriver::CheckOrder(const CoreState& before) const {
   for (const auto& [id, lease] : now.ledger.leases) {
     if (id.value() < before.ledger.next_lease) continue;
     if (now.ledger.reservations.contains(lease.pool)) continue;
-    if (WasPromised(before.joint, lease) || WasPromised(now.joint, lease)) {
-      continue;
-    }
+    if (WasPromised(before, lease) || WasPromised(now, lease)) continue;
     PlaceInLine place{UINT64_MAX};
     for (const auto& [at, waiter] : before.waiting.waiters) {
       if (waiter.session == lease.session && waiter.request == lease.request) {
@@ -217,6 +216,7 @@ void CoreDriver::CheckOrder(const CoreState& before) const {
       }
     }
     for (const auto& [at, waiter] : before.waiting.waiters) {
+      if (waiter.for_plan) continue;
       const auto still = now.waiting.waiters.find(at);
       // Smaller leases pass in the first half of a wait; what is granted may be
       // larger than what was asked for by less than an extent.
@@ -234,17 +234,30 @@ void CoreDriver::CheckOrder(const CoreState& before) const {
   }
 }
 
-bool CoreDriver::WasPromised(const JointPlanningState& joint,
-                             const LeaseState& lease) {
+void CoreDriver::CheckTurns() const {
+  const absl::Time now = clock.Now();
+  Core other(core.config(), now);
+  other.Load(core.Save());
+  other.ChangeNotSent(SessionId(), PlanId(), now);  // is nothing to do
+  for (const auto& [place, waiter] : core.waiting().waiters()) {
+    if (waiter.for_plan) continue;
+    const auto found = other.waiting().waiters().find(place);
+    SLUICE_CHECK(found != other.waiting().waiters().end());
+    SLUICE_CHECK(found->second == waiter);
+  }
+}
+
+bool CoreDriver::WasPromised(const CoreState& state, const LeaseState& lease) {
   if (lease.pool.kind != PoolKind::kHost) return false;
-  for (const WaitingLease& each : joint.waiting_leases) {
-    if (each.session == lease.session && each.request == lease.request) {
+  for (const auto& [place, each] : state.waiting.waiters) {
+    if (each.for_plan && each.session == lease.session &&
+        each.request == lease.request) {
       return true;
     }
   }
-  const auto rank = joint.attached.find(lease.session);
-  return rank != joint.attached.end() &&
-         joint.members.contains(rank->second.job);
+  const auto rank = state.joint.attached.find(lease.session);
+  return rank != state.joint.attached.end() &&
+         state.joint.members.contains(rank->second.job);
 }
 
 }  // namespace sluice::daemon

@@ -126,13 +126,16 @@ class CoreDriver {
   // Checks that no lease overtook the first that waited for a pool before the
   // event and still does; what is reserved and promised aside.
   void CheckOrder(const CoreState& before) const;
+  // A core that has read this one tries every waiting lease, and grants none:
+  // this one has missed no turn.
+  void CheckTurns() const;
   // Host memory of a job's plan, or for which others made room.
-  static bool WasPromised(const JointPlanningState& joint,
-                          const LeaseState& lease);
+  static bool WasPromised(const CoreState& state, const LeaseState& lease);
 
   std::unique_ptr<Core> shadow_;
   uint64_t next_session_ = 1;
   uint64_t next_request_ = 1;
+  int turns_ = 0;
 };
 
 }  // namespace sluice::daemon

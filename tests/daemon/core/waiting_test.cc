@@ -102,7 +102,7 @@ TEST(WaitingQueue, IsTriedAgainWhenItsWaiterAsked) {
   int tried = 0;
   const auto release = [&](absl::Time at) {
     line.Release(
-        at, [](const Waiter&) { return Rights{}; },
+        at, Woken(), [](const Waiter&) { return Rights{}; },
         [&](const Waiter&) -> WaitingQueue::Turn {
           ++tried;
           return {WaitingQueue::Turn::Result::kStays, Waiter::Lacks::kUser,
@@ -117,6 +117,46 @@ TEST(WaitingQueue, IsTriedAgainWhenItsWaiterAsked) {
   EXPECT_EQ(tried, 1);
   release(now + absl::Seconds(1));
   EXPECT_EQ(tried, 2);
+}
+
+// Guards against a loop that tries each waiting lease at each event.
+TEST(WaitingQueue, OnlyItsPoolItsUserOrTheLineGiveALeaseItsTurn) {
+  const absl::Time now = absl::UnixEpoch();
+  WaitingQueue line;
+  uint64_t request = 0;
+  const auto join = [&](PoolId pool, uint32_t uid) {
+    line.Join({.session = SessionId(uid),
+               .request = RequestId(++request),
+               .asked = {pool, MiB(1)},
+               .job = {{uid, ""}, "job"},
+               .since = now,
+               .deadline = now + kLong});
+  };
+  join(Gpu(0), 1);
+  join(Gpu(1), 2);
+  join(Gpu(1), 3);
+  std::vector<uint64_t> tried;
+  const auto release = [&](const Woken& woken, absl::Time at) {
+    tried.clear();
+    line.Release(
+        at, woken, [](const Waiter&) { return Rights{}; },
+        [&](const Waiter& waiter) -> WaitingQueue::Turn {
+          tried.push_back(waiter.request.value());
+          return {WaitingQueue::Turn::Result::kStays};
+        },
+        [](const PlaceInLine&, const Waiter&) {});
+    return tried;
+  };
+  using ::testing::ElementsAre;
+  EXPECT_THAT(release({}, now), ElementsAre(1, 2)) << "3 is behind 2";
+  EXPECT_THAT(release({}, now), IsEmpty());
+  EXPECT_THAT(release({.pools = {Gpu(2), Host(0)}, .users = {{4, ""}}}, now),
+              IsEmpty());
+  EXPECT_THAT(release({.pools = {Gpu(1)}}, now), ElementsAre(2));
+  EXPECT_THAT(release({.users = {{1, ""}}}, now), ElementsAre(1));
+  line.Leave(SessionId(2), RequestId(2));
+  EXPECT_THAT(release({}, now), ElementsAre(1, 3));
+  EXPECT_THAT(release({}, now + kLong / 2), IsEmpty());
 }
 
 TEST_F(WaitingLeases, AFittingLeaseIsGrantedAndAZeroWaitRefusedAtOnce) {
@@ -252,6 +292,15 @@ TEST_F(WaitingLeases, AUserShortOfItsOwnBudgetBlocksNoOtherUser) {
   Free(bob_, held);
   EXPECT_THAT(Result(own), IsOk());
   EXPECT_THAT(Result(next), IsOk());
+}
+
+TEST_F(WaitingLeases, AreGrantedWhenTheirUserFreesMemoryOfAnotherPool) {
+  ASSERT_THAT(SetBudget(MiB(8)), IsOk());
+  const LeaseId held = Lease(bob_, MiB(8), Gpu(1));
+  const Asked asked = Wait(bob_, MiB(4));
+  EXPECT_TRUE(Waits(asked));
+  Free(bob_, held);
+  EXPECT_THAT(Result(asked), IsOk());
 }
 
 TEST_F(WaitingLeases, AreGrantedAfterABudgetReservationOrDrainChange) {

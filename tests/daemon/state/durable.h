@@ -1,6 +1,7 @@
 // The part of a core's state that its rows have.
 #pragma once
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -19,8 +20,11 @@ inline CoreState Durable(CoreState state) {
   joint.positions.clear();
   joint.resources = {};
   PlanRounds::Saved& rounds = joint.rounds;
-  joint.next = JointPlanning::DueWithout(
-      rounds.solving, !joint.waiting_leases.empty(), std::move(joint.next));
+  const bool for_plans =
+      std::any_of(state.waiting.waiters.begin(), state.waiting.waiters.end(),
+                  [](const auto& each) { return each.second.for_plan; });
+  joint.next = JointPlanning::DueWithout(rounds.solving, for_plans,
+                                         std::move(joint.next));
   rounds.collecting.clear();
   rounds.solving.clear();
   rounds.together.clear();
