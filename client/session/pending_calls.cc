@@ -31,6 +31,8 @@ absl::StatusOr<wire::Packet> PendingCalls::Add(const wire::Request& request,
   wire::Packet packet;
   packet.set_id(next_id_++);
   *packet.mutable_request() = request;
+  const uint64_t oldest = calls_.empty() ? packet.id() : calls_.begin()->first;
+  packet.mutable_request()->set_answered_up_to(oldest - 1);
   calls_[packet.id()] = {
       .packet = packet, .fds = std::move(fds), .waits = waits};
   return packet;

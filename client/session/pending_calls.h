@@ -3,9 +3,10 @@
 // died. Internal to client.
 //
 // Each request is executed once: the daemon knows the ids of those that it
-// answered. So a second answer to one is the same answer and is ignored: what
-// it grants is in use. Only a lease granted to a request that its caller
-// abandoned, and that is still in here, has no owner and is given back.
+// answered, until a later request says that their answers are here
+// (answered_up_to). So a second answer to one is the same answer and is
+// ignored: what it grants is in use. Only a lease granted to a request that its
+// caller abandoned, and that is still in here, has no owner and is given back.
 //
 // Thread safety: none; the connection locks.
 #pragma once

@@ -56,6 +56,8 @@ class Core {
   Effects Connect(SessionId id, const Peer& peer, absl::Time now);
   Effects Receive(SessionId id, RequestId request, const Request& body,
                   absl::Time now);
+  // The client repeats no request up to this one (RequestHistory).
+  void Acknowledge(SessionId id, RequestId up_to);
   // The socket ended, or a packet broke the protocol (`reason` says how; its
   // session is ended).
   Effects SocketEnded(SessionId id, absl::Time now);

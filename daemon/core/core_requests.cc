@@ -26,7 +26,8 @@ Effects Core::Receive(SessionId id, RequestId request, const Request& body,
       effects.push_back(SendReply{
           id, request,
           absl::InvalidArgumentError(fmt::format(
-              "request id {} is older than the last {} requests: ids count up",
+              "request id {} was acknowledged, or is older than the last {} "
+              "requests: ids count up",
               request.value(), RequestHistory::kWindow))});
       return effects;
     case RequestHistory::Seen::kNew:
@@ -44,6 +45,13 @@ Effects Core::Receive(SessionId id, RequestId request, const Request& body,
       body);
   Settle(now, effects);
   return effects;
+}
+
+void Core::Acknowledge(SessionId id, RequestId up_to) {
+  if (up_to == RequestId()) return;
+  if (Session* session = sessions_.Find(id)) {
+    session->history.Acknowledge(up_to);
+  }
 }
 
 Reply Core::Repeat(const Session& session, RequestId request) const {

@@ -9,21 +9,10 @@
 namespace sluice::daemon {
 namespace {
 
-constexpr char kLeftOut[] = "refused; the reason is not kept any more";
-
 size_t TextOf(const std::optional<Reply>& reply) {
   const auto* error =
       reply.has_value() ? std::get_if<absl::Status>(&*reply) : nullptr;
   return error != nullptr ? error->message().size() : 0;
-}
-
-// With its code and what is attached to it.
-absl::Status WithoutText(const absl::Status& error) {
-  absl::Status shorter(error.code(), kLeftOut);
-  error.ForEachPayload([&](auto url, const absl::Cord& payload) {
-    shorter.SetPayload(url, payload);
-  });
-  return shorter;
 }
 
 }  // namespace
@@ -37,14 +26,10 @@ RequestHistory::Seen RequestHistory::Begin(RequestId id) {
   // bounded by its pool, those that wait by their quota, and a profile by the
   // packet rate.
   for (auto each = requests_.begin();
-       requests_.size() >= kWindow && each != requests_.end();) {
-    const RequestId oldest = each->first;
-    const bool answered = each->second.has_value();
-    ++each;
-    if (!answered) continue;
-    newest_forgotten_ = std::max(newest_forgotten_, oldest);
-    text_ -= TextOf(requests_.at(oldest));
-    requests_.erase(oldest);
+       (requests_.size() >= kWindow || text_ > kMostText) &&
+       each != requests_.end();) {
+    const auto& [oldest, reply] = *each++;
+    if (reply.has_value()) Forget(RequestId(oldest));
   }
   requests_.Insert(id);
   return Seen::kNew;
@@ -55,7 +40,20 @@ void RequestHistory::Answer(RequestId id, const Reply& reply) {
   SLUICE_CHECK(!answer.has_value());
   answer = reply;
   text_ += TextOf(answer);
-  ShortenOldest();
+}
+
+void RequestHistory::Acknowledge(RequestId up_to) {
+  for (auto each = requests_.begin();
+       each != requests_.end() && each->first <= up_to;) {
+    const auto& [id, reply] = *each++;
+    if (reply.has_value()) Forget(RequestId(id));
+  }
+}
+
+void RequestHistory::Forget(RequestId id) {
+  newest_forgotten_ = std::max(newest_forgotten_, id);
+  text_ -= TextOf(requests_.at(id));
+  requests_.erase(id);
 }
 
 void RequestHistory::TakeBack(RequestId id, const absl::Status& why) {
@@ -64,17 +62,6 @@ void RequestHistory::TakeBack(RequestId id, const absl::Status& why) {
   text_ -= TextOf(*known);
   known->reset();
   Answer(id, why);
-}
-
-void RequestHistory::ShortenOldest() {
-  for (auto each = requests_.begin();
-       text_ > kMostText && each != requests_.end(); ++each) {
-    const size_t size = TextOf(each->second);
-    if (size < sizeof(kLeftOut)) continue;
-    Reply& reply = *requests_.Edit(each->first);
-    reply = WithoutText(std::get<absl::Status>(reply));
-    text_ -= size - TextOf(reply);
-  }
 }
 
 void RequestHistory::Load(Requests::Rows requests, RequestId newest_forgotten) {

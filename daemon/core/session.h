@@ -23,11 +23,10 @@
 namespace sluice::daemon {
 
 // Remembers requests, so that one repeated under the same id is executed once
-// and answered again. Ids count up, roughly: the last kWindow are remembered,
-// older ones are refused.
-//
-// Answers are saved, and whoever asks wrongly again and again gets as many
-// texts: beyond kMostText the oldest are left out.
+// and answered again, until its client acknowledges the answer. Of a client
+// that does not acknowledge, the last kWindow are remembered, or fewer where
+// their errors have more than kMostText. Older ones are refused; ids count up,
+// roughly.
 class RequestHistory {
  public:
   static constexpr size_t kWindow = 256;
@@ -42,7 +41,9 @@ class RequestHistory {
   // long, is of no more use.
   void LeaseEnded(RequestId id);
   const Reply& answer(RequestId id) const;
-  // Nobody will repeat any.
+  // The client repeats no request up to this one that was answered.
+  void Acknowledge(RequestId up_to);
+  // The session is closed: no request comes again.
   void Clear();
   // Those that run, but for these: repeated, they are executed again.
   void ForgetRunning(const std::set<RequestId>& but_for);
@@ -56,7 +57,7 @@ class RequestHistory {
   bool operator==(const RequestHistory&) const = default;
 
  private:
-  void ShortenOldest();
+  void Forget(RequestId id);
 
   Requests requests_;
   RequestId newest_forgotten_;

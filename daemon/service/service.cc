@@ -265,6 +265,7 @@ void Service::OnMessage(SessionId id, wire::Message& message) {
   const bool stored =
       profile &&
       profiles_.try_emplace(key, std::move(message.fds.front())).second;
+  core_.Acknowledge(id, RequestId(message.packet.request().answered_up_to()));
   Effects effects = core_.Receive(id, request, *body, loop_->now());
   Execute(std::move(effects));
   if (!stored) return;

@@ -204,6 +204,31 @@ TEST(PendingCalls, SoManyThatNobodyWaitsForMayGoUnanswered) {
   EXPECT_THAT(calls.Add(request, {}, PendingCalls::Waits::kCaller), IsOk());
 }
 
+TEST(PendingCalls, EachRequestSaysUpToWhichAllAreAnswered) {
+  PendingCalls calls;
+  const auto add = [&] {
+    const auto packet = calls.Add({}, {}, PendingCalls::Waits::kCaller);
+    EXPECT_THAT(packet, IsOk());
+    return packet->request().answered_up_to();
+  };
+  const auto answer = [&](uint64_t id) {
+    wire::Message message;
+    message.packet.set_id(id);
+    message.packet.mutable_reply()->mutable_freed();
+    calls.Answer(std::move(message));
+    calls.Take(id);
+  };
+  EXPECT_EQ(add(), 0u);
+  EXPECT_EQ(add(), 0u);
+  answer(2);
+  EXPECT_EQ(add(), 0u) << "1 is not answered";
+  answer(1);
+  EXPECT_EQ(add(), 2u);
+  answer(3);
+  answer(4);
+  EXPECT_EQ(add(), 4u);
+}
+
 TEST_F(SessionTest, OnlyTheNewestReportsAreSaidAgain) {
   Open();
   std::atomic<int> heard = 0;

@@ -88,7 +88,7 @@ def messages_of(session_proto):
     for name in ("Request", "Reply", "Event"):
         body = re.search(rf"^message {name} {{(.*?)^}}", session_proto,
                          re.M | re.S).group(1)
-        yield from re.findall(r"^\s+(\w+) \w+ = \d+;", body, re.M)
+        yield from re.findall(r"^\s+([A-Z]\w+) \w+ = \d+;", body, re.M)
 
 
 def check_messages(session_proto, readme):

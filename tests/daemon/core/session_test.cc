@@ -182,22 +182,39 @@ TEST(Request, RepeatedWhileItRunsIsAnsweredOnce) {
   EXPECT_THAT(node.to_make, SizeIs(1));
 }
 
-// They are saved: guards against users that fill the state with them.
-TEST(RequestHistory, LeavesOutTheOldestTextsOfMany) {
+// Guards against users that fill the saved state with texts of errors.
+TEST(RequestHistory, ForgetsTheOldestWhereErrorsHaveMuchText) {
   RequestHistory history;
   for (uint64_t i = 1; i <= RequestHistory::kWindow; ++i) {
     ASSERT_EQ(history.Begin(RequestId(i)), RequestHistory::Seen::kNew);
     history.Answer(RequestId(i), absl::NotFoundError(std::string(1000, 'x')));
   }
-  size_t all = 0;
-  for (uint64_t i = 1; i <= RequestHistory::kWindow; ++i) {
-    const auto& error = std::get<absl::Status>(history.answer(RequestId(i)));
-    EXPECT_TRUE(absl::IsNotFound(error));
-    all += error.message().size();
+  const size_t kept = history.requests().size();
+  EXPECT_EQ(kept, RequestHistory::kMostText / 1000 + 1);
+  EXPECT_EQ(history.Begin(RequestId(RequestHistory::kWindow - kept)),
+            RequestHistory::Seen::kForgotten);
+  EXPECT_EQ(history.Begin(RequestId(RequestHistory::kWindow)),
+            RequestHistory::Seen::kAnswered);
+}
+
+TEST(RequestHistory, ForgetsAcknowledgedAnswersAndNoRunningRequest) {
+  CoreDriver node;
+  node.make_at_once = false;
+  const SessionId a = node.Attach("demo", 0);
+  const LeaseRequest ask{Gpu(0), MiB(4)};
+  EXPECT_FALSE(node.Ask(a, ask, RequestId(900)));
+  for (uint64_t id = 901; id < 905; ++id) {
+    node.Ask(a, StepReport{}, RequestId(id));
   }
-  EXPECT_LE(all, RequestHistory::kMostText);
-  const auto newest = history.answer(RequestId(RequestHistory::kWindow));
-  EXPECT_EQ(std::get<absl::Status>(newest).message().size(), 1000);
+  node.core.Acknowledge(a, RequestId(903));
+  const auto& requests = node.core.session(a)->history.requests();
+  EXPECT_TRUE(requests.contains(RequestId(900)));  // it runs
+  EXPECT_TRUE(requests.contains(RequestId(904)));
+  EXPECT_EQ(requests.size(), 2u);
+  EXPECT_THAT(StatusOf(node.Ask(a, StepReport{}, RequestId(903))),
+              StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_FALSE(node.Ask(a, ask, RequestId(900)));
+  EXPECT_THAT(node.to_make, SizeIs(1)) << "it was executed once";
 }
 
 TEST(RequestHistory, ForgetsTheOldestAndRefusesThemAfterwards) {
