@@ -169,7 +169,7 @@ class Core {
   const EventLog& log() const { return journal_.log; }
   const Ledger& ledger() const { return ledger_; }
   const WaitingQueue& waiting() const { return waiting_; }
-  // What is kept of profiles while their jobs ask and run, by user.
+  // What profiles and plans may take of the saved state, by user.
   std::map<Principal, Bytes> KeptProfiles() const {
     return joint_.KeptProfiles();
   }

@@ -155,10 +155,11 @@ struct WaitLimits {
   absl::Duration longest = absl::Hours(1);
 };
 
-// What is kept of profiles while their jobs ask and run: all but their traces.
+// The most that profiles and plans may take of the saved state. One principal
+// may have the largest profile that is read (proto/plan/codec.h).
 struct ProfileLimit {
-  Bytes each = MiB(2);  // of one principal
-  Bytes all = MiB(64);
+  Bytes each = MiB(16);  // of one principal
+  Bytes all = MiB(32);
 };
 
 // What leases are cut into, by what kind of pool they are of: whole pieces of

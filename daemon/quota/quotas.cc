@@ -36,7 +36,7 @@ const Words& WordsOf(Resource what) {
        "let its sessions read what they were sent"},
       {"profile_bytes", "bytes of profiles whose plans are not made yet",
        "submit smaller ones (fewer segments), or fewer jobs at a time"},
-      {"kept_profile_bytes", "bytes of profiles without their traces",
+      {"kept_profile_bytes", "bytes of profiles and plans in the saved state",
        "submit ones of fewer classes or with shorter names, or end some jobs"},
       {"codec_seconds", "", "", 1e6, /*in_turns=*/true},
   }};
@@ -84,7 +84,7 @@ Shares SharesOf(const QuotaSettings& settings, int64_t open_files) {
   set(Resource::kInFlight, in_flight / 4, in_flight);
   set(Resource::kQueuedBytes, int64_t{8} << 20, int64_t{256} << 20);
   set(Resource::kProfileBytes, int64_t{8} << 20, int64_t{256} << 20);
-  set(Resource::kKeptProfiles, int64_t{2} << 20, int64_t{64} << 20);
+  set(Resource::kKeptProfiles, int64_t{16} << 20, int64_t{32} << 20);
   set(Resource::kCodecTime, INT64_MAX, INT64_MAX);
   return shares;
 }

@@ -28,7 +28,7 @@ enum class Resource {
   kInFlight,      // descriptors that were sent and not received
   kQueuedBytes,   // packets that wait to be sent
   kProfileBytes,  // decoded profiles, until their plans are made
-  kKeptProfiles,  // bytes of profiles while their jobs run, without traces
+  kKeptProfiles,  // bytes that profiles and plans may take of the saved state
                   // (counted by daemon/core)
   kCodecTime,     // microseconds in which profiles were decoded
 };

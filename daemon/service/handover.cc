@@ -168,11 +168,6 @@ void Handover::WaitUntilItFits(const absl::Status& why, absl::Time now) {
   try_again_at_ = now + kTryAgain;
 }
 
-std::vector<LeftOut> Handover::TakeLeftOut() {
-  if (!begun_ || unstored_) return {};
-  return rows_.TakeLeftOut();
-}
-
 void Handover::Fail(const absl::Status& why) {
   if (!unstored_) {
     WriteLog(LogLevel::kError,

@@ -79,8 +79,6 @@ class Handover {
     return begun_ ? try_again_at_.value_or(absl::InfiniteFuture())
                   : absl::InfiniteFuture();
   }
-  // Jobs with profiles and plans that are not saved, since the last call.
-  std::vector<LeftOut> TakeLeftOut();
   // Keeps a duplicate under a name that is not in use.
   void Keep(const std::string& name, int fd);
   // Reports that `name` cannot be kept: until it is dropped the next daemon

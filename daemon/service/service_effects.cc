@@ -33,21 +33,7 @@ void Service::Execute(Effects effects) {
   events_.WriteNew(core_.log(), loop_->now());
 }
 
-void Service::Save() {
-  handover_->Save(core_, loop_->now());
-  for (const auto& [job, bytes] : handover_->TakeLeftOut()) {
-    events_.WriteLimited(
-        job.principal.uid, loop_->now(), LogLevel::kWarning,
-        fmt::format(
-            "job {} of {}: its profiles and plans take {} bytes, and {} of all "
-            "jobs together are saved, of who has least first: a daemon that "
-            "takes over from this one will not know its plan (fewer classes "
-            "and shorter names take less)",
-            job.name, Name(job.principal), bytes,
-            CoreRows::kMostPlanning.count()),
-        {.uid = job.principal.uid});
-  }
-}
+void Service::Save() { handover_->Save(core_, loop_->now()); }
 
 void Service::Do(MakeExtent& effect) {
   if (UniqueFd kept = handover_->Take(Handover::NameOf(effect.id))) {

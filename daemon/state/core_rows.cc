@@ -1,7 +1,6 @@
 #include "daemon/state/core_rows.h"
 
 #include <concepts>
-#include <functional>
 #include <utility>
 
 #include "daemon/state/core_fields.h"
@@ -63,64 +62,35 @@ class RowWriter {
   FieldWriter to_{&rows_, nullptr};
 };
 
-// The rows of planning, which name objects, and for which there may be no room.
+// The rows of planning, which name objects.
 class PlanningWriter {
  public:
-  PlanningWriter(Objects* objects, PlanningShare* planning)
-      : objects_(objects), planning_(planning) {}
+  explicit PlanningWriter(Objects* objects) : objects_(objects) {}
 
-  // Whether there is room for it is known when all of them are.
   void operator()(RowKind kind, const JobKey& job, const auto* row) {
     const std::string key = KeyOf(static_cast<char>(kind), job);
-    planning_->Set(job, kind, row == nullptr ? 0 : SizeOf(key, *row));
-    if (row == nullptr) return Erase(kind, job);
-    considered_.push_back([this, key, job, row] {
-      if (planning_->IsSaved(job)) Put(key, Bytes(*row));
-    });
+    if (row == nullptr) return AddRow(rows_, RowOp::kErase, key, "");
+    std::string bytes;
+    FieldWriter(&bytes, objects_).Element(*row);
+    AddRow(rows_, RowOp::kPut, key, bytes);
   }
   // The rows, after the objects that they name.
   std::string Take() {
-    for (const JobKey& job : planning_->TakeEvicted()) {
-      for (const RowKind kind : PlanningShare::kKinds) Erase(kind, job);
-    }
-    for (const auto& put : std::exchange(considered_, {})) put();
-    std::string rows = std::exchange(rows_, {});
+    std::string rows;
     for (const auto& [number, bytes] : objects_->TakeNew()) {
-      Put(KeyOf(kObjectRow, number), bytes);
+      AddRow(rows, RowOp::kPut, KeyOf(kObjectRow, number), bytes);
     }
-    return std::exchange(rows_, {}) + rows;
+    return rows + std::exchange(rows_, {});
   }
 
  private:
-  // At most what a row takes, with the objects that it names.
-  static size_t SizeOf(const std::string& key, const auto& row) {
-    constexpr size_t kNumbers = 16;  // of an object, longer than here
-    Objects objects;
-    PlanningShare none(0);
-    PlanningWriter to(&objects, &none);
-    to.Put(key, to.Bytes(row));
-    return to.Take().size() + kNumbers * objects.count();
-  }
   static std::string KeyOf(char kind, const auto& key) {
     std::string name(1, kind);
     FieldWriter(&name, nullptr).Element(key);
     return name;
   }
-  std::string Bytes(const auto& row) {
-    std::string bytes;
-    FieldWriter(&bytes, objects_).Element(row);
-    return bytes;
-  }
-  void Erase(RowKind kind, const JobKey& job) {
-    AddRow(rows_, RowOp::kErase, KeyOf(static_cast<char>(kind), job), "");
-  }
-  void Put(const std::string& key, const std::string& row) {
-    AddRow(rows_, RowOp::kPut, key, row);
-  }
 
   Objects* objects_;
-  PlanningShare* planning_;
-  std::vector<std::function<void()>> considered_;
   std::string rows_;
 };
 
@@ -132,7 +102,7 @@ constexpr bool kIsOfPlanning =
 
 std::string CoreRows::Changes(Core& core) {
   RowWriter rows;
-  PlanningWriter planning(&objects_, &planning_);
+  PlanningWriter planning(&objects_);
   core.TakeChanged(
       [&]<typename Row>(RowKind kind, const auto& key, const Row* row) {
         if constexpr (kIsOfPlanning<Row>) {
@@ -154,7 +124,6 @@ std::string CoreRows::Changes(Core& core) {
 
 std::string CoreRows::Everything(Core& core) {
   objects_.Clear();
-  planning_.Clear();
   loose_.clear();
   core.TouchAll();
   return Changes(core);

@@ -6,9 +6,8 @@
 //
 // Not in them: what administrators set (policy_file.h keeps it on a disk),
 // rounds of planning that are asked or solved (a round for running jobs alone
-// is due again at once; the clients of any other round ask again), sessions
-// that never were a rank's (their sockets are not kept either), and the
-// profiles and plans of jobs for which there is no room (planning_share.h).
+// is due again at once; the clients of any other round ask again), and sessions
+// that never were a rank's (their sockets are not kept either).
 //
 // Errors: InvalidArgument, one line: what was read is not what was written.
 // Thread safety: one owner.
@@ -21,31 +20,20 @@
 #include "daemon/core/core.h"
 #include "daemon/core/state.h"
 #include "daemon/state/objects.h"
-#include "daemon/state/planning_share.h"
 #include "daemon/state/state_file.h"
-#include "proto/base/units.h"
 
 namespace sluice::daemon {
 
 class CoreRows {
  public:
-  // The most bytes of a checkpoint for all jobs' profiles and plans.
-  static constexpr Bytes kMostPlanning = MiB(4);
-
-  explicit CoreRows(Bytes most_planning = kMostPlanning)
-      : planning_(most_planning.size()) {}
-
   // What changed since the last call, of this core; empty if nothing.
   std::string Changes(Core& core);
   // All rows; the next Changes starts from here.
   std::string Everything(Core& core);
-  // Jobs with profiles and plans that are not saved, since the last call.
-  std::vector<LeftOut> TakeLeftOut() { return planning_.TakeNews(); }
 
  private:
   // What a reader of the bytes knows by then.
   Objects objects_;
-  PlanningShare planning_;
   std::string loose_;
 };
 

@@ -30,8 +30,6 @@ class Objects {
   std::vector<std::pair<uint64_t, std::string>> TakeNew() {
     return std::exchange(new_, {});
   }
-  // How many have a number.
-  size_t count() const { return written_.size(); }
   // Drops all; numbers begin again.
   void Clear() { written_.clear(); }
 

@@ -4,32 +4,81 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <zlib.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <string_view>
 
 #include "daemon/crash/crash_point.h"
-#include "daemon/state/state_layout.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
 namespace {
 
-using state_layout::Damaged;
-using state_layout::Header;
-using state_layout::kFirstEpoch;
-using state_layout::kMagic;
-using state_layout::kWord;
-using state_layout::Lead;
-using state_layout::Load;
-using state_layout::RoundUp;
-using state_layout::SumOf;
+constexpr uint64_t kMagic = 0x31'4554'4154'5343;  // "CSTATE1"
+constexpr size_t kWord = sizeof(uint64_t);
+// Epochs start here, so that no damage of few bits makes one 0.
+constexpr uint64_t kFirstEpoch = 0x5c0d'a7e1'0000'0000;
+
+struct Header {
+  uint64_t magic;  // stored last: says which version this is
+  uint64_t checkpoint_bytes;
+  uint64_t record_bytes;
+};
+
+// Before the bytes of a checkpoint or a record.
+struct Lead {
+  uint64_t epoch;  // of the checkpoint; stored last. 0: nothing here
+  // A record's number in its epoch; for a checkpoint, the versions of all that
+  // is written in this epoch.
+  uint64_t index;
+  uint64_t size;
+  uint64_t sum;
+};
+
+size_t RoundUp(size_t size) { return (size + kWord - 1) / kWord * kWord; }
+
+uint32_t SumOf(uint32_t before, const void* bytes, size_t size) {
+  return static_cast<uint32_t>(
+      crc32_z(before, static_cast<const Bytef*>(bytes), size));
+}
+
+// The sum of the lead and of the bytes behind it, which have the sum `bytes`.
+uint64_t SumOf(Lead lead, uint32_t bytes) {
+  lead.sum = 0;
+  return crc32_combine(SumOf(0, &lead, sizeof(lead)), bytes,
+                       static_cast<z_off_t>(lead.size));
+}
+
+template <typename T>
+T Load(const std::byte* from) {
+  T value;
+  std::memcpy(&value, from, sizeof(value));
+  return value;
+}
+
+absl::Status Damaged(std::string_view what) {
+  return absl::FailedPreconditionError(fmt::format(
+      "the saved state is damaged ({}): nothing of it is used", what));
+}
 
 // The lower half: which version it is; the upper one: from which on it is read.
 uint64_t WordOf(const StateVersions& versions) {
   return versions.written | uint64_t{versions.oldest_reader} << 32;
+}
+
+// Whether what begins here fits into `room` and is as it was stored.
+bool IsSound(const std::byte* here, size_t room) {
+  const auto lead = Load<Lead>(here);
+  return lead.size <= room - sizeof(Lead) &&
+         lead.sum == SumOf(lead, SumOf(0, here + sizeof(Lead), lead.size));
+}
+
+std::string_view BytesAfter(const std::byte* lead, uint64_t size) {
+  return {reinterpret_cast<const char*>(lead + sizeof(Lead)), size};
 }
 
 absl::Status NoRoom(std::string_view what, size_t size, size_t room) {
@@ -39,15 +88,30 @@ absl::Status NoRoom(std::string_view what, size_t size, size_t room) {
 
 }  // namespace
 
+struct StateFile::Layout {
+  size_t checkpoint;  // room of one, its lead included
+  size_t records;     // of all
+
+  size_t slot(uint64_t epoch) const {
+    return sizeof(Header) + (epoch % 2) * checkpoint;
+  }
+  size_t log() const { return sizeof(Header) + 2 * checkpoint; }
+  size_t size() const { return log() + records; }
+};
+
 absl::StatusOr<std::unique_ptr<StateFile>> StateFile::Create(
     int fd, Sizes sizes, StateVersions versions) {
   const Layout layout = {RoundUp(sizeof(Lead) + sizes.checkpoint.size()),
                          RoundUp(sizeof(Lead) + sizes.records.size())};
-  // Every page now: what is stored later asks for no memory.
-  if (const int error = posix_fallocate(fd, 0, layout.size()); error != 0) {
-    return ErrnoStatus(error, "make the saved state");
+  if (ftruncate(fd, static_cast<off_t>(layout.size())) != 0) {
+    return ErrnoStatus(errno, "make the saved state");
   }
   SLUICE_ASSIGN_OR_RETURN(auto file, Map(fd, versions));
+  // Now, so that records and Void ask for no memory.
+  for (const uint64_t slot : {0, 1}) {
+    SLUICE_RETURN_IF_ERROR(file->TakePages(layout.slot(slot), sizeof(Lead)));
+  }
+  SLUICE_RETURN_IF_ERROR(file->TakePages(layout.log(), layout.records));
   file->StoreWord(offsetof(Header, checkpoint_bytes), layout.checkpoint);
   file->StoreWord(offsetof(Header, record_bytes), layout.records);
   SLUICE_RETURN_IF_ERROR(file->Checkpoint(""));
@@ -65,7 +129,82 @@ absl::StatusOr<std::unique_ptr<StateFile>> StateFile::Map(
       mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (memory == MAP_FAILED) return ErrnoStatus(errno, "map the state");
   return std::unique_ptr<StateFile>(
-      new StateFile(static_cast<std::byte*>(memory), size, versions));
+      new StateFile(fd, static_cast<std::byte*>(memory), size, versions));
+}
+
+// A store into a page that the machine has no memory for would end the process.
+absl::Status StateFile::TakePages(size_t at, size_t size) {
+  const int error =
+      posix_fallocate(fd_, static_cast<off_t>(at), static_cast<off_t>(size));
+  if (error == 0) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      fmt::format("no memory for {} bytes of the saved state: {}", size,
+                  std::string(ErrnoStatus(error, "fallocate").message())));
+}
+
+absl::StatusOr<std::unique_ptr<StateFile>> StateFile::Open(
+    int fd, StateVersions versions) {
+  SLUICE_ASSIGN_OR_RETURN(auto file, Map(fd, versions));
+  SLUICE_RETURN_IF_ERROR(file->Read());
+  return file;
+}
+
+absl::Status StateFile::Read() {
+  const auto header = Load<Header>(memory_);
+  if (header.magic != kMagic)
+    return Damaged("its first word is not of this layout");
+  if (header.checkpoint_bytes > size_ || header.record_bytes > size_ ||
+      header.checkpoint_bytes < sizeof(Lead) || header.record_bytes < kWord ||
+      header.checkpoint_bytes % kWord != 0 ||
+      header.record_bytes % kWord != 0 || layout().size() != size_) {
+    return Damaged("its sizes do not fit into it");
+  }
+  SLUICE_RETURN_IF_ERROR(ReadCheckpoint());
+  return ReadRecords();
+}
+
+absl::Status StateFile::ReadCheckpoint() {
+  const Layout at = layout();
+  uint64_t versions = 0;
+  for (const uint64_t slot : {0, 1}) {
+    const std::byte* const here = memory_ + at.slot(slot);
+    const auto lead = Load<Lead>(here);
+    if (lead.epoch == 0) continue;  // the process ended while it wrote here
+    if (lead.epoch % 2 != slot || !IsSound(here, at.checkpoint)) {
+      return Damaged(fmt::format("checkpoint {}", slot));
+    }
+    if (lead.epoch <= epoch_) continue;
+    epoch_ = lead.epoch;
+    versions = lead.index;
+    contents_.checkpoint = BytesAfter(here, lead.size);
+  }
+  // No process ends with both: it writes the one that does not count.
+  if (epoch_ == 0) return absl::NotFoundError("the saved state was given up");
+  return CheckStateVersion(static_cast<uint32_t>(versions),
+                           static_cast<uint32_t>(versions >> 32), versions_);
+}
+
+absl::Status StateFile::ReadRecords() {
+  const Layout at = layout();
+  while (true) {
+    const std::byte* const here = memory_ + at.log() + end_;
+    const size_t room = at.records - end_;
+    // Append leaves room for the word that says that there is none.
+    if (room < kWord) return Damaged("its records have no end");
+    if (Load<uint64_t>(here) == 0) return absl::OkStatus();  // the last one's
+    if (room < sizeof(Lead) || !IsSound(here, room)) {
+      return Damaged(fmt::format("record {}", next_));
+    }
+    const auto lead = Load<Lead>(here);
+    // The first one of an older checkpoint, until this one has any.
+    if (end_ == 0 && lead.epoch < epoch_) return absl::OkStatus();
+    if (lead.epoch != epoch_ || lead.index != next_) {
+      return Damaged(fmt::format("record {}", next_));
+    }
+    contents_.records.emplace_back(BytesAfter(here, lead.size));
+    end_ += RoundUp(sizeof(Lead) + lead.size);
+    ++next_;
+  }
 }
 
 StateFile::~StateFile() { munmap(memory_, size_); }
@@ -102,6 +241,7 @@ absl::Status StateFile::Checkpoint(std::string_view state) {
   // In the other slot: until its epoch is stored, the older one counts.
   const uint64_t epoch = NextEpoch();
   const size_t slot = layout().slot(epoch);
+  SLUICE_RETURN_IF_ERROR(TakePages(slot, sizeof(Lead) + state.size()));
   StoreWord(slot + offsetof(Lead, epoch), 0);
   std::memcpy(memory_ + slot + sizeof(Lead), state.data(), state.size());
   Publish(slot, epoch, WordOf(versions_), state.size(),

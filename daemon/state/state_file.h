@@ -29,7 +29,7 @@ namespace sluice::daemon {
 class StateFile {
  public:
   struct Sizes {
-    Bytes checkpoint = MiB(18);  // the largest one; there are two
+    Bytes checkpoint = MiB(44);  // the largest one; there are two
     Bytes records = MiB(4);      // of all between two checkpoints
   };
   struct Contents {
@@ -38,8 +38,9 @@ class StateFile {
     bool operator==(const Contents&) const = default;
   };
 
-  // An empty state in `fd`, which is given its size and every page of it. It
-  // stays the caller's: an open descriptor of it keeps the state.
+  // An empty state in `fd`, which is given its size and the pages of its
+  // records; a checkpoint takes the pages that it needs. `fd` stays the
+  // caller's and outlives this object: an open descriptor keeps the state.
   static absl::StatusOr<std::unique_ptr<StateFile>> Create(
       int fd, Sizes sizes, StateVersions versions = kStateVersions);
   // The state that is in `fd`. The next checkpoint is of this build's version.
@@ -61,8 +62,9 @@ class StateFile {
 
  private:
   struct Layout;
-  StateFile(std::byte* memory, size_t size, StateVersions versions)
-      : memory_(memory), size_(size), versions_(versions) {}
+  StateFile(int fd, std::byte* memory, size_t size, StateVersions versions)
+      : fd_(fd), memory_(memory), size_(size), versions_(versions) {}
+  absl::Status TakePages(size_t at, size_t size);
   static absl::StatusOr<std::unique_ptr<StateFile>> Map(int fd,
                                                         StateVersions versions);
   absl::Status Read();
@@ -76,6 +78,7 @@ class StateFile {
   void Publish(size_t at, uint64_t epoch, uint64_t index, uint64_t size,
                uint32_t sum);
 
+  const int fd_;
   std::byte* const memory_;
   const size_t size_;
   const StateVersions versions_;

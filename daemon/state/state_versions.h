@@ -12,7 +12,7 @@
 namespace sluice::daemon {
 
 struct StateVersions {
-  uint32_t written = 1;
+  uint32_t written = 2;
   uint32_t oldest_read = 1;  // of what other builds wrote
   // The oldest build, by the version it writes, that reads what this one
   // writes.

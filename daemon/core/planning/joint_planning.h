@@ -111,10 +111,10 @@ class JointPlanning {
   // A plan its job's principal may see; null viewer: any.
   std::shared_ptr<const plan::NodePlan> FindPlan(PlanId id,
                                                  const Principal* viewer) const;
-  // What is kept of profiles while their jobs ask and run, by user.
+  // What profiles and plans may take of the saved state, by user.
   std::map<Principal, Bytes> KeptProfiles() const;
-  // Whether this profile of an attached rank may be kept too; ResourceExhausted
-  // in one line with limit and remedy.
+  // Whether this profile of an attached rank and its plans can be saved too;
+  // ResourceExhausted in one line with limit and remedy.
   absl::Status MayKeep(SessionId session,
                        const plan::RankProfile& profile) const;
   std::vector<PlanSnapshot> Plans(const Principal* viewer) const;
@@ -184,8 +184,10 @@ class JointPlanning {
   }
   UnitCache::Units KnownUnits(const std::vector<Asking>& asking);
   void GivePlan(const Asking& asking, PlanId plan, Effects& effects) const;
-  using ProfileSizes = std::map<std::pair<JobKey, Rank>, Bytes>;
-  ProfileSizes SizesOfProfiles() const;
+  // Bytes of each rank's profile with its plans, and, with no rank, of the
+  // plans that a job has.
+  using KeptSizes = std::map<std::pair<JobKey, std::optional<Rank>>, size_t>;
+  KeptSizes SizesOfKept() const;
   void FailPlan(const JobKey& job, const std::vector<Rank>& ranks,
                 const PlanFailedNotice& notice, Effects& effects) const;
 

@@ -123,6 +123,15 @@ const PlanRounds::Kept* PlanRounds::FindKept(PlanId plan) const {
   return nullptr;
 }
 
+std::vector<std::pair<JobKey, std::shared_ptr<const plan::NodePlan>>>
+PlanRounds::PlansOfJobs() const {
+  std::vector<std::pair<JobKey, std::shared_ptr<const plan::NodePlan>>> plans;
+  for (const auto* of : {&current_, &promised_}) {
+    for (const auto& [job, plan] : *of) plans.emplace_back(job, Find(plan));
+  }
+  return plans;
+}
+
 std::shared_ptr<const plan::NodePlan> PlanRounds::Find(PlanId plan) const {
   const Kept* const kept = FindKept(plan);
   return kept ? kept->plan : nullptr;

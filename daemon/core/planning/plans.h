@@ -17,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -122,6 +123,9 @@ class PlanRounds {
   const std::deque<Kept>& kept() const { return kept_; }
   // Null: it is not kept.
   const Kept* FindKept(PlanId plan) const;
+  // The plans that jobs use or were promised, with these jobs.
+  std::vector<std::pair<JobKey, std::shared_ptr<const plan::NodePlan>>>
+  PlansOfJobs() const;
 
   struct Saved {
     std::map<JobKey, Collecting> collecting;

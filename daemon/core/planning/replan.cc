@@ -123,6 +123,7 @@ std::map<Rank, plan::RankPlan> PlansOf(const plan::NodePlan& plan) {
   std::map<Rank, plan::RankPlan> ranks;
   for (plan::RankPlan rank : plan.ranks) {
     rank.segments.clear();
+    for (plan::ClassPlan& each : rank.classes) each.why.clear();
     ranks[rank.rank] = std::move(rank);
   }
   return ranks;

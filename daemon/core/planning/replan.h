@@ -89,7 +89,7 @@ bool HasFreeFractions(const Asking& asking);
 bool IsSettled(const Asking& asking);
 bool IsSettled(const std::vector<Position>& positions);
 
-// A plan's parts by rank, without segments.
+// A plan's parts by rank, without segments and reasons.
 std::map<Rank, plan::RankPlan> PlansOf(const plan::NodePlan& plan);
 // What stays of a job that took this plan, made for these links.
 Member MemberOf(const Asking& asking, const plan::NodePlan& plan,

@@ -95,6 +95,19 @@ TEST_F(ReplanBounds, AWaitingLeaseIsNotSavedAgainWithEachEvent) {
   node.CheckQuiet();
 }
 
+// One that waits for a plan was left to its deadline.
+TEST_F(ReplanBounds, ALeaseThatWaitsForAPlanIsGivenUpByItsClient) {
+  FullNode();
+  const RequestId request(900);
+  ASSERT_FALSE(node.Ask(b, LeaseRequest{Host(0), MiB(2)}, request));
+  EXPECT_THAT(node.core.waiting().for_plans(), SizeIs(1));
+  node.Ask(b, GiveUpRequest{request});
+  EXPECT_TRUE(node.core.waiting().empty());
+  const auto answer = node.replies.find({b, request});
+  ASSERT_NE(answer, node.replies.end());
+  EXPECT_TRUE(absl::IsCancelled(std::get<absl::Status>(answer->second)));
+}
+
 TEST_F(ReplanBounds, AtMostOneLeaseOfASessionWaits) {
   FullNode();
   EXPECT_TRUE(Waits(b, MiB(2)));
@@ -366,26 +379,27 @@ class KeptProfiles : public Replan {
 // Guards against profiles that no limit counts once their plans are made.
 TEST_F(KeptProfiles, AreLimitedByUserWhileTheirJobsRun) {
   const SessionId first = node.Attach("first", 0);
-  EXPECT_EQ(Refusal(first, 1'500'000), "");
+  EXPECT_EQ(Refusal(first, 2'000'000), "");
   Solve({{1, MiB(1)}});
-  EXPECT_GT(KeptOf(1), Bytes(1'500'000));
-  EXPECT_LT(KeptOf(1), Bytes(1'501'000));
+  // The profile, and five plans that may have its text.
+  EXPECT_GT(KeptOf(1), Bytes(12'000'000));
+  EXPECT_LT(KeptOf(1), Bytes(12'020'000));
   const SessionId second = node.Attach("second", 0, 1, 1);
-  EXPECT_THAT(Refusal(second, 700'000),
+  EXPECT_THAT(Refusal(second, 900'000),
               AllOf(HasSubstr("user 1"),
-                    HasSubstr("and the limit is 2097152: submit one of fewer "
+                    HasSubstr("and the limit is 16777216: submit one of fewer "
                               "classes or with shorter names, or end some")));
   EXPECT_EQ(node.core.stats().profiles_refused, 1u);
   EXPECT_TRUE(node.to_solve.empty());
   // Another one is not affected, nor what fits.
   EXPECT_EQ(Refusal(node.Attach("third", 0, 1, 2), 700'000), "");
   EXPECT_EQ(Refusal(second, 500'000), "");
-  EXPECT_GT(KeptOf(1), Bytes(2'000'000));
+  EXPECT_GT(KeptOf(1), Bytes(15'000'000));
 }
 
 class KeptProfilesOfAll : public KeptProfiles {
  protected:
-  KeptProfilesOfAll() : KeptProfiles(WithLimit(MiB(3))) {}
+  KeptProfilesOfAll() : KeptProfiles(WithLimit(MiB(20))) {}
   static NodeConfig WithLimit(Bytes all) {
     NodeConfig node = Node();
     node.profile_limit.all = all;
@@ -397,8 +411,8 @@ TEST_F(KeptProfilesOfAll, AreLimitedWhoeverHasThem) {
   EXPECT_EQ(Refusal(node.Attach("a", 0, 1, 1), 1'500'000), "");
   Solve({{1, MiB(1)}});
   const SessionId other = node.Attach("b", 0, 1, 2);
-  EXPECT_THAT(Refusal(other, 1'700'000), HasSubstr("3145728"));
-  EXPECT_EQ(Refusal(other, 1'600'000), "");
+  EXPECT_THAT(Refusal(other, 1'700'000), HasSubstr("20971520"));
+  EXPECT_EQ(Refusal(other, 1'200'000), "");
 }
 
 TEST_F(KeptProfiles, AreReplacedByTheirRanksNextProfile) {
@@ -407,7 +421,7 @@ TEST_F(KeptProfiles, AreReplacedByTheirRanksNextProfile) {
     EXPECT_EQ(Refusal(rank, 1'500'000 + i), "");
     Solve({{1, MiB(1)}});
   }
-  EXPECT_LT(KeptOf(1), Bytes(1'501'000));
+  EXPECT_LT(KeptOf(1), Bytes(9'030'000));
   node.Die(rank);
   EXPECT_EQ(KeptOf(1), Bytes(0));
 }

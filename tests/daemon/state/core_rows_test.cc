@@ -7,6 +7,8 @@
 #include <random>
 
 #include "absl/time/clock.h"
+#include "daemon/state/core_fields.h"
+#include "daemon/state/row_format.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/base/grant_page.h"
@@ -110,8 +112,7 @@ class LastActs {
 class Store {
  public:
   // So many records, then a checkpoint.
-  explicit Store(size_t records, Bytes planning = CoreRows::kMostPlanning)
-      : most_(records), rows_(planning) {}
+  explicit Store(size_t records) : most_(records) {}
 
   void Save(Core& core) {
     if (contents_.checkpoint.empty() || contents_.records.size() >= most_) {
@@ -130,34 +131,6 @@ class Store {
     const CoreState kept = Durable(core.Save());
     CheckSame(*read, kept);
     SLUICE_CHECK(RowsOf(core.config(), *read) == RowsOf(core.config(), kept));
-  }
-  // The planning of each job is there as it is, or not at all; how many are
-  // not.
-  int CheckLeftOut(const Core& core) const {
-    Core fresh(core.config(), absl::UnixEpoch());
-    SLUICE_CHECK_OK(fresh.SetPolicy(core.policy(), absl::UnixEpoch()));
-    auto read = ReadCore(contents_, fresh.Save());
-    SLUICE_CHECK_OK(read.status());
-    CoreState kept = Durable(core.Save());
-    JointPlanningState& joint = kept.joint;
-    std::set<JobKey> jobs;
-    for (const auto& [job, member] : joint.members) jobs.insert(job);
-    for (const auto& [job, plan] : joint.rounds.current) jobs.insert(job);
-    for (const auto& [job, plan] : joint.rounds.promised) jobs.insert(job);
-    int left_out = 0;
-    for (const JobKey& job : jobs) {
-      if (read->joint.members.contains(job) ||
-          read->joint.rounds.current.contains(job) ||
-          read->joint.rounds.promised.contains(job)) {
-        continue;
-      }
-      ++left_out;
-      joint.members.erase(job);
-      joint.rounds.current.erase(job);
-      joint.rounds.promised.erase(job);
-    }
-    CheckSame(*read, Durable(std::move(kept)));
-    return left_out;
   }
   // A daemon reads it that reaches some sessions only: it adds up there, and
   // comes to an end.
@@ -199,20 +172,6 @@ TEST_P(CoreRowsTest, RecordsAddUpToTheCoreAfterEachEvent) {
   story.Run(RandomStory(static_cast<uint32_t>(GetParam()), kStory));
   story.Finish();
   EXPECT_GT(story.granted(), kStory / 200);
-}
-
-TEST_P(CoreRowsTest, WhereThereIsNoRoomJobsAreLeftOutWhole) {
-  Store store(records(), Bytes(600));
-  CoreStory story({.save = 0, .shadow = 0});
-  int events = 0, left_out = 0;
-  story.Watch([&](Core& core) {
-    store.Save(core);
-    if (++events % 5 == 0) left_out += store.CheckLeftOut(core);
-    if (events % 31 == 0) store.CheckTakenOver(core);
-  });
-  story.Run(RandomStory(static_cast<uint32_t>(GetParam()), kStory));
-  story.Finish();
-  EXPECT_GT(left_out, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Stories, CoreRowsTest, ::testing::Range(0, 12));
@@ -290,6 +249,35 @@ TEST(CoreRowsRecordTest, HasNothingOfWhoIsNoRank) {
   EXPECT_GT(rows.Changes(node.core).size(), 200 * 10);
 }
 
+// Version 1 saved leases that wait for a plan beside the rows.
+TEST(CoreRowsRecordTest, LeasesThatWaitForPlansInVersion1WaitOn) {
+  CoreDriver node;
+  const SessionId rank = node.Attach("job", 0);
+  const absl::Time now = node.clock.Now();
+  LooseState loose = node.core.Loose();
+  const WaitingLease lease = {
+      rank, RequestId(7), {Host(0), MiB(1)}, now, now + absl::Seconds(45)};
+  loose.waiting_leases = {lease};
+  std::string row, record;
+  FieldWriter(&row, nullptr).Element(loose);
+  FieldWriter writer(&record, nullptr);
+  writer.Element(RowOp::kPut);
+  writer.Element(std::string(1, kLooseRow));
+  writer.Element(row);
+  Core fresh(node.core.config(), absl::UnixEpoch());
+  const std::string rows = CoreRows().Everything(node.core);
+  auto read = ReadCore({rows, {record}}, fresh.Save());
+  ASSERT_TRUE(read.ok());
+  fresh.Load(*std::move(read));
+  fresh.CheckInvariants();
+  ASSERT_EQ(fresh.waiting().for_plans().size(), 1u);
+  const Waiter& waiter = fresh.waiting().waiters().begin()->second;
+  EXPECT_EQ(waiter.request, lease.request);
+  EXPECT_EQ(waiter.asked, lease.asked);
+  EXPECT_EQ(waiter.job, node.core.session(rank)->job());
+  EXPECT_EQ(waiter.deadline, lease.deadline);
+}
+
 TEST(CoreRowsRecordTest, HasRoomForWhateverRanksAsk) {
   CoreDriver node;
   for (int i = 0; i < kGrantSlots; ++i) {
@@ -300,7 +288,7 @@ TEST(CoreRowsRecordTest, HasRoomForWhateverRanksAsk) {
     }
   }
   EXPECT_LT(CoreRows().Everything(node.core).size(),
-            (StateFile::Sizes().checkpoint - CoreRows::kMostPlanning).size());
+            (StateFile::Sizes().checkpoint - ProfileLimit().all).size());
 }
 
 class DamagedTest : public ::testing::Test {

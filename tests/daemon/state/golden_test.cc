@@ -49,14 +49,15 @@ std::string FileText(const std::string& path) {
 
 // Without what administrators do: that is on a disk, not in the state.
 Instructions Story() {
-  Instructions story = RandomStory(5, 600);
+  Instructions story = RandomStory(21, 600);
   std::erase_if(story, [](const Instruction& in) {
     return in.op == Op::kBudget || in.op == Op::kReserve || in.op == Op::kDrain;
   });
   return story;
 }
 
-// Which kinds of rows are in it, one letter each (RowKind).
+// Which kinds of rows are in it, one letter each (RowKind); '+' where a lease
+// waits for a plan.
 std::string KindsIn(const CoreState& state) {
   std::string kinds;
   const auto add = [&](RowKind kind, bool any) {
@@ -81,6 +82,11 @@ std::string KindsIn(const CoreState& state) {
   add(RowKind::kPlanInUse, !state.joint.rounds.current.empty());
   add(RowKind::kPlanPromised, !state.joint.rounds.promised.empty());
   add(RowKind::kWaiter, !state.waiting.waiters.empty());
+  bool for_plans = false;
+  for (const auto& [place, waiter] : state.waiting.waiters) {
+    for_plans |= waiter.for_plan;
+  }
+  if (for_plans) kinds += '+';
   return kinds;
 }
 
@@ -126,8 +132,9 @@ std::string Describe(const CoreState& state) {
   }
   for (const auto& [place, waiter] : state.waiting.waiters) {
     text +=
-        fmt::format("session {} waits for {} of {}\n", waiter.session.value(),
-                    waiter.asked.size.size(), Name(waiter.asked.pool));
+        fmt::format("session {} waits for {} of {}{}\n", waiter.session.value(),
+                    waiter.asked.size.size(), Name(waiter.asked.pool),
+                    waiter.for_plan ? " (plan)" : "");
   }
   return text + fmt::format(
                     "next: extent {}, lease {}, plan {}; last session "
@@ -231,7 +238,7 @@ TEST_P(GoldenState, HasWhatADaemonSavesOfRunningJobs) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Versions, GoldenState, ::testing::Values(1));
+INSTANTIATE_TEST_SUITE_P(Versions, GoldenState, ::testing::Values(1, 2));
 
 // A new version keeps the old files and adds new ones.
 TEST(GoldenStates, HaveOneOfTheVersionThatIsWritten) {

@@ -78,6 +78,21 @@ TEST(StateFile, WhatDoesNotFitChangesNothing) {
   EXPECT_THAT(file->Append(std::string(150, 'x')), IsOk());
 }
 
+TEST(StateFile, ACheckpointTakesThePagesThatItNeeds) {
+  const UniqueFd fd = Memory();
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto file, StateFile::Create(fd.get(), {}));
+  const auto taken = [&] {
+    struct stat size = {};
+    EXPECT_EQ(fstat(fd.get(), &size), 0);
+    return size.st_blocks * 512;
+  };
+  const auto before = taken();
+  EXPECT_LT(before, MiB(5).count());
+  EXPECT_THAT(file->Checkpoint(std::string(10 << 20, 'x')), IsOk());
+  EXPECT_GE(taken(), before + MiB(10).count());
+  EXPECT_LT(taken(), before + MiB(11).count());
+}
+
 // Bytes of an old record that look like a new one are none.
 TEST(StateFile, RecordsOfAnOlderCheckpointAreVoid) {
   const UniqueFd fd = Memory(), twin = Memory();

@@ -82,7 +82,8 @@ TEST_F(PlanningTakeOver, WhoseProfilesAreTheLargestCostsNobodyElse) {
   ASSERT_THAT(Submit(honest, ProfileOf(8, 10)), IsOk());
   ExpectPlan(honest);
   std::vector<RawClient> large;
-  for (uid_t user = 1001; user < 1007; ++user) {
+  constexpr auto kExhausted = absl::StatusCode::kResourceExhausted;
+  for (uid_t user = 1001; user < 1003; ++user) {
     large.push_back(Attached(fmt::format("job{}", user), user));
     ASSERT_THAT(Submit(large.back(), ProfileOf(plan::kMaxClasses, 1024)),
                 IsOk());
@@ -91,11 +92,16 @@ TEST_F(PlanningTakeOver, WhoseProfilesAreTheLargestCostsNobodyElse) {
     if (geteuid() != 0) break;
     RawClient more = Attached("more", user);
     EXPECT_THAT(Submit(more, ProfileOf(plan::kMaxClasses, 1024)),
-                StatusIs(absl::StatusCode::kResourceExhausted,
-                         HasSubstr("and the limit is 2097152: submit one of "
+                StatusIs(kExhausted,
+                         HasSubstr("and the limit is 16777216: submit one of "
                                    "fewer classes")));
   }
-  EXPECT_TRUE(daemon_.WaitForLog("will not know its plan"));
+  if (large.size() > 1) {
+    RawClient third = Attached("third", 1003);
+    EXPECT_THAT(Submit(third, ProfileOf(plan::kMaxClasses, 1024)),
+                StatusIs(kExhausted, HasSubstr("33554432")));
+    EXPECT_THAT(Submit(third, ProfileOf(8, 10)), IsOk());
+  }
   EXPECT_THAT(daemon_.Log(), Not(HasSubstr("begins anew")));
   daemon_.KillAndStart();
   const auto event = honest.NextEvent(absl::Seconds(20));
@@ -103,12 +109,12 @@ TEST_F(PlanningTakeOver, WhoseProfilesAreTheLargestCostsNobodyElse) {
   ASSERT_TRUE(event->has_taken_over());
   EXPECT_NE(event->taken_over().plan_id(), 0u);
   EXPECT_THAT(honest.Lease(wire::Lease::GPU, KiB(64)), IsOk());
-  // They go on too, without a plan.
+  // All of it was saved.
   for (RawClient& each : large) {
     const auto told = each.NextEvent(absl::Seconds(20));
     ASSERT_THAT(told, IsOk());
     ASSERT_TRUE(told->has_taken_over());
-    EXPECT_EQ(told->taken_over().plan_id(), 0u);
+    EXPECT_NE(told->taken_over().plan_id(), 0u);
     EXPECT_THAT(each.Lease(wire::Lease::GPU, KiB(64)), IsOk());
   }
 }

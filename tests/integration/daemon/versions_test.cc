@@ -1,4 +1,5 @@
 // Daemons of this version and of the next, one after the other, under ranks.
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -8,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "daemon/state/state_versions.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/integration/daemon/harness.h"
@@ -21,6 +23,8 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr uint32_t kNewest = wire::Protocols().newest;
+const std::string kNextState = fmt::format("the saved state is of version {}",
+                                           daemon::StateVersions().written + 1);
 
 class Versions : public ::testing::Test {
  protected:
@@ -91,9 +95,9 @@ TEST_F(Versions, WhatItDoesNotReadStaysForADaemonThatDoes) {
   const int extents = daemon_.Count("e");
   for (int i = 0; i < 2; ++i) {
     daemon_.Start();
-    EXPECT_THAT(Connected().Observe(),
-                StatusIs(absl::StatusCode::kFailedPrecondition,
-                         HasSubstr("the saved state is of version 2")));
+    EXPECT_THAT(
+        Connected().Observe(),
+        StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(kNextState)));
     daemon_.Kill();
   }
   EXPECT_TRUE(daemon_.Has("state") && daemon_.Has("s1") && daemon_.Has("u1"));
@@ -141,8 +145,8 @@ TEST_F(Versions, ABinarySaysWhetherItWouldTakeOver) {
   Restart("sluiced-far");
   const ChildResult refused = daemon_.CheckState("sluiced", "sluiced.toml");
   EXPECT_NE(refused.exit_code, 0);
-  EXPECT_THAT(refused.err, HasSubstr("it would not be taken over: the saved "
-                                     "state is of version 2"));
+  EXPECT_THAT(refused.err,
+              HasSubstr("it would not be taken over: " + kNextState));
   EXPECT_EQ(daemon_.CheckState("sluiced-next", "sluiced.toml").exit_code, 0);
 }
 
@@ -158,7 +162,7 @@ TEST_F(Versions, ABinarySaysWhetherItWouldTakeOverFromAFrozenOne) {
   EXPECT_THAT(far.out, HasSubstr("good: 1 sessions, 0 leases of a frozen"));
   const ChildResult same = daemon_.CheckState("sluiced", "sluiced.toml");
   EXPECT_NE(same.exit_code, 0);
-  EXPECT_THAT(same.err, HasSubstr("the saved state is of version 2"));
+  EXPECT_THAT(same.err, HasSubstr(kNextState));
 }
 
 // A binary of an earlier build, by name: tests/golden/README.md says how.
