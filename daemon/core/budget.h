@@ -20,15 +20,16 @@
 
 namespace sluice::daemon {
 
-// Whose limit: a principal's (cgroup empty: every cgroup of that uid), or a
-// job label's, in every principal.
+// What a limit is set for: a principal (cgroup empty: every cgroup of that
+// uid), or a job label in every principal.
 struct BudgetTarget {
   std::optional<uint32_t> uid;
   std::string cgroup;
   std::string job;
 };
 
-// Who set a limit: the configuration, or an administrator while the daemon ran.
+// The origin of a limit: the configuration, or an administrator while the
+// daemon ran.
 struct SetBy {
   bool live = false;
   std::string who;  // as the caller said it; empty: it did not
@@ -36,7 +37,7 @@ struct SetBy {
   bool operator==(const SetBy&) const = default;
 };
 
-// A limit that is set, whether or not somebody uses it. Neither uid nor job:
+// A limit that is set, whether or not it is used. Neither uid nor job:
 // the default of every user, or of every job.
 struct LimitLine {
   enum class Of { kEveryUser, kUser, kEveryJob, kJob };
@@ -78,7 +79,7 @@ class Budgets {
   Budgets(Limits principal_default, Limits job_default,
           std::map<std::string, Limits> named_jobs);
 
-  // ResourceExhausted: asked, used, limit, and who can change it.
+  // ResourceExhausted: asked, used, limit, and how to raise it.
   absl::Status Admit(const JobKey& job, PoolKind kind, Bytes size) const;
   // The same, if it had nothing yet.
   absl::Status MayEver(const JobKey& job, PoolKind kind, Bytes size) const;
@@ -93,10 +94,10 @@ class Budgets {
 
   // What `job` may still get.
   Bytes Left(const JobKey& job, PoolKind kind) const;
-  // Of one limit alone; kUnlimited where there is none.
+  // The same by one limit alone; kUnlimited if there is none.
   Bytes LeftOfPrincipal(const Principal& principal, PoolKind kind) const;
   Bytes LeftOfJob(const JobKey& job, PoolKind kind) const;
-  // Everyone who holds something.
+  // Every principal and job that holds something.
   std::vector<BudgetLine> Lines() const;
   // Every limit that is set, used or not.
   std::vector<LimitLine> SetLimits() const;

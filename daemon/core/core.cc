@@ -29,7 +29,8 @@ const Session* Core::session(SessionId id) const {
 }
 
 const Principal* Core::ViewerOf(const Session& session) const {
-  // uid 0 is often everybody: of containers, of a user namespace's makers.
+  // Many unrelated processes have uid 0: those of containers, and those that
+  // made a user namespace.
   const Principal& who = session.peer.principal;
   return who.uid == config_.own_uid && who.uid != 0 && who.cgroup.empty()
              ? nullptr
@@ -129,7 +130,7 @@ Snapshot Core::TakeSnapshot(const Principal* viewer, absl::Time now) const {
     if (visible(line.principal)) snapshot.budgets.push_back(std::move(line));
   }
   for (LimitLine& line : ledger_.budgets().SetLimits()) {
-    // Others' limits are theirs; those of jobs bind whoever runs one.
+    // Limits of other users are private; those of jobs bind every user.
     if (!viewer || !line.target.uid || *line.target.uid == viewer->uid) {
       snapshot.limits.push_back(std::move(line));
     }

@@ -13,7 +13,7 @@
 //
 // Errors. What a client did wrong becomes a reply with an absl::Status, or
 // the end of its session. Methods for the service CHECK: an event that cannot
-// be (a made extent nobody asked for) is a bug.
+// be (a made extent that was not asked for) is a bug.
 //
 // Thread safety: none; one thread owns a Core.
 #pragma once
@@ -152,8 +152,9 @@ class Core {
   // --- reading -------------------------------------------------------------
   // InvalidArgument: there is no such GPU. Unavailable: it cannot be used.
   absl::Status CheckGpu(DeviceIndex gpu) const;
-  // Whose things a session may see; null: everybody's (the daemon's user,
-  // where that is not root: root asks on the administrators' socket).
+  // A session may see this principal's jobs; null if it may see all, as the
+  // daemon's user may if that is not root (root asks on the administrators'
+  // socket).
   const Principal* ViewerOf(const Session& session) const;
   // What belongs to `viewer`; null: everything, with statistics.
   Snapshot TakeSnapshot(const Principal* viewer, absl::Time now) const;
@@ -183,12 +184,12 @@ class Core {
   }
   // Into a Core of the same node that no session has reached.
   void Load(CoreState saved);
-  // After Load, of what a daemon saved that is gone: `reached` are the sessions
-  // whose sockets came along; the others have ended. What was asked of the
-  // device is asked again, what ranks may not have heard is told again, and
-  // running jobs are planned again where they just were; requests that nobody
-  // works on, and rounds that jobs asked for, are forgotten: clients repeat
-  // them.
+  // After Load of what a daemon that is gone saved. The sockets of the sessions
+  // in `reached` came along; the other sessions have ended. The device is asked
+  // again what it was asked before, ranks are told again what they may not have
+  // heard, and running jobs are planned again if that was under way. Requests
+  // that were interrupted, and rounds that jobs asked for, are forgotten:
+  // clients repeat them.
   Effects TakeOver(const std::set<SessionId>& reached, absl::Time now);
   // All notices so far have been sent: a daemon that takes over need not send
   // them again. False: nothing changed.
@@ -298,8 +299,8 @@ class Core {
   void NotePlansTold(const Effects& effects);
   void Close(Session& session, absl::Time now, Effects& effects);
   void Drop(SessionId id, absl::Time now, Effects& effects);
-  // After Close: drops what nobody needs any more, so that a process that
-  // opens and closes sessions for ever costs no more than one.
+  // After Close: drops sessions that are not needed any more, so that a process
+  // that opens and closes sessions for ever costs no more than one.
   void Tidy(SessionId id, absl::Time now, Effects& effects);
   void TellDeaths(const Session& session, Effects& effects) const;
   void NoteExit(const Session& session, const Exit& exit, absl::Time now,
@@ -351,8 +352,8 @@ class Core {
   WaitingQueue waiting_;
   JointPlanning joint_;
   Table<SessionId, Session> sessions_;
-  // Sessions that sent no Hello yet. The first number is the oldest session,
-  // whose deadline is the next.
+  // Sessions that sent no Hello yet. The first is the oldest, which has the
+  // next deadline.
   std::set<SessionId> half_open_;
   SessionId last_session_;
   std::set<SessionId> to_tell_;  // those that have deaths_to_tell
@@ -384,7 +385,7 @@ void Core::TakeChanged(Visit visit) {
         [&](const auto& key, const auto* row) { save(key, row, visit); });
   });
   sessions_.TakeChanged([&](SessionId id, Session* session) {
-    // Who is no rank yet is saved whole when it becomes one.
+    // A session that is no rank yet is saved whole when it becomes one.
     if (session != nullptr && !session->was_rank()) return;
     visit(RowKind::kSession, id, session);
     if (session == nullptr) return;

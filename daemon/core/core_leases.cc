@@ -110,7 +110,7 @@ Effects Core::ExtentsMade(const std::vector<ExtentOutcome>& outcomes,
                              : ledger_.ExtentFailed(extent, made, now, effects);
     if (decided) Decide(*decided, now, effects);
   }
-  // Those whose turn has not come, too: what they wait for goes on.
+  // Also leases that wait behind these in the pool: the work goes on.
   for (const Ledger::Progress& each :
        ledger_.Making(pools, now - kTellProgressAfter)) {
     effects.push_back(SendNotice{

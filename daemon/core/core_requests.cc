@@ -174,7 +174,7 @@ void Core::Handle(Session& session, RequestId request,
 
 void Core::Handle(Session& session, RequestId request,
                   const QueryRequest& query, absl::Time, Effects& effects) {
-  // A plan of somebody else's is as if it were not there.
+  // The plan of another principal is answered as one that does not exist.
   if (query.plan != PlanId()) {
     if (!FindPlan(query.plan, ViewerOf(session))) {
       return Answer(

@@ -40,8 +40,8 @@ Effects Core::Connect(SessionId id, const Peer& peer, absl::Time now) {
   SLUICE_CHECK(!sessions_.contains(id));
   last_session_ = std::max(last_session_, id);
   Effects effects;
-  // The oldest one goes of whoever has too many, or has most of too many: a
-  // flood pushes out its own.
+  // The oldest half-open session of the principal with too many is ended, or of
+  // the one with the most if there are too many in all: a flood ends its own.
   struct HalfOpen {
     int count = 0;
     const Session* oldest = nullptr;

@@ -26,7 +26,7 @@ struct MakeExtent {
 struct DestroyExtent {
   ExtentId id;
 };
-// Whether anybody still reaches these; ends in HoldersKnown.
+// Asks which of these a process still reaches; ends in HoldersKnown.
 struct AskHolders {
   std::vector<ExtentId> extents;
 };

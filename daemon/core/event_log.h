@@ -59,7 +59,7 @@ struct LoggedEvent {
   absl::Time at;        // monotonic
   EventKind kind = EventKind::kStart;
   std::string text;     // one line
-  Principal principal;  // whose; the daemon's own events have uid 0, ""
+  Principal principal;  // may see it; the daemon's own events have uid 0, ""
   Cause cause;
 };
 

@@ -108,7 +108,8 @@ GrantPolicy::Grant GrantPolicy::GrantOf(const RankShare& rank) const {
   Grant grant{rank.limit, {0, 0}};
   for (int d : {kH2d, kD2h}) {
     if (!Gated(rank, d)) continue;
-    // Who wants little now would have its share if it wanted more.
+    // A rank that copies little is told its even share, which it would get if
+    // it asked.
     grant.rate[d] = static_cast<uint64_t>(
         std::max({EvenRate(rank, d, holders_), rank.demand[d], rank.rate[d]}));
   }
@@ -211,7 +212,8 @@ void GrantPolicy::Believe(RankShare& rank, const Directions& said,
   const double seconds = std::max(0.0, absl::ToDoubleSeconds(elapsed));
   for (int d : {kH2d, kD2h}) {
     uint64_t most = rank.limit[d] + kOneCopy;
-    // Where the speed is not known nothing is gated, and nobody loses by a lie.
+    // Without a known speed nothing is gated, so a lie takes nothing from
+    // other ranks.
     if (const double rate = Rate(rank.link, d); rate > 0) {
       const auto carried = static_cast<uint64_t>(rate * seconds);
       most = std::min(most, rank.used[d] + kOneCopy + carried);

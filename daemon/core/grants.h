@@ -6,11 +6,10 @@
 // to it (planning/demands.h admits that), over spans of 20 ms;
 // the rest goes to users by weight, and to the ranks of one user evenly, of
 // which the promised bytes are a part; what one leaves goes to the others. A
-// rank that holds no memory is promised nothing, and gets what nobody else
+// rank that holds no memory is promised nothing, and gets what no other rank
 // wants. Where both directions load a link
 // together, a prefetch weighs 8 times an offload there. A rank alone on its
-// link has a wide window, because there is nobody to be fair to and the link
-// itself is the limit.
+// link has a wide window, because the link itself is the only limit.
 //
 // A rank may say when the copy in front is needed (`needs`). What is lent goes
 // first to copies that a fair share would make late, the one due first first,
@@ -18,8 +17,9 @@
 // what it likes has its share earlier, and no more of it.
 //
 // What a rank says it used is believed as far as it can be: what its link
-// carries in the time, and one copy ahead of the limit. So who claims more than
-// it copies has the share of one that copies all the time, and no more.
+// carries in the time, and one copy ahead of the limit. So a rank that claims
+// more than it copies has the share of one that copies all the time, and no
+// more.
 //
 // Thread safety: none; one thread owns a GrantPolicy (the refill thread).
 #pragma once
@@ -41,7 +41,7 @@ namespace sluice::daemon {
 // Cumulative bytes, kH2d and kD2h (proto/base/grant_page.h).
 using Directions = std::array<uint64_t, 2>;
 
-// Whose a rank's share of links is.
+// What decides a rank's share of links.
 struct GrantSharer {
   Principal who;
   double weight = 1;  // of its user beside others (WeightOf)
@@ -108,9 +108,9 @@ class GrantPolicy {
                               absl::Duration elapsed,
                               const std::map<int, Needs>& needs = {});
 
-  // A refill with this use would change nothing, as the last one did: nobody
-  // wants anything, and all averages have run out. Pass then stands for it, and
-  // a node whose ranks compute costs next to nothing.
+  // True if a refill with this use would change nothing, as the last one did:
+  // no rank wants anything, and all averages have run out. Pass then stands for
+  // it, so a node on which all ranks compute costs next to nothing.
   bool IsSettled(const std::map<int, Directions>& used) const;
   void Pass(absl::Duration elapsed);
 
@@ -155,7 +155,7 @@ class GrantPolicy {
   // Bytes of that copy beyond the limit, and when; counts it where it is late.
   void TellNeed(int slot, int direction, const Need& need,
                 absl::Duration elapsed);
-  // Of a rank that holds memory; else it ends.
+  // Ends the promise if the rank holds no memory.
   void KeepPromise(int slot, int direction);
   static void Raise(RankShare& rank, int direction, double bytes,
                     absl::Duration elapsed);
@@ -165,7 +165,7 @@ class GrantPolicy {
   const std::vector<LinkSpeed> links_;
   std::vector<std::vector<size_t>> paths_;  // by link (links.h)
   LinkSharers holders_;                     // ranks that hold memory
-  std::array<LinkSharers, 2> wanting_;      // of those, who wants more
+  std::array<LinkSharers, 2> wanting_;      // those of them that want more
   bandwidth::BandwidthPolicy shares_;       // of the directions that are gated
   absl::Time now_ = absl::UnixEpoch();      // the refills' own
   std::map<int, RankShare> ranks_;

@@ -1,4 +1,4 @@
-// When a daemon that is somebody's own ends: so long after its last rank.
+// When a daemon that one user started ends: so long after its last rank.
 //
 // Thread safety: none.
 #pragma once
@@ -12,8 +12,8 @@ namespace sluice::daemon {
 
 class IdleEnd {
  public:
-  // The first rank may take as long to come as whoever started the daemon takes
-  // to load its libraries.
+  // The first rank may take as long to come as the program that started the
+  // daemon takes to load its libraries.
   static constexpr absl::Duration kFirst = absl::Minutes(1);
 
   IdleEnd(absl::Duration after, absl::Time start)

@@ -1,10 +1,10 @@
-// Copies whose grants came after compute needed them: what an operator asks
-// for who wants to know whether a job waits for its link.
+// Copies that were granted after compute needed them. They tell an operator
+// whether a job waits for its link.
 //
 // A rank says of the copy in front by when compute needs it
 // (proto/base/grant_page.h). It is late when that time is over and the daemon
 // has not granted its last byte. That is the daemon's own observation, but for
-// the time, which is the rank's word: who names times that are over makes its
+// the time, which is the rank's word: a rank that names past times makes its
 // own copies late, at most one a refill.
 //
 // Thread safety: values.

@@ -1,4 +1,4 @@
-// The ledger: who holds which memory, and who may have how much.
+// The ledger: which session holds which memory, and how much each may have.
 //
 // It owns the pools, the budgets, the leases with the extents that are being
 // made for them, and the account of each session that may lease (a *holder*).
@@ -15,18 +15,18 @@
 //   closed   its session ended, its process lives: has what is in quarantine
 //   (gone)   its process ended
 //
-// What is returned while somebody may still reach it *lingers*: it stays
-// charged to the job that had it and is nobody else's. The device is asked who
-// holds it (AskHolders): at once, then every kAskEvery while it says that
-// somebody does, a few at a time. Where the device does not know, the end of
-// all processes that received a descriptor frees it.
+// What is returned while a process may still reach it *lingers*: it stays
+// charged to the job that had it, and no other principal may have it. The
+// device is asked which extents are held (AskHolders): at once, then every
+// kAskEvery while some are, a few at a time. Where the device does not know,
+// the end of all processes that received a descriptor frees it.
 //
 // Each extent has a descriptor. So their number is limited, of one principal
 // and of all, with some held back for attached ranks (ExtentLimits); idle ones
 // go when there are too many, with time, and with their principal's last
 // process.
 //
-// Errors: ExtentMade or ExtentFailed for an extent that nobody asked for, and
+// Errors: ExtentMade or ExtentFailed for an extent that was not asked for, and
 // a session that is not a holder, are bugs (CHECK).
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
@@ -164,8 +164,8 @@ class Ledger {
   // REQUIRES: MayReserve of what is new, or CheckSums before the first session.
   void SetReservations(Reservations given) { reservations_ = std::move(given); }
   const Reservations& reservations() const { return reservations_; }
-  // The free memory of a pool that `from` may not have; null: that somebody
-  // may not.
+  // The free memory of a pool that `from` may not have; null: that at least one
+  // principal may not.
   Bytes Withheld(PoolId pool, const Principal* from) const {
     return Withheld(reservations_, pool, from);
   }
@@ -181,7 +181,7 @@ class Ledger {
   std::optional<Waiter::Lacks> Lacks(const JobKey& job,
                                      const LeaseRequest& asked,
                                      Bytes promised) const;
-  // What the reservation that counts for `whose` has left to lease.
+  // What is left to lease of the reservation that counts for this principal.
   Bytes ReservedFor(PoolId pool, const Principal& whose) const;
 
   // --- reading -------------------------------------------------------------
@@ -203,8 +203,8 @@ class Ledger {
   bool IsHolder(SessionId session) const { return holders_.contains(session); }
   // Nothing of a closed session waits for the end of its process.
   bool HoldsNothing(SessionId session) const;
-  // Host memory of sessions that ended, whose processes have not yet; or that
-  // these left lingering.
+  // Whether there is host memory of sessions that ended before their processes
+  // did, or that these left lingering.
   bool IsReturning(const Principal& principal) const;
   // How many principals have a holder or an extent.
   size_t principals() const { return principals_.size(); }
@@ -229,7 +229,7 @@ class Ledger {
  private:
   absl::Status CheckPool(PoolId pool) const;
   absl::Status CheckAsked(const LeaseRequest& asked) const;
-  // What those whose reservation it is hold of the pool.
+  // What the principals of the reservation hold of the pool.
   Bytes HeldBy(const Reservations& reserved, PoolId pool,
                const Principal& reserver) const;
   Bytes Withheld(const Reservations& reserved, PoolId pool,
@@ -238,7 +238,8 @@ class Ledger {
   // Gives the slices back: to quarantine where the holder is closed and they
   // were granted, else to the pool. Erases the lease.
   RequestId End(LeaseId id, absl::Time now);
-  // The extent was returned by `job`; asks who holds it, or says so later.
+  // The extent was returned by `job`; asks whether it is held, or does so
+  // later.
   void Linger(ExtentId id, PoolId pool, const JobKey& job,
               LingeringState::Origin origin);
   // The extent is free again.

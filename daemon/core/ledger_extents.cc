@@ -133,7 +133,8 @@ absl::Duration Ledger::OrphansKeptFor(PoolId pool, const Principal& who) const {
              : limits_.orphans_kept_for;
 }
 
-// What nobody will lease again soon, or ever: its principal alone could.
+// Destroys what its principal, the only one that could, will hardly lease
+// again.
 void Ledger::Trim(absl::Time now, Effects& effects) {
   Idle idle;
   const auto add = [&](PoolId pool, const std::vector<ExtentId>& extents) {

@@ -1,4 +1,4 @@
-// What was returned, and somebody may still reach.
+// What was returned, and a process may still reach.
 #include <algorithm>
 
 #include "daemon/core/ledger.h"

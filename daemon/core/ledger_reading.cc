@@ -131,7 +131,7 @@ void Ledger::TakeOver(absl::Time now, Effects& effects) {
     effects.push_back(
         MakeExtent{id, making.pool, pool.SizeOf(id), pool.OwnerOf(id)});
   }
-  // Whose answer was on its way is asked about again.
+  // The answers that were on their way are asked for again.
   for (const auto& [id, each] : lingering_) {
     if (each.answer != LingeringState::Answer::kNotYet) continue;
     lingering_.Edit(id).answer = LingeringState::Answer::kHeld;

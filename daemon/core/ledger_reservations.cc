@@ -90,8 +90,8 @@ std::vector<ReservationLine> Ledger::ReservationLines() const {
   return lines;
 }
 
-// What is missing of all reservations of a pool is there: nobody else was given
-// any of it.
+// What is missing of all reservations of a pool is there: no other principal
+// was given any of it.
 void Ledger::CheckReservations() const {
   for (const auto& [id, users] : reservations_) {
     SLUICE_CHECK(!users.empty());

@@ -1,4 +1,4 @@
-// Who shares each link: users by their weights, the ranks of one user evenly,
+// How each link is shared: by users' weights, and evenly by a user's ranks,
 // so that a user has no larger share by more ranks.
 //
 // Thread safety: none needed; values.
@@ -13,7 +13,7 @@ namespace sluice::daemon {
 
 inline constexpr double kLeastWeight = 0.01;
 inline constexpr double kMostWeight = 100;
-// The weight of the ranks of `who` in fair shares.
+// The weight of a principal's ranks in fair shares.
 double WeightOf(const NodeConfig& config, const Principal& who);
 
 class LinkSharers {

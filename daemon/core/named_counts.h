@@ -1,5 +1,6 @@
-// Enums whose values have names: labels of metrics, kinds of events. One table
-// per enum; whoever branches or counts uses the value, whoever prints `Name`.
+// Enums with named values: labels of metrics, kinds of events. There is one
+// table per enum; code that branches or counts uses the value, code that prints
+// uses `Name`.
 //
 //   enum class Colour { kBlue, kRed };
 //   template <>

@@ -31,7 +31,7 @@ struct Policy {
   bool operator==(const Policy&) const = default;
 };
 
-// One change that an administrator asks for; `who` as in SetBy.
+// One change that an administrator asks for. The name is as in SetBy.
 struct BudgetChange {
   BudgetTarget target;
   std::optional<Bytes> gpu, host;  // a limit that is not given stays

@@ -31,7 +31,7 @@ struct HelloRequest {
   int local_ranks = 1;
   DeviceIndex gpu;
   uint32_t protocol = 1;        // what both sides speak
-  std::set<DeviceIndex> shown;  // GPUs whose device nodes came with it
+  std::set<DeviceIndex> shown;  // GPUs with device nodes that came with it
   bool operator==(const HelloRequest&) const = default;
 };
 struct LeaseRequest {
@@ -57,8 +57,8 @@ struct StepReportRequest {
   StepReport step;
   std::vector<double> map_seconds;  // of each lease since the last one
 };
-// What its driver says is used of the session's GPU, by everybody; when what it
-// holds there outside its lease may have changed.
+// What all processes use of the session's GPU, as its driver says; sent when
+// what it holds there outside its lease may have changed.
 struct GpuUseRequest {
   Bytes used;
 };
@@ -97,7 +97,7 @@ struct SubmittedReply {
   bool operator==(const SubmittedReply&) const = default;
 };
 struct NotedReply {
-  // Of which it tells what there is now; after a GpuUseRequest.
+  // After a GpuUseRequest: the pool of which the reply tells what there is now.
   std::optional<PoolId> room;
   bool operator==(const NotedReply&) const = default;
 };
@@ -131,9 +131,9 @@ struct PlanFailedNotice {
 struct ShuttingDownNotice {
   std::string reason;
 };
-// A daemon that took over has this session now. `plan`: the answer to the last
-// profile that the rank submitted, which it may not have heard; 0: none, so who
-// waits for one submits again.
+// A daemon that took over has this session now. `plan` is the answer to the
+// last profile that the rank submitted, which it may not have heard; 0 if there
+// is none, so that a rank that waits for one submits again.
 struct TakenOverNotice {
   PlanId plan;
 };

@@ -3,7 +3,7 @@
 // A reservation is of a principal, or of a uid (its cgroup is empty): then of
 // every principal of that uid that has none of its own in that pool. What they
 // hold there counts towards it first, and what is missing of it is withheld
-// from everybody else.
+// from all others.
 //
 // Thread safety: values; pure.
 #pragma once
@@ -33,7 +33,8 @@ struct ReservationLine {
   SetBy by;
 };
 
-// Whose reservation in `pool` counts for `who`: its own, or that of its uid.
+// The principal of the reservation in `pool` that counts for this one: itself,
+// or its uid.
 inline Principal ReserverOf(const Reservations& from, PoolId pool,
                             const Principal& who) {
   const auto found = from.find(pool);

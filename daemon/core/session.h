@@ -23,9 +23,9 @@
 namespace sluice::daemon {
 
 // Remembers requests, so that one repeated under the same id is executed once
-// and answered again, until its client acknowledges the answer. Of a client
-// that does not acknowledge, the last kWindow are remembered, or fewer where
-// their errors have more than kMostText. Older ones are refused; ids count up,
+// and answered again, until its client acknowledges the answer. If a client
+// does not acknowledge, the last kWindow are remembered, or fewer where their
+// errors have more than kMostText. Older ones are refused; ids count up,
 // roughly.
 class RequestHistory {
  public:
@@ -101,7 +101,7 @@ struct Session {
   // "rank 0 of job a, process 7".
   std::string Described() const;
   JobKey job() const { return {peer.principal, hello.job}; }
-  // Of its steps, as far as they are counted.
+  // The sums of its steps, as far as they are counted.
   StepTotals totals() const {
     return last_step ? last_step->totals : StepTotals{};
   }

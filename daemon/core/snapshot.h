@@ -152,7 +152,7 @@ struct Snapshot {
   // What pinned host memory is here ("HOST_NUMA", "memfd"), and why it is the
   // lesser one; empty: there is one kind alone (sim).
   std::string host_memory, host_memory_why;
-  // Whether what jobs hold outlives this daemon; absent: nobody would keep it.
+  // Whether what jobs hold outlives this daemon; absent if there is no store.
   std::optional<bool> kept;
   uint64_t keepers_replaced = 0;  // by this daemon
   TcpListener http;

@@ -59,7 +59,7 @@ struct HolderState {
   bool operator==(const HolderState&) const = default;
 };
 
-// An extent asked of the device, and who waits for it; nullopt: the lease
+// An extent asked of the device, and the lease that waits for it; nullopt: that
 // ended meanwhile.
 struct MakingState {
   PoolId pool;
@@ -69,8 +69,8 @@ struct MakingState {
 
 // A lingering extent, charged to `job`.
 struct LingeringState {
-  // Who may reach it: the process that freed it (or a child), or nobody but a
-  // child of a process that is gone.
+  // What may reach it: the process that freed it (or a child), or only a child
+  // of a process that is gone.
   enum class Origin { kFreed, kOrphaned };
   Origin origin = Origin::kFreed;
   // What the device said last; unknown: it never says.
@@ -126,7 +126,7 @@ struct WaitingLease {
   bool operator==(const WaitingLease&) const = default;
 };
 
-// A join whose plan is made, until members gave back what it needs.
+// A join that has its plan, until members gave back what it needs.
 struct HeldJoin {
   Asking asking;
   PlanId plan;
@@ -134,7 +134,7 @@ struct HeldJoin {
   bool operator==(const HeldJoin&) const = default;
 };
 
-// When those who run are planned again, and why.
+// When running jobs are planned again, and why.
 struct NextRound {
   // Whether a round is due once no member changes any more: a join did not
   // wait for memory that may still come.
@@ -151,7 +151,7 @@ struct JointPlanningState {
   PlanRounds::Saved rounds;
   std::vector<Asking> joining;       // jobs that ask, in their order
   std::map<JobKey, Member> members;  // jobs that run by the planner's fractions
-  std::map<JobKey, HeldJoin> held;   // members whose plan is held back
+  std::map<JobKey, HeldJoin> held;   // members with a plan that is held back
   // What the question has that is being solved for all jobs together.
   std::vector<Position> positions;
   plan::NodeResources resources;
@@ -179,7 +179,7 @@ enum class RowKind : char {
   kWaiter = 'w',        // PlaceInLine, Waiter
 };
 
-// How a table's rows are saved where they are saved as they are. Whoever has
+// How a table's rows are saved where they are saved as they are. An owner of
 // tables calls each(table, save) for each of them; save(key, row, visit) calls
 // visit(kind, key, row).
 struct SavedAs {

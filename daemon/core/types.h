@@ -46,8 +46,8 @@ inline Shortage ShortageIn(PoolKind kind) {
   return kind == PoolKind::kGpu ? Shortage::kGpuMemory : Shortage::kHostMemory;
 }
 
-// What the device says of an extent: whether anybody but the daemon has a
-// descriptor or a mapping of it, or a copy of one is on its way.
+// What the device says of an extent: whether a process other than the daemon
+// has a descriptor or a mapping of it, or a copy of one is on its way.
 enum class Held { kNo, kYes, kUnknown };
 
 // Memory of both kinds.
@@ -93,7 +93,7 @@ struct LinkSpeed {
   double d2h_bytes_per_second = 0;
   // The link that it hangs on, such as a PCIe switch's; empty: none.
   std::string parent;
-  // Of both directions together, beside what each carries alone.
+  // What both directions together carry, beside what each carries alone.
   double both_bytes_per_second = 0;
   // By a measurement that is kept, and not by the configuration.
   bool measured = false;
@@ -190,7 +190,7 @@ struct NodeConfig {
   Limits principal_limits;
   Limits job_limits;
   std::map<std::string, Limits> named_job_limits;
-  // Of a user's ranks in the fair shares of links; 1 where none is named.
+  // Weights of users' ranks in the fair shares of links; 1 where none is named.
   std::map<uint32_t, double> user_weights;
   absl::Duration plan_time_limit = absl::Seconds(20);
   // How long a joining job's plan is held back until running ones have given

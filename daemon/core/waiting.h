@@ -126,7 +126,7 @@ class WaitingQueue {
   // The same for one that waits.
   InFront Before(const PlaceInLine& place, Rights rights, absl::Time now) const;
 
-  // What became of one whose turn it was.
+  // What became of a lease that had its turn.
   struct Turn {
     enum class Result { kGranted, kStays, kRefused };
     Result result = Result::kStays;

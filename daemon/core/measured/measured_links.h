@@ -32,10 +32,10 @@ struct MeasuredLinks {
   bool operator==(const MeasuredLinks&) const = default;
 };
 
-// Whether the node whose links the configuration makes `configured` could be
-// run by them. InvalidArgument: nothing is in it, a link that the node does not
-// have, a speed that is none. FailedPrecondition: beside what the configuration
-// says of other links they make no tree (bandwidth::Topology::Make).
+// Whether a node with the links `configured` could be run by them.
+// InvalidArgument: nothing is in it, a link that the node does not have, a
+// speed that is none. FailedPrecondition: beside what the configuration says of
+// other links they make no tree (bandwidth::Topology::Make).
 absl::Status CheckMeasured(const std::vector<LinkSpeed>& configured,
                            const MeasuredLinks& measured);
 

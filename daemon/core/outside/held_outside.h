@@ -2,17 +2,18 @@
 // says, and what ranks tell.
 //
 // On `sim` the device tells it to the byte, of processes without a session. On
-// `cuda` nobody can tell whose memory is: what is used of a GPU *beside* what
+// `cuda` memory cannot be attributed: what is used of a GPU *beside* what
 // the daemon made is the daemon's own context, the contexts of ranks, what
 // their libraries take (NCCL, cuBLAS, torch), and other processes'. As far as
 // it is more than the pool leaves *spare* it is held outside.
 //
 // The device is asked four times a second, and an extent that is just being
-// made looks like somebody else's memory, so what is new counts when it is seen
-// again. A rank does not wait for that: when its context is there, and before
-// its lease, it tells what its own driver says is used of the GPU. That is the
-// same memory, seen by another, so of both figures the larger counts, and never
-// their sum; once the device was asked twice since, only its own does.
+// made looks like another process's memory, so what is new counts when it is
+// seen again. A rank does not wait for that: when its context is there, and
+// before its lease, it tells what its own driver says is used of the GPU. That
+// is the same memory, seen by another, so of both figures the larger counts,
+// and never their sum; once the device was asked twice since, only its own
+// does.
 //
 // What a rank has outside its lease is what came beside the daemon's memory
 // since no rank was there.
@@ -64,7 +65,7 @@ class OutsideAnswers {
     std::map<PoolId, absl::StatusOr<Bytes>> held;
     absl::Time at;
   };
-  // `exact`: the device tells whose memory is (Driver::TellsHolders).
+  // `exact`: the device attributes memory (Driver::TellsHolders).
   OutsideAnswers(const NodeConfig& node, bool exact);
 
   // `answer` came after those before.
@@ -97,7 +98,7 @@ Bytes OutsideOf(const HeldOutside& held, PoolId pool, Bytes spare);
 // nullopt: it is not known what was there before them.
 std::optional<Bytes> OfRanks(const HeldOutside& held, PoolId gpu, Bytes beside);
 
-// Who holds it, as far as it can be known: "processes without a session, …".
+// The holders, as far as they can be known: "processes without a session, …".
 std::string_view OutsideHolders(std::string_view driver);
 // "8 MiB are held outside leases, by …": the one sentence of it.
 std::string OutsideText(Bytes held, std::string_view holders);

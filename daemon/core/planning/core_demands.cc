@@ -50,7 +50,7 @@ void Core::PromiseAnew(absl::Time now, Effects& effects) {
   copies_version_ = joint_.demands_version();
   const std::map<SessionId, Copies> before =
       std::exchange(copies_of_plans_, CopiesOfPlans());
-  // Who gives back does so before others get it.
+  // Promises that end are given back before others get them.
   for (const auto& [id, copies] : before) {
     const auto still = copies_of_plans_.find(id);
     if (still != copies_of_plans_.end() || !session(id)) continue;

@@ -8,8 +8,8 @@
 //
 // Not every demand can be promised. A link promises kPromised of each
 // direction, and to one user an even part of that: profiles are what clients
-// say, and one that says too much takes from the own user only. A rank whose
-// demand is not promised runs by its fair share, as without a plan.
+// say, and one that says too much takes from the own user only. Without a
+// promise a rank runs by its fair share, as without a plan.
 //
 // Demands are derived from what is saved already (members, sessions): a daemon
 // that takes over comes to the same.

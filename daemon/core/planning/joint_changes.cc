@@ -38,8 +38,9 @@ void JointPlanning::ProposeChange(
 }
 
 void JointPlanning::AnnounceChanges(absl::Time now, Effects& effects) {
-  // Who gives back first, then who gives back in sum but grows somewhere: two
-  // of these may wait for each other, and are told together. Then who grows.
+  // First the jobs that only give back, then those that give back in sum but
+  // grow somewhere: two of these may wait for each other, and are told
+  // together. Then the jobs that grow.
   for (const auto chosen : {+[](bool fits, bool) { return fits; },
                             +[](bool, bool shrinks) { return shrinks; },
                             +[](bool, bool) { return true; }}) {
@@ -55,7 +56,7 @@ void JointPlanning::AnnounceChanges(absl::Time now, Effects& effects) {
   }
 }
 
-// Only who was told gives back, and answers by its deadline.
+// Only a job that was told gives back, and it answers by its deadline.
 bool JointPlanning::AwaitsTold(const JobKey& job) const {
   return std::any_of(members_.begin(), members_.end(), [&](const auto& each) {
     const Member& other = each.second;

@@ -1,4 +1,4 @@
-// Who is planned together, and when: joins, leaves, and those who run again.
+// Which jobs are planned together, and when: joins, leaves, and running jobs.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -26,8 +26,8 @@ std::vector<size_t> Where(const std::vector<Position>& positions,
   return found;
 }
 
-// A link for `part` of it; nullopt: it limits nobody. One that is throttled
-// in one direction still limits that one.
+// `part` of a link; nullopt if it limits no rank. A link that is throttled in
+// one direction only still limits that one.
 std::optional<plan::LinkCapacity> CapacityOf(const LinkSpeed& link,
                                              double part) {
   const auto share = [part](double speed) {

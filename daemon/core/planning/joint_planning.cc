@@ -48,7 +48,7 @@ void JointPlanning::AbandonPlans(const AttachedRank& left, absl::Time,
   for (PlanRoundId round : abandoned.solving) {
     effects.push_back(StopSolving{round});
   }
-  // Ranks whose plan is made but waits have no more of it than the others.
+  // A plan that is made but held back is of no more use to its ranks.
   const auto add = [&](const Asking& asking) {
     for (const auto& [rank, read] : asking.profiles) {
       if (rank != left.rank) abandoned.ranks.push_back(rank);

@@ -1,6 +1,6 @@
-// Planning of all jobs of the node together: who asks, who runs by which
-// fractions, whose plan or lease waits for memory that others give back, and
-// when those who run are planned again.
+// Planning of all jobs of the node together: which jobs ask, by which fractions
+// jobs run, which plans and leases wait for memory that others give back, and
+// when running jobs are planned again.
 //
 // Core tells it which ranks are attached and what they sent; it reads the
 // ledger for what is free, and says what is to be done as effects. README.md
@@ -92,10 +92,10 @@ class JointPlanning {
 
   // --- reading -------------------------------------------------------------
   // What the copies of each attached rank need that runs by the planner's
-  // fractions; while these change, by the former ones. Whose plan is held back
-  // has none.
+  // fractions; while these change, by the former ones. A job with a plan that
+  // is held back has none.
   std::map<SessionId, PlanDemand> Demands() const;
-  // Grows whenever that, or who is attached, may have changed.
+  // Grows whenever that, or the attached ranks, may have changed.
   uint64_t demands_version() const {
     return members_.changes() + demands_changes_;
   }
@@ -122,7 +122,7 @@ class JointPlanning {
                                          absl::Time now) const;
   // Everything but the units.
   JointPlanningState Save() const;
-  // REQUIRES: it knows of nobody yet.
+  // REQUIRES: no rank has attached.
   void Load(JointPlanningState saved);
   // Its tables, row by row (SavedAs), and its part of what is in no table.
   // Rounds that are asked or solved are not in them (DueWithout).
@@ -139,8 +139,8 @@ class JointPlanning {
   }
   void AddLoose(LooseState& loose) const;
   // `next` where these rounds end with the daemon. Jobs that asked for one ask
-  // the next daemon again. Of a round for running jobs alone nobody would, and
-  // a lease that waits is refused where no round is due: such a round is due
+  // the next daemon again. No job asks for a round of running jobs alone, and a
+  // lease that waits is refused where no round is due: so such a round is due
   // again at once.
   static NextRound DueWithout(
       const std::map<PlanRoundId, PlanRounds::Round>& solving, bool leases_wait,
@@ -192,8 +192,7 @@ class JointPlanning {
                 const PlanFailedNotice& notice, Effects& effects) const;
 
   // Joins and leaves (joint_joins.cc).
-  // Of the user whose turn it is: one job, and as many as have kMostBuffers
-  // together.
+  // The next user's first job, and as many more as have kMostBuffers together.
   std::vector<Asking> TakeNextUsersJobs();
   void StartTogether(absl::Time now, Effects& effects);
   void TogetherSolved(PlanRounds::Round round,
@@ -207,8 +206,8 @@ class JointPlanning {
   void ReleaseHeld(absl::Time now, Effects& effects);
   // A rank of the job left.
   void LeaveTogether(const JobKey& job, absl::Time now);
-  // Plans running jobs again at `at`, because `whose` does what `why` says;
-  // without `whose`, `why` is the whole reason.
+  // Plans running jobs again at `at`, because a job does what `why` says;
+  // without a job, `why` is the whole reason.
   void PlanAgain(absl::Time at, std::string why,
                  std::optional<JobKey> whose = std::nullopt);
   // The reason, as the ranks of `to` may read it.
@@ -221,8 +220,8 @@ class JointPlanning {
   void ProposeChange(const JobKey& job,
                      const std::shared_ptr<const plan::NodePlan>& plan,
                      const std::string& why, absl::Time now);
-  // Tells members' ranks of their changes, where what these grow by is there
-  // or nobody who was told gives it back.
+  // Tells members' ranks of their changes, once what these grow by is there, or
+  // no member that was told gives it back.
   void AnnounceChanges(absl::Time now, Effects& effects);
   void AnnounceChange(const JobKey& job, absl::Time now, Effects& effects);
   bool AwaitsTold(const JobKey& job) const;
@@ -232,7 +231,7 @@ class JointPlanning {
   void EndOverdueChanges(absl::Time now);
   // What `job`'s plan needs is free by now.
   bool FitsNow(const JobKey& job) const;
-  // Members whose change gives host memory back.
+  // Members that give host memory back by their change.
   std::vector<JobKey> Shrinking() const;
   bool Shrinks(const Member& member) const;
   // Whether any of these frees memory that `job` may have.
@@ -279,7 +278,7 @@ class JointPlanning {
   PlanRounds rounds_;
   std::vector<Asking> joining_;      // jobs that ask, in the order of turns
   Table<JobKey, Member> members_;    // jobs that run by the planner's fractions
-  std::map<JobKey, HeldJoin> held_;  // members whose plan is held back
+  std::map<JobKey, HeldJoin> held_;  // members with a plan that is held back
   // What the question has that is being solved for all jobs together.
   std::vector<Position> positions_;
   plan::NodeResources resources_;

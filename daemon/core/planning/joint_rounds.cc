@@ -60,7 +60,7 @@ void JointPlanning::PlanFor(Asking asking, absl::Time now, Effects& effects) {
 void JointPlanning::CutOffAtShare(absl::Time now, Effects& effects) {
   for (const auto& [id, round] : rounds_.solving()) {
     if (!round.together) continue;
-    // The user whose turn it is has the next one after all others.
+    // The user of this round has the next one after all others.
     const auto its = std::stable_partition(
         joining_.begin(), joining_.end(),
         [&asking = round.asking](const Asking& waits) {
@@ -162,8 +162,8 @@ void JointPlanning::PlanSolved(PlanRoundId id,
     return RoundFailed(*std::move(round), PlanOutcome::kFailed, solved.status(),
                        now, effects);
   }
-  // Infeasible is an answer, not a fault: each rank gets the plan, whose
-  // `infeasible` says what to do. Of several jobs together it is no answer:
+  // Infeasible is an answer, not a fault: each rank gets the plan, and its
+  // `infeasible` says what to do. For several jobs together it is no answer:
   // each is told what holds for itself.
   const bool feasible = solved->infeasible.empty();
   ++journal_.stats
@@ -228,7 +228,7 @@ void JointPlanning::RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
   }
   for (Asking& asking : round.asking) {
     if (round.jobs.size() > 1 || cut_off) {
-      // Nobody's running plan is harmed: it has what is free.
+      // It gets what is free, so no running plan is harmed.
       StartAlone(std::move(asking), now, effects);
       continue;
     }

@@ -37,7 +37,7 @@ struct ProfileWithHash {
   bool operator==(const ProfileWithHash&) const = default;
 };
 
-// A job all of whose local ranks have submitted.
+// A job with a profile of each local rank.
 struct Asking {
   JobKey job;
   std::map<Rank, ProfileWithHash> profiles;
@@ -62,7 +62,7 @@ class PlanRounds {
 
   // What the worker is asked.
   struct Round {
-    std::vector<Asking> asking;  // whose ranks wait for it
+    std::vector<Asking> asking;  // jobs that wait for it
     std::vector<JobKey> jobs;    // of the question, by their number there
     bool together = false;
     std::string cache_key;
@@ -82,8 +82,8 @@ class PlanRounds {
   std::vector<PlanRoundId> Overdue(absl::Time now) const;
   absl::Time NextDeadline() const;
 
-  // A plan made before for the same question; together: of all jobs, shown to
-  // nobody as it is.
+  // A plan made before for the same question. That of all jobs together is
+  // never shown as it is.
   std::shared_ptr<const plan::NodePlan> Cached(const std::string& key) const;
   // Numbers the plan.
   std::shared_ptr<const plan::NodePlan> Keep(const JobKey& job,
@@ -99,13 +99,13 @@ class PlanRounds {
   void Promise(const JobKey& job, PlanId plan) { promised_.Put(job) = plan; }
   PlanId current(const JobKey& job) const;
   std::shared_ptr<const plan::NodePlan> Find(PlanId plan) const;
-  // Who the plan was made for first.
+  // The job that the plan was made for first.
   const JobKey* Owner(PlanId plan) const;
 
-  // A rank left. Whoever had submitted in the job's open rounds can wait no
+  // A rank left. Ranks that had submitted in the job's open rounds can wait no
   // longer: they are returned, and a solving round is given up; other jobs
   // that asked in it must ask again. A round in which only other users ask goes
-  // on, because a user whose jobs come and go would hold it up without end.
+  // on, because a user with jobs that come and go would hold it up without end.
   struct Abandoned {
     std::vector<Rank> ranks;
     std::vector<PlanRoundId> solving;

@@ -36,8 +36,8 @@ std::vector<Outcome> OutcomesOf(const std::map<JobKey, Member>& members,
   return outcomes;
 }
 
-// The job that would give back most under a limit which does not hold while
-// it stays as it is; null: it holds, or nobody can.
+// Returns the job that frees the most memory under the violated `limit`, or
+// null if the limit holds or no job can shrink.
 const JobKey* WhoMustShrink(const plan::HostLimit& limit,
                             const std::vector<Position>& positions,
                             const std::vector<Outcome>& outcomes,

@@ -1,5 +1,5 @@
-// The rule for plans of all jobs together: who runs by which fractions, and
-// who gets new ones when a job joins or leaves.
+// The rule for plans of all jobs together: by which fractions each job runs,
+// and which jobs get new ones when a job joins or leaves.
 //
 // A job that took a plan of a question that was not settled, whether it left
 // fractions to the planner or fixed them, is a *member*: it stays in every
@@ -37,8 +37,8 @@ struct PlanChange {
   absl::Time since;
   // Once it is told: without all answers by then, it counts as refused.
   absl::Time deadline = absl::InfiniteFuture();
-  // Whether joins may wait for what it gives back; once somebody did in vain,
-  // nobody does any more.
+  // Whether joins may wait for what it gives back; once one has waited in vain,
+  // no other does.
   enum class Wait { kAwaited, kInVain };
   Wait wait = Wait::kAwaited;
   std::set<Rank> open;     // have not said yet what became of it
@@ -47,8 +47,8 @@ struct PlanChange {
   bool operator==(const PlanChange&) const = default;
 };
 
-// Of each link that limits: h2d, d2h and both together, bytes per second; 0: no
-// limit.
+// h2d, d2h and both together of each link that limits, in bytes per second; 0
+// if it does not limit them.
 using PlannedLinks = std::map<std::string, std::array<double, 3>>;
 PlannedLinks PlannedLinksOf(const std::vector<LinkSpeed>& links);
 
@@ -57,8 +57,8 @@ PlannedLinks PlannedLinksOf(const std::vector<LinkSpeed>& links);
 //   trains     holds that memory: it reported a step, or answered a change
 //   to change  new fractions are decided; what it grows by is not there yet
 //   changing   its ranks were told, and have not all answered
-// acquires -> trains; any of them -> to change -> changing -> trains. Whose
-// plan is held back (JointPlanning) acquires.
+// acquires -> trains; any of them -> to change -> changing -> trains. While its
+// plan is held back (JointPlanning) a job acquires.
 struct Member {
   enum class State { kAcquires, kTrains, kToChange, kChanging };
   State state = State::kAcquires;
@@ -95,7 +95,7 @@ std::map<Rank, plan::RankPlan> PlansOf(const plan::NodePlan& plan);
 Member MemberOf(const Asking& asking, const plan::NodePlan& plan,
                 const std::vector<LinkSpeed>& links);
 
-// What later questions ask of a rank whose memory is planned: no traces, and
+// What later questions ask once a rank's memory is planned: no traces, and
 // their peak taken off what it has. `plan` answered `profile`.
 ProfileWithHash WithoutTraces(const ProfileWithHash& profile,
                               const plan::RankPlan& plan);

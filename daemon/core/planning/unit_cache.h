@@ -1,5 +1,5 @@
-// The plan cache's memory part: units (proto/plan/units.h) whose placement is
-// proved, by their key. Solved once, whoever asks for them again.
+// The plan cache's memory part: units (proto/plan/units.h) with a proved
+// placement, by their key. Each is solved once for all users.
 //
 // Thread safety: none needed; one thread (see core.h).
 #pragma once

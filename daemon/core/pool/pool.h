@@ -1,24 +1,24 @@
-// One pool of physical memory: which extents exist, whose they are, in which
-// state. Only bookkeeping: the effects a decision needs come back as lists.
+// One pool of physical memory: its extents, their principals and their states.
+// Only bookkeeping: the effects a decision needs come back as lists.
 //
 // Extent states:
 //   making       asked of the device, not there yet      counts as leased
 //   leased       part of a lease                         counts as leased
-//   quarantined  its lease ended by the end of a session
-//                whose process may still map it          counts as quarantined
-//   lingering    it was returned, but somebody may still
-//                map it: the process that returned it,
+//   quarantined  its session ended, and the process of
+//                that may still map it                   counts as quarantined
+//   lingering    it was returned, but a process may
+//                still map it: the one that returned it,
 //                or a child of one that is gone          counts as lingering
-//   kept         idle: nobody can reach it               counts as free
+//   kept         idle: no process can reach it           counts as free
 // What no extent covers counts as free too, but for what is *outside*: held by
 // processes that lease nothing here, as the device says. To the byte, always:
 //   total = leased + lingering + quarantined + outside + free.
 //
 // A handle that left the daemon never goes to another principal. A lingering
-// or kept extent is given on as it is to its own principal; for anyone else a
-// kept one is destroyed and made anew. Lingering ones are not free: the device
-// says when nobody reaches them any more (`Back`), or, where it does not know,
-// the end of every process that received a descriptor (a *holder*).
+// or kept extent is given on as it is to its own principal; for another one a
+// kept extent is destroyed and made anew. Lingering ones are not free: the
+// device says when no process reaches them any more (`Back`), or, where it does
+// not know, the end of every process that received a descriptor (a *holder*).
 //
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
@@ -120,7 +120,7 @@ class Pool {
   // Grows with each change of what the pool has.
   uint64_t changes() const { return extents_.changes() + outside_changes_; }
   Bytes SizeOf(ExtentId id) const { return extents_.at(id).size; }
-  // Of a lease of these.
+  // The size of a lease of these.
   Bytes SizeOf(const Parts& parts) const;
   bool IsLingering(ExtentId id) const {
     return extents_.at(id).state == State::kLingering;
@@ -228,7 +228,7 @@ class Pool {
   const std::string_view outside_holders_;
   Table<ExtentId, Extent> extents_;
   std::map<PrincipalId, size_t> owned_;  // how many extents; only above 0
-  // What each holds, and what of that lingers; only who holds any.
+  // What each principal that holds any has, and what of that lingers.
   struct Charged {
     Bytes all, lingering;
     bool operator==(const Charged&) const = default;
@@ -238,7 +238,7 @@ class Pool {
   // as much beside 10,000 idle extents as beside none.
   std::map<IdleKey, Idle> idle_by_size_;
   ByAge kept_by_age_;
-  std::map<PrincipalId, ByAge> kept_of_;  // only who has any
+  std::map<PrincipalId, ByAge> kept_of_;  // none is empty
   std::map<SessionId, std::set<ExtentId>> held_;
   uint64_t next_idle_order_ = 0;
   Bytes leased_, making_, quarantined_, lingering_, kept_;

@@ -90,7 +90,7 @@ void Pool::CheckExtent(ExtentId id, const Extent& extent,
       counted.leased += extent.size;
       break;
     case State::kQuarantined:
-      // Someone who may still map it must be known, or it never comes back.
+      // A holder that may still map it must be known, or it never comes back.
       SLUICE_CHECK(std::count(extent.holders.begin(), extent.holders.end(),
                               extent.quarantined_for) == 1);
       counted.quarantined += extent.size;
