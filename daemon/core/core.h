@@ -324,7 +324,7 @@ class Core {
   void LogUnpromised(const Session& session, const Copies& copies,
                      absl::Time now);
 
-  // What was measured of links (core_links.cc).
+  // What was measured of links (core_policy.cc).
   void StartMeasured(const std::optional<MeasuredLinks>& measured,
                      absl::Time now);
   // Where they wait and no rank is attached any more.

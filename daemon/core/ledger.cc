@@ -3,7 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
+#include <string>
 
+#include "daemon/quota/quotas.h"
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -306,6 +310,795 @@ std::optional<RequestId> Ledger::Free(SessionId session, LeaseId lease,
   const RequestId request = End(lease, now);
   AskNow(now, effects);
   return request;
+}
+
+// --- What was returned, and a process may still reach
+
+void Ledger::Linger(ExtentId id, PoolId pool, const JobKey& job,
+                    LingeringState::Origin origin) {
+  lingering_.Insert(id, {.origin = origin, .pool = pool, .job = job});
+  to_ask_.push_back(id);
+}
+
+void Ledger::AskNow(absl::Time now, Effects& effects) {
+  if (to_ask_.empty()) return;
+  // The rest with those that are asked about again.
+  for (size_t i = kAskAtOnce; i < to_ask_.size(); ++i) {
+    lingering_.Edit(to_ask_[i]).answer = LingeringState::Answer::kHeld;
+    ask_again_at_ = std::min(ask_again_at_, now + kAskEvery);
+  }
+  to_ask_.resize(std::min(to_ask_.size(), kAskAtOnce));
+  effects.push_back(AskHolders{std::exchange(to_ask_, {})});
+}
+
+void Ledger::AskAgain(absl::Time now, Effects& effects) {
+  if (now < ask_again_at_) return;
+  std::vector<ExtentId> held;
+  const auto from = lingering_.upper_bound(asked_last_);
+  const auto add = [&](auto begin, auto end) {
+    for (auto each = begin; each != end && held.size() < kAskAtOnce; ++each) {
+      if (each->second.answer != LingeringState::Answer::kHeld) continue;
+      held.push_back(each->first);
+    }
+  };
+  add(from, lingering_.end());
+  add(lingering_.begin(), from);
+  ask_again_at_ = held.empty() ? absl::InfiniteFuture() : now + kAskEvery;
+  if (held.empty()) return;
+  asked_last_ = held.back();
+  effects.push_back(AskHolders{std::move(held)});
+}
+
+Bytes Ledger::HolderKnown(ExtentId id, Held held, absl::Time now) {
+  LingeringState* found = lingering_.Find(id);
+  if (found == nullptr) return Bytes(0);
+  LingeringState& lingering = *found;
+  const Pool& pool = pools_.at(lingering.pool);
+  if (held == Held::kYes) {
+    lingering.answer = LingeringState::Answer::kHeld;
+    ask_again_at_ = std::min(ask_again_at_, now + kAskEvery);
+    return Bytes(0);
+  }
+  if (held == Held::kUnknown && pool.HasHolders(id)) {
+    lingering.answer = LingeringState::Answer::kUnknown;
+    return Bytes(0);
+  }
+  const bool of_the_dead =
+      lingering.origin == LingeringState::Origin::kOrphaned;
+  const bool host = lingering.pool.kind == PoolKind::kHost;
+  const Bytes size = pool.SizeOf(id);
+  Back(id, lingering, now);
+  return of_the_dead && host ? size : Bytes(0);
+}
+
+Bytes Ledger::SetOutside(HeldOutside held) {
+  Bytes came_back;
+  for (auto& [id, pool] : pools_) {
+    const Bytes before = pool.outside();
+    // Nothing of a GPU that cannot be used is free.
+    pool.SetOutside(faulty_.contains(id) ? pool.total() : OutsideIn(id, held));
+    if (id.kind == PoolKind::kHost && pool.outside() < before) {
+      came_back += before - pool.outside();
+    }
+  }
+  outside_ = std::move(held);
+  return came_back;
+}
+
+void Ledger::Back(ExtentId id, const LingeringState& lingering,
+                  absl::Time now) {
+  Uncharge({id});
+  recharged_.insert(lingering.job.principal);
+  pools_.at(lingering.pool).Back(id, now);
+  lingering_.erase(id);
+}
+
+absl::Status Ledger::Admit(const JobKey& job, PoolId pool, Bytes size,
+                           const Pool::Parts& parts) {
+  // What lingers is charged already, perhaps to another job.
+  Uncharge(parts.reuse);
+  absl::Status admitted = budgets_.Admit(job, pool.kind, size);
+  if (!admitted.ok()) Recharge(parts.reuse);
+  return admitted;
+}
+
+// A process that gave memory back and may still map it pays for it, so to make
+// other extents for a budget's last bytes would be refused where it could have
+// its own again: then these come first, as where a pool is full.
+Ledger::Chosen Ledger::Choose(const HolderState& holder,
+                              const LeaseRequest& asked) {
+  const JobKey& job = holder.job;
+  const Pool& pool = pools_.at(asked.pool);
+  const PoolKind kind = asked.pool.kind;
+  const Bytes withheld = Withheld(asked.pool, &job.principal);
+  // A rank's HBM is a hard limit; host memory may be a little more.
+  const bool exact = kind == PoolKind::kGpu;
+  auto parts =
+      pool.Choose(holder.principal, asked.size,
+                  exact ? asked.size : budgets_.Left(job, kind), withheld);
+  absl::Status admitted =
+      Admit(job, asked.pool, asked.size, parts.ok() ? *parts : Pool::Parts{});
+  if (admitted.ok()) return {std::move(parts)};
+  const Bytes left = std::max(budgets_.Left(job, kind), Bytes(0));
+  parts = pool.Choose(holder.principal, asked.size,
+                      exact ? asked.size : std::max(asked.size, HostLeft(job)),
+                      std::max(withheld, pool.free() - left));
+  if (parts.ok() && Admit(job, asked.pool, pool.SizeOf(*parts), *parts).ok()) {
+    return {std::move(parts)};
+  }
+  return {std::move(admitted), RefusedBy::kBudget};
+}
+
+void Ledger::Uncharge(const std::vector<ExtentId>& extents) {
+  for (ExtentId id : extents) {
+    const auto found = lingering_.find(id);
+    if (found == lingering_.end()) continue;
+    const LingeringState& each = found->second;
+    budgets_.Refund(each.job, each.pool.kind, pools_.at(each.pool).SizeOf(id));
+  }
+}
+
+void Ledger::Recharge(const std::vector<ExtentId>& extents) {
+  for (ExtentId id : extents) {
+    const auto found = lingering_.find(id);
+    if (found == lingering_.end()) continue;
+    const LingeringState& each = found->second;
+    budgets_.Charge(each.job, each.pool.kind, pools_.at(each.pool).SizeOf(id));
+  }
+}
+
+template <typename Mine>
+Bytes Ledger::LingeringHost(Mine mine) const {
+  Bytes sum;
+  for (const auto& [id, each] : lingering_) {
+    if (each.pool.kind == PoolKind::kHost && mine(each.job)) {
+      sum += pools_.at(each.pool).SizeOf(id);
+    }
+  }
+  return sum;
+}
+
+Bytes Ledger::HostLeft(const Principal& principal) const {
+  const Bytes left = budgets_.LeftOfPrincipal(principal, PoolKind::kHost);
+  if (left >= Limits::kUnlimited) return left;
+  return left + LingeringHost([&](const JobKey& job) {
+           return job.principal == principal;
+         });
+}
+
+Bytes Ledger::HostLeft(const JobKey& job) const {
+  const Bytes left = budgets_.LeftOfJob(job, PoolKind::kHost);
+  if (left >= Limits::kUnlimited) return left;
+  return left + LingeringHost([&](const JobKey& each) { return each == job; });
+}
+
+// What lingers in pools is what is asked about, and still known by its holders
+// wherever the device does not say.
+void Ledger::CheckLingering() const {
+  std::map<PoolId, Bytes> sums;
+  for (const auto& [id, each] : lingering_) {
+    const Pool& pool = pools_.at(each.pool);
+    SLUICE_CHECK(pool.IsLingering(id));
+    SLUICE_CHECK(each.answer != LingeringState::Answer::kUnknown ||
+                 pool.HasHolders(id));
+    sums[each.pool] += pool.SizeOf(id);
+  }
+  for (const auto& [id, pool] : pools_) {
+    SLUICE_CHECK(sums[id] == pool.lingering());
+  }
+  SLUICE_CHECK(to_ask_.empty());
+}
+
+// --- How many extents there are, and how often they change: each has a
+// descriptor of the daemon's, and the device takes time to make and to destroy
+// one
+
+size_t Ledger::Extents() const {
+  size_t sum = 0;
+  for (const auto& [id, pool] : pools_) sum += pool.extents();
+  return sum;
+}
+
+size_t Ledger::Owned(PrincipalId principal) const {
+  size_t sum = 0;
+  for (const auto& [id, pool] : pools_) sum += pool.OwnedBy(principal);
+  return sum;
+}
+
+// Held back for the ranks of others that are attached, as far as these have not
+// as many already.
+size_t Ledger::HeldBack(PrincipalId from) const {
+  size_t sum = 0;
+  for (const auto& [principal, known] : principals_) {
+    if (known.id == from || known.open == 0) continue;
+    const size_t due = limits_.per_rank * static_cast<size_t>(known.open);
+    const size_t has = Owned(known.id);
+    sum += due > has ? due - has : 0;
+  }
+  return std::min(sum, limits_.all);
+}
+
+absl::Status Ledger::TooMany(const Principal& who, size_t has,
+                             size_t more) const {
+  const std::string limit = fmt::format(
+      "{} has {} extents, {} more are asked for, and the limit is {}: lease "
+      "fewer and larger pieces, free some, or raise ",
+      Name(who), has, more, limits_.each);
+  if (!limits_.each_of_open_files) {
+    return absl::ResourceExhaustedError(limit + "extents in [quota]");
+  }
+  return ShortOf(Shortage::kOpenFiles,
+                 limit + "the open files that sluiced may have (LimitNOFILE)");
+}
+
+absl::StatusOr<Ledger::Idle> Ledger::MakeRoom(const HolderState& holder,
+                                              PoolId asked,
+                                              const Pool::Parts& parts,
+                                              absl::Time now) {
+  Idle idle;
+  if (parts.make.empty()) return idle;
+  std::set<ExtentId> spared(parts.reuse.begin(), parts.reuse.end());
+  spared.insert(parts.destroy.begin(), parts.destroy.end());
+  const Pool& pool = pools_.at(asked);
+  const auto own = static_cast<size_t>(std::count_if(
+      parts.destroy.begin(), parts.destroy.end(),
+      [&](ExtentId id) { return pool.OwnerOf(id) == holder.principal; }));
+  const size_t made = parts.make.size();
+  const size_t owned = Owned(holder.principal) - own + made;
+  const size_t all = Extents() - parts.destroy.size() + made;
+  const Share share = {static_cast<int64_t>(limits_.each),
+                       static_cast<int64_t>(limits_.all)};
+  const size_t most =
+      std::min(limits_.all - HeldBack(holder.principal),
+               static_cast<size_t>(share.all_for(static_cast<int64_t>(owned))));
+  size_t over_own = owned > limits_.each ? owned - limits_.each : 0;
+  size_t over_all = all > most ? all - most : 0;
+  const auto take = [&](size_t count, std::optional<PrincipalId> of) {
+    const auto from = [&](PoolId id) {
+      for (ExtentId each : pools_.at(id).OldestKept(count, spared, of)) {
+        idle.emplace_back(id, each);
+        spared.insert(each);
+        --count;
+      }
+    };
+    from(asked);  // an old one of another pool may be needed there
+    for (const auto& [id, each] : pools_) {
+      if (id != asked && count > 0) from(id);
+    }
+    return count;
+  };
+  if (over_own > 0 && take(over_own, holder.principal) > 0) {
+    return TooMany(holder.job.principal, owned - made, made);
+  }
+  over_all -= std::min(over_all, idle.size());
+  if (over_all > 0 && take(over_all, std::nullopt) > 0) {
+    return ShortOf(
+        Shortage::kOpenFiles,
+        fmt::format("this node has {} extents, {} more are asked for, and the "
+                    "limit of all users together is {}, of which {} are held "
+                    "back for attached ranks and users with few: wait until "
+                    "some are freed, or "
+                    "raise the open files that sluiced may have (LimitNOFILE)",
+                    all - made, made, limits_.all, limits_.all - most));
+  }
+  const auto changes =
+      static_cast<double>(made + parts.destroy.size() + idle.size());
+  if (!allowances_.Take(holder.job.principal, changes, now)) {
+    return absl::ResourceExhaustedError(fmt::format(
+        "{} has had too many extents made and destroyed, and the limit is {} "
+        "a second: wait a moment, or keep leases instead of freeing them",
+        Name(holder.job.principal), allowances_.per_second()));
+  }
+  return idle;
+}
+
+void Ledger::Destroy(const Idle& idle, Effects& effects) {
+  for (const auto& [pool, id] : idle) {
+    pools_.at(pool).Destroy(id);
+    effects.push_back(DestroyExtent{id});
+  }
+  counts_.destroyed += idle.size();
+  if (!idle.empty()) ForgetPrincipals();
+}
+
+absl::Duration Ledger::KeptFor(PoolId pool) const {
+  return pool.kind == PoolKind::kHost
+             ? std::max(limits_.kept_for, limits_.host_kept_for)
+             : limits_.kept_for;
+}
+
+absl::Duration Ledger::OrphansKeptFor(PoolId pool, const Principal& who) const {
+  return pool.kind == PoolKind::kHost && HasHeir(who)
+             ? std::max(limits_.orphans_kept_for, limits_.host_kept_for)
+             : limits_.orphans_kept_for;
+}
+
+// Destroys what its principal, the only one that could, will hardly lease
+// again.
+void Ledger::Trim(absl::Time now, Effects& effects) {
+  Idle idle;
+  const auto add = [&](PoolId pool, const std::vector<ExtentId>& extents) {
+    for (ExtentId id : extents) idle.emplace_back(pool, id);
+  };
+  const auto room = [&] { return kTrimAtOnce - idle.size(); };
+  for (const auto& [principal, known] : principals_) {
+    for (const auto& [id, pool] : pools_) {
+      if (known.alone_since + OrphansKeptFor(id, principal) > now) continue;
+      add(id, pool.OldestKept(room(), {}, known.id));
+    }
+  }
+  Destroy(std::exchange(idle, {}), effects);
+  for (const auto& [id, pool] : pools_) {
+    add(id, pool.KeptSince(now - KeptFor(id), room()));
+  }
+  Destroy(idle, effects);
+}
+
+absl::Time Ledger::NextTrim() const {
+  absl::Time next = absl::InfiniteFuture();
+  for (const auto& [id, pool] : pools_) {
+    next = std::min(next, pool.OldestSince() + KeptFor(id));
+    for (const auto& [principal, known] : principals_) {
+      const absl::Time due = known.alone_since + OrphansKeptFor(id, principal);
+      if (due < next && pool.KeptOf(known.id) > 0) next = due;
+    }
+  }
+  return next;
+}
+
+void Ledger::GiveIdleHost(PrincipalId from, PrincipalId heir) {
+  for (auto& [id, pool] : pools_) {
+    if (id.kind != PoolKind::kHost) continue;
+    const size_t has = Owned(heir);
+    const size_t room = limits_.each > has ? limits_.each - has : 0;
+    for (ExtentId each : pool.OldestKept(room, {}, from)) {
+      pool.GiveTo(each, heir);
+    }
+  }
+}
+
+Bytes Ledger::IdleHost() const {
+  Bytes idle;
+  for (const auto& [id, pool] : pools_) {
+    if (id.kind == PoolKind::kHost) idle += pool.kept();
+  }
+  return idle;
+}
+
+void Ledger::GiveUpIdleHost(Bytes bytes, Effects& effects) {
+  Idle idle;
+  for (const auto& [id, pool] : pools_) {
+    if (id.kind != PoolKind::kHost) continue;
+    for (ExtentId each : pool.OldestKept(kTrimAtOnce, {}, std::nullopt)) {
+      if (bytes <= Bytes(0)) break;
+      idle.emplace_back(id, each);
+      bytes -= pool.SizeOf(each);
+    }
+  }
+  Destroy(idle, effects);
+}
+
+void Ledger::CheckExtents() const {
+  SLUICE_CHECK(Extents() <= limits_.all);
+  for (const auto& [principal, known] : principals_) {
+    SLUICE_CHECK(Owned(known.id) <= limits_.each);
+    SLUICE_CHECK((known.holders == 0) ==
+                 (known.alone_since < absl::InfiniteFuture()));
+  }
+  allowances_.CheckInvariants();
+}
+
+// --- What is reserved, and withheld from whom
+
+Bytes Ledger::HeldBy(const Reservations& reserved, PoolId pool,
+                     const Principal& reserver) const {
+  Bytes held;
+  for (auto each = principals_.lower_bound({reserver.uid, ""});
+       each != principals_.end() && each->first.uid == reserver.uid; ++each) {
+    if (ReserverOf(reserved, pool, each->first) != reserver) continue;
+    held += pools_.at(pool).ChargedTo(each->second.id);
+  }
+  return held;
+}
+
+Bytes Ledger::Withheld(const Reservations& reserved, PoolId pool,
+                       const Principal* from) const {
+  const auto found = reserved.find(pool);
+  if (found == reserved.end()) return Bytes(0);
+  std::optional<Principal> own;
+  if (from != nullptr) own = ReserverOf(reserved, pool, *from);
+  Bytes sum;
+  for (const auto& [whose, each] : found->second) {
+    if (whose == own) continue;
+    sum += std::max(each.bytes - HeldBy(reserved, pool, whose), Bytes(0));
+  }
+  return sum;
+}
+
+absl::Status Ledger::MayReserve(PoolId id, const Principal& whose, Bytes bytes,
+                                Bytes promised) const {
+  SLUICE_RETURN_IF_ERROR(CheckPool(id));
+  if (bytes < Bytes(0) || bytes.count() % granularity_.count() != 0) {
+    return absl::InvalidArgumentError(fmt::format(
+        "a reservation of {} bytes is not a multiple of the granularity, {}",
+        bytes.count(), FormatBytes(granularity_)));
+  }
+  const Pool& pool = pools_.at(id);
+  Reservations tried = reservations_;
+  SetReservation(tried, id, whose, {bytes, {}});
+  const Bytes withheld = Withheld(tried, id, nullptr);
+  // Less than before breaks nothing, whatever has become of it since.
+  if (withheld <= Withheld(reservations_, id, nullptr)) return absl::OkStatus();
+  const Bytes room = pool.free() - promised;
+  if (withheld <= room) return absl::OkStatus();
+  const std::string plans =
+      promised > Bytes(0)
+          ? fmt::format(", {} of it promised to plans of running jobs",
+                        FormatBytes(promised))
+          : "";
+  return absl::FailedPreconditionError(fmt::format(
+      "{}: {} cannot be reserved for {}: with what others have reserved {} "
+      "would have to be free, and {} of {} are{}; reserve less, or wait until "
+      "memory is given back (sluicectl evict ends a job)",
+      Name(id), FormatBytes(bytes), Name(whose), FormatBytes(withheld),
+      FormatBytes(pool.free()), FormatBytes(pool.total()), plans));
+}
+
+absl::Status Ledger::CheckSums(const Reservations& given) const {
+  for (const auto& [id, users] : given) {
+    Bytes sum;
+    for (const auto& [whose, each] : users) sum += each.bytes;
+    const Pool* pool = FindPool(id);
+    if (pool != nullptr && sum <= pool->total()) continue;
+    return absl::InvalidArgumentError(fmt::format(
+        "the policy reserves {} of {}, {}: take it out of its file, or give "
+        "the pool more in [pools]",
+        FormatBytes(sum), Name(id),
+        pool != nullptr ? "which has " + FormatBytes(pool->total())
+                        : "which is not here"));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<ReservationLine> Ledger::ReservationLines() const {
+  std::vector<ReservationLine> lines;
+  for (const auto& [pool, users] : reservations_) {
+    for (const auto& [whose, each] : users) {
+      const Bytes held = HeldBy(reservations_, pool, whose);
+      lines.push_back({pool, whose, each.bytes,
+                       std::max(each.bytes - held, Bytes(0)), each.by});
+    }
+  }
+  return lines;
+}
+
+// What is missing of all reservations of a pool is there: no other principal
+// was given any of it.
+void Ledger::CheckReservations() const {
+  for (const auto& [id, users] : reservations_) {
+    SLUICE_CHECK(!users.empty());
+    for (const auto& [whose, each] : users) SLUICE_CHECK(each.bytes > Bytes(0));
+    const Pool& pool = pools_.at(id);
+    SLUICE_CHECK(Withheld(id, nullptr) <= pool.total() - pool.leased() -
+                                              pool.quarantined() -
+                                              pool.lingering());
+  }
+}
+
+// --- What a lease that waits lacks, and whether waiting can help it
+
+absl::Status Ledger::MayEverFit(const JobKey& job,
+                                const LeaseRequest& asked) const {
+  SLUICE_RETURN_IF_ERROR(CheckAsked(asked));
+  SLUICE_RETURN_IF_ERROR(budgets_.MayEver(job, asked.pool.kind, asked.size));
+  const Pool& pool = pools_.at(asked.pool);
+  Bytes others;
+  if (const auto users = reservations_.find(asked.pool);
+      users != reservations_.end()) {
+    const Principal own = ReserverOf(reservations_, asked.pool, job.principal);
+    for (const auto& [whose, each] : users->second) {
+      if (whose != own) others += each.bytes;
+    }
+  }
+  if (asked.size > pool.total() - others) {
+    const std::string reserved =
+        others > Bytes(0) ? fmt::format(", of which {} are reserved for others",
+                                        FormatBytes(others))
+                          : "";
+    return ShortOf(ShortageIn(asked.pool.kind),
+                   fmt::format("{}: asked {}, but the pool has {}{}, and no "
+                               "wait changes that; ask for less, or give the "
+                               "pool more in [pools]",
+                               Name(asked.pool), FormatBytes(asked.size),
+                               FormatBytes(pool.total()), reserved));
+  }
+  const size_t extents = pool.ExtentsOf(asked.size);
+  if (extents > std::min(limits_.each, limits_.all)) {
+    return TooMany(job.principal, 0, extents);
+  }
+  return absl::OkStatus();
+}
+
+std::optional<Waiter::Lacks> Ledger::Lacks(const JobKey& job,
+                                           const LeaseRequest& asked,
+                                           Bytes promised) const {
+  const Pool& pool = pools_.at(asked.pool);
+  const PoolKind kind = asked.pool.kind;
+  const auto known = principals_.find(job.principal);
+  const PrincipalId id =
+      known != principals_.end() ? known->second.id : PrincipalId();
+  // What lingers of its own is charged already, and leased again as it is.
+  const Bytes withheld = Withheld(asked.pool, &job.principal);
+  const Bytes own = pool.MostFor(id, pool.total());
+  const Bytes charged_anew = asked.size - own;
+  if (charged_anew > budgets_.LeftOfPrincipal(job.principal, kind)) {
+    return Waiter::Lacks::kUser;
+  }
+  if (charged_anew > budgets_.LeftOfJob(job, kind)) return Waiter::Lacks::kJob;
+  if (asked.size > pool.MostFor(id, withheld + promised)) {
+    return Waiter::Lacks::kPool;
+  }
+  return std::nullopt;
+}
+
+Bytes Ledger::ReservedFor(PoolId pool, const Principal& whose) const {
+  const auto users = reservations_.find(pool);
+  if (users == reservations_.end()) return Bytes(0);
+  const Principal reserver = ReserverOf(reservations_, pool, whose);
+  const auto own = users->second.find(reserver);
+  if (own == users->second.end()) return Bytes(0);
+  return std::max(own->second.bytes - HeldBy(reservations_, pool, reserver),
+                  Bytes(0));
+}
+
+// --- What the ledger says, and whether it adds up
+
+const Pool* Ledger::FindPool(PoolId id) const {
+  const auto found = pools_.find(id);
+  return found != pools_.end() ? &found->second : nullptr;
+}
+
+Bytes Ledger::UsableBy(PoolId pool, const Principal& principal) const {
+  const auto known = principals_.find(principal);
+  return pools_.at(pool).UsableBy(
+      known != principals_.end() ? known->second.id : PrincipalId(),
+      Withheld(pool, &principal));
+}
+
+Bytes Ledger::UsableByAnyone(PoolId pool) const {
+  return pools_.at(pool).UsableBy(PrincipalId(), Withheld(pool, nullptr));
+}
+
+Bytes Ledger::HostHeld(const JobKey& job, std::optional<uint64_t> numa) const {
+  Bytes held;
+  for (const auto& [id, lease] : leases_) {
+    if (lease.pool.kind == PoolKind::kHost &&
+        numa.value_or(lease.pool.ordinal) == lease.pool.ordinal &&
+        holders_.at(lease.session).job == job) {
+      held += lease.size;
+    }
+  }
+  return held;
+}
+
+Bytes Ledger::Leased(SessionId session, PoolKind kind) const {
+  Bytes leased;
+  for (LeaseId id : LeasesOf(session)) {
+    const LeaseState& lease = leases_.at(id);
+    if (lease.pool.kind == kind) leased += lease.size;
+  }
+  return leased;
+}
+
+std::set<LeaseId> Ledger::LeasesOf(SessionId session) const {
+  const auto holder = holders_.find(session);
+  return holder != holders_.end() ? holder->second.leases : std::set<LeaseId>();
+}
+
+bool Ledger::HoldsNothing(SessionId session) const {
+  const HolderState& holder = holders_.at(session);
+  return holder.leases.empty() && holder.quarantined == Amounts();
+}
+
+bool Ledger::IsReturning(const Principal& principal) const {
+  const auto holds = [&](const auto& each) {
+    return each.second.job.principal == principal &&
+           each.second.quarantined.host > Bytes(0);
+  };
+  const auto lingers = [&](const auto& each) {
+    return each.second.origin == LingeringState::Origin::kOrphaned &&
+           each.second.pool.kind == PoolKind::kHost &&
+           each.second.job.principal == principal;
+  };
+  return std::any_of(holders_.begin(), holders_.end(), holds) ||
+         std::any_of(lingering_.begin(), lingering_.end(), lingers);
+}
+
+LedgerState Ledger::Save() const {
+  LedgerState saved;
+  for (const auto& [id, pool] : pools_) saved.pools[id] = pool.Save();
+  saved.budgets = budgets_.Save();
+  saved.reservations = reservations_;
+  saved.leases = leases_.rows();
+  saved.making = making_.rows();
+  saved.holders = holders_.rows();
+  for (const auto& [principal, known] : principals_) {
+    saved.principals[principal] = {known.id, known.alone_since};
+  }
+  saved.lingering = lingering_.rows();
+  saved.ask_again_at = ask_again_at_;
+  saved.asked_last = asked_last_;
+  saved.outside = outside_;
+  saved.allowances = allowances_.Save();
+  saved.next_extent = next_extent_;
+  saved.next_lease = next_lease_;
+  saved.next_principal = next_principal_;
+  return saved;
+}
+
+void Ledger::Load(const LedgerState& saved) {
+  SLUICE_CHECK(holders_.empty() && making_.empty() && principals_.empty());
+  for (auto& [id, pool] : pools_) pool.Load(saved.pools.at(id));
+  budgets_.Load(saved.budgets);
+  reservations_ = saved.reservations;
+  leases_.Load(saved.leases);
+  making_.Load(saved.making);
+  holders_.Load(saved.holders);
+  for (const auto& [principal, known] : saved.principals) {
+    principals_.Insert(principal,
+                       {.id = known.id, .alone_since = known.alone_since});
+  }
+  for (const auto& [id, holder] : holders_) {
+    KnownPrincipal& known = principals_.Edit(holder.job.principal);
+    ++known.holders;
+    if (holder.state == HolderState::State::kOpen) ++known.open;
+    for (const PoolKind kind : {PoolKind::kGpu, PoolKind::kHost}) {
+      const Bytes owed = holder.quarantined.of(kind);
+      if (owed > Bytes(0)) budgets_.Charge(holder.job, kind, owed);
+    }
+  }
+  for (const auto& [id, lease] : leases_) {
+    budgets_.Charge(holders_.at(lease.session).job, lease.pool.kind,
+                    lease.size);
+  }
+  lingering_.Load(saved.lingering);
+  for (const auto& [id, each] : lingering_) Recharge({id});
+  ask_again_at_ = saved.ask_again_at;
+  asked_last_ = saved.asked_last;
+  SetOutside(saved.outside);
+  allowances_.Load(saved.allowances);
+  next_extent_ = saved.next_extent;
+  next_lease_ = saved.next_lease;
+  next_principal_ = saved.next_principal;
+}
+
+void Ledger::TakeOver(absl::Time now, Effects& effects) {
+  for (const auto& [id, making] : making_) {
+    const Pool& pool = pools_.at(making.pool);
+    effects.push_back(
+        MakeExtent{id, making.pool, pool.SizeOf(id), pool.OwnerOf(id)});
+  }
+  // The answers that were on their way are asked for again.
+  for (const auto& [id, each] : lingering_) {
+    if (each.answer != LingeringState::Answer::kNotYet) continue;
+    lingering_.Edit(id).answer = LingeringState::Answer::kHeld;
+    ask_again_at_ = now;
+  }
+}
+
+std::map<SessionId, std::set<RequestId>> Ledger::Asking() const {
+  std::map<SessionId, std::set<RequestId>> asking;
+  for (const auto& [id, lease] : leases_) {
+    if (lease.state == LeaseState::State::kGranted) continue;
+    asking[lease.session].insert(lease.request);
+  }
+  return asking;
+}
+
+void Ledger::AddLoose(LooseState& loose) const {
+  loose.next_extent = next_extent_;
+  loose.next_lease = next_lease_;
+  loose.next_principal = next_principal_;
+  for (const auto& [id, pool] : pools_) {
+    loose.next_idle_order[id] = pool.next_idle_order();
+  }
+  loose.ask_again_at = ask_again_at_;
+  loose.asked_last = asked_last_;
+  loose.outside = outside_;
+}
+
+void Ledger::CheckInvariants() const {
+  for (const auto& [id, pool] : pools_) pool.CheckInvariants();
+  budgets_.CheckInvariants();
+  CheckLeases();
+  CheckHolders();
+  CheckCharges();
+  CheckPrincipals();
+  CheckLingering();
+  CheckExtents();
+  CheckReservations();
+}
+
+// What pools count as leased is the leases, and what is still being made for
+// leases that ended.
+void Ledger::CheckLeases() const {
+  std::map<PoolId, Bytes> by_pool;
+  int making = 0;
+  for (const auto& [id, lease] : leases_) {
+    Bytes sum;
+    for (const Slice& slice : lease.slices) sum += slice.size;
+    const bool failing = lease.state == LeaseState::State::kFailing;
+    SLUICE_CHECK(failing ? sum < lease.size : sum == lease.size);
+    SLUICE_CHECK(failing == !lease.failure.ok());
+    SLUICE_CHECK((lease.making == 0) ==
+                 (lease.state == LeaseState::State::kGranted));
+    SLUICE_CHECK(holders_.at(lease.session).leases.contains(id));
+    by_pool[lease.pool] += sum;
+    making += lease.making;
+  }
+  int orphans = 0;
+  for (const auto& [extent, wanted] : making_) {
+    SLUICE_CHECK(!wanted.lease || leases_.contains(*wanted.lease));
+    if (!wanted.lease) ++orphans;
+  }
+  SLUICE_CHECK(making + orphans == static_cast<int>(making_.size()));
+  for (const auto& [id, pool] : pools_) {
+    SLUICE_CHECK(orphans > 0 ? pool.leased() >= by_pool[id]
+                             : pool.leased() == by_pool[id]);
+  }
+}
+
+// A lease belongs to one holder; a closed one has only quarantined memory, an
+// open one none.
+void Ledger::CheckHolders() const {
+  size_t leases = 0;
+  for (const auto& [id, holder] : holders_) {
+    leases += holder.leases.size();
+    SLUICE_CHECK(holder.state == HolderState::State::kClosed
+                     ? holder.leases.empty()
+                     : holder.quarantined == Amounts());
+  }
+  SLUICE_CHECK(leases == leases_.size());
+}
+
+void Ledger::CheckPrincipals() const {
+  std::map<Principal, int> holders, open;
+  for (const auto& [id, holder] : holders_) {
+    ++holders[holder.job.principal];
+    if (holder.state == HolderState::State::kOpen) ++open[holder.job.principal];
+  }
+  for (const auto& [principal, known] : principals_) {
+    SLUICE_CHECK(known.holders == holders[principal]);
+    SLUICE_CHECK(known.open == open[principal]);
+    SLUICE_CHECK(known.holders > 0 || HasExtents(known.id));
+  }
+}
+
+// What pools hold in quarantine is charged to holders; budgets charge what is
+// leased, lingers or is in quarantine.
+void Ledger::CheckCharges() const {
+  Amounts leased, lingering, quarantined, owed, charged;
+  for (const auto& [id, lease] : leases_) {
+    leased.of(lease.pool.kind) += lease.size;
+  }
+  for (const auto& [id, pool] : pools_) {
+    quarantined.of(id.kind) += pool.quarantined();
+    lingering.of(id.kind) += pool.lingering();
+  }
+  for (const auto& [id, holder] : holders_) {
+    owed.gpu += holder.quarantined.gpu;
+    owed.host += holder.quarantined.host;
+  }
+  for (const BudgetLine& line : budgets_.Lines()) {
+    if (!line.job.empty()) continue;
+    charged.gpu += line.gpu_used;
+    charged.host += line.host_used;
+  }
+  SLUICE_CHECK(owed == quarantined);
+  for (const PoolKind kind : {PoolKind::kGpu, PoolKind::kHost}) {
+    SLUICE_CHECK(charged.of(kind) ==
+                 leased.of(kind) + lingering.of(kind) + quarantined.of(kind));
+  }
 }
 
 }  // namespace sluice::daemon

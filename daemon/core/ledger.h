@@ -154,7 +154,7 @@ class Ledger {
   // Principals that have been charged or refunded since the last call.
   std::set<Principal> TakeRecharged() { return std::exchange(recharged_, {}); }
 
-  // --- reservations (ledger_reservations.cc) -------------------------------
+  // --- reservations --------------------------------------------------------
   // FailedPrecondition where it would not be there: `promised` is what others
   // are to get of the pool besides. NotFound: no such pool.
   absl::Status MayReserve(PoolId pool, const Principal& whose, Bytes bytes,
@@ -171,7 +171,7 @@ class Ledger {
   }
   std::vector<ReservationLine> ReservationLines() const;
 
-  // --- leases that wait (ledger_waiting.cc) --------------------------------
+  // --- leases that wait ----------------------------------------------------
   // Ok, unless it could not be even if all memory were free: what is wrong
   // with the request, or larger than the pool beside what others have
   // reserved, than a limit, or in too many extents.
@@ -244,7 +244,7 @@ class Ledger {
               LingeringState::Origin origin);
   // The extent is free again.
   void Back(ExtentId id, const LingeringState& lingering, absl::Time now);
-  // How many extents may be (ledger_extents.cc).
+  // How many extents may be.
   using Idle = std::vector<std::pair<PoolId, ExtentId>>;
   size_t Extents() const;
   size_t Owned(PrincipalId principal) const;

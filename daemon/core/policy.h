@@ -10,7 +10,7 @@
 
 #include "absl/time/time.h"
 #include "daemon/core/budget.h"
-#include "daemon/core/measured/measured_links.h"
+#include "daemon/core/measured_links.h"
 #include "daemon/core/reservations.h"
 
 namespace sluice::daemon {

@@ -4,10 +4,133 @@
 
 #include <algorithm>
 #include <iterator>
+#include <set>
+#include <utility>
 
+#include "daemon/core/links.h"
+#include "daemon/quota/quotas.h"
+#include "proto/base/grant_page.h"
+#include "proto/base/simulated.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 
 namespace sluice::daemon {
+namespace {
+
+// Everything a plan depends on.
+std::string KeyOfQuestion(const std::vector<std::string>& hashes,
+                          const plan::NodeResources& resources) {
+  std::string key;
+  for (const std::string& hash : hashes) key += hash + "/";
+  const auto ranks = [&key](const std::vector<size_t>& profiles) {
+    for (size_t i : profiles) key += fmt::format("{},", i);
+    key += "/";
+  };
+  for (const plan::LinkCapacity& link : resources.links) {
+    key += fmt::format("{}:{}:{}:{}/", link.name, link.h2d_bytes_per_second,
+                       link.d2h_bytes_per_second,
+                       link.both_bytes_per_second.value_or(0));
+    ranks(link.profiles);
+  }
+  for (const plan::HostLimit& host : resources.hosts) {
+    key += fmt::format("{}:{}/", host.name, host.bytes.count());
+    ranks(host.profiles);
+  }
+  return key;
+}
+
+size_t BuffersOf(const Asking& asking) {
+  size_t buffers = 0;
+  for (const auto& [rank, read] : asking.profiles) {
+    for (const plan::SegmentKind& segment : read.profile->segments) {
+      buffers += segment.trace.buffers.size();
+    }
+  }
+  return buffers;
+}
+
+// The speed of a direction that is not throttled, beside one that is: faster
+// than any link, and within what a plan request may name (proto/plan).
+constexpr double kOpenBytesPerSecond = 1e12;
+
+// Positions for which `chosen` holds.
+template <typename Chosen>
+std::vector<size_t> Where(const std::vector<Position>& positions,
+                          Chosen chosen) {
+  std::vector<size_t> found;
+  for (size_t i = 0; i < positions.size(); ++i) {
+    if (chosen(positions[i])) found.push_back(i);
+  }
+  return found;
+}
+
+// `part` of a link; nullopt if it limits no rank. A link that is throttled in
+// one direction only still limits that one.
+std::optional<plan::LinkCapacity> CapacityOf(const LinkSpeed& link,
+                                             double part) {
+  const auto share = [part](double speed) {
+    return speed > 0 ? speed * part : kOpenBytesPerSecond;
+  };
+  if (!IsLimited(link)) return std::nullopt;
+  plan::LinkCapacity capacity;
+  capacity.name = link.name;
+  capacity.h2d_bytes_per_second = share(SpeedOf(link, kH2d));
+  capacity.d2h_bytes_per_second = share(SpeedOf(link, kD2h));
+  if (link.both_bytes_per_second > 0) {
+    capacity.both_bytes_per_second = share(link.both_bytes_per_second);
+  }
+  return capacity;
+}
+
+constexpr size_t kNumbers = 96;  // of a part, and what tells them apart
+constexpr size_t kOffset = 9;    // a buffer's, as a varint
+
+// A profile without its traces.
+size_t SizeOf(const plan::RankProfile& profile) {
+  size_t bytes = 2 * kNumbers + profile.limited_by.size();
+  for (const plan::LayerKind& kind : profile.kinds) {
+    bytes += kNumbers + kind.name.size();
+  }
+  for (const plan::SkeletalClass& each : profile.classes) {
+    bytes += kNumbers + each.name.size() + each.kind.size() + each.why.size();
+  }
+  return bytes;
+}
+
+size_t SizeOf(const plan::NodePlan& plan) {
+  size_t bytes = kNumbers + plan.infeasible.size();
+  for (const plan::PlanLimit& limit : plan.limits) {
+    bytes += kNumbers + limit.what.size();
+  }
+  for (const plan::RankPlan& rank : plan.ranks) {
+    bytes += kNumbers;
+    for (const plan::SegmentPlan& segment : rank.segments) {
+      bytes += kNumbers + segment.name.size() +
+               kOffset * segment.placement.offsets.size();
+    }
+    for (const plan::ClassPlan& each : rank.classes) {
+      bytes += kNumbers + each.name.size() + each.kind.size() + each.why.size();
+    }
+  }
+  return bytes;
+}
+
+// The most that is saved of a rank with this profile: the profile, the parts of
+// three plans by which the rank runs, ran and settled (Member), and two plans
+// that are to come, of which one has segments.
+size_t MostSaved(const plan::RankProfile& profile) {
+  constexpr size_t kLimits = 8192;  // of two plans, with their names
+  constexpr size_t kReason = 512;   // that the planner writes for a class
+  size_t bytes =
+      6 * SizeOf(profile) + kLimits + 2 * kReason * profile.classes.size();
+  for (const plan::SegmentKind& segment : profile.segments) {
+    bytes +=
+        kNumbers + segment.name.size() + kOffset * segment.trace.buffers.size();
+  }
+  return bytes;
+}
+
+}  // namespace
 
 JointPlanning::JointPlanning(const NodeConfig& config, const Ledger& ledger,
                              const WaitingQueue& line, Journal& journal)
@@ -261,6 +384,980 @@ void JointPlanning::CheckInvariants() const {
   for (const Asking& asking : joining_) {
     SLUICE_CHECK(attached.contains(asking.job));
   }
+}
+
+// --- Plans: from the last profile to the plan each rank gets
+
+int JointPlanning::Submit(SessionId session, ProfileWithHash profile) {
+  const AttachedRank& rank = attached_.at(session);
+  return rounds_.Submit(rank.job, rank.rank, std::move(profile),
+                        rank.local_ranks);
+}
+
+void JointPlanning::Ask(const JobKey& job, absl::Time now, Effects& effects) {
+  PlanFor(rounds_.Take(job), now, effects);
+}
+
+void JointPlanning::PlanFor(Asking asking, absl::Time now, Effects& effects) {
+  held_.erase(asking.job);
+  if (IsSettled(asking)) return StartAlone(std::move(asking), now, effects);
+  // A member that asks again joins anew, whatever it had.
+  members_.erase(asking.job);
+  std::erase_if(joining_,
+                [&](const Asking& each) { return each.job == asking.job; });
+  joining_.push_back(std::move(asking));
+  StartTogether(now, effects);
+  CutOffAtShare(now, effects);
+}
+
+void JointPlanning::CutOffAtShare(absl::Time now, Effects& effects) {
+  for (const auto& [id, round] : rounds_.solving()) {
+    if (!round.together) continue;
+    // The user of this round has the next one after all others.
+    const auto its = std::stable_partition(
+        joining_.begin(), joining_.end(),
+        [&asking = round.asking](const Asking& waits) {
+          return std::ranges::none_of(asking, [&waits](const Asking& each) {
+            return each.job.principal == waits.job.principal;
+          });
+        });
+    if (its == joining_.begin()) continue;  // no other user waits
+    effects.push_back(HurrySolving{id});
+    // Its worker has half a share to write the plan that it may have.
+    rounds_.EndBy(id, std::max(round.started + kShare, now + kShare / 2));
+  }
+}
+
+bool JointPlanning::IsCutOff(const PlanRounds::Round& round) const {
+  return round.deadline < round.started + TimeForRound();
+}
+
+void JointPlanning::StartAlone(Asking asking, absl::Time now,
+                               Effects& effects) {
+  std::vector<Position> positions;
+  for (const auto& [rank, read] : asking.profiles) {
+    positions.push_back({asking.job, rank, read.profile});
+  }
+  plan::NodeResources resources = ResourcesFor(positions);
+  PlanRounds::Round round;
+  round.jobs = {asking.job};
+  round.asking.push_back(std::move(asking));
+  StartRound(std::move(round), std::move(positions), std::move(resources), now,
+             effects);
+}
+
+UnitCache::Units JointPlanning::KnownUnits(const std::vector<Asking>& asking) {
+  std::vector<std::string> keys;
+  for (const Asking& each : asking) {
+    for (const auto& [rank, read] : each.profiles) {
+      keys.insert(keys.end(), read.units.begin(), read.units.end());
+    }
+  }
+  return units_.Find(keys);
+}
+
+void JointPlanning::StartRound(PlanRounds::Round round,
+                               std::vector<Position> positions,
+                               plan::NodeResources resources, absl::Time now,
+                               Effects& effects) {
+  std::vector<std::string> hashes;
+  SolvePlan question;
+  for (const Position& position : positions) {
+    const int64_t number =
+        std::find(round.jobs.begin(), round.jobs.end(), position.job) -
+        round.jobs.begin();
+    const auto asked = std::find_if(
+        round.asking.begin(), round.asking.end(),
+        [&](const Asking& each) { return each.job == position.job; });
+    const auto& profiles = asked != round.asking.end()
+                               ? asked->profiles
+                               : members_.at(position.job).profiles;
+    hashes.push_back(
+        fmt::format("{}:{}", number, profiles.at(position.rank).hash));
+    question.profiles.push_back(position.profile);
+    question.jobs.push_back(number);
+  }
+  round.cache_key = KeyOfQuestion(hashes, resources);
+  const bool together = round.together;
+  if (together) {
+    positions_ = std::move(positions);
+    resources_ = resources;
+  }
+  const auto cached = together ? rounds_.CachedTogether(round.cache_key)
+                               : rounds_.Cached(round.cache_key);
+  if (cached != nullptr) {
+    ++journal_.stats.plans[PlanOutcome::kCached];
+    return together ? TogetherSolved(std::move(round), cached, now, effects)
+                    : AloneSolved(std::move(round), cached, now, effects);
+  }
+  round.started = now;
+  round.deadline = now + TimeForRound();
+  question.resources = std::move(resources);
+  question.time_limit = config_.plan_time_limit;
+  question.known = KnownUnits(round.asking);
+  question.who = round.asking.empty() ? round.jobs.front().principal
+                                      : round.asking.front().job.principal;
+  question.round = rounds_.Start(std::move(round));
+  effects.push_back(std::move(question));
+}
+
+void JointPlanning::PlanSolved(PlanRoundId id,
+                               absl::StatusOr<plan::NodePlan> solved,
+                               std::vector<KeyedUnit> units, absl::Time now,
+                               Effects& effects) {
+  // Also of a round that was given up: solved is solved.
+  for (KeyedUnit& unit : units) units_.Add(std::move(unit));
+  auto round = rounds_.Finish(id);
+  if (!round) return;
+  journal_.stats.plan_seconds.Observe(
+      absl::ToDoubleSeconds(now - round->started));
+  if (!solved.ok()) {
+    return RoundFailed(*std::move(round), PlanOutcome::kFailed, solved.status(),
+                       now, effects);
+  }
+  // Infeasible is an answer, not a fault: each rank gets the plan, and its
+  // `infeasible` says what to do. For several jobs together it is no answer:
+  // each is told what holds for itself.
+  const bool feasible = solved->infeasible.empty();
+  ++journal_.stats
+        .plans[feasible ? PlanOutcome::kSolved : PlanOutcome::kInfeasible];
+  journal_.stats.plan_units[UnitOutcome::kSolved] +=
+      static_cast<uint64_t>(solved->units_solved);
+  journal_.stats.plan_units[UnitOutcome::kKnown] +=
+      static_cast<uint64_t>(solved->units_known);
+  if (!round->together) {
+    const JobKey job = round->jobs[0];
+    const auto plan = rounds_.Keep(job, round->cache_key, *std::move(solved));
+    AloneSolved(*std::move(round), plan, now, effects);
+  } else if (!feasible && round->jobs.size() > 1) {
+    RoundFailed(*std::move(round), PlanOutcome::kInfeasible,
+                absl::ResourceExhaustedError(solved->infeasible), now, effects);
+  } else {
+    const auto plan =
+        rounds_.KeepTogether(round->cache_key, *std::move(solved));
+    TogetherSolved(*std::move(round), plan, now, effects);
+  }
+}
+
+void JointPlanning::AloneSolved(PlanRounds::Round round,
+                                std::shared_ptr<const plan::NodePlan> plan,
+                                absl::Time now, Effects& effects) {
+  const Asking& asking = round.asking[0];
+  const JobKey& job = asking.job;
+  rounds_.Use(job, plan->id);
+  LogPlan(job, *plan, now);
+  GivePlan(asking, plan->id, effects);
+  if (!plan->infeasible.empty()) return;
+  if (!IsSettled(asking)) {
+    members_.Put(job) = MemberOf(asking, *plan, config_.links);
+  } else if (Member* member = members_.Find(job)) {
+    // All nodes of a run may have agreed on less than this one's plan said.
+    member->settled = PlansOf(*plan);
+    if (!member->change) member->ranks = member->settled;
+  }
+}
+
+void JointPlanning::RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
+                                const absl::Status& why, absl::Time now,
+                                Effects& effects) {
+  const bool cut_off = IsCutOff(round);
+  // A worker's own words: it computes on what a client sent.
+  const std::string reason =
+      cut_off && absl::IsDeadlineExceeded(why)
+          ? "not planned together with others, because that took longer than "
+            "its share while another user's job waits"
+          : Printable(std::string(why.message()));
+  if (outcome == PlanOutcome::kFailed) ++journal_.stats.plans[outcome];
+  // Its message may name what is another principal's.
+  journal_.Log(
+      now, EventKind::kPlan,
+      round.jobs.size() == 1
+          ? fmt::format("job {}: {}", round.jobs[0].name, reason)
+          : fmt::format("{} jobs together: {}", round.jobs.size(), reason),
+      round.jobs.size() == 1 ? round.jobs[0].principal
+                             : Principal{config_.own_uid, ""});
+  if (cut_off && round.asking.empty()) {
+    PlanAgain(now + config_.leave_delay, next_.why);
+  }
+  for (Asking& asking : round.asking) {
+    if (round.jobs.size() > 1 || cut_off) {
+      // It gets what is free, so no running plan is harmed.
+      StartAlone(std::move(asking), now, effects);
+      continue;
+    }
+    std::vector<Rank> ranks;
+    for (const auto& [rank, read] : asking.profiles) ranks.push_back(rank);
+    FailPlan(asking.job, ranks, {reason, ShortageOf(why)}, effects);
+  }
+}
+
+void JointPlanning::LogPlan(const JobKey& job, const plan::NodePlan& plan,
+                            absl::Time now) {
+  journal_.Log(
+      now, EventKind::kPlan,
+      plan.infeasible.empty()
+          ? fmt::format("job {}: plan {} for {} ranks in {:.3f} s", job.name,
+                        plan.id.value(), plan.ranks.size(), plan.seconds)
+          : fmt::format("job {}: {}", job.name, plan.infeasible),
+      job.principal);
+}
+
+void JointPlanning::GivePlan(const Asking& asking, PlanId plan,
+                             Effects& effects) const {
+  for (SessionId session : RanksOf(asking.job)) {
+    if (!asking.profiles.contains(attached_.at(session).rank)) continue;
+    effects.push_back(SendNotice{session, PlanReadyNotice{plan}});
+  }
+}
+
+void JointPlanning::FailPlan(const JobKey& job, const std::vector<Rank>& ranks,
+                             const PlanFailedNotice& notice,
+                             Effects& effects) const {
+  for (SessionId session : RanksOf(job)) {
+    const Rank rank = attached_.at(session).rank;
+    if (std::count(ranks.begin(), ranks.end(), rank) == 0) continue;
+    effects.push_back(SendNotice{session, notice});
+  }
+}
+
+// --- Which jobs are planned together, and when: joins, leaves, and running
+// jobs
+
+std::vector<Asking> JointPlanning::TakeNextUsersJobs() {
+  if (joining_.empty()) return {};
+  const Principal user = joining_.front().job.principal;
+  std::vector<Asking> taken;
+  size_t buffers = 0;
+  std::erase_if(joining_, [&](Asking& asking) {
+    if (asking.job.principal != user) return false;
+    buffers += BuffersOf(asking);
+    if (!taken.empty() && buffers > kMostBuffers) return false;
+    taken.push_back(std::move(asking));
+    return true;
+  });
+  return taken;
+}
+
+void JointPlanning::StartTogether(absl::Time now, Effects& effects) {
+  const bool due = next_.at <= now;
+  if (rounds_.solving_together() || (joining_.empty() && !due)) return;
+  next_.at = absl::InfiniteFuture();
+  PlanRounds::Round round;
+  round.together = true;
+  round.asking = TakeNextUsersJobs();
+  std::map<JobKey, const std::map<Rank, ProfileWithHash>*> jobs;
+  for (const auto& [job, member] : members_) jobs[job] = &member.profiles;
+  for (const Asking& asking : round.asking) {
+    // A member may have asked again, and is then among the asking only.
+    members_.erase(asking.job);
+    held_.erase(asking.job);
+    jobs[asking.job] = &asking.profiles;
+  }
+  if (jobs.empty()) return;
+  std::vector<Position> positions;
+  for (const auto& [job, profiles] : jobs) {
+    round.jobs.push_back(job);
+    for (const auto& [rank, read] : *profiles) {
+      positions.push_back({job, rank, read.profile});
+    }
+  }
+  plan::NodeResources resources = ResourcesFor(positions);
+  StartRound(std::move(round), std::move(positions), std::move(resources), now,
+             effects);
+  CutOffAtShare(now, effects);
+}
+
+void JointPlanning::TogetherSolved(PlanRounds::Round round,
+                                   std::shared_ptr<const plan::NodePlan> plan,
+                                   absl::Time now, Effects& effects) {
+  const std::set<JobKey> changed = WhoChanges(
+      members_.rows(), positions_, resources_.hosts, round.jobs, *plan);
+  // Only these jobs are told of their parts of the plan.
+  std::set<JobKey> told = changed;
+  for (const Asking& asking : round.asking) told.insert(asking.job);
+  std::map<JobKey, std::shared_ptr<const plan::NodePlan>> parts;
+  for (size_t number = 0; number < round.jobs.size(); ++number) {
+    const JobKey& job = round.jobs[number];
+    if (!told.contains(job)) continue;
+    const std::string key = fmt::format("{}{}", round.cache_key, number);
+    auto part = rounds_.Cached(key);
+    const JobKey* owner = part ? rounds_.Owner(part->id) : nullptr;
+    if (owner == nullptr || owner->principal != job.principal) {
+      part = rounds_.Keep(job, key,
+                          PartOf(*plan, static_cast<int64_t>(number),
+                                 positions_, job, resources_));
+    }
+    // At once: the next one kept may drop one that is not.
+    rounds_.Promise(job, part->id);
+    parts[job] = std::move(part);
+  }
+  // Running jobs before the joining ones, which may have to wait for them.
+  for (const JobKey& job : changed) {
+    const std::string joins =
+        round.asking.empty()
+            ? WhyReplanned(job)
+            : NameFor(round.asking[0].job, &job.principal) + " joins";
+    ProposeChange(job, parts.at(job), joins, now);
+  }
+  for (Asking& asking : round.asking) {
+    const auto part = parts.at(asking.job);
+    AdmitJoin(std::move(asking), part, now, effects);
+  }
+  ReleaseHeld(now, effects);
+}
+
+void JointPlanning::AdmitJoin(Asking asking,
+                              const std::shared_ptr<const plan::NodePlan>& plan,
+                              absl::Time now, Effects& effects) {
+  const JobKey job = asking.job;
+  rounds_.Use(job, plan->id);
+  LogPlan(job, *plan, now);
+  if (!plan->infeasible.empty()) return GivePlan(asking, plan->id, effects);
+  members_.Put(job) = MemberOf(asking, *plan, config_.links);
+  if (FitsNow(job)) return GivePlan(asking, plan->id, effects);
+  if (Shrinking().empty()) {
+    if (!ShrinksLate()) return GivePlan(asking, plan->id, effects);
+    members_.erase(job);
+    next_.owed = NextRound::Owed::kRoundAfterChanges;
+    return StartAlone(std::move(asking), now, effects);
+  }
+  std::string others;
+  for (const JobKey& other : Shrinking()) {
+    others += (others.empty() ? "" : ", ") + NameFor(other, &job.principal);
+  }
+  journal_.Log(
+      now, EventKind::kPlan,
+      fmt::format("job {}: plan {} waits for host memory of {}, at most {:g} s",
+                  job.name, plan->id.value(), others,
+                  absl::ToDoubleSeconds(config_.join_wait)),
+      job.principal);
+  held_[job] = {std::move(asking), plan->id, now, now + config_.join_wait};
+}
+
+void JointPlanning::ReleaseHeld(absl::Time now, Effects& effects) {
+  std::vector<HeldJoin> free, late;
+  std::erase_if(held_, [&](auto& entry) {
+    const bool comes =
+        !Shrinking().empty() || ledger_.IsReturning(entry.first.principal);
+    const bool fits = FitsNow(entry.first);
+    if (!fits && comes && now < entry.second.deadline) return false;
+    // Where nothing comes, its plan's bytes are an upper bound.
+    const bool give = fits || (!comes && !ShrinksLate());
+    (give ? free : late).push_back(std::move(entry.second));
+    return true;
+  });
+  AnnounceChanges(now, effects);
+  if (!free.empty()) ++demands_changes_;
+  for (HeldJoin& join : free) {
+    rounds_.Use(join.asking.job, join.plan);
+    GivePlan(join.asking, join.plan, effects);
+  }
+  if (!late.empty()) MarkShrinkersLate();
+  for (HeldJoin& join : late) {
+    journal_.Log(
+        now, EventKind::kPlan,
+        fmt::format("job {}: no memory came back within {:g} s; planned with "
+                    "what is free",
+                    join.asking.job.name,
+                    absl::ToDoubleSeconds(config_.join_wait)),
+        join.asking.job.principal);
+    members_.erase(join.asking.job);
+    StartAlone(std::move(join.asking), now, effects);
+  }
+}
+
+void JointPlanning::LeaveTogether(const JobKey& job, absl::Time now) {
+  members_.erase(job);
+  held_.erase(job);
+  std::erase_if(joining_, [&](const Asking& each) { return each.job == job; });
+  if (members_.empty() && !rounds_.solving_together()) {
+    next_.at = absl::InfiniteFuture();
+    return;
+  }
+  // Also one without a plan of its own had its part of links and memory.
+  PlanAgain(now + config_.leave_delay, "a job left");
+}
+
+void JointPlanning::PlanAgain(absl::Time at, std::string why,
+                              std::optional<JobKey> whose) {
+  next_.at = std::min(next_.at, at);
+  next_.why = std::move(why);
+  next_.whose = std::move(whose);
+}
+
+std::string JointPlanning::WhyReplanned(const JobKey& to) const {
+  return next_.whose ? NameFor(*next_.whose, &to.principal) + " " + next_.why
+                     : next_.why;
+}
+
+bool JointPlanning::FollowLinks(absl::Time now) {
+  const PlannedLinks links = PlannedLinksOf(config_.links);
+  bool others = false;
+  for (const auto& [job, member] : members_) {
+    if (member.links == links) continue;
+    others = others || member.links.has_value();
+    members_.Edit(job).links = links;
+  }
+  if (others) {
+    PlanAgain(now + config_.leave_delay, "links carry other than before");
+  }
+  return others;
+}
+
+void JointPlanning::Settle(absl::Time now, Effects& effects) {
+  EndOverdueChanges(now);
+  ReleaseHeld(now, effects);
+  const bool changing =
+      std::any_of(members_.begin(), members_.end(),
+                  [](const auto& each) { return each.second.change; });
+  if (next_.owed == NextRound::Owed::kRoundAfterChanges && !changing) {
+    next_.owed = NextRound::Owed::kNothing;
+    PlanAgain(now, "memory came back");
+  }
+  StartTogether(now, effects);
+  if (!rounds_.solving_together()) {
+    // With the traces of its profiles, which users are charged for.
+    positions_.clear();
+    resources_ = {};
+  }
+}
+
+// --- Changes of running plans: proposed, announced, answered; what they give
+// back
+
+void JointPlanning::ProposeChange(
+    const JobKey& job, const std::shared_ptr<const plan::NodePlan>& plan,
+    const std::string& why, absl::Time now) {
+  Member& member = members_.Edit(job);
+  std::map<Rank, plan::RankPlan> ranks = PlansOf(*plan);
+  if (const auto held = held_.find(job); held != held_.end()) {
+    // The job's ranks have not seen the former plan, so this one replaces it.
+    held->second.plan = plan->id;
+    member.ranks = std::move(ranks);
+    return;
+  }
+  PlanChange change;
+  change.plan = plan->id;
+  change.since = now;
+  if (member.change) change.wait = member.change->wait;
+  change.before = member.change ? std::move(member.change->before)
+                                : std::move(member.ranks);
+  for (SessionId session : RanksOf(job)) {
+    change.open.insert(attached_.at(session).rank);
+  }
+  journal_.Log(
+      now, EventKind::kPlan,
+      fmt::format("job {}: plan {} for {} ranks at their next step, since {}",
+                  job.name, plan->id.value(), ranks.size(), why),
+      job.principal);
+  member.ranks = std::move(ranks);
+  member.change = std::move(change);
+  member.state = Member::State::kToChange;
+}
+
+void JointPlanning::AnnounceChanges(absl::Time now, Effects& effects) {
+  // First the jobs that only give back, then those that give back in sum but
+  // grow somewhere: two of these may wait for each other, and are told
+  // together. Then the jobs that grow.
+  for (const auto chosen : {+[](bool fits, bool) { return fits; },
+                            +[](bool, bool shrinks) { return shrinks; },
+                            +[](bool, bool) { return true; }}) {
+    std::vector<JobKey> next;
+    for (const auto& [job, member] : members_) {
+      if (member.state != Member::State::kToChange) continue;
+      const bool fits = FitsNow(job);
+      if (chosen(fits, Shrinks(member)) && (fits || !AwaitsTold(job))) {
+        next.push_back(job);
+      }
+    }
+    for (const JobKey& job : next) AnnounceChange(job, now, effects);
+  }
+}
+
+// Only a job that was told gives back, and it answers by its deadline.
+bool JointPlanning::AwaitsTold(const JobKey& job) const {
+  return std::any_of(members_.begin(), members_.end(), [&](const auto& each) {
+    const Member& other = each.second;
+    return each.first != job && other.state == Member::State::kChanging &&
+           (other.change->wait == PlanChange::Wait::kInVain || Shrinks(other));
+  });
+}
+
+void JointPlanning::AnnounceChange(const JobKey& job, absl::Time now,
+                                   Effects& effects) {
+  Member& member = members_.Edit(job);
+  member.state = Member::State::kChanging;
+  member.change->deadline = now + config_.change_wait;
+  ++journal_.stats.plan_changes[ChangeOutcome::kSent];
+  for (SessionId session : RanksOf(job)) {
+    effects.push_back(
+        SendNotice{session, PlanChangedNotice{member.change->plan}});
+  }
+}
+
+bool JointPlanning::Shrinks(const Member& member) const {
+  return member.change &&
+         HostPromised(member, member.ranks, std::nullopt) <
+             HostPromised(member, member.change->before, std::nullopt);
+}
+
+std::vector<JobKey> JointPlanning::Shrinking() const {
+  std::vector<JobKey> shrinking;
+  for (const auto& [job, member] : members_) {
+    if (Shrinks(member) && member.change->wait == PlanChange::Wait::kAwaited)
+      shrinking.push_back(job);
+  }
+  return shrinking;
+}
+
+bool JointPlanning::OthersShrink(const JobKey& job) const {
+  const std::vector<JobKey> shrinking = Shrinking();
+  return std::any_of(shrinking.begin(), shrinking.end(),
+                     [&](const JobKey& other) {
+                       return other != job && other.principal == job.principal;
+                     });
+}
+
+bool JointPlanning::ShrinksLate() const {
+  return std::any_of(members_.begin(), members_.end(), [](const auto& each) {
+    return each.second.change &&
+           each.second.change->wait == PlanChange::Wait::kInVain;
+  });
+}
+
+void JointPlanning::MarkShrinkersLate() {
+  for (const JobKey& job : Shrinking())
+    members_.Edit(job).change->wait = PlanChange::Wait::kInVain;
+  next_.owed = NextRound::Owed::kRoundAfterChanges;
+}
+
+bool JointPlanning::FitsNow(const JobKey& job) const {
+  const Member& member = members_.at(job);
+  const Principal& principal = job.principal;
+  const auto short_of = [&](std::optional<uint64_t> numa) {
+    return HostPromised(member, member.ranks, numa) -
+           ledger_.HostHeld(job, numa);
+  };
+  for (const HostConfig& host : config_.hosts) {
+    const uint64_t node = host.numa.value();
+    const Bytes more = short_of(node);
+    if (more > Bytes(0) &&
+        more > ledger_.UsableBy({PoolKind::kHost, node}, principal) -
+                   HostGrowth(node, nullptr, {job})) {
+      return false;
+    }
+  }
+  const Bytes more = short_of(std::nullopt);
+  if (more <= Bytes(0)) return true;
+  const Bytes left = ledger_.HostLeft(principal);
+  return more <= ledger_.HostLeft(job) &&
+         more <= left - HostGrowth(std::nullopt, &principal, {job});
+}
+
+void JointPlanning::PlanTaken(SessionId session, const PlanTakenRequest& taken,
+                              absl::Time now) {
+  const AttachedRank& rank = attached_.at(session);
+  Member* found = members_.Find(rank.job);
+  if (found == nullptr || !found->change) return;
+  Member& member = *found;
+  PlanChange& change = *member.change;
+  if (change.plan != taken.plan) {
+    // The answer is to a superseded change. Only the newer one counts; if that
+    // is refused, the job runs by this one.
+    if (taken.taken && !member.settled.empty()) change.before = member.settled;
+    return;
+  }
+  change.open.erase(rank.rank);
+  if (!taken.taken) change.refused.insert(rank.rank);
+  if (change.open.empty()) EndChange(rank.job, member, taken.note, now);
+}
+
+void JointPlanning::ChangeNotSent(SessionId session, PlanId plan,
+                                  absl::Time now) {
+  const auto rank = attached_.find(session);
+  if (rank == attached_.end()) return;
+  const JobKey& job = rank->second.job;
+  Member* member = members_.Find(job);
+  if (member == nullptr || !member->change || member->change->plan != plan) {
+    return;
+  }
+  PlanChange& change = *member->change;
+  change.open.erase(rank->second.rank);
+  change.refused.insert(rank->second.rank);
+  if (change.open.empty()) {
+    EndChange(job, *member, "it could not be sent", now);
+  }
+}
+
+void JointPlanning::EndOverdueChanges(absl::Time now) {
+  for (const auto& [job, each] : members_) {
+    if (!each.change || now < each.change->deadline) continue;
+    Member& member = members_.Edit(job);
+    member.change->refused.merge(member.change->open);
+    EndChange(job, member, "no answer", now);
+  }
+}
+
+void JointPlanning::EndChange(const JobKey& job, Member& member,
+                              const std::string& note, absl::Time now) {
+  PlanChange& change = *member.change;
+  const bool all = change.refused.empty();
+  ++journal_.stats
+        .plan_changes[all ? ChangeOutcome::kTaken : ChangeOutcome::kRefused];
+  journal_.Log(now, EventKind::kPlan,
+               fmt::format("job {}: plan {} {} after {:.1f} s: {}", job.name,
+                           change.plan.value(), all ? "taken" : "not taken",
+                           absl::ToDoubleSeconds(now - change.since), note),
+               job.principal);
+  if (all) {
+    rounds_.Use(job, change.plan);
+    if (!member.settled.empty()) member.ranks = member.settled;
+  } else {
+    member.ranks = std::move(change.before);
+    next_.owed =
+        NextRound::Owed::kNothing;  // asking again would be refused again
+  }
+  member.change.reset();
+  member.state = Member::State::kTrains;
+}
+
+// --- Host leases that running jobs may make room for
+
+bool JointPlanning::AwaitRoom(SessionId session, const LeaseRequest& asked,
+                              absl::Time now) {
+  const auto& [job, rank, gpu, local_ranks] = attached_.at(session);
+  if (asked.pool.kind != PoolKind::kHost || !MayEverFit(job, asked)) {
+    return false;
+  }
+  // One per session: so they are few, and their sum is no larger than pools.
+  for (const PlaceInLine& place : line_.for_plans()) {
+    if (line_.waiters().at(place).session == session) return false;
+  }
+  // Memory that a job frees goes to its own principal only.
+  bool could_shrink = false;
+  for (const auto& [other, member] : members_) {
+    could_shrink |= other != job && other.principal == job.principal &&
+                    HasFreeFractions({other, member.profiles});
+  }
+  const bool joins = !members_.contains(job);
+  if (!could_shrink || (!joins && !OthersShrink(job))) return false;
+  journal_.Log(
+      now, EventKind::kPlan,
+      fmt::format("rank {} of job {} waits for {} of host memory that running "
+                  "jobs may give back",
+                  rank.value(), job.name, FormatBytes(asked.size)),
+      job.principal);
+  if (joins) {
+    PlanAgain(now + config_.leave_delay, "needs room to calibrate", job);
+  }
+  return true;
+}
+
+// Whether the lease would fit once all other members of its principal had given
+// back everything.
+bool JointPlanning::MayEverFit(const JobKey& job,
+                               const LeaseRequest& asked) const {
+  const Bytes left = ledger_.HostLeft(job.principal);
+  Bytes here, anywhere;
+  for (const auto& [other, member] : members_) {
+    if (other == job || other.principal != job.principal) continue;
+    here += ledger_.HostHeld(other, asked.pool.ordinal);
+    anywhere += ledger_.HostHeld(other, std::nullopt);
+  }
+  return asked.size <= ledger_.UsableBy(asked.pool, job.principal) + here &&
+         asked.size <= ledger_.HostLeft(job) &&
+         (left >= Limits::kUnlimited || asked.size <= left + anywhere);
+}
+
+bool JointPlanning::MakesRoom(const JobKey& job) const {
+  return rounds_.solving_together() || next_.at != absl::InfiniteFuture() ||
+         OthersShrink(job);
+}
+
+// --- What the node has for a question: links and host memory
+
+plan::NodeResources JointPlanning::ResourcesFor(
+    const std::vector<Position>& positions) const {
+  std::map<std::string, int> on_link;
+  for (const auto& [id, rank] : attached_) {
+    const std::string& own = config_.gpus[rank.gpu.value()].link;
+    for (const size_t i : LinkPath(config_.links, own)) {
+      ++on_link[config_.links[i].name];
+    }
+  }
+  plan::NodeResources resources;
+  for (const LinkSpeed& link : config_.links) {
+    std::vector<size_t> over = Where(positions, [&](const Position& each) {
+      return Loads(config_.links, config_.gpus[each.profile->gpu.value()].link,
+                   link.name);
+    });
+    if (over.empty()) continue;
+    // Their part of a link that others use too.
+    const double part = static_cast<double>(over.size()) /
+                        std::max<double>(on_link[link.name], over.size());
+    auto capacity = CapacityOf(link, part);
+    if (!capacity.has_value()) continue;
+    capacity->profiles = std::move(over);
+    resources.links.push_back(*std::move(capacity));
+  }
+  const std::set<JobKey> jobs = JobsOf(positions);
+  resources.hosts = NumaLimits(positions, jobs);
+  for (plan::HostLimit& limit : BudgetLimits(positions, jobs)) {
+    resources.hosts.push_back(std::move(limit));
+  }
+  for (size_t i = 0; i < positions.size(); ++i) {
+    const plan::RankProfile& profile = *positions[i].profile;
+    if (!profile.host_limit.has_value()) continue;
+    resources.hosts.push_back(
+        {fmt::format("host limit of rank {}", positions[i].rank.value()),
+         *profile.host_limit,
+         {i}});
+  }
+  // Jobs of two principals, or cgroups of one user, may have the same name.
+  std::map<std::string, int> names;
+  for (plan::HostLimit& limit : resources.hosts) {
+    const int n = ++names[limit.name];
+    if (n > 1) limit.name += fmt::format(" #{}", n);
+  }
+  return resources;
+}
+
+Bytes JointPlanning::HostPromised(const Member& member,
+                                  const std::map<Rank, plan::RankPlan>& plans,
+                                  std::optional<uint64_t> numa) const {
+  Bytes promised;
+  for (const auto& [rank, plan] : plans) {
+    const auto read = member.profiles.find(rank);
+    if (read == member.profiles.end()) continue;
+    const uint64_t node =
+        config_.gpus[read->second.profile->gpu.value()].numa.value();
+    if (numa.value_or(node) != node) continue;
+    promised += RoundUp(plan.host_bytes, config_.granularity);
+  }
+  return promised;
+}
+
+Bytes JointPlanning::HostGrowth(std::optional<uint64_t> numa,
+                                const Principal* of,
+                                const std::set<JobKey>& except) const {
+  return MemberGrowth(numa, of, except) + LeaseGrowth(numa, of, except);
+}
+
+Bytes JointPlanning::HostPromisedBeside(uint64_t numa,
+                                        const Principal& whose) const {
+  const auto is_own = [&](const Principal& who) {
+    return who == whose || (whose.cgroup.empty() && who.uid == whose.uid);
+  };
+  std::set<JobKey> own;
+  for (const auto& [session, rank] : attached_) {
+    if (is_own(rank.job.principal)) own.insert(rank.job);
+  }
+  return HostGrowth(numa, nullptr, own);
+}
+
+Bytes JointPlanning::HostDue(uint64_t numa, const JobKey& job) const {
+  const auto member = members_.find(job);
+  return member != members_.end() ? HostDue(numa, job, member->second)
+                                  : Bytes(0);
+}
+
+Bytes JointPlanning::HostDue(std::optional<uint64_t> numa, const JobKey& job,
+                             const Member& member) const {
+  return std::max(
+      HostPromised(member, member.ranks, numa) - ledger_.HostHeld(job, numa),
+      Bytes(0));
+}
+
+Bytes JointPlanning::MemberGrowth(std::optional<uint64_t> numa,
+                                  const Principal* of,
+                                  const std::set<JobKey>& except) const {
+  Bytes growth;
+  for (const auto& [job, member] : members_) {
+    // A plan's host bytes are an upper bound of what a rank leases.
+    if (member.state == Member::State::kTrains || except.contains(job))
+      continue;
+    if (of && job.principal != *of) continue;
+    growth += HostDue(numa, job, member);
+  }
+  return growth;
+}
+
+Bytes JointPlanning::LeaseGrowth(std::optional<uint64_t> numa,
+                                 const Principal* of,
+                                 const std::set<JobKey>& except) const {
+  Bytes growth;
+  for (const PlaceInLine& place : line_.for_plans()) {
+    const Waiter& lease = line_.waiters().at(place);
+    const JobKey& job = lease.job;
+    // What a member's plan promised is in MemberGrowth.
+    const auto member = members_.find(job);
+    if ((member != members_.end() &&
+         member->second.state != Member::State::kTrains) ||
+        except.contains(job) || (of && job.principal != *of) ||
+        numa.value_or(lease.asked.pool.ordinal) != lease.asked.pool.ordinal) {
+      continue;
+    }
+    growth += lease.asked.size;
+  }
+  return growth;
+}
+
+// What jobs of one question may come to hold of each NUMA node: what they have
+// and what is free. A living process' memory goes to no other principal even
+// when it frees it, so each principal has a limit of its own beside that of
+// all, and makes room for its own leases only.
+std::vector<plan::HostLimit> JointPlanning::NumaLimits(
+    const std::vector<Position>& positions,
+    const std::set<JobKey>& jobs) const {
+  std::map<Principal, std::set<JobKey>> principals;
+  for (const JobKey& job : jobs) principals[job.principal].insert(job);
+  std::vector<plan::HostLimit> limits;
+  const auto add = [&](std::string name, Bytes bytes, NumaIndex numa,
+                       const Principal* of) {
+    auto ranks = Where(positions, [&](const Position& each) {
+      return config_.gpus[each.profile->gpu.value()].numa == numa &&
+             (!of || each.job.principal == *of);
+    });
+    // Where several jobs' leases are cut anew, the tails of extents and the
+    // room of a calibration cannot be predicted.
+    if (jobs.size() > 1 || !line_.for_plans().empty()) {
+      bytes -= config_.extent.host * std::ssize(ranks);
+    }
+    limits.push_back(
+        {std::move(name), std::max(bytes, Bytes(0)), std::move(ranks)});
+  };
+  for (const HostConfig& host : config_.hosts) {
+    const uint64_t node = host.numa.value();
+    const PoolId pool{PoolKind::kHost, node};
+    const bool settled = IsSettled(positions);
+    const Bytes growth = settled ? Bytes(0) : MemberGrowth(node, nullptr, jobs);
+    const Bytes anyones = ledger_.UsableByAnyone(pool);
+    Bytes all = anyones - growth;
+    for (const auto& [principal, theirs] : principals) {
+      Bytes held;
+      for (const JobKey& job : theirs) held += ledger_.HostHeld(job, node);
+      const Bytes usable = ledger_.UsableBy(pool, principal);
+      const Bytes leases =
+          settled ? Bytes(0) : LeaseGrowth(node, &principal, jobs);
+      all += held + usable - anyones - leases;
+      if (principals.size() == 1) break;
+      add(fmt::format("host of NUMA node {} for user {}", node, principal.uid),
+          held + usable - growth - leases, host.numa, &principal);
+    }
+    add(fmt::format("host of NUMA node {}", node), all, host.numa, nullptr);
+  }
+  return limits;
+}
+
+// What is left of a principal's budget beside what its other jobs will have.
+Bytes JointPlanning::LeftBeside(const Principal& principal,
+                                const std::vector<Position>& positions,
+                                const std::set<JobKey>& jobs) const {
+  const Bytes left = ledger_.HostLeft(principal);
+  if (left >= Limits::kUnlimited || IsSettled(positions)) return left;
+  // Less than nothing, where those of the question must give some back.
+  return left - HostGrowth(std::nullopt, &principal, jobs);
+}
+
+// And within budgets.
+std::vector<plan::HostLimit> JointPlanning::BudgetLimits(
+    const std::vector<Position>& positions,
+    const std::set<JobKey>& jobs) const {
+  std::vector<plan::HostLimit> limits;
+  // Leases are rounded up, plans are not. Where the device never says that a
+  // process let go of memory, what it gave back stays charged and is leased
+  // again as it was cut: up to an extent more than a plan says.
+  const Bytes tail = IsSimulated(config_.driver)
+                         ? config_.granularity
+                         : std::max(config_.extent.host, config_.granularity);
+  const auto add = [&](std::string name, Bytes left, const auto& mine) {
+    if (left >= Limits::kUnlimited) return;
+    plan::HostLimit limit{std::move(name), left, {}};
+    for (const JobKey& job : jobs) {
+      if (mine(job)) limit.bytes += ledger_.HostHeld(job, std::nullopt);
+    }
+    limit.profiles =
+        Where(positions, [&](const Position& each) { return mine(each.job); });
+    if (jobs.size() > 1 || !line_.for_plans().empty()) {
+      limit.bytes -= tail * std::ssize(limit.profiles);
+    }
+    limit.bytes = std::max(limit.bytes, Bytes(0));
+    limits.push_back(std::move(limit));
+  };
+  std::set<Principal> principals;
+  for (const JobKey& job : jobs) principals.insert(job.principal);
+  for (const Principal& principal : principals) {
+    add(fmt::format("host budget of user {}", principal.uid),
+        LeftBeside(principal, positions, jobs),
+        [&](const JobKey& job) { return job.principal == principal; });
+  }
+  for (const JobKey& each : jobs) {
+    add(fmt::format("host budget of job {}", each.name), ledger_.HostLeft(each),
+        [&](const JobKey& job) { return job == each; });
+  }
+  return limits;
+}
+
+// --- What profiles and plans may take of the saved state (daemon/state)
+
+// A rank counts with the larger of the profile that it asks with and the one
+// that it runs by, since an answer replaces the one by the other. Plans in use
+// may be those of earlier profiles, or of ranks that have left.
+JointPlanning::KeptSizes JointPlanning::SizesOfKept() const {
+  KeptSizes sizes;
+  const auto add = [&](const JobKey& job,
+                       const std::map<Rank, ProfileWithHash>& profiles) {
+    for (const auto& [rank, read] : profiles) {
+      size_t& size = sizes[{job, rank}];
+      size = std::max(size, MostSaved(*read.profile));
+    }
+  };
+  for (const auto& [job, member] : members_) add(job, member.profiles);
+  for (const auto& [job, open] : rounds_.collecting()) add(job, open.ranks);
+  for (const Asking& each : joining_) add(each.job, each.profiles);
+  for (const auto& [job, held] : held_) add(job, held.asking.profiles);
+  for (const auto& [id, round] : rounds_.solving()) {
+    for (const Asking& each : round.asking) add(each.job, each.profiles);
+  }
+  for (const auto& [job, plan] : rounds_.PlansOfJobs()) {
+    sizes[{job, std::nullopt}] += SizeOf(*plan);
+  }
+  return sizes;
+}
+
+std::map<Principal, Bytes> JointPlanning::KeptProfiles() const {
+  std::map<Principal, Bytes> users;
+  for (const auto& [whose, size] : SizesOfKept()) {
+    users[whose.first.principal] += Bytes(static_cast<int64_t>(size));
+  }
+  return users;
+}
+
+absl::Status JointPlanning::MayKeep(SessionId session,
+                                    const plan::RankProfile& profile) const {
+  const AttachedRank& rank = attached_.at(session);
+  const Principal& who = rank.job.principal;
+  const auto size = static_cast<int64_t>(MostSaved(profile));
+  int64_t own = 0, all = 0;
+  for (const auto& [whose, kept] : SizesOfKept()) {
+    if (whose == std::pair(rank.job, std::optional(rank.rank))) continue;
+    all += static_cast<int64_t>(kept);
+    if (whose.first.principal == who) own += static_cast<int64_t>(kept);
+  }
+  const Share share = {config_.profile_limit.each.count(),
+                       config_.profile_limit.all.count()};
+  if (own + size > share.each) {
+    return absl::ResourceExhaustedError(fmt::format(
+        "a profile that with its plans may take {} bytes of the saved state, "
+        "and {} has {} of those, and the limit is {}: submit one of fewer "
+        "classes or with shorter names, or end some jobs",
+        size, Name(who), own, share.each));
+  }
+  if (all + size > share.all_for(own + size)) {
+    return NoRoom(share, "bytes of profiles and plans in the saved state", all,
+                  own + size);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace sluice::daemon

@@ -159,7 +159,7 @@ class JointPlanning {
   // A job as `viewer` may call it.
   static std::string NameFor(const JobKey& job, const Principal* viewer);
 
-  // Rounds (joint_rounds.cc).
+  // Rounds.
   void PlanFor(Asking asking, absl::Time now, Effects& effects);
   void StartAlone(Asking asking, absl::Time now, Effects& effects);
   // Asks the worker, or answers from the cache.
@@ -191,7 +191,7 @@ class JointPlanning {
   void FailPlan(const JobKey& job, const std::vector<Rank>& ranks,
                 const PlanFailedNotice& notice, Effects& effects) const;
 
-  // Joins and leaves (joint_joins.cc).
+  // Joins and leaves.
   // The next user's first job, and as many more as have kMostBuffers together.
   std::vector<Asking> TakeNextUsersJobs();
   void StartTogether(absl::Time now, Effects& effects);
@@ -216,7 +216,7 @@ class JointPlanning {
   // is so.
   bool FollowLinks(absl::Time now);
 
-  // Changes of running plans (joint_changes.cc).
+  // Changes of running plans.
   void ProposeChange(const JobKey& job,
                      const std::shared_ptr<const plan::NodePlan>& plan,
                      const std::string& why, absl::Time now);
@@ -238,11 +238,11 @@ class JointPlanning {
   bool OthersShrink(const JobKey& job) const;
   bool ShrinksLate() const;
 
-  // Leases that wait (joint_leases.cc).
+  // Leases that wait.
   // Whether others of its principal could free what the lease needs.
   bool MayEverFit(const JobKey& job, const LeaseRequest& asked) const;
 
-  // What there is for a question (joint_limits.cc).
+  // What there is for a question.
   plan::NodeResources ResourcesFor(
       const std::vector<Position>& positions) const;
   std::vector<plan::HostLimit> NumaLimits(

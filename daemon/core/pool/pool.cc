@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -232,6 +234,307 @@ void Pool::Load(const Saved& saved) {
   extents_.Load(saved.extents);
   next_idle_order_ = saved.next_idle_order;
   for (const auto& [id, extent] : extents_) List(id, extent);
+}
+
+// --- What a lease is made of: which idle extents, and what is made for it
+
+Bytes Pool::UsableBy(PrincipalId principal, Bytes withheld) const {
+  const auto own = idle_by_size_.find({principal, extent_});
+  return RoomBeside(withheld) +
+         (own != idle_by_size_.end() ? own->second.lingering : Bytes(0));
+}
+
+Bytes Pool::MostFor(PrincipalId principal, Bytes withheld) const {
+  const auto charged = charged_.find(principal);
+  const Bytes own =
+      charged != charged_.end() ? charged->second.lingering : Bytes(0);
+  return RoomBeside(withheld) + own;
+}
+
+absl::Status Pool::Refusal(Bytes asked, Bytes withheld) const {
+  std::string held;
+  if (withheld > Bytes(0)) {
+    held = fmt::format(", of which {} are reserved for others",
+                       FormatBytes(std::min(withheld, free())));
+  }
+  if (lingering_ > Bytes(0)) {
+    held += fmt::format(
+        "; {} were freed, but stay with their user until the processes that "
+        "mapped them end or let go",
+        FormatBytes(lingering_));
+  }
+  if (quarantined_ > Bytes(0)) {
+    held += fmt::format(
+        "; {} belong to sessions that ended while their process lives",
+        FormatBytes(quarantined_));
+  }
+  if (outside() > Bytes(0)) {
+    held += "; " + OutsideText(outside(), outside_holders_);
+  }
+  return ShortOf(
+      ShortageIn(id_.kind),
+      fmt::format(
+          "{}: asked {}, free {} of {}{}; free a lease, wait for one to end "
+          "(sluicectl status), or give the pool more in [pools]",
+          Name(id_), FormatBytes(asked), FormatBytes(free()),
+          FormatBytes(total_), held));
+}
+
+std::vector<ExtentId> Pool::Reclaimable(
+    Bytes need, const std::set<ExtentId>& spared) const {
+  std::vector<ExtentId> found;
+  if (need > kept_) return found;
+  for (const auto& [order, id] : kept_by_age_) {
+    if (need <= Bytes(0)) break;
+    if (spared.contains(id)) continue;
+    found.push_back(id);
+    need -= extents_.at(id).size;
+  }
+  if (need > Bytes(0)) found.clear();
+  return found;
+}
+
+bool Pool::MakeRoom(Bytes bytes, Parts& parts) const {
+  if (bytes <= Bytes(0)) return true;
+  if (bytes > unmade()) {
+    parts.destroy =
+        Reclaimable(bytes - unmade(), {parts.reuse.begin(), parts.reuse.end()});
+    if (parts.destroy.empty()) return false;
+  }
+  for (; bytes > extent_; bytes -= extent_) parts.make.push_back(extent_);
+  parts.make.push_back(bytes);
+  return true;
+}
+
+void Pool::Reuse(const ByAge& ids, int64_t n, bool scarce, Parts& parts) const {
+  if (n == 0) return;
+  std::vector<ExtentId> newest;
+  for (auto id = ids.rbegin(); id != ids.rend(); ++id) {
+    if (!scarce && std::ssize(newest) == n) break;
+    newest.push_back(id->second);
+  }
+  if (scarce) {
+    std::stable_partition(newest.begin(), newest.end(),
+                          [&](ExtentId id) { return IsLingering(id); });
+  }
+  parts.reuse.insert(parts.reuse.end(), newest.begin(), newest.begin() + n);
+}
+
+Bytes Pool::TakenFromFree(const Parts& parts) const {
+  Bytes taken;
+  for (const Bytes each : parts.make) taken += each;
+  for (ExtentId id : parts.reuse) {
+    if (!IsLingering(id)) taken += SizeOf(id);
+  }
+  return taken;
+}
+
+Bytes Pool::SizeOf(const Parts& parts) const {
+  Bytes size;
+  for (const Bytes each : parts.make) size += each;
+  for (ExtentId id : parts.reuse) size += SizeOf(id);
+  return size;
+}
+
+std::optional<Pool::Parts> Pool::Regular(PrincipalId principal, Bytes size,
+                                         Bytes room) const {
+  // Which kept extents serve.
+  const int64_t whole = size / extent_;
+  const Bytes tail = size - whole * extent_;
+  Bytes left = size;
+  const auto count = [&](Bytes each, int64_t wanted) {
+    const auto kept = idle_by_size_.find({principal, each});
+    if (kept == idle_by_size_.end()) return int64_t{0};
+    const int64_t n = std::min(wanted, std::ssize(kept->second.by_age));
+    left -= each * n;
+    return n;
+  };
+  const int64_t wholes = count(extent_, whole);
+  const int64_t tails = count(tail, tail > Bytes(0) ? 1 : 0);
+  if (left > room) return std::nullopt;
+  Parts parts;
+  const auto reuse = [&](Bytes each, int64_t n) {
+    if (n == 0) return;
+    Reuse(idle_by_size_.at({principal, each}).by_age, n, room < free(), parts);
+  };
+  reuse(extent_, wholes);
+  reuse(tail, tails);
+  if (!MakeRoom(left, parts)) return std::nullopt;
+  return parts;
+}
+
+// A process that gave extents back may still map them, so they can be neither
+// cut nor destroyed: the largest that fit, and the rest made, or one more than
+// is needed.
+std::optional<Pool::Parts> Pool::Patched(PrincipalId principal, Bytes size,
+                                         Bytes most, Bytes room) const {
+  Bytes left = size;
+  std::optional<ExtentId> spare;  // the smallest that is too large
+  std::vector<std::pair<const ByAge*, int64_t>> picked;
+  const auto begin = idle_by_size_.lower_bound({principal, Bytes(0)});
+  auto kept = idle_by_size_.lower_bound({principal, extent_ + Bytes(1)});
+  while (kept != begin) {
+    --kept;
+    const Bytes each = kept->first.second;
+    const ByAge& ids = kept->second.by_age;
+    const int64_t n = std::min(left / each, std::ssize(ids));
+    if (n > 0) picked.emplace_back(&ids, n);
+    if (n < std::ssize(ids)) spare = ids.begin()->second;
+    left -= each * n;
+  }
+  if (spare && size - left + extents_.at(*spare).size > most) spare.reset();
+  if (left > room && !spare) return std::nullopt;
+  Parts parts;
+  const bool scarce = room < free();
+  for (const auto& [ids, n] : picked) Reuse(*ids, n, scarce, parts);
+  const bool may_make = !scarce || left + TakenFromFree(parts) <= room;
+  if (may_make && MakeRoom(left, parts)) return parts;
+  if (!spare) return std::nullopt;
+  parts.reuse.push_back(*spare);
+  return parts;
+}
+
+absl::StatusOr<Pool::Parts> Pool::Choose(PrincipalId principal, Bytes size,
+                                         Bytes most, Bytes withheld) const {
+  SLUICE_CHECK(size > Bytes(0));
+  const Bytes room = RoomBeside(withheld);
+  if (size > MostFor(principal, withheld)) return Refusal(size, withheld);
+  const auto fits = [&](const std::optional<Parts>& parts) {
+    return parts && TakenFromFree(*parts) <= room;
+  };
+  std::optional<Parts> parts = Regular(principal, size, room);
+  if (!fits(parts)) parts = Patched(principal, size, most, room);
+  if (!fits(parts)) return Refusal(size, withheld);
+  return *std::move(parts);
+}
+
+// --- What is asked of a pool and changes nothing
+
+Bytes Pool::ChargedTo(PrincipalId principal) const {
+  const auto charged = charged_.find(principal);
+  return charged != charged_.end() ? charged->second.all : Bytes(0);
+}
+
+size_t Pool::OwnedBy(PrincipalId principal) const {
+  const auto owned = owned_.find(principal);
+  return owned != owned_.end() ? owned->second : 0;
+}
+
+size_t Pool::KeptOf(PrincipalId principal) const {
+  const auto kept = kept_of_.find(principal);
+  return kept != kept_of_.end() ? kept->second.size() : 0;
+}
+
+std::vector<ExtentId> Pool::OldestKept(size_t count,
+                                       const std::set<ExtentId>& spared,
+                                       std::optional<PrincipalId> of) const {
+  std::vector<ExtentId> found;
+  if (of && !kept_of_.contains(*of)) return found;
+  for (const auto& [order, id] : of ? kept_of_.at(*of) : kept_by_age_) {
+    if (found.size() >= count) break;
+    if (!spared.contains(id)) found.push_back(id);
+  }
+  return found;
+}
+
+std::vector<ExtentId> Pool::KeptSince(absl::Time then, size_t count) const {
+  std::vector<ExtentId> found;
+  for (const auto& [order, id] : kept_by_age_) {
+    if (found.size() >= count || extents_.at(id).kept_since > then) break;
+    found.push_back(id);
+  }
+  return found;
+}
+
+absl::Time Pool::OldestSince() const {
+  return kept_by_age_.empty()
+             ? absl::InfiniteFuture()
+             : extents_.at(kept_by_age_.begin()->second).kept_since;
+}
+
+// What the extents add up to, one by one.
+struct Pool::Counted {
+  Bytes leased, making, quarantined, lingering, kept;
+  size_t idle = 0, kept_count = 0, holds = 0;
+  std::map<PrincipalId, size_t> owned;
+  std::map<PrincipalId, Charged> charged;
+};
+
+void Pool::CheckInvariants() const {
+  Counted counted;
+  for (const auto& [id, extent] : extents_) CheckExtent(id, extent, counted);
+  SLUICE_CHECK(counted.owned == owned_ && counted.charged == charged_);
+  CheckLists(counted);
+  SLUICE_CHECK(counted.leased == leased_ && counted.making == making_ &&
+               counted.lingering == lingering_ &&
+               counted.quarantined == quarantined_ && counted.kept == kept_);
+  SLUICE_CHECK(unmade() >= Bytes(0));
+  SLUICE_CHECK(outside() >= Bytes(0));
+  SLUICE_CHECK(leased_ + lingering_ + quarantined_ + outside() + free() ==
+               total_);
+}
+
+// By itself, and in the lists that name it.
+void Pool::CheckExtent(ExtentId id, const Extent& extent,
+                       Counted& counted) const {
+  SLUICE_CHECK(extent.size > Bytes(0) && extent.size <= extent_);
+  ++counted.owned[extent.principal];
+  if (extent.state != State::kKept) {
+    counted.charged[extent.principal].all += extent.size;
+  }
+  if (extent.state == State::kLingering) {
+    counted.charged[extent.principal].lingering += extent.size;
+  }
+  switch (extent.state) {
+    case State::kMaking:
+      SLUICE_CHECK(extent.holders.empty());
+      counted.making += extent.size;
+      [[fallthrough]];
+    case State::kLeased:
+      counted.leased += extent.size;
+      break;
+    case State::kQuarantined:
+      // A holder that may still map it must be known, or it never comes back.
+      SLUICE_CHECK(std::count(extent.holders.begin(), extent.holders.end(),
+                              extent.quarantined_for) == 1);
+      counted.quarantined += extent.size;
+      break;
+    case State::kLingering:
+      counted.lingering += extent.size;
+      ++counted.idle;
+      break;
+    case State::kKept:
+      SLUICE_CHECK(extent.holders.empty());
+      SLUICE_CHECK(kept_by_age_.at(extent.idle_order) == id);
+      SLUICE_CHECK(kept_of_.at(extent.principal).at(extent.idle_order) == id);
+      counted.kept += extent.size;
+      ++counted.kept_count;
+      ++counted.idle;
+      break;
+  }
+  for (SessionId by : extent.holders) {
+    SLUICE_CHECK(held_.at(by).contains(id));
+    ++counted.holds;
+  }
+}
+
+// The lists name nothing else.
+void Pool::CheckLists(const Counted& counted) const {
+  size_t holds = 0, listed = 0, kept = 0;
+  Bytes lingering;
+  for (const auto& [by, ids] : held_) holds += ids.size();
+  for (const auto& [key, of_size] : idle_by_size_) {
+    listed += of_size.by_age.size();
+    lingering += of_size.lingering;
+  }
+  for (const auto& [principal, ids] : kept_of_) {
+    SLUICE_CHECK(!ids.empty());
+    kept += ids.size();
+  }
+  SLUICE_CHECK(holds == counted.holds && listed == counted.idle);
+  SLUICE_CHECK(kept == counted.kept_count &&
+               kept_by_age_.size() == counted.kept_count);
+  SLUICE_CHECK(lingering == lingering_);
 }
 
 }  // namespace sluice::daemon

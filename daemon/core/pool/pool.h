@@ -217,7 +217,7 @@ class Pool {
   void Charge(PrincipalId principal, Bytes size, Bytes lingering = Bytes(0));
   // Adds what makes room for `bytes` in whole extents and a tail.
   bool MakeRoom(Bytes bytes, Parts& parts) const;
-  // Steps of CheckInvariants (reading.cc).
+  // Steps of CheckInvariants.
   struct Counted;
   void CheckExtent(ExtentId id, const Extent& extent, Counted& counted) const;
   void CheckLists(const Counted& counted) const;

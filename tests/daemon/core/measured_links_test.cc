@@ -1,5 +1,5 @@
 // What links were measured to carry: when it holds, and what wins over it.
-#include "daemon/core/measured/measured_links.h"
+#include "daemon/core/measured_links.h"
 
 #include <array>
 #include <limits>

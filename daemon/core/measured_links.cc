@@ -1,4 +1,4 @@
-#include "daemon/core/measured/measured_links.h"
+#include "daemon/core/measured_links.h"
 
 #include <fmt/format.h>
 
