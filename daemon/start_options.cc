@@ -72,13 +72,6 @@ Share KeptExtents(Share extents, const Config& config, const NodeConfig& node,
   return {std::clamp<int64_t>(each, 1, most), most};
 }
 
-// What is left of `open_files` for clients: the daemon holds a duplicate of all
-// that a keeper holds, for the next keeper where that one dies.
-int64_t BesideKept(const Starter& starter, int64_t open_files) {
-  if (!starter.keeper) return open_files;
-  return open_files - std::min(Handover::CapacityOf(starter), open_files / 2);
-}
-
 // Without what depends on the descriptor store (ShareOut).
 absl::StatusOr<ServiceOptions> OptionsOf(const Arguments& arguments,
                                          const Config& config, Node& node,
@@ -125,7 +118,7 @@ uint64_t GenerationBehind(const Starter& starter) {
 
 // What there is for clients, beside what `starter` keeps.
 void ShareOut(const Config& config, Starter starter, ServiceOptions& options) {
-  const int64_t open_files = BesideKept(starter, RaiseDescriptorLimit());
+  const int64_t open_files = RaiseDescriptorLimit();
   options.shares = SharesOf(config.quota, open_files);
   options.extents = KeptExtents(ExtentsOf(config.quota, open_files), config,
                                 options.node, starter);

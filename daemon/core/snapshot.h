@@ -152,9 +152,9 @@ struct Snapshot {
   // What pinned host memory is here ("HOST_NUMA", "memfd"), and why it is the
   // lesser one; empty: there is one kind alone (sim).
   std::string host_memory, host_memory_why;
-  // Whether what jobs hold outlives this daemon; absent if there is no store.
+  // Whether what jobs hold outlives this daemon; absent: it was started without
+  // a descriptor store.
   std::optional<bool> kept;
-  uint64_t keepers_replaced = 0;  // by this daemon
   TcpListener http;
   // Found when memory did not come back, and known where the device tells
   // (sim). What two processes have is in both.

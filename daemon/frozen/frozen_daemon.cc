@@ -1,21 +1,21 @@
 #include "daemon/frozen/frozen_daemon.h"
 
 #include <fmt/format.h>
+#include <grpcpp/grpcpp.h>
 #include <signal.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <utility>
-#include <vector>
 
-#include "daemon/frozen/frozen_admin.h"
 #include "daemon/runtime/signals.h"
+#include "daemon/service/admin/admin_socket.h"
 #include "daemon/service/handover.h"
-#include "daemon/service/log/log.h"
-#include "daemon/service/service.h"
+#include "proto/admin/admin.grpc.pb.h"
 #include "proto/base/status.h"
+#include "proto/base/whole_io.h"
 #include "proto/frozen.h"
 
 namespace sluice::daemon {
@@ -24,16 +24,10 @@ namespace {
 // How long an end of the service waits for the descriptor store.
 constexpr absl::Duration kLongestForget = absl::Milliseconds(500);
 
-std::vector<std::string> NamesOf(const Starter& starter) {
-  std::vector<std::string> names;
-  for (const auto& [name, fd] : starter.stored) names.push_back(name);
-  return names;
-}
-
-absl::StatusOr<UniqueFd> CopyOf(const Starter& starter, const char* name) {
-  const auto kept = starter.stored.find(name);
-  if (kept == starter.stored.end()) return UniqueFd();
-  return kept->second.Duplicate();
+absl::StatusOr<std::string> BytesOf(const UniqueFd& file) {
+  struct stat of;
+  if (fstat(file.get(), &of) != 0) return ErrnoStatus(errno, "see the state");
+  return ReadAllAt(file.get(), static_cast<size_t>(of.st_size), "the state");
 }
 
 }  // namespace
@@ -44,6 +38,60 @@ absl::Status Frozen(const std::string& why) {
                   "{}",
                   wire::kFrozen, why));
 }
+
+// Answers why it is frozen; and what is kept, so that another version can say
+// whether it would go on from that (`sluiced --check-state`).
+struct FrozenDaemon::Admin final : admin::Admin::Service {
+  explicit Admin(const Options& options)
+      : why(ToGrpc(Frozen(options.why))), starter(options.starter) {}
+  using Context = grpc::ServerContext;
+  grpc::Status ShowState(Context*, const admin::ShowStateRequest*,
+                         admin::ShowStateReply* reply) override {
+    const auto state = starter.stored.find(Handover::kState);
+    if (state == starter.stored.end()) return why;
+    auto bytes = BytesOf(state->second);
+    if (!bytes.ok()) return ToGrpc(bytes.status());
+    reply->set_file(*std::move(bytes));
+    for (const auto& [name, fd] : starter.stored) reply->add_kept(name);
+    return grpc::Status::OK;
+  }
+  grpc::Status Status(Context*, const admin::StatusRequest*,
+                      admin::StatusReply*) override {
+    return why;
+  }
+  grpc::Status SetBudget(Context*, const admin::SetBudgetRequest*,
+                         admin::SetBudgetReply*) override {
+    return why;
+  }
+  grpc::Status Reserve(Context*, const admin::ReserveRequest*,
+                       admin::ReserveReply*) override {
+    return why;
+  }
+  grpc::Status Drain(Context*, const admin::DrainRequest*,
+                     admin::DrainReply*) override {
+    return why;
+  }
+  grpc::Status Undrain(Context*, const admin::UndrainRequest*,
+                       admin::UndrainReply*) override {
+    return why;
+  }
+  grpc::Status KeepLinks(Context*, const admin::KeepLinksRequest*,
+                         admin::KeepLinksReply*) override {
+    return why;
+  }
+  grpc::Status ForgetLinks(Context*, const admin::ForgetLinksRequest*,
+                           admin::ForgetLinksReply*) override {
+    return why;
+  }
+  grpc::Status Evict(Context*, const admin::EvictRequest*,
+                     admin::EvictReply*) override {
+    return why;
+  }
+
+  const grpc::Status why;
+  const Starter& starter;
+  std::unique_ptr<AdminSocket> socket;  // last: it calls the rest
+};
 
 absl::StatusOr<std::unique_ptr<FrozenDaemon>> FrozenDaemon::Start(
     Options options) {
@@ -57,40 +105,31 @@ absl::Status FrozenDaemon::Prepare() {
   SLUICE_ASSIGN_OR_RETURN(loop_, Loop::Make(options_.clock));
   const Starter& starter = options_.starter;
   SLUICE_ASSIGN_OR_RETURN(
-      store_,
-      DescriptorStore::Start(
-          {.notify_socket = starter.notify_socket,
-           .keeper = starter.keeper,
-           .capacity = Handover::CapacityOf(starter),
-           .post = [this](std::function<void()> task) { loop_->Post(task); },
-           .say =
-               [](const std::string& text) {
-                 WriteLog(LogLevel::kWarning, text);
-               }},
-          starter.stored));
+      store_, Handover::OpenStore(starter, [this](std::function<void()> task) {
+        loop_->Post(std::move(task));
+      }));
   SLUICE_RETURN_IF_ERROR(Listen());
   SLUICE_ASSIGN_OR_RETURN(signals_, OpenSignals());
   loop_->Add(signals_.get(), EPOLLIN, [this](uint32_t) { OnSignal(); });
-  if (starter.watchdog) {
-    heartbeat_ = *starter.watchdog / 2;
-    heartbeat_at_ = loop_->now() + heartbeat_;
-  }
+  heartbeat_ = starter.watchdog.value_or(absl::InfiniteDuration()) / 2;
+  heartbeat_at_ = loop_->now() + heartbeat_;
   loop_->SetTimer([this] { return NextDeadline(); }, [this] { Expire(); });
-  SLUICE_ASSIGN_OR_RETURN(UniqueFd state, CopyOf(starter, Handover::kState));
+  admin_ = std::make_shared<Admin>(options_);
   SLUICE_ASSIGN_OR_RETURN(
-      admin_, ServeFrozenAdmin(options_.runtime_dir + "/admin.sock",
-                               Frozen(options_.why), std::move(state),
-                               NamesOf(starter)));
+      admin_->socket,
+      AdminSocket::Serve(options_.runtime_dir + "/admin.sock", admin_.get(),
+                         NoAdminSocket::kIsTriedAgain));
   store_->Ready("frozen: " + options_.why);
   return absl::OkStatus();
 }
 
 absl::Status FrozenDaemon::Listen() {
+  const auto& stored = options_.starter.stored;
+  const auto kept = stored.find(Handover::kListener);
   const bool handed = static_cast<bool>(options_.listener);
+  if (!handed && kept == stored.end()) return absl::OkStatus();
   SLUICE_ASSIGN_OR_RETURN(
-      UniqueFd socket, handed ? options_.listener.Duplicate()
-                              : CopyOf(options_.starter, Handover::kListener));
-  if (!socket) return absl::OkStatus();
+      UniqueFd socket, (handed ? options_.listener : kept->second).Duplicate());
   SLUICE_ASSIGN_OR_RETURN(
       listener_,
       SessionListener::Of(
@@ -106,17 +145,13 @@ absl::Status FrozenDaemon::Listen() {
 void FrozenDaemon::OnSignal() {
   signalfd_siginfo info;
   if (read(signals_.get(), &info, sizeof(info)) != sizeof(info)) return;
-  const int signal = static_cast<int>(info.ssi_signo);
+  const auto signal = static_cast<int>(info.ssi_signo);
   const bool ends = IsEndingSignal(signal);
-  if (ends && info.ssi_code == SI_QUEUE && info.ssi_int == kEndsService) {
-    return EndService();
+  if (!ends || info.ssi_code != SI_QUEUE || info.ssi_int != kEndsService) {
+    // SIGHUP: the starter starts it again, with what the file says now.
+    return ends || signal == SIGHUP ? loop_->Stop() : void();
   }
-  // SIGHUP: the starter starts it again, with what the file says now.
-  if (ends || signal == SIGHUP) loop_->Stop();
-}
-
-// Ranks see their sockets end, which means that the service was stopped.
-void FrozenDaemon::EndService() {
+  // Ranks see their sockets end, which means that the service was stopped.
   service_ended_ = true;
   end_at_ = loop_->now() + kLongestForget;
   store_->RemoveAll();

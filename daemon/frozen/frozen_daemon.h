@@ -6,7 +6,7 @@
 // anew would end every job. It reads no rank's requests, opens no device and
 // changes nothing of what is kept, so what was wrong cannot harm it.
 //
-// Thread safety: one thread.
+// Thread safety: one thread; administrators are answered on gRPC's.
 #pragma once
 
 #include <memory>
@@ -44,11 +44,11 @@ class FrozenDaemon {
   bool Run();
 
  private:
+  struct Admin;
   explicit FrozenDaemon(Options options) : options_(std::move(options)) {}
   absl::Status Prepare();
   absl::Status Listen();
   void OnSignal();
-  void EndService();
   absl::Time NextDeadline() const;
   void Expire();
 
@@ -56,9 +56,9 @@ class FrozenDaemon {
   std::unique_ptr<Loop> loop_;
   Closer closer_;
   std::unique_ptr<DescriptorStore> store_;
-  std::shared_ptr<void> admin_;  // the administrators' service
-  std::unique_ptr<SessionListener>
-      listener_;  // null: none was handed on or kept
+  std::shared_ptr<Admin> admin_;  // the administrators' service
+  // Null: none was handed on or kept.
+  std::unique_ptr<SessionListener> listener_;
   UniqueFd signals_;
   absl::Duration heartbeat_ = absl::InfiniteDuration();
   absl::Time heartbeat_at_ = absl::InfiniteFuture();

@@ -2,7 +2,9 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -14,6 +16,7 @@
 #include "absl/strings/str_join.h"
 #include "daemon/keeper/say.h"
 #include "daemon/store/starter.h"
+#include "proto/base/pidfd.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -38,10 +41,10 @@ bool LineUp(std::vector<int> fds) {
         in_the_way != index_at.end()) {
       const int moved = fcntl(target, F_DUPFD_CLOEXEC, end);
       if (moved < 0) return false;
-      const size_t whose = in_the_way->second;
-      fds[whose] = moved;
+      const size_t index = in_the_way->second;
+      fds[index] = moved;
       index_at.erase(in_the_way);
-      index_at[moved] = whose;
+      index_at[moved] = index;
     }
     if (dup2(fds[i], target) < 0) return false;
     index_at.erase(fds[i]);
@@ -50,8 +53,8 @@ bool LineUp(std::vector<int> fds) {
   return true;
 }
 
-void SetEnvironment(const DaemonCommand& command, const KeptDescriptors& kept,
-                    pid_t keeper) {
+void SetEnvironment(const std::string& notify_socket,
+                    const KeptDescriptors& kept, pid_t keeper) {
   const auto set = [](const char* name, const std::string& value) {
     setenv(name, value.c_str(), /*overwrite=*/1);
   };
@@ -59,11 +62,9 @@ void SetEnvironment(const DaemonCommand& command, const KeptDescriptors& kept,
                             "WATCHDOG_PID", "WATCHDOG_USEC", "SLUICE_KEEPER"}) {
     unsetenv(stale);
   }
-  set("NOTIFY_SOCKET", command.notify_socket);
+  set("NOTIFY_SOCKET", notify_socket);
   set("FDSTORE", std::to_string(kept.capacity()));
-  if (!command.keeper.empty()) {
-    set("SLUICE_KEEPER", fmt::format("{}:{}", keeper, command.keeper));
-  }
+  set("SLUICE_KEEPER_PID", std::to_string(keeper));
   if (kept.all().empty()) return;
   set("LISTEN_PID", std::to_string(getpid()));
   set("LISTEN_FDS", std::to_string(kept.all().size()));
@@ -73,15 +74,16 @@ void SetEnvironment(const DaemonCommand& command, const KeptDescriptors& kept,
       }));
 }
 
-[[noreturn]] void BecomeDaemon(const DaemonCommand& command,
+[[noreturn]] void BecomeDaemon(const std::vector<std::string>& words,
+                               const std::string& notify_socket,
                                const KeptDescriptors& kept, pid_t keeper) {
   setpgid(0, 0);
   signal(SIGPIPE, SIG_DFL);
   std::vector<int> fds;
   for (const auto& [name, fd] : kept.all()) fds.push_back(fd.get());
-  SetEnvironment(command, kept, keeper);
+  SetEnvironment(notify_socket, kept, keeper);
   std::vector<char*> argv;
-  for (const std::string& word : command.argv) {
+  for (const std::string& word : words) {
     argv.push_back(const_cast<char*>(word.c_str()));
   }
   argv.push_back(nullptr);
@@ -94,15 +96,45 @@ void SetEnvironment(const DaemonCommand& command, const KeptDescriptors& kept,
 
 }  // namespace
 
-absl::StatusOr<pid_t> StartDaemon(const DaemonCommand& command,
-                                  const KeptDescriptors& kept) {
+absl::StatusOr<DaemonProcess> DaemonProcess::Start(
+    const std::vector<std::string>& argv, const std::string& notify_socket,
+    const KeptDescriptors& kept) {
   std::fflush(nullptr);
   const pid_t keeper = getpid();
   const pid_t pid = fork();
   if (pid < 0) return ErrnoStatus(errno, "start a process");
-  if (pid == 0) BecomeDaemon(command, kept, keeper);
+  if (pid == 0) BecomeDaemon(argv, notify_socket, kept, keeper);
   setpgid(pid, pid);  // both processes set it: either may run first
-  return pid;
+  UniqueFd life = PidfdOf(pid);
+  if (life) return DaemonProcess(pid, std::move(life));
+  const int error = errno;
+  kill(-pid, SIGKILL);
+  waitpid(pid, nullptr, 0);
+  return PidfdFault(error, "watch sluiced");
 }
+
+bool DaemonProcess::HasEnded() const {
+  pollfd ended = {life_.get(), POLLIN, 0};
+  return poll(&ended, 1, 0) == 1;
+}
+
+void DaemonProcess::Signal(int signal) const { kill(pid_, signal); }
+
+void DaemonProcess::EndService(int signal) const {
+  sigqueue(pid_, signal, {.sival_int = kEndsService});
+}
+
+void DaemonProcess::KillGroup() const { kill(-pid_, SIGKILL); }
+
+DaemonEnd DaemonProcess::End() const {
+  KillGroup();
+  DaemonEnd end;
+  siginfo_t how = {};
+  waitid(P_PID, static_cast<id_t>(pid_), &how, WEXITED | WNOWAIT);
+  (how.si_code == CLD_EXITED ? end.exit_code : end.signal) = how.si_status;
+  return end;
+}
+
+void DaemonProcess::Reap() const { waitpid(pid_, nullptr, 0); }
 
 }  // namespace sluice::daemon

@@ -9,7 +9,6 @@
 #include <array>
 #include <bit>
 #include <csignal>
-#include <span>
 #include <utility>
 
 #include "daemon/keeper/say.h"
@@ -28,25 +27,9 @@ void Log(fmt::format_string<Args...> text, Args&&... args) {
   Say(fmt::format(text, std::forward<Args>(args)...));
 }
 
-// Writes a byte: that a pipe closes is no answer, since it does so when a
-// keeper dies. Never waits: a pipe without room is no barrier of the daemon's.
-void Answer(std::span<const UniqueFd> barrier) {
-  for (const UniqueFd& fd : barrier) {
-    pollfd writable = {fd.get(), POLLOUT, 0};
-    if (poll(&writable, 1, 0) == 1 && (writable.revents & POLLOUT) != 0) {
-      [[maybe_unused]] const auto sent = write(fd.get(), "!", 1);
-    }
-  }
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Keeper>> Keeper::Make(Options options) {
-  std::optional<WatchedDaemon> daemon;
-  if (options.adopt) {
-    SLUICE_ASSIGN_OR_RETURN(daemon, WatchedDaemon::Adopt(*options.adopt));
-    SLUICE_ASSIGN_OR_RETURN(options.argv, daemon->Command());
-  }
   SLUICE_ASSIGN_OR_RETURN(
       RuntimeLock lock,
       RuntimeLock::Take(options.runtime_dir, {.file = "keeper.lock",
@@ -57,26 +40,18 @@ absl::StatusOr<std::unique_ptr<Keeper>> Keeper::Make(Options options) {
       NotifyReceiver::Bind(options.runtime_dir + "/keeper.sock"));
   BlockSignals();
   SLUICE_ASSIGN_OR_RETURN(UniqueFd signals, OpenSignals());
-  return std::unique_ptr<Keeper>(
-      new Keeper(std::move(options), std::move(lock), std::move(receiver),
-                 std::move(signals), std::move(daemon)));
+  return std::unique_ptr<Keeper>(new Keeper(std::move(options), std::move(lock),
+                                            std::move(receiver),
+                                            std::move(signals)));
 }
 
 Keeper::Keeper(Options options, RuntimeLock lock, NotifyReceiver receiver,
-               UniqueFd signals, std::optional<WatchedDaemon> daemon)
+               UniqueFd signals)
     : options_(std::move(options)),
       lock_(std::move(lock)),
       receiver_(std::move(receiver)),
       signals_(std::move(signals)),
-      command_{.argv = options_.argv,
-               .notify_socket = receiver_.path(),
-               .keeper = options_.program},
-      kept_(options_.capacity),
-      daemon_(std::move(daemon)) {
-  if (daemon_) {
-    Log("adopted sluiced, process {}, whose keeper died", daemon_->pid());
-  }
-}
+      kept_(options_.capacity) {}
 
 int Keeper::Run() {
   while (true) {
@@ -96,7 +71,7 @@ int Keeper::Run() {
 }
 
 void Keeper::Start() {
-  auto started = WatchedDaemon::Start(command_, kept_);
+  auto started = DaemonProcess::Start(options_.argv, receiver_.path(), kept_);
   if (!started.ok()) {
     Log("{}", std::string(started.status().message()));
     start_at_ = Now() + RestartPolicy::kLongestPause;
@@ -142,7 +117,6 @@ void Keeper::Take(NotifyReceiver::Datagram datagram) {
   if (!datagram.whole) return Refuse("it did not arrive whole");
   const auto said = ParseNotification(datagram.text);
   if (!said.ok()) return Refuse(std::string(said.status().message()));
-  if (said->kind == Notification::Kind::kBarrier) Answer(datagram.fds);
   const absl::Status done = kept_.Apply(*said, std::move(datagram.fds));
   if (!done.ok()) Refuse(std::string(done.message()));
 }

@@ -19,7 +19,6 @@
 #include "daemon/keeper/kept_descriptors.h"
 #include "daemon/keeper/notify_receiver.h"
 #include "daemon/keeper/restart_policy.h"
-#include "daemon/keeper/watched_daemon.h"
 #include "daemon/runtime/runtime_dir.h"
 #include "proto/base/unique_fd.h"
 
@@ -29,17 +28,13 @@ class Keeper {
  public:
   struct Options {
     std::string runtime_dir;
-    std::vector<std::string> argv;  // of the daemon; empty: that of `adopt`
-    // The daemon that started this keeper because its earlier one died.
-    std::optional<pid_t> adopt;
-    std::string program;  // the keeper's own
+    std::vector<std::string> argv;  // of the daemon
     int64_t capacity = 0;
     // How long a daemon may take to end after the signal.
     absl::Duration patience = absl::Seconds(5);
   };
   // Takes the folder's lock, makes the socket, blocks the signals that Run
-  // reads. AlreadyExists: another keeper is there. InvalidArgument: `adopt` did
-  // not start this process.
+  // reads. AlreadyExists: another keeper is there.
   static absl::StatusOr<std::unique_ptr<Keeper>> Make(Options options);
 
   // Runs until the daemon has ended for good. Returns the exit status to hand
@@ -50,7 +45,7 @@ class Keeper {
   static constexpr int kMessagesPerTurn = 1024;
 
   Keeper(Options options, RuntimeLock lock, NotifyReceiver receiver,
-         UniqueFd signals, std::optional<WatchedDaemon> daemon);
+         UniqueFd signals);
   void Start();
   void ReapEnded();
   void WaitForSomething();
@@ -66,11 +61,10 @@ class Keeper {
   const RuntimeLock lock_;
   NotifyReceiver receiver_;
   const UniqueFd signals_;  // a signalfd
-  const DaemonCommand command_;
   KeptDescriptors kept_;
   RestartPolicy policy_;
-  std::optional<WatchedDaemon> daemon_;  // absent: none runs
-  std::optional<WatchedDaemon> ended_;   // the one before, not reaped yet
+  std::optional<DaemonProcess> daemon_;  // absent: none runs
+  std::optional<DaemonProcess> ended_;   // the one before, not reaped yet
   bool asked_to_end_ = false;
   absl::Time kill_at_ = absl::InfiniteFuture();
   absl::Time start_at_ = absl::InfinitePast();

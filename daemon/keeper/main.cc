@@ -26,7 +26,6 @@ struct Arguments {
   std::string runtime_dir = "/run/sluice";
   std::string program;  // empty: sluiced, beside this one
   std::optional<int64_t> max_descriptors;
-  std::optional<pid_t> adopt;  // absent: it starts one
   std::vector<std::string> daemon;
 };
 
@@ -37,8 +36,8 @@ constexpr char kExamples[] = R"(Examples:
 
 What is behind -- is sluiced's. SIGTERM and SIGINT end both; SIGHUP, SIGUSR1
 and SIGUSR2 are handed on. A sluiced that dies, or that another process ends,
-is started again with all it had stored; a keeper that dies is replaced by
-another one, which sluiced starts with --adopt. Exit status: sluiced's; 2 bad input.)";
+is started again with all it had stored. If the keeper is killed, sluiced serves
+on, and its sessions end with it. Exit status: sluiced's; 2 bad input.)";
 
 absl::StatusOr<int64_t> Capacity(std::optional<int64_t> asked) {
   Starter next;
@@ -76,13 +75,9 @@ absl::StatusOr<std::vector<std::string>> DaemonArguments(
 absl::StatusOr<int> Serve(const Arguments& arguments) {
   Keeper::Options options;
   options.runtime_dir = arguments.runtime_dir;
-  options.program = Sibling("sluiced-keeper");
   SLUICE_ASSIGN_OR_RETURN(options.capacity,
                           Capacity(arguments.max_descriptors));
-  options.adopt = arguments.adopt;
-  if (!options.adopt) {
-    SLUICE_ASSIGN_OR_RETURN(options.argv, DaemonArguments(arguments));
-  }
+  SLUICE_ASSIGN_OR_RETURN(options.argv, DaemonArguments(arguments));
   SLUICE_ASSIGN_OR_RETURN(const auto keeper, Keeper::Make(std::move(options)));
   return keeper->Run();
 }
@@ -107,17 +102,10 @@ int Main(int argc, char** argv) {
                 fmt::format("how many it holds at most (default: {}, or what "
                             "the limit of open files allows)",
                             kDefaultDescriptors));
-  auto* const program =
-      app.add_option("--program", arguments.program,
-                     "the daemon (default: sluiced, beside this program)");
-  auto* const daemon = app.add_option("sluiced arguments", arguments.daemon,
-                                      "behind --, handed on as they are");
-  app.add_option("--adopt", arguments.adopt,
-                 "for sluiced itself, whose keeper died: the process that "
-                 "starts this one, to be its daemon from now on")
-      ->type_name("PID")
-      ->excludes(program)
-      ->excludes(daemon);
+  app.add_option("--program", arguments.program,
+                 "the daemon (default: sluiced, beside this program)");
+  app.add_option("sluiced arguments", arguments.daemon,
+                 "behind --, handed on as they are");
   app.footer(kExamples);
   app.name("sluiced-keeper");
   const auto done = cli::Parse(app, {argv + 1, argv + argc});

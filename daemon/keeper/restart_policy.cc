@@ -10,7 +10,6 @@
 namespace sluice::daemon {
 
 std::string DaemonEnd::Text() const {
-  if (!known) return "ended";
   if (signal == 0) return fmt::format("exited with status {}", exit_code);
   const char* name = sigabbrev_np(signal);
   return fmt::format("was killed by signal {} (SIG{})", signal,
@@ -22,7 +21,7 @@ RestartPolicy::Verdict RestartPolicy::Decide(const DaemonEnd& end, Of of,
   // What ranks have is worth more than an early word on what was typed, and
   // may be served again once that is put right.
   const bool bad_input =
-      end.known && end.signal == 0 && end.exit_code == kBadInput && !of.holds;
+      end.signal == 0 && end.exit_code == kBadInput && !of.holds;
   if (of.asked || bad_input) return {.exit = end.status(), .pause = {}};
   deaths_.push_back(now);
   while (now - deaths_.front() > kWindow) deaths_.pop_front();

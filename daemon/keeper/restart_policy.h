@@ -12,8 +12,7 @@ namespace sluice::daemon {
 // How a process ended.
 struct DaemonEnd {
   int exit_code = 0;
-  int signal = 0;     // 0: it exited
-  bool known = true;  // false: adopted, so the kernel does not tell
+  int signal = 0;  // 0: it exited
   // As a shell has it: 128 and the signal.
   int status() const { return signal != 0 ? 128 + signal : exit_code; }
   std::string Text() const;  // "exited with status 2"

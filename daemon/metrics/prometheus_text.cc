@@ -46,11 +46,11 @@ void AddLosses(const Snapshot& from, Families& to) {
 void AddKeeping(const Snapshot& from, Families& to) {
   to.Add("sluice_kept",
          "1 while what jobs hold outlives this sluiced, 0 where that has "
-         "ended; only where somebody keeps descriptors.",
+         "ended; only where it was started with a descriptor store.",
          MetricType::Gauge);
   if (from.kept) to.Value({}, *from.kept ? 1 : 0);
   to.Counter("sluice_keepers_replaced_total",
-             "Keepers that died and have a successor.", from.keepers_replaced);
+             "Always 0, for dashboards of earlier versions.", 0);
 }
 
 void AddHttp(const TcpListener& from, Families& to) {

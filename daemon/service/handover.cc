@@ -65,21 +65,28 @@ int64_t Handover::CapacityOf(const Starter& starter) {
   return starter.notify_socket.empty() ? 0 : StoreCapacity(starter, 0);
 }
 
-absl::StatusOr<std::unique_ptr<Handover>> Handover::Start(
-    Starter starter, Post post, Close close, StateFile::Sizes sizes) {
-  auto handover =
-      std::unique_ptr<Handover>(new Handover(post, std::move(close), sizes));
+absl::StatusOr<std::unique_ptr<DescriptorStore>> Handover::OpenStore(
+    const Starter& starter, Post post) {
   DescriptorStore::Options options;
   options.notify_socket = starter.notify_socket;
   options.capacity = CapacityOf(starter);
   options.keeper = starter.keeper;
   options.post = std::move(post);
-  options.say = [](const std::string& text) {
-    WriteLog(LogLevel::kWarning, text);
+  options.on_loss = [] {
+    WriteLog(LogLevel::kError,
+             "sluiced-keeper died, and with it what it kept for the next "
+             "daemon: this one serves on, and its end ends every session. "
+             "Start sluiced-keeper again when no job runs");
   };
-  SLUICE_ASSIGN_OR_RETURN(
-      handover->store_,
-      DescriptorStore::Start(std::move(options), starter.stored));
+  return DescriptorStore::Start(std::move(options), starter.stored);
+}
+
+absl::StatusOr<std::unique_ptr<Handover>> Handover::Start(
+    Starter starter, Post post, Close close, StateFile::Sizes sizes) {
+  auto handover =
+      std::unique_ptr<Handover>(new Handover(post, std::move(close), sizes));
+  SLUICE_ASSIGN_OR_RETURN(handover->store_,
+                          OpenStore(starter, std::move(post)));
   handover->left_ = std::move(starter.stored);
   handover->was_left_anything_ = !handover->left_.empty();
   handover->last_session_left_ = LastSession(handover->left_);
@@ -130,6 +137,7 @@ void Handover::Begin(Core& core, absl::Time now) {
 
 void Handover::Save(Core& core, absl::Time now) {
   if (!begun_) return;
+  if (!keeps()) return Stop(core);
   if (unstored_) return StoreAgain(core, now);
   if (try_again_at_) {
     if (now >= *try_again_at_) SaveAll(core, now);
@@ -168,7 +176,16 @@ void Handover::WaitUntilItFits(const absl::Status& why, absl::Time now) {
   try_again_at_ = now + kTryAgain;
 }
 
+void Handover::Stop(Core& core) {
+  core.TouchAll();  // no change is asked for any more
+  begun_ = false;
+  refused_.clear();
+  state_.reset();
+  state_fd_.Reset();
+}
+
 void Handover::Fail(const absl::Status& why) {
+  if (!keeps()) return;
   if (!unstored_) {
     WriteLog(LogLevel::kError,
              fmt::format("what this daemon knows is not saved, so the next one "

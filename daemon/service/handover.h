@@ -7,7 +7,8 @@
 // before it is kept and saved. README.md says what a daemon that is killed
 // still does not leave.
 //
-// Without a store, all of this does nothing.
+// Without a store, all of this does nothing; so it is from the moment on at
+// which the store is lost (DescriptorStore::lost).
 //
 // If the store fails, or the state is too large for its file, the state is
 // voided in its own memory before anything else leaves, so the next daemon
@@ -47,7 +48,10 @@ class Handover {
   static absl::StatusOr<std::unique_ptr<Handover>> Start(
       Starter starter, Post post, Close close, StateFile::Sizes sizes = {});
 
-  // True if the daemon was started with a store.
+  // The store of `starter`; the log says if it is lost.
+  static absl::StatusOr<std::unique_ptr<DescriptorStore>> OpenStore(
+      const Starter& starter, Post post);
+  // True if the daemon has a store.
   bool keeps() const { return store_->keeps(); }
   // True if the store has everything, the state too: the next daemon could go
   // on from here.
@@ -128,6 +132,8 @@ class Handover {
   absl::Status MakeState();
   void SaveAll(Core& core, absl::Time now);
   void WaitUntilItFits(const absl::Status& why, absl::Time now);
+  // Stops saving for good, since the store is lost.
+  void Stop(Core& core);
   // Stops saving until StoreAgain has made the store whole.
   void Fail(const absl::Status& why);
   void StoreAgain(Core& core, absl::Time now);

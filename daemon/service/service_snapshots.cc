@@ -102,8 +102,8 @@ Snapshot Service::TakeSnapshot(const Snapshots::View& view) {
   const LogLosses losses = ReadLogLosses();
   snapshot.log_lines_dropped = losses.dropped;
   snapshot.log_lines_suppressed = losses.suppressed;
-  if (handover_->store().keeps()) snapshot.kept = handover_->saves();
-  snapshot.keepers_replaced = handover_->store().keepers_replaced();
+  const DescriptorStore& store = handover_->store();
+  if (store.keeps() || store.lost()) snapshot.kept = handover_->saves();
   if (options_.http) snapshot.http = options_.http();
   AddHolders(view, snapshot);
   snapshot.grant_stale_periods = grants_->pages().stale_periods();

@@ -2,18 +2,29 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <iterator>
 #include <utility>
+#include <vector>
 
+#include "daemon/crash/crash_point.h"
 #include "daemon/store/descriptor_name.h"
+#include "proto/base/clock.h"
+#include "proto/base/pidfd.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
 namespace {
+
+// The kernel closes a dying process's socket a little before its end shows.
+constexpr absl::Duration kEndShows = absl::Milliseconds(50);
 
 // A message has a line per field, so a text is one line.
 std::string OneLine(std::string_view text, size_t most) {
@@ -36,33 +47,27 @@ absl::StatusOr<std::unique_ptr<DescriptorStore>> DescriptorStore::Start(
 
 absl::Status DescriptorStore::Open(
     const std::map<std::string, UniqueFd>& stored) {
-  const bool listens = !options_.notify_socket.empty();
-  const bool kept = listens && options_.keeper && options_.capacity > 0;
   {
     const MutexLock lock(mutex_);
-    for (const auto& [name, fd] : stored) {
-      UniqueFd again;
-      if (kept) {
-        SLUICE_ASSIGN_OR_RETURN(again, fd.Duplicate());
-      }
-      kept_[name] =
-          kept ? std::make_shared<const UniqueFd>(std::move(again)) : nullptr;
-    }
+    for (const auto& [name, fd] : stored) kept_.insert(name);
   }
-  if (!listens) return absl::OkStatus();
-  if (kept) {
-    SLUICE_ASSIGN_OR_RETURN(
-        keeper_, KeeperProcess::Watch({*options_.keeper, options_.notify_socket,
-                                       options_.capacity}));
-  }
-  SLUICE_ASSIGN_OR_RETURN(
-      socket_, NotifySocket::Make(options_.notify_socket,
-                                  kept ? NotifySocket::Answer::kByte
-                                       : NotifySocket::Answer::kHangUp));
+  if (options_.notify_socket.empty()) return absl::OkStatus();
+  SLUICE_ASSIGN_OR_RETURN(socket_, NotifySocket::Make(options_.notify_socket));
   wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake_) return ErrnoStatus(errno, "make an eventfd");
+  if (options_.keeper) {
+    SLUICE_RETURN_IF_ERROR(WatchKeeper(*options_.keeper));
+  }
   thread_ = std::thread([this] { Work(); });
   pthread_setname_np(thread_.native_handle(), "fd-store");
+  return absl::OkStatus();
+}
+
+absl::Status DescriptorStore::WatchKeeper(pid_t pid) {
+  keeper_ = PidfdOf(pid);
+  if (!keeper_ && errno != ESRCH) return PidfdFault(errno, "watch the keeper");
+  // Where it is not the parent it died before, and the number may be another's.
+  if (!keeper_ || getppid() != pid) Lose();
   return absl::OkStatus();
 }
 
@@ -102,20 +107,14 @@ absl::Status DescriptorStore::Put(std::string_view name, int fd) {
         fmt::format("the descriptor store does not take what is sent: {} wait",
                     queue_.size()));
   }
-  UniqueFd kept(fcntl(fd, F_DUPFD_CLOEXEC, 0));
-  if (!kept) return ErrnoStatus(errno, "duplicate a descriptor to store it");
-  const auto shared = std::make_shared<const UniqueFd>(std::move(kept));
-  kept_.emplace(name, keeper_ ? shared : nullptr);
-  Push(PutOf(std::string(name), shared));
+  UniqueFd again(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (!again) return ErrnoStatus(errno, "duplicate a descriptor to store it");
+  kept_.emplace(name);
+  Push({.message = fmt::format("FDSTORE=1\nFDNAME={}\nFDPOLL=0", name),
+        .fd = std::move(again),
+        .done = {},
+        .changes_store = true});
   return absl::OkStatus();
-}
-
-DescriptorStore::Item DescriptorStore::PutOf(const std::string& name,
-                                             SharedFd fd) {
-  return {.message = fmt::format("FDSTORE=1\nFDNAME={}\nFDPOLL=0", name),
-          .fd = std::move(fd),
-          .done = {},
-          .changes_store = true};
 }
 
 void DescriptorStore::Remove(std::string_view name) {
@@ -134,7 +133,7 @@ void DescriptorStore::RemoveAll(const std::set<std::string>& but) {
   std::vector<std::string> names;
   {
     const MutexLock lock(mutex_);
-    for (const auto& [name, fd] : kept_) {
+    for (const std::string& name : kept_) {
       if (!but.contains(name)) names.push_back(name);
     }
   }
@@ -182,6 +181,101 @@ void DescriptorStore::Post(Done done, absl::Status status) {
   };
   if (options_.post) return options_.post(std::move(task));
   task();
+}
+
+void DescriptorStore::Work() {
+  while (WaitForWork()) {
+    std::deque<Item> batch = std::exchange(unsent_, {});
+    {
+      const MutexLock lock(mutex_);
+      std::move(queue_.begin(), queue_.end(), std::back_inserter(batch));
+      queue_.clear();
+    }
+    SendBatch(std::move(batch));
+  }
+  std::deque<Item> rest;
+  {
+    const MutexLock lock(mutex_);
+    rest.swap(queue_);
+  }
+  for (Item& item : rest) {
+    if (!item.done) continue;
+    Post(std::move(item.done),
+         absl::CancelledError("the descriptor store was closed"));
+  }
+}
+
+bool DescriptorStore::WaitForWork() {
+  while (true) {
+    {
+      const MutexLock lock(mutex_);
+      if (stopping_ || !queue_.empty()) return !stopping_;
+    }
+    std::array<pollfd, 2> polls = {
+        {{wake_.get(), POLLIN, 0}, {lost_ ? -1 : keeper_.get(), POLLIN, 0}}};
+    poll(polls.data(), polls.size(), -1);
+    eventfd_t woken;
+    eventfd_read(wake_.get(), &woken);
+    KeeperEndsWithin(absl::ZeroDuration());
+  }
+}
+
+bool DescriptorStore::KeeperEndsWithin(absl::Duration longest) {
+  if (lost_ || !keeper_) return lost_;
+  pollfd ended = {keeper_.get(), POLLIN, 0};
+  const timespec timeout = absl::ToTimespec(longest);
+  if (ppoll(&ended, 1, &timeout, nullptr) == 1) Lose();
+  return lost_;
+}
+
+void DescriptorStore::Lose() {
+  lost_ = true;
+  if (!options_.on_loss) return;
+  Post([lost = options_.on_loss](const absl::Status&) { lost(); },
+       absl::OkStatus());
+}
+
+// What changes the store is sent in order, or a removal would pass the put that
+// it is of: behind a fault it waits for the next batch. What is only told is
+// tried all the same.
+absl::Status DescriptorStore::SendAll(std::deque<Item>& batch,
+                                      absl::Time deadline) {
+  absl::Status met;
+  for (Item& item : batch) {
+    if (item.done) continue;
+    absl::Status sent;
+    if (!item.changes_store || unsent_.empty()) {
+      sent = socket_->Send(item.message, deadline, item.fd.get());
+      if (met.ok()) met = sent;
+      Pass(CrashPoint::kMessageSent);
+    }
+    const bool is_sent = sent.ok() && unsent_.empty();
+    if (item.changes_store && !is_sent) unsent_.push_back(std::move(item));
+    item.fd.Reset();
+  }
+  return met;
+}
+
+void DescriptorStore::SendBatch(std::deque<Item> batch) {
+  absl::Status met;
+  if (!lost_) {
+    const absl::Time deadline = MonotonicClock().Now() + options_.deadline;
+    met = SendAll(batch, deadline);
+    const bool waited_for = std::ranges::any_of(
+        batch, [](const Item& item) { return static_cast<bool>(item.done); });
+    if (waited_for) {
+      if (met.ok()) met = socket_->Barrier(deadline);
+      Pass(CrashPoint::kBarrierPassed);
+    }
+  }
+  if (absl::IsUnavailable(met)) KeeperEndsWithin(kEndShows);
+  if (lost_) {
+    unsent_.clear();
+    met = absl::OkStatus();
+  }
+  for (Item& item : batch) {
+    if (item.done) Post(std::move(item.done), met);
+  }
 }
 
 }  // namespace sluice::daemon

@@ -6,10 +6,8 @@
 // waits for the batch, one barrier follows it: the store has everything when it
 // answers. Calls never block.
 //
-// A keeper that died (keeper_process.h). Another one is started, and gets all
-// that is stored again: a duplicate of each is held for that, so it costs this
-// process a descriptor more of each. Callers that wait for the store wait as
-// long as for a store that does not answer.
+// A keeper that died takes with it what it held. From then on there is no
+// store: nothing is put, and each Flush is done at once.
 //
 // What it does not do. A store drops silently what is beyond its size, so the
 // size is known here and more is refused. A store that does not answer costs
@@ -30,12 +28,10 @@
 #include <string>
 #include <string_view>
 #include <thread>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "daemon/store/keeper_process.h"
 #include "daemon/store/notify_socket.h"
 #include "daemon/store/starter.h"
 #include "proto/base/mutex.h"
@@ -47,17 +43,15 @@ class DescriptorStore {
  public:
   using Done = std::function<void(absl::Status)>;
   struct Options {
-    std::string notify_socket;  // empty: there is no store
-    // The keeper that listens there; absent: systemd, or one that is never
-    // replaced.
-    std::optional<StartingKeeper> keeper;
-    int64_t capacity = 0;  // StoreCapacity; 0: it keeps nothing
+    std::string notify_socket;    // empty: there is no store
+    std::optional<pid_t> keeper;  // Starter::keeper
+    int64_t capacity = 0;         // StoreCapacity; 0: it keeps nothing
     // Per batch, from its first message to the answer.
     absl::Duration deadline = absl::Seconds(5);
     // Runs a task elsewhere (Loop::Post); absent: on this object's thread.
     std::function<void(std::function<void()>)> post;
-    // Called with news of the keeper, for the log.
-    std::function<void(std::string)> say;
+    // Posted once, when the keeper has died.
+    std::function<void()> on_loss;
   };
   // `stored`: what the store holds already (Starter::stored). InvalidArgument:
   // the address is malformed.
@@ -69,8 +63,12 @@ class DescriptorStore {
   DescriptorStore(const DescriptorStore&) = delete;
 
   // False: nothing is put, and Flush is done at once. The starter may listen
-  // and keep nothing.
-  bool keeps() const { return socket_ != nullptr && options_.capacity > 0; }
+  // and keep nothing, and a keeper may have died.
+  bool keeps() const {
+    return socket_ != nullptr && options_.capacity > 0 && !lost_;
+  }
+  // Whether the keeper has died.
+  bool lost() const { return lost_; }
 
   // Stores a duplicate of `fd` as `name`. InvalidArgument: not a name
   // (descriptor_name.h). AlreadyExists: it is stored. ResourceExhausted: the
@@ -92,16 +90,13 @@ class DescriptorStore {
   // Put and not removed, whatever became of it.
   bool Has(std::string_view name) const;
   int64_t stored() const;
-  // How many keepers died and have a successor.
-  uint64_t keepers_replaced() const { return keepers_replaced_; }
   int64_t capacity() const { return options_.capacity; }
 
  private:
-  using SharedFd = std::shared_ptr<const UniqueFd>;
   // One message of a batch, or the wait for its end.
   struct Item {
     std::string message;
-    SharedFd fd;
+    UniqueFd fd;
     Done done;
     bool changes_store = false;  // puts or removes
   };
@@ -110,49 +105,33 @@ class DescriptorStore {
 
   explicit DescriptorStore(Options options) : options_(std::move(options)) {}
   absl::Status Open(const std::map<std::string, UniqueFd>& stored);
-  static Item PutOf(const std::string& name, SharedFd fd);
+  absl::Status WatchKeeper(pid_t pid);
   void Tell(std::string message);
   void Push(Item item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Post(Done done, absl::Status status);
 
-  // On the thread (descriptor_store_work.cc).
+  // On the thread.
   void Work();
   // Waits for items. False: the thread is to end.
   bool WaitForWork();
-  bool IsEnding() const;
-  void Sleep(absl::Duration time);  // less, where it is to end
+  // Also notes the keeper's death.
+  bool KeeperEndsWithin(absl::Duration longest);
+  void Lose();
   void SendBatch(std::deque<Item> batch);
   // Returns the first fault; unsent puts and removals go to `unsent_`.
   absl::Status SendAll(std::deque<Item>& batch, absl::Time deadline);
-  void ReplaceKeeper();
-  absl::Status Refill();
-  // Takes all that is stored; callers of queued items join `waiting_`.
-  std::deque<Item> TakeEverything();
-  void AnswerWaiting(const absl::Status& status);
-  // Answers items that have waited for the deadline.
-  void AnswerLate(const absl::Status& status);
-  void Say(std::string text);
 
   const Options options_;
-  std::unique_ptr<NotifySocket> socket_;   // null: there is no store
-  std::unique_ptr<KeeperProcess> keeper_;  // null: it is never replaced
-  UniqueFd wake_;                          // an eventfd
+  std::unique_ptr<NotifySocket> socket_;  // null: there is no store
+  UniqueFd keeper_;                       // a pidfd; empty: none is watched
+  UniqueFd wake_;                         // an eventfd
+  std::atomic<bool> lost_ = false;
   mutable Mutex mutex_;
-  // By name; null if no keeper may need it again.
-  std::map<std::string, SharedFd, std::less<>> kept_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::string, std::less<>> kept_ ABSL_GUARDED_BY(mutex_);
   std::deque<Item> queue_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  // The thread's own: whether the keeper is dead or dying, and the callers that
-  // wait for the next one.
-  bool lost_ = false;
-  std::deque<Item> unsent_;  // of earlier batches, before all others
-  std::atomic<uint64_t> keepers_replaced_ = 0;
-  struct Waiting {
-    Done done;
-    absl::Time until;
-  };
-  std::vector<Waiting> waiting_;
-  std::thread thread_;  // last: it uses the rest
+  std::deque<Item> unsent_;  // the thread's own: of earlier batches
+  std::thread thread_;       // last: it uses the rest
 };
 
 }  // namespace sluice::daemon

@@ -52,10 +52,11 @@ absl::StatusOr<UniqueFd> TakeHandedListener(
     const std::string& path) {
   if (sockets.empty()) return UniqueFd();
   const auto refused = [&](const std::string& what) {
-    return absl::InvalidArgumentError(fmt::format(
-        "{} from who started this process, which may hand on one socket that "
-        "listens at {} (ListenSequentialPacket= of sluiced.socket)",
-        what, path));
+    return absl::InvalidArgumentError(
+        fmt::format("{} from the program that started this one, which may hand "
+                    "on one socket that "
+                    "listens at {} (ListenSequentialPacket= of sluiced.socket)",
+                    what, path));
   };
   if (sockets.size() > 1) {
     return refused(fmt::format("{} sockets ('{}', '{}') came", sockets.size(),

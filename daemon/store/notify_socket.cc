@@ -61,12 +61,12 @@ absl::Duration Left(absl::Time deadline) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<NotifySocket>> NotifySocket::Make(
-    const std::string& address, Answer answer) {
+    const std::string& address) {
   SLUICE_RETURN_IF_ERROR(CheckAddress(address));
   UniqueFd cancel(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!cancel) return ErrnoStatus(errno, "make an eventfd");
   return std::unique_ptr<NotifySocket>(
-      new NotifySocket(address, answer, std::move(cancel)));
+      new NotifySocket(address, std::move(cancel)));
 }
 
 void NotifySocket::Cancel() { eventfd_write(cancel_.get(), 1); }
@@ -85,24 +85,12 @@ absl::Status NotifySocket::ConnectNow() {
   if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&to),
               static_cast<socklen_t>(size)) != 0) {
     return absl::UnavailableError(fmt::format(
-        "nobody listens at $NOTIFY_SOCKET {} ({}): the descriptor store is "
+        "no process listens at $NOTIFY_SOCKET {} ({}): the descriptor store is "
         "gone",
         address_, std::strerror(errno)));
   }
   socket_ = std::move(fd);
   return absl::OkStatus();
-}
-
-absl::Status NotifySocket::Connect(absl::Time deadline, int life) {
-  while (true) {
-    socket_.Reset();
-    absl::Status connected = ConnectNow();
-    if (!absl::IsUnavailable(connected)) return connected;
-    const absl::Duration left = Left(deadline);
-    SLUICE_ASSIGN_OR_RETURN(const bool over,
-                            Wait(life, POLLIN, std::min(left, kLookForRoom)));
-    if (over || left == absl::ZeroDuration()) return connected;
-  }
 }
 
 absl::StatusOr<bool> NotifySocket::Wait(int fd, short events,
@@ -162,22 +150,9 @@ absl::Status NotifySocket::Barrier(absl::Time deadline) {
        left = Left(deadline)) {
     SLUICE_ASSIGN_OR_RETURN(const bool answered,
                             Wait(answer.get(), POLLIN, left));
-    if (answered) return ReadAnswer(answer);
+    if (answered) return absl::OkStatus();
   }
   return Late("did not answer");
-}
-
-absl::Status NotifySocket::ReadAnswer(const UniqueFd& pipe) {
-  if (answer_ == Answer::kHangUp) return absl::OkStatus();
-  char byte;
-  ssize_t got;
-  do {
-    got = read(pipe.get(), &byte, sizeof(byte));
-  } while (got < 0 && errno == EINTR);
-  if (got == sizeof(byte)) return absl::OkStatus();
-  socket_.Reset();
-  return absl::UnavailableError(fmt::format(
-      "the descriptor store at {} died before it answered", address_));
 }
 
 }  // namespace sluice::daemon

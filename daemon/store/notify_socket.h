@@ -17,47 +17,31 @@ namespace sluice::daemon {
 
 class NotifySocket {
  public:
-  // How the store answers a barrier.
-  enum class Answer {
-    // The store closes the pipe. The kernel closes it too where the store dies
-    // with the barrier unread. systemd gives no more; it ends only with the
-    // machine.
-    kHangUp,
-    // It writes a byte first, as sluiced-keeper does: a hang-up alone says that
-    // it has died.
-    kByte,
-  };
   // `address`: a path, or '@' and an abstract name. InvalidArgument: neither,
   // or too long. A missing listener shows when it is sent to.
   static absl::StatusOr<std::unique_ptr<NotifySocket>> Make(
-      const std::string& address, Answer answer = Answer::kHangUp);
+      const std::string& address);
 
-  // Waits until a store listens there. Unavailable: none did by `deadline`, or
-  // `life`, a descriptor, became readable; Cancelled.
-  absl::Status Connect(absl::Time deadline, int life);
   // Waits until `deadline` where the queue is full. DeadlineExceeded: it stayed
   // so; Unavailable: there is no listener; Cancelled.
   absl::Status Send(std::string_view message, absl::Time deadline, int fd = -1);
   // Returns when all that was sent before has been taken. DeadlineExceeded: it
-  // was not by then, and may be later or never. Unavailable: the store died.
+  // was not by then, and may be later or never. Also where the store died
+  // before it had read this: the kernel closes its end of the pipe all the
+  // same.
   absl::Status Barrier(absl::Time deadline);
   // Ends waits with Cancelled, now and from now on.
   void Cancel();
 
  private:
-  NotifySocket(std::string address, Answer answer, UniqueFd cancel)
-      : address_(std::move(address)),
-        answer_(answer),
-        cancel_(std::move(cancel)) {}
+  NotifySocket(std::string address, UniqueFd cancel)
+      : address_(std::move(address)), cancel_(std::move(cancel)) {}
   absl::Status ConnectNow();
   // Polls `fd` for at most `longest`. False: not ready by then.
   absl::StatusOr<bool> Wait(int fd, short events, absl::Duration longest);
   absl::Status Late(std::string_view what) const;
-  // Reads a pipe that is readable, or closed at its other end.
-  absl::Status ReadAnswer(const UniqueFd& pipe);
 
   const std::string address_;
-  const Answer answer_;
   const UniqueFd cancel_;  // an eventfd
   // Connected, so that poll tells when there is room. Connected again after a
   // fault: another process may listen by then.

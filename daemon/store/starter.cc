@@ -44,8 +44,8 @@ absl::StatusOr<std::optional<int64_t>> TakeNumber(const char* variable,
                                   [](char c) { return c >= '0' && c <= '9'; });
   if (!digits || !absl::SimpleAtoi(*text, &number) || number > most) {
     return absl::InvalidArgumentError(fmt::format(
-        "${} is '{}', it must be a number of at most {}: it comes from who "
-        "started this process",
+        "${} is '{}', it must be a number of at most {}: it comes from the "
+        "program that started this one",
         variable, *text, most));
   }
   return number;
@@ -106,21 +106,18 @@ absl::Status TakeWatchdog(Starter& into) {
   return absl::OkStatus();
 }
 
+// Earlier keepers set $SLUICE_KEEPER, "PID:PATH".
 absl::Status TakeKeeper(Starter& into) {
-  const auto said = Take("SLUICE_KEEPER");
-  if (!said) return absl::OkStatus();
-  const size_t colon = said->find(':');
-  StartingKeeper keeper;
-  if (colon == said->npos || colon + 1 == said->size() ||
-      !absl::SimpleAtoi(said->substr(0, colon), &keeper.pid) ||
-      keeper.pid <= 0) {
-    return absl::InvalidArgumentError(
-        fmt::format("$SLUICE_KEEPER is '{}', it must be a process and a path: "
-                    "it comes from who started this process",
-                    *said));
+  const auto earlier = Take("SLUICE_KEEPER");
+  const auto said = Take("SLUICE_KEEPER_PID");
+  if (!said && !earlier) return absl::OkStatus();
+  const std::string pid = said ? *said : earlier->substr(0, earlier->find(':'));
+  if (!absl::SimpleAtoi(pid, &into.keeper.emplace()) || *into.keeper <= 0) {
+    return absl::InvalidArgumentError(fmt::format(
+        "$SLUICE_KEEPER_PID is '{}', it must be a process: it comes "
+        "from the program that started this one",
+        pid));
   }
-  keeper.program = said->substr(colon + 1);
-  into.keeper = std::move(keeper);
   return absl::OkStatus();
 }
 

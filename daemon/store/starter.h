@@ -27,20 +27,15 @@ inline constexpr int kFirstHandedOn = 3;
 // that ends the daemon leaves what ranks hold to the next one.
 inline constexpr int kEndsService = 0x534c43;
 
-// A sluiced-keeper, as $SLUICE_KEEPER names it ("PID:PATH").
-struct StartingKeeper {
-  pid_t pid = 0;
-  std::string program;
-};
-
 struct Starter {
   // $NOTIFY_SOCKET; empty: there is no listener and no store.
   std::string notify_socket;
   // Kept by the store for an earlier daemon, by name. If two have one name (the
   // daemon never stores two), the first.
   std::map<std::string, UniqueFd> stored;
-  // Absent: systemd, or no store.
-  std::optional<StartingKeeper> keeper;
+  // The sluiced-keeper that started this process ($SLUICE_KEEPER_PID). Absent:
+  // systemd, or no store.
+  std::optional<pid_t> keeper;
   // From socket activation: all with names that IsDescriptorName refuses.
   std::vector<std::pair<std::string, UniqueFd>> sockets;
   // How many the store takes ($FDSTORE: systemd 254 and later, the keeper, or

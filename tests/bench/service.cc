@@ -1,7 +1,7 @@
 // The daemon under load: 64 sessions that lease and free in an open loop, also
 // where all that the daemon holds is stored with a keeper; how long a lease
 // takes while the ranks of all GPUs are killed, how long the next of two users
-// waits for a whole GPU, and what a killed daemon and a killed keeper cost.
+// waits for a whole GPU, and what a killed daemon costs.
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
@@ -25,7 +25,6 @@
 #include "tests/bench/report.h"
 #include "tests/integration/daemon/harness.h"
 #include "tests/support/temp_dir.h"
-#include "tests/support/under_keeper.h"
 
 namespace sluice::bench {
 namespace {
@@ -33,7 +32,6 @@ namespace {
 using testing::Child;
 using testing::RawClient;
 using testing::RunningDaemon;
-using testing::UnderKeeper;
 
 constexpr int kGpus = 8;
 constexpr int kRounds = 5;  // of the open loop
@@ -326,46 +324,8 @@ std::vector<Entry> RepliesAfterKills() {
            "ms", 250, true, "longest " + detail}};
 }
 
-// A keeper that is killed, and one that comes in its place: until a rank is
-// welcomed, which has to be stored behind everything else.
-Entry RefilledAfterKills() {
-  const testing::TempDir config;
-  const std::string path = config.File("sluiced.toml");
-  std::ofstream(path) << "[http]\nlisten = \"\"\n[device]\ndriver = \"sim\"\n"
-                      << kManyExtents;
-  const UnderKeeper kept({.more = {"--config", path}});
-  RawClient client = Attach(kept.socket(), "kept", 0);
-  const auto lease = client.Lease(wire::Lease::GPU, kTakenOver);
-  SLUICE_CHECK_OK(lease.status());
-  std::mt19937 random(2);
-  std::uniform_int_distribution<int> phase(0, 100'000);
-  std::vector<double> millis;
-  for (int i = 0; i < Takeovers(); ++i) {
-    absl::SleepFor(absl::Microseconds(phase(random)));
-    const pid_t keeper = kept.keeper();
-    const absl::Time start = absl::Now();
-    KillAndWait(keeper);
-    Attach(kept.socket(), fmt::format("next{}", i), 0);
-    millis.push_back(absl::ToDoubleMilliseconds(absl::Now() - start));
-  }
-  // All of it is held: the next daemon has the lease.
-  KillAndWait(kept.daemon());
-  SLUICE_CHECK_OK(client.Call(StepReport(1)).status());
-  SLUICE_CHECK_OK(client.Free(lease->body.granted().lease_id()).status());
-  return {"service stores again after its keeper is killed",
-          Quantile(millis, 1),
-          "ms",
-          1000,
-          true,
-          fmt::format("longest of {} kills of sluiced-keeper at random phases, "
-                      "until another one holds the {} extents of a session and "
-                      "a rank that attached behind the kill; median {:.1f} ms",
-                      Takeovers(), lease->fds.size(), Quantile(millis, 0.5))};
-}
-
 std::vector<Entry> Measure() {
   std::vector<Entry> entries = RepliesAfterKills();
-  entries.push_back(RefilledAfterKills());
   entries.push_back(LeasesWhileRanksDie());
   for (const bool stored : {false, true}) {
     for (Entry& entry : LeaseFreePairs(stored ? ", stored" : "", stored)) {

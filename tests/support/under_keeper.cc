@@ -63,7 +63,7 @@ bool IsListening(const std::string& path) {
 
 }  // namespace
 
-// Through a shell, for a log that outlives the first keeper.
+// Through a shell, for a log that outlives the keeper.
 UnderKeeper::UnderKeeper(const Of& of) : of_(of) {
   std::vector<std::string> argv = {"/bin/sh",
                                    "-c",
@@ -143,9 +143,13 @@ bool UnderKeeper::End() {
     all.insert(all.end(), daemons.begin(), daemons.end());
     return all;
   };
-  // Again and again: one may be replaced just now.
   while (!left().empty() && absl::Now() < late) {
-    for (const pid_t pid : Running(kKeeper, folder_.path())) kill(pid, SIGTERM);
+    // A daemon without a keeper ends by itself alone.
+    const bool kept = !Running(kKeeper, folder_.path()).empty();
+    for (const pid_t pid :
+         Running(kept ? kKeeper : of_.program, folder_.path())) {
+      kill(pid, SIGTERM);
+    }
     absl::SleepFor(10 * kLookAgain);
   }
   const auto stuck = left();

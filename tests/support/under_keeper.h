@@ -41,7 +41,8 @@ class UnderKeeper {
   std::string Log() const;
   // Whether that is in it soon, so often.
   bool WaitForLog(const std::string& text, int times = 1) const;
-  // Ends the keeper as SIGTERM does; whether all of them are gone.
+  // Ends the keeper, or a daemon without one, as SIGTERM does; whether all of
+  // them are gone.
   bool End();
   // Whether anything is left in the runtime directory.
   bool HoldsFiles() const;

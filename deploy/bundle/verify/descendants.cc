@@ -69,8 +69,7 @@ bool HasEnded(pid_t child) {
 
 void AdoptOrphans() { prctl(PR_SET_CHILD_SUBREAPER, 1); }
 
-// Again and again: a keeper may just have started the next daemon, and a daemon
-// the next keeper.
+// Again and again: a keeper may just have started the next daemon.
 void EndDescendants() {
   for (int round = 0; round < kKillRounds; ++round) {
     const std::vector<pid_t> left = Descendants(getpid());

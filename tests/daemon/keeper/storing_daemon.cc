@@ -39,9 +39,7 @@ class StoringDaemon {
     options.notify_socket = starter.notify_socket;
     options.capacity = StoreCapacity(starter, 0);
     options.keeper = starter.keeper;
-    options.say = [](const std::string& text) {
-      fmt::print(stderr, "storing-daemon: {}\n", text);
-    };
+    options.on_loss = [] { fmt::print(stderr, "the keeper is lost\n"); };
     auto store = DescriptorStore::Start(std::move(options), kept_);
     SLUICE_CHECK_OK(store.status());
     store_ = *std::move(store);

@@ -175,50 +175,23 @@ TEST_F(Store, ThatNeverAnswersEndsInANamedErrorInTime) {
   EXPECT_LT(took, absl::Seconds(5));
 }
 
-// Guards against taking a hang-up for an answer: the kernel closes what lies
-// unread in a dead keeper's socket.
-TEST_F(Store, ThatDiesWithTheBarrierUnreadHasNotAnswered) {
-  SLUICE_ASSERT_OK_AND_ASSIGN(
-      const auto socket,
-      NotifySocket::Make(address_, NotifySocket::Answer::kByte));
-  auto done = std::async(std::launch::async, [&] {
-    return socket->Barrier(MonotonicClock().Now() + absl::Seconds(5));
-  });
-  ASSERT_TRUE(other_->IsReadable());
-  other_.reset();
-  EXPECT_THAT(done.get(), StatusIs(absl::StatusCode::kUnavailable,
-                                   HasSubstr("died before it answered")));
-}
-
-TEST_F(Store, ThatAnswersByAByteHasTakenEverything) {
-  SLUICE_ASSERT_OK_AND_ASSIGN(
-      const auto socket,
-      NotifySocket::Make(address_, NotifySocket::Answer::kByte));
-  auto done = std::async(std::launch::async, [&] {
-    return socket->Barrier(MonotonicClock().Now() + absl::Seconds(5));
-  });
-  auto barrier = other_->Next();
-  ASSERT_TRUE(barrier);
-  ASSERT_EQ(write(barrier->fd.get(), "!", 1), 1);
-  barrier->fd.Reset();
-  EXPECT_THAT(done.get(), IsOk());
-}
-
-// A keeper that lives and does not listen, and one that is gone and is replaced
-// by a program that is no keeper.
-TEST_F(Store, WhereNoKeeperComesWhoWaitsIsToldInTime) {
-  constexpr pid_t kNobody = (1 << 22) - 1;
-  for (const pid_t keeper : {getppid(), kNobody}) {
-    DescriptorStore::Options options;
-    options.notify_socket = folder_.File("nobody");
-    options.capacity = 100;
-    options.keeper = StartingKeeper{keeper, "/bin/false"};
-    options.deadline = absl::Milliseconds(100);
-    SLUICE_ASSERT_OK_AND_ASSIGN(const auto store,
-                                DescriptorStore::Start(std::move(options)));
-    ASSERT_THAT(store->Put("a", Memfd().get()), IsOk());
-    EXPECT_THAT(Flush(*store).get(), StatusIs(absl::StatusCode::kUnavailable));
-  }
+// A keeper that is not this process's parent has died before the start.
+TEST_F(Store, OfADeadKeeperKeepsNothingAndIsDoneAtOnce) {
+  constexpr pid_t kNone = (1 << 22) - 1;
+  int lost = 0;
+  DescriptorStore::Options options;
+  options.notify_socket = address_;
+  options.capacity = 100;
+  options.keeper = kNone;
+  options.on_loss = [&] { ++lost; };
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto store,
+                              DescriptorStore::Start(std::move(options)));
+  EXPECT_EQ(lost, 1);
+  EXPECT_TRUE(store->lost());
+  EXPECT_FALSE(store->keeps());
+  EXPECT_THAT(store->Put("a", Memfd().get()), IsOk());
+  EXPECT_THAT(Flush(*store).get(), IsOk());
+  EXPECT_FALSE(other_->Next(/*wait_ms=*/20));
 }
 
 TEST_F(Store, ThatReadsNothingEndsInANamedErrorInTime) {
@@ -256,7 +229,7 @@ TEST_F(Store, ThatIsGoneIsAFaultUntilThereIsOneAgain) {
   const auto store = Start();
   other_.reset();
   EXPECT_THAT(Flush(*store).get(), StatusIs(absl::StatusCode::kUnavailable,
-                                            HasSubstr("nobody listens")));
+                                            HasSubstr("no process listens")));
   unlink(address_.c_str());
   other_ = std::make_unique<FakeStore>(address_);
   auto done = Flush(*store);

@@ -22,8 +22,9 @@ using sluice::testing::StatusIs;
 using ::testing::HasSubstr;
 
 constexpr const char* kVariables[] = {
-    "NOTIFY_SOCKET", "LISTEN_PID",   "LISTEN_FDS",    "LISTEN_FDNAMES",
-    "FDSTORE",       "WATCHDOG_PID", "WATCHDOG_USEC", "SLUICE_KEEPER"};
+    "NOTIFY_SOCKET",  "LISTEN_PID",    "LISTEN_FDS",
+    "LISTEN_FDNAMES", "FDSTORE",       "WATCHDOG_PID",
+    "WATCHDOG_USEC",  "SLUICE_KEEPER", "SLUICE_KEEPER_PID"};
 
 void Set(const char* name, const std::string& value) {
   setenv(name, value.c_str(), 1);
@@ -49,7 +50,7 @@ TEST(Starter, HandsOnDescriptorsByName) {
     Set("NOTIFY_SOCKET", "/run/x");
     Set("FDSTORE", "500");
     Set("WATCHDOG_USEC", "3000000");
-    Set("SLUICE_KEEPER", "17:/a:b");
+    Set("SLUICE_KEEPER_PID", "17");
     SLUICE_ASSERT_OK_AND_ASSIGN(const Starter starter, TakeFromStarter());
     EXPECT_EQ(starter.stored.size(), 1);
     EXPECT_EQ(starter.stored.at("m-1").get(), 3);
@@ -59,12 +60,19 @@ TEST(Starter, HandsOnDescriptorsByName) {
     EXPECT_EQ(fcntl(3, F_GETFD), FD_CLOEXEC);
     EXPECT_EQ(fcntl(4, F_GETFD), FD_CLOEXEC);
     EXPECT_EQ(starter.notify_socket, "/run/x");
-    ASSERT_TRUE(starter.keeper);
-    EXPECT_EQ(starter.keeper->pid, 17);
-    EXPECT_EQ(starter.keeper->program, "/a:b");
+    EXPECT_EQ(starter.keeper, 17);
     EXPECT_EQ(starter.store_size, 500);
     EXPECT_EQ(starter.watchdog, absl::Seconds(3));
     EXPECT_GT(starter.open_files, 0);
+  });
+}
+
+TEST(Starter, AnEarlierKeeperIsKnownToo) {
+  AsStarted([] {
+    Set("SLUICE_KEEPER", "17:/a:b");
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Starter starter, TakeFromStarter());
+    EXPECT_EQ(starter.keeper, 17);
+    EXPECT_EQ(getenv("SLUICE_KEEPER"), nullptr);
   });
 }
 
@@ -120,8 +128,8 @@ TEST(Starter, WhatMakesNoSenseIsRefusedByName) {
     refused("WATCHDOG_USEC", number, "$WATCHDOG_USEC");
   }
   refused("LISTEN_FDNAMES", "a", "1 names for 2 descriptors");
-  refused("SLUICE_KEEPER", "17", "$SLUICE_KEEPER");
-  refused("SLUICE_KEEPER", "x:/a", "$SLUICE_KEEPER");
+  refused("SLUICE_KEEPER_PID", "0", "$SLUICE_KEEPER_PID");
+  refused("SLUICE_KEEPER", "x:/a", "$SLUICE_KEEPER_PID");
   refused("LISTEN_FDNAMES", "a:b:c", "3 names for 2 descriptors");
   refused("LISTEN_FDS", "1000000", "names for 1000000");
 }

@@ -76,11 +76,9 @@ TEST_F(StoppedService, ADaemonThatIsToldToEndEndsNoSession) {
   EXPECT_TRUE(Events().empty());
 }
 
-TEST_F(StoppedService, WhereNobodyIsLeftToSaySoTheEndOfTheSocketDoes) {
-  const pid_t daemon = under_.daemon();
-  kill(daemon, SIGSTOP);  // or it would have another keeper
+TEST_F(StoppedService, WhereNoProcessIsLeftToSaySoTheEndOfTheSocketDoes) {
   under_.KillKeeper();
-  kill(daemon, SIGKILL);
+  under_.KillDaemon();
   EXPECT_EQ(Last().detail,
             "sluiced was stopped on this node, which ends its sessions");
   EXPECT_EQ(Events().size(), 1u);

@@ -64,14 +64,13 @@ void KeptDaemon::Fork() {
   ready_ = ignoring_ = false;
   kill_behind_ = -1;
   // Appended to by the shell, which becomes the daemon.
-  daemon::DaemonCommand command = {
-      .argv = {"/bin/sh", "-c", "exec \"$0\" \"$@\" 2>>" + File("stderr"),
-               BinaryPath(program_), "--config", File("sluiced.toml"),
-               "--runtime-dir", directory_.path()},
-      .notify_socket = receiver_.path()};
-  const auto pid = daemon::StartDaemon(command, *kept_);
-  SLUICE_CHECK_OK(pid.status());
-  pid_ = *pid;
+  const auto started = daemon::DaemonProcess::Start(
+      {"/bin/sh", "-c", "exec \"$0\" \"$@\" 2>>" + File("stderr"),
+       BinaryPath(program_), "--config", File("sluiced.toml"), "--runtime-dir",
+       directory_.path()},
+      receiver_.path(), *kept_);
+  SLUICE_CHECK_OK(started.status());
+  pid_ = started->pid();
 }
 
 void KeptDaemon::Start() {
