@@ -54,7 +54,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(
   const bool is_wanted = !options.listen.empty();
   const bool asked =
       (config.http_listen && is_wanted) || !config.http_socket_group.empty();
-  auto http = HttpServer::Start(std::move(options));
+  auto http = StartHttpServer(std::move(options));
   if (http.ok() && !(*http)->listener().fault.empty()) {
     WriteLog(LogLevel::kWarning,
              fmt::format("no metrics on TCP: {}; it is tried again every {} s",

@@ -1,15 +1,15 @@
 // The daemon's pages over plain HTTP, on a TCP port (sums, for all that reach
 // it) and on a unix socket (everything, for users that may open it).
 //
-// How it works. One thread serves all connections by poll and makes the pages:
-// one snapshot, at most every 50 ms, for all requests until then. Where the
-// daemon's loop does not answer, each of them takes at most two seconds.
-// Each listener has a bounded number of connections. When all are taken, the
-// oldest that has its answer, then that still sends its request, then that
-// still reads its answer, makes room; while all wait for a page, new ones wait
-// in the kernel's queue. A request has kReadLimit from the connection's begin
-// until its last byte, an answer kWriteLimit: totals, so that a byte a second
-// gains nothing.
+// How it works. One thread serves all connections and makes the pages: one
+// snapshot, at most every 50 ms, for all requests until then. Where the
+// daemon's loop does not answer, each of them takes at most two seconds. Each
+// listener has a bounded number of connections. When all are taken, the oldest
+// that has its answer, then that still sends its request, then that still reads
+// its answer, makes room; while all wait for a page, new ones wait in the
+// kernel's queue. A request has kReadLimit from the connection's begin until
+// its last byte, an answer kWriteLimit: totals, so that a byte a second gains
+// nothing.
 //
 // Thread safety: Start, Serve and destruction from one thread.
 #pragma once
@@ -45,32 +45,26 @@ class HttpServer {
   static constexpr absl::Duration kWriteLimit = absl::Seconds(5);
   // How often a TCP port of another program is tried.
   static constexpr absl::Duration kListenAgain = absl::Seconds(1);
-  static constexpr size_t kMaxTcp = 128;  // connections
-  static constexpr size_t kMaxUnix = 32;
+  static constexpr size_t kMaxTcp = 128, kMaxUnix = 32;  // connections
 
-  // Serves at once, but says 503 until Serve. A TCP port that is taken is tried
-  // again until it is free (`listener` says why). InvalidArgument: `listen` is
-  // not of that form; NotFound, PermissionDenied: of the group; Unimplemented:
-  // as CheckHttp.
-  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(HttpOptions options);
-  ~HttpServer();  // removes the socket
+  virtual ~HttpServer() = default;  // removes the socket
 
   // Makes pages from `sources`, which outlives the server, from now on.
-  void Serve(PageSources sources);
-
+  virtual void Serve(PageSources sources) = 0;
   // With the port. From any thread.
-  TcpListener listener() const;
+  virtual TcpListener listener() const = 0;
   // Whether it listens with HttpOptions::left.
-  bool goes_on() const;
+  virtual bool goes_on() const = 0;
   // `listening` gets the TCP socket, which stays the server's: at once if it
   // listens, else when it does, on the server's thread.
-  void WhenListening(std::function<void(int fd)> listening);
-
- private:
-  struct Server;
-  HttpServer();
-
-  std::unique_ptr<Server> server_;
+  virtual void WhenListening(std::function<void(int fd)> listening) = 0;
 };
+
+// Serves at once, but says 503 until Serve. A TCP port that is taken is tried
+// again until it is free (`listener` says why). InvalidArgument: `listen` is
+// not of that form; NotFound, PermissionDenied: of the group; Unimplemented: as
+// CheckHttp.
+absl::StatusOr<std::unique_ptr<HttpServer>> StartHttpServer(
+    HttpOptions options);
 
 }  // namespace sluice::daemon

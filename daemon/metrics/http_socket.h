@@ -1,4 +1,4 @@
-// The sockets that HTTP is served on.
+// The sockets that HTTP is served on. They listen, without blocking.
 //
 // Thread safety: pure but for the system calls.
 #pragma once
@@ -10,27 +10,20 @@
 
 namespace sluice::daemon {
 
-// "ADDRESS:PORT" or "[ADDRESS]:PORT" of this machine; a port of 0 is any.
-struct HttpAddress {
-  std::string host;
-  int port = 0;
+// InvalidArgument: not "ADDRESS:PORT" or "[ADDRESS]:PORT"; NotFound: there is
+// no group `group`. Empty ones are OK.
+absl::Status CheckHttpSockets(const std::string& listen,
+                              const std::string& group);
 
-  std::string text() const;
-};
-// InvalidArgument: malformed.
-absl::StatusOr<HttpAddress> ParseHttpAddress(const std::string& listen);
+// At `listen`, which CheckHttpSockets has passed and which gets the port where
+// that is 0, any. `left`, a listening socket of an earlier daemon or empty, is
+// used if it is bound there. AlreadyExists: the port is taken, or the address
+// is not this machine's.
+absl::StatusOr<UniqueFd> ListenOnTcp(std::string& listen, UniqueFd left);
 
-// Listens, without blocking. `left`, a listening socket of an earlier daemon or
-// empty, is used if it is bound to `address`, which gets the port.
-// AlreadyExists: the port is taken, or the address is not this machine's.
-absl::StatusOr<UniqueFd> ListenOnTcp(HttpAddress& address, UniqueFd left = {});
-
-// NotFound: there is no such group. An empty name is OK.
-absl::Status CheckGroup(const std::string& name);
-
-// A stream socket at `path` instead of whatever is there: with mode 0660 and
-// `group`'s (a name) own, or, with none, for the daemon's user only (0600).
-// NotFound: no such group; PermissionDenied: the daemon may not give it away.
+// At `path` instead of whatever is there: with mode 0660 and `group`'s (a name)
+// own, or, with none, for the daemon's user only (0600). NotFound: no such
+// group; PermissionDenied: the daemon may not give it away.
 absl::StatusOr<UniqueFd> ListenOnUnix(const std::string& path,
                                       const std::string& group);
 

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "daemon/core/snapshot.h"
-#include "daemon/metrics/audience.h"
 #include "daemon/metrics/families.h"
+#include "daemon/metrics/prometheus_text.h"
 #include "proto/base/grant_page.h"
 
 namespace sluice::daemon {

@@ -2,7 +2,6 @@
 
 #include <array>
 
-#include "daemon/metrics/prometheus_text.h"
 #include "daemon/metrics/snapshot_json.h"
 #include "daemon/metrics/status_page.h"
 
@@ -24,29 +23,29 @@ bool NeedsSnapshot(PageName name) {
   return name == PageName::kMetrics || name == PageName::kStatusJson;
 }
 
-Page Render(PageKey key, const Snapshot& snapshot) {
+std::string Render(PageKey key, const Snapshot& snapshot) {
   const auto& [name, audience] = key;
   if (name == PageName::kMetrics) {
-    return {HttpStatus::kOk, kMetricsType,
-            PrometheusText(snapshot, ReadProcessStats(), audience)};
+    return HttpAnswer(kHttpOk, kMetricsType,
+                      PrometheusText(snapshot, ReadProcessStats(), audience));
   }
-  return {HttpStatus::kOk, "application/json",
-          audience == Audience::kOperators ? SnapshotJson(snapshot)
-                                           : AggregatesJson(snapshot)};
+  return HttpAnswer(kHttpOk, "application/json",
+                    audience == Audience::kOperators
+                        ? SnapshotJson(snapshot)
+                        : AggregatesJson(snapshot));
 }
 
-Page Unavailable(const absl::Status& why) {
-  return LinePage(HttpStatus::kUnavailable, std::string(why.message()));
+std::string Unavailable(const absl::Status& why) {
+  return LinePage(kHttpUnavailable, std::string(why.message()));
 }
 
 // A frozen daemon is healthy, so that it is not restarted, but not ready.
-Page FrozenPage(PageName name, const std::string& why) {
+std::string FrozenPage(PageName name, const std::string& why) {
   if (name == PageName::kMetrics) {
-    return {HttpStatus::kOk, kMetricsType, FrozenText(ReadProcessStats())};
+    return HttpAnswer(kHttpOk, kMetricsType, FrozenText(ReadProcessStats()));
   }
-  return LinePage(
-      name == PageName::kHealth ? HttpStatus::kOk : HttpStatus::kUnavailable,
-      "frozen: " + why);
+  return LinePage(name == PageName::kHealth ? kHttpOk : kHttpUnavailable,
+                  "frozen: " + why);
 }
 
 }  // namespace
@@ -66,31 +65,31 @@ std::string PagePaths() {
   return paths;
 }
 
-Page LinePage(HttpStatus status, std::string_view line) {
-  return {status, "text/plain; charset=utf-8", std::string(line) + "\n"};
+std::string LinePage(HttpStatus status, std::string_view line) {
+  return HttpAnswer(status, "text/plain; charset=utf-8",
+                    std::string(line) + "\n");
 }
 
 Pages MakePages(const std::set<PageKey>& asked, const PageSources* sources) {
   absl::Status alive = absl::UnavailableError("sluiced is starting");
   if (sources != nullptr) alive = sources->alive();
   std::optional<absl::StatusOr<Snapshot>> snapshot;  // once, for all
-  const auto make = [&](PageKey key) -> Page {
+  const auto make = [&](PageKey key) -> std::string {
     if (key.first == PageName::kStatusPage) {
-      return {HttpStatus::kOk, "text/html; charset=utf-8",
-              std::string(StatusPage())};
+      return HttpAnswer(kHttpOk, "text/html; charset=utf-8", StatusPage());
     }
     if (!alive.ok()) return Unavailable(alive);
     if (!sources->frozen.empty()) {
       return FrozenPage(key.first, sources->frozen);
     }
-    if (!NeedsSnapshot(key.first)) return LinePage(HttpStatus::kOk, "ok");
+    if (!NeedsSnapshot(key.first)) return LinePage(kHttpOk, "ok");
     if (!snapshot) snapshot = sources->snapshot();
     if (!snapshot->ok()) return Unavailable(snapshot->status());
     return Render(key, **snapshot);
   };
   Pages pages;
   for (const PageKey& key : asked) {
-    pages[key] = std::make_shared<const Page>(make(key));
+    pages[key] = std::make_shared<const std::string>(make(key));
   }
   return pages;
 }

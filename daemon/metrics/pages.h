@@ -15,8 +15,8 @@
 
 #include "absl/status/statusor.h"
 #include "daemon/core/snapshot.h"
-#include "daemon/metrics/audience.h"
 #include "daemon/metrics/http_request.h"
+#include "daemon/metrics/prometheus_text.h"
 
 namespace sluice::daemon {
 
@@ -26,13 +26,8 @@ enum class PageName { kHealth, kReady, kMetrics, kStatusJson, kStatusPage };
 std::optional<PageName> FindPage(std::string_view path);
 std::string PagePaths();  // listed in the answer for another path
 
-struct Page {
-  HttpStatus status = HttpStatus::kOk;
-  std::string type;
-  std::string body;
-};
-// One line, as text.
-Page LinePage(HttpStatus status, std::string_view line);
+// An answer (HttpAnswer) of one line, as text.
+std::string LinePage(HttpStatus status, std::string_view line);
 
 // The sources of pages. Both may wait for the daemon's loop, a second at most.
 struct PageSources {
@@ -46,10 +41,10 @@ struct PageSources {
 };
 
 using PageKey = std::pair<PageName, Audience>;
-using Pages = std::map<PageKey, std::shared_ptr<const Page>>;
+using Pages = std::map<PageKey, std::shared_ptr<const std::string>>;
 
-// The requested pages, of one snapshot. `sources` null: the daemon starts, and
-// every page but the empty status page is 503.
+// The answers with the requested pages, of one snapshot. `sources` null: the
+// daemon starts, and every page but the empty status page is 503.
 Pages MakePages(const std::set<PageKey>& asked, const PageSources* sources);
 
 }  // namespace sluice::daemon

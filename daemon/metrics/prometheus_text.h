@@ -7,10 +7,14 @@
 #include <string>
 
 #include "daemon/core/snapshot.h"
-#include "daemon/metrics/audience.h"
 #include "daemon/metrics/process_stats.h"
 
 namespace sluice::daemon {
+
+// The readers of a page. kAnybody: all that reach the TCP port, so sums, and
+// nothing with a user, a job, a process or a cgroup. kOperators: users that may
+// open the unix socket.
+enum class Audience { kAnybody, kOperators };
 
 // `snapshot` is a whole one (with statistics); `process` is the daemon's own.
 // kAnybody omits the series of jobs, users and cgroups.

@@ -61,7 +61,7 @@ class HttpServerTest : public ::testing::Test {
  protected:
   HttpServerTest() {
     socket_ = directory_.File("http.sock");
-    auto http = HttpServer::Start(
+    auto http = StartHttpServer(
         {.listen = "127.0.0.1:0", .socket = socket_, .socket_group = ""});
     if (http.ok()) http_ = *std::move(http);
   }
@@ -89,7 +89,7 @@ class HttpServerTest : public ::testing::Test {
 
 TEST_F(HttpServerTest, APortThatIsTakenIsServedWhenItIsFree) {
   const std::string address = tcp();
-  auto late = HttpServer::Start({.listen = address});
+  auto late = StartHttpServer({.listen = address});
   ASSERT_THAT(late, IsOk());
   EXPECT_THAT((*late)->listener().fault, HasSubstr("cannot listen on"));
   std::promise<int> told;
@@ -107,14 +107,13 @@ TEST_F(HttpServerTest, GoesOnWithWhatWasLeftAtItsAddress) {
   const std::string address = tcp();
   http_.reset();
   for (const std::string& listen : {address, std::string("127.0.0.1:0")}) {
-    auto next =
-        HttpServer::Start({.listen = listen, .left = *left.Duplicate()});
+    auto next = StartHttpServer({.listen = listen, .left = *left.Duplicate()});
     ASSERT_THAT(next, IsOk());
     EXPECT_TRUE((*next)->goes_on()) << listen;
     EXPECT_EQ((*next)->listener().address, address);
   }
   auto elsewhere =
-      HttpServer::Start({.listen = "127.0.0.2:0", .left = *left.Duplicate()});
+      StartHttpServer({.listen = "127.0.0.2:0", .left = *left.Duplicate()});
   ASSERT_THAT(elsewhere, IsOk());
   EXPECT_FALSE((*elsewhere)->goes_on());
 }
@@ -161,15 +160,15 @@ TEST_F(HttpServerTest, SocketIsForTheDaemonsUserOrTheNamedGroup) {
   struct stat info;
   ASSERT_EQ(stat(socket_.c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0600u);
-  const auto none = HttpServer::Start({.listen = "",
-                                       .socket = directory_.File("x.sock"),
-                                       .socket_group = "no such group"});
+  const auto none = StartHttpServer({.listen = "",
+                                     .socket = directory_.File("x.sock"),
+                                     .socket_group = "no such group"});
   EXPECT_EQ(none.status().code(), absl::StatusCode::kNotFound);
   EXPECT_NE(stat(directory_.File("x.sock").c_str(), &info), 0);
   if (geteuid() != 0) GTEST_SKIP() << "a group of others needs root";
   const std::string path = directory_.File("group.sock");
-  const auto group = HttpServer::Start(
-      {.listen = "", .socket = path, .socket_group = "daemon"});
+  const auto group =
+      StartHttpServer({.listen = "", .socket = path, .socket_group = "daemon"});
   ASSERT_THAT(group, IsOk());
   ASSERT_EQ(stat(path.c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0660u);
