@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "daemon/store/descriptor_name.h"
+#include "daemon/store/starter.h"
 
 namespace sluice::daemon {
 namespace {

@@ -22,7 +22,7 @@ struct Notification {
   std::string name;  // of kPut and kRemove
 };
 
-// InvalidArgument: two things at once, a malformed name (descriptor_name.h), a
+// InvalidArgument: two things at once, a malformed name (IsDescriptorName), a
 // zero byte, too long, or nothing.
 absl::StatusOr<Notification> ParseNotification(std::string_view text);
 

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "daemon/crash/crash_point.h"
-#include "daemon/store/descriptor_name.h"
 #include "proto/base/clock.h"
 #include "proto/base/pidfd.h"
 #include "proto/base/status.h"

@@ -71,7 +71,7 @@ class DescriptorStore {
   bool lost() const { return lost_; }
 
   // Stores a duplicate of `fd` as `name`. InvalidArgument: not a name
-  // (descriptor_name.h). AlreadyExists: it is stored. ResourceExhausted: the
+  // (IsDescriptorName). AlreadyExists: it is stored. ResourceExhausted: the
   // store, this process's descriptors, or the queue are full.
   absl::Status Put(std::string_view name, int fd);
   // Also removes what an earlier process left. Does nothing if it is not there.

@@ -11,7 +11,6 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
-#include "daemon/store/descriptor_name.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -122,6 +121,13 @@ absl::Status TakeKeeper(Starter& into) {
 }
 
 }  // namespace
+
+bool IsDescriptorName(std::string_view name) {
+  return !name.empty() && name.size() <= kMaxDescriptorName &&
+         std::all_of(name.begin(), name.end(), [](char c) {
+           return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-';
+         });
+}
 
 absl::StatusOr<Starter> TakeFromStarter() {
   Starter starter;

@@ -11,6 +11,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -26,6 +27,13 @@ inline constexpr int kFirstHandedOn = 3;
 // The value of a signal from the keeper that ends the service; any other signal
 // that ends the daemon leaves what ranks hold to the next one.
 inline constexpr int kEndsService = 0x534c43;
+
+inline constexpr int kMaxDescriptorName = 16;
+
+// Whether it is 1 to 16 of a-z, 0-9 and '-', as names of kept descriptors are.
+// A descriptor from a socket unit has the unit's name ("sluiced.socket"), so it
+// is never taken for one of these.
+bool IsDescriptorName(std::string_view name);
 
 struct Starter {
   // $NOTIFY_SOCKET; empty: there is no listener and no store.

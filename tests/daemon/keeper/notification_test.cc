@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "daemon/keeper/kept_descriptors.h"
-#include "daemon/store/descriptor_name.h"
+#include "daemon/store/starter.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/status_matchers.h"
