@@ -1,15 +1,9 @@
-// SIGHUP: reloads the configuration.
-//
-// A daemon does not change under its sessions. It ends in order, and the next
-// one, which reads the file, takes over: ranks do not notice. So that a reload
-// never ends in a daemon that does not start, a child checks before that one
-// would start, and would go on from what this one knows (`--check-config
-// --check-state`), while this one serves on.
+// SIGHUP: a daemon does not change under its sessions. It ends in order, and
+// the next one reads the configuration and takes over. A child says before
+// whether that one would start and take over (`--check-config --check-state`).
 //
 // Thread safety: loop's thread.
 #pragma once
-
-#include <sys/types.h>
 
 #include <functional>
 #include <string>
@@ -24,39 +18,31 @@ namespace sluice::daemon {
 
 class Reload {
  public:
-  // The child is killed after that.
-  static constexpr absl::Duration kLongest = absl::Seconds(30);
-
-  // `check` is the child's program and arguments. `done` is called on the loop
-  // with its result: OK, or FailedPrecondition with its line.
+  // `check`: the child's program and arguments; it is killed after 30 s. `done`
+  // is called on the loop: OK, or FailedPrecondition with the child's line.
   Reload(std::vector<std::string> check, Loop* loop,
-         std::function<void(absl::Status)> done);
+         std::function<void(absl::Status)> done)
+      : check_(std::move(check)), loop_(loop), done_(std::move(done)) {}
   ~Reload() { Stop(); }
   Reload(const Reload&) = delete;
 
   // While a child runs, another one is queued behind it, which sees the file as
   // it is now.
   void Ask();
-  void Stop();  // kills the child; `done` is not called
+  int Stop();  // kills the child, for which `done` is not called; how it ended
   absl::Time deadline() const { return deadline_; }
   void Expire(absl::Time now);
 
  private:
-  absl::Status Start();
   void OnEnd();
-  // Forgets the child, which has ended or is killed.
-  int Reap();
-  absl::Status Said(int status) const;
 
   const std::vector<std::string> check_;
   Loop* const loop_;
   const std::function<void(absl::Status)> done_;
   pid_t pid_ = 0;  // 0: none runs
-  UniqueFd life_;
-  UniqueFd errors_;  // what it writes there, in memory
+  UniqueFd life_, said_;
   bool again_ = false;
-  bool late_ = false;  // it was killed
-  absl::Time deadline_ = absl::InfiniteFuture();
+  absl::Time deadline_ = absl::InfiniteFuture();  // also of one that was late
 };
 
 }  // namespace sluice::daemon
