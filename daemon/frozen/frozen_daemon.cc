@@ -12,7 +12,7 @@
 
 #include "daemon/runtime/signals.h"
 #include "daemon/service/admin/admin_socket.h"
-#include "daemon/service/handover.h"
+#include "daemon/service/takeover/handover.h"
 #include "proto/admin/admin.grpc.pb.h"
 #include "proto/base/status.h"
 #include "proto/base/whole_io.h"

@@ -6,7 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <deque>
+#include <optional>
 #include <set>
 #include <thread>
 #include <utility>
@@ -21,39 +21,32 @@ namespace sluice::daemon {
 namespace {
 
 constexpr int kMaxDrained = 1024;
-constexpr timespec kKick = {.tv_sec = 0, .tv_nsec = 1'000'000};
 constexpr absl::Duration kCloserPatience = absl::Milliseconds(100);
 
 int KickSignal() { return SIGRTMIN + 1; }
 
-// While it lives, this thread gets a signal each millisecond: a system call
-// that waits comes back.
-class Kicked {
+// Signals the thread that made it each millisecond while it works: a system
+// call that waits comes back.
+class Kicker {
  public:
-  explicit Kicked(timer_t timer) : timer_(timer) {
-    const itimerspec soon = {.it_interval = kKick, .it_value = kKick};
-    timer_settime(timer_, 0, &soon, nullptr);
+  Kicker() {
+    sigevent event = {};
+    event.sigev_notify = SIGEV_THREAD_ID;
+    event.sigev_signo = KickSignal();
+    event._sigev_un._tid = gettid();
+    SLUICE_CHECK(timer_create(CLOCK_MONOTONIC, &event, &timer_) == 0);
   }
-  ~Kicked() {
-    const itimerspec never = {};
-    timer_settime(timer_, 0, &never, nullptr);
+  ~Kicker() { timer_delete(timer_); }
+  Kicker(const Kicker&) = delete;
+
+  void Each(timespec time) {
+    const itimerspec kick = {.it_interval = time, .it_value = time};
+    timer_settime(timer_, 0, &kick, nullptr);
   }
-  Kicked(const Kicked&) = delete;
 
  private:
-  const timer_t timer_;
+  timer_t timer_ = {};
 };
-
-// A timer that sends its signal to the calling thread.
-timer_t TimerOfThisThread() {
-  sigevent event = {};
-  event.sigev_notify = SIGEV_THREAD_ID;
-  event.sigev_signo = KickSignal();
-  event._sigev_un._tid = gettid();
-  timer_t timer = {};
-  SLUICE_CHECK(timer_create(CLOCK_MONOTONIC, &event, &timer) == 0);
-  return timer;
-}
 
 void ReadAway(const UniqueFd& socket) {
   // Without room for descriptors: the kernel drops them here.
@@ -66,69 +59,62 @@ void ReadAway(const UniqueFd& socket) {
 }  // namespace
 
 struct Closer::Shared {
+  using Owner = std::optional<Principal>;  // absent: of sessions' sockets
   mutable Mutex mutex;
   CondVar changed;
-  FairQueue<Principal, UniqueFd> received ABSL_GUARDED_BY(mutex);
-  // Users with a descriptor that a thread is closing.
-  std::set<Principal> closing ABSL_GUARDED_BY(mutex);
-  std::deque<UniqueFd> sockets ABSL_GUARDED_BY(mutex);
-  bool socket_closing ABSL_GUARDED_BY(mutex) = false;
+  FairQueue<Owner, UniqueFd> waiting ABSL_GUARDED_BY(mutex);
+  // Owners of which a thread closes one.
+  std::set<Owner> closing ABSL_GUARDED_BY(mutex);
   bool stopping ABSL_GUARDED_BY(mutex) = false;
   int running ABSL_GUARDED_BY(mutex) = 0;
 
-  void CloseSockets();
-  void CloseOthers();
+  void Push(const Owner& owner, UniqueFd fd) {
+    if (!fd) return;
+    {
+      const MutexLock lock(mutex);
+      waiting.Push(owner, std::move(fd));
+    }
+    changed.NotifyAll();
+  }
+  size_t Of(const Owner& owner) const {
+    const MutexLock lock(mutex);
+    return waiting.waiting(owner) + closing.count(owner);
+  }
+  // `sockets`: those of sessions, which are closed even while it stops; else
+  // all the rest.
+  void Work(bool sockets);
 };
 
-void Closer::Shared::CloseOthers() {
-  const timer_t timer = TimerOfThisThread();
+void Closer::Shared::Work(bool sockets) {
+  Kicker kicker;
   const MonotonicClock clock;
   MutexLock lock(mutex);
-  while (!stopping) {
-    auto next = received.Pop(
-        [this](const Principal& who)
-            ABSL_NO_THREAD_SAFETY_ANALYSIS { return !closing.contains(who); });
+  while (true) {
+    auto next = stopping && !sockets
+                    ? std::nullopt
+                    : waiting.Pop([&](const Owner& owner)
+                                      ABSL_NO_THREAD_SAFETY_ANALYSIS {
+                                        return sockets == !owner &&
+                                               !closing.contains(owner);
+                                      });
+    if (!next && stopping) break;
     if (!next) {
       changed.Wait(mutex);
       continue;
     }
-    closing.insert(next->first);
+    auto& [owner, fd] = *next;
+    closing.insert(owner);
     const absl::Time start = clock.Now();
     lock.Unlock();
-    {
-      const Kicked kicked(timer);
-      next->second.Reset();
-    }
+    kicker.Each({.tv_sec = 0, .tv_nsec = 1'000'000});
+    if (sockets) ReadAway(fd);
+    fd.Reset();
+    kicker.Each({});
     lock.Lock();
-    closing.erase(next->first);
-    received.Spent(next->first, clock.Now() - start);
+    closing.erase(owner);
+    // Not for sockets: what they take is no user's.
+    if (owner) waiting.Spent(owner, clock.Now() - start);
   }
-  timer_delete(timer);
-  --running;
-  changed.NotifyAll();
-}
-
-void Closer::Shared::CloseSockets() {
-  const timer_t timer = TimerOfThisThread();
-  MutexLock lock(mutex);
-  while (!stopping || !sockets.empty()) {
-    if (sockets.empty()) {
-      changed.Wait(mutex);
-      continue;
-    }
-    UniqueFd socket = std::move(sockets.front());
-    sockets.pop_front();
-    socket_closing = true;
-    lock.Unlock();
-    {
-      const Kicked kicked(timer);
-      ReadAway(socket);
-      socket.Reset();
-    }
-    lock.Lock();
-    socket_closing = false;
-  }
-  timer_delete(timer);
   --running;
   changed.NotifyAll();
 }
@@ -142,13 +128,12 @@ Closer::Closer() : shared_(std::make_shared<Shared>()) {
     shared_->running = kThreads + 1;
   }
   // Detached: one that waits for a stopped file system is left behind.
-  const auto start = [&](const char* name, void (Shared::*work)()) {
-    std::thread thread([shared = shared_, work] { (*shared.*work)(); });
-    pthread_setname_np(thread.native_handle(), name);
+  for (int i = 0; i <= kThreads; ++i) {
+    std::thread thread([shared = shared_, i] { shared->Work(i == 0); });
+    pthread_setname_np(thread.native_handle(),
+                       i == 0 ? "closer-sockets" : "closer");
     thread.detach();
-  };
-  start("closer-sockets", &Shared::CloseSockets);
-  for (int i = 0; i < kThreads; ++i) start("closer", &Shared::CloseOthers);
+  }
 }
 
 Closer::~Closer() {
@@ -161,46 +146,31 @@ Closer::~Closer() {
   }
   // What is left goes with the process.
   for (UniqueFd& fd :
-       shared_->received.Remove([](const UniqueFd&) { return true; })) {
+       shared_->waiting.Remove([](const UniqueFd&) { return true; })) {
     fd.Release();
   }
-  for (UniqueFd& socket : shared_->sockets) socket.Release();
 }
 
 void Closer::Discard(const Principal& who, UniqueFd fd) {
-  if (!fd) return;
-  {
-    const MutexLock lock(shared_->mutex);
-    shared_->received.Push(who, std::move(fd));
-  }
-  shared_->changed.NotifyAll();
+  shared_->Push(who, std::move(fd));
 }
 
 void Closer::CloseSession(UniqueFd socket) {
-  if (!socket) return;
   // A forked child may hold the peer's end; shutdown ends the session for it
   // too.
   shutdown(socket.get(), SHUT_RDWR);
-  {
-    const MutexLock lock(shared_->mutex);
-    shared_->sockets.push_back(std::move(socket));
-  }
-  shared_->changed.NotifyAll();
+  shared_->Push(std::nullopt, std::move(socket));
 }
 
 size_t Closer::waiting_of(const Principal& who) const {
-  const MutexLock lock(shared_->mutex);
-  return shared_->received.waiting(who) + shared_->closing.count(who);
+  return shared_->Of(who);
 }
 
-size_t Closer::sockets_waiting() const {
-  const MutexLock lock(shared_->mutex);
-  return shared_->sockets.size() + (shared_->socket_closing ? 1 : 0);
-}
+size_t Closer::sockets_waiting() const { return shared_->Of(std::nullopt); }
 
 size_t Closer::waiting() const {
   const MutexLock lock(shared_->mutex);
-  return shared_->received.waiting() + shared_->closing.size();
+  return shared_->waiting.waiting() + shared_->closing.size();
 }
 
 }  // namespace sluice::daemon

@@ -51,7 +51,7 @@ class Closer {
   // How many of the user's wait or are being closed.
   size_t waiting_of(const Principal& who) const;
   size_t sockets_waiting() const;
-  size_t waiting() const;  // of all users, without the sockets
+  size_t waiting() const;  // of all users, with the sockets
 
  private:
   struct Shared;

@@ -34,7 +34,7 @@
 #include "daemon/core/types.h"
 #include "daemon/quota/fair_queue.h"
 #include "daemon/service/arena.h"
-#include "daemon/service/handover.h"
+#include "daemon/service/takeover/handover.h"
 #include "daemon/service/threads/loop.h"
 #include "daemon/service/threads/task_thread.h"
 #include "kernels/device/driver.h"

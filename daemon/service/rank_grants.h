@@ -15,7 +15,7 @@
 #include "daemon/core/types.h"
 #include "daemon/quota/quotas.h"
 #include "daemon/service/grant_pages.h"
-#include "daemon/service/handover.h"
+#include "daemon/service/takeover/handover.h"
 #include "proto/base/clock.h"
 #include "proto/base/unique_fd.h"
 

@@ -2,13 +2,23 @@
 
 #include <fmt/format.h>
 #include <poll.h>
+#include <signal.h>
+#include <sys/signalfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
+#include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "daemon/crash/crash_point.h"
 #include "daemon/runtime/signals.h"
 #include "daemon/service/bounds.h"
 #include "daemon/service/log/log.h"
+#include "daemon/service/threads/priority.h"
 #include "proto/base/cgroup.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
@@ -23,6 +33,62 @@ constexpr absl::Duration kWhoWaited = absl::Milliseconds(20);
 constexpr absl::Duration kLookAtMemoryEvery = absl::Seconds(1);
 // One part in so many of a machine's memory is to stay available.
 constexpr int kPartOfMemory = 16;
+
+// The store's places that extents leave free. One user may have three quarters
+// of them, so that as many ranks as one user may have fit beside processes with
+// sessions that ended; or more, where one user may have nearly all ranks.
+Share PlacesOfRanks(int64_t capacity, const Share& extents,
+                    const Share& ranks) {
+  const int64_t all = capacity - extents.all - Handover::kOwn;
+  return {
+      std::max(all * 3 / 4, all * ranks.each / std::max<int64_t>(ranks.all, 1)),
+      all};
+}
+
+constexpr absl::Duration kLookAgainAfter = absl::Milliseconds(250);
+
+// Limits of one session: queries that wait, and long answers not read.
+constexpr int kMaxQueries = 16;
+constexpr int kMaxUnread = 4;
+
+// A user with something that policy counts has a session, and so a row here.
+void AddTo(QuotasSnapshot& quotas, const Principal& who, Resource what,
+           int64_t amount) {
+  const auto user =
+      std::find_if(quotas.users.begin(), quotas.users.end(),
+                   [&](const auto& each) { return each.first == who; });
+  if (user == quotas.users.end()) return;
+  user->second[static_cast<size_t>(what)] += amount;
+}
+
+// Policy counts the leases that wait, and what is kept of profiles.
+void AddCountedByPolicy(const Core& core, const Principal* viewer,
+                        QuotasSnapshot& quotas) {
+  const auto waiting = static_cast<size_t>(Resource::kWaiting);
+  const WaitingQueue& queue = core.waiting();
+  quotas.used[waiting] =
+      std::ssize(queue.waiters()) - std::ssize(queue.for_plans());
+  quotas.refused[waiting] = core.stats().waits_refused;
+  for (const auto& [place, waiter] : queue.waiters()) {
+    const Principal& who = waiter.job.principal;
+    if (waiter.for_plan || (viewer != nullptr && who != *viewer)) continue;
+    AddTo(quotas, who, Resource::kWaiting, 1);
+  }
+  const auto kept = static_cast<size_t>(Resource::kKeptProfiles);
+  quotas.refused[kept] = core.stats().profiles_refused;
+  for (const auto& [who, size] : core.KeptProfiles()) {
+    quotas.used[kept] += size.count();
+    if (viewer != nullptr && who != *viewer) continue;
+    AddTo(quotas, who, Resource::kKeptProfiles, size.count());
+  }
+}
+
+// How long an end that leaves nothing waits for the store: a starter of another
+// daemon gives up what is left after that.
+constexpr absl::Duration kLongestForget = absl::Milliseconds(500);
+// How long one waits that leaves ranks to the next daemon. All has been sent
+// before; only whether it arrived is not known.
+constexpr absl::Duration kLongestKeep = absl::Seconds(1);
 
 }  // namespace
 
@@ -379,6 +445,546 @@ void Service::Expire() {
   sessions_->Expire();
   solver_->Expire();
   Execute(core_.Tick(now));
+}
+
+// --- what an earlier daemon left, and what of a rank is left to the next -----
+
+absl::Status Service::MayBeKept(const Principal& who) const {
+  if (!handover_->keeps()) return absl::OkStatus();
+  const Share places =
+      PlacesOfRanks(handover_->store().capacity(), options_.extents,
+                    options_.shares[static_cast<size_t>(Resource::kRanks)]);
+  // For not even one there would be any: it is not kept, and the log says so.
+  if (places.all < Handover::kOfRank) return absl::OkStatus();
+  int64_t all = 0, own = 0;
+  for (const auto& [id, channel] : sessions_->channels()) {
+    const Session* session = core_.session(id);
+    if (session == nullptr || !session->was_rank()) continue;
+    // A closed session keeps its process' descriptor until that ends.
+    const int64_t taken = session->is_rank() ? Handover::kOfRank : 1;
+    all += taken;
+    if (channel->who() == who) own += taken;
+  }
+  const bool is_own = own + Handover::kOfRank > places.each;
+  if (!is_own && all + Handover::kOfRank <= places.all) return absl::OkStatus();
+  return absl::ResourceExhaustedError(fmt::format(
+      "{} has {} descriptors kept for the next daemon, {} for a rank and 1 for "
+      "a process whose session ended, and the limit is {}: end processes that "
+      "closed their sessions, or raise FileDescriptorStoreMax= of the unit, or "
+      "--max-descriptors of sluiced-keeper",
+      is_own ? Name(who) : "this node", is_own ? own : all, Handover::kOfRank,
+      is_own ? places.each : places.all));
+}
+
+absl::StatusOr<bool> Service::TakeOver() {
+  handover_->Take(Handover::kDeaths);  // has been read
+  if (options_.http_goes_on) handover_->Take(Handover::kHttp);
+  auto saved = handover_->ReadState(core_);
+  const bool any = saved.ok() && saved->has_value();
+  if (any) Pass(CrashPoint::kStateRead);
+  const absl::Status taken = any ? Adopt(**std::move(saved)) : saved.status();
+  if (!taken.ok()) {
+    return Annotate(taken, "what an earlier daemon left stays as it is");
+  }
+  handover_->DropRest();
+  // What is adopted is saved before any client is told of it.
+  if (!any) {
+    next_session_ = handover_->last_session_left().value() + 1;
+    handover_->Begin(core_, loop_->now());
+  }
+  const auto keep = [this](const char* name, int fd) {
+    if (!handover_->Kept(name)) handover_->Keep(name, fd);
+  };
+  keep(Handover::kListener, listener_->fd());
+  keep(Handover::kLimits, grants_->pages().kept().get());
+  if (options_.sim_clocks) keep(Handover::kClocks, options_.sim_clocks->get());
+  if (options_.deaths >= 0) keep(Handover::kDeaths, options_.deaths);
+  return any;
+}
+
+absl::Status Service::Adopt(CoreState saved) {
+  const absl::Status adopted = AdoptExtents(saved);
+  if (!adopted.ok()) {
+    extents_->Abandon();
+    return adopted;
+  }
+  Pass(CrashPoint::kExtentsAdopted);
+  std::set<SessionId> reached;
+  std::vector<Core::Gone> gone;
+  for (const auto& [id, session] : saved.sessions) {
+    // What was not kept was never welcomed, so it holds nothing.
+    const bool closed = session.state == Session::State::kClosed;
+    if (closed && handover_->Left(Handover::ProcessOf(id))) {
+      sessions_->Adopt(id, session.peer.principal, UniqueFd(),
+                       handover_->Take(Handover::ProcessOf(id)));
+    } else if (session.is_rank() && IsLeft(id)) {
+      const absl::Status adopted = AdoptRank(session);
+      if (adopted.ok()) reached.insert(id);
+      if (!adopted.ok()) {
+        WriteLog(LogLevel::kError, std::string(adopted.message()));
+      }
+    } else {
+      gone.push_back({id, {}});
+    }
+  }
+  Pass(CrashPoint::kSessionsAdopted);
+  next_session_ = saved.last_session.value() + 1;
+  core_.Load(std::move(saved));
+  Pass(CrashPoint::kCoreLoaded);
+  const absl::Time now = loop_->now();
+  Effects effects = core_.TakeOver(reached, now);
+  handover_->Begin(core_, now);
+  Pass(CrashPoint::kAdoptedSaved);
+  Execute(std::move(effects));
+  if (!gone.empty()) Execute(core_.ProcessesGone(gone, now));
+  Pass(CrashPoint::kTakenOver);
+  return absl::OkStatus();
+}
+
+bool Service::IsLeft(SessionId id) const {
+  return handover_->Left(Handover::SocketOf(id)) &&
+         handover_->Left(Handover::ProcessOf(id)) &&
+         handover_->Left(Handover::UsePageOf(id));
+}
+
+absl::Status Service::AdoptExtents(const CoreState& saved) {
+  for (const auto& [pool, extents] : saved.ledger.pools) {
+    for (const auto& [id, extent] : extents.extents) {
+      if (extent.state == Pool::State::kMaking) continue;
+      SLUICE_RETURN_IF_ERROR(extents_->Adopt(
+          id, pool, extent.size, handover_->Take(Handover::NameOf(id))));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Service::AdoptRank(const Session& session) {
+  const Principal& who = session.peer.principal;
+  sessions_->Adopt(session.id, who,
+                   handover_->Take(Handover::SocketOf(session.id)),
+                   handover_->Take(Handover::ProcessOf(session.id)));
+  SLUICE_RETURN_IF_ERROR(grants_->Resume(session, WeightOf(core_.config(), who),
+                                         core_.HasLease(session.id)));
+  gpus_[session.id] = {session.hello.gpu.value()};
+  for (DeviceIndex gpu : session.hello.shown) {
+    gpus_[session.id].insert(gpu.value());
+  }
+  return absl::OkStatus();
+}
+
+void Service::KeepHttp(int fd) {
+  if (!handover_->Kept(Handover::kHttp)) handover_->Keep(Handover::kHttp, fd);
+}
+
+void Service::SayReady() {
+  handover_->store().Ready("serving");
+  Pass(CrashPoint::kReadyTold);
+}
+
+// --- one function per effect -------------------------------------------------
+
+void Service::Execute(Effects effects) {
+  Pass(CrashPoint::kChangeUnsaved);
+  Save();
+  Pass(CrashPoint::kChangeSaved);
+  ++executing_;
+  for (Effect& effect : effects) {
+    std::visit([this](auto& typed) { Do(typed); }, effect);
+  }
+  Pass(CrashPoint::kEffectsDone);
+  if (--executing_ == 0 && core_.NoticesSent()) Save();
+  events_.WriteNew(core_.log(), loop_->now());
+}
+
+void Service::Save() { handover_->Save(core_, loop_->now()); }
+
+void Service::Do(MakeExtent& effect) {
+  if (UniqueFd kept = handover_->Take(Handover::NameOf(effect.id))) {
+    return extents_->AdoptMade(effect.id, effect.pool, effect.size,
+                               std::move(kept));
+  }
+  extents_->Make(effect.id, effect.pool, effect.size, effect.who);
+}
+
+void Service::Do(DestroyExtent& effect) { extents_->Destroy(effect.id); }
+
+// Runs at once: it is a system call per extent, and their number is bounded.
+void Service::Do(AskHolders& effect) {
+  std::vector<Core::HolderAnswer> answers;
+  for (ExtentId id : effect.extents) {
+    answers.push_back({id, extents_->HeldByOthers(id)});
+    if (answers.back().held == Held::kYes) LookForHolders();
+  }
+  Execute(core_.HoldersKnown(answers, loop_->now()));
+}
+
+void Service::LookForHolders() {
+  if (!options_.find_holders || looking_for_holders_ ||
+      loop_->now() < look_for_holders_at_) {
+    return;
+  }
+  looking_for_holders_ = true;
+  codec_->Run([this] {
+    const absl::Duration before = CpuTimeOfThisThread();
+    auto found = options_.find_holders();
+    const absl::Duration pause =
+        std::max(kLookAgainAfter, 50 * (CpuTimeOfThisThread() - before));
+    loop_->Post([this, pause, found = std::move(found)]() mutable {
+      holders_ = std::move(found);
+      looking_for_holders_ = false;
+      look_for_holders_at_ = loop_->now() + pause;
+    });
+  });
+}
+
+void Service::Do(SendReply& effect) {
+  if (const auto* query = std::get_if<SnapshotReply>(&effect.reply)) {
+    return AnswerQuery(effect.session, effect.request, query->plan);
+  }
+  if (const auto* granted = std::get_if<GrantedReply>(&effect.reply)) {
+    return SendGranted(effect.session, effect.request, *granted);
+  }
+  sessions_->Send(effect.session,
+                  ToPacket(effect.session, effect.request, effect.reply));
+}
+
+void Service::SendGranted(SessionId session, RequestId request,
+                          const GrantedReply& granted) {
+  std::vector<std::shared_ptr<const UniqueFd>> fds;
+  for (const Slice& slice : granted.slices) {
+    auto fd = extents_->Fd(slice.id);
+    if (!fd.ok()) {
+      // Told by the loop's next turn: effects are being executed.
+      loop_->Post([this, session, lease = granted.lease, why = fd.status()] {
+        Execute(core_.GrantNotSent(session, lease, why, loop_->now()));
+      });
+      return;
+    }
+    fds.push_back(*std::move(fd));
+  }
+  for (Outgoing& part :
+       GrantedParts(request, granted, fds, sessions_->most_descriptors())) {
+    sessions_->Send(session, std::move(part));
+  }
+}
+
+Outgoing Service::ToPacket(SessionId session, RequestId request,
+                           const Reply& reply) {
+  Outgoing out;
+  if (const auto* error = std::get_if<absl::Status>(&reply)) {
+    out.packet = ErrorPacket(request, *error);
+  } else if (const auto* welcome = std::get_if<WelcomeReply>(&reply)) {
+    out = WelcomePacket(session, *welcome);
+  } else if (const auto* submitted = std::get_if<SubmittedReply>(&reply)) {
+    out.packet.mutable_reply()->mutable_submitted()->set_waiting_for(
+        submitted->waiting_for);
+  } else if (std::holds_alternative<FreedReply>(reply)) {
+    out.packet.mutable_reply()->mutable_freed();
+  } else {
+    wire::Noted* noted = out.packet.mutable_reply()->mutable_noted();
+    const auto* from = std::get_if<NotedReply>(&reply);
+    const Session* of = core_.session(session);
+    if (from != nullptr && from->room && of != nullptr) {
+      FillPool(core_, *from->room, &of->peer.principal, noted->mutable_gpu());
+    }
+  }
+  out.packet.set_id(request.value());
+  return out;
+}
+
+Outgoing Service::WelcomePacket(SessionId session,
+                                const WelcomeReply& welcome) {
+  Outgoing out;
+  auto* body = out.packet.mutable_reply()->mutable_welcome();
+  body->set_session_id(session.value());
+  body->set_protocol(welcome.protocol);
+  body->set_kept(handover_->keeps());
+  const Session* of = core_.session(session);
+  const bool rank = of != nullptr && !welcome.observer;
+  FillNode(core_, options_.sim_directory, welcome.gpu,
+           rank ? &of->peer.principal : nullptr, *body);
+  const device::HostMemoryKind host = options_.driver->HostMemory();
+  body->set_host_memory(host.name);
+  body->set_host_memory_why(host.why);
+  if (!welcome.observer) {
+    const auto use = grants_->UsePageOf(session);
+    if (!use.ok()) {
+      out.packet = ErrorPacket(RequestId(), use.status());
+      return out;
+    }
+    body->set_grant_slot(static_cast<uint32_t>(welcome.grant_slot));
+    out.fds = {grants_->pages().limits(), *use};
+    if (options_.sim_clocks) out.fds.push_back(options_.sim_clocks);
+  }
+  return out;
+}
+
+void Service::Do(SendNotice& effect) {
+  Outgoing out;
+  *out.packet.mutable_event() = ToEvent(effect.notice);
+  PlanId plan;
+  if (const auto* ready = std::get_if<PlanReadyNotice>(&effect.notice)) {
+    plan = ready->plan;
+  }
+  const auto* changed = std::get_if<PlanChangedNotice>(&effect.notice);
+  if (changed != nullptr) plan = changed->plan;
+  const auto* taken_over = std::get_if<TakenOverNotice>(&effect.notice);
+  if (taken_over != nullptr) plan = taken_over->plan;
+  if (plan != PlanId()) {
+    auto fd = plan_files_.Of(plan, loop_->now());
+    if (fd.ok()) {
+      out.fds.push_back(*fd);
+    } else if (changed != nullptr) {
+      // The rank goes on as it is. Told by the loop's next turn: effects are
+      // being executed.
+      WriteLog(LogLevel::kError, std::string(fd.status().message()));
+      loop_->Post([this, session = effect.session, plan] {
+        Execute(core_.ChangeNotSent(session, plan, loop_->now()));
+      });
+      return;
+    } else if (taken_over != nullptr) {
+      *out.packet.mutable_event() = ToEvent(TakenOverNotice{PlanId()});
+    } else {
+      *out.packet.mutable_event() = ToEvent(PlanFailedNotice{
+          std::string(fd.status().message()), ShortageOf(fd.status())});
+    }
+  }
+  sessions_->Send(effect.session, std::move(out));
+}
+
+void Service::Do(CloseSocket& effect) {
+  sessions_->EndSocket(effect.session);
+  grants_->DropUsePage(effect.session);
+  profile_reader_->Forget(effect.session);
+}
+
+void Service::Do(Forget& effect) {
+  sessions_->Forget(effect.session);
+  gpus_.erase(effect.session);
+}
+
+void Service::Do(KillProcess& effect) {
+  const Channel* channel = sessions_->Find(effect.session);
+  if (channel == nullptr) return;
+  syscall(SYS_pidfd_send_signal, channel->pidfd(), SIGKILL, nullptr, 0);
+}
+
+void Service::Do(AttachGrants& effect) {
+  const Principal& who = sessions_->Find(effect.session)->who();
+  const auto page = grants_->Attach(effect, who);
+  if (page != nullptr) sessions_->HoldUntilKept(effect.session, page->get());
+}
+
+void Service::Do(HoldsMemory& effect) {
+  grants_->pages().Hold(effect.slot, effect.holds);
+}
+
+void Service::Do(PromiseCopies& effect) {
+  grants_->pages().Promise(effect.slot, effect.rates);
+}
+
+void Service::Do(UseLinks& effect) {
+  grants_->pages().UseLinks(std::move(effect.links));
+}
+
+void Service::Do(DetachGrants& effect) { grants_->Detach(effect.slot); }
+
+void Service::Do(ReadProfile& effect) {
+  const Session* session = core_.session(effect.session);
+  if (session == nullptr) return;
+  const absl::Status taken = profile_reader_->Read(
+      effect.session, effect.request, session->peer.principal,
+      profiles_.at({effect.session, effect.request}));
+  if (taken.ok()) return;
+  // Told by the loop's next turn: effects are being executed.
+  loop_->Post([this, id = effect.session, request = effect.request, taken] {
+    Execute(core_.ProfileRead(id, request, taken, loop_->now()));
+  });
+}
+
+void Service::Do(SolvePlan& effect) { solver_->Solve(std::move(effect)); }
+
+void Service::Do(StopSolving& effect) { solver_->Stop(effect.round); }
+
+void Service::Do(HurrySolving& effect) { solver_->Hurry(effect.round); }
+
+void Service::ReadCopies() {
+  core_.CopiesSeen(grants_->pages().Used());
+  core_.LateSeen(grants_->pages().Late());
+}
+
+void Service::ReadProgress() {
+  for (const auto& [round, progress] : solver_->Progress()) {
+    core_.PlanProgressed(round, progress);
+  }
+}
+
+// --- reading the state: what sessions ask, and what a snapshot has -----------
+
+void Service::AnswerQuery(SessionId id, RequestId request, PlanId plan) {
+  const Session* session = core_.session(id);
+  if (session == nullptr || sessions_->Find(id) == nullptr) return;
+  const auto asked = queries_.find(id);
+  const int waiting = asked != queries_.end() ? asked->second : 0;
+  if (waiting >= kMaxQueries) {
+    const auto refused = absl::ResourceExhaustedError(fmt::format(
+        "{} queries of this session wait for an answer, and the limit is {}: "
+        "wait for one",
+        waiting, kMaxQueries));
+    return sessions_->Send(id, {ErrorPacket(request, refused), {}});
+  }
+  ++queries_[id];
+  const Principal* viewer = core_.ViewerOf(*session);
+  Snapshots::View view{.observer = session->hello.observer, .text = true};
+  if (viewer != nullptr) view.principal = *viewer;
+  snapshots_->Ask(view, [this, id, request, plan](const auto& answer) {
+    if (--queries_[id] == 0) queries_.erase(id);
+    Channel* const to = sessions_->Find(id);
+    if (to == nullptr) return;
+    Outgoing out = SnapshotPacket(request, plan, answer);
+    if (!out.fds.empty() && to->unread_memfds() >= kMaxUnread) {
+      out = {ErrorPacket(request, absl::ResourceExhaustedError(fmt::format(
+                                      "this session has {} long answers that "
+                                      "it has not read, and the limit is {}: "
+                                      "read one",
+                                      to->unread_memfds(), kMaxUnread))),
+             {}};
+    }
+    if (!out.fds.empty()) to->CountMemfd();
+    sessions_->Send(id, std::move(out));
+  });
+}
+
+Snapshot Service::TakeSnapshot(const Snapshots::View& view) {
+  ReadProgress();
+  ReadCopies();
+  Snapshot snapshot = core_.TakeSnapshot(
+      view.principal ? &*view.principal : nullptr, loop_->now());
+  if (view.observer) --snapshot.sessions;  // an observer does not count
+  for (PoolSnapshot& host : snapshot.hosts) {
+    host.ready = arena_->ready(NumaIndex(host.id.ordinal));
+  }
+  const device::HostMemoryKind kind = options_.driver->HostMemory();
+  snapshot.host_memory = kind.name;
+  snapshot.host_memory_why = kind.why;
+  profile_reader_->GiveBackDropped();
+  snapshot.quotas =
+      quotas_.TakeSnapshot(view.principal ? &*view.principal : nullptr);
+  AddCountedByPolicy(core_, view.principal ? &*view.principal : nullptr,
+                     snapshot.quotas);
+  const LogLosses losses = ReadLogLosses();
+  snapshot.log_lines_dropped = losses.dropped;
+  snapshot.log_lines_suppressed = losses.suppressed;
+  const DescriptorStore& store = handover_->store();
+  if (store.keeps() || store.lost()) snapshot.kept = handover_->saves();
+  if (options_.http) snapshot.http = options_.http();
+  AddHolders(view, snapshot);
+  snapshot.grant_stale_periods = grants_->pages().stale_periods();
+  snapshot.descriptors_closing = closer_.waiting();
+  return snapshot;
+}
+
+void Service::AddHolders(const Snapshots::View& view, Snapshot& snapshot) {
+  const auto returns = [](const PoolSnapshot& pool) {
+    return pool.lingering + pool.quarantined + pool.outside > Bytes(0);
+  };
+  const bool any =
+      std::ranges::any_of(snapshot.hosts, returns) ||
+      std::ranges::any_of(snapshot.gpus, returns, &GpuSnapshot::pool);
+  if (!any) return;
+  LookForHolders();
+  std::set<int> attached;
+  for (const auto& [id, channel] : sessions_->channels()) {
+    const Session* const session = core_.session(id);
+    if (session != nullptr && session->is_rank()) {
+      attached.insert(session->peer.pid);
+    }
+  }
+  for (const HolderSnapshot& holder : holders_) {
+    const bool shown = !view.principal || view.principal->uid == holder.uid;
+    if (shown && !attached.contains(holder.pid)) {
+      snapshot.holders.push_back(holder);
+    }
+  }
+}
+
+Outgoing Service::SnapshotPacket(
+    RequestId request, PlanId plan,
+    const absl::StatusOr<Snapshots::Answer>& answer) {
+  if (!answer.ok()) return {ErrorPacket(request, answer.status()), {}};
+  Outgoing out;
+  out.packet.set_id(request.value());
+  auto* body = out.packet.mutable_reply()->mutable_snapshot();
+  body->set_json(answer->text);
+  if (answer->memfd) out.fds.push_back(answer->memfd);
+  if (plan != PlanId()) {
+    auto fd = plan_files_.Of(plan, loop_->now());
+    if (!fd.ok()) return {ErrorPacket(request, fd.status()), {}};
+    out.fds.push_back(*fd);
+  }
+  return out;
+}
+
+// --- what signals bring about, and how a service ends ------------------------
+
+void Service::OnSignal() {
+  signalfd_siginfo info;
+  if (read(signals_.get(), &info, sizeof(info)) != sizeof(info)) return;
+  const int signal = static_cast<int>(info.ssi_signo);
+  if (IsEndingSignal(signal)) {
+    const bool service =
+        info.ssi_code == SI_QUEUE && info.ssi_int == kEndsService;
+    return End(service ? Ending::kOfService : Ending::kForRanks);
+  }
+  if (signal == SIGHUP) return OnReload();
+  WriteLog(LogLevel::kWarning,
+           fmt::format("SIG{} is ignored", sigabbrev_np(signal)));
+}
+
+void Service::OnReload() {
+  if (options_.check.empty() || !handover_->saves()) {
+    return WriteLog(
+        LogLevel::kWarning,
+        "SIGHUP: the configuration is read at the start only, since nobody "
+        "keeps for another daemon what this one has: run it by systemd or "
+        "sluiced-keeper, or restart it when no job runs");
+  }
+  WriteLog(LogLevel::kInfo, "SIGHUP: the configuration is being checked");
+  reload_->Ask();
+}
+
+void Service::EndForReload(const absl::Status& checked) {
+  if (!checked.ok()) {
+    return WriteLog(LogLevel::kWarning,
+                    fmt::format("the configuration stays as it was: {}",
+                                std::string(checked.message())));
+  }
+  // Saving may have ended meanwhile.
+  if (!handover_->saves()) return OnReload();
+  WriteLog(LogLevel::kInfo,
+           "the configuration is good: the next daemon reads it");
+  End(Ending::kForAll);
+}
+
+void Service::End(Ending how) {
+  reload_->Stop();
+  loop_->Remove(signals_.get());
+  listener_->Stop();
+  // No request is read either: a client without an answer asks the next daemon.
+  loop_->SetWork([] { return false; });
+  snapshots_->Clear();
+  // The starter starts the next daemon, or closes what is kept.
+  leaving_ =
+      handover_->saves() && (how == Ending::kForAll ||
+                             (how == Ending::kForRanks && core_.has_ranks()));
+  end_at_ = loop_->now() + (leaving_ ? kLongestKeep : kLongestForget);
+  // What is on its way to the store must arrive there.
+  if (leaving_) return handover_->WhenKept([this] { loop_->Stop(); });
+  Execute(core_.ShutDown("sluiced was stopped", loop_->now()));
+  // Clients that connect until then wait for the next daemon, if there is one.
+  const bool kept = how != Ending::kOfService && handover_->saves();
+  if (kept) listener_->LeavePath();
+  handover_->LeaveNothing([this] { loop_->Stop(); }, /*listeners=*/kept);
 }
 
 }  // namespace sluice::daemon

@@ -27,12 +27,11 @@
 #include "daemon/core/policy.h"
 #include "daemon/quota/quotas.h"
 #include "daemon/service/admin/administration.h"
+#include "daemon/service/admin/snapshots.h"
 #include "daemon/service/closer.h"
 #include "daemon/service/extents.h"
-#include "daemon/service/handover.h"
 #include "daemon/service/identity/gpu_access.h"
 #include "daemon/service/identity/peer.h"
-#include "daemon/service/listening/session_listener.h"
 #include "daemon/service/log/event_writer.h"
 #include "daemon/service/outside_watch.h"
 #include "daemon/service/plan_files.h"
@@ -40,8 +39,9 @@
 #include "daemon/service/profile_reader.h"
 #include "daemon/service/rank_grants.h"
 #include "daemon/service/reload/reload.h"
+#include "daemon/service/session_listener.h"
 #include "daemon/service/sessions.h"
-#include "daemon/service/snapshots.h"
+#include "daemon/service/takeover/handover.h"
 #include "daemon/service/threads/loop.h"
 #include "daemon/service/threads/task_thread.h"
 #include "kernels/device/driver.h"
@@ -121,7 +121,7 @@ class Service {
   // The threads and processes that do for the loop what takes long.
   void MakeParts();
 
-  // What an earlier daemon left (service_takeover.cc).
+  // What an earlier daemon left.
   // True: what the earlier daemon knew goes on; false: it left no state. An
   // error leaves everything as it was, for another daemon.
   absl::StatusOr<bool> TakeOver();
@@ -166,7 +166,7 @@ class Service {
   // Processes without a session that have what does not come back.
   void AddHolders(const Snapshots::View& view, Snapshot& snapshot);
 
-  // Effects (service_effects.cc).
+  // Effects.
   void Execute(Effects effects);
   void Do(MakeExtent& effect);
   void Do(DestroyExtent& effect);

@@ -22,7 +22,7 @@
 #include "daemon/core/core.h"
 #include "daemon/core/policy.h"
 #include "daemon/quota/principal.h"
-#include "daemon/service/snapshots.h"
+#include "daemon/service/admin/snapshots.h"
 #include "daemon/service/threads/loop.h"
 #include "proto/base/mutex.h"
 

@@ -4,7 +4,7 @@
 
 #include "absl/time/time.h"
 #include "daemon/core/core.h"
-#include "daemon/service/handover.h"
+#include "daemon/service/takeover/handover.h"
 #include "daemon/service/takeover/read_saved.h"
 #include "proto/base/status.h"
 

@@ -1,6 +1,6 @@
 // What becomes of the saving where what is known is too large for its file, or
 // the store fails.
-#include "daemon/service/handover.h"
+#include "daemon/service/takeover/handover.h"
 
 #include <fmt/format.h>
 #include <sys/mman.h>

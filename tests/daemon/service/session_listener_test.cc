@@ -1,5 +1,5 @@
 // Every connection gets an answer, and a socket's path stays its maker's.
-#include "daemon/service/listening/session_listener.h"
+#include "daemon/service/session_listener.h"
 
 #include <sys/resource.h>
 #include <unistd.h>

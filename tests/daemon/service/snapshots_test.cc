@@ -1,5 +1,5 @@
 // Many queries: one snapshot for all of them, in turn, in a part of the time.
-#include "daemon/service/snapshots.h"
+#include "daemon/service/admin/snapshots.h"
 
 #include <atomic>
 #include <memory>

@@ -1,4 +1,4 @@
-#include "daemon/service/snapshots.h"
+#include "daemon/service/admin/snapshots.h"
 
 #include <utility>
 

@@ -1,4 +1,4 @@
-#include "daemon/service/listening/session_listener.h"
+#include "daemon/service/session_listener.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-#include "daemon/service/handover.h"
+#include "daemon/service/takeover/handover.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
