@@ -257,8 +257,8 @@ class Server final : public HttpServer {
     }
   }
 
-  // Of one snapshot, taken after all of them asked; a flood of requests costs
-  // the daemon's loop at most one per kTick.
+  // All pages are of one snapshot, taken after the last of them was asked for:
+  // a flood of requests costs the daemon's loop at most one per kTick.
   void AnswerWaiting(absl::Time now) {
     if (now < next_pages_) return;
     const auto for_waiting = [this](const auto& act) {
