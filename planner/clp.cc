@@ -2,6 +2,8 @@
 #include <coin/Clp_C_Interface.h>
 #include <fmt/format.h>
 
+#include <cmath>
+#include <utility>
 #include <vector>
 
 #include "planner/swap/lp.h"
@@ -54,6 +56,7 @@ struct LinearSolver::Model {
   Clp_Simplex* clp = nullptr;
   std::vector<double> lower, upper, cost, row_lower, row_upper;
   std::vector<double> values;
+  bool dual = false;  // the next solution
 
   // Every column at its lower bound, every row basic: where Clp starts.
   void ForgetBasis() {
@@ -65,7 +68,7 @@ struct LinearSolver::Model {
 
   // Clp's status: 0 optimal, 1 infeasible, 2 unbounded.
   int Solve() {
-    Clp_primal(clp, 0);
+    std::exchange(dual, false) ? Clp_dual(clp, 0) : Clp_primal(clp, 0);
     if (Clp_status(clp) == 0) return 0;
     // The basis of the last stage may lie at the edge of what the next one
     // allows: once more, from nothing.
@@ -145,6 +148,20 @@ absl::StatusOr<double> LinearSolver::Minimise(int column) {
 
 double LinearSolver::Value(int column) const {
   return model_->values[static_cast<size_t>(column)];
+}
+
+double LinearSolver::Price(int row) const {
+  return std::fabs(Clp_dualRowSolution(model_->clp)[row]);
+}
+
+LinearSolver::Basis LinearSolver::basis() const {
+  const unsigned char* all = Clp_statusArray(model_->clp);
+  return {all, all + model_->lower.size() + model_->row_lower.size()};
+}
+
+void LinearSolver::StartFrom(const Basis& basis, bool dual) {
+  Clp_copyinStatus(model_->clp, basis.data());
+  model_->dual = dual;
 }
 
 }  // namespace sluice::planner

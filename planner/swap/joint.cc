@@ -1,6 +1,7 @@
 #include "planner/swap/joint.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <string>
 #include <utility>
@@ -34,25 +35,34 @@ plan::TokenFractions CleanFractions(double swap, double recompute) {
 
 }  // namespace
 
-JointProgram::JointProgram(const SwapProblem& problem, bool stalls)
+JointProgram::JointProgram(const SwapProblem& problem,
+                           const JointProgram* hidden)
     : problem_(problem),
-      rows_(std::make_unique<JointRows>(MakeJointRows(problem, stalls))) {}
+      rows_(std::make_unique<JointRows>(
+          MakeJointRows(problem, /*stalls=*/hidden != nullptr))) {
+  if (hidden == nullptr) return;
+  rows_->solver->StartFrom(hidden->rows_->solver->basis(), /*dual=*/false);
+}
 
 JointProgram::~JointProgram() = default;
 
 // One objective after the other, each kept at what it came to. Within that
 // 1e-9 a later objective may gain; never past `known`, a plan that is as good
 // so far, so that the answer is not behind it by a digit.
-absl::Status JointProgram::Stages(const SwapObjective* known) {
+absl::Status JointProgram::Stages(const SwapObjective* known, size_t first) {
   JointRows& s = *rows_;
   const std::pair<int, double SwapObjective::*> objectives[] = {
       {s.step, &SwapObjective::step_s},
       {s.recompute, &SwapObjective::recompute_s},
       {s.moved, &SwapObjective::moved_bytes}};
-  for (const auto& [column, part] : objectives) {
-    s.solver->SetColumn(column, 0, kUnbounded);
+  for (size_t k = 0; k < std::size(objectives); ++k) {
+    s.solver->SetColumn(objectives[k].first, 0,
+                        k < first ? solved_[k].most : kUnbounded);
   }
-  for (const auto& [column, part] : objectives) {
+  for (size_t k = first; k < std::size(objectives); ++k) {
+    const auto& [column, part] = objectives[k];
+    const bool again = solved_.size() > k;
+    if (again) s.solver->StartFrom(solved_[k].basis, /*dual=*/true);
     SLUICE_ASSIGN_OR_RETURN(double least, s.solver->Minimise(column));
     least = std::max(least, 0.0);
     double most = least * (1 + kFixed);
@@ -62,6 +72,11 @@ absl::Status JointProgram::Stages(const SwapObjective* known) {
       most = std::clamp(at_known, least, most);
     }
     s.solver->SetColumn(column, 0, most);
+    if (again) continue;
+    solved_.push_back({least * (1 + kFixed), {}, s.solver->basis()});
+    for (const int row : s.capacity_row) {
+      solved_.back().prices.push_back(s.solver->Price(row));
+    }
   }
   return absl::OkStatus();
 }
@@ -176,13 +191,21 @@ absl::StatusOr<NodeFractions> JointProgram::SolveWithStalls(
   return Fractions();
 }
 
-absl::StatusOr<NodeFractions> JointProgram::SolveWithOneMore(size_t row) {
+absl::StatusOr<std::optional<NodeFractions>> JointProgram::SolveWithOneMore(
+    size_t row) {
   JointRows& s = *rows_;
+  size_t first = 0;  // objective that may fall
+  while (first < solved_.size() && solved_[first].prices[row] < kNoDigits) {
+    ++first;
+  }
+  if (first == solved_.size()) return std::nullopt;
   const int index = s.capacity_row[row];
   const double upper = s.program.rows[static_cast<size_t>(index)].upper;
   const double more = OneMore(s.capacities[row]) / s.row_scale[row];
   s.solver->SetRowUpper(index, upper + more);
-  const absl::Status solved = Stages(nullptr);
+  absl::Status solved = Stages(nullptr, first);
+  // The bounds of the objectives before `first` may leave no room for digits.
+  if (!solved.ok() && first > 0) solved = Stages(nullptr);
   s.solver->SetRowUpper(index, upper);
   SLUICE_RETURN_IF_ERROR(solved);
   return Fractions();

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "planner/swap/lp.h"
 #include "planner/swap/node_swap.h"
 #include "planner/swap/swap_accounting.h"
 
@@ -15,9 +17,10 @@ struct JointRows;
 // Thread safety: one owner.
 class JointProgram {
  public:
-  // `problem` has passed CheckNodeSwap and outlives the program. `stalls`: of
-  // SolveWithStalls, instead of Solve.
-  explicit JointProgram(const NodeSwapProblem& problem, bool stalls = false);
+  // `problem` has passed CheckNodeSwap and outlives the program. `hidden`: the
+  // solved program without stalls, for SolveWithStalls instead of Solve.
+  explicit JointProgram(const NodeSwapProblem& problem,
+                        const JointProgram* hidden = nullptr);
   ~JointProgram();
 
   struct Answer {
@@ -35,19 +38,29 @@ class JointProgram {
   // feasible. NotFound: its digits leave no answer.
   absl::StatusOr<NodeFractions> SolveWithStalls(const Answer& hidden);
 
-  // With one more unit (OneMore) of a row, solved again from the last basis.
-  // Only after a solution.
-  absl::StatusOr<NodeFractions> SolveWithOneMore(size_t row);
+  // With one more unit (OneMore) of a row, solved again from the bases of the
+  // solution.
+  // Only after a solution; nullopt: no objective falls.
+  absl::StatusOr<std::optional<NodeFractions>> SolveWithOneMore(size_t row);
 
  private:
   // The least excess of all rows; NotFound where held ones do not allow it.
   absl::StatusOr<double> LeastExcess(Answer* answer);
-  absl::Status Stages(const SwapObjective* known);
+  // Solves the objectives from `first` on; those before it stay at their bound.
+  absl::Status Stages(const SwapObjective* known, size_t first = 0);
   absl::Status BoundKinds(const Answer& answer);
   NodeFractions Fractions() const;
 
   const NodeSwapProblem& problem_;
   const std::unique_ptr<JointRows> rows_;
+  // An objective's bound in the solution, the price of each capacity row, and
+  // the basis that it ended with.
+  struct Stage {
+    double most = 0;
+    std::vector<double> prices;
+    LinearSolver::Basis basis;
+  };
+  std::vector<Stage> solved_;
 };
 
 }  // namespace sluice::planner

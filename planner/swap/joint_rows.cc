@@ -1,6 +1,7 @@
 #include "planner/swap/joint_rows.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -21,7 +22,10 @@ class RowWriter {
     for (const SwapProblem::Rank& rank : problem.ranks)
       if_swapped_.push_back(RatesIfSwapped(rank));
     for (const SwapProblem::Rank& rank : problem.ranks) AddTensors(rank);
-    for (size_t r = 0; r < problem.ranks.size(); ++r) AddRates(r);
+    for (size_t r = 0; r < problem.ranks.size(); ++r) {
+      AddRates(r);
+      swapped_.push_back(AsColumn(RankForm(r, kSwapped)));
+    }
     for (const CapacityRow& row : s_.capacities) AddCapacity(row);
     AddObjectives();
     s_.solver = std::make_unique<LinearSolver>(program_);
@@ -108,6 +112,16 @@ class RowWriter {
     return sum;
   }
 
+  // The form as one column that is at least it, so that rows over many ranks
+  // have one term for each: factorising a basis takes the square of the longest
+  // row, as Clp searches a row for each of its columns that it eliminates.
+  Form AsColumn(Form form) {
+    double unit = std::fabs(form.constant);
+    for (const auto& [column, value] : form.terms) unit += std::fabs(value);
+    if (form.terms.size() < 2 || unit == 0) return form;
+    return {0, {{AddTotal(form, unit), unit}}};
+  }
+
   // lower <= form, of which the constant goes to the other side.
   void AtLeast(Form form, double lower) {
     program_.AddRow({.lower = lower - form.constant, .terms = Terms(form)});
@@ -151,14 +165,14 @@ class RowWriter {
       const std::vector<double> windows = {rank.kinds[k].forward_layer_s,
                                            rank.kinds[k].backward_layer_s};
       std::vector<int> waits;
-      for (size_t pass = 0; stalls_ && pass < windows.size(); ++pass) {
-        waits.push_back(program_.AddColumn({}));
+      for (size_t pass = 0; pass < windows.size(); ++pass) {
+        waits.push_back(program_.AddColumn({0, stalls_ ? kUnbounded : 0}));
         const int64_t m = rank.kinds[k].layers - rank.kinds[k].resident_layers;
         waits_[r].Add(Form::Of(waits.back()),
                       static_cast<double>(std::max<int64_t>(m, 1)));
       }
       for (auto& [direction, passes] :
-           PassesOf(rank.kinds[k], CopiedForm(r, k))) {
+           PassesOf(rank.kinds[k], AsColumn(CopiedForm(r, k)))) {
         for (size_t pass = 0; pass < waits.size(); ++pass) {
           if (windows[pass] <= 0) continue;
           passes[pass].Add(Form::Of(waits[pass]),
@@ -225,11 +239,11 @@ class RowWriter {
       const SwapProblem::Rank& rank = problem_.ranks[r];
       if (row.kind == RowKind::kHost) {
         if (rank.numa != problem_.numa[row.index].id) continue;
-        used.Add(RankForm(r, kSwapped), 1);
+        used.Add(swapped_[r], 1);
         used.constant += rank.host_fixed_bytes;
       } else if (row.kind == RowKind::kLimit) {
         if (!IsIn(rank, problem_.hosts[row.index].name)) continue;
-        used.Add(RankForm(r, kSwapped), 1);
+        used.Add(swapped_[r], 1);
         used.constant += rank.host_fixed_bytes;
       } else if (row.kind == RowKind::kGpu) {
         if (r == row.index) used.Add(RankForm(r, kKept), 1);
@@ -278,7 +292,7 @@ class RowWriter {
     Form recompute, moved, excess, kinds;
     for (size_t r = 0; r < problem_.ranks.size(); ++r) {
       const SwapProblem::Rank& rank = problem_.ranks[r];
-      const Form seconds = RankForm(r, kSeconds);
+      const Form seconds = AsColumn(RankForm(r, kSeconds));
       Form room = Form::Of(s_.step);
       room.constant -= WindowSeconds(rank) / slowest;
       room.Add(seconds, -1 / slowest);
@@ -286,7 +300,7 @@ class RowWriter {
       AtLeast(std::move(room), 0);
       recompute.Add(seconds, 1);
       recompute.Add(waits_[r], 1);
-      moved.Add(RankForm(r, kCopied), 2);
+      moved.Add(AsColumn(RankForm(r, kCopied)), 2);
       for (const auto& [direction, rate] : s_.rates[r]) {
         for (const int column : rate.kinds) kinds.Add(Form::Of(column), 1);
       }
@@ -307,6 +321,7 @@ class RowWriter {
   LinearProgram& program_;
   std::map<std::string, TensorForms> shared_;
   std::vector<CopyRates> if_swapped_;  // of each rank
+  std::vector<Form> swapped_;          // of each rank, in bytes
   std::vector<Form> waits_;            // of each rank, in seconds of a step
 };
 

@@ -73,7 +73,8 @@ struct JointRows {
 };
 
 // `problem` has passed CheckNodeSwap. `stalls`: the passes may be longer than
-// their windows, and `step` and `recompute` count by how much.
+// their windows, and `step` and `recompute` count by how much; columns and rows
+// are the same with and without.
 JointRows MakeJointRows(const NodeSwapProblem& problem, bool stalls);
 
 }  // namespace sluice::planner

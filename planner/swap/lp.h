@@ -54,6 +54,17 @@ class LinearSolver {
   absl::StatusOr<double> Minimise(int column);
   // At the last optimum.
   double Value(int column) const;
+  // By how much the last optimum falls per unit of the row's upper bound, at
+  // most; 0: the optimum does not fall, whatever the bound is raised to.
+  double Price(int row) const;
+
+  // Columns and rows that are between their bounds at the last optimum.
+  using Basis = std::vector<unsigned char>;
+  Basis basis() const;
+  // Starts the next solution from `basis`, of a program with the same columns
+  // and rows. After other bounds than it was optimal for, the dual simplex is
+  // the shorter way.
+  void StartFrom(const Basis& basis, bool dual);
 
  private:
   struct Model;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "planner/swap/joint.h"
@@ -116,9 +117,9 @@ absl::Status BuyJoint(const SwapProblem& problem,
           StepWithStalls(problem, fractions) - StepWithStalls(more, fractions);
       continue;
     }
-    SLUICE_ASSIGN_OR_RETURN(const NodeFractions then,
+    SLUICE_ASSIGN_OR_RETURN(const std::optional<NodeFractions> then,
                             program->SolveWithOneMore(i));
-    row.one_more = Fall(now, PricedObjective(problem, then, stalls));
+    if (then) row.one_more = Fall(now, PricedObjective(problem, *then, stalls));
   }
   return absl::OkStatus();
 }
@@ -162,7 +163,7 @@ class Planner {
     }
     std::unique_ptr<JointProgram> stalls;
     if (policy_ == SwapPolicy::kJoint) {
-      SLUICE_ASSIGN_OR_RETURN(stalls, Stall(&joint));
+      SLUICE_ASSIGN_OR_RETURN(stalls, Stall(program, &joint));
     }
     SLUICE_RETURN_IF_ERROR(
         FillJoint(joint, stalls != nullptr ? stalls.get() : &program));
@@ -173,9 +174,9 @@ class Planner {
   // If fractions with exposed copies are faster, puts them into `joint` and
   // returns their program.
   absl::StatusOr<std::unique_ptr<JointProgram>> Stall(
-      JointProgram::Answer* joint) {
+      const JointProgram& hidden, JointProgram::Answer* joint) {
     if (!joint->feasible || result_.joint->recompute_s == 0) return nullptr;
-    auto program = std::make_unique<JointProgram>(problem_, /*stalls=*/true);
+    auto program = std::make_unique<JointProgram>(problem_, &hidden);
     absl::StatusOr<NodeFractions> stalls = program->SolveWithStalls(*joint);
     if (absl::IsNotFound(stalls.status())) return nullptr;
     SLUICE_RETURN_IF_ERROR(stalls.status());

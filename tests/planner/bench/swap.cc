@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <ctime>
 #include <random>
 #include <vector>
 
@@ -86,6 +87,12 @@ void BenchSwap(BenchReport& report) {
               "ms", 50, true,
               fmt::format("median of 9, slowest {:.1f}; with every `one more`",
                           bench::Quantile(milliseconds, 1))});
+  const NodeSwapProblem large = BusyNode(128, 60);
+  const std::clock_t start = std::clock();
+  SLUICE_CHECK(MustPlan(large, SwapPolicy::kJoint).feasible);
+  report.Add({"swap_128_ranks_60_tensors",
+              static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, "s",
+              2, true, "CPU time, with every `one more`"});
   RandomNodes(report);
 }
 

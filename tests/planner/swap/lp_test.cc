@@ -24,6 +24,25 @@ TEST(Lp, FindsTheOptimumAndKeepsItsBasis) {
   EXPECT_NEAR(*solver.Minimise(y), 0, 1e-9);
 }
 
+TEST(Lp, ARowHasAPriceWhereItHoldsTheOptimumBack) {
+  // least -x - 2y with x + y <= 4 and y <= 100
+  LinearProgram program;
+  const int x = program.AddColumn({});
+  const int y = program.AddColumn({});
+  const int cost = program.AddColumn({.lower = -100});
+  const int sum = program.AddRow({.upper = 4, .terms = {{x, 1}, {y, 1}}});
+  const int roomy = program.AddRow({.upper = 100, .terms = {{y, 1}}});
+  program.AddRow({.lower = 0, .terms = {{cost, 1}, {x, 1}, {y, 2}}});
+  LinearSolver solver(program);
+  ASSERT_TRUE(solver.Minimise(cost).ok());
+  EXPECT_NEAR(solver.Price(sum), 2, 1e-9);
+  EXPECT_EQ(solver.Price(roomy), 0);
+  LinearSolver again(program);
+  again.SetRowUpper(sum, 5);
+  again.StartFrom(solver.basis(), /*dual=*/true);
+  EXPECT_NEAR(*again.Minimise(cost), -10, 1e-9);
+}
+
 TEST(Lp, SaysWhenThereIsNoneAndGoesOnAfterwards) {
   LinearProgram program;
   const int x = program.AddColumn({.upper = 1});

@@ -145,6 +145,18 @@ TEST(NodeSwap, AThousandNodesComeOutAsGlpkSays) {
   EXPECT_GT(infeasible, 20);
 }
 
+// More ranks and tensors than the random nodes have.
+TEST(NodeSwap, ALargeNodeComesOutAsGlpkSays) {
+  const SwapProblem node = BusyNode(32, 24);
+  const NodeSwapResult ours = MustPlanSwap(node);
+  const Reference theirs = SolveWithGlpk(node);
+  ASSERT_TRUE(ours.feasible && ours.in_time && theirs.feasible);
+  const SwapObjective& other = theirs.objective;
+  EXPECT_NEAR(ours.joint->step_s / other.step_s, 1, 1e-8);
+  EXPECT_NEAR(ours.joint->recompute_s / other.recompute_s, 1, 1e-6);
+  EXPECT_NEAR(ours.joint->moved_bytes / other.moved_bytes, 1, 1e-6);
+}
+
 // ---- Copies that show by choice ---------------------------------------------
 
 // As if all seconds of recomputation were `times` as long.

@@ -177,9 +177,11 @@ SwapProblem WithKinds(SwapProblem node, std::mt19937& random) {
 
 SwapProblem BusyNode(size_t ranks, size_t tensors) {
   SwapProblem node;
-  node.numa = {{0, 1.2e12}, {1, 1.2e12}};
+  const double wide = static_cast<double>(ranks) / 8;
+  const double part = 12 / static_cast<double>(tensors);  // of a tensor
+  node.numa = {{0, 1.2e12 * wide}, {1, 1.2e12 * wide}};
   for (const char* name : {"switch0", "switch1"}) {
-    node.links.push_back({name, 6e10, 6e10, 1e11});
+    node.links.push_back({name, 6e10 * wide, 6e10 * wide, 1e11 * wide});
   }
   for (size_t r = 0; r < ranks; ++r) {
     const int64_t numa = r < ranks / 2 ? 0 : 1;
@@ -201,9 +203,11 @@ SwapProblem BusyNode(size_t ranks, size_t tensors) {
     for (size_t t = 0; t < tensors; ++t) {
       SwapProblem::Tensor tensor{
           .name = fmt::format("t{}", t),
-          .bytes = 1e9 + 3e8 * static_cast<double>(t % 5)};
+          .bytes = part * (1e9 + 3e8 * static_cast<double>(t % 5))};
       if (t < 2) tensor.must = SwapProblem::Must::kSwap;
-      if (t >= 2) tensor.recompute_s = 0.01 + 0.02 * static_cast<double>(t % 7);
+      if (t >= 2) {
+        tensor.recompute_s = part * (0.01 + 0.02 * static_cast<double>(t % 7));
+      }
       rank.tensors.push_back(tensor);
     }
     node.ranks.push_back(rank);

@@ -16,7 +16,8 @@ NodeSwapProblem RandomNode(std::mt19937& random);
 // which tensors they have; a later kind may be frozen.
 NodeSwapProblem WithKinds(NodeSwapProblem node, std::mt19937& random);
 
-// `ranks` ranks of `tensors` tensors with links and memory that bind.
+// `ranks` ranks of `tensors` tensors with links and memory that bind as much as
+// those of 8 ranks of 12.
 NodeSwapProblem BusyNode(size_t ranks, size_t tensors);
 
 // GLPK's word on the rows of planner/swap/README.md, written out with a column
