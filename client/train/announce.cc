@@ -62,6 +62,7 @@ BannerFacts FactsOf(const StepperContext& context, const Stepper& stepper) {
     f.rerun_layers = o.rerun_layers;
     f.classes = own->classes;
     f.transient = own->transient_peak;
+    f.price = stepper.price();
   }
   return f;
 }

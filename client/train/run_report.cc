@@ -35,6 +35,15 @@ Json ReportSettings(const RunReport& r) {
   return json;
 }
 
+Json Price(const std::optional<stream::StepPrice>& price) {
+  if (!price.has_value()) return nullptr;
+  return {{"hbm_bytes", price->hbm.count()},
+          {"host_bytes", price->host.count()},
+          {"recomputed_bytes", price->recomputed.count()},
+          {"recompute_seconds", price->recompute_s},
+          {"length_gain", price->length_gain()}};
+}
+
 Json Resumed(const ResumeReport& r) {
   if (r.checkpoint.empty()) return nullptr;
   return {{"checkpoint", r.checkpoint}, {"step", r.step}, {"run", r.run}};
@@ -67,6 +76,7 @@ std::string ToJson(const RunReport& r, const absl::Status& status) {
                {"seq_len", r.seq_len},
                {"ranks", r.ranks},
                {"settings", ReportSettings(r)},
+               {"price", Price(r.price)},
                {"optimizer_states", stream::Name(r.states)},
                {"optimizer_states_why", nullptr},
                {"steps", r.steps},

@@ -10,6 +10,7 @@
 #include "client/torch/run/plan_change.h"
 #include "client/torch/run/saved_plan.h"
 #include "client/train/launch/options.h"
+#include "planner/stream/price.h"
 #include "planner/stream/settings.h"
 #include "planner/stream/states.h"
 #include "proto/base/units.h"
@@ -49,6 +50,7 @@ struct RunReport {
   double alpha = 0;  // of this rank, as its fractions
   std::vector<plan::ClassPlan> fractions;
   std::optional<stream::Settings> settings;  // none: a baseline
+  std::optional<stream::StepPrice> price;    // likewise, of one sequence
   std::string settings_why;                  // empty: they were given
   stream::StatePlace states = stream::StatePlace::kHbm;  // of the optimizer
   std::string states_why;  // empty: given, or in HBM

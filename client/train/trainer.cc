@@ -48,6 +48,7 @@ void ReportChoice(const RunOptions& options, const Stepper& stepper,
       .rerun_layers = std::max<int64_t>(options.rerun_layers, 1),
       .rerun_chunks = options.rerun_chunks,
       .kept = options.kept};
+  report->price = stepper.price();
   report->fractions = stepper.own_plan()->classes;
   for (plan::ClassPlan& c : report->fractions) {
     const auto runs = fractions.find(c.name);

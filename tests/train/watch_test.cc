@@ -224,6 +224,18 @@ TEST(Banner, SaysModelPlanMemoryAndTime) {
                               "s"));
 }
 
+TEST(Banner, OneLineSaysWhatThePlanGivesForMemory) {
+  BannerFacts f = Facts();
+  f.sequences = 2;
+  f.price = {MiB(100), MiB(300), MiB(800), 0.4};
+  EXPECT_THAT(Joined(f),
+              HasSubstr("100 MiB in HBM, 300 MiB in host memory, 800 MiB "
+                        "computed again in 0.8 s (25 % of the step's compute) "
+                        "for 3 times the tokens\n"));
+  f.price = {MiB(100), MiB(300), Bytes(0), 0};
+  EXPECT_THAT(Joined(f), HasSubstr("none computed again"));
+}
+
 TEST(Banner, WhatIsNotKnownIsNotGuessed) {
   BannerFacts f = Facts();
   f.method = "recompute";

@@ -47,6 +47,7 @@ class Planning:
         self._measured: Measured | None = None
         self._held = 0
         self.plan: dict[str, Any] | None = None  # this rank's, once there
+        self._profile: dict[str, Any] = {}  # that it answers
         self.over = False
         self._changes = Changes(session.job, session.rank)
         # For each changed plan that is not decided on yet: this rank's part,
@@ -69,8 +70,8 @@ class Planning:
         if self._measured is None or not self._measured.whole:
             return None
         self._measured.read()
-        asked = profile(self._measured, self._held, arena.peak_bytes,
-                        self._session)
+        asked = self._profile = profile(self._measured, self._held,
+                                        arena.peak_bytes, self._session)
         try:
             plan = self._session.plan(asked, quiet=self._quiet)
         except Error as error:
@@ -86,7 +87,7 @@ class Planning:
         if not arena.used_bytes:
             # What cannot be leased now is leased when it is needed.
             _refusal(lambda: arena.fit(own["host_bytes"]))
-        self._say(line(own))
+        self._say(line(own, asked))
         return policy_of(own)
 
     # --- plans that follow ---------------------------------------------------
@@ -111,7 +112,7 @@ class Planning:
         else:
             assert part is not None
             self.plan = part
-            self._say(f"{step}: {line(part)}")
+            self._say(f"{step}: {line(part, self._profile)}")
         plan = self.plan
         # The ranks have decided: that it cannot be given back, because there
         # is no daemon any more, changes nothing.
@@ -227,8 +228,28 @@ def _full(planned: Mapping[str, Any], name: str) -> str:
     return f"{planned['kind']}/{name}" if "kind" in planned else name
 
 
-def line(plan: Mapping[str, Any]) -> str:
+def line(plan: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+    """This rank's part of a plan, and what it gives for memory."""
     swapped = [f"{_full(c, c['name'])} {c['swap']:.2g}" for c in plan["classes"]
                if c["name"] != BASE and c["swap"] > 0]
-    return (f"planned: swapped {', '.join(swapped) or 'nothing'}; the rest is "
-            f"computed again; limited by {plan['alpha_limited_by']}")
+    nbytes, seconds = recomputed(plan, asked)
+    return (f"planned: swapped {', '.join(swapped) or 'nothing'}; "
+            f"{plan['host_bytes'] / 2**30:.3g} GiB in host memory, "
+            f"{nbytes / 2**30:.3g} GiB computed again in {seconds:.2g} s of a "
+            f"step; limited by {plan['alpha_limited_by']}")
+
+
+def recomputed(plan: Mapping[str, Any], asked: Mapping[str, Any]
+               ) -> tuple[int, float]:
+    """Bytes of products that a step of this plan computes again in place of
+    holding them, and the seconds that this takes; `asked`: the profile."""
+    layers = {k["name"]: k["layers"] for k in asked.get("kinds", ())}
+    costs = {(c.get("kind"), c["name"]): c for c in asked["classes"]}
+    nbytes, seconds = 0.0, 0.0
+    for c in plan["classes"]:
+        cost = costs[c.get("kind"), c["name"]]
+        again = (1 - c["keep"] - c["swap"]) * layers.get(
+            c.get("kind"), asked.get("layers", 0))
+        nbytes += again * cost["bytes_per_layer"]
+        seconds += again * cost["recompute_seconds"]
+    return round(nbytes), seconds

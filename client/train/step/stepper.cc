@@ -170,6 +170,11 @@ class SluiceStepper final : public Stepper {
   const plan::RankPlan* own_plan() const override {
     return run_->saved_plan().own();
   }
+  std::optional<stream::StepPrice> price() const override {
+    stream::StreamOptions runs = StreamedOptions(context_).stream;
+    runs.fractions = run_->fractions();
+    return stream::PriceOf(runs, run_->saved_plan().profile);
+  }
   runtime::PlanSummary plan() const override { return run_->plan(); }
   const runtime::SavedPlan* saved_plan() const override {
     return &run_->saved_plan();

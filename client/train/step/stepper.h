@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@
 #include "client/train/watch/rank_watch.h"
 #include "planner/stream/fractions.h"
 #include "planner/stream/layouts.h"
+#include "planner/stream/price.h"
 #include "planner/stream/states.h"
 #include "proto/plan/plan.h"
 #include "proto/plan/profile.h"
@@ -88,6 +90,7 @@ class Stepper {
   // Fractions of every class, scratch too, as it runs.
   virtual stream::FractionMap fractions() const { return {}; }
   virtual const plan::RankPlan* own_plan() const { return nullptr; }
+  virtual std::optional<stream::StepPrice> price() const { return {}; }
   virtual runtime::PlanSummary plan() const { return {}; }
   virtual const runtime::SavedPlan* saved_plan() const { return nullptr; }
   // One line on how it came by its plan; empty: as usual.

@@ -75,6 +75,22 @@ std::string PlanLine(const BannerFacts& f) {
   return "plan    layer inputs kept on the GPU, layers recomputed";
 }
 
+// What the plan gives for memory.
+std::string PriceLine(const stream::StepPrice& p, const BannerFacts& f) {
+  std::string text =
+      fmt::format("price   activations: {} in HBM, {} in host memory, ",
+                  FormatBytes(p.hbm), FormatBytes(p.host));
+  if (p.recompute_s <= 0) return text + "none computed again";
+  const double seconds = p.recompute_s * static_cast<double>(f.sequences);
+  text += fmt::format("{} computed again in {}", FormatBytes(p.recomputed),
+                      Duration(seconds));
+  if (f.compute_s > 0) {
+    text += fmt::format(" ({} of the step's compute)",
+                        Percent(seconds / f.compute_s));
+  }
+  return text + fmt::format(" for {:.3g} times the tokens", p.length_gain());
+}
+
 std::string MemoryLine(const BannerFacts& f) {
   std::string text = fmt::format(
       "memory  {}: {} of {} leased per rank{}; ", f.gpu, FormatBytes(f.leased),
@@ -134,6 +150,9 @@ std::string PlanInWords(const std::vector<plan::ClassPlan>& classes) {
 std::vector<std::string> Banner(const BannerFacts& facts) {
   std::vector<std::string> lines = {ModelLine(facts), PlanLine(facts),
                                     MemoryLine(facts), StepLine(facts)};
+  if (facts.price.has_value()) {
+    lines.insert(lines.begin() + 2, PriceLine(*facts.price, facts));
+  }
   if (!facts.cut.empty()) {
     lines.insert(lines.begin() + 1, "cut     " + facts.cut);
   }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "planner/stream/model_shape.h"
+#include "planner/stream/price.h"
 #include "proto/base/units.h"
 #include "proto/plan/plan.h"
 #include "proto/plan/profile.h"
@@ -22,8 +23,9 @@ struct BannerFacts {
   int64_t seq_len = 0, sequences = 1;  // of a step
   int64_t chunk = 0;                   // 0: not cut
   int64_t rerun_chunks = 0, rerun_layers = 1;
-  std::string cut;                       // why so; empty: it was given
-  std::vector<plan::ClassPlan> classes;  // none: a baseline
+  std::string cut;                         // why so; empty: it was given
+  std::vector<plan::ClassPlan> classes;    // none: a baseline
+  std::optional<stream::StepPrice> price;  // of one sequence
   // Of this rank.
   std::string gpu;  // "GPU 0"
   Bytes leased, gpu_total;

@@ -39,6 +39,15 @@ class Fractions(either_node.NodeTest):
                          {"keep": 0.5, "swap": 0, "recompute": 0.5})
         self.assertEqual(of["ffn_gate"],
                          {"keep": 0.25, "swap": 0.5, "recompute": 0.25})
+        # What the plan gives for memory.
+        self.assertEqual(plain["price"]["recomputed_bytes"], 0)
+        self.assertEqual(plain["price"]["recompute_seconds"], 0)
+        self.assertLessEqual(
+            abs(plain["host_bytes"] - either_node.STAGE_BYTES
+                - plain["price"]["host_bytes"]), 2**16)
+        self.assertGreater(asked["price"]["hbm_bytes"], 0)
+        self.assertGreater(asked["price"]["recompute_seconds"], 0)
+        self.assertGreater(asked["price"]["length_gain"], 1)
 
     def test_classes_that_are_used_in_place_stay_where_they_are_asked_to(self):
         # Elements of a token: of every layer, or of one layer's scratch.

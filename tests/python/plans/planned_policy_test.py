@@ -16,7 +16,7 @@ from support import await_true, is_running, start
 import sluice
 from sluice.daemon import PrivateDaemon
 from sluice.errors import Status
-from sluice.planned import BASE
+from sluice.planned import BASE, recomputed
 from sluice.policy import Policy
 
 CHUNK = 16
@@ -83,6 +83,32 @@ def test_the_profile_describes_the_measured_step(session, monkeypatch):
     assert abs(given["forward_d2h_fixed"]
                - classes[BASE]["bytes_per_layer"]) <= rows * 4 * 48
     assert given["backward_h2d_fixed"] > classes[BASE]["bytes_per_layer"] / 2
+
+
+def test_a_plan_says_what_it_computes_again_for_how_many_seconds(capfd, session):
+    profiles = []
+    ask = session.plan
+
+    def plan(given, **options):
+        profiles.append(given)
+        return ask(given, **options)
+
+    session.plan = plan
+    model = tiny()
+    stream = sluice.stream(model, session=session, chunk=CHUNK, policy="plan")
+    for _ in range(3):
+        run(model, batch())
+    [asked] = profiles
+    nothing = [{**c, "swap": 0.0} for c in stream.plan["classes"]
+               if c["name"] != BASE]
+    assert recomputed({"classes": nothing}, asked) == (
+        2 * sum(c["bytes_per_layer"] for c in asked["classes"][1:]),
+        pytest.approx(2 * sum(c["recompute_seconds"]
+                              for c in asked["classes"])))
+    nbytes, seconds = recomputed(stream.plan, asked)
+    assert f"{nbytes / 2**30:.3g} GiB computed again in {seconds:.2g} s" in (
+        capfd.readouterr().err)
+    stream.unstream()
 
 
 def test_a_product_that_every_replay_computes_has_its_cost(

@@ -1,0 +1,78 @@
+// What a step gives for memory: bytes that it does not hold, and seconds.
+#include "planner/stream/price.h"
+
+#include <gtest/gtest.h>
+
+#include "planner/stream/profile.h"
+#include "planner/stream/stream_shape.h"
+
+namespace sluice::stream {
+namespace {
+
+// 8 chunks of 4 layers; a second for each kind of segment.
+StreamOptions Options() {
+  return {.model = Llama({.layers = 4,
+                          .hidden = 64,
+                          .heads = 4,
+                          .kv_heads = 4,
+                          .ffn = 128,
+                          .vocab = 256}),
+          .layout = ChunkLayout(512, 64, 1)};
+}
+
+StepPrice Price(const StreamOptions& options) {
+  std::vector<plan::SegmentKind> recorded;
+  for (const SegmentTraits& segment : kSegments) {
+    recorded.push_back({.name = KindOf(segment.which, true), .seconds = 1});
+  }
+  return PriceOf(options, Profile(options, recorded));
+}
+
+TEST(StepPrice, NothingComputedAgainCostsNothing) {
+  const StepPrice price = Price(Options());
+  EXPECT_EQ(price.host, HostBytes(Options()));
+  EXPECT_EQ(price.hbm, Bytes(0));
+  EXPECT_EQ(price.recomputed, Bytes(0));
+  EXPECT_EQ(price.recompute_s, 0);
+  EXPECT_EQ(price.length_gain(), 1);
+}
+
+// Half of a class of 512 rows of 64 fp32 numbers, in 4 layers; what makes it
+// makes x2, the norm and the FFN too.
+TEST(StepPrice, DroppedRowsCostTheirShareOfTheSegmentThatMakesThem) {
+  StreamOptions options = Options();
+  options.fractions = {{"norm2", {0, 0.5}}};
+  const StepPrice price = Price(options);
+  EXPECT_EQ(price.recomputed, Bytes(4 * 512 * 64 * 4 / 2));
+  EXPECT_EQ(price.host + price.recomputed, HostBytes(Options()));
+  const double rows = 2 * 64 * 64 + 8 * 64 + 4 * 64 * 128 + 8 * 128;
+  EXPECT_NEAR(price.recompute_s, 0.5 * 4 * 8 * 8 * 64 / (rows + 2 * 64 * 128),
+              1e-9);
+}
+
+// The first 4 chunks of all layers but the last: 3 times 4 of the token-local
+// kinds, but for what follows attention, 4 diagonal blocks and 6 others.
+TEST(StepPrice, ChunksThatRunAgainCostTheirSegments) {
+  StreamOptions options = Options();
+  options.rerun_chunks = 4;
+  options.fractions = DropFree(options.model, {});
+  StreamOptions all = options;
+  all.rerun_chunks = 0;
+  const StepPrice with = Price(options), without = Price(all);
+  EXPECT_EQ(with.recompute_s - without.recompute_s, 3 * (4 + 4 + 6));
+  EXPECT_EQ(with.recomputed - without.recomputed,
+            HostBytes(all) - HostBytes(options));
+  EXPECT_GT(with.length_gain(), without.length_gain());
+}
+
+TEST(StepPrice, KeptRowsAreInHbmAndNotComputedAgain) {
+  StreamOptions options = Options();
+  options.fractions = KeepEverything(options.model);
+  const StepPrice price = Price(options);
+  EXPECT_EQ(price.hbm, KeptBytes(options));
+  EXPECT_EQ(price.recomputed, Bytes(0));
+  EXPECT_EQ(price.recompute_s, 0);
+}
+
+}  // namespace
+}  // namespace sluice::stream
