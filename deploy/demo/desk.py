@@ -43,8 +43,7 @@ def verdict(methods):
         said += (" Host memory is the limit of sluice, which keeps more per "
                  "layer there than alst does, and "
                  f"{SHORT_OF.get(theirs['stopped_by'], 'another limit')} that "
-                 "of alst. The demo's model has few layers, so a token takes "
-                 "little host memory there.")
+                 "of alst.")
     if ours["mfu_at_1m"] and theirs["mfu_at_1m"]:
         said += (f" At 1M tokens sluice is at {100 * ours['mfu_at_1m']:.1f} % "
                  f"MFU, alst at {100 * theirs['mfu_at_1m']:.1f} %.")

