@@ -96,6 +96,12 @@ class Runs:
         return found, seconds, ran[1]
 
 
+def step_of(tokens, seconds):
+    if not seconds:
+        return "only probed"
+    return f"a step in {seconds:.1f} s, {tokens / seconds:.0f} tokens/s"
+
+
 def placed(report):
     settings = report and report["settings"]
     if not settings:
@@ -109,7 +115,7 @@ def entries_of(runs, ways, only_lengths):
                for way in ways}
     entries = [{"name": f"ablation, {way}", "value": tokens, "unit": "tokens",
                 "target": None, "better": "higher", "detail":
-                f"a step in {seconds:.1f} s{placed(report)}"}
+                step_of(tokens, seconds) + placed(report)}
                for way, (tokens, seconds, report) in longest.items()]
     for way, other, least in PAIRS:
         if way not in longest or other not in longest:
@@ -130,8 +136,8 @@ def entries_of(runs, ways, only_lengths):
         entries.append({
             "name": f"ablation, speed of {way} / {other}", "target": 1,
             "value": theirs / mine, "unit": f"x at {length} tokens",
-            "better": "higher", "detail":
-            f"{mine:.1f} s beside {theirs:.1f} s"})
+            "better": "higher", "detail": f"{step_of(length, mine)} beside "
+            f"{step_of(length, theirs)}"})
     return entries
 
 
