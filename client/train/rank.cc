@@ -11,6 +11,7 @@
 
 #include "client/session/session.h"
 #include "client/torch/exceptions.h"
+#include "client/torch/placement.h"
 #include "client/torch/ranks/device_ranks.h"
 #include "client/torch/run/agreement.h"
 #include "client/torch/run/communicators.h"
@@ -18,6 +19,7 @@
 #include "client/train/check/check.h"
 #include "client/train/choose_settings.h"
 #include "client/train/launch/outcome.h"
+#include "client/train/launch/peer_line.h"
 #include "client/train/launch/peer_watch.h"
 #include "client/train/launch/rank_result.h"
 #include "client/train/open_memory.h"
@@ -28,6 +30,7 @@
 #include "client/train/watch/stop.h"
 #include "client/train/watch/watched_collectives.h"
 #include "planner/stream/states.h"
+#include "proto/base/peer_fault.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
@@ -59,6 +62,8 @@ class RankRun {
  private:
   std::unique_ptr<RankWatch> MakeWatch();
   absl::Status Work();
+  // Where no launcher of ours watches the ranks, which may be on several nodes.
+  absl::Status OpenLine(runtime::Collectives& host);
   // `host`: of `ranks`; null: one rank.
   absl::Status WithMemory(runtime::Collectives::Options ranks,
                           runtime::Collectives* host);
@@ -91,6 +96,7 @@ class RankRun {
   std::atomic<bool> telling_{false};  // one thread does
   const std::unique_ptr<RankWatch> progress_;
   PeerWatch watch_;
+  std::unique_ptr<PeerLine> line_;  // after OpenLine
 };
 
 Bytes RankRun::StatesIn(stream::StatePlace place) const {
@@ -175,6 +181,7 @@ absl::Status RankRun::WithRanks(runtime::RankMemory& memory,
   // one to the others.
   const absl::Status together = collectives->Barrier();
   watch_.Disarm();
+  if (line_ != nullptr) line_->End();
   return together;
 }
 
@@ -209,8 +216,9 @@ absl::Status RankRun::WithMemory(runtime::Collectives::Options ranks,
   }
   runtime::Collectives* const all = gpus != nullptr ? gpus.get() : host;
   client::Session& session = (*memory)->session();
-  watch_.Attach(session, [all](const std::string& why) {
-    if (all != nullptr) all->Abort(why);
+  watch_.Attach(session, [this, all](const std::string& what) {
+    if (line_ != nullptr) line_->Tell(what);
+    if (all != nullptr) all->Abort(std::string(watch_.why().message()));
   });
   const absl::Status status = runtime::CatchStatus(
       fmt::format("rank {}", environment_.rank), [&]() -> absl::Status {
@@ -241,8 +249,31 @@ absl::Status RankRun::Work() {
     c.timeout_s = CollectiveTimeout(options_.end_after);
     SLUICE_ASSIGN_OR_RETURN(host, runtime::Collectives::Connect(c));
     host = Watched(std::move(host), progress_.get());
+    if (environment_.launcher_pid == 0) {
+      SLUICE_RETURN_IF_ERROR(OpenLine(*host));
+    }
   }
   return WithMemory(c, host.get());
+}
+
+absl::Status RankRun::OpenLine(runtime::Collectives& host) {
+  const auto died = [this](const std::string& what) { watch_.PeerDied(what); };
+  absl::StatusOr<std::unique_ptr<PeerLine>> line(nullptr);
+  PeerLine::Place place;
+  if (environment_.rank == 0) {
+    line = PeerLine::Hold(died);
+    if (line.ok()) place = (*line)->place();
+  }
+  at::Tensor told =
+      runtime::ViewOf(&place, {2}, at::kLong, at::kCPU);  // port and token
+  SLUICE_RETURN_IF_ERROR(host.Broadcast(told, 0));
+  if (environment_.rank != 0) {
+    line = PeerLine::Reach(environment_.master_addr, place, environment_.rank,
+                           died);
+  }
+  SLUICE_RETURN_IF_ERROR(runtime::Agree(&host, line.status()));
+  line_ = *std::move(line);
+  return absl::OkStatus();
 }
 
 std::unique_ptr<RankWatch> RankRun::MakeWatch() {
@@ -313,6 +344,10 @@ int RankRun::Run() {
                            [this]() -> absl::Status { return Work(); });
   const absl::Status status =
       watch_.Explain(WithAdvice(worked, options_.method), report_.interrupted);
+  if (!status.ok() && !IsCausedByPeer(status) && line_ != nullptr) {
+    line_->Tell(fmt::format("rank {} ({})", environment_.rank,
+                            std::string(status.message())));
+  }
   // The watch was first and leaves the process.
   while (telling_.exchange(true)) pause();
   progress_->console().Close();

@@ -5,8 +5,10 @@
 
 #include <cstdlib>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "proto/base/peer_fault.h"
 
 namespace sluice::train {
@@ -72,9 +74,29 @@ class PeerWatchTest : public ::testing::Test {
 TEST_F(PeerWatchTest, APeersDeathAbortsAtOnceAndOnceWithItsReason) {
   session_.Tell(Kind::kPeerDied, "rank 0 of job demo");
   session_.Tell(Kind::kPeerDied, "rank 2 of job demo");
-  EXPECT_THAT(aborts_,
-              ElementsAre("rank 0 of job demo ended; this rank ends too"));
-  EXPECT_EQ(watch_.why().message(), aborts_[0]);
+  EXPECT_THAT(aborts_, ElementsAre("rank 0 of job demo"));
+  EXPECT_EQ(watch_.why().message(),
+            "rank 0 of job demo ended; this rank ends too");
+}
+
+TEST_F(PeerWatchTest, ADeathOnAnotherNodeAbortsAsOneOnThisNode) {
+  watch_.PeerDied("rank 2");
+  session_.Tell(Kind::kPeerDied, "rank 0 of job demo");
+  EXPECT_THAT(aborts_, ElementsAre("rank 2"));
+  EXPECT_EQ(watch_.why().message(), "rank 2 ended; this rank ends too");
+}
+
+// The loss of a collective is noticed before its reason is known.
+TEST_F(PeerWatchTest, ALostCollectiveWaitsForTheNewsOfADeath) {
+  std::thread news([this] {
+    absl::SleepFor(absl::Milliseconds(100));
+    watch_.PeerDied("rank 2");
+  });
+  const absl::Status lost =
+      CausedByPeer(absl::UnavailableError("a sum failed"));
+  EXPECT_EQ(watch_.Explain(lost, false).message(),
+            "rank 2 ended; this rank ends too");
+  news.join();
 }
 
 // An evicted rank ends its step, and saves: with its collectives.

@@ -21,9 +21,12 @@ PeerWatch::~PeerWatch() {
 }
 
 void PeerWatch::Attach(client::Session& session, OnPeerDied on_peer_died) {
+  {
+    const MutexLock lock(calling_);
+    on_peer_died_ = std::move(on_peer_died);
+  }
   session.OnEvent(
-      [this, on_peer_died = std::move(on_peer_died)](
-          const client::SessionEvent& event) { OnEvent(event, on_peer_died); });
+      [this](const client::SessionEvent& event) { OnEvent(event); });
 }
 
 void PeerWatch::Disarm() {
@@ -37,8 +40,7 @@ absl::Status PeerWatch::why() const {
   return why_;
 }
 
-void PeerWatch::OnEvent(const client::SessionEvent& event,
-                        const OnPeerDied& on_peer_died) {
+void PeerWatch::OnEvent(const client::SessionEvent& event) {
   using Kind = client::SessionEvent::Kind;
   if (event.kind == Kind::kDisconnected) on_gone_(event.detail);
   // A daemon that is gone or going slows no step: mappings stay.
@@ -47,12 +49,14 @@ void PeerWatch::OnEvent(const client::SessionEvent& event,
           fmt::format("the daemon evicted this rank: {}", event.detail)))) {
     on_evicted_();
   }
-  if (event.kind == Kind::kPeerDied) {
-    const std::string reason =
-        fmt::format("{} ended; this rank ends too", event.detail);
-    const bool to_end = Keep(CausedByPeer(absl::UnavailableError(reason)));
-    if (to_end && on_peer_died) on_peer_died(reason);
-  }
+  if (event.kind == Kind::kPeerDied) PeerDied(event.detail);
+}
+
+void PeerWatch::PeerDied(const std::string& what) {
+  const bool to_end = Keep(CausedByPeer(absl::UnavailableError(
+      fmt::format("{} ended; this rank ends too", what))));
+  const MutexLock lock(calling_);
+  if (to_end && on_peer_died_) on_peer_died_(what);
 }
 
 bool PeerWatch::Keep(const absl::Status& why) {
@@ -63,9 +67,13 @@ bool PeerWatch::Keep(const absl::Status& why) {
   return !disarmed_;
 }
 
-absl::Status PeerWatch::Explain(const absl::Status& status,
-                                bool interrupted) const {
-  const absl::Status why = this->why();
+absl::Status PeerWatch::Explain(const absl::Status& status, bool interrupted) {
+  MutexLock lock(mutex_);
+  const auto deadline = CondVar::Deadline(kNews);
+  while (IsCausedByPeer(status) && why_.ok() &&
+         changed_.WaitUntil(mutex_, deadline)) {
+  }
+  const absl::Status why = why_;
   if (why.ok() || LimitedBy(status) != "none") return status;
   const bool early = !status.ok() || interrupted;
   const bool explains = IsCausedByPeer(why) ? IsCausedByPeer(status) : early;

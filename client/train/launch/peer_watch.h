@@ -1,11 +1,11 @@
 // Ends this rank in time when another one dies, or the job is evicted.
 //
-// The daemon's event comes while the main thread computes, or hangs in a
-// collective that will never end. The main thread usually notices by itself
-// (its collective fails); if it has not ended the run after kGrace, the watch
-// does: it calls `on_timeout` (which reports and leaves the process). NCCL's
-// collectives do not fail by themselves, so `on_peer_died` is called at once,
-// to abort them.
+// News of a death come from this node's daemon, or from another rank
+// (PeerLine), while the main thread computes, or hangs in a collective that
+// will never end. The main thread usually notices by itself (its collective
+// fails); if it has not ended the run after kGrace, the watch does: it calls
+// `on_timeout` (which reports and leaves the process). NCCL's collectives do
+// not fail by themselves, so `on_peer_died` is called at once, to abort them.
 //
 // An eviction asks for an orderly end: `on_evicted` is called at once, and
 // the run has kEvictedGrace to end its step and save.
@@ -28,6 +28,7 @@ class PeerWatch {
  public:
   static constexpr absl::Duration kGrace = absl::Seconds(3);
 
+  static constexpr absl::Duration kNews = absl::Milliseconds(1500);
   static constexpr absl::Duration kEvictedGrace = absl::Seconds(30);
 
   // `on_timeout` is given why(); `on_evicted` and `on_gone` (with the reason)
@@ -37,25 +38,27 @@ class PeerWatch {
             std::function<void(const std::string&)> on_gone);
   ~PeerWatch();
 
-  // `on_peer_died`, with the reason, runs on the session's thread, at most
-  // once; it may block: the timeout does not wait for it. Empty: nothing to do.
-  // When Attach returns, that of a former Attach is not running and never will.
+  // `on_peer_died`, with what died, runs on the thread that brings the news, at
+  // most once; it may block: the timeout does not wait for it. Empty: nothing
+  // to do. When Attach returns, that of a former Attach is not running and
+  // never will.
   using OnPeerDied = std::function<void(const std::string&)>;
   void Attach(client::Session& session, OnPeerDied on_peer_died);
+  // `what`: "rank 1 of job demo: killed by signal 9".
+  void PeerDied(const std::string& what);
   // From now on a peer's end is its normal end, and an eviction stops nothing.
   void Disarm();
   // Why the run has to end: a peer's death, marked as one, or an eviction; OK:
   // it has not.
   absl::Status why() const;
-  // The Status a rank ends with: a lost collective is explained by the daemon's
-  // event, where that came, and so is an end before the last step
+  // The Status a rank ends with: a lost collective is explained by the news of
+  // a death, which may take kNews to come, and an end before the last step
   // (`interrupted`, or a fault) by an eviction. A fault of the rank's own is
-  // not: whoever died may be its victim.
-  absl::Status Explain(const absl::Status& status, bool interrupted) const;
+  // not: the rank that died may be its victim.
+  absl::Status Explain(const absl::Status& status, bool interrupted);
 
  private:
-  void OnEvent(const client::SessionEvent& event,
-               const OnPeerDied& on_peer_died);
+  void OnEvent(const client::SessionEvent& event);
   // False: nothing need be done, for the run ends already.
   bool Keep(const absl::Status& why);
   void Run();
@@ -67,6 +70,8 @@ class PeerWatch {
   CondVar changed_;
   absl::Status why_ ABSL_GUARDED_BY(mutex_);
   bool disarmed_ ABSL_GUARDED_BY(mutex_) = false;
+  Mutex calling_;
+  OnPeerDied on_peer_died_ ABSL_GUARDED_BY(calling_);
   std::thread thread_;
 };
 

@@ -1,0 +1,89 @@
+// Tells every rank of a run, on whichever node, that one of them has died.
+//
+// A daemon tells the ranks of its own node alone, and NCCL's kernels wait for a
+// dead rank without end. So each rank keeps a TCP connection to rank 0, which
+// passes a death on to all. The kernel closes a dead process's connections:
+// while all is well no rank sends anything, and a rank that is stopped by a
+// signal is not taken for a dead one. A node that loses its power is found by
+// TCP's keepalive after 8 s.
+//
+// Rank 0 waits kNaming before it passes on that a connection was closed: until
+// then a rank of that node can tell what its daemon knows of the death. Rank
+// 0's own death closes all connections.
+//
+// The connections carry lines: "TOKEN RANK" first, then "died WHAT" or "end".
+// Thread safety: safe.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "proto/base/mutex.h"
+#include "proto/base/unique_fd.h"
+
+namespace sluice::train {
+
+class PeerLine {
+ public:
+  static constexpr absl::Duration kNaming = absl::Milliseconds(500);
+
+  // Where rank 0 listens. The token keeps strangers out.
+  struct Place {
+    int64_t port = 0, token = 0;
+  };
+  // `what`: "rank 1 of job demo: killed by signal 9". Runs on the line's
+  // thread, at most once, and may block.
+  using OnDeath = std::function<void(const std::string& what)>;
+
+  // On rank 0, on all its addresses. Unavailable: it cannot listen.
+  static absl::StatusOr<std::unique_ptr<PeerLine>> Hold(OnDeath on_death);
+  // On the other ranks. Unavailable: rank 0 cannot be reached within 10 s.
+  static absl::StatusOr<std::unique_ptr<PeerLine>> Reach(
+      const std::string& address, Place place, int rank, OnDeath on_death);
+  ~PeerLine();
+
+  Place place() const { return place_; }
+  // Tells all other ranks of a death, this rank's own included, unless one was
+  // told before. Does not wait for them.
+  void Tell(const std::string& what);
+  // From now on this rank's end is no death, and no death is told here.
+  void End();
+
+ private:
+  struct Peer {
+    UniqueFd fd;
+    int rank = -1;  // not said yet
+    std::string unread;
+    absl::Time closed_at = absl::InfiniteFuture();
+  };
+  PeerLine(Place place, UniqueFd listener, std::list<Peer> peers,
+           OnDeath on_death);
+  void Run();
+  void Look() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Hear(const std::string& what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // False: the connection is of no use any more.
+  bool Read(Peer& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Obey(Peer& peer, const std::string& line)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Send(const std::string& line) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const Place place_;
+  const UniqueFd listener_;  // rank 0's
+  const OnDeath on_death_;
+  Mutex mutex_;
+  // Rank 0 has all the others here, each of them has rank 0.
+  std::list<Peer> peers_ ABSL_GUARDED_BY(mutex_);
+  std::string died_ ABSL_GUARDED_BY(mutex_);   // told here, or heard
+  std::string heard_ ABSL_GUARDED_BY(mutex_);  // not yet passed to on_death_
+  bool quiet_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ending_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace sluice::train

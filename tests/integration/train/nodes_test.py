@@ -1,0 +1,135 @@
+"""Ranks on two nodes: two daemons that know nothing of each other, and ranks
+that no launcher of ours started. A rank that dies on one node ends those of
+both, with its name, and all memory comes back."""
+
+import signal
+import socket as socketlib
+import subprocess
+import time
+import unittest
+
+import either_node
+import harness
+
+# From the death of one rank to the end of all others.
+LIMIT_S = 10
+WORLD = 3
+NODES = (0, 0, 1)  # of each rank
+
+
+class Nodes(either_node.NodeTest):
+    def setUp(self):
+        super().setUp()
+        self.sockets = [self.daemon(name=name, gpus=WORLD)
+                        for name in ("a", "b")]
+
+    def start_ranks(self, *flags, after=lambda log: len(log) >= 2):
+        """The ranks, once rank 0's log is so far."""
+        with socketlib.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        log = self.path(port)
+        ranks = [self.start(
+            [harness.TRAIN, "train", *harness.MODEL, "--ranks", str(WORLD),
+             "--seq-len", "300", "--steps", "100000", "--hbm", "16MiB",
+             "--data", self.text, "--log-jsonl", log, "--socket",
+             self.sockets[node],
+             # NCCL's fake knows a GPU by its number, of whichever node it is.
+             "--gpu", ",".join(str(r) for r in range(WORLD) if NODES[r] == node),
+             *flags],
+            {"RANK": str(rank), "WORLD_SIZE": str(WORLD),
+             "LOCAL_RANK": str(rank - NODES.index(node)),
+             "LOCAL_WORLD_SIZE": str(NODES.count(node)),
+             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+             # As within a node, and as over most networks.
+             "SLUICE_FAKE_NCCL": "silent=1"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            for rank, node in enumerate(NODES)]
+        self.wait_until(lambda: after(harness.lines_of(log)),
+                        lambda: f"no start: {[r.poll() for r in ranks]}")
+        return ranks
+
+    def expect_ends(self, ranks, victim, names, killed):
+        """`killed`: when. All others end in time, and say what `names`."""
+        others = [r for r in range(WORLD) if r != victim]
+        said = {r: ranks[r].communicate(timeout=harness.PATIENCE_S)[1]
+                for r in others}
+        took = time.monotonic() - killed
+        ranks[victim].communicate()
+        print(f"rank {victim}: the others ended after {took:.1f} s")
+        for rank in others:
+            self.assertEqual(ranks[rank].returncode, 1, said[rank])
+            self.assertRegex(said[rank], f"error: rank {rank}: {names[rank]}")
+        self.assertLess(took, LIMIT_S)
+        for socket in self.sockets:
+            self.wait_until(lambda s=socket: self.leased(s) == 0,
+                            "the dead job's memory is not free")
+
+    def kill(self, ranks, victim):
+        ranks[victim].kill()
+        return time.monotonic()
+
+    # The daemon of its node names the signal, to the ranks of both.
+    def test_killed_in_compute_while_the_others_wait_for_it(self):
+        ranks = self.start_ranks()
+        ranks[1].send_signal(signal.SIGSTOP)
+        time.sleep(1)
+        self.assertEqual([r.poll() for r in ranks], [None] * WORLD)
+        self.expect_ends(ranks, 1, ["rank 1 of job .*signal 9"] * WORLD,
+                         self.kill(ranks, 1))
+
+    # No rank is left on its node.
+    def test_killed_in_a_collective_alone_on_its_node(self):
+        ranks = self.start_ranks()
+        for rank in (0, 1):
+            ranks[rank].send_signal(signal.SIGSTOP)
+        time.sleep(1)  # rank 2 comes to a collective, and no further
+        killed = self.kill(ranks, 2)
+        for rank in (0, 1):
+            ranks[rank].send_signal(signal.SIGCONT)
+        self.expect_ends(ranks, 2, ["rank 2 "] * WORLD, killed)
+
+    def test_killed_while_it_waits_for_a_lease(self):
+        holder = self.start(
+            [harness.TRAIN, "train", *harness.MODEL, "--seq-len", "300",
+             "--steps", "100000", "--hbm", "60MiB", "--data", self.text,
+             "--socket", self.sockets[1], "--job", "holder", "--gpu", "2", "--log-jsonl",
+             self.path("holder")],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.wait_until(lambda: len(harness.lines_of(self.path("holder"))) > 1,
+                        "the other job does not train")
+        held = self.leased(self.sockets[1])
+        ranks = self.start_ranks(
+            "--wait", "300",
+            after=lambda _: self.status(self.sockets[1])["waiting"])
+        killed = self.kill(ranks, 2)
+        said = [ranks[r].communicate(timeout=harness.PATIENCE_S)[1]
+                for r in (0, 1)]
+        self.assertLess(time.monotonic() - killed, LIMIT_S)
+        for rank in (0, 1):
+            self.assertRegex(said[rank], f"error: rank {rank}: rank 2 ")
+        self.wait_until(lambda: self.leased(self.sockets[0]) == 0, "not free")
+        self.assertEqual(self.leased(self.sockets[1]), held)
+        holder.kill()
+
+    # Rank 0 holds the store, and passes the news on.
+    def test_killed_where_the_store_is(self):
+        ranks = self.start_ranks()
+        self.expect_ends(ranks, 0, ["rank 0 "] * WORLD,
+                         self.kill(ranks, 0))
+
+    def test_a_stopped_rank_ends_no_other(self):
+        ranks = self.start_ranks()
+        ranks[0].send_signal(signal.SIGSTOP)
+        time.sleep(LIMIT_S)
+        self.assertEqual([r.poll() for r in ranks], [None] * WORLD)
+        ranks[0].send_signal(signal.SIGCONT)
+        for rank in ranks:
+            rank.send_signal(signal.SIGTERM)
+        for rank in ranks:
+            _, err = rank.communicate(timeout=harness.PATIENCE_S)
+            self.assertEqual(rank.returncode, 130, err)
+
+
+if __name__ == "__main__":
+    unittest.main()
