@@ -267,6 +267,7 @@ absl::StatusOr<runtime::StepResult> Trainer::RunMicroBatches() {
   next_token_ = state_.next_token;
   for (int64_t i = 0; i < sequences(); ++i) {
     context_.watch->BeginSequence(i);
+    if (i + 1 == sequences()) optimizer_->BeginLastSequence();
     if (dealer_ != nullptr) {
       SLUICE_RETURN_IF_ERROR(dealer_->Deal(next_token_, dealt_, dealt_labels_));
       SLUICE_RETURN_IF_ERROR(context_.stage->Write(tokens_, dealt_.data()));
@@ -353,6 +354,9 @@ absl::Status Trainer::Step() {
     return absl::InternalError(WhatWentWrong(before.loss, *norm));
   }
   SLUICE_RETURN_IF_ERROR(optimizer_->Update(state_.step, *norm));
+  if (context_.options->method != Method::kSluice) {  // asks for no part
+    SLUICE_RETURN_IF_ERROR(optimizer_->FinishUpdate());
+  }
   ++state_.step;
   state_.next_token = next_token_;
   stop_ = before.stop;

@@ -9,13 +9,30 @@ constexpr int64_t kLine = 64 / 4;  // in elements of fp32
 
 int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The last one may be smaller.
-int64_t BucketSize(int64_t elements, int ranks, Dealing dealing) {
-  if (dealing == Dealing::kMebibytes) return kBucketElements;
-  const int64_t rounds =
-      std::max<int64_t>(DivideUp(elements, kBucketElements * ranks), 1);
+// The size of equal buckets, of at most `most` and as many for each rank, that
+// `elements` are cut into; the last one may be smaller.
+int64_t BucketSize(int64_t elements, int ranks, int64_t most) {
+  const int64_t rounds = std::max<int64_t>(DivideUp(elements, most * ranks), 1);
   // Whole cache lines.
   return DivideUp(DivideUp(elements, rounds * ranks), kLine) * kLine;
+}
+
+// Elements [offset, end), in buckets of `size`.
+std::vector<Bucket> Cut(int64_t offset, int64_t end, int64_t size, int ranks) {
+  std::vector<Bucket> buckets;
+  for (int64_t at = offset; at < end; at += size) {
+    buckets.push_back({at, std::min(size, end - at),
+                       static_cast<int>(std::ssize(buckets) % ranks)});
+  }
+  return buckets;
+}
+
+int64_t OwnedOfPart(int64_t elements, int ranks, int rank) {
+  const int64_t size = BucketSize(elements, ranks, kBucketElements);
+  const int64_t buckets = DivideUp(elements, size);
+  const int64_t own = buckets > rank ? DivideUp(buckets - rank, ranks) : 0;
+  const bool last = own > 0 && (buckets - 1) % ranks == rank;
+  return own * size - (last ? buckets * size - elements : 0);
 }
 
 // A tensor as the region allocator has it.
@@ -23,22 +40,56 @@ Bytes Lines(int64_t bytes) { return Bytes(DivideUp(bytes, 64) * 64); }
 
 }  // namespace
 
-std::vector<Bucket> CutBuckets(int64_t elements, int ranks, Dealing dealing) {
-  const int64_t size = BucketSize(elements, ranks, dealing);
+std::vector<Round> CutRounds(const ModelShape& model, int ranks) {
+  std::vector<Round> rounds;
+  int64_t part = 0, begin = 0;
+  for (const int64_t elements : PartSizes(model)) {
+    const int64_t size = BucketSize(elements, ranks, kBucketElements);
+    const int64_t end = begin + elements;
+    for (int64_t at = begin; at < end; at += size * ranks) {
+      const int64_t round_end = std::min(at + size * ranks, end);
+      rounds.push_back({part, Cut(at, round_end, size, ranks),
+                        round_end - at == size * ranks});
+    }
+    begin = end;
+    ++part;
+  }
+  return rounds;
+}
+
+std::vector<Bucket> CutBuckets(const ModelShape& model, int ranks) {
   std::vector<Bucket> buckets;
-  for (int64_t at = 0; at < elements; at += size) {
-    buckets.push_back({at, std::min(size, elements - at),
-                       static_cast<int>(buckets.size()) % ranks});
+  for (const Round& round : CutRounds(model, ranks)) {
+    buckets.insert(buckets.end(), round.buckets.begin(), round.buckets.end());
   }
   return buckets;
 }
 
-int64_t OwnedElements(int64_t elements, int ranks, int rank) {
-  const int64_t size = BucketSize(elements, ranks, Dealing::kEven);
-  const int64_t buckets = DivideUp(elements, size);
-  const int64_t own = buckets > rank ? DivideUp(buckets - rank, ranks) : 0;
-  const bool last = own > 0 && (buckets - 1) % ranks == rank;
-  return own * size - (last ? buckets * size - elements : 0);
+std::vector<Bucket> CutFormerBuckets(int64_t elements, int ranks,
+                                     FormerDealing dealing) {
+  constexpr int64_t kMost = (1 << 20) / 4;
+  return Cut(0, elements,
+             dealing == FormerDealing::kEven
+                 ? BucketSize(elements, ranks, kMost)
+                 : kMost,
+             ranks);
+}
+
+int64_t OwnedElements(const ModelShape& model, int ranks, int rank) {
+  int64_t owned = 0;
+  for (const int64_t part : PartSizes(model)) {
+    owned += OwnedOfPart(part, ranks, rank);
+  }
+  return owned;
+}
+
+int64_t OptimizerCollectives(const ModelShape& model, int ranks) {
+  if (ranks == 1) return 0;
+  int64_t count = 1;
+  for (const Round& round : CutRounds(model, ranks)) {
+    count += 2 * (round.even ? 1 : std::ssize(round.buckets));
+  }
+  return count;
 }
 
 const char* Name(StatePlace place) {
@@ -58,38 +109,26 @@ std::vector<int64_t> PartSizes(const ModelShape& model) {
 
 int64_t SlotElements(const ModelShape& model, Dtype dtype, int ranks,
                      int rank) {
-  const int64_t elements = model.trained_parameters();
-  const int64_t bucket = BucketSize(elements, ranks, Dealing::kEven);
-  const int64_t part = std::ranges::max(PartSizes(model));
-  // Own buckets that a part of this size can reach into.
-  const int64_t own = (DivideUp(part, bucket * ranks) + 1) * bucket;
+  int64_t own = 0;
+  for (const int64_t part : PartSizes(model)) {
+    own = std::max(own, OwnedOfPart(part, ranks, rank));
+  }
   const int64_t most =
       kMostUnitBytes.count() / (4 * StateTensors(dtype)) / kLine * kLine;
-  return DivideUp(
-             std::min({most, part, own, OwnedElements(elements, ranks, rank)}),
-             kLine) *
-         kLine;
+  return DivideUp(std::min(most, own), kLine) * kLine;
 }
 
 std::vector<StateUnit> CutStates(const ModelShape& model, Dtype dtype,
                                  int ranks, int rank) {
   const int64_t most = SlotElements(model, dtype, ranks, rank);
-  const std::vector<int64_t> parts = PartSizes(model);
   std::vector<StateUnit> units;
-  int64_t part = 0, part_end = parts[0], own = 0;
-  for (const Bucket& bucket : CutBuckets(model.trained_parameters(), ranks)) {
-    if (bucket.owner != rank) continue;
-    const int64_t end = bucket.offset + bucket.size;
-    for (int64_t at = bucket.offset; at < end;) {
-      while (part_end <= at) part_end += parts[static_cast<size_t>(++part)];
-      const int64_t n = std::min(end, part_end) - at;
-      const bool joins = !units.empty() && units.back().part == part &&
-                         units.back().size + n <= most;
-      if (!joins) units.push_back({part, own, 0});
-      units.back().size += n;
-      own += n;
-      at += n;
+  int64_t part = 0, at = 0;
+  for (const int64_t elements : PartSizes(model)) {
+    const int64_t end = at + OwnedOfPart(elements, ranks, rank);
+    for (; at < end; at += units.back().size) {
+      units.push_back({part, at, std::min(most, end - at)});
     }
+    ++part;
   }
   return units;
 }
@@ -97,7 +136,7 @@ std::vector<StateUnit> CutStates(const ModelShape& model, Dtype dtype,
 StateBytes CountStates(const ModelShape& model, Dtype dtype, int ranks,
                        int rank, StatePlace place) {
   const int64_t elements = model.trained_parameters();
-  const int64_t owned = OwnedElements(elements, ranks, rank);
+  const int64_t owned = OwnedElements(model, ranks, rank);
   const int states = StateTensors(dtype);
   StateBytes bytes{.weights = Lines(elements * ElementBytes(dtype)),
                    .gradients = Lines(elements * 4)};

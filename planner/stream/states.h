@@ -1,9 +1,14 @@
 // The states of a run: weights in the model's type, gradients in fp32, and
 // AdamW's states under ZeRO-1, dealt to the ranks in buckets.
 //
+// The flat buffer has parts, which forward reads one after the other: embedding
+// and learned positions, each layer, final norm and head. Each part is cut into
+// rounds, and a round into one bucket per rank, so a reduce-scatter sums a
+// round's gradients and an all-gather brings its weights.
+//
 // AdamW's states lie in HBM, or in host memory. From there they come to HBM in
-// units, through a ring: a unit is consecutive buckets of one rank within one
-// part of the model, and the parts are what forward reads one after the other.
+// units, through a ring: a unit is consecutive elements of one rank within one
+// part.
 //
 // Thread safety: values and pure functions.
 #pragma once
@@ -16,6 +21,9 @@
 
 namespace sluice::stream {
 
+// Elements of the parts of the flat buffer, in its order.
+std::vector<int64_t> PartSizes(const ModelShape& model);
+
 // A contiguous run of the flat buffer with one owner, in elements.
 struct Bucket {
   int64_t offset = 0;
@@ -23,28 +31,39 @@ struct Bucket {
   int owner = 0;
 };
 
-inline constexpr int64_t kBucketElements = (1 << 20) / 4;
+inline constexpr int64_t kBucketElements = (64 << 20) / 4;
 
-// kEven: each rank gets the same number of equal buckets, up to rounding.
-// kMebibytes: buckets of 1 MiB, which leave a small model to rank 0; so were
-// checkpoints of format 1 dealt.
-enum class Dealing { kEven, kMebibytes };
+// Consecutive buckets of one part, of ranks 0, 1, and so on.
+struct Round {
+  int64_t part = 0;
+  std::vector<Bucket> buckets;
+  bool even = false;  // a bucket for each rank, all of one size
+};
 
-std::vector<Bucket> CutBuckets(int64_t elements, int ranks,
-                               Dealing dealing = Dealing::kEven);
+// In the order of the flat buffer. Buckets have at most kBucketElements.
+std::vector<Round> CutRounds(const ModelShape& model, int ranks);
+std::vector<Bucket> CutBuckets(const ModelShape& model, int ranks);
+
+// How checkpoints were dealt before: in buckets of at most 1 MiB, bucket b of
+// rank b % ranks. Format 2: equal ones, as many for each rank, up to rounding.
+// Format 1: whole ones, which leave a small model to rank 0.
+enum class FormerDealing { kEven, kMebibytes };
+std::vector<Bucket> CutFormerBuckets(int64_t elements, int ranks,
+                                     FormerDealing dealing);
 
 // Elements of rank's buckets.
-int64_t OwnedElements(int64_t elements, int ranks, int rank);
+int64_t OwnedElements(const ModelShape& model, int ranks, int rank);
+
+// Collectives of a step's optimizer: a reduce-scatter and an all-gather for
+// each even round, a reduce and a broadcast for each bucket of the others, and
+// the sum of the norm's squares.
+int64_t OptimizerCollectives(const ModelShape& model, int ranks);
 
 enum class StatePlace { kHbm, kHost };
 const char* Name(StatePlace place);  // "hbm", "host"
 
 // AdamW's tensors in fp32: m and v, and of narrow weights a master copy.
 int StateTensors(Dtype dtype);
-
-// Elements of the parts of the flat buffer, in its order: embedding and learned
-// positions, each layer, final norm and head.
-std::vector<int64_t> PartSizes(const ModelShape& model);
 
 inline constexpr Bytes kMostUnitBytes = MiB(64);
 inline constexpr int kStateSlots = 4;  // of the ring

@@ -99,6 +99,9 @@ class WatchedWeights final : public runtime::PendingWeights {
     return done;
   }
   absl::Status Advance() override { return optimizer_.Advance(); }
+  absl::Status PartIsDone(int64_t part) override {
+    return optimizer_.PartIsDone(part);
+  }
   const std::vector<Asked>& asked() const { return asked_; }
 
  private:

@@ -8,6 +8,9 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "client/train/optimizer/adamw.h"
 #include "client/train/optimizer/flat_model.h"
@@ -123,6 +126,95 @@ TEST(AdamW, Bf16WeightsMoveByTheirFp32Master) {
   }
   EXPECT_NEAR(adamw.states().master[0].item<float>(), 0.99, 1e-4);
   EXPECT_NEAR(weights.flat()[0].item<float>(), 0.99, 4e-3);
+}
+
+// Rank 1 of several. Its collectives change nothing.
+class Recorder final : public runtime::Collectives {
+ public:
+  explicit Recorder(int ranks) : ranks_(ranks) {}
+  std::string calls;  // "s": BeginSumScatter, and so on
+
+  int rank() const override { return 1; }
+  int world_size() const override { return ranks_; }
+  absl::Status AllToAll(const at::Tensor&, const std::vector<int64_t>&,
+                        const at::Tensor&,
+                        const std::vector<int64_t>&) override {
+    return absl::UnimplementedError("");
+  }
+  absl::Status SumAll(at::Tensor&) override { return Note('n'); }
+  absl::Status SumTo(at::Tensor&, int) override { return Note('r'); }
+  absl::Status Broadcast(at::Tensor&, int) override { return Note('b'); }
+  absl::Status BeginSumScatter(at::Tensor& t) override {
+    EXPECT_EQ(t.numel() % ranks_, 0);
+    return Note('s');
+  }
+  absl::Status BeginGather(at::Tensor& t) override {
+    EXPECT_EQ(t.numel() % ranks_, 0);
+    return Note('g');
+  }
+  absl::Status AwaitBegun() override { return Note('.'); }
+  absl::Status Barrier() override { return absl::OkStatus(); }
+  absl::Status Check() override { return absl::OkStatus(); }
+  void Abort(const std::string&) override {}
+
+ private:
+  absl::Status Note(char call) {
+    calls += call;
+    return absl::OkStatus();
+  }
+  const int ranks_;
+};
+
+TEST(AdamW, HasTheCollectivesOfTheFormula) {
+  for (const int ranks : {2, 3, 8}) {
+    for (const stream::ModelShape& shape : {SmallGpt(), SmallLlama()}) {
+      Recorder recorder(ranks);
+      FlatModel weights(shape, at::kFloat, at::kCPU),
+          gradients(shape, at::kFloat, at::kCPU);
+      AdamW adamw({}, &weights, &gradients, &recorder);
+      SLUICE_ASSERT_OK_AND_ASSIGN(const double norm, adamw.ReduceGradients());
+      ASSERT_THAT(adamw.Update(0, norm), IsOk());
+      ASSERT_THAT(adamw.FinishUpdate(), IsOk());
+      std::erase(recorder.calls, '.');
+      EXPECT_EQ(std::ssize(recorder.calls),
+                stream::OptimizerCollectives(shape, ranks))
+          << recorder.calls;
+    }
+  }
+}
+
+// Parts of even rounds: embedding, two layers, head.
+TEST(AdamW, ReducesUnderBackwardAndGathersUnderForward) {
+  const stream::ModelShape shape = stream::Llama({.layers = 2,
+                                                  .hidden = 64,
+                                                  .heads = 4,
+                                                  .kv_heads = 2,
+                                                  .ffn = 96,
+                                                  .vocab = 256});
+  Recorder recorder(2);
+  FlatModel weights(shape, at::kFloat, at::kCPU),
+      gradients(shape, at::kFloat, at::kCPU);
+  AdamW adamw({}, &weights, &gradients, &recorder);
+  const auto take = [&] { return std::exchange(recorder.calls, ""); };
+  ASSERT_THAT(adamw.PartIsDone(3), IsOk());
+  EXPECT_EQ(take(), "");  // another sequence adds to them
+  adamw.BeginLastSequence();
+  for (const int part : {3, 2, 1, 0}) {
+    ASSERT_THAT(adamw.PartIsDone(part), IsOk());
+    EXPECT_EQ(take(), "s") << part;
+  }
+  SLUICE_ASSERT_OK_AND_ASSIGN(const double norm, adamw.ReduceGradients());
+  EXPECT_EQ(take(), ".n");
+  ASSERT_THAT(adamw.Update(0, norm), IsOk());
+  EXPECT_EQ(take(), "");
+  // Each part, and the next one while forward computes.
+  const std::vector<std::string> expected = {"g.g", ".g", ".g", "."};
+  for (int64_t part = 0; part < std::ssize(expected); ++part) {
+    ASSERT_THAT(adamw.AwaitPart(part), IsOk());
+    EXPECT_EQ(take(), expected[static_cast<size_t>(part)]) << part;
+  }
+  ASSERT_THAT(adamw.FinishUpdate(), IsOk());
+  EXPECT_EQ(take(), "");
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #include <utility>
+#include <vector>
 
 #include "client/torch/exceptions.h"
 #include "client/torch/ranks/nccl_module.h"
@@ -40,6 +41,9 @@ class NcclRanks final : public Collectives {
   absl::Status SumAll(at::Tensor& tensor) override;
   absl::Status SumTo(at::Tensor& tensor, int root) override;
   absl::Status Broadcast(at::Tensor& tensor, int root) override;
+  absl::Status BeginSumScatter(at::Tensor& tensor) override;
+  absl::Status BeginGather(at::Tensor& tensor) override;
+  absl::Status AwaitBegun() override;
   absl::Status Barrier() override { return host_->Barrier(); }
   void Abort(const std::string& why) override;
   absl::Status Check() override;
@@ -47,14 +51,17 @@ class NcclRanks final : public Collectives {
  private:
   using Start = std::function<c10::intrusive_ptr<c10d::Work>()>;
 
+  // Without `waits` what it starts is not awaited by the current stream.
   absl::Status Enqueue(const char* what, const at::Tensor& tensor,
-                       const Start& start);
+                       const Start& start, bool waits = true);
   absl::Status CheckSendable(const char* what, const at::Tensor& tensor) const;
+  at::Tensor OwnPart(const at::Tensor& tensor) const;
   absl::Status Failed(const std::string& what, const std::string& says) const;
 
   const Options options_;
   const c10::intrusive_ptr<Group> group_;
   Collectives* const host_;
+  std::vector<c10::intrusive_ptr<c10d::Work>> begun_;
   Mutex mutex_;
   absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
   // The first operation has made the communicator.
@@ -132,11 +139,12 @@ absl::Status NcclRanks::Check() {
 
 // After this the current stream has waited for it, in its own order.
 absl::Status NcclRanks::Enqueue(const char* what, const at::Tensor& tensor,
-                                const Start& start) {
+                                const Start& start, bool waits) {
   SLUICE_RETURN_IF_ERROR(CheckSendable(what, tensor));
   SLUICE_RETURN_IF_ERROR(Check());
   const absl::Status issued = CatchStatus("c10d", [&] {
-    start()->wait();
+    const auto work = start();
+    if (waits) work->wait();
     return absl::OkStatus();
   });
   if (issued.ok()) {
@@ -191,6 +199,41 @@ absl::Status NcclRanks::Broadcast(at::Tensor& tensor, int root) {
   broadcast.rootRank = root;
   return Enqueue("broadcast", tensor,
                  [&] { return group_->broadcast(tensors, broadcast); });
+}
+
+at::Tensor NcclRanks::OwnPart(const at::Tensor& tensor) const {
+  const int64_t size = tensor.numel() / options_.world_size;
+  return tensor.narrow(0, options_.rank * size, size);
+}
+
+// In place, as NCCL has them: the own part is where the result is.
+absl::Status NcclRanks::BeginSumScatter(at::Tensor& tensor) {
+  if (tensor.is_cpu()) return host_->BeginSumScatter(tensor);
+  at::Tensor own = OwnPart(tensor);
+  return Enqueue(
+      "reduce-scatter", tensor,
+      [&] {
+        return begun_.emplace_back(group_->_reduce_scatter_base(own, tensor));
+      },
+      /*waits=*/false);
+}
+
+absl::Status NcclRanks::BeginGather(at::Tensor& tensor) {
+  if (tensor.is_cpu()) return host_->BeginGather(tensor);
+  at::Tensor own = OwnPart(tensor);
+  return Enqueue(
+      "all-gather", tensor,
+      [&] { return begun_.emplace_back(group_->_allgather_base(tensor, own)); },
+      /*waits=*/false);
+}
+
+absl::Status NcclRanks::AwaitBegun() {
+  const auto begun = std::exchange(begun_, {});
+  SLUICE_RETURN_IF_ERROR(host_->AwaitBegun());
+  return CatchStatus("c10d", [&] {
+    for (const auto& work : begun) work->wait();
+    return absl::OkStatus();
+  });
 }
 
 void NcclRanks::Abort(const std::string& why) {

@@ -52,6 +52,21 @@ class Collectives {
   // The sum arrives at root; elsewhere `tensor` is undefined afterwards.
   virtual absl::Status SumTo(at::Tensor& tensor, int root) = 0;
   virtual absl::Status Broadcast(at::Tensor& tensor, int root) = 0;
+
+  // These two are done after the next AwaitBegun, and on a GPU overlap with
+  // compute until then. `tensor` is a part of one size per rank, and outlives
+  // them. Here they are done at once, rank by rank.
+  //
+  // Each rank gets the sum of its own part; the others' are undefined.
+  virtual absl::Status BeginSumScatter(at::Tensor& tensor) {
+    return EachPart(tensor, &Collectives::SumTo);
+  }
+  // Each rank gets the own parts of all.
+  virtual absl::Status BeginGather(at::Tensor& tensor) {
+    return EachPart(tensor, &Collectives::Broadcast);
+  }
+  virtual absl::Status AwaitBegun() { return absl::OkStatus(); }
+
   virtual absl::Status Barrier() = 0;
 
   // On a GPU operations are only issued: after a wait for their stream, whether
@@ -62,6 +77,20 @@ class Collectives {
   // thread. Over Gloo there is nothing to do: a dead peer's connection ends
   // what waits for it.
   virtual void Abort(const std::string& why) = 0;
+
+ private:
+  // Inline, as is what calls it: libsluice_torch_nccl.so has a class of its own
+  // of this one, and the program exports none of it.
+  absl::Status EachPart(at::Tensor& tensor,
+                        absl::Status (Collectives::*call)(at::Tensor&, int)) {
+    const int64_t size = tensor.numel() / world_size();
+    for (int rank = 0; rank < world_size(); ++rank) {
+      at::Tensor part = tensor.narrow(0, rank * size, size);
+      const absl::Status status = (this->*call)(part, rank);
+      if (!status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
 };
 
 }  // namespace sluice::runtime

@@ -1,5 +1,6 @@
-// Weights of which a part may still wait for the optimizer's update when a step
-// begins: forward asks for each part before it reads it.
+// The optimizer, as a step sees it. A part of the weights may still wait for
+// its update when a step begins: forward asks for each part before it reads it.
+// Backward says which part's gradients it has finished.
 //
 // Parts are numbered in forward's order: 0 is the embedding and learned
 // positions, 1 + i is layer i, layers + 1 is the final norm and the head.
@@ -22,6 +23,9 @@ class PendingWeights {
   // Does as much of later parts as needs no waiting. Each rank by itself,
   // between pieces of compute.
   virtual absl::Status Advance() { return absl::OkStatus(); }
+  // This sequence adds nothing more to the gradients of `part` and later ones.
+  // All ranks call it together.
+  virtual absl::Status PartIsDone(int64_t) { return absl::OkStatus(); }
 };
 
 }  // namespace sluice::runtime

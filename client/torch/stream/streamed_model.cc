@@ -34,6 +34,10 @@ class Step {
     PendingWeights* const pending = state_.options.pending;
     return pending != nullptr ? pending->AwaitPart(part) : absl::OkStatus();
   }
+  absl::Status Done(int64_t part) {
+    PendingWeights* const pending = state_.options.pending;
+    return pending != nullptr ? pending->PartIsDone(part) : absl::OkStatus();
+  }
   absl::Status Embed(ChunkHandle& output);
   absl::Status Loss(ChunkHandle& hidden);
   void FetchGroup(const stream::LossGroup& group, ChunkHandle& hidden,
@@ -215,6 +219,7 @@ absl::StatusOr<StepResult> Step::Run() {
   }
   SLUICE_RETURN_IF_ERROR(Await(1 + shape_.layers));
   SLUICE_RETURN_IF_ERROR(Loss(*hidden));
+  SLUICE_RETURN_IF_ERROR(Done(1 + shape_.layers));
   for (int64_t layer = shape_.layers - 1; layer >= 0; --layer) {
     if (shape_.rerun_end(layer)) {
       SLUICE_RETURN_IF_ERROR(RerunGroup(layer, saved));
@@ -223,8 +228,10 @@ absl::StatusOr<StepResult> Step::Run() {
         hidden,
         LayerBackward(state_, weights_.layers[layer], gradients_.layers[layer],
                       std::move(saved[layer]), std::move(hidden)));
+    SLUICE_RETURN_IF_ERROR(Done(1 + layer));
   }
   SLUICE_RETURN_IF_ERROR(EmbedBackward(*hidden));
+  SLUICE_RETURN_IF_ERROR(Done(0));
   return ReadResult(loss_sum_, labels_);
 }
 

@@ -125,7 +125,7 @@ absl::StatusOr<double> GatherStep(const StepperContext& context,
   sums.data_ptr<double>()[1] = static_cast<double>(own.count);
   SLUICE_RETURN_IF_ERROR(all->SumAll(sums));
   const auto buckets =
-      stream::CutBuckets(context.gradients->size(), all->world_size());
+      stream::CutBuckets(context.options->model, all->world_size());
   for (const stream::Bucket& bucket : buckets) {
     at::Tensor part =
         context.gradients->flat().narrow(0, bucket.offset, bucket.size);

@@ -344,15 +344,25 @@ absl::Status Checkpoint::LoadWeights(FlatModel& weights,
   return absl::OkStatus();
 }
 
+// As they were cut when it was written.
+std::vector<stream::Bucket> BucketsOf(const Checkpoint& checkpoint,
+                                      int64_t elements) {
+  const int ranks = checkpoint.state.ranks;
+  if (checkpoint.state.format > 2) {
+    return stream::CutBuckets(checkpoint.model, ranks);
+  }
+  return stream::CutFormerBuckets(elements, ranks,
+                                  checkpoint.state.format == 1
+                                      ? stream::FormerDealing::kMebibytes
+                                      : stream::FormerDealing::kEven);
+}
+
 // The shards of the ranks that wrote it, opened as they are needed.
 class Checkpoint::Shards {
  public:
   Shards(const Checkpoint& checkpoint, int64_t elements)
       : checkpoint_(checkpoint),
-        buckets_(stream::CutBuckets(elements, checkpoint.state.ranks,
-                                    checkpoint.state.format == 1
-                                        ? stream::Dealing::kMebibytes
-                                        : stream::Dealing::kEven)),
+        buckets_(BucketsOf(checkpoint, elements)),
         sizes_(static_cast<size_t>(checkpoint.state.ranks)),
         readers_(static_cast<size_t>(checkpoint.state.ranks)) {
     for (const stream::Bucket& b : buckets_) {
@@ -393,8 +403,9 @@ class Checkpoint::Shards {
   // each of `named`.
   absl::Status Read(int64_t offset, int64_t size, int64_t to,
                     const Named& named, runtime::HostStage& stage) {
-    // All but the last are of one size.
-    for (size_t b = static_cast<size_t>(offset / buckets_[0].size); size > 0;
+    const auto behind =
+        std::ranges::upper_bound(buckets_, offset, {}, &stream::Bucket::offset);
+    for (auto b = static_cast<size_t>(behind - buckets_.begin()) - 1; size > 0;
          ++b) {
       const stream::Bucket& bucket = buckets_[b];
       const int64_t skip = offset - bucket.offset;
@@ -414,9 +425,9 @@ class Checkpoint::Shards {
 
  private:
   const Checkpoint& checkpoint_;
-  const std::vector<stream::Bucket> buckets_;  // as they were cut then
-  std::vector<int64_t> places_;                // of each in its owner's shard
-  std::vector<int64_t> sizes_;                 // of the shards
+  const std::vector<stream::Bucket> buckets_;
+  std::vector<int64_t> places_;  // of each in its owner's shard
+  std::vector<int64_t> sizes_;   // of the shards
   std::vector<std::unique_ptr<SafetensorsReader>> readers_;
 };
 

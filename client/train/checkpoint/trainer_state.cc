@@ -14,7 +14,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kFormat = 2;
+constexpr int kFormat = 3;
 
 // The flags that weights and states only make sense with.
 Json ModelFlags(const RunOptions& o) {

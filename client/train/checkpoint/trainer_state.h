@@ -28,7 +28,7 @@ struct RunIdentity {
 std::string NewRunId();
 
 struct StateFile {
-  int format = 2;
+  int format = 3;
   int64_t step = 0;        // done
   int64_t next_token = 0;  // of the corpus: where the next sequence starts
   int ranks = 1;

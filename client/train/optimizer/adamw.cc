@@ -28,6 +28,25 @@ AdamW::States StatesOf(const std::vector<at::Tensor>& tensors) {
           tensors.size() > 2 ? tensors[2] : at::Tensor()};
 }
 
+std::span<const stream::Round> RoundsOf(const std::vector<stream::Round>& all,
+                                        int64_t part) {
+  const auto first =
+      std::ranges::lower_bound(all, part, {}, &stream::Round::part);
+  const auto last =
+      std::ranges::upper_bound(all, part, {}, &stream::Round::part);
+  return {first, last};
+}
+
+at::Tensor Slice(const FlatModel& of, const stream::Bucket& bucket) {
+  return of.flat().narrow(0, bucket.offset, bucket.size);
+}
+
+at::Tensor Slice(const FlatModel& of, const stream::Round& round) {
+  const int64_t begin = round.buckets.front().offset;
+  const stream::Bucket& last = round.buckets.back();
+  return of.flat().narrow(0, begin, last.offset + last.size - begin);
+}
+
 }  // namespace
 
 AdamW::AdamW(const AdamWOptions& options, FlatModel* weights,
@@ -38,10 +57,17 @@ AdamW::AdamW(const AdamWOptions& options, FlatModel* weights,
       gradients_(gradients),
       collectives_(collectives),
       rank_(collectives != nullptr ? collectives->rank() : 0),
-      buckets_(stream::CutBuckets(
-          weights->size(),
+      rounds_(stream::CutRounds(
+          weights->shape(),
           collectives != nullptr ? collectives->world_size() : 1)),
-      host_(std::move(host)) {
+      parts_(rounds_.back().part + 1),
+      host_(std::move(host)),
+      reduced_from_(parts_),
+      next_part_(parts_),
+      next_gathered_(parts_) {
+  for (const stream::Round& round : rounds_) {
+    buckets_.insert(buckets_.end(), round.buckets.begin(), round.buckets.end());
+  }
   MakePieces();
   const at::TensorOptions float32 =
       runtime::On(weights->flat().device(), at::kFloat);
@@ -116,17 +142,65 @@ void AdamW::MakePieces() {
   }
 }
 
+// Even rounds by one collective, others by one for each bucket.
+absl::Status AdamW::Reduce(int64_t part) {
+  if (collectives_ == nullptr) return absl::OkStatus();
+  for (const stream::Round& round : RoundsOf(rounds_, part)) {
+    if (round.even) {
+      at::Tensor all = Slice(*gradients_, round);
+      SLUICE_RETURN_IF_ERROR(collectives_->BeginSumScatter(all));
+      continue;
+    }
+    for (const stream::Bucket& bucket : round.buckets) {
+      at::Tensor own = Slice(*gradients_, bucket);
+      SLUICE_RETURN_IF_ERROR(collectives_->SumTo(own, bucket.owner));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AdamW::Gather(int64_t part) {
+  if (collectives_ == nullptr) return absl::OkStatus();
+  for (const stream::Round& round : RoundsOf(rounds_, part)) {
+    if (round.even) {
+      at::Tensor all = Slice(*weights_, round);
+      SLUICE_RETURN_IF_ERROR(collectives_->BeginGather(all));
+      continue;
+    }
+    for (const stream::Bucket& bucket : round.buckets) {
+      at::Tensor own = Slice(*weights_, bucket);
+      SLUICE_RETURN_IF_ERROR(collectives_->Broadcast(own, bucket.owner));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AdamW::PartIsDone(int64_t part) {
+  return last_sequence_ ? ReduceFrom(part) : absl::OkStatus();
+}
+
+absl::Status AdamW::ReduceFrom(int64_t part) {
+  while (reduced_from_ > part) {
+    SLUICE_RETURN_IF_ERROR(Reduce(--reduced_from_));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<double> AdamW::ReduceGradients() {
+  SLUICE_RETURN_IF_ERROR(ReduceFrom(0));
+  reduced_from_ = parts_;
+  last_sequence_ = false;
+  if (collectives_ != nullptr) {
+    SLUICE_RETURN_IF_ERROR(collectives_->AwaitBegun());
+  }
   // Summed where the gradients are, in the buckets' order: the host waits for
   // one number, not for one per bucket.
   at::Tensor squares =
       at::zeros({}, runtime::On(gradients_->flat().device(), at::kDouble));
   for (const stream::Bucket& bucket : buckets_) {
-    at::Tensor part = gradients_->flat().narrow(0, bucket.offset, bucket.size);
-    if (collectives_ != nullptr) {
-      SLUICE_RETURN_IF_ERROR(collectives_->SumTo(part, bucket.owner));
-    }
-    if (bucket.owner == rank_) squares.add_(at::dot(part, part));
+    if (bucket.owner != rank_) continue;
+    const at::Tensor part = Slice(*gradients_, bucket);
+    squares.add_(at::dot(part, part));
   }
   double sum = squares.item<double>();
   if (collectives_ != nullptr) {
@@ -162,36 +236,22 @@ void AdamW::UpdatePieces(std::span<Piece> pieces) {
   for (Piece& piece : pieces) piece.weight.copy_(piece.target);
 }
 
-absl::Status AdamW::Broadcast(int64_t begin, int64_t end) {
-  if (collectives_ == nullptr || begin >= end) return absl::OkStatus();
-  // All but the last bucket are of one size.
-  for (auto b = static_cast<size_t>(begin / buckets_[0].size);
-       b < buckets_.size() && buckets_[b].offset < end; ++b) {
-    const stream::Bucket& bucket = buckets_[b];
-    const int64_t from = std::max(begin, bucket.offset);
-    const int64_t to = std::min(end, bucket.offset + bucket.size);
-    at::Tensor part = weights_->flat().narrow(0, from, to - from);
-    SLUICE_RETURN_IF_ERROR(collectives_->Broadcast(part, bucket.owner));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status AdamW::Update(int64_t step, double norm) {
-  SLUICE_CHECK(!pending_);
+  SLUICE_CHECK(next_part_ == parts_);
   // As torch's clip_grad_norm_, so that curves compare with others'.
   const bool clips = options_.clip > 0 && norm > options_.clip;
   scale_ = clips ? options_.clip / (norm + 1e-6) : 1;
   lr_ = LearningRate(options_, step);
   // The kernel wants the count after this step, for its bias correction.
   step_.fill_(static_cast<double>(step + 1));
-  if (host_ == nullptr) {
+  next_unit_ = next_piece_ = 0;
+  const bool pending = host_ != nullptr || collectives_ != nullptr;
+  next_part_ = next_gathered_ = pending ? 0 : parts_;
+  if (host_ != nullptr) {
+    host_->Start();
+  } else {
     UpdatePieces(pieces_);
-    return Broadcast(0, weights_->size());
   }
-  pending_ = true;
-  next_unit_ = next_piece_ = next_part_ = 0;
-  part_begin_ = 0;
-  host_->Start();
   return absl::OkStatus();
 }
 
@@ -211,34 +271,46 @@ absl::Status AdamW::UpdateUnit() {
   return absl::OkStatus();
 }
 
-absl::Status AdamW::AwaitPart(int64_t part) {
-  if (!pending_) return absl::OkStatus();
-  const std::vector<int64_t>& parts = host_->parts();
-  for (; std::cmp_less_equal(next_part_, part); ++next_part_) {
-    while (next_unit_ < host_->units().size() &&
-           std::cmp_equal(host_->units()[next_unit_].part, next_part_)) {
-      SLUICE_RETURN_IF_ERROR(UpdateUnit());
-    }
-    const int64_t size = parts[next_part_];
-    SLUICE_RETURN_IF_ERROR(Broadcast(part_begin_, part_begin_ + size));
-    gradients_->flat().narrow(0, part_begin_, size).zero_();
-    part_begin_ += size;
+absl::Status AdamW::UpdatePart(int64_t part) {
+  if (host_ == nullptr) return absl::OkStatus();
+  while (next_unit_ < host_->units().size() &&
+         host_->units()[next_unit_].part == part) {
+    SLUICE_RETURN_IF_ERROR(UpdateUnit());
   }
-  pending_ = next_part_ < parts.size();
+  for (const stream::Round& round : RoundsOf(rounds_, part)) {
+    Slice(*gradients_, round).zero_();
+  }
+  return absl::OkStatus();
+}
+
+// The next part's weights come while forward computes with this one's.
+absl::Status AdamW::AwaitPart(int64_t part) {
+  for (; next_part_ <= part && next_part_ < parts_; ++next_part_) {
+    for (; next_gathered_ <= next_part_; ++next_gathered_) {
+      SLUICE_RETURN_IF_ERROR(UpdatePart(next_gathered_));
+      SLUICE_RETURN_IF_ERROR(Gather(next_gathered_));
+    }
+    if (collectives_ != nullptr) {
+      SLUICE_RETURN_IF_ERROR(collectives_->AwaitBegun());
+    }
+    if (host_ == nullptr && next_gathered_ < parts_) {
+      SLUICE_RETURN_IF_ERROR(Gather(next_gathered_++));
+    }
+  }
   return absl::OkStatus();
 }
 
 absl::Status AdamW::Advance() {
-  while (pending_ && next_unit_ < host_->units().size() && host_->Arrived()) {
+  while (next_part_ < parts_ && host_ != nullptr &&
+         next_unit_ < host_->units().size() && host_->Arrived()) {
     SLUICE_RETURN_IF_ERROR(UpdateUnit());
   }
   return absl::OkStatus();
 }
 
 absl::Status AdamW::FinishUpdate() {
-  if (host_ == nullptr) return absl::OkStatus();
-  SLUICE_RETURN_IF_ERROR(AwaitPart(std::ssize(host_->parts()) - 1));
-  return host_->Settle();
+  SLUICE_RETURN_IF_ERROR(AwaitPart(parts_ - 1));
+  return host_ != nullptr ? host_->Settle() : absl::OkStatus();
 }
 
 void AdamW::ZeroGradients() {

@@ -1,17 +1,21 @@
 // AdamW with ZeRO-1: every rank holds all weights and gradients, but the
 // optimizer's states of only its own buckets.
 //
-// The flat buffers are cut into equal buckets of at most 1 MiB of fp32, as many
-// for each rank, bucket b owned by rank b % ranks (planner/stream/states.h). A
-// step sums each bucket's gradient to its owner, clips by the global norm, lets
-// the owner update, and broadcasts the new weights. The states are fp32: m, v
-// and, where the weights are bf16, a master copy of them.
+// The flat buffers are cut into rounds of one bucket per rank
+// (planner/stream/states.h). A round's gradients are summed to the buckets'
+// owners, the global norm clips them, the owners update, and the round's new
+// weights come to all ranks: stream::OptimizerCollectives(). The states are
+// fp32: m, v and, where the weights are bf16, a master copy of them.
+//
+// The sums of a part of the model begin when backward has its gradients
+// (PartIsDone), and its weights come when forward is about to read the part
+// before (AwaitPart), so on GPUs both overlap with compute.
 //
 // The states are in HBM, or in host memory (host_states.h). Then Update only
 // says what is to be done: the next forward has each part of the model updated,
-// and its gradients zeroed, before it reads the part (PendingWeights), and
-// copies of later parts overlap with its compute. The arithmetic is the same to
-// the bit: the kernel runs on the same pieces.
+// and its gradients zeroed, before it reads the part, and copies of later parts
+// overlap with its compute. The arithmetic is the same to the bit: the kernel
+// runs on the same pieces.
 //
 // Gradients arrive as sums over tokens already divided by the global number
 // of labels, so they are summed over ranks, not averaged.
@@ -61,12 +65,14 @@ class AdamW final : public runtime::PendingWeights {
   // With `host`: its states of before the first step. The stage's errors.
   absl::Status ClearHost(runtime::HostStage& stage);
 
+  // What PartIsDone says from now on is of the step's last sequence: sums
+  // begin.
+  void BeginLastSequence() { last_sequence_ = true; }
   // Sums gradients to their owners; returns the global norm, for which the host
-  // waits once. Gradients of buckets of others are spoilt.
+  // waits once. Gradients of buckets of others are undefined.
   absl::StatusOr<double> ReduceGradients();
-  // Updates the weights on all ranks. `norm` is ReduceGradients()'s. With
-  // `host` the update is pending: weights, gradients and states are whole after
-  // FinishUpdate.
+  // Updates the weights on all ranks. `norm` is ReduceGradients()'s. The update
+  // is pending: weights, gradients and states are whole after FinishUpdate.
   absl::Status Update(int64_t step, double norm);
   // All that is pending, on all ranks together. The host waits for the states.
   absl::Status FinishUpdate();
@@ -74,6 +80,7 @@ class AdamW final : public runtime::PendingWeights {
   void ZeroGradients();
   absl::Status AwaitPart(int64_t part) override;
   absl::Status Advance() override;
+  absl::Status PartIsDone(int64_t part) override;
   HostStates* host() { return host_.get(); }  // null: the states are in HBM
 
   // This rank's states, for checkpoints: one fp32 tensor each over its own
@@ -83,6 +90,7 @@ class AdamW final : public runtime::PendingWeights {
     at::Tensor m, v, master;
   };
   States& states() { return states_; }
+  // The buckets of all ranks, in the order of the flat buffer.
   const std::vector<stream::Bucket>& buckets() const { return buckets_; }
 
  private:
@@ -98,25 +106,33 @@ class AdamW final : public runtime::PendingWeights {
   // Bound to states in HBM.
   void UpdatePieces(std::span<Piece> pieces);
   absl::Status UpdateUnit();
-  // New weights [begin, end) from their owners.
-  absl::Status Broadcast(int64_t begin, int64_t end);
+  // With host_: what is left of a part, and its gradients are zeroed.
+  absl::Status UpdatePart(int64_t part);
+  // Begins the sums of a part's gradients, and the gathering of its weights.
+  absl::Status Reduce(int64_t part);
+  absl::Status ReduceFrom(int64_t part);
+  absl::Status Gather(int64_t part);
 
   AdamWOptions options_;
   FlatModel* weights_;
   FlatModel* gradients_;
   runtime::Collectives* collectives_;
   int rank_;
+  std::vector<stream::Round> rounds_;
   std::vector<stream::Bucket> buckets_;
+  const int64_t parts_;
   States states_;
   std::vector<Piece> pieces_;
   at::Tensor step_;  // AdamW's own count, as its kernel wants it
   double lr_ = 0;    // of the last Update
   double scale_ = 1;
-  // What is pending of the last Update, with host_.
   const std::unique_ptr<HostStates> host_;
-  bool pending_ = false;
-  size_t next_unit_ = 0, next_piece_ = 0, next_part_ = 0;
-  int64_t part_begin_ = 0;  // of next_part_, in the flat buffer
+  bool last_sequence_ = false;
+  int64_t reduced_from_;  // sums of this part and later ones have begun
+  // What is pending of the last Update.
+  int64_t next_part_;                      // to be awaited
+  int64_t next_gathered_;                  // the part to be gathered next
+  size_t next_unit_ = 0, next_piece_ = 0;  // with host_
 };
 
 }  // namespace sluice::train

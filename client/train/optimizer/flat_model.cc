@@ -24,7 +24,7 @@ std::vector<FlatEntry> FlatEntries(const stream::ModelShape& config) {
 
 FlatModel::FlatModel(const stream::ModelShape& config, at::ScalarType dtype,
                      at::Device device)
-    : entries_(FlatEntries(config)) {
+    : shape_(config), entries_(FlatEntries(config)) {
   flat_ = at::zeros({entries_.back().offset + entries_.back().size},
                     runtime::On(device, dtype));
   const auto named = runtime::NamedTensors(config, tensors_);

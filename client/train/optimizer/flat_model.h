@@ -38,6 +38,7 @@ class FlatModel {
   FlatModel(const stream::ModelShape& config, at::ScalarType dtype,
             at::Device device);
 
+  const stream::ModelShape& shape() const { return shape_; }
   const std::vector<FlatEntry>& entries() const { return entries_; }
   const at::Tensor& flat() const { return flat_; }
   runtime::ModelTensors& tensors() { return tensors_; }
@@ -53,6 +54,7 @@ class FlatModel {
                           runtime::HostStage& stage);
 
  private:
+  stream::ModelShape shape_;
   std::vector<FlatEntry> entries_;
   at::Tensor flat_;
   runtime::ModelTensors tensors_;

@@ -21,12 +21,11 @@ HostStates::HostStates(Options options)
     : options_(std::move(options)),
       units_(stream::CutStates(options_.model, options_.dtype, options_.ranks,
                                options_.rank)),
-      parts_(stream::PartSizes(options_.model)),
       slot_elements_(stream::SlotElements(options_.model, options_.dtype,
                                           options_.ranks, options_.rank)),
       written_(units_.size()) {
-  const int64_t owned = stream::OwnedElements(
-      options_.model.trained_parameters(), options_.ranks, options_.rank);
+  const int64_t owned =
+      stream::OwnedElements(options_.model, options_.ranks, options_.rank);
   const int count = stream::StateTensors(options_.dtype);
   for (int i = 0; i < count; ++i) {
     tensors_.push_back(runtime::ViewOf(options_.host + i * Lines(owned * 4),

@@ -42,8 +42,6 @@ class HostStates {
   HostStates(const HostStates&) = delete;
 
   const std::vector<stream::StateUnit>& units() const { return units_; }
-  // Parts of the model, in elements (stream::PartSizes).
-  const std::vector<int64_t>& parts() const { return parts_; }
   client::CopyEngine& copies() { return *options_.copies; }
 
   // m, v and, of narrow weights, master: fp32 [own elements] each, on the CPU.
@@ -76,7 +74,6 @@ class HostStates {
 
   Options options_;
   const std::vector<stream::StateUnit> units_;
-  const std::vector<int64_t> parts_;
   const int64_t slot_elements_;
   std::vector<at::Tensor> tensors_;
   at::Tensor ring_;

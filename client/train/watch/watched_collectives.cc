@@ -33,6 +33,15 @@ class WatchedCollectives final : public runtime::Collectives {
     return Watch("broadcast", tensor.device().type(),
                  [&] { return real_->Broadcast(tensor, root); });
   }
+  absl::Status BeginSumScatter(at::Tensor& tensor) override {
+    return Watch("reduce-scatter", tensor.device().type(),
+                 [&] { return real_->BeginSumScatter(tensor); });
+  }
+  absl::Status BeginGather(at::Tensor& tensor) override {
+    return Watch("all-gather", tensor.device().type(),
+                 [&] { return real_->BeginGather(tensor); });
+  }
+  absl::Status AwaitBegun() override { return real_->AwaitBegun(); }
   absl::Status Barrier() override {
     return Watch("barrier", at::kCPU, [&] { return real_->Barrier(); });
   }

@@ -1,9 +1,14 @@
 // NCCL's functions: groups, and what each call is.
 #include <fmt/format.h>
 
+#include <array>
+#include <atomic>
+#include <cstdio>
+
 #include "tests/fake_cuda/nccl/api.h"
 #include "tests/fake_cuda/nccl/board.h"
 #include "tests/fake_cuda/nccl/communicator.h"
+#include "tests/fake_cuda/nccl/options.h"
 #include "tests/fake_cuda/of_thread.h"
 
 namespace sluice::fake_nccl {
@@ -23,7 +28,25 @@ Result RefuseDead(const char* call) {
                 fmt::format("{}: no live communicator", call));
 }
 
+// What this process issued, by Operation.
+struct Counts {
+  ~Counts() {
+    if (!TellsCounts()) return;
+    const auto count = [this](Operation o) {
+      return issued[static_cast<size_t>(o)].load();
+    };
+    std::fprintf(stderr,
+                 "fake libnccl: reduce=%d reduce_scatter=%d all_gather=%d "
+                 "broadcast=%d\n",
+                 count(Operation::kReduce), count(Operation::kReduceScatter),
+                 count(Operation::kAllGather), count(Operation::kBroadcast));
+  }
+  std::array<std::atomic<int>, 8> issued{};
+};
+
 Result Issued(const Issue& issue, Communicator* communicator, Stream stream) {
+  static Counts counts;
+  ++counts.issued[static_cast<size_t>(issue.what.operation)];
   if (!Communicator::IsLive(communicator)) return RefuseDead("an operation");
   Group& group = TheGroup();
   if (group.depth == 0) return communicator->Enqueue({issue}, stream);

@@ -11,6 +11,7 @@ namespace {
 struct Options {
   bool silent = false;
   bool aborts = true;
+  bool counts = false;
 };
 
 bool Apply(const std::string& setting, Options& options) {
@@ -21,7 +22,8 @@ bool Apply(const std::string& setting, Options& options) {
   if (value != "0" && value != "1") return false;
   if (name == "silent") options.silent = value == "1";
   if (name == "aborts") options.aborts = value == "1";
-  return name == "silent" || name == "aborts";
+  if (name == "counts") options.counts = value == "1";
+  return name == "silent" || name == "aborts" || name == "counts";
 }
 
 const Options& TheOptions() {
@@ -44,5 +46,7 @@ const Options& TheOptions() {
 bool SilentDeaths() { return TheOptions().silent; }
 
 bool AbortsAreFine() { return TheOptions().aborts; }
+
+bool TellsCounts() { return TheOptions().counts; }
 
 }  // namespace sluice::fake_nccl

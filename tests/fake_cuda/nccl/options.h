@@ -11,4 +11,7 @@ bool SilentDeaths();
 // do. For runs that are to end well.
 bool AbortsAreFine();
 
+// Each process says on stderr at its end how many collectives it issued.
+bool TellsCounts();
+
 }  // namespace sluice::fake_nccl

@@ -97,6 +97,29 @@ class Computes(CudaRanks):
     def test_a_step_holds_the_host_up_three_times_at_most(self):
         self.expect_few_waits(*RUN, ranks=2)
 
+    def test_the_optimizers_collectives_are_those_of_the_formula(self):
+        """stream::OptimizerCollectives() has 9 for this model on 2 ranks, one
+        of which is the norm's, on the CPU (planner_stream's states_test)."""
+        socket = self.cuda_daemon()
+        self.play_nccl("silent=1,aborts=0,counts=1")
+        issued = {}
+        for method, states in (("sluice", "hbm"), ("sluice", "host"),
+                               ("recompute", "hbm")):
+            for steps in (2, 12):
+                _, _, err = self.on_cuda(
+                    self.run_train, *harness.MODEL, *RUN, "--method", method,
+                    "--optimizer-states", states, "--socket", socket,
+                    "--steps", str(steps), "--data", self.text)
+                counts = re.findall(r"fake libnccl: reduce=(\d+) "
+                                    r"reduce_scatter=(\d+) all_gather=(\d+) "
+                                    r"broadcast=(\d+)", err)
+                self.assertEqual(len(counts), 2, err)  # of two ranks
+                issued[steps] = [int(n) for n in counts[0]]
+                self.assertEqual(counts[0], counts[1])
+            per_step = [(b - a) / 10 for a, b in zip(issued[2], issued[12])]
+            self.assertEqual(per_step, [0, 4, 4, 0], f"{method}, {states}")
+        self.expect_no_findings()
+
     def test_a_resumed_run_goes_on_bit_for_bit(self):
         self.expect_good_ends()
         socket = self.cuda_daemon()

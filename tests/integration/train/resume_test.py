@@ -25,6 +25,14 @@ def tensors_of(path):
             for name, t in header.items() if name != "__metadata__"}
 
 
+def replace_tensor(path, name, data):
+    with open(path, "r+b") as file:
+        size = struct.unpack("<Q", file.read(8))[0]
+        header = json.loads(file.read(size))
+        file.seek(8 + size + header[name]["data_offsets"][0])
+        file.write(data)
+
+
 class Resume(harness.TrainTest):
     _saved = {}  # steps -> (result, folder) of a run that was saved
 
@@ -337,12 +345,37 @@ class Resume(harness.TrainTest):
                          rest["run"])
 
         def later(text):
-            return json.dumps({**json.loads(text), "format": 3})
+            return json.dumps({**json.loads(text), "format": 4})
 
         self.edit(save + "/checkpoint-4/trainer_state.json", later)
         said = self.lines("--data", self.text, "--steps", "5", "--resume",
                           save, status=2)
-        self.assertIn("format 3, written by a newer sluice-train", said[-1])
+        self.assertIn("format 4, written by a newer sluice-train", said[-1])
+
+    def test_shards_of_format_2_are_read(self):
+        """It dealt the whole model in two halves, and not each part of it:
+        embedding, two layers, final norm and head."""
+        parts = [16384, 30848, 30848, 16448]
+        save = self.path("save")
+        flags = [*FLAGS, "--ranks", "2", "--steps"]
+        whole = self.train(*flags, "4")
+        self.train(*flags, "2", "--save", save)
+        shards = [f"{save}/checkpoint-2/optimizer-{rank}-of-2.safetensors"
+                  for rank in (0, 1)]
+        for name in ("m", "v"):
+            own = [tensors_of(shard)[name][2] for shard in shards]
+            self.assertEqual(list(map(len, own)), 2 * [2 * sum(parts)])
+            model, at = b"", 0
+            for part in parts:
+                model += b"".join(half[at:at + 2 * part] for half in own)
+                at += 2 * part
+            for rank, shard in enumerate(shards):
+                replace_tensor(shard, name,
+                               model[rank * at:(rank + 1) * at])
+        self.edit(save + "/checkpoint-2/trainer_state.json",
+                  lambda text: json.dumps({**json.loads(text), "format": 2}))
+        rest = self.train(*flags, "4", "--resume", save)
+        self.assertEqual(rest["losses"], whole["losses"][2:])
 
     def test_each_rank_has_its_share_and_reads_its_shard(self):
         save = self.path("save")

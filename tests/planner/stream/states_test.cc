@@ -8,55 +8,6 @@
 namespace sluice::stream {
 namespace {
 
-TEST(CutBuckets, CoverEverythingOnceAndGoRound) {
-  const auto buckets =
-      CutBuckets(2 * kBucketElements + 5, 2, Dealing::kMebibytes);
-  ASSERT_EQ(buckets.size(), 3u);
-  EXPECT_EQ(buckets[1].offset, kBucketElements);
-  EXPECT_EQ(buckets[1].owner, 1);
-  EXPECT_EQ(buckets[2].size, 5);
-  EXPECT_EQ(buckets[2].owner, 0);
-}
-
-TEST(CutBuckets, GiveEachRankItsShareHoweverSmallTheModel) {
-  for (const int64_t elements : {1000, 100'000, 262'145, 5'000'011}) {
-    for (const int ranks : {1, 2, 3, 8}) {
-      std::vector<int64_t> owned(static_cast<size_t>(ranks));
-      int64_t next = 0;
-      for (const Bucket& b : CutBuckets(elements, ranks)) {
-        EXPECT_EQ(b.offset, next);
-        EXPECT_LE(b.size, kBucketElements);
-        next += b.size;
-        owned[static_cast<size_t>(b.owner)] += b.size;
-      }
-      EXPECT_EQ(next, elements);
-      const auto [least, most] =
-          std::minmax_element(owned.begin(), owned.end());
-      // Each bucket is at most a cache line larger than an even one.
-      const int64_t rounds = elements / (kBucketElements * ranks) + 1;
-      EXPECT_LE(*most, elements / ranks + 16 * (rounds + 1))
-          << elements << " on " << ranks;
-      EXPECT_GT(*least, 0) << elements << " on " << ranks;
-    }
-  }
-}
-
-TEST(OwnedElements, AreThoseOfTheRanksBuckets) {
-  for (const int64_t elements : {1, 20, 1000, 262'145, 5'000'011}) {
-    for (const int ranks : {1, 2, 3, 8}) {
-      std::vector<int64_t> owned(static_cast<size_t>(ranks));
-      for (const Bucket& b : CutBuckets(elements, ranks)) {
-        owned[static_cast<size_t>(b.owner)] += b.size;
-      }
-      for (int rank = 0; rank < ranks; ++rank) {
-        EXPECT_EQ(OwnedElements(elements, ranks, rank),
-                  owned[static_cast<size_t>(rank)])
-            << elements << " on " << ranks << ", rank " << rank;
-      }
-    }
-  }
-}
-
 ModelShape Sized(int64_t layers, int64_t hidden, int64_t vocab) {
   return Llama({.layers = layers,
                 .hidden = hidden,
@@ -64,6 +15,93 @@ ModelShape Sized(int64_t layers, int64_t hidden, int64_t vocab) {
                 .kv_heads = 8,
                 .ffn = 3 * hidden,
                 .vocab = vocab});
+}
+
+const ModelShape kModels[] = {Sized(3, 64, 300), Sized(40, 256, 1000),
+                              Sized(2, 2048, 9000), Sized(1, 8192, 5)};
+
+TEST(CutFormerBuckets, CoverEverythingOnceAndGoRound) {
+  constexpr int64_t kMebibyte = (1 << 20) / 4;
+  const auto whole =
+      CutFormerBuckets(2 * kMebibyte + 5, 2, FormerDealing::kMebibytes);
+  ASSERT_EQ(whole.size(), 3u);
+  EXPECT_EQ(whole[1].offset, kMebibyte);
+  EXPECT_EQ(whole[1].owner, 1);
+  EXPECT_EQ(whole[2].size, 5);
+  EXPECT_EQ(whole[2].owner, 0);
+  const auto even =
+      CutFormerBuckets(2 * kMebibyte + 5, 2, FormerDealing::kEven);
+  ASSERT_EQ(even.size(), 4u);
+  EXPECT_EQ(even[0].size, kMebibyte / 2 + 16);
+  EXPECT_EQ(even[3].owner, 1);
+}
+
+TEST(CutRounds, CoverEveryPartOnceWithABucketPerRank) {
+  for (const ModelShape& model : kModels) {
+    const std::vector<int64_t> parts = PartSizes(model);
+    for (const int ranks : {1, 2, 3, 8}) {
+      int64_t next = 0, part_end = 0, part = -1;
+      for (const Round& round : CutRounds(model, ranks)) {
+        if (round.part != part) {
+          EXPECT_EQ(next, part_end);
+          part = round.part;
+          part_end += parts[static_cast<size_t>(part)];
+        }
+        int owner = 0;
+        for (const Bucket& b : round.buckets) {
+          EXPECT_EQ(b.offset, next);
+          EXPECT_EQ(b.owner, owner++);
+          EXPECT_LE(b.size, kBucketElements);
+          next += b.size;
+          EXPECT_TRUE(!round.even || b.size == round.buckets[0].size);
+        }
+        EXPECT_TRUE(!round.even || owner == ranks);
+        EXPECT_LE(next, part_end);
+      }
+      EXPECT_EQ(next, model.trained_parameters());
+    }
+  }
+}
+
+TEST(OwnedElements, AreThoseOfTheRanksBuckets) {
+  for (const ModelShape& model : kModels) {
+    for (const int ranks : {1, 2, 3, 8}) {
+      std::vector<int64_t> owned(static_cast<size_t>(ranks));
+      for (const Bucket& b : CutBuckets(model, ranks)) {
+        owned[static_cast<size_t>(b.owner)] += b.size;
+      }
+      for (int rank = 0; rank < ranks; ++rank) {
+        EXPECT_EQ(OwnedElements(model, ranks, rank),
+                  owned[static_cast<size_t>(rank)]);
+      }
+      // A cache line for each round's bucket.
+      const auto [least, most] =
+          std::minmax_element(owned.begin(), owned.end());
+      EXPECT_LE(*most, model.trained_parameters() / ranks +
+                           16 * std::ssize(CutRounds(model, ranks)));
+      EXPECT_GT(*least, 0);
+    }
+  }
+}
+
+TEST(OptimizerCollectives, AreAThousandAtMostFor8BOn8Gpus) {
+  const ModelShape llama8b = Llama({.layers = 32,
+                                    .hidden = 4096,
+                                    .heads = 32,
+                                    .kv_heads = 8,
+                                    .ffn = 14336,
+                                    .vocab = 128256});
+  EXPECT_EQ(OptimizerCollectives(llama8b, 8), 145);
+  EXPECT_LE(OptimizerCollectives(llama8b, 7), 1000);  // uneven rounds
+  EXPECT_EQ(OptimizerCollectives(llama8b, 1), 0);
+  // cuda_ranks_test.py counts NCCL's of this one: all but the norm's sum.
+  const ModelShape small = Llama({.layers = 2,
+                                  .hidden = 64,
+                                  .heads = 4,
+                                  .kv_heads = 2,
+                                  .ffn = 96,
+                                  .vocab = 256});
+  EXPECT_EQ(OptimizerCollectives(small, 2), 4 + 4 + 1);
 }
 
 TEST(PartSizes, CoverTheFlatBuffer) {
@@ -78,8 +116,7 @@ TEST(PartSizes, CoverTheFlatBuffer) {
 }
 
 TEST(CutStates, CoverOwnElementsInOrderWithinPartsAndSlots) {
-  for (const auto& model :
-       {Sized(3, 64, 300), Sized(40, 256, 1000), Sized(2, 2048, 9000)}) {
+  for (const ModelShape& model : kModels) {
     for (const int ranks : {1, 2, 3, 8}) {
       for (int rank = 0; rank < ranks; ++rank) {
         const int64_t slot = SlotElements(model, Dtype::kBf16, ranks, rank);
@@ -95,7 +132,7 @@ TEST(CutStates, CoverOwnElementsInOrderWithinPartsAndSlots) {
           next += unit.size;
           part = unit.part;
         }
-        EXPECT_EQ(next, OwnedElements(model.trained_parameters(), ranks, rank));
+        EXPECT_EQ(next, OwnedElements(model, ranks, rank));
       }
     }
   }
