@@ -1,11 +1,12 @@
-"""How a failed rank ends the others, where a real GPU computes.
+"""How a failed rank ends the others, where a real GPU computes or ranks are on
+several nodes.
 
 [Note: waiting on a GPU]
 There a collective is only enqueued. The host waits wherever numbers are read,
 the user's code included, and NCCL's kernels wait for a rank that is gone until a
 time-out of minutes. So a thread looks whether a rank has told that it failed
-(`Ranks.told`), and hears from the daemon that a process of the job has died.
-Then it aborts what this process has of NCCL, FSDP2's groups too. What waited
+(`Ranks.told`), and hears from the daemon, or from another node (`line`), that a
+process of the job has died. Then it aborts what this process has of NCCL, FSDP2's groups too. What waited
 goes on, with results that are void, so the stream raises wherever it runs; where
 the host had left it already and waits in the user's code, an exception is raised
 there, as Ctrl-C's is.
@@ -20,6 +21,7 @@ import weakref
 import torch
 import torch.distributed as dist
 
+from sluice import line
 from sluice.errors import PeerFailed, Status
 from sluice.ranks import LOOK_S, Ranks
 from sluice.session import Session
@@ -36,22 +38,36 @@ class PeerWatch:
         self._ranks, self._device = ranks, device
         # The one that computes, on the stream that is current there.
         self._thread = threading.get_ident()
-        self._stream = torch.cuda.current_stream(device)
+        self._stream = _stream_of(device)
         self._died, self._closed = "", False
         self._woken = threading.Event()
         session._watched_by(self)
+        self._line = line.of_job()
+        if self._line is not None:
+            self._line.heard_by(self)
+            ranks.hears_deaths = True
         threading.Thread(target=_keep_looking, name="sluice peers", daemon=True,
                          args=(weakref.ref(self), self._woken)).start()
+
+    @staticmethod
+    def of(ranks: Ranks | None, session: Session, device: torch.device
+           ) -> PeerWatch | None:
+        """None where Gloo and the board tell all that there is to know."""
+        if ranks is None or device.type == "cpu" and not line.several_nodes():
+            return None
+        return PeerWatch(ranks, session, device)
 
     def computes(self) -> None:
         """The calling thread begins a call of the model."""
         self._thread = threading.get_ident()
-        self._stream = torch.cuda.current_stream(self._device)
+        self._stream = _stream_of(self._device)
 
     def peer_died(self, what: str) -> None:
         """By the daemon: "rank 1 of job demo: killed by signal 9"."""
         self._died = what
         self._woken.set()
+        if self._line is not None:
+            self._line.tell(what)
 
     def close(self) -> None:
         self._closed = True
@@ -65,14 +81,22 @@ class PeerWatch:
         return bool(told) or self._closed
 
     def _end(self, told: str) -> None:
-        failed = PeerFailed(Status.ABORTED, told)
-        print(f"sluice: {told}: collectives of this process are aborted",
-              file=sys.stderr, flush=True)
+        failed, on_gpu = PeerFailed(Status.ABORTED, told), (
+            self._stream is not None)
+        print(f"sluice: {told}:", "collectives of this process are aborted"
+              if on_gpu else "this rank cannot go on", file=sys.stderr,
+              flush=True)
         self._ranks.failed = failed
-        if not self._ranks.within and not self._stream.query():
+        waits = self._stream is None or not self._stream.query()
+        if not self._ranks.within and waits:
             _raise_in(self._thread, failed)  # before what it waits for ends
-        for group in [*dist.distributed_c10d._world.pg_map]:
+        # Gloo's collectives end with the connections of the dead rank.
+        for group in [*dist.distributed_c10d._world.pg_map] if on_gpu else ():
             group.abort()
+
+
+def _stream_of(device: torch.device) -> torch.cuda.Stream | None:
+    return None if device.type == "cpu" else torch.cuda.current_stream(device)
 
 
 def _keep_looking(watch: weakref.ref[PeerWatch],

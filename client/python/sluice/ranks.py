@@ -23,6 +23,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -36,6 +37,8 @@ from sluice.errors import PeerFailed, Status, Unsupported
 _made: collections.Counter[str] = collections.Counter()  # `Ranks`, by group
 
 LOOK_S = 1.0  # a collective may take before the board is looked at, and between
+# After a lost collective, for the news of the death: of 0.1 s, at most.
+NEWS_TICKS = 20
 
 
 class Ranks:
@@ -52,7 +55,8 @@ class Ranks:
         # See [Note: a failing rank].
         # A call counts from when all ranks are in it.
         self._stream, self.call = _made[group.group_name], 0
-        self.failed: PeerFailed | None = None  # on a real GPU, from then on
+        self.failed: PeerFailed | None = None  # with a PeerWatch, from then on
+        self.hears_deaths = False  # on other nodes, too
         self._raised = -1  # the last call in which this rank failed itself
         self.within = 0  # what is running of a stream
         # By heads of q, of k and v, and device: the k and v that this rank
@@ -162,6 +166,9 @@ class Ranks:
             work.wait()
         except RuntimeError:  # the rank's process may have ended since
             self._look()
+            for _ in range(NEWS_TICKS if self.hears_deaths else 0):
+                time.sleep(0.1)
+                self._look()
             raise
 
     def check(self) -> None:
@@ -203,6 +210,7 @@ class Ranks:
         return f"failed/{self.group.group_name}/{self._stream}/{self.call}"
 
     def _look(self) -> None:
+        self.check()
         told = self.told()
         if told:
             raise PeerFailed(Status.ABORTED, told)

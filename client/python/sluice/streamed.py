@@ -85,7 +85,7 @@ class Stream:
         self.planning: Planning | None = None
         self.rows = {**ROWS, **rows}
         self.ranks = ranks  # that share each sequence
-        self.peers: PeerWatch | None = None  # of ranks on a real GPU
+        self.peers: PeerWatch | None = None  # on real GPUs or nodes
         self.turn = threading.RLock()  # threads run the model one by one
         self._said: set[str] = set()
         # The causal model's that runs, which the user's code does not hand on.

@@ -193,8 +193,7 @@ def stream(model: nn.Module | None = None,
         if planned:
             made.planning = Planning(made.session, kind_names(adapter.layers),
                                      quiet)
-        if ranks is not None and made.arena.device.type != "cpu":
-            made.peers = PeerWatch(ranks, session, made.arena.device)
+        made.peers = PeerWatch.of(ranks, session, made.arena.device)
         made._adapter = adapter
         _streams.add(made)
         if not quiet:

@@ -1,0 +1,53 @@
+"""A rank that is killed on one of two nodes ends those of both, with its name.
+Two daemons that know nothing of each other, and real processes, on Gloo."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+
+import pytest
+from gloo import FORK
+from nodes import WORLD, work
+from support import await_true, forked
+
+import sluice
+from sluice.daemon import PrivateDaemon
+
+
+def free_at(socket_of_node: str) -> tuple[int, int]:
+    with sluice.Session(socket_of_node, job="looks") as session:
+        limits = session.limits()
+        return limits.host_free_bytes, limits.gpu_free_bytes
+
+
+# Rank 0 holds the store; rank 2 is alone on its node.
+@pytest.mark.parametrize("victim,how", [
+    (2, "compute"), (1, "collective"), (2, "lease"), (0, "compute")])
+def test_a_killed_rank_ends_those_of_both_nodes(tmp_path, victim, how):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with contextlib.ExitStack() as nodes:
+        sockets = [nodes.enter_context(contextlib.closing(
+            PrivateDaemon(gpus=1))).socket for _ in range(2)]
+
+        before = [free_at(each) for each in sockets]
+
+        def run():
+            ranks = [FORK.Process(target=work, args=(
+                rank, victim, how, port, sockets, str(tmp_path)))
+                for rank in range(WORLD)]
+            for rank in ranks:
+                rank.start()
+            for rank in ranks:
+                rank.join()
+            expected = [0] * WORLD
+            expected[victim] = -signal.SIGKILL
+            assert [rank.exitcode for rank in ranks] == expected
+        ranks = forked(run)
+        print(ranks.stdout)
+        assert ranks.returncode == 0, ranks.stdout + ranks.stderr
+        await_true("memory is back",
+                   lambda: [free_at(each) for each in sockets] == before)
