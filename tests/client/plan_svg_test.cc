@@ -3,9 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <random>
 #include <regex>
 
-#include "client/ctl/desk/coverage_grid.h"
 #include "gmock/gmock.h"
 #include "tests/planner/generator.h"
 #include "tests/support/status_matchers.h"
@@ -109,10 +109,8 @@ TEST(PlanSvg, NothingToDrawIsAPictureToo) {
 }
 
 TEST(PlanSvg, EveryNumberIsOneThatAViewerReads) {
-  auto named = Staircase(200, 50);
-  named.marks = {{"layer.forward", 0, 100}, {"layer.backward", 100, 250}};
+  const auto named = Staircase(200, 50);
   const std::string svg = PlanSvg(named, PlanOf(named));
-  EXPECT_THAT(svg, HasSubstr("layer.forward</text>"));
   const std::regex number(" (?:x|y|width|height)=\"([^\"]*)\"");
   for (std::sregex_iterator at(svg.begin(), svg.end(), number), end; at != end;
        ++at) {
@@ -121,19 +119,23 @@ TEST(PlanSvg, EveryNumberIsOneThatAViewerReads) {
   }
 }
 
-TEST(CoverageGrid, EqualPixelsAreOneRectangle) {
-  CoverageGrid grid(10, 10, 2);
-  grid.Add(2, 3, 6, 8, 1);
-  EXPECT_EQ(grid.Path(1, 2, 0, 0), "M2 3h4v5h-4z");
-  EXPECT_EQ(grid.Path(0, 2, 0, 0), "");
-}
-
-TEST(CoverageGrid, HairsAddUpToAShade) {
-  CoverageGrid grid(2, 1, 1);
-  grid.Add(0, 0, 0.01, 1, 0);  // too little to be seen
-  for (int k = 0; k < 5; ++k) grid.Add(1 + k * 0.1, 0, 1.1 + k * 0.1, 1, 0);
-  EXPECT_EQ(grid.Path(0, 0, 0, 0), "");
-  EXPECT_EQ(grid.Path(0, 1, 0, 0), "M1 0h1v1h-1z");
+TEST(PlanSvg, AnyNumberOfBuffersIsAFileThatABrowserOpens) {
+  planner::NamedTrace named;
+  planner::MemoryPlan plan;
+  std::mt19937 random(1);
+  for (int k = 0; k < 200'000; ++k) {
+    const auto lower = static_cast<int64_t>(random() % 1'000'000);
+    named.trace.buffers.push_back(
+        {k, lower, lower + 1 + static_cast<int64_t>(random() % 100'000),
+         Bytes(4096)});
+    named.names.push_back("a tensor with a name of some length");
+    plan.offsets.push_back(
+        Bytes(static_cast<int64_t>(random() % 1'000'000) * 4096));
+  }
+  plan.peak = plan.lower_bound = plan.max_live = GiB(4);
+  const size_t size = PlanSvg(named, plan).size();
+  EXPECT_LT(size, 10 << 20);
+  EXPECT_GT(size, 100 << 10);
 }
 
 }  // namespace

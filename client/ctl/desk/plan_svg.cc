@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdint>
 #include <iterator>
 #include <map>
 #include <utility>
 #include <vector>
 
-#include "client/ctl/desk/coverage_grid.h"
 #include "client/ctl/format.h"
 #include "client/ctl/table.h"
 
@@ -33,38 +33,23 @@ constexpr double kHeadroom = 1.045;
 // Colours by lifetime, short to long.
 constexpr int kColours = 6;
 
-// Less in either direction is merged into pixels.
+// Smaller buffers are drawn together in whole pixels, without titles, so that a
+// million of them are a file that a browser opens.
 constexpr double kLeastSide = 1.6;
-// Less is drawn without a border, and not told when pointed at.
 constexpr double kLeastArea = 14;
-// A shorter side gets a hairline for a border.
-constexpr double kBordered = 7;
 
 constexpr const char* kSvgStyle = R"(<style>
-svg{--page:#ffffff;--ink:#1d2330;--soft:#5b6475;--line:#e3e6ec;--peak:#c2273d;
---live:#46546e;--c0:#f9b24e;--c1:#f08a5b;--c2:#d95f7c;--c3:#a0559f;--c4:#6457a6;
---c5:#34659f;--n0:#3a2600;--n1:#3d1500;--n2:#fff}
+svg{--page:#fff;--ink:#1d2330;--soft:#5b6475;--line:#e3e6ec;--peak:#c2273d}
 @media(prefers-color-scheme:dark){svg{--page:#12151c;--ink:#eceff5;
---soft:#9aa4b6;--line:#272d39;--peak:#ff7085;--live:#a9b6cf;--c0:#f3b562;
---c1:#ea8c63;--c2:#d5688a;--c3:#a565ab;--c4:#7770c0;--c5:#4d84c4}}
-text{font-family:system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",
-Arial,sans-serif;font-size:12px;fill:var(--soft)}
-.h{font-size:22px;font-weight:650;fill:var(--ink)}
-.s{font-size:13.5px}.e{text-anchor:end}.m{text-anchor:middle}
-.g{stroke:var(--line);stroke-width:1}.a{stroke:var(--soft);stroke-width:1}
-.b rect{stroke:var(--page);stroke-width:.8}.b .f{stroke-width:.35}.b rect:hover{stroke:var(--ink);
-stroke-width:1.6}
-.n{font-size:11px;pointer-events:none}
-.p{stroke:var(--peak);stroke-width:1.6}.q{stroke-dasharray:7 5}
-.t{fill:var(--peak);font-weight:600;paint-order:stroke;stroke:var(--page);
-stroke-width:4px;stroke-linejoin:round}
-.l{fill:var(--live);fill-opacity:.2;stroke:var(--live);stroke-width:.8;
-stroke-opacity:.8}
-.k0{fill:var(--line)}.k1{fill:var(--soft);fill-opacity:.35}
-.c0{fill:var(--c0)}.c1{fill:var(--c1)}.c2{fill:var(--c2)}
-.c3{fill:var(--c3)}.c4{fill:var(--c4)}.c5{fill:var(--c5)}
-.n0{fill:var(--n0)}.n1{fill:var(--n1)}.n2{fill:var(--n2)}
-.o0{fill-opacity:.3}.o1{fill-opacity:.62}
+--soft:#9aa4b6;--line:#272d39;--peak:#ff7085}}
+text{font:12px system-ui,sans-serif;fill:var(--soft)}
+.h{font-size:22px;fill:var(--ink)}.e{text-anchor:end}.m{text-anchor:middle}
+.g{stroke:var(--line)}.a{stroke:var(--soft)}
+rect:hover{stroke:var(--ink)}
+.p{stroke:var(--peak)}.q{stroke-dasharray:7 5}.t{fill:var(--peak)}
+.l{fill:var(--soft);fill-opacity:.3}
+.c0{fill:#f9b24e}.c1{fill:#f08a5b}.c2{fill:#d95f7c}
+.c3{fill:#a0559f}.c4{fill:#6457a6}.c5{fill:#34659f}
 </style>
 )";
 
@@ -154,9 +139,7 @@ class Picture {
         kHeight);
     Put("<text class=\"h\" x=\"{}\" y=\"40\">{}</text>\n", kLeft,
         EscapeHtml(Headline()));
-    Put("<text class=\"s\" x=\"{}\" y=\"64\">{}</text>\n", kLeft,
-        EscapeHtml(Subtitle()));
-    Marks();
+    Put("<text x=\"{}\" y=\"64\">{}</text>\n", kLeft, EscapeHtml(Subtitle()));
     Axes();
     Buffers();
     Live();
@@ -194,47 +177,12 @@ class Picture {
         std::max<double>(static_cast<double>(last_ - first_), 1);
     return kLeft + kPlotWidth * static_cast<double>(time - first_) / span;
   }
-  // A mark may begin before the first buffer, and end after the last.
-  double Within(int64_t time) const {
-    return X(std::clamp(time, first_, last_));
-  }
   double Y(double bytes) const {
     return kTop + kPlotHeight * (1 - bytes / Top());
   }
   double Top() const {
     const double peak = static_cast<double>(plan_.peak.count());
     return std::max(peak, 1.0) * kHeadroom;
-  }
-
-  // A strip above the plot that shows which piece of work runs.
-  void Marks() {
-    const auto& marks = named_.marks;
-    if (marks.empty() || kPlotWidth / static_cast<double>(marks.size()) < 2.5) {
-      return;
-    }
-    const std::string names = Labels(marks);
-    for (size_t k = 0; k < marks.size(); ++k) {
-      const double x = Within(marks[k].lower);
-      Put("<rect class=\"k{}\" x=\"{}\" y=\"{}\" width=\"{}\" height=\"6\">"
-          "<title>{}</title></rect>\n",
-          k % 2, Pixels(x), kTop - 12, Pixels(Within(marks[k].upper) - x),
-          EscapeHtml(marks[k].name));
-    }
-    text_ += names;
-  }
-
-  // Names of the marks wide enough for them.
-  std::string Labels(const std::vector<planner::Mark>& marks) const {
-    std::string text;
-    for (const planner::Mark& mark : marks) {
-      const double width = Within(mark.upper) - Within(mark.lower);
-      if (static_cast<double>(mark.name.size()) * 6.4 > width - 4) continue;
-      fmt::format_to(std::back_inserter(text),
-                     "<text class=\"n m\" x=\"{}\" y=\"{}\">{}</text>\n",
-                     Pixels(Within(mark.lower) + width / 2), kTop - 17,
-                     EscapeHtml(mark.name));
-    }
-    return text;
   }
 
   void Axes() {
@@ -266,83 +214,62 @@ class Picture {
   }
 
   void Buffers() {
-    CoverageGrid small(kPlotWidth, kPlotHeight, kColours);
-    std::string large, labels;
-    std::array<std::string, kColours> medium;
+    // The colour of each pixel that small buffers cover; -1 where none does.
+    std::vector<int8_t> pixels(kPlotWidth * kPlotHeight, -1);
     for (size_t k = 0; k < plan_.offsets.size(); ++k) {
       const plan::Buffer& b = named_.trace.buffers[k];
       if (b.size == Bytes(0)) continue;
       const double offset = static_cast<double>(plan_.offsets[k].count());
-      const Box box{X(b.lower), Y(offset + static_cast<double>(b.size.count())),
-                    X(b.upper), Y(offset)};
+      const double x = X(b.lower), width = X(b.upper) - x;
+      const double y = Y(offset + static_cast<double>(b.size.count()));
+      const double height = Y(offset) - y;
       const int colour = lifetimes_.ColourOf(b);
-      if (std::min(box.Width(), box.Height()) < kLeastSide) {
-        small.Add(box.x0 - kLeft, box.y0 - kTop, box.x1 - kLeft, box.y1 - kTop,
-                  colour);
-      } else if (box.Width() * box.Height() < kLeastArea) {
-        medium[static_cast<size_t>(colour)] += Outline(box);
-      } else {
-        large += Rectangle(box, k, colour);
-        labels += Label(box, k, colour);
+      if (std::min(width, height) < kLeastSide || width * height < kLeastArea) {
+        Fill(x - kLeft, y - kTop, width, height, colour, pixels);
+        continue;
+      }
+      Put("<rect class=\"c{}\" x=\"{}\" y=\"{}\" width=\"{}\" "
+          "height=\"{}\"><title>{}: {}, alive {} to {}, at {}</title>"
+          "</rect>\n",
+          colour, Pixels(x), Pixels(y), Pixels(width), Pixels(height),
+          EscapeHtml(named_.names[k]), Size(b.size.count()),
+          Count(static_cast<double>(b.lower)),
+          Count(static_cast<double>(b.upper)), Size(plan_.offsets[k].count()));
+    }
+    PutPixels(pixels);
+  }
+
+  static void Fill(double x, double y, double width, double height, int colour,
+                   std::vector<int8_t>& pixels) {
+    const auto left = std::clamp(static_cast<int>(x), 0, kPlotWidth - 1);
+    const auto top = std::clamp(static_cast<int>(y), 0, kPlotHeight - 1);
+    const int right =
+        std::clamp(static_cast<int>(x + width), left + 1, kPlotWidth);
+    const int bottom =
+        std::clamp(static_cast<int>(y + height), top + 1, kPlotHeight);
+    for (int column = left; column < right; ++column) {
+      std::fill(pixels.begin() + column * kPlotHeight + top,
+                pixels.begin() + column * kPlotHeight + bottom,
+                static_cast<int8_t>(colour));
+    }
+  }
+
+  // Runs of one colour down each column.
+  void PutPixels(const std::vector<int8_t>& pixels) {
+    std::array<std::string, kColours> runs;
+    for (int x = 0; x < kPlotWidth; ++x) {
+      const int8_t* const column = pixels.data() + x * kPlotHeight;
+      for (int y = 0, end = 0; y < kPlotHeight; y = end) {
+        while (end < kPlotHeight && column[end] == column[y]) ++end;
+        if (column[y] < 0) continue;
+        fmt::format_to(std::back_inserter(runs[static_cast<size_t>(column[y])]),
+                       "M{} {}h1v{}h-1z", kLeft + x, kTop + y, end - y);
       }
     }
-    Pixelated(small);
-    for (int c = 0; c < kColours; ++c)
-      Paths(medium[static_cast<size_t>(c)], c, 2);
-    text_ += "<g class=\"b\">\n" + large + "</g>\n" + labels;
-  }
-
-  struct Box {
-    double x0, y0, x1, y1;  // y0 is above y1
-    double Width() const { return x1 - x0; }
-    double Height() const { return y1 - y0; }
-  };
-
-  static std::string Outline(const Box& box) {
-    return fmt::format("M{} {}h{}v{}h-{}z", Pixels(box.x0), Pixels(box.y0),
-                       Pixels(box.Width()), Pixels(box.Height()),
-                       Pixels(box.Width()));
-  }
-
-  void Pixelated(const CoverageGrid& grid) {
-    for (int colour = 0; colour < kColours; ++colour) {
-      for (int shade = 0; shade < CoverageGrid::kShades; ++shade) {
-        Paths(grid.Path(colour, shade, kLeft, kTop), colour, shade);
-      }
+    for (size_t colour = 0; colour < kColours; ++colour) {
+      if (runs[colour].empty()) continue;
+      Put("<path class=\"c{}\" d=\"{}\"/>\n", colour, runs[colour]);
     }
-  }
-
-  void Paths(const std::string& data, int colour, int shade) {
-    if (data.empty()) return;
-    Put("<path class=\"c{} o{}\" d=\"{}\"/>\n", colour, shade, data);
-  }
-
-  std::string Rectangle(const Box& box, size_t k, int colour) const {
-    const plan::Buffer& b = named_.trace.buffers[k];
-    return fmt::format(
-        "<rect class=\"c{}{}\" x=\"{}\" y=\"{}\" width=\"{}\" "
-        "height=\"{}\"><title>{}: {}, alive {} to {}, at {}</title></rect>\n",
-        colour, std::min(box.Width(), box.Height()) < kBordered ? " f" : "",
-        Pixels(box.x0), Pixels(box.y0), Pixels(box.Width()),
-        Pixels(box.Height()), EscapeHtml(named_.names[k]), Size(b.size.count()),
-        Count(static_cast<double>(b.lower)),
-        Count(static_cast<double>(b.upper)), Size(plan_.offsets[k].count()));
-  }
-
-  // Name and size, or what of them there is room for.
-  std::string Label(const Box& box, size_t k, int colour) const {
-    constexpr double kCharacter = 6.3, kLine = 15;
-    if (box.Height() < kLine) return "";
-    const std::string size = Size(named_.trace.buffers[k].size.count());
-    for (const std::string& text : {named_.names[k] + " · " + size, size}) {
-      const double room = box.Width() - 8;
-      if (static_cast<double>(Width(text)) * kCharacter > room) continue;
-      return fmt::format(
-          "<text class=\"n m n{}\" x=\"{}\" y=\"{}\">{}</text>\n",
-          std::min(colour, 2), Pixels((box.x0 + box.x1) / 2),
-          Pixels((box.y0 + box.y1) / 2 + 4), EscapeHtml(text));
-    }
-    return "";
   }
 
   // Bytes alive over time: the most of each pixel.

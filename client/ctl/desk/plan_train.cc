@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -86,11 +87,11 @@ absl::StatusOr<MfuCurve> CurveOf(Request request,
     SLUICE_ASSIGN_OR_RETURN(const auto estimate,
                             planner::train::BestEstimate(request, given));
     if (estimate.fits) {
-      curve.points.push_back({request.seq_len, estimate.mfu});
+      curve.points.emplace_back(request.seq_len, estimate.mfu);
     }
   }
   if (longest.tokens > 0) {
-    curve.points.push_back({longest.tokens, longest.at.mfu});
+    curve.points.emplace_back(longest.tokens, longest.at.mfu);
   }
   return curve;
 }
@@ -124,8 +125,9 @@ absl::StatusOr<int> RunTrain(const TrainFlags& flags) {
     SLUICE_ASSIGN_OR_RETURN(const auto curves, Curves(answer.request, given));
     SLUICE_RETURN_IF_ERROR(WriteOutput(flags.html, TrainPage(answer, curves)));
   }
-  fmt::print(flags.html == "-" ? stderr : stdout, "{}",
-             flags.json ? TrainJson(answer) : TrainWords(answer));
+  fmt::print(
+      flags.html == "-" ? stderr : stdout, "{}",
+      flags.json ? TrainObject(answer).dump() + "\n" : TrainWords(answer));
   const bool no_length =
       !flags.seq_len && answer.longest && answer.longest->tokens == 0;
   return answer.estimate.fits && !no_length ? 0 : kDoesNotFit;

@@ -363,7 +363,7 @@ std::string TrainWords(const TrainAnswer& answer) {
   return text;
 }
 
-std::string TrainJson(const TrainAnswer& answer) {
+nlohmann::ordered_json TrainObject(const TrainAnswer& answer) {
   const Estimate& estimate = answer.estimate;
   const auto evidence = planner::train::EvidenceOf(answer.request);
   const bool memory = HasMemory(estimate);
@@ -402,7 +402,7 @@ std::string TrainJson(const TrainAnswer& answer) {
   }
   if (!answer.methods.empty()) json["methods"] = MethodsJson(answer.methods);
   json["notes"] = NotesOf(answer);
-  return json.dump() + "\n";
+  return json;
 }
 
 }  // namespace sluice::ctl

@@ -48,6 +48,7 @@ bool HasMemory(const planner::train::Estimate& estimate);
 std::vector<std::string> NotesOf(const TrainAnswer& answer);
 
 std::string TrainWords(const TrainAnswer& answer);
-std::string TrainJson(const TrainAnswer& answer);
+// What --json prints.
+nlohmann::ordered_json TrainObject(const TrainAnswer& answer);
 
 }  // namespace sluice::ctl
