@@ -22,8 +22,5 @@ absl::StatusOr<NamedTrace> ReadPyTorchTrace(std::istream& in,
 absl::StatusOr<NamedTrace> ReadProfile(std::istream& in,
                                        const TraceOptions& options,
                                        Bytes alignment);
-absl::StatusOr<NamedTrace> ReadRunTrace(std::istream& in,
-                                        const TraceOptions& options,
-                                        Bytes alignment);
 
 }  // namespace sluice::planner

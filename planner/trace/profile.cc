@@ -1,9 +1,7 @@
-// What our own profiler writes: rank profiles (proto/plan/codec.h) and the
-// blocks of a step (sluice-train --trace).
+// Rank profiles (proto/plan/codec.h), as our own profiler writes them.
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,8 +22,6 @@ std::string CleanName(std::string name) {
   }
   return name;
 }
-
-// ---- Rank profiles ---------------------------------------------------------
 
 absl::StatusOr<std::vector<plan::RankProfile>> Decode(std::istream& in) {
   std::string text;
@@ -103,80 +99,6 @@ absl::StatusOr<NamedTrace> Join(const plan::RankProfile& profile,
   return builder.Take(start);
 }
 
-// ---- Blocks of a step ------------------------------------------------------
-
-struct Block {
-  int64_t size = 0;
-  double born = 0;
-  double died = 0;  // < born: alive to the end
-  std::string segment;
-  int64_t index = 0;
-};
-
-enum EventField { kSize, kBorn, kDied, kSegment };
-
-bool ParseSeconds(const JsonField& field, double* value) {
-  if (field.kind != JsonField::Kind::kNumber &&
-      field.kind != JsonField::Kind::kInteger) {
-    return false;
-  }
-  char* end = nullptr;
-  *value = std::strtod(field.text.c_str(), &end);
-  return *end == '\0' && *value >= -1e15 && *value <= 1e15;
-}
-
-absl::StatusOr<std::vector<Block>> ReadBlocks(std::istream& in,
-                                              const TraceOptions& options) {
-  std::vector<Block> blocks;
-  const RecordQuery query = {.array = "blocks",
-                             .fields = {"size", "born_s", "died_s", "segment"}};
-  const auto take = [&](const JsonRecord& record) {
-    Block block{.index = record.index};
-    const auto wrong = [&](const char* field, int which) {
-      return At(
-          {.file = options.file},
-          fmt::format("blocks[{}].{} = {} is missing or nonsense", record.index,
-                      field, Quoted(record.fields[which].text)));
-    };
-    if (!ParseInt(record.fields[kSize].text, &block.size) || block.size < 0) {
-      return wrong("size", kSize);
-    }
-    if (!ParseSeconds(record.fields[kBorn], &block.born)) {
-      return wrong("born_s", kBorn);
-    }
-    if (!ParseSeconds(record.fields[kDied], &block.died)) {
-      return wrong("died_s", kDied);
-    }
-    block.segment = CleanName(record.fields[kSegment].text);
-    blocks.push_back(std::move(block));
-    return absl::OkStatus();
-  };
-  SLUICE_RETURN_IF_ERROR(ReadJsonRecords(in, options.file, query, take));
-  return blocks;
-}
-
-// Runs of one segment with no other between, from the first birth to the last
-// death of its blocks, as far as they do not run into the next.
-std::vector<Mark> MarksOf(const NamedTrace& named,
-                          const std::vector<Block>& blocks) {
-  std::vector<Mark> marks;
-  for (size_t k = 0; k < blocks.size(); ++k) {
-    const plan::Buffer& b = named.trace.buffers[k];
-    const std::string& segment = blocks[k].segment;
-    if (segment.empty()) continue;
-    if (marks.empty() || marks.back().name != segment ||
-        b.lower >= marks.back().upper) {
-      if (!marks.empty()) {
-        marks.back().upper = std::min(marks.back().upper, b.lower);
-      }
-      marks.push_back({segment, b.lower, b.upper});
-    }
-    marks.back().upper = std::max(marks.back().upper, b.upper);
-  }
-  std::erase_if(marks, [](const Mark& m) { return m.lower >= m.upper; });
-  return marks;
-}
-
 }  // namespace
 
 absl::StatusOr<NamedTrace> ReadProfile(std::istream& in,
@@ -188,43 +110,6 @@ absl::StatusOr<NamedTrace> ReadProfile(std::istream& in,
   }
   SLUICE_ASSIGN_OR_RETURN(const size_t rank, ChooseRank(*profiles, options));
   return Join((*profiles)[rank], options, alignment);
-}
-
-absl::StatusOr<NamedTrace> ReadRunTrace(std::istream& in,
-                                        const TraceOptions& options,
-                                        Bytes alignment) {
-  SLUICE_ASSIGN_OR_RETURN(std::vector<Block> blocks, ReadBlocks(in, options));
-  std::ranges::stable_sort(blocks, {}, &Block::born);
-  // Clock readings to whole times: 2k for the k-th distinct one, so that a
-  // block that died when it was born has its own moment, 2k to 2k + 1.
-  std::vector<double> times;
-  for (const Block& b : blocks) {
-    times.push_back(b.born);
-    times.push_back(b.died);
-  }
-  std::ranges::sort(times);
-  times.erase(std::unique(times.begin(), times.end()), times.end());
-  const auto at = [&](double seconds) {
-    return 2 * (std::lower_bound(times.begin(), times.end(), seconds) -
-                times.begin());
-  };
-  TraceBuilder builder(alignment);
-  for (const Block& b : blocks) {
-    const int64_t lower = at(b.born);
-    const int64_t upper =
-        b.died < b.born ? kStillAlive : std::max(at(b.died), lower + 1);
-    const absl::Status added =
-        builder.Add(fmt::to_string(builder.size()), lower, upper, b.size);
-    if (!added.ok()) {
-      return At(
-          {.file = options.file},
-          fmt::format("blocks[{}]: {}", b.index, std::string(added.message())));
-    }
-  }
-  builder.out().source = "sluice-train trace";
-  NamedTrace named = builder.Take(2 * static_cast<int64_t>(times.size()) + 1);
-  named.marks = MarksOf(named, blocks);
-  return named;
 }
 
 }  // namespace sluice::planner

@@ -40,7 +40,6 @@ enum TraceField {
   kType,
   kDevice,
   kTotal,
-  kPlace,
 };
 
 // Hides what JSON forbids inside texts and PyTorch writes there all the same:
@@ -128,8 +127,8 @@ class PyTorchReader {
         .array = "traceEvents",
         .root_array = true,
         .fields = {"name", "ph", "ts", "args.Addr", "args.Bytes",
-                   "args.Device Type", "args.Device Id", "args.Total Allocated",
-                   "args.place"},
+                   "args.Device Type", "args.Device Id",
+                   "args.Total Allocated"},
         .root_field = "profile_memory",
         .root_value = &profile_memory_};
     HiddenTexts hidden(in.rdbuf());
@@ -156,7 +155,6 @@ class PyTorchReader {
     const std::string& phase = fields[kPhase].text;
     if (!phase.empty() && phase != "i" && phase != "I") return absl::OkStatus();
     TraceEvent event{.index = record.index};
-    SLUICE_RETURN_IF_ERROR(CheckKind(fields));
     if (!ParseNanoseconds(fields[kTime].text, &event.nanoseconds)) {
       return Wrong(event, "ts", fields[kTime], "microseconds");
     }
@@ -190,24 +188,6 @@ class PyTorchReader {
     }
     events_.push_back(event);
     return absl::OkStatus();
-  }
-
-  // Other profilers write [memory] events, too.
-  absl::Status CheckKind(const std::vector<JsonField>& fields) const {
-    const auto missing = [&](TraceField field) {
-      return fields[field].kind == JsonField::Kind::kMissing;
-    };
-    const char* of = !missing(kPlace) ? "PaddlePaddle's profiler"
-                     : missing(kType) && missing(kDevice) && !missing(kAddress)
-                         ? "Ascend's profiler (torch_npu)"
-                         : nullptr;
-    if (of == nullptr) return absl::OkStatus();
-    return At(
-        {.file = options_.file},
-        fmt::format("is a trace of {}, as its [memory] events tell, which "
-                    "is not read: give one of PyTorch's own profiler "
-                    "(profile_memory=True)",
-                    of));
   }
 
   static bool ParseAddress(std::string_view text, uint64_t* value) {

@@ -1,5 +1,4 @@
-// Chooses the reader by the content, through gzip or not, and writes plans as
-// CSV.
+// Chooses the reader by the content, and writes plans as CSV.
 #include "planner/trace/read_trace.h"
 
 #include <fmt/format.h>
@@ -12,7 +11,6 @@
 
 #include "planner/trace/builder.h"
 #include "planner/trace/formats.h"
-#include "planner/trace/gunzip.h"
 #include "planner/trace/json_records.h"
 #include "planner/trace/lines.h"
 #include "proto/base/sizes.h"
@@ -21,13 +19,12 @@
 namespace sluice::planner {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, TraceFormat>, 5> kFormatNames =
+constexpr std::array<std::pair<std::string_view, TraceFormat>, 4> kFormatNames =
     {{
         {"minimalloc", TraceFormat::kMiniMalloc},
         {"log", TraceFormat::kRequestLog},
         {"pytorch", TraceFormat::kPyTorch},
         {"profile", TraceFormat::kProfile},
-        {"run", TraceFormat::kRunTrace},
     }};
 
 constexpr size_t kPrefixBytes = 64 << 10;
@@ -74,9 +71,6 @@ TraceFormat JsonFormat(std::string_view prefix) {
                              "profiles", "rank", "segments"}) {
       if (key == ours) return TraceFormat::kProfile;
     }
-    for (const char* run : {"blocks", "compute", "d2h", "h2d"}) {
-      if (key == run) return TraceFormat::kRunTrace;
-    }
   }
   return TraceFormat::kPyTorch;  // its reader says what is missing
 }
@@ -92,46 +86,13 @@ std::string_view FirstLineOf(std::string_view prefix) {
   }
 }
 
-// What people take for a trace, by its first bytes.
-struct OtherFile {
-  std::string_view begins, is;
-};
-constexpr OtherFile kOtherFiles[] = {
-    {"\x80", "a pickle, as PyTorch's memory snapshots are"},
-    {"SQLite format 3", "an SQLite database, as Nsight Systems writes"},
-    {"PK\x03\x04", "a zip archive"},
-    {"\xff\xfe", "text in UTF-16"},
-    {"\x28\xb5\x2f\xfd", "compressed by zstd"},
-    {"<", "a page of HTML or XML"},
-    {"[[",
-     "a memory timeline of torch.profiler (export_memory_timeline), "
-     "whose sizes have no addresses"}};
-
-std::string_view OtherKindOf(std::string_view prefix) {
-  std::string begins;
-  for (const char c : prefix) {
-    if (!std::isspace(static_cast<unsigned char>(c)) || begins.size() > 1) {
-      begins.push_back(c);
-    }
-    if (begins.size() == 16) break;
-  }
-  for (const OtherFile& other : kOtherFiles) {
-    if (begins.starts_with(other.begins)) return other.is;
-  }
-  return {};
-}
-
 absl::StatusOr<TraceFormat> Detect(std::string_view prefix,
                                    const std::string& file) {
   const Place place{.file = file};
-  if (IsGzip(prefix)) {
-    return At(place, "is compressed twice: gunzip it first");
-  }
-  if (const std::string_view kind = OtherKindOf(prefix); !kind.empty()) {
-    return At(place, fmt::format("is {}, which is not read: give a trace of "
-                                 "PyTorch's profiler (profile_memory=True, "
-                                 "export_chrome_trace)",
-                                 kind));
+  if (prefix.starts_with("\x1f\x8b")) {
+    return At(place,
+              "is compressed by gzip: give zcat's output (zcat FILE | "
+              "sluicectl plan memory -)");
   }
   const std::string_view line = FirstLineOf(prefix);
   if (line.empty()) return At(place, "is empty: there is nothing to plan");
@@ -158,8 +119,6 @@ absl::StatusOr<NamedTrace> Read(TraceFormat format, std::istream& in,
       return ReadPyTorchTrace(in, options, alignment);
     case TraceFormat::kProfile:
       return ReadProfile(in, options, alignment);
-    case TraceFormat::kRunTrace:
-      return ReadRunTrace(in, options, alignment);
   }
   return absl::InternalError("a trace format without a reader");
 }
@@ -172,9 +131,8 @@ absl::StatusOr<NamedTrace> ReadText(Sniffed& text,
   } else {
     SLUICE_ASSIGN_OR_RETURN(format, Detect(text.prefix(), options.file));
   }
-  const bool of_one_device = format == TraceFormat::kMiniMalloc ||
-                             format == TraceFormat::kRequestLog ||
-                             format == TraceFormat::kRunTrace;
+  const bool of_one_device =
+      format == TraceFormat::kMiniMalloc || format == TraceFormat::kRequestLog;
   if (of_one_device && !options.device.empty()) {
     return At({.file = options.file},
               fmt::format("has no devices to choose from, as it is of format "
@@ -184,18 +142,6 @@ absl::StatusOr<NamedTrace> ReadText(Sniffed& text,
   std::istream stream(&text);
   const Bytes usual(format == TraceFormat::kMiniMalloc ? 1 : 512);
   return Read(format, stream, options, options.alignment.value_or(usual));
-}
-
-absl::StatusOr<NamedTrace> ReadGzip(Sniffed& gzip,
-                                    const TraceOptions& options) {
-  Gunzip gunzip(&gzip);
-  Sniffed text(&gunzip);
-  auto named = ReadText(text, options);
-  // What came before the fault may look like a whole input, or like a bad one.
-  if (!gunzip.fault().empty()) {
-    return At({.file = options.file}, gunzip.fault());
-  }
-  return named;
 }
 
 absl::Status CheckAlignment(Bytes alignment) {
@@ -229,8 +175,7 @@ absl::StatusOr<NamedTrace> ReadTrace(std::istream& in,
     SLUICE_RETURN_IF_ERROR(CheckAlignment(*options.alignment));
   }
   Sniffed given(in.rdbuf());
-  auto named = IsGzip(given.prefix()) ? ReadGzip(given, options)
-                                      : ReadText(given, options);
+  auto named = ReadText(given, options);
   if (given.failed()) return At({.file = options.file}, "cannot be read");
   return named;
 }

@@ -1,6 +1,5 @@
 // Traces from files: MiniMalloc CSV, the paper's request log, PyTorch profiler
-// traces and what our own profiler writes, each gzipped or not. README.md has
-// the formats.
+// traces and rank profiles. README.md has the formats.
 //
 // A fault of the input is InvalidArgument in one line that starts with the
 // place: "FILE:LINE:COLUMN: what, value, limit, what to do". Nothing of the
@@ -25,10 +24,9 @@ enum class TraceFormat {
   kRequestLog,  // malloc ID SIZE, free ID
   kPyTorch,     // Chrome JSON with [memory] events
   kProfile,     // a rank's profile, proto/plan/codec.h
-  kRunTrace,    // sluice-train --trace
 };
 
-// "minimalloc", "log", "pytorch", "profile", "run"; nullopt: no such name.
+// "minimalloc", "log", "pytorch", "profile"; nullopt: no such name.
 std::optional<TraceFormat> TraceFormatOf(std::string_view name);
 std::string_view NameOf(TraceFormat format);
 

@@ -19,7 +19,6 @@
 
 #include "gmock/gmock.h"
 #include "tests/planner/generator.h"
-#include "tests/planner/gzipped.h"
 #include "tests/support/child.h"
 #include "tests/support/temp_dir.h"
 
@@ -221,23 +220,6 @@ TEST(PlanMemoryCli, AWholeIterationsPlanHoldsFromEachFormat) {
   ASSERT_EQ(log.exit_code, 0) << log.err;
   EXPECT_EQ(json::parse(log.out)["peak_bytes"], got["peak_bytes"]);
   EXPECT_EQ(CheckedPeak(Slurp(plan), 512), got["peak_bytes"]);
-}
-
-// The content tells, never the name.
-TEST(PlanMemoryCli, AGzippedTraceGivesThePlanOfThePlainOne) {
-  const TempDir dir;
-  const std::string gzip = planner::Gzipped(kSmall);
-  const ChildResult plain = Plan({Write(dir, "t.csv", kSmall), "-o", "-"});
-  ASSERT_EQ(plain.exit_code, 0) << plain.err;
-  for (const auto& [name, text] :
-       {std::pair("t.csv.gz", gzip), std::pair("named_plain.csv", gzip),
-        std::pair("named_gz.gz", std::string(kSmall))}) {
-    const ChildResult result = Plan({Write(dir, name, text), "-o", "-"});
-    EXPECT_EQ(result.exit_code, 0) << name << result.err;
-    EXPECT_EQ(result.out, plain.out) << name;
-  }
-  const std::string cut = Write(dir, "cut.gz", gzip.substr(0, 40));
-  ExpectRefusal(Plan({cut}), cut + ": is a gzip file that is cut off after 40");
 }
 
 TEST(PlanMemoryCli, CapacityDecidesTheExitStatus) {

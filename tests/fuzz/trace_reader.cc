@@ -69,8 +69,7 @@ void ReadAsTrace(std::string_view bytes) {
        {std::optional<TraceFormat>(), std::optional(TraceFormat::kMiniMalloc),
         std::optional(TraceFormat::kRequestLog),
         std::optional(TraceFormat::kPyTorch),
-        std::optional(TraceFormat::kProfile),
-        std::optional(TraceFormat::kRunTrace)}) {
+        std::optional(TraceFormat::kProfile)}) {
     const auto named = Read(bytes, format);
     if (!named.ok()) {
       CheckComplaint(named.status());

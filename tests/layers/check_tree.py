@@ -42,7 +42,7 @@ FAMILIES = {
     "prometheus": (r"prometheus/", ["daemon/metrics"]),
     "clp": (r"(coin/)?Clp\w*\.(h|hpp)$", ["planner"]),
     "cbc": (r"(Cbc|Cgl|Coin|Osi)\w*\.(h|hpp)$|coin/", ["planner"]),
-    "zlib": (r"zlib\.h$", ["planner/trace", "daemon/state"]),
+    "zlib": (r"zlib\.h$", ["daemon/state"]),
     "glpk": (r"glpk\.h$", ["tests"]),
     "toml++": (r"toml(\+\+|plusplus)/|toml\.hpp$",
                ["daemon", "planner", "deploy/cmake/archives"]),

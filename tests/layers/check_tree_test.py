@@ -28,7 +28,7 @@ class ThirdParty(unittest.TestCase):
             "prometheus/registry.h": "daemon/metrics/x.cc",
             "CbcModel.hpp": "planner/cbc.cc",
             "coin/Clp_C_Interface.h": "planner/clp.cc",
-            "zlib.h": "planner/trace/x.cc",
+            "zlib.h": "daemon/state/x.cc",
             "glpk.h": "tests/planner/x.cc",
             "toml++/toml.h": "daemon/config.cc",
             "CLI/CLI.hpp": "client/ctl/main.cc",

@@ -48,8 +48,8 @@ constexpr const char* kMemoryExamples = R"(Examples:
   generate | sluicectl plan memory - -o - > plan.csv
 
 TRACE is a MiniMalloc CSV (id,lower,upper,size), a log of `malloc ID SIZE` and
-`free ID`, a PyTorch profiler trace (profile_memory=True), or what Sluice's own
-profiler writes, each gzipped or not; its content tells which. Exit status: 0
+`free ID`, a PyTorch profiler trace (profile_memory=True), or a rank's profile;
+its content tells which. Of a gzip file give zcat's output. Exit status: 0
 done; 2 bad input; 3 no plan within --capacity was found; 130 the best plan
 when Ctrl-C came (a second one drops it); 1 a fault.)";
 
@@ -110,8 +110,8 @@ absl::StatusOr<planner::TraceOptions> TraceOptionsOf(const MemoryFlags& flags) {
   options.format = planner::TraceFormatOf(flags.format);
   if (!options.format) {
     return absl::InvalidArgumentError(
-        fmt::format("--format '{}': there are minimalloc, log, pytorch, "
-                    "profile and run",
+        fmt::format("--format '{}': there are minimalloc, log, pytorch "
+                    "and profile",
                     flags.format));
   }
   return options;
@@ -393,7 +393,7 @@ DeskCommand AddPlanMemory(CLI::App& plan) {
                      "write the plan: the trace's rows with offset; -: stdout");
   memory->add_option("--svg", flags->svg, "draw the plan; -: stdout");
   memory->add_option("--format", flags->format,
-                     "minimalloc, log, pytorch, profile or run (default: by "
+                     "minimalloc, log, pytorch or profile (default: by "
                      "the content)");
   memory->add_option("--device", flags->device,
                      "whose requests, where the trace has several devices "
