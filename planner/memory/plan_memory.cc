@@ -46,10 +46,8 @@ absl::Status CheckTrace(const plan::Trace& trace) {
   return absl::OkStatus();
 }
 
-// Where the two levels begin to pay.
-constexpr size_t kMinLeveledItems = 200;
-// Where they go before the race.
-constexpr size_t kMinLeveledFirst = 1000;
+// Where planning the repeated part once costs less than the race.
+constexpr size_t kMinLeveledItems = 1000;
 
 PortfolioOptions PortfolioOptionsOf(const MemoryOptions& options,
                                     const Problem& problem, absl::Time start) {
@@ -89,24 +87,18 @@ MemoryPlan PlanOf(const plan::Trace& trace, const Problem& problem,
   return plan;
 }
 
-// The two levels, each planned as a flat trace: by greedy orders alone, or
-// (`deep`) by all arms but CBC, the early ones where a level is large. Taken
-// over where better than what is known; their proof is not the flat trace's.
+// The two levels, each planned by greedy orders alone. The plan is taken over
+// where it is better than what is known; its proof is not the flat trace's.
 bool RunLevels(const plan::Trace& trace, const Problem& problem,
                const std::vector<Pass>& passes, const PortfolioOptions& inner,
-               bool deep, Knowledge* known) {
+               Knowledge* known) {
   const absl::Duration share = (inner.deadline - absl::Now()) / 8;
   const auto flat =
       [&](const plan::Trace& level) -> absl::StatusOr<plan::Placement> {
     const Problem part = Normalise(level);
-    const MemoryOptions own{
-        .time_limit = share, .stop = inner.stop, .use_cbc = false};
-    PortfolioOptions arms = PortfolioOptionsOf(own, part, absl::Now());
-    // A level as large as that is not what levels are for.
-    arms.late = part.items.size() < kMinLeveledFirst;
-    Knowledge best = RunGreedy(part, arms);
-    if (deep && !best.Proved()) RunPieces(part, arms, &best);
-    return PlanOf(level, part, best);
+    const MemoryOptions own{.time_limit = share, .stop = inner.stop};
+    return PlanOf(level, part,
+                  RunGreedy(part, PortfolioOptionsOf(own, part, absl::Now())));
   };
   const auto leveled = PlanByPasses(trace, passes, flat);
   if (!leveled.ok() || !leveled->has_value()) return false;
@@ -124,48 +116,18 @@ bool RunLevels(const plan::Trace& trace, const Problem& problem,
   return true;
 }
 
-std::vector<Pass> PassesOf(const plan::Trace& trace, const Problem& problem,
-                           const MemoryOptions& options) {
-  if (!options.use_search) return {};
-  if (!options.passes.empty()) return options.passes;
-  if (problem.items.size() < kMinLeveledItems) return {};
-  return DetectPasses(trace);
-}
-
-PortfolioOptions Half(PortfolioOptions options, bool early) {
-  options.early = early;
-  options.late = !early;
-  return options;
-}
-
-// The race and the two levels, which ever is cheaper first. True: the two
-// levels' plan is the best.
-bool RunGreedyAndLevels(const plan::Trace& trace, const Problem& problem,
-                        const std::vector<Pass>& passes,
-                        const PortfolioOptions& inner, Knowledge* known) {
-  *known = {.peak = INT64_MAX, .bound = problem.max_live};
-  // A long trace takes the race seconds; its repeated half is planned once.
-  bool leveled =
-      problem.items.size() >= kMinLeveledFirst &&
-      2 * InPasses(trace, passes) >= trace.buffers.size() &&
-      RunLevels(trace, problem, passes, inner, /*deep=*/false, known);
-  if (known->peak <= inner.goal) return leveled;
-  Knowledge greedy = RunGreedy(problem, inner);
-  if (greedy.peak <= known->peak) {
-    *known = std::move(greedy);
-    leveled = false;
+// The two levels where at least half of a long trace is repetition, which is
+// then planned once; the race otherwise takes seconds.
+bool RunLevelsFirst(const plan::Trace& trace, const Problem& problem,
+                    const MemoryOptions& options, const PortfolioOptions& inner,
+                    Knowledge* known) {
+  if (!options.use_search || problem.items.size() < kMinLeveledItems) {
+    return false;
   }
-  if (known->peak <= inner.goal || passes.empty() || inner.Expired()) {
-    return leveled;
-  }
-  // The peak alone may decide, which is known sooner than all passes.
-  const int64_t before = known->peak;
-  RunPieces(problem, Half(inner, /*early=*/true), known);
-  leveled = leveled && known->peak == before;
-  if (known->peak <= inner.goal || inner.Expired()) return leveled;
-  inner.progress("levels", *known);
-  return RunLevels(trace, problem, passes, inner, /*deep=*/true, known) ||
-         leveled;
+  const std::vector<Pass> passes =
+      options.passes.empty() ? DetectPasses(trace) : options.passes;
+  return 2 * InPasses(trace, passes) >= trace.buffers.size() &&
+         RunLevels(trace, problem, passes, inner, known);
 }
 
 // What one go through the arms found.
@@ -178,15 +140,19 @@ struct Found {
 Found SolveOnce(const plan::Trace& trace, const Problem& problem,
                 const MemoryOptions& options, absl::Time start) {
   const PortfolioOptions inner = PortfolioOptionsOf(options, problem, start);
-  const std::vector<Pass> passes = PassesOf(trace, problem, options);
-  Found found;
+  Found found{.known = {.peak = INT64_MAX, .bound = problem.max_live}};
   Knowledge& known = found.known;
-  found.leveled = RunGreedyAndLevels(trace, problem, passes, inner, &known);
+  found.leveled = RunLevelsFirst(trace, problem, options, inner, &known);
+  if (known.peak > inner.goal) {
+    Knowledge greedy = RunGreedy(problem, inner);
+    if (greedy.peak <= known.peak) {
+      known = std::move(greedy);
+      found.leveled = false;
+    }
+  }
   if (known.peak > inner.goal && !inner.Expired()) {
     const int64_t before = known.peak;
-    // With passes, the early arms have run.
-    RunPieces(problem, passes.empty() ? inner : Half(inner, /*early=*/false),
-              &known);
+    RunPieces(problem, inner, &known);
     found.leveled = found.leveled && known.peak == before;
   }
   found.expired = inner.Expired();

@@ -71,29 +71,20 @@ class PieceSolver {
     const size_t n = problem_.items.size();
     const bool small = options_.use_search && n <= kMaxSearchItems;
     if (small && Open()) restarts_ = std::make_unique<Restarts>(problem_);
-    if (options_.early) RunEarly(small);
-    if (options_.late) RunLate(small);
+    if (small && Open()) Ask("search", goal_, NodesFor(n, kQuickNodes));
+    if (options_.use_search && Open() && n >= kMinWindowItems) Window();
+    Improve(1);
+    if (small && Open()) Search();
+    if (options_.use_cbc && Open() && n <= kMaxCbcItems) Cbc();
+    // More effort goes on from what the usual found, so it is never worse.
+    if (options_.effort > 1) {
+      if (small && Open()) Descend(options_.effort - 1);
+      Improve(options_.effort);
+    }
     return std::move(known_);
   }
 
  private:
-  void RunEarly(bool small) {
-    const size_t n = problem_.items.size();
-    if (small && Open()) Ask("search", goal_, NodesFor(n, kQuickNodes));
-    if (options_.use_search && Open() && n >= kMinWindowItems) Window();
-  }
-
-  void RunLate(bool small) {
-    Improve(1);
-    if (small && Open()) Search();
-    const size_t n = problem_.items.size();
-    if (options_.use_cbc && Open() && n <= kMaxCbcItems) Cbc();
-    // More effort goes on from what the usual found, so it is never worse.
-    if (options_.effort == 1) return;
-    if (small && Open()) Descend(options_.effort - 1);
-    Improve(options_.effort);
-  }
-
   void Improve(int64_t effort) {
     const size_t n = problem_.items.size();
     if (!options_.use_search) return;

@@ -27,9 +27,6 @@ struct Knowledge {
 struct PortfolioOptions {
   bool use_search = true;
   bool use_cbc = true;
-  // Which of the arms on pieces run: those up to the window, those after it.
-  bool early = true;
-  bool late = true;
   std::string mip_program;
   absl::Time deadline;
   const std::atomic<bool>* stop = nullptr;
