@@ -112,29 +112,14 @@ Estimate Assemble(const Request& request, const Settings& settings,
   return result;
 }
 
+StepParts SluiceStep(const Request& request, const Settings& settings) {
+  return settings.engine == Engine::kPython ? PythonStep(request, settings)
+                                            : TrainerStep(request, settings);
+}
+
 Estimate EstimateStep(const Request& request, const Settings& settings) {
-  switch (request.method) {
-    case Method::kMegatron:
-      return Assemble(request, settings, MegatronStep(request, settings));
-    case Method::kUlysses:
-      return Assemble(request, settings, UlyssesStep(request, settings));
-    case Method::kMemo:
-      return Assemble(request, settings, MemoStep(request, settings));
-    case Method::kFpdt:
-      return Assemble(request, settings, FpdtStep(request, settings));
-    case Method::kAlst:
-      return Assemble(request, settings, AlstStep(request, settings));
-    case Method::kUpipe:
-      return Assemble(request, settings, UpipeStep(request, settings));
-    case Method::kRing:  // FSDP with the same kernels and collectives
-      return Assemble(request, settings, MegatronStep(request, settings));
-    case Method::kSluice:
-      break;
-  }
   return Assemble(request, settings,
-                  settings.engine == Engine::kPython
-                      ? PythonStep(request, settings)
-                      : TrainerStep(request, settings));
+                  TraitsOf(request.method).step(request, settings));
 }
 
 }  // namespace sluice::planner::train

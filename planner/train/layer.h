@@ -80,6 +80,7 @@ StepParts UlyssesStep(const Request& request, const Settings& settings);
 StepParts FpdtStep(const Request& request, const Settings& settings);
 StepParts AlstStep(const Request& request, const Settings& settings);
 StepParts UpipeStep(const Request& request, const Settings& settings);
+StepParts SluiceStep(const Request& request, const Settings& settings);
 StepParts TrainerStep(const Request& request, const Settings& settings);
 StepParts PythonStep(const Request& request, const Settings& settings);
 

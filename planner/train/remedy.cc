@@ -86,9 +86,7 @@ std::optional<Remedy> OtherMethod(Request request, const GivenSettings& given) {
 // of two times what was asked for.
 std::vector<int64_t> NumbersOfGpus(const Request& request) {
   const int64_t most = std::min(request.gpus * kMostTimesGpus, kMostGpus);
-  const bool context =
-      request.method == Method::kMegatron || request.method == Method::kMemo ||
-      request.method == Method::kUpipe || request.method == Method::kRing;
+  const bool context = TraitsOf(request.method).Has("--cp");
   std::set<int64_t> numbers;
   for (int64_t n = request.gpus; n <= most; n *= 2) numbers.insert(n);
   const std::vector<int64_t> batches = Divisors(request.global_batch);

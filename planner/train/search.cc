@@ -18,9 +18,7 @@ constexpr int64_t kLargestChunk = 1 << 20;
 
 std::vector<double> Alphas(const Request& request, const GivenSettings& given) {
   if (given.alpha) return {*given.alpha};
-  if (request.method != Method::kMemo && request.method != Method::kSluice) {
-    return {0};
-  }
+  if (!TraitsOf(request.method).alpha) return {0};
   std::vector<double> alphas;
   for (int i = 0; i <= kAlphaSteps; ++i) {
     alphas.push_back(double(i) / kAlphaSteps);
@@ -31,9 +29,7 @@ std::vector<double> Alphas(const Request& request, const GivenSettings& given) {
 std::vector<int64_t> Chunks(const Request& request,
                             const GivenSettings& given) {
   if (given.chunk) return {*given.chunk};
-  if (request.method != Method::kFpdt && request.method != Method::kSluice) {
-    return {0};
-  }
+  if (!TraitsOf(request.method).chunk) return {0};
   std::vector<int64_t> chunks;
   for (int64_t chunk = kSmallestChunk; chunk <= kLargestChunk; chunk *= 2) {
     chunks.push_back(std::min(chunk, request.seq_len));

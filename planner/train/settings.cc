@@ -8,16 +8,53 @@
 #include <iterator>
 #include <numeric>
 
+#include "planner/train/layer.h"
 #include "proto/base/sizes.h"
 #include "proto/base/status.h"
 
 namespace sluice::planner::train {
 namespace {
 
-bool TensorParallel(Method method) {
-  return method == Method::kMegatron || method == Method::kMemo ||
-         method == Method::kRing;
+// In the order of Method.
+constexpr MethodTraits kTraits[] = {
+    {.name = "megatron",
+     .degrees = "--tp --cp --dp --pp --ep --interleave",
+     .recompute = true,
+     .step = &MegatronStep},
+    {.name = "ulysses", .degrees = "--sp --dp", .step = &UlyssesStep},
+    {.name = "memo",
+     .degrees = "--tp --cp --dp --pp",
+     .alpha = true,
+     .memory_plan = true,
+     .step = &MemoStep},
+    {.name = "fpdt", .degrees = "--sp --dp", .chunk = true, .step = &FpdtStep},
+    {.name = "alst", .degrees = "--sp --dp", .zero = 3, .step = &AlstStep},
+    {.name = "upipe",
+     .degrees = "--sp --cp --dp",
+     .zero = 3,
+     .step = &UpipeStep},
+    // FSDP with Megatron's kernels and collectives.
+    {.name = "ring",
+     .degrees = "--tp --cp --dp",
+     .zero = 3,
+     .recompute = true,
+     .step = &MegatronStep},
+    {.name = "sluice",
+     .degrees = "--sp --dp",
+     .alpha = true,
+     .chunk = true,
+     .memory_plan = true,
+     .step = &SluiceStep}};
+
+std::string AllNames() {
+  std::string names;
+  for (const MethodTraits& traits : kTraits) {
+    names += fmt::format(" {}", traits.name);
+  }
+  return names;
 }
+
+bool TensorParallel(Method method) { return TraitsOf(method).Has("--tp"); }
 
 // Rows of the tables from the machine with a measured allocator: ZeRO 1, all of
 // a layer computed again, no interleaving.
@@ -25,13 +62,9 @@ bool AsPublished(const Request& request) {
   return request.hardware.reorganisation_s_per_byte > 0;
 }
 
-// The ZeRO stages to try where none is given, of equal ones the first. `alst`,
-// `upipe`, `ring`: their recipes' own.
+// The ZeRO stages to try where none is given, of equal ones the first.
 std::vector<int> Stages(const Request& request, const Settings& settings) {
-  if (request.method == Method::kAlst || request.method == Method::kUpipe ||
-      request.method == Method::kRing) {
-    return {3};
-  }
+  if (const int only = TraitsOf(request.method).zero; only > 0) return {only};
   const bool as_published =
       TensorParallel(request.method) && AsPublished(request);
   if (as_published || settings.gpus() == 1) return {1};
@@ -158,7 +191,7 @@ class Enumeration {
   }
 
   void TryExperts(Settings s) {
-    const bool spread = request_.method == Method::kMegatron;
+    const bool spread = TraitsOf(request_.method).Has("--ep");
     for (const int64_t ep :
          Divisors(spread ? std::max<int64_t>(request_.model.experts, 1) : 1)) {
       s.ep = ep;
@@ -167,8 +200,7 @@ class Enumeration {
   }
 
   void Try(Settings s) {
-    // FSDP has no pipeline here.
-    if (request_.method == Method::kRing && s.pp > 1) return;
+    if (s.pp > 1 && !TraitsOf(request_.method).Has("--pp")) return;
     // Stages may be uneven (126 layers on 4: 32, 32, 31, 31); none is empty.
     if (s.pp > request_.model.layers) return;
     if (!Allows(given_.tp, s.tp) || !Allows(given_.cp, s.cp) ||
@@ -180,8 +212,8 @@ class Enumeration {
     s.chunk = given_.chunk.value_or(0);
     // A rank without a row of a chunk is none.
     if (s.chunk > 0 && s.chunk < s.sp) return;
-    s.memory_plan = given_.memory_plan.value_or(
-        request_.method == Method::kMemo || request_.method == Method::kSluice);
+    s.memory_plan =
+        given_.memory_plan.value_or(TraitsOf(request_.method).memory_plan);
     if (!HeadsDivide(request_, s)) {
       if (!undivided_) undivided_ = s;
       return;
@@ -210,52 +242,33 @@ absl::Status Check(const char* flag, int64_t value, int64_t least,
       fmt::format("{} is {}; it must be {} to {}", flag, value, least, most));
 }
 
-// Degrees of the other kind of parallelism.
+// Refuses settings that the method does not have.
 absl::Status CheckKind(const Request& request, const GivenSettings& given) {
-  const bool tensor = TensorParallel(request.method);
-  const bool upipe = request.method == Method::kUpipe;
-  const bool ring = request.method == Method::kRing;
-  const bool megatron = request.method == Method::kMegatron;
-  const std::pair<const char*, std::optional<int64_t>> foreign[] = {
-      {"--sp", tensor ? given.sp : std::nullopt},
-      {"--tp", tensor ? std::nullopt : given.tp},
-      {"--cp", tensor || upipe ? std::nullopt : given.cp},
-      {"--pp", tensor && !ring ? std::nullopt : given.pp},
-      {"--ep", megatron && request.model.experts > 0 ? std::nullopt : given.ep},
-      {"--interleave", megatron ? std::nullopt : given.interleave}};
-  for (const auto& [flag, value] : foreign) {
-    if (value.value_or(1) == 1) continue;
-    return absl::InvalidArgumentError(
-        fmt::format("{} is {}; method {} has none: give {}", flag, *value,
-                    MethodName(request.method),
-                    ring     ? "--tp --cp --dp"
-                    : tensor ? "--tp --cp --dp --pp"
-                    : upipe  ? "--sp --cp --dp"
-                             : "--sp --dp"));
-  }
-  if ((ring || upipe) && given.zero.value_or(3) != 3) {
-    return absl::InvalidArgumentError(
-        fmt::format("--zero is {}; method {} has 3 alone (FSDP)", *given.zero,
-                    MethodName(request.method)));
-  }
-  if (given.recompute && !ring && !megatron) {
+  const MethodTraits& traits = TraitsOf(request.method);
+  const std::pair<const char*, std::optional<int64_t>> degrees[] = {
+      {"--sp", given.sp}, {"--tp", given.tp},
+      {"--cp", given.cp}, {"--pp", given.pp},
+      {"--ep", given.ep}, {"--interleave", given.interleave}};
+  for (const auto& [flag, value] : degrees) {
+    const bool dense = request.model.experts == 0 && flag == degrees[4].first;
+    if (value.value_or(1) == 1 || (traits.Has(flag) && !dense)) continue;
     return absl::InvalidArgumentError(fmt::format(
-        "--recompute: method {} computes again what it always does; megatron "
-        "and ring have a choice",
-        MethodName(request.method)));
+        "{} is {}; method {} has none{}: give {}", flag, *value, traits.name,
+        dense ? " without experts" : "", traits.degrees));
   }
-  if (given.alpha && request.method != Method::kMemo &&
-      request.method != Method::kSluice) {
+  if (traits.zero > 0 && given.zero.value_or(traits.zero) != traits.zero) {
     return absl::InvalidArgumentError(
-        fmt::format("--alpha: method {} swaps nothing by tokens; memo and "
-                    "sluice do",
-                    MethodName(request.method)));
+        fmt::format("--zero is {}; method {} has {} alone", *given.zero,
+                    traits.name, traits.zero));
   }
-  if (given.chunk && request.method != Method::kFpdt &&
-      request.method != Method::kSluice) {
-    return absl::InvalidArgumentError(
-        fmt::format("--chunk: method {} has no chunks; fpdt and sluice do",
-                    MethodName(request.method)));
+  const std::tuple<const char*, bool, bool> choices[] = {
+      {"--recompute", given.recompute.has_value(), traits.recompute},
+      {"--alpha", given.alpha.has_value(), traits.alpha},
+      {"--chunk", given.chunk.has_value(), traits.chunk}};
+  for (const auto& [flag, is_given, has] : choices) {
+    if (!is_given || has) continue;
+    return absl::InvalidArgumentError(fmt::format(
+        "{}: method {} has no choice of it: leave it out", flag, traits.name));
   }
   return absl::OkStatus();
 }
@@ -294,36 +307,16 @@ std::vector<int64_t> Divisors(int64_t n) {
   return divisors;
 }
 
-std::string_view MethodName(Method method) {
-  switch (method) {
-    case Method::kMegatron:
-      return "megatron";
-    case Method::kUlysses:
-      return "ulysses";
-    case Method::kMemo:
-      return "memo";
-    case Method::kFpdt:
-      return "fpdt";
-    case Method::kAlst:
-      return "alst";
-    case Method::kUpipe:
-      return "upipe";
-    case Method::kRing:
-      return "ring";
-    case Method::kSluice:
-      return "sluice";
-  }
-  return "";
-}
+const MethodTraits& TraitsOf(Method method) { return kTraits[size_t(method)]; }
+
+std::string_view MethodName(Method method) { return TraitsOf(method).name; }
 
 absl::StatusOr<Method> FindMethod(std::string_view name) {
   for (const Method method : kMethods) {
     if (MethodName(method) == name) return method;
   }
-  return absl::InvalidArgumentError(fmt::format(
-      "no method '{}'; there are megatron ulysses memo fpdt alst upipe ring "
-      "sluice",
-      name));
+  return absl::InvalidArgumentError(
+      fmt::format("no method '{}'; there are{}", name, AllNames()));
 }
 
 std::string_view RecomputeName(Recompute recompute) {
@@ -341,9 +334,9 @@ absl::StatusOr<Recompute> FindRecompute(std::string_view name) {
 
 std::vector<Recompute> Recomputes(const Request& request,
                                   const GivenSettings& given) {
-  const bool choice = request.method == Method::kRing ||
-                      (request.method == Method::kMegatron &&
-                       !AsPublished(request) && !given.memory_plan);
+  const bool choice = TraitsOf(request.method).recompute &&
+                      (request.method == Method::kRing ||
+                       (!AsPublished(request) && !given.memory_plan));
   if (given.recompute) return {*given.recompute};
   if (!choice) return {Recompute::kFull};
   return {std::begin(kRecomputes), std::end(kRecomputes)};
@@ -356,7 +349,7 @@ std::vector<int64_t> Interleaves(const Request& request,
                                  const Settings& settings) {
   const int64_t sequences = request.global_batch / settings.dp;
   if (given.interleave) return {*given.interleave};
-  if (request.method != Method::kMegatron || AsPublished(request) ||
+  if (!TraitsOf(request.method).Has("--interleave") || AsPublished(request) ||
       settings.pp == 1 || sequences % settings.pp != 0) {
     return {1};
   }

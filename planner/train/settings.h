@@ -31,6 +31,27 @@ inline constexpr Method kMethods[] = {
     Method::kMegatron, Method::kUlysses, Method::kMemo, Method::kFpdt,
     Method::kAlst,     Method::kUpipe,   Method::kRing, Method::kSluice};
 
+struct Request;
+struct Settings;
+struct StepParts;
+
+// A method is a row of MethodTraits and its `step`.
+struct MethodTraits {
+  std::string_view name;
+  std::string_view degrees;  // the flags that divide its GPUs, as messages
+  int zero = 0;              // the only ZeRO stage it has; 0: several
+  bool alpha = false;        // swaps a fraction of the tokens
+  bool chunk = false;        // cuts sequences into chunks
+  bool recompute = false;    // has a choice of what backward computes again
+  bool memory_plan = false;  // by itself, not from a caching allocator
+  StepParts (*step)(const Request&, const Settings&);
+
+  bool Has(std::string_view degree) const {
+    return degrees.find(degree) != degrees.npos;
+  }
+};
+const MethodTraits& TraitsOf(Method method);
+
 std::string_view MethodName(Method method);
 absl::StatusOr<Method> FindMethod(std::string_view name);
 

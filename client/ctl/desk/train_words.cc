@@ -23,13 +23,10 @@ using planner::train::TokensText;
 
 std::string Sized(double bytes) { return Size(int64_t(bytes)); }
 
-bool Chunked(Method method) {
-  return method == Method::kFpdt || method == Method::kSluice;
-}
-
+// Engine python of sluice has no alpha.
 bool Swapped(Method method, const Settings& settings) {
-  return method == Method::kMemo ||
-         (method == Method::kSluice && settings.engine == Engine::kTrainer);
+  return planner::train::TraitsOf(method).alpha &&
+         settings.engine == Engine::kTrainer;
 }
 
 std::string PartsTable(const NamedParts& parts, double whole, bool bytes) {
@@ -183,14 +180,16 @@ nlohmann::ordered_json SettingsJson(const Request& request, const Settings& s) {
                                  {"zero", s.zero}};
   json["alpha"] =
       Swapped(method, s) ? nlohmann::ordered_json(s.alpha) : nullptr;
-  json["chunk"] = Chunked(method) ? nlohmann::ordered_json(s.chunk) : nullptr;
+  json["chunk"] = planner::train::TraitsOf(method).chunk
+                      ? nlohmann::ordered_json(s.chunk)
+                      : nullptr;
   if (method == Method::kSluice) {
     json["engine"] = planner::train::EngineName(s.engine);
   }
   if (const int64_t parts = RowParts(request, s); parts > 1) {
     json["row_parts"] = parts;
   }
-  if (method == Method::kMegatron || method == Method::kRing) {
+  if (planner::train::TraitsOf(method).recompute) {
     json["recompute"] = planner::train::RecomputeName(s.recompute);
   }
   if (s.interleave > 1) json["interleave"] = s.interleave;
@@ -227,7 +226,7 @@ std::string SettingsText(const Request& request, const Settings& s) {
   }
   add(fmt::format("ZeRO {}", s.zero));
   if (s.interleave > 1) add(fmt::format("interleaved {}", s.interleave));
-  if (request.method == Method::kMegatron || request.method == Method::kRing) {
+  if (planner::train::TraitsOf(request.method).recompute) {
     add(fmt::format("recompute {}",
                     planner::train::RecomputeName(s.recompute)));
   }
@@ -239,7 +238,8 @@ std::string SettingsText(const Request& request, const Settings& s) {
   } else if (Swapped(request.method, s)) {
     add(fmt::format("alpha {:.4g}", s.alpha));
   }
-  if (Chunked(request.method)) add("chunk " + TokensText(s.chunk));
+  if (planner::train::TraitsOf(request.method).chunk)
+    add("chunk " + TokensText(s.chunk));
   if (s.kept > 0) add(fmt::format("last {:.0f} % kept", 100 * s.kept));
   if (s.rerun_chunks > 0) {
     add(fmt::format("first {:.0f} % run again by {} layers",
