@@ -11,9 +11,9 @@
 #include "planner/planner.h"
 #include "planner/swap/explain.h"
 #include "planner/swap/rank_fractions.h"
-#include "planner/validator.h"
 #include "proto/base/status.h"
 #include "proto/plan/codec.h"
+#include "proto/plan/validate.h"
 
 namespace sluice::planner {
 namespace {
@@ -132,7 +132,7 @@ absl::StatusOr<plan::NodePlan> PlanNode(
   plan.units_solved = book->solved();
   plan.units_known = book->known();
   plan.seconds = absl::ToDoubleSeconds(absl::Now() - start);
-  SLUICE_RETURN_IF_ERROR(ValidateNodePlan(profiles, resources, plan));
+  SLUICE_RETURN_IF_ERROR(plan::ValidateNodePlan(profiles, resources, plan));
   return plan;
 }
 

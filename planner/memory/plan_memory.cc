@@ -10,8 +10,8 @@
 #include "planner/memory/passes.h"
 #include "planner/memory/portfolio.h"
 #include "planner/memory/problem.h"
-#include "planner/validator.h"
 #include "proto/base/status.h"
+#include "proto/plan/validate.h"
 
 namespace sluice::planner {
 namespace {
@@ -104,7 +104,7 @@ bool RunLevels(const plan::Trace& trace, const Problem& problem,
   if (!leveled.ok() || !leveled->has_value()) return false;
   const plan::Placement& found = **leveled;
   if (found.peak.count() / problem.unit >= known->peak ||
-      !ValidatePlacement(trace, found).ok()) {
+      !plan::ValidatePlacement(trace, found).ok()) {
     return false;
   }
   known->peak = found.peak.count() / problem.unit;
@@ -212,7 +212,7 @@ absl::StatusOr<MemoryPlan> PlanMemory(const plan::Trace& trace,
     if (plan.lower_bound > *options.capacity) plan.fits = false;
   }
   plan.stopped_by = StoppedBy(plan, options, found.expired);
-  SLUICE_RETURN_IF_ERROR(ValidatePlacement(trace, plan));
+  SLUICE_RETURN_IF_ERROR(plan::ValidatePlacement(trace, plan));
   plan.valid = true;
   plan.seconds = absl::ToDoubleSeconds(absl::Now() - start);
   return plan;

@@ -18,7 +18,7 @@
 #include "planner/memory/restarts.h"
 #include "planner/memory/squeaky.h"
 #include "planner/memory/window.h"
-#include "planner/validator.h"
+#include "proto/plan/validate.h"
 #include "tests/planner/brute_force.h"
 #include "tests/planner/large_traces.h"
 #include "tests/planner/traces.h"
@@ -30,7 +30,8 @@ const auto kNever = [] { return false; };
 
 bool IsValid(const plan::Trace& trace, const Problem& problem,
              const Offsets& offsets) {
-  return ValidatePlacement(trace, ToPlacement(problem, offsets, trace)).ok();
+  return plan::ValidatePlacement(trace, ToPlacement(problem, offsets, trace))
+      .ok();
 }
 
 // Wrong once: births of one slot went by the trace's listing, and the plan was

@@ -10,7 +10,7 @@
 #include "planner/memory/greedy.h"
 #include "planner/memory/problem.h"
 #include "planner/planner.h"
-#include "planner/validator.h"
+#include "proto/plan/validate.h"
 #include "tests/planner/traces.h"
 
 namespace sluice::planner {
@@ -71,7 +71,7 @@ TEST(Cbc, LargeOddSizesStayExact) {
     ASSERT_TRUE(result.offsets.has_value());
     const plan::Placement placement =
         ToPlacement(problem, *result.offsets, trace);
-    EXPECT_TRUE(ValidatePlacement(trace, placement).ok());
+    EXPECT_TRUE(plan::ValidatePlacement(trace, placement).ok());
     EXPECT_LE(placement.peak.count(),
               static_cast<double>(by_search->peak.count()) * (1 + 1e-4));
   }

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "planner/memory/replay.h"
-#include "planner/validator.h"
+#include "proto/plan/validate.h"
 #include "tests/planner/large_traces.h"
 #include "tests/planner/traces.h"
 
@@ -195,7 +195,7 @@ TEST(Replay, IsAValidPlan) {
   for (int round = 0; round < 50; ++round) {
     const plan::Trace trace = RandomTrace(random, 80, 60, 30);
     const Problem problem = Normalise(trace);
-    const absl::Status valid = ValidatePlacement(
+    const absl::Status valid = plan::ValidatePlacement(
         trace, ToPlacement(problem, ReplayAllocator(problem), trace));
     EXPECT_TRUE(valid.ok()) << valid;
   }

@@ -13,7 +13,7 @@
 #include "planner/memory/problem.h"
 #include "planner/memory/restarts.h"
 #include "planner/planner.h"
-#include "planner/validator.h"
+#include "proto/plan/validate.h"
 #include "tests/planner/brute_force.h"
 #include "tests/planner/traces.h"
 
@@ -26,7 +26,7 @@ MemoryPlan MustPlanMemory(const plan::Trace& trace,
   auto placement = PlanMemory(trace, options);
   EXPECT_TRUE(placement.ok()) << placement.status();
   if (!placement.ok()) return {};
-  const absl::Status valid = ValidatePlacement(trace, *placement);
+  const absl::Status valid = plan::ValidatePlacement(trace, *placement);
   EXPECT_TRUE(valid.ok()) << valid;
   return *std::move(placement);
 }
@@ -287,7 +287,7 @@ TEST(Greedy, EveryOrderIsAPermutationAndGivesAValidPlan) {
                                         std::numeric_limits<int64_t>::max());
       ASSERT_TRUE(offsets.has_value());
       const plan::Placement placement = ToPlacement(problem, *offsets, trace);
-      const absl::Status valid = ValidatePlacement(trace, placement);
+      const absl::Status valid = plan::ValidatePlacement(trace, placement);
       EXPECT_TRUE(valid.ok()) << named.name << ": " << valid;
     }
   }

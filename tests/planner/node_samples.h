@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "planner/planner.h"
-#include "planner/validator.h"
+#include "proto/plan/validate.h"
 
 namespace sluice::planner {
 
@@ -45,7 +45,7 @@ inline plan::NodePlan MustPlan(const std::vector<plan::RankProfile>& profiles,
   auto plan = PlanNode(profiles, resources, {});
   EXPECT_TRUE(plan.ok()) << plan.status();
   if (!plan.ok()) return {};
-  const absl::Status valid = ValidateNodePlan(profiles, resources, *plan);
+  const absl::Status valid = plan::ValidateNodePlan(profiles, resources, *plan);
   EXPECT_TRUE(valid.ok()) << valid;
   return *std::move(plan);
 }

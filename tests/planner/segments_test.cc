@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "planner/planner.h"
-#include "planner/validator.h"
+#include "proto/plan/validate.h"
 #include "tests/planner/traces.h"
 
 namespace sluice::planner {
@@ -29,7 +29,8 @@ TEST(PlanSegments, KindsShareOneRegionBecauseTheyRunOneAfterAnother) {
   for (size_t k = 0; k < kinds.size(); ++k) {
     const plan::SegmentPlan& segment = layout->segments[k];
     EXPECT_EQ(segment.name, kinds[k].name);
-    EXPECT_TRUE(ValidatePlacement(kinds[k].trace, segment.placement).ok());
+    EXPECT_TRUE(
+        plan::ValidatePlacement(kinds[k].trace, segment.placement).ok());
     EXPECT_LE(segment.base + segment.placement.peak, layout->peak);
     largest = std::max(largest, segment.placement.peak);
   }

@@ -19,11 +19,11 @@
 #include <string_view>
 #include <vector>
 
-#include "planner/validator.h"
 #include "proto/base/spawn.h"
 #include "proto/base/unique_fd.h"
 #include "proto/base/whole_io.h"
 #include "proto/plan/codec.h"
+#include "proto/plan/validate.h"
 #include "tests/planner/traces.h"
 
 namespace sluice::planner {
@@ -133,7 +133,7 @@ TEST(Worker, AnswersARequestWithAValidPlanAndPrintsNothing) {
   const auto plan = plan::DecodeNodePlan(outcome.out);
   ASSERT_TRUE(plan.ok()) << plan.status();
   const absl::Status valid =
-      ValidateNodePlan(request.profiles, request.resources, *plan);
+      plan::ValidateNodePlan(request.profiles, request.resources, *plan);
   EXPECT_TRUE(valid.ok()) << valid;
   EXPECT_EQ(plan->infeasible, "");
   EXPECT_EQ(plan->profile_hash, plan::HashProfiles(request.profiles));
@@ -238,7 +238,7 @@ void ExpectValidPlan(const Outcome& outcome, const plan::PlanRequest& request,
   const auto written = plan::DecodeNodePlan(outcome.out);
   ASSERT_TRUE(written.ok()) << written.status();
   const absl::Status valid =
-      ValidateNodePlan(request.profiles, request.resources, *written);
+      plan::ValidateNodePlan(request.profiles, request.resources, *written);
   EXPECT_TRUE(valid.ok()) << valid;
   if (plan != nullptr) *plan = *written;
 }

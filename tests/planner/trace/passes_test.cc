@@ -5,7 +5,7 @@
 #include <set>
 
 #include "gmock/gmock.h"
-#include "planner/validator.h"
+#include "proto/plan/validate.h"
 #include "tests/planner/generator.h"
 #include "tests/planner/traces.h"
 #include "tests/support/status_matchers.h"
@@ -102,7 +102,7 @@ TEST(PlanByPasses, IsAValidPlanOfTheWholeTraceAndNeverBelowTheFlatBound) {
     const auto plan = PlanByPasses(named.trace, passes, Flat);
     ASSERT_THAT(plan, IsOk());
     ASSERT_TRUE(plan->has_value()) << name;
-    EXPECT_THAT(ValidatePlacement(named.trace, **plan), IsOk());
+    EXPECT_THAT(plan::ValidatePlacement(named.trace, **plan), IsOk());
     EXPECT_EQ((*plan)->proved_by, "none");
     const auto flat = PlanMemory(named.trace, {.use_cbc = false});
     ASSERT_THAT(flat, IsOk());
@@ -140,7 +140,7 @@ TEST(PlanByPasses, BothLevelsKeepTheTracesAlignment) {
   const auto plan = PlanByPasses(all, passes, Flat);
   ASSERT_THAT(plan, IsOk());
   ASSERT_TRUE(plan->has_value());
-  EXPECT_THAT(ValidatePlacement(all, **plan), IsOk());
+  EXPECT_THAT(plan::ValidatePlacement(all, **plan), IsOk());
 }
 
 TEST(PlanByPasses, WithoutPassesThereIsNothingToPlan) {

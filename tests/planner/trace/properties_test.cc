@@ -14,7 +14,7 @@
 #include "gmock/gmock.h"
 #include "planner/memory/plan_memory.h"
 #include "planner/trace/read_trace.h"
-#include "planner/validator.h"
+#include "proto/plan/validate.h"
 #include "tests/planner/generator.h"
 #include "tests/planner/traces.h"
 #include "tests/support/places.h"
@@ -114,7 +114,7 @@ TEST_P(PlanProperties, ProvedPeaksAreEqual) {
     const auto after = PlanMemory(changed, {.time_limit = kNoClock});
     ASSERT_THAT(before, IsOk());
     ASSERT_THAT(after, IsOk());
-    EXPECT_THAT(ValidatePlacement(changed, *after), IsOk());
+    EXPECT_THAT(plan::ValidatePlacement(changed, *after), IsOk());
     EXPECT_EQ(after->max_live, before->max_live * GetParam().factor);
     // A bound that was found for one holds for both.
     EXPECT_LE(after->lower_bound, before->peak * GetParam().factor);
