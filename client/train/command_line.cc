@@ -13,7 +13,6 @@
 #include "client/train/launch/gpu_choice.h"
 #include "client/train/launch/options.h"
 #include "client/train/launch/outcome.h"
-#include "client/train/not_yet.h"
 #include "planner/stream/settings.h"
 #include "proto/base/status.h"
 #include "proto/cli/cli.h"
@@ -487,7 +486,6 @@ absl::StatusOr<ParsedCommand> ParseCommandLine(
   CLI::App* const profile_app = app.add_subcommand(
       "profile", "measure this machine for sluicectl plan train, as TOML");
   AddProfile(*profile_app, profile, profile_raw);
-  SLUICE_RETURN_IF_ERROR(RefuseNotYet(arguments));
   SLUICE_ASSIGN_OR_RETURN(const auto done, cli::Parse(app, arguments));
   if (done) {
     parsed.exit = *done;

@@ -340,15 +340,6 @@ TEST(CommandLine, WatchdogAndGpuAreSecondsAndNumbers) {
   }
 }
 
-TEST(CommandLine, WhatIsNotThereYetIsNamedWithWhatThereIs) {
-  for (const char* flags : {"--lora", "--rope-theta 5e5", "--zero=3"}) {
-    const auto refused = ParseCommandLine(Split(std::string("train ") + flags));
-    ASSERT_FALSE(refused.ok()) << flags;
-    EXPECT_THAT(std::string(refused.status().message()),
-                HasSubstr(": not there yet; "));
-  }
-}
-
 // A streamed step's rings are as long as its chunks, whatever the sequence is.
 TEST(Advice, AShorterSequenceIsNamedOnlyWhereItHelps) {
   const auto advice = [](Shortage shortage, std::optional<Method> method) {
