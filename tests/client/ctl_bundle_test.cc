@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/time/clock.h"
-#include "client/ctl/bundle/contents.h"
 #include "client/ctl/bundle/secrets.h"
+#include "client/ctl/bundle/support_bundle.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/base/run_program.h"

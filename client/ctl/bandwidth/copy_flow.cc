@@ -75,12 +75,10 @@ void CopyFlow::Count(const Window& window) {
 }
 
 absl::Status MeasureAtOnce(const std::vector<std::unique_ptr<CopyFlow>>& flows,
-                           const CopyFlow::Window& window,
-                           const std::function<bool()>& stop) {
+                           const CopyFlow::Window& window) {
   for (const auto& flow : flows) SLUICE_RETURN_IF_ERROR(flow->Start());
   const auto measured = [](const auto& flow) { return flow->rate() > 0; };
   while (!std::ranges::all_of(flows, measured)) {
-    if (stop()) return absl::CancelledError("stopped");
     bool any = false;
     for (const auto& flow : flows) {
       SLUICE_ASSIGN_OR_RETURN(const bool went, flow->Go(window));

@@ -6,7 +6,6 @@
 
 #include <array>
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -72,10 +71,8 @@ class CopyFlow {
 };
 
 // Starts all and returns when each is measured; until then none stops, so that
-// none has more while another one is measured. `stop` is asked again and again;
-// true: Cancelled.
+// none has more while another one is measured.
 absl::Status MeasureAtOnce(const std::vector<std::unique_ptr<CopyFlow>>& flows,
-                           const CopyFlow::Window& window,
-                           const std::function<bool()>& stop);
+                           const CopyFlow::Window& window);
 
 }  // namespace sluice::ctl

@@ -87,7 +87,7 @@ absl::StatusOr<CopyMeter::Rates> CopyMeter::CopyAtOnce(
     if (d2h) add(CopyDirection::kDeviceToHost, half);
   }
   SLUICE_RETURN_IF_ERROR(
-      MeasureAtOnce(flows, {.average_over = options_.window}, options_.stop));
+      MeasureAtOnce(flows, {.average_over = options_.window}));
   Rates rates;
   for (const auto& flow : flows) {
     (flow->direction() == CopyDirection::kHostToDevice ? rates.h2d

@@ -4,7 +4,6 @@
 // Thread safety: one owner.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,8 +22,6 @@ class CopyMeter {
     std::string socket;
     std::vector<int64_t> gpu_free;             // bytes, by GPU
     absl::Duration window = absl::Seconds(1);  // what a number is averaged over
-    // Asked again and again; true: Cancelled.
-    std::function<bool()> stop;
   };
 
   // Attaches as one rank per GPU and leases a little of each GPU and of the

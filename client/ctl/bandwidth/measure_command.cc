@@ -12,7 +12,6 @@
 #include "client/ctl/admin.h"
 #include "client/ctl/bandwidth/copy_meter.h"
 #include "client/ctl/bandwidth/link_tree.h"
-#include "client/ctl/bundle/interruption.h"
 #include "client/ctl/output.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
@@ -63,8 +62,7 @@ absl::Status MeasureLinks(const MeasureOptions& options, MeasurableNode& node) {
       const auto meter,
       CopyMeter::Open({.socket = options.socket,
                        .gpu_free = node.gpu_free,
-                       .window = absl::Seconds(options.seconds),
-                       .stop = [] { return Interruption::came(); }}));
+                       .window = absl::Seconds(options.seconds)}));
   const auto all =
       std::count_if(node.links.begin(), node.links.end(),
                     [](const MeasurableLink& each) { return each.measurable; });
@@ -145,11 +143,7 @@ absl::StatusOr<std::string> MeasureBandwidth(const MeasureOptions& options) {
         "--out FILE for its configuration");
   }
   SLUICE_RETURN_IF_ERROR(MayMeasure(node, options.beside_jobs));
-  {
-    // What is leased goes back first; then the signal ends the process.
-    const Interruption interruption;
-    SLUICE_RETURN_IF_ERROR(MeasureLinks(options, node));
-  }
+  SLUICE_RETURN_IF_ERROR(MeasureLinks(options, node));
   const std::string configuration = ConfigurationOf(node);
   if (!options.out.empty()) {
     SLUICE_RETURN_IF_ERROR(WriteOutput(options.out, configuration));

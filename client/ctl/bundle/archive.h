@@ -3,7 +3,6 @@
 // Thread safety: safe.
 #pragma once
 
-#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,11 +13,9 @@ namespace sluice::ctl {
 
 using NamedTexts = std::vector<std::pair<std::string, std::string>>;
 
-// A gzipped tar by the system's tar, of files below a folder `name`. Nothing of
-// it is left in the temporary folder, however it ends but by SIGKILL.
-// Cancelled: `stopped`.
+// A tar of files below a folder `name`, compressed by the system's gzip. Names
+// have at most 100 bytes, as POSIX's ustar has it.
 absl::StatusOr<std::string> MakeTarGz(const std::string& name,
-                                      const NamedTexts& files,
-                                      const std::function<bool()>& stopped);
+                                      const NamedTexts& files);
 
 }  // namespace sluice::ctl

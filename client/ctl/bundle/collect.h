@@ -4,12 +4,20 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
-#include "client/ctl/bundle/item.h"
+#include "absl/status/statusor.h"
 #include "client/ctl/doctor/read_facts.h"
 
 namespace sluice::ctl {
+
+// One file of a support bundle.
+struct Item {
+  std::string name;                  // "status.json"
+  std::string what;                  // for people
+  absl::StatusOr<std::string> text;  // else why it is left out
+};
 
 // Each of them is there, or says why it is not; secrets are removed. Needs no
 // daemon.

@@ -5,18 +5,28 @@
 #include <unistd.h>
 
 #include <array>
+#include <nlohmann/json.hpp>
 
 #include "absl/time/clock.h"
 #include "client/ctl/bundle/archive.h"
-#include "client/ctl/bundle/collect.h"
-#include "client/ctl/bundle/contents.h"
-#include "client/ctl/bundle/interruption.h"
 #include "client/ctl/output.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 #include "proto/base/units.h"
 
 namespace sluice::ctl {
 namespace {
+
+using nlohmann::json;
+
+constexpr char kNever[] =
+    R"(Never in it: what is in memory, plans and profiles, environment variables.
+Names of users, jobs, hosts and cgroups are in it: read it before you send it.
+)";
+
+std::string ItemReason(const Item& item) {
+  return Printable(std::string(item.text.status().message()));
+}
 
 // "sluice-support-node1-20260102T030405Z".
 std::string NameNow() {
@@ -29,6 +39,34 @@ std::string NameNow() {
 
 }  // namespace
 
+std::string RenderContents(const std::vector<Item>& items) {
+  std::string in, out;
+  for (const Item& item : items) {
+    if (item.text.ok()) {
+      in += fmt::format("  {:<14} {}\n", item.name, item.what);
+    } else {
+      out += fmt::format("  {:<14} {}: {}\n", item.name, item.what,
+                         ItemReason(item));
+    }
+  }
+  return "In it:\n" + in + (out.empty() ? "" : "Left out:\n" + out) + kNever;
+}
+
+std::string RenderBundleJson(const std::string& file, size_t bytes,
+                             const std::vector<Item>& items) {
+  json contents = json::array(), left_out = json::array();
+  for (const Item& item : items) {
+    json entry = {{"name", item.name}, {"what", item.what}};
+    if (!item.text.ok()) entry["why"] = ItemReason(item);
+    (item.text.ok() ? contents : left_out).push_back(std::move(entry));
+  }
+  const json all = {{"file", file},
+                    {"bytes", bytes},
+                    {"contents", std::move(contents)},
+                    {"left_out", std::move(left_out)}};
+  return all.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
 absl::StatusOr<std::string> MakeSupportBundle(const SocketPaths& sockets,
                                               const BundleOptions& options) {
   const std::string name = NameNow();
@@ -40,10 +78,8 @@ absl::StatusOr<std::string> MakeSupportBundle(const SocketPaths& sockets,
   for (const Item& item : items) {
     if (item.text.ok()) files.emplace_back(item.name, *item.text);
   }
-  const Interruption interruption;  // from here on something is on disk
+  SLUICE_ASSIGN_OR_RETURN(const std::string archive, MakeTarGz(name, files));
   umask(077);
-  SLUICE_ASSIGN_OR_RETURN(const std::string archive,
-                          MakeTarGz(name, files, Interruption::came));
   SLUICE_RETURN_IF_ERROR(WriteOutput(out, archive));
   if (out == "-") return "";
   if (options.json) return RenderBundleJson(out, archive.size(), items);

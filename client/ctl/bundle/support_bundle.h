@@ -3,9 +3,10 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/ctl/doctor/read_facts.h"
+#include "client/ctl/bundle/collect.h"
 
 namespace sluice::ctl {
 
@@ -15,8 +16,15 @@ struct BundleOptions {
   bool json = false;
 };
 
-// Writes it, for this user alone to read, and returns what to print: what is in
-// it, what is not, and why. Ctrl-C leaves nothing behind.
+// contents.txt, which is in each bundle: what is in it, what is not, and why.
+std::string RenderContents(const std::vector<Item>& items);
+
+// One line: {"file", "bytes", "contents": [{"name", "what"}],
+// "left_out": [{"name", "what", "why"}]}.
+std::string RenderBundleJson(const std::string& file, size_t bytes,
+                             const std::vector<Item>& items);
+
+// Writes a bundle that this user alone may read, and returns what to print.
 absl::StatusOr<std::string> MakeSupportBundle(const SocketPaths& sockets,
                                               const BundleOptions& options);
 

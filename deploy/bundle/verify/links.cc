@@ -67,8 +67,7 @@ absl::StatusOr<Rates> CopyAtOnce(
     if (d2h) flows.push_back(bench->Flow(CopyDirection::kDeviceToHost));
   }
   SLUICE_RETURN_IF_ERROR(
-      ctl::MeasureAtOnce(flows, {.warm_up = kWarmUp, .average_over = kWindow},
-                         [] { return false; }));
+      ctl::MeasureAtOnce(flows, {.warm_up = kWarmUp, .average_over = kWindow}));
   Rates rates(benches.size());
   for (size_t i = 0; i < flows.size(); ++i) {
     const bool to_host = flows[i]->direction() == CopyDirection::kDeviceToHost;

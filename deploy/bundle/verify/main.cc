@@ -11,10 +11,10 @@
 
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "client/ctl/bundle/interruption.h"
 #include "deploy/bundle/verify/check.h"
 #include "deploy/bundle/verify/check_process.h"
 #include "deploy/bundle/verify/hidden.h"
+#include "deploy/bundle/verify/interruption.h"
 #include "deploy/bundle/verify/report.h"
 #include "proto/base/file_text.h"
 #include "proto/base/temporary_folder.h"
@@ -175,7 +175,7 @@ class Run {
                             .busy = busy_,
                             .python = Absolute(options_.python),
                             .limit = {},
-                            .stopped = ctl::Interruption::came};
+                            .stopped = Interruption::came};
     if (options_.limit > 0) process.limit = absl::Seconds(options_.limit);
     return process;
   }
@@ -189,7 +189,7 @@ class Run {
     if (free_.empty()) no_gpu_ = busy_;
   }
   Result One(const Check& check) const {
-    if (ctl::Interruption::came()) return Skipped("interrupted before it");
+    if (Interruption::came()) return Skipped("interrupted before it");
     if (check.needs_python && options_.python.empty()) {
       Result result = Skipped("not asked for: it needs --python PATH");
       result.asked = false;
@@ -237,7 +237,7 @@ int Verify(const Options& options) {
   if (const absl::Status wrong = Judge(options); !wrong.ok()) {
     return Fail(wrong);
   }
-  const ctl::Interruption interruption;
+  const Interruption interruption;
   const auto work = TemporaryFolder::Make("sluice-verify");
   if (!work.ok()) return Fail(work.status());
   Run run(options, work->path());

@@ -12,8 +12,8 @@
 
 #include "absl/strings/str_replace.h"
 #include "client/ctl/bundle/archive.h"
-#include "client/ctl/bundle/interruption.h"
 #include "deploy/bundle/verify/check.h"
+#include "deploy/bundle/verify/interruption.h"
 #include "proto/base/file_text.h"
 #include "proto/base/status.h"
 
@@ -78,10 +78,10 @@ absl::Status Report::Write() const {
   ctl::NamedTexts files = FilesBelow(options_.work);
   for (auto& [name, text] : files) text = Hide(std::move(text));
   files.emplace_back("report.json", Json());
-  auto archive = ctl::MakeTarGz(options_.name, files, {});
-  // Ctrl-C ends tar too.
-  if (!archive.ok() && ctl::Interruption::came()) {
-    archive = ctl::MakeTarGz(options_.name, files, {});
+  auto archive = ctl::MakeTarGz(options_.name, files);
+  // Ctrl-C ends gzip too.
+  if (!archive.ok() && Interruption::came()) {
+    archive = ctl::MakeTarGz(options_.name, files);
   }
   SLUICE_RETURN_IF_ERROR(archive.status());
   const std::string fresh = options_.path + ".new";

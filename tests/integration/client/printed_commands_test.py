@@ -13,11 +13,8 @@ import re
 import subprocess
 import sys
 
-# Its table names the flags of other trainers that ours refuses.
-OF_OTHERS = "client/train/not_yet.cc"
 # Flags of the system's programs, which these run or tell people to run.
 OF_THE_SYSTEM = {
-    "client/ctl/bundle/archive.cc": {"--owner", "--group"},  # tar
     "client/ctl/bundle/collect.cc":  # journalctl
         {"--unit", "--no-pager", "--lines"},
     "client/ctl/doctor/machine_checks.cc":  # systemctl, prlimit, nvidia-smi
@@ -170,8 +167,6 @@ def main():
              for flag in undescribed(whole_help(os.path.join(folder,
                                                              program)))]
     for path, text in texts(root):
-        if path == OF_OTHERS and re.fullmatch("--[a-z0-9-]+", text):
-            continue
         if path.endswith((".cc", ".h")) and "sluice-train" in programs:
             wrong += [f"{path}: no program has {flag}"
                       for flag in unknown_flags(text, have)

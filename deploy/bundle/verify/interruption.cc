@@ -1,8 +1,8 @@
-#include "client/ctl/bundle/interruption.h"
+#include "deploy/bundle/verify/interruption.h"
 
 #include <atomic>
 
-namespace sluice::ctl {
+namespace sluice::verify {
 namespace {
 
 std::atomic<int> noted{0};
@@ -35,4 +35,4 @@ Interruption::~Interruption() {
 
 bool Interruption::came() { return noted != 0; }
 
-}  // namespace sluice::ctl
+}  // namespace sluice::verify

@@ -5,7 +5,7 @@
 
 #include <array>
 
-namespace sluice::ctl {
+namespace sluice::verify {
 
 // While it lives SIGINT, SIGTERM and SIGHUP are only noted, whichever thread
 // they reach; then the one that came ends the process, as it would have. One at
@@ -23,4 +23,4 @@ class Interruption {
   std::array<struct sigaction, kSignals.size()> before_;
 };
 
-}  // namespace sluice::ctl
+}  // namespace sluice::verify
