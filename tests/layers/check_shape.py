@@ -13,7 +13,6 @@ CIRCLES = [
      "client/ctl/desk", "client/ctl/doctor"},
     {"daemon/core", "daemon/core/outside", "daemon/core/planning",
      "daemon/core/pool"},
-    {"planner", "planner/memory"},
 ]
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
