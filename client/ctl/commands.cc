@@ -13,14 +13,14 @@
 #include <vector>
 
 #include "absl/time/clock.h"
-#include "client/ctl/admin.h"
+#include "client/ctl/admin/admin.h"
 #include "client/ctl/bandwidth/measure_command.h"
 #include "client/ctl/bundle/support_bundle.h"
 #include "client/ctl/doctor/read_facts.h"
 #include "client/ctl/doctor/render_doctor.h"
 #include "client/ctl/live.h"
-#include "client/ctl/output.h"
-#include "client/ctl/render.h"
+#include "client/ctl/status/render.h"
+#include "client/ctl/text/output.h"
 #include "client/session/query.h"
 #include "client/session/session.h"
 #include "proto/base/status.h"

@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "client/ctl/render_events.h"
+#include "client/ctl/status/render_events.h"
 
 namespace sluice::ctl {
 

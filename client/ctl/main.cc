@@ -11,7 +11,7 @@
 
 #include "client/ctl/commands.h"
 #include "client/ctl/desk/plan_commands.h"
-#include "client/ctl/output.h"
+#include "client/ctl/text/output.h"
 #include "proto/cli/cli.h"
 
 namespace sluice::ctl {

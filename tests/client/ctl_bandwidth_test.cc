@@ -2,8 +2,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "client/ctl/bandwidth/link_speeds.h"
 #include "client/ctl/bandwidth/link_tree.h"
+#include "client/ctl/status/link_speeds.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/status_matchers.h"

@@ -8,10 +8,10 @@
 #include <sstream>
 
 #include "absl/strings/str_split.h"
-#include "client/ctl/format.h"
-#include "client/ctl/render.h"
-#include "client/ctl/render_events.h"
-#include "client/ctl/table.h"
+#include "client/ctl/status/render.h"
+#include "client/ctl/status/render_events.h"
+#include "client/ctl/text/format.h"
+#include "client/ctl/text/table.h"
 #include "tests/support/places.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/whole_lines.h"

@@ -9,9 +9,9 @@ import re
 METRICS = "daemon/metrics/README.md"
 LABELS = {"sluice_job"}  # label names, not metrics
 COLUMNS = "client/ctl/README.md"
-STATUS = ("client/ctl/render.cc", "client/ctl/render_budgets.cc",
-          "client/ctl/render_copies.cc", "client/ctl/render_jobs.cc",
-          "client/ctl/bandwidth/link_speeds.cc")
+STATUS = ("client/ctl/status/render.cc", "client/ctl/status/render_budgets.cc",
+          "client/ctl/status/render_copies.cc", "client/ctl/status/render_jobs.cc",
+          "client/ctl/status/link_speeds.cc")
 SNAPSHOT = "daemon/README.md"
 SNAPSHOT_KEYS = "daemon/metrics/snapshot_json.cc"
 MESSAGES = "proto/README.md"

@@ -132,7 +132,7 @@ class Rpcs(unittest.TestCase):
         return list(check_contracts.check_rpcs(self.admin, readme, files))
 
     def test_each_is_in_the_table_and_called(self):
-        call = {"client/ctl/admin.cc":
+        call = {"client/ctl/admin/admin.cc":
                 "Call(path, &admin::Admin::Stub::Evict, request, reply)"}
         self.assertEqual(self.check("| `Evict` |", call), [])
         next_one = {"daemon/checks.cc": "stub.Evict(&context, {}, &reply)"}

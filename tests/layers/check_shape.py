@@ -9,8 +9,6 @@ import re
 # and circles of folders. Both lists only get shorter.
 SLICED = {"daemon::Core": 11}
 CIRCLES = [
-    {"client/ctl", "client/ctl/bandwidth", "client/ctl/bundle",
-     "client/ctl/desk", "client/ctl/doctor"},
     {"daemon/core", "daemon/core/outside", "daemon/core/planning",
      "daemon/core/pool"},
 ]

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "client/ctl/bandwidth/link_speeds.h"
-#include "client/ctl/table.h"
+#include "client/ctl/status/link_speeds.h"
+#include "client/ctl/text/table.h"
 #include "proto/base/simulated.h"
 
 namespace sluice::ctl {

@@ -9,10 +9,10 @@
 #include <optional>
 
 #include "absl/time/clock.h"
-#include "client/ctl/admin.h"
+#include "client/ctl/admin/admin.h"
 #include "client/ctl/bandwidth/copy_meter.h"
 #include "client/ctl/bandwidth/link_tree.h"
-#include "client/ctl/output.h"
+#include "client/ctl/text/output.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"

@@ -12,13 +12,13 @@
 #include <utility>
 
 #include "absl/time/clock.h"
-#include "client/ctl/admin.h"
+#include "client/ctl/admin/admin.h"
 #include "client/ctl/bundle/secrets.h"
 #include "client/ctl/doctor/checks.h"
 #include "client/ctl/doctor/render_doctor.h"
 #include "client/ctl/doctor/started_with.h"
-#include "client/ctl/render.h"
-#include "client/ctl/render_events.h"
+#include "client/ctl/status/render.h"
+#include "client/ctl/status/render_events.h"
 #include "client/session/query.h"
 #include "proto/base/file_text.h"
 #include "proto/base/run_program.h"

@@ -9,7 +9,7 @@
 
 #include "absl/time/clock.h"
 #include "client/ctl/bundle/archive.h"
-#include "client/ctl/output.h"
+#include "client/ctl/text/output.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 #include "proto/base/units.h"

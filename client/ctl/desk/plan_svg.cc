@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "client/ctl/format.h"
-#include "client/ctl/table.h"
+#include "client/ctl/text/format.h"
+#include "client/ctl/text/table.h"
 
 namespace sluice::ctl {
 namespace {

@@ -13,8 +13,8 @@
 #include "client/ctl/desk/plan_commands.h"
 #include "client/ctl/desk/render_swap.h"
 #include "client/ctl/desk/swap_problem.h"
-#include "client/ctl/output.h"
-#include "client/ctl/table.h"
+#include "client/ctl/text/output.h"
+#include "client/ctl/text/table.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 

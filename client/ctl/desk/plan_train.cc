@@ -14,7 +14,7 @@
 #include "client/ctl/desk/train_flags.h"
 #include "client/ctl/desk/train_page.h"
 #include "client/ctl/desk/train_words.h"
-#include "client/ctl/output.h"
+#include "client/ctl/text/output.h"
 #include "planner/train/evidence.h"
 #include "proto/base/status.h"
 

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <vector>
 
-#include "client/ctl/format.h"
-#include "client/ctl/table.h"
+#include "client/ctl/text/format.h"
+#include "client/ctl/text/table.h"
 #include "proto/base/text.h"
 
 namespace sluice::ctl {

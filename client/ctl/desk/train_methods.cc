@@ -6,8 +6,8 @@
 
 #include "client/ctl/desk/or_null.h"
 #include "client/ctl/desk/train_words.h"
-#include "client/ctl/format.h"
-#include "client/ctl/table.h"
+#include "client/ctl/text/format.h"
+#include "client/ctl/text/table.h"
 #include "planner/train/evidence.h"
 #include "proto/base/status.h"
 

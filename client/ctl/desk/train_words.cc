@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "client/ctl/desk/or_null.h"
-#include "client/ctl/format.h"
-#include "client/ctl/table.h"
+#include "client/ctl/text/format.h"
+#include "client/ctl/text/table.h"
 #include "planner/train/evidence.h"
 #include "proto/base/text.h"
 

@@ -13,7 +13,7 @@
 #include <sstream>
 
 #include "absl/strings/str_split.h"
-#include "client/ctl/admin.h"
+#include "client/ctl/admin/admin.h"
 #include "client/ctl/doctor/told_facts.h"
 #include "client/session/query.h"
 #include "kernels/device/cuda/nvidia.h"

@@ -1,4 +1,4 @@
-#include "client/ctl/render.h"
+#include "client/ctl/status/render.h"
 
 #include <fmt/format.h>
 
@@ -6,14 +6,14 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "client/ctl/bandwidth/link_speeds.h"
-#include "client/ctl/fields.h"
-#include "client/ctl/format.h"
-#include "client/ctl/render_budgets.h"
-#include "client/ctl/render_copies.h"
-#include "client/ctl/render_jobs.h"
-#include "client/ctl/render_memory.h"
-#include "client/ctl/table.h"
+#include "client/ctl/status/link_speeds.h"
+#include "client/ctl/status/render_budgets.h"
+#include "client/ctl/status/render_copies.h"
+#include "client/ctl/status/render_jobs.h"
+#include "client/ctl/status/render_memory.h"
+#include "client/ctl/text/fields.h"
+#include "client/ctl/text/format.h"
+#include "client/ctl/text/table.h"
 #include "proto/base/text.h"
 
 namespace sluice::ctl {

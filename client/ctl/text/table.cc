@@ -1,4 +1,4 @@
-#include "client/ctl/table.h"
+#include "client/ctl/text/table.h"
 
 #include <algorithm>
 #include <numeric>

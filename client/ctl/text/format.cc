@@ -1,4 +1,4 @@
-#include "client/ctl/format.h"
+#include "client/ctl/text/format.h"
 
 #include <fmt/format.h>
 

@@ -3,9 +3,9 @@
 #include <string>
 #include <vector>
 
-#include "client/ctl/format.h"
-#include "client/ctl/render.h"
-#include "client/ctl/table.h"
+#include "client/ctl/status/render.h"
+#include "client/ctl/text/format.h"
+#include "client/ctl/text/table.h"
 #include "proto/base/text.h"
 
 namespace sluice::ctl {

@@ -1,4 +1,4 @@
-#include "client/ctl/admin.h"
+#include "client/ctl/admin/admin.h"
 
 #include <fmt/format.h>
 #include <grpcpp/grpcpp.h>

@@ -1,9 +1,9 @@
-#include "client/ctl/render_memory.h"
+#include "client/ctl/status/render_memory.h"
 
 #include <fmt/format.h>
 
-#include "client/ctl/fields.h"
-#include "client/ctl/format.h"
+#include "client/ctl/text/fields.h"
+#include "client/ctl/text/format.h"
 #include "proto/base/text.h"
 
 namespace sluice::ctl {

@@ -1,12 +1,12 @@
-#include "client/ctl/bandwidth/link_speeds.h"
+#include "client/ctl/status/link_speeds.h"
 
 #include <fmt/format.h>
 
 #include <set>
 
-#include "client/ctl/fields.h"
-#include "client/ctl/format.h"
-#include "client/ctl/table.h"
+#include "client/ctl/text/fields.h"
+#include "client/ctl/text/format.h"
+#include "client/ctl/text/table.h"
 #include "proto/base/text.h"
 
 namespace sluice::ctl {

@@ -1,12 +1,12 @@
-#include "client/ctl/render_jobs.h"
+#include "client/ctl/status/render_jobs.h"
 
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 
-#include "client/ctl/fields.h"
-#include "client/ctl/format.h"
-#include "client/ctl/table.h"
+#include "client/ctl/text/fields.h"
+#include "client/ctl/text/format.h"
+#include "client/ctl/text/table.h"
 
 namespace sluice::ctl {
 

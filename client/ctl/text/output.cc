@@ -1,4 +1,4 @@
-#include "client/ctl/output.h"
+#include "client/ctl/text/output.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-#include "client/ctl/render_events.h"
+#include "client/ctl/status/render_events.h"
 
 #include <fmt/format.h>
 
