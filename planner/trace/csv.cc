@@ -21,17 +21,7 @@ struct Columns {
   size_t id = kNoColumn, lower = kNoColumn, upper = kNoColumn, size = kNoColumn;
   size_t offset = kNoColumn, alignment = kNoColumn, gaps = kNoColumn;
   size_t count = 0;
-  bool last = false;  // `upper` is the last unit of time, not the one after
 };
-
-// MiniMalloc's old column names, and today's. Its `end` is the last unit of
-// time of a lifetime.
-constexpr std::pair<const char*, const char*> kOldNames[] = {
-    {"buffer", "id"},
-    {"buffer_id", "id"},
-    {"begin", "lower"},
-    {"start", "lower"},
-    {"end", "upper"}};
 
 class CsvReader {
  public:
@@ -62,8 +52,7 @@ class CsvReader {
         {"offset", &columns_.offset}, {"alignment", &columns_.alignment},
         {"gaps", &columns_.gaps}};
     for (size_t k = 0; k < fields.size(); ++k) {
-      const std::string called =
-          NewName(absl::AsciiStrToLower(std::string(fields[k])));
+      const std::string called = absl::AsciiStrToLower(std::string(fields[k]));
       for (const auto& [name, column] : wanted) {
         if (called != name) continue;
         if (*column != kNoColumn) {
@@ -85,15 +74,6 @@ class CsvReader {
       }
     }
     return absl::OkStatus();
-  }
-
-  std::string NewName(std::string name) {
-    for (const auto& [old, now] : kOldNames) {
-      if (name != old) continue;
-      columns_.last |= name == "end";
-      return now;
-    }
-    return name;
   }
 
   // One alignment for all: the largest of the rows.
@@ -137,7 +117,6 @@ class CsvReader {
     int64_t lower = 0, upper = 0, size = 0;
     SLUICE_RETURN_IF_ERROR(Time("lower", fields[columns_.lower], &lower));
     SLUICE_RETURN_IF_ERROR(Time("upper", fields[columns_.upper], &upper));
-    if (columns_.last) ++upper;
     SLUICE_RETURN_IF_ERROR(ReadAlignment(fields));
     if (columns_.gaps != kNoColumn && !fields[columns_.gaps].empty()) {
       return lines_.Wrong(fields[columns_.gaps],

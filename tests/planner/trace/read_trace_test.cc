@@ -117,20 +117,6 @@ TEST(CsvTrace, WhatWouldOverflowIsRefused) {
               HasSubstr("t:2:5: upper = 9223372036854775807 is beyond"));
 }
 
-TEST(CsvTrace, MiniMallocsOldNamesAreRead) {
-  // `end` is the last unit of time, `upper` the one after it.
-  for (const char* header :
-       {"buffer_id,start,end,size", "buffer,begin,end,size"}) {
-    const auto named = Read(std::string(header) + "\n1,0,3,8\n2,4,4,8\n");
-    ASSERT_THAT(named, IsOk());
-    EXPECT_THAT(Rows(*named), ElementsAre("1 [0, 4) 8", "2 [4, 5) 8"));
-    EXPECT_THAT(PlanCsv(*named, {Bytes(0), Bytes(8)}),
-                HasSubstr("1,0,3,8,0\n"));
-  }
-  EXPECT_THAT(ReadRefusal("id,buffer,lower,upper,size\n"),
-              HasSubstr("column 'id' occurs twice"));
-}
-
 TEST(CsvTrace, TheLargestAlignmentHoldsForAllRows) {
   const std::string header = "id,lower,upper,size,alignment\n";
   const auto same = Read(header + "1,0,3,8,64\n2,0,3,8,64\n");
