@@ -26,9 +26,8 @@ constexpr PublishedGroup kGroups[] = {{"MEMO", 1.5},
 
 absl::StatusOr<ValidatedCell> ValidateCell(const PublishedCell& cell,
                                            const Hardware& hardware) {
-  absl::StatusOr<ModelShape> model = FindModel(cell.model);
-  if (!model.ok()) return model.status();
-  const Request request{.model = *model,
+  SLUICE_ASSIGN_OR_RETURN(const ModelShape model, FindModel(cell.model));
+  const Request request{.model = model,
                         .hardware = hardware,
                         .method = cell.method,
                         .gpus = cell.gpus,
@@ -44,21 +43,13 @@ absl::StatusOr<ValidatedCell> ValidateCell(const PublishedCell& cell,
   }
   // Nor did the papers search ZeRO: DeepSpeed's 3, Megatron's 1.
   given.zero = given.zero.value_or(cell.method == Method::kUlysses ? 3 : 1);
-  absl::StatusOr<Estimate> estimate = BestEstimate(request, given);
-  if (!estimate.ok()) return estimate.status();
-  ValidatedCell result;
-  result.table = cell.table;
-  result.label = cell.label;
-  result.model = cell.model;
-  result.gpus = cell.gpus;
-  result.seq_len = cell.seq_len;
-  if (cell.mfu_percent) result.published_mfu = *cell.mfu_percent / 100;
-  result.published_fits = cell.mfu_percent.has_value();
-  result.mfu = estimate->mfu;
-  result.fits = estimate->fits;
-  result.settings = estimate->settings;
-  result.searched = !named;
-  return result;
+  SLUICE_ASSIGN_OR_RETURN(const Estimate estimate,
+                          BestEstimate(request, given));
+  return ValidatedCell{{cell},
+                       estimate.mfu,
+                       estimate.fits,
+                       estimate.settings,
+                       /*searched=*/!named};
 }
 
 int64_t PowerOfTwoBelow(int64_t tokens) {
@@ -68,29 +59,23 @@ int64_t PowerOfTwoBelow(int64_t tokens) {
 }
 
 absl::StatusOr<ValidatedLength> ValidateLength(const PublishedLength& row) {
-  absl::StatusOr<ModelShape> model = FindModel(row.model);
-  if (!model.ok()) return model.status();
-  absl::StatusOr<Hardware> hardware = FindHardware(row.hardware);
-  if (!hardware.ok()) return hardware.status();
-  const Request request{.model = *model,
-                        .hardware = *hardware,
+  SLUICE_ASSIGN_OR_RETURN(const ModelShape model, FindModel(row.model));
+  SLUICE_ASSIGN_OR_RETURN(const Hardware hardware, FindHardware(row.hardware));
+  const Request request{.model = model,
+                        .hardware = hardware,
                         .method = Method::kFpdt,
                         .gpus = row.gpus,
                         .seq_len = kLengthStep,
                         .global_batch = 1};
   // Batch 1: all GPUs share the sequence; chunks as the paper's.
   const GivenSettings given{.sp = row.gpus, .zero = 3, .chunk = kFpdtChunk};
-  absl::StatusOr<LongestSequence> longest = FindLongest(request, given);
-  if (!longest.ok()) return longest.status();
-  ValidatedLength result{.model = row.model,
-                         .hardware = row.hardware,
-                         .gpus = row.gpus,
-                         .published = row.tokens,
-                         .or_more = row.or_more,
-                         .tokens = longest->tokens};
-  result.rounded = PowerOfTwoBelow(longest->tokens);
+  SLUICE_ASSIGN_OR_RETURN(const LongestSequence longest,
+                          FindLongest(request, given));
+  ValidatedLength result{row};
+  result.ours = longest.tokens;
+  result.rounded = PowerOfTwoBelow(longest.tokens);
   if (row.or_more && result.rounded > row.tokens) result.rounded = row.tokens;
-  result.stopped_by = ReasonName(longest->stopped_by);
+  result.stopped_by = ReasonName(longest.stopped_by);
   return result;
 }
 
@@ -180,13 +165,13 @@ void Summarize(Validation& validation) {
 }  // namespace
 
 std::optional<double> ValidatedCell::difference() const {
-  if (!published_mfu) return std::nullopt;
-  return (mfu - *published_mfu) * 100;
+  if (!mfu_percent) return std::nullopt;
+  return mfu * 100 - *mfu_percent;
 }
 
 int ValidatedLength::doublings() const {
   if (rounded == 0) return -64;
-  return int(std::lround(std::log2(double(rounded) / double(published))));
+  return int(std::lround(std::log2(double(rounded) / double(tokens))));
 }
 
 bool Validation::ok() const {

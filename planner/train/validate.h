@@ -16,31 +16,21 @@ namespace sluice::planner::train {
 
 // One cell of MEMO's tables. A cell without a strategy is searched; one that
 // ran out of memory is right when no strategy fits.
-struct ValidatedCell {
-  std::string table;  // "main", "ablation"
-  std::string label;  // the paper's name of the method
-  std::string model;
-  int64_t gpus = 0;
-  int64_t seq_len = 0;
-  std::optional<double> published_mfu;  // fraction; none: out of memory
-  double mfu = 0;
-  bool published_fits = false;
+struct ValidatedCell : PublishedCell {
+  double mfu = 0;  // ours, a fraction
   bool fits = false;
-  Settings settings;
+  Settings used;
   bool searched = false;
-  bool right() const { return fits == published_fits; }
+  bool published_fits() const { return mfu_percent.has_value(); }
+  bool right() const { return fits == published_fits(); }
   // Points of MFU (percent), ours less published.
   std::optional<double> difference() const;
 };
 
-// One row of FPDT's table 1.
-struct ValidatedLength {
-  std::string model, hardware;
-  int64_t gpus = 0;
-  int64_t published = 0;
-  bool or_more = false;
-  int64_t tokens = 0;   // ours, as found
-  int64_t rounded = 0;  // down to a power of two, and to `published` if or_more
+// One row of FPDT's table 1; `tokens` is its longest context.
+struct ValidatedLength : PublishedLength {
+  int64_t ours = 0;     // as found
+  int64_t rounded = 0;  // down to a power of two, and to `tokens` if or_more
   std::string stopped_by;
   int doublings() const;  // ours less published, 0: exact
 };

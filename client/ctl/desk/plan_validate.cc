@@ -26,7 +26,7 @@ std::string FractionPercent(double fraction) {
 }
 
 std::string Strategy(const ValidatedCell& cell) {
-  const auto& s = cell.settings;
+  const auto& s = cell.used;
   std::string text = cell.searched ? "searched:" : "";
   const std::pair<const char*, int64_t> degrees[] = {
       {"TP", s.tp}, {"CP", s.cp}, {"SP", s.sp}, {"DP", s.dp}, {"PP", s.pp}};
@@ -52,8 +52,8 @@ std::string CellTable(const Validation& validation) {
     const auto difference = cell.difference();
     table.Add({cell.model, fmt::format("{}", cell.gpus), cell.label,
                TokensText(cell.seq_len),
-               cell.published_mfu ? FractionPercent(*cell.published_mfu)
-                                  : "no memory",
+               cell.mfu_percent ? fmt::format("{:.2f}", *cell.mfu_percent)
+                                : "no memory",
                cell.fits ? FractionPercent(cell.mfu) : "no memory",
                difference ? fmt::format("{:+.2f}", *difference) : "",
                Strategy(cell), cell.right() ? "" : "fits: wrong"});
@@ -72,8 +72,8 @@ std::string LengthTable(const Validation& validation) {
                {"stopped by"}});
   for (const ValidatedLength& row : validation.lengths) {
     table.Add({row.model, row.hardware, fmt::format("{}", row.gpus),
-               TokensText(row.published) + (row.or_more ? "+" : ""),
-               TokensText(row.tokens), TokensText(row.rounded),
+               TokensText(row.tokens) + (row.or_more ? "+" : ""),
+               TokensText(row.ours), TokensText(row.rounded),
                fmt::format("{:+d}", row.doublings()), row.stopped_by});
   }
   return table.Text();
@@ -159,10 +159,10 @@ nlohmann::ordered_json CellJson(const ValidatedCell& cell) {
   nlohmann::ordered_json json = {
       {"table", cell.table},     {"method", cell.label},
       {"model", cell.model},     {"gpus", cell.gpus},
-      {"seq_len", cell.seq_len}, {"published_fits", cell.published_fits},
+      {"seq_len", cell.seq_len}, {"published_fits", cell.published_fits()},
       {"fits", cell.fits},       {"mfu", cell.mfu}};
-  json["published_mfu"] = cell.published_mfu
-                              ? nlohmann::ordered_json(*cell.published_mfu)
+  json["published_mfu"] = cell.mfu_percent
+                              ? nlohmann::ordered_json(*cell.mfu_percent / 100)
                               : nullptr;
   return json;
 }
@@ -188,9 +188,9 @@ std::string ValidationJson(const Validation& v) {
     json["lengths"].push_back({{"model", row.model},
                                {"hardware", row.hardware},
                                {"gpus", row.gpus},
-                               {"published", row.published},
+                               {"published", row.tokens},
                                {"or_more", row.or_more},
-                               {"tokens", row.tokens},
+                               {"tokens", row.ours},
                                {"rounded", row.rounded},
                                {"doublings", row.doublings()},
                                {"stopped_by", row.stopped_by}});

@@ -103,9 +103,9 @@ TEST(TrainValidation, StrategiesThatThePaperNamesAreUsedAsTheyAre) {
   for (size_t i = 0; i < cells.size(); ++i) {
     if (v.cells[i].searched) continue;
     const GivenSettings& given = cells[i].settings;
-    EXPECT_EQ(v.cells[i].settings.tp, given.tp.value_or(1));
-    EXPECT_EQ(v.cells[i].settings.sp, given.sp.value_or(1));
-    EXPECT_EQ(v.cells[i].settings.dp, given.dp.value_or(1));
+    EXPECT_EQ(v.cells[i].used.tp, given.tp.value_or(1));
+    EXPECT_EQ(v.cells[i].used.sp, given.sp.value_or(1));
+    EXPECT_EQ(v.cells[i].used.dp, given.dp.value_or(1));
   }
 }
 
