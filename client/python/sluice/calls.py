@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from sluice import randomness
 from sluice.errors import Unsupported
+from sluice.plain_layers import Forward
 from sluice.ranks import Ranks
 
 # The error of a node after its first backward.
@@ -34,6 +35,7 @@ class Call:
             the ranks draw the same random numbers from there on.
         own_rows: int64, the rows that the decoder answered; None: all.
         blind: bool [B or 1, S], rows of padding that saw no key.
+        plain: of a forward of the decoder in which all layers ran plain.
     """
 
     ranks: Ranks | None
@@ -43,6 +45,7 @@ class Call:
     rejoin: Callable[[int, torch.device], None] | None = None
     own_rows: Tensor | None = None
     blind: Tensor | None = None
+    plain: Forward | None = None
 
     def whole(self, given: dict[str, Any], own: Callable[[], Any],
               foreign: bool) -> Any:

@@ -120,6 +120,8 @@ class LayerCall(chunked.ChunkedCall):
             found = super().backward(*args)
         if self.handing is not None:
             self.handing.collect()
+        if self.step.plain is not None:
+            self.step.plain.replayed()
         if self.step.progress is not None:
             self.step.progress.done(self.module)
         return found
@@ -148,8 +150,8 @@ class LayerCall(chunked.ChunkedCall):
         if self.handing is not None:
             self.handing.begin(m, not (self.replays or self._again),
                                 self.replays)
-        with self._noting(), self._taping(m, x.device), (
-                self._sparing(x, extra)) as following:
+        with self._noting(), self._taping(m, x.device), self._weighing(
+                ), self._sparing(x, extra) as following:
             out = self._run(x, extra)
             if self._side is not None:
                 out = self._side.without(out)
@@ -173,6 +175,13 @@ class LayerCall(chunked.ChunkedCall):
             self.step.spared[self.module] = following.found(y)
             self._following = None
         return y
+
+    def _weighing(self) -> contextlib.AbstractContextManager:
+        """See [Note: plain layers] in plain_layers."""
+        if self.step.plain is None or not self.replays:
+            return contextlib.nullcontext()
+        return self.step.plain.weighing(self.module,
+                                        self._batch * len(self._rows))
 
     def _begin_states(self, states: Carried, m: int) -> None:
         if self.replays:

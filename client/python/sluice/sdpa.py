@@ -30,6 +30,9 @@ class Cut(TorchFunctionMode):
         if any(issubclass(t, written_out.Scores) for t in types):
             return written_out.apply(func, args, kwargs)
         scores = written_out.product(func, args, kwargs)
+        plain = None if scores is None else current().plain
+        if plain is not None:
+            plain.writes_scores()
         return func(*args, **kwargs) if scores is None else scores
 
 

@@ -43,6 +43,7 @@ class StreamConfig:
     hidden: Literal["device", "host"] = "device"
     rerun: float = 0
     kernel: Kernel = "auto"
+    hbm: int | None = None
 
 
 HEAD = one_of("rows", "whole")
@@ -68,6 +69,7 @@ KINDS: dict[str, Kind] = {
     "hidden": one_of("device", "host"),
     "rerun": number("a part of the tokens, 0 to 1", least=0, most=1),
     "kernel": one_of("auto", "flash", "efficient", "cudnn"),
+    "hbm": whole(0, "bytes, 0 or more") | NONE,
     "stalled_s": number("seconds, more than 0", above=0),
     "quiet": FLAG,
 }

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from sluice import board, carried, masks, swapped
 from sluice.arena import HostArena
@@ -32,6 +33,7 @@ from sluice.hidden import InHost, OnDevice, Standing
 from sluice.intervals import Intervals
 from sluice.measured import Measured
 from sluice.model import Engaging, WholeKind
+from sluice.plain_layers import Forward
 from sluice.policy import Policy
 from sluice.progress import Progress
 from sluice.ranks import Ranks
@@ -118,6 +120,8 @@ class Step:
         self.carriers = carriers  # layers; see [Note: carried states]
         # See [Note: whole layers] in whole_layers.
         self.whole_layers: Mapping[nn.Module, WholeKind] = {}
+        # See [Note: plain layers] in plain_layers; None: all are streamed.
+        self.plain: Forward | None = None
         # The bytes that such layers' replays save, by storage; None: they are
         # not weighed.
         self.saved: dict[int, int] | None = None
@@ -252,6 +256,29 @@ class Step:
     def own_mask(self, marker: Tensor) -> Any:
         """The mask that the model itself would have made in its place."""
         return self._masks[marker.untyped_storage().data_ptr()][2]()
+
+    def unmarked(self, tree: Any) -> Any:
+        """With the model's own masks in the place of markers, within
+        `own_attention`. All layers have the same."""
+        return pytree.tree_map(lambda leaf: self.once(
+            ("own mask", leaf.untyped_storage().data_ptr()),
+            lambda: self.own_mask(leaf)) if isinstance(leaf, Tensor)
+            and self.is_marker(leaf) else leaf, tree)
+
+    def scores_bytes(self, tree: Any, writes: bool, x: Tensor) -> int:
+        """Tensors [S, S] that the model's own attention makes of the rows of x
+        [B, S, H], with the masks in its arguments: probabilities, where it
+        `writes` them, else masks that are not causal."""
+        if writes:
+            heads = max((heads for heads, *_ in self.attended), default=1)
+            each = heads * (4 if x.itemsize == 4 else 4 + x.itemsize)
+        else:
+            markers = [leaf.untyped_storage().data_ptr() for leaf in
+                       pytree.tree_leaves(tree) if isinstance(leaf, Tensor)
+                       and self.is_marker(leaf)]
+            each = (1 + x.itemsize) * any(
+                not self._masks[marker][1]().is_causal() for marker in markers)
+        return len(x) * self.length ** 2 * each
 
     def is_marker(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() in self._masks

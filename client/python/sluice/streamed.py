@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections.abc import (
     Hashable,
+    Iterable,
     Iterator,
     Mapping,
     MutableMapping,
@@ -32,6 +33,7 @@ from sluice.gpu_blocks import Kernel
 from sluice.measured import Measured
 from sluice.model import Engaging, Patched, WholeKind
 from sluice.peers import PeerWatch
+from sluice.plain_layers import Forward, Room
 from sluice.planned import Planning
 from sluice.policy import Policy
 from sluice.process_memory import ProcessMemory
@@ -58,6 +60,10 @@ class Stats:
     # What computed those blocks: kernels of CUDA by the names that stream()
     # takes, "flash on the CPU", "whole scores".
     kernels: tuple[str, ...] = ()
+    # Of the latest training forward: layers that ran plain, not streamed; and
+    # what plain layers keep on the device now.
+    plain_layers: int = 0
+    plain_bytes: int = 0
 
 
 class Stream:
@@ -105,6 +111,7 @@ class Stream:
             WeakKeyDictionary())
         self._known_causal: set[Hashable] = set()  # see Step
         self.progress: progress.Progress | None = None  # None: quiet
+        self.room: Room | None = None  # for layers that run plain
         self._adapter: Patched | None = None
         self._ran = _NOTHING
 
@@ -137,6 +144,15 @@ class Stream:
         step.kernel = self.kernel
         step.rerun = math.ceil(self.rerun * len(step.whole))
         return step
+
+    def plain(self, step: Step, layers: Iterable[nn.Module],
+              shape: torch.Size) -> Forward | None:
+        """Which `layers` run plain in a step over [B, S, ...]."""
+        if self.room is None or not torch.is_grad_enabled() or (
+                self.planning is not None and not self.planning.over):
+            return None
+        step.plain = self.room.begin(self.checks.kinds, layers, shape)
+        return step.plain
 
     def for_trials(self, device: torch.device) -> Stream:
         """A stream like this one, of a twin on `device`."""
@@ -196,6 +212,8 @@ class Stream:
         """Around a probe within a call: that goes on as it was. What was found
         of the layers before does not hold any more."""
         self._spared.clear()
+        if self.room is not None:
+            self.room.forget()
         try:
             with swapped.attributes(self, kernel="auto", _ran=_NOTHING):
                 yield
@@ -286,8 +304,9 @@ class Stream:
 
     def stats(self) -> Stats:
         arena, (blocks, steps, kernels) = self.arena, self._ran
+        plain = (self.room.count, self.room.kept) if self.room else (0, 0)
         return Stats(arena.used_bytes, arena.peak_bytes, arena.leased_bytes,
-                     blocks, steps, tuple(sorted(kernels)))
+                     blocks, steps, tuple(sorted(kernels)), *plain)
 
     def reset_stats(self) -> None:
         """Counts and the peak start anew."""

@@ -20,6 +20,7 @@ from sluice.gpu_blocks import Kernel
 from sluice.kinds import MODULE
 from sluice.model import Patched
 from sluice.peers import PeerWatch
+from sluice.plain_layers import Room
 from sluice.planned import Planning
 from sluice.policy import Policy
 from sluice.ranks import Ranks
@@ -65,7 +66,7 @@ def stream(model: nn.Module | None = None,
            group: dist.ProcessGroup | None = None,
            hidden: Literal["device", "host"] = "device",
            rerun: float = 0,
-           kernel: Kernel = "auto",
+           kernel: Kernel = "auto", hbm: int | None = None,
            stalled_s: float = 300.0, quiet: bool = False) -> Stream:
     """Runs the decoder layers of a model chunk by chunk, with k, v,
     attention's results and the layers' inputs in host memory.
@@ -137,6 +138,11 @@ def stream(model: nn.Module | None = None,
         heads, and in a step of a dtype that it does not take; blocks with an
         interval of keys for each row, a softcap or values of another width go
         to none: their scores are written out.
+      hbm: bytes of the device that layers which fit there may take: these run
+        plain, as without a stream, and nothing of them is computed again or
+        copied (see [Note: plain layers] in plain_layers). None: on a real GPU
+        what the first step's peak leaves, else 0. With a group or
+        hidden="host" all layers are streamed.
       stalled_s: seconds without a next chunk of a layer, after which each
         rank says on stderr where it is.
       quiet: say nothing on stderr: not in one line what is streamed and how,
@@ -194,6 +200,9 @@ def stream(model: nn.Module | None = None,
             made.planning = Planning(made.session, kind_names(adapter.layers),
                                      quiet)
         made.peers = PeerWatch.of(ranks, session, made.arena.device)
+        if ranks is None and hidden == "device" and (
+                hbm if made.arena.device.type == "cpu" else hbm != 0):
+            made.room = Room(hbm, made.arena.device, made.say_once)
         made._adapter = adapter
         _streams.add(made)
         if not quiet:

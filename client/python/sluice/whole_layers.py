@@ -188,7 +188,7 @@ class WholeCall(LayerCall):
     def _weighing(self) -> contextlib.AbstractContextManager:
         saved = self.step.saved
         if saved is None or not self.replays:
-            return contextlib.nullcontext()
+            return super()._weighing()
         weights = {p.untyped_storage().data_ptr()
                    for module in self.module.modules()
                    for p in module._parameters.values() if p is not None}

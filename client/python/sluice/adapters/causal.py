@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from sluice import calls, named, scoring, swapped
+from sluice import calls, named, plain_layers, scoring, swapped
 from sluice.adapters import (
     head_loss,
     head_routers,
@@ -97,7 +97,7 @@ class Causal:
                 return logprobs.answer(call, self.head, asked,
                                        self.head.of_base(given))
             if self._can_chunk(given):
-                return self._chunked(call, given)
+                return self._chunked(call, given, own)
         out = call.whole(given, own, self._foreign)
         padded.check_whole(call, stream, self._ends.adapter, _shifted(given),
                            self._foreign)
@@ -143,8 +143,8 @@ class Causal:
         except Exception:  # it needs what these logits do not have
             return True
 
-    def _chunked(self, call: Call, given: dict[str, Any]
-                 ) -> CausalLMOutputWithPast:
+    def _chunked(self, call: Call, given: dict[str, Any],
+                 own: Callable[[], Any]) -> CausalLMOutputWithPast:
         self.stream.agree("the loss", given["labels"], given)
         count = given.pop("num_items_in_batch", None)
         shifted = _shifted(given)
@@ -156,6 +156,10 @@ class Causal:
             contextlib.nullcontext([]))
         with leaving as left:
             out = self.head.of_base({**given, "use_cache": False})
+        if call.plain is not None and not self.head.is_sharded:
+            answer = self._plain(call.plain, out, own)
+            if answer is not plain_layers.STREAMED:
+                return answer
         padded.check_labels(call.blind, shifted, self._ends.adapter)
         behind = left[0] if left else None
         loss = call.sum(head_loss.of(self.head, out[0], call.own(shifted),
@@ -168,6 +172,30 @@ class Causal:
         return CausalLMOutputWithPast(
             loss=loss, logits=made,
             hidden_states=getattr(out, "hidden_states", None))
+
+
+    def _plain(self, plain: plain_layers.Forward, out: Any,
+               own: Callable[[], Any]) -> Any:
+        """What the model's own forward answers of all rows, if that fits
+        too; `out` is its base model's answer."""
+        modules = list(self.head.modules())
+        # Logits, and what their loss makes of them in fp32.
+        vocabulary = self.causal.get_output_embeddings().weight.shape[0]
+
+        def known() -> list[Tensor]:
+            return [out[0], *(t for m in modules for t in (
+                *m._parameters.values(), *m._buffers.values()))]
+
+        def head() -> Any:
+            with self.head.after(out):
+                return own()
+
+        return plain.head(
+            ("head", out[0].dtype, out[0].requires_grad,
+             plain_layers.cast_of(out[0].device),
+             tuple(p.requires_grad for m in modules
+                   for p in m._parameters.values() if p is not None)),
+            head, known, vocabulary * (4 + out[0].itemsize))
 
 
 def _shifted(given: dict[str, Any]) -> Tensor | None:

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import FSDPModule
 from sluice import swapped
 from sluice.adapters import routers, units
 from sluice.adapters.ends import Ends
-from sluice.adapters.stand_in import Recorded, Recorder, Stub
+from sluice.adapters.stand_in import Answered, Recorded, Recorder, Stub
 
 ROWS = 256  # per chunk at least: logits are its rows times the vocabulary
 # More where the logits are no more than so many hidden states for each row of
@@ -87,6 +87,11 @@ class Head:
                 contextlib.suppress(Recorded)):
             self.own(**given)
         return base.output
+
+    def after(self, answer: Any) -> contextlib.AbstractContextManager:
+        """Inside, the model's own forward runs its head alone, on this answer
+        of its base model."""
+        return self._instead(Answered(self.base, answer))
 
     @property
     def no_routers(self) -> dict[str, bool]:

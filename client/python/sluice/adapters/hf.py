@@ -20,6 +20,7 @@ from transformers import PretrainedConfig
 from sluice import (
     calls,
     named,
+    plain_layers,
     probe,
     rows,
     sdpa,
@@ -51,7 +52,7 @@ from sluice.captured import by_kind, first_of_kind, probe_tokens
 from sluice.errors import Inexact, NoAttention, UnknownRows, Unsupported
 from sluice.model import WholeKind
 from sluice.patch import Patch
-from sluice.step import current
+from sluice.step import Step, current
 from sluice.streamed import Stream
 
 registry.register()
@@ -381,18 +382,21 @@ class Adapter:
 
     def engage(self) -> contextlib.AbstractContextManager:
         """The model's attention and masks are ours, and no layer is
-        checkpointed: Trainer switches that on, and a stream needs none."""
+        checkpointed."""
         switched = [] if self.way in ("sdpa", "own") else self.configs
         own = [(vars(config), _ATTENTION, config._attn_implementation)
                for config in switched]
         if own and own[0][2] != registry.NAME:
             self._own_attention = own
-        return swapped.items(
-            *((vars(config), _ATTENTION, registry.NAME)
-              for config in switched),
-            *((vars(module), "gradient_checkpointing", False)
-              for module in (self.entry, self.decoder, *self.layers)
-              if getattr(module, "gradient_checkpointing", False)))
+        return swapped.items(*((vars(config), _ATTENTION, registry.NAME)
+                               for config in switched), *self._checkpointing())
+
+    def _checkpointing(self) -> list[tuple[dict[str, Any], str, bool]]:
+        """Places of `swapped.items` that switch checkpointing off: Trainer
+        switches it on, and layers that are streamed, or fit, need none."""
+        return [(vars(module), "gradient_checkpointing", False)
+                for module in (self.entry, self.decoder, *self.layers)
+                if getattr(module, "gradient_checkpointing", False)]
 
     def own_attention(self) -> contextlib.AbstractContextManager:
         return swapped.items(*self._own_attention)
@@ -416,6 +420,10 @@ class Adapter:
             if not whole:
                 rows.check_hidden(self_, x)
             refuse_within(self_)
+            if step.plain is not None:
+                out = self._plain(step, self_, x, args, kwargs)
+                if out is not plain_layers.STREAMED:
+                    return out
             if not whole and x.shape[1] != step.rows:
                 raise Unsupported(
                     type(self_).__name__, f"{x.shape[1]} rows in a layer of a "
@@ -431,6 +439,42 @@ class Adapter:
             return call.answer(y)
 
         return forward
+
+    def _plain(self, step: Step, layer: nn.Module, x: Tensor, args: tuple,
+               kwargs: dict[str, Any]) -> Any:
+        """What the layer answers where it runs plain. Its neighbours may be
+        streamed, so not where it shares more with them than hidden states."""
+        if step.plain is None or step.sides or named.HANDED in kwargs:
+            return plain_layers.STREAMED
+
+        def own() -> Any:
+            with step.own_attention():
+                mine, named_ = step.unmarked((args, kwargs))
+                return self.own_forward(layer)(x, *mine, **named_)
+
+        if self._writes_scores():
+            step.plain.writes_scores()
+        return step.plain.layer(
+            layer, x, (args, kwargs), own, step.written_by(layer),
+            lambda writes: step.scores_bytes((args, kwargs), writes, x))
+
+    def _writes_scores(self) -> bool:
+        """Whether the model's own attention is transformers' eager one."""
+        ways = [value for _, _, value in self._own_attention] or [
+            config._attn_implementation for config in self.configs]
+        return "eager" in ways
+
+    def _all_plain(self, own: Callable, given: dict[str, Any]) -> Any:
+        with swapped.items(*self._checkpointing()):
+            return own(**given)
+
+    def _state(self, x: Tensor) -> Hashable:
+        """Equal where the layers keep the same of a call with x, ids [B, S] or
+        embeddings [B, S, H]."""
+        return (x.dtype, x.requires_grad, plain_layers.cast_of(x.device),
+                tuple(layer.training for layer in self.layers),
+                tuple((p.dtype, p.requires_grad)
+                      for p in self.decoder.parameters()))
 
     def _entry_forward(self, stream: Stream) -> Callable:
         accepts = inspect.signature(type(self.entry).forward)
@@ -448,7 +492,7 @@ class Adapter:
                 return own(*args, **kwargs)
             call = stream.call or calls.Call(
                 stream.ranks, named.wants(self_, given, "use_cache"))
-            call.own_rows = call.blind = None
+            call.own_rows = call.blind = call.plain = None
             if not wanted.is_streamed(call, stream, self_, given):
                 return own(*args, **kwargs)
             calls.refuse_transforms(type(self_).__name__)
@@ -472,6 +516,18 @@ class Adapter:
             step.documents = documents
             step.parts = parts
             step.padding = padded.rows(given.get("attention_mask"))
+            key = plain = None
+            if documents is None and parts is None:
+                plain = stream.plain(step, self.layers, x.shape)
+            if plain is not None:
+                key = self._state(x)
+                out = plain.layers(
+                    key, functools.partial(self._all_plain, own, given), [
+                        place for layer in self.layers
+                        for place in step.written_by(layer)])
+                if out is not plain_layers.STREAMED:
+                    call.plain = plain
+                    return out
             if routers.asked(self_, given):
                 routers.note(step, self)
                 # The model's own way would note chunks.
@@ -481,6 +537,8 @@ class Adapter:
                     step.ranks is None) else self.dealing.forward(
                         call, step, given)
             stream.ended(step)
+            if plain is not None:
+                plain.over(key)
             call.blind = step.blind
             out = routers.answered(call, step, out, x.shape)
             if call.rejoin is not None and call.own_rows is not None:

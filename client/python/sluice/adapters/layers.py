@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from sluice import (
     calls,
+    plain_layers,
     probe,
     randomness,
     rows,
@@ -157,6 +158,14 @@ class OwnLayers:
             step, x = self._begun(stream, index, x)
             if step.ranks is not None:
                 more, named = self._own_rows(stream, layer, more, named)
+            if step.plain is not None:
+                out = step.plain.layer(
+                    layer, x, (more, named), lambda: own(x, *more, **named),
+                    step.written_by(layer), lambda writes: step.scores_bytes(
+                        (), writes, x))
+                if out is not plain_layers.STREAMED:
+                    self._ended(stream, index)
+                    return out
             call = whole_layers.call_of(step, layer, own, x, more, named,
                                         stream.rows)
             with step.engaged(), self._apart(step):
@@ -183,6 +192,7 @@ class OwnLayers:
                     "a group")
             stream.agree("layers", x, {"hidden_states": x})
             step = stream.begin(x.shape[1], x.device, self)
+            stream.plain(step, self.layers, x.shape)
             if stands:
                 place: type[InHost] | type[Standing] = (
                     InHost if stream.in_host else Standing)
@@ -222,8 +232,15 @@ class OwnLayers:
         if step.ranks is not None:
             with step.telling():
                 y = step.ranks.sum(y)
-        self._end_step(stream)
+        self._ended(stream, index)
         return y
+
+    def _ended(self, stream: Stream, index: int) -> None:
+        """A layer has run, the last of the step perhaps."""
+        if index == len(self.layers) - 1:
+            if self._of_step().plain is not None:
+                self._of_step().plain.over(None)
+            self._end_step(stream)
 
     # --- the probe ----------------------------------------------------------
 
