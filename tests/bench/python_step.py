@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""bench-python: CPU seconds of a training step in Python, streamed beside plain
-and beside `sluice-train`.
+"""bench-python: CPU seconds of a training step in Python: streamed, partly
+plain, and plain within a stream, beside plain, checkpointed and `sluice-train`.
 
     python_step.py --bin DIR --json FILE
 
@@ -29,6 +29,10 @@ SHAPE = dict(vocab_size=VOCAB, hidden_size=256, intermediate_size=688,
              num_key_value_heads=2, max_position_embeddings=1 << 20,
              use_cache=False)
 TARGETS = {2048: 1.30, 4096: 1.15}  # times the plain model's CPU seconds
+# Tokens/s of what fits, beside the plain model's. The first of several lengths
+# is what people try first.
+FITS_TARGET = 0.98
+FITS = 1024, 2048
 TRAINER_TARGET = 1.1  # times those of sluice-train
 TRAINER_TOKENS = 4096
 PARTS_ROUNDS = 5
@@ -50,6 +54,9 @@ TRAINER_ROUNDS = 5
 
 def entries_of(folder):
     entries = [measured(length, target) for length, target in TARGETS.items()]
+    for length in FITS:
+        entries += fitting(length)
+    entries.append(beside_checkpointing(max(TARGETS)))
     entries.append(beside_trainer(os.path.join(folder, "sluice-train")))
     return entries
 
@@ -72,6 +79,55 @@ def measured(length, target):
             "detail": f"CPU seconds {ours:.3f} streamed in chunks of {CHUNK}, "
             f"{alone:.3f} plain (medians of {ROUNDS}); milliseconds, streamed "
             f"for plain (each the least of {PARTS_ROUNDS}): {told}"}
+
+
+def fitting(length):
+    """The entries of a model that fits whole, and of one of whose layers one
+    fits: tokens/s of each, and of all streamed, beside the plain model's."""
+    plain, streamed, ids = models(length)
+    _, fits, _ = models(length, hbm=1 << 30)
+    for _ in range(2):
+        seconds(fits, ids)
+    loss = fits(input_ids=ids, labels=ids).loss
+    kept = stats(fits).plain_bytes  # by all layers and the head
+    del loss
+    ways = {"streamed": streamed, "one": models(
+        length, hbm=kept // SHAPE["num_hidden_layers"] * 2)[1], "all": fits}
+    rounds = [[seconds(model, ids) for model in (plain, *ways.values())]
+              for _ in range(3 + ROUNDS)][3:]  # by then all is measured
+    alone, *each = (statistics.median(side) for side in zip(*rounds))
+    counts = [stats(model).plain_layers for model in ways.values()]
+    told = ", ".join(f"{spent:.3f} with {count}" for spent, count in zip(
+        each, counts))
+    return [{
+        "name": f"python step, {length} tokens, {counts[at]} of "
+        f"{SHAPE['num_hidden_layers']} layers plain",
+        "value": statistics.median(r[0] / r[1 + at] for r in rounds),
+        "unit": "x plain tokens/s", "target": target, "better": "higher",
+        "detail": f"CPU seconds by layers that run plain: {told}; {alone:.3f} "
+        f"without a stream (medians of {ROUNDS})"}
+        for at, target in ((1, None), (2, FITS_TARGET))]
+
+
+def stats(model):
+    import sluice
+    return sluice.of(model).stats()
+
+
+def beside_checkpointing(length):
+    """The entry of a model that does not fit, whose other way is to compute
+    each layer again."""
+    other, streamed, ids = models(length)
+    other.gradient_checkpointing_enable({"use_reentrant": False})
+    pairs = [(seconds(other, ids), seconds(streamed, ids))
+             for _ in range(ROUNDS + 1)][1:]
+    theirs, ours = (statistics.median(side) for side in zip(*pairs))
+    return {"name": f"python step, {length} tokens, checkpointing",
+            "value": statistics.median(b / a for a, b in pairs),
+            "unit": "x checkpointed", "target": None, "better": "lower",
+            "detail": f"CPU seconds {ours:.3f} streamed in chunks of {CHUNK}, "
+            f"{theirs:.3f} by checkpointing with use_reentrant=False (medians "
+            f"of {ROUNDS})"}
 
 
 def beside_trainer(program):
@@ -133,7 +189,7 @@ def _trainer_run(program, steps):
             - before.ru_utime - before.ru_stime)
 
 
-def models(length):
+def models(length, **options):
     """(plain model, the same streamed, ids [1, length])."""
     import copy
 
@@ -146,7 +202,7 @@ def models(length):
     plain = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(**SHAPE)).train()
     streamed = copy.deepcopy(plain)
-    sluice.stream(streamed, chunk=CHUNK)
+    sluice.stream(streamed, chunk=CHUNK, **options)
     return plain, streamed, torch.randint(3, VOCAB, (1, length))
 
 

@@ -62,7 +62,7 @@ def stepped(session: sluice.Session, model: nn.Module | None = None,
     model, inputs = model or tiny("qwen3"), batch(length=LENGTH)
     expected = run(copy.deepcopy(model), inputs)
     model.to(GPU)
-    stream = sluice.stream(model, session=session, quiet=True,
+    stream = sluice.stream(model, session=session, quiet=True, hbm=0,
                            **{"chunk": 16, **options})
     leave_out(stream.arena)
     here, side = torch.cuda.current_stream(GPU), torch.cuda.Stream(GPU)
@@ -99,6 +99,19 @@ def tried_on_its_device(session: sluice.Session) -> None:
         stream = sluice.stream(model, session=session, chunk=16, quiet=True)
     assert any("was tried on cuda" in str(w.message) for w in said), said
     assert_same(on_cpu(run(model, on(GPU, batch()))), expected)
+    stream.unstream()
+
+
+def fits(session: sluice.Session) -> None:
+    """What the first step leaves is enough for all layers."""
+    model, inputs = tiny("qwen3"), batch(length=LENGTH)
+    expected = run(copy.deepcopy(model), inputs)
+    model.to(GPU)
+    stream = sluice.stream(model, session=session, chunk=16, quiet=True)
+    leave_out(stream.arena)
+    for plain in 0, len(model.model.layers), len(model.model.layers):
+        assert_same(on_cpu(run(model, on(GPU, inputs))), expected)
+        assert stream.stats().plain_layers == plain, stream.stats()
     stream.unstream()
 
 
@@ -152,7 +165,7 @@ def planned(session: sluice.Session) -> None:
     expected = run(copy.deepcopy(model), inputs)
     model.to(GPU)
     stream = sluice.stream(model, session=session, chunk=16, policy="plan",
-                           quiet=True)
+                           hbm=0, quiet=True)
     leave_out(stream.arena)
     plan = session.plan
     with mock.patch.object(session, "plan", lambda profile, **options: (
@@ -197,7 +210,8 @@ def waits(session: sluice.Session) -> None:
     """The host waits of the second step: one for whether the mask is causal,
     two for the chunk that is compared."""
     model, inputs = tiny("qwen3").to(GPU), on(GPU, batch(length=LENGTH))
-    stream = sluice.stream(model, session=session, chunk=16, quiet=True)
+    stream = sluice.stream(model, session=session, chunk=16, hbm=0,
+                           quiet=True)
     run(model, inputs)
     with Reads() as reads:
         model(**inputs).loss.backward()
@@ -229,7 +243,7 @@ def drawn(session: sluice.Session) -> None:
     plain, inputs = copy.deepcopy(model), batch(length=LENGTH)
     model.to(GPU)
     stream = sluice.stream(model, session=session, chunk=16, quiet=True,
-                           check="always")
+                           check="always", hbm=0)
     masks: dict[str, list[torch.Tensor]] = collections.defaultdict(list)
     dropouts = [name for name, module in model.named_modules()
                 if isinstance(module, nn.Dropout)]

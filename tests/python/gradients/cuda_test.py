@@ -15,9 +15,9 @@ pytest_plugins = "fake_node"  # the fixture `node`
 
 
 @pytest.mark.parametrize("what", [
-    "device", "tried_on_its_device", "host", "rerun", "swapped", "automatic",
-    "planned", "drawn", "waits", "windows", "streams", "handover", "rounded", "slots",
-    "rounded_output", "by_efficient", "by_cudnn", "layouts", "by_scores",
+    "device", "fits", "tried_on_its_device", "host", "rerun", "swapped",
+    "automatic", "planned", "drawn", "waits", "windows", "streams", "handover",
+    "rounded", "slots", "rounded_output", "by_efficient", "by_cudnn", "layouts", "by_scores",
     "no_kernel", "by_flash_through_windows", "optimizer",
     deep("rounded_optimizer"), "a_session_by_torchs_device"])
 def test_a_step_is_the_models_own_and_ordered(node, what):

@@ -53,6 +53,7 @@ WRONG = {
     "hidden": ["cpu", "", None],
     "rerun": [-0.1, 1.5, NAN, "0.5", None, True],
     "kernel": ["", "sdpa", None, True],
+    "hbm": [-1, 1.5, NAN, HUGE, "64", True],
     "stalled_s": [-1, 0, NAN, "300", None, True],
     "quiet": ["", 1, None],
 }
@@ -251,7 +252,8 @@ def test_unusual_valid_values_are_accepted(session):
     model = tiny()
     for odd in (dict(chunk=2**40), dict(min_tokens=2**40), dict(policy={}),
                 dict(rows={}), dict(rows=None), dict(stalled_s=INF),
-                dict(stalled_s=1), dict(rows={"freqs": None})):
+                dict(stalled_s=1), dict(rows={"freqs": None}), dict(hbm=0),
+                dict(hbm=2**50)):
         stream = sluice.stream(model, session=session, quiet=True, **odd)
         run(model, batch())
         stream.unstream()

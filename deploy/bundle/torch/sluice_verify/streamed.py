@@ -26,7 +26,8 @@ def streamed(session: sluice.Session, model: Decoder, chunk: int, hidden: str,
     few = None if mask is None else mask[..., :PROBED, :PROBED].to(gpu)
     stream = sluice.stream(
         layers=model.layers, attention="sdpa", session=session, chunk=chunk,
-        hidden=hidden, kernel=kernel, quiet=True, sample=lambda: model(ids, few))
+        hidden=hidden, kernel=kernel, hbm=0, quiet=True,
+        sample=lambda: model(ids, few))
     try:
         yield stream
     finally:
