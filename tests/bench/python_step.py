@@ -82,8 +82,8 @@ def measured(length, target):
 
 
 def fitting(length):
-    """The entries of a model that fits whole, and of one of whose layers one
-    fits: tokens/s of each, and of all streamed, beside the plain model's."""
+    """The entries of a model that fits whole, and of one that has room for one
+    layer: tokens/s beside the plain model's."""
     plain, streamed, ids = models(length)
     _, fits, _ = models(length, hbm=1 << 30)
     for _ in range(2):
@@ -115,8 +115,8 @@ def stats(model):
 
 
 def beside_checkpointing(length):
-    """The entry of a model that does not fit, whose other way is to compute
-    each layer again."""
+    """The entry of a model that does not fit, beside one that computes each
+    layer again."""
     other, streamed, ids = models(length)
     other.gradient_checkpointing_enable({"use_reentrant": False})
     pairs = [(seconds(other, ids), seconds(streamed, ids))

@@ -97,6 +97,10 @@ def drawn(number: int) -> Draw:
             "*": {"keep": 0.3, "swap": 0.4}}]),
         "hidden": draw.choice(["device", "device", "device", "host"]),
         "head": draw.choice(["rows", "rows", "rows", "whole"]),
+        # Room for no layer, for some, for all; by another generator, so that
+        # the rest of a draw is what it was without.
+        "hbm": random.Random(f"hbm {number}").choice(
+            [0, 150_000, 400_000, 1 << 30]),
     }
     return Draw(number, NAMES[number % len(NAMES)],
                 draw.choice(["eager", "sdpa"]), options,

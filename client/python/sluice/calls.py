@@ -35,7 +35,7 @@ class Call:
             the ranks draw the same random numbers from there on.
         own_rows: int64, the rows that the decoder answered; None: all.
         blind: bool [B or 1, S], rows of padding that saw no key.
-        plain: of a forward of the decoder in which all layers ran plain.
+        plain: the decoder's forward, if all of its layers ran plain.
     """
 
     ranks: Ranks | None

@@ -1,7 +1,7 @@
 """Layers that run plain: as without a stream, kept by autograd, not replayed.
 
 [Note: plain layers]
-A layer whose tensors fit on the device need not be streamed. Its own forward
+A layer need not be streamed if its tensors fit on the device. Its own forward
 runs once, on all rows, with the model's own attention and mask; nothing of it
 is copied or computed again. The first step is streamed, and so is each step of
 more tokens than any before it, because its peak is not known. In other steps a
@@ -136,12 +136,12 @@ class Room:
 
     @property
     def kept(self) -> int:
-        """Bytes that are kept until a backward that is still to come."""
+        """Bytes that graphs keep for backwards that are still to come."""
         return sum(graph.nbytes for graph in list(self._graphs))
 
     def begin(self, kinds: Iterable[Sequence[nn.Module]],
               layers: Sequence[nn.Module], shape: Sequence[int]) -> Forward:
-        """Of [B, S, ...]; a backward may come."""
+        """Starts a forward over [B, S, ...] that may have a backward."""
         batch, length, *_ = shape
         known = batch * length <= self._tokens
         self.count = 0
@@ -164,7 +164,8 @@ class Room:
         self._peak = max(self._peak, nbytes)
 
     def find(self, key: Hashable, shape: tuple[int, int]) -> Size | None:
-        """That of this shape, or of a length that is up to an eighth more."""
+        """Returns what was noted for this shape, or for a length that is up to
+        an eighth more."""
         batch, length = shape
         return min(((s, size) for (b, s), size in self._sizes.get(
             key, {}).items() if b == batch and length <= s <= length * 9 // 8),
@@ -174,7 +175,7 @@ class Room:
         self._sizes.setdefault(key, {})[shape] = size
 
     def keeps(self, y: Tensor, nbytes: int) -> None:
-        """The graph of y keeps so many."""
+        """The graph of y keeps so many bytes."""
         if y.grad_fn is not None:
             graph = _Graph(nbytes)
             y.grad_fn.register_prehook(graph.over)
@@ -182,7 +183,7 @@ class Room:
 
     def ran_out(self, keys: Iterable[Hashable], shape: tuple[int, int]
                 ) -> None:
-        """These are streamed from now on where sequences are as long."""
+        """What has these keys is streamed from now on in that shape."""
         for key in keys:
             self.note(key, shape, Size(_UNBOUNDED, False))
         self.say("out of device memory where layers ran plain: in sequences "
@@ -199,7 +200,7 @@ class Forward:
         self._room, self._kinds, self._layers = room, kinds, layers
         self._shape, self._left = shape, left
         self._keys: dict[nn.Module, Hashable] = {}
-        self._weighs = not known
+        self._to_weigh = set() if known else set(kinds.values())
         self._measures = not known and room.device.type != "cpu"
         if self._measures:
             torch.cuda.reset_peak_memory_stats(room.device)
@@ -213,11 +214,13 @@ class Forward:
 
     @contextlib.contextmanager
     def weighing(self, layer: nn.Module, rows: int) -> Iterator[None]:
-        """Around the replay of some rows of a layer."""
-        kind = self._kinds.get(layer)
-        if not self._weighs or kind is None or kind in self._room.rows:
+        """Around the replay of some rows of a layer: notes what it saves, once
+        for each kind of layers."""
+        kind = self._kinds[layer]
+        if kind not in self._to_weigh:
             yield
             return
+        self._to_weigh.remove(kind)
         saved = {p.untyped_storage().data_ptr(): 0 for p in (
             *layer.parameters(), *layer.buffers())}
 
@@ -229,7 +232,8 @@ class Forward:
 
         with saved_tensors_hooks(pack, lambda tensor: tensor):
             yield
-        self._room.rows[kind] = sum(saved.values()) / rows
+        self._room.rows[kind] = max(self._room.rows.get(kind, 0.0),
+                                    sum(saved.values()) / rows)
 
     def writes_scores(self) -> None:
         """The model's own attention does."""
@@ -238,10 +242,10 @@ class Forward:
     def layer(self, layer: nn.Module, x: Tensor, given: Any,
               own: Callable[[], Any], written: Written,
               scores: Callable[[bool], int] = lambda _: 0) -> Any:
-        """What `own` answers: the layer's own forward of x [B, S, H] and of
-        what it is `given` beside. STREAMED where there is no room. `scores`
-        are the bytes of tensors [S, S] that its attention makes; whether it
-        writes scores out was seen in streamed steps, too."""
+        """Returns what `own` answers, which is the layer's own forward of x
+        [B, S, H] and of what it is `given` beside; STREAMED where there is no
+        room for that. `scores` returns the bytes of tensors [S, S] that its
+        attention makes, and is told whether it writes scores out."""
         if self._left <= 0:
             return STREAMED
         if not self._keys:
@@ -262,7 +266,7 @@ class Forward:
         return out
 
     def _wanted(self, first: int) -> int:
-        """By the layers from number `first` on."""
+        """The room for all layers from number `first` on."""
         sizes = [self._room.find(self._keys[layer], self._shape)
                  for layer in self._layers[first:]]
         known = [size.nbytes for size in sizes if size and size.exact]
@@ -270,8 +274,9 @@ class Forward:
 
     def layers(self, key: Hashable, own: Callable[[], Any], written: Written
                ) -> Any:
-        """What `own` answers, the decoder's own forward, where all layers may
-        run plain; they did before in the same state, which `key` tells."""
+        """Returns what `own` answers, which is the decoder's own forward, if
+        all layers fit; STREAMED if not, or before all of them have run plain
+        in a decoder of that `key`."""
         keys = self._room.all.get(key, ())
         sizes = [self._room.find(key, self._shape) for key in keys]
         known = [size.nbytes for size in sizes if size and size.exact]
@@ -285,13 +290,14 @@ class Forward:
 
     def head(self, key: Hashable, own: Callable[[], Any],
              known: Callable[[], list], row: int) -> Any:
-        """What `own` answers, the head's own forward of all rows; it keeps at
-        least so many bytes of each `row`."""
+        """Returns what `own` answers, which is the head's own forward of all
+        rows, if that fits too, else STREAMED. It keeps at least so many bytes
+        for each `row`."""
         return self._tried(key, own, (), _HEAD, known,
                            row * math.prod(self._shape))
 
     def over(self, key: Hashable) -> None:
-        """All layers have run, by a decoder in the state that `key` tells."""
+        """All layers of a decoder of that `key` have run."""
         count, of = self._room.count, len(self._layers)
         if count == of:
             self._room.all[key] = list(self._keys.values())
@@ -300,8 +306,8 @@ class Forward:
 
     def _tried(self, key: Hashable, own: Callable[[], Any], written: Written,
                parts: int, known: Callable[[], list], least: int) -> Any:
-        """Where what is kept times `parts` fits, as far as that is known; it is
-        no less than `least`."""
+        """Runs `own` if what that keeps fits `parts` times. That is at least
+        `least` where it was not measured yet."""
         size = self._room.find(key, self._shape)
         if (least if size is None else size.nbytes) * parts > self._left:
             return STREAMED
@@ -313,23 +319,24 @@ class Forward:
 
     def _run(self, keys: Sequence[Hashable], own: Callable[[], Any],
              written: Written, kept: int | _Noting) -> Any:
-        """`kept` is what the graph keeps, or finds it out."""
+        """`kept` is what the graph will keep, or measures it."""
         random, before = RandomState(self._room.device), Snapshot(written)
         try:
-            out = kept.run(own) if isinstance(kept, _Noting) else own()
+            if isinstance(kept, _Noting):
+                out, size = kept.run(own), kept.size
+                self._room.note(keys[0], self._shape, size)
+            else:
+                out, size = own(), Size(kept, True)
         except torch.OutOfMemoryError:
             out, self._left = STREAMED, 0
             self._room.ran_out(keys, self._shape)
-        else:
-            if isinstance(kept, _Noting):
-                self._room.note(keys[0], self._shape, kept.size)
-                kept = kept.size.nbytes
         if out is STREAMED:
             random.restore()
             before.restore()
         else:
-            self._left -= kept
-            self._room.keeps(out if isinstance(out, Tensor) else out[0], kept)
+            self._left -= size.nbytes
+            self._room.keeps(out if isinstance(out, Tensor) else out[0],
+                             size.nbytes)
         return out
 
 

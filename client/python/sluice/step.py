@@ -258,17 +258,17 @@ class Step:
         return self._masks[marker.untyped_storage().data_ptr()][2]()
 
     def unmarked(self, tree: Any) -> Any:
-        """With the model's own masks in the place of markers, within
-        `own_attention`. All layers have the same."""
+        """Arguments with the model's own masks in the place of markers, within
+        `own_attention`. All layers share these masks."""
         return pytree.tree_map(lambda leaf: self.once(
             ("own mask", leaf.untyped_storage().data_ptr()),
             lambda: self.own_mask(leaf)) if isinstance(leaf, Tensor)
             and self.is_marker(leaf) else leaf, tree)
 
     def scores_bytes(self, tree: Any, writes: bool, x: Tensor) -> int:
-        """Tensors [S, S] that the model's own attention makes of the rows of x
-        [B, S, H], with the masks in its arguments: probabilities, where it
-        `writes` them, else masks that are not causal."""
+        """The bytes of tensors [S, S] that the model's own attention makes for
+        x [B, S, H]: its probabilities, if it `writes` them, else masks among
+        its arguments that are not causal."""
         if writes:
             heads = max((heads for heads, *_ in self.attended), default=1)
             each = heads * (4 if x.itemsize == 4 else 4 + x.itemsize)

@@ -9,10 +9,10 @@ import threading
 import warnings
 from collections.abc import (
     Hashable,
-    Iterable,
     Iterator,
     Mapping,
     MutableMapping,
+    Sequence,
 )
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -60,10 +60,8 @@ class Stats:
     # What computed those blocks: kernels of CUDA by the names that stream()
     # takes, "flash on the CPU", "whole scores".
     kernels: tuple[str, ...] = ()
-    # Of the latest training forward: layers that ran plain, not streamed; and
-    # what plain layers keep on the device now.
-    plain_layers: int = 0
-    plain_bytes: int = 0
+    plain_layers: int = 0  # that were not streamed in the latest forward
+    plain_bytes: int = 0  # that these keep on the device until backward
 
 
 class Stream:
@@ -145,9 +143,10 @@ class Stream:
         step.rerun = math.ceil(self.rerun * len(step.whole))
         return step
 
-    def plain(self, step: Step, layers: Iterable[nn.Module],
+    def plain(self, step: Step, layers: Sequence[nn.Module],
               shape: torch.Size) -> Forward | None:
-        """Which `layers` run plain in a step over [B, S, ...]."""
+        """Returns what says which `layers` run plain in a step over
+        [B, S, ...]; None if all are streamed."""
         if self.room is None or not torch.is_grad_enabled() or (
                 self.planning is not None and not self.planning.over):
             return None

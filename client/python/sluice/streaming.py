@@ -203,6 +203,9 @@ def stream(model: nn.Module | None = None,
         if ranks is None and hidden == "device" and (
                 hbm if made.arena.device.type == "cpu" else hbm != 0):
             made.room = Room(hbm, made.arena.device, made.say_once)
+        elif hbm:
+            made.say_once("hbm: with a group, or hidden='host', all layers are "
+                          "streamed")
         made._adapter = adapter
         _streams.add(made)
         if not quiet:

@@ -119,7 +119,7 @@ def peak(step) -> int:
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_plain_layers_take_no_more_than_hbm(session, attention):
-    """Beside what a step takes whose layers are streamed."""
+    """Beside what a step takes with all layers streamed."""
     model, inputs = model_of(hidden_size=64, intermediate_size=128), batch(
         1, 512)
     model.set_attn_implementation(attention)
@@ -228,7 +228,7 @@ def test_dropout(session, count):
         drop.seen.clear()
     got, plain = run(model, inputs), copy.deepcopy(model)
     for drop, theirs in zip(drops, plain.model.layers):
-        # Of a streamed layer those of its replays are the last.
+        # A streamed layer's first 5 are those of its forward.
         chunks = 1 if len(drop.seen) == 1 else 5
         theirs.mlp.given = torch.cat(drop.seen[:chunks], 1)
     assert sum(len(drop.seen) == 1 for drop in drops) == count

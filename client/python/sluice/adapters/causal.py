@@ -176,8 +176,8 @@ class Causal:
 
     def _plain(self, plain: plain_layers.Forward, out: Any,
                own: Callable[[], Any]) -> Any:
-        """What the model's own forward answers of all rows, if that fits
-        too; `out` is its base model's answer."""
+        """Returns what the model's own forward makes of `out`, its base
+        model's answer, over all rows, if that fits too, else STREAMED."""
         modules = list(self.head.modules())
         # Logits, and what their loss makes of them in fp32.
         vocabulary = self.causal.get_output_embeddings().weight.shape[0]

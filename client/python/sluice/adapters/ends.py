@@ -177,6 +177,11 @@ class Ends:
             return "backward hooks of the last layer"
         return None
 
+    def units(self) -> list[nn.Module]:
+        """FSDP2's units that run by chunks."""
+        return [unit for part in (self.before, self.after)
+                if part is not None for unit in part.units()]
+
     def outside(self) -> list[nn.Module]:
         """The decoder's modules but its layers, the decoder first."""
         todo, found = [self.decoder], []

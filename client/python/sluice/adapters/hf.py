@@ -442,8 +442,9 @@ class Adapter:
 
     def _plain(self, step: Step, layer: nn.Module, x: Tensor, args: tuple,
                kwargs: dict[str, Any]) -> Any:
-        """What the layer answers where it runs plain. Its neighbours may be
-        streamed, so not where it shares more with them than hidden states."""
+        """Returns what the layer answers if it runs plain, else STREAMED: also
+        where it shares more than hidden states with its neighbours, which may
+        be streamed."""
         if step.plain is None or step.sides or named.HANDED in kwargs:
             return plain_layers.STREAMED
 
@@ -521,6 +522,9 @@ class Adapter:
                 plain = stream.plain(step, self.layers, x.shape)
             if plain is not None:
                 key = self._state(x)
+            # FSDP2's units are gathered in the same order on all ranks, some
+            # of which may have longer rows.
+            if plain is not None and not self.ends.units():
                 out = plain.layers(
                     key, functools.partial(self._all_plain, own, given), [
                         place for layer in self.layers

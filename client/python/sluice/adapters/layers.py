@@ -159,10 +159,11 @@ class OwnLayers:
             if step.ranks is not None:
                 more, named = self._own_rows(stream, layer, more, named)
             if step.plain is not None:
-                out = step.plain.layer(
-                    layer, x, (more, named), lambda: own(x, *more, **named),
-                    step.written_by(layer), lambda writes: step.scores_bytes(
-                        (), writes, x))
+                with step.turn:
+                    out = step.plain.layer(
+                        layer, x, (more, named), lambda: own(
+                            x, *more, **named), step.written_by(layer),
+                        lambda writes: step.scores_bytes((), writes, x))
                 if out is not plain_layers.STREAMED:
                     self._ended(stream, index)
                     return out
