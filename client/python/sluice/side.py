@@ -72,6 +72,12 @@ class Side:
         if self._seen or not self.is_own:
             self._parts.append(self._of_chunk(m, batch).detach())
 
+    def keep_whole(self, batch: int, length: int) -> None:
+        """After a forward of all rows that autograd keeps."""
+        self._chunks = [range(length)]
+        if self._seen or not self.is_own:
+            self._parts.append(self._of_chunk(0, batch))
+
     def pair(self, m: int, batch: int) -> tuple[Tensor, Tensor] | None:
         """What the second forward of chunk `m` made, and its gradient."""
         if self.gradient is None:
@@ -121,4 +127,6 @@ class Joined(torch.autograd.Function):
         for side, gradient in zip(ctx.sides, gradients):
             side.gradient = gradient.reshape(ctx.batch, -1,
                                              gradient.shape[-1])
-        return None, dy, *(None for _ in gradients)
+        # What was noted of layers that run plain is part of the graph.
+        return None, dy, *(gradient if needed else None for gradient, needed in
+                           zip(gradients, ctx.needs_input_grad[2:]))

@@ -24,6 +24,8 @@ KINDS = {
         attn_logit_softcapping=5.0, final_logit_softcapping=3.0),
     "qwen3_moe": dict(num_experts=4, num_experts_per_tok=2,
                       moe_intermediate_size=24, decoder_sparse_step=2),
+    "mixtral": dict(num_local_experts=4, num_experts_per_tok=2,
+                    router_aux_loss_coef=0.5),
 }
 
 
@@ -72,13 +74,20 @@ def room_for(count: int, of_all: int, eager: bool = True) -> int:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", range(LAYERS + 1))
 def test_each_mixture_has_the_plain_models_gradients(session, kind, count):
+    """With padding, too, and losses of routers."""
     model, inputs = model_of(kind), batch()
     plain = copy.deepcopy(model)
-    hbm = room_for(count, kept(session, copy.deepcopy(model), inputs))
+    more = {"output_router_logits": True} if kind == "mixtral" else {}
+    hbm = room_for(count, kept(session, copy.deepcopy(model), {
+        **inputs, **more}))
     stream = sluice.stream(model, session=session, chunk=16, hbm=hbm,
                            quiet=True)
     for step in range(3):
-        inputs = batch(seed=step)
+        inputs = {**batch(seed=step), **more}
+        if step == 2:
+            inputs["attention_mask"] = torch.ones(2, 75, dtype=torch.long)
+            inputs["attention_mask"][1, 60:] = 0
+            inputs["labels"][1, 60:] = -100
         assert_same(run(model, inputs), run(plain, inputs))
         if kind == "llama" and step:
             assert stream.stats().plain_layers >= count

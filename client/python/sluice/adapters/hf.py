@@ -443,21 +443,33 @@ class Adapter:
     def _plain(self, step: Step, layer: nn.Module, x: Tensor, args: tuple,
                kwargs: dict[str, Any]) -> Any:
         """Returns what the layer answers if it runs plain, else STREAMED: also
-        where it shares more than hidden states with its neighbours, which may
-        be streamed."""
-        if step.plain is None or step.sides or named.HANDED in kwargs:
+        where it shares keys and values with others, which may be streamed."""
+        side = step.sides.get(layer)
+        if step.plain is None or named.HANDED in kwargs:
             return plain_layers.STREAMED
 
         def own() -> Any:
-            with step.own_attention():
+            with step.own_attention(), (contextlib.nullcontext() if
+                                        side is None else side.watching()):
                 mine, named_ = step.unmarked((args, kwargs))
-                return self.own_forward(layer)(x, *mine, **named_)
+                out = self.own_forward(layer)(x, *mine, **routers.asking(
+                    step, layer, named_))
+            return out if side is None else side.without(out)
 
         if self._writes_scores():
             step.plain.writes_scores()
-        return step.plain.layer(
+        out = step.plain.layer(
             layer, x, (args, kwargs), own, step.written_by(layer),
             lambda writes: step.scores_bytes((args, kwargs), writes, x))
+        if out is plain_layers.STREAMED:
+            return out
+        if side is not None:
+            side.keep_whole(*x.shape[:2])
+        if step.sides and layer is self.layers[-1]:
+            y, *more = out if isinstance(out, (tuple, list)) else (out,)
+            y = routers.joined(step, y)
+            return y if isinstance(out, Tensor) else (y, *more)
+        return out
 
     def _writes_scores(self) -> bool:
         """Whether the model's own attention is transformers' eager one."""
