@@ -230,7 +230,7 @@ def longest(results, gib, most):
 def documents(results, tokens, steps):
     ids = text(tokens)
     for kernel in ("auto", "flash") if DEVICE == "cuda" else ("auto",):
-        with by("sluice", tokens, chunk=max(64, tokens // 4),
+        with by("sluice", tokens, chunk=max(64, tokens // 4), hbm=0,
                 kernel=kernel) as (model, _):
             took = []
             for number in range(steps):
@@ -256,7 +256,7 @@ def of_documents(tokens, seed):
 def ahead(results, tokens):
     ids = text(tokens)
     for chunk in (1024, 8192) if tokens > 8192 else (64,):
-        with by("sluice", tokens, chunk=chunk) as (model, _):
+        with by("sluice", tokens, chunk=chunk, hbm=0) as (model, _):
             for _ in range(2):
                 step(model, ids)
             wait()

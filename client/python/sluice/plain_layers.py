@@ -154,9 +154,12 @@ class Room:
         if self.device.type == "cpu":
             return left
         free, total = torch.cuda.mem_get_info(self.device)
-        unused = torch.cuda.memory_reserved(self.device) - (
-            torch.cuda.memory_allocated(self.device))
-        return min(left, free + unused - self._peak - total // _SPARE)
+        reserved = torch.cuda.memory_reserved(self.device)
+        allowed = int(total * torch.cuda.get_per_process_memory_fraction(
+            self.device))
+        unused = reserved - torch.cuda.memory_allocated(self.device)
+        return min(left, min(free, allowed - reserved) + unused - self._peak
+                   - total // _SPARE)
 
     def streamed(self, tokens: int, nbytes: int) -> None:
         """A step of so many tokens took so many bytes, layers streamed."""
