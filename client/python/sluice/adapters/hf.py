@@ -308,8 +308,8 @@ class Adapter:
         That is transformers' registry, else where a layer writes attention
         out, else, where the model was loaded with SDPA, in what it asks torch
         for with a mask of its own. With `may_be_whole` one in which no layer
-        runs by chunks comes last, and of these the one in which the fewest
-        have the model's own attention.
+        runs by chunks comes last if some have the model's own attention, of
+        these the one in which the fewest have.
         """
         ways = ["registry", "written out"]
         if self.decoder.config._attn_implementation == "sdpa":
@@ -320,6 +320,8 @@ class Adapter:
         last: list[tuple[int, Callable[[], None]]] = []
         for entry in (self.decoder, *around(self.decoder, self.causal)):
             for way in ways:
+                if way == "own" and last:
+                    break  # it is no better
                 stream.whole_layers.clear()
                 try:
                     self._try_so(stream, entry, way, may_be_whole)
@@ -327,13 +329,12 @@ class Adapter:
                     refusals.append(refused)
                     continue
                 whole = dict(stream.whole_layers)
-                if not whole.keys() >= set(self.layers):
+                own = sum(kind.own_attention for kind in whole.values())
+                if not own or not whole.keys() >= set(self.layers):
                     return
                 self._patches.pop(entry).undo()
-                last.append((
-                    sum(kind.own_attention for kind in whole.values()),
-                    functools.partial(self._try_so, stream, entry, way, True,
-                                      whole)))
+                last.append((own, functools.partial(
+                    self._try_so, stream, entry, way, True, whole)))
         if last:
             return min(last, key=lambda one: one[0])[1]()
         raise min(refusals, key=_vagueness)
