@@ -57,7 +57,7 @@ def check_labels(blind: Tensor | None, shifted: Tensor | None, adapter: Model
 
 def watch(adapter: Model, step: Step, blind: Tensor | None, hidden: Tensor
           ) -> None:
-    """A loss of the decoder's answer [B, S, H] may count such rows, which only
+    """A loss of the decoder's answer [B, S, …] may count such rows, which only
     its gradient shows: raises `Unsupported` in backward."""
     if blind is None or not hidden.requires_grad or is_stand_in(hidden) or (
             hidden.shape[1] != blind.shape[-1]) or answers_as_torch(adapter):
@@ -65,7 +65,7 @@ def watch(adapter: Model, step: Step, blind: Tensor | None, hidden: Tensor
 
     def check(gradient: Tensor) -> None:
         # A loss that has overflown counts every row.
-        rows = (gradient.isfinite() & (gradient != 0)).any(-1)
+        rows = (gradient.isfinite() & (gradient != 0)).flatten(2).any(-1)
         with step.telling():
             if bool((rows & blind.to(rows.device)).any()):
                 raise _counted(adapter, "a loss that counts")
