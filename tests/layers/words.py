@@ -17,7 +17,7 @@ PEOPLE = re.compile(
 OF = re.compile(r"(?:^|[.:] )Of [a-z]")
 CPP = (".cc", ".h", ".cu", ".proto")
 HASH = (".sh", ".cmake", "CMakeLists.txt", ".toml", ".in", ".txt")
-MOST_PEOPLE, MOST_OF = 179, 13
+MOST_PEOPLE, MOST_OF = 5, 3
 
 
 def python_comments(text):
