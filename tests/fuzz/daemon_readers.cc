@@ -75,8 +75,11 @@ void ReadAsHttp(std::string_view bytes) {
     if (!slow) continue;
     SLUICE_CHECK(slow->status == whole->status && slow->why == whole->why &&
                  slow->path == whole->path);
-    const bool served = slow->status == daemon::kHttpOk;
-    served ? SLUICE_CHECK(slow->path.starts_with('/')) : CheckLine(slow->why);
+    if (slow->status != daemon::kHttpOk) {
+      CheckLine(slow->why);
+    } else {
+      SLUICE_CHECK(slow->path.starts_with('/'));
+    }
   }
 }
 
