@@ -71,6 +71,7 @@ ARGUMENTS: dict[str, Argument] = {
     "per_layer_inputs": Argument(1),
     "original_hidden_states": Argument(1),  # [B, S, H], the embeddings
     "ple_input_ids": Argument(1),
+    "conv_mask": Argument(1),  # [B, S], which rows are not padding
     "past_key_values": _CACHE._replace(loss=True),
     "past_key_value": _CACHE,
     "layer_past": _CACHE,

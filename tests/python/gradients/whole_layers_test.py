@@ -130,7 +130,8 @@ def test_attention_of_a_whole_layer_goes_by_chunks(session):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("name", ["bloom", HYBRID, "deepseek_v4"])
+@pytest.mark.parametrize("name", [
+    "bloom", HYBRID, "deepseek_v4", "qwen4_exp_text"])
 @pytest.mark.filterwarnings("ignore:sluice")
 def test_padding(session, name, side):
     model, twin = configs.tiny(name), configs.tiny(name)
