@@ -45,6 +45,18 @@ TEST(Collectives, SumsInEveryTypeThatTrainingUses) {
   }
 }
 
+TEST(Collectives, SumsPartsToTheirRanksAndGathersThem) {
+  RunRanks(3, [](Collectives& ranks) {
+    at::Tensor tensor = at::full({6}, ranks.rank() + 1, at::kFloat);
+    ASSERT_TRUE(ranks.BeginSumScatter(tensor).ok());
+    ASSERT_TRUE(ranks.AwaitBegun().ok());
+    EXPECT_EQ(tensor.narrow(0, 2 * ranks.rank(), 2).sum().item<float>(), 12);
+    ASSERT_TRUE(ranks.BeginGather(tensor).ok());
+    ASSERT_TRUE(ranks.AwaitBegun().ok());
+    EXPECT_EQ(tensor.sum().item<float>(), 36);
+  });
+}
+
 TEST(Collectives, BroadcastsBf16) {
   RunRanks(2, [](Collectives& ranks) {
     at::Tensor tensor = at::full({7}, ranks.rank(), at::kBFloat16);

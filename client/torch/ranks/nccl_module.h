@@ -2,7 +2,8 @@
 // collectives between GPUs, c10d's ProcessGroupNCCL.
 //
 // Operations are enqueued, not awaited: the thread's current stream waits for
-// them, the host does not. So Ok means that an operation was issued, and code
+// them (for those of BeginSumScatter and BeginGather at AwaitBegun), the host
+// does not. So Ok means that an operation was issued, and code
 // that waits for the stream asks Check() then. One thread issues all of
 // them, sequence parallelism's, sums of gradients and the sharded optimizer's
 // alike: NCCL wants one order on every rank. There is one communicator.

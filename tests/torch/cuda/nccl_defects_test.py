@@ -23,7 +23,11 @@ ASKED = "  SLUICE_RETURN_IF_ERROR(Check());\n"
 # Name -> what is removed (once there), and what stands instead.
 DEFECTS = {
     "the stream does not wait for an operation":
-        ("start()->wait();", "start();"),
+        ("    if (waits) work->wait();\n", ""),
+    "the stream does not wait for operations that were begun":
+        ("    for (const auto& work : begun) work->wait();\n", ""),
+    "the result of a reduce-scatter is elsewhere":
+        ("options_.rank * size", "0 * size"),
     "nobody asks before an operation":
         ("(CheckSendable(what, tensor));\n" + ASKED,
          "(CheckSendable(what, tensor));\n"),

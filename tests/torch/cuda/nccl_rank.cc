@@ -182,6 +182,12 @@ void Rank::Exchange() {
   at::Tensor same = Make(Own());
   Require(ranks_->Broadcast(same, 1));
   Require(Read(same) == std::vector<float>(kCount, 2), "broadcast");
+  at::Tensor halves = Make(Own());
+  Require(ranks_->BeginSumScatter(halves));
+  Require(ranks_->BeginGather(halves));
+  Require(ranks_->AwaitBegun());
+  Require(Read(halves) == std::vector<float>(kCount, 3),
+          "reduce-scatter, then all-gather");
   // Uneven, and rank 1 sends itself nothing.
   const std::vector<int64_t> sent = rank_ == 0 ? std::vector<int64_t>{300, 700}
                                                : std::vector<int64_t>{1000, 0};
