@@ -43,7 +43,6 @@ class StreamConfig:
     hidden: Literal["device", "host"] = "device"
     rerun: float = 0
     kernel: Kernel = "auto"
-    hbm: int | None = None
 
 
 HEAD = one_of("rows", "whole")
