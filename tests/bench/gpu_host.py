@@ -174,7 +174,7 @@ def main():
     os.environ[DEVICE] = "cpu" if arguments.small else "cuda"
     sizes, counts = [GIB, 8 * GIB, 24 * GIB], (1, 4, 8, 16, 32)
     if arguments.small:
-        sizes, counts = [8 << 20, 64 << 20], (1, 4)
+        sizes, counts = [8 << 20, 64 << 20], (4,)
     results = figures.Results(arguments.json, arguments.small)
     with node.daemon(os.path.abspath(arguments.bin),
                      gpu_python.CONFIGS[os.environ[DEVICE]]) as runtime:

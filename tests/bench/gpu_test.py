@@ -46,7 +46,7 @@ class Gpu(unittest.TestCase):
         self.assertEqual((status, failed), (0, []))
         for row in ("sluice-train, 64K tokens, alst",
                     "sluice-train, 256K tokens, sluice",
-                    "sluice-train, 16K tokens, keep-all",
+                    "sluice-train, 16K tokens, sluice",
                     "Python, 256 tokens, checkpointing, cuDNN, pinned inputs",
                     "Python, 256 tokens, sluice",
                     "Python, longest in 16 GiB, sluice",

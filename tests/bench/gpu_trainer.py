@@ -48,8 +48,8 @@ RUNS = {
                     {"sluice, keys outer": ["--backward-order", "keys"],
                      "sluice, queries outer": ["--backward-order", "queries"]}),
 }
-SMALL_METHODS = {"keep-all": [], "recompute": [], "alst": [],
-                 "sluice": ["--chunk", "64"]}
+SMALL_METHODS = {"64K tokens": {"keep-all": [], "recompute": [], "alst": [],
+                                "sluice": ["--chunk", "64"]}}
 
 
 def rates(folder, runtime, rounds, flags, methods):
@@ -76,7 +76,8 @@ def main():
     rounds, flags, methods = RUNS[arguments.length]
     flags, config = [*SIZED, *flags], CONFIG
     if arguments.small:
-        rounds, flags, methods, config = 1, SMALL, SMALL_METHODS, SMALL_CONFIG
+        rounds, flags, config = 1, SMALL, SMALL_CONFIG
+        methods = SMALL_METHODS.get(arguments.length, {"sluice": []})
     results = figures.Results(arguments.json, arguments.small)
     with node.daemon(os.path.abspath(arguments.bin), config) as runtime:
         found = rates(arguments.bin, runtime, rounds, flags, methods)
