@@ -329,6 +329,7 @@ TEST(StateFile, ACursorOfBeforeCountsSequencesOfItsOwnLength) {
   state.seq_len = 10;
   state.next_sequence = 7;
   EXPECT_EQ(state.NextToken(31), 10);  // three a round
+  EXPECT_EQ(state.NextToken(40), 10);  // the last label is a token more
   EXPECT_EQ(state.NextToken(1000), 70);
   state.format = 2;
   state.next_token = 35;
