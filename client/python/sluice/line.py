@@ -32,6 +32,7 @@ from sluice.board import Board
 NAMING_S = 0.5
 _TICK_MS = 100
 _LOOK_S = 0.2  # between two looks for rank 0's address
+_MOST_UNREAD = 256  # bytes of a connection that has not said its token
 # Seconds of silence, and of each of the probes that then decide.
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 2),
                (socket.TCP_KEEPCNT, 3))
@@ -85,7 +86,7 @@ class Line:
         self._lock = threading.Lock()
         self._listener: socket.socket | None = None  # rank 0's
         self._peers: list[_Peer] = []  # of rank 0 all others, of these rank 0
-        self._died, self._ended = "", False
+        self._died, self._heard, self._ended = "", "", False
         self._token = ""
         if self.rank == 0:
             self._listener = socket.create_server(
@@ -178,45 +179,46 @@ class Line:
 
     def _look(self) -> str:
         """What this process has to be told; "": nothing."""
-        heard = ""
-        for peer in [*self._peers]:
-            for line in peer.lines():
-                heard = heard or self._obey(peer, line)
-            naming = 0.0 if self._listener is None else NAMING_S
-            if peer.rank is None and peer.closed_at != float("inf"):
-                self._peers.remove(peer)
-            elif time.monotonic() - peer.closed_at >= naming and (
-                    peer in self._peers):
-                heard = heard or self._hear(
-                    f"rank {peer.rank}: its process has ended")
+        self._peers = [peer for peer in self._peers if self._read(peer)]
+        naming = 0.0 if self._listener is None else NAMING_S
+        for peer in self._peers:
+            if time.monotonic() - peer.closed_at >= naming:
+                self._hear(f"rank {peer.rank}: its process has ended")
         if self._listener is not None:
             with contextlib.suppress(BlockingIOError):
                 while True:
                     self._peers.append(_Peer(self._listener.accept()[0], None))
+        heard, self._heard = self._heard, ""
         return heard
 
-    def _obey(self, peer: _Peer, line: str) -> str:
+    def _read(self, peer: _Peer) -> bool:
+        """False: the connection is of no more use. Anything on the network may
+        have made it, and write what it likes."""
+        if not all(self._obey(peer, line) for line in peer.lines()):
+            return False
+        return peer.rank is not None or (
+            peer.closed_at == float("inf")
+            and len(peer.unread) < _MOST_UNREAD)
+
+    def _obey(self, peer: _Peer, line: str) -> bool:
         if peer.rank is None:
             token, _, rank = line.partition(" ")
-            if not secrets.compare_digest(token, self._token):
-                self._peers.remove(peer)
-                return ""
+            if not secrets.compare_digest(token.encode(),
+                                          self._token.encode()):
+                return False
             peer.rank = int(rank)
             if self._died:
                 peer.send(f"died {self._died}")
-        elif line == "end":
-            self._peers.remove(peer)
         elif line.startswith("died "):
-            return self._hear(line.removeprefix("died "))
-        return ""
+            self._hear(line.removeprefix("died "))
+        return line != "end"
 
-    def _hear(self, what: str) -> str:
+    def _hear(self, what: str) -> None:
         if self._died:
-            return ""
-        self._died = what
+            return
+        self._died = self._heard = what
         if self._listener is not None:
             self._send(f"died {what}")
-        return what
 
 
 _lines: weakref.WeakKeyDictionary[dist.ProcessGroup, Line] = (
