@@ -40,7 +40,7 @@ using Clock = std::chrono::steady_clock;
 constexpr const char* kMemoryExamples = R"(Examples:
   sluicectl plan memory trace.csv                    peak, bound, proof
   sluicectl plan memory trace.csv -o plan.csv --svg plan.svg
-  sluicectl plan memory run.pt.trace.json.gz --device cuda:0 --time-limit 10
+  zcat run.pt.trace.json.gz | sluicectl plan memory - --device cuda:0
   sluicectl plan memory run.json --device cuda:0 --json
   sluicectl plan memory trace.csv --capacity 1021KiB  does it fit?
   sluicectl plan memory trace.csv --effort 20 --time-limit 600
