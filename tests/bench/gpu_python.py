@@ -75,7 +75,7 @@ class Offload:
         key = (tensor.shape, tensor.dtype)
         free = self._pool.setdefault(key, [])
         host = free.pop() if free else torch.empty(
-            *key[:1], dtype=key[1], pin_memory=True)
+            tensor.shape, dtype=tensor.dtype, pin_memory=True)
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             host.copy_(tensor, non_blocking=True)

@@ -1,12 +1,13 @@
 """Benchmarks of the Python package run again in the environment of
 deploy/setup/venv.txt, which has torch and transformers."""
 
-import argparse
 import importlib.util
 import json
 import os
 import subprocess
 import sys
+
+import figures
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))))
@@ -16,12 +17,8 @@ _INSIDE = "SLUICE_BENCH_INSIDE"
 def main(doc, entries_of):
     """The exit status of `--bin DIR --json FILE`: `entries_of(DIR)`, run in
     the environment that has torch, go into the file."""
-    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
-    parser.add_argument("--bin", required=True)
-    parser.add_argument("--json", required=True)
-    arguments = parser.parse_args()
-    if _INSIDE not in os.environ:
-        return _again(arguments.bin)
+    arguments = figures.arguments(doc)
+    enter()
     entries = entries_of(arguments.bin)
     with open(arguments.json, "w", encoding="utf-8") as file:
         json.dump(entries, file)

@@ -64,8 +64,7 @@ def entries_of(folder):
 def measured(length, target):
     """The entry of one length: medians over the rounds after the first."""
     plain, streamed, ids = models(length)
-    pairs = [(seconds(plain, ids), seconds(streamed, ids))
-             for _ in range(ROUNDS + 1)][1:]
+    pairs = in_turns((plain, streamed), ids)
     beside, own = (least(side) for side in zip(*(
         (parts_of(plain, ids), parts_of(streamed, ids))
         for _ in range(PARTS_ROUNDS))))
@@ -81,6 +80,13 @@ def measured(length, target):
             f"for plain (each the least of {PARTS_ROUNDS}): {told}"}
 
 
+def in_turns(models_, ids, before=1):
+    """CPU seconds of a step of each model, ROUNDS times, after some rounds that
+    do not count."""
+    return [[seconds(model, ids) for model in models_]
+            for _ in range(before + ROUNDS)][before:]
+
+
 def fitting(length):
     """The entries of a model that fits whole, and of one that has room for one
     layer: tokens/s beside the plain model's."""
@@ -93,8 +99,8 @@ def fitting(length):
     del loss
     ways = {"streamed": streamed, "one": models(
         length, hbm=kept // SHAPE["num_hidden_layers"] * 2)[1], "all": fits}
-    rounds = [[seconds(model, ids) for model in (plain, *ways.values())]
-              for _ in range(3 + ROUNDS)][3:]  # by then all is measured
+    # In three rounds all is measured.
+    rounds = in_turns((plain, *ways.values()), ids, before=3)
     alone, *each = (statistics.median(side) for side in zip(*rounds))
     counts = [stats(model).plain_layers for model in ways.values()]
     told = ", ".join(f"{spent:.3f} with {count}" for spent, count in zip(
@@ -119,8 +125,7 @@ def beside_checkpointing(length):
     layer again."""
     other, streamed, ids = models(length)
     other.gradient_checkpointing_enable({"use_reentrant": False})
-    pairs = [(seconds(other, ids), seconds(streamed, ids))
-             for _ in range(ROUNDS + 1)][1:]
+    pairs = in_turns((other, streamed), ids)
     theirs, ours = (statistics.median(side) for side in zip(*pairs))
     return {"name": f"python step, {length} tokens, checkpointing",
             "value": statistics.median(b / a for a, b in pairs),

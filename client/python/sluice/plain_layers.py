@@ -259,8 +259,9 @@ class Forward:
             rows = self._room.rows.get(self._kinds[layer], 0.0)
             least = int(_REPLAYED * rows * math.prod(self._shape)) + scores(
                 self._room.parts == _WRITES)
-        elif size.exact and self._wanted(
-                self._layers.index(layer)) > self._left:
+        elif size.exact and self._wanted(self._known(
+                self._keys[each] for each in self._layers[
+                    self._layers.index(layer):])) > self._left:
             return STREAMED
         out = self._tried(key, own, written, self._room.parts, lambda: [
             *layer.parameters(), *layer.buffers(), *pytree.tree_leaves(given)],
@@ -268,11 +269,13 @@ class Forward:
         self._room.count += out is not STREAMED
         return out
 
-    def _wanted(self, first: int) -> int:
-        """The room for all layers from number `first` on."""
-        sizes = [self._room.find(self._keys[layer], self._shape)
-                 for layer in self._layers[first:]]
-        known = [size.nbytes for size in sizes if size and size.exact]
+    def _known(self, keys: Iterable[Hashable]) -> list[int]:
+        """What layers of these keys keep, of those of which that is known."""
+        sizes = (self._room.find(key, self._shape) for key in keys)
+        return [size.nbytes for size in sizes if size and size.exact]
+
+    def _wanted(self, known: list[int]) -> int:
+        """The room for layers that keep so much."""
         return sum(known) + (self._room.parts - 1) * max(known)
 
     def layers(self, key: Hashable, own: Callable[[], Any], written: Written
@@ -281,11 +284,9 @@ class Forward:
         all layers fit; STREAMED if not, or before all of them have run plain
         in a decoder of that `key`."""
         keys = self._room.all.get(key, ())
-        sizes = [self._room.find(key, self._shape) for key in keys]
-        known = [size.nbytes for size in sizes if size and size.exact]
+        known = self._known(keys)
         if not keys or len(known) < len(keys) or (
-                sum(known) + (self._room.parts - 1) * max(known)
-                > self._left):
+                self._wanted(known) > self._left):
             return STREAMED
         out = self._run(keys, own, written, sum(known))
         self._room.count = 0 if out is STREAMED else len(keys)

@@ -173,7 +173,6 @@ class Causal:
             loss=loss, logits=made,
             hidden_states=getattr(out, "hidden_states", None))
 
-
     def _plain(self, plain: plain_layers.Forward, out: Any,
                own: Callable[[], Any]) -> Any:
         """Returns what the model's own forward makes of `out`, its base
