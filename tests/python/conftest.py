@@ -7,11 +7,11 @@ import gc
 
 import pytest
 import torch
+from private_daemon import PrivateDaemon
 from support import DEEP
 
 import sluice
 from sluice.arena import HostArena
-from sluice.daemon import PrivateDaemon
 
 torch.set_num_threads(1)
 gc.disable()  # while modules are loaded, which makes no garbage

@@ -1,10 +1,5 @@
-"""Finds libsluice.so and sluiced, and runs a private simulated sluiced.
-
-A private daemon, for tests and trials, serves one process: simulated GPUs, a
-runtime folder of its own under the temporary folder, no HTTP. It ends with
-`close()`, with the interpreter, and with the process, also when that is killed;
-the folder goes with it (_guard.py).
-"""
+"""Finds libsluice.so and sluiced; what a daemon that is started here is told,
+and how its start is waited for."""
 
 from __future__ import annotations
 
@@ -13,22 +8,15 @@ import os
 import pathlib
 import re
 import select
-import shutil
 import subprocess
-import sys
-import tempfile
 import time
-import weakref
 from collections.abc import Iterable, Iterator
 
 from sluice.errors import Error, Status, loader_fault
 
 START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 10.0
-LEAST_BYTES = 64 << 20  # of a pool that is sized by what is free
 MAX_SOCKET_PATH = 107  # of a Unix socket, without the closing zero
 _READY = re.compile(rb"^sluiced: ready", re.MULTILINE)
-_PID = re.compile(rb"^pid (\d+)\n", re.MULTILINE)
 _PACKAGE = pathlib.Path(__file__).resolve().parent
 
 
@@ -163,126 +151,32 @@ def config_text(driver: str, gpus: int, gpu_bytes: int, host_bytes: int,
             f'[http]\nlisten = ""\n[log]\nlevel = "warning"\n')
 
 
-def _make_folder() -> str:
-    folder = tempfile.mkdtemp(prefix="sluice-")
-    if len(os.path.join(folder, "session.sock")) <= MAX_SOCKET_PATH:
-        return folder
-    os.rmdir(folder)  # $TMPDIR is too long for a socket's address
-    return tempfile.mkdtemp(prefix="sluice-", dir="/tmp")
-
-
-class PrivateDaemon:
-    """A sluiced of this process's own.
-
-    Args:
-        gpus: simulated GPUs.
-        gpu_bytes: memory of each; None: a quarter of what the machine has
-            free, shared among them. Simulated memory takes what is written to
-            it, no more.
-        host_bytes: host memory in all; None: half of what is free.
-        link_bytes_per_second: of each GPU, each way; 0: not throttled.
-        start_timeout_s: until it must serve.
-
-    Attributes:
-        socket: path for `Session(socket=...)`.
-        pid: of sluiced.
-
-    Raises:
-        Error: NOT_FOUND where there is no sluiced; INTERNAL with the last
-            line of its log when it does not start; DEADLINE_EXCEEDED.
-
-    Thread safety: one thread. A forked child does not end it.
-    """
-
-    def __init__(self, *, gpus: int = 1, gpu_bytes: int | None = None,
-                 host_bytes: int | None = None,
-                 link_bytes_per_second: float = 0.0,
-                 start_timeout_s: float = START_TIMEOUT_S) -> None:
-        sluiced = find_programs().need_sluiced()
-        free = available_bytes()
-        folder = _make_folder()
-        try:
-            config = os.path.join(folder, "config.toml")
-            with open(config, "w", encoding="ascii") as file:
-                file.write(config_text(
-                    "sim", gpus, gpu_bytes or max(free // 4 // gpus, LEAST_BYTES),
-                    host_bytes or max(free // 2, LEAST_BYTES),
-                    link_bytes_per_second))
-            guard = _start_guard(folder, [sluiced, "--config", config,
-                                          "--runtime-dir", folder])
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        self.socket = os.path.join(folder, "session.sock")
-        self._end = weakref.finalize(self, _end, guard, folder, os.getpid())
-        try:
-            said = await_ready(guard, folder, start_timeout_s, _PID)
-            self.pid = int(_PID.findall(said)[0])
-        except BaseException:
-            self.close()
-            raise
-        finally:
-            guard.stdout.close()
-
-    def close(self) -> None:
-        """Ends it; sessions go on without it. Closing twice is fine."""
-        self._end()
-
-    @property
-    def closed(self) -> bool:
-        return not self._end.alive
-
-
 def log_path(folder: str) -> str:
     return os.path.join(folder, "log")
 
 
-def _start_guard(folder: str, command: list[str]) -> subprocess.Popen[bytes]:
-    guard = [sys.executable, "-I", "-S", str(_PACKAGE / "_guard.py"),
-             str(os.getpid()), folder, *command]
-    with open(log_path(folder), "ab") as log:
-        # A session of its own: Ctrl-C at the terminal is the user's program's.
-        return subprocess.Popen(guard, stdin=subprocess.DEVNULL,
-                                stdout=subprocess.PIPE, stderr=log,
-                                start_new_session=True)
-
-
 def await_ready(process: subprocess.Popen[bytes], folder: str,
-                timeout_s: float, *more: re.Pattern[bytes]) -> bytes:
-    """What was written to `process.stdout` by the time that sluiced serves and
-    all of `more` are found, in whichever order."""
+                timeout_s: float) -> None:
+    """Until sluiced says on `process.stdout` that it serves. Raises `Error`
+    INTERNAL with the last line of its log, or DEADLINE_EXCEEDED."""
     deadline, text = time.monotonic() + timeout_s, b""
     assert process.stdout is not None
-    while not all(wanted.search(text) for wanted in (_READY, *more)):
+    while not _READY.search(text):
         left = deadline - time.monotonic()
         if left <= 0:
-            raise Error(Status.DEADLINE_EXCEEDED, "the private sluiced was not "
+            raise Error(Status.DEADLINE_EXCEEDED, "sluiced was not "
                         f"ready after {timeout_s:g} s: {_last_line(folder)}")
         if not select.select([process.stdout], [], [], left)[0]:
             continue
         piece = os.read(process.stdout.fileno(), 4096)
         if not piece:
             line = _last_line(folder)
-            raise Error(Status.INTERNAL, "the private sluiced did not start: "
+            raise Error(Status.INTERNAL, "sluiced did not start: "
                         f"{loader_fault(line) or line}")
         text += piece
-    return text
 
 
 def _last_line(folder: str) -> str:
     with open(log_path(folder), encoding="utf-8", errors="replace") as file:
         lines = [line.strip() for line in file if line.strip()]
     return lines[-1] if lines else "it said nothing"
-
-
-def _end(guard: subprocess.Popen[bytes], folder: str, owner: int) -> None:
-    if os.getpid() != owner:  # a forked child has a copy of the object only
-        guard.returncode = 0  # and nothing to wait for
-        return
-    guard.terminate()
-    try:
-        guard.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        guard.kill()  # sluiced ends with it
-        guard.wait()
-    shutil.rmtree(folder, ignore_errors=True)

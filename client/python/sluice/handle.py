@@ -4,9 +4,9 @@
 interpreter also runs at its exit. Copy engines must end before their session,
 and no copy may be in flight when a region is unmapped; the garbage collector
 runs the finalizers of a cycle in any order. So a session's handle knows its
-engines' (`before`) and ends them first, and a region waits for them. The
-private daemon's process ends last, where there is an order. A forked child has
-no threads of the library and no leased memory: there finalizers do nothing.
+engines' (`before`) and ends them first, and a region waits for them. A forked
+child has no threads of the library and no leased memory: there finalizers do
+nothing.
 """
 
 from __future__ import annotations

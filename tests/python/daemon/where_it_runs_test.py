@@ -13,10 +13,11 @@ import sys
 import textwrap
 
 import pytest
+from private_daemon import PrivateDaemon
 from support import await_true, environment, run
 
 import sluice
-from sluice.daemon import PrivateDaemon, available_bytes, find_programs
+from sluice.daemon import available_bytes, find_programs
 
 MIB, GIB = 1 << 20, 1 << 30
 COPIES = """

@@ -12,12 +12,12 @@ import pytest
 import torch
 from arena_test import MIB, values
 from conftest import HOST_BYTES
+from private_daemon import PrivateDaemon
 from support import await_true, run_loaded
 
 import sluice
 from sluice.arena import HostArena
 from sluice.copies import IN_FLIGHT_COPIES
-from sluice.daemon import PrivateDaemon
 from sluice.errors import Status
 from sluice.host_tensor import HostTensor
 

@@ -10,11 +10,11 @@ import time
 
 import pytest
 import torch
+from private_daemon import PrivateDaemon
 
 import sluice
 from sluice._native import GPU_TO_HOST, HOST_TO_GPU
 from sluice.arena import HostArena
-from sluice.daemon import PrivateDaemon
 from sluice.slack import RECENT, UNKNOWN, Slack
 
 MIB = 1 << 20

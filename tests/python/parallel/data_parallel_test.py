@@ -11,11 +11,11 @@ import torch.distributed as dist
 from data_parallel import CASES, ONLY_DEEP, work
 from gloo import run_ranks
 from models import Run, assert_same, batch, run, tiny
+from private_daemon import PrivateDaemon
 from support import DEEP, forked
 from torch.distributed.fsdp import fully_shard
 
 import sluice
-from sluice.daemon import PrivateDaemon
 
 
 @pytest.mark.parametrize("world", [2, 4])

@@ -10,10 +10,10 @@ import socket
 import pytest
 from gloo import FORK
 from nodes import WORLD, work
+from private_daemon import PrivateDaemon
 from support import await_true, forked
 
 import sluice
-from sluice.daemon import PrivateDaemon
 
 
 def free_at(socket_of_node: str) -> tuple[int, int]:

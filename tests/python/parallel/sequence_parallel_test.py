@@ -11,9 +11,8 @@ from group_behaviours import BEHAVIOURS
 from group_heads import BEHAVIOURS_OF_HEADS
 from group_layers import LAYERS
 from groups import CASES, ONLY_DEEP, work
+from private_daemon import PrivateDaemon
 from support import DEEP, forked
-
-from sluice.daemon import PrivateDaemon
 
 
 @pytest.mark.parametrize("world,cases", [

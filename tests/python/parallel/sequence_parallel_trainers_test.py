@@ -8,10 +8,9 @@ import json
 
 from gloo import run_ranks
 from loops import assert_equal_logs, train
+from private_daemon import PrivateDaemon
 from shared_loops import CASES, STEPS, work
 from support import forked
-
-from sluice.daemon import PrivateDaemon
 
 # Others are sums over ranks, which were given the same rows.
 COMPARED = ("loss", "grad_norm", "train_loss", "learning_rate")

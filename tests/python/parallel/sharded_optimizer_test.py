@@ -7,10 +7,9 @@ import contextlib
 
 import pytest
 from gloo import run_ranks
+from private_daemon import PrivateDaemon
 from sharded_optimizer import work
 from support import forked
-
-from sluice.daemon import PrivateDaemon
 
 
 @pytest.mark.parametrize("case", ["steps", "half", "states", "ddp"])

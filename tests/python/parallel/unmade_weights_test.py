@@ -13,12 +13,12 @@ from accelerate import cpu_offload
 from gloo import run_ranks
 from models import SIZES, assert_same, batch, run, tiny
 from peft import LoraConfig, get_peft_model
+from private_daemon import PrivateDaemon
 from support import forked
 from torch import nn
 from unmade_weights import fill, on_meta, work
 
 import sluice
-from sluice.daemon import PrivateDaemon
 
 
 def test_gradients_are_those_of_the_plain_model(tmp_path):

@@ -10,11 +10,11 @@ import pytest
 import torch.distributed as dist
 from changing import RANKS, work
 from gloo import run_ranks
+from private_daemon import PrivateDaemon
 from support import forked
 
 from sluice.board import Board
 from sluice.changes import Changes, Decision, Offer
-from sluice.daemon import PrivateDaemon
 
 # With several jobs each rank has an extent of 4 MiB less.
 HOST_BYTES = 22 << 20

@@ -11,10 +11,10 @@ import time
 import pytest
 import torch
 from models import assert_same, batch, run, tiny, unstreamed
+from private_daemon import PrivateDaemon
 from support import await_true, is_running, start
 
 import sluice
-from sluice.daemon import PrivateDaemon
 from sluice.errors import Status
 from sluice.planned import BASE, recomputed
 from sluice.policy import Policy
