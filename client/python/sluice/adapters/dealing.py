@@ -24,20 +24,14 @@ import torch
 from torch import Tensor, nn
 
 from sluice import calls, named
+from sluice.adapters import whole_calls
 from sluice.adapters.ends import Ends
 from sluice.adapters.stand_in import (
     Recorded,
     in_every_place,
     in_place_of_layers,
 )
-from sluice.adapters.whole_calls import (
-    Call,
-    Noted,
-    Place,
-    Zeros,
-    merged,
-    rows_of,
-)
+from sluice.adapters.whole_calls import Call, Noted, Place, merged, rows_of
 from sluice.errors import Unsupported
 from sluice.model import Model
 from sluice.randomness import apart, undisturbed
@@ -163,4 +157,4 @@ class Dealing:
         return in_every_place(
             self.adapter.decoder.get_input_embeddings(),
             self.adapter.entry.modules(),
-            lambda table: Zeros(table, self.expands))
+            lambda table: whole_calls.zeros(table, self.expands))

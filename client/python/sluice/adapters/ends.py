@@ -23,17 +23,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from sluice import chunked, named
-from sluice.adapters import units
+from sluice.adapters import stand_in, units
 from sluice.adapters.held import Inside
-from sluice.adapters.stand_in import (
-    Answer,
-    Embedding,
-    First,
-    Output,
-    Recorded,
-    in_every_place,
-    in_place_of_layers,
-)
+from sluice.adapters.stand_in import Instead, Output, Recorded
 from sluice.errors import Unsupported
 from sluice.hidden import Whole
 from sluice.model import Model
@@ -143,8 +135,7 @@ class Ends:
                 return (waiting.pop(), *args[1:]), kwargs
             return args, {**kwargs, "hidden_states": waiting.pop()}
 
-        stack.enter_context(self._embedding(
-            lambda base: Embedding(base, dtype)))
+        stack.enter_context(self._embedding(dtype))
         stack.enter_context(self.first.register_forward_pre_hook(
             instead, prepend=True, with_kwargs=True))
 
@@ -236,7 +227,7 @@ class Ends:
         """What the first layer is called with on some rows."""
         with self.before.still(), units.unhooked(self.before.units()):
             try:
-                self._own(given, rows, First)
+                self._own(given, rows, stand_in.record)
             except Recorded as recorded:
                 return recorded.args[0]
         raise RuntimeError("the decoder does not call its layers")
@@ -245,14 +236,14 @@ class Ends:
                   as_tuple: bool) -> Any:
         """The decoder's answer to y [B, c, H] of the last layer."""
         with self.after.still(), units.unhooked(self.after.units()), (
-                self._embedding(lambda base: Embedding(base, y.dtype))):
-            return self._own(given, rows, lambda base: Answer(
-                base, y, as_tuple))
+                self._embedding(y.dtype)):
+            return self._own(given, rows, lambda *_, **__: (
+                (y,) if as_tuple else y))
 
     def _own(self, given: dict[str, Any], rows: range,
-             instead: Callable[[nn.Module], nn.Module]) -> Any:
-        """The decoder's own forward on some rows, others in the place of its
-        layers."""
+             instead: Callable) -> Any:
+        """The decoder's own forward on some rows, with `instead` as its
+        layers' forwards."""
         mine = {name: _cut(name, value, rows)
                 for name, value in given.items()}
         if self.says_positions and "position_ids" not in mine:
@@ -262,14 +253,16 @@ class Ends:
                                  self.adapter, chunk=len(rows), check=False,
                                  alone=True)
         layers = self.adapter.layers
-        with in_place_of_layers(layers, map(instead, layers)), step.engaged():
+        with stand_in.in_place_of_layers(layers, (
+                Instead(layer, instead) for layer in layers)), step.engaged():
             return self.adapter.own_forward(self.decoder)(**mine)
 
-    def _embedding(self, made: Callable[[nn.Module], nn.Module]
+    def _embedding(self, dtype: torch.dtype
                    ) -> contextlib.AbstractContextManager:
-        """Another module in every place of the embedding."""
-        return in_every_place(self.decoder.get_input_embeddings(),
-                              self.outside(), made)
+        """A stand-in in every place of the embedding."""
+        return stand_in.in_every_place(
+            self.decoder.get_input_embeddings(), self.outside(),
+            lambda base: stand_in.embedding(base, dtype))
 
 
 class Left(NamedTuple):

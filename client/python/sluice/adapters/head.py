@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,12 +23,13 @@ from torch.distributed.fsdp import FSDPModule
 from sluice import swapped
 from sluice.adapters import routers, units
 from sluice.adapters.ends import Ends
-from sluice.adapters.stand_in import Answered, Recorded, Recorder, Stub
+from sluice.adapters.stand_in import Instead, Output, Recorded
 
 ROWS = 256  # per chunk at least: logits are its rows times the vocabulary
 # More where the logits are no more than so many hidden states for each row of
 # a layer's chunk: the layer's own products are more than that.
 HIDDEN = 8
+_NOT_CALLED = "the head does not call its base model"
 
 
 class Head:
@@ -73,41 +74,58 @@ class Head:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[B, c, V] of some rows."""
-        with self.stub(hidden) as base, units.unhooked(self.units()):
+        with self.stub(hidden) as called, units.unhooked(self.units()):
             logits = self.own(inputs_embeds=hidden, use_cache=False,
                               **self.no_routers).logits
-        if not base.called:
-            raise RuntimeError("the head does not call its base model")
+        if not called:
+            raise RuntimeError(_NOT_CALLED)
         return logits
 
     def of_base(self, given: dict[str, Any]) -> Any:
         """What the base model returns to the model's own forward, with
         whatever that does to the inputs before."""
-        with self._instead(Recorder(self.base)) as base, (
-                contextlib.suppress(Recorded)):
-            self.own(**given)
-        return base.output
+        base = self.base
+
+        def record(*args: Any, **kwargs: Any) -> None:
+            raise Recorded(base(*args, **kwargs))
+
+        try:
+            with self._instead(record):
+                self.own(**given)
+        except Recorded as recorded:
+            return recorded.args[0]
+        raise RuntimeError(_NOT_CALLED)
 
     def after(self, answer: Any) -> contextlib.AbstractContextManager:
         """Inside, the model's own forward runs its head alone, on this answer
         of its base model."""
-        return self._instead(Answered(self.base, answer))
+        return self._instead(lambda *_, **__: answer)
 
     @property
     def no_routers(self) -> dict[str, bool]:
         """Where the config asks for their logits, which rows do not have."""
         return {routers.ASKED: False} if routers.asked(self.causal, {}) else {}
 
-    def stub(self, hidden: Tensor, noted: Sequence[Tensor] | None = None
-             ) -> contextlib.AbstractContextManager[Stub]:
-        return self._instead(Stub(self.base, hidden, noted))
-
     @contextlib.contextmanager
-    def _instead(self, module: Any) -> Iterator[Any]:
-        """The base model's place is taken."""
+    def stub(self, hidden: Tensor, noted: Sequence[Tensor] | None = None
+             ) -> Iterator[list[bool]]:
+        """Inside, the base model answers `hidden` and the logits of routers;
+        the list has an entry for each call of it."""
+        called: list[bool] = []
+
+        def answer(*_: Any, **__: Any) -> Output:
+            called.append(True)
+            return Output(last_hidden_state=hidden, router_logits=noted)
+
+        with self._instead(answer):
+            yield called
+
+    def _instead(self, forward: Callable
+                 ) -> contextlib.AbstractContextManager:
+        """Inside, this stands for the base model's forward."""
         parent, name = self.place
-        with swapped.items((parent._modules, name, module)):
-            yield module
+        return swapped.items((parent._modules, name, Instead(
+            self.base, forward)))
 
     @property
     def base(self) -> nn.Module:

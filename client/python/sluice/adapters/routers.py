@@ -7,7 +7,9 @@ before it did (4.57's older models), has the layers answer them; see
 """
 from __future__ import annotations
 
+import functools
 import inspect
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sluice import named
-from sluice.adapters.stand_in import Saying, in_place_of_layers
+from sluice.adapters.stand_in import Instead, in_place_of_layers
 from sluice.calls import Call
 from sluice.captured import probe_tokens
 from sluice.errors import Unsupported
@@ -39,17 +41,23 @@ def answered_last(adapter: Model) -> bool:
     if not all(ASKED in inspect.signature(type(layer).forward).parameters
                for layer in layers):
         return False
-    said = [Saying(layer, torch.zeros(1)) for layer in layers]
+    said = [torch.zeros(1) for _ in layers]
     ids = probe_tokens(adapter)
     with torch.no_grad():
         try:
-            with in_place_of_layers(layers, said):
+            with in_place_of_layers(layers, [
+                    Instead(layer, functools.partial(_hand_on, more))
+                    for layer, more in zip(layers, said)]):
                 found = decoder.forward(input_ids=ids, use_cache=False,
                                         **{ASKED: True})[NAME]
         except Exception:  # not transformers' way: not known, then
             return False
-    return len(found) == len(said) and all(
-        f is s.more for f, s in zip(found, said))
+    return len(found) == len(said) and all(map(operator.is_, found, said))
+
+
+def _hand_on(more: Tensor, hidden_states: Tensor, *_: Any, **__: Any
+             ) -> tuple[Tensor, Tensor]:
+    return hidden_states, more
 
 
 def find(adapter: Model) -> dict[nn.Module, tuple[nn.Module, int]]:

@@ -3,7 +3,7 @@ itself, or while only the base model's answer is wanted."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -28,12 +28,18 @@ class Output(dict):
         return () if isinstance(key, slice) else self.get(key)
 
 
-class Instead(nn.Module):
-    """Stands for the base model, and has the base model's other attributes."""
+class Recorded(BaseException):
+    """(value,): what was asked for; nothing else of the forward is wanted."""
 
-    def __init__(self, base: nn.Module):
+
+class Instead(nn.Module):
+    """Stands for a module, with its other attributes; answers as `forward`."""
+
+    def __init__(self, base: nn.Module, forward: Callable | None = None):
         super().__init__()
         object.__setattr__(self, "_base", base)
+        if forward is not None:
+            self.forward = forward
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -58,81 +64,12 @@ def in_place_of_layers(layers: nn.ModuleList, others: Iterable[nn.Module]
         layers, _modules=dict(zip(layers._modules, others)))
 
 
-class Stub(Instead):
-    """Answers `hidden`, and the logits of routers."""
-
-    def __init__(self, base: nn.Module, hidden: Tensor,
-                 routers: Sequence[Tensor] | None = None):
-        super().__init__(base)
-        self._hidden, self._routers, self.called = hidden, routers, False
-
-    def forward(self, *args: Any, **kwargs: Any) -> Output:
-        self.called = True
-        return Output(last_hidden_state=self._hidden,
-                      router_logits=self._routers)
+def record(hidden_states: Tensor, *_: Any, **__: Any) -> None:
+    """The forward of what ends the model's with what it is given."""
+    raise Recorded(hidden_states)
 
 
-class Recorded(BaseException):
-    """What was asked for is there; nothing else of the forward is wanted."""
-
-
-class Recorder(Instead):
-    """Keeps what the base model answers, and ends the forward there."""
-
-    output: Any = None
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self.output = self._base(*args, **kwargs)
-        raise Recorded
-
-
-class Answered(Instead):
-    """Answers what the base model has answered before."""
-
-    def __init__(self, base: nn.Module, output: Any):
-        super().__init__(base)
-        self._output = output
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._output
-
-
-class First(Instead):
-    """Stands for the first layer: ends the forward with what it is given."""
-
-    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any):
-        raise Recorded(hidden_states)
-
-
-class Answer(Instead):
-    """Stands for a layer, and answers y."""
-
-    def __init__(self, base: nn.Module, y: Tensor, as_tuple: bool):
-        super().__init__(base)
-        self._answer = (y,) if as_tuple else y
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._answer
-
-
-class Saying(Instead):
-    """Stands for a layer: hands on its input, and answers `more` after it."""
-
-    def __init__(self, base: nn.Module, more: Tensor):
-        super().__init__(base)
-        self.more = more
-
-    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any):
-        return hidden_states, self.more
-
-
-class Embedding(Instead):
-    """Stands for the embedding; see [Note: stand-ins]."""
-
-    def __init__(self, base: nn.Module, dtype: torch.dtype):
-        super().__init__(base)
-        self._dtype = dtype
-
-    def forward(self, ids: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return stand_in((*ids.shape, self.weight.shape[1]), self._dtype,
-                        ids.device)
+def embedding(base: nn.Module, dtype: torch.dtype) -> Instead:
+    """Stands for the embedding; see [Note: stand-ins] in hidden."""
+    return Instead(base, lambda ids, *_, **__: stand_in(
+        (*ids.shape, base.weight.shape[1]), dtype, ids.device))

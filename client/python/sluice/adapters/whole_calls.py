@@ -51,20 +51,15 @@ class Noted(Instead):
         return (x,) if self._returns_tuple else x
 
 
-class Zeros(Instead):
+def zeros(table: nn.Module, expand: bool) -> Instead:
     """Stands for the embedding: zeros, which are one in memory if they
     `expand`."""
+    def forward(ids: Tensor, *_: Any, **__: Any) -> Tensor:
+        shape = (*ids.shape, table.weight.shape[-1])
+        return torch.zeros(() if expand else shape, dtype=table.weight.dtype,
+                           device=ids.device).expand(shape)
 
-    def __init__(self, table: nn.Module, expand: bool):
-        super().__init__(table)
-        self._expand = expand
-
-    def forward(self, ids: Tensor, *_: Any, **__: Any) -> Tensor:
-        weight = self._base.weight
-        shape = (*ids.shape, weight.shape[-1])
-        zeros = torch.zeros(() if self._expand else shape, dtype=weight.dtype,
-                            device=ids.device)
-        return zeros.expand(shape)
+    return Instead(table, forward)
 
 
 def rows_of(layer: nn.Module, step: Step, own: Tensor,
