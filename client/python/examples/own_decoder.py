@@ -64,9 +64,8 @@ class Decoder(nn.Module):
 def main() -> None:
     torch.manual_seed(0)
     model, ids = Decoder(), torch.tensor([list(TEXT)])
-    stream = sluice.stream(
-        layers=model.layers, attention="sdpa", chunk=512,
-        rows={"freqs_cis": 0},  # one row per position
+    stream = sluice.stream_layers(
+        model.layers, chunk=512, rows={"freqs_cis": 0},  # one row per position
         sample=lambda: model(ids[:, :128]))  # what the layers are probed on
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(5):

@@ -17,11 +17,18 @@ if TYPE_CHECKING:
     from sluice.scoring import logprobs
     from sluice.session import Session
     from sluice.settings import StreamConfig
-    from sluice.streaming import Stats, Stream, of, stream, unstream
+    from sluice.streaming import (
+        Stats,
+        Stream,
+        of,
+        stream,
+        stream_layers,
+        unstream,
+    )
 
 __all__ = ["AdamW", "Error", "Invalid", "Session", "Shard", "SluiceCallback",
            "Stats", "Stream", "StreamConfig", "Unsupported", "logprobs", "of",
-           "same_rows", "stream", "unstream"]
+           "same_rows", "stream", "stream_layers", "unstream"]
 __version__ = "0.1.0"
 
 _MODULES = {
@@ -29,7 +36,8 @@ _MODULES = {
     "Session": "session", "Shard": "dealt", "Stats": "streaming", "Stream": "streaming",
     "SluiceCallback": "callback", "StreamConfig": "settings",
     "Unsupported": "errors", "logprobs": "scoring", "of": "streaming",
-    "same_rows": "dealt", "stream": "streaming", "unstream": "streaming"}
+    "same_rows": "dealt", "stream": "streaming",
+    "stream_layers": "streaming", "unstream": "streaming"}
 
 
 def __getattr__(name: str) -> object:

@@ -3,20 +3,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch.distributed as dist
+from torch import nn
 
 from sluice.arguments import (
-                              FLAG,
-                              NONE,
-                              Kind,
-                              a,
-                              mapping,
-                              number,
-                              one_of,
-                              some,
-                              whole,
+    FLAG,
+    NONE,
+    a,
+    mapping,
+    need,
+    number,
+    one_of,
+    some,
+    whole,
 )
 from sluice.checks import Check
 from sluice.gpu_blocks import Kernel
@@ -30,10 +31,14 @@ from sluice.session import Session
 AT_FIRST, AT_FIRST_ON_GPU = 1024, 8192
 
 
+def rows_at_first(chunk: int | Literal["auto"] | None) -> int:
+    return AT_FIRST if chunk is None or chunk == "auto" else chunk
+
+
 @dataclass(frozen=True)
 class StreamConfig:
-    """How a model is streamed: arguments of `stream`, which says what each is.
-    They are checked there."""
+    """How a model is streamed: fields of `stream`, which says what each is and
+    checks them."""
 
     chunk: int | Literal["auto"] | None = None
     policy: str | Mapping[str, Mapping[str, float]] = "recompute"
@@ -45,11 +50,36 @@ class StreamConfig:
     kernel: Kernel = "auto"
 
 
+@dataclass(frozen=True)
+class Fields(StreamConfig):
+    """All fields of `stream`."""
+
+    layers: Iterable[nn.Module] | None = None
+    attention: Literal["sdpa"] | None = None
+    sample: Callable[[], object] | None = None
+    session: Session | None = None
+    batch: int = 1
+    rows: Mapping[str, int | None] | None = None
+    min_tokens: int = 0
+    hbm: int | None = None
+    stalled_s: float = 300.0
+    quiet: bool = False
+
+    @staticmethod
+    def of(config: StreamConfig | None, given: dict[str, Any]) -> Fields:
+        """Those that are given, else the config's. Raises `Invalid`, or
+        TypeError for another name."""
+        need("stream", "config", config, a(
+            StreamConfig, "a sluice.StreamConfig") | NONE)
+        made = Fields(**{**(vars(config) if config else {}), **given})
+        for name, kind in KINDS.items():
+            need("stream", name, getattr(made, name), kind)
+        return made
+
+
 HEAD = one_of("rows", "whole")
 LAYERS = some(MODULE, "decoder layers, each a torch.nn.Module, one at least")
-KINDS: dict[str, Kind] = {
-    "model": MODULE | NONE,
-    "config": a(StreamConfig, "a sluice.StreamConfig") | NONE,
+KINDS = {
     "layers": a(Iterable, "decoder layers, each a torch.nn.Module") | NONE,
     "attention": one_of("sdpa") | NONE,
     "sample": a(Callable, "what runs the model, as lambda: model(ids)") | NONE,

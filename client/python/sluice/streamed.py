@@ -26,7 +26,7 @@ from sluice.arena import HostArena
 from sluice.arguments import invalid, need, takes
 from sluice.board import Board
 from sluice.calls import Call
-from sluice.checks import Check, Checks, StepChecks
+from sluice.checks import Checks, StepChecks
 from sluice.chunk_size import ChunkChoice
 from sluice.dealt import SHARDED, Shard, shard
 from sluice.gpu_blocks import Kernel
@@ -40,7 +40,7 @@ from sluice.process_memory import ProcessMemory
 from sluice.ranks import Ranks, indices
 from sluice.rows import ROWS
 from sluice.session import Session
-from sluice.settings import HEAD
+from sluice.settings import HEAD, Fields, rows_at_first
 from sluice.spared import Spared
 from sluice.step import Step, chunks_of
 
@@ -71,23 +71,20 @@ class Stream:
     leaves the model as it was before.
     """
 
-    def __init__(self, session: Session, owns_session: bool, chunk: int,
-                 rows: Mapping[str, int | None], check: Check, min_tokens: int,
-                 policy: Policy, ranks: Ranks | None = None,
-                 hidden: Literal["device", "host"] = "device",
-                 arena: HostArena | None = None):
-        self.session, self._owns_session = session, owns_session
+    def __init__(self, session: Session, how: Fields, policy: Policy,
+                 ranks: Ranks | None, arena: HostArena | None = None):
+        self.session, self._owns_session = session, how.session is None
         self.arena = arena or HostArena(session)
-        self.chunk, self.min_tokens = chunk, min_tokens
-        self.checks = Checks(check)
-        self.hidden = hidden
+        self.chunk, self.min_tokens = rows_at_first(how.chunk), how.min_tokens
+        self.checks = Checks(how.check)
+        self.hidden = how.hidden
         # For attention's blocks; a probe is in fp32 too, which not all take.
         self.kernel: Kernel = "auto"
-        self.rerun = 0.0  # the part of each sequence, the first, that runs again
+        self.rerun = how.rerun  # the first part of each sequence, runs again
         self.in_host = False  # whether they are: not for the layers' probe
         self.policy = policy
         self.planning: Planning | None = None
-        self.rows = {**ROWS, **rows}
+        self.rows = {**ROWS, **(how.rows or {})}
         self.ranks = ranks  # that share each sequence
         self.peers: PeerWatch | None = None  # on real GPUs or nodes
         self.turn = threading.RLock()  # threads run the model one by one
@@ -155,9 +152,9 @@ class Stream:
 
     def for_trials(self, device: torch.device) -> Stream:
         """A stream like this one, of a twin on `device`."""
-        made = Stream(self.session, False, self.chunk, self.rows, "first", 0,
-                      Policy(), self.ranks, self.hidden,
-                      ProcessMemory(device))
+        made = Stream(self.session, Fields(
+            chunk=self.chunk, rows=self.rows, hidden=self.hidden), Policy(),
+                      self.ranks, ProcessMemory(device))
         made._said = self._said
         return made
 
@@ -327,16 +324,17 @@ class Stream:
             self._adapter = None
             if self.progress is not None:
                 self.progress.close()
-            self.arena.close(
-                "unstream() has ended the stream that this forward ran in, and "
-                "with it what backward needs: run the forward again, and "
-                "unstream() after backward()")
-            if self.planning is not None:
-                self.planning.close()
-            if self.peers is not None:
-                self.peers.close()
-            if self._owns_session:
-                self.session.close()
+            self._close()
 
-
-__all__ = ["Check", "Stats", "Stream"]
+    def _close(self) -> None:
+        """Ends the lease, and a session that the user has not given."""
+        self.arena.close(
+            "unstream() has ended the stream that this forward ran in, and "
+            "with it what backward needs: run the forward again, and "
+            "unstream() after backward()")
+        if self.planning is not None:
+            self.planning.close()
+        if self.peers is not None:
+            self.peers.close()
+        if self._owns_session:
+            self.session.close()

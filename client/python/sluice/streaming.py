@@ -1,22 +1,18 @@
 """`sluice.stream`: runs a model's decoder layers chunk by chunk."""
 from __future__ import annotations
 
-import functools
-import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from sluice import board, carried, computing, gpu_blocks, progress, settings
-from sluice.arguments import P, invalid, need, takes
+from sluice.arguments import NONE, invalid, takes
 from sluice.captured import kind_names
 from sluice.errors import Unsupported
-from sluice.gpu_blocks import Kernel
 from sluice.kinds import MODULE
 from sluice.model import Patched
 from sluice.peers import PeerWatch
@@ -25,8 +21,8 @@ from sluice.planned import Planning
 from sluice.policy import Policy
 from sluice.ranks import Ranks
 from sluice.session import Session
-from sluice.settings import StreamConfig
-from sluice.streamed import Check, Stats, Stream
+from sluice.settings import Fields, StreamConfig
+from sluice.streamed import Stats, Stream
 
 if TYPE_CHECKING:
     from sluice.adapters.hf import Adapter
@@ -35,44 +31,14 @@ if TYPE_CHECKING:
 _streams: WeakSet[Stream] = WeakSet()  # all of this process
 
 
-def _configured(function: Callable[P, Stream]) -> Callable[P, Stream]:
-    """Arguments that are not given are those of `config`, where it is."""
-    signature = inspect.signature(function)
-    whole: Callable[..., Stream] = function
-
-    @functools.wraps(function)
-    def merged(*args: P.args, **kwargs: P.kwargs) -> Stream:
-        given = signature.bind(*args, **kwargs).arguments
-        config = given.pop("config", None)
-        need("stream", "config", config, settings.KINDS["config"])
-        return whole(**{**(vars(config) if config else {}), **given})
-
-    return merged
-
-
-@_configured
-@takes("stream", **settings.KINDS)
+@takes("stream", model=MODULE | NONE)
 def stream(model: nn.Module | None = None,
-           config: StreamConfig | None = None, *,
-           layers: Layers | None = None,
-           attention: Literal["sdpa"] | None = None,
-           sample: Callable[[], object] | None = None,
-           session: Session | None = None,
-           chunk: int | Literal["auto"] | None = None, batch: int = 1,
-           rows: Mapping[str, int | None] | None = None,
-           policy: str | Mapping[str, Mapping[str, float]] = "recompute",
-           check: Check = "first", min_tokens: int = 0,
-           head: Literal["rows", "whole"] = "rows",
-           group: dist.ProcessGroup | None = None,
-           hidden: Literal["device", "host"] = "device",
-           rerun: float = 0,
-           kernel: Kernel = "auto", hbm: int | None = None,
-           stalled_s: float = 300.0, quiet: bool = False) -> Stream:
+           config: StreamConfig | None = None, **fields: Any) -> Stream:
     """Runs the decoder layers of a model chunk by chunk, with k, v,
     attention's results and the layers' inputs in host memory.
 
     A model of transformers is passed as `model`. For any other, pass the layers
-    and attention="sdpa": each takes hidden states [B, S, H] first and returns
+    to `stream_layers`: each takes hidden states [B, S, H] first and returns
     them, and asks torch for causal attention; embedding, head and loss stay as
     they are.
 
@@ -87,7 +53,7 @@ def stream(model: nn.Module | None = None,
     Args:
       model: a decoder of transformers that calls attention through the
         attention registry (also as a PEFT model).
-      config: what it has of the arguments below, where they are not given.
+      config: what it has of the fields below, where they are not given.
       layers: in the place of `model`: the decoder layers in order.
       attention: "sdpa" with `layers`: their attention is asked of
         F.scaled_dot_product_attention(is_causal=True), or written out.
@@ -156,69 +122,68 @@ def stream(model: nn.Module | None = None,
       Error: no daemon, another one than another rank of the node has, or no
         memory.
     """
-    automatic = chunk == "auto"
-    unsaid = chunk is None
-    if chunk is None or chunk == "auto":
-        chunk = settings.AT_FIRST
-    planned = policy == "plan"
-    shares = Policy() if planned else Policy.of(policy)
-    ranks = Ranks.of(group, chunk)
-    adapter = _adapter(model, layers, attention, sample)
-    shares.check(name for layer in adapter.layers
+    how = Fields.of(config, fields)
+    planned = how.policy == "plan"
+    policy = Policy() if planned else Policy.of(how.policy)
+    ranks = Ranks.of(how.group, settings.rows_at_first(how.chunk))
+    adapter = _adapter(model, how)
+    policy.check(name for layer in adapter.layers
                  for name, _ in layer.named_parameters())
     for former in [s for s in _streams if _streams_same(s._adapter, adapter)]:
         former.unstream()
-    own = session is None
-    if session is None:
-        session = Session(device=_device_of(adapter.layers))
-    made = Stream(session, own, chunk, rows or {},
-                  check, min_tokens, shares, ranks, hidden)
+    made = Stream(how.session or Session(device=_device_of(adapter.layers)),
+                  how, policy, ranks)
+    device = made.arena.device
     try:
-        board.check_daemon(session.socket)
-        made.rerun = rerun
-        if unsaid and made.arena.device.type != "cpu":
+        board.check_daemon(made.session.socket)
+        if how.chunk is None and device.type != "cpu":
             made.chunk = settings.AT_FIRST_ON_GPU
-        computing.check_kernel(made.arena.device, kernel)
+        computing.check_kernel(device, how.kernel)
         for layer in adapter.layers:
-            computing.check_parameters(layer, made.arena.device)
+            computing.check_parameters(layer, device)
         adapter.attach(made)
         if made.head == "rows":
-            made.head = head
-        if automatic:
+            made.head = how.head
+        if how.chunk == "auto":
             made.choose_chunk(next(p for layer in adapter.layers
-                                   for p in layer.parameters()), batch)
+                                   for p in layer.parameters()), how.batch)
         if made.carriers:
             made.chunk = carried.whole_blocks(made.chunk)
         if planned and made.whole_layers:
             raise Unsupported(adapter.name, 'policy="plan" with layers that '
                               "run whole", 'stream it with policy="recompute"')
         for _, _, width, _ in made.attended:
-            gpu_blocks.check_width(width, kernel)
-        made.kernel = kernel
+            gpu_blocks.check_width(width, how.kernel)
+        made.kernel = how.kernel
         made.reset_stats()  # of the probe
         if planned:
             made.planning = Planning(made.session, kind_names(adapter.layers),
-                                     quiet)
-        made.peers = PeerWatch.of(ranks, session, made.arena.device)
-        if ranks is None and hidden == "device" and (
-                hbm if made.arena.device.type == "cpu" else hbm != 0):
-            made.room = Room(hbm, made.arena.device, made.say_once)
-        elif hbm:
+                                     how.quiet)
+        made.peers = PeerWatch.of(ranks, made.session, device)
+        if ranks is None and how.hidden == "device" and (
+                how.hbm if device.type == "cpu" else how.hbm != 0):
+            made.room = Room(how.hbm, device, made.say_once)
+        elif how.hbm:
             made.say_once("hbm: with a group, or hidden='host', all layers are "
                           "streamed")
         made._adapter = adapter
         _streams.add(made)
-        if not quiet:
-            made.progress = progress.Progress(adapter.layers, stalled_s)
+        if not how.quiet:
+            made.progress = progress.Progress(adapter.layers, how.stalled_s)
             print(_attached(made, adapter), file=sys.stderr)
         made.say_whole()
     except BaseException:
         adapter.detach()
-        made.arena.close()
-        if own:
-            made.session.close()
+        made._close()
         raise
     return made
+
+
+def stream_layers(layers: Layers, config: StreamConfig | None = None,
+                  **fields: Any) -> Stream:
+    """`stream` of decoder layers that are no model of transformers: its fields
+    `layers` and `attention`."""
+    return stream(None, config, layers=layers, attention="sdpa", **fields)
 
 
 @takes("of", model=MODULE)
@@ -264,19 +229,17 @@ def _streams_same(former: Patched | None, adapter: Patched) -> bool:
         adapter, "causal", None)
 
 
-def _adapter(model: nn.Module | None, layers: Layers | None,
-             attention: str | None, sample: Callable | None
-             ) -> Adapter | OwnLayers:
-    if (model is None) == (layers is None) or (
-            (layers is None) != (attention is None)) or (
-            sample is not None and layers is None):
+def _adapter(model: nn.Module | None, how: Fields) -> Adapter | OwnLayers:
+    if (model is None) == (how.layers is None) or (
+            (how.layers is None) != (how.attention is None)) or (
+            how.sample is not None and how.layers is None):
         raise invalid("stream: pass a model, or layers=… and attention='sdpa'"
                       ", with a sample=… or without")
-    if layers is None:
+    if how.layers is None:
         from sluice.adapters import hf  # imports transformers
         return hf.adapter_of(model)
     from sluice.adapters.layers import OwnLayers
-    return OwnLayers(layers, sample)
+    return OwnLayers(how.layers, how.sample)
 
 
 def _attached(made: Stream, adapter: Patched) -> str:
@@ -301,4 +264,4 @@ def _attached(made: Stream, adapter: Patched) -> str:
             f"host memory from {where}")
 
 
-__all__ = ["Stats", "Stream", "StreamConfig", "of", "stream", "unstream"]
+__all__ = ["Stats", "Stream", "of", "stream", "stream_layers", "unstream"]

@@ -26,8 +26,8 @@ ROWS = {"freqs_cis": 0}
 
 
 def streamed(model, session, sample=True, **options):
-    return sluice.stream(
-        layers=model.layers, attention="sdpa", session=session, quiet=True,
+    return sluice.stream_layers(
+        model.layers, session=session, quiet=True,
         sample=(lambda: model(tokens())) if sample else None,
         **{"rows": ROWS, "chunk": 16, **options})
 
