@@ -17,14 +17,8 @@ if TYPE_CHECKING:
     from sluice.scoring import logprobs
     from sluice.session import Session
     from sluice.settings import StreamConfig
-    from sluice.streaming import (
-        Stats,
-        Stream,
-        of,
-        stream,
-        stream_layers,
-        unstream,
-    )
+    from sluice.streamed import Stats, Stream
+    from sluice.streaming import of, stream, stream_layers, unstream
 
 __all__ = ["AdamW", "Error", "Invalid", "Session", "Shard", "SluiceCallback",
            "Stats", "Stream", "StreamConfig", "Unsupported", "logprobs", "of",
@@ -33,7 +27,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "AdamW": "adamw", "Error": "errors", "Invalid": "errors",
-    "Session": "session", "Shard": "dealt", "Stats": "streaming", "Stream": "streaming",
+    "Session": "session", "Shard": "dealt", "Stats": "streamed", "Stream": "streamed",
     "SluiceCallback": "callback", "StreamConfig": "settings",
     "Unsupported": "errors", "logprobs": "scoring", "of": "streaming",
     "same_rows": "dealt", "stream": "streaming",

@@ -28,8 +28,6 @@ from sluice.errors import Error, Status, Unsupported
 from sluice.host_states import HostStates, Piece, bytes_of
 from sluice.session import Session
 
-__all__ = ["AdamW"]
-
 _STATES = ("exp_avg", "exp_avg_sq", "master")
 
 
@@ -187,7 +185,6 @@ class AdamW(torch.optim.AdamW):
 
     def _update(self, updates: list[tuple[Piece, list[torch.Tensor]]],
                 group: Mapping[str, Any]) -> None:
-        """One step of pieces of a group's parameters, by their states."""
         params, grads, steps, rounded = [], [], [], []
         for piece, (_, _, *masters) in updates:
             p = piece.parameter
@@ -287,7 +284,6 @@ def _check_given(p: torch.Tensor, values: Mapping[str, Any]) -> None:
 
 
 def _refuse_replicas(parameters: Iterable[torch.Tensor]) -> None:
-    """Refuses parameters that DDP holds as a whole copy on each rank."""
     if not (dist.is_available() and dist.is_initialized()):
         return
     ids = {id(p) for p in parameters}

@@ -224,7 +224,6 @@ class HostArena:
         self._slabs.fit(nbytes)
 
     def copied(self) -> CopyStats:
-        """Sums of this arena's copies."""
         return self._copies.engine.stats()
 
     def reset_peak(self) -> None:

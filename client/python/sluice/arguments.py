@@ -99,7 +99,6 @@ def takes(call: str, **kinds: Kind) -> Callable[[Callable[P, T]],
 
 
 def need(call: str, name: str, value: Any, kind: Kind) -> None:
-    """Raises `Invalid` where the value is not of the kind."""
     if not kind.has(value):
         raise invalid(f"{call}: {name} = {shown(value)}: {kind.said}")
 

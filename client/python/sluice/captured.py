@@ -24,8 +24,6 @@ TOKENS = 70  # in chunks of 24: the last one is a rest
 
 
 class Seen(NamedTuple):
-    """What one layer was called with."""
-
     x: Tensor
     args: tuple
     kwargs: dict[str, Any]

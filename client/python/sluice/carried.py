@@ -37,7 +37,6 @@ Key: TypeAlias = tuple[str, int, int]
 
 
 def argument_of(layer: nn.Module) -> str | None:
-    """By which argument the layer takes a cache."""
     return next((name for name in inspect.signature(
         type(layer).forward).parameters if name in those("cache")), None)
 

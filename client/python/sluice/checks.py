@@ -68,6 +68,3 @@ class Checks:
 
     def _pass(self) -> None:
         self.has_passed = True
-
-
-__all__ = ["Check", "Checks", "StepChecks"]

@@ -138,6 +138,3 @@ class same_rows:
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._loader, name)
-
-
-__all__ = ["SHARDED", "Shard", "same_rows", "shard"]

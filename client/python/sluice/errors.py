@@ -8,8 +8,6 @@ from __future__ import annotations
 import enum
 import re
 
-__all__ = ["Error", "Invalid", "Status", "Unsupported"]
-
 
 class Status(enum.IntEnum):
     """The numbers of `sluice_status` (sluice.h), without OK."""

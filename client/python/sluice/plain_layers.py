@@ -301,7 +301,6 @@ class Forward:
                            row * math.prod(self._shape))
 
     def over(self, key: Hashable) -> None:
-        """All layers of a decoder of that `key` have run."""
         count, of = self._room.count, len(self._layers)
         if count == of:
             self._room.all[key] = list(self._keys.values())

@@ -55,7 +55,6 @@ class Planning:
         self._offered: dict[int, tuple[dict[str, Any], str]] = {}
 
     def begin(self, arena: HostArena) -> Measured | None:
-        """What is to be measured of the training step that begins."""
         self._steps += 1
         if not self.over and self._steps > 1:
             self._measured = Measured(arena.copied, arena.device)
@@ -144,7 +143,6 @@ class Planning:
             number, not refusal, refusal or f"at step {self._steps + 1}"))
 
     def close(self) -> None:
-        """What is offered still is refused."""
         told = None if self._session.closed else self._session.changed_plan()
         if told is not None:
             self._answer(told[0], "the model is not streamed any more")
@@ -217,7 +215,6 @@ def _class(name: str, nbytes: int, seconds: float, *, must_swap: bool = False,
 
 
 def policy_of(plan: Mapping[str, Any]) -> Policy:
-    """The policy of this rank's part of a plan."""
     return Policy(tuple(
         (_full(c, glob.escape(c["name"])), Share(c["keep"], c["swap"]))
         for c in plan["classes"] if c["name"] != BASE))

@@ -41,7 +41,6 @@ class Share:
     swap: float = 0.0
 
     def action(self, chunk: int, chunks: int) -> Action:
-        """What is done with chunk 0 .. chunks - 1."""
         kept = int(self.keep * chunks + _ROUNDING)
         stored = int((self.keep + self.swap) * chunks + _ROUNDING)
         if chunk >= chunks - kept:

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -48,6 +48,7 @@ from sluice.trial import (
     wide,
 )
 
+T = TypeVar("T")
 # Relative to a norm: rounding gives 1e-6, a wrong mask or a lost loss 1e-1.
 LIMIT = 1e-3
 # To the output's: gradients of some models are ill-conditioned, outputs not.
@@ -116,7 +117,6 @@ def weigh_whole(adapter: Layered, stream: Stream, index: int,
 
 
 def _weigh_all(adapter: Model, stream: Stream) -> None:
-    """Each kind that runs whole, in sequences of two lengths."""
     ids, trials = probe_tokens(adapter), []
     for length in (ids.shape[1] // 2, ids.shape[1]):
         trials.append(capture(adapter, stream, ids[:, :length],
@@ -143,6 +143,25 @@ def _probe(adapter: Model, stream: Stream, ids: Tensor) -> None:
         refusing(adapter.decoder, "it fails on a rank's rows",
                  lambda: adapter.check_dealing(ids, CHUNK))
     _call_model(adapter, stream, ids)
+
+
+def on_devices(stream: Stream, name: str, own: torch.device,
+               try_: Callable[[torch.device], T]) -> T:
+    """What `try_` returns for the CPU, or, where the code of the user's modules
+    fails there, for their own device."""
+    why = Unsupported("", "")
+    for device in dict.fromkeys((torch.device("cpu"), own)):
+        try:
+            found = try_(device)
+        except Unsupported as refused:
+            why = refused
+            if why.__cause__ is None:
+                break
+            continue
+        if device.type != "cpu":
+            stream.warn_once(f"{name} was tried on {device}: on the CPU {why}")
+        return found
+    raise why
 
 
 @contextlib.contextmanager
@@ -180,7 +199,6 @@ def _call_model(adapter: Model, stream: Stream, ids: Tensor) -> None:
 
 def probe_layer(adapter: Layered, stream: Stream, index: int, plain: Seen,
                 streamed: Seen) -> None:
-    """Raises `Unsupported` where one layer is not exact on what was seen."""
     name = f"layer {index} ({type(adapter.layers[index]).__name__})"
     if adapter.layers[index] not in stream.whole_layers:
         refusing(name, "it fails on its own", lambda: _find_numbered(

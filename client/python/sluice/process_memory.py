@@ -11,8 +11,6 @@ from sluice.arena import HostArena
 
 
 class ProcessMemory(HostArena):
-    """What a step needs of an arena; a kept tensor is a tensor."""
-
     def __init__(self, device: torch.device):
         self.device = device
 

@@ -35,8 +35,6 @@ Place = tuple[str, int]  # a weight's name, which of its products in a chunk
 
 
 class Product(NamedTuple):
-    """What one product is the product of."""
-
     function: Callable
     weight: str  # its name within the layer
     shapes: tuple[torch.Size, ...]
@@ -96,7 +94,6 @@ class Mode(TorchDispatchMode):
 
     def other(self, func: Callable, args: tuple,
               kwargs: dict[str, Any]) -> Any:
-        """Any other operator."""
         return func(*args, **kwargs)
 
 

@@ -36,8 +36,6 @@ class Walked(Protocol):
 
 
 class Place(NamedTuple):
-    """Where the thread that trains is."""
-
     step: weakref.ref[Walked]  # dead where the step has ended, or failed
     direction: Direction
     layer: int
@@ -72,7 +70,6 @@ class Progress:
 
     def move(self, step: Walked, direction: Direction, layer: nn.Module,
              chunk: int) -> None:
-        """A chunk of a layer begins."""
         last, now = self._place, self._clock()
         same = last is not None and last.step() is step
         self._place = Place(

@@ -89,7 +89,6 @@ class FreeRanges:
         return start, mark
 
     def give(self, start: int, size: int, mark: int) -> None:
-        """Takes back what `take` gave."""
         self._open()
         self.free_bytes += size
         end = start + size

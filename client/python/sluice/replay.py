@@ -52,7 +52,6 @@ def leaves(of: Tensor) -> list[Tensor]:
 
 
 def nodes(y: Tensor) -> Iterator[Any]:
-    """All of the graph behind y."""
     todo, seen = [y.grad_fn], {None}
     while todo:
         node = todo.pop()
@@ -73,8 +72,6 @@ def others_in_place(found: Sequence[Slot], others: Mapping[int, Tensor]
 
 
 class Gradients:
-    """Aliases of parameters, and the sums of their gradients."""
-
     def __init__(self, found: Sequence[Slot]):
         self._slots = found
         self._parameters = distinct(found)
@@ -112,8 +109,6 @@ class Gradients:
 
 
 class Buffers:
-    """The buffers of some modules, and which of them a call has written."""
-
     def __init__(self, owners: Iterable[nn.Module]):
         self._held = [(owner, name, buffer, buffer._version)
                       for owner in owners
@@ -128,8 +123,6 @@ class Buffers:
 
 
 class Snapshot:
-    """Copies of some buffers, to be put back."""
-
     def __init__(self, places: Sequence[tuple[nn.Module, str]]):
         self._kept = [(owner, name, owner._buffers[name],
                        owner._buffers[name].clone())

@@ -44,12 +44,8 @@ class Leaf(NamedTuple):
 
 
 class Arguments:
-    """One call's arguments beside the hidden states, flattened.
-
-    `tensors` are the leaves that need a gradient, in order: they are inputs
-    of the layer's autograd node. `chunk` puts the arguments of one chunk
-    together again.
-    """
+    """One call's arguments beside the hidden states, flattened. Leaves that need
+    a gradient are inputs of the layer's autograd node."""
 
     def __init__(self, layer: nn.Module, step: Markers, args: tuple,
                  kwargs: dict[str, Any], declared: Mapping[str, int | None]):
@@ -69,12 +65,11 @@ class Arguments:
             self.leaves += [leaf_of(layer, name, leaf, step, step.rows,
                                     declared) for leaf in leaves]
         self._needs_grad = [_needs_grad(leaf.value) for leaf in self.leaves]
-        self.tensors = [leaf.value for leaf in self.differentiable()]
 
     def chunk(self, rows: range, replaced: list[Tensor | None]
               ) -> tuple[tuple, dict[str, Any]]:
-        """(args, kwargs) of the rows `rows`; `replaced` stands for `tensors`,
-        already cut."""
+        """(args, kwargs) of the rows `rows`; `replaced` stands for the
+        differentiable leaves, already cut."""
         given = iter(replaced)
         values = [next(given) if needs else cut(leaf, rows)
                   for leaf, needs in zip(self.leaves, self._needs_grad)]
@@ -144,7 +139,6 @@ def _needs_grad(value: Any) -> bool:
 
 def named_arguments(layer: nn.Module, args: tuple, kwargs: dict[str, Any]
                     ) -> list[tuple[str, Any]]:
-    """Those beside the hidden states, by name."""
     names = [p.name for p in inspect.signature(
                  type(layer).forward).parameters.values()
              if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][2:]

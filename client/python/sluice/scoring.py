@@ -26,8 +26,6 @@ _asking = threading.local()  # .asked: what this thread wants of a head
 
 @dataclass
 class Asked:
-    """What is wanted of each row of a call."""
-
     targets: Tensor  # [B, S], IGNORED where nothing is wanted
     temperature: float
     entropy: bool
@@ -112,7 +110,6 @@ def logprobs(model: nn.Module, *, labels: Tensor | None = None,
 
 
 def _extremes(targets: Tensor) -> tuple[int, int]:
-    """The least and the largest of those that are wanted."""
     if targets.numel() == 0:
         return 0, 0
     tokens = targets.masked_fill(targets == IGNORED, 0)

@@ -105,7 +105,6 @@ class Setting:
             for slot, contents in self._parameters]
 
     def note_elsewhere(self) -> None:
-        """For `changed_elsewhere`."""
         self._elsewhere = _elsewhere(self._modules)
 
     def changed_elsewhere(self) -> str:
@@ -244,7 +243,6 @@ def is_of_fsdp(hook: Any) -> bool:
 
 
 def plain_class(module: nn.Module) -> type:
-    """The module's, without what FSDP2 puts before it."""
     return next(kind for kind in type(module).__mro__
                 if not issubclass(kind, FSDPModule))
 
@@ -268,7 +266,3 @@ def _is_plain(value: Any) -> bool:
     if type(value) is dict:
         return all(isinstance(v, PLAIN) for v in value.values())
     return isinstance(value, PLAIN)
-
-
-__all__ = ["PLAIN", "TORCHS", "Setting", "forward_of", "hooks_of", "is_of_fsdp", "plain_class",
-           "unchanged"]

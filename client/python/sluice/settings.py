@@ -52,8 +52,6 @@ class StreamConfig:
 
 @dataclass(frozen=True)
 class Fields(StreamConfig):
-    """All fields of `stream`."""
-
     layers: Iterable[nn.Module] | None = None
     attention: Literal["sdpa"] | None = None
     sample: Callable[[], object] | None = None

@@ -37,7 +37,6 @@ class Side:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Around the layer's forward on one chunk."""
         self._seen.clear()
         if self.is_own:  # its forward is not run through its hooks
             yield
@@ -68,7 +67,6 @@ class Side:
         return self.is_own and not self._parts
 
     def keep(self, m: int, batch: int) -> None:
-        """After the first forward of chunk `m`."""
         if self._seen or not self.is_own:
             self._parts.append(self._of_chunk(m, batch).detach())
 

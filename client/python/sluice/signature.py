@@ -52,7 +52,6 @@ def of(model: nn.Module) -> Hashable | None:
 
 
 def _functions(of: Any) -> Hashable:
-    """What a class or a file has under its names just now."""
     return frozenset((name, value) for name, value in vars(of).items()
                      if isinstance(value, (FunctionType, type)))
 

@@ -28,7 +28,6 @@ class Slabs:
 
     @property
     def nbytes(self) -> int:
-        """What the daemon has leased in all."""
         return sum(slab.nbytes for slab in self._slabs)
 
     def take(self, size: int) -> tuple[int, int]:
@@ -52,7 +51,6 @@ class Slabs:
                 want = max(size, want // 4)
 
     def reserve(self, nbytes: int) -> None:
-        """Leases what is missing to `nbytes`."""
         if nbytes > self.nbytes:
             self._lease(nbytes - self.nbytes)
 
@@ -77,7 +75,6 @@ class Slabs:
             self._lease(nbytes)
 
     def rebuild_books(self, mark: int) -> None:
-        """The books anew, of the tensors that live; see `Books.rebuild`."""
         self._books.rebuild([(slab.address, slab.nbytes)
                              for slab in self._slabs], mark)
 

@@ -108,7 +108,6 @@ class Slots:
 
     @property
     def nbytes(self) -> int:
-        """What is leased in all."""
         return sum(lease.nbytes for lease in self._leases)
 
     @property
@@ -143,7 +142,6 @@ class Slots:
         return tensor.data_ptr() in self._held
 
     def rebuild(self) -> None:
-        """The books anew, of the tensors that live; after an interrupt."""
         for address in self._expired():
             _spent.append(self._held.pop(address).described)
         self._free = FreeRanges.around(

@@ -91,7 +91,6 @@ class Spared:
     @contextlib.contextmanager
     def left_out(self, layer: nn.Module, products: Products
                  ) -> Iterator[None]:
-        """Around a replay of one chunk; `products` are the layer's."""
         with contextlib.ExitStack() as stack:
             for name in self.weights:
                 owner = layer.get_submodule(name.rpartition(".")[0])
@@ -177,7 +176,6 @@ class Following(Mode):
         return out
 
     def attends(self, k: Tensor, v: Tensor) -> None:
-        """Attention is called with them."""
         self._in_kv |= self._of(k, v)
 
     def found(self, y: Tensor) -> Spared:
@@ -221,6 +219,3 @@ class Following(Mode):
 def _hooks_on_saved() -> Any:
     """The innermost ones in force, of all tensors that autograd saves."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False)
-
-
-__all__ = ["Conditions", "Following", "Spared"]

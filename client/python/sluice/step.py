@@ -150,7 +150,6 @@ class Step:
 
     @contextlib.contextmanager
     def engaged(self) -> Iterator[None]:
-        """The model asks this step for masks and attention."""
         try:
             with swapped.attributes(_current, step=self), self.turn, (
                     self._model.engage()), self.telling():
@@ -169,11 +168,9 @@ class Step:
                 board.telling_job())
 
     def inside(self) -> contextlib.AbstractContextManager:
-        """Around a layer's own forward on one chunk."""
         return self._model.inside()
 
     def own_attention(self) -> contextlib.AbstractContextManager:
-        """Around a layer's own forward with the model's own attention."""
         return self._model.own_attention()
 
     def at_once(self, layer: nn.Module) -> list[range]:

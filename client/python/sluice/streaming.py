@@ -22,7 +22,7 @@ from sluice.policy import Policy
 from sluice.ranks import Ranks
 from sluice.session import Session
 from sluice.settings import Fields, StreamConfig
-from sluice.streamed import Stats, Stream
+from sluice.streamed import Stream
 
 if TYPE_CHECKING:
     from sluice.adapters.hf import Adapter
@@ -210,7 +210,6 @@ def unstream(model: nn.Module) -> None:
 
 
 def _device_of(layers: Iterable[nn.Module]) -> torch.device | None:
-    """Where the model lies, as far as that is known."""
     return next((parameter.device for layer in layers
                  for parameter in layer.parameters()
                  if not parameter.is_meta), None)
@@ -223,7 +222,6 @@ def _streams_in(model: nn.Module) -> list[Stream]:
 
 
 def _streams_same(former: Patched | None, adapter: Patched) -> bool:
-    """Whether two adapters patch the same modules."""
     return former is not None and list(former.layers) == list(
         adapter.layers) and getattr(former, "causal", None) is getattr(
         adapter, "causal", None)
@@ -243,7 +241,6 @@ def _adapter(model: nn.Module | None, how: Fields) -> Adapter | OwnLayers:
 
 
 def _attached(made: Stream, adapter: Patched) -> str:
-    """One line: what is streamed, and how."""
     head = {"rows": "head and loss by rows", "none": "the rest as it is",
             "whole": "head and loss whole"}[made.head]
     where = made.session.socket + (
@@ -262,6 +259,3 @@ def _attached(made: Stream, adapter: Patched) -> str:
     return (f"sluice: {adapter.name}: {len(adapter.layers)} layers{handing} in "
             f"chunks of {made.chunk} rows{chosen}{shared}{by}{again}, {head}; "
             f"host memory from {where}")
-
-
-__all__ = ["Stats", "Stream", "of", "stream", "stream_layers", "unstream"]

@@ -23,7 +23,6 @@ def items(*places: tuple[MutableMapping, Any, Any]) -> Iterator[None]:
 
 
 def attributes(of: Any, **values: Any) -> contextlib.AbstractContextManager:
-    """Inside, the object has these attributes of its own."""
     return items(*((vars(of), name, value) for name, value in values.items()))
 
 

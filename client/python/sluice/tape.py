@@ -43,7 +43,6 @@ class Tape:
         return len(self._stored)
 
     def recording(self, chunk: int) -> contextlib.AbstractContextManager:
-        """Around the first forward of a chunk."""
         return _Recorder(self, chunk)
 
     @contextlib.contextmanager
@@ -138,7 +137,6 @@ def _is_collective(func: Any) -> bool:
 
 
 def _written(func: Any, args: tuple, kwargs: dict) -> Iterator[Tensor]:
-    """The tensors that this operator changes, or may change."""
     for i, argument in enumerate(func._schema.arguments):
         if _is_collective(func) or (argument.alias_info is not None
                                     and argument.alias_info.is_write):

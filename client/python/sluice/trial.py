@@ -139,13 +139,11 @@ def run_chunked(adapter: Layered, stream: Stream, index: int, x: Tensor,
 
 
 def _handed(tensors: Any) -> dict[str, Tensor]:
-    """What a layer is handed, by names."""
     return {f"{HANDED}.{key}.{i}": tensor for key, values in (
         tensors or {}).items() for i, tensor in enumerate(values)}
 
 
 def _weigh(step: Step, key: Hashable, scale: float) -> None:
-    """Gradients of what a layer hands to others."""
     chunks = [step.handed.get(key, m) for m in range(len(step.chunks))]
     whole = [scale * weights(torch.cat(parts, ROWS)) for parts in zip(*chunks)]
     for m, rows in enumerate(step.chunks):
@@ -176,7 +174,6 @@ def carries(adapter: Layered, index: int, seen: Seen) -> bool:
 
 def written_by(adapter: Layered, index: int, seen: Seen
                ) -> list[tuple[nn.Module, str]]:
-    """The buffers (owner, name) that the layer's forward writes."""
     held = Buffers(adapter.layers[index].modules())
     with _afresh(adapter.layers[index]):
         _forward(adapter, index, seen)

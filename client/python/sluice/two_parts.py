@@ -46,7 +46,6 @@ class TwoParts:
         return cls(rows, first if first >= least else 0)
 
     def __iter__(self) -> Iterator[range]:
-        """The rows of each, within the chunk."""
         yield from (part for part in (range(self._first), range(
             self._first, self._rows)) if self._first)
 

@@ -93,13 +93,11 @@ def folder_of_the_user() -> str:
 
 
 def listens(path: str) -> bool:
-    """Whether a daemon has the socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asked:
         return asked.connect_ex(path) == 0
 
 
 def command(folder: str) -> list[str]:
-    """Starts it in `folder`, where its configuration is written."""
     free = available_bytes()
     # As much of what is free as a node's own daemon has of all (node.h).
     host = max(free // 2, min(free // 10 * 9, free - 64 * _GIB))

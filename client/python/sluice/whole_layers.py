@@ -50,7 +50,6 @@ _MASKS = those("mask")
 def call_of(step: Step, layer: nn.Module, own: Callable, x: Tensor,
             args: tuple, kwargs: dict[str, Any],
             declared: Mapping[str, int | None]) -> LayerCall:
-    """One call of a layer with hidden states x, by chunks or whole."""
     if layer in step.whole_layers:
         return WholeCall(step, layer, own, x, args, kwargs)
     return LayerCall(step, layer, own, Arguments(layer, step, args, kwargs,
@@ -68,8 +67,6 @@ def run(call: LayerCall, x: Tensor) -> Tensor:
 
 
 class _Given:
-    """One call's arguments beside the hidden states, of all rows."""
-
     hands = False
 
     def __init__(self, layer: nn.Module, step: Step, args: tuple,
@@ -132,8 +129,6 @@ class _Given:
 
 
 class WholeCall(LayerCall):
-    """One forward of a layer on all rows, and its backward."""
-
     def __init__(self, step: Step, layer: nn.Module, own: Callable, x: Tensor,
                  args: tuple, kwargs: dict[str, Any]):
         kind, has_rows = step.whole_layers[layer], x.shape[1] == step.rows
@@ -259,6 +254,3 @@ class WholeCall(LayerCall):
             arena.prefetch(host, device)
         return torch.cat([arena.get(host, device) for host in self._x],
                          1).requires_grad_(needs_x)
-
-
-__all__ = ["WholeCall", "call_of", "run"]

@@ -74,7 +74,6 @@ def _different(dealing: Dealing, given: dict[str, Any], all_: Made,
 
 
 def _made(dealing: Dealing, given: dict[str, Any]) -> Made:
-    """What the model makes of `given` outside its layers."""
     found: Made = {}
     x = given["input_ids"]
     step = dealing.stream.begin(x.shape[1], x.device, dealing.adapter,

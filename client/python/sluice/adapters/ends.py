@@ -92,7 +92,9 @@ class Ends:
         """The decoder's answer; `own` is its forward, called with arguments
         by name over all rows."""
         given = {name: value for name, value in all_given.items()
-                 if value is not None and not _sees_all(name, value)}
+                 if value is not None and not (  # a mask that says nothing
+                     name == "attention_mask" and isinstance(value, Tensor)
+                     and bool(value.all()))}
         why = self._refusal(given)
         if why is not None:
             if step.hidden.in_host:
@@ -107,7 +109,7 @@ class Ends:
                 stack.enter_context(self.last.register_forward_hook(_end))
             try:
                 out = own(**all_given)
-            except _Ended as caught:  # its frames hold tensors of all rows
+            except Recorded as caught:  # its frames hold tensors of all rows
                 ended = caught.args
         if ended is not None:
             (y,) = ended
@@ -169,7 +171,6 @@ class Ends:
         return None
 
     def units(self) -> list[nn.Module]:
-        """FSDP2's units that run by chunks."""
         return [unit for part in (self.before, self.after)
                 if part is not None for unit in part.units()]
 
@@ -309,8 +310,6 @@ class FirstCall(chunked.ChunkedCall):
 
 
 class LastCall(chunked.ChunkedCall):
-    """One run of what comes after the layers."""
-
     def __init__(self, left: Left):
         assert left.ends.after is not None
         super().__init__(left.step, left.ends.after, "what comes after the "
@@ -327,18 +326,9 @@ class LastCall(chunked.ChunkedCall):
         return y
 
 
-class _Ended(BaseException):
-    """(y,): the last layer has answered; what comes then runs by chunks."""
-
-
 def _end(module: nn.Module, args: tuple, y: Any) -> None:
-    raise _Ended(y)
-
-
-def _sees_all(name: str, value: Any) -> bool:
-    """A mask that says nothing."""
-    return name == "attention_mask" and isinstance(value, Tensor) and bool(
-        value.all())
+    """The last layer has answered: what comes then runs by chunks."""
+    raise Recorded(y)
 
 
 def _cut(name: str, value: Any, rows: range) -> Any:

@@ -61,8 +61,6 @@ def probe(ends: Ends) -> None:
 
 
 class _Seen:
-    """One forward of the decoder: which modules ran, and on what."""
-
     def __init__(self, ends: Ends, ids: Tensor):
         self.before: list[nn.Module] = []
         self.after: list[nn.Module] = []

@@ -76,7 +76,6 @@ class Inside:
 
 def warn_of_hooks(layers: Iterable[nn.Module],
                   warn: Callable[[str], object]) -> None:
-    """Says how often a user's hooks inside of layers are called."""
     for layer in layers:
         for name, module in layer.named_modules():
             if name and any(map(_is_a_users, hooks_of(module))):

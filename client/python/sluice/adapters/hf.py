@@ -128,33 +128,29 @@ class Adapter:
 
     def _on_twins(self, stream: Stream,
                   try_: Callable[[Adapter, Stream], None]) -> Adapter:
-        """A twin's, of which trials have found all that they look for. On the
-        CPU, or, where the model's code fails there, on its own device."""
+        """A twin's, of which trials have found all that they look for."""
         twins = Twins(self.causal, self.decoder, self.layers, {
             module: patch.before for module, patch in self._patches.items()})
-        why = Unsupported("", "")
-        for device in dict.fromkeys((torch.device("cpu"),
-                                     stream.arena.device)):
-            for small in twins.sizes():
-                trials = stream.for_trials(device)
-                try:
-                    with probe.trying(device), twins.made(
-                            small, device) as parts:
-                        tried = self._twin(parts)
-                        trials.whole_layers.update(found.whole(
-                            stream, self.layers, tried.layers))
-                        try_(tried, trials)
-                except Unsupported as refused:
-                    why = refused
-                    continue
-                if device.type != "cpu":
-                    stream.warn_once(f"{self.name} was tried on {device}: on "
-                                     f"the CPU {why}")
-                trials.forget()
-                return tried
-            if why.__cause__ is None:  # not its code has failed
-                break
-        raise why
+
+        def tried(small: bool, device: torch.device) -> Adapter:
+            trials = stream.for_trials(device)
+            with probe.trying(device), twins.made(small, device) as parts:
+                made = self._twin(parts)
+                trials.whole_layers.update(found.whole(
+                    stream, self.layers, made.layers))
+                try_(made, trials)
+            trials.forget()
+            return made
+
+        def of_any_size(device: torch.device) -> Adapter:
+            *small, whole = twins.sizes()
+            for size in small:
+                with contextlib.suppress(Unsupported):
+                    return tried(size, device)
+            return tried(whole, device)
+
+        return probe.on_devices(stream, self.name, stream.arena.device,
+                                of_any_size)
 
     def _twin(self, parts: Parts) -> Adapter:
         made = Adapter(parts)
@@ -209,7 +205,6 @@ class Adapter:
     # --- trials, of a twin --------------------------------------------------
 
     def try_all(self, stream: Stream) -> None:
-        """Raises `Unsupported`."""
         self.logits_last = routers.answered_last(self)
         self._patch_layers(stream)
         if routers.asked(self.decoder, {}):
@@ -365,7 +360,6 @@ class Adapter:
             self._take_head(self._on_twins(stream, Adapter.try_head))
 
     def check_dealing(self, ids: Tensor, chunk: int) -> None:
-        """Raises `Unsupported` where one rank's rows are not the whole's."""
         assert self.dealing is not None
         dealing_trial.check(self.dealing, ids, chunk)
 
@@ -473,7 +467,6 @@ class Adapter:
         return out
 
     def _writes_scores(self) -> bool:
-        """Whether the model's own attention is transformers' eager one."""
         ways = [value for _, _, value in self._own_attention] or [
             config._attn_implementation for config in self.configs]
         return "eager" in ways

@@ -64,8 +64,6 @@ Layers: TypeAlias = nn.ModuleList | nn.ModuleDict | Iterable[nn.Module]
 
 
 class OwnLayers:
-    """The patches of some layers."""
-
     def __init__(self, layers: Layers, sample: Callable[[], Any] | None):
         self._held = Held.of(layers)
         self.layers = list(layers.values() if isinstance(
@@ -89,7 +87,6 @@ class OwnLayers:
         return self._step[0]
 
     def attach(self, stream: Stream) -> None:
-        """Patches the layers, and probes them where there is a sample."""
         for layer in self.layers:
             self._patches[layer] = Patch(layer, self._forward(stream, layer),
                                          stream.warn_once)
@@ -213,7 +210,6 @@ class OwnLayers:
 
     def _own_rows(self, stream: Stream, layer: nn.Module, args: tuple,
                   kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        """This rank's rows of a layer's arguments."""
         step = self._of_step()
         return rows_of(layer, step, step.once("own rows", lambda: indices(
             _own(step), step.device)), self._cuts, stream.rows,
@@ -224,7 +220,6 @@ class OwnLayers:
             randomness.apart(step.ranks.rank, step.device))
 
     def _ran(self, stream: Stream, index: int, y: Tensor) -> Tensor:
-        """What the layer answers."""
         if index < len(self.layers) - 1:
             return y
         step = self._of_step()
@@ -271,7 +266,6 @@ class OwnLayers:
         self._stale = False
 
     def _seen(self, stream: Stream) -> dict[int, Seen]:
-        """What the sample calls the layers with."""
         seen: dict[int, Seen] = {}
         with swapped.attributes(self, _whole=True), torch.no_grad(), recorded(
                 self.layers, stream, seen, _first(self.layers[0])):
@@ -293,18 +287,9 @@ class OwnLayers:
         layer was called with."""
         at = kind if index is None else index
         seen = self._first_rows(stream, self.layers[at], seen)
-        why: Unsupported | None = None
-        # On the CPU, or, where its code fails there, where it is.
-        for device in dict.fromkeys((torch.device("cpu"), seen.x.device)):
-            if why is None or why.__cause__ is not None:
-                try:
-                    its, twin = self._tried(stream, at, seen, device)
-                    why = None
-                    break
-                except Unsupported as refused:
-                    why = refused
-        if why is not None:
-            raise why
+        its, twin = probe.on_devices(
+            stream, f"layer {at} ({self.name})", seen.x.device,
+            functools.partial(self._tried, stream, at, seen))
         alike = [layer for layer, k in zip(self.layers, self._kind)
                  if k == kind]
         found.of_layers(stream, alike, its, [twin], lambda _: 0)
@@ -387,7 +372,6 @@ class _Tried:
 
 
 def _there(name: str, seen: Seen, device: torch.device) -> Seen:
-    """What a layer was called with, on another device."""
     if seen.x.is_meta:
         raise Unsupported(name, "a sample on the meta device",
                           "give the model its weights before stream()")

@@ -59,7 +59,6 @@ def in_every_place(base: nn.Module, owners: Iterable[nn.Module],
 
 def in_place_of_layers(layers: nn.ModuleList, others: Iterable[nn.Module]
                        ) -> contextlib.AbstractContextManager:
-    """The list has `others`, one for each layer."""
     return swapped.attributes(
         layers, _modules=dict(zip(layers._modules, others)))
 

@@ -27,8 +27,6 @@ TOKENS = 512  # of a small vocabulary; trials use those below 500
 
 
 class Parts(NamedTuple):
-    """A model, or its twin."""
-
     causal: Any
     decoder: Any
     layers: nn.ModuleList
@@ -111,6 +109,3 @@ class Twins:
 
 def _refuse(module: nn.Module, args: Any) -> None:
     raise Unsupported(type(module).__name__, "a small twin has no such module")
-
-
-__all__ = ["Parts", "Twins"]

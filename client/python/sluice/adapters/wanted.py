@@ -47,7 +47,6 @@ def is_streamed(call: Call, stream: Stream, module: nn.Module,
 
 
 def refuse_call(module: nn.Module, given: dict[str, Any]) -> None:
-    """What one call asks for that a stream cannot give exactly."""
     name = type(module).__name__
     if parametrize._cache_enabled:
         raise Unsupported(name, "parametrize.cached(): what is cached without "
@@ -81,7 +80,6 @@ def _check_mask(name: str, mask: Tensor, length: int) -> None:
 
 
 def refuse_adapters(model: nn.Module) -> None:
-    """Refuses adapters of a PEFT model that pass a cache in each forward."""
     active = getattr(model, "active_adapters", ())
     for name in active if isinstance(active, (list, tuple)) else ():
         kind = getattr(model.peft_config[name], "peft_type", None)

@@ -20,8 +20,6 @@ Place = tuple[int, str, int]
 
 
 class Call(NamedTuple):
-    """What one layer is called with beside the hidden states."""
-
     args: tuple
     kwargs: dict[str, Any]
 
@@ -87,7 +85,6 @@ def named(layer: nn.Module, call: Call) -> list[tuple[str, Any]]:
 
 def leaves_of(index: int, layer: nn.Module, call: Call
               ) -> Iterator[tuple[Place, Any]]:
-    """The leaves of the arguments of layer `index`, with their places."""
     for name, value in named(layer, call):
         for i, leaf in enumerate(pytree.tree_leaves(value)):
             yield (index, name, i), leaf
