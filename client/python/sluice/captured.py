@@ -36,8 +36,7 @@ def probe_tokens(adapter: Model) -> Tensor:
     config = adapter.decoder.config
     weight = getattr(adapter.decoder.get_input_embeddings(), "weight", None)
     if weight is None:
-        raise Unsupported(type(adapter.decoder).__name__, "embeddings that "
-                          "are not one table")
+        raise Unsupported(adapter.decoder, "embeddings that are not one table")
     most = getattr(config, "max_position_embeddings", None) or TOKENS
     length = TOKENS if most < 1 else min(TOKENS, most)  # -1: any number
     ids = torch.arange(length) * 7 % max(1, weight.shape[0] - 4) + 3
@@ -91,9 +90,8 @@ def capture(adapter: Model, stream: Stream, ids: Tensor,
         raise
     for index in range(len(adapter.layers)):
         if index not in plain or index not in chunked:
-            raise Unsupported(
-                f"layer {index}", "it is not called by the decoder once per "
-                "forward")
+            raise Unsupported(f"layer {index}", "it is not called by the "
+                              "decoder once per forward")
         if HANDED in plain[index].kwargs:  # the same to the bit
             chunked[index].kwargs[HANDED] = plain[index].kwargs[HANDED]
     return plain, chunked

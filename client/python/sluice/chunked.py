@@ -166,10 +166,9 @@ class ChunkedCall:
         new = [place for place in held.written(not self.may_replace)
                if place not in known]
         if new and self.keeps:
-            raise Unsupported(
-                self.name, f"buffer '{new[0][1]}', which it did not write when "
-                "it was probed", "stream the model again after what has "
-                "changed in it")
+            raise Unsupported(self.name, f"buffer '{new[0][1]}', which it did "
+                              "not write when it was probed", "stream the "
+                              "model again after what has changed in it")
 
     def _cut(self, extra: list[Tensor], rows: range) -> list[Tensor]:
         return [cut(leaf._replace(value=value), rows)

@@ -96,7 +96,7 @@ class Unsupported(RuntimeError):
 
     Attributes:
         module: the module or argument it is about, as the user knows it
-            ("model.layers.3.self_attn").
+            ("model.layers.3.self_attn"), or by its class.
         feature: what about it cannot be exact.
         remedy: what to do instead.
         layer: the index of the layer that was tried, None outside of layers.
@@ -104,10 +104,11 @@ class Unsupported(RuntimeError):
 
     layer: int | None = None
 
-    def __init__(self, module: str, feature: str,
+    def __init__(self, module: object, feature: str,
                  remedy: str = _NOTHING) -> None:
-        super().__init__(module, feature, remedy)
-        self.module = module
+        self.module = module if isinstance(module, str) else (
+            type(module).__name__)
+        super().__init__(self.module, feature, remedy)
         self.feature = feature
         self.remedy = remedy
 

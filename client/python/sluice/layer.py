@@ -156,18 +156,15 @@ class LayerCall(chunked.ChunkedCall):
             if self._side is not None:
                 out = self._side.without(out)
         if self._site == 0 and self.biased:
-            raise Unsupported(
-                self.name, "a bias that is added to attention's scores, as "
-                "ALiBi's")
+            raise Unsupported(self.name, "a bias that is added to attention's "
+                              "scores, as ALiBi's")
         if self._site == 0 and not (self.step.carriers
                                     or self.step.whole_layers):
-            raise NoAttention(
-                self.name, "a layer without attention, through transformers' "
-                "registry, torch's or written out")
+            raise NoAttention(self.name, "a layer without attention, through "
+                              "transformers' registry, torch's or written out")
         if self._site != len(self._sites):
-            raise Unsupported(
-                self.name, f"{self._site} calls of attention in chunk {m}, "
-                f"{len(self._sites)} before")
+            raise Unsupported(self.name, f"{self._site} calls of attention in "
+                              f"chunk {m}, {len(self._sites)} before")
         y = self._hidden_of(out, x)
         if self._side is not None and not (self.replays or self._again):
             self._side.keep(m, len(x))

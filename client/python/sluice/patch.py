@@ -38,8 +38,8 @@ class Patch:
         self._copied = copied or (lambda: None)
         self.before = vars(module).get("forward")
         if isinstance(self.before, Patch):
-            raise Unsupported(type(module).__name__, "it is streamed already",
-                              "call sluice.unstream(model) before")
+            raise Unsupported(module, "it is streamed already", "call "
+                              "sluice.unstream(model) before")
         self.own = self.before or functools.partial(
             type(module).forward, module)
         # Trainer and generate ask which arguments the model takes.

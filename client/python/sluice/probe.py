@@ -295,9 +295,9 @@ def _find_carriers(adapter: Model, stream: Stream,
     layers = list(adapter.layers)
     if stream.ranks is not None and any(
             seen.kwargs.get(HANDED) for seen in plain.values()):
-        raise Unsupported(
-            type(adapter.decoder).__name__, "keys and values that layers hand "
-            "to later ones, with a group", "stream this model without group=")
+        raise Unsupported(adapter.decoder, "keys and values that layers hand "
+                          "to later ones, with a group", "stream this model "
+                          "without group=")
     for kind in by_kind(layers):
         index = layers.index(kind[0])
         if index in plain and kind[0] not in stream.whole_layers and carries(
@@ -327,9 +327,8 @@ def _compare(name: str, whole: Result, cut: Result) -> None:
                 "switch that off, or do not stream this model")
     for key, expected in whole.buffers.items():
         if not near(cut.buffers[key], expected, LIMIT, LEAST):
-            raise Unsupported(
-                name, f"its buffer '{key}' differs when its rows run in "
-                "chunks")
+            raise Unsupported(name, f"its buffer '{key}' differs when its rows "
+                              "run in chunks")
 
 
 def _compare_slopes(adapter: Layered, stream: Stream, index: int, x: Tensor,
@@ -349,10 +348,9 @@ def _compare_slopes(adapter: Layered, stream: Stream, index: int, x: Tensor,
         2 * step)
     expected = float(direction.double().norm()) ** 2
     if abs(slope - expected) > SLOPE_LIMIT * expected:
-        raise Unsupported(
-            name, f"it draws random numbers, and its gradient is "
-            f"{abs(slope - expected) / expected:.0%} off the slope of its "
-            "output when its rows run in chunks")
+        raise Unsupported(name, "it draws random numbers, and its gradient is "
+                          f"{abs(slope - expected) / expected:.0%} off the "
+                          "slope of its output when its rows run in chunks")
 
 
 def _apart(a: Tensor, b: Tensor) -> float:

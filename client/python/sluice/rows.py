@@ -57,9 +57,9 @@ class Arguments:
         self._specs, self.leaves = [], []
         for name, value in named_arguments(layer, args, kwargs):
             if isinstance(value, dict):
-                raise Unsupported(
-                    type(layer).__name__, f"argument '{name}', a dictionary "
-                    "through which layers hand tensors to each other")
+                raise Unsupported(layer, f"argument '{name}', a dictionary "
+                                  "through which layers hand tensors to each "
+                                  "other")
             leaves, spec = pytree.tree_flatten(value)
             self._specs.append((name, spec))
             self.leaves += [leaf_of(layer, name, leaf, step, step.rows,
@@ -101,8 +101,8 @@ def check_hidden(layer: nn.Module, hidden: Any) -> None:
     if not isinstance(hidden, Tensor) or hidden.dim() != 3:
         what = (f"hidden states of shape {tuple(hidden.shape)}" if isinstance(
             hidden, Tensor) else f"hidden states as {type(hidden).__name__}")
-        raise Unsupported(type(layer).__name__, f"{what}, of which only "
-                          "[B, S, H] can be cut into chunks of rows")
+        raise Unsupported(layer, f"{what}, of which only [B, S, H] can be cut "
+                          "into chunks of rows")
 
 
 def check_parameters(module: nn.Module) -> None:
@@ -151,8 +151,7 @@ def leaf_of(layer: nn.Module, name: str, value: Any, step: Markers, length: int,
     """One tensor or value of argument `name`, for `length` rows."""
     module = type(layer).__name__
     if name in _CACHES and value is not None:
-        raise Unsupported(module, f"a cache ('{name}')",
-                          "pass use_cache=False")
+        raise Unsupported(module, f"a cache ('{name}')", "pass use_cache=False")
     if isinstance(value, Tensor) and step.is_marker(value):
         return Leaf(name, value, None, marker=True)
     if name in _MASKS:

@@ -47,9 +47,8 @@ def _attention(query: Tensor, key: Tensor, value: Tensor,
     if dropout_p:
         refuse_dropout(call.module, dropout_p)
     if query.dim() != 4 or key.shape[2] != query.shape[2]:
-        raise Unsupported(
-            name, f"attention of q {tuple(query.shape)} to k "
-            f"{tuple(key.shape)} in one chunk")
+        raise Unsupported(name, f"attention of q {tuple(query.shape)} to k "
+                          f"{tuple(key.shape)} in one chunk")
     # Models do not call one row alone causal: it sees itself either way, and
     # the probe has seen what more rows do.
     one = attn_mask is None and query.shape[2] == 1

@@ -54,8 +54,8 @@ class Side:
         if not self.is_own:
             return out
         if not isinstance(out, (tuple, list)) or len(out) < 2:
-            raise Unsupported(type(self._module).__name__, "no output beside "
-                              "its hidden states", "leave its logits out")
+            raise Unsupported(self._module, "no output beside its hidden "
+                              "states", "leave its logits out")
         if out[self._index] is not None:
             self._note(self._module, (), out)
         at = self._index % len(out)
@@ -96,16 +96,15 @@ class Side:
         self._seen.clear()  # it may hold the chunk's graph
         self._flat = made.dim() == 2
         if made.shape[:-1] not in ((batch * rows,), (batch, rows)):
-            raise Unsupported(
-                name, f"logits of shape {tuple(made.shape)} for {batch} x "
-                f"{rows} rows", "leave them out")
+            raise Unsupported(name, f"logits of shape {tuple(made.shape)} for "
+                              f"{batch} x {rows} rows", "leave them out")
         return made.reshape(batch, rows, -1)
 
     def whole(self) -> Tensor:
         """[B * S, E] or [B, S, E], as the module makes it."""
         if len(self._parts) != len(self._chunks):
-            raise Unsupported(type(self._module).__name__, "a router that did "
-                              "not run", "leave its logits out")
+            raise Unsupported(self._module, "a router that did not run",
+                              "leave its logits out")
         made = torch.cat(self._parts, 1)
         self._parts.clear()
         return made.flatten(0, 1) if self._flat else made

@@ -289,13 +289,12 @@ class Step:
             raise Unsupported(name, "a mask that does not keep packed "
                               "documents apart", "do not pack this model")
         if self.parts is not None and seen.within(self.parts):
-            raise Unsupported(
-                name, "position_ids that go on elsewhere than at 0, or begin "
-                "with several 0, in a call that would make a cache: with one "
-                "transformers takes them for one sequence, without for "
-                "documents", "pass "
-                "attention_mask=torch.ones_like(input_ids) for one sequence, "
-                "use_cache=False for documents")
+            raise Unsupported(name, "position_ids that go on elsewhere than at "
+                              "0, or begin with several 0, in a call that "
+                              "would make a cache: with one transformers takes "
+                              "them for one sequence, without for documents",
+                              "pass attention_mask=torch.ones_like(input_ids) "
+                              "for one sequence, use_cache=False for documents")
         if seen.blind is not None and seen.blind is not self.blind:
             self.blind = seen.blind if self.blind is None else (
                 self.blind | seen.blind)

@@ -178,10 +178,9 @@ class Twin:
             return self._shared[place]
         if weight.is_meta or isinstance(weight, DTensor):
             if not dtype.is_floating_point:
-                raise Unsupported(
-                    f"{name} of {type(owner).__name__}", f"a weight of {dtype} "
-                    "that has no values yet", "stream the model when it has "
-                    "its weights")
+                raise Unsupported(f"{name} of {type(owner).__name__}", "a "
+                                  f"weight of {dtype} that has no values yet",
+                                  "stream the model when it has its weights")
             made = torch.empty(shape, dtype=dtype, device=self._device)
             if made.dim() < 2:
                 made.fill_(1)

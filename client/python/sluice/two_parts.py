@@ -80,9 +80,8 @@ class TwoParts:
         if not self._first:  # a chunk of one row has no parts
             return
         if self._states and bool(torch.stack(self._states).any()):
-            raise Unsupported(
-                name, f"a state after chunk {chunk} that is not the same when "
-                "the chunk runs in two parts")
+            raise Unsupported(name, f"a state after chunk {chunk} that is not "
+                              "the same when the chunk runs in two parts")
         differ = torch.cat([self._differ[part.start] for part in self], 1).cpu()
         rows = round(float(differ.float().mean(0).sum()))
         if rows > max(1, self._few * self._rows) or (

@@ -84,10 +84,9 @@ class _Given:
                 dict(value) if i in self.held else value)
             for leaf in leaves:
                 if not isinstance(leaf, (Tensor, *PLAIN)):
-                    raise Unsupported(
-                        type(layer).__name__, f"argument '{name}' of type "
-                        f"{type(leaf).__name__}, through which layers could "
-                        "hand tensors to each other")
+                    raise Unsupported(layer, f"argument '{name}' of type "
+                                      f"{type(leaf).__name__}, through which "
+                                      "layers could hand tensors to each other")
             self._leaves += [self._with_marker(name, leaf) for leaf in leaves]
             self._specs.append(spec)
 

@@ -36,11 +36,11 @@ def check(dealing: Dealing, ids: Tensor, chunk: int) -> None:
             value.requires_grad or not _near(noted.get(place), value))}
     different = _different(dealing, given, all_, chunk)
     if different:
-        raise Unsupported(
-            type(dealing.adapter.entry).__name__, f"{different} not the "
-            "same for a rank's rows of a sequence, given with their "
-            "positions, as for the whole of it: it makes positions of its "
-            "own", "do not use a group with this model")
+        raise Unsupported(dealing.adapter.entry, f"{different} not the same "
+                          "for a rank's rows of a sequence, given with their "
+                          "positions, as for the whole of it: it makes "
+                          "positions of its own", "do not use a group with "
+                          "this model")
     if "attention_mask" in dealing.accepts:
         given["attention_mask"] = torch.ones_like(ids)
         given["attention_mask"][:, -ids.shape[1] // 3:] = 0

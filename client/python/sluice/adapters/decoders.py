@@ -23,10 +23,9 @@ def find_decoder(model: nn.Module) -> tuple[PreTrainedModel, nn.ModuleList]:
         decoder = model.get_submodule(name)
         if isinstance(decoder, PreTrainedModel):
             return decoder, layers
-    raise Unsupported(
-        type(model).__name__, "no list of decoder layers whose attention goes "
-        "through transformers' attention registry",
-        "pass a causal language model of transformers")
+    raise Unsupported(model, "no list of decoder layers whose attention goes "
+                      "through transformers' attention registry", "pass a "
+                      "causal language model of transformers")
 
 
 def around(decoder: nn.Module, causal: nn.Module) -> list[nn.Module]:

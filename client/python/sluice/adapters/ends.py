@@ -98,7 +98,7 @@ class Ends:
         why = self._refusal(given)
         if why is not None:
             if step.hidden.in_host:
-                raise Unsupported(type(self.decoder).__name__, f"{why} with "
+                raise Unsupported(self.decoder, f"{why} with "
                                   'hidden="host"', _DEVICE)
             return own(**all_given)
         given = self.with_positions(given)
@@ -115,8 +115,8 @@ class Ends:
             (y,) = ended
             return self._last(step, y, given)
         if step.hidden.in_host:
-            raise Unsupported(type(self.decoder).__name__, "a forward that "
-                              "leaves its last layer out", _DEVICE)
+            raise Unsupported(self.decoder, "a forward that leaves its last "
+                              "layer out", _DEVICE)
         return out
 
     def with_positions(self, given: dict[str, Any]) -> dict[str, Any]:

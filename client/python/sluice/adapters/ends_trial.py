@@ -53,10 +53,9 @@ def probe(ends: Ends) -> None:
     if not same:
         ends.before = ends.after = None
         if in_host:
-            raise Unsupported(
-                type(decoder).__name__, f'{why}, with hidden="host": it is '
-                "not the same by chunks of rows",
-                'stream it with hidden="device"')
+            raise Unsupported(decoder, f'{why}, with hidden="host": it is '
+                              "not the same by chunks of rows", 'stream it '
+                              'with hidden="device"')
     ends.together = TOGETHER
 
 

@@ -71,6 +71,6 @@ def _try(head: Head, noted: tuple[Tensor, ...]) -> None:
     apart = _whole(head, hidden, labels, None).loss + _added(
         head, each, None)[0]
     if not near(apart, together, LIMIT):
-        raise Unsupported(
-            type(head.causal).__name__, "a loss of routers' logits that is not "
-            "added to that of the labels", 'stream it with head="whole"')
+        raise Unsupported(head.causal, "a loss of routers' logits that is not "
+                          "added to that of the labels", 'stream it with '
+                          'head="whole"')

@@ -95,6 +95,5 @@ def _is_a_users(hook: Callable) -> bool:
 def check_base(causal: nn.Module, base: nn.Module, decoder: nn.Module) -> None:
     """The base model that a head calls still holds the decoder."""
     if all(module is not decoder for module in base.modules()):
-        raise Unsupported(
-            type(causal).__name__, f"its {type(base).__name__} came after "
-            "sluice.stream, and is not streamed", AGAIN)
+        raise Unsupported(causal, f"its {type(base).__name__} came after "
+                          "sluice.stream, and is not streamed", AGAIN)

@@ -101,8 +101,7 @@ class Adapter:
         """Patches the model as trials of its twin have found; raises
         `Unsupported`."""
         if len(set(self.layers)) < len(self.layers):
-            raise Unsupported(type(self.decoder).__name__, "a layer that is "
-                              "run several times")
+            raise Unsupported(self.decoder, "a layer that is run several times")
         tried = self._as_tried(stream)
         self.logits_last, self.way = tried.logits_last, tried.way
         self._patch_layers(stream)
@@ -221,10 +220,9 @@ class Adapter:
             head_trial.probe(self._patch_causal(stream))
         elif stream.ranks is not None and "labels" in inspect.signature(
                 type(self.causal).forward).parameters:
-            raise Unsupported(
-                self.name, "a loss that the model makes of all rows at once, "
-                "under a group", "stream its base model, and make the loss of "
-                "st.shard()'s labels")
+            raise Unsupported(self.name, "a loss that the model makes of all "
+                              "rows at once, under a group", "stream its base "
+                              "model, and make the loss of st.shard()'s labels")
         self._refuse_small(stream.head == "whole")
 
     def try_layers(self, stream: Stream) -> None:
@@ -287,10 +285,9 @@ class Adapter:
         if refused.layer is None or refused.has_remedy:
             raise refused
         if stream.ranks is not None:
-            raise Unsupported(
-                refused.module, f"{refused.feature}, with a group", "stream it "
-                "without group=, where such layers may run whole"
-            ) from refused.__cause__
+            raise Unsupported(refused.module, f"{refused.feature}, with a "
+                              "group", "stream it without group=, where such "
+                              "layers may run whole") from refused.__cause__
         self._try_ways(stream, may_be_whole=True)
         kind = stream.whole_layers.get(self.layers[refused.layer])
         if kind is not None:  # the clearest of its reasons
@@ -420,9 +417,8 @@ class Adapter:
                 if out is not plain_layers.STREAMED:
                     return out
             if not whole and x.shape[1] != step.rows:
-                raise Unsupported(
-                    type(self_).__name__, f"{x.shape[1]} rows in a layer of a "
-                    f"sequence of {step.rows}")
+                raise Unsupported(self_, f"{x.shape[1]} rows in a layer of a "
+                                  f"sequence of {step.rows}")
             if step.arguments is not None:
                 args, kwargs = step.arguments(self_, args, kwargs)
             kwargs = routers.asking(step, self_, kwargs)
@@ -580,7 +576,7 @@ class Adapter:
         """Rows that no token stands for have a mask of their own."""
         what = "pictures that become rows of the decoder"
         if stream.ranks is not None:
-            raise Unsupported(type(self.decoder).__name__, what)
+            raise Unsupported(self.decoder, what)
         self._patches.pop(self.entry).undo()
         whole = {layer: made for kind in by_kind(self.layers)
                  for made in [WholeKind(type(kind[0]).__name__, what, True)]

@@ -95,9 +95,8 @@ class OwnLayers:
                                      or stream.ranks is not None):
             raise Unsupported(
                 self.name, 'hidden="host", or a group, of layers without a '
-                "sample: one that was not probed yet would be called with "
-                "what stands for hidden states",
-                "pass sample=lambda: model(ids)")
+                "sample: one that was not probed yet would be called with what "
+                "stands for hidden states", "pass sample=lambda: model(ids)")
         self._insides = [Inside.of([layer]) for layer in self.layers]
         self._probe_all(stream)
         stream.in_host = stream.hidden == "host"

@@ -106,9 +106,8 @@ def _has_holes(seen: Tensor) -> bool:
 def _check_shapes(name: str, query: Tensor, key: Tensor,
                   window: int | None, seen: Intervals) -> None:
     if key.shape[2] != query.shape[2]:
-        raise Unsupported(
-            name, f"{query.shape[2]} rows of q against {key.shape[2]} of k in "
-            "one chunk")
+        raise Unsupported(name, f"{query.shape[2]} rows of q against "
+                          f"{key.shape[2]} of k in one chunk")
     if window is not None and seen.widest > window:
         raise Unsupported(
             name, f"a sliding_window of {window} whose mask reaches "

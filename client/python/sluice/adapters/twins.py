@@ -108,4 +108,4 @@ class Twins:
 
 
 def _refuse(module: nn.Module, args: Any) -> None:
-    raise Unsupported(type(module).__name__, "a small twin has no such module")
+    raise Unsupported(module, "a small twin has no such module")

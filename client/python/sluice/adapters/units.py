@@ -51,9 +51,8 @@ def unhooked(units: Sequence[nn.Module]
 def refuse_compiled(index: int, layer: nn.Module) -> None:
     """Torch would compile the probe too."""
     if isinstance(layer, torch._dynamo.OptimizedModule):
-        raise Unsupported(f"layer {index}", "it is compiled",
-                          "compile modules inside of it instead, as "
-                          "layer.mlp.compile()")
+        raise Unsupported(f"layer {index}", "it is compiled", "compile modules "
+                          "inside of it instead, as layer.mlp.compile()")
 
 
 def refuse_within(layer: nn.Module) -> None:
@@ -62,12 +61,11 @@ def refuse_within(layer: nn.Module) -> None:
     would ask for attention when no chunk runs."""
     for name, module in layer.named_modules():
         if name and isinstance(module, FSDPModule):
-            raise Unsupported(
-                type(layer).__name__, f"'{name}' is an FSDP2 unit inside a "
-                "streamed layer", "shard the layer as a whole: "
-                "fully_shard(layer)")
+            raise Unsupported(layer, f"'{name}' is an FSDP2 unit inside a "
+                              "streamed layer", "shard the layer as a whole: "
+                              "fully_shard(layer)")
         if isinstance(module, CheckpointWrapper):
-            raise Unsupported(
-                type(layer).__name__, f"'{name}' is checkpointed inside a "
-                "streamed layer", "leave activation checkpointing out: of a "
-                "streamed layer only its input is kept")
+            raise Unsupported(layer, f"'{name}' is checkpointed inside a "
+                              "streamed layer", "leave activation "
+                              "checkpointing out: of a streamed layer only its "
+                              "input is kept")

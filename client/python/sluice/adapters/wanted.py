@@ -31,10 +31,10 @@ def is_streamed(call: Call, stream: Stream, module: nn.Module,
     for name in named.those("cache"):
         if given.get(name) is not None:
             if module.training and torch.is_grad_enabled():
-                raise Unsupported(
-                    type(module).__name__, f"{name} in training (PEFT's "
-                    "prefix tuning passes them)", "train without a cache: "
-                    "with LoRA, say, or prompt tuning; or unstream()")
+                raise Unsupported(module, f"{name} in training (PEFT's prefix "
+                                  "tuning passes them)", "train without a "
+                                  "cache: with LoRA, say, or prompt tuning; or "
+                                  "unstream()")
             return False
     if module.training or call.has_labels:
         return True
@@ -72,11 +72,10 @@ def _check_mask(name: str, mask: Tensor, length: int) -> None:
     # take it as a number.
     other = mask[(mask != 0) & (mask != 1)]
     if other.numel():
-        raise Unsupported(
-            name, f"an attention_mask with {float(other[0]):g}, neither 0 nor "
-            "1", "pass 1 for tokens and 0 for padding, (mask == 0).long() of "
-            "one that is added to scores; tell documents by position_ids that "
-            "restart")
+        raise Unsupported(name, f"an attention_mask with {float(other[0]):g}, "
+                          "neither 0 nor 1", "pass 1 for tokens and 0 for "
+                          "padding, (mask == 0).long() of one that is added to "
+                          "scores; tell documents by position_ids that restart")
 
 
 def refuse_adapters(model: nn.Module) -> None:

@@ -96,9 +96,8 @@ def merged(index: int, layer: nn.Module, whole: Call, local: Call,
     gradient or is `made_of_rows`."""
     known, own = dict(named(layer, whole)), dict(named(layer, local))
     if known.keys() != own.keys() or len(whole.args) != len(local.args):
-        raise Unsupported(type(layer).__name__, "other arguments for some "
-                          "rows than for the whole sequence",
-                          "do not use a group")
+        raise Unsupported(layer, "other arguments for some rows than for the "
+                          "whole sequence", "do not use a group")
 
     def one(name: str) -> Any:
         mine, spec = pytree.tree_flatten(own[name])
@@ -109,9 +108,8 @@ def merged(index: int, layer: nn.Module, whole: Call, local: Call,
             return pytree.tree_unflatten([m if n else _typed(k, m) for k, m, n
                                           in zip(leaves, mine, needed)], spec)
         if any(needed):
-            raise Unsupported(type(layer).__name__, f"argument '{name}', which"
-                              " is another for the whole sequence",
-                              "do not use a group")
+            raise Unsupported(layer, f"argument '{name}', which is another for "
+                              "the whole sequence", "do not use a group")
         return known[name]
 
     values = [one(name) for name in own]
