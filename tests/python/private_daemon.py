@@ -42,7 +42,7 @@ class PrivateDaemon:
             link_bytes_per_second))
         with open(log_path(self._folder), "wb") as log:
             self._sluiced = subprocess.Popen(
-                [find_programs().need_sluiced(), "--config", config,
+                [find_programs().need("sluiced"), "--config", config,
                  "--runtime-dir", self._folder, "--end-after-idle", "600"],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
                 start_new_session=True)

@@ -122,7 +122,7 @@ def run_sluicectl() -> None:
 
 def _run(program: str) -> None:
     from sluice.daemon import find_programs
-    path = getattr(find_programs(), f"need_{program}")()
+    path = find_programs().need(program)
     os.execv(path, [program, *sys.argv[1:]])
 
 

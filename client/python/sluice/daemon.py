@@ -28,23 +28,17 @@ class Programs:
     sluiced: str | None
     sluicectl: str | None
 
-    def need_library(self) -> str:
-        return self.library or _missing("libsluice.so")
-
-    def need_sluiced(self) -> str:
-        return self.sluiced or _missing("sluiced")
-
-    def need_sluicectl(self) -> str:
-        return self.sluicectl or _missing("sluicectl")
-
-
-def _missing(name: str) -> str:
-    told = os.environ.get("SLUICE_BIN_DIR")
-    where = (f"SLUICE_BIN_DIR={told}" if told else
-             "the package or in a build of its source tree")
-    raise Error(Status.NOT_FOUND, f"no {name} in {where}: install the wheel, "
-                "or build with ./dev build and set SLUICE_BIN_DIR to its "
-                "build/release/bin")
+    def need(self, name: str) -> str:
+        """Raises `Error` NOT_FOUND for what the build does not have."""
+        told = os.environ.get("SLUICE_BIN_DIR")
+        where = (f"SLUICE_BIN_DIR={told}" if told else
+                 "the package or in a build of its source tree")
+        if getattr(self, name):
+            return getattr(self, name)
+        file = "libsluice.so" if name == "library" else name
+        raise Error(Status.NOT_FOUND, f"no {file} in {where}: install the "
+                    "wheel, or build with ./dev build and set SLUICE_BIN_DIR "
+                    "to its build/release/bin")
 
 
 def _candidates() -> list[tuple[pathlib.Path, tuple[pathlib.Path, ...]]]:

@@ -33,7 +33,7 @@ def plan(folder: str | os.PathLike[str], gpus: str, tokens: str,
     if not config.is_file():
         raise Error(Status.NOT_FOUND, f"no config.json in {folder}: give the "
                     "folder that save_pretrained() wrote")
-    words = [find_programs().need_sluicectl(), "plan", "train",
+    words = [find_programs().need("sluicectl"), "plan", "train",
              "--engine", "python", "--model", str(config), "--hardware",
              hardware, "--gpus", gpus, "--seq-len", tokens]
     words += ["--compare"] * compare + ["--json"] * as_json

@@ -40,7 +40,7 @@ def examine(socket: str | None = None) -> Iterator[Finding]:
     programs = find_programs()
     yield _finding("libsluice.so", lambda: _library(programs))
     if socket is None:
-        yield _finding("sluiced", programs.need_sluiced)
+        yield _finding("sluiced", lambda: programs.need("sluiced"))
     try:
         with Session(socket) as session:
             yield Finding("session", True, _session(session))
@@ -78,7 +78,7 @@ def _cuda() -> str:
 
 
 def _library(programs) -> str:
-    path = programs.need_library()
+    path = programs.need("library")
     return f"{path}, C ABI {_native.load(path).abi_version()}"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -43,24 +44,16 @@ class Cost:
 
 
 @dataclass
-class Copied:
-    """Bytes to the host and from it."""
-
-    out: int = 0
-    back: int = 0
-
-
-@dataclass
 class Kind:
-    """Layers that are alike, summed over them."""
+    """Layers that are alike, summed over them, some by direction."""
 
     layers: int = 0  # forwards, of which each may have a backward, or none
     backwards: int = 0
     products: dict[str, Cost] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=lambda: {
         "forward": 0.0, "backward": 0.0})
-    copies: dict[str, Copied] = field(default_factory=lambda: {
-        "forward": Copied(), "backward": Copied()})
+    out: Counter[str] = field(default_factory=Counter)  # bytes to the host
+    back: Counter[str] = field(default_factory=Counter)
 
     def took(self, direction: str, seconds: float) -> None:
         self.seconds[direction] += seconds
@@ -91,16 +84,30 @@ class Measured:
         before, start = self.copied(), self.now()
         yield
         self.since(start, functools.partial(sums.took, direction))
-        after, copies = self.copied(), sums.copies[direction]
-        copies.out += after.gpu_to_host_bytes - before.gpu_to_host_bytes
-        copies.back += after.host_to_gpu_bytes - before.host_to_gpu_bytes
+        after = self.copied()
+        sums.out[direction] += (after.gpu_to_host_bytes
+                                - before.gpu_to_host_bytes)
+        sums.back[direction] += (after.host_to_gpu_bytes
+                                 - before.host_to_gpu_bytes)
         sums.layers += direction == "forward"
         sums.backwards += direction == "backward"
 
     def metering(self, kind: str, products: Products
                  ) -> contextlib.AbstractContextManager:
         """Around the first forward of one chunk of a layer."""
-        return _Meter(self, self._kind(kind), products)
+        costs = self._kind(kind).products
+
+        def met(place: Place, product: Product, args: tuple, kwargs: dict
+                ) -> Any:
+            cost = costs.setdefault(product.weight, Cost())
+            start = self.now()
+            out = product.function(*args, **kwargs)
+            self.since(start, cost.took)
+            cost.nbytes += out.nbytes
+            cost.count += 1
+            return out
+
+        return Mode(products, met)
 
     def spared(self, kind: str, weights: Iterable[str]) -> None:
         """A replay of one chunk of a layer leaves out the products of these
@@ -142,20 +149,3 @@ class Measured:
 
     def _kind(self, name: str) -> Kind:
         return self.kinds.setdefault(name, Kind())
-
-
-class _Meter(Mode):
-
-    def __init__(self, measured: Measured, kind: Kind, products: Products):
-        super().__init__(products)
-        self._measured, self._costs = measured, kind.products
-
-    def met(self, place: Place, product: Product, args: tuple,
-            kwargs: dict) -> Any:
-        cost = self._costs.setdefault(product.weight, Cost())
-        start = self._measured.now()
-        out = product.function(*args, **kwargs)
-        self._measured.since(start, cost.took)
-        cost.nbytes += out.nbytes
-        cost.count += 1
-        return out

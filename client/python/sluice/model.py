@@ -1,10 +1,10 @@
-"""The protocols by which modules below the adapters know a model."""
+"""What modules below the adapters know of a model."""
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -41,40 +41,50 @@ class WholeKind:
                 f"chunks: {self.why}")
 
 
-class Engaging(Protocol):
-    """What a step needs of a model."""
+class Engaging:
+    """What a step needs of a model; here of one that needs nothing."""
 
     def engage(self) -> contextlib.AbstractContextManager:
         """The model asks the current step for masks and attention."""
+        return contextlib.nullcontext()
 
     def inside(self) -> contextlib.AbstractContextManager:
         """Around a layer's own forward on one chunk."""
+        return contextlib.nullcontext()
 
     def own_attention(self) -> contextlib.AbstractContextManager:
         """While it is engaged, around the forward of a layer that has the
         model's own attention."""
+        return contextlib.nullcontext()
 
 
-class Layered(Engaging, Protocol):
+class Layered(Engaging):
     """What a trial needs of a twin's layers."""
 
     name: str
-
-    @property
-    def layers(self) -> Sequence[nn.Module]: ...
+    layers: Sequence[nn.Module]
 
     def own_forward(self, module: nn.Module) -> Callable:
         """The module's forward of before, bound to it."""
+        raise NotImplementedError
 
 
-class Patched(Layered, Protocol):
+class Patched(Layered):
     """Layers with their forwards replaced."""
+
+    def __init__(self) -> None:
+        self._patches: dict[nn.Module, Any] = {}
+
+    def own_forward(self, module: nn.Module) -> Callable:
+        return self._patches[module].own
 
     def detach(self) -> None:
         """The modules have their own forwards back."""
+        while self._patches:
+            self._patches.popitem()[1].undo()
 
 
-class Model(Patched, Protocol):
+class Model(Patched):
     """A model of transformers."""
 
     causal: nn.Module
@@ -82,9 +92,8 @@ class Model(Patched, Protocol):
     entry: nn.Module  # what is streamed: the decoder, or a model around it
     way: str  # how attention is met
     logits_last: bool  # of routers, in what layers answer
-
-    @property
-    def layers(self) -> nn.ModuleList: ...
+    layers: nn.ModuleList
 
     def check_dealing(self, ids: Tensor, chunk: int) -> None:
         """Raises `Unsupported` where one rank's rows are not the whole's."""
+        raise NotImplementedError

@@ -198,11 +198,11 @@ def _per(total: int, layers: int) -> int:
 def _layers(kind: Kind) -> dict[str, Any]:
     """What one of the kind's layers takes and copies in any case."""
     fields: dict[str, Any] = {"layers": kind.layers, "resident_layers": 0}
-    for direction, copies in kind.copies.items():
-        fields[f"{direction}_layer_seconds"] = (
-            kind.seconds[direction] / kind.layers)
-        fields[f"{direction}_d2h_fixed"] = _per(copies.out, kind.layers)
-        fields[f"{direction}_h2d_fixed"] = _per(copies.back, kind.layers)
+    for direction, seconds in kind.seconds.items():
+        fields[f"{direction}_layer_seconds"] = seconds / kind.layers
+        fields[f"{direction}_d2h_fixed"] = _per(kind.out[direction], kind.layers)
+        fields[f"{direction}_h2d_fixed"] = _per(kind.back[direction],
+                                                kind.layers)
     return fields
 
 

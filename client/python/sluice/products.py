@@ -70,11 +70,12 @@ class Products:
 
 
 class Mode(TorchDispatchMode):
-    """Counts the products of one chunk, and lets a subclass have them."""
+    """Counts the products of one chunk; what the product at a place is, `met`
+    says, which is called with the place, the product, args and kwargs."""
 
-    def __init__(self, products: Products):
+    def __init__(self, products: Products, met: Callable[..., Any]):
         super().__init__()
-        self._products = products
+        self._products, self._make = products, met
         self._met: Counter[str] = Counter()  # by weight
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
@@ -85,12 +86,7 @@ class Mode(TorchDispatchMode):
             return out
         place = product.weight, self._met[product.weight]
         self._met[product.weight] += 1
-        return self.met(place, product, args, kwargs)
-
-    def met(self, place: Place, product: Product, args: tuple,
-            kwargs: dict[str, Any]) -> Tensor:
-        """What the product at `place` of its chunk is."""
-        raise NotImplementedError
+        return self._make(place, product, args, kwargs)
 
     def other(self, func: Callable, args: tuple,
               kwargs: dict[str, Any]) -> Any:

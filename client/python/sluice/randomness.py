@@ -56,13 +56,9 @@ def apart(rank: int, device: torch.device) -> Iterator[None]:
     """Inside, each rank of a group draws numbers of its own, although all may
     have been seeded alike. Outside, what is drawn next is another number if
     some were drawn inside, the same on ranks that were the same before."""
-    before = RandomState(device)
-    _seed(before.number() * 4096 + rank, device)
-    began = RandomState(device)
-    try:
+    with rejoined() as begin:
+        begin(RandomState(device).number() * 4096 + rank, device)
         yield
-    finally:
-        _leave(before, began, device)
 
 
 @contextlib.contextmanager

@@ -159,7 +159,7 @@ class Session:
         if local_world > self._world:
             raise invalid(f"Session: local_world = {local_world}: at most the "
                           f"world of {self._world}")
-        self._library = _native.load(find_programs().need_library())
+        self._library = _native.load(find_programs().need("library"))
         self.gpu = told.local_rank if gpu is None else gpu
         self.daemon = None
         self.lease_wait_s = lease_wait_s

@@ -108,8 +108,15 @@ class _Without:
         self._products, self._weight = products, weight
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with _Stand(self._products, self._weight):
+        with Mode(self._products, self._met):
             return self._own(*args, **kwargs)
+
+    def _met(self, place: Place, product: Product, args: tuple,
+             kwargs: dict[str, Any]) -> Tensor:
+        if product.weight != self._weight or product.function not in _FACTORS:
+            return product.function(*args, **kwargs)
+        a, b = (args[i] for i in _FACTORS[product.function])
+        return stand_in((a.shape[0], b.shape[1]), a.dtype, a.device)
 
 
 class _UnmadeLinear(_Without):
@@ -128,25 +135,11 @@ def _unmade(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return stand_in((*x.shape[:-1], weight.shape[0]), x.dtype, x.device)
 
 
-class _Stand(Mode):
-
-    def __init__(self, products: Products, weight: str):
-        super().__init__(products)
-        self._weight = weight
-
-    def met(self, place: Place, product: Product, args: tuple,
-            kwargs: dict[str, Any]) -> Tensor:
-        if product.weight != self._weight or product.function not in _FACTORS:
-            return product.function(*args, **kwargs)
-        a, b = (args[i] for i in _FACTORS[product.function])
-        return stand_in((a.shape[0], b.shape[1]), a.dtype, a.device)
-
-
 class Following(Mode):
     """Around one replay of a chunk; then `found` says what may be spared."""
 
     def __init__(self, layer: nn.Module, conditions: Conditions):
-        super().__init__(Products(layer))
+        super().__init__(Products(layer), self._met_once)
         self._conditions = conditions
         self._count: Counter[str] = Counter()
         self._needed: set[str] = set()
@@ -165,8 +158,8 @@ class Following(Mode):
             self._note(out, of)
         return out
 
-    def met(self, place: Place, product: Product, args: tuple,
-            kwargs: dict[str, Any]) -> Tensor:
+    def _met_once(self, place: Place, product: Product, args: tuple,
+                  kwargs: dict[str, Any]) -> Tensor:
         out = product.function(*args, **kwargs)
         self._count[product.weight] += 1
         if product.function in _FACTORS:

@@ -51,7 +51,13 @@ class Tape:
         for _, value in self._stored[chunk - 1].values() if chunk else ():
             if isinstance(value, HostTensor):
                 self._arena.prefetch(value, device)
-        with _Answerer(self, chunk, device):
+        def answered(place: Place, product: Product, args: tuple, kwargs: dict
+                     ) -> Tensor:
+            answer = self.answer(chunk, place, product, device)
+            return (product.function(*args, **kwargs) if answer is None else
+                    answer)
+
+        with Mode(self.products, answered):
             yield
         self._drop(chunk)
 
@@ -96,13 +102,13 @@ class Tape:
 class _Recorder(Mode):
 
     def __init__(self, tape: Tape, chunk: int):
-        super().__init__(tape.products)
+        super().__init__(tape.products, self._met_first)
         self.tape, self.chunk = tape, chunk
         # Where each storage is stored.
         self._places: dict[StorageWeakRef, Place] = {}
 
-    def met(self, place: Place, product: Product, args: tuple,
-            kwargs: dict) -> Tensor:
+    def _met_first(self, place: Place, product: Product, args: tuple,
+                   kwargs: dict) -> Tensor:
         out = product.function(*args, **kwargs)
         if self.tape.store(self.chunk, place, product, out):
             self._places[storage(out)] = place
@@ -115,20 +121,6 @@ class _Recorder(Mode):
                 if place is not None:
                     self.tape.forget(self.chunk, place)
         return func(*args, **kwargs)
-
-
-class _Answerer(Mode):
-
-    def __init__(self, tape: Tape, chunk: int, device: torch.device):
-        super().__init__(tape.products)
-        self.tape, self.chunk = tape, chunk
-        self._device = device
-
-    def met(self, place: Place, product: Product, args: tuple,
-            kwargs: dict) -> Tensor:
-        answer = self.tape.answer(self.chunk, place, product, self._device)
-        return (product.function(*args, **kwargs) if answer is None else
-                answer)
 
 
 def _is_collective(func: Any) -> bool:

@@ -60,7 +60,7 @@ def test_both_doctor_commands_report_the_same_daemon():
     daemon = PrivateDaemon()
 
     def of_the_daemon(*arguments):
-        return subprocess.run([find_programs().need_sluicectl(), *arguments],
+        return subprocess.run([find_programs().need("sluicectl"), *arguments],
                               env=environment(), text=True,
                               capture_output=True, timeout=100)
 

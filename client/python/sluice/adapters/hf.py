@@ -50,7 +50,7 @@ from sluice.adapters.twins import Parts, Twins
 from sluice.adapters.units import refuse_compiled, refuse_within
 from sluice.captured import by_kind, first_of_kind, probe_tokens
 from sluice.errors import Inexact, NoAttention, UnknownRows, Unsupported
-from sluice.model import WholeKind
+from sluice.model import Model, WholeKind
 from sluice.patch import Patch
 from sluice.step import Step, current
 from sluice.streamed import Stream
@@ -71,10 +71,11 @@ def adapter_of(model: nn.Module) -> Adapter:
     return made
 
 
-class Adapter:
+class Adapter(Model):
     """One model's patches, or its twin's."""
 
     def __init__(self, parts: Parts):
+        super().__init__()
         self.causal, self.decoder, self.layers, self._is_small = parts
         self.name = type(self.causal).__name__
         # What is streamed: the decoder, or a model around it that makes its
@@ -92,7 +93,6 @@ class Adapter:
         self.dealing: Dealing | None = None  # with a group
         self._inside: Inside | None = None  # of layers; None: of a twin
         self._head: Head | None = None
-        self._patches: dict[nn.Module, Patch] = {}
         self._held = Held.by(self.decoder, self.layers)
 
     # --- attaching ----------------------------------------------------------
@@ -360,17 +360,9 @@ class Adapter:
         assert self.dealing is not None
         dealing_trial.check(self.dealing, ids, chunk)
 
-    def detach(self) -> None:
-        while self._patches:
-            self._patches.popitem()[1].undo()
-
     def _patch(self, module: nn.Module, forward: Callable,
                copied: Callable[[], object] | None = None) -> None:
         self._patches[module] = Patch(module, forward, self._warn, copied)
-
-    def own_forward(self, module: nn.Module) -> Callable:
-        """The module's forward of before, bound to it."""
-        return self._patches[module].own
 
     def engage(self) -> contextlib.AbstractContextManager:
         """The model's attention and masks are ours, and no layer is

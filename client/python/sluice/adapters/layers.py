@@ -51,6 +51,7 @@ from sluice.captured import (
 )
 from sluice.errors import Unsupported
 from sluice.hidden import InHost, Parted, Standing, Whole, is_stand_in
+from sluice.model import Layered, Patched
 from sluice.patch import Patch
 from sluice.ranks import indices
 from sluice.settings import LAYERS
@@ -63,8 +64,9 @@ LEAST = 64  # rows that show what a layer does
 Layers: TypeAlias = nn.ModuleList | nn.ModuleDict | Iterable[nn.Module]
 
 
-class OwnLayers:
+class OwnLayers(Patched):
     def __init__(self, layers: Layers, sample: Callable[[], Any] | None):
+        super().__init__()
         self._held = Held.of(layers)
         self.layers = list(layers.values() if isinstance(
             layers, nn.ModuleDict) else layers)
@@ -72,7 +74,6 @@ class OwnLayers:
         self.name = type(self.layers[0]).__name__
         self._sample = sample
         self._index = {layer: i for i, layer in enumerate(self.layers)}
-        self._patches: dict[nn.Module, Patch] = {}
         self._kind: list[int] = []  # of each layer, the first of its kind
         self._probed: set[int] = set()  # kinds
         self._stale = False  # what was probed does not hold
@@ -100,21 +101,6 @@ class OwnLayers:
         self._insides = [Inside.of([layer]) for layer in self.layers]
         self._probe_all(stream)
         stream.in_host = stream.hidden == "host"
-
-    def detach(self) -> None:
-        while self._patches:
-            self._patches.popitem()[1].undo()
-
-    def own_forward(self, module: nn.Module) -> Callable:
-        """The module's forward of before, bound to it."""
-        return self._patches[module].own
-
-    @contextlib.contextmanager
-    def engage(self):
-        yield
-
-    def own_attention(self) -> contextlib.AbstractContextManager:
-        return contextlib.nullcontext()
 
     def inside(self) -> contextlib.AbstractContextManager:
         return sdpa.Cut()
@@ -357,13 +343,14 @@ def _own(step: Step) -> list[range]:
     return step.chunks if step.ranks is None else step.ranks.own(step.whole)
 
 
-class _Tried:
+class _Tried(Layered):
     """One layer of a twin, by its number."""
 
     def __init__(self, of: OwnLayers, index: int, layer: nn.Module):
         self.name, self.layers = of.name, [layer] * (index + 1)
-        self.engage, self.inside = of.engage, of.inside
-        self.own_attention = of.own_attention
+
+    def inside(self) -> contextlib.AbstractContextManager:
+        return sdpa.Cut()
 
     def own_forward(self, module: nn.Module) -> Callable:
         return vars(module).get("forward") or functools.partial(

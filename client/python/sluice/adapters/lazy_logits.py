@@ -23,8 +23,8 @@ from torch.utils import _pytree as pytree
 from sluice import chunked
 from sluice.adapters.ends import Left, Part
 from sluice.adapters.head import Head
-from sluice.adapters.logprobs import Alone
 from sluice.errors import Unsupported
+from sluice.model import Engaging
 from sluice.replay import Slot
 from sluice.setting import Setting
 
@@ -114,7 +114,7 @@ class _Call(chunked.ChunkedCall):
 
     def __init__(self, head: Head, left: Left | None, hidden: Tensor):
         step = head.stream.begin(
-            hidden.shape[1], hidden.device, Alone(),
+            hidden.shape[1], hidden.device, Engaging(),
             chunk=head.rows_at_once(hidden.shape[-1]), alone=True)
         of_decoder = left.ends.after.modules() if left else ()
         super().__init__(step, Part([*head.modules(), *of_decoder], ()),

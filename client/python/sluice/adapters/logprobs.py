@@ -1,8 +1,6 @@
 """The streamed head's answer to `sluice.logprobs`."""
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
@@ -12,6 +10,7 @@ from sluice import chunked, scoring
 from sluice.adapters import units
 from sluice.adapters.head import Head
 from sluice.calls import Call
+from sluice.model import Engaging
 from sluice.scoring import Asked
 from sluice.step import Step
 
@@ -32,16 +31,6 @@ class _Call(chunked.ChunkedCall):
         return self._asked.of(self._head.logits(x), targets)
 
 
-class Alone:
-    """The head needs nothing of a step but its chunks and its memory."""
-
-    @contextlib.contextmanager
-    def engage(self) -> Iterator[None]:
-        yield
-
-    inside = own_attention = engage
-
-
 def answer(call: Call, head: Head, asked: Asked, base: Any
            ) -> CausalLMOutputWithPast:
     """What `asked` wants, in the place of logits, of the base model's
@@ -50,7 +39,7 @@ def answer(call: Call, head: Head, asked: Asked, base: Any
     targets = call.own(asked.targets)
     if targets.shape != hidden.shape[:2]:
         raise scoring.wrong_shape(asked.targets, hidden.shape[:2])
-    step = head.stream.begin(hidden.shape[1], hidden.device, Alone(),
+    step = head.stream.begin(hidden.shape[1], hidden.device, Engaging(),
                              chunk=ROWS, alone=True)
     asked.answered = True
     found = units.through(head.units(), lambda h: chunked.run(
