@@ -20,7 +20,7 @@ from sluice.errors import Unsupported
 from sluice.hashing import of_tensor
 from sluice.hidden import DeviceRows, HostRows, OnDevice
 from sluice.host_tensor import HostTensor
-from sluice.precision import wide_dtype
+from sluice.precision import autocast_now, wide_dtype
 from sluice.randomness import RandomState
 from sluice.replay import Buffers, Gradients, Slot, Snapshot, distinct, slots
 from sluice.rows import Leaf, cut
@@ -113,9 +113,7 @@ class ChunkedCall:
                 found: list[Slot]) -> Tensor:
         """y [B, S, H'] of x [B, S, H], without autograd. x is None for what
         makes the hidden states."""
-        kind = self.step.device.type
-        self._autocast = torch.autocast(kind, torch.get_autocast_dtype(kind),
-                                        torch.is_autocast_enabled(kind))
+        self._autocast = autocast_now(self.step.device)
         if self.keeps:
             self._setting = Setting(self.module, found, self.step.written_by(
                 self.module))

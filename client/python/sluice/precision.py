@@ -20,6 +20,13 @@ def widened(x: Tensor) -> Tensor:
     return x if x.dtype in _WIDE else x.to(wide_dtype(x))
 
 
+def autocast_now(device: torch.device) -> torch.autocast:
+    """Autocast as it is in force."""
+    kind = device.type
+    return torch.autocast(kind, torch.get_autocast_dtype(kind),
+                          torch.is_autocast_enabled(kind))
+
+
 def near(found: Tensor | None, wanted: Tensor | None, limit: float,
          least: float = 1e-12) -> bool:
     """Whether two tensors differ by no more than the limit, or the precision of

@@ -70,12 +70,15 @@ class Products:
 
 
 class Mode(TorchDispatchMode):
-    """Counts the products of one chunk; what the product at a place is, `met`
-    says, which is called with the place, the product, args and kwargs."""
+    """Counts the products of one chunk. What the product at a place of it is,
+    `make` says, by the place, the product, args and kwargs, or a subclass."""
 
-    def __init__(self, products: Products, met: Callable[..., Any]):
+    def __init__(self, products: Products,
+                 make: Callable[..., Any] | None = None):
         super().__init__()
-        self._products, self._make = products, met
+        self._products = products
+        if make is not None:
+            self.met = make
         self._met: Counter[str] = Counter()  # by weight
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
@@ -86,7 +89,7 @@ class Mode(TorchDispatchMode):
             return out
         place = product.weight, self._met[product.weight]
         self._met[product.weight] += 1
-        return self._make(place, product, args, kwargs)
+        return self.met(place, product, args, kwargs)
 
     def other(self, func: Callable, args: tuple,
               kwargs: dict[str, Any]) -> Any:

@@ -139,7 +139,7 @@ class Following(Mode):
     """Around one replay of a chunk; then `found` says what may be spared."""
 
     def __init__(self, layer: nn.Module, conditions: Conditions):
-        super().__init__(Products(layer), self._met_once)
+        super().__init__(Products(layer))
         self._conditions = conditions
         self._count: Counter[str] = Counter()
         self._needed: set[str] = set()
@@ -158,8 +158,8 @@ class Following(Mode):
             self._note(out, of)
         return out
 
-    def _met_once(self, place: Place, product: Product, args: tuple,
-                  kwargs: dict[str, Any]) -> Tensor:
+    def met(self, place: Place, product: Product, args: tuple,
+            kwargs: dict[str, Any]) -> Tensor:
         out = product.function(*args, **kwargs)
         self._count[product.weight] += 1
         if product.function in _FACTORS:

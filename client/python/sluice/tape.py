@@ -102,13 +102,13 @@ class Tape:
 class _Recorder(Mode):
 
     def __init__(self, tape: Tape, chunk: int):
-        super().__init__(tape.products, self._met_first)
+        super().__init__(tape.products)
         self.tape, self.chunk = tape, chunk
         # Where each storage is stored.
         self._places: dict[StorageWeakRef, Place] = {}
 
-    def _met_first(self, place: Place, product: Product, args: tuple,
-                   kwargs: dict) -> Tensor:
+    def met(self, place: Place, product: Product, args: tuple,
+            kwargs: dict) -> Tensor:
         out = product.function(*args, **kwargs)
         if self.tape.store(self.chunk, place, product, out):
             self._places[storage(out)] = place

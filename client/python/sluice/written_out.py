@@ -21,17 +21,11 @@ from torch import Tensor
 
 from sluice import blocks
 from sluice.attention import one_dtype, refuse_dropout
-from sluice.buffer_masks import (
-    intervals_of,
-    is_complement,
-    is_mask,
-    is_zeros_and_ones,
-)
 from sluice.calls import Standing
 from sluice.errors import Unsupported
 from sluice.intervals import Intervals
 from sluice.layer import running
-from sluice.masks import MASKED
+from sluice.masks import MASKED, find
 from sluice.products import storage
 from sluice.step import current
 
@@ -71,7 +65,7 @@ class Scores(Standing):
         if factor is not None and not self.weights and (
                 factor > 0 or not self.seen):
             return replace(self, scale=self.scale * factor)
-        if self._is_bare() and is_zeros_and_ones(other):
+        if self._is_bare() and _is_zeros_and_ones(other):
             return replace(self, times=other)
         return self.computed("mul") * other
 
@@ -82,7 +76,7 @@ class Scores(Standing):
         return self.mul(1 / number)
 
     def add(self, other: Any) -> Any:
-        if self.times is not None and is_complement(other, self.times):
+        if self.times is not None and _is_complement(other, self.times):
             return replace(self, times=None).masked(self.times)
         if not self.weights and self.times is None and (
                 isinstance(other, Tensor) and current().is_marker(other)):
@@ -95,7 +89,7 @@ class Scores(Standing):
         """torch.where(seen, self, other)."""
         number = _number(other)
         if not self.weights and self.times is None and (
-                number is not None and number <= MASKED and is_mask(seen)):
+                number is not None and number <= MASKED and _is_mask(seen)):
             return self.masked(seen)
         return torch.where(seen, self.computed("where"), other)
 
@@ -166,7 +160,7 @@ class Scores(Standing):
         here = current()
         found: Any = (
             here.mask_of(running().module, mask, False)
-            if here.is_marker(mask) else intervals_of(mask))
+            if here.is_marker(mask) else _intervals_of(mask))
         return replace(self, seen=(*self.seen, found))
 
     def computed(self, name: str, never: bool = False) -> Tensor:
@@ -310,3 +304,50 @@ def _all_of(seen: tuple[Intervals, ...]) -> Intervals:
 
 def _both(a: Intervals, b: Intervals) -> Intervals:
     return a.both(b, current().padding)
+
+
+# Masks that a layer has as a buffer [..., M, M], and takes a part of.
+
+def _is_mask(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.bool and (
+        current().is_marker(value) or _intervals_of(value) is not None)
+
+
+def _is_zeros_and_ones(value: Any) -> bool:
+    return _intervals_of(value) is not None and bool(
+        ((value == 0) | (value == 1)).all())
+
+
+def _is_complement(value: Any, times: Tensor) -> bool:
+    """It is 0 where `times` is 1, and masks where that is 0."""
+    return isinstance(value, Tensor) and value.shape == times.shape and bool(
+        torch.where(times == 0, value <= MASKED, value == 0).all())
+
+
+def _intervals_of(view: Any) -> Intervals | None:
+    """The mask of all rows, where `view` is the first rows and keys of a
+    buffer [..., M, M] of the layer that runs."""
+    if not isinstance(view, Tensor) or view.dim() < 2:
+        return None
+    for buffer in running().module.buffers():
+        if buffer.dim() >= 2 and _begins(view, buffer):
+            break
+    else:
+        return None
+    square = buffer.view(buffer.shape[-2:])
+    here = current()
+    if min(square.shape) < here.length:
+        return None
+    return here.once(("buffer", buffer.data_ptr()), lambda: find(
+        lambda batch, head, row, key: square[row, key] != 0, 1, here.length,
+        1, here.device))
+
+
+def _begins(view: Tensor, buffer: Tensor) -> bool:
+    rows = running().rows_of_chunk
+    return (view.data_ptr() == buffer.data_ptr()
+            and view.dtype == buffer.dtype
+            and buffer.numel() == buffer.shape[-1] * buffer.shape[-2]
+            and view.numel() == rows * rows
+            and view.shape[-2:] == (rows, rows)
+            and view.stride()[-2:] == buffer.stride()[-2:])

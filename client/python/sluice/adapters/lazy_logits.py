@@ -25,6 +25,7 @@ from sluice.adapters.ends import Left, Part
 from sluice.adapters.head import Head
 from sluice.errors import Unsupported
 from sluice.model import Engaging
+from sluice.precision import autocast_now
 from sluice.replay import Slot
 from sluice.setting import Setting
 
@@ -124,10 +125,7 @@ class _Call(chunked.ChunkedCall):
 
     def forward(self, x: Tensor, extra: list[Tensor],
                 found: list[Slot]) -> Tensor:
-        kind = x.device.type
-        autocast = torch.autocast(kind, torch.get_autocast_dtype(kind),
-                                  torch.is_autocast_enabled(kind))
-        self._waiting = autocast, x.detach(), extra, found
+        self._waiting = autocast_now(x.device), x.detach(), extra, found
         self._version = chunked.version_of(x)
         self._setting = Setting(self.module, found, [])
         width, dtype = self._head.made
