@@ -51,40 +51,35 @@ def capture(adapter: Model, stream: Stream, ids: Tensor,
     """What the layers are called with, plain and streamed; `between` is given
     the first."""
     accepts = inspect.signature(type(adapter.entry).forward).parameters
-    no_cache = {"use_cache": False} if "use_cache" in accepts or any(
-        p.kind is p.VAR_KEYWORD for p in accepts.values()) else {}
-
-    # What layers answer beside hidden states is not probed.
-    alone = {side.ASKED: False} if side.ASKED in accepts else {}
-
+    given: dict[str, Any] = {"input_ids": ids}
+    if "use_cache" in accepts or any(
+            p.kind is p.VAR_KEYWORD for p in accepts.values()):
+        given["use_cache"] = False
+    if side.ASKED in accepts:
+        # What layers answer beside hidden states is not probed.
+        given[side.ASKED] = False
     inside: list[int] = []  # layers that have not returned
 
-    def decoder():
-        adapter.own_forward(adapter.entry)(input_ids=ids, **no_cache, **alone)
-
-    def plainly():
-        with torch.no_grad(), recorded(adapter.layers, stream, plain):
-            decoder()
-
-    def streamed():
-        step = stream.begin(ids.shape[1], ids.device, adapter,
-                            chunk=ids.shape[1], check=False, alone=True)
-        with torch.no_grad(), recorded(
-                adapter.layers, stream, chunked, inside=inside), (
-                step.engaged()):
-            decoder()
-        step.forget_handed()
+    def run(into: dict[int, Seen],
+            around: contextlib.AbstractContextManager) -> None:
+        with torch.no_grad(), recorded(adapter.layers, stream, into,
+                                       inside=inside), around:
+            adapter.own_forward(adapter.entry)(**given)
 
     plain: dict[int, Seen] = {}
     chunked: dict[int, Seen] = {}
     held = {layer: Buffers(layer.modules()) for layer in adapter.layers}
     refusing(adapter.entry, "a forward on %d tokens fails" % ids.shape[1],
-             plainly)
+             lambda: run(plain, contextlib.nullcontext()))
     for layer, buffers in held.items():
         stream.written[layer] = buffers.written()
     between(plain)
+    step = stream.begin(ids.shape[1], ids.device, adapter,
+                        chunk=ids.shape[1], check=False, alone=True)
     try:
-        refusing(adapter.entry, "its forward fails when streamed", streamed)
+        refusing(adapter.entry, "its forward fails when streamed",
+                 lambda: run(chunked, step.engaged()))
+        step.forget_handed()
     except Unsupported as refused:
         refused.layer = inside[-1] if inside else None
         raise

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 IGNORED = -100  # the label of a row that counts nothing
 # A dictionary in which layers hand tensors [B, heads, S, D] to later ones.
 HANDED = "shared_kv_states"

@@ -9,7 +9,6 @@ import inspect
 from collections.abc import Mapping, MutableMapping
 from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -17,10 +16,10 @@ from torch.utils import _pytree as pytree
 
 from sluice import named
 from sluice.errors import UnknownRows, Unsupported
+from sluice.named import PLAIN
 
 ROWS: Mapping[str, int] = named.those("rows")
 _MASKS, _CACHES = named.those("mask"), named.those("cache")
-PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
 class Markers(Protocol):
@@ -64,7 +63,7 @@ class Arguments:
             self._specs.append((name, spec))
             self.leaves += [leaf_of(layer, name, leaf, step, step.rows,
                                     declared) for leaf in leaves]
-        self._needs_grad = [_needs_grad(leaf.value) for leaf in self.leaves]
+        self._needs_grad = [needs_grad(leaf.value) for leaf in self.leaves]
 
     def chunk(self, rows: range, replaced: list[Tensor | None]
               ) -> tuple[tuple, dict[str, Any]]:
@@ -133,7 +132,7 @@ def check_parameters(module: nn.Module) -> None:
                               "offloading")
 
 
-def _needs_grad(value: Any) -> bool:
+def needs_grad(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 

@@ -20,7 +20,6 @@ import sys
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from typing import Any, NoReturn
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -28,9 +27,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from sluice import swapped
 from sluice.hashing import fingerprint
+from sluice.named import PLAIN
 from sluice.replay import Slot, Snapshot
 
-PLAIN = (type(None), bool, int, float, str, torch.dtype)
 TORCHS = frozenset(vars(nn.Module())) - {"training", "_is_full_backward_hook"}
 # What holds a module's submodules and hooks, and hooks of all modules.
 _HELD = [name for name, value in vars(nn.Module()).items() if isinstance(

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sluice.hashing import fingerprint
+from sluice.named import PLAIN
 from sluice.patch import Patch
-from sluice.setting import PLAIN, TORCHS, hooks_of, plain_class
+from sluice.setting import TORCHS, hooks_of, plain_class
 
 _GLOBAL_HOOKS = [value for name, value in vars(nn.modules.module).items()
                  if name.startswith("_global_") and isinstance(value, dict)]
@@ -76,7 +77,7 @@ def _of_items(items: dict) -> Hashable:
 
 def _of_value(value: Any) -> Hashable:
     kind = type(value)
-    if isinstance(value, (*PLAIN, torch.device)):
+    if isinstance(value, PLAIN):
         return kind, value
     if isinstance(value, Tensor):
         if kind not in (Tensor, nn.Parameter):

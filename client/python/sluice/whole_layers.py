@@ -40,8 +40,8 @@ from sluice.hidden import (
 )
 from sluice.intervals import Intervals
 from sluice.layer import LayerCall
-from sluice.named import those
-from sluice.rows import PLAIN, Arguments, Leaf, named_arguments
+from sluice.named import PLAIN, those
+from sluice.rows import Arguments, Leaf, named_arguments
 from sluice.step import Step, chunks_of
 
 _MASKS = those("mask")

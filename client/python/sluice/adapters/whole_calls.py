@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from sluice.adapters.stand_in import Instead
 from sluice.errors import Unsupported
-from sluice.rows import leaf_of, named_arguments
+from sluice.rows import leaf_of, named_arguments, needs_grad
 from sluice.step import Step
 
 # A tensor among the arguments: number of the layer, name, leaf of the argument.
@@ -102,7 +102,7 @@ def merged(index: int, layer: nn.Module, whole: Call, local: Call,
     def one(name: str) -> Any:
         mine, spec = pytree.tree_flatten(own[name])
         leaves, other = pytree.tree_flatten(known[name])
-        needed = [_needs_grad(m) or (index, name, i) in made_of_rows
+        needed = [needs_grad(m) or (index, name, i) in made_of_rows
                   for i, m in enumerate(mine)]
         if spec == other:
             return pytree.tree_unflatten([m if n else _typed(k, m) for k, m, n
@@ -123,7 +123,3 @@ def _typed(known: Any, own: Any) -> Any:
             known.is_floating_point()):
         return known.to(own.dtype)
     return known
-
-
-def _needs_grad(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad
