@@ -115,8 +115,7 @@ def telling_job() -> Iterator[None]:
 
 
 def failed_rank(since: float) -> str:
-    """What another rank of the job raised first, if not long before the time
-    `since`, in seconds of the clock on the wall; "": nothing."""
+    """What another rank raised first, not long before `since`; "": nothing."""
     try:
         board = Board.of_job()
         told = None if board is None else board.read(FAILED)

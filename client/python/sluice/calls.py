@@ -81,8 +81,7 @@ class Call:
         return self.ranks.sum(whole.index_copy(1, self.own_rows, found))
 
     def with_all_rows(self, answer: Any, length: int) -> Any:
-        """A decoder's answer with the hidden states of all rows in the place
-        of those of this rank's rows."""
+        """A decoder's answer with all rows in the place of this rank's."""
         hidden, self.own_rows = self.all_rows(answer[0], length), None
         if isinstance(answer, dict):
             answer[next(iter(answer))] = hidden

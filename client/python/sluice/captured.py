@@ -31,8 +31,7 @@ class Seen(NamedTuple):
 
 
 def probe_tokens(adapter: Model) -> Tensor:
-    """ids [1, TOKENS], without the padding token, which some models count
-    positions by."""
+    """ids [1, TOKENS], without the padding token, which some models count."""
     config = adapter.decoder.config
     weight = getattr(adapter.decoder.get_input_embeddings(), "weight", None)
     if weight is None:
@@ -48,8 +47,7 @@ def probe_tokens(adapter: Model) -> Tensor:
 def capture(adapter: Model, stream: Stream, ids: Tensor,
             between: Callable[[dict[int, Seen]], None]
             ) -> tuple[dict[int, Seen], dict[int, Seen]]:
-    """What the layers are called with, plain and streamed; `between` is given
-    the first."""
+    """What layers are called with, plain, as `between` sees, and streamed."""
     accepts = inspect.signature(type(adapter.entry).forward).parameters
     given: dict[str, Any] = {"input_ids": ids}
     if "use_cache" in accepts or any(
@@ -134,16 +132,14 @@ def by_kind(layers: Iterable[nn.Module]) -> list[list[nn.Module]]:
 
 
 def first_of_kind(layers: Iterable[nn.Module]) -> list[int]:
-    """For each layer the first one of its kind: same classes, shapes and
-    settings."""
+    """For each layer the first with its classes, shapes and settings."""
     kinds: dict[str, int] = {}
     return [kinds.setdefault(_kind(layer), index)
             for index, layer in enumerate(layers)]
 
 
 def kind_names(layers: Iterable[nn.Module]) -> dict[nn.Module, str]:
-    """Each layer's kind, by its class and the first layer of the kind:
-    "LlamaDecoderLayer.0"."""
+    """By its class and the first layer of the kind: "LlamaDecoderLayer.0"."""
     layers = list(layers)
     return {layer: f"{type(layer).__name__}.{first}"
             for layer, first in zip(layers, first_of_kind(layers))}
@@ -195,8 +191,7 @@ def _code(function: Any) -> Any:
 
 
 def refusing(name: Any, what: str, action: Callable[[], Any]) -> Any:
-    """Whatever the user's own code raises on rows it never saw is a reason
-    not to stream it."""
+    """Whatever the user's code raises on rows it never saw is a refusal."""
     try:
         return action()
     except Unsupported:

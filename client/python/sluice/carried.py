@@ -93,8 +93,7 @@ class Cache:
 
     def update(self, key_states: Tensor, value_states: Tensor,
                layer_idx: int) -> tuple[Tensor, Tensor]:
-        """Called by attention beside a state: k and v of earlier rows are
-        ours."""
+        """Called by attention beside a state: k, v of earlier rows are ours."""
         return key_states, value_states
 
 

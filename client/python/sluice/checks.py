@@ -52,8 +52,7 @@ class Checks:
         self._steps = 0
 
     def begin(self, of_layers: bool, samples: bool) -> StepChecks:
-        """The checks of a step that may have a backward, for the layers or
-        for the head; `samples` in later steps."""
+        """For a step's layers, or for its head; `samples` in later steps."""
         if self._how != "first" or not self.has_passed:
             every = self._how != "off"
             return StepChecks(every, passed=self._pass, in_parts=True) if (

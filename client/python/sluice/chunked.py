@@ -77,8 +77,7 @@ class ChunkedCall:
         return []
 
     def beside(self, m: int) -> list[tuple[Tensor, Tensor]]:
-        """What else the replay of chunk `m` made that has a gradient, and
-        that."""
+        """What else the replay of chunk `m` made, with the gradient of it."""
         return []
 
     def run_again(self) -> None:
@@ -111,8 +110,7 @@ class ChunkedCall:
 
     def forward(self, x: Tensor | None, extra: list[Tensor],
                 found: list[Slot]) -> Tensor:
-        """y [B, S, H'] of x [B, S, H], without autograd. x is None for what
-        makes the hidden states."""
+        """y [B, S, H'] of x [B, S, H], or None for what makes hidden states."""
         self._autocast = autocast_now(self.step.device)
         if self.keeps:
             self._setting = Setting(self.module, found, self.step.written_by(

@@ -59,8 +59,7 @@ class Policy:
 
     @staticmethod
     def of(given: str | Mapping[str, Mapping[str, float]]) -> Policy:
-        """The policy that a user gives as `stream(policy=)`; `Invalid` in one
-        line."""
+        """The policy that a user gives as `stream(policy=)`, or `Invalid`."""
         if given == "recompute":
             return Policy()
         need("stream", "policy", given, _PARTS)

@@ -147,8 +147,7 @@ def _probe(adapter: Model, stream: Stream, ids: Tensor) -> None:
 
 def on_devices(stream: Stream, name: str, own: torch.device,
                try_: Callable[[torch.device], T]) -> T:
-    """What `try_` returns for the CPU, or, where the code of the user's modules
-    fails there, for their own device."""
+    """What `try_` returns for the CPU, or for `own` if code fails there."""
     why = Unsupported("", "")
     for device in dict.fromkeys((torch.device("cpu"), own)):
         try:
@@ -272,8 +271,7 @@ def _refuse_output(name: str, whole: Result, cut: Result,
 
 def _find_numbered(adapter: Layered, stream: Stream, index: int,
                    seen: Seen) -> None:
-    """Whether layers of its kind number their rows; see
-    [Note: numbered rows] in numbered."""
+    """Whether its kind numbers rows; see [Note: numbered rows] in numbered."""
     layer, numbered = adapter.layers[index], Numbered(seen.x.shape[1], 0)
     alike = next(kind for kind in stream.checks.kinds if layer in kind)
     stream.numbered.difference_update(alike)
@@ -333,8 +331,7 @@ def _compare(name: str, whole: Result, cut: Result) -> None:
 
 def _compare_slopes(adapter: Layered, stream: Stream, index: int, x: Tensor,
                     seen: Seen, name: str, cut: Result) -> None:
-    """The streamed gradient of the input against differences of the streamed
-    output along it, with the same random numbers."""
+    """The gradient of the input against differences of the output along it."""
     direction = cut.gradients["input"]
     assert direction is not None
     step = 1e-2 * float(x.norm()) / float(direction.norm())

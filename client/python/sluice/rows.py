@@ -23,8 +23,7 @@ _MASKS, _CACHES = named.those("mask"), named.those("cache")
 
 
 class Markers(Protocol):
-    """What arguments of layers need of a step; see [Note: mask markers]
-    there."""
+    """What arguments need of a step; see [Note: mask markers] there."""
 
     rows: int  # of this rank
 
@@ -67,8 +66,7 @@ class Arguments:
 
     def chunk(self, rows: range, replaced: list[Tensor | None]
               ) -> tuple[tuple, dict[str, Any]]:
-        """(args, kwargs) of the rows `rows`; `replaced` stands for the
-        differentiable leaves, already cut."""
+        """(args, kwargs) of `rows`; `replaced`: differentiable leaves, cut."""
         given = iter(replaced)
         values = [next(given) if needs else cut(leaf, rows)
                   for leaf, needs in zip(self.leaves, self._needs_grad)]

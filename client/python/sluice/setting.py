@@ -117,8 +117,7 @@ class Setting:
             "it reads a value of somewhere else, or is not deterministic")
 
     def in_place(self) -> contextlib.AbstractContextManager:
-        """The modules have the attributes, submodules, hooks and buffers of
-        then."""
+        """Modules have attributes, submodules, hooks and buffers of then."""
         then = [(vars(module), name, value) for module, attributes in zip(
                     (*self._modules, _ALL), self.attributes)
                 for name, value in attributes.items()]

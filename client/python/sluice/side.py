@@ -23,8 +23,7 @@ ASKED = "output_router_logits"  # transformers' argument, and in its configs
 
 
 class Side:
-    """Output `index` of one module of a layer, or of the layer itself, during
-    one step."""
+    """Output `index` of a module of a layer, or of the layer, in one step."""
 
     def __init__(self, layer: nn.Module, module: nn.Module, index: int,
                  chunks: list[range]):

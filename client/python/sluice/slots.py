@@ -166,8 +166,7 @@ class Slots:
         return None if found is None else found[0]
 
     def _lease(self, size: int) -> None:
-        """As much again as there is, or what is needed; nothing where the
-        daemon has not so much."""
+        """As much again as there is, or `size`, if the daemon has it."""
         want = max(size, min(max(self.nbytes, FIRST_LEASE_BYTES),
                              LARGEST_LEASE_BYTES))
         while True:

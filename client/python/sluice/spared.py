@@ -189,8 +189,7 @@ class Following(Mode):
                       self._conditions)
 
     def _is_scaled(self, func: Any, args: tuple) -> bool:
-        """Whether backward needs nothing of the product's values in a
-        product with them, element by element."""
+        """Whether backward of such a product needs nothing of its values."""
         if func is not _aten.mul.Tensor:
             return False
         mine, other = args if self._of(args[0]) else args[::-1]

@@ -205,8 +205,7 @@ class Step:
 
     def found_once(self, key: Hashable, find: Callable[[], Intervals]
                    ) -> Intervals:
-        """What `find` finds for a mask function that is pure. Where that was
-        causal in a step of the stream before, it is not asked again."""
+        """What `find` finds for a pure mask function; causal ones are known."""
         if key in self.known_causal:
             return self.causal()
         found = find()
@@ -255,8 +254,7 @@ class Step:
         return self._masks[marker.untyped_storage().data_ptr()][2]()
 
     def unmarked(self, tree: Any) -> Any:
-        """Arguments with the model's own masks in the place of markers, within
-        `own_attention`. All layers share these masks."""
+        """Arguments with the model's own masks, which layers share."""
         return pytree.tree_map(lambda leaf: self.once(
             ("own mask", leaf.untyped_storage().data_ptr()),
             lambda: self.own_mask(leaf)) if isinstance(leaf, Tensor)

@@ -142,8 +142,7 @@ class Stream:
 
     def plain(self, step: Step, layers: Sequence[nn.Module],
               shape: torch.Size) -> Forward | None:
-        """Returns what says which `layers` run plain in a step over
-        [B, S, ...]; None if all are streamed."""
+        """Returns what says which layers run plain; None if none does."""
         if self.room is None or not torch.is_grad_enabled() or (
                 self.planning is not None and not self.planning.over):
             return None
@@ -196,8 +195,7 @@ class Stream:
         self._head = how
 
     def found_head(self, how: Literal["rows", "whole", "none"]) -> None:
-        """What a trial of the head has shown; the adapter calls it. What a
-        user has chosen stays."""
+        """What a trial has shown; what a user has chosen stays."""
         chosen = self._head != self._may_head
         self._may_head = how
         if not chosen or how == "whole":
@@ -251,8 +249,7 @@ class Stream:
                 "rerun": self.rerun, "min_tokens": self.min_tokens}, given)
 
     def _plan(self) -> Measured | None:
-        """Takes the plan that the step before has been measured for, or one
-        that the daemon has changed it for."""
+        """Takes the plan of the step that was measured, or a changed one."""
         self.policy = (self.planning.policy(self.arena)
                        or self.planning.changed(self.arena) or self.policy)
         return self.planning.begin(self.arena)

@@ -88,8 +88,7 @@ class Tape:
 
     def answer(self, chunk: int, place: Place, product: Product,
                device: torch.device) -> Tensor | None:
-        """None where it is to be computed: it was not stored, or torch folds
-        products otherwise where there is autograd."""
+        """None where it was not stored, or torch folds products otherwise."""
         stored, value = self._stored[chunk].get(place, (None, None))
         if stored != product:
             return None

@@ -43,8 +43,7 @@ class Result(NamedTuple):
 
 def run_whole(adapter: Layered, index: int, x: Tensor, seen: Seen, name: str,
               scale: float, numbered: Numbered | None = None) -> Result:
-    """The layer as the model runs it, with the model's own attention, on rows
-    that it numbers by `numbered`."""
+    """The layer with the model's own attention, on rows as `numbered`."""
     layer, own = adapter.layers[index], own_of(adapter, index)
     args, kwargs = _wide_all((seen.args, seen.kwargs))
     handed = kwargs.get(HANDED)
@@ -152,8 +151,7 @@ def _weigh(step: Step, key: Hashable, scale: float) -> None:
 
 
 def forward_whole(adapter: Layered, index: int, seen: Seen) -> Tensor:
-    """What the layer makes of its rows, without a gradient and without random
-    numbers."""
+    """What the layer makes of its rows, with random functions still."""
     with Still(), _afresh(adapter.layers[index]):
         return _forward(adapter, index, seen)
 

@@ -26,8 +26,7 @@ RUN = 16  # rows in turn that are no two alike
 
 
 class TwoParts:
-    """The parts of one replay of a chunk of `rows` rows: the first `first`, the
-    rest."""
+    """The parts of one replay: its first `first` of `rows` rows, the rest."""
 
     def __init__(self, rows: int, first: int):
         self._rows, self._first = rows, first
@@ -67,8 +66,7 @@ class TwoParts:
     def compare_states(self, mine: Mapping[Any, Tensor],
                        whole: Mapping[Any, Tensor],
                        y: Tensor) -> None:
-        """What the second part and the whole chunk, with the output y, leave
-        to the next one."""
+        """What the second part and the whole chunk, with output y, leave."""
         limit = max(LIMIT, 8 * _precision(y))
         self._states = [
             (mine[key].float() - state.float()).norm() >
@@ -107,8 +105,7 @@ class TwoParts:
 
 
 def _precision(made: Tensor) -> float:
-    """The precision that it was made in: under autocast sums are wider than
-    products."""
+    """That it was made in: under autocast sums are wider than products."""
     device = made.device.type
     return max(torch.finfo(dtype).eps for dtype in (
         made.dtype, *([torch.get_autocast_dtype(device)] if

@@ -82,8 +82,7 @@ class Calls:
 
 
 def waits_for(socket: str, job: str, world: int) -> str:
-    """For whom a question for a plan waits, as far as the daemon tells a
-    user; "" where it tells nothing."""
+    """What a question for a plan waits for; "": it is not told."""
     program = find_programs().sluicectl
     if program is None:
         return ""

@@ -119,8 +119,7 @@ class _Given:
             self._names[self._positional:], values[self._positional:]))
 
     def put(self) -> list[tuple[int, Any, Any]]:
-        """What the forward after `chunk` has put into dictionaries: which of
-        the arguments, key, value."""
+        """What the forward has put into dictionaries: which one, key, value."""
         return [(i, key, value)
                 for i, (now, before) in self._before.items()
                 for key, value in now.items()
@@ -214,8 +213,7 @@ class WholeCall(LayerCall):
             for m, rows in enumerate(self.step.whole)], 2)
 
     def answer(self, y: Tensor) -> Any:
-        """What the layer itself returns; what it put into dictionaries is
-        there."""
+        """What the layer returns; what it put into dictionaries is there."""
         assert self._tree is not None
         (spec, leaves), self._tree = self._tree, None
         tensors, self.more = iter([y, *self.more]), ()

@@ -164,8 +164,7 @@ class Scores(Standing):
         return replace(self, seen=(*self.seen, found))
 
     def computed(self, name: str, never: bool = False) -> Tensor:
-        """The scores after all, where they are not attention's; `name` is
-        what the layer does to them."""
+        """The scores after all; `name` is what the layer does to them."""
         if never or not self._is_bare():
             raise Unsupported(
                 _layer(), f"attention written out with '{name}' of its scores "
@@ -204,8 +203,7 @@ class Scores(Standing):
 
 def product(func: Callable, args: tuple, kwargs: dict[str, Any]
             ) -> Scores | None:
-    """The scores that this call of torch would compute, where it multiplies
-    a chunk's rows of q with its own keys."""
+    """The scores that this call of torch would compute, if it is q k^T."""
     scale, biased = 1.0, False
     args = (*args, *(kwargs[name] for name in ("batch1", "batch2")
                      if name in kwargs))

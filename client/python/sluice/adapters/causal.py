@@ -51,8 +51,7 @@ class Causal:
 
     @staticmethod
     def fits(causal: nn.Module, decoder: nn.Module) -> bool:
-        """Whether it is a model with a head, and its base model holds the
-        decoder."""
+        """Whether it has a head, and a base model that holds the decoder."""
         base = causal._modules.get(getattr(causal, "base_model_prefix", ""))
         return (base is not None and causal is not decoder
                 and any(m is decoder for m in base.modules())

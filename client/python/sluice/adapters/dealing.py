@@ -101,8 +101,7 @@ class Dealing:
 
     def whole(self, step: Step, given: dict[str, Any], own: Tensor
                ) -> dict[int, Call]:
-        """By layer, this rank's rows of its arguments for the whole
-        sequence."""
+        """By layer, this rank's rows of its whole sequence's arguments."""
         noted: dict[int, Call] = {}
         cuts: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -152,8 +151,7 @@ class Dealing:
             for index, layer in enumerate(layers)])
 
     def _embedded(self) -> contextlib.AbstractContextManager:
-        """The embedding's rows are zeros that take no memory, where the
-        model does not write into them."""
+        """The embedding's rows are zeros that take no memory, if that works."""
         return in_every_place(
             self.adapter.decoder.get_input_embeddings(),
             self.adapter.entry.modules(),

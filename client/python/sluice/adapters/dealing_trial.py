@@ -95,8 +95,7 @@ def _made(dealing: Dealing, given: dict[str, Any]) -> Made:
 
 
 def _noted(dealing: Dealing, given: dict[str, Any]) -> dict[Place, Any]:
-    """The same arguments as they are noted for the whole sequence, without
-    embeddings."""
+    """The same arguments as they are noted for the whole sequence."""
     x = given["input_ids"]
     step = dealing.stream.begin(x.shape[1], x.device, dealing.adapter,
                                 check=False, alone=True)

@@ -29,8 +29,7 @@ def find_decoder(model: nn.Module) -> tuple[PreTrainedModel, nn.ModuleList]:
 
 
 def around(decoder: nn.Module, causal: nn.Module) -> list[nn.Module]:
-    """The models within the causal one that hold the decoder, the outermost
-    first."""
+    """The models within the causal one that hold the decoder, from outside."""
     return [m for m in causal.modules()
             if isinstance(m, PreTrainedModel) and m is not causal
             and m is not decoder and any(d is decoder for d in m.modules())]

@@ -89,8 +89,7 @@ class Ends:
 
     def run(self, step: Step, own: Callable, all_given: dict[str, Any]
             ) -> Any:
-        """The decoder's answer; `own` is its forward, called with arguments
-        by name over all rows."""
+        """The decoder's answer; `own` is its forward, over all rows by name."""
         given = {name: value for name, value in all_given.items()
                  if value is not None and not (  # a mask that says nothing
                      name == "attention_mask" and isinstance(value, Tensor)
@@ -120,8 +119,7 @@ class Ends:
         return out
 
     def with_positions(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Those that the decoder counts by the whole mask, of which a chunk
-        of rows has only its own part."""
+        """Those that are counted by the mask, of which a chunk has a part."""
         mask = given.get("attention_mask")
         if self.counts is None or mask is None or "position_ids" in given:
             return given
@@ -142,8 +140,7 @@ class Ends:
             instead, prepend=True, with_kwargs=True))
 
     def _refusal(self, given: dict[str, Any]) -> str | None:
-        """What of this call's arguments, or of the modules, cannot be run by
-        chunks."""
+        """What of this call, or of the modules, cannot be run by chunks."""
         if self.before is None:
             return "what it computes outside of its layers"
         for wish in ("output_hidden_states", "output_attentions"):
@@ -243,8 +240,7 @@ class Ends:
 
     def _own(self, given: dict[str, Any], rows: range,
              instead: Callable) -> Any:
-        """The decoder's own forward on some rows, with `instead` as its
-        layers' forwards."""
+        """The decoder's forward on some rows, `instead` for its layers'."""
         mine = {name: _cut(name, value, rows)
                 for name, value in given.items()}
         if self.says_positions and "position_ids" not in mine:

@@ -82,8 +82,7 @@ class Head:
         return logits
 
     def of_base(self, given: dict[str, Any]) -> Any:
-        """What the base model returns to the model's own forward, with
-        whatever that does to the inputs before."""
+        """What the base model answers the model's own forward."""
         base = self.base
 
         def record(*args: Any, **kwargs: Any) -> None:
@@ -137,8 +136,7 @@ class Head:
         return (m for m in self.causal.modules() if m not in base)
 
     def units(self) -> list[nn.Module]:
-        """Its modules that are FSDP2 units; the model itself is one around
-        all of it."""
+        """Its modules that are FSDP2 units, but for the model around them."""
         return [m for m in self.modules()
                 if isinstance(m, FSDPModule) and m is not self.causal]
 

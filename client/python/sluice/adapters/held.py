@@ -37,8 +37,7 @@ class Held:
             layers, nn.ModuleList) else Held((), tuple)
 
     def check(self) -> None:
-        """Layers that are left out, or have something around them, are
-        those of before."""
+        """Layers are those of before, or left out, or within others."""
         for index, layer in enumerate(self._held()):
             if layer not in self._layers and self._layers.isdisjoint(
                     layer.modules()):

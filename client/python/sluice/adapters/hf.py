@@ -98,8 +98,7 @@ class Adapter(Model):
     # --- attaching ----------------------------------------------------------
 
     def attach(self, stream: Stream) -> None:
-        """Patches the model as trials of its twin have found; raises
-        `Unsupported`."""
+        """Patches the model as a twin's trials found; or `Unsupported`."""
         if len(set(self.layers)) < len(self.layers):
             raise Unsupported(self.decoder, "a layer that is run several times")
         tried = self._as_tried(stream)
@@ -344,8 +343,7 @@ class Adapter(Model):
             raise
 
     def renew(self, stream: Stream) -> None:
-        """Tries the layers again where something in them is new since they
-        were tried: adapters, say, or hooks."""
+        """Tries layers again if something in them is new, as adapters are."""
         if self._inside is None or not self._inside.has_changed():
             return
         with stream.probing_again():
@@ -365,8 +363,7 @@ class Adapter(Model):
         self._patches[module] = Patch(module, forward, self._warn, copied)
 
     def engage(self) -> contextlib.AbstractContextManager:
-        """The model's attention and masks are ours, and no layer is
-        checkpointed."""
+        """Attention and masks are ours, and no layer is checkpointed."""
         switched = [] if self.way in ("sdpa", "own") else self.configs
         own = [(vars(config), _ATTENTION, config._attn_implementation)
                for config in switched]

@@ -160,8 +160,7 @@ class OwnLayers(Patched):
 
     def _begun(self, stream: Stream, index: int, x: Tensor
                ) -> tuple[Step, Tensor]:
-        """The step that this call goes on with, else a new one; and what its
-        layer is called with."""
+        """The step that this call is of, and what its layer is called with."""
         step, last = self._step or (None, -1)
         if step is None or step.length != x.shape[1] or index <= last:
             self._end_step(stream)
@@ -226,8 +225,7 @@ class OwnLayers(Patched):
     # --- the probe ----------------------------------------------------------
 
     def _probe_all(self, stream: Stream) -> None:
-        """One layer of each kind, where there is a sample; else each is probed
-        when it is called."""
+        """One layer of each kind; without a sample each when it is called."""
         warn_of_hooks(self.layers, stream.warn_once)
         stream.checks.kinds = by_kind(self.layers)
         if self._sample is not None:
@@ -268,8 +266,7 @@ class OwnLayers(Patched):
 
     def _probe(self, stream: Stream, kind: int, seen: Seen,
                index: int | None = None) -> None:
-        """Probes the first layer of its kind, on the first rows of what a
-        layer was called with."""
+        """By the first rows of what a layer of this kind was called with."""
         at = kind if index is None else index
         seen = self._first_rows(stream, self.layers[at], seen)
         its, twin = probe.on_devices(

@@ -33,8 +33,7 @@ class _Call(chunked.ChunkedCall):
 
 def answer(call: Call, head: Head, asked: Asked, base: Any
            ) -> CausalLMOutputWithPast:
-    """What `asked` wants, in the place of logits, of the base model's
-    output."""
+    """What `asked` wants, for logits, of the base model's output."""
     hidden: Tensor = base[0]
     targets = call.own(asked.targets)
     if targets.shape != hidden.shape[:2]:

@@ -101,8 +101,7 @@ def asking(step: Step, layer: nn.Module, kwargs: dict[str, Any]
 
 
 def joined(step: Step, y: Tensor) -> Tensor:
-    """Behind the last layer, which answered y; what was noted is then in
-    `step.noted`."""
+    """Behind the last layer, which answered y; notes go to `step.noted`."""
     sides = [side for side in step.sides.values() if not side.is_silent]
     y, *noted = Joined.apply(sides, y, *(side.whole() for side in sides))
     step.noted = tuple(noted)

@@ -50,8 +50,7 @@ class Noted(Instead):
 
 
 def zeros(table: nn.Module, expand: bool) -> Instead:
-    """Stands for the embedding: zeros, which are one in memory if they
-    `expand`."""
+    """Stands for the embedding: zeros, one in memory if they `expand`."""
     def forward(ids: Tensor, *_: Any, **__: Any) -> Tensor:
         shape = (*ids.shape, table.weight.shape[-1])
         return torch.zeros(() if expand else shape, dtype=table.weight.dtype,
