@@ -11,6 +11,7 @@ kind in each step, in turn. Both cost one wait for the device per comparison.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import nn
@@ -18,10 +19,11 @@ from torch import nn
 Check = Literal["first", "always", "off"]
 
 
+@dataclass(frozen=True)
 class StepChecks:
     """The checks of one step.
 
-    Args:
+    Attributes:
         every: all chunks are compared.
         sampled: else, of these modules the chunk with this number, modulo
             their chunks.
@@ -29,16 +31,14 @@ class StepChecks:
         in_parts: chunks that are compared also run in two parts.
     """
 
-    def __init__(self, every: bool,
-                 sampled: Mapping[nn.Module, int] | None = None,
-                 passed: Callable[[], None] = lambda: None,
-                 in_parts: bool = False):
-        self._every, self._sampled = every, sampled or {}
-        self.passed, self.in_parts = passed, in_parts
+    every: bool
+    sampled: Mapping[nn.Module, int] = field(default_factory=dict)
+    passed: Callable[[], None] = lambda: None
+    in_parts: bool = False
 
     def include(self, module: Any, chunk: int, chunks: int) -> bool:
-        number = self._sampled.get(module)
-        return self._every or (
+        number = self.sampled.get(module)
+        return self.every or (
             number is not None and number % chunks == chunk)
 
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from sluice import calls, carried, chunked, swapped
+from sluice import calls, carried, chunked, spared, swapped
 from sluice.attention import Question, Site
 from sluice.blocks import Scores
 from sluice.carried import Cache, Carried
@@ -34,7 +34,7 @@ from sluice.named import HANDED
 from sluice.numbered import Numbered
 from sluice.products import Products
 from sluice.rows import Leaf, cut
-from sluice.spared import Conditions, Following, Spared
+from sluice.spared import Following, Spared
 from sluice.step import Step
 from sluice.tape import Tape
 from sluice.two_parts import TwoParts
@@ -259,7 +259,7 @@ class LayerCall(chunked.ChunkedCall):
             return contextlib.nullcontext()
         if self._spared is None:
             known = self.step.spared.get(self.module)
-            conditions = Conditions.now(
+            conditions = spared.conditions(
                 self.module, self._setting.attributes, (x, *extra))
             if known is None or known.conditions != conditions:
                 self._following = Following(self.module, conditions)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,19 +22,20 @@ from sluice import linears, swapped
 from sluice.precision import wide_dtype, widened
 
 
-class Slot:
+class Slot(NamedTuple):
     """Where a module holds a parameter, and whether that is trained: as it was
     when the slot was made, whatever is frozen until backward."""
 
-    def __init__(self, owner: nn.Module, name: str, parameter: nn.Parameter):
-        self.owner, self.name, self.parameter = owner, name, parameter
-        self.trained = parameter.requires_grad
+    owner: nn.Module
+    name: str
+    parameter: nn.Parameter
+    trained: bool
 
 
 def slots(module: nn.Module) -> list[Slot]:
     """Every place under `module` that holds a parameter; tied ones have
     several. Frozen ones too: functional_call puts others in for a while."""
-    return [Slot(owner, name, parameter) for owner in module.modules()
+    return [Slot(owner, name, parameter, parameter.requires_grad) for owner in module.modules()
             for name, parameter in owner._parameters.items()
             if parameter is not None]
 

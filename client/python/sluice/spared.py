@@ -17,7 +17,7 @@ or was k or v; and if the layer has no function of the user's own, which may
 keep what it likes. Hooks on saved tensors may keep them in other storages, so
 nothing is spared where any were in force.
 
-What was found holds for later replays under the same `Conditions`: the layer's
+What was found holds for later replays under the same `conditions`: the layer's
 plain attributes (also whether it trains, which adapter is active), the hooks in
 it, and which of its parameters and inputs need a gradient. A frozen scale reads
 nothing of the product behind it; a trained one does.
@@ -55,29 +55,18 @@ _TERMS = frozenset({
 })
 
 
-@dataclass(frozen=True)
-class Conditions:
-    """What decides which products a layer's replay needs.
+def conditions(layer: nn.Module, attributes: Any, inputs: Iterable[Tensor]
+               ) -> tuple:
+    """What decides which products a layer's replay needs, during one, while the
+    layer has its aliases of parameters.
 
-    Attributes:
-        attributes: the plain ones of the layer's modules, and which modules
-            and hooks they have.
-        trained: whether a gradient is needed of each parameter, of the hidden
-            states, and of each argument beside them.
-        saves: the hooks on saved tensors that are in force, None without any.
+    Args:
+        attributes: the plain ones of its modules, and which modules and hooks
+            they have.
+        inputs: the hidden states and the arguments beside them.
     """
-
-    attributes: Any
-    trained: tuple[bool, ...]
-    saves: Any
-
-    @classmethod
-    def now(cls, layer: nn.Module, attributes: Any,
-            inputs: Iterable[Tensor]) -> Conditions:
-        """During a replay, while the layer has its aliases of parameters."""
-        return cls(attributes, tuple(
-            t.requires_grad for t in (*layer.parameters(), *inputs)),
-            _hooks_on_saved())
+    return attributes, tuple(t.requires_grad for t in (
+        *layer.parameters(), *inputs)), _hooks_on_saved()
 
 
 @dataclass(frozen=True)
@@ -86,7 +75,7 @@ class Spared:
 
     weights: frozenset[str]
     makes_kv: bool  # whether attention's k or v are made of them
-    conditions: Conditions  # under which that was found
+    conditions: tuple  # under which that was found
 
     @contextlib.contextmanager
     def left_out(self, layer: nn.Module, products: Products
@@ -138,7 +127,7 @@ def _unmade(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 class Following(Mode):
     """Around one replay of a chunk; then `found` says what may be spared."""
 
-    def __init__(self, layer: nn.Module, conditions: Conditions):
+    def __init__(self, layer: nn.Module, conditions: tuple):
         super().__init__(Products(layer))
         self._conditions = conditions
         self._count: Counter[str] = Counter()

@@ -23,6 +23,8 @@ from sluice.host_tensor import HostTensor
 from sluice.policy import Action, Policy
 from sluice.products import Mode, Place, Product, Products, storage
 
+_COLLECTIVE = "c10d"  # schemas of these do not say what they write
+
 
 class Tape:
     """The stored products of one call of one layer; belongs to its thread.
@@ -114,7 +116,8 @@ class _Recorder(Mode):
         return out
 
     def other(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        if self._places and (func._schema.is_mutable or _is_collective(func)):
+        if self._places and (func._schema.is_mutable
+                             or func.namespace == _COLLECTIVE):
             for written in _written(func, args, kwargs):
                 place = self._places.pop(storage(written), None)
                 if place is not None:
@@ -122,15 +125,10 @@ class _Recorder(Mode):
         return func(*args, **kwargs)
 
 
-def _is_collective(func: Any) -> bool:
-    """Their schemas do not say what they write."""
-    return func.namespace == "c10d"
-
-
 def _written(func: Any, args: tuple, kwargs: dict) -> Iterator[Tensor]:
     for i, argument in enumerate(func._schema.arguments):
-        if _is_collective(func) or (argument.alias_info is not None
-                                    and argument.alias_info.is_write):
+        alias = argument.alias_info
+        if func.namespace == _COLLECTIVE or (alias and alias.is_write):
             value = args[i] if i < len(args) else kwargs.get(argument.name)
             yield from (v for v in pytree.tree_leaves(value)
                         if isinstance(v, Tensor))
