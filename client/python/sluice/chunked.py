@@ -253,8 +253,7 @@ class ChunkedCall:
         return torch.zeros_like(x) if x.grad is None else x.grad
 
     def _restore(self, m: int) -> None:
-        """Random state and buffers are as before the first forward of chunk
-        `m`."""
+        """Random state and buffers are as before chunk `m` ran first."""
         if self._random[m] is not None:
             self._random[m].restore()
         self._buffers[m].restore()

@@ -23,8 +23,7 @@ ROWS = -2  # their dimension: [B, heads, c, D]
 
 
 class Handed:
-    """What layers of one step have put, and the gradients of it, by key and
-    chunk."""
+    """What a step's layers have put, and gradients of it, by key and chunk."""
 
     def __init__(self, arena: HostArena, device: torch.device):
         self._arena, self._device = arena, device

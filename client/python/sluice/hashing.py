@@ -37,8 +37,7 @@ def fingerprint(values: Tensor) -> int:
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """The bits of each number, well stirred, in its place (Steele et al.,
-    splitmix64)."""
+    """The bits of each number, stirred in place (Steele et al., splitmix64)."""
     x.bitwise_xor_(x >> 30).mul_(-4658895280553007687)
     x.bitwise_xor_(x >> 27).mul_(-7723592293110705685)
     return x.bitwise_xor_(x >> 31)

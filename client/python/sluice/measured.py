@@ -26,8 +26,7 @@ FROZEN = ".frozen"  # ends the name of a kind of layers without a backward
 
 @dataclass
 class Cost:
-    """The cost of one weight's products, summed over all layers that have
-    one."""
+    """The cost of one weight's products, summed over the layers."""
 
     nbytes: int = 0
     seconds: float = 0.0
@@ -64,8 +63,7 @@ Moment: TypeAlias = "float | Event"  # by the host's clock, or in a stream
 
 @dataclass
 class Measured:
-    """A step that computes everything again, while it runs; see
-    [Note: seconds]."""
+    """A step that computes all of it again; see [Note: seconds]."""
 
     copied: Callable[[], CopyStats]  # so far, by all steps
     device: torch.device

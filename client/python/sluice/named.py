@@ -101,8 +101,7 @@ ARGUMENTS: dict[str, Argument] = {
 
 
 def those(what: str) -> dict[str, Any]:
-    """Name -> that field of `Argument`, of the arguments that have it, in the
-    table's order."""
+    """Name -> that field, of arguments that have it, in the table's order."""
     said = {name: getattr(known, what) for name, known in ARGUMENTS.items()}
     return {name: value for name, value in said.items()
             if value is not None and value is not False}

@@ -50,8 +50,7 @@ Written = Sequence[tuple[nn.Module, str]]  # buffers: owner, name
 
 
 class Size(NamedTuple):
-    """What is kept for backward: `nbytes`, or at least so much where not
-    `exact`."""
+    """What is kept for backward: `nbytes`, or if not `exact` at least that."""
 
     nbytes: int
     exact: bool
@@ -345,8 +344,7 @@ class Forward:
 
 def _keys(layers: Iterable[nn.Module], kinds: dict[nn.Module, int], x: Tensor
           ) -> Iterator[tuple[nn.Module, Hashable]]:
-    """Equal for layers that keep the same of rows as x, which the first of
-    them is given."""
+    """Equal for layers that keep the same of rows as x, the first one's."""
     needs, cast = x.requires_grad, cast_of(x.device)
     for layer in layers:
         trained = tuple(p.requires_grad for p in layer.parameters())

@@ -37,8 +37,7 @@ def rows_at_first(chunk: int | Literal["auto"] | None) -> int:
 
 @dataclass(frozen=True)
 class StreamConfig:
-    """How a model is streamed: fields of `stream`, which says what each is and
-    checks them."""
+    """How a model is streamed: fields of `stream`, which explains them."""
 
     chunk: int | Literal["auto"] | None = None
     policy: str | Mapping[str, Mapping[str, float]] = "recompute"

@@ -122,8 +122,7 @@ class Step:
         self.whole_layers: Mapping[nn.Module, WholeKind] = {}
         # See [Note: plain layers] in plain_layers; None: all are streamed.
         self.plain: Forward | None = None
-        # The bytes that such layers' replays save, by storage; None: they are
-        # not weighed.
+        # Bytes that such layers' replays save, by storage; None: not weighed.
         self.saved: dict[int, int] | None = None
         self.known_causal: set[Hashable] = set()  # see found_once()
         # By storage: the marker's element, how its intervals are found, and

@@ -73,8 +73,7 @@ class TwoParts:
             limit * state.float().norm() for key, state in whole.items()]
 
     def check(self, name: str, chunk: int) -> None:
-        """Raises `Unsupported` where too many rows differ, or a state. Waits
-        for the device."""
+        """Raises `Unsupported` if too many rows differ, or a state; waits."""
         if not self._first:  # a chunk of one row has no parts
             return
         if self._states and bool(torch.stack(self._states).any()):

@@ -35,8 +35,7 @@ class Calls:
 
     def interruptible(self, call: Callable[[], T], say: Callable[[], object]
                       ) -> T:
-        """What `call` returns or raises; `say` is called once, where that
-        takes long."""
+        """What `call` returns or raises; `say` is called if that takes long."""
         answer: list[T] = []
         raised: list[BaseException] = []
         over = threading.Event()

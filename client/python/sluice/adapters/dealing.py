@@ -93,8 +93,7 @@ class Dealing:
         step.arguments = arguments
         local = self.local(given, step.length, own)
         inside = set(self.adapter.layers.modules())
-        # Tables of positions grow with the greatest they met, which is the
-        # whole run's.
+        # Tables of positions grow with the whole run's greatest one.
         with unchanged(m for m in entry.modules() if m not in inside), apart(
                 ranks.rank, step.device):
             return self._ends.run(step, self.adapter.own_forward(entry), local)
@@ -142,8 +141,7 @@ class Dealing:
     # --- the model without its layers ---------------------------------------
 
     def noting(self, note: Callable) -> contextlib.AbstractContextManager:
-        """Each layer only tells `note` its number and what it is called
-        with."""
+        """Layers only tell `note` their number and what they are given."""
         layers = self.adapter.layers
         return in_place_of_layers(layers, [
             Noted(layer, self.stream.returns_tuple[self.layers[index]],

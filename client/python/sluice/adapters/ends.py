@@ -296,8 +296,7 @@ class FirstCall(chunked.ChunkedCall):
         self._ends, self._given = ends, given
 
     def settle(self) -> None:
-        """The decoder's own forward over all rows, which runs its modules once
-        more, is over."""
+        """The forward over all rows, which runs its modules again, is over."""
         if self.keeps:
             self._setting.take_buffers()
 

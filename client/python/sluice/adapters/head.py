@@ -52,8 +52,7 @@ class Head:
             type(causal).forward, causal)
 
     def is_of_transformers(self) -> bool:
-        """A forward of the user's may tell calls apart in ways that a probe
-        does not meet."""
+        """A user's forward may tell calls apart in ways that no probe meets."""
         own = type(self.causal).forward
         return getattr(self.own, "func", None) is own and (
             own.__module__.startswith("transformers."))

@@ -236,8 +236,7 @@ class Adapter(Model):
         self._refuse_small(stream.head == "whole")
 
     def _refuse_small(self, runs_whole: bool) -> None:
-        """What runs whole in a small twin may be the same by rows in a whole
-        one."""
+        """What a small twin runs whole may be by rows in a whole one."""
         if self._is_small and runs_whole:
             raise Unsupported(self.name, "what is not the same by rows")
 
