@@ -103,6 +103,7 @@ class Unsupported(RuntimeError):
     """
 
     layer: int | None = None
+    vagueness = 0  # the first refusal that names a cause is the reason
 
     def __init__(self, module: object, feature: str,
                  remedy: str = _NOTHING) -> None:
@@ -128,9 +129,13 @@ Error.__module__ = Invalid.__module__ = Unsupported.__module__ = "sluice"
 class NoAttention(Unsupported):
     """A layer in which attention was not met: perhaps it is elsewhere."""
 
+    vagueness = 2
+
 
 class Inexact(Unsupported):
     """A layer that computed something else by chunks, whatever the cause."""
+
+    vagueness = 1
 
 
 class UnknownRows(Unsupported):

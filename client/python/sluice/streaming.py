@@ -2,11 +2,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-import torch
 from torch import nn
 
 from sluice import board, carried, computing, gpu_blocks, progress, settings
@@ -131,8 +129,9 @@ def stream(model: nn.Module | None = None,
                  for name, _ in layer.named_parameters())
     for former in [s for s in _streams if _streams_same(s._adapter, adapter)]:
         former.unstream()
-    made = Stream(how.session or Session(device=_device_of(adapter.layers)),
-                  how, policy, ranks)
+    made = Stream(how.session or Session(device=next((
+        p.device for layer in adapter.layers for p in layer.parameters()
+        if not p.is_meta), None)), how, policy, ranks)
     device = made.arena.device
     try:
         board.check_daemon(made.session.socket)
@@ -207,12 +206,6 @@ def unstream(model: nn.Module) -> None:
     is not streamed stays as it is."""
     for found in _streams_in(model):
         found.unstream()
-
-
-def _device_of(layers: Iterable[nn.Module]) -> torch.device | None:
-    return next((parameter.device for layer in layers
-                 for parameter in layer.parameters()
-                 if not parameter.is_meta), None)
 
 
 def _streams_in(model: nn.Module) -> list[Stream]:

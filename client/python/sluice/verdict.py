@@ -20,7 +20,7 @@ from sluice.session import Session
 from sluice.streaming import stream
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PretrainedConfig
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
@@ -37,10 +37,11 @@ def verdict(folder: str | os.PathLike[str]) -> Verdict:
         Error: no config there, or one that transformers cannot read.
     """
     import torch
+    from transformers import AutoModelForCausalLM
     folder = pathlib.Path(folder)
     config = _config(folder)
     with _reading(folder), torch.device("meta"):
-        model = _model(config).train()
+        model = AutoModelForCausalLM.from_config(config).train()
     name = type(model).__name__
     with Session() as session:
         try:
@@ -56,11 +57,6 @@ def verdict(folder: str | os.PathLike[str]) -> Verdict:
                    f"{f'({whole} run whole) ' if whole else ''}of "
                    f"{len(by_kind(layers))} kinds, tried with drawn weights, "
                    f"{head}")
-
-
-def _model(config: PretrainedConfig) -> PreTrainedModel:
-    from transformers import AutoModelForCausalLM
-    return AutoModelForCausalLM.from_config(config)
 
 
 def _config(folder: pathlib.Path) -> PretrainedConfig:

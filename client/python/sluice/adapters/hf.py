@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
@@ -49,7 +50,7 @@ from sluice.adapters.held import Held, Inside, warn_of_hooks
 from sluice.adapters.twins import Parts, Twins
 from sluice.adapters.units import refuse_compiled, refuse_within
 from sluice.captured import by_kind, first_of_kind, probe_tokens
-from sluice.errors import Inexact, NoAttention, UnknownRows, Unsupported
+from sluice.errors import UnknownRows, Unsupported
 from sluice.model import Model, WholeKind
 from sluice.patch import Patch
 from sluice.step import Step, current
@@ -275,7 +276,7 @@ class Adapter(Model):
                     refusals.append(refused)
                 except Unsupported as other:
                     refusals.append(other)
-        return min(refusals, key=_vagueness)
+        return min(refusals, key=operator.attrgetter("vagueness"))
 
     def _try_whole(self, stream: Stream, refused: Unsupported) -> None:
         """Finds which layers run whole; raises `refused`, the reason why not
@@ -327,7 +328,7 @@ class Adapter(Model):
                     self._try_so, stream, entry, way, True, whole)))
         if last:
             return min(last, key=lambda one: one[0])[1]()
-        raise min(refusals, key=_vagueness)
+        raise min(refusals, key=operator.attrgetter("vagueness"))
 
     def _try_so(self, stream: Stream, entry: nn.Module, way: str,
                 may_be_whole: bool,
@@ -435,7 +436,9 @@ class Adapter(Model):
                     step, layer, named_))
             return out if side is None else side.without(out)
 
-        if self._writes_scores():
+        ways = [value for _, _, value in self._own_attention] or [
+            config._attn_implementation for config in self.configs]
+        if "eager" in ways:  # transformers' own attention
             step.plain.writes_scores()
         out = step.plain.layer(
             layer, x, (args, kwargs), own, step.written_by(layer),
@@ -449,11 +452,6 @@ class Adapter(Model):
             y = routers.joined(step, y)
             return y if isinstance(out, Tensor) else (y, *more)
         return out
-
-    def _writes_scores(self) -> bool:
-        ways = [value for _, _, value in self._own_attention] or [
-            config._attn_implementation for config in self.configs]
-        return "eager" in ways
 
     def _all_plain(self, own: Callable, given: dict[str, Any]) -> Any:
         with swapped.items(*self._checkpointing()):
@@ -594,9 +592,3 @@ class Adapter(Model):
                                       f"a module of {package}",
                                       f"load the model without {package}")
         rows.check_parameters(self.causal)
-
-
-def _vagueness(refused: Unsupported) -> int:
-    """The first that names a cause is the reason."""
-    return 2 if isinstance(refused, NoAttention) else isinstance(
-        refused, Inexact)
