@@ -266,7 +266,6 @@ class ChunkedCall:
         self.step.arena.drop(self._x.pop())
 
     def _input(self, m: int, needs_x: bool) -> Tensor | None:
-        """The input's chunk, out of the host."""
         if not self._x:
             return None
         arena, device = self.step.arena, self.step.device

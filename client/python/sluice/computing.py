@@ -69,7 +69,6 @@ def check_parameters(module: nn.Module, device: torch.device) -> None:
 
 
 def check_kernel(device: torch.device, kernel: str) -> None:
-    """Raises `Unsupported` for a kernel of attention that is not there."""
     if kernel != "auto" and device.type == "cpu":
         raise Unsupported(
             "device cpu", f"kernel = {kernel!r}: a kernel of real GPUs, and "

@@ -103,7 +103,6 @@ def _of_the_machine(programs: Programs, socket: str | None
 
 
 def _session(session: Session) -> str:
-    """Leases, copies to the host and back, and compares."""
     import torch
 
     from sluice.arena import HostArena

@@ -59,7 +59,6 @@ class Handed:
 
     def adopt(self, given: Mapping[Hashable, Sequence[Tensor]],
               chunks: Sequence[range]) -> None:
-        """What all rows were given, in these chunks."""
         for key, tensors in given.items():
             for m, rows in enumerate(chunks):
                 self.put(key, m, [t.narrow(ROWS, rows.start, len(rows))

@@ -129,8 +129,6 @@ class HostRows:
 
 
 class OnDevice:
-    """Hidden states stay on the device."""
-
     in_host = False
 
     def __init__(self, arena: HostArena, chunks: list[range]):
@@ -187,8 +185,6 @@ class Standing:
 
 
 class InHost(Standing):
-    """Hidden states are in the host, for one step."""
-
     in_host = True
 
     def writing(self) -> HostRows:

@@ -59,8 +59,6 @@ class Given(Protocol):
 
 
 class LayerCall(chunked.ChunkedCall):
-    """One forward of one layer, and its backward."""
-
     def __init__(self, step: Step, layer: nn.Module, own: Callable,
                  arguments: Given):
         super().__init__(step, layer, type(layer).__name__)
@@ -354,7 +352,6 @@ class LayerCall(chunked.ChunkedCall):
 
     @property
     def rows_of_chunk(self) -> int:
-        """How many rows the chunk has that runs."""
         return len(self._rows)
 
     @property
@@ -363,7 +360,6 @@ class LayerCall(chunked.ChunkedCall):
 
     @property
     def kernels(self) -> set[str]:
-        """What computed blocks of attention."""
         return set().union(*(site.kernels for site in self._sites))
 
 

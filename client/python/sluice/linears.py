@@ -23,8 +23,6 @@ from sluice import swapped
 
 
 class Linear:
-    """A linear layer's forward."""
-
     def __init__(self, layer: nn.Linear):
         self._layer = layer
 
@@ -86,7 +84,6 @@ def in_place(owners: Iterable[nn.Module]
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether it is a linear layer and nothing else."""
     return type(module) is nn.Linear and isinstance(
         vars(module).get("forward"), (Linear, type(None))) and (
         type(module.weight) in (Tensor, nn.Parameter))

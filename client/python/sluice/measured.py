@@ -44,8 +44,6 @@ class Cost:
 
 @dataclass
 class Kind:
-    """Layers that are alike, summed over them, some by direction."""
-
     layers: int = 0  # forwards, of which each may have a backward, or none
     backwards: int = 0
     products: dict[str, Cost] = field(default_factory=dict)

@@ -70,8 +70,6 @@ class Layered(Engaging):
 
 
 class Patched(Layered):
-    """Layers with their forwards replaced."""
-
     def __init__(self) -> None:
         self._patches: dict[nn.Module, Any] = {}
 

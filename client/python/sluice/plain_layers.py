@@ -140,7 +140,6 @@ class Room:
 
     def begin(self, kinds: Iterable[Sequence[nn.Module]],
               layers: Sequence[nn.Module], shape: Sequence[int]) -> Forward:
-        """Starts a forward over [B, S, ...] that may have a backward."""
         batch, length, *_ = shape
         known = batch * length <= self._tokens
         self.count = 0
@@ -177,7 +176,6 @@ class Room:
         self._sizes.setdefault(key, {})[shape] = size
 
     def keeps(self, y: Tensor, nbytes: int) -> None:
-        """The graph of y keeps so many bytes."""
         if y.grad_fn is not None:
             graph = _Graph(nbytes)
             y.grad_fn.register_prehook(graph.over)
@@ -194,8 +192,6 @@ class Room:
 
 
 class Forward:
-    """One forward of the decoder: which of its layers run plain."""
-
     def __init__(self, room: Room, kinds: dict[nn.Module, int],
                  layers: list[nn.Module], shape: tuple[int, int], left: int,
                  known: bool):
@@ -354,6 +350,5 @@ def _keys(layers: Iterable[nn.Module], kinds: dict[nn.Module, int], x: Tensor
 
 
 def cast_of(device: torch.device) -> torch.dtype | None:
-    """What autocast casts to, if it is on."""
     return torch.get_autocast_dtype(device.type) if (
         torch.is_autocast_enabled(device.type)) else None
