@@ -82,11 +82,10 @@ class Step:
                  device: torch.device, checks: StepChecks,
                  model: Engaging,
                  written: dict[nn.Module, list[tuple[nn.Module, str]]],
-                 policy: Policy = Policy(),
-                 ranks: Ranks | None = None,
-                 measured: Measured | None = None, in_host: bool = False,
-                 kinds: Mapping[nn.Module, str] | None = None,
-                 carriers: Collection[nn.Module] = ()):
+                 policy: Policy, ranks: Ranks | None,
+                 measured: Measured | None, in_host: bool,
+                 kinds: Mapping[nn.Module, str],
+                 carriers: Collection[nn.Module]):
         self.arena, self.length, self.device = arena, length, device
         self.ranks = ranks  # those that share the sequence's rows
         # Of the whole sequence, which attention sees, and of this rank's own
@@ -101,7 +100,7 @@ class Step:
         self.arguments: Callable | None = None
         self.checks, self.policy, self.measured = checks, policy, measured
         # Layers' kinds by name, where a plan tells them apart.
-        self.kinds: Mapping[nn.Module, str] = kinds or {}
+        self.kinds = kinds
         self.blocks_run = 0
         # Kernels of attention on a GPU: which is asked for, which have run.
         self.kernel: Kernel = "auto"

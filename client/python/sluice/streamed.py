@@ -126,7 +126,7 @@ class Stream:
                     model, self.written, self.policy,
                     None if alone else self.ranks, measured,
                     self.in_host and not alone,
-                    self.planning.kinds if self.planning else None,
+                    self.planning.kinds if self.planning else {},
                     self.carriers)
         if not check:
             # A trial's thread has the turn, and waits for the layer's backward,
