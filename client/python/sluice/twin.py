@@ -23,13 +23,7 @@ import contextlib
 import copy
 import functools
 from collections import OrderedDict
-from collections.abc import (
-    Callable,
-    Collection,
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MethodType
 from typing import Any
 

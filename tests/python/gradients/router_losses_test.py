@@ -14,7 +14,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.models.mixtral import modeling_mixtral as mixtral
 
 import sluice
-from sluice.adapters import head_routers
+from sluice.adapters import head_loss
 
 EXPERTS = dict(num_experts_per_tok=2, router_aux_loss_coef=0.3)
 KINDS = {
@@ -113,8 +113,8 @@ def test_head_and_loss_run_by_rows(session, head):
 
 
 def test_a_loss_that_is_not_a_sum_is_refused(session, monkeypatch):
-    own = head_routers._added
-    monkeypatch.setattr(head_routers, "_added", lambda *given: tuple(
+    own = head_loss._added
+    monkeypatch.setattr(head_loss, "_added", lambda *given: tuple(
         1.01 * part for part in own(*given)))
     model = tiny("mixtral", num_local_experts=4, **EXPERTS)
     stream = sluice.stream(model, session=session, chunk=16, quiet=True)

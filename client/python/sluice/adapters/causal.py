@@ -12,17 +12,11 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from sluice import calls, named, plain_layers, scoring, swapped
-from sluice.adapters import (
-    head_loss,
-    head_routers,
-    logprobs,
-    padded,
-    routers,
-)
+from sluice.adapters import head_loss, padded, routers
 from sluice.adapters.ends import Ends
 from sluice.adapters.head import Head
 from sluice.adapters.held import Inside, check_base
-from sluice.adapters.lazy_logits import logits
+from sluice.adapters.lazy_logits import logits, logprobs
 from sluice.calls import Call
 from sluice.named import IGNORED
 from sluice.step import current
@@ -93,7 +87,7 @@ class Causal:
                     **given, "labels": asked.targets,
                     "temperature": asked.temperature,
                     "entropy": asked.entropy})
-                return logprobs.answer(call, self.head, asked,
+                return logprobs(call, self.head, asked,
                                        self.head.of_base(given))
             if self._can_chunk(given):
                 return self._chunked(call, given, own)
@@ -166,8 +160,8 @@ class Causal:
         made = logits(self.head, behind, out[0], loss,
                       (*shifted.shape, self.head.made[0]))
         if routers.asked(self.causal, given):
-            return head_routers.answer(self.head, loss, made, out,
-                                       given.get("attention_mask"))
+            return head_loss.with_routers(self.head, loss, made, out,
+                                          given.get("attention_mask"))
         return CausalLMOutputWithPast(
             loss=loss, logits=made,
             hidden_states=getattr(out, "hidden_states", None))

@@ -17,14 +17,7 @@ from torch import Tensor, nn
 
 from sluice import chunked, swapped
 from sluice.adapters import padded, routers
-from sluice.adapters.ends import (
-    LEFT,
-    Ends,
-    FirstCall,
-    LastCall,
-    Left,
-    Part,
-)
+from sluice.adapters.ends import LEFT, Ends, FirstCall, LastCall, Left, Part
 from sluice.captured import probe_tokens
 from sluice.errors import Unsupported
 from sluice.precision import near

@@ -38,7 +38,7 @@ class Head:
 
     def __init__(self, causal: nn.Module, ends: Ends):
         self.causal, self.ends, self.stream = causal, ends, ends.stream
-        self.adds_routers = False  # known to; see head_routers
+        self.adds_routers = False  # known to; see head_loss
         self.made: tuple[int, torch.dtype]  # of its latest logits
         # (parent, name) of what it may call: the base model, or past it the
         # decoder that lies in there.

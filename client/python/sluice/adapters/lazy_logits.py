@@ -1,5 +1,5 @@
 """The logits of a call in which the head ran on chunks of rows, made when they
-are read.
+are read, and the head's answer to `sluice.logprobs`.
 
 [Note: lazy logits] With labels, most callers read the loss alone, and logits
 of a long sequence fit nowhere. Others compute metrics, or a loss of their own,
@@ -19,15 +19,20 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from sluice import chunked
+from sluice import chunked, scoring
+from sluice.adapters import units
 from sluice.adapters.ends import Left, Part
-from sluice.adapters.head import Head
+from sluice.adapters.head import ROWS, Head
+from sluice.calls import Call
 from sluice.errors import Unsupported
 from sluice.model import Engaging
 from sluice.precision import autocast_now
 from sluice.replay import Slot
+from sluice.scoring import Asked
 from sluice.setting import Setting
+from sluice.step import Step
 
 _aten = torch.ops.aten
 
@@ -187,6 +192,36 @@ def _forget(of: weakref.ref[_Call], _: Tensor) -> None:
     call = of()
     if call is not None:
         call.forget()
+
+
+class _Logprobs(chunked.ChunkedCall):
+    """The head over all rows: [B, S, H] -> [B, S, 1 or 2]."""
+
+    def __init__(self, step: Step, head: Head, asked: Asked,
+                 targets: Tensor):
+        super().__init__(step, head, type(head.causal).__name__)
+        self._head, self._asked, self._targets = head, asked, targets
+
+    def compute(self, m: int, x: Tensor, extra: list[Tensor]) -> Tensor:
+        rows = self.step.chunks[m]
+        targets = self._targets[:, rows.start:rows.stop]
+        return self._asked.of(self._head.logits(x), targets)
+
+
+def logprobs(call: Call, head: Head, asked: Asked, base: Any
+           ) -> CausalLMOutputWithPast:
+    """What `asked` wants, for logits, of the base model's output."""
+    hidden: Tensor = base[0]
+    targets = call.own(asked.targets)
+    if targets.shape != hidden.shape[:2]:
+        raise scoring.wrong_shape(asked.targets, hidden.shape[:2])
+    step = head.stream.begin(hidden.shape[1], hidden.device, Engaging(),
+                             chunk=ROWS, alone=True)
+    asked.answered = True
+    found = units.through(head.units(), lambda h: chunked.run(
+        _Logprobs(step, head, asked, targets), h), hidden)
+    return CausalLMOutputWithPast(logits=call.all_rows(
+        found, asked.targets.shape[1]))
 
 
 def _refusal(what: str, remedy: str | None = None) -> Unsupported:
