@@ -38,8 +38,8 @@ class PrivateDaemon:
         self.socket = os.path.join(self._folder, "session.sock")
         config = pathlib.Path(self._folder, "config.toml")
         config.write_text(config_text(
-            "sim", gpus, gpu_bytes or free // 4 // gpus, host_bytes or free // 2,
-            link_bytes_per_second))
+            "sim", gpus, gpu_bytes or free // 4 // gpus,
+            host_bytes or free // 2, link_bytes_per_second))
         with open(log_path(self._folder), "wb") as log:
             self._sluiced = subprocess.Popen(
                 [find_programs().need("sluiced"), "--config", config,

@@ -27,8 +27,8 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "AdamW": "adamw", "Error": "errors", "Invalid": "errors",
-    "Session": "session", "Shard": "dealt", "Stats": "streamed", "Stream": "streamed",
-    "SluiceCallback": "callback", "StreamConfig": "settings",
+    "Session": "session", "Shard": "dealt", "SluiceCallback": "callback",
+    "Stats": "streamed", "Stream": "streamed", "StreamConfig": "settings",
     "Unsupported": "errors", "logprobs": "scoring", "of": "streaming",
     "same_rows": "dealt", "stream": "streaming",
     "stream_layers": "streaming", "unstream": "streaming"}

@@ -200,9 +200,9 @@ def _layers(kind: Kind) -> dict[str, Any]:
     fields: dict[str, Any] = {"layers": kind.layers, "resident_layers": 0}
     for direction, seconds in kind.seconds.items():
         fields[f"{direction}_layer_seconds"] = seconds / kind.layers
-        fields[f"{direction}_d2h_fixed"] = _per(kind.out[direction], kind.layers)
-        fields[f"{direction}_h2d_fixed"] = _per(kind.back[direction],
-                                                kind.layers)
+        for way, nbytes in (("d2h", kind.out), ("h2d", kind.back)):
+            fields[f"{direction}_{way}_fixed"] = _per(nbytes[direction],
+                                                      kind.layers)
     return fields
 
 

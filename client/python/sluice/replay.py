@@ -35,7 +35,8 @@ class Slot(NamedTuple):
 def slots(module: nn.Module) -> list[Slot]:
     """Every place under `module` that holds a parameter; tied ones have
     several. Frozen ones too: functional_call puts others in for a while."""
-    return [Slot(owner, name, parameter, parameter.requires_grad) for owner in module.modules()
+    return [Slot(owner, name, parameter, parameter.requires_grad)
+            for owner in module.modules()
             for name, parameter in owner._parameters.items()
             if parameter is not None]
 

@@ -42,8 +42,8 @@ class Leaf(NamedTuple):
 
 
 class Arguments:
-    """One call's arguments beside the hidden states, flattened. Leaves that need
-    a gradient are inputs of the layer's autograd node."""
+    """One call's arguments beside the hidden states, flattened. Leaves that
+    need a gradient are inputs of the layer's autograd node."""
 
     def __init__(self, layer: nn.Module, step: Markers, args: tuple,
                  kwargs: dict[str, Any], declared: Mapping[str, int | None]):

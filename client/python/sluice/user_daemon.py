@@ -107,8 +107,8 @@ def command(folder: str) -> list[str]:
     if _instance():  # it has no device node of its own to be asked for
         text += '[gpus]\naccess = "any"\n'
     config.write_text(text, "ascii")
-    return [os.path.abspath(find_programs().need("sluiced")), "--config", str(config),
-            "--runtime-dir", folder]
+    return [os.path.abspath(find_programs().need("sluiced")),
+            "--config", str(config), "--runtime-dir", folder]
 
 
 def _numa_nodes() -> int:

@@ -1,10 +1,10 @@
 """The loss of chunks of rows as one autograd node, which makes its gradients in
 forward; see [Note: chunked head] in head.
 
-[Note: routers' loss] What a causal model adds to its loss of its routers' logits
-is asked of its own forward: with no row that has a label its loss is that part
-alone. That the two parts add up is tried in the first call that asks, on a few
-of its logits.
+[Note: routers' loss] What a causal model adds to its loss of its routers'
+logits is asked of its own forward: with no row that has a label its loss is
+that part alone. That the two parts add up is tried in the first call that asks,
+on a few of its logits.
 """
 from __future__ import annotations
 
