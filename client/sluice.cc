@@ -18,6 +18,8 @@
 #include "client/copy/copy_engine.h"
 #include "client/copy/ticket_table.h"
 #include "client/session/session.h"
+#include "planner/stream/attention_kernel.h"
+#include "planner/stream/chunk_choice.h"
 #include "proto/base/shortage.h"
 #include "proto/base/simulated.h"
 #include "proto/base/status.h"
@@ -471,6 +473,66 @@ int sluice_engine_stats(const sluice_engine* engine, sluice_copy_stats* out) {
                           .grant_wait_seconds = Seconds(stats.grant_wait),
                           .stall_seconds = Seconds(stats.stall)},
         out);
+  });
+}
+
+int sluice_attention_kernel(const sluice_attention_block* block,
+                            const char** kernel) {
+  using sluice::stream::AttentionKernel;
+  if (kernel == nullptr) {
+    return BadArgument("sluice_attention_kernel: kernel is NULL");
+  }
+  return Guard([&] {
+    sluice_attention_block b = {};
+    if (const int bad = ReadVersioned(block, &b)) return bad;
+    const std::string_view asked = b.kernel == nullptr ? "auto" : b.kernel;
+    const auto* const found = std::ranges::find(
+        sluice::stream::kAskedKernels, asked,
+        [](AttentionKernel each) { return std::string_view(Name(each)); });
+    if (found == std::end(sluice::stream::kAskedKernels)) {
+      return BadArgument(fmt::format(
+          "kernel = {}: give auto, flash, efficient or cudnn", asked));
+    }
+    const sluice::stream::AttentionBlock question = {
+        .asked = *found,
+        .flash = b.flash == 3   ? AttentionKernel::kFa3
+                 : b.flash == 4 ? AttentionKernel::kFa4
+                                : AttentionKernel::kFlash,
+        .capability = b.capability,
+        .element_bytes = b.element_bytes,
+        .head_dim = b.head_dim,
+        .value_dim = b.value_dim,
+        .keys = static_cast<int64_t>(b.keys),
+        .part = (b.traits & SLUICE_BLOCK_PART) != 0,
+        .window = (b.traits & SLUICE_BLOCK_WINDOW) != 0,
+        .intervals = (b.traits & SLUICE_BLOCK_INTERVALS) != 0,
+        .softcap = (b.traits & SLUICE_BLOCK_SOFTCAP) != 0};
+    const auto refusal = sluice::stream::Refusal(question);
+    if (*found != AttentionKernel::kAuto && refusal.has_value()) {
+      return Fail(absl::UnimplementedError(*refusal));
+    }
+    *kernel = Name(KernelOf(question));
+    return int{SLUICE_OK};
+  });
+}
+
+int sluice_chunk_choice(uint64_t least, uint64_t most, double tolerance,
+                        const sluice_chunk_trial* trials, size_t count,
+                        uint64_t* next, uint64_t* rows) {
+  if (next == nullptr || rows == nullptr || (trials == nullptr && count > 0)) {
+    return BadArgument("sluice_chunk_choice: trials, next or rows is NULL");
+  }
+  return Guard([&] {
+    std::vector<sluice::stream::ChunkTrial> all;
+    for (const sluice_chunk_trial& t : std::span(trials, count)) {
+      all.push_back({static_cast<int64_t>(t.rows), t.seconds, t.host_seconds});
+    }
+    const auto first = static_cast<int64_t>(least);
+    const auto choice = sluice::stream::ChooseChunk(
+        {first, first, static_cast<int64_t>(most), tolerance}, all);
+    *next = static_cast<uint64_t>(choice.next.value_or(0));
+    *rows = static_cast<uint64_t>(choice.rows);
+    return int{SLUICE_OK};
   });
 }
 

@@ -34,7 +34,7 @@
 extern "C" {
 #endif
 
-#define SLUICE_ABI_VERSION 5
+#define SLUICE_ABI_VERSION 6
 
 #if defined(__GNUC__)
 #define SLUICE_API __attribute__((visibility("default")))
@@ -304,6 +304,57 @@ typedef struct sluice_copy_stats {
 
 SLUICE_API int sluice_engine_stats(const sluice_engine* engine,
                                    sluice_copy_stats* out);
+
+/* --- choices --------------------------------------------------------------*/
+/* Pure functions: no session, no daemon, any thread. */
+
+typedef enum sluice_block_trait {
+  SLUICE_BLOCK_PART = 1, /* of a block that documents cut: seldom seen again */
+  SLUICE_BLOCK_WINDOW = 2,    /* each row sees a window of keys */
+  SLUICE_BLOCK_INTERVALS = 4, /* each row sees an interval of its own */
+  SLUICE_BLOCK_SOFTCAP = 8    /* scores are capped */
+} sluice_block_trait;
+
+typedef struct sluice_attention_block {
+  size_t size;        /* sizeof(sluice_attention_block) */
+  const char* kernel; /* "flash", "efficient", "cudnn"; NULL, "auto": chosen */
+  uint64_t keys;
+  int32_t capability;     /* of the GPU, 9.0 as 90; 0: not known; -1: a CPU */
+  uint32_t element_bytes; /* of q, k and v; 0: they differ */
+  uint32_t head_dim;      /* of q and k */
+  uint32_t value_dim;     /* of v */
+  uint32_t traits;        /* of sluice_block_trait, or-ed */
+  /* 3, 4: torch's flash operators run FlashAttention-3 or -4, as the user has
+   * activated it; 0: torch's own. */
+  uint32_t flash;
+} sluice_attention_block;
+
+/* Since 6. `*kernel`: the name of the kernel that computes such a block, text
+ * that is never freed: "flash", "flash (FA3)", "flash (FA4)", "efficient",
+ * "cudnn", "flash on the CPU"; "whole scores": no kernel takes it.
+ * SLUICE_UNIMPLEMENTED: the kernel that was asked for does not take the dtype
+ * or the heads. SLUICE_INVALID_ARGUMENT: there is no such kernel. */
+SLUICE_API int sluice_attention_kernel(const sluice_attention_block* block,
+                                       const char** kernel);
+
+/* Since 6. A size that was measured. This layout never changes. */
+typedef struct sluice_chunk_trial {
+  uint64_t rows;
+  double seconds;      /* of equal work at each size; infinite: does not fit */
+  double host_seconds; /* the host's own share of them; 0: not counted */
+} sluice_chunk_trial;
+
+/* Since 6. Which chunk size to measure next, doubled from `least` to `most`
+ * rows
+ * (`*next`; 0: none), and which of the `count` trials to take (`*rows`; 0
+ * before the first): the smallest in which the host takes at most a third of
+ * the time and which is slower than the fastest by the part `tolerance` at
+ * most. `trials`: in the order in which `*next` named them. */
+SLUICE_API int sluice_chunk_choice(uint64_t least, uint64_t most,
+                                   double tolerance,
+                                   const sluice_chunk_trial* trials,
+                                   size_t count, uint64_t* next,
+                                   uint64_t* rows);
 
 #ifdef __cplusplus
 } /* extern "C" */

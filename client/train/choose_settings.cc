@@ -67,7 +67,7 @@ Bytes LeastStepBytes(const StepperContext& context) {
   const int64_t ranks = q.stream.layout.ranks();
   stream::StreamOptions least = q.stream;
   least.layout =
-      stream::ChunkLayout(q.seq_len, *stream::ChunkSearch(q).Next(), ranks);
+      stream::ChunkLayout(q.seq_len, stream::ChunksOf(q).first, ranks);
   least.alpha = std::max(q.stream.alpha, 0.0);
   least.prefetch_depth = q.prefetch.value_or(1);
   least.order = q.order.value_or(stream::BackwardOrder::kKeysOuter);

@@ -395,18 +395,9 @@ absl::Status ReadSettings(const RawFlags& raw, RunOptions& o) {
 }
 
 absl::Status ReadAttention(const RawFlags& raw, RunOptions& o) {
-  if (raw.attention == "fa3" || raw.attention == "fa4") {
-    return BadInput(
-        fmt::format("--attention {}: not there yet; FlashAttention's own "
-                    "kernels are Python "
-                    "packages: take flash or cudnn, which are torch's",
-                    raw.attention));
-  }
   std::map<std::string, AttentionKernel> kernels;
-  for (const auto kernel :
-       {AttentionKernel::kAuto, AttentionKernel::kFlash,
-        AttentionKernel::kEfficient, AttentionKernel::kCudnn}) {
-    kernels.emplace(runtime::Name(kernel), kernel);
+  for (const AttentionKernel kernel : stream::kAskedKernels) {
+    kernels.emplace(stream::Name(kernel), kernel);
   }
   return Choose("--attention", raw.attention, kernels, o.attention);
 }

@@ -13,9 +13,6 @@ namespace sluice::stream {
 namespace {
 
 constexpr int64_t kFirstChunk = 512, kLeastChunk = 64;
-// The search goes on past a size that is so little worse than the best: times
-// are measured, and a step may be flat here and fall later.
-constexpr double kSlack = 1.03;
 constexpr int kDepths[] = {1, 2, 4};
 constexpr double kAlphas[] = {1, 0.75, 0.5, 0.25, 0};
 constexpr int64_t kRerunLayers[] = {1, 2, 4, 8};
@@ -204,28 +201,10 @@ double PredictSeconds(const SettingsQuestion& q, const Settings& settings,
   return Fits(q, options) ? StepSeconds(options, recorded, links) : kNever;
 }
 
-ChunkSearch::ChunkSearch(const SettingsQuestion& q)
-    : most_(q.chunk.value_or(q.seq_len)),
-      least_(q.chunk.value_or(kLeastChunk)),
-      first_(q.chunk.value_or(std::min(kFirstChunk, q.seq_len))),
-      next_(first_),
-      first_seconds_(kNever),
-      best_(kNever) {}
-
-void ChunkSearch::Tell(double seconds) {
-  const int64_t told = *next_;
-  if (told == first_) first_seconds_ = seconds;
-  best_ = std::min(best_, seconds);
-  const auto near_best = [this](double s) { return s <= best_ * kSlack; };
-  next_ = std::nullopt;
-  if (up_ && std::isfinite(seconds) && near_best(seconds) && told < most_) {
-    next_ = std::min(2 * told, most_);
-    return;
-  }
-  const int64_t above = up_ ? first_ : told;
-  const double seconds_above = up_ ? first_seconds_ : seconds;
-  up_ = false;
-  if (near_best(seconds_above) && above / 2 >= least_) next_ = above / 2;
+ChunkRange ChunksOf(const SettingsQuestion& q) {
+  return {.first = q.chunk.value_or(std::min(kFirstChunk, q.seq_len)),
+          .least = q.chunk.value_or(kLeastChunk),
+          .most = q.chunk.value_or(q.seq_len)};
 }
 
 const char* Name(BackwardOrder order) {

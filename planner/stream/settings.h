@@ -4,13 +4,14 @@
 // judged by the step time it would have in the memory there is (step_time.h);
 // what the chunk's size does to kernels is measured, the rest computed.
 //
-// Thread safety: pure functions; ChunkSearch is a value.
+// Thread safety: pure functions.
 #pragma once
 
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "planner/stream/chunk_choice.h"
 #include "planner/stream/options.h"
 #include "planner/stream/step_time.h"
 #include "proto/base/units.h"
@@ -64,22 +65,9 @@ double PredictSeconds(const SettingsQuestion& question,
                       const std::vector<plan::SegmentKind>& recorded,
                       const LinkSpeeds& links);
 
-// Which chunk sizes to try: from the middle up, doubling, as long as that does
-// not lose, then down. Few are measured, since each costs a calibration.
-class ChunkSearch {
- public:
-  explicit ChunkSearch(const SettingsQuestion& question);
-  // The next size to measure; none: the search is over.
-  std::optional<int64_t> Next() const { return next_; }
-  // The seconds of its best setting (infinity: it does not fit).
-  void Tell(double seconds);
-
- private:
-  int64_t most_, least_, first_;
-  std::optional<int64_t> next_;
-  bool up_ = true;
-  double first_seconds_, best_;
-};
+// The chunk sizes to try: from the middle up, then down. Few are measured,
+// since each costs a calibration.
+ChunkRange ChunksOf(const SettingsQuestion& question);
 
 // `settings` with all chunks run again, as far as the question leaves that
 // open, by as many layers as need the least host memory.

@@ -46,6 +46,55 @@ TEST_F(CAbiTest, LeasesCopiesAndWaits) {
   sluice_region_free(gpu);
 }
 
+TEST(CAbi, KernelsAreThePlanners) {
+  const char* kernel = nullptr;
+  sluice_attention_block block = {.size = sizeof(block),
+                                  .kernel = nullptr,
+                                  .keys = 4096,
+                                  .capability = 90,
+                                  .element_bytes = 2,
+                                  .head_dim = 128,
+                                  .value_dim = 128};
+  ASSERT_EQ(sluice_attention_kernel(&block, &kernel), SLUICE_OK);
+  EXPECT_STREQ(kernel, "cudnn");
+  block.flash = 4;
+  for (const auto& [traits, expected] :
+       {std::pair<uint32_t, const char*>(SLUICE_BLOCK_PART, "flash (FA4)"),
+        {SLUICE_BLOCK_WINDOW, "whole scores"},
+        {SLUICE_BLOCK_INTERVALS, "whole scores"},
+        {SLUICE_BLOCK_SOFTCAP, "whole scores"}}) {
+    block.traits = traits;
+    ASSERT_EQ(sluice_attention_kernel(&block, &kernel), SLUICE_OK);
+    EXPECT_STREQ(kernel, expected) << traits;
+  }
+  block.kernel = "cudnn";
+  block.element_bytes = 4;
+  EXPECT_EQ(sluice_attention_kernel(&block, &kernel), SLUICE_UNIMPLEMENTED);
+  EXPECT_THAT(sluice_last_error(), HasSubstr("cudnn takes at most 2 bytes"));
+  block.kernel = "fast";
+  EXPECT_EQ(sluice_attention_kernel(&block, &kernel), SLUICE_INVALID_ARGUMENT);
+  block.size = 0;
+  EXPECT_EQ(sluice_attention_kernel(&block, &kernel), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_attention_kernel(nullptr, &kernel), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_attention_kernel(&block, nullptr), SLUICE_INVALID_ARGUMENT);
+}
+
+TEST(CAbi, ChunkSizesAreThePlanners) {
+  const sluice_chunk_trial trials[] = {
+      {128, 4, 3}, {256, 2, 0.5}, {512, 1.95, 0.2}, {1024, 3, 0.1}};
+  uint64_t next = 0, rows = 0;
+  for (size_t count = 0; count <= 4; ++count) {
+    ASSERT_EQ(sluice_chunk_choice(128, 1024, 0.05, trials, count, &next, &rows),
+              SLUICE_OK);
+    EXPECT_EQ(next, count == 4 ? 0 : trials[count].rows);
+  }
+  EXPECT_EQ(rows, 256u);
+  EXPECT_EQ(sluice_chunk_choice(128, 1024, 0.05, nullptr, 1, &next, &rows),
+            SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_chunk_choice(128, 1024, 0.05, trials, 1, &next, nullptr),
+            SLUICE_INVALID_ARGUMENT);
+}
+
 TEST_F(CAbiTest, RefusalsTellWhy) {
   daemon_.SetScript([this](const wire::Message& m) {
     daemon_.ReplyError(m.packet.id(), absl::StatusCode::kResourceExhausted,

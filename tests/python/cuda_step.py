@@ -380,9 +380,10 @@ class Titan(titan.Titan):
 
 
 def in_bf16(session: sluice.Session, exact: nn.Module, computed: set[str],
-            chunk: int = 16, **options) -> None:
-    """About as far from fp32 as the plain model, and computed by these."""
-    inputs = batch(length=LENGTH)
+            chunk: int = 16, further=(), **options) -> None:
+    """About as far from fp32 as the plain model, and computed by these.
+    `further`: inputs beside ids and labels."""
+    inputs = {**batch(length=LENGTH), **dict(further)}
     expected = run(copy.deepcopy(exact), inputs)
     model = exact.bfloat16()
     plain = run(copy.deepcopy(model), inputs)
@@ -402,8 +403,12 @@ def in_bf16(session: sluice.Session, exact: nn.Module, computed: set[str],
 
 def rounded(session: sluice.Session) -> None:
     in_bf16(session, tiny("qwen3"), {"flash"})
-    gpu_blocks._capability = lambda gpu: (9, 0)  # Hopper's: cuDNN by itself
+    gpu_blocks._capability = lambda gpu: 90  # Hopper's: cuDNN by itself
     in_bf16(session, tiny("qwen3"), {"cudnn"})
+    # Documents: what they cut of a block goes to flash.
+    places = torch.cat([torch.arange(24), torch.arange(LENGTH - 24)])
+    in_bf16(session, tiny("qwen3", use_cache=False), {"cudnn", "flash"}, further={
+        "position_ids": places.expand(len(batch()["input_ids"]), -1)})
 
 
 def by_efficient(session: sluice.Session) -> None:
@@ -481,14 +486,13 @@ def by_flash_through_windows(session: sluice.Session) -> None:
 def no_kernel(session: sluice.Session) -> None:
     """What a kernel does not take is refused by its name, not computed
     otherwise."""
-    for kernel, width, said in (("cudnn", 16, "attention in float32"),
-                                ("flash", 16, "attention in float32"),
-                                ("cudnn", 136, "heads of 136")):
+    for kernel, width, said in (("cudnn", 16, "have 4"), ("flash", 16, "have 4"),
+                                ("cudnn", 136, "have 136")):
         model, stream = tiny("qwen3", head_dim=width).to(GPU), None
         try:
             stream = sluice.stream(model, session=session, quiet=True,
                                    kernel=kernel)
-            assert said == "attention in float32"
+            assert said == "have 4"  # bytes an element
             run(model, on(GPU, batch()))
         except sluice.Unsupported as refused:
             assert str(refused).startswith(f"kernel {kernel}: "), refused

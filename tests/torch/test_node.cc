@@ -34,12 +34,10 @@ T Need(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
-AttentionKernel AskedKernel() {
+stream::AttentionKernel AskedKernel() {
   const char* const asked = std::getenv("SLUICE_TEST_ATTENTION");
-  for (const auto kernel :
-       {AttentionKernel::kAuto, AttentionKernel::kFlash,
-        AttentionKernel::kEfficient, AttentionKernel::kCudnn}) {
-    if (asked == nullptr || std::string_view(asked) == Name(kernel)) {
+  for (const stream::AttentionKernel kernel : stream::kAskedKernels) {
+    if (asked == nullptr || std::string_view(asked) == stream::Name(kernel)) {
       return kernel;
     }
   }

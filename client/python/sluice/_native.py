@@ -1,4 +1,4 @@
-"""libsluice.so by ctypes, C ABI 5: signatures, structs, status -> `Error`.
+"""libsluice.so by ctypes, C ABI 6: signatures, structs, status -> `Error`.
 
 The one file that knows the C interface (client/sluice.h); nothing here owns a
 handle. Handles are plain integers, 0 or None is NULL, which every function of
@@ -24,10 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.errors import Error, Status, loader_fault
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 GPU, HOST = 0, 1  # sluice_memory_kind
 HOST_TO_GPU, GPU_TO_HOST = 0, 1  # sluice_direction
 PEER_DIED = 0  # sluice_event
+# sluice_block_trait
+BLOCK_PART, BLOCK_WINDOW, BLOCK_INTERVALS, BLOCK_SOFTCAP = 1, 2, 4, 8
 EventHandler = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_char_p)
 
 
@@ -81,6 +83,21 @@ class CopyStats(_Versioned):
     ]
 
 
+class AttentionBlock(_Versioned):
+    _fields_ = [
+        ("kernel", c_char_p), ("keys", c_uint64),
+        ("capability", c_int32),  # -1: the CPU computes
+        ("element_bytes", c_uint32), ("head_dim", c_uint32),
+        ("value_dim", c_uint32), ("traits", c_uint32),
+        ("flash", c_uint32),  # 3, 4: FlashAttention-3, -4; 0: torch's own
+    ]
+
+
+class ChunkTrial(ctypes.Structure):
+    _fields_ = [("rows", c_uint64), ("seconds", c_double),
+                ("host_seconds", c_double)]
+
+
 # Function -> (result, arguments). c_int results are a sluice_status.
 _SIGNATURES = {
     "sluice_last_error": (c_char_p, []),
@@ -106,6 +123,11 @@ _SIGNATURES = {
     "sluice_engine_wait": (c_int, [c_void_p, c_uint64]),
     "sluice_engine_drain": (c_int, [c_void_p]),
     "sluice_engine_stats": (c_int, [c_void_p, POINTER(CopyStats)]),
+    "sluice_attention_kernel": (
+        c_int, [POINTER(AttentionBlock), POINTER(c_char_p)]),
+    "sluice_chunk_choice": (
+        c_int, [c_uint64, c_uint64, c_double, POINTER(ChunkTrial), c_size_t,
+                POINTER(c_uint64), POINTER(c_uint64)]),
 }
 # They never wait, and are called for every copy or step. Through PyDLL they
 # keep the interpreter's lock: giving it up could cost a switch interval (5 ms)

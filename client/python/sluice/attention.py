@@ -216,7 +216,7 @@ def _with_piece(question: Question, piece: Piece,
     b, r, c, mask = piece
     site = question.site
     kernels.add(blocks.kernel_of(q, k[b, :, c], v, mask, question.scores,
-                                 site.kernel))
+                                 site.kernel, not piece.is_whole_block))
     if piece.is_whole_block:
         o, lse = blocks.forward(q, k, v, mask, question.scores, site.kernel)
         return (o, lse.double()) if seen is None else (
@@ -225,7 +225,7 @@ def _with_piece(question: Question, piece: Piece,
     lse[b, :, r] = blocks.merge(
         o[b, :, r], lse[b, :, r], *blocks.forward(
             q[b, :, r], k[b, :, c], v[b, :, c], mask, question.scores,
-            site.kernel))
+            site.kernel, part=True))
     return o, lse
 
 
@@ -271,7 +271,8 @@ def _block_backward(question: Question, pieces: list[Piece],
     for b, r, c, mask in pieces:
         gq, gk, gv = blocks.backward(
             do[b, :, r], q[b, :, r], k[b, :, c], v[b, :, c], o[b, :, r],
-            lse[b, :, r], mask, question.scores, question.site.kernel)
+            lse[b, :, r], mask, question.scores, question.site.kernel,
+            part=True)
         dq[b, :, r].add_(gq)
         dk[b, :, c].add_(gk)
         dv[b, :, c].add_(gv)

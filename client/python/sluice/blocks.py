@@ -4,10 +4,9 @@ Shapes in this file: q [B, H, c, D]; k [B, Hkv, n, D]; v [B, Hkv, n, Dv];
 o [B, H, c, Dv] and lse [B, H, c], both fp32; a mask is an `intervals.Whole`,
 `Window` or `Between`.
 
-Plain blocks go to ATen's flash kernel for CPUs, which reads grouped k, v as
-they are, or to those for CUDA (`gpu_blocks`), which have windows too; where
-each row has an interval of its own, where scores are capped, and where v is not
-as wide as k, no kernel takes them: `whole_scores` does.
+`kernel_of` says what computes a block: ATen's flash kernel for CPUs, which
+reads grouped k, v as they are, one of those for CUDA (`gpu_blocks`), or, where
+no kernel takes it, `whole_scores`.
 
 [Note: strips] The kernel goes through whole tiles of 512 keys, also where it is
 causal: of a chunk of 512 rows it computes all that lies above the diagonal too.
@@ -24,15 +23,14 @@ import math
 import torch
 from torch import Tensor
 
-from sluice import gpu_blocks, whole_scores
-from sluice.gpu_blocks import Kernel
-from sluice.intervals import Between, Whole
+from sluice import _native, gpu_blocks, whole_scores
+from sluice.gpu_blocks import CPU, SCORES, Kernel
+from sluice.intervals import Between, Whole, Window
 from sluice.precision import wide_dtype, widened
 from sluice.whole_scores import Mask, Scores
 
-_CPU, _SCORES = "flash on the CPU", "whole scores"
 # A GPU's kernels read o as rounded to the dtype of q; these do not.
-READ_WIDE = {_CPU, _SCORES}
+READ_WIDE = {CPU, SCORES}
 _NOTHING = -math.inf  # lse of a row that saw no key yet
 # Rows of a strip, and of the causal blocks that are cut: of more rows the
 # kernel takes 256 at a time, and leaves out most tiles that no row sees.
@@ -40,13 +38,14 @@ _STRIP, _CUT = 192, 512
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
-            asked: Kernel = "auto") -> tuple[Tensor, Tensor]:
+            asked: Kernel = "auto", part: bool = False
+            ) -> tuple[Tensor, Tensor]:
     """(o, lse) of the block alone; rows that see nothing get 0 and -inf."""
-    kernel = kernel_of(q, k, v, mask, scores, asked)
-    if kernel not in (_SCORES, _CPU):
+    kernel = kernel_of(q, k, v, mask, scores, asked, part)
+    if kernel not in (SCORES, CPU):
         return gpu_blocks.forward(kernel, q, k, v, mask,  # type: ignore[arg-type]
                                   scores.scale)
-    if kernel == _CPU:
+    if kernel == CPU:
         run = _strips if _is_cut(q, mask) else _flash
         q, k, v = _wide(q, k, v)
         return run(q, k, v, mask, scores.scale)
@@ -55,15 +54,16 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
 
 def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
              lse: Tensor, mask: Mask, scores: Scores,
-             asked: Kernel = "auto") -> tuple[Tensor, Tensor, Tensor]:
+             asked: Kernel = "auto", part: bool = False
+             ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients (dq, dk, dv) of one block, given the *whole* row's o and lse
     (FlashAttention-2, algorithm 2: blocks need nothing of each other)."""
-    kernel = kernel_of(q, k, v, mask, scores, asked)
-    if kernel not in (_SCORES, _CPU):
+    kernel = kernel_of(q, k, v, mask, scores, asked, part)
+    if kernel not in (SCORES, CPU):
         return gpu_blocks.backward(
             kernel, do, q, k, v, o, lse, mask,  # type: ignore[arg-type]
             scores.scale)
-    if kernel == _CPU:
+    if kernel == CPU:
         run = _strips_backward if _is_cut(q, mask) else _flash_backward
         do, q, k, v = _wide(do, q, k, v)
         return run(do, q, k, v, o, lse, mask, scores.scale)
@@ -177,16 +177,16 @@ def sink_backward(do: Tensor, o: Tensor, lse: Tensor,
 
 
 def kernel_of(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
-              asked: Kernel = "auto") -> str:
-    """What computes such a block: a kernel of CUDA, "flash on the CPU", or
-    "whole scores". Raises `Unsupported` where one was asked for by its name and
-    does not take such rows."""
-    if (isinstance(mask, Between) or scores.softcap is not None
-            or q.shape[-1] != v.shape[-1] or q.dtype != v.dtype):
-        return _SCORES
-    if q.device.type != "cpu":
-        return gpu_blocks.kernel_for(q, k.shape[2], mask, asked) or _SCORES
-    return _CPU if isinstance(mask, Whole) else _SCORES
+              asked: Kernel = "auto", part: bool = False) -> str:
+    """What computes such a block, or such a `part` of one; raises as
+    `gpu_blocks.kernel_for`."""
+    traits = (_native.BLOCK_PART * part
+              | _native.BLOCK_WINDOW * isinstance(mask, Window)
+              | _native.BLOCK_INTERVALS * isinstance(mask, Between)
+              | _native.BLOCK_SOFTCAP * (scores.softcap is not None))
+    return gpu_blocks.kernel_for(
+        asked, q.device, q.element_size() if q.dtype == v.dtype else 0,
+        q.shape[-1], v.shape[-1], k.shape[2], traits)
 
 
 def _wide(*tensors: Tensor) -> list[Tensor]:

@@ -6,23 +6,24 @@ backward; they are what a small chunk makes many of. A block costs the host
 the same whatever its size (Python, launches, copies that are enqueued), and
 the device by the square of it. So blocks are walked, by the code that a step
 walks them with: tiny ones, which cost the host alone, and larger and larger
-ones, from which the device's time is modelled. A size is allowed where the
-host's time per block is at most half of the device's; of those allowed, and
-nearly as fast as the fastest, the smallest is chosen, for a step's memory on
-the device grows with the chunk. What a chunk costs outside attention is by its
-rows alone, whichever way they are cut, and its host time is smaller beside it.
+ones. A size is allowed where the host takes at most a third of a block's time;
+of those allowed, and nearly as fast as the fastest, the smallest is chosen, for
+a step's memory on the device grows with the chunk. What a chunk costs outside
+attention is by its rows alone, whichever way they are cut, and its host time is
+smaller beside it.
 """
 from __future__ import annotations
 
+import ctypes
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 import torch
 
-from sluice import computing
+from sluice import _native, computing, daemon
 from sluice.arena import HostArena
 from sluice.attention import Attend, Question, Site
 from sluice.blocks import Scores
@@ -30,11 +31,10 @@ from sluice.board import Board
 from sluice.intervals import Intervals
 
 SIZES = tuple(1 << k for k in range(7, 17))  # rows: 128 to 65,536
-HOST_SHARE = 0.5  # of a block's time on the device, at most
-NEAR = 1.05  # of the least time of a step
+NEAR = 0.05  # a smaller chunk may make a step slower by this part
 TINY_ROWS, TINY_CHUNKS = 8, 8
 CHUNKS = 4  # of a walk
-BUDGET_S = 0.2  # no walk that would take longer is begun
+BUDGET_S = 0.2  # no walk that would take the device longer is begun
 REPEATS = 2  # the faster one counts
 
 
@@ -72,40 +72,31 @@ class ChunkChoice:
                 "makes the same run again")
 
 
-def choose(host: float, walked: Mapping[int, float], waits: bool
-           ) -> ChunkChoice:
-    """See [Note: chunk size].
+def choose(host: float, walk: Callable[[int], float]) -> ChunkChoice:
+    """Walks chunk sizes in the order that sluice_chunk_choice (client/sluice.h)
+    names, and takes what it takes; see [Note: chunk size].
 
     Args:
         host: seconds per block of the host.
-        walked: of sizes, the seconds of a walk over CHUNKS chunks; at least
-            one. What is not there is modelled by the largest.
-        waits: the host computes itself, so both times add up.
+        walk: seconds of a walk over CHUNKS chunks of so many rows.
     """
-    blocks, squares = CHUNKS * (CHUNKS + 1) / 2, CHUNKS ** 2 / 2
-
-    # The device's time of the largest walk: at least what the host left over.
-    # (Where both work at a time it is more; what is too large for a model of
-    # the device cannot make a chunk too small.)
-    largest = max(walked)
-    pair = max(walked[largest] - host * blocks, 1e-12) / (
-        squares * largest * largest)
-
-    def step(rows: int) -> float:
-        """Seconds of each pair of rows, with the blocks that a step has."""
-        if rows in walked:
-            return walked[rows] / (squares * rows * rows)
-        of_host, of_device = host * blocks, pair * squares * rows * rows
-        whole = of_host + of_device if waits else max(of_host, of_device)
-        return whole / (squares * rows * rows)
-
-    allowed = [rows for rows in SIZES
-               if host <= HOST_SHARE * pair * rows * rows]
-    # Where even the largest is too cheap for the device, nothing is better.
-    allowed = allowed or [SIZES[-1]]
-    least = min(step(rows) for rows in allowed)
-    rows = next(rows for rows in allowed if step(rows) <= NEAR * least)
-    return ChunkChoice(rows, host, pair * rows * rows)
+    library = daemon.library()
+    of_host = host * CHUNKS * (CHUNKS + 1) / 2
+    of_device: dict[int, float] = {}
+    last, size, rows = 0.0, ctypes.c_uint64(), ctypes.c_uint64()
+    while True:
+        # A walk is of rows ** 2 pairs, up to a factor.
+        trials = [_native.ChunkTrial(n, (of_host + seconds) / n ** 2,
+                                     of_host / n ** 2)
+                  for n, seconds in of_device.items()]
+        library.check(library.chunk_choice(
+            SIZES[0], SIZES[-1], NEAR, (_native.ChunkTrial * len(trials))(
+                *trials), len(trials), size, rows))
+        if not size.value or 4 * last > max(BUDGET_S, 8 * of_host):
+            break
+        last = of_device[size.value] = max(walk(size.value) - of_host, 0.0)
+    return ChunkChoice(rows.value, host,
+                       of_device[rows.value] / (CHUNKS ** 2 / 2))
 
 
 def agreed(choice: ChunkChoice, board: Board | None) -> ChunkChoice:
@@ -136,12 +127,7 @@ def measured(arena: HostArena, kinds: Iterable[Heads], device: torch.device,
     fastest(TINY_ROWS, TINY_CHUNKS, 1)  # whatever is made once
     host = fastest(TINY_ROWS, TINY_CHUNKS).issued / (
         TINY_CHUNKS * (TINY_CHUNKS + 1) / 2)
-    walked: dict[int, float] = {}
-    for rows in SIZES:
-        walked[rows] = fastest(rows, CHUNKS).whole
-        if 4 * walked[rows] > BUDGET_S:
-            break
-    return choose(host, walked, waits)
+    return choose(host, lambda rows: fastest(rows, CHUNKS).whole)
 
 
 class _Walk(NamedTuple):

@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator
 
+from sluice import _native
 from sluice.errors import Error, Status, loader_fault
 
 START_TIMEOUT_S = 30.0
@@ -70,6 +71,11 @@ def find_programs() -> Programs:
         if found.library or found.sluiced:
             return found
     return Programs(None, None, None)
+
+
+def library() -> _native.Library:
+    """That of `find_programs`. Errors: as `_native.load`, and NOT_FOUND."""
+    return _native.load(find_programs().need("library"))
 
 
 def _first_file(paths: Iterable[pathlib.Path]) -> str | None:

@@ -1,6 +1,5 @@
-"""One block of attention on a CUDA device, by one of ATen's kernels: for bf16
-and fp16 cuDNN's on Hopper, else flash, efficient for fp32, or what `kernel` of
-stream() asks for. See `blocks`, which has shapes and joins.
+"""One block of attention on a CUDA device, by one of ATen's kernels. See
+`blocks`, which has shapes and joins.
 
 Flash and cuDNN take and give o in the dtype of q: a block's o is rounded to that
 before it is joined, and so is the whole row's for backward, where the CPU's
@@ -14,95 +13,89 @@ kernel. So o comes in rows there, rows before heads; do is copied by torch, and
 the strides of q, k and v are read.
 
 [Note: cuDNN] Its operators do not look at what they are given: fp32 would be
-read as fp16, and a backward's plan is kept by the sizes and strides of q, k and
-v alone, so that another layout of o or do would be read by it wrongly. So dtypes
-are refused here, and everything comes in one layout, rows before heads. One key
-is refused by cuDNN, and goes to flash; so do windows, which torch does not hand
-on to cuDNN. Seeds are not read without dropout, but Blackwell's path converts
-them, and fails where there are none.
+read as fp16 (the table refuses it), and a backward's plan is kept by the sizes
+and strides of q, k and v alone, so that another layout of o or do would be read
+by it wrongly. So everything comes in one layout, rows before heads. Seeds are
+not read without dropout, but Blackwell's path converts them, and fails where
+there are none.
 """
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import attention
 from torch.nn import functional as F
 
-from sluice.errors import Unsupported
+from sluice import _native, daemon
+from sluice.errors import Status, Unsupported
 from sluice.intervals import Whole, Window
 from sluice.precision import widened
 
 Kernel = Literal["auto", "flash", "efficient", "cudnn"]
 
-_HALVES = (torch.bfloat16, torch.float16)
-_TAKES = {"flash": _HALVES, "efficient": (torch.float32, *_HALVES),
-          "cudnn": _HALVES}
-# Heads are a multiple of the one, at most so wide.
-_WIDTH, _WIDEST = 8, {"flash": 256, "efficient": 256, "cudnn": 128}
+CPU, SCORES = "flash on the CPU", "whole scores"
 _LSE_ROWS = 32  # the efficient kernel's log-sum-exp has a multiple of rows
 
 
-def kernel_for(q: Tensor, keys: int, mask: Whole | Window, asked: Kernel
-               ) -> str | None:
-    """What computes a block of rows like q [B, H, c, D] and so many keys; None
-    where there is no kernel. Raises `Unsupported` where one was asked for by its
-    name and does not take such rows."""
-    kernel = _by_itself(q) if asked == "auto" else asked
-    refusal = _refusal(kernel, q)
-    if refusal is not None:
-        if asked == "auto":
-            return None
-        raise Unsupported(f"kernel {asked}", refusal, 'take kernel="auto"')
-    if kernel == "cudnn" and (keys == 1 or isinstance(mask, Window)):
-        return "flash"
-    return None if kernel == "efficient" and isinstance(mask, Window) else (
-        kernel)
+def kernel_for(asked: Kernel, device: torch.device, element_bytes: int,
+               width: int, value_width: int, keys: int = 2, traits: int = 0
+               ) -> str:
+    """What computes a block with so many keys: the rule and the names of
+    sluice_attention_kernel (client/sluice.h), which sluice-train has too.
 
+    Args:
+        element_bytes: of q, k and v; 0: their dtypes differ.
+        width, value_width: of the heads of q and k, of v.
+        traits: `_native.BLOCK_...`.
 
-def _by_itself(q: Tensor) -> str:
-    """cuDNN's on a GPU of compute capability 9.0: on an H100, over 65,536 rows
-    of 16 heads of 128, it had 741 TFLOP/s forward and 639 back, flash 376 and
-    335 (`verify --python`, deploy/bundle/measured). No other GPU was asked."""
-    if q.dtype not in _HALVES:
-        return "efficient"
-    hopper = _capability(q.device.index) == (9, 0)
-    return "cudnn" if hopper and _refusal("cudnn", q) is None else "flash"
+    Raises:
+        Unsupported: the kernel that was asked for by its name does not take
+            the dtype or the heads.
+    """
+    capability = -1 if device.type == "cpu" else _capability(device.index)
+    return _chosen(asked, capability, element_bytes, width, value_width,
+                   min(keys, 2), traits, _activated())
 
 
 @functools.cache
-def _capability(gpu: int) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(gpu)
+def _chosen(asked: Kernel, capability: int, element_bytes: int, width: int,
+            value_width: int, keys: int, traits: int, flash: int) -> str:
+    library, name = daemon.library(), ctypes.c_char_p()
+    status = library.attention_kernel(_native.AttentionBlock(
+        kernel=asked.encode(), capability=capability, keys=keys,
+        element_bytes=element_bytes, head_dim=width, value_dim=value_width,
+        traits=traits, flash=flash), name)
+    if status == Status.UNIMPLEMENTED:
+        raise Unsupported(f"kernel {asked}", library.error(status).line,
+                          'take kernel="auto"')
+    library.check(status)
+    assert name.value is not None
+    return name.value.decode()
 
 
-def check_width(width: int, asked: Kernel) -> None:
-    """Raises `Unsupported` for a kernel that was asked for by its name and does
-    not take heads so wide."""
-    refusal = None if asked == "auto" else _too_wide(asked, width)
-    if refusal is not None:
-        raise Unsupported(f"kernel {asked}", refusal, 'take kernel="auto"')
+@functools.cache
+def _capability(gpu: int) -> int:
+    major, minor = torch.cuda.get_device_capability(gpu)
+    return 10 * major + minor
 
 
-def _refusal(kernel: str, q: Tensor) -> str | None:
-    if q.dtype not in _TAKES[kernel]:
-        return f"attention in {str(q.dtype).removeprefix('torch.')}"
-    return _too_wide(kernel, q.shape[-1])
-
-
-def _too_wide(kernel: str, width: int) -> str | None:
-    if width % _WIDTH == 0 and width <= _WIDEST[kernel]:
-        return None
-    return (f"heads of {width}: they are a multiple of {_WIDTH}, at most "
-            f"{_WIDEST[kernel]}")
+def _activated() -> int:
+    """Which FlashAttention the user has put in the place of torch's own flash
+    operators (torch.nn.attention.activate_flash_attention_impl); 0: none."""
+    active = getattr(attention, "current_flash_attention_impl", lambda: None)()
+    return {"FA3": 3, "FA4": 4}.get(active or "", 0)
 
 
 def forward(kernel: str, q: Tensor, k: Tensor, v: Tensor,
             mask: Whole | Window, scale: float) -> tuple[Tensor, Tensor]:
     """(o, lse) of the block alone, fp32."""
     causal = mask is Whole.CAUSAL
-    if kernel == "flash":
+    if kernel.startswith("flash"):
         o, lse = torch.ops.aten._flash_attention_forward(
             *_rows_first(q, k, v), None, None, q.shape[2], k.shape[2], 0.0,
             causal, False, scale=scale, **_window(mask))[:2]
@@ -122,7 +115,7 @@ def backward(kernel: str, do: Tensor, q: Tensor, k: Tensor, v: Tensor,
              ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv) of the block, given the whole row's o and lse."""
     causal, do, o = mask is Whole.CAUSAL, do.to(q.dtype), o.to(q.dtype)
-    if kernel == "flash":
+    if kernel.startswith("flash"):
         found = torch.ops.aten._flash_attention_backward(
             *_rows_first(do, q, k, v, o), lse.contiguous(), None, None,
             q.shape[2], k.shape[2], 0.0, causal, None, None, scale=scale,

@@ -26,7 +26,7 @@ from sluice.arguments import (
     takes,
     whole,
 )
-from sluice.daemon import find_programs
+from sluice.daemon import library
 from sluice.errors import Error, Status
 from sluice.handle import Handle, forked
 from sluice.leased import CopyStats, Region
@@ -159,7 +159,7 @@ class Session:
         if local_world > self._world:
             raise invalid(f"Session: local_world = {local_world}: at most the "
                           f"world of {self._world}")
-        self._library = _native.load(find_programs().need("library"))
+        self._library = library()
         self.gpu = told.local_rank if gpu is None else gpu
         self.daemon = None
         self.lease_wait_s = lease_wait_s

@@ -97,7 +97,10 @@ def stream(model: nn.Module | None = None,
       kernel: of attention's blocks on a real GPU: "flash" or "cudnn" (bf16 and
         fp16), "efficient", or "auto": efficient for fp32, for bf16 and fp16
         cuDNN's on GPUs of compute capability 9.0 (heads of at most 128), else
-        flash. What a step was computed by is in `Stats.kernels`. A kernel that
+        flash, also there for documents and windows. Flash is what torch runs
+        as that: after torch.nn.attention.activate_flash_attention_impl("FA4")
+        it is "flash (FA4)". What a step was computed by is in `Stats.kernels`.
+        A kernel that
         was asked for by its name is refused where it does not take the model's
         heads, and in a step of a dtype that it does not take; blocks with an
         interval of keys for each row, a softcap or values of another width go
@@ -152,7 +155,7 @@ def stream(model: nn.Module | None = None,
             raise Unsupported(adapter.name, 'policy="plan" with layers that '
                               "run whole", 'stream it with policy="recompute"')
         for _, _, width, _ in made.attended:
-            gpu_blocks.check_width(width, how.kernel)
+            gpu_blocks.kernel_for(how.kernel, made.arena.device, 2, width, width)
         made.kernel = how.kernel
         made.reset_stats()  # of the probe
         if planned:
@@ -241,8 +244,12 @@ def _attached(made: Stream, adapter: Patched) -> str:
     shared = "" if made.ranks is None else (
         f" dealt to {made.ranks.size} ranks")
     chosen = "" if made.chunk_choice is None else f" ({made.chunk_choice})"
-    by = "" if made.arena.device.type == "cpu" else ", attention by " + (
-        "flash (fp32: efficient)" if made.kernel == "auto" else made.kernel)
+    device, kernel = made.arena.device, made.kernel
+    widths = next(((w, v) for _, _, w, v in made.attended), (8, 8))
+    by = "" if device.type == "cpu" else (
+        f", attention by {gpu_blocks.kernel_for(kernel, device, 2, *widths)}")
+    if by and kernel == "auto":
+        by += f" (fp32: {gpu_blocks.kernel_for(kernel, device, 4, *widths)})"
     again = "" if made.rerun == 0 else (
         f", the first {made.rerun:.0%} run again in backward")
     states = sum(layer in made.carriers for layer in adapter.layers)

@@ -32,17 +32,12 @@ absl::StatusOr<int> CapabilityOf(device::Driver* driver, at::Device gpu) {
   return gpus.at(IndexOf(gpu).value()).capability;
 }
 
-// REQUIRES: Check passed.
-stream::Dtype DtypeOf(at::ScalarType type) {
-  return type == at::kFloat ? stream::Dtype::kFp32 : stream::Dtype::kBf16;
-}
-
 class CudaBackend final : public Backend {
  public:
   // `stream`: what torch's current stream was set to; null: nothing.
   CudaBackend(device::Driver* driver, TorchCuda* torch, at::Device gpu,
-              AttentionKernel asked, int capability, ops::MergeKernel merge,
-              ops::TokenKernels tokens, void* stream)
+              stream::AttentionKernel asked, int capability,
+              ops::MergeKernel merge, ops::TokenKernels tokens, void* stream)
       : Backend(kCudaTraits),
         driver_(driver),
         torch_(torch),
@@ -68,25 +63,24 @@ class CudaBackend final : public Backend {
           fmt::format("attention on {} is built for bf16 and fp32, not for {}",
                       gpu_.str(), c10::toString(type)));
     }
-    const auto refusal = Refusal(asked_, DtypeOf(type), head_dim);
+    const auto refusal = stream::Refusal(BlockOf(type, head_dim));
     if (!refusal.has_value()) return absl::OkStatus();
     return absl::UnimplementedError(
-        fmt::format("attention on {} by {} {}", gpu_.str(),
-                    KernelName(type, head_dim), *refusal));
+        fmt::format("attention on {} by {}", gpu_.str(), *refusal));
   }
   std::string KernelName(at::ScalarType type, int64_t head_dim) const override {
-    return Name(KernelFor(type, head_dim));
+    return stream::Name(stream::KernelOf(BlockOf(type, head_dim)));
   }
 
   AttentionResult Attend(const at::Tensor& q, const at::Tensor& k,
                          const at::Tensor& v, bool causal) const override {
-    return Calls(q).attend(q, k, v, causal);
+    return Calls(q, k).attend(q, k, v, causal);
   }
 
   AttentionGradients AttendBackward(const QueryRows& queries,
                                     const at::Tensor& k, const at::Tensor& v,
                                     bool causal) const override {
-    return Calls(queries.q).attend_backward(queries, k, v, causal);
+    return Calls(queries.q, k).attend_backward(queries, k, v, causal);
   }
 
   void Merge(const AttentionResult& running,
@@ -100,17 +94,23 @@ class CudaBackend final : public Backend {
   // torch's current one.
   device::Stream CurrentStream() const;
 
-  KernelCalls Calls(const at::Tensor& q) const {
-    return CallsOf(KernelFor(q.scalar_type(), q.size(-1)));
+  KernelCalls Calls(const at::Tensor& q, const at::Tensor& k) const {
+    stream::AttentionBlock block = BlockOf(q.scalar_type(), q.size(-1));
+    block.keys = k.size(0);
+    return CallsOf(stream::KernelOf(block));
   }
-  AttentionKernel KernelFor(at::ScalarType type, int64_t head_dim) const {
-    return KernelOf(asked_, DtypeOf(type), head_dim, capability_);
+  stream::AttentionBlock BlockOf(at::ScalarType type, int64_t head_dim) const {
+    return {.asked = asked_,
+            .capability = capability_,
+            .element_bytes = static_cast<int64_t>(c10::elementSize(type)),
+            .head_dim = head_dim,
+            .value_dim = head_dim};
   }
 
   device::Driver* const driver_;
   TorchCuda* const torch_;
   const at::Device gpu_;
-  const AttentionKernel asked_;
+  const stream::AttentionKernel asked_;
   const int capability_;
   const ops::MergeKernel merge_;
   const ops::TokenKernels tokens_;
@@ -171,7 +171,7 @@ void CudaBackend::AddWeightGradients(
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Backend>> OpenCudaBackend(
-    device::Driver* driver, c10::Device gpu, AttentionKernel asked) {
+    device::Driver* driver, c10::Device gpu, stream::AttentionKernel asked) {
   SLUICE_ASSIGN_OR_RETURN(TorchCuda* const torch, LoadTorchCuda());
   torch->SetDevice(gpu.index());
   SLUICE_ASSIGN_OR_RETURN(const ops::MergeKernel merge,

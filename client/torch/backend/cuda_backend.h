@@ -1,5 +1,6 @@
-// A GPU's attention by one of torch's kernels (attention_kernel.h), merged by
-// our kernel on torch's current stream. bf16 and fp32.
+// A GPU's attention by one of torch's kernels
+// (planner/stream/attention_kernel.h), merged by our kernel on torch's current
+// stream. bf16 and fp32.
 //
 // A block's gradients take the merged output rounded to the model's dtype,
 // which is all that these kernels take.
@@ -15,9 +16,9 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "client/torch/backend/attention_kernel.h"
 #include "client/torch/backend/backend.h"
 #include "kernels/device/driver.h"
+#include "planner/stream/attention_kernel.h"
 
 namespace sluice::runtime {
 
@@ -30,6 +31,6 @@ namespace sluice::runtime {
 // What `asked` cannot compute is refused by Backend::Check.
 absl::StatusOr<std::unique_ptr<Backend>> OpenCudaBackend(
     device::Driver* driver, c10::Device gpu,
-    AttentionKernel asked = AttentionKernel::kAuto);
+    stream::AttentionKernel asked = stream::AttentionKernel::kAuto);
 
 }  // namespace sluice::runtime

@@ -104,12 +104,8 @@ AttentionGradients EfficientBackward(const QueryRows& queries,
 // strides of q, k and v alone, so another layout of the output or of its
 // gradient would be read by a plan that was made for the first.
 
-// It refuses one key: attention is that key's value then.
-bool IsOneKey(const at::Tensor& k) { return k.size(0) == 1; }
-
 AttentionResult Cudnn(const at::Tensor& q, const at::Tensor& k,
                       const at::Tensor& v, bool causal) {
-  if (IsOneKey(k)) return Flash(q, k, v, causal);
   const auto result = at::_scaled_dot_product_cudnn_attention(
       InRows(q), InRows(k), InRows(v), /*attn_bias=*/{},
       /*compute_log_sumexp=*/true, /*dropout_p=*/0, causal);
@@ -119,7 +115,6 @@ AttentionResult Cudnn(const at::Tensor& q, const at::Tensor& k,
 
 AttentionGradients CudnnBackward(const QueryRows& queries, const at::Tensor& k,
                                  const at::Tensor& v, bool causal) {
-  if (IsOneKey(k)) return FlashBackward(queries, k, v, causal);
   const at::ScalarType type = queries.q.scalar_type();
   const at::Tensor none;
   // Without dropout nothing reads it, but Blackwell's path changes its type.
@@ -134,10 +129,11 @@ AttentionGradients CudnnBackward(const QueryRows& queries, const at::Tensor& k,
 
 }  // namespace
 
-KernelCalls CallsOf(AttentionKernel kernel) {
-  SLUICE_CHECK(kernel != AttentionKernel::kAuto);
-  if (kernel == AttentionKernel::kFlash) return {Flash, FlashBackward};
-  if (kernel == AttentionKernel::kCudnn) return {Cudnn, CudnnBackward};
+KernelCalls CallsOf(stream::AttentionKernel kernel) {
+  using enum stream::AttentionKernel;
+  if (kernel == kFlash) return {Flash, FlashBackward};
+  if (kernel == kCudnn) return {Cudnn, CudnnBackward};
+  SLUICE_CHECK(kernel == kEfficient);
   return {Efficient, EfficientBackward};
 }
 

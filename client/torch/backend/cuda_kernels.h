@@ -7,8 +7,8 @@
 // Throws what ATen throws. Thread safety: pure functions.
 #pragma once
 
-#include "client/torch/backend/attention_kernel.h"
 #include "client/torch/backend/backend.h"
+#include "planner/stream/attention_kernel.h"
 
 namespace sluice::runtime {
 
@@ -20,7 +20,7 @@ struct KernelCalls {
                                         const at::Tensor& v, bool causal);
 };
 
-// REQUIRES: not kAuto.
-KernelCalls CallsOf(AttentionKernel kernel);
+// REQUIRES: kFlash, kEfficient or kCudnn.
+KernelCalls CallsOf(stream::AttentionKernel kernel);
 
 }  // namespace sluice::runtime

@@ -137,12 +137,17 @@ absl::StatusOr<double> Chooser::Try(int64_t chunk) {
 
 absl::StatusOr<ChosenSettings> Chooser::Choose() {
   SLUICE_RETURN_IF_ERROR(Agree(context_.collectives, Open()));
-  for (stream::ChunkSearch search(question_); search.Next().has_value();) {
-    SLUICE_ASSIGN_OR_RETURN(const double seconds, Try(*search.Next()));
-    search.Tell(seconds);
+  const stream::ChunkRange chunks = stream::ChunksOf(question_);
+  std::vector<stream::ChunkTrial> trials;
+  stream::ChunkChoice choice = stream::ChooseChunk(chunks, trials);
+  while (choice.next.has_value()) {
+    SLUICE_ASSIGN_OR_RETURN(const double seconds, Try(*choice.next));
+    trials.push_back({.rows = *choice.next, .seconds = seconds});
+    choice = stream::ChooseChunk(chunks, trials);
   }
-  const RatedSettings& best =
-      *std::ranges::min_element(best_, {}, &RatedSettings::seconds);
+  const RatedSettings& best = *std::ranges::find(
+      best_, choice.rows,
+      [](const RatedSettings& rated) { return rated.settings.chunk; });
   ChosenSettings chosen{best.settings, std::isfinite(best.seconds), best_};
   if (chosen.fits) {
     chosen.settings = stream::Settled(

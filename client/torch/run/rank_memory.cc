@@ -52,14 +52,14 @@ absl::StatusOr<Bytes> HbmSize(const RankMemory::Options& options) {
 }
 
 // The memory of a simulated GPU is computed on by the CPU.
-absl::Status CheckKernel(at::Device device, AttentionKernel asked) {
-  if (device.is_cuda() || asked == AttentionKernel::kAuto) {
+absl::Status CheckKernel(at::Device device, stream::AttentionKernel asked) {
+  if (device.is_cuda() || asked == stream::AttentionKernel::kAuto) {
     return absl::OkStatus();
   }
   return absl::UnimplementedError(fmt::format(
       "attention by {} is a real GPU's, and this node's are simulated, where "
       "the CPU's flash attention computes: ask for auto",
-      Name(asked)));
+      stream::Name(asked)));
 }
 
 // A streamed step in bf16 has no products of fp32 tensors; what else a bf16 run

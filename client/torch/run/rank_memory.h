@@ -17,11 +17,12 @@
 #include "absl/status/statusor.h"
 #include "client/copy/copy_engine.h"
 #include "client/session/session.h"
-#include "client/torch/backend/attention_kernel.h"
 #include "client/torch/backend/backend.h"
 #include "client/torch/memory/region_allocator.h"
 #include "client/torch/run/host_stage.h"
 #include "kernels/device/driver.h"
+#include "planner/stream/attention_kernel.h"
+#include "planner/stream/options.h"
 
 namespace sluice::runtime {
 
@@ -36,7 +37,7 @@ class RankMemory {
     // This rank's; none: its share of what the budgets allow.
     std::optional<Bytes> host_limit;
     // On a GPU; a simulated one has but auto.
-    AttentionKernel attention = AttentionKernel::kAuto;
+    stream::AttentionKernel attention = stream::AttentionKernel::kAuto;
     // The model's. On a GPU, what a bf16 model multiplies in fp32 is rounded to
     // TF32, for the whole process: see AllowTf32ForBf16.
     stream::Dtype dtype = stream::Dtype::kFp32;

@@ -105,7 +105,7 @@ absl::Status CheckRerun(const RunOptions& o) {
 // What a kernel cannot is known before a daemon is asked.
 absl::Status CheckAttention(const RunOptions& o) {
   if (o.attention == AttentionKernel::kAuto) return absl::OkStatus();
-  const char* const name = runtime::Name(o.attention);
+  const char* const name = stream::Name(o.attention);
   if (o.private_daemon || IsSimulated(o.driver)) {
     return BadInput(fmt::format(
         "--attention {}: a kernel of real GPUs, and this run's are simulated, "
@@ -114,9 +114,11 @@ absl::Status CheckAttention(const RunOptions& o) {
   }
   if (o.command == Command::kProfile) return absl::OkStatus();  // no model
   const auto refusal =
-      runtime::Refusal(o.attention, o.dtype, o.model.head_dim());
+      stream::Refusal({.asked = o.attention,
+                       .element_bytes = stream::ElementBytes(o.dtype),
+                       .head_dim = o.model.head_dim()});
   if (!refusal.has_value()) return absl::OkStatus();
-  return BadInput(fmt::format("--attention {} {}", name, *refusal));
+  return BadInput(fmt::format("--attention {}", *refusal));
 }
 
 }  // namespace

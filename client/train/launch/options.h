@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/torch/backend/attention_kernel.h"
+#include "planner/stream/attention_kernel.h"
 #include "planner/stream/options.h"
 #include "planner/stream/states.h"
 #include "proto/base/units.h"
@@ -19,7 +19,7 @@ namespace sluice::train {
 
 enum class Command { kTrain, kCheck, kProfile };
 enum class Method { kKeepAll, kRecompute, kAlst, kSluice };
-using runtime::AttentionKernel;
+using stream::AttentionKernel;
 using stream::Dtype;
 
 const char* Name(Method method);

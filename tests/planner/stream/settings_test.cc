@@ -60,23 +60,23 @@ std::vector<plan::SegmentKind> Recorded(const SettingsQuestion& q,
 std::vector<int64_t> Tried(const SettingsQuestion& q,
                            const std::map<int64_t, double>& seconds) {
   std::vector<int64_t> tried;
-  for (ChunkSearch search(q); search.Next().has_value();) {
-    const int64_t chunk = *search.Next();
-    tried.push_back(chunk);
-    const auto found = seconds.find(chunk);
-    search.Tell(found != seconds.end() ? found->second : kNever);
+  std::vector<ChunkTrial> trials;
+  while (const auto next = ChooseChunk(ChunksOf(q), trials).next) {
+    tried.push_back(*next);
+    const auto found = seconds.find(*next);
+    trials.push_back({*next, found != seconds.end() ? found->second : kNever});
   }
   return tried;
 }
 
-TEST(ChunkSearch, GoesUpAsLongAsThatDoesNotLose) {
+TEST(ChunksOf, GoesUpAsLongAsThatDoesNotLose) {
   EXPECT_THAT(Tried(Question(1 << 20), {{512, 10}, {1024, 8}, {2048, 9}}),
               ElementsAre(512, 1024, 2048));
   EXPECT_THAT(Tried(Question(2000), {{512, 10}, {1024, 8}, {2000, 7}}),
               ElementsAre(512, 1024, 2000));
 }
 
-TEST(ChunkSearch, GoesDownWhereTheFirstIsBestOrDoesNotFit) {
+TEST(ChunksOf, GoesDownWhereTheFirstIsBestOrDoesNotFit) {
   EXPECT_THAT(Tried(Question(1 << 20), {{256, 9}, {512, 10}, {1024, 12}}),
               ElementsAre(512, 1024, 256, 128));
   EXPECT_THAT(Tried(Question(1 << 20), {{128, 9}}),
@@ -84,7 +84,7 @@ TEST(ChunkSearch, GoesDownWhereTheFirstIsBestOrDoesNotFit) {
   EXPECT_THAT(Tried(Question(1 << 20), {}), ElementsAre(512, 256, 128, 64));
 }
 
-TEST(ChunkSearch, AsksOnceAboutAnAskedSizeAndAShortSequence) {
+TEST(ChunksOf, AsksOnceAboutAnAskedSizeAndAShortSequence) {
   SettingsQuestion q = Question(1 << 20);
   q.chunk = 300;
   EXPECT_THAT(Tried(q, {{300, 1}}), ElementsAre(300));

@@ -1,0 +1,63 @@
+#include "planner/stream/chunk_choice.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace sluice::stream {
+namespace {
+
+// The search goes on past a size that is so little worse than the best: times
+// are measured, and a step may be flat here and fall later.
+constexpr double kSlack = 1.03;
+constexpr double kHostShare = 1.0 / 3;
+
+bool HostIsHidden(const ChunkTrial& t) {
+  return t.host_seconds <= kHostShare * t.seconds;
+}
+
+std::optional<int64_t> Next(const ChunkRange& range,
+                            std::span<const ChunkTrial> trials) {
+  if (trials.empty()) return range.first;
+  const double best =
+      std::ranges::min(trials, {}, &ChunkTrial::seconds).seconds;
+  const auto loses = [best](const ChunkTrial& t) {
+    return t.seconds > best * kSlack;
+  };
+  const ChunkTrial& last = trials.back();
+  const bool went_down = last.rows < range.first;
+  if (!went_down && last.rows < range.most && std::isfinite(last.seconds) &&
+      !(loses(last) && HostIsHidden(last))) {
+    return std::min(2 * last.rows, range.most);
+  }
+  const ChunkTrial& above = went_down ? last : trials.front();
+  if (loses(above) || !HostIsHidden(above) || above.rows / 2 < range.least) {
+    return std::nullopt;
+  }
+  return above.rows / 2;
+}
+
+// Where no size hides the host, the largest does best.
+int64_t Best(const ChunkRange& range, std::span<const ChunkTrial> trials) {
+  double least = std::numeric_limits<double>::infinity();
+  int64_t rows = 0;
+  for (const ChunkTrial& t : trials) {
+    if (HostIsHidden(t)) least = std::min(least, t.seconds);
+    rows = std::max(rows, t.rows);
+  }
+  for (const ChunkTrial& t : trials) {
+    if (HostIsHidden(t) && t.seconds <= (1 + range.tolerance) * least) {
+      rows = std::min(rows, t.rows);
+    }
+  }
+  return rows;
+}
+
+}  // namespace
+
+ChunkChoice ChooseChunk(const ChunkRange& range,
+                        std::span<const ChunkTrial> trials) {
+  return {Next(range, trials), Best(range, trials)};
+}
+
+}  // namespace sluice::stream
