@@ -73,14 +73,7 @@ struct StepParts {
 Estimate Assemble(const Request& request, const Settings& settings,
                   const StepParts& parts);
 
-// The methods. Settings are whole.
-StepParts MegatronStep(const Request& request, const Settings& settings);
-StepParts MemoStep(const Request& request, const Settings& settings);
-StepParts UlyssesStep(const Request& request, const Settings& settings);
-StepParts FpdtStep(const Request& request, const Settings& settings);
-StepParts AlstStep(const Request& request, const Settings& settings);
-StepParts UpipeStep(const Request& request, const Settings& settings);
-StepParts SluiceStep(const Request& request, const Settings& settings);
+// Method sluice by each engine. Settings are whole.
 StepParts TrainerStep(const Request& request, const Settings& settings);
 StepParts PythonStep(const Request& request, const Settings& settings);
 

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <iterator>
 #include <numeric>
 
 #include "planner/train/layer.h"
@@ -15,40 +14,9 @@
 namespace sluice::planner::train {
 namespace {
 
-// In the order of Method.
-constexpr MethodTraits kTraits[] = {
-    {.name = "megatron",
-     .degrees = "--tp --cp --dp --pp --ep --interleave",
-     .recompute = true,
-     .step = &MegatronStep},
-    {.name = "ulysses", .degrees = "--sp --dp", .step = &UlyssesStep},
-    {.name = "memo",
-     .degrees = "--tp --cp --dp --pp",
-     .alpha = true,
-     .memory_plan = true,
-     .step = &MemoStep},
-    {.name = "fpdt", .degrees = "--sp --dp", .chunk = true, .step = &FpdtStep},
-    {.name = "alst", .degrees = "--sp --dp", .zero = 3, .step = &AlstStep},
-    {.name = "upipe",
-     .degrees = "--sp --cp --dp",
-     .zero = 3,
-     .step = &UpipeStep},
-    // FSDP with Megatron's kernels and collectives.
-    {.name = "ring",
-     .degrees = "--tp --cp --dp",
-     .zero = 3,
-     .recompute = true,
-     .step = &MegatronStep},
-    {.name = "sluice",
-     .degrees = "--sp --dp",
-     .alpha = true,
-     .chunk = true,
-     .memory_plan = true,
-     .step = &SluiceStep}};
-
 std::string AllNames() {
   std::string names;
-  for (const MethodTraits& traits : kTraits) {
+  for (const MethodTraits& traits : kMethodTraits) {
     names += fmt::format(" {}", traits.name);
   }
   return names;
@@ -306,8 +274,6 @@ std::vector<int64_t> Divisors(int64_t n) {
   }
   return divisors;
 }
-
-const MethodTraits& TraitsOf(Method method) { return kTraits[size_t(method)]; }
 
 std::string_view MethodName(Method method) { return TraitsOf(method).name; }
 

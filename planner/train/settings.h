@@ -4,7 +4,9 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -27,15 +29,21 @@ enum class Method {
   kRing,
   kSluice
 };
-inline constexpr Method kMethods[] = {
-    Method::kMegatron, Method::kUlysses, Method::kMemo, Method::kFpdt,
-    Method::kAlst,     Method::kUpipe,   Method::kRing, Method::kSluice};
 
 struct Request;
 struct Settings;
 struct StepParts;
 
-// A method is a row of MethodTraits and its `step`.
+// A method is its name above, its step here, defined in a source of its own,
+// its row below, and its row in README.md. Settings are whole.
+StepParts MegatronStep(const Request& request, const Settings& settings);
+StepParts MemoStep(const Request& request, const Settings& settings);
+StepParts UlyssesStep(const Request& request, const Settings& settings);
+StepParts FpdtStep(const Request& request, const Settings& settings);
+StepParts AlstStep(const Request& request, const Settings& settings);
+StepParts UpipeStep(const Request& request, const Settings& settings);
+StepParts SluiceStep(const Request& request, const Settings& settings);
+
 struct MethodTraits {
   std::string_view name;
   std::string_view degrees;  // the flags that divide its GPUs, as messages
@@ -50,7 +58,45 @@ struct MethodTraits {
     return degrees.find(degree) != degrees.npos;
   }
 };
-const MethodTraits& TraitsOf(Method method);
+// In the order of Method.
+inline constexpr MethodTraits kMethodTraits[] = {
+    {.name = "megatron",
+     .degrees = "--tp --cp --dp --pp --ep --interleave",
+     .recompute = true,
+     .step = &MegatronStep},
+    {.name = "ulysses", .degrees = "--sp --dp", .step = &UlyssesStep},
+    {.name = "memo",
+     .degrees = "--tp --cp --dp --pp",
+     .alpha = true,
+     .memory_plan = true,
+     .step = &MemoStep},
+    {.name = "fpdt", .degrees = "--sp --dp", .chunk = true, .step = &FpdtStep},
+    {.name = "alst", .degrees = "--sp --dp", .zero = 3, .step = &AlstStep},
+    {.name = "upipe",
+     .degrees = "--sp --cp --dp",
+     .zero = 3,
+     .step = &UpipeStep},
+    // FSDP with Megatron's kernels and collectives.
+    {.name = "ring",
+     .degrees = "--tp --cp --dp",
+     .zero = 3,
+     .recompute = true,
+     .step = &MegatronStep},
+    {.name = "sluice",
+     .degrees = "--sp --dp",
+     .alpha = true,
+     .chunk = true,
+     .memory_plan = true,
+     .step = &SluiceStep}};
+
+constexpr const MethodTraits& TraitsOf(Method method) {
+  return kMethodTraits[size_t(method)];
+}
+inline constexpr auto kMethods = [] {
+  std::array<Method, std::size(kMethodTraits)> all = {};
+  for (size_t i = 0; i < all.size(); ++i) all[i] = Method(i);
+  return all;
+}();
 
 std::string_view MethodName(Method method);
 absl::StatusOr<Method> FindMethod(std::string_view name);
