@@ -46,12 +46,13 @@ StepParts SluiceStep(const Request& request, const Settings& settings);
 
 struct MethodTraits {
   std::string_view name;
-  std::string_view degrees;  // the flags that divide its GPUs, as messages
-  int zero = 0;              // the only ZeRO stage it has; 0: several
-  bool alpha = false;        // swaps a fraction of the tokens
-  bool chunk = false;        // cuts sequences into chunks
-  bool recompute = false;    // has a choice of what backward computes again
-  bool memory_plan = false;  // by itself, not from a caching allocator
+  std::string_view what = "";  // in parentheses behind the name, in help
+  std::string_view degrees;    // the flags that divide its GPUs, as messages
+  int zero = 0;                // the only ZeRO stage it has; 0: several
+  bool alpha = false;          // swaps a fraction of the tokens
+  bool chunk = false;          // cuts sequences into chunks
+  bool recompute = false;      // has a choice of what backward computes again
+  bool memory_plan = false;    // by itself, not from a caching allocator
   StepParts (*step)(const Request&, const Settings&);
 
   bool Has(std::string_view degree) const {
@@ -73,11 +74,13 @@ inline constexpr MethodTraits kMethodTraits[] = {
     {.name = "fpdt", .degrees = "--sp --dp", .chunk = true, .step = &FpdtStep},
     {.name = "alst", .degrees = "--sp --dp", .zero = 3, .step = &AlstStep},
     {.name = "upipe",
+     .what = " (Ulysses in head chunks)",
      .degrees = "--sp --cp --dp",
      .zero = 3,
      .step = &UpipeStep},
     // FSDP with Megatron's kernels and collectives.
     {.name = "ring",
+     .what = " (FSDP with ring context parallelism)",
      .degrees = "--tp --cp --dp",
      .zero = 3,
      .recompute = true,

@@ -191,9 +191,11 @@ void AddTrainFlags(CLI::App& app, TrainFlags& f) {
       ->transform(CLI::AsNumberWithUnit(std::map<std::string, double>{
           {"s", 1}, {"min", 60}, {"m", 60}, {"h", 3600}}));
   app.add_option("--method", f.method,
-                 "megatron, ulysses, memo, fpdt, alst, upipe (Ulysses in head "
-                 "chunks), ring (FSDP with ring context parallelism) or sluice "
-                 "(default)");
+                 absl::StrJoin(planner::train::kMethodTraits, ", ",
+                               [](std::string* out, const auto& method) {
+                                 out->append(method.name).append(method.what);
+                               }) +
+                     "; default sluice");
   app.add_option("--engine", f.engine,
                  "of sluice: trainer (sluice-train) or python (sluice.stream() "
                  "under FSDP2); default the better one");
