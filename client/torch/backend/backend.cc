@@ -14,6 +14,7 @@
 #include "client/torch/backend/head_layout.h"
 #include "client/torch/exceptions.h"
 #include "kernels/ops/merge.h"
+#include "planner/stream/attention_kernel.h"
 #include "proto/base/status.h"
 
 namespace sluice::runtime {
@@ -128,7 +129,7 @@ class Cpu final : public Backend {
     return absl::OkStatus();
   }
   std::string KernelName(at::ScalarType, int64_t) const override {
-    return "flash on the CPU";
+    return stream::Name(stream::AttentionKernel::kCpuFlash);
   }
 
   AttentionResult Attend(const at::Tensor& q, const at::Tensor& k,
