@@ -1,173 +1,360 @@
-// Construction, reading, time, and the invariants that span all parts.
 #include "daemon/core/core.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
-#include "proto/base/grant_page.h"
+#include "daemon/core/link_sharers.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 
 namespace sluice::daemon {
+namespace {
+
+template <typename... Each>
+struct Overloaded : Each... {
+  using Each::operator()...;
+};
+template <typename... Each>
+Overloaded(Each...) -> Overloaded<Each...>;
+
+}  // namespace
 
 Core::Core(NodeConfig config, absl::Time now)
-    : config_(std::move(config)),
-      configured_links_(config_.links),
-      started_(now),
-      ledger_(config_),
-      joint_(config_, ledger_, waiting_, journal_),
-      slots_(kGrantSlots, false) {
+    : config_(std::move(config)), started_(now) {
   journal_.stats.gpus.resize(config_.gpus.size());
   for (const std::string& warning : config_.warnings) {
-    Log(now, EventKind::kStart, warning, {config_.own_uid, ""});
+    journal_.Log(now, EventKind::kStart, warning, {config_.own_uid, ""});
   }
 }
 
-const Session* Core::session(SessionId id) const {
-  const auto found = sessions_.find(id);
-  return found != sessions_.end() ? &found->second : nullptr;
-}
+// --- connections
 
-const Principal* Core::ViewerOf(const Session& session) const {
-  // Many unrelated processes have uid 0: those of containers, and those that
-  // made a user namespace.
-  const Principal& who = session.peer.principal;
-  return who.uid == config_.own_uid && who.uid != 0 && who.cgroup.empty()
-             ? nullptr
-             : &who;
-}
-
-PoolSnapshot Core::pool(PoolId id) const {
-  const Pool& pool = *ledger_.FindPool(id);
-  const HeldOutside& outside = ledger_.outside();
-  const auto silent = outside.silent.find(id);
-  return {.id = id,
-          .total = pool.total(),
-          .leased = pool.leased(),
-          .free = pool.free(),
-          .kept = pool.kept(),
-          .quarantined = pool.quarantined(),
-          .lingering = pool.lingering(),
-          .making = pool.making(),
-          .outside = pool.outside(),
-          .reserved = std::min(ledger_.Withheld(id, nullptr), pool.free()),
-          .outside_at =
-              silent != outside.silent.end() ? silent->second : outside.at};
-}
-
-RankSnapshot Core::SnapshotOf(const Session& session) const {
-  RankSnapshot rank;
-  rank.rank = session.hello.rank;
-  rank.pid = session.peer.pid;
-  rank.gpu = session.hello.gpu;
-  rank.session = session.id;
-  rank.closed = session.state == Session::State::kClosed;
-  rank.weight = WeightOf(config_, session.peer.principal);
-  if (const auto copies = copies_of_plans_.find(session.id);
-      copies != copies_of_plans_.end()) {
-    rank.plan_copies = {copies->second.demand, copies->second.promised};
+Effects Core::Connect(SessionId id, const Peer& peer, absl::Time now) {
+  last_session_ = std::max(last_session_, id);
+  Effects effects;
+  if (const auto ended = sessions_.EndedByOneMore(peer.principal)) {
+    Close(sessions_.Edit(*ended), now, effects);
+    Drop(*ended, now, effects);
+    ++journal_.stats.sessions_refused;
+  } else if (sessions_.full()) {
+    ++journal_.stats.sessions_refused;
+    effects.push_back(CloseSocket{id});
+    effects.push_back(Forget{id});
+    return effects;
   }
-  if (const auto late = late_.find(session.id); late != late_.end()) {
-    rank.late = late->second;
-  }
-  rank.step = session.last_step;
-  rank.stall_seconds = session.totals().stall_seconds;
-  rank.grant_wait_seconds = session.totals().grant_wait_seconds;
-  rank.hbm_peak = session.hbm_peak;
-  rank.outside = session.outside;
-  rank.gpu_bytes = ledger_.Leased(session.id, PoolKind::kGpu);
-  rank.host_bytes = ledger_.Leased(session.id, PoolKind::kHost);
-  return rank;
+  sessions_.Connect(id, peer, now);
+  return effects;
 }
 
-std::vector<JobSnapshot> Core::Jobs(const Principal* viewer) const {
-  std::map<JobKey, JobSnapshot> jobs;
-  for (const auto& [id, session] : sessions_) {
-    if (session.grant_slot < 0) continue;
-    if (viewer && session.peer.principal != *viewer) continue;
-    const JobKey key = session.job();
-    JobSnapshot& job = jobs[key];
-    job.name = key.name;
-    job.principal = key.principal;
-    job.world_size = session.hello.world_size;
-    job.plan = joint_.CurrentPlan(key);
-    job.ranks.push_back(SnapshotOf(session));
+Effects Core::SocketEnded(SessionId id, absl::Time now) {
+  Effects effects;
+  if (Session* const session = sessions_.FindOpen(id)) {
+    CloseAlone(*session, now, effects);
   }
-  std::vector<JobSnapshot> list;
-  for (auto& [key, job] : jobs) {
-    std::sort(job.ranks.begin(), job.ranks.end(),
-              [](const auto& a, const auto& b) { return a.rank < b.rank; });
-    list.push_back(std::move(job));
-  }
-  return list;
+  return effects;
 }
 
-Snapshot Core::TakeSnapshot(const Principal* viewer, absl::Time now) const {
-  const auto visible = [&](const Principal& whose) {
-    return !viewer || whose == *viewer;
+Effects Core::ProtocolBroken(SessionId id, const std::string& reason,
+                             absl::Time now) {
+  Effects effects;
+  Session* const session = sessions_.FindOpen(id);
+  if (session == nullptr) return effects;
+  journal_.Log(
+      now, EventKind::kProtocol,
+      fmt::format("{}: {}; its session is ended", session->Described(), reason),
+      session->peer.principal, {id});
+  if (session->is_rank()) {
+    ++journal_.stats.client_deaths[Death::kProtocol];
+    sessions_.TellPeers(*session, "its session was ended: " + reason, effects);
+  }
+  CloseAlone(*session, now, effects);
+  return effects;
+}
+
+Effects Core::ProcessesGone(const std::vector<Gone>& gone, absl::Time now) {
+  Effects effects;
+  for (const Gone& each : gone) {
+    if (Session* const session = sessions_.FindOpen(each.session)) {
+      Close(*session, now, effects);
+    }
+  }
+  for (const Gone& each : gone) {
+    const Session* const session = sessions_.Find(each.session);
+    if (session == nullptr) continue;
+    sessions_.Exited(*session, each.exit, now, effects);
+    Drop(each.session, now, effects);
+  }
+  Settle(now, effects);
+  return effects;
+}
+
+void Core::CloseAlone(Session& session, absl::Time now, Effects& effects) {
+  Close(session, now, effects);
+  if (!session.was_rank()) {  // it never had a lease
+    Drop(session.id, now, effects);
+  } else {
+    for (SessionId other : sessions_.ClosedBeside(session)) {
+      if (!ledger_.HoldsNothing(other)) continue;
+      ledger_.Merge(other, session.id, now);
+      Drop(other, now, effects);
+    }
+  }
+  Settle(now, effects);
+}
+
+void Core::Close(Session& session, absl::Time now, Effects& effects) {
+  SLUICE_CHECK(session.state != Session::State::kClosed);
+  effects.push_back(CloseSocket{session.id});
+  if (session.is_rank()) {
+    session.had_leases_at_close = ledger_.Close(session.id, now, effects);
+    journal_.stats.waits[WaitEnd::kSessionEnded] +=
+        line_.SessionEnded(session.id);
+    joint_.RankLeft(session.id, now, effects);
+    effects.push_back(DetachGrants{session.grant_slot});
+    journal_.Log(now, EventKind::kDetach,
+                 session.Described() + " closed its session",
+                 session.peer.principal, {session.id});
+  }
+  sessions_.Close(session);
+}
+
+void Core::Drop(SessionId id, absl::Time now, Effects& effects) {
+  ledger_.Gone(id, now, effects);
+  sessions_.Drop(id, now);
+  steps_.Forget(id);
+  effects.push_back(Forget{id});
+}
+
+// --- requests
+
+Effects Core::Receive(SessionId id, RequestId request, const Request& body,
+                      absl::Time now) {
+  Effects effects;
+  Session* const session = sessions_.FindOpen(id);
+  if (session == nullptr) return effects;
+  switch (session->history.Begin(request)) {
+    case RequestHistory::Seen::kRunning:
+      return effects;  // its answer is on the way
+    case RequestHistory::Seen::kAnswered:
+      effects.push_back(
+          SendReply{id, request, leases_.Repeat(*session, request)});
+      return effects;
+    case RequestHistory::Seen::kForgotten:
+      effects.push_back(SendReply{
+          id, request,
+          absl::InvalidArgumentError(fmt::format(
+              "request id {} was acknowledged, or is older than the last {} "
+              "requests: ids count up",
+              request.value(), RequestHistory::kWindow))});
+      return effects;
+    case RequestHistory::Seen::kNew:
+      break;
+  }
+  if (session->state == Session::State::kHalfOpen &&
+      !std::holds_alternative<HelloRequest>(body)) {
+    session->Answer(
+        request, absl::FailedPreconditionError("a session begins with Hello"),
+        effects);
+    return effects;
+  }
+  Dispatch(*session, request, body, now, effects);
+  Settle(now, effects);
+  return effects;
+}
+
+void Core::Dispatch(Session& session, RequestId request, const Request& body,
+                    absl::Time now, Effects& effects) {
+  const auto answer = [&](Reply reply) {
+    session.Answer(request, std::move(reply), effects);
   };
-  Snapshot snapshot;
-  snapshot.hostname = config_.hostname;
-  snapshot.driver = config_.driver;
-  snapshot.links = config_.links;
-  snapshot.measured = measured_;
-  snapshot.measured_waits = links_wait_;
-  snapshot.generation = config_.generation;
-  snapshot.uptime = now - started_;
-  snapshot.now = now;
-  for (const GpuConfig& gpu : config_.gpus) {
-    snapshot.gpus.push_back({gpu, pool({PoolKind::kGpu, gpu.index.value()})});
-  }
-  for (const HostConfig& host : config_.hosts) {
-    snapshot.hosts.push_back(pool({PoolKind::kHost, host.numa.value()}));
-  }
-  for (const auto& [id, session] : sessions_) {
-    ++snapshot.sessions;
-    if (session.state == Session::State::kHalfOpen) ++snapshot.half_open;
-  }
-  snapshot.jobs = Jobs(viewer);
-  for (BudgetLine& line : ledger_.budgets().Lines()) {
-    if (visible(line.principal)) snapshot.budgets.push_back(std::move(line));
-  }
-  for (LimitLine& line : ledger_.budgets().SetLimits()) {
-    // Limits of other users are private; those of jobs bind every user.
-    if (!viewer || !line.target.uid || *line.target.uid == viewer->uid) {
-      snapshot.limits.push_back(std::move(line));
-    }
-  }
-  for (ReservationLine& line : ledger_.ReservationLines()) {
-    if (!viewer || line.whose.uid == viewer->uid) {
-      snapshot.reservations.push_back(std::move(line));
-    }
-  }
-  snapshot.drain = drain_;
-  snapshot.outside_at = ledger_.outside().at;
-  snapshot.plans = joint_.Plans(viewer);
-  const auto& kept = journal_.log.events();
-  snapshot.events_from = kept.empty() ? 0 : journal_.log.dropped() + 1;
-  for (const LoggedEvent& event : kept) {
-    if (visible(event.principal)) snapshot.events.push_back(event);
-  }
-  for (const auto& [id, pool] : ledger_.pools())
-    snapshot.extents += pool.extents();
-  snapshot.planning = joint_.Planning(viewer, now);
-  snapshot.waiting = Waiting(viewer, now);
-  if (!viewer) {
-    snapshot.stats = journal_.stats;
-    snapshot.stats->extents = ledger_.extent_counts();
-    snapshot.stats->jobs = journal_.stats.jobs.At(now);
-  }
-  return snapshot;
+  // Answers an observer, which has no `what`.
+  const auto refused = [&](const char* what) {
+    if (session.is_rank()) return false;
+    answer(absl::FailedPreconditionError(
+        fmt::format("an observer's session {}", what)));
+    return true;
+  };
+  std::visit(
+      Overloaded{[&](const HelloRequest& hello) {
+                   Attach(session, request, hello, now, effects);
+                 },
+                 [&](const LeaseRequest& asked) {
+                   waits_.Ask(session, request, asked, now, effects);
+                 },
+                 [&](const FreeRequest& asked) {
+                   leases_.Free(session, request, asked, now, effects);
+                 },
+                 [&](const GiveUpRequest& given_up) {
+                   waits_.GiveUp(session, request, given_up, now, effects);
+                 },
+                 [&](const ProfileRequest&) {
+                   if (refused("has no plans: attach as a rank")) return;
+                   effects.push_back(ReadProfile{session.id, request});
+                 },
+                 [&](const PlanTakenRequest& taken) {
+                   answer(NotedReply{});
+                   if (session.is_rank())
+                     joint_.PlanTaken(session.id, taken, now);
+                 },
+                 [&](const StepReportRequest& report) {
+                   if (refused("reports no steps")) return;
+                   joint_.StepReported(session.id);
+                   steps_.Reported(session, report, now);
+                   answer(NotedReply{});
+                 },
+                 [&](const GpuUseRequest& use) {
+                   if (refused("has no GPU: attach as a rank")) return;
+                   outside_.Told(session, use, now);
+                   answer(NotedReply{.room = session.gpu()});
+                 },
+                 [&](const QueryRequest& query) {
+                   // The plan of another principal is answered as one that does
+                   // not exist.
+                   if (query.plan == PlanId() ||
+                       joint_.FindPlan(query.plan,
+                                       sessions_.ViewerOf(session))) {
+                     return answer(SnapshotReply{query.plan});
+                   }
+                   answer(absl::NotFoundError(
+                       fmt::format("no plan {}: sluicectl status lists them",
+                                   query.plan.value())));
+                 }},
+      body);
 }
+
+void Core::Acknowledge(SessionId id, RequestId up_to) {
+  if (up_to == RequestId()) return;
+  if (Session* const session = sessions_.FindOpen(id)) {
+    session->history.Acknowledge(up_to);
+  }
+}
+
+absl::Status Core::MayAttach(const Session& session,
+                             const HelloRequest& hello) const {
+  if (session.state != Session::State::kHalfOpen) {
+    return absl::FailedPreconditionError(
+        "this session has said Hello already: open another one");
+  }
+  if (hello.observer) return absl::OkStatus();
+  SLUICE_RETURN_IF_ERROR(policy_.CheckDrain());
+  return sessions_.MayAttach(session, hello);
+}
+
+void Core::Attach(Session& session, RequestId request,
+                  const HelloRequest& hello, absl::Time now, Effects& effects) {
+  absl::Status may = MayAttach(session, hello);
+  if (may.ok()) may = sessions_.Attach(session, hello, now);
+  if (!may.ok()) return session.Answer(request, std::move(may), effects);
+  if (session.is_rank()) {
+    journal_.Log(
+        now, EventKind::kAttach,
+        fmt::format("{}, on GPU {}", session.Described(), hello.gpu.value()),
+        session.peer.principal, {session.id, request});
+    effects.push_back(AttachGrants{session.id, session.grant_slot, hello.gpu,
+                                   WeightOf(config_, session.peer.principal)});
+    ledger_.Open(session.id, session.job());
+    joint_.RankAttached(
+        session.id, {session.job(), hello.rank, hello.gpu, hello.local_ranks});
+  }
+  session.Answer(request,
+                 WelcomeReply{.observer = hello.observer,
+                              .grant_slot = session.grant_slot,
+                              .gpu = hello.gpu,
+                              .protocol = hello.protocol},
+                 effects);
+}
+
+// --- what became of effects
+
+Effects Core::ExtentsMade(const std::vector<ExtentOutcome>& outcomes,
+                          absl::Time now) {
+  Effects effects;
+  leases_.ExtentsMade(outcomes, now, effects);
+  Settle(now, effects);
+  return effects;
+}
+
+Effects Core::GrantNotSent(SessionId id, LeaseId lease, const absl::Status& why,
+                           absl::Time now) {
+  Effects effects;
+  leases_.NotSent(id, lease, why, now, effects);
+  Settle(now, effects);
+  return effects;
+}
+
+Effects Core::HoldersKnown(const std::vector<HolderAnswer>& answers,
+                           absl::Time now) {
+  Effects effects;
+  Bytes came_back;
+  for (const HolderAnswer& answer : answers) {
+    came_back += ledger_.HolderKnown(answer.extent, answer.held, now);
+  }
+  if (came_back > Bytes(0)) joint_.MemoryCameBack(now);
+  Settle(now, effects);
+  return effects;
+}
+
+Effects Core::OutsideKnown(HeldOutside said, absl::Time now) {
+  Effects effects;
+  const Bytes came_back = outside_.Known(std::move(said), now);
+  if (came_back > Bytes(0)) joint_.MemoryCameBack(now);
+  Settle(now, effects);
+  return effects;
+}
+
+Effects Core::ProfileRead(SessionId id, RequestId request,
+                          absl::StatusOr<ProfileWithHash> read,
+                          absl::Time now) {
+  Effects effects;
+  Session* const session = sessions_.FindOpen(id);
+  if (session == nullptr || !session->is_rank()) return effects;
+  absl::Status may =
+      read.ok() ? joint_.MaySubmit(id, *read->profile) : read.status();
+  if (!may.ok()) {
+    const bool too_large = read.ok() && absl::IsResourceExhausted(may);
+    if (too_large) ++journal_.stats.profiles_refused;
+    session->Answer(request, std::move(may), effects);
+    return effects;
+  }
+  const int waiting = joint_.Submit(id, *std::move(read));
+  session->told_plan = PlanId();
+  session->Answer(request, SubmittedReply{waiting}, effects);
+  if (waiting == 0) joint_.Ask(session->job(), now, effects);
+  Settle(now, effects);
+  return effects;
+}
+
+Effects Core::PlanSolved(PlanRoundId round,
+                         absl::StatusOr<plan::NodePlan> solved, absl::Time now,
+                         std::vector<KeyedUnit> units) {
+  Effects effects;
+  joint_.PlanSolved(round, std::move(solved), std::move(units), now, effects);
+  Settle(now, effects);
+  return effects;
+}
+
+Effects Core::ChangeNotSent(SessionId id, PlanId plan, absl::Time now) {
+  Effects effects;
+  joint_.ChangeNotSent(id, plan, now);
+  Settle(now, effects);
+  return effects;
+}
+
+void Core::Settle(absl::Time now, Effects& effects) {
+  joint_.Settle(now, effects);
+  waits_.Release(now, effects);
+  policy_.UseMeasured(effects);
+  promises_.Renew(now, effects);
+  sessions_.NotePlansTold(effects);
+}
+
+// --- time
 
 Effects Core::Tick(absl::Time now) {
   Effects effects;
-  std::vector<SessionId> late;
-  for (SessionId id : half_open_) {
-    if (sessions_.at(id).connected_at + config_.hello_timeout > now) break;
-    late.push_back(id);
-  }
-  for (SessionId id : late) {
+  for (SessionId id : sessions_.Late(now)) {
     Close(sessions_.Edit(id), now, effects);
     Drop(id, now, effects);
     ++journal_.stats.sessions_refused;
@@ -190,39 +377,112 @@ Effects Core::Tick(absl::Time now) {
 }
 
 absl::Time Core::NextDeadline() const {
-  absl::Time next = std::min(
-      {joint_.NextDeadline(), ledger_.NextDeadline(), waiting_.NextDeadline()});
-  if (half_open_.empty()) return next;
-  const Session& oldest = sessions_.at(*half_open_.begin());
-  return std::min(next, oldest.connected_at + config_.hello_timeout);
+  return std::min({joint_.NextDeadline(), ledger_.NextDeadline(),
+                   line_.NextDeadline(), sessions_.NextDeadline()});
 }
 
-void Core::Load(CoreState saved) {
-  SLUICE_CHECK(sessions_.empty());
-  ledger_.Load(saved.ledger);
-  joint_.Load(std::move(saved.joint));
-  sessions_.Load(std::move(saved.sessions));
-  last_session_ = saved.last_session;
-  drain_ = std::move(saved.drain);
-  waiting_.Load(std::move(saved.waiting));
+// --- administration
+
+absl::StatusOr<Effects> Core::Apply(const PolicyChange& change,
+                                    absl::Time now) {
+  SLUICE_RETURN_IF_ERROR(policy_.Apply(change, now));
+  line_.WakeAll();
+  Effects effects;
+  Settle(now, effects);
+  return effects;
+}
+
+Core::Evicted Core::Evict(const std::string& job, std::optional<uint32_t> uid,
+                          bool kill, const std::string& reason,
+                          absl::Time now) {
+  Evicted evicted;
+  const std::string said = Printable(reason);
+  std::set<std::pair<int, uint64_t>> killed;
   for (const auto& [id, session] : sessions_) {
-    if (session.is_rank()) slots_[session.grant_slot] = true;
-    if (session.state == Session::State::kHalfOpen) half_open_.insert(id);
-    if (!session.deaths_to_tell.empty()) to_tell_.insert(id);
-    if (session.grant_slot >= 0) {
-      journal_.stats.jobs.Began(session.job(), started_);
+    const Peer& peer = session.peer;
+    if (!session.was_rank() || session.hello.job != job ||
+        uid.value_or(peer.principal.uid) != peer.principal.uid) {
+      continue;
+    }
+    if (session.is_rank()) {
+      ++evicted.sessions;
+      ++journal_.stats.client_deaths[Death::kEvicted];
+      evicted.effects.push_back(SendNotice{id, EvictedNotice{said}});
+      journal_.Log(now, EventKind::kEvict,
+                   fmt::format("{}: {}", session.Described(), said),
+                   peer.principal, {id});
+      Close(sessions_.Edit(id), now, evicted.effects);
+    }
+    if (!kill) continue;
+    evicted.effects.push_back(KillProcess{id});
+    killed.emplace(peer.pid, peer.start_ticks);
+  }
+  evicted.processes = static_cast<int>(killed.size());
+  Settle(now, evicted.effects);
+  return evicted;
+}
+
+Effects Core::ShutDown(const std::string& reason, absl::Time now) {
+  Effects effects;
+  for (const auto& [id, session] : sessions_) {
+    if (session.state == Session::State::kAttached) {
+      effects.push_back(SendNotice{id, ShuttingDownNotice{reason}});
     }
   }
-  copies_of_plans_ = CopiesOfPlans();
-  copies_version_ = joint_.demands_version();
+  journal_.Log(now, EventKind::kStop, reason, {});
+  return effects;
+}
+
+// --- what is saved
+
+void Core::Load(CoreState saved) {
+  ledger_.Load(saved.ledger);
+  joint_.Load(std::move(saved.joint));
+  sessions_.Load(std::move(saved.sessions), started_);
+  last_session_ = saved.last_session;
+  policy_.Load(std::move(saved.drain));
+  line_.Load(std::move(saved.waiting));
+  promises_.Load();
+}
+
+Effects Core::TakeOver(const std::set<SessionId>& reached, absl::Time now) {
+  Effects effects;
+  ledger_.TakeOver(now, effects);
+  std::map<SessionId, std::set<RequestId>> worked_on = ledger_.Asking();
+  for (const auto& [place, waiter] : line_.waiters()) {
+    worked_on[waiter.session].insert(waiter.request);
+  }
+  std::vector<SessionId> lost;
+  for (const auto& [id, session] : sessions_) {
+    if (session.state == Session::State::kClosed) continue;
+    if (!reached.contains(id)) {
+      lost.push_back(id);
+      continue;
+    }
+    sessions_.Edit(id).history.ForgetRunning(worked_on[id]);
+    const bool kept = joint_.FindPlan(session.told_plan, nullptr) != nullptr;
+    effects.push_back(
+        SendNotice{id, TakenOverNotice{kept ? session.told_plan : PlanId()}});
+    sessions_.TellAgain(session, effects);
+  }
+  const bool replanned = joint_.TakeOver(now, effects);
+  promises_.TakeOver(replanned, now, effects);
+  journal_.Log(now, EventKind::kStart,
+               fmt::format("took over {} session{} from a daemon that ended",
+                           reached.size(), reached.size() == 1 ? "" : "s"),
+               {config_.own_uid, ""});
+  leases_.NameHeldOfFaulty(config_, now);
+  for (SessionId id : lost) {
+    Effects ended = SocketEnded(id, now);
+    effects.insert(effects.end(), ended.begin(), ended.end());
+  }
+  Settle(now, effects);
+  return effects;
 }
 
 void Core::TouchAll() {
   EachTable([](auto& table, const auto&) { table.TouchAll(); });
   sessions_.TouchAll();
-  for (const auto& [id, session] : sessions_.rows()) {
-    sessions_.Edit(id).history.requests().TouchAll();
-  }
 }
 
 LooseState Core::Loose() const {
@@ -230,33 +490,19 @@ LooseState Core::Loose() const {
   loose.last_session = last_session_;
   ledger_.AddLoose(loose);
   joint_.AddLoose(loose);
-  loose.next_place = waiting_.next();
+  loose.next_place = line_.next();
   return loose;
 }
 
 void Core::CheckInvariants() const {
   ledger_.CheckInvariants();
   joint_.CheckInvariants();
-  CheckSessions();
-  CheckWaiting();
-}
-
-// A grant slot belongs to one session, and only a session that was attached as
-// a rank has an account.
-void Core::CheckSessions() const {
-  size_t slots = 0;
+  sessions_.CheckInvariants();
+  waits_.CheckInvariants();
+  // Only a session that was attached as a rank has an account.
   for (const auto& [id, session] : sessions_) {
-    const bool half_open = session.state == Session::State::kHalfOpen;
-    SLUICE_CHECK(half_open == half_open_.contains(id));
-    SLUICE_CHECK(ledger_.IsHolder(id) == (session.grant_slot >= 0));
-    if (session.is_rank()) {
-      SLUICE_CHECK(slots_[session.grant_slot]);
-      ++slots;
-    }
+    SLUICE_CHECK(ledger_.IsHolder(id) == session.was_rank());
   }
-  for (SessionId id : half_open_) SLUICE_CHECK(sessions_.contains(id));
-  SLUICE_CHECK(slots == static_cast<size_t>(
-                            std::count(slots_.begin(), slots_.end(), true)));
 }
 
 }  // namespace sluice::daemon

@@ -80,18 +80,15 @@ void Ledger::Open(SessionId session, const JobKey& job) {
   if (inherits) ForgetPrincipals();
 }
 
-std::vector<RequestId> Ledger::Close(SessionId session, absl::Time now,
-                                     Effects& effects) {
+bool Ledger::Close(SessionId session, absl::Time now, Effects& effects) {
   HolderState& holder = holders_.Edit(session);
   SLUICE_CHECK(holder.state == HolderState::State::kOpen);
   holder.state = HolderState::State::kClosed;
   --principals_.Edit(holder.job.principal).open;
-  std::vector<RequestId> ended;
-  while (!holder.leases.empty()) {
-    ended.push_back(End(*holder.leases.begin(), now));
-  }
+  const bool had_leases = !holder.leases.empty();
+  while (!holder.leases.empty()) End(*holder.leases.begin(), now);
   AskNow(now, effects);
-  return ended;
+  return had_leases;
 }
 
 void Ledger::Merge(SessionId from, SessionId to, absl::Time now) {

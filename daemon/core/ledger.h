@@ -68,9 +68,8 @@ class Ledger {
   // --- holders -------------------------------------------------------------
   void Open(SessionId session, const JobKey& job);
   // Its leases end; what its process may still map goes to quarantine.
-  // Returns the requests that had asked for them.
-  std::vector<RequestId> Close(SessionId session, absl::Time now,
-                               Effects& effects);
+  // Returns whether it had any.
+  bool Close(SessionId session, absl::Time now, Effects& effects);
   // Its process is gone: what it had in quarantine lingers.
   void Gone(SessionId session, absl::Time now, Effects& effects);
   // A closed holder with nothing in quarantine joins another session of the
@@ -200,6 +199,8 @@ class Ledger {
   // What a session has leased.
   Bytes Leased(SessionId session, PoolKind kind) const;
   std::set<LeaseId> LeasesOf(SessionId session) const;
+  // Or one is being made for it.
+  bool HasLease(SessionId id) const { return !LeasesOf(id).empty(); }
   bool IsHolder(SessionId session) const { return holders_.contains(session); }
   // Nothing of a closed session waits for the end of its process.
   bool HoldsNothing(SessionId session) const;

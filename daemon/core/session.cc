@@ -99,6 +99,11 @@ const Reply& RequestHistory::answer(RequestId id) const {
   return *requests_.at(id);
 }
 
+void Session::Answer(RequestId request, Reply reply, Effects& effects) {
+  history.Answer(request, reply);
+  effects.push_back(SendReply{id, request, std::move(reply)});
+}
+
 std::string Session::Label() const {
   if (hello.observer) return "observer";
   return fmt::format("rank {} of job {}", hello.rank.value(), hello.job);

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/core/effects.h"
 #include "daemon/core/grants.h"
 #include "daemon/core/requests.h"
 #include "proto/base/table.h"
@@ -96,10 +97,13 @@ struct Session {
              copies_counted = {0, 0};
 
   bool operator==(const Session&) const = default;
+  // Answers one of its requests, which runs.
+  void Answer(RequestId request, Reply reply, Effects& effects);
   // "rank 0 of job a", or "observer"; once it has said Hello.
   std::string Label() const;
   // "rank 0 of job a, process 7".
   std::string Described() const;
+  PoolId gpu() const { return {PoolKind::kGpu, hello.gpu.value()}; }
   JobKey job() const { return {peer.principal, hello.job}; }
   // The sums of its steps, as far as they are counted.
   StepTotals totals() const {

@@ -40,6 +40,7 @@ struct GpuSnapshot {
 struct PlanCopies {
   PlanDemand demand;
   CopyRates promised = {0, 0};  // its rates, or 0: it has its fair share
+  bool operator==(const PlanCopies&) const = default;
 };
 
 struct RankSnapshot {
@@ -132,7 +133,7 @@ struct Snapshot {
   absl::Time outside_at = absl::InfinitePast();
   std::vector<LinkSpeed> links;
   std::optional<MeasuredLinks> measured;  // what is kept of that
-  bool measured_waits = false;            // Core::measured_waits
+  bool measured_waits = false;            // LivePolicy::measured_waits
   std::vector<JobSnapshot> jobs;
   std::vector<BudgetLine> budgets;
   std::vector<LimitLine> limits;
@@ -165,5 +166,11 @@ struct Snapshot {
   // Only in a whole snapshot (no viewer).
   std::optional<Stats> stats;
 };
+
+class Core;
+class Ledger;
+// What belongs to `viewer`; null: everything, with statistics.
+Snapshot SnapshotOf(const Core& core, const Principal* viewer, absl::Time now);
+PoolSnapshot SnapshotOf(const Ledger& ledger, PoolId id);
 
 }  // namespace sluice::daemon

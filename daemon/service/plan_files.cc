@@ -16,7 +16,7 @@ absl::StatusOr<std::shared_ptr<const UniqueFd>> PlanFiles::Of(PlanId plan,
   if (const auto known = files_.find(plan); known != files_.end()) {
     return known->second.fd;
   }
-  const auto kept = core_->FindPlan(plan, /*viewer=*/nullptr);
+  const auto kept = core_->planning().FindPlan(plan, /*viewer=*/nullptr);
   if (kept == nullptr) {
     return absl::NotFoundError(
         fmt::format("plan {} is not kept any more", plan.value()));

@@ -76,7 +76,7 @@ void AddCountedByPolicy(const Core& core, const Principal* viewer,
   }
   const auto kept = static_cast<size_t>(Resource::kKeptProfiles);
   quotas.refused[kept] = core.stats().profiles_refused;
-  for (const auto& [who, size] : core.KeptProfiles()) {
+  for (const auto& [who, size] : core.planning().KeptProfiles()) {
     quotas.used[kept] += size.count();
     if (viewer != nullptr && who != *viewer) continue;
     AddTo(quotas, who, Resource::kKeptProfiles, size.count());
@@ -356,7 +356,7 @@ absl::Status Service::MayAsk(SessionId id, Request& request,
       return may;
     }
     SLUICE_RETURN_IF_ERROR(MayBeKept(who));
-    SLUICE_RETURN_IF_ERROR(core_.CheckGpu(hello->gpu));
+    SLUICE_RETURN_IF_ERROR(core_.sessions().CheckGpu(hello->gpu));
     GpuAccess::Gpus gpus = options_.gpus.Shown(shown);
     SLUICE_RETURN_IF_ERROR(options_.gpus.May(gpus, hello->gpu.value()));
     gpus_[id].merge(gpus);  // also of a Hello that policy refuses
@@ -410,7 +410,8 @@ void Service::AddGonePeers(const Session& session,
 absl::Time Service::NextDeadline() {
   absl::Time next = std::min(core_.NextDeadline(), snapshots_->deadline());
   if (idle_end_) {
-    next = std::min(next, idle_end_->At(core_.ranks() > 0, loop_->now()));
+    next = std::min(next,
+                    idle_end_->At(core_.sessions().ranks() > 0, loop_->now()));
   }
   next = std::min({next, sessions_->deadline(), heartbeat_at_, end_at_});
   if (core_.ledger().IdleHost() > Bytes(0)) next = std::min(next, memory_at_);
@@ -423,7 +424,7 @@ absl::Time Service::NextDeadline() {
 void Service::Expire() {
   const absl::Time now = loop_->now();
   if (end_at_ <= now) return loop_->Stop();
-  if (idle_end_ && idle_end_->At(core_.ranks() > 0, now) <= now) {
+  if (idle_end_ && idle_end_->At(core_.sessions().ranks() > 0, now) <= now) {
     idle_end_.reset();
     WriteLog(LogLevel::kInfo, "no rank uses it any more");
     return End(Ending::kOfService);
@@ -564,7 +565,7 @@ absl::Status Service::AdoptRank(const Session& session) {
                    handover_->Take(Handover::SocketOf(session.id)),
                    handover_->Take(Handover::ProcessOf(session.id)));
   SLUICE_RETURN_IF_ERROR(grants_->Resume(session, WeightOf(core_.config(), who),
-                                         core_.HasLease(session.id)));
+                                         core_.ledger().HasLease(session.id)));
   gpus_[session.id] = {session.hello.gpu.value()};
   for (DeviceIndex gpu : session.hello.shown) {
     gpus_[session.id].insert(gpu.value());
@@ -834,7 +835,7 @@ void Service::AnswerQuery(SessionId id, RequestId request, PlanId plan) {
     return sessions_->Send(id, {ErrorPacket(request, refused), {}});
   }
   ++queries_[id];
-  const Principal* viewer = core_.ViewerOf(*session);
+  const Principal* viewer = core_.sessions().ViewerOf(*session);
   Snapshots::View view{.observer = session->hello.observer, .text = true};
   if (viewer != nullptr) view.principal = *viewer;
   snapshots_->Ask(view, [this, id, request, plan](const auto& answer) {
@@ -974,9 +975,9 @@ void Service::End(Ending how) {
   loop_->SetWork([] { return false; });
   snapshots_->Clear();
   // The starter starts the next daemon, or closes what is kept.
-  leaving_ =
-      handover_->saves() && (how == Ending::kForAll ||
-                             (how == Ending::kForRanks && core_.has_ranks()));
+  leaving_ = handover_->saves() &&
+             (how == Ending::kForAll ||
+              (how == Ending::kForRanks && core_.sessions().has_ranks()));
   end_at_ = loop_->now() + (leaving_ ? kLongestKeep : kLongestForget);
   // What is on its way to the store must arrive there.
   if (leaving_) return handover_->WhenKept([this] { loop_->Stop(); });

@@ -1333,9 +1333,16 @@ std::map<Principal, Bytes> JointPlanning::KeptProfiles() const {
   return users;
 }
 
-absl::Status JointPlanning::MayKeep(SessionId session,
-                                    const plan::RankProfile& profile) const {
+absl::Status JointPlanning::MaySubmit(SessionId session,
+                                      const plan::RankProfile& profile) const {
   const AttachedRank& rank = attached_.at(session);
+  if (profile.rank != rank.rank || profile.gpu != rank.gpu) {
+    return absl::InvalidArgumentError(fmt::format(
+        "the profile is of rank {} on GPU {}, but this session is rank {} on "
+        "GPU {}",
+        profile.rank.value(), profile.gpu.value(), rank.rank.value(),
+        rank.gpu.value()));
+  }
   const Principal& who = rank.job.principal;
   const auto size = static_cast<int64_t>(MostSaved(profile));
   int64_t own = 0, all = 0;

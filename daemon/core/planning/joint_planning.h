@@ -59,6 +59,10 @@ class JointPlanning {
   void MemoryCameBack(absl::Time now);
 
   // --- plans ---------------------------------------------------------------
+  // InvalidArgument: it is of another rank. ResourceExhausted: it and its plans
+  // cannot be saved too.
+  absl::Status MaySubmit(SessionId session,
+                         const plan::RankProfile& profile) const;
   // How many of the rank's peers have not submitted; 0: Ask next.
   int Submit(SessionId session, ProfileWithHash profile);
   void Ask(const JobKey& job, absl::Time now, Effects& effects);
@@ -113,10 +117,6 @@ class JointPlanning {
                                                  const Principal* viewer) const;
   // What profiles and plans may take of the saved state, by user.
   std::map<Principal, Bytes> KeptProfiles() const;
-  // Whether this profile of an attached rank and its plans can be saved too;
-  // ResourceExhausted in one line with limit and remedy.
-  absl::Status MayKeep(SessionId session,
-                       const plan::RankProfile& profile) const;
   std::vector<PlanSnapshot> Plans(const Principal* viewer) const;
   std::vector<PlanningSnapshot> Planning(const Principal* viewer,
                                          absl::Time now) const;

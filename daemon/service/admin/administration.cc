@@ -81,8 +81,8 @@ absl::StatusOr<Administration::Applied> Administration::ApplyOnLoop(
       SLUICE_ASSIGN_OR_RETURN(applied.limits,
                               core_.ledger().budgets().Get(budget->target));
     }
-    applied.ranks = core_.ranks();
-    applied.links_wait = core_.measured_waits();
+    applied.ranks = core_.sessions().ranks();
+    applied.links_wait = core_.live_policy().measured_waits();
     Execute(std::move(effects));
     return applied;
   };
@@ -116,8 +116,8 @@ absl::StatusOr<Administration::Applied> Administration::Apply(
   const auto before = std::make_shared<Policy>();
   const auto after = std::make_shared<absl::StatusOr<Policy>>();
   SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
-    *before = core_.policy();
-    *after = core_.PolicyWith(change, now());
+    *before = core_.live_policy().policy();
+    *after = core_.live_policy().With(change, now());
   }));
   SLUICE_RETURN_IF_ERROR(after->status());
   // DataLoss: the policy is written, but its folder could not be synced. It is

@@ -49,7 +49,8 @@ void CoreDriver::CheckSaved() const {
   for (const auto& [id, session] : saved.sessions) {
     if (!session.is_rank()) continue;
     const bool holds = holding.contains(session.grant_slot);
-    SLUICE_CHECK(core.HasLease(id) == holds || (!holds && !to_make.empty()));
+    SLUICE_CHECK(core.ledger().HasLease(id) == holds ||
+                 (!holds && !to_make.empty()));
   }
 }
 

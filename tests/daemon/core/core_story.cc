@@ -268,7 +268,7 @@ void CoreStory::Drain(const Instruction& in) {
   const absl::Time now = node_.clock.Now();
   if (in.a % 4 == 0) drain = {"root", in.b % 2 != 0 ? "so" : "", now};
   node_.Change(DrainChange{drain}).IgnoreError();
-  SLUICE_CHECK(node_.core.policy().drain == drain);
+  SLUICE_CHECK(node_.core.live_policy().policy().drain == drain);
 }
 
 // Nothing, a part, or more than there is beside what is leased.
@@ -293,10 +293,10 @@ void CoreStory::Reserve(const Instruction& in) {
   const Bytes bytes =
       in.a % 2 == 0 ? Bytes(0) : KiB(512) * static_cast<int64_t>(in.a % 16);
   const ReservationChange change{pool, whose, bytes, ""};
-  const auto kept = node_.core.PolicyWith(change, node_.clock.Now());
+  const auto kept = node_.core.live_policy().With(change, node_.clock.Now());
   const absl::Status done = node_.Change(change);
   SLUICE_CHECK(done == kept.status());
-  SLUICE_CHECK(!done.ok() || node_.core.policy() == *kept);
+  SLUICE_CHECK(!done.ok() || node_.core.live_policy().policy() == *kept);
 }
 
 void CoreStory::Wait(const Instruction& in) {

@@ -43,7 +43,7 @@ TEST(Drain, NewLeasesAreRefusedAndExistingOnesStay) {
   EXPECT_THAT(node.Change(DrainChange{}),
               StatusIs(absl::StatusCode::kFailedPrecondition));
   EXPECT_THAT(node.Lease(rank, Host(0), MiB(4)).status(), IsOk());
-  EXPECT_EQ(node.core.ranks(), 1);
+  EXPECT_EQ(node.core.sessions().ranks(), 1);
 }
 
 TEST(Policy, HoldsLiveSettingsAndTheNextDaemonAppliesThem) {
@@ -51,22 +51,22 @@ TEST(Policy, HoldsLiveSettingsAndTheNextDaemonAppliesThem) {
   config.named_job_limits["night"] = {.gpu = MiB(8)};
   config.named_job_limits["day"] = {.gpu = MiB(8)};
   CoreDriver node(config);
-  EXPECT_EQ(node.core.policy(), Policy());
+  EXPECT_EQ(node.core.live_policy().policy(), Policy());
   const absl::Time now = node.clock.Now();
   ASSERT_THAT(node.Change(BudgetChange{{.job = "night"}, MiB(4), {}, "alice"}),
               IsOk());
   ASSERT_THAT(node.Change(BudgetChange{{.uid = 7}, {}, MiB(2), ""}), IsOk());
-  const auto tried =
-      node.core.PolicyWith(BudgetChange{{.uid = 8}, MiB(1), {}, ""}, now);
+  const auto tried = node.core.live_policy().With(
+      BudgetChange{{.uid = 8}, MiB(1), {}, ""}, now);
   ASSERT_THAT(tried.status(), IsOk());
   EXPECT_EQ(tried->limits.uids.size(), 2u);
-  const Policy kept = node.core.policy();
+  const Policy kept = node.core.live_policy().policy();
   EXPECT_EQ(kept.limits.uids.size(), 1u) << "PolicyWith changes nothing";
   EXPECT_EQ(kept.limits.named_jobs.size(), 1u) << "not the configuration's";
 
   CoreDriver next(config);
   ASSERT_THAT(next.core.SetPolicy(kept, now), IsOk());
-  EXPECT_EQ(next.core.policy(), kept);
+  EXPECT_EQ(next.core.live_policy().policy(), kept);
   const auto left = [&](const std::string& job, uint32_t uid) {
     const SessionId rank = next.Attach(job, 0, 1, uid);
     return next.Lease(rank, Gpu(0), MiB(8)).status();

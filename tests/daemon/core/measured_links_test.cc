@@ -100,7 +100,7 @@ TEST(MeasuredLinks, ApplyAtOnceWithoutRanksAndCanBeForgotten) {
   CoreDriver node(Tree());
   const MeasuredLinks found = Found(node.clock.Now());
   const auto kept =
-      node.core.PolicyWith(LinksChange{Found()}, node.clock.Now());
+      node.core.live_policy().With(LinksChange{Found()}, node.clock.Now());
   ASSERT_THAT(kept.status(), IsOk());
   EXPECT_EQ(kept->measured, found);
   EXPECT_EQ(SpeedOfFirst(node), 0) << "tried only";
@@ -108,32 +108,32 @@ TEST(MeasuredLinks, ApplyAtOnceWithoutRanksAndCanBeForgotten) {
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("nothing to forget")));
   Set(node, Found());
-  EXPECT_FALSE(node.core.measured_waits());
+  EXPECT_FALSE(node.core.live_policy().measured_waits());
   EXPECT_EQ(SpeedOfFirst(node), 2e9);
   ASSERT_TRUE(node.links);
   EXPECT_EQ((*node.links)[0].h2d_bytes_per_second, 2e9);
-  EXPECT_EQ(node.core.policy().measured, found);
+  EXPECT_EQ(node.core.live_policy().policy().measured, found);
   EXPECT_EQ(node.core.TakeSnapshot(nullptr, node.clock.Now()).measured, found);
   Set(node, std::nullopt);
   EXPECT_EQ(SpeedOfFirst(node), 0);
   EXPECT_EQ((*node.links)[0].h2d_bytes_per_second, 0);
-  EXPECT_EQ(node.core.policy().measured, std::nullopt);
+  EXPECT_EQ(node.core.live_policy().policy().measured, std::nullopt);
 }
 
 TEST(MeasuredLinks, WaitUntilNoRankIsAttached) {
   CoreDriver node(Tree());
   const SessionId a = node.Attach("a", 0), b = node.Attach("b", 0);
   Set(node, Found());
-  EXPECT_TRUE(node.core.measured_waits());
+  EXPECT_TRUE(node.core.live_policy().measured_waits());
   EXPECT_TRUE(node.core.TakeSnapshot(nullptr, node.clock.Now()).measured_waits);
-  EXPECT_EQ(node.core.policy().measured, Found(node.clock.Now()))
+  EXPECT_EQ(node.core.live_policy().policy().measured, Found(node.clock.Now()))
       << "kept all the same";
   node.Die(a);
   EXPECT_EQ(SpeedOfFirst(node), 0);
   EXPECT_FALSE(node.links);
   // Its process may live on.
   node.Run([&](Core& to) { return to.SocketEnded(b, node.clock.Now()); });
-  EXPECT_FALSE(node.core.measured_waits());
+  EXPECT_FALSE(node.core.live_policy().measured_waits());
   EXPECT_EQ(SpeedOfFirst(node), 2e9);
   EXPECT_TRUE(node.links);
 }
@@ -144,14 +144,14 @@ TEST(MeasuredLinks, AreTheNextDaemonsFromItsStart) {
   policy.measured = Found();
   ASSERT_THAT(next.core.SetPolicy(policy, next.clock.Now()), IsOk());
   EXPECT_EQ(SpeedOfFirst(next), 2e9);
-  EXPECT_EQ(next.core.policy(), policy);
+  EXPECT_EQ(next.core.live_policy().policy(), policy);
   EXPECT_THAT(next.core.log().events(), IsEmpty());
   // A measurement of a node that has changed is kept, logged, and not used.
   CoreDriver other;
   policy.measured->links = {{"pcie0", {1e8, 1e8, 0}}, {"old", {1e8, 1e8, 0}}};
   ASSERT_THAT(other.core.SetPolicy(policy, other.clock.Now()), IsOk());
   EXPECT_EQ(SpeedOfFirst(other), 1e9);
-  EXPECT_EQ(other.core.policy(), policy);
+  EXPECT_EQ(other.core.live_policy().policy(), policy);
   ASSERT_EQ(other.core.log().events().size(), 1u);
   EXPECT_THAT(other.core.log().events().front().text,
               HasSubstr("is not used: link old was measured"));

@@ -261,9 +261,10 @@ TEST_F(ReplanBounds, PlansInUseOrPromisedAreNeverDropped) {
   const Snapshot seen = node.core.TakeSnapshot(nullptr, node.clock.Now());
   EXPECT_LE(seen.plans.size(), PlanRounds::kPlansKept);
   for (const JobSnapshot& job : seen.jobs) {
-    EXPECT_NE(node.core.FindPlan(job.plan, nullptr), nullptr) << job.name;
+    EXPECT_NE(node.core.planning().FindPlan(job.plan, nullptr), nullptr)
+        << job.name;
   }
-  EXPECT_NE(node.core.FindPlan(Changes(a)[0], nullptr), nullptr);
+  EXPECT_NE(node.core.planning().FindPlan(Changes(a)[0], nullptr), nullptr);
   TakeChange(a, &held, MiB(16));
   EXPECT_EQ(Ready(b), 1u);
 }
@@ -370,7 +371,7 @@ class KeptProfiles : public Replan {
     return refused != nullptr ? std::string(refused->message()) : "";
   }
   Bytes KeptOf(uint32_t uid) const {
-    const auto kept = node.core.KeptProfiles();
+    const auto kept = node.core.planning().KeptProfiles();
     const auto found = kept.find({uid, "/a"});
     return found != kept.end() ? found->second : Bytes(0);
   }
@@ -442,7 +443,8 @@ TEST_F(KeptProfiles, CountForTheNextDaemonToo) {
   Solve({{1, MiB(1)}});
   CoreDriver next(Node());
   next.Inherit(node);
-  EXPECT_EQ(next.core.KeptProfiles(), node.core.KeptProfiles());
+  EXPECT_EQ(next.core.planning().KeptProfiles(),
+            node.core.planning().KeptProfiles());
 }
 
 }  // namespace

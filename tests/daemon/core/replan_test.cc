@@ -41,7 +41,7 @@ TEST_F(Replan, AJoinWaitsForMemoryThatOtherJobsFree) {
   EXPECT_EQ(waiting->state, State::kWaiting);
   EXPECT_THAT(waiting->waiting_for, ElementsAre("job a"));
   EXPECT_EQ(PlanningOf("a")->state, State::kChanging);
-  const auto plan = node.core.FindPlan(Changes(a)[0], nullptr);
+  const auto plan = node.core.planning().FindPlan(Changes(a)[0], nullptr);
   ASSERT_THAT(plan->ranks, SizeIs(1));
   EXPECT_EQ(plan->ranks[0].alpha, 0.5);
   TakeChange(a, &held, MiB(16));
@@ -354,8 +354,8 @@ TEST_F(Replan, AJobAloneIsToldThatItsGpuLimitsIt) {
       node.core.PlanSolved(node.to_solve[0].round, answer, node.clock.Now()));
   ASSERT_EQ(Ready(a), 1u);
   const Principal one{1, "/a"};
-  const auto plan =
-      node.core.FindPlan(node.NoticesTo<PlanReadyNotice>(a)[0].plan, &one);
+  const auto plan = node.core.planning().FindPlan(
+      node.NoticesTo<PlanReadyNotice>(a)[0].plan, &one);
   ASSERT_NE(plan, nullptr);
   ASSERT_THAT(plan->limits, SizeIs(1));
   EXPECT_EQ(plan->limits[0].what, "GPU of rank 0");
@@ -379,7 +379,7 @@ TEST_F(Replan, AnotherPrincipalsMemoryIsPlannedWithButNotShown) {
   const Principal two{2, "/a"};
   ASSERT_EQ(Ready(b), 1u);
   const PlanId id = node.NoticesTo<PlanReadyNotice>(b)[0].plan;
-  const auto plan = node.core.FindPlan(id, &two);
+  const auto plan = node.core.planning().FindPlan(id, &two);
   ASSERT_NE(plan, nullptr);
   ASSERT_THAT(plan->ranks, SizeIs(1));
   EXPECT_EQ(plan->ranks[0].alpha, 1);

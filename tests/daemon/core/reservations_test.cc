@@ -123,8 +123,9 @@ TEST_F(Reserved, IsShownAndKept) {
             "GPU 1: 8 MiB reserved for user 1, set by root");
   EXPECT_TRUE(node_.core.TakeSnapshot(&other, now).reservations.empty());
   CoreDriver next;
-  ASSERT_THAT(next.core.SetPolicy(node_.core.policy(), now), IsOk());
-  EXPECT_EQ(next.core.policy(), node_.core.policy());
+  ASSERT_THAT(next.core.SetPolicy(node_.core.live_policy().policy(), now),
+              IsOk());
+  EXPECT_EQ(next.core.live_policy().policy(), node_.core.live_policy().policy());
   EXPECT_THAT(next.Lease(next.Attach("b", 0, 1, 2), Gpu(1), MiB(12)).status(),
               StatusIs(kNoRoom, HasSubstr("reserved for others")));
 }

@@ -388,7 +388,8 @@ TEST(Snapshot, ShowsAPlainUserOnlyItsOwn) {
   const SessionId b = node.Attach("theirs", 0, 1, /*uid=*/2);
   ASSERT_THAT(node.Lease(a, Gpu(0), MiB(4)), IsOk());
   ASSERT_THAT(node.Lease(b, Gpu(0), MiB(4)), IsOk());
-  const Principal* viewer = node.core.ViewerOf(*node.core.session(a));
+  const Principal* viewer =
+      node.core.sessions().ViewerOf(*node.core.session(a));
   ASSERT_NE(viewer, nullptr);
   const Snapshot seen = node.core.TakeSnapshot(viewer, node.clock.Now());
   ASSERT_THAT(seen.jobs, SizeIs(1));
@@ -400,7 +401,7 @@ TEST(Snapshot, ShowsAPlainUserOnlyItsOwn) {
   EXPECT_FALSE(seen.stats.has_value());
   // The daemon's own user sees all.
   const SessionId own = node.Connect(/*uid=*/999, "");
-  EXPECT_EQ(node.core.ViewerOf(*node.core.session(own)), nullptr);
+  EXPECT_EQ(node.core.sessions().ViewerOf(*node.core.session(own)), nullptr);
 }
 
 // Guards against a container's uid 0 that sees all jobs of a daemon run by
@@ -410,9 +411,9 @@ TEST(Snapshot, UidZeroIsNoAdministratorOfARootDaemon) {
   config.own_uid = 0;
   CoreDriver node(config);
   const SessionId root = node.Connect(/*uid=*/0, "");
-  ASSERT_NE(node.core.ViewerOf(*node.core.session(root)), nullptr);
+  ASSERT_NE(node.core.sessions().ViewerOf(*node.core.session(root)), nullptr);
   const SessionId pod = node.Connect(/*uid=*/0, "/kubepods/pod7");
-  EXPECT_EQ(node.core.ViewerOf(*node.core.session(pod))->cgroup,
+  EXPECT_EQ(node.core.sessions().ViewerOf(*node.core.session(pod))->cgroup,
             "/kubepods/pod7");
 }
 

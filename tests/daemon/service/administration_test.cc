@@ -60,7 +60,7 @@ class AdministrationTest : public ::testing::Test {
   }
   Policy policy() {
     Policy policy;
-    EXPECT_TRUE(loop_->Call([&] { policy = node_.core.policy(); },
+    EXPECT_TRUE(loop_->Call([&] { policy = node_.core.live_policy().policy(); },
                             absl::InfiniteDuration()));
     return policy;
   }

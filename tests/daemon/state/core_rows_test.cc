@@ -125,7 +125,8 @@ class Store {
   void Check(const Core& core) const {
     // What administrators set is kept elsewhere.
     Core fresh(core.config(), absl::UnixEpoch());
-    SLUICE_CHECK_OK(fresh.SetPolicy(core.policy(), absl::UnixEpoch()));
+    SLUICE_CHECK_OK(
+        fresh.SetPolicy(core.live_policy().policy(), absl::UnixEpoch()));
     auto read = ReadCore(contents_, fresh.Save());
     SLUICE_CHECK_OK(read.status());
     const CoreState kept = Durable(core.Save());
@@ -136,7 +137,8 @@ class Store {
   // comes to an end.
   void CheckTakenOver(const Core& core) const {
     Core next(core.config(), absl::UnixEpoch());
-    SLUICE_CHECK_OK(next.SetPolicy(core.policy(), absl::UnixEpoch()));
+    SLUICE_CHECK_OK(
+        next.SetPolicy(core.live_policy().policy(), absl::UnixEpoch()));
     auto read = ReadCore(contents_, next.Save());
     SLUICE_CHECK_OK(read.status());
     std::set<SessionId> reached;

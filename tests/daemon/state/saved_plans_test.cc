@@ -56,7 +56,7 @@ class Planned : public ::testing::Test {
   }
   size_t Counted() const {
     size_t all = 0;
-    for (const auto& [who, size] : node_.core.KeptProfiles()) {
+    for (const auto& [who, size] : node_.core.planning().KeptProfiles()) {
       all += size.size();
     }
     return all;

@@ -1,7 +1,7 @@
-// Steps that ranks report, and what they copy.
+#include "daemon/core/step_counts.h"
+
 #include <algorithm>
 
-#include "daemon/core/core.h"
 #include "daemon/core/links.h"
 #include "proto/base/grant_page.h"
 
@@ -27,17 +27,9 @@ void AddUpTo(uint64_t most, uint64_t more, uint64_t& sum) {
 
 }  // namespace
 
-void Core::Handle(Session& session, RequestId request,
-                  const StepReportRequest& report, absl::Time now,
-                  Effects& effects) {
+void StepCounts::Reported(Session& session, const StepReportRequest& report,
+                          absl::Time now) {
   StepReport step = report.step;
-  if (!session.is_rank()) {
-    return Answer(
-        session, request,
-        absl::FailedPreconditionError("an observer's session reports no steps"),
-        effects);
-  }
-  joint_.StepReported(session.id);
   const StepTotals counted = session.totals();
   if (step.totals.reports == 0) step.totals = Plus(counted, step);
   const StepTotals more = Since(counted, step.totals);
@@ -64,10 +56,9 @@ void Core::Handle(Session& session, RequestId request,
   for (const double seconds : report.map_seconds) {
     journal_.stats.map_seconds.Observe(seconds);
   }
-  Answer(session, request, NotedReply{}, effects);
 }
 
-void Core::CopiesSeen(const std::map<int, Directions>& used) {
+void StepCounts::CopiesSeen(const std::map<int, Directions>& used) {
   for (const auto& [id, session] : sessions_) {
     if (!session.is_rank()) continue;
     const auto seen = used.find(session.grant_slot);
@@ -78,7 +69,7 @@ void Core::CopiesSeen(const std::map<int, Directions>& used) {
   }
 }
 
-void Core::CountCopies(Session& session) {
+void StepCounts::CountCopies(Session& session) {
   GpuStats& gpu = journal_.stats.gpus[session.hello.gpu.value()];
   for (const int d : {kH2d, kD2h}) {
     const uint64_t now =
@@ -91,6 +82,28 @@ void Core::CountCopies(Session& session) {
     sum = Bytes(static_cast<int64_t>(bytes));
     counted = now;
   }
+}
+
+void StepCounts::LateSeen(const std::map<int, LateDirections>& late) {
+  for (const auto& [id, session] : sessions_) {
+    if (!session.is_rank()) continue;
+    const auto seen = late.find(session.grant_slot);
+    if (seen == late.end()) continue;
+    LateDirections& counted = late_[id];
+    if (seen->second == counted) continue;
+    for (const int d : {kH2d, kD2h}) {
+      const LateCopies more = {seen->second[d].copies - counted[d].copies,
+                               seen->second[d].seconds - counted[d].seconds};
+      journal_.stats.gpus[session.hello.gpu.value()].late[d].Add(more);
+      journal_.stats.jobs.Of(session.job()).late[d].Add(more);
+    }
+    counted = seen->second;
+  }
+}
+
+LateDirections StepCounts::LateOf(SessionId session) const {
+  const auto late = late_.find(session);
+  return late != late_.end() ? late->second : LateDirections{};
 }
 
 }  // namespace sluice::daemon

@@ -1,11 +1,10 @@
-// What plans copy, and what of it is promised (planning/demands.h); which of
-// ranks' copies were late (late_copies.h).
+#include "daemon/core/copy_promises.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "daemon/core/core.h"
 #include "daemon/core/links.h"
 #include "proto/base/grant_page.h"
 
@@ -22,7 +21,12 @@ bool IsGated(const std::vector<LinkSpeed>& links, const std::string& link,
 
 }  // namespace
 
-std::map<SessionId, Core::Copies> Core::CopiesOfPlans() const {
+const PlanCopies* CopyPromises::Of(SessionId session) const {
+  const auto found = copies_.find(session);
+  return found != copies_.end() ? &found->second : nullptr;
+}
+
+std::map<SessionId, PlanCopies> CopyPromises::CopiesOfPlans() const {
   const std::map<SessionId, PlanDemand> demands = joint_.Demands();
   if (demands.empty()) return {};
   std::vector<LinkUser> users;
@@ -36,7 +40,7 @@ std::map<SessionId, Core::Copies> Core::CopiesOfPlans() const {
   }
   const std::map<SessionId, CopyRates> promised =
       PromiseDemands(config_.links, users);
-  std::map<SessionId, Copies> copies;
+  std::map<SessionId, PlanCopies> copies;
   for (const auto& [id, demand] : demands) {
     const auto found = promised.find(id);
     copies[id] = {demand,
@@ -45,54 +49,53 @@ std::map<SessionId, Core::Copies> Core::CopiesOfPlans() const {
   return copies;
 }
 
-void Core::PromiseAnew(absl::Time now, Effects& effects) {
-  if (copies_version_ == joint_.demands_version()) return;
-  copies_version_ = joint_.demands_version();
-  const std::map<SessionId, Copies> before =
-      std::exchange(copies_of_plans_, CopiesOfPlans());
+void CopyPromises::Renew(absl::Time now, Effects& effects) {
+  if (version_ == joint_.demands_version()) return;
+  version_ = joint_.demands_version();
+  const std::map<SessionId, PlanCopies> before =
+      std::exchange(copies_, CopiesOfPlans());
   // Promises that end are given back before others get them.
   for (const auto& [id, copies] : before) {
-    const auto still = copies_of_plans_.find(id);
-    if (still != copies_of_plans_.end() || !session(id)) continue;
-    if (!session(id)->is_rank() || copies.promised == CopyRates{}) continue;
-    effects.push_back(PromiseCopies{session(id)->grant_slot, {}});
+    const Session* const session = sessions_.Find(id);
+    if (copies_.contains(id) || !session || !session->is_rank()) continue;
+    if (copies.promised == CopyRates{}) continue;
+    effects.push_back(PromiseCopies{session->grant_slot, {}});
   }
-  for (const auto& [id, copies] : copies_of_plans_) {
+  for (const auto& [id, copies] : copies_) {
     const auto found = before.find(id);
-    const Copies old = found != before.end() ? found->second : Copies{};
+    const PlanCopies old = found != before.end() ? found->second : PlanCopies{};
     if (copies == old) continue;
+    const Session& session = sessions_.at(id);
     if (copies.promised != old.promised) {
-      effects.push_back(
-          PromiseCopies{session(id)->grant_slot, copies.promised});
+      effects.push_back(PromiseCopies{session.grant_slot, copies.promised});
     }
-    LogUnpromised(*session(id), copies, now);
+    LogUnpromised(session, copies, now);
   }
 }
 
-void Core::LateSeen(const std::map<int, LateDirections>& late) {
-  for (const auto& [id, session] : sessions_) {
-    if (!session.is_rank()) continue;
-    const auto seen = late.find(session.grant_slot);
-    if (seen == late.end()) continue;
-    LateDirections& counted = late_[id];
-    if (seen->second == counted) continue;
-    for (const int d : {kH2d, kD2h}) {
-      const LateCopies more = {seen->second[d].copies - counted[d].copies,
-                               seen->second[d].seconds - counted[d].seconds};
-      journal_.stats.gpus[session.hello.gpu.value()].late[d].Add(more);
-      journal_.stats.jobs.Of(session.job()).late[d].Add(more);
-    }
-    counted = seen->second;
+void CopyPromises::Load() {
+  copies_ = CopiesOfPlans();
+  version_ = joint_.demands_version();
+}
+
+void CopyPromises::TakeOver(bool replanned, absl::Time now, Effects& effects) {
+  copies_ = CopiesOfPlans();
+  for (const auto& [id, copies] : copies_) {
+    const Session& session = sessions_.at(id);
+    if (replanned) LogUnpromised(session, copies, now);
+    if (copies.promised == CopyRates{}) continue;
+    effects.push_back(PromiseCopies{session.grant_slot, copies.promised});
   }
 }
 
-void Core::LogUnpromised(const Session& session, const Copies& copies,
-                         absl::Time now) {
+void CopyPromises::LogUnpromised(const Session& session,
+                                 const PlanCopies& copies, absl::Time now) {
   const std::string& link = config_.gpus.at(session.hello.gpu.value()).link;
   for (const int d : {kH2d, kD2h}) {
     if (copies.demand.rates[d] <= 0) continue;
     if (copies.promised[d] > 0 || !IsGated(config_.links, link, d)) continue;
-    Log(now, EventKind::kPlan,
+    journal_.Log(
+        now, EventKind::kPlan,
         fmt::format("{}: its plan copies {:.2f} GB/s {} the GPU "
                     "over link {}, which is not promised beside others; it "
                     "runs by its fair share",

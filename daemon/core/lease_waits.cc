@@ -1,12 +1,10 @@
-// Leases that wait: which join the line, when they have their turn, how the
-// wait ends.
+#include "daemon/core/lease_waits.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
-#include "daemon/core/core.h"
 #include "proto/base/shortage.h"
 #include "proto/base/span_text.h"
 #include "proto/base/status.h"
@@ -23,7 +21,33 @@ std::string Text(absl::Duration time) {
 
 }  // namespace
 
-Rights Core::RightsOf(const JobKey& job, const LeaseRequest& asked) const {
+void LeaseWaits::Ask(const Session& session, RequestId request,
+                     const LeaseRequest& asked, absl::Time now,
+                     Effects& effects) {
+  Refusal refusal = StaysBehind(session, asked, now);
+  if (refusal.why.ok()) {
+    refusal = leases_.Take(session, request, asked, now, effects);
+  }
+  if (refusal.why.ok()) return;
+  if (absl::IsResourceExhausted(refusal.why) &&
+      (refusal.by == RefusedBy::kPool || refusal.by == RefusedBy::kBudget) &&
+      joint_.AwaitRoom(session.id, asked, now)) {
+    const absl::Duration most = joint_.LeaseWait();
+    return line_.Join({.session = session.id,
+                       .request = request,
+                       .asked = asked,
+                       .job = session.job(),
+                       .since = now,
+                       .deadline = now + (asked.wait > absl::ZeroDuration()
+                                              ? std::min(most, asked.wait)
+                                              : most),
+                       .for_plan = true});
+  }
+  WaitOrRefuse(session, request, asked, now, refusal, now, effects);
+}
+
+Rights LeaseWaits::RightsOf(const JobKey& job,
+                            const LeaseRequest& asked) const {
   Rights rights;
   rights.reserved =
       asked.size <= ledger_.ReservedFor(asked.pool, job.principal);
@@ -32,21 +56,22 @@ Rights Core::RightsOf(const JobKey& job, const LeaseRequest& asked) const {
   return rights;
 }
 
-Bytes Core::PromisedToOthers(const JobKey& job, PoolId pool) const {
+Bytes LeaseWaits::PromisedToOthers(const JobKey& job, PoolId pool) const {
   return pool.kind == PoolKind::kHost
              ? joint_.HostPromisedToOthers(pool.ordinal, job)
              : Bytes(0);
 }
 
-Refusal Core::StaysBehind(const Session& session, const LeaseRequest& asked,
-                          absl::Time now) const {
-  if (waiting_.empty() || !session.is_rank() || drain_) return {};
+Refusal LeaseWaits::StaysBehind(const Session& session,
+                                const LeaseRequest& asked,
+                                absl::Time now) const {
+  if (line_.empty() || !session.is_rank() || policy_.drain()) return {};
   const JobKey job = session.job();
-  if (waiting_.Before(job, asked, {}, now).first == nullptr) return {};
+  if (line_.Before(job, asked, {}, now).first == nullptr) return {};
   if (absl::Status never = ledger_.MayEverFit(job, asked); !never.ok()) {
     return {std::move(never), RefusedBy::kBudget};
   }
-  const auto front = waiting_.Before(job, asked, RightsOf(job, asked), now);
+  const auto front = line_.Before(job, asked, RightsOf(job, asked), now);
   if (front.first == nullptr) return {};
   return {ShortOf(ShortageIn(asked.pool.kind),
                   WhyItWaits(job, asked, front.first->lacks, front, now) +
@@ -56,19 +81,19 @@ Refusal Core::StaysBehind(const Session& session, const LeaseRequest& asked,
           RefusedBy::kQueue};
 }
 
-void Core::WaitOrRefuse(const Session& session, RequestId request,
-                        const LeaseRequest& asked, absl::Time since,
-                        const Refusal& refusal, absl::Time now,
-                        Effects& effects) {
+void LeaseWaits::WaitOrRefuse(const Session& session, RequestId request,
+                              const LeaseRequest& asked, absl::Time since,
+                              const Refusal& refusal, absl::Time now,
+                              Effects& effects) {
   const Refusal last =
       StandInLine(session, request, asked, since, refusal, now);
   if (last.why.ok()) return;
-  RefuseLease(sessions_.Edit(session.id), request, last, now, effects);
+  leases_.Refuse(session.id, request, last, now, effects);
 }
 
-Refusal Core::StandInLine(const Session& session, RequestId request,
-                          const LeaseRequest& asked, absl::Time since,
-                          const Refusal& refusal, absl::Time now) {
+Refusal LeaseWaits::StandInLine(const Session& session, RequestId request,
+                                const LeaseRequest& asked, absl::Time since,
+                                const Refusal& refusal, absl::Time now) {
   // What the ledger refuses otherwise no wait changes.
   if (asked.wait <= absl::ZeroDuration() || since + asked.wait <= now ||
       !session.is_rank() || !absl::IsResourceExhausted(refusal.why)) {
@@ -85,34 +110,33 @@ Refusal Core::StandInLine(const Session& session, RequestId request,
                 Text(asked.wait), Text(config_.wait_limits.longest))),
             RefusedBy::kQueue};
   }
-  absl::Status may = waiting_.MayJoin(job.principal, config_.wait_limits);
+  absl::Status may = line_.MayJoin(job.principal, config_.wait_limits);
   if (!may.ok()) {
     ++journal_.stats.waits_refused;
     return {std::move(may), RefusedBy::kQueue};
   }
   const int in_front =
-      waiting_.Before(job, asked, RightsOf(job, asked), now).count;
-  waiting_.Join({.session = session.id,
-                 .request = request,
-                 .asked = asked,
-                 .job = job,
-                 .since = since,
-                 .deadline = since + asked.wait});
-  Log(now, EventKind::kWait,
-      fmt::format("{} waits up to {} for {} of {}, {} in front",
-                  session.Label(), Text(asked.wait), FormatBytes(asked.size),
-                  Name(asked.pool), in_front),
-      session.peer.principal, {session.id, request});
+      line_.Before(job, asked, RightsOf(job, asked), now).count;
+  line_.Join({.session = session.id,
+              .request = request,
+              .asked = asked,
+              .job = job,
+              .since = since,
+              .deadline = since + asked.wait});
+  journal_.Log(now, EventKind::kWait,
+               fmt::format("{} waits up to {} for {} of {}, {} in front",
+                           session.Label(), Text(asked.wait),
+                           FormatBytes(asked.size), Name(asked.pool), in_front),
+               session.peer.principal, {session.id, request});
   return {};
 }
 
-WaitingQueue::Turn Core::TakeTurn(const Waiter& waiter, absl::Time now,
-                                  Effects& effects) {
+WaitingQueue::Turn LeaseWaits::TakeTurn(const Waiter& waiter, absl::Time now,
+                                        Effects& effects) {
   using Result = WaitingQueue::Turn::Result;
-  if (drain_) return {Result::kStays, waiter.lacks};
+  if (policy_.drain()) return {Result::kStays, waiter.lacks};
   const auto refuse = [&](const Refusal& refusal) -> WaitingQueue::Turn {
-    RefuseLease(sessions_.Edit(waiter.session), waiter.request, refusal, now,
-                effects);
+    leases_.Refuse(waiter.session, waiter.request, refusal, now, effects);
     ++journal_.stats.waits[WaitEnd::kRefused];
     return {Result::kRefused};
   };
@@ -126,14 +150,14 @@ WaitingQueue::Turn Core::TakeTurn(const Waiter& waiter, absl::Time now,
   if (lacks) return {Result::kStays, *lacks};
   const Session& session = sessions_.at(waiter.session);
   const Refusal refusal =
-      TakeLease(session, waiter.request, waiter.asked, now, effects);
+      leases_.Take(session, waiter.request, waiter.asked, now, effects);
   if (refusal.why.ok()) {
     ++journal_.stats.waits[WaitEnd::kGranted];
-    Log(now, EventKind::kWait,
-        fmt::format("{}: its turn for {} of {} after {}", session.Label(),
-                    FormatBytes(waiter.asked.size), Name(waiter.asked.pool),
-                    Text(now - waiter.since)),
-        waiter.job.principal, {waiter.session, waiter.request});
+    journal_.Log(now, EventKind::kWait,
+                 fmt::format("{}: its turn for {} of {} after {}",
+                             session.Label(), FormatBytes(waiter.asked.size),
+                             Name(waiter.asked.pool), Text(now - waiter.since)),
+                 waiter.job.principal, {waiter.session, waiter.request});
     return {Result::kGranted};
   }
   if (!absl::IsResourceExhausted(refusal.why)) return refuse(refusal);
@@ -152,18 +176,18 @@ WaitingQueue::Turn Core::TakeTurn(const Waiter& waiter, absl::Time now,
   }
 }
 
-std::string Core::WhyItWaits(const JobKey& job, const LeaseRequest& asked,
-                             Waiter::Lacks lacks,
-                             const WaitingQueue::InFront& front,
-                             absl::Time now) const {
-  const PoolSnapshot at = pool(asked.pool);
-  std::string text = fmt::format("{}: asked {}, free {} of {}",
-                                 Name(asked.pool), FormatBytes(asked.size),
-                                 FormatBytes(at.free), FormatBytes(at.total));
+std::string LeaseWaits::WhyItWaits(const JobKey& job, const LeaseRequest& asked,
+                                   Waiter::Lacks lacks,
+                                   const WaitingQueue::InFront& front,
+                                   absl::Time now) const {
+  const Pool& at = *ledger_.FindPool(asked.pool);
+  std::string text = fmt::format(
+      "{}: asked {}, free {} of {}", Name(asked.pool), FormatBytes(asked.size),
+      FormatBytes(at.free()), FormatBytes(at.total()));
   const auto part = [&](Bytes bytes, const char* what) {
     if (bytes > Bytes(0)) {
       text += fmt::format(", of which {} are {}",
-                          FormatBytes(std::min(bytes, at.free)), what);
+                          FormatBytes(std::min(bytes, at.free())), what);
     }
   };
   part(ledger_.Withheld(asked.pool, &job.principal), "reserved for others");
@@ -187,10 +211,10 @@ std::string Core::WhyItWaits(const JobKey& job, const LeaseRequest& asked,
                       : std::string(budget.message()));
 }
 
-Woken Core::TakeWoken() {
+Woken LeaseWaits::TakeWoken() {
   Woken woken{.pools = {},
               .users = ledger_.TakeRecharged(),
-              .all = waiting_.TakeWakeAll()};
+              .all = line_.TakeWakeAll()};
   for (const auto& [id, pool] : ledger_.pools()) {
     uint64_t changes = pool.changes();
     // What plans are promised of host memory.
@@ -201,26 +225,26 @@ Woken Core::TakeWoken() {
   return woken;
 }
 
-void Core::ReleaseForPlans(const Woken& woken, absl::Time now,
-                           Effects& effects) {
+void LeaseWaits::ReleaseForPlans(const Woken& woken, absl::Time now,
+                                 Effects& effects) {
   bool in_vain = false;
-  const std::set<PlaceInLine> places = waiting_.for_plans();
+  const std::set<PlaceInLine> places = line_.for_plans();
   for (const PlaceInLine& place : places) {
-    const Waiter waiter = waiting_.waiters().at(place);
+    const Waiter waiter = line_.waiters().at(place);
     const bool coming = joint_.MakesRoom(waiter.job);
     const bool over = !coming || waiter.deadline <= now;
     if (!over && (waiter.again > now || !woken.Wakes(waiter, now))) continue;
     const Session& session = sessions_.at(waiter.session);
     const Refusal refusal =
-        TakeLease(session, waiter.request, waiter.asked, now, effects);
+        leases_.Take(session, waiter.request, waiter.asked, now, effects);
     if (!refusal.why.ok() && !over) {
       const absl::Time again = refusal.by == RefusedBy::kExtents
                                    ? now + kTryEvery
                                    : absl::InfinitePast();
-      if (again != waiter.again) waiting_.TryAgainAt(place, again);
+      if (again != waiter.again) line_.TryAgainAt(place, again);
       continue;
     }
-    waiting_.Leave(waiter.session, waiter.request);
+    line_.Leave(waiter.session, waiter.request);
     if (refusal.why.ok()) continue;
     in_vain |= coming;
     WaitOrRefuse(session, waiter.request, waiter.asked, waiter.since, refusal,
@@ -229,57 +253,64 @@ void Core::ReleaseForPlans(const Woken& woken, absl::Time now,
   if (in_vain) joint_.MarkShrinkersLate();
 }
 
-void Core::ReleaseWaiting(absl::Time now, Effects& effects) {
+void LeaseWaits::Release(absl::Time now, Effects& effects) {
   const Woken woken = TakeWoken();
-  if (waiting_.empty()) return;
+  if (line_.empty()) return;
   ReleaseForPlans(woken, now, effects);
-  waiting_.Release(
+  line_.Release(
       now, woken,
       [&](const Waiter& waiter) { return RightsOf(waiter.job, waiter.asked); },
       [&](const Waiter& waiter) { return TakeTurn(waiter, now, effects); },
       [&](const PlaceInLine& place, const Waiter& waiter) {
-        const auto front =
-            waiting_.Before(place, RightsOf(waiter.job, waiter.asked), now);
-        const absl::Status drained = CheckDrain();
-        const std::string why =
-            drained.ok() ? WhyItWaits(waiter.job, waiter.asked, waiter.lacks,
-                                      front, now) +
-                               "; wait longer, ask for less, or see who holds "
-                               "it (sluicectl status)"
-                         : std::string(drained.message());
-        ++journal_.stats.waits[WaitEnd::kTimedOut];
-        RefuseLease(
-            sessions_.Edit(waiter.session), waiter.request,
-            {Mark(absl::DeadlineExceededError(fmt::format(
-                      "waited {} in vain: {}", Text(now - waiter.since), why)),
-                  ShortageIn(waiter.asked.pool.kind)),
-             RefusedBy::kQueue},
-            now, effects);
+        TimeOut(place, waiter, now, effects);
       });
 }
 
-void Core::Handle(Session& session, RequestId request,
-                  const GiveUpRequest& given_up, absl::Time now,
-                  Effects& effects) {
+void LeaseWaits::TimeOut(const PlaceInLine& place, const Waiter& waiter,
+                         absl::Time now, Effects& effects) {
+  const absl::Status drained = policy_.CheckDrain();
+  const std::string why =
+      drained.ok()
+          ? WhyItWaits(
+                waiter.job, waiter.asked, waiter.lacks,
+                line_.Before(place, RightsOf(waiter.job, waiter.asked), now),
+                now) +
+                "; wait longer, ask for less, or see who holds "
+                "it (sluicectl status)"
+          : std::string(drained.message());
+  ++journal_.stats.waits[WaitEnd::kTimedOut];
+  leases_.Refuse(
+      waiter.session, waiter.request,
+      {Mark(absl::DeadlineExceededError(fmt::format(
+                "waited {} in vain: {}", Text(now - waiter.since), why)),
+            ShortageIn(waiter.asked.pool.kind)),
+       RefusedBy::kQueue},
+      now, effects);
+}
+
+void LeaseWaits::GiveUp(Session& session, RequestId request,
+                        const GiveUpRequest& given_up, absl::Time now,
+                        Effects& effects) {
   // One that does not wait is answered, or soon will be.
-  if (const auto left = waiting_.Leave(session.id, given_up.request)) {
+  if (const auto left = line_.Leave(session.id, given_up.request)) {
     ++journal_.stats.waits[WaitEnd::kGaveUp];
     const std::string text = fmt::format(
         "gave up waiting for {} of {} after {}", FormatBytes(left->asked.size),
         Name(left->asked.pool), Text(now - left->since));
-    Log(now, EventKind::kWait, fmt::format("{} {}", session.Label(), text),
-        session.peer.principal, {session.id, given_up.request});
-    Answer(session, given_up.request, absl::CancelledError(text), effects);
+    journal_.Log(now, EventKind::kWait,
+                 fmt::format("{} {}", session.Label(), text),
+                 session.peer.principal, {session.id, given_up.request});
+    session.Answer(given_up.request, absl::CancelledError(text), effects);
   }
-  Answer(session, request, NotedReply{}, effects);
+  session.Answer(request, NotedReply{}, effects);
 }
 
-std::vector<WaitingSnapshot> Core::Waiting(const Principal* viewer,
-                                           absl::Time now) const {
+std::vector<WaitingSnapshot> LeaseWaits::Waiting(const Principal* viewer,
+                                                 absl::Time now) const {
   std::vector<WaitingSnapshot> list;
   std::map<PoolId, int> at_pool;
   std::map<std::pair<Principal, PoolKind>, int> of_user;
-  for (const auto& [place, waiter] : waiting_.waiters()) {
+  for (const auto& [place, waiter] : line_.waiters()) {
     if (waiter.for_plan) continue;  // JointPlanning::Planning has it
     const PoolId pool = waiter.asked.pool;
     const Principal& who = waiter.job.principal;
@@ -301,9 +332,9 @@ std::vector<WaitingSnapshot> Core::Waiting(const Principal* viewer,
 }
 
 // Each waiter is an attached rank of the job that the line says.
-void Core::CheckWaiting() const {
-  waiting_.CheckInvariants(config_.wait_limits);
-  for (const auto& [place, waiter] : waiting_.waiters()) {
+void LeaseWaits::CheckInvariants() const {
+  line_.CheckInvariants(config_.wait_limits);
+  for (const auto& [place, waiter] : line_.waiters()) {
     const Session& session = sessions_.at(waiter.session);
     SLUICE_CHECK(session.is_rank() && session.job() == waiter.job);
   }

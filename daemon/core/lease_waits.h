@@ -1,0 +1,94 @@
+// Requests for leases, and those of them that wait: which are refused at once,
+// which join the line (waiting.h), when they have their turn, and how the wait
+// ends.
+//
+// Thread safety: none needed; one thread (see core.h).
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "daemon/core/effects.h"
+#include "daemon/core/journal.h"
+#include "daemon/core/leases.h"
+#include "daemon/core/ledger.h"
+#include "daemon/core/live_policy.h"
+#include "daemon/core/planning/joint_planning.h"
+#include "daemon/core/requests.h"
+#include "daemon/core/session_table.h"
+#include "daemon/core/snapshot.h"
+#include "daemon/core/waiting.h"
+
+namespace sluice::daemon {
+
+class LeaseWaits {
+ public:
+  // All outlive it.
+  LeaseWaits(const NodeConfig& config, const SessionTable& sessions,
+             Ledger& ledger, JointPlanning& joint, const LivePolicy& policy,
+             Leases& leases, WaitingQueue& line, Journal& journal)
+      : config_(config),
+        sessions_(sessions),
+        ledger_(ledger),
+        joint_(joint),
+        policy_(policy),
+        leases_(leases),
+        line_(line),
+        journal_(journal) {}
+
+  // Grants, refuses, or lets it wait.
+  void Ask(const Session& session, RequestId request, const LeaseRequest& asked,
+           absl::Time now, Effects& effects);
+  void GiveUp(Session& session, RequestId request,
+              const GiveUpRequest& given_up, absl::Time now, Effects& effects);
+  // After each event: gives those their turn that may have it.
+  void Release(absl::Time now, Effects& effects);
+
+  std::vector<WaitingSnapshot> Waiting(const Principal* viewer,
+                                       absl::Time now) const;
+  void CheckInvariants() const;
+
+ private:
+  Rights RightsOf(const JobKey& job, const LeaseRequest& asked) const;
+  // The part of the pool's free memory that plans of other jobs are to get.
+  Bytes PromisedToOthers(const JobKey& job, PoolId pool) const;
+  // Why a new request has to stay behind one that waits; ok: it need not.
+  Refusal StaysBehind(const Session& session, const LeaseRequest& asked,
+                      absl::Time now) const;
+  Woken TakeWoken();
+  // Gives leases that wait for plans their turn; when nothing comes for one any
+  // more, it joins the line or is refused.
+  void ReleaseForPlans(const Woken& woken, absl::Time now, Effects& effects);
+  // It stands in line from now on where it may; else it is refused.
+  void WaitOrRefuse(const Session& session, RequestId request,
+                    const LeaseRequest& asked, absl::Time since,
+                    const Refusal& refusal, absl::Time now, Effects& effects);
+  // Ok: it stands in line.
+  Refusal StandInLine(const Session& session, RequestId request,
+                      const LeaseRequest& asked, absl::Time since,
+                      const Refusal& refusal, absl::Time now);
+  WaitingQueue::Turn TakeTurn(const Waiter& waiter, absl::Time now,
+                              Effects& effects);
+  void TimeOut(const PlaceInLine& place, const Waiter& waiter, absl::Time now,
+               Effects& effects);
+  // What is in front or missing, as a principal of `job` may read it.
+  std::string WhyItWaits(const JobKey& job, const LeaseRequest& asked,
+                         Waiter::Lacks lacks,
+                         const WaitingQueue::InFront& front,
+                         absl::Time now) const;
+
+  const NodeConfig& config_;
+  const SessionTable& sessions_;
+  Ledger& ledger_;
+  JointPlanning& joint_;
+  const LivePolicy& policy_;
+  Leases& leases_;
+  WaitingQueue& line_;
+  Journal& journal_;
+  // What TakeWoken saw of each pool last.
+  std::map<PoolId, uint64_t> changes_seen_;
+};
+
+}  // namespace sluice::daemon

@@ -1,0 +1,157 @@
+#include "daemon/core/leases.h"
+
+#include <fmt/format.h>
+
+#include <set>
+
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+namespace {
+
+// Most leases are there by then.
+constexpr absl::Duration kTellProgressAfter = absl::Milliseconds(200);
+
+}  // namespace
+
+Refusal Leases::Take(const Session& session, RequestId request,
+                     const LeaseRequest& asked, absl::Time now,
+                     Effects& effects) {
+  if (!session.is_rank()) {
+    return {absl::FailedPreconditionError(
+                "an observer's session has no leases: attach as a rank"),
+            RefusedBy::kBudget};
+  }
+  if (absl::Status drained = policy_.CheckDrain(); !drained.ok()) {
+    return {std::move(drained), RefusedBy::kDrain};
+  }
+  const Ledger::Asked answer =
+      ledger_.Lease(session.id, request, asked, now, effects);
+  if (answer.decided) Decide(*answer.decided, now, effects);
+  return answer.refusal;
+}
+
+void Leases::Refuse(SessionId id, RequestId request, const Refusal& refusal,
+                    absl::Time now, Effects& effects) {
+  Session& session = sessions_.Edit(id);
+  ++journal_.stats.leases_refused[refusal.by];
+  journal_.Log(now, EventKind::kRefuse,
+               fmt::format("{}: {}", session.Label(),
+                           std::string(refusal.why.message())),
+               session.peer.principal, {id, request});
+  session.Answer(request, refusal.why, effects);
+}
+
+void Leases::Decide(const Ledger::Decided& decided, absl::Time now,
+                    Effects& effects) {
+  Session& session = sessions_.Edit(decided.session);
+  TellHolding(session, effects);
+  if (!decided.failure.ok()) {
+    ++journal_.stats.leases_refused[RefusedBy::kDevice];
+    const absl::Status why =
+        Annotate(decided.failure,
+                 fmt::format("{}: {} could not be made", Name(decided.pool),
+                             FormatBytes(decided.size)));
+    journal_.Log(now, EventKind::kRefuse, std::string(why.message()),
+                 session.peer.principal, {session.id, decided.request});
+    return session.Answer(decided.request, why, effects);
+  }
+  ++journal_.stats.leases_granted;
+  journal_.stats.lease_seconds.Observe(
+      absl::ToDoubleSeconds(now - decided.asked_at));
+  journal_.Log(
+      now, EventKind::kLease,
+      fmt::format("{}: {} of {} in {} extents (lease {})", session.Label(),
+                  FormatBytes(decided.size), Name(decided.pool),
+                  decided.slices.size(), decided.lease.value()),
+      session.peer.principal, {session.id, decided.request});
+  session.Answer(decided.request, GrantedReply{decided.lease, decided.slices},
+                 effects);
+}
+
+void Leases::TellHolding(const Session& session, Effects& effects) const {
+  if (!session.is_rank()) return;  // another rank may have its slot
+  effects.push_back(
+      HoldsMemory{session.grant_slot, ledger_.HasLease(session.id)});
+}
+
+void Leases::ExtentsMade(const std::vector<ExtentOutcome>& outcomes,
+                         absl::Time now, Effects& effects) {
+  std::set<PoolId> pools;
+  for (const auto& [extent, made] : outcomes) {
+    pools.insert(ledger_.PoolOfMaking(extent));
+    const auto decided = made.ok()
+                             ? ledger_.ExtentMade(extent, now, effects)
+                             : ledger_.ExtentFailed(extent, made, now, effects);
+    if (decided) Decide(*decided, now, effects);
+  }
+  // Also leases that wait behind these in the pool: the work goes on.
+  for (const Ledger::Progress& each :
+       ledger_.Making(pools, now - kTellProgressAfter)) {
+    effects.push_back(SendNotice{
+        each.session, LeaseProgressNotice{each.request, each.made, each.size}});
+  }
+}
+
+void Leases::NotSent(SessionId id, LeaseId lease, const absl::Status& why,
+                     absl::Time now, Effects& effects) {
+  const auto request = ledger_.Free(id, lease, now, effects);
+  if (!request) return;  // its session ended meanwhile
+  Session& session = sessions_.Edit(id);
+  TellHolding(session, effects);
+  ++journal_.stats.leases_refused[RefusedBy::kDevice];
+  const absl::Status refused =
+      Annotate(why, "the memory is there and its descriptors are not");
+  journal_.Log(now, EventKind::kRefuse, std::string(refused.message()),
+               session.peer.principal, {id, *request});
+  session.history.TakeBack(*request, refused);
+  effects.push_back(SendReply{id, *request, refused});
+}
+
+void Leases::Free(Session& session, RequestId request, const FreeRequest& asked,
+                  absl::Time now, Effects& effects) {
+  const auto ended = ledger_.Free(session.id, asked.lease, now, effects);
+  if (!ended) {
+    return session.Answer(
+        request,
+        absl::NotFoundError(
+            fmt::format("no lease {} in this session", asked.lease.value())),
+        effects);
+  }
+  session.history.LeaseEnded(*ended);
+  TellHolding(session, effects);
+  session.Answer(request, FreedReply{}, effects);
+}
+
+Reply Leases::Repeat(const Session& session, RequestId request) const {
+  const Reply& reply = session.history.answer(request);
+  const auto* granted = std::get_if<GrantedReply>(&reply);
+  if (granted == nullptr ||
+      ledger_.LeasesOf(session.id).contains(granted->lease)) {
+    return reply;
+  }
+  return absl::NotFoundError(
+      fmt::format("request {} was granted as lease {}, which was freed since",
+                  request.value(), granted->lease.value()));
+}
+
+void Leases::NameHeldOfFaulty(const NodeConfig& config, absl::Time now) {
+  for (const GpuConfig& gpu : config.gpus) {
+    const PoolId id{PoolKind::kGpu, gpu.index.value()};
+    const Pool& pool = *ledger_.FindPool(id);
+    const Bytes bytes = pool.total() - pool.outside();
+    if (gpu.fault.empty() || bytes == Bytes(0)) continue;
+    std::string by;
+    for (const auto& [holder, session] : sessions_) {
+      if (!session.was_rank() || session.gpu() != id) continue;
+      by += (by.empty() ? "" : ", ") + session.Described();
+    }
+    journal_.Log(now, EventKind::kStart,
+                 fmt::format("{} of {} are held by {}, and come back when it "
+                             "ends",
+                             FormatBytes(bytes), Name(id), by),
+                 {config.own_uid, ""});
+  }
+}
+
+}  // namespace sluice::daemon

@@ -1,0 +1,63 @@
+// Leases of sessions: what the ledger decides is answered, counted and logged.
+//
+// Thread safety: none needed; one thread (see core.h).
+#pragma once
+
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "daemon/core/effects.h"
+#include "daemon/core/journal.h"
+#include "daemon/core/ledger.h"
+#include "daemon/core/live_policy.h"
+#include "daemon/core/requests.h"
+#include "daemon/core/session_table.h"
+
+namespace sluice::daemon {
+
+class Leases {
+ public:
+  // All outlive it.
+  Leases(SessionTable& sessions, Ledger& ledger, const LivePolicy& policy,
+         Journal& journal)
+      : sessions_(sessions),
+        ledger_(ledger),
+        policy_(policy),
+        journal_(journal) {}
+
+  // Ok: it is granted or being made, and answered then. A refusal is for the
+  // caller to answer.
+  Refusal Take(const Session& session, RequestId request,
+               const LeaseRequest& asked, absl::Time now, Effects& effects);
+  void Refuse(SessionId session, RequestId request, const Refusal& refusal,
+              absl::Time now, Effects& effects);
+  void Free(Session& session, RequestId request, const FreeRequest& asked,
+            absl::Time now, Effects& effects);
+  struct ExtentOutcome {
+    ExtentId extent;
+    absl::Status made;
+  };
+  void ExtentsMade(const std::vector<ExtentOutcome>& outcomes, absl::Time now,
+                   Effects& effects);
+  // Core::GrantNotSent.
+  void NotSent(SessionId id, LeaseId lease, const absl::Status& why,
+               absl::Time now, Effects& effects);
+  // The answer to a request that comes again.
+  Reply Repeat(const Session& session, RequestId request) const;
+  // Says in the log what jobs hold of GPUs that cannot be used any more.
+  void NameHeldOfFaulty(const NodeConfig& config, absl::Time now);
+
+ private:
+  // Answers a lease that is granted or could not be made.
+  void Decide(const Ledger::Decided& decided, absl::Time now, Effects& effects);
+  // A lease of it began or ended, or could not be made.
+  void TellHolding(const Session& session, Effects& effects) const;
+
+  SessionTable& sessions_;
+  Ledger& ledger_;
+  const LivePolicy& policy_;
+  Journal& journal_;
+};
+
+}  // namespace sluice::daemon

@@ -1,0 +1,87 @@
+// What administrators set while the daemon runs (policy.h), in force: budgets
+// and reservations in the ledger, the drain, measured speeds of links.
+//
+// Measured links hold at once if no rank is attached, else as soon as none is,
+// since promises and plans of ranks were made for the former links.
+//
+// Thread safety: none needed; one thread (see core.h).
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "daemon/core/effects.h"
+#include "daemon/core/journal.h"
+#include "daemon/core/ledger.h"
+#include "daemon/core/planning/joint_planning.h"
+#include "daemon/core/policy.h"
+#include "daemon/core/session_table.h"
+
+namespace sluice::daemon {
+
+class LivePolicy {
+ public:
+  // All outlive it. `config`: its links become the measured ones.
+  LivePolicy(NodeConfig& config, const SessionTable& sessions, Ledger& ledger,
+             const JointPlanning& joint, Journal& journal)
+      : config_(config),
+        configured_links_(config.links),
+        sessions_(sessions),
+        ledger_(ledger),
+        joint_(joint),
+        journal_(journal) {}
+
+  Policy policy() const {
+    return {ledger_.budgets().Live(), ledger_.reservations(), drain_,
+            measured_};
+  }
+  // What the policy would be with `change`, or why it is refused: the errors of
+  // Budgets::Set, Ledger::MayReserve and CheckMeasured; FailedPrecondition if
+  // there is no drain to end, or no measurement to forget.
+  absl::StatusOr<Policy> With(const PolicyChange& change, absl::Time now) const;
+  // Puts it in force; errors as above.
+  absl::Status Apply(const PolicyChange& change, absl::Time now);
+  // What an earlier daemon kept; before the first session. InvalidArgument: it
+  // reserves more than this node has.
+  absl::Status Start(const Policy& policy, absl::Time now);
+  // After each event: puts measured links in force once they may.
+  void UseMeasured(Effects& effects);
+
+  const std::optional<Drain>& drain() const { return drain_; }
+  void Load(std::optional<Drain> drain) { drain_ = std::move(drain); }
+  // Why nothing is granted; ok: the node is not drained.
+  absl::Status CheckDrain() const;
+  const std::optional<MeasuredLinks>& measured() const { return measured_; }
+  // Whether they are not in force yet.
+  bool measured_waits() const { return links_wait_; }
+
+ private:
+  // Changes `policy`; returns what the log says of it.
+  absl::StatusOr<std::string> Change(const PolicyChange& change, absl::Time now,
+                                     Policy& policy) const;
+  absl::StatusOr<std::string> Put(const BudgetChange& change, absl::Time now,
+                                  Policy& policy) const;
+  absl::StatusOr<std::string> Put(const ReservationChange& change,
+                                  absl::Time now, Policy& policy) const;
+  absl::StatusOr<std::string> Put(const DrainChange& change, absl::Time now,
+                                  Policy& policy) const;
+  absl::StatusOr<std::string> Put(const LinksChange& change, absl::Time now,
+                                  Policy& policy) const;
+  void Enforce(const Policy& policy);
+
+  NodeConfig& config_;
+  const std::vector<LinkSpeed> configured_links_;
+  const SessionTable& sessions_;
+  Ledger& ledger_;
+  const JointPlanning& joint_;
+  Journal& journal_;
+  std::optional<Drain> drain_;
+  std::optional<MeasuredLinks> measured_;
+  bool links_wait_ = false;
+};
+
+}  // namespace sluice::daemon

@@ -1,0 +1,89 @@
+#include "daemon/core/outside_memory.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "proto/base/simulated.h"
+
+namespace sluice::daemon {
+
+Bytes OutsideMemory::Set(HeldOutside held, absl::Time now) {
+  const Principal own{config_.own_uid, ""};
+  for (const auto& [id, pool] : ledger_.pools()) {
+    const Bytes before = ledger_.OutsideIn(id, ledger_.outside());
+    const Bytes after = ledger_.OutsideIn(id, held);
+    if (before == Bytes(0) && after > Bytes(0)) {
+      journal_.Log(
+          now, EventKind::kStart,
+          fmt::format("{}: of {}, {}", Name(id), FormatBytes(pool.total()),
+                      OutsideText(after, OutsideHolders(config_.driver))),
+          own);
+    } else if (before > Bytes(0) && after == Bytes(0)) {
+      journal_.Log(
+          now, EventKind::kDeath,
+          fmt::format("{}: nothing is held outside leases any more", Name(id)),
+          own);
+    }
+  }
+  return ledger_.SetOutside(std::move(held));
+}
+
+std::set<PoolId> OutsideMemory::GpusWithRanks() const {
+  std::set<PoolId> gpus;
+  for (const auto& [id, session] : sessions_) {
+    if (session.was_rank()) gpus.insert(session.gpu());
+  }
+  return gpus;
+}
+
+Bytes OutsideMemory::OfOthers(const Session& session) const {
+  Bytes sum;
+  for (const auto& [id, other] : sessions_) {
+    if (other.was_rank() && id != session.id && other.gpu() == session.gpu()) {
+      sum += other.outside.value_or(Bytes(0));
+    }
+  }
+  return sum;
+}
+
+// A rank tells when it takes more; that it has less the device alone says.
+void OutsideMemory::LowerShares() {
+  const HeldOutside& held = ledger_.outside();
+  for (const auto& [id, session] : sessions_) {
+    const PoolId gpu = session.gpu();
+    const auto beside = held.beside.find(gpu);
+    if (!session.outside || beside == held.beside.end() ||
+        held.told.contains(gpu)) {
+      continue;
+    }
+    const auto most = OfRanks(held, gpu, beside->second);
+    if (most && *most < *session.outside) sessions_.Edit(id).outside = *most;
+  }
+}
+
+Bytes OutsideMemory::Known(HeldOutside said, absl::Time now) {
+  const Bytes came_back =
+      Set(Follow(ledger_.outside(), std::move(said), GpusWithRanks()), now);
+  LowerShares();
+  return came_back;
+}
+
+void OutsideMemory::Told(Session& session, const GpuUseRequest& use,
+                         absl::Time now) {
+  if (IsSimulated(config_.driver)) return;
+  const PoolId gpu = session.gpu();
+  const Pool& pool = *ledger_.FindPool(gpu);
+  const Bytes most = pool.total() + config_.gpus[gpu.ordinal].spare;
+  const Bytes beside =
+      std::max(std::min(use.used, most) - pool.made(), Bytes(0));
+  HeldOutside held = ledger_.outside();
+  held.told[gpu] = {beside, now};
+  if (const auto all = OfRanks(held, gpu, beside)) {
+    session.outside = std::max(*all - OfOthers(session), Bytes(0));
+  }
+  Set(std::move(held), now);
+}
+
+}  // namespace sluice::daemon

@@ -1,0 +1,299 @@
+#include "daemon/core/session_table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "proto/base/grant_page.h"
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+namespace {
+
+struct HowItEnded {
+  Death death = Death::kUnknown;
+  std::string text = "its process ended";
+};
+
+HowItEnded Describe(Exit exit) {
+  switch (exit.kind) {
+    case Exit::Kind::kSignal:
+      return {Death::kSignal, fmt::format("killed by signal {}", exit.code)};
+    case Exit::Kind::kStatus:
+      return {Death::kStatus, fmt::format("ended with status {}", exit.code)};
+    case Exit::Kind::kUnknown:
+      break;
+  }
+  return {};
+}
+
+}  // namespace
+
+SessionTable::SessionTable(const NodeConfig& config, Journal& journal)
+    : config_(config), journal_(journal), slots_(kGrantSlots, false) {}
+
+const Session* SessionTable::Find(SessionId id) const {
+  const auto found = rows_.find(id);
+  return found != rows_.end() ? &found->second : nullptr;
+}
+
+Session* SessionTable::FindOpen(SessionId id) {
+  Session* session = rows_.Find(id);
+  const bool open = session && session->state != Session::State::kClosed;
+  return open ? session : nullptr;
+}
+
+int SessionTable::ranks() const {
+  return static_cast<int>(std::count_if(
+      begin(), end(), [](const auto& each) { return each.second.is_rank(); }));
+}
+
+bool SessionTable::has_ranks() const {
+  return std::any_of(begin(), end(),
+                     [](const auto& each) { return each.second.was_rank(); });
+}
+
+const Principal* SessionTable::ViewerOf(const Session& session) const {
+  // Many unrelated processes have uid 0: those of containers, and those that
+  // made a user namespace.
+  const Principal& who = session.peer.principal;
+  return who.uid == config_.own_uid && who.uid != 0 && who.cgroup.empty()
+             ? nullptr
+             : &who;
+}
+
+absl::Status SessionTable::CheckGpu(DeviceIndex gpu) const {
+  if (gpu.value() >= config_.gpus.size()) {
+    return absl::InvalidArgumentError(
+        fmt::format("no GPU {}: this node has {} (0 to {})", gpu.value(),
+                    config_.gpus.size(), config_.gpus.size() - 1));
+  }
+  const std::string& fault = config_.gpus[gpu.value()].fault;
+  return fault.empty() ? absl::OkStatus() : absl::UnavailableError(fault);
+}
+
+std::optional<SessionId> SessionTable::EndedByOneMore(
+    const Principal& who) const {
+  struct HalfOpen {
+    int count = 0;
+    const Session* oldest = nullptr;
+  };
+  std::map<Principal, HalfOpen> half_open;
+  for (SessionId id : half_open_) {
+    const Session& session = at(id);
+    HalfOpen& of = half_open[session.peer.principal];
+    if (of.count++ == 0 || session.connected_at < of.oldest->connected_at) {
+      of.oldest = &session;
+    }
+  }
+  const Session* oldest = nullptr;
+  if (const HalfOpen& own = half_open[who];
+      own.count >= config_.max_half_open_each) {
+    oldest = own.oldest;
+  } else if (full() || std::ssize(half_open_) >= config_.max_half_open) {
+    oldest = std::max_element(half_open.begin(), half_open.end(),
+                              [](const auto& a, const auto& b) {
+                                return a.second.count < b.second.count;
+                              })
+                 ->second.oldest;
+  }
+  if (oldest == nullptr) return std::nullopt;
+  return oldest->id;
+}
+
+void SessionTable::Connect(SessionId id, const Peer& peer, absl::Time now) {
+  Session session;
+  session.id = id;
+  session.peer = peer;
+  session.connected_at = now;
+  rows_.Insert(id, std::move(session));
+  ++journal_.stats.sessions_opened;
+  half_open_.insert(id);
+}
+
+absl::Status SessionTable::MayAttach(const Session& session,
+                                     const HelloRequest& hello) const {
+  SLUICE_RETURN_IF_ERROR(CheckGpu(hello.gpu));
+  if (hello.local_ranks < 1 || hello.world_size < hello.local_ranks ||
+      hello.rank.value() >= static_cast<uint64_t>(hello.world_size)) {
+    return absl::InvalidArgumentError(fmt::format(
+        "rank {} of {} with {} on this node does not add up: 0 <= rank < "
+        "world size, 1 <= local ranks <= world size",
+        hello.rank.value(), hello.world_size, hello.local_ranks));
+  }
+  for (const auto& [id, other] : rows_) {
+    if (!other.is_rank() || other.hello.job != hello.job ||
+        other.peer.principal != session.peer.principal) {
+      continue;
+    }
+    if (other.hello.rank == hello.rank) {
+      return absl::AlreadyExistsError(fmt::format(
+          "{} is attached already, by process {}: choose another job name, or "
+          "end it",
+          other.Label(), other.peer.pid));
+    }
+    if (other.hello.world_size != hello.world_size ||
+        other.hello.local_ranks != hello.local_ranks) {
+      return absl::InvalidArgumentError(fmt::format(
+          "rank {} says job {} has {} ranks, {} here; rank {} said {}, {}: "
+          "choose another job name, or end it",
+          hello.rank.value(), hello.job, hello.world_size, hello.local_ranks,
+          other.hello.rank.value(), other.hello.world_size,
+          other.hello.local_ranks));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SessionTable::Attach(Session& session, const HelloRequest& hello,
+                                  absl::Time now) {
+  if (!hello.observer) {
+    const auto slot = std::find(slots_.begin(), slots_.end(), false);
+    if (slot == slots_.end()) {
+      return absl::ResourceExhaustedError(fmt::format(
+          "all {} rank sessions of this node are taken", kGrantSlots));
+    }
+    *slot = true;
+    session.grant_slot = static_cast<int>(slot - slots_.begin());
+  }
+  session.hello = hello;
+  if (!hello.observer) journal_.stats.jobs.Began(session.job(), now);
+  session.state = Session::State::kAttached;
+  half_open_.erase(session.id);
+  return absl::OkStatus();
+}
+
+void SessionTable::Close(Session& session) {
+  if (session.is_rank()) slots_[session.grant_slot] = false;
+  session.state = Session::State::kClosed;
+  half_open_.erase(session.id);
+  session.history.Clear();
+}
+
+void SessionTable::Drop(SessionId id, absl::Time now) {
+  SLUICE_CHECK(at(id).state == Session::State::kClosed);
+  const JobKey job = at(id).job();
+  rows_.erase(id);
+  const bool job_lives = std::any_of(begin(), end(), [&](const auto& each) {
+    return each.second.state != Session::State::kHalfOpen &&
+           each.second.job() == job;
+  });
+  if (!job_lives) journal_.stats.jobs.Ended(job, now);
+}
+
+std::vector<SessionId> SessionTable::ClosedBeside(
+    const Session& session) const {
+  std::vector<SessionId> closed;
+  for (const auto& [id, other] : rows_) {
+    if (id != session.id && other.was_rank() &&
+        other.state == Session::State::kClosed &&
+        other.peer.pid == session.peer.pid &&
+        other.peer.start_ticks == session.peer.start_ticks) {
+      closed.push_back(id);
+    }
+  }
+  return closed;
+}
+
+std::vector<SessionId> SessionTable::Late(absl::Time now) const {
+  std::vector<SessionId> late;
+  for (SessionId id : half_open_) {
+    if (at(id).connected_at + config_.hello_timeout > now) break;
+    late.push_back(id);
+  }
+  return late;
+}
+
+absl::Time SessionTable::NextDeadline() const {
+  return half_open_.empty()
+             ? absl::InfiniteFuture()
+             : at(*half_open_.begin()).connected_at + config_.hello_timeout;
+}
+
+void SessionTable::NotePlansTold(const Effects& effects) {
+  for (const Effect& effect : effects) {
+    const auto* notice = std::get_if<SendNotice>(&effect);
+    if (notice == nullptr) continue;
+    const auto* ready = std::get_if<PlanReadyNotice>(&notice->notice);
+    Session* const to = ready ? rows_.Find(notice->session) : nullptr;
+    if (to != nullptr) to->told_plan = ready->plan;
+  }
+}
+
+void SessionTable::Exited(const Session& session, const Exit& exit,
+                          absl::Time now, Effects& effects) {
+  // Where the kernel does not tell the status, leases that were left say it.
+  const bool clean =
+      exit.kind == Exit::Kind::kStatus
+          ? exit.code == 0
+          : exit.kind == Exit::Kind::kUnknown && !session.had_leases_at_close;
+  if (!session.was_rank() || clean) return;
+  const auto [death, text] = Describe(exit);
+  ++journal_.stats.client_deaths[death];
+  TellPeers(session, text, effects);
+  journal_.Log(now, EventKind::kDeath,
+               fmt::format("{}: {}", session.Described(), text),
+               session.peer.principal, {session.id});
+}
+
+void SessionTable::TellPeers(const Session& session, const std::string& reason,
+                             Effects& effects) {
+  for (const auto& [id, peer] : rows_) {
+    if (!peer.is_rank() || peer.job() != session.job()) continue;
+    effects.push_back(SendNotice{
+        id, PeerDiedNotice{session.hello.job, session.hello.rank, reason}});
+    Edit(id).deaths_to_tell.push_back({session.hello.rank, reason});
+    to_tell_.insert(id);
+  }
+}
+
+void SessionTable::TellAgain(const Session& session, Effects& effects) const {
+  for (const Session::PeerDeath& death : session.deaths_to_tell) {
+    effects.push_back(SendNotice{
+        session.id,
+        PeerDiedNotice{session.hello.job, death.rank, death.reason}});
+  }
+}
+
+bool SessionTable::NoticesSent() {
+  for (SessionId id : to_tell_) {
+    if (Session* told = rows_.Find(id)) told->deaths_to_tell.clear();
+  }
+  return !std::exchange(to_tell_, {}).empty();
+}
+
+void SessionTable::Load(std::map<SessionId, Session> saved, absl::Time now) {
+  SLUICE_CHECK(rows_.empty());
+  rows_.Load(std::move(saved));
+  for (const auto& [id, session] : rows_) {
+    if (session.is_rank()) slots_[session.grant_slot] = true;
+    if (session.was_rank()) journal_.stats.jobs.Began(session.job(), now);
+    if (session.state == Session::State::kHalfOpen) half_open_.insert(id);
+    if (!session.deaths_to_tell.empty()) to_tell_.insert(id);
+  }
+}
+
+void SessionTable::TouchAll() {
+  rows_.TouchAll();
+  for (const auto& [id, session] : rows_) {
+    Edit(id).history.requests().TouchAll();
+  }
+}
+
+// A grant slot belongs to one session.
+void SessionTable::CheckInvariants() const {
+  std::vector<bool> slots(slots_.size(), false);
+  size_t half_open = 0;
+  for (const auto& [id, session] : rows_) {
+    if (session.state == Session::State::kHalfOpen) {
+      SLUICE_CHECK(half_open_.contains(id));
+      ++half_open;
+    }
+    if (!session.is_rank()) continue;
+    SLUICE_CHECK(!slots[session.grant_slot]);
+    slots[session.grant_slot] = true;
+  }
+  SLUICE_CHECK(half_open == half_open_.size() && slots == slots_);
+}
+
+}  // namespace sluice::daemon

@@ -1,0 +1,135 @@
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "daemon/core/core.h"
+#include "daemon/core/link_sharers.h"
+
+namespace sluice::daemon {
+namespace {
+
+RankSnapshot SnapshotOf(const Core& core, const Session& session) {
+  RankSnapshot rank;
+  rank.rank = session.hello.rank;
+  rank.pid = session.peer.pid;
+  rank.gpu = session.hello.gpu;
+  rank.session = session.id;
+  rank.closed = session.state == Session::State::kClosed;
+  rank.weight = WeightOf(core.config(), session.peer.principal);
+  if (const PlanCopies* copies = core.promises().Of(session.id)) {
+    rank.plan_copies = *copies;
+  }
+  rank.late = core.steps().LateOf(session.id);
+  rank.step = session.last_step;
+  rank.stall_seconds = session.totals().stall_seconds;
+  rank.grant_wait_seconds = session.totals().grant_wait_seconds;
+  rank.hbm_peak = session.hbm_peak;
+  rank.outside = session.outside;
+  rank.gpu_bytes = core.ledger().Leased(session.id, PoolKind::kGpu);
+  rank.host_bytes = core.ledger().Leased(session.id, PoolKind::kHost);
+  return rank;
+}
+
+std::vector<JobSnapshot> JobsOf(const Core& core, const Principal* viewer) {
+  std::map<JobKey, JobSnapshot> jobs;
+  for (const auto& [id, session] : core.sessions()) {
+    if (!session.was_rank()) continue;
+    if (viewer && session.peer.principal != *viewer) continue;
+    const JobKey key = session.job();
+    JobSnapshot& job = jobs[key];
+    job.name = key.name;
+    job.principal = key.principal;
+    job.world_size = session.hello.world_size;
+    job.plan = core.planning().CurrentPlan(key);
+    job.ranks.push_back(SnapshotOf(core, session));
+  }
+  std::vector<JobSnapshot> list;
+  for (auto& [key, job] : jobs) {
+    std::sort(job.ranks.begin(), job.ranks.end(),
+              [](const auto& a, const auto& b) { return a.rank < b.rank; });
+    list.push_back(std::move(job));
+  }
+  return list;
+}
+
+}  // namespace
+
+PoolSnapshot SnapshotOf(const Ledger& ledger, PoolId id) {
+  const Pool& pool = *ledger.FindPool(id);
+  const HeldOutside& outside = ledger.outside();
+  const auto silent = outside.silent.find(id);
+  return {.id = id,
+          .total = pool.total(),
+          .leased = pool.leased(),
+          .free = pool.free(),
+          .kept = pool.kept(),
+          .quarantined = pool.quarantined(),
+          .lingering = pool.lingering(),
+          .making = pool.making(),
+          .outside = pool.outside(),
+          .reserved = std::min(ledger.Withheld(id, nullptr), pool.free()),
+          .outside_at =
+              silent != outside.silent.end() ? silent->second : outside.at};
+}
+
+Snapshot SnapshotOf(const Core& core, const Principal* viewer, absl::Time now) {
+  const auto visible = [&](const Principal& whose) {
+    return !viewer || whose == *viewer;
+  };
+  Snapshot snapshot;
+  snapshot.hostname = core.config().hostname;
+  snapshot.driver = core.config().driver;
+  snapshot.links = core.config().links;
+  snapshot.measured = core.live_policy().measured();
+  snapshot.measured_waits = core.live_policy().measured_waits();
+  snapshot.generation = core.config().generation;
+  snapshot.uptime = now - core.started();
+  snapshot.now = now;
+  for (const GpuConfig& gpu : core.config().gpus) {
+    snapshot.gpus.push_back(
+        {gpu, core.pool({PoolKind::kGpu, gpu.index.value()})});
+  }
+  for (const HostConfig& host : core.config().hosts) {
+    snapshot.hosts.push_back(core.pool({PoolKind::kHost, host.numa.value()}));
+  }
+  for (const auto& [id, session] : core.sessions()) {
+    ++snapshot.sessions;
+    if (session.state == Session::State::kHalfOpen) ++snapshot.half_open;
+  }
+  snapshot.jobs = JobsOf(core, viewer);
+  for (BudgetLine& line : core.ledger().budgets().Lines()) {
+    if (visible(line.principal)) snapshot.budgets.push_back(std::move(line));
+  }
+  for (LimitLine& line : core.ledger().budgets().SetLimits()) {
+    // Limits of other users are private; those of jobs bind every user.
+    if (!viewer || !line.target.uid || *line.target.uid == viewer->uid) {
+      snapshot.limits.push_back(std::move(line));
+    }
+  }
+  for (ReservationLine& line : core.ledger().ReservationLines()) {
+    if (!viewer || line.whose.uid == viewer->uid) {
+      snapshot.reservations.push_back(std::move(line));
+    }
+  }
+  snapshot.drain = core.live_policy().drain();
+  snapshot.outside_at = core.ledger().outside().at;
+  snapshot.plans = core.planning().Plans(viewer);
+  const auto& kept = core.log().events();
+  snapshot.events_from = kept.empty() ? 0 : core.log().dropped() + 1;
+  for (const LoggedEvent& event : kept) {
+    if (visible(event.principal)) snapshot.events.push_back(event);
+  }
+  for (const auto& [id, pool] : core.ledger().pools()) {
+    snapshot.extents += pool.extents();
+  }
+  snapshot.planning = core.planning().Planning(viewer, now);
+  snapshot.waiting = core.waits().Waiting(viewer, now);
+  if (!viewer) {
+    snapshot.stats = core.stats();
+    snapshot.stats->extents = core.ledger().extent_counts();
+    snapshot.stats->jobs = core.stats().jobs.At(now);
+  }
+  return snapshot;
+}
+
+}  // namespace sluice::daemon
