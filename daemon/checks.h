@@ -8,8 +8,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "daemon/arguments.h"
+#include "daemon/core/node/types.h"
 #include "daemon/core/policy.h"
-#include "daemon/core/types.h"
 #include "daemon/policy_file.h"
 
 namespace sluice::daemon {

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "daemon/core/link_sharers.h"
-#include "daemon/core/links.h"
+#include "daemon/core/node/links.h"
 #include "daemon/table_reader.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"

@@ -12,7 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "daemon/core/types.h"
+#include "daemon/core/node/types.h"
 #include "daemon/quota/quotas.h"
 #include "daemon/service/log/log.h"
 #include "kernels/device/driver.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "daemon/core/links.h"
+#include "daemon/core/node/links.h"
 #include "daemon/pci_links.h"
 #include "kernels/device/driver.h"
 #include "proto/base/status.h"

@@ -16,8 +16,8 @@
 
 #include "absl/status/statusor.h"
 #include "daemon/config.h"
+#include "daemon/core/node/types.h"
 #include "daemon/core/snapshot.h"
-#include "daemon/core/types.h"
 #include "daemon/runtime/runtime_dir.h"
 #include "kernels/device/driver.h"
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "daemon/core/types.h"
+#include "daemon/core/node/types.h"
 
 namespace sluice::daemon {
 

@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <vector>
 
-#include "daemon/core/links.h"
+#include "daemon/core/node/links.h"
 #include "kernels/device/sim/sim.h"
 #include "proto/base/status.h"
 

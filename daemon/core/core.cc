@@ -6,20 +6,11 @@
 #include <utility>
 
 #include "daemon/core/link_sharers.h"
+#include "proto/base/overloaded.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 
 namespace sluice::daemon {
-namespace {
-
-template <typename... Each>
-struct Overloaded : Each... {
-  using Each::operator()...;
-};
-template <typename... Each>
-Overloaded(Each...) -> Overloaded<Each...>;
-
-}  // namespace
 
 Core::Core(NodeConfig config, absl::Time now)
     : config_(std::move(config)), started_(now) {
@@ -123,7 +114,7 @@ void Core::Close(Session& session, absl::Time now, Effects& effects) {
 void Core::Drop(SessionId id, absl::Time now, Effects& effects) {
   ledger_.Gone(id, now, effects);
   sessions_.Drop(id, now);
-  steps_.Forget(id);
+  copies_.Forget(id);
   effects.push_back(Forget{id});
 }
 
@@ -201,7 +192,7 @@ void Core::Dispatch(Session& session, RequestId request, const Request& body,
                  [&](const StepReportRequest& report) {
                    if (refused("reports no steps")) return;
                    joint_.StepReported(session.id);
-                   steps_.Reported(session, report, now);
+                   copies_.Reported(session, report, now);
                    answer(NotedReply{});
                  },
                  [&](const GpuUseRequest& use) {
@@ -346,7 +337,7 @@ void Core::Settle(absl::Time now, Effects& effects) {
   joint_.Settle(now, effects);
   waits_.Release(now, effects);
   policy_.UseMeasured(effects);
-  promises_.Renew(now, effects);
+  copies_.Promise(now, effects);
   sessions_.NotePlansTold(effects);
 }
 
@@ -442,7 +433,7 @@ void Core::Load(CoreState saved) {
   last_session_ = saved.last_session;
   policy_.Load(std::move(saved.drain));
   line_.Load(std::move(saved.waiting));
-  promises_.Load();
+  copies_.Load();
 }
 
 Effects Core::TakeOver(const std::set<SessionId>& reached, absl::Time now) {
@@ -466,7 +457,7 @@ Effects Core::TakeOver(const std::set<SessionId>& reached, absl::Time now) {
     sessions_.TellAgain(session, effects);
   }
   const bool replanned = joint_.TakeOver(now, effects);
-  promises_.TakeOver(replanned, now, effects);
+  copies_.TakeOver(replanned, now, effects);
   journal_.Log(now, EventKind::kStart,
                fmt::format("took over {} session{} from a daemon that ended",
                            reached.size(), reached.size() == 1 ? "" : "s"),

@@ -19,32 +19,28 @@
 #pragma once
 
 #include <map>
-#include <memory>
 #include <optional>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "daemon/core/copy_promises.h"
+#include "daemon/core/copies.h"
 #include "daemon/core/effects.h"
+#include "daemon/core/joint_planning.h"
 #include "daemon/core/journal.h"
 #include "daemon/core/lease_waits.h"
 #include "daemon/core/leases.h"
 #include "daemon/core/ledger.h"
 #include "daemon/core/live_policy.h"
 #include "daemon/core/outside_memory.h"
-#include "daemon/core/planning/joint_planning.h"
 #include "daemon/core/session_table.h"
 #include "daemon/core/snapshot.h"
 #include "daemon/core/state.h"
-#include "daemon/core/step_counts.h"
 #include "daemon/core/waiting.h"
 #include "proto/plan/progress.h"
-#include "proto/plan/request.h"
 
 namespace sluice::daemon {
 
@@ -99,11 +95,9 @@ class Core {
   Effects ChangeNotSent(SessionId id, PlanId plan, absl::Time now);
   // What ranks have copied, by grant slot, from their use pages; and which of
   // their copies were late, as GrantPolicy::late.
-  void CopiesSeen(const std::map<int, Directions>& used) {
-    steps_.CopiesSeen(used);
-  }
+  void CopiesSeen(const std::map<int, Directions>& used) { copies_.Seen(used); }
   void LateSeen(const std::map<int, LateDirections>& late) {
-    steps_.LateSeen(late);
+    copies_.LateSeen(late);
   }
   // How far a worker is; of rounds that are over: ignored.
   void PlanProgressed(PlanRoundId round, const plan::PlanProgress& progress) {
@@ -142,7 +136,6 @@ class Core {
   Effects ShutDown(const std::string& reason, absl::Time now);
 
   // --- reading -------------------------------------------------------------
-  // What belongs to `viewer`; null: everything, with statistics.
   Snapshot TakeSnapshot(const Principal* viewer, absl::Time now) const {
     return SnapshotOf(*this, viewer, now);
   }
@@ -157,8 +150,7 @@ class Core {
   const JointPlanning& planning() const { return joint_; }
   const LivePolicy& live_policy() const { return policy_; }
   const LeaseWaits& waits() const { return waits_; }
-  const CopyPromises& promises() const { return promises_; }
-  const StepCounts& steps() const { return steps_; }
+  const Copies& copies() const { return copies_; }
   absl::Time started() const { return started_; }
 
   // Everything but the journal and the units (state.h).
@@ -226,8 +218,7 @@ class Core {
   Leases leases_{sessions_, ledger_, policy_, journal_};
   LeaseWaits waits_{config_, sessions_, ledger_, joint_,
                     policy_, leases_,   line_,   journal_};
-  CopyPromises promises_{config_, sessions_, joint_, journal_};
-  StepCounts steps_{config_, sessions_, journal_};
+  Copies copies_{config_, sessions_, joint_, journal_};
 };
 
 template <typename Each>

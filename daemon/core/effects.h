@@ -4,13 +4,12 @@
 #pragma once
 
 #include <memory>
-#include <string>
 #include <variant>
 #include <vector>
 
+#include "daemon/core/node/types.h"
 #include "daemon/core/planning/unit_cache.h"
 #include "daemon/core/requests.h"
-#include "daemon/core/types.h"
 #include "proto/plan/request.h"
 
 namespace sluice::daemon {

@@ -14,7 +14,7 @@
 
 #include "absl/time/time.h"
 #include "daemon/core/named_counts.h"
-#include "daemon/core/types.h"
+#include "daemon/core/node/types.h"
 
 namespace sluice::daemon {
 

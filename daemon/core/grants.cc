@@ -5,7 +5,7 @@
 #include <set>
 #include <utility>
 
-#include "daemon/core/links.h"
+#include "daemon/core/node/links.h"
 #include "proto/base/grant_page.h"
 #include "proto/base/status.h"
 

@@ -27,14 +27,13 @@
 #include <array>
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <vector>
 
 #include "absl/time/time.h"
 #include "daemon/bandwidth/bandwidth_policy.h"
 #include "daemon/core/late_copies.h"
 #include "daemon/core/link_sharers.h"
-#include "daemon/core/types.h"
+#include "daemon/core/node/types.h"
 
 namespace sluice::daemon {
 

@@ -10,6 +10,7 @@
 // Thread safety: values.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
@@ -37,7 +38,12 @@ class LateCounter {
   // at byte `up_to`, is needed `in` from now (below 0: since then), and that
   // bytes are granted up to `granted`. 0: nothing is told.
   void See(uint64_t up_to, absl::Duration in, uint64_t granted,
-           absl::Duration since_last);
+           absl::Duration since_last) {
+    if (up_to <= granted || in >= absl::ZeroDuration()) return;
+    if (up_to != counted_) ++sum_.copies;
+    counted_ = up_to;
+    sum_.seconds += absl::ToDoubleSeconds(std::min(-in, since_last));
+  }
   const LateCopies& sum() const { return sum_; }
 
  private:

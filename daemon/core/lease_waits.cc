@@ -24,83 +24,70 @@ std::string Text(absl::Duration time) {
 void LeaseWaits::Ask(const Session& session, RequestId request,
                      const LeaseRequest& asked, absl::Time now,
                      Effects& effects) {
-  Refusal refusal = StaysBehind(session, asked, now);
-  if (refusal.why.ok()) {
-    refusal = leases_.Take(session, request, asked, now, effects);
-  }
+  Waiter lease{.session = session.id,
+               .request = request,
+               .asked = asked,
+               .job = session.job(),
+               .since = now};
+  Refusal refusal = StaysBehind(lease, now);
+  if (refusal.why.ok()) refusal = leases_.Take(lease, now, effects);
   if (refusal.why.ok()) return;
   if (absl::IsResourceExhausted(refusal.why) &&
       (refusal.by == RefusedBy::kPool || refusal.by == RefusedBy::kBudget) &&
       joint_.AwaitRoom(session.id, asked, now)) {
-    const absl::Duration most = joint_.LeaseWait();
-    return line_.Join({.session = session.id,
-                       .request = request,
-                       .asked = asked,
-                       .job = session.job(),
-                       .since = now,
-                       .deadline = now + (asked.wait > absl::ZeroDuration()
-                                              ? std::min(most, asked.wait)
-                                              : most),
-                       .for_plan = true});
+    const absl::Duration most = std::min(config_.join_wait, config_.lease_wait);
+    lease.deadline =
+        now +
+        (asked.wait > absl::ZeroDuration() ? std::min(most, asked.wait) : most);
+    lease.for_plan = true;
+    return line_.Join(std::move(lease));
   }
-  WaitOrRefuse(session, request, asked, now, refusal, now, effects);
+  WaitOrRefuse(std::move(lease), refusal, now, effects);
 }
 
-Rights LeaseWaits::RightsOf(const JobKey& job,
-                            const LeaseRequest& asked) const {
-  Rights rights;
-  rights.reserved =
-      asked.size <= ledger_.ReservedFor(asked.pool, job.principal);
-  rights.promised = asked.pool.kind == PoolKind::kHost &&
-                    asked.size <= joint_.HostDue(asked.pool.ordinal, job);
-  return rights;
+Rights LeaseWaits::RightsOf(const Waiter& lease) const {
+  const auto& [pool, size, wait] = lease.asked;
+  return {.reserved = size <= ledger_.ReservedFor(pool, lease.job.principal),
+          .promised = size <= joint_.DueOf(pool, lease.job)};
 }
 
-Bytes LeaseWaits::PromisedToOthers(const JobKey& job, PoolId pool) const {
-  return pool.kind == PoolKind::kHost
-             ? joint_.HostPromisedToOthers(pool.ordinal, job)
-             : Bytes(0);
-}
-
-Refusal LeaseWaits::StaysBehind(const Session& session,
-                                const LeaseRequest& asked,
-                                absl::Time now) const {
-  if (line_.empty() || !session.is_rank() || policy_.drain()) return {};
-  const JobKey job = session.job();
-  if (line_.Before(job, asked, {}, now).first == nullptr) return {};
-  if (absl::Status never = ledger_.MayEverFit(job, asked); !never.ok()) {
+Refusal LeaseWaits::StaysBehind(const Waiter& lease, absl::Time now) const {
+  if (line_.empty() || policy_.drain() ||
+      !sessions_.at(lease.session).is_rank() ||
+      line_.Before(lease, {}, now).first == nullptr) {
+    return {};
+  }
+  if (absl::Status never = ledger_.MayEverFit(lease.job, lease.asked);
+      !never.ok()) {
     return {std::move(never), RefusedBy::kBudget};
   }
-  const auto front = line_.Before(job, asked, RightsOf(job, asked), now);
+  const auto front = line_.Before(lease, RightsOf(lease), now);
   if (front.first == nullptr) return {};
-  return {ShortOf(ShortageIn(asked.pool.kind),
-                  WhyItWaits(job, asked, front.first->lacks, front, now) +
+  return {ShortOf(ShortageIn(lease.asked.pool.kind),
+                  WhyItWaits(lease, front, now) +
                       "; ask with a wait (sluice-train --wait, lease_wait_s of "
-                      "a Session) to stand in "
-                      "line behind it, or ask again later"),
+                      "a Session) to stand in line behind it, or ask again "
+                      "later"),
           RefusedBy::kQueue};
 }
 
-void LeaseWaits::WaitOrRefuse(const Session& session, RequestId request,
-                              const LeaseRequest& asked, absl::Time since,
-                              const Refusal& refusal, absl::Time now,
-                              Effects& effects) {
-  const Refusal last =
-      StandInLine(session, request, asked, since, refusal, now);
-  if (last.why.ok()) return;
-  leases_.Refuse(session.id, request, last, now, effects);
+void LeaseWaits::WaitOrRefuse(Waiter lease, const Refusal& refusal,
+                              absl::Time now, Effects& effects) {
+  const Refusal last = StandInLine(lease, refusal, now);
+  if (!last.why.ok()) leases_.Refuse(lease, last, now, effects);
 }
 
-Refusal LeaseWaits::StandInLine(const Session& session, RequestId request,
-                                const LeaseRequest& asked, absl::Time since,
-                                const Refusal& refusal, absl::Time now) {
+Refusal LeaseWaits::StandInLine(Waiter lease, const Refusal& refusal,
+                                absl::Time now) {
+  const LeaseRequest& asked = lease.asked;
+  const Session& session = sessions_.at(lease.session);
+  lease.deadline = lease.since + asked.wait;
   // What the ledger refuses otherwise no wait changes.
-  if (asked.wait <= absl::ZeroDuration() || since + asked.wait <= now ||
+  if (asked.wait <= absl::ZeroDuration() || lease.deadline <= now ||
       !session.is_rank() || !absl::IsResourceExhausted(refusal.why)) {
     return refusal;
   }
-  const JobKey job = session.job();
-  if (absl::Status never = ledger_.MayEverFit(job, asked); !never.ok()) {
+  if (absl::Status never = ledger_.MayEverFit(lease.job, asked); !never.ok()) {
     return {std::move(never), refusal.by};
   }
   if (asked.wait > config_.wait_limits.longest) {
@@ -110,24 +97,20 @@ Refusal LeaseWaits::StandInLine(const Session& session, RequestId request,
                 Text(asked.wait), Text(config_.wait_limits.longest))),
             RefusedBy::kQueue};
   }
-  absl::Status may = line_.MayJoin(job.principal, config_.wait_limits);
+  absl::Status may = line_.MayJoin(lease.job.principal, config_.wait_limits);
   if (!may.ok()) {
     ++journal_.stats.waits_refused;
     return {std::move(may), RefusedBy::kQueue};
   }
-  const int in_front =
-      line_.Before(job, asked, RightsOf(job, asked), now).count;
-  line_.Join({.session = session.id,
-              .request = request,
-              .asked = asked,
-              .job = job,
-              .since = since,
-              .deadline = since + asked.wait});
   journal_.Log(now, EventKind::kWait,
                fmt::format("{} waits up to {} for {} of {}, {} in front",
                            session.Label(), Text(asked.wait),
-                           FormatBytes(asked.size), Name(asked.pool), in_front),
-               session.peer.principal, {session.id, request});
+                           FormatBytes(asked.size), Name(asked.pool),
+                           line_.Before(lease, RightsOf(lease), now).count),
+               session.peer.principal, {session.id, lease.request});
+  lease.for_plan = false;
+  lease.again = absl::InfinitePast();
+  line_.Join(std::move(lease));
   return {};
 }
 
@@ -135,29 +118,28 @@ WaitingQueue::Turn LeaseWaits::TakeTurn(const Waiter& waiter, absl::Time now,
                                         Effects& effects) {
   using Result = WaitingQueue::Turn::Result;
   if (policy_.drain()) return {Result::kStays, waiter.lacks};
+  const JobKey& job = waiter.job;
+  const LeaseRequest& asked = waiter.asked;
   const auto refuse = [&](const Refusal& refusal) -> WaitingQueue::Turn {
-    leases_.Refuse(waiter.session, waiter.request, refusal, now, effects);
+    leases_.Refuse(waiter, refusal, now, effects);
     ++journal_.stats.waits[WaitEnd::kRefused];
     return {Result::kRefused};
   };
-  if (absl::Status never = ledger_.MayEverFit(waiter.job, waiter.asked);
-      !never.ok()) {
+  if (absl::Status never = ledger_.MayEverFit(job, asked); !never.ok()) {
     return refuse({std::move(never), RefusedBy::kQueue});
   }
   const auto lacks =
-      ledger_.Lacks(waiter.job, waiter.asked,
-                    PromisedToOthers(waiter.job, waiter.asked.pool));
+      ledger_.Lacks(job, asked, joint_.PromisedToOthers(asked.pool, job));
   if (lacks) return {Result::kStays, *lacks};
-  const Session& session = sessions_.at(waiter.session);
-  const Refusal refusal =
-      leases_.Take(session, waiter.request, waiter.asked, now, effects);
+  const Refusal refusal = leases_.Take(waiter, now, effects);
   if (refusal.why.ok()) {
     ++journal_.stats.waits[WaitEnd::kGranted];
     journal_.Log(now, EventKind::kWait,
                  fmt::format("{}: its turn for {} of {} after {}",
-                             session.Label(), FormatBytes(waiter.asked.size),
-                             Name(waiter.asked.pool), Text(now - waiter.since)),
-                 waiter.job.principal, {waiter.session, waiter.request});
+                             sessions_.at(waiter.session).Label(),
+                             FormatBytes(asked.size), Name(asked.pool),
+                             Text(now - waiter.since)),
+                 job.principal, {waiter.session, waiter.request});
     return {Result::kGranted};
   }
   if (!absl::IsResourceExhausted(refusal.why)) return refuse(refusal);
@@ -165,9 +147,8 @@ WaitingQueue::Turn LeaseWaits::TakeTurn(const Waiter& waiter, absl::Time now,
     case RefusedBy::kPool:  // there, but not in sizes that it can have
       return {Result::kStays, Waiter::Lacks::kPool};
     case RefusedBy::kBudget: {
-      const bool users =
-          waiter.asked.size > ledger_.budgets().LeftOfPrincipal(
-                                  waiter.job.principal, waiter.asked.pool.kind);
+      const bool users = asked.size > ledger_.budgets().LeftOfPrincipal(
+                                          job.principal, asked.pool.kind);
       return {Result::kStays,
               users ? Waiter::Lacks::kUser : Waiter::Lacks::kJob};
     }
@@ -176,10 +157,11 @@ WaitingQueue::Turn LeaseWaits::TakeTurn(const Waiter& waiter, absl::Time now,
   }
 }
 
-std::string LeaseWaits::WhyItWaits(const JobKey& job, const LeaseRequest& asked,
-                                   Waiter::Lacks lacks,
+std::string LeaseWaits::WhyItWaits(const Waiter& lease,
                                    const WaitingQueue::InFront& front,
                                    absl::Time now) const {
+  const JobKey& job = lease.job;
+  const LeaseRequest& asked = lease.asked;
   const Pool& at = *ledger_.FindPool(asked.pool);
   std::string text = fmt::format(
       "{}: asked {}, free {} of {}", Name(asked.pool), FormatBytes(asked.size),
@@ -191,7 +173,8 @@ std::string LeaseWaits::WhyItWaits(const JobKey& job, const LeaseRequest& asked,
     }
   };
   part(ledger_.Withheld(asked.pool, &job.principal), "reserved for others");
-  part(PromisedToOthers(job, asked.pool), "promised to plans of other jobs");
+  part(joint_.PromisedToOthers(asked.pool, job),
+       "promised to plans of other jobs");
   if (front.first != nullptr) {
     const Waiter& first = *front.first;
     text += fmt::format(", but {} is in front: it has waited {} for {} of {}",
@@ -203,7 +186,7 @@ std::string LeaseWaits::WhyItWaits(const JobKey& job, const LeaseRequest& asked,
     if (front.count > 1) text += fmt::format(" ({} wait there)", front.count);
     return text;
   }
-  if (lacks == Waiter::Lacks::kPool) return text;
+  if (lease.lacks == Waiter::Lacks::kPool) return text;
   const absl::Status budget =
       ledger_.budgets().Admit(job, asked.pool.kind, asked.size);
   return text + ", but " +
@@ -234,9 +217,7 @@ void LeaseWaits::ReleaseForPlans(const Woken& woken, absl::Time now,
     const bool coming = joint_.MakesRoom(waiter.job);
     const bool over = !coming || waiter.deadline <= now;
     if (!over && (waiter.again > now || !woken.Wakes(waiter, now))) continue;
-    const Session& session = sessions_.at(waiter.session);
-    const Refusal refusal =
-        leases_.Take(session, waiter.request, waiter.asked, now, effects);
+    const Refusal refusal = leases_.Take(waiter, now, effects);
     if (!refusal.why.ok() && !over) {
       const absl::Time again = refusal.by == RefusedBy::kExtents
                                    ? now + kTryEvery
@@ -247,8 +228,7 @@ void LeaseWaits::ReleaseForPlans(const Woken& woken, absl::Time now,
     line_.Leave(waiter.session, waiter.request);
     if (refusal.why.ok()) continue;
     in_vain |= coming;
-    WaitOrRefuse(session, waiter.request, waiter.asked, waiter.since, refusal,
-                 now, effects);
+    WaitOrRefuse(waiter, refusal, now, effects);
   }
   if (in_vain) joint_.MarkShrinkersLate();
 }
@@ -258,8 +238,7 @@ void LeaseWaits::Release(absl::Time now, Effects& effects) {
   if (line_.empty()) return;
   ReleaseForPlans(woken, now, effects);
   line_.Release(
-      now, woken,
-      [&](const Waiter& waiter) { return RightsOf(waiter.job, waiter.asked); },
+      now, woken, [&](const Waiter& waiter) { return RightsOf(waiter); },
       [&](const Waiter& waiter) { return TakeTurn(waiter, now, effects); },
       [&](const PlaceInLine& place, const Waiter& waiter) {
         TimeOut(place, waiter, now, effects);
@@ -271,16 +250,14 @@ void LeaseWaits::TimeOut(const PlaceInLine& place, const Waiter& waiter,
   const absl::Status drained = policy_.CheckDrain();
   const std::string why =
       drained.ok()
-          ? WhyItWaits(
-                waiter.job, waiter.asked, waiter.lacks,
-                line_.Before(place, RightsOf(waiter.job, waiter.asked), now),
-                now) +
-                "; wait longer, ask for less, or see who holds "
-                "it (sluicectl status)"
+          ? WhyItWaits(waiter, line_.Before(place, RightsOf(waiter), now),
+                       now) +
+                "; wait longer, ask for less, or see who holds it (sluicectl "
+                "status)"
           : std::string(drained.message());
   ++journal_.stats.waits[WaitEnd::kTimedOut];
   leases_.Refuse(
-      waiter.session, waiter.request,
+      waiter,
       {Mark(absl::DeadlineExceededError(fmt::format(
                 "waited {} in vain: {}", Text(now - waiter.since), why)),
             ShortageIn(waiter.asked.pool.kind)),

@@ -11,11 +11,11 @@
 
 #include "absl/time/time.h"
 #include "daemon/core/effects.h"
+#include "daemon/core/joint_planning.h"
 #include "daemon/core/journal.h"
 #include "daemon/core/leases.h"
 #include "daemon/core/ledger.h"
 #include "daemon/core/live_policy.h"
-#include "daemon/core/planning/joint_planning.h"
 #include "daemon/core/requests.h"
 #include "daemon/core/session_table.h"
 #include "daemon/core/snapshot.h"
@@ -51,31 +51,24 @@ class LeaseWaits {
   void CheckInvariants() const;
 
  private:
-  Rights RightsOf(const JobKey& job, const LeaseRequest& asked) const;
-  // The part of the pool's free memory that plans of other jobs are to get.
-  Bytes PromisedToOthers(const JobKey& job, PoolId pool) const;
+  Rights RightsOf(const Waiter& lease) const;
   // Why a new request has to stay behind one that waits; ok: it need not.
-  Refusal StaysBehind(const Session& session, const LeaseRequest& asked,
-                      absl::Time now) const;
+  Refusal StaysBehind(const Waiter& lease, absl::Time now) const;
   Woken TakeWoken();
   // Gives leases that wait for plans their turn; when nothing comes for one any
   // more, it joins the line or is refused.
   void ReleaseForPlans(const Woken& woken, absl::Time now, Effects& effects);
   // It stands in line from now on where it may; else it is refused.
-  void WaitOrRefuse(const Session& session, RequestId request,
-                    const LeaseRequest& asked, absl::Time since,
-                    const Refusal& refusal, absl::Time now, Effects& effects);
+  void WaitOrRefuse(Waiter lease, const Refusal& refusal, absl::Time now,
+                    Effects& effects);
   // Ok: it stands in line.
-  Refusal StandInLine(const Session& session, RequestId request,
-                      const LeaseRequest& asked, absl::Time since,
-                      const Refusal& refusal, absl::Time now);
+  Refusal StandInLine(Waiter lease, const Refusal& refusal, absl::Time now);
   WaitingQueue::Turn TakeTurn(const Waiter& waiter, absl::Time now,
                               Effects& effects);
   void TimeOut(const PlaceInLine& place, const Waiter& waiter, absl::Time now,
                Effects& effects);
-  // What is in front or missing, as a principal of `job` may read it.
-  std::string WhyItWaits(const JobKey& job, const LeaseRequest& asked,
-                         Waiter::Lacks lacks,
+  // What is in front or missing, as its job may read it.
+  std::string WhyItWaits(const Waiter& lease,
                          const WaitingQueue::InFront& front,
                          absl::Time now) const;
 

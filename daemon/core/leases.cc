@@ -14,10 +14,8 @@ constexpr absl::Duration kTellProgressAfter = absl::Milliseconds(200);
 
 }  // namespace
 
-Refusal Leases::Take(const Session& session, RequestId request,
-                     const LeaseRequest& asked, absl::Time now,
-                     Effects& effects) {
-  if (!session.is_rank()) {
+Refusal Leases::Take(const Waiter& lease, absl::Time now, Effects& effects) {
+  if (!sessions_.at(lease.session).is_rank()) {
     return {absl::FailedPreconditionError(
                 "an observer's session has no leases: attach as a rank"),
             RefusedBy::kBudget};
@@ -26,20 +24,20 @@ Refusal Leases::Take(const Session& session, RequestId request,
     return {std::move(drained), RefusedBy::kDrain};
   }
   const Ledger::Asked answer =
-      ledger_.Lease(session.id, request, asked, now, effects);
+      ledger_.Lease(lease.session, lease.request, lease.asked, now, effects);
   if (answer.decided) Decide(*answer.decided, now, effects);
   return answer.refusal;
 }
 
-void Leases::Refuse(SessionId id, RequestId request, const Refusal& refusal,
-                    absl::Time now, Effects& effects) {
-  Session& session = sessions_.Edit(id);
+void Leases::Refuse(const Waiter& lease, const Refusal& refusal, absl::Time now,
+                    Effects& effects) {
+  Session& session = sessions_.Edit(lease.session);
   ++journal_.stats.leases_refused[refusal.by];
   journal_.Log(now, EventKind::kRefuse,
                fmt::format("{}: {}", session.Label(),
                            std::string(refusal.why.message())),
-               session.peer.principal, {id, request});
-  session.Answer(request, refusal.why, effects);
+               session.peer.principal, {session.id, lease.request});
+  session.Answer(lease.request, refusal.why, effects);
 }
 
 void Leases::Decide(const Ledger::Decided& decided, absl::Time now,

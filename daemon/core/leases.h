@@ -13,6 +13,7 @@
 #include "daemon/core/live_policy.h"
 #include "daemon/core/requests.h"
 #include "daemon/core/session_table.h"
+#include "daemon/core/waiting.h"
 
 namespace sluice::daemon {
 
@@ -28,10 +29,9 @@ class Leases {
 
   // Ok: it is granted or being made, and answered then. A refusal is for the
   // caller to answer.
-  Refusal Take(const Session& session, RequestId request,
-               const LeaseRequest& asked, absl::Time now, Effects& effects);
-  void Refuse(SessionId session, RequestId request, const Refusal& refusal,
-              absl::Time now, Effects& effects);
+  Refusal Take(const Waiter& lease, absl::Time now, Effects& effects);
+  void Refuse(const Waiter& lease, const Refusal& refusal, absl::Time now,
+              Effects& effects);
   void Free(Session& session, RequestId request, const FreeRequest& asked,
             absl::Time now, Effects& effects);
   struct ExtentOutcome {

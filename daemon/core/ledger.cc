@@ -37,7 +37,8 @@ Ledger::Ledger(const NodeConfig& config)
 PrincipalId Ledger::Intern(const Principal& principal) {
   KnownPrincipal* known = principals_.Find(principal);
   if (known == nullptr) {
-    known = &principals_.Insert(principal, {PrincipalId(next_principal_++)});
+    known =
+        &principals_.Insert(principal, {PrincipalId(rest_.next_principal++)});
   }
   ++known->holders;
   known->alone_since = absl::InfiniteFuture();
@@ -151,13 +152,13 @@ Ledger::Asked Ledger::Lease(SessionId session, RequestId request,
   if (!parts.ok()) return {{parts.status(), by}, std::nullopt};
   auto idle = MakeRoom(holder, asked.pool, *parts, now);
   if (!idle.ok()) {
-    Recharge(parts->reuse);
+    ChargeLingering(parts->reuse, true);
     return {{idle.status(), RefusedBy::kExtents}, std::nullopt};
   }
   for (ExtentId id : parts->reuse) lingering_.erase(id);
-  auto taken = pool.Take(holder.principal, *parts, ExtentId(next_extent_));
-  next_extent_ += taken.make.size();
-  const LeaseId id(next_lease_++);
+  auto taken = pool.Take(holder.principal, *parts, ExtentId(rest_.next_extent));
+  rest_.next_extent += taken.make.size();
+  const LeaseId id(rest_.next_lease++);
   LeaseState& lease = leases_.Insert(id);
   lease.session = session;
   lease.request = request;
@@ -322,16 +323,16 @@ void Ledger::AskNow(absl::Time now, Effects& effects) {
   // The rest with those that are asked about again.
   for (size_t i = kAskAtOnce; i < to_ask_.size(); ++i) {
     lingering_.Edit(to_ask_[i]).answer = LingeringState::Answer::kHeld;
-    ask_again_at_ = std::min(ask_again_at_, now + kAskEvery);
+    rest_.ask_again_at = std::min(rest_.ask_again_at, now + kAskEvery);
   }
   to_ask_.resize(std::min(to_ask_.size(), kAskAtOnce));
   effects.push_back(AskHolders{std::exchange(to_ask_, {})});
 }
 
 void Ledger::AskAgain(absl::Time now, Effects& effects) {
-  if (now < ask_again_at_) return;
+  if (now < rest_.ask_again_at) return;
   std::vector<ExtentId> held;
-  const auto from = lingering_.upper_bound(asked_last_);
+  const auto from = lingering_.upper_bound(rest_.asked_last);
   const auto add = [&](auto begin, auto end) {
     for (auto each = begin; each != end && held.size() < kAskAtOnce; ++each) {
       if (each->second.answer != LingeringState::Answer::kHeld) continue;
@@ -340,9 +341,9 @@ void Ledger::AskAgain(absl::Time now, Effects& effects) {
   };
   add(from, lingering_.end());
   add(lingering_.begin(), from);
-  ask_again_at_ = held.empty() ? absl::InfiniteFuture() : now + kAskEvery;
+  rest_.ask_again_at = held.empty() ? absl::InfiniteFuture() : now + kAskEvery;
   if (held.empty()) return;
-  asked_last_ = held.back();
+  rest_.asked_last = held.back();
   effects.push_back(AskHolders{std::move(held)});
 }
 
@@ -350,10 +351,10 @@ Bytes Ledger::HolderKnown(ExtentId id, Held held, absl::Time now) {
   LingeringState* found = lingering_.Find(id);
   if (found == nullptr) return Bytes(0);
   LingeringState& lingering = *found;
-  const Pool& pool = pools_.at(lingering.pool);
+  Pool& pool = pools_.at(lingering.pool);
   if (held == Held::kYes) {
     lingering.answer = LingeringState::Answer::kHeld;
-    ask_again_at_ = std::min(ask_again_at_, now + kAskEvery);
+    rest_.ask_again_at = std::min(rest_.ask_again_at, now + kAskEvery);
     return Bytes(0);
   }
   if (held == Held::kUnknown && pool.HasHolders(id)) {
@@ -364,7 +365,10 @@ Bytes Ledger::HolderKnown(ExtentId id, Held held, absl::Time now) {
       lingering.origin == LingeringState::Origin::kOrphaned;
   const bool host = lingering.pool.kind == PoolKind::kHost;
   const Bytes size = pool.SizeOf(id);
-  Back(id, lingering, now);
+  ChargeLingering({id}, false);
+  recharged_.insert(lingering.job.principal);
+  pool.Back(id, now);
+  lingering_.erase(id);
   return of_the_dead && host ? size : Bytes(0);
 }
 
@@ -378,24 +382,16 @@ Bytes Ledger::SetOutside(HeldOutside held) {
       came_back += before - pool.outside();
     }
   }
-  outside_ = std::move(held);
+  rest_.outside = std::move(held);
   return came_back;
-}
-
-void Ledger::Back(ExtentId id, const LingeringState& lingering,
-                  absl::Time now) {
-  Uncharge({id});
-  recharged_.insert(lingering.job.principal);
-  pools_.at(lingering.pool).Back(id, now);
-  lingering_.erase(id);
 }
 
 absl::Status Ledger::Admit(const JobKey& job, PoolId pool, Bytes size,
                            const Pool::Parts& parts) {
   // What lingers is charged already, perhaps to another job.
-  Uncharge(parts.reuse);
+  ChargeLingering(parts.reuse, false);
   absl::Status admitted = budgets_.Admit(job, pool.kind, size);
-  if (!admitted.ok()) Recharge(parts.reuse);
+  if (!admitted.ok()) ChargeLingering(parts.reuse, true);
   return admitted;
 }
 
@@ -426,21 +422,15 @@ Ledger::Chosen Ledger::Choose(const HolderState& holder,
   return {std::move(admitted), RefusedBy::kBudget};
 }
 
-void Ledger::Uncharge(const std::vector<ExtentId>& extents) {
+void Ledger::ChargeLingering(const std::vector<ExtentId>& extents,
+                             bool charged) {
+  const auto change = charged ? &Budgets::Charge : &Budgets::Refund;
   for (ExtentId id : extents) {
     const auto found = lingering_.find(id);
     if (found == lingering_.end()) continue;
     const LingeringState& each = found->second;
-    budgets_.Refund(each.job, each.pool.kind, pools_.at(each.pool).SizeOf(id));
-  }
-}
-
-void Ledger::Recharge(const std::vector<ExtentId>& extents) {
-  for (ExtentId id : extents) {
-    const auto found = lingering_.find(id);
-    if (found == lingering_.end()) continue;
-    const LingeringState& each = found->second;
-    budgets_.Charge(each.job, each.pool.kind, pools_.at(each.pool).SizeOf(id));
+    (budgets_.*change)(each.job, each.pool.kind,
+                       pools_.at(each.pool).SizeOf(id));
   }
 }
 
@@ -923,13 +913,8 @@ LedgerState Ledger::Save() const {
     saved.principals[principal] = {known.id, known.alone_since};
   }
   saved.lingering = lingering_.rows();
-  saved.ask_again_at = ask_again_at_;
-  saved.asked_last = asked_last_;
-  saved.outside = outside_;
+  static_cast<LedgerRest&>(saved) = rest_;
   saved.allowances = allowances_.Save();
-  saved.next_extent = next_extent_;
-  saved.next_lease = next_lease_;
-  saved.next_principal = next_principal_;
   return saved;
 }
 
@@ -959,14 +944,10 @@ void Ledger::Load(const LedgerState& saved) {
                     lease.size);
   }
   lingering_.Load(saved.lingering);
-  for (const auto& [id, each] : lingering_) Recharge({id});
-  ask_again_at_ = saved.ask_again_at;
-  asked_last_ = saved.asked_last;
+  for (const auto& [id, each] : lingering_) ChargeLingering({id}, true);
+  rest_ = saved;
   SetOutside(saved.outside);
   allowances_.Load(saved.allowances);
-  next_extent_ = saved.next_extent;
-  next_lease_ = saved.next_lease;
-  next_principal_ = saved.next_principal;
 }
 
 void Ledger::TakeOver(absl::Time now, Effects& effects) {
@@ -979,7 +960,7 @@ void Ledger::TakeOver(absl::Time now, Effects& effects) {
   for (const auto& [id, each] : lingering_) {
     if (each.answer != LingeringState::Answer::kNotYet) continue;
     lingering_.Edit(id).answer = LingeringState::Answer::kHeld;
-    ask_again_at_ = now;
+    rest_.ask_again_at = now;
   }
 }
 
@@ -993,15 +974,10 @@ std::map<SessionId, std::set<RequestId>> Ledger::Asking() const {
 }
 
 void Ledger::AddLoose(LooseState& loose) const {
-  loose.next_extent = next_extent_;
-  loose.next_lease = next_lease_;
-  loose.next_principal = next_principal_;
+  static_cast<LedgerRest&>(loose) = rest_;
   for (const auto& [id, pool] : pools_) {
     loose.next_idle_order[id] = pool.next_idle_order();
   }
-  loose.ask_again_at = ask_again_at_;
-  loose.asked_last = asked_last_;
-  loose.outside = outside_;
 }
 
 void Ledger::CheckInvariants() const {

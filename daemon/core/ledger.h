@@ -43,13 +43,13 @@
 #include "absl/time/time.h"
 #include "daemon/core/budget.h"
 #include "daemon/core/effects.h"
-#include "daemon/core/outside/held_outside.h"
+#include "daemon/core/node/types.h"
+#include "daemon/core/pool/held_outside.h"
 #include "daemon/core/pool/pool.h"
 #include "daemon/core/requests.h"
 #include "daemon/core/reservations.h"
 #include "daemon/core/state.h"
 #include "daemon/core/stats.h"
-#include "daemon/core/types.h"
 #include "daemon/quota/allowance.h"
 #include "proto/base/table.h"
 
@@ -136,7 +136,7 @@ class Ledger {
   // --- what is held outside ------------------------------------------------
   // What counts from now on. Returns the host memory that came back.
   Bytes SetOutside(HeldOutside held);
-  const HeldOutside& outside() const { return outside_; }
+  const HeldOutside& outside() const { return rest_.outside; }
   // As `held` would have it.
   Bytes OutsideIn(PoolId pool, const HeldOutside& held) const {
     return OutsideOf(held, pool, spare_.at(pool));
@@ -144,7 +144,7 @@ class Ledger {
 
   // When AskAgain or Trim has something to do.
   absl::Time NextDeadline() const {
-    return std::min(ask_again_at_, NextTrim());
+    return std::min(rest_.ask_again_at, NextTrim());
   }
 
   // --- budgets -------------------------------------------------------------
@@ -243,8 +243,6 @@ class Ledger {
   // later.
   void Linger(ExtentId id, PoolId pool, const JobKey& job,
               LingeringState::Origin origin);
-  // The extent is free again.
-  void Back(ExtentId id, const LingeringState& lingering, absl::Time now);
   // How many extents may be.
   using Idle = std::vector<std::pair<PoolId, ExtentId>>;
   size_t Extents() const;
@@ -269,8 +267,7 @@ class Ledger {
   absl::Status Admit(const JobKey& job, PoolId pool, Bytes size,
                      const Pool::Parts& parts);
   // Takes charges of what lingers off (or on again).
-  void Uncharge(const std::vector<ExtentId>& extents);
-  void Recharge(const std::vector<ExtentId>& extents);
+  void ChargeLingering(const std::vector<ExtentId>& extents, bool charged);
   template <typename Mine>
   Bytes LingeringHost(Mine mine) const;
   MakingState TakeMaking(ExtentId id);
@@ -304,9 +301,6 @@ class Ledger {
   Table<SessionId, HolderState> holders_;
   Table<ExtentId, LingeringState> lingering_;
   std::vector<ExtentId> to_ask_;  // within one event only
-  absl::Time ask_again_at_ = absl::InfiniteFuture();
-  ExtentId asked_last_;
-  HeldOutside outside_;
   std::map<PoolId, Bytes> spare_;
   std::set<PoolId> faulty_;  // of GPUs that cannot be used
   struct KnownPrincipal {
@@ -319,9 +313,7 @@ class Ledger {
   Table<Principal, KnownPrincipal> principals_;
   Allowances allowances_;  // for changes of extents
   ExtentCounts counts_;
-  uint64_t next_extent_ = 1;
-  uint64_t next_lease_ = 1;
-  uint64_t next_principal_ = 1;
+  LedgerRest rest_;
 };
 
 template <typename Each>

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "daemon/core/types.h"
+#include "daemon/core/node/types.h"
 
 namespace sluice::daemon {
 

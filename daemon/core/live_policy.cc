@@ -48,10 +48,8 @@ absl::StatusOr<std::string> LivePolicy::Put(const ReservationChange& change,
                                             absl::Time now,
                                             Policy& policy) const {
   const auto& [pool, whose, bytes, who] = change;
-  const Bytes promised = pool.kind == PoolKind::kHost
-                             ? joint_.HostPromisedBeside(pool.ordinal, whose)
-                             : Bytes(0);
-  SLUICE_RETURN_IF_ERROR(ledger_.MayReserve(pool, whose, bytes, promised));
+  SLUICE_RETURN_IF_ERROR(ledger_.MayReserve(
+      pool, whose, bytes, joint_.PromisedBeside(pool, whose)));
   SetReservation(policy.reservations, pool, whose, {bytes, {true, who, now}});
   return fmt::format("{}: {} reserved for {}, set by {}", Name(pool),
                      bytes > Bytes(0) ? FormatBytes(bytes) : "nothing is",

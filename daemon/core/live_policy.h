@@ -15,9 +15,9 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "daemon/core/effects.h"
+#include "daemon/core/joint_planning.h"
 #include "daemon/core/journal.h"
 #include "daemon/core/ledger.h"
-#include "daemon/core/planning/joint_planning.h"
 #include "daemon/core/policy.h"
 #include "daemon/core/session_table.h"
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "daemon/core/links.h"
+#include "daemon/core/node/links.h"
 #include "proto/base/text.h"
 
 namespace sluice::daemon {
@@ -13,14 +13,6 @@ namespace {
 
 // No link of our time, and far from overflow.
 constexpr double kFastest = 1e15;
-
-const LinkSpeed* Find(const std::vector<LinkSpeed>& links,
-                      const std::string& name) {
-  const auto at =
-      std::find_if(links.begin(), links.end(),
-                   [&](const LinkSpeed& link) { return link.name == name; });
-  return at == links.end() ? nullptr : &*at;
-}
 
 absl::Status CheckSpeeds(const std::string& name, const MeasuredLink& link) {
   for (const double speed : {link.h2d, link.d2h, link.both}) {
@@ -57,7 +49,7 @@ absl::Status CheckMeasured(const std::vector<LinkSpeed>& configured,
     return absl::InvalidArgumentError("there is no link in what was measured");
   }
   for (const auto& [name, link] : measured.links) {
-    if (Find(configured, name) == nullptr) {
+    if (LinkPath(configured, name).empty()) {
       return absl::InvalidArgumentError(
           fmt::format("link {} was measured, and this node has none of that "
                       "name: measure it again",

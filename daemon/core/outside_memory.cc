@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "proto/base/simulated.h"
@@ -30,26 +31,14 @@ Bytes OutsideMemory::Set(HeldOutside held, absl::Time now) {
   return ledger_.SetOutside(std::move(held));
 }
 
-std::set<PoolId> OutsideMemory::GpusWithRanks() const {
-  std::set<PoolId> gpus;
+Bytes OutsideMemory::Known(HeldOutside said, absl::Time now) {
+  std::set<PoolId> with_ranks;
   for (const auto& [id, session] : sessions_) {
-    if (session.was_rank()) gpus.insert(session.gpu());
+    if (session.was_rank()) with_ranks.insert(session.gpu());
   }
-  return gpus;
-}
-
-Bytes OutsideMemory::OfOthers(const Session& session) const {
-  Bytes sum;
-  for (const auto& [id, other] : sessions_) {
-    if (other.was_rank() && id != session.id && other.gpu() == session.gpu()) {
-      sum += other.outside.value_or(Bytes(0));
-    }
-  }
-  return sum;
-}
-
-// A rank tells when it takes more; that it has less the device alone says.
-void OutsideMemory::LowerShares() {
+  const Bytes came_back =
+      Set(Follow(ledger_.outside(), std::move(said), with_ranks), now);
+  // A rank tells when it takes more; that it has less the device alone says.
   const HeldOutside& held = ledger_.outside();
   for (const auto& [id, session] : sessions_) {
     const PoolId gpu = session.gpu();
@@ -61,12 +50,6 @@ void OutsideMemory::LowerShares() {
     const auto most = OfRanks(held, gpu, beside->second);
     if (most && *most < *session.outside) sessions_.Edit(id).outside = *most;
   }
-}
-
-Bytes OutsideMemory::Known(HeldOutside said, absl::Time now) {
-  const Bytes came_back =
-      Set(Follow(ledger_.outside(), std::move(said), GpusWithRanks()), now);
-  LowerShares();
   return came_back;
 }
 
@@ -81,7 +64,13 @@ void OutsideMemory::Told(Session& session, const GpuUseRequest& use,
   HeldOutside held = ledger_.outside();
   held.told[gpu] = {beside, now};
   if (const auto all = OfRanks(held, gpu, beside)) {
-    session.outside = std::max(*all - OfOthers(session), Bytes(0));
+    Bytes others;
+    for (const auto& [id, other] : sessions_) {
+      if (other.was_rank() && id != session.id && other.gpu() == gpu) {
+        others += other.outside.value_or(Bytes(0));
+      }
+    }
+    session.outside = std::max(*all - others, Bytes(0));
   }
   Set(std::move(held), now);
 }

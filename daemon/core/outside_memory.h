@@ -4,12 +4,10 @@
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
 
-#include <set>
-
 #include "absl/time/time.h"
 #include "daemon/core/journal.h"
 #include "daemon/core/ledger.h"
-#include "daemon/core/outside/held_outside.h"
+#include "daemon/core/pool/held_outside.h"
 #include "daemon/core/requests.h"
 #include "daemon/core/session_table.h"
 
@@ -33,10 +31,6 @@ class OutsideMemory {
  private:
   // Puts it in force, and logs where it begins or ends.
   Bytes Set(HeldOutside held, absl::Time now);
-  std::set<PoolId> GpusWithRanks() const;
-  // What the other ranks of its GPU have told.
-  Bytes OfOthers(const Session& session) const;
-  void LowerShares();
 
   const NodeConfig& config_;
   SessionTable& sessions_;

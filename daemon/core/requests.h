@@ -4,7 +4,6 @@
 // Plain data. Thread safety: values.
 #pragma once
 
-#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -14,8 +13,8 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "daemon/core/node/types.h"
 #include "daemon/core/pool/pool.h"
-#include "daemon/core/types.h"
 #include "proto/base/shortage.h"
 #include "proto/base/step_report.h"
 #include "proto/plan/plan.h"

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "daemon/core/budget.h"
-#include "daemon/core/types.h"
+#include "daemon/core/node/types.h"
 
 namespace sluice::daemon {
 

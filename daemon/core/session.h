@@ -9,8 +9,6 @@
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
 
-#include <deque>
-#include <map>
 #include <optional>
 #include <set>
 #include <string>

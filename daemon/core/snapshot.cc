@@ -16,10 +16,10 @@ RankSnapshot SnapshotOf(const Core& core, const Session& session) {
   rank.session = session.id;
   rank.closed = session.state == Session::State::kClosed;
   rank.weight = WeightOf(core.config(), session.peer.principal);
-  if (const PlanCopies* copies = core.promises().Of(session.id)) {
+  if (const PlanCopies* copies = core.copies().PromisedTo(session.id)) {
     rank.plan_copies = *copies;
   }
-  rank.late = core.steps().LateOf(session.id);
+  rank.late = core.copies().LateOf(session.id);
   rank.step = session.last_step;
   rank.stall_seconds = session.totals().stall_seconds;
   rank.grant_wait_seconds = session.totals().grant_wait_seconds;

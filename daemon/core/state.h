@@ -19,15 +19,15 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "daemon/core/budget.h"
-#include "daemon/core/outside/held_outside.h"
+#include "daemon/core/node/types.h"
 #include "daemon/core/planning/plans.h"
 #include "daemon/core/planning/replan.h"
 #include "daemon/core/policy.h"
+#include "daemon/core/pool/held_outside.h"
 #include "daemon/core/pool/pool.h"
 #include "daemon/core/requests.h"
 #include "daemon/core/reservations.h"
 #include "daemon/core/session.h"
-#include "daemon/core/types.h"
 #include "daemon/core/waiting.h"
 #include "daemon/quota/allowance.h"
 #include "proto/plan/request.h"
@@ -89,7 +89,16 @@ struct PrincipalState {
   bool operator==(const PrincipalState&) const = default;
 };
 
-struct LedgerState {
+// What the ledger keeps besides tables.
+struct LedgerRest {
+  uint64_t next_extent = 1, next_lease = 1, next_principal = 1;
+  absl::Time ask_again_at = absl::InfiniteFuture();
+  ExtentId asked_last;  // of those that are asked about again, in their order
+  HeldOutside outside;
+  bool operator==(const LedgerRest&) const = default;
+};
+
+struct LedgerState : LedgerRest {
   std::map<PoolId, Pool::Saved> pools;
   Budgets::Saved budgets;
   Reservations reservations;
@@ -97,12 +106,8 @@ struct LedgerState {
   std::map<ExtentId, MakingState> making;
   std::map<SessionId, HolderState> holders;
   std::map<ExtentId, LingeringState> lingering;
-  absl::Time ask_again_at = absl::InfiniteFuture();
-  ExtentId asked_last;  // of those that are asked about again, in their order
-  HeldOutside outside;
   std::map<Principal, PrincipalState> principals;
   Allowances::Saved allowances;
-  uint64_t next_extent = 1, next_lease = 1, next_principal = 1;
   bool operator==(const LedgerState&) const = default;
 };
 
@@ -195,14 +200,10 @@ struct ExtentRow {
   Pool::Extent extent;
 };
 
-struct LooseState {
-  uint64_t next_extent = 1, next_lease = 1, next_principal = 1;
+struct LooseState : LedgerRest {
   uint64_t next_round = 1, next_plan = 1, next_place = 1;
   SessionId last_session;  // that ever connected
   std::map<PoolId, uint64_t> next_idle_order;
-  absl::Time ask_again_at = absl::InfiniteFuture();
-  ExtentId asked_last;
-  HeldOutside outside;
   // Set by version 1 only; they have rows of kWaiter since.
   std::optional<std::vector<WaitingLease>> waiting_leases;
   NextRound next_joint;

@@ -3,17 +3,14 @@
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
 
-#include <array>
 #include <cstdint>
-#include <span>
-#include <string>
 #include <vector>
 
 #include "daemon/core/histogram.h"
 #include "daemon/core/job_series.h"
 #include "daemon/core/late_copies.h"
 #include "daemon/core/named_counts.h"
-#include "daemon/core/types.h"
+#include "daemon/core/node/types.h"
 #include "daemon/core/waiting.h"
 
 namespace sluice::daemon {

@@ -130,48 +130,42 @@ size_t WaitingQueue::SessionEnded(SessionId session) {
   return in_line;
 }
 
-bool WaitingQueue::HoldsUp(const Waiter& other, const JobKey& job,
-                           const LeaseRequest& asked, Rights rights,
-                           absl::Time now) {
+bool WaitingQueue::HoldsUp(const Waiter& other, const Waiter& asks,
+                           Rights rights, absl::Time now) {
   if (other.for_plan) return false;
+  const LeaseRequest& asked = asks.asked;
   switch (other.lacks) {
     case Waiter::Lacks::kPool:
       if (other.asked.pool != asked.pool) return false;
       if (asked.size < HeldUpFrom(other, now)) return false;
-      if (rights.promised && other.job != job) return false;
-      return !rights.reserved || other.job.principal.uid == job.principal.uid;
+      if (rights.promised && other.job != asks.job) return false;
+      return !rights.reserved ||
+             other.job.principal.uid == asks.job.principal.uid;
     case Waiter::Lacks::kUser:
       return other.asked.pool.kind == asked.pool.kind &&
-             other.job.principal == job.principal;
+             other.job.principal == asks.job.principal;
     case Waiter::Lacks::kJob:
-      return other.asked.pool.kind == asked.pool.kind && other.job == job;
+      return other.asked.pool.kind == asked.pool.kind && other.job == asks.job;
   }
   return false;
 }
 
 WaitingQueue::InFront WaitingQueue::Before(
-    Table<PlaceInLine, Waiter>::const_iterator end, const JobKey& job,
-    const LeaseRequest& asked, Rights rights, absl::Time now) const {
+    Table<PlaceInLine, Waiter>::const_iterator end, const Waiter& asks,
+    Rights rights, absl::Time now) const {
   InFront front;
   for (auto each = waiters_.begin(); each != end; ++each) {
-    if (!HoldsUp(each->second, job, asked, rights, now)) continue;
+    if (!HoldsUp(each->second, asks, rights, now)) continue;
     if (front.count++ == 0) front.first = &each->second;
   }
   return front;
-}
-
-WaitingQueue::InFront WaitingQueue::Before(const JobKey& job,
-                                           const LeaseRequest& asked,
-                                           Rights rights,
-                                           absl::Time now) const {
-  return Before(waiters_.end(), job, asked, rights, now);
 }
 
 WaitingQueue::InFront WaitingQueue::Before(const PlaceInLine& place,
                                            Rights rights,
                                            absl::Time now) const {
   const auto at = waiters_.find(place);
-  return Before(at, at->second.job, at->second.asked, rights, now);
+  return Before(at, at->second, rights, now);
 }
 
 void WaitingQueue::Release(

@@ -37,14 +37,13 @@
 #include <optional>
 #include <set>
 #include <utility>
-#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "daemon/core/named_counts.h"
+#include "daemon/core/node/types.h"
 #include "daemon/core/requests.h"
-#include "daemon/core/types.h"
 #include "proto/base/table.h"
 
 namespace sluice::daemon {
@@ -121,8 +120,9 @@ class WaitingQueue {
     const Waiter* first = nullptr;
     int count = 0;
   };
-  InFront Before(const JobKey& job, const LeaseRequest& asked, Rights rights,
-                 absl::Time now) const;
+  InFront Before(const Waiter& asks, Rights rights, absl::Time now) const {
+    return Before(waiters_.end(), asks, rights, now);
+  }
   // The same for one that waits.
   InFront Before(const PlaceInLine& place, Rights rights, absl::Time now) const;
 
@@ -170,11 +170,10 @@ class WaitingQueue {
 
  private:
   // Whether `other`, which is before it, holds up such a request.
-  static bool HoldsUp(const Waiter& other, const JobKey& job,
-                      const LeaseRequest& asked, Rights rights, absl::Time now);
+  static bool HoldsUp(const Waiter& other, const Waiter& asks, Rights rights,
+                      absl::Time now);
   InFront Before(Table<PlaceInLine, Waiter>::const_iterator end,
-                 const JobKey& job, const LeaseRequest& asked, Rights rights,
-                 absl::Time now) const;
+                 const Waiter& asks, Rights rights, absl::Time now) const;
 
   void Erase(const PlaceInLine& place);
 

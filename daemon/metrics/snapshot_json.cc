@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "daemon/core/links.h"
-#include "daemon/core/outside/held_outside.h"
+#include "daemon/core/node/links.h"
+#include "daemon/core/pool/held_outside.h"
 #include "proto/base/grant_page.h"
 
 namespace sluice::daemon {

@@ -122,19 +122,11 @@ bool Arena::MakeRoom(PoolId pool) {
   return !given_back.empty();
 }
 
-void Arena::Pause(PoolId pool) {
-  const MutexLock lock(mutex_);
-  const auto found = nodes_.find(pool.ordinal);
-  if (pool.kind == PoolKind::kHost && found != nodes_.end()) {
-    found->second.paused = true;
-  }
-}
-
-void Arena::GoOn(PoolId pool) {
+void Arena::Pause(PoolId pool, bool paused) {
   const MutexLock lock(mutex_);
   const auto found = nodes_.find(pool.ordinal);
   if (pool.kind != PoolKind::kHost || found == nodes_.end()) return;
-  found->second.paused = false;
+  found->second.paused = paused;
   Fill(pool.ordinal, found->second);
 }
 

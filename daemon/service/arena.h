@@ -22,7 +22,7 @@
 #include <optional>
 #include <vector>
 
-#include "daemon/core/types.h"
+#include "daemon/core/node/types.h"
 #include "daemon/service/threads/task_thread.h"
 #include "kernels/device/driver.h"
 #include "proto/base/mutex.h"
@@ -60,9 +60,8 @@ class Arena {
   // Releases all that is ready of `pool` and makes no more until Refill.
   // Returns whether anything was ready.
   bool MakeRoom(PoolId pool);
-  // Pause: a lease is to be made of `pool`; GoOn: none is any more.
-  void Pause(PoolId pool);
-  void GoOn(PoolId pool);
+  // Whether a lease is to be made of `pool`.
+  void Pause(PoolId pool, bool paused);
   // Memory was released: there may be room again.
   void Refill();
 

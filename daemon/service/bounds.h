@@ -3,7 +3,7 @@
 // Thread safety: pure functions.
 #pragma once
 
-#include "daemon/core/types.h"
+#include "daemon/core/node/types.h"
 #include "daemon/quota/quotas.h"
 
 namespace sluice::daemon {

@@ -26,34 +26,30 @@ int64_t PacketSize(const Outgoing& out) {
 
 Channel::Channel(Shared shared, Principal who, UniqueFd socket, UniqueFd pidfd,
                  Handlers handlers)
-    : loop_(shared.loop),
-      closer_(shared.closer),
-      quotas_(shared.quotas),
-      in_flight_(shared.in_flight),
-      queued_(shared.queued),
+    : shared_(shared),
       who_(std::move(who)),
       discard_([this](UniqueFd fd) {
         discarded_ |= static_cast<bool>(fd);
-        closer_->Discard(who_, std::move(fd));
+        shared_.closer->Discard(who_, std::move(fd));
       }),
       socket_(std::move(socket)),
       pidfd_(std::move(pidfd)),
       handlers_(std::move(handlers)) {
   if (socket_) {
-    loop_->Add(socket_.get(), kWaitToRead,
-               [this](uint32_t events) { OnSocket(events); });
+    shared_.loop->Add(socket_.get(), kWaitToRead,
+                      [this](uint32_t events) { OnSocket(events); });
   }
-  loop_->Add(pidfd_.get(), EPOLLIN, [this](uint32_t) {
+  shared_.loop->Add(pidfd_.get(), EPOLLIN, [this](uint32_t) {
     // Reported once; the pidfd stays readable.
-    loop_->Remove(pidfd_.get());
+    shared_.loop->Remove(pidfd_.get());
     handlers_.gone();
   });
 }
 
 Channel::~Channel() {
   CloseSocket();
-  queued_->erase(this);
-  if (pidfd_) loop_->Remove(pidfd_.get());
+  shared_.queued->erase(this);
+  if (pidfd_) shared_.loop->Remove(pidfd_.get());
 }
 
 void Channel::OnSocket(uint32_t events) {
@@ -79,7 +75,7 @@ bool Channel::ReadOne() {
   handlers_.message(**received);
   for (UniqueFd& fd : (*received)->fds) discard_(std::move(fd));
   if (discarded_ && socket_ &&
-      closer_->waiting_of(who_) > Closer::kMostOfAUser) {
+      shared_.closer->waiting_of(who_) > Closer::kMostOfAUser) {
     handlers_.broken(
         fmt::format("more than {} file descriptors that {} sent wait to be "
                     "closed",
@@ -91,7 +87,8 @@ bool Channel::ReadOne() {
 
 absl::Status Channel::SendOne(const Outgoing& out) {
   const int count = static_cast<int>(out.fds.size());
-  switch (in_flight_->Take(socket_.get(), who_, count, loop_->now())) {
+  switch (shared_.in_flight->Take(socket_.get(), who_, count,
+                                  shared_.loop->now())) {
     case InFlight::Room::kYes:
       break;
     case InFlight::Room::kUnread:
@@ -104,17 +101,17 @@ absl::Status Channel::SendOne(const Outgoing& out) {
   fds.reserve(out.fds.size());
   for (const auto& fd : out.fds) fds.push_back(fd->get());
   absl::Status sent = wire::Send(socket_.get(), out.packet, fds);
-  if (!sent.ok()) in_flight_->Undo(socket_.get(), count);
+  if (!sent.ok()) shared_.in_flight->Undo(socket_.get(), count);
   return sent;
 }
 
 void Channel::Wait(const absl::Status& why) {
   // Not the peer's fault: it is not what has to read.
   const bool others = ShortageOf(why) == Shortage::kOpenFiles;
-  if (others) stalled_since_ = loop_->now();
+  if (others) stalled_since_ = shared_.loop->now();
   // The kernel tells of room in the buffer, but a moment before it counts the
   // last packet as received.
-  retry_at_ = loop_->now() + (others ? InFlight::kAgain : kLookAgain);
+  retry_at_ = shared_.loop->now() + (others ? InFlight::kAgain : kLookAgain);
 }
 
 void Channel::Send(Outgoing out) {
@@ -126,16 +123,16 @@ void Channel::Send(Outgoing out) {
     if (!absl::IsResourceExhausted(sent)) {
       return handlers_.broken(std::string(sent.message()));
     }
-    stalled_since_ = loop_->now();
+    stalled_since_ = shared_.loop->now();
     Wait(sent);
-    loop_->Change(socket_.get(), kWaitToWrite);
+    shared_.loop->Change(socket_.get(), kWaitToWrite);
   }
   const int64_t size = PacketSize(out);
-  absl::Status room = quotas_->Ask(who_, Resource::kQueuedBytes, size);
+  absl::Status room = shared_.quotas->Ask(who_, Resource::kQueuedBytes, size);
   if (room.ok()) {
     queued_bytes_ += size;
     queue_.push_back(std::move(out));
-    queued_->insert(this);
+    shared_.queued->insert(this);
     if (queue_.size() <= kMaxQueued) return;
     room = absl::ResourceExhaustedError(
         fmt::format("{} messages wait and it reads none", kMaxQueued));
@@ -145,18 +142,18 @@ void Channel::Send(Outgoing out) {
 }
 
 void Channel::DropQueue() {
-  quotas_->GiveBack(who_, Resource::kQueuedBytes, queued_bytes_);
+  shared_.quotas->GiveBack(who_, Resource::kQueuedBytes, queued_bytes_);
   queued_bytes_ = 0;
   queue_.clear();
-  queued_->erase(this);
+  shared_.queued->erase(this);
   retry_at_ = absl::InfiniteFuture();
 }
 
 void Channel::Release() {
   held_ = false;
   if (!socket_ || queue_.empty()) return;
-  stalled_since_ = loop_->now();
-  loop_->Change(socket_.get(), kWaitToWrite);
+  stalled_since_ = shared_.loop->now();
+  shared_.loop->Change(socket_.get(), kWaitToWrite);
   Flush();
 }
 
@@ -166,15 +163,15 @@ void Channel::Flush() {
     const absl::Status sent = SendOne(queue_.front());
     if (absl::IsResourceExhausted(sent)) return Wait(sent);
     const int64_t size = PacketSize(queue_.front());
-    quotas_->GiveBack(who_, Resource::kQueuedBytes, size);
+    shared_.quotas->GiveBack(who_, Resource::kQueuedBytes, size);
     queued_bytes_ -= size;
     queue_.pop_front();
-    stalled_since_ = loop_->now();  // it reads
+    stalled_since_ = shared_.loop->now();  // it reads
     if (!sent.ok()) return handlers_.ended();
   }
-  queued_->erase(this);
+  shared_.queued->erase(this);
   retry_at_ = absl::InfiniteFuture();
-  loop_->Change(socket_.get(), kWaitToRead);
+  shared_.loop->Change(socket_.get(), kWaitToRead);
 }
 
 void Channel::Retry(absl::Time now) {
@@ -204,19 +201,19 @@ int Channel::unread_memfds() {
 
 void Channel::Leave() {
   if (!socket_) return;
-  loop_->Remove(socket_.get());
+  shared_.loop->Remove(socket_.get());
   DropQueue();
   socket_.Reset();
 }
 
 void Channel::CloseSocket() {
   if (!socket_) return;
-  loop_->Remove(socket_.get());
+  shared_.loop->Remove(socket_.get());
   DropQueue();
   // A forked child may hold the peer's end: the session is over for it too.
   shutdown(socket_.get(), SHUT_RDWR);
-  if (UniqueFd done = in_flight_->End(std::move(socket_))) {
-    closer_->CloseSession(std::move(done));
+  if (UniqueFd done = shared_.in_flight->End(std::move(socket_))) {
+    shared_.closer->CloseSession(std::move(done));
   }
 }
 

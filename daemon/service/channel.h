@@ -21,7 +21,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "daemon/core/types.h"
+#include "daemon/core/node/types.h"
 #include "daemon/quota/quotas.h"
 #include "daemon/service/closer.h"
 #include "daemon/service/convert.h"
@@ -106,11 +106,7 @@ class Channel {
   void Wait(const absl::Status& why);
   void DropQueue();
 
-  Loop* loop_;
-  Closer* closer_;
-  Quotas* quotas_;
-  InFlight* in_flight_;
-  std::set<const Channel*>* queued_;
+  const Shared shared_;
   const Principal who_;
   const wire::Discard discard_;
   bool discarded_ = false;  // it sent descriptors that no request takes

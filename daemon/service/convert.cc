@@ -5,8 +5,9 @@
 #include <algorithm>
 
 #include "absl/strings/numbers.h"
-#include "daemon/core/links.h"
+#include "daemon/core/node/links.h"
 #include "proto/base/grant_page.h"
+#include "proto/base/overloaded.h"
 #include "proto/base/shortage.h"
 #include "proto/base/text.h"
 #include "proto/step_report.h"
@@ -175,44 +176,43 @@ std::vector<Outgoing> GrantedParts(
 
 wire::Event ToEvent(const Notice& notice) {
   wire::Event event;
-  struct Fill {
-    wire::Event& event;
-    void operator()(const PeerDiedNotice& from) {
-      auto* to = event.mutable_peer_died();
-      to->set_job(from.job);
-      to->set_rank(from.rank.value());
-      to->set_reason(from.reason);
-    }
-    void operator()(const EvictedNotice& from) {
-      event.mutable_evicted()->set_reason(from.reason);
-    }
-    void operator()(const PlanReadyNotice& from) {
-      event.mutable_plan_ready()->set_plan_id(from.plan.value());
-    }
-    void operator()(const PlanChangedNotice& from) {
-      event.mutable_plan_changed()->set_plan_id(from.plan.value());
-    }
-    void operator()(const PlanFailedNotice& from) {
-      event.mutable_plan_failed()->set_reason(from.reason);
-      if (from.shortage != Shortage::kNone) {
-        event.mutable_plan_failed()->set_shortage(Name(from.shortage));
-      }
-      event.mutable_plan_failed()->set_peer_left(from.peer_left);
-    }
-    void operator()(const ShuttingDownNotice& from) {
-      event.mutable_shutting_down()->set_reason(from.reason);
-    }
-    void operator()(const TakenOverNotice& from) {
-      event.mutable_taken_over()->set_plan_id(from.plan.value());
-    }
-    void operator()(const LeaseProgressNotice& from) {
-      auto* to = event.mutable_lease_progress();
-      to->set_request_id(from.request.value());
-      to->set_made_bytes(from.made.size());
-      to->set_bytes(from.size.size());
-    }
-  };
-  std::visit(Fill{event}, notice);
+  std::visit(
+      Overloaded{[&](const PeerDiedNotice& from) {
+                   auto* to = event.mutable_peer_died();
+                   to->set_job(from.job);
+                   to->set_rank(from.rank.value());
+                   to->set_reason(from.reason);
+                 },
+                 [&](const EvictedNotice& from) {
+                   event.mutable_evicted()->set_reason(from.reason);
+                 },
+                 [&](const PlanReadyNotice& from) {
+                   event.mutable_plan_ready()->set_plan_id(from.plan.value());
+                 },
+                 [&](const PlanChangedNotice& from) {
+                   event.mutable_plan_changed()->set_plan_id(from.plan.value());
+                 },
+                 [&](const PlanFailedNotice& from) {
+                   event.mutable_plan_failed()->set_reason(from.reason);
+                   if (from.shortage != Shortage::kNone) {
+                     event.mutable_plan_failed()->set_shortage(
+                         Name(from.shortage));
+                   }
+                   event.mutable_plan_failed()->set_peer_left(from.peer_left);
+                 },
+                 [&](const ShuttingDownNotice& from) {
+                   event.mutable_shutting_down()->set_reason(from.reason);
+                 },
+                 [&](const TakenOverNotice& from) {
+                   event.mutable_taken_over()->set_plan_id(from.plan.value());
+                 },
+                 [&](const LeaseProgressNotice& from) {
+                   auto* to = event.mutable_lease_progress();
+                   to->set_request_id(from.request.value());
+                   to->set_made_bytes(from.made.size());
+                   to->set_bytes(from.size.size());
+                 }},
+      notice);
   return event;
 }
 

@@ -74,7 +74,7 @@ void Extents::Make(ExtentId id, PoolId pool, Bytes size, PrincipalId who) {
   }
   Lane& lane = LaneOf(pool);
   const MutexLock lock(mutex_);
-  arena_->Pause(pool);
+  arena_->Pause(pool, true);
   lane.wanted.Push(who, {id, pool, size});
   Wake(lane);
   loop_->ExpectSoon();
@@ -124,7 +124,7 @@ void Extents::MakeOne(Lane& lane, PrincipalId who, const Wanted& wanted) {
   {
     const MutexLock lock(mutex_);
     was_last = lane.wanted.waiting(who) == 0;
-    if (lane.wanted.empty()) arena_->GoOn(wanted.pool);
+    if (lane.wanted.empty()) arena_->Pause(wanted.pool, false);
     lane.wanted.Spent(who, end - start);
   }
   // A lease has many extents, and a wake-up of the loop for each would cost

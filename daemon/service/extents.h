@@ -31,7 +31,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "daemon/core/core.h"
-#include "daemon/core/types.h"
+#include "daemon/core/node/types.h"
 #include "daemon/quota/fair_queue.h"
 #include "daemon/service/arena.h"
 #include "daemon/service/takeover/handover.h"

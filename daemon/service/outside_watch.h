@@ -1,5 +1,5 @@
 // Asks the device for memory of the pools that is held outside leases
-// (core/outside/held_outside.h).
+// (core/pool/held_outside.h).
 //
 // On `sim` that is memory that ranks of a killed daemon still reach, and it can
 // only become less: the device is asked at the start, and again until it is 0.
@@ -21,8 +21,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "daemon/core/outside/held_outside.h"
-#include "daemon/core/types.h"
+#include "daemon/core/node/types.h"
+#include "daemon/core/pool/held_outside.h"
 #include "daemon/service/threads/loop.h"
 #include "daemon/service/threads/task_thread.h"
 #include "kernels/device/driver.h"

@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "daemon/core/core.h"
-#include "daemon/core/types.h"
+#include "daemon/core/node/types.h"
 #include "proto/base/unique_fd.h"
 
 namespace sluice::daemon {

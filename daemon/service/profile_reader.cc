@@ -182,17 +182,13 @@ void ProfileReader::Finish(const Principal& who, SessionId session,
   const bool forgotten = std::exchange(reading_, SessionId()) != session;
   Start();
   if (forgotten) return;
-  Leave(session);
+  const auto found = by_session_.find(session);
+  if (--found->second == 0) by_session_.erase(found);
   if (read.ok()) {
     const absl::Status kept = Keep(who, read->profile);
     if (!kept.ok()) read = kept;
   }
   done_(session, request, std::move(read));
-}
-
-void ProfileReader::Leave(SessionId session) {
-  const auto found = by_session_.find(session);
-  if (--found->second == 0) by_session_.erase(found);
 }
 
 void ProfileReader::Forget(SessionId session) {

@@ -17,8 +17,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "daemon/core/node/types.h"
 #include "daemon/core/planning/plans.h"
-#include "daemon/core/types.h"
 #include "daemon/quota/fair_queue.h"
 #include "daemon/quota/quotas.h"
 #include "daemon/service/threads/loop.h"
@@ -76,7 +76,6 @@ class ProfileReader {
   // Takes its bytes of the quota until the last reference is gone.
   absl::Status Keep(const Principal& who,
                     std::shared_ptr<const plan::RankProfile>& profile);
-  void Leave(SessionId session);
 
   Loop* loop_;
   TaskThread* codec_;

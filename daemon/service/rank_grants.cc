@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "daemon/core/node/links.h"
 #include "daemon/crash/crash_point.h"
 #include "daemon/service/log/log.h"
 #include "proto/base/status.h"
@@ -32,21 +33,14 @@ absl::StatusOr<std::unique_ptr<RankGrants>> RankGrants::Start(
 }
 
 int RankGrants::LinkIndexOf(DeviceIndex gpu) const {
-  const std::string& link = parts_.node->gpus[gpu.value()].link;
-  int index = -1;
-  for (size_t i = 0; i < parts_.node->links.size(); ++i) {
-    if (parts_.node->links[i].name == link) index = static_cast<int>(i);
-  }
-  return index;
-}
-
-void RankGrants::TellHowMany() const {
-  crash_ranks = static_cast<int>(slots_.size());
+  const std::vector<size_t> path =
+      LinkPath(parts_.node->links, parts_.node->gpus[gpu.value()].link);
+  return path.empty() ? -1 : static_cast<int>(path[0]);
 }
 
 void RankGrants::Take(int slot, const Principal& who) {
   slots_[slot] = who;
-  TellHowMany();
+  crash_ranks = static_cast<int>(slots_.size());
   parts_.quotas->Charge(who, Resource::kRanks);
 }
 
@@ -80,7 +74,7 @@ void RankGrants::Detach(int slot) {
   pages_->Detach(slot);
   auto whose = slots_.extract(slot);
   if (whose.empty()) return;  // of a rank that was not taken over
-  TellHowMany();
+  crash_ranks = static_cast<int>(slots_.size());
   parts_.quotas->GiveBack(whose.mapped(), Resource::kRanks);
 }
 

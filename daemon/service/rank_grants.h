@@ -6,13 +6,12 @@
 
 #include <map>
 #include <memory>
-#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "daemon/core/effects.h"
+#include "daemon/core/node/types.h"
 #include "daemon/core/session.h"
-#include "daemon/core/types.h"
 #include "daemon/quota/quotas.h"
 #include "daemon/service/grant_pages.h"
 #include "daemon/service/takeover/handover.h"
@@ -56,8 +55,6 @@ class RankGrants {
       : parts_(parts), pages_(std::move(pages)) {}
   int LinkIndexOf(DeviceIndex gpu) const;
   void Take(int slot, const Principal& who);
-  // For tests that kill the daemon at a given point (daemon/crash).
-  void TellHowMany() const;
 
   const Parts parts_;
   const std::unique_ptr<GrantPages> pages_;

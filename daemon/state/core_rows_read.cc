@@ -181,17 +181,11 @@ class RowReader {
   absl::Status ReadLoose(FieldReader& row) {
     LooseState loose;
     row.Element(loose);
-    LedgerState& ledger = to_->ledger;
-    ledger.next_extent = loose.next_extent;
-    ledger.next_lease = loose.next_lease;
-    ledger.next_principal = loose.next_principal;
+    static_cast<LedgerRest&>(to_->ledger) = loose;
     for (const auto& [id, order] : loose.next_idle_order) {
       SLUICE_ASSIGN_OR_RETURN(Pool::Saved * pool, PoolOf(id));
       pool->next_idle_order = order;
     }
-    ledger.ask_again_at = loose.ask_again_at;
-    ledger.asked_last = loose.asked_last;
-    ledger.outside = loose.outside;
     to_->joint.rounds.next_round = loose.next_round;
     to_->joint.rounds.next_plan = loose.next_plan;
     to_->waiting.next = loose.next_place;

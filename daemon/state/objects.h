@@ -4,7 +4,6 @@
 // Thread safety: one owner.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>

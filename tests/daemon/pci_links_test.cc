@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "daemon/core/links.h"
+#include "daemon/core/node/links.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/status_matchers.h"

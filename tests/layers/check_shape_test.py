@@ -31,15 +31,6 @@ class Classes(unittest.TestCase):
         [found] = check_shape.check_classes(sources(a=A, b=B))
         self.assertIn("daemon::Clock is defined in a.cc, b.cc", found)
 
-    def test_no_class_gets_a_further_source(self):
-        for name, count in check_shape.SLICED.items():
-            space, kind = name.split("::")
-            text = f"namespace sluice::{space} {{\nvoid {kind}::Run() {{}}\n"
-            files = {f"{i}.cc": text for i in range(count)}
-            self.assertEqual(list(check_shape.check_classes(files)), [])
-            files["further.cc"] = text
-            self.assertEqual(len(list(check_shape.check_classes(files))), 1)
-
 
 class Circles(unittest.TestCase):
 

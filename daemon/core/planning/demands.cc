@@ -4,7 +4,7 @@
 #include <array>
 #include <cmath>
 
-#include "daemon/core/links.h"
+#include "daemon/core/node/links.h"
 #include "daemon/core/planning/replan.h"
 #include "proto/base/grant_page.h"
 

@@ -21,7 +21,7 @@
 #include <string>
 #include <vector>
 
-#include "daemon/core/types.h"
+#include "daemon/core/node/types.h"
 #include "proto/plan/plan.h"
 #include "proto/plan/profile.h"
 

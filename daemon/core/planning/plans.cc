@@ -127,19 +127,10 @@ std::vector<std::pair<JobKey, std::shared_ptr<const plan::NodePlan>>>
 PlanRounds::PlansOfJobs() const {
   std::vector<std::pair<JobKey, std::shared_ptr<const plan::NodePlan>>> plans;
   for (const auto* of : {&current_, &promised_}) {
-    for (const auto& [job, plan] : *of) plans.emplace_back(job, Find(plan));
+    for (const auto& [job, plan] : *of)
+      plans.emplace_back(job, FindKept(plan)->plan);
   }
   return plans;
-}
-
-std::shared_ptr<const plan::NodePlan> PlanRounds::Find(PlanId plan) const {
-  const Kept* const kept = FindKept(plan);
-  return kept ? kept->plan : nullptr;
-}
-
-const JobKey* PlanRounds::Owner(PlanId plan) const {
-  const Kept* const kept = FindKept(plan);
-  return kept ? &kept->job : nullptr;
 }
 
 PlanRounds::Abandoned PlanRounds::RankLeft(const JobKey& job, Rank rank) {
@@ -221,7 +212,8 @@ void PlanRounds::CheckInvariants() const {
   SLUICE_CHECK(together <= 1);
   SLUICE_CHECK(together_.size() <= kPlansKept);
   for (const auto* plans : {&current_, &promised_}) {
-    for (const auto& [job, plan] : *plans) SLUICE_CHECK(Find(plan) != nullptr);
+    for (const auto& [job, plan] : *plans)
+      SLUICE_CHECK(FindKept(plan) != nullptr);
   }
 }
 

@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "daemon/core/effects.h"
+#include "daemon/core/node/types.h"
 #include "proto/base/table.h"
 #include "proto/plan/plan.h"
 #include "proto/plan/profile.h"
@@ -98,9 +98,6 @@ class PlanRounds {
   // A kept plan that the job is to use.
   void Promise(const JobKey& job, PlanId plan) { promised_.Put(job) = plan; }
   PlanId current(const JobKey& job) const;
-  std::shared_ptr<const plan::NodePlan> Find(PlanId plan) const;
-  // The job that the plan was made for first.
-  const JobKey* Owner(PlanId plan) const;
 
   // A rank left. Ranks that had submitted in the job's open rounds can wait no
   // longer: they are returned, and a solving round is given up; other jobs
@@ -115,7 +112,7 @@ class PlanRounds {
   void JobEnded(const JobKey& job);
 
   struct Kept {
-    JobKey job;
+    JobKey job;  // that the plan was made for first
     std::string cache_key;
     std::shared_ptr<const plan::NodePlan> plan;
     bool operator==(const Kept&) const = default;

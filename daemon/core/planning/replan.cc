@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "daemon/core/links.h"
+#include "daemon/core/node/links.h"
 #include "proto/plan/validate.h"
 
 namespace sluice::daemon {

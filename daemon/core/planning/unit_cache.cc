@@ -17,10 +17,6 @@ void UnitCache::Add(KeyedUnit unit) {
   const std::string key = unit.key;
   used_.push_front(std::move(unit));
   by_key_[key] = used_.begin();
-  Shrink();
-}
-
-void UnitCache::Shrink() {
   while (used_.size() > plan::kMaxUnits || buffers_ > kBuffersKept) {
     buffers_ -= used_.back().unit->trace.buffers.size();
     by_key_.erase(used_.back().key);

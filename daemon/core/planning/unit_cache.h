@@ -34,8 +34,6 @@ class UnitCache {
   void CheckInvariants() const;
 
  private:
-  void Shrink();
-
   std::list<KeyedUnit> used_;  // the last one first
   std::map<std::string, std::list<KeyedUnit>::iterator> by_key_;
   size_t buffers_ = 0;

@@ -32,8 +32,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "daemon/core/outside/held_outside.h"
-#include "daemon/core/types.h"
+#include "daemon/core/node/types.h"
+#include "daemon/core/pool/held_outside.h"
 #include "proto/base/table.h"
 
 namespace sluice::daemon {

@@ -22,8 +22,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "daemon/core/node/types.h"
 #include "daemon/core/snapshot.h"
-#include "daemon/core/types.h"
 #include "daemon/quota/fair_queue.h"
 #include "daemon/service/threads/loop.h"
 #include "daemon/service/threads/task_thread.h"

@@ -9,12 +9,11 @@
 // Thread safety: pure functions.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "daemon/core/types.h"
+#include "daemon/core/node/types.h"
 #include "proto/base/unique_fd.h"
 #include "proto/base/user_map.h"
 

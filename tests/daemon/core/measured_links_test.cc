@@ -4,7 +4,7 @@
 #include <array>
 #include <limits>
 
-#include "daemon/core/links.h"
+#include "daemon/core/node/links.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/base/grant_page.h"

@@ -1,4 +1,4 @@
-#include "daemon/core/outside/held_outside.h"
+#include "daemon/core/pool/held_outside.h"
 
 #include <fmt/format.h>
 

@@ -22,6 +22,7 @@
 #include "daemon/core/effects.h"
 #include "daemon/core/journal.h"
 #include "daemon/core/ledger.h"
+#include "daemon/core/node/types.h"
 #include "daemon/core/planning/demands.h"
 #include "daemon/core/planning/plans.h"
 #include "daemon/core/planning/replan.h"
@@ -29,7 +30,6 @@
 #include "daemon/core/requests.h"
 #include "daemon/core/snapshot.h"
 #include "daemon/core/state.h"
-#include "daemon/core/types.h"
 #include "daemon/core/waiting.h"
 #include "proto/base/table.h"
 #include "proto/plan/progress.h"
@@ -92,7 +92,6 @@ class JointPlanning {
   // After each event: what waited and need not any more.
   void Settle(absl::Time now, Effects& effects);
   absl::Time NextDeadline() const;
-  absl::Duration LeaseWait() const;
 
   // --- reading -------------------------------------------------------------
   // What the copies of each attached rank need that runs by the planner's
@@ -103,14 +102,12 @@ class JointPlanning {
   uint64_t demands_version() const {
     return members_.changes() + demands_changes_;
   }
-  // Host memory that others' plans and leases are to get of a NUMA node.
-  Bytes HostPromisedBeside(uint64_t numa, const Principal& whose) const;
+  // What others' plans and leases are to get of a pool; of a GPU's, nothing.
+  Bytes PromisedBeside(PoolId pool, const Principal& whose) const;
   // The same for all jobs but `job`.
-  Bytes HostPromisedToOthers(uint64_t numa, const JobKey& job) const {
-    return HostGrowth(numa, nullptr, {job});
-  }
+  Bytes PromisedToOthers(PoolId pool, const JobKey& job) const;
   // What the plan of `job` lets it have there and it does not hold.
-  Bytes HostDue(uint64_t numa, const JobKey& job) const;
+  Bytes DueOf(PoolId pool, const JobKey& job) const;
   PlanId CurrentPlan(const JobKey& job) const { return rounds_.current(job); }
   // A plan its job's principal may see; null viewer: any.
   std::shared_ptr<const plan::NodePlan> FindPlan(PlanId id,
@@ -155,12 +152,11 @@ class JointPlanning {
  private:
   // Ranks.
   std::vector<SessionId> RanksOf(const JobKey& job) const;
-  void AbandonPlans(const AttachedRank& left, absl::Time now, Effects& effects);
+  void AbandonPlans(const AttachedRank& left, Effects& effects);
   // A job as `viewer` may call it.
   static std::string NameFor(const JobKey& job, const Principal* viewer);
 
   // Rounds.
-  void PlanFor(Asking asking, absl::Time now, Effects& effects);
   void StartAlone(Asking asking, absl::Time now, Effects& effects);
   // Asks the worker, or answers from the cache.
   void StartRound(PlanRounds::Round round, std::vector<Position> positions,
@@ -176,13 +172,11 @@ class JointPlanning {
   // user waits for ends after kShare, so that no user waits for another's hard
   // profile; its jobs are then planned alone.
   void CutOffAtShare(absl::Time now, Effects& effects);
-  bool IsCutOff(const PlanRounds::Round& round) const;
   // The worker has the configured time; policy gives up a little later, so
   // that the worker's own word about it arrives first.
   absl::Duration TimeForRound() const {
     return config_.plan_time_limit * 1.25 + absl::Seconds(1);
   }
-  UnitCache::Units KnownUnits(const std::vector<Asking>& asking);
   void GivePlan(const Asking& asking, PlanId plan, Effects& effects) const;
   // Bytes of each rank's profile with its plans, and, with no rank, of the
   // plans that a job has.
@@ -204,17 +198,12 @@ class JointPlanning {
                  const std::shared_ptr<const plan::NodePlan>& plan,
                  absl::Time now, Effects& effects);
   void ReleaseHeld(absl::Time now, Effects& effects);
-  // A rank of the job left.
-  void LeaveTogether(const JobKey& job, absl::Time now);
   // Plans running jobs again at `at`, because a job does what `why` says;
   // without a job, `why` is the whole reason.
   void PlanAgain(absl::Time at, std::string why,
                  std::optional<JobKey> whose = std::nullopt);
   // The reason, as the ranks of `to` may read it.
   std::string WhyReplanned(const JobKey& to) const;
-  // Plans again where members' plans were made for other links; whether that
-  // is so.
-  bool FollowLinks(absl::Time now);
 
   // Changes of running plans.
   void ProposeChange(const JobKey& job,
@@ -223,7 +212,6 @@ class JointPlanning {
   // Tells members' ranks of their changes, once what these grow by is there, or
   // no member that was told gives it back.
   void AnnounceChanges(absl::Time now, Effects& effects);
-  void AnnounceChange(const JobKey& job, absl::Time now, Effects& effects);
   bool AwaitsTold(const JobKey& job) const;
   // All its ranks have answered: with `refused` empty it is taken.
   void EndChange(const JobKey& job, Member& member, const std::string& note,
@@ -248,9 +236,6 @@ class JointPlanning {
   std::vector<plan::HostLimit> NumaLimits(
       const std::vector<Position>& positions,
       const std::set<JobKey>& jobs) const;
-  Bytes LeftBeside(const Principal& principal,
-                   const std::vector<Position>& positions,
-                   const std::set<JobKey>& jobs) const;
   std::vector<plan::HostLimit> BudgetLimits(
       const std::vector<Position>& positions,
       const std::set<JobKey>& jobs) const;

@@ -1,4 +1,4 @@
-#include "daemon/core/links.h"
+#include "daemon/core/node/links.h"
 
 #include <algorithm>
 #include <optional>

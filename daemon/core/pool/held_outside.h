@@ -29,7 +29,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "daemon/core/types.h"
+#include "daemon/core/node/types.h"
 #include "proto/base/units.h"
 
 namespace sluice::daemon {

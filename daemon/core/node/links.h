@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "daemon/bandwidth/topology.h"
-#include "daemon/core/types.h"
+#include "daemon/core/node/types.h"
 
 namespace sluice::daemon {
 

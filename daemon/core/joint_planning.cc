@@ -1,4 +1,4 @@
-#include "daemon/core/planning/joint_planning.h"
+#include "daemon/core/joint_planning.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include <set>
 #include <utility>
 
-#include "daemon/core/links.h"
+#include "daemon/core/node/links.h"
 #include "daemon/quota/quotas.h"
 #include "proto/base/grant_page.h"
 #include "proto/base/simulated.h"
@@ -157,15 +157,23 @@ void JointPlanning::RankAttached(SessionId session, AttachedRank rank) {
 void JointPlanning::RankLeft(SessionId session, absl::Time now,
                              Effects& effects) {
   const AttachedRank left = attached_.at(session);
-  AbandonPlans(left, now, effects);
-  LeaveTogether(left.job, now);
+  const JobKey& job = left.job;
+  AbandonPlans(left, effects);
+  members_.erase(job);
+  held_.erase(job);
+  std::erase_if(joining_, [&](const Asking& each) { return each.job == job; });
+  if (members_.empty() && !rounds_.solving_together()) {
+    next_.at = absl::InfiniteFuture();
+  } else {
+    // Also one without a plan of its own had its part of links and memory.
+    PlanAgain(now + config_.leave_delay, "a job left");
+  }
   attached_.erase(session);
   ++demands_changes_;
-  if (RanksOf(left.job).empty()) rounds_.JobEnded(left.job);
+  if (RanksOf(job).empty()) rounds_.JobEnded(job);
 }
 
-void JointPlanning::AbandonPlans(const AttachedRank& left, absl::Time,
-                                 Effects& effects) {
+void JointPlanning::AbandonPlans(const AttachedRank& left, Effects& effects) {
   const JobKey& job = left.job;
   auto abandoned = rounds_.RankLeft(job, left.rank);
   for (PlanRoundId round : abandoned.solving) {
@@ -197,10 +205,9 @@ void JointPlanning::AbandonPlans(const AttachedRank& left, absl::Time,
 void JointPlanning::StepReported(SessionId session) {
   const JobKey& job = attached_.at(session).job;
   const auto member = members_.find(job);
-  if (member != members_.end() &&
-      member->second.state == Member::State::kAcquires) {
-    members_.Edit(job).state = Member::State::kTrains;
-  }
+  if (member == members_.end()) return;
+  if (member->second.state != Member::State::kAcquires) return;
+  members_.Edit(job).state = Member::State::kTrains;
 }
 
 std::map<SessionId, PlanDemand> JointPlanning::Demands() const {
@@ -236,15 +243,11 @@ absl::Time JointPlanning::NextDeadline() const {
   return next;
 }
 
-absl::Duration JointPlanning::LeaseWait() const {
-  return std::min(config_.join_wait, config_.lease_wait);
-}
-
 std::shared_ptr<const plan::NodePlan> JointPlanning::FindPlan(
     PlanId id, const Principal* viewer) const {
-  const JobKey* owner = rounds_.Owner(id);
-  if (!owner || (viewer && owner->principal != *viewer)) return nullptr;
-  return rounds_.Find(id);
+  const PlanRounds::Kept* kept = rounds_.FindKept(id);
+  if (!kept || (viewer && kept->job.principal != *viewer)) return nullptr;
+  return kept->plan;
 }
 
 std::vector<PlanSnapshot> JointPlanning::Plans(const Principal* viewer) const {
@@ -267,6 +270,10 @@ std::vector<PlanningSnapshot> JointPlanning::Planning(const Principal* viewer,
                    static_cast<int>(wanted), state});
     return &all.back();
   };
+  std::vector<std::string> shrinking;
+  for (const JobKey& job : Shrinking()) {
+    shrinking.push_back(NameFor(job, viewer));
+  }
   for (const auto& [job, open] : rounds_.collecting()) {
     add(job, State::kCollecting, open.ranks.size(), open.wanted);
   }
@@ -291,9 +298,7 @@ std::vector<PlanningSnapshot> JointPlanning::Planning(const Principal* viewer,
     to->elapsed = now - held.since;
     to->left = held.deadline - now;
     to->plan = held.plan;
-    for (const JobKey& other : Shrinking()) {
-      to->waiting_for.push_back(NameFor(other, viewer));
-    }
+    to->waiting_for = shrinking;
   }
   for (const PlaceInLine& place : line_.for_plans()) {
     const Waiter& lease = line_.waiters().at(place);
@@ -303,9 +308,7 @@ std::vector<PlanningSnapshot> JointPlanning::Planning(const Principal* viewer,
     if (to == nullptr) continue;
     to->elapsed = now - lease.since;
     to->left = lease.deadline - now;
-    for (const JobKey& other : Shrinking()) {
-      to->waiting_for.push_back(NameFor(other, viewer));
-    }
+    to->waiting_for = shrinking;
   }
   for (const auto& [job, member] : members_) {
     if (!member.change) continue;
@@ -335,7 +338,17 @@ bool JointPlanning::TakeOver(absl::Time now, Effects& effects) {
     effects.push_back(
         SendNotice{session, PlanChangedNotice{member->second.change->plan}});
   }
-  return FollowLinks(now);
+  const PlannedLinks links = PlannedLinksOf(config_.links);
+  bool others = false;
+  for (const auto& [job, member] : members_) {
+    if (member.links == links) continue;
+    others = others || member.links.has_value();
+    members_.Edit(job).links = links;
+  }
+  if (others) {
+    PlanAgain(now + config_.leave_delay, "links carry other than before");
+  }
+  return others;
 }
 
 void JointPlanning::AddLoose(LooseState& loose) const {
@@ -395,16 +408,12 @@ int JointPlanning::Submit(SessionId session, ProfileWithHash profile) {
 }
 
 void JointPlanning::Ask(const JobKey& job, absl::Time now, Effects& effects) {
-  PlanFor(rounds_.Take(job), now, effects);
-}
-
-void JointPlanning::PlanFor(Asking asking, absl::Time now, Effects& effects) {
-  held_.erase(asking.job);
+  Asking asking = rounds_.Take(job);
+  held_.erase(job);
   if (IsSettled(asking)) return StartAlone(std::move(asking), now, effects);
   // A member that asks again joins anew, whatever it had.
-  members_.erase(asking.job);
-  std::erase_if(joining_,
-                [&](const Asking& each) { return each.job == asking.job; });
+  members_.erase(job);
+  std::erase_if(joining_, [&](const Asking& each) { return each.job == job; });
   joining_.push_back(std::move(asking));
   StartTogether(now, effects);
   CutOffAtShare(now, effects);
@@ -428,10 +437,6 @@ void JointPlanning::CutOffAtShare(absl::Time now, Effects& effects) {
   }
 }
 
-bool JointPlanning::IsCutOff(const PlanRounds::Round& round) const {
-  return round.deadline < round.started + TimeForRound();
-}
-
 void JointPlanning::StartAlone(Asking asking, absl::Time now,
                                Effects& effects) {
   std::vector<Position> positions;
@@ -444,16 +449,6 @@ void JointPlanning::StartAlone(Asking asking, absl::Time now,
   round.asking.push_back(std::move(asking));
   StartRound(std::move(round), std::move(positions), std::move(resources), now,
              effects);
-}
-
-UnitCache::Units JointPlanning::KnownUnits(const std::vector<Asking>& asking) {
-  std::vector<std::string> keys;
-  for (const Asking& each : asking) {
-    for (const auto& [rank, read] : each.profiles) {
-      keys.insert(keys.end(), read.units.begin(), read.units.end());
-    }
-  }
-  return units_.Find(keys);
 }
 
 void JointPlanning::StartRound(PlanRounds::Round round,
@@ -494,7 +489,13 @@ void JointPlanning::StartRound(PlanRounds::Round round,
   round.deadline = now + TimeForRound();
   question.resources = std::move(resources);
   question.time_limit = config_.plan_time_limit;
-  question.known = KnownUnits(round.asking);
+  std::vector<std::string> units;
+  for (const Asking& each : round.asking) {
+    for (const auto& [rank, read] : each.profiles) {
+      units.insert(units.end(), read.units.begin(), read.units.end());
+    }
+  }
+  question.known = units_.Find(units);
   question.who = round.asking.empty() ? round.jobs.front().principal
                                       : round.asking.front().job.principal;
   question.round = rounds_.Start(std::move(round));
@@ -560,7 +561,7 @@ void JointPlanning::AloneSolved(PlanRounds::Round round,
 void JointPlanning::RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
                                 const absl::Status& why, absl::Time now,
                                 Effects& effects) {
-  const bool cut_off = IsCutOff(round);
+  const bool cut_off = round.deadline < round.started + TimeForRound();
   // A worker's own words: it computes on what a client sent.
   const std::string reason =
       cut_off && absl::IsDeadlineExceeded(why)
@@ -681,8 +682,8 @@ void JointPlanning::TogetherSolved(PlanRounds::Round round,
     if (!told.contains(job)) continue;
     const std::string key = fmt::format("{}{}", round.cache_key, number);
     auto part = rounds_.Cached(key);
-    const JobKey* owner = part ? rounds_.Owner(part->id) : nullptr;
-    if (owner == nullptr || owner->principal != job.principal) {
+    const auto* kept = part ? rounds_.FindKept(part->id) : nullptr;
+    if (kept == nullptr || kept->job.principal != job.principal) {
       part = rounds_.Keep(job, key,
                           PartOf(*plan, static_cast<int64_t>(number),
                                  positions_, job, resources_));
@@ -766,18 +767,6 @@ void JointPlanning::ReleaseHeld(absl::Time now, Effects& effects) {
   }
 }
 
-void JointPlanning::LeaveTogether(const JobKey& job, absl::Time now) {
-  members_.erase(job);
-  held_.erase(job);
-  std::erase_if(joining_, [&](const Asking& each) { return each.job == job; });
-  if (members_.empty() && !rounds_.solving_together()) {
-    next_.at = absl::InfiniteFuture();
-    return;
-  }
-  // Also one without a plan of its own had its part of links and memory.
-  PlanAgain(now + config_.leave_delay, "a job left");
-}
-
 void JointPlanning::PlanAgain(absl::Time at, std::string why,
                               std::optional<JobKey> whose) {
   next_.at = std::min(next_.at, at);
@@ -788,20 +777,6 @@ void JointPlanning::PlanAgain(absl::Time at, std::string why,
 std::string JointPlanning::WhyReplanned(const JobKey& to) const {
   return next_.whose ? NameFor(*next_.whose, &to.principal) + " " + next_.why
                      : next_.why;
-}
-
-bool JointPlanning::FollowLinks(absl::Time now) {
-  const PlannedLinks links = PlannedLinksOf(config_.links);
-  bool others = false;
-  for (const auto& [job, member] : members_) {
-    if (member.links == links) continue;
-    others = others || member.links.has_value();
-    members_.Edit(job).links = links;
-  }
-  if (others) {
-    PlanAgain(now + config_.leave_delay, "links carry other than before");
-  }
-  return others;
 }
 
 void JointPlanning::Settle(absl::Time now, Effects& effects) {
@@ -870,7 +845,16 @@ void JointPlanning::AnnounceChanges(absl::Time now, Effects& effects) {
         next.push_back(job);
       }
     }
-    for (const JobKey& job : next) AnnounceChange(job, now, effects);
+    for (const JobKey& job : next) {
+      Member& member = members_.Edit(job);
+      member.state = Member::State::kChanging;
+      member.change->deadline = now + config_.change_wait;
+      ++journal_.stats.plan_changes[ChangeOutcome::kSent];
+      for (SessionId session : RanksOf(job)) {
+        effects.push_back(
+            SendNotice{session, PlanChangedNotice{member.change->plan}});
+      }
+    }
   }
 }
 
@@ -881,18 +865,6 @@ bool JointPlanning::AwaitsTold(const JobKey& job) const {
     return each.first != job && other.state == Member::State::kChanging &&
            (other.change->wait == PlanChange::Wait::kInVain || Shrinks(other));
   });
-}
-
-void JointPlanning::AnnounceChange(const JobKey& job, absl::Time now,
-                                   Effects& effects) {
-  Member& member = members_.Edit(job);
-  member.state = Member::State::kChanging;
-  member.change->deadline = now + config_.change_wait;
-  ++journal_.stats.plan_changes[ChangeOutcome::kSent];
-  for (SessionId session : RanksOf(job)) {
-    effects.push_back(
-        SendNotice{session, PlanChangedNotice{member.change->plan}});
-  }
 }
 
 bool JointPlanning::Shrinks(const Member& member) const {
@@ -934,20 +906,16 @@ void JointPlanning::MarkShrinkersLate() {
 bool JointPlanning::FitsNow(const JobKey& job) const {
   const Member& member = members_.at(job);
   const Principal& principal = job.principal;
-  const auto short_of = [&](std::optional<uint64_t> numa) {
-    return HostPromised(member, member.ranks, numa) -
-           ledger_.HostHeld(job, numa);
-  };
   for (const HostConfig& host : config_.hosts) {
     const uint64_t node = host.numa.value();
-    const Bytes more = short_of(node);
+    const Bytes more = HostDue(node, job, member);
     if (more > Bytes(0) &&
         more > ledger_.UsableBy({PoolKind::kHost, node}, principal) -
                    HostGrowth(node, nullptr, {job})) {
       return false;
     }
   }
-  const Bytes more = short_of(std::nullopt);
+  const Bytes more = HostDue(std::nullopt, job, member);
   if (more <= Bytes(0)) return true;
   const Bytes left = ledger_.HostLeft(principal);
   return more <= ledger_.HostLeft(job) &&
@@ -974,19 +942,8 @@ void JointPlanning::PlanTaken(SessionId session, const PlanTakenRequest& taken,
 
 void JointPlanning::ChangeNotSent(SessionId session, PlanId plan,
                                   absl::Time now) {
-  const auto rank = attached_.find(session);
-  if (rank == attached_.end()) return;
-  const JobKey& job = rank->second.job;
-  Member* member = members_.Find(job);
-  if (member == nullptr || !member->change || member->change->plan != plan) {
-    return;
-  }
-  PlanChange& change = *member->change;
-  change.open.erase(rank->second.rank);
-  change.refused.insert(rank->second.rank);
-  if (change.open.empty()) {
-    EndChange(job, *member, "it could not be sent", now);
-  }
+  if (!attached_.contains(session)) return;
+  PlanTaken(session, {plan, /*taken=*/false, "it could not be sent"}, now);
 }
 
 void JointPlanning::EndOverdueChanges(absl::Time now) {
@@ -1143,8 +1100,13 @@ Bytes JointPlanning::HostGrowth(std::optional<uint64_t> numa,
   return MemberGrowth(numa, of, except) + LeaseGrowth(numa, of, except);
 }
 
-Bytes JointPlanning::HostPromisedBeside(uint64_t numa,
-                                        const Principal& whose) const {
+Bytes JointPlanning::PromisedToOthers(PoolId pool, const JobKey& job) const {
+  if (pool.kind == PoolKind::kGpu) return Bytes(0);
+  return HostGrowth(pool.ordinal, nullptr, {job});
+}
+
+Bytes JointPlanning::PromisedBeside(PoolId pool, const Principal& whose) const {
+  if (pool.kind == PoolKind::kGpu) return Bytes(0);
   const auto is_own = [&](const Principal& who) {
     return who == whose || (whose.cgroup.empty() && who.uid == whose.uid);
   };
@@ -1152,13 +1114,13 @@ Bytes JointPlanning::HostPromisedBeside(uint64_t numa,
   for (const auto& [session, rank] : attached_) {
     if (is_own(rank.job.principal)) own.insert(rank.job);
   }
-  return HostGrowth(numa, nullptr, own);
+  return HostGrowth(pool.ordinal, nullptr, own);
 }
 
-Bytes JointPlanning::HostDue(uint64_t numa, const JobKey& job) const {
+Bytes JointPlanning::DueOf(PoolId pool, const JobKey& job) const {
   const auto member = members_.find(job);
-  return member != members_.end() ? HostDue(numa, job, member->second)
-                                  : Bytes(0);
+  if (pool.kind == PoolKind::kGpu || member == members_.end()) return Bytes(0);
+  return HostDue(pool.ordinal, job, member->second);
 }
 
 Bytes JointPlanning::HostDue(std::optional<uint64_t> numa, const JobKey& job,
@@ -1249,16 +1211,6 @@ std::vector<plan::HostLimit> JointPlanning::NumaLimits(
   return limits;
 }
 
-// What is left of a principal's budget beside what its other jobs will have.
-Bytes JointPlanning::LeftBeside(const Principal& principal,
-                                const std::vector<Position>& positions,
-                                const std::set<JobKey>& jobs) const {
-  const Bytes left = ledger_.HostLeft(principal);
-  if (left >= Limits::kUnlimited || IsSettled(positions)) return left;
-  // Less than nothing, where those of the question must give some back.
-  return left - HostGrowth(std::nullopt, &principal, jobs);
-}
-
 // And within budgets.
 std::vector<plan::HostLimit> JointPlanning::BudgetLimits(
     const std::vector<Position>& positions,
@@ -1287,8 +1239,12 @@ std::vector<plan::HostLimit> JointPlanning::BudgetLimits(
   std::set<Principal> principals;
   for (const JobKey& job : jobs) principals.insert(job.principal);
   for (const Principal& principal : principals) {
-    add(fmt::format("host budget of user {}", principal.uid),
-        LeftBeside(principal, positions, jobs),
+    Bytes left = ledger_.HostLeft(principal);
+    if (left < Limits::kUnlimited && !IsSettled(positions)) {
+      // Less than nothing, where those of the question must give some back.
+      left -= HostGrowth(std::nullopt, &principal, jobs);
+    }
+    add(fmt::format("host budget of user {}", principal.uid), left,
         [&](const JobKey& job) { return job.principal == principal; });
   }
   for (const JobKey& each : jobs) {

@@ -1,0 +1,201 @@
+#include "daemon/core/copies.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "daemon/core/node/links.h"
+#include "daemon/core/planning/demands.h"
+#include "proto/base/grant_page.h"
+
+namespace sluice::daemon {
+namespace {
+
+bool IsGated(const std::vector<LinkSpeed>& links, const std::string& link,
+             int direction) {
+  const std::vector<size_t> path = LinkPath(links, link);
+  return std::any_of(path.begin(), path.end(), [&](size_t i) {
+    return SpeedOf(links[i], direction) > 0;
+  });
+}
+
+// What a rank may have copied at most, whatever it reports: what its link
+// carries, and some slack. A sum that a lie has filled stays wrong for as long
+// as the daemon lives.
+constexpr double kFastestLink = 1e12;  // bytes per second, where none is known
+// Bytes; a report may come long after its copies.
+constexpr double kReportSlack = 64.0 * (1 << 30);
+
+uint64_t MostCopied(double bytes_per_second, absl::Duration since) {
+  const double rate = bytes_per_second > 0 ? bytes_per_second : kFastestLink;
+  const double most = kReportSlack + rate * absl::ToDoubleSeconds(since);
+  return static_cast<uint64_t>(std::min(most, 0x1p62));
+}
+
+void AddUpTo(uint64_t most, uint64_t more, uint64_t& sum) {
+  sum = more < most - std::min(sum, most) ? sum + more : std::max(sum, most);
+}
+
+}  // namespace
+
+const PlanCopies* Copies::PromisedTo(SessionId session) const {
+  const auto found = promised_.find(session);
+  return found != promised_.end() ? &found->second : nullptr;
+}
+
+std::map<SessionId, PlanCopies> Copies::CopiesOfPlans() const {
+  std::map<SessionId, PlanCopies> copies;
+  for (const auto& [id, demand] : joint_.Demands()) copies[id].demand = demand;
+  if (copies.empty()) return copies;
+  std::vector<LinkUser> users;
+  for (const auto& [id, session] : sessions_) {
+    if (!session.is_rank()) continue;
+    const auto needs = copies.find(id);
+    users.push_back(
+        {id, session.peer.principal,
+         config_.gpus.at(session.hello.gpu.value()).link,
+         needs != copies.end() ? needs->second.demand.rates : CopyRates{}});
+  }
+  for (const auto& [id, rates] : PromiseDemands(config_.links, users)) {
+    copies.at(id).promised = rates;
+  }
+  return copies;
+}
+
+void Copies::Promise(absl::Time now, Effects& effects) {
+  if (version_ == joint_.demands_version()) return;
+  version_ = joint_.demands_version();
+  const std::map<SessionId, PlanCopies> before =
+      std::exchange(promised_, CopiesOfPlans());
+  // Promises that end are given back before others get them.
+  for (const auto& [id, copies] : before) {
+    const Session* const session = sessions_.Find(id);
+    if (promised_.contains(id) || !session || !session->is_rank()) continue;
+    if (copies.promised == CopyRates{}) continue;
+    effects.push_back(PromiseCopies{session->grant_slot, {}});
+  }
+  for (const auto& [id, copies] : promised_) {
+    const auto found = before.find(id);
+    const PlanCopies old = found != before.end() ? found->second : PlanCopies{};
+    if (copies == old) continue;
+    const Session& session = sessions_.at(id);
+    if (copies.promised != old.promised) {
+      effects.push_back(PromiseCopies{session.grant_slot, copies.promised});
+    }
+    LogUnpromised(session, copies, now);
+  }
+}
+
+void Copies::Load() {
+  promised_ = CopiesOfPlans();
+  version_ = joint_.demands_version();
+}
+
+void Copies::TakeOver(bool replanned, absl::Time now, Effects& effects) {
+  promised_ = CopiesOfPlans();
+  for (const auto& [id, copies] : promised_) {
+    const Session& session = sessions_.at(id);
+    if (replanned) LogUnpromised(session, copies, now);
+    if (copies.promised == CopyRates{}) continue;
+    effects.push_back(PromiseCopies{session.grant_slot, copies.promised});
+  }
+}
+
+void Copies::LogUnpromised(const Session& session, const PlanCopies& copies,
+                           absl::Time now) {
+  const std::string& link = config_.gpus.at(session.hello.gpu.value()).link;
+  for (const int d : {kH2d, kD2h}) {
+    if (copies.demand.rates[d] <= 0) continue;
+    if (copies.promised[d] > 0 || !IsGated(config_.links, link, d)) continue;
+    journal_.Log(
+        now, EventKind::kPlan,
+        fmt::format("{}: its plan copies {:.2f} GB/s {} the GPU "
+                    "over link {}, which is not promised beside others; it "
+                    "runs by its fair share",
+                    session.Label(), copies.demand.rates[d] / 1e9,
+                    d == kH2d ? "to" : "from", link),
+        session.peer.principal, {session.id});
+  }
+}
+
+void Copies::Reported(Session& session, const StepReportRequest& report,
+                      absl::Time now) {
+  StepReport step = report.step;
+  const StepTotals counted = session.totals();
+  if (step.totals.reports == 0) step.totals = Plus(counted, step);
+  const StepTotals more = Since(counted, step.totals);
+  session.last_step = step;
+  session.hbm_peak = std::max(session.hbm_peak, step.hbm_peak);
+  JobStats& job = journal_.stats.jobs.Of(session.job());
+  AddUpTo(UINT64_MAX, static_cast<uint64_t>(more.reports), job.steps);
+  AddUpTo(UINT64_MAX, static_cast<uint64_t>(more.tokens), job.tokens);
+  job.stall_seconds += more.stall_seconds;
+  job.grant_wait_seconds += more.grant_wait_seconds;
+  AddUpTo(UINT64_MAX, static_cast<uint64_t>(more.plan_mismatches),
+          job.plan_mismatches);
+  const std::vector<size_t> path =
+      LinkPath(config_.links, config_.gpus.at(session.hello.gpu.value()).link);
+  const LinkSpeed link = path.empty() ? LinkSpeed{} : config_.links[path[0]];
+  const absl::Duration since = now - session.connected_at;
+  AddUpTo(MostCopied(SpeedOf(link, kH2d), since), more.h2d.size(),
+          session.copies_reported[kH2d]);
+  AddUpTo(MostCopied(SpeedOf(link, kD2h), since), more.d2h.size(),
+          session.copies_reported[kD2h]);
+  Count(session);
+  job.step_seconds.Observe(step.seconds);
+  journal_.stats.grant_wait_seconds.Observe(step.grant_wait_seconds);
+  for (const double seconds : report.map_seconds) {
+    journal_.stats.map_seconds.Observe(seconds);
+  }
+}
+
+void Copies::Seen(const std::map<int, Directions>& used) {
+  for (const auto& [id, session] : sessions_) {
+    if (!session.is_rank()) continue;
+    const auto seen = used.find(session.grant_slot);
+    if (seen == used.end() || seen->second == session.copies_seen) continue;
+    Session& copied = sessions_.Edit(id);
+    copied.copies_seen = seen->second;
+    Count(copied);
+  }
+}
+
+void Copies::Count(Session& session) {
+  GpuStats& gpu = journal_.stats.gpus[session.hello.gpu.value()];
+  for (const int d : {kH2d, kD2h}) {
+    const uint64_t now =
+        std::max(session.copies_reported[d], session.copies_seen[d]);
+    uint64_t& counted = session.copies_counted[d];
+    if (now <= counted) continue;  // counters never fall
+    Bytes& sum = d == kH2d ? gpu.h2d : gpu.d2h;
+    uint64_t bytes = sum.size();
+    AddUpTo(INT64_MAX, now - counted, bytes);
+    sum = Bytes(static_cast<int64_t>(bytes));
+    counted = now;
+  }
+}
+
+void Copies::LateSeen(const std::map<int, LateDirections>& late) {
+  for (const auto& [id, session] : sessions_) {
+    if (!session.is_rank()) continue;
+    const auto seen = late.find(session.grant_slot);
+    if (seen == late.end()) continue;
+    LateDirections& counted = late_[id];
+    if (seen->second == counted) continue;
+    for (const int d : {kH2d, kD2h}) {
+      const LateCopies more = {seen->second[d].copies - counted[d].copies,
+                               seen->second[d].seconds - counted[d].seconds};
+      journal_.stats.gpus[session.hello.gpu.value()].late[d].Add(more);
+      journal_.stats.jobs.Of(session.job()).late[d].Add(more);
+    }
+    counted = seen->second;
+  }
+}
+
+LateDirections Copies::LateOf(SessionId session) const {
+  const auto late = late_.find(session);
+  return late != late_.end() ? late->second : LateDirections{};
+}
+
+}  // namespace sluice::daemon

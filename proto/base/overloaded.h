@@ -1,0 +1,14 @@
+// One visitor of a std::variant made of several lambdas:
+// std::visit(Overloaded{[](int) {}, [](const auto&) {}}, variant).
+#pragma once
+
+namespace sluice {
+
+template <typename... Each>
+struct Overloaded : Each... {
+  using Each::operator()...;
+};
+template <typename... Each>
+Overloaded(Each...) -> Overloaded<Each...>;
+
+}  // namespace sluice
