@@ -19,7 +19,6 @@
 #include "daemon/metrics/http_server.h"
 #include "daemon/node.h"
 #include "daemon/runtime/runtime_dir.h"
-#include "daemon/service/takeover/may_take_over.h"
 #include "daemon/service/takeover/read_saved.h"
 #include "daemon/state/state_file.h"
 #include "daemon/state/state_versions.h"

@@ -208,24 +208,20 @@ void GrantPages::Publish(int slot, const GrantPolicy::Grant& grant) {
   }
 }
 
-GrantPolicy::Need GrantPages::NeedOf(const GrantUseSlot& slot, int direction,
-                                     absl::Time now) {
-  constexpr uint64_t kLast = std::numeric_limits<int64_t>::max();
-  // The time of this copy, or of a later one: of an earlier one it would be
-  // over, and the copy would count as late.
-  const uint64_t up_to =
-      slot.due_bytes[direction].load(std::memory_order_acquire);
-  const uint64_t at = slot.due_ns[direction].load(std::memory_order_relaxed);
-  return {up_to,
-          absl::FromUnixNanos(static_cast<int64_t>(std::min(at, kLast))) - now};
-}
-
 std::map<int, GrantPolicy::Needs> GrantPages::ReadNeeds(absl::Time now) const {
+  constexpr uint64_t kLast = std::numeric_limits<int64_t>::max();
   std::map<int, GrantPolicy::Needs> needs;
   for (const auto& [slot, page] : pages_) {
     for (int d : {kH2d, kD2h}) {
-      const GrantPolicy::Need need = NeedOf(page->use->slot, d, now);
-      if (need.up_to > 0) needs[slot][d] = need;
+      const GrantUseSlot& use = page->use->slot;
+      const uint64_t up_to = use.due_bytes[d].load(std::memory_order_acquire);
+      if (up_to == 0) continue;
+      // The time of this copy, or of a later one: of an earlier one it would be
+      // over, and the copy would count as late.
+      const uint64_t at = use.due_ns[d].load(std::memory_order_relaxed);
+      needs[slot][d] = {
+          up_to,
+          absl::FromUnixNanos(static_cast<int64_t>(std::min(at, kLast))) - now};
     }
   }
   return needs;

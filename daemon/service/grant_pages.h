@@ -77,8 +77,6 @@ class GrantPages {
   void Open(int slot, std::unique_ptr<UsePage> page,
             const GrantPolicy::Grant& first)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  static GrantPolicy::Need NeedOf(const GrantUseSlot& slot, int direction,
-                                  absl::Time now);
   // What ranks say they need next, of the slots that say anything.
   std::map<int, GrantPolicy::Needs> ReadNeeds(absl::Time now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

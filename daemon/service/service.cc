@@ -20,6 +20,7 @@
 #include "daemon/service/log/log.h"
 #include "daemon/service/threads/priority.h"
 #include "proto/base/cgroup.h"
+#include "proto/base/overloaded.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
 #include "proto/wire.h"
@@ -107,20 +108,6 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(
   return service;
 }
 
-absl::Status Service::Listen() {
-  SLUICE_ASSIGN_OR_RETURN(
-      listener_,
-      SessionListener::Open(
-          {.path = options_.socket,
-           .mode = options_.socket_mode,
-           .loop = loop_.get(),
-           .closer = &closer_,
-           .events = &events_,
-           .accepted = [this](UniqueFd& socket) { return Connected(socket); }},
-          std::move(options_.listener), *handover_));
-  return absl::OkStatus();
-}
-
 absl::Status Service::Prepare() {
   SLUICE_ASSIGN_OR_RETURN(loop_, Loop::Make(options_.clock));
   if (options_.starter.watchdog) {
@@ -137,7 +124,16 @@ absl::Status Service::Prepare() {
           }));
   leaving_ = handover_->was_left_anything();
   MakeSessions();
-  SLUICE_RETURN_IF_ERROR(Listen());
+  SLUICE_ASSIGN_OR_RETURN(
+      listener_,
+      SessionListener::Open(
+          {.path = options_.socket,
+           .mode = options_.socket_mode,
+           .loop = loop_.get(),
+           .closer = &closer_,
+           .events = &events_,
+           .accepted = [this](UniqueFd& socket) { return Connected(socket); }},
+          std::move(options_.listener), *handover_));
   SLUICE_ASSIGN_OR_RETURN(signals_, OpenSignals());
 
   SLUICE_RETURN_IF_ERROR(core_.SetPolicy(options_.policy, loop_->now()));
@@ -272,21 +268,17 @@ absl::Status Service::Connected(UniqueFd& socket) {
   SLUICE_ASSIGN_OR_RETURN(Identity identity,
                           IdentifyPeer(socket.get(), options_.peers));
   const Principal& who = identity.peer.principal;
-  SLUICE_RETURN_IF_ERROR(MayAttach(who));
+  if (closer_.waiting_of(who) > Closer::kMostOfAUser) {
+    return absl::ResourceExhaustedError(fmt::format(
+        "{} sent more than {} file descriptors that take long to close: "
+        "wait until they are closed",
+        Name(who), Closer::kMostOfAUser));
+  }
+  SLUICE_RETURN_IF_ERROR(quotas_.Ask(who, Resource::kSessions));
   const SessionId id(next_session_++);
   sessions_->Watch(id, who, std::move(socket), std::move(identity.pidfd));
   Execute(core_.Connect(id, identity.peer, loop_->now()));
   return absl::OkStatus();
-}
-
-absl::Status Service::MayAttach(const Principal& principal) {
-  if (closer_.waiting_of(principal) > Closer::kMostOfAUser) {
-    return absl::ResourceExhaustedError(fmt::format(
-        "{} sent more than {} file descriptors that take long to close: "
-        "wait until they are closed",
-        Name(principal), Closer::kMostOfAUser));
-  }
-  return quotas_.Ask(principal, Resource::kSessions);
 }
 
 void Service::RemoveSocket() {
@@ -515,10 +507,13 @@ absl::Status Service::Adopt(CoreState saved) {
   for (const auto& [id, session] : saved.sessions) {
     // What was not kept was never welcomed, so it holds nothing.
     const bool closed = session.state == Session::State::kClosed;
-    if (closed && handover_->Left(Handover::ProcessOf(id))) {
+    const bool process = handover_->Left(Handover::ProcessOf(id));
+    if (closed && process) {
       sessions_->Adopt(id, session.peer.principal, UniqueFd(),
                        handover_->Take(Handover::ProcessOf(id)));
-    } else if (session.is_rank() && IsLeft(id)) {
+    } else if (session.is_rank() && process &&
+               handover_->Left(Handover::SocketOf(id)) &&
+               handover_->Left(Handover::UsePageOf(id))) {
       const absl::Status adopted = AdoptRank(session);
       if (adopted.ok()) reached.insert(id);
       if (!adopted.ok()) {
@@ -540,12 +535,6 @@ absl::Status Service::Adopt(CoreState saved) {
   if (!gone.empty()) Execute(core_.ProcessesGone(gone, now));
   Pass(CrashPoint::kTakenOver);
   return absl::OkStatus();
-}
-
-bool Service::IsLeft(SessionId id) const {
-  return handover_->Left(Handover::SocketOf(id)) &&
-         handover_->Left(Handover::ProcessOf(id)) &&
-         handover_->Left(Handover::UsePageOf(id));
 }
 
 absl::Status Service::AdoptExtents(const CoreState& saved) {
@@ -586,18 +575,31 @@ void Service::SayReady() {
 
 void Service::Execute(Effects effects) {
   Pass(CrashPoint::kChangeUnsaved);
-  Save();
+  handover_->Save(core_, loop_->now());
   Pass(CrashPoint::kChangeSaved);
   ++executing_;
   for (Effect& effect : effects) {
-    std::visit([this](auto& typed) { Do(typed); }, effect);
+    std::visit(
+        Overloaded{
+            [&](DestroyExtent& e) { extents_->Destroy(e.id); },
+            [&](HoldsMemory& e) { grants_->pages().Hold(e.slot, e.holds); },
+            [&](PromiseCopies& e) {
+              grants_->pages().Promise(e.slot, e.rates);
+            },
+            [&](UseLinks& e) { grants_->pages().UseLinks(std::move(e.links)); },
+            [&](DetachGrants& e) { grants_->Detach(e.slot); },
+            [&](SolvePlan& e) { solver_->Solve(std::move(e)); },
+            [&](StopSolving& e) { solver_->Stop(e.round); },
+            [&](HurrySolving& e) { solver_->Hurry(e.round); },
+            [&](auto& other) { Do(other); }},
+        effect);
   }
   Pass(CrashPoint::kEffectsDone);
-  if (--executing_ == 0 && core_.NoticesSent()) Save();
+  if (--executing_ == 0 && core_.NoticesSent()) {
+    handover_->Save(core_, loop_->now());
+  }
   events_.WriteNew(core_.log(), loop_->now());
 }
-
-void Service::Save() { handover_->Save(core_, loop_->now()); }
 
 void Service::Do(MakeExtent& effect) {
   if (UniqueFd kept = handover_->Take(Handover::NameOf(effect.id))) {
@@ -606,8 +608,6 @@ void Service::Do(MakeExtent& effect) {
   }
   extents_->Make(effect.id, effect.pool, effect.size, effect.who);
 }
-
-void Service::Do(DestroyExtent& effect) { extents_->Destroy(effect.id); }
 
 // Runs at once: it is a system call per extent, and their number is bounded.
 void Service::Do(AskHolders& effect) {
@@ -776,20 +776,6 @@ void Service::Do(AttachGrants& effect) {
   if (page != nullptr) sessions_->HoldUntilKept(effect.session, page->get());
 }
 
-void Service::Do(HoldsMemory& effect) {
-  grants_->pages().Hold(effect.slot, effect.holds);
-}
-
-void Service::Do(PromiseCopies& effect) {
-  grants_->pages().Promise(effect.slot, effect.rates);
-}
-
-void Service::Do(UseLinks& effect) {
-  grants_->pages().UseLinks(std::move(effect.links));
-}
-
-void Service::Do(DetachGrants& effect) { grants_->Detach(effect.slot); }
-
 void Service::Do(ReadProfile& effect) {
   const Session* session = core_.session(effect.session);
   if (session == nullptr) return;
@@ -803,21 +789,9 @@ void Service::Do(ReadProfile& effect) {
   });
 }
 
-void Service::Do(SolvePlan& effect) { solver_->Solve(std::move(effect)); }
-
-void Service::Do(StopSolving& effect) { solver_->Stop(effect.round); }
-
-void Service::Do(HurrySolving& effect) { solver_->Hurry(effect.round); }
-
 void Service::ReadCopies() {
   core_.CopiesSeen(grants_->pages().Used());
   core_.LateSeen(grants_->pages().Late());
-}
-
-void Service::ReadProgress() {
-  for (const auto& [round, progress] : solver_->Progress()) {
-    core_.PlanProgressed(round, progress);
-  }
 }
 
 // --- reading the state: what sessions ask, and what a snapshot has -----------
@@ -857,7 +831,9 @@ void Service::AnswerQuery(SessionId id, RequestId request, PlanId plan) {
 }
 
 Snapshot Service::TakeSnapshot(const Snapshots::View& view) {
-  ReadProgress();
+  for (const auto& [round, progress] : solver_->Progress()) {
+    core_.PlanProgressed(round, progress);
+  }
   ReadCopies();
   Snapshot snapshot = core_.TakeSnapshot(
       view.principal ? &*view.principal : nullptr, loop_->now());

@@ -116,7 +116,6 @@ class Service {
  private:
   explicit Service(ServiceOptions options);
   absl::Status Prepare();
-  absl::Status Listen();
   void MakeSessions();
   // The threads and processes that do for the loop what takes long.
   void MakeParts();
@@ -126,7 +125,6 @@ class Service {
   // error leaves everything as it was, for another daemon.
   absl::StatusOr<bool> TakeOver();
   absl::Status Adopt(CoreState saved);
-  bool IsLeft(SessionId id) const;
   absl::Status AdoptExtents(const CoreState& saved);
   // An error: something of the session is missing, and it ends.
   absl::Status AdoptRank(const Session& session);
@@ -137,7 +135,6 @@ class Service {
 
   // Connections, requests and ends of sessions, as events of the core.
   absl::Status Connected(UniqueFd& socket);
-  absl::Status MayAttach(const Principal& principal);
   void OnMessage(SessionId id, wire::Message& message);
   // Judges what policy cannot: whether there is room for another rank, and
   // which GPUs the peer may use (`shown`: descriptors of their device nodes).
@@ -169,7 +166,6 @@ class Service {
   // Effects.
   void Execute(Effects effects);
   void Do(MakeExtent& effect);
-  void Do(DestroyExtent& effect);
   void Do(AskHolders& effect);
   void Do(SendReply& effect);
   void Do(SendNotice& effect);
@@ -177,19 +173,10 @@ class Service {
   void Do(Forget& effect);
   void Do(KillProcess& effect);
   void Do(AttachGrants& effect);
-  void Do(DetachGrants& effect);
-  void Do(HoldsMemory& effect);
-  void Do(PromiseCopies& effect);
-  void Do(UseLinks& effect);
   void Do(ReadProfile& effect);
-  void Do(SolvePlan& effect);
-  void Do(StopSolving& effect);
-  void Do(HurrySolving& effect);
   // Memory did not come back: finds the processes that have it, at most once
   // in a while.
   void LookForHolders();
-  // What the workers say since they were asked last.
-  void ReadProgress();
   // What ranks have copied by now; before what ends a session, or reads.
   void ReadCopies();
   void SendGranted(SessionId session, RequestId request,
@@ -197,8 +184,6 @@ class Service {
   // Converts any reply but a lease or the state.
   Outgoing ToPacket(SessionId session, RequestId request, const Reply& reply);
   Outgoing WelcomePacket(SessionId session, const WelcomeReply& welcome);
-  // Saves what changed; logs the jobs with plans that are not saved.
-  void Save();
 
   ServiceOptions options_;
   std::unique_ptr<Loop> loop_;

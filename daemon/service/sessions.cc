@@ -134,22 +134,13 @@ void Sessions::Expire() {
   for (UniqueFd& done : in_flight_.Sweep(now)) {
     parts_.closer->CloseSession(std::move(done));
   }
-  RetryAll(now);
-  BreakStalled(now);
-}
-
-void Sessions::RetryAll(absl::Time now) {
-  std::vector<SessionId> waiting;
+  std::vector<SessionId> waiting, stalled;
   for (const auto& [id, channel] : channels_) {
     if (channel->retry_at() <= now) waiting.push_back(id);
   }
   for (SessionId id : waiting) {
     if (Channel* const channel = Find(id)) channel->Retry(now);
   }
-}
-
-void Sessions::BreakStalled(absl::Time now) {
-  std::vector<SessionId> stalled;
   for (const auto& [id, channel] : channels_) {
     if (channel->stall_deadline() <= now) stalled.push_back(id);
   }

@@ -89,9 +89,6 @@ class Sessions {
   int most_descriptors() const { return in_flight_.most(); }
 
  private:
-  void RetryAll(absl::Time now);
-  void BreakStalled(absl::Time now);
-
   const Parts parts_;
   const Handlers handlers_;
   InFlight in_flight_;

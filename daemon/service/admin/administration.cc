@@ -60,13 +60,6 @@ absl::Status Administration::Answers() {
   return OnLoop([] {});
 }
 
-absl::Status Administration::WritePolicy(const Policy& policy) {
-  if (!options_.write_policy) return absl::OkStatus();
-  const absl::Status written = options_.write_policy(policy);
-  if (written.ok() || absl::IsDataLoss(written)) return written;
-  return Annotate(written, "nothing was changed");
-}
-
 absl::StatusOr<Administration::Applied> Administration::ApplyOnLoop(
     const PolicyChange& change) {
   struct Attempt {
@@ -122,31 +115,36 @@ absl::StatusOr<Administration::Applied> Administration::Apply(
   SLUICE_RETURN_IF_ERROR(after->status());
   // DataLoss: the policy is written, but its folder could not be synced. It is
   // applied, and that status returned.
-  const absl::Status written = WritePolicy(**after);
-  if (!written.ok() && !absl::IsDataLoss(written)) return written;
+  const auto write = [this](const Policy& policy) {
+    return options_.write_policy ? options_.write_policy(policy)
+                                 : absl::OkStatus();
+  };
+  const absl::Status written = write(**after);
+  if (!written.ok() && !absl::IsDataLoss(written)) {
+    return Annotate(written, "nothing was changed");
+  }
   const auto applied = ApplyOnLoop(change);
   if (applied.ok()) {
     if (written.ok()) return applied;
     return Annotate(written, "it is in force");
   }
   // More came to be in use while it was written, or the loop ended.
-  const absl::Status back =
-      options_.write_policy ? options_.write_policy(*before) : absl::OkStatus();
+  const absl::Status back = write(*before);
   if (back.ok() || absl::IsDataLoss(back)) return applied;
   return Annotate(back, fmt::format("it is not in force ({}), but is written "
                                     "for the next daemon",
                                     std::string(applied.status().message())));
 }
 
-absl::StatusOr<Administration::Evicted> Administration::Evict(
-    const std::string& job, std::optional<uint32_t> uid, bool kill,
-    const std::string& reason) {
-  auto done = std::make_shared<Evicted>();
+absl::StatusOr<Core::Evicted> Administration::Evict(const std::string& job,
+                                                    std::optional<uint32_t> uid,
+                                                    bool kill,
+                                                    const std::string& reason) {
+  auto done = std::make_shared<Core::Evicted>();
   SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
     options_.see_copies();
-    Core::Evicted evicted = core_.Evict(job, uid, kill, reason, now());
-    *done = {evicted.sessions, evicted.processes};
-    Execute(std::move(evicted.effects));
+    *done = core_.Evict(job, uid, kill, reason, now());
+    Execute(std::exchange(done->effects, {}));
   }));
   if (done->sessions == 0 && done->processes == 0) {
     return absl::NotFoundError(fmt::format(

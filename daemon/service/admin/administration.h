@@ -62,19 +62,14 @@ class Administration {
   // As Core::Apply.
   absl::StatusOr<Applied> Apply(const PolicyChange& change);
   // NotFound: no session was ended and no process killed.
-  struct Evicted {
-    int sessions = 0;   // ended
-    int processes = 0;  // killed
-  };
-  absl::StatusOr<Evicted> Evict(const std::string& job,
-                                std::optional<uint32_t> uid, bool kill,
-                                const std::string& reason);
+  absl::StatusOr<Core::Evicted> Evict(const std::string& job,
+                                      std::optional<uint32_t> uid, bool kill,
+                                      const std::string& reason);
 
  private:
   absl::Status OnLoop(std::function<void()> task);
   // Applies it on the loop. Unavailable: it did not, and will not.
   absl::StatusOr<Applied> ApplyOnLoop(const PolicyChange& change);
-  absl::Status WritePolicy(const Policy& policy);
   // InvalidArgument if a cgroup that it names counts as no user of its own.
   absl::Status CheckCgroup(const PolicyChange& change) const;
   void Execute(Effects effects) { options_.execute(std::move(effects)); }

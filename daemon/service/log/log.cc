@@ -21,49 +21,25 @@ constexpr absl::Duration kLogPatience = absl::Milliseconds(100);
 std::atomic<LogLevel> current_level{LogLevel::kInfo};
 std::atomic<uint64_t> dropped_lines{0}, suppressed_lines{0};
 
-const char* NameOf(LogLevel level) {
-  switch (level) {
-    case LogLevel::kError:
-      return "error";
-    case LogLevel::kWarning:
-      return "warning";
-    case LogLevel::kInfo:
-      return "info";
-    case LogLevel::kDebug:
-      return "debug";
-  }
-  return "?";
-}
-
-// As syslog(3) numbers them.
-int PriorityOf(LogLevel level) {
-  switch (level) {
-    case LogLevel::kError:
-      return 3;
-    case LogLevel::kWarning:
-      return 4;
-    case LogLevel::kInfo:
-      return 6;
-    case LogLevel::kDebug:
-      return 7;
-  }
-  return 6;
-}
+// By level; as syslog(3) numbers them.
+constexpr const char* kNames[] = {"error", "warning", "info", "debug"};
+constexpr int kPriorities[] = {3, 4, 6, 7};
 
 std::string LineOf(LogLevel level, std::string_view text,
                    const LogFields& fields) {
   return fmt::format("{} {} {}{}\n",
                      absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(),
                                       absl::UTCTimeZone()),
-                     NameOf(level), text,
+                     kNames[static_cast<int>(level)], text,
                      fields.request.empty() ? "" : " (" + fields.request + ")");
 }
 
 std::string JournalEntryOf(LogLevel level, std::string_view text,
                            const LogFields& fields) {
-  JournalSocket::Fields all = {{"MESSAGE", std::string(text)},
-                               {"PRIORITY", std::to_string(PriorityOf(level))},
-                               {"SYSLOG_IDENTIFIER", "sluiced"}};
+  JournalSocket::Fields all = {
+      {"MESSAGE", std::string(text)},
+      {"PRIORITY", std::to_string(kPriorities[static_cast<int>(level)])},
+      {"SYSLOG_IDENTIFIER", "sluiced"}};
   if (!fields.event.empty()) all.emplace_back("SLUICE_EVENT", fields.event);
   if (!fields.request.empty()) {
     all.emplace_back("SLUICE_REQUEST", fields.request);

@@ -18,12 +18,6 @@
 namespace sluice::daemon {
 namespace {
 
-constexpr char kSocket = 's', kProcess = 'p', kUsePage = 'u', kExtent = 'e';
-
-std::string NameFor(char kind, uint64_t number) {
-  return fmt::format("{}{}", kind, number);
-}
-
 // nullopt: it is no name of that kind.
 std::optional<uint64_t> NumberIn(const std::string& name, char kind) {
   uint64_t number = 0;
@@ -34,29 +28,10 @@ std::optional<uint64_t> NumberIn(const std::string& name, char kind) {
   return number;
 }
 
-SessionId LastSession(const std::map<std::string, UniqueFd>& left) {
-  uint64_t last = 0;
-  for (const auto& [name, fd] : left) {
-    for (const char kind : {kSocket, kProcess, kUsePage}) {
-      last = std::max(last, NumberIn(name, kind).value_or(0));
-    }
-  }
-  return SessionId(last);
-}
-
 }  // namespace
 
-std::string Handover::NameOf(ExtentId extent) {
-  return NameFor(kExtent, extent.value());
-}
-std::string Handover::SocketOf(SessionId session) {
-  return NameFor(kSocket, session.value());
-}
-std::string Handover::ProcessOf(SessionId session) {
-  return NameFor(kProcess, session.value());
-}
-std::string Handover::UsePageOf(SessionId session) {
-  return NameFor(kUsePage, session.value());
+std::string Handover::NameFor(char kind, uint64_t number) {
+  return fmt::format("{}{}", kind, number);
 }
 
 // A starter that does not say that it keeps descriptors may only listen
@@ -89,7 +64,13 @@ absl::StatusOr<std::unique_ptr<Handover>> Handover::Start(
                           OpenStore(starter, std::move(post)));
   handover->left_ = std::move(starter.stored);
   handover->was_left_anything_ = !handover->left_.empty();
-  handover->last_session_left_ = LastSession(handover->left_);
+  uint64_t last = 0;
+  for (const auto& [name, fd] : handover->left_) {
+    for (const char kind : {kSocket, kProcess, kUsePage}) {
+      last = std::max(last, NumberIn(name, kind).value_or(0));
+    }
+  }
+  handover->last_session_left_ = SessionId(last);
   return handover;
 }
 
@@ -113,7 +94,11 @@ UniqueFd Handover::Take(const std::string& name) {
 
 void Handover::DropRest() {
   for (auto& [name, fd] : std::exchange(left_, {})) {
-    DropLeft(name, std::move(fd));
+    if (NumberIn(name, kSocket)) {
+      DropSocket(name, std::move(fd));
+    } else {
+      Drop(name);
+    }
   }
 }
 
@@ -154,26 +139,23 @@ void Handover::SaveAll(Core& core, absl::Time now) {
   const absl::Status saved = state_->Checkpoint(rows_.Everything(core));
   if (absl::IsResourceExhausted(saved)) {
     core.TouchAll();  // changes are not read until the state fits
-    return WaitUntilItFits(saved, now);
+    // The state that was saved before is out of date: the next daemon must not
+    // go on from it, whether or not the store still answers.
+    if (!try_again_at_) {
+      WriteLog(LogLevel::kError,
+               fmt::format("what this daemon knows is not saved, so the next "
+                           "one begins anew, until it fits again: {}",
+                           std::string(saved.message())));
+      state_->Void();
+    }
+    try_again_at_ = now + kTryAgain;
+    return;
   }
   if (!saved.ok()) return Fail(saved);
   if (!try_again_at_) return;
   try_again_at_.reset();
   WriteLog(LogLevel::kWarning,
            "what this daemon knows fits again, and is saved from here on");
-}
-
-// Voids the state that was saved before, which is out of date: from here on the
-// next daemon must not go on from it, whether or not the store still answers.
-void Handover::WaitUntilItFits(const absl::Status& why, absl::Time now) {
-  if (!try_again_at_) {
-    WriteLog(LogLevel::kError,
-             fmt::format("what this daemon knows is not saved, so the next one "
-                         "begins anew, until it fits again: {}",
-                         std::string(why.message())));
-    state_->Void();
-  }
-  try_again_at_ = now + kTryAgain;
 }
 
 void Handover::Stop(Core& core) {
@@ -256,11 +238,6 @@ void Handover::Refused(const std::string& name, UniqueFd fd, absl::Status why) {
 void Handover::Drop(const std::string& name) {
   refused_.erase(name);
   if (store_->keeps()) store_->Remove(name);
-}
-
-void Handover::DropLeft(const std::string& name, UniqueFd fd) {
-  if (NumberIn(name, kSocket)) return DropSocket(name, std::move(fd));
-  Drop(name);
 }
 
 void Handover::DropSocket(const std::string& name, UniqueFd socket) {

@@ -25,7 +25,6 @@
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -104,10 +103,18 @@ class Handover {
 
   DescriptorStore& store() { return *store_; }
 
-  static std::string NameOf(ExtentId extent);
-  static std::string SocketOf(SessionId session);
-  static std::string ProcessOf(SessionId session);
-  static std::string UsePageOf(SessionId session);
+  static std::string NameOf(ExtentId id) {
+    return NameFor(kExtent, id.value());
+  }
+  static std::string SocketOf(SessionId id) {
+    return NameFor(kSocket, id.value());
+  }
+  static std::string ProcessOf(SessionId id) {
+    return NameFor(kProcess, id.value());
+  }
+  static std::string UsePageOf(SessionId id) {
+    return NameFor(kUsePage, id.value());
+  }
   // How many descriptors the starter's store keeps; 0: it has none.
   static int64_t CapacityOf(const Starter& starter);
   // The daemon's own descriptors, at most, and each rank's.
@@ -125,13 +132,14 @@ class Handover {
   static constexpr absl::Duration kTryAgain = absl::Seconds(1);
   static constexpr absl::Duration kStoreAgain = absl::Seconds(10);
 
+  static constexpr char kSocket = 's', kProcess = 'p', kUsePage = 'u',
+                        kExtent = 'e';
+  static std::string NameFor(char kind, uint64_t number);
+
   Handover(Post post, Close close, StateFile::Sizes sizes)
       : post_(std::move(post)), close_(std::move(close)), sizes_(sizes) {}
-  // Drops it from the store, and closes it.
-  void DropLeft(const std::string& name, UniqueFd fd);
   absl::Status MakeState();
   void SaveAll(Core& core, absl::Time now);
-  void WaitUntilItFits(const absl::Status& why, absl::Time now);
   // Stops saving for good, since the store is lost.
   void Stop(Core& core);
   // Stops saving until StoreAgain has made the store whole.

@@ -21,7 +21,16 @@ class Urgency {
 
   // Must be called at least each kWindow while the thread computes. `cpu`: its
   // CPU time since it began, as of `now`, which does not go back.
-  bool IsUrgent(absl::Time now, absl::Duration cpu);
+  bool IsUrgent(absl::Time now, absl::Duration cpu) {
+    if (now < end_) return urgent_;
+    if (begin_ != absl::InfinitePast()) {
+      urgent_ = cpu - cpu_at_begin_ <= kMost * (now - begin_);
+    }
+    begin_ = now;
+    end_ = now + kWindow;
+    cpu_at_begin_ = cpu;
+    return urgent_;
+  }
   // The answer stays the same until then.
   absl::Time next() const { return end_; }
 
