@@ -87,6 +87,51 @@ struct Stats {
   Histogram plan_seconds{{0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30}};
   Histogram grant_wait_seconds{
       {0.0001, 0.001, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30}};
+
+  // What metrics list of it: visit(name, help, counter or histogram), and
+  // visit(name, help, counters, label) where there is one counter per value.
+  void Each(auto visit) const {
+    visit("sluice_sessions_opened_total", "Connections accepted.",
+          sessions_opened);
+    visit("sluice_sessions_refused_total",
+          "Connections ended because there were too many, or said no Hello.",
+          sessions_refused);
+    visit("sluice_client_deaths_total",
+          "Rank sessions that did not end by themselves.", client_deaths,
+          "reason");
+    visit("sluice_leases_granted_total", "Leases granted.", leases_granted);
+    visit("sluice_leases_refused_total", "Leases refused.", leases_refused,
+          "reason");
+    visit("sluice_lease_waits_total", "Waits of leases that ended.", waits,
+          "result");
+    visit("sluice_extents_made_total", "Extents made by the device.",
+          extents.made);
+    visit("sluice_extents_reused_total",
+          "Idle extents given to their principal again.", extents.reused);
+    visit("sluice_extents_destroyed_total",
+          "Idle extents destroyed to make room for another size or "
+          "principal, with time, or with their principal's last process.",
+          extents.destroyed);
+    visit("sluice_plans_total", "Plans by result.", plans, "result");
+    visit("sluice_plan_changes_total",
+          "New plans for running jobs, and what became of them.", plan_changes,
+          "result");
+    visit("sluice_plan_units_total",
+          "Units (repeated pieces of work) of plans, by whether their memory "
+          "was planned then or known before.",
+          plan_units, "result");
+    visit("sluice_lease_seconds",
+          "From a lease's request until its extents are there.", lease_seconds);
+    visit("sluice_plan_seconds",
+          "From the last profile until the worker's plan is checked.",
+          plan_seconds);
+    visit("sluice_map_seconds",
+          "How long ranks took to map a lease, as they report it.",
+          map_seconds);
+    visit("sluice_grant_wait_seconds",
+          "Time a step's copies waited for bandwidth grants.",
+          grant_wait_seconds);
+  }
 };
 
 }  // namespace sluice::daemon

@@ -1,6 +1,7 @@
 #include "daemon/metrics/prometheus_text.h"
 
 #include "daemon/metrics/metric_parts.h"
+#include "proto/base/overloaded.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -62,7 +63,6 @@ void AddHttp(const TcpListener& from, Families& to) {
 }
 
 void AddService(const Snapshot& from, Families& to) {
-  const Stats& stats = *from.stats;
   to.Add("sluice_build_info", "Always 1; the version is a label.",
          MetricType::Gauge);
   to.Value({{"version", SLUICE_VERSION}, {"driver", from.driver}}, 1);
@@ -82,60 +82,18 @@ void AddService(const Snapshot& from, Families& to) {
   to.Gauge("sluice_export_handles",
            "Physical memory handles the daemon holds exported.",
            static_cast<double>(from.extents));
-  to.Counter("sluice_sessions_opened_total", "Connections accepted.",
-             stats.sessions_opened);
-  to.Counter("sluice_sessions_refused_total",
-             "Connections ended because there were too many, or said no Hello.",
-             stats.sessions_refused);
-  to.CounterBy("sluice_client_deaths_total",
-               "Rank sessions that did not end by themselves.", "reason",
-               stats.client_deaths);
-}
-
-// What was leased, made and planned.
-void AddWork(const Stats& stats, Families& to) {
-  to.Counter("sluice_leases_granted_total", "Leases granted.",
-             stats.leases_granted);
-  to.CounterBy("sluice_leases_refused_total", "Leases refused.", "reason",
-               stats.leases_refused);
-  to.CounterBy("sluice_lease_waits_total", "Waits of leases that ended.",
-               "result", stats.waits);
-  to.Counter("sluice_extents_made_total", "Extents made by the device.",
-             stats.extents.made);
-  to.Counter("sluice_extents_reused_total",
-             "Idle extents given to their principal again.",
-             stats.extents.reused);
-  to.Counter("sluice_extents_destroyed_total",
-             "Idle extents destroyed to make room for another size or "
-             "principal, with time, or with their principal's last process.",
-             stats.extents.destroyed);
-  to.CounterBy("sluice_plans_total", "Plans by result.", "result", stats.plans);
-  to.CounterBy("sluice_plan_changes_total",
-               "New plans for running jobs, and what became of them.", "result",
-               stats.plan_changes);
-  to.CounterBy("sluice_plan_units_total",
-               "Units (repeated pieces of work) of plans, by whether their "
-               "memory was planned then or known before.",
-               "result", stats.plan_units);
-}
-
-void AddTimes(const Snapshot& from, Families& to) {
-  const Stats& stats = *from.stats;
-  to.AddHistogram("sluice_lease_seconds",
-                  "From a lease's request until its extents are there.",
-                  stats.lease_seconds);
-  to.AddHistogram("sluice_plan_seconds",
-                  "From the last profile until the worker's plan is checked.",
-                  stats.plan_seconds);
-  to.AddHistogram("sluice_map_seconds",
-                  "How long ranks took to map a lease, as they report it.",
-                  stats.map_seconds);
-  to.AddHistogram("sluice_grant_wait_seconds",
-                  "Time a step's copies waited for bandwidth grants.",
-                  stats.grant_wait_seconds);
   to.Counter("sluice_grant_stale_periods_total",
              "Times the heartbeat came so late that ranks ran without grants.",
              from.grant_stale_periods);
+  from.stats->Each(Overloaded{
+      [&](const char* name, const char* help, uint64_t count) {
+        to.Counter(name, help, static_cast<double>(count));
+      },
+      [&](const char* name, const char* help, const Histogram& seconds) {
+        to.AddHistogram(name, help, seconds);
+      },
+      [&](const char* name, const char* help, const auto& counts,
+          const char* label) { to.CounterBy(name, help, label, counts); }});
 }
 
 }  // namespace
@@ -153,8 +111,6 @@ std::string PrometheusText(const Snapshot& snapshot,
   Families families;
   AddFrozen(false, families);
   AddService(snapshot, families);
-  AddWork(*snapshot.stats, families);
-  AddTimes(snapshot, families);
   AddKeeping(snapshot, families);
   AddHttp(snapshot.http, families);
   AddLosses(snapshot, families);

@@ -7,6 +7,7 @@ Each is in a table of its folder's README.md, and each RPC is called.
 import re
 
 METRICS = "daemon/metrics/README.md"
+STATS = "daemon/core/stats.h"
 LABELS = {"sluice_job"}  # label names, not metrics
 COLUMNS = "client/ctl/README.md"
 STATUS = ("client/ctl/status/render.cc", "client/ctl/status/render_budgets.cc",
@@ -31,7 +32,8 @@ def check_metrics(files, readme):
     """files: {path: text}; both directions."""
     made = set()
     for path, text in files.items():
-        if path.startswith("daemon/metrics/") and path.endswith((".cc", ".h")):
+        if (path.startswith("daemon/metrics/") and path.endswith((".cc", ".h"))
+                or path == STATS):
             made |= set(re.findall(r'"((?:sluice|process)_[a-z0-9_]+)"', text))
     made -= LABELS
     told = {w for w in table_words(readme)
