@@ -333,7 +333,7 @@ absl::Status SessionImpl::Report(const StepReport& report) {
   // Communicators and what else is made at first use are there now. Without
   // this message the daemon still sees the bytes, but not which process holds
   // them.
-  if (totals_.reports == 1 && welcome_.limits.driver != "sim") {
+  if (totals_.reports == 1 && !IsSimulated(welcome_.limits.driver)) {
     const auto use = UseOfGpu();
     if (use.ok()) connection_->Post(*use).IgnoreError();
   }

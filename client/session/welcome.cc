@@ -6,6 +6,7 @@
 
 #include "kernels/device/sim/sim.h"
 #include "proto/base/grant_page.h"
+#include "proto/base/simulated.h"
 #include "proto/base/status.h"
 
 namespace sluice::client {
@@ -86,7 +87,7 @@ absl::StatusOr<Welcome> ReadWelcome(const wire::Message& message,
 
 absl::StatusOr<std::unique_ptr<device::Driver>> OpenDriver(
     const Welcome& welcome, const wire::Message& message) {
-  if (welcome.limits.driver == "sim") {
+  if (IsSimulated(welcome.limits.driver)) {
     return message.fds.size() > 2
                ? device::OpenSimDriver(welcome.sim_directory, message.fds[2])
                : device::OpenSimDriver(welcome.sim_directory);
