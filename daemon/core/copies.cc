@@ -39,11 +39,6 @@ void AddUpTo(uint64_t most, uint64_t more, uint64_t& sum) {
 
 }  // namespace
 
-const PlanCopies* Copies::PromisedTo(SessionId session) const {
-  const auto found = promised_.find(session);
-  return found != promised_.end() ? &found->second : nullptr;
-}
-
 std::map<SessionId, PlanCopies> Copies::CopiesOfPlans() const {
   std::map<SessionId, PlanCopies> copies;
   for (const auto& [id, demand] : joint_.Demands()) copies[id].demand = demand;
@@ -191,11 +186,6 @@ void Copies::LateSeen(const std::map<int, LateDirections>& late) {
     }
     counted = seen->second;
   }
-}
-
-LateDirections Copies::LateOf(SessionId session) const {
-  const auto late = late_.find(session);
-  return late != late_.end() ? late->second : LateDirections{};
 }
 
 }  // namespace sluice::daemon

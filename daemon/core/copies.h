@@ -34,7 +34,10 @@ class Copies {
 
   // --- promises ------------------------------------------------------------
   // Null: its plan copies nothing, or it has none.
-  const PlanCopies* PromisedTo(SessionId session) const;
+  const PlanCopies* PromisedTo(SessionId session) const {
+    const auto found = promised_.find(session);
+    return found != promised_.end() ? &found->second : nullptr;
+  }
   // After each event: where plans or ranks have changed.
   void Promise(absl::Time now, Effects& effects);
   // After sessions and plans were loaded: nothing has to be told.
@@ -49,7 +52,10 @@ class Copies {
   // Core::CopiesSeen, Core::LateSeen.
   void Seen(const std::map<int, Directions>& used);
   void LateSeen(const std::map<int, LateDirections>& late);
-  LateDirections LateOf(SessionId session) const;
+  LateDirections LateOf(SessionId session) const {
+    const auto late = late_.find(session);
+    return late != late_.end() ? late->second : LateDirections{};
+  }
   void Forget(SessionId session) { late_.erase(session); }
 
  private:

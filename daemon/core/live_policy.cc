@@ -155,8 +155,8 @@ void LivePolicy::UseMeasured(Effects& effects) {
 }
 
 absl::Status LivePolicy::CheckDrain() const {
-  if (!drain_) return absl::OkStatus();
-  return absl::FailedPreconditionError(TextOf(*drain_));
+  return drain_ ? absl::FailedPreconditionError(TextOf(*drain_))
+                : absl::OkStatus();
 }
 
 }  // namespace sluice::daemon

@@ -32,11 +32,6 @@ HowItEnded Describe(Exit exit) {
 SessionTable::SessionTable(const NodeConfig& config, Journal& journal)
     : config_(config), journal_(journal), slots_(kGrantSlots, false) {}
 
-const Session* SessionTable::Find(SessionId id) const {
-  const auto found = rows_.find(id);
-  return found != rows_.end() ? &found->second : nullptr;
-}
-
 Session* SessionTable::FindOpen(SessionId id) {
   Session* session = rows_.Find(id);
   const bool open = session && session->state != Session::State::kClosed;

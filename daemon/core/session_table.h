@@ -34,7 +34,10 @@ class SessionTable {
   Rows::const_iterator begin() const { return rows_.begin(); }
   Rows::const_iterator end() const { return rows_.end(); }
   // Null: there is none.
-  const Session* Find(SessionId id) const;
+  const Session* Find(SessionId id) const {
+    const auto found = rows_.find(id);
+    return found != rows_.end() ? &found->second : nullptr;
+  }
   // REQUIRES: it is there.
   const Session& at(SessionId id) const { return rows_.at(id); }
   Session& Edit(SessionId id) { return rows_.Edit(id); }
@@ -53,9 +56,9 @@ class SessionTable {
 
   // --- states --------------------------------------------------------------
   bool full() const { return std::ssize(rows_) >= config_.max_sessions; }
-  // The half-open session that ends when one more of `who` connects. If `who`
-  // has too many of these, it is its oldest; if there are too many in all, the
-  // oldest of the principal that has the most: a flood ends its own.
+  // The half-open session that ends when one more of this principal connects:
+  // its oldest, if it has too many of these; if there are too many in all, the
+  // oldest of the principal that has the most, so a flood ends its own.
   std::optional<SessionId> EndedByOneMore(const Principal& who) const;
   // REQUIRES: `id` is new.
   void Connect(SessionId id, const Peer& peer, absl::Time now);
@@ -76,7 +79,7 @@ class SessionTable {
   absl::Time NextDeadline() const;
 
   // --- what ranks were told ------------------------------------------------
-  // As these effects tell it.
+  // These effects tell ranks of their plans.
   void NotePlansTold(const Effects& effects);
   // The process has ended. A rank that freed what it had and ended well has
   // not died; of any other its peers are told.

@@ -111,11 +111,6 @@ std::shared_ptr<const plan::NodePlan> PlanRounds::KeepTogether(
   return shared;
 }
 
-PlanId PlanRounds::current(const JobKey& job) const {
-  const auto used = current_.find(job);
-  return used != current_.end() ? used->second : PlanId();
-}
-
 const PlanRounds::Kept* PlanRounds::FindKept(PlanId plan) const {
   for (const Kept& kept : kept_) {
     if (kept.plan->id == plan) return &kept;

@@ -97,7 +97,10 @@ class PlanRounds {
   void Use(const JobKey& job, PlanId plan);
   // A kept plan that the job is to use.
   void Promise(const JobKey& job, PlanId plan) { promised_.Put(job) = plan; }
-  PlanId current(const JobKey& job) const;
+  PlanId current(const JobKey& job) const {
+    const auto used = current_.find(job);
+    return used != current_.end() ? used->second : PlanId();
+  }
 
   // A rank left. Ranks that had submitted in the job's open rounds can wait no
   // longer: they are returned, and a solving round is given up; other jobs

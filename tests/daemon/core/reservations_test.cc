@@ -125,7 +125,8 @@ TEST_F(Reserved, IsShownAndKept) {
   CoreDriver next;
   ASSERT_THAT(next.core.SetPolicy(node_.core.live_policy().policy(), now),
               IsOk());
-  EXPECT_EQ(next.core.live_policy().policy(), node_.core.live_policy().policy());
+  EXPECT_EQ(next.core.live_policy().policy(),
+            node_.core.live_policy().policy());
   EXPECT_THAT(next.Lease(next.Attach("b", 0, 1, 2), Gpu(1), MiB(12)).status(),
               StatusIs(kNoRoom, HasSubstr("reserved for others")));
 }
