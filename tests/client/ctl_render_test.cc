@@ -2,7 +2,6 @@
 // run it with SLUICE_UPDATE_GOLDEN=1 and review the difference.
 #include <fmt/format.h>
 
-#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -12,7 +11,7 @@
 #include "client/ctl/status/render_events.h"
 #include "client/ctl/text/format.h"
 #include "client/ctl/text/table.h"
-#include "tests/support/places.h"
+#include "tests/support/golden.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/whole_lines.h"
 
@@ -25,23 +24,16 @@ using ::sluice::testing::WholeLines;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-std::string GoldenPath(const std::string& name) {
-  return InTree("tests/client/golden/" + name);
-}
-
 std::string Read(const std::string& name) {
-  std::ifstream file(GoldenPath(name));
+  std::ifstream file(InTree("tests/client/golden/" + name));
   std::stringstream text;
   text << file.rdbuf();
-  EXPECT_TRUE(file.good()) << GoldenPath(name);
+  EXPECT_TRUE(file.good()) << name;
   return text.str();
 }
 
 void ExpectGolden(const std::string& text, const std::string& name) {
-  if (std::getenv("SLUICE_UPDATE_GOLDEN") != nullptr) {
-    std::ofstream(GoldenPath(name)) << text;
-  }
-  EXPECT_EQ(text, Read(name));
+  testing::ExpectGolden(text, "tests/client/golden/" + name);
 }
 
 plan::NodePlan SamplePlan() {

@@ -1,13 +1,12 @@
 // `sluicectl plan swap`: what it reads, prints and refuses. Golden files as in
 // ctl_render_test.cc.
-#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "client/ctl/desk/render_swap.h"
 #include "client/ctl/desk/swap_problem.h"
 #include "tests/support/child.h"
+#include "tests/support/golden.h"
 #include "tests/support/places.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
@@ -53,13 +52,7 @@ class PlanSwapCli : public ::testing::Test {
 };
 
 void ExpectGolden(const std::string& text, const std::string& name) {
-  const std::string path = InTree("tests/client/golden/" + name);
-  if (std::getenv("SLUICE_UPDATE_GOLDEN") != nullptr) {
-    std::ofstream(path) << text;
-  }
-  std::stringstream expected;
-  expected << std::ifstream(path).rdbuf();
-  EXPECT_EQ(text, expected.str()) << path;
+  testing::ExpectGolden(text, "tests/client/golden/" + name);
 }
 
 // Two ranks like the example's and one with nothing to choose.

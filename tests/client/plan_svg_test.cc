@@ -8,6 +8,7 @@
 
 #include "gmock/gmock.h"
 #include "tests/planner/generator.h"
+#include "tests/support/golden.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::ctl {
@@ -41,6 +42,34 @@ int Count(const std::string& text, const std::string& what) {
     ++count;
   }
   return count;
+}
+
+// Sizes, lifetimes from a few to all colours, a time that does not begin at 0,
+// and buffers too small to be drawn one by one.
+planner::NamedTrace Mixed() {
+  planner::NamedTrace named;
+  for (int k = 0; k < 40; ++k) {
+    const int64_t lower = 1000 + 37 * (k * k % 23);
+    named.trace.buffers.push_back(
+        {k, lower, lower + 1 + k * k * k / 40, Bytes(k < 8 ? 300 : k * 1000)});
+    named.names.push_back(fmt::format("b{}", k));
+  }
+  named.trace.alignment = Bytes(512);
+  named.source = "mixed";
+  named.time_unit = "us";
+  return named;
+}
+
+TEST(PlanSvg, PicturesAreThoseThatWereLookedAt) {
+  planner::NamedTrace few = Staircase(10, 9);
+  planner::MemoryPlan gap = PlanOf(few);
+  gap.lower_bound = Bytes(12288);
+  gap.method = "";
+  const planner::NamedTrace mixed = Mixed();
+  testing::ExpectGolden(PlanSvg(few, gap),
+                        "tests/client/golden/plan_gap.svg");
+  testing::ExpectGolden(PlanSvg(mixed, PlanOf(mixed)),
+                        "tests/client/golden/plan_mixed.svg");
 }
 
 TEST(PlanSvg, AFewBuffersAreDrawnNamedAndTold) {

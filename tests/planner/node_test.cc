@@ -1,17 +1,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <fstream>
 #include <random>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "proto/plan/codec.h"
 #include "tests/planner/node_samples.h"
 #include "tests/planner/traces.h"
-#include "tests/support/places.h"
+#include "tests/support/golden.h"
 
 namespace sluice::planner {
 namespace {
@@ -181,8 +178,7 @@ TEST(PlanNode, ARankWithTwoProfilesIsAnError) {
 // ---- Golden ----------------------------------------------------------------
 
 // The plan of a node of two ranks with the segments of a streamed layer. A
-// change shows as a diff of tests/golden/planner; SLUICE_UPDATE_GOLDEN=1
-// rewrites it.
+// change shows as a diff of tests/golden/planner.
 plan::PlanRequest GoldenRequest() {
   std::mt19937 random(10);
   plan::PlanRequest request;
@@ -209,15 +205,8 @@ TEST(PlanNode, GoldenPlanOfAStreamedLayer) {
   for (plan::RankPlan& rank : plan.ranks) {
     for (plan::SegmentPlan& s : rank.segments) s.placement.seconds = 0;
   }
-  const std::string path = InTree("tests/golden/planner/node_plan.json");
-  const std::string actual = plan::Encode(plan) + "\n";
-  if (std::getenv("SLUICE_UPDATE_GOLDEN") != nullptr) {
-    std::ofstream(path) << actual;
-  }
-  std::ifstream file(path);
-  std::stringstream expected;
-  expected << file.rdbuf();
-  EXPECT_EQ(actual, expected.str()) << "differs from " << path;
+  testing::ExpectGolden(plan::Encode(plan) + "\n",
+                        "tests/golden/planner/node_plan.json");
 }
 
 }  // namespace

@@ -159,6 +159,71 @@ TEST(WaitingQueue, OnlyItsPoolItsUserOrTheLineGiveALeaseItsTurn) {
   EXPECT_THAT(release({}, now + kLong / 2), IsEmpty());
 }
 
+// By the rules at the top of waiting.h: whether a lease for 8 MiB of GPU 0, of
+// job "a" of user 1, holds up a later one.
+bool StaysBehind(Waiter::Lacks lacks, const JobKey& job,
+                 const LeaseRequest& asked, Rights rights, bool second_half) {
+  const JobKey head = {{1, ""}, "a"};
+  if (lacks == Waiter::Lacks::kPool) {
+    return asked.pool == Gpu(0) && (second_half || asked.size >= MiB(8)) &&
+           !(rights.reserved && job.principal.uid != 1) &&
+           !(rights.promised && job != head);
+  }
+  return asked.pool.kind == PoolKind::kGpu &&
+         (lacks == Waiter::Lacks::kUser ? job.principal == head.principal
+                                        : job == head);
+}
+
+// A new request, and one that waits and has its turn.
+TEST(WaitingQueue, WhatALeaseLacksSaysWhichLaterOnesStayBehindIt) {
+  const absl::Time began = absl::UnixEpoch();
+  const auto check = [&](Waiter::Lacks lacks, const JobKey& job,
+                         const LeaseRequest& asked, Rights rights,
+                         bool second_half) {
+    const absl::Time now = began + (second_half ? kLong / 2 : kLong / 3);
+    WaitingQueue line;
+    line.Join({.lacks = lacks,
+               .session = SessionId(1),
+               .asked = {Gpu(0), MiB(8)},
+               .job = {{1, ""}, "a"},
+               .since = began,
+               .deadline = began + kLong});
+    EXPECT_EQ(line.Before({{1, ""}, "a"}, {Gpu(0), MiB(8)}, {}, now).count, 1);
+    const bool stays = StaysBehind(lacks, job, asked, rights, second_half);
+    EXPECT_EQ(line.Before(job, asked, rights, now).count, stays ? 1 : 0);
+    line.Join({.session = SessionId(2),
+               .asked = asked,
+               .job = job,
+               .since = now,
+               .deadline = now + kLong});
+    bool tried = false;
+    line.Release(
+        now, {.all = true}, [&](const Waiter&) { return rights; },
+        [&](const Waiter& waiter) -> WaitingQueue::Turn {
+          tried = tried || waiter.session == SessionId(2);
+          return {WaitingQueue::Turn::Result::kStays, lacks};
+        },
+        [](const PlaceInLine&, const Waiter&) { FAIL(); });
+    EXPECT_EQ(tried, !stays);
+  };
+  for (int of = 0; of < 3 * 6 * 6 * 4 * 2; ++of) {
+    const auto lacks = static_cast<Waiter::Lacks>(of % 3);
+    const Principal users[] = {{1, ""}, {1, "/other"}, {2, ""}};
+    const JobKey job = {users[of / 3 % 3], of / 9 % 2 == 0 ? "a" : "b"};
+    const PoolId pools[] = {Gpu(0), Gpu(1), Host(0)};
+    const LeaseRequest asked = {pools[of / 18 % 3],
+                                MiB(of / 54 % 2 == 0 ? 7 : 8)};
+    const Rights rights = {of / 108 % 2 == 1, of / 216 % 2 == 1};
+    SCOPED_TRACE(::testing::Message()
+                 << "lacks " << of % 3 << ", job " << job.name << " of user "
+                 << job.principal.uid << job.principal.cgroup << ", pool "
+                 << of / 18 % 3 << ", " << asked.size.count()
+                 << " bytes, reserved " << rights.reserved << ", promised "
+                 << rights.promised);
+    check(lacks, job, asked, rights, of / 432 == 1);
+  }
+}
+
 TEST_F(WaitingLeases, AFittingLeaseIsGrantedAndAZeroWaitRefusedAtOnce) {
   EXPECT_THAT(Result(Wait(alice_, MiB(12))), IsOk());
   EXPECT_THAT(Result(Wait(bob_, MiB(8), absl::ZeroDuration())),

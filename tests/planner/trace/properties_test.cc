@@ -3,9 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <ostream>
 #include <string>
 #include <utility>
@@ -17,7 +14,7 @@
 #include "proto/plan/validate.h"
 #include "tests/planner/generator.h"
 #include "tests/planner/traces.h"
-#include "tests/support/places.h"
+#include "tests/support/golden.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::planner {
@@ -152,7 +149,6 @@ TEST(PlanProperties, TheSameTraceHasTheSamePlan) {
 
 // A line a plan, and two small plans whole: a change of the solvers that
 // moves a buffer shows as a diff of tests/golden/planner/memory_plans.txt.
-// SLUICE_UPDATE_GOLDEN=1 rewrites it.
 std::string Line(const std::string& name, const MemoryPlan& plan) {
   return fmt::format(
       "{}: {} buffers, peak {}, bound {}, max live {}, proved by {}, levels "
@@ -188,15 +184,7 @@ std::string GoldenPlans() {
 }
 
 TEST(GoldenPlans, AreThoseThatWereReviewed) {
-  const std::string path = InTree("tests/golden/planner/memory_plans.txt");
-  const std::string text = GoldenPlans();
-  if (std::getenv("SLUICE_UPDATE_GOLDEN") != nullptr) {
-    std::ofstream(path) << text;
-    return;
-  }
-  std::ifstream in(path);
-  const std::string golden((std::istreambuf_iterator<char>(in)), {});
-  EXPECT_EQ(text, golden) << "SLUICE_UPDATE_GOLDEN=1 rewrites " << path;
+  testing::ExpectGolden(GoldenPlans(), "tests/golden/planner/memory_plans.txt");
 }
 
 }  // namespace

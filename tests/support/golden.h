@@ -1,0 +1,27 @@
+// Text that was reviewed, in the tree. SLUICE_UPDATE_GOLDEN=1 writes it anew.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <string_view>
+
+#include "tests/support/places.h"
+
+namespace sluice::testing {
+
+inline void ExpectGolden(const std::string& text, std::string_view in_tree) {
+  const std::string path = InTree(in_tree);
+  if (std::getenv("SLUICE_UPDATE_GOLDEN") != nullptr) {
+    std::ofstream(path) << text;
+  }
+  std::stringstream golden;
+  golden << std::ifstream(path).rdbuf();
+  EXPECT_EQ(text, golden.str())
+      << "SLUICE_UPDATE_GOLDEN=1 writes " << path << " anew";
+}
+
+}  // namespace sluice::testing
