@@ -440,6 +440,30 @@ TEST_F(Replan, ARefusedChangeKeepsTheOldPlanAndIsNotRepeated) {
   EXPECT_THAT(Changes(a), SizeIs(1));
 }
 
+// A refusal ends the wait for its own job's memory only: what another job
+// gives back late is still planned anew for a join that did without it.
+TEST_F(Replan, AJoinAfterARefusalIsPlannedAgainWhenAnotherJobsMemoryComes) {
+  a = Ask("a");
+  Solve({{1, MiB(16)}});
+  held = LeaseHost(a, MiB(16));
+  const SessionId c = Ask("c");
+  Solve({{1, MiB(16)}, {1, MiB(16)}});
+  LeaseId of_c = LeaseHost(c, MiB(16));
+  b = Ask("b", 1);
+  Solve({{0.5, MiB(8)}, {1, MiB(16)}, {0.5, MiB(8)}});
+  Wait(absl::Seconds(60));
+  Solve({{0.5, MiB(8)}});
+  LeaseHost(b, MiB(8));
+  node.Ask(a, PlanTakenRequest{Changes(a)[0], false, "no lease"});
+  const SessionId d = Ask("d", 1);
+  Solve({{1, MiB(16)}, {0.5, MiB(8)}, {0.5, MiB(8)}, {0.5, MiB(8)}});
+  ASSERT_THAT(node.to_solve, SizeIs(1)) << "d alone, with what is free";
+  Solve({{0, Bytes(0)}});
+  EXPECT_EQ(Ready(d), 1u);
+  TakeChange(c, &of_c, MiB(8));
+  EXPECT_THAT(node.to_solve, SizeIs(1));
+}
+
 TEST_F(Replan, AGrowingJobIsNotifiedWhenItsMemoryIsFree) {
   // c leaves, so a may have more; but d asks too, and a must wait for b.
   a = Ask("a");
