@@ -197,11 +197,22 @@ def test_after_a_close_every_call_is_an_error(arena, close):
     assert arena.closed
     for call in (arena.put, lambda t: arena.get(host, "cpu"),
                  lambda t: arena.prefetch(host, "cpu"),
-                 lambda t: arena.add(host, t), lambda t: arena.drain()):
+                 lambda t: arena.add(host, t), lambda t: arena.drain(),
+                 lambda t: arena.reserve(4), lambda t: arena.fit(4)):
         refused(Status.FAILED_PRECONDITION, "closed", call, torch.ones(4))
     refused(Status.FAILED_PRECONDITION, "closed", arena.put, torch.ones(0))
     refused(Status.FAILED_PRECONDITION, "closed", arena.get, empty, "cpu")
     arena.close()
+
+
+def test_a_close_may_say_why_to_later_calls(arena):
+    host = arena.put(torch.ones(4))
+    arena.close("this arena is of an earlier step")
+    refused(Status.FAILED_PRECONDITION, "of an earlier step", arena.get, host,
+            "cpu")
+    arena.close()
+    refused(Status.FAILED_PRECONDITION, "of an earlier step", arena.get, host,
+            "cpu")
 
 
 def test_a_killed_daemon_leaves_the_arena_at_work(daemon, arena):

@@ -1,0 +1,121 @@
+"""The thread that looks whether a rank failed raises in the one that computes,
+unless a stream runs there, which raises itself."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from support import await_true, forked
+
+from sluice.errors import PeerFailed
+from sluice.peers import PeerWatch
+from sluice.ranks import Ranks
+
+CPU = torch.device("cpu")
+
+
+def watch_of(ranks, told):
+    ranks.told = told
+    return PeerWatch(ranks, SimpleNamespace(_watched_by=lambda watch: None),
+                     CPU)
+
+
+def stub(**more):
+    return SimpleNamespace(**{
+        "failed": None, "within": 0, "hears_deaths": False, **more})
+
+
+def in_a_thread(work):
+    """What `work` raised there."""
+    raised: list[str] = []
+
+    def run():
+        try:
+            work()
+        except PeerFailed as error:
+            raised.append(str(error))
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return raised
+
+
+def wait_a_little():
+    for _ in range(200):
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("within", [0, 1, 2])
+def test_what_a_rank_told_is_raised_where_no_stream_runs(within, capsys):
+    ranks = stub(within=within)
+
+    def work():
+        watch = watch_of(ranks, lambda: "")
+        assert not watch.look()
+        ranks.told = lambda: "rank 1 failed"
+        assert watch.look()
+        wait_a_little()
+    raised = in_a_thread(work)
+    assert isinstance(ranks.failed, PeerFailed)
+    assert raised == ([] if within else ["rank 1 failed (ABORTED)"])
+    assert "rank 1 failed: this rank cannot go on" in capsys.readouterr().err
+
+
+def test_it_raises_in_the_thread_that_computed_last():
+    ranks = stub()
+    watch = watch_of(ranks, lambda: "")
+
+    def work():
+        watch.computes()
+        ranks.told = lambda: "rank 1 failed"
+        watch.look()
+        wait_a_little()
+    assert in_a_thread(work) == ["rank 1 failed (ABORTED)"]
+
+
+def test_nothing_is_told_of_a_watch_that_was_closed(capfd):
+    ranks = stub(within=1)
+    watch = watch_of(ranks, lambda: "rank 1 failed")
+    watch.close()
+    assert watch.look()
+    assert ranks.failed is None and capfd.readouterr().err == ""
+
+
+def test_a_death_is_heard_before_the_next_look():
+    ranks, before = stub(within=1), time.monotonic()
+    watch = watch_of(ranks, lambda: "")
+    watch.peer_died("rank 1: killed by signal 9")
+    await_true("it is told", lambda: ranks.failed is not None)
+    assert time.monotonic() - before < 0.5
+    assert "killed by signal 9" in str(ranks.failed)
+
+
+def test_a_stream_counts_what_runs_within_and_raises_what_a_peer_told():
+    def run():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0,
+                                world_size=1)
+        ranks = Ranks(dist.group.WORLD)
+        seen = []
+        with ranks.telling():
+            seen.append(ranks.within)
+            with ranks.telling():
+                seen.append(ranks.within)
+            seen.append(ranks.within)
+        assert [*seen, ranks.within] == [1, 2, 1, 0]
+        with pytest.raises(KeyError), ranks.telling():
+            raise KeyError
+        assert ranks.within == 0 and ranks._raised == ranks.call
+        ranks.failed = PeerFailed(10, "rank 1 failed")
+        for error in (None, KeyError):
+            with pytest.raises(PeerFailed), ranks.telling():
+                if error:
+                    raise error
+        with pytest.raises(KeyboardInterrupt), ranks.telling():
+            raise KeyboardInterrupt
+    ended = forked(run)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
