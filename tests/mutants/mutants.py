@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
 """Do the tests find defects? Draws single-statement mutants of all production
 code by a seed, as many of a room as its lines, and runs the tests that reach
-each, short ones that reach few first, until one fails. What none finds is
-listed.
+each until one fails: first those that share a word with its path, that are
+short, and that reach few. What none finds is listed.
 
 All mutants are built at once, each behind a switch (mutant schemata; Untch,
-Offutt and Harrold 1993): SLUICE_MUTANT=N turns one on, and one run of the
-suite tells which tests reach which. Goes on where an earlier run ended.
+Offutt and Harrold 1993): SLUICE_MUTANT=N turns one on, and a run of each test
+tells which it reaches; of Python, which cases do. Kind after kind of tests: a
+mutant that short ones find never waits for the long ones. Goes on where an
+earlier run ended.
 """
 
 import argparse
 import collections
 import concurrent.futures
+import dataclasses
 import json
 import os
 import random
@@ -29,7 +32,9 @@ sys.path.insert(0, os.path.join(ROOT, "tests/run"))
 import suite  # noqa: E402
 
 LEAST_FOUND = 0.85
-BUDGET_SECONDS = 90  # of tests that one mutant may survive
+BUDGET_SECONDS = 300  # of tests of one kind that a mutant may survive
+CASES = 10  # of a Python test
+KINDS = [suite.OWN_PROGRAM_ONLY, {"python"}, {"integration", "attacks"}]
 TESTS = ["-LE", "^(root|deep|bench|package)$",
          "-E", "^(layers|lint|mutants|run)_"]
 
@@ -132,24 +137,50 @@ def run(entry, limit, **more):
 
 
 def look(entry, folder):
-    """Which mutants a test reaches: none where it fails without one."""
+    """Which mutants a test reaches, and of Python the cases that do: none
+    where it fails without one."""
     here = os.path.join(folder, "reached", entry.name)
     shutil.rmtree(here, ignore_errors=True)
     os.makedirs(here)
     passed, seconds = run(entry, 900, SLUICE_MUTANTS_REACHED=here)
+    reached = {number: read(os.path.join(here, number)).splitlines()
+               for number in os.listdir(here)}
     return {"name": entry.name, "seconds": seconds, "passed": passed,
-            "reached": sorted(map(int, os.listdir(here)))}
+            "reached": reached}
 
 
-def judge(number, site, tests):
-    """`tests`: (seconds, how many it reaches, entry) of those that reach it."""
-    row = {"name": number, "site": str(site), "room": os.path.dirname(
+def cases_of(entry, look, number):
+    """The entry, of a Python test with only those cases that reach the mutant
+    and the fewest others."""
+    reach = collections.Counter(case for each in look["reached"].values()
+                                for case in each)
+    cases = sorted(look["reached"][number], key=reach.get)[:CASES]
+    if not cases or "" in cases:  # "": where a module is imported
+        return entry
+    files = [word for word in entry.command if word.endswith("_test.py")]
+    return dataclasses.replace(entry, command=[
+        word for word in entry.command if word not in files] + [
+        file + case[len(name):] for case in cases
+        for name in [case.partition("::")[0]]
+        for file in files if file.endswith("/" + name)])
+
+
+def judge(name, site, tests):
+    """`tests`: rows of `look` with their entries, of those that reach it."""
+    number = name.split()[0]
+    row = {"name": name, "site": str(site), "room": os.path.dirname(
         site.path), "said": "survived" if tests else "not reached", "by": []}
+    words = set(re.split(r"[/._]", site.path))
+
+    def order(test):
+        return (-len(words.intersection(test[1].name.split("_"))),
+                test[0]["seconds"] * len(test[0]["reached"]))
     spent = 0.0
-    for seconds, _, entry in sorted(tests, key=lambda test: test[0] * test[1]):
-        if spent + seconds > BUDGET_SECONDS:
+    for look, entry in sorted(tests, key=order):
+        if spent + look["seconds"] > BUDGET_SECONDS:
             continue
-        passed, took = run(entry, 30 + 3 * seconds, SLUICE_MUTANT=str(number))
+        passed, took = run(cases_of(entry, look, number),
+                           30 + 3 * look["seconds"], SLUICE_MUTANT=number)
         spent += took
         row["by"].append(entry.name)
         if not passed:
@@ -231,18 +262,25 @@ def main():
             json.dump([vars(site) for site in draw.drawn], file, indent=1)
     entries = suite.entries(os.path.join(tree, "build/release"), [
         *TESTS, *(["-R", given.tests] if given.tests else [])])
-    looked = remembered(os.path.join(folder, "tests.jsonl"), look,
-                        [entry.name for entry in entries],
-                        [(entry, folder) for entry in entries])
-    reach = [[(looked[entry.name]["seconds"],
-               len(looked[entry.name]["reached"]), entry) for entry in entries
-              if looked[entry.name]["passed"]
-              and number in looked[entry.name]["reached"]]
-             for number in range(given.count)]
-    judged = remembered(
-        os.path.join(folder, "judged.jsonl"), judge, range(given.count),
-        [(number, site, reach[number])
-         for number, site in enumerate(draw.drawn)])
+    left, judged = dict(enumerate(draw.drawn)), {}
+    for k, kind in enumerate(KINDS):
+        mine = [entry for entry in entries if entry.labels & kind]
+        looked = remembered(os.path.join(folder, "tests.jsonl"), look,
+                            [entry.name for entry in mine],
+                            [(entry, folder) for entry in mine])
+        said = remembered(
+            os.path.join(folder, "judged.jsonl"), judge,
+            [f"{number} {k}" for number in left],
+            [(f"{number} {k}", site, [
+                (looked[entry.name], entry) for entry in mine
+                if looked[entry.name]["passed"]
+                and str(number) in looked[entry.name]["reached"]])
+             for number, site in left.items()])
+        for number in [*left]:
+            row, before = said[f"{number} {k}"], judged.get(number)
+            judged[number] = row if before is None or row["by"] else before
+            if row["said"] == "found":
+                del left[number]
     same = read("tests/mutants/equivalent.txt").splitlines()
     return 0 if table(judged.values(), same) else 1
 

@@ -29,7 +29,7 @@ class Sites(unittest.TestCase):
 
     def test_declarations_comments_and_parts_of_statements_are_left_alone(self):
         for line in ("  constexpr int kMost = 3;", "  // if (a) b();",
-                     "  using A = B;", "      Other(b));",
+                     "  using A = B;", "      Other(b));", "  while (true) {",
                      "  if (auto* a = Find(1)) {"):
             self.assertEqual(changes("a.cc", line) - {
                 ("auto* a = Find(1)", "auto* a = Find(2)")}, set(), line)

@@ -1,4 +1,5 @@
-"""The switch of Python's mutants; see mutant.h."""
+"""The switch of Python's mutants; see mutant.h. What reaches one is written
+with pytest's case."""
 
 import os
 
@@ -8,8 +9,11 @@ _seen = set()
 
 
 def on(number):
-    if _FOLDER and number not in _seen:
-        _seen.add(number)
-        with open(os.path.join(_FOLDER, str(number)), "w", encoding="ascii"):
-            pass
+    if _FOLDER:
+        case = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+        if (number, case) not in _seen:
+            _seen.add((number, case))
+            with open(os.path.join(_FOLDER, str(number)), "a",
+                      encoding="utf-8") as file:
+                file.write(case + "\n")
     return number == _ON
