@@ -1,4 +1,6 @@
 // sluicectl plan train and plan validate as a process.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <fstream>
@@ -10,6 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/child.h"
+#include "tests/support/golden.h"
 #include "tests/support/places.h"
 #include "tests/support/temp_dir.h"
 
@@ -68,6 +71,42 @@ TEST(PlanTrain, JsonIsTheGoldenObject) {
     }
     ++other;
   }
+}
+
+// Whole answers, as people read them, and each method's numbers by six digits,
+// which no other compiler rounds away: a change of the cost model is a diff.
+TEST(PlanTrain, AnswersAreThoseThatWereReviewed) {
+  std::string text;
+  for (const char* const asked :
+       {"--model llama-8b --hardware h100-80g --gpus 8 --seq-len 256K "
+        "--compare",
+        "--model mixtral-8x7b --hardware h200-141g --gpus 16 --method megatron "
+        "--seq-len 128K",
+        "--model gpt-175b --hardware dgx-a100-40g --gpus 8 --seq-len 1M",
+        "--model qwen3-8b --hardware gh200 --gpus 2 --max-step 1h "
+        "--engine python"}) {
+    const ChildResult answer = Plan(fmt::format("train {}", asked));
+    text += fmt::format("$ {}\n{}{}exit {}\n\n", asked, answer.out, answer.err,
+                        answer.exit_code);
+  }
+  for (const char* const method : {"megatron", "ulysses", "memo", "fpdt",
+                                   "alst", "upipe", "ring", "sluice"}) {
+    for (const char* const on :
+         {"--model gpt-7b --hardware a800-80g --gpus 8 --seq-len 128K",
+          "--model llama-70b --hardware b200 --gpus 16 --seq-len 64K "
+          "--global-batch 32 --max-seq-len"}) {
+      const ChildResult answer =
+          Plan(fmt::format("train --json --method {} {}", method, on));
+      text += fmt::format("$ {} {}\n", method, on);
+      const Json numbers = Json::parse(answer.out).flatten();
+      for (const auto& [key, value] : numbers.items()) {
+        text += value.is_number_float()
+                    ? fmt::format("{} {:.6g}\n", key, value.get<double>())
+                    : fmt::format("{} {}\n", key, value.dump());
+      }
+    }
+  }
+  testing::ExpectGolden(text, "tests/golden/planner/train_answers.txt");
 }
 
 TEST(PlanTrain, JsonSaysWhatStopsTheLongestSequence) {
