@@ -8,7 +8,9 @@
 
 #include "absl/time/clock.h"
 #include "client/train/launch/outcome.h"
+#include "client/train/launch/process.h"
 #include "tests/support/child.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 
 namespace sluice::train {
@@ -56,6 +58,46 @@ std::unique_ptr<Child> LaunchStoppable(const TempDir& dir,
              "/up$RANK; while :; do sleep 0.05; done");
   AwaitRanks(dir);
   return launcher;
+}
+
+pid_t RunScript(const std::string& script,
+                std::vector<std::pair<std::string, std::string>> added = {}) {
+  const auto pid = Spawn(
+      {.argv = {"/bin/sh", "-c", script}, .environment = std::move(added)});
+  SLUICE_CHECK_OK(pid.status());
+  return *pid;
+}
+
+TEST(Process, IsAwaitedAsLongAsItMayTake) {
+  const pid_t slow = RunScript("sleep 0.5; exit 3");
+  EXPECT_EQ(WaitFor(slow, absl::Milliseconds(1)), std::nullopt);
+  const auto ended = WaitFor(slow, absl::Seconds(60));
+  ASSERT_TRUE(ended.has_value());
+  EXPECT_EQ(DescribeWaitStatus(*ended), "exit status 3");
+}
+
+TEST(Process, IsKilledWhereItDoesNotEnd) {
+  const TempDir dir;
+  const pid_t deaf =
+      RunScript("trap '' TERM; touch " + dir.path() + "/up0 " + dir.path() +
+                "/up1; while :; do sleep 0.02; done");
+  AwaitRanks(dir);
+  EXPECT_FALSE(IsStopped(deaf));
+  kill(deaf, SIGSTOP);
+  while (!IsStopped(deaf)) absl::SleepFor(absl::Milliseconds(5));
+  kill(deaf, SIGCONT);
+  EndProcess(deaf, absl::Milliseconds(50));
+  EXPECT_EQ(kill(deaf, 0), -1) << "it is reaped";
+}
+
+TEST(Process, WhatIsAddedReplacesNoOtherVariable) {
+  setenv("SLUICE_A", "1", 1);
+  setenv("SLUICE_AB", "2", 1);
+  const pid_t child = RunScript(
+      "test $SLUICE_AB = 2 -a $SLUICE_C = 4 -a \"$(env | grep ^SLUICE_A=)\" = "
+      "SLUICE_A=3",
+      {{"SLUICE_A", "3"}, {"SLUICE_C", "4"}});
+  EXPECT_EQ(WaitFor(child, absl::Seconds(60)), 0);
 }
 
 TEST(Launcher, EachRankKnowsItsPlace) {

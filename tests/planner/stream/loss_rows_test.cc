@@ -21,9 +21,13 @@ TEST(LossRows, AreManyWhereTheVocabularyIsLarge) {
 
 // Llama 8B: more rows would only take memory, 128 MiB for every 256 of them.
 TEST(LossRows, AreFewerWhereTheHeadIsASmallPart) {
-  const int64_t rows = LossRows(ModelWithVocabulary(32, 4096, 128256), 2);
+  const ModelShape model = ModelWithVocabulary(32, 4096, 128256);
+  const int64_t rows = LossRows(model, 2);
   EXPECT_GE(rows, kLeastLossRows);
   EXPECT_LT(rows, 512);
+  // The head's gradient is read and written, its bf16 weights read twice.
+  EXPECT_NEAR(static_cast<double>(rows),
+              4096.0 * 128256 * 12 * 100 / (0.05 * 6 * model.parameters()), 1);
 }
 
 TEST(LossRows, DoNotDependOnTheChunk) {
@@ -117,6 +121,25 @@ TEST(CalibrationStep, CutsTheLossAsTheWholeStepDoes) {
       EXPECT_EQ(one.rows, whole.rows) << layers << " of " << vocab;
     }
   }
+}
+
+// What it calibrates may run any layers again, and fits no single layer.
+TEST(CalibrationStep, IsAValidStepOfOneLayer) {
+  StreamOptions options{.model = Llama({.layers = 4,
+                                        .hidden = 64,
+                                        .heads = 4,
+                                        .kv_heads = 2,
+                                        .ffn = 128,
+                                        .vocab = 256}),
+                        .layout = ChunkLayout(1000, 64, 1),
+                        .alpha = 0};
+  options.rerun_chunks = 10;
+  options.rerun_layers = 4;
+  const StreamOptions step = CalibrationStep(options);
+  EXPECT_TRUE(Validate(step).ok()) << Validate(step);
+  EXPECT_EQ(step.model.layers, 1);
+  EXPECT_EQ(step.rerun_chunks, 0);
+  EXPECT_LT(step.layout.seq_len(), 1000);
 }
 
 }  // namespace
