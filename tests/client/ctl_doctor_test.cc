@@ -1,16 +1,26 @@
 // The doctor on made-up facts: each check is seen failing.
+#include <pwd.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "client/ctl/doctor/checks.h"
+#include "client/ctl/doctor/read_facts.h"
 #include "client/ctl/doctor/render_doctor.h"
 #include "client/ctl/doctor/told_facts.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/device/driver.h"
+#include "proto/base/cgroup.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
 
 namespace sluice::ctl {
 namespace {
@@ -526,6 +536,45 @@ TEST(Doctor, PrintsALinePerFindingAndTheSameAsJson) {
   EXPECT_EQ(json.at("findings")[0].at("health"), "problem");
   EXPECT_EQ(json.at("findings")[1].at("ok"), true);
   EXPECT_TRUE(json.at("findings")[1].at("fix").is_null());
+}
+
+// Where no daemon runs: this process's own, in a folder that is there.
+TEST(ReadFacts, AreOfThisProcessWhereNoDaemonRuns) {
+  const testing::TempDir dir;
+  std::filesystem::create_directory(dir.File("run"));
+  std::ofstream(dir.File("run/session.sock")) << "";
+  chmod(dir.File("run/session.sock").c_str(), 0620);
+  const Facts facts =
+      ReadFacts({dir.File("run/session.sock"), dir.File("run/admin.sock")});
+  EXPECT_FALSE(facts.daemon.reached.ok());
+  EXPECT_EQ(facts.user, getpwuid(getuid())->pw_name);
+  EXPECT_FALSE(facts.version.empty());
+  EXPECT_TRUE(facts.makes_folder);
+  EXPECT_FALSE(facts.keeper || facts.unit || facts.http_listener);
+  EXPECT_EQ(facts.process.pid, std::nullopt);
+  EXPECT_FALSE(facts.process.hidden);
+  EXPECT_EQ(facts.process.user, getuid());
+  EXPECT_FALSE(facts.process.memory_nodes.empty());
+  EXPECT_EQ(facts.process.memory.has_value(),
+            CgroupMemoryLimit("self").has_value());
+  const auto limit = [](int of, auto rlim_t_of) {
+    rlimit both;
+    getrlimit(static_cast<__rlimit_resource>(of), &both);
+    const rlim_t value = both.*rlim_t_of;
+    return value == RLIM_INFINITY ? std::optional<int64_t>()
+                                  : std::optional(static_cast<int64_t>(value));
+  };
+  EXPECT_EQ(facts.process.locked_bytes,
+            limit(RLIMIT_MEMLOCK, &rlimit::rlim_cur));
+  EXPECT_EQ(facts.process.open_files, limit(RLIMIT_NOFILE, &rlimit::rlim_max));
+  EXPECT_FALSE(facts.machine.online_nodes.empty());
+  EXPECT_GT(facts.machine.huge_page, Bytes(0));
+  EXPECT_EQ(facts.session.seen, Seen::kThere);
+  EXPECT_EQ(facts.session.mode & 0777, 0620);
+  EXPECT_TRUE(facts.session.usable);
+  EXPECT_EQ(facts.session.owner, facts.user);
+  EXPECT_EQ(facts.folder.seen, Seen::kThere);
+  EXPECT_EQ(facts.admin.seen, Seen::kMissing);
 }
 
 TEST(ToldFacts, LimitsAreTheKernelsColumns) {

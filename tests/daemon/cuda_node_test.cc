@@ -98,6 +98,27 @@ TEST(CudaNode, SizesAreMultiplesOfEachKindsGranularity) {
   }
 }
 
+TEST(CudaNode, HasWhatIsConfigured) {
+  const TempDir root;
+  Config config;
+  config.principal_limits = {GiB(1), GiB(2)};
+  config.job_limits = {GiB(3), GiB(4)};
+  config.named_job_limits = {{"tune", {GiB(5), GiB(6)}}};
+  config.user_weights = {{7, 2.5}};
+  config.longest_wait = absl::Minutes(11);
+  config.plan_time_limit = absl::Seconds(12);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Node node, OpenCuda(root, config));
+  EXPECT_EQ(node.config.driver, "cuda");
+  EXPECT_FALSE(node.config.hostname.empty());
+  EXPECT_EQ(node.config.own_uid, geteuid());
+  EXPECT_EQ(node.config.principal_limits, config.principal_limits);
+  EXPECT_EQ(node.config.job_limits, config.job_limits);
+  EXPECT_EQ(node.config.named_job_limits, config.named_job_limits);
+  EXPECT_EQ(node.config.user_weights, config.user_weights);
+  EXPECT_EQ(node.config.wait_limits.longest, absl::Minutes(11));
+  EXPECT_EQ(node.config.plan_time_limit, absl::Seconds(12));
+}
+
 TEST(CudaNode, APoolThatNothingFitsIntoIsRefused) {
   const TempDir root;
   EXPECT_THAT(OpenCuda(root, {.gpu_pool = MiB(3)}),
