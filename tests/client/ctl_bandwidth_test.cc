@@ -132,6 +132,8 @@ TEST(MeasuredLinks, AreATableAndJson) {
   EXPECT_EQ(json["links"][0]["set"]["both_bytes_per_second"], 0.9e9);
   EXPECT_EQ(json["links"][0]["set"]["from"], "configuration");
   EXPECT_TRUE(json["links"][1]["set"]["from"].is_null());
+  EXPECT_EQ(json["links"][0]["set"]["h2d_bytes_per_second"], 20e9);
+  EXPECT_TRUE(json["links"][0]["set"]["d2h_bytes_per_second"].is_null());
   EXPECT_TRUE(json["kept"].is_null());
   EXPECT_EQ(nlohmann::json::parse(MeasuredJson(node, 2, false))["kept"],
             "waits");

@@ -62,6 +62,10 @@ class LostOutput(Node):
                 "doctor", "plan validate", "plan swap --example", "--version",
                 "plan --help")
 
+    def test_a_broken_pipe_does_not_end_the_daemon(self):
+        self.start().send_signal(signal.SIGPIPE)
+        self.assertEqual(self.ctl("status").returncode, 0)
+
     def test_a_full_disk_is_one_line_and_exit_status_1(self):
         self.start()
         with open("/dev/full", "w", encoding="ascii") as full:

@@ -144,6 +144,49 @@ TEST(CudaNode, TheHostPoolIsTheSameHoweverMuchOfItIsHeld) {
   EXPECT_EQ(next.config.extent.host, first.config.extent.host);
 }
 
+TEST(CudaNode, TheHostPoolIsOfTheMemoryThatItsGroupMayUse) {
+  for (const auto& [limit, memory] :
+       {std::pair{GiB(1), GiB(1)}, std::pair{GiB(9), GiB(4)}}) {
+    const TempDir root;
+    WriteMemoryInfo(root, GiB(4), GiB(3));
+    std::filesystem::create_directories(root.path() + "/proc/self");
+    std::ofstream(root.path() + "/proc/self/cgroup") << "0::/\n";
+    std::filesystem::create_directories(root.path() + "/sys/fs/cgroup");
+    std::ofstream(root.path() + "/sys/fs/cgroup/memory.max")
+        << limit.count() << "\n";
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Node node, OpenCuda(root));
+    EXPECT_EQ(node.config.hosts[0].pool, memory / 2 / node.config.hosts.size());
+  }
+}
+
+// What a driver and its contexts take: 1 GiB, of large GPUs 6 %.
+TEST(CudaNode, AGpusPoolLeavesRoomForItsDriver) {
+  for (const auto& [machine, memory, spare] :
+       {std::tuple{"memory_mib=4096", GiB(4), GiB(1)},
+        std::tuple{"memory_mib=65536", GiB(64), GiB(64) * 6 / 100}}) {
+    const TempDir root;
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Node node, OpenCuda(root, {}, machine));
+    const GpuConfig& gpu = node.config.gpus.at(0);
+    EXPECT_LE(gpu.pool, memory - spare);
+    EXPECT_GT(gpu.pool, memory - spare - MiB(600)) << "whole extents";
+  }
+}
+
+TEST(SimNode, HasTheNodesThatAreConfigured) {
+  const TempDir root, run;
+  Config config;
+  config.driver = Config::DriverChoice::kSim;
+  config.sim.gpus = 4;
+  config.sim.numa_nodes = 2;
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Node node,
+                              OpenNode(config, run.path(), root.path()));
+  EXPECT_EQ(node.config.hosts.size(), 2u);
+  ASSERT_EQ(node.config.gpus.size(), 4u);
+  EXPECT_EQ(node.config.gpus[1].numa, NumaIndex(0));
+  EXPECT_EQ(node.config.gpus[2].numa, NumaIndex(1));
+  EXPECT_EQ(node.config.gpus[0].pool, config.sim.gpu_memory) << "no spare";
+}
+
 TEST(CudaNode, ItSaysWhyHostMemoryIsOfTheLesserKind) {
   const TempDir root;
   SLUICE_ASSERT_OK_AND_ASSIGN(const Node best, OpenCuda(root));

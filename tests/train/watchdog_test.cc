@@ -66,6 +66,10 @@ TEST_F(WatchdogTest, WhoWaitsIsNotLateButWhoItWaitsFor) {
   ++ranks_[1].sample.events;
   EXPECT_THAT(Pass(1), ElementsAre(HasSubstr("rank 1 goes on after 58 s")));
   EXPECT_EQ(end_, "");
+  Waits(0, 6);
+  EXPECT_THAT(Pass(61),
+              ElementsAre(HasSubstr("for 30 s"), HasSubstr("for 60 s")))
+      << "again when it is twice as long";
 }
 
 // It waits for its GPU, and that one for the other's.

@@ -197,6 +197,28 @@ TEST(RequestHistory, ForgetsTheOldestWhereErrorsHaveMuchText) {
             RequestHistory::Seen::kAnswered);
 }
 
+// What was forgotten, loaded anew or taken back is not counted any more.
+TEST(RequestHistory, ErrorsThatAreGoneLeaveTheirRoomToOthers) {
+  RequestHistory history;
+  uint64_t last = 0;
+  const auto fill = [&] {
+    for (int i = 0; i < 100; ++i) {
+      history.Begin(RequestId(++last));
+      history.Answer(RequestId(last),
+                     absl::NotFoundError(
+                         std::string(RequestHistory::kMostText / 50, 'x')));
+    }
+    return history.requests().size();
+  };
+  const size_t most = fill();
+  history.Clear();
+  EXPECT_EQ(fill(), most);
+  history.Load({}, RequestId(last));
+  EXPECT_EQ(fill(), most);
+  history.TakeBack(RequestId(last), absl::NotFoundError("y"));
+  EXPECT_EQ(fill(), most);
+}
+
 TEST(RequestHistory, ForgetsAcknowledgedAnswersAndNoRunningRequest) {
   CoreDriver node;
   node.make_at_once = false;

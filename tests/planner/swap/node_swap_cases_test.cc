@@ -411,6 +411,46 @@ TEST(NodeSwap, TensorsThatAreSharedAreToBeChosenAlike) {
             "");
 }
 
+TEST(NodeSwap, EveryNumberIsRefusedBelowItsLeast) {
+  using Change = void (*)(SwapProblem&);
+  const std::pair<const char*, Change> changes[] = {
+      {"links[0].h2d_bytes_per_s",
+       [](SwapProblem& p) { p.links[0].h2d_bytes_per_s = 0; }},
+      {"links[0].d2h_bytes_per_s",
+       [](SwapProblem& p) { p.links[0].d2h_bytes_per_s = 0; }},
+      {"links[0].total_bytes_per_s",
+       [](SwapProblem& p) { p.links[0].total_bytes_per_s = 0; }},
+      {"numa[0].id", [](SwapProblem& p) { p.numa[0].id = -1; }},
+      {"numa[0].host_budget_bytes",
+       [](SwapProblem& p) { p.numa[0].host_budget_bytes = -1; }},
+      {"hosts[0].budget_bytes",
+       [](SwapProblem& p) { p.hosts[0].budget_bytes = -1; }},
+      {"ranks[0].gpu_budget_bytes",
+       [](SwapProblem& p) { p.ranks[0].gpu_budget_bytes = -1; }},
+      {"ranks[0].tensors[0].recompute_s",
+       [](SwapProblem& p) { p.ranks[0].tensors[0].recompute_s = -1; }},
+      {"layers", [](SwapProblem& p) { p.ranks[0].kinds[0].layers = 0; }},
+      {"resident_layers",
+       [](SwapProblem& p) { p.ranks[0].kinds[0].resident_layers = -1; }},
+      {"forward_layer_s",
+       [](SwapProblem& p) { p.ranks[0].kinds[0].forward_layer_s = 0; }},
+      {"forward_d2h_fixed_bytes",
+       [](SwapProblem& p) {
+         p.ranks[0].kinds[0].forward_d2h_fixed_bytes = -1;
+       }},
+      {"backward_h2d_fixed_bytes", [](SwapProblem& p) {
+         p.ranks[0].kinds[0].backward_h2d_fixed_bytes = -1;
+       }}};
+  for (const auto& [path, change] : changes) {
+    SwapProblem p = OneRank();
+    p.hosts = {{"job", 1e9}};
+    p.ranks[0].tensors = {{.name = "a", .bytes = 1, .recompute_s = 1}};
+    ASSERT_EQ(Complaint(p), "");
+    change(p);
+    EXPECT_THAT(Complaint(p), HasSubstr(std::string(path) + ": ")) << path;
+  }
+}
+
 TEST(NodeSwap, NonsenseIsRefusedWithItsPath) {
   SwapProblem p = OneRank();
   p.ranks[0].tensors = {{.name = "a", .bytes = 1}, {.name = "b", .bytes = -1}};

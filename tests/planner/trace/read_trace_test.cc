@@ -225,6 +225,15 @@ TEST(PyTorchTrace, RequestsArePairedByAddressInTheOrderOfTheirTimes) {
   EXPECT_EQ(named->trace.alignment, Bytes(512));
 }
 
+// From a profiler whose clock began later: -2.75, -2.5, -0.25 us.
+TEST(PyTorchTrace, TimesBelowZeroAreInTheirOrderToo) {
+  const auto named =
+      Read(Chrome({Memory("-0.25", 7, -512), Memory("-2.75", 7, 512),
+                   Memory("-2.5", 9, 1024)}));
+  ASSERT_THAT(named, IsOk());
+  EXPECT_THAT(Rows(*named), ElementsAre("0 [1, 3) 512", "1 [2, 4) 1024"));
+}
+
 TEST(PyTorchTrace, TiesKeepTheFilesOrder) {
   const auto named =
       Read(Chrome({Memory("5", 7, 512), Memory("5", 7, -512),

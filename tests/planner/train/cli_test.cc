@@ -89,22 +89,39 @@ TEST(PlanTrain, AnswersAreThoseThatWereReviewed) {
     text += fmt::format("$ {}\n{}{}exit {}\n\n", asked, answer.out, answer.err,
                         answer.exit_code);
   }
+  const auto add_numbers = [&](const std::string& asked) {
+    const ChildResult answer = Plan("train --json " + asked);
+    text += "$ " + asked + "\n";
+    const Json numbers = Json::parse(answer.out).flatten();
+    for (const auto& [key, value] : numbers.items()) {
+      text += value.is_number_float()
+                  ? fmt::format("{} {:.6g}\n", key, value.get<double>())
+                  : fmt::format("{} {}\n", key, value.dump());
+    }
+  };
   for (const char* const method : {"megatron", "ulysses", "memo", "fpdt",
                                    "alst", "upipe", "ring", "sluice"}) {
     for (const char* const on :
          {"--model gpt-7b --hardware a800-80g --gpus 8 --seq-len 128K",
           "--model llama-70b --hardware b200 --gpus 16 --seq-len 64K "
           "--global-batch 32 --max-seq-len"}) {
-      const ChildResult answer =
-          Plan(fmt::format("train --json --method {} {}", method, on));
-      text += fmt::format("$ {} {}\n", method, on);
-      const Json numbers = Json::parse(answer.out).flatten();
-      for (const auto& [key, value] : numbers.items()) {
-        text += value.is_number_float()
-                    ? fmt::format("{} {:.6g}\n", key, value.get<double>())
-                    : fmt::format("{} {}\n", key, value.dump());
-      }
+      add_numbers(fmt::format("--method {} {}", method, on));
     }
+  }
+  for (const char* const settings :
+       {"--method megatron --tp 4 --dp 1 --pp 2 --interleave 2 --recompute "
+        "selective --model gpt-7b --hardware a800-80g --gpus 8 --seq-len 16K",
+        "--method fpdt --chunk 4K --model gpt-2.7b --hardware fpdt-a100-40g "
+        "--gpus 4 --seq-len 128K",
+        "--engine trainer --sp 8 --alpha 0.5 --no-keep --chunk 16K --model "
+        "llama-8b --hardware h100-80g --gpus 8 --seq-len 256K",
+        "--engine python --sp 4 --dp 2 --chunk 8K --model llama-8b --hardware "
+        "h100-80g --gpus 8 --seq-len 256K",
+        "--method memo --tp 2 --cp 2 --pp 2 --alpha 0.25 --model gpt-7b "
+        "--hardware dgx-a100 --gpus 8 --seq-len 128K",
+        "--method megatron --model mixtral-8x7b --tp 2 --cp 2 --dp 4 --ep 8 "
+        "--zero 1 --hardware h200-141g --gpus 16 --seq-len 32K"}) {
+    add_numbers(settings);
   }
   testing::ExpectGolden(text, "tests/golden/planner/train_answers.txt");
 }

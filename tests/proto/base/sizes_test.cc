@@ -56,6 +56,8 @@ TEST(Sizes, WhatIsNoSizeIsNamed) {
 TEST(Sizes, AnExactSizeReadsBackToTheByte) {
   EXPECT_EQ(ExactBytes(MiB(36)), "36MiB");
   EXPECT_EQ(ExactBytes(GiB(1) + KiB(4)), "1048580KiB");
+  EXPECT_EQ(ExactBytes(GiB(1) * 1024 * 2048), "2048TiB");
+  EXPECT_EQ(FormatBytes(GiB(1) * 1024 * 2048), "2048 TiB");
   for (const Bytes size : {Bytes(0), Bytes(1), Bytes(1000), MiB(3) + Bytes(7),
                            GiB(5000), Bytes(INT64_C(123456789012347))}) {
     EXPECT_EQ(ParseBytes(ExactBytes(size)).value(), size);
