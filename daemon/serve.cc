@@ -37,10 +37,9 @@ namespace {
 // How long an end waits for what runs beside the loop.
 constexpr absl::Duration kEndingPatience = absl::Milliseconds(300);
 
-// Null: built without (the wheel's daemon). While another program has the TCP
-// port, only the unix socket is served. `kept` is what an earlier daemon left;
-// where its ranks wait to be served (`takes_over`), no fault of HTTP ends the
-// start.
+// While another program has the TCP port, only the unix socket is served.
+// `kept` is what an earlier daemon left; where its ranks wait to be served
+// (`takes_over`), no fault of HTTP ends the start: null.
 absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(
     const Config& config, const std::string& runtime_dir,
     const std::map<std::string, UniqueFd>& kept, bool takes_over) {
@@ -51,22 +50,12 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(
   if (const auto left = kept.find(Handover::kHttp); left != kept.end()) {
     SLUICE_ASSIGN_OR_RETURN(options.left, left->second.Duplicate());
   }
-  const bool is_wanted = !options.listen.empty();
-  const bool asked =
-      (config.http_listen && is_wanted) || !config.http_socket_group.empty();
   auto http = StartHttpServer(std::move(options));
   if (http.ok() && !(*http)->listener().fault.empty()) {
     WriteLog(LogLevel::kWarning,
              fmt::format("no metrics on TCP: {}; it is tried again every {} s",
                          (*http)->listener().fault,
                          absl::ToInt64Seconds(HttpServer::kListenAgain)));
-  }
-  if (absl::IsUnimplemented(http.status()) && !asked) {
-    if (is_wanted) {
-      WriteLog(LogLevel::kWarning,
-               "no metrics: " + std::string(http.status().message()));
-    }
-    return nullptr;
   }
   if (!http.ok() && takes_over) {
     WriteLog(LogLevel::kError,
@@ -150,7 +139,7 @@ absl::Status Freeze(const Arguments& arguments, const std::string& why,
 struct Opened {
   std::optional<LogThread> log;
   std::optional<RuntimeLock> lock;
-  std::unique_ptr<HttpServer> http;  // null: built without
+  std::unique_ptr<HttpServer> http;  // null: see StartHttp
   std::optional<Node> node;
 };
 

@@ -35,8 +35,7 @@ struct HttpOptions {
 };
 
 // Checks all that Start would refuse, except what only a socket would tell.
-// InvalidArgument: `listen`; NotFound: the group; Unimplemented: a daemon that
-// was built without HTTP (the wheel's).
+// InvalidArgument: `listen`; NotFound: the group.
 absl::Status CheckHttp(const HttpOptions& options);
 
 class HttpServer {
@@ -62,8 +61,7 @@ class HttpServer {
 
 // Serves at once, but says 503 until Serve. A TCP port that is taken is tried
 // again until it is free (`listener` says why). InvalidArgument: `listen` is
-// not of that form; NotFound, PermissionDenied: of the group; Unimplemented: as
-// CheckHttp.
+// not of that form; NotFound, PermissionDenied: of the group.
 absl::StatusOr<std::unique_ptr<HttpServer>> StartHttpServer(
     HttpOptions options);
 

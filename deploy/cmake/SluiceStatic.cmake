@@ -54,8 +54,8 @@ execute_process(COMMAND ${CMAKE_CXX_COMPILER} -print-file-name=libgfortran.a
 set_target_properties(PkgConfig::CBC PROPERTIES INTERFACE_LINK_LIBRARIES
   "${parts};${fortran};ZLIB::ZLIB;m;Threads::Threads")
 
-# Debian has these two as shared libraries only, but their whole source is in
-# the headers.
+# Debian has these as shared libraries only. The whole source of the first two is
+# in the headers; of prometheus-cpp the daemon calls the text's writer alone.
 foreach(name fmt toml)
   add_library(sluice_archive_${name} STATIC
     ${CMAKE_CURRENT_LIST_DIR}/archives/${name}.cc)
@@ -64,10 +64,16 @@ foreach(name fmt toml)
 endforeach()
 set_target_properties(PkgConfig::TOMLPLUSPLUS PROPERTIES
   INTERFACE_LINK_LIBRARIES sluice_archive_toml)
-set(fmt_archive ${CMAKE_CURRENT_BINARY_DIR}/libsluice_archive_fmt.a)
-set_target_properties(fmt::fmt PROPERTIES
-  IMPORTED_LOCATION_NONE "${fmt_archive}")
-add_dependencies(fmt::fmt sluice_archive_fmt)
+add_library(sluice_archive_prometheus STATIC
+  ${SLUICE_DEBIAN_SOURCES}/prometheus/serializer.cc
+  ${SLUICE_DEBIAN_SOURCES}/prometheus/text_serializer.cc)
+foreach(pair fmt::fmt=fmt prometheus-cpp::core=prometheus)
+  string(REPLACE "=" ";" pair ${pair})
+  list(POP_FRONT pair target)
+  set_target_properties(${target} PROPERTIES IMPORTED_LOCATION_NONE
+    ${CMAKE_CURRENT_BINARY_DIR}/libsluice_archive_${pair}.a)
+  add_dependencies(${target} sluice_archive_${pair})
+endforeach()
 
 # Debian's archives of protobuf and Abseil are code for programs. In a shared
 # library, where it links at all, its thread-local variables lie in the block

@@ -123,15 +123,15 @@ make_venv() {
 
 bytecode() { "$1" -m compileall -q -j 0 "$2" || true; }
 
-# What SluiceStatic.cmake compiles again as position-independent code: Debian's
-# archives of these packages are not, so no shared library can take them.
+# SluiceStatic.cmake compiles these: Debian has prometheus-cpp as a shared
+# library only, and archives of the others without position-independent code.
 fetch_sources() {
   local folder=$deps/debian-sources new=$deps/debian-sources.new stamp
   stamp=$(dpkg-query -W -f '${source:Package} ${source:Version} ' \
-    libprotobuf-dev libabsl-dev)
+    libprotobuf-dev libabsl-dev prometheus-cpp-dev)
   [ "$(cat "$folder/.stamp" 2>/dev/null)" != "$stamp" ] || return 0
   rm -rf "$new" "$folder.old"; mkdir -p "$new"
-  step "Debian's sources of protobuf and Abseil (17 MB to download)" \
+  step "Debian's sources of 3 packages (17 MB to download)" \
     in_folder "$new" fetch_sources_here
   echo "$stamp" >"$new/.stamp"
   [ ! -e "$folder" ] || mv "$folder" "$folder.old"
@@ -158,6 +158,7 @@ fetch_sources_here() {
   apt-get "${options[@]}" update
   source_tree libprotobuf-dev src/google google
   source_tree libabsl-dev absl absl
+  source_tree prometheus-cpp-dev core/src prometheus
   rm -rf apt
 }
 

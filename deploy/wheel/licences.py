@@ -21,7 +21,8 @@ OF_THE_COMPILER = re.compile(
 # A test of the kit compares our declarations with them while it is compiled.
 OF_NVIDIA = re.compile(r"/(cuda(-[\d.]+)?|cu\d+)/")
 # Compiled anew from Debian's sources (deploy/cmake/SluiceStatic.cmake).
-FROM_SOURCE = {"google": "libprotobuf-dev", "absl": "libabsl-dev"}
+FROM_SOURCE = {"google": "libprotobuf-dev", "absl": "libabsl-dev",
+               "prometheus": "prometheus-cpp-dev"}
 DOCUMENTS = pathlib.Path("/usr/share/doc")
 COMMON = pathlib.Path("/usr/share/common-licenses")
 

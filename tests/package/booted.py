@@ -9,7 +9,7 @@ import sys
 import tempfile
 
 import rootfs
-from installed import run
+from installed import PACKED, run
 from rootfs import own_systemd
 
 NEXT_VERSION = "9.9.9"
@@ -32,9 +32,9 @@ def replace_daemon(deb, program):
 
 def prepare(build, work):
     quick = ["cpack", "-D", "CPACK_DEBIAN_COMPRESSION_TYPE=none"]
-    run(*quick, "-B", work + "/debs", cwd=build)
+    run(*quick, "-B", work + "/debs", cwd=PACKED)
     run(*quick, "-B", work + "/next", "-D", "CPACK_COMPONENTS_ALL=daemon",
-        "-D", "CPACK_PACKAGE_VERSION=" + NEXT_VERSION, cwd=build)
+        "-D", "CPACK_PACKAGE_VERSION=" + NEXT_VERSION, cwd=PACKED)
     [deb] = glob.glob(work + "/next/*.deb")
     # As all of a package's programs are.
     run("strip", "-o", work + "/sluiced-next", build + "/bin/sluiced-next")

@@ -5,6 +5,8 @@ import os
 import subprocess
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+# What `./dev package` packs; the phase "build for packages" makes it.
+PACKED = os.path.normpath(HERE + "/../../build/wheel")
 
 
 def run(*words, **more):

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Debian's own checker finds no error in the packages: lintian_test.py BUILD"""
+"""Debian's own checker finds no error in the packages, and they need glibc 2.35
+alone: lintian_test.py BUILD"""
 
 import glob
 import os
+import pathlib
 import sys
 import tempfile
 import unittest
@@ -11,17 +13,35 @@ import installed
 from installed import run
 
 BUILD = os.path.abspath(sys.argv.pop())
+sys.path.append(installed.HERE + "/../../deploy/package")
+import check_debs  # noqa: E402
 
 
 class Packages(unittest.TestCase):
 
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        run("cpack", "-B", folder.name, cwd=BUILD)
+        cls.debs = glob.glob(folder.name + "/*.deb")
+
     def test_have_no_error(self):
-        with tempfile.TemporaryDirectory() as folder:
-            run("cpack", "-B", folder, cwd=BUILD)
-            packages = glob.glob(folder + "/*.deb")
-            self.assertEqual(len(packages),
-                             len(installed.manifest(BUILD)), packages)
-            run("lintian", "--fail-on", "error", "--allow-root", *packages)
+        self.assertEqual(len(self.debs), len(installed.manifest(BUILD)),
+                         self.debs)
+        # Libraries are linked in on purpose.
+        run("lintian", "--fail-on", "error", "--allow-root",
+            "--suppress-tags", "embedded-library", *self.debs)
+
+    def test_need_glibc_2_35_alone(self):
+        for deb in self.debs:
+            self.assertEqual(check_debs.check(pathlib.Path(deb)), [])
+
+    def test_are_refused_with_another_library_or_a_newer_glibc(self):
+        self.assertEqual(check_debs.problems_of("systemd, libc6 (>= 2.35)"), [])
+        self.assertEqual(
+            check_debs.problems_of("libc6 (>= 2.36), libfmt9 (>= 9.1.0)"),
+            ["libc6 2.36", "libfmt9"])
 
 
 if __name__ == "__main__":

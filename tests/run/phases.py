@@ -71,7 +71,7 @@ PHASES = (
           "-LE", "^(root|deep)$", as_root=True,
           targets=("all", "ci_programs")),
     build("build for packages", "ci", 1800, "wheel", "kit_programs",
-          "sluicectl"),
+          "installable"),
     tests("tests of ci and root", "ci", 1200, "release", "-L", "^ci$",
           "-L", "^root$", "-LE", "^deep$", as_root=True,
           targets=("all", "ci_programs")),

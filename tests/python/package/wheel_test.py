@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import urllib.request
 import zipfile
 
 import pytest
@@ -161,13 +162,19 @@ def test_the_main_readmes_wheel_is_the_one_made(wheel) -> None:
     assert (TREE / install.split()[-1]) == wheel
 
 
-def test_its_daemon_refuses_http_by_name(environment, tmp_path) -> None:
+def test_its_daemon_serves_metrics(environment, tmp_path) -> None:
     config = tmp_path / "config.toml"
     config.write_text('[device]\ndriver = "sim"\n'
                       '[http]\nlisten = "127.0.0.1:0"\n')
     [sluiced] = pathlib.Path(environment["PATH"].split(":")[0]).parent.glob(
         "lib/python*/site-packages/sluice/bin/sluiced")
-    done = run(environment, tmp_path, str(sluiced), "--config", str(config),
-               "--runtime-dir", str(tmp_path / "run"))
-    assert done.returncode == 2
-    assert "built without HTTP" in done.stderr
+    with subprocess.Popen(
+            [sluiced, "--config", config, "--runtime-dir", tmp_path / "run"],
+            stdout=subprocess.PIPE, text=True) as daemon:
+        try:
+            ready = daemon.stdout.readline()
+            page = f"http://{ready.split('http=')[1].strip()}/metrics"
+            with urllib.request.urlopen(page) as answer:
+                assert b"sluice_gpu_usable" in answer.read()
+        finally:
+            daemon.terminate()
