@@ -482,7 +482,17 @@ LooseState Core::Loose() const {
   ledger_.AddLoose(loose);
   joint_.AddLoose(loose);
   loose.next_place = line_.next();
+  loose.gpus = NamesOfGpus();
   return loose;
+}
+
+GpuNames Core::NamesOfGpus() const {
+  GpuNames names;
+  for (const GpuConfig& gpu : config_.gpus) {
+    if (gpu.uuid.empty()) continue;
+    names[{PoolKind::kGpu, gpu.index.value()}] = gpu.uuid;
+  }
+  return names;
 }
 
 void Core::CheckInvariants() const {

@@ -156,7 +156,8 @@ class Core {
   // Everything but the journal and the units (state.h).
   CoreState Save() const {
     return {ledger_.Save(), joint_.Save(),   sessions_.rows().rows(),
-            last_session_,  policy_.drain(), line_.Save()};
+            last_session_,  policy_.drain(), line_.Save(),
+            NamesOfGpus()};
   }
   // Into a Core of the same node that no session has reached.
   void Load(CoreState saved);
@@ -183,6 +184,7 @@ class Core {
   void CheckInvariants() const;
 
  private:
+  GpuNames NamesOfGpus() const;
   void Dispatch(Session& session, RequestId request, const Request& body,
                 absl::Time now, Effects& effects);
   void Attach(Session& session, RequestId request, const HelloRequest& hello,

@@ -34,6 +34,10 @@
 
 namespace sluice::daemon {
 
+// The UUIDs of the GPUs that could be used: another start may number them
+// otherwise.
+using GpuNames = std::map<PoolId, std::string>;
+
 // --- the ledger (ledger.h draws the states) ---------------------------------
 struct LeaseState {
   enum class State { kMaking, kFailing, kGranted };
@@ -207,6 +211,7 @@ struct LooseState : LedgerRest {
   // Set by version 1 only; they have rows of kWaiter since.
   std::optional<std::vector<WaitingLease>> waiting_leases;
   NextRound next_joint;
+  GpuNames gpus;
   bool operator==(const LooseState&) const = default;
 };
 
@@ -218,6 +223,7 @@ struct CoreState {
   SessionId last_session;
   std::optional<Drain> drain;
   WaitingQueue::Saved waiting;
+  GpuNames gpus;
   bool operator==(const CoreState&) const = default;
 };
 

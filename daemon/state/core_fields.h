@@ -25,6 +25,7 @@ void Fields(auto& ar, Is<LooseState> auto& loose) {
   ar(11, loose.next_joint);
   ar(12, loose.last_session);
   ar(13, loose.next_place);
+  ar(14, loose.gpus);
 }
 void Fields(auto& ar, Is<ExtentRow> auto& row) {
   ar(1, row.pool);

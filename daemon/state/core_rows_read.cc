@@ -192,6 +192,7 @@ class RowReader {
     if (loose.waiting_leases) waiting_leases_ = *loose.waiting_leases;
     to_->joint.next = loose.next_joint;
     to_->last_session = loose.last_session;
+    to_->gpus = loose.gpus;
     return absl::OkStatus();
   }
   absl::StatusOr<Pool::Saved*> PoolOf(PoolId id) {

@@ -33,6 +33,28 @@ absl::Status CheckPools(const CoreState& saved, const Core& fresh) {
   return absl::OkStatus();
 }
 
+// A GPU that cannot be used has its number and no name here.
+absl::Status CheckGpus(const CoreState& saved, const NodeConfig& here) {
+  for (const GpuConfig& gpu : here.gpus) {
+    const PoolId id{PoolKind::kGpu, gpu.index.value()};
+    const auto named = saved.gpus.find(id);
+    if (named == saved.gpus.end() || gpu.uuid.empty() ||
+        gpu.uuid == named->second) {
+      continue;
+    }
+    bool used = !saved.ledger.pools.at(id).extents.empty();
+    for (const auto& [session, each] : saved.sessions) {
+      used |= each.is_rank() && each.hello.gpu == gpu.index;
+    }
+    if (!used) continue;
+    return absl::FailedPreconditionError(fmt::format(
+        "{} is {} here, and jobs use it as {}: start sluiced with that GPU in "
+        "its place (nvidia-smi -L, CUDA_VISIBLE_DEVICES)",
+        Name(id), gpu.uuid, named->second));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<StateFile>> OpenSaved(int fd) {
@@ -45,6 +67,7 @@ absl::StatusOr<CoreState> ReadSaved(const StateFile::Contents& contents,
                                     const Core& fresh) {
   SLUICE_ASSIGN_OR_RETURN(CoreState saved, ReadCore(contents, fresh.Save()));
   SLUICE_RETURN_IF_ERROR(CheckPools(saved, fresh));
+  SLUICE_RETURN_IF_ERROR(CheckGpus(saved, fresh.config()));
   for (const auto& [id, session] : saved.sessions) {
     const uint32_t speaks = session.hello.protocol;
     if (!session.is_rank() || (speaks >= wire::kProtocols.oldest &&

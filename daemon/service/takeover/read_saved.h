@@ -24,7 +24,7 @@ absl::StatusOr<std::unique_ptr<StateFile>> OpenSaved(int fd);
 // As ReadCore. `fresh` is a core of this node that no client has reached: it
 // fills what was not saved. Also Unimplemented if a session speaks a protocol
 // that this daemon does not, FailedPrecondition if more memory was made than a
-// pool has here.
+// pool has here, or if a GPU that jobs use has another UUID here.
 absl::StatusOr<CoreState> ReadSaved(const StateFile::Contents& contents,
                                     const Core& fresh);
 
