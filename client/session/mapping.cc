@@ -7,15 +7,15 @@
 namespace sluice::client {
 
 absl::StatusOr<std::unique_ptr<Mapping>> Mapping::Make(
-    device::Driver* driver, device::Placement where, DeviceIndex device,
+    device::Driver* driver, DeviceIndex device,
     const std::vector<Extent>& extents) {
   Bytes size;
   for (const Extent& extent : extents) size += extent.size;
   SLUICE_ASSIGN_OR_RETURN(std::byte* const base,
-                          driver->Reserve(size, where.kind));
+                          driver->Reserve(size, extents.front().where.kind));
   std::unique_ptr<Mapping> mapping(new Mapping(driver, base, size));
   for (const Extent& extent : extents) {
-    SLUICE_RETURN_IF_ERROR(mapping->MapExtent(where, extent));
+    SLUICE_RETURN_IF_ERROR(mapping->MapExtent(extent));
   }
   SLUICE_RETURN_IF_ERROR(driver->SetAccess(base, size, device));
   // A forked child would keep the memory alive after us. Memory of a real GPU
@@ -26,9 +26,10 @@ absl::StatusOr<std::unique_ptr<Mapping>> Mapping::Make(
   return mapping;
 }
 
-absl::Status Mapping::MapExtent(device::Placement where, const Extent& extent) {
-  SLUICE_ASSIGN_OR_RETURN(const device::Memory memory,
-                          driver_->Import(extent.fd, where, extent.size));
+absl::Status Mapping::MapExtent(const Extent& extent) {
+  SLUICE_ASSIGN_OR_RETURN(
+      const device::Memory memory,
+      driver_->Import(extent.fd, extent.where, extent.size));
   const absl::Status status =
       driver_->Map(base_ + mapped_.count(), extent.size, memory);
   // The mapping keeps the memory; the handle has done its work.

@@ -1,4 +1,4 @@
-// Extents of one lease, mapped side by side as one range. Internal to client.
+// Extents of a region, mapped side by side as one range. Internal to client.
 #pragma once
 
 #include <memory>
@@ -13,6 +13,7 @@ namespace sluice::client {
 struct Extent {
   UniqueFd fd;
   Bytes size;
+  device::Placement where;
 };
 
 // Unmaps on destruction. Thread safety: one owner.
@@ -20,9 +21,10 @@ class Mapping {
  public:
   // Imports and maps every extent, and lets `device` (and the CPU where it
   // can) read and write the range. A forked child does not get it. On an error
-  // nothing stays mapped. `driver` outlives the mapping.
+  // nothing stays mapped. `driver` outlives the mapping. REQUIRES: an extent,
+  // and all of one kind.
   static absl::StatusOr<std::unique_ptr<Mapping>> Make(
-      device::Driver* driver, device::Placement where, DeviceIndex device,
+      device::Driver* driver, DeviceIndex device,
       const std::vector<Extent>& extents);
   ~Mapping();
   Mapping(const Mapping&) = delete;
@@ -34,7 +36,7 @@ class Mapping {
  private:
   Mapping(device::Driver* driver, std::byte* base, Bytes size)
       : driver_(driver), base_(base), size_(size) {}
-  absl::Status MapExtent(device::Placement where, const Extent& extent);
+  absl::Status MapExtent(const Extent& extent);
 
   device::Driver* const driver_;
   std::byte* const base_;

@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <iterator>
 #include <utility>
+#include <vector>
 
 #include "client/copy/grant_pages.h"
 #include "client/session/connection.h"
@@ -17,6 +20,7 @@
 #include "proto/base/clock.h"
 #include "proto/base/mutex.h"
 #include "proto/base/peer_fault.h"
+#include "proto/base/shortage.h"
 #include "proto/base/simulated.h"
 #include "proto/base/span_text.h"
 #include "proto/base/status.h"
@@ -47,33 +51,39 @@ absl::Status WhyNoPlan(const wire::PlanFailed& failed) {
 class LeasedRegion final : public Region {
  public:
   LeasedRegion(std::shared_ptr<Connection> connection,
-               std::shared_ptr<device::Driver> driver, LeaseId lease)
-      : connection_(std::move(connection)),
-        driver_(std::move(driver)),
-        lease_(lease) {}
+               std::shared_ptr<device::Driver> driver)
+      : connection_(std::move(connection)), driver_(std::move(driver)) {}
   ~LeasedRegion() override {
     mapping_.reset();
-    wire::Request request;
-    request.mutable_free()->set_lease_id(lease_.value());
-    // Without a daemon the lease has ended anyway.
-    connection_->Call(request, {}, kFreeTimeout).status().IgnoreError();
+    for (const LeaseId lease : leases_) {
+      wire::Request request;
+      request.mutable_free()->set_lease_id(lease.value());
+      // Without a daemon the lease has ended anyway.
+      connection_->Call(request, {}, kFreeTimeout).status().IgnoreError();
+    }
   }
 
-  absl::Status Map(device::Placement where, DeviceIndex device,
-                   const std::vector<Extent>& extents) {
-    SLUICE_ASSIGN_OR_RETURN(
-        mapping_, Mapping::Make(driver_.get(), where, device, extents));
+  // From here on the region frees the lease, whatever goes wrong.
+  void Add(LeaseId lease, std::vector<Extent> extents) {
+    leases_.push_back(lease);
+    std::move(extents.begin(), extents.end(), std::back_inserter(extents_));
+  }
+  absl::Status Map(DeviceIndex device) {
+    SLUICE_ASSIGN_OR_RETURN(mapping_,
+                            Mapping::Make(driver_.get(), device, extents_));
+    extents_.clear();
     return absl::OkStatus();
   }
 
   std::byte* data() const override { return mapping_->data(); }
   Bytes size() const override { return mapping_->size(); }
-  LeaseId lease() const override { return lease_; }
+  LeaseId lease() const override { return leases_.front(); }
 
  private:
   const std::shared_ptr<Connection> connection_;
   const std::shared_ptr<device::Driver> driver_;
-  const LeaseId lease_;
+  std::vector<LeaseId> leases_;
+  std::vector<Extent> extents_;  // until they are mapped
   std::unique_ptr<Mapping> mapping_;
 };
 
@@ -127,6 +137,11 @@ class SessionImpl final : public Session {
  private:
   absl::StatusOr<std::unique_ptr<Region>> Lease(device::Placement where,
                                                 Bytes size, Wait wait);
+  absl::Status LeaseInto(LeasedRegion& region, device::Placement where,
+                         Bytes size, absl::Duration wait);
+  // In pieces, of the GPU's NUMA node first; `refused` where others lend none.
+  absl::Status LeaseOfAllNodes(LeasedRegion& region, Bytes size,
+                               const absl::Status& refused);
   absl::StatusOr<wire::Request> UseOfGpu();
   absl::Status Submit(const plan::RankProfile& profile);
   // Submits it again where the daemon that had it is gone.
@@ -178,6 +193,10 @@ absl::Status SessionImpl::Start() {
   const std::vector<wire::Message>& reply = greeted.answer;
   SLUICE_ASSIGN_OR_RETURN(welcome_, ReadWelcome(reply[0], options_.gpu));
   if (welcome_.kept) connection_->SetKept();
+  // A rank that may still attach would need it, or count it as well.
+  if (options_.local_ranks == 1) {
+    welcome_.limits.host_free += welcome_.borrowable;
+  }
   SLUICE_ASSIGN_OR_RETURN(driver_, OpenDriver(welcome_, reply[0]));
   SLUICE_ASSIGN_OR_RETURN(welcome_.limits.device,
                           FindDevice(*driver_, welcome_));
@@ -198,40 +217,78 @@ absl::StatusOr<std::unique_ptr<Region>> SessionImpl::Lease(
     return absl::InvalidArgumentError(
         fmt::format("a lease of {} bytes: ask for at least one", size.count()));
   }
+  auto region = std::make_unique<LeasedRegion>(connection_, driver_);
+  size = RoundUp(size, welcome_.limits.granularity);
+  absl::Status leased =
+      LeaseInto(*region, where, size, wait.value_or(options_.lease_wait));
+  if (ShortageOf(leased) == Shortage::kHostMemory && welcome_.numa_nodes > 1) {
+    leased = LeaseOfAllNodes(*region, size, leased);
+  }
+  SLUICE_RETURN_IF_ERROR(leased);
+  const MonotonicClock clock;
+  const absl::Time start = clock.Now();
+  SLUICE_RETURN_IF_ERROR(region->Map(welcome_.limits.device));
+  const MutexLock lock(report_mutex_);
+  if (map_seconds_.size() < wire::kMaxMaps) {
+    map_seconds_.push_back(absl::ToDoubleSeconds(clock.Now() - start));
+  }
+  return region;
+}
+
+absl::Status SessionImpl::LeaseInto(LeasedRegion& region,
+                                    device::Placement where, Bytes size,
+                                    absl::Duration most) {
   const bool gpu = where.kind == device::Placement::Kind::kGpu;
   wire::Request request;
   wire::Lease* lease = request.mutable_lease();
   lease->set_kind(gpu ? wire::Lease::GPU : wire::Lease::HOST);
   lease->set_ordinal(static_cast<uint32_t>(where.ordinal));
-  lease->set_bytes(RoundUp(size, welcome_.limits.granularity).size());
-  const absl::Duration most = wait.value_or(options_.lease_wait);
+  lease->set_bytes(size.size());
   // Less than a millisecond is a wait too.
   lease->set_wait_ms(static_cast<uint32_t>(
       absl::ToInt64Milliseconds(absl::Ceil(most, absl::Milliseconds(1)))));
   SLUICE_ASSIGN_OR_RETURN(
       auto parts,
       connection_->Call(request, {}, options_.answer_timeout + most));
+  if (gpu) where = device::Placement::Gpu(welcome_.limits.device);
   std::vector<Extent> extents;
   for (wire::Message& part : parts) {
     const wire::Granted& granted = part.packet.reply().granted();
     for (int i = 0; i < granted.extent_bytes_size(); ++i) {
       extents.push_back({std::move(part.fds[static_cast<size_t>(i)]),
-                         Bytes(static_cast<int64_t>(granted.extent_bytes(i)))});
+                         Bytes(static_cast<int64_t>(granted.extent_bytes(i))),
+                         where});
     }
   }
-  // From here on the region frees the lease, whatever goes wrong.
-  auto region = std::make_unique<LeasedRegion>(
-      connection_, driver_,
-      LeaseId(parts[0].packet.reply().granted().lease_id()));
-  if (gpu) where = device::Placement::Gpu(welcome_.limits.device);
-  const MonotonicClock clock;
-  const absl::Time start = clock.Now();
-  SLUICE_RETURN_IF_ERROR(region->Map(where, welcome_.limits.device, extents));
-  const MutexLock lock(report_mutex_);
-  if (map_seconds_.size() < wire::kMaxMaps) {
-    map_seconds_.push_back(absl::ToDoubleSeconds(clock.Now() - start));
+  region.Add(LeaseId(parts[0].packet.reply().granted().lease_id()),
+             std::move(extents));
+  return absl::OkStatus();
+}
+
+absl::Status SessionImpl::LeaseOfAllNodes(LeasedRegion& region, Bytes size,
+                                          const absl::Status& refused) {
+  // A refusal does not say how much there is: halves, down to a few percent.
+  const Bytes unit = welcome_.limits.granularity;
+  const Bytes least = RoundUp(size / 32, unit);
+  for (uint64_t i = 0; i < welcome_.numa_nodes; ++i) {
+    const NumaIndex node((welcome_.limits.numa.value() + i) %
+                         welcome_.numa_nodes);
+    for (Bytes piece = size; piece > Bytes(0);) {
+      const absl::Status leased = LeaseInto(
+          region, device::Placement::Host(node), piece, absl::ZeroDuration());
+      if (leased.ok()) {
+        size -= piece;
+        if (size == Bytes(0)) return leased;
+        piece = std::min(piece, size);
+      } else if (ShortageOf(leased) != Shortage::kHostMemory) {
+        return leased;
+      } else {
+        piece = piece > least ? std::max(RoundUp(piece / 2, unit), least)
+                              : Bytes(0);
+      }
+    }
   }
-  return region;
+  return refused;
 }
 
 // What all processes use of the session's GPU. Makes the process's context

@@ -77,7 +77,7 @@ struct NodeLimits {
   DeviceIndex device;
   Bytes gpu_total, gpu_free;    // of its GPU, less what is held outside leases
   Bytes gpu_leased;             // by all sessions
-  Bytes host_total, host_free;  // of its NUMA node
+  Bytes host_total, host_free;  // of its NUMA node; free: and Borrowable
   Bytes granularity;            // of leases
   NumaIndex numa;
   double h2d_bytes_per_second = 0;
@@ -102,10 +102,10 @@ class Session {
   // it, and limits() say what is left. Does nothing on sim.
   virtual absl::Status MeasureOutside() = 0;
 
-  // The lease is `size` rounded up to limits().granularity; a host lease that
-  // is made of what this user gave back may be larger, by less than an extent.
-  // ResourceExhausted: over budget or the pool is empty; the message says
-  // asked, free, limit and how to change it. Unavailable: the daemon is gone.
+  // The lease is `size` rounded up to limits().granularity; of host memory it
+  // may be larger by less than an extent, and what the GPU's NUMA node lacks is
+  // of others (Core::Borrowable). ResourceExhausted: over budget or the pool is
+  // empty, with asked, free, limit and remedy. Unavailable: the daemon is gone.
   // `wait`: in the place of SessionOptions::lease_wait.
   using Wait = std::optional<absl::Duration>;
   virtual absl::StatusOr<std::unique_ptr<Region>> LeaseGpu(Bytes size,

@@ -77,10 +77,13 @@ absl::StatusOr<Welcome> ReadWelcome(const wire::Message& message,
   if (out.gpu_uuid.empty()) {
     return Unusable(fmt::format("without GPU {}", gpu.value()));
   }
-  const auto numa = static_cast<int>(limits.numa.value());
-  if (numa < in.host_pools_size()) {
-    limits.host_total = ToBytes(in.host_pools(numa).total_bytes());
-    limits.host_free = ToBytes(in.host_pools(numa).free_bytes());
+  for (const wire::Pool& pool : in.host_pools()) {
+    if (out.numa_nodes++ == limits.numa.value()) {
+      limits.host_total = ToBytes(pool.total_bytes());
+      limits.host_free = ToBytes(pool.free_bytes());
+    } else {
+      out.borrowable += ToBytes(pool.free_bytes());
+    }
   }
   return out;
 }

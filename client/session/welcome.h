@@ -14,6 +14,8 @@ struct Welcome {
   bool kept = false;  // its daemon's death does not close the session's socket
   SessionId session;
   NodeLimits limits;
+  uint64_t numa_nodes = 0;  // with host memory
+  Bytes borrowable;         // of those that are not the GPU's
   std::string sim_directory;
   std::string gpu_uuid;                // of the session's GPU
   device::HostMemoryKind host_memory;  // the daemon's

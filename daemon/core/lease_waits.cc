@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "daemon/core/borrowing.h"
 #include "proto/base/shortage.h"
 #include "proto/base/span_text.h"
 #include "proto/base/status.h"
@@ -29,6 +30,13 @@ void LeaseWaits::Ask(const Session& session, RequestId request,
                .asked = asked,
                .job = session.job(),
                .since = now};
+  // A lease never waits for the memory of another NUMA node.
+  if (absl::Status far =
+          CheckBorrowing(config_, sessions_, ledger_, session, asked);
+      !far.ok()) {
+    return leases_.Refuse(lease, {std::move(far), RefusedBy::kPool}, now,
+                          effects);
+  }
   Refusal refusal = StaysBehind(lease, now);
   if (refusal.why.ok()) refusal = leases_.Take(lease, now, effects);
   if (refusal.why.ok()) return;

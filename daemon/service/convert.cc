@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "absl/strings/numbers.h"
+#include "daemon/core/borrowing.h"
 #include "daemon/core/node/links.h"
 #include "proto/base/grant_page.h"
 #include "proto/base/overloaded.h"
@@ -126,8 +127,11 @@ double EvenSpeed(const NodeConfig& config, const std::string& link,
 }
 
 void FillNode(const Core& core, const std::string& sim_directory,
-              DeviceIndex gpu, const Principal* rank, wire::Welcome& welcome) {
+              const Session* rank, wire::Welcome& welcome) {
   const NodeConfig& config = core.config();
+  const Principal* user = rank != nullptr ? &rank->peer.principal : nullptr;
+  const GpuConfig* gpu =
+      rank != nullptr ? &config.gpus[rank->hello.gpu.value()] : nullptr;
   welcome.set_driver(config.driver);
   welcome.set_sim_directory(sim_directory);
   welcome.set_granularity(config.granularity.size());
@@ -138,17 +142,21 @@ void FillNode(const Core& core, const std::string& sim_directory,
     to->set_name(each.name);
     to->set_link(each.link);
     to->set_numa(each.numa.value());
-    FillPool(core, {PoolKind::kGpu, each.index.value()}, rank,
+    FillPool(core, {PoolKind::kGpu, each.index.value()}, user,
              to->mutable_pool());
   }
   for (const HostConfig& host : config.hosts) {
-    FillPool(core, {PoolKind::kHost, host.numa.value()}, rank,
-             welcome.add_host_pools());
+    const PoolId id{PoolKind::kHost, host.numa.value()};
+    wire::Pool* to = welcome.add_host_pools();
+    FillPool(core, id, user, to);
+    if (gpu != nullptr && gpu->numa != host.numa) {
+      to->set_free_bytes(
+          Borrowable(config, core.sessions(), core.ledger(), *rank, id).size());
+    }
   }
-  if (rank == nullptr) return;
-  const std::string& link = config.gpus[gpu.value()].link;
-  welcome.set_link_h2d_bytes_per_second(EvenSpeed(config, link, kH2d));
-  welcome.set_link_d2h_bytes_per_second(EvenSpeed(config, link, kD2h));
+  if (gpu == nullptr) return;
+  welcome.set_link_h2d_bytes_per_second(EvenSpeed(config, gpu->link, kH2d));
+  welcome.set_link_d2h_bytes_per_second(EvenSpeed(config, gpu->link, kD2h));
 }
 
 std::vector<Outgoing> GrantedParts(

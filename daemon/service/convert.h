@@ -34,10 +34,11 @@ wire::Packet ErrorPacket(RequestId request, const absl::Status& status);
 void FillPool(const Core& core, PoolId pool, const Principal* rank,
               wire::Pool* to);
 
-// The node's part of a Welcome; `rank`: the user that will lease there, null
-// for an observer.
+// The node's part of a Welcome; `rank`: the session that will lease there, null
+// for an observer. What is free of a NUMA node that is not its GPU's is what
+// the rank may borrow of it.
 void FillNode(const Core& core, const std::string& sim_directory,
-              DeviceIndex gpu, const Principal* rank, wire::Welcome& welcome);
+              const Session* rank, wire::Welcome& welcome);
 
 // Splits a lease into as many parts as its descriptors need, at most `most` in
 // each; `fds[i]` is slices[i]'s.

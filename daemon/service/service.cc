@@ -701,9 +701,8 @@ Outgoing Service::WelcomePacket(SessionId session,
   body->set_protocol(welcome.protocol);
   body->set_kept(handover_->keeps());
   const Session* of = core_.session(session);
-  const bool rank = of != nullptr && !welcome.observer;
-  FillNode(core_, options_.sim_directory, welcome.gpu,
-           rank ? &of->peer.principal : nullptr, *body);
+  FillNode(core_, options_.sim_directory, welcome.observer ? nullptr : of,
+           *body);
   const device::HostMemoryKind host = options_.driver->HostMemory();
   body->set_host_memory(host.name);
   body->set_host_memory_why(host.why);

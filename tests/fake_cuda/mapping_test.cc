@@ -44,7 +44,7 @@ class MappingOnCuda : public ::testing::TestWithParam<const char*> {
       SLUICE_ASSIGN_OR_RETURN(const device::Memory memory,
                               driver_->Create(kOnHost, size));
       SLUICE_ASSIGN_OR_RETURN(UniqueFd fd, driver_->Export(memory));
-      extents.push_back({std::move(fd), size});
+      extents.push_back({std::move(fd), size, kOnHost});
       SLUICE_RETURN_IF_ERROR(driver_->Release(memory));
     }
     return extents;
@@ -59,8 +59,7 @@ class MappingOnCuda : public ::testing::TestWithParam<const char*> {
 TEST_P(MappingOnCuda, ItsEndPinsNothingAgain) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto extents, Extents());
   SLUICE_ASSERT_OK_AND_ASSIGN(
-      auto mapping,
-      Mapping::Make(driver_.get(), kOnHost, DeviceIndex(0), extents));
+      auto mapping, Mapping::Make(driver_.get(), DeviceIndex(0), extents));
   const long pinnings = Pinnings();
   mapping.reset();
   EXPECT_EQ(Pinnings(), pinnings);
@@ -70,8 +69,7 @@ TEST_P(MappingOnCuda, ItsEndPinsNothingAgain) {
 TEST_P(MappingOnCuda, AHalfMadeOneLeavesNothing) {
   SLUICE_ASSERT_OK_AND_ASSIGN(auto extents, Extents());
   extents.back().size = extents.back().size * 2;
-  EXPECT_FALSE(
-      Mapping::Make(driver_.get(), kOnHost, DeviceIndex(0), extents).ok());
+  EXPECT_FALSE(Mapping::Make(driver_.get(), DeviceIndex(0), extents).ok());
 }
 
 INSTANTIATE_TEST_SUITE_P(HostMemory, MappingOnCuda,

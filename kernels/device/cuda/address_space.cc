@@ -4,11 +4,12 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <iterator>
 #include <numeric>
+#include <set>
 #include <utility>
+#include <vector>
 
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
@@ -236,15 +237,21 @@ absl::Status AddressSpace::Allow(Address address, Bytes size,
   if (tiles.front()->second.memory->is_memfd()) {
     return AllowOurs(tiles, device);
   }
-  const Placement where = tiles.front()->second.memory->where();
-  std::array<AccessDescription, 2> access = {
-      {{{kLocationDevice, contexts_->gpus()[device.value()].device},
-        kAccessReadWrite},
-       {{kLocationHostNuma, static_cast<int>(where.ordinal)},
-        kAccessReadWrite}}};
-  const size_t count = where.kind == Placement::Kind::kHost ? 2 : 1;
+  std::set<int> nodes;
+  for (const auto* tile : tiles) {
+    const Placement where = tile->second.memory->where();
+    if (where.kind == Placement::Kind::kHost) {
+      nodes.insert(static_cast<int>(where.ordinal));
+    }
+  }
+  std::vector<AccessDescription> access = {
+      {{kLocationDevice, contexts_->gpus()[device.value()].device},
+       kAccessReadWrite}};
+  for (const int node : nodes) {
+    access.push_back({{kLocationHostNuma, node}, kAccessReadWrite});
+  }
   SLUICE_CUDA(library_, cuMemSetAccess, RangeName(address, size),
-              ToDevice(address), size.size(), access.data(), count);
+              ToDevice(address), size.size(), access.data(), access.size());
   for (auto* tile : tiles) tile->second.access = true;
   return absl::OkStatus();
 }

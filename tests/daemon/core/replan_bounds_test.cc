@@ -331,7 +331,7 @@ TEST_F(ReplanNuma, AJobThatShrinksAndGrowsDoesNotWaitForItself) {
   Ask("a");
   Solve({{1, {MiB(16), MiB(4)}}});
   Lease("a", MiB(16), MiB(4));
-  const SessionId other = node.Attach("other", 0);
+  const SessionId other = node.Attach("other", 0, 1, 1, 1);
   ASSERT_THAT(node.Lease(other, Host(1), MiB(16)), IsOk());
   Ask("b");
   Solve({{0.5, {MiB(4), MiB(8)}}, {0, {MiB(4), MiB(0)}}});

@@ -47,6 +47,31 @@ void Announce(const char* text) {
   std::fflush(stdout);
 }
 
+TEST(ClientIntegration, ARankAloneLeasesOfTheOtherNumaNodeWhatItsOwnLacks) {
+  RunningDaemon daemon("[sim]\nnuma_nodes = 2\nhost_memory = \"64MiB\"\n");
+  const auto alone = Session::Open(RankOf(daemon, 0, 1));
+  ASSERT_THAT(alone, IsOk());
+  EXPECT_EQ((*alone)->limits().host_free, MiB(32 + 16));
+  auto region = (*alone)->LeaseHost(MiB(40));
+  ASSERT_THAT(region, IsOk());
+  EXPECT_EQ((*region)->size(), MiB(40));
+  std::memset((*region)->data(), 1, (*region)->size().size());
+  EXPECT_EQ(ShortageOf((*alone)->LeaseHost(MiB(12)).status()),
+            Shortage::kHostMemory);
+  SessionOptions next = RankOf(daemon, 0, 1);
+  next.job = "next";
+  next.gpu = DeviceIndex(1);
+  const auto other = Session::Open(next);
+  ASSERT_THAT(other, IsOk());
+  const Bytes free = (*other)->limits().host_free;
+  EXPECT_GE(free, MiB(16));
+  EXPECT_LT(free, MiB(32));
+  EXPECT_THAT((*other)->LeaseHost(free), IsOk());
+  // All of it is given back, on both nodes.
+  region->reset();
+  EXPECT_THAT((*alone)->LeaseHost(MiB(32)), IsOk());
+}
+
 TEST(ClientIntegration, AKilledRanksMemoryIsFreeAndItsPeerKnowsWithinASecond) {
   RunningDaemon daemon;
   const auto doomed = Child::Fork([&] {
