@@ -48,7 +48,8 @@ SHAPES = {
     "large vocabulary, little host memory": (
         0, [*HEADS, "--seq-len", "4096", "--vocab", "8192", "--hbm", "80MiB",
             "--host", "32MiB", "--arch", "gpt"]),
-    # No --host: what the ranks' NUMA nodes have.
+    # No --host: what the ranks' NUMA nodes have. The grid has all of it, and
+    # one prefetch alone: the whole of it takes an hour.
     "two GPUs, two NUMA nodes": (
         2e8, [*HEADS, "--seq-len", "8192", "--ranks", "2", "--hbm", "24MiB"],
         2, 2),
@@ -101,14 +102,17 @@ def train(folder, runtime, flags, steps=STEPS):
             report["settings"])
 
 
-def survey(folder, runtime, flags):
+def survey(folder, runtime, flags, numa_nodes=1):
     """{what was set by hand: its flags} of the fastest, how many of the grid
     fit, and the worst's seconds."""
     seconds, by_hand = {}, {}
-    for chunk, prefetch, order in itertools.product(CHUNKS, PREFETCHES,
+    prefetches, host = PREFETCHES, []
+    if numa_nodes > 1:
+        prefetches, host = [2], ["--host", "512MiB"]
+    for chunk, prefetch, order in itertools.product(CHUNKS, prefetches,
                                                     ORDERS):
         name = f"chunk {chunk}, prefetch {prefetch}, {order}"
-        by_hand[name] = [*flags, "--chunk", str(chunk), "--prefetch",
+        by_hand[name] = [*flags, *host, "--chunk", str(chunk), "--prefetch",
                          str(prefetch), "--backward-order", order]
         one = train(folder, runtime, by_hand[name], SURVEY_STEPS)
         if one:
@@ -124,7 +128,7 @@ def measure(folder, name):
     speed, flags, *gpus = SHAPES[name]
     flags = [*MODEL, *flags]
     with linked_node(folder, speed, *gpus) as runtime:
-        finalists, fitting, worst = survey(folder, runtime, flags)
+        finalists, fitting, worst = survey(folder, runtime, flags, *gpus[1:])
         seconds = {one: [] for one in finalists}
         chosen, settings = [], None
         for _ in range(ROUNDS):
