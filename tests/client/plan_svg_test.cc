@@ -66,8 +66,7 @@ TEST(PlanSvg, PicturesAreThoseThatWereLookedAt) {
   gap.lower_bound = Bytes(12288);
   gap.method = "";
   const planner::NamedTrace mixed = Mixed();
-  testing::ExpectGolden(PlanSvg(few, gap),
-                        "tests/client/golden/plan_gap.svg");
+  testing::ExpectGolden(PlanSvg(few, gap), "tests/client/golden/plan_gap.svg");
   testing::ExpectGolden(PlanSvg(mixed, PlanOf(mixed)),
                         "tests/client/golden/plan_mixed.svg");
 }

@@ -149,7 +149,7 @@ TEST(MetricsText, IsThatWhichWasReviewed) {
   };
   const std::string all = text(Audience::kOperators);
   testing::ExpectGolden(all, "tests/golden/daemon/metrics.txt");
-  // Anybody reads of these what names no one, in the same lines.
+  // The page for all users has the same lines, without those of users.
   std::istringstream lines(text(Audience::kAnybody));
   for (std::string line; std::getline(lines, line);) {
     EXPECT_THAT(all, ::testing::HasSubstr(line));

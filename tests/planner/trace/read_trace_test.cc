@@ -225,7 +225,7 @@ TEST(PyTorchTrace, RequestsArePairedByAddressInTheOrderOfTheirTimes) {
   EXPECT_EQ(named->trace.alignment, Bytes(512));
 }
 
-// From a profiler whose clock began later: -2.75, -2.5, -0.25 us.
+// As of a clock that began later: -2.75, -2.5, -0.25 us.
 TEST(PyTorchTrace, TimesBelowZeroAreInTheirOrderToo) {
   const auto named =
       Read(Chrome({Memory("-0.25", 7, -512), Memory("-2.75", 7, 512),
