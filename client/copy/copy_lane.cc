@@ -4,6 +4,7 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <utility>
 
@@ -16,6 +17,9 @@ namespace {
 
 // Naps are of 5 us and more; the default slack would add 50 us to each.
 constexpr unsigned long kTimerSlackNs = 1'000;
+// Between two looks whether a copy can start: a twentieth of the daemon's
+// refill.
+constexpr std::chrono::microseconds kLook{100};
 
 Bytes SizeOf(const CopyRequest& request) {
   Bytes size;
@@ -72,10 +76,9 @@ void CopyLane::Push(CopyRequest request,
                     std::optional<absl::Duration> slack) {
   Item item{std::move(request), std::move(ticket),
             timeline_ ? MonotonicSeconds() : 0, slack, std::nullopt};
-  const Bytes size = SizeOf(item.request);
-  const Bytes first = std::min(size, options_.slice);
-  if (MayGoNow(item, size, first)) return Issue(item, first);
-  if (slack && options_.gate != nullptr && OnlyGrantsHold(item.request)) {
+  const std::optional<Bytes> granted = GrantNow(item, SizeOf(item.request));
+  if (granted) return Issue(item, *granted);
+  if (slack && options_.gate != nullptr && AreReached(item.request.after)) {
     item.due = options_.gate->now() + *slack;
   }
   {
@@ -89,34 +92,72 @@ bool CopyLane::IsLimited() const {
   return options_.gate != nullptr && options_.gate->Limits(GrantDirection());
 }
 
-bool CopyLane::MayGoNow(const Item& item, Bytes size, Bytes first) {
-  if (fault_->set()) return false;
+std::optional<Bytes> CopyLane::GrantNow(const Item& item, Bytes size) {
+  if (fault_->set()) return std::nullopt;
   {
     const MutexLock lock(mutex_);
-    if (!queue_.empty()) return false;
+    if (!queue_.empty()) return std::nullopt;
   }
   for (const Ticket& ticket : item.request.after) {
     const auto& state = TicketAccess::StateOf(ticket);
-    if (state && state->stream != stream_ && !state->issued()) return false;
+    if (state && state->stream != stream_ && !state->issued()) {
+      return std::nullopt;
+    }
   }
-  if (options_.gate == nullptr) return true;
-  // More than a slice takes turns with other ranks.
-  if (IsLimited() && (size > first || !ahead_.HasRoom(/*held=*/!OnlyGrantsHold(
-                                          item.request)))) {
-    return false;
+  const Bytes first = std::min(size, options_.slice);
+  if (options_.gate == nullptr || size == Bytes(0)) return first;
+  if (IsLimited()) {
+    if (!CanStart(item.request)) {
+      if (Owe(item.request, size)) return size;
+      return std::nullopt;
+    }
+    // More than a slice takes turns with other ranks.
+    if (size > first || !ahead_.HasRoom()) return std::nullopt;
   }
-  return options_.gate->TryAcquire(GrantDirection(), first);
+  if (!options_.gate->TryAcquire(GrantDirection(), first)) return std::nullopt;
+  return first;
 }
 
-bool CopyLane::OnlyGrantsHold(const CopyRequest& request) const {
-  return std::ranges::all_of(request.after, [this](const Ticket& ticket) {
+bool CopyLane::CanStart(const CopyRequest& request) {
+  const MutexLock lock(mutex_);
+  TakeOwed();
+  return owed_.empty() && AreReached(request.after);
+}
+
+bool CopyLane::Owe(const CopyRequest& request, Bytes size) {
+  const MutexLock lock(mutex_);
+  if (!options_.gate->HasRoom(GrantDirection(), owed_bytes_ + size)) {
+    return false;
+  }
+  if (owed_.empty()) changed_.NotifyAll();
+  owed_.push_back({request.after, size});
+  owed_bytes_ += size;
+  return true;
+}
+
+void CopyLane::TakeOwed() {
+  while (!owed_.empty() && AreReached(owed_.front().after)) {
+    options_.gate->Take(GrantDirection(), owed_.front().size);
+    owed_bytes_ -= owed_.front().size;
+    owed_.pop_front();
+  }
+}
+
+Bytes CopyLane::AwaitTurn(const CopyRequest& request, Bytes size) {
+  while (size > Bytes(0) && IsLimited() && !stopping_ && !CanStart(request)) {
+    if (Owe(request, size)) return size;
+    std::this_thread::sleep_for(kLook);
+  }
+  return Bytes(0);
+}
+
+bool CopyLane::AreReached(const std::vector<Ticket>& after) const {
+  return std::ranges::all_of(after, [this](const Ticket& ticket) {
     const auto& state = TicketAccess::StateOf(ticket);
     return !state || state->stream == stream_ || state->IsReached();
   });
 }
 
-// A copy that was pushed before its buffers were free comes to the front about
-// when they are, since grants are taken for two copies ahead at most.
 void CopyLane::TellDue(const Item& item, Bytes size) {
   if (options_.gate == nullptr || !item.slack) return;
   options_.gate->TellDue(
@@ -133,7 +174,14 @@ void CopyLane::Run() {
   prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
   MutexLock lock(mutex_);
   for (;;) {
-    while (!stopping_ && queue_.empty()) changed_.Wait(mutex_);
+    while (!stopping_ && queue_.empty()) {
+      TakeOwed();
+      if (owed_.empty()) {
+        changed_.Wait(mutex_);
+      } else {
+        changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + kLook);
+      }
+    }
     if (queue_.empty()) return;
     // A deque's front stays in place while others are pushed.
     const Item& item = queue_.front();
@@ -158,10 +206,12 @@ absl::Status CopyLane::TryIssue(const Item& item, Bytes granted) {
   if (PoisonsBuffers()) SLUICE_RETURN_IF_ERROR(Poison(item.request));
   const Bytes size = SizeOf(item.request);
   const bool timed = timeline_ != nullptr && size > Bytes(0);
+  if (granted == Bytes(0)) granted = AwaitTurn(item.request, size);
   // What has its grant waits for nothing.
-  if (granted == Bytes(0)) TellDue(item, size);
+  const bool waits = granted == Bytes(0);
+  if (waits) TellDue(item, size);
   const absl::Status copied = CopyPieces(item.request, size, granted, timed);
-  if (granted == Bytes(0) && item.slack && options_.gate != nullptr) {
+  if (waits && item.slack && options_.gate != nullptr) {
     options_.gate->ForgetDue(GrantDirection());
   }
   SLUICE_RETURN_IF_ERROR(copied);
@@ -170,7 +220,7 @@ absl::Status CopyLane::TryIssue(const Item& item, Bytes granted) {
         {item.request.label, direction_, size, item.issued_s, 0, 0}));
   }
   SLUICE_RETURN_IF_ERROR(Record(*item.ticket));
-  NoteGranted(item.request, item.ticket);
+  if (IsLimited()) ahead_.Add(TicketAccess::Make(item.ticket));
   return absl::OkStatus();
 }
 
@@ -187,28 +237,19 @@ absl::Status CopyLane::AwaitTickets(const CopyRequest& request) {
   return fault_->Get();
 }
 
-void CopyLane::TakeGrant(const CopyRequest& request, Bytes size) {
+void CopyLane::TakeGrant(Bytes size) {
   if (options_.gate == nullptr) return;
-  if (IsLimited()) {
-    ahead_.AwaitRoom(/*held=*/!OnlyGrantsHold(request), stopping_);
-  }
+  if (IsLimited()) ahead_.AwaitRoom(stopping_);
   const absl::Duration waited =
       options_.gate->Acquire(GrantDirection(), size, &stopping_);
   grant_wait_ns_ += absl::ToInt64Nanoseconds(waited);
 }
 
-void CopyLane::NoteGranted(const CopyRequest& request,
-                           std::shared_ptr<TicketAccess::State> end) {
-  if (!IsLimited()) return;
-  ahead_.Add(TicketAccess::Make(std::move(end)),
-             /*held=*/!OnlyGrantsHold(request));
-}
-
-absl::Status CopyLane::EndSlice(const CopyRequest& request) {
+absl::Status CopyLane::EndSlice() {
   if (!IsLimited()) return absl::OkStatus();
   SLUICE_ASSIGN_OR_RETURN(auto end, TicketAccess::New(pool_, stream_));
   SLUICE_RETURN_IF_ERROR(Record(*end));
-  NoteGranted(request, std::move(end));
+  ahead_.Add(TicketAccess::Make(std::move(end)));
   return absl::OkStatus();
 }
 
@@ -224,7 +265,7 @@ absl::Status CopyLane::CopyPieces(const CopyRequest& request, Bytes left,
     for (Bytes done; done < piece.size;) {
       if (granted == Bytes(0)) {
         granted = std::min(options_.slice, left);
-        TakeGrant(request, granted);
+        TakeGrant(granted);
       }
       if (std::exchange(timed, false)) {
         SLUICE_RETURN_IF_ERROR(timeline_->Begin(direction_));
@@ -239,7 +280,7 @@ absl::Status CopyLane::CopyPieces(const CopyRequest& request, Bytes left,
       copied_ += size.count();
       // The request's own ticket marks its last slice.
       if (granted == Bytes(0) && left > Bytes(0)) {
-        SLUICE_RETURN_IF_ERROR(EndSlice(request));
+        SLUICE_RETURN_IF_ERROR(EndSlice());
       }
     }
   }

@@ -7,6 +7,14 @@
 // through the queue; and what is pushed behind that. So requests are issued in
 // the order of Push.
 //
+// [Note: owed grants] A host that runs ahead may enqueue a whole step behind
+// one kernel. Had all those copies their grants, the rank's limit would be used
+// up by what cannot start, while other ranks' copies could. So a copy that
+// compute or the other direction still holds back is issued as soon as the
+// limit has room for it and for all such copies before it, but its grant is
+// taken when it can start. One that finds no room waits for room, or until it
+// can start.
+//
 // Threads: Push from the compute thread. The issuing thread owns the lane's
 // state: the lane's thread while the queue has something, else the pusher.
 #pragma once
@@ -76,15 +84,25 @@ class CopyLane {
   void Run();
   // Whether grants limit anything here.
   bool IsLimited() const;
-  // Whether `item`, of `size` bytes, may be issued without waiting. If so,
-  // takes the grant of the `first` of them, a slice.
-  bool MayGoNow(const Item& item, Bytes size, Bytes first);
+  // How many of the `size` bytes of `item` may be issued without waiting, a
+  // slice or all; their grant is taken or owed. Nothing: it has to wait.
+  std::optional<Bytes> GrantNow(const Item& item, Bytes size);
+  // Whether the limit has room for a grant that is owed, which is noted.
+  bool Owe(const CopyRequest& request, Bytes size);
+  // Whether the link alone holds it back.
+  bool CanStart(const CopyRequest& request);
+  // Takes the grants of owed copies that can start.
+  void TakeOwed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Waits until the request may owe its grant (all of `size` is returned), or
+  // can start (0).
+  Bytes AwaitTurn(const CopyRequest& request, Bytes size);
   // Issues it, and tells its ticket; the first `granted` bytes have their
   // grant.
   void Issue(const Item& item, Bytes granted);
   absl::Status TryIssue(const Item& item, Bytes granted);
   absl::Status AwaitTickets(const CopyRequest& request);
-  bool OnlyGrantsHold(const CopyRequest& request) const;
+  // Whether all of them are reached, but for those of the lane's own stream.
+  bool AreReached(const std::vector<Ticket>& after) const;
   // Tells the daemon by when `item`, of `size` bytes, is needed.
   void TellDue(const Item& item, Bytes size);
   // Copies all pieces, `left` bytes; where it is `timed`, the timeline's span
@@ -94,11 +112,8 @@ class CopyLane {
   int GrantDirection() const {
     return direction_ == device::CopyDirection::kHostToDevice ? kH2d : kD2h;
   }
-  void TakeGrant(const CopyRequest& request, Bytes size);
-  // What is on the stream as far as `end` has its grants.
-  void NoteGranted(const CopyRequest& request,
-                   std::shared_ptr<TicketAccess::State> end);
-  absl::Status EndSlice(const CopyRequest& request);
+  void TakeGrant(Bytes size);
+  absl::Status EndSlice();
   // Has `mark` reached when what is on the stream so far has ended.
   absl::Status Record(TicketAccess::State& mark);
   absl::Status Poison(const CopyRequest& request);
@@ -118,6 +133,13 @@ class CopyLane {
   CondVar changed_;
   // Its front is the one being issued.
   std::deque<Item> queue_ ABSL_GUARDED_BY(mutex_);
+  // See [Note: owed grants]; in the order of the stream.
+  struct Owed {
+    std::vector<Ticket> after;
+    Bytes size;
+  };
+  std::deque<Owed> owed_ ABSL_GUARDED_BY(mutex_);
+  Bytes owed_bytes_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;  // last: it uses all of the above
 };
 

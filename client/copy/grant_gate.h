@@ -59,6 +59,18 @@ class GrantGate {
     return true;
   }
 
+  // Takes them at once, whatever the limit.
+  void Take(int direction, Bytes size) {
+    use_->slot.used_bytes[direction].fetch_add(
+        static_cast<uint64_t>(size.count()), std::memory_order_relaxed);
+  }
+  // Whether TryAcquire would take them.
+  bool HasRoom(int direction, Bytes size) const {
+    return use_->slot.used_bytes[direction].load(std::memory_order_relaxed) +
+               static_cast<uint64_t>(size.count()) <=
+           granted(direction);
+  }
+
   // False where nothing is limited, nor shared by limits.
   bool Limits(int direction) const {
     const uint64_t limit = granted(direction);

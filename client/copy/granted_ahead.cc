@@ -16,35 +16,29 @@ constexpr std::chrono::microseconds kLastNap{100};
 GrantedAhead::GrantedAhead()
     : GrantedAhead([](auto nap) { std::this_thread::sleep_for(nap); }) {}
 
-bool GrantedAhead::AnyHeld() const {
-  return std::ranges::any_of(running_, &Copy::held);
+bool GrantedAhead::HasRoom() {
+  while (!running_.empty() && running_.front().done()) running_.pop_front();
+  return running_.size() < most_;
 }
 
-bool GrantedAhead::HasRoom(bool held) {
-  while (!running_.empty() && running_.front().end.done()) running_.pop_front();
-  return running_.size() < kMost ||
-         (running_.size() < most_ready_ && !held && !AnyHeld());
-}
-
-void GrantedAhead::AwaitRoom(bool held, const std::atomic<bool>& cancel) {
-  if (HasRoom(held)) return;
-  const bool by_link = !held && !AnyHeld();
+void GrantedAhead::AwaitRoom(const std::atomic<bool>& cancel) {
+  if (HasRoom()) return;
   auto nap = kFirstNap;
   do {
     if (cancel) return;
     nap_(nap);
     nap = std::min(2 * nap, kLastNap);
-  } while (!HasRoom(held));
-  if (by_link) Learn(running_.empty());
+  } while (!HasRoom());
+  Learn(running_.empty());
 }
 
 void GrantedAhead::Learn(bool ran_dry) {
   if (ran_dry) {
-    most_ready_ = std::min(2 * most_ready_, kMostReady);
+    most_ = std::min(2 * most_, kMost);
   } else if (++calm_ < kCalm) {
     return;
   } else {
-    most_ready_ = std::max(most_ready_ / 2, kMost);
+    most_ = std::max(most_ / 2, kLeast);
   }
   calm_ = 0;
 }

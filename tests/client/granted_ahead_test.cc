@@ -13,15 +13,15 @@ namespace {
 class GrantedAheadTest : public ::testing::Test {
  protected:
   // Adds a copy that has not ended.
-  void Add(bool held) {
+  void Add() {
     ends_.push_back(std::make_shared<TicketAccess::State>(
         nullptr, device::Event(), device::Stream()));
-    ahead_.Add(TicketAccess::Make(ends_.back()), held);
+    ahead_.Add(TicketAccess::Make(ends_.back()));
   }
-  // So many may be ahead at once, all of them `held` or none.
-  size_t Fill(bool held) {
+  // So many may be ahead at once.
+  size_t Fill() {
     size_t added = 0;
-    for (; ahead_.HasRoom(held); ++added) Add(held);
+    for (; ahead_.HasRoom(); ++added) Add();
     return added;
   }
   // Ends the oldest `count` that have not ended.
@@ -30,9 +30,9 @@ class GrantedAheadTest : public ::testing::Test {
       ends_[ended_++]->Set(TicketAccess::State::kFailed);
   }
   // Waits for room behind a full lane; `count` of its copies end meanwhile.
-  void Await(bool held, size_t count) {
+  void Await(size_t count) {
     end_in_nap_ = count;
-    ahead_.AwaitRoom(held, never_);
+    ahead_.AwaitRoom(never_);
   }
   size_t running() const { return ends_.size() - ended_; }
 
@@ -43,62 +43,38 @@ class GrantedAheadTest : public ::testing::Test {
   GrantedAhead ahead_{[this](auto) { End(std::exchange(end_in_nap_, 0)); }};
 };
 
-TEST_F(GrantedAheadTest, TwoAreAheadAtFirst) {
-  EXPECT_EQ(Fill(/*held=*/false), 2u);
-}
+TEST_F(GrantedAheadTest, TwoAreAheadAtFirst) { EXPECT_EQ(Fill(), 2u); }
 
 TEST_F(GrantedAheadTest, ALaneThatRanDryInANapTakesTwiceAsManyAhead) {
   for (const size_t most : {2, 4, 8, 16, 32, 64, 64}) {
-    EXPECT_EQ(Fill(/*held=*/false), most);
-    Await(/*held=*/false, running());
+    EXPECT_EQ(Fill(), most);
+    Await(running());
   }
 }
 
 TEST_F(GrantedAheadTest, ALaneThatRanOnTakesNoMore) {
-  Fill(/*held=*/false);
+  Fill();
   for (int i = 0; i < 10; ++i) {
-    Await(/*held=*/false, 1);
-    EXPECT_EQ(Fill(/*held=*/false), 1u);
+    Await(1);
+    EXPECT_EQ(Fill(), 1u);
   }
-}
-
-TEST_F(GrantedAheadTest, WhatSomethingElseHoldsBackIsTwoAtMost) {
-  for (int i = 0; i < 5; ++i) {
-    Fill(/*held=*/false);
-    Await(/*held=*/false, running());
-  }
-  EXPECT_EQ(Fill(/*held=*/true), 2u);
-  EXPECT_FALSE(ahead_.HasRoom(/*held=*/false)) << "it is behind them";
-  // Nor does one that waited for compute say anything of the link.
-  Await(/*held=*/true, running());
-  Await(/*held=*/false, running());
-  EXPECT_EQ(Fill(/*held=*/false), 64u);
-  EXPECT_FALSE(ahead_.HasRoom(/*held=*/true));
-}
-
-TEST_F(GrantedAheadTest, HeldCopiesTeachNothing) {
-  for (int i = 0; i < 5; ++i) {
-    EXPECT_EQ(Fill(/*held=*/true), 2u);
-    Await(/*held=*/true, running());
-  }
-  EXPECT_EQ(Fill(/*held=*/false), 2u);
 }
 
 TEST_F(GrantedAheadTest, CalmWaitsTakeFewerAheadAgain) {
-  Fill(/*held=*/false);
-  Await(/*held=*/false, running());
-  EXPECT_EQ(Fill(/*held=*/false), 4u);
+  Fill();
+  Await(running());
+  EXPECT_EQ(Fill(), 4u);
   for (int i = 0; i < GrantedAhead::kCalm; ++i) {
-    if (i > 0) Fill(/*held=*/false);
-    Await(/*held=*/false, 1);
+    if (i > 0) Fill();
+    Await(1);
   }
   End(running());
-  EXPECT_EQ(Fill(/*held=*/false), 2u);
+  EXPECT_EQ(Fill(), 2u);
 }
 
 TEST_F(GrantedAheadTest, ACancelledWaitEnds) {
-  Fill(/*held=*/false);
-  ahead_.AwaitRoom(/*held=*/false, std::atomic<bool>(true));
+  Fill();
+  ahead_.AwaitRoom(std::atomic<bool>(true));
   EXPECT_EQ(running(), 2u);
 }
 

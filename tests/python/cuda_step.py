@@ -220,6 +220,36 @@ def waits(session: sluice.Session) -> None:
     stream.unstream()
 
 
+def ahead(session: sluice.Session) -> None:
+    """How many chunks the GPU has not begun when the host begins one, where
+    copies need grants and another rank is on the link."""
+    chunk, many = 1024, 8
+    model = tiny("qwen3", num_hidden_layers=1).to(GPU)
+    inputs = on(GPU, batch(1, many * chunk))
+    begun: list[torch.cuda.Event] = []
+    found: list[int] = []
+
+    def begins(module: nn.Module, args: tuple) -> None:
+        if args[0].is_cuda:
+            found.append(sum(not event.query() for event in begun))
+            begun.append(torch.cuda.Event())
+            begun[-1].record()
+
+    model.model.layers[0].mlp.register_forward_pre_hook(begins)
+    stream = sluice.stream(model, session=session, chunk=chunk, hbm=0,
+                           quiet=True)
+    run(model, inputs)
+    found.clear()
+    with sluice.Session(session.socket, "other", gpu=0) as other:
+        assert 0 < session.limits().h2d_bytes_per_second < 1e9
+        other.lease_host(4 << 20)
+        model(**inputs).loss.backward()
+    print("ahead", found)
+    # Forward, and the replay in backward.
+    assert max(found[:many]) >= 4 and max(found[many:]) >= 4, found
+    stream.unstream()
+
+
 class Masked(nn.Module):
     """Dropout by a mask [B, S, H] that was drawn."""
 

@@ -35,8 +35,9 @@ def loaded():
 
 
 @pytest.fixture
-def node(tmp_path, loaded):
-    made = FakeNode(tmp_path, os.environ["SLUICE_BIN_DIR"], loaded)
+def node(tmp_path, loaded, request):
+    made = FakeNode(tmp_path, os.environ["SLUICE_BIN_DIR"], loaded,
+                    getattr(request, "param", ""))
     yield made
     made.close()
 
@@ -44,22 +45,26 @@ def node(tmp_path, loaded):
 class FakeNode:
     """Made in `folder`; ended by `close`. Torch's own allocator is there beside
     the leases (`malloc`), and streams are late (`jitter_us`), so that little is
-    ordered by luck."""
+    ordered by luck. `more` is added to the daemon's configuration."""
 
-    def __init__(self, folder: pathlib.Path, bin_dir: str, loaded: Loaded):
+    def __init__(self, folder: pathlib.Path, bin_dir: str, loaded: Loaded,
+                 more: str = ""):
         self._loaded = loaded
         self._node = folder / "node"
         self._node.mkdir()
-        self._fakes = ("gpus=2,memory_mib=256,malloc=1,jitter_us=500,"
-                       f"host_numa=0,node={self._node}")
+        self._fakes = ("gpus=2,memory_mib=256,malloc=1,host_numa=0,"
+                       f"node={self._node},jitter_us=")
+        self.jitter_us = 500
         runtime = folder / "run"
         runtime.mkdir(mode=0o700)
+        config = folder / "node.toml"
+        config.write_text(CONFIG.read_text() + more)
         self.socket = str(runtime / "session.sock")
         self._daemon = subprocess.Popen(
-            [os.path.join(bin_dir, "sluiced"), "--config", CONFIG,
+            [os.path.join(bin_dir, "sluiced"), "--config", config,
              "--runtime-dir", runtime], text=True, env=environment(
                  LD_LIBRARY_PATH=VARIABLES["LD_LIBRARY_PATH"],
-                 SLUICE_FAKE_CUDA=self._fakes),
+                 SLUICE_FAKE_CUDA=f"{self._fakes}500"),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         line = self._daemon.stdout.readline()
         assert "sluiced: ready" in line, line + self._daemon.stderr.read()
@@ -68,14 +73,17 @@ class FakeNode:
             ) -> subprocess.CompletedProcess[str]:
         """Runs a program of tests/python in a fork of `loaded`."""
         return self._loaded.run(TESTS / program, self.socket, *arguments,
-                                SLUICE_FAKE_CUDA=self._fakes, **variables)
+                                SLUICE_FAKE_CUDA=self._variable(), **variables)
 
     def start(self, program: str) -> subprocess.CompletedProcess[str]:
         """The same, in a process that loads everything itself."""
         return subprocess.run(
             [sys.executable, TESTS / program, self.socket], text=True,
             capture_output=True, timeout=200,
-            env=environment(**VARIABLES, SLUICE_FAKE_CUDA=self._fakes))
+            env=environment(**VARIABLES, SLUICE_FAKE_CUDA=self._variable()))
+
+    def _variable(self) -> str:
+        return f"{self._fakes}{self.jitter_us}"
 
     def take_findings(self) -> str:
         """What any process has found since the last time, a line each."""

@@ -27,6 +27,23 @@ def test_a_step_is_the_models_own_and_ordered(node, what):
     assert node.take_findings() == ""
 
 
+# Of a speed that daemons grant; the fakes copy as fast as they can.
+LINK = """
+[cuda]
+links = [{name = "pci-0000:3a:00.0", h2d_bytes_per_s = 3e8, d2h_bytes_per_s = 3e8}]
+"""
+
+
+@pytest.mark.parametrize("node", [LINK], indirect=True,
+                         ids=["limited"])
+def test_the_host_is_four_chunks_ahead_where_copies_need_grants(node):
+    node.jitter_us = 5000
+    ran = node.run("cuda_step.py", "ahead")
+    print(ran.stdout)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert node.take_findings() == ""
+
+
 @pytest.mark.parametrize("what, without", [
     ("device", "no_wait"), ("device", "no_mark"), ("device", "no_stream"),
     ("device", "no_hold"), deep("host", "no_wait"), deep("rerun", "no_wait"),
