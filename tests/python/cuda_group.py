@@ -132,6 +132,10 @@ def killed(session: sluice.Session, gpu: torch.device) -> None:
     failing(session, gpu, "killed")
 
 
+def killed_elsewhere(session: sluice.Session, gpu: torch.device) -> None:
+    failing(session, gpu, "killed")
+
+
 def left(session: sluice.Session, gpu: torch.device) -> None:
     failing(session, gpu, "left")
 
@@ -147,12 +151,17 @@ def work(rank: int, socket: str, folder: str, what: str, without: str
         Ranks.wait = lambda *_: None
     elif without:
         cuda_step.leave_out = getattr(cuda_step, without)
-    gpu = torch.device("cuda", rank)
+    gpu, job = torch.device("cuda", rank), "sp"
     torch.cuda.set_device(gpu)
+    if what == "killed_elsewhere":  # of which no daemon tells
+        job = f"node{rank}"
+        os.environ.update(
+            RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_RANK="0",
+            LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1")
     dist.init_process_group(
         "cpu:gloo,cuda:nccl", f"file://{folder}/group", rank=rank,
         world_size=RANKS, timeout=datetime.timedelta(seconds=120))
-    with sluice.Session(socket, job="sp", rank=rank, world=RANKS,
+    with sluice.Session(socket, job=job, rank=rank, world=RANKS,
                         device=gpu) as session:
         globals()[what](session, gpu)
     dist.destroy_process_group()

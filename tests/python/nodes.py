@@ -1,11 +1,13 @@
 """The ranks of parallel/nodes_test: three on two nodes, of two daemons, share
-sequences. One is killed; each other one ends with its name."""
+sequences. One is killed; each other one ends with its name. Or the nodes
+lose each other, as by a power cut; each rank ends with one of the other node."""
 
 from __future__ import annotations
 
 import os
 import pathlib
 import signal
+import subprocess
 import threading
 import time
 
@@ -13,6 +15,7 @@ import torch
 import torch.distributed as dist
 from models import batch, tiny
 from torch import nn
+from two_networks import TwoNetworks
 
 import sluice
 from sluice import board
@@ -22,6 +25,11 @@ WORLD = len(NODES)
 LIMIT_S = 10
 
 
+def _cut(died: pathlib.Path) -> None:
+    died.write_text(str(time.time()))
+    subprocess.run(TwoNetworks.CUT, check=True)
+
+
 def _die(died: pathlib.Path) -> None:
     died.write_text(str(time.time()))
     os.kill(os.getpid(), signal.SIGKILL)
@@ -29,6 +37,8 @@ def _die(died: pathlib.Path) -> None:
 
 def _fail(how: str, session: sluice.Session, died: pathlib.Path) -> None:
     """Where the victim is when it dies."""
+    if how == "cut":
+        return _cut(died)
     if how == "compute":
         _die(died)
     threading.Timer(1, _die, [died]).start()
@@ -42,10 +52,13 @@ def _fail(how: str, session: sluice.Session, died: pathlib.Path) -> None:
 
 
 def work(rank: int, victim: int, how: str, port: int, sockets: list[str],
-         folder: str) -> None:
+         folder: str, networks: TwoNetworks | None) -> None:
     node = NODES[rank]
+    if networks is not None:
+        networks.enter(node)
     os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(WORLD), MASTER_ADDR="127.0.0.1",
+        RANK=str(rank), WORLD_SIZE=str(WORLD), MASTER_ADDR=(
+            "127.0.0.1" if networks is None else networks.ADDRESSES[0]),
         MASTER_PORT=str(port), LOCAL_RANK=str(rank - NODES.index(node)),
         LOCAL_WORLD_SIZE=str(NODES.count(node)))
     # Both nodes are this machine.
@@ -73,6 +86,7 @@ def work(rank: int, victim: int, how: str, port: int, sockets: list[str],
     except sluice.errors.PeerFailed as failed:
         took = time.time() - float(died.read_text())
         print(f"rank {rank} after {took:.1f} s: {failed}", flush=True)
-        assert took < LIMIT_S and f"rank {victim}" in str(failed), failed
+        named = 0 if how == "cut" and rank == victim else victim
+        assert took < LIMIT_S and f"rank {named}" in str(failed), failed
         os._exit(0)
     raise AssertionError("nothing failed")

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from sluice.errors import Error, Status
+from sluice.errors import Error, PeerFailed, Status
 
 Value = dict[str, Any]
 
@@ -102,6 +102,8 @@ def telling_job() -> Iterator[None]:
     begun = time.time()
     try:
         yield
+    except PeerFailed:
+        raise  # it was told, and where the store's node is lost no write ends
     except BaseException as error:
         board, what = Board.of_job(), f"{type(error).__name__}: {error}"
         if board is not None:

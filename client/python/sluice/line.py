@@ -1,14 +1,8 @@
 """How the processes of a job on several nodes hear that one of them has died.
 
 [Note: the line]
-A daemon tells the ranks of its own node alone, and NCCL's kernels wait for a dead
-rank without end. So each rank keeps a TCP connection to rank 0, which passes a
-death on. The kernel closes a dead process's connections: while all is well no
-rank sends anything, and a rank that is stopped by a signal is not taken for a
-dead one. A process that ends in an orderly way says so before. Rank 0 waits
-`NAMING_S` before it passes on that a connection was closed, so that the dead
-rank's neighbours can tell what their daemon knows. The lines are "TOKEN RANK"
-first, then "died WHAT" or "end", as client/train's (launch/peer_line.h).
+What is said, and why, is client/train/launch/peer_line.h's, line for line: a death
+is a connection to rank 0 that ends without the word "end".
 """
 from __future__ import annotations
 
@@ -29,13 +23,15 @@ import torch.distributed as dist
 from sluice import launcher
 from sluice.board import Board
 
+# Before rank 0 passes on that a connection was closed: the dead rank's neighbours
+# can tell what their daemon knows.
 NAMING_S = 0.5
 _TICK_MS = 100
 _LOOK_S = 0.2  # between two looks for rank 0's address
 _MOST_UNREAD = 256  # bytes of a connection that has not said its token
-# Seconds of silence, and of each of the probes that then decide.
-_KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 2),
-               (socket.TCP_KEEPCNT, 3))
+# After two seconds of silence, four probes that are a second apart.
+_KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 1),
+               (socket.TCP_KEEPCNT, 4))
 
 
 class Hears(Protocol):

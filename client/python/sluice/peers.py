@@ -5,11 +5,15 @@ several nodes.
 There a collective is only enqueued. The host waits wherever numbers are read,
 the user's code included, and NCCL's kernels wait for a rank that is gone until a
 time-out of minutes. So a thread looks whether a rank has told that it failed
-(`Ranks.told`), and hears from the daemon, or from another node (`line`), that a
-process of the job has died. Then it aborts what this process has of NCCL, FSDP2's groups too. What waited
-goes on, with results that are void, so the stream raises wherever it runs; where
-the host had left it already and waits in the user's code, an exception is raised
-there, as Ctrl-C's is.
+(`Ranks.told`), and the daemon, or another node (`line`), tells when a process of
+the job has died. Either aborts what this process has of NCCL, FSDP2's groups too.
+What waited goes on, with results that are void, so the stream raises wherever it
+runs; where the host had left it already and waits in the user's code, an exception
+is raised there, as Ctrl-C's is.
+
+Where the node with the store has lost its power a look into the store never ends.
+So a death is acted on by the thread that brings it, and on several nodes the
+thread that computes does not look.
 """
 from __future__ import annotations
 
@@ -39,15 +43,15 @@ class PeerWatch:
         # The one that computes, on the stream that is current there.
         self._thread = threading.get_ident()
         self._stream = _stream_of(device)
-        self._died, self._closed = "", False
-        self._woken = threading.Event()
+        self._ending = threading.Lock()
+        self._over = threading.Event()
         session._watched_by(self)
         self._line = line.of_job()
         if self._line is not None:
             self._line.heard_by(self)
             ranks.hears_deaths = True
         threading.Thread(target=_keep_looking, name="sluice peers", daemon=True,
-                         args=(weakref.ref(self), self._woken)).start()
+                         args=(weakref.ref(self), self._over)).start()
 
     @staticmethod
     def of(ranks: Ranks | None, session: Session, device: torch.device
@@ -64,23 +68,23 @@ class PeerWatch:
 
     def peer_died(self, what: str) -> None:
         """By the daemon: "rank 1 of job demo: killed by signal 9"."""
-        self._died = what
-        self._woken.set()
         if self._line is not None:
             self._line.tell(what)
+        self._end(what)
 
     def close(self) -> None:
-        self._closed = True
-        self._woken.set()
+        self._over.set()
 
-    def look(self) -> bool:
-        """Whether it need not look again."""
-        told = "" if self._closed else self._died or self._ranks.told()
+    def look(self) -> None:
+        told = self._ranks.told()
         if told:
             self._end(told)
-        return bool(told) or self._closed
 
     def _end(self, told: str) -> None:
+        with self._ending:
+            if self._over.is_set():
+                return
+            self._over.set()
         failed, on_gpu = PeerFailed(Status.ABORTED, told), (
             self._stream is not None)
         print(f"sluice: {told}:", "collectives of this process are aborted"
@@ -100,12 +104,12 @@ def _stream_of(device: torch.device) -> torch.cuda.Stream | None:
 
 
 def _keep_looking(watch: weakref.ref[PeerWatch],
-                  woken: threading.Event) -> None:
-    over = False
-    while not over:
-        woken.wait(LOOK_S)
+                  over: threading.Event) -> None:
+    while not over.wait(LOOK_S):
         alive = watch()
-        over = alive is None or alive.look()
+        if alive is None:
+            return
+        alive.look()
         del alive
 
 

@@ -56,7 +56,8 @@ class Ranks:
         # A call counts from when all ranks are in it.
         self._stream, self.call = _made[group.group_name], 0
         self.failed: PeerFailed | None = None  # with a PeerWatch, from then on
-        self.hears_deaths = False  # on other nodes, too
+        # On other nodes, too: then it is the PeerWatch that looks at the board.
+        self.hears_deaths = False
         self._raised = -1  # the last call in which this rank failed itself
         self.within = 0  # what is running of a stream
         # By heads of q, of k and v, and device: the k and v that this rank
@@ -211,7 +212,7 @@ class Ranks:
 
     def _look(self) -> None:
         self.check()
-        told = self.told()
+        told = "" if self.hears_deaths else self.told()
         if told:
             raise PeerFailed(Status.ABORTED, told)
 

@@ -22,12 +22,12 @@ namespace {
 
 constexpr int kTickMs = 100;
 
-// Two seconds of silence, then three probes that are 2 s apart.
+// After two seconds of silence, four probes that are a second apart.
 void KeepAlive(int fd) {
   const int on = 1;
   setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
   for (const auto& [name, value] :
-       {std::pair(TCP_KEEPIDLE, 2), {TCP_KEEPINTVL, 2}, {TCP_KEEPCNT, 3}}) {
+       {std::pair(TCP_KEEPIDLE, 2), {TCP_KEEPINTVL, 1}, {TCP_KEEPCNT, 4}}) {
     setsockopt(fd, IPPROTO_TCP, name, &value, sizeof(value));
   }
 }

@@ -5,7 +5,7 @@
 // passes a death on to all. The kernel closes a dead process's connections:
 // while all is well no rank sends anything, and a rank that is stopped by a
 // signal is not taken for a dead one. A node that loses its power is found by
-// TCP's keepalive after 8 s.
+// TCP's keepalive after 6 s.
 //
 // Rank 0 waits kNaming before it passes on that a connection was closed: until
 // then a rank of that node can tell what its daemon knows of the death. Rank

@@ -14,6 +14,8 @@ import time
 import unittest
 
 BIN = os.environ["SLUICE_BIN_DIR"]
+# Modules that tests of several kinds share.
+SUPPORT = os.path.join(os.path.dirname(__file__), "..", "..", "support")
 TRAIN = os.path.join(BIN, "sluice-train")
 # Set by the deep tier's entries: all shapes, moments and steps of a test that
 # otherwise runs some of them.

@@ -5,11 +5,15 @@ both, with its name, and all memory comes back."""
 import signal
 import socket as socketlib
 import subprocess
+import sys
 import time
 import unittest
 
 import either_node
 import harness
+
+sys.path.append(harness.SUPPORT)
+from two_networks import TwoNetworks  # noqa: E402
 
 # From the death of one rank to the end of all others.
 LIMIT_S = 10
@@ -23,8 +27,10 @@ class Nodes(either_node.NodeTest):
         self.sockets = [self.daemon(name=name, gpus=WORLD)
                         for name in ("a", "b")]
 
-    def start_ranks(self, *flags, after=lambda log: len(log) >= 2):
-        """The ranks, once rank 0's log is so far."""
+    def start_ranks(self, *flags, after=lambda log: len(log) >= 2,
+                    networks=None):
+        """The ranks, once rank 0's log is so far, each on the network of its
+        node."""
         with socketlib.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
@@ -40,10 +46,13 @@ class Nodes(either_node.NodeTest):
             {"RANK": str(rank), "WORLD_SIZE": str(WORLD),
              "LOCAL_RANK": str(rank - NODES.index(node)),
              "LOCAL_WORLD_SIZE": str(NODES.count(node)),
-             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+             "MASTER_ADDR": (networks.ADDRESSES[0] if networks
+                             else "127.0.0.1"),
+             "MASTER_PORT": port,
              # As within a node, and as over most networks.
              "SLUICE_FAKE_NCCL": "silent=1"},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            preexec_fn=networks and (lambda n=node: networks.enter(n)))
             for rank, node in enumerate(NODES)]
         self.wait_until(lambda: after(harness.lines_of(log)),
                         lambda: f"no start: {[r.poll() for r in ranks]}")
@@ -117,6 +126,22 @@ class Nodes(either_node.NodeTest):
         ranks = self.start_ranks()
         self.expect_ends(ranks, 0, ["rank 0 "] * WORLD,
                          self.kill(ranks, 0))
+
+    # As by a power cut: no packet comes any more, and no connection is closed.
+    def test_nodes_that_lose_each_other(self):
+        networks = TwoNetworks()
+        self.addCleanup(networks.close)
+        ranks = self.start_ranks(networks=networks)
+        networks.cut()
+        cut = time.monotonic()
+        said = [rank.communicate(timeout=harness.PATIENCE_S)[1]
+                for rank in ranks]
+        took = time.monotonic() - cut
+        print(f"the ranks of both nodes ended after {took:.1f} s")
+        self.assertLess(took, LIMIT_S)
+        for rank, lost in ((0, 2), (1, 2), (2, 0)):
+            self.assertEqual(ranks[rank].returncode, 1, said[rank])
+            self.assertRegex(said[rank], f"error: rank {rank}: rank {lost} ")
 
     def test_a_stopped_rank_ends_no_other(self):
         ranks = self.start_ranks()

@@ -12,6 +12,7 @@ from gloo import FORK
 from nodes import WORLD, work
 from private_daemon import PrivateDaemon
 from support import await_true, forked
+from two_networks import TwoNetworks
 
 import sluice
 
@@ -24,27 +25,30 @@ def free_at(socket_of_node: str) -> tuple[int, int]:
 
 # Rank 0 holds the store; rank 2 is alone on its node.
 @pytest.mark.parametrize("victim,how", [
-    (2, "compute"), (1, "collective"), (2, "lease"), (0, "compute")])
-def test_a_killed_rank_ends_those_of_both_nodes(tmp_path, victim, how):
+    (2, "compute"), (1, "collective"), (2, "lease"), (0, "compute"),
+    (2, "cut")])
+def test_a_lost_rank_ends_those_of_both_nodes(tmp_path, victim, how):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with contextlib.ExitStack() as nodes:
         sockets = [nodes.enter_context(contextlib.closing(
             PrivateDaemon(gpus=1))).socket for _ in range(2)]
-
+        networks = None if how != "cut" else nodes.enter_context(
+            contextlib.closing(TwoNetworks()))
         before = [free_at(each) for each in sockets]
 
         def run():
             ranks = [FORK.Process(target=work, args=(
-                rank, victim, how, port, sockets, str(tmp_path)))
+                rank, victim, how, port, sockets, str(tmp_path), networks))
                 for rank in range(WORLD)]
             for rank in ranks:
                 rank.start()
             for rank in ranks:
                 rank.join()
             expected = [0] * WORLD
-            expected[victim] = -signal.SIGKILL
+            if networks is None:
+                expected[victim] = -signal.SIGKILL
             assert [rank.exitcode for rank in ranks] == expected
         ranks = forked(run)
         print(ranks.stdout)
