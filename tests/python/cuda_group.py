@@ -88,6 +88,19 @@ def automatic(session: sluice.Session, gpu: torch.device) -> None:
     trained(session, gpu, 1, sharded=True, chunk="auto").unstream()
 
 
+def waits(session: sluice.Session, gpu: torch.device) -> None:
+    """The host waits of the second step."""
+    model, inputs = tiny("qwen3").to(gpu), on(gpu, batch(length=LENGTH))
+    stream = sluice.stream(model, session=session, chunk=16, quiet=True,
+                           group=dist.group.WORLD)
+    run(model, inputs)
+    with cuda_step.Reads() as reads:
+        model(**inputs).loss.backward()
+    print(reads.lines, file=sys.stderr)
+    assert 1 <= sum(reads.lines.values()) <= 3
+    stream.unstream()
+
+
 def failing(session: sluice.Session, gpu: torch.device, how: str) -> None:
     """Rank 1 fails in a layer of the second step, or before it, when rank 0 is
     in a collective of the user's; rank 0 ends within 5 s."""

@@ -88,9 +88,12 @@ class ChunkedCall:
         return self.is_compared(m) and self.step.checks.in_parts and (
             self._random[m] is None)
 
-    def compare_parts(self, m: int, x: Tensor | None, y: Tensor) -> None:
-        """Raises `Unsupported` where chunk `m`, of which the replay made y of
-        x, is not the same in two parts; see [Note: two parts] in two_parts."""
+    def compare_parts(self, m: int, x: Tensor | None, y: Tensor, same: Tensor
+                      ) -> bool:
+        """`same`. Raises `Unsupported` where chunk `m`, of which the replay
+        made y of x, is not the same in two parts; see [Note: two parts] in
+        two_parts."""
+        return bool(same)
 
     def bits(self, y: Tensor) -> Tensor:
         """int64: hashes of all that a chunk made."""
@@ -226,16 +229,17 @@ class ChunkedCall:
         self._restore(m)
         with torch.enable_grad(), self._autocast:
             y = self.compute(m, x, extra)
-        if self.is_compared(m) and not torch.equal(
-                self.bits(y), self._fingerprints[m]):
-            raise RuntimeError(
-                f"sluice: chunk {m} of {self.name} computed other values in "
-                "its second forward than in its first: "
-                f"{self._setting.changed_elsewhere()}; change such things "
-                "after backward(), or do not stream this model")
-        if self.compares_parts(m):
-            with torch.no_grad(), self._autocast:
-                self.compare_parts(m, x, y)
+        if self.is_compared(m):
+            same: Tensor | bool = (self.bits(y) == self._fingerprints[m]).all()
+            if self.compares_parts(m):
+                with torch.no_grad(), self._autocast:
+                    same = self.compare_parts(m, x, y, same)
+            if not same:
+                raise RuntimeError(
+                    f"sluice: chunk {m} of {self.name} computed other values "
+                    "in its second forward than in its first: "
+                    f"{self._setting.changed_elsewhere()}; change such things "
+                    "after backward(), or do not stream this model")
         gradient = dy.read(m)
         dy.drop(m)
         if m:

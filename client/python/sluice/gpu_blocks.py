@@ -55,11 +55,30 @@ def kernel_for(asked: Kernel, device: torch.device, element_bytes: int,
 
     Raises:
         Unsupported: the kernel that was asked for by its name does not take
-            the dtype or the heads.
+            the dtype or the heads, or is cuDNN's in torch's deterministic
+            mode.
     """
     capability = -1 if device.type == "cpu" else _capability(device.index)
-    return _chosen(asked, capability, element_bytes, width, value_width,
-                   min(keys, 2), traits, _activated())
+
+    def chosen(asked: Kernel) -> str:
+        return _chosen(asked, capability, element_bytes, width, value_width,
+                       min(keys, 2), traits, _activated())
+
+    if not _is_deterministic():
+        return chosen(asked)
+    if asked == "cudnn":
+        raise Unsupported("kernel cudnn", "torch's deterministic mode",
+                          'take kernel="auto"')
+    kernel = chosen(asked)
+    return chosen("flash") if kernel == "cudnn" else kernel
+
+
+def _is_deterministic() -> bool:
+    """Whether the last bits have to be the same each time. Flash's and
+    efficient's backward look at that themselves; torch takes cuDNN's for none
+    that does (sdp_utils.cpp, check_cudnn_deterministic)."""
+    return torch.are_deterministic_algorithms_enabled() and (
+        not torch.is_deterministic_algorithms_warn_only_enabled())
 
 
 @functools.cache

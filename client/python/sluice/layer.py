@@ -208,7 +208,8 @@ class LayerCall(chunked.ChunkedCall):
     def as_running(self) -> contextlib.AbstractContextManager:
         return swapped.attributes(_running, call=self)
 
-    def compare_parts(self, m: int, x: Tensor, y: Tensor) -> None:
+    def compare_parts(self, m: int, x: Tensor, y: Tensor, same: Tensor
+                      ) -> bool:
         parts, self._parts = self._parts, None
         assert parts is not None  # the replay noted what attention was
         cache = None
@@ -229,7 +230,7 @@ class LayerCall(chunked.ChunkedCall):
                 out), y)
         if cache is not None:
             parts.compare_states(cache.after, self._states(), y)
-        parts.check(self.name, m)
+        return parts.check(self.name, m, same)
 
     def _noting(self) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext() if self._side is None else (

@@ -127,14 +127,15 @@ class Buffers:
 class Snapshot:
     def __init__(self, places: Sequence[tuple[nn.Module, str]]):
         self._kept = [(owner, name, owner._buffers[name],
-                       owner._buffers[name].clone())
+                       owner._buffers[name].clone(),
+                       owner._buffers[name]._version)
                       for owner, name in places]
 
     def restore(self, if_changed: bool = False) -> None:
         """The same tensor objects with the contents of then; `if_changed`
-        leaves those alone that hold them still, for a graph may need them."""
-        for owner, name, buffer, value in self._kept:
-            if not if_changed or not torch.equal(buffer, value):
+        leaves those alone that were not written, for a graph may need them."""
+        for owner, name, buffer, value, version in self._kept:
+            if not if_changed or buffer._version != version:
                 with torch.no_grad():
                     buffer.copy_(value)
             owner._buffers[name] = buffer

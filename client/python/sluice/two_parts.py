@@ -72,14 +72,20 @@ class TwoParts:
             (mine[key].float() - state.float()).norm() >
             limit * state.float().norm() for key, state in whole.items()]
 
-    def check(self, name: str, chunk: int) -> None:
-        """Raises `Unsupported` if too many rows differ, or a state; waits."""
+    def check(self, name: str, chunk: int, same: Tensor) -> bool:
+        """`same`, for which the device is waited for once. Raises
+        `Unsupported` where that is true and too many rows differ, or a
+        state."""
         if not self._first:  # a chunk of one row has no parts
-            return
+            return bool(same)
+        differ = torch.cat([self._differ[part.start] for part in self], 1)
+        found = torch.cat([differ.flatten(), same.view(1)]).cpu()
+        if not found[-1]:
+            return False
+        differ = found[:-1].view(differ.shape)
         if self._states and bool(torch.stack(self._states).any()):
             raise Unsupported(name, f"a state after chunk {chunk} that is not "
                               "the same when the chunk runs in two parts")
-        differ = torch.cat([self._differ[part.start] for part in self], 1).cpu()
         rows = round(float(differ.float().mean(0).sum()))
         if rows > max(1, self._few * self._rows) or (
                 self._rows >= RUN and bool(differ.all(0).unfold(
@@ -88,6 +94,7 @@ class TwoParts:
                 name, f"{rows} of the {self._rows} rows of chunk {chunk} that "
                 "are not the same when it runs in two parts: the layer depends "
                 "on how many rows it sees, or on their index among them")
+        return True
 
     def _compare(self, part: range, mine: Tensor, whole: Tensor) -> None:
         limit = max(LIMIT, 8 * _precision(whole))

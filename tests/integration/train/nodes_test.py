@@ -13,7 +13,7 @@ import either_node
 import harness
 
 sys.path.append(harness.SUPPORT)
-from two_networks import TwoNetworks  # noqa: E402
+from two_networks import TwoNetworks
 
 # From the death of one rank to the end of all others.
 LIMIT_S = 10

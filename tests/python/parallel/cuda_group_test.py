@@ -10,11 +10,12 @@ from support import deep
 pytest_plugins = "fake_node"  # the fixture `node`
 
 
-@pytest.mark.parametrize("what", ["shared", "sharded", "planned",
+@pytest.mark.parametrize("what", ["shared", "sharded", "planned", "waits",
                                   deep("automatic")])
 def test_shared_sequences_have_the_gradients_of_the_plain_model(
         node, tmp_path, what):
     ran = node.run("cuda_group.py", str(tmp_path), what)
+    print(ran.stderr)
     assert ran.returncode == 0 and ran.stdout == "same\nsame\n", (
         ran.stdout + ran.stderr)
     assert node.take_findings() == ""
