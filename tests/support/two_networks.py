@@ -1,6 +1,6 @@
-"""Two machines, as far as a network goes: two namespaces of network and host name
-with one cable between them. Needs `unshare`, `nsenter` and `ip`, and no root
-where users may have namespaces."""
+"""Two machines, as far as a network goes: two namespaces of network and host
+name with one cable between them. Needs `unshare`, `nsenter` and `ip`, and no
+root where users may have namespaces."""
 
 import ctypes
 import subprocess
@@ -10,24 +10,25 @@ class TwoNetworks:
     """Ended by `close`. A machine's name is its address."""
 
     ADDRESSES = ("10.99.0.1", "10.99.0.2")
-    # In each of them; once it is down nothing arrives, and nobody is told.
+    # In each of them; once it is down nothing arrives, and no end is told.
     CUT = ("ip", "link", "set", "cable", "down")
 
     def __init__(self):
         self._machines = []
         for address in self.ADDRESSES:
             machine = subprocess.Popen(
-                [*self._inside("-U"), "unshare", *([] if self._machines else ["-r"]),
-                 "-n", "-u", "sh", "-c",
+                [*self._inside("-U"), "unshare",
+                 *([] if self._machines else ["-r"]), "-n", "-u", "sh", "-c",
                  f"hostname {address} && echo made && exec sleep infinity"],
                 stdout=subprocess.PIPE, text=True)
             self._machines.append(machine)
             assert machine.stdout.readline() == "made\n", "no namespaces"
         second = self._machines[1].pid
-        self._run(0, "ip", "link", "add", "cable", "type", "veth", "peer", "name",
-                  "cable", "netns", str(second))
+        self._run(0, "ip", "link", "add", "cable", "type", "veth", "peer",
+                  "name", "cable", "netns", str(second))
         for end, address in enumerate(self.ADDRESSES):
-            self._run(end, "ip", "address", "add", address + "/24", "dev", "cable")
+            self._run(end, "ip", "address", "add", address + "/24", "dev",
+                      "cable")
             for link in "lo", "cable":
                 self._run(end, "ip", "link", "set", link, "up")
 
@@ -54,4 +55,5 @@ class TwoNetworks:
             "--preserve-credentials", *namespaces]
 
     def _run(self, end, *command):
-        subprocess.run([*self._inside("-U", "-n", end=end), *command], check=True)
+        subprocess.run([*self._inside("-U", "-n", end=end), *command],
+                       check=True)

@@ -8,7 +8,7 @@ rank raises the same error where they differ.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,19 +24,25 @@ from sluice.ranks import Ranks
 # many, because ranks that have other arguments must not reduce other shapes.
 SETTINGS = ("call", "chunk", "min_tokens", "length")
 INPUTS = tuple(named.those("agreed"))
+# Random states, which come last, may differ.
+_NAMES = (*SETTINGS, *INPUTS, "another argument", "")
 
 
-def agree(ranks: Ranks, device: torch.device, settings: Mapping[str, Any],
-          given: Mapping[str, Any]) -> int:
-    """A seed that is the same on all ranks, made of one's random state.
-    Raises `Error` on all ranks where they differ; a collective.
+class Asked(NamedTuple):
+    """What ranks are to be called with alike: `settings`, plain values of
+    SETTINGS, and in `hashes`, by _NAMES, also arguments."""
 
+    settings: Mapping[str, Any]
+    hashes: Tensor
+
+
+def asked(device: torch.device, settings: Mapping[str, Any],
+          given: Mapping[str, Any]) -> Asked:
+    """
     Args:
-      settings: plain values, of SETTINGS.
       given: arguments of a forward; of tensors with fractions the shape
         counts, but of hidden_states the bits.
     """
-    names = [*SETTINGS, *INPUTS, "another argument"]
     hashes = [of_values(settings.get(name)) for name in SETTINGS]
     hashes += [_of(given.get(name), device, name == "hidden_states")
                for name in INPUTS]
@@ -44,27 +50,41 @@ def agree(ranks: Ranks, device: torch.device, settings: Mapping[str, Any],
                        for name in sorted(given)
                        if name not in INPUTS and given[name] is not None),
                       torch.zeros((), dtype=torch.int64, device=device)))
-    names.append("")  # their random states may differ
     hashes.append(RandomState(device).number())
-    own = torch.stack([h if isinstance(h, Tensor) else _number(h, device)
-                       for h in hashes])
+    return Asked(settings, torch.stack([
+        h if isinstance(h, Tensor) else _number(h, device) for h in hashes]))
+
+
+def agree(ranks: Ranks, outer: Asked | None, inner: Asked) -> int:
+    """A seed that is the same on all ranks, made of one's random state.
+    Raises `Error` on all ranks where they differ; a collective. `outer` is what
+    the call around this one was called with, if there is one: a GPU is waited
+    for once."""
+    if outer is None:
+        outer = Asked({}, torch.zeros_like(inner.hashes))
+    own = torch.stack([outer.hashes, inner.hashes])
     most = torch.stack([own, ~own])
     ranks.wait(dist.all_reduce(most, dist.ReduceOp.MAX, group=ranks.group,
-                               async_op=True), device)
-    *differ, seed = torch.cat([most[0] != ~most[1], most[0, -1:]]).tolist()
+                               async_op=True), own.device)
+    found = torch.cat([most[0] != ~most[1], most[0, 1:]]).tolist()
     ranks.check()
     ranks.call += 1
-    wrong = [name for name, differs in zip(names, differ) if differs and name]
-    if wrong:
-        shown = {name: settings[name] for name in wrong if name in settings}
-        raise Error(Status.INVALID_ARGUMENT, (
-            f"the {ranks.size} ranks of the sequence group do not agree on "
-            f"{', '.join(wrong)}" + (f" (rank {ranks.rank} of the group: "
-                                     f"{shown})" if shown else "") +
-            ": give each of them the same whole rows and the same settings; "
-            "sluice deals sequences to the ranks, and sluice.same_rows() makes "
-            "of a loader one that gives all ranks the same"))
-    return seed
+    for (settings, _), differ in zip((outer, inner), found):
+        wrong = [name for name, differs in zip(_NAMES, differ)
+                 if differs and name]
+        if "call" in wrong:  # all else is another call's
+            wrong = ["call"]
+        if wrong:
+            shown = {name: settings[name] for name in wrong
+                     if name in settings}
+            raise Error(Status.INVALID_ARGUMENT, (
+                f"the {ranks.size} ranks of the sequence group do not agree on "
+                f"{', '.join(wrong)}" + (f" (rank {ranks.rank} of the group: "
+                                         f"{shown})" if shown else "") +
+                ": give each of them the same whole rows and the same settings; "
+                "sluice deals sequences to the ranks, and sluice.same_rows() "
+                "makes of a loader one that gives all ranks the same"))
+    return found[2][-1]
 
 
 def _of(value: Any, device: torch.device, bits: bool = False) -> Tensor:

@@ -36,6 +36,8 @@ class Call:
         own_rows: int64, the rows that the decoder answered; None: all.
         blind: bool [B or 1, S], rows of padding that saw no key.
         plain: the decoder's forward, if all of its layers ran plain.
+        outer: what the causal model was called with, if the ranks agree on
+            that with the decoder.
     """
 
     ranks: Ranks | None
@@ -46,6 +48,7 @@ class Call:
     own_rows: Tensor | None = None
     blind: Tensor | None = None
     plain: Forward | None = None
+    outer: Any = None  # agreement.Asked
 
     def whole(self, given: dict[str, Any], own: Callable[[], Any],
               foreign: bool) -> Any:

@@ -1,8 +1,8 @@
 """How the processes of a job on several nodes hear that one of them has died.
 
 [Note: the line]
-What is said, and why, is client/train/launch/peer_line.h's, line for line: a death
-is a connection to rank 0 that ends without the word "end".
+What is said, and why, is client/train/launch/peer_line.h's, line for line: a
+death is a connection to rank 0 that ends without the word "end".
 """
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ import torch.distributed as dist
 from sluice import launcher
 from sluice.board import Board
 
-# Before rank 0 passes on that a connection was closed: the dead rank's neighbours
-# can tell what their daemon knows.
+# Before rank 0 passes on that a connection was closed: the dead rank's
+# neighbours can tell what their daemon knows.
 NAMING_S = 0.5
 _TICK_MS = 100
 _LOOK_S = 0.2  # between two looks for rank 0's address

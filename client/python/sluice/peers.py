@@ -3,17 +3,17 @@ several nodes.
 
 [Note: waiting on a GPU]
 There a collective is only enqueued. The host waits wherever numbers are read,
-the user's code included, and NCCL's kernels wait for a rank that is gone until a
-time-out of minutes. So a thread looks whether a rank has told that it failed
-(`Ranks.told`), and the daemon, or another node (`line`), tells when a process of
-the job has died. Either aborts what this process has of NCCL, FSDP2's groups too.
-What waited goes on, with results that are void, so the stream raises wherever it
-runs; where the host had left it already and waits in the user's code, an exception
-is raised there, as Ctrl-C's is.
+the user's code included, and NCCL's kernels wait for a rank that is gone until
+a time-out of minutes. So a thread looks whether a rank has told that it failed
+(`Ranks.told`), and the daemon, or another node (`line`), tells when a process
+of the job has died. Either aborts what this process has of NCCL, FSDP2's groups
+too. What waited goes on, with results that are void, so the stream raises
+wherever it runs; where the host had left it already and waits in the user's
+code, an exception is raised there, as Ctrl-C's is.
 
-Where the node with the store has lost its power a look into the store never ends.
-So a death is acted on by the thread that brings it, and on several nodes the
-thread that computes does not look.
+Where the node with the store has lost its power a look into the store never
+ends. So a death is acted on by the thread that brings it, and on several nodes
+the thread that computes does not look.
 """
 from __future__ import annotations
 

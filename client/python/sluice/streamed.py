@@ -237,16 +237,24 @@ class Stream:
         """Shorter sequences are run by the model itself, whole."""
         return max(1, self.min_tokens, self.ranks.size if self.ranks else 1)
 
-    def agree(self, call: str, x: Tensor, given: Mapping[str, Any]) -> int:
+    def agree(self, call: str, x: Tensor, given: Mapping[str, Any],
+              later: bool = False) -> int:
         """A seed that all ranks of the group have. Raises `Error` where they
         have other rows `x` [B, S, ...], arguments or settings; a collective
-        with a group."""
+        with a group. `later`: with the one of the decoder, which is called
+        next; returns 0."""
         if self.peers is not None:
             self.peers.computes()
-        return 0 if self.ranks is None else agreement.agree(
-            self.ranks, x.device, {
-                "call": call, "chunk": self.chunk, "length": x.shape[1],
-                "rerun": self.rerun, "min_tokens": self.min_tokens}, given)
+        if self.ranks is None:
+            return 0
+        asked = agreement.asked(x.device, {
+            "call": call, "chunk": self.chunk, "length": x.shape[1],
+            "rerun": self.rerun, "min_tokens": self.min_tokens}, given)
+        if later and self.call is not None:
+            self.call.outer = asked
+            return 0
+        outer = self.call.outer if self.call is not None else None
+        return agreement.agree(self.ranks, outer, asked)
 
     def _plan(self) -> Measured | None:
         """Takes the plan of the step that was measured, or a changed one."""

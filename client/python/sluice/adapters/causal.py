@@ -138,7 +138,7 @@ class Causal:
 
     def _chunked(self, call: Call, given: dict[str, Any],
                  own: Callable[[], Any]) -> CausalLMOutputWithPast:
-        self.stream.agree("the loss", given["labels"], given)
+        self.stream.agree("the loss", given["labels"], given, later=True)
         count = given.pop("num_items_in_batch", None)
         shifted = _shifted(given)
         given.pop("shift_labels", None)
