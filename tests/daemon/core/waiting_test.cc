@@ -188,9 +188,11 @@ TEST(WaitingQueue, WhatALeaseLacksSaysWhichLaterOnesStayBehindIt) {
                .job = {{1, ""}, "a"},
                .since = began,
                .deadline = began + kLong});
-    EXPECT_EQ(line.Before({{1, ""}, "a"}, {Gpu(0), MiB(8)}, {}, now).count, 1);
+    const Waiter same{.asked = {Gpu(0), MiB(8)}, .job = {{1, ""}, "a"}};
+    EXPECT_EQ(line.Before(same, {}, now).count, 1);
     const bool stays = StaysBehind(lacks, job, asked, rights, second_half);
-    EXPECT_EQ(line.Before(job, asked, rights, now).count, stays ? 1 : 0);
+    const Waiter other{.asked = asked, .job = job};
+    EXPECT_EQ(line.Before(other, rights, now).count, stays ? 1 : 0);
     line.Join({.session = SessionId(2),
                .asked = asked,
                .job = job,
