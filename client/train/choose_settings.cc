@@ -7,6 +7,7 @@
 
 #include "client/torch/run/choose_settings.h"
 #include "client/train/watch/words.h"
+#include "planner/stream/schedule.h"
 #include "planner/stream/stream_shape.h"
 #include "planner/stream/transients.h"
 #include "proto/base/status.h"
@@ -60,6 +61,31 @@ absl::StatusOr<ChosenSettings> ChooseSettings(const StepperContext& context) {
       runtime::ChooseSettings(RunContextOf(context, &weights),
                               Question(context), context.options->threads));
   return ChosenSettings{chosen.settings, Why(chosen)};
+}
+
+absl::Status ChooseOrder(const StepperContext& context, RunOptions& options,
+                         std::string& why) {
+  if (options.chunk == 0 || options.order.has_value()) return absl::OkStatus();
+  stream::StreamOptions stream = Question(context).stream;
+  stream.rank = 0;
+  stream.layout = stream::ChunkLayout(options.seq_len, options.chunk,
+                                      stream.layout.ranks());
+  stream.fractions.clear();
+  stream.alpha = 1;
+  options.order = stream::OrderOfLeastBytes(stream);
+  SLUICE_RETURN_IF_ERROR(Validate(options));
+  const auto moved = [&stream](stream::BackwardOrder order) {
+    return fmt::format("{} with {} outer",
+                       FormatBytes(Bytes(stream::BlockBytes(stream, order))),
+                       stream::Name(order));
+  };
+  why = fmt::format(
+      "chunk {}, prefetch {}, {} outer in backward: a layer's attention moves "
+      "{}, {}",
+      options.chunk, options.prefetch, stream::Name(*options.order),
+      moved(stream::BackwardOrder::kKeysOuter),
+      moved(stream::BackwardOrder::kQueriesOuter));
+  return absl::OkStatus();
 }
 
 Bytes LeastStepBytes(const StepperContext& context) {

@@ -23,6 +23,12 @@ absl::StatusOr<ChosenSettings> ChooseSettings(const StepperContext& context);
 // chunks that were asked for, else the first that are tried, and nothing kept.
 Bytes LeastStepBytes(const StepperContext& context);
 
+// With --chunk nothing is measured: an order of backward's blocks that is not
+// given is the one in which less moves. The same on all ranks. InvalidArgument:
+// --fractions names a class that this order does not have.
+absl::Status ChooseOrder(const StepperContext& context, RunOptions& options,
+                         std::string& why);
+
 // `options` with these settings.
 RunOptions With(RunOptions options, const stream::Settings& settings);
 

@@ -136,7 +136,7 @@ void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
                 "is kept (auto: what is fastest; with --rerun N: 1)");
   app.add_option("--backward-order", raw.order,
                  "which side of attention's backward stays: keys or queries "
-                 "(auto: with --chunk keys)")
+                 "(auto: with --chunk the one that moves less)")
       ->capture_default_str();
   app.add_option("--dtype", raw.dtype, "fp32 or bf16")->capture_default_str();
   AddAttention(app, raw);
@@ -386,7 +386,6 @@ absl::Status ReadSettings(const RawFlags& raw, RunOptions& o) {
   o.prefetch = raw.prefetch.value_or(0);
   if (o.chunk == 0) return absl::OkStatus();
   if (o.prefetch == 0) o.prefetch = 2;
-  if (!o.order.has_value()) o.order = BackwardOrder::kKeysOuter;
   if (!o.rerun.has_value()) return absl::OkStatus();
   if (o.rerun_layers == 0) o.rerun_layers = 1;
   o.rerun_chunks = stream::RerunChunks(

@@ -151,6 +151,11 @@ absl::Status RankRun::WithModel(runtime::RankMemory& memory,
   StepperContext context{&options_,       &environment_,  &memory,
                          collectives,     nullptr,        nullptr,
                          progress_.get(), &memory.stage()};
+  RunOptions ordered = options_;
+  if (options_.method == Method::kSluice) {
+    SLUICE_RETURN_IF_ERROR(ChooseOrder(context, ordered, report_.settings_why));
+    context.options = &ordered;
+  }
   SLUICE_RETURN_IF_ERROR(PlaceStates(context));
   context.states = report_.states;
   SLUICE_RETURN_IF_ERROR(runtime::Agree(collectives, memory.Arm()));

@@ -209,4 +209,19 @@ LayerTraffic FixedTraffic(const StreamShape& shape) {
   return traffic;
 }
 
+int64_t BlockBytes(StreamOptions options, BackwardOrder order) {
+  options.order = order;
+  const Traffic blocks = CountTraffic(StreamShape(options)).blocks;
+  return blocks.in + blocks.out;
+}
+
+BackwardOrder OrderOfLeastBytes(const StreamOptions& options) {
+  const auto bytes = [&](BackwardOrder order) {
+    return BlockBytes(options, order);
+  };
+  return bytes(BackwardOrder::kQueriesOuter) < bytes(BackwardOrder::kKeysOuter)
+             ? BackwardOrder::kQueriesOuter
+             : BackwardOrder::kKeysOuter;
+}
+
 }  // namespace sluice::stream

@@ -59,4 +59,9 @@ LayerTraffic CountTraffic(const StreamShape& shape);
 // at most all of q.
 LayerTraffic FixedTraffic(const StreamShape& shape);
 
+// Bytes that one layer's blocks of attention move in backward, both ways.
+int64_t BlockBytes(StreamOptions options, BackwardOrder order);
+// The order in which that is less; keys outer where both move as much.
+BackwardOrder OrderOfLeastBytes(const StreamOptions& options);
+
 }  // namespace sluice::stream

@@ -24,7 +24,6 @@ namespace {
 using stream::Class;
 using stream::LayerTraffic;
 using stream::StreamShape;
-using stream::Traffic;
 
 constexpr double kIdBytes = 16;                   // id and label, int64
 constexpr int64_t kRerunLayers[] = {1, 2, 4, 8};  // to try
@@ -50,15 +49,7 @@ stream::StreamOptions StreamOptionsOf(const Request& request,
     options.fractions = stream::KeepEverything(options.model);
     return options;
   }
-  const auto moved = [&options](stream::BackwardOrder order) {
-    options.order = order;
-    const Traffic blocks = stream::CountTraffic(StreamShape(options)).blocks;
-    return blocks.in + blocks.out;
-  };
-  const int64_t keys_outer = moved(stream::BackwardOrder::kKeysOuter);
-  if (moved(stream::BackwardOrder::kQueriesOuter) >= keys_outer) {
-    options.order = stream::BackwardOrder::kKeysOuter;
-  }
+  options.order = stream::OrderOfLeastBytes(options);
   Place(settings, options);
   return options;
 }

@@ -84,7 +84,7 @@ TEST(CommandLine, LeavesEverythingAboutChunksOpenOrNothing) {
                               ParseCommandLine(Split("train --chunk 1K")));
   EXPECT_EQ(parsed.options.chunk, 1024);
   EXPECT_EQ(parsed.options.prefetch, 2);
-  EXPECT_EQ(parsed.options.order, stream::BackwardOrder::kKeysOuter);
+  EXPECT_FALSE(parsed.options.order.has_value());  // by bytes, by the ranks
   SLUICE_ASSERT_OK_AND_ASSIGN(
       parsed, ParseCommandLine(Split("check --backward-order queries")));
   EXPECT_EQ(parsed.options.chunk, 512);
@@ -272,7 +272,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadLine{"train --layers 4 --rerun-layers 5", "--rerun-layers 5"},
         BadLine{"check --fractions lse=0.5",
                 "lse: keep 0 and swap 0.5 must be 1 together"},
-        BadLine{"check --fractions key_gradient=keep:1",
+        BadLine{"check --backward-order keys --fractions key_gradient=keep:1",
                 "key_gradient is no class of this step"},
         BadLine{"train --backward-order queries --fractions "
                 "query_gradient=keep:1",
