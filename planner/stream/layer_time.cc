@@ -80,7 +80,16 @@ class LayerTime {
            shape_.swapped_bytes(Class::kNorm1);
   }
   int64_t ProjectionsOut() const { return shape_.moved_bytes(Class::kInput); }
-  int64_t FirstBlockIn() const;
+  // A phase of backward of which `all` seconds of copies, and `first` of its
+  // first_in, may come in the `window` in which the phase before computes its
+  // last chunk and sends what that leaves.
+  static Pipeline Early(Pipeline phase, double first, double all,
+                        double window) {
+    phase.in -= std::min(all, window);
+    phase.first_in -= std::min(first, window);
+    return phase;
+  }
+  int64_t FirstIn(int64_t outer, int64_t inner) const;
   double SumsWaited(double blocks) const;
 
   const StreamShape& shape_;
@@ -108,18 +117,24 @@ double LayerTime::Forward() const {
 }
 
 double LayerTime::Tokens() const {
-  return Pipeline{.in = In(traffic_.tokens.in - ProjectionsIn()),
-                  .compute = compute_.tokens,
-                  .out = Out(traffic_.tokens.out - ProjectionsOut()),
-                  .first_in = In(TokensIn(0)),
-                  .first_compute = compute_.tokens * Share(0),
-                  .last_compute = compute_.tokens * Share(last_),
-                  .last_out = Out(TokensOut(last_))}
+  const double first_in = In(TokensIn(0));
+  const double early = shape_.early(Phase::kTokens).inputs > 0 ? first_in : 0;
+  return Early({.in = In(traffic_.tokens.in - ProjectionsIn()),
+                .compute = compute_.tokens,
+                .out = Out(traffic_.tokens.out - ProjectionsOut()),
+                .first_in = first_in,
+                .first_compute = compute_.tokens * Share(0),
+                .last_compute = compute_.tokens * Share(last_),
+                .last_out = Out(TokensOut(last_))},
+               early, early,
+               compute_.projections * Share(last_) +
+                   Out(shape_.moved_bytes(Class::kInput, last_)))
       .Seconds();
 }
 
-// Before the first block: both slots of the outer side, and its inner side.
-int64_t LayerTime::FirstBlockIn() const {
+// So many first slots of either side. Where none come early, both of the outer
+// side and one of the inner come before the first block.
+int64_t LayerTime::FirstIn(int64_t outer, int64_t inner) const {
   const auto keys = [this](int64_t m) {
     return Moved({Class::kK, Class::kV}, m);
   };
@@ -127,11 +142,13 @@ int64_t LayerTime::FirstBlockIn() const {
     return Moved({Class::kQ, Class::kOutputGradient, Class::kO, Class::kLse},
                  m);
   };
-  const int64_t second = std::min<int64_t>(1, last_);
-  if (shape_.order == BackwardOrder::kKeysOuter) {
-    return keys(0) + second * keys(1) + queries(0);
+  const bool keys_outer = shape_.order == BackwardOrder::kKeysOuter;
+  const int64_t first = keys_outer ? 0 : last_;
+  int64_t bytes = inner * (keys_outer ? queries(first) : keys(first));
+  for (int64_t n = 0; n < std::min(outer, last_ + 1); ++n) {
+    bytes += keys_outer ? keys(n) : queries(last_ - n);
   }
-  return queries(last_) + second * queries(last_ - second) + keys(last_);
+  return bytes;
 }
 
 // The inner side's sums of an outer chunk's last block go out and come in again
@@ -161,19 +178,29 @@ double LayerTime::Attention() const {
   const double chunks = static_cast<double>(last_ + 1);
   const double diagonal = compute_.blocks / (chunks * chunks);
   const double projected = compute_.projections / chunks;
-  const double first_in = In(FirstBlockIn());
+  const double both = In(FirstIn(2, 1));
+  // The last chunk's own is not there while that is computed.
+  const EarlySlots slots = shape_.early(Phase::kAttention);
+  const int64_t early_outer = std::min(slots.outer, last_);
+  const int64_t early_inner = std::min(slots.blocks, last_);
+  const double early = In(FirstIn(early_outer, early_inner));
+  const double early_first =
+      In(FirstIn(early_outer, std::min<int64_t>(early_inner, 1)));
+  const bool block_is_early = early_outer > 0 && early_inner > 0;
   const double sums = In(traffic_.blocks.out), out = Out(traffic_.blocks.out);
-  const double inner = std::max(0.0, In(traffic_.blocks.in) - sums - first_in);
+  const double inner = std::max(0.0, In(traffic_.blocks.in) - sums - both);
   const double blocks = std::max(
       compute_.blocks, (compute_.blocks + std::max(inner, out) + sums) / depth);
-  return Pipeline{.in = In(traffic_.blocks.in + ProjectionsIn()),
-                  .compute = blocks + compute_.projections + SumsWaited(blocks),
-                  .out = out + Out(ProjectionsOut()),
-                  .first_in = first_in,
-                  .first_compute = diagonal,
-                  // One chunk's diagonal is its first compute, counted above.
-                  .last_compute = projected + (last_ > 0 ? diagonal : 0),
-                  .last_out = Out(shape_.moved_bytes(Class::kInput, 0))}
+  return Early({.in = In(traffic_.blocks.in + ProjectionsIn()),
+                .compute = blocks + compute_.projections + SumsWaited(blocks),
+                .out = out + Out(ProjectionsOut()),
+                .first_in = block_is_early ? early_first : both,
+                .first_compute = diagonal,
+                // One chunk's diagonal is its first compute, counted above.
+                .last_compute = projected + (last_ > 0 ? diagonal : 0),
+                .last_out = Out(shape_.moved_bytes(Class::kInput, 0))},
+               early_first, early,
+               compute_.tokens * Share(last_) + Out(TokensOut(last_)))
       .Seconds();
 }
 

@@ -232,6 +232,25 @@ RingSizes StreamShape::rings(Phase phase) const {
   return {};
 }
 
+EarlySlots StreamShape::early(Phase phase) const {
+  const RingSizes sizes = rings(phase);
+  if (chunks() == 1 || phase == Phase::kForward) return {};
+  if (phase == Phase::kTokens) {
+    const int64_t before = rings(Phase::kAttention).Front();
+    // The first slot of a ring is its last in memory.
+    return {.inputs = 2 * sizes.staging + sizes.inputs >= before};
+  }
+  const int64_t before = rings(Phase::kTokens).Front();
+  const auto from_end = [](int64_t room, int64_t slot, int64_t slots) {
+    return slot > 0 ? std::clamp<int64_t>(room / slot, 0, slots) : slots;
+  };
+  const int64_t room = std::max<int64_t>(ring_bytes() - before, 0);
+  const int64_t blocks = from_end(room, sizes.blocks, prefetch_depth);
+  const int64_t left = room - prefetch_depth * sizes.blocks;
+  return {.blocks = blocks,
+          .outer = left < 0 ? 0 : from_end(left, sizes.outer, 2)};
+}
+
 int64_t StreamShape::ring_bytes() const {
   int64_t most = 0;
   for (const Phase phase : kPhases) {

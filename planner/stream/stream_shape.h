@@ -53,10 +53,18 @@ inline constexpr Phase kPhases[] = {Phase::kForward, Phase::kTokens,
 struct RingSizes {
   int64_t staging = 0, inputs = 0, blocks = 0, gradients = 0, outer = 0;
   int64_t query_sum = 0, key_sum = 0;  // one, and one each for k and v
+  // Staging, inputs and sums come first, the others last, blocks at the end.
+  int64_t Front() const { return 2 * (staging + inputs + key_sum) + query_sum; }
   int64_t Total(int prefetch_depth) const {
-    return 2 * (staging + inputs + outer + key_sum) +
-           prefetch_depth * (blocks + gradients) + query_sum;
+    return Front() + 2 * outer + prefetch_depth * (blocks + gradients);
   }
+};
+
+// How many first slots of a phase of backward lie behind the Front of the phase
+// before, and so are filled while that computes its last chunk
+// (StreamState::Prepare in client/torch/stream).
+struct EarlySlots {
+  int64_t inputs = 0, blocks = 0, outer = 0;
 };
 
 class StreamShape {
@@ -222,6 +230,7 @@ class StreamShape {
   }
 
   RingSizes rings(Phase phase) const;
+  EarlySlots early(Phase phase) const;
   // HBM that the rings and sums of the tallest phase take, the kept rows of
   // all layers, and the resident classes.
   int64_t ring_bytes() const;

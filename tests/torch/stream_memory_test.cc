@@ -25,15 +25,21 @@ using ::testing::HasSubstr;
 
 constexpr Bytes kHbm = MiB(64);
 
-// Notes the labels of all copies.
+// Notes the labels of all copies, in order.
 class Listener final : public client::ForwardingEngine {
  public:
   explicit Listener(client::CopyEngine* engine) : ForwardingEngine(engine) {}
   client::Ticket Enqueue(client::CopyRequest request) override {
-    labels.insert(request.label);
+    labels.push_back(request.label);
     return ForwardingEngine::Enqueue(std::move(request));
   }
-  std::set<std::string> labels;
+  // Where the n-th of a label is (from 0).
+  auto Nth(const std::string& label, int64_t n) const {
+    auto at = std::ranges::find(labels, label);
+    while (n-- > 0) at = std::find(std::next(at), labels.end(), label);
+    return at;
+  }
+  std::vector<std::string> labels;
 };
 
 // One rank with all tensors in an armed region.
@@ -154,9 +160,28 @@ TEST_F(StreamMemory, TheDeskKnowsByWhenEveryCopyOfAStepIsNeeded) {
     for (const auto& due : stream::CopiesDue(options.stream, {})) {
       known.insert(due.label);
     }
-    made.merge(listener.labels);
+    made.insert(listener.labels.begin(), listener.labels.end());
   }
   EXPECT_EQ(made, known);
+}
+
+// What the last chunk of a phase leaves is sent when that is computed.
+TEST_F(StreamMemory, APhasesFirstFetchesComeBeforeThePhaseBeforeEnds) {
+  for (const bool queries_outer : {false, true}) {
+    Listener listener(engine_.get());
+    StreamContext::Options options = Options(64, /*alpha=*/0);
+    if (queries_outer) options = QueriesOuter(options);
+    options.copies = &listener;
+    const stream::StreamShape shape(options.stream);
+    const int64_t chunks = shape.chunks();
+    ASSERT_GT(shape.early(stream::Phase::kTokens).inputs, 0);
+    ASSERT_GT(shape.early(stream::Phase::kAttention).blocks, 0);
+    Step(options);
+    EXPECT_LT(listener.Nth("saved rows", chunks),
+              listener.Nth("dX out", chunks - 1));
+    EXPECT_LT(listener.Nth("inner chunk", 0),
+              listener.Nth("dO, dX out", chunks - 1));
+  }
 }
 
 TEST_F(StreamMemory, NothingInHbmGrowsWithTheSequence) {

@@ -18,7 +18,8 @@ using device::CopyDirection;
 std::vector<Slot> CutSlots(const RingMemory& memory, const Ticket& free) {
   std::vector<Slot> cut;
   for (int i = 0; i < memory.slots; ++i) {
-    cut.emplace_back(memory.device, memory.data + i * memory.slot_bytes,
+    cut.emplace_back(memory.device,
+                     memory.data + (memory.slots - 1 - i) * memory.slot_bytes,
                      memory.slot_bytes, free);
   }
   return cut;
@@ -160,7 +161,16 @@ FetchRing::FetchRing(client::CopyEngine* copies, const RingMemory& memory,
                      const Ticket& free)
     : copies_(copies),
       pending_(memory.pending),
-      slots_(CutSlots(memory, free)) {}
+      slots_(CutSlots(memory, free)) {
+  for (Slot& slot : slots_) slot.blocked_ = slot.data_ < memory.in_use_to;
+}
+
+void FetchRing::Unblock(const Ticket& free) {
+  for (Slot& slot : slots_) {
+    if (slot.blocked_) slot.last_use_ = free;
+    slot.blocked_ = false;
+  }
+}
 
 void FetchRing::AppendLastUses(std::vector<Ticket>& uses) const {
   for (const Slot& slot : slots_) uses.push_back(slot.last_use_);
@@ -188,9 +198,9 @@ bool Fetches::IssueOne() {
   if (issued_ - done_ == static_cast<int64_t>(ring_->slots_.size())) {
     return false;
   }
-  Fetch fetch;
-  if (!program_(issued_, fetch)) return false;
   Slot& slot = ring_->slots_[ring_->next_];
+  Fetch fetch;
+  if (slot.blocked_ || !program_(issued_, fetch)) return false;
   SLUICE_CHECK(fetch.used_ <= slot.size_);
   slot.resident_ = std::move(fetch.resident_);
   CopyRequest request{

@@ -56,16 +56,18 @@ class Slot {
   std::vector<std::byte*> resident_;  // by field; null: in the slot
   client::Ticket ready_;              // fetch ring: its bytes are there
   client::Ticket last_use_;           // the slot may be written again
+  bool blocked_ = false;              // fetch ring: until FetchRing::Unblock
 };
 
 // What a ring is cut from: 64-byte aligned memory of `device`, slots *
-// slot_bytes of it.
+// slot_bytes of it, the first slot at its end.
 struct RingMemory {
   at::Device device;
   std::byte* data = nullptr;
   int64_t slot_bytes = 0;
   int slots = 0;
-  PendingWeights* pending = nullptr;  // advanced before each fetch is taken
+  PendingWeights* pending = nullptr;     // advanced before each fetch is taken
+  const std::byte* in_use_to = nullptr;  // slots that begin before are blocked
 };
 
 class StagingRing {
@@ -134,6 +136,8 @@ class FetchRing {
   FetchRing(client::CopyEngine* copies, const RingMemory& memory,
             const client::Ticket& free);  // as a StagingRing
   void AppendLastUses(std::vector<client::Ticket>& uses) const;
+  // Blocked slots may be written once `free` is reached.
+  void Unblock(const client::Ticket& free);
 
  private:
   friend class Fetches;

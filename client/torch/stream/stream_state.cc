@@ -12,41 +12,53 @@
 namespace sluice::runtime {
 namespace {
 
-// Cuts typed pieces and rings from the front of the ring memory.
+// Cuts typed pieces and rings from the front of the ring memory, and rings
+// from its end.
 class Cutter {
  public:
   Cutter(const StreamContext::Options& options, const at::Tensor& memory,
-         client::Ticket free)
+         client::Ticket free, const std::byte* in_use_to)
       : copies_(options.copies),
         pending_(options.pending),
         device_(memory.device()),
-        next_(static_cast<std::byte*>(memory.data_ptr())),
-        free_(std::move(free)) {}
+        front_(static_cast<std::byte*>(memory.data_ptr())),
+        end_(front_ + memory.numel()),
+        free_(std::move(free)),
+        in_use_to_(in_use_to) {}
 
   template <typename Ring>
-  Ring Cut(int64_t slot_bytes, int slots) {
-    return Ring(
-        copies_,
-        {device_, Take(slots * slot_bytes), slot_bytes, slots, pending_},
-        free_);
+  Ring Front(int64_t slot_bytes, int slots) {
+    return At<Ring>(Take(slots * slot_bytes), slot_bytes, slots);
+  }
+  FetchRing Back(int64_t slot_bytes, int slots) {
+    end_ -= slots * slot_bytes;
+    return At<FetchRing>(end_, slot_bytes, slots);
   }
   // Undefined if there is none in this phase.
   at::Tensor CutSum(int64_t bytes, const std::array<int64_t, 3>& sizes) {
     if (bytes == 0 && sizes[0] > 0) return {};
     return ViewOf(Take(bytes), sizes, at::kFloat, device_);
   }
+  const std::byte* front() const { return front_; }
 
  private:
+  template <typename Ring>
+  Ring At(std::byte* data, int64_t slot_bytes, int slots) {
+    return Ring(copies_,
+                {device_, data, slot_bytes, slots, pending_, in_use_to_},
+                free_);
+  }
   std::byte* Take(int64_t bytes) {
-    std::byte* at = next_;
-    next_ += bytes;
+    std::byte* at = front_;
+    front_ += bytes;
     return at;
   }
   client::CopyEngine* copies_;
   PendingWeights* pending_;
   at::Device device_;
-  std::byte* next_;
+  std::byte *front_, *end_;
   client::Ticket free_;
+  const std::byte* in_use_to_;
 };
 
 std::vector<int64_t> Rerun(const stream::StreamShape& shape,
@@ -71,35 +83,70 @@ StreamState::StreamState(const Options& o)
                o.stream.rank, o.collectives),
       memory_(at::empty({shape.ring_bytes()}, On(o.device, at::kByte))) {}
 
-StreamState::~StreamState() { copies().Drain().IgnoreError(); }
+StreamState::~StreamState() {
+  saved_rows.reset();  // before its ring
+  copies().Drain().IgnoreError();
+}
+
+absl::Status StreamState::AwaitUses(
+    std::initializer_list<const FetchRing*> rings, const StagingRing* staging) {
+  std::vector<client::Ticket> uses;
+  if (staging != nullptr) staging->AppendLastUses(uses);
+  for (const FetchRing* ring : rings) ring->AppendLastUses(uses);
+  for (const client::Ticket& use : uses) {
+    SLUICE_RETURN_IF_ERROR(copies().Wait(use));
+  }
+  return absl::OkStatus();
+}
 
 absl::Status StreamState::Enter(stream::Phase phase) {
-  if (rings_ && rings_->phase == phase) return absl::OkStatus();
-  if (rings_) {
-    std::vector<client::Ticket> uses;
-    staging().AppendLastUses(uses);
-    for (const FetchRing* ring :
-         {&inputs(), &blocks(), &gradients(), &outer()}) {
-      ring->AppendLastUses(uses);
-    }
-    for (const client::Ticket& use : uses) {
-      SLUICE_RETURN_IF_ERROR(copies().Wait(use));
-    }
+  if (rings_ != nullptr && rings_->phase == phase) return absl::OkStatus();
+  const bool failed = next_ != nullptr && next_->phase != phase;
+  if (phase != stream::Phase::kTokens) saved_rows.reset();  // of a failed step
+  for (Rings* rings : {rings_.get(), failed ? next_.get() : nullptr}) {
+    if (rings == nullptr) continue;
+    SLUICE_RETURN_IF_ERROR(AwaitUses(
+        {&rings->inputs, &rings->blocks, &rings->gradients, &rings->outer},
+        &rings->staging));
   }
+  if (failed) next_.reset();
+  const client::Ticket free = copies().MarkCompute();
+  rings_ = next_ != nullptr ? std::move(next_) : Cut(phase, free, nullptr);
+  for (FetchRing* ring :
+       {&rings_->inputs, &rings_->blocks, &rings_->gradients, &rings_->outer}) {
+    ring->Unblock(free);
+  }
+  unsent_ = -1;
+  return absl::OkStatus();
+}
+
+absl::Status StreamState::Prepare(stream::Phase next, int64_t unsent) {
+  SLUICE_RETURN_IF_ERROR(AwaitUses(
+      {&rings_->blocks, &rings_->gradients, &rings_->outer}, nullptr));
+  next_ = Cut(next, copies().MarkCompute(), rings_->front_end);
+  unsent_ = unsent;
+  return absl::OkStatus();
+}
+
+// In backward what is fetched first lies where the phase before needs nothing
+// any more while its last chunk is computed: the attention phase's inner and
+// outer side at the end, the token phase's inputs behind its staging.
+std::unique_ptr<StreamState::Rings> StreamState::Cut(
+    stream::Phase phase, const client::Ticket& free,
+    const std::byte* in_use_to) {
   const stream::RingSizes sizes = shape.rings(phase);
   const std::array<int64_t, 3> query = {shape.queries(0), shape.q_heads,
                                         shape.dim};
   const std::array<int64_t, 3> key = {shape.rows(0), shape.kv_heads, shape.dim};
-  Cutter cut(options, memory_, copies().MarkCompute());
+  Cutter cut(options, memory_, free, in_use_to);
   // Braces evaluate in order, and so lay out in this order.
-  rings_.emplace(Rings{
-      phase, cut.Cut<StagingRing>(sizes.staging, 2),
-      cut.Cut<FetchRing>(sizes.inputs, 2),
-      cut.Cut<FetchRing>(sizes.blocks, shape.prefetch_depth),
-      cut.Cut<FetchRing>(sizes.gradients, shape.prefetch_depth),
-      cut.Cut<FetchRing>(sizes.outer, 2), cut.CutSum(sizes.query_sum, query),
-      cut.CutSum(sizes.key_sum, key), cut.CutSum(sizes.key_sum, key)});
-  return absl::OkStatus();
+  return std::unique_ptr<Rings>(new Rings{
+      phase, cut.Front<StagingRing>(sizes.staging, 2),
+      cut.Front<FetchRing>(sizes.inputs, 2), cut.CutSum(sizes.query_sum, query),
+      cut.CutSum(sizes.key_sum, key), cut.CutSum(sizes.key_sum, key),
+      cut.front(), cut.Back(sizes.blocks, shape.prefetch_depth),
+      cut.Back(sizes.outer, 2),
+      cut.Back(sizes.gradients, shape.prefetch_depth)});
 }
 
 absl::StatusOr<std::unique_ptr<ChunkHandle>> StreamState::NewHidden() {

@@ -71,13 +71,24 @@ class StreamState final : public StreamContext {
   RowReader Read(int64_t layer, stream::Class which, int64_t m, Slot& slot);
 
   // Cuts the ring memory for `phase`, once all copies of the phase before are
-  // out; nothing if it is cut so already. No fetch program may be alive.
+  // out; nothing if it is cut so already. No fetch program of the phase before
+  // may be alive.
   absl::Status Enter(stream::Phase phase);
+  // Lets the first fetches of `next` come while the last chunk of this phase,
+  // `unsent`, is computed: into slots behind what that still uses, staging,
+  // inputs and sums. What they bring of `unsent` waits for Enter.
+  absl::Status Prepare(stream::Phase next, int64_t unsent);
+  // The chunk of which no fetch may be issued yet; -1: none.
+  int64_t unsent() const { return unsent_; }
   StagingRing& staging() { return rings_->staging; }
-  FetchRing& inputs() { return rings_->inputs; }
-  FetchRing& blocks() { return rings_->blocks; }
-  FetchRing& gradients() { return rings_->gradients; }
-  FetchRing& outer() { return rings_->outer; }
+  // Of the prepared phase, if there is one.
+  FetchRing& inputs() { return latest().inputs; }
+  FetchRing& blocks() { return latest().blocks; }
+  FetchRing& gradients() { return latest().gradients; }
+  FetchRing& outer() { return latest().outer; }
+  // What the token phase of a layer's backward brings, from when the layer
+  // above it prepares that phase or it begins.
+  std::optional<Fetches> saved_rows;
   // Attention's output is stored so.
   at::ScalarType output_type() const {
     return shape.output_element == 4 ? at::kFloat : dtype;
@@ -102,13 +113,22 @@ class StreamState final : public StreamContext {
   struct Rings {
     stream::Phase phase;
     StagingRing staging;
-    FetchRing inputs, blocks, gradients, outer;
+    FetchRing inputs;
     at::Tensor query_sum, key_sum, value_sum;
+    const std::byte* front_end;          // of those, which lie first
+    FetchRing blocks, outer, gradients;  // from the end of the memory
   };
+  Rings& latest() { return next_ != nullptr ? *next_ : *rings_; }
+  // `in_use_to`: where what the phase before still uses ends.
+  std::unique_ptr<Rings> Cut(stream::Phase phase, const client::Ticket& free,
+                             const std::byte* in_use_to);
+  absl::Status AwaitUses(std::initializer_list<const FetchRing*> rings,
+                         const StagingRing* staging);
   at::Tensor Sum(const at::Tensor& largest, stream::Class which, int64_t m);
 
   at::Tensor memory_;
-  std::optional<Rings> rings_;
+  std::unique_ptr<Rings> rings_, next_;
+  int64_t unsent_ = -1;
 };
 
 // --- chunked attention (streamed_attention.cc) ------------------------------
@@ -143,9 +163,9 @@ class AttentionBackward {
  public:
   // Issues the first fetches.
   AttentionBackward(StreamState& state, int64_t layer);
-  // The chunks in the order in which Run finishes them.
-  const std::vector<int64_t>& order() const { return outer_; }
-  // Calls `finished` for each chunk once its gradients are whole, in
+  // Issues what could not be issued before the phase was entered.
+  void Pump();
+  // Calls `finished` for each outer chunk once its gradients are whole, in
   // state.query_sum, key_sum, value_sum.
   absl::Status Run(const std::function<absl::Status(int64_t m)>& finished);
 

@@ -43,6 +43,7 @@ AttentionBackward::AttentionBackward(StreamState& state, int64_t layer)
       outer_fetches_(&state.outer(), static_cast<int64_t>(outer_.size()),
                      "outer chunk",
                      [this](int64_t k, Fetch& fetch) {
+                       if (outer_[k] == state_.unsent()) return false;
                        keys_outer_ ? FetchKeys(outer_[k], fetch)
                                    : FetchQueries(outer_[k], fetch);
                        return true;
@@ -51,6 +52,7 @@ AttentionBackward::AttentionBackward(StreamState& state, int64_t layer)
           &state.blocks(), static_cast<int64_t>(blocks_.size()), "inner chunk",
           [this](int64_t k, Fetch& fetch) {
             const int64_t m = InnerOf(blocks_[k]);
+            if (m == state_.unsent()) return false;
             keys_outer_ ? FetchQueries(m, fetch) : FetchKeys(m, fetch);
             return true;
           }),
@@ -58,6 +60,12 @@ AttentionBackward::AttentionBackward(StreamState& state, int64_t layer)
                  "gradients of inner chunk", [this](int64_t k, Fetch& fetch) {
                    return FetchGradients(blocks_[k], fetch);
                  }) {}
+
+void AttentionBackward::Pump() {
+  outer_fetches_.Pump();
+  inner_fetches_.Pump();
+  gradients_.Pump();
+}
 
 void AttentionBackward::FetchKeys(int64_t i, Fetch& fetch) {
   FetchHeads(state_, layer_, stream::Class::kK, i, fetch);

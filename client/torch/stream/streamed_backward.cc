@@ -19,14 +19,18 @@ namespace {
 class Backward {
  public:
   Backward(StreamState& state, const LayerTensors& weights,
-           LayerTensors& gradients, SavedLayer& saved, ChunkHandle& gradient)
+           LayerTensors& gradients, SavedLayer& saved, ChunkHandle& gradient,
+           const SavedLayer* next)
       : state_(state),
         shape_(state.shape),
         weights_(weights),
         gradients_(gradients),
+        saved_(saved),
         layer_(saved.layer),
         input_(*saved.input),
-        gradient_(gradient) {}
+        gradient_(gradient),
+        next_(next),
+        order_(stream::OuterChunks(state.active, shape_.order)) {}
 
   absl::Status Run() {
     SLUICE_RETURN_IF_ERROR(PhaseA());
@@ -46,7 +50,9 @@ class Backward {
 
   absl::Status PhaseA();
   absl::Status PhasesBandC();
-  void FetchPost(int64_t m, Fetch& fetch);
+  // Whether the next phase's first fetches may come while chunk `m` is
+  // computed: it is the last, and not the first as well.
+  bool Last(int64_t m) const { return order_.size() > 1 && m == order_.back(); }
   PostInputs TakePost(Slot& slot, int64_t m);
   absl::Status PostChunk(int64_t m, const PostInputs& in);
   PostRows RowsOf(const PostInputs& in, const at::Tensor& home, int64_t row,
@@ -72,20 +78,38 @@ class Backward {
   const stream::StreamShape& shape_;
   const LayerTensors& weights_;
   LayerTensors& gradients_;
+  const SavedLayer& saved_;
   const int64_t layer_;
   ChunkHandle& input_;
   ChunkHandle& gradient_;  // dY, then dX2, then dX, chunk by chunk in place
+  const SavedLayer* const next_;  // its backward follows; null: another phase
+  // As attention takes its outer chunks, so that what a phase begins with was
+  // finished first in the phase before.
+  const std::vector<int64_t> order_;
+  std::optional<AttentionBackward> attention_;
 };
 
 // --- phase A ----------------------------------------------------------------
 
-void Backward::FetchPost(int64_t m, Fetch& fetch) {
-  fetch.Whole(gradient_.chunk(m));
-  fetch.Whole(input_.chunk(m));
-  fetch.Whole(state_.store.saved(layer_, stream::Class::kO, m));
-  for (const stream::Class which : stream::kPostClasses) {
-    fetch.Whole(state_.store.saved(layer_, which, m));
-  }
+// Issues the first fetches of a layer's phase A.
+void FetchSavedRows(StreamState& state, const SavedLayer& saved,
+                    ChunkHandle& gradient) {
+  const std::vector<int64_t> order =
+      stream::OuterChunks(state.active, state.shape.order);
+  state.saved_rows.emplace(
+      &state.inputs(), static_cast<int64_t>(order.size()), "saved rows",
+      [&state, &gradient, order, layer = saved.layer,
+       input = saved.input.get()](int64_t k, Fetch& fetch) {
+        const int64_t m = order[k];
+        if (m == state.unsent()) return false;
+        fetch.Whole(gradient.chunk(m));
+        fetch.Whole(input->chunk(m));
+        fetch.Whole(state.store.saved(layer, stream::Class::kO, m));
+        for (const stream::Class which : stream::kPostClasses) {
+          fetch.Whole(state.store.saved(layer, which, m));
+        }
+        return true;
+      });
 }
 
 Backward::PostInputs Backward::TakePost(Slot& slot, int64_t m) {
@@ -106,20 +130,21 @@ Backward::PostInputs Backward::TakePost(Slot& slot, int64_t m) {
 
 absl::Status Backward::PhaseA() {
   SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kTokens));
-  const std::vector<int64_t>& chunks = state_.active;
-  Fetches inputs(&state_.inputs(), static_cast<int64_t>(chunks.size()),
-                 "saved rows", [&](int64_t k, Fetch& fetch) {
-                   FetchPost(chunks[k], fetch);
-                   return true;
-                 });
-  for (const int64_t m : chunks) {
-    SLUICE_ASSIGN_OR_RETURN(Slot * slot, inputs.Next());
+  std::optional<Fetches>& inputs = state_.saved_rows;
+  if (!inputs.has_value()) FetchSavedRows(state_, saved_, gradient_);
+  for (const int64_t m : order_) {
+    SLUICE_ASSIGN_OR_RETURN(Slot * slot, inputs->Next());
     const PostInputs in = TakePost(*slot, m);
     SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
+    if (Last(m)) {
+      SLUICE_RETURN_IF_ERROR(state_.Prepare(stream::Phase::kAttention, m));
+      attention_.emplace(state_, layer_);
+    }
     SLUICE_RETURN_IF_ERROR(PostChunk(m, in));
     SLUICE_RETURN_IF_ERROR(Recompute(m, in.x));
-    inputs.Done();
+    inputs->Done();
   }
+  inputs.reset();
   return absl::OkStatus();
 }
 
@@ -291,18 +316,19 @@ absl::Status Backward::ProjectAgain(
 
 absl::Status Backward::PhasesBandC() {
   SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kAttention));
-  AttentionBackward attention(state_, layer_);  // its fetches come first
-  const std::vector<int64_t>& chunks = attention.order();
-  Fetches inputs(&state_.inputs(), static_cast<int64_t>(chunks.size()), "x, dX",
+  // Its fetches come first.
+  if (!attention_.has_value()) attention_.emplace(state_, layer_);
+  attention_->Pump();
+  Fetches inputs(&state_.inputs(), static_cast<int64_t>(order_.size()), "x, dX",
                  [&](int64_t k, Fetch& fetch) {
-                   fetch.Whole(input_.chunk(chunks[k]));
-                   fetch.Whole(gradient_.chunk(chunks[k]));
+                   fetch.Whole(input_.chunk(order_[k]));
+                   fetch.Whole(gradient_.chunk(order_[k]));
                    fetch.Whole(state_.store.saved(layer_, stream::Class::kNorm1,
-                                                  chunks[k]));
+                                                  order_[k]));
                    return true;
                  });
   SLUICE_RETURN_IF_ERROR(
-      attention.Run([&](int64_t m) { return ProjectionsChunk(m, inputs); }));
+      attention_->Run([&](int64_t m) { return ProjectionsChunk(m, inputs); }));
   state_.kept.Dead(layer_);
   state_.store.Dead(layer_);
   return absl::OkStatus();
@@ -368,6 +394,10 @@ absl::Status Backward::ProjectionsChunk(int64_t m, Fetches& inputs) {
   SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
   const at::Tensor dx =
       state_.staging().TakeFor(gradient_.chunk(m), {rows, hidden}, type);
+  if (next_ != nullptr && Last(m)) {
+    SLUICE_RETURN_IF_ERROR(state_.Prepare(stream::Phase::kTokens, m));
+    FetchSavedRows(state_, *next_, gradient_);
+  }
   {
     SegmentScope segment(state_.options.allocator,
                          state_.Kind(stream::Segment::kQkvBackward, m));
@@ -386,12 +416,13 @@ absl::Status Backward::ProjectionsChunk(int64_t m, Fetches& inputs) {
 absl::StatusOr<std::unique_ptr<ChunkHandle>> LayerBackward(
     StreamContext& context, const LayerTensors& weights,
     LayerTensors& gradients, std::unique_ptr<SavedLayer> saved,
-    std::unique_ptr<ChunkHandle> output_gradient) {
+    std::unique_ptr<ChunkHandle> output_gradient, const SavedLayer* next) {
   StreamState& state = StreamState::Of(context);
   const at::NoGradGuard no_grad;
   const auto body = [&]() -> absl::StatusOr<std::unique_ptr<ChunkHandle>> {
     SLUICE_RETURN_IF_ERROR(
-        Backward(state, weights, gradients, *saved, *output_gradient).Run());
+        Backward(state, weights, gradients, *saved, *output_gradient, next)
+            .Run());
     return std::move(output_gradient);
   };
   return CatchStatus("backward of a streamed layer", body);

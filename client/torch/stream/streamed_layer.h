@@ -62,10 +62,12 @@ absl::Status LayerRerun(StreamContext& context, const LayerTensors& weights,
                         SavedLayer& saved, ChunkHandle* output);
 
 // Consumes dY and what forward saved; adds to `gradients`; returns dX (in the
-// memory dY had).
+// memory dY had). `next`: the layer of the next call, with that dX; what it
+// reads first is then fetched while the last chunk is computed here.
 absl::StatusOr<std::unique_ptr<ChunkHandle>> LayerBackward(
     StreamContext& context, const LayerTensors& weights,
     LayerTensors& gradients, std::unique_ptr<SavedLayer> saved,
-    std::unique_ptr<ChunkHandle> output_gradient);
+    std::unique_ptr<ChunkHandle> output_gradient,
+    const SavedLayer* next = nullptr);
 
 }  // namespace sluice::runtime

@@ -224,10 +224,12 @@ absl::StatusOr<StepResult> Step::Run() {
     if (shape_.rerun_end(layer)) {
       SLUICE_RETURN_IF_ERROR(RerunGroup(layer, saved));
     }
+    const bool follows = layer > 0 && !shape_.rerun_end(layer - 1);
     SLUICE_ASSIGN_OR_RETURN(
         hidden,
         LayerBackward(state_, weights_.layers[layer], gradients_.layers[layer],
-                      std::move(saved[layer]), std::move(hidden)));
+                      std::move(saved[layer]), std::move(hidden),
+                      follows ? saved[layer - 1].get() : nullptr));
     SLUICE_RETURN_IF_ERROR(Done(1 + layer));
   }
   SLUICE_RETURN_IF_ERROR(EmbedBackward(*hidden));

@@ -14,11 +14,12 @@ namespace sluice::planner::train {
 namespace {
 
 constexpr int64_t kKibi = 1 << 10;
-// A share of tokens per second. The desk is 11 % fast at 64K (it has no
-// optimizer's launches, no loss's elementwise kernels, and o in bf16, which the
-// runs copied in fp32), 4 and 8 % slow at 256K and 512K (attention's speed is
+// A share of tokens per second. The desk is 16 % fast at 64K (a phase's first
+// copies come early, which those runs' did not: 4 %; and it has no optimizer's
+// launches, no loss's elementwise kernels, and o in bf16, which the runs copied
+// in fp32), 4 and 8 % slow at 256K and 512K (attention's speed is
 // of other heads).
-constexpr double kTolerance = 0.14;
+constexpr double kTolerance = 0.17;
 
 // Those runs multiplied weights' gradients in fp32, by TF32, and their
 // elementwise kernels were ATen's (as engine python's still are): a slower

@@ -41,7 +41,6 @@ std::string WaitName(const StepWait& wait) {
 // classes).
 const std::set<StepWait> kImplied = {
     {kCompute, kCompute},
-    {kCompute, "outer chunk in"},
     {kCompute, "x, dX in"},
     {"dO, dX out", "saved rows in"},
     {"dX out", "x, dX in"},
@@ -50,12 +49,13 @@ const std::set<StepWait> kImplied = {
     {"gradients of inner chunk out", "gradients of inner chunk in"},
     {"inner chunk in", "q, k, v again out"},
     {"inner chunk in", "q, k, v out"},
-    {"outer chunk in", kCompute},
+    {"outer chunk in", "q, k, v again out"},
     {"outer chunk in", "q, k, v out"},
     {"q, k, v again out", "inner chunk in"},
     {"q, k, v again out", "k, v in"},
     {"q, k, v again out", "outer chunk in"},
     {"q, k, v out", "k, v in"},
+    {"saved rows in", "dX out"},
     {"saved rows in", "embedding out"},
     {"saved rows in", "layer out"},
     {"saved rows in", "o, lse out"},
@@ -68,11 +68,8 @@ const std::set<StepWait> kImplied = {
 const std::set<StepWait> kImpliedWithKeysOuter = {
     {"dO, dX out", "inner chunk in"},
     {"inner chunk in", "dO, dX out"},
-    {"inner chunk in", "o, lse out"},
-    {"outer chunk in", "q, k, v again out"},
-    {"saved rows in", "dX out"}};
+    {"inner chunk in", "o, lse out"}};
 const std::set<StepWait> kImpliedWithQueriesOuter = {
-    {kCompute, "dX out"},
     {"dO, dX out", "outer chunk in"},
     {"outer chunk in", "dO, dX out"},
     {"outer chunk in", "o, lse out"}};
