@@ -121,7 +121,7 @@ inline constexpr double kPythonHiddens = 16;
 inline constexpr double kPythonWide = 6;
 inline constexpr double kPythonQueries = 10;
 // Its head takes so many rows for each of a layer's chunk that logits are eight
-// hidden states, 256 at least (client/python/sluice/adapters/head.py).
+// hidden states, 256 at least (client/python/sluice/hf/head.py).
 inline constexpr double kPythonHeadHiddens = 8;
 inline constexpr double kPythonHeadRows = 256;
 // Each rank has of all tokens ids, labels, shifted labels, positions and the

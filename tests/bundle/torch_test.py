@@ -231,7 +231,7 @@ class Wrong:
 torch.ops.aten.{0} = Wrong(torch.ops.aten.{0})
 """
 NO_WAIT = """
-from sluice import copies
+from sluice.memory import copies
 copies.Copies.wait = lambda self, direction, ticket: (
     self.in_flight[direction].settle(ticket))
 """
@@ -245,7 +245,7 @@ torch.optim.AdamW.step = lambda self: (
     None if self.param_groups[0]["params"][0].is_cuda else step(self))
 """
 KEEPS = """
-from sluice import arena
+from sluice.memory import arena
 drop, hoard, calls = arena.HostArena.drop, [], []
 def kept(self, host):
     calls.append(1)
@@ -253,7 +253,7 @@ def kept(self, host):
 arena.HostArena.drop = kept
 """
 HOARDS = """
-from sluice import arena
+from sluice.memory import arena
 get, hoard, calls = arena.HostArena.get, [], []
 def kept(self, *args):
     calls.append(1)

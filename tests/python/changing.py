@@ -54,7 +54,7 @@ class Loop:
         if self.stream.plan is None:
             return 0.0
         assert self.stream.policy.shares == tuple(
-            (c["name"], sluice.policy.Share(c["keep"], c["swap"]))
+            (c["name"], sluice.plan.policy.Share(c["keep"], c["swap"]))
             for c in self.stream.plan["classes"] if c["name"] != "streamed")
         return sum(share.swap for _, share in self.stream.policy.shares)
 

@@ -11,7 +11,7 @@ from private_daemon import PrivateDaemon
 from support import DEEP
 
 import sluice
-from sluice.arena import HostArena
+from sluice.memory.arena import HostArena
 
 torch.set_num_threads(1)
 gc.disable()  # while modules are loaded, which makes no garbage

@@ -30,7 +30,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import sluice
-from sluice.ranks import Ranks
+from sluice.ranks.groups import Ranks
 
 RANKS = 2
 
@@ -128,7 +128,7 @@ def failing(session: sluice.Session, gpu: torch.device, how: str) -> None:
             told.item()
         else:
             run(model, inputs)
-    except sluice.errors.PeerFailed as failed:
+    except sluice.base.errors.PeerFailed as failed:
         took = time.time() - float(when.read_text())
         print(f"{took:.1f} s: {failed}", flush=True)
         assert dist.get_rank() == 0 and took < 5, took

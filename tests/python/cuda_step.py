@@ -32,12 +32,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sluice
-from sluice import blocks, chunk_size, gpu_blocks, host_states, whole_scores
-from sluice.arena import HostArena
-from sluice.attention import Site
-from sluice.intervals import Whole
-from sluice.measured import Measured
-from sluice.planned import BASE
+from sluice.attention import blocks, gpu_blocks, whole_scores
+from sluice.attention.intervals import Whole
+from sluice.attention.over_chunks import Site
+from sluice.memory import host_states
+from sluice.memory.arena import HostArena
+from sluice.plan import chunk_size
+from sluice.plan.planned import BASE
+from sluice.plan.step_costs import Measured
 
 GPU = torch.device("cuda", 0)
 LENGTH = 43  # two chunks of 16 and a rest

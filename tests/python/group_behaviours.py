@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import LlamaModel
 
 import sluice
-from sluice.ranks import Ranks
+from sluice.ranks.groups import Ranks
 
 LEARNED = dict(n_embd=32, n_layer=2, n_head=4, n_positions=512,
                attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0)

@@ -18,7 +18,7 @@ from torch import nn
 from two_networks import TwoNetworks
 
 import sluice
-from sluice import board
+from sluice.ranks import board
 
 NODES = (0, 0, 1)  # of each rank
 WORLD = len(NODES)
@@ -83,7 +83,7 @@ def work(rank: int, victim: int, how: str, port: int, sockets: list[str],
     armed = rank == victim
     try:
         model(**inputs).loss.backward()
-    except sluice.errors.PeerFailed as failed:
+    except sluice.base.errors.PeerFailed as failed:
         took = time.time() - float(died.read_text())
         print(f"rank {rank} after {took:.1f} s: {failed}", flush=True)
         named = 0 if how == "cut" and rank == victim else victim

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tempfile
 
-from sluice.daemon import (
+from sluice.native.daemon import (
     START_TIMEOUT_S,
     available_bytes,
     await_ready,

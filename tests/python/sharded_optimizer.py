@@ -21,7 +21,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 import sluice
-from sluice import host_states
+from sluice.memory import host_states
 
 STEPS = 20
 

@@ -139,7 +139,7 @@ class Loaded:
 
 @functools.cache
 def _with_sluice() -> Loaded:
-    loaded = Loaded("torch", "sluice", "sluice.arena")
+    loaded = Loaded("torch", "sluice", "sluice.memory.arena")
     atexit.register(loaded.close)
     return loaded
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import sluice
-from sluice import progress
+from sluice.ranks import progress
 
 
 def streamed(session: sluice.Session) -> tuple[nn.Module, sluice.Stream]:

@@ -15,7 +15,7 @@ def interface():
     package = types.ModuleType("sluice")
     package.__path__ = [PYTHON]
     sys.modules["sluice"] = package
-    return importlib.import_module("sluice._native")
+    return importlib.import_module("sluice.native.abi")
 
 
 class Session:

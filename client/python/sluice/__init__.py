@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sluice.adamw import AdamW
+    from sluice.base.errors import Error, Invalid, Unsupported
     from sluice.callback import SluiceCallback
-    from sluice.dealt import Shard, same_rows
-    from sluice.errors import Error, Invalid, Unsupported
-    from sluice.scoring import logprobs
-    from sluice.session import Session
-    from sluice.settings import StreamConfig
-    from sluice.streamed import Stats, Stream
+    from sluice.native.session import Session
+    from sluice.node.scoring import logprobs
+    from sluice.node.settings import StreamConfig
+    from sluice.node.streamed import Stats, Stream
+    from sluice.ranks.shards import Shard, same_rows
     from sluice.streaming import of, stream, stream_layers, unstream
 
 __all__ = ["AdamW", "Error", "Invalid", "Session", "Shard", "SluiceCallback",
@@ -26,11 +26,12 @@ __all__ = ["AdamW", "Error", "Invalid", "Session", "Shard", "SluiceCallback",
 __version__ = "0.1.0"
 
 _MODULES = {
-    "AdamW": "adamw", "Error": "errors", "Invalid": "errors",
-    "Session": "session", "Shard": "dealt", "SluiceCallback": "callback",
-    "Stats": "streamed", "Stream": "streamed", "StreamConfig": "settings",
-    "Unsupported": "errors", "logprobs": "scoring", "of": "streaming",
-    "same_rows": "dealt", "stream": "streaming",
+    "AdamW": "adamw", "Error": "base.errors", "Invalid": "base.errors",
+    "Session": "native.session", "Shard": "ranks.shards",
+    "SluiceCallback": "callback", "Stats": "node.streamed",
+    "Stream": "node.streamed", "StreamConfig": "node.settings",
+    "Unsupported": "base.errors", "logprobs": "node.scoring",
+    "of": "streaming", "same_rows": "ranks.shards", "stream": "streaming",
     "stream_layers": "streaming", "unstream": "streaming"}
 
 

@@ -10,7 +10,7 @@ import pathlib
 import subprocess
 import sys
 
-from sluice.errors import Error, Status
+from sluice.base.errors import Error, Status
 
 _EXAMPLES = """examples:
   python -m sluice doctor                    is everything there, does it work?
@@ -102,8 +102,8 @@ def _plan(given: argparse.Namespace) -> int:
     """The cost model is of `stream(hidden="host")` under FSDP2. A shape that it
     does not know (experts, latent keys and values, windows) is refused by the
     field of config.json that says so; nothing is left out in silence."""
-    from sluice.arguments import PATH, need
-    from sluice.daemon import find_programs
+    from sluice.base.arguments import PATH, need
+    from sluice.native.daemon import find_programs
     need("plan", "folder", given.model, PATH)
     config = pathlib.Path(given.model) / "config.json"
     if not config.is_file():
@@ -117,7 +117,7 @@ def _plan(given: argparse.Namespace) -> int:
 
 
 def _daemon(given: argparse.Namespace) -> int:
-    from sluice import user_daemon
+    from sluice.native import user_daemon
     words = user_daemon.command(user_daemon.folder_of_the_user())
     os.execv(words[0], words)
 
@@ -129,13 +129,13 @@ def run_sluiced() -> None:
 
 def run_sluicectl() -> None:
     """The wheel's `sluicectl`, which asks the daemon that sessions take."""
-    from sluice import user_daemon
+    from sluice.native import user_daemon
     os.environ.setdefault("SLUICE_SOCKET", user_daemon.known_socket())
     _run("sluicectl")
 
 
 def _run(program: str) -> None:
-    from sluice.daemon import find_programs
+    from sluice.native.daemon import find_programs
     path = find_programs().need(program)
     os.execv(path, [program, *sys.argv[1:]])
 

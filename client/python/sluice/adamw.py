@@ -22,11 +22,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.adamw import adamw
 
-from sluice.arguments import NONE, a, invalid, shown, takes
-from sluice.computing import check_device
-from sluice.errors import Error, Status, Unsupported
-from sluice.host_states import HostStates, Piece, bytes_of
-from sluice.session import Session
+from sluice.base.arguments import NONE, a, invalid, shown, takes
+from sluice.base.errors import Error, Status, Unsupported
+from sluice.memory.compute_device import check_device
+from sluice.memory.host_states import HostStates, Piece, bytes_of
+from sluice.native.session import Session
 
 _STATES = ("exp_avg", "exp_avg_sq", "master")
 

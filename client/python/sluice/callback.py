@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 from transformers import TrainerCallback
 
-from sluice.settings import StreamConfig
+from sluice.node.settings import StreamConfig
 from sluice.streaming import of, stream, unstream
 
 

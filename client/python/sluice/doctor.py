@@ -12,9 +12,9 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 
-from sluice import _native
-from sluice.daemon import Programs, find_programs
-from sluice.session import Session
+from sluice.native import abi
+from sluice.native.daemon import Programs, find_programs
+from sluice.native.session import Session
 
 # What sluicectl calls its checks of the machine.
 _MACHINE = ("driver", "persistence mode", "locked memory", "open files",
@@ -79,7 +79,7 @@ def _cuda() -> str:
 
 def _library(programs) -> str:
     path = programs.need("library")
-    return f"{path}, C ABI {_native.load(path).abi_version()}"
+    return f"{path}, C ABI {abi.load(path).abi_version()}"
 
 
 def _of_the_machine(programs: Programs, socket: str | None
@@ -105,7 +105,7 @@ def _of_the_machine(programs: Programs, socket: str | None
 def _session(session: Session) -> str:
     import torch
 
-    from sluice.arena import HostArena
+    from sluice.memory.arena import HostArena
     before = time.monotonic()
     with HostArena(session) as arena:
         there = torch.arange(1 << 20, dtype=torch.int32, device=arena.device)

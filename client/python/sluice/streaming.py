@@ -7,24 +7,27 @@ from weakref import WeakSet
 
 from torch import nn
 
-from sluice import board, carried, computing, gpu_blocks, progress, settings
-from sluice.arguments import NONE, invalid, takes
-from sluice.captured import kind_names
-from sluice.errors import Unsupported
-from sluice.kinds import MODULE
-from sluice.model import Patched
-from sluice.peers import PeerWatch
-from sluice.plain_layers import Room
-from sluice.planned import Planning
-from sluice.policy import Policy
-from sluice.ranks import Ranks
-from sluice.session import Session
-from sluice.settings import Fields, StreamConfig
-from sluice.streamed import Stream
+from sluice.attention import gpu_blocks
+from sluice.base.arguments import NONE, invalid, takes
+from sluice.base.errors import Unsupported
+from sluice.base.kinds import MODULE
+from sluice.base.model_protocols import Patched
+from sluice.memory import compute_device
+from sluice.native.session import Session
+from sluice.node import carried_state, settings
+from sluice.node.plain_layers import Room
+from sluice.node.settings import Fields, StreamConfig
+from sluice.node.streamed import Stream
+from sluice.plan.planned import Planning
+from sluice.plan.policy import Policy
+from sluice.proof.captured_calls import kind_names
+from sluice.ranks import board, progress
+from sluice.ranks.groups import Ranks
+from sluice.ranks.peer_watch import PeerWatch
 
 if TYPE_CHECKING:
-    from sluice.adapters.hf import Adapter
-    from sluice.adapters.layers import Layers, OwnLayers
+    from sluice.hf.own_layers import Layers, OwnLayers
+    from sluice.hf.transformers_model import Adapter
 
 _streams: WeakSet[Stream] = WeakSet()  # all of this process
 
@@ -86,7 +89,7 @@ def stream(model: nn.Module | None = None,
         attribute `head` of what is returned.
       group: its ranks share each sequence: every one of them is given the
         same whole rows, and works on its part of them; see
-        [Note: shared sequences] in dealt.
+        [Note: shared sequences] in shards.
       hidden: where the hidden states between layers and their gradients are:
         "device", or "host", chunk by chunk, for sequences of which not even
         one [B, S, H] should be on the device.
@@ -140,9 +143,9 @@ def stream(model: nn.Module | None = None,
         board.check_daemon(made.session.socket)
         if how.chunk is None and device.type != "cpu":
             made.chunk = settings.AT_FIRST_ON_GPU
-        computing.check_kernel(device, how.kernel)
+        compute_device.check_kernel(device, how.kernel)
         for layer in adapter.layers:
-            computing.check_parameters(layer, device)
+            compute_device.check_parameters(layer, device)
         adapter.attach(made)
         if made.head == "rows":
             made.head = how.head
@@ -150,7 +153,7 @@ def stream(model: nn.Module | None = None,
             made.choose_chunk(next(p for layer in adapter.layers
                                    for p in layer.parameters()), how.batch)
         if made.carriers:
-            made.chunk = carried.whole_blocks(made.chunk)
+            made.chunk = carried_state.whole_blocks(made.chunk)
         if planned and made.whole_layers:
             raise Unsupported(adapter.name, 'policy="plan" with layers that '
                               "run whole", 'stream it with policy="recompute"')
@@ -230,9 +233,9 @@ def _adapter(model: nn.Module | None, how: Fields) -> Adapter | OwnLayers:
         raise invalid("stream: pass a model, or layers=… and attention='sdpa'"
                       ", with a sample=… or without")
     if how.layers is None:
-        from sluice.adapters import hf  # imports transformers
-        return hf.adapter_of(model)
-    from sluice.adapters.layers import OwnLayers
+        from sluice.hf import transformers_model  # imports transformers
+        return transformers_model.adapter_of(model)
+    from sluice.hf.own_layers import OwnLayers
     return OwnLayers(how.layers, how.sample)
 
 

@@ -12,11 +12,11 @@ import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sluice.adapters.decoders import find_decoder
-from sluice.arguments import PATH, invalid, takes
-from sluice.captured import by_kind
-from sluice.errors import Error, Status, Unsupported
-from sluice.session import Session
+from sluice.base.arguments import PATH, invalid, takes
+from sluice.base.errors import Error, Status, Unsupported
+from sluice.hf.decoders import find_decoder
+from sluice.native.session import Session
+from sluice.proof.captured_calls import by_kind
 from sluice.streaming import stream
 
 if TYPE_CHECKING:

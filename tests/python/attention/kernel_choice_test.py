@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import sluice
-from sluice import blocks, gpu_blocks
-from sluice.intervals import Between, Whole, Window
+from sluice.attention import blocks, gpu_blocks
+from sluice.attention.intervals import Between, Whole, Window
 
 CASES = pathlib.Path(__file__).parents[2].joinpath(
     "planner/stream/attention_kernels.csv")

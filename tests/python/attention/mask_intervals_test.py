@@ -8,10 +8,17 @@ from models import assert_same, batch, run, tiny, unstreamed
 from transformers import masking_utils as hf
 
 import sluice
-from sluice import Unsupported, intervals, masks
-from sluice.intervals import LEAST_ROWS, Between, Intervals, Whole, Window
-from sluice.masks import dense, find, is_pure
-from sluice.step import chunks_of
+from sluice import Unsupported
+from sluice.attention import intervals, masks
+from sluice.attention.intervals import (
+    LEAST_ROWS,
+    Between,
+    Intervals,
+    Whole,
+    Window,
+)
+from sluice.attention.masks import dense, find, is_pure
+from sluice.node.step import chunks_of
 
 CPU = torch.device("cpu")
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from support import ROOT
 
-from sluice import blocks, whole_scores
-from sluice.intervals import Between, Whole, Window
-from sluice.step import chunks_of
+from sluice.attention import blocks, whole_scores
+from sluice.attention.intervals import Between, Whole, Window
+from sluice.node.step import chunks_of
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 import counting

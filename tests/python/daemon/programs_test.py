@@ -9,8 +9,8 @@ from private_daemon import PrivateDaemon
 from support import is_running, run
 
 import sluice
-from sluice.daemon import find_programs
-from sluice.errors import Status
+from sluice.base.errors import Status
+from sluice.native.daemon import find_programs
 
 MIB = 1 << 20
 

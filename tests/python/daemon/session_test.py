@@ -14,8 +14,8 @@ from conftest import GPU_BYTES, HOST_BYTES
 from support import await_true, run_loaded
 
 import sluice
-from sluice.errors import Status
-from sluice.leased import CopyStats, Engine
+from sluice.base.errors import Status
+from sluice.native.leases import CopyStats, Engine
 
 MIB = 1 << 20
 
@@ -235,7 +235,7 @@ def test_sessions_open_and_close_in_any_thread(daemon):
 
 COPIES = """
     import ctypes, gc, sys, sluice
-    from sluice.leased import Engine
+    from sluice.native.leases import Engine
     session = sluice.Session()
     host, gpu = session.lease_host(64 << 20), session.lease_gpu(64 << 20)
     engine = Engine(session)

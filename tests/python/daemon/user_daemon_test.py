@@ -25,9 +25,9 @@ from support import (
 )
 
 import sluice
-from sluice import user_daemon
-from sluice.errors import Status
-from sluice.launcher import Place, place
+from sluice.base.errors import Status
+from sluice.native import user_daemon
+from sluice.native.launcher import Place, place
 
 TELLS = """
     import json, os, sluice, sys

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from sluice.waiting import Calls
+from sluice.native.waiting import Calls
 
 
 def no_threads_left(thread):

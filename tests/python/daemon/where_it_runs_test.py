@@ -17,12 +17,12 @@ from private_daemon import PrivateDaemon
 from support import await_true, environment, run
 
 import sluice
-from sluice.daemon import available_bytes, find_programs
+from sluice.native.daemon import available_bytes, find_programs
 
 MIB, GIB = 1 << 20, 1 << 30
 COPIES = """
     import sluice, torch
-    from sluice.arena import HostArena
+    from sluice.memory.arena import HostArena
     with sluice.Session() as session:
         with HostArena(session) as arena:
             there = torch.arange(1 << 18, dtype=torch.int32)
@@ -221,10 +221,10 @@ def test_an_old_system_library_of_the_daemon_is_named(tmp_path, monkeypatch):
 # A program that embeds Python twice, or two packages that bundle the library.
 OPENS_TWICE = """
     import _ctypes, ctypes, sys
-    from sluice import _native
+    from sluice.native import abi
     for path in sys.argv[1:]:
         library = ctypes.CDLL(path)
-        options = _native.SessionOptions(
+        options = abi.SessionOptions(
             socket=b"@SOCKET", job=b"a", world_size=1, local_ranks=1)
         session = ctypes.c_void_p()
         library.sluice_session_open(ctypes.byref(options),

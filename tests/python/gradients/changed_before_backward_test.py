@@ -23,8 +23,8 @@ from support import deep
 from torch import nn
 
 import sluice
-from sluice import setting
-from sluice.hashing import fingerprint
+from sluice.base.hashing import fingerprint
+from sluice.node import setting
 
 SQUARE = dict(num_key_value_heads=4, intermediate_size=32)
 

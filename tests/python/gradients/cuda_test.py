@@ -9,7 +9,7 @@ import torch
 from support import deep
 
 import sluice
-from sluice import computing
+from sluice.memory import compute_device
 
 pytest_plugins = "fake_node"  # the fixture `node`
 
@@ -71,8 +71,8 @@ def test_a_process_ends_without_findings(node):
 
 
 def test_kernels_of_real_gpus_are_refused_on_a_simulated_one():
-    computing.check_kernel(torch.device("cuda", 0), "cudnn")
-    computing.check_kernel(torch.device("cpu"), "auto")
+    compute_device.check_kernel(torch.device("cuda", 0), "cudnn")
+    compute_device.check_kernel(torch.device("cpu"), "auto")
     with pytest.raises(sluice.Unsupported,
                        match="^device cpu: kernel = 'cudnn': .*simulated"):
-        computing.check_kernel(torch.device("cpu"), "cudnn")
+        compute_device.check_kernel(torch.device("cpu"), "cudnn")

@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sluice
-from sluice import linears
-from sluice.replay import Gradients, slots
+from sluice.node import linears
+from sluice.node.replay import Gradients, slots
 
 SHAPES = [(7, 5), (1, 5), (5,), (2, 3, 5), (2, 1, 3, 5), (0, 5), (2, 0, 5)]
 

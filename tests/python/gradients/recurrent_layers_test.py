@@ -12,7 +12,7 @@ from walk import configs
 
 import sluice
 from sluice import Unsupported
-from sluice.carried import BLOCK
+from sluice.node.carried_state import BLOCK
 
 if "update_conv_state" not in vars(transformers.Cache):
     pytest.skip("this transformers hands no states on",

@@ -14,7 +14,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.models.mixtral import modeling_mixtral as mixtral
 
 import sluice
-from sluice.adapters import head_loss
+from sluice.hf import head_loss
 
 EXPERTS = dict(num_experts_per_tok=2, router_aux_loss_coef=0.3)
 KINDS = {

@@ -90,6 +90,6 @@ def test_bf16_is_no_false_alarm(session):
 def test_a_gradient_that_is_not_handed_back_is_found(session, monkeypatch,
                                                      method, instead, found):
     """The probe compares what layers hand on, too."""
-    monkeypatch.setattr(f"sluice.handed.Handing.{method}", instead)
+    monkeypatch.setattr(f"sluice.node.shared_tensors.Handing.{method}", instead)
     stream = sluice.stream(tiny(), session=session, quiet=True)
     assert any(found in kind.why for kind, _ in stream.whole)

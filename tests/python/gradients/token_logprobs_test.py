@@ -9,7 +9,7 @@ from models import VOCAB, Run, assert_same, batch, tiny, unstreamed
 from trl.trainer.utils import entropy_from_logits, selective_log_softmax
 
 import sluice
-from sluice.adapters import lazy_logits as by_rows
+from sluice.hf import lazy_logits as by_rows
 
 
 @pytest.fixture(autouse=True)

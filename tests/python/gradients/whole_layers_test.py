@@ -21,7 +21,7 @@ from walk import configs
 
 import sluice
 from sluice import Unsupported
-from sluice.adapters.twins import Twins
+from sluice.hf.causal_twin import Twins
 
 # Mamba-1 beside attention; a bias on all scores; hidden states of another
 # shape, with keys and values that layers hand on; tensors that they hand on.

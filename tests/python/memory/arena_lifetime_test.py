@@ -16,10 +16,10 @@ from private_daemon import PrivateDaemon
 from support import await_true, run_loaded
 
 import sluice
-from sluice.arena import HostArena
-from sluice.copies import IN_FLIGHT_COPIES
-from sluice.errors import Status
-from sluice.host_tensor import HostTensor
+from sluice.base.errors import Status
+from sluice.memory.arena import HostArena
+from sluice.memory.copies import IN_FLIGHT_COPIES
+from sluice.memory.host_tensor import HostTensor
 
 # --- copies in flight ------------------------------------------------------
 
@@ -262,7 +262,7 @@ def test_a_forked_child_gets_a_clear_error(arena):
 def test_no_end_with_copies_in_flight_crashes_or_hangs(last):
     ran = run_loaded("""
     import os, sluice, sys, torch
-    from sluice.arena import HostArena
+    from sluice.memory.arena import HostArena
     class Arena(HostArena): pass
     session = sluice.Session()
     arena = Arena(session)

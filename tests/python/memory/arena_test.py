@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import sluice
-from sluice.arena import HostArena
-from sluice.ranges import ALIGNMENT, FreeRanges
+from sluice.memory.arena import HostArena
+from sluice.memory.free_ranges import ALIGNMENT, FreeRanges
 
 MIB = 1 << 20
 DTYPES = [torch.bool, torch.int64, torch.int8, torch.bfloat16, torch.float16,

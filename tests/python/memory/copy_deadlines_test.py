@@ -13,9 +13,9 @@ import torch
 from private_daemon import PrivateDaemon
 
 import sluice
-from sluice._native import GPU_TO_HOST, HOST_TO_GPU
-from sluice.arena import HostArena
-from sluice.slack import RECENT, UNKNOWN, Slack
+from sluice.memory.arena import HostArena
+from sluice.memory.copy_deadlines import RECENT, UNKNOWN, Slack
+from sluice.native.abi import GPU_TO_HOST, HOST_TO_GPU
 
 MIB = 1 << 20
 

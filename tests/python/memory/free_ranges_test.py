@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import sluice
-from sluice.ranges import ALIGNMENT, FreeRanges
+from sluice.memory.free_ranges import ALIGNMENT, FreeRanges
 
 
 def interrupted_at(line, action):
@@ -17,7 +17,7 @@ def interrupted_at(line, action):
     left = [line]
 
     def trace(frame, event, _):
-        if not frame.f_code.co_filename.endswith("sluice/ranges.py"):
+        if not frame.f_code.co_filename.endswith("sluice/memory/free_ranges.py"):
             return None
         left[0] -= event == "line"
         if left[0] < 0:

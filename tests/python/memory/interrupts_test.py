@@ -15,12 +15,12 @@ from conftest import HOST_BYTES
 from models import assert_same, batch, run, tiny, unstreamed
 
 import sluice
-from sluice import layer
-from sluice.arena import HostArena
+from sluice.memory.arena import HostArena
+from sluice.node import layer
 
 FOLDER = os.fspath(pathlib.Path(sluice.__file__).parent) + os.sep
-OWN = {"arena.py", "books.py", "copies.py", "host_tensor.py", "in_flight.py",
-       "ranges.py", "slabs.py"}
+OWN = {"memory/arena.py", "memory/tensor_ranges.py", "memory/copies.py", "memory/host_tensor.py", "memory/in_flight.py",
+       "memory/free_ranges.py", "memory/slabs.py"}
 
 
 @contextlib.contextmanager
@@ -163,5 +163,5 @@ def test_an_interrupt_of_a_copy_in_a_step_leaves_no_bytes(session):
 
 
 def test_an_interrupt_of_a_layer_leaves_no_bytes(session):
-    interrupt_steps(session, {"layer.py", "chunked.py", "attention.py",
-                              "hidden.py", "rows.py"}, 4)
+    interrupt_steps(session, {"node/layer.py", "node/chunked_module.py", "attention/over_chunks.py",
+                              "node/hidden_rows.py", "node/rows.py"}, 4)

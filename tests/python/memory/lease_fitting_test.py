@@ -11,8 +11,8 @@ from conftest import HOST_BYTES
 from support import await_true
 
 import sluice
-from sluice.arena import HostArena
-from sluice.errors import Status
+from sluice.base.errors import Status
+from sluice.memory.arena import HostArena
 
 MIB = 1 << 20
 

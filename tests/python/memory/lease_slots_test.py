@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sluice import slots
-from sluice.errors import Error, Status
+from sluice.base.errors import Error, Status
+from sluice.memory import slots
 
 
 class Daemon:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from support import ROOT
 
-from sluice.arena import HostArena
-from sluice.hidden import stand_in
+from sluice.memory.arena import HostArena
+from sluice.node.hidden_rows import stand_in
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 import counting

@@ -14,8 +14,9 @@ from models import VOCAB, batch, run, tiny
 from titan import titan
 
 import sluice
-from sluice import arguments, settings
-from sluice.errors import Status
+from sluice.base import arguments
+from sluice.base.errors import Status
+from sluice.node import settings
 
 NAN, INF, HUGE = math.nan, math.inf, 2**70
 IDS = batch()["input_ids"]
@@ -106,7 +107,7 @@ def test_stream_of_layers_refuses(given, words):
 
 
 def test_no_daemon_is_started_for_a_call_that_is_refused(monkeypatch):
-    from sluice import user_daemon
+    from sluice.native import user_daemon
     monkeypatch.setattr(user_daemon, "socket_of_the_node", pytest.fail)
     assert_refused(lambda: sluice.stream(tiny(), min_tokens=-1), "min_tokens")
     assert_refused(lambda: sluice.Session(gpu=-1), "gpu")

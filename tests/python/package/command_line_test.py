@@ -56,7 +56,7 @@ def test_doctor_names_missing_parts_and_their_remedy(tmp_path):
 def test_both_doctor_commands_report_the_same_daemon():
     from private_daemon import PrivateDaemon
 
-    from sluice.daemon import find_programs
+    from sluice.native.daemon import find_programs
     daemon = PrivateDaemon()
 
     def of_the_daemon(*arguments):

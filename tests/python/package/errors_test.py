@@ -11,8 +11,8 @@ import pytest
 from support import ROOT, run
 
 import sluice
-from sluice import _native
-from sluice.errors import Status
+from sluice.base.errors import Status
+from sluice.native import abi
 
 HEADER = (ROOT / "client" / "sluice.h").read_text()
 # As the header spells them.
@@ -69,10 +69,10 @@ def test_statuses_are_those_of_the_header():
 
 
 @pytest.mark.parametrize("ours, theirs", [
-    (_native.SessionOptions, "sluice_session_options"),
-    (_native.Limits, "sluice_limits"),
-    (_native.StepReport, "sluice_step_report"),
-    (_native.CopyStats, "sluice_copy_stats")])
+    (abi.SessionOptions, "sluice_session_options"),
+    (abi.Limits, "sluice_limits"),
+    (abi.StepReport, "sluice_step_report"),
+    (abi.CopyStats, "sluice_copy_stats")])
 def test_structs_are_those_of_the_header(ours, theirs):
     body = re.search(rf"typedef struct {theirs} {{(.*?)}} {theirs};",
                      without_comments(HEADER), re.S).group(1)
@@ -90,19 +90,19 @@ def test_functions_take_as_many_arguments_as_the_header_says():
             without_comments(HEADER)):
         declared[name] = 0 if arguments == "void" else len(
             arguments.split(","))
-    for table in (_native._SIGNATURES, _native._BRIEF_SIGNATURES):
+    for table in (abi._SIGNATURES, abi._BRIEF_SIGNATURES):
         for name, (_, arguments) in table.items():
             assert len(arguments) == declared[name], name
 
 
 def test_an_older_library_is_refused_with_a_remedy():
-    _native._check_version("libsluice.so", _native.ABI_VERSION)
-    _native._check_version("libsluice.so", _native.ABI_VERSION + 1)
-    wanted = f"has C ABI 1, .* needs {_native.ABI_VERSION}:"
+    abi._check_version("libsluice.so", abi.ABI_VERSION)
+    abi._check_version("libsluice.so", abi.ABI_VERSION + 1)
+    wanted = f"has C ABI 1, .* needs {abi.ABI_VERSION}:"
     with pytest.raises(sluice.Error, match=wanted) as found:
-        _native._check_version("libsluice.so", 1)
+        abi._check_version("libsluice.so", 1)
     assert found.value.status == Status.FAILED_PRECONDITION
 
 
 def test_the_version_is_the_headers():
-    assert f"#define SLUICE_ABI_VERSION {_native.ABI_VERSION}\n" in HEADER
+    assert f"#define SLUICE_ABI_VERSION {abi.ABI_VERSION}\n" in HEADER

@@ -36,7 +36,7 @@ def assert_learned(said: str) -> None:
 @pytest.fixture(scope="module")
 def loaded():
     loaded = Loaded("models", "peft", "datasets", "trl.trainer.sft_trainer",
-                    "transformers.trainer", "sluice.adapters.hf")
+                    "transformers.trainer", "sluice.hf.transformers_model")
     yield loaded
     loaded.close()
 

@@ -108,7 +108,7 @@ def test_the_wheel_is_whole(wheel: pathlib.Path) -> None:
 
 def test_its_programs_are_its_own(environment, tmp_path) -> None:
     done = run(environment, tmp_path, "python", "-c",
-               "import sluice.daemon as d; print(d.__file__); "
+               "import sluice.native.daemon as d; print(d.__file__); "
                "p = d.find_programs(); print(p.library, p.sluiced)")
     assert done.returncode == 0, done.stderr
     assert str(TREE) not in done.stdout

@@ -8,8 +8,8 @@ import pytest
 import torch.distributed as dist
 from support import await_true, forked
 
-from sluice.board import Board
-from sluice.line import Line
+from sluice.ranks.board import Board
+from sluice.ranks.peer_line import Line
 
 
 class Hears:

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from support import await_true, forked
 
-from sluice.errors import PeerFailed
-from sluice.peers import PeerWatch
-from sluice.ranks import Ranks
+from sluice.base.errors import PeerFailed
+from sluice.ranks.groups import Ranks
+from sluice.ranks.peer_watch import PeerWatch
 
 CPU = torch.device("cpu")
 

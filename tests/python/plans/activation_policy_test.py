@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sluice
-from sluice.policy import Action, Policy, Share
-from sluice.products import Products as LayerProducts
+from sluice.plan.policy import Action, Policy, Share
+from sluice.plan.products import Products as LayerProducts
 
 CHUNK = 16
 

@@ -11,9 +11,8 @@ import torch.distributed as dist
 from models import batch, run, tiny
 
 import sluice
-from sluice import chunk_size
-from sluice.board import Board
-from sluice.chunk_size import (
+from sluice.plan import chunk_size
+from sluice.plan.chunk_size import (
     BUDGET_S,
     CHUNKS,
     NEAR,
@@ -23,6 +22,7 @@ from sluice.chunk_size import (
     agreed,
     choose,
 )
+from sluice.ranks.board import Board
 
 BLOCKS, SQUARES = CHUNKS * (CHUNKS + 1) / 2, CHUNKS ** 2 / 2
 

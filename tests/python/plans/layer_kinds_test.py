@@ -6,8 +6,8 @@ import torch
 from models import assert_same, batch, run, tiny, unstreamed
 
 import sluice
-from sluice.captured import kind_names
-from sluice.planned import BASE
+from sluice.plan.planned import BASE
+from sluice.proof.captured_calls import kind_names
 
 CHUNK = 16
 DENSE, MOE = "Qwen3MoeDecoderLayer.0", "Qwen3MoeDecoderLayer.1"

@@ -13,8 +13,8 @@ from gloo import run_ranks
 from private_daemon import PrivateDaemon
 from support import forked
 
-from sluice.board import Board
-from sluice.changes import Changes, Decision, Offer
+from sluice.plan.plan_changes import Changes, Decision, Offer
+from sluice.ranks.board import Board
 
 # With several jobs each rank has an extent of 4 MiB less.
 HOST_BYTES = 22 << 20

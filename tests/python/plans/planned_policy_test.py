@@ -15,9 +15,9 @@ from private_daemon import PrivateDaemon
 from support import await_true, is_running, start
 
 import sluice
-from sluice.errors import Status
-from sluice.planned import BASE, recomputed
-from sluice.policy import Policy
+from sluice.base.errors import Status
+from sluice.plan.planned import BASE, recomputed
+from sluice.plan.policy import Policy
 
 CHUNK = 16
 PRODUCTS = 7  # per layer: q, k, v, o, gate, up, down
@@ -248,8 +248,8 @@ def test_an_invalid_profile_is_refused_in_one_line(session):
 
 WAITS_ALONE = """
 import time, sluice, sluice.waiting
-from sluice.errors import Error
-sluice.waiting._ASK_S = 30  # of a daemon on busy cores
+from sluice.base.errors import Error
+sluice.native.waiting._ASK_S = 30  # of a daemon on busy cores
 with sluice.Session({socket!r}, job="two", rank=0, world=2) as session:
     try:
         session.plan({profile!r}, 50)

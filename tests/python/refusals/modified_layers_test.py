@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sluice
-from sluice.randomness import Still
+from sluice.base.randomness import Still
 
 
 class Around(nn.Module):

@@ -46,7 +46,7 @@ def tried(session, monkeypatch):
     refused."""
     def stream(model):
         sluice.stream(tiny(), session=session, quiet=True).unstream()
-        monkeypatch.setattr("sluice.probe.probe_layer", refuse)
+        monkeypatch.setattr("sluice.proof.probe.probe_layer", refuse)
         return sluice.stream(model, session=session, chunk=16, quiet=True)
 
     return stream
@@ -86,7 +86,7 @@ def test_what_runs_whole_does_so_in_a_model_that_is_made_alike(
 
     stream, expected = streamed(configs.tiny("jamba"))
     stream.unstream()
-    monkeypatch.setattr("sluice.probe.probe_layer", refuse)
+    monkeypatch.setattr("sluice.proof.probe.probe_layer", refuse)
     model, twin = configs.tiny("jamba"), configs.tiny("jamba")
     stream, found = streamed(model)
     assert found == expected and len(found) == 1

@@ -126,7 +126,7 @@ def test_a_failure_of_the_stream_s_own_is_not_swallowed(session, monkeypatch):
     def broken(*_):
         raise AttributeError("'Step' object has no attribute 'of_ours'")
 
-    monkeypatch.setattr("sluice.adapters.padded.watch", broken)
+    monkeypatch.setattr("sluice.hf.padding.watch", broken)
     with pytest.raises(Unsupported, match="of_ours"):  # one that no test tried
         sluice.stream(tiny(intermediate_size=40), session=session, chunk=16, quiet=True)
 

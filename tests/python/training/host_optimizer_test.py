@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import sluice
-from sluice import host_states
-from sluice.errors import Status
+from sluice.base.errors import Status
+from sluice.memory import host_states
 
 HALVES = [torch.float32, torch.bfloat16, torch.float16]
 

@@ -28,7 +28,7 @@ from torch.nn.utils import parametrize
 from transformers import LlamaForCausalLM
 
 import sluice
-from sluice import masks
+from sluice.attention import masks
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from support import await_true, forked, is_running
 from torch import nn
 
 import sluice
-from sluice import board, progress
-from sluice.progress import Progress
+from sluice.ranks import board, progress
+from sluice.ranks.progress import Progress
 
 
 class Looked:

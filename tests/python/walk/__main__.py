@@ -122,7 +122,7 @@ def main() -> int:
     names = arguments.names or configs.names()
     configs.tiny("llama")  # imports once what every child needs
     if not arguments.plain_only:
-        import sluice.adapters.hf  # noqa: F401
+        import sluice.hf.transformers_model  # noqa: F401
     gc.freeze()  # what is loaded is neither searched nor copied in children
     rows: list[judge.Row] = []
     walk = children.rows(

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sluice import blocks, gpu_blocks
-from sluice.intervals import Between, Whole, Window
+from sluice.attention import blocks, gpu_blocks
+from sluice.attention.intervals import Between, Whole, Window
 from sluice_verify.decoder import loss_of, seeded
 from sluice_verify.result import Failure, in_one_line
 

@@ -1,1 +1,0 @@
-"""What joins a stream to a library's models."""

@@ -1,0 +1,1 @@
+"""Attention over chunks: masks, blocks, kernels, the exchange."""

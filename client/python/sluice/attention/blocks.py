@@ -1,0 +1,197 @@
+"""One block of attention: some rows against some keys, and what joins blocks.
+
+Shapes in this file: q [B, H, c, D]; k [B, Hkv, n, D]; v [B, Hkv, n, Dv];
+o [B, H, c, Dv] and lse [B, H, c], both fp32; a mask is an `intervals.Whole`,
+`Window` or `Between`.
+
+`kernel_of` says what computes a block: ATen's flash kernel for CPUs, which
+reads grouped k, v as they are, one of those for CUDA (`gpu_blocks`), or, where
+no kernel takes it, `whole_scores`.
+
+[Note: strips] The kernel goes through whole tiles of 512 keys, also where it is
+causal: of a chunk of 512 rows it computes all that lies above the diagonal too.
+So such a block goes to it in strips of rows, each with the keys up to its last
+row. A row's o and lse are the same to the bit; of 512 rows the forward takes
+0.75 of the time, the backward 0.76. The kernel's own tiles of fewer rows than
+192 are half as high, so shorter strips compute less and take longer.
+"""
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+from sluice.attention import gpu_blocks, whole_scores
+from sluice.attention.gpu_blocks import CPU, SCORES, Kernel
+from sluice.attention.intervals import Between, Whole, Window
+from sluice.attention.whole_scores import Mask, Scores
+from sluice.base.precision import wide_dtype, widened
+from sluice.native import abi
+
+# A GPU's kernels read o as rounded to the dtype of q; these do not.
+READ_WIDE = {CPU, SCORES}
+_NOTHING = -math.inf  # lse of a row that saw no key yet
+# Rows of a strip, and of the causal blocks that are cut: of more rows the
+# kernel takes 256 at a time, and leaves out most tiles that no row sees.
+_STRIP, _CUT = 192, 512
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
+            asked: Kernel = "auto", part: bool = False
+            ) -> tuple[Tensor, Tensor]:
+    """(o, lse) of the block alone; rows that see nothing get 0 and -inf."""
+    kernel = kernel_of(q, k, v, mask, scores, asked, part)
+    if kernel not in (SCORES, CPU):
+        return gpu_blocks.forward(kernel, q, k, v, mask,  # type: ignore[arg-type]
+                                  scores.scale)
+    if kernel == CPU:
+        run = _strips if _is_cut(q, mask) else _flash
+        q, k, v = _wide(q, k, v)
+        return run(q, k, v, mask, scores.scale)
+    return whole_scores.forward(q, k, v, mask, scores)
+
+
+def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
+             lse: Tensor, mask: Mask, scores: Scores,
+             asked: Kernel = "auto", part: bool = False
+             ) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients (dq, dk, dv) of one block, given the *whole* row's o and lse
+    (FlashAttention-2, algorithm 2: blocks need nothing of each other)."""
+    kernel = kernel_of(q, k, v, mask, scores, asked, part)
+    if kernel not in (SCORES, CPU):
+        return gpu_blocks.backward(
+            kernel, do, q, k, v, o, lse, mask,  # type: ignore[arg-type]
+            scores.scale)
+    if kernel == CPU:
+        run = _strips_backward if _is_cut(q, mask) else _flash_backward
+        do, q, k, v = _wide(do, q, k, v)
+        return run(do, q, k, v, o, lse, mask, scores.scale)
+    return whole_scores.backward(do, q, k, v, o, lse, mask, scores)
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, mask: Mask | Tensor, scale: float
+           ) -> tuple[Tensor, Tensor]:
+    """A tensor here is what is added to the scores, [c, n]."""
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, mask is Whole.CAUSAL, scale=scale,
+        attn_mask=mask if isinstance(mask, Tensor) else None)
+
+
+def _flash_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
+                    lse: Tensor, mask: Mask | Tensor, scale: float
+                    ) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        do, q, k, v, o, lse, 0.0, mask is Whole.CAUSAL, scale=scale,
+        attn_mask=mask if isinstance(mask, Tensor) else None)
+
+
+def _is_cut(q: Tensor, mask: Mask) -> bool:
+    """See [Note: strips]."""
+    return mask is Whole.CAUSAL and _STRIP < q.shape[2] <= _CUT
+
+
+def _strips(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float
+            ) -> tuple[Tensor, Tensor]:
+    found = [_flash(q[:, :, rows], k[:, :, :rows.stop], v[:, :, :rows.stop],
+                    mask, scale) for rows, mask in _cut(q)]
+    # The kernel's o is [B, c, H, Dv] in memory, and layers want it so.
+    return (torch.cat([o.transpose(1, 2) for o, _ in found], 1).transpose(
+        1, 2), torch.cat([lse for _, lse in found], 2))
+
+
+def _strips_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
+                     lse: Tensor, mask: Mask, scale: float
+                     ) -> tuple[Tensor, Tensor, Tensor]:
+    dq: list[Tensor] = []
+    dk: Tensor | None = None
+    dv: Tensor | None = None
+    for rows, mask in reversed(_cut(q)):
+        gq, gk, gv = _flash_backward(
+            do[:, :, rows], q[:, :, rows], k[:, :, :rows.stop],
+            v[:, :, :rows.stop], o[:, :, rows], lse[:, :, rows], mask, scale)
+        dq.append(gq)
+        if dk is None or dv is None:  # the last strip's sees all keys
+            dk, dv = gk, gv
+        else:
+            dk[:, :, :rows.stop].add_(gk)
+            dv[:, :, :rows.stop].add_(gv)
+    return torch.cat(dq[::-1], 2), dk, dv
+
+
+def _cut(q: Tensor) -> list[tuple[slice, Mask | Tensor]]:
+    """The strips of a causal block, and what each adds to its scores."""
+    count = q.shape[2]
+    starts = range(0, count, _STRIP)
+    last = starts[-1]
+    seen = _of_last_strip(last, q.dtype, q.device)
+    strips = [slice(a, min(a + _STRIP, count)) for a in starts]
+    return [(rows, Whole.CAUSAL if not rows.start else
+             seen[:rows.stop - rows.start, last - rows.start:][
+                 :, :rows.stop]) for rows in strips]
+
+
+@functools.lru_cache(maxsize=1)
+def _of_last_strip(last: int, dtype: torch.dtype, device: torch.device
+                   ) -> Tensor:
+    """What a whole strip of rows from `last` on adds to its scores, and, but
+    for keys from the left, each before it. All blocks of a step ask alike."""
+    return torch.full((_STRIP, last + _STRIP), _NOTHING, dtype=dtype,
+                      device=device).triu_(last + 1)
+
+
+def merge(o: Tensor, lse: Tensor, block_o: Tensor,
+          block_lse: Tensor) -> Tensor:
+    """Joins a block to what its rows saw before; changes `o` in place and
+    returns the new lse. lse is in double: backward takes exp(s - lse), so each
+    rounding of it would scale a whole row of probabilities."""
+    # The block's part in what a row has seen by now; not a number where that
+    # is nothing.
+    part = torch.sigmoid(block_lse - lse).nan_to_num_(0.0)
+    o.lerp_(block_o, part.to(o.dtype)[..., None])
+    return torch.logaddexp(lse, block_lse.double())
+
+
+def nothing(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """(o, lse) of rows that saw no key yet, for `merge`."""
+    return (torch.zeros(*q.shape[:-1], v.shape[-1], dtype=wide_dtype(q),
+                        device=q.device),
+            torch.full(q.shape[:-1], _NOTHING, dtype=torch.float64,
+                       device=q.device))
+
+
+def sink(o: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
+    """Adds one column without a value to each row's softmax: sinks [H].
+    Changes `o` in place and returns the new lse."""
+    column = sinks.to(lse.dtype)[None, :, None]
+    total = torch.logaddexp(lse, column)
+    o.mul_(torch.exp(lse - total)[..., None].to(o.dtype))
+    return total
+
+
+def sink_backward(do: Tensor, o: Tensor, lse: Tensor,
+                  sinks: Tensor) -> Tensor:
+    """d sinks [H], given the o and lse that `sink` left."""
+    share = torch.exp(sinks.to(lse.dtype)[None, :, None] - lse)
+    return -(share * (do.to(o.dtype) * o).sum(dim=-1)).sum(dim=(0, 2))
+
+
+def kernel_of(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
+              asked: Kernel = "auto", part: bool = False) -> str:
+    """What computes such a block, or such a `part` of one; raises as
+    `gpu_blocks.kernel_for`."""
+    traits = (abi.BLOCK_PART * part
+              | abi.BLOCK_WINDOW * isinstance(mask, Window)
+              | abi.BLOCK_INTERVALS * isinstance(mask, Between)
+              | abi.BLOCK_SOFTCAP * (scores.softcap is not None))
+    return gpu_blocks.kernel_for(
+        asked, q.device, q.element_size() if q.dtype == v.dtype else 0,
+        q.shape[-1], v.shape[-1], k.shape[2], traits)
+
+
+def _wide(*tensors: Tensor) -> list[Tensor]:
+    """In bf16 the kernel would round what it makes of each block, which then
+    are summed: an error more than attention over all keys at once has. A
+    chunk is small enough to be widened."""
+    return [widened(t) for t in tensors]

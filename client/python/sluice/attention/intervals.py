@@ -1,0 +1,252 @@
+"""Masks in which each row sees one interval of keys, cut into blocks."""
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sluice.base.errors import Unsupported
+
+# Documents of fewer rows than this on average cost more calls than a mask.
+LEAST_ROWS = 16
+
+
+class Whole(enum.Enum):
+    """What a rectangle of attention is where it needs no tensor to say it."""
+
+    FULL = 0  # every row sees every key
+    CAUSAL = 1  # square, on the diagonal: row i sees keys 0 .. i
+
+
+class Window(NamedTuple):
+    """What each row of a rectangle sees to the left and to the right of its
+    own key, where the last row's own is the last key; None: all."""
+
+    left: int
+    right: int | None
+
+    def reach(self, rows: range, keys: range, own: int) -> range:
+        """The keys that these rows see, of all `keys`, of which the first row
+        of the rectangle has number `own` as its own; one at least."""
+        begin = min(max(rows.start + own - self.left, 0), keys.stop - 1)
+        end = keys.stop if self.right is None else min(
+            rows.stop + own + self.right, keys.stop)
+        return range(begin, max(end, begin + 1))
+
+    def seen(self, rows: range, keys: range, own: int, device: torch.device
+             ) -> Tensor:
+        """bool [1, 1, rows, keys], True where a row sees a key."""
+        own += rows.start - keys.start
+        seen = torch.ones(1, 1, len(rows), len(keys), dtype=torch.bool,
+                          device=device).triu(own - self.left)
+        return seen if self.right is None else seen.tril(own + self.right)
+
+
+class Between(NamedTuple):
+    """The interval of keys that each row of a block sees, the block's first key
+    being number `begin`. Both are [B, c], or [1, c] where all batch rows agree:
+    a mask of all rows and keys would be as large as scores are."""
+
+    first: Tensor
+    last: Tensor
+    begin: int
+
+    def seen(self, batch: slice, rows: range, keys: range) -> Tensor:
+        """bool [B or 1, 1, rows, keys], True where a row sees a key."""
+        key = torch.arange(self.begin + keys.start, self.begin + keys.stop,
+                           device=self.first.device)
+        first, last = (x[batch if len(x) > 1 else slice(None),
+                         rows.start:rows.stop, None]
+                       for x in (self.first, self.last))
+        return (key >= first).logical_and_(key <= last)[:, None]
+
+
+class Piece(NamedTuple):
+    """A rectangle of a block in which something is seen; slices count from
+    the block's own first batch row, row and key."""
+
+    batch: slice
+    rows: slice
+    keys: slice
+    mask: Whole | Window | Between
+
+    @property
+    def is_whole_block(self) -> bool:
+        return self.batch == self.rows == self.keys == slice(None)
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Row q of batch row b attends to the keys first[b, q] .. last[b, q].
+
+    Both are int64 of shape [B, S], or [1, S] where all batch rows agree, and
+    are read only. Rows of padding may see nothing: their interval is S .. -1,
+    which lies in no block. `widest` is the longest reach of any row, in tokens
+    with itself.
+    """
+
+    first: Tensor
+    last: Tensor
+    widest: int
+    blind: Tensor | None = None  # bool [B or 1, S]: rows that see nothing
+    # What was found for a block before: all layers of a step ask the same.
+    _found: dict[tuple[range, range], list[Piece]] = field(
+        default_factory=dict, repr=False, compare=False)
+    # By the list of chunks, which is kept for its address, and chunk.
+    _seen_of: dict[tuple[int, int], tuple[list[range], list]] = field(
+        default_factory=dict, repr=False, compare=False)
+    _causal: list[bool] = field(  # of one, once it was asked
+        default_factory=list, repr=False, compare=False)
+    _within: dict[int, bool] = field(
+        default_factory=dict, repr=False, compare=False)
+
+    @staticmethod
+    def causal(length: int, device: torch.device) -> Intervals:
+        rows = torch.arange(length, device=device)[None]
+        return Intervals(rows.new_zeros(1, 1).expand_as(rows), rows, length)
+
+    def within(self, documents: Tensor) -> bool:
+        """Whether no row sees a key before documents[b, q]."""
+        known = self._within.get(id(documents))
+        if known is None:
+            known = bool((self.first >= documents).all())
+            self._within[id(documents)] = known
+        return known
+
+    @staticmethod
+    def of(first: Tensor, last: Tensor, padding: Tensor | None) -> Intervals:
+        """Intervals of first, last [B, S], where first > last says that a row
+        sees nothing; raises `Unsupported` where that is no row of `padding`
+        [B or 1, S], bool."""
+        length, blind = first.shape[1], first > last
+        if not bool(blind.any()):
+            blind = None
+        else:
+            if padding is None or bool((blind & ~padding).any()):
+                raise Unsupported(
+                    "attention mask", "rows that attend to no key and are no "
+                    "padding by a 2-D attention_mask",
+                    "leave such rows out of the batch")
+            first = first.masked_fill(blind, length)
+            last = last.masked_fill(blind, -1)
+        if len(first) > 1 and bool((first == first[:1]).all()) and bool(
+                (last == last[:1]).all()):
+            first, last = first[:1], last[:1]
+        widest = int((torch.arange(length, device=first.device) - first
+                      ).max()) + 1
+        if bool((first == 0).all()):  # as it mostly is
+            first = first.new_zeros(1, 1).expand_as(first)
+        return Intervals(first, last.contiguous(), widest, blind)
+
+    def both(self, other: Intervals, padding: Tensor | None) -> Intervals:
+        """What rows see where this and the other are masks together."""
+        return Intervals.of(torch.maximum(self.first, other.first),
+                            torch.minimum(self.last, other.last), padding)
+
+    def seen(self, chunks: list[range], m: int
+             ) -> list[tuple[int, list[Piece]]]:
+        """Those of the chunks 0 .. m that some row of chunk m sees, and what
+        its rows see of them."""
+        _, found = self._seen_of.get((id(chunks), m), (None, None))
+        if found is None:
+            found = [(i, self.pieces(chunks[m], chunks[i]))
+                     for i in range(m + 1)]
+            found = [(i, pieces) for i, pieces in found if pieces]
+            self._seen_of[id(chunks), m] = chunks, found
+        return found
+
+    def pieces(self, rows: range, keys: range) -> list[Piece]:
+        """What rows `rows` see of keys `keys`, as rectangles; none where they
+        see nothing.
+
+        Documents are rectangles: beside the diagonal one document of the rows
+        sees one piece of the keys, all of it; on the diagonal each has a
+        causal square. A window is the rectangle of what is seen through it.
+        Where that does not do (documents in windows), the block is one piece
+        in which each row has its interval.
+        """
+        if (rows, keys) not in self._found:
+            self._found[rows, keys] = self._cut(rows, keys)
+        return self._found[rows, keys]
+
+    def is_causal(self) -> bool:
+        """Whether each row sees itself and all before it."""
+        if not self._causal:
+            rows = torch.arange(self.last.shape[1], device=self.last.device)
+            self._causal.append(bool(
+                ((self.first == 0) & (self.last == rows)).all()))
+        return self._causal[0]
+
+    def _cut(self, rows: range, keys: range) -> list[Piece]:
+        if self.is_causal() and (
+                rows == keys or keys.stop <= rows.start):
+            return [_whole(Whole.CAUSAL if rows == keys else Whole.FULL)]
+        first = self.first[:, rows.start:rows.stop]
+        last = self.last[:, rows.start:rows.stop]
+        if not bool(((first < keys.stop) & (last >= keys.start)).any()):
+            return []
+        if len(first) == 1:
+            return _of_row(slice(None), first[0], last[0], rows, keys)
+        return [piece for b in range(len(first)) for piece in _of_row(
+            slice(b, b + 1), first[b], last[b], rows, keys)]
+
+
+def _whole(mask: Whole) -> Piece:
+    return Piece(slice(None), slice(None), slice(None), mask)
+
+
+def _of_row(batch: slice, first: Tensor, last: Tensor, rows: range,
+            keys: range) -> list[Piece]:
+    """The pieces of one batch row: first, last [len(rows)]. Rows that see
+    none of the keys begin behind them."""
+    starts, counts = (t.tolist() for t in torch.unique_consecutive(
+        first.clamp(keys.start, keys.stop), return_counts=True))
+    if len(counts) * LEAST_ROWS > len(rows) + LEAST_ROWS:
+        return [_masked(batch, first, last, rows, keys)]
+    own = torch.arange(rows.start, rows.stop, device=last.device)
+    diagonal = rows == keys
+    whole = last == own if diagonal else last >= keys.stop - 1
+    if not bool((whole | (last < first)).all()):
+        return [_masked(batch, first, last, rows, keys)]
+    pieces, at = [], 0
+    for start, count in zip(starts, counts):
+        here, begin = slice(at, at + count), start - keys.start
+        before = at if diagonal else len(keys)
+        if begin < before:
+            pieces.append(Piece(batch, here, slice(begin, before),
+                                Whole.FULL))
+        if diagonal and begin < len(keys):
+            pieces.append(Piece(batch, here, here, Whole.CAUSAL))
+        at += count
+    return [_widest(piece, len(rows), len(keys)) for piece in pieces]
+
+
+def _masked(batch: slice, first: Tensor, last: Tensor, rows: range,
+            keys: range) -> Piece:
+    """What a batch row sees where rectangles do not say it."""
+    own = torch.arange(rows.start, rows.stop, device=last.device)
+    width = int((own - first).max()) + 1
+    diagonal = rows == keys
+    if not (diagonal or keys.stop <= rows.start) or not bool(
+            ((first == (own - width + 1).clamp(min=0)) & (last == own)).all()):
+        return Piece(batch, slice(None), slice(None), Between(
+            first[None], last[None], keys.start))
+    # From the first key that the first row sees to the last row that sees the
+    # last key.
+    apart = rows.start - keys.start
+    begin = max(0, apart - width + 1)
+    end = min(len(rows), len(keys) + width - 1 - apart)
+    left = width - 1 - apart + len(keys) - end
+    return _widest(Piece(
+        batch, slice(0, end), slice(begin, len(keys)),
+        Window(left, 0 if diagonal else None)), len(rows), len(keys))
+
+
+def _widest(piece: Piece, rows: int, keys: int) -> Piece:
+    """A slice that is everything is said so."""
+    return piece._replace(
+        rows=slice(None) if piece.rows == slice(0, rows) else piece.rows,
+        keys=slice(None) if piece.keys == slice(0, keys) else piece.keys)

@@ -1,0 +1,173 @@
+"""Which keys each row attends to, found from the model's own mask function.
+
+[Note: interval masks]
+A causal mask, a sliding window, chunked attention, packed documents, right
+padding and any intersection of them have one thing in common: row q of batch
+row b attends to one interval of keys, first[b, q] .. last[b, q], with
+last[b, q] <= q. So nothing is recognised by its name: the mask function of
+the model is asked, row by row, where its interval begins and ends (a binary
+search over all rows at once), and then asked again at random places whether
+there is anything outside or missing inside. What fails is no interval mask
+(a prefix that sees itself whole, image tokens, global tokens) and is refused.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from sluice.attention.intervals import Intervals
+from sluice.base.errors import Unsupported
+
+# Random keys that each row is asked about, beside both ends of its interval.
+SAMPLES = 16
+EVERYWHERE = 1 << 18  # questions that are few
+# A score that this was added to, or that was replaced by less, has no weight:
+# beside one of another key its exponential is 0 in fp32.
+MASKED = -1e4
+ROWS = 8192  # asked about at a time: each question is some bytes per row
+
+
+def find(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+         batch: int, length: int, heads: int, device: torch.device,
+         padding: Tensor | None = None) -> Intervals:
+    """The intervals of a mask function of transformers, which is called with
+    index tensors (batch, head, query, key) that broadcast.
+
+    Args:
+        padding: bool [batch or 1, length]: rows that may see nothing; None:
+            no row may.
+
+    Raises `Unsupported` where the function's mask is not made of intervals
+    that end at or before the row itself, or leaves another row without any
+    key.
+    """
+    ask = _Asker(function, batch, heads, device)
+    row = torch.arange(length, device=device).expand(batch, length)
+    # A row that does not see itself is padding: what it sees, if anything,
+    # ends where the padding begins.
+    seed = torch.where(ask(row, row), row, -1).cummax(dim=1).values
+    few = batch * length * length * heads <= EVERYWHERE
+    edges = [_edges(ask, row[:, a:a + ROWS], seed[:, a:a + ROWS], length, few)
+             for a in range(0, length, ROWS)]
+    first, last = (torch.cat(parts, 1) for parts in zip(*edges))
+    return Intervals.of(first, last, padding)
+
+
+def is_pure(function: Callable) -> bool:
+    """Whether what it returns is made of its arguments and constants alone,
+    with no name of anything else: it is the same in each step."""
+    code = getattr(function, "__code__", None)
+    return code is not None and not (
+        code.co_names or code.co_freevars or function.__defaults__
+        or function.__kwdefaults__)
+
+
+def _edges(ask: _Asker, row: Tensor, seed: Tensor, length: int, few: bool
+           ) -> tuple[Tensor, Tensor]:
+    """(first, last) [B, n] of the rows `row` [B, n]; `seed` is a key that
+    each sees, as far as its mask is one of intervals and it sees any."""
+    sees = (seed >= 0) & ask(seed.clamp(min=0), row)
+    first = _edge(ask, row, low=torch.full_like(row, -1), high=seed)
+    last = _edge(ask, row, low=row + 1, high=seed)
+    first = torch.where(sees, first, length)
+    last = torch.where(sees, last, -1)
+    _verify(ask, row, first, last, length, few)
+    return first, last
+
+
+def dense(mask: Tensor, padding: Tensor | None = None) -> Intervals:
+    """The intervals of a mask [B, heads or 1, S, S] as models make it: bool,
+    True where seen, or added to the scores, 0 where seen and below `MASKED`
+    where not. Read whole; raises `Unsupported` as `find` does, and where it
+    is a bias."""
+    is_bool = mask.dtype == torch.bool
+    seen = mask if is_bool else mask == 0
+    if not is_bool and not bool((seen | (mask <= MASKED)).all()):
+        raise Unsupported("attention mask", "a bias that is added to the "
+                          "scores")
+    if not bool((seen == seen[:, :1]).all()):
+        raise _not_intervals()
+    seen = seen[:, 0]
+    length = seen.shape[1]
+    places = torch.arange(length, device=mask.device)
+    some = seen.any(-1)
+    first = torch.where(some, seen.int().argmax(-1), length)
+    last = torch.where(
+        some, length - 1 - seen.flip(-1).int().argmax(-1), -1)
+    inside = (places >= first[..., None]) & (places <= last[..., None])
+    if not bool((seen == inside).all()) or bool((last > places).any()):
+        raise _not_intervals()
+    return Intervals.of(first, last, padding)
+
+
+def _not_intervals() -> Unsupported:
+    return Unsupported(
+        "attention mask", "a mask that is not, for each row, one interval of "
+        "keys that ends at or before it, the same for all heads",
+        "use causal, sliding-window, chunked or document masks, or do not "
+        "stream this model")
+
+
+class _Asker:
+    """The mask function over [B, n] or [B, n, m] keys of rows [B, n]."""
+
+    def __init__(self, function, batch, heads, device):
+        self.function = function
+        self.batch = torch.arange(batch, device=device)
+        self.heads = heads
+        self.device = device
+
+    def __call__(self, keys: Tensor, row: Tensor, head: int = 0) -> Tensor:
+        flat = keys if keys.dim() == 3 else keys[..., None]
+        shape = flat.shape
+        try:
+            seen = self.function(
+                self.batch[:, None, None].expand(shape),
+                torch.full((), head, device=self.device).expand(shape),
+                row[..., None].expand(shape), flat)
+        except Exception as error:  # the user's own function: anything
+            raise Unsupported(
+                "attention mask", f"a mask function that cannot be asked for "
+                f"single places ({type(error).__name__}: {error})",
+                "write it on index tensors (batch, head, query, key) that "
+                "broadcast") from error
+        return seen.to(torch.bool).expand(shape).reshape(keys.shape)
+
+
+def _edge(ask: _Asker, row: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """The last place seen on the way from `high`, which is seen, to `low`,
+    which counts as not seen; per row, by halving."""
+    unseen, seen = low.clone(), high.clone()
+    while bool(((seen - unseen).abs() > 1).any()):
+        middle = torch.div(seen + unseen, 2, rounding_mode="floor")
+        # Where they are neighbours already, the middle is one of the two.
+        open_ = (seen - unseen).abs() > 1
+        hit = ask(middle.clamp(min=0), row)
+        seen = torch.where(open_ & hit, middle, seen)
+        unseen = torch.where(open_ & ~hit, middle, unseen)
+    return seen
+
+
+def _verify(ask: _Asker, row: Tensor, first: Tensor, last: Tensor,
+            length: int, few: bool) -> None:
+    """Asks everywhere where that is little, as in the probe of a model, else
+    at random keys, the same in every run, and at the key after the row."""
+    shape = row.shape
+    heads: Iterable[int] = range(ask.heads)
+    if few:
+        keys = torch.arange(length, device=row.device).expand(*shape, length)
+    else:
+        heads = {0, ask.heads - 1}
+        generator = torch.Generator().manual_seed(length + int(row[0, 0]))
+        anywhere = torch.randint(length, (*shape, SAMPLES),
+                                 generator=generator).to(row.device)
+        # Long rows are mostly right by chance: half of the samples lie near.
+        near = (row[..., None] + anywhere % 64 - 32).clamp(0, length - 1)
+        after = (row[..., None] + 1).clamp(max=length - 1)
+        keys = torch.cat([anywhere, near, after], dim=-1)
+    expected = (keys >= first[..., None]) & (keys <= last[..., None])
+    for head in heads:
+        if not bool((ask(keys, row, head) == expected).all()):
+            raise _not_intervals()

@@ -1,0 +1,1 @@
+"""Models of transformers, and decoders of the user's own."""

@@ -1,0 +1,199 @@
+"""A causal model's forward: which calls run head and loss by rows, and how."""
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from sluice.base import argument_table, swapped
+from sluice.base.argument_table import IGNORED
+from sluice.hf import head_loss, padding, routers
+from sluice.hf.changed_after_stream import Inside, check_base
+from sluice.hf.ends import Ends
+from sluice.hf.head import Head
+from sluice.hf.lazy_logits import logits, logprobs
+from sluice.node import calls, plain_layers, scoring
+from sluice.node.calls import Call
+from sluice.node.step import current
+
+# With any other argument all rows go through the model's own head and loss.
+_KNOWN = frozenset(argument_table.those("loss"))
+
+
+class Causal:
+    """A causal model; `renew` tries its layers again where something in them
+    is new, `renew_head` the head."""
+
+    def __init__(self, causal: nn.Module, ends: Ends,
+                 renew: Callable[[], None], renew_head: Callable[[], None]):
+        self.causal, self._ends = causal, ends
+        self._renew_layers, self._renew_head = renew, renew_head
+        self.stream = ends.stream
+        self.head = Head(causal, ends)
+        # Where that is not a language model's, as transformers writes it, it
+        # may look at any row.
+        self._foreign = (not self.head.is_of_transformers()
+                         or causal.get_output_embeddings() is None)
+        self._loss_function = causal.loss_function
+        self._inside = Inside(lambda: [
+            m for m in self.head.modules() if m is not causal])
+
+    @staticmethod
+    def fits(causal: nn.Module, decoder: nn.Module) -> bool:
+        """Whether it has a head, and a base model that holds the decoder."""
+        base = causal._modules.get(getattr(causal, "base_model_prefix", ""))
+        return (base is not None and causal is not decoder
+                and any(m is decoder for m in base.modules())
+                and callable(getattr(causal, "loss_function", None)))
+
+    def _renew(self) -> None:
+        self._renew_layers()
+        if self._inside.has_changed():
+            self._inside.take()
+            self._renew_head()
+
+    def forward(self) -> Callable:
+        causal, head, stream = self.causal, self.head, self.stream
+        accepts = inspect.signature(type(causal).forward)
+
+        def forward(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            own = functools.partial(head.own, *args, **kwargs)
+            with stream.turn:
+                if current() is not None:
+                    return own()
+                check_base(causal, head.base, self._ends.decoder)
+                given = calls.arguments_of(accepts, self_, args, kwargs)
+                call = Call(stream.ranks,
+                            argument_table.wants(causal, given, "use_cache"))
+                with swapped.attributes(stream, call=call):
+                    return self._answer(call, given, own)
+
+        return forward
+
+    def _answer(self, call: Call, given: dict[str, Any],
+                own: Callable[[], Any]) -> Any:
+        stream, asked = self.stream, scoring.asked()
+        if given.get("labels") is not None or asked is not None:
+            calls.refuse_transforms(type(self.causal).__name__)
+            self._renew()
+        if stream.head == "rows" and self._by_rows(given):
+            if asked is not None:
+                stream.agree("sluice.logprobs", asked.targets, {
+                    **given, "labels": asked.targets,
+                    "temperature": asked.temperature,
+                    "entropy": asked.entropy})
+                return logprobs(call, self.head, asked,
+                                       self.head.of_base(given))
+            if self._can_chunk(given):
+                return self._chunked(call, given, own)
+        out = call.whole(given, own, self._foreign)
+        padding.check_whole(call, stream, self._ends.adapter, _shifted(given),
+                           self._foreign)
+        return out
+
+    def _by_rows(self, given: dict[str, Any]) -> bool:
+        """Whether the call's logits are made of its rows as was probed."""
+        kept = given.get("logits_to_keep", 0)
+        return (isinstance(kept, int) and kept == 0
+                and argument_table.wants(self.causal, given, "return_dict", True)
+                and not (routers.asked(self.causal, given)
+                         and self.head.units())
+                and _KNOWN.issuperset(name for name, value in given.items()
+                                      if value is not None))
+
+    def _can_chunk(self, given: dict[str, Any]) -> bool:
+        """Whether its loss too is a sum over rows that was probed."""
+        weight = self.causal.get_output_embeddings().weight
+        kind = weight.device.type
+        # Gradients are made before the loss is scaled: fp16 has no room.
+        half = torch.float16 in (weight.dtype, torch.get_autocast_dtype(
+            kind) if torch.is_autocast_enabled(kind) else None)
+        return (given.get("labels") is not None and not half
+                and self.causal.loss_function == self._loss_function
+                and self._loss_adds_up())
+
+    def _loss_adds_up(self) -> bool:
+        """Whether the loss function still is a sum over rows divided by a
+        given count: what it calls may be replaced, for all models."""
+        logits = torch.linspace(-1, 1, 32).view(1, 4, 8)
+        labels = torch.tensor([[1, 5, 2, 7]])
+
+        def of(a: int, b: int) -> float:
+            return float(self.causal.loss_function(
+                logits=logits[:, a:b], labels=None,
+                shift_labels=labels[:, a:b], vocab_size=8,
+                num_items_in_batch=4))
+
+        try:
+            with torch.no_grad():
+                whole = of(0, 4)
+                return abs(whole - of(0, 1) - of(1, 4)) <= 1e-4 * abs(whole)
+        except Exception:  # it needs what these logits do not have
+            return True
+
+    def _chunked(self, call: Call, given: dict[str, Any],
+                 own: Callable[[], Any]) -> CausalLMOutputWithPast:
+        self.stream.agree("the loss", given["labels"], given, later=True)
+        count = given.pop("num_items_in_batch", None)
+        shifted = _shifted(given)
+        given.pop("shift_labels", None)
+        if count is None:
+            count = (shifted != IGNORED).sum()
+        leaving: contextlib.AbstractContextManager[list] = (
+            self._ends.leaving() if self.head.base is self._ends.decoder else
+            contextlib.nullcontext([]))
+        with leaving as left:
+            out = self.head.of_base({**given, "use_cache": False})
+        if call.plain is not None and not self.head.is_sharded:
+            answer = self._plain(call.plain, out, own)
+            if answer is not plain_layers.STREAMED:
+                return answer
+        padding.check_labels(call.blind, shifted, self._ends.adapter)
+        behind = left[0] if left else None
+        loss = call.sum(head_loss.of(self.head, out[0], call.own(shifted),
+                                     count, left=behind))
+        made = logits(self.head, behind, out[0], loss,
+                      (*shifted.shape, self.head.made[0]))
+        if routers.asked(self.causal, given):
+            return head_loss.with_routers(self.head, loss, made, out,
+                                          given.get("attention_mask"))
+        return CausalLMOutputWithPast(
+            loss=loss, logits=made,
+            hidden_states=getattr(out, "hidden_states", None))
+
+    def _plain(self, plain: plain_layers.Forward, out: Any,
+               own: Callable[[], Any]) -> Any:
+        """Returns what the model's own forward makes of `out`, its base
+        model's answer, over all rows, if that fits too, else STREAMED."""
+        modules = list(self.head.modules())
+        # Logits, and what their loss makes of them in fp32.
+        vocabulary = self.causal.get_output_embeddings().weight.shape[0]
+
+        def known() -> list[Tensor]:
+            return [out[0], *(t for m in modules for t in (
+                *m._parameters.values(), *m._buffers.values()))]
+
+        def head() -> Any:
+            with self.head.after(out):
+                return own()
+
+        return plain.head(
+            ("head", out[0].dtype, out[0].requires_grad,
+             plain_layers.cast_of(out[0].device),
+             tuple(p.requires_grad for m in modules
+                   for p in m._parameters.values() if p is not None)),
+            head, known, vocabulary * (4 + out[0].itemsize))
+
+
+def _shifted(given: dict[str, Any]) -> Tensor | None:
+    """None where rows have no labels: a classifier's are [B]."""
+    shifted, labels = given.get("shift_labels"), given.get("labels")
+    if shifted is None and isinstance(labels, Tensor) and labels.dim() == 2:
+        shifted = argument_table.shifted(labels)
+    return shifted

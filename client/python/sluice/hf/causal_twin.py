@@ -1,0 +1,111 @@
+"""A causal model's twin (see [Note: twins] in twin).
+
+A small one has no more layers than show each of their kinds, no more tokens in
+its vocabulary than trials use, and refuses to run what is no part of the decoder
+or of its head (a tower of pictures). Where trials of it fail, a whole one is
+tried.
+"""
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from sluice.base.errors import Unsupported
+from sluice.node.setting import plain_class
+from sluice.proof.captured_calls import first_of_kind, refusing
+from sluice.proof.twin import Hollow, Twin, fit_vocabulary
+
+LEAST = 2  # layers, where there are as many: what is between them runs, too
+TOKENS = 512  # of a small vocabulary; trials use those below 500
+
+
+class Parts(NamedTuple):
+    causal: Any
+    decoder: Any
+    layers: nn.ModuleList
+    is_small: bool = False  # a twin
+
+
+class Twins:
+    """Twins of one model; `forwards` as `Twin` says."""
+
+    def __init__(self, causal: nn.Module, decoder: PreTrainedModel,
+                 layers: nn.ModuleList, forwards: Mapping[nn.Module, Any]):
+        self._model = Parts(causal, decoder, layers)
+        self._forwards = forwards
+        self._modules = list(causal.modules())
+        self._idle = {m for tower in self._modules if isinstance(
+            tower, PreTrainedModel) and all(
+                m is not decoder for m in tower.modules())
+            for m in tower.modules()}
+        weight = getattr(decoder.get_input_embeddings(), "weight", None)
+        self._tokens = 0 if weight is None else weight.shape[0]
+        self._fewest = min(len(layers), max(
+            LEAST, max(first_of_kind(layers)) + 1))
+
+    def sizes(self) -> Iterator[bool]:
+        """Whether a twin is a small one: of those that are to be tried."""
+        if self._idle or self._tokens > TOKENS or (
+                self._fewest < len(self._model.layers)):
+            yield True
+        yield False
+
+    @contextlib.contextmanager
+    def made(self, small: bool, device: torch.device) -> Iterator[Parts]:
+        """In train mode; within `probe.trying`. Afterwards it has no weights:
+        its memory goes at once, though what knows it goes round in circles."""
+        parts = refusing(self._model.causal, "its twin cannot be made",
+                         lambda: self._made(small, device))
+        try:
+            yield parts
+        finally:
+            for module in parts.causal.modules():
+                module._parameters.clear()
+                module._buffers.clear()
+
+    def _made(self, small: bool, device: torch.device) -> Parts:
+        known: dict[int, Any] = {}
+        for module in self._modules:
+            for value in list(vars(module).values()):
+                if isinstance(value, PretrainedConfig):
+                    copy.deepcopy(value, known)
+        cut = (self._tokens, min(TOKENS, self._tokens)) if small else None
+        for config in list(known.values()):
+            if cut is not None and isinstance(config, PretrainedConfig):
+                fit_vocabulary(config, cut)
+        idle = self._idle if small else ()
+        twin = Twin([self._model.causal], device, self._model.layers, known,
+                    idle, cut, self._constructed, self._forwards)
+        causal, decoder, layers, _ = self._model
+        made = Parts(twin[causal], twin[decoder], twin[layers], small)
+        twin.initialise(getattr(made.decoder, "_init_weights", bool))
+        for module in idle:
+            twin[module].register_forward_pre_hook(_refuse)
+        for name in list(made.layers._modules)[
+                self._fewest if small else len(made.layers):]:
+            del made.layers._modules[name]
+        made.causal.train()
+        return made
+
+    @functools.cached_property
+    def _constructed(self) -> Any:
+        """Gives a module as the model's constructor makes it."""
+        causal = self._model.causal
+        if not any(b.is_meta for b in causal.buffers()):
+            return None
+        with Hollow():
+            model = plain_class(causal)(copy.deepcopy(causal.config))
+        named = dict(model.named_modules())
+        paths = {module: path for path, module in causal.named_modules()}
+        return lambda module: named.get(paths[module])
+
+
+def _refuse(module: nn.Module, args: Any) -> None:
+    raise Unsupported(module, "a small twin has no such module")

@@ -1,0 +1,98 @@
+"""Finds layers that were put into the model after stream(), which are refused,
+and hooks and modules that were put into its layers, which are tried again."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from torch import nn
+
+from sluice.base.errors import Unsupported
+from sluice.node.setting import forward_of, hooks_of
+
+AGAIN = "unstream(), change the model, and stream it again"
+
+
+class Held:
+    """The layers, where the model has them: one that is put there later would
+    run unstreamed, on what stands for masks or for hidden states."""
+
+    def __init__(self, layers: Iterable[nn.Module],
+                 held: Callable[[], Iterable[nn.Module]]):
+        self._layers, self._held = frozenset(layers), held
+
+    @staticmethod
+    def by(decoder: nn.Module, layers: nn.ModuleList) -> Held:
+        """Where a decoder has its list of layers."""
+        owner, name = next((owner, name) for owner in decoder.modules()
+                           for name, child in owner._modules.items()
+                           if child is layers)
+        return Held(layers, lambda: owner._modules[name])
+
+    @staticmethod
+    def of(layers: object) -> Held:
+        """What a user has streamed, where it is a container of torch's."""
+        if isinstance(layers, nn.ModuleDict):
+            return Held(layers.values(), layers.values)
+        return Held(layers, lambda: layers) if isinstance(
+            layers, nn.ModuleList) else Held((), tuple)
+
+    def check(self) -> None:
+        """Layers are those of before, or left out, or within others."""
+        for index, layer in enumerate(self._held()):
+            if layer not in self._layers and self._layers.isdisjoint(
+                    layer.modules()):
+                raise Unsupported(
+                    f"layer {index} ({type(layer).__name__})", "it came after "
+                    "sluice.stream, and is not streamed", AGAIN)
+
+
+class Inside:
+    """The modules that `modules` gives, with their hooks and with forwards of
+    their own, as they were when they were tried. FSDP2's units are only
+    themselves: their hooks come with it, around all rows."""
+
+    def __init__(self, modules: Callable[[], Iterable[nn.Module]]):
+        self._modules = modules
+        self.take()
+
+    @staticmethod
+    def of(layers: Iterable[nn.Module]) -> Inside:
+        """The modules inside of layers: what is around them sees all rows."""
+        layers = list(layers)
+        return Inside(lambda: (m for layer in layers
+                               for m in layer.modules() if m is not layer))
+
+    def take(self) -> None:
+        self._then = self._now()
+
+    def has_changed(self) -> bool:
+        return self._now() != self._then
+
+    def _now(self) -> list[tuple]:
+        return [(module, *forward_of(module), *hooks_of(module))
+                for module in self._modules()]
+
+
+def warn_of_hooks(layers: Iterable[nn.Module],
+                  warn: Callable[[str], object]) -> None:
+    for layer in layers:
+        for name, module in layer.named_modules():
+            if name and any(map(_is_a_users, hooks_of(module))):
+                warn(f"'{name}' of {type(layer).__name__} has hooks: inside of "
+                     "streamed layers they are called for each chunk of rows, "
+                     "and again in backward; a hook of the layer itself is "
+                     "called once per forward, with all rows")
+                return
+
+
+def _is_a_users(hook: Callable) -> bool:
+    function = getattr(hook, "func", hook)  # of a partial
+    where = getattr(function, "__module__", None) or ""
+    return where.partition(".")[0] not in ("torch", "transformers", "sluice")
+
+
+def check_base(causal: nn.Module, base: nn.Module, decoder: nn.Module) -> None:
+    """The base model that a head calls still holds the decoder."""
+    if all(module is not decoder for module in base.modules()):
+        raise Unsupported(causal, f"its {type(base).__name__} came after "
+                          "sluice.stream, and is not streamed", AGAIN)

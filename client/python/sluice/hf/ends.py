@@ -1,0 +1,334 @@
+"""What a decoder computes before its first layer and after its last, run by
+chunks of rows.
+
+[Note: ends]
+The code there is the decoder's own and unknown: embeddings that are scaled,
+positions that are added, norms, dropout. So the decoder's own forward is run
+on the rows of one chunk, with stand-ins for its layers: the first keeps what
+it is called with, or the last answers with a chunk of the real last layer's
+output. Whether a chunk may be computed by itself is found out by running
+(`ends_trial`). In the forward over all rows the layers are the real ones,
+and it ends behind the last of them; with hidden states in the host its
+embedding is a stand-in too, which only says shapes and types.
+"""
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from sluice.base import argument_table
+from sluice.base.errors import Unsupported
+from sluice.base.model_protocols import Model
+from sluice.hf import fsdp_units as units
+from sluice.hf import stand_in
+from sluice.hf.changed_after_stream import Inside
+from sluice.hf.stand_in import Instead, Output, Recorded
+from sluice.node import chunked_module
+from sluice.node.hidden_rows import Whole
+from sluice.node.setting import unchanged
+from sluice.node.step import Step
+from sluice.node.streamed import Stream
+
+_DEALT, _CUT = argument_table.those("dealt"), argument_table.those("cut")
+LEFT = "padding on the left"
+_DEVICE = 'stream it with hidden="device"'
+
+
+class Part:
+    """The modules that one end runs: `owners`, the decoder first. What runs
+    with it and is run over all rows too is `others`."""
+
+    def __init__(self, owners: Sequence[nn.Module],
+                 others: Sequence[nn.Module]):
+        self._owners, self._others = owners, others
+        self._inside = Inside(lambda: owners)
+
+    def modules(self) -> Iterator[nn.Module]:
+        return iter(self._owners)
+
+    def units(self) -> list[nn.Module]:
+        """Those that are FSDP2 units; see [Note: units]."""
+        return [m for m in self._owners[1:] if isinstance(m, FSDPModule)]
+
+    def has_changed(self) -> bool:
+        """Whether hooks came to a module: they may count rows."""
+        return self._inside.has_changed()
+
+    def still(self) -> contextlib.AbstractContextManager:
+        """What forwards on some rows leave in the modules is undone: rotary
+        embeddings, say, remember the longest sequence they met."""
+        return unchanged(self._others, contents=False)
+
+
+class Ends:
+    """The two ends of one decoder. What `ends_trial` finds out is said by
+    the attributes; parts that are None run whole, as the decoder runs them."""
+
+    def __init__(self, adapter: Model, stream: Stream):
+        self.adapter, self.stream = adapter, stream
+        self.decoder = adapter.decoder
+        self.before: Part | None = None  # of the first layer
+        self.after: Part | None = None  # of the last layer
+        self.first = self.last = adapter.layers[0]  # as they are called
+        # Positions 0, 1, … must be said where the caller does not.
+        self.says_positions = False
+        # Where a mask has zeros and the caller says no positions: how those
+        # are counted that must be said.
+        self.counts: Callable[[Tensor], Tensor] | None = None
+        # Arguments that may be cut, and LEFT where a mask may have that.
+        self.takes = {"input_ids"}
+        self.together = 1  # chunks for one end, on the device
+        self.modules: list[nn.Module] = []  # `outside`, when it was tried
+        self._left: list[Left] | None = None  # see `leaving`
+
+    # --- one forward over all rows ------------------------------------------
+
+    def run(self, step: Step, own: Callable, all_given: dict[str, Any]
+            ) -> Any:
+        """The decoder's answer; `own` is its forward, over all rows by name."""
+        given = {name: value for name, value in all_given.items()
+                 if value is not None and not (  # a mask that says nothing
+                     name == "attention_mask" and isinstance(value, Tensor)
+                     and bool(value.all()))}
+        why = self._refusal(given)
+        if why is not None:
+            if step.hidden.in_host:
+                raise Unsupported(self.decoder, f"{why} with "
+                                  'hidden="host"', _DEVICE)
+            return own(**all_given)
+        given = self.with_positions(given)
+        ended = None
+        with contextlib.ExitStack() as stack:
+            self._enter(stack, self._first(step, given))
+            if step.hidden.in_host or self._left is not None:
+                stack.enter_context(self.last.register_forward_hook(_end))
+            try:
+                out = own(**all_given)
+            except Recorded as caught:  # its frames hold tensors of all rows
+                ended = caught.args
+        if ended is not None:
+            (y,) = ended
+            return self._last(step, y, given)
+        if step.hidden.in_host:
+            raise Unsupported(self.decoder, "a forward that leaves its last "
+                              "layer out", _DEVICE)
+        return out
+
+    def with_positions(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Those that are counted by the mask, of which a chunk has a part."""
+        mask = given.get("attention_mask")
+        if self.counts is None or mask is None or "position_ids" in given:
+            return given
+        return {**given, "position_ids": self.counts(mask.long())}
+
+    def _enter(self, stack: contextlib.ExitStack, x: Tensor) -> None:
+        """The first layer is called with x, and the embedding makes nothing:
+        what the decoder holds of it all the while is a stand-in."""
+        waiting, dtype = [x], x.dtype  # not held here any longer than needed
+
+        def instead(layer: nn.Module, args: tuple, kwargs: dict) -> tuple:
+            if args:
+                return (waiting.pop(), *args[1:]), kwargs
+            return args, {**kwargs, "hidden_states": waiting.pop()}
+
+        stack.enter_context(self._embedding(dtype))
+        stack.enter_context(self.first.register_forward_pre_hook(
+            instead, prepend=True, with_kwargs=True))
+
+    def _refusal(self, given: dict[str, Any]) -> str | None:
+        """What of this call, or of the modules, cannot be run by chunks."""
+        if self.before is None:
+            return "what it computes outside of its layers"
+        for wish in ("output_hidden_states", "output_attentions"):
+            if argument_table.wants(self.decoder, given, wish):
+                return wish
+        if not argument_table.wants(self.decoder, given, "return_dict", True):
+            return "return_dict=False"
+        for name, value in given.items():
+            if isinstance(value, (list, tuple, dict)) or (
+                    isinstance(value, Tensor) and value.dim()
+                    and name not in self.takes):
+                return f"the argument '{name}'"
+        mask = given.get("attention_mask")
+        if mask is not None and LEFT not in self.takes and not bool(
+                mask[:, 0].all()):
+            return LEFT
+        if self.modules != self.outside() or self.before.has_changed() or (
+                self.after.has_changed()):
+            return "modules or hooks that came after sluice.stream"
+        # A forward that ends in its last layer would lose them.
+        if self.last._backward_hooks or self.last._backward_pre_hooks or (
+                nn.modules.module._global_backward_hooks) or (
+                nn.modules.module._global_backward_pre_hooks):
+            return "backward hooks of the last layer"
+        return None
+
+    def units(self) -> list[nn.Module]:
+        return [unit for part in (self.before, self.after)
+                if part is not None for unit in part.units()]
+
+    def outside(self) -> list[nn.Module]:
+        """The decoder's modules but its layers, the decoder first."""
+        todo, found = [self.decoder], []
+        while todo:
+            module = todo.pop()
+            found.append(module)
+            if module is not self.adapter.layers:
+                todo += [c for c in module._modules.values() if c is not None]
+        return found
+
+    @contextlib.contextmanager
+    def leaving(self) -> Iterator[list[Left]]:
+        """Inside, the decoder may answer what its last layer did, so that
+        the rest runs with the head, on the same chunks; what the rest is
+        stands in the list then. Not where a hook reads the decoder's answer,
+        or FSDP2 gathers the decoder's weights for it alone."""
+        left: list[Left] = []
+        if not self.decoder._forward_hooks and not isinstance(
+                self.decoder, FSDPModule):
+            self._left = left
+        try:
+            yield left
+        finally:
+            self._left = None
+
+    # --- the ends -----------------------------------------------------------
+
+    def _first(self, step: Step, given: dict[str, Any]) -> Tensor:
+        """What the first layer is called with, [B, S, H]."""
+        call = FirstCall(self, step, given)
+        step.at_end.append(weakref.WeakMethod(call.settle))
+        return units.through(self.before.units(), lambda _: chunked_module.run(
+            call, None), given["input_ids"])
+
+    def _last(self, step: Step, y: Any, given: dict[str, Any]) -> Any:
+        """The decoder's answer to the last layer's."""
+        as_tuple = isinstance(y, (tuple, list))
+        hidden = y[0] if as_tuple else y
+        left = Left(self, step, given, as_tuple)
+        if self._left is not None:
+            self._left.append(left)
+            return Output(last_hidden_state=hidden)
+        call = LastCall(left)
+        hidden = units.through(self.after.units(),
+                               lambda h: chunked_module.run(call, h), hidden)
+        answer, call.answer = call.answer, None  # the call outlives this
+        answer["last_hidden_state"] = Whole.apply(
+            step.hidden, step.chunks, hidden)
+        return answer
+
+    def x_of(self, given: dict[str, Any], rows: range) -> Tensor:
+        """What the first layer is called with on some rows."""
+        with self.before.still(), units.unhooked(self.before.units()):
+            try:
+                self._own(given, rows, stand_in.record)
+            except Recorded as recorded:
+                return recorded.args[0]
+        raise RuntimeError("the decoder does not call its layers")
+
+    def answer_of(self, given: dict[str, Any], rows: range, y: Tensor,
+                  as_tuple: bool) -> Any:
+        """The decoder's answer to y [B, c, H] of the last layer."""
+        with self.after.still(), units.unhooked(self.after.units()), (
+                self._embedding(y.dtype)):
+            return self._own(given, rows, lambda *_, **__: (
+                (y,) if as_tuple else y))
+
+    def _own(self, given: dict[str, Any], rows: range,
+             instead: Callable) -> Any:
+        """The decoder's forward on some rows, `instead` for its layers'."""
+        mine = {name: _cut(name, value, rows)
+                for name, value in given.items()}
+        if self.says_positions and "position_ids" not in mine:
+            mine["position_ids"] = torch.arange(
+                rows.start, rows.stop, device=mine["input_ids"].device)[None]
+        step = self.stream.begin(len(rows), mine["input_ids"].device,
+                                 self.adapter, chunk=len(rows), check=False,
+                                 alone=True)
+        layers = self.adapter.layers
+        with stand_in.in_place_of_layers(layers, (
+                Instead(layer, instead) for layer in layers)), step.engaged():
+            return self.adapter.own_forward(self.decoder)(**mine)
+
+    def _embedding(self, dtype: torch.dtype
+                   ) -> contextlib.AbstractContextManager:
+        """A stand-in in every place of the embedding."""
+        return stand_in.in_every_place(
+            self.decoder.get_input_embeddings(), self.outside(),
+            lambda base: stand_in.embedding(base, dtype))
+
+
+class Left(NamedTuple):
+    """What comes after the layers of one forward of the decoder."""
+
+    ends: Ends
+    step: Step  # knows what hidden states in the host stand for
+    given: dict[str, Any]
+    as_tuple: bool
+
+    def answer(self, hidden: Tensor, rows: range) -> Any:
+        """The decoder's to `hidden` [B, c, H], `rows` of the last layer's."""
+        return self.ends.answer_of(self.given, rows, hidden, self.as_tuple)
+
+    def rows(self, hidden: Tensor, rows: range) -> Tensor:
+        return self.answer(hidden, rows)["last_hidden_state"]
+
+
+class FirstCall(chunked_module.ChunkedCall):
+    """One run of what comes before the layers.
+
+    It holds far less for each row than a layer does, and each forward of the
+    decoder costs time of the host: where what it makes is on the device, it
+    takes several chunks at once.
+    """
+
+    def __init__(self, ends: Ends, step: Step, given: dict[str, Any]):
+        joined = None if step.hidden.in_host else [
+            range(step.chunks[a].start, step.chunks[a:a + ends.together][
+                -1].stop) for a in range(0, len(step.chunks), ends.together)]
+        assert ends.before is not None
+        super().__init__(step, ends.before, "what comes before the layers of "
+                         + type(ends.decoder).__name__, joined)
+        self._ends, self._given = ends, given
+
+    def settle(self) -> None:
+        """The forward over all rows, which runs its modules again, is over."""
+        if self.keeps:
+            self._setting.take_buffers()
+
+    def compute(self, m: int, x: None, extra: list[Tensor]) -> Tensor:
+        return self._ends.x_of(self._given, self.chunks[m])
+
+
+class LastCall(chunked_module.ChunkedCall):
+    def __init__(self, left: Left):
+        assert left.ends.after is not None
+        super().__init__(left.step, left.ends.after, "what comes after the "
+                         "layers of " + type(left.ends.decoder).__name__)
+        self._left = left
+        self.answer: Any = None
+
+    def compute(self, m: int, x: Tensor, extra: list[Tensor]) -> Tensor:
+        answer = self._left.answer(x, self.chunks[m])
+        y = answer["last_hidden_state"]
+        if not self.replays:
+            answer["last_hidden_state"] = None
+            self.answer = answer
+        return y
+
+
+def _end(module: nn.Module, args: tuple, y: Any) -> None:
+    """The last layer has answered: what comes then runs by chunks."""
+    raise Recorded(y)
+
+
+def _cut(name: str, value: Any, rows: range) -> Any:
+    if name not in _CUT or value.shape[_DEALT[name]] == 1:
+        return value
+    return value.narrow(_DEALT[name], rows.start, len(rows))

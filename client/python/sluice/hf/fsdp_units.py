@@ -1,0 +1,71 @@
+"""Modules that are FSDP2 units of their own, run by chunks.
+
+[Note: units] FSDP2 gathers a unit's weights in hooks around its forward and
+its backward, and reduces their gradients after it. A forward that runs by
+chunks must do that once, not once per chunk: so the whole loop over the
+chunks is the unit's forward (`through`), and within the loop the unit runs
+without its hooks, on the weights that are there by then (`unhooked`).
+"""
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointWrapper,
+)
+from torch.distributed.fsdp import FSDPModule
+
+from sluice.base import swapped
+from sluice.base.errors import Unsupported
+
+
+def through(units: Sequence[nn.Module], run: Callable[[Any], Tensor], x: Any
+            ) -> Tensor:
+    """`run(x)` as the units' forward, with their hooks around it."""
+    if not units:
+        return run(x)
+    *rest, unit = units
+
+    # A function of this package: `setting.forward_of` knows it by its module.
+    def forward(x: Any) -> Tensor:
+        return through(rest, run, x)
+
+    with swapped.attributes(unit, forward=forward):
+        return unit(x)
+
+
+def unhooked(units: Sequence[nn.Module]
+             ) -> contextlib.AbstractContextManager:
+    """The units have their own forwards and no hooks."""
+    without = {"forward": swapped.ABSENT, "_forward_pre_hooks": OrderedDict(),
+               "_forward_hooks": OrderedDict()}
+    return swapped.items(*((vars(unit), name, value) for unit in units
+                           for name, value in without.items()))
+
+
+def refuse_compiled(index: int, layer: nn.Module) -> None:
+    """Torch would compile the probe too."""
+    if isinstance(layer, torch._dynamo.OptimizedModule):
+        raise Unsupported(f"layer {index}", "it is compiled", "compile modules "
+                          "inside of it instead, as layer.mlp.compile()")
+
+
+def refuse_within(layer: nn.Module) -> None:
+    """A layer is gathered as a whole, a shard inside would come and go with
+    each chunk; and it is run again as a whole, what a part of it runs again
+    would ask for attention when no chunk runs."""
+    for name, module in layer.named_modules():
+        if name and isinstance(module, FSDPModule):
+            raise Unsupported(layer, f"'{name}' is an FSDP2 unit inside a "
+                              "streamed layer", "shard the layer as a whole: "
+                              "fully_shard(layer)")
+        if isinstance(module, CheckpointWrapper):
+            raise Unsupported(layer, f"'{name}' is checkpointed inside a "
+                              "streamed layer", "leave activation "
+                              "checkpointing out: of a streamed layer only its "
+                              "input is kept")

@@ -1,0 +1,147 @@
+"""What is left of a causal model without its base model: its own head and
+loss function, run on some rows.
+
+[Note: chunked head]
+Logits of a million tokens do not fit anywhere. With `labels`, the causal
+model's own forward is run once per chunk of rows with a stub in the place of
+its base model, which hands out those rows of the real hidden states; so
+whatever the head does (caps, scales, biases) is done. The loss is the
+model's `loss_function` on labels shifted beforehand. Gradients are made
+chunk by chunk in forward, so nothing of a chunk stays.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from sluice.base import swapped
+from sluice.hf import fsdp_units as units
+from sluice.hf import routers
+from sluice.hf.ends import Ends
+from sluice.hf.stand_in import Instead, Output, Recorded
+
+ROWS = 256  # per chunk at least: logits are its rows times the vocabulary
+# More where the logits are no more than so many hidden states for each row of
+# a layer's chunk: the layer's own products are more than that.
+HIDDEN = 8
+_NOT_CALLED = "the head does not call its base model"
+
+
+class Head:
+    """The modules of a causal model that are not its base model's; `ends` are
+    those of the decoder in there."""
+
+    def __init__(self, causal: nn.Module, ends: Ends):
+        self.causal, self.ends, self.stream = causal, ends, ends.stream
+        self.adds_routers = False  # known to; see head_loss
+        self.made: tuple[int, torch.dtype]  # of its latest logits
+        # (parent, name) of what it may call: the base model, or past it the
+        # decoder that lies in there.
+        self.places = [(causal, causal.base_model_prefix), *(
+            (parent, name) for parent in causal.modules()
+            for name, child in parent._modules.items()
+            if child is ends.decoder and parent is not causal)]
+        self.place = self.places[0]  # of what it calls
+        # What the user or accelerate put in the place of it counts too.
+        self.own = vars(causal).get("forward") or functools.partial(
+            type(causal).forward, causal)
+
+    def is_of_transformers(self) -> bool:
+        """A user's forward may tell calls apart in ways that no probe meets."""
+        own = type(self.causal).forward
+        return getattr(self.own, "func", None) is own and (
+            own.__module__.startswith("transformers."))
+
+    def rows_at_once(self, width: int) -> int:
+        vocabulary = self.causal.get_output_embeddings().weight.shape[0]
+        chunk = self.stream.chunk
+        return max(ROWS, min(chunk, HIDDEN * width * chunk // vocabulary))
+
+    def rows(self, hidden: Tensor, shifted: Tensor,
+             count: Tensor | int) -> Tensor:
+        """The part of some rows in the loss."""
+        logits = self.logits(hidden)
+        self.made = logits.shape[-1], logits.dtype
+        return self.causal.loss_function(
+            logits=logits, labels=None, shift_labels=shifted.contiguous(),
+            vocab_size=logits.shape[-1], num_items_in_batch=count)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[B, c, V] of some rows."""
+        with self.stub(hidden) as called, units.unhooked(self.units()):
+            logits = self.own(inputs_embeds=hidden, use_cache=False,
+                              **self.no_routers).logits
+        if not called:
+            raise RuntimeError(_NOT_CALLED)
+        return logits
+
+    def of_base(self, given: dict[str, Any]) -> Any:
+        """What the base model answers the model's own forward."""
+        base = self.base
+
+        def record(*args: Any, **kwargs: Any) -> None:
+            raise Recorded(base(*args, **kwargs))
+
+        try:
+            with self._instead(record):
+                self.own(**given)
+        except Recorded as recorded:
+            return recorded.args[0]
+        raise RuntimeError(_NOT_CALLED)
+
+    def after(self, answer: Any) -> contextlib.AbstractContextManager:
+        """Inside, the model's own forward runs its head alone, on this answer
+        of its base model."""
+        return self._instead(lambda *_, **__: answer)
+
+    @property
+    def no_routers(self) -> dict[str, bool]:
+        """Where the config asks for their logits, which rows do not have."""
+        return {routers.ASKED: False} if routers.asked(self.causal, {}) else {}
+
+    @contextlib.contextmanager
+    def stub(self, hidden: Tensor, noted: Sequence[Tensor] | None = None
+             ) -> Iterator[list[bool]]:
+        """Inside, the base model answers `hidden` and the logits of routers;
+        the list has an entry for each call of it."""
+        called: list[bool] = []
+
+        def answer(*_: Any, **__: Any) -> Output:
+            called.append(True)
+            return Output(last_hidden_state=hidden, router_logits=noted)
+
+        with self._instead(answer):
+            yield called
+
+    def _instead(self, forward: Callable
+                 ) -> contextlib.AbstractContextManager:
+        """Inside, this stands for the base model's forward."""
+        parent, name = self.place
+        return swapped.items((parent._modules, name, Instead(
+            self.base, forward)))
+
+    @property
+    def base(self) -> nn.Module:
+        parent, name = self.place
+        return parent._modules[name]
+
+    def modules(self) -> Iterator[nn.Module]:
+        base = set(self.base.modules())
+        return (m for m in self.causal.modules() if m not in base)
+
+    def units(self) -> list[nn.Module]:
+        """Its modules that are FSDP2 units, but for the model around them."""
+        return [m for m in self.modules()
+                if isinstance(m, FSDPModule) and m is not self.causal]
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the model, or a layer, is an FSDP2 unit."""
+        return any(isinstance(m, FSDPModule) for m in (
+            self.causal, *self.ends.adapter.layers))

@@ -1,0 +1,181 @@
+"""The loss of chunks of rows as one autograd node, which makes its gradients in
+forward; see [Note: chunked head] in head.
+
+[Note: routers' loss] What a causal model adds to its loss of its routers'
+logits is asked of its own forward: with no row that has a label its loss is
+that part alone. That the two parts add up is tried in the first call that asks,
+on a few of its logits.
+"""
+from __future__ import annotations
+
+import contextlib
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers.modeling_outputs import MoeCausalLMOutputWithPast
+
+from sluice.base.argument_table import IGNORED
+from sluice.base.errors import Unsupported
+from sluice.base.precision import near, wide_dtype
+from sluice.hf import fsdp_units, routers
+from sluice.hf.ends import Left
+from sluice.hf.head import Head
+from sluice.node import calls
+from sluice.node.hidden_rows import OnDevice
+from sluice.node.replay import Gradients, Slot, distinct, slots
+from sluice.node.step import chunks_of
+
+# See [Note: routers' loss].
+FEW = 40  # rows
+LIMIT = 1e-5  # of the loss, in fp32
+
+
+class Labels(NamedTuple):
+    """What hidden states are compared with, and in pieces of how many rows."""
+
+    shifted: Tensor  # [B, S]
+    count: Tensor | int  # type: ignore[assignment]  # hides tuple.count
+    chunk: int
+
+
+def of(head: Head, hidden: Tensor, shifted: Tensor, count: Tensor | int,
+       chunk: int | None = None, left: Left | None = None) -> Tensor:
+    """The loss () of hidden [B, S, H] against labels [B, S] that are shifted
+    already: the sum over rows divided by `count`. With `left`, `hidden` is what
+    the last layer answered."""
+    labels = Labels(shifted, count, chunk or head.rows_at_once(
+        hidden.shape[-1]))
+
+    def by_rows(h: Tensor) -> Tensor:
+        found = slots(head)  # of FSDP2's units: whole only by now
+        if left is not None:
+            found += slots(left.ends.after)
+        return Loss.apply(head, labels, left, found, torch.is_grad_enabled(),
+                          h, *distinct(found))
+
+    behind = [] if left is None else left.ends.after.units()
+    return fsdp_units.through([*head.units(), *behind], by_rows, hidden)
+
+
+class Loss(torch.autograd.Function):
+    """See [Note: chunked head]."""
+
+    @staticmethod
+    def forward(ctx, head: Head, labels: Labels, left: Left | None,
+                found: list[Slot], needs: bool, hidden: Tensor,
+                *parameters: Tensor) -> Tensor:
+        needs_h = needs and ctx.needs_input_grad[5]
+        needs = needs_h or (needs and any(ctx.needs_input_grad[6:]))
+        total = torch.zeros((), dtype=torch.float64, device=hidden.device)
+        # What is left of the decoder holds little for each row, and each
+        # forward of it costs the host time: it takes several chunks at once.
+        at_once = labels.chunk * (1 if left is None else left.ends.together)
+        in_host = left is not None and left.step.hidden.in_host
+        place = left.step.hidden if in_host else OnDevice(
+            head.stream.arena, chunks_of(hidden.shape[1], at_once))
+        source = place.reading(hidden, "the head")
+        dh = place.writing() if needs_h else None
+        gradients = Gradients(found) if needs else None
+        with gradients.in_place() if needs else contextlib.nullcontext(), (
+                torch.set_grad_enabled(needs)):
+            for m, rows in enumerate(place.chunks):
+                h = source.read(m).detach()
+                source.drop(m)
+                part = _of_rows(head, h, rows, labels, left, total, needs_h)
+                if needs_h:
+                    dh.write(m, part)
+        ctx.kept = (dh, gradients.take()) if needs else None
+        return total.to(wide_dtype(hidden))
+
+    @staticmethod
+    @calls.once
+    def backward(ctx, scale: Tensor):
+        if ctx.kept is None:
+            raise RuntimeError(calls.ONCE)
+        (dh, of_parameters), ctx.kept = ctx.kept, None
+        if dh is not None:
+            dh.scale(scale)
+        return None, None, None, None, None, (
+            None if dh is None else dh.tensor()), *[
+                None if g is None else g.mul_(scale) for g in of_parameters]
+
+
+def _of_rows(head: Head, hidden: Tensor, rows: range, labels: Labels,
+             left: Left | None, total: Tensor, needs_h: bool
+             ) -> Tensor | None:
+    """The gradient of `hidden` [B, c, H], its loss added to `total`."""
+    h = hidden.requires_grad_(needs_h)
+    made = h if left is None else left.rows(h, rows)
+    parts = []
+    for a in range(0, len(rows), labels.chunk):
+        x = made.detach()[:, a:a + labels.chunk].requires_grad_(
+            made.requires_grad)
+        here = rows[a:a + labels.chunk]
+        loss = head.rows(x, labels.shifted[:, here.start:here.stop],
+                         labels.count)
+        total += loss.detach()
+        if loss.requires_grad:
+            torch.autograd.backward(loss)
+        if made.requires_grad:
+            parts.append(x.grad)
+    if not parts:
+        return None
+    dx = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    if made is not h:
+        torch.autograd.backward(made, dx)
+        dx = h.grad
+    return dx
+
+
+def with_routers(head: Head, loss: Tensor, logits: Tensor, base: Any,
+           mask: Tensor | None) -> MoeCausalLMOutputWithPast:
+    """The model's answer, where `loss` is that of its logits, and `base` is
+    what its base model answered for the mask [B, S]."""
+    noted = base[routers.NAME]
+    if not head.adds_routers:
+        _try(head, noted)
+        head.adds_routers = True
+    added, alone = _added(head, noted, mask)
+    return MoeCausalLMOutputWithPast(
+        loss=loss + added, aux_loss=alone, logits=logits,
+        router_logits=noted)
+
+
+def _added(head: Head, noted: tuple[Tensor, ...], mask: Tensor | None
+           ) -> tuple[Tensor, Tensor]:
+    """(what is added to the loss, aux_loss)."""
+    weight = head.causal.get_output_embeddings().weight
+    row = torch.zeros(1, 1, weight.shape[1], dtype=weight.dtype,
+                      device=noted[0].device)
+    label = torch.full((1, 1), IGNORED, device=row.device)
+    found = _whole(head, row, label, noted, attention_mask=mask,
+                   num_items_in_batch=1)
+    return found.loss, found.aux_loss
+
+
+def _whole(head: Head, hidden: Tensor, labels: Tensor,
+           noted: tuple[Tensor, ...] | None, **more: Any) -> Any:
+    with head.stub(hidden, noted):
+        return head.own(inputs_embeds=hidden, labels=labels, use_cache=False,
+                        **{routers.ASKED: noted is not None}, **more)
+
+
+@torch.no_grad()
+def _try(head: Head, noted: tuple[Tensor, ...]) -> None:
+    few = [n.flatten(0, -2)[:FEW] for n in noted]
+    rows = len(few[0])
+    each = tuple(f if n.dim() == 2 else f[None] for f, n in zip(few, noted))
+    weight = head.causal.get_output_embeddings().weight
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(1, rows, weight.shape[1], generator=generator).to(
+        few[0].device, weight.dtype)
+    labels = torch.randint(weight.shape[0], (1, rows), generator=generator
+                           ).to(hidden.device)
+    together = _whole(head, hidden, labels, each).loss
+    apart = _whole(head, hidden, labels, None).loss + _added(
+        head, each, None)[0]
+    if not near(apart, together, LIMIT):
+        raise Unsupported(head.causal, "a loss of routers' logits that is not "
+                          "added to that of the labels", 'stream it with '
+                          'head="whole"')

@@ -1,0 +1,125 @@
+"""Packed documents as trainers describe them to kernels of variable length:
+`cu_seq_lens_q`, `cu_seq_lens_k`, `seq_idx`, beside position_ids that restart.
+
+transformers finds documents in position_ids, and so the mask has them; the
+other descriptions are taken where they say the same, and are then left out:
+a layer that runs on one chunk could not use them. position_ids that go on
+elsewhere than at 0 are documents too, but only where no cache is made.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sluice.base import argument_table
+from sluice.base.errors import Unsupported
+from sluice.node.streamed import Stream
+
+# Lengths [documents + 1] of all rows one after the other; seq_idx [B, S].
+_LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k")
+
+
+def take(module: str, given: dict[str, Any]) -> Tensor | None:
+    """The first row [B, S] of the document of each row, where a call's
+    arguments say more about documents than position_ids; takes that out of
+    `given`. None where they do not.
+
+    Raises `Unsupported` where they say something else than position_ids.
+    """
+    said = {name: given.pop(name, None) for name in argument_table.those("packed")}
+    said = {name: value for name, value in said.items()
+            if isinstance(value, Tensor)}
+    if not said:
+        return None
+    name = next(iter(said))
+    positions = given.get("position_ids")
+    if positions is None:
+        raise Unsupported(module, f"{name} without position_ids",
+                          "pass position_ids that restart at each document")
+    if given.get("attention_mask") is not None:
+        raise Unsupported(module, f"{name} beside an attention_mask, with "
+                          "which transformers does not look for documents",
+                          "leave the attention_mask out")
+    x = given.get("input_ids")
+    x = given["inputs_embeds"] if x is None else x
+    if positions.dim() != 2 or positions.shape[1] != x.shape[1]:
+        raise Unsupported(module, f"{name} with position_ids of shape "
+                          f"{tuple(positions.shape)}", "pass them as [B, S]")
+    starts = _starts(positions.expand(x.shape[0], -1))
+    for name, value in said.items():
+        if not _agrees(name, value.to(starts.device), starts):
+            raise Unsupported(
+                module, f"{name}, which does not say what position_ids say: "
+                f"{int(starts.sum())} documents that begin where positions do "
+                "not go on by one", "make both from the same lengths")
+    row = torch.arange(starts.shape[1], device=starts.device)
+    return torch.where(starts, row, 0).cummax(dim=1).values
+
+
+def skips(given: dict[str, Any], stream: Stream) -> Tensor | None:
+    """The first row [B, S] of the part of each row, where the position_ids of
+    a call that would make a cache go on elsewhere than at 0; None where they
+    do not.
+
+    Without a cache transformers takes such parts for documents that do not see
+    each other; with one, and with any attention_mask, for one sequence, as
+    training on positions of longer sequences (PoSE) needs it. Where positions
+    begin at 0 again documents are meant, and kept apart; but several 0 at a
+    row's begin are not documents.
+    """
+    positions = given.get("position_ids")
+    if given.get("attention_mask") is not None or not isinstance(
+            positions, Tensor) or positions.dim() != 2:
+        return None
+    begins = _starts(positions)
+    begins[:, 0] = False
+    if not bool(begins.any()):
+        return None
+    # Several 0 at a row's begin are no documents of one token: they are padding
+    # without its mask, or all the row has.
+    begins &= (positions != 0) | (positions.cummax(-1).values <= 0)
+    if not bool(begins.any()):
+        stream.say_once(
+            "position_ids begin at 0 again, in a call that would make a cache: "
+            "documents are kept apart, as transformers does without one "
+            "(use_cache=False says so)")
+        return None
+    row = torch.arange(begins.shape[1], device=begins.device)
+    return torch.where(begins, row, 0).cummax(dim=1).values
+
+
+def refuse(module: str, given: dict[str, Any],
+           documents: Tensor | None) -> None:
+    """Raises `Unsupported` where rows are packed, by what `take` has returned
+    or by position_ids: states do not end with a document, and layers that run
+    whole may carry some."""
+    positions = given.get("position_ids")
+    if documents is not None or (
+            given.get("attention_mask") is None
+            and isinstance(positions, Tensor) and positions.dim() == 2
+            and bool(_starts(positions)[:, 1:].any())):
+        raise Unsupported(module, "packed documents in layers that hand a "
+                          "state along the sequence, or that run whole",
+                          "give each document a row of its own, padded by an "
+                          "attention_mask")
+
+
+def _starts(positions: Tensor) -> Tensor:
+    """Where documents begin, bool [B, S]: as transformers finds them."""
+    starts = torch.ones_like(positions, dtype=torch.bool)
+    starts[:, 1:] = positions[:, 1:] != positions[:, :-1] + 1
+    return starts
+
+
+def _agrees(name: str, said: Tensor, starts: Tensor) -> bool:
+    if name in _LENGTHS:
+        ends = torch.tensor([starts.numel()], device=starts.device)
+        wanted = torch.cat([starts.flatten().nonzero()[:, 0], ends])
+        return said.shape == wanted.shape and bool((said == wanted).all())
+    if said.shape != starts.shape:
+        return False
+    other = torch.ones_like(starts)
+    other[:, 1:] = said[:, 1:] != said[:, :-1]
+    return bool((other == starts).all())

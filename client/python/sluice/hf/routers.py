@@ -1,0 +1,130 @@
+"""Logits of routers, which a causal model makes a loss of that balances its
+experts: `output_router_logits`, as an argument or in the config.
+
+transformers says of a decoder which outputs of which modules these are, or,
+before it did (4.57's older models), has the layers answer them; see
+[Note: sides] in side_outputs for how they get out of a streamed layer.
+"""
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sluice.base import argument_table
+from sluice.base.errors import Unsupported
+from sluice.base.model_protocols import Model
+from sluice.hf.stand_in import Instead, in_place_of_layers
+from sluice.node.calls import Call
+from sluice.node.side_outputs import ASKED, Joined, Side
+from sluice.node.step import Step
+from sluice.proof.captured_calls import probe_tokens
+
+NAME = "router_logits"
+_OUT = ("leave it out, and set it to False in the config (of TRL's trainers: "
+        "router_aux_loss_coef=0)")
+
+
+def asked(decoder: nn.Module, given: dict[str, Any]) -> bool:
+    return argument_table.wants(decoder, given, ASKED)
+
+
+def answered_last(adapter: Model) -> bool:
+    """Whether the decoder's logits are what its layers, asked for them, answer
+    last: it is run with others in their places, before it is patched."""
+    decoder, layers = adapter.decoder, adapter.layers
+    if not all(ASKED in inspect.signature(type(layer).forward).parameters
+               for layer in layers):
+        return False
+    said = [torch.zeros(1) for _ in layers]
+    ids = probe_tokens(adapter)
+    with torch.no_grad():
+        try:
+            with in_place_of_layers(layers, [
+                    Instead(layer, functools.partial(_hand_on, more))
+                    for layer, more in zip(layers, said)]):
+                found = decoder.forward(input_ids=ids, use_cache=False,
+                                        **{ASKED: True})[NAME]
+        except Exception:  # not transformers' way: not known, then
+            return False
+    return len(found) == len(said) and all(map(operator.is_, found, said))
+
+
+def _hand_on(more: Tensor, hidden_states: Tensor, *_: Any, **__: Any
+             ) -> tuple[Tensor, Tensor]:
+    return hidden_states, more
+
+
+def find(adapter: Model) -> dict[nn.Module, tuple[nn.Module, int]]:
+    """The router of each layer that has one, and which of its outputs its
+    logits are; or the layer itself, where those are an output of it. Raises
+    `Unsupported` where that is not known."""
+    decoder, layers = adapter.entry, adapter.layers
+    name, routers = type(decoder).__name__, {}
+    if adapter.logits_last and decoder is adapter.decoder:
+        return {layer: (layer, -1) for layer in layers}
+    recorder = (getattr(decoder, "_can_record_outputs", None) or {}).get(NAME)
+    target = getattr(recorder, "target_class", None)
+    if target is None or getattr(recorder, "layer_name", None):
+        raise Unsupported(name, f"{ASKED}: it is not known which modules make "
+                          "them", _OUT)
+    for layer in layers:
+        found = [m for m in layer.modules() if isinstance(m, target)]
+        if len(found) > 1:
+            raise Unsupported(name, f"{ASKED}: several routers in a layer",
+                              _OUT)
+        if found:
+            routers[layer] = found[0], recorder.index
+    if not routers:
+        raise Unsupported(name, f"{ASKED}: no layer has a router", _OUT)
+    return routers
+
+
+def note(step: Step, adapter: Model) -> None:
+    """The step's layers note their routers' logits; raises as `find`."""
+    for layer, (router, index) in find(adapter).items():
+        step.sides[layer] = Side(layer, router, index,
+                                 step.at_once(layer))
+
+
+def asking(step: Step, layer: nn.Module, kwargs: dict[str, Any]
+           ) -> dict[str, Any]:
+    """What the layer is called with, where the logits are an output of it."""
+    side = step.sides.get(layer)
+    return {**kwargs, ASKED: True} if side is not None and side.is_own else (
+        kwargs)
+
+
+def joined(step: Step, y: Tensor) -> Tensor:
+    """Behind the last layer, which answered y; notes go to `step.noted`."""
+    sides = [side for side in step.sides.values() if not side.is_silent]
+    y, *noted = Joined.apply(sides, y, *(side.whole() for side in sides))
+    step.noted = tuple(noted)
+    return y
+
+
+def answered(call: Call, step: Step, answer: Any, shape: torch.Size) -> Any:
+    """The decoder's answer to [B, S, …], with the logits where they were
+    asked for. Those are of all rows: so is the loss that is made of them, on
+    each of the ranks that share a sequence."""
+    if step.sides:
+        noted, step.noted = step.noted, ()
+        answer[NAME] = noted if call.own_rows is None or not noted else (
+            _of_all_rows(call, noted, *shape[:2]))
+    return answer
+
+
+def _of_all_rows(call: Call, noted: Sequence[Tensor], batch: int, length: int
+                 ) -> tuple[Tensor, ...]:
+    """A collective, one for all layers."""
+    widths = [n.shape[-1] for n in noted]
+    own = torch.cat([n.reshape(batch, -1, w) for n, w in zip(noted, widths)],
+                    -1)
+    every = call.all_rows(own, length).split(widths, -1)
+    return tuple(e.reshape(-1, w) if n.dim() == 2 else e
+                 for n, e, w in zip(noted, every, widths))

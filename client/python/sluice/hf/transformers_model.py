@@ -1,0 +1,586 @@
+"""A transformers model: its decoder layers, its decoder, its head.
+
+Only instances are patched, and only their `forward`; `detach` takes it back.
+The model's attention implementation is `sluice` while a step is engaged and
+its own at all other times, so generate, evaluation with a cache and saving
+see the model as it was.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+
+from sluice.base import argument_table, swapped
+from sluice.base.errors import UnknownRows, Unsupported
+from sluice.base.model_protocols import Model, WholeKind
+from sluice.hf import (
+    dealing_trial,
+    ends_trial,
+    head_trial,
+    packed_documents,
+    padding,
+    registry,
+    routers,
+    streamed_forwards,
+    trial_results,
+)
+from sluice.hf.causal import Causal
+from sluice.hf.causal_twin import Parts, Twins
+from sluice.hf.changed_after_stream import Held, Inside, warn_of_hooks
+from sluice.hf.dealing import Dealing
+from sluice.hf.decoders import around, find_decoder
+from sluice.hf.ends import Ends
+from sluice.hf.fsdp_units import refuse_compiled, refuse_within
+from sluice.hf.head import Head
+from sluice.node import calls, plain_layers, rows, sdpa, whole_layers
+from sluice.node import layer as layers_
+from sluice.node.patch import Patch
+from sluice.node.step import Step, current
+from sluice.node.streamed import Stream
+from sluice.proof import probe, signature
+from sluice.proof.captured_calls import by_kind, first_of_kind, probe_tokens
+
+registry.register()
+
+_ATTENTION = "_attn_implementation_internal"  # of configs
+# Twins that were tried in this process, by signatures and settings of models.
+_known: dict[Hashable, Adapter] = {}
+
+
+def adapter_of(model: nn.Module) -> Adapter:
+    streamed_forwards.refuse_adapters(model)
+    causal = model.get_base_model() if hasattr(
+        model, "peft_config") else model
+    made = Adapter(Parts(causal, *find_decoder(causal)))
+    made.refuse_setup()
+    return made
+
+
+class Adapter(Model):
+    """One model's patches, or its twin's."""
+
+    def __init__(self, parts: Parts):
+        super().__init__()
+        self.causal, self.decoder, self.layers, self._is_small = parts
+        self.name = type(self.causal).__name__
+        # What is streamed: the decoder, or a model around it that makes its
+        # masks (one of text and pictures).
+        self.entry = self.decoder
+        # Not those of a tower beside it: its attention is its own.
+        self.configs = list({id(m.config): m.config for m in (
+            self.decoder, *(m for layer in self.layers
+                            for m in layer.modules()))
+            if isinstance(getattr(m, "config", None),
+                          PretrainedConfig)}.values())
+        self.way = "registry"
+        self._own_attention: list[tuple] = []  # before it was engaged
+        self.logits_last = False  # of routers, in what layers answer
+        self.dealing: Dealing | None = None  # with a group
+        self._inside: Inside | None = None  # of layers; None: of a twin
+        self._head: Head | None = None
+        self._held = Held.by(self.decoder, self.layers)
+
+    # --- attaching ----------------------------------------------------------
+
+    def attach(self, stream: Stream) -> None:
+        """Patches the model as a twin's trials found; or `Unsupported`."""
+        if len(set(self.layers)) < len(self.layers):
+            raise Unsupported(self.decoder, "a layer that is run several times")
+        tried = self._as_tried(stream)
+        self.logits_last, self.way = tried.logits_last, tried.way
+        self._patch_layers(stream)
+        self._patch_entry(stream, self._here(tried, tried.entry))
+        self._take_layers(stream, tried)
+        if self.dealing is not None and tried.dealing is not None:
+            trial_results.of_dealing(self.dealing, tried.dealing, self._like(tried))
+        trial_results.of_ends(self.ends, tried.ends)
+        stream.in_host = stream.hidden == "host"
+        if tried._head is not None:
+            self._patch_causal(stream)
+            self._take_head(tried)
+
+    def _as_tried(self, stream: Stream) -> Adapter:
+        """A twin's, or that of a model which was tried and is made alike."""
+        made = signature.of(self.causal)
+        key = (made, frozenset(stream.rows.items()), stream.hidden,
+               stream.ranks and stream.ranks.size)
+        tried = _known.get(key) or self._on_twins(stream, Adapter.try_all)
+        if made is not None:
+            _known[key] = tried
+        return tried
+
+    def _on_twins(self, stream: Stream,
+                  try_: Callable[[Adapter, Stream], None]) -> Adapter:
+        """A twin's, of which trials have found all that they look for."""
+        twins = Twins(self.causal, self.decoder, self.layers, {
+            module: patch.before for module, patch in self._patches.items()})
+
+        def tried(small: bool, device: torch.device) -> Adapter:
+            trials = stream.for_trials(device)
+            with probe.trying(device), twins.made(small, device) as parts:
+                made = self._twin(parts)
+                trials.whole_layers.update(trial_results.whole(
+                    stream, self.layers, made.layers))
+                try_(made, trials)
+            trials.forget()
+            return made
+
+        def of_any_size(device: torch.device) -> Adapter:
+            *small, whole = twins.sizes()
+            for size in small:
+                with contextlib.suppress(Unsupported):
+                    return tried(size, device)
+            return tried(whole, device)
+
+        return probe.on_devices(stream, self.name, stream.arena.device,
+                                of_any_size)
+
+    def _twin(self, parts: Parts) -> Adapter:
+        made = Adapter(parts)
+        made.entry = made._here(self, self.entry)
+        made.way, made.logits_last = self.way, self.logits_last
+        return made
+
+    def _here(self, other: Adapter, module: nn.Module) -> nn.Module:
+        """In this model, what `module` is in the other one."""
+        return self.causal.get_submodule(next(
+            path for path, m in other.causal.named_modules() if m is module))
+
+    def _like(self, tried: Adapter) -> Callable[[int], int]:
+        """By the number of a layer, that of its like in a twin."""
+        first, count = first_of_kind(self.layers), len(tried.layers)
+        return lambda index: index if index < count else first[index]
+
+    def _patch_layers(self, stream: Stream) -> None:
+        self._warn = stream.warn_once
+        for layer in self.layers:
+            self._patch(layer, self._layer_forward(stream))
+        self.ends = Ends(self, stream)
+
+    def _patch_entry(self, stream: Stream, entry: nn.Module) -> None:
+        self.entry = entry
+        self._patch(entry, self._entry_forward(stream),
+                    lambda: stream.say_once(
+                        f"a copy of {self.name} is not streamed: stream() it "
+                        "too, if it is to be"))
+
+    def _patch_causal(self, stream: Stream) -> Head:
+        causal = Causal(self.causal, self.ends,
+                        functools.partial(self.renew, stream),
+                        functools.partial(self._renew_head, stream))
+        self._patch(self.causal, causal.forward())
+        self._head = causal.head
+        return causal.head
+
+    def _take_layers(self, stream: Stream, tried: Adapter) -> None:
+        trial_results.of_layers(stream, self.layers, tried.ends.stream, tried.layers,
+                        self._like(tried))
+        stream.checks.kinds = by_kind(self.layers)
+        self._inside = Inside.of(self.layers)
+        warn_of_hooks(self.layers, self._warn)
+
+    def _take_head(self, tried: Adapter) -> None:
+        assert self._head is not None and tried._head is not None
+        parent, name = tried._head.place
+        self._head.place = self._here(tried, parent), name
+        self.ends.stream.found_head(tried.ends.stream.head)
+
+    # --- trials, of a twin --------------------------------------------------
+
+    def try_all(self, stream: Stream) -> None:
+        self.logits_last = routers.answered_last(self)
+        self._patch_layers(stream)
+        if routers.asked(self.decoder, {}):
+            routers.find(self)
+        self._try_all_layers(stream)
+        if self._has_pictures_as_rows():
+            self._refuse_small(True)
+            self._run_all_whole(stream)
+        # The ends of a rank's own rows need not be made by chunks.
+        if stream.ranks is None or stream.hidden == "host":
+            ends_trial.probe(self.ends)
+            self._refuse_small(self.ends.before is None)
+        if Causal.fits(self.causal, self.decoder):
+            head_trial.probe(self._patch_causal(stream))
+        elif stream.ranks is not None and "labels" in inspect.signature(
+                type(self.causal).forward).parameters:
+            raise Unsupported(self.name, "a loss that the model makes of all "
+                              "rows at once, under a group", "stream its base "
+                              "model, and make the loss of st.shard()'s labels")
+        self._refuse_small(stream.head == "whole")
+
+    def try_layers(self, stream: Stream) -> None:
+        """By the way in which attention was met."""
+        self._patch_layers(stream)
+        self._patch_entry(stream, self.entry)
+        probe.probe(self, stream)
+
+    def try_head(self, stream: Stream) -> None:
+        self._warn, self.ends = stream.warn_once, Ends(self, stream)
+        head_trial.probe(self._patch_causal(stream))
+        self._refuse_small(stream.head == "whole")
+
+    def _refuse_small(self, runs_whole: bool) -> None:
+        """What a small twin runs whole may be by rows in a whole one."""
+        if self._is_small and runs_whole:
+            raise Unsupported(self.name, "what is not the same by rows")
+
+    def _try_all_layers(self, stream: Stream) -> None:
+        """All by chunks, else with some that run whole."""
+        try:
+            return self._try_ways(stream)
+        except UnknownRows as unknown:
+            refused = self._tried_with_rows(stream, unknown)
+            if isinstance(refused, UnknownRows):
+                raise refused from None
+        except Unsupported as other:
+            refused = other
+        self._try_whole(stream, refused)
+
+    def _tried_with_rows(self, stream: Stream,
+                         unknown: UnknownRows) -> Unsupported:
+        """The refusal of an argument that may have rows, with a remedy that
+        was tried; or the reason why there is none."""
+        refusals: list[Unsupported] = []
+        for dim in (*unknown.dims, None):
+            with swapped.attributes(stream, rows={**stream.rows,
+                                                  unknown.argument: dim}):
+                try:
+                    self._try_ways(stream)
+                    self._patches.pop(self.entry).undo()
+                    said = {name: d for name, d in stream.rows.items()
+                            if name not in rows.ROWS}
+                    return UnknownRows(unknown.module, unknown.feature,
+                                       f"pass rows={said!r} to stream(), which "
+                                       "was tried and is exact")
+                except UnknownRows as other:
+                    refused = self._tried_with_rows(stream, other)
+                    if isinstance(refused, UnknownRows):
+                        return refused
+                    refusals.append(refused)
+                except Unsupported as other:
+                    refusals.append(other)
+        return min(refusals, key=operator.attrgetter("vagueness"))
+
+    def _try_whole(self, stream: Stream, refused: Unsupported) -> None:
+        """Finds which layers run whole; raises `refused`, the reason why not
+        all of them run by chunks, where that does not help."""
+        if refused.layer is None or refused.has_remedy:
+            raise refused
+        if stream.ranks is not None:
+            raise Unsupported(refused.module, f"{refused.feature}, with a "
+                              "group", "stream it without group=, where such "
+                              "layers may run whole") from refused.__cause__
+        self._try_ways(stream, may_be_whole=True)
+        kind = stream.whole_layers.get(self.layers[refused.layer])
+        if kind is not None:  # the clearest of its reasons
+            kind.why = f"{refused.module}: {refused.feature}"
+
+    def _try_ways(self, stream: Stream, may_be_whole: bool = False) -> None:
+        """Finds the way in which attention is met; where there is none, the
+        first refusal that is about something else, if any, is the reason.
+
+        That is transformers' registry, else where a layer writes attention
+        out, else, where the model was loaded with SDPA, in what it asks torch
+        for with a mask of its own. With `may_be_whole` one in which no layer
+        runs by chunks comes last if some have the model's own attention, of
+        these the one in which the fewest have.
+        """
+        ways = ["registry", "written out"]
+        if self.decoder.config._attn_implementation == "sdpa":
+            ways.append("sdpa")
+        if may_be_whole:
+            ways.append("own")
+        refusals: list[Unsupported] = []
+        last: list[tuple[int, Callable[[], None]]] = []
+        for entry in (self.decoder, *around(self.decoder, self.causal)):
+            for way in ways:
+                if way == "own" and last:
+                    break  # it is no better
+                stream.whole_layers.clear()
+                try:
+                    self._try_so(stream, entry, way, may_be_whole)
+                except Unsupported as refused:
+                    refusals.append(refused)
+                    continue
+                whole = dict(stream.whole_layers)
+                own = sum(kind.own_attention for kind in whole.values())
+                if not own or not whole.keys() >= set(self.layers):
+                    return
+                self._patches.pop(entry).undo()
+                last.append((own, functools.partial(
+                    self._try_so, stream, entry, way, True, whole)))
+        if last:
+            return min(last, key=lambda one: one[0])[1]()
+        raise min(refusals, key=operator.attrgetter("vagueness"))
+
+    def _try_so(self, stream: Stream, entry: nn.Module, way: str,
+                may_be_whole: bool,
+                whole: Mapping[nn.Module, WholeKind] | None = None) -> None:
+        self.way = way
+        stream.whole_layers.update(whole or {})
+        self._patch_entry(stream, entry)
+        try:
+            probe.probe(self, stream, may_be_whole)
+        except BaseException:
+            self._patches.pop(entry).undo()
+            raise
+
+    def renew(self, stream: Stream) -> None:
+        """Tries layers again if something in them is new, as adapters are."""
+        if self._inside is None or not self._inside.has_changed():
+            return
+        with stream.probing_again():
+            tried = self._on_twins(stream, Adapter.try_layers)
+            self._take_layers(stream, tried)
+
+    def _renew_head(self, stream: Stream) -> None:
+        with stream.probing_again():
+            self._take_head(self._on_twins(stream, Adapter.try_head))
+
+    def check_dealing(self, ids: Tensor, chunk: int) -> None:
+        assert self.dealing is not None
+        dealing_trial.check(self.dealing, ids, chunk)
+
+    def _patch(self, module: nn.Module, forward: Callable,
+               copied: Callable[[], object] | None = None) -> None:
+        self._patches[module] = Patch(module, forward, self._warn, copied)
+
+    def engage(self) -> contextlib.AbstractContextManager:
+        """Attention and masks are ours, and no layer is checkpointed."""
+        switched = [] if self.way in ("sdpa", "own") else self.configs
+        own = [(vars(config), _ATTENTION, config._attn_implementation)
+               for config in switched]
+        if own and own[0][2] != registry.NAME:
+            self._own_attention = own
+        return swapped.items(*((vars(config), _ATTENTION, registry.NAME)
+                               for config in switched), *self._checkpointing())
+
+    def _checkpointing(self) -> list[tuple[dict[str, Any], str, bool]]:
+        """Places of `swapped.items` that switch checkpointing off: Trainer
+        switches it on, and layers that are streamed, or fit, need none."""
+        return [(vars(module), "gradient_checkpointing", False)
+                for module in (self.entry, self.decoder, *self.layers)
+                if getattr(module, "gradient_checkpointing", False)]
+
+    def own_attention(self) -> contextlib.AbstractContextManager:
+        return swapped.items(*self._own_attention)
+
+    def inside(self) -> contextlib.AbstractContextManager:
+        return (contextlib.nullcontext() if self.way in ("registry", "own")
+                else sdpa.Cut())
+
+    # --- the forwards -------------------------------------------------------
+
+    def _layer_forward(self, stream: Stream) -> Callable:
+        def forward(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            step, own = current(), self.own_forward(self_)
+            if step is None or layers_.running() is not None:
+                return own(*args, **kwargs)
+            if args:
+                x, args = args[0], args[1:]
+            else:
+                x = kwargs.pop("hidden_states", None)
+            whole = self_ in step.whole_layers
+            if not whole:
+                rows.check_hidden(self_, x)
+            refuse_within(self_)
+            if step.plain is not None:
+                out = self._plain(step, self_, x, args, kwargs)
+                if out is not plain_layers.STREAMED:
+                    return out
+            if not whole and x.shape[1] != step.rows:
+                raise Unsupported(self_, f"{x.shape[1]} rows in a layer of a "
+                                  f"sequence of {step.rows}")
+            if step.arguments is not None:
+                args, kwargs = step.arguments(self_, args, kwargs)
+            kwargs = routers.asking(step, self_, kwargs)
+            call = whole_layers.call_of(step, self_, own, x, args, kwargs,
+                                        stream.rows)
+            y = whole_layers.run(call, x)
+            if step.sides and self_ is self.layers[-1]:
+                y = routers.joined(step, y)
+            return call.answer(y)
+
+        return forward
+
+    def _plain(self, step: Step, layer: nn.Module, x: Tensor, args: tuple,
+               kwargs: dict[str, Any]) -> Any:
+        """Returns what the layer answers if it runs plain, else STREAMED: also
+        where it shares keys and values with others, which may be streamed."""
+        side = step.sides.get(layer)
+        if step.plain is None or argument_table.HANDED in kwargs:
+            return plain_layers.STREAMED
+
+        def own() -> Any:
+            with step.own_attention(), (contextlib.nullcontext() if
+                                        side is None else side.watching()):
+                mine, named_ = step.unmarked((args, kwargs))
+                out = self.own_forward(layer)(x, *mine, **routers.asking(
+                    step, layer, named_))
+            return out if side is None else side.without(out)
+
+        ways = [value for _, _, value in self._own_attention] or [
+            config._attn_implementation for config in self.configs]
+        if "eager" in ways:  # transformers' own attention
+            step.plain.writes_scores()
+        out = step.plain.layer(
+            layer, x, (args, kwargs), own, step.written_by(layer),
+            lambda writes: step.scores_bytes((args, kwargs), writes, x))
+        if out is plain_layers.STREAMED:
+            return out
+        if side is not None:
+            side.keep_whole(*x.shape[:2])
+        if step.sides and layer is self.layers[-1]:
+            y, *more = out if isinstance(out, (tuple, list)) else (out,)
+            y = routers.joined(step, y)
+            return y if isinstance(out, Tensor) else (y, *more)
+        return out
+
+    def _all_plain(self, own: Callable, given: dict[str, Any]) -> Any:
+        with swapped.items(*self._checkpointing()):
+            return own(**given)
+
+    def _state(self, x: Tensor) -> Hashable:
+        """Equal where the layers keep the same of a call with x, ids [B, S] or
+        embeddings [B, S, H]."""
+        return (x.dtype, x.requires_grad, plain_layers.cast_of(x.device),
+                tuple(layer.training for layer in self.layers),
+                tuple((p.dtype, p.requires_grad)
+                      for p in self.decoder.parameters()))
+
+    def _entry_forward(self, stream: Stream) -> Callable:
+        accepts = inspect.signature(type(self.entry).forward)
+        if stream.ranks is not None:
+            self.dealing = Dealing(self, self.ends, accepts.parameters)
+
+        def forward(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            with stream.turn:
+                return streamed(self_, *args, **kwargs)
+
+        def streamed(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            own = self.own_forward(self_)
+            given = calls.arguments_of(accepts, self_, args, kwargs)
+            if current() is not None:
+                return own(*args, **kwargs)
+            call = stream.call or calls.Call(
+                stream.ranks, argument_table.wants(self_, given, "use_cache"))
+            call.own_rows = call.blind = call.plain = None
+            if not streamed_forwards.is_streamed(call, stream, self_, given):
+                return own(*args, **kwargs)
+            calls.refuse_transforms(type(self_).__name__)
+            self._held.check()
+            self.renew(stream)
+            x = streamed_forwards.input_of(given)
+            seed = stream.agree("the decoder", x, given)
+            if x.shape[1] < stream.least_rows:
+                return own(*args, **kwargs)
+            streamed_forwards.refuse_call(self_, given)
+            documents = packed_documents.take(type(self_).__name__, given)
+            if stream.carriers or stream.whole_layers:
+                packed_documents.refuse(type(self_).__name__, given, documents)
+            if stream.ranks is not None:
+                self._refuse_foreign(stream)
+                self.dealing.refuse(call, given)
+            parts = packed_documents.skips(given, stream) if call.makes_cache else None
+            if "use_cache" in accepts.parameters:
+                given["use_cache"] = False
+            step = stream.begin(x.shape[1], x.device, self)
+            step.documents = documents
+            step.parts = parts
+            step.padding = padding.rows(given.get("attention_mask"))
+            key = plain = None
+            if documents is None and parts is None:
+                plain = stream.plain(step, self.layers, x.shape)
+            if plain is not None:
+                key = self._state(x)
+            # FSDP2's units are gathered in the same order on all ranks, some
+            # of which may have longer rows.
+            if plain is not None and not self.ends.units():
+                out = plain.layers(
+                    key, functools.partial(self._all_plain, own, given), [
+                        place for layer in self.layers
+                        for place in step.written_by(layer)])
+                if out is not plain_layers.STREAMED:
+                    call.plain = plain
+                    return out
+            if routers.asked(self_, given):
+                routers.note(step, self)
+                # The model's own way would note chunks.
+                given[routers.ASKED] = False
+            with step.engaged():
+                out = self.ends.run(step, own, given) if (
+                    step.ranks is None) else self.dealing.forward(
+                        call, step, given)
+            stream.ended(step)
+            if plain is not None:
+                plain.over(key)
+            call.blind = step.blind
+            out = routers.answered(call, step, out, x.shape)
+            if call.rejoin is not None and call.own_rows is not None:
+                out = call.with_all_rows(out, x.shape[1])
+                call.rejoin(seed, x.device)
+            padding.watch(self, step, call.blind if call.blind is None else
+                         call.own(call.blind), out[0])
+            return out
+
+        return forward
+
+    # --- what cannot be streamed --------------------------------------------
+
+    def _has_pictures_as_rows(self) -> bool:
+        """A loss that fails without them skips their rows (Git's)."""
+        if "pixel_values" not in inspect.signature(
+                type(self.decoder).forward).parameters:
+            return False
+        ids = probe_tokens(self)
+        try:
+            with torch.no_grad(), swapped.attributes(
+                    self.ends.stream, ranks=None):
+                self.causal(input_ids=ids, labels=ids)
+        except Exception:
+            return True
+        return False
+
+    def _run_all_whole(self, stream: Stream) -> None:
+        """Rows that no token stands for have a mask of their own."""
+        what = "pictures that become rows of the decoder"
+        if stream.ranks is not None:
+            raise Unsupported(self.decoder, what)
+        self._patches.pop(self.entry).undo()
+        whole = {layer: made for kind in by_kind(self.layers)
+                 for made in [WholeKind(type(kind[0]).__name__, what, True)]
+                 for layer in kind}
+        self._try_so(stream, self.decoder, "own", True, whole)
+
+    def _refuse_foreign(self, stream: Stream) -> None:
+        """With a group: a forward that is called in the place of the causal
+        model's, and calls the decoder, counts on all rows and would get
+        some."""
+        patch = self._patches.get(self.causal)
+        if patch is not None and stream.call is None and (
+                vars(self.causal).get("forward") is not patch):
+            raise Unsupported(
+                self.name, "a forward that was put over the streamed one and "
+                "calls the decoder by itself, under a group", "stream the "
+                "model afterwards (of TRL: trainer.model, before train())")
+
+    def refuse_setup(self) -> None:
+        for index, layer in enumerate(self.layers):
+            refuse_compiled(index, layer)
+        for name, module in self.causal.named_modules():
+            kind = type(module)
+            for package in ("bitsandbytes", "liger_kernel"):
+                if kind.__module__.startswith(package):
+                    raise Unsupported(f"{name} ({kind.__name__})",
+                                      f"a module of {package}",
+                                      f"load the model without {package}")
+        rows.check_parameters(self.causal)

@@ -1,0 +1,1 @@
+"""Host memory of a session: arena, slabs, slots, copies."""

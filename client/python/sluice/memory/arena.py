@@ -1,0 +1,317 @@
+"""Host memory leased from the daemon, filled and read by its copy engine."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from os import getpid
+from typing import Any
+
+import torch
+
+from sluice.base.errors import Error, Status
+from sluice.memory.compute_device import check_device
+from sluice.memory.copies import IN_FLIGHT_BYTES, Copies
+from sluice.memory.free_ranges import rounded
+from sluice.memory.host_tensor import HostTensor, flat
+from sluice.memory.slabs import Slabs
+from sluice.memory.slots import Slots
+from sluice.memory.tensor_ranges import Books
+from sluice.native.abi import GPU_TO_HOST, HOST_TO_GPU
+from sluice.native.leases import CopyStats
+from sluice.native.session import Session
+
+_CLOSED = object()  # what no tensor is marked with
+
+
+def _whole(call: Callable) -> Callable:
+    """A call that is cut short by an interrupt is put right before the next;
+    see [Note: interrupted books] in tensor_ranges. One thread calls at a time."""
+    @functools.wraps(call)
+    def whole(self: HostArena, *args: Any) -> Any:
+        with self._lock:
+            if self._cut_short:
+                self._put_right()
+            self._cut_short = True
+            try:
+                found = call(self, *args)
+            except Error:  # a refusal, after which all is whole
+                self._cut_short = False
+                raise
+            self._cut_short = False
+            return found
+    return whole
+
+
+class HostArena:
+    """Host memory for tensors; grows by slabs and keeps them until `close`.
+
+    Args:
+        session: its memory is leased, its GPU copies; kept alive.
+        in_flight_bytes: device memory that running copies may keep alive, per
+            direction, or two copies where those are larger.
+
+    Attributes: `used_bytes` and `peak_bytes` count numel x itemsize of what is
+    held, exactly; `leased_bytes` what the daemon has leased for it. `copies`
+    counts copies that were started. `device` is that of the tensors: the CPU
+    where the session's GPU is simulated, else that GPU.
+
+    Every method raises `Error`: FAILED_PRECONDITION after `close`, for a
+    tensor that was dropped or is another arena's, and in a forked child;
+    otherwise what a failed copy or lease says. After a refused call
+    everything held stays as it was. After an interrupt (Ctrl-C) in a call the
+    next one works, on what is held then.
+
+    On a GPU all is ordered against torch's current stream of the calling
+    thread, and no call waits for the GPU; see [Note: streams] in compute_device.
+
+    Thread safety: calls take turns, and each host tensor is used by one
+    thread at a time.
+    """
+
+    def __init__(self, session: Session, *,
+                 in_flight_bytes: int = IN_FLIGHT_BYTES) -> None:
+        self.session = session
+        self._copies = Copies(session, in_flight_bytes)
+        self.device = self._copies.device
+        self._handle = self._copies.engine.handle
+        self._pid = getpid()
+        self._live = object()
+        self._books = Books()
+        self._slabs = Slabs(session, self._books)
+        # What tensors of the device are made in; None: by torch alone.
+        self._slots = None if self.device.type == "cpu" else Slots(
+            session, self.device)
+        self._cut_short = False
+        self._lock = threading.RLock()
+
+    @property
+    def used_bytes(self) -> int:
+        with self._lock:
+            if not self.closed and self._pid == getpid():
+                if self._cut_short:
+                    self._put_right()
+                if self._books.has_lost():
+                    self._cut_short = True
+                    self._slabs.rebuild_books(self._copies.last_read())
+                    self._cut_short = False
+            return self._books.used_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        return self._books.peak_bytes
+
+    @property
+    def leased_bytes(self) -> int:
+        return self._slabs.nbytes
+
+    @property
+    def copies(self) -> int:
+        return self._copies.count
+
+    # --- tensors ------------------------------------------------------------
+
+    @_whole
+    def put(self, tensor: torch.Tensor) -> HostTensor:
+        """Copies `tensor` to the host; does not wait.
+
+        The copy comes after what was computed so far. `tensor` is kept alive
+        until it is done, and must not be written before: what torch computes
+        on the tensor later is not ordered after the copy.
+
+        Returns: a tensor that holds the bytes until `drop`, or until nothing
+        refers to it.
+
+        Raises:
+            Error: RESOURCE_EXHAUSTED with the daemon's line where no memory
+                can be leased; UNAVAILABLE where the daemon is gone and what
+                was leased is full.
+        """
+        self._check_open()
+        check_device(tensor.device, self.device)
+        source = flat(tensor)
+        nbytes = source.nbytes
+        if not nbytes:
+            return HostTensor(source.shape, source.dtype, 0, 0, self._live)
+        if self._books.has_lost():
+            self._slabs.rebuild_books(self._copies.last_read())
+        size = rounded(nbytes)
+        address, read = self._slabs.take(size)
+        try:
+            written = self._copies.start(GPU_TO_HOST, address, source, nbytes,
+                                         read)
+        except Exception:
+            self._books.free.give(address, size, read)
+            raise
+        host = HostTensor(source.shape, source.dtype, nbytes, address,
+                          self._live)
+        host._written = written
+        self._books.keep(host)
+        return host
+
+    @_whole
+    def prefetch(self, host: HostTensor, device: torch.device | str) -> None:
+        """Starts the copy of `host` into a fresh tensor on `device`; does
+        nothing where that was done and not yet asked for."""
+        self._prefetch(host, device)
+
+    @_whole
+    def get(self, host: HostTensor,
+            device: torch.device | str) -> torch.Tensor:
+        """`host` as a fresh tensor on `device`, the caller's own; what is
+        computed on it comes after the copy. `host` stays."""
+        return self._get(host, device)
+
+    @_whole
+    def add(self, host: HostTensor, tensor: torch.Tensor) -> None:
+        """host += tensor, computed on the tensor's device in `host`'s dtype.
+
+        Args:
+            tensor: of `host`'s shape.
+
+        Raises:
+            Error: INVALID_ARGUMENT for another shape.
+        """
+        self._check(host)
+        if tensor.shape != host.shape:
+            raise Error(Status.INVALID_ARGUMENT,
+                        f"add: a tensor of shape {list(tensor.shape)} to one "
+                        f"of {list(host.shape)}: shapes must be equal")
+        total = self._get(host, tensor.device)
+        total += tensor.detach()
+        if host.nbytes:
+            # After every read of it: `get` waited for the last one.
+            host._written = self._copies.start(GPU_TO_HOST, host._address,
+                                               total, host.nbytes, 0)
+
+    @_whole
+    def settle(self, host: HostTensor) -> None:
+        """Waits for the copy into `host`, and holds its source no longer."""
+        self._check(host)
+        self._copies.wait(GPU_TO_HOST, host._written)
+
+    @_whole
+    def drop(self, host: HostTensor) -> None:
+        """Gives the bytes back; dropping twice is an error."""
+        self._check(host)
+        host._ahead = None
+        if host.nbytes:
+            self._books.drop(host)
+        host._live = None
+
+    # --- the arena ----------------------------------------------------------
+
+    @_whole
+    def reserve(self, nbytes: int) -> None:
+        """Leases what is missing to `nbytes`, or raises as a lease does."""
+        self._check_open()
+        self._slabs.reserve(nbytes)
+
+    @_whole
+    def fit(self, nbytes: int) -> None:
+        """Leases `nbytes` in all; what is too much goes back. Raises `Error`
+        FAILED_PRECONDITION where that is so and something is held.
+
+        It goes back before `nbytes` are leased anew, for another rank may
+        wait for it as this one may wait for that; where the daemon is gone
+        nothing does. An `Error` between the two leaves no lease: slabs are
+        leased again for what is put.
+        """
+        self._check_open()
+        if self._books.has_lost():
+            self._slabs.rebuild_books(self._copies.last_read())
+        self._slabs.fit(nbytes)
+
+    def copied(self) -> CopyStats:
+        return self._copies.engine.stats()
+
+    def reset_peak(self) -> None:
+        self._books.peak_bytes = self.used_bytes
+
+    @_whole
+    def drain(self) -> None:
+        """Waits for all copies; then none keeps a tensor alive."""
+        self._check_open()
+        self._copies.drain()
+
+    def close(self, why: str | None = None) -> None:
+        """Waits for copies in flight and ends the lease. Twice is fine. `why`
+        is what later calls on its memory say."""
+        if self._pid != getpid():
+            return
+        if why is not None:
+            self._copies.engine.ended = why
+        self._live = _CLOSED
+        self._copies.engine.stop()
+        self._copies.forget()
+        self._slabs.free()
+        if self._slots is not None:
+            self._slots.free()
+        books, self._books = self._books, Books()
+        self._books.peak_bytes = books.peak_bytes
+
+    @property
+    def closed(self) -> bool:
+        return self._live is _CLOSED or not self._handle.value
+
+    def __enter__(self) -> HostArena:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # --- how ----------------------------------------------------------------
+
+    def _prefetch(self, host: HostTensor, device: torch.device | str,
+                  at_once: bool = False) -> None:
+        self._check(host)
+        check_device(device, self.device)
+        if host._ahead is not None:
+            return
+        tensor = (torch.empty(host.shape, dtype=host.dtype) if self._slots
+                  is None else self._slots.empty(host.shape, host.dtype))
+        if host.nbytes:
+            host._read = self._copies.start(HOST_TO_GPU, host._address, tensor,
+                                            host.nbytes, host._written,
+                                            at_once)
+        host._ahead, host._stream = tensor, self._copies.stream
+
+    def _get(self, host: HostTensor,
+             device: torch.device | str) -> torch.Tensor:
+        self._prefetch(host, device, at_once=True)
+        tensor, host._ahead = host._ahead, None
+        if host.nbytes:
+            self._copies.wait(HOST_TO_GPU, host._read)
+            # It came after the copy that filled the host's bytes.
+            self._copies.settled(host._written)
+            if host._stream != self._copies.stream and not (
+                    self._slots is not None and self._slots.has(tensor)):
+                # Torch gives it away in the order of the stream of its making.
+                # What is not its own its allocators may refuse, and a slot's
+                # next copy comes after all streams ([Note: slots] in slots).
+                tensor.record_stream(torch.cuda.current_stream(self.device))
+        return tensor
+
+    def _put_right(self) -> None:
+        """After a call that was cut short: no copy runs that is not noted,
+        and what no living tensor has is free."""
+        self._check_open()
+        self._copies.drain()
+        self._slabs.rebuild_books(0)
+        if self._slots is not None:
+            self._slots.rebuild()
+        self._cut_short = False
+
+    def _check_open(self) -> None:
+        # In a forked child and after the session's close too.
+        if self._pid != getpid() or not self._handle.value:
+            raise self._copies.engine.error(Status.INVALID_ARGUMENT)
+
+    def _check(self, host: HostTensor) -> None:
+        if host._live is not self._live or self._pid != getpid() or (
+                not self._handle.value):
+            self._check_open()
+            raise Error(Status.FAILED_PRECONDITION,
+                        f"{host}: it was dropped before" if host._live is None
+                        else f"{host} is of another arena")

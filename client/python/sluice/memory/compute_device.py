@@ -1,0 +1,75 @@
+"""Where a session computes: the device that tensors are on, and its stream.
+
+The memory of a simulated GPU is the CPU's, and the calling thread computes. A
+real GPU is torch's CUDA device of the session's UUID, where compute is what is
+enqueued on torch's current stream of the calling thread.
+
+[Note: streams] Torch's current stream is asked at each copy and each wait, for
+it may be another one each time: autograd runs a node's backward on a thread of
+its own, on the stream that the node's forward ran on. Where it has changed, the
+old stream first comes after all copies that use memory which is held for them,
+and the new one after the old. So whatever was waited for on the one is waited
+for on the other, bytes of the host that one stream's gradients left are read
+by the other after them, and memory that is let go is not used any more, on
+whichever stream it was made. A step that stays on one stream waits for nothing
+by that.
+"""
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from sluice.base.errors import Error, Status, Unsupported
+from sluice.native.session import Session
+
+
+def device_of(session: Session) -> torch.device:
+    """The device of tensors that the session's GPU computes on. Raises `Error`
+    UNIMPLEMENTED for a real GPU where torch has none."""
+    ordinal = session.limits().device
+    if ordinal is None:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise Error(Status.UNIMPLEMENTED,
+                    f"device cuda: GPU {session.gpu} of the daemon is a real "
+                    "one, and this torch sees no CUDA device: install a torch "
+                    "that is built for CUDA")
+    return torch.device("cuda", ordinal)
+
+
+def current_stream(device: torch.device) -> int:
+    """Torch's current one of this thread, as a CUstream."""
+    return torch._C._cuda_getCurrentRawStream(device.index)
+
+
+def await_compute(device: torch.device) -> None:
+    """The host waits for torch's current stream: for the end of a lease."""
+    if device.type != "cpu":
+        torch.cuda.current_stream(device).synchronize()
+
+
+def check_device(found: torch.device | str, device: torch.device) -> None:
+    """Raises `Error` UNIMPLEMENTED where a tensor is, or is to be, on another
+    device than its session's."""
+    found = torch.device(found)
+    if found == device or (found.index is None
+                           and found.type == device.type):
+        return
+    raise Error(Status.UNIMPLEMENTED, f"a tensor on {found}: " + (
+        "the session's GPU is simulated, and its memory is the CPU's: move "
+        "the model there, or open a Session of a daemon with driver = \"cuda\""
+        if device.type == "cpu" else
+        f"the session's GPU is {device}: move the model there"))
+
+
+def check_parameters(module: nn.Module, device: torch.device) -> None:
+    for parameter in module.parameters():
+        if not parameter.is_meta:
+            check_device(parameter.device, device)
+
+
+def check_kernel(device: torch.device, kernel: str) -> None:
+    if kernel != "auto" and device.type == "cpu":
+        raise Unsupported(
+            "device cpu", f"kernel = {kernel!r}: a kernel of real GPUs, and "
+            "this session's is simulated", "leave kernel out")

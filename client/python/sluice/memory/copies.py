@@ -1,0 +1,211 @@
+"""Copies between an arena's host memory and tensors, and what they keep alive.
+
+[Note: reuse] A dropped range may still be read by a copy to the device. It
+carries that copy's ticket, and the copy that fills it next starts after it.
+Writes need no ticket: copies to the host are in order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from time import perf_counter
+
+import torch
+
+from sluice.memory import compute_device
+from sluice.memory.copy_deadlines import ComputeClock, Slack
+from sluice.memory.in_flight import InFlight
+from sluice.native.abi import GPU_TO_HOST, HOST_TO_GPU
+from sluice.native.leases import Engine
+from sluice.native.session import Session
+
+# What running copies may keep alive, per direction. Two copies of any size may
+# run, so that large ones overlap.
+IN_FLIGHT_COPIES = 64
+IN_FLIGHT_BYTES = 2 << 20
+
+
+class Copies:
+    """One engine's copies. Every method raises what a failed copy says.
+
+    Attributes: `count` of copies that were started; `engine`; `in_flight` by
+    direction; `device` of the tensors; `stream`, torch's, that compute is on:
+    None where the GPU is simulated, and before the first copy.
+
+    Thread safety: one thread at a time, the one that computes.
+    """
+
+    def __init__(self, session: Session, most_bytes: int) -> None:
+        self.count = 0
+        self.device = compute_device.device_of(session)
+        self.stream: int | None = None
+        self._follows = self.device.type != "cpu"
+        # Ended before the tensors below are let go; see [Note: ends].
+        self.engine = Engine(session)
+        self._library = self.engine.library
+        self._handle = self.engine.handle
+        weakref.finalize(self, self._handle.end)
+        self.in_flight = (InFlight(), InFlight())
+        self._most_bytes = most_bytes
+        self._clock = ComputeClock()
+        # By direction; where nothing waits for bandwidth it is not asked for.
+        limits = session.limits()
+        self._learns = not self._follows and max(
+            limits.h2d_bytes_per_second, limits.d2h_bytes_per_second) > 0
+        self._slack = (Slack(), Slack())
+        # Scratch of one copy: the tensor, the tickets it comes after, the
+        # first of which is always the compute so far, and its own.
+        self._starting: torch.Tensor | None = None
+        self._after = (ctypes.c_uint64 * 2)()
+        self._after_ref = ctypes.byref(self._after)
+        self._ticket = ctypes.c_uint64()
+        self._ticket_ref = ctypes.byref(self._ticket)
+        self._reached = ctypes.c_int()
+        self._reached_ref = ctypes.byref(self._reached)
+
+    def start(self, direction: int, address: int, tensor: torch.Tensor,
+              nbytes: int, behind: int, at_once: bool = False) -> int:
+        """Starts one copy between the host's `address` and `tensor`.
+
+        Args:
+            behind: a ticket of the other direction that comes first.
+            at_once: the caller waits for it next.
+
+        Returns: the copy's ticket.
+        """
+        library, engine = self._library, self._handle.value
+        if self._follows:
+            self._follow()
+        # Held before it runs: an interrupt may come between these lines.
+        self._starting = tensor
+        status = library.engine_mark_compute(engine, self._after_ref)
+        count = 1
+        if behind > self.in_flight[1 - direction].settled:
+            self._after[1] = behind
+            count = 2
+        if self._learns and not status:
+            status = self._tell_slack(direction, nbytes, at_once)
+        to, source = address, tensor.data_ptr()
+        if direction == HOST_TO_GPU:
+            to, source = source, to
+        status = status or library.engine_copy(
+            engine, direction, to, source, nbytes, self._after_ref, count,
+            self._ticket_ref)
+        if status:
+            self._starting = None
+            raise self.engine.error(status)
+        self.count += 1
+        ticket = self._ticket.value
+        if self._learns and not at_once:
+            self._slack[direction].started(ticket, nbytes, self._clock.now())
+        flight = self.in_flight[direction]
+        flight.let_go_of_reached(self.is_reached)
+        flight.held.append((ticket, nbytes, tensor))
+        flight.nbytes += nbytes
+        self._starting = None
+        if flight.nbytes > self._most_bytes or (
+                len(flight.held) > IN_FLIGHT_COPIES):
+            self._thin(direction)
+        return ticket
+
+    def is_reached(self, ticket: int) -> bool:
+        """Never waits; true of a copy that failed too."""
+        status = self._library.engine_reached(self._handle.value, ticket,
+                                              self._reached_ref)
+        if status:
+            raise self.engine.error(status)
+        return bool(self._reached.value)
+
+    def wait(self, direction: int, ticket: int) -> None:
+        if self._follows:
+            self._follow()
+        began = 0.0
+        if self._learns:
+            self._slack[direction].asked(ticket, self._clock.now())
+            began = perf_counter()
+        flight = self.in_flight[direction]
+        if ticket > flight.settled:
+            status = self._library.engine_wait(self._handle.value, ticket)
+            if self._learns:
+                self._clock.waited += perf_counter() - began
+            if status:
+                raise self.engine.error(status)
+        flight.settle(ticket)
+
+    def last_read(self) -> int:
+        """The last ticket of a copy to the device that may still run."""
+        held = self.in_flight[HOST_TO_GPU].held
+        return held[-1][0] if held else 0
+
+    def settled(self, written: int) -> None:
+        """A copy that came after the one to the host `written` was waited
+        for."""
+        self.in_flight[GPU_TO_HOST].settle(written)
+
+    def drain(self) -> None:
+        """Waits for all copies; then none keeps a tensor alive, also where an
+        interrupt left something half noted."""
+        self.engine.drain()
+        for direction in self.in_flight:
+            if direction.held:
+                direction.settle(direction.held[-1][0])
+        self.forget()
+
+    def forget(self) -> None:
+        """No copy runs any more."""
+        self._starting = None
+        for direction in self.in_flight:
+            direction.held.clear()
+            direction.nbytes = 0
+        for slack in self._slack:
+            slack.forget_started()
+
+    def _tell_slack(self, direction: int, nbytes: int, at_once: bool) -> int:
+        """Tells the slack of the copy that starts next; the library's
+        status."""
+        known = self._slack[direction]
+        slack = 0.0 if at_once else known.of(nbytes)
+        if known.is_told(slack):
+            return 0
+        status = self._library.engine_know_slack(self._handle.value, direction,
+                                                 slack)
+        known.told = slack
+        return status
+
+    def _follow(self) -> None:
+        """Compute is on torch's current stream; see [Note: streams] in
+        computing."""
+        stream = compute_device.current_stream(self.device)
+        if stream != self.stream:
+            self._go_to(stream)
+
+    def _go_to(self, stream: int) -> None:
+        library, engine = self._library, self._handle.value
+        before, status = 0, 0
+        if self.stream is not None:
+            # On the old one: memory that is given back was used there last.
+            for flight in self.in_flight:
+                if flight.held and not status:
+                    last = flight.held[-1][0]
+                    status = library.engine_wait(engine, last)
+                    flight.settle(last)
+            status = status or library.engine_mark_compute(
+                engine, self._ticket_ref)
+            before = self._ticket.value
+        status = (status or library.engine_use_stream(engine, stream)
+                  or library.engine_wait(engine, before))
+        if status:
+            raise self.engine.error(status)
+        self.stream = stream
+
+    def _thin(self, direction: int) -> None:
+        """Waits until not too much is in flight; two copies may stay."""
+        flight = self.in_flight[direction]
+        held = flight.held
+        while len(held) > 2 and (flight.nbytes > self._most_bytes
+                                 or len(held) > IN_FLIGHT_COPIES):
+            # Many small copies: a quarter of them, for one wait.
+            many = len(held) > IN_FLIGHT_COPIES
+            self.wait(direction,
+                      held[IN_FLIGHT_COPIES // 4 if many else 0][0])

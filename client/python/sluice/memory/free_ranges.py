@@ -1,0 +1,127 @@
+"""Which bytes of the slabs are free: pure arithmetic over addresses.
+
+[Note: interrupted books] Ctrl-C may come between any two lines. A range that
+is on one list and not on the other would be handed out twice later, and two
+tensors would lie in the same bytes. So the books say while they are written
+that they are not whole; nothing is read from them again if that never ended.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import itertools
+from collections.abc import Iterable, Sequence
+
+from sluice.base.errors import Error, Status
+
+ALIGNMENT = 64  # bytes: a cache line, and more than any dtype needs
+
+
+def rounded(nbytes: int) -> int:
+    return (nbytes + ALIGNMENT - 1) & -ALIGNMENT
+
+
+def _starts_before(end: int, taken: tuple[int, int]) -> bool:
+    return taken[0] < end
+
+
+class FreeRanges:
+    """Best fit over slabs; neighbours are one range again at once.
+
+    So when everything was given back, each slab is one free range, whatever
+    sizes it was cut to before. A range carries a mark, the largest of what it
+    was made of: the last ticket of a copy that may still read it.
+
+    Sizes are bytes, multiples of ALIGNMENT. Every call is O(log ranges), but
+    for the shift of one list of them. Thread safety: one thread.
+    """
+
+    def __init__(self) -> None:
+        self._by_start: dict[int, tuple[int, int]] = {}  # -> (size, mark)
+        self._start_of_end: dict[int, int] = {}
+        self._by_size: list[tuple[int, int]] = []  # (size, start), sorted
+        # Slabs that happen to touch are still separate mappings: no range
+        # may lie across.
+        self._slab_starts: set[int] = set()
+        self.free_bytes = 0
+        self._whole = True  # see [Note: interrupted books]
+
+    @classmethod
+    def around(cls, slabs: Iterable[tuple[int, int]],
+               taken: Sequence[tuple[int, int]], mark: int) -> FreeRanges:
+        """What `taken`, (start, size) by address, leaves of the slabs; every
+        range with this mark."""
+        made = cls()
+        for start, size in slabs:
+            made._slab_starts.add(start)
+            end, at = start + size, start
+            first = bisect.bisect_left(taken, (start, 0))
+            for address, length in itertools.chain(itertools.takewhile(
+                    functools.partial(_starts_before, end), taken[first:]),
+                    [(end, 0)]):
+                if address > at:
+                    made._insert(at, address - at, mark)
+                    made.free_bytes += address - at
+                at = address + length
+        return made
+
+    def add_slab(self, start: int, size: int) -> None:
+        self._open()
+        self._slab_starts.add(start)
+        self._insert(start, size, 0)
+        self.free_bytes += size
+        self._whole = True
+
+    def take(self, size: int) -> tuple[int, int] | None:
+        """(address, mark) of `size` bytes; None: no range is long enough."""
+        self._open()
+        at = bisect.bisect_left(self._by_size, (size, 0))
+        if at == len(self._by_size):
+            self._whole = True
+            return None
+        found, start = self._by_size[at]
+        mark = self._remove(at)
+        if found > size:
+            self._insert(start + size, found - size, mark)
+        self.free_bytes -= size
+        self._whole = True
+        return start, mark
+
+    def give(self, start: int, size: int, mark: int) -> None:
+        self._open()
+        self.free_bytes += size
+        end = start + size
+        if end in self._by_start and end not in self._slab_starts:
+            length, other = self._by_start[end]
+            self._remove(bisect.bisect_left(self._by_size, (length, end)))
+            size, mark = size + length, max(mark, other)
+        before = self._start_of_end.get(start)
+        if before is not None and start not in self._slab_starts:
+            length, other = self._by_start[before]
+            self._remove(bisect.bisect_left(self._by_size, (length, before)))
+            start, size, mark = before, size + length, max(mark, other)
+        self._insert(start, size, mark)
+        self._whole = True
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """(start, size) of every free range, by address."""
+        return sorted((start, size) for size, start in self._by_size)
+
+    def _open(self) -> None:
+        if not self._whole:
+            raise Error(Status.FAILED_PRECONDITION, "an interrupt came while "
+                        "host memory was taken or given back, and which of it "
+                        "is free is not known any more: call unstream(), and "
+                        "stream the model again")
+        self._whole = False
+
+    def _insert(self, start: int, size: int, mark: int) -> None:
+        self._by_start[start] = size, mark
+        self._start_of_end[start + size] = start
+        bisect.insort(self._by_size, (size, start))
+
+    def _remove(self, at: int) -> int:
+        size, start = self._by_size.pop(at)
+        del self._start_of_end[start + size]
+        return self._by_start.pop(start)[1]

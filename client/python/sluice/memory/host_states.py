@@ -1,0 +1,204 @@
+"""States of parameters in leased host memory, streamed through the device.
+
+[Note: buckets] The states of a parameter (AdamW's m, v and master weights) are
+fp32 and lie one after the other in the host, each in the memory order of the
+parameter's values. A bucket is at most BUCKET_BYTES of them: all states of some
+parameters, or a part of each state of one. Two buffers on the device take turns:
+while bucket i is computed on, bucket i + 1 arrives in the other buffer, behind
+the copy to the host of bucket i - 1 that lay there. Compute waits for the bucket
+that it reads and, at the end of a pass, for the last copy to the host. So at most
+two buckets are on the device, and after a pass there is none.
+"""
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from sluice.base.errors import Error, Status
+from sluice.memory.copies import Copies
+from sluice.native.abi import GPU_TO_HOST, HOST_TO_GPU
+from sluice.native.handle import forked
+from sluice.native.leases import Region
+from sluice.native.session import Session
+
+BUCKET_BYTES = 64 << 20
+ELEMENT_BYTES = 4  # fp32
+_ALIGNMENT = 32  # elements: states start at multiples of it
+
+
+class Piece(NamedTuple):
+    """Elements `start` to `stop` of a parameter's local values, in memory order;
+    how many `states` it has; whether this is its `last` piece."""
+
+    parameter: torch.Tensor
+    start: int
+    stop: int
+    states: int
+    last: bool
+
+
+class Bucket(NamedTuple):
+    """Pieces, and where in the host equal parts of their states begin: all in
+    one, or those of each state of the only piece."""
+
+    pieces: list[Piece]
+    addresses: list[int]
+    nbytes: int
+
+
+class HostStates:
+    """States of any number of parameters, leased as they are added.
+
+    Every method raises `Error`: FAILED_PRECONDITION in a forked child and,
+    except `settle`, after the session's close; otherwise what a failed copy or
+    lease says. A pass may follow one that an exception has cut short.
+
+    Thread safety: one thread at a time.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._copies = Copies(session, 2 * BUCKET_BYTES)
+        self.device = self._copies.device
+        self._buckets: list[Bucket] = []
+        self._in_pass = False
+
+    def add(self, parameters: Sequence[tuple[torch.Tensor, torch.Tensor, int]]
+            ) -> list[list[torch.Tensor]]:
+        """Leases states, which are 0, or raises and changes nothing.
+
+        Args:
+            parameters: each with its local values and how many states it has.
+
+        Returns: the states of each, CPU tensors over the leased memory, with
+            the shape and strides of the local values. They keep the lease, also
+            after this object's end; `settle` comes before they are used.
+        """
+        nbytes = sum(bytes_of(local, count) for _, local, count in parameters)
+        region = self._session.lease_host(nbytes) if nbytes else None
+        address = region.address if region else 0
+        _view(region, address, nbytes // ELEMENT_BYTES).zero_()
+        found: list[list[torch.Tensor]] = []
+        made: list[Bucket] = []
+        for parameter, local, count in parameters:
+            found.append([
+                _view(region, address + i * bytes_of(local, 1), local.numel())
+                .as_strided(local.shape, local.stride()) for i in range(count)])
+            _place(made, parameter, local.numel(), count, address)
+            address += bytes_of(local, count)
+        self._buckets += made
+        return found
+
+    def stream(self, takes: Callable[[torch.Tensor], bool]
+               ) -> Iterator[tuple[list[Piece], list[list[torch.Tensor]]]]:
+        """A pass over the buckets that have a parameter which `takes` accepts.
+
+        Yields: a bucket's pieces, and the states of each on the device, flat.
+            What was computed in them on torch's current stream by the time the
+            next bucket is asked for is copied back to the host.
+        """
+        if not self._is_open():
+            raise Error(Status.FAILED_PRECONDITION, "the session of these "
+                        "states is closed: keep it open while they are updated")
+        copies = self._copies
+        if self._in_pass:
+            copies.drain()
+        self._in_pass = True
+        due = [bucket for bucket in self._buckets
+               if any(takes(piece.parameter) for piece in bucket.pieces)]
+        most = max((bucket.nbytes for bucket in due), default=0)
+        # Torch's own memory, where what backward has let go lies idle now.
+        buffers = [torch.empty(most // ELEMENT_BYTES, dtype=torch.float32,
+                               device=self.device) for _ in due[:2]]
+        written = [0, 0]  # the last ticket of a copy out of each buffer
+        arriving = self._copy(HOST_TO_GPU, due[0], buffers[0], 0) if due else 0
+        for i, bucket in enumerate(due):
+            this, other = i % 2, (i + 1) % 2
+            arrived = arriving
+            if i + 1 < len(due):
+                arriving = self._copy(HOST_TO_GPU, due[i + 1], buffers[other],
+                                      written[other])
+            copies.wait(HOST_TO_GPU, arrived)
+            yield bucket.pieces, _cut(bucket, buffers[this])
+            written[this] = self._copy(GPU_TO_HOST, bucket, buffers[this], 0)
+        copies.wait(GPU_TO_HOST, max(written))
+        self._in_pass = False
+
+    def settle(self) -> None:
+        """The host waits until all copies are done."""
+        if self._is_open():  # else the session's close has waited
+            self._copies.drain()
+
+    def _copy(self, direction: int, bucket: Bucket, buffer: torch.Tensor,
+              behind: int) -> int:
+        """Starts the copies of a bucket; returns the last one's ticket."""
+        ticket = 0
+        for address, part in zip(bucket.addresses, _values(bucket, buffer).chunk(
+                len(bucket.addresses))):
+            if part.nbytes:
+                ticket = self._copies.start(direction, address, part,
+                                            part.nbytes, behind)
+        return ticket
+
+    def _is_open(self) -> bool:
+        handle = self._copies.engine.handle
+        if not handle.ours():
+            raise forked("the memory of these states")
+        return bool(handle.value)
+
+
+def bytes_of(local: torch.Tensor, count: int) -> int:
+    """Host memory of so many states of a parameter."""
+    return count * _aligned(local.numel()) * ELEMENT_BYTES
+
+
+def _aligned(elements: int) -> int:
+    return (elements + _ALIGNMENT - 1) & -_ALIGNMENT
+
+
+def _view(region: Region | None, address: int, elements: int) -> torch.Tensor:
+    """A flat tensor over leased memory, which holds the lease."""
+    if region is None or not elements:
+        return torch.empty(0, dtype=torch.float32)
+    memory = (ctypes.c_float * elements).from_address(address)
+    memory.region = region  # type: ignore[attr-defined]
+    return torch.frombuffer(memory, dtype=torch.float32)
+
+
+def _values(bucket: Bucket, buffer: torch.Tensor) -> torch.Tensor:
+    return buffer[:bucket.nbytes // ELEMENT_BYTES]
+
+
+def _cut(bucket: Bucket, buffer: torch.Tensor) -> list[list[torch.Tensor]]:
+    """The states of each piece, as views of the buffer."""
+    lengths = [(piece.stop - piece.start, piece.states)
+               for piece in bucket.pieces]
+    states = iter(_values(bucket, buffer).split([
+        _aligned(length) for length, count in lengths for _ in range(count)]))
+    return [[next(states)[:length] for _ in range(count)]
+            for length, count in lengths]
+
+
+def _place(buckets: list[Bucket], parameter: torch.Tensor, numel: int,
+           count: int, address: int) -> None:
+    """Appends to the last bucket or a new one, or to several of its own."""
+    state = _aligned(numel) * ELEMENT_BYTES
+    if count * state <= BUCKET_BYTES:
+        last = buckets[-1] if buckets else None
+        if last is None or len(last.addresses) > 1 or (
+                last.nbytes + count * state > BUCKET_BYTES):
+            last = Bucket([], [address], 0)
+            buckets.append(last)
+        last.pieces.append(Piece(parameter, 0, numel, count, True))
+        buckets[-1] = last._replace(nbytes=last.nbytes + count * state)
+        return
+    step = BUCKET_BYTES // (count * ELEMENT_BYTES) & -_ALIGNMENT
+    for start in range(0, numel, step):
+        stop = min(start + step, numel)
+        buckets.append(Bucket(
+            [Piece(parameter, start, stop, count, stop == numel)],
+            [address + i * state + start * ELEMENT_BYTES for i in range(count)],
+            count * _aligned(stop - start) * ELEMENT_BYTES))

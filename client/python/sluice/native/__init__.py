@@ -1,0 +1,1 @@
+"""libsluice and the daemon: sessions, leases, waiting."""

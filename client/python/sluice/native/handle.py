@@ -1,0 +1,56 @@
+"""Handles of the library, and the order in which they end.
+
+[Note: ends] Each owner of a handle ends it by `weakref.finalize`, which the
+interpreter also runs at its exit. Copy engines must end before their session,
+and no copy may be in flight when a region is unmapped; the garbage collector
+runs the finalizers of a cycle in any order. So a session's handle knows its
+engines' (`before`) and ends them first, and a region waits for them. A forked
+child has no threads of the library and no leased memory: there finalizers do
+nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from sluice.base.errors import Error, Status
+
+
+class Handle:
+    """A handle of the library and how it is ended; see [Note: ends].
+
+    Attributes:
+        value: the handle; 0 once it is ended: NULL, which the library refuses.
+        before: handles that are ended first.
+    """
+
+    __slots__ = ("value", "before", "_end", "_owner")
+
+    def __init__(self, value: int | None, end: Callable[[int], None]) -> None:
+        self.value = value or 0  # ctypes reads NULL as None
+        self.before: list[Handle] = []
+        self._end = end
+        self._owner = os.getpid()
+
+    def end_after(self, other: Handle) -> None:
+        self.before = [h for h in self.before if h.value] + [other]
+
+    def end(self) -> None:
+        """Twice is fine."""
+        value, self.value = self.value, 0
+        if value and self.ours():
+            for handle in self.before:
+                handle.end()
+            self._end(value)
+
+    def ours(self) -> bool:
+        """False in a forked child."""
+        return os.getpid() == self._owner
+
+
+def forked(what: str) -> Error:
+    return Error(Status.FAILED_PRECONDITION,
+                 f"{what} belongs to the process that opened it, a forked "
+                 "child has none of its memory or threads: open a Session in "
+                 "the child, or start it by spawn")

@@ -1,0 +1,61 @@
+"""Which rank of which job this process is, as its launcher says."""
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from sluice.base.arguments import invalid
+
+
+class Place(NamedTuple):
+    """A rank's; `job` is the same in all of them."""
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    local_world: int | None = None  # not told
+    job: str = ""
+
+
+# Variables of a rank, the world, the rank on this node, the ranks of this node,
+# and what tells jobs from each other. The first launcher that has set its first
+# two counts: torchrun may run in a step of Slurm's.
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+     "TORCHELASTIC_RUN_ID", "MASTER_PORT"),
+    # In a batch script, which is one process, the step's are not set.
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
+     "SLURM_STEP_TASKS_PER_NODE", "SLURM_JOB_ID", "SLURM_STEP_ID"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
+     "PMIX_NAMESPACE"),
+    # MPICH and Intel MPI.
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+
+
+def place(environment: Mapping[str, str] = os.environ) -> Place:
+    """Raises `Invalid` for a variable that is no number."""
+    for rank, world, local, here, *job in _LAUNCHERS:
+        if rank in environment and world in environment:
+            return Place(
+                _count(environment, rank), _count(environment, world),
+                _count(environment, local if local in environment else rank),
+                _count(environment, here) if here in environment else None,
+                "-".join(["python", *(environment[name] for name in job
+                                      if name in environment)]))
+    return Place()
+
+
+def _count(environment: Mapping[str, str], name: str) -> int:
+    """Slurm writes "4(x2),1" for 4, 4 and 1 tasks of three nodes."""
+    text = environment[name]
+    if not re.fullmatch(r"\d+(\(x\d+\))?(,\d+(\(x\d+\))?)*", text):
+        raise invalid(f"Session: {name} = {text!r} in the environment: a "
+                      "number from 0")
+    counts = [int(count) for count, times in re.findall(
+        r"(\d+)(?:\(x(\d+)\))?", text) for _ in range(int(times or 1))]
+    node = int(environment.get("SLURM_NODEID", 0))
+    return counts[min(node, len(counts) - 1)]

@@ -1,0 +1,135 @@
+"""What a session leases and copies with: regions of memory, a copy engine."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import weakref
+from typing import Protocol
+
+from sluice.base.errors import Error, Status
+from sluice.native import abi
+from sluice.native.handle import Handle, forked
+
+
+class Opened(Protocol):
+    """What leases and copies need of a session."""
+
+    _library: abi.Library
+    _handle: Handle
+
+    @property
+    def closed(self) -> bool: ...
+
+    def _value(self) -> int: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class CopyStats:
+    """Sums of one engine since its start."""
+
+    host_to_gpu_bytes: int
+    gpu_to_host_bytes: int
+    grant_wait_seconds: float  # copies waited for bandwidth
+    stall_seconds: float  # compute waited for copies
+
+
+class Region:
+    """A lease, mapped as one range; freed with the object.
+
+    It may outlive the session's close: the range stays readable, but the
+    daemon has the memory back.
+
+    Attributes:
+        address: of the first byte. A forked child has nothing there.
+        nbytes: what was asked for, rounded up to the granularity.
+    """
+
+    def __init__(self, session: Opened, kind: int, nbytes: int,
+                 wait_s: float = 0.0) -> None:
+        library = session._library
+        leased = ctypes.c_void_p()
+        library.check(library.region_lease_within(
+            session._value(), kind, nbytes, wait_s, ctypes.byref(leased)))
+        self.session = session
+        self.address: int = library.region_data(leased)
+        self.nbytes: int = library.region_size(leased)
+        self.handle = Handle(leased.value, functools.partial(
+            _free_region, library, session._handle))
+        # Not at exit: the process's end unmaps it.
+        self._end = weakref.finalize(self, self.handle.end)
+        self._end.atexit = False
+
+    def free(self) -> None:
+        """Waits for the copies of the session's engines, then unmaps it.
+        Twice is fine."""
+        self._end()
+
+
+def _free_region(library: abi.Library, session: Handle,
+                 region: int) -> None:
+    for engine in session.before:
+        if engine.value:
+            library.engine_drain(engine.value)  # what failed, `wait` tells
+    library.region_free(region)
+
+
+class Engine:
+    """Both copy directions of a session, ordered by tickets.
+
+    A ticket is a positive number; tickets of one direction are reached in the
+    order in which they were given. The hot calls are the library's own, for
+    callers that keep their scratch: `copy`, `mark_compute`, `wait`.
+
+    Thread safety: one thread at a time, the one that computes.
+    """
+
+    def __init__(self, session: Opened) -> None:
+        self.session = session
+        self.library = session._library
+        started = ctypes.c_void_p()
+        self.library.check(self.library.engine_start(session._value(),
+                                                     ctypes.byref(started)))
+        self.handle = Handle(started.value, self.library.engine_stop)
+        self._end = weakref.finalize(self, self.handle.end)
+        session._handle.end_after(self.handle)
+        self.ended = ("the arena of this memory is closed: nothing can be "
+                      "copied any more")  # said once it is stopped
+        self.stopped = False  # not by the session's end
+
+    def error(self, status: int) -> Error:
+        """Why a call with `handle.value` failed with `status`."""
+        if not self.handle.ours():
+            return forked("the copy engine")
+        if not self.handle.value:
+            return Error(Status.FAILED_PRECONDITION, (
+                "the session of this memory is closed: let backward() run "
+                "before Session.close(); to go on, unstream() and stream the "
+                "model in a session that is open"
+            ) if self.session.closed and not self.stopped else self.ended)
+        return self.library.error(status)
+
+    def drain(self) -> None:
+        """Waits until all copies are done; raises the first that failed."""
+        if not self.handle.ours():
+            raise forked("the copy engine")
+        status = self.library.engine_drain(self.handle.value)
+        if status:
+            raise self.error(status)
+
+    def stats(self) -> CopyStats:
+        if not self.handle.ours():
+            raise forked("the copy engine")
+        told = abi.CopyStats()
+        status = self.library.engine_stats(self.handle.value,
+                                           ctypes.byref(told))
+        if status:
+            raise self.error(status)
+        return CopyStats(told.host_to_gpu_bytes, told.gpu_to_host_bytes,
+                         told.grant_wait_seconds, told.stall_seconds)
+
+    def stop(self) -> None:
+        """Waits for copies in flight and ends. Twice is fine."""
+        self.stopped |= self.handle.value != 0
+        self._end()

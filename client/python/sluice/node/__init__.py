@@ -1,0 +1,1 @@
+"""A layer as one autograd node, chunk by chunk."""

@@ -1,0 +1,138 @@
+"""How streamed forwards and backwards are called."""
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from sluice.base import randomness
+from sluice.base.errors import Unsupported
+from sluice.node.plain_layers import Forward
+from sluice.ranks.groups import Ranks
+
+# The error of a node after its first backward.
+ONCE = ("sluice: the backward of a streamed model runs once; run its forward "
+        "again instead of retain_graph=True")
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of a streamed model, of the causal model or of its decoder
+    alone: what it asks for, and what the decoder's latest forward in it gave.
+
+    Attributes:
+        ranks: that share its sequences.
+        makes_cache: whether it would make a cache if it were not streamed.
+        has_labels: for a loss that the model makes of all rows.
+        needs_all: what it asks for that a rank's own rows cannot give.
+        rejoin: set where the decoder is to answer the rows of all ranks: has
+            the ranks draw the same random numbers from there on.
+        own_rows: int64, the rows that the decoder answered; None: all.
+        blind: bool [B or 1, S], rows of padding that saw no key.
+        plain: the decoder's forward, if all of its layers ran plain.
+        outer: what the causal model was called with, if the ranks agree on
+            that with the decoder.
+    """
+
+    ranks: Ranks | None
+    makes_cache: bool
+    has_labels: bool = False
+    needs_all: str | None = None
+    rejoin: Callable[[int, torch.device], None] | None = None
+    own_rows: Tensor | None = None
+    blind: Tensor | None = None
+    plain: Forward | None = None
+    outer: Any = None  # agreement.Asked
+
+    def whole(self, given: dict[str, Any], own: Callable[[], Any],
+              foreign: bool) -> Any:
+        """The causal model's own forward where it does not run by rows. With
+        labels, or where it is `foreign`, so that nothing is known of it, the
+        decoder gives it all rows: its loss is the same on every rank, which
+        draw the same random numbers behind the decoder."""
+        kept = given.get("logits_to_keep", 0)
+        if not (isinstance(kept, int) and kept == 0):
+            self.needs_all = "logits_to_keep"
+        self.has_labels = any(given.get(name) is not None
+                              for name in ("labels", "shift_labels"))
+        with randomness.rejoined() as rejoin:
+            self.rejoin = rejoin if foreign or self.has_labels else None
+            return own()
+
+    def own(self, of_all: Tensor) -> Tensor:
+        """[B, S] -> [B, rows that the decoder answered]."""
+        return of_all if self.own_rows is None else of_all.index_select(
+            1, self.own_rows.to(of_all.device))
+
+    def sum(self, loss: Tensor) -> Tensor:
+        """The loss () of the whole sequences, of those rows'."""
+        return loss if self.own_rows is None else self.ranks.sum(loss)
+
+    def all_rows(self, found: Tensor, length: int) -> Tensor:
+        """[B, own rows, n] -> [B, length, n], the same on each rank; a
+        collective where rows were dealt. Where each rank makes a loss of it,
+        an average of gradients over all ranks is the whole sequence's."""
+        if self.own_rows is None:
+            return found
+        whole = found.new_zeros(found.shape[0], length, found.shape[2])
+        return self.ranks.sum(whole.index_copy(1, self.own_rows, found))
+
+    def with_all_rows(self, answer: Any, length: int) -> Any:
+        """A decoder's answer with all rows in the place of this rank's."""
+        hidden, self.own_rows = self.all_rows(answer[0], length), None
+        if isinstance(answer, dict):
+            answer[next(iter(answer))] = hidden
+            return answer
+        return (hidden, *answer[1:])
+
+
+def once(backward: Callable) -> Callable:
+    """The backward of a node that gives no second gradients: asked for some,
+    torch would leave them out in silence where dy has none."""
+    inner = once_differentiable(backward)
+
+    @functools.wraps(backward)
+    def checked(ctx: Any, *gradients: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "sluice: create_graph=True: the gradients of a streamed model "
+                "have no gradients of their own; leave it out, or unstream()")
+        return inner(ctx, *gradients)
+
+    return checked
+
+
+def refuse_transforms(module: str) -> None:
+    """Raises `Unsupported` within torch.func's grad, vjp, jvp and vmap: their
+    tensors stand for others, which chunks in the host cannot do."""
+    if torch._C._are_functorch_transforms_active():
+        raise Unsupported(module, "a call within torch.func (grad, vjp, jvp, "
+                          "vmap)", "use loss.backward() or torch.autograd.grad"
+                          ", or unstream()")
+
+
+class Standing:
+    """Stands for a tensor that is never computed. A layer may hand it on
+    (attention weights, mostly); nothing can be computed with it."""
+
+
+def arguments_of(signature: inspect.Signature, self_: Any, args: tuple,
+                 kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of one call of a method by name, those of its **kwargs
+    among them; without self and without defaults."""
+    bound = signature.bind_partial(self_, *args, **kwargs).arguments
+    given: dict[str, Any] = {}
+    for parameter in list(signature.parameters.values())[1:]:
+        if parameter.name not in bound:
+            continue
+        if parameter.kind is parameter.VAR_KEYWORD:
+            given.update(bound[parameter.name])
+        else:
+            given[parameter.name] = bound[parameter.name]
+    return given

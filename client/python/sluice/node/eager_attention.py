@@ -1,0 +1,351 @@
+"""Attention that a layer writes out: softmax(q k^T * scale + mask) v.
+
+[Note: scores that are not computed]
+Such a layer makes no call that could be answered, and its scores of all rows
+with all keys cannot exist. So a product of a chunk's q and k is not computed:
+a `Scores` stands for it and remembers what the layer does with it (a scale, a
+mask, the softmax); when it is multiplied with v, all is known that a call of
+attention would have said. A product that turns out to be something else is
+computed then, as if nothing had been. What attention over chunks cannot do to
+scores (a bias, a mask of unknown origin) is refused.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from sluice.attention import blocks
+from sluice.attention.intervals import Intervals
+from sluice.attention.masks import MASKED, find
+from sluice.attention.over_chunks import one_dtype, refuse_dropout
+from sluice.base.errors import Unsupported
+from sluice.node.calls import Standing
+from sluice.node.layer import running
+from sluice.node.step import current
+from sluice.plan.products import storage
+
+
+@dataclass(frozen=True, eq=False)
+class Scores(Standing):
+    """Scores [B, H, c, c], or [B * H, c, c], of one chunk's rows with its own
+    keys, and after the softmax their weights; nothing changes it in place.
+
+    q is [B, H, c, D], or [B * H, c, D]; k like q, or with one head for all.
+    """
+
+    q: Tensor
+    k: Tensor
+    shape: torch.Size
+    dtype: torch.dtype
+    scale: float = 1.0
+    heads: tuple[int, int] | None = None  # B and H of [B * H, ...], if known
+    seen: tuple[Intervals, ...] = ()  # a row sees what all of them show
+    times: Tensor | None = None  # zeros and ones that it was multiplied with
+    weights: bool = False  # the softmax is taken
+
+    @property
+    def device(self) -> torch.device:
+        return self.q.device
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    # --- what layers do to scores -------------------------------------------
+
+    def mul(self, other: Any) -> Any:
+        factor = _number(other)
+        if factor is not None and not self.weights and (
+                factor > 0 or not self.seen):
+            return replace(self, scale=self.scale * factor)
+        if self._is_bare() and _is_zeros_and_ones(other):
+            return replace(self, times=other)
+        return self.computed("mul") * other
+
+    def div(self, other: Any) -> Any:
+        number = _number(other)
+        if number is None or number == 0:
+            return self.computed("div") / other
+        return self.mul(1 / number)
+
+    def add(self, other: Any) -> Any:
+        if self.times is not None and _is_complement(other, self.times):
+            return replace(self, times=None).masked(self.times)
+        if not self.weights and self.times is None and (
+                isinstance(other, Tensor) and current().is_marker(other)):
+            return self.masked(other)
+        if self._is_bare() and isinstance(other, Tensor):
+            running().biased = True
+        return self.computed("add") + other
+
+    def where(self, seen: Tensor, other: Any) -> Any:
+        """torch.where(seen, self, other)."""
+        number = _number(other)
+        if not self.weights and self.times is None and (
+                number is not None and number <= MASKED and _is_mask(seen)):
+            return self.masked(seen)
+        return torch.where(seen, self.computed("where"), other)
+
+    def maximum(self, other: Any) -> Any:
+        number = _number(other)
+        if number is not None and number <= torch.finfo(self.dtype).min:
+            return self
+        return torch.maximum(self.computed("maximum"), other)
+
+    def softmax(self, dim: int | None = None, _stacklevel: int = 3,
+                dtype: torch.dtype | None = None) -> Any:
+        if dim in (-1, self.dim() - 1) and self.times is None and (
+                not self.weights):
+            return replace(self, weights=True, dtype=dtype or self.dtype)
+        return torch.softmax(self.computed("softmax"), dim, dtype)
+
+    def dropout(self, p: float = 0.5, training: bool = True,
+                inplace: bool = False) -> Any:
+        if p == 0 or not training:
+            return self
+        if self.weights:
+            refuse_dropout(running().module, p)
+        return torch.dropout(self.computed("dropout"), p, training)
+
+    def to(self, *args: Any, **kwargs: Any) -> Scores:
+        kinds = [v for v in (*args, *kwargs.values())
+                 if isinstance(v, torch.dtype)]
+        return replace(self, dtype=kinds[0]) if kinds else self
+
+    def float(self) -> Scores:
+        return self.to(torch.float32)
+
+    def contiguous(self) -> Scores:
+        return self
+
+    def view(self, *shape: Any) -> Any:
+        made = torch.empty(self.shape, device="meta").view(*shape).shape
+        if made[-2:] != self.shape[-2:] or len(made) not in (3, 4):
+            return self.computed("view").view(*shape)
+        heads = tuple(made[:2]) if len(made) == 4 else self.heads
+        return replace(self, shape=made, heads=heads)
+
+    def matmul(self, v: Any) -> Any:
+        """weights @ v: the call of attention that this layer never makes."""
+        if not self.weights:
+            return self.computed("matmul") @ v
+        if not self.seen:
+            raise Unsupported(_layer(), "attention in both directions")
+        q, k, v_ = (self._by_head(x) for x in (self.q, self.k, v))
+        # Layers compute scores in fp32 where their v is not.
+        q, k, v_ = one_dtype(q, k, v_.to(q.dtype))
+        o = running().attend(q, k, v_, _all_of(self.seen),
+                             blocks.Scores(self.scale), None)
+        return o.to(v.dtype).reshape(*self.shape[:-1], v.shape[-1])
+
+    bmm = __matmul__ = matmul
+    max = maximum
+    reshape = view
+    __mul__ = __rmul__ = rmul = mul
+    __truediv__ = true_divide = truediv = div
+    __add__ = __radd__ = radd = add
+
+    # --- how -----------------------------------------------------------------
+
+    def masked(self, mask: Tensor) -> Scores:
+        if mask.dim() > self.dim():  # more dimensions than the layer thinks
+            self.computed("add", never=True)
+        here = current()
+        found: Any = (
+            here.mask_of(running().module, mask, False)
+            if here.is_marker(mask) else _intervals_of(mask))
+        return replace(self, seen=(*self.seen, found))
+
+    def computed(self, name: str, never: bool = False) -> Tensor:
+        """The scores after all; `name` is what the layer does to them."""
+        if never or not self._is_bare():
+            raise Unsupported(
+                _layer(), f"attention written out with '{name}' of its scores "
+                "or weights, which never exist here",
+                "load the model with attn_implementation='sdpa', if it has "
+                "that, or do not stream it")
+        # Not as a product, which would be met again.
+        made = torch.einsum("...id,...jd->...ij", self.q, self.k) * self.scale
+        return made.to(self.dtype).reshape(self.shape)
+
+    def _is_bare(self) -> bool:
+        return not self.seen and not self.weights and self.times is None
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        """[B, H, c, D] of what may be [B * H, c, D]."""
+        if x.dim() == 4:
+            return x
+        return x[:, None] if self.heads is None else x.view(
+            *self.heads, *x.shape[-2:])
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name.endswith("_"):
+            _refuse_in_place(name)
+        return getattr(self.computed(name), name)
+
+    def __setitem__(self, *_: Any) -> None:
+        _refuse_in_place("[…] =")
+
+    @classmethod
+    def __torch_function__(cls, func: Callable, types: Any, args: tuple = (),
+                           kwargs: dict[str, Any] | None = None) -> Any:
+        return apply(func, args, kwargs or {})
+
+
+def product(func: Callable, args: tuple, kwargs: dict[str, Any]
+            ) -> Scores | None:
+    """The scores that this call of torch would compute, if it is q k^T."""
+    scale, biased = 1.0, False
+    args = (*args, *(kwargs[name] for name in ("batch1", "batch2")
+                     if name in kwargs))
+    if func in _ADDING and len(args) == 3:
+        biased = kwargs.get("beta", 1) != 0 and bool(args[0].any())
+        scale, args = float(kwargs.get("alpha", 1)), args[1:]
+    elif func not in _MULTIPLYING or len(args) != 2:
+        return None
+    q, k = args
+    rows = running().rows_of_chunk
+    if not isinstance(q, Tensor) or not isinstance(k, Tensor) or (
+            q.dim() != k.dim()) or q.dim() not in (3, 4):
+        return None
+    if q.shape[-2] != rows or k.shape[-1] != rows or (
+            q.shape[-1] != k.shape[-2]) or q.shape[0] != k.shape[0] or (
+            q.dim() == 4 and k.shape[1] not in (1, q.shape[1])):
+        return None
+    if _is_weight(k):  # of an expert, say, and as wide as the chunk is long
+        return None
+    if biased:
+        running().biased = True
+        return None
+    return Scores(q, k.transpose(-1, -2),
+                  torch.Size((*q.shape[:-1], rows)), q.dtype, scale,
+                  heads=tuple(q.shape[:2]) if q.dim() == 4 else None)
+
+
+def apply(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """A function of torch that has `Scores` among its arguments."""
+    name = getattr(func, "__name__", str(func))
+    if name.endswith("_") and not name.endswith("__"):
+        if isinstance(args[0], Scores):
+            _refuse_in_place(name)
+    else:
+        name = name.strip("_")
+    if name == "where" and len(args) == 3 and isinstance(args[1], Scores):
+        return args[1].where(args[0], args[2])
+    if isinstance(args[0], Scores) and name in _ANSWERED:
+        return getattr(args[0], name)(*args[1:], **kwargs)
+    if name in ("mul", "rmul", "add", "radd") and len(args) == 2:
+        return getattr(args[1], name)(args[0])
+    return func(*(a.computed(name) if isinstance(a, Scores) else a
+                  for a in args), **kwargs)
+
+
+_MULTIPLYING = frozenset({torch.matmul, torch.bmm, Tensor.matmul, Tensor.bmm,
+                          Tensor.__matmul__})
+_ADDING = frozenset({torch.baddbmm, Tensor.baddbmm})
+_ANSWERED = frozenset(name for name, value in vars(Scores).items()
+                      if callable(value) and not name.startswith("_"))
+
+
+def _computing(name: str) -> Callable:
+    return lambda self, *args: getattr(self.computed(name), name)(*args)
+
+
+for _name in ("getitem", "len", "neg", "abs", "pow", "rpow", "sub", "rsub",
+              "rtruediv", "rmatmul", "lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Scores, f"__{_name}__", _computing(f"__{_name}__"))
+
+
+def _is_weight(x: Tensor) -> bool:
+    memory = storage(x)
+    return any(storage(p) == memory for p in running().module.parameters())
+
+
+def _refuse_in_place(name: str) -> NoReturn:
+    raise Unsupported(
+        _layer(), f"'{name}' in place of what may be attention's scores, which"
+        " never exist here", "write it out of place, or take another chunk")
+
+
+def _layer() -> str:
+    return running().name
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, (int, float)):
+        return float(value)
+    if isinstance(value, Tensor) and value.dim() == 0 and (
+            not value.requires_grad):
+        return float(value)
+    return None
+
+
+def _all_of(seen: tuple[Intervals, ...]) -> Intervals:
+    """What all of them show, found once in a step."""
+    whole = seen[0]
+    for other in seen[1:]:
+        if other is not whole:
+            whole = current().once(
+                ("both", id(whole), id(other)),
+                functools.partial(_both, whole, other))
+    return whole
+
+
+def _both(a: Intervals, b: Intervals) -> Intervals:
+    return a.both(b, current().padding)
+
+
+# Masks that a layer has as a buffer [..., M, M], and takes a part of.
+
+def _is_mask(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.bool and (
+        current().is_marker(value) or _intervals_of(value) is not None)
+
+
+def _is_zeros_and_ones(value: Any) -> bool:
+    return _intervals_of(value) is not None and bool(
+        ((value == 0) | (value == 1)).all())
+
+
+def _is_complement(value: Any, times: Tensor) -> bool:
+    """It is 0 where `times` is 1, and masks where that is 0."""
+    return isinstance(value, Tensor) and value.shape == times.shape and bool(
+        torch.where(times == 0, value <= MASKED, value == 0).all())
+
+
+def _intervals_of(view: Any) -> Intervals | None:
+    """The mask of all rows, where `view` is the first rows and keys of a
+    buffer [..., M, M] of the layer that runs."""
+    if not isinstance(view, Tensor) or view.dim() < 2:
+        return None
+    for buffer in running().module.buffers():
+        if buffer.dim() >= 2 and _begins(view, buffer):
+            break
+    else:
+        return None
+    square = buffer.view(buffer.shape[-2:])
+    here = current()
+    if min(square.shape) < here.length:
+        return None
+    return here.once(("buffer", buffer.data_ptr()), lambda: find(
+        lambda batch, head, row, key: square[row, key] != 0, 1, here.length,
+        1, here.device))
+
+
+def _begins(view: Tensor, buffer: Tensor) -> bool:
+    rows = running().rows_of_chunk
+    return (view.data_ptr() == buffer.data_ptr()
+            and view.dtype == buffer.dtype
+            and buffer.numel() == buffer.shape[-1] * buffer.shape[-2]
+            and view.numel() == rows * rows
+            and view.shape[-2:] == (rows, rows)
+            and view.stride()[-2:] == buffer.stride()[-2:])

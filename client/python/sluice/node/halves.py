@@ -1,0 +1,118 @@
+"""Whether a layer computes a row in the same way in another chunk.
+
+[Note: two parts] A layer may count the rows that it sees, or number them: it
+scales from row 8,192 on, or where there are more than so many. The probe sees
+70 rows. So a chunk that is compared also runs in two parts, with attention
+answered by what it was in the replay: q, k, v and the layer's output
+must be those of the whole chunk. Chunks are halved; the first one is cut where
+the last one ends. Rounding differs with the shape of a product, and may send
+a row to another expert, so some rows may differ, but hardly many in turn: of
+128 experts in bf16 5 % of the rows go elsewhere where a GPU adds up parts of a
+product in bf16. A threshold beyond the chunk is not seen.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sluice.base.errors import Unsupported
+
+LIMIT = 1e-3  # of a row's norm in fp32; else 8 times the dtype's precision
+FEW, MANY = 0.05, 0.25  # of a chunk's rows, in fp32 and in narrower types
+RUN = 16  # rows in turn that are no two alike
+
+
+class TwoParts:
+    """The parts of one replay: its first `first` of `rows` rows, the rest."""
+
+    def __init__(self, rows: int, first: int):
+        self._rows, self._first = rows, first
+        self._few = FEW
+        # By call of attention: q, k, v and o, [B, heads, rows, width].
+        self._calls: list[tuple[Tensor, ...]] = []
+        # By the first row of a part: which of its rows differ, [B, rows].
+        self._differ: dict[int, Tensor] = {}
+        self._states: list[Tensor] = []  # whether each differs, ()
+
+    @classmethod
+    def of(cls, chunks: list[range], m: int, least: int = 1) -> TwoParts:
+        """The parts of chunk `m`: of `least` rows, else there are none."""
+        rows, last = len(chunks[m]), len(chunks[-1])
+        first = last if m == 0 and least <= last <= rows - least else rows // 2
+        return cls(rows, first if first >= least else 0)
+
+    def __iter__(self) -> Iterator[range]:
+        yield from (part for part in (range(self._first), range(
+            self._first, self._rows)) if self._first)
+
+    def note(self, *call: Tensor) -> None:
+        """q, k, v and o of the whole chunk, in the order of the calls."""
+        self._calls.append(call)
+
+    def attend(self, part: range, site: int, *qkv: Tensor) -> Tensor:
+        """o of the part's rows; their q, k and v are compared."""
+        *whole, o = (t[:, :, part.start:part.stop] for t in self._calls[site])
+        for mine, wanted in zip(qkv, whole):
+            self._compare(part, mine.transpose(1, 2), wanted.transpose(1, 2))
+        return o
+
+    def compare(self, part: range, mine: Tensor, whole: Tensor) -> None:
+        """The outputs [B, rows, H] of a part and of the whole chunk."""
+        self._compare(part, mine, whole[:, part.start:part.stop])
+
+    def compare_states(self, mine: Mapping[Any, Tensor],
+                       whole: Mapping[Any, Tensor],
+                       y: Tensor) -> None:
+        """What the second part and the whole chunk, with output y, leave."""
+        limit = max(LIMIT, 8 * _precision(y))
+        self._states = [
+            (mine[key].float() - state.float()).norm() >
+            limit * state.float().norm() for key, state in whole.items()]
+
+    def check(self, name: str, chunk: int, same: Tensor) -> bool:
+        """`same`, for which the device is waited for once. Raises
+        `Unsupported` where that is true and too many rows differ, or a
+        state."""
+        if not self._first:  # a chunk of one row has no parts
+            return bool(same)
+        differ = torch.cat([self._differ[part.start] for part in self], 1)
+        found = torch.cat([differ.flatten(), same.view(1)]).cpu()
+        if not found[-1]:
+            return False
+        differ = found[:-1].view(differ.shape)
+        if self._states and bool(torch.stack(self._states).any()):
+            raise Unsupported(name, f"a state after chunk {chunk} that is not "
+                              "the same when the chunk runs in two parts")
+        rows = round(float(differ.float().mean(0).sum()))
+        if rows > max(1, self._few * self._rows) or (
+                self._rows >= RUN and bool(differ.all(0).unfold(
+                    0, RUN, 1).all(-1).any())):
+            raise Unsupported(
+                name, f"{rows} of the {self._rows} rows of chunk {chunk} that "
+                "are not the same when it runs in two parts: the layer depends "
+                "on how many rows it sees, or on their index among them")
+        return True
+
+    def _compare(self, part: range, mine: Tensor, whole: Tensor) -> None:
+        limit = max(LIMIT, 8 * _precision(whole))
+        if limit > LIMIT:
+            self._few = MANY
+        mine, whole = mine.flatten(2).float(), whole.flatten(2).float()
+        norms = whole.norm(dim=-1)
+        differ = ((mine - whole).norm(dim=-1) > limit * torch.maximum(
+            norms, norms.mean()))
+        # Rows of padding that see nothing are one and the same.
+        differ[:, 1:] &= (whole[:, 1:] != whole[:, :-1]).any(-1)
+        self._differ[part.start] = differ | self._differ.get(
+            part.start, differ)
+
+
+def _precision(made: Tensor) -> float:
+    """That it was made in: under autocast sums are wider than products."""
+    device = made.device.type
+    return max(torch.finfo(dtype).eps for dtype in (
+        made.dtype, *([torch.get_autocast_dtype(device)] if
+                      torch.is_autocast_enabled(device) else [])))

@@ -1,0 +1,246 @@
+"""Hidden states [B, S, H] of all rows, written and read chunk by chunk: one
+tensor of the device, or chunks in host memory behind a stand-in.
+
+[Note: stand-ins]
+With hidden states in the host, what layers hand to each other in the user's
+graph, and the gradients of that, are stand-ins: tensors of the right shape,
+type and device, with all rows as one element in memory. Nodes of ours know
+them by their storage and read the chunks that they stand for, once. The
+element is not a number, so that nothing made of it passes for a result; what
+is made of it has other storage, and is refused by the next node.
+
+Layers of the user's own with a group have stand-ins too, whatever the hidden
+states are in: between them the user's code is to see the whole sequence.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sluice.base.errors import Unsupported
+from sluice.memory.arena import HostArena, HostTensor
+
+
+def stand_in(shape: Sequence[int], dtype: torch.dtype,
+             device: torch.device) -> Tensor:
+    """A tensor of this shape, of one element; see [Note: stand-ins]."""
+    made = torch.empty_strided(tuple(shape), (0,) * len(shape), dtype=dtype,
+                               device=device)
+    # Torch's anomaly mode looks for NaN in these too.
+    made.as_strided((1,), (1,)).fill_(
+        0.0 if torch.is_anomaly_check_nan_enabled()
+        and torch.is_anomaly_enabled() else float("nan"))
+    return made
+
+
+class DeviceRows:
+    """All rows in one tensor of the device; of one step's chunks."""
+
+    def __init__(self, arena: HostArena, chunks: list[range],
+                 tensor: Tensor | None = None):
+        self._arena, self._chunks, self._tensor = arena, chunks, tensor
+
+    def read(self, m: int) -> Tensor:
+        rows = self._chunks[m]
+        assert self._tensor is not None
+        return self._tensor[:, rows.start:rows.stop]
+
+    def keep(self, m: int) -> HostTensor:
+        """The chunk in the host, the caller's own."""
+        return self._arena.put(self.read(m))
+
+    def write(self, m: int, part: Tensor) -> None:
+        """part: [B, c, H]."""
+        if self._tensor is None:
+            self._tensor = part.new_empty(
+                part.shape[0], self._chunks[-1].stop, *part.shape[2:])
+        self.read(m).copy_(part)
+
+    def prefetch(self, m: int) -> None:
+        """Starts to fetch what `read` will ask for."""
+
+    def drop(self, m: int) -> None:
+        """The chunk is not asked for again."""
+
+    def scale(self, factor: Tensor) -> None:
+        self._tensor.mul_(factor)
+
+    def tensor(self) -> Tensor:
+        return self._tensor
+
+
+class StandingRows(DeviceRows):
+    """Rows on the device behind a stand-in; they go with this object."""
+
+    def __init__(self, place: Standing):
+        super().__init__(place.arena, place.chunks)
+        self._place = place
+
+    @property
+    def shape(self) -> torch.Size:
+        return self._tensor.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._tensor.dtype
+
+    def tensor(self) -> Tensor:
+        return self._place.standing(self)
+
+
+class HostRows:
+    """The chunks in the host; they go with this object, or before."""
+
+    def __init__(self, place: InHost):
+        self._place = place
+        self._kept: list[HostTensor | None] = [None] * len(place.chunks)
+        self._scale: Tensor | None = None
+
+    def read(self, m: int) -> Tensor:
+        part = self._place.arena.get(self._kept[m], self._place.device)
+        return part if self._scale is None else part.mul_(self._scale)
+
+    def keep(self, m: int) -> HostTensor:
+        kept, self._kept[m] = self._kept[m], None
+        return kept  # type: ignore[return-value]  # asked for once
+
+    def write(self, m: int, part: Tensor) -> None:
+        part = part.detach()
+        self.shape = (part.shape[0], self._place.chunks[-1].stop,
+                      *part.shape[2:])
+        self.dtype = part.dtype
+        self._kept[m] = self._place.arena.put(part)
+
+    def prefetch(self, m: int) -> None:
+        self._place.arena.prefetch(self._kept[m], self._place.device)
+
+    def drop(self, m: int) -> None:
+        self._place.arena.drop(self.keep(m))
+
+    def scale(self, factor: Tensor) -> None:
+        """What is read from now on is multiplied by `factor` ()."""
+        self._scale = factor if self._scale is None else self._scale * factor
+
+    def tensor(self) -> Tensor:
+        """What stands for them, until `InHost.reading` is asked for it."""
+        return self._place.standing(self)
+
+
+class OnDevice:
+    in_host = False
+
+    def __init__(self, arena: HostArena, chunks: list[range]):
+        self._arena, self.chunks = arena, chunks
+
+    def reading(self, x: Tensor, name: str) -> DeviceRows:
+        return DeviceRows(self._arena, self.chunks, x)
+
+    def writing(self) -> DeviceRows:
+        return DeviceRows(self._arena, self.chunks)
+
+
+class Standing:
+    """Hidden states are behind stand-ins, for one step; on the device.
+
+    Args:
+        length: rows of a stand-in; None: those of the chunks.
+    """
+
+    in_host = False
+
+    def __init__(self, arena: HostArena, chunks: list[range],
+                 device: torch.device, length: int | None = None):
+        self.arena, self.chunks, self.device = arena, chunks, device
+        self._length = length or chunks[-1].stop
+        # By storage, which the stand-in keeps from being used again.
+        self._standing: dict[int, tuple[Tensor, Rows]] = {}
+
+    def reading(self, x: Tensor, name: str) -> Rows:
+        """What `x` stands for; asked once. `name` is the module that asks."""
+        found = self._standing.pop(x.untyped_storage().data_ptr(), None)
+        if found is None or found[0].shape != x.shape:
+            raise Unsupported(
+                name, "hidden states, or gradients of them, that are changed "
+                "between layers or used twice", 'stream it with '
+                'hidden="device" and without a group')
+        return found[1]
+
+    def writing(self) -> Rows:
+        return StandingRows(self)
+
+    def forget(self) -> None:
+        """Rows that were not asked for go, whatever holds the step."""
+        self._standing.clear()
+
+    def standing(self, rows: Rows) -> Tensor:
+        batch, _, *width = rows.shape
+        made = stand_in((batch, self._length, *width), rows.dtype,
+                        self.device)
+        # Detached: what is kept here must not keep the graph.
+        self._standing[made.untyped_storage().data_ptr()] = (
+            made.detach(), rows)
+        return made
+
+
+class InHost(Standing):
+    in_host = True
+
+    def writing(self) -> HostRows:
+        return HostRows(self)
+
+
+Rows = DeviceRows | HostRows
+
+
+class Whole(torch.autograd.Function):
+    """One tensor [B, S, H] of the device of what stands for its chunks, which
+    are these `rows` of it; 0 in the others."""
+
+    @staticmethod
+    def forward(ctx, place: Standing, rows: list[range], x: Tensor) -> Tensor:
+        ctx.place, ctx.rows = place, rows
+        return _joined(place, rows, x, "the decoder's output")
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        return None, None, _parted(ctx.place, ctx.rows, dy)
+
+
+class Parted(torch.autograd.Function):
+    """What stands for the chunks of one tensor [B, S, H] of the device, which
+    are these `rows` of it. Its gradient is 0 in the others."""
+
+    @staticmethod
+    def forward(ctx, place: Standing, rows: list[range], x: Tensor) -> Tensor:
+        ctx.place, ctx.rows = place, rows
+        return _parted(place, rows, x)
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        return None, None, _joined(ctx.place, ctx.rows, dy,
+                                   "the layers' input")
+
+
+def is_stand_in(x: Tensor) -> bool:
+    return x.numel() > 1 and not any(x.stride())
+
+
+def _joined(place: Standing, rows: list[range], x: Tensor,
+            name: str) -> Tensor:
+    source = place.reading(x, name)
+    few = sum(map(len, rows)) < x.shape[1]
+    out = (torch.zeros if few else torch.empty)(
+        x.shape, dtype=x.dtype, device=x.device)
+    for m, own in enumerate(rows):
+        out[:, own.start:own.stop] = source.read(m)
+        source.drop(m)
+    return out
+
+
+def _parted(place: Standing, rows: list[range], x: Tensor) -> Tensor:
+    made = place.writing()
+    for m, own in enumerate(rows):
+        made.write(m, x[:, own.start:own.stop])
+    return made.tensor()

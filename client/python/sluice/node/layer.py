@@ -1,0 +1,373 @@
+"""A decoder layer as one autograd node: the user's own module, run chunk by
+chunk (see [Note: chunked module]), with attention answered from host memory.
+
+Forward, its attention goes through `attention.Attend`; in the forward that
+backward repeats, it is answered from the kept (o, lse).
+
+[Note: run again]
+Of the first chunks attention's k, v, o and lse need not be kept until backward:
+causal rows see earlier ones alone, so before its first replay a layer runs its
+own forward once more on these chunks, from their inputs, in the first forward's
+order. Then one layer's are kept at a time. For a part f of the rows that costs
+f^2 of attention's forward and f of the rest of it.
+"""
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from sluice.attention.blocks import Scores
+from sluice.attention.exchange import attend
+from sluice.attention.intervals import Intervals
+from sluice.attention.over_chunks import Question, Site
+from sluice.base import swapped
+from sluice.base.argument_table import HANDED
+from sluice.base.errors import NoAttention, Unsupported
+from sluice.base.hashing import of_tensor
+from sluice.node import calls, carried_state, chunked_module, skipped_products
+from sluice.node.carried_state import Cache, Carried
+from sluice.node.halves import TwoParts
+from sluice.node.row_numbers import Numbered
+from sluice.node.rows import Leaf, cut
+from sluice.node.shared_tensors import Handing
+from sluice.node.skipped_products import Following, Spared
+from sluice.node.step import Step
+from sluice.node.tape import Tape
+from sluice.plan.products import Products
+
+_running = threading.local()  # .call: the layer that runs in this thread
+
+
+def running() -> LayerCall | None:
+    """The call of the streamed layer that this thread runs, if any."""
+    return getattr(_running, "call", None)
+
+
+class Given(Protocol):
+    """A layer's arguments beside its hidden states."""
+
+    hands: bool
+
+    def differentiable(self) -> list[Leaf]: ...
+
+    def chunk(self, rows: range, replaced: list[Tensor]
+              ) -> tuple[tuple, dict[str, Any]]: ...
+
+
+class LayerCall(chunked_module.ChunkedCall):
+    def __init__(self, step: Step, layer: nn.Module, own: Callable,
+                 arguments: Given):
+        super().__init__(step, layer, type(layer).__name__)
+        self.own, self._arguments = own, arguments
+        # What the layer returns beside its hidden states, all of it None;
+        # None: it returns no tuple.
+        self._beside: int | None = None
+        self._chunk = self._site = 0  # where the layer is just now
+        self.biased = False  # see written_out: its scores, if they are that
+        self._rows = step.chunks[0]  # that it runs on
+        # Of a replay that is compared; and while a part of it runs.
+        self._parts: TwoParts | None = None
+        self._compared: tuple[TwoParts, range] | None = None
+        self._batch = 0  # sequences
+        self._side = step.sides.get(layer)
+        self._sites: list[Site] = []
+        self._kind = step.kinds.get(layer, "")
+        self._policy = step.policy.of_kind(self._kind)
+        watched = self._policy.shares or step.measured is not None
+        self._products = Products(layer) if watched else None
+        self._tape: Tape | None = None
+        # What its replays leave out, once that is known to hold.
+        self._spared: tuple[Spared, Products] | None = None
+        self._following: Following | None = None  # of this replay
+        self._without_kv = False  # whether this replay leaves out k or v
+        self._again = False  # see [Note: run again]
+        self.rerun = step.rerun
+        # See [Note: carried states] in carried_state.
+        self._carried = Carried(layer, step.arena, step.device) if (
+            layer in step.carriers) else None
+        # See [Note: handed tensors] in shared_tensors.
+        self.handing = Handing(step.handed) if arguments.hands else None
+
+    def forward(self, *args: Any) -> Tensor:
+        with self._timed("forward"):
+            y = super().forward(*args)
+        if self.keeps:
+            for site in self._sites:
+                for m in range(self.rerun):
+                    site.forget(m)
+        return y
+
+    def run_again(self) -> None:
+        """See [Note: run again]."""
+        arena, device = self.step.arena, self.step.device
+        with torch.no_grad(), self._autocast, swapped.attributes(
+                self, _again=True, replays=False):
+            for m in range(self.rerun):
+                if m + 1 < self.rerun:
+                    arena.prefetch(self._x[m + 1], device)
+                self._restore(m)
+                self.compute(m, arena.get(self._x[m], device), [
+                    cut(leaf, self.chunks[m]) for leaf in self.arguments()])
+
+    def backward(self, *args: Any) -> Any:
+        with self._timed("backward"):
+            found = super().backward(*args)
+        if self.handing is not None:
+            self.handing.collect()
+        if self.step.plain is not None:
+            self.step.plain.replayed()
+        if self.step.progress is not None:
+            self.step.progress.done(self.module)
+        return found
+
+    def _timed(self, direction: str) -> contextlib.AbstractContextManager:
+        if self.step.measured is None:
+            return contextlib.nullcontext()
+        return self.step.measured.layer(self._kind, direction, self.keeps)
+
+    def arguments(self) -> list[Leaf]:
+        return self._arguments.differentiable()
+
+    def compute(self, m: int, x: Tensor, extra: list[Tensor]) -> Tensor:
+        self._chunk, self._site, self._batch = m, 0, len(x)
+        if self.step.progress is not None:
+            self.step.progress.move(
+                self.step, "backward" if self.replays or self._again else
+                "forward", self.module, m)
+        self._rows = self.step.chunks[m]
+        if self.replays and self.compares_parts(m):
+            self._parts = TwoParts.of(
+                self.step.chunks, m, 1 if self._carried is None else
+                carried_state.LEAST)
+        if self._carried is not None:
+            self._begin_states(self._carried, m)
+        if self.handing is not None:
+            self.handing.begin(m, not (self.replays or self._again),
+                                self.replays)
+        with self._noting(), self._taping(m, x.device), self._weighing(
+                ), self._sparing(x, extra) as following:
+            out = self._run(x, extra)
+            if self._side is not None:
+                out = self._side.without(out)
+        if self._site == 0 and self.biased:
+            raise Unsupported(self.name, "a bias that is added to attention's "
+                              "scores, as ALiBi's")
+        if self._site == 0 and not (self.step.carriers
+                                    or self.step.whole_layers):
+            raise NoAttention(self.name, "a layer without attention, through "
+                              "transformers' registry, torch's or written out")
+        if self._site != len(self._sites):
+            raise Unsupported(self.name, f"{self._site} calls of attention in "
+                              f"chunk {m}, {len(self._sites)} before")
+        y = self._hidden_of(out, x)
+        if self._side is not None and not (self.replays or self._again):
+            self._side.keep(m, len(x))
+        if following is not None:
+            self.step.spared[self.module] = following.found(y)
+            self._following = None
+        return y
+
+    def _weighing(self) -> contextlib.AbstractContextManager:
+        """See [Note: plain layers] in plain_layers."""
+        if self.step.plain is None or not self.replays:
+            return contextlib.nullcontext()
+        return self.step.plain.weighing(self.module,
+                                        self._batch * len(self._rows))
+
+    def _begin_states(self, states: Carried, m: int) -> None:
+        if self.replays:
+            states.second(m)
+        elif self._again:
+            states.again(m)
+        else:
+            states.first(m, self.keeps)
+
+    def _states(self) -> dict[carried_state.Key, Tensor]:
+        """What the chunk that ran has left to the next one."""
+        return {} if self._carried is None else self._carried.cache.after
+
+    def bits(self, y: Tensor) -> Tensor:
+        return torch.stack([of_tensor(y), *map(of_tensor,
+                                               self._states().values())])
+
+    def _run(self, x: Tensor, extra: list[Tensor],
+             cache: Cache | None = None) -> Any:
+        """What the layer's own forward returns of the rows `_rows`."""
+        args, kwargs = self._arguments.chunk(self._rows, extra)
+        if self._carried is not None:
+            kwargs[self._carried.argument] = cache or self._carried.cache
+        if self.handing is not None:
+            kwargs[HANDED] = self.handing
+        with self.as_running(), self.step.inside(), self._numbering():
+            return self.own(x, *args, **kwargs)
+
+    def as_running(self) -> contextlib.AbstractContextManager:
+        return swapped.attributes(_running, call=self)
+
+    def compare_parts(self, m: int, x: Tensor, y: Tensor, same: Tensor
+                      ) -> bool:
+        parts, self._parts = self._parts, None
+        assert parts is not None  # the replay noted what attention was
+        cache = None
+        for part in parts:
+            if self._carried is not None:
+                cache = Cache(self._carried.in_parts() if cache is None else
+                              cache.after)
+            self._rows = self.step.chunks[m][part.start:part.stop]
+            self._site = 0
+            with swapped.attributes(self, _compared=(parts, part)), (
+                    contextlib.nullcontext() if self.handing is None else
+                    swapped.attributes(self.handing, part=part)):
+                out = self._run(
+                    x.detach()[:, part.start:part.stop].contiguous(),
+                    [cut(leaf, self._rows) for leaf in self.arguments()],
+                    cache)
+            parts.compare(part, out[0] if isinstance(out, (tuple, list)) else (
+                out), y)
+        if cache is not None:
+            parts.compare_states(cache.after, self._states(), y)
+        return parts.check(self.name, m, same)
+
+    def _noting(self) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext() if self._side is None else (
+            self._side.watching())
+
+    def _numbering(self) -> contextlib.AbstractContextManager:
+        """See [Note: numbered rows] in row_numbers."""
+        if self.module not in self.step.numbered:
+            return contextlib.nullcontext()
+        within = self._rows.start - self.step.chunks[self._chunk].start
+        return Numbered(len(self._rows), self.step.first_row + within + (
+            self.step.own_rows(self._chunk).start))
+
+    def beside(self, m: int) -> list[tuple[Tensor, Tensor]]:
+        pair = None if self._side is None else self._side.pair(
+            m, self._batch)
+        return [*([] if pair is None else [pair]), *(
+            pair for of in (self._carried, self.handing) if of is not None
+            for pair in of.pairs())]
+
+    def _sparing(self, x: Tensor, extra: list[Tensor]
+                 ) -> contextlib.AbstractContextManager:
+        """Around a replay; see [Note: spared products]."""
+        if not self.replays:
+            return contextlib.nullcontext()
+        if self._spared is None:
+            known = self.step.spared.get(self.module)
+            conditions = skipped_products.conditions(
+                self.module, self._setting.attributes, (x, *extra))
+            if known is None or known.conditions != conditions:
+                self._following = Following(self.module, conditions)
+                return self._following
+            self._spared = known, Products(self.module)
+        known, products = self._spared
+        self._without_kv = False
+        if self.is_compared(self._chunk) or not known.weights:
+            return contextlib.nullcontext()
+        if self.step.measured is not None:
+            self.step.measured.spared(self._kind, known.weights)
+        self._without_kv = known.makes_kv
+        if known.makes_kv:
+            for site in self._sites:
+                site.prefetch(self._chunk, self.step.device)
+        return known.left_out(self.module, products)
+
+    def _taping(self, m: int, device: torch.device
+                ) -> contextlib.AbstractContextManager:
+        if not self.keeps or self._products is None or self._again:
+            return contextlib.nullcontext()
+        if self.step.measured is not None:
+            return (contextlib.nullcontext() if self.replays else
+                    self.step.measured.metering(self._kind, self._products))
+        if self._tape is None:
+            self._tape = Tape(self._policy, self.step.arena,
+                              self._products, len(self.step.chunks))
+        return (self._tape.answering(m, device) if self.replays else
+                self._tape.recording(m))
+
+    def _hidden_of(self, out: Any, x: Tensor) -> Tensor:
+        is_tuple = isinstance(out, (tuple, list))
+        self._beside = len(out) - 1 if is_tuple else None
+        hidden = out[0] if is_tuple else out
+        more = [o for o in out[1:] if o is not None and not isinstance(
+            o, calls.Standing)] if is_tuple else []
+        if more or not isinstance(hidden, Tensor) or (
+                hidden.shape[:2] != x.shape[:2]):
+            raise Unsupported(
+                self.name, "an output beside its hidden states [B, S, H]"
+                if more else "an output that is not hidden states [B, S, H]",
+                "switch such outputs off, or do not stream this model")
+        return hidden
+
+    # --- attention, called by the layer while it runs ----------------------
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Intervals,
+               scores: Scores, sinks: Tensor | None) -> Tensor:
+        """o [B, H, c, Dv] of this chunk's q [B, H, c, D] and its own k, v
+        [B, Hkv, c, D or Dv] with those of all chunks before."""
+        site = self._next_site()
+        if self._compared is not None:
+            parts, part = self._compared
+            return parts.attend(part, self._site - 1, q, k, v)
+        if self._following is not None:
+            self._following.attends(k, v)
+        self.step.attended.add((q.shape[1], k.shape[1], q.shape[3],
+                                v.shape[3]))
+        with (contextlib.nullcontext() if self._products is None else
+              self._products.paused()):
+            o = attend(self.step.ranks, Question(
+                site, self._chunk, self.replays, mask, scores,
+                self._without_kv), q, k, v, sinks)
+        if self._parts is not None:
+            self._parts.note(q, k, v, o)
+        return o
+
+    def _next_site(self) -> Site:
+        if self._site == len(self._sites):
+            self._sites.append(Site(self.step.arena, self.step.whole,
+                                    self.step.kernel))
+        self._site += 1
+        return self._sites[self._site - 1]
+
+    def answer(self, y: Tensor) -> Any:
+        """The layer's hidden states as the layer itself returns them."""
+        return y if self._beside is None else (y, *[None] * self._beside)
+
+    @property
+    def heads(self) -> list[tuple[int, int]]:
+        """For each call of attention: heads of q, heads of k and v."""
+        return [site.heads for site in self._sites]
+
+    def release(self) -> None:
+        if self._tape is not None:
+            self._tape.release()
+        for site in self._sites:
+            site.release()
+        if self._carried is not None:
+            self._carried.release()
+        super().release()
+
+    @property
+    def rows_of_chunk(self) -> int:
+        return len(self._rows)
+
+    @property
+    def blocks_run(self) -> int:
+        return sum(site.blocks_run for site in self._sites)
+
+    @property
+    def kernels(self) -> set[str]:
+        return set().union(*(site.kernels for site in self._sites))
+
+
+def run(call: LayerCall, x: Tensor) -> Tensor:
+    """y [B, S, H] of the layer of `call`, one node of the user's graph."""
+    y = chunked_module.run(call, x)
+    call.step.blocks_run += call.blocks_run
+    call.step.kernels |= call.kernels
+    return y

@@ -1,0 +1,98 @@
+"""Linear layers where a chunk's backward comes: the gradients of their weights
+are added up inside the product.
+
+[Note: added inside] Autograd makes a gradient of each weight for each chunk and
+adds it to the sum: that reads and writes the weight's size three times more,
+and a chunk has few rows for all its weights. So plain linear layers run as a
+node of our own there: its backward multiplies into the sum that is there
+already. It is torch's own sum, `.grad` of the weight's alias, and what torch
+adds to it otherwise goes beside: where the weight is used twice or a hook asks
+for its gradient, the product is handed to torch.
+"""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from sluice.base import swapped
+
+
+class Linear:
+    def __init__(self, layer: nn.Linear):
+        self._layer = layer
+
+    def __call__(self, input: Tensor) -> Tensor:
+        layer = self._layer
+        return Product.apply(input, layer.weight, layer.bias, F.linear) if (
+            is_plain_call(layer, input)) else nn.Linear.forward(layer, input)
+
+
+class Product(torch.autograd.Function):
+    """x @ weight.T + bias as `make` makes it of the three."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None,
+                make: Callable) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        y = make(x, weight, bias)
+        # The layer may write what it gets, which a node's views forbid.
+        return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy: Tensor):
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias, _ = ctx.needs_input_grad
+        rows = dy.reshape(-1, dy.shape[-1])
+        return ((rows @ weight).view(x.shape) if of_x else None,
+                _of_weight(ctx, rows, x, weight) if of_weight else None,
+                rows.sum(0) if of_bias else None, None)
+
+
+def _of_weight(ctx: Product, rows: Tensor, x: Tensor, weight: Tensor
+               ) -> Tensor | None:
+    """None where it was added to what the weight has; see
+    [Note: added inside]."""
+    x = x.reshape(-1, x.shape[-1])
+    if not weight.is_leaf or weight.grad is None or (
+            weight._backward_hooks or weight._post_accumulate_grad_hooks
+            or not _would_be_added(ctx)):
+        return rows.t() @ x
+    weight.grad.addmm_(rows.t(), x)
+    return None
+
+
+def _would_be_added(ctx: Product) -> bool:
+    """Not where torch.autograd.grad is to answer it."""
+    try:
+        return torch._C._will_engine_execute_node(ctx.next_functions[1][0])
+    except RuntimeError:  # how torch says that it is in autograd.grad
+        return False
+
+
+def in_place(owners: Iterable[nn.Module]
+             ) -> contextlib.AbstractContextManager:
+    """The plain linear layers among these run as `Linear`."""
+    return swapped.items(*(
+        (vars(m), "forward", Linear(m)) for m in dict.fromkeys(owners)
+        if is_plain(m) and "forward" not in vars(m)))
+
+
+def is_plain(module: nn.Module) -> bool:
+    return type(module) is nn.Linear and isinstance(
+        vars(module).get("forward"), (Linear, type(None))) and (
+        type(module.weight) in (Tensor, nn.Parameter))
+
+
+def is_plain_call(layer: nn.Linear, x: Tensor) -> bool:
+    """Whether nothing is cast, mapped, traced or done by a user's type."""
+    return type(x) in (Tensor, nn.Parameter) and (
+        x.dtype == layer.weight.dtype) and not (
+            torch.is_autocast_enabled(x.device.type)
+            or torch._C._are_functorch_transforms_active()
+            or torch.compiler.is_compiling())

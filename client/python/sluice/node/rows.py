@@ -1,0 +1,193 @@
+"""A layer's arguments: which have rows, along which dimension.
+
+A tensor of the sequence's length under a name that is not known to have rows
+is refused by that name.
+"""
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, MutableMapping
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
+
+from sluice.base import argument_table
+from sluice.base.argument_table import PLAIN
+from sluice.base.errors import UnknownRows, Unsupported
+
+ROWS: Mapping[str, int] = argument_table.those("rows")
+_MASKS, _CACHES = argument_table.those("mask"), argument_table.those("cache")
+
+
+class Markers(Protocol):
+    """What arguments need of a step; see [Note: mask markers] there."""
+
+    rows: int  # of this rank
+
+    def is_marker(self, tensor: Tensor) -> bool: ...
+
+    def marker_of(self, mask: Tensor) -> Tensor | None: ...
+
+
+class Leaf(NamedTuple):
+    """One tensor or value among the arguments."""
+
+    name: str  # of the argument it belongs to
+    value: Any
+    dim: int | None  # of its rows; None: every chunk sees it whole
+    marker: bool = False  # a mask's, as large as the chunk for each chunk
+
+
+class Arguments:
+    """One call's arguments beside the hidden states, flattened. Leaves that
+    need a gradient are inputs of the layer's autograd node."""
+
+    def __init__(self, layer: nn.Module, step: Markers, args: tuple,
+                 kwargs: dict[str, Any], declared: Mapping[str, int | None]):
+        self._positional = len(args)
+        # See [Note: handed tensors] in shared_tensors.
+        self.hands = isinstance(kwargs.get(argument_table.HANDED), MutableMapping)
+        if self.hands:
+            kwargs = {**kwargs, argument_table.HANDED: None}
+        self._specs, self.leaves = [], []
+        for name, value in named_arguments(layer, args, kwargs):
+            if isinstance(value, dict):
+                raise Unsupported(layer, f"argument '{name}', a dictionary "
+                                  "through which layers hand tensors to each "
+                                  "other")
+            leaves, spec = pytree.tree_flatten(value)
+            self._specs.append((name, spec))
+            self.leaves += [leaf_of(layer, name, leaf, step, step.rows,
+                                    declared) for leaf in leaves]
+        self._needs_grad = [needs_grad(leaf.value) for leaf in self.leaves]
+
+    def chunk(self, rows: range, replaced: list[Tensor | None]
+              ) -> tuple[tuple, dict[str, Any]]:
+        """(args, kwargs) of `rows`; `replaced`: differentiable leaves, cut."""
+        given = iter(replaced)
+        values = [next(given) if needs else cut(leaf, rows)
+                  for leaf, needs in zip(self.leaves, self._needs_grad)]
+        out, at = [], 0
+        for name, spec in self._specs:
+            part = values[at:at + spec.num_leaves]
+            # Most are a tensor or a value.
+            out.append((name, part[0] if spec.is_leaf() else
+                        pytree.tree_unflatten(part, spec)))
+            at += spec.num_leaves
+        return (tuple(value for _, value in out[:self._positional]),
+                dict(out[self._positional:]))
+
+    def differentiable(self) -> list[Leaf]:
+        return [leaf for leaf, needs in zip(self.leaves, self._needs_grad)
+                if needs]
+
+
+def cut(leaf: Leaf, rows: range) -> Any:
+    """The rows of a leaf; one row for all stays one row."""
+    if leaf.marker:
+        return leaf.value[..., :len(rows), :len(rows)]
+    if leaf.dim is None or leaf.value.shape[leaf.dim] == 1:
+        return leaf.value
+    return leaf.value.narrow(leaf.dim, rows.start, len(rows))
+
+
+def check_hidden(layer: nn.Module, hidden: Any) -> None:
+    if not isinstance(hidden, Tensor) or hidden.dim() != 3:
+        what = (f"hidden states of shape {tuple(hidden.shape)}" if isinstance(
+            hidden, Tensor) else f"hidden states as {type(hidden).__name__}")
+        raise Unsupported(layer, f"{what}, of which only [B, S, H] can be cut "
+                          "into chunks of rows")
+
+
+def check_parameters(module: nn.Module) -> None:
+    """Refuses weights that a replayed layer cannot read as they are."""
+    gathered = {id(p) for unit in module.modules()
+                if isinstance(unit, FSDPModule) for p in unit.parameters()}
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, DTensor):
+            split = [p for p in parameter.placements if not p.is_replicate()]
+            if len(split) > 1 or any(
+                    mesh in ("tp", "cp", "ep") for mesh in
+                    parameter.device_mesh.mesh_dim_names or ()):
+                raise Unsupported(name, "a weight split by tensor parallelism",
+                                  "stream the model without it")
+            if id(parameter) not in gathered:
+                raise Unsupported(name, "a sharded weight (DTensor) that no "
+                                  "fully_shard gathers", "shard the model by "
+                                  "fully_shard, or stream it without that")
+        if type(parameter).__module__.startswith("bitsandbytes"):
+            raise Unsupported(name, "a bitsandbytes weight",
+                              "load the model without quantisation")
+    for name, part in module.named_modules():
+        if hasattr(part, "_hf_hook") and any(
+                p.is_meta for p in part._parameters.values()
+                if p is not None):
+            raise Unsupported(name, "weights that accelerate's offloading "
+                              "leaves elsewhere", "load the model without "
+                              "offloading")
+
+
+def needs_grad(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def named_arguments(layer: nn.Module, args: tuple, kwargs: dict[str, Any]
+                    ) -> list[tuple[str, Any]]:
+    names = [p.name for p in inspect.signature(
+                 type(layer).forward).parameters.values()
+             if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][2:]
+    names += [f"argument {i + 2}" for i in range(len(names), len(args))]
+    return [*zip(names, args), *kwargs.items()]
+
+
+def leaf_of(layer: nn.Module, name: str, value: Any, step: Markers, length: int,
+            declared: Mapping[str, int | None]) -> Leaf:
+    """One tensor or value of argument `name`, for `length` rows."""
+    module = type(layer).__name__
+    if name in _CACHES and value is not None:
+        raise Unsupported(module, f"a cache ('{name}')", "pass use_cache=False")
+    if isinstance(value, Tensor) and step.is_marker(value):
+        return Leaf(name, value, None, marker=True)
+    if name in _MASKS:
+        marker = step.marker_of(value) if isinstance(value, Tensor) else None
+        if marker is not None:
+            return Leaf(name, marker, None, marker=True)
+        # In 2-D it says of a layer without attention which rows are padding.
+        return Leaf(name, value, 1 if isinstance(value, Tensor) and (
+            value.dim() == 2 and value.shape[1] == length) else None)
+    if isinstance(value, Tensor):
+        return _tensor(module, name, value, length, declared)
+    if not isinstance(value, PLAIN):
+        raise Unsupported(
+            module, f"argument '{name}' of type {type(value).__name__}, "
+            "through which layers could hand tensors to each other")
+    return Leaf(name, value, None)
+
+
+def _tensor(module: str, name: str, value: Tensor, length: int,
+            declared: Mapping[str, int | None]) -> Leaf:
+    dim = declared.get(name)
+    if dim is None:
+        if name not in declared and length > 1 and length in value.shape:
+            dims = [d for d, n in enumerate(value.shape) if n == length]
+            unknown = UnknownRows(
+                module, f"argument '{name}' of shape {tuple(value.shape)}, "
+                f"which has the sequence's length {length} and is not known",
+                f"if it has rows, say along which dimension: "
+                f"stream(…, rows={{'{name}': {dims[0]}}})")
+            unknown.argument, unknown.dims = name, tuple(dims)
+            raise unknown
+        return Leaf(name, value, None)
+    if name == "position_ids" and value.dim() > 2:
+        raise Unsupported(module, f"position_ids of shape "
+                          f"{tuple(value.shape)} (M-RoPE)")
+    has = value.shape[dim] if -value.dim() <= dim < value.dim() else 0
+    # What the user says has rows may be a table with more than are used.
+    if has not in (1, length) and (name in ROWS or has < length):
+        raise Unsupported(
+            module, f"argument '{name}' of shape {tuple(value.shape)}, whose "
+            f"dimension {dim} should be the sequence's {length} rows")
+    return Leaf(name, value, dim)

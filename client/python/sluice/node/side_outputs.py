@@ -1,0 +1,128 @@
+"""What a layer makes beside its hidden states, where the model asks for it.
+
+[Note: sides]
+A router's logits, of which a loss is made that balances experts, come out of
+the middle of a layer. They are noted chunk by chunk, and are together a tensor
+of the device, few numbers per row. The layers' nodes answer hidden states
+alone; so what was noted joins the user's graph behind the last layer, in a
+node that runs its backward before those of all layers. It leaves the gradients
+here, and each layer's second forward is given those of its chunk.
+"""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sluice.base.errors import Unsupported
+
+ASKED = "output_router_logits"  # transformers' argument, and in its configs
+
+
+class Side:
+    """Output `index` of a module of a layer, or of the layer, in one step."""
+
+    def __init__(self, layer: nn.Module, module: nn.Module, index: int,
+                 chunks: list[range]):
+        self._module, self._index, self._chunks = module, index, chunks
+        self.is_own = module is layer
+        self._seen: list[Tensor] = []
+        self._parts: list[Tensor] = []  # [B, c, E]
+        self._flat = False  # the module makes [B * c, E]
+        self.gradient: Tensor | None = None  # [B, S, E]
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        self._seen.clear()
+        if self.is_own:  # its forward is not run through its hooks
+            yield
+            return
+        with self._module.register_forward_hook(self._note):
+            yield
+
+    def _note(self, module: nn.Module, args: tuple, out: Any) -> None:
+        self._seen.append(out[self._index] if isinstance(
+            out, (tuple, list)) else out)
+
+    def without(self, out: Any) -> Any:
+        """What the layer's forward answered, but what is noted here. A layer
+        that has nothing to say answers None in its place."""
+        if not self.is_own:
+            return out
+        if not isinstance(out, (tuple, list)) or len(out) < 2:
+            raise Unsupported(self._module, "no output beside its hidden "
+                              "states", "leave its logits out")
+        if out[self._index] is not None:
+            self._note(self._module, (), out)
+        at = self._index % len(out)
+        return (*out[:at], *out[at + 1:])
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the layer had nothing to say, in all chunks."""
+        return self.is_own and not self._parts
+
+    def keep(self, m: int, batch: int) -> None:
+        if self._seen or not self.is_own:
+            self._parts.append(self._of_chunk(m, batch).detach())
+
+    def keep_whole(self, batch: int, length: int) -> None:
+        """After a forward of all rows that autograd keeps."""
+        self._chunks = [range(length)]
+        if self._seen or not self.is_own:
+            self._parts.append(self._of_chunk(0, batch))
+
+    def pair(self, m: int, batch: int) -> tuple[Tensor, Tensor] | None:
+        """What the second forward of chunk `m` made, and its gradient."""
+        if self.gradient is None:
+            return None
+        with torch.enable_grad():
+            made = self._of_chunk(m, batch)
+        rows = self._chunks[m]
+        return (made, self.gradient[:, rows.start:rows.stop]) if (
+            made.requires_grad) else None
+
+    def _of_chunk(self, m: int, batch: int) -> Tensor:
+        rows = len(self._chunks[m])
+        name = type(self._module).__name__
+        if len(self._seen) != 1:
+            raise Unsupported(name, f"{len(self._seen)} calls of a router in "
+                              "one chunk", "leave its logits out")
+        [made] = self._seen
+        self._seen.clear()  # it may hold the chunk's graph
+        self._flat = made.dim() == 2
+        if made.shape[:-1] not in ((batch * rows,), (batch, rows)):
+            raise Unsupported(name, f"logits of shape {tuple(made.shape)} for "
+                              f"{batch} x {rows} rows", "leave them out")
+        return made.reshape(batch, rows, -1)
+
+    def whole(self) -> Tensor:
+        """[B * S, E] or [B, S, E], as the module makes it."""
+        if len(self._parts) != len(self._chunks):
+            raise Unsupported(self._module, "a router that did not run",
+                              "leave its logits out")
+        made = torch.cat(self._parts, 1)
+        self._parts.clear()
+        return made.flatten(0, 1) if self._flat else made
+
+
+class Joined(torch.autograd.Function):
+    """(y, what each side noted) behind the last layer; see [Note: sides]."""
+
+    @staticmethod
+    def forward(ctx, sides: Sequence[Side], y: Tensor, *noted: Tensor
+                ) -> tuple[Tensor, ...]:
+        ctx.sides, ctx.batch = sides, y.shape[0]
+        return y.view_as(y), *(n.view_as(n) for n in noted)
+
+    @staticmethod
+    def backward(ctx, dy: Tensor, *gradients: Tensor):
+        for side, gradient in zip(ctx.sides, gradients):
+            side.gradient = gradient.reshape(ctx.batch, -1,
+                                             gradient.shape[-1])
+        # What was noted of layers that run plain is part of the graph.
+        return None, dy, *(gradient if needed else None for gradient, needed in
+                           zip(gradients, ctx.needs_input_grad[2:]))

@@ -1,0 +1,203 @@
+"""Products of matrices that a layer's second forward need not compute.
+
+[Note: spared products] A layer ends in a sum: what its last product makes, an
+MLP's down projection, is added to the hidden states, and the gradient of a sum
+needs none of its terms. The second forward is there for the gradient alone. So
+that product is left out there: what it makes is a stand-in, autograd has its
+factors, which are all that its backward needs, and the layer's output, which is
+not read, is not a number. So are the products that attention's k and v are made
+of: these are in the host. Not where replays are compared with their first
+forwards: those compute everything.
+
+Which products these are is found by running: in one replay of a layer
+everything that is made of a product's values is followed. The product is spared
+in later replays if that was sums, views, casts and products with what needs no
+gradient (RoPE), which keep nothing of it for backward, until it was added up,
+or was k or v; and if the layer has no function of the user's own, which may
+keep what it likes. Hooks on saved tensors may keep them in other storages, so
+nothing is spared where any were in force.
+
+What was found holds for later replays under the same `conditions`: the layer's
+plain attributes (also whether it trains, which adapter is active), the hooks in
+it, and which of its parameters and inputs need a gradient. A frozen scale reads
+nothing of the product behind it; a trained one does.
+"""
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
+
+from sluice.attention.over_chunks import Attend
+from sluice.base import swapped
+from sluice.node import linears
+from sluice.node.hidden_rows import stand_in
+from sluice.node.replay import nodes
+from sluice.plan.products import Mode, Place, Product, Products, storage
+
+_aten = torch.ops.aten
+# Products, and which of their arguments are the factors.
+_FACTORS = {_aten.mm.default: (0, 1), _aten.addmm.default: (1, 2)}
+# What is made of a term of a sum without its backward needing the term.
+_TERMS = frozenset({
+    _aten.add.Tensor, _aten.view.default, _aten._unsafe_view.default,
+    _aten.t.default, _aten.transpose.int, _aten.permute.default,
+    _aten.expand.default, _aten.unsqueeze.default, _aten.squeeze.dim,
+    _aten.clone.default, _aten._to_copy.default, _aten.neg.default,
+    _aten.slice.Tensor, _aten.cat.default,
+})
+
+
+def conditions(layer: nn.Module, attributes: Any, inputs: Iterable[Tensor]
+               ) -> tuple:
+    """What decides which products a layer's replay needs, during one, while the
+    layer has its aliases of parameters.
+
+    Args:
+        attributes: the plain ones of its modules, and which modules and hooks
+            they have.
+        inputs: the hidden states and the arguments beside them.
+    """
+    return attributes, tuple(t.requires_grad for t in (
+        *layer.parameters(), *inputs)), _hooks_on_saved()
+
+
+@dataclass(frozen=True)
+class Spared:
+    """The weights of one layer, by name, of what need not be computed."""
+
+    weights: frozenset[str]
+    makes_kv: bool  # whether attention's k or v are made of them
+    conditions: tuple  # under which that was found
+
+    @contextlib.contextmanager
+    def left_out(self, layer: nn.Module, products: Products
+                 ) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for name in self.weights:
+                owner = layer.get_submodule(name.rpartition(".")[0])
+                without = _UnmadeLinear if linears.is_plain(owner) else _Without
+                stack.enter_context(swapped.attributes(
+                    owner, forward=without(owner, products, name)))
+            yield
+
+
+class _Without:
+    """A module's forward but for the product of one of its weights."""
+
+    def __init__(self, owner: nn.Module, products: Products, weight: str):
+        self._owner, self._own = owner, owner.forward
+        self._products, self._weight = products, weight
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with Mode(self._products, self._met):
+            return self._own(*args, **kwargs)
+
+    def _met(self, place: Place, product: Product, args: tuple,
+             kwargs: dict[str, Any]) -> Tensor:
+        if product.weight != self._weight or product.function not in _FACTORS:
+            return product.function(*args, **kwargs)
+        a, b = (args[i] for i in _FACTORS[product.function])
+        return stand_in((a.shape[0], b.shape[1]), a.dtype, a.device)
+
+
+class _UnmadeLinear(_Without):
+    """A linear layer's, without the price of a dispatch mode."""
+
+    def __call__(self, input: Tensor) -> Tensor:
+        layer = self._owner
+        return linears.Product.apply(
+            input, layer.weight, layer.bias, _unmade) if (
+                linears.is_plain_call(layer, input)) else (
+                    super().__call__(input))
+
+
+def _unmade(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Stands for x @ weight.T + bias."""
+    return stand_in((*x.shape[:-1], weight.shape[0]), x.dtype, x.device)
+
+
+class Following(Mode):
+    """Around one replay of a chunk; then `found` says what may be spared."""
+
+    def __init__(self, layer: nn.Module, conditions: tuple):
+        super().__init__(Products(layer))
+        self._conditions = conditions
+        self._count: Counter[str] = Counter()
+        self._needed: set[str] = set()
+        self._in_kv: set[str] = set()
+        # By storage: the products that its values are made of.
+        self._made_of: dict[StorageWeakRef, set[str]] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
+        of = self._of(args, kwargs)
+        if _hooks_on_saved() is not None:
+            self._needed |= set(self._count)
+        if func not in _TERMS and not self._is_scaled(func, args):
+            self._needed |= of
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if of:
+            self._note(out, of)
+        return out
+
+    def met(self, place: Place, product: Product, args: tuple,
+            kwargs: dict[str, Any]) -> Tensor:
+        out = product.function(*args, **kwargs)
+        self._count[product.weight] += 1
+        if product.function in _FACTORS:
+            self._note(out, {product.weight})
+        else:
+            self._needed.add(product.weight)
+        return out
+
+    def attends(self, k: Tensor, v: Tensor) -> None:
+        self._in_kv |= self._of(k, v)
+
+    def found(self, y: Tensor) -> Spared:
+        """Given the layer's output."""
+        for node in nodes(y):
+            if not isinstance(node, BackwardCFunction):
+                continue
+            if not node._forward_cls.__module__.startswith("sluice."):
+                self._needed |= set(self._count)
+            saved = node.saved_tensors
+            if node._forward_cls is Attend:  # but k and v
+                saved = saved[:1] + saved[3:]
+            self._needed |= self._of(saved)
+        weights = frozenset(
+            name for name, count in self._count.items()
+            if count == 1 and name not in self._needed)
+        return Spared(weights, not self._in_kv.isdisjoint(weights),
+                      self._conditions)
+
+    def _is_scaled(self, func: Any, args: tuple) -> bool:
+        """Whether backward of such a product needs nothing of its values."""
+        if func is not _aten.mul.Tensor:
+            return False
+        mine, other = args if self._of(args[0]) else args[::-1]
+        return not self._of(other) and not (
+            isinstance(other, Tensor) and other.requires_grad)
+
+    def _of(self, *values: Any) -> set[str]:
+        return set().union(*(self._made_of.get(storage(t), ()) for t in
+                             pytree.tree_leaves(values)
+                             if isinstance(t, Tensor)))
+
+    def _note(self, out: Any, of: set[str]) -> None:
+        for tensor in pytree.tree_leaves(out):
+            if isinstance(tensor, Tensor):
+                known = self._made_of.setdefault(storage(tensor), set())
+                known |= of
+
+
+def _hooks_on_saved() -> Any:
+    """The innermost ones in force, of all tensors that autograd saves."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)

@@ -1,0 +1,1 @@
+"""What is kept, swapped and recomputed: policies, plans, chunk sizes."""

@@ -1,0 +1,252 @@
+"""A policy by the daemon's plan: what a step cost -> profile -> plan -> policy.
+
+The daemon plans all ranks of its node together (planner/swap): what each swaps
+so that the copies hide behind its compute, the links and the host memory
+suffice, and the least is computed again. Layers that are alike (`captured`:
+same classes, shapes, settings, what is frozen) are a kind, with seconds, copies
+and fractions of its own; a weight's products are one class of its kind. Nothing
+is kept on the device: its memory is torch's, and the daemon cannot promise what
+it has not leased.
+"""
+from __future__ import annotations
+
+import glob
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from sluice.base.errors import Error
+from sluice.memory.arena import HostArena
+from sluice.native.session import Session
+from sluice.plan.plan_changes import Changes, Offer
+from sluice.plan.policy import Policy, Share
+from sluice.plan.step_costs import FROZEN, Kind, Measured
+
+FORMAT, VERSION = "sluice.rank_profile", 2
+BASE = "streamed"  # the class of all that is in the host in any case
+
+
+class Planning:
+    """The planning of one stream: warm up for a step, measure the next, then
+    plan; after that, take the plans that the daemon changes it for.
+
+    Only the step in which a plan is taken asks the daemon for anything: what
+    a plan needs is leased before, and what it does not need goes back there.
+
+    A plan's fractions are parts of the chunks, so that it serves steps of
+    other lengths too, if less well.
+    """
+
+    def __init__(self, session: Session, kinds: Mapping[nn.Module, str],
+                 quiet: bool):
+        self._session = session
+        self.kinds = kinds  # of each layer, by name
+        self._quiet, self._steps = quiet, 0
+        self._measured: Measured | None = None
+        self._held = 0
+        self.plan: dict[str, Any] | None = None  # this rank's, once there
+        self._profile: dict[str, Any] = {}  # that it answers
+        self.over = False
+        self._changes = Changes(session.job, session.rank)
+        # For each changed plan that is not decided on yet: this rank's part,
+        # and why it cannot take it.
+        self._offered: dict[int, tuple[dict[str, Any], str]] = {}
+
+    def begin(self, arena: HostArena) -> Measured | None:
+        self._steps += 1
+        if not self.over and self._steps > 1:
+            self._measured = Measured(arena.copied, arena.device)
+        return self._measured
+
+    def forward_over(self, host_bytes: int) -> None:
+        self._held = host_bytes
+
+    def policy(self, arena: HostArena) -> Policy | None:
+        """The plan's, once, after a step that was measured whole; a daemon
+        that has no plan leaves the stream as it is, and says why."""
+        if self._measured is None or not self._measured.whole:
+            return None
+        self._measured.read()
+        asked = self._profile = profile(self._measured, self._held,
+                                        arena.peak_bytes, self._session)
+        try:
+            plan = self._session.plan(asked, quiet=self._quiet)
+        except Error as error:
+            self._measured, self.over = None, True
+            self._say(f"no plan, all is computed again: {error}")
+            return None
+        # Not where Ctrl-C ended the wait: then the next step asks again.
+        self._measured, self.over = None, True
+        if plan["infeasible"]:
+            self._say(f"no plan, all is computed again: {plan['infeasible']}")
+            return None
+        own = self.plan = self._own(plan)
+        if not arena.used_bytes:
+            # What cannot be leased now is leased when it is needed.
+            _refusal(lambda: arena.fit(own["host_bytes"]))
+        self._say(line(own, asked))
+        return policy_of(own)
+
+    # --- plans that follow ---------------------------------------------------
+
+    def changed(self, arena: HostArena) -> Policy | None:
+        """The policy of a changed plan, where the step that begins is the one
+        at which the ranks of the job take it; see `changes`. Not between a
+        forward and its backward."""
+        if self.plan is None or arena.used_bytes:
+            return None
+        decision = self._changes.step(self._steps, self._offer(arena))
+        if decision is None:
+            return None
+        part, _ = self._offered.get(decision.plan, (None, ""))
+        self._offered.clear()
+        refusal = decision.refusal or (
+            "" if part else "this rank was not told of it")
+        step = f"step {self._steps + 1}"
+        if refusal:
+            self._say(f"{step}: on with the plan before, for the new one is "
+                      f"refused: {refusal}")
+        else:
+            assert part is not None
+            self.plan = part
+            self._say(f"{step}: {line(part, self._profile)}")
+        plan = self.plan
+        # The ranks have decided: that it cannot be given back, because there
+        # is no daemon any more, changes nothing.
+        _refusal(lambda: arena.fit(plan["host_bytes"]))
+        self._answer(decision.plan, refusal)
+        return None if refusal else policy_of(plan)
+
+    def _offer(self, arena: HostArena) -> Offer | None:
+        """The newest changed plan, and whether this rank can take it: what it
+        grows by is leased before that is said."""
+        told = self._session.changed_plan()
+        if told is None:
+            return None
+        number, plan = told
+        if number not in self._offered:
+            part = self._own(plan)
+            self._offered[number] = part, _refusal(
+                lambda: arena.reserve(part["host_bytes"]))
+        return Offer(number, [r["rank"] for r in plan["ranks"]],
+                     self._offered[number][1])
+
+    def _own(self, plan: Mapping[str, Any]) -> dict[str, Any]:
+        return next(r for r in plan["ranks"]
+                    if r["rank"] == self._session.rank)
+
+    def _answer(self, number: int, refusal: str) -> None:
+        """To a daemon that may be gone."""
+        _refusal(lambda: self._session.answer_change(
+            number, not refusal, refusal or f"at step {self._steps + 1}"))
+
+    def close(self) -> None:
+        told = None if self._session.closed else self._session.changed_plan()
+        if told is not None:
+            self._answer(told[0], "the model is not streamed any more")
+
+    def _say(self, what: str) -> None:
+        if not self._quiet:
+            print(f"sluice: {what}", file=sys.stderr)
+
+
+def _refusal(act: Callable[[], object]) -> str:
+    """Why `act` could not be done, in one line; "": it is done."""
+    try:
+        act()
+    except Error as error:
+        return str(error)
+    return ""
+
+
+def profile(measured: Measured, held: int, peak: int, session: Session
+            ) -> dict[str, Any]:
+    """The profile (proto/plan) of a step that computed everything again and
+    had `held` host bytes after its forward, `peak` at most."""
+    kinds = measured.kinds
+    several = len(kinds) > 1
+    keeping = {name: kind for name, kind in kinds.items()
+               if not name.endswith(FROZEN)}
+    # A plan needs only the total: it is spread evenly over the layers.
+    each = _per(held, sum(kind.layers for kind in keeping.values()))
+    classes = []
+    for name, kind in keeping.items():
+        own = [_class(BASE, each, 0.0, must_swap=True, traffic_in_fixed=True)]
+        own += [_class(weight, _per(cost.nbytes, kind.layers),
+                       cost.replayed_seconds / kind.layers)
+                for weight, cost in sorted(kind.products.items())]
+        classes += [{**c, "kind": name} if several else c for c in own]
+    # What tells no kinds apart is written without names, as it always was.
+    fields = {"kinds": [{"name": name, **_layers(kind)}
+                        for name, kind in kinds.items()]
+              } if several else _layers(*kinds.values())
+    return {"format": FORMAT, "version": VERSION, "job": 0,
+            "rank": session.rank, "gpu": session.gpu, "numa": 0,
+            **fields,
+            "segments": [], "classes": classes,
+            "host_fixed": max(0, peak - held),
+            "transient_capacity": 0, "keep_reserve": 0, "alpha": -1.0,
+            "settled": False, "limited_by": ""}
+
+
+def _per(total: int, layers: int) -> int:
+    return -(-total // layers)
+
+
+def _layers(kind: Kind) -> dict[str, Any]:
+    """What one of the kind's layers takes and copies in any case."""
+    fields: dict[str, Any] = {"layers": kind.layers, "resident_layers": 0}
+    for direction, seconds in kind.seconds.items():
+        fields[f"{direction}_layer_seconds"] = seconds / kind.layers
+        for way, nbytes in (("d2h", kind.out), ("h2d", kind.back)):
+            fields[f"{direction}_{way}_fixed"] = _per(nbytes[direction],
+                                                      kind.layers)
+    return fields
+
+
+def _class(name: str, nbytes: int, seconds: float, *, must_swap: bool = False,
+           traffic_in_fixed: bool = False) -> dict[str, Any]:
+    return {"name": name, "bytes_per_layer": nbytes,
+            "recompute_seconds": seconds, "must_swap": must_swap,
+            "traffic_in_fixed": traffic_in_fixed, "shared": False,
+            "can_keep": False, "keep": -1.0, "swap": -1.0, "why": ""}
+
+
+def policy_of(plan: Mapping[str, Any]) -> Policy:
+    return Policy(tuple(
+        (_full(c, glob.escape(c["name"])), Share(c["keep"], c["swap"]))
+        for c in plan["classes"] if c["name"] != BASE))
+
+
+def _full(planned: Mapping[str, Any], name: str) -> str:
+    """With its kind of layers, where the plan tells kinds apart."""
+    return f"{planned['kind']}/{name}" if "kind" in planned else name
+
+
+def line(plan: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+    """This rank's part of a plan, and what it gives for memory."""
+    swapped = [f"{_full(c, c['name'])} {c['swap']:.2g}" for c in plan["classes"]
+               if c["name"] != BASE and c["swap"] > 0]
+    nbytes, seconds = recomputed(plan, asked)
+    return (f"planned: swapped {', '.join(swapped) or 'nothing'}; "
+            f"{plan['host_bytes'] / 2**30:.3g} GiB in host memory, "
+            f"{nbytes / 2**30:.3g} GiB computed again in {seconds:.2g} s of a "
+            f"step; limited by {plan['alpha_limited_by']}")
+
+
+def recomputed(plan: Mapping[str, Any], asked: Mapping[str, Any]
+               ) -> tuple[int, float]:
+    """Bytes of products that a step of this plan computes again in place of
+    holding them, and the seconds that this takes; `asked`: the profile."""
+    layers = {k["name"]: k["layers"] for k in asked.get("kinds", ())}
+    costs = {(c.get("kind"), c["name"]): c for c in asked["classes"]}
+    nbytes, seconds = 0.0, 0.0
+    for c in plan["classes"]:
+        cost = costs[c.get("kind"), c["name"]]
+        again = (1 - c["keep"] - c["swap"]) * layers.get(
+            c.get("kind"), asked.get("layers", 0))
+        nbytes += again * cost["bytes_per_layer"]
+        seconds += again * cost["recompute_seconds"]
+    return round(nbytes), seconds

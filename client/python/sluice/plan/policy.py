@@ -1,0 +1,104 @@
+"""What of a layer's products is kept, swapped or computed again.
+
+MEMO (section 4.1) splits each layer's activations along the tokens: a part
+alpha is swapped to the host, the rest is computed again. Here tokens go by
+whole chunks: of each product of matrices the last chunks are kept on the
+device, where backward begins, those before them are swapped, the first ones
+are computed again.
+"""
+from __future__ import annotations
+
+import enum
+import fnmatch
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from sluice.base.arguments import Kind, invalid, mapping, need, number
+
+_ROUNDING = 1e-6
+_PART = number("between 0 and 1, a part of the chunks", least=0, most=1)
+_PARTS = mapping(
+    Kind(lambda parts: isinstance(parts, Mapping)
+         and parts.keys() <= {"keep", "swap"}, ""),
+    "'recompute', 'plan', or parts of the chunks by weights' names, as "
+    "{'mlp.*': {'keep': 0.25, 'swap': 0.5}}")
+
+
+class Action(enum.Enum):
+    """What happens to one product of one chunk between its two forwards."""
+
+    RECOMPUTE = 0
+    SWAP = 1  # in the host
+    KEEP = 2  # on the device
+
+
+@dataclass(frozen=True)
+class Share:
+    """Parts of the chunks: keep + swap <= 1, the rest is computed again.
+    A part that is no whole number of chunks is rounded down."""
+
+    keep: float = 0.0
+    swap: float = 0.0
+
+    def action(self, chunk: int, chunks: int) -> Action:
+        kept = int(self.keep * chunks + _ROUNDING)
+        stored = int((self.keep + self.swap) * chunks + _ROUNDING)
+        if chunk >= chunks - kept:
+            return Action.KEEP
+        return Action.SWAP if chunk >= chunks - stored else Action.RECOMPUTE
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Shares by the name of the weight within its layer, the first pattern
+    that fits (`fnmatch`: "mlp.*", "self_attn.?_proj"). A plan's patterns name
+    the kind of layers that they are for, where there are several:
+    "LlamaDecoderLayer.0/mlp.up_proj.weight"."""
+
+    shares: tuple[tuple[str, Share], ...] = ()
+
+    @staticmethod
+    def of(given: str | Mapping[str, Mapping[str, float]]) -> Policy:
+        """The policy that a user gives as `stream(policy=)`, or `Invalid`."""
+        if given == "recompute":
+            return Policy()
+        need("stream", "policy", given, _PARTS)
+        return Policy(tuple((pattern, _share(pattern, parts))
+                            for pattern, parts in given.items()))
+
+    def check(self, names: Iterable[str]) -> None:
+        """`Invalid` where a pattern fits none of the layers' weights."""
+        names = sorted(set(names))
+        for pattern, _ in self.shares:
+            if not any(_fits(name, pattern) for name in names):
+                raise invalid(f"stream: policy: '{pattern}' fits no weight of "
+                              f"the layers; there are: {', '.join(names)}")
+
+    def of_kind(self, kind: str) -> Policy:
+        """What it says of layers of that kind."""
+        own = kind + "/"
+        return Policy(tuple(
+            (pattern.removeprefix(own), share)
+            for pattern, share in self.shares
+            if "/" not in pattern or pattern.startswith(own)))
+
+    def share(self, name: str) -> Share:
+        return next((share for pattern, share in self.shares
+                     if _fits(name, pattern)), Share())
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """The weight's name, or that of a module it belongs to: PEFT makes
+    modules around the ones that a pattern was written for."""
+    while name and not fnmatch.fnmatchcase(name, pattern):
+        name = name.rpartition(".")[0]
+    return bool(name)
+
+
+def _share(pattern: str, parts: Mapping[str, float]) -> Share:
+    for name, part in parts.items():
+        need("stream", f"policy['{pattern}']: {name}", part, _PART)
+    share = Share(**parts)
+    need("stream", f"policy['{pattern}']: keep + swap",
+         share.keep + share.swap, _PART)
+    return share

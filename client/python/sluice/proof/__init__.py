@@ -1,0 +1,1 @@
+"""Trials on twins that a layer cut into chunks computes the same."""

@@ -1,0 +1,1 @@
+"""The ranks of a job: groups, the board, deaths, progress."""

@@ -1,0 +1,233 @@
+"""How the processes of a job on several nodes hear that one of them has died.
+
+[Note: the line]
+What is said, and why, is client/train/launch/peer_line.h's, line for line: a
+death is a connection to rank 0 that ends without the word "end".
+"""
+from __future__ import annotations
+
+import contextlib
+import multiprocessing.util
+import os
+import secrets
+import select
+import socket
+import sys
+import threading
+import time
+import weakref
+from typing import Protocol
+
+import torch.distributed as dist
+
+from sluice.native import launcher
+from sluice.ranks.board import Board
+
+# Before rank 0 passes on that a connection was closed: the dead rank's
+# neighbours can tell what their daemon knows.
+NAMING_S = 0.5
+_TICK_MS = 100
+_LOOK_S = 0.2  # between two looks for rank 0's address
+_MOST_UNREAD = 256  # bytes of a connection that has not said its token
+# After two seconds of silence, four probes that are a second apart.
+_KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 1),
+               (socket.TCP_KEEPCNT, 4))
+
+
+class Hears(Protocol):
+    def peer_died(self, what: str) -> None: ...
+
+
+def several_nodes() -> bool:
+    """Whether the launcher of this process says so."""
+    place = launcher.place()
+    return place.local_world is not None and place.local_world < place.world
+
+
+class _Peer:
+    def __init__(self, connection: socket.socket, rank: int | None):
+        connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEP_ALIVE:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        self.connection, self.rank = connection, rank
+        self.unread, self.closed_at = b"", float("inf")
+
+    def send(self, line: str) -> None:
+        # Lines are few and short: a buffer that is full is a dead node's.
+        with contextlib.suppress(OSError):
+            self.connection.send(f"{line}\n".encode())
+
+    def lines(self) -> list[str]:
+        """What has come since; notes where the connection is closed."""
+        with contextlib.suppress(BlockingIOError):
+            # Reset, or by keepalive.
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                while some := self.connection.recv(4096):
+                    self.unread += some
+            self.closed_at = min(self.closed_at, time.monotonic())
+        *whole, self.unread = self.unread.split(b"\n")
+        return [line.decode("utf-8", "replace") for line in whole]
+
+
+class Line:
+    """This process's end. A thread waits for news until the process ends.
+
+    Thread safety: safe.
+    """
+
+    def __init__(self, board: Board):
+        self._board, self.rank = board, dist.get_rank()
+        self._hears: weakref.WeakSet[Hears] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._listener: socket.socket | None = None  # rank 0's
+        self._peers: list[_Peer] = []  # of rank 0 all others, of these rank 0
+        self._died, self._heard, self._ended = "", "", False
+        self._token = ""
+        if self.rank == 0:
+            self._listener = socket.create_server(
+                ("", 0), family=socket.AF_INET6, dualstack_ipv6=True
+            ) if socket.has_dualstack_ipv6() else socket.create_server(("", 0))
+            self._listener.setblocking(False)
+            self._token = secrets.token_hex(8)
+            host = os.environ.get("MASTER_ADDR") or socket.gethostname()
+            port = self._listener.getsockname()[1]
+            board.update("line", lambda _: {
+                "host": host, "port": port, "token": self._token})
+        threading.Thread(target=self._run, name="sluice line",
+                         daemon=True).start()
+        # Not atexit, which processes of multiprocessing do not run.
+        multiprocessing.util.Finalize(None, self.end, exitpriority=0)
+        # A worker of a DataLoader would keep a dead rank's connection open.
+        os.register_at_fork(after_in_child=self._close)
+
+    def heard_by(self, hears: Hears) -> None:
+        """`hears.peer_died` is called by a thread, as long as something refers
+        to it."""
+        self._hears.add(hears)
+
+    def tell(self, what: str) -> None:
+        """All other ranks that a process has died, if none was told before."""
+        with self._lock:
+            if not self._died and not self._ended:
+                self._died = what.partition("\n")[0]
+                self._send(f"died {self._died}")
+
+    def end(self) -> None:
+        """From now on this process's end is no death: unless an exception
+        ends it, which all are told."""
+        error = getattr(sys, "last_value", None)
+        if error is not None:
+            self.tell(f"rank {self.rank} failed: {type(error).__name__}: "
+                      f"{error}")
+        with self._lock:
+            if not self._ended and error is None:
+                self._send("end")
+            self._ended = True
+
+    def _close(self) -> None:
+        self._ended = True
+        for peer in self._peers:
+            peer.connection.close()
+        if self._listener is not None:
+            self._listener.close()
+
+    def _send(self, line: str) -> None:
+        for peer in self._peers:
+            if peer.rank is not None:
+                peer.send(line)
+
+    def _run(self) -> None:
+        while not self._ended:
+            if self._listener is None and not self._peers:
+                if not self._reach():
+                    time.sleep(_LOOK_S)
+                    continue
+            waiting = select.poll()
+            for each in [self._listener, *(
+                    p.connection for p in self._peers
+                    if p.closed_at == float("inf"))]:
+                if each is not None:
+                    waiting.register(each, select.POLLIN)
+            waiting.poll(_TICK_MS)
+            with self._lock:
+                heard = "" if self._ended else self._look()
+            for hears in [*self._hears] if heard else ():
+                hears.peer_died(heard)
+            if self._listener is None and not self._peers:
+                return  # rank 0 has ended in an orderly way
+
+    def _reach(self) -> bool:
+        """Rank 0, once it has said where it is."""
+        try:
+            place = self._board.read("line")
+            if place is None:
+                return False
+            connection = socket.create_connection(
+                (place["host"], place["port"]), timeout=10)
+        except (OSError, RuntimeError):  # the store is gone, or no way there
+            return False
+        with self._lock:
+            peer = _Peer(connection, 0)
+            self._peers.append(peer)
+            peer.send(f"{place['token']} {self.rank}")
+        return True
+
+    def _look(self) -> str:
+        """What this process has to be told; "": nothing."""
+        self._peers = [peer for peer in self._peers if self._read(peer)]
+        naming = 0.0 if self._listener is None else NAMING_S
+        for peer in self._peers:
+            if time.monotonic() - peer.closed_at >= naming:
+                self._hear(f"rank {peer.rank}: its process has ended")
+        if self._listener is not None:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    self._peers.append(_Peer(self._listener.accept()[0], None))
+        heard, self._heard = self._heard, ""
+        return heard
+
+    def _read(self, peer: _Peer) -> bool:
+        """False: the connection is of no more use. Anything on the network may
+        have made it, and write what it likes."""
+        if not all(self._obey(peer, line) for line in peer.lines()):
+            return False
+        return peer.rank is not None or (
+            peer.closed_at == float("inf")
+            and len(peer.unread) < _MOST_UNREAD)
+
+    def _obey(self, peer: _Peer, line: str) -> bool:
+        if peer.rank is None:
+            token, _, rank = line.partition(" ")
+            if not secrets.compare_digest(token.encode(),
+                                          self._token.encode()):
+                return False
+            peer.rank = int(rank)
+            if self._died:
+                peer.send(f"died {self._died}")
+        elif line.startswith("died "):
+            self._hear(line.removeprefix("died "))
+        return line != "end"
+
+    def _hear(self, what: str) -> None:
+        if self._died:
+            return
+        self._died = self._heard = what
+        if self._listener is not None:
+            self._send(f"died {what}")
+
+
+_lines: weakref.WeakKeyDictionary[dist.ProcessGroup, Line] = (
+    weakref.WeakKeyDictionary())
+
+
+def of_job() -> Line | None:
+    """The line of this process's job, made when it is first asked for; None
+    where the job is on one node, or torch.distributed is not initialised."""
+    board = Board.of_job()
+    if board is None or not several_nodes():
+        return None
+    world = dist.distributed_c10d._get_default_group()
+    if world not in _lines:
+        _lines[world] = Line(board)
+    return _lines[world]

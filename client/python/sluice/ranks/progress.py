@@ -1,0 +1,142 @@
+"""What a stream says on stderr: what it does, where a long step is, and that
+nothing moves.
+
+A step over a million tokens takes minutes, and a rank waits in a collective for
+as long after its neighbour is gone. The thread that trains only notes where it
+is; a thread beside it looks there once a second. It says so in lines of its
+own: every few seconds in a step that takes long, and, on every rank, where
+nothing has moved for longer than a limit.
+"""
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NamedTuple, Protocol
+
+import torch.distributed as dist
+from torch import nn
+
+from sluice.ranks.board import failed_rank
+
+LONG_S = 20.0  # a step is silent before
+EVERY_S = 10.0  # between two lines of a step
+LOOK_S = 1.0
+
+Direction = Literal["forward", "backward"]
+
+
+class Walked(Protocol):
+    """What `Progress` needs of a step."""
+
+    @property
+    def chunks(self) -> Sequence[range]: ...
+
+
+class Place(NamedTuple):
+    step: weakref.ref[Walked]  # dead where the step has ended, or failed
+    direction: Direction
+    layer: int
+    chunk: int
+    chunks: int
+    began: float  # the step, in seconds of the clock
+    moved: float
+
+
+class Progress:
+    """The progress of one stream. `move`, `done` and `idle` are called by the
+    thread that trains, `look` by another: one reads whole what the other
+    replaces whole.
+    """
+
+    def __init__(self, layers: Iterable[nn.Module], stalled_s: float,
+                 clock: Callable[[], float] = time.monotonic,
+                 say: Callable[[str], None] | None = None):
+        self._index = {layer: i for i, layer in enumerate(layers)}
+        self._stalled_s, self._clock = stalled_s, clock
+        self._say = say or _to_stderr
+        self._place: Place | None = None
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        # The looking thread's: when it last spoke, of which place it said
+        # that it does not move, and when it says so again.
+        self._said = float("-inf")
+        self._stuck: Place | None = None
+        self._again = 0.0
+
+    # --- the thread that trains ---------------------------------------------
+
+    def move(self, step: Walked, direction: Direction, layer: nn.Module,
+             chunk: int) -> None:
+        last, now = self._place, self._clock()
+        same = last is not None and last.step() is step
+        self._place = Place(
+            last.step if same else weakref.ref(step), direction,
+            self._index.get(layer, 0), chunk, len(step.chunks),
+            last.began if same else now, now)
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=_keep_looking, name="sluice progress", daemon=True,
+                args=(weakref.ref(self), self._ended))
+            self._thread.start()
+
+    def done(self, layer: nn.Module) -> None:
+        """A layer's backward is over; the first layer's is the last."""
+        if self._index.get(layer) == 0:
+            self.idle()
+
+    def idle(self) -> None:
+        """What comes now is the user's own time."""
+        self._place = None
+
+    def close(self) -> None:
+        self.idle()
+        self._ended.set()
+
+    # --- the other thread ---------------------------------------------------
+
+    def look(self) -> None:
+        place = self._place
+        if place is None or place.step() is None:
+            return
+        now, (rank, world) = self._clock(), _rank()
+        still = now - place.moved
+        where = (f"{place.direction}, layer {place.layer + 1} of "
+                 f"{len(self._index)}, chunk {place.chunk + 1} of "
+                 f"{place.chunks}")
+        if still >= self._stalled_s:
+            if self._stuck is not place or still >= self._again:
+                self._stuck, self._again = place, 2 * still
+                # A rank may fail long before this one waits for it, but not
+                # before the step.
+                why = failed_rank(time.time() - (now - place.began))
+                self._say(f"sluice: rank {rank} of {world}: nothing has moved "
+                          f"for {still:.0f} s: {where}"
+                          + (f"; {why}" if why else ""))
+        elif rank == 0 and now - place.began >= LONG_S and (
+                now - self._said >= EVERY_S):
+            self._said = now
+            self._say(f"sluice: {where}, {now - place.began:.0f} s")
+
+
+def _keep_looking(progress: weakref.ref[Progress],
+                  ended: threading.Event) -> None:
+    """Ends with the stream, also one that is only forgotten."""
+    while not ended.wait(LOOK_S):
+        alive = progress()
+        if alive is None:
+            return
+        alive.look()
+        del alive
+
+
+def _rank() -> tuple[int, int]:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,140 @@
+"""What a rank has of sequences that the ranks of a group share: for a loss of
+one's own, and for loaders that deal other rows to each rank.
+
+[Note: shared sequences]
+With a group of P ranks, `loss` is the mean over the labels of the whole
+sequences, the same on each of them. A parameter's gradient on one rank is P
+times the part of that rank's rows, so that the *average* over the ranks is
+the gradient of `loss`. DDP and FSDP2 average over all of their ranks, groups
+and data parallel ones alike, and nothing more is to be done. Without them:
+
+    for p in model.parameters():
+        torch.distributed.all_reduce(p.grad, group=group)
+        p.grad /= P
+
+Without `labels` the model's output is that of this rank's own rows.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sluice.base import argument_table
+from sluice.base.arguments import NONE, Kind, a, invalid, takes
+from sluice.base.kinds import GROUP, rows_of_tokens
+from sluice.ranks.groups import Ranks
+
+SHARDED = {"input_ids": rows_of_tokens(), "labels": rows_of_tokens() | NONE,
+           "position_ids": rows_of_tokens() | NONE}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One rank's rows of whole sequences [B, S], in the order in which a
+    streamed model gives them. Without a group, or where the sequence is too
+    short to be dealt, that is all rows.
+
+    `mean` makes the loss of the whole sequences.
+    """
+
+    input_ids: Tensor  # [B, own rows]
+    position_ids: Tensor  # [1 or B, own rows], in the whole sequence
+    shift_labels: Tensor | None  # [B, own rows]; -100 counts nothing
+    count: Tensor | None  # (): labels that count in the whole sequences
+    _ranks: Ranks | None = field(repr=False)
+
+    @takes("Shard.mean", total=Kind(
+        lambda v: isinstance(v, Tensor) and v.dim() == 0
+        and v.is_floating_point(), "the sum over this rank's rows, a tensor "
+        "of one number"))
+    def mean(self, total: Tensor) -> Tensor:
+        """The loss () of the whole sequences, of the sum () over this rank's
+        rows; gradients as of a streamed model's own loss. A collective."""
+        if self.count is None:
+            raise invalid("Shard.mean: shard() was given no labels to count")
+        if self._ranks is not None:
+            total = self._ranks.sum(total)
+        return total / self.count
+
+
+def shard(ranks: Ranks | None, own: Tensor | None, input_ids: Tensor,
+          labels: Tensor | None, position_ids: Tensor | None) -> Shard:
+    """The rows `own` (None: all) of whole rows [B, S]."""
+    _check_shapes(input_ids, labels, position_ids)
+    if position_ids is None:
+        position_ids = torch.arange(input_ids.shape[1],
+                                    device=input_ids.device)[None]
+    shifted = None if labels is None else argument_table.shifted(labels)
+    count = None if labels is None else (shifted != argument_table.IGNORED).sum()
+
+    def cut(rows: Tensor | None) -> Tensor | None:
+        return rows if rows is None or own is None else rows.index_select(
+            1, own.to(rows.device))
+
+    return Shard(cut(input_ids), cut(position_ids), cut(shifted), count,
+                 None if own is None else ranks)
+
+
+def _check_shapes(input_ids: Tensor, labels: Tensor | None,
+                  position_ids: Tensor | None) -> None:
+    batch, length = input_ids.shape
+    for name, rows, batches in (("labels", labels, (batch,)),
+                                ("position_ids", position_ids, (1, batch))):
+        if rows is not None and (rows.shape[0] not in batches
+                                 or rows.shape[1] != length):
+            raise invalid(f"shard: {name} of shape {tuple(rows.shape)}: as "
+                          f"input_ids, {tuple(input_ids.shape)}")
+
+
+class same_rows:
+    """A loader that gives all ranks of a group the same batches.
+
+    Loaders of data parallel training give each rank other batches. This one
+    gives every rank of the group the batches of all of them in turn, so that
+    each is trained on once, by all:
+
+        for batch in sluice.same_rows(loader, group): …
+
+        class Shared(Trainer):
+            def get_train_dataloader(self):
+                return sluice.same_rows(super().get_train_dataloader(), group)
+
+    Batches travel between ranks as pickled objects: their tensors lie in CPU
+    memory. It is as long as the loader times the group, and has the loader's
+    other attributes. Iterating is a collective.
+    """
+
+    @takes("same_rows", loader=a(Iterable, "a loader of batches"),
+           group=GROUP)
+    def __init__(self, loader: Iterable[Any], group: dist.ProcessGroup):
+        self._loader, self._group = loader, group
+
+    def __iter__(self) -> Iterator[Any]:
+        size = dist.get_world_size(self._group)
+        rank = dist.get_rank(self._group)
+        own, more = iter(self._loader), True
+        while more:
+            more = False
+            found = next(((True, batch) for batch in own), (False, None))
+            for source in range(size):
+                told: list[Any] = [found if source == rank else None]
+                dist.broadcast_object_list(told, group=self._group,
+                                           group_src=source)
+                some, batch = told[0]
+                more |= some
+                if some:
+                    yield batch
+
+    def __len__(self) -> int:
+        loader: Any = self._loader  # TypeError where it has no length
+        return len(loader) * dist.get_world_size(self._group)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
