@@ -12,7 +12,6 @@
 #include "planner/memory/mip_process.h"
 #include "planner/memory/replay.h"
 #include "planner/memory/restarts.h"
-#include "planner/memory/squeaky.h"
 #include "planner/memory/window.h"
 
 namespace sluice::planner {
@@ -34,10 +33,6 @@ int64_t NodesFor(size_t items, int64_t nodes) {
   return nodes * kFullSearchItems / n * kFullSearchItems / n;
 }
 
-constexpr int64_t kSqueakyRounds = 200;
-constexpr int64_t kSqueakyPlacements = 800'000;
-// Beyond, a round takes half a second and more, and one or two find nothing.
-constexpr size_t kMaxSqueakyItems = 35'000;
 constexpr size_t kMinWindowItems = 300;
 // Ejection is for what the search is too slow for. A visit takes half a
 // nanosecond; what the race took of larger traces, it has less.
@@ -70,28 +65,23 @@ class PieceSolver {
   Knowledge Run() {
     const size_t n = problem_.items.size();
     const bool small = options_.use_search && n <= kMaxSearchItems;
+    const bool large = options_.use_search && n >= kMinEjectionItems;
     if (small && Open()) restarts_ = std::make_unique<Restarts>(problem_);
     if (small && Open()) Ask("search", goal_, NodesFor(n, kQuickNodes));
     if (options_.use_search && Open() && n >= kMinWindowItems) Window();
-    Improve(1);
+    if (large && Open()) Eject(1);
     if (small && Open()) Search();
     if (options_.use_cbc && Open() && n <= kMaxCbcItems) Cbc();
     // More effort goes on from what the usual found, so it is never worse.
     if (options_.effort > 1) {
-      if (small && Open()) Descend(options_.effort - 1);
-      Improve(options_.effort);
+      const int64_t nodes = NodesFor(n, kCapacityNodes);
+      if (small) Descend(nodes, nodes * (options_.effort - 1));
+      if (large && Open()) Eject(options_.effort);
     }
     return std::move(known_);
   }
 
  private:
-  void Improve(int64_t effort) {
-    const size_t n = problem_.items.size();
-    if (!options_.use_search) return;
-    if (Open() && n <= kMaxSqueakyItems) Squeaky(effort);
-    if (Open() && n >= kMinEjectionItems) Eject(effort);
-  }
-
   bool Open() const {
     return known_.peak > std::max(goal_, known_.bound) &&
            !(options_.goal_is_capacity && known_.bound > goal_) &&
@@ -125,23 +115,6 @@ class PieceSolver {
     return result;
   }
 
-  void Squeaky(int64_t effort) {
-    Begin("squeaky wheel");
-    const auto n = static_cast<int64_t>(problem_.items.size());
-    // From the order that did best, if one of the race did.
-    const std::vector<NamedOrder> orders = GreedyOrders(problem_);
-    const auto best = std::find_if(
-        orders.begin(), orders.end(), [this](const NamedOrder& named) {
-          return known_.method.starts_with("greedy:" + named.name + ":");
-        });
-    const Fit fit = known_.method.ends_with(":best") ? Fit::kBest : Fit::kFirst;
-    auto offsets = SqueakyWheel(
-        problem_, (best == orders.end() ? orders.begin() : best)->order, fit,
-        known_.peak, std::max(goal_, known_.bound),
-        std::min(kSqueakyRounds * n, kSqueakyPlacements) * effort, expired_);
-    if (offsets) Adopt(*std::move(offsets), "squeaky");
-  }
-
   void Window() {
     Begin("window");
     auto offsets = SolveWindow(problem_, known_.peak,
@@ -157,33 +130,27 @@ class PieceSolver {
     if (offsets) Adopt(*std::move(offsets), "ejection");
   }
 
-  // With a capacity: that once more. Else capacities halfway between what is
-  // given up and what is found, cheaply, so that a slow machine has a good
-  // plan soon; then the bound, which is worth most, with a budget that an open
-  // question (the bound of D and J is one) must not exceed; then halfway again.
+  // With a capacity: that once more. Else lower capacities, cheaply, so that a
+  // slow machine has a good plan soon; then the bound, which is worth most,
+  // with a budget that an open question (the bound of D and J is one) must not
+  // exceed; then lower capacities again.
   void Search() {
     const size_t n = problem_.items.size();
-    if (options_.goal_is_capacity) {
-      Ask("search", goal_, NodesFor(n, kCapacityNodes));
-      return;
-    }
+    if (options_.goal_is_capacity)
+      return Descend(0, NodesFor(n, kCapacityNodes));
     const int64_t nodes = NodesFor(n, kSearchNodes);
-    Bisect(NodesFor(n, kCoarseNodes), nodes / 8);
-    if (!Open()) return;
-    Ask("search", std::max(goal_, known_.bound), nodes * 3 / 8);
-    if (Open()) Bisect(nodes / 12, nodes / 2);
+    Descend(NodesFor(n, kCoarseNodes), nodes / 8);
+    const int64_t bound = std::max(goal_, known_.bound);
+    if (Open()) Ask("search", bound, nodes * 3 / 8);
+    Descend(nodes / 12, nodes / 2);
   }
 
   // A capacity a part of the gap below the best plan; what is found is where
   // the next begins. The part halves with each failure; once it is small, all
   // is asked again with twice the nodes. With a capacity, that alone.
-  void Descend(int64_t effort) {
-    int64_t nodes_each = NodesFor(problem_.items.size(), kCapacityNodes);
-    int64_t nodes = nodes_each * effort;
-    if (options_.goal_is_capacity) {
-      Ask("search", goal_, nodes);
-      return;
-    }
+  void Descend(int64_t nodes_each, int64_t nodes) {
+    if (options_.goal_is_capacity && Open()) Ask("search", goal_, nodes);
+    if (options_.goal_is_capacity) return;
     constexpr double kFirst = 0.25, kLeast = 1.0 / 64;
     double part = kFirst;
     while (nodes > 0 && Open()) {
@@ -198,15 +165,6 @@ class PieceSolver {
       if (part >= kLeast) continue;
       part = kFirst;
       nodes_each *= 2;
-    }
-  }
-
-  void Bisect(int64_t nodes_each, int64_t nodes) {
-    int64_t low = std::max(goal_, known_.bound) + 1;
-    while (low < known_.peak && nodes > 0 && Open()) {
-      const int64_t target = low + (known_.peak - 1 - low) / 2;
-      nodes -= Ask("search", target, std::min(nodes, nodes_each)).nodes;
-      if (known_.peak > target) low = target + 1;
     }
   }
 

@@ -16,7 +16,6 @@
 #include "planner/memory/plan_memory.h"
 #include "planner/memory/replay.h"
 #include "planner/memory/restarts.h"
-#include "planner/memory/squeaky.h"
 #include "planner/memory/window.h"
 #include "proto/plan/validate.h"
 #include "tests/planner/brute_force.h"
@@ -72,25 +71,6 @@ TEST(Sweep, LeavesLessThanHalfOfWhatAnOnlineAllocatorLoses) {
     EXPECT_EQ(swept, sweep(kNever));
     EXPECT_EQ(sweep([] { return true; }), std::nullopt);
   }
-}
-
-TEST(SqueakyWheel, IsValidNeverBelowTheOptimumAndMostlyThere) {
-  std::mt19937 random(21);
-  int rounds = 0, optimal = 0;
-  for (int round = 0; round < 300; ++round) {
-    const plan::Trace trace = RandomTrace(random, 7, 12, 9);
-    const Problem problem = Normalise(trace);
-    const auto offsets =
-        SqueakyWheel(problem, GreedyOrders(problem)[1].order, Fit::kFirst,
-                     INT64_MAX, problem.max_live, 2000, kNever);
-    ASSERT_TRUE(offsets.has_value());
-    EXPECT_TRUE(IsValid(trace, problem, *offsets));
-    const int64_t best = BruteForce(trace).Solve() / problem.unit;
-    EXPECT_GE(PeakOf(problem, *offsets), best);
-    ++rounds;
-    optimal += PeakOf(problem, *offsets) == best;
-  }
-  EXPECT_GE(optimal, rounds * 95 / 100);
 }
 
 TEST(Ejection, IsValidNeverBelowTheOptimumAndMostlyThere) {
