@@ -48,11 +48,10 @@ constexpr size_t kMostRuns = 64;
 class Detector {
  public:
   explicit Detector(const plan::Trace& trace)
-      : trace_(trace), requests_(RequestsOf(trace)) {
-    Tokenize();
-  }
+      : trace_(trace), requests_(RequestsOf(trace)) {}
 
-  std::vector<Pass> Detect() {
+  std::vector<Pass> Detect(const std::function<bool()>& stopped) {
+    if (!Tokenize(stopped)) return {};
     std::vector<Run> runs;
     for (const size_t period : Periods()) FindRuns(period, &runs);
     // What covers most goes first; of two that cover the same, the pass that
@@ -83,8 +82,9 @@ class Detector {
     size_t Length() const { return end - begin; }
   };
 
-  // Equal tokens: same direction, size and, where it is short, lifetime.
-  void Tokenize() {
+  // Equal tokens: same direction, size and, where it is short, lifetime. False
+  // once `stopped`.
+  bool Tokenize(const std::function<bool()>& stopped) {
     std::vector<uint32_t> born(trace_.buffers.size());
     std::vector<uint32_t> life(trace_.buffers.size());
     for (uint32_t k = 0; k < requests_.size(); ++k) {
@@ -99,12 +99,14 @@ class Detector {
     tokens_.reserve(requests_.size());
     lives_.reserve(requests_.size());
     for (const Request& r : requests_) {
+      if (lives_.size() % 4096 == 0 && stopped()) return false;
       const int64_t size = trace_.buffers[r.buffer].size.count();
       const auto number = static_cast<uint32_t>(known.size());
       const std::tuple key(r.allocates, size, std::min(life[r.buffer], kNear));
       tokens_.push_back(known.try_emplace(key, number).first->second);
       lives_.push_back(life[r.buffer]);
     }
+    return true;
   }
 
   // Requests k and k + period do the same; lifetimes count where they may end
@@ -316,8 +318,9 @@ UpperLevel UpperLevelOf(const plan::Trace& trace,
 
 }  // namespace
 
-std::vector<Pass> DetectPasses(const plan::Trace& trace) {
-  return Detector(trace).Detect();
+std::vector<Pass> DetectPasses(const plan::Trace& trace,
+                               const std::function<bool()>& stopped) {
+  return Detector(trace).Detect(stopped);
 }
 
 size_t InPasses(const plan::Trace& trace, const std::vector<Pass>& passes) {

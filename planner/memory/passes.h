@@ -17,8 +17,11 @@ namespace sluice::planner {
 // same sizes in the same order, same lifetimes of what is freed inside. Found
 // as runs of a period in the sequence of requests, the longest runs first;
 // a run's phase is the one across which least short-lived memory is alive.
-// Empty where nothing repeats. Time: a few hundred looks at a request.
-std::vector<Pass> DetectPasses(const plan::Trace& trace);
+// Empty where nothing repeats, and once `stopped`. Time: a few hundred looks at
+// a request.
+std::vector<Pass> DetectPasses(
+    const plan::Trace& trace,
+    const std::function<bool()>& stopped = [] { return false; });
 
 // How many buffers live and die inside one of the passes.
 size_t InPasses(const plan::Trace& trace, const std::vector<Pass>& passes);

@@ -125,7 +125,9 @@ bool RunLevelsFirst(const plan::Trace& trace, const Problem& problem,
     return false;
   }
   const std::vector<Pass> passes =
-      options.passes.empty() ? DetectPasses(trace) : options.passes;
+      options.passes.empty()
+          ? DetectPasses(trace, [&inner] { return inner.Stopped(); })
+          : options.passes;
   return 2 * InPasses(trace, passes) >= trace.buffers.size() &&
          RunLevels(trace, problem, passes, inner, known);
 }

@@ -33,6 +33,13 @@ int64_t NodesFor(size_t items, int64_t nodes) {
   return nodes * kFullSearchItems / n * kFullSearchItems / n;
 }
 
+// For what the race may not get through in its time; of more than so many items
+// it does not, and leaves ejection none.
+constexpr size_t kMinSweepItems = 20'000;
+constexpr size_t kMaxRacedItems = 100'000;
+// A sweep that is so far above the bound leaves the race something to find.
+constexpr double kRacedGap = 0.02;
+
 constexpr size_t kMinWindowItems = 300;
 // Ejection is for what the search is too slow for. A visit takes half a
 // nanosecond; what the race took of larger traces, it has less.
@@ -43,6 +50,7 @@ constexpr int64_t kLeastEjectionVisits = 4'000'000'000;
 
 int64_t EjectionVisits(size_t items) {
   const auto n = static_cast<int64_t>(items);
+  if (items > kMaxRacedItems) return kEjectionVisits;
   return std::min(
       n * kEjectionVisitsAnItem,
       std::max(kEjectionVisits - 3 * n * (n / 2), kLeastEjectionVisits));
@@ -185,13 +193,11 @@ class PieceSolver {
   std::unique_ptr<Restarts> restarts_;
 };
 
-// For what the race may not get through in its time.
-constexpr size_t kMinSweepItems = 20'000;
-
 // Greedy again: a piece has its own peak.
 Knowledge KnownOf(const Piece& piece, int64_t goal,
                   const PortfolioOptions& options) {
-  Knowledge known{.offsets = ReplayAllocator(piece.problem),
+  Knowledge known{.offsets = ReplayAllocator(
+                      piece.problem, [&options] { return options.Stopped(); }),
                   .bound = piece.problem.max_live,
                   .method = "replay"};
   known.peak = PeakOf(piece.problem, known.offsets);
@@ -207,6 +213,11 @@ Knowledge KnownOf(const Piece& piece, int64_t goal,
     known.peak = PeakOf(piece.problem, *swept);
     known.offsets = *std::move(swept);
     known.method = "sweep";
+  }
+  const double gap = static_cast<double>(known.peak - known.bound) /
+                     static_cast<double>(known.bound);
+  if (piece.problem.items.size() > kMaxRacedItems && gap < kRacedGap) {
+    return known;
   }
   options.progress("greedy race", known);
   GreedyResult greedy = GreedyRace(piece.problem, known.peak, goal, expired);

@@ -219,11 +219,17 @@ std::vector<uint32_t> StackOf(const Problem& problem, Stack stack) {
 
 }  // namespace
 
-Offsets ReplayAllocator(const Problem& problem) {
+Offsets ReplayAllocator(const Problem& problem,
+                        const std::function<bool()>& expired) {
   Offsets offsets(problem.items.size());
-  Sweep(
-      problem, /*backward=*/false, /*start=*/-1, {},
-      std::numeric_limits<int64_t>::max(), [] { return false; }, &offsets);
+  if (Sweep(problem, /*backward=*/false, /*start=*/-1, {},
+            std::numeric_limits<int64_t>::max(), expired, &offsets)) {
+    return offsets;
+  }
+  int64_t top = 0;
+  for (size_t k = 0; k < offsets.size(); ++k) {
+    offsets[k] = std::exchange(top, top + problem.items[k].size);
+  }
   return offsets;
 }
 

@@ -1,5 +1,5 @@
 // Plans in O(n log n) from sweeps over time, as an allocator makes them
-// (internal to the planner): there is one before any clock can run out.
+// (internal to the planner).
 //
 // Thread safety: pure functions.
 #pragma once
@@ -13,8 +13,9 @@
 namespace sluice::planner {
 
 // What an online allocator would do: best fit at every birth, merging free
-// neighbours at every death.
-Offsets ReplayAllocator(const Problem& problem);
+// neighbours at every death. When `expired` first: all on top of each other.
+Offsets ReplayAllocator(const Problem& problem,
+                        const std::function<bool()>& expired);
 
 // How the items of the peak slot lie on each other.
 enum class Stack {

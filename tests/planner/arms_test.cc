@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <random>
@@ -39,7 +40,7 @@ TEST(Replay, IsTheSameHoweverATraceIsListed) {
   plan::Trace trace = GenerateLarge({"", 2000, LargeSpec::Shape::kChurn}, 1);
   const auto by_id = [&trace] {
     const Problem problem = Normalise(trace);
-    const Offsets offsets = ReplayAllocator(problem);
+    const Offsets offsets = ReplayAllocator(problem, kNever);
     std::vector<int64_t> at(offsets.size());
     for (size_t k = 0; k < offsets.size(); ++k) {
       at[static_cast<size_t>(trace.buffers[problem.source[k]].id)] = offsets[k];
@@ -52,13 +53,45 @@ TEST(Replay, IsTheSameHoweverATraceIsListed) {
   EXPECT_EQ(by_id(), listed_by_birth);
 }
 
+// Before a plan of a million buffers, Ctrl-C waited for it.
+TEST(Replay, LaysAllOnEachOtherOnceItIsToldToStop) {
+  const plan::Trace trace =
+      GenerateLarge({"", 2000, LargeSpec::Shape::kChurn}, 1);
+  const Problem problem = Normalise(trace);
+  const Offsets offsets = ReplayAllocator(problem, [] { return true; });
+  EXPECT_TRUE(IsValid(trace, problem, offsets));
+  int64_t all = 0;
+  for (const Item& item : problem.items) all += item.size;
+  EXPECT_EQ(PeakOf(problem, offsets), all);
+}
+
+// The race took all of the time.
+TEST(PlanMemory, EjectionFollowsTheSweepWhereTheRaceWouldNotEnd) {
+  const plan::Trace trace =
+      GenerateLarge({"", 110'000, LargeSpec::Shape::kRandom}, 1);
+  std::atomic<bool> stop = false;
+  std::vector<std::string> arms;
+  const auto plan =
+      PlanMemory(trace, {.time_limit = kNoClock,
+                         .stop = &stop,
+                         .progress = [&](const MemoryProgress& progress) {
+                           arms.push_back(progress.arm);
+                           stop = progress.arm == "ejection";
+                         }});
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->stopped_by, "stopped");
+  EXPECT_LT(plan->gap(), 0.01);
+  EXPECT_EQ(arms,
+            (std::vector<std::string>{"sweep", "sweep", "window", "ejection"}));
+}
+
 // The full sizes take minutes: bench-planner has them.
 TEST(Sweep, LeavesLessThanHalfOfWhatAnOnlineAllocatorLoses) {
   for (const auto shape :
        {LargeSpec::Shape::kChurn, LargeSpec::Shape::kRandom}) {
     const plan::Trace trace = GenerateLarge({"", 30000, shape}, 1);
     const Problem problem = Normalise(trace);
-    const int64_t online = PeakOf(problem, ReplayAllocator(problem));
+    const int64_t online = PeakOf(problem, ReplayAllocator(problem, kNever));
     const auto sweep = [&](const std::function<bool()>& expired) {
       return SweepFromPeak(problem, Stack::kGroups, online, problem.max_live,
                            expired);
@@ -137,7 +170,7 @@ TEST(Ejection, EndsWithItsBudgetAndWithTheClock) {
   LowerByEjection(open, race.offsets, open.max_live, 1'000'000, kNever);
   const Problem large =
       Normalise(GenerateLarge({"", 3000, LargeSpec::Shape::kChurn}, 5));
-  const Offsets start = ReplayAllocator(large);
+  const Offsets start = ReplayAllocator(large, kNever);
   EXPECT_EQ(LowerByEjection(large, start, large.max_live, 0, kNever),
             std::nullopt);
   EXPECT_EQ(LowerByEjection(large, start, large.max_live, INT64_MAX,
@@ -216,7 +249,7 @@ TEST(PlanMemory, PiecesOfALargeTraceKeepWhatTheRaceFound) {
   trace.end = end + 1;
   const Problem problem = Normalise(trace);
   const GreedyResult race =
-      GreedyRace(problem, PeakOf(problem, ReplayAllocator(problem)),
+      GreedyRace(problem, PeakOf(problem, ReplayAllocator(problem, kNever)),
                  problem.max_live, kNever);
   ASSERT_FALSE(race.offsets.empty());
   ASSERT_EQ(Decompose(problem).pieces[0].base * problem.unit, 12345678 + 777);

@@ -196,7 +196,7 @@ TEST(Replay, IsAValidPlan) {
     const plan::Trace trace = RandomTrace(random, 80, 60, 30);
     const Problem problem = Normalise(trace);
     const absl::Status valid = plan::ValidatePlacement(
-        trace, ToPlacement(problem, ReplayAllocator(problem), trace));
+        trace, ToPlacement(problem, ReplayAllocator(problem, kNever), trace));
     EXPECT_TRUE(valid.ok()) << valid;
   }
 }

@@ -87,6 +87,11 @@ TEST(DetectPasses, AnIterationsLayersAreFoundWithoutMarks) {
   EXPECT_GE(passes.size(), 2 * (80 - 2));
 }
 
+TEST(DetectPasses, EndsWithoutPassesOnceItIsToldToStop) {
+  const NamedTrace named = GenerateIteration(StandardIterations()[0], 1);
+  EXPECT_TRUE(DetectPasses(named.trace, [] { return true; }).empty());
+}
+
 TEST(DetectPasses, RandomRequestsDoNotRepeat) {
   std::mt19937 random(4);
   EXPECT_TRUE(DetectPasses(RandomTrace(random, 300, 100000, 5000)).empty());
