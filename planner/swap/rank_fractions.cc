@@ -3,15 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <optional>
 #include <set>
 #include <utility>
 
-#include "planner/swap/cut_fractions.h"
 #include "planner/swap/explain.h"
 #include "planner/swap/given_fractions.h"
-#include "planner/swap/given_node.h"
-#include "planner/swap/refusals.h"
+#include "planner/swap/node_swap.h"
 #include "planner/swap/swap_accounting.h"
 #include "proto/base/status.h"
 
@@ -27,6 +27,15 @@ using plan::SkeletalClass;
 constexpr double kUnlimitedBytes = 1e18;
 // A forward that was not measured hides nothing: its seconds count for none.
 constexpr double kUnmeasured = 1e-9;
+
+// The question, with what is given of its fractions. What it refers to is its
+// maker's.
+struct GivenNode {
+  const std::vector<plan::RankProfile>& profiles;
+  const plan::NodeResources& resources;
+  const std::vector<Bytes>& gpu_room;  // by rank: PlanFractions'
+  std::vector<Fractions> given_only;   // by rank: GivenOnly's
+};
 
 // ---- The node as the LP takes it -------------------------------------------
 
@@ -150,6 +159,210 @@ void Node::AddHost(const HostLimit& host) {
     problem_.ranks[r].hosts.push_back(host.name);
   }
   problem_.hosts.push_back({host.name, AsDouble(host.bytes)});
+}
+
+// ---- What does not fit by itself ------------------------------------------
+
+std::string Amount(double bytes) {
+  const Bytes whole(static_cast<int64_t>(std::ceil(bytes)));
+  return fmt::format("{} ({} bytes)", FormatBytes(whole), whole.count());
+}
+
+// One line on host memory that is too small for the least that its ranks need;
+// empty if they fit.
+std::string TooMuchHost(const GivenNode& node, const HostLimit& host) {
+  Bytes need;
+  double fixed = 0, slope = 0;  // of what a user's alpha decides
+  std::optional<double> flag;
+  bool asked = false;
+  for (const size_t r : host.profiles) {
+    const RankProfile& p = node.profiles[r];
+    const Bytes least = HostBytesOf(p, node.given_only[r]);
+    need += least;
+    if (p.alpha < 0) {
+      fixed += AsDouble(least);
+      for (const SkeletalClass& c : p.classes)
+        asked |= c.given.swap.value_or(0) > 0;
+      continue;
+    }
+    flag = std::max(flag.value_or(0), p.alpha);
+    RankProfile other = p;
+    other.alpha = 0;
+    const double at_zero = AsDouble(HostBytesOf(other, GivenOnly(other)));
+    fixed += at_zero;
+    if (p.alpha > 0) slope += (AsDouble(least) - at_zero) / p.alpha;
+  }
+  if (need <= host.bytes) return "";
+  std::string hint;
+  const double largest =
+      slope > 0 ? (AsDouble(host.bytes) - fixed) / slope : -1;
+  if (flag.value_or(0) > 0 && largest >= 0) {
+    hint = fmt::format("the largest alpha that fits is {:.4f}, or ",
+                       std::floor(largest * 1e4) / 1e4);
+  }
+  const std::string what = flag    ? fmt::format("alpha {} needs", *flag)
+                           : asked ? "what was asked for needs"
+                                   : "alpha 0 (the least) needs";
+  const double percent =
+      std::floor(100 * AsDouble(host.bytes) / AsDouble(need));
+  if (percent >= 1) {
+    hint += fmt::format(
+        "shorten the sequence to about {:.0f} % of this length, or ", percent);
+  }
+  return fmt::format(
+      "{} {} of host memory for {} rank(s), the {} has {}: {}raise the host "
+      "budget",
+      what, Amount(AsDouble(need)), host.profiles.size(), host.name,
+      Amount(AsDouble(host.bytes)), hint);
+}
+
+std::string TooMuchKept(const GivenNode& node, size_t r) {
+  const RankProfile& p = node.profiles[r];
+  const Bytes kept = KeptBytesOf(p, node.given_only[r]);
+  if (p.settled || kept <= node.gpu_room[r]) return "";
+  return fmt::format(
+      "rank {} is asked to keep {} on its GPU, which has {} left beside the "
+      "transient buffers: keep less, take smaller chunks or a larger lease",
+      p.rank.value(), Amount(AsDouble(kept)),
+      Amount(AsDouble(node.gpu_room[r])));
+}
+
+struct Refusal {
+  std::string why;  // one line: what is needed, what there is, what to do
+  std::string limited_by;  // NodePlan::limited_by
+};
+
+// The first limit that what is given exceeds, host memory before GPUs; nothing:
+// it fits, whatever is chosen beside it.
+std::optional<Refusal> RefusalOf(const GivenNode& node) {
+  for (const HostLimit& host : node.resources.hosts) {
+    std::string why = TooMuchHost(node, host);
+    if (!why.empty()) return Refusal{std::move(why), "host_memory"};
+  }
+  for (size_t r = 0; r < node.profiles.size(); ++r) {
+    std::string why = TooMuchKept(node, r);
+    if (!why.empty()) return Refusal{std::move(why), "gpu_memory"};
+  }
+  return std::nullopt;
+}
+
+// ---- From the LP's fractions to a plan's ----------------------------------
+
+// What is chosen is cut to multiples of this: no harm to a plan, and equal on
+// every machine whatever the last digits of an LP are.
+constexpr double kStep = 1.0 / 4096;
+constexpr double kUnlimitedRate = std::numeric_limits<double>::infinity();
+// A fraction of digits.
+constexpr double kNothing = 1e-6;
+// Links are measured; digits of a rate are none of theirs.
+constexpr double kCutDigits = 1e-7;
+
+// Down to a step, but for what an LP's digits are short of one.
+double CutDown(double fraction) {
+  const double steps = std::floor(fraction / kStep + 1e-4);
+  return std::clamp(steps * kStep, 0.0, 1.0);
+}
+
+double Most(const std::vector<CopyRates>& kinds, double CopyRates::*way) {
+  double most = 0;
+  for (const CopyRates& rates : kinds) most = std::max(most, rates.*way);
+  return most;
+}
+
+// Whichever kinds the ranks run at one time: within the link, or within what
+// must be copied then.
+bool LinkHolds(const GivenNode& node, const NodeSwapProblem& problem,
+               const LinkCapacity& link, const std::vector<Fractions>& all) {
+  std::vector<std::vector<CopyRates>> used, least;  // rank of the link, kind
+  for (const size_t r : link.profiles) {
+    const NodeSwapProblem::Rank& rank = problem.ranks[r];
+    used.push_back(RatesOfKinds(rank, all[r]));
+    least.push_back(RatesOfKinds(rank, node.given_only[r]));
+  }
+  const auto holds = [&](double CopyRates::*way, double capacity) {
+    double all_used = 0, all_least = 0;
+    for (size_t i = 0; i < used.size(); ++i) {
+      all_used += Most(used[i], way), all_least += Most(least[i], way);
+    }
+    for (size_t i = 0; i < used.size(); ++i) {
+      const double others = all_used - Most(used[i], way);
+      const double others_least = all_least - Most(least[i], way);
+      for (size_t k = 0; k < used[i].size(); ++k) {
+        const double most = std::max(capacity, least[i][k].*way + others_least);
+        if (used[i][k].*way + others > most * (1 + kCutDigits)) return false;
+      }
+    }
+    return true;
+  };
+  return holds(&CopyRates::d2h, link.d2h_bytes_per_second) &&
+         holds(&CopyRates::h2d, link.h2d_bytes_per_second) &&
+         holds(&CopyRates::total,
+               link.both_bytes_per_second.value_or(kUnlimitedRate));
+}
+
+// `stalls`: copies may show.
+bool FitsResources(const GivenNode& node, const NodeSwapProblem& problem,
+                   const std::vector<Fractions>& all, bool stalls) {
+  for (const HostLimit& host : node.resources.hosts) {
+    Bytes used;
+    for (const size_t r : host.profiles) {
+      used += HostBytesOf(node.profiles[r], all[r]);
+    }
+    if (used > host.bytes) return false;
+  }
+  for (size_t r = 0; r < node.profiles.size(); ++r) {
+    if (!node.profiles[r].settled &&
+        KeptBytesOf(node.profiles[r], all[r]) > node.gpu_room[r]) {
+      return false;
+    }
+  }
+  for (const LinkCapacity& link : node.resources.links) {
+    if (!stalls && !LinkHolds(node, problem, link, all)) return false;
+  }
+  return true;
+}
+
+// `fill`: what the LP recomputes nothing of is swapped up to the last row.
+std::vector<Fractions> CutAll(const GivenNode& node,
+                              const NodeSwapProblem& problem,
+                              const NodeSwapResult& result, bool fill,
+                              int steps_back) {
+  std::vector<Fractions> all = node.given_only;
+  for (size_t r = 0; r < node.profiles.size(); ++r) {
+    for (size_t i = 0; i < all[r].size(); ++i) {
+      const NodeSwapProblem::Tensor& tensor = problem.ranks[r].tensors[i];
+      if (tensor.must != NodeSwapProblem::Must::kNothing) continue;
+      const plan::TokenFractions& from = result.ranks[r].tensors[i];
+      plan::TokenFractions& to = all[r][i];
+      const double back = steps_back * kStep;
+      if (!tensor.given.keep)
+        to.keep = std::max(0.0, CutDown(from.keep) - back);
+      const double left = 1 - to.keep;
+      const bool whole = fill && from.recompute < kNothing;
+      if (!tensor.given.swap) {
+        to.swap = whole ? left : std::max(0.0, CutDown(from.swap) - back);
+      }
+      to.recompute = std::max(0.0, left - to.swap);
+    }
+  }
+  return all;
+}
+
+// The LP's answer to `problem`, which is `node`'s, in multiples of 1/4096 and
+// within every limit to the byte; where no cut of it is, what is given alone.
+// What is given stays as it is. REQUIRES: RefusalOf has nothing.
+std::vector<Fractions> CutFractions(const GivenNode& node,
+                                    const NodeSwapProblem& problem,
+                                    const NodeSwapResult& result) {
+  std::vector<Fractions> all = CutAll(node, problem, result, /*fill=*/true, 0);
+  const bool stalls = result.hidden_step_s.has_value();
+  if (FitsResources(node, problem, all, stalls)) return all;
+  // Digits may be a step too many.
+  for (int back = 0; back < 64; ++back) {
+    all = CutAll(node, problem, result, /*fill=*/false, back);
+    if (FitsResources(node, problem, all, stalls)) return all;
+  }
+  return node.given_only;
 }
 
 // ---- The plan -------------------------------------------------------------
