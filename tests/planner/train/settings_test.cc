@@ -81,6 +81,28 @@ TEST(TrainSettings, EachEngineIsAskedOnlyForWhatItHas) {
   }
 }
 
+// Keep-all's step is Megatron's on one GPU, without recomputation.
+TEST(TrainSettings, WhereEverythingFitsTheTrainerMovesNothingAndLosesNothing) {
+  for (const int64_t tokens : {4 << 10, 8 << 10, 16 << 10}) {
+    Request request = AskGpt(Method::kSluice, 1, tokens);
+    request.model = *FindModel("llama-1b");
+    request.hardware = *FindHardware("h100-80g");
+    SLUICE_ASSERT_OK_AND_ASSIGN(
+        const Estimate ours,
+        BestEstimate(request, {.engine = Engine::kTrainer}));
+    EXPECT_TRUE(ours.settings.resident);
+    for (const PassTimes* pass : {&ours.layer.forward, &ours.layer.backward}) {
+      EXPECT_EQ(pass->copy_in + pass->copy_out, 0);
+    }
+    request.method = Method::kMegatron;
+    SLUICE_ASSERT_OK_AND_ASSIGN(
+        const Estimate keep_all,
+        BestEstimate(request, {.recompute = Recompute::kNone}));
+    EXPECT_TRUE(keep_all.fits);
+    EXPECT_GE(ours.tokens_per_gpu_per_s, 0.98 * keep_all.tokens_per_gpu_per_s);
+  }
+}
+
 TEST(TrainSettings, WithoutAnEngineTheBetterOneAnswers) {
   bool chosen[2] = {false, false};
   for (const int64_t batch : {1, 16}) {
