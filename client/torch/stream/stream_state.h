@@ -81,7 +81,7 @@ class StreamState final : public StreamContext {
   // The chunk of which no fetch may be issued yet; -1: none.
   int64_t unsent() const { return unsent_; }
   StagingRing& staging() { return rings_->staging; }
-  // Of the prepared phase, if there is one.
+  // The prepared phase's, if there is one.
   FetchRing& inputs() { return latest().inputs; }
   FetchRing& blocks() { return latest().blocks; }
   FetchRing& gradients() { return latest().gradients; }

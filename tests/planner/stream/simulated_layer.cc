@@ -111,7 +111,7 @@ class Simulation {
   }
   bool Last(size_t m) const { return chunks_ > 1 && m + 1 == chunks_; }
   void Prepare(Phase phase);
-  // Of the prepared phase, if there is one.
+  // The prepared phase's, if there is one.
   Rings& latest() { return next_ != nullptr ? *next_ : *rings_; }
   void FetchTokens();
   void FetchAttention();
