@@ -1,4 +1,4 @@
-// The papers' tables, as shipped in tables/.
+// The papers' tables, as shipped in tables/, and what they are evidence for.
 #pragma once
 
 #include <cstdint>
@@ -50,5 +50,19 @@ std::vector<PublishedCell> PublishedCells();
 // FPDT's table 1.
 std::vector<PublishedLength> PublishedLengths();
 std::vector<PublishedRow> PublishedRows();
+
+// The profile of the machine that MEMO's tables were measured on.
+inline constexpr const char* kMemoHardware = "a800-80g";
+
+// The table that figures of a method on a machine were judged on, as one would
+// cite it; empty: none, "not validated".
+struct Evidence {
+  std::string speed;   // MFU, tokens/s, step seconds
+  std::string memory;  // what fits, the longest sequence
+};
+
+// Follows from the shipped tables and from the profile that they were measured
+// on: a changed copy of it is another machine.
+Evidence EvidenceOf(const Request& request);
 
 }  // namespace sluice::planner::train

@@ -6,7 +6,6 @@
 #include <limits>
 
 #include "planner/train/constants.h"
-#include "planner/train/evidence.h"
 #include "planner/train/published.h"
 #include "planner/train/search.h"
 #include "proto/base/status.h"

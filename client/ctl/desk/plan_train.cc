@@ -15,7 +15,7 @@
 #include "client/ctl/desk/train_page.h"
 #include "client/ctl/desk/train_words.h"
 #include "client/ctl/text/output.h"
-#include "planner/train/evidence.h"
+#include "planner/train/published.h"
 #include "proto/base/status.h"
 
 namespace sluice::ctl {

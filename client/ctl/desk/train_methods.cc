@@ -8,7 +8,7 @@
 #include "client/ctl/desk/train_words.h"
 #include "client/ctl/text/format.h"
 #include "client/ctl/text/table.h"
-#include "planner/train/evidence.h"
+#include "planner/train/published.h"
 #include "proto/base/status.h"
 
 namespace sluice::ctl {

@@ -7,7 +7,7 @@
 #include "client/ctl/desk/or_null.h"
 #include "client/ctl/text/format.h"
 #include "client/ctl/text/table.h"
-#include "planner/train/evidence.h"
+#include "planner/train/published.h"
 #include "proto/base/text.h"
 
 namespace sluice::ctl {

@@ -3,7 +3,7 @@
 
 #include <ctime>
 
-#include "planner/train/evidence.h"
+#include "planner/train/published.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::planner::train {

@@ -3,7 +3,6 @@
 
 #include <map>
 
-#include "planner/train/evidence.h"
 #include "planner/train/published.h"
 #include "planner/train/search.h"
 #include "tests/support/status_matchers.h"
