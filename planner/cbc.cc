@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "planner/memory/dsa_mip.h"
+#include "planner/memory/mip_process.h"
 #include "proto/base/mutex.h"
 
 namespace sluice::planner {

@@ -9,9 +9,17 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "planner/memory/plan_memory.h"
+#include "proto/plan/plan.h"
+#include "proto/plan/profile.h"
 
 namespace sluice::planner {
+
+// A span of the trace's time that does the same as another, a layer or a
+// micro batch: the repeated unit of the two-level plan.
+struct Pass {
+  int64_t lower = 0;
+  int64_t upper = 0;
+};
 
 // Spans of the trace, disjoint and ascending, that make the same requests:
 // same sizes in the same order, same lifetimes of what is freed inside. Found

@@ -51,13 +51,10 @@ constexpr size_t kMinLeveledItems = 1000;
 
 PortfolioOptions PortfolioOptionsOf(const MemoryOptions& options,
                                     const Problem& problem, absl::Time start) {
-  PortfolioOptions inner{.use_search = options.use_search,
-                         .use_cbc = options.use_cbc,
-                         .mip_program = options.mip_program,
+  PortfolioOptions inner{.asked = options,
                          .deadline = start + options.time_limit,
-                         .stop = options.stop,
                          .goal = problem.max_live,
-                         .effort = std::max<int64_t>(options.effort, 1)};
+                         .progress = {}};
   if (options.capacity) {
     const int64_t units = options.capacity->count() / problem.unit;
     inner.goal_is_capacity = units >= problem.max_live;
@@ -96,7 +93,7 @@ bool RunLevels(const plan::Trace& trace, const Problem& problem,
   const auto flat =
       [&](const plan::Trace& level) -> absl::StatusOr<plan::Placement> {
     const Problem part = Normalise(level);
-    const MemoryOptions own{.time_limit = share, .stop = inner.stop};
+    const MemoryOptions own{.time_limit = share, .stop = inner.asked.stop};
     return PlanOf(level, part,
                   RunGreedy(part, PortfolioOptionsOf(own, part, absl::Now())));
   };
@@ -125,9 +122,7 @@ bool RunLevelsFirst(const plan::Trace& trace, const Problem& problem,
     return false;
   }
   const std::vector<Pass> passes =
-      options.passes.empty()
-          ? DetectPasses(trace, [&inner] { return inner.Stopped(); })
-          : options.passes;
+      DetectPasses(trace, [&inner] { return inner.Stopped(); });
   return 2 * InPasses(trace, passes) >= trace.buffers.size() &&
          RunLevels(trace, problem, passes, inner, known);
 }

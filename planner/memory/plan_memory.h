@@ -18,13 +18,6 @@
 
 namespace sluice::planner {
 
-// A span of the trace's time that does the same as another, a layer or a
-// micro batch: the repeated unit of the two-level plan.
-struct Pass {
-  int64_t lower = 0;
-  int64_t upper = 0;
-};
-
 // Told before each arm and after each better plan.
 struct MemoryProgress {
   std::string arm;  // "greedy", "search", "window", "cbc", …
@@ -45,8 +38,6 @@ struct MemoryOptions {
   // A multiple of the usual work, at least 1, spent where the usual work ends
   // without a proof; it goes on from what `1` finds.
   int64_t effort = 1;
-  // Known repetition, disjoint and ascending; may be empty.
-  std::vector<Pass> passes;
   // Called from the calling thread.
   std::function<void(const MemoryProgress&)> progress;
   bool use_search = true;  // canonical search: whole, windows, neighbourhoods

@@ -72,19 +72,19 @@ class PieceSolver {
 
   Knowledge Run() {
     const size_t n = problem_.items.size();
-    const bool small = options_.use_search && n <= kMaxSearchItems;
-    const bool large = options_.use_search && n >= kMinEjectionItems;
+    const bool small = options_.asked.use_search && n <= kMaxSearchItems;
+    const bool large = options_.asked.use_search && n >= kMinEjectionItems;
     if (small && Open()) restarts_ = std::make_unique<Restarts>(problem_);
     if (small && Open()) Ask("search", goal_, NodesFor(n, kQuickNodes));
-    if (options_.use_search && Open() && n >= kMinWindowItems) Window();
+    if (options_.asked.use_search && Open() && n >= kMinWindowItems) Window();
     if (large && Open()) Eject(1);
     if (small && Open()) Search();
-    if (options_.use_cbc && Open() && n <= kMaxCbcItems) Cbc();
+    if (options_.asked.use_cbc && Open() && n <= kMaxCbcItems) Cbc();
     // More effort goes on from what the usual found, so it is never worse.
-    if (options_.effort > 1) {
+    if (options_.asked.effort > 1) {
       const int64_t nodes = NodesFor(n, kCapacityNodes);
-      if (small) Descend(nodes, nodes * (options_.effort - 1));
-      if (large && Open()) Eject(options_.effort);
+      if (small) Descend(nodes, nodes * (options_.asked.effort - 1));
+      if (large && Open()) Eject(options_.asked.effort);
     }
     return std::move(known_);
   }
@@ -180,7 +180,7 @@ class PieceSolver {
     Begin("cbc");
     MipResult result = SolveMip(
         problem_, known_.offsets, known_.bound, options_.deadline - absl::Now(),
-        options_.mip_program, [this] { return options_.Stopped(); });
+        options_.asked.mip_program, [this] { return options_.Stopped(); });
     if (result.offsets) Adopt(*std::move(result.offsets), "cbc");
     Raise(result.bound, "cbc");
   }

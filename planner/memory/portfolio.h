@@ -2,7 +2,6 @@
 // budget in counted work (internal to the planner). README.md lists them.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -25,21 +24,16 @@ struct Knowledge {
 };
 
 struct PortfolioOptions {
-  bool use_search = true;
-  bool use_cbc = true;
-  std::string mip_program;
+  const MemoryOptions& asked;
   absl::Time deadline;
-  const std::atomic<bool>* stop = nullptr;
   // Plans at or below this are good enough; at least max_live.
   int64_t goal = 0;
   // Whether a plan below the goal is of no use, so that arms only try the goal.
   bool goal_is_capacity = false;
-  // A multiple of the usual work, for arms that use theirs up.
-  int64_t effort = 1;
   // Told before each arm and after each better plan.
   std::function<void(const std::string& arm, const Knowledge&)> progress;
 
-  bool Stopped() const { return stop != nullptr && stop->load(); }
+  bool Stopped() const { return asked.stop != nullptr && asked.stop->load(); }
   bool Expired() const { return Stopped() || absl::Now() >= deadline; }
 };
 

@@ -11,22 +11,11 @@
 
 namespace sluice::planner {
 
-// One execution of a piece of work ("layer.forward", "qkv.forward.full"):
-// times [lower, upper) of the trace. Executions of the same piece have the
-// same name, not necessarily the same requests.
-struct Mark {
-  std::string name;
-  int64_t lower = 0;
-  int64_t upper = 0;
-};
-
 struct NamedTrace {
   plan::Trace trace;
   // names[k] of trace.buffers[k]: distinct where the format's are ("7", and
   // "7#2" for an id that came back after its free), without control characters.
   std::vector<std::string> names;
-  // By lower; empty where the format has none.
-  std::vector<Mark> marks;
   // What trace time counts, for people: "requests", "lines", "time".
   std::string time_unit = "time";
   // What was read, for people: "MiniMalloc CSV", "PyTorch trace, cuda:0".

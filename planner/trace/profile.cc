@@ -62,8 +62,8 @@ absl::StatusOr<size_t> ChooseRank(
                               Quoted(options.device), fmt::join(ranks, ", ")));
 }
 
-// Segments run one after another: each is a mark, and its trace follows that
-// of the one before.
+// Segments run one after another: the trace of each follows that of the one
+// before.
 absl::StatusOr<NamedTrace> Join(const plan::RankProfile& profile,
                                 const TraceOptions& options, Bytes alignment) {
   TraceBuilder builder(alignment);
@@ -89,8 +89,6 @@ absl::StatusOr<NamedTrace> Join(const plan::RankProfile& profile,
         return At({.file = options.file}, std::string(added.message()));
       }
     }
-    builder.out().marks.push_back(
-        {.name = name, .lower = start, .upper = start + length});
     start += length;
   }
   builder.out().source =

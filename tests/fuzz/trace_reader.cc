@@ -42,9 +42,6 @@ void CheckTrace(const NamedTrace& named) {
     total += RoundUp(b.size, named.trace.alignment).count();
     SLUICE_CHECK(total <= planner::kMaxTraceBytes);
   }
-  for (const planner::Mark& mark : named.marks) {
-    SLUICE_CHECK(mark.lower < mark.upper);
-  }
 }
 
 // A trace that was read is written as a plan, and a plan is a trace again, of

@@ -6,8 +6,8 @@
 #include <random>
 #include <string>
 
-#include "planner/memory/dsa_mip.h"
 #include "planner/memory/greedy.h"
+#include "planner/memory/mip_process.h"
 #include "planner/memory/problem.h"
 #include "planner/planner.h"
 #include "proto/plan/validate.h"

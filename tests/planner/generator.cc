@@ -40,14 +40,7 @@ class GeneratedTrace {
     }
   }
 
-  void Begin(std::string mark, std::string prefix) {
-    out_.marks.push_back({.name = std::move(mark), .lower = now_});
-    prefix_ = std::move(prefix);
-  }
-  void End() {
-    out_.marks.back().upper = now_;
-    prefix_.clear();
-  }
+  void Prefix(std::string prefix) { prefix_ = std::move(prefix); }
   // Order of frees and jitter start again: layers of one model ask the same.
   void Seed(uint32_t seed) { random_.seed(seed); }
 
@@ -335,9 +328,9 @@ void MicroBatch(const IterationSpec& spec, GeneratedTrace& r, uint32_t seed) {
   std::vector<Handle> outputs = {embedded};
   for (int l = 0; l < spec.layers; ++l) {
     r.Seed(seed);
-    r.Begin("layer.forward", fmt::format("layer {} ", l));
+    r.Prefix(fmt::format("layer {} ", l));
     outputs.push_back(layer.Forward(&kept[static_cast<size_t>(l)]));
-    r.End();
+    r.Prefix("");
     // The rounding buffer holds the input of a layer that is swapped.
     if (spec.swapped) r.Free(outputs[outputs.size() - 2]);
   }
@@ -346,9 +339,9 @@ void MicroBatch(const IterationSpec& spec, GeneratedTrace& r, uint32_t seed) {
   outputs.pop_back();
   for (int l = spec.layers; l-- > 0;) {
     r.Seed(seed + 1);
-    r.Begin("layer.backward", fmt::format("layer {} ", l));
+    r.Prefix(fmt::format("layer {} ", l));
     gradient = layer.Backward(&kept[static_cast<size_t>(l)], gradient);
-    r.End();
+    r.Prefix("");
     if (!spec.swapped) {
       r.Free(outputs.back());
       outputs.pop_back();

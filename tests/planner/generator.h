@@ -40,8 +40,7 @@ struct IterationSpec {
   double jitter = 0;
 };
 
-// A whole iteration: embedding, layers, loss, backward, optimizer. One mark a
-// layer's pass ("layer.forward", "layer.backward").
+// A whole iteration: embedding, layers, loss, backward, optimizer.
 NamedTrace GenerateIteration(const IterationSpec& spec, uint32_t seed);
 
 enum class LayerPass { kForward, kBackward, kBoth };

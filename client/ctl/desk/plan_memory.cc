@@ -244,9 +244,6 @@ absl::StatusOr<MemoryPlan> PlanOf(const MemoryFlags& flags,
                                   Clock::time_point start) {
   planner::MemoryOptions options;
   options.capacity = flags.capacity;
-  for (const planner::Mark& mark : named.marks) {
-    options.passes.push_back({mark.lower, mark.upper});
-  }
   options.effort = flags.effort;
   options.mip_program = MipProgram();
   options.use_cbc = !options.mip_program.empty();

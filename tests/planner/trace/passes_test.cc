@@ -5,6 +5,7 @@
 #include <set>
 
 #include "gmock/gmock.h"
+#include "planner/memory/plan_memory.h"
 #include "proto/plan/validate.h"
 #include "tests/planner/generator.h"
 #include "tests/planner/traces.h"

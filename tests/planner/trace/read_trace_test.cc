@@ -419,16 +419,12 @@ plan::RankProfile Profile(uint64_t rank) {
   return profile;
 }
 
-TEST(ProfileTrace, SegmentsFollowEachOtherAndAreMarks) {
+TEST(ProfileTrace, SegmentsFollowEachOther) {
   const auto named = Read(plan::Encode(Profile(0)));
   ASSERT_THAT(named, IsOk());
   EXPECT_THAT(Rows(*named),
               ElementsAre("qkv.full/0 [0, 2) 100", "qkv.full/1 [1, 3) 50",
                           "loss.full/0 [3, 5) 100", "loss.full/1 [4, 6) 50"));
-  ASSERT_EQ(named->marks.size(), 2);
-  EXPECT_EQ(named->marks[1].name, "loss.full");
-  EXPECT_EQ(named->marks[1].lower, 3);
-  EXPECT_EQ(named->marks[1].upper, 6);
 }
 
 TEST(ProfileTrace, OneOfSeveralRanksIsChosen) {
