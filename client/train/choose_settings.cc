@@ -72,9 +72,16 @@ absl::Status ChooseOrder(const StepperContext& context, RunOptions& options,
                                       stream.layout.ranks());
   stream.fractions.clear();
   stream.alpha = 1;
-  options.order = stream::OrderOfLeastBytes(stream);
-  SLUICE_RETURN_IF_ERROR(Validate(options));
-  const auto moved = [&stream](stream::BackwardOrder order) {
+  using Order = stream::BackwardOrder;
+  const Order least = stream::OrderOfLeastBytes(stream);
+  options.order = least;
+  if (const absl::Status refused = Validate(options); !refused.ok()) {
+    // A class of --fractions may exist with the other order alone.
+    options.order =
+        least == Order::kKeysOuter ? Order::kQueriesOuter : Order::kKeysOuter;
+    if (!Validate(options).ok()) return refused;
+  }
+  const auto moved = [&stream](Order order) {
     return fmt::format("{} with {} outer",
                        FormatBytes(Bytes(stream::BlockBytes(stream, order))),
                        stream::Name(order));
@@ -83,8 +90,7 @@ absl::Status ChooseOrder(const StepperContext& context, RunOptions& options,
       "chunk {}, prefetch {}, {} outer in backward: a layer's attention moves "
       "{}, {}",
       options.chunk, options.prefetch, stream::Name(*options.order),
-      moved(stream::BackwardOrder::kKeysOuter),
-      moved(stream::BackwardOrder::kQueriesOuter));
+      moved(Order::kKeysOuter), moved(Order::kQueriesOuter));
   return absl::OkStatus();
 }
 

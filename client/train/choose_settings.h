@@ -24,8 +24,8 @@ absl::StatusOr<ChosenSettings> ChooseSettings(const StepperContext& context);
 Bytes LeastStepBytes(const StepperContext& context);
 
 // With --chunk nothing is measured: an order of backward's blocks that is not
-// given is the one in which less moves. The same on all ranks. InvalidArgument:
-// --fractions names a class that this order does not have.
+// given is the one in which less moves, or the only one that has the classes of
+// --fractions. The same on all ranks. InvalidArgument: no order has them.
 absl::Status ChooseOrder(const StepperContext& context, RunOptions& options,
                          std::string& why);
 
