@@ -247,7 +247,7 @@ def test_an_invalid_profile_is_refused_in_one_line(session):
 
 
 WAITS_ALONE = """
-import time, sluice, sluice.waiting
+import time, sluice, sluice.native.waiting
 from sluice.base.errors import Error
 sluice.native.waiting._ASK_S = 30  # of a daemon on busy cores
 with sluice.Session({socket!r}, job="two", rank=0, world=2) as session:
