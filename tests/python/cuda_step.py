@@ -260,6 +260,58 @@ def ahead(session: sluice.Session) -> None:
     stream.unstream()
 
 
+def deadlines(session: sluice.Session) -> None:
+    """The slack of a fetched chunk is what the GPU computed meanwhile, without
+    what compute waited for another copy; the host has waited for neither."""
+    a = torch.ones(700, 700, device=GPU)
+    driver = ctypes.CDLL("libcuda.so.1").fake_cuda_calls
+    names = (b"cuEventSynchronize", b"cuStreamSynchronize")
+    computed, at_most, told, waiting = [], [], [], []
+    with HostArena(session) as arena:
+        library = copy.copy(arena._copies._library)
+        know, wait = library.engine_know_slack, library.engine_wait
+
+        def compute() -> list[torch.cuda.Event]:
+            events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            events[0].record()
+            for _ in range(8):
+                a @ a
+            events[1].record()
+            return events
+
+        library.engine_know_slack = lambda engine, direction, slack: (
+            told.append(slack), know(engine, direction, slack))[1]
+        library.engine_wait = lambda *args: (
+            waiting.append(compute()), wait(*args))[1]
+        arena._copies._library = library
+        chunk, other = (arena.put(torch.ones(n, device=GPU))
+                        for n in (1000, 10))
+        for _ in range(3):
+            waiting.clear()
+            before = [driver(name) for name in names]
+            began = time.perf_counter()
+            start = torch.cuda.Event(enable_timing=True)
+            start.record()
+            arena.prefetch(chunk, GPU)
+            arena.prefetch(other, GPU)
+            arena.get(other, GPU)
+            own = compute()
+            arena.get(chunk, GPU)
+            end = torch.cuda.Event(enable_timing=True)
+            end.record()
+            issued = time.perf_counter() - began
+            assert [driver(name) for name in names] == before
+            end.synchronize()
+            [waited] = waiting  # for both, since `chunk` came first
+            computed.append(own[0].elapsed_time(own[1]) / 1e3)
+            at_most.append((start.elapsed_time(end)
+                            - waited[0].elapsed_time(waited[1])) / 1e3)
+            print("issued", issued, "computed", computed[-1], at_most[-1])
+            assert issued < computed[-1]
+    print("told", told)
+    assert min(computed) <= max(told) <= max(at_most)
+
+
 class Masked(nn.Module):
     """Dropout by a mask [B, S, H] that was drawn."""
 

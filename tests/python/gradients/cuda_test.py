@@ -36,9 +36,11 @@ links = [{name = "pci-0000:3a:00.0", h2d_bytes_per_s = 3e8, d2h_bytes_per_s = 3e
 
 @pytest.mark.parametrize("node", [LINK], indirect=True,
                          ids=["limited"])
-def test_the_host_is_four_chunks_ahead_where_copies_need_grants(node):
+@pytest.mark.parametrize("what", ["ahead", "deadlines", "waits"])
+def test_the_host_does_not_wait_for_copies_that_need_grants(node, what):
+    """It is four chunks ahead, and learns deadlines by the GPU's clock."""
     node.jitter_us = 5000
-    ran = node.run("cuda_step.py", "ahead")
+    ran = node.run("cuda_step.py", what)
     print(ran.stdout)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert node.take_findings() == ""

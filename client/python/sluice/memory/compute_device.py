@@ -16,11 +16,17 @@ by that.
 """
 from __future__ import annotations
 
+import time
+from typing import TypeAlias
+
 import torch
 from torch import nn
+from torch.cuda.streams import Event
 
 from sluice.base.errors import Error, Status, Unsupported
 from sluice.native.session import Session
+
+Moment: TypeAlias = "float | Event"  # by the host's clock, or in a stream
 
 
 def device_of(session: Session) -> torch.device:
@@ -40,6 +46,16 @@ def device_of(session: Session) -> torch.device:
 def current_stream(device: torch.device) -> int:
     """Torch's current one of this thread, as a CUstream."""
     return torch._C._cuda_getCurrentRawStream(device.index)
+
+
+def now(device: torch.device) -> Moment:
+    """The moment that this thread's compute has reached; on a real GPU a timed
+    event of the current stream."""
+    if device.type == "cpu":
+        return time.perf_counter()
+    event = Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
 
 
 def await_compute(device: torch.device) -> None:

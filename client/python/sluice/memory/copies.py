@@ -8,8 +8,8 @@ Writes need no ticket: copies to the host are in order.
 from __future__ import annotations
 
 import ctypes
+import functools
 import weakref
-from time import perf_counter
 
 import torch
 
@@ -48,11 +48,11 @@ class Copies:
         weakref.finalize(self, self._handle.end)
         self.in_flight = (InFlight(), InFlight())
         self._most_bytes = most_bytes
-        self._clock = ComputeClock()
+        self._clock = ComputeClock(self.device)
         # By direction; where nothing waits for bandwidth it is not asked for.
         limits = session.limits()
-        self._learns = not self._follows and max(
-            limits.h2d_bytes_per_second, limits.d2h_bytes_per_second) > 0
+        self._learns = max(limits.h2d_bytes_per_second,
+                           limits.d2h_bytes_per_second) > 0
         self._slack = (Slack(), Slack())
         # Scratch of one copy: the tensor, the tickets it comes after, the
         # first of which is always the compute so far, and its own.
@@ -97,13 +97,14 @@ class Copies:
             raise self.engine.error(status)
         self.count += 1
         ticket = self._ticket.value
-        if self._learns and not at_once:
-            self._slack[direction].started(ticket, nbytes, self._clock.now())
         flight = self.in_flight[direction]
         flight.let_go_of_reached(self.is_reached)
         flight.held.append((ticket, nbytes, tensor))
         flight.nbytes += nbytes
         self._starting = None
+        if self._learns and not at_once:
+            self._clock.mark(functools.partial(
+                self._slack[direction].started, ticket, nbytes))
         if flight.nbytes > self._most_bytes or (
                 len(flight.held) > IN_FLIGHT_COPIES):
             self._thin(direction)
@@ -120,15 +121,14 @@ class Copies:
     def wait(self, direction: int, ticket: int) -> None:
         if self._follows:
             self._follow()
-        began = 0.0
         if self._learns:
-            self._slack[direction].asked(ticket, self._clock.now())
-            began = perf_counter()
+            self._clock.mark(functools.partial(self._slack[direction].asked,
+                                               ticket))
         flight = self.in_flight[direction]
         if ticket > flight.settled:
             status = self._library.engine_wait(self._handle.value, ticket)
             if self._learns:
-                self._clock.waited += perf_counter() - began
+                self._clock.mark(None)
             if status:
                 raise self.engine.error(status)
         flight.settle(ticket)
@@ -158,6 +158,7 @@ class Copies:
         for direction in self.in_flight:
             direction.held.clear()
             direction.nbytes = 0
+        self._clock.forget()
         for slack in self._slack:
             slack.forget_started()
 

@@ -10,14 +10,21 @@ off. Among copies alike, in direction and size, the least of late counts: a time
 that is told too early costs less than a copy that comes too late. What is asked
 for without having been fetched ahead is needed at once, and teaches nothing.
 
-The clock is the host's. A host that runs ahead of a GPU passes there long before
-compute does, so on a real GPU nothing is learned or told. Nor is it where the
-speed of the link is not known, for there no copy waits for bandwidth.
+The clock of a simulated GPU is the host's. The host runs ahead of a real GPU, so
+there a timed event is enqueued where a copy starts, where compute asks for it and
+where compute has waited for it, and is read at a later one without waiting. Where
+the speed of the link is not known nothing is learned or told, for there no copy
+waits for bandwidth.
 """
 
 from __future__ import annotations
 
-from time import perf_counter
+from collections import deque
+from collections.abc import Callable
+
+import torch
+
+from sluice.memory import compute_device
 
 UNKNOWN = -1.0  # as sluice_engine_know_slack takes it
 RECENT = 64  # copies of a size, after which what was before those is forgotten
@@ -27,15 +34,48 @@ _CLOSE = 0.1  # of a time that was told: no need to tell another
 
 
 class ComputeClock:
-    """Seconds in which compute did not wait for copies."""
+    """Counts the seconds in which compute did not wait for copies."""
 
-    __slots__ = ("waited",)
+    __slots__ = ("_device", "_last", "_seconds", "_unread")
 
-    def __init__(self) -> None:
-        self.waited = 0.0  # seconds, of compute for copies
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._seconds = 0.0  # up to `_last`
+        self._last: compute_device.Moment | None = None
+        self._unread: deque[tuple[compute_device.Moment,
+                                  Callable[[float], None] | None]] = deque()
 
-    def now(self) -> float:
-        return perf_counter() - self.waited
+    def mark(self, read: Callable[[float], None] | None) -> None:
+        """Marks this moment of compute.
+
+        Args:
+            read: called with the seconds so far once compute has reached the
+                moment: at a later mark, on a simulated GPU at once. None ends
+                a wait that began at the mark before.
+        """
+        unread = self._unread
+        unread.append((compute_device.now(self._device), read))
+        while unread:
+            moment, read = unread[0]
+            if not isinstance(moment, float) and not moment.query():
+                return
+            unread.popleft()
+            if read is not None:
+                self._seconds += self._since_last(moment)
+                read(self._seconds)
+            self._last = moment
+
+    def forget(self) -> None:
+        """Drops what was marked."""
+        self._unread.clear()
+        self._last = None
+
+    def _since_last(self, moment: compute_device.Moment) -> float:
+        if self._last is None:
+            return 0.0
+        if isinstance(moment, float):
+            return moment - self._last
+        return self._last.elapsed_time(moment) / 1e3
 
 
 class Slack:

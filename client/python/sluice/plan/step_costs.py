@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch.cuda.streams import Event
 
+from sluice.memory import compute_device
+from sluice.memory.compute_device import Moment
 from sluice.native.leases import CopyStats
 from sluice.plan.products import Mode, Place, Product, Products
 
@@ -56,9 +57,6 @@ class Kind:
         self.seconds[direction] += seconds
 
 
-Moment: TypeAlias = "float | Event"  # by the host's clock, or in a stream
-
-
 @dataclass
 class Measured:
     """A step that computes all of it again; see [Note: seconds]."""
@@ -77,7 +75,7 @@ class Measured:
         """Around a layer's whole "forward" or "backward"; `keeps`: its
         backward may come."""
         sums = self._kind(kind if keeps else kind + FROZEN)
-        before, start = self.copied(), self.now()
+        before, start = self.copied(), compute_device.now(self.device)
         yield
         self.since(start, functools.partial(sums.took, direction))
         after = self.copied()
@@ -96,7 +94,7 @@ class Measured:
         def met(place: Place, product: Product, args: tuple, kwargs: dict
                 ) -> Any:
             cost = costs.setdefault(product.weight, Cost())
-            start = self.now()
+            start = compute_device.now(self.device)
             out = product.function(*args, **kwargs)
             self.since(start, cost.took)
             cost.nbytes += out.nbytes
@@ -112,17 +110,9 @@ class Measured:
         for weight in weights:
             costs[weight].spared += 1
 
-    def now(self) -> Moment:
-        """The moment that this thread's work has reached."""
-        if self.device.type == "cpu":
-            return time.perf_counter()
-        event = Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self.device))
-        return event
-
     def since(self, start: Moment, told: Callable[[float], None]) -> None:
         """`told` is given the seconds, on a real GPU by `read`."""
-        end = self.now()
+        end = compute_device.now(self.device)
         if isinstance(start, float):
             told(end - start)
         else:
