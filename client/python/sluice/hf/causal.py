@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,8 @@ class Causal:
         self._foreign = (not self.head.is_of_transformers()
                          or causal.get_output_embeddings() is None)
         self._loss_function = causal.loss_function
+        self._tried: list[Any] = []  # _calls() at the last _sums_rows()
+        self._adds_up = False
         self._inside = Inside(lambda: [
             m for m in self.head.modules() if m is not causal])
 
@@ -120,7 +123,14 @@ class Causal:
 
     def _loss_adds_up(self) -> bool:
         """Whether the loss function still is a sum over rows divided by a
-        given count: what it calls may be replaced, for all models."""
+        given count. Tried again when a function that it calls was replaced,
+        which changes all models."""
+        calls = _calls(self.causal.loss_function)
+        if not calls or list(map(id, calls)) != list(map(id, self._tried)):
+            self._tried, self._adds_up = calls, self._sums_rows()
+        return self._adds_up
+
+    def _sums_rows(self) -> bool:
         logits = torch.linspace(-1, 1, 32).view(1, 4, 8)
         labels = torch.tensor([[1, 5, 2, 7]])
 
@@ -197,3 +207,21 @@ def _shifted(given: dict[str, Any]) -> Tensor | None:
     if shifted is None and isinstance(labels, Tensor) and labels.dim() == 2:
         shifted = argument_table.shifted(labels)
     return shifted
+
+
+def _calls(function: Any, depth: int = 2) -> list[Any]:
+    """The functions that `function` finds by global names and as attributes of
+    modules, and those that they find, with their code; none for what has no
+    code of Python's."""
+    code = getattr(function, "__code__", None)
+    if code is None or depth == 0:
+        return []
+    found, modules = [function, code], []
+    values = [function.__globals__.get(name) for name in code.co_names]
+    for value in values:
+        if isinstance(value, types.ModuleType) and value not in modules:
+            modules.append(value)
+            values += [vars(value).get(name) for name in code.co_names]
+        elif callable(value) and value is not function:
+            found += [value, *_calls(value, depth - 1)]
+    return found
