@@ -25,8 +25,8 @@ namespace sluice {
 
 namespace {
 
-// Bytes of the character that `text` begins with; 0: it is a control character,
-// or none of UTF-8.
+// Returns the bytes of the character that `text` begins with, or 0 if that is a
+// control character or no valid UTF-8.
 size_t PrintableAt(std::string_view text) {
   const auto byte = [&](size_t i) {
     return static_cast<unsigned char>(text[i]);
@@ -39,8 +39,8 @@ size_t PrintableAt(std::string_view text) {
     if ((byte(i) & 0xc0) != 0x80) return 0;
     code = code << 6 | (byte(i) & 0x3f);
   }
-  // Below 0xa0 are control characters too, and what is longer than it need be
-  // is no character.
+  // Below 0xa0 are more control characters. A character in more bytes than it
+  // needs is not valid UTF-8.
   constexpr uint32_t kLeast[] = {0, 0, 0xa0, 0x800, 0x10000};
   const bool surrogate = code >= 0xd800 && code < 0xe000;
   return code >= kLeast[size] && code <= 0x10ffff && !surrogate ? size : 0;
@@ -105,7 +105,7 @@ std::optional<sockaddr_un> UnixAddress(const std::string& path) {
 }
 
 absl::Time MonotonicClock::Now() const {
-  // What the time namespace adds: "monotonic SECONDS NANOSECONDS".
+  // The offset of the time namespace: a line "monotonic SECONDS NANOSECONDS".
   static const absl::Duration added = [] {
     std::istringstream text(TextOf("/proc/self/timens_offsets"));
     std::string clock;

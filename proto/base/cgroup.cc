@@ -14,11 +14,11 @@
 namespace sluice {
 namespace {
 
-// The old hierarchies write "none" as a number near 2^63.
+// cgroup v1 writes "no limit" as a number near 2^63.
 constexpr Bytes kNoLimit = GiB(1 << 20);
 
-// Takes the limit in `path`, behind `key` where that is not empty, if it is
-// smaller. "max", and the largest number of the old hierarchies, is none.
+// Lowers `smallest` to the limit in the file `path`, which stands behind `key`
+// if that is not empty. "max" and cgroup v1's largest number are no limit.
 void Lower(std::optional<MemoryLimit>& smallest, const std::string& path,
            const std::string& key = "") {
   std::ifstream file(path);
@@ -32,8 +32,8 @@ void Lower(std::optional<MemoryLimit>& smallest, const std::string& path,
 }
 
 // Lowers `smallest` to the limits of the group at `path` below `mounted` and of
-// all groups above it. A container's mount begins at its own group, and `path`
-// still names the folders above that.
+// all groups above it. A container's mount begins at its own group, while
+// `path` still names the folders above that.
 void LowerByGroups(std::optional<MemoryLimit>& smallest,
                    const std::string& mounted, std::string path,
                    const std::string& file) {
@@ -47,7 +47,7 @@ void LowerByGroups(std::optional<MemoryLimit>& smallest,
     Lower(smallest, mounted + path + file);
   }
   Lower(smallest, mounted + file);
-  // The memory controller tells of groups above the mount here.
+  // cgroup v1 lists the limit of groups above the mount here.
   Lower(smallest, own + "/memory.stat", "hierarchical_memory_limit");
 }
 
@@ -80,7 +80,8 @@ std::optional<MemoryLimit> CgroupMemoryLimit(const std::string& process,
   std::optional<MemoryLimit> smallest;
   std::istringstream lines(TextOf(root + "/proc/" + process + "/cgroup"));
   for (std::string line; std::getline(lines, line);) {
-    // hierarchy:controllers:path; no controllers is the unified one.
+    // A line is hierarchy:controllers:path. The unified hierarchy has no
+    // controllers.
     const size_t first = line.find(':');
     const size_t second = line.find(':', first + 1);
     if (second == std::string::npos || line[second + 1] != '/') continue;

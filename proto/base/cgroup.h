@@ -1,5 +1,5 @@
-// The memory that a process may have: its machine's, and its cgroups' limit.
-// `root` holds /proc and /sys.
+// The memory that a process may use: that of the machine, limited by its
+// cgroups. `root` is the folder with /proc and /sys.
 //
 // Thread safety: reads the file system only.
 #pragma once
@@ -14,23 +14,23 @@ namespace sluice {
 struct MachineMemory {
   Bytes total, available;
 
-  // From /proc/meminfo. Where /proc does not have it (subset=pid), from
-  // sysinfo(2), which counts caches as not available.
+  // Reads /proc/meminfo. Without it (subset=pid) reads sysinfo(2), which does
+  // not count caches as available.
   static MachineMemory Read(const std::string& root = "");
 };
 
-// What of it may be pinned: 0.9, but all less 64 GiB where that is less, and of
-// a small machine half.
+// Returns how much of `memory` may be pinned: 0.9 of it or all but 64 GiB,
+// whichever is less, and at least half.
 Bytes Pinnable(Bytes memory);
 
 struct MemoryLimit {
   Bytes most;
-  std::string file;  // which says so
+  std::string file;  // where the limit was read
 };
 
-// The smallest limit of a process ("self", "123"), now: of its own group and of
-// each above it, unified hierarchy or memory controller. None too where it
-// cannot be read.
+// Returns the smallest current limit of a process ("self", "123"): that of its
+// own group and of each group above, in cgroup v1 and v2. Returns nullopt also
+// if it cannot be read.
 std::optional<MemoryLimit> CgroupMemoryLimit(
     const std::string& process = "self", const std::string& root = "");
 

@@ -13,7 +13,7 @@ std::string TextOf(const std::string& path) {
 
 std::istringstream ProcessStat(const std::string& process) {
   const std::string text = TextOf("/proc/" + process + "/stat");
-  const size_t name_end = text.rfind(')');  // a name may hold anything
+  const size_t name_end = text.rfind(')');  // a name may contain any character
   return std::istringstream(
       name_end == std::string::npos ? "" : text.substr(name_end + 1));
 }

@@ -1,4 +1,4 @@
-// Whole files, and one of the kernel's.
+// Reads whole files, and /proc/PROCESS/stat.
 //
 // Thread safety: safe.
 #pragma once
@@ -8,11 +8,11 @@
 
 namespace sluice {
 
-// What is in it, of /proc too; empty where it cannot be read.
+// Returns the contents of a file, of /proc too, or "" if it cannot be read.
 std::string TextOf(const std::string& path);
 
-// What /proc/PROCESS/stat says behind the process's name, from its state on,
-// which is field 3 of proc(5); "" where there is no such process.
+// Returns /proc/PROCESS/stat from the process's state on (field 3 of proc(5)),
+// or "" if there is no such process.
 std::istringstream ProcessStat(const std::string& process);
 
 }  // namespace sluice

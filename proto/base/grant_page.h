@@ -1,17 +1,18 @@
-// The two shared pages of swap-bandwidth grants: a contract of memory layout,
-// so it stands with the types both sides use.
+// The two shared pages of swap-bandwidth grants. Their memory layout is a
+// contract between daemon and client.
 //
-// The daemon writes `GrantLimits`, one page per node with one slot per session
-// (clients map it read-only): cumulative bytes each direction may have started
-// since the session began, and its heartbeat. The rank writes `GrantUse`, a
-// page of its own session's: cumulative bytes it has started, and by when the
-// copy in front is needed. The daemon never trusts it.
+// The daemon writes `GrantLimits`, one page per node with one slot per session,
+// which clients map read-only: the cumulative bytes that each direction may
+// have started since the session began, and the daemon's heartbeat. Each rank
+// writes `GrantUse`, a page of its own session: the cumulative bytes that it
+// has started, and the time by which compute needs the first waiting copy. The
+// daemon never trusts that page.
 //
 // A copy of n bytes in direction d may start when use[d] + n <= limit[d]; the
 // fast path is one fetch_add on `use`. When the heartbeat is older than
-// kGrantStaleAfter a rank keeps the rate that it was last granted until
-// kGrantPacedFor later (the daemon may only be late), then copies ungated: no
-// step ever waits for a dead daemon.
+// kGrantStaleAfter, a rank keeps the rate that it was last granted until
+// kGrantPacedFor later, because the daemon may only be late. After that the
+// rank copies ungated, so that no step waits for a dead daemon.
 #pragma once
 
 #include <atomic>
@@ -24,7 +25,7 @@ namespace sluice {
 inline constexpr int kGrantSlots = 256;
 inline constexpr absl::Duration kGrantStaleAfter = absl::Milliseconds(20);
 inline constexpr absl::Duration kGrantPacedFor = absl::Milliseconds(500);
-// A limit that stands so far ahead of the use is none: the link's speed is not
+// A limit this far ahead of the use means unlimited: the link's speed is not
 // known.
 inline constexpr uint64_t kGrantFar = uint64_t{1} << 43;
 inline constexpr int kH2d = 0;
@@ -32,7 +33,8 @@ inline constexpr int kD2h = 1;
 
 struct alignas(64) GrantLimitSlot {
   std::atomic<uint64_t> limit_bytes[2];  // kH2d, kD2h; cumulative
-  // What it is granted lately; 0: not told, or not limited.
+  // The rate granted lately; 0 if it is not limited or the daemon does not
+  // tell.
   std::atomic<uint64_t> bytes_per_second[2];
 };
 
@@ -46,22 +48,21 @@ struct GrantLimits {
 struct alignas(64) GrantUseSlot {
   std::atomic<uint64_t> used_bytes[2];
   // The first waiting copy: the cumulative bytes at its end, and the
-  // CLOCK_MONOTONIC nanoseconds at which compute needs it, or the memory that
-  // it frees. 0 bytes: the rank states no deadline, as older client libraries
-  // do. The two are written one by one, so a reader may see one of the copy
-  // before.
+  // CLOCK_MONOTONIC nanoseconds at which compute needs it or the memory that it
+  // frees. 0 bytes if the rank states no deadline, as older client libraries
+  // do. The two values are not written together, so a reader may see one of
+  // them belong to the copy before.
   std::atomic<uint64_t> due_bytes[2];
   std::atomic<uint64_t> due_ns[2];
 };
 
-// Each session has a page of its own to write, so that a rank cannot touch
-// another's.
+// One page per session, so that a rank cannot write another rank's use.
 struct GrantUse {
   GrantUseSlot slot;
 };
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
-// Pages outlive the daemon that made them, so their sizes stay.
+// Pages outlive the daemon that made them, so their sizes never change.
 static_assert(sizeof(GrantUse) == 64);
 
 }  // namespace sluice

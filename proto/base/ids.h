@@ -10,7 +10,7 @@
 
 namespace sluice {
 
-// `Tag` only tells types apart; `Id<A>` and `Id<B>` do not compare.
+// `Tag` only distinguishes types; `Id<A>` and `Id<B>` do not compare.
 template <typename Tag>
 class Id {
  public:
@@ -38,7 +38,7 @@ using ExtentId = Id<struct ExtentTag>;
 using PlanId = Id<struct PlanTag>;
 
 // Small ordinals of the node: the i-th GPU, the i-th NUMA node, the i-th rank
-// of a job. Also distinct types.
+// of a job. These are distinct types too.
 using DeviceIndex = Id<struct DeviceTag>;
 using NumaIndex = Id<struct NumaTag>;
 using Rank = Id<struct RankTag>;

@@ -21,7 +21,8 @@ void CheckOutput() {
   errno = 0;
   const bool failed_before = std::ferror(stdout) != 0;
   if (std::fflush(stdout) == 0 && !failed_before) return;
-  const int error = errno;  // 0: of an earlier write, which is not known
+  // 0 if an earlier write failed, whose error is not known
+  const int error = errno;
   if (error != EPIPE && !ReaderIsGone()) {
     std::fprintf(stderr, "error: cannot write to standard output: %s\n",
                  error != 0 ? std::strerror(error) : "is its disk full?");

@@ -1,13 +1,13 @@
-// Standard output that cannot be written is a failure of the program.
+// Makes a failure to write standard output a failure of the program.
 #pragma once
 
 namespace sluice {
 
-// From here on the process ends with exit status 1 if standard output could not
-// be written (a full disk, a closed pipe). A full disk is one line on standard
-// error; a reader that has gone is none. SIGPIPE is ignored, so that a closed
-// pipe is such a failure and not a death. Call it once, before there are
-// threads.
+// From this call on, the process ends with exit status 1 if standard output
+// cannot be written (a full disk, a closed pipe). A full disk is reported in
+// one line on standard error, a closed pipe is not. Ignores SIGPIPE, so that a
+// closed pipe is an error and does not kill the process. Call it once, before
+// threads start.
 void FailOnLostOutput();
 
 }  // namespace sluice

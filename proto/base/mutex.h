@@ -1,17 +1,18 @@
 // Mutex, MutexLock and CondVar: those of the standard library, with the
 // attributes that clang's -Wthread-safety needs to prove that a member is
-// touched only under its lock (`./dev lint`).
+// accessed only under its lock (`./dev lint`).
 //
-// Every lock of the tree is one of these. A member says what guards it
-// (ABSL_GUARDED_BY(mutex_)), a function what its caller must hold
-// (ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_)). The analysis does not look through
-// a lambda's caller, which is why CondVar takes no predicate: wait in a loop.
+// Every lock of the tree is one of these. A member declares what guards it
+// (ABSL_GUARDED_BY(mutex_)), a function declares what its caller must hold
+// (ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_)). The analysis does not follow a
+// lambda to its caller, which is why CondVar takes no predicate: wait in a
+// loop.
 //
 //   const MutexLock lock(mutex_);
 //   while (queue_.empty()) changed_.Wait(mutex_);
 //
-// Not absl::Mutex: the one that is packaged (20220623) turns a timeout into a
-// time of the wall clock, which an administrator may set.
+// Not absl::Mutex: Debian's version (20220623) converts a timeout to wall-clock
+// time, which an administrator may set.
 #pragma once
 
 #include <chrono>
@@ -33,8 +34,8 @@ class ABSL_LOCKABLE Mutex {
   std::mutex mutex_;
 };
 
-// Holds `mutex` for a scope. Unlock lets go before its end, Lock takes it
-// again; the analysis follows both.
+// Holds `mutex` for a scope. Unlock releases it early, Lock takes it again; the
+// analysis follows both.
 class ABSL_SCOPED_LOCKABLE MutexLock {
  public:
   explicit MutexLock(Mutex& mutex) ABSL_EXCLUSIVE_LOCK_FUNCTION(mutex)
@@ -63,15 +64,15 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
 
 class CondVar {
  public:
-  // Lets go of `mutex`, sleeps until notified or (spuriously) not, takes it
+  // Releases `mutex`, sleeps until notified or spuriously woken, and takes it
   // again.
   void Wait(Mutex& mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock lock(mutex.mutex_, std::adopt_lock);
     condition_.wait(lock);
     lock.release();
   }
-  // False: the time is over. A loop that waits several times needs one
-  // deadline for all of them: see Deadline.
+  // Returns false if the deadline has passed. A loop that waits several times
+  // needs one deadline for all waits: see Deadline.
   bool WaitUntil(Mutex& mutex, std::chrono::steady_clock::time_point deadline)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock lock(mutex.mutex_, std::adopt_lock);
@@ -82,7 +83,8 @@ class CondVar {
   void NotifyOne() { condition_.notify_one(); }
   void NotifyAll() { condition_.notify_all(); }
 
-  // For WaitUntil: `timeout` from now. An infinite one is far in the future.
+  // The deadline `timeout` from now, for WaitUntil. An infinite timeout becomes
+  // a time far in the future.
   static std::chrono::steady_clock::time_point Deadline(
       absl::Duration timeout) {
     const auto now = std::chrono::steady_clock::now();

@@ -1,6 +1,6 @@
-// The machine's NUMA nodes, as the kernel tells in /sys below `root`.
+// The machine's NUMA nodes, from /sys below `root`.
 //
-// Thread safety: reads the file system only; StayOn is of the calling thread.
+// Thread safety: reads the file system only; StayOn changes the calling thread.
 #pragma once
 
 #include <sched.h>
@@ -17,19 +17,19 @@ namespace sluice {
 struct NumaNode {
   uint64_t number = 0;
   Bytes memory;
-  bool has_cores = false;  // memory alone is CXL's, or a GPU's
+  bool has_cores = false;  // false: memory of CXL or of a GPU
 };
 
-// By number; empty: the kernel tells of none.
+// Ordered by number; empty if the kernel lists none.
 std::vector<NumaNode> ReadNumaNodes(const std::string& root = "");
 
-// Empty where the kernel tells none.
+// Empty if the kernel lists none.
 cpu_set_t CoresOfNode(NumaIndex node, const std::string& root = "");
-// The cores of the node's socket, which may have several nodes.
+// The cores of the node's socket, which may have several NUMA nodes.
 cpu_set_t CoresOfSocket(NumaIndex node, const std::string& root = "");
 
-// This thread, and those that it starts, run on those of `cores` that it may
-// run on. It stays where it is if there are none.
+// Binds this thread and the threads that it starts to those of `cores` that it
+// may run on. Does nothing if there are none.
 void StayOn(const cpu_set_t& cores);
 
 }  // namespace sluice

@@ -1,10 +1,10 @@
-// Marks a fault that another rank's end caused.
+// Marks a fault that the end of another rank caused.
 //
-// The place that waited for the other rank marks its status: a collective, the
-// daemon's word that a peer died. The mark travels with it, so every layer in
-// between just returns it, and the process that watches all ranks looks for the
-// rank that failed first. A code cannot tell: Unavailable is also a lost GPU.
-// Thread safety: pure functions.
+// The code that waited for the other rank marks its status: a collective, or
+// the handler of the daemon's event that a peer died. The mark travels with the
+// status, so the layers between only return it, and the process that watches
+// all ranks looks for the rank that failed first. A status code does not
+// suffice: a lost GPU is Unavailable too. Thread safety: pure functions.
 #pragma once
 
 #include "absl/status/status.h"

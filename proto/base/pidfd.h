@@ -1,4 +1,4 @@
-// A process by a descriptor, which is never another one's.
+// A descriptor of a process, which never comes to mean another process.
 //
 // Thread safety: safe.
 #pragma once
@@ -12,13 +12,13 @@
 
 namespace sluice {
 
-// Readable when the process has ended. None, and errno says why: there is no
-// such process (ESRCH), no descriptor is left, or a sandbox or an old kernel
-// refuses them.
+// Returns a descriptor that is readable once the process has ended. Returns
+// none and sets errno if there is no such process (ESRCH), no descriptor is
+// left, or a sandbox or an old kernel refuses pidfds.
 UniqueFd PidfdOf(pid_t pid);
 
-// Why PidfdOf gave none, by its errno; `what` could not be done therefore.
-// PermissionDenied with the remedy: they are refused here.
+// Explains the errno of PidfdOf; `what` is the operation that failed because of
+// it. PermissionDenied, with the remedy, if this system refuses pidfds.
 absl::Status PidfdFault(int error, std::string_view what);
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
-// Precompiled: what almost every source reads. A source still includes what it
-// uses, as if this were not there.
+// Precompiled headers that almost every source includes. A source still
+// includes what it uses, as if this file did not exist.
 #pragma once
 
 #include <fmt/format.h>

@@ -25,8 +25,9 @@ namespace {
 
 constexpr int kSliceMs = 100;
 
-// The program reads and writes memory, so that neither process waits for the
-// other. Ctrl-C ends it, also where this process puts off its own end.
+// The program reads and writes memory files, so that neither process waits for
+// the other. Ctrl-C ends the program even where this process defers its own
+// end.
 absl::StatusOr<pid_t> StartProgram(const std::vector<std::string>& words,
                                    const UniqueFd& in, const UniqueFd& out,
                                    const UniqueFd& err) {
@@ -38,7 +39,7 @@ absl::StatusOr<pid_t> StartProgram(const std::vector<std::string>& words,
   return absl::NotFoundError(fmt::format("there is no {} here", words[0]));
 }
 
-// Leaves the child to be waited for. REQUIRES: it has not been waited for.
+// Does not reap the child. REQUIRES: it has not been waited for.
 bool HasEnded(pid_t child) {
   siginfo_t how = {};
   return waitid(P_PID, static_cast<id_t>(child), &how,
@@ -46,15 +47,15 @@ bool HasEnded(pid_t child) {
          how.si_pid == child;
 }
 
-// OK: it has ended by itself. Without a pidfd (no descriptor is left) that is
-// seen at the end of a slice.
+// Returns OK when the program has ended by itself. Without a pidfd (no
+// descriptor is left) its end is noticed when a time slice is over.
 absl::Status Await(pid_t pid, const std::string& name,
                    const ProgramLimits& limits) {
   const UniqueFd pidfd = PidfdOf(pid);
   const absl::Time deadline = absl::Now() + limits.patience;
   while (true) {
     pollfd ended = {.fd = pidfd.get(), .events = POLLIN, .revents = 0};
-    // Rounded up: waiting ends when time is up, not a little before.
+    // Rounded up, so that the wait does not end before the deadline.
     const int64_t left = absl::ToInt64Milliseconds(deadline - absl::Now()) + 1;
     const auto slice = static_cast<int>(std::clamp<int64_t>(left, 0, kSliceMs));
     if (poll(&ended, 1, slice) == 1 || HasEnded(pid)) return absl::OkStatus();

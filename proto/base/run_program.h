@@ -1,4 +1,4 @@
-// A program, run to its end.
+// Runs a program to its end.
 //
 // Thread safety: safe.
 #pragma once
@@ -14,23 +14,25 @@
 namespace sluice {
 
 struct ProgramResult {
-  int exit_status = 0;  // 128 and the signal, where one ended it
+  int exit_status = 0;  // 128 + signal if a signal ended it
   std::string out, err;
 };
 
 struct ProgramLimits {
   absl::Duration patience = absl::Seconds(20);
-  // Asked ten times a second: true ends it.
+  // Called ten times a second; the program is killed when it returns true.
   std::function<bool()> stopped;
-  std::string_view input;  // that it reads on stdin
+  std::string_view input;  // the program's stdin
 };
 
-// Found in $PATH. NotFound: there is no such program; DeadlineExceeded: it was
-// killed; Cancelled: `stopped`.
+// Looks `words[0]` up in $PATH. NotFound: there is no such program.
+// DeadlineExceeded: it was killed at the deadline. Cancelled: `stopped`
+// returned true.
 absl::StatusOr<ProgramResult> RunProgram(const std::vector<std::string>& words,
                                          const ProgramLimits& limits = {});
 
-// What it printed. Unavailable too: it failed, with its complaint's first line.
+// Returns what the program printed. Unavailable, with the first line of its
+// stderr, if it failed.
 absl::StatusOr<std::string> OutputOf(const std::vector<std::string>& words,
                                      const ProgramLimits& limits = {});
 

@@ -14,14 +14,14 @@ namespace {
 constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
 constexpr std::string_view kPrefixes = "kmgt";
 
-// A number as written, and the letters behind it in lower case.
+// A number as written, and its unit in lower case.
 struct Written {
   double value = 0;
   std::string number;
   std::string unit;
 };
 
-// Digits with at most one point; no sign, no exponent, no "inf".
+// Accepts digits with at most one point; no sign, no exponent, no "inf".
 bool Read(std::string_view text, Written& out) {
   const auto is_number = [](unsigned char c) {
     return std::isdigit(c) != 0 || c == '.';
@@ -94,7 +94,7 @@ absl::StatusOr<Bytes> ParseBytes(std::string_view text) {
     return written.value == 0 ? absl::StatusOr<Bytes>(Bytes(0))
                               : NoUnit(text, written.number);
   }
-  const size_t power = kPrefixes.find(unit[0]) + 1;  // 0: none of them
+  const size_t power = kPrefixes.find(unit[0]) + 1;  // 0 if it is no prefix
   if (power == 0 && unit != "b") return bad();
   const std::string_view rest = std::string_view(unit).substr(power > 0);
   if (rest.empty()) return BareLetter(text, written);
@@ -115,7 +115,7 @@ absl::StatusOr<int64_t> ParseCount(std::string_view text) {
     if (written.unit == "m") scale = 1 << 20;
   }
   const double value = written.value * scale;
-  // Above 2^53 a double does not hold every whole number.
+  // A double does not represent every integer above 2^53.
   if (scale == 0 || value != std::floor(value) || value > double(1LL << 53) ||
       text.find(' ') != text.npos) {
     return absl::InvalidArgumentError(fmt::format(

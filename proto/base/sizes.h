@@ -1,10 +1,10 @@
-// Sizes and counts as people write them: with ParseBytes (units.h) the one
-// reader behind every flag of every program and every key of a file.
+// Parses sizes and counts. Every flag of every program and every key of a
+// configuration file is parsed here or by ParseBytes (units.h).
 //
-// Sizes: KB, MB, GB and TB are powers of 1000, KiB, MiB, GiB and TiB of 1024, B
-// is bytes; case and blanks do not count, decimals are allowed. A number
-// without a unit ("40", but for "0") is refused, and so is a bare letter
-// ("40G"), which people read both ways.
+// KB, MB, GB and TB are powers of 1000, KiB, MiB, GiB and TiB powers of 1024, B
+// is bytes. Case and blanks do not matter, decimals are allowed. A number
+// without a unit ("40", except "0") is refused, and so is a bare letter
+// ("40G"), because people read both in two ways.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -18,13 +18,13 @@
 
 namespace sluice {
 
-// "36MiB", "40000001B": ParseBytes reads exactly `size` back. For commands
-// that are printed to be run.
+// Formats `size` ("36MiB", "40000001B") so that ParseBytes returns exactly
+// `size`. Used for printed commands.
 std::string ExactBytes(Bytes size);
 
-// Counts (tokens, rows, steps): "131072", "128K", "1.5M" with K = 1,024 and M =
-// 1,048,576, as lengths of sequences are named. It must come to a whole number;
-// its range is the caller's to check.
+// Parses a count of tokens, rows or steps: "131072", "128K", "1.5M". K is 1,024
+// and M is 1,048,576, as in names of sequence lengths. The result must be an
+// integer; the caller checks its range.
 absl::StatusOr<int64_t> ParseCount(std::string_view text);
 
 }  // namespace sluice

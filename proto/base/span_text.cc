@@ -9,7 +9,7 @@
 namespace sluice {
 namespace {
 
-// "2 h 3 min": in units of which the larger has `per` of the smaller.
+// Formats "2 h 3 min"; the larger unit has `per` of the smaller.
 std::string OfTwo(int64_t small, int64_t per, const char* large_unit,
                   const char* small_unit) {
   std::string text = fmt::format("{} {}", small / per, large_unit);

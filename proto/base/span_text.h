@@ -1,4 +1,4 @@
-// How long something took or may take, for people.
+// Formats durations for people.
 //
 // Thread safety: pure function.
 #pragma once

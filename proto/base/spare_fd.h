@@ -1,10 +1,10 @@
-// A descriptor that is kept to be given up when there are no others left.
+// A reserve descriptor for the moment when the process has no free descriptor.
 //
-// A connection that waits to be accepted wakes a loop again and again, also
-// where no descriptor is free to accept it with. It is taken with the spare one
-// and turned away. Where that is not there either, since another thread took it
-// meanwhile, only leaving the listener alone for a moment keeps the loop from
-// spinning.
+// A connection that waits to be accepted wakes an event loop again and again,
+// even if no descriptor is free to accept it. The loop then closes the spare
+// descriptor, accepts the connection and refuses it. If another thread took the
+// freed descriptor, the loop must ignore its listener for a moment, or it would
+// spin.
 //
 // Thread safety: one owner.
 #pragma once
@@ -17,15 +17,17 @@ class SpareFd {
  public:
   SpareFd() { Refill(); }
 
-  // Whether accept failed with `error` for want of what another moment brings:
-  // descriptors, the kernel's memory.
+  // Returns whether accept failed because of a shortage that may pass:
+  // descriptors or kernel memory.
   static bool IsShortage(int error);
 
-  // The connection that waits at `listener`, to be refused and closed. None: it
-  // cannot be taken, or none waits; look again later.
+  // Accepts the connection that waits at `listener`, to be refused and closed.
+  // Returns none if no connection waits or it cannot be accepted; try again
+  // later.
   UniqueFd Take(int listener);
-  // When what was taken is closed, and before the listener is looked at again.
-  // Nothing where it is there, or cannot be had.
+  // Opens the spare descriptor again. Call it after the refused connection was
+  // closed and before the listener is polled again. Does nothing if the spare
+  // is open or cannot be opened.
   void Refill();
 
  private:

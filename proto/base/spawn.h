@@ -1,5 +1,5 @@
-// Starts a program as one expects to be started: no signal is blocked, whatever
-// this process blocks for a signalfd or for its threads.
+// Starts a program with no blocked signals, whichever this process blocks for a
+// signalfd or for its threads.
 //
 // Thread safety: safe.
 #pragma once
@@ -16,19 +16,20 @@ namespace sluice {
 
 struct SpawnOptions {
   std::string name;  // in errors; empty: the first word
-  // What becomes which descriptor of the child, in this order; one that becomes
-  // itself is no longer closed on exec. All others are as at any exec.
+  // Pairs of a descriptor here and its number in the child, applied in this
+  // order. A descriptor that keeps its number loses close-on-exec.
   std::vector<std::pair<int, int>> files;
-  std::vector<std::string> environment;  // "KEY=value"; empty: this process'
-  std::vector<int> blocked;              // signals that are all the same
-  // What becomes of signals that this process ignores or catches.
+  std::vector<std::string> environment;  // "KEY=value"; empty: inherited
+  std::vector<int> blocked;              // signals that stay blocked
+  // The child's disposition of signals that this process ignores or catches.
   enum class Signals { kAsHere, kDefaultPipe, kDefault };
   Signals signals = Signals::kAsHere;
   bool own_group = false;    // a process group of its own
-  bool search_path = false;  // the first word is looked for in $PATH
+  bool search_path = false;  // look the first word up in $PATH
 };
 
-// The child's pid. NotFound and others, as the system says it: "start NAME: …".
+// Returns the child's pid. NotFound and other codes follow errno; the message
+// is "start NAME: …".
 absl::StatusOr<pid_t> Spawn(const std::vector<std::string>& words,
                             const SpawnOptions& options);
 

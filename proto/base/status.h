@@ -1,8 +1,8 @@
-// Status plumbing: early return, and checks for broken invariants.
+// Status helpers: early return, and checks of invariants.
 //
-// Expected outcomes (over budget, queued, infeasible) are values in the
-// interfaces that have them. An absl::Status is a fault, and its message says
-// what, which value, which limit, and what to do next.
+// Expected outcomes (over budget, queued, infeasible) are values of the
+// interfaces that have them. An absl::Status is a fault; its message has what
+// failed, the value, the limit, and what to do next.
 #pragma once
 
 #include <cstdio>
@@ -15,15 +15,16 @@
 
 namespace sluice {
 
-// errno to Status, once, at the edge: `ErrnoStatus(errno, "mmap 4 MiB")`. What
-// ran out is marked on it (shortage.h).
+// Converts errno to a Status where the system call was made:
+// `ErrnoStatus(errno, "mmap 4 MiB")`. Marks the resource that ran out
+// (shortage.h).
 absl::Status ErrnoStatus(int error, std::string_view what);
 
-// Puts `context: ` in front of a fault's message, keeping its code and marks.
+// Prefixes a fault's message with `context: `; keeps its code and marks.
 absl::Status Annotate(const absl::Status& status, std::string_view context);
 
-// Ends the process. For invariants only: a CHECK that a user can reach is a
-// bug in the check.
+// Ends the process. For invariants only: a CHECK that user input can fail is a
+// bug.
 [[noreturn]] void CheckFailed(const char* file, int line, const char* what,
                               const std::string& detail = "");
 

@@ -1,5 +1,5 @@
-// What a rank reports about one step: one struct for callers of the session,
-// the wire (proto/step_report.h converts) and the daemon's policy.
+// A rank's report about one step: the struct that callers of the session, the
+// wire (proto/step_report.h converts) and the daemon's policy share.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,10 @@
 
 namespace sluice {
 
-// Sums over all steps that a session reported, from its first on. A report that
-// got lost, as no daemon was there to read it, is in the next one's.
+// Sums over all steps that a session has reported. A report that was lost
+// because no daemon read it is contained in the next report's sums.
 struct StepTotals {
-  int64_t reports = 0;  // rises by one each: the report's number
+  int64_t reports = 0;  // also the report's number
   Bytes h2d, d2h;
   double stall_seconds = 0, grant_wait_seconds = 0;
   int64_t tokens = 0;
@@ -24,32 +24,32 @@ struct StepReport {
   int64_t step = 0;
   double seconds = 0;
   Bytes h2d, d2h;
-  double stall_seconds = 0;       // compute, waiting for copies
-  double grant_wait_seconds = 0;  // copies, waiting for bandwidth
+  double stall_seconds = 0;       // compute waited for copies
+  double grant_wait_seconds = 0;  // copies waited for bandwidth
   Bytes hbm_peak, host_peak;
   int64_t tokens = 0;
   double loss = 0;              // may be NaN
-  int64_t plan_mismatches = 0;  // of this step
-  // The session's own, whatever its caller writes here. `reports` 0: of a
-  // client that sends none, and what it reports is added up by the daemon.
+  int64_t plan_mismatches = 0;  // in this step
+  // Written by the session; the caller's values are ignored. `reports` is 0 if
+  // the client sends no totals; the daemon then adds its reports up.
   StepTotals totals;
 
   bool operator==(const StepReport&) const = default;
 };
 
-// `totals` with one more report: the step's figures alone, its totals aside.
+// Returns `totals` plus the figures of one more step; ignores `step.totals`.
 StepTotals Plus(StepTotals totals, const StepReport& step);
 
-// What came after `before`. Nothing falls, and no rank makes a sum over many
-// reports full by one of them: seconds and counts are at most one step's limits
-// (below), reports at most kMostMissed.
+// Returns the difference of two totals, which is never negative. Seconds and
+// counts are at most one step's limits (below) and reports at most kMostMissed,
+// so that no single report can saturate a sum over many reports.
 StepTotals Since(const StepTotals& before, const StepTotals& after);
 
-// What no step can be. The daemon adds up for as long as it lives.
+// Limits of one step. The daemon adds steps up as long as it lives.
 inline constexpr double kMaxStepSeconds = 366 * 86400.0;
 inline constexpr int64_t kMaxStepCount = int64_t{1} << 40;
 inline constexpr int64_t kMostMissed = int64_t{1} << 20;
-// The largest value of each sum. Sums saturate here; no run reaches it.
+// Sums saturate at this value, which no run reaches.
 inline constexpr int64_t kMaxStepSum = int64_t{1} << 61;
 
 }  // namespace sluice

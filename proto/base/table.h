@@ -1,8 +1,8 @@
-// A map that knows which of its rows changed since the last TakeChanged.
+// A map that records which of its rows changed since the last TakeChanged.
 //
-// The daemon saves its state change by change (daemon/state): an event changes
-// a few of thousands of rows. Only the non-const methods change rows, so no
-// change goes unnoticed.
+// The daemon saves its state change by change (daemon/state), and an event
+// changes a few of thousands of rows. Only the non-const methods change rows,
+// so no change is missed.
 //
 // Thread safety: one owner.
 #pragma once
@@ -38,27 +38,27 @@ class Table {
   size_t size() const { return rows_.size(); }
   bool empty() const { return rows_.empty(); }
 
-  // REQUIRES: it is there.
+  // REQUIRES: the row exists.
   Row& Edit(const Key& key) {
     Row* row = Find(key);
     SLUICE_CHECK(row != nullptr);
     return *row;
   }
-  // To be changed; null: it is not there.
+  // Returns the row for writing, or null if it does not exist.
   Row* Find(const Key& key) {
     const auto found = rows_.find(key);
     if (found == rows_.end()) return nullptr;
     Note(key);
     return &found->second;
   }
-  // REQUIRES: it is not there.
+  // REQUIRES: the row does not exist.
   Row& Insert(const Key& key, Row row = {}) {
     const auto [at, is_new] = rows_.emplace(key, std::move(row));
     SLUICE_CHECK(is_new);
     Note(key);
     return at->second;
   }
-  // There or not.
+  // Returns the row for writing; inserts it if it does not exist.
   Row& Put(const Key& key) {
     Note(key);
     return rows_[key];
@@ -67,21 +67,22 @@ class Table {
     Note(at->first);
     rows_.erase(at);
   }
-  // `key` may be the row's own.
+  // `key` may be the row's own key.
   void erase(const Key& key) {
     const auto found = rows_.find(key);
     if (found != rows_.end()) erase(found);
   }
 
-  // Rows that were saved; then as after TouchAll.
+  // Replaces all rows by saved ones; then acts as TouchAll.
   void Load(Rows rows) {
     rows_ = std::move(rows);
     ++changes_;
     TouchAll();
   }
-  // visit(key, row) of each that was changed since the last time, once; row is
-  // null of those that are gone, or came and went. It may hold tables itself,
-  // and is only read besides. The first time: of all rows.
+  // Calls visit(key, row) once for each row that changed since the last call,
+  // and for all rows at the first call. `row` is null if the row was erased,
+  // also if it was inserted after the last call. If rows contain tables,
+  // `visit` may call TakeChanged of those; it must not change rows otherwise.
   void TakeChanged(auto visit) {
     if (!std::exchange(notes_, true)) {
       for (auto& [key, row] : rows_) visit(key, &row);
@@ -96,14 +97,14 @@ class Table {
     }
     changed_.clear();
   }
-  // The next TakeChanged visits all rows, as the first does. Until then no
-  // change is noted, so a table that is never saved costs nothing.
+  // Makes the next TakeChanged visit all rows, as the first does. Until then
+  // changes are not recorded, so a table that is never saved costs nothing.
   void TouchAll() {
     notes_ = false;
     changed_ = {};
   }
   size_t noted() const { return changed_.size(); }
-  // Grows with every change, whether it is noted or not.
+  // Counts changes, recorded or not.
   uint64_t changes() const { return changes_; }
   bool operator==(const Table& other) const { return rows_ == other.rows_; }
 
@@ -116,7 +117,7 @@ class Table {
 
   Rows rows_;
   uint64_t changes_ = 0;
-  bool notes_ = false;  // TakeChanged was called since TouchAll
+  bool notes_ = false;  // TakeChanged was called after TouchAll
   std::vector<Key> changed_;
 };
 

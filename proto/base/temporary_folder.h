@@ -1,4 +1,4 @@
-// A folder that goes again.
+// A folder that is removed on destruction.
 //
 // Thread safety: safe.
 #pragma once
@@ -10,8 +10,8 @@
 
 namespace sluice {
 
-// A fresh folder in $TMPDIR or /tmp, for this user alone, removed with
-// everything in it on destruction.
+// A new folder in $TMPDIR or /tmp with mode 0700. The destructor removes it
+// with its contents.
 class TemporaryFolder {
  public:
   static absl::StatusOr<TemporaryFolder> Make(const std::string& prefix);

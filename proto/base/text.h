@@ -1,4 +1,4 @@
-// Text of strangers inside text for people.
+// Makes foreign text safe to show inside messages.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -7,19 +7,19 @@
 
 namespace sluice {
 
-// `text` with '?' for each byte that is a control character's, or that makes no
-// character of UTF-8: so it stays in its line, moves no cursor, and can be a
-// string of a protobuf, where other bytes make the reader drop the packet.
+// Replaces each byte of a control character or of invalid UTF-8 by '?'. The
+// result stays on its line, moves no cursor, and may be a string of a protobuf,
+// whose parser would drop a packet with invalid UTF-8.
 std::string Printable(std::string text);
 
-// The same, no longer than a screen: for a complaint that quotes a file.
+// The same, cut to the length of a screen, for messages that quote a file.
 std::string PrintableLine(std::string text);
 
-// Without its line break.
+// Returns the first line without its line break.
 std::string FirstLine(const std::string& text);
 
-// `word` as a shell reads it back: in single quotes where it must be. For
-// commands that are printed to be run.
+// Quotes `word` for a shell, with single quotes if it needs them. Used for
+// printed commands.
 std::string ShellWord(const std::string& word);
 
 }  // namespace sluice

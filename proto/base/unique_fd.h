@@ -7,8 +7,8 @@
 
 namespace sluice {
 
-// Closes on destruction. Moved-from and default-constructed hold none (-1).
-// Every descriptor Sluice makes is close-on-exec.
+// Closes its descriptor on destruction. Moved-from and default-constructed
+// objects hold none (-1). Every descriptor that Sluice opens is close-on-exec.
 class UniqueFd {
  public:
   UniqueFd() = default;
@@ -21,7 +21,7 @@ class UniqueFd {
   explicit operator bool() const { return fd_ >= 0; }
   int Release() { return std::exchange(fd_, -1); }
   void Reset();
-  // A second descriptor of the same open file, close-on-exec.
+  // Returns a second descriptor of the same open file, close-on-exec.
   absl::StatusOr<UniqueFd> Duplicate() const;
 
  private:

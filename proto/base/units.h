@@ -1,8 +1,8 @@
-// Units that cannot be mixed up by mistake.
+// Distinct types for units.
 //
 // A size in bytes is `Bytes`, never a bare integer, in every public header:
-// the planner, the daemon and the pipelines all pass sizes, offsets and
-// counts side by side, and a swapped pair of integers compiles.
+// planner, daemon and pipelines pass sizes, offsets and counts side by side,
+// and a swapped pair of integers would compile.
 //
 // Thread safety: plain values.
 #pragma once
@@ -16,8 +16,8 @@
 
 namespace sluice {
 
-// A signed amount of memory. Signed so that differences are exact; a negative
-// amount is a bug wherever a size is asked for.
+// A signed amount of memory. Signed, so that differences are exact; a negative
+// value is a bug wherever a size is expected.
 class Bytes {
  public:
   constexpr Bytes() = default;
@@ -36,7 +36,7 @@ class Bytes {
     return Bytes(a.count_ * n);
   }
   friend constexpr Bytes operator*(int64_t n, Bytes a) { return a * n; }
-  // How many whole `b` fit in `a`.
+  // Returns how many whole `b` fit in `a`.
   friend constexpr int64_t operator/(Bytes a, Bytes b) {
     return a.count_ / b.count_;
   }
@@ -52,17 +52,17 @@ constexpr Bytes KiB(int64_t n) { return Bytes(n << 10); }
 constexpr Bytes MiB(int64_t n) { return Bytes(n << 20); }
 constexpr Bytes GiB(int64_t n) { return Bytes(n << 30); }
 
-// The smallest multiple of `unit` that holds `size`. Used for alignment only;
-// nothing in Sluice rounds to powers of two.
+// Returns the smallest multiple of `unit` that is at least `size`. For
+// alignment only; nothing in Sluice rounds to powers of two.
 constexpr Bytes RoundUp(Bytes size, Bytes unit) {
   return ((size.count() + unit.count() - 1) / unit.count()) * unit;
 }
 
-// "36 MiB", "1.5 GiB", "512 B": for people, at most one decimal.
+// Formats for people, with at most one decimal: "36 MiB", "1.5 GiB", "512 B".
 std::string FormatBytes(Bytes size);
 
-// Reads "36MiB" (2^20), "36MB" (10^6), "4096B"; a number without a unit is
-// InvalidArgument, which names the text and what to write. See sizes.h.
+// Parses "36MiB" (2^20), "36MB" (10^6), "4096B". A number without a unit is
+// InvalidArgument; the message has the text and what to write. See sizes.h.
 absl::StatusOr<Bytes> ParseBytes(std::string_view text);
 
 }  // namespace sluice

@@ -1,4 +1,4 @@
-// Which users the user namespace of this process tells apart.
+// The users that the user namespace of this process can name.
 //
 // Thread safety: values.
 #pragma once
@@ -9,16 +9,16 @@
 namespace sluice {
 
 struct UserMap {
-  uint64_t mapped = UINT32_MAX;  // users; UINT32_MAX: every one there is
-  // The kernel shows each user that is not mapped as this one.
+  uint64_t mapped = UINT32_MAX;  // count of users; UINT32_MAX: all
+  // The kernel shows each unmapped user as this one.
   uint32_t overflow_uid = 65534;
 
-  // From the text of a uid_map.
+  // Parses the text of a uid_map.
   static UserMap Of(std::string_view uid_map);
-  // From /proc/self/uid_map and /proc/sys/kernel/overflowuid.
+  // Reads /proc/self/uid_map and /proc/sys/kernel/overflowuid.
   static UserMap OfThisProcess();
 
-  // Whether `uid` may stand for users that are not mapped.
+  // Returns whether `uid` may stand for unmapped users.
   bool MayBeUnmapped(uint32_t uid) const {
     return uid == overflow_uid && mapped < UINT32_MAX;
   }

@@ -1,4 +1,4 @@
-// All bytes of a descriptor, or into one, however the kernel cuts them.
+// Reads or writes all bytes, however the kernel splits them.
 //
 // Thread safety: safe.
 #pragma once
@@ -12,17 +12,17 @@
 
 namespace sluice {
 
-// From where `fd` stands to its end. `what` is what it is, for messages.
-// InvalidArgument: there are more than `most` bytes.
+// Reads from the current position of `fd` to its end. `what` names the file in
+// messages. InvalidArgument: there are more than `most` bytes.
 absl::StatusOr<std::string> ReadAll(int fd, size_t most,
                                     const std::string& what);
 
-// The first `size` bytes of a file, wherever `fd` stands in it. Unavailable
-// (EIO): the file is shorter.
+// Reads the first `size` bytes of a file and ignores the position of `fd`.
+// Unavailable (EIO): the file is shorter.
 absl::StatusOr<std::string> ReadAllAt(int fd, size_t size,
                                       const std::string& what);
 
-// Writes all of `bytes` to a blocking descriptor: waits for room.
+// Writes all of `bytes` to a blocking descriptor.
 absl::Status WriteAll(int fd, std::string_view bytes, const std::string& what);
 
 }  // namespace sluice
