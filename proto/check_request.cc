@@ -17,7 +17,7 @@ namespace {
 constexpr uint64_t kMaxSize = uint64_t{1} << 60;
 constexpr uint64_t kMaxOrdinal = 1024;
 constexpr size_t kMaxName = 64;
-// The limit of a sum of seconds over all steps of a session.
+// The largest sum of seconds over all steps of a session.
 constexpr double kMaxTotalSeconds = 1000 * kMaxStepSeconds;
 
 absl::Status CheckName(std::string_view what, const std::string& name,
@@ -42,7 +42,7 @@ absl::Status CheckName(std::string_view what, const std::string& name,
   return absl::OkStatus();
 }
 
-// first <= value <= last.
+// Checks first <= value <= last.
 absl::Status CheckRange(std::string_view what, uint64_t value, uint64_t first,
                         uint64_t last) {
   if (value >= first && value <= last) return absl::OkStatus();
@@ -137,7 +137,7 @@ absl::Status Check(const StepReport& report) {
   for (const double seconds : report.map_seconds()) {
     SLUICE_RETURN_IF_ERROR(CheckSeconds("map_seconds", seconds));
   }
-  // Loss may be NaN: that is worth showing to an operator.
+  // Loss may be NaN: an operator should see that.
   return Check(report.totals());
 }
 
@@ -197,7 +197,7 @@ absl::Status CheckRequest(const Message& message) {
     return absl::InvalidArgumentError("a request's id is 0: ids start at 1");
   }
   const size_t needed = message.packet.request().has_submit_profile() ? 1 : 0;
-  // Device nodes; a client without any shows none.
+  // Descriptors of device nodes; a client without any sends none.
   const bool shows = message.packet.request().has_hello();
   if (message.fds.size() != needed &&
       !(shows && message.fds.size() <= kMaxShown)) {

@@ -1,5 +1,5 @@
-// The range checks of a request's fields: the daemon's trust boundary, and what
-// a client asks itself before it sends.
+// Range checks of a request's fields. They are the daemon's trust boundary, and
+// a client runs them before it sends.
 //
 // Thread safety: safe.
 #pragma once
@@ -11,11 +11,11 @@
 
 namespace sluice::wire {
 
-// InvalidArgument: the first field that is out of range, and its range.
-// Unimplemented: no body that this version knows.
+// InvalidArgument names the first field that is out of range, and its range.
+// Unimplemented: the body is none that this version knows.
 absl::Status CheckFields(const Request& request);
 
-// InvalidArgument: no job can have this name, and why.
+// InvalidArgument: a job cannot have this name; the message says why.
 absl::Status CheckJob(const std::string& name);
 
 }  // namespace sluice::wire

@@ -1,5 +1,6 @@
-// The beginning of the error with which a frozen daemon (daemon/frozen) answers
-// every connection, also administrators'; the reason follows.
+// The first words of the error with which a frozen daemon (daemon/frozen)
+// answers every connection, including those of administrators. The reason
+// follows them.
 #pragma once
 
 #include <string_view>

@@ -10,7 +10,7 @@
 namespace sluice::wire {
 namespace {
 
-// A device that is busy or is being reset is not waited for.
+// Opens without waiting for a device that is busy or is being reset.
 UniqueFd OpenNode(const std::string& path) {
   return UniqueFd(open(path.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
 }

@@ -1,4 +1,5 @@
-// What a rank shows with its Hello: that it may use GPUs.
+// The device nodes that a rank sends with its Hello to prove that it may use
+// GPUs.
 #pragma once
 
 #include <string>
@@ -9,13 +10,14 @@
 
 namespace sluice::wire {
 
-// At most so many are shown.
+// The most device nodes that a Hello may carry.
 inline constexpr size_t kMaxShown = 32;
 
-// The device nodes that this process can open for reading and writing: beside
-// the daemon's `socket` that of the simulated GPU `gpu`; where GPUs are not
-// simulated, `node`, or, if that is empty, /dev/nvidia0 and so on, since their
-// numbers are not the daemon's. Each open may wake a GPU, which takes seconds.
+// Opens the device nodes that this process can open for reading and writing.
+// For simulated GPUs that is the node of `gpu` beside the daemon's `socket`.
+// For real GPUs it is `node` or, if that is empty, /dev/nvidia0 and so on,
+// because their numbers are not the daemon's. Each open may wake a GPU, which
+// takes seconds.
 std::vector<UniqueFd> OpenGpuNodes(const std::string& socket, DeviceIndex gpu,
                                    const std::string& node = "");
 

@@ -39,9 +39,9 @@ absl::StatusOr<UniqueFd> ToMemfd(std::string_view name,
 
 namespace {
 
-// The size of what passes CheckMemfd.
+// Returns the size of a memfd that passes CheckMemfd.
 absl::StatusOr<size_t> SizeOfMemfd(const UniqueFd& fd) {
-  // Unsealed, its size could change between the check and the read.
+  // The size of an unsealed memfd could change between the check and the read.
   const int seals = fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & kSeals) != kSeals) {
     return absl::InvalidArgumentError(

@@ -1,5 +1,5 @@
-// In a file of its own, so that a test program speaks others by defining them
-// itself (tests/golden/next).
+// In a file of its own, so that a test program can define other versions
+// (tests/golden/next).
 #include "proto/wire.h"
 
 namespace sluice::wire {

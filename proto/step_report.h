@@ -1,4 +1,5 @@
-// StepReport to the wire and back. What comes in has passed CheckRequest.
+// Converts a StepReport to the wire format and back. An incoming report has
+// passed CheckRequest.
 #pragma once
 
 #include "proto/base/step_report.h"

@@ -57,8 +57,8 @@ absl::Status ConnectFault(int error, const std::string& path) {
   }
 }
 
-// Removes what a dead daemon left at `path`; AlreadyExists when it is not
-// that.
+// Removes the socket that a dead daemon left at `path`. AlreadyExists if `path`
+// is anything else.
 absl::Status RemoveStale(const std::string& path) {
   struct stat info;
   if (lstat(path.c_str(), &info) == 0 && !S_ISSOCK(info.st_mode)) {
@@ -83,7 +83,7 @@ absl::Status RemoveStale(const std::string& path) {
 absl::StatusOr<UniqueFd> Listen(const std::string& path, int mode) {
   SLUICE_ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
   SLUICE_ASSIGN_OR_RETURN(UniqueFd fd, MakeSocket());
-  // Before bind, so that there is no moment with wider permissions.
+  // Before bind, so that the socket never has wider permissions.
   if (fchmod(fd.get(), static_cast<mode_t>(mode)) != 0) {
     return ErrnoStatus(errno, "set the mode of a socket");
   }
@@ -97,7 +97,7 @@ absl::StatusOr<UniqueFd> Listen(const std::string& path, int mode) {
       return ErrnoStatus(errno, fmt::format("make the socket {}", path));
     }
   }
-  // The umask narrowed it.
+  // Again, because the umask narrowed the mode.
   if (chmod(path.c_str(), static_cast<mode_t>(mode)) != 0 ||
       listen(fd.get(), kBacklog) != 0) {
     return ErrnoStatus(errno, fmt::format("listen on {}", path));

@@ -18,7 +18,7 @@
 namespace sluice::wire {
 namespace {
 
-// How many descriptors a packet must (min) and may (max) carry.
+// How many descriptors a packet must and may carry.
 struct FdRange {
   size_t min = 0;
   size_t max = 0;
@@ -27,7 +27,7 @@ struct FdRange {
 FdRange AllowedFds(const Reply& reply) {
   switch (reply.body_case()) {
     case Reply::kWelcome:
-      return {0, 3};  // an observer gets no pages, clocks are for sim
+      return {0, 3};  // an observer gets no pages; only sim has clocks
     case Reply::kGranted: {
       const auto extents =
           static_cast<size_t>(reply.granted().extent_bytes_size());
@@ -81,8 +81,8 @@ absl::Status SendFault(int error) {
   }
 }
 
-// Adopts every descriptor that came beside a packet, so that none leaks
-// whatever is wrong with the packet. What is not taken is discarded.
+// Owns every descriptor that came with a packet, so that none leaks if the
+// packet is bad. Descriptors that are not taken are discarded.
 class ReceivedFds {
  public:
   ReceivedFds(msghdr& header, const Discard& discard);
@@ -94,7 +94,7 @@ class ReceivedFds {
   ReceivedFds(const ReceivedFds&) = delete;
 
   size_t size() const { return fds_.size(); }
-  // The first of them, at most so many.
+  // Takes at most the first `most` of them.
   std::vector<UniqueFd> Take(size_t most);
 
  private:
@@ -128,7 +128,7 @@ std::vector<UniqueFd> ReceivedFds::Take(size_t most) {
 
 absl::StatusOr<Message> Parse(const char* bytes, size_t size, ReceivedFds& fds,
                               bool lost) {
-  // protobuf would print to stderr what the Status says.
+  // protobuf would print to stderr what the Status already says.
   static const auto silenced = google::protobuf::SetLogHandler(nullptr);
   (void)silenced;
   Message message;
@@ -198,16 +198,16 @@ absl::StatusOr<std::optional<Message>> Receive(int socket, int flags,
   ssize_t size;
   do {
     size = recvmsg(socket, &header, flags | MSG_CMSG_CLOEXEC);
-    // A reset is told once and comes first: what was sent before it, which
-    // says why, is still there.
+    // The kernel reports a reset once and first: packets that were sent before
+    // it, one of which may have the reason, can still be read.
   } while (size < 0 && (errno == EINTR || errno == ECONNRESET));
   if (size < 0) {
     if (errno == EAGAIN) return absl::UnavailableError("no packet is waiting");
     return ErrnoStatus(errno, "receive on the session socket");
   }
   ReceivedFds fds(header, discard);
-  // SEQPACKET cannot tell an empty packet from the end; no peer of ours sends
-  // an empty one.
+  // SEQPACKET does not distinguish an empty packet from the end; our peers
+  // never send an empty one.
   if (size == 0) return std::nullopt;
   if (header.msg_flags & MSG_TRUNC) {
     return absl::InvalidArgumentError(

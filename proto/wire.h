@@ -1,13 +1,14 @@
 // One end of a session: packets with file descriptors over SOCK_SEQPACKET.
 //
-// The trust boundary. Everything read is checked here, once: packet size,
-// truncation (MSG_TRUNC, MSG_CTRUNC), parse errors, more descriptors than the
-// message may carry (surplus ones are closed, or discarded as the caller says:
-// closing a peer's descriptor may block). Above this file fields are in
-// range or the packet was refused.
+// This is the trust boundary. Everything read is checked here, once: the
+// packet's size, truncation (MSG_TRUNC, MSG_CTRUNC), parse errors, and
+// descriptors beyond those that the message may carry. Surplus descriptors are
+// closed, or discarded by the caller's function, because closing a peer's
+// descriptor may block. Above this file every field is in range, or the packet
+// was refused.
 //
-// Thread safety: one thread may send while another receives; two senders need
-// a lock of their own.
+// Thread safety: one thread may send while another receives; two senders need a
+// lock of their own.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +27,7 @@
 
 namespace sluice::wire {
 
-// The versions of the session protocol that this build speaks.
+// The range of versions of the session protocol that this build speaks.
 struct Protocols {
   uint32_t oldest = 1;
   uint32_t newest = 1;
@@ -40,44 +41,45 @@ inline constexpr int64_t kMaxMemfdBytes = int64_t{64} << 20;
 struct Message {
   Packet packet;
   std::vector<UniqueFd> fds;
-  // Some did not arrive because this process has as many open as it may: no
-  // fault of the peer's, which cannot send more than arrive.
+  // Some descriptors were lost because this process has too many open files.
+  // The peer is not at fault: it cannot send more than arrive.
   bool lost_fds = false;
 };
 
-// The newest that both speak. FailedPrecondition names both ranges, and which
-// side is to be upgraded. `client.oldest` 0 stands for its newest.
+// Returns the newest version that both speak. FailedPrecondition names both
+// ranges and the side to upgrade. `client.oldest` 0 stands for its newest.
 absl::StatusOr<uint32_t> AgreeOnProtocol(Protocols client,
                                          Protocols daemon = kProtocols);
 
-// Sends without blocking. ResourceExhausted: the peer does not read (its
-// buffer is full); Unavailable: it is gone. `fds` stay the caller's.
+// Sends without blocking. ResourceExhausted: the peer does not read, and its
+// buffer is full. Unavailable: the peer is gone. The caller keeps `fds`.
 absl::Status Send(int socket, const Packet& packet,
                   std::span<const int> fds = {});
 
-// What becomes of a descriptor that came and is not handed on.
+// Disposes of a received descriptor that is not handed on.
 using Discard = std::function<void(UniqueFd)>;
 
-// Receives one packet. nullopt: the peer closed. `flags`: MSG_DONTWAIT gives
-// Unavailable with nothing there. Without `discard` descriptors that are not
-// in the message are closed here, and lost ones are an error: only for a
-// trusted peer.
+// Receives one packet. Returns nullopt if the peer closed. With `flags` =
+// MSG_DONTWAIT returns Unavailable if there is no packet. Without `discard`,
+// descriptors that are not in the message are closed here and lost descriptors
+// are an error, which suits only a trusted peer.
 absl::StatusOr<std::optional<Message>> Receive(int socket, int flags = 0,
                                                const Discard& discard = {});
 
-// Is every field of a request in range (names printable and short, sizes
-// positive and below 2^60, ordinals below 1024, the right number of fds)?
+// Checks that every field of a request is in range: names printable and short,
+// sizes positive and below 2^60, ordinals below 1024, the right number of fds.
 absl::Status CheckRequest(const Message& message);
 
-// A listening socket at `path` (blocking; a stale one is replaced; one a live
-// daemon serves is AlreadyExists) and a connection to it.
+// Listens at `path` (blocking), and connects to it. A stale socket is replaced;
+// AlreadyExists if a live daemon serves it.
 absl::StatusOr<UniqueFd> Listen(const std::string& path, int mode);
 absl::StatusOr<UniqueFd> Connect(const std::string& path);
 
-// Bytes as a sealed memfd, and back (checked: sealed, at most kMaxMemfdBytes).
+// Writes bytes to a sealed memfd, and reads them back. Reading checks that the
+// memfd is sealed and has at most kMaxMemfdBytes.
 absl::StatusOr<UniqueFd> ToMemfd(std::string_view name, std::string_view bytes);
 absl::StatusOr<std::string> FromMemfd(const UniqueFd& fd);
-// The same checks alone. What passes can neither block nor change.
+// Only checks. A memfd that passes can neither block a reader nor change.
 absl::Status CheckMemfd(const UniqueFd& fd);
 
 }  // namespace sluice::wire

@@ -12,7 +12,7 @@
 namespace sluice::cli {
 namespace {
 
-// CLI11 speaks in exceptions; they end in Parse below.
+// CLI11 throws exceptions; Parse, below, catches all of them.
 template <typename T, typename To>
 CLI::Option* Add(CLI::App& app, const std::string& names, To& to,
                  const std::string& help,
@@ -46,7 +46,7 @@ CLI::App* Deepest(CLI::App& app) {
   return at;
 }
 
-// The words by which `app` is called: "sluicectl plan train".
+// The words by which `app` is called, such as "sluicectl plan train".
 std::string Called(const CLI::App* app) {
   const CLI::App* parent = app->get_parent();
   return parent == nullptr ? app->get_name()
@@ -61,7 +61,7 @@ std::vector<std::string> Commands(const CLI::App& app) {
   return names;
 }
 
-// The flags of `app` and of the commands above it, which it takes too.
+// The flags of `app` and of the commands above it, which `app` accepts too.
 std::vector<std::string> FlagsOf(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::App* at = &app; at != nullptr; at = at->get_parent()) {
@@ -82,7 +82,7 @@ std::string Listed(const std::vector<std::string>& names) {
   return text;
 }
 
-// About the first word that nothing takes.
+// The message about the first word that no flag or argument takes.
 std::string Unknown(const CLI::App& app, std::string word) {
   const bool flag = word.starts_with('-');
   if (flag) word = word.substr(0, word.find('='));
@@ -97,7 +97,7 @@ std::string Unknown(const CLI::App& app, std::string word) {
   return flag || known.empty() ? what : what + ": there are " + Listed(known);
 }
 
-// CLI11 says "Could not convert: --lr = abc".
+// Rewrites CLI11's "Could not convert: --lr = abc".
 std::string NoNumber(const CLI::App& app, const std::string& said) {
   const size_t colon = said.find(": "), equals = said.find(" = ");
   if (colon == said.npos || equals == said.npos || equals < colon) return said;
@@ -109,7 +109,7 @@ std::string NoNumber(const CLI::App& app, const std::string& said) {
                      whole ? "whole " : "");
 }
 
-// "--seq-len: 1 required COUNT missing".
+// Rewrites CLI11's "--seq-len: 1 required COUNT missing".
 std::string NoValue(const CLI::App& app, const std::string& said) {
   const std::string name = said.substr(0, said.find(':'));
   const CLI::Option* option = app.get_option_no_throw(name);
@@ -125,7 +125,7 @@ absl::Status Misuse(CLI::App& app, const CLI::ParseError& error) {
   const bool extra = dynamic_cast<const CLI::ExtrasError*>(&error);
   const std::vector<std::string> left = app.remaining(true);
   std::string what = Printable(FirstLine(error.what()));
-  // A word that nothing takes explains what is missing, not the reverse.
+  // An unexpected word explains a missing one, not the reverse.
   if ((missing || extra) && !left.empty()) {
     what = Unknown(*at, left.front());
   } else if (missing && !Commands(*at).empty()) {

@@ -1,7 +1,7 @@
 // What the command lines of all three programs share: sizes and counts,
-// --version, --json, and one clear line for what was typed wrong.
+// --version, --json, and one clear line for bad input.
 //
-// Thread safety: none; a command line is read before there are threads.
+// Thread safety: none; a command line is read before threads start.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -15,9 +15,9 @@
 
 namespace sluice::cli {
 
-// A flag or argument that is an amount of memory (ParseBytes) or a count
-// (ParseCount); a wrong one is refused with its name. What `to` holds is shown
-// as the default.
+// Adds a flag or argument that is an amount of memory (ParseBytes) or a count
+// (ParseCount). A bad value is refused with the flag's name. The value of `to`
+// is shown as the default.
 CLI::Option* AddSize(CLI::App& app, const std::string& names, Bytes& to,
                      const std::string& help);
 CLI::Option* AddSize(CLI::App& app, const std::string& names,
@@ -27,12 +27,12 @@ CLI::Option* AddCount(CLI::App& app, const std::string& names, int64_t& to,
 CLI::Option* AddCount(CLI::App& app, const std::string& names,
                       std::optional<int64_t>& to, const std::string& help = "");
 
-// Reads `arguments` (without the program's name) into `app`, which has the
-// program's name; adds --version. From then on output that cannot be written is
-// exit status 1 (FailOnLostOutput). Returns the exit status if help or the
-// version was printed, so that nothing is left to do. InvalidArgument, in one
-// line: what is wrong, the probable correction, and the command that lists the
-// choices.
+// Parses `arguments` (without the program's name) into `app`, which has the
+// program's name, and adds --version. From then on output that cannot be
+// written means exit status 1 (FailOnLostOutput). Returns the exit status if
+// help or the version was printed and the program is done. InvalidArgument, in
+// one line: what is wrong, the probable correction, and the command that lists
+// the choices.
 absl::StatusOr<std::optional<int>> Parse(
     CLI::App& app, const std::vector<std::string>& arguments);
 

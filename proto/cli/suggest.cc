@@ -5,8 +5,8 @@
 namespace sluice::cli {
 namespace {
 
-// Edits from `a` to `b`, neighbours swapped counting as one (optimal string
-// alignment).
+// The number of edits from `a` to `b`; swapping two neighbours counts as one
+// (optimal string alignment).
 size_t Distance(std::string_view a, std::string_view b) {
   std::vector<std::vector<size_t>> d(a.size() + 1,
                                      std::vector<size_t>(b.size() + 1));

@@ -1,4 +1,4 @@
-// Which known word was meant by one that is not known.
+// Finds the known word that an unknown word probably stands for.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -9,9 +9,9 @@
 
 namespace sluice::cli {
 
-// The word of `known` that `typed` is a slip of: a third of its letters at
-// most (and always one) added, left out, exchanged or swapped with its
-// neighbour. Empty where none is that near.
+// Returns the word of `known` that is nearest to `typed`, if at most a third of
+// the letters (but at least one) were added, left out, exchanged or swapped
+// with their neighbour. Returns "" if no word is that near.
 std::string Nearest(std::string_view typed,
                     const std::vector<std::string>& known);
 

@@ -97,7 +97,7 @@ std::vector<RankProfile> ReadRankProfiles(FieldReader& in) {
   return profiles;
 }
 
-// Positions below `count`, each once.
+// Reads distinct positions below `count`.
 std::vector<size_t> ReadPositions(FieldReader& in, size_t count) {
   std::vector<size_t> positions;
   in.Each("profiles", kMaxRanks, [&](FieldReader element, size_t) {
@@ -115,7 +115,7 @@ LinkCapacity ReadLink(FieldReader in, size_t count,
                       std::set<std::string>* names) {
   LinkCapacity link;
   link.name = ReadName(in, names);
-  // A link without bandwidth would make every swap infinite.
+  // A link without bandwidth would make every swap infinitely slow.
   link.h2d_bytes_per_second = in.Number("h2d_bytes_per_second", 1, kMaxRate);
   link.d2h_bytes_per_second = in.Number("d2h_bytes_per_second", 1, kMaxRate);
   if (in.Has("both_bytes_per_second")) {

@@ -1,7 +1,7 @@
-// Profiles and plans as bytes: versioned JSON, so that a plan in a checkpoint
-// can be read by a person. Decode checks every field and length, unknown and
-// repeated keys included; InvalidArgument names the field, its value and the
-// limit in one line. Doubles survive a round trip bit by bit.
+// Encodes profiles and plans as versioned JSON, so that people can read a plan
+// in a checkpoint. Decoding checks every field and length and refuses unknown
+// and repeated keys; InvalidArgument names the field, its value and the limit
+// in one line. Doubles survive a round trip bit by bit.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -19,14 +19,14 @@ namespace sluice::plan {
 
 inline constexpr int kFormatVersion = 2;
 
-// Limits of what Decode takes.
+// Limits of decoding.
 inline constexpr size_t kMaxEncodedBytes = size_t{256} << 20;
 inline constexpr size_t kMaxRanks = 1024;
-inline constexpr size_t kMaxSegments = 1024;    // a rank
-inline constexpr size_t kMaxClasses = 1024;     // a rank
-inline constexpr size_t kMaxKinds = 64;         // of layers, a rank
-inline constexpr int64_t kMaxLayers = 1 << 20;  // of all kinds, a rank
-inline constexpr size_t kMaxBuffers = 1 << 20;  // a trace
+inline constexpr size_t kMaxSegments = 1024;    // per rank
+inline constexpr size_t kMaxClasses = 1024;     // per rank
+inline constexpr size_t kMaxKinds = 64;         // of layers, per rank
+inline constexpr int64_t kMaxLayers = 1 << 20;  // of all kinds, per rank
+inline constexpr size_t kMaxBuffers = 1 << 20;  // per trace
 inline constexpr size_t kMaxNameBytes = 256;
 inline constexpr int64_t kMaxAmount = int64_t{1} << 50;  // one size in bytes
 inline constexpr int64_t kMaxTime = int64_t{1} << 53;    // of a trace
@@ -41,9 +41,9 @@ absl::StatusOr<std::vector<RankProfile>> DecodeProfiles(std::string_view bytes);
 absl::StatusOr<PlanRequest> DecodePlanRequest(std::string_view bytes);
 absl::StatusOr<NodePlan> DecodeNodePlan(std::string_view bytes);
 
-// A stable 128-bit hash in hex of the profiles' encoding: the plan cache's
-// key. Not cryptographic: a process that adopts a cached plan validates it
-// against its own profile (validate.h).
+// A stable 128-bit hash, in hex, of the profiles' encoding. It is the key of
+// the plan cache. Not cryptographic: a process that adopts a cached plan
+// validates the plan against its own profile (validate.h).
 std::string HashProfiles(const std::vector<RankProfile>& profiles);
 
 }  // namespace sluice::plan

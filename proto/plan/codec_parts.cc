@@ -154,7 +154,7 @@ std::vector<UnitPlan> ReadUnits(FieldReader& in, const char* key) {
   return units;
 }
 
-// `format` says what the document is, so that a plan is never read as a
+// `format` names the kind of document, so that a plan is never read as a
 // profile.
 std::string Finish(json document, const char* format) {
   document["format"] = format;

@@ -1,4 +1,4 @@
-// What codec.cc, codec_profile.cc and units.cc share (private to them).
+// Helpers of codec.cc, codec_profile.cc and units.cc (private to them).
 //
 // Thread safety: pure functions.
 #pragma once
@@ -24,7 +24,7 @@ namespace sluice::plan {
 
 inline constexpr double kMaxSeconds = 1e9;
 inline constexpr int64_t kMaxId = std::numeric_limits<int64_t>::max();
-// A sum over a trace must stay exact in int64.
+// Keeps a sum over a trace exact in int64.
 inline constexpr int64_t kMaxTotal = int64_t{1} << 60;
 inline constexpr size_t kMaxTextBytes = 1024;
 inline constexpr int64_t kMaxCount = int64_t{1} << 40;
@@ -38,10 +38,10 @@ nlohmann::json WriteAll(const std::vector<T>& items,
 }
 
 Bytes ReadBytes(FieldReader& in, const char* key);
-// Not empty, and none of `taken`, to which it is added.
+// Reads a non-empty name that is not in `taken`, and adds it to `taken`.
 std::string ReadName(FieldReader& in, std::set<std::string>* taken);
-// A class's "name" and "kind", together none of `taken`. The kind of a rank
-// that tells none apart is not written.
+// Reads a class's "name" and "kind", a pair that is not in `taken`. "kind" is
+// absent if the rank has only one kind of layers.
 void ReadClassName(FieldReader& in, std::set<std::string>* taken,
                    std::string* kind, std::string* name);
 void WriteKindName(const std::string& kind, nlohmann::json* written);
@@ -53,15 +53,15 @@ nlohmann::json Write(const Placement& placement);
 nlohmann::json WriteUnits(const std::vector<UnitPlan>& units);
 Trace ReadTrace(FieldReader in);
 Placement ReadPlacement(FieldReader in);
-// The list `key`; every placement passed ValidatePlacement.
+// Reads the list `key` and checks every placement with ValidatePlacement.
 std::vector<UnitPlan> ReadUnits(FieldReader& in, const char* key);
 
-// `format` says what the document is, so that a plan is never read as a
+// `format` names the kind of document, so that a plan is never read as a
 // profile.
 std::string Finish(nlohmann::json document, const char* format);
 
-// Parses, checks the envelope, reads with `read`, and names the document in
-// whatever is wrong.
+// Parses, checks the envelope, reads the document with `read`, and puts its
+// name into error messages.
 template <typename Read>
 auto Decode(std::string_view bytes, const char* format, Read read)
     -> absl::StatusOr<decltype(read(std::declval<FieldReader&>()))> {

@@ -17,7 +17,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t kMaxTraffic = int64_t{1} << 56;
-// Stands for a fraction that is not asked for.
+// Stands for a fraction that the profile does not ask for.
 constexpr double kNotAsked = -1;
 
 // ---- Writing ---------------------------------------------------------------
@@ -41,8 +41,8 @@ json Write(const LayerKind& kind) {
           {"backward_h2d_fixed", kind.backward_h2d_fixed.count()}};
 }
 
-// A rank that tells no kinds apart has the one's fields among its own, as
-// before there were kinds.
+// A rank with one unnamed kind of layers writes that kind's fields among its
+// own, as files did before there were kinds.
 bool TellsKinds(const RankProfile& p) {
   return p.kinds.size() != 1 || p.kinds[0].name != kOneKind;
 }
@@ -98,8 +98,8 @@ json Write(const RankProfile& p) {
 
 namespace {
 
-// What is copied per layer grows with the square of the length, and is no
-// memory.
+// Copied bytes per layer grow with the square of the length and are not memory,
+// so their limit is higher.
 Bytes ReadTraffic(FieldReader& in, const char* key) {
   return Bytes(in.Int(key, 0, kMaxTraffic));
 }
@@ -114,7 +114,7 @@ SegmentKind ReadSegmentKind(FieldReader in, std::set<std::string>* names) {
   return segment;
 }
 
-// A fraction in [0, 1]; -1: the planner chooses.
+// A fraction in [0, 1], or -1 if the planner chooses it.
 double ReadFraction(FieldReader& in, const char* key) {
   const double fraction = in.Number(key, -1, 1);
   if (fraction < 0 && fraction != kNotAsked) {
@@ -130,7 +130,8 @@ std::optional<double> ReadAsked(FieldReader& in, const char* key) {
   return fraction < 0 ? std::nullopt : std::optional(fraction);
 }
 
-// All fields of a kind but its name; `most`: layers left to the rank.
+// Reads all fields of a kind except its name. `most` is the number of layers
+// that the rank may still have.
 LayerKind ReadKindFields(FieldReader& in, int64_t most) {
   LayerKind kind;
   kind.layers = in.Int("layers", 1, most);
@@ -146,7 +147,7 @@ LayerKind ReadKindFields(FieldReader& in, int64_t most) {
   return kind;
 }
 
-// The list "kinds", or the one kind with its fields among the rank's own.
+// Reads the list "kinds", or one kind from the rank's own fields.
 std::vector<LayerKind> ReadKinds(FieldReader& in) {
   if (!in.Has("kinds")) return {ReadKindFields(in, kMaxLayers)};
   std::vector<LayerKind> kinds;

@@ -1,7 +1,6 @@
-// What becomes of a class of activations between forward and backward, as
-// shares of its tokens: kept on the GPU, swapped to host memory, recomputed.
-// From profile to plan a fraction has these two forms; what a run carries out
-// is the third (planner/stream/fractions.h).
+// Fractions of a class's tokens whose activations are kept on the GPU, swapped
+// to host memory or recomputed between forward and backward. Profile and plan
+// use these two forms; a run uses a third one (planner/stream/fractions.h).
 //
 // Thread safety: values.
 #pragma once
@@ -10,15 +9,15 @@
 
 namespace sluice::plan {
 
-// What a rank asks for, in a profile and in the problem that is made of it;
-// unset: the planner chooses.
+// The fractions that a rank asks for, in a profile and in the problem made of
+// it. The planner chooses those that are unset.
 struct GivenFractions {
   std::optional<double> keep, swap;
   bool all() const { return keep && swap; }
   bool operator==(const GivenFractions&) const = default;
 };
 
-// What is planned. They sum to 1.
+// Planned fractions. They sum to 1.
 struct TokenFractions {
   double keep = 0;
   double swap = 0;

@@ -1,9 +1,9 @@
-// Checked reading of a JSON document: codec.cc's, and sluicectl's of what
-// people write.
+// Checked reading of JSON documents, for codec.cc and for the files that people
+// write for sluicectl.
 //
-// A FieldReader is a cursor on one object or array element. The first thing
-// wrong is kept in the shared status with its full path; every read after
-// that returns a harmless default, so that decoders need no branches.
+// A FieldReader is a cursor on one object or array element. The first error is
+// kept in the shared status with its full path. After an error every read
+// returns a harmless default, so decoders need no branches.
 #pragma once
 
 #include <fmt/format.h>
@@ -19,7 +19,7 @@
 
 namespace sluice::plan {
 
-// Parses `bytes`; refuses what is not JSON, repeated keys and deep nesting.
+// Parses `bytes`. Refuses invalid JSON, repeated keys and deep nesting.
 nlohmann::json ParseChecked(std::string_view bytes, size_t max_bytes,
                             absl::Status* status);
 
@@ -32,7 +32,7 @@ class FieldReader {
 
   bool ok() const { return status_->ok(); }
 
-  // Fields of an object.
+  // Read a field of this object.
   int64_t Int(const char* key, int64_t low, int64_t high);
   double Number(const char* key, double low, double high);
   bool Flag(const char* key);
@@ -40,13 +40,14 @@ class FieldReader {
   std::string Choice(const char* key,
                      std::initializer_list<std::string_view> choices);
   FieldReader Object(const char* key);
-  // Whether an optional field is there; the others must be.
+  // Returns whether an optional field exists. All other fields are required.
   bool Has(const char* key) const {
     return ok() && json_.is_object() && json_.contains(key);
   }
   bool WasRead(const std::string& key) const { return seen_.contains(key); }
 
-  // Elements of the array `key`: read(FieldReader element, size_t index).
+  // Calls read(FieldReader element, size_t index) for each element of array
+  // `key`.
   void Each(const char* key, size_t max, auto read) {
     const nlohmann::json* array = Find(key);
     if (array == nullptr) return;
@@ -62,15 +63,16 @@ class FieldReader {
     }
   }
 
-  // This element itself, or its i-th entry, as an integer; `name` for errors.
+  // Reads this element itself, or its i-th entry, as an integer; `name` is for
+  // errors.
   int64_t Self(int64_t low, int64_t high);
   std::string SelfText(size_t max_bytes);
   size_t Entries() const { return json_.is_array() ? json_.size() : 0; }
   int64_t At(size_t i, const char* name, int64_t low, int64_t high);
 
-  // Refuses fields that were not read. Call last.
+  // Refuses fields that were not read. Call it last.
   void Finish();
-  // Records `path.key: complaint` unless something is wrong already.
+  // Records the error `path.key: complaint` unless there is one already.
   void Refuse(const std::string& key, const std::string& complaint);
 
  private:

@@ -1,8 +1,8 @@
-// What a rank tells the planner: the profile of one training step.
+// The profile of one training step of a rank: the planner's input.
 //
-// A profile is made by running one chunk of each segment kind in a
-// provisional lease. It goes to the daemon as a sealed memfd (codec.h).
-// Plain data; thread safety: values.
+// A rank makes it by running one chunk of each segment kind in a provisional
+// lease, and sends it to the daemon as a sealed memfd (codec.h). Plain data;
+// thread safety: values.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace sluice::plan {
 
-// One buffer of a trace: alive in [lower, upper) of the trace's own time.
+// One buffer of a trace, alive in [lower, upper) of the trace's own time.
 struct Buffer {
   int64_t id = 0;
   int64_t lower = 0;
@@ -25,9 +25,9 @@ struct Buffer {
   Bytes size;
 };
 
-// The allocator requests of one piece of work, in request order. `buffers[k]`
-// is the k-th allocation request; replay relies on that order. A buffer not
-// freed inside the trace has upper = `end`.
+// The allocator requests of one piece of work, in order of requests.
+// `buffers[k]` is the k-th allocation; replay relies on that order. A buffer
+// that is not freed inside the trace has upper = `end`.
 struct Trace {
   std::vector<Buffer> buffers;
   int64_t end = 0;
@@ -35,34 +35,35 @@ struct Trace {
 };
 
 // A repeated unit of work: "qkv.forward.full", "block.diagonal.backward.tail",
-// "ffn.forward.full", "loss.full". FPDT's layer has O(u^2) requests, so the
-// unit is the segment, not the layer.
+// "ffn.forward.full", "loss.full". The unit is the segment and not the layer,
+// because FPDT's layer has O(u^2) requests.
 struct SegmentKind {
   std::string name;
   Trace trace;
-  double seconds = 0;      // measured, one execution, without waits
+  double seconds = 0;      // one execution, measured, without waits
   int64_t executions = 0;  // in one step of this rank
 };
 
-// The kind of all layers of a rank that tells none apart.
+// The name of the only kind of a rank that does not distinguish kinds of
+// layers.
 inline constexpr const char* kOneKind = "layer";
 
-// Layers of a rank that are alike: dense or with experts, over a window or the
-// whole row, frozen. What a layer copies hides behind that layer's own
-// compute, since no more than two chunks are under way; so each kind has
-// windows and traffic of its own.
+// Layers of a rank that are alike: dense or with experts, with windowed or full
+// attention, frozen. A layer's copies hide behind its own compute, because at
+// most two chunks are in flight, so each kind has windows and traffic of its
+// own.
 struct LayerKind {
   std::string name = kOneKind;
   int64_t layers = 0;
-  // Layers that keep their skeletal tensors on the GPU (MEMO's last two
-  // layers; 0 for the chunk-streamed layer).
+  // Layers that keep their skeletal tensors on the GPU (MEMO's last two layers;
+  // 0 for the chunk-streamed layer).
   int64_t resident_layers = 0;
-  // Windows: one layer's measured forward and backward, waits included; 0 of
-  // a pass that copies nothing (backward of what is frozen).
+  // Windows: measured seconds of one layer's forward and backward, waits
+  // included. 0 for a pass that copies nothing, such as backward of frozen
+  // layers.
   double forward_layer_seconds = 0;
   double backward_layer_seconds = 0;
-  // Traffic per layer that does not depend on what is chosen (k/v re-reads,
-  // dq).
+  // Traffic per layer that does not depend on the plan (k/v re-reads, dq).
   Bytes forward_d2h_fixed;
   Bytes forward_h2d_fixed;
   Bytes backward_d2h_fixed;
@@ -71,7 +72,7 @@ struct LayerKind {
   int64_t moving_layers() const { return layers - resident_layers; }
 };
 
-// A skeletal tensor class of the layers of one kind (MEMO section 4.1): made in
+// A class of skeletal tensors of one kind of layers (MEMO section 4.1): made in
 // forward, needed in backward.
 struct SkeletalClass {
   std::string name;              // "layer_input", "attention_output", "ffn_up"
@@ -79,66 +80,67 @@ struct SkeletalClass {
   Bytes bytes_per_layer;         // this rank, all its tokens
   double recompute_seconds = 0;  // per layer, all tokens, from its input
   bool must_swap = false;        // layer input, attention output, lse
-  // Its copies are in the rank's `…_fixed` counts already, whatever alpha is
-  // (k and v go out in forward and are re-read in any case); its swapped
-  // fraction costs host memory only.
+  // The rank's `…_fixed` counts already contain this class's copies, because
+  // they happen whatever alpha is (k and v go out in forward and are read
+  // again). So its swapped fraction costs only host memory.
   bool traffic_in_fixed = false;
   // All ranks of a job must keep and swap the same fractions: q, k, v in head
   // layout, because their rows come from all ranks.
   bool shared = false;
-  // The runtime can hold it on the GPU.
+  // The runtime supports keeping it on the GPU.
   bool can_keep = false;
   GivenFractions given;
-  // Why they were asked for, where an earlier round chose them; given back.
+  // If an earlier round chose the fractions: its reason, copied to the plan.
   std::string why;
 };
 
-// Everything the node needs to plan one rank.
+// The planner's input for one rank.
 struct RankProfile {
-  // Which job of the request; (job, rank) is unique in it. Ranks of one job
-  // share what `SkeletalClass::shared` says.
+  // The job in this request; (job, rank) is unique. Ranks of one job have the
+  // same fractions of classes that are `SkeletalClass::shared`.
   int64_t job = 0;
   Rank rank;
   DeviceIndex gpu;
   NumaIndex numa;
-  // One or more, each name once.
+  // At least one, with distinct names.
   std::vector<LayerKind> kinds = {LayerKind{}};
   std::vector<SegmentKind> segments;
   std::vector<SkeletalClass> classes;
-  // Host memory of this rank that does not depend on what is chosen (one
-  // layer's scratch, the last layer's output, dX).
+  // Host memory of this rank that does not depend on the plan: one layer's
+  // scratch, the last layer's output, dX.
   Bytes host_fixed;
-  // The most host memory that its user lets the rank have; unset: whatever the
-  // node gives.
+  // The host memory that the user lets the rank have. Unset: what the node
+  // gives.
   std::optional<Bytes> host_limit;
-  // What the rank's GPU lease has beside states and rounding buffers; 0: not
-  // told, the plan is not checked against it and keeps nothing.
+  // The room of the rank's GPU lease beside states and rounding buffers. 0 if
+  // it is not known: then the plan keeps nothing and is not checked against it.
   Bytes transient_capacity;
-  // The part of `transient_capacity` that kept rows may not use, because
-  // buffers recorded with other fractions may be smaller than those of the
-  // plan.
+  // The part of `transient_capacity` that kept rows may not use, because the
+  // plan's transient buffers may be larger than those recorded with other
+  // fractions.
   Bytes keep_reserve;
-  // MEMO's policy, asked for by the user: all free classes swap this fraction
-  // and keep nothing, but for what a class asks for itself; negative: the
-  // planner chooses.
+  // MEMO's policy, if the user asked for it: all free classes swap this
+  // fraction and keep nothing, unless a class asks for fractions of its own.
+  // Negative: the planner chooses.
   double alpha = -1;
-  // Its fractions were chosen by an earlier round: each free class asks for
-  // keep and swap. Only memory is planned for it, and no other rank's plan
-  // changes on its account. `transient_capacity` is what is left beside the
-  // rows that it keeps.
+  // True if an earlier round chose the fractions: each free class asks for its
+  // keep and swap. The planner then plans only memory for this rank and changes
+  // no other rank's plan because of it. `transient_capacity` excludes the rows
+  // that the rank keeps.
   bool settled = false;
-  // Settled: what limited that choice (RankPlan::alpha_limited_by); given back.
+  // If settled: what limited the earlier round's choice
+  // (RankPlan::alpha_limited_by), copied to the plan.
   std::string limited_by;
 };
 
-// The position of the kind of that name; nullopt: there is none, which codec.h
-// and the planner refuse.
+// Returns the position of the kind of that name, or nullopt, which codec.h and
+// the planner refuse.
 std::optional<size_t> FindKind(const RankProfile& profile,
                                std::string_view name);
-// The kind of one of the profile's classes, of a profile that was checked.
+// Returns the kind of a class. REQUIRES: the profile was checked.
 const LayerKind& KindOf(const RankProfile& profile,
                         const SkeletalClass& skeletal);
-// What people read: "moe/ffn_up", or "ffn_up" where no kinds are told apart.
+// The name that people read: "moe/ffn_up", or "ffn_up" if there is one kind.
 std::string FullName(const std::string& kind, const std::string& name);
 
 }  // namespace sluice::plan

@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kMaxWord = 128;
 
-// A word of the line: printable, without the separator.
+// A printable word of the line, without the separator.
 std::string Word(std::string text) {
   text.resize(std::min(text.size(), kMaxWord));
   for (char& c : text) {

@@ -1,5 +1,5 @@
-// How far a plan worker is: one line in a memfd that the worker overwrites and
-// the daemon reads when a client asks.
+// The progress of a plan worker: one line in a memfd that the worker overwrites
+// and the daemon reads when a client asks.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -14,21 +14,21 @@
 namespace sluice::plan {
 
 struct PlanProgress {
-  int64_t done = 0;     // segments planned,
-  int64_t all = 0;      // of so many
-  std::string segment;  // that is being planned
-  std::string arm;      // of the solver: "greedy", "search", "cbc"
-  Bytes peak;           // of the best plan of it so far
-  Bytes lower_bound;    // and what is proved
+  int64_t done = 0;     // planned segments
+  int64_t all = 0;      // all segments
+  std::string segment;  // the one being planned
+  std::string arm;      // solver's: "greedy", "search", "cbc"
+  Bytes peak;           // of the segment's best plan so far
+  Bytes lower_bound;    // proved so far
   bool operator==(const PlanProgress&) const = default;
 };
 
 inline constexpr size_t kProgressBytes = 512;
 
-// kProgressBytes long, with a checksum: a reader may come in the middle of a
-// write.
+// Returns kProgressBytes bytes with a checksum, because a reader may read
+// during a write.
 std::string WriteProgress(const PlanProgress& progress);
-// nullopt: nothing yet, or half written.
+// Returns nullopt if there is no progress yet or the line is half written.
 std::optional<PlanProgress> ReadProgress(std::string_view bytes);
 
 }  // namespace sluice::plan

@@ -1,6 +1,6 @@
-// What the daemon asks its plan worker: the profiles of all local ranks of all
-// jobs planned together and what the node can give them. Plain data; thread
-// safety: values.
+// The daemon's request to its plan worker: the profiles of all local ranks of
+// all jobs that are planned together, and the resources of the node. Plain
+// data; thread safety: values.
 #pragma once
 
 #include <optional>
@@ -14,24 +14,25 @@
 
 namespace sluice::plan {
 
-// A link between host and GPUs (measured, contended). A rank may copy over
-// several (its own PCIe port, a switch it shares).
+// A link between host and GPUs, with speeds measured under contention. A rank
+// may copy over several links, such as its own PCIe port and a switch that it
+// shares.
 struct LinkCapacity {
   std::string name;
   double h2d_bytes_per_second = 0;  // > 0
   double d2h_bytes_per_second = 0;  // > 0
-  std::vector<size_t> profiles;     // that copy over it, by position
-  // Both directions together, > 0; nullopt: no limit beside the two.
+  std::vector<size_t> profiles;     // positions of those that copy over it
+  // Both directions together, > 0. Unset: only the two limits above hold.
   std::optional<double> both_bytes_per_second = std::nullopt;
   bool operator==(const LinkCapacity&) const = default;
 };
 
-// Host memory that some ranks hold together at most: "host of NUMA node 0",
-// "host budget of job x". A rank may be in several.
+// A limit on the host memory that some ranks hold together: "host of NUMA node
+// 0", "host budget of job x". A rank may be subject to several.
 struct HostLimit {
   std::string name;
   Bytes bytes;
-  std::vector<size_t> profiles;  // by position
+  std::vector<size_t> profiles;  // their positions
   bool operator==(const HostLimit&) const = default;
 };
 
@@ -44,7 +45,7 @@ struct NodeResources {
 struct PlanRequest {
   std::vector<RankProfile> profiles;
   NodeResources resources;
-  std::vector<UnitPlan> known;  // units of them that were planned before
+  std::vector<UnitPlan> known;  // units with plans from before
 };
 
 }  // namespace sluice::plan

@@ -1,4 +1,5 @@
-// Units: repeated pieces of work. Memory is planned once for each.
+// Units: repeated pieces of work. The planner plans the memory of each unit
+// once.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -13,25 +14,26 @@
 namespace sluice::plan {
 
 inline constexpr size_t kMaxUnits = 4096;
-// Larger ones are not kept: the naive check of a placement is quadratic.
+// Larger units are not kept, because the naive check of a placement is
+// quadratic.
 inline constexpr size_t kMaxUnitBuffers = 4096;
 
-// A canonical trace and where its buffers lie.
+// A canonical trace and the placement of its buffers.
 struct UnitPlan {
   Trace trace;
   Placement placement;
 };
 
-// The trace without what does not matter to a placement: ids count up, times
-// are ranks among the times that occur. Requests keep their order, and a
-// placement of the one is one of the other.
+// The trace without details that do not affect a placement: ids count up, and
+// times become ranks among the times that occur. Requests keep their order, so
+// a placement of either trace is one of the other.
 Trace Canonical(const Trace& trace);
-// A stable 128-bit hash in hex of the canonical trace. Measured seconds and
-// names are no part of it.
+// A stable 128-bit hash, in hex, of the canonical trace. Measured seconds and
+// names do not enter it.
 std::string UnitKey(const Trace& trace);
-bool SameUnit(const Trace& a, const Trace& b);  // canonical ones
+bool SameUnit(const Trace& a, const Trace& b);  // REQUIRES: canonical
 
-// FNV-1a with 128 bits, in hex: stable across machines and versions; not
+// 128-bit FNV-1a in hex: stable across machines and versions, not
 // cryptographic.
 std::string HashBytes(std::string_view bytes);
 

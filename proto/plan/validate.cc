@@ -14,7 +14,7 @@
 namespace sluice::plan {
 namespace {
 
-// Measured rates are doubles; a plan may use a hair more than a capacity.
+// Measured rates are doubles; a plan may exceed a capacity by rounding.
 constexpr double kTolerance = 1e-6;
 constexpr double kRounded = 1e-5;  // a plan's limits have six digits
 
@@ -82,7 +82,7 @@ absl::Status CheckSegments(const RankProfile& profile, const RankPlan& plan) {
   return absl::OkStatus();
 }
 
-// What was asked for, in person or by the rank's alpha.
+// Checks the fractions that a class or the rank's alpha asked for.
 absl::Status CheckAsked(const RankProfile& profile,
                         const SkeletalClass& skeletal, const ClassPlan& c) {
   if (skeletal.must_swap) return absl::OkStatus();
@@ -128,7 +128,8 @@ absl::Status CheckClass(const RankProfile& profile,
   return CheckAsked(profile, skeletal, c);
 }
 
-// Alpha is the swapped share of the free classes' bytes, of all layers.
+// Checks that alpha is the swapped share of the bytes of all free classes and
+// layers.
 absl::Status CheckAlpha(const RankProfile& profile, const RankPlan& plan) {
   double swapped = 0, free = 0;
   for (const SkeletalClass& skeletal : profile.classes) {
@@ -152,7 +153,7 @@ double MovingLayers(const LayerKind& kind) {
   return static_cast<double>(kind.moving_layers());
 }
 
-// Bytes that stay in host memory, and on the GPU, of all layers.
+// Bytes of all layers that stay in host memory and on the GPU.
 struct Held {
   double host = 0;
   double gpu = 0;
@@ -181,8 +182,9 @@ absl::Status CheckHostBytes(const RankProfile& profile, const RankPlan& plan) {
   return absl::OkStatus();
 }
 
-// Transient buffers and kept rows within the lease, nothing kept where it is
-// not told; a settled profile has counted its kept rows already.
+// Checks that transient buffers and kept rows fit the lease, and that nothing
+// is kept if the lease is not known. A settled profile's capacity already
+// excludes its kept rows.
 absl::Status CheckGpu(const RankProfile& profile, const RankPlan& plan) {
   const Bytes capacity = profile.transient_capacity;
   const bool told = capacity > Bytes(0);
@@ -204,7 +206,7 @@ absl::Status CheckGpu(const RankProfile& profile, const RankPlan& plan) {
       capacity.count());
 }
 
-// Ranks of a job that share a class's fractions.
+// Checks that ranks of a job have equal fractions of shared classes.
 absl::Status CheckShared(const std::vector<RankProfile>& profiles,
                          const NodePlan& plan) {
   std::map<std::tuple<int64_t, std::string, std::string>, TokenFractions> first;
@@ -247,14 +249,14 @@ double Rate(double bytes, double seconds) {
   return seconds > 0 ? bytes / seconds : HUGE_VAL;
 }
 
-// Bytes a second that a layer moves, the worse of its two passes.
+// Bytes per second that a layer moves, in the pass that moves more.
 struct Rates {
   double d2h = 0;
   double h2d = 0;
-  double both = 0;  // added up
+  double both = 0;  // the sum
 };
 
-// `copied`: bytes that one layer swaps.
+// `copied` are the bytes that one layer swaps.
 Rates RatesOf(const LayerKind& k, double copied) {
   const auto rate = [](Bytes fixed, double more, double seconds) {
     return Rate(static_cast<double>(fixed.count()) + more, seconds);
@@ -271,14 +273,14 @@ Rates RatesOf(const LayerKind& k, double copied) {
           rate(k.backward_d2h_fixed + k.backward_h2d_fixed, copied, backward))};
 }
 
-// The swapped fraction where the planner chose the least: of what it is free
-// to choose nothing.
+// The smallest fraction that must be swapped: 0 of a class that the planner is
+// free to choose.
 double LeastSwapped(const RankProfile& p, const SkeletalClass& c) {
   if (c.must_swap) return 1;
   return c.given.swap.value_or(std::max(p.alpha, 0.0));
 }
 
-// What each kind of a rank's layers moves, and what it must.
+// The rates of each kind of a rank's layers: in this plan, and at least.
 struct KindRates {
   std::vector<Rates> used, least;  // by kind
 };
@@ -306,8 +308,8 @@ double Most(const std::vector<Rates>& kinds, double Rates::*way) {
   return most;
 }
 
-// What the plan says of a link's row, where that is more than the link has:
-// copies show by choice.
+// How far the plan's row of a link exceeds the link's capacity; then the plan
+// accepts visible copies.
 double Overload(const NodePlan& plan, const std::string& row) {
   for (const PlanLimit& limit : plan.limits) {
     if (limit.what == row) return limit.used * (1 + kRounded);
@@ -315,10 +317,11 @@ double Overload(const NodePlan& plan, const std::string& row) {
   return 0;
 }
 
-// Whichever kinds of layers the ranks run at one time, the link carries their
-// copies. A link that what must be copied then overloads already is no limit:
-// those copies do not hide, whatever is chosen; but nothing may be added that
-// the plan does not tell.
+// Checks one direction of a link for every combination of kinds of layers that
+// the ranks may run at the same time: the link must carry their copies. If the
+// copies that cannot be avoided already overload the link, they do not hide
+// whatever the plan is, and the link is no limit; but the plan may add only as
+// much as its limits say.
 absl::Status CheckWay(const std::vector<KindRates>& ranks, double Rates::*way,
                       double capacity, const std::string& link,
                       const char* where) {

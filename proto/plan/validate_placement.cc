@@ -1,4 +1,4 @@
-// Checks a placement alone; validate.cc is the rest of the check.
+// Checks a placement; validate.cc has the rest of the check.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace sluice::plan {
 namespace {
 
-// More buffers than this are not compared two by two: 70,000 would take
+// More buffers than this are not compared pair by pair: 70,000 would take
 // seconds.
 constexpr size_t kMostInPairs = 2000;
 
@@ -67,7 +67,7 @@ absl::Status CheckPair(const Trace& trace, const Placement& placement, size_t i,
       (at_b + b.size).count());
 }
 
-// All pairs, straight from the definition.
+// Compares all pairs, straight from the definition.
 absl::Status CheckAllPairs(const Trace& trace, const Placement& placement) {
   for (size_t i = 0; i < trace.buffers.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
@@ -79,9 +79,9 @@ absl::Status CheckAllPairs(const Trace& trace, const Placement& placement) {
   return absl::OkStatus();
 }
 
-// Plays the trace: a buffer that is born must not meet its neighbours among
-// those that lie in memory then. The first pair that overlaps is found when
-// the later of them is born.
+// Plays the trace: a new buffer must not overlap its neighbours among the live
+// buffers. The first pair that overlaps is found when the later of them is
+// born.
 absl::Status CheckByPlaying(const Trace& trace, const Placement& placement) {
   std::vector<std::tuple<int64_t, bool, size_t>> events;  // deaths first
   for (size_t k = 0; k < trace.buffers.size(); ++k) {
@@ -91,7 +91,7 @@ absl::Status CheckByPlaying(const Trace& trace, const Placement& placement) {
     events.emplace_back(b.upper, false, k);
   }
   std::sort(events.begin(), events.end());
-  std::map<Bytes, size_t> lying;  // by offset
+  std::map<Bytes, size_t> lying;  // live buffers by offset
   for (const auto& [time, born, k] : events) {
     const Bytes offset = placement.offsets[k];
     if (!born) {
