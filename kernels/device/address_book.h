@@ -1,9 +1,9 @@
-// Which addresses a driver has reserved, and what is mapped where: the rules
-// of driver.h, checked before the real call, the same for every driver.
+// Records which addresses a driver has reserved and what is mapped there, and
+// checks the rules of driver.h before the real call, the same for every driver.
 //
 // Bookkeeping only: its owner makes the driver calls. `M` is a driver's
-// physical memory, with size() and where().
-// Thread safety: none; the driver locks.
+// physical memory, with size() and where(). Thread safety: none; the driver
+// locks.
 #pragma once
 
 #include <fmt/format.h>
@@ -48,7 +48,7 @@ class AddressBook {
   }
   const std::map<Address, Mapping>& mappings() const { return mappings_; }
 
-  // The reservation that is exactly this range and has no mappings.
+  // Returns the reservation that is exactly this range and has no mappings.
   absl::StatusOr<Reservation> Freeable(Address address, Bytes size) const {
     const auto it = reservations_.find(address);
     if (it == reservations_.end() || it->second.size != size) {
@@ -94,7 +94,8 @@ class AddressBook {
   }
 
   using Tile = std::pair<const Address, Mapping>;
-  // The mappings that make up exactly this range; valid until they change.
+  // Returns the mappings that make up exactly this range; valid until they
+  // change.
   absl::StatusOr<std::vector<Tile*>> Tiling(Address address, Bytes size) {
     std::vector<Tile*> tiles;
     Address end = address;
@@ -110,8 +111,8 @@ class AddressBook {
   }
   void DropMapping(Address address) { mappings_.erase(address); }
 
-  // Whether a copy may touch the range: it is outside every reservation, or
-  // all of it is mapped with access.
+  // Checks that a copy may touch the range: it lies outside every reservation,
+  // or all of it is mapped with access.
   absl::Status CheckTouchable(const std::byte* from, Bytes size) const {
     const auto address = const_cast<Address>(from);
     if (ReservationAt(address) == reservations_.end()) return absl::OkStatus();

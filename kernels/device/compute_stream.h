@@ -1,5 +1,5 @@
-// Which handles are compute streams (driver.h, ComputeStream): one scheme for
-// both drivers. Their other handles count from 1.
+// The handles of compute streams (driver.h, ComputeStream): one scheme for both
+// drivers, whose other handles count from 1.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -20,7 +20,7 @@ inline bool IsCompute(Stream stream) {
   return stream.value() >= kComputeStreams;
 }
 
-// REQUIRES: IsCompute(stream). A device that there need not be.
+// REQUIRES: IsCompute(stream). The device may not exist on this machine.
 inline DeviceIndex ComputeGpu(Stream stream) {
   return DeviceIndex(stream.value() - kComputeStreams);
 }

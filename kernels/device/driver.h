@@ -48,7 +48,7 @@
 
 namespace sluice::device {
 
-// Where physical memory lives: on one GPU, or pinned on one NUMA node.
+// A place of physical memory: one GPU, or one NUMA node's pinned memory.
 struct Placement {
   enum class Kind { kGpu, kHost };
   Kind kind = Kind::kGpu;
@@ -59,7 +59,8 @@ struct Placement {
   auto operator<=>(const Placement&) const = default;
 };
 
-// Begins the name of a link on the PCI bus; the device's address follows.
+// The prefix of the name of a link on the PCI bus; the device's address
+// follows.
 inline constexpr char kPciLink[] = "pci-";
 
 struct DeviceInfo {
@@ -68,18 +69,18 @@ struct DeviceInfo {
   std::string name;
   Bytes total_memory;
   NumaIndex numa;
-  // Name of the host link it copies over: "pcie0"; on cuda "pci-0000:3b:00.0".
+  // The host link that it copies over: "pcie0"; on cuda "pci-0000:3b:00.0".
   std::string link;
   // NVIDIA's compute capability without the point, such as 90; 0 on sim.
   int capability = 0;
-  // An instance of a GPU (MIG), of which CUDA shows a process one.
+  // A MIG instance of a GPU. CUDA shows a process only one.
   bool is_instance = false;
-  // Why it cannot be used, ending with ": " and the command that mends it;
-  // empty: it can. With a fault all but the index is unknown.
+  // The reason why it cannot be used, ending with ": " and the command that
+  // mends it; empty if it can be used. With a fault only the index is known.
   std::string fault;
 };
 
-// Opaque handles. 0 is "none".
+// Opaque handles. 0 means none.
 using Memory =
     Id<struct MemoryTag>;  // physical memory (CUmemGenericAllocation…)
 using Stream = Id<struct StreamTag>;
@@ -87,37 +88,37 @@ using Event = Id<struct EventTag>;
 using Module = Id<struct ModuleTag>;
 using Function = Id<struct FunctionTag>;
 
-// An address in this process's reserved range. On sim the CPU may touch it;
-// on cuda only if it is host memory.
+// An address in this process's reserved range. The CPU may access it on sim; on
+// cuda only if it is host memory.
 using Address = std::byte*;
 
 enum class CopyDirection { kHostToDevice, kDeviceToHost };
 
-// Calls that wait on the host. The chunk loop must make none of them; tests
-// compare these counters before and after a step.
+// Counts calls that wait on the host. The chunk loop must make none; tests
+// compare the counters before and after a step.
 struct CallCounters {
   uint64_t stream_synchronize = 0;
   uint64_t event_synchronize = 0;
   uint64_t copies = 0;
   Bytes copied_h2d;
   Bytes copied_d2h;
-  absl::Duration stall;  // time compute streams waited for events (sim only)
+  absl::Duration stall;  // compute streams waited for events (sim only)
 };
 
-// What pinned host memory is here. Processes that share memory must have the
-// same kind, for each is pinned in another way: a rank takes memfd where its
+// The kind of pinned host memory. Processes that share memory must use the same
+// kind, because each kind is pinned differently: a rank uses memfd if its
 // daemon does.
 struct HostMemoryKind {
   // On cuda "HOST_NUMA", which the driver makes, or "memfd", which every
-  // process pins by itself. Empty: the driver knows one kind alone (sim).
+  // process pins by itself. Empty if the driver has only one kind (sim).
   std::string name;
-  // Why it is the lesser one, "memfd"; else empty.
+  // The reason for "memfd", the slower kind; else empty.
   std::string why;
 };
-// Such a reason: it was chosen.
+// The reason if the configuration chose it.
 inline constexpr char kToldSo[] = "as host_memory in [device] says";
 
-// How much of a place is taken: by everyone, not only by this process.
+// The memory of a place that all processes together use.
 struct MemoryUse {
   Bytes total;
   Bytes used;
@@ -142,45 +143,45 @@ class Driver {
   // --- physical memory -----------------------------------------------------
   // Sizes must be multiples of this (cuMemGetAllocationGranularity).
   virtual absl::StatusOr<Bytes> Granularity(Placement where) = 0;
-  // cuMemGetInfo, or what the node can still pin. On sim memory that a dead
-  // process held counts as free at once.
+  // cuMemGetInfo, or what the node can still pin. On sim memory of a dead
+  // process counts as free at once.
   virtual absl::StatusOr<MemoryUse> Usage(Placement where) = 0;
   // As probed when the driver was opened.
   virtual HostMemoryKind HostMemory() const = 0;
   // Bytes that other processes hold, by place: all that is used, less what
-  // handles of this process hold. On sim the kernel says what ranks of a killed
-  // daemon still reach; on cuda it includes contexts and fragments, and no host
-  // memory. A place that is missing holds nothing, or is a GPU that does not
-  // answer (Usage says why). Nothing is cached: a call takes milliseconds, or
-  // as long as the kernel needs.
+  // handles of this process hold. On sim the kernel tells what ranks of a
+  // killed daemon still reach. On cuda it includes contexts and fragments, and
+  // no host memory. A place that is missing holds nothing, or is a GPU that
+  // does not answer (Usage has the reason). Nothing is cached: a call takes
+  // milliseconds, or as long as the kernel needs.
   virtual absl::StatusOr<std::map<Placement, Bytes>> HeldOutside() = 0;
-  // cuMemCreate. Zero-filled on sim; on cuda as the driver gives it.
+  // cuMemCreate. Zero-filled on sim; on cuda the contents are the driver's.
   virtual absl::StatusOr<Memory> Create(Placement where, Bytes size) = 0;
-  // cuMemExportToShareableHandle: a file descriptor another process imports.
-  // Exports memory that this process made (Create), and adopted memory if
-  // TellsHolders. InvalidArgument: the memory was imported; a process that
-  // passes such memory on keeps the descriptor that it imported.
+  // cuMemExportToShareableHandle: returns a file descriptor for another
+  // process. Exports memory that this process made (Create), and adopted memory
+  // if TellsHolders. InvalidArgument: the memory was imported. A process that
+  // passes on imported memory keeps the descriptor that it imported.
   virtual absl::StatusOr<UniqueFd> Export(Memory memory) = 0;
-  // Whether HeldByOthers can answer. On sim where the kernel shows which
-  // processes reach exported memory (probed once); on cuda never.
+  // Returns whether HeldByOthers works. On sim it does if the kernel shows
+  // which processes reach exported memory (probed once); on cuda never.
   virtual bool TellsHolders() const = 0;
-  // Whether memory that this process made has a descriptor or a mapping beside
-  // its handle: those of this process, of a forked child, and descriptors in
-  // flight count. `false` stays true until it is exported again.
-  // Unimplemented: !TellsHolders, or another process made it.
+  // Returns whether memory that this process made has a descriptor or a mapping
+  // besides its handle: in this process, in a forked child, or in flight.
+  // `false` holds until the memory is exported again. Unimplemented:
+  // !TellsHolders, or another process made the memory.
   virtual absl::StatusOr<bool> HeldByOthers(Memory memory) = 0;
-  // cuMemImportFromShareableHandle. `fd` stays the caller's.
+  // cuMemImportFromShareableHandle. The caller keeps `fd`.
   virtual absl::StatusOr<Memory> Import(const UniqueFd& fd, Placement where,
                                         Bytes size) = 0;
-  // A descriptor by which a later process adopts (Adopt) memory that this one
-  // made, so that it outlives a daemon. HeldByOthers does not count it. Works
-  // for the memory that Export accepts.
+  // Returns a descriptor with which a later process can adopt (Adopt) memory
+  // that this process made, so that the memory outlives a daemon. HeldByOthers
+  // does not count it. Works for memory that Export accepts.
   virtual absl::StatusOr<UniqueFd> Keep(Memory memory) = 0;
-  // InvalidArgument: it is no memory of this place and size that was kept.
+  // InvalidArgument: `kept` is no memory of this place and size from Keep.
   virtual absl::StatusOr<Memory> Adopt(UniqueFd kept, Placement where,
                                        Bytes size) = 0;
-  // cuMemRelease: the memory goes back when all mappings and exported
-  // descriptors of all processes are gone too.
+  // cuMemRelease: the memory becomes free once all mappings and exported
+  // descriptors in all processes are gone.
   virtual absl::Status Release(Memory memory) = 0;
 
   // --- virtual memory ------------------------------------------------------
@@ -188,54 +189,54 @@ class Driver {
   // make itself lives at other addresses than a GPU's.
   virtual absl::StatusOr<Address> Reserve(Bytes size, Placement::Kind kind) = 0;
   virtual absl::Status FreeReservation(Address address, Bytes size) = 0;
-  // Maps the whole of `memory` at `address`, inside a reservation of its kind.
+  // Maps all of `memory` at `address`, inside a reservation of its kind.
   virtual absl::Status Map(Address address, Bytes size, Memory memory) = 0;
   virtual absl::Status Unmap(Address address, Bytes size) = 0;
-  // Makes a mapped range readable and writable from `device` (and from the
-  // CPU where it is host memory). One call may span many mappings.
+  // Makes a mapped range readable and writable from `device`, and from the CPU
+  // if it is host memory. One call may span many mappings.
   virtual absl::Status SetAccess(Address address, Bytes size,
                                  DeviceIndex device) = 0;
-  // Pins memory that was not made by Create (cuMemHostRegister). No-op on sim
-  // beyond bookkeeping.
+  // Pins memory that was not made by Create (cuMemHostRegister). On sim only
+  // bookkeeping.
   virtual absl::Status HostRegister(Address address, Bytes size) = 0;
   virtual absl::Status HostUnregister(Address address) = 0;
 
   // --- streams and events --------------------------------------------------
   // A stream of the device's copy engine or compute, in order.
   virtual absl::StatusOr<Stream> CreateStream(DeviceIndex device) = 0;
-  // Work already on the stream is finished; sim waits for it here.
+  // On cuda work already on the stream still finishes; sim waits for it here.
   virtual absl::Status DestroyStream(Stream stream) = 0;
-  // The stream this thread computes on: see the file comment.
+  // The stream on which this thread computes: see the file comment.
   virtual Stream ComputeStream(DeviceIndex device) = 0;
-  // A stream that another library made on the device (torch's CUstream; null is
-  // the device's default stream). The same one gives the same handle, which
-  // stays the driver's and cannot be destroyed; the stream itself must outlive
-  // what is called with it. kUnimplemented on sim, which has no such streams.
+  // Adopts a stream that another library made on the device (torch's CUstream;
+  // null is the device's default stream). The same stream gives the same
+  // handle, which belongs to the driver and cannot be destroyed. The stream
+  // must outlive all calls with the handle. kUnimplemented on sim, which has no
+  // such streams.
   virtual absl::StatusOr<Stream> AdoptStream(DeviceIndex device,
                                              void* native) = 0;
-  // The CUstream behind a handle, for libraries that enqueue their own work
-  // (torch, NCCL). It stays the driver's, and lives as long as the handle.
+  // The CUstream behind a handle, for libraries that enqueue work of their own
+  // (torch, NCCL). It belongs to the driver and lives as long as the handle.
   // kUnimplemented on sim.
   virtual absl::StatusOr<void*> NativeStream(Stream stream) = 0;
   virtual absl::StatusOr<Event> CreateEvent() = 0;
-  // One that also tells when it was reached, for ElapsedTime: on cuda a clock
-  // is then read at each recording.
+  // An event that also records when it was reached, for ElapsedTime. On cuda
+  // each recording then reads a clock.
   virtual absl::StatusOr<Event> CreateTimedEvent() = 0;
   virtual absl::Status DestroyEvent(Event event) = 0;
-  // As in CUDA: an event that was never recorded counts as complete.
+  // As in CUDA, an event that was never recorded counts as complete.
   virtual absl::Status RecordEvent(Event event, Stream stream) = 0;
   virtual absl::Status StreamWaitEvent(Stream stream, Event event) = 0;
   virtual absl::StatusOr<bool> QueryEvent(Event event) = 0;
-  // The time from when `from` was reached to when `to` was, by their last
-  // recordings; negative in the other order. Nothing: one is not reached yet.
-  // To about a microsecond; on cuda the time between two recordings may have
-  // other streams' work in it. It orders nothing: before it touches what the
-  // events were recorded after, a caller asks QueryEvent. InvalidArgument: an
-  // event without timing or without a recording, or two that were recorded on
-  // two GPUs.
+  // The time between the last recordings of `from` and `to`; negative if `to`
+  // was reached first; nullopt if one is not reached yet. Accurate to about a
+  // microsecond; on cuda the time may contain other streams' work. It orders
+  // nothing: a caller must ask QueryEvent before it touches memory that the
+  // events guard. InvalidArgument: an event has no timing or no recording, or
+  // the two were recorded on two GPUs.
   virtual absl::StatusOr<std::optional<absl::Duration>> ElapsedTime(
       Event from, Event to) = 0;
-  // Host waits: set-up, teardown and tests only.
+  // Waits on the host: for set-up, teardown and tests only.
   virtual absl::Status SynchronizeEvent(Event event) = 0;
   virtual absl::Status SynchronizeStream(Stream stream) = 0;
 
@@ -246,9 +247,9 @@ class Driver {
   // inside its reservations (mapped, with access) and trusts the rest.
   virtual absl::Status CopyAsync(Address to, const std::byte* from, Bytes size,
                                  CopyDirection direction, Stream stream) = 0;
-  // Fills with `value` in stream order: a GPU's memory, which on cuda the CPU
-  // cannot reach, or pinned host memory. Errors as CopyAsync's; on sim it takes
-  // no time of a link.
+  // Fills memory with `value` in stream order: a GPU's, which on cuda the CPU
+  // cannot reach, or pinned host memory. Errors are those of CopyAsync; on sim
+  // it takes no link time.
   virtual absl::Status FillAsync(Address to, std::byte value, Bytes size,
                                  Stream stream) = 0;
   // Loads a fatbin; kUnimplemented on sim, which has no kernels.
@@ -262,17 +263,17 @@ class Driver {
   virtual CallCounters counters() const = 0;
 };
 
-// The simulated node in `directory` (made with sim.h's CreateSimNode or by
-// sluiced); NotFound names the directory and what to do.
+// Opens the simulated node in `directory`, made by sim.h's CreateSimNode or by
+// sluiced. NotFound names the directory and what to do.
 absl::StatusOr<std::unique_ptr<Driver>> OpenSimDriver(
     const std::string& directory);
 
-// kAuto: HOST_NUMA where the driver makes it, else memfd.
+// kAuto: HOST_NUMA if the driver can make it, else memfd.
 enum class HostMemoryChoice { kAuto, kMemfd };
 
-// The real driver; Unavailable with the reason (no libcuda.so.1, no device,
-// driver too old) where there is none. GPUs that cannot be used beside others
-// that can have a fault (DeviceInfo).
+// Opens the real driver. Unavailable, with the reason, if it cannot be used (no
+// libcuda.so.1, no device, driver too old). A GPU that cannot be used beside
+// others that can has a fault (DeviceInfo).
 absl::StatusOr<std::unique_ptr<Driver>> OpenCudaDriver(
     HostMemoryChoice host = HostMemoryChoice::kAuto);
 

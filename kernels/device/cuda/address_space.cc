@@ -47,7 +47,7 @@ absl::StatusOr<Address> AddressSpace::Reserve(Bytes size,
     }
     address = static_cast<Address>(range);
   } else {
-    // The default alignment need not be enough for what is mapped there.
+    // The default alignment may be too small for memory that is mapped there.
     SLUICE_ASSIGN_OR_RETURN(const Bytes alignment, maker_->Alignment(kind));
     DevicePointer range = 0;
     SLUICE_CUDA(library_, cuMemAddressReserve, "of " + FormatBytes(size),
@@ -75,7 +75,7 @@ absl::Status AddressSpace::Release(Address address,
 absl::Status AddressSpace::Free(Address address, Bytes size) {
   SLUICE_ASSIGN_OR_RETURN(const auto reservation,
                           book_.Freeable(address, size));
-  // A release that fails is not tried again: its error may be an earlier one's.
+  // A failed release is not retried: its error may belong to an earlier call.
   book_.DropReservation(address);
   return Release(address, reservation);
 }
@@ -169,7 +169,7 @@ absl::Status AddressSpace::Unpin(Address address) {
         "nothing is pinned at {}", static_cast<const void*>(address)));
   }
   const Pinned pinned = it->second;
-  // First what can fail with the memory still pinned.
+  // The calls that can fail come first, while the memory is still pinned.
   SLUICE_ASSIGN_OR_RETURN(const auto scope,
                           ContextScope::Enter(library_, pinned.by));
   pins_.erase(it);
@@ -206,7 +206,7 @@ absl::Status AddressSpace::PinOutside(const Pins& pins, Address address,
   return status;
 }
 
-// Each run of mappings that have no access yet becomes one range.
+// Makes one range of each run of mappings that have no access yet.
 absl::Status AddressSpace::AllowOurs(const std::vector<Book::Tile*>& tiles,
                                      DeviceIndex device) {
   const auto has_access = [](const Book::Tile* tile) {

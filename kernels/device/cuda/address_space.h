@@ -1,4 +1,4 @@
-// Reserved addresses on cuda, what is mapped there, and what is pinned.
+// Reserved addresses on cuda, their mappings, and what of them is pinned.
 #pragma once
 
 #include <map>
@@ -15,7 +15,7 @@
 
 namespace sluice::device::cuda {
 
-// Reservations and mappings of the driver. Thread safety: none; it locks.
+// Reserves and maps through the driver. Thread safety: none; the driver locks.
 class AddressSpace {
  public:
   AddressSpace(const LoadedLibrary* library, Contexts* contexts,
@@ -28,14 +28,14 @@ class AddressSpace {
   absl::StatusOr<Address> Reserve(Bytes size, Placement::Kind kind);
   absl::Status Free(Address address, Bytes size);
   absl::Status Map(Address address, Bytes size, MemoryPointer memory);
-  // REQUIRES: nothing uses the range, nor, where it is part of what one Allow
-  // pinned, the rest of that: all of it is unpinned, and the rest pinned again.
+  // If the range is part of what one Allow pinned, unpins all of that and pins
+  // the rest again. REQUIRES: nothing uses the range or the rest.
   absl::Status Unmap(Address address, Bytes size);
-  // Host memory of ours is pinned as one range a call: a copy may cross the
-  // mappings of one call, and not those of two.
+  // Pins our own host memory as one range per call: a copy may cross mappings
+  // of one call, but not of two.
   absl::Status Allow(Address address, Bytes size, DeviceIndex device);
 
-  // Pins memory for all contexts, by that of `device`, or by any.
+  // Pins memory for all contexts, through the context of `device` or of any.
   absl::Status Pin(Address address, Bytes size,
                    std::optional<DeviceIndex> device);
   absl::Status Unpin(Address address);
@@ -43,7 +43,7 @@ class AddressSpace {
  private:
   using Book = AddressBook<PhysicalMemory>;
 
-  // Whether ranges of this kind are mmapped by us and not by the driver.
+  // Returns whether we mmap ranges of this kind instead of the driver.
   bool IsOurs(Placement::Kind kind) const {
     return kind == Placement::Kind::kHost && !maker_->driver_pins_host();
   }
@@ -58,9 +58,9 @@ class AddressSpace {
   absl::Status AllowOurs(const std::vector<Book::Tile*>& tiles,
                          DeviceIndex device);
   absl::Status UnmapOne(const Book::Tile& tile);
-  // Unpins what has a byte in the range; says what that was.
+  // Unpins every range that overlaps this one, and returns them in `unpinned`.
   absl::Status UnpinWithin(Address address, Bytes size, Pins& unpinned);
-  // Pins again what of `pins` lies outside the range.
+  // Pins the parts of `pins` that lie outside the range again.
   absl::Status PinOutside(const Pins& pins, Address address, Bytes size);
 
   const LoadedLibrary* const library_;

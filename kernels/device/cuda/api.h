@@ -1,9 +1,10 @@
-// The part of the CUDA driver API that Sluice uses: types, constants and the
-// names of the functions, as libcuda.so.1 exports them.
+// The part of the CUDA driver API that Sluice uses: types, constants, and the
+// names of the functions as libcuda.so.1 exports them.
 //
-// Our own declarations, not cuda.h: a build needs no CUDA, and the names carry
-// their version (cuMemGetInfo_v2), which cuda.h hides behind macros. Where
-// cuda.h is there, tests/device/cuda_api_test.cc compares all of it.
+// These are our own declarations and not cuda.h: a build needs no CUDA, and the
+// names carry their version (cuMemGetInfo_v2), which cuda.h hides behind
+// macros. Where cuda.h is installed, tests/device/cuda_api_test.cc compares
+// both.
 #pragma once
 
 #include <cstddef>
@@ -72,7 +73,7 @@ inline constexpr int kAttributeRdmaOfVirtualMemory = 110;
 inline constexpr int kAttributeHostNumaId = 134;
 inline constexpr int kAttributeHostNumaVirtualMemory = 141;
 
-// X(exported name, parameter types…); all return Result.
+// X(exported name, parameter types…); every function returns Result.
 #define SLUICE_CUDA_FUNCTIONS(X)                                               \
   X(cuInit, unsigned)                                                          \
   X(cuDriverGetVersion, int*)                                                  \

@@ -1,6 +1,6 @@
-// The GPUs' primary contexts, made when first needed: a context takes hundreds
-// of MiB of its GPU. The daemon makes and hands out memory without one, and has
-// one on each GPU all the same, where cuMemGetInfo says what is taken.
+// The GPUs' primary contexts. Each takes hundreds of MiB of its GPU, so it is
+// made when it is first needed. The daemon needs none to make and hand out
+// memory, but has one on each GPU, because cuMemGetInfo asks for it.
 #pragma once
 
 #include <map>
@@ -14,17 +14,17 @@
 
 namespace sluice::device::cuda {
 
-// A GPU of this process. One that cannot be used keeps its number, so that the
-// others keep theirs.
+// A GPU of this process. A GPU that cannot be used keeps its number, so that
+// the numbers of the others do not change.
 struct Gpu {
   Device device = 0;
-  absl::Status fault;  // Unavailable: it cannot be used, and `device` is none
+  absl::Status fault;  // Unavailable: unusable, no `device`
 };
 
 // Thread safety: thread-safe.
 class Contexts {
  public:
-  // REQUIRES: one of them can be used.
+  // REQUIRES: at least one GPU can be used.
   Contexts(const LoadedLibrary* library, std::vector<Gpu> gpus)
       : library_(library), gpus_(std::move(gpus)) {}
   ~Contexts();
@@ -32,15 +32,15 @@ class Contexts {
   Contexts& operator=(const Contexts&) = delete;
 
   const std::vector<Gpu>& gpus() const { return gpus_; }
-  // The first that can be used.
+  // The first GPU that can be used.
   DeviceIndex first() const;
-  // InvalidArgument: no such GPU. Unavailable: it cannot be used.
+  // InvalidArgument: no such GPU. Unavailable: the GPU cannot be used.
   absl::StatusOr<Device> DeviceOf(DeviceIndex gpu) const;
-  // Errors as DeviceOf.
+  // Errors are those of DeviceOf.
   absl::StatusOr<Context> Of(DeviceIndex gpu);
-  // A context for calls that name no GPU: the thread's own, else one that was
-  // made already, else the first GPU's. A call that names its GPU uses Of():
-  // Any() could open a context on a GPU that is not the rank's.
+  // A context for calls that name no GPU: the thread's own, else one that
+  // exists already, else the first GPU's. A call that names its GPU uses Of(),
+  // because Any() could open a context on a GPU that is not the rank's.
   absl::StatusOr<Context> Any();
 
  private:
@@ -50,8 +50,8 @@ class Contexts {
   std::map<DeviceIndex, Context> contexts_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Makes a context the thread's own for a scope, and puts the former back:
-// torch keeps its own current.
+// Makes a context current for a scope and then restores the former one: torch
+// relies on its own current context.
 class ContextScope {
  public:
   static absl::StatusOr<ContextScope> Enter(const LoadedLibrary* library,

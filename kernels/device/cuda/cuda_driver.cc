@@ -16,8 +16,8 @@
 namespace sluice::device::cuda {
 namespace {
 
-// What CUDA calls an instance of a GPU (MIG): "NVIDIA A100 MIG 3g.20gb". No
-// attribute tells it.
+// Part of CUDA's name of a MIG instance ("NVIDIA A100 MIG 3g.20gb"). No
+// attribute identifies an instance.
 constexpr char kInstance[] = " MIG ";
 
 absl::StatusOr<std::string> NameOf(const LoadedLibrary* library, Device device,
@@ -27,7 +27,8 @@ absl::StatusOr<std::string> NameOf(const LoadedLibrary* library, Device device,
   return name;
 }
 
-// The form of nvidia-smi -L: GPU-8-4-4-4-12, or MIG-8-4-4-4-12 of an instance.
+// Formats as nvidia-smi -L does: GPU-8-4-4-4-12, or MIG-8-4-4-4-12 for an
+// instance.
 absl::StatusOr<std::string> UuidOf(const LoadedLibrary* library, Device device,
                                    const std::string& remark) {
   Uuid uuid = {};
@@ -42,7 +43,7 @@ absl::StatusOr<std::string> UuidOf(const LoadedLibrary* library, Device device,
   return text;
 }
 
-// "0000:3b:00.0": as sysfs names it, where drivers may write "3B".
+// Formats as sysfs does: "0000:3b:00.0", while drivers may write "3B".
 std::string BusText(std::string bus) {
   for (char& c : bus) {
     if (c >= 'A' && c <= 'F') c = static_cast<char>(c - 'A' + 'a');
@@ -90,7 +91,7 @@ absl::Status Lost(int index, const absl::Status& why) {
       index, std::string(why.message())));
 }
 
-// CUDA_VISIBLE_DEVICES, where it is why GPUs are not seen.
+// Names CUDA_VISIBLE_DEVICES if it may be the reason that no GPU is seen.
 std::string HiddenBy() {
   const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
   if (visible == nullptr) return "";
@@ -118,7 +119,7 @@ absl::StatusOr<std::vector<Gpu>> FindGpus(const LoadedLibrary* library) {
   return gpus;
 }
 
-// An initialisation that fails means: no GPU for us, whatever the code.
+// Whatever its code, a failed initialisation means that there is no usable GPU.
 absl::Status Initialise(const LoadedLibrary* library) {
   const absl::Status status =
       library->ToStatus(library->functions().cuInit(0), "cuInit");
@@ -154,11 +155,11 @@ CudaDriver::CudaDriver(std::unique_ptr<LoadedLibrary> library,
 CudaDriver::~CudaDriver() {
   const MutexLock lock(stream_mutex_);
   const Functions& f = library_->functions();
-  // An adopted stream belongs to its maker, which destroys it.
+  // An adopted stream belongs to its creator, which destroys it.
   for (const auto& [id, entry] : streams_) {
     if (entry.adopted) continue;
     const auto scope = Enter(entry.device);
-    if (!scope.ok()) continue;  // its context takes it along
+    if (!scope.ok()) continue;  // its context destroys it
     f.cuStreamSynchronize(entry.stream);
     f.cuStreamDestroy_v2(entry.stream);
   }
@@ -249,7 +250,8 @@ Bytes CudaDriver::Own(Placement where) const {
 }
 
 absl::StatusOr<Bytes> CudaDriver::HeldByOthersOn(Placement where) {
-  // What is released in between is no outsider's.
+  // Read first, so that memory released in between does not count as another
+  // process's.
   const Bytes before = Own(where);
   SLUICE_ASSIGN_OR_RETURN(const MemoryUse use, Usage(where));
   return std::max(use.used - std::max(before, Own(where)), Bytes(0));
@@ -259,7 +261,7 @@ absl::StatusOr<std::map<Placement, Bytes>> CudaDriver::HeldOutside() {
   std::map<Placement, Bytes> held;
   for (size_t i = 0; i < contexts_.gpus().size(); ++i) {
     const Placement where = Placement::Gpu(DeviceIndex(i));
-    // A lost GPU does not hide what is held of the others.
+    // A lost GPU must not hide what other processes hold on the other GPUs.
     const auto on_gpu = HeldByOthersOn(where);
     if (on_gpu.ok()) held[where] = *on_gpu;
   }
@@ -385,7 +387,7 @@ absl::Status CudaDriver::DestroyStream(Stream stream) {
     return absl::InvalidArgumentError(fmt::format(
         "stream {} is not the driver's to destroy", stream.value()));
   }
-  // First what can fail with the stream still there.
+  // The calls that can fail come first, while the stream still exists.
   SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(entry.device));
   {
     const MutexLock lock(stream_mutex_);
@@ -401,7 +403,7 @@ Stream CudaDriver::ComputeStream(DeviceIndex device) {
 
 absl::StatusOr<Stream> CudaDriver::AdoptStream(DeviceIndex device,
                                                void* native) {
-  SLUICE_RETURN_IF_ERROR(Enter(device).status());  // is there such a GPU?
+  SLUICE_RETURN_IF_ERROR(Enter(device).status());  // checks that the GPU exists
   const auto pointer = static_cast<StreamPointer>(native);
   const MutexLock lock(stream_mutex_);
   for (const auto& [handle, entry] : streams_) {
@@ -467,12 +469,12 @@ absl::Status CudaDriver::DestroyEvent(Event event) {
     const MutexLock lock(stream_mutex_);
     events_.erase(event);
   }
-  // Waits that were enqueued keep what they need.
+  // Waits that are already enqueued keep what they need.
   SLUICE_CUDA(library_, cuEventDestroy_v2, "", entry.event);
   return absl::OkStatus();
 }
 
-// The event in the context of `device`, which is current.
+// Returns the event in the context of `device`, which is current.
 absl::StatusOr<EventPointer> CudaDriver::EventOn(Event event,
                                                  DeviceIndex device) {
   const MutexLock lock(stream_mutex_);
@@ -567,8 +569,8 @@ absl::Status CudaDriver::CopyAsync(Address to, const std::byte* from,
   copied_[static_cast<int>(direction)] += size.count();
   if (size == Bytes(0)) return absl::OkStatus();
   SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(on.device));
-  // Unified addressing tells the direction, also for pinned host memory as
-  // the destination of "host to device".
+  // With unified addressing the driver finds the direction itself, also if the
+  // destination of "host to device" is pinned host memory.
   SLUICE_CUDA(library_, cuMemcpyAsync, RangeName(to, size),
               reinterpret_cast<DevicePointer>(to),
               reinterpret_cast<DevicePointer>(from), size.size(), on.stream);
@@ -604,7 +606,7 @@ absl::Status CudaDriver::Launch(Function function, const LaunchShape& shape,
     kernel = it->second;
   }
   SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(on.device));
-  // A kernel of a library stands for its function in the current context.
+  // A library's kernel handle selects its function in the current context.
   SLUICE_CUDA(library_, cuLaunchKernel, "", kernel, shape.grid[0],
               shape.grid[1], shape.grid[2], shape.block[0], shape.block[1],
               shape.block[2], shape.shared_bytes, on.stream, arguments.data(),

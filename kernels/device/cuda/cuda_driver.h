@@ -1,4 +1,4 @@
-// The Driver over libcuda.
+// The Driver implemented on libcuda.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,7 @@ namespace sluice::device::cuda {
 
 class CudaDriver final : public Driver {
  public:
-  // Initialises the library: Unavailable where it finds no usable GPU.
+  // Initialises the library. Unavailable if it finds no usable GPU.
   static absl::StatusOr<std::unique_ptr<Driver>> Start(
       std::unique_ptr<LoadedLibrary> library, HostMemoryChoice host);
   ~CudaDriver() override;
@@ -87,10 +87,10 @@ class CudaDriver final : public Driver {
   struct StreamEntry {
     StreamPointer stream = nullptr;
     DeviceIndex device;
-    bool adopted = false;  // made outside the driver: never destroyed here
+    bool adopted = false;  // made elsewhere: never destroyed here
   };
-  // An event belongs to the context it was made in, so it is made at its first
-  // recording, and again when it is recorded on another GPU.
+  // An event belongs to the context in which it was made, so it is made at its
+  // first recording, and again when it is recorded on another GPU.
   struct EventEntry {
     EventPointer event = nullptr;
     DeviceIndex device;
@@ -102,13 +102,13 @@ class CudaDriver final : public Driver {
 
   absl::StatusOr<DeviceInfo> Describe(DeviceIndex index) const;
   absl::StatusOr<ContextScope> Enter(DeviceIndex device);
-  // Bytes at `where` that handles of this process hold.
+  // Returns the bytes at `where` that handles of this process hold.
   Bytes Own(Placement where) const;
   absl::StatusOr<Bytes> HeldByOthersOn(Placement where);
   Memory Register(MemoryPointer memory);
   absl::StatusOr<MemoryPointer> Find(Memory memory) const;
   absl::StatusOr<StreamPointer> MakeStream(DeviceIndex device);
-  // A compute stream is made when it is first used.
+  // Makes a compute stream at its first use.
   absl::StatusOr<StreamEntry> Find(Stream stream);
   absl::StatusOr<EventEntry> Find(Event event) const;
   Event NewEvent(bool timed);

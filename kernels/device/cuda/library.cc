@@ -54,7 +54,7 @@ absl::StatusCode CodeOf(Result result) {
       return absl::StatusCode::kUnimplemented;
     case 800:  // NOT_PERMITTED
       return absl::StatusCode::kPermissionDenied;
-    // No GPU, or an error after which the context, or the GPU, is of no use.
+    // No GPU, or an error that makes the context or the GPU unusable.
     case 3:    // NOT_INITIALIZED
     case 46:   // DEVICE_UNAVAILABLE
     case 100:  // NO_DEVICE
@@ -82,7 +82,7 @@ absl::StatusCode CodeOf(Result result) {
 
 namespace {
 
-// The advice for CUDA errors that say the code is newer than the driver.
+// Advice for CUDA errors that mean that the code is newer than the driver.
 const char* Remedy(Result result) {
   return result == 200 || result == 218 || result == 222
              ? "; kernels that nvcc 13 compiled need the NVIDIA driver 580 or "

@@ -1,4 +1,4 @@
-// libcuda.so.1, opened at run time, and its errors as absl::Status.
+// Loads libcuda.so.1 at run time and converts its errors to absl::Status.
 #pragma once
 
 #include <memory>
@@ -12,22 +12,22 @@
 
 namespace sluice::device::cuda {
 
-// The oldest driver Sluice takes: 12.2 exports NUMA-placed host memory. Kernels
-// that nvcc 13 compiled load from driver 580 (13.0) on.
+// The oldest driver that Sluice supports: 12.2 exports NUMA-placed host memory.
+// Kernels that nvcc 13 compiled load with driver 580 (13.0) and newer.
 inline constexpr int kOldestDriver = 12020;
 
 // Thread safety: thread-safe after Load.
 class LoadedLibrary {
  public:
-  // Unavailable with the reason: not installed, or a function is missing.
-  // Calls nothing but dlopen and dlsym. The library is never closed: the
-  // driver has threads of its own in it.
+  // Unavailable, with the reason, if the library is not installed or lacks a
+  // function. Calls only dlopen and dlsym. The library is never closed, because
+  // the driver runs threads of its own in it.
   static absl::StatusOr<std::unique_ptr<LoadedLibrary>> Load(
       const std::string& path);
 
   const Functions& functions() const { return functions_; }
-  // Ok for kSuccess. `call`: the function and the arguments that matter.
-  // `memory`: what a failure for lack of memory is marked with.
+  // Returns ok for kSuccess. `call` has the function and the arguments that
+  // matter. `memory` marks a failure for lack of memory.
   absl::Status ToStatus(Result result, const std::string& call,
                         Shortage memory = Shortage::kGpuMemory) const;
 
@@ -35,13 +35,13 @@ class LoadedLibrary {
   Functions functions_;
 };
 
-// What a driver's error means to the layers above (the list in driver.h).
+// The status code of a driver's error (the list in driver.h).
 absl::StatusCode CodeOf(Result result);
 
 }  // namespace sluice::device::cuda
 
-// SLUICE_CUDA(cuda_, cuMemRelease, "of 4 MiB", handle): calls, and returns a
-// failure as Status with the function's name and the remark.
+// SLUICE_CUDA(cuda_, cuMemRelease, "of 4 MiB", handle) calls the function and
+// returns a failure as a Status with the function's name and the remark.
 #define SLUICE_CUDA(library, function, remark, ...)                     \
   SLUICE_RETURN_IF_ERROR(                                               \
       (library)->ToStatus((library)->functions().function(__VA_ARGS__), \

@@ -3,8 +3,9 @@
 //   pinned, driver's  cuMemCreate on a HOST_NUMA place, exported likewise
 //   pinned, ours      memfd, pinned by every process that maps it with
 //                     cuMemHostRegister: where the driver cannot do the above
-// Which of the two host kinds this machine has is probed once, by making one;
-// an import of the other kind fails with the reason why it was not offered.
+// Which of the two kinds of host memory this machine has is probed once, by
+// making a piece. Importing the other kind fails with the reason why this
+// machine does not make it.
 #pragma once
 
 #include <memory>
@@ -22,8 +23,8 @@ namespace sluice::device::cuda {
 
 enum class Origin { kMadeHere, kImported };
 
-// This process's hold on a piece of memory: the handle and each mapping share
-// it. Immutable.
+// This process's hold on a piece of memory, shared by the handle and each
+// mapping. Immutable.
 class PhysicalMemory {
  public:
   PhysicalMemory(const LoadedLibrary* library, MemoryHandle handle,
@@ -61,20 +62,21 @@ using MemoryPointer = std::shared_ptr<PhysicalMemory>;
 class MemoryMaker {
  public:
   // Probes once whether the driver makes and exports pinned memory, unless
-  // `host` leaves no choice.
+  // `host` decides it.
   MemoryMaker(const LoadedLibrary* library, const Contexts* contexts,
               HostMemoryChoice host);
 
   bool driver_pins_host() const { return host_.ok(); }
   HostMemoryKind HostMemory() const;
-  // What every place of this kind aligns mappings to: a power of two.
+  // The alignment of mappings that suits every place of this kind: a power of
+  // two.
   absl::StatusOr<Bytes> Alignment(Placement::Kind kind) const;
   absl::Status CheckPlacement(Placement where) const;
   absl::StatusOr<Bytes> Granularity(Placement where) const;
   absl::Status CheckSize(Placement where, Bytes size) const;
   absl::StatusOr<MemoryPointer> Create(Placement where, Bytes size) const;
-  // What was imported is refused: the driver answers INVALID_VALUE (measured on
-  // an H100, 580.159.04), and a memfd is held to the same.
+  // Refuses imported memory: the driver answers INVALID_VALUE (measured on an
+  // H100, 580.159.04), and a memfd is treated the same.
   absl::StatusOr<UniqueFd> Export(const PhysicalMemory& memory) const;
   absl::StatusOr<MemoryPointer> Import(const UniqueFd& fd, Placement where,
                                        Bytes size) const;
@@ -87,15 +89,15 @@ class MemoryMaker {
   }
   absl::Status CheckKind(const UniqueFd& fd, Placement where, Bytes size) const;
   absl::Status CheckMemfd(const UniqueFd& fd, Bytes size) const;
-  // Whether the driver says the same of the memory's place, as far as it can be
-  // asked: which GPU of several is the exporter's word.
+  // Checks that the driver reports the same place for the memory, as far as it
+  // can be asked. For GPUs only the exporter says which one it is.
   absl::Status CheckPlace(MemoryHandle handle, Placement where,
                           Bytes size) const;
   absl::StatusOr<MemoryPointer> CreateMemfd(Placement where, Bytes size) const;
 
   const LoadedLibrary* const library_;
   const Contexts* const contexts_;
-  // Ok, or why the driver makes no host memory here.
+  // Ok, or the reason why the driver makes no host memory here.
   absl::Status host_;
   std::vector<bool> rdma_;  // by GPU: network cards can reach its memory
 };

@@ -8,7 +8,7 @@
 namespace sluice::device {
 namespace {
 
-// Names in a folder, sorted; none where it is not there.
+// The sorted names in a folder; empty if it does not exist.
 std::vector<std::string> Names(const std::string& folder) {
   std::vector<std::string> names;
   std::error_code error;
@@ -32,8 +32,8 @@ bool IsDeviceFile(const std::string& name) {
   return name.starts_with("nvidia");
 }
 
-// A display or 3D controller of NVIDIA's: its sound and USB functions are on
-// the bus beside it.
+// Accepts NVIDIA's display and 3D controllers; the GPU's sound and USB
+// functions are on the bus too.
 bool IsGpu(const std::string& device) {
   return FirstWord(device + "/vendor") == "0x10de" &&
          FirstWord(device + "/class").starts_with("0x03");

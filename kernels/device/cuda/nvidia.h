@@ -1,4 +1,5 @@
-// Whether this machine has an NVIDIA GPU, whatever its driver says.
+// Finds out whether this machine has an NVIDIA GPU, even if its driver does not
+// work.
 //
 // Thread safety: reads the file system only.
 #pragma once
@@ -7,14 +8,14 @@
 
 namespace sluice::device {
 
-// What says so, for a message ("/dev/nvidia0", "PCI device 0000:3b:00.0");
-// empty: nothing does. Device files and /proc/driver/nvidia are there while the
-// kernel module is loaded; the PCI bus lists a GPU also when it is not.
-// `root` stands before every path, for tests.
+// Returns the evidence, for a message ("/dev/nvidia0", "PCI device
+// 0000:3b:00.0"), or "". Device files and /proc/driver/nvidia exist while the
+// kernel module is loaded; the PCI bus lists a GPU without it too. `root` is
+// prefixed to every path, for tests.
 std::string FindNvidiaDevice(const std::string& root = "");
 
-// The device node of the GPU with this UUID ("/dev/nvidia3"), by the minor
-// number that the driver shows in /proc; empty if it shows none.
+// Returns the device node of the GPU with this UUID ("/dev/nvidia3"), by the
+// minor number that the driver shows in /proc, or "" if it shows none.
 std::string NvidiaDeviceNode(const std::string& uuid,
                              const std::string& root = "");
 

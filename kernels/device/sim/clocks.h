@@ -1,6 +1,6 @@
-// The clocks of a simulated node's links, which processes of all users write
-// together: a memfd of its own, sealed against being cut off or made longer.
-// The daemon makes it and hands it to each session.
+// The clocks of a simulated node's links. Processes of all users write them: a
+// memfd of its own, sealed against truncation and growth. The daemon makes it
+// and sends it to each session.
 #pragma once
 
 #include <sys/mman.h>
@@ -13,7 +13,7 @@
 
 namespace sluice::device {
 
-// Deleter of a shared mapping of one T.
+// Unmaps a shared mapping of one T.
 template <typename T>
 struct Unmap {
   void operator()(T* mapped) const { munmap(mapped, sizeof(T)); }
@@ -21,9 +21,9 @@ struct Unmap {
 template <typename T>
 using Mapped = std::unique_ptr<T, Unmap<T>>;
 
-// InvalidArgument: this is no memfd of clocks, or not sealed.
+// InvalidArgument: `fd` is no memfd of clocks, or not sealed.
 absl::StatusOr<Mapped<SharedClocks>> MapClocks(const UniqueFd& fd);
-// That no other process sees: links that are not shared with any.
+// Clocks that no other process sees, for links that are not shared.
 absl::StatusOr<Mapped<SharedClocks>> PrivateClocks();
 
 }  // namespace sluice::device

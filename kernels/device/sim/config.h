@@ -1,5 +1,5 @@
-// A simulated node's configuration: what of it makes sense, and how it stands
-// in the state file.
+// The configuration of a simulated node: its checks, and its form in the state
+// file.
 #pragma once
 
 #include <string>
@@ -11,17 +11,17 @@
 
 namespace sluice::device {
 
-// InvalidArgument that says of what `message` speaks.
+// An InvalidArgument whose message begins with its subject, the node.
 absl::Status BadNode(const std::string& message);
 
-// InvalidArgument names what cannot be, and what can.
+// InvalidArgument names the impossible value and the possible ones.
 absl::Status CheckSimConfig(const SimConfig& config);
 absl::Status CheckLinkSpeed(std::string_view link, double bytes_per_second);
 
 // REQUIRES: CheckSimConfig(config) is ok; `state` is all zero.
 void WriteConfig(const SimConfig& config, SharedState& state);
-// It is a file: nothing of it is an index or a length unchecked. What was
-// read may still make no sense.
+// Checks every index and length in the state, which comes from a file. The
+// configuration may still be inconsistent: see CheckSimConfig.
 SimConfig ReadConfig(const SharedState& state);
 
 }  // namespace sluice::device

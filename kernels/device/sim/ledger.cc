@@ -79,7 +79,7 @@ std::map<Placement, Bytes> Ledger::HeldOutside() {
 absl::Status Ledger::Add(Placement where, Bytes size) {
   const Bytes total = Total(node_->config(), where);
   if (node_->books() == Books::kShared) {
-    const Bytes used = UsedByAll(where);  // with what was just made
+    const Bytes used = UsedByAll(where);  // includes what was just made
     if (used <= total) return absl::OkStatus();
     return Full(where, size, used - size, total);
   }

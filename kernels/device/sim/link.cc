@@ -11,7 +11,7 @@
 namespace sluice::device {
 namespace {
 
-// Long enough that waking up costs little, short enough that streams that
+// Long enough that waking up costs little, and short enough that streams that
 // share a link interleave.
 constexpr double kSliceSeconds = 0.5e-3;
 constexpr double kMinSlice = 64 << 10;

@@ -20,7 +20,7 @@ absl::StatusOr<struct stat> StatDescriptor(const UniqueFd& fd) {
   return result;
 }
 
-// The same memory as another open file.
+// Opens the same memory as another open file.
 absl::StatusOr<UniqueFd> Reopen(const UniqueFd& fd, int mode = O_RDWR) {
   const std::string path = fmt::format("/proc/self/fd/{}", fd.get());
   UniqueFd own(open(path.c_str(), mode | O_CLOEXEC));
@@ -37,8 +37,8 @@ absl::StatusOr<bool> OthersHaveOpen(const UniqueFd& fd) {
   return ErrnoStatus(errno, "ask for a lease of memory");
 }
 
-// Whether the kernel shows all that can hold memory: another open file, a
-// mapping after its descriptor is closed, and both opened for reading only.
+// Probes whether the kernel shows everything that can hold memory: another open
+// file, a mapping after its descriptor was closed, and both opened read-only.
 bool KernelTellsHolders() {
   constexpr size_t kBytes = 4096;
   const UniqueFd made(memfd_create("sluice-probe", MFD_CLOEXEC));
@@ -65,7 +65,7 @@ bool KernelTellsHolders() {
   return true;
 }
 
-// Makes a range unusable and gives its pages back, keeping it reserved.
+// Makes a range inaccessible and frees its pages, but keeps it reserved.
 absl::Status Blank(Address address, Bytes size) {
   void* const blank =
       mmap(address, size.size(), PROT_NONE,
@@ -137,7 +137,7 @@ absl::StatusOr<UniqueFd> PhysicalMemory::Keep() const {
   return fd_.Duplicate();
 }
 
-// Any memfd could be handed on; NVIDIA's driver refuses.
+// Any memfd could be passed on, but NVIDIA's driver refuses that.
 absl::Status PhysicalMemory::CheckNotImported() const {
   if (ledger_ != nullptr) return absl::OkStatus();
   return absl::InvalidArgumentError(fmt::format(
@@ -212,8 +212,8 @@ absl::Status AddressSpace::Unmap(Address address, Bytes size) {
 
 absl::Status AddressSpace::Allow(Address address, Bytes size) {
   SLUICE_ASSIGN_OR_RETURN(const auto tiles, book_.Tiling(address, size));
-  // Here and not in Map: one call per range instead of one per extent, and what
-  // has no access yet is of no use to a forked child or a dump.
+  // Here and not in Map: one call per range instead of one per extent. Without
+  // access the range is of no use to a forked child or a dump anyway.
   madvise(address, size.size(), MADV_DONTFORK);
   madvise(address, size.size(), MADV_DONTDUMP);
   if (mprotect(address, size.size(), PROT_READ | PROT_WRITE) != 0) {

@@ -1,5 +1,5 @@
-// Physical memory of the simulated node (sealed memfds, counted in the
-// ledger), and this process's reserved address ranges with what is mapped.
+// Physical memory of the simulated node (sealed memfds, counted in the ledger),
+// and this process's reserved address ranges with their mappings.
 #pragma once
 
 #include <memory>
@@ -13,8 +13,8 @@
 
 namespace sluice::device {
 
-// One process's hold on a piece of physical memory: the handle and each
-// mapping share it; the ledger is told when the last goes.
+// One process's hold on a piece of physical memory, shared by the handle and
+// each mapping. Its destructor tells the ledger.
 class PhysicalMemory {
  public:
   static absl::StatusOr<std::shared_ptr<PhysicalMemory>> Create(Ledger* ledger,
@@ -22,7 +22,7 @@ class PhysicalMemory {
                                                                 Bytes size);
   static absl::StatusOr<std::shared_ptr<PhysicalMemory>> Import(
       Ledger* ledger, const UniqueFd& fd, Placement where, Bytes size);
-  // What an earlier maker of the node's memory has made.
+  // Adopts memory that an earlier maker of the node's memory made.
   static absl::StatusOr<std::shared_ptr<PhysicalMemory>> Adopt(Ledger* ledger,
                                                                UniqueFd fd,
                                                                Placement where,
@@ -32,23 +32,25 @@ class PhysicalMemory {
   PhysicalMemory& operator=(const PhysicalMemory&) = delete;
 
   const UniqueFd& fd() const { return fd_; }
-  // A descriptor for others: of memory made here, another open file than ours.
+  // Returns a descriptor for other processes. For memory made here it is
+  // another open file than ours.
   absl::StatusOr<UniqueFd> Export() const;
-  // One that does not count among the holders.
+  // Returns a descriptor that does not count among the holders.
   absl::StatusOr<UniqueFd> Keep() const;
 
-  // The kernel grants a write lease on a file exactly while no other open file
-  // of it exists, and a mapping or a descriptor in flight keeps one open.
-  // Probed once: false if /proc is missing or the kernel counts otherwise.
+  // Returns whether HeldByOthers works, probed once. The kernel grants a write
+  // lease on a file exactly while no other open file of it exists, and a
+  // mapping or a descriptor in flight keeps one open. False if /proc is missing
+  // or the kernel counts otherwise.
   static bool TellsHolders();
   absl::StatusOr<bool> HeldByOthers() const;
   Placement where() const { return where_; }
   Bytes size() const { return size_; }
 
  private:
-  // Whether `fd_` is an open file of its own, that only this handle has.
+  // Whether `fd_` is an open file that only this handle has.
   enum class File { kOwn, kShared };
-  // `ledger` is told of the end of what was made here; null: it was imported.
+  // `ledger` is null for imported memory.
   PhysicalMemory(Ledger* ledger, UniqueFd fd, File file, Placement where,
                  Bytes size)
       : ledger_(ledger),
@@ -65,8 +67,8 @@ class PhysicalMemory {
   const Bytes size_;
 };
 
-// Reservations and mappings of one driver. Mappings are PROT_NONE until
-// Allow; none is inherited by fork or written to a core dump.
+// Reservations and mappings of one driver. Mappings are PROT_NONE until Allow.
+// A forked child inherits none, and a core dump contains none.
 //
 // Thread safety: none; the driver locks.
 class AddressSpace {

@@ -71,8 +71,8 @@ absl::StatusOr<Mapped<SharedState>> MapState(int fd, bool writable,
 
 bool Locks(int fd, int how) { return flock(fd, how | LOCK_NB) == 0; }
 
-// Ok if there is no node at `path`, or one that no process uses; `lock` then
-// keeps others from opening it.
+// Returns ok if `path` has no node, or one that no process uses; `lock` then
+// keeps other processes from opening it.
 absl::Status LockUnused(const std::string& path, UniqueFd& lock) {
   lock = UniqueFd(open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
   if (!lock) {
@@ -81,7 +81,7 @@ absl::Status LockUnused(const std::string& path, UniqueFd& lock) {
   }
   if (Locks(lock.get(), LOCK_EX)) return absl::OkStatus();
   // Processes that use a node share its lock. An exclusive lock does not mean
-  // use: any user may lock a file that it may read, and keep it locked.
+  // use: any user may lock a file that it may read, for as long as it likes.
   if (!Locks(lock.get(), LOCK_SH)) return absl::OkStatus();
   return absl::FailedPreconditionError(fmt::format(
       "the simulated node {} is in use: end the processes that use it, or open "
@@ -105,7 +105,7 @@ absl::StatusOr<OpenState> OpenFile(const std::string& path) {
   return ErrnoStatus(errno, "open " + path);
 }
 
-// Opens and locks the state file that is at `path` now: not one that a
+// Opens and locks the state file that is at `path` now, and not a file that
 // CreateSimNode replaced between the two steps.
 absl::StatusOr<OpenState> OpenLocked(const std::string& directory) {
   const std::string path = StatePath(directory);
@@ -114,7 +114,7 @@ absl::StatusOr<OpenState> OpenLocked(const std::string& directory) {
     return absl::NotFoundError(fmt::format(
         "no simulated node in {}: start sluiced, or make one", directory));
   }
-  // It is locked for a moment only, while a new one takes its place.
+  // It is locked only for a moment, while a new file takes its place.
   for (int tries = 0; tries < 500; ++tries) {
     SLUICE_ASSIGN_OR_RETURN(OpenState state, OpenFile(path));
     if (!Locks(state.fd.get(), LOCK_SH)) {
@@ -224,17 +224,17 @@ absl::Status CreateSimNode(const std::string& directory,
   SLUICE_RETURN_IF_ERROR(LockUnused(StatePath(directory), lock));
 
   const std::string fresh = fmt::format("{}/node.new.{}", directory, getpid());
-  unlink(fresh.c_str());  // of a process that had this pid, and died in here
+  unlink(fresh.c_str());  // left by a process with this pid that died here
   const absl::Status made = [&]() -> absl::Status {
     UniqueFd fd(open(fresh.c_str(),
                      O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
     if (!fd) return ErrnoStatus(errno, "make " + fresh);
     // Ranks of any user read it, whatever the umask; the directory's mode
     // limits which users reach it. A user with write permission could truncate
-    // it, which ends every process that reads the missing pages (SIGBUS).
+    // it, and a process that reads missing pages dies (SIGBUS).
     fchmod(fd.get(), 0644);
-    // Every page now: on a file system that is full later, a write to a page
-    // that is not there ends the process (SIGBUS).
+    // Allocates every page now: a write to a missing page ends the process
+    // (SIGBUS) if the file system is full by then.
     if (const int error = posix_fallocate(fd.get(), 0, sizeof(SharedState));
         error != 0) {
       return ErrnoStatus(
@@ -296,8 +296,8 @@ absl::StatusOr<SharedState*> NodeMapping::ForWriting() const {
       "only its owner changes a simulated node, or makes memory of it");
 }
 
-// Locks a file that it opens again, so that the lock excludes threads as well
-// as processes, and ends with its holder.
+// Locks a file that it opens for this, so that the lock excludes threads as
+// well as processes and ends with its holder.
 absl::StatusOr<UniqueFd> NodeMapping::LockMaking() const {
   if (books_ == Books::kOwn) return UniqueFd();
   SLUICE_RETURN_IF_ERROR(ForWriting().status());
@@ -314,7 +314,8 @@ absl::StatusOr<UniqueFd> NodeMapping::LockMaking() const {
 
 void NodeMapping::NoteMet(const SharedFailure& failure) const {
   if (books_ == Books::kOwn) {
-    // So readers of the node see it, and a next daemon does not meet it again.
+    // Written to the state, so that readers of the node see it and a next
+    // daemon does not meet the failure again.
     const auto at = static_cast<size_t>(&failure - failures_.data());
     if (!writable_ || state_->failures[at].remaining.exchange(0) == 0) return;
   }
@@ -323,7 +324,8 @@ void NodeMapping::NoteMet(const SharedFailure& failure) const {
 
 absl::Status NodeMapping::Enter(const char* call) const {
   const bool own = books_ == Books::kOwn;
-  // Failures are for the owner's processes: others cannot count them off.
+  // Failures are for the owner's processes, because others cannot count them
+  // down.
   if (!own && (!writable_ ||
                state_->failures_armed.load(std::memory_order_relaxed) == 0)) {
     return absl::OkStatus();

@@ -13,19 +13,19 @@
 
 namespace sluice::device {
 
-// How used memory is counted. kOwn: the one process that makes the node's
-// memory (the daemon) counts it by itself, and ignores what changes in the
-// state after it opened the node: sizes, lost GPUs, failures that are injected
-// later.
+// How used memory is counted. kOwn is for the one process that makes the node's
+// memory (the daemon): it counts by itself, and ignores changes of the state
+// after it opened the node: sizes, lost GPUs, failures injected later.
 enum class Books { kShared, kOwn };
 
-// Maps the state file and holds a shared lock on it, by which CreateSimNode
-// knows that the node is in use. Thread safety: thread-safe.
+// Maps the state file and holds a shared lock on it, which tells CreateSimNode
+// that the node is in use. Thread safety: thread-safe.
 class NodeMapping {
  public:
-  // `clocks` of its links, of MakeSimClocks. Without any, its owner's processes
-  // share those in the state, and another user's process has its own.
-  // FailedPrecondition: its sizes and counts make no sense.
+  // `clocks` are those of its links, from MakeSimClocks. Without them the
+  // owner's processes share the clocks in the state, and another user's process
+  // has its own. FailedPrecondition: the node's sizes and counts are
+  // inconsistent.
   static absl::StatusOr<std::unique_ptr<NodeMapping>> Open(
       const std::string& directory, Books books = Books::kShared,
       const UniqueFd& clocks = UniqueFd());
@@ -33,7 +33,7 @@ class NodeMapping {
   NodeMapping& operator=(const NodeMapping&) = delete;
 
   const SharedState& state() const { return *state_; }
-  // PermissionDenied: this process is not the owner's.
+  // PermissionDenied: this process does not belong to the node's owner.
   absl::StatusOr<SharedState*> ForWriting() const;
   SharedClocks& clocks() const {
     return clocks_ != nullptr ? *clocks_ : state_->clocks;
@@ -41,7 +41,7 @@ class NodeMapping {
   // While the descriptor lives, no other process makes memory of shared books.
   // PermissionDenied as above. With own books it locks nothing.
   absl::StatusOr<UniqueFd> LockMaking() const;
-  // As it was opened.
+  // The configuration when the node was opened.
   const SimConfig& config() const { return config_; }
   Books books() const { return books_; }
   // NODE in the names of its memory's memfds (memory_name.h).
@@ -55,7 +55,7 @@ class NodeMapping {
 
  private:
   size_t CountOf(Placement::Kind kind) const;
-  // Counts an injected failure as met, in its own books or the shared ones.
+  // Counts an injected failure down, in its own books or the shared ones.
   void NoteMet(const SharedFailure& failure) const;
   NodeMapping(UniqueFd fd, Mapped<SharedState> state, bool writable,
               Books books)
@@ -71,7 +71,7 @@ class NodeMapping {
   Mapped<SharedClocks> clocks_;  // null: those in the state
   std::string name_;
   SimConfig config_;
-  // Own books: those that waited when it was opened.
+  // Own books: the failures that were pending when the node was opened.
   mutable std::array<SharedFailure, kSimMaxFailures> failures_{};
 };
 

@@ -31,7 +31,7 @@ struct CloseFolder {
   void operator()(DIR* folder) const { closedir(folder); }
 };
 
-// Calls `use` with each name in it; nothing where it cannot be read.
+// Calls `use` with each name in the folder; does nothing if it cannot be read.
 void ForEachIn(const std::string& path, auto use) {
   const std::unique_ptr<DIR, CloseFolder> folder(opendir(path.c_str()));
   if (folder == nullptr) return;
@@ -47,7 +47,7 @@ void ForEachProcess(auto use) {
   });
 }
 
-// Empty: it cannot be read, or nothing is in it.
+// Returns "" if the file is empty or cannot be read.
 std::string ReadAll(const std::string& path) {
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   std::string text;
@@ -59,8 +59,8 @@ std::string ReadAll(const std::string& path) {
   return text;
 }
 
-// The real user of `process` (/proc/PID). Not its folder's owner, which is root
-// for a process that changed its user.
+// The real user of `process` (/proc/PID). The owner of that folder would be
+// root for a process that changed its user.
 uid_t UserOf(const std::string& process) {
   const std::string status = ReadAll(process + "/status");
   uid_t user = 0;
@@ -84,27 +84,28 @@ dev_t MemfdDevice() {
   return status.st_dev;
 }
 
-// Whether none of these threads has the descriptors of this one, which is then
-// one of them. A daemon of many threads has thousands of descriptors.
+// Returns whether no thread of `others` shares the descriptors of this one,
+// which is then added to them. A daemon of many threads has thousands of
+// descriptors.
 bool HasNewTable(pid_t thread, std::vector<pid_t>& others) {
   for (const pid_t other : others) {
-    // 0: they are equal. A kernel that does not tell has them looked at twice.
+    // 0 means equal. If the kernel does not tell, a table is searched twice.
     if (syscall(SYS_kcmp, thread, other, KCMP_FILES, 0, 0) == 0) return false;
   }
   others.push_back(thread);
   return true;
 }
 
-// A look at processes.
+// One search of all processes.
 class Search {
  public:
   Search(const std::string& node, const Own& own) : node_(node), own_(own) {}
 
-  // Threads can have descriptors of their own, and go on when the first is
-  // gone; then it shows no mappings, but the others do.
+  // Threads can have descriptors of their own. If the first thread has ended,
+  // it shows no mappings, but the others do.
   void AddProcess(const std::string& process) {
     bool mappings_seen = false;
-    std::vector<pid_t> looked_at;  // one thread of each table of descriptors
+    std::vector<pid_t> looked_at;  // one thread of each table
     ForEachIn(process + "/task", [&](const std::string& thread) {
       const std::string path = process + "/task/" + thread;
       pid_t id = 0;
@@ -129,7 +130,7 @@ class Search {
   }
 
  private:
-  // Whether it is other drivers' memory of this node.
+  // Returns whether it is memory of this node that another driver made.
   bool IsWanted(const std::optional<MemoryName>& name) const {
     return name && name->node == node_ && name->maker != own_.maker;
   }

@@ -1,19 +1,19 @@
-// What living processes hold of a simulated node that this driver did not make:
-// ranks that outlived their daemon, and the children of such.
+// Finds what living processes hold of a simulated node that this driver did not
+// make: ranks that outlived their daemon, and their children.
 //
-// The kernel is asked, and nothing else: the descriptors and mappings of every
-// process that this one may look at, each memfd counted once. A memfd counts if
-// its name says so (memory_name.h) and its file belongs to this process's user
-// or to root, which may claim anything of this node; a large sparse memfd of
+// The kernel is the only source: the descriptors and mappings of every process
+// that this one may inspect, each memfd counted once. A memfd counts if its
+// name says so (memory_name.h) and its file belongs to this process's user or
+// to root, which may claim anything of this node. A large sparse memfd of
 // another user with such a name is ignored. A place counts at most its size.
 //
-// Not seen: descriptors in flight, and processes that this one may not look at
-// (another pid namespace; of another user, or not dumpable, where this process
-// is not root). Where the kernel does not show the file behind a mapping
-// (CAP_CHECKPOINT_RESTORE), a mapping counts in processes of this user only.
+// Not seen: descriptors in flight, and processes that this one may not inspect
+// (in another pid namespace; of another user or not dumpable, unless this
+// process is root). If the kernel does not show the file behind a mapping
+// (CAP_CHECKPOINT_RESTORE), only mappings in processes of this user count.
 //
-// It takes milliseconds, and waits for a process that keeps its address space
-// locked: not for a thread that others wait for.
+// A search takes milliseconds. It waits for a process that keeps its address
+// space locked, so it must not run on a thread that others wait for.
 //
 // Thread safety: thread-safe.
 #pragma once
@@ -27,8 +27,8 @@
 
 namespace sluice::device {
 
-// What is left out: a driver's memory, by the number in its names, and what it
-// has adopted, by inode.
+// What the search leaves out: a driver's memory, by the number in its names,
+// and what the driver has adopted, by inode.
 struct Own {
   uint64_t maker = 0;
   std::set<uint64_t> adopted;

@@ -1,10 +1,10 @@
 // A simulated GPU node: a directory with shared state.
 //
-// The directory outlives the processes that use it, the daemon included, as
-// hardware would. It holds one mmapped state file, which its owner writes and
-// others read: the configuration below, failures to inject, lost GPUs. What
-// processes of all users write is the clocks of the links, so that those that
-// share a link share its bandwidth.
+// Like hardware, the directory outlives the processes that use it, the daemon
+// included. It has one mapped state file, which its owner writes and others
+// read: the configuration below, failures to inject, lost GPUs. Processes of
+// all users write only the clocks of the links, so that those that share a link
+// share its bandwidth.
 //
 // Thread safety: SimNode is thread-safe, and safe between processes.
 #pragma once
@@ -31,7 +31,7 @@ struct SimLink {
 
 struct SimGpu {
   Bytes memory;
-  std::string link;  // must name a SimLink; several GPUs may share one
+  std::string link;  // names a SimLink; GPUs may share one
   NumaIndex numa;
 };
 
@@ -39,45 +39,46 @@ struct SimConfig {
   std::vector<SimGpu> gpus;
   std::vector<SimLink> links;
   int numa_nodes = 1;
-  Bytes host_memory;  // what the node can pin, all NUMA nodes together
+  Bytes host_memory;            // that can be pinned, of all NUMA nodes
   Bytes granularity = KiB(64);  // of physical allocations
 };
 
 // Makes the node's directory and state file. The directory may exist, empty or
-// with a node in it, which is replaced only if no process uses it:
-// FailedPrecondition otherwise (a restarted daemon opens the node instead).
+// with a node that no process uses, which is replaced. FailedPrecondition if a
+// process uses it (a restarted daemon opens the node instead).
 absl::Status CreateSimNode(const std::string& directory,
                            const SimConfig& config);
 
-// A driver for the one process that makes the node's memory (the daemon). What
-// is used it counts by itself: nothing that other processes write to the node's
-// state changes what it answers. Memory that it did not make counts as used as
-// HeldOutside found it last.
+// Opens a driver for the one process that makes the node's memory (the daemon).
+// It counts used memory by itself: nothing that other processes write to the
+// node's state changes its answers. Memory that it did not make counts as
+// HeldOutside last found it.
 absl::StatusOr<std::unique_ptr<Driver>> OpenOwnedSimDriver(
     const std::string& directory);
 
-// The clocks of a node's links, for all processes that are to share them: a
-// sealed memfd. The daemon makes it, and gives it to each session.
+// Makes the clocks of a node's links, a sealed memfd for all processes that
+// share the links. The daemon sends it to each session.
 absl::StatusOr<UniqueFd> MakeSimClocks();
-// As OpenSimDriver (driver.h), with these clocks. A process of a user other
-// than the node's owner imports memory, but makes none.
+// OpenSimDriver (driver.h) with these clocks. A process of another user than
+// the node's owner imports memory, but makes none.
 absl::StatusOr<std::unique_ptr<Driver>> OpenSimDriver(
     const std::string& directory, const UniqueFd& clocks);
 
-// A process that has memory of a node; what two have is in both.
+// A process that has memory of a node. Memory that two have counts for both.
 struct SimHolder {
   int pid = 0;
   uid_t uid = 0;
-  std::string command;  // as the kernel shows it, which a process may change
+  std::string command;  // as the kernel shows it; not trusted
   std::map<Placement, Bytes> held;
 };
-// All but this process that it may look at, as the kernel says (outside.h). It
-// takes milliseconds, or as long as the kernel likes. NotFound: no node there.
+// Finds all other processes that this one may inspect (outside.h). Takes
+// milliseconds, or as long as the kernel needs. NotFound: `directory` has no
+// node.
 absl::StatusOr<std::vector<SimHolder>> FindSimHolders(
     const std::string& directory);
 
-// Settings that tests change while processes run; PermissionDenied for all but
-// the owner.
+// Settings that tests change while processes run. PermissionDenied unless this
+// process belongs to the owner.
 class SimNode {
  public:
   static absl::StatusOr<std::unique_ptr<SimNode>> Open(
@@ -88,11 +89,12 @@ class SimNode {
   // Bytes that living processes use, and the total. Memory of dead holders is
   // free.
   virtual absl::StatusOr<MemoryUse> Usage(Placement where) = 0;
-  // The `nth` call from now (1 = the next) of driver call `name` ("Create",
-  // "CopyAsync", …), in any process, fails with kResourceExhausted. "Copy" is
-  // the copy itself, on its stream: the fault shows at the next call on it.
+  // Makes the `nth` call from now (1 = the next) of driver call `name`
+  // ("Create", "CopyAsync", …), in any process, fail with kResourceExhausted.
+  // "Copy" is the copy itself, on its stream: the next call on the stream
+  // reports it.
   virtual absl::Status FailCall(std::string_view name, int nth) = 0;
-  // Every later call that names this GPU fails with kUnavailable.
+  // Makes every later call that names this GPU fail with kUnavailable.
   virtual absl::Status LoseGpu(DeviceIndex gpu) = 0;
   virtual absl::Status SetLinkSpeed(std::string_view link,
                                     double h2d_bytes_per_second,

@@ -216,7 +216,8 @@ absl::StatusOr<Stream> SimDriver::CreateStream(DeviceIndex device) {
 
 absl::Status SimDriver::DestroyStream(Stream stream) {
   SLUICE_RETURN_IF_ERROR(node_->Enter("DestroyStream"));
-  std::shared_ptr<SimStream> ends;  // outside the lock: it finishes its work
+  // destroyed outside the lock, since it finishes its work
+  std::shared_ptr<SimStream> ends;
   const MutexLock lock(stream_mutex_);
   const auto it = streams_.find(stream);
   if (it == streams_.end()) return NoSuch("stream", stream);
@@ -286,7 +287,7 @@ absl::Status SimDriver::DestroyEvent(Event event) {
 absl::Status SimDriver::RecordEvent(Event event, Stream stream) {
   SLUICE_RETURN_IF_ERROR(node_->Enter("RecordEvent"));
   SLUICE_ASSIGN_OR_RETURN(const auto copies, FindStream(stream));
-  // What the calling thread computed before this call is done.
+  // What the calling thread computed before this call is complete.
   auto record = copies == nullptr ? nullptr : std::make_shared<Completion>();
   {
     const MutexLock lock(stream_mutex_);

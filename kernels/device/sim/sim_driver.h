@@ -1,8 +1,8 @@
-// The Driver over a simulated node.
+// The Driver of a simulated node.
 //
-// Every call first asks whether an injected failure is due, then checks its
+// Every call first checks whether an injected failure is due, then checks its
 // arguments as the real driver would, then acts. Handles are ids in tables of
-// this process; what crosses processes is the node's state file and memfds.
+// this process; processes share only the node's state file and memfds.
 #pragma once
 
 #include <atomic>
@@ -88,7 +88,8 @@ class SimDriver final : public Driver {
   struct EventEntry {
     bool timed = false;
     DeviceIndex gpu;  // of its last recording
-    // Null: never recorded, or without timing on a compute stream, so complete.
+    // Null if it is complete: never recorded, or recorded without timing on a
+    // compute stream.
     CompletionPointer record;
   };
 
@@ -96,8 +97,8 @@ class SimDriver final : public Driver {
   absl::StatusOr<Memory> Register(
       absl::StatusOr<std::shared_ptr<PhysicalMemory>> memory,
       std::string_view call);
-  // A copy stream; null where `stream` is a compute stream. Fails with the
-  // stream's first error, or when its GPU is lost.
+  // Returns a copy stream, or null for a compute stream. Fails with the
+  // stream's first error, or if its GPU is lost.
   absl::StatusOr<std::shared_ptr<SimStream>> FindStream(Stream stream) const;
   Event NewEvent(bool timed);
   absl::StatusOr<EventEntry> Find(Event event) const;

@@ -1,13 +1,13 @@
 // The layout of a simulated node's state file, mapped by every process that
-// uses the node; and of the clocks of its links.
+// uses the node, and of the clocks of its links.
 //
 // Only the node's owner may write to the state; other users of the node read
-// it. Processes of all users write only the clocks, which are a memfd of their
-// own that cannot be truncated, and which are trusted as far as `link.h` says.
+// it. Processes of all users write only the clocks, a memfd of their own that
+// cannot be truncated; link.h says how far they are trusted.
 //
 // Any process may die at any instruction, so all of it is plain atomics:
-// nothing here is ever locked or half done for good. It is zero-initialised,
-// and allocated when the node is made.
+// nothing here is ever locked or left half done. It is zero-initialised, and
+// allocated when the node is made.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,7 @@ inline constexpr int kSimNameLength = 32;
 
 struct SharedClocks {
   struct alignas(64) Link {
-    // CLOCK_MONOTONIC, by CopyDirection; the link is taken until then.
+    // CLOCK_MONOTONIC until which the link is booked, by CopyDirection.
     std::atomic<int64_t> next_free_ns[2];
   };
   Link links[kSimMaxLinks];
@@ -45,12 +45,12 @@ struct SharedGpu {
 
 struct SharedFailure {
   char call[kSimNameLength];
-  std::atomic<int64_t> remaining;  // 0: this entry is free
+  std::atomic<int64_t> remaining;  // 0: the entry is free
 };
 
 struct SharedState {
   uint64_t magic;
-  uint64_t size;  // of this struct: a build with another layout is refused
+  uint64_t size;  // of this struct: other layouts are refused
   int64_t granularity;
   int64_t host_memory;
   uint32_t numa_nodes;
@@ -58,9 +58,9 @@ struct SharedState {
   uint32_t link_count;
   SharedGpu gpus[kSimMaxGpus];
   SharedLink links[kSimMaxLinks];
-  std::atomic<uint32_t> failures_armed;  // look at `failures` only if not 0
+  std::atomic<uint32_t> failures_armed;  // 0: skip `failures`
   SharedFailure failures[kSimMaxFailures];
-  SharedClocks clocks;  // of processes of the owner that no daemon gave any
+  SharedClocks clocks;  // for the owner's processes without a daemon's clocks
 };
 
 static_assert(std::atomic<double>::is_always_lock_free);

@@ -12,10 +12,10 @@
 namespace sluice::device {
 namespace {
 
-// The default 50 us of timer slack would be added to every event.
+// The default timer slack of 50 us would be added to every event.
 constexpr unsigned long kTimerSlackNs = 5'000;
 
-// Where buffers are poisoned nothing is: what arrives late is to be seen.
+// No copy is small where buffers are poisoned: late arrivals must be noticed.
 bool IsSmall(Bytes size) { return !PoisonsBuffers() && size <= kMostAtOnce; }
 
 }  // namespace
@@ -90,7 +90,7 @@ bool SimStream::TryBegin() {
 void SimStream::Finish() {
   const MutexLock lock(mutex_);
   executing_ = false;
-  // The thread may have been told of it in between, and waits again.
+  // The thread may have been notified in between and gone back to waiting.
   if (!queue_.empty()) changed_.NotifyOne();
 }
 
@@ -104,7 +104,7 @@ void SimStream::Run() {
   }
 }
 
-// False when the stream is destroyed and all is done.
+// Returns false once the stream is destroyed and all work is done.
 bool SimStream::Next(Operation& operation) {
   const MutexLock lock(mutex_);
   while (executing_ || (!stopping_ && queue_.empty())) changed_.Wait(mutex_);

@@ -1,9 +1,9 @@
 // A simulated copy stream: one thread that runs its operations in order.
 //
-// What needs neither time nor waiting on a stream that has nothing to do is
-// done by the caller: events, and copies of up to kMostAtOnce over a link that
-// is not throttled. To wake a thread for them costs more CPU than they do. Not
-// in builds that poison: there every copy arrives later than it was asked for.
+// The caller itself does what needs neither time nor waiting on an idle stream:
+// events, and copies of up to kMostAtOnce over a link that is not throttled.
+// Waking a thread would cost more CPU than they do. With poisoned buffers every
+// copy goes to the thread, so that it arrives later than it was asked for.
 #pragma once
 
 #include <atomic>
@@ -21,11 +21,12 @@
 
 namespace sluice::device {
 
-// One recording of an event. An event that is recorded again gets a new one,
-// so a wait keeps waiting for what it was enqueued after, as in CUDA.
+// One recording of an event. An event that is recorded again gets a new one, so
+// a wait keeps waiting for the recording that it was enqueued after, as in
+// CUDA.
 class Completion {
  public:
-  // One that is complete at once: for the calling thread's own work.
+  // Returns one that is complete: for the calling thread's own work.
   static std::shared_ptr<Completion> Now() {
     auto now = std::make_shared<Completion>();
     now->Finish();
@@ -62,7 +63,7 @@ struct FillOperation {
 
 inline constexpr Bytes kMostAtOnce = MiB(1);
 
-// Thread safety: thread-safe. The destructor finishes what is enqueued.
+// Thread safety: thread-safe. The destructor finishes enqueued work.
 class SimStream {
  public:
   SimStream(const NodeMapping* node, DeviceIndex gpu);
@@ -71,7 +72,7 @@ class SimStream {
   SimStream& operator=(const SimStream&) = delete;
 
   DeviceIndex gpu() const { return gpu_; }
-  // The stream's first failure; copies after it are not made, so that half a
+  // The stream's first failure. Copies after it are not made, so that half a
   // chunk is never taken for a whole one, but events still complete.
   absl::Status status() const;
 
@@ -90,9 +91,9 @@ class SimStream {
   };
 
   void Push(Operation operation);
-  // Done by the caller where the stream is idle and it takes no time.
+  // Done by the caller if the stream is idle and the operation takes no time.
   void Move(const Operation& operation, bool is_instant);
-  // Takes the stream for the caller, where it is idle; Finish gives it back.
+  // Takes an idle stream for the caller; Finish returns it.
   bool TryBegin();
   void Finish();
   void Run();
@@ -102,11 +103,12 @@ class SimStream {
 
   const NodeMapping* const node_;
   const DeviceIndex gpu_;
-  int64_t ready_ns_ = 0;  // virtual time reached; only the executing thread's
+  int64_t ready_ns_ = 0;  // virtual time; only the executing thread's
   mutable Mutex mutex_;
   CondVar changed_;
   std::deque<Operation> queue_ ABSL_GUARDED_BY(mutex_);
-  bool executing_ ABSL_GUARDED_BY(mutex_) = false;  // a thread does
+  // a thread executes an operation
+  bool executing_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;  // last: it uses all of the above
