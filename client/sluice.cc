@@ -1,5 +1,5 @@
-// The C ABI over Session, Region and CopyEngine. Nothing may be thrown
-// through it: these layers throw nothing but std::bad_alloc.
+// The C ABI over Session, Region and CopyEngine. No exception may cross it: the
+// layers below throw only std::bad_alloc.
 #include "client/sluice.h"
 
 #include <fmt/format.h>
@@ -44,7 +44,7 @@ struct sluice_region {
 struct sluice_engine {
   std::unique_ptr<CopyEngine> engine;
   TicketTable tickets;
-  // By direction, as sluice_engine_know_slack was told; below 0: not known.
+  // By direction, from sluice_engine_know_slack; negative if not known.
   std::array<double, 2> slack_seconds = {-1, -1};
 };
 
@@ -62,7 +62,7 @@ static_assert(SLUICE_EVENT_DISCONNECTED ==
 static_assert(SLUICE_EVENT_PLAN_CHANGED ==
               static_cast<int>(SessionEvent::Kind::kPlanChanged));
 
-// The whole enum is absl's; the ends and a middle show a shift.
+// The enum is absl's; its ends and one value between them would show a shift.
 static_assert(SLUICE_CANCELLED ==
               static_cast<int>(absl::StatusCode::kCancelled));
 static_assert(SLUICE_ALREADY_EXISTS ==
@@ -88,7 +88,7 @@ int BadArgument(const std::string& message) {
   return Fail(absl::InvalidArgumentError(message));
 }
 
-// Runs `body`, turning what it throws into a status.
+// Runs `body` and converts exceptions to a status.
 int Guard(const auto& body) {
   try {
     return body();
@@ -100,7 +100,7 @@ int Guard(const auto& body) {
   }
 }
 
-// Copies a struct of ours into a caller's, which may have fewer fields.
+// Copies one of our structs to a caller's, which may have fewer fields.
 template <typename T>
 int FillVersioned(T value, T* out) {
   if (out == nullptr || out->size < sizeof(out->size)) {
@@ -111,7 +111,7 @@ int FillVersioned(T value, T* out) {
   return SLUICE_OK;
 }
 
-// The other way: fields an older caller does not know are 0.
+// The reverse: fields that an older caller does not have are 0.
 template <typename T>
 int ReadVersioned(const T* in, T* out) {
   if (in == nullptr || in->size < sizeof(in->size)) {

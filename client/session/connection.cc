@@ -22,7 +22,7 @@ namespace {
 constexpr absl::Duration kBetweenGreetings = absl::Milliseconds(20);
 
 absl::Status FaultOf(const wire::Error& error) {
-  // A code that is not one (0, or of a newer Abseil) is still a fault.
+  // An unknown code (0, or one of a newer Abseil) is still an error.
   const auto code = error.code() >= 1 && error.code() <= 16
                         ? static_cast<absl::StatusCode>(error.code())
                         : absl::StatusCode::kUnknown;
@@ -35,7 +35,7 @@ absl::Status FromDaemon(const absl::Status& fault,
                         const std::string& shortage) {
   const absl::Status marked =
       Mark(fault, ShortageNamed(shortage).value_or(Shortage::kNone));
-  // The limit that was reached is the daemon's, not this process's.
+  // The daemon reached the limit, not this process.
   const bool of_process =
       ShortageOf(marked) != Shortage::kNone && !IsOutOfMemory(marked);
   return of_process ? Annotate(marked, "in sluiced") : marked;
@@ -57,7 +57,8 @@ absl::StatusOr<Connection::Greeted> Connection::Greet(
   absl::Status before;
   for (;; absl::SleepFor(kBetweenGreetings)) {
     auto connection = Open(socket, on_event, on_gone);
-    // No daemon listens now: a lost Hello's error says more than this one.
+    // No daemon listens now. The error of the lost Hello says more than this
+    // one.
     if (!connection.ok()) return before.ok() ? connection.status() : before;
     auto answer = (*connection)->Call(hello, fds(), timeout);
     if (answer.ok()) return Greeted{*std::move(connection), *std::move(answer)};
@@ -89,8 +90,8 @@ void Connection::Close() {
     const MutexLock lock(mutex_);
     closing_ = true;
   }
-  // Wakes the receiver, whatever it waits for. The daemon sees the end even
-  // where a forked child still holds the socket.
+  // Wakes the receiver, whatever it waits for. The daemon sees the end of the
+  // session even if a forked child still holds the socket.
   shutdown(socket_.get(), SHUT_RDWR);
   if (thread_.joinable()) thread_.join();
 }
@@ -111,8 +112,8 @@ absl::Status Connection::TrySend(const wire::Packet& packet,
   return wire::Send(socket_.get(), packet, fds);
 }
 
-// Waits for room without the lock: Post, also the receiving thread's, does not
-// stand behind a caller that has the time.
+// Waits for room without the lock, so that Post, which the receiving thread
+// calls too, is not delayed by a caller that can wait.
 absl::Status Connection::SendPacket(const wire::Packet& packet,
                                     std::span<const int> fds,
                                     absl::Time deadline) {
@@ -129,8 +130,8 @@ absl::Status Connection::SendPacket(const wire::Packet& packet,
   }
 }
 
-// Most answers come within a fraction of a millisecond, of which putting this
-// thread to sleep and waking it would be a good part.
+// Most answers come within a fraction of a millisecond; putting this thread to
+// sleep and waking it would be a good part of that.
 void Connection::AwaitBriefly(uint64_t id) {
   const auto give_up =
       std::chrono::steady_clock::now() + std::chrono::microseconds(500);
@@ -142,8 +143,8 @@ void Connection::AwaitBriefly(uint64_t id) {
   }
 }
 
-// Until `end`, or for as long as the daemon says at least once in `timeout`
-// that it works on the answer.
+// Waits until `end`, or as long as the daemon reports progress at least once
+// per `timeout`.
 void Connection::AwaitAnswer(uint64_t id, absl::Time end,
                              absl::Duration timeout) {
   const MonotonicClock clock;
@@ -171,7 +172,7 @@ absl::StatusOr<std::vector<wire::Message>> Connection::Call(
   }
   if (!packet.ok()) return packet.status();
   const uint64_t id = packet->id();
-  // One for the way there and the answer.
+  // One deadline for sending and for the answer.
   const absl::Time end = clock.Now() + timeout;
   const absl::Status sent = SendPacket(*packet, sent_fds, end);
   MutexLock lock(mutex_);
@@ -215,7 +216,7 @@ absl::Status Connection::Post(const wire::Request& request) {
   return sent;
 }
 
-// Takes an abandoned lease request out of the daemon's queue.
+// Removes an abandoned lease request from the daemon's queue.
 void Connection::GiveUp(uint64_t id) {
   wire::Request request;
   request.mutable_give_up()->set_request_id(id);
@@ -249,7 +250,7 @@ void Connection::OnReply(wire::Message message) {
 void Connection::OnGeneration(const wire::Packet& packet) {
   const MutexLock lock(mutex_);
   const uint64_t generation = packet.generation();
-  // Also from the first daemon that says anything: another one may have taken
+  // True also for the first daemon that answers: another one may have received
   // the Hello and died before it answered.
   const bool taken_over = packet.event().has_taken_over();
   if (generation != 0 && generation != generation_) {
@@ -259,7 +260,7 @@ void Connection::OnGeneration(const wire::Packet& packet) {
   ResendLocked();
 }
 
-// Without blocking: the daemon answers what it has read, and each answer is an
+// Does not block: the daemon answers what it has read, and each answer is an
 // occasion to send the rest.
 void Connection::ResendLocked() {
   calls_.SendUnsent([&](const wire::Packet& packet, std::span<const int> fds) {
@@ -274,7 +275,7 @@ void Connection::Disconnect(const std::string& reason, Shortage shortage) {
     gone_ = true;
     gone_reason_ = reason;
     gone_shortage_ = shortage;
-    // By us, or before there was a session: nothing to report.
+    // We closed it, or there was no session yet: nothing to report.
     told = closing_ || generation_ == 0;
   }
   changed_.NotifyAll();
@@ -313,7 +314,7 @@ void Connection::Run() {
       }
       on_event_(std::move(message));
     }
-    // Anything else is of a newer daemon.
+    // Any other body comes from a newer daemon.
   }
 }
 

@@ -33,16 +33,16 @@ namespace sluice::client {
 
 class Connection {
  public:
-  // An Event with its descriptors.
+  // Receives an Event with its descriptors.
   using EventHandler = std::function<void(wire::Message)>;
-  // The daemon closed the session after at least one packet. The last call.
+  // Called last, when the daemon closes the session after at least one packet.
   using GoneHandler = std::function<void(const std::string& reason)>;
 
   static absl::StatusOr<std::unique_ptr<Connection>> Open(
       const std::string& socket, EventHandler on_event, GoneHandler on_gone);
-  // The same, and the answer to its first request, which opens the session. A
-  // daemon that dies before it answered never knew of it: the next one is
-  // asked, for kGreeting. `fds` makes what goes with each try.
+  // Connects, and sends the first request, which opens the session. A daemon
+  // that dies before it answers never knew of the session, so the next daemon
+  // is asked, for at most kGreeting. `fds` makes the descriptors of each try.
   struct Greeted {
     std::unique_ptr<Connection> connection;
     std::vector<wire::Message> answer;
@@ -53,26 +53,27 @@ class Connection {
       GoneHandler on_gone, absl::Duration timeout = kCallTimeout);
   ~Connection();
 
-  // Sends and waits for the reply. A reply in parts comes as all its parts.
-  // The daemon's Error becomes the Status it stands for, also the Error that
-  // answers no request and says, before it closes, why it takes no session.
-  // `timeout` is for both ways together; DeadlineExceeded behind it. While the
-  // daemon says that it makes the memory of a lease, it begins again.
+  // Sends a request and waits for the reply; a reply in parts is returned as
+  // all its parts. The daemon's Error becomes the Status that it stands for,
+  // including an Error that answers no request but says, before the socket
+  // closes, why the daemon takes no session. `timeout` covers sending and the
+  // answer; DeadlineExceeded after it. It begins again whenever the daemon says
+  // that it makes the memory of the lease.
   absl::StatusOr<std::vector<wire::Message>> Call(
       const wire::Request& request, std::vector<UniqueFd> fds = {},
       absl::Duration timeout = kCallTimeout);
 
-  // Sends and does not wait; the reply is dropped when it comes.
-  // ResourceExhausted: the daemon does not read or answer, nothing was sent.
+  // Sends without waiting; the reply is dropped. ResourceExhausted: the daemon
+  // does not read or answer, and nothing was sent.
   absl::Status Post(const wire::Request& request);
 
-  // The daemon's death alone does not close the socket.
+  // From now on the daemon's death alone does not close the socket.
   void SetKept() { kept_ = true; }
 
-  // Whether a request of this kind has no answer yet.
+  // Returns whether a request of this kind has no answer yet.
   bool Awaits(wire::Request::BodyCase kind);
 
-  // Ends the session: the daemon takes back what it holds.
+  // Ends the session; the daemon takes back what it holds.
   void Close();
 
   static constexpr absl::Duration kCallTimeout = absl::Seconds(60);
@@ -80,17 +81,17 @@ class Connection {
 
  private:
   Connection(UniqueFd socket, EventHandler on_event, GoneHandler on_gone);
-  // Whether the daemon closed the socket without a word.
+  // Returns whether the daemon closed the socket before its first packet.
   bool IsUnheard();
   void Run();
-  // The peer closed the socket, for the reason `said`; empty: it gave none.
+  // The peer closed the socket. `said` is the reason, or empty if it gave none.
   void OnClosed(const std::string& said);
   void OnReply(wire::Message message);
   void OnGeneration(const wire::Packet& packet);
   void ResendLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Tells the daemon that the caller no longer waits for that request.
   void GiveUp(uint64_t id);
-  // Gives back a lease that was granted after its caller gave up.
+  // Returns a lease that was granted after its caller gave up.
   void ReturnLease(uint64_t lease);
   void Disconnect(const std::string& reason,
                   Shortage shortage = Shortage::kNone);
@@ -107,22 +108,22 @@ class Connection {
   const EventHandler on_event_;
   const GoneHandler on_gone_;
   std::atomic<bool> kept_ = false;
-  Mutex send_mutex_;  // one sender at a time, for no longer than one try
+  Mutex send_mutex_;  // held by one sender, for at most one try
 
   Mutex mutex_;
   CondVar changed_;
   PendingCalls calls_ ABSL_GUARDED_BY(mutex_);
-  uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: none was heard of
+  uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: no packet has arrived
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
   bool gone_ ABSL_GUARDED_BY(mutex_) = false;
   std::string gone_reason_ ABSL_GUARDED_BY(mutex_);
   Shortage gone_shortage_ ABSL_GUARDED_BY(mutex_) = Shortage::kNone;
-  absl::Status refused_ ABSL_GUARDED_BY(mutex_);  // OK: it was not
+  absl::Status refused_ ABSL_GUARDED_BY(mutex_);  // OK: not refused
   std::thread thread_;  // last: it uses all of the above
 };
 
-// A fault that the daemon reported, with the word it gave for what ran out
-// (empty: nothing).
+// A fault that the daemon reported. `shortage` names what ran out (empty:
+// nothing).
 absl::Status FromDaemon(const absl::Status& fault, const std::string& shortage);
 
 }  // namespace sluice::client

@@ -1,4 +1,4 @@
-// Session events on their way to the one handler. Internal to client.
+// Passes session events to the one handler. Internal to client.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace sluice::client {
 
-// Keeps what comes before there is a handler. Thread safety: safe; the
+// Keeps events that come before there is a handler. Thread safety: safe; the
 // handler is called under the lock, so that replacing it waits for it.
 class EventRelay {
  public:

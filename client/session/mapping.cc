@@ -18,10 +18,10 @@ absl::StatusOr<std::unique_ptr<Mapping>> Mapping::Make(
     SLUICE_RETURN_IF_ERROR(mapping->MapExtent(extent));
   }
   SLUICE_RETURN_IF_ERROR(driver->SetAccess(base, size, device));
-  // A forked child would keep the memory alive after us. Memory of a real GPU
-  // is not the kernel's to copy, and it may refuse.
+  // A forked child would keep the memory alive after this process. The kernel
+  // may refuse for memory of a real GPU, which it cannot copy.
   madvise(base, size.size(), MADV_DONTFORK);
-  // Nor is a crash the time to write gigabytes of activations to a disk.
+  // A core dump would write gigabytes of activations to a disk.
   madvise(base, size.size(), MADV_DONTDUMP);
   return mapping;
 }
@@ -32,7 +32,7 @@ absl::Status Mapping::MapExtent(const Extent& extent) {
       driver_->Import(extent.fd, extent.where, extent.size));
   const absl::Status status =
       driver_->Map(base_ + mapped_.count(), extent.size, memory);
-  // The mapping keeps the memory; the handle has done its work.
+  // The mapping keeps the memory alive; the handle is no longer needed.
   const absl::Status released = driver_->Release(memory);
   SLUICE_RETURN_IF_ERROR(status);
   mapped_ += extent.size;
@@ -40,9 +40,9 @@ absl::Status Mapping::MapExtent(const Extent& extent) {
 }
 
 Mapping::~Mapping() {
-  // In one call: the extents are pinned as one range, and unmapping them one by
-  // one would pin the whole rest again each time.
-  // On a lost device the calls fail, and the memory is gone anyway.
+  // Unmaps all extents in one call: they are pinned as one range, and unmapping
+  // them one by one would pin the rest again each time. On a lost device the
+  // calls fail, and the memory is gone anyway.
   if (mapped_ > Bytes(0)) driver_->Unmap(base_, mapped_).IgnoreError();
   driver_->FreeReservation(base_, size_).IgnoreError();
 }

@@ -41,7 +41,7 @@ class Mapping {
   device::Driver* const driver_;
   std::byte* const base_;
   const Bytes size_;
-  Bytes mapped_;  // from base_ on
+  Bytes mapped_;  // from base_
 };
 
 }  // namespace sluice::client

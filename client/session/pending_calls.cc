@@ -10,7 +10,7 @@
 namespace sluice::client {
 namespace {
 
-// Into how many packets an answer was cut, and which of them this is.
+// Returns the number of packets of an answer.
 uint32_t PartsOf(const wire::Reply& reply) {
   return reply.has_granted() ? std::max(1u, reply.granted().parts()) : 1;
 }
@@ -44,7 +44,7 @@ size_t PendingCalls::Posted() const {
       [](const auto& each) { return each.second.waits == Waits::kNobody; }));
 }
 
-// Makes room for one more.
+// Makes room for one more report.
 void PendingCalls::ForgetOldReports() {
   const auto is_report = [](const auto& each) {
     return each.second.packet.request().has_step_report();

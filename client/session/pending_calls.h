@@ -1,12 +1,12 @@
-// Requests of a session without a whole answer. They are kept so that they can
-// be sent again, under the same id, to a daemon that took over from one that
-// died. Internal to client.
+// Requests of a session that have no whole answer yet. They are kept so that
+// they can be sent again, under the same id, to a daemon that took over from
+// one that died. Internal to client.
 //
-// Each request is executed once: the daemon knows the ids of those that it
-// answered, until a later request says that their answers are here
-// (answered_up_to). So a second answer to one is the same answer and is
-// ignored: what it grants is in use. Only a lease granted to a request that its
-// caller abandoned, and that is still in here, has no owner and is given back.
+// Each request is executed once: the daemon remembers the ids that it answered
+// until a later request says that their answers have arrived (answered_up_to).
+// So a second answer to a request equals the first and is ignored: what it
+// grants is in use. Only a lease that was granted to an abandoned request that
+// is still here has no owner; it is given back.
 //
 // Thread safety: none; the connection locks.
 #pragma once
@@ -30,36 +30,37 @@ namespace sluice::client {
 class PendingCalls {
  public:
   enum class Waits { kCaller, kNobody };
-  // Keeps the request and its descriptors. Returns the packet to send.
-  // ResourceExhausted: kMostPosted requests without a waiting caller are not
-  // answered. The last kMostReports step reports are kept; they include the
-  // sums of older ones.
+  // Keeps the request and its descriptors, and returns the packet to send.
+  // ResourceExhausted: kMostPosted requests without a waiting caller have no
+  // answer. Of step reports only the last kMostReports are kept; they include
+  // the sums of older ones.
   absl::StatusOr<wire::Packet> Add(const wire::Request& request,
                                    std::vector<UniqueFd> fds, Waits waits);
-  // Forgets a call that was never sent or that is answered.
+  // Forgets a call that was never sent or has its answer.
   void Drop(uint64_t id) { calls_.erase(id); }
   // The caller no longer waits; the answer may still come.
   void Abandon(uint64_t id);
 
-  // At `now` the daemon said that it works on the answer to that request.
+  // Records that the daemon reported progress on that request at `now`.
   void Progressed(uint64_t id, absl::Time now);
-  // When it said so last; InfinitePast: it did not.
+  // The time of its last progress; InfinitePast if there was none.
   absl::Time progressed_at(uint64_t id) const;
 
-  // Puts a packet that answers to its request. Returns the lease to give back
-  // if the answer is whole and grants one to an abandoned request.
+  // Adds an answering packet to its request. Returns the lease to give back if
+  // the answer is whole and grants a lease to an abandoned request.
   std::optional<uint64_t> Answer(wire::Message message);
   bool complete(uint64_t id) const;
-  // Whether a request of this kind has no whole answer.
+  // Returns whether a request of this kind has no whole answer.
   bool Awaits(wire::Request::BodyCase kind) const;
-  // The answer, in the order of its parts; the request is dropped.
+  // Returns the answer, in the order of its parts, and drops the request.
   std::vector<wire::Message> Take(uint64_t id);
 
-  // Another daemon reads from now on: drops the parts of incomplete answers and
-  // marks their requests to be sent again.
+  // Called when another daemon took over: drops the parts of incomplete answers
+  // and marks their requests to be sent again.
   void Restart();
-  // Sends what is to be sent again, in the order of the ids, until `send` says
-  // that there is no room (ResourceExhausted); the rest is for the next time.
+  // Sends the marked requests again, in the order of their ids, until `send`
+  // returns ResourceExhausted because there is no room. The next call sends the
+  // rest.
   using Send = absl::FunctionRef<absl::Status(const wire::Packet&,
                                               std::span<const int>)>;
   void SendUnsent(Send send);

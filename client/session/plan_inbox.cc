@@ -29,7 +29,7 @@ void PlanInbox::AskAgain() {
 void PlanInbox::Put(absl::StatusOr<plan::NodePlan> plan) {
   {
     const MutexLock lock(mutex_);
-    // The first answer stands: a peer's death after it changes nothing.
+    // The first answer counts: a peer's death after it changes nothing.
     if (!plan_) plan_ = std::move(plan);
   }
   changed_.NotifyAll();

@@ -1,4 +1,4 @@
-// Where the plan that a rank waits for arrives. Internal to client.
+// Receives the plan that a rank waits for. Internal to client.
 #pragma once
 
 #include <memory>
@@ -12,20 +12,20 @@
 
 namespace sluice::client {
 
-// Thread safety: one waiter; Put from any thread.
+// Thread safety: one thread waits; any thread may put.
 class PlanInbox {
  public:
-  // Forgets what came before: the next Put answers the next profile.
+  // Forgets earlier answers: the next Put answers the next profile.
   void Clear();
   void Put(absl::StatusOr<plan::NodePlan> plan);
-  // A daemon that took over has no plan for the profile: Await returns Aborted.
+  // Makes Await return Aborted: a daemon that took over has no plan for the
+  // profile.
   void AskAgain();
-  // DeadlineExceeded after `timeout`. Aborted: the profile is to be submitted
-  // again.
+  // DeadlineExceeded: `timeout` passed. Aborted: submit the profile again.
   absl::StatusOr<plan::NodePlan> Await(absl::Duration timeout);
 
-  // The newest changed plan for a running rank; null: none. Drop forgets that
-  // plan, also if it comes again, but not a newer one.
+  // Keeps the newest changed plan of a running rank; null if there is none.
+  // Drop forgets that plan, even if it comes again, but not a newer one.
   void PutChanged(plan::NodePlan plan);
   std::shared_ptr<const plan::NodePlan> changed() const;
   void DropChanged(PlanId plan);
@@ -39,7 +39,7 @@ class PlanInbox {
   PlanId dropped_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The plan in a sealed memfd.
+// Reads a plan from a sealed memfd.
 absl::StatusOr<plan::NodePlan> ReadPlan(const UniqueFd& memfd);
 
 }  // namespace sluice::client

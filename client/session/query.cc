@@ -17,17 +17,17 @@ namespace sluice::client {
 
 namespace {
 
-// The daemon answers an observer within milliseconds; a person waits.
+// The daemon answers an observer within milliseconds, and a person waits.
 constexpr absl::Duration kPatience = absl::Seconds(5);
 constexpr int kRepeats = 3;
 
-// A connection that only looks.
+// A connection of an observer.
 struct Observer {
   std::unique_ptr<Connection> connection;
   wire::Message welcome;
 };
 
-// `reply`, saying whom was asked in vain.
+// Returns `reply`, with the socket's path in its error.
 template <typename Reply>
 Reply NameSocket(Reply reply, const std::string& socket) {
   if (!absl::IsDeadlineExceeded(reply.status())) return reply;
@@ -81,7 +81,8 @@ absl::StatusOr<NodeStatus> QueryOnce(const std::string& socket,
                                      const std::string& plan_id) {
   wire::Request request;
   request.mutable_query()->set_plan_id(plan_id);
-  // A name that is not UTF-8 would end the session instead of its question.
+  // A name that is not UTF-8 would end the session instead of getting an
+  // answer.
   SLUICE_RETURN_IF_ERROR(wire::CheckFields(request));
   SLUICE_ASSIGN_OR_RETURN(const Observer observer, Observe(socket));
   SLUICE_ASSIGN_OR_RETURN(
@@ -108,7 +109,7 @@ absl::StatusOr<NodeStatus> QueryOnce(const std::string& socket,
 
 }  // namespace
 
-// Asking twice does no harm, and a daemon that died takes observers with it.
+// A query may be repeated, and a daemon that dies loses its observers.
 absl::StatusOr<NodeStatus> QueryNode(const std::string& socket,
                                      const std::string& plan_id) {
   auto status = QueryOnce(socket, plan_id);

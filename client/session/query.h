@@ -1,6 +1,6 @@
-// Asking the daemon as an observer: no rank, no lease, no grant pages.
+// Queries the daemon as an observer: no rank, no lease, no grant pages.
 //
-// A plain user is told what belongs to it, the daemon's own user everything.
+// An ordinary user sees what belongs to it, the daemon's own user everything.
 #pragma once
 
 #include <optional>
@@ -16,9 +16,9 @@ struct NodeStatus {
   std::optional<plan::NodePlan> plan;  // if one was asked for
 };
 
-// `socket` empty: DefaultSocket(). `plan_id` empty: no plan. Errors as
-// Session::Open; NotFound also for a plan that is not there (or another's).
-// Thread safety: safe.
+// `socket` empty: DefaultSocket(). `plan_id` empty: no plan. Errors are those
+// of Session::Open; NotFound also if the plan does not exist or is another
+// user's. Thread safety: safe.
 absl::StatusOr<NodeStatus> QueryNode(const std::string& socket,
                                      const std::string& plan_id = "");
 

@@ -36,9 +36,9 @@ namespace {
 
 using Kind = SessionEvent::Kind;
 
-// A freed region is worth a short wait, so that the next lease finds it.
+// A short wait, so that the next lease finds the freed memory.
 constexpr absl::Duration kFreeTimeout = absl::Seconds(5);
-// In milliseconds it has 32 bits.
+// The field has milliseconds in 32 bits.
 constexpr absl::Duration kMostLeaseWait = absl::Hours(24 * 40);
 constexpr size_t kMaxNoteBytes = 512;  // PlanTaken's
 
@@ -144,7 +144,7 @@ class SessionImpl final : public Session {
                                const absl::Status& refused);
   absl::StatusOr<wire::Request> UseOfGpu();
   absl::Status Submit(const plan::RankProfile& profile);
-  // Submits it again where the daemon that had it is gone.
+  // Submits the profile again if the daemon that had it is gone.
   absl::StatusOr<plan::NodePlan> AskForPlan(const plan::RankProfile& profile,
                                             absl::Duration timeout);
   void OnTakenOver(const wire::Message& message);
@@ -154,22 +154,22 @@ class SessionImpl final : public Session {
 
   const SessionOptions options_;
   const MonotonicClock clock_;
-  Welcome welcome_;  // but for the GPU's limits as Start left it
+  Welcome welcome_;  // the GPU's limits as after Start
   std::shared_ptr<device::Driver> driver_;
   std::unique_ptr<GrantPages> pages_;
   std::unique_ptr<GrantGate> gate_;
-  // The gate for the receiving thread, which may run before there is one.
+  // The gate, for the receiving thread, which may run before the gate exists.
   std::atomic<GrantGate*> shared_gate_{nullptr};
   std::atomic<bool> gone_{false};
   EventRelay relay_;
   PlanInbox inbox_;
-  // Guards what changes after Start: the GPU's limits, too.
+  // Guards what changes after Start, which includes the GPU's limits.
   mutable Mutex limits_mutex_;
   Mutex report_mutex_;
   StepTotals totals_ ABSL_GUARDED_BY(report_mutex_);
-  // How long mapping took, of leases since the last report.
+  // Durations of mapping the leases since the last report.
   std::vector<double> map_seconds_ ABSL_GUARDED_BY(report_mutex_);
-  Mutex plan_mutex_;  // one Plan at a time: the inbox has room for one
+  Mutex plan_mutex_;  // one Plan at a time: the inbox holds one
   std::shared_ptr<Connection> connection_;
 };
 
@@ -291,8 +291,8 @@ absl::Status SessionImpl::LeaseOfAllNodes(LeasedRegion& region, Bytes size,
   return refused;
 }
 
-// What all processes use of the session's GPU. Makes the process's context
-// there.
+// Reads what all processes use of the session's GPU. Makes this process's
+// context there.
 absl::StatusOr<wire::Request> SessionImpl::UseOfGpu() {
   SLUICE_ASSIGN_OR_RETURN(
       const device::MemoryUse seen,
@@ -302,13 +302,14 @@ absl::StatusOr<wire::Request> SessionImpl::UseOfGpu() {
   return request;
 }
 
-// The daemon saw the GPU last without this process's context, which no lease
-// may take the place of. On sim a rank holds nothing outside its lease.
+// When the daemon last looked at the GPU, this process had no context there; no
+// lease may take the context's place. On sim a rank holds nothing outside its
+// lease.
 absl::Status SessionImpl::MeasureOutside() {
   if (IsSimulated(welcome_.limits.driver)) return absl::OkStatus();
   SLUICE_ASSIGN_OR_RETURN(const wire::Request request, UseOfGpu());
   const auto reply = connection_->Call(request);
-  // An older daemon sees the bytes by itself, half a second later.
+  // An older daemon finds the bytes by itself, half a second later.
   if (absl::IsUnimplemented(reply.status())) return absl::OkStatus();
   SLUICE_RETURN_IF_ERROR(reply.status());
   const wire::Noted& noted = reply->front().packet.reply().noted();
@@ -364,7 +365,7 @@ absl::Status SessionImpl::AnswerChange(PlanId plan, bool taken,
   wire::PlanTaken* out = request.mutable_plan_taken();
   out->set_plan_id(plan.value());
   out->set_taken(taken);
-  // The daemon ends a session that sends it a text which is not UTF-8.
+  // The daemon ends a session that sends text that is not UTF-8.
   out->set_note(Printable(note.substr(0, kMaxNoteBytes)));
   return connection_->Post(request);
 }
@@ -372,7 +373,7 @@ absl::Status SessionImpl::AnswerChange(PlanId plan, bool taken,
 absl::Status SessionImpl::Report(const StepReport& report) {
   StepReport numbered = report;
   numbered.totals = {};
-  // In the sums a bad figure would be in every later report, too.
+  // A bad figure would stay in the sums of every later report.
   wire::Request request;
   wire::StepReport* out = request.mutable_step_report();
   wire::ToWire(numbered, out);
@@ -384,11 +385,11 @@ absl::Status SessionImpl::Report(const StepReport& report) {
   out->mutable_map_seconds()->Add(map_seconds_.begin(), map_seconds_.end());
   SLUICE_RETURN_IF_ERROR(wire::CheckFields(request));
   totals_ = numbered.totals;
-  // No step waits for the daemon: its answer is not awaited.
+  // The daemon's answer is not awaited: no step waits for the daemon.
   const absl::Status sent = connection_->Post(request);
   if (sent.ok()) map_seconds_.clear();
-  // Communicators and what else is made at first use are there now. Without
-  // this message the daemon still sees the bytes, but not which process holds
+  // By now communicators and other objects of first use exist. Without this
+  // message the daemon would still see their bytes, but not which process holds
   // them.
   if (totals_.reports == 1 && !IsSimulated(welcome_.limits.driver)) {
     const auto use = UseOfGpu();
@@ -425,13 +426,14 @@ void SessionImpl::OnWireEvent(wire::Message message) {
           {Kind::kShuttingDown, event.shutting_down().reason()});
     case wire::Event::kLeaseProgress:  // the connection's own
     case wire::Event::BODY_NOT_SET:
-      return;  // of a newer daemon
+      return;  // from a newer daemon
   }
 }
 
-// The daemon waits for an answer: what this rank will not take is refused here.
+// The daemon waits for an answer, so a plan that this rank does not take is
+// refused here.
 void SessionImpl::OnChanged(PlanId id, const wire::Message& message) {
-  if (shared_gate_ == nullptr) return;  // in Start still: it has no plan
+  if (shared_gate_ == nullptr) return;  // still in Start, without a plan
   auto plan = ReadPlan(message.fds[0]);
   if (!plan.ok() || !options_.takes_changes) {
     const std::string why =
@@ -444,11 +446,11 @@ void SessionImpl::OnChanged(PlanId id, const wire::Message& message) {
   relay_.Deliver({Kind::kPlanChanged, fmt::format("plan {}", id.value())});
 }
 
-// A profile without a reply is repeated anyway, and what the daemon says of a
-// plan is then of an earlier one.
+// A profile without a reply is repeated anyway; what the daemon then says of a
+// plan belongs to an earlier profile.
 void SessionImpl::OnTakenOver(const wire::Message& message) {
   const wire::TakenOver& told = message.packet.event().taken_over();
-  if (shared_gate_ == nullptr) return;  // in Start still: it has no plan
+  if (shared_gate_ == nullptr) return;  // still in Start, without a plan
   if (connection_->Awaits(wire::Request::kSubmitProfile)) return;
   if (told.plan_id() != 0) {
     return inbox_.Put(ReadPlan(message.fds[0]));
@@ -500,7 +502,7 @@ absl::Status FindGpu(SessionOptions& options) {
       options.socket.empty() ? DefaultSocket() : options.socket, has));
 }
 
-// Where NVIDIA's driver says which device node is which GPU's.
+// Returns whether NVIDIA's driver tells which device node belongs to which GPU.
 bool DriverTellsNodes() {
   return access("/proc/driver/nvidia/gpus", R_OK) == 0;
 }

@@ -1,8 +1,8 @@
 // A rank's session with the node's daemon: lease, map, plan, events.
 //
-// The session is its socket: when the process ends, however, the daemon takes
-// everything back. Memory is mapped MADV_DONTFORK and MADV_DONTDUMP: a forked
-// child sees none, and a core dump has none.
+// The session is its socket: when the process ends, in whatever way, the daemon
+// takes everything back. Memory is mapped MADV_DONTFORK and MADV_DONTDUMP: a
+// forked child does not inherit it, and a core dump does not contain it.
 //
 // Thread safety: Session is thread-safe; a Region belongs to one owner.
 #pragma once
@@ -32,18 +32,18 @@ struct SessionOptions {
   int world_size = 1;
   int local_ranks = 1;
   DeviceIndex gpu;
-  // The GPU's UUID instead of its number, which CUDA_VISIBLE_DEVICES may
-  // change; empty: `gpu` counts.
+  // The GPU's UUID, used instead of its number, which CUDA_VISIBLE_DEVICES may
+  // change. Empty: `gpu` is used.
   std::string gpu_uuid;
-  // How long a lease may wait for memory instead of being refused at once:
-  // first come, first served, but smaller leases pass in the first half of the
-  // wait. The daemon's longest_wait_s and its number of waiting leases bound
-  // it. At its end: DeadlineExceeded, which names the lease in front.
+  // How long a lease may wait for memory instead of being refused at once.
+  // Leases are served in order, but smaller ones may pass in the first half of
+  // the wait. The daemon's longest_wait_s and its number of waiting leases
+  // bound it. DeadlineExceeded at its end names the first lease in the queue.
   absl::Duration lease_wait = absl::ZeroDuration();
   // How long the daemon may be silent about a lease that it neither grants nor
   // refuses. While it makes memory it sends progress, which restarts this time.
   absl::Duration answer_timeout = absl::Seconds(60);
-  // False: a changed plan is answered "not taken" for it.
+  // If false, the session answers every changed plan with "not taken".
   bool takes_changes = true;
 };
 
@@ -62,18 +62,18 @@ struct SessionEvent {
     kPeerDied,  // detail: "rank 1 of job demo: killed by signal 9"
     kEvicted,
     kShuttingDown,
-    kDisconnected,  // the daemon is gone; mappings and running steps go on
-    kPlanChanged,   // ChangedPlan() has one
+    kDisconnected,  // the daemon is gone; running steps go on
+    kPlanChanged,   // ChangedPlan() returns it
   };
   Kind kind;
   std::string detail;
 };
 
-// As the daemon told at Open, the GPU as after MeasureOutside.
+// What the daemon said at Open; the GPU's part is updated by MeasureOutside.
 struct NodeLimits {
   std::string driver;  // "sim", "cuda"
-  // The session's GPU as this process counts (CUDA_VISIBLE_DEVICES may
-  // renumber): what Driver and CopyEngine take.
+  // The session's GPU by this process's numbering, which CUDA_VISIBLE_DEVICES
+  // may change. Driver and CopyEngine expect it.
   DeviceIndex device;
   Bytes gpu_total, gpu_free;    // of its GPU, less what is held outside leases
   Bytes gpu_leased;             // by all sessions
@@ -86,8 +86,8 @@ struct NodeLimits {
 
 class Session {
  public:
-  // NotFound / Unavailable: no daemon at that socket, with what to do.
-  // InvalidArgument: an option that no daemon takes.
+  // NotFound / Unavailable: no daemon at that socket; the message says what to
+  // do. InvalidArgument: an option that no daemon accepts.
   static absl::StatusOr<std::unique_ptr<Session>> Open(
       const SessionOptions& options);
   virtual ~Session() = default;
@@ -97,9 +97,9 @@ class Session {
   virtual device::Driver& driver() = 0;
   virtual GrantGate& grants() = 0;
 
-  // Tells the daemon how much of the session's GPU is used, since libraries of
-  // this process may have taken memory after Open: leases then leave room for
-  // it, and limits() say what is left. Does nothing on sim.
+  // Tells the daemon how much of the session's GPU is used, because libraries
+  // of this process may have taken memory after Open. Leases then leave room
+  // for it, and limits() has what remains. Does nothing on sim.
   virtual absl::Status MeasureOutside() = 0;
 
   // The lease is `size` rounded up to limits().granularity; of host memory it
@@ -113,54 +113,54 @@ class Session {
   virtual absl::StatusOr<std::unique_ptr<Region>> LeaseHost(Bytes size,
                                                             Wait wait = {}) = 0;
 
-  // Sends the profile and waits until all local ranks of the job have sent
-  // theirs and the worker has solved; the plan was validated on both sides.
-  // A plan that says it is infeasible is an answer, not an error.
-  // DeadlineExceeded: `timeout` passed; Unavailable: the daemon is gone, or a
-  // peer died meanwhile; FailedPrecondition: the worker failed, with its
-  // reason, or a peer left. What a peer caused is marked
-  // (proto/base/peer_fault.h).
+  // Sends the profile, and waits until all local ranks of the job have sent
+  // theirs and the worker has solved. Both sides validate the plan. A plan that
+  // is infeasible is an answer and not an error. DeadlineExceeded: `timeout`
+  // passed. Unavailable: the daemon is gone, or a peer died.
+  // FailedPrecondition: the worker failed, with its reason, or a peer left.
+  // Faults that a peer caused are marked (proto/base/peer_fault.h).
   virtual absl::StatusOr<plan::NodePlan> Plan(const plan::RankProfile& profile,
                                               absl::Duration timeout) = 0;
 
-  // Jobs came or went on the node: returns the newest unanswered plan, by which
-  // this rank should run from its next step boundary on, or null. Only its
-  // fractions count: a rank that takes it records again and calls Plan with a
-  // settled profile.
+  // Returns the newest unanswered plan that the daemon made because jobs came
+  // or went, or null. The rank should use it from its next step boundary on.
+  // Only its fractions count: a rank that takes it records again and calls Plan
+  // with a settled profile.
   virtual std::shared_ptr<const plan::NodePlan> ChangedPlan() = 0;
-  // Answers it: the plan is taken, or the rank goes on with what it had. The
-  // daemon waits for the answer, so a rank that never calls ChangedPlan opens
-  // with `takes_changes` false; the session answers a plan that it cannot read.
-  // `note`: one line for people, of which 512 bytes are sent, with '?' for what
-  // is not UTF-8. Does not wait.
+  // Answers a changed plan: the rank takes it, or goes on with the plan it had.
+  // The daemon waits for the answer, so a rank that never calls ChangedPlan
+  // opens with `takes_changes` false. The session itself answers a plan that it
+  // cannot read. `note` is one line for people; 512 bytes of it are sent, with
+  // '?' for bytes that are not UTF-8. Does not wait.
   virtual absl::Status AnswerChange(PlanId plan, bool taken,
                                     const std::string& note) = 0;
 
   // Reports a step; does not wait. Unavailable, ResourceExhausted: the daemon
   // does not read it now, and the next report that is sent includes its counts.
-  // InvalidArgument: a figure that no step can have; nothing is counted.
+  // InvalidArgument: a figure is impossible for a step; nothing is counted.
   virtual absl::Status Report(const StepReport& report) = 0;
 
-  // Called on the session's own thread; must not call back into the session.
-  // What happened before the first handler was set is delivered by OnEvent.
-  // When OnEvent returns, the former handler is no longer running.
+  // Called on the session's own thread; it must not call back into the session.
+  // OnEvent first delivers events from before the first handler was set. When
+  // it returns, the former handler is no longer running.
   using EventHandler = std::function<void(const SessionEvent&)>;
   virtual void OnEvent(EventHandler handler) = 0;
 };
 
-// The GPUs of the daemon's node in their order, for choosing
-// SessionOptions::gpu: asked as an observer, so no rank joins a job. Errors as
-// Session::Open.
+// Returns the GPUs of the daemon's node in their order, for choosing
+// SessionOptions::gpu. Asks as an observer, so no rank joins a job. Errors are
+// those of Session::Open.
 struct GpuState {
   DeviceIndex index;
   std::string uuid;
   NumaIndex numa;
-  Bytes total, leased;  // total: but for what is held outside leases
-  // What is leased, or still held by a dead job's process, comes back.
+  Bytes total, leased;  // without what is held outside leases
+  // Includes memory that a dead job's process still holds: it comes back.
   Bytes available() const { return total - leased; }
 };
 absl::StatusOr<std::vector<GpuState>> ListGpus(const std::string& socket);
-// Whether a daemon listens at the socket (empty: DefaultSocket()). At once.
+// Returns at once whether a daemon listens at the socket (empty:
+// DefaultSocket()).
 bool DaemonListens(const std::string& socket);
 
 // The session socket used when none is named: $SLUICE_SOCKET, else

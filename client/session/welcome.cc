@@ -20,7 +20,7 @@ absl::Status Unusable(const std::string& what) {
       what));
 }
 
-// "memfd (the driver offers no HOST_NUMA memory)".
+// Formats "memfd (the driver offers no HOST_NUMA memory)".
 std::string Describe(const device::HostMemoryKind& kind) {
   return kind.why.empty() ? kind.name
                           : fmt::format("{} ({})", kind.name, kind.why);
@@ -49,7 +49,7 @@ absl::StatusOr<Welcome> ReadWelcome(const wire::Message& message,
       in.protocol() > wire::kProtocols.newest) {
     return Unusable(fmt::format("in protocol {}", in.protocol()));
   }
-  // The third: the clocks of simulated links.
+  // The third descriptor has the clocks of simulated links.
   if (message.fds.size() < 2 || message.fds.size() > 3) {
     return Unusable("without grant pages");
   }

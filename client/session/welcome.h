@@ -1,4 +1,4 @@
-// What the daemon said when the session opened. Internal to client.
+// The daemon's answer to Hello. Internal to client.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 namespace sluice::client {
 
 struct Welcome {
-  bool kept = false;  // its daemon's death does not close the session's socket
+  bool kept = false;  // the daemon's death does not close the socket
   SessionId session;
   NodeLimits limits;
   uint64_t numa_nodes = 0;  // with host memory
@@ -22,25 +22,27 @@ struct Welcome {
   int grant_slot = 0;
 };
 
-// What leases may have of a GPU's pool at all.
+// The most that leases may have of a GPU's pool.
 Bytes LeasableOf(const wire::Pool& pool);
 void SetGpuPool(const wire::Pool& pool, NodeLimits& limits);
 
-// Checks and translates the reply to a rank's Hello. The wire is checked for
-// form already; this is for sense.
+// Checks and translates the reply to a rank's Hello. The wire layer has checked
+// its form; this checks its meaning.
 absl::StatusOr<Welcome> ReadWelcome(const wire::Message& message,
                                     DeviceIndex gpu);
 
-// The driver the daemon uses too. `message` is what ReadWelcome has read.
+// Opens the driver that the daemon uses. `message` is the one that ReadWelcome
+// read.
 absl::StatusOr<std::unique_ptr<device::Driver>> OpenDriver(
     const Welcome& welcome, const wire::Message& message);
 
 // FailedPrecondition: the driver here makes another kind of host memory than
-// the daemon's, so no host lease could be mapped. Says what each has and why.
+// the daemon's, so no host lease could be mapped. The message has both kinds
+// and the reasons.
 absl::Status CheckHostMemory(const device::Driver& driver,
                              const Welcome& welcome);
 
-// The session's GPU as this process counts them, by its UUID.
+// Returns the session's GPU by this process's numbering; found by its UUID.
 absl::StatusOr<DeviceIndex> FindDevice(device::Driver& driver,
                                        const Welcome& welcome);
 
