@@ -34,7 +34,7 @@ namespace {
 using nlohmann::json;
 using Renderer = absl::StatusOr<std::string> (*)(const std::string&);
 
-// Prints the answer, or the fault.
+// Prints the answer or the error.
 int Print(const absl::StatusOr<std::string>& text) {
   if (text.ok()) {
     std::fputs(text->c_str(), stdout);
@@ -78,7 +78,7 @@ void NoteWhatIsHidden(const Flags& flags) {
       stderr);
 }
 
-// The snapshot as `render` shows it, or its parts `keys` as JSON.
+// Shows the snapshot by `render`, or its parts `keys` as JSON.
 absl::StatusOr<std::string> Snapshot(const Flags& flags, Renderer render,
                                      const std::vector<std::string>& keys) {
   SLUICE_ASSIGN_OR_RETURN(const std::string json, SnapshotJson(flags));
@@ -97,7 +97,7 @@ absl::StatusOr<uint32_t> UserId(const std::string& user) {
       fmt::format("there is no user '{}': give a user's name or number", user));
 }
 
-// "" stays as it is; "unlimited" is 0 on the wire.
+// "" leaves the limit unchanged; "unlimited" is 0 on the wire.
 absl::StatusOr<std::optional<Bytes>> Limit(const char* flag,
                                            const std::string& text) {
   if (text.empty()) return std::nullopt;
@@ -115,7 +115,7 @@ absl::StatusOr<std::optional<Bytes>> Limit(const char* flag,
   return *size;
 }
 
-// As the snapshot has it: null is unlimited.
+// As in the snapshot, null is unlimited.
 json LimitJson(const std::optional<Bytes>& limit) {
   return !limit || *limit == Bytes(0) ? json() : json(limit->count());
 }
@@ -196,8 +196,8 @@ absl::StatusOr<std::string> DoReserve(const Flags& flags) {
       flags.user);
 }
 
-// Processes without a session that still have memory, a line for each. Waits a
-// second at most for memory of ended processes to come back.
+// Lists processes without a session that still have memory, one per line. Waits
+// for at most a second until memory of ended processes is back.
 std::string StillHeld(const Flags& flags) {
   constexpr absl::Duration kPause = absl::Milliseconds(100);
   for (int i = 0; i < 10; ++i) {

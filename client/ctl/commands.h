@@ -1,8 +1,8 @@
-// What sluicectl's commands do, once their flags are read: they print to
-// stdout, or one `error:` line to stderr, and return the exit status.
+// sluicectl's commands. They print to stdout, or one `error:` line to stderr,
+// and return the exit status.
 //
-// Exit status: 0 done; 2 what the caller got wrong (no such socket, plan,
-// user, size); 1 what went wrong.
+// Exit status: 0 done; 2 a mistake of the caller (no such socket, plan, user,
+// size); 1 any other failure.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace sluice::ctl {
 struct Flags {
   std::string socket;
   std::string admin_socket;
-  bool admin = false;  // ask the admin socket: see everything
+  bool admin = false;  // use the admin socket, which shows everything
   bool json = false;
   std::string plan;
   bool explain = false;
@@ -44,10 +44,10 @@ struct Flags {
 
 int ShowStatus(const Flags& flags);
 int ShowJobs(const Flags& flags);
-// Both until Ctrl-C.
+// Both run until Ctrl-C.
 int ShowTop(const Flags& flags);
 int ShowEvents(const Flags& flags);
-// 1: there is a problem.
+// Exit status 1 if there is a problem.
 int ShowDoctor(const Flags& flags);
 int WriteBundle(const Flags& flags);
 int ShowBandwidth(const Flags& flags);

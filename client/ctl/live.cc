@@ -21,18 +21,19 @@
 namespace sluice::ctl {
 namespace {
 
-// What a terminal does on these: to its other screen without a cursor, and
-// back; to the upper left; clear the rest of the line, and of the screen.
+// Control sequences: switch to the terminal's alternate screen without a
+// cursor, and back; go to the upper left; clear the rest of the line; clear the
+// rest of the screen.
 constexpr const char* kEnter = "\x1b[?1049h\x1b[?25l";
 constexpr const char* kLeave = "\x1b[?25h\x1b[?1049l";
 constexpr const char* kHome = "\x1b[H";
 constexpr const char* kClearLine = "\x1b[K";
 constexpr const char* kClearRest = "\x1b[J";
 
-// While it lives SIGINT and SIGTERM end waits instead of the process, also
-// where they would reach a thread that was started since (gRPC's). With
-// `q_ends`, so does the key q where standard input is a terminal, which then
-// neither shows what is typed nor waits for the end of a line.
+// While it lives, SIGINT and SIGTERM end waits instead of the process, even if
+// they reach a thread that was started since, such as gRPC's. With `q_ends` the
+// key q ends waits too, if standard input is a terminal; the terminal then does
+// not echo and passes on single characters.
 class Interrupts {
  public:
   explicit Interrupts(bool q_ends = false) {
@@ -55,7 +56,8 @@ class Interrupts {
   }
   Interrupts(const Interrupts&) = delete;
 
-  // False: one came. True early: another key was pressed.
+  // Returns false if a signal or q came. Returns true early if another key was
+  // pressed.
   bool Wait(absl::Duration time) {
     pollfd readable[] = {{.fd = fd_.get(), .events = POLLIN, .revents = 0},
                          {.fd = reads_keys_ ? STDIN_FILENO : -1,
@@ -66,21 +68,21 @@ class Interrupts {
       return true;
     }
     if (readable[1].revents != 0) {
-      char key = 'q';  // a terminal that is gone ends it, too
+      char key = 'q';  // a closed terminal counts as q
       return read(STDIN_FILENO, &key, 1) == 1 && key != 'q' && key != 'Q';
     }
-    signalfd_siginfo taken;  // or it would come once it is not blocked
+    signalfd_siginfo taken;  // consumed, or it would arrive once unblocked
     return read(fd_.get(), &taken, sizeof(taken)) < 0;
   }
 
  private:
   bool reads_keys_ = false;
-  termios terminal_ = {};  // as it was
+  termios terminal_ = {};  // its former settings
   sigset_t before_ = {};
   UniqueFd fd_;
 };
 
-// stdout's; as much as most have where it does not say.
+// The size of stdout's terminal, or a common size if it is not known.
 winsize SizeOfTerminal() {
   winsize size = {};
   if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_row == 0) {
@@ -90,7 +92,7 @@ winsize SizeOfTerminal() {
   return size;
 }
 
-// As much of it as there is room for, over what was there.
+// Draws as much of the text as fits over the former picture.
 void Show(const std::string& text) {
   const winsize size = SizeOfTerminal();
   std::string out = kHome;
@@ -146,7 +148,7 @@ absl::Status PrintEvents(const Ask& ask, const Following& following) {
           const EventLines lines,
           RenderEventLines(snapshot, seen, following.as_json, absl::Now()));
       std::fputs(lines.text.c_str(), stdout);
-      // A reader that is gone ends it, as it ends any program.
+      // A closed pipe ends it, as it ends any program.
       if (std::fflush(stdout) != 0) return absl::OkStatus();
       seen = lines.seen;
     }

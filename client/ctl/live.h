@@ -1,7 +1,7 @@
-// Asking again and again, until Ctrl-C (or q, where it draws).
+// Repeats a query until Ctrl-C, or q on a drawn screen.
 //
-// Thread safety: one call at a time, before there are other threads; SIGINT and
-// SIGTERM are theirs while they run.
+// Thread safety: one call at a time, before other threads start; the calls
+// handle SIGINT and SIGTERM while they run.
 #pragma once
 
 #include <functional>
@@ -12,21 +12,20 @@
 
 namespace sluice::ctl {
 
-// The snapshot, as JSON.
+// Returns the snapshot as JSON.
 using Ask = std::function<absl::StatusOr<std::string>()>;
 
 struct Screen {
-  bool once = false;  // and wherever stdout is no terminal
+  bool once = false;  // draw once; implied if stdout is no terminal
   absl::Duration interval;
   std::function<absl::StatusOr<std::string>(const std::string&)> draw;
 };
-// Draws what it is answered. A daemon that is not there after it was is said in
-// the last line, and asked for again. The exit status's fault: the first answer
-// was one.
+// Draws the answers. If a daemon disappears, the last line says so and the
+// query is repeated. Returns an error only if the first query failed.
 absl::Status Draw(const Ask& ask, const Screen& screen);
 
 struct Following {
-  bool follow = false;  // else what there is, and no more
+  bool follow = false;  // false: print what there is, then end
   bool as_json = false;
   absl::Duration interval;
 };

@@ -1,4 +1,5 @@
-// sluicectl: asks the node's daemon, and tells people. Reads the flags only.
+// sluicectl: queries and administers the node's daemon. This file only reads
+// flags.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -149,7 +150,7 @@ constexpr const char* kEvictExamples = R"(Examples:
   sluicectl evict tune --reason "the node is drained"
   sluicectl evict tune --user alice --kill)";
 
-// A plan at a desk: a line a command.
+// The commands of `plan`, one line each.
 const std::vector<AddDeskCommand> kDeskCommands = {
     AddPlanMemory,
     AddPlanSwap,
@@ -192,7 +193,8 @@ class CommandLine {
   int Run(int argc, char** argv) {
     std::vector<std::string> words(argv + 1, argv + argc);
     auto done = cli::Parse(app_, words);
-    if (done.ok() && json_is_first_) {  // each command has its own, behind it
+    // each command has its own --json behind it
+    if (done.ok() && json_is_first_) {
       words.erase(std::ranges::find(words, "--json"));
       words.push_back("--json");
       done = cli::Parse(app_, words);
@@ -217,7 +219,8 @@ class CommandLine {
 
   void Choose(CLI::App* command, Runner run) {
     command->fallthrough();
-    // Called parent last: a subcommand's choice stands.
+    // The parent's callback runs last and must not override the subcommand's
+    // choice.
     command->callback([this, run = std::move(run)] {
       if (!chosen_) chosen_ = run;
     });

@@ -36,11 +36,11 @@ absl::Status CheckSocket(const std::string& path) {
                   path));
 }
 
-// gRPC's message when all threads of the server are in use: the call was not
+// gRPC's message when all threads of the server are busy: the call was not
 // made.
 constexpr const char* kServerIsBusy = "Server Threadpool Exhausted";
 
-// Whether a call that was made twice has done the same as one.
+// Whether making a call twice has the same effect as making it once.
 enum class Repeat { kHarmless, kNot };
 
 grpc::ChannelArguments QuickReconnects() {
@@ -51,7 +51,7 @@ grpc::ChannelArguments QuickReconnects() {
   return arguments;
 }
 
-// Both number their codes alike.
+// gRPC and Abseil use the same numbers for their codes.
 absl::Status ToAbsl(const grpc::Status& status, const std::string& path) {
   if (status.ok()) return absl::OkStatus();
   if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
@@ -63,9 +63,9 @@ absl::Status ToAbsl(const grpc::Status& status, const std::string& path) {
                       status.error_message());
 }
 
-// One call, over the death of a daemon that the next one follows: one that was
-// not sent waits for that, one that was is sent again where that is harmless.
-// A call for which the daemon has no thread now is sent again.
+// Makes one call, even if a daemon dies and the next one follows. A call that
+// was not sent waits for the next daemon; a call that was sent is sent again if
+// it may be repeated. A call for which the daemon has no thread is sent again.
 template <typename Request, typename Reply>
 absl::Status Call(const std::string& path, Repeat repeat,
                   grpc::Status (admin::Admin::Stub::*method)(
@@ -80,7 +80,7 @@ absl::Status Call(const std::string& path, Repeat repeat,
   while (true) {
     grpc::ClientContext context;
     context.set_deadline(deadline);
-    context.set_wait_for_ready(true);  // so that Unavailable means: sent
+    context.set_wait_for_ready(true);  // Unavailable then means: sent
     const grpc::Status status = (stub.*method)(&context, request, &reply);
     const bool busy =
         status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
@@ -97,7 +97,7 @@ absl::Status Call(const std::string& path, Repeat repeat,
   }
 }
 
-// This user's name; under sudo also the name of the user that called it.
+// This user's name; under sudo also the name of the user that called sudo.
 std::string OwnName() {
   const passwd* entry = getpwuid(getuid());
   const std::string name =
@@ -169,7 +169,7 @@ absl::StatusOr<uint32_t> Drain(const std::string& admin_socket,
 
 absl::Status Undrain(const std::string& admin_socket) {
   admin::UndrainReply reply;
-  // The second would be refused: nothing is drained any more.
+  // A second call would be refused, because nothing is drained any more.
   return Call(admin_socket, Repeat::kNot, &admin::Admin::Stub::Undrain,
               admin::UndrainRequest(), reply);
 }
@@ -194,7 +194,7 @@ absl::StatusOr<bool> KeepLinks(
 
 absl::StatusOr<bool> ForgetLinks(const std::string& admin_socket) {
   admin::ForgetLinksReply reply;
-  // The second would be refused: nothing is kept any more.
+  // A second call would be refused, because nothing is kept any more.
   SLUICE_RETURN_IF_ERROR(Call(admin_socket, Repeat::kNot,
                               &admin::Admin::Stub::ForgetLinks,
                               admin::ForgetLinksRequest(), reply));

@@ -28,43 +28,41 @@ struct BudgetTarget {
   std::string job;
 };
 
-// Unset stays as it is; Bytes(0) is unlimited.
+// An unset limit does not change; Bytes(0) is unlimited.
 struct BudgetLimits {
   std::optional<Bytes> gpu;
   std::optional<Bytes> host;
 };
 
-// The whole snapshot, of all users, as JSON.
+// Returns the snapshot of all users as JSON.
 absl::StatusOr<std::string> ReadStatus(const std::string& admin_socket);
 
-// Returns the limits as they are now. The daemon notes that this process's user
-// set them.
+// Returns the new limits. The daemon records that this process's user set them.
 absl::StatusOr<BudgetLimits> SetBudget(const std::string& admin_socket,
                                        const BudgetTarget& target,
                                        const BudgetLimits& limits);
 
-// So much of one pool for a user (in one cgroup, or in all); 0: nothing any
-// more.
+// Memory of one pool for a user (in one cgroup, or in all); 0 ends it.
 struct Reservation {
   uint32_t uid = 0;
   std::string cgroup;
-  std::optional<uint32_t> gpu, numa;  // either
+  std::optional<uint32_t> gpu, numa;  // one of them
   Bytes bytes;
 };
 absl::Status Reserve(const std::string& admin_socket,
                      const Reservation& reservation);
 
-// How many ranks are attached still.
+// Returns how many ranks are still attached.
 absl::StatusOr<uint32_t> Drain(const std::string& admin_socket,
                                const std::string& reason);
 absl::Status Undrain(const std::string& admin_socket);
 
-// What links were measured to carry, by name; bytes per second, 0: no limit.
+// The measured speed of a link in bytes per second, by name. 0: no limit.
 struct MeasuredLink {
   double h2d = 0, d2h = 0, both = 0;
 };
-// True: the daemon goes by it; else ranks are attached, and it will when none
-// is, or is started again.
+// Returns whether the daemon uses the speeds now. If not, ranks are attached,
+// and it will use them when none is, or when it is started again.
 absl::StatusOr<bool> KeepLinks(
     const std::string& admin_socket,
     const std::map<std::string, MeasuredLink>& links);
@@ -79,9 +77,9 @@ struct Eviction {
 
 struct Evicted {
   uint32_t sessions = 0;              // ended
-  std::optional<uint32_t> processes;  // killed; absent: an older daemon's word
+  std::optional<uint32_t> processes;  // killed; unset by an older daemon
 };
-// NotFound: there was neither.
+// NotFound: the job had no session and no process.
 absl::StatusOr<Evicted> Evict(const std::string& admin_socket,
                               const Eviction& eviction);
 

@@ -10,7 +10,7 @@ namespace {
 
 using device::CopyDirection;
 
-constexpr int kLeastCopies = 8;  // that a number is made of
+constexpr int kLeastCopies = 8;  // per number
 constexpr absl::Duration kNap = absl::Microseconds(50);
 
 }  // namespace
@@ -48,7 +48,7 @@ absl::StatusOr<bool> CopyFlow::Go(const Window& window) {
   return any;
 }
 
-// Into the place of the oldest, which is done.
+// Enqueues a copy in the place of the oldest one, which is done.
 absl::Status CopyFlow::Enqueue() {
   const bool to_gpu = range_.direction == CopyDirection::kHostToDevice;
   SLUICE_RETURN_IF_ERROR(driver_.CopyAsync(

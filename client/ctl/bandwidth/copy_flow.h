@@ -1,5 +1,5 @@
-// How fast one GPU copies in one direction: the same copy again and again, some
-// ahead, while others may do the same.
+// Measures how fast one GPU copies in one direction, by repeating a copy with
+// some copies in flight. Other flows may run at the same time.
 //
 // Thread safety: one owner.
 #pragma once
@@ -20,8 +20,8 @@ namespace sluice::ctl {
 
 class CopyFlow {
  public:
-  // Both ranges stay mapped with access while the flow lives, and nothing else
-  // writes what it reads or reads what it writes.
+  // Both ranges stay mapped with access while the flow lives. Nothing else
+  // writes what it reads, or reads what it writes.
   struct Range {
     DeviceIndex device;
     device::CopyDirection direction;
@@ -30,7 +30,7 @@ class CopyFlow {
     Bytes size;
   };
   struct Window {
-    absl::Duration warm_up = absl::Milliseconds(200);  // before anything counts
+    absl::Duration warm_up = absl::Milliseconds(200);  // not counted
     absl::Duration average_over;
   };
 
@@ -40,19 +40,19 @@ class CopyFlow {
   ~CopyFlow();
   CopyFlow(const CopyFlow&) = delete;
 
-  // And as many copies as it has at once.
+  // Starts kAhead copies.
   absl::Status Start();
-  // Counts the copies that are done and makes as many more. Whether there were
-  // any.
+  // Counts the completed copies and enqueues as many. Returns whether there
+  // were any.
   absl::StatusOr<bool> Go(const Window& window);
 
   device::CopyDirection direction() const { return range_.direction; }
-  // Bytes per second; 0: not measured yet.
+  // Bytes per second; 0 if not measured yet.
   double rate() const { return rate_; }
 
  private:
-  // Copies that a stream has at once: a fast link takes longer over them than
-  // the meter is away from it.
+  // The copies of a stream in flight. Even a fast link needs more time for them
+  // than passes between two visits of the meter.
   static constexpr size_t kAhead = 6;
 
   absl::Status Enqueue();
@@ -63,15 +63,15 @@ class CopyFlow {
   const MonotonicClock clock_;
   device::Stream stream_;
   std::array<device::Event, kAhead> events_;
-  size_t next_ = 0;  // the oldest of events_
+  size_t next_ = 0;  // index of the oldest of events_
   absl::Time begin_;
   std::optional<absl::Time> counted_from_;
   int counted_ = 0;
   double rate_ = 0;
 };
 
-// Starts all and returns when each is measured; until then none stops, so that
-// none has more while another one is measured.
+// Starts all flows and returns when each is measured. None stops earlier,
+// because the others would then be faster.
 absl::Status MeasureAtOnce(const std::vector<std::unique_ptr<CopyFlow>>& flows,
                            const CopyFlow::Window& window);
 

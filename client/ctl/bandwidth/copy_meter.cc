@@ -16,8 +16,8 @@ namespace {
 
 using device::CopyDirection;
 
-// Enough that what a copy costs beside its bytes does not show, and little
-// enough that slow links count several.
+// Large enough that the fixed cost of a copy does not show, and small enough
+// that slow links complete several.
 constexpr Bytes kMostCopy = MiB(4);
 constexpr Bytes kMostMemory = MiB(32);  // of each GPU, and of host memory
 
@@ -52,7 +52,7 @@ absl::Status CopyMeter::Attach(size_t gpu) {
       std::max(unit, std::min(kMostMemory, Bytes(options_.gpu_free[gpu] / 2)));
   SLUICE_ASSIGN_OR_RETURN(made.device, made.session->LeaseGpu(memory));
   SLUICE_ASSIGN_OR_RETURN(made.host, made.session->LeaseHost(memory));
-  // The kernel makes the pages now, not within the first copies.
+  // Makes the kernel allocate the pages now and not during the first copies.
   std::memset(made.host->data(), 1, made.host->size().size());
   gpus_.push_back(std::move(made));
   return absl::OkStatus();
@@ -71,7 +71,8 @@ absl::StatusOr<CopyMeter::Rates> CopyMeter::CopyAtOnce(
   std::vector<std::unique_ptr<CopyFlow>> flows;
   for (const size_t at : gpus) {
     Gpu& gpu = gpus_.at(at);
-    // Each direction has a half: neither writes what the other reads.
+    // Each direction has half of the memory, so neither writes what the other
+    // reads.
     const Bytes half = Bytes(
         std::min(gpu.device->size().count(), gpu.host->size().count()) / 2);
     const auto add = [&](CopyDirection direction, Bytes from) {

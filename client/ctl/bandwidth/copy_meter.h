@@ -1,5 +1,6 @@
-// How fast copies of several GPUs go at once, as an ordinary rank makes them:
-// in leased memory, through the device seam. They do not wait for grants.
+// Measures how fast copies of several GPUs go at the same time, as an ordinary
+// rank makes them: in leased memory, through the device seam. The copies do not
+// wait for grants.
 //
 // Thread safety: one owner.
 #pragma once
@@ -20,16 +21,17 @@ class CopyMeter {
  public:
   struct Options {
     std::string socket;
-    std::vector<int64_t> gpu_free;             // bytes, by GPU
-    absl::Duration window = absl::Seconds(1);  // what a number is averaged over
+    std::vector<int64_t> gpu_free;  // bytes, by GPU
+    // over which a number is averaged
+    absl::Duration window = absl::Seconds(1);
   };
 
-  // Attaches as one rank per GPU and leases a little of each GPU and of the
-  // host memory near it, until it goes. Errors: those of Session::Open and of
-  // leases, with the GPU.
+  // Attaches as one rank per GPU, and leases a little of each GPU and of the
+  // host memory near it until it is destroyed. Errors are those of
+  // Session::Open and of leases, with the GPU.
   static absl::StatusOr<std::unique_ptr<CopyMeter>> Open(Options options);
 
-  // Sums over `gpus`, which all copy as much as they can.
+  // Returns sums over `gpus`, which all copy as fast as they can.
   absl::StatusOr<MeasuredSpeeds> Measure(const std::vector<size_t>& gpus);
 
   // The job name of its ranks, unique to this process.

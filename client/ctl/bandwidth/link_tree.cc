@@ -14,8 +14,8 @@ namespace {
 
 using nlohmann::json;
 
-// Where a link carries less than this part of the sum of what hangs on it, or
-// of its two directions, it limits them.
+// A link is a limit if it carries less than this part of the sum of the links
+// below it, or of its own two directions.
 constexpr double kLimited = 0.95;
 
 absl::Status Unreadable(const std::string& what) {
@@ -37,7 +37,7 @@ class LimitFinder {
   const LinkLimits& of(size_t link) const { return limits_[link]; }
 
  private:
-  // The measured links next below.
+  // The nearest measured links below.
   std::vector<size_t> Below(size_t link) const {
     std::vector<size_t> below;
     for (size_t i = 0; i < links_.size(); ++i) {
@@ -55,7 +55,7 @@ class LimitFinder {
     if (!found_.insert(link).second || !links_[link].measured) return;
     const MeasuredSpeeds& own = *links_[link].measured;
     MeasuredSpeeds rest;
-    bool shared = false;  // by both directions, below
+    bool shared = false;  // a link below limits the sum of both directions
     for (const size_t each : Below(link)) {
       Find(each);
       const MeasuredSpeeds& theirs = *links_[each].measured;
@@ -70,7 +70,8 @@ class LimitFinder {
     double apart = own.h2d + own.d2h;
     if (!lowest) apart = std::min(apart, Sum(rest));
     if (Sum(own) < kLimited * apart) limits.both = Sum(own);
-    // Above a link that both directions load they do not go apart again.
+    // Above a link that limits both directions together, single directions are
+    // no limits.
     if (shared) limits.h2d = limits.d2h = 0;
     if (shared || limits.both > 0) shared_.insert(link);
   }
@@ -95,7 +96,7 @@ std::string LinkToml(const MeasurableLink& link, const LinkLimits& limits,
   return text + "}";
 }
 
-// "24.00 GB/s to GPU, 25.00 GB/s to host"; "-" for none.
+// Formats "24.00 GB/s to GPU, 25.00 GB/s to host", or "-" without limits.
 std::string SetText(const LinkLimits& set) {
   std::string text;
   const auto add = [&](double speed, const char* what) {
@@ -223,7 +224,7 @@ std::map<std::string, LinkLimits> LimitsOf(const MeasurableNode& node) {
 
 std::string ConfigurationOf(const MeasurableNode& node) {
   const LimitFinder limits(node);
-  // A simulated node is made of what stands there; a real one is given speeds.
+  // A simulated node is made from the configuration, so it needs all links.
   const bool sim = IsSimulated(node.driver);
   std::string links;
   for (size_t i = 0; i < node.links.size(); ++i) {

@@ -1,8 +1,8 @@
-// A node's links as its daemon tells them, what was measured of each, and what
-// is worth keeping of that.
+// A node's links as its daemon describes them, the measurement of each, and
+// which measurements are worth keeping.
 //
-// A link that several others hang on is measured by all GPUs behind it at once.
-// It limits something where it carries less than the sum of those others.
+// A link with several links below it is measured by all GPUs below it at once.
+// It is a limit if it carries less than the sum of those links.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -22,11 +22,11 @@ namespace sluice::ctl {
 struct MeasuredSpeeds {
   double h2d = 0;  // while nothing goes the other way
   double d2h = 0;
-  double both_h2d = 0;  // while as much as can goes both ways
+  double both_h2d = 0;  // while both directions are busy
   double both_d2h = 0;
 };
 
-// What the daemon goes by; bytes per second, 0: no limit.
+// The limits that the daemon uses, in bytes per second; 0: no limit.
 struct LinkLimits {
   double h2d = 0;
   double d2h = 0;
@@ -36,14 +36,14 @@ struct LinkLimits {
 
 struct MeasurableLink {
   std::string name;
-  std::optional<size_t> parent;  // an index into the same list
-  std::vector<size_t> gpus;      // that copy over it
-  // Whether its GPUs are not all those of one link below it, of which the same
-  // would be measured.
+  std::optional<size_t> parent;  // index in the same list
+  std::vector<size_t> gpus;      // those that copy over it
+  // False if all its GPUs are also behind one link below, whose measurement
+  // would be the same.
   bool measurable = false;
   std::optional<MeasuredSpeeds> measured;
-  LinkLimits set;        // before
-  std::string set_from;  // "configuration", "measured"; empty: nothing is
+  LinkLimits set;        // before measuring
+  std::string set_from;  // "configuration", "measured"; empty: not set
 };
 
 struct MeasurableNode {
@@ -51,24 +51,24 @@ struct MeasurableNode {
   std::vector<std::string> gpu_links;  // by GPU
   std::vector<int64_t> gpu_free;       // bytes
   std::vector<MeasurableLink> links;
-  std::vector<std::string> jobs;   // that have ranks here
-  std::set<std::string> attached;  // of these, jobs with an open session
-  bool keeps = false;  // whether its daemon would keep what was measured
+  std::vector<std::string> jobs;   // those with ranks here
+  std::set<std::string> attached;  // those of them with an open session
+  bool keeps = false;              // the daemon can keep measurements
 };
 
-// Reads a snapshot (daemon/README.md). InvalidArgument: it has no links, as an
-// older daemon's.
+// Reads a snapshot (daemon/README.md). InvalidArgument: it has no links, which
+// means an older daemon.
 absl::StatusOr<MeasurableNode> ReadLinks(const std::string& snapshot);
 
-// What of it limits something, by link: what is worth keeping.
+// Returns the measured limits by link, which are worth keeping.
 std::map<std::string, LinkLimits> LimitsOf(const MeasurableNode& node);
-// As TOML for the daemon's configuration: what limits something.
+// Formats the limits as TOML for the daemon's configuration.
 std::string ConfigurationOf(const MeasurableNode& node);
 
-// What was measured beside what is set.
+// A table of measured and configured speeds.
 std::string RenderMeasured(const MeasurableNode& node);
-// One line. `kept`: whether the daemon goes by it; nullopt: it was not asked
-// to.
+// One line of JSON. `kept` says whether the daemon uses the speeds; nullopt if
+// it was not asked to.
 std::string MeasuredJson(const MeasurableNode& node, double seconds,
                          std::optional<bool> kept = std::nullopt);
 

@@ -20,7 +20,8 @@
 namespace sluice::ctl {
 namespace {
 
-// On stderr: written over on a terminal, else a line per link.
+// Progress on stderr: one line that is overwritten on a terminal, else a line
+// per link.
 class Progress {
  public:
   ~Progress() {
@@ -77,7 +78,7 @@ absl::Status MeasureLinks(const MeasureOptions& options, MeasurableNode& node) {
   return absl::OkStatus();
 }
 
-// The meter's ranks have hung up, which the daemon may not have seen yet.
+// Waits until the daemon has noticed that the meter's ranks disconnected.
 absl::Status WaitUntilLeft(const std::string& admin_socket) {
   const MonotonicClock clock;
   const absl::Time give_up = clock.Now() + absl::Seconds(5);
@@ -90,7 +91,7 @@ absl::Status WaitUntilLeft(const std::string& admin_socket) {
   return absl::OkStatus();
 }
 
-// True: the daemon goes by it.
+// Returns whether the daemon uses the speeds now.
 absl::StatusOr<bool> Keep(const MeasureOptions& options,
                           const MeasurableNode& node) {
   std::map<std::string, MeasuredLink> links;

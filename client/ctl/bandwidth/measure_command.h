@@ -1,9 +1,9 @@
-// `sluicectl bandwidth measure`: how fast copies between each GPU and host
-// memory are, alone and together, and what of it the daemon's configuration
-// should know.
+// `sluicectl bandwidth measure`: measures copies between each GPU and host
+// memory, alone and together, and writes the part of the daemon's configuration
+// that follows.
 //
-// Thread safety: one call at a time; SIGINT, SIGTERM and SIGHUP are its while
-// it runs.
+// Thread safety: one call at a time; it handles SIGINT, SIGTERM and SIGHUP
+// while it runs.
 #pragma once
 
 #include <string>
@@ -14,20 +14,20 @@ namespace sluice::ctl {
 
 struct MeasureOptions {
   std::string socket, admin_socket;
-  double seconds = 1;  // that each number is averaged over
+  double seconds = 1;  // over which each number is averaged
   bool beside_jobs = false;
   bool json = false;
-  std::string out;    // where the configuration goes; empty: below the table
-  bool keep = false;  // the daemon goes by it from now on
+  std::string out;    // the configuration's file; empty: stdout
+  bool keep = false;  // the daemon uses the speeds from now on
 };
 
-// What is to be printed. FailedPrecondition: jobs have ranks here, or what is
-// to be kept cannot be. Cancelled: Ctrl-C, which then ends the process.
-// PermissionDenied, NotFound and others: those of admin.h, of a session and of
-// leases.
+// Returns the text to print. FailedPrecondition: jobs have ranks here, or the
+// daemon cannot keep the speeds. Cancelled: Ctrl-C, after which the process
+// ends. PermissionDenied, NotFound and others are those of admin.h, sessions
+// and leases.
 absl::StatusOr<std::string> MeasureBandwidth(const MeasureOptions& options);
 
-// The daemon goes by the configuration alone again. What is to be printed.
+// Makes the daemon use only its configuration again. Returns the text to print.
 absl::StatusOr<std::string> ForgetMeasured(const std::string& admin_socket,
                                            bool as_json);
 

@@ -1,4 +1,4 @@
-// A folder's worth of text as one archive.
+// Packs text files into one archive.
 //
 // Thread safety: safe.
 #pragma once
@@ -13,8 +13,8 @@ namespace sluice::ctl {
 
 using NamedTexts = std::vector<std::pair<std::string, std::string>>;
 
-// A tar of files below a folder `name`, compressed by the system's gzip. Names
-// have at most 100 bytes, as POSIX's ustar has it.
+// Returns a tar of files in a folder `name`, compressed by the system's gzip.
+// Names have at most 100 bytes, as in POSIX's ustar.
 absl::StatusOr<std::string> MakeTarGz(const std::string& name,
                                       const NamedTexts& files);
 

@@ -36,12 +36,12 @@ constexpr char kUnitsConfig[] = "/etc/sluice/sluiced.toml";
 constexpr timeval kPatience = {5, 0};
 constexpr size_t kMaxReplyBytes = size_t{64} << 20;
 
-// The snapshot of all users if this user may read it, else of this user.
+// The snapshot of all users if this user may read it, else the user's own.
 struct StatusSnapshot {
   TextOr json;
   std::string what = "what the daemon knows";
 };
-// A daemon that did not answer the doctor is not waited for again.
+// Skips a daemon that did not answer the doctor.
 StatusSnapshot AskDaemon(const SocketPaths& sockets,
                          const absl::Status& reached) {
   if (!reached.ok()) return {reached};
@@ -85,7 +85,7 @@ absl::StatusOr<UniqueFd> ConnectStream(const std::string& path) {
   return fd;
 }
 
-// The body of one page of sluiced's, over its unix socket.
+// Returns the body of a page of sluiced, over its unix socket.
 TextOr HttpGet(const std::string& socket, const std::string& path) {
   SLUICE_ASSIGN_OR_RETURN(const UniqueFd fd, ConnectStream(socket));
   const std::string request =
@@ -94,7 +94,7 @@ TextOr HttpGet(const std::string& socket, const std::string& path) {
       static_cast<ssize_t>(request.size())) {
     return ErrnoStatus(errno, "ask " + socket);
   }
-  std::string answer;  // ends with its connection
+  std::string answer;  // ends when the connection does
   std::array<char, 65536> piece;
   while (true) {
     const ssize_t got = recv(fd.get(), piece.data(), piece.size(), 0);
@@ -110,15 +110,15 @@ TextOr HttpGet(const std::string& socket, const std::string& path) {
   return answer.substr(body + 4);
 }
 
-// `path` as that process would open it. A relative path goes through the
-// process's folder; a user that may not trace the process cannot look it up,
-// and the file then counts as unreadable.
+// Returns `path` as that process would open it. A relative path goes through
+// the process's working folder; a user that may not trace the process cannot
+// resolve it, and the file then counts as unreadable.
 std::string SeenBy(int64_t pid, const std::string& path) {
   if (path.starts_with('/')) return path;
   return fmt::format("/proc/{}/cwd/{}", pid, path);
 }
 
-// From the daemon's command line, which every user may read.
+// Read from the daemon's command line, which every user may see.
 TextOr ConfigPath(const Facts& facts) {
   if (facts.process.pid) {
     const StartedWith with = ReadStartedWith(facts.process.command);
@@ -190,7 +190,7 @@ TextOr Journal(const Facts& facts, int64_t lines) {
   return text;
 }
 
-// Secrets removed, and how many said.
+// Removes secrets, and adds their number to the description.
 Item Cleaned(Item item) {
   if (!item.text.ok()) return item;
   WithoutSecrets clean = RemoveSecrets(*item.text);

@@ -1,4 +1,5 @@
-// What a support bundle is made of: asks the daemon, reads files, runs tools.
+// Collects the contents of a support bundle: asks the daemon, reads files, runs
+// tools.
 //
 // Thread safety: one call at a time.
 #pragma once
@@ -16,11 +17,11 @@ namespace sluice::ctl {
 struct Item {
   std::string name;                  // "status.json"
   std::string what;                  // for people
-  absl::StatusOr<std::string> text;  // else why it is left out
+  absl::StatusOr<std::string> text;  // or the reason why it is missing
 };
 
-// Each of them is there, or says why it is not; secrets are removed. Needs no
-// daemon.
+// Collects all items, each with its text or the reason why it is missing.
+// Secrets are removed. Works without a daemon.
 std::vector<Item> Collect(const SocketPaths& sockets, int64_t journal_lines);
 
 }  // namespace sluice::ctl

@@ -11,12 +11,12 @@
 namespace sluice::ctl {
 
 struct BundleOptions {
-  std::string out;  // a file, or - ; empty: a name with host and time, here
+  std::string out;  // a file or "-"; empty: a name with host and time
   int64_t journal_lines = 2000;
   bool json = false;
 };
 
-// contents.txt, which is in each bundle: what is in it, what is not, and why.
+// contents.txt of each bundle: what it has, what is missing, and why.
 std::string RenderContents(const std::vector<Item>& items);
 
 // One line: {"file", "bytes", "contents": [{"name", "what"}],
@@ -24,7 +24,7 @@ std::string RenderContents(const std::vector<Item>& items);
 std::string RenderBundleJson(const std::string& file, size_t bytes,
                              const std::vector<Item>& items);
 
-// Writes a bundle that this user alone may read, and returns what to print.
+// Writes a bundle that only this user may read. Returns the text to print.
 absl::StatusOr<std::string> MakeSupportBundle(const SocketPaths& sockets,
                                               const BundleOptions& options);
 

@@ -1,4 +1,4 @@
-// A value of --json that is null where there is none.
+// A value of --json that is null if it is not set.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -1,11 +1,11 @@
 // The commands of `sluicectl plan` that answer at a desk, without a daemon.
 //
-// One file a command (plan_memory.cc, …): it has its own flags, prints and
-// returns the exit status. main.cc lists the adders in kDeskCommands; a new
-// command is its file, its line here and its line there.
+// Each command has a file of its own (plan_memory.cc, …) with its flags, and
+// prints and returns the exit status. A new command needs its file, its line
+// here and a line in main.cc's kDeskCommands.
 //
 // Exit status: 0 done; 2 bad input, one `error:` line; 3 does not fit or
-// infeasible (what was asked for is printed all the same); 1 a fault.
+// infeasible (the answer is printed all the same); 1 any other failure.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -13,9 +13,9 @@
 
 namespace sluice::ctl {
 
-// `app` is the subcommand that was added below `plan`; `run` is called when it
-// was the one chosen, its flags parsed, and returns the exit status. `run`
-// owns what its flags were parsed into.
+// `app` is the subcommand that was added to `plan`. `run` is called if it was
+// chosen, after its flags were parsed, and returns the exit status. `run` owns
+// the parsed values.
 struct DeskCommand {
   CLI::App* app = nullptr;
   std::function<int()> run;

@@ -1,4 +1,4 @@
-// sluicectl plan memory: where every tensor of a trace goes, with a proof.
+// sluicectl plan memory: an address for every tensor of a trace, with a proof.
 #include "planner/memory/plan_memory.h"
 
 #include <fmt/format.h>
@@ -94,7 +94,7 @@ absl::Status CheckFlags(const MemoryFlags& flags) {
     return absl::InvalidArgumentError(fmt::format(
         "-o and --svg both name '{}': give each its own file", flags.plan));
   }
-  // Before a minute of solving, not after it.
+  // Checked now and not after a minute of solving.
   for (const std::string& path : {flags.plan, flags.svg}) {
     if (!path.empty()) SLUICE_RETURN_IF_ERROR(CheckOutput(path));
   }
@@ -142,13 +142,13 @@ absl::StatusOr<NamedTrace> ReadTraceOf(const MemoryFlags& flags) {
   return planner::ReadTrace(in, options);
 }
 
-// One line that is written over, on a terminal; else a line now and then once
-// it lasts. A thread of its own writes it, so that its clock goes on between
-// two better plans.
+// Progress: one line that is overwritten on a terminal, else an occasional line
+// once the search takes long. A thread of its own writes it, so that its clock
+// goes on between two better plans.
 class ProgressLine {
  public:
   ProgressLine() : terminal_(isatty(STDERR_FILENO) == 1) {
-    // Ctrl-C must interrupt the search's waits, not this thread's.
+    // Ctrl-C must interrupt the waits of the search and not this thread's.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -188,7 +188,8 @@ class ProgressLine {
       const std::string text =
           fmt::format("{}{}, {:.1f} s{}", terminal_ ? "\r\x1b[K" : "", Known(),
                       SecondsSince(start_), terminal_ ? "" : "\n");
-      std::fputs(text.c_str(), stderr);  // fmt::print throws where it is closed
+      // fmt::print throws if stderr is closed
+      std::fputs(text.c_str(), stderr);
     }
   }
 
@@ -206,18 +207,18 @@ class ProgressLine {
   std::optional<planner::MemoryProgress> known_ ABSL_GUARDED_BY(mutex_);
   double better_at_ ABSL_GUARDED_BY(mutex_) = 0;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
-  bool shown_ = false;  // the writer's, until it has ended
+  bool shown_ = false;  // only the writer's until it has ended
   std::thread writer_;
 };
 
-// While it lives, the first Ctrl-C only asks the search to end; the second one
-// ends the process.
+// While it lives, the first Ctrl-C only stops the search; the second one ends
+// the process.
 class Interrupt {
  public:
   Interrupt() {
     struct sigaction action = {};
     action.sa_handler = [](int) { came_ = true; };
-    action.sa_flags = static_cast<int>(SA_RESETHAND);  // and waits end early
+    action.sa_flags = static_cast<int>(SA_RESETHAND);  // also interrupts waits
     sigaction(SIGINT, &action, &before_);
   }
   ~Interrupt() { sigaction(SIGINT, &before_, nullptr); }
@@ -230,8 +231,9 @@ class Interrupt {
   struct sigaction before_;
 };
 
-// CBC runs in a program of its own, sluice-worker beside this one; without it
-// nothing risks this process, and CBC's certificates are missing.
+// CBC runs in a program of its own, sluice-worker, which lies beside this one,
+// so that a crash of CBC does not end this process. Without it CBC's
+// certificates are missing.
 std::string MipProgram() {
   std::error_code error;
   const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
@@ -251,7 +253,7 @@ absl::StatusOr<MemoryPlan> PlanOf(const MemoryFlags& flags,
   options.stop = Interrupt::came();
   ProgressLine line;
   options.progress = [&](const auto& progress) { line.Show(progress); };
-  // The limit is the command's: reading has used some of it.
+  // The limit is for the whole command, and reading has used a part of it.
   options.time_limit =
       absl::Seconds(std::max(flags.time_limit - SecondsSince(start), 0.01));
   return planner::PlanMemory(named.trace, options);
@@ -284,8 +286,8 @@ std::string Exact(Bytes size) {
                      Count(static_cast<double>(size.count())));
 }
 
-// What a bound of sizes that are rounded up is a bound of: the last buffer's
-// padding may lie beyond the end of a region.
+// Notes that the bound is one of rounded sizes: the last buffer's padding may
+// lie beyond the end of a region.
 std::string OfRounded(const NamedTrace& named) {
   const int64_t align = named.trace.alignment.count();
   return align > 1 ? fmt::format(", of sizes rounded up to {}", align) : "";

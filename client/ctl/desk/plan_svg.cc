@@ -25,7 +25,7 @@ constexpr int kWidth = 1280, kHeight = 800;
 constexpr int kLeft = 92, kRight = 28, kTop = 160, kBottom = 92;
 constexpr int kPlotWidth = kWidth - kLeft - kRight;
 constexpr int kPlotHeight = kHeight - kTop - kBottom;
-// The strip above it that shows the bytes alive.
+// The strip above the plot that shows the live bytes.
 constexpr int kLiveTop = 84, kLiveBottom = 128;
 // Room above the peak for its label.
 constexpr double kHeadroom = 1.045;
@@ -33,8 +33,8 @@ constexpr double kHeadroom = 1.045;
 // Colours by lifetime, short to long.
 constexpr int kColours = 6;
 
-// Smaller buffers are drawn together in whole pixels, without titles, so that a
-// million of them are a file that a browser opens.
+// Buffers smaller than this are merged into pixels, without titles, so that a
+// browser can open the picture of a million buffers.
 constexpr double kLeastSide = 1.6;
 constexpr double kLeastArea = 14;
 
@@ -53,21 +53,22 @@ rect:hover{stroke:var(--ink)}
 </style>
 )";
 
-// A tenth of a pixel is finer than anyone sees; "12" rather than "12.0".
+// One decimal of a pixel is fine enough. Writes "12" and not "12.0".
 std::string Pixels(double value) {
   std::string text = fmt::format("{:.1f}", value);
   if (text.ends_with(".0")) text.resize(text.size() - 2);
   return text;
 }
 
-// "99.8 %", and never "0 %" or "100 %" for what is not.
+// Formats "99.8 %"; only exact shares are "0 %" or "100 %".
 std::string SvgPercent(double share) {
   if (share <= 0) return "0 %";
   return share < 0.0001 ? "below 0.01 %" : fmt::format("{:.2g} %", 100 * share);
 }
 
-// Lifetimes in classes that grow by one factor, from the shortest to the
-// longest of the trace: every picture uses all the colours it has.
+// Classes of lifetimes whose limits grow by a constant factor, from the
+// shortest lifetime of the trace to the longest, so that every picture uses all
+// colours.
 class Lifetimes {
  public:
   explicit Lifetimes(const std::vector<plan::Buffer>& buffers) {
@@ -92,7 +93,7 @@ class Lifetimes {
     for (const int64_t limit : limits_) colour += b.upper - b.lower > limit;
     return colour;
   }
-  // The longest of a class.
+  // The longest lifetime of a class.
   int64_t Limit(int colour) const {
     return colour + 1 < kColours ? limits_[static_cast<size_t>(colour)]
                                  : longest_;
@@ -103,8 +104,8 @@ class Lifetimes {
   int64_t longest_ = 0;
 };
 
-// Steps of an axis: about `wanted` of them up to `most`, in base `base` (1, 2,
-// 5 for 10; powers of two for 2).
+// Returns the step of an axis with about `wanted` marks up to `most`, in base
+// `base`: 1, 2, 5 times a power of ten for 10, powers of two for 2.
 double Step(double most, int wanted, int base) {
   const double raw = std::max(most / wanted, 1.0);
   if (base == 2) return std::exp2(std::ceil(std::log2(raw)));
@@ -214,7 +215,7 @@ class Picture {
   }
 
   void Buffers() {
-    // The colour of each pixel that small buffers cover; -1 where none does.
+    // The colour of each pixel that small buffers cover, or -1.
     std::vector<int8_t> pixels(kPlotWidth * kPlotHeight, -1);
     for (size_t k = 0; k < plan_.offsets.size(); ++k) {
       const plan::Buffer& b = named_.trace.buffers[k];
@@ -254,7 +255,7 @@ class Picture {
     }
   }
 
-  // Runs of one colour down each column.
+  // Draws the runs of one colour in each column.
   void PutPixels(const std::vector<int8_t>& pixels) {
     std::array<std::string, kColours> runs;
     for (int x = 0; x < kPlotWidth; ++x) {
@@ -272,7 +273,7 @@ class Picture {
     }
   }
 
-  // Bytes alive over time: the most of each pixel.
+  // Live bytes over time: the maximum in each pixel.
   void Live() {
     std::map<int64_t, int64_t> change;
     const Bytes unit = named_.trace.alignment;
@@ -320,7 +321,7 @@ class Picture {
     return std::clamp(static_cast<int>(X(time) - kLeft), 0, kPlotWidth - 1);
   }
 
-  // The peak, and the bound where it is another line.
+  // Draws the peak, and the bound if it differs.
   void Lines() {
     const double peak = static_cast<double>(plan_.peak.count());
     const double bound = static_cast<double>(plan_.lower_bound.count());
@@ -351,7 +352,7 @@ class Picture {
     x += 92;
     int64_t before = -1;
     for (int c = 0; c < kColours; ++c) {
-      if (lifetimes_.Limit(c) == before) continue;  // few lifetimes
+      if (lifetimes_.Limit(c) == before) continue;  // an empty class
       before = lifetimes_.Limit(c);
       const std::string label =
           Count(static_cast<double>(before)) + (c + 1 < kColours ? "" : unit);

@@ -1,4 +1,4 @@
-// The picture of a memory plan: time across, address up, a rectangle a buffer.
+// Draws a memory plan: time across, address up, a rectangle per buffer.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -10,11 +10,11 @@
 
 namespace sluice::ctl {
 
-// One SVG document, light or dark as its viewer prefers. Buffers of at least
-// a few pixels are drawn by themselves and told when pointed at; smaller ones
-// are merged into pixels, so that the file stays small (below 1 MB at 20,000
-// buffers) whatever the trace. The same plan gives the same bytes.
-// REQUIRES: one offset a buffer.
+// Returns an SVG document, light or dark as its viewer prefers. A buffer of at
+// least a few pixels is drawn by itself with a tooltip. Smaller ones are merged
+// into pixels, so that the file stays small (below 1 MB at 20,000 buffers)
+// whatever the trace is. The same plan gives the same bytes. REQUIRES: one
+// offset per buffer.
 std::string PlanSvg(const planner::NamedTrace& named,
                     const planner::MemoryPlan& plan);
 

@@ -1,5 +1,5 @@
-// sluicectl plan train: does it fit, how fast, with what settings, and where
-// is the wall?
+// sluicectl plan train: whether it fits, how fast, with which settings, and the
+// longest sequence.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -71,7 +71,7 @@ absl::StatusOr<TrainAnswer> AnswerTrain(const TrainFlags& flags) {
   return answer;
 }
 
-// What a method reaches, up to its longest sequence; empty where none fits.
+// The MFU of a method up to its longest sequence; empty if none fits.
 absl::StatusOr<MfuCurve> CurveOf(Request request,
                                  const planner::train::GivenSettings& given) {
   MfuCurve curve;
@@ -105,7 +105,7 @@ absl::StatusOr<std::vector<MfuCurve>> Curves(
     auto curve = CurveOf(
         request, method == chosen ? given : planner::train::GivenSettings());
     if (method == chosen && !curve.ok()) return curve.status();
-    if (!curve.ok()) continue;  // these GPUs are none for that method
+    if (!curve.ok()) continue;  // the method cannot use these GPUs
     curve->chosen = method == chosen;
     curves.push_back(*std::move(curve));
   }
@@ -113,7 +113,7 @@ absl::StatusOr<std::vector<MfuCurve>> Curves(
 }
 
 absl::StatusOr<int> RunTrain(const TrainFlags& flags) {
-  // Before the search, which may take a second.
+  // Checked before the search, which may take a second.
   if (!flags.html.empty()) SLUICE_RETURN_IF_ERROR(CheckOutput(flags.html));
   if (flags.html == "-" && flags.json) {
     return absl::InvalidArgumentError(

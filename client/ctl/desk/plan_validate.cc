@@ -1,4 +1,4 @@
-// sluicectl plan validate: the cost model beside the papers' tables.
+// sluicectl plan validate: compares the cost model with the papers' tables.
 #include <fmt/format.h>
 
 #include <cmath>

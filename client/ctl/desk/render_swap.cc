@@ -34,7 +34,8 @@ std::string SharePercent(double part) {
   return fmt::format("{:.1f} %", 100 * part);
 }
 
-// "KKKKKSSSSSSSSSSrrrrr": 20 characters, something never drawn as nothing.
+// Formats "KKKKKSSSSSSSSSSrrrrr": 20 characters, at least one for any fraction
+// above 0.
 std::string FractionBar(const TokenFractions& f) {
   constexpr int kWide = 20;
   const std::pair<double, char> parts[] = {
@@ -85,7 +86,7 @@ bool Alike(const NodeSwapProblem& problem, const NodeSwapResult& result,
   return true;
 }
 
-// One table for all ranks that do the same.
+// One table for all ranks with equal fractions.
 std::string Fractions(const NodeSwapProblem& problem,
                       const NodeSwapResult& result) {
   std::string text;
@@ -157,7 +158,7 @@ std::string Use(const NodeSwapProblem& problem, const NodeSwapResult& result) {
   return "\n" + table.Text();
 }
 
-// What a fall is shown as: digits of an LP are nothing.
+// A decrease as it is shown; rounding errors of the LP are shown as none.
 std::string Less(double fall, double of, std::string shown) {
   if (std::fabs(fall) <= 1e-9 * of) return "-";
   return (fall > 0 ? "-" : "+") + shown;
@@ -234,7 +235,8 @@ std::string Infeasible(const NodeSwapProblem& problem,
       sum, ExcessText(problem, result));
 }
 
-// Links are no refusal; by how much the step is longer is what one must know.
+// An overloaded link is no refusal; the table says by how much the step is
+// longer.
 std::string Overload(const NodeSwapProblem& problem,
                      const NodeSwapResult& result) {
   if (result.in_time) return "";

@@ -1,4 +1,4 @@
-// A node's swap plan as text for people, and as JSON.
+// A node's swap plan as text for people and as JSON.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -12,9 +12,9 @@ namespace sluice::ctl {
 std::string RenderSwap(const planner::NodeSwapProblem& problem,
                        const planner::NodeSwapResult& result,
                        planner::SwapPolicy policy);
-// Whether `row` is of a link, not of memory or of a limit.
+// Returns whether `row` belongs to a link and not to memory or a limit.
 bool IsLink(const planner::CapacityRow& row);
-// One object, one line.
+// One object on one line.
 std::string SwapJson(const planner::NodeSwapProblem& problem,
                      const planner::NodeSwapResult& result,
                      planner::SwapPolicy policy);

@@ -57,7 +57,7 @@ SwapProblem::Tensor ReadTensor(FieldReader in) {
   return tensor;
 }
 
-// All fields of a kind but its name and tensors.
+// Reads all fields of a kind except its name and tensors.
 SwapProblem::Kind ReadKind(FieldReader& in) {
   SwapProblem::Kind kind;
   kind.layers = in.Int("layers", 1, 1'000'000);
@@ -89,7 +89,7 @@ SwapProblem::Rank ReadRank(FieldReader in) {
   });
   rank.gpu_budget_bytes = ReadAmount(in, "gpu_budget_bytes");
   rank.host_fixed_bytes = OptionalAmount(in, "host_fixed_bytes");
-  // A rank that tells no kinds of layers apart has the one's fields among its
+  // A rank with one unnamed kind of layers has that kind's fields among its
   // own.
   if (!in.Has("kinds")) {
     rank.kinds = {ReadKind(in)};

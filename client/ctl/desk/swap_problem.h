@@ -1,4 +1,4 @@
-// A node as people write it in JSON, for `sluicectl plan swap`.
+// Reads a node that people wrote in JSON, for `sluicectl plan swap`.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -10,8 +10,8 @@
 
 namespace sluice::ctl {
 
-// InvalidArgument in one line with the path of what is wrong: a key that is
-// unknown or missing, a value of the wrong type or below 0.
+// InvalidArgument, in one line with the path: a key is unknown or missing, or a
+// value has the wrong type or is negative.
 absl::StatusOr<planner::NodeSwapProblem> ReadSwapProblem(std::string_view json);
 
 }  // namespace sluice::ctl

@@ -19,7 +19,7 @@ namespace {
 
 using planner::train::ModelShape;
 
-// A name has no slash and no ending; a file does, or is there.
+// A file exists or has a slash or an ending; any other word is a name.
 bool IsFile(const std::string& name, const char* ending) {
   std::error_code error;
   return name.find('/') != std::string::npos ||
@@ -47,7 +47,7 @@ absl::StatusOr<std::string> ReadSmallFile(const std::string& path) {
   return text;
 }
 
-// A shape from --layers, --hidden, …; what is left out is GPT's.
+// Makes a shape from --layers, --hidden and so on; the defaults are GPT's.
 absl::StatusOr<ModelShape> ShapeOfFlags(const TrainFlags& flags) {
   if (flags.arch != "" && flags.arch != "gpt" && flags.arch != "llama") {
     return absl::InvalidArgumentError(fmt::format(

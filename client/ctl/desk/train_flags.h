@@ -1,6 +1,7 @@
-// The flags of `sluicectl plan train`, and what they ask for.
+// The flags of `sluicectl plan train`, and the request that they make.
 //
-// Thread safety: pure functions, but for reading the files that flags name.
+// Thread safety: pure functions, except that they read the files named by
+// flags.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -29,9 +30,9 @@ struct TrainFlags {
   planner::train::GivenSettings given;
   std::string alpha = "auto";
   std::string recompute;  // empty: the fastest that fits
-  // Sequences per step; as one number, or as micro-batches of some.
+  // Sequences per step, as one number or as micro-batches.
   std::optional<int64_t> global_batch, batch, accumulate;
-  // "--batch --accumulate": those of the two that are given.
+  // The given ones of "--batch" and "--accumulate".
   std::vector<std::string> batch_flags() const;
   bool max_seq_len = false;
   double max_step_s = std::numeric_limits<double>::infinity();
@@ -41,11 +42,11 @@ struct TrainFlags {
   std::string html;
 };
 
-// Adds all of them to `app`; they are parsed into `flags`.
+// Adds all flags to `app`, which parses them into `flags`.
 void AddTrainFlags(CLI::App& app, TrainFlags& flags);
 
-// What is asked: a fault names the flag, its value and what it may be.
-// seq_len is 0 where only the longest is asked for.
+// Makes the request. An error names the flag, its value and the allowed values.
+// seq_len is 0 if only the longest sequence is asked for.
 absl::StatusOr<planner::train::Request> TrainRequest(const TrainFlags& flags);
 absl::StatusOr<planner::train::GivenSettings> TrainSettings(
     const TrainFlags& flags);

@@ -1,5 +1,5 @@
-// One request answered for every method: which of them reaches how far and how
-// fast on the same GPUs, each with its own best settings.
+// Answers one request for every method: how long a sequence each reaches on the
+// same GPUs and how fast, with the best settings of each.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -14,15 +14,15 @@
 namespace sluice::ctl {
 
 struct MethodAnswer {
-  planner::train::Request request;  // its method is the one that answers
+  planner::train::Request request;  // with the method that answers
   planner::train::Estimate estimate;
   planner::train::LongestSequence longest;
 };
 
-// In the order of kMethods, each longest with a step of at most `max_step_s`.
-// The settings given are those of the method asked for; the others' are
-// searched. A method that these GPUs are none for is left out; the method asked
-// for is answered or a fault.
+// Answers in the order of kMethods; each longest sequence has a step of at most
+// `max_step_s`. The given settings are used for the requested method; those of
+// other methods are searched. A method that cannot use these GPUs is left out,
+// unless it is the requested one, which is an error.
 absl::StatusOr<std::vector<MethodAnswer>> AnswerEveryMethod(
     const planner::train::Request& asked,
     const planner::train::GivenSettings& given, double max_step_s);

@@ -9,7 +9,7 @@
 namespace sluice::ctl {
 namespace {
 
-// In the order in which it is drawn.
+// Keeps the order in which the page draws.
 using Json = nlohmann::ordered_json;
 using planner::train::PassTimes;
 

@@ -1,6 +1,6 @@
 // The page of `sluicectl plan train --html`: memory by class, the step, one
-// layer's timeline, MFU over length. train_page.html draws what this writes
-// into it as JSON. One file, no network, light and dark.
+// layer's timeline, MFU over length. train_page.html draws the JSON that this
+// writes into it. One file without network access, light and dark.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -14,15 +14,15 @@
 
 namespace sluice::ctl {
 
-// train_page.html, with @DATA@ where the JSON goes.
+// train_page.html, with @DATA@ in the place of the JSON.
 extern const char* const kTrainPage;
 
-// What one method reaches at growing lengths, with its best settings; it ends
-// at its longest sequence.
+// A method's MFU at growing lengths up to its longest sequence, with its best
+// settings.
 struct MfuCurve {
   std::string method;
-  bool chosen = false;     // the method asked for, with the settings given
-  bool validated = false;  // its speed on this machine, by a published table
+  bool chosen = false;     // the requested method, with the given settings
+  bool validated = false;  // a published table has its speed on this machine
   std::vector<std::pair<int64_t, double>> points;  // tokens, MFU as a fraction
 };
 

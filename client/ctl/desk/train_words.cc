@@ -23,7 +23,7 @@ using planner::train::TokensText;
 
 std::string Sized(double bytes) { return Size(int64_t(bytes)); }
 
-// Engine python of sluice has no alpha.
+// sluice's engine python has no alpha.
 bool Swapped(Method method, const Settings& settings) {
   return planner::train::TraitsOf(method).alpha &&
          settings.engine == Engine::kTrainer;
@@ -367,8 +367,8 @@ nlohmann::ordered_json TrainObject(const TrainAnswer& answer) {
   const Estimate& estimate = answer.estimate;
   const auto evidence = planner::train::EvidenceOf(answer.request);
   const bool memory = HasMemory(estimate);
-  // No speed of what does not fit, and no memory of a division that there is
-  // not.
+  // What does not fit has no speed, and an impossible division of the GPUs has
+  // no memory.
   nlohmann::ordered_json json = {
       {"fits", estimate.fits},
       {"reason", ReasonName(estimate.reason)},

@@ -1,4 +1,4 @@
-// What the checks are made of. Internal to doctor.
+// Types and commands that the checks share. Internal to doctor.
 #pragma once
 
 #include <span>
@@ -13,7 +13,7 @@ struct Check {
   const char* what;
   Finding (*look)(const Facts&);
 };
-// The checks of the daemon, its files and its keeper; and of the machine.
+// The checks of the daemon, its files and its keeper, and of the machine.
 std::span<const Check> ServiceChecks();
 std::span<const Check> MachineChecks();
 
@@ -28,15 +28,15 @@ inline Finding Problem(std::string said, std::string fix) {
 }
 
 inline bool Reached(const Facts& facts) { return facts.daemon.reached.ok(); }
-// A command that starts a daemon here, again if need be, by the user that the
-// folder belongs to; without systemd only where none runs.
+// Returns a command that starts a daemon here as the folder's owner, or
+// restarts it under systemd.
 std::string Start(const Facts& facts);
-// One that ends the daemon if one runs, and starts it below a keeper. Without
-// systemd sessions end by it.
+// Returns a command that ends a running daemon and starts it below a keeper.
+// Without systemd this ends the sessions.
 std::string EndAndStart(const Facts& facts);
-// One by which a running daemon reads its configuration again.
+// Returns a command that makes a running daemon read its configuration again.
 std::string Reload(const Facts& facts);
-// One that has the unit as it is shipped, whatever was changed in /etc.
+// A command that restores the unit as shipped, whatever was changed in /etc.
 inline constexpr const char* kShippedUnit =
     "sudo systemctl revert sluiced && sudo systemctl restart sluiced";
 

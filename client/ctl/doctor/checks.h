@@ -1,4 +1,4 @@
-// What is wrong, and which command mends it: one pure function per check.
+// Finds problems and the command that mends each: one pure function per check.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -21,10 +21,10 @@ struct Finding {
 
 // One finding per check, always in the same order.
 std::vector<Finding> Examine(const Facts& facts);
-// The machine's checks alone, for callers that need no daemon.
+// The machine's checks alone, which need no daemon.
 std::vector<Finding> ExamineMachine(const Facts& facts);
 
-// "0-2,5" as {0, 1, 2, 5}; what is no such list is empty.
+// Parses "0-2,5" to {0, 1, 2, 5}; returns an empty list for any other text.
 std::vector<int> ParseNodes(const std::string& list);
 
 }  // namespace sluice::ctl

@@ -1,5 +1,5 @@
-// What the doctor looks at, as plain data: read_facts.h reads it of this
-// machine, tests make it up.
+// The facts that the doctor judges, as plain data: read_facts.h reads them from
+// this machine, tests make them up.
 //
 // Thread safety: values.
 #pragma once
@@ -20,9 +20,9 @@ namespace sluice::ctl {
 // The runtime folder of sluiced.service.
 inline constexpr char kUnitsFolder[] = "/run/sluice";
 
-// What `sluiced` answered.
+// `sluiced`'s answer.
 struct DaemonFacts {
-  absl::Status reached;  // else nothing below is known
+  absl::Status reached;  // if not OK, nothing below is known
   std::string version, driver;
   uint64_t generation = 0;
   int64_t sessions = 0;
@@ -31,16 +31,16 @@ struct DaemonFacts {
   };
   std::optional<Drained> drained;
   Bytes host_pools;
-  // Links: all, those with a speed by the configuration, those with one that
-  // was measured; and whether that waits for ranks to end.
+  // Counts of links: all, those with a configured speed, those with a measured
+  // speed; and whether the measured speeds take effect only after ranks end.
   int links = 0, links_configured = 0, links_measured = 0;
   bool measured_waits = false;
-  // What pinned host memory is, and why it is the lesser kind; empty:
-  // simulated, or it did not say.
+  // The kind of pinned host memory, and the reason for the slower kind. Empty
+  // if GPUs are simulated or the daemon does not tell.
   std::string host_memory, host_memory_why;
-  // Why GPUs cannot be used, each ending with ": " and what mends it.
+  // Why GPUs cannot be used; each ends with ": " and the command that mends it.
   std::vector<std::string> gpu_faults;
-  // Processes that have memory and no session.
+  // A process that has memory and no session.
   struct Holder {
     int pid = 0;
     uid_t user = 0;
@@ -48,28 +48,28 @@ struct DaemonFacts {
     Bytes held;
   };
   std::vector<Holder> holders;
-  // Where it serves metrics over TCP; empty: nowhere. And why it does not yet.
+  // The TCP address of its metrics, or empty; and why it does not listen yet.
   std::string http, http_fault;
 };
 
-// Its process; where none runs, this one, which is limited as a daemon that is
-// started by hand would be.
+// The daemon's process. If none runs: this process, which has the limits of a
+// daemon that is started by hand.
 struct ProcessFacts {
-  std::optional<int> pid;  // none: it is this process
-  // /proc shows nothing of `pid` (hidepid): the limits are this process'.
+  std::optional<int> pid;  // unset: this process
+  // /proc does not show `pid` (hidepid); the limits are this process's.
   bool hidden = false;
-  // What it was started with, its program first, and where; empty: not seen.
+  // Its command line and working folder; empty if not visible.
   std::vector<std::string> command;
   std::string folder;
-  // Absent: unlimited.
+  // Unset: unlimited.
   std::optional<int64_t> locked_bytes;
   std::optional<int64_t> open_files;  // the hard limit
   std::optional<MemoryLimit> memory;
-  std::string memory_nodes;  // of NUMA: "0-1"; empty: not known
+  std::string memory_nodes;  // NUMA nodes: "0-1"; empty: not known
   std::optional<uid_t> user;
 };
 
-// sluiced.service, where systemd has it and the socket is its own.
+// sluiced.service, if systemd has it and the socket is the unit's.
 struct UnitFacts {
   bool active = false;
   std::string status;  // "serving"
@@ -77,22 +77,23 @@ struct UnitFacts {
 };
 
 struct DriverFacts {
-  std::string device;  // what shows that there is an NVIDIA GPU; empty: nothing
+  std::string device;  // evidence of an NVIDIA GPU; empty: none
   bool module_loaded = false;
   std::string fault;  // why the driver cannot be used; empty: it can
-  // Whether each GPU stays initialised while no process uses it; nullopt:
+  // Whether each GPU stays initialised while no process uses it; unset if
   // nvidia-smi did not tell.
   std::optional<std::vector<bool>> persistence;
 };
 
 struct MachineFacts {
-  std::string online_nodes;  // of NUMA: "0-1"
+  std::string online_nodes;  // NUMA nodes: "0-1"
   int64_t huge_pages = 0;
   Bytes huge_page;
 };
 
 struct FileFacts {
-  enum class Seen { kThere, kMissing, kHidden };  // hidden: in a closed folder
+  // kHidden: in a folder that this user may not read
+  enum class Seen { kThere, kMissing, kHidden };
   std::string path;
   Seen seen = Seen::kMissing;
   std::string owner, group;
@@ -102,13 +103,12 @@ struct FileFacts {
 
 struct Facts {
   std::string version;  // of this sluicectl
-  std::string user;     // that runs it
-  // Where this sluicectl and the programs beside it are, with a "/" at the end;
-  // empty: where root's shell looks for programs.
+  std::string user;     // the user that runs it
+  // The folder of this sluicectl and its sibling programs, ending with "/";
+  // empty if root's shell finds them.
   std::string programs;
   bool makes_folder = false;  // this user may make the runtime folder
-  // Groups that the user is in since the last login; `admin`'s is one of those
-  // that the user would be in after the next.
+  // The user belongs to the group of `admin`, but only from the next login on.
   bool joins_admin_group = false;
   DaemonFacts daemon;
   ProcessFacts process;
@@ -116,10 +116,10 @@ struct Facts {
   bool keeper = false;  // a sluiced-keeper runs for this folder
   DriverFacts driver;
   MachineFacts machine;
-  // The user that listens at `daemon.http`; nullopt: none is seen.
+  // The user that listens at `daemon.http`; unset if none is visible.
   std::optional<uid_t> http_listener;
   FileFacts folder, session, admin, policy;
-  std::string policy_fault;  // it could be read, and is not what it should be
+  std::string policy_fault;  // readable, but its contents are wrong
 };
 
 }  // namespace sluice::ctl

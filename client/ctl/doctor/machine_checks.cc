@@ -1,4 +1,4 @@
-// The machine: driver, limits, memory.
+// Checks of the machine: driver, limits, memory.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,8 +13,8 @@
 namespace sluice::ctl {
 namespace {
 
-// With fewer a node of eight GPUs has too few extents: each is a descriptor,
-// and one more that is kept for the next daemon (daemon/quota).
+// With fewer files a node of eight GPUs has too few extents: each takes one
+// descriptor, and one more that is kept for the next daemon (daemon/quota).
 constexpr int64_t kEnoughFiles = 8192;
 
 Finding CheckDriver(const Facts& facts) {
@@ -23,7 +23,7 @@ Finding CheckDriver(const Facts& facts) {
     return Ok("no NVIDIA GPU here: GPUs are simulated");
   }
   if (!driver.fault.empty()) {
-    // A fault of a GPU alone ends with what mends it.
+    // The fault of a single GPU ends with its remedy.
     const size_t remedy = driver.fault.rfind(": sudo ");
     return Problem(
         fmt::format("this machine has an NVIDIA GPU ({}), but its driver "
@@ -73,7 +73,7 @@ Finding CheckPersistence(const Facts& facts) {
       "sudo nvidia-smi -pm 1");
 }
 
-// Says, for people, that the limits are not those of the daemon's process.
+// Tells people if the limits are not those of the daemon's process.
 std::string CgroupOwner(const Facts& facts) {
   if (facts.process.hidden) return "here, as hidepid hides sluiced in /proc: ";
   return facts.process.pid ? "" : "here, where no sluiced is seen: ";
@@ -98,7 +98,7 @@ Finding CheckLockedMemory(const Facts& facts) {
 Finding CheckOpenFiles(const Facts& facts) {
   if (!facts.process.open_files) return Ok(CgroupOwner(facts) + "unlimited");
   const int64_t most = *facts.process.open_files;
-  // A keeper's next daemon has the keeper's limit.
+  // A keeper passes its own limit on to the next daemon.
   const std::string fix =
       facts.unit ? kShippedUnit
       : facts.keeper && facts.process.pid
@@ -125,7 +125,7 @@ Finding CheckOpenFiles(const Facts& facts) {
   return Ok(said);
 }
 
-// memory.stat shows the limit of a group that only the host sees.
+// memory.stat may show the limit of a group that only the host sees.
 std::string RaiseLimit(const std::string& file) {
   const std::string path = ShellWord(file);
   if (file.ends_with("/memory.stat")) {

@@ -27,7 +27,7 @@ namespace {
 
 constexpr char kUnitsPolicy[] = "/var/lib/sluice";
 
-// Empty: there is no such program, or it failed.
+// Returns the program's output; empty if it does not exist or failed.
 std::string ToldBy(const std::vector<std::string>& words) {
   return OutputOf(words).value_or("");
 }
@@ -66,7 +66,7 @@ std::string ProgramsFolder() {
   return folder == "/usr/bin/" || folder == "/usr/local/bin/" ? "" : folder;
 }
 
-// By the groups' database, beyond those that this process has.
+// Asks the group database, which may list groups that this process lacks.
 bool Joins(const std::string& user, const std::string& group) {
   const ::group* const entry = getgrnam(group.c_str());
   if (entry == nullptr) return false;
@@ -76,7 +76,7 @@ bool Joins(const std::string& user, const std::string& group) {
   return false;
 }
 
-// An administrator is told of every user's processes.
+// An administrator sees the processes of every user.
 DaemonFacts ReadDaemon(const SocketPaths& sockets) {
   const auto fault = [](const absl::Status& why) {
     DaemonFacts facts;
@@ -90,7 +90,7 @@ DaemonFacts ReadDaemon(const SocketPaths& sockets) {
   return told.ok() ? *told : fault(told.status());
 }
 
-// Its words; each ends with a 0.
+// Splits the command line at its zeros.
 std::vector<std::string> ToldCommand(const std::string& cmdline) {
   std::vector<std::string> words = absl::StrSplit(cmdline, '\0');
   words.pop_back();
@@ -158,7 +158,7 @@ MachineFacts ReadMachine() {
   return facts;
 }
 
-// Whether it is JSON: what is in it only a start judges.
+// Only checks that it is JSON; the daemon checks the rest when it starts.
 std::string PolicyFault(const FileFacts& file) {
   if (access(file.path.c_str(), R_OK) != 0) return "";
   const bool whole = nlohmann::json::accept(TextOf(file.path));
@@ -175,7 +175,7 @@ int FindHolder(const std::string& lock) {
 
 Facts ReadFacts(const SocketPaths& sockets) {
   Facts facts;
-  // The runtime folder, also where session.sock is elsewhere (--session-dir).
+  // The runtime folder, even if session.sock is elsewhere (--session-dir).
   const std::string folder =
       std::filesystem::path(sockets.admin).parent_path().string();
   facts.version = cli::Version();
@@ -190,7 +190,8 @@ Facts ReadFacts(const SocketPaths& sockets) {
   facts.http_listener = ToldListener(TextOf(net + "tcp") + TextOf(net + "tcp6"),
                                      facts.daemon.http);
   facts.unit = ReadUnit(folder);
-  // The keeper may be in another pid namespace, where no process is seen.
+  // The keeper may run in another pid namespace, where its process is
+  // invisible.
   facts.keeper = FindHolder(folder + "/keeper.lock") > 0 ||
                  (!facts.process.pid &&
                   access((folder + "/keeper.sock").c_str(), F_OK) == 0);

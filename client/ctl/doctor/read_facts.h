@@ -1,5 +1,4 @@
-// Reads this machine, and asks its daemon: the edge below which the doctor is
-// pure.
+// Reads facts from this machine and its daemon. The rest of the doctor is pure.
 //
 // Thread safety: one call at a time.
 #pragma once
@@ -14,11 +13,12 @@ struct SocketPaths {
   std::string session, admin;
 };
 
-// Changes nothing. What cannot be found out is absent.
+// Changes nothing. Facts that cannot be read are unset.
 Facts ReadFacts(const SocketPaths& sockets);
 
-// The process that holds `lock`: `lock` of a folder is the daemon's that serves
-// there, `keeper.lock` the keeper's. Works for every user. 0: none is seen.
+// Returns the process that holds `lock`, or 0 if none is visible. In a runtime
+// folder the daemon holds `lock` and the keeper `keeper.lock`. Works for every
+// user.
 int FindHolder(const std::string& lock);
 
 }  // namespace sluice::ctl

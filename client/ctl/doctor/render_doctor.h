@@ -10,14 +10,14 @@
 
 namespace sluice::ctl {
 
-// No problem; warnings may be.
+// Returns whether there is no problem; warnings are allowed.
 bool IsWell(const std::vector<Finding>& findings);
 
-// A line per finding, and one per command that mends it.
+// One line per finding, and one per command that mends it.
 std::string RenderDoctor(const std::vector<Finding>& findings);
 
-// One line: {"ok", "findings": [{"what", "ok", "health", "said", "fix"}]}, as
-// `python -m sluice doctor --json` has it, with more.
+// One line: {"ok", "findings": [{"what", "ok", "health", "said", "fix"}]}, a
+// superset of `python -m sluice doctor --json`.
 std::string RenderDoctorJson(const std::vector<Finding>& findings);
 
 }  // namespace sluice::ctl

@@ -1,4 +1,5 @@
-// The daemon: whether it answers, which users may ask it, what keeps its state.
+// Checks of the daemon: whether it answers, which users may connect, and what
+// keeps its state.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,12 +19,12 @@ std::string FolderOf(const Facts& facts) {
   return std::filesystem::path(facts.admin.path).parent_path().string();
 }
 
-// What the daemon was started with, for a keeper, which has the folder itself.
+// The daemon's arguments for a keeper, which knows the folder itself.
 std::string ItsArguments(const ProcessFacts& process) {
   const StartedWith with = ReadStartedWith(process.command);
   std::string words;
   if (with.config) {
-    // The shell that reads it is elsewhere.
+    // Absolute, because the shell that runs the command is elsewhere.
     const std::string whole =
         std::filesystem::path(process.folder) / *with.config;
     words += " --config " + ShellWord(whole);
@@ -32,7 +33,7 @@ std::string ItsArguments(const ProcessFacts& process) {
   return words.empty() ? "" : " --" + words;
 }
 
-// There is no archive to upgrade from: the packages are files.
+// There is no package archive, so an upgrade installs package files.
 std::string Upgrade(const Facts& facts) {
   if (facts.unit || facts.programs.empty()) {
     return "sudo apt install ./sluice-daemon_*.deb ./sluicectl_*.deb";
@@ -40,12 +41,12 @@ std::string Upgrade(const Facts& facts) {
   return facts.keeper ? Reload(facts) : EndAndStart(facts);
 }
 
-// For what the daemon's own user may do.
+// "sudo " unless this user may do what the daemon's user may.
 std::string Sudo(const Facts& facts) {
   return facts.folder.owner == facts.user ? "" : "sudo ";
 }
 
-// The beginning of a command for the user that runs the daemon of this folder.
+// The prefix of a command that must run as the user of this folder's daemon.
 std::string AsOwner(const Facts& facts) {
   const bool is_there = facts.folder.seen == Seen::kThere;
   const std::string& owner = facts.folder.owner;
@@ -55,7 +56,7 @@ std::string AsOwner(const Facts& facts) {
          ShellWord(owner) + " -- ";
 }
 
-// A call of this sluicectl by an administrator, for this daemon.
+// A command of this sluicectl for this daemon, run as an administrator.
 std::string AsAdministrator(const Facts& facts, const std::string& command) {
   std::string words = facts.admin.usable ? "" : "sudo ";
   words += ShellWord(facts.programs + "sluicectl");
@@ -66,7 +67,7 @@ std::string AsAdministrator(const Facts& facts, const std::string& command) {
   return words + " " + command;
 }
 
-// FileDescriptorStoreMax= is no property that can be set at run time.
+// FileDescriptorStoreMax= cannot be set while the unit runs.
 std::string LargerStore(int64_t most) {
   return fmt::format(
       "sudo mkdir -p /etc/systemd/system/sluiced.service.d && printf "
@@ -77,7 +78,8 @@ std::string LargerStore(int64_t most) {
       most, std::max<int64_t>(65536, 4 * most));
 }
 
-// What lets every user connect to a socket; empty: this one may already.
+// A command that lets every user connect to a socket; empty if this user
+// already may.
 std::string PathRemedy(const Facts& facts) {
   if (facts.session.seen == Seen::kHidden) {
     return "sudo chmod a+x " + ShellWord(facts.folder.path);
@@ -94,11 +96,12 @@ Finding CheckDaemon(const Facts& facts) {
   const std::string why(reached.message());
   switch (reached.code()) {
     case absl::StatusCode::kFailedPrecondition:
-      // It is frozen, or there is no protocol that both speak.
+      // The daemon is frozen, or the two have no protocol version in common.
       if (!why.starts_with(wire::kFrozen)) return Problem(why, Upgrade(facts));
       return Problem(why, facts.unit ? Start(facts) : Reload(facts));
     case absl::StatusCode::kPermissionDenied:
-      // The path forbids it, or sluiced cannot identify its peer: `why` says.
+      // The path forbids it, or sluiced cannot identify its peer; `why` says
+      // which.
       return Problem(why, PathRemedy(facts));
     case absl::StatusCode::kDeadlineExceeded:
       if (!facts.unit && facts.process.pid) {
@@ -108,7 +111,7 @@ Finding CheckDaemon(const Facts& facts) {
       [[fallthrough]];
     default:
       if (facts.unit || !facts.keeper) return Problem(why, EndAndStart(facts));
-      // Its keeper starts another.
+      // Its keeper starts another daemon.
       return Problem(
           why, facts.process.pid
                    ? fmt::format("{}kill {}", Sudo(facts), *facts.process.pid)
@@ -227,7 +230,8 @@ Finding CheckAdminSocket(const Facts& facts) {
                    "newgrp " + ShellWord(socket.group));
   }
   return Ok(Rights(socket) + ": you are no administrator; to become one",
-            socket.group == "root"  // its members may do more than that
+            // members of group root may do more than that
+            socket.group == "root"
                 ? AsAdministrator(facts, "--admin status")
                 : fmt::format("sudo usermod -aG {} {}", ShellWord(socket.group),
                               ShellWord(facts.user)));

@@ -3,8 +3,9 @@
 namespace sluice::ctl {
 namespace {
 
-// The value of `flag` at words[i]: the word behind it, to which i moves, or
-// what follows "=" in the same word. nullopt: another flag, or no value.
+// Returns the value of `flag` at words[i]: the next word, to which `i`
+// advances, or what follows "=" in the same word. Returns nullopt for another
+// flag or a missing value.
 std::optional<std::string> ValueOf(const std::string& flag,
                                    const std::vector<std::string>& words,
                                    size_t& i) {

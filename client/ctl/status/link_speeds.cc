@@ -18,7 +18,7 @@ double SpeedIn(const json& link, const char* key) {
   return link.at(key).is_null() ? 0 : link.at(key).get<double>();
 }
 
-// "root, 3 min ago".
+// Formats "root, 3 min ago".
 std::string MeasuredBy(const json& measured) {
   const std::string by = Text(measured, "by");
   return fmt::format("{}, {} ago", by.empty() ? "an administrator" : by,
@@ -41,7 +41,7 @@ std::string FromText(const json& link, const json& measured, bool is_measured) {
          (is_measured ? ", not what was measured" : "");
 }
 
-// What is kept and does not hold, in a line; empty: all of it does.
+// Lists kept speeds that are not in use, on one line; empty if all are.
 std::string NotHeld(const json& node, const json& measured) {
   if (measured.is_null()) return "";
   if (measured.at("waits").get<bool>()) {

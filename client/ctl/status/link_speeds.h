@@ -1,4 +1,4 @@
-// What speed the daemon goes by for each link, and from where it has that.
+// The speed of each link that the daemon uses, and its source.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -10,14 +10,13 @@
 
 namespace sluice::ctl {
 
-// "24.00 GB/s"; "-" for none.
+// Formats "24.00 GB/s", or "-" for 0.
 std::string Speed(double bytes_per_second);
 
-// One line per link of the snapshot `node` (daemon/README.md), and what needs a
-// word of it. Both throw nlohmann::json::exception where `node` is of another
-// form.
+// One line per link of the snapshot `node` (daemon/README.md), with notes. Both
+// functions throw nlohmann::json::exception if `node` has another form.
 std::string RenderLinks(const nlohmann::json& node);
-// The measurement that is kept; empty where none is.
+// The kept measurement; empty if there is none.
 std::string RenderMeasuredLinks(const nlohmann::json& node);
 
 }  // namespace sluice::ctl

@@ -47,7 +47,7 @@ std::string RenderDrain(const json& node) {
       reason.empty() ? "" : " (" + Printable(reason) + ")");
 }
 
-// Nothing where metrics are served over TCP, or are not to be.
+// Empty if metrics are served over TCP or switched off.
 std::string RenderHttp(const json& node) {
   const json http = node.value("http", json());
   if (http.is_null() || http.at("fault").is_null()) return "";
@@ -149,7 +149,7 @@ std::string RenderPlans(const json& node) {
     table.Add({fmt::format("{}", Number(plan, "id")), Text(plan, "job"),
                fmt::format("{}", plan.at("ranks").size()),
                feasible ? fmt::format("{:.3f}", least) : "-",
-               // Why takes a sentence: that would stretch the column.
+               // The reason is a sentence, which would widen the column.
                feasible ? limit
                         : fmt::format("does not fit: sluicectl plan show {}",
                                       Number(plan, "id")),
@@ -204,7 +204,7 @@ std::string RenderPlanning(const json& node) {
   return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 1);
 }
 
-// Leases that stand in line.
+// Leases that wait in the queue.
 std::string RenderWaiting(const json& node) {
   Table table({{"WAITING"},
                {"RANK", Align::kRight},
@@ -242,7 +242,7 @@ std::string RenderEvents(const json& node) {
   return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 1);
 }
 
-// Parses and renders; what is missing or of another type is one error.
+// Parses and renders. A missing field or one of another type is an error.
 absl::StatusOr<std::string> Render(
     const std::string& text,
     const std::function<std::string(const json&)>& render) {
@@ -256,7 +256,7 @@ absl::StatusOr<std::string> Render(
   }
 }
 
-// The same in lines that fit a terminal.
+// The same, in lines that fit a terminal.
 absl::StatusOr<std::string> RenderLines(
     const std::string& text,
     const std::function<std::string(const json&)>& render) {

@@ -11,22 +11,23 @@
 
 namespace sluice::ctl {
 
-// Internal: the snapshot is not what this version knows.
+// Internal: this version does not know the snapshot's form.
 absl::StatusOr<std::string> RenderStatus(const std::string& json);
 absl::StatusOr<std::string> RenderJobs(const std::string& json);
 absl::StatusOr<std::string> RenderBandwidth(const std::string& json);
 absl::StatusOr<std::string> RenderBudgets(const std::string& json);
 
-// A line for each process without a session that has memory. `returning`:
-// whether there is memory of ended sessions that has not come back.
+// A line for each process without a session that has memory. `returning` says
+// whether memory of ended sessions has not come back yet.
 absl::StatusOr<std::string> RenderHolders(const std::string& json,
                                           bool& returning);
 
-// `explain`: also why, what binds, what is proved, what more would buy.
+// `explain` adds the reasons, the binding limits, what is proved, and what more
+// of a resource would gain.
 std::string RenderPlan(const plan::NodePlan& plan, bool explain = false);
 
-// For --json, on one line: the whole snapshot (no key), a part of it ("jobs"),
-// or an object of some.
+// For --json, on one line: the whole snapshot (no key), one part of it
+// ("jobs"), or an object of several parts.
 absl::StatusOr<std::string> JsonPart(const std::string& json,
                                      const std::vector<std::string>& keys);
 

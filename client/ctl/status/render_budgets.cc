@@ -15,7 +15,7 @@ namespace {
 using nlohmann::json;
 using Align = Table::Align;
 
-// "root, 3 min ago", "configuration".
+// Formats "root, 3 min ago" or "configuration".
 std::string SetByText(const json& limit) {
   if (Text(limit, "set_by") != "live") return Text(limit, "set_by");
   const std::string who = Text(limit, "by");
@@ -71,7 +71,7 @@ std::string ReservationLines(const json& node) {
   return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 1);
 }
 
-// A line for all users together, then one for each user that has some.
+// A line for all users together, then one for each user with a quota in use.
 std::string QuotaLines(const json& node) {
   Table table({{"QUOTA"},
                {"USER"},

@@ -1,8 +1,7 @@
-// What `budget` shows.
+// The output of `budget`.
 //
-// Errors: json::exception where the snapshot is of another form, as in
-// render.cc, which catches it.
-// Thread safety: pure functions.
+// Errors: json::exception if the snapshot has another form; render.cc catches
+// it. Thread safety: pure functions.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -10,8 +9,8 @@
 
 namespace sluice::ctl {
 
-// The limits that are set, what is reserved, what each user, cgroup or job
-// holds of its limit, what is held outside leases, and quotas.
+// Limits, reservations, what each user, cgroup or job holds of its limit, what
+// is held outside leases, and quotas.
 std::string BudgetLines(const nlohmann::json& node);
 
 }  // namespace sluice::ctl

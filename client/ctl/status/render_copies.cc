@@ -14,7 +14,7 @@ namespace {
 using nlohmann::json;
 using Align = Table::Align;
 
-// "2.35 GB/s, 14.9 GiB a step: promised".
+// Formats "2.35 GB/s, 14.9 GiB a step: promised".
 std::string CopiesText(const json& copies, const std::string& direction) {
   const auto of = [&](const std::string& key) {
     return copies.at(key).get<double>();
@@ -28,7 +28,7 @@ std::string CopiesText(const json& copies, const std::string& direction) {
                                                             : "fair share");
 }
 
-// "12 to, 3 from: 0.41 s".
+// Formats "12 to, 3 from: 0.41 s".
 std::string LateText(const json& late) {
   if (late.is_null()) return "-";  // an older daemon
   const auto h2d = late.at("h2d_copies").get<uint64_t>();

@@ -49,7 +49,7 @@ absl::StatusOr<EventLines> RenderEventLines(const std::string& snapshot,
   try {
     const json node = json::parse(snapshot);
     const auto generation = node.at("generation").get<uint64_t>();
-    // Numbers in between are other users' events.
+    // Missing numbers are other users' events.
     const auto from = node.value("events_from", uint64_t{0});
     if (generation != seen.generation) seen.last = 0;
     seen.generation = generation;
@@ -66,7 +66,7 @@ absl::StatusOr<EventLines> RenderEventLines(const std::string& snapshot,
       lines.text += LineOf(event, as_json, now);
       seen.last = number;
     }
-    // Those that are gone are said once.
+    // Dropped events are reported once.
     if (from > 0) seen.last = std::max(seen.last, from - 1);
     lines.seen = seen;
   } catch (const json::exception& error) {

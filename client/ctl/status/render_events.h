@@ -11,20 +11,20 @@
 
 namespace sluice::ctl {
 
-// Events are numbered from 1 by each daemon.
+// Events that were shown. Each daemon numbers its events from 1.
 struct SeenEvents {
-  uint64_t generation = 0;  // of the daemon; 0: none was seen
+  uint64_t generation = 0;  // the daemon's; 0: none shown yet
   uint64_t last = 0;
 };
 struct EventLines {
   std::string text;  // whole lines
-  SeenEvents seen;   // with these
+  SeenEvents seen;   // including these
 };
 
 // The events of a snapshot, taken at `now`, that are not in `seen`. A line
-// before them says how many between are not kept any more. `as_json`: an object
-// per line, as in the snapshot, with the time of day in the place of the age.
-// Internal: the snapshot is not what this version knows.
+// before them says how many events in between were dropped. `as_json`: an
+// object per line, as in the snapshot, but with the time of day instead of the
+// age. Internal: this version does not know the snapshot's form.
 absl::StatusOr<EventLines> RenderEventLines(const std::string& snapshot,
                                             SeenEvents seen, bool as_json,
                                             absl::Time now);

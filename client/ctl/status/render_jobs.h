@@ -1,8 +1,7 @@
-// What `jobs` shows.
+// The output of `jobs`.
 //
-// Errors: json::exception where the snapshot is of another form, as in
-// render.cc, which catches it.
-// Thread safety: pure functions.
+// Errors: json::exception if the snapshot has another form; render.cc catches
+// it. Thread safety: pure functions.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -10,7 +9,7 @@
 
 namespace sluice::ctl {
 
-// A line per job, all its ranks together; or that there are none.
+// A line per job, for all its ranks together; or a line that there is none.
 std::string JobLines(const nlohmann::json& node);
 
 }  // namespace sluice::ctl

@@ -11,8 +11,8 @@ namespace {
 
 using nlohmann::json;
 
-// A line for each rank that has told of memory outside its lease. It need not
-// be of the pool: what is beside that, the pool's spare, is taken first.
+// A line for each rank that reported memory outside its lease. That memory may
+// exceed what is missing from the pool, because the pool's spare is used first.
 std::string RanksOutside(const json& node) {
   std::string text;
   for (const json& job : node.at("jobs")) {
@@ -29,8 +29,8 @@ std::string RanksOutside(const json& node) {
 
 }  // namespace
 
-// A line for each pool of which something is held that is no lease; none from a
-// daemon that does not say.
+// A line for each pool with memory held outside leases; empty from a daemon
+// that does not tell.
 std::string RenderOutside(const json& node) {
   std::string text;
   const std::string holders =
@@ -45,7 +45,7 @@ std::string RenderOutside(const json& node) {
     text +=
         fmt::format("{}: {} are held outside leases, by {}: free when they end",
                     name, Size(held->get<int64_t>()), holders);
-    // A GPU that is lost does not answer any more.
+    // A lost GPU no longer answers.
     const json seen = pool.value("held_outside_age_s", json());
     const bool silent = !seen.is_null() && seen.get<double>() > age;
     text += silent ? fmt::format(" (it does not answer; seen {} ago)\n",

@@ -1,9 +1,8 @@
-// What `status` says of memory beside the tables: what is held outside leases,
-// and what pinned host memory is.
+// The part of `status` about memory besides the tables: what is held outside
+// leases, and the kind of pinned host memory.
 //
-// Errors: json::exception where the snapshot is of another form, as in
-// render.cc, which catches it.
-// Thread safety: pure functions.
+// Errors: json::exception if the snapshot has another form; render.cc catches
+// it. Thread safety: pure functions.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -11,14 +10,14 @@
 
 namespace sluice::ctl {
 
-// A section, or nothing: of each pool what is held outside leases, and of each
-// rank what it has told of that.
+// A section with what is held outside leases of each pool, and what each rank
+// reported; empty if nothing is.
 std::string RenderOutside(const nlohmann::json& node);
-// ", HOST_NUMA"; nothing on sim, or of a daemon that does not say.
-// A line for each process without a session that has memory of the pools; none
-// from a daemon that does not say.
+// A line for each process without a session that has memory of the pools; empty
+// from a daemon that does not tell.
 std::string HolderLines(const nlohmann::json& node);
 
+// Formats ", HOST_NUMA"; empty on sim, or from a daemon that does not tell.
 std::string HostKind(const nlohmann::json& node);
 
 }  // namespace sluice::ctl

@@ -1,5 +1,5 @@
-// Fields of the daemon's snapshot, for text. All throw
-// nlohmann::json::exception where it is of another form. Thread safety: pure
+// Reads fields of the daemon's snapshot. All functions throw
+// nlohmann::json::exception if it has another form. Thread safety: pure
 // functions.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace sluice::ctl {
 
-// -1 for null, which Size shows as "-".
+// Returns -1 for null, which Size formats as "-".
 inline int64_t Number(const nlohmann::json& from, const char* key) {
   return from.at(key).is_null() ? -1 : from.at(key).get<int64_t>();
 }
@@ -19,7 +19,7 @@ inline std::string Text(const nlohmann::json& from, const char* key) {
   return from.at(key).get<std::string>();
 }
 
-// A number as `format` has it; "-" for null.
+// Formats a number by `format`, and null as "-".
 inline std::string Optional(const nlohmann::json& value,
                             const std::function<std::string(double)>& format) {
   return value.is_null() ? "-" : format(value.get<double>());

@@ -1,4 +1,4 @@
-// Amounts for people. Thread safety: pure functions.
+// Formats amounts for people. Thread safety: pure functions.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@ namespace sluice::ctl {
 
 // "36 MiB"; "-" for a negative amount (unknown, unlimited).
 std::string Size(int64_t bytes);
-// As FormatSpan has it.
+// FormatSpan of a number of seconds.
 std::string Span(double seconds);
 // "12,345".
 std::string Count(double value);

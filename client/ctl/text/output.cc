@@ -19,7 +19,7 @@
 namespace sluice::ctl {
 namespace {
 
-// Ctrl-C and its like wait while a temporary file exists, so that none is
+// Defers Ctrl-C and its kind while a temporary file exists, so that none is
 // left behind; writing one takes milliseconds.
 class SignalsHeld {
  public:
@@ -36,7 +36,7 @@ class SignalsHeld {
   sigset_t before_;
 };
 
-// A fault of the path is the caller's: InvalidArgument.
+// A bad path is the caller's mistake: InvalidArgument.
 absl::Status CannotWrite(const std::string& path, int error) {
   return absl::InvalidArgumentError(
       fmt::format("cannot write '{}': {}; name a file in a folder you may "
@@ -49,14 +49,15 @@ bool IsSpecial(const std::string& path) {
   return stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode);
 }
 
-// /dev/null, a pipe: nothing to rename over.
+// /dev/null or a pipe: there is nothing to rename over.
 absl::Status WriteSpecial(const std::string& path, std::string_view text) {
   const UniqueFd fd(open(path.c_str(), O_WRONLY | O_CLOEXEC));
   if (!fd) return CannotWrite(path, errno);
   return WriteAll(fd.get(), text, path);
 }
 
-// mkstemp makes private files; an output is made as the caller's umask says.
+// mkstemp makes private files, but an output gets the mode that the umask
+// allows.
 mode_t PlainMode() {
   const mode_t mask = umask(0);
   umask(mask);
@@ -67,7 +68,7 @@ mode_t PlainMode() {
 
 int ReportError(const absl::Status& status) {
   const std::string line = "error: " + std::string(status.message()) + "\n";
-  std::fputs(line.c_str(), stderr);  // fmt::print throws where it is closed
+  std::fputs(line.c_str(), stderr);  // fmt::print throws if stderr is closed
   const bool bad_input =
       absl::IsInvalidArgument(status) || absl::IsNotFound(status);
   return bad_input ? kBadInput : 1;
@@ -82,7 +83,8 @@ absl::Status CheckOutput(const std::string& path) {
   }
   const std::string folder = std::filesystem::path(path).parent_path();
   const char* where = folder.empty() ? "." : folder.c_str();
-  // A file is made beside it and renamed, so the folder is what counts.
+  // The output is renamed from a file beside it, so the folder must be
+  // writable.
   return access(where, W_OK | X_OK) == 0 ? absl::OkStatus()
                                          : CannotWrite(path, errno);
 }

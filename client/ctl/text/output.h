@@ -1,7 +1,6 @@
-// What every command does with its answer: the exit status of a fault, and
-// files that are whole or not there.
+// Reports errors and writes output files, which are complete or not there.
 //
-// Thread safety: pure functions, but for the files they write.
+// Thread safety: pure functions, except for the files they write.
 #pragma once
 
 #include <string>
@@ -15,16 +14,16 @@ inline constexpr int kBadInput = 2;
 inline constexpr int kDoesNotFit = 3;
 inline constexpr int kInterrupted = 130;  // as shells count SIGINT
 
-// Prints one `error:` line to stderr. 2 where the caller is at fault
+// Prints one `error:` line to stderr. Returns 2 for mistakes of the caller
 // (InvalidArgument, NotFound), else 1.
 int ReportError(const absl::Status& status);
 
-// Whether `path` can be written to later: asked before work that lasts.
+// Checks, before long work, that `path` can be written later.
 absl::Status CheckOutput(const std::string& path);
 
-// Writes `text` to `path` through a temporary file beside it, renamed at the
-// end: a reader sees the old file or the whole new one, also after Ctrl-C or on
-// a full disk. "-" is stdout. Faults name the path and why.
+// Writes `text` to a temporary file beside `path` and renames it: a reader sees
+// the old file or the whole new one, also after Ctrl-C or on a full disk. "-"
+// is stdout. Errors have the path and the reason.
 absl::Status WriteOutput(const std::string& path, std::string_view text);
 
 }  // namespace sluice::ctl

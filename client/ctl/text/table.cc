@@ -10,7 +10,7 @@
 
 namespace sluice::ctl {
 
-// The least that a last column of text has beside others.
+// The least width of a last column of text beside others.
 constexpr size_t kLeastText = 24;
 
 std::string_view FirstOf(std::string_view line, size_t columns) {
@@ -45,7 +45,7 @@ std::string Wrapped(const std::string& text, size_t columns) {
 }
 
 size_t Width(const std::string& text) {
-  // Bytes that do not continue a character.
+  // Counts bytes that do not continue a character.
   return static_cast<size_t>(std::count_if(
       text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }

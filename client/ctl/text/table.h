@@ -1,5 +1,5 @@
-// Text tables: columns as wide as their widest cell, two blanks between; and
-// lines that fit a terminal.
+// Text tables with columns as wide as their widest cell and two blanks between;
+// and lines that fit a terminal.
 //
 // Thread safety: one owner.
 #pragma once
@@ -11,7 +11,7 @@
 
 namespace sluice::ctl {
 
-// What `status` and what else is told of a running daemon fits.
+// The width that `status` and other output about a running daemon fits.
 inline constexpr size_t kTerminalColumns = 80;
 
 class Table {
@@ -24,14 +24,14 @@ class Table {
 
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
 
-  // One cell a column. Control characters become '?': a name must not steer
-  // the operator's terminal.
+  // One cell per column. Control characters become '?', because a name must not
+  // steer the operator's terminal.
   void Add(std::vector<std::string> cells);
   bool empty() const { return rows_.empty(); }
   std::string Text() const { return Text(SIZE_MAX, 1); }
-  // Columns beyond `columns` characters follow in tables below it that begin
-  // with the first `keys` columns again. Text in the last column, and a cell
-  // that alone is too wide, are for Wrapped.
+  // Columns that do not fit into `columns` characters follow in further tables,
+  // which begin with the first `keys` columns again. Text in the last column,
+  // and a cell that alone is too wide, are left to Wrapped.
   std::string Text(size_t columns, size_t keys) const;
 
  private:
@@ -43,15 +43,15 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-// Visible characters of UTF-8 text.
+// The visible characters of UTF-8 text.
 size_t Width(const std::string& text);
-// Its first `columns` characters, none of which is cut.
+// The first `columns` characters; none is cut.
 std::string_view FirstOf(std::string_view line, size_t columns);
-// `text`, its lines broken so that none has more than `columns` characters,
-// between words where it can be; what goes on is indented.
+// Breaks `text` into lines of at most `columns` characters, between words where
+// possible; continued lines are indented.
 std::string Wrapped(const std::string& text, size_t columns = kTerminalColumns);
 
-// Printable, and fit to stand inside HTML and SVG, attributes included.
+// Printable text, escaped for HTML and SVG, attributes included.
 std::string EscapeHtml(const std::string& text);
 
 }  // namespace sluice::ctl
