@@ -19,9 +19,9 @@ inline constexpr char kRuntimeDir[] = "/run/sluice";
 struct Arguments {
   std::string config;
   std::string runtime_dir = kRuntimeDir;
-  std::string session_dir;  // of session.sock and sim/; empty: runtime_dir
-  std::string driver;       // empty: the configuration's
-  // Seconds after its last rank at which it ends; not given: never.
+  std::string session_dir;  // for session.sock and sim/; empty: runtime_dir
+  std::string driver;       // empty: as configured
+  // The daemon ends this many seconds after its last rank; unset: never.
   std::optional<int> end_after_idle_s;
   bool check = false;
   bool check_state = false;
@@ -31,11 +31,11 @@ struct Arguments {
   }
 };
 
-// The file's settings, or the defaults, overridden by the flags.
+// Returns the settings of the file, or the defaults, overridden by the flags.
 absl::StatusOr<Config> ConfigOf(const Arguments& arguments);
 
-// Where administrators' settings are kept. The node's own daemon has the file
-// in the system's folder, which others, such as those of tests, must not share.
+// The file of administrators' settings. The node's own daemon uses one in the
+// system's folder, which other daemons, such as those of tests, must not share.
 PolicyFile PolicyFileOf(const Config& config, const Arguments& arguments);
 
 // The clocks for a policy file's times.

@@ -33,15 +33,15 @@
 namespace sluice::daemon {
 namespace {
 
-// Everything that a start would refuse but the ports and the sockets, which
-// may be the running daemon's.
+// Checks everything that a start would refuse, except ports and sockets, which
+// the running daemon may hold.
 absl::Status CheckConfig(const Arguments& arguments, const Config& config) {
   SLUICE_RETURN_IF_ERROR(CheckHttp({.listen = config.http_listen.value_or(""),
                                     .socket = {},
                                     .socket_group = config.http_socket_group}));
   const Clocks now = ClocksNow(MonotonicClock());
   const PolicyFile file = PolicyFileOf(config, arguments);
-  // Before what takes long.
+  // Checked before the slow parts.
   SLUICE_RETURN_IF_ERROR(file.Read(now, file.owner()).status());
   SLUICE_RETURN_IF_ERROR(FindWorkerUser(config.worker_user).status());
   SLUICE_ASSIGN_OR_RETURN(const OwnedFolder folder, TemporaryRuntimeDir());
@@ -60,7 +60,7 @@ absl::Status CheckConfig(const Arguments& arguments, const Config& config) {
 }
 
 constexpr std::chrono::seconds kDeadline{5};
-// A daemon that dies is started again within this, if a supervisor does so.
+// A supervisor starts a daemon that died again within this time.
 constexpr absl::Duration kStartedAgain = absl::Seconds(1);
 constexpr absl::Duration kPause = absl::Milliseconds(50);
 
@@ -80,7 +80,7 @@ Socket SocketAt(const std::string& path) {
   return errno == ECONNREFUSED ? Socket::kNobodyListens : Socket::kServed;
 }
 
-// A daemon that was killed leaves its socket behind.
+// A connection is tried, because a killed daemon leaves its socket behind.
 bool DaemonRuns(const std::string& admin_socket) {
   const absl::Time end = absl::Now() + kStartedAgain;
   Socket found = SocketAt(admin_socket);
@@ -93,7 +93,8 @@ bool DaemonRuns(const std::string& admin_socket) {
 
 absl::StatusOr<admin::ShowStateReply> Ask(const std::string& path) {
   grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(-1);  // the daemon's own is trusted
+  // the daemon's own replies are trusted
+  arguments.SetMaxReceiveMessageSize(-1);
   admin::Admin::Stub stub(grpc::CreateCustomChannel(
       "unix:" + std::filesystem::absolute(path).string(),
       grpc::InsecureChannelCredentials(), arguments));
@@ -111,7 +112,8 @@ absl::StatusOr<admin::ShowStateReply> Ask(const std::string& path) {
                                   status.error_message()));
 }
 
-// What the daemon would save, or what a frozen one keeps; nullopt: it is void.
+// Returns the state that the daemon would save, or that a frozen one keeps;
+// nullopt if it is void.
 absl::StatusOr<std::optional<StateFile::Contents>> ContentsOf(
     const admin::ShowStateReply& reply) {
   if (reply.file().empty()) {
@@ -129,9 +131,9 @@ absl::StatusOr<std::optional<StateFile::Contents>> ContentsOf(
 }
 
 // Asks the daemon on `admin_socket` for its state, and reads it as a daemon of
-// `node` would. One line of what it is; Unimplemented (of another version),
-// FailedPrecondition or InvalidArgument says why not. Where no daemon runs
-// there is nothing to refuse.
+// `node` would. Returns one line that describes it. Unimplemented (another
+// version), FailedPrecondition or InvalidArgument says why this binary would
+// not go on from it. If no daemon runs, nothing is refused.
 absl::StatusOr<std::string> CheckState(const std::string& admin_socket,
                                        const NodeConfig& node) {
   if (!DaemonRuns(admin_socket)) {
@@ -145,7 +147,7 @@ absl::StatusOr<std::string> CheckState(const std::string& admin_socket,
   const Core fresh(node, absl::UnixEpoch());
   SLUICE_ASSIGN_OR_RETURN(const CoreState saved, ReadSaved(*contents, fresh));
   const std::set<std::string> kept(reply.kept().begin(), reply.kept().end());
-  // A daemon that serves has its memory.
+  // A daemon that serves has its memory, so only a frozen one's is checked.
   if (!kept.empty()) SLUICE_RETURN_IF_ERROR(CheckLeft(saved, kept));
   return fmt::format(
       "{} sessions, {} leases{}", saved.sessions.size(),
@@ -156,8 +158,8 @@ absl::StatusOr<std::string> CheckState(const std::string& admin_socket,
                              "whether all its memory is there");
 }
 
-// Whether this binary, with this configuration, would take over from the daemon
-// that runs.
+// Checks whether this binary, with this configuration, would take over from the
+// running daemon.
 absl::Status CheckRunning(const Arguments& arguments, const Config& config) {
   SLUICE_ASSIGN_OR_RETURN(const OwnedFolder folder, TemporaryRuntimeDir());
   SLUICE_ASSIGN_OR_RETURN(const Node node, OpenNode(config, folder.path()));
@@ -166,7 +168,7 @@ absl::Status CheckRunning(const Arguments& arguments, const Config& config) {
   if (!state.ok()) {
     return Annotate(state.status(), "it would not be taken over");
   }
-  // An administrator's own user need not be the daemon's.
+  // An administrator may run this as another user than the daemon's.
   const PolicyFile file = PolicyFileOf(config, arguments);
   const auto policy = UsablePolicy(file, file.owner(), node.config,
                                    ClocksNow(MonotonicClock()));

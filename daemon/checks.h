@@ -14,12 +14,13 @@
 
 namespace sluice::daemon {
 
-// Runs the checks that the flags ask for: one line on standard output for each
-// that is good; else the error.
+// Runs the checks that the flags ask for. Prints one line per check that
+// passes; returns the first error.
 absl::Status Check(const Arguments& arguments);
 
-// The policy that administrators set, if a daemon of user `daemon` on this node
-// can use it; else the errors of PolicyFile::Read and Core::SetPolicy.
+// Returns the policy that administrators set, if a daemon of user `daemon` on
+// this node can use it; else the errors of PolicyFile::Read and
+// Core::SetPolicy.
 absl::StatusOr<Policy> UsablePolicy(const PolicyFile& file, uid_t daemon,
                                     const NodeConfig& node, const Clocks& now);
 

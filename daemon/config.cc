@@ -54,8 +54,8 @@ class ConfigReader {
   TableReader Table(const std::string& name) const {
     return TableReader(path_, name);
   }
-  // `what`_memory, as the flags of the other programs are called, or
-  // `what`_bytes: one of them.
+  // Reads `what`_memory (the name in flags of other programs) or `what`_bytes,
+  // but not both.
   static void Memory(TableReader& table, const std::string& what, auto* to) {
     const auto given = std::make_shared<bool>(false);
     for (const char* ending : {"_bytes", "_memory"}) {
@@ -284,7 +284,7 @@ class ConfigReader {
   }
 
   absl::Status Restart(const toml::node& node) {
-    constexpr int kMost = 16;  // DeathRecord knows no more
+    constexpr int kMost = 16;  // DeathRecord has no more
     TableReader table = Table("[restart]");
     table.Key("freeze_after", table.Whole(&config_.freeze_after, 0, kMost));
     return table.Read(node);
@@ -300,7 +300,7 @@ class ConfigReader {
     return table.Read(node);
   }
 
-  // Across keys.
+  // Checks that involve several keys.
   absl::Status CheckParents() const {
     const SimSettings& sim = config_.sim;
     for (const LinkSpeed& link : sim.links) {
@@ -387,7 +387,7 @@ absl::StatusOr<Config> ReadConfig(const std::string& path) {
   const std::string what = fmt::format("read the configuration {}", path);
   std::error_code error;
   const auto kind = std::filesystem::status(path, error).type();
-  // A folder opens, and reads as an empty file.
+  // A folder can be opened and reads as an empty file.
   if (kind != std::filesystem::file_type::regular &&
       kind != std::filesystem::file_type::not_found) {
     return absl::InvalidArgumentError(

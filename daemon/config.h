@@ -31,8 +31,8 @@ struct SimSettings {
   std::vector<std::string> gpu_links;  // empty: GPU i on link i (modulo)
 };
 
-// Measured speeds of links that node.h finds on cuda; which link hangs on which
-// is not configured there.
+// Measured speeds of the links that node.h finds on cuda. The tree of links is
+// detected and not configured.
 struct CudaSettings {
   std::vector<LinkSpeed> links;
 };
@@ -45,22 +45,22 @@ struct Config {
   device::HostMemoryChoice host_memory = device::HostMemoryChoice::kAuto;
   SimSettings sim;
   CudaSettings cuda;
-  std::optional<Bytes> gpu_pool;   // per GPU; default: what it has
+  std::optional<Bytes> gpu_pool;   // per GPU; unset: see node.h
   std::optional<Bytes> host_pool;  // per NUMA node; default: see node.h
-  Bytes host_ready;                // of that: made ahead of leases
-  std::optional<Bytes> extent;     // default: a 128th of a pool; see node.cc
-  // True: a rank must show that it may use its GPU; else it may use all.
+  Bytes host_ready;                // part of it that is made ahead of leases
+  std::optional<Bytes> extent;     // unset: a 128th of a pool; see node.cc
+  // If true, a rank must prove that it may use its GPU; else it may use all.
   bool gpus_are_shown = true;
   QuotaSettings quota;
   CgroupCut cgroups = CgroupCut::Make(CgroupCut::Defaults()).value();
   Limits principal_limits, job_limits;
   std::map<std::string, Limits> named_job_limits;
   std::map<uint32_t, double> user_weights;  // NodeConfig's
-  // Empty: off. Not given: the default port, if it is free.
+  // Empty: off. Unset: the default port if it is free.
   std::optional<std::string> http_listen;
-  // The group that may open the unix socket; empty: the daemon's user only.
+  // The group that may open the unix socket; empty: only the daemon's user.
   std::string http_socket_group;
-  // Where what administrators set is kept; empty: nowhere. Not given:
+  // The folder of administrators' settings; empty: they are not kept. Unset:
   // PolicyFileOf (arguments.h) chooses.
   std::optional<std::string> policy_folder;
   absl::Duration longest_wait = absl::Minutes(10);  // of a lease
@@ -68,16 +68,16 @@ struct Config {
   Bytes worker_memory = GiB(4);  // address space of one plan worker
   std::string worker_user;       // empty: the daemon's
   LogLevel log_level = LogLevel::kInfo;
-  // After so many deaths within DeathRecord::kWindow the next daemon is frozen;
-  // 0: never.
+  // After this many deaths within DeathRecord::kWindow the next daemon is
+  // frozen; 0: never.
   int freeze_after = 5;
 };
 
 // "auto", "sim", "cuda".
 absl::StatusOr<Config::DriverChoice> ParseDriver(const std::string& text);
 
-// InvalidArgument in one line: "sluiced.toml:7: …" with the key, its value,
-// and what it may be. `path` is only for messages.
+// InvalidArgument in one line: "sluiced.toml:7: …" with the key, its value and
+// the allowed values. `path` is only for messages.
 absl::StatusOr<Config> ParseConfig(std::string_view text,
                                    const std::string& path);
 absl::StatusOr<Config> ReadConfig(const std::string& path);

@@ -15,8 +15,8 @@
 namespace sluice::daemon {
 namespace {
 
-// The links of a node on cuda, without a speed, and in a line what lies above
-// each GPU.
+// Adds the links of a node on cuda, without speeds. Returns, on one line, what
+// lies above each GPU.
 std::string AddPciLinks(const std::string& root, Node& node) {
   std::vector<std::string> addresses;
   for (const GpuConfig& gpu : node.config.gpus) {
@@ -41,7 +41,7 @@ std::string AddPciLinks(const std::string& root, Node& node) {
   return text;
 }
 
-// "h2d 24.9 GB/s"; empty: not limited.
+// Formats "h2d 24.9 GB/s"; empty if not limited.
 std::string SpeedText(const char* direction, double bytes_per_second) {
   if (bytes_per_second <= 0) return "";
   return fmt::format(" {} {:.1f} GB/s", direction, bytes_per_second / 1e9);
@@ -60,7 +60,7 @@ absl::StatusOr<LinkSpeed*> FindLink(std::vector<LinkSpeed>& links,
                   name, has));
 }
 
-// What an administrator measured. Says in a line what limits.
+// Sets the configured speeds. Returns the limits on one line.
 absl::StatusOr<std::string> SetLinkSpeeds(const std::vector<LinkSpeed>& given,
                                           Node& node) {
   std::string text;

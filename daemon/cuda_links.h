@@ -1,4 +1,4 @@
-// What lies between a node's GPUs and its memory on cuda, and how fast it is.
+// The links between a node's GPUs and its memory on cuda, and their speeds.
 //
 // Thread safety: one thread.
 #pragma once
@@ -11,10 +11,11 @@
 
 namespace sluice::daemon {
 
-// Adds the links that sysfs tells of (pci_links.h), below `root`, with the
-// speeds that [cuda] gives them; one that it does not name has none. The node's
-// description gets each GPU's path and the limits. InvalidArgument: [cuda]
-// names a link that is not here, or the speeds make no tree of links.
+// Adds the links that sysfs below `root` lists (pci_links.h), with the speeds
+// that [cuda] gives them; a link that [cuda] does not name has no speed. Each
+// GPU's path and the limits are added to the node's description.
+// InvalidArgument: [cuda] names a link that does not exist, or its speeds make
+// no tree of links.
 absl::Status AddCudaLinks(const CudaSettings& cuda, const std::string& root,
                           Node& node);
 

@@ -1,4 +1,4 @@
-// sluiced: one per node. Flags, signals, exit statuses.
+// sluiced, one per node: flags, signals, exit statuses.
 #include <fmt/format.h>
 #include <malloc.h>
 
@@ -29,7 +29,7 @@ it makes room for a daemon that reads the file anew, if that would start and
 take over; jobs do not notice. Where a .socket unit has made session.sock, it
 serves there. Exit status: 0 ended by a signal; 2 bad input; 1 a fault.)";
 
-// Resident memory stays small: few arenas, and what was freed goes back.
+// Keeps resident memory small: few arenas, and freed memory goes back.
 void TuneMemory() {
   mallopt(M_ARENA_MAX, 1);
   mallopt(M_TRIM_THRESHOLD, 1 << 20);
@@ -37,7 +37,7 @@ void TuneMemory() {
 }
 
 int Fail(const absl::Status& status) {
-  // Not fmt::print, which throws if stderr is closed: the exit status counts.
+  // fmt::print throws if stderr is closed, but the exit status counts.
   std::fputs(fmt::format("error: {}\n", std::string(status.message())).c_str(),
              stderr);
   const bool bad_input =
@@ -50,7 +50,7 @@ int Fail(const absl::Status& status) {
 int Main(int argc, char** argv) {
   TuneMemory();
   BlockSignals();
-  // GPUs have the numbers that nvidia-smi gives them.
+  // Numbers GPUs as nvidia-smi does.
   setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID", /*overwrite=*/0);
   Arguments arguments;
   CLI::App app(
@@ -84,7 +84,7 @@ int Main(int argc, char** argv) {
     const absl::Status checked = Check(arguments);
     return checked.ok() ? 0 : Fail(checked);
   }
-  auto starter = TakeFromStarter();  // there is no thread yet
+  auto starter = TakeFromStarter();  // before threads start
   if (!starter.ok()) return Fail(starter.status());
   const absl::Status status = ServeOrSayWhy(arguments, *std::move(starter));
   return status.ok() ? 0 : Fail(status);

@@ -20,15 +20,15 @@ bool IsHex(const std::string& text, size_t least, size_t most) {
              text, [](unsigned char c) { return std::isxdigit(c) != 0; });
 }
 
-// "0000:3a": a domain and a bus. Domains behind a volume manager have more
-// digits than four.
+// Accepts "0000:3a": a domain and a bus. Domains behind a volume manager have
+// more than four digits.
 bool IsBus(const std::string& name) {
   const size_t colon = name.find(':');
   return colon != std::string::npos && IsHex(name.substr(0, colon), 4, 8) &&
          IsHex(name.substr(colon + 1), 2, 2);
 }
 
-// "0000:3b:00.0".
+// Accepts "0000:3b:00.0".
 bool IsAddress(const std::string& name) {
   const size_t colon = name.rfind(':');
   if (colon == std::string::npos || !IsBus(name.substr(0, colon))) return false;
@@ -37,7 +37,7 @@ bool IsAddress(const std::string& name) {
          slot[3] >= '0' && slot[3] <= '7';
 }
 
-// The number that a file begins with; absent if there is none.
+// Returns the number that a file begins with.
 std::optional<double> NumberIn(const std::filesystem::path& file) {
   std::ifstream in(file);
   double number = 0;
@@ -45,9 +45,9 @@ std::optional<double> NumberIn(const std::filesystem::path& file) {
   return number;
 }
 
-// Where a device really is: from the root complex down to it.
+// The chain of devices from the root complex down to a device.
 struct Chain {
-  std::string root;  // "0000:3a"; empty: not known
+  std::string root;  // "0000:3a"; empty: unknown
   std::vector<std::filesystem::path> devices;
 };
 
@@ -79,7 +79,7 @@ class PciReader {
  private:
   void Add(const Chain& chain) {
     if (chain.devices.empty()) return;
-    // From the GPU up, until a link is known: so is what it hangs on.
+    // Goes up from the GPU until a link is known, whose parents are known too.
     std::string below;
     const auto gpu = std::ssize(chain.devices) - 1;
     for (auto at = gpu; at >= 0; at -= 2) {
@@ -95,8 +95,8 @@ class PciReader {
     }
   }
 
-  // Puts the link `name` above `below` and in its place; returns false if it
-  // was there already.
+  // Makes the link `name` the parent of `below`, and sets `below` to it.
+  // Returns false if the link was known already.
   bool Hang(std::string name, std::string& below) {
     const auto find = [this](const std::string& of) {
       return std::ranges::find(made_, of, &LinkSpeed::name);

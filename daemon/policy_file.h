@@ -1,14 +1,14 @@
 // Administrators' settings on disk: one JSON file that people can read.
 //
-// How it works. The file is replaced as a whole: written beside, synced,
-// renamed, and the folder synced, so that it is the old or the new one whenever
-// the machine stops. What is read is checked strictly; a file that is not what
-// this daemon would write ends its start, because limits that bind less than an
-// administrator set are worse than no daemon. If jobs hold what an earlier
-// daemon left, the daemon freezes instead (daemon/frozen). So an added section
+// How it works. The file is replaced as a whole: written beside the old one,
+// synced, renamed, and the folder synced, so whenever the machine stops it is
+// the old or the new one. Reading checks it strictly. A file that this daemon
+// would not write ends the daemon's start, because limits that bind less than
+// an administrator set are worse than no daemon; if jobs hold what an earlier
+// daemon left, the daemon is frozen instead (daemon/frozen). So a new section
 // needs no version: a daemon that does not know it does not misread it.
 //
-// Times are kept by the wall clock, since monotonic ones end with the machine.
+// Times are wall-clock times, because monotonic ones end with the machine.
 //
 // Thread safety: pure; Write by one thread at a time.
 #pragma once
@@ -32,21 +32,23 @@ std::string EncodePolicy(const Policy& policy, const Clocks& now);
 // InvalidArgument in one line: which entry is wrong, and how.
 absl::StatusOr<Policy> DecodePolicy(const std::string& text, const Clocks& now);
 
-// `folder`/policy; no folder: nothing is read.
+// The file `folder`/policy; without a folder nothing is read.
 class PolicyFile {
  public:
   explicit PolicyFile(std::string folder) : folder_(std::move(folder)) {}
 
-  // Nothing where there is no file. InvalidArgument, in one line with what to
-  // do: it is not whole, not understood, or others than `daemon`, the daemon's
-  // user, may write to it. PermissionDenied: this process may not read it.
+  // Returns an empty policy if there is no file. InvalidArgument, in one line
+  // with what to do: it is incomplete or not understood, or users other than
+  // `daemon`, the daemon's user, may write to it. PermissionDenied: this
+  // process may not read it.
   absl::StatusOr<Policy> Read(const Clocks& now, uid_t daemon) const;
-  absl::StatusOr<Policy> Read(const Clocks& now) const;  // this is the daemon
-  // The owner of its folder; without one this process's user.
+  // this process is the daemon
+  absl::StatusOr<Policy> Read(const Clocks& now) const;
+  // The owner of the folder, or this process's user if there is none.
   uid_t owner() const;
-  // Makes the folder if need be, for this user alone to write to. DataLoss: it
-  // is written, and may not survive a power cut. Any other error: it is as it
-  // was.
+  // Makes the folder if it does not exist, writable only for this user.
+  // DataLoss: the policy is written, but may not survive a power cut. Any other
+  // error: the file is unchanged.
   absl::Status Write(const Policy& policy, const Clocks& now) const;
   std::string path() const { return folder_ + "/policy"; }
 

@@ -17,8 +17,8 @@ using nlohmann::json;
 
 constexpr int kVersion = 1;
 
-// To a millisecond, rounded here and where it is read: a time that lost less
-// than the last digit at each start would wander.
+// Rounded to a millisecond, here and when it is read: a time that lost less
+// than the last digit at each start would drift.
 double Unix(absl::Time at, const Clocks& now) {
   const absl::Duration since =
       now.wall - (now.monotonic - at) - absl::UnixEpoch();
@@ -37,7 +37,7 @@ json Entry(json target, const Budgets::Given& given, const Clocks& now) {
   return target;
 }
 
-// Reads one object: every key must be there, and no other.
+// Reads one object, which must have every key and no other.
 class PolicyReader {
  public:
   PolicyReader(const json& from, std::string name)
@@ -118,7 +118,8 @@ json EntryOf(PoolId pool, const Principal& whose, const Reservation& given,
 }
 
 absl::Time TimeOf(PolicyReader& entry, const Clocks& now) {
-  // No date of ours. Much later ones would be infinite, and not be written.
+  // Later dates are not ours. Much later ones would be infinite, which cannot
+  // be written.
   constexpr double kMost = 1e12;
   const double unix_s = entry.Number("at_unix_s");
   if (!(unix_s > -kMost && unix_s < kMost)) {
@@ -189,7 +190,7 @@ json EntryOf(const MeasuredLinks& measured, const Clocks& now) {
           {"links", std::move(links)}};
 }
 
-// Whether the node has such links is not asked: it may have changed.
+// The node may have changed since, so the links need not exist.
 absl::StatusOr<MeasuredLinks> ReadMeasured(const json& from,
                                            const Clocks& now) {
   PolicyReader entry(from, "'measured_links'");
@@ -231,7 +232,7 @@ std::string EncodePolicy(const Policy& policy, const Clocks& now) {
   json to = {{"sluice_policy", kVersion},
              {"limits", std::move(limits)},
              {"drained", nullptr}};
-  // Only where there are any: an older daemon knows of none.
+  // Written only if there are any, because an older daemon does not know them.
   for (const auto& [pool, users] : policy.reservations) {
     for (const auto& [whose, given] : users) {
       to["reservations"].push_back(EntryOf(pool, whose, given, now));

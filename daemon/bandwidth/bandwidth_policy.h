@@ -1,30 +1,29 @@
-// Which flow may copy how much next: floors first, then fair shares, on every
-// link of a node at once.
+// Decides how much each flow may copy next: floors first, then fair shares, on
+// every link of a node at once.
 //
-// A *flow* is what one rank copies in one direction. What a refill has to give,
-// what the links carry in a window, goes out in three rounds:
+// A *flow* is what one rank copies in one direction. A refill distributes what
+// the links carry in a window, in three rounds:
 //
-//   1. promised flows get what they want up to their floor: what their rate
-//      brings, and of the last kPeriod what they left of it;
-//   2. what is left is lent: first to copies that a fair share would make late
-//      (due_first.h), the one that is due first first;
-//   3. and the rest in weighted max-min shares (fair_shares.h).
+//   1. Promised flows get what they want up to their floor: what their rate
+//      brings in the window, plus what they left of it in the last kPeriod.
+//   2. The rest is lent, first to copies that a fair share would make late
+//      (due_first.h), in the order of their deadlines,
+//   3. and then in weighted max-min shares (fair_shares.h).
 //
 // Round 1 keeps every promise over spans of kPeriod. Its shares rise by rate,
 // and the caller promises less than a channel carries, so in every window each
-// flow that lacks something gets what its rate brings in it, or more. What a
-// flow got by its promise and in round 2 counts in round 3, so that both are a
-// part of a fair share and not beside it; what was more than that is
-// remembered, by promise at most as much as a period brings, by deadline at
-// most what the path carries in `ahead`. Where it is lent a prefetch weighs
-// `prefetch_first` times an offload, which matters where both load one channel:
-// in front, but no offload starves.
+// flow that lacks something gets at least what its rate brings. What a flow got
+// in rounds 1 and 2 counts in round 3, so both are a part of its fair share.
+// The excess over that share is remembered: at most what a period brings for
+// promises, and at most what the path carries in `ahead` for deadlines. In
+// round 3 a prefetch weighs `prefetch_first` times an offload, which matters if
+// both load one channel: prefetches go first, but no offload starves.
 //
-// Not earliest deadline first over servers: it is exact for copies that are due
-// before their period ends, and every promise is a rate.
+// Not earliest deadline first with servers: that is exact for copies that are
+// due before their period ends, but every promise here is a rate.
 //
-// Time is given with every call and never falls. Bytes are double, because
-// shares are fractions; a caller rounds.
+// Time is an argument of every call and never falls. Bytes are double, because
+// shares are fractions; the caller rounds.
 //
 // Thread safety: none; one thread owns a BandwidthPolicy.
 #pragma once
@@ -41,43 +40,42 @@ namespace sluice::daemon::bandwidth {
 
 struct BandwidthOptions {
   double prefetch_first = 8;
-  // What a flow may be lent before the others have come up to it: what its path
-  // carries in this time.
+  // A flow may be lent as much in advance as its path carries in this time.
   absl::Duration ahead = absl::Milliseconds(200);
 };
 
 class BandwidthPolicy {
  public:
-  // A promise is kept over spans of this length.
+  // The length of the spans over which a promise is kept.
   static constexpr absl::Duration kPeriod = absl::Milliseconds(20);
 
   explicit BandwidthPolicy(Topology topology, BandwidthOptions options = {});
 
-  // `flow`: the caller's number. It copies over `link` and all above it. Flows
-  // of one `owner` on one link are ahead by deadlines together by as much as
-  // one of them may be; without one it is the only one of its owner.
+  // `flow` is the caller's number. The flow copies over `link` and all links
+  // above it. All flows of one `owner` on one link together may be ahead by
+  // deadlines as much as one flow; without an owner the flow counts alone.
   void Open(int flow, int link, int direction, double weight = 1,
             std::optional<int> owner = std::nullopt);
-  // What was asked for and not shared out is forgotten.
+  // Forgets what the flow asked for and did not get.
   void Close(int flow);
-  // `weight` counts from now on.
+  // Changes the flow's weight from now on.
   void Reweigh(int flow, double weight);
 
-  // `flow` gets at least `rate` bytes per second of what it wants from now on;
-  // 0: no promise. The promises of a channel together are to be less than it
-  // carries (planning/demands.h admits them): more are kept in part.
+  // From now on `flow` gets at least `rate` bytes per second of what it wants;
+  // 0 ends the promise. The promises of a channel together must be less than it
+  // carries (planning/demands.h admits them); otherwise they are kept in part.
   void Promise(int flow, double rate);
 
-  // What the flow wants in all and was not shared out.
+  // Sets all that the flow wants and has not been granted.
   void SetWanted(int flow, double bytes);
 
   // Replaces what is known of the flow's first copy: `bytes` of it are not
-  // shared out yet, and compute needs them at `due`. 0 bytes: nothing is known.
-  // It is the rank's own statement and not checked, so it promises nothing.
+  // granted yet, and compute needs them at `due`. 0 bytes: nothing is known. It
+  // is the rank's own unchecked statement, so it promises nothing.
   void Need(int flow, double bytes, absl::Time due);
 
-  // What each flow may copy in the `window` from `now` on, by flow; those that
-  // get nothing are not in it.
+  // Returns what each flow may copy in the `window` from `now` on. Flows that
+  // get nothing are absent.
   std::map<int, double> Share(absl::Time now, absl::Duration window);
 
   const Topology& topology() const { return topology_; }
@@ -90,15 +88,16 @@ class BandwidthPolicy {
     std::vector<int> path;
     double wanted = 0;
     double rate = 0;  // promised
-    // Of the last kPeriod, what it has not had by its rate. Time, not bytes: a
-    // promise that comes and goes again and again brings no more.
+    // The part of the last kPeriod whose promised bytes the flow has not had.
+    // It is a time and not bytes, so that a promise that comes and goes brings
+    // no more.
     absl::Duration unused = kPeriod;
-    double ahead = 0;  // bytes by promise beyond a fair share, lately
-    double lead = 0;   // and by deadlines
+    double ahead = 0;  // recent bytes by promise beyond a fair share
+    double lead = 0;   // the same by deadlines
     double most_lead = 0;
     // Owner and channel: flows with the same pair have one `lead`.
     std::pair<int, int> leader;
-    double needed = 0;  // bytes of the copy in front, at `due`
+    double needed = 0;  // bytes of the first copy, at `due`
     absl::Time due = absl::InfiniteFuture();
   };
   void KeepFloors(absl::Duration window, std::vector<double>& room,
@@ -108,7 +107,7 @@ class BandwidthPolicy {
   void LendToLate(absl::Time now, absl::Duration window,
                   std::vector<double>& room, std::map<int, double>& given);
   double LentWeight(const Flow& flow) const;
-  // After shares stood at `full_at` (by channel).
+  // Called when shares have risen to `full_at` (by channel).
   void Remember(const std::vector<double>& full_at);
 
   const Topology topology_;

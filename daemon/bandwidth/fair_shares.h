@@ -19,18 +19,18 @@ struct Want {
   const std::vector<int>* path;  // channels; outlives the call
   double bytes = 0;
   double weight = 1;
-  double had = 0;  // bytes that count as its share already
+  double had = 0;  // bytes that already count as its share
 };
 
 struct FairShares {
   std::vector<double> bytes;  // by want
-  // By channel: how high shares had risen, per weight and with what they had,
-  // when it was full. kUnlimited: it is not full.
+  // By channel: the level of shares, per weight and including what they had, at
+  // which it was full. kUnlimited if it is not full.
   std::vector<double> full_at;
 };
 
-// `room`: bytes by channel (without limit: kUnlimited), less the shares on
-// return.
+// `room` has the bytes of each channel (kUnlimited: no limit), and what remains
+// of them on return.
 FairShares ShareFairly(const std::vector<Want>& wants,
                        std::vector<double>& room);
 

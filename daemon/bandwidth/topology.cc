@@ -10,7 +10,7 @@
 namespace sluice::daemon::bandwidth {
 namespace {
 
-// A link's channels lie side by side: h2d, d2h, both.
+// The channels of a link are neighbours: h2d, d2h, both.
 constexpr int kBoth = 2;
 constexpr int kPerLink = 3;
 
@@ -61,7 +61,7 @@ absl::Status CheckStaysShared(const std::vector<Link>& links,
   return absl::OkStatus();
 }
 
-// Whether both directions load this link together, or one above it.
+// Returns whether both directions share this link or one above it.
 bool IsShared(const std::vector<Link>& links, const Link& link) {
   for (const Link* at = &link;; at = &links[*at->parent]) {
     if (at->both > 0) return true;

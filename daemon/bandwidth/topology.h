@@ -1,11 +1,11 @@
 // The links of a node, as a forest: GPU, PCIe switch, root port, NUMA node.
 //
 // A copy loads every link from its GPU up to the root at the same time. Most
-// links carry their two directions apart; some carry both by the same means
-// (the memory of a NUMA node), and there a prefetch and an offload load each
-// other. So what is shared out are *channels*: one direction of a link, or both
-// directions of one. Each channel has at most one above it, which is why a link
-// above a shared one must be shared itself.
+// links carry their two directions independently; in some, such as the memory
+// of a NUMA node, both directions share one capacity, so a prefetch and an
+// offload slow each other. So bandwidth is distributed by *channel*: one
+// direction of a link, or both directions of one. Each channel has at most one
+// above it, which is why a link above a shared one must be shared too.
 //
 // Thread safety: immutable.
 #pragma once
@@ -19,13 +19,13 @@
 
 namespace sluice::daemon::bandwidth {
 
-// What a channel without a limit carries.
+// The capacity of a channel without a limit.
 inline constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 
 // Bytes per second; 0: not limited.
 struct Link {
   std::string name;
-  std::optional<int> parent;  // an index into the same list
+  std::optional<int> parent;  // index in the same list
   double h2d = 0;
   double d2h = 0;
   double both = 0;  // of both directions together
@@ -39,13 +39,13 @@ struct Channel {
 
 class Topology {
  public:
-  // InvalidArgument: a parent that is not there, a circle, a speed below 0, or
-  // directions that go apart again above a link that both load.
+  // InvalidArgument: a parent that does not exist, a circle, a negative speed,
+  // or a link with independent directions above a shared one.
   static absl::StatusOr<Topology> Make(const std::vector<Link>& links);
 
   const std::vector<Channel>& channels() const { return channels_; }
   int channel_of(int link, int direction) const;  // kH2d, kD2h
-  // From `channel` up to its root, both included.
+  // Returns the channels from `channel` up to its root, both included.
   std::vector<int> PathOf(int channel) const;
 
  private:

@@ -1,8 +1,8 @@
 // Points where a test may kill the daemon: before and after each step of a
-// change that the next daemon must find whole or not at all.
+// change that the next daemon must find complete or not at all.
 //
-// Only the tests' program has a listener; in every other, a point costs a load
-// and a branch.
+// Only the tests' program has a listener; in every other program a point costs
+// a load and a branch.
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@
 
 namespace sluice::daemon {
 
-// In the order of a change: made, given to the store, stored, recorded, sent.
+// In the order of a change: made, passed to the store, stored, recorded, sent.
 enum class CrashPoint {
   // An extent or a session.
   kExtentMade,
@@ -21,7 +21,7 @@ enum class CrashPoint {
   kExtentStored,
   kSessionStored,
   kSessionReleased,
-  // What the core knows.
+  // Changes of the core's state.
   kChangeUnsaved,
   kRecordBegun,
   kUnpublished,
@@ -30,13 +30,13 @@ enum class CrashPoint {
   kChangeSaved,
   kPacketSent,
   kEffectsDone,
-  // What ends.
+  // Ends of sessions and leases.
   kSocketShut,
   kSocketDropped,
   kProcessDropped,
   kExtentDropped,
   kExtentReleased,
-  // A start with what an earlier daemon left.
+  // A start with an earlier daemon's state.
   kStateRead,
   kExtentsAdopted,
   kSessionsAdopted,
@@ -83,11 +83,11 @@ inline constexpr auto kCrashPoints = std::to_array<NamedCrashPoint>({
 });
 
 // Called at each point, on the thread that passes it; may be null. Set before
-// there are threads.
+// threads start.
 inline std::atomic<void (*)(CrashPoint)> crash_watcher = nullptr;
 
-// Ranks that are attached at this moment; the service sets it. A watcher can so
-// kill only a daemon that has some.
+// The number of attached ranks, set by the service, so that a watcher can kill
+// only a daemon that has some.
 inline std::atomic<int> crash_ranks = 0;
 
 inline void Pass(CrashPoint point) {

@@ -21,7 +21,7 @@
 namespace sluice::daemon {
 namespace {
 
-// How long an end of the service waits for the descriptor store.
+// How long the end of the service waits for the descriptor store.
 constexpr absl::Duration kLongestForget = absl::Milliseconds(500);
 
 absl::StatusOr<std::string> BytesOf(const UniqueFd& file) {
@@ -39,8 +39,9 @@ absl::Status Frozen(const std::string& why) {
                   wire::kFrozen, why));
 }
 
-// Answers why it is frozen; and what is kept, so that another version can say
-// whether it would go on from that (`sluiced --check-state`).
+// Tells administrators why the daemon is frozen and what it keeps, so that
+// another version can check whether it would go on from that (`sluiced
+// --check-state`).
 struct FrozenDaemon::Admin final : admin::Admin::Service {
   explicit Admin(const Options& options)
       : why(ToGrpc(Frozen(options.why))), starter(options.starter) {}
@@ -90,7 +91,7 @@ struct FrozenDaemon::Admin final : admin::Admin::Service {
 
   const grpc::Status why;
   const Starter& starter;
-  std::unique_ptr<AdminSocket> socket;  // last: it calls the rest
+  std::unique_ptr<AdminSocket> socket;  // last: it uses the rest
 };
 
 absl::StatusOr<std::unique_ptr<FrozenDaemon>> FrozenDaemon::Start(
@@ -148,10 +149,11 @@ void FrozenDaemon::OnSignal() {
   const auto signal = static_cast<int>(info.ssi_signo);
   const bool ends = IsEndingSignal(signal);
   if (!ends || info.ssi_code != SI_QUEUE || info.ssi_int != kEndsService) {
-    // SIGHUP: the starter starts it again, with what the file says now.
+    // On SIGHUP the daemon ends, and its starter starts it again with the
+    // configuration as it is by then.
     return ends || signal == SIGHUP ? loop_->Stop() : void();
   }
-  // Ranks see their sockets end, which means that the service was stopped.
+  // Ranks see their sockets close, which means that the service was stopped.
   service_ended_ = true;
   end_at_ = loop_->now() + kLongestForget;
   store_->RemoveAll();

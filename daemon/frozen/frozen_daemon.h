@@ -1,12 +1,13 @@
 // A daemon that keeps what jobs hold, grants nothing, and says why.
 //
-// A start becomes one if it cannot go on from what an earlier daemon left
-// (another version's state, a damaged one, memory that is missing), or if too
-// many daemons died: to end would have it started again and again, to begin
-// anew would end every job. It reads no rank's requests, opens no device and
-// changes nothing of what is kept, so what was wrong cannot harm it.
+// A daemon is frozen at its start if it cannot go on from what an earlier
+// daemon left (another version's state, a damaged one, missing memory), or if
+// too many daemons died. If it ended instead it would be started again and
+// again, and if it began anew every job would end. It reads no rank's requests,
+// opens no device and changes nothing of what is kept, so whatever was wrong
+// cannot harm it.
 //
-// Thread safety: one thread; administrators are answered on gRPC's.
+// Thread safety: one thread; gRPC's threads answer administrators.
 #pragma once
 
 #include <memory>
@@ -32,15 +33,15 @@ class FrozenDaemon {
     std::string why;  // one line
     std::string runtime_dir;
     std::string session_dir;
-    Starter starter;    // what it keeps is in `stored`
-    UniqueFd listener;  // handed on (TakeHandedListener); empty: what was kept
+    Starter starter;    // `stored` has what it keeps
+    UniqueFd listener;  // from TakeHandedListener; empty: the kept one
     const Clock* clock = nullptr;  // outlives it
   };
-  // Tells the starter that it is up, and why it is frozen.
+  // Tells the starter that the daemon is up, and why it is frozen.
   static absl::StatusOr<std::unique_ptr<FrozenDaemon>> Start(Options options);
 
-  // Runs until a signal. True: a keeper ended the service, nothing is left to
-  // another daemon; else all stays for the next one.
+  // Runs until a signal. Returns true if a keeper ended the service and another
+  // daemon must find nothing; else everything stays for the next daemon.
   bool Run();
 
  private:
@@ -57,12 +58,12 @@ class FrozenDaemon {
   Closer closer_;
   std::unique_ptr<DescriptorStore> store_;
   std::shared_ptr<Admin> admin_;  // the administrators' service
-  // Null: none was handed on or kept.
+  // Null if none was handed on or kept.
   std::unique_ptr<SessionListener> listener_;
   UniqueFd signals_;
   absl::Duration heartbeat_ = absl::InfiniteDuration();
   absl::Time heartbeat_at_ = absl::InfiniteFuture();
-  absl::Time end_at_ = absl::InfiniteFuture();  // answered or not
+  absl::Time end_at_ = absl::InfiniteFuture();  // whether answered or not
   bool service_ended_ = false;
 };
 

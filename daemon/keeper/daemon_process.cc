@@ -24,9 +24,10 @@ namespace {
 
 constexpr int kNotRunnable = 127;  // as a shell has it
 
-// Puts fds[i] at kFirstHandedOn + i and keeps it open over exec. A descriptor
-// that is in the way of another one moves up first, so that at most one number
-// more than there are descriptors is needed. False: none was left.
+// Moves fds[i] to kFirstHandedOn + i and keeps it open over exec. A descriptor
+// that occupies another one's number moves up first, so at most one number more
+// than there are descriptors is needed. Returns false if no descriptor was
+// left.
 bool LineUp(std::vector<int> fds) {
   const int end = kFirstHandedOn + static_cast<int>(fds.size());
   std::unordered_map<int, size_t> index_at;

@@ -18,12 +18,13 @@ namespace sluice::daemon {
 
 class DaemonProcess {
  public:
-  // A child in a process group of its own (a terminal's Ctrl-C reaches the
-  // keeper alone, which forwards it), with $NOTIFY_SOCKET, $LISTEN_FDS,
-  // $LISTEN_FDNAMES, $FDSTORE and $SLUICE_KEEPER_PID. Signals that the keeper
-  // blocks stay blocked: one that ends the daemon waits until the daemon reads
-  // signals, so that it does not leave its sockets behind. argv[0] is the
-  // program's path. Status 127, with a line on stderr: it cannot be run.
+  // Starts the program at argv[0] in a process group of its own, with
+  // $NOTIFY_SOCKET, $LISTEN_FDS, $LISTEN_FDNAMES, $FDSTORE and
+  // $SLUICE_KEEPER_PID. A terminal's Ctrl-C reaches only the keeper, which
+  // forwards it. Signals that the keeper blocks stay blocked: a signal that
+  // ends the daemon waits until the daemon reads signals, so that the daemon
+  // does not leave its sockets behind. Exit status 127, with a line on stderr:
+  // the program cannot be run.
   static absl::StatusOr<DaemonProcess> Start(
       const std::vector<std::string>& argv, const std::string& notify_socket,
       const KeptDescriptors& kept);
@@ -32,15 +33,15 @@ class DaemonProcess {
   int fd() const { return life_.get(); }  // readable when it has ended
   bool HasEnded() const;
   void Signal(int signal) const;
-  // The same with kEndsService: the service ends with the daemon.
+  // Sends the signal with kEndsService: the service ends with the daemon.
   void EndService(int signal) const;
-  // Kills all that it started and left in its process group.
+  // Kills all processes that it started and left in its process group.
   void KillGroup() const;
-  // How the daemon ended; what it left in its group is killed. Its number stays
-  // its own until Reap.
+  // Returns how the daemon ended, and kills what it left in its group. Its pid
+  // stays reserved until Reap.
   DaemonEnd End() const;
-  // Gives the number back. The kernel then drops what /proc showed of it: some
-  // milliseconds if thousands of descriptors were looked at there.
+  // Releases the pid. The kernel then drops the process's /proc entries, which
+  // takes some milliseconds if thousands of descriptors were inspected there.
   void Reap() const;
 
  private:

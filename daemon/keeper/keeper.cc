@@ -82,7 +82,7 @@ void Keeper::Start() {
       kept_.all().size());
 }
 
-// Behind the start of the next one, which does not wait for it.
+// Runs after the start of the next daemon, which does not wait for it.
 void Keeper::ReapEnded() {
   if (ended_) ended_->Reap();
   ended_.reset();
@@ -99,7 +99,7 @@ void Keeper::WaitForSomething() {
   ppoll(polls.data(), polls.size(), &timeout, nullptr);
 }
 
-// Bounded, so that a sender without end cannot keep signals out.
+// Bounded, so that an endless sender cannot delay signals.
 void Keeper::ReadMessages() {
   for (int i = 0; i < kMessagesPerTurn; ++i) {
     auto datagram = receiver_.Receive();
@@ -109,8 +109,8 @@ void Keeper::ReadMessages() {
 }
 
 void Keeper::Take(NotifyReceiver::Datagram datagram) {
-  // A pid is not used again before its process was waited for, and messages are
-  // read before that: no other process has this one.
+  // Only the daemon can have this pid: a pid is not reused before its process
+  // was reaped, and messages are read before that.
   if (!daemon_ || datagram.sender != daemon_->pid()) {
     return Refuse(fmt::format("process {} is not the daemon", datagram.sender));
   }
@@ -121,7 +121,7 @@ void Keeper::Take(NotifyReceiver::Datagram datagram) {
   if (!done.ok()) Refuse(std::string(done.message()));
 }
 
-// Logs the 1st, 2nd, 4th, 8th …, so that many messages do not fill the log.
+// Logs the 1st, 2nd, 4th, 8th … refusal, so that many do not fill the log.
 void Keeper::Refuse(std::string_view why) {
   if (std::has_single_bit(++refused_)) {
     Log("refused a message: {} ({} so far)", why, refused_);
@@ -150,7 +150,7 @@ void Keeper::EndIfLate() {
 }
 
 std::optional<int> Keeper::OnDeath() {
-  ReadMessages();  // what it sent last
+  ReadMessages();  // its last messages
   const DaemonEnd end = daemon_->End();
   const absl::Time now = Now();
   const auto verdict = policy_.Decide(

@@ -33,12 +33,11 @@ class Keeper {
     // How long a daemon may take to end after the signal.
     absl::Duration patience = absl::Seconds(5);
   };
-  // Takes the folder's lock, makes the socket, blocks the signals that Run
-  // reads. AlreadyExists: another keeper is there.
+  // Takes the folder's lock, makes the socket, and blocks the signals that Run
+  // reads. AlreadyExists: another keeper runs there.
   static absl::StatusOr<std::unique_ptr<Keeper>> Make(Options options);
 
-  // Runs until the daemon has ended for good. Returns the exit status to hand
-  // on.
+  // Runs until the daemon has ended for good. Returns the keeper's exit status.
   int Run();
 
  private:
@@ -54,7 +53,7 @@ class Keeper {
   void Refuse(std::string_view why);
   void ReadSignals();
   void EndIfLate();
-  // The exit status to hand on, if the keeper is to end.
+  // Returns the keeper's exit status if it is to end.
   std::optional<int> OnDeath();
 
   const Options options_;
@@ -63,8 +62,8 @@ class Keeper {
   const UniqueFd signals_;  // a signalfd
   KeptDescriptors kept_;
   RestartPolicy policy_;
-  std::optional<DaemonProcess> daemon_;  // absent: none runs
-  std::optional<DaemonProcess> ended_;   // the one before, not reaped yet
+  std::optional<DaemonProcess> daemon_;  // unset: none runs
+  std::optional<DaemonProcess> ended_;   // the one before, until it is reaped
   bool asked_to_end_ = false;
   absl::Time kill_at_ = absl::InfiniteFuture();
   absl::Time start_at_ = absl::InfinitePast();

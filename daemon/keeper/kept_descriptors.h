@@ -1,4 +1,4 @@
-// What the keeper holds for the daemon, by name.
+// The descriptors that the keeper holds for the daemon, by name.
 //
 // Thread safety: none needed; the keeper has one thread.
 #pragma once

@@ -1,5 +1,5 @@
-// sluiced-keeper: starts sluiced, and holds its descriptors while it is not
-// there. Wiring only.
+// sluiced-keeper: starts sluiced, and holds its descriptors between two
+// daemons. Wiring only.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -24,7 +24,7 @@ constexpr int64_t kDefaultDescriptors = 4096;
 
 struct Arguments {
   std::string runtime_dir = "/run/sluice";
-  std::string program;  // empty: sluiced, beside this one
+  std::string program;  // empty: the sluiced beside this program
   std::optional<int64_t> max_descriptors;
   std::vector<std::string> daemon;
 };
@@ -83,7 +83,7 @@ absl::StatusOr<int> Serve(const Arguments& arguments) {
 }
 
 int Fail(const absl::Status& status) {
-  // Not fmt::print, which throws if stderr is closed: the exit status counts.
+  // fmt::print throws if stderr is closed, but the exit status counts.
   std::fputs(fmt::format("error: {}\n", std::string(status.message())).c_str(),
              stderr);
   return absl::IsInvalidArgument(status) || absl::IsAlreadyExists(status) ? 2

@@ -8,7 +8,7 @@
 
 namespace sluice::daemon {
 
-// systemd takes no longer ones either.
+// systemd's limit too.
 inline constexpr size_t kMaxNotification = 4096;
 
 struct Notification {
@@ -22,8 +22,8 @@ struct Notification {
   std::string name;  // of kPut and kRemove
 };
 
-// InvalidArgument: two things at once, a malformed name (IsDescriptorName), a
-// zero byte, too long, or nothing.
+// InvalidArgument: two messages at once, a malformed name (IsDescriptorName), a
+// zero byte, too long, or empty.
 absl::StatusOr<Notification> ParseNotification(std::string_view text);
 
 }  // namespace sluice::daemon

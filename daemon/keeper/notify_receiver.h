@@ -20,16 +20,16 @@ class NotifyReceiver {
     pid_t sender = 0;  // from the kernel
     std::string text;
     std::vector<UniqueFd> fds;  // close-on-exec
-    bool whole = true;          // false: cut off, or descriptors are missing
+    bool whole = true;          // false: truncated, or descriptors are missing
   };
 
-  // A socket at `path` for this user only. It replaces what is there, so the
-  // caller must hold the folder's lock.
+  // Makes a socket at `path` for this user only. It replaces what is there, so
+  // the caller must hold the folder's lock.
   static absl::StatusOr<NotifyReceiver> Bind(const std::string& path);
   ~NotifyReceiver();
   NotifyReceiver(NotifyReceiver&&) = default;
 
-  // Never waits. Nullopt if there is no datagram.
+  // Returns nullopt at once if there is no datagram.
   std::optional<Datagram> Receive();
   int fd() const { return socket_.get(); }
   const std::string& path() const { return path_; }

@@ -18,8 +18,8 @@ std::string DaemonEnd::Text() const {
 
 RestartPolicy::Verdict RestartPolicy::Decide(const DaemonEnd& end, Of of,
                                              absl::Time now) {
-  // What ranks have is worth more than an early word on what was typed, and
-  // may be served again once that is put right.
+  // If ranks have memory, the daemon is restarted even after bad input: it can
+  // serve them again once the input is mended.
   const bool bad_input =
       end.signal == 0 && end.exit_code == kBadInput && !of.holds;
   if (of.asked || bad_input) return {.exit = end.status(), .pause = {}};
@@ -29,7 +29,7 @@ RestartPolicy::Verdict RestartPolicy::Decide(const DaemonEnd& end, Of of,
     slow_ = false;
     return {.exit = {}, .pause = absl::ZeroDuration()};
   }
-  // Doubled with each death too many; beyond a few it is the longest anyway.
+  // The pause doubles with each further death until it is the longest one.
   const size_t extra = std::min<size_t>(deaths_.size() - kFreeDeaths - 1, 10);
   return {.exit = {},
           .pause = std::min(kLongestPause, kFirstPause * (1 << extra)),

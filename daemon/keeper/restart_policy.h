@@ -13,7 +13,7 @@ namespace sluice::daemon {
 struct DaemonEnd {
   int exit_code = 0;
   int signal = 0;  // 0: it exited
-  // As a shell has it: 128 and the signal.
+  // The shell's status: 128 + the signal.
   int status() const { return signal != 0 ? 128 + signal : exit_code; }
   std::string Text() const;  // "exited with status 2"
 };
@@ -27,15 +27,14 @@ class RestartPolicy {
   static constexpr absl::Duration kLongestPause = absl::Seconds(1);
 
   struct Verdict {
-    std::optional<int> exit;  // the keeper's status; absent: start again
+    std::optional<int> exit;  // the keeper's status; unset: start again
     absl::Duration pause;     // before the start
-    bool slower_now = false;  // the first pause of a row, which is logged
+    bool slower_now = false;  // the first pause of several; logged
   };
-  // What is known beside how it ended.
+  // What is known besides how it ended.
   struct Of {
-    bool asked =
-        false;  // it was told to, by a signal that the keeper forwarded
-    bool holds = false;  // the keeper has something of it
+    bool asked = false;  // the keeper forwarded a signal to end it
+    bool holds = false;  // the keeper holds descriptors of it
   };
   Verdict Decide(const DaemonEnd& end, Of of, absl::Time now);
 

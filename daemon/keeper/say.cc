@@ -14,7 +14,7 @@ namespace {
 
 std::string LineOf(const std::string& text) {
   std::string line = "sluiced-keeper: " + text;
-  // So much goes into a pipe whole, once it takes anything.
+  // A pipe takes up to this many bytes whole or not at all.
   if (line.size() >= PIPE_BUF) line.resize(PIPE_BUF - 1);
   line += '\n';
   return line;
@@ -26,10 +26,10 @@ void Write(int fd, std::string_view line) {
   [[maybe_unused]] const ssize_t wrote = write(fd, line.data(), line.size());
 }
 
-// A pipe is opened again, so that the keeper does not wait when the daemon,
-// which writes to it as well, has filled it: O_NONBLOCK on the inherited
-// descriptor would hold for all its users. A file does not wait, and opened
-// again it would have an offset of its own.
+// Opens a pipe again, so that the keeper does not wait if the daemon, which
+// writes to it too, has filled it. O_NONBLOCK on the inherited descriptor would
+// affect all its users. A file never blocks, and opened again it would have an
+// offset of its own.
 UniqueFd PipeOpenedAgain() {
   struct stat of = {};
   if (fstat(STDERR_FILENO, &of) != 0 || !S_ISFIFO(of.st_mode)) {

@@ -25,26 +25,27 @@
 namespace sluice::daemon {
 namespace {
 
-// How often deadlines are looked at, and between two snapshots.
+// The interval of checking deadlines, and the shortest between two snapshots.
 constexpr absl::Duration kTick = absl::Milliseconds(50);
-// What a peer may still send after its answer is there, and for how long.
+// How many bytes a peer may still send after its answer was written, and how
+// long.
 constexpr size_t kMaxThrownAway = 1 << 20;
 constexpr absl::Duration kEndLimit = absl::Seconds(1);
 
 // In the order in which connections make room for others. kEnding: the answer
-// is written; what still comes is thrown away, because a close with unread
-// bytes would take the answer from the peer.
-enum class State { kEnding, kReading, kWriting, kWaiting };  // kWaiting: a page
+// is written, and further input is discarded, because a close with unread bytes
+// would take the answer from the peer.
+enum class State { kEnding, kReading, kWriting, kWaiting };
 
 struct Connection {
-  UniqueFd socket;  // empty: it is over
+  UniqueFd socket;  // empty: closed
   PageKey key;
   absl::Time deadline;
   State state = State::kReading;
   std::string request = {};
   bool head_only = false;
   std::shared_ptr<const std::string> answer = nullptr;
-  size_t done = 0;  // bytes: sent, then thrown away
+  size_t done = 0;  // bytes sent, later discarded
 
   void Go(absl::Time now) {
     if (state == State::kWriting) Write(now);
@@ -59,7 +60,7 @@ struct Connection {
            now);
   }
 
-  // False: nothing is there.
+  // Returns false if there is nothing to read.
   bool Read(absl::Time now) {
     std::array<char, 4096> buffer;
     const ssize_t got =
@@ -118,7 +119,7 @@ struct Connection {
 struct Listener {
   UniqueFd socket;
   Audience audience = Audience::kAnybody;
-  size_t most = 0;                         // connections
+  size_t most = 0;                         // of connections
   std::list<Connection> connections = {};  // oldest first
 
   void Go(absl::Time now) {
@@ -126,9 +127,9 @@ struct Listener {
     std::erase_if(connections, [](const auto& c) { return !c.socket; });
   }
 
-  // False: all wait for a page, which they get soon.
+  // Returns false if all connections wait for a page, which they get soon.
   bool MakeRoom(absl::Time now) {
-    Go(now);  // a request may have come since it was looked for last
+    Go(now);  // a request may have arrived since the last look
     if (connections.size() < most) return true;
     const auto goes =
         std::ranges::min_element(connections, {}, &Connection::state);
@@ -193,7 +194,7 @@ class Server final : public HttpServer {
   }
 
  private:
-  // What happens there wakes the thread once, which looks at everything then.
+  // An event of `fd` wakes the thread once, which then checks everything.
   void Watch(const UniqueFd& fd) {
     epoll_event event = {EPOLLIN | EPOLLOUT | EPOLLET, {.fd = fd.get()}};
     epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd.get(), &event);
@@ -242,7 +243,8 @@ class Server final : public HttpServer {
   void Accept(Listener& at, absl::Time now) {
     for (size_t i = 0; i < at.most; ++i) {
       pollfd waits = {at.socket.get(), POLLIN, 0};
-      if (poll(&waits, 1, 0) != 1) return;  // none goes for none
+      // no connection waits: none makes room
+      if (poll(&waits, 1, 0) != 1) return;
       if (at.connections.size() >= at.most && !at.MakeRoom(now)) return;
       UniqueFd socket(accept4(at.socket.get(), nullptr, nullptr,
                               SOCK_CLOEXEC | SOCK_NONBLOCK));
@@ -252,13 +254,14 @@ class Server final : public HttpServer {
       at.connections.push_back({std::move(socket),
                                 {PageName::kStatusPage, at.audience},
                                 now + kReadLimit});
-      // A request that is there already cannot be crowded out any more.
+      // A request that has arrived can no longer be displaced.
       at.connections.back().Go(now);
     }
   }
 
-  // All pages are of one snapshot, taken after the last of them was asked for:
-  // a flood of requests costs the daemon's loop at most one per kTick.
+  // Makes all pages from one snapshot, taken after the last of them was
+  // requested. A flood of requests costs the daemon's loop at most one snapshot
+  // per kTick.
   void AnswerWaiting(absl::Time now) {
     if (now < next_pages_) return;
     const auto for_waiting = [this](const auto& act) {
@@ -285,9 +288,9 @@ class Server final : public HttpServer {
   MonotonicClock clock_;
   UniqueFd stop_, epoll_;
   std::string path_;  // of the unix socket, to be removed
-  std::string tcp_;   // where to listen
+  std::string tcp_;   // the address to listen at
   std::list<Listener> listeners_;
-  bool starved_ = false;  // no descriptor was free to accept with
+  bool starved_ = false;  // accept found no free descriptor
   absl::Time next_pages_ = absl::InfinitePast();
   absl::Time listen_again_at_ = absl::InfiniteFuture();
   mutable Mutex mutex_;

@@ -41,7 +41,7 @@ HostPort BoundTo(const UniqueFd& socket) {
   return HostPortOf(raw, size);
 }
 
-// -1 without a name: chown leaves the group as it is.
+// Returns -1 for an empty name: chown then leaves the group unchanged.
 absl::StatusOr<gid_t> GroupOf(const std::string& name) {
   if (name.empty()) return static_cast<gid_t>(-1);
   std::array<char, 1 << 16> buffer;
@@ -91,7 +91,7 @@ absl::StatusOr<UniqueFd> ListenOnTcp(std::string& listen, UniqueFd left) {
   const int error = getaddrinfo(host.c_str(), &listen[colon + 1], &hints, &all);
   if (error != 0) return refused(gai_strerror(error));
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(all, freeaddrinfo);
-  // Only the first: a name that stands for several would be several sockets.
+  // Only the first address: several would need several sockets.
   const auto& [own, port] = HostPortOf(all->ai_addr, all->ai_addrlen);
   const auto& [bound, bound_port] = BoundTo(left);
   UniqueFd socket = std::move(left);
@@ -122,8 +122,8 @@ absl::StatusOr<UniqueFd> ListenOnUnix(const std::string& path,
   }
   SLUICE_ASSIGN_OR_RETURN(const gid_t gid, GroupOf(group));
   UniqueFd socket(::socket(AF_UNIX, kFlags, 0));
-  unlink(path.c_str());  // a killed daemon's; the folder is ours, by its lock
-  // No client connects before `listen`, so the mode is in force for all.
+  unlink(path.c_str());  // a killed daemon's; the folder is locked
+  // No client connects before `listen`, so the mode holds for all.
   if (!socket ||
       bind(socket.get(), reinterpret_cast<const sockaddr*>(&*address),
            sizeof(*address)) != 0) {

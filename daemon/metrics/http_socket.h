@@ -1,6 +1,6 @@
-// The sockets that HTTP is served on. They listen, without blocking.
+// Makes the sockets of the HTTP server. They listen and do not block.
 //
-// Thread safety: pure but for the system calls.
+// Thread safety: pure, except for the system calls.
 #pragma once
 
 #include <string>
@@ -10,20 +10,20 @@
 
 namespace sluice::daemon {
 
-// InvalidArgument: not "ADDRESS:PORT" or "[ADDRESS]:PORT"; NotFound: there is
-// no group `group`. Empty ones are OK.
+// InvalidArgument: neither "ADDRESS:PORT" nor "[ADDRESS]:PORT". NotFound: there
+// is no group `group`. Empty strings are OK.
 absl::Status CheckHttpSockets(const std::string& listen,
                               const std::string& group);
 
-// At `listen`, which CheckHttpSockets has passed and which gets the port where
-// that is 0, any. `left`, a listening socket of an earlier daemon or empty, is
-// used if it is bound there. AlreadyExists: the port is taken, or the address
-// is not this machine's.
+// Listens at `listen`, which passed CheckHttpSockets; its port is set if it was
+// 0. Uses `left`, an earlier daemon's listening socket or empty, if it is bound
+// there. AlreadyExists: the port is taken, or the address is not this
+// machine's.
 absl::StatusOr<UniqueFd> ListenOnTcp(std::string& listen, UniqueFd left);
 
-// At `path` instead of whatever is there: with mode 0660 and `group`'s (a name)
-// own, or, with none, for the daemon's user only (0600). NotFound: no such
-// group; PermissionDenied: the daemon may not give it away.
+// Listens at `path` and replaces what is there. The socket has mode 0660 and
+// belongs to the group named `group`, or has mode 0600 if `group` is empty.
+// NotFound: no such group. PermissionDenied: the daemon may not set that group.
 absl::StatusOr<UniqueFd> ListenOnUnix(const std::string& path,
                                       const std::string& group);
 

@@ -1,4 +1,4 @@
-// What jobs copy by their plans, and what of the links they are to have.
+// What jobs copy by their plans, and the bandwidth that they are promised.
 #include <map>
 #include <optional>
 #include <utility>
@@ -15,10 +15,10 @@ using prometheus::MetricType;
 // Sums over a job's ranks on one GPU.
 struct CopySums {
   double weight = 0;
-  std::optional<PlanCopies> plan;  // none: none of them has one
+  std::optional<PlanCopies> plan;  // unset: no rank has a plan
 };
 
-using ByJob = std::map<std::pair<JobLabel, int>, CopySums>;  // and GPU
+using ByJob = std::map<std::pair<JobLabel, int>, CopySums>;  // by job and GPU
 
 void Add(const PlanCopies& from, PlanCopies& to) {
   for (const int d : {kH2d, kD2h}) {
@@ -33,7 +33,7 @@ ByJob SumCopies(const Snapshot& from) {
   for (const JobSnapshot& job : from.jobs) {
     const JobLabel label = LabelOf(*from.stats, {job.principal, job.name});
     for (const RankSnapshot& rank : job.ranks) {
-      if (rank.closed) continue;  // nothing is granted to it any more
+      if (rank.closed) continue;  // gets no more grants
       CopySums& sums = jobs[{label, rank.gpu.value()}];
       sums.weight += rank.weight;
       if (!rank.plan_copies) continue;

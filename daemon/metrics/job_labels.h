@@ -1,8 +1,8 @@
 // The labels of jobs' series.
 //
-// Jobs of one name and user, whatever their cgroup, are one series; those
-// beyond the limit (daemon/core/job_series.h) are one together, with a name
-// that no user can choose.
+// Jobs with the same name and user, in whatever cgroup, are one series. Jobs
+// beyond the limit (daemon/core/job_series.h) share one series, whose name no
+// user can choose.
 //
 // Thread safety: pure.
 #pragma once

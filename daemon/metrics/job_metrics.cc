@@ -12,7 +12,7 @@ namespace {
 using prometheus::MetricType;
 
 struct JobSums {
-  bool lives = false;  // else it has ended, and only what was counted is told
+  bool lives = false;  // else it has ended, and only its counters are shown
   std::map<uint64_t, Bytes> gpu_bytes, outside;  // by GPU
   Bytes host_bytes, hbm_peak;
   double ranks = 0, step = 0, loss = NAN, tokens_per_second = 0;
@@ -20,7 +20,7 @@ struct JobSums {
   JobStats stats;
 };
 
-// NaN: it has no plan, or one that does not fit.
+// NaN if the job has no plan or one that does not fit.
 double LeastAlpha(const Snapshot& from, PlanId id) {
   double least = NAN;
   for (const PlanSnapshot& kept : from.plans) {
@@ -77,13 +77,13 @@ void AddLateOfJobs(const std::map<JobLabel, JobSums>& jobs, Families& to) {
       to);
 }
 
-// One family after the other, each with a value per job.
+// Adds families one after the other, each with a value per job.
 class JobFamilies {
  public:
   JobFamilies(const std::map<JobLabel, JobSums>& jobs, Families& to)
       : jobs_(jobs), to_(to) {}
 
-  // A gauge of value(job) for each job that lives.
+  // Adds a gauge of value(job) for each living job.
   void Gauge(const char* name, const char* help, auto value) {
     Each(name, help, MetricType::Gauge, value);
   }

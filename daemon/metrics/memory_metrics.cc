@@ -79,7 +79,7 @@ void AddPools(const Snapshot& from, Families& to) {
   }
 }
 
-// Leases that wait, by the kind of memory.
+// Waiting leases by kind of memory.
 void AddWaiting(const Snapshot& from, Families& to) {
   struct Sum {
     double leases = 0, bytes = 0, oldest = 0;

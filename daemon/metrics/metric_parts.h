@@ -28,8 +28,8 @@ struct FamilyText {
   const char *name, *help;
 };
 
-// Copies that were late, of series that for_each_series(add) names, each by
-// add(labels, late): how many, and for how long.
+// Adds the number and duration of late copies. for_each_series(add) calls
+// add(labels, late) for each series.
 void AddLate(FamilyText copies, FamilyText seconds, const auto& for_each_series,
              Families& to) {
   const auto each = [&](FamilyText text, auto value) {
@@ -46,11 +46,11 @@ void AddLate(FamilyText copies, FamilyText seconds, const auto& for_each_series,
 
 // Pools, and leases that wait for them.
 void AddMemory(const Snapshot& from, Families& to);
-// What users may have.
+// Limits of users.
 void AddLimits(const Snapshot& from, Audience audience, Families& to);
 // Copies between GPUs and host memory, and links.
 void AddCopies(const Snapshot& from, Families& to);
-// Series by job and user: for operators alone. REQUIRES: statistics.
+// Series by job and user: only for operators. REQUIRES: statistics.
 void AddJobs(const Snapshot& from, Families& to);
 void AddJobCopies(const Snapshot& from, Families& to);
 

@@ -1,4 +1,4 @@
-// The pages that are served over HTTP, for each audience: each is a pure
+// The pages that are served over HTTP, for each audience. Each page is a pure
 // function of a snapshot.
 //
 // Thread safety: pure, but MakePages calls its sources.
@@ -22,9 +22,9 @@ namespace sluice::daemon {
 
 enum class PageName { kHealth, kReady, kMetrics, kStatusJson, kStatusPage };
 
-// "/metrics"; nullopt: there is no such page.
+// Finds the page of a path such as "/metrics"; nullopt if there is none.
 std::optional<PageName> FindPage(std::string_view path);
-std::string PagePaths();  // listed in the answer for another path
+std::string PagePaths();  // shown for an unknown path
 
 // An answer (HttpAnswer) of one line, as text.
 std::string LinePage(HttpStatus status, std::string_view line);
@@ -33,18 +33,19 @@ std::string LinePage(HttpStatus status, std::string_view line);
 struct PageSources {
   // The whole snapshot; Unavailable: the loop does not answer.
   std::function<absl::StatusOr<Snapshot>()> snapshot;
-  // Whether the loop answers.
+  // Ok if the loop answers.
   std::function<absl::Status()> alive;
-  // Why the daemon is frozen (daemon/frozen), in one line; empty: it serves. A
-  // frozen daemon has no snapshot.
+  // The reason why the daemon is frozen (daemon/frozen), in one line; empty: it
+  // serves. A frozen daemon has no snapshot.
   std::string frozen;
 };
 
 using PageKey = std::pair<PageName, Audience>;
 using Pages = std::map<PageKey, std::shared_ptr<const std::string>>;
 
-// The answers with the requested pages, of one snapshot. `sources` null: the
-// daemon starts, and every page but the empty status page is 503.
+// Returns the answers with the requested pages, all of one snapshot. `sources`
+// is null while the daemon starts: every page but the empty status page is then
+// 503.
 Pages MakePages(const std::set<PageKey>& asked, const PageSources* sources);
 
 }  // namespace sluice::daemon

@@ -26,7 +26,7 @@ double Now(clockid_t clock) {
   return Seconds(time);
 }
 
-// Field 22 is when it started, in ticks since boot.
+// Field 22 of /proc/self/stat has the start in ticks since boot.
 double StartTicks() {
   std::istringstream fields = ProcessStat("self");
   std::string field;
@@ -43,8 +43,8 @@ double OpenFds() {
   return static_cast<double>(std::distance(begin(fds), end(fds)));
 }
 
-// Computed once: it comes from two clocks that are not read at one time, and a
-// monitor takes each change for a restart.
+// Computed once: it is derived from two clocks that are not read at the same
+// time, and a monitor takes each change for a restart.
 double StartTime() {
   static const double start =
       Now(CLOCK_REALTIME) - Now(CLOCK_BOOTTIME) +

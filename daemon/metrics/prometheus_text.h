@@ -11,17 +11,17 @@
 
 namespace sluice::daemon {
 
-// The readers of a page. kAnybody: all that reach the TCP port, so sums, and
-// nothing with a user, a job, a process or a cgroup. kOperators: users that may
-// open the unix socket.
+// The readers of a page. kAnybody: everything that reaches the TCP port, which
+// gets sums and nothing with a user, a job, a process or a cgroup. kOperators:
+// users that may open the unix socket.
 enum class Audience { kAnybody, kOperators };
 
-// `snapshot` is a whole one (with statistics); `process` is the daemon's own.
+// `snapshot` is a complete one, with statistics; `process` is the daemon's own.
 // kAnybody omits the series of jobs, users and cgroups.
 std::string PrometheusText(const Snapshot& snapshot,
                            const ProcessStats& process, Audience audience);
 
-// The text of a daemon that is frozen (daemon/frozen) and has no snapshot.
+// The text of a frozen daemon (daemon/frozen), which has no snapshot.
 std::string FrozenText(const ProcessStats& process);
 
 }  // namespace sluice::daemon

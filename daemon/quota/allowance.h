@@ -1,7 +1,9 @@
-// How often each principal may do what costs time: a token bucket each.
+// Limits how often each principal may do something expensive: a token bucket
+// each.
 //
-// A bucket that was not used for a while is full, and forgotten. A cost above a
-// full bucket is allowed by a full one, which then owes the rest.
+// A bucket that was not used for a while is full, and is forgotten. A cost
+// above a full bucket is allowed if the bucket is full, which then owes the
+// rest.
 //
 // Thread safety: none needed; the loop's thread only.
 #pragma once
@@ -18,7 +20,7 @@ class Allowances {
  public:
   struct Bucket {
     double left = 0;
-    absl::Time at;  // when there was so much left
+    absl::Time at;  // the time at which `left` was right
     bool operator==(const Bucket&) const = default;
   };
   using Saved = std::map<Principal, Bucket>;
@@ -26,14 +28,13 @@ class Allowances {
   Allowances(double per_second, double full)
       : per_second_(per_second), full_(full) {}
 
-  // Takes `cost` of the principal's bucket; false if it does not hold that
-  // much.
+  // Takes `cost` from the principal's bucket; returns false if it has less.
   bool Take(const Principal& who, double cost, absl::Time now);
 
   double per_second() const { return per_second_; }
   const Saved& Save() const { return buckets_.rows(); }
   void Load(const Saved& saved) { buckets_.Load(saved); }
-  // The same row by row (state.h of core).
+  // Its rows, for the saved state (core's state.h).
   Table<Principal, Bucket>& rows() { return buckets_; }
   void CheckInvariants() const;
 

@@ -1,12 +1,13 @@
-// A queue in front of one shared server, fair to users by the time that each
-// took of it: neither many nor long entries of one user hold up another's.
+// A queue for one shared server that is fair to users by the time that each
+// took of it: neither many entries of a user nor long ones delay another
+// user's.
 //
-// Start-time fair queueing. Each user has a virtual time, what the user's
-// entries took so far; the user with the least is next, and among equals the
-// one served longest ago. A user that comes back after a pause starts at the
-// least that is being served, so no user saves time up. An entry waits for at
-// most one of each other user. Once the queue is empty all users are level
-// again.
+// Start-time fair queueing. Each user has a virtual time, which its entries
+// took so far. The user with the least is next; among equals the one served
+// longest ago. A user that returns after a pause starts at the least virtual
+// time that is being served, so no user saves time up. An entry waits for at
+// most one entry of each other user. Once the queue is empty, all users are
+// level again.
 //
 // `Key` identifies a user (Principal), `Entry` is what waits.
 //
@@ -95,14 +96,14 @@ class FairQueue {
     const auto user = users_.find(who);
     return user != users_.end() ? user->second.entries.size() : 0;
   }
-  // Users it remembers: those with entries, and those that took more than
+  // Users that it remembers: those with entries, and those that took more than
   // others.
   size_t users() const { return users_.size(); }
 
  private:
   struct User {
     absl::Duration spent;  // virtual
-    uint64_t turn = 0;     // the last one; 0: none yet
+    uint64_t turn = 0;     // of the last service; 0: none yet
     std::deque<Entry> entries;
     bool before(const User& other) const {
       return std::tie(spent, turn) < std::tie(other.spent, other.turn);
@@ -123,7 +124,7 @@ class FairQueue {
   std::map<Key, User> users_;
   size_t waiting_ = 0;
   uint64_t turns_ = 0;
-  absl::Duration least_;  // virtual time of the last served user, by then
+  absl::Duration least_;  // of the user served last, at that time
 };
 
 }  // namespace sluice::daemon

@@ -89,7 +89,7 @@ std::string CgroupCut::Of(std::string_view cgroup) const {
     if (Matches(prefix, names)) longest = &prefix;
   }
   if (longest == nullptr) return "";
-  // A process in the prefix itself has nothing below it to be cut at.
+  // A process in the prefix itself has no lower level at which to cut.
   const size_t kept = std::min(longest->size() + 1, names.size());
   std::string path;
   for (size_t i = 0; i < kept; ++i) path += "/" + names[i];

@@ -15,7 +15,7 @@ constexpr size_t At(Resource what) { return static_cast<size_t>(what); }
 struct Words {
   const char* name;
   const char* things;  // for people
-  const char* remedy;  // what to do about too many
+  const char* remedy;  // for people
   double unit = 1;
   bool in_turns = false;
 };
@@ -43,14 +43,14 @@ const Words& WordsOf(Resource what) {
   return kWords[At(what)];
 }
 
-// What is left for clients: the rest is for logs, HTTP, gRPC, plans and the
+// The descriptors for clients; the rest is for logs, HTTP, gRPC, plans and the
 // worker.
 int64_t PoolOf(int64_t open_files) {
   const int64_t own = std::clamp<int64_t>(open_files / 8, 24, 512);
   return std::max<int64_t>(open_files - own, 8);
 }
 
-// Half of the pool at the most, so that extents have the other half.
+// At most half of the pool, so that extents have the other half.
 int64_t SessionsOf(int64_t pool) {
   constexpr int64_t kMostSessions = 2048;
   return std::clamp<int64_t>(pool / 6, 2, kMostSessions);
@@ -152,7 +152,7 @@ void Quotas::Charge(const Principal& who, Resource what, int64_t amount) {
   SLUICE_CHECK(amount >= 0);
   if (amount == 0) return;
   total_[At(what)] += amount;
-  // Nothing is kept of a principal that holds nothing any more.
+  // A principal that holds nothing more is forgotten.
   if (IsSharedInTurns(what) && !used_.contains(who)) return;
   used_[who][At(what)] += amount;
 }

@@ -1,7 +1,7 @@
-// Limits of what is countable, for one principal and for all together.
+// Limits of countable resources, for one principal and for all together.
 //
-// The daemon asks before it accepts, reads, queues or sends; what was taken is
-// given back when its session, slot or packet is over. A principal that holds
+// The daemon asks before it accepts, reads, queues or sends. What was taken is
+// returned when its session, slot or packet is over. A principal that holds
 // nothing costs no memory.
 //
 // Thread safety: none needed; the loop's thread only.
@@ -22,35 +22,35 @@
 namespace sluice::daemon {
 
 enum class Resource {
-  kSessions,      // connections, until their process is gone
+  kSessions,      // connections, until their process has ended
   kRanks,         // attached ranks: each has a slot of the grant pages
   kWaiting,       // leases that wait for memory (counted by daemon/core)
-  kInFlight,      // descriptors that were sent and not received
-  kQueuedBytes,   // packets that wait to be sent
+  kInFlight,      // descriptors sent and not yet received
+  kQueuedBytes,   // packets waiting to be sent
   kProfileBytes,  // decoded profiles, until their plans are made
   kKeptProfiles,  // bytes that profiles and plans may take of the saved state
                   // (counted by daemon/core)
   kCodecTime,     // microseconds in which profiles were decoded
 };
 inline constexpr size_t kResources = 8;
-// As the configuration and the metrics call it: "sessions".
+// The name in configuration and metrics: "sessions".
 const char* Name(Resource resource);
-// Never refused and never given back: users have it in turns (fair_queue.h).
-// What one had is forgotten with all else that the user holds, what all had is
-// not.
+// True for a resource that is never refused and never returned: users take
+// turns (fair_queue.h). The amount of one user is forgotten with all else that
+// the user holds; the sum over all users is not.
 bool IsSharedInTurns(Resource resource);
-// For people and metrics, in the unit of the name: seconds.
+// The amount in the unit of its name for people and metrics: seconds.
 double InUnits(Resource resource, int64_t amount);
 
 // How much one principal may have, and all together. The last part of `all`
-// (kept) is only for principals that have little, so that new ones get
+// (kept) is reserved for principals that have little, so that new ones get
 // something even if others have as much as they may.
 struct Share {
   int64_t each = 0;  // of one principal
   int64_t all = 0;   // of all together
   int64_t kept() const { return std::min(all / 4, all - each); }
   int64_t little() const { return std::max<int64_t>(kept() / 8, 1); }
-  // How much all may have in total for one to have `has`.
+  // The limit of all together if one principal is to have `has`.
   int64_t all_for(int64_t has) const {
     return has <= little() ? all : all - kept();
   }
@@ -61,7 +61,7 @@ absl::Status NoRoom(const Share& share, const std::string& things, int64_t used,
                     int64_t has);
 using Shares = std::array<Share, kResources>;
 
-// The configured share of one principal; absent: the default.
+// The configured shares of one principal; unset: the default.
 struct QuotaSettings {
   std::optional<int64_t> sessions;
   std::optional<int64_t> ranks;
@@ -69,25 +69,25 @@ struct QuotaSettings {
   std::optional<int64_t> waiting;
 };
 
-// The shares of a process that may have `open_files` descriptors (its soft
-// limit): a session costs up to three of them, and the kernel lets no more than
-// the soft limit be on their way from one sender's user.
+// The shares in a process that may have `open_files` descriptors (its soft
+// limit): a session costs up to three of them, and the kernel lets one sending
+// user have at most the soft limit in flight.
 Shares SharesOf(const QuotaSettings& settings, int64_t open_files);
-// The share of extents: each is a descriptor, and another one until it was
+// The share of extents: each takes a descriptor, and a second one until it was
 // sent. They get what sessions and the daemon itself leave.
 Share ExtentsOf(const QuotaSettings& settings, int64_t open_files);
 
-// What is taken now, as plain data that can leave the loop's thread.
+// The current amounts, as plain data that can leave the loop's thread.
 struct QuotasSnapshot {
   using Amounts = std::array<int64_t, kResources>;
   Shares shares = {};
   Amounts used = {};  // of all together
   std::array<uint64_t, kResources> refused = {};
-  std::vector<std::pair<Principal, Amounts>> users;  // those with amounts
+  std::vector<std::pair<Principal, Amounts>> users;  // those that have any
 };
 
-// ResourceExhausted in one line: what the principal has of it, the limit, and
-// what to do. Also for what is counted elsewhere.
+// ResourceExhausted in one line: what the principal has, the limit, and what to
+// do. Also for resources that are counted elsewhere.
 absl::Status TooMuch(const Principal& who, Resource what, int64_t has,
                      int64_t limit);
 
@@ -95,18 +95,18 @@ class Quotas {
  public:
   explicit Quotas(Shares shares) : shares_(shares) {}
 
-  // Takes `amount`; ResourceExhausted in one line with the limit and the
+  // Takes `amount`. ResourceExhausted in one line with the limit and the
   // remedy.
   absl::Status Ask(const Principal& who, Resource what, int64_t amount = 1);
-  // What Ask would return; takes nothing.
+  // Returns what Ask would return, and takes nothing.
   absl::Status May(const Principal& who, Resource what,
                    int64_t amount = 1) const;
-  // Counts a refusal that May decided and the caller has sent.
+  // Counts a refusal that May decided and the caller sent.
   void CountRefusal(Resource what) { ++refused_[static_cast<size_t>(what)]; }
-  // Takes it whatever the limit, for what is there already and what is shared
-  // in turns.
+  // Takes it whatever the limit is: for what exists already and for resources
+  // that users take in turns.
   void Charge(const Principal& who, Resource what, int64_t amount = 1);
-  // Gives back at most what was taken.
+  // Returns at most what was taken.
   void GiveBack(const Principal& who, Resource what, int64_t amount = 1);
 
   int64_t used(const Principal& who, Resource what) const;
@@ -119,7 +119,7 @@ class Quotas {
   // All principals that hold something.
   const std::map<Principal, Amounts>& users() const { return used_; }
 
-  // The amounts now: `viewer`'s, or all.
+  // The current amounts of `viewer`, or of all if it is null.
   QuotasSnapshot TakeSnapshot(const Principal* viewer) const;
 
   void CheckInvariants() const;

@@ -1,4 +1,4 @@
-// Decides which request is served next: principals share the loop's time evenly
+// Decides which request is served next. Principals share the loop's time evenly
 // (fair_queue.h), however many sessions each has and whatever its requests
 // cost. The sessions of one principal take turns.
 //
@@ -20,11 +20,12 @@ class Turns {
   // Queues `session`, which has something to read. Does nothing if it is queued
   // already.
   void Add(const Principal& who, SessionId session);
-  // The session is over.
+  // Removes a session that is over.
   void Remove(SessionId session);
-  // The next session, which waits no longer. Nullopt if no session waits.
+  // Returns the next session and removes it from the queue; nullopt if none
+  // waits.
   std::optional<SessionId> Next();
-  // Charges the time of the turn that Next gave last.
+  // Charges the time of the turn that Next returned last.
   void Spent(absl::Duration time);
 
   bool empty() const { return queue_.empty(); }
