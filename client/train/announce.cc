@@ -12,7 +12,7 @@
 namespace sluice::train {
 namespace {
 
-// Seconds of a step; zeros where nothing was calibrated.
+// Expected seconds of a step; zeros if nothing was calibrated.
 struct Expected {
   double compute_s = 0, copy_s = 0;
   double seconds() const { return std::max(compute_s, copy_s); }

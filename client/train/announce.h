@@ -1,5 +1,5 @@
-// A run's first words, from what the stepper knows once it is prepared.
-// Thread safety: one thread.
+// Prints a run's first lines, from what the prepared stepper knows. Thread
+// safety: one thread.
 #pragma once
 
 #include <string>
@@ -8,9 +8,10 @@
 
 namespace sluice::train {
 
-// Tells the watch how a step goes by and how long it should take.
+// Tells the watch which parts a step has and how long it should take.
 void ExpectSteps(const StepperContext& context, const Stepper& stepper);
-// On rank 0: the banner; `cut` says how the step was cut where that was open.
+// Prints the banner on rank 0. `cut` says how the step was cut if the trainer
+// chose that.
 void Announce(const StepperContext& context, const Stepper& stepper,
               const std::string& cut);
 

@@ -1,4 +1,4 @@
-// How a run's step is cut where the command line leaves it open, and why.
+// Chooses how a run's step is cut if the command line leaves it open.
 //
 // Thread safety: one thread; all ranks call it together.
 #pragma once
@@ -13,14 +13,14 @@ namespace sluice::train {
 
 struct ChosenSettings {
   stream::Settings settings;
-  std::string why;  // one line: what was chosen, beside what
+  std::string why;  // one line: what was chosen, and the alternatives
 };
 
-// As runtime::ChooseSettings (client/torch/run), asked by the command line.
+// runtime::ChooseSettings (client/torch/run) with the command line's options.
 absl::StatusOr<ChosenSettings> ChooseSettings(const StepperContext& context);
 
-// What a step needs of HBM in addition to the states, at the least: with the
-// chunks that were asked for, else the first that are tried, and nothing kept.
+// The least HBM that a step needs besides the states: with the given chunks,
+// else the first that are tried, and nothing kept.
 Bytes LeastStepBytes(const StepperContext& context);
 
 // With --chunk nothing is measured: an order of backward's blocks that is not

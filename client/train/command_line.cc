@@ -1,4 +1,4 @@
-// The flags, through CLI11: the only file that includes it.
+// Reads the flags with CLI11; the only file that includes it.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -20,7 +20,7 @@
 namespace sluice::train {
 namespace {
 
-// Flags with a text of another type than the option's.
+// Flags whose text has another type than the option.
 struct RawFlags {
   std::string alpha = "auto";
   std::string fractions;
@@ -251,7 +251,7 @@ void AddTraining(CLI::App& app, RunOptions& o, RawFlags& raw) {
       ->capture_default_str();
 }
 
-// Keyed by text; the message lists what there is.
+// Looks `text` up in a map; the error lists the keys.
 template <typename T>
 absl::Status Choose(const char* flag, const std::string& text,
                     const std::map<std::string, T>& choices, T& out) {
@@ -267,7 +267,7 @@ absl::Status Choose(const char* flag, const std::string& text,
   return BadInput(fmt::format("{} '{}': must be one of {}", flag, text, list));
 }
 
-// --global-batch in micro-batches of --batch.
+// Splits --global-batch into micro-batches of --batch.
 absl::Status ReadGlobalBatch(const RawFlags& raw, RunOptions& o) {
   if (!raw.global_batch) return absl::OkStatus();
   const int64_t global = *raw.global_batch;
@@ -283,7 +283,7 @@ absl::Status ReadGlobalBatch(const RawFlags& raw, RunOptions& o) {
   return absl::OkStatus();
 }
 
-// A number from 0 to `most`, or -1 for "auto"; `range` is what it must be.
+// Reads a number from 0 to `most`, or -1 for "auto"; `range` is for the error.
 absl::Status ReadNumber(const char* flag, const std::string& text, double most,
                         const char* range, double& out) {
   if (text == "auto") {
@@ -304,7 +304,7 @@ absl::Status ReadSeconds(const char* flag, const std::string& text,
   return ReadNumber(flag, text, 1e9, "seconds from 0 (never) to 1e9", out);
 }
 
-// The whole text is a number in [0, 1].
+// Returns whether the whole text is a number in [0, 1].
 bool ReadFraction(const std::string& text, double& out) {
   if (text.empty() || std::isspace(static_cast<unsigned char>(text[0])) != 0) {
     return false;
@@ -314,7 +314,7 @@ bool ReadFraction(const std::string& text, double& out) {
   return *end == '\0' && out >= 0 && out <= 1;
 }
 
-// SWAP, keep:KEEP, keep:KEEP+SWAP
+// Reads SWAP, keep:KEEP or keep:KEEP+SWAP.
 bool ReadClass(const std::string& text, stream::ClassFractions& out) {
   constexpr std::string_view kKeep = "keep:";
   if (!text.starts_with(kKeep)) return ReadFraction(text, out.swap);
@@ -348,7 +348,7 @@ absl::Status ReadFractions(const std::string& text, stream::FractionMap& out) {
   return absl::OkStatus();
 }
 
-// With --chunk nothing runs again unless that is asked for.
+// With --chunk nothing is run again unless the flag asks for it.
 absl::Status ReadRerun(const RawFlags& raw, RunOptions& o) {
   const bool given = raw.chunk || o.command != Command::kTrain;
   const std::string text = !raw.rerun.empty() ? raw.rerun
@@ -361,8 +361,8 @@ absl::Status ReadRerun(const RawFlags& raw, RunOptions& o) {
   return absl::OkStatus();
 }
 
-// What follows from --chunk: with it a run is the same every time, without it
-// everything about chunks is open, and measured.
+// With --chunk a run is cut the same every time; without it, everything about
+// chunks is open and measured.
 absl::Status ReadSettings(const RawFlags& raw, RunOptions& o) {
   if (raw.chunk && *raw.chunk < 1) {
     return BadInput(fmt::format(

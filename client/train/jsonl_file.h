@@ -1,9 +1,8 @@
-// A file of one JSON object per line that may be refused room for a while.
+// A file of one JSON object per line that tolerates a full disk for a while.
 //
-// A line is never left cut in two for good, and no line is lost while fewer
-// than 1 MiB of them wait: what a full disk does not take now is written before
-// the next one. A run does not end for its log.
-// Thread safety: one thread.
+// No line stays cut in two, and no line is lost while fewer than 1 MiB of them
+// wait: lines that a full disk refuses are written before the next one. A full
+// disk does not end a run. Thread safety: one thread.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +16,13 @@ namespace sluice::train {
 
 class JsonlFile {
  public:
-  // Appends to what is there. InvalidArgument: it cannot be opened.
+  // Appends to an existing file. InvalidArgument: it cannot be opened.
   static absl::StatusOr<std::unique_ptr<JsonlFile>> Open(
       const std::string& path);
 
   void Append(const std::string& line);  // without its newline
-  // What there is to say since it was last asked: that writing has failed, or
-  // goes on. Empty: nothing.
+  // Returns news since the last call: writing has failed, or works again.
+  // Empty: no news.
   std::string TakeNote();
   int64_t waiting() const { return waiting_; }  // lines
   int64_t lost() const { return lost_; }
@@ -33,7 +32,7 @@ class JsonlFile {
 
   std::string path_;
   UniqueFd fd_;
-  std::string text_;  // waiting, whole lines but for the first
+  std::string text_;  // waiting lines, all whole but the first
   int64_t waiting_ = 0;
   int64_t lost_ = 0;
   bool failing_ = false;

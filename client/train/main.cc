@@ -29,7 +29,7 @@ int Fail(const absl::Status& status) {
   return ExitCode(status);
 }
 
-// A user without a daemon need not start one to try it.
+// Suggests --private to a user without a daemon.
 absl::Status WithoutDaemon(Command command, const absl::Status& status) {
   if (command == Command::kCheck || !absl::IsNotFound(status)) return status;
   return absl::NotFoundError(
@@ -49,8 +49,8 @@ int LaunchHere(const RunOptions& options,
     auto started = PrivateDaemon::Start(sizes);
     if (!started.ok()) return Fail(started.status());
     daemon = *std::move(started);
-    // Rank 0 says it with the run's other facts: what is refused before that
-    // stays one line.
+    // Rank 0 prints it with the run's other facts, so that a refusal before
+    // that stays one line.
     const std::string note = fmt::format(
         "note: simulated: a sluiced for this run with {} GPU{} of {} and {} of "
         "host memory, computed by the CPU",
@@ -89,7 +89,7 @@ int Main(const std::vector<std::string>& arguments) {
         parsed->options.command == Command::kCheck ? "check" : "--private")));
   }
   if (ours) DieWithParent(environment->launcher_pid);
-  // A peer that has gone is the error of a write to it, which names it, and
+  // Writing to a peer that has died must be an error that names the peer and
   // not this rank's death: Gloo writes to its sockets without MSG_NOSIGNAL.
   std::signal(SIGPIPE, SIG_IGN);
   runtime::ChooseWorkspaceSize();

@@ -1,9 +1,9 @@
-// What a person and a program see of each step: the progress line and the
-// JSONL file.
+// What people and programs see of each step: the progress line and the JSONL
+// file.
 //
 // Rank 0 only. On a terminal one line is rewritten (console.h); elsewhere a
-// line is printed at most every two seconds, and the last.
-// Thread safety: one thread.
+// line is printed at most every two seconds, and the last one always. Thread
+// safety: one thread.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace sluice::train {
 
-// One step, over all ranks unless said otherwise.
+// One step's figures, over all ranks unless said otherwise.
 struct StepMetrics {
   int64_t step = 0;  // counts from 1
   double loss = 0;
@@ -26,15 +26,15 @@ struct StepMetrics {
   double lr = 0;
   int64_t tokens = 0;
   double seconds = 0;
-  double expected_seconds = 0;    // as calibrated; 0: not known
-  Bytes hbm_peak;                 // most of any rank
-  Bytes hbm_total;                // a rank's region
+  double expected_seconds = 0;    // as calibrated; 0: unknown
+  Bytes hbm_peak;                 // maximum over ranks
+  Bytes hbm_total;                // one rank's region
   Bytes host;                     // sum over ranks
   double grant_wait_seconds = 0;  // rank 0
   double stall_seconds = 0;       // rank 0
   Bytes h2d, d2h;                 // rank 0
   int64_t plan_mismatches = 0;    // rank 0, since the start
-  int64_t plan_changes = 0;       // offered while it ran, before this step
+  int64_t plan_changes = 0;       // offered since the step before
   double tokens_per_second() const {
     return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
   }
@@ -46,16 +46,15 @@ std::string ProgressLine(const StepMetrics& metrics, int64_t steps, bool bar);
 
 class StepLog {
  public:
-  // `jsonl` empty: no file. A file that exists is appended to: a resumed run
-  // goes on in the same log.
-  // The console outlives the log.
+  // `jsonl` empty: no file. Appends to an existing file, because a resumed run
+  // goes on in the same log. The console outlives the log.
   static absl::StatusOr<std::unique_ptr<StepLog>> Open(const std::string& jsonl,
                                                        int64_t steps,
                                                        Console* console);
   ~StepLog();
   void Step(const StepMetrics& metrics);
-  int64_t unwritten() const;  // lines of the file
-  // A line of its own, above the progress line.
+  int64_t unwritten() const;  // lines that are not in the file
+  // Prints a line of its own, above the progress line.
   void Note(const std::string& text) { console_->Note(text); }
 
  private:

@@ -12,10 +12,10 @@
 namespace sluice::train {
 namespace {
 
-// Rows of a flat tensor at a time: the mask must fit into a HostScope.
+// Rows of a flat tensor at a time, whose mask must fit into a HostScope.
 constexpr int64_t kPiece = 1 << 20;
 
-// The first element that is not finite; -1: none.
+// Returns the first element that is not finite, or -1.
 int64_t FirstIn(const at::Tensor& flat, int64_t offset, int64_t size) {
   for (int64_t at = 0; at < size; at += kPiece) {
     const int64_t n = std::min(kPiece, size - at);

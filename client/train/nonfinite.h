@@ -1,5 +1,5 @@
-// What to say where a step's loss or gradient is no finite number.
-// Thread safety: one thread.
+// Explains a step whose loss or gradient is not finite. Thread safety: one
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@
 
 namespace sluice::train {
 
-// A parameter by name with where its first non-finite value is; empty: all
-// are finite.
+// Returns the first parameter with a value that is not finite, and the value's
+// index; empty if all are finite.
 std::string FirstNonFinite(const FlatModel& model);
 
-// What is known of a step that went wrong.
+// What is known of such a step.
 struct NonFinite {
   int64_t step = 0;        // counts from 1
-  int64_t first_step = 1;  // of this run (not the resumed one's)
+  int64_t first_step = 1;  // of this invocation
   double loss = 0, norm = 0, lr = 0;
   std::string weight;    // FirstNonFinite of the weights before the update
   std::string gradient;  // of this rank's gradients

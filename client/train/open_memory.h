@@ -1,5 +1,5 @@
-// A rank's session and memory, by the command line.
-// Thread safety: one thread.
+// Opens a rank's session and memory, by the command line. Thread safety: one
+// thread.
 #pragma once
 
 #include <memory>
@@ -11,10 +11,10 @@
 
 namespace sluice::train {
 
-// On this rank's GPU (gpu_choice.h), to lease there --hbm, else what other jobs
-// leave, shared with the ranks of this job there; --host binds all local ranks
-// together, so each has its share. Nothing is leased yet. InvalidArgument,
-// NotFound: what the user can fix.
+// Chooses this rank's GPU (gpu_choice.h). --hbm limits its lease there; without
+// it the rank shares what other jobs leave with the ranks of this job there.
+// --host limits all local ranks together, each by its share. Leases nothing
+// yet. InvalidArgument, NotFound: mistakes that the user can mend.
 absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
     const RunOptions& options, const RankEnvironment& environment);
 

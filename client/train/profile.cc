@@ -19,7 +19,7 @@ namespace {
 
 constexpr Bytes kCopied = MiB(16);       // a copy over a link
 constexpr int kInARow = 4;               // of them
-constexpr int64_t kExchanged = 1 << 20;  // elements of a rank, all-to-all
+constexpr int64_t kExchanged = 1 << 20;  // elements per rank, all-to-all
 
 // In the order of the tensor that is summed over the ranks.
 constexpr double Measured::*kFields[] = {&Measured::matmul_flops,
@@ -35,8 +35,8 @@ constexpr double Measured::*kFields[] = {&Measured::matmul_flops,
                                          &Measured::gpu_bytes,
                                          &Measured::host_bytes};
 
-// One size for all ranks, which measure together. A GPU's link is faster, and
-// its host memory is shared.
+// One size for all ranks, which measure together. GPUs copy more, because their
+// links are faster.
 Bytes CopiedBytes(Machine& machine) {
   runtime::RankMemory& memory = machine.memory();
   if (!machine.real()) return std::min(kCopied, memory.size());
@@ -44,9 +44,10 @@ Bytes CopiedBytes(Machine& machine) {
   return std::min({16 * kCopied, memory.size() / 4, share});
 }
 
-// Seconds of one of some copies in a row between host memory and the GPU's,
-// from when compute says so until it may go on. In a row, like a step's copies:
-// a single one is mostly the time until the host hears that it may begin.
+// Seconds of one of several copies in a row between host and GPU memory, from
+// when compute requests it until compute may go on. A step's copies come in
+// rows too; the time of a single copy is mostly the time until the host may
+// start it.
 absl::StatusOr<double> MeasuredCopySeconds(Machine& machine,
                                            client::CopyEngine& engine,
                                            std::byte* host, std::byte* device,
@@ -99,7 +100,8 @@ absl::Status MeasureCopies(Machine& machine, runtime::Collectives* collectives,
   return absl::OkStatus();
 }
 
-// An all-to-all of so many elements of each rank, by what it sends to others.
+// An all-to-all of `elements` per rank. The result counts the bytes that a rank
+// sends to others.
 absl::StatusOr<Run> Exchange(Machine& machine,
                              runtime::Collectives& collectives,
                              int64_t elements) {
@@ -120,9 +122,9 @@ absl::StatusOr<Run> Exchange(Machine& machine,
   return Run{sent, seconds};
 }
 
-// What a rank sends to others a second, at the first size that takes every rank
-// long enough, or the last that fits on all: one size, or they would wait for
-// one another.
+// The bytes per second that a rank sends to others, at the first size that
+// takes every rank long enough, or the last size that fits on all. All ranks
+// use one size, or they would wait for each other.
 absl::Status MeasureExchange(Machine& machine,
                              runtime::Collectives& collectives, Measured& m) {
   const auto element = static_cast<int64_t>(at::elementSize(machine.type()));
@@ -131,7 +133,7 @@ absl::Status MeasureExchange(Machine& machine,
                             Exchange(machine, collectives, elements));
     m.exchange = run.work / run.seconds;
     m.exchanged = Bytes(elements * element);
-    // Sent and received of twice as much.
+    // Twice as much must fit, both sent and received.
     const double full = machine.HasRoom(4 * m.exchanged) ? 0 : 1;
     SLUICE_ASSIGN_OR_RETURN(
         const std::vector<double> worst,
@@ -152,7 +154,7 @@ absl::Status Average(runtime::Collectives& collectives, Measured& m) {
   return absl::OkStatus();
 }
 
-// "1 rank", "2 ranks".
+// Formats "1 rank", "2 ranks".
 std::string Some(int count, const char* what) {
   return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
 }

@@ -1,11 +1,11 @@
-// `sluice-train profile`: measures what the cost model must know of a machine
-// (planner/train's hardware profile) and writes it as TOML.
+// `sluice-train profile`: measures what the cost model needs to know of a
+// machine (planner/train's hardware profile) and writes it as TOML.
 //
-// All ranks measure at once, so links are measured as a step finds them:
-// while every GPU of the node copies. On a GPU kernels are timed by the
-// stream's clock, in bf16; on a simulated node by the host's, in fp32. The peak
-// is the best rate any kernel here reached, and the file says so.
-// Thread safety: one thread.
+// All ranks measure at once, so links are measured as in a step, while every
+// GPU of the node copies. A GPU's kernels are timed by the stream's clock in
+// bf16, those of a simulated node by the host's in fp32. The peak is the best
+// rate that any kernel reached here, and the file says so. Thread safety: one
+// thread.
 #pragma once
 
 #include <string>
@@ -17,8 +17,8 @@
 
 namespace sluice::train {
 
-// All ranks call it (`collectives` is null for one); `toml` is the same on
-// every rank.
+// All ranks call it (`collectives` is null for one); `toml` is equal on all
+// ranks.
 absl::Status MeasureMachine(const RunOptions& options,
                             runtime::RankMemory& memory,
                             runtime::Collectives* collectives,

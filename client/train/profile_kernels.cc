@@ -14,19 +14,19 @@
 namespace sluice::train {
 namespace {
 
-// Sizes to begin with: large enough that no kernel of the CPU is bound by its
-// start, small enough that all of it takes seconds on one core. What takes less
-// than kEnough is measured again with twice as much, as far as there is room:
-// a GPU is faster.
+// The first sizes: large enough that no CPU kernel is dominated by its start,
+// and small enough that everything takes seconds on one core. Work that takes
+// less than kEnough is measured again with twice the size, if there is room,
+// because a GPU is faster.
 constexpr int64_t kSide = 1024;  // of the square matmul
-// Of an attention block. A GPU has as many heads as in a run: few of them would
-// be another shape, and leave some of it idle.
+// The size of an attention block. A GPU gets as many heads as in a run; a few
+// would leave part of it idle.
 constexpr int64_t kRows = 1024, kGpuRows = 256;
 constexpr int64_t kWidth = 256, kGpuWidth = 2048;  // heads times their size
 constexpr int64_t kStreamed = 16 << 20;            // elements through memory
 
 // The rate at the first size that takes long enough, or the last that fits;
-// `bytes` of operands for a size.
+// `bytes` returns the operands' bytes for a size.
 absl::StatusOr<double> MeasuredRate(
     const Machine& machine, int64_t size,
     const std::function<Bytes(int64_t size)>& bytes,
@@ -51,13 +51,13 @@ absl::StatusOr<Run> Matmul(Machine& machine, int64_t side,
   return Run{2 * n * n * n, seconds};
 }
 
-// Unmasked blocks of queries over keys, of heads of `dim`.
+// Unmasked blocks of queries over keys, with heads of size `dim`.
 struct HeadsOf {
   int64_t dim = 0, width = 0;
   int64_t heads() const { return width / dim; }
 };
 
-// A block, or its backward.
+// Runs a block, or its backward.
 absl::StatusOr<Run> Attention(Machine& machine, const HeadsOf& of, int64_t rows,
                               bool backward) {
   const std::array<int64_t, 3> sizes = {rows, of.heads(), of.dim};
@@ -108,7 +108,7 @@ absl::StatusOr<double> AttentionRate(Machine& machine, int64_t dim,
                                      bool backward) {
   const HeadsOf of{dim, machine.real() ? kGpuWidth : kWidth};
   const auto element = static_cast<int64_t>(at::elementSize(machine.type()));
-  // Four operands, four sums in fp32.
+  // Four operands, and four sums in fp32.
   return MeasuredRate(
       machine, machine.real() ? kGpuRows : kRows,
       [&](int64_t rows) { return Bytes(4 * rows * of.width * (element + 4)); },

@@ -1,5 +1,5 @@
-// What `sluice-train profile` measures with: the rank's memory as a machine
-// with a clock (internal to profile).
+// The machine on which `sluice-train profile` measures: the rank's memory and a
+// clock (internal to profile).
 //
 // Thread safety: one thread.
 #pragma once
@@ -18,11 +18,11 @@
 
 namespace sluice::train {
 
-// The heads that attention is measured over: a model's, and narrow ones, at
-// which a GPU is slower (planner/train/hardware.h).
+// The heads over which attention is measured: a model's, and narrow ones, which
+// are slower on a GPU (planner/train/hardware.h).
 inline constexpr int64_t kHeadDim = 128, kNarrowDim = 64;
 
-// A rank's figures, or averages over ranks; what is not bytes is per second.
+// A rank's figures, or averages over ranks. All but bytes are per second.
 struct Measured {
   double matmul_flops = 0,
          matmul_fp32_flops = 0;  // of the machine's type; fp32
@@ -30,25 +30,25 @@ struct Measured {
   double narrow_forward_flops = 0, narrow_backward_flops = 0;
   double memory = 0, h2d = 0, d2h = 0, exchange = 0;  // bytes per second
   double gpu_bytes = 0, host_bytes = 0;
-  Bytes exchanged;  // of a rank, in the all-to-all; on all ranks the same
+  Bytes exchanged;  // per rank in the all-to-all; equal on all ranks
 };
 
-// What was done in a run, and how long it took.
+// The work of a run, and its duration.
 struct Run {
   double work = 0, seconds = 0;
 };
-// A run that takes less is measured again with twice as much, as far as there
-// is room: a GPU is faster than a CPU.
+// A shorter run is measured again with twice the work, if there is room,
+// because a GPU is faster than a CPU.
 inline constexpr double kEnough = 2e-3;  // seconds
 
-// Where and in which type kernels are measured: the CPU's in fp32; a GPU's in
-// what it trains in.
+// The device and type of measured kernels: the CPU's in fp32, a GPU's in the
+// type it trains in.
 class Machine {
  public:
   explicit Machine(runtime::RankMemory& memory)
       : memory_(memory), timer_(&memory.session().driver()) {}
 
-  // On a GPU: its memory becomes torch's, its stream the clock.
+  // On a GPU, its memory becomes torch's, and its stream the clock.
   absl::Status Begin();
 
   bool real() const { return memory_.device().is_cuda(); }
@@ -58,15 +58,15 @@ class Machine {
   }
   at::ScalarType type() const { return real() ? at::kBFloat16 : at::kFloat; }
   std::string attention() const { return memory_.KernelName(type(), kHeadDim); }
-  // Half of it is left to what kernels need beside their operands.
+  // Half of the memory is reserved for what kernels need besides their
+  // operands.
   bool HasRoom(Bytes bytes) const { return bytes <= memory_.size() / 2; }
 
-  // Normally distributed, the same kDrawn numbers over and over: so many or a
-  // multiple of it.
+  // Normally distributed: kDrawn numbers, repeated to a multiple of that.
   static constexpr int64_t kDrawn = 1 << 18;
   absl::StatusOr<at::Tensor> Drawn(at::IntArrayRef sizes);
-  // The median of some runs, the first left out (it warms up); on a GPU of the
-  // time that its stream takes.
+  // The median of several runs without the first, which warms up. On a GPU it
+  // is the time of its stream.
   absl::StatusOr<double> Seconds(const std::function<void()>& work);
 
  private:

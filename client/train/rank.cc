@@ -62,26 +62,27 @@ class RankRun {
  private:
   std::unique_ptr<RankWatch> MakeWatch();
   absl::Status Work();
-  // Where no launcher of ours watches the ranks, which may be on several nodes.
+  // Opens the line between ranks that no launcher of ours watches, and that may
+  // be on several nodes.
   absl::Status OpenLine(runtime::Collectives& host);
-  // `host`: of `ranks`; null: one rank.
+  // `host` has `ranks`; null for one rank.
   absl::Status WithMemory(runtime::Collectives::Options ranks,
                           runtime::Collectives* host);
-  // `gpus`: of the ranks' GPUs; null: no such.
+  // `gpus` are the collectives of the ranks' GPUs; null without GPUs.
   absl::Status Lease(runtime::RankMemory& memory, runtime::Collectives* host,
                      runtime::Collectives* gpus);
   absl::Status WithRanks(runtime::RankMemory& memory,
                          runtime::Collectives* collectives);
-  // Of this rank's HBM: weights, gradients and what the optimizer has there.
+  // The bytes of this rank's HBM for weights, gradients and, in HBM, states.
   Bytes StatesIn(stream::StatePlace place) const;
-  // What no length makes smaller, before it is allocated.
+  // Checks, before allocating, what no length makes smaller.
   absl::Status CheckStates(Bytes memory) const;
-  // Of the optimizer, into the report. A collective.
+  // Chooses the place of the optimizer's states and reports it. A collective.
   absl::Status PlaceStates(const StepperContext& context);
   absl::Status WithModel(runtime::RankMemory& memory,
                          runtime::Collectives* collectives);
-  // For the watches: the main thread is stuck, or works on. What that thread
-  // writes (the reports) is not read here.
+  // Called by the watches while the main thread is stuck or works, so it must
+  // not read what that thread writes (the reports).
   void GiveUp(const absl::Status& why);
   [[noreturn]] void Leave(const absl::Status& status);
   std::string Report(const absl::Status& status) const;
@@ -93,7 +94,7 @@ class RankRun {
   RunReport report_;
   CheckReport check_;
   std::string machine_;               // profile: the TOML
-  std::atomic<bool> telling_{false};  // one thread does
+  std::atomic<bool> telling_{false};  // a thread writes the result
   const std::unique_ptr<RankWatch> progress_;
   PeerWatch watch_;
   std::unique_ptr<PeerLine> line_;  // after OpenLine
@@ -122,7 +123,7 @@ absl::Status RankRun::CheckStates(Bytes memory) const {
                   helps ? "--optimizer-states host, " : ""));
 }
 
-// One place for all ranks: it decides the order of their collectives.
+// One place for all ranks, because it decides the order of their collectives.
 absl::Status RankRun::PlaceStates(const StepperContext& context) {
   const Bytes memory = context.memory->size();
   report_.states = options_.optimizer_states.value_or(stream::StatePlace::kHbm);
@@ -182,8 +183,7 @@ absl::Status RankRun::WithRanks(runtime::RankMemory& memory,
   // Until now the last collectives of a GPU were only issued.
   runtime::AwaitStream(memory.device());
   SLUICE_RETURN_IF_ERROR(collectives->Check());
-  // Nobody leaves before everybody is done: a leaving rank looks like a dead
-  // one to the others.
+  // No rank leaves before all are done: to the others it would look dead.
   const absl::Status together = collectives->Barrier();
   watch_.Disarm();
   if (line_ != nullptr) line_->End();
@@ -203,8 +203,8 @@ absl::Status RankRun::Lease(runtime::RankMemory& memory,
   return absl::OkStatus();
 }
 
-// A rank that waits in NCCL for one that is gone hears of it by an abort alone;
-// so does this rank's own end, where NCCL would wait for the others.
+// A rank that waits in NCCL for a dead peer is woken only by an abort. So is
+// this rank's own end, where NCCL would wait for the others.
 absl::Status RankRun::WithMemory(runtime::Collectives::Options ranks,
                                  runtime::Collectives* host) {
   auto memory = OpenMemory(options_, environment_);
@@ -231,7 +231,7 @@ absl::Status RankRun::WithMemory(runtime::Collectives::Options ranks,
         return WithRanks(**memory, all);
       });
   if (!status.ok() && all != nullptr) all->Abort(std::string(status.message()));
-  watch_.Attach(session, {});  // before the collectives go
+  watch_.Attach(session, {});  // before the collectives are destroyed
   return status;
 }
 
@@ -249,8 +249,8 @@ absl::Status RankRun::Work() {
     c.master_addr = environment_.master_addr;
     c.master_port = environment_.master_port;
     c.master_listen_fd = environment_.master_listen_fd;
-    // The watchdog decides, who knows which rank it is; this is for what it
-    // does not see.
+    // The watchdog knows which rank is late and decides; this limit is for what
+    // the watchdog does not see.
     c.timeout_s = CollectiveTimeout(options_.end_after);
     SLUICE_ASSIGN_OR_RETURN(host, runtime::Collectives::Connect(c));
     host = Watched(std::move(host), progress_.get());
@@ -290,7 +290,7 @@ std::unique_ptr<RankWatch> RankRun::MakeWatch() {
   o.save = options_.save;
   o.daemon =
       options_.socket.empty() ? client::DefaultSocket() : options_.socket;
-  // One rank per node of a training run tells of its daemon.
+  // One rank per node of a training run reports on its daemon.
   if (options_.command == Command::kTrain && environment_.local_rank == 0) {
     o.daemon_answers = [this] {
       return client::DaemonListens(options_.socket);
@@ -315,7 +315,7 @@ void RankRun::Tell(const absl::Status& status, const std::string& report,
                    bool interrupted) {
   RankResult result = MakeResult(status, report);
   result.interrupted = interrupted;
-  // Where even that cannot be written, the rank speaks for itself.
+  // If the file cannot be written either, the rank prints the result.
   if (!environment_.result_file.empty() &&
       WriteResult(environment_.result_file, result).ok()) {
     return;
@@ -342,7 +342,7 @@ void RankRun::Leave(const absl::Status& status) {
 }
 
 int RankRun::Run() {
-  // Nothing else looks for them at a step's end, or has something to save.
+  // Other commands do not check for a stop at a step's end and save nothing.
   if (options_.command == Command::kTrain) InstallStopSignals();
   const absl::Status worked =
       runtime::CatchStatus(fmt::format("rank {}", environment_.rank),
@@ -353,10 +353,10 @@ int RankRun::Run() {
     line_->Tell(fmt::format("rank {} ({})", environment_.rank,
                             std::string(status.message())));
   }
-  // The watch was first and leaves the process.
+  // A watch came first and ends the process.
   while (telling_.exchange(true)) pause();
   progress_->console().Close();
-  const bool compared = !check_.worst_parameter.empty();  // on rank 0
+  const bool compared = !check_.worst_parameter.empty();  // true on rank 0
   if (compared && !options_.json) std::fputs(ToText(check_).c_str(), stdout);
   if (status.ok() && environment_.rank == 0) {
     std::fputs(machine_.c_str(), stdout);
@@ -370,10 +370,10 @@ int RankRun::Run() {
   }
   Tell(status, Report(status), report_.interrupted);
   std::fflush(nullptr);
-  // A failed rank leaves at once: joining what waits for lost peers could
-  // take for ever, and the kernel frees everything anyway.
+  // A failed rank leaves at once: joining threads that wait for lost peers
+  // could take for ever, and the kernel frees everything anyway.
   if (!status.ok()) _exit(ExitCode(status));
-  // A launcher of ours is told by the result file.
+  // Our launcher reads the result file.
   const bool told = !environment_.result_file.empty();
   return report_.interrupted && !told ? kExitInterrupted : kExitOk;
 }

@@ -1,4 +1,4 @@
-// One rank's run, from its session to its result.
+// Runs one rank, from its session to its result.
 #pragma once
 
 #include "client/train/launch/launcher.h"
@@ -6,9 +6,9 @@
 
 namespace sluice::train {
 
-// Trains or checks; writes the result file (or, without a launcher of ours,
-// prints). Returns the exit status; under our launcher, which is told by the
-// file, that of an interrupted rank is 0.
+// Trains or checks, and writes the result file or, without our launcher,
+// prints. Returns the exit status. Under our launcher, which reads the file, an
+// interrupted rank returns 0.
 int RunRank(const RunOptions& options, const RankEnvironment& environment);
 
 }  // namespace sluice::train

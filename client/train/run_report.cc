@@ -20,7 +20,7 @@ Json Fractions(const std::vector<plan::ClassPlan>& classes) {
   return json;
 }
 
-// How a streamed step was cut, and why; null of a baseline.
+// How a streamed step was cut, and why; null for a baseline.
 Json ReportSettings(const RunReport& r) {
   if (!r.settings.has_value()) return nullptr;
   Json json = {{"chunk", r.settings->chunk},
@@ -115,7 +115,7 @@ std::string ToJson(const RunReport& r, const absl::Status& status) {
     json["first_loss"] = r.losses.front();
     json["last_loss"] = r.losses.back();
   }
-  // A path in the message may be no UTF-8.
+  // A path in the message may not be UTF-8.
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 

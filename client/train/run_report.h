@@ -1,5 +1,5 @@
-// What a run prints at its end: the object of --json.
-// Thread safety: values and pure functions.
+// What a run prints at its end: the object of --json. Thread safety: values and
+// pure functions.
 #pragma once
 
 #include <optional>
@@ -18,41 +18,42 @@
 
 namespace sluice::train {
 
-// What became of a run's saves.
+// The outcome of a run's saves.
 struct SaveReport {
   int64_t done = 0, failed = 0;
-  int64_t last_step = -1;                    // that was saved; negative: none
-  int64_t failed_step = -1;                  // the last that could not be
-  std::string limited_by = "none", failure;  // why not
+  int64_t last_step = -1;                    // saved; negative: none
+  int64_t failed_step = -1;                  // the last that failed
+  std::string limited_by = "none", failure;  // of the last failure
 };
 
-// What a resumed run goes on from.
+// The checkpoint that a run resumed.
 struct ResumeReport {
-  std::string checkpoint;  // empty: it is new
+  std::string checkpoint;  // empty: a new run
   int64_t step = 0;
-  std::string run;  // the checkpoint's; empty: of before runs had ids
+  std::string run;  // the checkpoint's; empty in format 1
 };
 
 // The object of --json for `train`.
 struct RunReport {
   std::string run;  // its id
   std::string method;
-  std::string attention;  // the kernel; empty: it did not come so far
+  std::string attention;  // the kernel; empty if the run failed before
   int64_t seq_len = 0;
   int ranks = 1;
   int64_t steps = 0;  // run by this invocation
   std::vector<double> losses;
-  Bytes peak_hbm;  // most of any rank
+  Bytes peak_hbm;  // maximum over ranks
   Bytes host;      // sum over the ranks
   Bytes hbm_per_gpu;
   double tokens_per_second = 0;  // global
   double seconds_per_step = 0;
-  double alpha = 0;  // of this rank, as its fractions
+  double alpha = 0;  // of this rank
   std::vector<plan::ClassPlan> fractions;
-  std::optional<stream::Settings> settings;  // none: a baseline
-  std::optional<stream::StepPrice> price;    // likewise, of one sequence
-  std::string settings_why;                  // empty: they were given
-  stream::StatePlace states = stream::StatePlace::kHbm;  // of the optimizer
+  std::optional<stream::Settings> settings;  // unset for a baseline
+  // of one sequence; unset for a baseline
+  std::optional<stream::StepPrice> price;
+  std::string settings_why;  // empty: the user gave them
+  stream::StatePlace states = stream::StatePlace::kHbm;  // the optimizer's
   std::string states_why;  // empty: given, or in HBM
   runtime::PlanSummary plan;
   std::vector<runtime::PlanChangeRecord>

@@ -1,8 +1,9 @@
-// A run's saves: a failed one is said and tried again, it ends no run.
+// A run's saves. A failed save is reported and tried again; it does not end the
+// run.
 //
-// Collective: all ranks call the same, and all know how it ended. Status
-// results are lost peers unless said otherwise.
-// Thread safety: one thread per rank.
+// Collective: all ranks call the same, and all learn the outcome. A Status is
+// that of a lost peer unless said otherwise. Thread safety: one thread per
+// rank.
 #pragma once
 
 #include <memory>
@@ -17,26 +18,28 @@ namespace sluice::train {
 
 class Saver {
  public:
-  // `report` outlives it, and is filled as the run goes on.
+  // `report` outlives it and is updated during the run.
   Saver(const StepperContext& context, const RunIdentity& identity,
         SaveReport* report)
       : context_(context), identity_(identity), report_(report) {}
 
-  // Before the first step. `goes_on_from` may be null: a new run. A refusal of
-  // the folder is the failing rank's own, CausedByPeer elsewhere.
+  // Called before the first step. `goes_on_from` is null for a new run. If the
+  // folder is refused, the failing rank returns that error and the others
+  // CausedByPeer.
   absl::Status Claim(const StateFile* goes_on_from);
   // Writes the state after `state.step`, then removes what --keep-checkpoints
-  // leaves no room for.
+  // does not keep.
   absl::Status Save(const TrainingState& state, AdamW& optimizer,
                     const runtime::SavedPlan* plan);
-  // The last Save's, alike on all ranks; OK: it is there, whole.
+  // The outcome of the last Save, equal on all ranks; OK: the checkpoint is
+  // complete.
   const absl::Status& failure() const { return failure_; }
 
  private:
   absl::StatusOr<SharedFault> Try(const TrainingState& state, AdamW& optimizer,
                                   const runtime::SavedPlan* plan);
 
-  const StepperContext& context_;  // the trainer's, which outlives this
+  const StepperContext& context_;  // the trainer's; outlives this
   RunIdentity identity_;
   SaveReport* report_;
   std::unique_ptr<SaveFolder> folder_;  // rank 0's

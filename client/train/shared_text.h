@@ -1,8 +1,8 @@
-// Text that all ranks have alike.
+// Shares text, so that all ranks have the same.
 //
-// Collective: every rank of the run calls the same of these in the same order.
-// A Status they return (inside StatusOr: that of the StatusOr) is a lost peer.
-// Thread safety: one thread.
+// Collective: every rank of the run calls the same functions in the same order.
+// An error Status that they return is that of a lost peer. Thread safety: one
+// thread.
 #pragma once
 
 #include <string>
@@ -13,13 +13,14 @@
 
 namespace sluice::train {
 
-// Rank `root`'s text, cut at 1,000 bytes. `collectives` may be null: one rank.
+// Returns rank `root`'s text, cut at 1,000 bytes. `collectives` may be null:
+// one rank.
 absl::StatusOr<std::string> ShareText(runtime::Collectives* collectives,
                                       const std::string& text, int root);
 
-// What was wrong with the first rank that failed, on all ranks alike.
+// The fault of the first rank that failed, equal on all ranks.
 struct SharedFault {
-  absl::Status status;  // OK: all are fine
+  absl::Status status;  // OK: no rank failed
 };
 absl::StatusOr<SharedFault> ShareFault(runtime::Collectives* collectives,
                                        const absl::Status& own);

@@ -1,5 +1,5 @@
-// The timeline of one step, for the demo's report: what computed, what was
-// copied, which blocks of the HBM lived when. Rank 0 only.
+// The timeline of one step, for the demo's report: compute, copies, and the
+// live blocks of HBM. Rank 0 only.
 #pragma once
 
 #include <string>
@@ -12,12 +12,13 @@ namespace sluice::train {
 
 class StepTrace {
  public:
-  // Starts recording when `on` and this is rank 0.
+  // Records from here on if `on` and this is rank 0.
   StepTrace(const StepperContext& context, bool on);
-  // Takes the record, with the step's `copies`: what follows is not in it.
+  // Ends the record and takes the step's `copies`.
   void Stop(const std::vector<client::CopyRecord>& copies);
-  // Writes {"compute", "h2d", "d2h", "blocks", "hbm_bytes", "planned_bytes"};
-  // nothing when off. Times: seconds on the monotonic clock. After Stop.
+  // Writes {"compute", "h2d", "d2h", "blocks", "hbm_bytes", "planned_bytes"},
+  // with times in seconds of the monotonic clock. Does nothing if off. Call it
+  // after Stop.
   absl::Status Write(const std::string& path);
 
  private:
@@ -26,7 +27,7 @@ class StepTrace {
   std::string text_;
 };
 
-// InvalidArgument: no file can be written there. Leaves nothing new.
+// InvalidArgument: no file can be written there. Leaves nothing behind.
 absl::Status CheckTracePath(const std::string& path);
 
 }  // namespace sluice::train

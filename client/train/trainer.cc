@@ -34,7 +34,7 @@ AdamWOptions OptimizerOptions(const RunOptions& o) {
   return options;
 }
 
-// What really runs: everything was to stay on the GPU by an estimate only.
+// Reports what runs: keeping everything on the GPU was only estimated to fit.
 void ReportChoice(const RunOptions& options, const Stepper& stepper,
                   RunReport* report) {
   report->alpha = stepper.alpha();
@@ -56,7 +56,7 @@ void ReportChoice(const RunOptions& options, const Stepper& stepper,
     const auto [keep, swap] = runs->second;
     c.fractions = {keep, swap, 1 - keep - swap};
   }
-  for (const auto& [name, f] : fractions) {  // scratch is none of a plan's
+  for (const auto& [name, f] : fractions) {  // scratch is in no plan
     const stream::ClassTraits& c = *stream::FindClass(name);
     if (c.life != stream::Life::kScratch) continue;
     if (!HasClass(*options.order, c.which)) continue;
@@ -73,18 +73,18 @@ Trainer::~Trainer() = default;
 
 absl::Status Trainer::PrepareData() {
   const RunOptions& o = *context_.options;
-  if (o.probe) return absl::OkStatus();  // it needs no text
+  if (o.probe) return absl::OkStatus();  // a probe needs no text
   SLUICE_ASSIGN_OR_RETURN(
       corpus_,
       Corpus::Open({o.data, o.data_suffix, o.token_bytes, o.model.vocab}));
-  // Before anything is measured or planned for a length that cannot be.
+  // Before anything is measured or planned for an impossible length.
   SLUICE_RETURN_IF_ERROR(CheckLength(*corpus_, o.seq_len));
   identity_.data_tokens = corpus_->tokens();
   SLUICE_ASSIGN_OR_RETURN(identity_.data, corpus_->Fingerprint());
   return absl::OkStatus();
 }
 
-// A resumed run is cut as it was, where that is known to all ranks.
+// A resumed run is cut as before, if all ranks know how.
 absl::Status Trainer::Choose() {
   const RunOptions& o = *context_.options;
   if (o.method != Method::kSluice) return absl::OkStatus();
@@ -112,7 +112,7 @@ absl::Status Trainer::PrepareStepper() {
   bool replay = false;
   if (context_.options->method == Method::kSluice && resumed_.has_value()) {
     saved = resumed_->LoadPlan(context_);
-    // All ranks replay theirs, or all plan anew: planning is collective.
+    // All ranks replay their plans, or all plan anew: planning is collective.
     SLUICE_ASSIGN_OR_RETURN(
         replay, runtime::AllAgree(context_.collectives, saved.ok()));
     if (!replay) {
@@ -179,8 +179,7 @@ absl::Status Trainer::Resume() {
   return resumed_->LoadWeights(*context_.weights, *context_.stage);
 }
 
-// The ranks' own views of what they go on from and of the text are one, and
-// only then the folder is this run's.
+// Claims the folder once all ranks agree on the checkpoint and the text.
 absl::Status Trainer::PrepareSaver() {
   const RunOptions& o = *context_.options;
   const std::string own =
@@ -213,7 +212,7 @@ void Trainer::Note(const std::string& text) {
   if (log_ != nullptr && !text.empty()) log_->Note(text);
 }
 
-// What is written at the end of a run is tried at its start.
+// Tries outputs at the start that are written at the end.
 absl::Status Trainer::PrepareOutputs() {
   const RunOptions& o = *context_.options;
   if (context_.environment->rank != 0 || o.probe) return absl::OkStatus();
@@ -231,7 +230,7 @@ absl::Status Trainer::Prepare() {
   SLUICE_RETURN_IF_ERROR(runtime::Agree(context_.collectives, status));
   SLUICE_RETURN_IF_ERROR(PrepareSaver());
   SLUICE_RETURN_IF_ERROR(Choose());
-  // Before the plan, so that what it leaves to transients is true.
+  // Before the plan, so that the room for transient buffers is right.
   const int rank = context_.environment->rank;
   const stream::ChunkLayout layout(
       o.seq_len,
@@ -288,8 +287,8 @@ absl::StatusOr<Trainer::Sums> Trainer::SumOverRanks(
   const runtime::HostScope host("sums of a step");
   const int world = context_.environment->world_size;
   const int rank = context_.environment->rank;
-  // Peaks, and plans that were offered, have a slot per rank: a maximum or a
-  // list made of a sum.
+  // Each rank has a slot for its peak and its offered plan, so that a sum gives
+  // a maximum or a list.
   at::Tensor sums = at::zeros({4 + 3 * world}, runtime::OnHost(at::kDouble));
   double* values = sums.data_ptr<double>();
   values[0] = own.loss_sum;
@@ -354,7 +353,7 @@ absl::Status Trainer::Step() {
     return absl::InternalError(WhatWentWrong(before.loss, *norm));
   }
   SLUICE_RETURN_IF_ERROR(optimizer_->Update(state_.step, *norm));
-  if (context_.options->method != Method::kSluice) {  // asks for no part
+  if (context_.options->method != Method::kSluice) {  // others await no part
     SLUICE_RETURN_IF_ERROR(optimizer_->FinishUpdate());
   }
   ++state_.step;
@@ -415,7 +414,7 @@ absl::Status Trainer::Record(const Sums& sums, double norm, double seconds) {
       sequences();
   step.loss = m.loss;
   step.plan_mismatches = m.plan_mismatches - mismatches_before_;
-  // A daemon that is away costs a report, never a step.
+  // A missing daemon costs a report, never a step.
   context_.memory->session().Report(step).IgnoreError();
   if (log_ == nullptr) return absl::OkStatus();
   if (report_->steps == 1 && m.expected_seconds > 0) {
@@ -426,7 +425,7 @@ absl::Status Trainer::Record(const Sums& sums, double norm, double seconds) {
   return absl::OkStatus();
 }
 
-// All ranks, or none: they decided from the same sum.
+// All ranks take it, or none: they decided from the same sum.
 absl::Status Trainer::TakePlan(const std::vector<bool>& takes) {
   if (std::count(takes.begin(), takes.end(), true) == 0) {
     return absl::OkStatus();
@@ -464,7 +463,7 @@ absl::Status Trainer::MaybeSave(bool last) {
   return absl::OkStatus();
 }
 
-// A run that could not keep its last state has failed, after all its steps.
+// A run that could not save its last state has failed, after all its steps.
 absl::Status Trainer::SaveFailure() const {
   if (saver_ == nullptr || saver_->failure().ok()) return absl::OkStatus();
   const absl::Status status =
@@ -487,11 +486,11 @@ absl::Status Trainer::Loop() {
   while (state_.step < o.steps && !stop_) {
     const bool last = state_.step + 1 == o.steps;
     const bool traced = last && !o.trace.empty();
-    if (traced) TakeCopies();  // of the steps before
+    if (traced) TakeCopies();  // drops those of earlier steps
     StepTrace trace(context_, traced);
     SLUICE_RETURN_IF_ERROR(Step());
     if (traced) trace.Stop(TakeCopies());
-    // The checkpoint first: a trace that cannot be written costs no step.
+    // The checkpoint comes first: a trace that cannot be written costs no step.
     SLUICE_RETURN_IF_ERROR(MaybeSave(last || stop_));
     SLUICE_RETURN_IF_ERROR(trace.Write(o.trace));
     saved = last || stop_;
@@ -535,7 +534,7 @@ void Trainer::FinishReport() {
       seconds_;
 }
 
-// A wish to stop that came during the set-up: there is nothing to save.
+// The stop was requested during set-up: there is nothing to save.
 absl::Status Trainer::StopBeforeSteps() {
   const bool stop = context_.watch->HearStop(state_.step + 1);
   SLUICE_ASSIGN_OR_RETURN(const bool on,

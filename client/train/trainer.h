@@ -1,16 +1,15 @@
 // The training loop of one rank.
 //
-// A step is batch x accumulate sequences, one after the other (a streamed
-// sequence fills the rings by itself, so there is nothing to gain from rows
-// of several); their gradients add up, divided by the number of labels of all
-// of them. Then: gradients to their owners, clip, update, broadcast. Where the
-// optimizer's states are in host memory, the next step's forward updates and
-// broadcasts (adamw.h); a save, a new plan and the run's end wait for all of
-// it.
+// A step is batch x accumulate sequences, one after the other: a streamed
+// sequence fills the rings by itself, so batching rows of several would gain
+// nothing. Their gradients add up, divided by the number of labels of all of
+// them. Then gradients are summed on their owners, clipped, the weights updated
+// and broadcast. If the optimizer's states are in host memory, the next step's
+// forward updates and broadcasts (adamw.h); a save, a new plan and the run's
+// end wait for all of it.
 //
 // Every decision that all ranks must share (stop on NaN, stop on Ctrl-C) is
-// made from sums that all of them have.
-// Thread safety: one thread.
+// made from sums that all of them have. Thread safety: one thread.
 #pragma once
 
 #include <memory>
@@ -30,8 +29,8 @@ namespace sluice::train {
 
 class Trainer {
  public:
-  // Everything in `context` outlives the trainer. `report` is filled as the
-  // run goes on, so that it is true at any end.
+  // Everything in `context` outlives the trainer. `report` is updated during
+  // the run, so that it is right however the run ends.
   Trainer(const StepperContext& context, RunReport* report)
       : context_(context), report_(report) {}
   ~Trainer();
@@ -46,7 +45,7 @@ class Trainer {
     double host = 0;
     bool stop = false;
     Bytes hbm_peak;
-    std::vector<bool> takes;  // of each rank: a new plan, after this step
+    std::vector<bool> takes;  // by rank: takes a new plan after this step
   };
 
   absl::Status Prepare();
@@ -56,7 +55,7 @@ class Trainer {
   absl::Status PrepareStepper();
   absl::Status PrepareOptimizer();
   absl::StatusOr<std::unique_ptr<HostStates>> LeaseStates();
-  // Copies of the step and of the optimizer's states.
+  // The copies of the step and of the optimizer's states.
   client::CopyStats Copies() const;
   std::vector<client::CopyRecord> TakeCopies();
   absl::Status StopBeforeSteps();
@@ -89,11 +88,11 @@ class Trainer {
   std::unique_ptr<Saver> saver_;
   std::optional<Checkpoint> resumed_;
   at::Tensor tokens_, labels_;
-  std::vector<int64_t> dealt_, dealt_labels_;  // the same, the CPU's
+  std::vector<int64_t> dealt_, dealt_labels_;  // the same in CPU memory
   RunIdentity identity_;
   TrainingState state_;
   int64_t next_token_ = 0;           // after this step
-  client::CopyStats copies_before_;  // the step
+  client::CopyStats copies_before_;  // before the step
   int64_t mismatches_before_ = 0;
   double seconds_ = 0;  // of all steps of this run
   bool stop_ = false;

@@ -16,8 +16,8 @@
 namespace sluice::train {
 namespace {
 
-// A text that is the same for every number of ranks; one label in 16, by
-// chance, is to be ignored (the last never: there must be one to count).
+// A text that is the same for every number of ranks. A label is ignored with a
+// chance of 1 in 16, but the last never, since one must count.
 struct Tokens {
   std::vector<int64_t> ids, labels;
   int64_t count = 0;
@@ -40,8 +40,8 @@ Tokens RandomText(int64_t length, int64_t vocab, uint64_t seed) {
   return text;
 }
 
-// Weights that make every path matter: no gradient hides behind a zero bias,
-// a unit norm or attention that is flat because its scores are tiny.
+// Changes weights so that every path matters: no gradient hides behind a zero
+// bias, a unit norm, or attention that is flat because its scores are tiny.
 absl::Status Roughen(FlatModel& weights, int64_t hidden, uint64_t seed,
                      runtime::HostStage& stage) {
   at::Generator random = at::detail::createCPUGenerator(seed);
@@ -58,7 +58,7 @@ absl::Status Roughen(FlatModel& weights, int64_t hidden, uint64_t seed,
   return absl::OkStatus();
 }
 
-// This rank's rows of what all have a value of.
+// Returns this rank's rows of a value that every row has.
 std::vector<int64_t> RowsOf(const std::vector<int64_t>& all,
                             const stream::ChunkLayout& layout, int rank) {
   std::vector<int64_t> rows;
@@ -70,7 +70,7 @@ std::vector<int64_t> RowsOf(const std::vector<int64_t>& all,
   return rows;
 }
 
-// On the CPU, where the reference is.
+// Returns the tensors by name on the CPU, where the reference computes.
 absl::StatusOr<std::map<std::string, at::Tensor>> Named(
     const FlatModel& model, runtime::HostStage& stage) {
   const at::Tensor flat =
@@ -114,7 +114,7 @@ absl::Status Judge(const StepperContext& context, const Tokens& text,
   return absl::OkStatus();
 }
 
-// Loss and gradients of all ranks, on rank 0.
+// Gathers loss and gradients of all ranks on rank 0.
 absl::StatusOr<double> GatherStep(const StepperContext& context,
                                   const runtime::StepResult& own) {
   runtime::Collectives* const all = context.collectives;
@@ -161,7 +161,7 @@ absl::Status RunCheck(const StepperContext& context, PeerWatch& watch,
                           stepper->Run(tokens, labels, text.count));
   SLUICE_ASSIGN_OR_RETURN(const double loss, GatherStep(context, own));
   if (rank != 0) return absl::OkStatus();
-  watch.Disarm();  // the others are done
+  watch.Disarm();  // the other ranks are done
   runtime::HostScope::SetCap(Bytes(0));
   SLUICE_RETURN_IF_ERROR(Judge(context, text, loss, report));
   report->attention = context.memory->KernelName(runtime::TorchType(o.dtype),

@@ -1,8 +1,7 @@
-// `sluice-train check`: one step of the streamed path on all ranks against
-// the reference.
+// `sluice-train check`: compares one step of the streamed path, on all ranks,
+// with the reference.
 //
-// judge.h says what is ok.
-// Thread safety: one thread.
+// judge.h defines which errors are ok. Thread safety: one thread.
 #pragma once
 
 #include "absl/status/status.h"
@@ -12,8 +11,8 @@
 
 namespace sluice::train {
 
-// All ranks call it; rank 0 compares and fills `report`. A step that is not
-// ok is an Internal status that says why.
+// All ranks call it; rank 0 compares and fills `report`. Returns an Internal
+// status with the reason if the step is not ok.
 absl::Status RunCheck(const StepperContext& context, PeerWatch& watch,
                       CheckReport* report);
 

@@ -1,10 +1,10 @@
-// The oracle of `check`: the same model in plain torch, whole sequence, whole
-// attention matrix, autograd, any dtype.
+// The oracle of `check`: the same model in plain torch, with the whole
+// sequence, the whole attention matrix and autograd, in any dtype.
 //
-// It shares no code with the streamed path: plain numbers and a map of
-// weights in, a loss and a map of gradients out. Names are those of the flat
-// model ("layers.0.q_weight").
-// Thread safety: one thread; needs memory for layers x heads x length^2.
+// It shares no code with the streamed path: its input is plain numbers and a
+// map of weights, its output a loss and a map of gradients. Names are those of
+// the flat model ("layers.0.q_weight"). Thread safety: one thread; needs memory
+// for layers x heads x length^2.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,11 +23,12 @@ struct ReferenceModel {
 
 struct ReferenceResult {
   double loss = 0;
-  std::map<std::string, at::Tensor> gradients;  // in the dtype computed in
+  // in the dtype of the computation
+  std::map<std::string, at::Tensor> gradients;
 };
 
-// `ids` and `labels`: int64 [length]; label -100 is ignored; the loss is the
-// mean over the others.
+// `ids` and `labels` are int64 [length]; label -100 is ignored. The loss is the
+// mean over the other labels.
 ReferenceResult RunReference(const ReferenceModel& model,
                              const std::map<std::string, at::Tensor>& weights,
                              const at::Tensor& ids, const at::Tensor& labels,

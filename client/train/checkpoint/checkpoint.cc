@@ -37,7 +37,7 @@ at::Tensor Part(const at::Tensor& flat, const FlatEntry& entry) {
   return flat.narrow(0, entry.offset, entry.size).view(entry.shape);
 }
 
-// Inputs [first, first + n) of a transposed tensor: rows of the file.
+// Inputs [first, first + n) of a transposed tensor, which are rows of the file.
 struct Rows {
   int64_t first, n;
 };
@@ -59,7 +59,7 @@ absl::Status AppendTensor(const at::Tensor& tensor, runtime::HostStage& stage,
   });
 }
 
-// From `offset`, in bytes, of the file's tensor.
+// Reads from byte `offset` of the file's tensor on.
 absl::Status ReadTensor(const SafetensorsReader& reader,
                         const std::string& name, int64_t offset,
                         runtime::HostStage& stage, const at::Tensor& to) {
@@ -139,8 +139,8 @@ absl::Status ReadPlain(const SafetensorsReader& reader, const HfTensor& tensor,
   return absl::OkStatus();
 }
 
-// Nothing draws random numbers after the start yet; the state is kept so
-// that what will (dropout) resumes rightly.
+// Nothing draws random numbers after the start yet. The state is saved so that
+// a later use, such as dropout, resumes correctly.
 at::Tensor RandomState() {
   return at::globalContext().defaultGenerator(at::kCPU).get_state();
 }
@@ -164,7 +164,8 @@ std::vector<std::pair<const char*, at::Tensor>> NamedStates(AdamW& optimizer) {
   return named;
 }
 
-// A shard bears its place: those of all ranks may be of one size.
+// A label with the shard's place, because shards of all ranks may have one
+// size.
 std::string ShardLabel(int rank, int ranks, int64_t step,
                        const std::string& run) {
   return fmt::format("rank {} of {}, step {} of run {}", rank, ranks, step,
@@ -211,7 +212,7 @@ absl::Status WritePlan(const std::string& path, const StepperContext& context,
   return WriteFile(path, json.dump() + "\n");
 }
 
-// "" where there is no such text.
+// Returns "" if there is no such text.
 std::string TextOf(const nlohmann::json& json, const char* name) {
   if (!json.is_object() || !json.contains(name)) return "";
   return json[name].is_string() ? json[name].get<std::string>() : "";
@@ -223,8 +224,8 @@ absl::Status IsBroken(const absl::Status& status) {
       fmt::format("it is broken: {}", std::string(status.message())));
 }
 
-// A plan that is missing, broken or of another run is made anew. It comes
-// from a file, so it is validated as one that comes from the daemon is.
+// A plan that is missing, broken or of another run is made anew. It comes from
+// a file, so it is validated like a plan from the daemon.
 absl::StatusOr<runtime::SavedPlan> ReadPlan(const std::string& path,
                                             const std::string& key, Rank rank) {
   const auto text = ReadFile(path);
@@ -344,7 +345,7 @@ absl::Status Checkpoint::LoadWeights(FlatModel& weights,
   return absl::OkStatus();
 }
 
-// As they were cut when it was written.
+// The buckets as they were cut when the checkpoint was written.
 std::vector<stream::Bucket> BucketsOf(const Checkpoint& checkpoint,
                                       int64_t elements) {
   const int ranks = checkpoint.state.ranks;
@@ -357,7 +358,7 @@ std::vector<stream::Bucket> BucketsOf(const Checkpoint& checkpoint,
                                       : stream::FormerDealing::kEven);
 }
 
-// The shards of the ranks that wrote it, opened as they are needed.
+// The shards of the ranks that wrote the checkpoint, opened when needed.
 class Checkpoint::Shards {
  public:
   Shards(const Checkpoint& checkpoint, int64_t elements)
@@ -387,7 +388,7 @@ class Checkpoint::Shards {
     const StateFile& state = checkpoint_.state;
     const std::string wanted =
         ShardLabel(owner, state.ranks, state.step, state.identity.run);
-    // Those of before have none.
+    // Shards of format 1 have no label.
     if (state.format > 1 && opened->label() != wanted) {
       return BadInput(fmt::format(
           "{}: it is the shard of {}, not of {}: it was put there from "
@@ -399,8 +400,8 @@ class Checkpoint::Shards {
     return reader.get();
   }
 
-  // Elements [offset, offset + size) of the flat buffer to [to, to + size) of
-  // each of `named`.
+  // Copies elements [offset, offset + size) of the flat buffer to [to, to +
+  // size) of each of `named`.
   absl::Status Read(int64_t offset, int64_t size, int64_t to,
                     const Named& named, runtime::HostStage& stage) {
     const auto behind =
@@ -426,7 +427,7 @@ class Checkpoint::Shards {
  private:
   const Checkpoint& checkpoint_;
   const std::vector<stream::Bucket> buckets_;
-  std::vector<int64_t> places_;  // of each in its owner's shard
+  std::vector<int64_t> places_;  // of each bucket in its owner's shard
   std::vector<int64_t> sizes_;   // of the shards
   std::vector<std::unique_ptr<SafetensorsReader>> readers_;
 };
@@ -445,8 +446,8 @@ absl::Status Checkpoint::LoadOptimizer(AdamW& optimizer,
         shards.Read(bucket.offset, bucket.size, to, named, stage));
     to += bucket.size;
   }
-  // Another number of ranks has no state of its own to go on with. The same
-  // number opens a shard each, also a rank that owns no bucket.
+  // Another number of ranks has no random state of its own to restore. With the
+  // same number each rank opens a shard, even if it owns no bucket.
   if (world_size != state.ranks) return absl::OkStatus();
   SLUICE_ASSIGN_OR_RETURN(const SafetensorsReader* const own,
                           shards.Open(rank, named));

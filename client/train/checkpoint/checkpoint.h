@@ -1,18 +1,19 @@
-// Checkpoints: Hugging Face's files, and beside them what it takes to go on.
+// Checkpoints: Hugging Face's files, and beside them what a run needs to
+// resume.
 //
 //   checkpoint-120/
-//     config.json, model.safetensors     what any other tool reads
+//     config.json, model.safetensors     what other tools read
 //     trainer_state.json                 run, step, data cursor, model, ranks
 //     optimizer-0-of-2.safetensors, …    a rank's m, v, master, RNG
 //     plan-0-of-2.json, …                a rank's profile and the plan
 //
-// A checkpoint is written beside its place under another name and renamed
-// when all ranks have written and synced theirs (saver.h): it is there whole
-// or not at all. Resumed on as many ranks and threads it goes on bit for bit;
-// on another number of ranks within rounding (the owners of buckets change, and
-// the plan is made anew).
+// A checkpoint is written under another name and renamed when all ranks have
+// written and synced their files (saver.h), so it is complete or does not
+// exist. Resumed on as many ranks and threads, a run goes on bit for bit; on
+// another number of ranks within rounding, because buckets change their owners
+// and the plan is made anew.
 //
-// Errors: InvalidArgument, one line: which file, what is broken in it.
+// Errors: InvalidArgument, one line: which file, and what is broken in it.
 // Thread safety: one thread per rank.
 #pragma once
 
@@ -29,11 +30,11 @@
 namespace sluice::train {
 
 struct TrainingState {
-  int64_t step = 0;        // done
+  int64_t step = 0;        // completed
   int64_t next_token = 0;  // the data cursor
 };
 
-// This rank's files of the checkpoint into `folder`, which is there. `plan`
+// Writes this rank's files of the checkpoint into the existing `folder`. `plan`
 // may be null.
 absl::Status WriteCheckpoint(const std::string& folder,
                              const StepperContext& context,
@@ -43,34 +44,34 @@ absl::Status WriteCheckpoint(const std::string& folder,
 
 struct Checkpoint {
   std::string path;
-  std::string passed_over;  // newer ones that are not whole, in a line
+  std::string passed_over;  // newer incomplete ones, on one line
   StateFile state;
   stream::ModelShape model;
-  int rank = 0;  // the reader
+  int rank = 0;  // this rank
   int world_size = 1;
 
-  // InvalidArgument: it was made from another text, and not --allow-other-data.
+  // InvalidArgument: it was made from another text, without --allow-other-data.
   absl::Status CheckData(const RunOptions& options,
                          const RunIdentity& now) const;
-  // Which checkpoint, which step, which run, in a line for people.
+  // The checkpoint, its step and its run, on one line for people.
   std::string Describe() const;
 
   absl::Status LoadWeights(FlatModel& weights, runtime::HostStage& stage) const;
-  // After the optimizer was made: its states were zero.
+  // REQUIRES: the optimizer's states are zero, as after its construction.
   absl::Status LoadOptimizer(AdamW& optimizer, runtime::HostStage& stage) const;
-  // Only if it was made for this run's shape, ranks, alpha and HBM. NotFound
-  // with the reason, for people.
+  // Returns the saved plan if it was made for this run's shape, ranks, alpha
+  // and HBM. NotFound has the reason, for people.
   absl::StatusOr<runtime::SavedPlan> LoadPlan(
       const StepperContext& context) const;
-  // How the saved plan's step was cut, whatever it was made for.
+  // The settings of the saved plan's step, whatever the plan was made for.
   std::optional<stream::Settings> LoadSettings() const;
 
  private:
   class Shards;
 };
 
-// `path` is a checkpoint, or a folder of them: then the newest whole one.
-// Refuses one of another model or dtype, naming the flag.
+// `path` is a checkpoint, or a folder, whose newest complete one is opened.
+// Refuses one of another model or dtype and names the flag.
 absl::StatusOr<Checkpoint> OpenCheckpoint(const std::string& path,
                                           const RunOptions& options,
                                           const RankEnvironment& environment);

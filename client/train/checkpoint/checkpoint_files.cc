@@ -27,7 +27,7 @@ namespace {
 
 constexpr char kPrefix[] = "checkpoint-";
 
-// The step in a checkpoint folder's name; negative: it is none.
+// The step in a checkpoint folder's name; negative if it is no such name.
 int64_t StepOf(const fs::path& path) {
   const std::string name = path.filename().string();
   if (!name.starts_with(kPrefix)) return -1;
@@ -37,8 +37,8 @@ int64_t StepOf(const fs::path& path) {
   return *digits != '\0' && *end == '\0' ? step : -1;
 }
 
-// InvalidArgument: whole checkpoints of more than one run lie there. Those of
-// before runs had ids may be of any.
+// InvalidArgument: the folder has complete checkpoints of more than one run.
+// Checkpoints from before runs had ids may belong to any run.
 absl::Status CheckOneRun(const std::string& folder,
                          const std::vector<int64_t>& steps) {
   std::map<std::string, int64_t> newest;

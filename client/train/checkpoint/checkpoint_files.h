@@ -1,4 +1,4 @@
-// Names and small files of a checkpoint, and finding the one to go on from.
+// Names and small files of a checkpoint, and the search for the one to resume.
 // Thread safety: pure functions on files.
 #pragma once
 
@@ -18,21 +18,22 @@ std::string PlanFile(const std::string& folder, int rank, int ranks);
 
 // folder/checkpoint-<step>
 std::string CheckpointName(const std::string& folder, int64_t step);
-// The checkpoints of a folder by their names, the newest first, whole or not.
+// The steps of a folder's checkpoints, newest first, complete or not.
 std::vector<int64_t> StepsIn(const std::string& folder);
 
-// Is everything there that a resumed run reads, of the size its header says?
-// InvalidArgument or NotFound: what is not. OutOfRange (a newer program's
-// format) and a shortage (open files) say nothing about that.
+// Checks that everything that a resumed run reads exists and has the size that
+// its header states. InvalidArgument or NotFound names what is wrong.
+// OutOfRange (a newer program's format) and a shortage (open files) say nothing
+// about that.
 absl::StatusOr<StateFile> ReadWhole(const std::string& folder);
 
 struct FoundCheckpoint {
   std::string path;
   StateFile state;
-  std::string passed_over;  // newer ones that are not whole, in a line
+  std::string passed_over;  // newer incomplete ones, on one line
 };
-// `path` itself when it is a checkpoint, else its newest whole one. Refuses a
-// folder that holds checkpoints of several runs.
+// Returns `path` itself if it is a checkpoint, else its newest complete one.
+// Refuses a folder with checkpoints of several runs.
 absl::StatusOr<FoundCheckpoint> FindCheckpoint(const std::string& path);
 
 // Writes and syncs.

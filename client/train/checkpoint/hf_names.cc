@@ -116,7 +116,7 @@ Json LlamaConfig(const ModelShape& c, int64_t seq_len) {
           {"hidden_act", "silu"},
           {"attention_bias", false},
           {"mlp_bias", false},
-          {"bos_token_id", nullptr},  // a text's bytes have none
+          {"bos_token_id", nullptr},  // text as bytes has none
           {"eos_token_id", nullptr},
           {"tie_word_embeddings", false}};
 }
@@ -135,10 +135,11 @@ Json GptConfig(const ModelShape& c) {
                {"resid_pdrop", 0.0},
                {"embd_pdrop", 0.0},
                {"attn_pdrop", 0.0},
-               {"bos_token_id", nullptr},  // else 50256, beyond most of ours
+               // the default, 50256, exceeds most of ours
+               {"bos_token_id", nullptr},
                {"eos_token_id", nullptr},
                {"tie_word_embeddings", true}};
-  // GPT-2 itself has no grouped queries; say so rather than mislead.
+  // GPT-2 itself has no grouped queries, so the file says that it has.
   if (c.kv_heads != c.heads) {
     json["model_type"] = "gpt2_grouped";
     json["num_key_value_heads"] = c.kv_heads;

@@ -2,8 +2,7 @@
 //
 // Llama: "model.layers.N.self_attn.q_proj.weight", linear weights [out, in].
 // GPT-2: "h.N.attn.c_attn.weight": q, k and v side by side, and every linear
-// weight transposed ([in, out], Conv1D).
-// Thread safety: pure functions.
+// weight transposed ([in, out], Conv1D). Thread safety: pure functions.
 #pragma once
 
 #include <string>
@@ -15,8 +14,8 @@
 
 namespace sluice::train {
 
-// One tensor of the file and the flat entries it is made of (c_attn: three),
-// joined along their outputs.
+// One tensor of the file and the flat entries it consists of (three for
+// c_attn), joined along their outputs.
 struct HfTensor {
   std::string name;
   std::vector<FlatEntry> parts;

@@ -20,7 +20,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// As the reference implementation; a longer header is not a header.
+// The reference implementation's limit.
 constexpr int64_t kMaxHeader = 100'000'000;
 
 constexpr std::pair<TensorType, const char*> kTypes[] = {
@@ -60,7 +60,7 @@ std::string MakeHeader(const std::vector<TensorInfo>& tensors,
   return text;
 }
 
-// Shape, type and offsets of one entry; nullopt when anything is amiss.
+// Parses shape, type and offsets of one entry; nullopt if anything is wrong.
 std::optional<std::pair<TensorInfo, int64_t>> ParseEntry(
     const std::string& name, const Json& json, int64_t data_bytes) {
   if (!json.is_object() || !json.contains("dtype") || !json.contains("shape") ||
@@ -85,7 +85,7 @@ std::optional<std::pair<TensorInfo, int64_t>> ParseEntry(
   for (const Json& n : shape) {
     if (!n.is_number_unsigned()) return std::nullopt;
     info.shape.push_back(n.get<int64_t>());
-    // Bounded by the file, so the product cannot overflow.
+    // Bounded by the file's size, so the product cannot overflow.
     if (info.shape.back() > data_bytes || info.shape.back() < 0) {
       return std::nullopt;
     }

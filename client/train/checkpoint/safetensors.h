@@ -1,13 +1,13 @@
 // The safetensors format: a JSON header and raw little-endian tensors.
 //
 // Layout: u64 header length, header {"name": {"dtype", "shape",
-// "data_offsets"}, "__metadata__"}, data. Writing is sequential and holds
-// nothing in memory; reading takes any part of any tensor. A header from a
-// file is checked in full before anything trusts it: types, shapes against
-// offsets, offsets against the file's size.
+// "data_offsets"}, "__metadata__"}, data. Writing is sequential and buffers
+// nothing; reading takes any part of any tensor. A file's header is checked
+// completely before it is used: types, shapes against offsets, offsets against
+// the file's size.
 //
-// Errors: InvalidArgument names the file and what is broken in it.
-// Thread safety: one thread.
+// Errors: InvalidArgument names the file and what is broken in it. Thread
+// safety: one thread.
 #pragma once
 
 #include <cstdint>
@@ -35,13 +35,13 @@ struct TensorInfo {
 
 class SafetensorsWriter {
  public:
-  // `label` says what the file is, for its readers.
+  // `label` tells readers what the file is.
   static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> Create(
       const std::string& path, std::vector<TensorInfo> tensors,
       const std::string& label = "");
-  // The bytes of all tensors, in the order given to Create, in any pieces.
+  // Appends the bytes of all tensors in Create's order, in pieces of any size.
   absl::Status Append(const void* data, int64_t bytes);
-  // Flushes to the disk; an error when bytes are missing.
+  // Flushes to the disk. An error if bytes are missing.
   absl::Status Close();
 
  private:
@@ -57,18 +57,19 @@ class SafetensorsReader {
   static absl::StatusOr<std::unique_ptr<SafetensorsReader>> Open(
       const std::string& path);
   const std::string& label() const { return label_; }  // empty: none
-  // Null when there is none.
+  // Returns null if there is no such tensor.
   const TensorInfo* Find(const std::string& name) const;
-  // As Find, and of this type and shape; InvalidArgument says both.
+  // Checks that the tensor exists with this type and shape; InvalidArgument has
+  // both shapes.
   absl::Status Expect(const TensorInfo& wanted) const;
-  // Bytes [offset, offset + bytes) of the tensor's data.
+  // Reads bytes [offset, offset + bytes) of the tensor's data.
   absl::Status Read(const std::string& name, int64_t offset, void* data,
                     int64_t bytes) const;
 
  private:
   struct Place {
     TensorInfo info;
-    int64_t begin = 0;  // in the file
+    int64_t begin = 0;  // offset in the file
   };
   SafetensorsReader() = default;
   absl::Status ParseHeader(const std::string& header, int64_t data_begin,

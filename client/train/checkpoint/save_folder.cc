@@ -18,10 +18,10 @@ namespace sluice::train {
 namespace fs = std::filesystem;
 
 absl::Status CheckSaveFolder(const std::string& folder) {
-  // Only making a folder shows whether one can be made: permissions say yes
-  // to root, and of a full or virtual file system nothing. It is made under a
-  // name of its own in the deepest folder that is there: what others may be
-  // making at this moment, such as our parents, is not touched.
+  // Only making a folder shows whether it can be made: root may do everything,
+  // and permissions say nothing about a full or virtual file system. The trial
+  // has a name of its own in the deepest existing folder, so it does not touch
+  // what other processes are making at this moment, such as our parent folders.
   std::error_code error;
   fs::path at = fs::absolute(folder, error);
   while (!fs::exists(at, error) && at != at.parent_path()) {
@@ -62,21 +62,21 @@ absl::StatusOr<std::unique_ptr<SaveFolder>> SaveFolder::Claim(
 
 SaveFolder::~SaveFolder() {
   std::error_code ignored;
-  if (made_) fs::remove(folder_, ignored);  // fails where it is not empty
+  if (made_) fs::remove(folder_, ignored);  // fails if it is not empty
 }
 
 absl::Status SaveFolder::Lock() {
   lock_ = UniqueFd(open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!lock_) return ErrnoStatus(errno, "--save " + folder_);
   if (flock(lock_.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) {
-    return absl::OkStatus();  // or a file system that has no flock
+    return absl::OkStatus();  // or the file system has no flock
   }
   return BadInput(fmt::format(
       "--save {}: another run is saving into it now: name another folder",
       folder_));
 }
 
-// What processes left that died while they saved.
+// Removes what processes left that died while they saved.
 void SaveFolder::CleanUp() {
   std::error_code error;
   std::vector<fs::path> unfinished, replaced;
@@ -90,7 +90,8 @@ void SaveFolder::CleanUp() {
   for (const fs::path& path : replaced) {
     fs::path place = path;
     place.replace_extension();
-    // It died between moving the old one away and putting the new one there.
+    // A process died after it moved the old checkpoint away and before it put
+    // the new one there.
     if (fs::exists(place, error)) {
       fs::remove_all(path, error);
     } else {
@@ -103,9 +104,10 @@ absl::Status SaveFolder::CheckContent(const StateFile* goes_on_from) const {
   for (const int64_t step : StepsIn(folder_)) {
     const auto state = ReadWhole(CheckpointName(folder_, step));
     if (absl::IsOutOfRange(state.status())) return state.status();
-    if (!state.ok()) continue;  // no run goes on from it
+    if (!state.ok()) continue;  // no run can resume it
     const std::string& run = state->identity.run;
-    // One of before runs had ids was resumed: others such may be its own.
+    // The resumed checkpoint has no id, so others without an id may be this
+    // run's.
     const bool former = run.empty() && goes_on_from != nullptr;
     if (run != identity_.run && !former) {
       return BadInput(fmt::format(
@@ -144,7 +146,8 @@ absl::Status SaveFolder::Commit(int64_t step) {
   const std::string old = place + ".old";
   std::error_code error, ignored;
   fs::remove_all(old, ignored);
-  // A directory cannot be renamed over a full one: move that one away first.
+  // A folder cannot be renamed over one that is not empty, which moves away
+  // first.
   const bool replaces = fs::exists(place, ignored);
   if (replaces) fs::rename(place, old, error);
   if (!error) {
@@ -172,8 +175,8 @@ void SaveFolder::Rotate(int64_t keep) {
     const auto state = ReadState(name);
     if (!state.ok() || state->identity.run != identity_.run) continue;
     if (ReadWhole(name).ok() && ++whole <= keep) continue;
-    if (whole == 0) continue;  // newer than any whole one
-    // Away from its name first: a half removed one must not bear it.
+    if (whole == 0) continue;  // newer than every complete one
+    // Renamed first, because a half removed checkpoint must not have its name.
     std::error_code error;
     const std::string gone = Temporary(folder_, step);
     fs::rename(name, gone, error);

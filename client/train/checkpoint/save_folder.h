@@ -1,16 +1,16 @@
-// The folder a run saves its checkpoints into: one run's, and one process's
-// at a time.
+// The folder into which a run saves its checkpoints. It belongs to one run, and
+// to one process at a time.
 //
-//   checkpoint-6        whole
+//   checkpoint-6        complete
 //   checkpoint-9.tmp    being written, or being removed
-//   checkpoint-6.old    the one of the same step, until the new one is there
+//   checkpoint-6.old    the former one of this step, until the new one is there
 //
-// Guarantees: what bears a checkpoint's own name was whole when it got it. A
-// claimed folder holds nothing of another run, and nothing of this run's that
-// is newer than where it goes on from; so the newest in it is always the one
-// to resume. The claim ends with the process, however it ends.
-// Not guaranteed: that a file system without flock tells two processes apart.
-// Thread safety: one thread, of rank 0.
+// Guarantees: a folder with a checkpoint's name was complete when it got the
+// name. A claimed folder has no checkpoint of another run, and none of this run
+// that is newer than the one it resumed, so the newest in it is always the one
+// to resume. The claim ends with the process, however it ends. Not guaranteed:
+// exclusion on a file system without flock. Thread safety: one thread, of rank
+// 0.
 #pragma once
 
 #include <cstdint>
@@ -24,32 +24,32 @@
 
 namespace sluice::train {
 
-// InvalidArgument: no checkpoint could be written there. Leaves nothing new,
-// and touches nothing that others may be making.
+// InvalidArgument: no checkpoint could be written there. Leaves nothing behind,
+// and does not touch what other processes are making.
 absl::Status CheckSaveFolder(const std::string& folder);
 
 class SaveFolder {
  public:
   ~SaveFolder();
-  // Makes the folder; one that stays empty goes with the claim.
-  // `goes_on_from`: what the run resumed, null for a new
-  // one. InvalidArgument: another process saves into it, or it is not this
-  // run's to save into; says what to do.
+  // Makes the folder; an empty one is removed with the claim. `goes_on_from` is
+  // the resumed checkpoint, null for a new run. InvalidArgument, with what to
+  // do: another process saves into the folder, or it belongs to another run.
   static absl::StatusOr<std::unique_ptr<SaveFolder>> Claim(
       const std::string& folder, const RunIdentity& identity,
       const StateFile* goes_on_from);
 
-  // Where the checkpoint of this step is written, by all ranks.
+  // The folder into which all ranks write the checkpoint of this step.
   static std::string Temporary(const std::string& folder, int64_t step);
 
   // Makes that folder, empty.
   absl::Status Begin(int64_t step);
-  // Puts it in its place, over one of the same step.
+  // Renames it to its final name, in the place of one of the same step.
   absl::Status Commit(int64_t step);
-  // After a failure: gives its space back.
+  // Removes it after a failure.
   void Abandon(int64_t step);
-  // Removes all but the newest `keep` whole ones of this run. Only after a
-  // Commit, so that what the run came from stays until a newer one is whole.
+  // Removes all but the newest `keep` complete checkpoints of this run. Call it
+  // only after a Commit, so that the resumed checkpoint stays until a newer one
+  // is complete.
   void Rotate(int64_t keep);
 
  private:

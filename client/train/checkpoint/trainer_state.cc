@@ -16,7 +16,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr int kFormat = 3;
 
-// The flags that weights and states only make sense with.
+// The flags that weights and states depend on.
 Json ModelFlags(const RunOptions& o) {
   const stream::ModelShape& m = o.model;
   Json flags = {{"--arch", m.name},         {"--layers", m.layers},
@@ -28,7 +28,7 @@ Json ModelFlags(const RunOptions& o) {
   return flags;
 }
 
-// Negative: there is no such whole number.
+// Returns a negative number if there is no such whole number.
 int64_t Number(const Json& json, const char* name) {
   if (!json.is_object() || !json.contains(name) ||
       !json[name].is_number_unsigned()) {
@@ -42,7 +42,7 @@ std::string TextField(const Json& json, const char* name) {
   return json[name].is_string() ? json[name].get<std::string>() : "";
 }
 
-// A setting of a plan's key.
+// A setting of a plan's key as text.
 std::string InWords(const Json& key, const std::string& name) {
   if (name == "hbm" && key.contains(name)) {
     return FormatBytes(Bytes(Number(key, "hbm"))) + " of GPU memory per rank";
@@ -62,7 +62,7 @@ std::string InWords(const Json& key, const std::string& name) {
   return fmt::format("{} {}", name, key[name].dump());
 }
 
-// No object: it is none.
+// Refuses JSON that is no object.
 absl::Status ReadJson(const std::string& folder, Json* json) {
   SLUICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(StatePath(folder)));
   *json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
@@ -178,7 +178,7 @@ std::string PlanKey(const RunOptions& o, int ranks, Bytes hbm,
   // Each kernel has its own buffers.
   if (!attention.empty()) key["--attention"] = attention;
   if (rounds_output) key["--round-output"] = true;
-  // They leave more or less of the HBM.
+  // The place of the states changes how much HBM is left.
   if (states == stream::StatePlace::kHost) key["states in host memory"] = true;
   key["ranks"] = ranks;
   key["hbm"] = hbm.count();

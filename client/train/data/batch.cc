@@ -9,7 +9,7 @@
 
 namespace sluice::train {
 
-// The last token of a sequence needs one more, its label.
+// The last token of a sequence needs one more token as its label.
 int64_t Dealer::Start(int64_t cursor) const {
   return cursor + layout_.seq_len() < corpus_->tokens() ? cursor : 0;
 }

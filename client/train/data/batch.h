@@ -1,10 +1,10 @@
-// Which tokens a rank sees: a cursor over the corpus, and the dealing of one
-// sequence to the ranks.
+// Deals the corpus: a cursor over its tokens, and the rows of one sequence for
+// each rank.
 //
-// The cursor is global and counts tokens of the corpus, so it means the same
-// whatever the number of ranks and the length. Labels are the next token,
+// The cursor counts tokens of the corpus over all ranks, so it means the same
+// for every number of ranks and every length. Labels are the next tokens,
 // shifted before dealing: a rank's last row has its label though the token
-// itself lies on another rank. Thread safety: one thread.
+// itself belongs to another rank. Thread safety: one thread.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@
 
 namespace sluice::train {
 
-// InvalidArgument when the corpus has not one whole sequence and its last
-// label: have, need, what to do.
+// InvalidArgument if the corpus is shorter than one sequence and its last
+// label; the message has both lengths and what to do.
 absl::Status CheckLength(const Corpus& corpus, int64_t seq_len);
 
 class Dealer {
@@ -27,12 +27,12 @@ class Dealer {
   Dealer(Corpus* corpus, const stream::ChunkLayout& layout, int64_t rank)
       : corpus_(corpus), layout_(layout), rank_(rank) {}
 
-  // This rank's ids and labels of the sequence that starts at token `cursor`
-  // (at the corpus' start where there is not one whole sequence left), chunk
-  // after chunk. Both spans hold layout.total_local_rows(rank) entries.
+  // Returns this rank's ids and labels of the sequence that starts at token
+  // `cursor`, chunk after chunk. Starts at token 0 if less than a whole
+  // sequence is left. Both spans have layout.total_local_rows(rank) entries.
   absl::Status Deal(int64_t cursor, std::span<int64_t> ids,
                     std::span<int64_t> labels);
-  // Where the sequence after it starts.
+  // Returns where the next sequence starts.
   int64_t Next(int64_t cursor) const {
     return Start(cursor) + layout_.seq_len();
   }
@@ -43,7 +43,7 @@ class Dealer {
   Corpus* corpus_;
   stream::ChunkLayout layout_;
   int64_t rank_;
-  std::vector<int64_t> tokens_;  // of one chunk, and one more
+  std::vector<int64_t> tokens_;  // of one chunk, and the next one
 };
 
 }  // namespace sluice::train

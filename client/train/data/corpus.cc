@@ -22,16 +22,16 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int64_t kProbeBytes = 4096;
-// A fingerprint is of so many pieces.
+// A fingerprint covers this many pieces.
 constexpr int64_t kPieces = 64;
 constexpr int64_t kPieceTokens = 4096;
 
-// Text as git judges it: no NUL in the first bytes.
+// Judges as git does: text has no NUL in its first bytes.
 absl::StatusOr<bool> LooksBinary(const std::string& path) {
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd) {
-    // A file that may not be read is none of the text, but one that could not
-    // be opened for want of descriptors would be missing without a word.
+    // An unreadable file is no part of the text. But for lack of descriptors a
+    // file would be left out silently, so that is an error.
     const absl::Status why = ErrnoStatus(errno, "open " + path);
     if (ShortageOf(why) != Shortage::kNone) return why;
     return true;

@@ -1,13 +1,13 @@
 // Training text as one long row of token ids.
 //
 // A text file or folder is bytes, one token per byte; a folder is its text
-// files, walked in sorted order and joined. A `.bin` holds uint16 or uint32
-// ids: llm.c's header or a Megatron `.idx` beside it tells which, else
-// --token-bytes. Nothing is loaded: Read preads what it is asked for, so a
-// corpus costs no memory to speak of, however long.
+// files in sorted order, joined. A `.bin` has uint16 or uint32 ids: llm.c's
+// header or a Megatron `.idx` beside it tells which, else --token-bytes.
+// Nothing is loaded: Read reads the requested tokens with pread, so even a long
+// corpus needs almost no memory.
 //
-// Errors: InvalidArgument / NotFound, one line: what, value, what to do.
-// Thread safety: none needed, one reader.
+// Errors: InvalidArgument / NotFound, one line: what, value, what to do. Thread
+// safety: none needed, one reader.
 #pragma once
 
 #include <cstdint>
@@ -26,25 +26,25 @@ class Corpus {
  public:
   struct Options {
     std::string path;    // empty: DefaultCorpusPath(), its .py files
-    std::string suffix;  // of a folder's files; empty: every text file
+    std::string suffix;  // for files of a folder; empty: every text file
     int token_bytes = 0;
     int64_t vocab = 256;
   };
   static absl::StatusOr<std::unique_ptr<Corpus>> Open(const Options& options);
 
   int64_t tokens() const { return total_; }
-  // Tokens [first, first + out.size()). OutOfRange beyond the end;
-  // InvalidArgument when an id is not in the vocabulary.
+  // Reads tokens [first, first + out.size()). OutOfRange: beyond the end.
+  // InvalidArgument: an id exceeds the vocabulary.
   absl::Status Read(int64_t first, std::span<int64_t> out);
-  // What tells one text from another, wherever it lies: of its length and of
-  // 64 pieces spread over it (all of it where it is short). A change between
-  // those that keeps the length is not seen.
+  // A fingerprint of the text, independent of its path: of its length and of 64
+  // pieces spread over it, or all of a short text. It misses a change between
+  // the pieces that keeps the length.
   absl::StatusOr<std::string> Fingerprint();
 
  private:
   struct File {
     std::string path;
-    int64_t first = 0;  // its first token in the corpus
+    int64_t first = 0;  // of its first token in the corpus
     int64_t tokens = 0;
     int64_t skip = 0;  // bytes before its first token
   };
@@ -64,7 +64,7 @@ class Corpus {
   std::vector<unsigned char> bytes_;  // of one read, reused
 };
 
-// The installed torch package: $SLUICE_PYTHON_PACKAGES/torch, else where this
+// The installed torch package, $SLUICE_PYTHON_PACKAGES/torch, or the one this
 // binary was configured with. Its Python sources are the demo's text.
 std::string DefaultCorpusPath();
 

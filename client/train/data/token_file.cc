@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kLlmcHeaderBytes = 256 * 4;
 
-// Up to `count` bytes from the start of a file; fewer where it is shorter.
+// Returns the first `count` bytes of a file, or fewer if it is shorter.
 std::string Head(const std::string& path, size_t count) {
   // Opening a pipe would wait for its writer.
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
@@ -29,7 +29,7 @@ int64_t Word(const std::string& bytes, size_t index) {
       reinterpret_cast<const unsigned char*>(bytes.data()) + 4 * index, 4);
 }
 
-// 0: not llm.c's.
+// Returns 0 if it is no header of llm.c.
 int LlmcWidth(const std::string& head) {
   if (head.size() < kLlmcHeaderBytes) return 0;
   if (Word(head, 0) == 20240520 && Word(head, 1) == 1) return 2;
@@ -37,7 +37,8 @@ int LlmcWidth(const std::string& head) {
   return 0;
 }
 
-// The dtype code of Megatron's index: 8 is uint16, 4 is int32. 0: no index.
+// Reads the dtype code of Megatron's index: 8 is uint16, 4 is int32. Returns 0
+// if there is no index.
 int MegatronWidth(const std::string& path) {
   const std::string index =
       path.substr(0, path.size() - std::strlen(".bin")) + ".idx";

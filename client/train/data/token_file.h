@@ -1,9 +1,8 @@
-// What a `.bin` of token ids holds.
+// The layout of a `.bin` of token ids.
 //
-// Known: llm.c's header (magic 20240520 version 1: uint16; 20240801 version
-// 7: uint32), a Megatron dataset (raw ids, its `.idx` names the type), and
-// raw ids with a width that the user gives.
-// Thread safety: pure functions.
+// Known layouts: llm.c's header (magic 20240520 version 1: uint16; 20240801
+// version 7: uint32), a Megatron dataset (raw ids whose type its `.idx` names),
+// and raw ids with a width that the user gives. Thread safety: pure functions.
 #pragma once
 
 #include <cstdint>
@@ -19,13 +18,13 @@ struct TokenFileLayout {
   int64_t tokens = 0;
 };
 
-// `token_bytes` 0: find out. InvalidArgument when the width is unknown or the
-// header does not agree with the file's size.
+// `token_bytes` 0: detect. InvalidArgument: the width is unknown, or the header
+// contradicts the file's size.
 absl::StatusOr<TokenFileLayout> ReadTokenFileLayout(const std::string& path,
                                                     int64_t file_bytes,
                                                     int token_bytes);
 
-// Little-endian, `width` bytes (1, 2 or 4).
+// Decodes a little-endian token of `width` bytes (1, 2 or 4).
 int64_t DecodeToken(const unsigned char* bytes, int width);
 
 }  // namespace sluice::train

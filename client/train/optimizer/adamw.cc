@@ -119,7 +119,7 @@ absl::Status AdamW::ClearHost(runtime::HostStage& stage) {
   return absl::OkStatus();
 }
 
-// Pieces are cut at tensor bounds because weight decay differs by tensor.
+// Pieces are cut at tensor bounds, because weight decay differs by tensor.
 void AdamW::MakePieces() {
   int64_t state_offset = 0;
   for (const stream::Bucket& bucket : buckets_) {
@@ -142,7 +142,7 @@ void AdamW::MakePieces() {
   }
 }
 
-// Even rounds by one collective, others by one for each bucket.
+// Reduces even rounds by one collective, others by one per bucket.
 absl::Status AdamW::Reduce(int64_t part) {
   if (collectives_ == nullptr) return absl::OkStatus();
   for (const stream::Round& round : RoundsOf(rounds_, part)) {
@@ -193,8 +193,8 @@ absl::StatusOr<double> AdamW::ReduceGradients() {
   if (collectives_ != nullptr) {
     SLUICE_RETURN_IF_ERROR(collectives_->AwaitBegun());
   }
-  // Summed where the gradients are, in the buckets' order: the host waits for
-  // one number, not for one per bucket.
+  // Summed on the gradients' device, in the order of the buckets: the host
+  // waits for one number and not for one per bucket.
   at::Tensor squares =
       at::zeros({}, runtime::On(gradients_->flat().device(), at::kDouble));
   for (const stream::Bucket& bucket : buckets_) {
@@ -204,7 +204,7 @@ absl::StatusOr<double> AdamW::ReduceGradients() {
   }
   double sum = squares.item<double>();
   if (collectives_ != nullptr) {
-    // What was aborted has left the gradients as they were.
+    // An aborted collective has left the gradients unsummed.
     SLUICE_RETURN_IF_ERROR(collectives_->Check());
     at::Tensor all = at::full({1}, sum, runtime::OnHost(at::kDouble));
     SLUICE_RETURN_IF_ERROR(collectives_->SumAll(all));
@@ -238,11 +238,11 @@ void AdamW::UpdatePieces(std::span<Piece> pieces) {
 
 absl::Status AdamW::Update(int64_t step, double norm) {
   SLUICE_CHECK(next_part_ == parts_);
-  // As torch's clip_grad_norm_, so that curves compare with others'.
+  // As torch's clip_grad_norm_, so that curves can be compared.
   const bool clips = options_.clip > 0 && norm > options_.clip;
   scale_ = clips ? options_.clip / (norm + 1e-6) : 1;
   lr_ = LearningRate(options_, step);
-  // The kernel wants the count after this step, for its bias correction.
+  // The kernel expects the count after this step, for its bias correction.
   step_.fill_(static_cast<double>(step + 1));
   next_unit_ = next_piece_ = 0;
   const bool pending = host_ != nullptr || collectives_ != nullptr;
@@ -283,7 +283,7 @@ absl::Status AdamW::UpdatePart(int64_t part) {
   return absl::OkStatus();
 }
 
-// The next part's weights come while forward computes with this one's.
+// The next part's weights are gathered while forward computes with this part's.
 absl::Status AdamW::AwaitPart(int64_t part) {
   for (; next_part_ <= part && next_part_ < parts_; ++next_part_) {
     for (; next_gathered_ <= next_part_; ++next_gathered_) {

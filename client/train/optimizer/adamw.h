@@ -1,24 +1,24 @@
-// AdamW with ZeRO-1: every rank holds all weights and gradients, but the
-// optimizer's states of only its own buckets.
+// AdamW with ZeRO-1: every rank holds all weights and gradients, but only the
+// optimizer states of its own buckets.
 //
 // The flat buffers are cut into rounds of one bucket per rank
-// (planner/stream/states.h). A round's gradients are summed to the buckets'
+// (planner/stream/states.h). A round's gradients are summed on the buckets'
 // owners, the global norm clips them, the owners update, and the round's new
-// weights come to all ranks: stream::OptimizerCollectives(). The states are
-// fp32: m, v and, where the weights are bf16, a master copy of them.
+// weights go to all ranks: stream::OptimizerCollectives(). The states are fp32:
+// m, v and, for bf16 weights, a master copy of them.
 //
 // The sums of a part of the model begin when backward has its gradients
-// (PartIsDone), and its weights come when forward is about to read the part
-// before (AwaitPart), so on GPUs both overlap with compute.
+// (PartIsDone). Its weights are gathered when forward is about to read the part
+// before (AwaitPart). So on GPUs both overlap with compute.
 //
-// The states are in HBM, or in host memory (host_states.h). Then Update only
-// says what is to be done: the next forward has each part of the model updated,
-// and its gradients zeroed, before it reads the part, and copies of later parts
-// overlap with its compute. The arithmetic is the same to the bit: the kernel
-// runs on the same pieces.
+// The states are in HBM or in host memory (host_states.h). In host memory,
+// Update only records what is to be done: the next forward has each part of the
+// model updated, and its gradients zeroed, before it reads the part, and copies
+// of later parts overlap with its compute. The results are equal to the bit,
+// because the kernel runs on the same pieces.
 //
-// Gradients arrive as sums over tokens already divided by the global number
-// of labels, so they are summed over ranks, not averaged.
+// Gradients arrive as sums over tokens that are already divided by the global
+// number of labels, so they are summed over ranks and not averaged.
 //
 // Errors: a failed collective's status. Thread safety: one thread.
 #pragma once
@@ -44,7 +44,7 @@ namespace sluice::train {
 struct AdamWOptions {
   double lr = 1e-3;
   int64_t warmup = 10;
-  double clip = 1.0;  // 0: none
+  double clip = 1.0;  // 0: no clipping
   double weight_decay = 0.1;
   double beta1 = 0.9;
   double beta2 = 0.95;
@@ -56,27 +56,28 @@ double LearningRate(const AdamWOptions& options, int64_t step);
 
 class AdamW final : public runtime::PendingWeights {
  public:
-  // Without `host` allocates this rank's states where the weights are, from
-  // c10's current allocator there. All references outlive the optimizer.
+  // Without `host`, allocates this rank's states on the weights' device from
+  // c10's current allocator. All references outlive the optimizer.
   // `collectives` may be null: one rank.
   AdamW(const AdamWOptions& options, FlatModel* weights, FlatModel* gradients,
         runtime::Collectives* collectives,
         std::unique_ptr<HostStates> host = nullptr);
-  // With `host`: its states of before the first step. The stage's errors.
+  // Zeroes the states in host memory before the first step. Errors are the
+  // stage's.
   absl::Status ClearHost(runtime::HostStage& stage);
 
-  // What PartIsDone says from now on is of the step's last sequence: sums
-  // begin.
+  // From now on PartIsDone speaks of the step's last sequence, so sums begin.
   void BeginLastSequence() { last_sequence_ = true; }
-  // Sums gradients to their owners; returns the global norm, for which the host
-  // waits once. Gradients of buckets of others are undefined.
+  // Sums gradients on their owners and returns the global norm, for which the
+  // host waits once. Gradients of other ranks' buckets are undefined then.
   absl::StatusOr<double> ReduceGradients();
   // Updates the weights on all ranks. `norm` is ReduceGradients()'s. The update
-  // is pending: weights, gradients and states are whole after FinishUpdate.
+  // is pending: weights, gradients and states are complete after FinishUpdate.
   absl::Status Update(int64_t step, double norm);
-  // All that is pending, on all ranks together. The host waits for the states.
+  // Completes a pending update, on all ranks together. The host waits for the
+  // states.
   absl::Status FinishUpdate();
-  // At a step's start. Where the update is pending, each part is zeroed by it.
+  // Called at a step's start. A pending update zeroes each part itself.
   void ZeroGradients();
   absl::Status AwaitPart(int64_t part) override;
   absl::Status Advance() override;
@@ -84,7 +85,7 @@ class AdamW final : public runtime::PendingWeights {
   HostStates* host() { return host_.get(); }  // null: the states are in HBM
 
   // This rank's states, for checkpoints: one fp32 tensor each over its own
-  // buckets in order, on the CPU with `host`; `master` is undefined for fp32
+  // buckets in order, on the CPU with `host`. `master` is undefined for fp32
   // weights.
   struct States {
     at::Tensor m, v, master;
@@ -94,19 +95,20 @@ class AdamW final : public runtime::PendingWeights {
   const std::vector<stream::Bucket>& buckets() const { return buckets_; }
 
  private:
-  struct Piece {  // of one tensor, inside one owned bucket
+  struct Piece {  // a part of one tensor inside one owned bucket
     at::Tensor target, weight, gradient, m, v;
-    int64_t at, size;  // in the rank's own elements
+    int64_t at, size;  // in this rank's own elements
     bool decays;
   };
   void MakePieces();
-  // Consecutive ones, of `states` that begin at the own element `begin`.
+  // Binds consecutive pieces to `states`, whose first element is the own
+  // element `begin`.
   static void Bind(std::span<Piece> pieces, const States& states,
                    int64_t begin);
   // Bound to states in HBM.
   void UpdatePieces(std::span<Piece> pieces);
   absl::Status UpdateUnit();
-  // With host_: what is left of a part, and its gradients are zeroed.
+  // With host_: updates the rest of a part, and zeroes its gradients.
   absl::Status UpdatePart(int64_t part);
   // Begins the sums of a part's gradients, and the gathering of its weights.
   absl::Status Reduce(int64_t part);
@@ -123,15 +125,15 @@ class AdamW final : public runtime::PendingWeights {
   const int64_t parts_;
   States states_;
   std::vector<Piece> pieces_;
-  at::Tensor step_;  // AdamW's own count, as its kernel wants it
-  double lr_ = 0;    // of the last Update
+  at::Tensor step_;  // AdamW's step count, as its kernel expects it
+  double lr_ = 0;    // in the last Update
   double scale_ = 1;
   const std::unique_ptr<HostStates> host_;
   bool last_sequence_ = false;
-  int64_t reduced_from_;  // sums of this part and later ones have begun
-  // What is pending of the last Update.
-  int64_t next_part_;                      // to be awaited
-  int64_t next_gathered_;                  // the part to be gathered next
+  int64_t reduced_from_;  // the first part whose sums have begun
+  // Progress of the pending update.
+  int64_t next_part_;                      // the part to be awaited
+  int64_t next_gathered_;                  // the part to be gathered
   size_t next_unit_ = 0, next_piece_ = 0;  // with host_
 };
 

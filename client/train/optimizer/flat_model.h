@@ -1,8 +1,8 @@
 // A model's tensors as views into one flat buffer.
 //
-// ZeRO-1 cuts the buffer into buckets without looking at tensors, and one
-// buffer is one allocation: nothing of the HBM is lost between tensors.
-// Weights are in the model's dtype, gradients fp32, both in the same order
+// ZeRO-1 cuts the buffer into buckets without regard to tensors, and one buffer
+// is one allocation, so no HBM is lost between tensors. Weights have the
+// model's dtype, gradients are fp32; both have the same order
 // (runtime::NamedTensors), so a position means the same in both.
 //
 // Thread safety: one thread.
@@ -27,14 +27,15 @@ struct FlatEntry {
   std::vector<int64_t> shape;
   int64_t offset = 0;
   int64_t size = 0;
-  bool decays = false;  // weight decay: matrices yes, norms and biases no
+  bool decays = false;  // weight decay: matrices, not norms and biases
 };
 
 std::vector<FlatEntry> FlatEntries(const stream::ModelShape& config);
 
 class FlatModel {
  public:
-  // Zeros. Allocates one tensor from c10's current allocator of the device.
+  // Zero-filled. Allocates one tensor from c10's current allocator of the
+  // device.
   FlatModel(const stream::ModelShape& config, at::ScalarType dtype,
             at::Device device);
 
@@ -44,12 +45,12 @@ class FlatModel {
   runtime::ModelTensors& tensors() { return tensors_; }
   int64_t size() const { return flat_.numel(); }
 
-  // Sets one of entries(), of any type, from host memory through `stage`.
-  // Errors are the stage's.
+  // Sets one of entries() from values of any type in host memory, through
+  // `stage`. Errors are the stage's.
   absl::Status Set(const FlatEntry& entry, const at::Tensor& values,
                    runtime::HostStage& stage);
-  // The first weights of `seed` (first_weights.h), on their way through
-  // `stage`: the same for every number of ranks. An error is the stage's.
+  // Sets the first weights of `seed` (first_weights.h) through `stage`. They
+  // are the same for every number of ranks. Errors are the stage's.
   absl::Status Initialize(const stream::ModelShape& config, uint64_t seed,
                           runtime::HostStage& stage);
 

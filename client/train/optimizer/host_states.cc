@@ -33,7 +33,7 @@ HostStates::HostStates(Options options)
   }
   ring_ = at::empty({stream::kStateSlots * count * slot_elements_},
                     runtime::On(options_.device, at::kFloat));
-  // Compute may have used this memory until now.
+  // Compute may use this memory until now.
   for (Slot& slot : slots_) slot.free = options_.copies->MarkCompute();
 }
 
@@ -76,7 +76,7 @@ void HostStates::Fetch() {
   ++fetched_;
 }
 
-// A unit comes again only once it was given back.
+// A unit is fetched again only after it was given back.
 void HostStates::Start() {
   const int64_t ahead =
       std::min<int64_t>(stream::kStateSlots, std::ssize(units_));

@@ -1,11 +1,10 @@
-// AdamW's states in leased host memory, and the ring in HBM that they are
-// updated in, a unit (planner/stream/states.h) after the other, round and
-// round.
+// AdamW's states in leased host memory, and the ring in HBM in which they are
+// updated, one unit (planner/stream/states.h) after the other, round and round.
 //
-// A slot of the ring: arriving (the copy in follows the slot's and the unit's
-// last copy out), in use (between Take and GiveBack), leaving. All slots but
-// the one in use arrive ahead of compute, so the first units of the next update
-// come while backward computes.
+// A slot of the ring is arriving (its copy in follows the last copy out of slot
+// and unit), in use (between Take and GiveBack), or leaving. All slots but the
+// one in use arrive ahead of compute, so the first units of the next update
+// arrive while backward computes.
 //
 // Errors: the copy engine's. Thread safety: the compute thread only.
 #pragma once
@@ -44,19 +43,20 @@ class HostStates {
   const std::vector<stream::StateUnit>& units() const { return units_; }
   client::CopyEngine& copies() { return *options_.copies; }
 
-  // m, v and, of narrow weights, master: fp32 [own elements] each, on the CPU.
-  // Written before the first Start only; read then or after Settle.
+  // m, v and, for narrow weights, master: fp32 [own elements] each, on the CPU.
+  // May be written before the first Start only; may be read then, or after
+  // Settle.
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
 
-  // Fetches as far ahead as there are slots.
+  // Fetches as many units ahead as there are slots.
   void Start();
-  // Are the bytes of the next unit there?
+  // Returns whether the next unit has arrived.
   bool Arrived() const;
-  // The next unit in HBM, as `tensors`: compute waits for it.
+  // Returns the next unit in HBM, as `tensors`; compute waits for it.
   absl::StatusOr<std::vector<at::Tensor>> Take();
-  // It goes back to host memory once compute so far is done.
+  // Copies the unit back to host memory once compute so far is done.
   void GiveBack();
-  // Waits until all that was given back is in host memory.
+  // Waits until every unit that was given back is in host memory.
   absl::Status Settle() { return options_.copies->Drain(); }
 
  private:
@@ -69,7 +69,7 @@ class HostStates {
   const stream::StateUnit& UnitOf(int64_t count) const {
     return units_[static_cast<size_t>(count % std::ssize(units_))];
   }
-  // In the slot of the count-th unit.
+  // A tensor in the slot of the count-th unit.
   at::Tensor InSlot(int64_t count, size_t tensor) const;
 
   Options options_;
@@ -78,8 +78,8 @@ class HostStates {
   std::vector<at::Tensor> tensors_;
   at::Tensor ring_;
   std::array<Slot, stream::kStateSlots> slots_;
-  std::vector<client::Ticket> written_;  // of each unit: its last copy out
-  // Units since the first, over all updates.
+  std::vector<client::Ticket> written_;  // the last copy out of each unit
+  // Counts of units over all updates.
   int64_t fetched_ = 0, done_ = 0;
 };
 

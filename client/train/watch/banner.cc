@@ -13,7 +13,7 @@ std::string Percent(double fraction) {
   return fmt::format("{:.0f} %", 100 * fraction);
 }
 
-// "swapped", or "40 % kept, 60 % swapped".
+// Formats "swapped", or "40 % kept, 60 % swapped".
 std::string Treatment(const plan::ClassPlan& c) {
   struct Part {
     double fraction;
@@ -75,7 +75,7 @@ std::string PlanLine(const BannerFacts& f) {
   return "plan    layer inputs kept on the GPU, layers recomputed";
 }
 
-// What the plan gives for memory.
+// What the plan pays for less memory.
 std::string PriceLine(const stream::StepPrice& p, const BannerFacts& f) {
   std::string text =
       fmt::format("price   activations: {} in HBM, {} in host memory, ",
@@ -127,7 +127,7 @@ std::string Count(double number) {
 }
 
 std::string PlanInWords(const std::vector<plan::ClassPlan>& classes) {
-  // In the order in which treatments come first.
+  // In the order of each treatment's first class.
   std::vector<std::pair<std::string, std::string>> groups;
   for (const plan::ClassPlan& c : classes) {
     const std::string treatment = Treatment(c);

@@ -1,6 +1,6 @@
-// What a run says before its first step: the model, the plan in words, the
-// memory, and how long a step will take.
-// Thread safety: pure functions.
+// The lines that a run prints before its first step: the model, the plan in
+// words, the memory, and the expected time of a step. Thread safety: pure
+// functions.
 #pragma once
 
 #include <cstdint>
@@ -23,29 +23,29 @@ struct BannerFacts {
   int64_t seq_len = 0, sequences = 1;  // of a step
   int64_t chunk = 0;                   // 0: not cut
   int64_t rerun_chunks = 0, rerun_layers = 1;
-  std::string cut;                         // why so; empty: it was given
-  std::vector<plan::ClassPlan> classes;    // none: a baseline
+  std::string cut;  // the reason; empty: the user gave the settings
+  std::vector<plan::ClassPlan> classes;    // empty: a baseline
   std::optional<stream::StepPrice> price;  // of one sequence
   // Of this rank.
   std::string gpu;  // "GPU 0"
   Bytes leased, gpu_total;
-  bool asked = false;  // --hbm says how much is leased
-  Bytes used;          // before the first step, rings and kept rows included
-  std::optional<Bytes> transient;  // planned; none: not known before
-  Bytes host, host_limit;          // 0 and 0: the method needs none
+  bool asked = false;  // leased by --hbm
+  Bytes used;          // before the first step, with rings and kept rows
+  std::optional<Bytes> transient;  // planned; unset: not known yet
+  Bytes host, host_limit;          // both 0: the method needs none
   bool host_asked = false;         // --host is the limit
-  // Of a step, calibrated; 0: not known before the first.
+  // Of a calibrated step; 0: not known before the first.
   double compute_s = 0, copy_s = 0;
 };
 
-// "12.3M", "256"
+// Formats "12.3M", "256".
 std::string Count(double number);
-// "swapped: k, v; recomputed: norm1; 40 % kept, 60 % swapped: ffn_up"
+// Formats "swapped: k, v; recomputed: norm1; 40 % kept, 60 % swapped: ffn_up".
 std::string PlanInWords(const std::vector<plan::ClassPlan>& classes);
 std::vector<std::string> Banner(const BannerFacts& facts);
 
-// Seconds of a step's segments (one sequence), and of its longer copy stream
-// at these speeds (0: unlimited).
+// Seconds of a step's segments (one sequence), and of its longer copy stream at
+// these speeds (0: unlimited).
 double ComputeSeconds(const plan::RankProfile& profile);
 double CopySeconds(const plan::RankProfile& profile, const plan::RankPlan& plan,
                    double h2d_bytes_per_second, double d2h_bytes_per_second);

@@ -1,9 +1,7 @@
-// What people read while a run goes on: stderr, so that stdout stays the
-// object of --json.
+// Progress for people on stderr; stdout is for the object of --json.
 //
-// On a terminal one line is rewritten, and notes go above it; elsewhere (a log
-// file, a pipe) everything is a line of its own.
-// Thread safety: safe.
+// On a terminal one line is rewritten and notes go above it; elsewhere (a log
+// file, a pipe) everything is a line of its own. Thread safety: safe.
 #pragma once
 
 #include <string>
@@ -17,11 +15,11 @@ class Console {
   Console();
   ~Console();
   bool terminal() const { return terminal_; }
-  // How the run goes: replaces what the last call wrote, on a terminal.
+  // Shows progress. On a terminal it replaces the former progress.
   void Line(const std::string& text);
-  // A line of its own, which stays.
+  // Prints a line of its own, which stays.
   void Note(const std::string& text);
-  // Ends the rewritten line, before something else is written to stderr.
+  // Ends the rewritten line, before other output to stderr.
   void Close();
 
  private:

@@ -19,7 +19,7 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-// A short text as words that are read and written whole.
+// A short text in words that are each read and written atomically.
 class SharedText {
  public:
   void Set(std::string_view text) {
@@ -44,7 +44,7 @@ class SharedText {
 
 }  // namespace
 
-// Zeros are a valid beginning: that is what a new file holds.
+// Zeros, the contents of a new file, are a valid beginning.
 struct RankPage::Shared {
   std::atomic<uint64_t> events, collectives;
   std::atomic<uint32_t> phase;
@@ -90,8 +90,8 @@ std::string Where(const RankSample& s) {
 
 double SecondsLeft(const RankSample& s, double now_s) {
   const double elapsed = now_s - s.phase_began_s;
-  // What this step has shown is better than what was calibrated, once it has
-  // shown something.
+  // The progress of this step predicts better than calibration, once there is
+  // some.
   if (s.fraction > 0.05) return elapsed * (1 - s.fraction) / s.fraction;
   return s.expected_s > 0 ? std::max(s.expected_s - elapsed, 0.0) : -1;
 }
@@ -160,7 +160,7 @@ RankSample RankPage::Read() const {
   s.waits_in = shared_->waits_in.Get();
   s.layers = shared_->layers.load(kRelaxed);
   s.chunks = shared_->chunks.load(kRelaxed);
-  if (s.events > 0) {  // zeros are no place
+  if (s.events > 0) {  // else layer and chunk are not set
     s.place = {shared_->layer.load(kRelaxed), shared_->chunk.load(kRelaxed),
                shared_->backward.load(kRelaxed)};
   }

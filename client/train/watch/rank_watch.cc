@@ -13,11 +13,11 @@ namespace sluice::train {
 namespace {
 
 constexpr absl::Duration kTick = absl::Milliseconds(100);
-// What is over sooner is told by its end.
+// A shorter step reports itself at its end.
 constexpr double kQuietSeconds = 2;
 constexpr double kTerminalSeconds = 0.5;
 constexpr double kLogSeconds = 10;
-// Between two looks for a daemon that is gone, and at this rank itself.
+// The interval of checking for a lost daemon, and of checking this rank itself.
 constexpr double kDaemonSeconds = 2;
 
 }  // namespace
@@ -111,7 +111,7 @@ void RankWatch::Run() {
     if (changed_.WaitUntil(mutex_, tick)) continue;
     const double now_s = MonotonicSeconds();
     const RankSample sample = page_->Read();
-    // Not under the lock: what it asks or ends may take long.
+    // Unlocked, because the checks and what they end may take long.
     lock.Unlock();
     SayDaemon(now_s);
     LookAtSelf(sample, now_s);
@@ -156,7 +156,7 @@ void RankWatch::DaemonGone(const std::string& reason) {
       options_.daemon, reason));
 }
 
-// A daemon that was started again knows nothing of this run.
+// A restarted daemon knows nothing of this run.
 void RankWatch::SayDaemon(double now_s) {
   const double gone_s = daemon_gone_s_;
   if (gone_s == 0 || now_s - asked_daemon_s_ < kDaemonSeconds) return;

@@ -1,9 +1,9 @@
-// A rank's own watch: keeps its page, says how a long step goes, and what a
-// signal will do.
+// A rank's own watch: maintains its page, and reports the progress of a long
+// step and the effect of a signal.
 //
-// The compute thread tells what it does (segments, collectives, phases) with a
-// few stores; a thread of the watch's own reads the page and speaks, so a rank
-// that computes, waits or hangs is never silent.
+// The compute thread records what it does (segments, collectives, phases) with
+// a few stores; a monitor thread reads the page and prints, so a rank that
+// computes, waits or hangs is never silent.
 //
 // Thread safety: the methods of "what the rank does" belong to the compute
 // thread; the others are safe.
@@ -34,39 +34,41 @@ class RankWatch final : public runtime::SegmentObserver,
     bool launched = false;  // by our launcher
     int64_t steps = 0;
     std::string save;
-    // One rank per node says when its daemon goes and comes; null: another.
+    // Returns whether the daemon answers. One rank per node reports when its
+    // daemon goes and comes back; null in other ranks.
     std::function<bool()> daemon_answers;
     std::string daemon;  // its socket, for people
-    // Where no launcher of ours watches: this rank's own watchdog, and what
-    // ends the rank (on the watch's thread); null: none.
+    // Without our launcher: the limits of this rank's own watchdog, and what
+    // ends the rank, called on the watch's thread. Null under our launcher.
     WatchLimits limits;
     int rank = 0;
     std::function<void(const std::string&)> end;
   };
-  // A page that cannot be made costs what others see of it, never the run.
+  // If the page cannot be made, others cannot watch this rank, but it runs.
   static std::unique_ptr<RankWatch> Start(const Options& options);
   ~RankWatch() override;
 
   Console& console() { return console_; }
 
-  // The session is closed: said once. Safe.
+  // Reports, once, that the session is closed. Safe.
   void DaemonGone(const std::string& reason);
 
   // --- what the rank does ---
   void Enter(RankPhase phase);
-  // The tracker of its two chunks, without costs.
+  // Tracks two chunks, without costs.
   void BeginCalibration(int64_t layers, int64_t chunks) override;
   void BeginPlanning() override { Enter(RankPhase::kPlanning); }
   void EndPlanning() override { Enter(RankPhase::kStarting); }
-  // From now on steps look like this; 0: it is not known how long they take.
+  // From now on steps have these parts and take `seconds`; 0: unknown.
   void Expect(StepTracker tracker, double seconds);
   void BeginStep(int64_t step, int64_t sequences);
   void BeginSequence(int64_t index);
   void EndStep(double seconds);
   // A piece of a step that is no segment; empty: it is over.
   void At(std::string_view what);
-  // Whether a stop is wished, which is then said, if it was not yet: nothing
-  // ends unexplained. A wish that comes later ends the run after step `next`.
+  // Returns whether a stop was requested, and says so if that was not said yet,
+  // so that no run ends unexplained. A later request ends the run after step
+  // `next`.
   bool HearStop(int64_t next);
   void SegmentBegan(std::string_view kind) override;
   void SegmentEnded(std::string_view kind) override;
@@ -87,20 +89,20 @@ class RankWatch final : public runtime::SegmentObserver,
   const Options options_;
   const std::unique_ptr<RankPage> page_;
   Console console_;
-  StepTracker step_, tracker_;  // a step's, and what runs now
+  StepTracker step_, tracker_;  // of a whole step, and of the current work
   double expected_s_ = 0;
-  // The monitor thread's.
+  // Used by the monitor thread only.
   double shown_s_ = 0;
   double asked_daemon_s_ = 0;
   Watchdog watchdog_;
 
-  std::atomic<double> daemon_gone_s_{0};  // 0: it is there, or is back
-  double measured_s_ = 0;                 // the last step
+  std::atomic<double> daemon_gone_s_{0};  // 0: it answers
+  double measured_s_ = 0;                 // of the last step
 
-  // What is said of a wish to stop is what HearStop() made of it.
+  // Both threads report a stop request; the mutex makes them agree.
   Mutex stop_mutex_;
   bool stop_said_ ABSL_GUARDED_BY(stop_mutex_) = false;
-  // If the wish came now; 0: before the first.
+  // The last step if the request came now; 0: before the first.
   int64_t last_step_ ABSL_GUARDED_BY(stop_mutex_) = 0;
 
   Mutex mutex_;

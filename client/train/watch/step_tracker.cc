@@ -9,7 +9,7 @@ bool Has(std::string_view kind, std::string_view part) {
   return kind.find(part) != std::string_view::npos;
 }
 
-// Without ".full" or ".tail".
+// The kind without ".full" or ".tail".
 std::string_view Base(std::string_view kind) {
   if (kind.ends_with(".full") || kind.ends_with(".tail")) {
     kind.remove_suffix(5);
@@ -17,8 +17,8 @@ std::string_view Base(std::string_view kind) {
   return kind;
 }
 
-// Others run several times per chunk, or not at each: they are where the one
-// before them was.
+// Other kinds run several times per chunk or not at each; they belong to the
+// place of the kind before them.
 bool OncePerChunk(std::string_view kind) {
   return !Has(kind, "offdiagonal") && !Has(kind, "recompute");
 }

@@ -1,10 +1,10 @@
-// Where a step is and how much of it is done, from the segments that ran.
+// Derives where a step is, and how much of it is done, from the segments that
+// ran.
 //
-// Segments come in the order of the streamed step (client/torch/README.md): a
-// kind that runs once per chunk tells its chunk and layer by how often it ran;
-// backward walks the layers from the last to the first. The baselines' layers
-// are segments too, with the whole sequence as one chunk.
-// Thread safety: one thread.
+// Segments come in the order of the streamed step (client/torch/README.md). The
+// count of a kind that runs once per chunk gives its chunk and layer; backward
+// goes from the last layer to the first. The baselines' layers are segments
+// too, with the whole sequence as one chunk. Thread safety: one thread.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct StepPlace {
   bool backward = false;
 };
 
-// A kind's share of one sequence. Only ratios matter for the fraction.
+// A kind's share of one sequence. Only ratios matter.
 struct SegmentCost {
   double seconds = 0;  // one execution
   int64_t executions = 0;
@@ -40,16 +40,16 @@ class StepTracker {
         costs_(std::move(costs)),
         total_(TotalSeconds(costs_)) {}
 
-  // The first of `sequences` of a step.
+  // Begins the first of `sequences` of a step.
   void BeginStep(int64_t sequences);
   void BeginSequence(int64_t index);
   void Began(std::string_view kind);
   void Ended(std::string_view kind);
-  // The work goes on in no chunk.
+  // The work goes on outside chunks.
   void LeaveChunks() { place_ = {}; }
 
   const StepPlace& place() const { return place_; }
-  // The fraction of the step's segments that ran, 0 to 1, by their seconds.
+  // The completed fraction of the step's segments, 0 to 1, by their seconds.
   double fraction() const;
   int64_t layers() const { return layers_; }
   int64_t chunks() const { return chunks_; }
@@ -59,7 +59,8 @@ class StepTracker {
   SegmentCosts costs_;
   double total_ = 0;  // of one sequence
   int64_t sequences_ = 1, sequence_ = 0;
-  std::map<std::string, int64_t, std::less<>> begun_;  // without the ending
+  // without ".full" or ".tail"
+  std::map<std::string, int64_t, std::less<>> begun_;
   double done_ = 0;  // of this sequence, in seconds of `costs_`
   StepPlace place_;
 };

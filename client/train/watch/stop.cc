@@ -23,13 +23,13 @@ void OnSignal(int signal) {
 void InstallStopSignals() {
   struct sigaction action {};
   action.sa_handler = OnSignal;
-  // Reads and writes go on: only the end of the step looks at the flag.
+  // Reads and writes go on: the flag is read only at the end of a step.
   action.sa_flags = SA_RESTART;
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
   struct sigaction hangup {};
   sigaction(SIGHUP, nullptr, &hangup);
-  // nohup ignores it: then a closed terminal must not end the run.
+  // nohup ignores SIGHUP; then a closed terminal must not end the run.
   if (hangup.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
 }
 

@@ -11,10 +11,11 @@ namespace sluice::train {
 namespace {
 
 constexpr double kStoppedSeconds = 2;
-// Segments are far shorter than steps; what a busy machine does to them is not.
+// Segments are far shorter than steps, but a busy machine may delay one this
+// long.
 constexpr double kLeastLateSeconds = 30;
 constexpr double kLeastEndSeconds = 600;
-// Where no step has shown its length: as long as c10d would wait.
+// Used until a step has shown its length: c10d's own limit.
 constexpr double kUnknownEndSeconds = 1800;
 
 // A rank that sets up or saves may read and write for long without a word.

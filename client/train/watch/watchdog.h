@@ -1,13 +1,14 @@
-// Which rank is late, and where: from the pages of the ranks of one node.
+// Finds the rank that is late, and where it is, from the pages of the ranks of
+// one node.
 //
 // A rank is quiet while its page does not change. One that hangs or is stopped
-// is quiet, and so is every other one, for it waits in a collective: a rank is
-// late if it is stopped or not in the collective that the others have entered.
-// Ranks that all wait in the same collective are not late themselves.
+// is quiet, and so is every other one, since they wait for it in a collective.
+// A quiet rank is late if it is stopped, or not in the collective that the
+// others have entered. Ranks that all wait in the same collective are not late.
 //
-// Time is what the watchdog saw pass: between two looks at most a second, so
-// that a suspended node, or a stopped launcher, makes no rank late.
-// Thread safety: one thread.
+// Only time that the watchdog saw pass counts, at most a second between two
+// looks, so a suspended node or a stopped launcher makes no rank late. Thread
+// safety: one thread.
 #pragma once
 
 #include <string>

@@ -1,7 +1,7 @@
 // Collectives that tell the rank's watch when they begin and end, so that a
-// rank that waits for another one is told from the one it waits for. Those of
-// GPUs end when they are issued: there, counts of begun ones tell them apart.
-// Thread safety: as Collectives.
+// rank that waits is distinguished from the one it waits for. Collectives of
+// GPUs end when they are issued; there the counts of begun ones distinguish the
+// ranks. Thread safety: as Collectives.
 #pragma once
 
 #include <memory>

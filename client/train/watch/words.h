@@ -1,5 +1,5 @@
-// The sentences that a run says while it goes on.
-// Thread safety: pure functions.
+// The sentences that a run prints during training. Thread safety: pure
+// functions.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,13 @@ std::string Duration(double seconds);
 std::string ProgressText(const RankSample& sample, int64_t steps, double now_s);
 
 struct StopWish {
-  int signal = 0;         // 0: evicted
-  int64_t last_step = 0;  // after which the run will end; 0: before the first
-  std::string save;       // empty: nowhere
-  bool second_kills = true;  // a launcher of ours is there for the second one
+  int signal = 0;            // 0: evicted
+  int64_t last_step = 0;     // the last one to run; 0: none
+  std::string save;          // empty: nowhere
+  bool second_kills = true;  // under our launcher
 };
-// "Ctrl-C: finishing step 12 (about 34 s left), then saving to out/run; press
-// Ctrl-C again to stop at once"
+// Formats "Ctrl-C: finishing step 12 (about 34 s left), then saving to out/run;
+// press Ctrl-C again to stop at once".
 std::string StopText(const StopWish& wish, const RankSample& sample,
                      double now_s);
 
