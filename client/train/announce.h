@@ -1,5 +1,5 @@
-// Prints a run's first lines, from what the prepared stepper knows. Thread
-// safety: one thread.
+// Prints a run's first lines, from what the prepared stepper knows.
+// Thread safety: one thread.
 #pragma once
 
 #include <string>

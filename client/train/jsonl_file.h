@@ -2,7 +2,8 @@
 //
 // No line stays cut in two, and no line is lost while fewer than 1 MiB of them
 // wait: lines that a full disk refuses are written before the next one. A full
-// disk does not end a run. Thread safety: one thread.
+// disk does not end a run.
+// Thread safety: one thread.
 #pragma once
 
 #include <cstdint>

@@ -2,8 +2,8 @@
 // file.
 //
 // Rank 0 only. On a terminal one line is rewritten (console.h); elsewhere a
-// line is printed at most every two seconds, and the last one always. Thread
-// safety: one thread.
+// line is printed at most every two seconds, and the last one always.
+// Thread safety: one thread.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Opens a rank's session and memory, by the command line. Thread safety: one
-// thread.
+// Opens a rank's session and memory, by the command line.
+// Thread safety: one thread.
 #pragma once
 
 #include <memory>

@@ -4,8 +4,8 @@
 // All ranks measure at once, so links are measured as in a step, while every
 // GPU of the node copies. A GPU's kernels are timed by the stream's clock in
 // bf16, those of a simulated node by the host's in fp32. The peak is the best
-// rate that any kernel reached here, and the file says so. Thread safety: one
-// thread.
+// rate that any kernel reached here, and the file says so.
+// Thread safety: one thread.
 #pragma once
 
 #include <string>

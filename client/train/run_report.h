@@ -1,5 +1,5 @@
-// What a run prints at its end: the object of --json. Thread safety: values and
-// pure functions.
+// What a run prints at its end: the object of --json.
+// Thread safety: values and pure functions.
 #pragma once
 
 #include <optional>

@@ -2,8 +2,8 @@
 // run.
 //
 // Collective: all ranks call the same, and all learn the outcome. A Status is
-// that of a lost peer unless said otherwise. Thread safety: one thread per
-// rank.
+// that of a lost peer unless said otherwise.
+// Thread safety: one thread per rank.
 #pragma once
 
 #include <memory>

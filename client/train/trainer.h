@@ -9,7 +9,8 @@
 // end wait for all of it.
 //
 // Every decision that all ranks must share (stop on NaN, stop on Ctrl-C) is
-// made from sums that all of them have. Thread safety: one thread.
+// made from sums that all of them have.
+// Thread safety: one thread.
 #pragma once
 
 #include <memory>

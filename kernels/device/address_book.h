@@ -2,8 +2,8 @@
 // checks the rules of driver.h before the real call, the same for every driver.
 //
 // Bookkeeping only: its owner makes the driver calls. `M` is a driver's
-// physical memory, with size() and where(). Thread safety: none; the driver
-// locks.
+// physical memory, with size() and where().
+// Thread safety: none; the driver locks.
 #pragma once
 
 #include <fmt/format.h>

@@ -4,7 +4,8 @@
 // the handler of the daemon's event that a peer died. The mark travels with the
 // status, so the layers between only return it, and the process that watches
 // all ranks looks for the rank that failed first. A status code does not
-// suffice: a lost GPU is Unavailable too. Thread safety: pure functions.
+// suffice: a lost GPU is Unavailable too.
+// Thread safety: pure functions.
 #pragma once
 
 #include "absl/status/status.h"

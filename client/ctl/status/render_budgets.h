@@ -1,7 +1,8 @@
 // The output of `budget`.
 //
 // Errors: json::exception if the snapshot has another form; render.cc catches
-// it. Thread safety: pure functions.
+// it.
+// Thread safety: pure functions.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

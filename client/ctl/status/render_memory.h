@@ -2,7 +2,8 @@
 // leases, and the kind of pinned host memory.
 //
 // Errors: json::exception if the snapshot has another form; render.cc catches
-// it. Thread safety: pure functions.
+// it.
+// Thread safety: pure functions.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -1,7 +1,8 @@
 // `sluice-train check`: compares one step of the streamed path, on all ranks,
 // with the reference.
 //
-// judge.h defines which errors are ok. Thread safety: one thread.
+// judge.h defines which errors are ok.
+// Thread safety: one thread.
 #pragma once
 
 #include "absl/status/status.h"

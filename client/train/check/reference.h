@@ -3,8 +3,8 @@
 //
 // It shares no code with the streamed path: its input is plain numbers and a
 // map of weights, its output a loss and a map of gradients. Names are those of
-// the flat model ("layers.0.q_weight"). Thread safety: one thread; needs memory
-// for layers x heads x length^2.
+// the flat model ("layers.0.q_weight").
+// Thread safety: one thread; needs memory for layers x heads x length^2.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -2,7 +2,8 @@
 //
 // Llama: "model.layers.N.self_attn.q_proj.weight", linear weights [out, in].
 // GPT-2: "h.N.attn.c_attn.weight": q, k and v side by side, and every linear
-// weight transposed ([in, out], Conv1D). Thread safety: pure functions.
+// weight transposed ([in, out], Conv1D).
+// Thread safety: pure functions.
 #pragma once
 
 #include <string>

@@ -6,8 +6,8 @@
 // completely before it is used: types, shapes against offsets, offsets against
 // the file's size.
 //
-// Errors: InvalidArgument names the file and what is broken in it. Thread
-// safety: one thread.
+// Errors: InvalidArgument names the file and what is broken in it.
+// Thread safety: one thread.
 #pragma once
 
 #include <cstdint>

@@ -9,8 +9,8 @@
 // name. A claimed folder has no checkpoint of another run, and none of this run
 // that is newer than the one it resumed, so the newest in it is always the one
 // to resume. The claim ends with the process, however it ends. Not guaranteed:
-// exclusion on a file system without flock. Thread safety: one thread, of rank
-// 0.
+// exclusion on a file system without flock.
+// Thread safety: one thread, of rank 0.
 #pragma once
 
 #include <cstdint>

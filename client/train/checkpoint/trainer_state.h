@@ -2,7 +2,8 @@
 //
 // Format 2 and later have the run's id, its data's fingerprint and a cursor in
 // tokens. Format 1 has none of these: its cursor counts sequences of its own
-// length. Thread safety: pure functions on files.
+// length.
+// Thread safety: pure functions on files.
 #pragma once
 
 #include <cstdint>

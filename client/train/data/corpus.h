@@ -6,8 +6,8 @@
 // Nothing is loaded: Read reads the requested tokens with pread, so even a long
 // corpus needs almost no memory.
 //
-// Errors: InvalidArgument / NotFound, one line: what, value, what to do. Thread
-// safety: none needed, one reader.
+// Errors: InvalidArgument / NotFound, one line: what, value, what to do.
+// Thread safety: none needed, one reader.
 #pragma once
 
 #include <cstdint>

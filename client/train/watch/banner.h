@@ -1,6 +1,6 @@
 // The lines that a run prints before its first step: the model, the plan in
-// words, the memory, and the expected time of a step. Thread safety: pure
-// functions.
+// words, the memory, and the expected time of a step.
+// Thread safety: pure functions.
 #pragma once
 
 #include <cstdint>

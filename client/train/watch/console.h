@@ -1,7 +1,8 @@
 // Progress for people on stderr; stdout is for the object of --json.
 //
 // On a terminal one line is rewritten and notes go above it; elsewhere (a log
-// file, a pipe) everything is a line of its own. Thread safety: safe.
+// file, a pipe) everything is a line of its own.
+// Thread safety: safe.
 #pragma once
 
 #include <string>

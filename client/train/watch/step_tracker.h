@@ -4,7 +4,8 @@
 // Segments come in the order of the streamed step (client/torch/README.md). The
 // count of a kind that runs once per chunk gives its chunk and layer; backward
 // goes from the last layer to the first. The baselines' layers are segments
-// too, with the whole sequence as one chunk. Thread safety: one thread.
+// too, with the whole sequence as one chunk.
+// Thread safety: one thread.
 #pragma once
 
 #include <cstdint>

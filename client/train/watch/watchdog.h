@@ -7,8 +7,8 @@
 // others have entered. Ranks that all wait in the same collective are not late.
 //
 // Only time that the watchdog saw pass counts, at most a second between two
-// looks, so a suspended node or a stopped launcher makes no rank late. Thread
-// safety: one thread.
+// looks, so a suspended node or a stopped launcher makes no rank late.
+// Thread safety: one thread.
 #pragma once
 
 #include <string>
@@ -18,17 +18,17 @@
 
 namespace sluice::train {
 
-// Seconds; 0: never; negative: derived from how long a step takes.
+// Seconds; 0: never; negative: derived from the duration of a step.
 struct WatchLimits {
   double late_after_s = -1;
   double end_after_s = -1;
 };
 
-// What the limits are for steps of `expected_s` (0: not known).
+// The limits for steps of `expected_s` (0: unknown).
 double LateAfter(const WatchLimits& limits, double expected_s);
 double EndAfter(const WatchLimits& limits, double expected_s);
 
-// One rank, at one look.
+// One rank at one look.
 struct WatchedRank {
   int rank = 0;
   int pid = 0;
@@ -38,24 +38,24 @@ struct WatchedRank {
 };
 
 struct WatchVerdict {
-  std::vector<std::string> notes;  // to be said now
-  std::string end;  // not empty: the run has to end, and this is why
+  std::vector<std::string> notes;  // to be printed now
+  std::string end;  // if not empty: the run must end, and why
 };
 
 class Watchdog {
  public:
-  // `alone`: the ranks that are not looked at may be the late ones.
+  // `alone`: the late ranks may be others than the watched ones.
   Watchdog(const WatchLimits& limits, bool alone)
       : limits_(limits), alone_(alone) {}
 
-  // The same ranks in the same order at every look, about twice a second.
+  // Call it about twice a second with the same ranks in the same order.
   WatchVerdict Look(const std::vector<WatchedRank>& ranks, double now_s);
 
  private:
   struct Seen {
     uint64_t events = 0;
     double quiet_s = 0, stopped_s = 0;
-    double say_next_s = 0;  // 0: nothing was said of it
+    double say_next_s = 0;  // 0: nothing was printed about it
     bool stop_said = false;
   };
   void Update(const WatchedRank& rank, double passed_s, Seen& seen,

@@ -1,5 +1,5 @@
-// The sentences that a run prints during training. Thread safety: pure
-// functions.
+// The sentences that a run prints during training.
+// Thread safety: pure functions.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,11 @@
 
 namespace sluice::train {
 
-// "34 s", "5 min", "2 h 10 min"
+// Formats "34 s", "5 min", "2 h 10 min".
 std::string Duration(double seconds);
 
-// "step 12/50  43 %  layer 3 of 8, chunk 5 of 64, forward  about 34 s left"
+// Formats "step 12/50  43 %  layer 3 of 8, chunk 5 of 64, forward  about 34 s
+// left".
 std::string ProgressText(const RankSample& sample, int64_t steps, double now_s);
 
 struct StopWish {

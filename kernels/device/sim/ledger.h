@@ -9,8 +9,8 @@
 // memory itself, and adds what HeldOutside last found in other processes. Any
 // other process asks the kernel each time.
 //
-// Processes of one node must share a pid namespace. Thread safety: thread-safe,
-// and safe between processes.
+// Processes of one node must share a pid namespace.
+// Thread safety: thread-safe, and safe between processes.
 #pragma once
 
 #include <map>
