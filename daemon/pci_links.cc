@@ -79,7 +79,8 @@ class PciReader {
  private:
   void Add(const Chain& chain) {
     if (chain.devices.empty()) return;
-    // Goes up from the GPU until a link is known, whose parents are known too.
+    // Goes up from the GPU until a link is known; then its parents are known
+    // too.
     std::string below;
     const auto gpu = std::ssize(chain.devices) - 1;
     for (auto at = gpu; at >= 0; at -= 2) {

@@ -20,7 +20,7 @@
 namespace sluice::train {
 namespace {
 
-// Flags whose text has another type than the option.
+// Flags that are read as text and parsed later.
 struct RawFlags {
   std::string alpha = "auto";
   std::string fractions;

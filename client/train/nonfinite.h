@@ -1,5 +1,5 @@
-// Explains a step whose loss or gradient is not finite.
-// Thread safety: one thread.
+// Explains a step with a loss or gradient that is not finite. Thread safety:
+// one thread.
 #pragma once
 
 #include <cstdint>

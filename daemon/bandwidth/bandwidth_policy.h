@@ -88,9 +88,9 @@ class BandwidthPolicy {
     std::vector<int> path;
     double wanted = 0;
     double rate = 0;  // promised
-    // The part of the last kPeriod whose promised bytes the flow has not had.
-    // It is a time and not bytes, so that a promise that comes and goes brings
-    // no more.
+    // The part of the last kPeriod for which the flow has not had its promised
+    // bytes. It is a time and not bytes, so that a promise that comes and goes
+    // brings no more.
     absl::Duration unused = kPeriod;
     double ahead = 0;  // recent bytes by promise beyond a fair share
     double lead = 0;   // the same by deadlines

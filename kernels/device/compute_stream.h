@@ -1,5 +1,5 @@
 // The handles of compute streams (driver.h, ComputeStream): one scheme for both
-// drivers, whose other handles count from 1.
+// drivers. Their other handles count from 1.
 //
 // Thread safety: pure functions.
 #pragma once

@@ -8,8 +8,8 @@
 namespace sluice {
 
 // Replaces each byte of a control character or of invalid UTF-8 by '?'. The
-// result stays on its line, moves no cursor, and may be a string of a protobuf,
-// whose parser would drop a packet with invalid UTF-8.
+// result stays on its line, moves no cursor, and may be a string of a protobuf;
+// a packet with invalid UTF-8 would be dropped.
 std::string Printable(std::string text);
 
 // The same, cut to the length of a screen, for messages that quote a file.

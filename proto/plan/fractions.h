@@ -1,6 +1,6 @@
-// Fractions of a class's tokens whose activations are kept on the GPU, swapped
-// to host memory or recomputed between forward and backward. Profile and plan
-// use these two forms; a run uses a third one (planner/stream/fractions.h).
+// The fractions of a class's tokens that are kept on the GPU, swapped to host
+// memory, or recomputed between forward and backward. Profile and plan use
+// these two forms; a run uses a third one (planner/stream/fractions.h).
 //
 // Thread safety: values.
 #pragma once

@@ -79,7 +79,7 @@ struct NodePlan {
   // "none" for a feasible plan.
   std::string limited_by = "none";
   std::vector<PlanLimit> limits;
-  // Units (units.h) that were planned for it, and units whose plans were known.
+  // Units (units.h) that were planned for it, and units with known plans.
   int64_t units_solved = 0;
   int64_t units_known = 0;
 };

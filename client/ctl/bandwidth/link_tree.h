@@ -38,8 +38,8 @@ struct MeasurableLink {
   std::string name;
   std::optional<size_t> parent;  // index in the same list
   std::vector<size_t> gpus;      // those that copy over it
-  // False if all its GPUs are also behind one link below, whose measurement
-  // would be the same.
+  // False if all its GPUs are also behind one link below, because that link's
+  // measurement would be the same.
   bool measurable = false;
   std::optional<MeasuredSpeeds> measured;
   LinkLimits set;        // before measuring

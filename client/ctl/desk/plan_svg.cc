@@ -66,7 +66,7 @@ std::string SvgPercent(double share) {
   return share < 0.0001 ? "below 0.01 %" : fmt::format("{:.2g} %", 100 * share);
 }
 
-// Classes of lifetimes whose limits grow by a constant factor, from the
+// Classes of lifetimes, with limits that grow by a constant factor from the
 // shortest lifetime of the trace to the longest, so that every picture uses all
 // colours.
 class Lifetimes {

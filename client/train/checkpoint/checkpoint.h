@@ -70,7 +70,7 @@ struct Checkpoint {
   class Shards;
 };
 
-// `path` is a checkpoint, or a folder, whose newest complete one is opened.
+// `path` is a checkpoint, or a folder: then its newest complete one is opened.
 // Refuses one of another model or dtype and names the flag.
 absl::StatusOr<Checkpoint> OpenCheckpoint(const std::string& path,
                                           const RunOptions& options,

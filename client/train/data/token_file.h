@@ -1,9 +1,9 @@
 // The layout of a `.bin` of token ids.
 //
 // Known layouts: llm.c's header (magic 20240520 version 1: uint16; 20240801
-// version 7: uint32), a Megatron dataset (raw ids whose type its `.idx` names),
-// and raw ids with a width that the user gives.
-// Thread safety: pure functions.
+// version 7: uint32), a Megatron dataset (raw ids; its `.idx` names their
+// type), and raw ids with a width that the user gives. Thread safety: pure
+// functions.
 #pragma once
 
 #include <cstdint>

@@ -101,8 +101,8 @@ class AdamW final : public runtime::PendingWeights {
     bool decays;
   };
   void MakePieces();
-  // Binds consecutive pieces to `states`, whose first element is the own
-  // element `begin`.
+  // Binds consecutive pieces to `states`, which begin at the own element
+  // `begin`.
   static void Bind(std::span<Piece> pieces, const States& states,
                    int64_t begin);
   // Bound to states in HBM.
@@ -130,7 +130,7 @@ class AdamW final : public runtime::PendingWeights {
   double scale_ = 1;
   const std::unique_ptr<HostStates> host_;
   bool last_sequence_ = false;
-  int64_t reduced_from_;  // the first part whose sums have begun
+  int64_t reduced_from_;  // sums of this part and later ones have begun
   // Progress of the pending update.
   int64_t next_part_;                      // the part to be awaited
   int64_t next_gathered_;                  // the part to be gathered

@@ -11,7 +11,7 @@
 
 namespace sluice::device {
 
-// An InvalidArgument whose message begins with its subject, the node.
+// An InvalidArgument about the node; `message` says what is wrong.
 absl::Status BadNode(const std::string& message);
 
 // InvalidArgument names the impossible value and the possible ones.
