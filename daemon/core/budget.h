@@ -1,8 +1,9 @@
-// Budgets: how much memory a principal may hold, and inside it each job.
+// Budgets: how much memory a principal may hold, and each of its jobs.
 //
-// A limit is a sum over the node (all GPUs, or all NUMA nodes). What counts
-// is leased and quarantined memory; idle extents kept for a principal do not.
-// Limits of a principal or a job set by an administrator win over defaults.
+// A limit is a sum over the node (all GPUs, or all NUMA nodes). Leased and
+// quarantined memory counts; idle extents kept for a principal do not. Limits
+// that an administrator sets for a principal or a job take precedence over
+// defaults.
 //
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
@@ -20,8 +21,8 @@
 
 namespace sluice::daemon {
 
-// What a limit is set for: a principal (cgroup empty: every cgroup of that
-// uid), or a job label in every principal.
+// The target of a limit: a principal (cgroup empty: every cgroup of that uid),
+// or a job label in every principal.
 struct BudgetTarget {
   std::optional<uint32_t> uid;
   std::string cgroup;
@@ -32,13 +33,13 @@ struct BudgetTarget {
 // daemon ran.
 struct SetBy {
   bool live = false;
-  std::string who;  // as the caller said it; empty: it did not
-  absl::Time at;    // monotonic; live only
+  std::string who;  // the name that the caller gave; may be empty
+  absl::Time at;  // monotonic; only for live limits
   bool operator==(const SetBy&) const = default;
 };
 
-// A limit that is set, whether or not it is used. Neither uid nor job:
-// the default of every user, or of every job.
+// A limit that is set, used or not. Neither uid nor job: the default of every
+// user, or of every job.
 struct LimitLine {
   enum class Of { kEveryUser, kUser, kEveryJob, kJob };
   Of of = Of::kEveryUser;
@@ -53,10 +54,10 @@ struct EnumNames<LimitLine::Of> {
                                                 "every job", "job"};
 };
 
-// What one principal, or one job of it, holds, and the limit that binds it.
+// The memory that a principal or one of its jobs holds, and its binding limit.
 struct BudgetLine {
   Principal principal;
-  std::string job;  // empty: the principal's own
+  std::string job;  // empty: the whole principal
   Bytes gpu_used, host_used;
   Limits limits;
 };
@@ -68,7 +69,7 @@ class Budgets {
     SetBy by;
     bool operator==(const Given&) const = default;
   };
-  // Limits that are set, beside the defaults. What is used is the ledger's.
+  // The limits that are set besides the defaults. The ledger saves the usage.
   struct Saved {
     std::map<std::string, Given> named_jobs;
     std::map<uint32_t, Given> uids;
@@ -79,41 +80,42 @@ class Budgets {
   Budgets(Limits principal_default, Limits job_default,
           std::map<std::string, Limits> named_jobs);
 
-  // ResourceExhausted: asked, used, limit, and how to raise it.
+  // ResourceExhausted names the request, the use, the limit, and how to raise
+  // it.
   absl::Status Admit(const JobKey& job, PoolKind kind, Bytes size) const;
-  // The same, if it had nothing yet.
+  // Returns what Admit would return if the job and its principal held nothing.
   absl::Status MayEver(const JobKey& job, PoolKind kind, Bytes size) const;
   void Charge(const JobKey& job, PoolKind kind, Bytes size);
   void Refund(const JobKey& job, PoolKind kind, Bytes size);
 
-  // FailedPrecondition where someone already holds more than the new limit:
-  // memory in use cannot be taken back, so the promise would be broken.
+  // Sets a limit. FailedPrecondition: the target already holds more than the
+  // new limit; memory in use cannot be taken back, so the limit would not hold.
   absl::Status Set(const BudgetTarget& target, const Limits& limits, SetBy by);
-  // What holds for it now. InvalidArgument: neither a user nor a job.
+  // Returns the limits in force. InvalidArgument: neither a user nor a job.
   absl::StatusOr<Limits> Get(const BudgetTarget& target) const;
 
-  // What `job` may still get.
+  // Returns how much more `job` may hold.
   Bytes Left(const JobKey& job, PoolKind kind) const;
-  // The same by one limit alone; kUnlimited if there is none.
+  // Returns the same by one limit alone; kUnlimited if it is not set.
   Bytes LeftOfPrincipal(const Principal& principal, PoolKind kind) const;
   Bytes LeftOfJob(const JobKey& job, PoolKind kind) const;
-  // Every principal and job that holds something.
+  // Returns a line for every principal and job that holds memory.
   std::vector<BudgetLine> Lines() const;
-  // Every limit that is set, used or not.
+  // Returns every limit that is set, used or not.
   std::vector<LimitLine> SetLimits() const;
 
   Saved Save() const { return {named_jobs_, uids_, principals_}; }
   void Load(const Saved& saved);
-  // Those that were set live.
+  // Returns the limits that were set while the daemon ran.
   Saved Live() const;
-  // Sets these besides those that are set. REQUIRES: Set of them succeeded on a
-  // copy, or nothing is charged yet.
+  // Adds these limits to those that are set. REQUIRES: Set succeeded for each
+  // of them on a copy, or nothing is charged yet.
   void SetLive(const Saved& live);
 
   void CheckInvariants() const;
 
  private:
-  // The target to raise so that `principal` may have more.
+  // Returns the flags that name the limit to raise for `principal`.
   std::string FlagsOf(const Principal& principal) const;
   Limits PrincipalLimits(const Principal& principal) const;
   Limits JobLimits(const std::string& job) const;

@@ -20,10 +20,10 @@ bool IsGated(const std::vector<LinkSpeed>& links, const std::string& link,
   });
 }
 
-// What a rank may have copied at most, whatever it reports: what its link
-// carries, and some slack. A sum that a lie has filled stays wrong for as long
-// as the daemon lives.
-constexpr double kFastestLink = 1e12;  // bytes per second, where none is known
+// A rank's report is capped at the bytes that its link can carry plus some
+// slack: a sum that one false report has inflated stays wrong until the daemon
+// ends.
+constexpr double kFastestLink = 1e12;
 // Bytes; a report may come long after its copies.
 constexpr double kReportSlack = 64.0 * (1 << 30);
 
@@ -63,7 +63,7 @@ void Copies::Promise(absl::Time now, Effects& effects) {
   version_ = joint_.demands_version();
   const std::map<SessionId, PlanCopies> before =
       std::exchange(promised_, CopiesOfPlans());
-  // Promises that end are given back before others get them.
+  // Promises that end are released before new ones are made.
   for (const auto& [id, copies] : before) {
     const Session* const session = sessions_.Find(id);
     if (promised_.contains(id) || !session || !session->is_rank()) continue;

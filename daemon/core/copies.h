@@ -1,9 +1,9 @@
-// What ranks copy: what their plans need of the links and what is promised of
-// that (planning/demands.h), what they report of their steps, and which copies
-// were late. Sums are counted for their job and their GPU.
+// The copies of ranks: the bandwidth that their plans need and how much of it
+// is promised (planning/demands.h), the bytes that ranks report with their
+// steps, and the copies that were late. Sums are counted per job and per GPU.
 //
-// Promises follow from members and sessions, so they are not saved; nor are
-// late copies, since the next daemon's grants count these anew.
+// Promises are not saved: they follow from members and sessions. Neither are
+// late copies, since the next daemon's grants count them from zero.
 //
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
@@ -24,7 +24,7 @@ namespace sluice::daemon {
 
 class Copies {
  public:
-  // All outlive it.
+  // All arguments must outlive this object.
   Copies(const NodeConfig& config, SessionTable& sessions,
          const JointPlanning& joint, Journal& journal)
       : config_(config),
@@ -33,23 +33,24 @@ class Copies {
         journal_(journal) {}
 
   // --- promises ------------------------------------------------------------
-  // Null: its plan copies nothing, or it has none.
+  // Returns what the rank's plan copies; null if it copies nothing or the rank
+  // has no plan.
   const PlanCopies* PromisedTo(SessionId session) const {
     const auto found = promised_.find(session);
     return found != promised_.end() ? &found->second : nullptr;
   }
-  // After each event: where plans or ranks have changed.
+  // Updates promises after an event that may have changed plans or ranks.
   void Promise(absl::Time now, Effects& effects);
-  // After sessions and plans were loaded: nothing has to be told.
+  // Computes promises after sessions and plans were loaded; has no effects.
   void Load();
-  // Tells grants what an earlier daemon promised, as it is for today's links.
-  // `replanned`: these are others than plans were made for.
+  // Sends the promises to grants, computed for the current links. `replanned`:
+  // the links differ from those that plans were made for.
   void TakeOver(bool replanned, absl::Time now, Effects& effects);
 
   // --- what was copied -----------------------------------------------------
   void Reported(Session& session, const StepReportRequest& report,
                 absl::Time now);
-  // Core::CopiesSeen, Core::LateSeen.
+  // See Core::CopiesSeen and Core::LateSeen.
   void Seen(const std::map<int, Directions>& used);
   void LateSeen(const std::map<int, LateDirections>& late);
   LateDirections LateOf(SessionId session) const {
@@ -68,9 +69,9 @@ class Copies {
   SessionTable& sessions_;
   const JointPlanning& joint_;
   Journal& journal_;
-  std::map<SessionId, PlanCopies> promised_;  // as of this version of demands
+  std::map<SessionId, PlanCopies> promised_;  // for this version of demands
   uint64_t version_ = 0;
-  std::map<SessionId, LateDirections> late_;  // as counted
+  std::map<SessionId, LateDirections> late_;  // already counted
 };
 
 }  // namespace sluice::daemon

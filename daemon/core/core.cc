@@ -160,7 +160,7 @@ void Core::Dispatch(Session& session, RequestId request, const Request& body,
   const auto answer = [&](Reply reply) {
     session.Answer(request, std::move(reply), effects);
   };
-  // Answers an observer, which has no `what`.
+  // Refuses the request of an observer, which may not do `what`.
   const auto refused = [&](const char* what) {
     if (session.is_rank()) return false;
     answer(absl::FailedPreconditionError(
@@ -201,8 +201,8 @@ void Core::Dispatch(Session& session, RequestId request, const Request& body,
                    answer(NotedReply{.room = session.gpu()});
                  },
                  [&](const QueryRequest& query) {
-                   // The plan of another principal is answered as one that does
-                   // not exist.
+                   // Another principal's plan gets the same answer as one that
+                   // does not exist.
                    if (query.plan == PlanId() ||
                        joint_.FindPlan(query.plan,
                                        sessions_.ViewerOf(session))) {
@@ -500,7 +500,7 @@ void Core::CheckInvariants() const {
   joint_.CheckInvariants();
   sessions_.CheckInvariants();
   waits_.CheckInvariants();
-  // Only a session that was attached as a rank has an account.
+  // Only a session that was a rank has an account.
   for (const auto& [id, session] : sessions_) {
     SLUICE_CHECK(ledger_.IsHolder(id) == session.was_rank());
   }

@@ -1,19 +1,19 @@
 // The daemon's policy: events in, effects out.
 //
-// How it works. Each method is one event: a connection, a request, the end of
-// a process, an extent that was made, a plan that was solved, a tick of time.
-// It changes the state at once and returns what is to be done, in order. Core
-// has no threads, no clock, no sockets and no device: the service executes
-// the effects and reports what became of them as further events. So every
-// decision can be tested without a process, and replayed.
+// How it works. Each method is one event: a connection, a request, the end of a
+// process, an extent that was made, a plan that was solved, a tick of time. It
+// changes the state at once and returns the effects to execute, in order. Core
+// has no threads, no clock, no sockets and no device: the service executes the
+// effects and reports their outcomes as further events. So every decision can
+// be tested without a process, and replayed.
 //
 // Core only routes: it gives each event to the parts that it concerns, in
 // order, and joins their effects. Each part keeps its own invariants and knows
-// only those that stand before it among Core's members.
+// only the parts that precede it among Core's members.
 //
-// Errors. What a client did wrong becomes a reply with an absl::Status, or
-// the end of its session. Methods for the service CHECK: an event that cannot
-// be (a made extent that was not asked for) is a bug.
+// Errors. A client's error becomes a reply with an absl::Status, or ends its
+// session. Methods for the service CHECK: an impossible event (such as a made
+// extent that was not requested) is a bug.
 //
 // Thread safety: none; one thread owns a Core.
 #pragma once
@@ -49,33 +49,34 @@ class Core {
   Core(NodeConfig config, absl::Time now);
 
   // --- connections ---------------------------------------------------------
-  // `id` is new. Too many sessions end the oldest half-open one, or this one.
+  // Adds a session; `id` is new. If there are too many sessions, it ends the
+  // oldest half-open one, or else this one.
   Effects Connect(SessionId id, const Peer& peer, absl::Time now);
   Effects Receive(SessionId id, RequestId request, const Request& body,
                   absl::Time now);
-  // The client repeats no request up to this one (RequestHistory).
+  // The client will not repeat any request up to `up_to` (RequestHistory).
   void Acknowledge(SessionId id, RequestId up_to);
-  // The socket ended, or a packet broke the protocol (`reason` says how; its
-  // session is ended).
+  // Closes the session because its socket ended, or because a packet broke the
+  // protocol (`reason` says how).
   Effects SocketEnded(SessionId id, absl::Time now);
   Effects ProtocolBroken(SessionId id, const std::string& reason,
                          absl::Time now);
-  // The pidfds reported the ends of these processes. Ranks that end together,
-  // as those of a job that is killed, get no notices of each other's ends.
+  // The pidfds reported the end of these processes. Ranks that end together,
+  // such as those of a killed job, get no notices of each other's end.
   struct Gone {
     SessionId session;
     Exit exit;
   };
   Effects ProcessesGone(const std::vector<Gone>& gone, absl::Time now);
 
-  // --- what became of effects ----------------------------------------------
+  // --- outcomes of effects -------------------------------------------------
   using ExtentOutcome = Leases::ExtentOutcome;
-  // A lease may have thousands, and each event is saved: so all at once that
-  // are known at once.
+  // Takes all outcomes that are known at this time: a lease may have thousands
+  // of extents, and the state is saved after each event.
   Effects ExtentsMade(const std::vector<ExtentOutcome>& outcomes,
                       absl::Time now);
-  // A granted lease that did not leave, since its extents have no descriptors
-  // that could be sent: it is refused after all, and nothing stays charged.
+  // Refuses a granted lease whose descriptors could not be sent, and uncharges
+  // it.
   Effects GrantNotSent(SessionId id, LeaseId lease, const absl::Status& why,
                        absl::Time now);
   struct HolderAnswer {
@@ -84,28 +85,29 @@ class Core {
   };
   Effects HoldersKnown(const std::vector<HolderAnswer>& answers,
                        absl::Time now);
-  // What others hold of the pools; asked again while they hold anything.
+  // Takes what is held outside leases; the device is asked again while that is
+  // not zero.
   Effects OutsideKnown(HeldOutside said, absl::Time now);
   Effects ProfileRead(SessionId id, RequestId request,
                       absl::StatusOr<ProfileWithHash> profile, absl::Time now);
-  // `units`: those that were solved for it.
+  // `units` are those that were solved for this plan.
   Effects PlanSolved(PlanRoundId round, absl::StatusOr<plan::NodePlan> plan,
                      absl::Time now, std::vector<KeyedUnit> units = {});
-  // A PlanChangedNotice that did not leave: the rank counts as refusing it.
+  // A PlanChangedNotice could not be sent: the rank counts as refusing it.
   Effects ChangeNotSent(SessionId id, PlanId plan, absl::Time now);
-  // What ranks have copied, by grant slot, from their use pages; and which of
-  // their copies were late, as GrantPolicy::late.
+  // The bytes that ranks have copied, by grant slot, from their use pages; and
+  // their late copies, as GrantPolicy::late.
   void CopiesSeen(const std::map<int, Directions>& used) { copies_.Seen(used); }
   void LateSeen(const std::map<int, LateDirections>& late) {
     copies_.LateSeen(late);
   }
-  // How far a worker is; of rounds that are over: ignored.
+  // Updates a worker's progress. Ignored if the round is over.
   void PlanProgressed(PlanRoundId round, const plan::PlanProgress& progress) {
     joint_.Progressed(round, progress);
   }
 
-  // The machine has so much less memory left than it should: idle host memory
-  // goes.
+  // Gives up `bytes` of idle host memory, by which the machine has less
+  // available memory than it should.
   Effects MachineNeeds(Bytes bytes) {
     Effects effects;
     ledger_.GiveUpIdleHost(bytes, effects);
@@ -117,19 +119,19 @@ class Core {
   absl::Time NextDeadline() const;
 
   // --- administration ------------------------------------------------------
-  // LivePolicy::Apply. A drained node grants nothing new.
+  // Calls LivePolicy::Apply. A drained node grants nothing new.
   absl::StatusOr<Effects> Apply(const PolicyChange& change, absl::Time now);
-  // LivePolicy::Start.
+  // Calls LivePolicy::Start.
   absl::Status SetPolicy(const Policy& policy, absl::Time now) {
     return policy_.Start(policy, now);
   }
-  // Ends every session of a job (of every principal, or only of `uid`);
+  // Ends every session of a job (in every principal, or only of `uid`) and
   // returns how many. Their memory is quarantined until the processes end;
-  // `kill` ends those too, and those of sessions that ended before.
+  // `kill` ends those too, also those of sessions that ended before.
   struct Evicted {
     Effects effects;
     int sessions = 0;
-    int processes = 0;  // to be killed
+    int processes = 0;  // to kill
   };
   Evicted Evict(const std::string& job, std::optional<uint32_t> uid, bool kill,
                 const std::string& reason, absl::Time now);
@@ -153,34 +155,34 @@ class Core {
   const Copies& copies() const { return copies_; }
   absl::Time started() const { return started_; }
 
-  // Everything but the journal and the units (state.h).
+  // Returns all state but the journal and the units (state.h).
   CoreState Save() const {
     return {ledger_.Save(), joint_.Save(),   sessions_.rows().rows(),
             last_session_,  policy_.drain(), line_.Save(),
             NamesOfGpus()};
   }
-  // Into a Core of the same node that no session has reached.
+  // REQUIRES: a Core of the same node without sessions.
   void Load(CoreState saved);
-  // After Load of what a daemon that is gone saved. The sockets of the sessions
-  // in `reached` came along; the other sessions have ended. The device is asked
-  // again what it was asked before, ranks are told again what they may not have
-  // heard, and running jobs are planned again if that was under way. Requests
-  // that were interrupted, and rounds that jobs asked for, are forgotten:
-  // clients repeat them.
+  // Resumes after Load of what an earlier daemon saved. Sessions in `reached`
+  // kept their sockets; the others have ended. The device gets its pending
+  // questions again, ranks get the notices that they may have missed, and an
+  // interrupted planning of running jobs starts again. Interrupted requests,
+  // and rounds that jobs asked for, are dropped: clients repeat them.
   Effects TakeOver(const std::set<SessionId>& reached, absl::Time now);
-  // All notices so far have been sent: a daemon that takes over need not send
-  // them again. False: nothing changed.
+  // All notices so far have been sent: a daemon that takes over need not repeat
+  // them. Returns false if nothing changed.
   bool NoticesSent() { return sessions_.NoticesSent(); }
-  // The same row by row: visit(kind, key, row) of each that changed since the
-  // last time (state.h), but for what administrators set, which is kept on a
-  // disk, for rounds of planning, and for sessions that never were a rank's.
+  // Saves row by row: calls visit(kind, key, row) for each row that changed
+  // since the last call (state.h). Not included: what administrators set (a
+  // file on disk keeps it), planning rounds, and sessions that were never a
+  // rank's.
   template <typename Visit>
   void TakeChanged(Visit visit);
-  // The next time all rows; until then no change is noted.
+  // The next TakeChanged visits all rows; no change is tracked until then.
   void TouchAll();
   LooseState Loose() const;
 
-  // Ends the process with a message when bookkeeping contradicts itself.
+  // Ends the process with a message if the bookkeeping contradicts itself.
   void CheckInvariants() const;
 
  private:
@@ -191,26 +193,27 @@ class Core {
               absl::Time now, Effects& effects);
   absl::Status MayAttach(const Session& session,
                          const HelloRequest& hello) const;
-  // The socket's life ends: leases end, what the process may still map goes to
-  // quarantine. The session stays until its process is gone.
+  // Ends the session's leases when its socket ends; memory that the process may
+  // still map is quarantined. The session stays until its process is gone.
   void Close(Session& session, absl::Time now, Effects& effects);
   void Drop(SessionId id, absl::Time now, Effects& effects);
-  // Close while its process lives. Drops sessions that are not needed any more,
-  // so that a process that opens and closes sessions for ever costs no more
-  // than one.
+  // Closes a session whose process lives. Drops sessions that are not needed
+  // any more, so that a process that opens and closes sessions for ever costs
+  // no more than one.
   void CloseAlone(Session& session, absl::Time now, Effects& effects);
-  // After each event: what waited and need not any more.
+  // Runs after each event: continues work whose wait has ended.
   void Settle(absl::Time now, Effects& effects);
-  // Each table that is saved but the sessions', which have tables themselves.
+  // Calls `each` for every saved table except those of the sessions, which own
+  // several tables.
   template <typename Each>
   void EachTable(Each each);
 
-  // Fixed, but for speeds of links that are measured.
+  // Fixed, except for measured link speeds.
   NodeConfig config_;
   const absl::Time started_;
   Journal journal_;
   SessionId last_session_;
-  // Each knows those above it.
+  // Each member uses only those above it.
   SessionTable sessions_{config_, journal_};
   Ledger ledger_{config_};
   OutsideMemory outside_{config_, sessions_, ledger_, journal_};

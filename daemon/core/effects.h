@@ -1,4 +1,4 @@
-// What policy wants done. The service executes a list in its order.
+// Effects: what policy wants done. The service executes a list in its order.
 //
 // Plain data. Thread safety: values.
 #pragma once
@@ -25,7 +25,7 @@ struct MakeExtent {
 struct DestroyExtent {
   ExtentId id;
 };
-// Asks which of these a process still reaches; ends in HoldersKnown.
+// Asks which of these extents a process still reaches; ends in HoldersKnown.
 struct AskHolders {
   std::vector<ExtentId> extents;
 };
@@ -40,12 +40,13 @@ struct SendNotice {
   SessionId session;
   Notice notice;
 };
-// Ends the socket (what was sent before still arrives); the process stays
+// Ends the socket (packets sent before still arrive); the process stays
 // watched.
 struct CloseSocket {
   SessionId session;
 };
-// The process is gone or never mattered: stop watching it, drop everything.
+// Stops watching the process, which is gone or never mattered, and drops its
+// state.
 struct Forget {
   SessionId session;
 };
@@ -63,25 +64,25 @@ struct AttachGrants {
 struct DetachGrants {
   int slot = 0;
 };
-// Whether the rank has a lease, or one is being made; at first it has none.
-// Said at each change of its leases.
+// Whether the rank has a lease, or one is being made; initially false. Sent at
+// each change.
 struct HoldsMemory {
   int slot = 0;
   bool holds = false;
 };
-// From now on the rank's copies have so much of its links beside others.
+// From now on this rate of its links is promised to the rank's copies.
 struct PromiseCopies {
   int slot = 0;
   CopyRates rates = {0, 0};
 };
 
-// Grants go by these from now on; no slot has a rank.
+// Grants use these links from now on. REQUIRES: no slot has a rank.
 struct UseLinks {
   std::vector<LinkSpeed> links;
 };
 
 // --- plans ------------------------------------------------------------------
-// Decode the profile that came with this request; ends in ProfileRead.
+// Decodes the profile that came with this request; ends in ProfileRead.
 struct ReadProfile {
   SessionId session;
   RequestId request;
@@ -89,17 +90,17 @@ struct ReadProfile {
 struct SolvePlan {
   PlanRoundId round;
   std::vector<std::shared_ptr<const plan::RankProfile>> profiles;
-  std::vector<int64_t> jobs;  // of each: what RankProfile::job is to be
+  std::vector<int64_t> jobs;  // RankProfile::job of each profile
   plan::NodeResources resources;
   absl::Duration time_limit;
-  UnitCache::Units known;  // of the profiles' units
-  Principal who;           // asks
+  UnitCache::Units known;  // known ones of the profiles
+  Principal who;  // the user that asks
 };
 struct StopSolving {
   PlanRoundId round;
 };
-// Another user waits for the round: after a short turn its worker writes the
-// first plan that it has.
+// Another user waits for the round: after a short turn its worker returns the
+// first plan that it finds.
 struct HurrySolving {
   PlanRoundId round;
 };

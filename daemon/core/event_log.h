@@ -1,4 +1,4 @@
-// What happened lately, for people: the last events of each user.
+// The latest events of each user, for people.
 //
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
@@ -40,10 +40,10 @@ struct EnumNames<EventKind> {
       "evict",  "plan",   "budget", "drain", "start",  "stop"};
 };
 
-// Which request an event follows from, or which session as a whole.
+// The cause of an event: a request, or a session as a whole.
 struct Cause {
   SessionId session;  // 0: neither
-  RequestId request;  // 0: none of the session's
+  RequestId request;  // 0: the session as a whole
 
   // "s12.r7", "s12", "".
   std::string Text() const {
@@ -59,16 +59,17 @@ struct LoggedEvent {
   absl::Time at;        // monotonic
   EventKind kind = EventKind::kStart;
   std::string text;     // one line
-  Principal principal;  // may see it; the daemon's own events have uid 0, ""
+  // the principal that may see it; the daemon's own events have uid 0, ""
+  Principal principal;
   Cause cause;
 };
 
-// The user with the most events loses its oldest one when there are too many,
-// so a flood of one user pushes out no other user's events.
+// If there are too many events, the user with the most loses its oldest, so a
+// flood of one user pushes out no other user's events.
 class EventLog {
  public:
   explicit EventLog(size_t capacity = 256) : capacity_(capacity) {}
-  EventLog(const EventLog&) = delete;  // users_ points inside
+  EventLog(const EventLog&) = delete;  // users_ has iterators into events_
 
   const LoggedEvent& Add(absl::Time at, EventKind kind, std::string text,
                          Principal principal, Cause cause = {}) {
@@ -79,10 +80,10 @@ class EventLog {
     return events_.back();
   }
 
-  // By number, from the oldest that is kept.
+  // Returns the kept events by number, oldest first.
   const std::list<LoggedEvent>& events() const { return events_; }
   uint64_t last() const { return last_; }
-  // The number of the last event that was dropped; 0: none was.
+  // Returns the number of the last event that was dropped; 0 if none was.
   uint64_t dropped() const { return dropped_; }
 
  private:

@@ -12,10 +12,11 @@
 namespace sluice::daemon {
 namespace {
 
-// "Not limited", also while a refill is late; far from overflow.
+// The limit of a rank that is not limited, large enough for a late refill and
+// far from overflow.
 constexpr uint64_t kUngated = 2 * kGrantFar;
 
-// The weight of a rank that holds no memory, beside what it would have.
+// The weight of a rank without memory, relative to its normal weight.
 constexpr double kLastOfAll = 1e-6;
 
 int FlowOf(int slot, int direction) { return 2 * slot + direction; }
@@ -128,7 +129,7 @@ GrantPolicy::Grant GrantPolicy::Attach(int slot, int link,
   rank.user = user;
   if (sharer.holds) Count(holders_, rank, true);
   for (int d : {kH2d, kD2h}) {
-    // The first window is a gift, so that a rank starts without waiting.
+    // The first window is free, so that a rank starts without waiting.
     const bool gift = sharer.holds || !Gated(rank, d);
     rank.limit[d] = gift ? Window(link, d) : 0;
     if (Gated(rank, d)) {
@@ -212,8 +213,8 @@ void GrantPolicy::Believe(RankShare& rank, const Directions& said,
   const double seconds = std::max(0.0, absl::ToDoubleSeconds(elapsed));
   for (int d : {kH2d, kD2h}) {
     uint64_t most = rank.limit[d] + kOneCopy;
-    // Without a known speed nothing is gated, so a lie takes nothing from
-    // other ranks.
+    // Without a known speed nothing is gated, so a false report takes nothing
+    // from other ranks.
     if (const double rate = Rate(rank.link, d); rate > 0) {
       const auto carried = static_cast<uint64_t>(rate * seconds);
       most = std::min(most, rank.used[d] + kOneCopy + carried);

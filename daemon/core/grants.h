@@ -1,25 +1,25 @@
 // Bandwidth policy: how far each rank's limit moves at a refill.
 //
-// In each refill the links give out what they carried in the time since the
-// last one, by daemon/bandwidth. Every rank wants its limit to stand a window
-// ahead of its use, each direction by itself. What its plan copies is promised
-// to it (planning/demands.h admits that), over spans of 20 ms;
-// the rest goes to users by weight, and to the ranks of one user evenly, of
-// which the promised bytes are a part; what one leaves goes to the others. A
-// rank that holds no memory is promised nothing, and gets what no other rank
-// wants. Where both directions load a link
-// together, a prefetch weighs 8 times an offload there. A rank alone on its
-// link has a wide window, because the link itself is the only limit.
+// Each refill distributes the bytes that the links carried since the last one,
+// by daemon/bandwidth. Every rank's limit should be one window ahead of its
+// use, each direction by itself. The rates that its plan needs are promised to
+// it (planning/demands.h admits them), over spans of 20 ms. The rest goes to
+// users by weight, and evenly to the ranks of one user; the promised bytes are
+// a part of that share, and what one rank does not use goes to the others. A
+// rank that holds no memory is promised nothing, and gets only what no other
+// rank wants. Where both directions load a link together, a prefetch there
+// weighs 8 times as much as an offload. A rank alone on its link has a wide
+// window, because the link itself is the only limit.
 //
-// A rank may say when the copy in front is needed (`needs`). What is lent goes
-// first to copies that a fair share would make late, the one due first first,
-// as far ahead of the others as bandwidth_policy.h allows: a rank that names
-// what it likes has its share earlier, and no more of it.
+// A rank may state when compute needs the copy at the front of its queue
+// (`needs`). Bandwidth is lent first to copies that a fair share would make
+// late, earliest deadline first, as far ahead of the others as
+// bandwidth_policy.h allows: a rank with false deadlines gets its share
+// earlier, but no more of it.
 //
-// What a rank says it used is believed as far as it can be: what its link
-// carries in the time, and one copy ahead of the limit. So a rank that claims
-// more than it copies has the share of one that copies all the time, and no
-// more.
+// A rank's reported use is believed up to what its link carries in the time,
+// and one copy ahead of the limit. So a rank that claims more than it copies
+// has the share of one that copies all the time, and no more.
 //
 // Thread safety: none; one thread owns a GrantPolicy (the refill thread).
 #pragma once
@@ -40,25 +40,25 @@ namespace sluice::daemon {
 // Cumulative bytes, kH2d and kD2h (proto/base/grant_page.h).
 using Directions = std::array<uint64_t, 2>;
 
-// What decides a rank's share of links.
+// What determines a rank's share of links.
 struct GrantSharer {
   Principal who;
-  double weight = 1;  // of its user beside others (WeightOf)
-  bool holds = true;  // memory, which it can copy to or from
+  double weight = 1;  // of its user (WeightOf)
+  bool holds = true;  // has memory to copy to or from
 };
 
 class GrantPolicy {
  public:
-  // With others on the link; and alone.
+  // The windows with others on the link, and alone.
   static constexpr absl::Duration kWindow = absl::Milliseconds(20);
   static constexpr absl::Duration kWindowAlone = absl::Milliseconds(250);
-  // A window is never smaller: a copy larger than its window waits for
-  // several refills.
+  // The smallest window: a copy larger than its window waits for several
+  // refills.
   static constexpr uint64_t kMinWindow = 1 << 20;
-  // What a rank may have started beyond its limit: a copy is counted before it
-  // waits. Larger ones are believed bit by bit.
+  // The bytes that a rank may have started beyond its limit, since a copy is
+  // counted before it waits. A larger copy is believed in steps of this size.
   static constexpr uint64_t kOneCopy = 64 << 20;
-  // Over what time the rate that a rank is granted is averaged.
+  // The time over which the granted rate is averaged.
   static constexpr absl::Duration kRateOver = absl::Milliseconds(100);
 
   // `rate`: bytes per second that the rank is granted, or would be if it wanted
@@ -68,48 +68,48 @@ class GrantPolicy {
     Directions rate = {0, 0};
   };
 
-  // Links that TopologyOf (links.h) refuses are a bug of the caller.
+  // REQUIRES: TopologyOf (links.h) accepts the links.
   explicit GrantPolicy(std::vector<LinkSpeed> links);
 
-  // `link` is an index into the links; -1: on none that is known (ungated).
-  // Returns the first limits.
+  // Adds a rank and returns its first limits. `link` is an index into the
+  // links; -1: unknown, so the rank is not limited.
   Grant Attach(int slot, int link, const GrantSharer& sharer = {});
-  // As Attach, of a rank that an earlier daemon attached: from what it was
-  // granted, and has used as far as that can be believed.
+  // Adds a rank that an earlier daemon attached: its limits continue from what
+  // it was granted and its use, as far as that can be believed.
   Grant Resume(int slot, int link, const GrantSharer& sharer,
                const Directions& limit, const Directions& used);
   void Detach(int slot);
-  // Whether it holds memory from now on.
+  // Sets whether the rank holds memory from now on.
   void Hold(int slot, bool holds);
-  // What its copies were promised beside others, bytes per second of each
-  // direction.
+  // Sets the rates promised to its copies, bytes per second of each direction.
   void Promise(int slot, const CopyRates& rates);
-  // What each attached slot has used, as far as believed at the last refill.
+  // Returns the use of each attached slot as believed at the last refill.
   std::map<int, Directions> used() const;
   bool idle() const { return ranks_.empty(); }
 
-  // The late copies (late_copies.h) of each attached slot since it was attached
-  // or resumed. None where the link's speed is not known.
+  // Returns the late copies (late_copies.h) of each attached slot since it was
+  // attached or resumed. Empty if the link's speed is not known.
   std::map<int, LateDirections> late() const;
 
-  // The copy in front of a direction's queue, as the rank says: it ends at this
-  // byte (counted as `used`), and compute needs it so long from now. 0: not
-  // told.
+  // The copy at the front of a direction's queue, as the rank states it: it
+  // ends at byte `up_to` (counted as `used`), and compute needs it `in` from
+  // now. 0: not stated.
   struct Need {
     uint64_t up_to = 0;
     absl::Duration in;
   };
   using Needs = std::array<Need, 2>;
 
-  // `used`, and what is told of `needs`, of every attached slot, read just now.
-  // The new limits are never below the old ones.
+  // Computes new limits from the current use of every attached slot and its
+  // stated `needs`. A new limit is never below the old one.
   std::map<int, Grant> Refill(const std::map<int, Directions>& used,
                               absl::Duration elapsed,
                               const std::map<int, Needs>& needs = {});
 
-  // True if a refill with this use would change nothing, as the last one did:
-  // no rank wants anything, and all averages have run out. Pass then stands for
-  // it, so a node on which all ranks compute costs next to nothing.
+  // Returns true if a refill with this use would change nothing, as the last
+  // one did: no rank wants anything, and all averages have settled. The caller
+  // may then call Pass instead, so a node whose ranks all compute costs next to
+  // nothing.
   bool IsSettled(const std::map<int, Directions>& used) const;
   void Pass(absl::Duration elapsed);
 
@@ -121,37 +121,38 @@ class GrantPolicy {
     GrantSharer sharer;
     int user = 0;  // the same for ranks of the same principal
     std::array<bool, 2> wants = {false, false};  // counted in wanting_
-    CopyRates demand = {0, 0};                   // promised, of its plan
+    CopyRates demand = {0, 0};  // promised to its plan
     Directions limit = {0, 0};
     Directions used = {0, 0};             // as far as believed
     std::array<double, 2> rate = {0, 0};  // granted, averaged
     std::array<double, 2> rest = {0, 0};  // granted, less than a byte
     std::array<LateCounter, 2> late;
   };
-  // What the narrowest link of the path carries; 0: none is limited.
+  // Returns what the narrowest link of the path carries; 0 if none is limited.
   double Rate(int link, int direction) const;
-  // What it would have of its path if all `sharers` wanted all they get: the
-  // least of its parts of these links.
+  // Returns the rate that the rank would have if all `sharers` wanted all they
+  // get: the smallest of its shares of the links on its path.
   double EvenRate(const RankShare& rank, int direction,
                   const LinkSharers& sharers) const;
   int UserOf(const Principal& who) const;
-  // One more or less on the rank's path.
+  // Adds the rank to, or removes it from, the sharers of its path.
   void Count(LinkSharers& sharers, const RankShare& rank, bool more);
-  // Counts whether it wants more of that direction.
+  // Sets whether the rank wants more of that direction, and counts it.
   void Want(RankShare& rank, int direction, bool wants);
-  // Its share beside those that want more now.
+  // Recomputes the rank's weight among those that want more.
   void Reweigh(int slot, int direction);
   uint64_t Window(int link, int direction) const;
-  // Flows on the busiest limited link of the path: ranks, or twice as many
-  // where both directions load it together.
+  // Returns the number of flows on the busiest limited link of the path: its
+  // ranks, or twice as many where both directions load it together.
   int Sharing(int link, int direction) const;
   void Believe(RankShare& rank, const Directions& said, absl::Duration elapsed);
   bool Gated(const RankShare& rank, int direction) const {
     return Rate(rank.link, direction) > 0;
   }
-  // How far the limit is to rise so that it stands a window ahead of the use.
+  // Returns how far the limit must rise to be a window ahead of the use.
   uint64_t Wanted(const RankShare& rank, int direction) const;
-  // Bytes of that copy beyond the limit, and when; counts it where it is late.
+  // Passes on the bytes of that copy beyond the limit and their deadline;
+  // counts the copy if it is late.
   void TellNeed(int slot, int direction, const Need& need,
                 absl::Duration elapsed);
   // Ends the promise if the rank holds no memory.
@@ -164,9 +165,9 @@ class GrantPolicy {
   const std::vector<LinkSpeed> links_;
   std::vector<std::vector<size_t>> paths_;  // by link (links.h)
   LinkSharers holders_;                     // ranks that hold memory
-  std::array<LinkSharers, 2> wanting_;      // those of them that want more
-  bandwidth::BandwidthPolicy shares_;       // of the directions that are gated
-  absl::Time now_ = absl::UnixEpoch();      // the refills' own
+  std::array<LinkSharers, 2> wanting_;  // holders that want more
+  bandwidth::BandwidthPolicy shares_;  // of the gated directions
+  absl::Time now_ = absl::UnixEpoch();  // the refills' own clock
   std::map<int, RankShare> ranks_;
   bool settled_ = false;
 };

@@ -10,8 +10,8 @@
 
 namespace sluice::daemon {
 
-// Cumulative buckets as Prometheus wants them: counts[i] observations were
-// <= bounds[i]; one more for the rest.
+// Cumulative buckets as Prometheus expects them: counts[i] observations were <=
+// bounds[i]; the last bucket counts the rest.
 class Histogram {
  public:
   explicit Histogram(std::vector<double> bounds)

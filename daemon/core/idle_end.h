@@ -1,4 +1,5 @@
-// When a daemon that one user started ends: so long after its last rank.
+// Decides when a daemon started by one user ends: some time after its last
+// rank.
 //
 // Thread safety: none.
 #pragma once
@@ -12,15 +13,15 @@ namespace sluice::daemon {
 
 class IdleEnd {
  public:
-  // The first rank may take as long to come as the program that started the
-  // daemon takes to load its libraries.
+  // Wait for the first rank: the program that started the daemon may need this
+  // long to load its libraries.
   static constexpr absl::Duration kFirst = absl::Minutes(1);
 
   IdleEnd(absl::Duration after, absl::Time start)
       : after_(after),
         unused_since_(start + std::max(absl::ZeroDuration(), kFirst - after)) {}
 
-  // When it ends if from `now` on nothing changes: `used` or not.
+  // Returns when the daemon ends if from `now` on it stays `used`, or unused.
   absl::Time At(bool used, absl::Time now) {
     if (used) {
       unused_since_.reset();
