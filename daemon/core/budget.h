@@ -34,7 +34,7 @@ struct BudgetTarget {
 struct SetBy {
   bool live = false;
   std::string who;  // the name that the caller gave; may be empty
-  absl::Time at;  // monotonic; only for live limits
+  absl::Time at;    // monotonic; only for live limits
   bool operator==(const SetBy&) const = default;
 };
 

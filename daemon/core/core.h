@@ -75,8 +75,8 @@ class Core {
   // of extents, and the state is saved after each event.
   Effects ExtentsMade(const std::vector<ExtentOutcome>& outcomes,
                       absl::Time now);
-  // Refuses a granted lease whose descriptors could not be sent, and uncharges
-  // it.
+  // Refuses a granted lease after all and uncharges it: its descriptors could
+  // not be sent.
   Effects GrantNotSent(SessionId id, LeaseId lease, const absl::Status& why,
                        absl::Time now);
   struct HolderAnswer {
@@ -197,11 +197,11 @@ class Core {
   // still map is quarantined. The session stays until its process is gone.
   void Close(Session& session, absl::Time now, Effects& effects);
   void Drop(SessionId id, absl::Time now, Effects& effects);
-  // Closes a session whose process lives. Drops sessions that are not needed
-  // any more, so that a process that opens and closes sessions for ever costs
-  // no more than one.
+  // Closes a session while its process lives. Drops sessions that are not
+  // needed any more, so that a process that opens and closes sessions for ever
+  // costs no more than one.
   void CloseAlone(Session& session, absl::Time now, Effects& effects);
-  // Runs after each event: continues work whose wait has ended.
+  // Runs after each event: continues work that need not wait any more.
   void Settle(absl::Time now, Effects& effects);
   // Calls `each` for every saved table except those of the sessions, which own
   // several tables.

@@ -14,8 +14,8 @@
 
 namespace sluice::daemon {
 
-// --- device: a MakeExtent ends in ExtentMade or ExtentFailed, and is executed
-// --- after each DestroyExtent of its pool that came before it
+// --- device: a MakeExtent ends in ExtentMade or ExtentFailed. It is executed
+// --- after all earlier DestroyExtents of its pool
 struct MakeExtent {
   ExtentId id;
   PoolId pool;
@@ -94,7 +94,7 @@ struct SolvePlan {
   plan::NodeResources resources;
   absl::Duration time_limit;
   UnitCache::Units known;  // known ones of the profiles
-  Principal who;  // the user that asks
+  Principal who;           // the user that asks
 };
 struct StopSolving {
   PlanRoundId round;

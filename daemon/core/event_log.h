@@ -58,8 +58,8 @@ struct LoggedEvent {
   uint64_t number = 0;  // counts up from 1, never reused
   absl::Time at;        // monotonic
   EventKind kind = EventKind::kStart;
-  std::string text;     // one line
-  // the principal that may see it; the daemon's own events have uid 0, ""
+  std::string text;  // one line
+  // The principal that may see it; the daemon's own events have uid 0, "".
   Principal principal;
   Cause cause;
 };

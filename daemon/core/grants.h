@@ -108,7 +108,7 @@ class GrantPolicy {
 
   // Returns true if a refill with this use would change nothing, as the last
   // one did: no rank wants anything, and all averages have settled. The caller
-  // may then call Pass instead, so a node whose ranks all compute costs next to
+  // may then call Pass instead, so a node where all ranks compute costs next to
   // nothing.
   bool IsSettled(const std::map<int, Directions>& used) const;
   void Pass(absl::Duration elapsed);
@@ -121,7 +121,7 @@ class GrantPolicy {
     GrantSharer sharer;
     int user = 0;  // the same for ranks of the same principal
     std::array<bool, 2> wants = {false, false};  // counted in wanting_
-    CopyRates demand = {0, 0};  // promised to its plan
+    CopyRates demand = {0, 0};                   // promised to its plan
     Directions limit = {0, 0};
     Directions used = {0, 0};             // as far as believed
     std::array<double, 2> rate = {0, 0};  // granted, averaged
@@ -165,9 +165,9 @@ class GrantPolicy {
   const std::vector<LinkSpeed> links_;
   std::vector<std::vector<size_t>> paths_;  // by link (links.h)
   LinkSharers holders_;                     // ranks that hold memory
-  std::array<LinkSharers, 2> wanting_;  // holders that want more
-  bandwidth::BandwidthPolicy shares_;  // of the gated directions
-  absl::Time now_ = absl::UnixEpoch();  // the refills' own clock
+  std::array<LinkSharers, 2> wanting_;      // holders that want more
+  bandwidth::BandwidthPolicy shares_;       // of the gated directions
+  absl::Time now_ = absl::UnixEpoch();      // the refills' own clock
   std::map<int, RankShare> ranks_;
   bool settled_ = false;
 };

@@ -1,9 +1,9 @@
-// What is counted of each job, for metrics: at most so many at a time, since
-// each is a series, and jobs are called as users like.
+// Counters of each job, for metrics. Their number is limited, since each job is
+// a series, and users name jobs freely.
 //
-// A job is kept while it has a session, and kKept longer, so that what it did
-// last is still scraped. Where kMost are kept, the one that ended first makes
-// room; where all of them live, a new one is counted in `other`.
+// A job is kept while it has a session, and kKept longer, so that its last
+// values are still scraped. If kMost are kept, a new job replaces the one that
+// ended first; if all of them live, the new job is counted in `other`.
 //
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
@@ -27,7 +27,7 @@ struct JobStats {
   double grant_wait_seconds = 0;
   uint64_t plan_mismatches = 0;
   LateDirections late;
-  // A step of a million tokens takes hours.
+  // Up to hours: a step of a million tokens takes that long.
   Histogram step_seconds{
       {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3600, 10800}};
 
@@ -39,28 +39,28 @@ class JobSeries {
   static constexpr size_t kMost = 256;
   static constexpr absl::Duration kKept = absl::Minutes(5);
 
-  // A session of the job began: its first, or one more.
+  // Call when a session of the job begins, the first or a further one.
   void Began(const JobKey& job, absl::Time now);
-  // The job's last session ended.
+  // Call when the job's last session has ended.
   void Ended(const JobKey& job, absl::Time now);
-  // Its own, or those of `other`.
+  // Returns the job's own counters, or those of `other`.
   JobStats& Of(const JobKey& job);
 
-  // As they are at `now`: without those that ended longer ago than kKept.
+  // Returns a copy without the jobs that ended more than kKept before `now`.
   JobSeries At(absl::Time now) const;
 
   struct Series {
     JobStats stats;
     std::optional<absl::Time> ended;
   };
-  // Null: it is among `other`.
+  // Returns null if the job is counted in `other`.
   const Series* Find(const JobKey& job) const;
   const std::map<JobKey, Series>& jobs() const { return jobs_; }
   const JobStats& other() const { return other_; }
 
  private:
   void ForgetEnded(absl::Time now);
-  // False: all live.
+  // Returns false if all kept jobs live.
   bool MakeRoom();
 
   std::map<JobKey, Series> jobs_;

@@ -17,7 +17,7 @@
 namespace sluice::daemon {
 namespace {
 
-// Everything a plan depends on.
+// Returns a key made of everything that the plan depends on.
 std::string KeyOfQuestion(const std::vector<std::string>& hashes,
                           const plan::NodeResources& resources) {
   std::string key;
@@ -49,11 +49,11 @@ size_t BuffersOf(const Asking& asking) {
   return buffers;
 }
 
-// The speed of a direction that is not throttled, beside one that is: faster
-// than any link, and within what a plan request may name (proto/plan).
+// The speed of an unlimited direction of a link that limits the other one:
+// faster than any link, and within what a plan request may name (proto/plan).
 constexpr double kOpenBytesPerSecond = 1e12;
 
-// Positions for which `chosen` holds.
+// Returns the indexes of the positions for which `chosen` holds.
 template <typename Chosen>
 std::vector<size_t> Where(const std::vector<Position>& positions,
                           Chosen chosen) {
@@ -64,8 +64,8 @@ std::vector<size_t> Where(const std::vector<Position>& positions,
   return found;
 }
 
-// `part` of a link; nullopt if it limits no rank. A link that is throttled in
-// one direction only still limits that one.
+// Returns `part` of a link's speed; nullopt if the link limits no rank. A link
+// that is limited in one direction only still limits that one.
 std::optional<plan::LinkCapacity> CapacityOf(const LinkSpeed& link,
                                              double part) {
   const auto share = [part](double speed) {
@@ -82,10 +82,10 @@ std::optional<plan::LinkCapacity> CapacityOf(const LinkSpeed& link,
   return capacity;
 }
 
-constexpr size_t kNumbers = 96;  // of a part, and what tells them apart
-constexpr size_t kOffset = 9;    // a buffer's, as a varint
+constexpr size_t kNumbers = 96;  // the numbers of one part, with their tags
+constexpr size_t kOffset = 9;    // of one buffer, as a varint
 
-// A profile without its traces.
+// Returns the saved size of a profile without its traces.
 size_t SizeOf(const plan::RankProfile& profile) {
   size_t bytes = 2 * kNumbers + profile.limited_by.size();
   for (const plan::LayerKind& kind : profile.kinds) {
@@ -115,12 +115,12 @@ size_t SizeOf(const plan::NodePlan& plan) {
   return bytes;
 }
 
-// The most that is saved of a rank with this profile: the profile, the parts of
-// three plans by which the rank runs, ran and settled (Member), and two plans
-// that are to come, of which one has segments.
+// Returns the most bytes that are saved for a rank with this profile: the
+// profile, its parts of three plans (current, former and settled; see Member),
+// and of two future plans, one of which has segments.
 size_t MostSaved(const plan::RankProfile& profile) {
-  constexpr size_t kLimits = 8192;  // of two plans, with their names
-  constexpr size_t kReason = 512;   // that the planner writes for a class
+  constexpr size_t kLimits = 8192;  // of two plans, with names
+  constexpr size_t kReason = 512;   // the planner's text for a class
   size_t bytes =
       6 * SizeOf(profile) + kLimits + 2 * kReason * profile.classes.size();
   for (const plan::SegmentKind& segment : profile.segments) {
@@ -165,7 +165,7 @@ void JointPlanning::RankLeft(SessionId session, absl::Time now,
   if (members_.empty() && !rounds_.solving_together()) {
     next_.at = absl::InfiniteFuture();
   } else {
-    // Also one without a plan of its own had its part of links and memory.
+    // A job without a plan of its own also used a part of links and memory.
     PlanAgain(now + config_.leave_delay, "a job left");
   }
   attached_.erase(session);
@@ -179,7 +179,7 @@ void JointPlanning::AbandonPlans(const AttachedRank& left, Effects& effects) {
   for (PlanRoundId round : abandoned.solving) {
     effects.push_back(StopSolving{round});
   }
-  // A plan that is made but held back is of no more use to its ranks.
+  // A plan that is made but held back is useless without this rank.
   const auto add = [&](const Asking& asking) {
     for (const auto& [rank, read] : asking.profiles) {
       if (rank != left.rank) abandoned.ranks.push_back(rank);
@@ -234,7 +234,7 @@ void JointPlanning::MemoryCameBack(absl::Time now) {
 
 absl::Time JointPlanning::NextDeadline() const {
   absl::Time next = rounds_.NextDeadline();
-  // While a question is being solved for all, its answer starts the next.
+  // While a joint question is being solved, its answer starts the next round.
   if (!rounds_.solving_together()) next = std::min(next, next_.at);
   for (const auto& [job, held] : held_) next = std::min(next, held.deadline);
   for (const auto& [job, member] : members_) {
@@ -380,7 +380,7 @@ void JointPlanning::Load(JointPlanningState saved) {
   next_ = std::move(saved.next);
 }
 
-// Each job that is planned with or asks is attached.
+// Checks that each member and each asking job is attached.
 void JointPlanning::CheckInvariants() const {
   rounds_.CheckInvariants();
   units_.CheckInvariants();
@@ -411,7 +411,7 @@ void JointPlanning::Ask(const JobKey& job, absl::Time now, Effects& effects) {
   Asking asking = rounds_.Take(job);
   held_.erase(job);
   if (IsSettled(asking)) return StartAlone(std::move(asking), now, effects);
-  // A member that asks again joins anew, whatever it had.
+  // A member that asks again joins as a new job.
   members_.erase(job);
   std::erase_if(joining_, [&](const Asking& each) { return each.job == job; });
   joining_.push_back(std::move(asking));
@@ -422,7 +422,7 @@ void JointPlanning::Ask(const JobKey& job, absl::Time now, Effects& effects) {
 void JointPlanning::CutOffAtShare(absl::Time now, Effects& effects) {
   for (const auto& [id, round] : rounds_.solving()) {
     if (!round.together) continue;
-    // The user of this round has the next one after all others.
+    // Other users' jobs come before further jobs of this round's users.
     const auto its = std::stable_partition(
         joining_.begin(), joining_.end(),
         [&asking = round.asking](const Asking& waits) {
@@ -432,7 +432,7 @@ void JointPlanning::CutOffAtShare(absl::Time now, Effects& effects) {
         });
     if (its == joining_.begin()) continue;  // no other user waits
     effects.push_back(HurrySolving{id});
-    // Its worker has half a share to write the plan that it may have.
+    // The worker has half a share to return its best plan so far.
     rounds_.EndBy(id, std::max(round.started + kShare, now + kShare / 2));
   }
 }
@@ -506,7 +506,7 @@ void JointPlanning::PlanSolved(PlanRoundId id,
                                absl::StatusOr<plan::NodePlan> solved,
                                std::vector<KeyedUnit> units, absl::Time now,
                                Effects& effects) {
-  // Also of a round that was given up: solved is solved.
+  // Keeps solved units even if the round was given up.
   for (KeyedUnit& unit : units) units_.Add(std::move(unit));
   auto round = rounds_.Finish(id);
   if (!round) return;
@@ -516,9 +516,9 @@ void JointPlanning::PlanSolved(PlanRoundId id,
     return RoundFailed(*std::move(round), PlanOutcome::kFailed, solved.status(),
                        now, effects);
   }
-  // Infeasible is an answer, not a fault: each rank gets the plan, and its
-  // `infeasible` says what to do. For several jobs together it is no answer:
-  // each is told what holds for itself.
+  // Infeasible is an answer, not an error: each rank gets the plan, and its
+  // `infeasible` says what to do. This does not hold for several jobs together:
+  // each of them is then planned alone.
   const bool feasible = solved->infeasible.empty();
   ++journal_.stats
         .plans[feasible ? PlanOutcome::kSolved : PlanOutcome::kInfeasible];
@@ -552,7 +552,7 @@ void JointPlanning::AloneSolved(PlanRounds::Round round,
   if (!IsSettled(asking)) {
     members_.Put(job) = MemberOf(asking, *plan, config_.links);
   } else if (Member* member = members_.Find(job)) {
-    // All nodes of a run may have agreed on less than this one's plan said.
+    // All nodes of a run may have agreed on less than this node's plan.
     member->settled = PlansOf(*plan);
     if (!member->change) member->ranks = member->settled;
   }
@@ -562,14 +562,14 @@ void JointPlanning::RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
                                 const absl::Status& why, absl::Time now,
                                 Effects& effects) {
   const bool cut_off = round.deadline < round.started + TimeForRound();
-  // A worker's own words: it computes on what a client sent.
+  // The worker's text is not trusted: the worker computes on client data.
   const std::string reason =
       cut_off && absl::IsDeadlineExceeded(why)
           ? "not planned together with others, because that took longer than "
             "its share while another user's job waits"
           : Printable(std::string(why.message()));
   if (outcome == PlanOutcome::kFailed) ++journal_.stats.plans[outcome];
-  // Its message may name what is another principal's.
+  // If several jobs asked, the message may name another principal's job.
   journal_.Log(
       now, EventKind::kPlan,
       round.jobs.size() == 1
@@ -582,7 +582,7 @@ void JointPlanning::RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
   }
   for (Asking& asking : round.asking) {
     if (round.jobs.size() > 1 || cut_off) {
-      // It gets what is free, so no running plan is harmed.
+      // Alone, the job gets only free memory, so no running plan is harmed.
       StartAlone(std::move(asking), now, effects);
       continue;
     }
@@ -649,7 +649,7 @@ void JointPlanning::StartTogether(absl::Time now, Effects& effects) {
   std::map<JobKey, const std::map<Rank, ProfileWithHash>*> jobs;
   for (const auto& [job, member] : members_) jobs[job] = &member.profiles;
   for (const Asking& asking : round.asking) {
-    // A member may have asked again, and is then among the asking only.
+    // A member may have asked again; it then counts only as asking.
     members_.erase(asking.job);
     held_.erase(asking.job);
     jobs[asking.job] = &asking.profiles;
@@ -673,7 +673,7 @@ void JointPlanning::TogetherSolved(PlanRounds::Round round,
                                    absl::Time now, Effects& effects) {
   const std::set<JobKey> changed = WhoChanges(
       members_.rows(), positions_, resources_.hosts, round.jobs, *plan);
-  // Only these jobs are told of their parts of the plan.
+  // Only these jobs receive their parts of the plan.
   std::set<JobKey> told = changed;
   for (const Asking& asking : round.asking) told.insert(asking.job);
   std::map<JobKey, std::shared_ptr<const plan::NodePlan>> parts;
@@ -688,11 +688,11 @@ void JointPlanning::TogetherSolved(PlanRounds::Round round,
                           PartOf(*plan, static_cast<int64_t>(number),
                                  positions_, job, resources_));
     }
-    // At once: the next one kept may drop one that is not.
+    // Promised at once: the next Keep may drop a plan that is not promised.
     rounds_.Promise(job, part->id);
     parts[job] = std::move(part);
   }
-  // Running jobs before the joining ones, which may have to wait for them.
+  // Running jobs come first: joining jobs may have to wait for their memory.
   for (const JobKey& job : changed) {
     const std::string joins =
         round.asking.empty()
@@ -742,7 +742,8 @@ void JointPlanning::ReleaseHeld(absl::Time now, Effects& effects) {
         !Shrinking().empty() || ledger_.IsReturning(entry.first.principal);
     const bool fits = FitsNow(entry.first);
     if (!fits && comes && now < entry.second.deadline) return false;
-    // Where nothing comes, its plan's bytes are an upper bound.
+    // If no memory will come back, the plan may still fit: its bytes are an
+    // upper bound.
     const bool give = fits || (!comes && !ShrinksLate());
     (give ? free : late).push_back(std::move(entry.second));
     return true;
@@ -791,14 +792,14 @@ void JointPlanning::Settle(absl::Time now, Effects& effects) {
   }
   StartTogether(now, effects);
   if (!rounds_.solving_together()) {
-    // With the traces of its profiles, which users are charged for.
+    // Releases the traces of profiles: users are charged for their memory.
     positions_.clear();
     resources_ = {};
   }
 }
 
-// --- Changes of running plans: proposed, announced, answered; what they give
-// back
+// --- Changes of running plans: propose, announce, answer; the memory that they
+// free
 
 void JointPlanning::ProposeChange(
     const JobKey& job, const std::shared_ptr<const plan::NodePlan>& plan,
@@ -831,9 +832,9 @@ void JointPlanning::ProposeChange(
 }
 
 void JointPlanning::AnnounceChanges(absl::Time now, Effects& effects) {
-  // First the jobs that only give back, then those that give back in sum but
-  // grow somewhere: two of these may wait for each other, and are told
-  // together. Then the jobs that grow.
+  // First announces to jobs that do not grow, or that grow by memory that is
+  // free already; then to jobs that shrink in sum, together because two of them
+  // may wait for each other; then to the others.
   for (const auto chosen : {+[](bool fits, bool) { return fits; },
                             +[](bool, bool shrinks) { return shrinks; },
                             +[](bool, bool) { return true; }}) {
@@ -858,7 +859,8 @@ void JointPlanning::AnnounceChanges(absl::Time now, Effects& effects) {
   }
 }
 
-// Only a job that was told gives back, and it answers by its deadline.
+// Returns whether another job was told of a change that frees memory. Such a
+// job answers by its deadline.
 bool JointPlanning::AwaitsTold(const JobKey& job) const {
   return std::any_of(members_.begin(), members_.end(), [&](const auto& each) {
     const Member& other = each.second;
@@ -930,8 +932,8 @@ void JointPlanning::PlanTaken(SessionId session, const PlanTakenRequest& taken,
   Member& member = *found;
   PlanChange& change = *member.change;
   if (change.plan != taken.plan) {
-    // The answer is to a superseded change. Only the newer one counts; if that
-    // is refused, the job runs by this one.
+    // This answers a superseded change. Only the newer one counts; if the newer
+    // one is refused, the job runs by this one.
     if (taken.taken && !member.settled.empty()) change.before = member.settled;
     return;
   }
@@ -971,8 +973,7 @@ void JointPlanning::EndChange(const JobKey& job, Member& member,
     if (!member.settled.empty()) member.ranks = member.settled;
   } else {
     member.ranks = std::move(change.before);
-    next_.owed =
-        NextRound::Owed::kNothing;  // asking again would be refused again
+    next_.owed = NextRound::Owed::kNothing;  // a retry would be refused too
   }
   member.change.reset();
   member.state = Member::State::kTrains;
@@ -986,11 +987,12 @@ bool JointPlanning::AwaitRoom(SessionId session, const LeaseRequest& asked,
   if (asked.pool.kind != PoolKind::kHost || !MayEverFit(job, asked)) {
     return false;
   }
-  // One per session: so they are few, and their sum is no larger than pools.
+  // At most one lease per session waits, so they are few, and their sum is at
+  // most the size of the pools.
   for (const PlaceInLine& place : line_.for_plans()) {
     if (line_.waiters().at(place).session == session) return false;
   }
-  // Memory that a job frees goes to its own principal only.
+  // Memory that a job frees can only go to its own principal.
   bool could_shrink = false;
   for (const auto& [other, member] : members_) {
     could_shrink |= other != job && other.principal == job.principal &&
@@ -1010,8 +1012,8 @@ bool JointPlanning::AwaitRoom(SessionId session, const LeaseRequest& asked,
   return true;
 }
 
-// Whether the lease would fit once all other members of its principal had given
-// back everything.
+// Returns whether the lease would fit if all other members of its principal
+// freed everything.
 bool JointPlanning::MayEverFit(const JobKey& job,
                                const LeaseRequest& asked) const {
   const Bytes left = ledger_.HostLeft(job.principal);
@@ -1031,7 +1033,7 @@ bool JointPlanning::MakesRoom(const JobKey& job) const {
          OthersShrink(job);
 }
 
-// --- What the node has for a question: links and host memory
+// --- The resources of a question: links and host memory
 
 plan::NodeResources JointPlanning::ResourcesFor(
     const std::vector<Position>& positions) const {
@@ -1049,7 +1051,7 @@ plan::NodeResources JointPlanning::ResourcesFor(
                    link.name);
     });
     if (over.empty()) continue;
-    // Their part of a link that others use too.
+    // The part of these ranks of a link that other ranks use too.
     const double part = static_cast<double>(over.size()) /
                         std::max<double>(on_link[link.name], over.size());
     auto capacity = CapacityOf(link, part);
@@ -1135,7 +1137,8 @@ Bytes JointPlanning::MemberGrowth(std::optional<uint64_t> numa,
                                   const std::set<JobKey>& except) const {
   Bytes growth;
   for (const auto& [job, member] : members_) {
-    // A plan's host bytes are an upper bound of what a rank leases.
+    // A training rank has leased all it needs: a plan's host bytes are an upper
+    // bound.
     if (member.state == Member::State::kTrains || except.contains(job))
       continue;
     if (of && job.principal != *of) continue;
@@ -1151,7 +1154,7 @@ Bytes JointPlanning::LeaseGrowth(std::optional<uint64_t> numa,
   for (const PlaceInLine& place : line_.for_plans()) {
     const Waiter& lease = line_.waiters().at(place);
     const JobKey& job = lease.job;
-    // What a member's plan promised is in MemberGrowth.
+    // MemberGrowth counts what a member's plan promises.
     const auto member = members_.find(job);
     if ((member != members_.end() &&
          member->second.state != Member::State::kTrains) ||
@@ -1164,10 +1167,10 @@ Bytes JointPlanning::LeaseGrowth(std::optional<uint64_t> numa,
   return growth;
 }
 
-// What jobs of one question may come to hold of each NUMA node: what they have
-// and what is free. A living process' memory goes to no other principal even
-// when it frees it, so each principal has a limit of its own beside that of
-// all, and makes room for its own leases only.
+// Returns limits of the memory that jobs of a question may hold on each NUMA
+// node: what they hold plus what is free. Memory that a living process frees
+// goes to no other principal, so each principal has its own limit besides that
+// of all, and frees memory only for its own leases.
 std::vector<plan::HostLimit> JointPlanning::NumaLimits(
     const std::vector<Position>& positions,
     const std::set<JobKey>& jobs) const {
@@ -1180,8 +1183,8 @@ std::vector<plan::HostLimit> JointPlanning::NumaLimits(
       return config_.gpus[each.profile->gpu.value()].numa == numa &&
              (!of || each.job.principal == *of);
     });
-    // Where several jobs' leases are cut anew, the tails of extents and the
-    // room of a calibration cannot be predicted.
+    // If the leases of several jobs are cut again, the tails of extents and the
+    // memory of a calibration cannot be predicted.
     if (jobs.size() > 1 || !line_.for_plans().empty()) {
       bytes -= config_.extent.host * std::ssize(ranks);
     }
@@ -1211,14 +1214,14 @@ std::vector<plan::HostLimit> JointPlanning::NumaLimits(
   return limits;
 }
 
-// And within budgets.
+// Returns the limits that follow from budgets.
 std::vector<plan::HostLimit> JointPlanning::BudgetLimits(
     const std::vector<Position>& positions,
     const std::set<JobKey>& jobs) const {
   std::vector<plan::HostLimit> limits;
-  // Leases are rounded up, plans are not. Where the device never says that a
-  // process let go of memory, what it gave back stays charged and is leased
-  // again as it was cut: up to an extent more than a plan says.
+  // Leases are rounded up, plans are not. If the device never reports that a
+  // process released memory, freed memory stays charged and is leased again in
+  // the same pieces: up to an extent more than a plan says.
   const Bytes tail = IsSimulated(config_.driver)
                          ? config_.granularity
                          : std::max(config_.extent.host, config_.granularity);
@@ -1241,7 +1244,7 @@ std::vector<plan::HostLimit> JointPlanning::BudgetLimits(
   for (const Principal& principal : principals) {
     Bytes left = ledger_.HostLeft(principal);
     if (left < Limits::kUnlimited && !IsSettled(positions)) {
-      // Less than nothing, where those of the question must give some back.
+      // Negative if jobs of the question must give memory back.
       left -= HostGrowth(std::nullopt, &principal, jobs);
     }
     add(fmt::format("host budget of user {}", principal.uid), left,
@@ -1254,7 +1257,11 @@ std::vector<plan::HostLimit> JointPlanning::BudgetLimits(
   return limits;
 }
 
-// --- What profiles and plans may take of the saved state (daemon/state)
+// --- The size of profiles and plans in the saved state (daemon/state)
+//
+// A rank counts with the larger of the profile that it asks with and the one
+// that it runs by, since an answer replaces one by the other. Plans in use may
+// belong to earlier profiles, or to ranks that have left.
 
 // A rank counts with the larger of the profile that it asks with and the one
 // that it runs by, since an answer replaces the one by the other. Plans in use

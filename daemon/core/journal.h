@@ -1,5 +1,4 @@
-// What the daemon tells people: its events and its counters. The parts of
-// policy write into one.
+// The daemon's events and counters for people. The parts of policy share one.
 //
 // Thread safety: none needed; one thread (see core.h).
 #pragma once

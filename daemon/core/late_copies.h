@@ -1,11 +1,11 @@
-// Copies that were granted after compute needed them. They tell an operator
-// whether a job waits for its link.
+// Copies that were granted after compute needed them: an operator sees from
+// them whether a job waits for its link.
 //
-// A rank says of the copy in front by when compute needs it
-// (proto/base/grant_page.h). It is late when that time is over and the daemon
-// has not granted its last byte. That is the daemon's own observation, but for
-// the time, which is the rank's word: a rank that names past times makes its
-// own copies late, at most one a refill.
+// A rank states when compute needs the copy at the front of its queue
+// (proto/base/grant_page.h). The copy is late if that time has passed and the
+// daemon has not granted its last byte. The daemon observes this itself, but
+// the time is the rank's statement: a rank that names past times makes its own
+// copies late, at most one per refill.
 //
 // Thread safety: values.
 #pragma once
@@ -20,7 +20,7 @@ namespace sluice::daemon {
 
 struct LateCopies {
   uint64_t copies = 0;
-  double seconds = 0;  // for how long one stood in front that was late
+  double seconds = 0;  // total time that late copies waited at the front
   void Add(const LateCopies& more) {
     copies += more.copies;
     seconds += more.seconds;
@@ -31,12 +31,12 @@ struct LateCopies {
 // kH2d and kD2h (proto/base/grant_page.h).
 using LateDirections = std::array<LateCopies, 2>;
 
-// Counts those of one rank in one direction.
+// Counts the late copies of one rank in one direction.
 class LateCounter {
  public:
-  // A refill, so long after the one before, finds that the copy in front ends
-  // at byte `up_to`, is needed `in` from now (below 0: since then), and that
-  // bytes are granted up to `granted`. 0: nothing is told.
+  // Records what a refill finds, `since_last` after the one before: the copy at
+  // the front ends at byte `up_to` (0: not stated), is needed `in` from now
+  // (negative: in the past), and bytes are granted up to `granted`.
   void See(uint64_t up_to, absl::Duration in, uint64_t granted,
            absl::Duration since_last) {
     if (up_to <= granted || in >= absl::ZeroDuration()) return;
@@ -48,7 +48,7 @@ class LateCounter {
 
  private:
   LateCopies sum_;
-  uint64_t counted_ = 0;  // where the copy ends that was counted last
+  uint64_t counted_ = 0;  // end of the copy that was counted last
 };
 
 }  // namespace sluice::daemon

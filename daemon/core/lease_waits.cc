@@ -13,7 +13,7 @@
 namespace sluice::daemon {
 namespace {
 
-// When a lease is tried again that lacks what comes with time.
+// Retry interval of leases that wait for their allowance of new extents.
 constexpr absl::Duration kTryEvery = absl::Milliseconds(250);
 
 std::string Text(absl::Duration time) {
@@ -90,7 +90,7 @@ Refusal LeaseWaits::StandInLine(Waiter lease, const Refusal& refusal,
   const LeaseRequest& asked = lease.asked;
   const Session& session = sessions_.at(lease.session);
   lease.deadline = lease.since + asked.wait;
-  // What the ledger refuses otherwise no wait changes.
+  // No wait helps if the ledger refuses for another reason.
   if (asked.wait <= absl::ZeroDuration() || lease.deadline <= now ||
       !session.is_rank() || !absl::IsResourceExhausted(refusal.why)) {
     return refusal;
@@ -152,7 +152,7 @@ WaitingQueue::Turn LeaseWaits::TakeTurn(const Waiter& waiter, absl::Time now,
   }
   if (!absl::IsResourceExhausted(refusal.why)) return refuse(refusal);
   switch (refusal.by) {
-    case RefusedBy::kPool:  // there, but not in sizes that it can have
+    case RefusedBy::kPool:  // free, but not in usable sizes
       return {Result::kStays, Waiter::Lacks::kPool};
     case RefusedBy::kBudget: {
       const bool users = asked.size > ledger_.budgets().LeftOfPrincipal(
@@ -160,7 +160,7 @@ WaitingQueue::Turn LeaseWaits::TakeTurn(const Waiter& waiter, absl::Time now,
       return {Result::kStays,
               users ? Waiter::Lacks::kUser : Waiter::Lacks::kJob};
     }
-    default:  // extents, which it may have more of every second
+    default:  // extents: its allowance grows every second
       return {Result::kStays, Waiter::Lacks::kUser, now + kTryEvery};
   }
 }
@@ -208,7 +208,7 @@ Woken LeaseWaits::TakeWoken() {
               .all = line_.TakeWakeAll()};
   for (const auto& [id, pool] : ledger_.pools()) {
     uint64_t changes = pool.changes();
-    // What plans are promised of host memory.
+    // Promises of host memory to plans count as changes too.
     if (id.kind == PoolKind::kHost) changes += joint_.demands_version();
     if (std::exchange(changes_seen_[id], changes) == changes) continue;
     woken.pools.insert(id);
@@ -276,7 +276,7 @@ void LeaseWaits::TimeOut(const PlaceInLine& place, const Waiter& waiter,
 void LeaseWaits::GiveUp(Session& session, RequestId request,
                         const GiveUpRequest& given_up, absl::Time now,
                         Effects& effects) {
-  // One that does not wait is answered, or soon will be.
+  // A lease that does not wait has its answer, or soon gets it.
   if (const auto left = line_.Leave(session.id, given_up.request)) {
     ++journal_.stats.waits[WaitEnd::kGaveUp];
     const std::string text = fmt::format(
@@ -296,7 +296,7 @@ std::vector<WaitingSnapshot> LeaseWaits::Waiting(const Principal* viewer,
   std::map<PoolId, int> at_pool;
   std::map<std::pair<Principal, PoolKind>, int> of_user;
   for (const auto& [place, waiter] : line_.waiters()) {
-    if (waiter.for_plan) continue;  // JointPlanning::Planning has it
+    if (waiter.for_plan) continue;  // JointPlanning::Planning lists it
     const PoolId pool = waiter.asked.pool;
     const Principal& who = waiter.job.principal;
     int& before = waiter.lacks == Waiter::Lacks::kPool
@@ -316,7 +316,7 @@ std::vector<WaitingSnapshot> LeaseWaits::Waiting(const Principal* viewer,
   return list;
 }
 
-// Each waiter is an attached rank of the job that the line says.
+// Checks that each waiter is an attached rank of the job that the queue names.
 void LeaseWaits::CheckInvariants() const {
   line_.CheckInvariants(config_.wait_limits);
   for (const auto& [place, waiter] : line_.waiters()) {

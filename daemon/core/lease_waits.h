@@ -1,6 +1,5 @@
-// Requests for leases, and those of them that wait: which are refused at once,
-// which join the line (waiting.h), when they have their turn, and how the wait
-// ends.
+// Lease requests: which are refused at once, which join the queue (waiting.h),
+// when they have their turn, and how the wait ends.
 //
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
@@ -25,7 +24,7 @@ namespace sluice::daemon {
 
 class LeaseWaits {
  public:
-  // All outlive it.
+  // All arguments must outlive this object.
   LeaseWaits(const NodeConfig& config, const SessionTable& sessions,
              Ledger& ledger, JointPlanning& joint, const LivePolicy& policy,
              Leases& leases, WaitingQueue& line, Journal& journal)
@@ -38,12 +37,12 @@ class LeaseWaits {
         line_(line),
         journal_(journal) {}
 
-  // Grants, refuses, or lets it wait.
+  // Grants or refuses the lease, or queues it.
   void Ask(const Session& session, RequestId request, const LeaseRequest& asked,
            absl::Time now, Effects& effects);
   void GiveUp(Session& session, RequestId request,
               const GiveUpRequest& given_up, absl::Time now, Effects& effects);
-  // After each event: gives those their turn that may have it.
+  // Runs after each event: gives waiting leases their turn.
   void Release(absl::Time now, Effects& effects);
 
   std::vector<WaitingSnapshot> Waiting(const Principal* viewer,
@@ -52,22 +51,23 @@ class LeaseWaits {
 
  private:
   Rights RightsOf(const Waiter& lease) const;
-  // Why a new request has to stay behind one that waits; ok: it need not.
+  // Returns why a new request must stay behind a waiting one; ok if it need
+  // not.
   Refusal StaysBehind(const Waiter& lease, absl::Time now) const;
   Woken TakeWoken();
-  // Gives leases that wait for plans their turn; when nothing comes for one any
-  // more, it joins the line or is refused.
+  // Gives leases that wait for plans their turn. A lease for which no memory
+  // will come any more joins the queue or is refused.
   void ReleaseForPlans(const Woken& woken, absl::Time now, Effects& effects);
-  // It stands in line from now on where it may; else it is refused.
+  // Queues the lease if it may wait; refuses it otherwise.
   void WaitOrRefuse(Waiter lease, const Refusal& refusal, absl::Time now,
                     Effects& effects);
-  // Ok: it stands in line.
+  // Queues the lease and returns ok, or returns why it may not wait.
   Refusal StandInLine(Waiter lease, const Refusal& refusal, absl::Time now);
   WaitingQueue::Turn TakeTurn(const Waiter& waiter, absl::Time now,
                               Effects& effects);
   void TimeOut(const PlaceInLine& place, const Waiter& waiter, absl::Time now,
                Effects& effects);
-  // What is in front or missing, as its job may read it.
+  // Returns what is in front or missing, as its job may read it.
   std::string WhyItWaits(const Waiter& lease,
                          const WaitingQueue::InFront& front,
                          absl::Time now) const;
@@ -80,7 +80,7 @@ class LeaseWaits {
   Leases& leases_;
   WaitingQueue& line_;
   Journal& journal_;
-  // What TakeWoken saw of each pool last.
+  // Each pool's changes at the last TakeWoken.
   std::map<PoolId, uint64_t> changes_seen_;
 };
 

@@ -9,7 +9,7 @@
 namespace sluice::daemon {
 namespace {
 
-// Most leases are there by then.
+// Longer than most leases take to make.
 constexpr absl::Duration kTellProgressAfter = absl::Milliseconds(200);
 
 }  // namespace
@@ -83,7 +83,8 @@ void Leases::ExtentsMade(const std::vector<ExtentOutcome>& outcomes,
                              : ledger_.ExtentFailed(extent, made, now, effects);
     if (decided) Decide(*decided, now, effects);
   }
-  // Also leases that wait behind these in the pool: the work goes on.
+  // Includes leases that wait behind these in the same pool: making progresses
+  // for them too.
   for (const Ledger::Progress& each :
        ledger_.Making(pools, now - kTellProgressAfter)) {
     effects.push_back(SendNotice{
@@ -94,7 +95,7 @@ void Leases::ExtentsMade(const std::vector<ExtentOutcome>& outcomes,
 void Leases::NotSent(SessionId id, LeaseId lease, const absl::Status& why,
                      absl::Time now, Effects& effects) {
   const auto request = ledger_.Free(id, lease, now, effects);
-  if (!request) return;  // its session ended meanwhile
+  if (!request) return;  // its session has ended
   Session& session = sessions_.Edit(id);
   TellHolding(session, effects);
   ++journal_.stats.leases_refused[RefusedBy::kDevice];

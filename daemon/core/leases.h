@@ -1,4 +1,4 @@
-// Leases of sessions: what the ledger decides is answered, counted and logged.
+// Leases of sessions: answers, counts and logs the ledger's decisions.
 //
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
@@ -19,7 +19,7 @@ namespace sluice::daemon {
 
 class Leases {
  public:
-  // All outlive it.
+  // All arguments must outlive this object.
   Leases(SessionTable& sessions, Ledger& ledger, const LivePolicy& policy,
          Journal& journal)
       : sessions_(sessions),
@@ -27,8 +27,8 @@ class Leases {
         policy_(policy),
         journal_(journal) {}
 
-  // Ok: it is granted or being made, and answered then. A refusal is for the
-  // caller to answer.
+  // Leases from the ledger. Ok: the lease is granted or being made, and its
+  // request is answered then. The caller answers a refusal.
   Refusal Take(const Waiter& lease, absl::Time now, Effects& effects);
   void Refuse(const Waiter& lease, const Refusal& refusal, absl::Time now,
               Effects& effects);
@@ -40,18 +40,19 @@ class Leases {
   };
   void ExtentsMade(const std::vector<ExtentOutcome>& outcomes, absl::Time now,
                    Effects& effects);
-  // Core::GrantNotSent.
+  // See Core::GrantNotSent.
   void NotSent(SessionId id, LeaseId lease, const absl::Status& why,
                absl::Time now, Effects& effects);
-  // The answer to a request that comes again.
+  // Returns the answer to a repeated request.
   Reply Repeat(const Session& session, RequestId request) const;
-  // Says in the log what jobs hold of GPUs that cannot be used any more.
+  // Logs what jobs hold of GPUs that cannot be used any more.
   void NameHeldOfFaulty(const NodeConfig& config, absl::Time now);
 
  private:
   // Answers a lease that is granted or could not be made.
   void Decide(const Ledger::Decided& decided, absl::Time now, Effects& effects);
-  // A lease of it began or ended, or could not be made.
+  // Tells grants whether the session holds memory, after one of its leases
+  // began, ended or failed.
   void TellHolding(const Session& session, Effects& effects) const;
 
   SessionTable& sessions_;

@@ -141,7 +141,7 @@ absl::Status Ledger::CheckAsked(const LeaseRequest& asked) const {
 Ledger::Asked Ledger::Lease(SessionId session, RequestId request,
                             const LeaseRequest& asked, absl::Time now,
                             Effects& effects) {
-  // Edited once it has something: a refusal is no change.
+  // Not Edit: a refusal changes nothing, so the row needs no saving.
   const HolderState& holder = holders_.at(session);
   SLUICE_CHECK(holder.state == HolderState::State::kOpen);
   if (absl::Status wrong = CheckAsked(asked); !wrong.ok()) {
@@ -213,7 +213,7 @@ RequestId Ledger::End(LeaseId id, absl::Time now) {
   Bytes refund;
   for (const Slice& slice : lease.slices) {
     if (MakingState* making = making_.Find(slice.id)) {
-      making->lease.reset();  // returned when it is made
+      making->lease.reset();  // returned once it is made
       refund += slice.size;
     } else if (hold) {
       pool.Quarantine(slice.id, lease.session);
@@ -223,7 +223,7 @@ RequestId Ledger::End(LeaseId id, absl::Time now) {
       refund += slice.size;
     }
   }
-  // A failing lease was charged for what could not be made, too.
+  // A failing lease was also charged for what could not be made.
   if (lease.state == LeaseState::State::kFailing) {
     Bytes there;
     for (const Slice& slice : lease.slices) there += slice.size;
@@ -268,7 +268,7 @@ std::optional<Ledger::Decided> Ledger::ExtentFailed(ExtentId id,
                                                     Effects& effects) {
   const MakingState making = TakeMaking(id);
   pools_.at(making.pool).Failed(id);
-  ForgetPrincipals();  // its principal may have gone meanwhile
+  ForgetPrincipals();  // this may have been its principal's last extent
   if (!making.lease) return std::nullopt;
   LeaseState& lease = leases_.Edit(*making.lease);
   std::erase_if(lease.slices, [&](const Slice& s) { return s.id == id; });
@@ -284,7 +284,7 @@ std::vector<Ledger::Progress> Ledger::Making(const std::set<PoolId>& pools,
   for (const auto& [id, making] : making_) {
     if (!making.lease) continue;
     const LeaseState& lease = leases_.at(*making.lease);
-    if (lease.asked_at > then) break;  // and all behind it
+    if (lease.asked_at > then) break;  // later ones were asked later
     if (!pools.contains(making.pool)) continue;
     Progress& progress =
         found
@@ -310,7 +310,7 @@ std::optional<RequestId> Ledger::Free(SessionId session, LeaseId lease,
   return request;
 }
 
-// --- What was returned, and a process may still reach
+// --- Memory that was returned, but that a process may still reach
 
 void Ledger::Linger(ExtentId id, PoolId pool, const JobKey& job,
                     LingeringState::Origin origin) {
@@ -320,7 +320,7 @@ void Ledger::Linger(ExtentId id, PoolId pool, const JobKey& job,
 
 void Ledger::AskNow(absl::Time now, Effects& effects) {
   if (to_ask_.empty()) return;
-  // The rest with those that are asked about again.
+  // AskAgain asks about the rest.
   for (size_t i = kAskAtOnce; i < to_ask_.size(); ++i) {
     lingering_.Edit(to_ask_[i]).answer = LingeringState::Answer::kHeld;
     rest_.ask_again_at = std::min(rest_.ask_again_at, now + kAskEvery);
@@ -376,7 +376,7 @@ Bytes Ledger::SetOutside(HeldOutside held) {
   Bytes came_back;
   for (auto& [id, pool] : pools_) {
     const Bytes before = pool.outside();
-    // Nothing of a GPU that cannot be used is free.
+    // A GPU that cannot be used has no free memory.
     pool.SetOutside(faulty_.contains(id) ? pool.total() : OutsideIn(id, held));
     if (id.kind == PoolKind::kHost && pool.outside() < before) {
       came_back += before - pool.outside();
@@ -388,23 +388,23 @@ Bytes Ledger::SetOutside(HeldOutside held) {
 
 absl::Status Ledger::Admit(const JobKey& job, PoolId pool, Bytes size,
                            const Pool::Parts& parts) {
-  // What lingers is charged already, perhaps to another job.
+  // Lingering memory is charged already, perhaps to another job.
   ChargeLingering(parts.reuse, false);
   absl::Status admitted = budgets_.Admit(job, pool.kind, size);
   if (!admitted.ok()) ChargeLingering(parts.reuse, true);
   return admitted;
 }
 
-// A process that gave memory back and may still map it pays for it, so to make
-// other extents for a budget's last bytes would be refused where it could have
-// its own again: then these come first, as where a pool is full.
+// Chooses the extents of a lease. If new extents exceed the budget, it prefers
+// the principal's own lingering ones, as in a full pool: they are charged
+// already, so leasing them again costs nothing.
 Ledger::Chosen Ledger::Choose(const HolderState& holder,
                               const LeaseRequest& asked) {
   const JobKey& job = holder.job;
   const Pool& pool = pools_.at(asked.pool);
   const PoolKind kind = asked.pool.kind;
   const Bytes withheld = Withheld(asked.pool, &job.principal);
-  // A rank's HBM is a hard limit; host memory may be a little more.
+  // A rank's GPU memory is a hard limit; a host lease may be a little larger.
   const bool exact = kind == PoolKind::kGpu;
   auto parts =
       pool.Choose(holder.principal, asked.size,
@@ -459,8 +459,8 @@ Bytes Ledger::HostLeft(const JobKey& job) const {
   return left + LingeringHost([&](const JobKey& each) { return each == job; });
 }
 
-// What lingers in pools is what is asked about, and still known by its holders
-// wherever the device does not say.
+// Checks that lingering extents of pools are those that are asked about, and
+// that each has holders if the device cannot tell.
 void Ledger::CheckLingering() const {
   std::map<PoolId, Bytes> sums;
   for (const auto& [id, each] : lingering_) {
@@ -476,9 +476,8 @@ void Ledger::CheckLingering() const {
   SLUICE_CHECK(to_ask_.empty());
 }
 
-// --- How many extents there are, and how often they change: each has a
-// descriptor of the daemon's, and the device takes time to make and to destroy
-// one
+// --- The number of extents and how often they change: each has a descriptor of
+// the daemon's, and the device takes time to make and to destroy one
 
 size_t Ledger::Extents() const {
   size_t sum = 0;
@@ -492,8 +491,8 @@ size_t Ledger::Owned(PrincipalId principal) const {
   return sum;
 }
 
-// Held back for the ranks of others that are attached, as far as these have not
-// as many already.
+// Returns how many extents are held back for attached ranks of other principals
+// that do not have that many yet.
 size_t Ledger::HeldBack(PrincipalId from) const {
   size_t sum = 0;
   for (const auto& [principal, known] : principals_) {
@@ -548,7 +547,7 @@ absl::StatusOr<Ledger::Idle> Ledger::MakeRoom(const HolderState& holder,
         --count;
       }
     };
-    from(asked);  // an old one of another pool may be needed there
+    from(asked);  // before other pools: this pool may need the room
     for (const auto& [id, each] : pools_) {
       if (id != asked && count > 0) from(id);
     }
@@ -600,8 +599,8 @@ absl::Duration Ledger::OrphansKeptFor(PoolId pool, const Principal& who) const {
              : limits_.orphans_kept_for;
 }
 
-// Destroys what its principal, the only one that could, will hardly lease
-// again.
+// Destroys idle extents that their principal, which alone could use them, is
+// unlikely to lease again.
 void Ledger::Trim(absl::Time now, Effects& effects) {
   Idle idle;
   const auto add = [&](PoolId pool, const std::vector<ExtentId>& extents) {
@@ -675,7 +674,7 @@ void Ledger::CheckExtents() const {
   allowances_.CheckInvariants();
 }
 
-// --- What is reserved, and withheld from whom
+// --- Reservations, and the memory that they withhold
 
 Bytes Ledger::HeldBy(const Reservations& reserved, PoolId pool,
                      const Principal& reserver) const {
@@ -714,7 +713,7 @@ absl::Status Ledger::MayReserve(PoolId id, const Principal& whose, Bytes bytes,
   Reservations tried = reservations_;
   SetReservation(tried, id, whose, {bytes, {}});
   const Bytes withheld = Withheld(tried, id, nullptr);
-  // Less than before breaks nothing, whatever has become of it since.
+  // A smaller reservation breaks nothing, whatever is free now.
   if (withheld <= Withheld(reservations_, id, nullptr)) return absl::OkStatus();
   const Bytes room = pool.free() - promised;
   if (withheld <= room) return absl::OkStatus();
@@ -759,8 +758,8 @@ std::vector<ReservationLine> Ledger::ReservationLines() const {
   return lines;
 }
 
-// What is missing of all reservations of a pool is there: no other principal
-// was given any of it.
+// Checks that the unused part of all reservations of a pool is not held by
+// other principals.
 void Ledger::CheckReservations() const {
   for (const auto& [id, users] : reservations_) {
     SLUICE_CHECK(!users.empty());
@@ -772,7 +771,7 @@ void Ledger::CheckReservations() const {
   }
 }
 
-// --- What a lease that waits lacks, and whether waiting can help it
+// --- What a waiting lease lacks, and whether waiting can help
 
 absl::Status Ledger::MayEverFit(const JobKey& job,
                                 const LeaseRequest& asked) const {
@@ -814,7 +813,8 @@ std::optional<Waiter::Lacks> Ledger::Lacks(const JobKey& job,
   const auto known = principals_.find(job.principal);
   const PrincipalId id =
       known != principals_.end() ? known->second.id : PrincipalId();
-  // What lingers of its own is charged already, and leased again as it is.
+  // The principal's own lingering memory is charged already, and leased again
+  // as it is.
   const Bytes withheld = Withheld(asked.pool, &job.principal);
   const Bytes own = pool.MostFor(id, pool.total());
   const Bytes charged_anew = asked.size - own;
@@ -838,7 +838,7 @@ Bytes Ledger::ReservedFor(PoolId pool, const Principal& whose) const {
                   Bytes(0));
 }
 
-// --- What the ledger says, and whether it adds up
+// --- Reading, saving and checking the ledger
 
 const Pool* Ledger::FindPool(PoolId id) const {
   const auto found = pools_.find(id);
@@ -956,7 +956,7 @@ void Ledger::TakeOver(absl::Time now, Effects& effects) {
     effects.push_back(
         MakeExtent{id, making.pool, pool.SizeOf(id), pool.OwnerOf(id)});
   }
-  // The answers that were on their way are asked for again.
+  // Answers that were on their way are lost: asks again.
   for (const auto& [id, each] : lingering_) {
     if (each.answer != LingeringState::Answer::kNotYet) continue;
     lingering_.Edit(id).answer = LingeringState::Answer::kHeld;
@@ -992,8 +992,8 @@ void Ledger::CheckInvariants() const {
   CheckReservations();
 }
 
-// What pools count as leased is the leases, and what is still being made for
-// leases that ended.
+// Checks that what pools count as leased is the sum of the leases and of what
+// is still being made for ended leases.
 void Ledger::CheckLeases() const {
   std::map<PoolId, Bytes> by_pool;
   int making = 0;
@@ -1021,8 +1021,8 @@ void Ledger::CheckLeases() const {
   }
 }
 
-// A lease belongs to one holder; a closed one has only quarantined memory, an
-// open one none.
+// Checks that each lease belongs to one holder, that a closed holder has only
+// quarantined memory, and an open one none.
 void Ledger::CheckHolders() const {
   size_t leases = 0;
   for (const auto& [id, holder] : holders_) {
@@ -1047,8 +1047,8 @@ void Ledger::CheckPrincipals() const {
   }
 }
 
-// What pools hold in quarantine is charged to holders; budgets charge what is
-// leased, lingers or is in quarantine.
+// Checks that holders are charged for what pools quarantine, and budgets for
+// what is leased, lingers or is quarantined.
 void Ledger::CheckCharges() const {
   Amounts leased, lingering, quarantined, owed, charged;
   for (const auto& [id, lease] : leases_) {

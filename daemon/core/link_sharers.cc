@@ -20,7 +20,7 @@ void LinkSharers::Count(const std::vector<size_t>& path, int user,
     if (link.ranks_of[number] == (more > 0 ? 1 : 0)) {
       link.weight += more * weight;
     }
-    if (link.ranks == 0) link.weight = 0;  // what rounding left
+    if (link.ranks == 0) link.weight = 0;  // removes rounding errors
   }
 }
 

@@ -1,7 +1,7 @@
-// What administrators set while the daemon runs (policy.h), in force: budgets
-// and reservations in the ledger, the drain, measured speeds of links.
+// Applies what administrators set while the daemon runs (policy.h): budgets and
+// reservations in the ledger, the drain, measured speeds of links.
 //
-// Measured links hold at once if no rank is attached, else as soon as none is,
+// Measured links apply at once if no rank is attached, else as soon as none is,
 // since promises and plans of ranks were made for the former links.
 //
 // Thread safety: none needed; one thread (see core.h).
@@ -25,7 +25,8 @@ namespace sluice::daemon {
 
 class LivePolicy {
  public:
-  // All outlive it. `config`: its links become the measured ones.
+  // All arguments must outlive this object. It replaces the links in `config`
+  // by measured ones.
   LivePolicy(NodeConfig& config, const SessionTable& sessions, Ledger& ledger,
              const JointPlanning& joint, Journal& journal)
       : config_(config),
@@ -39,28 +40,28 @@ class LivePolicy {
     return {ledger_.budgets().Live(), ledger_.reservations(), drain_,
             measured_};
   }
-  // What the policy would be with `change`, or why it is refused: the errors of
+  // Returns the policy with `change`, or why it is refused: the errors of
   // Budgets::Set, Ledger::MayReserve and CheckMeasured; FailedPrecondition if
   // there is no drain to end, or no measurement to forget.
   absl::StatusOr<Policy> With(const PolicyChange& change, absl::Time now) const;
-  // Puts it in force; errors as above.
+  // Applies the change; errors as in With.
   absl::Status Apply(const PolicyChange& change, absl::Time now);
-  // What an earlier daemon kept; before the first session. InvalidArgument: it
-  // reserves more than this node has.
+  // Applies what an earlier daemon kept. REQUIRES: no session yet.
+  // InvalidArgument: it reserves more than this node has.
   absl::Status Start(const Policy& policy, absl::Time now);
-  // After each event: puts measured links in force once they may.
+  // Runs after each event: applies measured links as soon as that is allowed.
   void UseMeasured(Effects& effects);
 
   const std::optional<Drain>& drain() const { return drain_; }
   void Load(std::optional<Drain> drain) { drain_ = std::move(drain); }
-  // Why nothing is granted; ok: the node is not drained.
+  // Returns why nothing is granted; ok if the node is not drained.
   absl::Status CheckDrain() const;
   const std::optional<MeasuredLinks>& measured() const { return measured_; }
-  // Whether they are not in force yet.
+  // Returns whether measured links are not applied yet.
   bool measured_waits() const { return links_wait_; }
 
  private:
-  // Changes `policy`; returns what the log says of it.
+  // Changes `policy`; returns the text for the log.
   absl::StatusOr<std::string> Change(const PolicyChange& change, absl::Time now,
                                      Policy& policy) const;
   absl::StatusOr<std::string> Put(const BudgetChange& change, absl::Time now,

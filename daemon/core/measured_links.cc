@@ -11,7 +11,7 @@
 namespace sluice::daemon {
 namespace {
 
-// No link of our time, and far from overflow.
+// Faster than any link today, and far from overflow.
 constexpr double kFastest = 1e15;
 
 absl::Status CheckSpeeds(const std::string& name, const MeasuredLink& link) {

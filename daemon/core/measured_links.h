@@ -1,8 +1,8 @@
-// What links were measured to carry, as an administrator has it kept, beside
-// what the configuration says of them.
+// Measured speeds of links that an administrator has the daemon keep.
 //
-// The configuration wins, link by link: one that it gives a speed keeps that. A
-// measurement is used as a whole or not at all, but for such links.
+// The configuration takes precedence, link by link: a link with a configured
+// speed keeps it. Apart from such links, a measurement is used as a whole or
+// not at all.
 //
 // Thread safety: pure functions, values.
 #pragma once
@@ -21,7 +21,7 @@ namespace sluice::daemon {
 struct MeasuredLink {
   double h2d = 0;
   double d2h = 0;
-  double both = 0;  // of both directions together
+  double both = 0;  // sum of both directions when both are in use
   bool operator==(const MeasuredLink&) const = default;
 };
 
@@ -31,14 +31,14 @@ struct MeasuredLinks {
   bool operator==(const MeasuredLinks&) const = default;
 };
 
-// Whether a node with the links `configured` could be run by them.
-// InvalidArgument: nothing is in it, a link that the node does not have, a
-// speed that is none. FailedPrecondition: beside what the configuration says of
-// other links they make no tree (bandwidth::Topology::Make).
+// Checks whether a node with the links `configured` can use the measurement.
+// InvalidArgument: it is empty, names a link that the node does not have, or
+// has an invalid speed. FailedPrecondition: together with the configured speeds
+// of other links it makes no valid tree (bandwidth::Topology::Make).
 absl::Status CheckMeasured(const std::vector<LinkSpeed>& configured,
                            const MeasuredLinks& measured);
 
-// The links that grants and plans go by. REQUIRES: CheckMeasured.
+// Returns the links that grants and plans use. REQUIRES: CheckMeasured.
 std::vector<LinkSpeed> LinksWith(const std::vector<LinkSpeed>& configured,
                                  const MeasuredLinks& measured);
 

@@ -17,7 +17,7 @@
 
 namespace sluice::daemon {
 
-// `kNames`, in the order of the values.
+// Returns the value's name in `kNames`, which is in the order of the values.
 template <typename E>
 struct EnumNames;
 
@@ -27,7 +27,7 @@ constexpr std::string_view Name(E value) requires requires {
 }
 { return EnumNames<E>::kNames[static_cast<size_t>(value)]; }
 
-// One counter per value; each is there from the start.
+// One counter per value, each initially zero.
 template <typename E>
 class CountsBy {
  public:
@@ -36,7 +36,7 @@ class CountsBy {
     return counts_[static_cast<size_t>(value)];
   }
 
-  // `each(name, count)`, in the order of the names' table.
+  // Calls `each(name, count)` in the order of the table of names.
   template <typename Each>
   void ForEach(Each each) const {
     for (size_t i = 0; i < counts_.size(); ++i) {

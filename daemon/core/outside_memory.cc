@@ -38,7 +38,8 @@ Bytes OutsideMemory::Known(HeldOutside said, absl::Time now) {
   }
   const Bytes came_back =
       Set(Follow(ledger_.outside(), std::move(said), with_ranks), now);
-  // A rank tells when it takes more; that it has less the device alone says.
+  // A rank reports when it takes more; only the device reports that it has
+  // less.
   const HeldOutside& held = ledger_.outside();
   for (const auto& [id, session] : sessions_) {
     const PoolId gpu = session.gpu();

@@ -1,5 +1,5 @@
-// Memory that is held outside leases (held_outside.h): what the device says of
-// it, what ranks tell, and which rank has what of it.
+// Memory that is held outside leases (held_outside.h): combines what the device
+// and ranks report, and tracks each rank's part of it.
 //
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
@@ -15,7 +15,7 @@ namespace sluice::daemon {
 
 class OutsideMemory {
  public:
-  // All outlive it.
+  // All arguments must outlive this object.
   OutsideMemory(const NodeConfig& config, SessionTable& sessions,
                 Ledger& ledger, Journal& journal)
       : config_(config),
@@ -23,13 +23,13 @@ class OutsideMemory {
         ledger_(ledger),
         journal_(journal) {}
 
-  // The device said it. Returns the host memory that came back.
+  // Takes the device's report. Returns how much host memory became free.
   Bytes Known(HeldOutside said, absl::Time now);
-  // The rank says how much of its GPU is in use.
+  // Takes a rank's report of how much of its GPU is in use.
   void Told(Session& session, const GpuUseRequest& use, absl::Time now);
 
  private:
-  // Puts it in force, and logs where it begins or ends.
+  // Applies `held`, and logs pools where outside memory appears or ends.
   Bytes Set(HeldOutside held, absl::Time now);
 
   const NodeConfig& config_;

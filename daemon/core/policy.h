@@ -1,5 +1,5 @@
-// What administrators decided while the daemon ran: kept, so that a restart
-// takes none of it back.
+// Decisions of administrators while the daemon runs. They are saved, so that
+// they survive a restart.
 //
 // Plain data. Thread safety: values.
 #pragma once
@@ -15,30 +15,30 @@
 
 namespace sluice::daemon {
 
-// The node grants nothing new: no session of a rank, no lease.
+// While set, the node grants nothing new: no session of a rank, no lease.
 struct Drain {
-  std::string who;     // as the caller said it; empty: it did not
+  std::string who;     // the name that the caller gave; may be empty
   std::string reason;  // may be empty
   absl::Time at;       // monotonic
   bool operator==(const Drain&) const = default;
 };
 
 struct Policy {
-  Budgets::Saved limits;  // those that were set live
+  Budgets::Saved limits;  // set while a daemon ran
   Reservations reservations;
   std::optional<Drain> drain;
   std::optional<MeasuredLinks> measured;
   bool operator==(const Policy&) const = default;
 };
 
-// One change that an administrator asks for. The name is as in SetBy.
+// A change that an administrator asks for, named as in SetBy.
 struct BudgetChange {
   BudgetTarget target;
-  std::optional<Bytes> gpu, host;  // a limit that is not given stays
+  std::optional<Bytes> gpu, host;  // unset: the limit stays
   std::string who;
 };
-// `bytes` of a pool are reserved for a user (cgroup empty: for all its
-// cgroups); 0 ends the reservation.
+// Reserves `bytes` of a pool for a user (cgroup empty: for all its cgroups); 0
+// ends the reservation.
 struct ReservationChange {
   PoolId pool;
   Principal whose;
@@ -49,7 +49,7 @@ struct ReservationChange {
 struct DrainChange {
   std::optional<Drain> drain;
 };
-// nullopt forgets what was measured.
+// nullopt drops the measurement.
 struct LinksChange {
   std::optional<MeasuredLinks> measured;
 };

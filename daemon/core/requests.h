@@ -1,5 +1,5 @@
-// What clients ask of policy, already checked for form (wire::CheckRequest),
-// and what it answers: the protocol's messages without protobuf.
+// The requests of clients, already checked for form (wire::CheckRequest), and
+// the replies and notices to them: the protocol's messages without protobuf.
 //
 // Plain data. Thread safety: values.
 #pragma once
@@ -29,43 +29,44 @@ struct HelloRequest {
   int world_size = 1;
   int local_ranks = 1;
   DeviceIndex gpu;
-  uint32_t protocol = 1;        // what both sides speak
-  std::set<DeviceIndex> shown;  // GPUs with device nodes that came with it
+  uint32_t protocol = 1;  // agreed by both sides
+  // GPUs of the device nodes that came with the request
+  std::set<DeviceIndex> shown;
   bool operator==(const HelloRequest&) const = default;
 };
 struct LeaseRequest {
   PoolId pool;
   Bytes size;
-  // How long it may wait where it would be refused; 0: not at all.
+  // The longest wait before the request is refused; 0: it does not wait.
   absl::Duration wait = absl::ZeroDuration();
   bool operator==(const LeaseRequest&) const = default;
 };
 struct FreeRequest {
   LeaseId lease;
 };
-// Its client waits no more for the answer to a lease request.
+// The client no longer waits for the answer to a lease request.
 struct GiveUpRequest {
   RequestId request;
 };
-// The profile itself follows by Core::ProfileRead.
+// The profile itself follows with Core::ProfileRead.
 struct ProfileRequest {};
 struct StepReportRequest {
-  // A report alone is one, too.
+  // Implicit: a report alone is a request.
   StepReportRequest(StepReport told, std::vector<double> maps = {})
       : step(told), map_seconds(std::move(maps)) {}
   StepReport step;
-  std::vector<double> map_seconds;  // of each lease since the last one
+  std::vector<double> map_seconds;  // per lease mapped since the last report
 };
-// What all processes use of the session's GPU, as its driver says; sent when
-// what it holds there outside its lease may have changed.
+// The memory of the session's GPU that all processes use, as its driver reports
+// it; sent when the rank's use outside its lease may have changed.
 struct GpuUseRequest {
   Bytes used;
 };
-// What became of a PlanChangedNotice.
+// The answer to a PlanChangedNotice.
 struct PlanTakenRequest {
   PlanId plan;
-  bool taken = false;  // else it went on with what it had
-  std::string note;    // one line: what it did
+  bool taken = false;  // false: it continues with its former plan
+  std::string note;    // one line: what the rank did
 };
 // plan 0: status only.
 struct QueryRequest {
@@ -96,7 +97,7 @@ struct SubmittedReply {
   bool operator==(const SubmittedReply&) const = default;
 };
 struct NotedReply {
-  // After a GpuUseRequest: the pool of which the reply tells what there is now.
+  // Set after a GpuUseRequest: the reply reports what is free in this pool.
   std::optional<PoolId> room;
   bool operator==(const NotedReply&) const = default;
 };
@@ -118,26 +119,25 @@ struct EvictedNotice {
 struct PlanReadyNotice {
   PlanId plan;
 };
-// New fractions, to be taken at the next step boundary.
+// New fractions, to be used from the next step boundary on.
 struct PlanChangedNotice {
   PlanId plan;
 };
 struct PlanFailedNotice {
   std::string reason;
-  Shortage shortage = Shortage::kNone;  // what ran out while it was planned
-  bool peer_left = false;               // another rank, without which none is
+  Shortage shortage = Shortage::kNone;  // resource that ran out during planning
+  bool peer_left = false;  // another rank left, so there is no plan
 };
 struct ShuttingDownNotice {
   std::string reason;
 };
-// A daemon that took over has this session now. `plan` is the answer to the
-// last profile that the rank submitted, which it may not have heard; 0 if there
-// is none, so that a rank that waits for one submits again.
+// Another daemon has taken over this session. `plan` is the answer to the last
+// profile that the rank submitted, in case it missed it; 0 if there is none, so
+// that a rank that waits for a plan submits again.
 struct TakenOverNotice {
   PlanId plan;
 };
-// A lease that was asked for long ago is not there yet, and memory of its pool
-// is being made.
+// Sent for a lease that takes long, while memory of its pool is being made.
 struct LeaseProgressNotice {
   RequestId request;
   Bytes made, size;

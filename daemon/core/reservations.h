@@ -1,9 +1,9 @@
 // Memory of a pool that is reserved for a user: others' leases never take it.
 //
-// A reservation is of a principal, or of a uid (its cgroup is empty): then of
-// every principal of that uid that has none of its own in that pool. What they
-// hold there counts towards it first, and what is missing of it is withheld
-// from all others.
+// A reservation is for a principal, or for a uid (its cgroup is empty): then
+// for every principal of that uid without a reservation of its own in that
+// pool. Memory that they hold there counts towards the reservation, and the
+// rest of it is withheld from all others.
 //
 // Thread safety: values; pure.
 #pragma once
@@ -24,7 +24,7 @@ struct Reservation {
 
 using Reservations = std::map<PoolId, std::map<Principal, Reservation>>;
 
-// For snapshots: one of a pool.
+// One reservation of one pool, for snapshots.
 struct ReservationLine {
   PoolId pool;
   Principal whose;
@@ -33,8 +33,8 @@ struct ReservationLine {
   SetBy by;
 };
 
-// The principal of the reservation in `pool` that counts for this one: itself,
-// or its uid.
+// Returns the principal of the reservation in `pool` that applies to this
+// principal: itself, or its uid.
 inline Principal ReserverOf(const Reservations& from, PoolId pool,
                             const Principal& who) {
   const auto found = from.find(pool);
@@ -42,7 +42,7 @@ inline Principal ReserverOf(const Reservations& from, PoolId pool,
   return own ? who : Principal{who.uid, ""};
 }
 
-// Sets it; nothing reserved: takes it out.
+// Sets the reservation; removes it if it reserves nothing.
 inline void SetReservation(Reservations& of, PoolId pool,
                            const Principal& whose, Reservation given) {
   if (given.bytes > Bytes(0)) {

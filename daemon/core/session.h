@@ -1,8 +1,8 @@
-// One session: the process at the other end and what it said in its Hello.
+// One session: the process at the other end and its Hello.
 //
 // States (transitions in Core only):
 //   half-open  connected, no Hello yet; ended by a deadline
-//   attached   said Hello: a rank, or an observer
+//   attached   sent its Hello: a rank, or an observer
 //   closed     its socket ended; its process may live on and map memory
 //   (gone)     the pidfd reported the end: the session is forgotten
 //
@@ -21,33 +21,33 @@
 
 namespace sluice::daemon {
 
-// Remembers requests, so that one repeated under the same id is executed once
-// and answered again, until its client acknowledges the answer. If a client
-// does not acknowledge, the last kWindow are remembered, or fewer where their
-// errors have more than kMostText. Older ones are refused; ids count up,
-// roughly.
+// Remembers requests, so that a request repeated under the same id is executed
+// once and answered again, until its client acknowledges the answer. Without
+// acknowledgements the last kWindow requests are remembered, or fewer if their
+// errors exceed kMostText. Older ones are refused; ids roughly count up.
 class RequestHistory {
  public:
   static constexpr size_t kWindow = 256;
-  static constexpr size_t kMostText = 16 << 10;  // bytes, of errors
+  static constexpr size_t kMostText = 16 << 10;  // bytes of errors
   enum class Seen { kNew, kRunning, kAnswered, kForgotten };
 
   Seen Begin(RequestId id);
   void Answer(RequestId id, const Reply& reply);
-  // The answer to `id` did not leave: `why` is its answer from now on.
+  // Replaces the answer to `id`, which could not be sent, by `why`.
   void TakeBack(RequestId id, const absl::Status& why);
-  // The lease that answered `id` ended: its list of extents, which can be
-  // long, is of no more use.
+  // Drops the extents from the answer to `id`, since its lease has ended: the
+  // list can be long.
   void LeaseEnded(RequestId id);
   const Reply& answer(RequestId id) const;
-  // The client repeats no request up to this one that was answered.
+  // Forgets answered requests up to this one: the client will not repeat them.
   void Acknowledge(RequestId up_to);
-  // The session is closed: no request comes again.
+  // Forgets all requests: the session is closed.
   void Clear();
-  // Those that run, but for these: repeated, they are executed again.
+  // Forgets running requests other than `but_for`: if repeated, they are
+  // executed again.
   void ForgetRunning(const std::set<RequestId>& but_for);
 
-  // nullopt: it is running.
+  // nullopt: the request is running.
   using Requests = Table<RequestId, std::optional<Reply>>;
   Requests& requests() { return requests_; }
   const Requests& requests() const { return requests_; }
@@ -70,13 +70,13 @@ struct Session {
   Peer peer;
   State state = State::kHalfOpen;
   absl::Time connected_at;
-  HelloRequest hello;  // once attached
+  HelloRequest hello;  // set once attached
   int grant_slot = -1;
   RequestHistory history;
 
   bool had_leases_at_close = false;
-  PlanId told_plan;  // since it last submitted a profile; 0: none yet
-  // Of its job, which it may not have been told yet.
+  PlanId told_plan;  // sent since its last profile; 0: none yet
+  // The death of a rank of the same job; its notice may not have arrived.
   struct PeerDeath {
     Rank rank;
     std::string reason;
@@ -86,29 +86,30 @@ struct Session {
 
   std::optional<StepReport> last_step;
   Bytes hbm_peak;
-  // What it has of its GPU outside its lease, of what ranks have told; none: it
-  // has told nothing, or it is not known what was there before.
+  // What this rank holds of its GPU outside its lease, from ranks' reports.
+  // Unset if it has reported nothing, or if the use before ranks came is
+  // unknown.
   std::optional<Bytes> outside;
-  // Bytes copied since it began: by its step reports, by its use page, and
-  // as they are counted for its GPU (the larger: a page moves within a step).
+  // Bytes copied since the session began: by its step reports, by its use page,
+  // and as counted for its GPU (the larger, since a page moves within a step).
   Directions copies_reported = {0, 0}, copies_seen = {0, 0},
              copies_counted = {0, 0};
 
   bool operator==(const Session&) const = default;
-  // Answers one of its requests, which runs.
+  // Answers a running request of the session.
   void Answer(RequestId request, Reply reply, Effects& effects);
-  // "rank 0 of job a", or "observer"; once it has said Hello.
+  // Returns "rank 0 of job a", or "observer". REQUIRES: it has sent its Hello.
   std::string Label() const;
-  // "rank 0 of job a, process 7".
+  // Returns "rank 0 of job a, process 7".
   std::string Described() const;
   PoolId gpu() const { return {PoolKind::kGpu, hello.gpu.value()}; }
   JobKey job() const { return {peer.principal, hello.job}; }
-  // The sums of its steps, as far as they are counted.
+  // Returns the sums over its steps that are counted so far.
   StepTotals totals() const {
     return last_step ? last_step->totals : StepTotals{};
   }
   bool is_rank() const { return state == State::kAttached && !hello.observer; }
-  // Also when it is closed: its process may hold what it had.
+  // Also true when closed: its process may still hold memory.
   bool was_rank() const { return grant_slot >= 0; }
 };
 

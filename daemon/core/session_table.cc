@@ -49,8 +49,8 @@ bool SessionTable::has_ranks() const {
 }
 
 const Principal* SessionTable::ViewerOf(const Session& session) const {
-  // Many unrelated processes have uid 0: those of containers, and those that
-  // made a user namespace.
+  // Many unrelated processes have uid 0: those of containers, and those in user
+  // namespaces.
   const Principal& who = session.peer.principal;
   return who.uid == config_.own_uid && who.uid != 0 && who.cgroup.empty()
              ? nullptr
@@ -217,7 +217,7 @@ void SessionTable::NotePlansTold(const Effects& effects) {
 
 void SessionTable::Exited(const Session& session, const Exit& exit,
                           absl::Time now, Effects& effects) {
-  // Where the kernel does not tell the status, leases that were left say it.
+  // If the kernel does not give the status, unfreed leases count as a failure.
   const bool clean =
       exit.kind == Exit::Kind::kStatus
           ? exit.code == 0
@@ -275,7 +275,7 @@ void SessionTable::TouchAll() {
   }
 }
 
-// A grant slot belongs to one session.
+// Checks among others that a grant slot belongs to one session.
 void SessionTable::CheckInvariants() const {
   std::vector<bool> slots(slots_.size(), false);
   size_t half_open = 0;

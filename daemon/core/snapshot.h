@@ -25,9 +25,9 @@ struct PoolSnapshot {
   Bytes total, leased, free, kept, quarantined, lingering;
   Bytes making;    // the part of `leased` that is still to be made
   Bytes outside;   // held outside leases (held_outside.h)
-  Bytes ready;     // of host memory: the part of `free` that was made ahead
-  Bytes reserved;  // the part of `free` that only some may have
-  // When the device said what is held outside; InfinitePast: not yet.
+  Bytes ready;     // host memory: the part of `free` that was made ahead
+  Bytes reserved;  // the part of `free` that only some principals may have
+  // Time of the device's answer about outside memory; InfinitePast: none yet.
   absl::Time outside_at = absl::InfinitePast();
 };
 
@@ -36,10 +36,11 @@ struct GpuSnapshot {
   PoolSnapshot pool;
 };
 
-// What a rank's plan copies, each direction.
+// What a rank's plan copies in each direction.
 struct PlanCopies {
   PlanDemand demand;
-  CopyRates promised = {0, 0};  // its rates, or 0: it has its fair share
+  // The demanded rates; 0: the rank has its fair share.
+  CopyRates promised = {0, 0};
   bool operator==(const PlanCopies&) const = default;
 };
 
@@ -49,14 +50,14 @@ struct RankSnapshot {
   DeviceIndex gpu;
   SessionId session;
   Bytes gpu_bytes, host_bytes;  // leased
-  bool closed = false;          // its socket ended, its process lives
+  bool closed = false;          // its socket ended, but its process lives
   double weight = 1;            // in fair shares
   std::optional<PlanCopies> plan_copies;
   std::optional<StepReport> step;
   double stall_seconds = 0, grant_wait_seconds = 0;
-  LateDirections late;  // since this daemon took it up
+  LateDirections late;  // since the session came to this daemon
   Bytes hbm_peak;
-  std::optional<Bytes> outside;  // its lease, on its GPU; none: not known
+  std::optional<Bytes> outside;  // its lease, on its GPU; unset: unknown
 };
 
 struct JobSnapshot {
@@ -73,14 +74,14 @@ struct PlanSnapshot {
   std::shared_ptr<const plan::NodePlan> plan;
 };
 
-// A plan that is being made, or taken.
+// A plan that is being made or taken.
 struct PlanningSnapshot {
   enum class State {
-    kCollecting,  // profiles of `ranks` of `wanted` are there
+    kCollecting,  // `ranks` of `wanted` have submitted
     kQueued,      // until another round is over
     kSolving,
-    // The plan is there, or (no plan, no ranks) a lease was asked for;
-    // `waiting_for` give back memory first.
+    // The plan is made, or (no plan, no ranks) a lease was requested, and waits
+    // until the jobs in `waiting_for` free memory.
     kWaiting,
     kChanging,  // `ranks` of `wanted` have taken `plan`
   };
@@ -88,12 +89,13 @@ struct PlanningSnapshot {
   Principal principal;
   int ranks = 0, wanted = 0;
   State state = State::kCollecting;
-  // While it is solved, waits or is taken; of a deadline, if there is one.
+  // Time spent solving, waiting or being taken; `left` until the deadline, if
+  // there is one.
   absl::Duration elapsed;
   std::optional<absl::Duration> left;
   std::vector<std::string> waiting_for;  // jobs
   PlanId plan;
-  std::optional<plan::PlanProgress> progress;  // none: not heard of yet
+  std::optional<plan::PlanProgress> progress;  // unset: no report yet
 };
 
 // A lease that waits for memory.
@@ -103,22 +105,22 @@ struct WaitingSnapshot {
   PoolId pool;
   Bytes size;
   Waiter::Lacks lacks = Waiter::Lacks::kPool;
-  int in_front = 0;  // of those that wait, how many it stays behind
+  int in_front = 0;  // number of waiting leases that it stays behind
   absl::Duration elapsed, left;
 };
 
-// A process that has memory of the node's pools and no session.
+// A process without a session that holds memory of the node's pools.
 struct HolderSnapshot {
   int pid = 0;
   uint32_t uid = 0;
-  std::string command;  // as the process says
+  std::string command;  // the name that the process gives itself
   Bytes gpu, host;
 };
 
-// Where metrics are served over TCP.
+// The TCP address of the metrics server.
 struct TcpListener {
   std::string address;  // "127.0.0.1:9435"; empty: nowhere
-  std::string fault;    // why it does not listen there yet; empty: it listens
+  std::string fault;    // why it does not listen there; empty: it listens
 };
 
 struct Snapshot {
@@ -129,10 +131,10 @@ struct Snapshot {
   absl::Time now;
   std::vector<GpuSnapshot> gpus;
   std::vector<PoolSnapshot> hosts;
-  // When the device was asked what is held outside; InfinitePast: not yet.
+  // Time of the device's answer about outside memory; InfinitePast: none yet.
   absl::Time outside_at = absl::InfinitePast();
   std::vector<LinkSpeed> links;
-  std::optional<MeasuredLinks> measured;  // what is kept of that
+  std::optional<MeasuredLinks> measured;  // the kept measurement of links
   bool measured_waits = false;            // LivePolicy::measured_waits
   std::vector<JobSnapshot> jobs;
   std::vector<BudgetLine> budgets;
@@ -141,35 +143,35 @@ struct Snapshot {
   std::optional<Drain> drain;
   std::vector<PlanSnapshot> plans;
   std::vector<PlanningSnapshot> planning;
-  std::vector<WaitingSnapshot> waiting;  // in their order
+  std::vector<WaitingSnapshot> waiting;  // in the order of the queue
   std::vector<LoggedEvent> events;
-  uint64_t events_from = 0;  // from this number on all are kept
+  uint64_t events_from = 0;  // all events from this number on are kept
   int sessions = 0, half_open = 0;
   size_t extents = 0;
-  // The service's, not policy's, from here: lines that are not in the log,
-  // descriptors of clients that wait to be closed.
+  // The service, not policy, fills in the fields from here on: lines that were
+  // not logged, and clients' descriptors that wait to be closed.
   uint64_t log_lines_dropped = 0, log_lines_suppressed = 0;
   size_t descriptors_closing = 0;
-  // What pinned host memory is here ("HOST_NUMA", "memfd"), and why it is the
-  // lesser one; empty: there is one kind alone (sim).
+  // The kind of pinned host memory ("HOST_NUMA", "memfd"), and why it is the
+  // lesser one; empty: there is only one kind (sim).
   std::string host_memory, host_memory_why;
-  // Whether what jobs hold outlives this daemon; absent: it was started without
-  // a descriptor store.
+  // Whether the memory of jobs outlives this daemon; unset if it was started
+  // without a descriptor store.
   std::optional<bool> kept;
   TcpListener http;
-  // Found when memory did not come back, and known where the device tells
-  // (sim). What two processes have is in both.
+  // Looked up when memory was not released, if the device knows holders (sim).
+  // Memory shared by two processes counts for both.
   std::vector<HolderSnapshot> holders;
-  // How often ranks found the heartbeat stale while the daemon lived.
+  // How often ranks found the heartbeat stale while the daemon was alive.
   uint64_t grant_stale_periods = 0;
   QuotasSnapshot quotas;
-  // Only in a whole snapshot (no viewer).
+  // Set only in a complete snapshot (no viewer).
   std::optional<Stats> stats;
 };
 
 class Core;
 class Ledger;
-// What belongs to `viewer`; null: everything, with statistics.
+// Returns what `viewer` may see; null: everything, with statistics.
 Snapshot SnapshotOf(const Core& core, const Principal* viewer, absl::Time now);
 PoolSnapshot SnapshotOf(const Ledger& ledger, PoolId id);
 

@@ -1,10 +1,10 @@
-// The saved form of policy: plain data that says everything the ledger, joint
-// planning and the sessions know. A Core that loads what another saved goes on
-// with the same effects.
+// The saved form of policy: plain data with the whole state of the ledger,
+// joint planning and the sessions. A Core that loads it continues with the same
+// effects as the one that saved it.
 //
-// What can be computed from it is not in it (sums, lists by age and size), nor
-// what a new daemon begins anew (planned units, events, counters). Profiles and
-// plans are immutable and shared; here they are the same when they are the same
+// It omits what can be computed from it (sums, lists by age and size), and what
+// starts empty in a new daemon (planned units, events, counters). Profiles and
+// plans are immutable and shared; here they are equal if they are the same
 // object.
 //
 // Thread safety: values.
@@ -34,8 +34,7 @@
 
 namespace sluice::daemon {
 
-// The UUIDs of the GPUs that could be used: another start may number them
-// otherwise.
+// The UUIDs of the usable GPUs: another start may number them differently.
 using GpuNames = std::map<PoolId, std::string>;
 
 // --- the ledger (ledger.h draws the states) ---------------------------------
@@ -47,8 +46,8 @@ struct LeaseState {
   PoolId pool;
   Bytes size;
   std::vector<Slice> slices;
-  int making = 0;        // extents still asked of the device
-  absl::Status failure;  // of the first extent that could not be made
+  int making = 0;        // extents that the device is still making
+  absl::Status failure;  // error of the first extent that failed
   absl::Time asked_at;
   bool operator==(const LeaseState&) const = default;
 };
@@ -63,8 +62,8 @@ struct HolderState {
   bool operator==(const HolderState&) const = default;
 };
 
-// An extent asked of the device, and the lease that waits for it; nullopt: that
-// ended meanwhile.
+// An extent that the device is making, and the lease that waits for it;
+// nullopt: the lease has ended.
 struct MakingState {
   PoolId pool;
   std::optional<LeaseId> lease;
@@ -73,11 +72,11 @@ struct MakingState {
 
 // A lingering extent, charged to `job`.
 struct LingeringState {
-  // What may reach it: the process that freed it (or a child), or only a child
-  // of a process that is gone.
+  // Which processes may reach it: the process that freed it and its children,
+  // or only children of a process that is gone.
   enum class Origin { kFreed, kOrphaned };
   Origin origin = Origin::kFreed;
-  // What the device said last; unknown: it never says.
+  // The device's last answer; kUnknown: it never knows.
   enum class Answer { kNotYet, kHeld, kUnknown };
   Answer answer = Answer::kNotYet;
   PoolId pool;
@@ -85,19 +84,19 @@ struct LingeringState {
   bool operator==(const LingeringState&) const = default;
 };
 
-// One of whom there is a holder or an extent.
+// A principal that has a holder or an extent.
 struct PrincipalState {
   PrincipalId id;
-  // Since when it has no process; InfiniteFuture: it has one.
+  // When its last process ended; InfiniteFuture while it has one.
   absl::Time alone_since = absl::InfiniteFuture();
   bool operator==(const PrincipalState&) const = default;
 };
 
-// What the ledger keeps besides tables.
+// The ledger's state outside of tables.
 struct LedgerRest {
   uint64_t next_extent = 1, next_lease = 1, next_principal = 1;
   absl::Time ask_again_at = absl::InfiniteFuture();
-  ExtentId asked_last;  // of those that are asked about again, in their order
+  ExtentId asked_last;  // the last extent of the current round of questions
   HeldOutside outside;
   bool operator==(const LedgerRest&) const = default;
 };
@@ -116,7 +115,7 @@ struct LedgerState : LedgerRest {
 };
 
 // --- joint planning ---------------------------------------------------------
-// A rank as planning knows it.
+// An attached rank, as planning knows it.
 struct AttachedRank {
   JobKey job;
   Rank rank;
@@ -125,8 +124,8 @@ struct AttachedRank {
   bool operator==(const AttachedRank&) const = default;
 };
 
-// A lease that waits for a plan, as version 1 of the state (daemon/state) saved
-// it.
+// A lease that waits for a plan, as saved by version 1 of the state
+// (daemon/state).
 struct WaitingLease {
   SessionId session;
   RequestId request;
@@ -135,7 +134,7 @@ struct WaitingLease {
   bool operator==(const WaitingLease&) const = default;
 };
 
-// A join that has its plan, until members gave back what it needs.
+// A joining job with a plan that is held back until members free memory.
 struct HeldJoin {
   Asking asking;
   PlanId plan;
@@ -143,25 +142,26 @@ struct HeldJoin {
   bool operator==(const HeldJoin&) const = default;
 };
 
-// When running jobs are planned again, and why.
+// When and why running jobs are planned again.
 struct NextRound {
-  // Whether a round is due once no member changes any more: a join did not
-  // wait for memory that may still come.
+  // Whether a round is due once no member changes any more, because a join did
+  // not wait for memory that may still come back.
   enum class Owed { kNothing, kRoundAfterChanges };
   Owed owed = Owed::kNothing;
   absl::Time at = absl::InfiniteFuture();
   std::string why;
-  std::optional<JobKey> whose;  // names a job not all may read of
+  // The job that `why` is about; only some principals may see its name.
+  std::optional<JobKey> whose;
   bool operator==(const NextRound&) const = default;
 };
 
 struct JointPlanningState {
   std::map<SessionId, AttachedRank> attached;
   PlanRounds::Saved rounds;
-  std::vector<Asking> joining;       // jobs that ask, in their order
+  std::vector<Asking> joining;       // in the order of their turns
   std::map<JobKey, Member> members;  // jobs that run by the planner's fractions
   std::map<JobKey, HeldJoin> held;   // members with a plan that is held back
-  // What the question has that is being solved for all jobs together.
+  // The resources of the joint question that is being solved.
   std::vector<Position> positions;
   plan::NodeResources resources;
   NextRound next;
@@ -169,14 +169,14 @@ struct JointPlanningState {
 };
 
 // --- row by row -------------------------------------------------------------
-// What a core saves is rows of tables, and what is in none. Core::TakeChanged
-// calls visit(kind, key, row) for each row that changed, row null where it is
-// gone.
+// A core saves rows of tables, and the state outside of tables.
+// Core::TakeChanged calls visit(kind, key, row) for each row that changed; row
+// is null if it was erased.
 enum class RowKind : char {
   kExtent = 'e',        // ExtentId, ExtentRow
   kLease = 'l',         // LeaseId, LeaseState
   kMaking = 'm',        // ExtentId, MakingState
-  kHolder = 'h',        // SessionId, HolderState; its leases name it
+  kHolder = 'h',        // SessionId, HolderState; includes its leases
   kLingering = 'g',     // ExtentId, LingeringState
   kPrincipal = 'p',     // Principal, PrincipalState
   kAllowance = 'a',     // Principal, Allowances::Bucket
@@ -188,9 +188,8 @@ enum class RowKind : char {
   kWaiter = 'w',        // PlaceInLine, Waiter
 };
 
-// How a table's rows are saved where they are saved as they are. An owner of
-// tables calls each(table, save) for each of them; save(key, row, visit) calls
-// visit(kind, key, row).
+// Saves the rows of a table unchanged. An owner of tables calls each(table,
+// save) for each table; save(key, row, visit) calls visit(kind, key, row).
 struct SavedAs {
   RowKind kind;
   template <typename Key, typename Row, typename Visit>
@@ -206,9 +205,9 @@ struct ExtentRow {
 
 struct LooseState : LedgerRest {
   uint64_t next_round = 1, next_plan = 1, next_place = 1;
-  SessionId last_session;  // that ever connected
+  SessionId last_session;  // the newest that ever connected
   std::map<PoolId, uint64_t> next_idle_order;
-  // Set by version 1 only; they have rows of kWaiter since.
+  // Set by version 1 only; later versions have rows of kWaiter.
   std::optional<std::vector<WaitingLease>> waiting_leases;
   NextRound next_joint;
   GpuNames gpus;

@@ -1,4 +1,4 @@
-// Counters and histograms of the daemon's life, for metrics.
+// Counters and histograms since the daemon started, for metrics.
 //
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
@@ -15,8 +15,8 @@
 
 namespace sluice::daemon {
 
-// What refused a lease. Values of each of these in the order of their names:
-// so do metrics list them.
+// The reason for refusing a lease. In this and the following enums the values
+// are in the order of their names, as metrics list them.
 enum class RefusedBy { kBudget, kDevice, kDrain, kExtents, kPool, kQueue };
 template <>
 struct EnumNames<RefusedBy> {
@@ -24,7 +24,7 @@ struct EnumNames<RefusedBy> {
                                                 "extents", "pool",   "queue"};
 };
 
-// Why a rank's session ended otherwise than by itself.
+// Why a rank's session ended, if it did not end by itself.
 enum class Death { kEvicted, kProtocol, kSignal, kStatus, kUnknown };
 template <>
 struct EnumNames<Death> {
@@ -32,7 +32,7 @@ struct EnumNames<Death> {
                                                 "status", "unknown"};
 };
 
-// What became of a question to the planner.
+// The outcome of a question to the planner.
 enum class PlanOutcome { kCached, kFailed, kInfeasible, kSolved };
 template <>
 struct EnumNames<PlanOutcome> {
@@ -40,14 +40,14 @@ struct EnumNames<PlanOutcome> {
                                                 "infeasible", "solved"};
 };
 
-// New plans for running jobs, and what became of them at their ranks.
+// The outcome of a new plan for a running job at its ranks.
 enum class ChangeOutcome { kRefused, kSent, kTaken };
 template <>
 struct EnumNames<ChangeOutcome> {
   static constexpr std::string_view kNames[] = {"refused", "sent", "taken"};
 };
 
-// A unit (proto/plan/units.h) of a plan: known before, or planned for it.
+// Whether a unit (proto/plan/units.h) of a plan was in the cache or solved.
 enum class UnitOutcome { kKnown, kSolved };
 template <>
 struct EnumNames<UnitOutcome> {
@@ -70,9 +70,9 @@ struct Stats {
   uint64_t sessions_refused = 0;
   uint64_t leases_granted = 0;
   CountsBy<RefusedBy> leases_refused;
-  CountsBy<WaitEnd> waits;        // of leases, that ended
-  uint64_t waits_refused = 0;     // too many waited
-  uint64_t profiles_refused = 0;  // too large to be kept
+  CountsBy<WaitEnd> waits;        // ended waits of leases
+  uint64_t waits_refused = 0;     // too many leases waited
+  uint64_t profiles_refused = 0;  // too large to be saved
   ExtentCounts extents;
   CountsBy<Death> client_deaths;
   CountsBy<PlanOutcome> plans;
@@ -88,7 +88,7 @@ struct Stats {
   Histogram grant_wait_seconds{
       {0.0001, 0.001, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30}};
 
-  // What metrics list of it: visit(name, help, counter or histogram), and
+  // Visits all metrics: visit(name, help, counter or histogram), and
   // visit(name, help, counters, label) where there is one counter per value.
   void Each(auto visit) const {
     visit("sluice_sessions_opened_total", "Connections accepted.",

@@ -12,17 +12,18 @@
 namespace sluice::daemon {
 namespace {
 
-// When the second half of its wait begins.
+// Returns when the second half of its wait begins.
 absl::Time HalfOf(const Waiter& waiter) {
   return waiter.since + (waiter.deadline - waiter.since) / 2;
 }
 
-// The smallest request that one which waits for its pool holds up there.
+// Returns the smallest request that a lease waiting for its pool holds up
+// there.
 Bytes HeldUpFrom(const Waiter& waiter, absl::Time now) {
   return now < HalfOf(waiter) ? waiter.asked.size : Bytes(0);
 }
 
-// What the leases that stay hold up, indexed by pool, user and job.
+// The requests that the waiting leases hold up, indexed by pool, user and job.
 class HeldUp {
  public:
   explicit HeldUp(absl::Time now) : now_(now) {}
@@ -41,7 +42,8 @@ class HeldUp {
         return;
     }
   }
-  // The state of the lease that holds it up; nullopt if none does.
+  // Returns the state of the lease that holds up `waiter`; nullopt if none
+  // does.
   std::optional<Waiter::Lacks> For(const Waiter& waiter) const {
     const PoolKind kind = waiter.asked.pool.kind;
     if (users_.contains({waiter.job.principal, kind})) {
@@ -62,7 +64,7 @@ class HeldUp {
   }
 
   const absl::Time now_;
-  std::map<PoolId, Bytes> pools_;  // from which size on
+  std::map<PoolId, Bytes> pools_;  // smallest size that is held up
   std::set<std::pair<Principal, PoolKind>> users_;
   std::set<std::pair<JobKey, PoolKind>> jobs_;
 };
@@ -173,7 +175,8 @@ void WaitingQueue::Release(
     absl::FunctionRef<Rights(const Waiter&)> rights,
     absl::FunctionRef<Turn(const Waiter&)> take_turn,
     absl::FunctionRef<void(const PlaceInLine&, const Waiter&)> timed_out) {
-  // What one has done in this pass may concern those behind it.
+  // True once a lease changed in this pass in a way that may concern later
+  // ones.
   bool wake = TakeWakeAll();
   if (!wake && !woken.any() && now < NextDeadline()) return;
   const absl::Time before = std::exchange(released_at_, now);
@@ -182,7 +185,7 @@ void WaitingQueue::Release(
     if (!waiter.for_plan) line.push_back(place);
   }
   HeldUp held_up(now);
-  // What the lease lacks if it has no turn now.
+  // Returns what the lease lacks if it has no turn now; nullopt if it has.
   const auto without_turn =
       [&](const PlaceInLine& place,
           const Waiter& waiter) -> std::optional<Waiter::Lacks> {

@@ -1,32 +1,32 @@
-// Leases that wait for memory, in their order.
+// The queue of leases that wait for memory.
 //
-// A request may say how long it waits instead of being refused at once. Leases
-// that wait stand in line: first come, first served. States:
-//   for its pool  what it asks for is not free there. In the first half of its
-//                 wait later requests that are smaller pass it; in the second
+// A request may state how long it waits instead of being refused at once.
+// Waiting leases form a queue: first come, first served. States:
+//   for its pool  the pool has not enough free memory. In the first half of the
+//                 wait smaller later requests may pass it; in the second half
 //                 no later request takes memory of that pool. So neither
-//                 starves: half a wait is the most that one is passed, and the
-//                 most that it closes its pool.
-//   for its user  its user's budget or extents do not allow it. Only later
-//   for its job   requests of that user (of that job) for memory of the same
-//                 kind stay behind it: no other user can help or harm it.
-//   for a plan    running jobs of its user may give back the host memory that
-//                 it asks for, once they run by other plans. It holds up no
-//                 other lease, and none holds it up: what it waits for is
-//                 promised to it (JointPlanning). When nothing comes any more
-//                 it is refused, or joins the line at its end.
-//   (ended)       granted, timed out, given up, refused since it can never be,
-//                 or its session ended
+//                 starves: a lease is passed for at most half its wait, and
+//                 closes its pool for at most half its wait.
+//   for its user  the budget or the extents of its user (its job) do not allow
+//   for its job   it. Only later requests of that user (job) for memory of the
+//                 same kind stay behind it: no other user can help or harm it.
+//   for a plan    running jobs of its user may free the host memory that it
+//                 needs, once they run by other plans. It holds up no other
+//                 lease, and none holds it up: what it waits for is promised to
+//                 it (JointPlanning). When no memory will come any more it is
+//                 refused, or joins the queue at its end.
+//   (ended)       granted, timed out, given up, refused since it can never be
+//                 granted, or its session ended
 // A lease that stays behind another one is in the same state as that one.
 //
-// Two rights let a request pass those that wait for the pool, because these
-// could not have that memory anyway: what its user has reserved (but not past
-// others of that user), and what a plan has promised its job (but not past
+// Two rights let a request pass leases that wait for the pool, because those
+// could not have its memory anyway: memory reserved for its user (but not past
+// others of that user), and memory that a plan promised its job (but not past
 // others of that job).
 //
-// A lease has its turn when something changed that it may lack: its pool, its
-// user's charges, or the line in front of it (Woken). The queue only keeps the
-// line; Core asks the ledger whether there is memory.
+// A lease gets a turn when something that it may lack has changed: its pool,
+// its user's charges, or the queue in front of it (Woken). The queue only keeps
+// the order; Core asks the ledger whether there is memory.
 //
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
@@ -48,7 +48,7 @@
 
 namespace sluice::daemon {
 
-// A place in the line: smaller is earlier.
+// A place in the queue: smaller is earlier.
 struct PlaceInLine {
   uint64_t number = 0;
   auto operator<=>(const PlaceInLine&) const = default;
@@ -61,8 +61,8 @@ struct Waiter {
   RequestId request;
   LeaseRequest asked;
   JobKey job;
-  absl::Time since, deadline;  // the deadline of this state, if for a plan
-  // It is tried again then, since no event says when it gets what it lacks.
+  absl::Time since, deadline;  // for a plan: the deadline of that state
+  // Time of the next attempt, if no event reports that what it lacks is there.
   absl::Time again = absl::InfinitePast();
   bool for_plan = false;
   bool operator==(const Waiter&) const = default;
@@ -72,17 +72,17 @@ struct EnumNames<Waiter::Lacks> {
   static constexpr std::string_view kNames[] = {"pool", "user", "job"};
 };
 
-// What lets a request pass others.
+// The rights of a request to pass others.
 struct Rights {
-  bool reserved = false;  // its user's reservation has room for it
-  bool promised = false;  // its job's plan does
+  bool reserved = false;  // fits its user's reservation
+  bool promised = false;  // fits what its job's plan promises
   bool any() const { return reserved || promised; }
 };
 
-// What has changed since waiting leases had their turn.
+// The changes since waiting leases had their last turn.
 struct Woken {
   std::set<PoolId> pools;
-  std::set<Principal> users;  // that were charged or refunded
+  std::set<Principal> users;  // charged or refunded
   bool all = false;
   bool any() const { return all || !pools.empty() || !users.empty(); }
   bool Wakes(const Waiter& waiter, absl::Time now) const;
@@ -104,18 +104,18 @@ class WaitingQueue {
     bool operator==(const Saved&) const = default;
   };
 
-  // ResourceExhausted: its user, or all together, have as many as they may.
-  // Leases that wait for plans are not counted, here and in the snapshot: there
-  // is at most one of a session.
+  // ResourceExhausted: its user, or all together, have reached the limit of
+  // waiting leases. Leases that wait for plans are not counted, here and in the
+  // snapshot: each session has at most one.
   absl::Status MayJoin(const Principal& who, const WaitLimits& limits) const;
-  // At the end of the line.
+  // Adds the lease at the end of the queue.
   void Join(Waiter waiter);
-  // Removes and returns it; nullopt if it does not wait.
+  // Removes and returns the lease; nullopt if it does not wait.
   std::optional<Waiter> Leave(SessionId session, RequestId request);
-  // Removes all of the session; returns how many stood in line.
+  // Removes all leases of the session; returns how many were in the queue.
   size_t SessionEnded(SessionId session);
 
-  // The leases that a new request may not pass: the first, and how many.
+  // The leases that a new request may not pass: the first, and their number.
   struct InFront {
     const Waiter* first = nullptr;
     int count = 0;
@@ -123,44 +123,44 @@ class WaitingQueue {
   InFront Before(const Waiter& asks, Rights rights, absl::Time now) const {
     return Before(waiters_.end(), asks, rights, now);
   }
-  // The same for one that waits.
+  // Returns the same for a lease that waits.
   InFront Before(const PlaceInLine& place, Rights rights, absl::Time now) const;
 
-  // What became of a lease that had its turn.
+  // The outcome of a lease's turn.
   struct Turn {
     enum class Result { kGranted, kStays, kRefused };
     Result result = Result::kStays;
     Waiter::Lacks lacks = Waiter::Lacks::kPool;  // if it stays
     absl::Time again = absl::InfinitePast();     // if it stays
   };
-  // Gives those that `woken` wakes their turn, in the order of the line, unless
-  // others hold them up, and removes those that are granted or refused.
-  // `rights` is asked only for leases that others hold up at their pool. A
-  // lease without memory at its deadline is removed after `timed_out`.
+  // Gives a turn to the leases that `woken` wakes, in order, unless others hold
+  // them up, and removes those that are granted or refused. Calls `rights` only
+  // for leases that others hold up at their pool. A lease without memory at its
+  // deadline is removed after `timed_out`.
   void Release(
       absl::Time now, const Woken& woken,
       absl::FunctionRef<Rights(const Waiter&)> rights,
       absl::FunctionRef<Turn(const Waiter&)> take_turn,
       absl::FunctionRef<void(const PlaceInLine&, const Waiter&)> timed_out);
-  // Woken::all next time: the line or the policy has changed.
+  // Sets Woken::all for the next release: the queue or the policy has changed.
   void WakeAll() { wake_all_ = true; }
   bool TakeWakeAll() { return std::exchange(wake_all_, false); }
-  // When a deadline passes, or one is to be tried that no event wakes.
+  // Returns the next deadline, or the next attempt that no event triggers.
   absl::Time NextDeadline() const;
 
-  // Those that wait for plans, in their order.
+  // Returns the leases that wait for plans, in order.
   const std::set<PlaceInLine>& for_plans() const { return for_plans_; }
-  // REQUIRES: it waits for a plan.
+  // REQUIRES: the lease waits for a plan.
   void TryAgainAt(const PlaceInLine& place, absl::Time again);
 
   const std::map<PlaceInLine, Waiter>& waiters() const {
     return waiters_.rows();
   }
-  // How many of one user stand in line.
+  // Returns how many leases of one user are in the queue.
   size_t WaitingOf(const Principal& who) const;
   bool empty() const { return waiters_.empty(); }
 
-  // The same row by row (state.h).
+  // Returns the queue's rows, for saving row by row (state.h).
   Table<PlaceInLine, Waiter>& rows() { return waiters_; }
   uint64_t next() const { return next_; }
   Saved Save() const { return {waiters_.rows(), next_}; }
@@ -169,7 +169,7 @@ class WaitingQueue {
   void CheckInvariants(const WaitLimits& limits) const;
 
  private:
-  // Whether `other`, which is before it, holds up such a request.
+  // Returns whether `other`, which is earlier, holds up such a request.
   static bool HoldsUp(const Waiter& other, const Waiter& asks, Rights rights,
                       absl::Time now);
   InFront Before(Table<PlaceInLine, Waiter>::const_iterator end,
