@@ -176,7 +176,7 @@ enum class RowKind : char {
   kExtent = 'e',        // ExtentId, ExtentRow
   kLease = 'l',         // LeaseId, LeaseState
   kMaking = 'm',        // ExtentId, MakingState
-  kHolder = 'h',        // SessionId, HolderState; includes its leases
+  kHolder = 'h',        // SessionId, HolderState; without its leases
   kLingering = 'g',     // ExtentId, LingeringState
   kPrincipal = 'p',     // Principal, PrincipalState
   kAllowance = 'a',     // Principal, Allowances::Bucket

@@ -8,7 +8,7 @@
 namespace sluice::daemon {
 namespace {
 
-// The lower of two speeds of which either may be no limit.
+// Returns the lower of two speeds, either of which may be 0 (no limit).
 double Lower(double a, double b) {
   if (a <= 0 || b <= 0) return std::max({a, b, 0.0});
   return std::min(a, b);

@@ -1,4 +1,4 @@
-// What lies between a GPU and host memory.
+// The links between a GPU and host memory.
 //
 // Speeds are bytes per second; 0: not limited. `direction` is kH2d or kD2h.
 //
@@ -14,23 +14,24 @@
 
 namespace sluice::daemon {
 
-// What the link carries in a direction while the other one rests.
+// Returns the link's speed in a direction while the other one rests.
 double SpeedOf(const LinkSpeed& link, int direction);
-// While both directions carry as much as each other.
+// Returns its speed while both directions carry the same rate.
 double SpeedBothWays(const LinkSpeed& link, int direction);
-// Whether it limits a direction, or both together.
+// Returns whether the link limits a direction, or both together.
 bool IsLimited(const LinkSpeed& link);
 
-// Indexes into `links`: that of `name`, the one it hangs on, and so on; empty:
-// there is no `name`. A parent that is not there, or comes again, is the end.
+// Returns indexes into `links`: the link `name`, its parent, and so on; empty
+// if there is no `name`. The path ends at a missing or repeated parent.
 std::vector<size_t> LinkPath(const std::vector<LinkSpeed>& links,
                              const std::string& name);
 
-// Whether what is copied over the link `name` loads the link `other` too.
+// Returns whether copies over the link `name` also load the link `other`.
 bool Loads(const std::vector<LinkSpeed>& links, const std::string& name,
            const std::string& other);
 
-// Link for link, in their order. InvalidArgument: bandwidth::Topology::Make.
+// Returns the topology with the same links in the same order. InvalidArgument
+// as in bandwidth::Topology::Make.
 absl::StatusOr<bandwidth::Topology> TopologyOf(
     const std::vector<LinkSpeed>& links);
 

@@ -1,4 +1,4 @@
-// What the daemon's policy speaks of: principals, pools, peers, the node.
+// The types of the daemon's policy: principals, pools, peers, the node.
 //
 // Plain data, no ownership. Thread safety: values.
 #pragma once
@@ -18,14 +18,14 @@
 
 namespace sluice::daemon {
 
-// A job is a label inside its principal.
+// A job is a label within its principal.
 struct JobKey {
   Principal principal;
   std::string name;
   auto operator<=>(const JobKey&) const = default;
 };
 
-// A principal's number inside one daemon generation.
+// A principal's number within one daemon generation.
 using PrincipalId = Id<struct PrincipalTag>;
 // One round of planning of one job.
 using PlanRoundId = Id<struct PlanRoundTag>;
@@ -41,16 +41,15 @@ struct PoolId {
   auto operator<=>(const PoolId&) const = default;
 };
 
-// What ran out, where there is too little of it.
+// Returns the resource that runs out with this kind of memory.
 inline Shortage ShortageIn(PoolKind kind) {
   return kind == PoolKind::kGpu ? Shortage::kGpuMemory : Shortage::kHostMemory;
 }
 
-// What the device says of an extent: whether a process other than the daemon
+// The device's answer for an extent: whether a process other than the daemon
 // has a descriptor or a mapping of it, or a copy of one is on its way.
 enum class Held { kNo, kYes, kUnknown };
 
-// Memory of both kinds.
 struct Amounts {
   Bytes gpu, host;
   Bytes& of(PoolKind kind) { return kind == PoolKind::kGpu ? gpu : host; }
@@ -58,7 +57,7 @@ struct Amounts {
   bool operator==(const Amounts&) const = default;
 };
 
-// "GPU 0", "NUMA node 1": for messages.
+// Returns "GPU 0" or "NUMA node 1" for messages.
 std::string Name(PoolId pool);
 
 // The process at the other end of a session, as the kernel knows it.
@@ -69,7 +68,7 @@ struct Peer {
   bool operator==(const Peer&) const = default;
 };
 
-// How a process ended, where the kernel tells.
+// How a process ended, if the kernel reports it.
 struct Exit {
   enum class Kind { kUnknown, kStatus, kSignal };
   Kind kind = Kind::kUnknown;
@@ -79,23 +78,23 @@ struct Exit {
 // Bytes per second, kH2d and kD2h (proto/base/grant_page.h); 0: none.
 using CopyRates = std::array<double, 2>;
 
-// What a rank's plan copies, each direction.
+// What a rank's plan copies in each direction.
 struct PlanDemand {
   CopyRates rates = {0, 0};         // while a layer runs
-  std::array<Bytes, 2> step_bytes;  // all layers, forward and backward once
+  std::array<Bytes, 2> step_bytes;  // all layers, one forward and backward
   bool operator==(const PlanDemand&) const = default;
 };
 
-// What a link carries, bytes per second; 0: not known or not throttled.
+// The speed of a link, bytes per second; 0: not known or not limited.
 struct LinkSpeed {
   std::string name;
   double h2d_bytes_per_second = 0;
   double d2h_bytes_per_second = 0;
-  // The link that it hangs on, such as a PCIe switch's; empty: none.
+  // The link above it, such as a PCIe switch's; empty: none.
   std::string parent;
-  // What both directions together carry, beside what each carries alone.
+  // Limit of both directions together, besides that of each.
   double both_bytes_per_second = 0;
-  // By a measurement that is kept, and not by the configuration.
+  // True: from a kept measurement; false: from the configuration.
   bool measured = false;
 };
 
@@ -106,9 +105,9 @@ struct GpuConfig {
   std::string link;
   NumaIndex numa;
   Bytes pool;
-  Bytes spare;  // of the device, beside the pool
+  Bytes spare;  // of the device, outside the pool
   // Why it cannot be used (device::DeviceInfo); empty: it can. A GPU with a
-  // fault keeps its number and a pool, of which nothing is free.
+  // fault keeps its number and a pool without free memory.
   std::string fault = {};
 };
 
@@ -118,7 +117,7 @@ struct HostConfig {
   Bytes spare;
 };
 
-// A limit per kind of pool; node-wide sums (all GPUs, all NUMA nodes).
+// Limits per kind of pool, as sums over the node (all GPUs, all NUMA nodes).
 struct Limits {
   static constexpr Bytes kUnlimited{INT64_MAX};
   Bytes gpu = kUnlimited;
@@ -127,81 +126,80 @@ struct Limits {
   Bytes of(PoolKind kind) const { return kind == PoolKind::kGpu ? gpu : host; }
 };
 
-// How many extents may exist: each has a descriptor of the daemon's.
+// Limits of the number of extents: each takes a descriptor of the daemon.
 struct ExtentLimits {
   size_t all = 1 << 19;
   size_t each = 1 << 18;  // of one principal
-  // Whether `each` follows from how many files this process may have open, and
-  // was not set. `all` always does.
+  // Whether `each` was derived from this process's limit of open files instead
+  // of configured. `all` always is.
   bool each_of_open_files = false;
-  // Held back from others for each attached rank.
+  // Held back from other principals for each attached rank.
   size_t per_rank = 16;
-  // Made and destroyed for one principal; `each` of them at once.
+  // Extents made and destroyed for one principal; bursts of up to `each`.
   double changes_per_second = 1000;
-  // Idle ones are destroyed after so long: while their principal has a process,
-  // and when it has none (a job that is started again finds them warm).
+  // How long idle extents are kept: while their principal has a process, and
+  // when it has none (a restarted job finds them warm).
   absl::Duration kept_for = absl::Minutes(5);
   absl::Duration orphans_kept_for = absl::Seconds(2);
-  // Host memory, where it takes long to pin: in place of both, where it is more
-  // than they are. An orphan is kept so long only where its user's next process
-  // may have it (HasHeir).
+  // For host memory that takes long to pin: replaces both times if it is
+  // longer. Extents without a process are kept that long only if the same
+  // user's next process may have them (HasHeir).
   absl::Duration host_kept_for = absl::ZeroDuration();
 };
 
-// How many leases may wait for memory, and how long.
+// Limits of how many leases wait for memory, and how long.
 struct WaitLimits {
   size_t each = 64;  // of one principal
   size_t all = 512;
   absl::Duration longest = absl::Hours(1);
 };
 
-// The most that profiles and plans may take of the saved state. One principal
+// Limits of the bytes of profiles and plans in the saved state. One principal
 // may have the largest profile that is read (proto/plan/codec.h).
 struct ProfileLimit {
   Bytes each = MiB(16);  // of one principal
   Bytes all = MiB(32);
 };
 
-// What leases are cut into, by what kind of pool they are of: whole pieces of
-// this size, and a tail.
+// The size of extents by kind of pool: a lease has whole extents and a tail.
 struct ExtentSizes {
   Bytes gpu = MiB(64);
   Bytes host = MiB(64);
 };
 
-// Everything policy must know of the node and its settings; fixed for the
+// All that policy needs to know of the node and its settings; fixed for the
 // life of a Core.
 struct NodeConfig {
   std::string hostname;
   std::string driver = "sim";  // or "cuda"
   uint64_t generation = 1;
-  uint32_t own_uid = 0;  // of the daemon: sees everything
+  uint32_t own_uid = 0;  // the daemon's user, which sees everything
   std::vector<GpuConfig> gpus;
   std::vector<HostConfig> hosts;
   std::vector<LinkSpeed> links;
   ExtentSizes extent;
-  Bytes host_ready;  // of each NUMA node, made before it is asked for
+  Bytes host_ready;  // on each NUMA node, made in advance
   Bytes granularity = KiB(64);
   ExtentLimits extent_limits;
   WaitLimits wait_limits;
   ProfileLimit profile_limit;
-  // What an operator should know of this start, one sentence each.
+  // What an operator should know about this start, one sentence each.
   std::vector<std::string> warnings;
   Limits principal_limits;
   Limits job_limits;
   std::map<std::string, Limits> named_job_limits;
-  // Weights of users' ranks in the fair shares of links; 1 where none is named.
+  // Weights of users' ranks in the fair shares of links; default 1.
   std::map<uint32_t, double> user_weights;
   absl::Duration plan_time_limit = absl::Seconds(20);
-  // How long a joining job's plan is held back until running ones have given
-  // back what it needs.
+  // How long a joining job's plan is held back until running jobs have freed
+  // the memory that it needs.
   absl::Duration join_wait = absl::Seconds(60);
   // The same for a lease; clients wait 60 s for an answer.
   absl::Duration lease_wait = absl::Seconds(45);
-  // How long ranks that were told of a new plan may take to say what became of
-  // it: they do at their next step boundary, and steps can be minutes.
+  // How long ranks may take to answer a new plan: they answer at their next
+  // step boundary, and steps can take minutes.
   absl::Duration change_wait = absl::Minutes(30);
-  // After a leave: others often follow at once.
+  // Delay after a job leaves: others often follow at once.
   absl::Duration leave_delay = absl::Milliseconds(200);
   absl::Duration hello_timeout = absl::Seconds(10);
   int max_sessions = 2048;

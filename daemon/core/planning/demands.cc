@@ -15,9 +15,9 @@ double Count(Bytes bytes) { return static_cast<double>(bytes.count()); }
 
 // One direction of one link.
 struct Channel {
-  double capacity = 0;  // that may be promised; 0: not limited
+  double capacity = 0;  // the part that may be promised; 0: not limited
   double promised = 0;
-  std::map<Principal, double> by_user;  // every user of the link has a row
+  std::map<Principal, double> by_user;  // has a row for every user of the link
 };
 
 class Channels {
@@ -35,7 +35,8 @@ class Channels {
     }
   }
 
-  // Whether it fits beside what is promised; then it is promised.
+  // Promises the rate if it fits besides earlier promises; returns whether it
+  // did.
   bool Promise(const LinkUser& rank, int direction, double rate) {
     bool limited = false;
     for (const size_t i : LinkPath(links_, rank.link)) {
@@ -71,7 +72,8 @@ PlanDemand DemandOf(const plan::RankProfile& profile,
   PlanDemand demand;
   for (const plan::LayerKind& kind : profile.kinds) {
     if (kind.layers == 0) continue;
-    double swapped = 0;  // per moving layer: out in forward, back in backward
+    // Per moving layer: offloaded in forward, back in backward.
+    double swapped = 0;
     for (const plan::SkeletalClass& each : profile.classes) {
       if (each.kind != kind.name || each.traffic_in_fixed) continue;
       const plan::ClassPlan* chosen = FindClass(plan, each.kind, each.name);
@@ -85,7 +87,7 @@ PlanDemand DemandOf(const plan::RankProfile& profile,
     const auto moving = static_cast<double>(kind.moving_layers());
     const auto need = [&](int direction, Bytes fixed, double own,
                           double seconds) {
-      // A pass without a window copies nothing.
+      // A pass without a time window copies nothing.
       if (seconds <= 0) return;
       double& rate = demand.rates[direction];
       rate = std::max(rate, (Count(fixed) + own) / seconds);

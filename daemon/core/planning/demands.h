@@ -1,18 +1,18 @@
-// What ranks copy when they run by their plans, and how much of that the links
-// promise them: demands, per rank and direction.
+// The bandwidth that ranks need to run by their plans (demands), and how much
+// of it the links promise, per rank and direction.
 //
 // A plan hides a layer's copies behind one layer's compute, forward and
-// backward (MEMO section 4.1), so of each such window it says the bytes, the
-// direction and the time by which they must be over. The largest quotient of
-// bytes and window is the rate that the rank needs at all times.
+// backward (MEMO section 4.1), so each such window has bytes, a direction and a
+// deadline. The largest quotient of bytes and window is the rate that the rank
+// needs at all times.
 //
 // Not every demand can be promised. A link promises kPromised of each
-// direction, and to one user an even part of that: profiles are what clients
-// say, and one that says too much takes from the own user only. Without a
+// direction, and to one user an even part of that: profiles are clients'
+// statements, and one that overstates takes from its own user only. Without a
 // promise a rank runs by its fair share, as without a plan.
 //
-// Demands are derived from what is saved already (members, sessions): a daemon
-// that takes over comes to the same.
+// Demands are derived from saved state (members, sessions): a daemon that takes
+// over computes the same.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -27,15 +27,15 @@
 
 namespace sluice::daemon {
 
-// Which part of each direction of a link may be promised in all: the rest is
+// The part of each direction of a link that may be promised in all: the rest is
 // for ranks without a promise, so that none of them stops.
 inline constexpr double kPromised = 0.9;
 
-// What the copies of a rank need that runs by `plan`, which answered `profile`.
+// Returns the demand of a rank that runs by `plan`, which answered `profile`.
 PlanDemand DemandOf(const plan::RankProfile& profile,
                     const plan::RankPlan& plan);
 
-// An attached rank, as the links see it.
+// An attached rank as a user of links.
 struct LinkUser {
   SessionId session;
   Principal principal;
@@ -43,8 +43,8 @@ struct LinkUser {
   CopyRates demand = {0, 0};
 };
 
-// What is promised of the demands of `ranks`, each direction whole or not at
-// all, the first ones first. Ranks that are promised nothing are not in it.
+// Returns the demands of `ranks` that can be promised, in order; each direction
+// is promised whole or not at all. Ranks without a promise are not included.
 std::map<SessionId, CopyRates> PromiseDemands(
     const std::vector<LinkSpeed>& links, const std::vector<LinkUser>& ranks);
 

@@ -1,12 +1,12 @@
 // Plan rounds: collect the profiles of a job's local ranks, have them solved
-// off the loop, keep what came out.
+// off the loop, and keep the plans.
 //
-// A job's ask: collecting (some ranks have submitted) -> asking (all have) ->
-// part of a round that is solved (the worker runs, a deadline stands) -> done.
-// A rank that submits meanwhile opens the next one. A round answers one job
-// alone, or all jobs together (`together`; at most one at a time): those that
-// ask and those that run. Plans are immutable; they are found again by the
-// hash of all profiles and the resources they were made for. The last
+// States of a job's question: collecting (some ranks have submitted) -> asking
+// (all have) -> part of a round that is solved (the worker runs, a deadline
+// applies) -> done. A rank that submits during a round opens the next one. A
+// round answers one job alone, or all asking and running jobs together
+// (`together`; at most one at a time). Plans are immutable; they are found by
+// the hash of all profiles and the resources they were made for. The last
 // kPlansKept are kept, and those that jobs use or were promised.
 //
 // Thread safety: none needed; one thread (see core.h).
@@ -29,7 +29,8 @@
 
 namespace sluice::daemon {
 
-// A decoded profile and its hash (made off the loop: a profile can be large).
+// A decoded profile and its hash (computed off the loop: a profile can be
+// large).
 struct ProfileWithHash {
   std::shared_ptr<const plan::RankProfile> profile;
   std::string hash;
@@ -37,7 +38,7 @@ struct ProfileWithHash {
   bool operator==(const ProfileWithHash&) const = default;
 };
 
-// A job with a profile of each local rank.
+// A job that asks for a plan, with a profile of each local rank.
 struct Asking {
   JobKey job;
   std::map<Rank, ProfileWithHash> profiles;
@@ -48,10 +49,10 @@ class PlanRounds {
  public:
   static constexpr size_t kPlansKept = 256;
 
-  // Ranks of `local_ranks` still missing after this submission.
+  // Returns how many of `local_ranks` have not submitted yet.
   int Submit(const JobKey& job, Rank rank, ProfileWithHash profile,
              int local_ranks);
-  // Only when Submit has returned 0: what was collected.
+  // Returns the collected profiles. REQUIRES: Submit has returned 0.
   Asking Take(const JobKey& job);
   struct Collecting {
     std::map<Rank, ProfileWithHash> ranks;
@@ -60,10 +61,11 @@ class PlanRounds {
   };
   const std::map<JobKey, Collecting>& collecting() const { return collecting_; }
 
-  // What the worker is asked.
+  // A question for the worker.
   struct Round {
     std::vector<Asking> asking;  // jobs that wait for it
-    std::vector<JobKey> jobs;    // of the question, by their number there
+    // All jobs of the question, by their number in it.
+    std::vector<JobKey> jobs;
     bool together = false;
     std::string cache_key;
     absl::Time started;
@@ -72,20 +74,20 @@ class PlanRounds {
     bool operator==(const Round&) const = default;
   };
   PlanRoundId Start(Round round);
-  // Nullopt: over already.
+  // Ends a round; nullopt if it is over already.
   std::optional<Round> Finish(PlanRoundId round);
   const std::map<PlanRoundId, Round>& solving() const { return solving_; }
-  // The round ends at `at`, or at its deadline if that is earlier.
+  // Moves the round's deadline to `at` if that is earlier.
   void EndBy(PlanRoundId round, absl::Time at);
   bool solving_together() const;
   void Progressed(PlanRoundId round, const plan::PlanProgress& progress);
   std::vector<PlanRoundId> Overdue(absl::Time now) const;
   absl::Time NextDeadline() const;
 
-  // A plan made before for the same question. That of all jobs together is
-  // never shown as it is.
+  // Returns an earlier plan for the same question. Joint plans (CachedTogether)
+  // are never shown; jobs get parts of them.
   std::shared_ptr<const plan::NodePlan> Cached(const std::string& key) const;
-  // Numbers the plan.
+  // Keeps the plan under a new number.
   std::shared_ptr<const plan::NodePlan> Keep(const JobKey& job,
                                              const std::string& cache_key,
                                              plan::NodePlan plan);
@@ -93,19 +95,20 @@ class PlanRounds {
       const std::string& key) const;
   std::shared_ptr<const plan::NodePlan> KeepTogether(
       const std::string& cache_key, plan::NodePlan plan);
-  // A kept plan. What the job was promised is over.
+  // Sets a kept plan as the job's current one, and drops its promised one.
   void Use(const JobKey& job, PlanId plan);
-  // A kept plan that the job is to use.
+  // Sets a kept plan that the job will use.
   void Promise(const JobKey& job, PlanId plan) { promised_.Put(job) = plan; }
   PlanId current(const JobKey& job) const {
     const auto used = current_.find(job);
     return used != current_.end() ? used->second : PlanId();
   }
 
-  // A rank left. Ranks that had submitted in the job's open rounds can wait no
-  // longer: they are returned, and a solving round is given up; other jobs
-  // that asked in it must ask again. A round in which only other users ask goes
-  // on, because a user with jobs that come and go would hold it up without end.
+  // A rank left. Returns the ranks that had submitted in the job's open rounds
+  // and must not wait any longer, the solving rounds that are given up, and the
+  // other jobs that asked in these and must ask again. A round in which only
+  // other users ask continues; else a user with jobs that come and go could
+  // delay it without end.
   struct Abandoned {
     std::vector<Rank> ranks;
     std::vector<PlanRoundId> solving;
@@ -115,15 +118,15 @@ class PlanRounds {
   void JobEnded(const JobKey& job);
 
   struct Kept {
-    JobKey job;  // that the plan was made for first
+    JobKey job;  // for which the plan was first made
     std::string cache_key;
     std::shared_ptr<const plan::NodePlan> plan;
     bool operator==(const Kept&) const = default;
   };
   const std::deque<Kept>& kept() const { return kept_; }
-  // Null: it is not kept.
+  // Returns null if the plan is not kept.
   const Kept* FindKept(PlanId plan) const;
-  // The plans that jobs use or were promised, with these jobs.
+  // Returns the plans that jobs use or were promised, with these jobs.
   std::vector<std::pair<JobKey, std::shared_ptr<const plan::NodePlan>>>
   PlansOfJobs() const;
 
@@ -136,7 +139,7 @@ class PlanRounds {
     bool operator==(const Saved&) const = default;
   };
   Saved Save() const;
-  // The same row by row (state.h), plans by their numbers.
+  // Tables for saving row by row (state.h); they have the plans' numbers.
   Table<JobKey, PlanId>& in_use() { return current_; }
   Table<JobKey, PlanId>& promised() { return promised_; }
   uint64_t next_round() const { return next_round_; }

@@ -11,10 +11,10 @@
 namespace sluice::daemon {
 namespace {
 
-// What a question for all comes to for each of its positions.
+// The outcome of a joint question for one position.
 struct Outcome {
-  const plan::RankPlan* now = nullptr;   // of a member: what it runs by
-  const plan::RankPlan* then = nullptr;  // what the answer says
+  const plan::RankPlan* now = nullptr;   // a member's current plan
+  const plan::RankPlan* then = nullptr;  // the plan in the answer
 };
 
 std::vector<Outcome> OutcomesOf(const std::map<JobKey, Member>& members,
@@ -60,9 +60,9 @@ const JobKey* WhoMustShrink(const plan::HostLimit& limit,
   return sum > limit.bytes ? who : nullptr;
 }
 
-// Whether `what` is the limit of a GPU that a rank of `part` has, which is
-// named with its job where there are several (planner/swap/explain.h); then
-// without.
+// Returns whether `what` is the GPU limit of a rank of `part`. If so, removes
+// the job from its name, which a question of several jobs adds
+// (planner/swap/explain.h).
 bool NameOwnGpu(const plan::NodePlan& part, int64_t number, bool several,
                 std::string& what) {
   for (const plan::RankPlan& rank : part.ranks) {
@@ -113,7 +113,7 @@ ProfileWithHash WithoutTraces(const ProfileWithHash& profile,
                               const plan::RankPlan& plan) {
   auto bare = std::make_shared<plan::RankProfile>(*profile.profile);
   bare->segments.clear();
-  // 0 says "not told", and then nothing is kept: as with nothing left.
+  // 0 also means "not stated": then nothing is kept, as with no memory left.
   bare->transient_capacity =
       std::max(bare->transient_capacity - plan.transient_peak, Bytes(0));
   return {std::move(bare), profile.hash + "-", {}};

@@ -1,11 +1,11 @@
-// The rule for plans of all jobs together: by which fractions each job runs,
-// and which jobs get new ones when a job joins or leaves.
+// The rules of joint plans: the fractions by which each job runs, and which
+// jobs get new ones when a job joins or leaves.
 //
-// A job that took a plan of a question that was not settled, whether it left
+// A job that took a plan for a question that was not settled, whether it left
 // fractions to the planner or fixed them, is a *member*: it stays in every
-// later question, with the profile of its first round, so that what is asked
-// does not drift with what was answered. Its memory is planned by itself, so
-// the kept profile has no traces.
+// later question with the profile of its first round, so that questions do not
+// drift with their answers. Its memory is planned separately, so the kept
+// profile has no traces.
 //
 // Pure functions and plain data. Thread safety: values.
 #pragma once
@@ -26,54 +26,56 @@
 
 namespace sluice::daemon {
 
-// Fractions nearer than this are the same: a change costs a calibration.
+// Smaller differences of fractions do not count: a change costs a calibration.
 inline constexpr double kFractionStep = 1.0 / 64;
-// Smaller differences are worth it where the node's step shortens by this.
+// They do count if the node's step gets shorter by this part.
 inline constexpr double kStepGain = 0.01;
 
-// New fractions that a member's ranks were told of and have not all taken.
+// New fractions for a member that not all its ranks have taken yet.
 struct PlanChange {
   PlanId plan;
   absl::Time since;
-  // Once it is told: without all answers by then, it counts as refused.
+  // Set when announced: if answers are missing then, the change counts as
+  // refused.
   absl::Time deadline = absl::InfiniteFuture();
-  // Whether joins may wait for what it gives back; once one has waited in vain,
-  // no other does.
+  // Whether joins may wait for the memory that it frees; after one join has
+  // waited in vain, no other does.
   enum class Wait { kAwaited, kInVain };
   Wait wait = Wait::kAwaited;
-  std::set<Rank> open;     // have not said yet what became of it
-  std::set<Rank> refused;  // went on with what they had
+  std::set<Rank> open;     // have not answered yet
+  std::set<Rank> refused;  // continue with the former plan
   std::map<Rank, plan::RankPlan> before;
   bool operator==(const PlanChange&) const = default;
 };
 
-// h2d, d2h and both together of each link that limits, in bytes per second; 0
-// if it does not limit them.
+// The h2d, d2h and total speed of each limited link, in bytes per second; 0:
+// not limited.
 using PlannedLinks = std::map<std::string, std::array<double, 3>>;
 PlannedLinks PlannedLinksOf(const std::vector<LinkSpeed>& links);
 
 // A job that runs by the planner's fractions. Its states:
-//   acquires   has its plan, and not yet all the memory that it promises
+//   acquires   has its plan, but not yet all the memory that it promises
 //   trains     holds that memory: it reported a step, or answered a change
-//   to change  new fractions are decided; what it grows by is not there yet
-//   changing   its ranks were told, and have not all answered
-// acquires -> trains; any of them -> to change -> changing -> trains. While its
-// plan is held back (JointPlanning) a job acquires.
+//   to change  new fractions are decided; the memory to grow by is not there
+//   yet changing   the change is announced, but not all ranks have answered
+// acquires -> trains; any of them -> to change -> changing -> trains. A job
+// with a plan that is held back (JointPlanning) acquires.
 struct Member {
   enum class State { kAcquires, kTrains, kToChange, kChanging };
   State state = State::kAcquires;
   std::map<Rank, ProfileWithHash> profiles;
-  // By which it runs, or will once its change is taken; without segments.
+  // The current plans, or those of the change if there is one; without
+  // segments.
   std::map<Rank, plan::RankPlan> ranks;
-  std::optional<PlanChange> change;  // in the last two states only
+  std::optional<PlanChange> change;  // only in the last two states
   // The last answer to a settled question.
   std::map<Rank, plan::RankPlan> settled;
-  // That its plans are made for; none: an earlier daemon did not say.
+  // The links that its plans are made for; unset: saved by an older daemon.
   std::optional<PlannedLinks> links;
   bool operator==(const Member&) const = default;
 };
 
-// One rank of a question for all, in the order of the question.
+// One rank of a joint question, in the order of the question.
 struct Position {
   JobKey job;
   Rank rank;
@@ -82,46 +84,47 @@ struct Position {
 };
 
 std::set<JobKey> JobsOf(const std::vector<Position>& positions);
-// True where the planner has something to choose for this job.
+// Returns whether the planner has something to choose for this job.
 bool HasFreeFractions(const Asking& asking);
-// All profiles only ask for memory (RankProfile::settled): it was promised to
-// them, whatever is promised to others.
+// Returns whether all profiles only ask for memory that was promised to them
+// before (RankProfile::settled); it does not depend on promises to others.
 bool IsSettled(const Asking& asking);
 bool IsSettled(const std::vector<Position>& positions);
 
-// A plan's parts by rank, without segments and reasons.
+// Returns a plan's parts by rank, without segments and reasons.
 std::map<Rank, plan::RankPlan> PlansOf(const plan::NodePlan& plan);
-// What stays of a job that took this plan, made for these links.
+// Returns the member for a job that took this plan, made for these links.
 Member MemberOf(const Asking& asking, const plan::NodePlan& plan,
                 const std::vector<LinkSpeed>& links);
 
-// What later questions ask once a rank's memory is planned: no traces, and
-// their peak taken off what it has. `plan` answered `profile`.
+// Returns the profile for later questions, after a rank's memory is planned:
+// without traces, and with their peak subtracted from its capacity. `plan`
+// answered `profile`.
 ProfileWithHash WithoutTraces(const ProfileWithHash& profile,
                               const plan::RankPlan& plan);
 
-// What the plan says of a class; null: nothing.
+// Returns what the plan says of a class; null if nothing.
 const plan::ClassPlan* FindClass(const plan::RankPlan& plan,
                                  const std::string& kind,
                                  const std::string& name);
-// The largest difference between two plans' fractions of a class.
+// Returns the largest difference between two plans' fractions of a class.
 double Distance(const plan::RankPlan& a, const plan::RankPlan& b);
-// A rank's step with these fractions: windows and recomputation.
+// Returns a rank's step time with these fractions: windows and recomputation.
 double StepSeconds(const plan::RankProfile& profile,
                    const plan::RankPlan& plan);
 
-// Which members get new fractions: where one moves by more than
-// kFractionStep, or at all and the node's step gets kStepGain shorter, or
-// where what must fit (`hosts`) does not fit without. `answer` has a plan for
-// each position, by job number of `jobs`.
+// Returns the members that get new fractions: those with a fraction that moves
+// by more than kFractionStep; all that differ if the node's step gets shorter
+// by kStepGain; and those that must shrink so that `hosts` hold. `answer` has a
+// plan for each position, by job number of `jobs`.
 std::set<JobKey> WhoChanges(const std::map<JobKey, Member>& members,
                             const std::vector<Position>& positions,
                             const std::vector<plan::HostLimit>& hosts,
                             const std::vector<JobKey>& jobs,
                             const plan::NodePlan& answer);
 
-// Job `number`'s part of a plan for all: its ranks, and of the limits those
-// that bind it too, named as in a plan for it alone.
+// Returns job `number`'s part of a joint plan: its ranks, and the limits that
+// bind it, named as in a plan for it alone.
 plan::NodePlan PartOf(const plan::NodePlan& answer, int64_t number,
                       const std::vector<Position>& positions, const JobKey& job,
                       const plan::NodeResources& resources);

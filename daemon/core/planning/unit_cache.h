@@ -1,5 +1,5 @@
 // The plan cache's memory part: units (proto/plan/units.h) with a proved
-// placement, by their key. Each is solved once for all users.
+// placement, by key. Each is solved once for all users.
 //
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
@@ -14,7 +14,7 @@
 
 namespace sluice::daemon {
 
-// Its key was made off the loop: a trace can be large.
+// The key is computed off the loop: a trace can be large.
 struct KeyedUnit {
   std::string key;
   std::shared_ptr<const plan::UnitPlan> unit;
@@ -23,18 +23,20 @@ struct KeyedUnit {
 class UnitCache {
  public:
   using Units = std::vector<std::shared_ptr<const plan::UnitPlan>>;
-  // Least recently used ones go first.
+  // The limit of buffers in all units; the least recently used ones are
+  // dropped.
   static constexpr size_t kBuffersKept = 1 << 18;
 
-  // Nothing where it is there already, or is none to keep.
+  // Adds the unit, unless it is there already, too large, or not proved
+  // optimal.
   void Add(KeyedUnit unit);
-  // Those of `keys` that are there, each once; they count as used.
+  // Returns the cached units of `keys`, each once; they count as used.
   Units Find(const std::vector<std::string>& keys);
 
   void CheckInvariants() const;
 
  private:
-  std::list<KeyedUnit> used_;  // the last one first
+  std::list<KeyedUnit> used_;  // most recently used first
   std::map<std::string, std::list<KeyedUnit>::iterator> by_key_;
   size_t buffers_ = 0;
 };

@@ -1,22 +1,22 @@
-// What of the pools is held outside leases: pure rules over what the device
-// says, and what ranks tell.
+// Memory of the pools that is held outside leases: pure rules that combine the
+// reports of the device and of ranks.
 //
-// On `sim` the device tells it to the byte, of processes without a session. On
-// `cuda` memory cannot be attributed: what is used of a GPU *beside* what
-// the daemon made is the daemon's own context, the contexts of ranks, what
-// their libraries take (NCCL, cuBLAS, torch), and other processes'. As far as
-// it is more than the pool leaves *spare* it is held outside.
+// On `sim` the device reports it to the byte, for processes without a session.
+// On `cuda` memory cannot be attributed: what is used of a GPU *beside* the
+// daemon's extents is the daemon's own context, the contexts of ranks, their
+// libraries' memory (NCCL, cuBLAS, torch), and other processes' memory. The
+// part that exceeds what the pool leaves *spare* is held outside.
 //
 // The device is asked four times a second, and an extent that is just being
-// made looks like another process's memory, so what is new counts when it is
-// seen again. A rank does not wait for that: when its context is there, and
-// before its lease, it tells what its own driver says is used of the GPU. That
-// is the same memory, seen by another, so of both figures the larger counts,
-// and never their sum; once the device was asked twice since, only its own
+// made looks like another process's memory, so new memory counts when it is
+// seen a second time. A rank does not wait for that: when its context exists,
+// and before its lease, it reports its own driver's figure for the GPU. Both
+// figures are of the same memory, so the larger counts, never their sum; once
+// the device was asked twice after the rank's report, only the device's figure
 // does.
 //
-// What a rank has outside its lease is what came beside the daemon's memory
-// since no rank was there.
+// A rank's memory outside its lease is what was added beside the daemon's
+// memory since no rank was there.
 //
 // Thread safety: none needed; values.
 #pragma once
@@ -35,19 +35,21 @@
 namespace sluice::daemon {
 
 struct HeldOutside {
-  // As the device said, without what is spare; only above 0.
+  // Reported by the device, minus what is spare; only above 0.
   std::map<PoolId, Bytes> pools;
-  absl::Time at = absl::InfinitePast();  // it was asked; never: not yet
-  // What was there at this time, and is still, is all in it.
+  // When the device was asked; InfinitePast: not yet.
+  absl::Time at = absl::InfinitePast();
+  // `pools` include all memory that was held at this time and still is.
   absl::Time since = absl::InfinitePast();
-  // Those that do not answer now, as a lost GPU, and when they did last: what
-  // is here of them is of then. InfinitePast: they never did.
+  // Pools that do not answer now, such as a lost GPU, with the time of their
+  // last answer, from which their figures are. InfinitePast: they never
+  // answered.
   std::map<PoolId, absl::Time> silent;
-  // Of GPUs on cuda: all that is used beside what the daemon made.
+  // GPUs on cuda: all memory in use beside the daemon's extents.
   std::map<PoolId, Bytes> beside;
-  // The same when no rank was on that GPU; less, where it became less since.
+  // The same when no rank was on that GPU, or less if it has shrunk since.
   std::map<PoolId, Bytes> before_ranks;
-  // The same as a rank's driver said, where the device may not have seen it.
+  // A rank's report of the same, which the device may not have seen yet.
   struct Told {
     Bytes beside;
     absl::Time at;
@@ -57,50 +59,51 @@ struct HeldOutside {
   bool operator==(const HeldOutside&) const = default;
 };
 
-// Joins the device's answers.
+// Combines the device's successive answers.
 class OutsideAnswers {
  public:
   struct Answer {
-    // What others hold, spare or not; of places that are not named, nothing.
+    // Memory that others hold, spare or not; 0 for pools that are missing.
     std::map<PoolId, absl::StatusOr<Bytes>> held;
     absl::Time at;
   };
   // `exact`: the device attributes memory (Driver::TellsHolders).
   OutsideAnswers(const NodeConfig& node, bool exact);
 
-  // `answer` came after those before.
+  // REQUIRES: `answer` is newer than those before.
   HeldOutside Add(const Answer& answer);
 
  private:
   struct Place {
     Bytes total, spare;
   };
-  // What of it was there at the answer before, too.
+  // Returns the part of `held` that the previous answer had too.
   Bytes Lasting(PoolId pool, Bytes held);
   void StaysAsItWas(PoolId pool, HeldOutside& said) const;
 
   std::map<PoolId, Place> places_;
   const bool exact_;
-  std::map<PoolId, Bytes> before_;  // the answer before, as it was
+  std::map<PoolId, Bytes> before_;  // the previous answer, unchanged
   HeldOutside last_;
 };
 
-// What counts when the device has `said` something new, after `before`.
-// `with_ranks`: GPUs that ranks are on, or their processes.
+// Returns what counts after the device's new report `said`, given `before`.
+// `with_ranks`: GPUs with ranks, or processes that were ranks.
 HeldOutside Follow(const HeldOutside& before, HeldOutside said,
                    const std::set<PoolId>& with_ranks);
 
-// What is held outside of a pool that leaves so much spare. It may be more than
-// there is beside leases.
+// Returns what is held outside of a pool that leaves `spare`. It may be more
+// than the pool has beside leases.
 Bytes OutsideOf(const HeldOutside& held, PoolId pool, Bytes spare);
 
-// What all ranks of a GPU have outside their leases, where so much is `beside`.
-// nullopt: it is not known what was there before them.
+// Returns what all ranks of a GPU hold outside their leases if `beside` is in
+// use there; nullopt if the use before they came is unknown.
 std::optional<Bytes> OfRanks(const HeldOutside& held, PoolId gpu, Bytes beside);
 
-// The holders, as far as they can be known: "processes without a session, …".
+// Returns the holders, as far as the driver can tell: "processes without a
+// session, …".
 std::string_view OutsideHolders(std::string_view driver);
-// "8 MiB are held outside leases, by …": the one sentence of it.
+// Returns "8 MiB are held outside leases, by …".
 std::string OutsideText(Bytes held, std::string_view holders);
 
 }  // namespace sluice::daemon

@@ -236,7 +236,7 @@ void Pool::Load(const Saved& saved) {
   for (const auto& [id, extent] : extents_) List(id, extent);
 }
 
-// --- What a lease is made of: which idle extents, and what is made for it
+// --- The parts of a lease: which idle extents, and what is made for it
 
 Bytes Pool::UsableBy(PrincipalId principal, Bytes withheld) const {
   const auto own = idle_by_size_.find({principal, extent_});
@@ -338,7 +338,7 @@ Bytes Pool::SizeOf(const Parts& parts) const {
 
 std::optional<Pool::Parts> Pool::Regular(PrincipalId principal, Bytes size,
                                          Bytes room) const {
-  // Which kept extents serve.
+  // Counts idle extents of the right sizes.
   const int64_t whole = size / extent_;
   const Bytes tail = size - whole * extent_;
   Bytes left = size;
@@ -363,13 +363,13 @@ std::optional<Pool::Parts> Pool::Regular(PrincipalId principal, Bytes size,
   return parts;
 }
 
-// A process that gave extents back may still map them, so they can be neither
-// cut nor destroyed: the largest that fit, and the rest made, or one more than
-// is needed.
+// A process that returned extents may still map them, so they can be neither
+// cut nor destroyed. Takes the largest that fit, and makes the rest, or takes
+// one more extent than needed.
 std::optional<Pool::Parts> Pool::Patched(PrincipalId principal, Bytes size,
                                          Bytes most, Bytes room) const {
   Bytes left = size;
-  std::optional<ExtentId> spare;  // the smallest that is too large
+  std::optional<ExtentId> spare;  // the smallest that is larger than the rest
   std::vector<std::pair<const ByAge*, int64_t>> picked;
   const auto begin = idle_by_size_.lower_bound({principal, Bytes(0)});
   auto kept = idle_by_size_.lower_bound({principal, extent_ + Bytes(1)});
@@ -408,7 +408,7 @@ absl::StatusOr<Pool::Parts> Pool::Choose(PrincipalId principal, Bytes size,
   return *std::move(parts);
 }
 
-// --- What is asked of a pool and changes nothing
+// --- Reading the pool
 
 Bytes Pool::ChargedTo(PrincipalId principal) const {
   const auto charged = charged_.find(principal);
@@ -452,7 +452,7 @@ absl::Time Pool::OldestSince() const {
              : extents_.at(kept_by_age_.begin()->second).kept_since;
 }
 
-// What the extents add up to, one by one.
+// Sums over all extents, one by one.
 struct Pool::Counted {
   Bytes leased, making, quarantined, lingering, kept;
   size_t idle = 0, kept_count = 0, holds = 0;
@@ -474,7 +474,7 @@ void Pool::CheckInvariants() const {
                total_);
 }
 
-// By itself, and in the lists that name it.
+// Checks and counts one extent, and its entries in lists.
 void Pool::CheckExtent(ExtentId id, const Extent& extent,
                        Counted& counted) const {
   SLUICE_CHECK(extent.size > Bytes(0) && extent.size <= extent_);
@@ -494,7 +494,7 @@ void Pool::CheckExtent(ExtentId id, const Extent& extent,
       counted.leased += extent.size;
       break;
     case State::kQuarantined:
-      // A holder that may still map it must be known, or it never comes back.
+      // Without its holder it would never leave quarantine.
       SLUICE_CHECK(std::count(extent.holders.begin(), extent.holders.end(),
                               extent.quarantined_for) == 1);
       counted.quarantined += extent.size;
@@ -518,7 +518,7 @@ void Pool::CheckExtent(ExtentId id, const Extent& extent,
   }
 }
 
-// The lists name nothing else.
+// Checks that the lists have no other entries.
 void Pool::CheckLists(const Counted& counted) const {
   size_t holds = 0, listed = 0, kept = 0;
   Bytes lingering;

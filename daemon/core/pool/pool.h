@@ -1,24 +1,26 @@
 // One pool of physical memory: its extents, their principals and their states.
-// Only bookkeeping: the effects a decision needs come back as lists.
+// Only bookkeeping: the effects of a decision are returned as lists.
 //
 // Extent states:
-//   making       asked of the device, not there yet      counts as leased
+//   making       requested from the device               counts as leased
 //   leased       part of a lease                         counts as leased
-//   quarantined  its session ended, and the process of
-//                that may still map it                   counts as quarantined
+//   quarantined  its session ended, but its process,
+//                which may still map it, lives           counts as quarantined
 //   lingering    it was returned, but a process may
 //                still map it: the one that returned it,
 //                or a child of one that is gone          counts as lingering
 //   kept         idle: no process can reach it           counts as free
-// What no extent covers counts as free too, but for what is *outside*: held by
-// processes that lease nothing here, as the device says. To the byte, always:
+// Memory without an extent counts as free too, except for what is *outside*:
+// held by processes that lease nothing here, as the device reports. Always, to
+// the byte:
 //   total = leased + lingering + quarantined + outside + free.
 //
-// A handle that left the daemon never goes to another principal. A lingering
-// or kept extent is given on as it is to its own principal; for another one a
-// kept extent is destroyed and made anew. Lingering ones are not free: the
-// device says when no process reaches them any more (`Back`), or, where it does
-// not know, the end of every process that received a descriptor (a *holder*).
+// A handle that left the daemon never goes to another principal. A lingering or
+// kept extent is reused as it is by its own principal; for another principal a
+// kept extent is destroyed and a new one made. Lingering extents are not free:
+// they become free when the device reports that no process reaches them
+// (`Back`), or, if it does not know, when every process that received a
+// descriptor (a *holder*) has ended.
 //
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
@@ -51,76 +53,77 @@ class Pool {
     Bytes size;
     State state = State::kMaking;
     PrincipalId principal;
-    uint64_t idle_order = 0;  // of lingering and kept ones: smaller is older
-    absl::Time kept_since;    // of kept ones
+    uint64_t idle_order = 0;  // if lingering or kept: smaller is older
+    absl::Time kept_since;    // if kept
     std::vector<SessionId> holders;
     SessionId quarantined_for;
     bool operator==(const Extent&) const = default;
   };
-  // What it knows; all else follows.
+  // The pool's state; everything else follows from it.
   struct Saved {
     std::map<ExtentId, Extent> extents;
     uint64_t next_idle_order = 0;
     bool operator==(const Saved&) const = default;
   };
 
-  // `total` and `extent` are multiples of the granularity. `outside_holders`:
-  // OutsideHolders, for refusals; it outlives the pool.
+  // `total` and `extent` are multiples of the granularity. `outside_holders` is
+  // from OutsideHolders, for refusals; it must outlive the pool.
   Pool(PoolId id, Bytes total, Bytes extent,
        std::string_view outside_holders = OutsideHolders("sim"));
 
-  // What a lease is made of: idle extents, extents to destroy first, and the
-  // sizes of those to make.
+  // The parts of a lease: idle extents, extents to destroy first, and the sizes
+  // of extents to make.
   struct Parts {
     std::vector<ExtentId> reuse, destroy;
     std::vector<Bytes> make;
   };
-  // Of `size`: all of extent_bytes but the last, and not of the part of `free`
-  // that is `withheld` from this principal. Where there is no room for
-  // these, of idle ones of any size that the principal had, the last of which
-  // may make it larger, up to `most`. ResourceExhausted: its message says
-  // asked, free, total, and what holds the rest.
+  // Chooses parts for `size`, without the part of `free` that is `withheld`
+  // from this principal: extents of extent_bytes and a tail. If they do not
+  // fit, it takes the principal's idle extents of any size, the last of which
+  // may make the lease larger, up to `most`. ResourceExhausted: the message has
+  // the asked, free and total bytes, and what holds the rest.
   absl::StatusOr<Parts> Choose(PrincipalId principal, Bytes size, Bytes most,
                                Bytes withheld = Bytes(0)) const;
   struct Taken {
     std::vector<Slice> make;    // each ends in Made or Failed
-    std::vector<Slice> slices;  // of the lease, in order; `make` included
+    std::vector<Slice> slices;  // all of the lease, in order; `make` included
   };
-  // What was chosen, before anything else happens to the pool. Extents to make
-  // are numbered from `first` on.
+  // Takes chosen parts. REQUIRES: the pool has not changed since Choose.
+  // Extents to make are numbered from `first` on.
   Taken Take(PrincipalId principal, const Parts& parts, ExtentId first);
 
   void Made(ExtentId id);                     // making -> leased
-  void Failed(ExtentId id);                   // making -> not there
+  void Failed(ExtentId id);                   // making -> gone
   void AddHolder(ExtentId id, SessionId by);  // its descriptor was sent
-  // leased -> lingering (true), or kept where its descriptor never left.
+  // leased -> lingering (returns true), or -> kept if its descriptor was never
+  // sent.
   bool Return(ExtentId id, absl::Time now);
   void Back(ExtentId id, absl::Time now);      // lingering -> kept
-  void Destroy(ExtentId id);                   // kept -> not there
-  void GiveTo(ExtentId id, PrincipalId heir);  // kept, and of another from now
+  void Destroy(ExtentId id);                   // kept -> gone
+  void GiveTo(ExtentId id, PrincipalId heir);  // kept, changes its principal
   void Quarantine(ExtentId id, SessionId by);  // leased -> quarantined
-  // What `from` received counts as received by `to`, a session of the same
-  // process. `from` has nothing in quarantine.
+  // Makes `to`, a session of the same process, the holder of what `from` holds.
+  // REQUIRES: `from` has nothing in quarantine.
   void TransferHolds(SessionId from, SessionId to);
-  // The process of that session is gone. What it had in quarantine lingers now:
-  // its children may map it.
+  // The process of that session is gone. Its quarantined extents linger from
+  // now on: its children may map them.
   struct Left {
     std::vector<ExtentId> unquarantined;
-    std::vector<ExtentId> alone;  // lingered already, and has no holder now
+    std::vector<ExtentId> alone;  // lingered before, and now without holders
   };
   Left HolderGone(SessionId session);
   bool HasHolders(ExtentId id) const {
     return !extents_.at(id).holders.empty();
   }
-  // What is held outside (OutsideOf).
+  // Sets what is held outside (OutsideOf).
   void SetOutside(Bytes said) {
     outside_changes_ += outside_ != said;
     outside_ = said;
   }
-  // Grows with each change of what the pool has.
+  // Grows with each change of the pool.
   uint64_t changes() const { return extents_.changes() + outside_changes_; }
   Bytes SizeOf(ExtentId id) const { return extents_.at(id).size; }
-  // The size of a lease of these.
+  // Returns the size of a lease with these parts.
   Bytes SizeOf(const Parts& parts) const;
   bool IsLingering(ExtentId id) const {
     return extents_.at(id).state == State::kLingering;
@@ -128,48 +131,49 @@ class Pool {
 
   Bytes total() const { return total_; }
   Bytes leased() const { return leased_; }
-  // The part of it that the device is still to make.
+  // The part of `leased` that the device still has to make.
   Bytes making() const { return making_; }
   Bytes quarantined() const { return quarantined_; }
   Bytes lingering() const { return lingering_; }
-  // Beside what extents cover: what the device said is of another moment.
+  // Limited to what extents do not cover: the device's figure is of another
+  // moment.
   Bytes outside() const {
     return std::min(outside_, total_ - charged() - kept_);
   }
   Bytes free() const { return total_ - charged() - outside(); }
   // The part of `free` that exists as idle extents.
   Bytes kept() const { return kept_; }
-  // What exists as extents, or is asked of the device.
+  // What exists as extents, or is being made.
   Bytes made() const { return charged() + kept_; }
-  // What `principal` can surely get in one lease: what is free and not
-  // withheld, and what lingers of its own in extents of extent_bytes.
+  // Returns what `principal` can certainly get in one lease: free memory that
+  // is not withheld, and its own lingering extents of extent_bytes.
   Bytes UsableBy(PrincipalId principal, Bytes withheld = Bytes(0)) const;
-  // More than this `principal` cannot get, whatever its size is cut into: what
-  // is free and not withheld, and what lingers of its own.
+  // Returns the most that `principal` can get in any pieces: free memory that
+  // is not withheld, and its own lingering memory.
   Bytes MostFor(PrincipalId principal, Bytes withheld) const;
   size_t ExtentsOf(Bytes size) const {
     return static_cast<size_t>((size + extent_ - Bytes(1)) / extent_);
   }
-  // What of `principal` is leased, in quarantine or lingers.
+  // Returns the memory of `principal` that is leased, quarantined or lingers.
   Bytes ChargedTo(PrincipalId principal) const;
   size_t extents() const { return extents_.size(); }
-  // How many extents, in whatever state, are of `principal`.
+  // Returns how many extents, in any state, `principal` has.
   size_t OwnedBy(PrincipalId principal) const;
   size_t KeptOf(PrincipalId principal) const;
   PrincipalId OwnerOf(ExtentId id) const { return extents_.at(id).principal; }
-  // At most `count` kept ones that are not `spared`, of one principal or of
-  // all, the oldest first.
+  // Returns at most `count` kept extents, oldest first, of one principal or of
+  // all, without those in `spared`.
   std::vector<ExtentId> OldestKept(size_t count,
                                    const std::set<ExtentId>& spared,
                                    std::optional<PrincipalId> of) const;
-  // At most `count` that are kept since `then` or longer.
+  // Returns at most `count` extents that are kept since `then` or longer.
   std::vector<ExtentId> KeptSince(absl::Time then, size_t count) const;
-  // Since when the oldest one is kept; InfiniteFuture: there is none.
+  // Returns since when the oldest one is kept; InfiniteFuture if none is.
   absl::Time OldestSince() const;
 
   Saved Save() const { return {extents_.rows(), next_idle_order_}; }
   void Load(const Saved& saved);
-  // Its extents row by row (state.h).
+  // Returns its extents for saving row by row (state.h).
   Table<ExtentId, Extent>& rows() { return extents_; }
   uint64_t next_idle_order() const { return next_idle_order_; }
 
@@ -177,7 +181,7 @@ class Pool {
 
  private:
   using IdleKey = std::pair<PrincipalId, Bytes>;
-  // By age: older ones first.
+  // Oldest first.
   using ByAge = std::map<uint64_t, ExtentId>;
   // Lingering and kept extents of one principal and size.
   struct Idle {
@@ -188,34 +192,37 @@ class Pool {
   Extent& at(ExtentId id);
   Bytes charged() const { return leased_ + quarantined_ + lingering_; }
   Bytes unmade() const { return free() - kept_; }
-  // To lingering, or to kept.
+  // Makes an extent lingering or kept.
   void Rest(ExtentId id, Extent& extent, State state);
-  // Counts and lists an extent as what it is.
+  // Adds an extent to the sums and lists of its state.
   void List(ExtentId id, const Extent& extent);
   void ListIdle(ExtentId id, const Extent& extent);
   void UnlistIdle(ExtentId id, const Extent& extent);
   void Erase(ExtentId id);
-  // Oldest kept extents, not in `spared`, until `need`.
+  // Returns the oldest kept extents, without `spared`, that sum up to `need`;
+  // empty if there is less.
   std::vector<ExtentId> Reclaimable(Bytes need,
                                     const std::set<ExtentId>& spared) const;
   absl::Status Refusal(Bytes asked, Bytes withheld) const;
-  // In whole extents and a tail; of whatever is idle. Nullopt: no room.
-  // Both say no before they look at single extents wherever the sums do.
+  // Choose parts: whole extents and a tail; or idle extents of any size.
+  // Nullopt: no room. If sums already show that, they look at no extent.
   std::optional<Parts> Regular(PrincipalId principal, Bytes size,
                                Bytes room) const;
   std::optional<Parts> Patched(PrincipalId principal, Bytes size, Bytes most,
                                Bytes room) const;
-  // What is not withheld.
+  // Returns the free memory that is not withheld.
   Bytes RoomBeside(Bytes withheld) const {
     return std::max(free() - withheld, Bytes(0));
   }
-  // `n` of one size, newest first: their pages are warm. With `scarce`, those
-  // that linger before them: only kept ones are taken from what is free.
+  // Adds `n` extents of one size, newest first: their pages are warm. With
+  // `scarce`, lingering ones come first: only kept ones are taken from free
+  // memory.
   void Reuse(const ByAge& ids, int64_t n, bool scarce, Parts& parts) const;
-  // What these take from what is free.
+  // Returns how much these parts take from free memory.
   Bytes TakenFromFree(const Parts& parts) const;
   void Charge(PrincipalId principal, Bytes size, Bytes lingering = Bytes(0));
-  // Adds what makes room for `bytes` in whole extents and a tail.
+  // Adds what makes room for `bytes` in whole extents and a tail; returns false
+  // if there is none.
   bool MakeRoom(Bytes bytes, Parts& parts) const;
   // Steps of CheckInvariants.
   struct Counted;
@@ -227,18 +234,18 @@ class Pool {
   const Bytes extent_;
   const std::string_view outside_holders_;
   Table<ExtentId, Extent> extents_;
-  std::map<PrincipalId, size_t> owned_;  // how many extents; only above 0
-  // What each principal that holds any has, and what of that lingers.
+  std::map<PrincipalId, size_t> owned_;  // number of extents; only above 0
+  // What each principal holds, and how much of it lingers; only above 0.
   struct Charged {
     Bytes all, lingering;
     bool operator==(const Charged&) const = default;
   };
   std::map<PrincipalId, Charged> charged_;
-  // What a request looks at must not grow with what is kept: a refusal costs
-  // as much beside 10,000 idle extents as beside none.
+  // Indexed so that the cost of a request does not grow with idle extents: a
+  // refusal costs the same with 10,000 of them as with none.
   std::map<IdleKey, Idle> idle_by_size_;
   ByAge kept_by_age_;
-  std::map<PrincipalId, ByAge> kept_of_;  // none is empty
+  std::map<PrincipalId, ByAge> kept_of_;  // has no empty rows
   std::map<SessionId, std::set<ExtentId>> held_;
   uint64_t next_idle_order_ = 0;
   Bytes leased_, making_, quarantined_, lingering_, kept_;
