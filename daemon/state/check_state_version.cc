@@ -1,4 +1,4 @@
-// Apart from the versions themselves, which test programs define.
+// The versions themselves are in a separate file: test programs define others.
 #include <fmt/format.h>
 
 #include "daemon/state/state_versions.h"

@@ -1,6 +1,6 @@
-// The fields of what policy saves (daemon/core/state.h), by number. A number
-// is never used again for something else (fields.h). Here are those of rows,
-// and of what is in none (RowKind).
+// The fields of policy's saved state (daemon/core/state.h), by number. A number
+// is never reused for another field (fields.h). This file has the fields of
+// rows, and of the state outside of tables (RowKind).
 #pragma once
 
 #include "daemon/core/state.h"

@@ -17,8 +17,8 @@ void AddRow(std::string& to, RowOp op, const std::string& key,
   writer.Element(row);
 }
 
-// Rows to put or to erase, in line. They name no objects, so their bytes do not
-// depend on the reader.
+// Writes rows to put or erase, in order. They name no objects, so their bytes
+// do not depend on the reader.
 class RowWriter {
  public:
   RowWriter() { rows_.reserve(kMostOfARequest); }
@@ -38,10 +38,11 @@ class RowWriter {
   std::string Take() { return std::exchange(rows_, {}); }
 
  private:
-  static constexpr size_t kMostOfARequest = 2048;  // nearly always
+  // Enough for nearly every request.
+  static constexpr size_t kMostOfARequest = 2048;
 
-  // In place, and without a string of its own for anything: this is most of
-  // what keeping a request costs.
+  // Writes in place, without temporary strings: this is most of the cost of
+  // saving a request.
   template <typename Key, typename... Parts>
   void Write(RowOp op, RowKind kind, const Key& key, const Parts&... row) {
     to_.Element(op);
@@ -52,7 +53,7 @@ class RowWriter {
     to_.Sized([&] { (to_.Element(row), ...); });
   }
   void AddKey(const auto& key) { to_.Element(key); }
-  // Below its session's.
+  // The session's key is a prefix of the reply's.
   void AddKey(const std::pair<SessionId, RequestId>& reply) {
     to_.Element(reply.first);
     to_.Element(reply.second);
@@ -62,7 +63,7 @@ class RowWriter {
   FieldWriter to_{&rows_, nullptr};
 };
 
-// The rows of planning, which name objects.
+// Writes the rows of planning, which name objects.
 class PlanningWriter {
  public:
   explicit PlanningWriter(Objects* objects) : objects_(objects) {}
@@ -74,7 +75,7 @@ class PlanningWriter {
     FieldWriter(&bytes, objects_).Element(*row);
     AddRow(rows_, RowOp::kPut, key, bytes);
   }
-  // The rows, after the objects that they name.
+  // Returns the rows, after the objects that they name.
   std::string Take() {
     std::string rows;
     for (const auto& [number, bytes] : objects_->TakeNew()) {
@@ -112,7 +113,7 @@ std::string CoreRows::Changes(Core& core) {
         }
       });
   std::string record = planning.Take() + rows.Take();
-  // What is in no table has a row whenever its value changes.
+  // The state outside of tables has one row, written when it changes.
   std::string loose;
   FieldWriter(&loose, nullptr).Element(core.Loose());
   if (loose != loose_) {

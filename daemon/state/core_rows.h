@@ -1,15 +1,16 @@
-// What a core knows, as the bytes of a state file: everything, or what changed.
+// A core's state as the bytes of a state file: everything, or the changes.
 //
-// Both are lists of rows to put or to erase, by key; later ones win. So a
-// checkpoint and the records after it, applied in order, are the core's rows as
-// they last were.
+// Both are lists of rows to put or erase, by key; later ones win. So a
+// checkpoint and the records after it, applied in order, give the core's latest
+// rows.
 //
-// Not in them: what administrators set (policy_file.h keeps it on a disk),
-// rounds of planning that are asked or solved (a round for running jobs alone
-// is due again at once; the clients of any other round ask again), and sessions
-// that never were a rank's (their sockets are not kept either).
+// Not included: what administrators set (policy_file.h keeps it on a disk),
+// planning rounds that are asked or solved (a round for running jobs alone is
+// due again at once; the clients of any other round ask again), and sessions
+// that were never a rank's (their sockets are not kept either).
 //
-// Errors: InvalidArgument, one line: what was read is not what was written.
+// Errors: InvalidArgument, one line: the bytes were not written by a daemon.
+//
 // Thread safety: one owner.
 #pragma once
 
@@ -25,19 +26,19 @@ namespace sluice::daemon {
 
 class CoreRows {
  public:
-  // What changed since the last call, of this core; empty if nothing.
+  // Returns this core's changes since the last call; empty if there are none.
   std::string Changes(Core& core);
-  // All rows; the next Changes starts from here.
+  // Returns all rows; the next Changes is relative to them.
   std::string Everything(Core& core);
 
  private:
-  // What a reader of the bytes knows by then.
+  // The objects and the loose row that a reader of the bytes has so far.
   Objects objects_;
   std::string loose_;
 };
 
-// What a core saved. What is not in its rows is taken from `fresh`, the state
-// of a core of the same node that no client has reached.
+// Returns the saved state of a core. What is not in its rows is taken from
+// `fresh`, the state of a core of the same node without sessions.
 absl::StatusOr<CoreState> ReadCore(const StateFile::Contents& contents,
                                    CoreState fresh);
 

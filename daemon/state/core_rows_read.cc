@@ -1,4 +1,4 @@
-// From rows back to a core's state.
+// Reads a core's state from rows.
 #include <fmt/format.h>
 
 #include <map>
@@ -52,7 +52,7 @@ absl::Status Apply(std::string_view record, Rows& rows) {
   return absl::OkStatus();
 }
 
-// One row of a table, by its kind.
+// Reads rows of tables, by their kind.
 class RowReader {
  public:
   RowReader(Objects* objects, CoreState* to) : objects_(objects), to_(to) {}
@@ -64,7 +64,7 @@ class RowReader {
     if (key.Done() && row.Done()) return absl::OkStatus();
     return Bad(fmt::format("a row of kind {} is damaged", int{name[0]}));
   }
-  // What rows follow from.
+  // Restores the state that follows from several rows.
   absl::Status Join() {
     for (const auto& [id, lease] : to_->ledger.leases) {
       const auto holder = to_->ledger.holders.find(lease.session);
@@ -200,7 +200,7 @@ class RowReader {
     if (pool != to_->ledger.pools.end()) return &pool->second;
     return Bad(fmt::format("it has memory of {}, which is not here", Name(id)));
   }
-  // Read when a row names it.
+  // Objects are read when a row names them.
   absl::Status Skip(FieldReader& key, FieldReader& row) {
     uint64_t number = 0;
     key.Element(number);
@@ -212,8 +212,9 @@ class RowReader {
   CoreState* to_;
   std::map<SessionId, RequestHistory::Requests::Rows> replies_;
   std::map<SessionId, RequestId> newest_forgotten_;
-  std::vector<WaitingLease> waiting_leases_;  // of version 1
-  std::map<PlanId, PlanRounds::Kept> plans_;  // in the order of their making
+  std::vector<WaitingLease> waiting_leases_;  // saved by version 1
+  // In the order in which they were made.
+  std::map<PlanId, PlanRounds::Kept> plans_;
 };
 
 }  // namespace

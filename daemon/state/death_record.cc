@@ -21,9 +21,9 @@ constexpr size_t kDeaths = 16;
 
 struct DeathRecord::Page {
   uint64_t layout;
-  uint64_t runs;                        // one has begun and not ended in order
-  uint64_t next;                        // in `deaths`, modulo its size
-  std::array<int64_t, kDeaths> deaths;  // nanoseconds; 0: none
+  uint64_t runs;  // 1: a daemon has begun and not ended in order
+  uint64_t next;  // index into `deaths`, modulo its size
+  std::array<int64_t, kDeaths> deaths;  // nanoseconds; 0: unused
   std::array<char, 512> why;            // its last byte is 0
 };
 

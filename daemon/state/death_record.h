@@ -1,8 +1,8 @@
 // How the last daemons ended, in memory that outlives them: a daemon that dies
-// again and again with what it took over must not be started for ever.
+// again and again from what it took over must not be restarted for ever.
 //
-// A page of a memfd. Each daemon notes its start, and its orderly end; a daemon
-// that finds a start without an end notes that death.
+// The record is a page of a memfd. Each daemon notes its start and its orderly
+// end; a daemon that finds a start without an end notes that death.
 //
 // Thread safety: one owner.
 #pragma once
@@ -19,24 +19,26 @@ namespace sluice::daemon {
 
 class DeathRecord {
  public:
-  // Earlier deaths are forgotten.
+  // Earlier deaths do not count.
   static constexpr absl::Duration kWindow = absl::Seconds(10);
 
-  // `left` is an earlier daemon's; an empty one or another version's is reset.
+  // `left` is an earlier daemon's record; if it is empty or of another version,
+  // the record starts empty.
   static absl::StatusOr<DeathRecord> Open(UniqueFd left);
 
-  // `now` is CLOCK_MONOTONIC's (MonotonicClock), which all of them share.
+  // Notes a start. `now` is from CLOCK_MONOTONIC (MonotonicClock), which all
+  // daemons of the machine share.
   void Begin(absl::Time now);
-  // How many died within kWindow.
+  // Returns how many daemons died within kWindow.
   int Recent(absl::Time now) const;
-  // Notes why a daemon ends out of order, if it knows: its first 511 bytes.
+  // Notes why a daemon is about to end out of order (at most 511 bytes).
   void SayWhy(std::string_view why);
-  std::string why() const;  // the last one noted; empty: none
+  std::string why() const;  // the reason noted last; may be empty
   void EndInOrder();
-  // The next daemon begins as if none had died.
+  // Forgets all deaths.
   void Forget();
 
-  // For the descriptor store; it stays this object's.
+  // For the descriptor store; this object keeps its ownership.
   int fd() const { return fd_.get(); }
 
  private:

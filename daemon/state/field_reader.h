@@ -1,5 +1,5 @@
-// Reads plain data from bytes (fields.h). A field that is not there keeps its
-// default; ok() says whether all of it was valid.
+// Reads plain data from bytes (fields.h). A missing field keeps its default;
+// ok() returns whether all of it was valid.
 //
 // Thread safety: values.
 #pragma once
@@ -42,19 +42,20 @@ class FieldReader {
   template <typename T>
   void Element(T& value);
 
-  // All that is left.
+  // Skips the remaining bytes.
   void Skip() {
     tag_ = 0;
     input_.Skip(INT32_MAX);
   }
 
-  // False if what was read was cut off, or is something else.
+  // Returns false if the bytes were cut off or invalid.
   bool ok() const { return ok_; }
-  // Whether all was valid and nothing follows it.
+  // Returns whether all bytes were valid and were read.
   bool Done() { return ok_ && AtEnd(); }
 
  private:
-  // Whether the next field is this one; skips those before it.
+  // Skips fields with smaller numbers; returns whether the next field is this
+  // one.
   bool Seek(int number, uint32_t wire_type);
   bool AtEnd();
   uint64_t Varint();
@@ -67,7 +68,7 @@ class FieldReader {
 
   google::protobuf::io::CodedInputStream input_;
   Objects* objects_;
-  uint32_t tag_ = 0;  // a tag that was read without its value
+  uint32_t tag_ = 0;  // read, but not its value yet; 0: none
   bool ok_ = true;
 };
 

@@ -38,13 +38,13 @@ concept Number = std::integral<T> || std::is_enum_v<T> || kIsA<Id, T> ||
 template <typename T>
 concept List = kIsA<std::vector, T> || kIsA<std::set, T>;
 
-// protobuf's: a varint, 8 bytes, or a length and so many bytes.
+// protobuf's wire types: a varint, 8 bytes, or a length and that many bytes.
 template <typename T>
 inline constexpr uint32_t kWireType = Number<T> || kIsA<std::shared_ptr, T> ? 0
                                       : std::floating_point<T>              ? 1
                                                                             : 2;
 
-// Signed numbers that are small either way are short.
+// Encodes a signed number so that small absolute values are short.
 constexpr uint64_t ZigZag(int64_t n) {
   return (static_cast<uint64_t>(n) << 1) ^ static_cast<uint64_t>(n >> 63);
 }
@@ -82,11 +82,12 @@ void FromNumber(uint64_t number, T& value) {
   }
 }
 
-// A time as quarters of nanoseconds, absl's own grain: what was computed by
-// division comes back the same.
+// A time in quarters of nanoseconds, absl's own resolution, so that every time
+// is read back exactly.
 struct TimeParts {
   int64_t seconds = 0;
-  int64_t quarters = 0;  // of a nanosecond; kInfinite: `seconds` is a sign
+  // Quarter nanoseconds; kInfinite: `seconds` is its sign.
+  int64_t quarters = 0;
   static constexpr int64_t kInfinite = -1;
 };
 TimeParts ToParts(absl::Time time);

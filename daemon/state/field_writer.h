@@ -21,7 +21,7 @@ namespace sluice::daemon {
 
 class FieldWriter {
  public:
-  // `objects` may be null if nothing that is written names any.
+  // `objects` may be null if the written data names no objects.
   FieldWriter(std::string* to, Objects* objects) : to_(to), objects_(objects) {}
 
   template <typename T>
@@ -35,11 +35,12 @@ class FieldWriter {
     }
   }
 
-  // Writes without a number: a key, or the whole of something.
+  // Writes a value without a field number: a key, or a whole row.
   template <typename T>
   void Element(const T& value);
-  // As a string of all that `write` appends. In place: a row has dozens of
-  // these, each request some rows, and most are shorter than 128 bytes.
+  // Writes what `write` appends, with its size in front. It does so in place: a
+  // row has dozens of these, each request changes some rows, and most of them
+  // are shorter than 128 bytes.
   template <typename Write>
   void Sized(Write write) {
     const size_t at = to_->size();
@@ -50,7 +51,7 @@ class FieldWriter {
 
  private:
   void Varint(uint64_t number);
-  // Writes the size of what is behind `at` there.
+  // Writes at `at` the size of the bytes after it.
   void SetSize(size_t at);
   void Fixed(double value);
   template <typename T>

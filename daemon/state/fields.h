@@ -6,13 +6,13 @@
 //     ar(2, slice.size);
 //   }
 //
-// Fields come in the order of their numbers. A number is never used again for
-// something else: a reader skips those it does not know, and what is not there
-// stays as it was made, so that a version can read what another one wrote.
+// Fields are in the order of their numbers. A number is never reused for
+// another field: a reader skips fields that it does not know, and a missing
+// field keeps its default, so that one version can read what another wrote.
 //
-// Understood without a list: numbers, enums, ids, sizes, times, strings,
-// optionals, variants, pairs and containers of these. A shared object is
-// written as its number (`Objects`), and once as itself.
+// These need no list: numbers, enums, ids, sizes, times, strings, optionals,
+// variants, pairs and containers of these. A shared object is written as its
+// number (`Objects`), and once as itself.
 //
 // Thread safety: values.
 #pragma once

@@ -1,5 +1,5 @@
-// The fields of the node and of its memory and its holders, by number;
-// core_fields.h has the rules.
+// The fields of the node, its memory and its holders, by number; core_fields.h
+// has the rules.
 #pragma once
 
 #include "daemon/core/state.h"
@@ -68,7 +68,7 @@ void Fields(auto& ar, Is<LeaseState> auto& lease) {
   ar(8, lease.failure);
   ar(9, lease.asked_at);
 }
-// But for its leases, which name it.
+// Without its leases: their rows name the holder.
 void Fields(auto& ar, Is<HolderState> auto& holder) {
   ar(1, holder.state);
   ar(2, holder.job);

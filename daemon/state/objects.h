@@ -1,5 +1,5 @@
-// Profiles and plans, which are immutable and shared: written once, and by
-// their numbers wherever they are named.
+// Profiles and plans, which are immutable and shared: each is written once, and
+// by its number wherever it is named.
 //
 // Thread safety: one owner.
 #pragma once
@@ -16,8 +16,8 @@ namespace sluice::daemon {
 class Objects {
  public:
   // --- writing ---------------------------------------------------------------
-  // Returns its number, from 1 on; a new one is queued to be written. The
-  // object is kept until Clear, so that no other one takes its address.
+  // Returns the object's number, from 1 on; a new object is queued to be
+  // written. It is kept until Clear, so that no other object gets its address.
   template <typename T, typename Encode>
   uint64_t Number(const std::shared_ptr<const T>& object, Encode encode) {
     const auto [at, is_new] =
@@ -25,18 +25,19 @@ class Objects {
     if (is_new) new_.emplace_back(at->second.first, encode());
     return at->second.first;
   }
-  // Those numbered since the last call, as bytes.
+  // Returns the objects numbered since the last call, as bytes.
   std::vector<std::pair<uint64_t, std::string>> TakeNew() {
     return std::exchange(new_, {});
   }
-  // Drops all; numbers begin again.
+  // Drops all objects; numbers start from 1 again.
   void Clear() { written_.clear(); }
 
   // --- reading ---------------------------------------------------------------
   void Add(uint64_t number, std::string bytes) {
     read_[number] = {std::move(bytes), nullptr};
   }
-  // The one object of that number; null if there is none, or `decode` failed.
+  // Returns the object with that number, decoded once; null if there is none,
+  // or `decode` failed.
   template <typename T, typename Decode>
   std::shared_ptr<const T> Find(uint64_t number, Decode decode) {
     const auto found = read_.find(number);

@@ -1,6 +1,5 @@
-// The fields of profiles and plans, of jobs that run by them, and of what
-// waits.
-// By number; core_fields.h says the rules.
+// The fields of profiles and plans, of the jobs that run by them, and of
+// waiting leases, by number; core_fields.h has the rules.
 #pragma once
 
 #include "daemon/core/state.h"
@@ -50,7 +49,7 @@ void Fields(auto& ar, Is<RankProfile> auto& profile) {
   ar(3, profile.gpu);
   ar(4, profile.numa);
   ar(5, profile.kinds);
-  // 6 was the segments: what is saved has none (WithoutTraces).
+  // 6 was the segments: saved profiles have none (WithoutTraces).
   ar(7, profile.classes);
   ar(8, profile.host_fixed);
   ar(9, profile.host_limit);

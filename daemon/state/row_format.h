@@ -8,7 +8,7 @@ namespace sluice::daemon {
 enum class RowOp : uint8_t { kPut = 1, kErase = 2, kEraseBelow = 3 };
 
 // The first letter of a key is a RowKind (daemon/core/state.h), or one of
-// these: what is in no table; a profile or a plan, by its number.
+// these: the state outside of tables; a profile or a plan, by its number.
 inline constexpr char kLooseRow = 'c', kObjectRow = 'o';
 
 }  // namespace sluice::daemon

@@ -1,5 +1,5 @@
-// The fields of sessions: requests, replies, what was reported.
-// By number; core_fields.h says the rules.
+// The fields of sessions: requests, replies and reports, by number;
+// core_fields.h has the rules.
 #pragma once
 
 #include "daemon/core/state.h"
@@ -52,7 +52,7 @@ void Fields(auto& ar, Is<WelcomeReply> auto& welcome) {
   ar(1, welcome.observer);
   ar(2, welcome.grant_slot);
   ar(3, welcome.gpu);
-  // 4 and 5 were a guaranteed rate, and why it was less than asked for.
+  // 4 and 5 were a guaranteed rate, and why it was less than requested.
   ar(6, welcome.protocol);
 }
 void Fields(auto& ar, Is<GrantedReply> auto& granted) {
@@ -81,7 +81,7 @@ void Fields(auto& ar, Is<Session> auto& session) {
   // 7 and 19 were a guaranteed rate, and why it was lowered.
   ar(8, session.had_leases_at_close);
   ar(9, session.last_step);
-  // 10 and 11 were sums that last_step has now.
+  // 10 and 11 were sums that last_step has instead.
   ar(12, session.hbm_peak);
   ar(13, session.copies_reported);
   ar(14, session.copies_seen);

@@ -20,20 +20,21 @@ namespace {
 
 constexpr uint64_t kMagic = 0x31'4554'4154'5343;  // "CSTATE1"
 constexpr size_t kWord = sizeof(uint64_t);
-// Epochs start here, so that no damage of few bits makes one 0.
+// The first epoch, chosen so that a few damaged bits do not turn an epoch into
+// 0.
 constexpr uint64_t kFirstEpoch = 0x5c0d'a7e1'0000'0000;
 
 struct Header {
-  uint64_t magic;  // stored last: says which version this is
+  uint64_t magic;  // stored last: the version of the layout
   uint64_t checkpoint_bytes;
   uint64_t record_bytes;
 };
 
-// Before the bytes of a checkpoint or a record.
+// Precedes the bytes of a checkpoint or a record.
 struct Lead {
-  uint64_t epoch;  // of the checkpoint; stored last. 0: nothing here
-  // A record's number in its epoch; for a checkpoint, the versions of all that
-  // is written in this epoch.
+  uint64_t epoch;  // of the checkpoint; stored last; 0: invalid
+  // A record's number in its epoch; for a checkpoint, the versions (WordOf) of
+  // all that is written in this epoch.
   uint64_t index;
   uint64_t size;
   uint64_t sum;
@@ -46,7 +47,7 @@ uint32_t SumOf(uint32_t before, const void* bytes, size_t size) {
       crc32_z(before, static_cast<const Bytef*>(bytes), size));
 }
 
-// The sum of the lead and of the bytes behind it, which have the sum `bytes`.
+// Returns the checksum of the lead and the bytes after it, given theirs.
 uint64_t SumOf(Lead lead, uint32_t bytes) {
   lead.sum = 0;
   return crc32_combine(SumOf(0, &lead, sizeof(lead)), bytes,
@@ -65,12 +66,14 @@ absl::Status Damaged(std::string_view what) {
       "the saved state is damaged ({}): nothing of it is used", what));
 }
 
-// The lower half: which version it is; the upper one: from which on it is read.
+// Lower half: the version written; upper half: the oldest version that reads
+// it.
 uint64_t WordOf(const StateVersions& versions) {
   return versions.written | uint64_t{versions.oldest_reader} << 32;
 }
 
-// Whether what begins here fits into `room` and is as it was stored.
+// Returns whether the checkpoint or record at `here` fits into `room` and has
+// the right checksum.
 bool IsSound(const std::byte* here, size_t room) {
   const auto lead = Load<Lead>(here);
   return lead.size <= room - sizeof(Lead) &&
@@ -89,8 +92,8 @@ absl::Status NoRoom(std::string_view what, size_t size, size_t room) {
 }  // namespace
 
 struct StateFile::Layout {
-  size_t checkpoint;  // room of one, its lead included
-  size_t records;     // of all
+  size_t checkpoint;  // room for one, including its lead
+  size_t records;     // room for all of them
 
   size_t slot(uint64_t epoch) const {
     return sizeof(Header) + (epoch % 2) * checkpoint;
@@ -107,7 +110,7 @@ absl::StatusOr<std::unique_ptr<StateFile>> StateFile::Create(
     return ErrnoStatus(errno, "make the saved state");
   }
   SLUICE_ASSIGN_OR_RETURN(auto file, Map(fd, versions));
-  // Now, so that records and Void ask for no memory.
+  // Taken now, so that records and Void need no new memory.
   for (const uint64_t slot : {0, 1}) {
     SLUICE_RETURN_IF_ERROR(file->TakePages(layout.slot(slot), sizeof(Lead)));
   }
@@ -132,7 +135,8 @@ absl::StatusOr<std::unique_ptr<StateFile>> StateFile::Map(
       new StateFile(fd, static_cast<std::byte*>(memory), size, versions));
 }
 
-// A store into a page that the machine has no memory for would end the process.
+// Allocates pages before stores: a store without memory for its page would end
+// the process.
 absl::Status StateFile::TakePages(size_t at, size_t size) {
   const int error =
       posix_fallocate(fd_, static_cast<off_t>(at), static_cast<off_t>(size));
@@ -169,7 +173,7 @@ absl::Status StateFile::ReadCheckpoint() {
   for (const uint64_t slot : {0, 1}) {
     const std::byte* const here = memory_ + at.slot(slot);
     const auto lead = Load<Lead>(here);
-    if (lead.epoch == 0) continue;  // the process ended while it wrote here
+    if (lead.epoch == 0) continue;  // void, or not written to its end
     if (lead.epoch % 2 != slot || !IsSound(here, at.checkpoint)) {
       return Damaged(fmt::format("checkpoint {}", slot));
     }
@@ -178,7 +182,7 @@ absl::Status StateFile::ReadCheckpoint() {
     versions = lead.index;
     contents_.checkpoint = BytesAfter(here, lead.size);
   }
-  // No process ends with both: it writes the one that does not count.
+  // Only Void leaves both invalid: a checkpoint overwrites the older one.
   if (epoch_ == 0) return absl::NotFoundError("the saved state was given up");
   return CheckStateVersion(static_cast<uint32_t>(versions),
                            static_cast<uint32_t>(versions >> 32), versions_);
@@ -189,14 +193,14 @@ absl::Status StateFile::ReadRecords() {
   while (true) {
     const std::byte* const here = memory_ + at.log() + end_;
     const size_t room = at.records - end_;
-    // Append leaves room for the word that says that there is none.
+    // Append leaves room for the word that marks the end.
     if (room < kWord) return Damaged("its records have no end");
-    if (Load<uint64_t>(here) == 0) return absl::OkStatus();  // the last one's
+    if (Load<uint64_t>(here) == 0) return absl::OkStatus();  // the end
     if (room < sizeof(Lead) || !IsSound(here, room)) {
       return Damaged(fmt::format("record {}", next_));
     }
     const auto lead = Load<Lead>(here);
-    // The first one of an older checkpoint, until this one has any.
+    // A record of an older checkpoint: the newer one has no records yet.
     if (end_ == 0 && lead.epoch < epoch_) return absl::OkStatus();
     if (lead.epoch != epoch_ || lead.index != next_) {
       return Damaged(fmt::format("record {}", next_));
@@ -216,14 +220,14 @@ StateFile::Layout StateFile::layout() const {
 
 absl::Status StateFile::Append(std::string_view record) {
   const size_t size = RoundUp(sizeof(Lead) + record.size());
-  // The word behind the last record belongs to none.
+  // The word after the last record marks the end.
   const size_t room = layout().records - end_ - kWord;
   if (size > room) return NoRoom("a record", size, room);
   const size_t here = layout().log() + end_;
-  // What an older epoch has here is whole, or not looked at: it ends first, for
-  // it may be longer than this one.
+  // Voids an older epoch's record here before its bytes are overwritten: it may
+  // be longer than this one.
   StoreWord(here + offsetof(Lead, epoch), 0);
-  // The word behind it says that it is the last one.
+  // Marks the end after this record.
   StoreWord(here + size, 0);
   Pass(CrashPoint::kRecordBegun);
   std::memcpy(memory_ + here + sizeof(Lead), record.data(), record.size());
@@ -238,7 +242,7 @@ absl::Status StateFile::Append(std::string_view record) {
 absl::Status StateFile::Checkpoint(std::string_view state) {
   const size_t room = layout().checkpoint - sizeof(Lead);
   if (state.size() > room) return NoRoom("a checkpoint", state.size(), room);
-  // In the other slot: until its epoch is stored, the older one counts.
+  // Uses the other slot: until its epoch is stored, the older one is valid.
   const uint64_t epoch = NextEpoch();
   const size_t slot = layout().slot(epoch);
   SLUICE_RETURN_IF_ERROR(TakePages(slot, sizeof(Lead) + state.size()));
@@ -254,7 +258,8 @@ absl::Status StateFile::Checkpoint(std::string_view state) {
 }
 
 void StateFile::Void() {
-  // The one that counts last: between the two, nothing else does.
+  // The valid checkpoint is voided last, so that the older one never becomes
+  // valid in between.
   for (const uint64_t epoch : {NextEpoch(), epoch_}) {
     StoreWord(layout().slot(epoch) + offsetof(Lead, epoch), 0);
   }
@@ -275,14 +280,15 @@ void StateFile::Publish(size_t at, uint64_t epoch, uint64_t index,
   StoreWord(at + offsetof(Lead, epoch), lead.epoch);
 }
 
-// A process ends before or after it. What was stored before it in the program
-// is stored before it.
+// Stores a word atomically: a process ends before or after it. Stores before it
+// in the program come before it.
 void StateFile::StoreWord(size_t at, uint64_t word) {
   std::atomic_ref(*reinterpret_cast<uint64_t*>(memory_ + at))
       .store(word, std::memory_order_release);
-  // Nor what comes behind it: a word that voids something is stored before that
-  // is written over. Enough for the compiler is enough: what a process has
-  // stored is there for the next one, in whatever order processors show it.
+  // Stores after it in the program come after it: a word that voids a record is
+  // stored before the record is overwritten. A compiler fence is enough: the
+  // next process sees all stores of an ended one, in whatever order processors
+  // made them visible.
   std::atomic_signal_fence(std::memory_order_seq_cst);
 }
 

@@ -1,14 +1,15 @@
-// What a daemon knows, in memory that outlives it.
+// A daemon's state in memory that outlives it.
 //
-// A checkpoint is everything, as bytes; a record is one change since. The
-// newest checkpoint and the records after it say what was known when the
-// process ended, at whatever instruction that was: both count from their last
-// store on, whole, or not at all. README.md draws the memory.
+// A checkpoint is the whole state, as bytes; a record is one change since. The
+// newest checkpoint and the records after it give the state at the moment when
+// the process ended, at whatever instruction that was: each is valid from its
+// last store on, and never in part. README.md draws the memory.
 //
-// Errors. Unimplemented: it is of a version that this build does not read.
-// NotFound: its writer has voided it. FailedPrecondition: it is damaged. It is
-// never read as something else. ResourceExhausted: no room, and what counted
-// before counts. Thread safety: one owner.
+// Errors. Unimplemented: this build does not read its version. NotFound: its
+// writer has voided it. FailedPrecondition: it is damaged; no part of it is
+// used. ResourceExhausted: no room; the state from before stays valid.
+//
+// Thread safety: one owner.
 #pragma once
 
 #include <cstddef>
@@ -29,8 +30,8 @@ namespace sluice::daemon {
 class StateFile {
  public:
   struct Sizes {
-    Bytes checkpoint = MiB(44);  // the largest one; there are two
-    Bytes records = MiB(4);      // of all between two checkpoints
+    Bytes checkpoint = MiB(44);  // the largest; there are two
+    Bytes records = MiB(4);      // all records between two checkpoints
   };
   struct Contents {
     std::string checkpoint;
@@ -38,26 +39,27 @@ class StateFile {
     bool operator==(const Contents&) const = default;
   };
 
-  // An empty state in `fd`, which is given its size and the pages of its
-  // records; a checkpoint takes the pages that it needs. `fd` stays the
-  // caller's and outlives this object: an open descriptor keeps the state.
+  // Creates an empty state in `fd`: sets its size and allocates the pages of
+  // its records; checkpoints allocate theirs when written. `fd` stays the
+  // caller's and must outlive this object: an open descriptor keeps the state.
   static absl::StatusOr<std::unique_ptr<StateFile>> Create(
       int fd, Sizes sizes, StateVersions versions = kStateVersions);
-  // The state that is in `fd`. The next checkpoint is of this build's version.
+  // Opens the state in `fd`. The next checkpoint gets this build's version.
   static absl::StatusOr<std::unique_ptr<StateFile>> Open(
       int fd, StateVersions versions = kStateVersions);
   ~StateFile();
   StateFile(const StateFile&) = delete;
   StateFile& operator=(const StateFile&) = delete;
 
-  // What was there when it was opened.
+  // Returns what was there when the file was opened.
   Contents TakeContents() { return std::move(contents_); }
 
-  // ResourceExhausted: a checkpoint is due first.
+  // ResourceExhausted: a checkpoint must be written before.
   absl::Status Append(std::string_view record);
-  // Takes the place of all that was there.
+  // Replaces the whole state.
   absl::Status Checkpoint(std::string_view state);
-  // Voids the state until the next checkpoint. Waits for no other process.
+  // Voids the state until the next checkpoint. Does not wait for other
+  // processes.
   void Void();
 
  private:
@@ -73,8 +75,8 @@ class StateFile {
   Layout layout() const;
   void StoreWord(size_t at, uint64_t word);
   uint64_t NextEpoch() const;
-  // What is there from `at` on counts from the last store on; `sum` is that of
-  // its bytes.
+  // Makes the bytes at `at`, which have the checksum `sum`, valid with its last
+  // store.
   void Publish(size_t at, uint64_t epoch, uint64_t index, uint64_t size,
                uint32_t sum);
 
@@ -83,9 +85,9 @@ class StateFile {
   const size_t size_;
   const StateVersions versions_;
   Contents contents_;
-  uint64_t epoch_ = 0;  // of the checkpoint that counts, in slot epoch_ % 2
-  uint64_t next_ = 0;   // record of this epoch
-  size_t end_ = 0;      // of the records, from where they begin
+  uint64_t epoch_ = 0;  // of the valid checkpoint, in slot epoch_ % 2
+  uint64_t next_ = 0;   // number of the next record in this epoch
+  size_t end_ = 0;      // end of the records, relative to their start
 };
 
 }  // namespace sluice::daemon
