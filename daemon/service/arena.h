@@ -1,18 +1,17 @@
 // Makes host memory ahead of the leases that will use it.
 //
 // Making pinned memory takes seconds on a GPU node, and a cold lease of 1 GiB
-// is 16 extents' system calls even on `sim`. A thread per NUMA node, on that
-// node's cores, makes extents of the standard size ahead, until `ready` bytes
-// are there; a lease takes them at once and the thread makes the next. Until
-// it has caught up, a lease is made as it would be without: slower, not
-// refused.
+// takes the system calls of 16 extents even on `sim`. A thread per NUMA node,
+// on that node's cores, makes extents of the standard size ahead until `ready`
+// bytes exist; a lease takes them at once and the thread makes the next. If too
+// few are ready, a lease is made as without an arena: slower, not refused.
 //
 // While leases wait for the device to make memory of the node (Pause), nothing
-// is made ahead there: a lease waits at most for the device call that runs.
+// is made ahead there: a lease waits at most for the current device call.
 //
-// Ready memory was never handed out, and to policy it is free. If the device
-// has no room for another extent, ready memory is given back before the lease
-// fails, and made again once memory was released.
+// Ready memory was never handed out, and counts as free in policy. If the
+// device has no room for another extent, ready memory is released before the
+// lease fails, and made again once memory was released.
 //
 // Thread safety: all methods from any thread.
 #pragma once
@@ -30,39 +29,39 @@
 
 namespace sluice::daemon {
 
-// Memory of this process, and its descriptor to be sent.
+// Memory of this process, and its descriptor for sending.
 struct ExportedMemory {
-  device::Memory memory;  // 0: of a lost GPU
+  device::Memory memory;  // 0: on a lost GPU
   std::shared_ptr<const UniqueFd> fd;
 };
 // Releases `memory` if it cannot be exported.
 absl::StatusOr<ExportedMemory> ExportMemory(device::Driver& driver,
                                             device::Memory memory);
-// Logs a failure: there is no caller to return it to.
+// Releases the memory. Logs a failure: there is no caller to return it to.
 void ReleaseMemory(device::Driver& driver, ExportedMemory memory);
 
 class Arena {
  public:
   struct Options {
     std::vector<NumaIndex> nodes;
-    Bytes ready;   // of each node, at most; 0: nothing is made ahead
-    Bytes extent;  // the size of one
+    Bytes ready;   // per node, at most; 0: nothing is made ahead
+    Bytes extent;  // size of each
   };
 
-  // `driver` outlives it.
+  // `driver` must outlive this object.
   Arena(device::Driver* driver, const Options& options);
-  // Releases what is ready; waits for at most one call of the device a node.
+  // Releases ready memory; waits for at most one device call per node.
   ~Arena();
 
   // Returns an extent of the standard size; nullopt if none is ready or `size`
-  // is another one.
+  // is a different one.
   std::optional<ExportedMemory> Take(PoolId pool, Bytes size);
-  // Releases all that is ready of `pool` and makes no more until Refill.
-  // Returns whether anything was ready.
+  // Releases all ready memory of `pool` and makes no more until Refill. Returns
+  // whether there was any.
   bool MakeRoom(PoolId pool);
-  // Whether a lease is to be made of `pool`.
+  // Sets whether leases of `pool` wait for the device.
   void Pause(PoolId pool, bool paused);
-  // Memory was released: there may be room again.
+  // Memory was released: the device may have room again.
   void Refill();
 
   Bytes ready(NumaIndex numa) const;
@@ -72,13 +71,13 @@ class Arena {
     std::vector<ExportedMemory> ready;
     bool paused = false;
     bool full = false;        // the device had no room
-    bool filling = false;     // a task is under way
-    bool room_since = false;  // and room may have come since it began
+    bool filling = false;     // a task is running
+    bool room_since = false;  // Refill was called since it began
     std::unique_ptr<TaskThread> thread;
   };
   bool Wants(const Node& node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Fill(uint64_t numa, Node& node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // On the node's thread: makes one extent, and queues the next.
+  // Makes one extent, and queues the next. Runs on the node's thread.
   void MakeOne(uint64_t numa);
 
   device::Driver* const driver_;

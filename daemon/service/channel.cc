@@ -11,9 +11,9 @@
 namespace sluice::daemon {
 namespace {
 
-// Edge-triggered: a packet is news once, however many of them wait for their
-// turn; and writable space, not "writable", is the news (a descriptor limit
-// leaves the socket writable and would spin otherwise).
+// Edge-triggered: packets that wait for their turn wake the loop only once, and
+// only new room in the socket's buffer does (a descriptor limit leaves the
+// socket writable, and the loop would spin).
 constexpr uint32_t kWaitToRead = EPOLLIN | EPOLLET;
 constexpr uint32_t kWaitToWrite = EPOLLOUT | EPOLLET;
 constexpr absl::Duration kLookAgain = absl::Milliseconds(100);
@@ -40,7 +40,7 @@ Channel::Channel(Shared shared, Principal who, UniqueFd socket, UniqueFd pidfd,
                       [this](uint32_t events) { OnSocket(events); });
   }
   shared_.loop->Add(pidfd_.get(), EPOLLIN, [this](uint32_t) {
-    // Reported once; the pidfd stays readable.
+    // Reported only once, though the pidfd stays readable.
     shared_.loop->Remove(pidfd_.get());
     handlers_.gone();
   });
@@ -106,11 +106,11 @@ absl::Status Channel::SendOne(const Outgoing& out) {
 }
 
 void Channel::Wait(const absl::Status& why) {
-  // Not the peer's fault: it is not what has to read.
+  // Other peers must read, so this one has not stalled.
   const bool others = ShortageOf(why) == Shortage::kOpenFiles;
   if (others) stalled_since_ = shared_.loop->now();
-  // The kernel tells of room in the buffer, but a moment before it counts the
-  // last packet as received.
+  // The kernel reports room in the buffer a moment before it counts the last
+  // packet as received.
   retry_at_ = shared_.loop->now() + (others ? InFlight::kAgain : kLookAgain);
 }
 
@@ -118,7 +118,7 @@ void Channel::Send(Outgoing out) {
   if (!socket_) return;
   if (queue_.empty() && !held_) {
     const absl::Status sent = SendOne(out);
-    // A peer that is gone shows on the socket itself.
+    // If the peer is gone, the socket itself reports it.
     if (sent.ok() || absl::IsUnavailable(sent)) return;
     if (!absl::IsResourceExhausted(sent)) {
       return handlers_.broken(std::string(sent.message()));
@@ -166,7 +166,7 @@ void Channel::Flush() {
     shared_.quotas->GiveBack(who_, Resource::kQueuedBytes, size);
     queued_bytes_ -= size;
     queue_.pop_front();
-    stalled_since_ = shared_.loop->now();  // it reads
+    stalled_since_ = shared_.loop->now();  // the peer reads
     if (!sent.ok()) return handlers_.ended();
   }
   shared_.queued->erase(this);
@@ -190,7 +190,7 @@ bool Channel::HasStalled(absl::Time now) {
 }
 
 int Channel::unread_memfds() {
-  // The kernel's word: what was sent and not received yet.
+  // Bytes sent but not yet received, as the kernel counts them.
   int unread = 0;
   if (queue_.empty() && socket_ &&
       ioctl(socket_.get(), SIOCOUTQ, &unread) == 0 && unread == 0) {
@@ -210,7 +210,7 @@ void Channel::CloseSocket() {
   if (!socket_) return;
   shared_.loop->Remove(socket_.get());
   DropQueue();
-  // A forked child may hold the peer's end: the session is over for it too.
+  // Ends the session also for a forked child that holds the peer's end.
   shutdown(socket_.get(), SHUT_RDWR);
   if (UniqueFd done = shared_.in_flight->End(std::move(socket_))) {
     shared_.closer->CloseSession(std::move(done));

@@ -1,11 +1,11 @@
 // One session's socket and pidfd on the loop.
 //
-// Sends never block. What the peer's buffer does not take waits in a queue,
-// and while it does the daemon reads no more requests from this peer: a
-// client that never reads costs one queue of replies to what it asked, and is
+// Sends never block. Packets that do not fit into the peer's buffer wait in a
+// queue, and while any do the daemon reads no more requests from this peer: a
+// client that never reads costs one queue of replies to its requests, and is
 // dropped after kStallLimit. A packet with descriptors also waits for room
 // among those on their way (in_flight.h); a client is not dropped because
-// others leave none.
+// others leave no room.
 //
 // It does not read by itself: it reports that there is something to read, and
 // its owner, which shares out the loop's time (quota/turns.h), calls ReadOne.
@@ -35,11 +35,11 @@ namespace sluice::daemon {
 class Channel {
  public:
   static constexpr absl::Duration kStallLimit = absl::Seconds(5);
-  // The most notices queued for a peer that does not read; replies are bounded
+  // Limit of notices queued for a peer that does not read; replies are limited
   // by its requests.
   static constexpr size_t kMaxQueued = 4096;
 
-  // What all sessions share; it outlives them.
+  // Shared by all sessions; must outlive them.
   struct Shared {
     Loop* loop;
     Closer* closer;
@@ -49,35 +49,37 @@ class Channel {
     std::set<const Channel*>* queued;
   };
   struct Handlers {
-    std::function<void()> readable;  // it wants a turn
-    // The channel discards the descriptors that the handler leaves.
+    std::function<void()> readable;  // it has something to read
+    // The channel discards the descriptors that the handler does not take.
     std::function<void(wire::Message&)> message;
-    std::function<void()> ended;                     // the peer closed
-    std::function<void(const std::string&)> broken;  // it broke the protocol
-    std::function<void()> gone;                      // its process ended
+    std::function<void()> ended;  // the peer closed it
+    // The peer broke the protocol.
+    std::function<void(const std::string&)> broken;
+    std::function<void()> gone;  // the peer's process ended
   };
 
-  // Handlers may destroy it only through Post. No socket: the socket has ended,
-  // the process has not.
+  // Handlers may destroy the channel only through Post. Without `socket`, the
+  // socket has ended, but the process has not.
   Channel(Shared shared, Principal who, UniqueFd socket, UniqueFd pidfd,
           Handlers handlers);
   ~Channel();
   Channel(const Channel&) = delete;
 
   // Reads one packet, if one is there and may be read. Returns whether there
-  // may be more: if not, `readable` says when.
+  // may be more; if not, `readable` is called when there is.
   bool ReadOne();
   void Send(Outgoing out);
-  // Sends nothing until Release. The stall limit does not apply to what waits.
+  // Sends nothing until Release. The stall limit does not apply to held
+  // packets.
   void Hold() { held_ = true; }
   void Release();
-  // Sends what waited for room that others took, if it is time to look again.
+  // Sends packets that waited for others' room, if it is time to try again.
   void Retry(absl::Time now);
-  // Ends the socket: what was sent still arrives, queued packets do not. The
+  // Ends the socket: packets sent before still arrive, queued ones do not. The
   // pidfd stays watched.
   void CloseSocket();
-  // Leaves it to another daemon, which has the socket too: the peer sees
-  // nothing.
+  // Closes this process's socket without the peer seeing it: the next daemon
+  // has the socket too.
   void Leave();
   bool open() const { return static_cast<bool>(socket_); }
   int socket() const { return socket_.get(); }
@@ -85,16 +87,18 @@ class Channel {
     return socket_.Duplicate();
   }
   int pidfd() const { return pidfd_.get(); }
-  // When the peer must have read something; InfiniteFuture if nothing waits.
+  // Returns when the peer must have read something; InfiniteFuture if nothing
+  // waits.
   absl::Time stall_deadline() const;
-  // Whether it has not by `now`. Reads its receipts before it judges: the
-  // kernel reports room a moment before it counts a receipt.
+  // Returns whether the peer has missed that deadline. Retries before: the
+  // kernel reports room a moment before it counts a packet as received.
   bool HasStalled(absl::Time now);
   // Counts a memfd that is sent to answer this peer.
   void CountMemfd() { ++unread_memfds_; }
-  // How many of these were sent since the peer last had read everything.
+  // Returns how many of these were sent since the peer had last read
+  // everything.
   int unread_memfds();
-  // When to call Retry; InfiniteFuture if not needed.
+  // Returns when to call Retry; InfiniteFuture if not needed.
   absl::Time retry_at() const { return retry_at_; }
   const Principal& who() const { return who_; }
 
@@ -109,7 +113,7 @@ class Channel {
   const Shared shared_;
   const Principal who_;
   const wire::Discard discard_;
-  bool discarded_ = false;  // it sent descriptors that no request takes
+  bool discarded_ = false;  // the peer sent descriptors that no request takes
   UniqueFd socket_;
   UniqueFd pidfd_;
   Handlers handlers_;

@@ -25,8 +25,8 @@ constexpr absl::Duration kCloserPatience = absl::Milliseconds(100);
 
 int KickSignal() { return SIGRTMIN + 1; }
 
-// Signals the thread that made it each millisecond while it works: a system
-// call that waits comes back.
+// Sends its thread a signal each millisecond while enabled, which interrupts
+// system calls that wait.
 class Kicker {
  public:
   Kicker() {
@@ -49,7 +49,7 @@ class Kicker {
 };
 
 void ReadAway(const UniqueFd& socket) {
-  // Without room for descriptors: the kernel drops them here.
+  // No room for descriptors: the kernel drops them here.
   char byte;
   for (int i = 0; i < kMaxDrained; ++i) {
     if (recv(socket.get(), &byte, 1, MSG_DONTWAIT) <= 0) return;
@@ -59,11 +59,11 @@ void ReadAway(const UniqueFd& socket) {
 }  // namespace
 
 struct Closer::Shared {
-  using Owner = std::optional<Principal>;  // absent: of sessions' sockets
+  using Owner = std::optional<Principal>;  // unset: session sockets
   mutable Mutex mutex;
   CondVar changed;
   FairQueue<Owner, UniqueFd> waiting ABSL_GUARDED_BY(mutex);
-  // Owners of which a thread closes one.
+  // Owners with a descriptor that a thread is closing.
   std::set<Owner> closing ABSL_GUARDED_BY(mutex);
   bool stopping ABSL_GUARDED_BY(mutex) = false;
   int running ABSL_GUARDED_BY(mutex) = 0;
@@ -80,8 +80,8 @@ struct Closer::Shared {
     const MutexLock lock(mutex);
     return waiting.waiting(owner) + closing.count(owner);
   }
-  // `sockets`: those of sessions, which are closed even while it stops; else
-  // all the rest.
+  // Runs a thread. `sockets`: closes session sockets, also while stopping; else
+  // all other descriptors.
   void Work(bool sockets);
 };
 
@@ -112,7 +112,7 @@ void Closer::Shared::Work(bool sockets) {
     kicker.Each({});
     lock.Lock();
     closing.erase(owner);
-    // Not for sockets: what they take is no user's.
+    // Time for sockets is charged to no user.
     if (owner) waiting.Spent(owner, clock.Now() - start);
   }
   --running;
@@ -127,7 +127,7 @@ Closer::Closer() : shared_(std::make_shared<Shared>()) {
     const MutexLock lock(shared_->mutex);
     shared_->running = kThreads + 1;
   }
-  // Detached: one that waits for a stopped file system is left behind.
+  // Detached: a thread that waits for a stopped file system is abandoned.
   for (int i = 0; i <= kThreads; ++i) {
     std::thread thread([shared = shared_, i] { shared->Work(i == 0); });
     pthread_setname_np(thread.native_handle(),
@@ -144,7 +144,7 @@ Closer::~Closer() {
   while (shared_->running > 0 &&
          shared_->changed.WaitUntil(shared_->mutex, deadline)) {
   }
-  // What is left goes with the process.
+  // The end of the process closes the rest.
   for (UniqueFd& fd :
        shared_->waiting.Remove([](const UniqueFd&) { return true; })) {
     fd.Release();
@@ -156,8 +156,7 @@ void Closer::Discard(const Principal& who, UniqueFd fd) {
 }
 
 void Closer::CloseSession(UniqueFd socket) {
-  // A forked child may hold the peer's end; shutdown ends the session for it
-  // too.
+  // Ends the session also for a forked child that holds the peer's end.
   shutdown(socket.get(), SHUT_RDWR);
   shared_->Push(std::nullopt, std::move(socket));
 }

@@ -17,7 +17,7 @@
 namespace sluice::daemon {
 namespace {
 
-// CheckRequest has found that there is a protocol that both speak.
+// CheckRequest has checked that both sides have a protocol in common.
 HelloRequest From(const wire::Hello& hello) {
   return {.job = hello.job(),
           .observer = hello.observer(),
@@ -38,7 +38,7 @@ LeaseRequest From(const wire::Lease& lease) {
 }
 
 PlanTakenRequest From(const wire::PlanTaken& taken) {
-  // The note becomes part of a line of the log.
+  // Printable: the note becomes part of a log line.
   return {PlanId(taken.plan_id()), taken.taken(), Printable(taken.note())};
 }
 
@@ -109,7 +109,8 @@ void FillPool(const Core& core, PoolId pool, const Principal* rank,
   to->set_held_outside_bytes(from.outside.size());
 }
 
-// What each GPU has of the path from `link` on when all GPUs copy, both ways.
+// Returns each GPU's share of the path from `link` on when all GPUs copy both
+// ways.
 double EvenSpeed(const NodeConfig& config, const std::string& link,
                  int direction) {
   double least = 0;

@@ -1,4 +1,4 @@
-// Translates between the wire's messages and policy's; decides nothing.
+// Converts between the wire's messages and policy's; decides nothing.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -19,35 +19,35 @@ namespace sluice::daemon {
 // InvalidArgument: a plan id that is not a number.
 absl::StatusOr<Request> ToRequest(const wire::Request& request);
 
-// One packet and the descriptors sent with it; several packets may share a
-// descriptor's owner.
+// One packet and the descriptors to send with it; several packets may share a
+// descriptor.
 struct Outgoing {
   wire::Packet packet;
   std::vector<std::shared_ptr<const UniqueFd>> fds;
 };
 
-// The reply for a refused request.
+// Returns the reply to a refused request.
 wire::Packet ErrorPacket(RequestId request, const absl::Status& status);
 
-// The pool's figures now. Memory reserved for others is not free for `rank`;
-// null: for an observer.
+// Fills in the pool's current figures. Memory reserved for others is not free
+// for `rank`; null: for an observer.
 void FillPool(const Core& core, PoolId pool, const Principal* rank,
               wire::Pool* to);
 
-// The node's part of a Welcome; `rank`: the session that will lease there, null
-// for an observer. What is free of a NUMA node that is not its GPU's is what
-// the rank may borrow of it.
+// Fills in the node's part of a Welcome. `rank` is the session that will lease
+// there, null for an observer. On NUMA nodes other than its GPU's, only what
+// the rank may borrow counts as free.
 void FillNode(const Core& core, const std::string& sim_directory,
               const Session* rank, wire::Welcome& welcome);
 
-// Splits a lease into as many parts as its descriptors need, at most `most` in
-// each; `fds[i]` is slices[i]'s.
+// Splits a lease into as many packets as its descriptors need, with at most
+// `most` in each; `fds[i]` belongs to slices[i].
 std::vector<Outgoing> GrantedParts(
     RequestId request, const GrantedReply& granted,
     std::span<const std::shared_ptr<const UniqueFd>> fds, size_t most);
 
-// Converts a notice without a descriptor (all but PlanReady: the caller adds
-// its plan).
+// Converts a notice without descriptors (for PlanReady, the caller adds the
+// plan).
 wire::Event ToEvent(const Notice& notice);
 
 }  // namespace sluice::daemon

@@ -39,7 +39,8 @@ Extents::Lane& Extents::LaneOf(PoolId pool) {
     lane->thread = std::make_unique<TaskThread>(
         is_host ? fmt::format("device-numa{}", pool.ordinal) : "device");
     if (is_host) {
-      // Pages that a thread touches first are of its node.
+      // The kernel places pages on the node of the thread that touches them
+      // first.
       lane->thread->Run(
           [numa = NumaIndex(pool.ordinal)] { StayOn(CoresOfNode(numa)); });
     }
@@ -69,7 +70,7 @@ absl::StatusOr<ExportedMemory> Extents::Create(const Wanted& wanted) {
 
 void Extents::Make(ExtentId id, PoolId pool, Bytes size, PrincipalId who) {
   if (const auto ready = arena_->Take(pool, size)) {
-    // Later, because policy is in the middle of a decision.
+    // Posted, because policy is in the middle of a decision.
     return Tell({{id, pool, *ready}});
   }
   Lane& lane = LaneOf(pool);
@@ -127,8 +128,8 @@ void Extents::MakeOne(Lane& lane, PrincipalId who, const Wanted& wanted) {
     if (lane.wanted.empty()) arena_->Pause(wanted.pool, false);
     lane.wanted.Spent(who, end - start);
   }
-  // A lease has many extents, and a wake-up of the loop for each would cost
-  // more than making them.
+  // A lease has many extents, and waking the loop for each would cost more than
+  // making them.
   if (was_last || end - lane.made_since >= kTellEvery) {
     Tell(std::exchange(lane.made, {}));
   }
@@ -141,7 +142,8 @@ void Extents::RetryLater(Lane& lane) {
 
 void Extents::Retry(Lane& lane) {
   std::vector<Waiting> still;
-  std::map<PoolId, Bytes> refused;  // the least of each pool, just now
+  // Smallest size refused in this round, per pool.
+  std::map<PoolId, Bytes> refused;
   Tries made;
   const absl::Time now = clock_.Now();
   for (Waiting& each : lane.waiting) {
@@ -201,15 +203,16 @@ void Extents::Record(const Tries& made) {
 
 absl::Status Extents::Adopt(ExtentId id, PoolId pool, Bytes size,
                             UniqueFd kept) {
-  // Adopted memory may not be exported there, and is leased all the same.
+  // Exported now only if the daemon keeps descriptors: adopted memory that
+  // cannot be exported is leased all the same.
   std::shared_ptr<const UniqueFd> fd;
   if (!driver_->TellsHolders()) {
     SLUICE_ASSIGN_OR_RETURN(UniqueFd own, kept.Duplicate());
     fd = std::make_shared<const UniqueFd>(std::move(own));
   }
   const auto memory = driver_->Adopt(std::move(kept), PlacementOf(pool), size);
-  // A GPU that does not answer any more keeps only the descriptor, so that it
-  // does not stop other GPUs' jobs.
+  // If a GPU does not answer any more, only the descriptor is kept, so that the
+  // GPU does not stop the jobs of others.
   const bool is_lost = pool.kind == PoolKind::kGpu &&
                        absl::IsUnavailable(memory.status()) && fd != nullptr;
   if (!is_lost) SLUICE_RETURN_IF_ERROR(memory.status());

@@ -32,7 +32,7 @@ absl::StatusOr<UniqueFd> MakePage(const char* name, size_t size) {
   return fd;
 }
 
-// A page of another size would be read beyond its end.
+// Refuses a page of another size, which would be read beyond its end.
 absl::Status CheckPage(const UniqueFd& fd, size_t size, const char* name) {
   struct stat file = {};
   if (fstat(fd.get(), &file) != 0) return ErrnoStatus(errno, name);
@@ -49,7 +49,8 @@ absl::StatusOr<void*> MapPage(const UniqueFd& fd, size_t size) {
   return page;
 }
 
-// Each refill is short, so real time takes no core from other work.
+// Raises this thread's priority. Each refill is short, so this takes no core
+// from other work.
 void GoFirst() {
   if (GoBeforeOthers()) return;
   constexpr int kNice = -15;
@@ -98,8 +99,8 @@ absl::StatusOr<std::unique_ptr<GrantPages>> GrantPages::Start(
   pages->limits_ = is_new ? new (page) GrantLimits()
                           : std::launder(static_cast<GrantLimits*>(page));
   pages->limits_->generation = generation;
-  // Without write permission on the file itself, a rank of another user can
-  // not reopen what it gets for writing either.
+  // Without write permission on the file, a rank of another user cannot reopen
+  // its descriptor for writing.
   if (fchmod(writer.get(), 0444) != 0) {
     return ErrnoStatus(errno, "protect the grant page");
   }
@@ -216,8 +217,8 @@ std::map<int, GrantPolicy::Needs> GrantPages::ReadNeeds(absl::Time now) const {
       const GrantUseSlot& use = page->use->slot;
       const uint64_t up_to = use.due_bytes[d].load(std::memory_order_acquire);
       if (up_to == 0) continue;
-      // The time of this copy, or of a later one: of an earlier one it would be
-      // over, and the copy would count as late.
+      // The time of this copy or of a later one. That of an earlier copy would
+      // have passed, and this copy would count as late.
       const uint64_t at = use.due_ns[d].load(std::memory_order_relaxed);
       needs[slot][d] = {
           up_to,

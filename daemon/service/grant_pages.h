@@ -1,13 +1,13 @@
 // The shared grant pages and the thread that refills them.
 //
-// One limits page per node: the daemon alone writes it; sessions get a
-// descriptor that was opened for reading only, of a file that other users may
-// not open for writing. One use page per session, sealed against a change of
-// size, or a rank could make the daemon fault. The refill thread sets heartbeat
-// and limits every ~2 ms while a rank is attached, and sleeps otherwise; the
-// loop never holds it up for longer than an insertion. Where the kernel allows
-// it (CAP_SYS_NICE, LimitRTPRIO=, LimitNICE=) the thread goes before others: a
-// heartbeat that is late lets ranks run without grants.
+// There is one limits page per node, which the daemon alone writes: sessions
+// get a descriptor that was opened for reading only, of a file that other users
+// may not open for writing. Each session has a use page, sealed against a
+// change of size: otherwise a rank could make the daemon fault. While a rank is
+// attached, the refill thread sets heartbeat and limits every ~2 ms, and else
+// sleeps; the loop never delays it for longer than an insertion. If the kernel
+// allows it (CAP_SYS_NICE, LimitRTPRIO=, LimitNICE=), the thread has priority
+// over others: a late heartbeat lets ranks run without grants.
 //
 // Thread safety: Attach and Detach from one thread.
 #pragma once
@@ -31,44 +31,45 @@ class GrantPages {
  public:
   static constexpr absl::Duration kRefill = absl::Milliseconds(2);
 
-  // FailedPrecondition: `kept` is no limits page of this version.
+  // FailedPrecondition: `kept` is not a limits page of this version.
   static absl::Status CheckLimits(const UniqueFd& kept);
-  // The generation of the daemon that wrote to it last; 0: it is no limits
-  // page.
+  // Returns the generation of the daemon that wrote to it last; 0 if it is not
+  // a limits page.
   static uint64_t GenerationOf(const UniqueFd& kept);
-  // `clock` tells CLOCK_MONOTONIC: ranks compare the heartbeat with their own.
-  // `kept`: the limits page of an earlier daemon, which ranks have mapped;
-  // none: a new one. REQUIRES: CheckLimits.
+  // `clock` is CLOCK_MONOTONIC: ranks compare the heartbeat with theirs. `kept`
+  // is the limits page of an earlier daemon, which ranks have mapped; if empty,
+  // a new page is made. REQUIRES: CheckLimits.
   static absl::StatusOr<std::unique_ptr<GrantPages>> Start(
       std::vector<LinkSpeed> links, uint64_t generation, const Clock* clock,
       UniqueFd kept = UniqueFd());
   ~GrantPages();
 
-  // Opens a slot; the heartbeat is fresh when it returns. The use page is the
-  // session's to write.
+  // Opens a slot and returns its use page, which the session writes; the
+  // heartbeat is fresh by then.
   absl::StatusOr<UniqueFd> Attach(int slot, int link,
                                   const GrantSharer& sharer = {});
-  // The slot of a rank that an earlier daemon attached, with its use page.
+  // Opens the slot of a rank that an earlier daemon attached, with its use
+  // page.
   absl::Status Resume(int slot, int link, const GrantSharer& sharer,
                       const UniqueFd& use);
   void Detach(int slot);
-  // Slots go by these from now on. REQUIRES: none is attached; links as the
-  // policy's constructor takes them, in the order that they had.
+  // Replaces the links. REQUIRES: no slot is attached; `links` as for the
+  // constructor of GrantPolicy, in their former order.
   void UseLinks(std::vector<LinkSpeed> links);
-  // GrantPolicy::Promise, of a slot that has a page.
+  // Calls GrantPolicy::Promise if the slot has a page.
   void Promise(int slot, const CopyRates& rates);
-  // GrantPolicy::Hold, of such a slot.
+  // Calls GrantPolicy::Hold if the slot has a page.
   void Hold(int slot, bool holds);
-  // What the attached slots have used, at most a refill old.
+  // Returns the use of the attached slots as of the last refill.
   std::map<int, Directions> Used();
-  // GrantPolicy::late.
+  // Returns GrantPolicy::late.
   std::map<int, LateDirections> Late();
-  // How often a heartbeat came more than kGrantStaleAfter late while ranks were
-  // attached: they ran without grants though the daemon lived.
+  // Returns how often a heartbeat was more than kGrantStaleAfter late while
+  // ranks were attached: they ran without grants though the daemon was alive.
   uint64_t stale_periods() const { return stale_periods_.load(); }
-  // For sending: read-only.
+  // The read-only descriptor for ranks.
   std::shared_ptr<const UniqueFd> limits() const { return limits_reader_; }
-  // For the descriptor store.
+  // The descriptor for the descriptor store.
   const UniqueFd& kept() const { return limits_writer_; }
 
  private:
@@ -77,7 +78,7 @@ class GrantPages {
   void Open(int slot, std::unique_ptr<UsePage> page,
             const GrantPolicy::Grant& first)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // What ranks say they need next, of the slots that say anything.
+  // Returns the needs of the slots that state any.
   std::map<int, GrantPolicy::Needs> ReadNeeds(absl::Time now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Refill() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

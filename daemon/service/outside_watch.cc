@@ -45,7 +45,8 @@ absl::StatusOr<OutsideAnswers::Answer> OutsideWatch::AskDevice() const {
     const auto where = device::Placement::Gpu(gpu);
     if (places.contains(where)) continue;
     const absl::Status why = driver_->Usage(where).status();
-    // It answers by now: as before until the next time.
+    // It answers now, after a failure: its last figure stays until the next
+    // time.
     answer.held.emplace(PoolOf(where),
                         why.ok() ? absl::UnavailableError("no answer") : why);
   }
@@ -53,7 +54,7 @@ absl::StatusOr<OutsideAnswers::Answer> OutsideWatch::AskDevice() const {
 }
 
 OutsideWatch::Answer OutsideWatch::Ask() const {
-  // Only computing is counted: waiting costs other work nothing.
+  // Counts CPU time only: waiting costs other work nothing.
   const absl::Duration before = CpuTimeOfThisThread();
   auto held = AskDevice();
   return {std::move(held), CpuTimeOfThisThread() - before};

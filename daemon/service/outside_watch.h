@@ -1,15 +1,15 @@
 // Asks the device for memory of the pools that is held outside leases
 // (core/pool/held_outside.h).
 //
-// On `sim` that is memory that ranks of a killed daemon still reach, and it can
-// only become less: the device is asked at the start, and again until it is 0.
+// On `sim` that is memory that ranks of a killed daemon still reach. It can
+// only shrink: the device is asked at the start, and again until it is 0.
 //
-// On `cuda`, where the device cannot tell which process holds what, it is asked
-// all the time. A GPU that does not answer is logged once, and keeps its last
+// On `cuda` the device cannot tell which process holds what, and is asked all
+// the time. A GPU that does not answer is logged once, and keeps its last
 // answer until it answers again; the others are not affected.
 //
 // The device takes milliseconds for an answer, or as long as the kernel likes:
-// it is asked on a thread of its own, which takes at most 1/50 of a core.
+// it is asked on a separate thread, which takes at most 1/50 of a core.
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -33,29 +33,30 @@ namespace sluice::daemon {
 class OutsideWatch {
  public:
   static constexpr absl::Duration kAskEvery = absl::Milliseconds(250);
-  // How long a start waits for the first answer.
+  // How long Start waits for the first answer.
   static constexpr absl::Duration kFirst = absl::Seconds(2);
 
-  // `driver`, `loop` and `clock` outlive it; `known` runs on the loop's thread.
+  // `driver`, `loop` and `clock` must outlive this object; `known` runs on the
+  // loop's thread.
   OutsideWatch(device::Driver* driver, const NodeConfig& node, Loop* loop,
                const Clock* clock, std::function<void(HeldOutside)> known);
 
-  // Asks before the loop runs: what is held is known when this returns, unless
-  // the device takes longer than kFirst.
+  // Asks before the loop runs, and waits at most kFirst for the answer.
   void Start();
-  // The same if an earlier daemon saved what was held: that counts until the
-  // device has answered, and ranks that wait are served before it is asked.
+  // Starts without waiting, after an earlier daemon: what it saved counts until
+  // the device has answered, and waiting ranks are served before the device is
+  // asked.
   void GoOn();
-  // Ends device calls. False: one still ran after `patience`.
+  // Ends device calls. Returns false if one still ran after `patience`.
   bool Finish(absl::Duration patience) { return thread_.Finish(patience); }
 
  private:
   struct Answer {
     absl::StatusOr<OutsideAnswers::Answer> held;
-    absl::Duration cpu_time;  // of the question
+    absl::Duration cpu_time;  // used for the answer
   };
   void AskAfter(absl::Duration delay);
-  // On the thread.
+  // Runs on the thread.
   Answer Ask() const;
   absl::StatusOr<OutsideAnswers::Answer> AskDevice() const;
   void Tell(const Answer& answer);
@@ -70,7 +71,7 @@ class OutsideWatch {
   std::vector<DeviceIndex> gpus_;
   OutsideAnswers answers_;
   bool asking_ = false;
-  bool held_ = false;            // as last logged
+  bool held_ = false;            // at the last answer
   std::set<std::string> fails_;  // places that did not answer last time
   TaskThread thread_;            // last: its tasks use the rest
 };

@@ -1,5 +1,5 @@
-// Plans as memfds: one for all ranks of a job, which get it one after the
-// other. It is kept for a moment after it was made.
+// Plans as memfds. All ranks of a job get the same one, one after the other; it
+// is kept for a moment after it was made.
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -19,12 +19,12 @@ class PlanFiles {
  public:
   static constexpr absl::Duration kKept = absl::Seconds(1);
 
-  explicit PlanFiles(const Core* core) : core_(core) {}  // outlives it
+  explicit PlanFiles(const Core* core) : core_(core) {}  // must outlive this
 
-  // NotFound: policy does not keep that plan any more.
+  // Returns the plan's memfd. NotFound: policy no longer keeps that plan.
   absl::StatusOr<std::shared_ptr<const UniqueFd>> Of(PlanId plan,
                                                      absl::Time now);
-  // When to call Expire; InfiniteFuture: not needed.
+  // Returns when to call Expire; InfiniteFuture if not needed.
   absl::Time deadline() const;
   void Expire(absl::Time now);
 

@@ -33,15 +33,15 @@ absl::StatusOr<Pipe> MakePipe() {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return ErrnoStatus(errno, "make a pipe");
   Pipe pipe{UniqueFd(ends[0]), UniqueFd(ends[1])};
-  // Only the loop's end: the worker writes as it likes.
+  // Only the loop's end: the worker's writes may block.
   if (fcntl(ends[0], F_SETFL, O_NONBLOCK) != 0) {
     return ErrnoStatus(errno, "make a pipe");
   }
   return pipe;
 }
 
-// dup2 onto its own number would keep close-on-exec, so the descriptors are
-// first moved out of the way.
+// Moves a descriptor to a high number: dup2 onto its own number would keep
+// close-on-exec.
 absl::StatusOr<UniqueFd> MoveUp(const UniqueFd& fd) {
   const int moved = fcntl(fd.get(), F_DUPFD_CLOEXEC, 16);
   if (moved < 0) return ErrnoStatus(errno, "duplicate a descriptor");
@@ -77,7 +77,7 @@ absl::StatusOr<pid_t> Start(const WorkerOptions& worker, const UniqueFd& in,
   SLUICE_ASSIGN_OR_RETURN(const UniqueFd high_out, MoveUp(out));
   SLUICE_ASSIGN_OR_RETURN(const UniqueFd high_progress, MoveUp(progress));
   SLUICE_ASSIGN_OR_RETURN(const UniqueFd high_errors, MoveUp(errors));
-  // The signal that hurries it reaches it as soon as it catches that.
+  // Blocked until the worker has a handler for the signal that hurries it.
   return Spawn(WordsOf(worker, time_limit),
                {.name = "the plan worker " + worker.path,
                 .files = {{high_in.get(), kWorkerIn},
@@ -88,8 +88,8 @@ absl::StatusOr<pid_t> Start(const WorkerOptions& worker, const UniqueFd& in,
                 .signals = SpawnOptions::Signals::kDefault});
 }
 
-// It closed its end of the pipe, so it is exiting; SIGKILL is for one that
-// does not.
+// Waits for a worker that closed its end of the pipe and so should be exiting;
+// kills it if it does not.
 int Reap(pid_t pid) {
   int status = 0;
   for (int tries = 0; tries < 1000; ++tries) {
@@ -140,7 +140,7 @@ absl::StatusOr<plan::NodePlan> CheckSolution(const SolvePlan& question,
   return plan;
 }
 
-// What the plan has that was not known before, each once.
+// Returns the units of the plan that were not known before, each once.
 std::vector<KeyedUnit> NewUnits(const SolvePlan& question,
                                 const plan::NodePlan& plan) {
   std::map<std::string, KeyedUnit> units;
@@ -176,21 +176,21 @@ std::vector<KeyedUnit> NewUnits(const SolvePlan& question,
 struct PlanSolver::Run {
   SolvePlan question;
   // Loop's thread.
-  bool launched = false;  // it has a worker's place
+  bool launched = false;  // it occupies a worker's place
   bool started = false;
   bool stopped = false;
-  bool hurry = false;                         // when its turn is over
-  bool hurried = false;                       // it was told
-  absl::Time since = absl::InfiniteFuture();  // it runs
-  // The codec thread's until started and after the pipe ended, the loop's in
-  // between, while there is `out`.
+  bool hurry = false;                         // its turn is shortened
+  bool hurried = false;                       // SIGUSR1 was sent
+  absl::Time since = absl::InfiniteFuture();  // when it started
+  // The codec thread's until started and after the pipe ended; the loop's in
+  // between, while `out` is set.
   pid_t pid = 0;
   UniqueFd out;
-  UniqueFd errors;    // a memfd: what the worker writes on stderr
-  UniqueFd progress;  // a memfd: how far it is
+  UniqueFd errors;    // a memfd: the worker's stderr
+  UniqueFd progress;  // a memfd: the worker's progress
   std::string answer;
 
-  // Runs with the last reference, also that of a task that is never run.
+  // The last reference may be a task that is never run.
   ~Run() { Kill(); }
   void Kill() {
     if (pid == 0) return;  // did not start, or is reaped
@@ -208,8 +208,8 @@ PlanSolver::PlanSolver(Loop* loop, TaskThread* codec, WorkerOptions worker,
       done_(std::move(done)) {}
 
 PlanSolver::~PlanSolver() {
-  ending_ = true;                                   // so has the codec thread
-  queue_.Remove([](const auto&) { return true; });  // none starts any more
+  ending_ = true;  // the codec thread has ended
+  queue_.Remove([](const auto&) { return true; });  // no more starts
   while (!runs_.empty()) Stop(runs_.begin()->first);
 }
 
@@ -234,7 +234,7 @@ void PlanSolver::StartNext() {
   }
 }
 
-// Its place is free.
+// Releases the run's place and starts the next one.
 void PlanSolver::Leave(const std::shared_ptr<Run>& run) {
   if (!std::exchange(run->launched, false)) return;
   const Principal& who = run->question.who;
@@ -324,7 +324,7 @@ void PlanSolver::Read(const std::shared_ptr<Run>& run) {
   Finish(run);
 }
 
-// The pipe ended: the worker is done, or did not survive.
+// Handles the end of the pipe: the worker is done, or has died.
 void PlanSolver::Finish(const std::shared_ptr<Run>& run) {
   loop_->Remove(run->out.get());
   run->out.Reset();
@@ -351,7 +351,7 @@ std::vector<std::pair<PlanRoundId, plan::PlanProgress>> PlanSolver::Progress()
     const {
   std::vector<std::pair<PlanRoundId, plan::PlanProgress>> all;
   for (const auto& [round, run] : runs_) {
-    if (!run->started) continue;  // the codec thread's
+    if (!run->started) continue;  // the codec thread uses it
     std::array<char, plan::kProgressBytes> line;
     const ssize_t got = pread(run->progress.get(), line.data(), line.size(), 0);
     if (got <= 0) continue;
@@ -371,16 +371,16 @@ void PlanSolver::Stop(PlanRoundId round) {
   if (!run->launched) {
     queue_.Remove([&run](const auto& each) { return each == run; });
   }
-  if (run->started) End(run);  // else as soon as it is
+  if (run->started) End(run);  // else Started ends it
 }
 
 void PlanSolver::End(const std::shared_ptr<Run>& run) {
-  if (!run->out) return;  // did not start, or is being reaped, then leaves
+  if (!run->out) return;  // did not start, or Finish reaps it
   loop_->Remove(run->out.get());
   run->out.Reset();
   kill(run->pid, SIGKILL);
-  // Its memory is freed before it can be reaped, which takes a while. What the
-  // codec thread does not come to is reaped with the run.
+  // Reaped on the codec thread: freeing its memory takes a while. If that
+  // thread does not get to it, the run's destructor reaps it.
   if (!ending_) codec_->Run([run] { run->Kill(); });
   Leave(run);
 }

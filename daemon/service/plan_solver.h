@@ -1,16 +1,16 @@
-// Runs the plan worker: a process of its own (posix_spawn, never a bare fork
-// of a process with threads), so that a solver that crashes, eats memory or
-// does not end takes nothing with it.
+// Runs the plan worker: a separate process (posix_spawn, never a bare fork of a
+// process with threads), so that a solver that crashes, uses too much memory or
+// does not end harms nothing else.
 //
-// How it works. The request goes in as a sealed memfd, the answer comes out
-// of a pipe that the loop watches; encoding, decoding and the naive check of
-// the plan run on the codec thread. The deadline is the worker's own, and
-// policy's a little later (Stop).
+// How it works. The request goes in as a sealed memfd, the answer comes out of
+// a pipe that the loop watches; encoding, decoding and the naive check of the
+// plan run on the codec thread. The worker has its own deadline, and policy's
+// is a little later (Stop).
 //
-// Fairness. kMostWorkers run at a time, kMostOfAUser of one user; what waits
-// goes by FairQueue, by the seconds that each user's workers have run. While
-// something waits, a worker that had its turn (kTurn) is told to write the
-// first plan that it has, which is valid, and maybe not proved optimal.
+// Fairness. At most kMostWorkers run at a time, and kMostOfAUser of one user;
+// FairQueue orders the waiting ones by the seconds that each user's workers
+// have run. While any wait, a worker at the end of its turn (kTurn) is told to
+// write its first plan, which is valid, but maybe not proved optimal.
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -36,8 +36,8 @@ namespace sluice::daemon {
 
 struct WorkerOptions {
   std::string path;             // of sluice-worker
-  Bytes memory;                 // address space of one; 0: any
-  std::optional<uint32_t> uid;  // its user; only a root daemon may set it
+  Bytes memory;                 // address space of a worker; 0: unlimited
+  std::optional<uint32_t> uid;  // of a worker; only a root daemon may set it
   std::optional<uint32_t> gid;
 };
 
@@ -46,30 +46,31 @@ class PlanSolver {
   static constexpr int kMostWorkers = 4;
   static constexpr int kMostOfAUser = 2;
   static constexpr absl::Duration kTurn = absl::Seconds(2);
-  // For a round that holds up another user's (JointPlanning::kShare).
+  // The turn of a round that delays another user (JointPlanning::kShare).
   static constexpr absl::Duration kHurriedTurn = absl::Milliseconds(400);
 
-  // Called with the plan and the units that were solved for it.
+  // Receives the plan and the units that were solved for it.
   using Done = std::function<void(PlanRoundId, absl::StatusOr<plan::NodePlan>,
                                   std::vector<KeyedUnit>)>;
 
-  // `loop` outlives the solver, `codec` ends before it (its tasks use the
-  // solver); `done` runs on the loop's thread. Workers are started by the
-  // codec thread and end with it, however the daemon ends (PR_SET_PDEATHSIG).
+  // `loop` must outlive the solver, and `codec` must end before it (its tasks
+  // use the solver); `done` runs on the loop's thread. Workers are started by
+  // the codec thread and end with it, however the daemon ends
+  // (PR_SET_PDEATHSIG).
   PlanSolver(Loop* loop, TaskThread* codec, WorkerOptions worker, Done done);
-  // Ends running workers. A worker with a start that was not yet posted to the
-  // loop ends with the loop.
+  // Ends running workers. If a worker's start was not yet posted to the loop,
+  // it ends with the loop.
   ~PlanSolver();
 
   void Solve(SolvePlan question);
-  // The running workers' progress, as they report it.
+  // Returns the progress that running workers report.
   std::vector<std::pair<PlanRoundId, plan::PlanProgress>> Progress() const;
   // Kills the worker of a round, if it runs; `done` is not called.
   void Stop(PlanRoundId round);
   // Shortens the round's turn to kHurriedTurn, since another user waits for it.
   void Hurry(PlanRoundId round);
 
-  // When Expire wants to be called next.
+  // Returns when to call Expire.
   absl::Time NextDeadline() const;
   void Expire();
 

@@ -19,7 +19,7 @@
 namespace sluice::daemon {
 namespace {
 
-// What it holds of the daemon's memory.
+// Returns how much of the daemon's memory the profile takes.
 Bytes ProfileSize(const plan::RankProfile& profile) {
   size_t bytes = sizeof(profile);
   for (const plan::SegmentKind& segment : profile.segments) {
@@ -32,8 +32,8 @@ Bytes ProfileSize(const plan::RankProfile& profile) {
   return Bytes(static_cast<int64_t>(bytes));
 }
 
-// At least as many as there are JSON values: each but the first follows one of
-// these, and a few stand in texts.
+// Returns an upper bound of the number of JSON values: each but the first
+// follows one of these characters, some of which are in texts.
 size_t CountValues(std::string_view bytes) {
   return static_cast<size_t>(std::count_if(
       bytes.begin(), bytes.end(),
@@ -61,8 +61,8 @@ absl::StatusOr<ProfileWithHash> Decode(const UniqueFd& memfd,
 
 }  // namespace
 
-// What dropped profiles took of the quotas, to be given back. They are dropped
-// on any thread, quotas are the loop's. Thread-safe.
+// Quota of dropped profiles that is still to be returned: profiles are dropped
+// on any thread, but quotas belong to the loop. Thread-safe.
 class ProfileReader::Dropped {
  public:
   void Add(const Principal& who, Bytes size) {
@@ -153,8 +153,8 @@ absl::Status ProfileReader::Admit(SessionId session, const Principal& who,
   return absl::OkStatus();
 }
 
-// One at a time: the next is chosen when the last is done, and what else the
-// codec thread has to do comes between.
+// Reads one at a time: the next is chosen when it is done, so other work of the
+// codec thread gets its turn in between.
 void ProfileReader::Start() {
   if (busy_) return;
   auto next = queue_.Pop();

@@ -1,12 +1,12 @@
 // Profiles on their way from a client to policy: bounded, and fair to users.
 //
-// A profile is an untrusted file. Its cost here is limited before anything of
-// it is read (bytes, number per session and per user), while it is decoded
-// (values, so that a short text cannot become a large object), and as long as
-// policy keeps it (`profile_bytes` of the quotas). Profiles are decoded one at
-// a time on the codec thread. FairQueue shares that thread's seconds, counted
-// as `codec_seconds`; the thread's other work gets its turn between two
-// profiles. A profile is dropped with its session, its descriptor at once.
+// A profile is an untrusted file. Its cost here is limited before it is read
+// (bytes, number per session and per user), while it is decoded (values, so
+// that a short text cannot become a large object), and as long as policy keeps
+// it (`profile_bytes` of the quotas). Profiles are decoded one at a time on the
+// codec thread. FairQueue shares that thread's seconds, counted as
+// `codec_seconds`; other work of the thread gets its turn between two profiles.
+// A profile is dropped with its session, its descriptor at once.
 //
 // Thread safety: loop's thread only. A profile may be dropped on any thread.
 #pragma once
@@ -31,9 +31,9 @@ namespace sluice::daemon {
 struct ProfileLimits {
   Bytes encoded = MiB(4);   // one profile
   size_t values = 1 << 19;  // JSON values of one: five per buffer
-  size_t per_session = 4;   // that wait to be read
-  size_t per_user = 256;    // that wait to be read
-  size_t all = 1024;        // that wait to be read
+  size_t per_session = 4;   // waiting to be read
+  size_t per_user = 256;    // waiting to be read
+  size_t all = 1024;        // waiting to be read
 };
 
 class ProfileReader {
@@ -41,8 +41,8 @@ class ProfileReader {
   using Done = std::function<void(SessionId, RequestId,
                                   absl::StatusOr<ProfileWithHash>)>;
 
-  // `loop` and `quotas` outlive the reader, `codec` ends before it (its tasks
-  // use the reader); `done` runs on the loop's thread.
+  // `loop` and `quotas` must outlive the reader, and `codec` must end before it
+  // (its tasks use the reader); `done` runs on the loop's thread.
   ProfileReader(Loop* loop, TaskThread* codec, Quotas* quotas, Done done,
                 ProfileLimits limits = {});
 
@@ -54,8 +54,7 @@ class ProfileReader {
   // Drops the session's profiles and closes their descriptors; `done` is not
   // called.
   void Forget(SessionId session);
-  // Gives back the quota of profiles that were dropped; to be called before
-  // quotas are read.
+  // Returns the quota of dropped profiles. Call before reading quotas.
   void GiveBackDropped();
 
   size_t waiting() const { return queue_.waiting(); }
@@ -73,7 +72,7 @@ class ProfileReader {
   void Start();
   void Finish(const Principal& who, SessionId session, RequestId request,
               absl::Duration time, absl::StatusOr<ProfileWithHash> read);
-  // Takes its bytes of the quota until the last reference is gone.
+  // Charges the profile's bytes to the quota until its last reference is gone.
   absl::Status Keep(const Principal& who,
                     std::shared_ptr<const plan::RankProfile>& profile);
 
@@ -84,7 +83,7 @@ class ProfileReader {
   const ProfileLimits limits_;
   FairQueue<Principal, Entry> queue_;
   std::map<SessionId, size_t> by_session_;  // waiting or being read
-  SessionId reading_;                       // 0: none, or it was forgotten
+  SessionId reading_;  // 0: none, or its session was forgotten
   bool busy_ = false;
   const std::shared_ptr<Dropped> dropped_;
 };

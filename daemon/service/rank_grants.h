@@ -1,7 +1,7 @@
-// What each attached rank has for its grants: a slot of the page of limits, a
-// use page of its own, and a place in its user's quota of ranks.
+// The grants of attached ranks: each has a slot of the limits page, its own use
+// page, and a place in its user's quota of ranks.
 //
-// Thread safety: loop's thread only, as pages() says for itself.
+// Thread safety: loop's thread only, except for pages().
 #pragma once
 
 #include <map>
@@ -24,30 +24,30 @@ class RankGrants {
  public:
   using UsePage = std::shared_ptr<const UniqueFd>;
   struct Parts {
-    const NodeConfig* node;  // these outlive it
+    const NodeConfig* node;  // these must outlive it
     Quotas* quotas;
     Handover* handover;
     const Clock* clock;
   };
 
-  // Goes on with the page of limits that an earlier daemon left, if it can be
-  // used; else the copies of ranks that have it mapped are ungated.
+  // Continues with the limits page of an earlier daemon if it can be used; else
+  // the copies of ranks that have it mapped are ungated.
   static absl::StatusOr<std::unique_ptr<RankGrants>> Start(
       Parts parts, std::vector<LinkSpeed> links);
 
-  // Gives the slot to a rank of that principal. Null: no use page could be
-  // made, which the log says, and so does UsePageOf.
+  // Gives the slot to a rank of that principal. Returns null if no use page
+  // could be made; that is logged, and UsePageOf returns the error.
   UsePage Attach(const AttachGrants& effect, const Principal& who);
-  // Attaches a rank of an earlier daemon with its use page. An error: the rank
-  // cannot go on.
+  // Attaches a rank of an earlier daemon with its use page. After an error the
+  // rank cannot continue.
   absl::Status Resume(const Session& rank, double weight, bool holds);
   void Detach(int slot);
-  // The session's use page is not sent any more.
+  // Drops the session's use page, which will not be sent any more.
   void DropUsePage(SessionId id);
-  // ResourceExhausted: none could be made.
+  // ResourceExhausted: no page could be made.
   absl::StatusOr<UsePage> UsePageOf(SessionId id) const;
 
-  // What is promised and used, for attached slots only.
+  // The pages; promises and use only of attached slots.
   GrantPages& pages() { return *pages_; }
 
  private:

@@ -29,15 +29,15 @@ namespace sluice::daemon {
 namespace {
 
 // How long ranks that waited for a daemon are served before administrators and
-// scrapers are.
+// scrapers.
 constexpr absl::Duration kWhoWaited = absl::Milliseconds(20);
 constexpr absl::Duration kLookAtMemoryEvery = absl::Seconds(1);
-// One part in so many of a machine's memory is to stay available.
+// A machine should have 1/kPartOfMemory of its memory available.
 constexpr int kPartOfMemory = 16;
 
-// The store's places that extents leave free. One user may have three quarters
-// of them, so that as many ranks as one user may have fit beside processes with
-// sessions that ended; or more, where one user may have nearly all ranks.
+// Returns the share of the store's places that extents leave free. One user may
+// have three quarters of them, so that its ranks fit besides its processes with
+// ended sessions; or more, if it may have nearly all ranks.
 Share PlacesOfRanks(int64_t capacity, const Share& extents,
                     const Share& ranks) {
   const int64_t all = capacity - extents.all - Handover::kOwn;
@@ -48,11 +48,12 @@ Share PlacesOfRanks(int64_t capacity, const Share& extents,
 
 constexpr absl::Duration kLookAgainAfter = absl::Milliseconds(250);
 
-// Limits of one session: queries that wait, and long answers not read.
+// Limits of one session: waiting queries, and unread long answers.
 constexpr int kMaxQueries = 16;
 constexpr int kMaxUnread = 4;
 
-// A user with something that policy counts has a session, and so a row here.
+// Adds an amount to the user's row. There is one: a user that policy counts has
+// a session.
 void AddTo(QuotasSnapshot& quotas, const Principal& who, Resource what,
            int64_t amount) {
   const auto user =
@@ -62,7 +63,7 @@ void AddTo(QuotasSnapshot& quotas, const Principal& who, Resource what,
   user->second[static_cast<size_t>(what)] += amount;
 }
 
-// Policy counts the leases that wait, and what is kept of profiles.
+// Adds what policy counts: waiting leases and kept profiles.
 void AddCountedByPolicy(const Core& core, const Principal* viewer,
                         QuotasSnapshot& quotas) {
   const auto waiting = static_cast<size_t>(Resource::kWaiting);
@@ -85,10 +86,10 @@ void AddCountedByPolicy(const Core& core, const Principal* viewer,
 }
 
 // How long an end that leaves nothing waits for the store: a starter of another
-// daemon gives up what is left after that.
+// daemon drops what remains after that.
 constexpr absl::Duration kLongestForget = absl::Milliseconds(500);
-// How long one waits that leaves ranks to the next daemon. All has been sent
-// before; only whether it arrived is not known.
+// How long an end that leaves ranks to the next daemon waits. Everything has
+// been sent by then; it only waits for the confirmation.
 constexpr absl::Duration kLongestKeep = absl::Seconds(1);
 
 }  // namespace
@@ -235,7 +236,7 @@ void Service::MakeParts() {
 
 Service::~Service() {
   if (leaving_ && sessions_) sessions_->Leave();
-  // Threads that post to the loop end before what their tasks touch.
+  // Threads that post to the loop end before the objects that their tasks use.
   snapshots_.reset();
   codec_.reset();
   solver_.reset();
@@ -300,8 +301,8 @@ void Service::OnMessage(SessionId id, wire::Message& message) {
   absl::StatusOr<Request> body =
       checked.ok() ? ToRequest(message.packet.request()) : checked;
   if (!body.ok()) {
-    // Not a request at all: nothing to answer. A request with a bad field is
-    // refused, and the session goes on.
+    // A packet that is no request has no answer. A request with a bad field is
+    // refused, and the session continues.
     if (!message.packet.has_request() || request == RequestId()) {
       return Execute(core_.ProtocolBroken(
           id, std::string(body.status().message()), loop_->now()));
@@ -313,13 +314,13 @@ void Service::OnMessage(SessionId id, wire::Message& message) {
   }
   const auto key = std::make_pair(id, request);
   const bool profile = std::holds_alternative<ProfileRequest>(*body);
-  // The only descriptor kept of a client is one that cannot block.
+  // The only kept descriptor of a client is one that cannot block.
   if (profile) {
     const absl::Status memfd = wire::CheckMemfd(message.fds.front());
     if (!memfd.ok())
       return sessions_->Send(id, {ErrorPacket(request, memfd), {}});
   }
-  // A repeated request must not replace the one that is being read.
+  // A repeated request must not replace the profile that is being read.
   const bool stored =
       profile &&
       profiles_.try_emplace(key, std::move(message.fds.front())).second;
@@ -328,13 +329,14 @@ void Service::OnMessage(SessionId id, wire::Message& message) {
   Execute(std::move(effects));
   if (!stored) return;
   auto kept = profiles_.extract(key);
-  // Policy did not take it: 64 MiB of pages are not freed on the loop.
+  // Policy did not take the profile. The message's owner closes it: up to 64
+  // MiB of pages must not be freed on the loop.
   if (kept.mapped()) message.fds.front() = std::move(kept.mapped());
 }
 
 absl::Status Service::MayAsk(SessionId id, Request& request,
                              std::span<const UniqueFd> shown) {
-  // A repeated one is answered again: it was counted when it was granted.
+  // A repeated Hello is answered again; it was counted when it was granted.
   const auto is_new = [&] {
     const Session* const session = core_.session(id);
     return session != nullptr && session->state == Session::State::kHalfOpen;
@@ -351,13 +353,13 @@ absl::Status Service::MayAsk(SessionId id, Request& request,
     SLUICE_RETURN_IF_ERROR(core_.sessions().CheckGpu(hello->gpu));
     GpuAccess::Gpus gpus = options_.gpus.Shown(shown);
     SLUICE_RETURN_IF_ERROR(options_.gpus.May(gpus, hello->gpu.value()));
-    gpus_[id].merge(gpus);  // also of a Hello that policy refuses
+    gpus_[id].merge(gpus);  // also if policy refuses the Hello
     for (uint64_t gpu : gpus_[id]) hello->shown.insert(DeviceIndex(gpu));
   }
   if (const auto* lease = std::get_if<LeaseRequest>(&request);
       lease && lease->pool.kind == PoolKind::kGpu) {
     const auto shows = gpus_.find(id);
-    // Before its Hello it leases nothing anyway.
+    // Without a Hello, policy refuses the lease.
     if (shows == gpus_.end()) return absl::OkStatus();
     return options_.gpus.May(shows->second, lease->pool.ordinal);
   }
@@ -375,7 +377,7 @@ void Service::OnGone(SessionId id) {
   Execute(core_.ProcessesGone(gone, loop_->now()));
 }
 
-// A job is often killed as a whole.
+// All ranks of a job are often killed at once.
 void Service::AddGonePeers(const Session& session,
                            std::vector<Core::Gone>& gone) const {
   std::vector<pollfd> processes;
@@ -440,20 +442,21 @@ void Service::Expire() {
   Execute(core_.Tick(now));
 }
 
-// --- what an earlier daemon left, and what of a rank is left to the next -----
+// --- what an earlier daemon left, and what is left to the next one ----------
 
 absl::Status Service::MayBeKept(const Principal& who) const {
   if (!handover_->keeps()) return absl::OkStatus();
   const Share places =
       PlacesOfRanks(handover_->store().capacity(), options_.extents,
                     options_.shares[static_cast<size_t>(Resource::kRanks)]);
-  // For not even one there would be any: it is not kept, and the log says so.
+  // The store has no room for any rank: ranks are not kept, and the log says
+  // so.
   if (places.all < Handover::kOfRank) return absl::OkStatus();
   int64_t all = 0, own = 0;
   for (const auto& [id, channel] : sessions_->channels()) {
     const Session* session = core_.session(id);
     if (session == nullptr || !session->was_rank()) continue;
-    // A closed session keeps its process' descriptor until that ends.
+    // A closed session still keeps its process's descriptor.
     const int64_t taken = session->is_rank() ? Handover::kOfRank : 1;
     all += taken;
     if (channel->who() == who) own += taken;
@@ -470,7 +473,7 @@ absl::Status Service::MayBeKept(const Principal& who) const {
 }
 
 absl::StatusOr<bool> Service::TakeOver() {
-  handover_->Take(Handover::kDeaths);  // has been read
+  handover_->Take(Handover::kDeaths);  // the caller has read it
   if (options_.http_goes_on) handover_->Take(Handover::kHttp);
   auto saved = handover_->ReadState(core_);
   const bool any = saved.ok() && saved->has_value();
@@ -480,7 +483,7 @@ absl::StatusOr<bool> Service::TakeOver() {
     return Annotate(taken, "what an earlier daemon left stays as it is");
   }
   handover_->DropRest();
-  // What is adopted is saved before any client is told of it.
+  // Adopted state is saved before any client sees it.
   if (!any) {
     next_session_ = handover_->last_session_left().value() + 1;
     handover_->Begin(core_, loop_->now());
@@ -505,7 +508,8 @@ absl::Status Service::Adopt(CoreState saved) {
   std::set<SessionId> reached;
   std::vector<Core::Gone> gone;
   for (const auto& [id, session] : saved.sessions) {
-    // What was not kept was never welcomed, so it holds nothing.
+    // A session without kept descriptors was never welcomed, so it holds
+    // nothing.
     const bool closed = session.state == Session::State::kClosed;
     const bool process = handover_->Left(Handover::ProcessOf(id));
     if (closed && process) {
@@ -609,7 +613,7 @@ void Service::Do(MakeExtent& effect) {
   extents_->Make(effect.id, effect.pool, effect.size, effect.who);
 }
 
-// Runs at once: it is a system call per extent, and their number is bounded.
+// Runs at once: one system call per extent, and their number is limited.
 void Service::Do(AskHolders& effect) {
   std::vector<Core::HolderAnswer> answers;
   for (ExtentId id : effect.extents) {
@@ -655,7 +659,7 @@ void Service::SendGranted(SessionId session, RequestId request,
   for (const Slice& slice : granted.slices) {
     auto fd = extents_->Fd(slice.id);
     if (!fd.ok()) {
-      // Told by the loop's next turn: effects are being executed.
+      // Posted, because effects are being executed.
       loop_->Post([this, session, lease = granted.lease, why = fd.status()] {
         Execute(core_.GrantNotSent(session, lease, why, loop_->now()));
       });
@@ -735,7 +739,7 @@ void Service::Do(SendNotice& effect) {
     if (fd.ok()) {
       out.fds.push_back(*fd);
     } else if (changed != nullptr) {
-      // The rank goes on as it is. Told by the loop's next turn: effects are
+      // The rank continues with its former plan. Posted, because effects are
       // being executed.
       WriteLog(LogLevel::kError, std::string(fd.status().message()));
       loop_->Post([this, session = effect.session, plan] {
@@ -782,7 +786,7 @@ void Service::Do(ReadProfile& effect) {
       effect.session, effect.request, session->peer.principal,
       profiles_.at({effect.session, effect.request}));
   if (taken.ok()) return;
-  // Told by the loop's next turn: effects are being executed.
+  // Posted, because effects are being executed.
   loop_->Post([this, id = effect.session, request = effect.request, taken] {
     Execute(core_.ProfileRead(id, request, taken, loop_->now()));
   });
@@ -793,7 +797,7 @@ void Service::ReadCopies() {
   core_.LateSeen(grants_->pages().Late());
 }
 
-// --- reading the state: what sessions ask, and what a snapshot has -----------
+// --- reading the state: queries of sessions, and snapshots ------------------
 
 void Service::AnswerQuery(SessionId id, RequestId request, PlanId plan) {
   const Session* session = core_.session(id);
@@ -836,7 +840,7 @@ Snapshot Service::TakeSnapshot(const Snapshots::View& view) {
   ReadCopies();
   Snapshot snapshot = core_.TakeSnapshot(
       view.principal ? &*view.principal : nullptr, loop_->now());
-  if (view.observer) --snapshot.sessions;  // an observer does not count
+  if (view.observer) --snapshot.sessions;  // an observer is not counted
   for (PoolSnapshot& host : snapshot.hosts) {
     host.ready = arena_->ready(NumaIndex(host.id.ordinal));
   }
@@ -901,7 +905,7 @@ Outgoing Service::SnapshotPacket(
   return out;
 }
 
-// --- what signals bring about, and how a service ends ------------------------
+// --- signals, and how a service ends ----------------------------------------
 
 void Service::OnSignal() {
   signalfd_siginfo info;
@@ -935,7 +939,7 @@ void Service::EndForReload(const absl::Status& checked) {
                     fmt::format("the configuration stays as it was: {}",
                                 std::string(checked.message())));
   }
-  // Saving may have ended meanwhile.
+  // Saving may have ended during the check.
   if (!handover_->saves()) return OnReload();
   WriteLog(LogLevel::kInfo,
            "the configuration is good: the next daemon reads it");
@@ -946,7 +950,8 @@ void Service::End(Ending how) {
   reload_->Stop();
   loop_->Remove(signals_.get());
   listener_->Stop();
-  // No request is read either: a client without an answer asks the next daemon.
+  // Requests are not read either: a client without an answer asks the next
+  // daemon.
   loop_->SetWork([] { return false; });
   snapshots_->Clear();
   // The starter starts the next daemon, or closes what is kept.
@@ -954,10 +959,10 @@ void Service::End(Ending how) {
              (how == Ending::kForAll ||
               (how == Ending::kForRanks && core_.sessions().has_ranks()));
   end_at_ = loop_->now() + (leaving_ ? kLongestKeep : kLongestForget);
-  // What is on its way to the store must arrive there.
+  // Waits for what was sent to the store.
   if (leaving_) return handover_->WhenKept([this] { loop_->Stop(); });
   Execute(core_.ShutDown("sluiced was stopped", loop_->now()));
-  // Clients that connect until then wait for the next daemon, if there is one.
+  // Clients that connect from now on wait for the next daemon, if there is one.
   const bool kept = how != Ending::kOfService && handover_->saves();
   if (kept) listener_->LeavePath();
   handover_->LeaveNothing([this] { loop_->Stop(); }, /*listeners=*/kept);

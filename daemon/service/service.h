@@ -1,8 +1,8 @@
 // Executes policy's effects and turns what happens into its events.
 //
-// How it works. One loop thread owns Core, the session sockets and pidfds.
-// It passes each event to Core and executes the effects at once, in order. What
-// could take long runs elsewhere and comes back as an event: device calls
+// How it works. One loop thread owns Core, the session sockets and pidfds. It
+// passes each event to Core and executes the effects at once, in order. Work
+// that may take long runs elsewhere and comes back as an event: device calls
 // (extents.h), decoding profiles, the plan worker (plan_solver.h). Heartbeat
 // and refill of the grant pages have a thread of their own (grant_pages.h).
 // README.md has the table of threads and failures.
@@ -54,35 +54,38 @@ struct ServiceOptions {
   int socket_mode = 0666;  // users that may attach; budgets bind principals
   NodeConfig node;
   PeerRules peers;
-  Shares shares;                     // SharesOf what this process may open
-  Share extents;                     // ExtentsOf the same
-  device::Driver* driver = nullptr;  // outlives the service
-  std::string sim_directory;         // told to clients; empty on cuda
-  std::shared_ptr<const UniqueFd> sim_clocks;  // given to ranks; null on cuda
-  GpuAccess gpus;                              // which user may use which
+  Shares shares;                               // SharesOf this process
+  Share extents;                               // ExtentsOf this process
+  device::Driver* driver = nullptr;            // must outlive the service
+  std::string sim_directory;                   // sent to clients; empty on cuda
+  std::shared_ptr<const UniqueFd> sim_clocks;  // sent to ranks; null on cuda
+  GpuAccess gpus;                              // GPUs that each process may use
   WorkerOptions worker;
-  const Clock* clock = nullptr;  // CLOCK_MONOTONIC, outlives the service
-  Policy policy;                 // of an earlier daemon
-  Starter starter;               // what this process was started with
+  const Clock* clock = nullptr;  // CLOCK_MONOTONIC; must outlive the service
+  Policy policy;                 // kept from an earlier daemon
+  Starter starter;               // from the starter of this process
   UniqueFd listener;  // at `socket`, by TakeHandedListener; empty: make one
-  // Says whether a start with the configuration as it is now would work and
-  // take over (Reload); empty: SIGHUP is only noted.
+  // Command that checks whether a start with the current configuration would
+  // work and take over (Reload); empty: SIGHUP is only logged.
   std::vector<std::string> check;
-  // Which processes have memory of the node, those with sessions too; called on
-  // a thread that may take long. Null where nothing tells (cuda).
+  // Returns the processes that hold memory of the node, including those with
+  // sessions; may take long, and is called on another thread. Null if the
+  // device cannot tell (cuda).
   std::function<std::vector<HolderSnapshot>()> find_holders;
-  // Where metrics are served; called on the loop's thread. Null: nowhere.
+  // Returns where metrics are served; called on the loop's thread. Null:
+  // nowhere.
   std::function<TcpListener()> http;
-  // How long after its last rank it ends by itself.
+  // How long after its last rank the service ends by itself; unset: never.
   std::optional<absl::Duration> end_after_idle;
-  // What was left as Handover::kHttp is served on.
+  // Whether the listener left as Handover::kHttp stays in use.
   bool http_goes_on = false;
-  int deaths = -1;  // DeathRecord's, kept for the next daemon; -1: none
+  // DeathRecord's descriptor, kept for the next daemon; -1: none.
+  int deaths = -1;
   // Writes the policy to a file; called from administrators' threads, one at a
   // time. DataLoss: it was written, but a power cut may undo that. Null: what
   // administrators set ends with the daemon.
   std::function<absl::Status(const Policy&)> write_policy;
-  // A snapshot as the JSON that `Query` answers.
+  // Renders a snapshot as the JSON that `Query` returns.
   std::function<std::string(const Snapshot&)> render;
 };
 
@@ -92,75 +95,76 @@ class Service {
   static absl::StatusOr<std::unique_ptr<Service>> Start(ServiceOptions options);
   ~Service();
 
-  // Before Run: answers what ranks asked while there was no daemon, for a few
-  // milliseconds at most.
+  // Call before Run: answers requests that ranks sent while there was no
+  // daemon, for a few milliseconds at most.
   void AnswerWhoWaited();
-  // Serves until a signal that ends it (runtime/signals.h), which the caller
-  // has blocked.
+  // Serves until a signal ends it (runtime/signals.h). REQUIRES: the caller has
+  // blocked these signals.
   void Run();
-  // After Run: ends the threads that the loop must not wait for. False: one
-  // is still in a device call, or decodes, after `patience`; then the process
-  // may only end at once, after RemoveSocket.
+  // Call after Run: ends the threads that the loop must not wait for. Returns
+  // false if one is still in a device call, or decodes, after `patience`; then
+  // the process must call RemoveSocket and end at once.
   bool Finish(absl::Duration patience);
   void RemoveSocket();
-  // Whether what ranks hold is left to another daemon.
+  // Returns whether what ranks hold is left to another daemon.
   bool hands_over() const { return leaving_; }
-  // The listening socket of metrics, for the next daemon. From any thread.
+  // Keeps the listening socket of metrics for the next daemon. From any thread.
   void KeepHttp(int fd);
-  // Reports readiness to the starter: the daemon serves.
+  // Reports to the starter that the daemon serves.
   void SayReady();
 
-  // What administrators and metrics ask it; from Start to destruction.
+  // The operations for administrators and metrics; valid from Start to
+  // destruction.
   Administration& administration() { return *administration_; }
 
  private:
   explicit Service(ServiceOptions options);
   absl::Status Prepare();
   void MakeSessions();
-  // The threads and processes that do for the loop what takes long.
+  // Makes the threads and processes that do long work for the loop.
   void MakeParts();
 
-  // What an earlier daemon left.
-  // True: what the earlier daemon knew goes on; false: it left no state. An
-  // error leaves everything as it was, for another daemon.
+  // Takeover from an earlier daemon.
+  // Returns true if its state was taken over, false if it left none. An error
+  // leaves everything unchanged, for another daemon.
   absl::StatusOr<bool> TakeOver();
   absl::Status Adopt(CoreState saved);
   absl::Status AdoptExtents(const CoreState& saved);
   // An error: something of the session is missing, and it ends.
   absl::Status AdoptRank(const Session& session);
-  // OK if the store has room for another rank of the user beside all extents
-  // that there may be. A rank that could not be kept would end saving for all:
-  // the next daemon would begin anew.
+  // Returns OK if the store has room for another rank of the user besides all
+  // possible extents. A rank that could not be kept would end saving for all:
+  // the next daemon would start without state.
   absl::Status MayBeKept(const Principal& who) const;
 
   // Connections, requests and ends of sessions, as events of the core.
   absl::Status Connected(UniqueFd& socket);
   void OnMessage(SessionId id, wire::Message& message);
-  // Judges what policy cannot: whether there is room for another rank, and
+  // Checks what policy cannot: whether there is room for another rank, and
   // which GPUs the peer may use (`shown`: descriptors of their device nodes).
   absl::Status MayAsk(SessionId id, Request& request,
                       std::span<const UniqueFd> shown);
   void OnGone(SessionId id);
-  // Adds the peers of its job with processes that have ended too.
+  // Adds the peers of its job that have ended too.
   void AddGonePeers(const Session& session,
                     std::vector<Core::Gone>& gone) const;
   void Expire();
   absl::Time NextDeadline();
   void OnSignal();
-  // What is left to the next daemon. kForRanks (SIGTERM): what others hold, if
-  // a rank is attached; kForAll (SIGHUP): the same in any case; kOfService:
-  // nothing, and ranks are told.
+  // What an end leaves to the next daemon. kForRanks (SIGTERM): what others
+  // hold, if a rank is attached; kForAll (SIGHUP): the same in any case;
+  // kOfService: nothing, and ranks get a notice.
   enum class Ending { kForRanks, kForAll, kOfService };
   void End(Ending how);
   void OnReload();
   void EndForReload(const absl::Status& checked);
 
-  // The answer comes when a snapshot was taken and rendered.
+  // Answers once a snapshot was taken and rendered.
   void AnswerQuery(SessionId id, RequestId request, PlanId plan);
   Outgoing SnapshotPacket(RequestId request, PlanId plan,
                           const absl::StatusOr<Snapshots::Answer>& answer);
   Snapshot TakeSnapshot(const Snapshots::View& view);
-  // Processes without a session that have what does not come back.
+  // Adds processes without a session that hold memory that was not released.
   void AddHolders(const Snapshots::View& view, Snapshot& snapshot);
 
   // Effects.
@@ -174,14 +178,15 @@ class Service {
   void Do(KillProcess& effect);
   void Do(AttachGrants& effect);
   void Do(ReadProfile& effect);
-  // Memory did not come back: finds the processes that have it, at most once
-  // in a while.
+  // Finds the processes that hold memory that was not released, at most once in
+  // a while.
   void LookForHolders();
-  // What ranks have copied by now; before what ends a session, or reads.
+  // Updates what ranks have copied; called before sessions end and before
+  // reads.
   void ReadCopies();
   void SendGranted(SessionId session, RequestId request,
                    const GrantedReply& granted);
-  // Converts any reply but a lease or the state.
+  // Converts any reply other than a lease or a snapshot.
   Outgoing ToPacket(SessionId session, RequestId request, const Reply& reply);
   Outgoing WelcomePacket(SessionId session, const WelcomeReply& welcome);
 
@@ -190,34 +195,35 @@ class Service {
   Closer closer_;
   std::unique_ptr<SessionListener> listener_;
   UniqueFd signals_;
-  // Half of what the starter's watchdog waits: told by the loop itself, so a
-  // loop that stands still is killed, and the next daemon takes over.
+  // Half of the timeout of the starter's watchdog. The loop itself sends it, so
+  // a loop that hangs is killed, and the next daemon takes over.
   absl::Duration heartbeat_;
   absl::Time heartbeat_at_ = absl::InfiniteFuture();
-  // When it is looked whether the machine needs what is idle here.
+  // When to check whether the machine needs the idle memory.
   absl::Time memory_at_ = absl::InfinitePast();
-  // While it ends: when it stops waiting for answers.
+  // During an end: when to stop waiting for answers.
   absl::Time end_at_ = absl::InfiniteFuture();
-  std::optional<IdleEnd> idle_end_;  // none: it ends when it is told to
+  std::optional<IdleEnd> idle_end_;  // unset: it ends only on request
   Core core_;
   Quotas quotas_;
-  std::vector<HolderSnapshot> holders_;  // as they were found last
+  std::vector<HolderSnapshot> holders_;  // as last found
   bool looking_for_holders_ = false;
-  absl::Time look_for_holders_at_ = absl::InfinitePast();  // not before
-  std::map<SessionId, GpuAccess::Gpus> gpus_;              // that ranks showed
+  // Earliest next search.
+  absl::Time look_for_holders_at_ = absl::InfinitePast();
+  std::map<SessionId, GpuAccess::Gpus> gpus_;  // shown by ranks
   std::unique_ptr<Sessions> sessions_;
-  // Profiles until policy has seen them.
+  // Profiles that policy has not seen yet.
   std::map<std::pair<SessionId, RequestId>, UniqueFd> profiles_;
   PlanFiles plan_files_;
-  // Queries that wait for their answer, of each session with any.
+  // Number of waiting queries of each session that has any.
   std::map<SessionId, int> queries_;
   std::unique_ptr<RankGrants> grants_;
   uint64_t next_session_ = 1;
-  int executing_ = 0;  // how deep: an effect may bring about others
+  int executing_ = 0;  // depth: an effect may cause others
   EventWriter events_;
   std::unique_ptr<Handover> handover_;
-  // What it holds is left to the next daemon: it ended that way, or its start
-  // failed before it served what an earlier one left.
+  // Leaves what is kept to the next daemon: set by such an end, or if the start
+  // failed before it served what an earlier daemon left.
   bool leaving_ = false;
   std::unique_ptr<Arena> arena_;
   std::unique_ptr<Extents> extents_;

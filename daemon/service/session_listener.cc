@@ -17,7 +17,7 @@
 namespace sluice::daemon {
 namespace {
 
-// Each costs some 0.1 ms of the loop.
+// Each accept takes about 0.1 ms of the loop.
 constexpr int kAcceptsPerWakeup = 8;
 
 absl::Status MakeNonblocking(const UniqueFd& socket) {
@@ -65,7 +65,7 @@ void SessionListener::UseHanded(UniqueFd handed, UniqueFd kept,
                          options_.path));
   }
   if (!kept || IsSameSocket(kept, socket_)) return;
-  // An earlier daemon made one of its own, where none was handed on.
+  // An earlier daemon made its own socket, since none was handed to it.
   handover.Drop(Handover::kListener);
   earlier_ = std::move(kept);
 }
@@ -83,8 +83,8 @@ absl::Status SessionListener::UseOwn(UniqueFd kept, Handover& handover) {
   return absl::OkStatus();
 }
 
-// No client can connect to the earlier listener any more, since another one is
-// at its path: this accepts the last connections that wait there.
+// Accepts the last connections that wait at the earlier listener. No further
+// clients connect there, since another listener is at its path.
 void SessionListener::Start() {
   options_.loop->Add(socket_.get(), EPOLLIN, [this](uint32_t) { Accept(); });
   while (earlier_ && AcceptOne(earlier_.get())) {
@@ -101,7 +101,7 @@ void SessionListener::Remove() {
   if (!socket_ || stays_) return;
   unlink(options_.path.c_str());
   Stop();
-  // Connections that were not accepted may have sent descriptors that linger.
+  // Connections that were not accepted may hold descriptors that linger.
   options_.closer->CloseSession(std::move(socket_));
 }
 

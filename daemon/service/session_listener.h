@@ -1,16 +1,16 @@
-// The session socket: decides which one is served, and leaves no connection
+// The session socket: decides which socket is served, and leaves no connection
 // without an answer.
 //
-// Which one. If the starter handed a socket on (daemon/store), that one is
+// Which one. If the starter handed over a socket (daemon/store), that one is
 // served; its path belongs to its maker and is never made or removed here. Else
-// the one that an earlier daemon left is served while its path exists; else a
+// the socket that an earlier daemon left is served if its path exists; else a
 // new one is made. Clients that connect while there is no daemon wait at a
-// socket that was handed on or kept.
+// socket that was handed over or kept.
 //
-// Shortage. If no descriptor is free to accept with, the spare one is closed to
-// accept and refuse in one line (spare_fd.h). If that does not help either, or
-// too many sockets wait to be closed, the socket is not polled for kPause: a
-// connection that waits there would wake the loop without end.
+// Shortage. If no descriptor is free for accepting, the spare one is closed to
+// accept a connection and refuse it in one line (spare_fd.h). If that does not
+// help either, or too many sockets wait to be closed, the socket is not polled
+// for kPause: a connection that waits there would wake the loop without end.
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -36,14 +36,14 @@ class SessionListener {
  public:
   static constexpr absl::Duration kPause = absl::Milliseconds(5);
 
-  // Takes the connection's socket, or leaves it and returns the reason, which
-  // the peer is told in one line.
+  // Takes the connection's socket; or leaves it and returns the reason, which
+  // is sent to the peer in one line.
   using Accepted = std::function<absl::Status(UniqueFd& socket)>;
 
   struct Options {
     std::string path;
-    int mode = 0666;       // of a socket that is made
-    Loop* loop = nullptr;  // these three outlive it
+    int mode = 0666;       // of a newly made socket
+    Loop* loop = nullptr;  // these three must outlive it
     Closer* closer = nullptr;
     EventWriter* events = nullptr;  // logs refusals; may be null
     Accepted accepted;
@@ -60,18 +60,19 @@ class SessionListener {
   ~SessionListener();
   SessionListener(const SessionListener&) = delete;
 
-  // Starts to accept, beginning with the connections that wait at the socket of
-  // an earlier daemon if another one was handed on since.
+  // Starts to accept; if a new socket was handed over, begins with the
+  // connections that wait at the earlier daemon's socket.
   void Start();
   // Stops accepting: clients that connect wait for the next daemon.
   void Stop();
-  // The store has the socket for the next daemon: Remove does nothing.
+  // The store keeps the socket for the next daemon: Remove does nothing.
   void LeavePath() { stays_ = true; }
-  // Ends it, and removes its path; connections not accepted see the end.
+  // Closes the socket, and removes its path; connections not accepted see the
+  // end.
   void Remove();
   int fd() const { return socket_.get(); }
 
-  // When to call Expire; InfiniteFuture: not needed.
+  // Returns when to call Expire; InfiniteFuture if not needed.
   absl::Time deadline() const {
     return again_at_.value_or(absl::InfiniteFuture());
   }
@@ -82,7 +83,8 @@ class SessionListener {
   void UseHanded(UniqueFd handed, UniqueFd kept, Handover& handover);
   absl::Status UseOwn(UniqueFd kept, Handover& handover);
   void Accept();
-  // False: no connection waits at `listener`, or none can be accepted.
+  // Returns false if no connection waits at `listener`, or none can be
+  // accepted.
   bool AcceptOne(int listener);
   void Pause();
   // Accepts a connection with the spare descriptor and refuses it.
@@ -91,10 +93,10 @@ class SessionListener {
 
   const Options options_;
   UniqueFd socket_;
-  UniqueFd earlier_;  // an earlier daemon's, if one was handed on since
+  UniqueFd earlier_;  // of an earlier daemon, if another was handed over
   bool stays_ = false;
   SpareFd spare_;
-  std::optional<absl::Time> again_at_;  // the end of the pause
+  std::optional<absl::Time> again_at_;  // end of the pause
 };
 
 }  // namespace sluice::daemon

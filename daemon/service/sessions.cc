@@ -10,8 +10,8 @@
 namespace sluice::daemon {
 namespace {
 
-// How long requests are served before the loop polls for new ones: this bounds
-// a new request's wait behind a flood, and polling costs some 0.1 ms.
+// How long requests are served before the loop polls for new ones: this limits
+// a new request's wait behind a flood; a poll takes about 0.1 ms.
 constexpr absl::Duration kTurn = absl::Microseconds(250);
 
 }  // namespace
@@ -122,7 +122,7 @@ bool Sessions::TakeTurns() {
 
 absl::Time Sessions::deadline() const {
   absl::Time next = in_flight_.deadline();
-  // Asked twice a turn: not of every session.
+  // Called twice a turn, so it does not look at every session.
   for (const Channel* channel : queued_) {
     next = std::min({next, channel->stall_deadline(), channel->retry_at()});
   }

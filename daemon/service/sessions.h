@@ -1,7 +1,7 @@
-// The sockets and processes of all sessions, as channels on the loop: which of
-// them is read next, what waits to be sent, which has stalled.
+// The sockets and processes of all sessions, as channels on the loop: which is
+// read next, what waits to be sent, which has stalled.
 //
-// Requests are read by turns of principals, not of connections (quota/turns.h),
+// Requests are read in turns of principals, not of connections (quota/turns.h),
 // for kTurn at a time. A packet with descriptors waits for room among those on
 // their way (in_flight.h).
 //
@@ -34,34 +34,34 @@ namespace sluice::daemon {
 class Sessions {
  public:
   struct Handlers {
-    // The session discards the descriptors that the handler leaves.
+    // The session discards the descriptors that the handler does not take.
     std::function<void(SessionId, wire::Message&)> message;
-    std::function<void(SessionId)> ended;  // its socket
-    // It broke the protocol, or has read nothing for Channel::kStallLimit.
+    std::function<void(SessionId)> ended;  // its socket ended
+    // The session broke the protocol, or did not read for Channel::kStallLimit.
     std::function<void(SessionId, const std::string& why)> broken;
-    std::function<void(SessionId)> gone;  // its process
+    std::function<void(SessionId)> gone;  // its process ended
   };
   struct Parts {
     Loop* loop;
     Closer* closer;
     Quotas* quotas;
     Handover* handover;
-    uint64_t generation;  // the daemon's, on each packet
+    uint64_t generation;  // the daemon's, sent in each packet
   };
 
-  // The parts outlive it.
+  // The parts must outlive this object.
   Sessions(Parts parts, Handlers handlers);
   Sessions(const Sessions&) = delete;
 
-  // From here on it is read, and its process watched. Without a socket, the
-  // socket has ended. The caller has charged the session to the user's quota.
+  // Starts reading the session and watching its process. Without `socket`, the
+  // socket has ended. REQUIRES: the session is charged to the user's quota.
   void Watch(SessionId id, const Principal& who, UniqueFd socket,
              UniqueFd pidfd);
-  // The same for a session of an earlier daemon: charges it, and what that
-  // daemon may have sent.
+  // Does the same for a session of an earlier daemon, and charges it and what
+  // that daemon may have sent.
   void Adopt(SessionId id, const Principal& who, UniqueFd socket,
              UniqueFd pidfd);
-  // Null if there is none. Valid until the session is forgotten.
+  // Returns null if there is none. Valid until the session is forgotten.
   Channel* Find(SessionId id) const;
   const std::map<SessionId, std::unique_ptr<Channel>>& channels() const {
     return channels_;
@@ -71,21 +71,23 @@ class Sessions {
   // Holds all sends until its socket, its pidfd and `use_page` are kept for the
   // next daemon.
   void HoldUntilKept(SessionId id, int use_page);
-  // Ends its socket; what was sent still arrives.
+  // Ends the session's socket; packets sent before still arrive.
   void EndSocket(SessionId id);
-  // Forgets it: its process has ended, or need not be watched any more.
+  // Forgets the session: its process has ended, or need not be watched any
+  // more.
   void Forget(SessionId id);
-  // Leaves all to another daemon, which has the sockets too: peers see nothing.
+  // Leaves all sessions to another daemon, which has the sockets too: peers see
+  // nothing.
   void Leave();
 
-  // Serves some of the requests that wait. Returns whether there are more.
+  // Serves some of the waiting requests. Returns whether there are more.
   bool TakeTurns();
-  // When to call Expire.
+  // Returns when to call Expire.
   absl::Time deadline() const;
-  // Sends what there is room for now, and ends sessions that have stalled.
+  // Sends what there is room for now, and ends stalled sessions.
   void Expire();
 
-  // How many descriptors one packet may carry.
+  // Returns how many descriptors one packet may carry.
   int most_descriptors() const { return in_flight_.most(); }
 
  private:
@@ -95,7 +97,7 @@ class Sessions {
   Turns turns_;
   std::set<const Channel*> queued_;  // Channel::Shared
   std::map<SessionId, std::unique_ptr<Channel>> channels_;
-  // Forgotten; destroyed in the loop's next turn, as handlers may be running.
+  // Destroyed in the loop's next turn, since their handlers may be running.
   std::vector<std::unique_ptr<Channel>> graveyard_;
 };
 

@@ -16,7 +16,7 @@ constexpr size_t kLongestName = 64;
 constexpr size_t kLongestText = 256;
 constexpr size_t kLongestPath = 4096;
 
-// 0 on the wire is "unlimited".
+// Converts a limit; 0 on the wire means "unlimited".
 uint64_t ToWire(Bytes limit) {
   return limit == Limits::kUnlimited ? 0 : limit.size();
 }
@@ -30,8 +30,8 @@ absl::StatusOr<Bytes> FromWire(uint64_t limit, const char* name) {
   return Bytes(static_cast<int64_t>(limit));
 }
 
-// Texts are cut. What names something is refused where it can name nothing: a
-// part of it may be another's name. "" is every cgroup.
+// Refuses a cgroup that cannot exist. Other texts are cut, but a part of a name
+// may be another's name. "" is every cgroup.
 absl::Status CheckCgroup(const std::string& cgroup) {
   if (cgroup.size() > kLongestPath) {
     return absl::InvalidArgumentError(

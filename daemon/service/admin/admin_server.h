@@ -1,5 +1,4 @@
-// The administrators' gRPC service (proto/admin/admin.proto): translation
-// only.
+// The administrators' gRPC service (proto/admin/admin.proto): conversion only.
 //
 // Thread safety: Start and destruction from one thread.
 #pragma once
@@ -16,8 +15,8 @@ namespace sluice::daemon {
 
 class AdminServer {
  public:
-  // Serves on the unix socket `path`, as AdminSocket does.
-  // `administration` and what `render` needs outlive the server.
+  // Serves on the unix socket `path`, as AdminSocket does. `administration` and
+  // what `render` needs must outlive the server.
   static absl::StatusOr<std::unique_ptr<AdminServer>> Start(
       const std::string& path, Administration* administration,
       std::function<std::string(const Snapshot&)> render, NoAdminSocket none);

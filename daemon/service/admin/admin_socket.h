@@ -15,7 +15,7 @@
 
 namespace sluice::daemon {
 
-// What to do if the socket cannot be made, as in a folder that is full. A
+// What to do if the socket cannot be made, for example in a full folder. A
 // daemon that took sessions over serves them without it.
 enum class NoAdminSocket { kRefuses, kIsTriedAgain };
 
@@ -23,12 +23,12 @@ class AdminSocket {
  public:
   static constexpr absl::Duration kRetry = absl::Seconds(5);
 
-  // Serves on `path` with mode 0660, replacing a stale socket. `service`
-  // outlives it. Internal: gRPC cannot serve there; with kIsTriedAgain this is
-  // logged instead, and tried again every kRetry.
+  // Serves on `path` with mode 0660, replacing a stale socket. `service` must
+  // outlive this object. Internal: gRPC cannot serve there; with kIsTriedAgain
+  // this is logged instead, and tried again every kRetry.
   static absl::StatusOr<std::unique_ptr<AdminSocket>> Serve(
       const std::string& path, grpc::Service* service, NoAdminSocket none);
-  // Ends calls under way within 200 ms, and removes the socket.
+  // Ends running calls within 200 ms, and removes the socket.
   ~AdminSocket();
   AdminSocket(const AdminSocket&) = delete;
 
@@ -40,7 +40,7 @@ class AdminSocket {
 
   const std::string path_;
   grpc::Service* const service_;
-  std::unique_ptr<grpc::Server> server_;  // the thread's, while there is one
+  std::unique_ptr<grpc::Server> server_;  // used by the thread, if there is one
   Mutex mutex_;
   CondVar changed_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

@@ -41,7 +41,8 @@ absl::StatusOr<Snapshot> Administration::Read() {
   return **read;
 }
 
-// A core of its own is written: what changed of this one is the handover's.
+// Writes the rows of a copy: the changes of the daemon's core belong to
+// Handover.
 absl::StatusOr<std::string> Administration::ReadRows() {
   struct Copied {
     CoreState state;
@@ -63,7 +64,7 @@ absl::Status Administration::Answers() {
 absl::StatusOr<Administration::Applied> Administration::ApplyOnLoop(
     const PolicyChange& change) {
   struct Attempt {
-    std::atomic<bool> taken = false;  // it runs, or must not any more
+    std::atomic<bool> taken = false;  // it runs, or must not run any more
     std::promise<absl::StatusOr<Applied>> result;
   };
   const auto attempt = std::make_shared<Attempt>();
@@ -128,7 +129,7 @@ absl::StatusOr<Administration::Applied> Administration::Apply(
     if (written.ok()) return applied;
     return Annotate(written, "it is in force");
   }
-  // More came to be in use while it was written, or the loop ended.
+  // Memory use grew while the policy was written, or the loop ended.
   const absl::Status back = write(*before);
   if (back.ok() || absl::IsDataLoss(back)) return applied;
   return Annotate(back, fmt::format("it is not in force ({}), but is written "

@@ -32,7 +32,7 @@ void Snapshots::Ask(const View& view, Got got) {
   if (waiting.empty()) queue_.Push(view.principal, view);
   waiting.push_back(std::move(got));
   if (posted_ || clock_->Now() < next_at_) return;
-  // By the loop's next turn: with all that ask in this one.
+  // Posted to the loop's next turn, together with other queries of this one.
   posted_ = true;
   loop_->Post([this] {
     posted_ = false;
@@ -77,7 +77,8 @@ void Snapshots::TakeNext() {
   });
 }
 
-// Thousands may wait for one answer: others' requests come in between.
+// Delivers in parts: thousands may wait for one answer, and other requests are
+// served in between.
 void Snapshots::Deliver(
     const std::shared_ptr<const std::vector<Got>>& gots, size_t next,
     const std::shared_ptr<const absl::StatusOr<Answer>>& answer) {

@@ -2,11 +2,11 @@
 //
 // A snapshot is taken on the loop, because policy lives there, and rendered on
 // a thread of its own. All queries for the same view that came before it is
-// taken share it, as one sealed memfd where it is long. So an answer is never
-// older than its question, and however many ask, snapshots take at most kShare
-// of the loop's time: after one that took t, the next waits for 9 t. Users
-// share them by the time that they take (quota/fair_queue.h). Nor is the loop
-// held by the answers: they leave for kDelivery at a time.
+// taken share it, as one sealed memfd if it is long. So an answer is never
+// older than its question, and with any number of queries snapshots take at
+// most kShare of the loop's time: after one that took t, the next waits for 9
+// t. Users share them by the time that they take (quota/fair_queue.h). Delivery
+// does not block the loop either: answers are sent for kDelivery at a time.
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -40,30 +40,31 @@ class Snapshots {
   static constexpr size_t kMaxInline = 32 << 10;
 
   struct View {
-    std::optional<Principal> principal;  // none: everything
-    bool observer = false;               // itself is not counted
-    bool text = false;                   // rendered, or the data alone
+    std::optional<Principal> principal;  // unset: everything
+    bool observer = false;               // the viewer itself is not counted
+    bool text = false;                   // rendered text, or only data
     auto operator<=>(const View&) const = default;
   };
   struct Answer {
     std::shared_ptr<const Snapshot> data;
-    std::string text;                       // a short one
-    std::shared_ptr<const UniqueFd> memfd;  // a long one
+    std::string text;                       // if short
+    std::shared_ptr<const UniqueFd> memfd;  // if long
   };
   using Got = std::function<void(const absl::StatusOr<Answer>&)>;
   using Take = std::function<Snapshot(const View&)>;
   using Render = std::function<std::string(const Snapshot&)>;
 
-  // `loop` and `clock` outlive it; `take` and `got` run on the loop's thread.
+  // `loop` and `clock` must outlive this object; `take` and `got` run on the
+  // loop's thread.
   Snapshots(Loop* loop, const Clock* clock, Take take, Render render);
 
   void Ask(const View& view, Got got);
-  // When to call Expire.
+  // Returns when to call Expire.
   absl::Time deadline() const;
   void Expire();
-  // Drops the queries that wait.
+  // Drops the waiting queries.
   void Clear();
-  // Ends rendering. False: one still ran after `patience`.
+  // Ends rendering. Returns false if it still ran after `patience`.
   bool Finish(absl::Duration patience) {
     return render_thread_.Finish(patience);
   }
@@ -77,9 +78,9 @@ class Snapshots {
   const Clock* clock_;
   const Take take_;
   const Render render_;
-  // One queue per user; the key is nullopt for the daemon itself.
+  // One queue per user; the key nullopt is the daemon itself.
   FairQueue<std::optional<Principal>, View> queue_;
-  std::map<View, std::vector<Got>> waiting_;  // those of queue_
+  std::map<View, std::vector<Got>> waiting_;  // queries of the views in queue_
   absl::Time next_at_ = absl::InfinitePast();
   bool posted_ = false;
   TaskThread render_thread_;  // last: its tasks use the rest

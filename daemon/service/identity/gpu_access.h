@@ -1,14 +1,14 @@
 // Decides which GPUs a process may use: those with device nodes it can open.
 //
-// The kernel decides which processes may open /dev/nvidia0 (its mode, a
-// container's device list), and no file says what it would decide for another
+// The kernel decides which processes may open /dev/nvidia0 (by its mode, or a
+// container's device list), and no file tells what it would decide for another
 // process: a cgroup's list is a BPF program. So a rank opens the nodes itself
-// and sends the descriptors with its Hello. The kernel tells what each one is
-// of: the device's number, or on a simulated node the file itself. A descriptor
-// that was opened for its path only, or not for writing, shows nothing.
+// and sends the descriptors with its Hello. The kernel identifies each: by the
+// device's number, or on a simulated node by the file itself. A descriptor that
+// was opened only for its path, or not for writing, shows nothing.
 //
-// Thread safety: const after Make. Nothing here blocks, whatever file system
-// a descriptor is of.
+// Thread safety: const after Make. Nothing here blocks, whatever file system a
+// descriptor belongs to.
 #pragma once
 
 #include <cstdint>
@@ -28,12 +28,12 @@ class GpuAccess {
  public:
   using Gpus = std::set<uint64_t>;  // indices
 
-  GpuAccess() = default;  // every peer may use all
-  // `nodes[i]` is the path of GPU i's node; empty: it is not known, so no peer
-  // can show it. NotFound: there is no such file.
+  GpuAccess() = default;  // every peer may use all GPUs
+  // `nodes[i]` is the path of GPU i's node; empty: unknown, so no peer can show
+  // it. NotFound: there is no such file.
   static absl::StatusOr<GpuAccess> Make(std::vector<std::string> nodes);
 
-  // The GPUs with nodes among `shown`.
+  // Returns the GPUs that have their nodes among `shown`.
   Gpus Shown(std::span<const UniqueFd> shown) const;
   // PermissionDenied in one line if GPU `gpu` is not among `shown`.
   absl::Status May(const Gpus& shown, uint64_t gpu) const;

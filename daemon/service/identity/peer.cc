@@ -23,7 +23,7 @@
 namespace sluice::daemon {
 namespace {
 
-// Debian 12's headers do not have these yet (Linux 6.5, 6.15).
+// Missing in Debian 12's headers (Linux 6.5, 6.15).
 constexpr int kSoPeerPidfd = 77;
 constexpr uint64_t kPidfdInfoExit = 1 << 3;
 struct PidfdInfo {
@@ -49,7 +49,8 @@ absl::Status NoDescriptors() {
                  "try again, or raise its LimitNOFILE");
 }
 
-// Empty where there is no such file; having no descriptor for it is a fault.
+// Returns the file's text, empty if there is no such file. Error: no descriptor
+// is left for it.
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   std::ifstream file(path);
   if (!file.is_open() && OutOfDescriptors(errno)) return NoDescriptors();
@@ -61,7 +62,7 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
 absl::StatusOr<ProcStat> ReadStat(int pid) {
   SLUICE_ASSIGN_OR_RETURN(const std::string text,
                           ReadFile(fmt::format("/proc/{}/stat", pid)));
-  // The second field is the name in parentheses; it may hold anything.
+  // The second field is the name in parentheses; it may contain any characters.
   const size_t name_end = text.rfind(')');
   if (name_end == std::string::npos) {
     return absl::NotFoundError(fmt::format("process {} is gone", pid));
@@ -77,7 +78,7 @@ absl::StatusOr<ProcStat> ReadStat(int pid) {
   return stat;
 }
 
-// `why` /proc shows nothing of it.
+// The error for a process that /proc does not show, because of `why`.
 absl::Status Gone(int pid, const absl::Status& why = absl::OkStatus()) {
   if (absl::IsResourceExhausted(why)) return why;
   if (!why.ok() && (kill(pid, 0) == 0 || errno == EPERM)) {
@@ -132,9 +133,9 @@ bool SameFile(int a, int b) {
          of_a.st_dev == of_b.st_dev && of_a.st_ino == of_b.st_ino;
 }
 
-// The maker of the outermost of the user namespaces that lie between `pid` and
-// this process; `uid` where there is none, root made it, or the kernel does not
-// let this process look (it is not root, and the peer is another user's).
+// Returns the user that made the outermost user namespace between `pid` and
+// this process; `uid` if there is none, root made it, or the kernel does not
+// allow this process to look (it is not root, and the peer is another user's).
 absl::StatusOr<uint32_t> AnswersFor(int pid, uint32_t uid) {
   const UniqueFd own(open("/proc/self/ns/user", O_RDONLY | O_CLOEXEC));
   UniqueFd space(
@@ -162,7 +163,7 @@ std::string CgroupFrom(std::string_view text) {
   std::istringstream lines{std::string(text)};
   std::string unified = "/", memory;
   for (std::string line; std::getline(lines, line);) {
-    // "hierarchy:controllers:path"
+    // Format: "hierarchy:controllers:path".
     const size_t first = line.find(':');
     const size_t second = line.find(':', first + 1);
     if (first == std::string::npos || second == std::string::npos) continue;
@@ -194,7 +195,8 @@ absl::StatusOr<Identity> IdentifyPeer(int socket, const PeerRules& rules,
       ReadFile(fmt::format("/proc/{}/cgroup", credentials.pid)));
   SLUICE_ASSIGN_OR_RETURN(const uint32_t uid,
                           AnswersFor(credentials.pid, credentials.uid));
-  // Read after the pidfd was there: still running means these were its.
+  // All of this was read while the pidfd was open: if the process still runs
+  // now, it belongs to it.
   pollfd ended = {.fd = identity.pidfd.get(), .events = POLLIN, .revents = 0};
   if (!stat.ok()) return Gone(credentials.pid, stat.status());
   if (poll(&ended, 1, 0) != 0) return Gone(credentials.pid);
@@ -205,8 +207,8 @@ absl::StatusOr<Identity> IdentifyPeer(int socket, const PeerRules& rules,
 }
 
 Exit ReadExit(int pidfd, const Peer& peer) {
-  // A zombie's status is in /proc; once reaped, the pidfd has it. The parent
-  // may reap between the two calls, so the pidfd is read last.
+  // A zombie's status is in /proc; once it is reaped, the pidfd has it. The
+  // parent may reap it between the two calls, so the pidfd is read last.
   const auto stat = ReadStat(peer.pid);
   if (stat.ok() && stat->state == 'Z' &&
       stat->start_ticks == peer.start_ticks) {

@@ -22,7 +22,7 @@ LogLevel LevelOf(EventKind kind) {
   }
 }
 
-// An event without a user's cause: it is written however many there are.
+// Returns whether no user caused the event. Such events are never limited.
 bool IsDaemonsOwn(const LoggedEvent& event, uint32_t own_uid) {
   const bool nobodys = event.principal == Principal{} ||
                        event.principal == Principal{own_uid, ""};

@@ -1,7 +1,7 @@
-// Writes policy's events as lines of the log, within a limit for each user.
+// Writes policy's events as lines of the log, with a limit per user.
 //
-// The daemon's own events are written however many there are. Events that a
-// user causes are written as LogLimiter admits them.
+// The daemon's own events are never limited. Events that a user causes are
+// written as LogLimiter admits them.
 //
 // Thread safety: none needed; one thread (the loop's).
 #pragma once
@@ -18,15 +18,15 @@ namespace sluice::daemon {
 
 class EventWriter {
  public:
-  // `own_uid`: the daemon's user. Its events without a session are the
-  // daemon's.
+  // `own_uid`: the daemon's user. Its events without a session are the daemon's
+  // own.
   explicit EventWriter(uint32_t own_uid) : own_uid_(own_uid) {}
 
-  // Writes the events since the last call. If more came than the ring holds, a
-  // line says how many are missing.
+  // Writes the events since the last call. If there were more than the ring
+  // holds, a line says how many are missing.
   void WriteNew(const EventLog& log, absl::Time now);
-  // A line that user `uid` caused (LogLimiter::kUnknown: a peer that could not
-  // be identified), unless the user's limit is used up.
+  // Writes a line that user `uid` caused (LogLimiter::kUnknown: a peer that
+  // could not be identified), unless the user's limit is used up.
   void WriteLimited(int64_t uid, absl::Time now, LogLevel level,
                     const std::string& text, const LogFields& fields = {});
 
@@ -34,7 +34,7 @@ class EventWriter {
   void Write(const LoggedEvent& event, absl::Time now);
 
   const uint32_t own_uid_;
-  uint64_t written_ = 0;  // the number of the last event
+  uint64_t written_ = 0;  // number of the last written event
   LogLimiter limiter_;
 };
 

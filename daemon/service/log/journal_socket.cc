@@ -35,7 +35,7 @@ std::string JournalSocket::Encode(const Fields& fields) {
     entry += name;
     if (value.find('\n') == std::string::npos) {
       entry += '=';
-    } else {  // its length goes before it, little-endian
+    } else {  // preceded by its length, little-endian
       entry += '\n';
       for (int shift = 0; shift < 64; shift += 8) {
         entry += static_cast<char>(uint64_t{value.size()} >> shift & 0xff);

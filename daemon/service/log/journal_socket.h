@@ -1,5 +1,5 @@
-// journald's own protocol (systemd: "Native Journal Protocol"): an
-// entry is one datagram of fields.
+// journald's own protocol (systemd: "Native Journal Protocol"): an entry is one
+// datagram of fields.
 //
 // Thread safety: safe.
 #pragma once
@@ -21,15 +21,17 @@ class JournalSocket {
   static constexpr char kPath[] = "/run/systemd/journal/socket";
   using Fields = std::vector<std::pair<std::string_view, std::string>>;
 
-  // Whether stderr is read by journald: `stream` is $JOURNAL_STREAM, which
-  // names the device and the inode of what it reads. Null: it is not set.
+  // Returns whether journald reads stderr. `stream` is $JOURNAL_STREAM, the
+  // device and inode that journald reads; null if it is not set.
   static bool ReadsStderr(const char* stream);
-  // Succeeds without a listener on `path`.
+  // Succeeds even if nothing listens on `path`.
   static absl::StatusOr<JournalSocket> Make(const std::string& path = kPath);
 
-  // Names are capital letters, digits and underscores; values are any bytes.
+  // Encodes an entry. Names are capital letters, digits and underscores; values
+  // are any bytes.
   static std::string Encode(const Fields& fields);
-  // Waits while journald is busy. False: it did not take the entry.
+  // Sends an entry; waits while journald is busy. Returns false if it was not
+  // taken.
   bool Send(const std::string& entry) const;
 
  private:
@@ -37,7 +39,7 @@ class JournalSocket {
       : socket_(std::move(socket)), to_(to) {}
 
   UniqueFd socket_;
-  sockaddr_un to_;  // not connected: journald may be started again
+  sockaddr_un to_;  // not connected: journald may restart
 };
 
 }  // namespace sluice::daemon

@@ -21,7 +21,7 @@ constexpr absl::Duration kLogPatience = absl::Milliseconds(100);
 std::atomic<LogLevel> current_level{LogLevel::kInfo};
 std::atomic<uint64_t> dropped_lines{0}, suppressed_lines{0};
 
-// By level; as syslog(3) numbers them.
+// Indexed by level; priorities as in syslog(3).
 constexpr const char* kNames[] = {"error", "warning", "info", "debug"};
 constexpr int kPriorities[] = {3, 4, 6, 7};
 
@@ -48,13 +48,13 @@ std::string JournalEntryOf(LogLevel level, std::string_view text,
   return JournalSocket::Encode(all);
 }
 
-// Null: stderr it is. It lives as long as threads that log.
+// Null: lines go to stderr. Never deleted: threads may log until the end.
 std::atomic<const JournalSocket*> journal{nullptr};
 
-// One line, for stderr and for the journal.
+// One line, in the form for stderr and for the journal.
 struct Entry {
   std::string line;
-  std::string for_journal;  // empty: there is none
+  std::string for_journal;  // empty: no journal is in use
   size_t size() const { return line.size() + for_journal.size(); }
 };
 
@@ -82,7 +82,7 @@ struct LogThread::Shared {
   size_t bytes ABSL_GUARDED_BY(mutex) = 0;  // of `lines`
   bool stopping ABSL_GUARDED_BY(mutex) = false;
   bool ended ABSL_GUARDED_BY(mutex) = false;
-  // Since before the thread runs: lines may be dropped before it does.
+  // Read before the thread runs, since lines may be dropped before that.
   const uint64_t dropped_before = dropped_lines;
 
   void Put(Entry entry);
@@ -97,7 +97,8 @@ struct Current {
 };
 
 Current& TheCurrent() {
-  static auto* const current = new Current;  // threads may log until the end
+  // Never deleted: threads may log until the end.
+  static auto* const current = new Current;
   return *current;
 }
 
@@ -127,7 +128,7 @@ void LogThread::Shared::Work() {
     const Entry line = std::move(lines.front());
     lines.pop_front();
     lock.Unlock();
-    Write(line);  // blocks until stderr is read
+    Write(line);  // blocks while stderr is not read
     if (const uint64_t now = dropped_lines; now != told) {
       Write(EntryOf(LogLevel::kWarning,
                     fmt::format("{} lines were dropped here: nobody read "
@@ -143,7 +144,7 @@ void LogThread::Shared::Work() {
 }
 
 LogThread::LogThread() : shared_(std::make_shared<Shared>()) {
-  // Detached: one that waits for a reader of stderr is left behind.
+  // Detached: a thread that waits for a reader of stderr is abandoned.
   std::thread thread([shared = shared_] { shared->Work(); });
   pthread_setname_np(thread.native_handle(), "log");
   thread.detach();

@@ -1,12 +1,12 @@
-// The daemon's log: one line per event on stderr. Where journald reads that,
-// the same goes to it as an entry with fields, to be asked for by them:
+// The daemon's log: one line per event on stderr. If journald reads stderr, the
+// line goes to journald instead, as an entry with fields to select by:
 //
 //   journalctl -u sluiced SLUICE_REQUEST=s12.r7
 //
-// The reader of stderr may stop reading. So a line is put into a queue, and
-// while a LogThread lives, its thread writes; what does not fit into
-// kMostQueued is dropped and counted, which the log says as soon as it can.
-// Without a LogThread (before it, and in tests) a line is one write.
+// The reader of stderr may stop reading. So a line is put into a queue, which
+// the thread of a LogThread writes; lines that do not fit into kMostQueued are
+// dropped and counted, which the log reports as soon as it can. Without a
+// LogThread (before it exists, and in tests) a line is one write.
 //
 // Thread safety: safe.
 #pragma once
@@ -26,7 +26,7 @@ enum class LogLevel { kError, kWarning, kInfo, kDebug };
 
 void SetLogLevel(LogLevel level);
 bool IsLogged(LogLevel level);
-// The fields of a line that is about an event.
+// The fields of a line about an event.
 struct LogFields {
   std::string event;            // SLUICE_EVENT: "lease"
   std::string request;          // SLUICE_REQUEST: "s12.r7" (event_log.h)
@@ -36,10 +36,10 @@ void WriteLog(LogLevel level, std::string_view text,
               const LogFields& fields = {});
 
 // Sends lines to `journal` from now on; lines that it does not take go to
-// stderr. To be called once, while there is one thread.
+// stderr. REQUIRES: called at most once, while there is one thread.
 void UseJournal(JournalSocket journal);
 
-// Lines that are not in the log, since the process started.
+// Lines that are missing in the log, since the process started.
 struct LogLosses {
   uint64_t dropped = 0;     // stderr was not read
   uint64_t suppressed = 0;  // a user caused too many (log_limiter.h)
@@ -47,14 +47,14 @@ struct LogLosses {
 LogLosses ReadLogLosses();
 void CountSuppressed(uint64_t lines);
 
-// The thread that writes queued lines. At most one at a time.
+// The thread that writes queued lines. At most one exists at a time.
 class LogThread {
  public:
   static constexpr size_t kMostQueued = 256 << 10;  // bytes
   struct Shared;
 
   LogThread();
-  // Writes what is queued, unless that takes longer than a moment.
+  // Writes the queued lines, unless that takes longer than a moment.
   ~LogThread();
   LogThread(const LogThread&) = delete;
 

@@ -1,6 +1,6 @@
 // Limits the lines of the log that each user may cause: kBurst at once, then
-// kPerSecond. Lines beyond that are counted, and the next line that is written
-// for the user reports them.
+// kPerSecond. Further lines are counted, and the user's next written line
+// reports their number.
 //
 // Thread safety: none needed; one thread (the loop's).
 #pragma once
@@ -19,16 +19,16 @@ class LogLimiter {
   static constexpr double kBurst = 200;
   static constexpr double kPerSecond = 20;
 
-  // All peers that could not be identified, together.
+  // The user of all peers that could not be identified.
   static constexpr int64_t kUnknown = -1;
 
-  // Returns how many lines of `uid` were left out since the last one that was
-  // written; nullopt if this one is left out too.
+  // Returns how many lines of `uid` were left out since the last written one;
+  // nullopt if this one is left out too.
   std::optional<uint64_t> Admit(int64_t uid, absl::Time now);
   size_t users() const { return users_.size(); }
 
  private:
-  // Forgets users that may have a whole burst again.
+  // Forgets users that may cause a whole burst again.
   void Tidy(absl::Time now);
 
   struct User {

@@ -19,7 +19,7 @@ int Reload::Stop() {
   if (pid_ == 0) return 0;
   int status = 0;
   if (life_) loop_->Remove(life_.get());
-  kill(pid_, SIGKILL);  // changes nothing where it has ended
+  kill(pid_, SIGKILL);  // no effect if it has ended
   waitpid(std::exchange(pid_, 0), &status, 0);
   life_.Reset();
   deadline_ = absl::InfiniteFuture();

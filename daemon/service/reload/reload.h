@@ -1,6 +1,7 @@
-// SIGHUP: a daemon does not change under its sessions. It ends in order, and
-// the next one reads the configuration and takes over. A child says before
-// whether that one would start and take over (`--check-config --check-state`).
+// SIGHUP: a daemon does not change its configuration while it has sessions. It
+// ends in order, and the next one reads the configuration and takes over.
+// Before that, a child checks whether the next daemon would start and take over
+// (`--check-config --check-state`).
 //
 // Thread safety: loop's thread.
 #pragma once
@@ -18,18 +19,19 @@ namespace sluice::daemon {
 
 class Reload {
  public:
-  // `check`: the child's program and arguments; it is killed after 30 s. `done`
-  // is called on the loop: OK, or FailedPrecondition with the child's line.
+  // `check`: the child's program and arguments; the child is killed after 30 s.
+  // `done` runs on the loop: OK, or FailedPrecondition with the child's line.
   Reload(std::vector<std::string> check, Loop* loop,
          std::function<void(absl::Status)> done)
       : check_(std::move(check)), loop_(loop), done_(std::move(done)) {}
   ~Reload() { Stop(); }
   Reload(const Reload&) = delete;
 
-  // While a child runs, another one is queued behind it, which sees the file as
-  // it is now.
+  // Starts a check. If one is running, another is queued behind it, which sees
+  // the file as it is now.
   void Ask();
-  int Stop();  // kills the child, for which `done` is not called; how it ended
+  // Kills the child without calling `done`; returns its wait status.
+  int Stop();
   absl::Time deadline() const { return deadline_; }
   void Expire(absl::Time now);
 

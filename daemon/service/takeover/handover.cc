@@ -18,7 +18,7 @@
 namespace sluice::daemon {
 namespace {
 
-// nullopt: it is no name of that kind.
+// Returns the number in a name of that kind; nullopt if it is another name.
 std::optional<uint64_t> NumberIn(const std::string& name, char kind) {
   uint64_t number = 0;
   if (name.empty() || name[0] != kind ||
@@ -34,8 +34,8 @@ std::string Handover::NameFor(char kind, uint64_t number) {
   return fmt::format("{}{}", kind, number);
 }
 
-// A starter that does not say that it keeps descriptors may only listen
-// ($NOTIFY_SOCKET of a unit without a store).
+// A starter that does not state a capacity may only listen ($NOTIFY_SOCKET of a
+// unit without a store).
 int64_t Handover::CapacityOf(const Starter& starter) {
   return starter.notify_socket.empty() ? 0 : StoreCapacity(starter, 0);
 }
@@ -80,7 +80,7 @@ absl::StatusOr<std::optional<CoreState>> Handover::ReadState(
   if (!state_fd_) return std::nullopt;
   SLUICE_ASSIGN_OR_RETURN(state_, OpenSaved(state_fd_.get()));
   if (state_ == nullptr) {
-    // In its place comes a new one, behind any removal that is on its way.
+    // A new state replaces it; the removal comes before the new one.
     store_->Remove(kState);
     return std::nullopt;
   }
@@ -112,7 +112,7 @@ absl::Status Handover::MakeState() {
 void Handover::Begin(Core& core, absl::Time now) {
   if (!store_->keeps()) return;
   begun_ = true;
-  if (unstored_) return;  // Save makes the store whole first
+  if (unstored_) return;  // Save repeats what the store lacks
   if (state_ == nullptr) {
     const absl::Status made = MakeState();
     if (!made.ok()) return Fail(made);
@@ -138,9 +138,9 @@ void Handover::Save(Core& core, absl::Time now) {
 void Handover::SaveAll(Core& core, absl::Time now) {
   const absl::Status saved = state_->Checkpoint(rows_.Everything(core));
   if (absl::IsResourceExhausted(saved)) {
-    core.TouchAll();  // changes are not read until the state fits
-    // The state that was saved before is out of date: the next daemon must not
-    // go on from it, whether or not the store still answers.
+    core.TouchAll();  // stops tracking changes until the state fits
+    // The saved state is out of date: the next daemon must not use it, whether
+    // or not the store still answers.
     if (!try_again_at_) {
       WriteLog(LogLevel::kError,
                fmt::format("what this daemon knows is not saved, so the next "
@@ -159,7 +159,7 @@ void Handover::SaveAll(Core& core, absl::Time now) {
 }
 
 void Handover::Stop(Core& core) {
-  core.TouchAll();  // no change is asked for any more
+  core.TouchAll();  // stops tracking changes for good
   begun_ = false;
   refused_.clear();
   state_.reset();
@@ -176,7 +176,7 @@ void Handover::Fail(const absl::Status& why) {
                          std::string(why.message())));
   }
   unstored_ = true;
-  try_again_at_ = absl::InfinitePast();  // Save knows the time
+  try_again_at_ = absl::InfinitePast();  // at the next Save, which has the time
   DropState();
 }
 
@@ -187,9 +187,9 @@ void Handover::DropState() {
   store_->Remove(kState);
 }
 
-// The store sends what it could not send by itself; what it refused is given to
-// it once more. The state is a new one: of the old one the store may have
-// nothing, or the void rest.
+// Repeats to the store what it refused; the store itself repeats what it could
+// not send. The state is made again: the store may have lost the old one, or
+// has only the voided rest of it.
 void Handover::StoreAgain(Core& core, absl::Time now) {
   if (has_everything_) {
     unstored_ = false;
@@ -200,7 +200,7 @@ void Handover::StoreAgain(Core& core, absl::Time now) {
     return SaveAll(core, now);
   }
   if (now < *try_again_at_) return;
-  core.TouchAll();  // no change is asked for until it is saved
+  core.TouchAll();  // stops tracking changes until they are saved
   try_again_at_ = now + kStoreAgain;
   std::erase_if(refused_, [this](const auto& each) {
     const auto& [name, fd] = each;
@@ -241,7 +241,7 @@ void Handover::Drop(const std::string& name) {
 }
 
 void Handover::DropSocket(const std::string& name, UniqueFd socket) {
-  // At once, and also for a forked child.
+  // Ends the connection at once, also for a forked child.
   shutdown(socket.get(), SHUT_RDWR);
   Pass(CrashPoint::kSocketShut);
   Drop(name);
@@ -252,7 +252,7 @@ void Handover::DropSocket(const std::string& name, UniqueFd socket) {
 }
 
 void Handover::WhenKept(std::function<void()> then) {
-  // Nothing waits for a store that fails: it is not saved meanwhile.
+  // Nothing waits for a store that fails: until it works, nothing is saved.
   if (!keeps() || unstored_) return post_(std::move(then));
   store_->Flush([this, then = std::move(then)](const absl::Status& kept) {
     if (!kept.ok()) Fail(kept);

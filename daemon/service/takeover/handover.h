@@ -2,20 +2,19 @@
 //
 // If the daemon was started with a descriptor store (daemon/store), everything
 // that others hold is kept there: each extent, each rank's socket, pidfd and
-// use page, the page of limits, the clocks of simulated links, and the state
-// file with what the core knows (daemon/state). Nothing leaves the daemon
-// before it is kept and saved. README.md says what a daemon that is killed
-// still does not leave.
+// use page, the limits page, the clocks of simulated links, and the state file
+// with the core's state (daemon/state). Nothing is sent to clients before it is
+// kept and saved. README.md lists what a killed daemon does not leave.
 //
-// Without a store, all of this does nothing; so it is from the moment on at
+// Without a store, all of this does nothing; the same holds from the moment at
 // which the store is lost (DescriptorStore::lost).
 //
 // If the store fails, or the state is too large for its file, the state is
-// voided in its own memory before anything else leaves, so the next daemon
-// would begin anew. This one serves on, and saves again once the store has
-// everything, or the state fits; the log has one line each way.
+// voided in its own memory before anything else is sent, so the next daemon
+// would start without state. This one serves on, and saves again once the store
+// has everything, or the state fits; the log has one line each way.
 //
-// Thread safety: loop's thread, but Keep, CannotKeep and WhenKept from any.
+// Thread safety: loop's thread, except Keep, CannotKeep and WhenKept from any.
 #pragma once
 
 #include <atomic>
@@ -42,63 +41,63 @@ class Handover {
  public:
   using Post = std::function<void(std::function<void()>)>;
   using Close = std::function<void(UniqueFd)>;
-  // `post` runs a task on the loop's thread; `close` closes a client's socket,
-  // which may take long, on another one.
+  // `post` runs a task on the loop's thread; `close` closes a client's socket
+  // on another thread, since that may take long.
   static absl::StatusOr<std::unique_ptr<Handover>> Start(
       Starter starter, Post post, Close close, StateFile::Sizes sizes = {});
 
-  // The store of `starter`; the log says if it is lost.
+  // Opens the store of `starter`; its loss is logged.
   static absl::StatusOr<std::unique_ptr<DescriptorStore>> OpenStore(
       const Starter& starter, Post post);
-  // True if the daemon has a store.
+  // Returns whether the daemon has a store.
   bool keeps() const { return store_->keeps(); }
-  // True if the store has everything, the state too: the next daemon could go
-  // on from here.
+  // Returns whether the store has everything, including the state: the next
+  // daemon could take over now.
   bool saves() const { return keeps() && !try_again_at_; }
 
-  // --- what was left -------------------------------------------------------
-  // Returns what the earlier daemon knew; what is not saved is as in `fresh`.
+  // --- from the earlier daemon ----------------------------------------------
+  // Returns the earlier daemon's state; what is not saved is as in `fresh`.
   // Nullopt: it left no state, or a void one (OpenSaved). InvalidArgument or
   // FailedPrecondition: the state is damaged or does not fit this node;
   // Unimplemented: a daemon of another version can read it.
   absl::StatusOr<std::optional<CoreState>> ReadState(const Core& fresh);
   bool Left(const std::string& name) const { return left_.contains(name); }
-  // Whether an earlier daemon left anything, taken or not.
+  // Returns whether an earlier daemon left anything, taken or not.
   bool was_left_anything() const { return was_left_anything_; }
-  // The greatest session id with anything left: names are never used again.
+  // Returns the greatest session id with anything left: names are never reused.
   SessionId last_session_left() const { return last_session_left_; }
-  // Takes what was left under `name`, which stays kept; empty: nothing was.
+  // Takes what was left under `name`, which stays kept; empty if nothing was.
   UniqueFd Take(const std::string& name);
-  // Lets go of all that was left and not taken.
+  // Drops everything that was left and not taken.
   void DropRest();
 
-  // --- what is left --------------------------------------------------------
-  // Saves the core from here on.
+  // --- for the next daemon --------------------------------------------------
+  // Saves the core from now on.
   void Begin(Core& core, absl::Time now);
-  // Saves what changed, before anything of it leaves.
+  // Saves changes before anything that depends on them is sent.
   void Save(Core& core, absl::Time now);
-  // When to call Save though nothing changed.
+  // Returns when to call Save even without changes.
   absl::Time deadline() const {
     return begun_ ? try_again_at_.value_or(absl::InfiniteFuture())
                   : absl::InfiniteFuture();
   }
-  // Keeps a duplicate under a name that is not in use.
+  // Keeps a duplicate of `fd` under a name that is not in use.
   void Keep(const std::string& name, int fd);
-  // Reports that `name` cannot be kept: until it is dropped the next daemon
-  // would begin anew.
+  // Reports that `name` cannot be kept: until it is dropped, the next daemon
+  // would start without state.
   void CannotKeep(const std::string& name, absl::Status why);
-  // Whether something is kept under `name`, also by an earlier daemon.
+  // Returns whether something is kept under `name`, also by an earlier daemon.
   bool Kept(const std::string& name) const { return store_->Has(name); }
   void Drop(const std::string& name);
-  // Drops a client's socket, which ends. The last holder to close it closes
-  // what the client sent and was not read, which takes as long as the client
-  // likes: so `socket`, a duplicate, goes to `close` once it is not kept.
+  // Ends and drops a client's socket. Its last holder closes the client's
+  // unread packets with it, which takes as long as the client likes: so
+  // `socket`, a duplicate, goes to `close` once the store has dropped its own.
   void DropSocket(const std::string& name, UniqueFd socket);
-  // Posts `then` when the store has all that was given before; at once if there
-  // is no store.
+  // Runs `then` on the loop when the store has everything given to it so far;
+  // posts it at once if there is no store.
   void WhenKept(std::function<void()> then);
-  // Drops everything that is kept, except listeners if `listeners`; `then` as
-  // WhenKept's, or at once if the store keeps nothing any more.
+  // Drops everything that is kept, except for listeners if `listeners`. Calls
+  // `then` as WhenKept does, or at once if the store keeps nothing any more.
   void LeaveNothing(std::function<void()> then, bool listeners = false);
 
   DescriptorStore& store() { return *store_; }
@@ -115,20 +114,20 @@ class Handover {
   static std::string UsePageOf(SessionId id) {
     return NameFor(kUsePage, id.value());
   }
-  // How many descriptors the starter's store keeps; 0: it has none.
+  // Returns how many descriptors the starter's store keeps; 0 if it has none.
   static int64_t CapacityOf(const Starter& starter);
-  // The daemon's own descriptors, at most, and each rank's.
+  // The most descriptors of the daemon itself, and of each rank.
   static constexpr int64_t kOwn = 8, kOfRank = 3;
   static constexpr const char* kState = "state";
   static constexpr const char* kDeaths = "deaths";  // DeathRecord
   static constexpr const char* kListener = "listener";
-  static constexpr const char* kHttp = "http";  // the TCP one of metrics
+  static constexpr const char* kHttp = "http";  // TCP listener of metrics
   static constexpr const char* kLimits = "limits";
   static constexpr const char* kClocks = "clocks";
 
  private:
-  // Each try to save what does not fit costs milliseconds; a store that does
-  // not answer keeps its thread for 5 s.
+  // Intervals of attempts: saving a state that does not fit costs milliseconds;
+  // a store that does not answer keeps its thread for 5 s.
   static constexpr absl::Duration kTryAgain = absl::Seconds(1);
   static constexpr absl::Duration kStoreAgain = absl::Seconds(10);
 
@@ -142,7 +141,7 @@ class Handover {
   void SaveAll(Core& core, absl::Time now);
   // Stops saving for good, since the store is lost.
   void Stop(Core& core);
-  // Stops saving until StoreAgain has made the store whole.
+  // Stops saving until StoreAgain has given the store everything.
   void Fail(const absl::Status& why);
   void StoreAgain(Core& core, absl::Time now);
   void DropState();
@@ -157,14 +156,15 @@ class Handover {
   SessionId last_session_left_;
   UniqueFd state_fd_;
   std::unique_ptr<StateFile> state_;
-  bool begun_ = false;  // the core notes what changes
+  bool begun_ = false;  // the core tracks changes
   CoreRows rows_;
-  std::optional<absl::Time> try_again_at_;  // too large, or unstored
-  std::atomic<bool> unstored_ = false;      // the store lacks something
-  // By name; empty if no descriptor could be put.
+  // Set while the state is too large, or unstored_.
+  std::optional<absl::Time> try_again_at_;
+  std::atomic<bool> unstored_ = false;  // the store lacks something
+  // Refused by the store, by name; empty if there was no descriptor to keep.
   std::map<std::string, UniqueFd> refused_;
-  bool asking_ = false;          // whether the store has what it was given
-  bool has_everything_ = false;  // it has, and the core is to be saved
+  bool asking_ = false;          // a Flush of everything is pending
+  bool has_everything_ = false;  // it succeeded: the next Save saves the core
 };
 
 }  // namespace sluice::daemon

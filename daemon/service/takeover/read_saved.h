@@ -1,7 +1,7 @@
-// Reads what an earlier daemon saved, and judges it alike for a takeover and
-// for `sluiced --check-state`, before anything of it is touched.
+// Reads and checks what an earlier daemon saved, in the same way for a takeover
+// and for `sluiced --check-state`, before anything is changed.
 //
-// Thread safety: pure but for what is read from descriptors.
+// Thread safety: pure, except for reading from descriptors.
 #pragma once
 
 #include <map>
@@ -17,24 +17,26 @@
 
 namespace sluice::daemon {
 
-// The state in `fd` (StateFile::Open). Null: it is void (StateFile::Void), so
-// the next daemon begins anew, as where nothing was saved.
+// Returns the state in `fd` (StateFile::Open). Null: it is void
+// (StateFile::Void), so the next daemon starts without state, as if nothing was
+// saved.
 absl::StatusOr<std::unique_ptr<StateFile>> OpenSaved(int fd);
 
-// As ReadCore. `fresh` is a core of this node that no client has reached: it
-// fills what was not saved. Also Unimplemented if a session speaks a protocol
-// that this daemon does not, FailedPrecondition if more memory was made than a
+// As ReadCore. `fresh` is a core of this node without sessions: it provides
+// what was not saved. Also Unimplemented if a session uses a protocol that this
+// daemon does not know, and FailedPrecondition if more memory was made than a
 // pool has here, or if a GPU that jobs use has another UUID here.
 absl::StatusOr<CoreState> ReadSaved(const StateFile::Contents& contents,
                                     const Core& fresh);
 
-// Whether a daemon of this node can go on from what the starter kept
-// (Starter::stored). OK also where nothing was saved. Else as ReadSaved and
+// Checks whether a daemon of this node can take over what the starter kept
+// (Starter::stored). OK also if nothing was saved. Errors as ReadSaved and
 // CheckLeft.
 absl::Status MayTakeOver(const std::map<std::string, UniqueFd>& left,
                          const NodeConfig& node);
 
-// FailedPrecondition: an extent that must be there was not kept, by its name.
+// FailedPrecondition names an extent that the state needs and that was not
+// kept.
 absl::Status CheckLeft(const CoreState& saved,
                        const std::set<std::string>& kept);
 

@@ -54,7 +54,7 @@ bool Loop::Post(std::function<void()> task) {
     const MutexLock lock(mutex_);
     if (ended_) return false;
     posted_.push_back(std::move(task));
-    if (posted_.size() > 1) return true;  // woken already, and not yet there
+    if (posted_.size() > 1) return true;  // the loop is woken already
   }
   const uint64_t one = 1;
   [[maybe_unused]] const ssize_t wrote = write(wake_.get(), &one, sizeof(one));
@@ -125,7 +125,7 @@ bool Loop::Turn(int timeout_ms) {
   const int n =
       epoll_wait(epoll_.get(), events.data(), events.size(), timeout_ms);
   for (int i = 0; i < n; ++i) {
-    const uint64_t id = events[i].data.u64;  // packed: not to be referred to
+    const uint64_t id = events[i].data.u64;  // a copy: the struct is packed
     const auto handler = handlers_.find(id);
     if (handler == handlers_.end()) continue;
     const auto keep = handler->second;  // it may remove itself
@@ -152,7 +152,7 @@ void Loop::TakePlace(absl::Time now) {
     return;
   }
   first_ = GoBeforeOthers();
-  if (!first_) urgency_.reset();  // nor will it be allowed later
+  if (!first_) urgency_.reset();  // it will not be allowed later either
 }
 
 void Loop::Run() {
@@ -163,7 +163,8 @@ void Loop::Run() {
     const bool any = Turn(awake || more_ ? 0 : TimeoutMs());
     if (!any && awake) sched_yield();
   }
-  std::vector<std::function<void()>> dropped;  // outside the lock
+  // Destroyed after the lock is released.
+  std::vector<std::function<void()>> dropped;
   const MutexLock lock(mutex_);
   ended_ = true;
   dropped.swap(posted_);

@@ -24,24 +24,25 @@ namespace sluice::daemon {
 
 class Loop {
  public:
-  // Gets the pending epoll events (EPOLLIN, EPOLLHUP, …).
+  // Receives the pending epoll events (EPOLLIN, EPOLLHUP, …).
   using Handler = std::function<void(uint32_t events)>;
 
   static absl::StatusOr<std::unique_ptr<Loop>> Make(const Clock* clock);
 
   // Watches `fd`, which stays the caller's and must be removed before it is
-  // closed. A handler may remove any fd, its own included.
+  // closed. A handler may remove any fd, including its own.
   void Add(int fd, uint32_t events, Handler handler);
   void Change(int fd, uint32_t events);
   void Remove(int fd);
 
-  // Runs `task` on the loop's thread, soon. False: the loop has ended.
+  // Runs `task` on the loop's thread soon. Returns false if the loop has ended.
   bool Post(std::function<void()> task);
-  // Runs `task` on the loop's thread and waits. False after `timeout` or if the
-  // loop has ended (then it may still run, or never).
+  // Runs `task` on the loop's thread and waits. Returns false after `timeout`,
+  // or if the loop has ended (the task may still run later, or never).
   bool Call(std::function<void()> task, absl::Duration timeout);
-  // The same, and waits until the last copy of the token is gone, which work
-  // after `task` may hold. True also if the loop ended and dropped it.
+  // Does the same, and waits until the last copy of the token is gone; work
+  // that follows `task` may hold one. Returns true also if the loop ended and
+  // dropped it.
   using Token = std::shared_ptr<void>;
   bool CallAndWait(std::function<void(Token)> task, absl::Duration timeout);
 
@@ -49,42 +50,42 @@ class Loop {
   void SetTimer(std::function<absl::Time()> deadline,
                 std::function<void()> expired);
 
-  // Background work: `some` does a part of it after the events of each turn,
-  // and returns whether there is more.
+  // Sets background work: `some` does a part of it after the events of each
+  // turn, and returns whether there is more.
   void SetWork(std::function<bool()> some) { work_ = std::move(some); }
 
-  // Something will be posted within a fraction of a millisecond: the loop spins
-  // for a moment before it sleeps, for waking takes as long (not with real
-  // time: it wakes at once, and the posting thread may need its core).
+  // Announces a Post within a fraction of a millisecond: the loop spins for a
+  // moment before it sleeps, since waking takes as long. (Not with real-time
+  // priority: it wakes at once, and the posting thread may need its core.)
   void ExpectSoon() { awake_until_ = clock_->Now() + kAwake; }
 
-  // From here on the thread of Run goes before the machine's other work, as
-  // Urgency says and where the kernel allows it.
+  // From now on the thread of Run has priority over the machine's other work,
+  // when Urgency says so and the kernel allows it.
   void BeUrgent() { urgency_.emplace(); }
 
   absl::Time now() const { return clock_->Now(); }
 
   void Run();  // until Stop
-  // Before Run: handles pending events, for so long at most.
+  // Handles pending events for at most `longest`. Call before Run.
   void RunWhatIsThere(absl::Duration longest);
   void Stop();
 
  private:
   Loop(UniqueFd epoll, UniqueFd wake, const Clock* clock);
-  // Waits for events, so long at most, and handles them. Returns whether there
-  // were any, or there is more.
+  // Waits at most `timeout_ms` for events and handles them. Returns whether
+  // there were any, or there is more work.
   bool Turn(int timeout_ms);
   void RunPosted();
   int TimeoutMs() const;
-  void TakePlace(absl::Time now);  // among the threads of the machine
+  void TakePlace(absl::Time now);  // sets the thread's priority
 
   static constexpr absl::Duration kAwake = absl::Microseconds(500);
 
   UniqueFd epoll_;
   UniqueFd wake_;
   const Clock* clock_;
-  // Handlers by a number that is never reused, so that an event already
-  // fetched for an fd that was closed and opened again finds no handler.
+  // Handlers by a number that is never reused, so that an event that was
+  // fetched already finds no handler if its fd was closed and opened again.
   std::unordered_map<uint64_t, std::shared_ptr<Handler>> handlers_;
   std::unordered_map<int, uint64_t> numbers_;
   uint64_t next_number_ = 1;
@@ -93,8 +94,8 @@ class Loop {
   std::function<bool()> work_;
   absl::Time awake_until_ = absl::InfinitePast();
   std::optional<Urgency> urgency_;
-  bool first_ = false;     // loop thread: it has real time
-  bool more_ = false;      // loop thread: of work_
+  bool first_ = false;     // loop thread: has real-time priority
+  bool more_ = false;      // loop thread: work_ has more to do
   bool stopping_ = false;  // loop thread
 
   Mutex mutex_;

@@ -12,7 +12,7 @@ bool GoBeforeOthers() {
 
 void GoAsOthers() {
   const sched_param none = {.sched_priority = 0};
-  // Without the capability to raise it, the flag may not be cleared either.
+  // Keeps the flag: clearing it needs the same capability as raising priority.
   (void)sched_setscheduler(0, SCHED_OTHER | SCHED_RESET_ON_FORK, &none);
 }
 

@@ -9,7 +9,7 @@ namespace sluice::daemon {
 
 namespace {
 
-// About a quarter of a core when other work wants all of it.
+// Gives about a quarter of a core when other work wants all of it.
 constexpr int kNiceness = 5;
 
 }  // namespace
@@ -61,7 +61,7 @@ void TaskThread::TakeDue() {
 }
 
 void TaskThread::Work(Priority priority) {
-  // On Linux this sets the calling thread only. Lowering needs no privilege.
+  // On Linux this affects only the calling thread. Lowering needs no privilege.
   if (priority == Priority::kBehindTheLoop) {
     setpriority(PRIO_PROCESS, 0, kNiceness);
   }

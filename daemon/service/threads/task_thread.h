@@ -1,5 +1,5 @@
-// A thread that runs tasks in order, for what the loop must not wait for:
-// calls of the device (making pinned memory takes seconds), large decodes.
+// A thread that runs tasks in order, for work that the loop must not wait for:
+// device calls (making pinned memory takes seconds), large decodes.
 //
 // Thread safety: Run, RunAfter and Finish from any thread but its own.
 #pragma once
@@ -18,11 +18,12 @@ namespace sluice::daemon {
 
 class TaskThread {
  public:
-  // For long work beside clients' requests: gives the core away when the loop
-  // wakes. Processes that it starts inherit that.
+  // kBehindTheLoop is for long work that competes with clients' requests: it
+  // yields its core when the loop wakes. Processes that the thread starts
+  // inherit it.
   enum class Priority { kAsTheLoop, kBehindTheLoop };
 
-  // `name` of at most 15 characters, for ps and top.
+  // `name` has at most 15 characters, for ps and top.
   explicit TaskThread(const std::string& name,
                       Priority priority = Priority::kAsTheLoop);
   // Finishes the running task and drops the rest.
@@ -30,10 +31,10 @@ class TaskThread {
   TaskThread(const TaskThread&) = delete;
 
   void Run(std::function<void()> task);
-  // The same after `delay`, behind the tasks that are queued by then.
+  // Runs `task` after `delay`, behind the tasks that are queued by then.
   void RunAfter(absl::Duration delay, std::function<void()> task);
-  // Drops queued tasks, takes no more, and waits for the running one. False: it
-  // still ran after `patience`.
+  // Drops queued tasks, takes no more, and waits for the running one. Returns
+  // false if it still ran after `patience`.
   bool Finish(absl::Duration patience);
 
  private:
