@@ -257,7 +257,7 @@ void Core::Attach(Session& session, RequestId request,
                  effects);
 }
 
-// --- what became of effects
+// --- outcomes of effects
 
 Effects Core::ExtentsMade(const std::vector<ExtentOutcome>& outcomes,
                           absl::Time now) {
