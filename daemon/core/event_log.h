@@ -42,7 +42,7 @@ struct EnumNames<EventKind> {
 
 // The cause of an event: a request, or a session as a whole.
 struct Cause {
-  SessionId session;  // 0: neither
+  SessionId session;  // 0: no session
   RequestId request;  // 0: the session as a whole
 
   // "s12.r7", "s12", "".

@@ -1258,14 +1258,10 @@ std::vector<plan::HostLimit> JointPlanning::BudgetLimits(
 }
 
 // --- The size of profiles and plans in the saved state (daemon/state)
-//
+
 // A rank counts with the larger of the profile that it asks with and the one
 // that it runs by, since an answer replaces one by the other. Plans in use may
 // belong to earlier profiles, or to ranks that have left.
-
-// A rank counts with the larger of the profile that it asks with and the one
-// that it runs by, since an answer replaces the one by the other. Plans in use
-// may be those of earlier profiles, or of ranks that have left.
 JointPlanning::KeptSizes JointPlanning::SizesOfKept() const {
   KeptSizes sizes;
   const auto add = [&](const JobKey& job,

@@ -91,7 +91,8 @@ class JointPlanning {
   // Returns whether a plan that is being made or taken may still free memory
   // for `job`.
   bool MakesRoom(const JobKey& job) const;
-  // Later joins no longer wait for jobs that missed their deadline.
+  // Marks jobs that have not freed memory in time: later joins and leases do
+  // not wait for them.
   void MarkShrinkersLate();
 
   // Runs after each event: continues work that need not wait any more.

@@ -132,7 +132,8 @@ class Ledger {
 
   // Returns the idle host memory, kept for the next process of its principal.
   Bytes IdleHost() const;
-  // Destroys up to `bytes` of it, oldest first.
+  // Destroys extents of it until `bytes` are freed: each pool's oldest first,
+  // and at most kTrimAtOnce per pool.
   void GiveUpIdleHost(Bytes bytes, Effects& effects);
 
   // --- what is held outside ------------------------------------------------

@@ -30,7 +30,7 @@ struct HelloRequest {
   int local_ranks = 1;
   DeviceIndex gpu;
   uint32_t protocol = 1;  // agreed by both sides
-  // GPUs of the device nodes that came with the request
+  // The GPUs of the device nodes that came with the request.
   std::set<DeviceIndex> shown;
   bool operator==(const HelloRequest&) const = default;
 };

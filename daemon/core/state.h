@@ -96,7 +96,7 @@ struct PrincipalState {
 struct LedgerRest {
   uint64_t next_extent = 1, next_lease = 1, next_principal = 1;
   absl::Time ask_again_at = absl::InfiniteFuture();
-  ExtentId asked_last;  // the last extent of the current round of questions
+  ExtentId asked_last;  // AskAgain continues after this extent
   HeldOutside outside;
   bool operator==(const LedgerRest&) const = default;
 };

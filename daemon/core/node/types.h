@@ -27,7 +27,7 @@ struct JobKey {
 
 // A principal's number within one daemon generation.
 using PrincipalId = Id<struct PrincipalTag>;
-// One round of planning of one job.
+// One round of planning, of one job or of all (planning/plans.h).
 using PlanRoundId = Id<struct PlanRoundTag>;
 // Chosen by the client; unique within its session.
 using RequestId = Id<struct RequestTag>;

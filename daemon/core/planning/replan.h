@@ -35,8 +35,7 @@ inline constexpr double kStepGain = 0.01;
 struct PlanChange {
   PlanId plan;
   absl::Time since;
-  // Set when announced: if answers are missing then, the change counts as
-  // refused.
+  // Set when announced. Ranks that have not answered by then refuse.
   absl::Time deadline = absl::InfiniteFuture();
   // Whether joins may wait for the memory that it frees; after one join has
   // waited in vain, no other does.
@@ -56,8 +55,8 @@ PlannedLinks PlannedLinksOf(const std::vector<LinkSpeed>& links);
 // A job that runs by the planner's fractions. Its states:
 //   acquires   has its plan, but not yet all the memory that it promises
 //   trains     holds that memory: it reported a step, or answered a change
-//   to change  new fractions are decided; the memory to grow by is not there
-//   yet changing   the change is announced, but not all ranks have answered
+//   to change  new fractions are decided; the memory to grow by is missing
+//   changing   the change is announced, but not all ranks have answered
 // acquires -> trains; any of them -> to change -> changing -> trains. A job
 // with a plan that is held back (JointPlanning) acquires.
 struct Member {

@@ -15,8 +15,8 @@
 // the device was asked twice after the rank's report, only the device's figure
 // does.
 //
-// A rank's memory outside its lease is what was added beside the daemon's
-// memory since no rank was there.
+// A rank's memory outside its lease is its part of what was added on the GPU,
+// beside the daemon's memory, since the last time without ranks.
 //
 // Thread safety: none needed; values.
 #pragma once
