@@ -46,8 +46,8 @@ std::vector<Outgoing> GrantedParts(
     RequestId request, const GrantedReply& granted,
     std::span<const std::shared_ptr<const UniqueFd>> fds, size_t most);
 
-// Converts a notice without descriptors (for PlanReady, the caller adds the
-// plan).
+// Converts a notice. The caller adds the plan's descriptor to a PlanReady,
+// PlanChanged or TakenOver.
 wire::Event ToEvent(const Notice& notice);
 
 }  // namespace sluice::daemon

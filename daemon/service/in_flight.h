@@ -43,14 +43,14 @@ class InFlight {
   // Adds the socket of an earlier daemon. What that daemon sent and was not
   // received counts as the most that one session may have.
   void Adopt(int socket, const Principal& who);
-  // Returns room of descriptors that were not sent after all.
+  // Gives back the room of descriptors that were not sent after all.
   void Undo(int socket, int count);
   // Ends the session. Returns `socket` if nothing is unread; else keeps it
   // until it is read.
   UniqueFd End(UniqueFd socket);
   // Returns when to call Sweep; InfiniteFuture if not needed.
   absl::Time deadline() const;
-  // Returns room of descriptors that were received.
+  // Gives back the room of descriptors that were received.
   void Look(absl::Time now);
   // Calls Look at intervals. Returns the kept sockets that may be closed now.
   std::vector<UniqueFd> Sweep(absl::Time now);
@@ -64,7 +64,7 @@ class InFlight {
     int count = 0;
     UniqueFd ended = UniqueFd();  // socket of an ended session
   };
-  // Returns room and true if nothing is unread.
+  // If nothing is unread, gives the socket's room back and returns true.
   bool Received(int fd, Socket& socket);
 
   Quotas* quotas_;

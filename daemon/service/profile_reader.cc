@@ -61,7 +61,7 @@ absl::StatusOr<ProfileWithHash> Decode(const UniqueFd& memfd,
 
 }  // namespace
 
-// Quota of dropped profiles that is still to be returned: profiles are dropped
+// The quota of dropped profiles that is to be given back: profiles are dropped
 // on any thread, but quotas belong to the loop. Thread-safe.
 class ProfileReader::Dropped {
  public:

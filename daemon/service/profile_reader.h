@@ -54,7 +54,7 @@ class ProfileReader {
   // Drops the session's profiles and closes their descriptors; `done` is not
   // called.
   void Forget(SessionId session);
-  // Returns the quota of dropped profiles. Call before reading quotas.
+  // Gives back the quota of dropped profiles. Call before reading quotas.
   void GiveBackDropped();
 
   size_t waiting() const { return queue_.waiting(); }

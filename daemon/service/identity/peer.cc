@@ -195,8 +195,8 @@ absl::StatusOr<Identity> IdentifyPeer(int socket, const PeerRules& rules,
       ReadFile(fmt::format("/proc/{}/cgroup", credentials.pid)));
   SLUICE_ASSIGN_OR_RETURN(const uint32_t uid,
                           AnswersFor(credentials.pid, credentials.uid));
-  // All of this was read while the pidfd was open: if the process still runs
-  // now, it belongs to it.
+  // All of this was read with the pidfd open: if the pidfd's process still
+  // runs, it belongs to that process.
   pollfd ended = {.fd = identity.pidfd.get(), .events = POLLIN, .revents = 0};
   if (!stat.ok()) return Gone(credentials.pid, stat.status());
   if (poll(&ended, 1, 0) != 0) return Gone(credentials.pid);

@@ -94,7 +94,7 @@ class Handover {
   // `socket`, a duplicate, goes to `close` once the store has dropped its own.
   void DropSocket(const std::string& name, UniqueFd socket);
   // Runs `then` on the loop when the store has everything given to it so far;
-  // posts it at once if there is no store.
+  // posts it at once if there is no store, or while the store fails.
   void WhenKept(std::function<void()> then);
   // Drops everything that is kept, except for listeners if `listeners`. Calls
   // `then` as WhenKept does, or at once if the store keeps nothing any more.
