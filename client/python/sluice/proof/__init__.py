@@ -1,1 +1,1 @@
-"""Trials on twins that a layer cut into chunks computes the same."""
+"""Trials on a copy of a model (a twin) of whether chunked layers are exact."""

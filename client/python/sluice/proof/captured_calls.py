@@ -1,4 +1,4 @@
-"""What a model calls its layers with, plain and streamed, for the probe."""
+"""Records a model's calls of its layers, plain and streamed, for the probe."""
 from __future__ import annotations
 
 import contextlib
@@ -20,24 +20,25 @@ from sluice.node.setting import hooks_of, plain_class
 from sluice.node.step import Step, current
 from sluice.node.streamed import Stream
 
-TOKENS = 70  # in chunks of 24: the last one is a rest
+TOKENS = 70  # two chunks of 24 rows and a partial one
 
 
 class Seen(NamedTuple):
     x: Tensor
     args: tuple
     kwargs: dict[str, Any]
-    step: Step | None  # that has made the masks among them
+    step: Step | None  # made the masks among the arguments
 
 
 def probe_tokens(adapter: Model) -> Tensor:
-    """ids [1, TOKENS], without the padding token, which some models count."""
+    """Returns token ids [1, TOKENS], fewer if the model has fewer positions.
+    The padding token is left out, because some models count it."""
     config = adapter.decoder.config
     weight = getattr(adapter.decoder.get_input_embeddings(), "weight", None)
     if weight is None:
         raise Unsupported(adapter.decoder, "embeddings that are not one table")
     most = getattr(config, "max_position_embeddings", None) or TOKENS
-    length = TOKENS if most < 1 else min(TOKENS, most)  # -1: any number
+    length = TOKENS if most < 1 else min(TOKENS, most)  # -1: unlimited
     ids = torch.arange(length) * 7 % max(1, weight.shape[0] - 4) + 3
     pad = getattr(config, "pad_token_id", None)
     ids[ids == pad] = 3 if pad != 3 else 4
@@ -47,16 +48,17 @@ def probe_tokens(adapter: Model) -> Tensor:
 def capture(adapter: Model, stream: Stream, ids: Tensor,
             between: Callable[[dict[int, Seen]], None]
             ) -> tuple[dict[int, Seen], dict[int, Seen]]:
-    """What layers are called with, plain, as `between` sees, and streamed."""
+    """Returns what each layer is called with in a plain and in a streamed
+    forward; passes the plain calls to `between` before the second."""
     accepts = inspect.signature(type(adapter.entry).forward).parameters
     given: dict[str, Any] = {"input_ids": ids}
     if "use_cache" in accepts or any(
             p.kind is p.VAR_KEYWORD for p in accepts.values()):
         given["use_cache"] = False
     if side_outputs.ASKED in accepts:
-        # What layers answer beside hidden states is not probed.
+        # The probe compares hidden states, not layers' other outputs.
         given[side_outputs.ASKED] = False
-    inside: list[int] = []  # layers that have not returned
+    inside: list[int] = []  # indices of layers that have not returned
 
     def run(into: dict[int, Seen],
             around: contextlib.AbstractContextManager) -> None:
@@ -85,7 +87,7 @@ def capture(adapter: Model, stream: Stream, ids: Tensor,
         if index not in plain or index not in chunked:
             raise Unsupported(f"layer {index}", "it is not called by the "
                               "decoder once per forward")
-        if HANDED in plain[index].kwargs:  # the same to the bit
+        if HANDED in plain[index].kwargs:  # bitwise equal in both trials
             chunked[index].kwargs[HANDED] = plain[index].kwargs[HANDED]
     return plain, chunked
 
@@ -94,8 +96,9 @@ def capture(adapter: Model, stream: Stream, ids: Tensor,
 def recorded(layers: Iterable[nn.Module], stream: Stream,
              into: dict[int, Seen], first: str = "hidden_states",
              inside: list[int] | None = None) -> Iterator[None]:
-    """What the layers are called with meanwhile; `first` is the name of
-    their first argument, `inside` gets those that have not returned."""
+    """Inside, records in `into` what the layers are called with. `first` is
+    the name of their first argument; `inside` holds the indices of layers that
+    have not returned."""
     inside = [] if inside is None else inside
 
     def hook(index: int):
@@ -132,14 +135,16 @@ def by_kind(layers: Iterable[nn.Module]) -> list[list[nn.Module]]:
 
 
 def first_of_kind(layers: Iterable[nn.Module]) -> list[int]:
-    """For each layer the first with its classes, shapes and settings."""
+    """Returns for each layer the index of the first layer with the same
+    classes, shapes and settings."""
     kinds: dict[str, int] = {}
     return [kinds.setdefault(_kind(layer), index)
             for index, layer in enumerate(layers)]
 
 
 def kind_names(layers: Iterable[nn.Module]) -> dict[nn.Module, str]:
-    """By its class and the first layer of the kind: "LlamaDecoderLayer.0"."""
+    """Returns each layer's kind as its class and the first layer of the kind:
+    "LlamaDecoderLayer.0"."""
     layers = list(layers)
     return {layer: f"{type(layer).__name__}.{first}"
             for layer, first in zip(layers, first_of_kind(layers))}
@@ -148,8 +153,8 @@ def kind_names(layers: Iterable[nn.Module]) -> dict[nn.Module, str]:
 def _kind(layer: nn.Module) -> str:
     parts = []
     for name, module in layer.named_modules():
-        # transformers' own modules use it to find their cache; a user's may
-        # do what they like with it.
+        # transformers' modules use layer_idx only to find their cache; a
+        # user's module may compute with it.
         kind = plain_class(module)
         skip = {"layer_idx"} if kind.__module__.startswith(
             "transformers.") else set()
@@ -164,8 +169,8 @@ def _kind(layer: nn.Module) -> str:
 
 
 def _setting(value: Any) -> Any:
-    """What tells apart how two modules compute that have it as an attribute:
-    a number, what a function does; the type of any other value."""
+    """Returns what distinguishes how two modules with this attribute compute:
+    the value of a number or string, the code of a function, else the type."""
     if isinstance(value, (tuple, list)):
         return [_setting(v) for v in value]
     if isinstance(value, (bool, int, float, str)):
@@ -176,14 +181,14 @@ def _setting(value: Any) -> Any:
 
 
 def _code(function: Any) -> Any:
-    """The same for the same function bound to other modules."""
-    function = getattr(function, "own", function)  # of a Patch
+    """Returns the same value for one function bound to different modules."""
+    function = getattr(function, "own", function)  # unwraps a Patch
     bound: list[Any] = []
     if isinstance(function, functools.partial):
         bound = [*function.args, *function.keywords.values()]
         function = function.func
     function = getattr(function, "__func__", function)
-    with contextlib.suppress(ValueError):  # a cell that is empty yet
+    with contextlib.suppress(ValueError):  # a cell is still empty
         bound += [cell.cell_contents for cell in
                   getattr(function, "__closure__", None) or ()]
     return [id(getattr(function, "__code__", function)),
@@ -191,7 +196,8 @@ def _code(function: Any) -> Any:
 
 
 def refusing(name: Any, what: str, action: Callable[[], Any]) -> Any:
-    """Whatever the user's code raises on rows it never saw is a refusal."""
+    """Runs `action`. Any exception of it becomes a refusal, as user code may
+    fail on rows of a trial."""
     try:
         return action()
     except Unsupported:

@@ -1,15 +1,15 @@
-"""Whether a model's layers, cut into chunks, compute what they compute whole.
+"""Checks that a model's layers compute in chunks what they compute whole.
 
-Each kind of layer of a twin is run twice on the same rows: as the model runs
-it, with the model's own attention and mask, and streamed, in three chunks or
-whole. Outputs, gradients of the input and of the parameters, and buffers
-must agree. That finds, without knowing any model, layers that mix tokens
-outside attention, losses that a layer adds on its way, routers with a
-capacity, masks that are not what they say. Rows are also probed skewed (all
-of them near one direction), because a capacity shows only where one expert
-is crowded. Layers that draw random numbers cannot be compared that way: their
-replay must be bitwise, and their gradient is compared with differences of
-their own output along it.
+Each kind of layer of a twin runs twice on the same rows: as the model runs it,
+with the model's own attention and mask, and streamed, in three chunks or
+whole. Outputs, gradients of the input and of the parameters, and buffers must
+agree. Without knowing the model, this finds layers that mix tokens outside
+attention, auxiliary losses of layers, routers with a capacity, and masks that
+differ from what they declare. Rows are also probed skewed (all of them near
+one direction), because a capacity shows only if one expert is crowded. Layers
+that draw random numbers are compared with torch's random functions held still.
+Their replay must also be bitwise, and their gradient must match finite
+differences of their output along it.
 """
 from __future__ import annotations
 
@@ -51,18 +51,19 @@ from sluice.proof.trial import (
 T = TypeVar("T")
 # Relative to a norm: rounding gives 1e-6, a wrong mask or a lost loss 1e-1.
 LIMIT = 1e-3
-# To the output's: gradients of some models are ill-conditioned, outputs not.
+# Relative to the output's norm: outputs are well-conditioned, gradients of
+# some models are not.
 OUTPUT_LIMIT = 2e-5
-LEAST = 1e-9  # or 1e-5 of the norm of all gradients
-MOVE = 1e-3  # of the rows; a near tie of a router is one of 1e-6
-SLOPE_LIMIT = 5e-2  # of a gradient against differences in fp32
-SQUARES = 1e-2  # of what a layer holds: what grows with S^2 is more
+LEAST = 1e-9  # absolute; for gradients at least 1e-5 of the norm of all
+MOVE = 1e-3  # of the rows' deviation; near ties of routers are about 1e-6
+SLOPE_LIMIT = 5e-2  # relative, of a gradient to finite differences in fp32
+SQUARES = 1e-2  # of a layer's bytes; a smaller share of S^2 growth is noise
 
 
 def probe(adapter: Model, stream: Stream, may_be_whole: bool = False) -> None:
-    """Raises `Unsupported` for the first kind of layer that is not exact;
-    with `may_be_whole` where it is not when it runs whole either. `adapter`
-    is of a twin."""
+    """Raises `Unsupported` for the first kind of layer that is not exact in
+    chunks; with `may_be_whole` for the first that is not exact when run whole
+    either. `adapter` belongs to a twin."""
     while True:
         try:
             _probe(adapter, stream, probe_tokens(adapter))
@@ -75,10 +76,10 @@ def probe(adapter: Model, stream: Stream, may_be_whole: bool = False) -> None:
 
 
 def make_whole(adapter: Layered, stream: Stream, refused: Unsupported) -> bool:
-    """The layers of the kind that was refused are to run whole, with
-    attention that is ours, or else the model's; False: nothing is left to
-    try."""
-    # Which arguments have rows makes no difference to a whole layer.
+    """Lets layers of the refused kind run whole, with Sluice's attention or,
+    if that was tried, with the model's own. Returns False if nothing is left
+    to try."""
+    # A whole layer takes all rows of its arguments, known as rows or not.
     if refused.layer is None or (refused.has_remedy and not isinstance(
             refused, UnknownRows)):
         return False
@@ -97,8 +98,8 @@ def make_whole(adapter: Layered, stream: Stream, refused: Unsupported) -> bool:
 
 def weigh_whole(adapter: Layered, stream: Stream, index: int,
                 trials: Sequence[Seen]) -> None:
-    """What backward of a layer that runs whole holds on the device, by two
-    trials of which the second has more rows."""
+    """Measures what backward of a whole layer holds on the device. The second
+    of the two trials has more rows."""
     held = []
     for seen in trials:
         saved: dict[int, int] = {}
@@ -106,8 +107,8 @@ def weigh_whole(adapter: Layered, stream: Stream, index: int,
         rows = seen.x.shape[1] if seen.step is None else seen.step.length
         held.append((rows, [n / rows for n in saved.values()]))
     (few, less), (many, more) = held
-    # Each tensor by itself where a loop makes no more of a longer sequence.
-    # What does not grow, as of blocks that are padded, counts per token.
+    # Compare tensor by tensor, unless a loop saves more tensors for more rows.
+    # Tensors that do not grow, such as padded blocks, count per token.
     slope = sum(max(0.0, b - a) for a, b in (
         zip(less, more) if len(less) == len(more) else
         [(sum(less), sum(more))])) / (many - few)
@@ -147,7 +148,7 @@ def _probe(adapter: Model, stream: Stream, ids: Tensor) -> None:
 
 def on_devices(stream: Stream, name: str, own: torch.device,
                try_: Callable[[torch.device], T]) -> T:
-    """What `try_` returns for the CPU, or for `own` if code fails there."""
+    """Returns `try_(device)` for the CPU, or for `own` if code fails there."""
     why = Unsupported("", "")
     for device in dict.fromkeys((torch.device("cpu"), own)):
         try:
@@ -165,8 +166,9 @@ def on_devices(stream: Stream, name: str, own: torch.device,
 
 @contextlib.contextmanager
 def trying(device: torch.device) -> Iterator[None]:
-    """Around trials on a device, which leave the random state as it was."""
-    # On the CPU whatever the user has made torch's default device.
+    """Runs trials on a device: with a fixed seed and gradients, without
+    autocast. Restores the random state afterwards."""
+    # Trials on the CPU ignore a default device that the user has set.
     default = device if device.type == "cpu" else contextlib.nullcontext()
     with undisturbed(device), default, torch.autocast(
             device.type, enabled=False), torch.inference_mode(False), (
@@ -176,12 +178,12 @@ def trying(device: torch.device) -> Iterator[None]:
 
 
 def _call_model(adapter: Model, stream: Stream, ids: Tensor) -> None:
-    """What the model around the decoder hands to it may be refused too."""
+    """Calls the whole model: the decoder's arguments may be refused too."""
     def call() -> None:
         with torch.no_grad():
             adapter.causal(input_ids=ids, use_cache=False)
 
-    with swapped.attributes(stream, ranks=None):  # the others are not asked
+    with swapped.attributes(stream, ranks=None):  # no collectives
         try:
             call()
         except Unsupported:
@@ -189,8 +191,8 @@ def _call_model(adapter: Model, stream: Stream, ids: Tensor) -> None:
         except Exception as error:
             try:
                 with swapped.attributes(stream, min_tokens=ids.shape[1] + 1):
-                    call()  # it runs as it is
-            except Exception:  # it needs more than ids; its own calls will show
+                    call()  # runs unstreamed
+            except Exception:  # fails unstreamed too: it needs more than ids
                 return
             raise refusal(adapter.causal, "its forward fails when streamed",
                           error) from error
@@ -204,12 +206,12 @@ def probe_layer(adapter: Layered, stream: Stream, index: int, plain: Seen,
             adapter, stream, index, plain))
     skewed = plain.x.mean(dim=1, keepdim=True) + 0.05 * (
         plain.x - plain.x.mean(dim=1, keepdim=True))
-    # Without a gradient from outside, what is left is of its own losses.
+    # With scale 0 only the layer's own losses give gradients.
     trials = [("", plain.x, 1.0, 0), ("", plain.x, 0.0, 0),
               (" with skewed rows", skewed, 1.0, 0)]
     if adapter.layers[index] in stream.numbered:
         trials.append((" far into a sequence", plain.x, 1.0, FAR))
-    moved = False  # whether the rows of this trial are
+    moved = False  # whether this trial's rows are perturbed
     while trials:
         what, x, scale, first = trials.pop(0)
 
@@ -226,7 +228,7 @@ def probe_layer(adapter: Layered, stream: Stream, index: int, plain: Seen,
                 lambda: run_chunked(adapter, stream, index, wide(x), streamed,
                                     scale, first))
 
-        whole = cut = None  # of the trial before: gigabytes
+        whole = cut = None  # frees gigabytes of the previous trial
         whole, cut = both()
         still: contextlib.AbstractContextManager = contextlib.nullcontext()
         if whole.drew:
@@ -242,7 +244,8 @@ def probe_layer(adapter: Layered, stream: Stream, index: int, plain: Seen,
                                   "torch's usual functions")
         if not near(cut.y, whole.y, OUTPUT_LIMIT, LEAST):
             if not moved:
-                # Rounding may send a row to another expert; hardly two.
+                # Rounding may send a row to another expert, but hardly
+                # twice: try again with perturbed rows.
                 trials.insert(0, (what, x + MOVE * x.std() * torch.randn_like(
                     x), scale, first))
                 moved = True
@@ -256,7 +259,8 @@ def probe_layer(adapter: Layered, stream: Stream, index: int, plain: Seen,
 
 def _refuse_output(name: str, whole: Result, cut: Result,
                    nudged: Result) -> NoReturn:
-    """`nudged` is of an input that differs by rounding."""
+    """Raises the refusal of an output that differs. `nudged` is the result for
+    an input that differs by rounding."""
     apart, own = _apart(whole.y, cut.y), _apart(whole.y, nudged.y)
     if own > OUTPUT_LIMIT:
         raise Unsupported(
@@ -271,7 +275,8 @@ def _refuse_output(name: str, whole: Result, cut: Result,
 
 def _find_numbered(adapter: Layered, stream: Stream, index: int,
                    seen: Seen) -> None:
-    """Whether its kind numbers rows; see [Note: numbered rows] in row_numbers."""
+    """Finds whether the layer's kind numbers its rows; see [Note: numbered
+    rows] in row_numbers."""
     layer, numbered = adapter.layers[index], Numbered(seen.x.shape[1], 0)
     alike = next(kind for kind in stream.checks.kinds if layer in kind)
     stream.numbered.difference_update(alike)
@@ -280,7 +285,7 @@ def _find_numbered(adapter: Layered, stream: Stream, index: int,
     if not numbered.met:
         return
     with contextlib.suppress(Exception), Numbered(seen.x.shape[1], FAR):
-        # An error says that they are indices of the layer's own rows.
+        # An error shows that the numbers index the layer's own rows.
         if not near(forward_whole(adapter, index, seen), first, OUTPUT_LIMIT,
                     LEAST):
             stream.numbered.update(alike)
@@ -288,7 +293,8 @@ def _find_numbered(adapter: Layered, stream: Stream, index: int,
 
 def _find_carriers(adapter: Model, stream: Stream,
                    plain: dict[int, Seen]) -> None:
-    """Which layers hand on states; see [Note: carried states] in carried_state."""
+    """Finds the layers that hand states on; see [Note: carried states] in
+    carried_state."""
     stream.carriers.clear()
     layers = list(adapter.layers)
     if stream.ranks is not None and any(
@@ -331,7 +337,7 @@ def _compare(name: str, whole: Result, cut: Result) -> None:
 
 def _compare_slopes(adapter: Layered, stream: Stream, index: int, x: Tensor,
                     seen: Seen, name: str, cut: Result) -> None:
-    """The gradient of the input against differences of the output along it."""
+    """Compares the input's gradient with finite differences of the output."""
     direction = cut.gradients["input"]
     assert direction is not None
     step = 1e-2 * float(x.norm()) / float(direction.norm())

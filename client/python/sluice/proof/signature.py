@@ -1,12 +1,12 @@
-"""Whether two models are made alike, so that what was tried of one holds for the
-other.
+"""Signatures: trials of one model hold for others with the same signature.
 
 [Note: signatures]
-A signature has what a model computes by but its weights: classes with their
-functions and those of their files, settings, configs, buffers, shapes, which
-weights are tied and which are trained. Only a model of which all is torch's and
-transformers' has one: what else an object holds, or a function reads, is not
-known, and a model with hooks, adapters or modules of the user's is tried anew.
+A signature covers everything that a model computes with except the values of
+weights: classes with their functions and those of their files, settings,
+configs, buffers, shapes, which weights are tied and which are trained. Only a
+model made entirely of torch's and transformers' classes has one, because what
+other objects hold, or functions read, is unknown. A model with hooks, adapters
+or modules of the user's is tried each time.
 """
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _GLOBAL_HOOKS = [value for name, value in vars(nn.modules.module).items()
 
 
 class _Opaque(Exception):
-    """Something of which it is not known what it does."""
+    """Part of the model is an object with unknown behaviour."""
 
 
 def of(model: nn.Module) -> Hashable | None:
-    """None of a model that has none."""
+    """Returns the signature of `model`, or None if it has none."""
     if any(_GLOBAL_HOOKS):
         return None
     places: dict[int, int] = {}
@@ -46,7 +46,7 @@ def of(model: nn.Module) -> Hashable | None:
         return None
     kinds = {kind for module in modules.values()
              for kind in plain_class(module).__mro__
-             if kind not in nn.Module.__mro__}  # transformers adds to these
+             if kind not in nn.Module.__mro__}  # transformers extends these
     return (found, *map(_functions, kinds), *map(_functions, {
         sys.modules[kind.__module__] for kind in kinds}),
         _functions(functional), torch.get_default_dtype())

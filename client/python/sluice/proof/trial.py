@@ -1,4 +1,4 @@
-"""One layer of a twin run as the model runs it, and streamed, on the same rows."""
+"""Runs a layer of a twin plain and streamed on the same rows."""
 from __future__ import annotations
 
 import contextlib
@@ -33,17 +33,19 @@ CHUNK = 24
 
 
 class Result(NamedTuple):
-    """What a layer made of it, fp32."""
+    """What a layer computed in a trial, in fp32."""
 
     y: Tensor
-    gradients: dict[str, Tensor | None]  # "input" and the parameters'
+    gradients: dict[str, Tensor | None]  # by "input" and parameter names
     buffers: dict[str, Tensor]
-    drew: bool
+    drew: bool  # whether it drew random numbers
 
 
 def run_whole(adapter: Layered, index: int, x: Tensor, seen: Seen, name: str,
               scale: float, numbered: Numbered | None = None) -> Result:
-    """The layer with the model's own attention, on rows as `numbered`."""
+    """Runs the layer with the model's own attention, on rows as `numbered`.
+    Raises `Unsupported` if it draws random numbers of Python, uses weights
+    that are no parameters, or keeps its graph."""
     layer, own = adapter.layers[index], own_of(adapter, index)
     args, kwargs = _wide_all((seen.args, seen.kwargs))
     handed = kwargs.get(HANDED)
@@ -67,7 +69,7 @@ def run_whole(adapter: Layered, index: int, x: Tensor, seen: Seen, name: str,
     python = _python_random()
     with _afresh(layer):
         result = _result(layer, x, forward, scale, handed)
-        kwargs.pop(HANDED, None)  # it holds what the layer put there
+        kwargs.pop(HANDED, None)  # holds tensors that the layer put there
         if python != _python_random():
             raise Unsupported(name, "random numbers of Python or numpy, which "
                               "a replay would draw again", "use torch's")
@@ -84,7 +86,7 @@ def run_whole(adapter: Layered, index: int, x: Tensor, seen: Seen, name: str,
 
 
 class _Mark:
-    """Lives as long as something has the graph of the layer's input."""
+    """Lives as long as something holds the graph of the layer's input."""
 
 
 class _Marked(torch.autograd.Function):
@@ -101,8 +103,8 @@ class _Marked(torch.autograd.Function):
 def run_chunked(adapter: Layered, stream: Stream, index: int, x: Tensor,
                 seen: Seen, scale: float = 1.0, first: int = 0,
                 saved: dict[int, int] | None = None) -> Result:
-    """The layer streamed in three chunks of rows, the first of which has the
-    number `first`; or whole, which notes in `saved` what it saves."""
+    """Runs the layer streamed: in three chunks of rows numbered from `first`,
+    or whole, noting in `saved` the bytes that autograd saves."""
     layer, own = adapter.layers[index], own_of(adapter, index)
     step = stream.begin(x.shape[1] if seen.step is None else seen.step.length,
                         x.device, adapter, chunk=CHUNK, check=True, alone=True)
@@ -151,13 +153,13 @@ def _weigh(step: Step, key: Hashable, scale: float) -> None:
 
 
 def forward_whole(adapter: Layered, index: int, seen: Seen) -> Tensor:
-    """What the layer makes of its rows, with random functions still."""
+    """Returns the layer's output, with random functions held still."""
     with Still(), _afresh(adapter.layers[index]):
         return _forward(adapter, index, seen)
 
 
 def carries(adapter: Layered, index: int, seen: Seen) -> bool:
-    """Whether the layer leaves a state in a cache."""
+    """Returns whether the layer leaves a state in a cache."""
     argument, cache = argument_of(adapter.layers[index]), Cache({})
     if argument is None:
         return False
@@ -165,7 +167,7 @@ def carries(adapter: Layered, index: int, seen: Seen) -> bool:
         with _afresh(adapter.layers[index]):
             _forward(adapter, index, seen._replace(
                 kwargs={**seen.kwargs, argument: cache}))
-    except Exception:  # it asks for another cache, or for it elsewhere
+    except Exception:  # it needs another kind of cache, or elsewhere
         return False
     return bool(cache.after)
 
@@ -179,7 +181,7 @@ def written_by(adapter: Layered, index: int, seen: Seen
 
 
 def _forward(adapter: Layered, index: int, seen: Seen) -> Tensor:
-    """On all of its rows, without a gradient."""
+    """Returns the layer's output for all of its rows, without gradients."""
     args, kwargs = _wide_all((seen.args, seen.kwargs))
     with torch.no_grad():
         return _first(own_of(adapter, index)(wide(seen.x), *args, **kwargs))
@@ -187,7 +189,7 @@ def _forward(adapter: Layered, index: int, seen: Seen) -> Tensor:
 
 @contextlib.contextmanager
 def _afresh(layer: nn.Module) -> Iterator[None]:
-    """Afterwards the layer is as it was, for the next run of it."""
+    """Restores the layer afterwards, for its next run."""
     then = [(module, set(vars(module))) for module in layer.modules()]
     with unchanged(layer.modules()):
         yield
@@ -199,9 +201,9 @@ def _afresh(layer: nn.Module) -> Iterator[None]:
 def _result(layer: nn.Module, x: Tensor,
             forward: Callable[[Tensor], Tensor], scale: float,
             handed: Any = None) -> Result:
-    """Output and gradients of a sum with fixed weights times `scale`, of the
-    output and of what the layer puts into `handed`; the same random numbers
-    in every call."""
+    """Returns output and gradients: those of a sum, with fixed weights times
+    `scale`, of the output and of what the layer puts into `handed`. Every call
+    draws the same random numbers."""
     torch.manual_seed(2)
     before = RandomState(x.device)
     leaf, taken = x.clone().requires_grad_(), _handed(handed)
@@ -225,7 +227,7 @@ def weights(y: Tensor) -> Tensor:
 
 
 def own_of(adapter: Layered, index: int) -> Callable:
-    """The layer's forward of before, which runs the layer itself."""
+    """Returns the layer's forward from before streaming, bound to it."""
     own = adapter.own_forward(adapter.layers[index])
     if getattr(own, "__func__", None) is None and getattr(
             own, "func", None) is None:

@@ -1,21 +1,21 @@
-"""Twins: a model's modules once more, with weights of their own.
+"""Twins: copies of a model's modules with weights of their own, for trials.
 
 [Note: twins]
 Trials run a model on rows of their own, whole and in chunks. They run on a
-twin, in fp32, on the CPU: so the user's model may be on the `meta` device, may
-be sharded, and may fill its GPU. A twin has the model's classes, attributes,
-hooks, forwards of instances, buffers and which parameters are trained. It has
-no class and no hook of FSDP2's, and no forward of ours.
+twin in fp32, on the CPU if its code works there, so the user's model may be on
+the `meta` device, may be sharded, and may fill its GPU. A twin has the model's
+classes, attributes, hooks, instance forwards, buffers and choice of trained
+parameters. It has no class or hook of FSDP2 and no forward of Sluice's.
 
-- Weights are copied where the model has them whole. On `meta`, and where they
-  are sharded, they are drawn, and none is left where it would hide something: at
-  0, at 1, or so small that what it makes is lost beside the residual stream.
-- Parameters of layers that have the same path and shape share one memory: a twin
-  of many layers holds one of each.
-- Buffers, and tensors in attributes, are copied; on `meta` they have no values,
-  and those that the model's constructor makes are taken.
-- Other objects in attributes are copied in layers, and are the model's own
-  elsewhere, as are variables of closures.
+- Weights are copied if the model has them whole. On `meta`, or if sharded,
+  they are drawn such that none hides a fault: not 0, not 1, and not so small
+  that its effect is lost beside the residual stream.
+- Parameters of layers with the same path and shape share memory: a twin of
+  many layers holds one of each.
+- Buffers, and tensors in attributes, are copied. On `meta` they have no
+  values, and the twin takes those that the model's constructor makes.
+- Other objects in attributes are copied in layers. Elsewhere, like variables
+  of closures, they are the model's own.
 """
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ from sluice.base.errors import Unsupported
 from sluice.node.patch import Patch
 from sluice.node.setting import is_of_fsdp, plain_class
 
-NOISE = 0.1  # of vectors that are drawn
+NOISE = 0.1  # added to drawn vectors
 _HALVES = (torch.bfloat16, torch.float16)
 _LEFT_OUT = frozenset({"_parameters", "_compiled_call_impl"})
 
 
 class Twin:
-    """Twins of `roots` and all modules in them.
+    """Twins of `roots` and of all modules in them.
 
     Args:
-        device: of its tensors.
-        layers: their parameters share memory.
-        known: objects in the place of others, by their ids.
-        idle: modules that trials do not run; they have no memory.
-        vocabulary: (tokens, fewer): a dimension of so many, outside of the
-            layers, has fewer; None: all stay.
-        constructed: gives another module like one, with values in its buffers.
-        forwards: of instances that have a forward of ours, their own, or None.
+        device: where the tensors of the twins are.
+        layers: modules that share the memory of their parameters.
+        known: replacements of objects, by id.
+        idle: modules that trials do not run; they get no memory.
+        vocabulary: (tokens, fewer): outside the layers a dimension of size
+            `tokens` shrinks to `fewer`; None: nothing shrinks.
+        constructed: returns a module like one, with values in its buffers.
+        forwards: by instances with a forward of Sluice's, their own, or None.
     """
 
     def __init__(self, roots: Iterable[nn.Module], device: torch.device,
@@ -69,11 +69,11 @@ class Twin:
                         for path, module in layer.named_modules()}
         # Weights of layers, by path, shape and type.
         self._shared: dict[tuple, Tensor] = {}
-        self.drawn: list[tuple[nn.Module, Tensor]] = []  # with their owners
+        self.drawn: list[tuple[nn.Module, Tensor]] = []  # (owner, weight)
         modules = list(dict.fromkeys(m for r in roots for m in r.modules()))
         for module in modules:
             self._known[id(module)] = object.__new__(plain_class(module))
-        for module in modules:  # before attributes that hold some
+        for module in modules:  # before attributes that refer to them
             vars(self[module])["_parameters"] = {
                 name: self._parameter(module, name, parameter)
                 for name, parameter in module._parameters.items()}
@@ -84,14 +84,14 @@ class Twin:
         return self._known[id(module)]
 
     def initialise(self, init: Callable[[nn.Module], object]) -> None:
-        """Vectors that were drawn are what `init` makes of them, and noise;
-        matrices keep a vector's norm, so that nothing is too faint to show."""
+        """Applies `init` to drawn vectors and adds noise; redraws matrices
+        that keep a vector's norm. So no effect is too faint to show."""
         with torch.no_grad():
             for owner in dict.fromkeys(owner for owner, weight in self.drawn
                                        if weight.dim() < 2):
                 try:
                     init(owner)
-                except Exception:  # the user's own, or of weights it has not
+                except Exception:  # user code, or it expects other weights
                     continue
             for _, weight in self.drawn:
                 if weight.dim() < 2:
@@ -126,7 +126,7 @@ class Twin:
             fit_vocabulary(twin, self._vocabulary)
 
     def _value(self, value: Any, owner: nn.Module) -> Any:
-        """The twins of modules wherever an attribute has them."""
+        """Returns `value` with twins in place of modules, at any depth."""
         kind = type(value)
         within = functools.partial(self._value, owner=owner)
         if id(value) in self._known:
@@ -147,7 +147,7 @@ class Twin:
         if kind in (dict, OrderedDict):
             return kind((key, within(v)) for key, v in value.items())
         if owner in self._within:
-            with contextlib.suppress(Exception):  # else it is not for copies
+            with contextlib.suppress(Exception):  # what fails is shared
                 return copy.deepcopy(value, self._known)
         return value
 
@@ -155,7 +155,7 @@ class Twin:
                    parameter: nn.Parameter | None) -> nn.Parameter | None:
         if parameter is None:
             return None
-        if id(parameter) not in self._known:  # else tied
+        if id(parameter) not in self._known:  # else it is tied
             self._known[id(parameter)] = nn.Parameter(self._weight(
                 owner, name, parameter), parameter.requires_grad)
         return self._known[id(parameter)]
@@ -187,7 +187,7 @@ class Twin:
 
     def _tensor(self, owner: nn.Module, name: str,
                 tensor: Tensor | None) -> Tensor | None:
-        """A buffer's, or an attribute's."""
+        """Returns the twin of a buffer or of a tensor in an attribute."""
         if tensor is None:
             return None
         if id(tensor) in self._known:
@@ -225,14 +225,14 @@ class Twin:
 
 
 def fit_vocabulary(of: Any, vocabulary: tuple[int, int]) -> None:
-    """An object's attributes that say how many tokens there are say fewer."""
+    """Lowers the number of tokens in an object's attributes to `fewer`."""
     tokens, fewer = vocabulary
     for name, value in vars(of).items():
         if type(value) is int and value == tokens and (
                 "vocab" in name or name == "num_embeddings"):
             vars(of)[name] = fewer
         elif name == "padding_idx" and value is not None and value >= fewer:
-            vars(of)[name] = None  # no token of a trial is it
+            vars(of)[name] = None  # trials do not use that token
 
 
 def wide(x: Tensor) -> Tensor:
@@ -240,7 +240,7 @@ def wide(x: Tensor) -> Tensor:
 
 
 class Hollow(torch.overrides.TorchFunctionMode):
-    """Inside, constructors make buffers, but no memory for weights."""
+    """Inside, constructors make buffers but allocate no memory for weights."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None) -> Any:
         kwargs = kwargs or {}
