@@ -1,1 +1,1 @@
-"""Models of transformers, and decoders of the user's own."""
+"""Adapters for transformers models and for a user's own decoder layers."""

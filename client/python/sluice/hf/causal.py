@@ -1,4 +1,4 @@
-"""A causal model's forward: which calls run head and loss by rows, and how."""
+"""Runs head and loss of a causal model by rows, in calls that allow it."""
 from __future__ import annotations
 
 import contextlib
@@ -23,13 +23,13 @@ from sluice.node import calls, plain_layers, scoring
 from sluice.node.calls import Call
 from sluice.node.step import current
 
-# With any other argument all rows go through the model's own head and loss.
+# Calls with any other argument run the model's own head and loss on all rows.
 _KNOWN = frozenset(argument_table.those("loss"))
 
 
 class Causal:
-    """A causal model; `renew` tries its layers again where something in them
-    is new, `renew_head` the head."""
+    """The streamed forward of a causal model. `renew` repeats the trials of
+    its layers if something in them is new, `renew_head` those of its head."""
 
     def __init__(self, causal: nn.Module, ends: Ends,
                  renew: Callable[[], None], renew_head: Callable[[], None]):
@@ -37,8 +37,8 @@ class Causal:
         self._renew_layers, self._renew_head = renew, renew_head
         self.stream = ends.stream
         self.head = Head(causal, ends)
-        # Where that is not a language model's, as transformers writes it, it
-        # may look at any row.
+        # A head that is not one of transformers' language models may use
+        # any row.
         self._foreign = (not self.head.is_of_transformers()
                          or causal.get_output_embeddings() is None)
         self._loss_function = causal.loss_function
@@ -49,7 +49,7 @@ class Causal:
 
     @staticmethod
     def fits(causal: nn.Module, decoder: nn.Module) -> bool:
-        """Whether it has a head, and a base model that holds the decoder."""
+        """Returns whether it has a loss, and a base model with the decoder."""
         base = causal._modules.get(getattr(causal, "base_model_prefix", ""))
         return (base is not None and causal is not decoder
                 and any(m is decoder for m in base.modules())
@@ -101,7 +101,7 @@ class Causal:
         return out
 
     def _by_rows(self, given: dict[str, Any]) -> bool:
-        """Whether the call's logits are made of its rows as was probed."""
+        """Returns whether the probe covers the logits of this call."""
         kept = given.get("logits_to_keep", 0)
         return (isinstance(kept, int) and kept == 0
                 and argument_table.wants(self.causal, given, "return_dict", True)
@@ -111,10 +111,10 @@ class Causal:
                                       if value is not None))
 
     def _can_chunk(self, given: dict[str, Any]) -> bool:
-        """Whether its loss too is a sum over rows that was probed."""
+        """Returns whether the call's loss is a sum over rows, as probed."""
         weight = self.causal.get_output_embeddings().weight
         kind = weight.device.type
-        # Gradients are made before the loss is scaled: fp16 has no room.
+        # Gradients are made before the loss is scaled: in fp16 they underflow.
         half = torch.float16 in (weight.dtype, torch.get_autocast_dtype(
             kind) if torch.is_autocast_enabled(kind) else None)
         return (given.get("labels") is not None and not half
@@ -144,7 +144,7 @@ class Causal:
             with torch.no_grad():
                 whole = of(0, 4)
                 return abs(whole - of(0, 1) - of(1, 4)) <= 1e-4 * abs(whole)
-        except Exception:  # it needs what these logits do not have
+        except Exception:  # it needs more than these logits have
             return True
 
     def _chunked(self, call: Call, given: dict[str, Any],
@@ -179,10 +179,10 @@ class Causal:
 
     def _plain(self, plain: plain_layers.Forward, out: Any,
                own: Callable[[], Any]) -> Any:
-        """Returns what the model's own forward makes of `out`, its base
-        model's answer, over all rows, if that fits too, else STREAMED."""
+        """Returns the model's own output for `out`, its base model's output,
+        over all rows, or STREAMED if that does not fit too."""
         modules = list(self.head.modules())
-        # Logits, and what their loss makes of them in fp32.
+        # Bytes of a row's logits, and of their fp32 copies in the loss.
         vocabulary = self.causal.get_output_embeddings().weight.shape[0]
 
         def known() -> list[Tensor]:
@@ -202,7 +202,8 @@ class Causal:
 
 
 def _shifted(given: dict[str, Any]) -> Tensor | None:
-    """None where rows have no labels: a classifier's are [B]."""
+    """Returns the shifted labels, or None if rows have none (a classifier's
+    [B])."""
     shifted, labels = given.get("shift_labels"), given.get("labels")
     if shifted is None and isinstance(labels, Tensor) and labels.dim() == 2:
         shifted = argument_table.shifted(labels)

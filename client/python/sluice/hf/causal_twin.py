@@ -1,9 +1,8 @@
-"""A causal model's twin (see [Note: twins] in twin).
+"""Twins of causal models (see [Note: twins] in twin).
 
-A small one has no more layers than show each of their kinds, no more tokens in
-its vocabulary than trials use, and refuses to run what is no part of the decoder
-or of its head (a tower of pictures). Where trials of it fail, a whole one is
-tried.
+A small twin has only as many layers as show each kind, a vocabulary of only
+the tokens that trials use, and refuses to run modules outside the decoder and
+its head (an image tower). If its trials fail, a whole twin is tried.
 """
 from __future__ import annotations
 
@@ -22,19 +21,19 @@ from sluice.node.setting import plain_class
 from sluice.proof.captured_calls import first_of_kind, refusing
 from sluice.proof.twin import Hollow, Twin, fit_vocabulary
 
-LEAST = 2  # layers, where there are as many: what is between them runs, too
-TOKENS = 512  # of a small vocabulary; trials use those below 500
+LEAST = 2  # layers, if the model has two: code between layers runs too
+TOKENS = 512  # in a small vocabulary; trials use ids below 500
 
 
 class Parts(NamedTuple):
     causal: Any
     decoder: Any
     layers: nn.ModuleList
-    is_small: bool = False  # a twin
+    is_small: bool = False  # a small twin
 
 
 class Twins:
-    """Twins of one model; `forwards` as `Twin` says."""
+    """Twins of one model; `forwards` is that of `Twin`."""
 
     def __init__(self, causal: nn.Module, decoder: PreTrainedModel,
                  layers: nn.ModuleList, forwards: Mapping[nn.Module, Any]):
@@ -51,7 +50,8 @@ class Twins:
             LEAST, max(first_of_kind(layers)) + 1))
 
     def sizes(self) -> Iterator[bool]:
-        """Whether a twin is a small one: of those that are to be tried."""
+        """Yields whether each twin to try is a small one: a small one comes
+        first if it would differ from a whole one."""
         if self._idle or self._tokens > TOKENS or (
                 self._fewest < len(self._model.layers)):
             yield True
@@ -59,8 +59,8 @@ class Twins:
 
     @contextlib.contextmanager
     def made(self, small: bool, device: torch.device) -> Iterator[Parts]:
-        """In train mode; within `probe.trying`. Afterwards it has no weights:
-        its memory goes at once, though what knows it goes round in circles."""
+        """Yields a twin in train mode; call it within `probe.trying`. Frees
+        its weights afterwards, which reference cycles would keep."""
         parts = refusing(self._model.causal, "its twin cannot be made",
                          lambda: self._made(small, device))
         try:
@@ -96,7 +96,8 @@ class Twins:
 
     @functools.cached_property
     def _constructed(self) -> Any:
-        """Gives a module as the model's constructor makes it."""
+        """A function that returns a module as the model's constructor makes
+        it."""
         causal = self._model.causal
         if not any(b.is_meta for b in causal.buffers()):
             return None

@@ -13,8 +13,8 @@ AGAIN = "unstream(), change the model, and stream it again"
 
 
 class Held:
-    """The layers, where the model has them: one that is put there later would
-    run unstreamed, on what stands for masks or for hidden states."""
+    """Detects layers put into the model later: they would run unstreamed, on
+    stand-ins for masks or hidden states."""
 
     def __init__(self, layers: Iterable[nn.Module],
                  held: Callable[[], Iterable[nn.Module]]):
@@ -22,7 +22,7 @@ class Held:
 
     @staticmethod
     def by(decoder: nn.Module, layers: nn.ModuleList) -> Held:
-        """Where a decoder has its list of layers."""
+        """Returns a `Held` for a decoder's list of layers."""
         owner, name = next((owner, name) for owner in decoder.modules()
                            for name, child in owner._modules.items()
                            if child is layers)
@@ -30,14 +30,16 @@ class Held:
 
     @staticmethod
     def of(layers: object) -> Held:
-        """What a user has streamed, where it is a container of torch's."""
+        """Returns a `Held` for a user's layers, if torch's container holds
+        them; else one that checks nothing."""
         if isinstance(layers, nn.ModuleDict):
             return Held(layers.values(), layers.values)
         return Held(layers, lambda: layers) if isinstance(
             layers, nn.ModuleList) else Held((), tuple)
 
     def check(self) -> None:
-        """Layers are those of before, or left out, or within others."""
+        """Raises `Unsupported` unless every layer is one of the streamed
+        layers or wraps one; some may be missing."""
         for index, layer in enumerate(self._held()):
             if layer not in self._layers and self._layers.isdisjoint(
                     layer.modules()):
@@ -47,9 +49,9 @@ class Held:
 
 
 class Inside:
-    """The modules that `modules` gives, with their hooks and with forwards of
-    their own, as they were when they were tried. FSDP2's units are only
-    themselves: their hooks come with it, around all rows."""
+    """The modules that `modules` returns, with their hooks and instance
+    forwards, as they were when tried. FSDP2's hooks do not count: they run
+    around all rows."""
 
     def __init__(self, modules: Callable[[], Iterable[nn.Module]]):
         self._modules = modules
@@ -57,7 +59,8 @@ class Inside:
 
     @staticmethod
     def of(layers: Iterable[nn.Module]) -> Inside:
-        """The modules inside of layers: what is around them sees all rows."""
+        """Returns the modules within layers; a layer's own hooks see all
+        rows."""
         layers = list(layers)
         return Inside(lambda: (m for layer in layers
                                for m in layer.modules() if m is not layer))
@@ -92,7 +95,7 @@ def _is_a_users(hook: Callable) -> bool:
 
 
 def check_base(causal: nn.Module, base: nn.Module, decoder: nn.Module) -> None:
-    """The base model that a head calls still holds the decoder."""
+    """Raises `Unsupported` if `base`, which a head calls, lost the decoder."""
     if all(module is not decoder for module in base.modules()):
         raise Unsupported(causal, f"its {type(base).__name__} came after "
                           "sluice.stream, and is not streamed", AGAIN)

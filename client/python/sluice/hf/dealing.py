@@ -1,17 +1,17 @@
-"""A decoder's forward on one rank's rows of a sequence that several share.
+"""Runs a decoder's forward on one rank's rows of a shared sequence.
 
 [Note: whole arguments]
-What a model makes for its layers beside the hidden states depends on the
-whole sequence: masks find documents where positions restart, rotary tables
-may depend on the greatest position. So the decoder's own forward runs twice.
-First on the whole sequence, with one row of embeddings expanded to its
-length and nothing in the place of each layer but a note of what it is called
-with; it ends at the last layer. Then on this rank's rows, with their
-positions in the whole sequence; there each layer gets its rows of the noted
-arguments. Those of the second run are hidden states, arguments that need a
-gradient, and those made of embeddings. `dealing_trial` finds them when the
-model is streamed, compares them with the whole sequence's, and refuses models
-that make positions of their own.
+What a model passes to its layers beside the hidden states depends on the whole
+sequence: masks find documents where positions restart, rotary tables may
+depend on the greatest position. So the decoder's own forward runs twice. The
+first run takes the whole sequence, with one row of embeddings expanded to its
+length; each layer is replaced by a recorder of its arguments, and the run ends
+at the last layer. The second run takes this rank's rows, with their positions
+in the whole sequence; each layer gets its rows of the recorded arguments. Only
+hidden states, arguments that need a gradient, and those made of embeddings are
+those of the second run. `dealing_trial` finds them when the model is streamed,
+compares them with the whole sequence's, and refuses models that make positions
+of their own.
 """
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ _INPUTS = argument_table.those("dealt")
 
 
 class Dealing:
-    """How one model's sequences are dealt; has no state of a call.
+    """How one model's sequences are dealt to ranks; has no state of a call.
 
-    `dealing_trial` finds out what the attributes say.
+    `dealing_trial` sets the attributes.
     """
 
     def __init__(self, adapter: Model, ends: Ends, accepts: Collection[str]):
         self.adapter, self.stream, self.accepts = adapter, ends.stream, accepts
         self._ends = ends
-        self.layers = list(adapter.layers)  # without later wrappers
-        # Layers' arguments that are those of a rank's own rows.
+        self.layers = list(adapter.layers)  # before anything wraps them
+        # Arguments of layers that come from the run on a rank's own rows.
         self.made_of_rows: set[Place] = set()
-        # Arguments that the model makes something of which is not dealt.
+        # Reasons, by argument, why it cannot be dealt if it has zeros.
         self.undealt: dict[str, str] = {}
-        # Whether embeddings without memory will do for the whole sequence.
+        # Whether expanded zeros will do as embeddings of the whole sequence.
         self.expands = True
 
     def refuse(self, call: calls.Call, given: dict[str, Any]) -> None:
-        """What a call asks for that one rank's rows cannot give."""
+        """Raises `Unsupported` if the call needs more than one rank's rows."""
         entry = self.adapter.entry
         name = type(entry).__name__
         what = call.needs_all
@@ -75,8 +75,8 @@ class Dealing:
 
     def forward(self, call: calls.Call, step: Step, given: dict[str, Any]
                 ) -> Any:
-        """The decoder's own forward on this rank's rows of `given`, its
-        arguments for the whole sequence, within `step.engaged()`."""
+        """Runs the decoder's own forward on this rank's rows of `given`, its
+        arguments for the whole sequence. Call it within `step.engaged()`."""
         entry, ranks = self.adapter.entry, step.ranks
         own = indices(ranks.own(step.whole), step.device)
         call.own_rows = own
@@ -90,14 +90,15 @@ class Dealing:
         step.arguments = arguments
         local = self.local(given, step.length, own)
         inside = set(self.adapter.layers.modules())
-        # Tables of positions grow with the whole run's greatest one.
+        # Keep position tables as the run on the whole sequence made them.
         with unchanged(m for m in entry.modules() if m not in inside), apart(
                 ranks.rank, step.device):
             return self._ends.run(step, self.adapter.own_forward(entry), local)
 
     def whole(self, step: Step, given: dict[str, Any], own: Tensor
                ) -> dict[int, Call]:
-        """By layer, this rank's rows of its whole sequence's arguments."""
+        """Returns by layer this rank's rows of its arguments for the whole
+        sequence."""
         noted: dict[int, Call] = {}
         cuts: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -115,8 +116,8 @@ class Dealing:
 
     def local(self, given: dict[str, Any], length: int, own: Tensor
                ) -> dict[str, Any]:
-        """A decoder's arguments for the rows `own`; positions count from the
-        beginning of the whole sequence."""
+        """Returns a decoder's arguments for the rows `own`; positions count
+        from the beginning of the whole sequence."""
         name_of = type(self.adapter.entry).__name__
         local = {}
         for name, value in given.items():
@@ -138,7 +139,8 @@ class Dealing:
     # --- the model without its layers ---------------------------------------
 
     def noting(self, note: Callable) -> contextlib.AbstractContextManager:
-        """Layers only tell `note` their number and what they are given."""
+        """Replaces layers by recorders that call `note` with index and
+        arguments."""
         layers = self.adapter.layers
         return in_place_of_layers(layers, [
             Noted(layer, self.stream.returns_tuple[self.layers[index]],
@@ -146,7 +148,7 @@ class Dealing:
             for index, layer in enumerate(layers)])
 
     def _embedded(self) -> contextlib.AbstractContextManager:
-        """The embedding's rows are zeros that take no memory, if that works."""
+        """Makes the embedding return zeros, without memory if that works."""
         return in_every_place(
             self.adapter.decoder.get_input_embeddings(),
             self.adapter.entry.modules(),

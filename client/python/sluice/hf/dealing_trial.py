@@ -1,5 +1,6 @@
-"""Whether what a model makes outside its layers of a rank's rows is what it
-makes of those rows among all (see [Note: whole arguments])."""
+"""Checks that what a model computes outside its layers is the same for a
+rank's rows alone and among all rows (see [Note: whole arguments] in
+dealing)."""
 from __future__ import annotations
 
 from typing import Any
@@ -16,17 +17,17 @@ from sluice.node.rows import leaf_of
 from sluice.node.step import chunks_of
 from sluice.ranks.groups import indices
 
-# Relative to a norm: rounding, where matrices of other sizes are multiplied.
+# Relative to a norm: products of matrices of other sizes round differently.
 LIMIT, HALF_LIMIT = 1e-5, 2e-2
 
-# What a run of the decoder without its layers gives: tensors, and along which
-# dimension they have rows.
+# Tensors from a run of the decoder without its layers, each with its dimension
+# of rows, if any.
 Made = dict[Place | str, tuple[Tensor, int | None]]
 
 
 def check(dealing: Dealing, ids: Tensor, chunk: int) -> None:
-    """Raises `Unsupported` where the model makes positions of its own; finds
-    which arguments of layers have to be made of a rank's own rows."""
+    """Raises `Unsupported` if the model makes positions of its own. Finds the
+    arguments of layers that must be made of a rank's own rows."""
     given = {"input_ids": ids}
     all_ = _made(dealing, given)
     noted = _noted(dealing, given)
@@ -53,7 +54,8 @@ def check(dealing: Dealing, ids: Tensor, chunk: int) -> None:
 
 def _different(dealing: Dealing, given: dict[str, Any], all_: Made,
                chunk: int) -> str | None:
-    """What is not the same on some rank, among what is made of its rows."""
+    """Returns what is made of a rank's rows and differs on some rank, or
+    None."""
     ranks, length = dealing.stream.ranks, given["input_ids"].shape[1]
     chunks = chunks_of(length, chunk, ranks.size)
     for rank in range(ranks.size):
@@ -95,7 +97,7 @@ def _made(dealing: Dealing, given: dict[str, Any]) -> Made:
 
 
 def _noted(dealing: Dealing, given: dict[str, Any]) -> dict[Place, Any]:
-    """The same arguments as they are noted for the whole sequence."""
+    """Returns the arguments of `_made` as `Dealing.whole` records them."""
     x = given["input_ids"]
     step = dealing.stream.begin(x.shape[1], x.device, dealing.adapter,
                                 check=False, alone=True)

@@ -1,4 +1,4 @@
-"""Where a model of transformers has its decoder layers."""
+"""Finds the decoder layers of a transformers model."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -10,13 +10,14 @@ from sluice.base.errors import Unsupported
 
 
 def find_decoder(model: nn.Module) -> tuple[PreTrainedModel, nn.ModuleList]:
-    """The innermost model that runs the decoder layers, and those layers: the
-    longest list of modules that each hold something with a `layer_idx`, or,
-    where no module has one, the longest list."""
+    """Returns the innermost model that runs the decoder layers, and these
+    layers: the longest list of modules that each hold something with a
+    `layer_idx`, or, if no module has one, the longest list of modules with
+    children."""
     best = _longest_list(model, lambda item: any(
         hasattr(m, "layer_idx") for m in item.modules()))
     best = best or _longest_list(model, lambda item: any(item.children()))
-    # Masks are made by models, not by the encoders or stacks within them.
+    # Models make masks; the encoders or stacks within them do not.
     name, layers = best or ("", nn.ModuleList())
     while name:
         name = name.rpartition(".")[0]
@@ -29,7 +30,8 @@ def find_decoder(model: nn.Module) -> tuple[PreTrainedModel, nn.ModuleList]:
 
 
 def around(decoder: nn.Module, causal: nn.Module) -> list[nn.Module]:
-    """The models within the causal one that hold the decoder, from outside."""
+    """Returns the models in the causal one that hold the decoder, outermost
+    first."""
     return [m for m in causal.modules()
             if isinstance(m, PreTrainedModel) and m is not causal
             and m is not decoder and any(d is decoder for d in m.modules())]
@@ -44,7 +46,7 @@ def _longest_list(model: nn.Module, is_layer: Callable[[nn.Module], bool]
         if not all(map(is_layer, module)):
             continue
         if best is not None and name.startswith(best[0] + "."):
-            continue  # the experts of a layer, say
+            continue  # e.g. the experts of a layer
         if best is None or len(module) > len(best[1]):
             best = (name, module)
     return best

@@ -1,15 +1,14 @@
-"""What a decoder computes before its first layer and after its last, run by
-chunks of rows.
+"""Runs a decoder's code before its first and after its last layer in chunks.
 
 [Note: ends]
 The code there is the decoder's own and unknown: embeddings that are scaled,
-positions that are added, norms, dropout. So the decoder's own forward is run
-on the rows of one chunk, with stand-ins for its layers: the first keeps what
-it is called with, or the last answers with a chunk of the real last layer's
-output. Whether a chunk may be computed by itself is found out by running
-(`ends_trial`). In the forward over all rows the layers are the real ones,
-and it ends behind the last of them; with hidden states in the host its
-embedding is a stand-in too, which only says shapes and types.
+positions that are added, norms, dropout. So the decoder's own forward runs on
+the rows of one chunk, with stand-ins for its layers: the first one records its
+input, or the last one returns a chunk of the real last layer's output.
+`ends_trial` finds out by running whether a chunk may be computed by itself. In
+the forward over all rows the layers are the real ones, and the embedding is a
+stand-in that only has shape and dtype. That forward ends after the last layer
+if hidden states are in the host, or if the head runs the rest too (`leaving`).
 """
 from __future__ import annotations
 
@@ -41,8 +40,8 @@ _DEVICE = 'stream it with hidden="device"'
 
 
 class Part:
-    """The modules that one end runs: `owners`, the decoder first. What runs
-    with it and is run over all rows too is `others`."""
+    """The modules that one end runs: `owners`, the decoder first. `others` run
+    with this end and in the forward over all rows."""
 
     def __init__(self, owners: Sequence[nn.Module],
                  others: Sequence[nn.Module]):
@@ -53,47 +52,52 @@ class Part:
         return iter(self._owners)
 
     def units(self) -> list[nn.Module]:
-        """Those that are FSDP2 units; see [Note: units]."""
+        """Returns its modules that are FSDP2 units; see [Note: units]."""
         return [m for m in self._owners[1:] if isinstance(m, FSDPModule)]
 
     def has_changed(self) -> bool:
-        """Whether hooks came to a module: they may count rows."""
+        """Returns whether a module has new hooks: these may count rows."""
         return self._inside.has_changed()
 
     def still(self) -> contextlib.AbstractContextManager:
-        """What forwards on some rows leave in the modules is undone: rotary
-        embeddings, say, remember the longest sequence they met."""
+        """Restores what forwards on some rows leave in the modules: rotary
+        embeddings, for example, remember the longest sequence."""
         return unchanged(self._others, contents=False)
 
 
 class Ends:
-    """The two ends of one decoder. What `ends_trial` finds out is said by
-    the attributes; parts that are None run whole, as the decoder runs them."""
+    """The two ends of one decoder. `ends_trial` sets the attributes. A part
+    that is None runs whole, as the decoder runs it."""
 
     def __init__(self, adapter: Model, stream: Stream):
         self.adapter, self.stream = adapter, stream
         self.decoder = adapter.decoder
-        self.before: Part | None = None  # of the first layer
-        self.after: Part | None = None  # of the last layer
-        self.first = self.last = adapter.layers[0]  # as they are called
-        # Positions 0, 1, … must be said where the caller does not.
+        self.before: Part | None = None  # runs before the first layer
+        self.after: Part | None = None  # runs after the last layer
+        # The layers that are called first and last.
+        self.first = self.last = adapter.layers[0]
+        # Whether position_ids 0, 1, … must be passed if the caller has none.
         self.says_positions = False
-        # Where a mask has zeros and the caller says no positions: how those
-        # are counted that must be said.
+        # Counts position_ids by a mask with zeros, if they must be passed and
+        # the caller has none.
         self.counts: Callable[[Tensor], Tensor] | None = None
-        # Arguments that may be cut, and LEFT where a mask may have that.
+        # Arguments that may be cut into chunks. Includes LEFT if a mask may
+        # have left padding.
         self.takes = {"input_ids"}
-        self.together = 1  # chunks for one end, on the device
-        self.modules: list[nn.Module] = []  # `outside`, when it was tried
+        self.together = 1  # chunks that an end runs at once, on the device
+        self.modules: list[nn.Module] = []  # `outside()` when it was tried
         self._left: list[Left] | None = None  # see `leaving`
 
     # --- one forward over all rows ------------------------------------------
 
     def run(self, step: Step, own: Callable, all_given: dict[str, Any]
             ) -> Any:
-        """The decoder's answer; `own` is its forward, over all rows by name."""
+        """Returns the decoder's output; `own` is its forward, with the
+        arguments `all_given` by name. If exact, chunks run what comes before
+        the layers, and also what comes after them if the forward ends there
+        ([Note: ends])."""
         given = {name: value for name, value in all_given.items()
-                 if value is not None and not (  # a mask that says nothing
+                 if value is not None and not (  # a mask without zeros
                      name == "attention_mask" and isinstance(value, Tensor)
                      and bool(value.all()))}
         why = self._refusal(given)
@@ -110,7 +114,7 @@ class Ends:
                 stack.enter_context(self.last.register_forward_hook(_end))
             try:
                 out = own(**all_given)
-            except Recorded as caught:  # its frames hold tensors of all rows
+            except Recorded as caught:  # its traceback holds all rows
                 ended = caught.args
         if ended is not None:
             (y,) = ended
@@ -121,16 +125,18 @@ class Ends:
         return out
 
     def with_positions(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Those that are counted by the mask, of which a chunk has a part."""
+        """Adds position_ids counted by the mask, of which a chunk has only a
+        part."""
         mask = given.get("attention_mask")
         if self.counts is None or mask is None or "position_ids" in given:
             return given
         return {**given, "position_ids": self.counts(mask.long())}
 
     def _enter(self, stack: contextlib.ExitStack, x: Tensor) -> None:
-        """The first layer is called with x, and the embedding makes nothing:
-        what the decoder holds of it all the while is a stand-in."""
-        waiting, dtype = [x], x.dtype  # not held here any longer than needed
+        """Replaces the first layer's input by x, and the embedding by a
+        stand-in, so that the decoder holds no embeddings while its layers
+        run."""
+        waiting, dtype = [x], x.dtype  # x is freed once it is used
 
         def instead(layer: nn.Module, args: tuple, kwargs: dict) -> tuple:
             if args:
@@ -142,7 +148,8 @@ class Ends:
             instead, prepend=True, with_kwargs=True))
 
     def _refusal(self, given: dict[str, Any]) -> str | None:
-        """What of this call, or of the modules, cannot be run by chunks."""
+        """Returns what in this call or in the modules prevents chunks, or
+        None."""
         if self.before is None:
             return "what it computes outside of its layers"
         for wish in ("output_hidden_states", "output_attentions"):
@@ -162,7 +169,7 @@ class Ends:
         if self.modules != self.outside() or self.before.has_changed() or (
                 self.after.has_changed()):
             return "modules or hooks that came after sluice.stream"
-        # A forward that ends in its last layer would lose them.
+        # A forward that ends after its last layer would lose these hooks.
         if self.last._backward_hooks or self.last._backward_pre_hooks or (
                 nn.modules.module._global_backward_hooks) or (
                 nn.modules.module._global_backward_pre_hooks):
@@ -174,7 +181,7 @@ class Ends:
                 if part is not None for unit in part.units()]
 
     def outside(self) -> list[nn.Module]:
-        """The decoder's modules but its layers, the decoder first."""
+        """Returns the decoder's modules but its layers, the decoder first."""
         todo, found = [self.decoder], []
         while todo:
             module = todo.pop()
@@ -185,10 +192,10 @@ class Ends:
 
     @contextlib.contextmanager
     def leaving(self) -> Iterator[list[Left]]:
-        """Inside, the decoder may answer what its last layer did, so that
-        the rest runs with the head, on the same chunks; what the rest is
-        stands in the list then. Not where a hook reads the decoder's answer,
-        or FSDP2 gathers the decoder's weights for it alone."""
+        """Inside, the decoder may return its last layer's output, so that the
+        rest runs with the head on the same chunks; the list then has the rest.
+        Has no effect if a hook reads the decoder's output, or if FSDP2 gathers
+        the decoder's weights for it alone."""
         left: list[Left] = []
         if not self.decoder._forward_hooks and not isinstance(
                 self.decoder, FSDPModule):
@@ -201,14 +208,14 @@ class Ends:
     # --- the ends -----------------------------------------------------------
 
     def _first(self, step: Step, given: dict[str, Any]) -> Tensor:
-        """What the first layer is called with, [B, S, H]."""
+        """Returns the first layer's input [B, S, H]."""
         call = FirstCall(self, step, given)
         step.at_end.append(weakref.WeakMethod(call.settle))
         return units.through(self.before.units(), lambda _: chunked_module.run(
             call, None), given["input_ids"])
 
     def _last(self, step: Step, y: Any, given: dict[str, Any]) -> Any:
-        """The decoder's answer to the last layer's."""
+        """Returns the decoder's output for the last layer's output `y`."""
         as_tuple = isinstance(y, (tuple, list))
         hidden = y[0] if as_tuple else y
         left = Left(self, step, given, as_tuple)
@@ -218,13 +225,13 @@ class Ends:
         call = LastCall(left)
         hidden = units.through(self.after.units(),
                                lambda h: chunked_module.run(call, h), hidden)
-        answer, call.answer = call.answer, None  # the call outlives this
+        answer, call.answer = call.answer, None  # autograd keeps the call
         answer["last_hidden_state"] = Whole.apply(
             step.hidden, step.chunks, hidden)
         return answer
 
     def x_of(self, given: dict[str, Any], rows: range) -> Tensor:
-        """What the first layer is called with on some rows."""
+        """Returns the first layer's input for some rows."""
         with self.before.still(), units.unhooked(self.before.units()):
             try:
                 self._own(given, rows, stand_in.record)
@@ -234,7 +241,7 @@ class Ends:
 
     def answer_of(self, given: dict[str, Any], rows: range, y: Tensor,
                   as_tuple: bool) -> Any:
-        """The decoder's answer to y [B, c, H] of the last layer."""
+        """Returns the decoder's output for y [B, c, H] of the last layer."""
         with self.after.still(), units.unhooked(self.after.units()), (
                 self._embedding(y.dtype)):
             return self._own(given, rows, lambda *_, **__: (
@@ -242,7 +249,8 @@ class Ends:
 
     def _own(self, given: dict[str, Any], rows: range,
              instead: Callable) -> Any:
-        """The decoder's forward on some rows, `instead` for its layers'."""
+        """Runs the decoder's forward on some rows, with `instead` for
+        layers."""
         mine = {name: _cut(name, value, rows)
                 for name, value in given.items()}
         if self.says_positions and "position_ids" not in mine:
@@ -258,22 +266,23 @@ class Ends:
 
     def _embedding(self, dtype: torch.dtype
                    ) -> contextlib.AbstractContextManager:
-        """A stand-in in every place of the embedding."""
+        """Replaces the embedding by a stand-in in all of its places."""
         return stand_in.in_every_place(
             self.decoder.get_input_embeddings(), self.outside(),
             lambda base: stand_in.embedding(base, dtype))
 
 
 class Left(NamedTuple):
-    """What comes after the layers of one forward of the decoder."""
+    """The rest of a decoder's forward, after its layers."""
 
     ends: Ends
-    step: Step  # knows what hidden states in the host stand for
+    step: Step  # finds the hidden states of stand-ins
     given: dict[str, Any]
     as_tuple: bool
 
     def answer(self, hidden: Tensor, rows: range) -> Any:
-        """The decoder's to `hidden` [B, c, H], `rows` of the last layer's."""
+        """Returns the decoder's output for `hidden` [B, c, H], `rows` of the
+        last layer's output."""
         return self.ends.answer_of(self.given, rows, hidden, self.as_tuple)
 
     def rows(self, hidden: Tensor, rows: range) -> Tensor:
@@ -283,9 +292,9 @@ class Left(NamedTuple):
 class FirstCall(chunked_module.ChunkedCall):
     """One run of what comes before the layers.
 
-    It holds far less for each row than a layer does, and each forward of the
-    decoder costs time of the host: where what it makes is on the device, it
-    takes several chunks at once.
+    It holds far less per row than a layer does, and each forward of the
+    decoder costs host time. So it takes several chunks at once if its results
+    are on the device.
     """
 
     def __init__(self, ends: Ends, step: Step, given: dict[str, Any]):
@@ -298,7 +307,8 @@ class FirstCall(chunked_module.ChunkedCall):
         self._ends, self._given = ends, given
 
     def settle(self) -> None:
-        """The forward over all rows, which runs its modules again, is over."""
+        """Takes the buffers as they are after the forward over all rows, which
+        runs these modules again."""
         if self.keeps:
             self._setting.take_buffers()
 
@@ -324,7 +334,7 @@ class LastCall(chunked_module.ChunkedCall):
 
 
 def _end(module: nn.Module, args: tuple, y: Any) -> None:
-    """The last layer has answered: what comes then runs by chunks."""
+    """Ends the forward after the last layer; the rest runs in chunks."""
     raise Recorded(y)
 
 

@@ -1,11 +1,11 @@
-"""Whether a decoder's two ends compute by chunks what they compute whole.
+"""Checks that a decoder's two ends compute in chunks what they compute whole.
 
-The decoder runs once as it is, in train mode; what its first layer is called
-with and what it answers must come out of chunks too, with their gradients, and
-the streamed decoder must answer the same with and without the ends in chunks.
-Where that fails, the decoder runs its ends whole, and hidden states in the host
-are refused. A decoder that draws random numbers is tried with torch's random
-functions held still, which costs time in every call of torch.
+The decoder runs once unchanged, in train mode. Chunks must give the same input
+of its first layer and the same output, with their gradients, and the streamed
+decoder must answer the same with its ends whole and in chunks. If not, the
+decoder runs its ends whole, and hidden states in the host are refused. A
+decoder that draws random numbers is tried with torch's random functions held
+still, which slows every call of torch.
 """
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from sluice.proof.captured_calls import probe_tokens
 from sluice.proof.trial import weights
 
 CHUNK = 24
-LIMIT = 2e-5  # of a norm in fp32; rows by themselves give the same bits
+LIMIT = 2e-5  # of a norm in fp32; row-wise code gives the same bits
 GRADIENT_LIMIT = 1e-4
 TOGETHER = 4
 
 
 def probe(ends: Ends) -> None:
-    """Sets what `ends` says of its decoder; raises `Unsupported` where hidden
-    states are to be in the host and cannot be."""
+    """Sets the attributes of `ends` by trials of its decoder. Raises
+    `Unsupported` if hidden states are to be in the host and cannot be."""
     decoder, in_host = ends.decoder, ends.stream.hidden == "host"
     why = "what it computes before its first layer or after its last"
     try:
         if ends.adapter.entry is not decoder:
             raise ValueError("the model around it makes its masks")
         same = _try(ends)
-    except Exception as error:  # the user's own code on rows it never saw
+    except Exception as error:  # user code may fail on rows of a trial
         same, why = False, f"{why} ({type(error).__name__}: {error})"
     if not same:
         ends.before = ends.after = None
@@ -60,7 +60,7 @@ class _Seen:
         self.order: list[nn.Module] = []
         self.x: Tensor | None = None
         self.y: Any = None
-        # Logits of routers come from the layers.
+        # Layers make router logits, the ends do not.
         off = {routers.ASKED: False} if routers.asked(ends.decoder, {}) else {}
         with torch.no_grad(), contextlib.ExitStack() as stack:
             for module in ends.outside()[1:]:
@@ -81,7 +81,7 @@ class _Seen:
 
     def _entered(self, layer: nn.Module, args: tuple, kwargs: dict) -> None:
         self.order.append(layer)
-        self.after = []  # what ran between layers is no end
+        self.after = []  # code between layers belongs to no end
         if self.x is None:
             self.x = args[0] if args else kwargs["hidden_states"]
 
@@ -129,7 +129,7 @@ def _chunks_are_same(ends: Ends, ids: Tensor, seen: _Seen,
 
 
 def _with_parts(ends: Ends, called: list[nn.Module]) -> list[nn.Module]:
-    """What was called and what is in it, which may hold its parameters."""
+    """Returns the called modules and those in them: these may hold weights."""
     outside = set(ends.outside())
     return [part for part in dict.fromkeys(
         part for module in called for part in module.modules())
@@ -152,9 +152,9 @@ def _last_is_same(ends: Ends, given: dict[str, Any], seen: _Seen) -> bool:
 
 
 def _try_arguments(ends: Ends, ids: Tensor) -> None:
-    """Which other arguments may be cut: positions of documents, and masks
-    that have padding on the right, or on the left, if need be with positions
-    that are counted by them."""
+    """Finds which other arguments may be cut into chunks: positions of
+    documents, and masks with padding on the right or on the left, if need be
+    with positions counted by them."""
     positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
     right, left = torch.ones_like(ids), torch.ones_like(ids)
     right[1, -9:] = left[1, :9] = 0
@@ -173,20 +173,20 @@ def _try_argument(ends: Ends, ids: Tensor, what: str, name: str,
     given = {"input_ids": ids, "use_cache": False, name: value}
     said = ends.says_positions
     try:
-        # As the decoder by itself does, which is told no positions.
+        # The decoder by itself gets no positions.
         ends.says_positions = False
         with torch.no_grad():
             plain = ends.x_of(given, range(ids.shape[1]))
         ends.says_positions = said
         if _first_is_same(ends, given, plain):
             ends.takes.add(what)
-    except Exception:  # it has no such argument, say
+    except Exception:  # e.g. it has no such argument
         ends.says_positions = said
 
 
 def _gradients_are_same(ends: Ends, given: dict[str, Any],
                         seen: _Seen) -> bool:
-    """Those of autograd over all rows, and those of the nodes."""
+    """Compares autograd's gradients over all rows with those of the nodes."""
     rows = range(seen.x.shape[1])
     device = seen.x.device
 
@@ -219,13 +219,13 @@ def _gradients_are_same(ends: Ends, given: dict[str, Any],
 
 
 def _streams_the_same(ends: Ends, ids: Tensor) -> bool:
-    """The streamed decoder's answer, with the ends whole and in chunks."""
+    """Compares the streamed decoder's output with ends whole and in chunks."""
     stream, answers = ends.stream, []
     parts = ends.before, ends.after
     settings = [((None, None), False), (parts, False)]
     settings += [(parts, True)] if stream.hidden == "host" else []
     for (before, after), in_host in settings:
-        # Ranks are not asked: the ends of a rank's own rows are the same.
+        # No collectives: the ends of a rank's own rows compute the same.
         with torch.no_grad(), swapped.attributes(
                 ends, before=before, after=after), swapped.attributes(
                 stream, chunk=CHUNK, in_host=in_host, ranks=None):

@@ -1,10 +1,10 @@
-"""Modules that are FSDP2 units of their own, run by chunks.
+"""Runs modules that are FSDP2 units of their own in chunks.
 
 [Note: units] FSDP2 gathers a unit's weights in hooks around its forward and
-its backward, and reduces their gradients after it. A forward that runs by
-chunks must do that once, not once per chunk: so the whole loop over the
+its backward, and reduces their gradients after backward. A forward that runs
+in chunks must do that once, not once per chunk. So the whole loop over the
 chunks is the unit's forward (`through`), and within the loop the unit runs
-without its hooks, on the weights that are there by then (`unhooked`).
+without its hooks, on weights that are gathered by then (`unhooked`).
 """
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from sluice.base.errors import Unsupported
 
 def through(units: Sequence[nn.Module], run: Callable[[Any], Tensor], x: Any
             ) -> Tensor:
-    """`run(x)` as the units' forward, with their hooks around it."""
+    """Returns `run(x)`, called as the units' forward within their hooks."""
     if not units:
         return run(x)
     *rest, unit = units
 
-    # A function of this package: `setting.forward_of` knows it by its module.
+    # `setting.forward_of` recognizes this function by its module, sluice.
     def forward(x: Any) -> Tensor:
         return through(rest, run, x)
 
@@ -41,7 +41,7 @@ def through(units: Sequence[nn.Module], run: Callable[[Any], Tensor], x: Any
 
 def unhooked(units: Sequence[nn.Module]
              ) -> contextlib.AbstractContextManager:
-    """The units have their own forwards and no hooks."""
+    """Inside, the units have their own forwards and no hooks."""
     without = {"forward": swapped.ABSENT, "_forward_pre_hooks": OrderedDict(),
                "_forward_hooks": OrderedDict()}
     return swapped.items(*((vars(unit), name, value) for unit in units
@@ -49,16 +49,17 @@ def unhooked(units: Sequence[nn.Module]
 
 
 def refuse_compiled(index: int, layer: nn.Module) -> None:
-    """Torch would compile the probe too."""
+    """Raises `Unsupported` for a compiled layer: torch would compile the
+    probe."""
     if isinstance(layer, torch._dynamo.OptimizedModule):
         raise Unsupported(f"layer {index}", "it is compiled", "compile modules "
                           "inside of it instead, as layer.mlp.compile()")
 
 
 def refuse_within(layer: nn.Module) -> None:
-    """A layer is gathered as a whole, a shard inside would come and go with
-    each chunk; and it is run again as a whole, what a part of it runs again
-    would ask for attention when no chunk runs."""
+    """Raises `Unsupported` for units and checkpoints within a layer. A shard
+    inside would be gathered and freed for each chunk; a checkpointed part
+    would run again, and ask for attention, when no chunk runs."""
     for name, module in layer.named_modules():
         if name and isinstance(module, FSDPModule):
             raise Unsupported(layer, f"'{name}' is an FSDP2 unit inside a "

@@ -1,13 +1,12 @@
-"""What is left of a causal model without its base model: its own head and
-loss function, run on some rows.
+"""The own head and loss function of a causal model, run on some rows.
 
 [Note: chunked head]
 Logits of a million tokens do not fit anywhere. With `labels`, the causal
-model's own forward is run once per chunk of rows with a stub in the place of
-its base model, which hands out those rows of the real hidden states; so
-whatever the head does (caps, scales, biases) is done. The loss is the
-model's `loss_function` on labels shifted beforehand. Gradients are made
-chunk by chunk in forward, so nothing of a chunk stays.
+model's own forward runs once per chunk of rows, with a stub in place of its
+base model that returns those rows of the real hidden states; so everything
+that the head does (caps, scales, biases) is done. The loss is the model's
+`loss_function` on labels shifted beforehand. Gradients are computed chunk by
+chunk in forward, so nothing of a chunk stays.
 """
 from __future__ import annotations
 
@@ -26,34 +25,35 @@ from sluice.hf import routers
 from sluice.hf.ends import Ends
 from sluice.hf.stand_in import Instead, Output, Recorded
 
-ROWS = 256  # per chunk at least: logits are its rows times the vocabulary
-# More where the logits are no more than so many hidden states for each row of
-# a layer's chunk: the layer's own products are more than that.
+ROWS = 256  # least rows per chunk: logits are rows times the vocabulary
+# A chunk has more rows if its logits take at most HIDDEN times the memory of
+# hidden states of a layer's chunk: the layer's own products take more.
 HIDDEN = 8
 _NOT_CALLED = "the head does not call its base model"
 
 
 class Head:
-    """The modules of a causal model that are not its base model's; `ends` are
-    those of the decoder in there."""
+    """The modules of a causal model outside its base model. `ends` are those
+    of the decoder in the base model."""
 
     def __init__(self, causal: nn.Module, ends: Ends):
         self.causal, self.ends, self.stream = causal, ends, ends.stream
-        self.adds_routers = False  # known to; see head_loss
-        self.made: tuple[int, torch.dtype]  # of its latest logits
-        # (parent, name) of what it may call: the base model, or past it the
-        # decoder that lies in there.
+        self.adds_routers = False  # whether `_try` of head_loss has passed
+        self.made: tuple[int, torch.dtype]  # its latest logits' width, dtype
+        # (parent, name) of modules that the head may call: the base model, or
+        # directly the decoder in it.
         self.places = [(causal, causal.base_model_prefix), *(
             (parent, name) for parent in causal.modules()
             for name, child in parent._modules.items()
             if child is ends.decoder and parent is not causal)]
-        self.place = self.places[0]  # of what it calls
-        # What the user or accelerate put in the place of it counts too.
+        self.place = self.places[0]  # the one that it calls
+        # Includes a forward that the user or accelerate put over it.
         self.own = vars(causal).get("forward") or functools.partial(
             type(causal).forward, causal)
 
     def is_of_transformers(self) -> bool:
-        """A user's forward may tell calls apart in ways that no probe meets."""
+        """Returns whether its forward is transformers': a user's may
+        distinguish calls in ways that no probe covers."""
         own = type(self.causal).forward
         return getattr(self.own, "func", None) is own and (
             own.__module__.startswith("transformers."))
@@ -65,7 +65,7 @@ class Head:
 
     def rows(self, hidden: Tensor, shifted: Tensor,
              count: Tensor | int) -> Tensor:
-        """The part of some rows in the loss."""
+        """Returns what some rows add to the loss."""
         logits = self.logits(hidden)
         self.made = logits.shape[-1], logits.dtype
         return self.causal.loss_function(
@@ -73,7 +73,7 @@ class Head:
             vocab_size=logits.shape[-1], num_items_in_batch=count)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[B, c, V] of some rows."""
+        """Returns the logits [B, c, V] of some rows."""
         with self.stub(hidden) as called, units.unhooked(self.units()):
             logits = self.own(inputs_embeds=hidden, use_cache=False,
                               **self.no_routers).logits
@@ -82,7 +82,8 @@ class Head:
         return logits
 
     def of_base(self, given: dict[str, Any]) -> Any:
-        """What the base model answers the model's own forward."""
+        """Returns the base model's output for a call by the model's own
+        forward."""
         base = self.base
 
         def record(*args: Any, **kwargs: Any) -> None:
@@ -96,20 +97,21 @@ class Head:
         raise RuntimeError(_NOT_CALLED)
 
     def after(self, answer: Any) -> contextlib.AbstractContextManager:
-        """Inside, the model's own forward runs its head alone, on this answer
+        """Inside, the model's own forward runs only its head, on this output
         of its base model."""
         return self._instead(lambda *_, **__: answer)
 
     @property
     def no_routers(self) -> dict[str, bool]:
-        """Where the config asks for their logits, which rows do not have."""
+        """Switches router logits off if the config asks for them: rows that
+        the head runs on have none."""
         return {routers.ASKED: False} if routers.asked(self.causal, {}) else {}
 
     @contextlib.contextmanager
     def stub(self, hidden: Tensor, noted: Sequence[Tensor] | None = None
              ) -> Iterator[list[bool]]:
-        """Inside, the base model answers `hidden` and the logits of routers;
-        the list has an entry for each call of it."""
+        """Inside, the base model returns `hidden` and the router logits
+        `noted`; the list gets an entry for each call of it."""
         called: list[bool] = []
 
         def answer(*_: Any, **__: Any) -> Output:
@@ -121,7 +123,7 @@ class Head:
 
     def _instead(self, forward: Callable
                  ) -> contextlib.AbstractContextManager:
-        """Inside, this stands for the base model's forward."""
+        """Inside, `forward` runs in place of the base model's forward."""
         parent, name = self.place
         return swapped.items((parent._modules, name, Instead(
             self.base, forward)))
@@ -136,7 +138,8 @@ class Head:
         return (m for m in self.causal.modules() if m not in base)
 
     def units(self) -> list[nn.Module]:
-        """Its modules that are FSDP2 units, but for the model around them."""
+        """Returns its modules that are FSDP2 units, without the causal
+        model."""
         return [m for m in self.modules()
                 if isinstance(m, FSDPModule) and m is not self.causal]
 

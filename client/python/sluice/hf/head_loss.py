@@ -1,10 +1,10 @@
-"""The loss of chunks of rows as one autograd node, which makes its gradients in
-forward; see [Note: chunked head] in head.
+"""The loss of chunks of rows, as one autograd node that computes its gradients
+in forward; see [Note: chunked head] in head.
 
-[Note: routers' loss] What a causal model adds to its loss of its routers'
-logits is asked of its own forward: with no row that has a label its loss is
-that part alone. That the two parts add up is tried in the first call that asks,
-on a few of its logits.
+[Note: routers' loss] A causal model may add a loss of its router logits. The
+model's own forward computes that part: it is the whole loss if no row has a
+label. The first call that asks for it checks, on a few of its logits, that the
+two parts add up.
 """
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LIMIT = 1e-5  # of the loss, in fp32
 
 
 class Labels(NamedTuple):
-    """What hidden states are compared with, and in pieces of how many rows."""
+    """What hidden states are compared with, and how many rows at a time."""
 
     shifted: Tensor  # [B, S]
     count: Tensor | int  # type: ignore[assignment]  # hides tuple.count
@@ -41,14 +41,14 @@ class Labels(NamedTuple):
 
 def of(head: Head, hidden: Tensor, shifted: Tensor, count: Tensor | int,
        chunk: int | None = None, left: Left | None = None) -> Tensor:
-    """The loss () of hidden [B, S, H] against labels [B, S] that are shifted
-    already: the sum over rows divided by `count`. With `left`, `hidden` is what
-    the last layer answered."""
+    """Returns the loss () of hidden [B, S, H] for labels [B, S] that are
+    shifted already: the sum over rows divided by `count`. With `left`,
+    `hidden` is the last layer's output."""
     labels = Labels(shifted, count, chunk or head.rows_at_once(
         hidden.shape[-1]))
 
     def by_rows(h: Tensor) -> Tensor:
-        found = slots(head)  # of FSDP2's units: whole only by now
+        found = slots(head)  # FSDP2 has gathered its units by now
         if left is not None:
             found += slots(left.ends.after)
         return Loss.apply(head, labels, left, found, torch.is_grad_enabled(),
@@ -68,8 +68,8 @@ class Loss(torch.autograd.Function):
         needs_h = needs and ctx.needs_input_grad[5]
         needs = needs_h or (needs and any(ctx.needs_input_grad[6:]))
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
-        # What is left of the decoder holds little for each row, and each
-        # forward of it costs the host time: it takes several chunks at once.
+        # The rest of the decoder holds little per row, and each forward of it
+        # costs host time, so it takes several chunks at once.
         at_once = labels.chunk * (1 if left is None else left.ends.together)
         in_host = left is not None and left.step.hidden.in_host
         place = left.step.hidden if in_host else OnDevice(
@@ -104,7 +104,8 @@ class Loss(torch.autograd.Function):
 def _of_rows(head: Head, hidden: Tensor, rows: range, labels: Labels,
              left: Left | None, total: Tensor, needs_h: bool
              ) -> Tensor | None:
-    """The gradient of `hidden` [B, c, H], its loss added to `total`."""
+    """Adds the loss of hidden [B, c, H] to `total`; returns the gradient of
+    `hidden`, or None if it needs none."""
     h = hidden.requires_grad_(needs_h)
     made = h if left is None else left.rows(h, rows)
     parts = []
@@ -130,8 +131,8 @@ def _of_rows(head: Head, hidden: Tensor, rows: range, labels: Labels,
 
 def with_routers(head: Head, loss: Tensor, logits: Tensor, base: Any,
            mask: Tensor | None) -> MoeCausalLMOutputWithPast:
-    """The model's answer, where `loss` is that of its logits, and `base` is
-    what its base model answered for the mask [B, S]."""
+    """Returns the model's output. `loss` is that of its logits; `base` is the
+    base model's output for the mask [B, S]."""
     noted = base[routers.NAME]
     if not head.adds_routers:
         _try(head, noted)
@@ -144,7 +145,7 @@ def with_routers(head: Head, loss: Tensor, logits: Tensor, base: Any,
 
 def _added(head: Head, noted: tuple[Tensor, ...], mask: Tensor | None
            ) -> tuple[Tensor, Tensor]:
-    """(what is added to the loss, aux_loss)."""
+    """Returns (what router logits add to the loss, aux_loss)."""
     weight = head.causal.get_output_embeddings().weight
     row = torch.zeros(1, 1, weight.shape[1], dtype=weight.dtype,
                       device=noted[0].device)

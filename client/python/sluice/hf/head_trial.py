@@ -1,4 +1,4 @@
-"""Whether the chunked head does what the model's own head and loss do."""
+"""Checks that the chunked head computes what the model's head and loss do."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -18,14 +18,14 @@ LIMIT = 1e-5  # of a norm, in fp32: rounding gives 1e-7
 
 
 def probe(head: Head) -> None:
-    """Compares with the model's own loss on the rows as a whole; where they
-    differ the head is left to the model (`stream.head`)."""
+    """Sets `stream.head`: "rows" if the chunked loss equals the model's own
+    loss over all rows, else "whole", which leaves the head to the model."""
     how: Literal["rows", "whole"] = "whole"
     for place in head.places:
         head.place = place  # the trial reads it
         try:
             same = head.is_of_transformers() and _same(head)
-        except Exception:  # the user's own code on input it never saw
+        except Exception:  # user code may fail on a trial's input
             same = False
         if same:
             how = "rows"
@@ -58,8 +58,8 @@ def _same(head: Head) -> bool:
     with torch.enable_grad():
         ends = leaves(head.rows(hidden, shifted, count))
         if not all(any(e is p for p in found) for e in ends):
-            return False  # a weight of the base model's, say
-        # In chunks of 16, the last one a rest.
+            return False  # e.g. a weight of the base model
+        # In chunks of 16, the last one partial.
         ours = of(lambda h: head_loss.of(head, h, shifted, count, 16))
         theirs = of(whole)
     return all(near(a, b, LIMIT) for a, b in zip(ours, theirs))

@@ -1,12 +1,12 @@
-"""The logits of a call in which the head ran on chunks of rows, made when they
-are read, and the head's answer to `sluice.logprobs`.
+"""Logits that are made when they are read, after the head ran in chunks; and
+the head's answer to `sluice.logprobs`.
 
-[Note: lazy logits] With labels, most callers read the loss alone, and logits
-of a long sequence fit nowhere. Others compute metrics, or a loss of their own,
-of `out.logits`. So these are a tensor without memory, and a node of the
-user's graph like any other; the first operation on its values runs the head on
-all rows. Until then it holds the hidden states that the head is run on, at
-most until backward of the loss, which needs the device's memory.
+[Note: lazy logits] With labels, most callers read only the loss, and logits of
+a long sequence fit nowhere. Others compute metrics, or a loss of their own,
+from `out.logits`. So these logits are a tensor without memory, and a node of
+the user's graph like any other; the first operation on their values runs the
+head on all rows. Until then the node holds the hidden states that the head
+needs, at most until backward of the loss, which needs the device's memory.
 """
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ _aten = torch.ops.aten
 
 
 class LazyLogits(Tensor):
-    """Logits [B, S, V]. Shape, type and device are known; copies and casts,
-    which DDP and accelerate make, are lazy too; anything else reads it."""
+    """Logits [B, S, V] that are made when read. Shape, dtype and device are
+    known. Copies and casts, as DDP and accelerate make them, are lazy too; any
+    other operation reads the values."""
 
     _make: Callable[[], Tensor] | None
     _value: Tensor | None = None
-    _of: LazyLogits | None = None  # what it is a copy of
+    _of: LazyLogits | None = None  # the original, if this is a copy
     _copies: list[tuple[weakref.ref[LazyLogits], Callable]]
 
     @staticmethod
@@ -67,7 +68,7 @@ class LazyLogits(Tensor):
             return of._copy(functools.partial(func, **kwargs),
                             kwargs.get("dtype", of.dtype))
         out = func(*_read(args), **_read(kwargs))
-        # In place: what was written is the tensor that was given.
+        # An operation in place returns the tensor that was passed.
         return of if of is not None and out is of._value else out
 
     def _copy(self, function: Callable[[Tensor], Tensor],
@@ -78,7 +79,7 @@ class LazyLogits(Tensor):
         return made
 
     def read(self) -> Tensor:
-        """The values, without a graph."""
+        """Returns the values, without a graph."""
         with torch.no_grad():
             if self._of is not None:
                 self._of.read()
@@ -87,7 +88,8 @@ class LazyLogits(Tensor):
         return self._value
 
     def _fill(self, value: Tensor) -> None:
-        """Copies are made at once: the values may be written from now on."""
+        """Sets the values. Makes copies now, as the values may be written
+        later."""
         for made, function in self._copies:
             copy = made()
             if copy is not None:
@@ -109,14 +111,14 @@ def _as_plain(name: str) -> Callable:
         self.view(self.shape), name)(*args, **kwargs)
 
 
-# They read memory without asking torch's dispatcher.
+# These read memory without torch's dispatcher.
 for _name in ("numpy", "tolist", "__array__", "__dlpack__", "__reduce_ex__",
               "__deepcopy__", "data_ptr", "untyped_storage"):
     setattr(LazyLogits, _name, _as_plain(_name))
 
 
 class _Call(chunked_module.ChunkedCall):
-    """The head over all rows, [B, S, H] -> [B, S, V]."""
+    """Runs the head over all rows, [B, S, H] -> [B, S, V]."""
 
     def __init__(self, head: Head, left: Left | None, hidden: Tensor):
         step = head.stream.begin(
@@ -126,7 +128,7 @@ class _Call(chunked_module.ChunkedCall):
         super().__init__(step, Part([*head.modules(), *of_decoder], ()),
                          type(head.causal).__name__)
         self._head, self._left = head, left
-        self._waiting: tuple | None = None  # for `make`
+        self._waiting: tuple | None = None  # arguments of `make`
 
     def forward(self, x: Tensor, extra: list[Tensor],
                 found: list[Slot]) -> Tensor:
@@ -141,7 +143,7 @@ class _Call(chunked_module.ChunkedCall):
             x, self.chunks[m]))
 
     def make(self) -> Tensor:
-        """What `forward` would have answered."""
+        """Computes the logits that `forward` has deferred."""
         if self._waiting is None:
             raise _refusal("after backward() of the loss, which frees what "
                            "they are made of", "read them before it")
@@ -174,8 +176,9 @@ class _Call(chunked_module.ChunkedCall):
 
 def logits(head: Head, left: Left | None, hidden: Tensor, loss: Tensor,
            shape: tuple[int, ...]) -> Tensor:
-    """Logits of `shape`, of the `hidden` states [B, rows, H] that the decoder,
-    or with `left` its last layer, answered and `loss` () was made of."""
+    """Returns logits of `shape` that are made of the hidden states
+    [B, rows, H] when read. `hidden` is what the decoder, or with `left` its
+    last layer, returned, and `loss` () was computed from it."""
     if head.stream.ranks is not None or head.stream.in_host or (
             torch.is_grad_enabled() and head.is_sharded):
         def refuse() -> Tensor:
@@ -195,7 +198,7 @@ def _forget(of: weakref.ref[_Call], _: Tensor) -> None:
 
 
 class _Logprobs(chunked_module.ChunkedCall):
-    """The head over all rows: [B, S, H] -> [B, S, 1 or 2]."""
+    """Runs the head over all rows: [B, S, H] -> [B, S, 1 or 2]."""
 
     def __init__(self, step: Step, head: Head, asked: Asked,
                  targets: Tensor):
@@ -210,7 +213,7 @@ class _Logprobs(chunked_module.ChunkedCall):
 
 def logprobs(call: Call, head: Head, asked: Asked, base: Any
            ) -> CausalLMOutputWithPast:
-    """What `asked` wants, for logits, of the base model's output."""
+    """Returns what `asked` wants of the base model's output, as logits."""
     hidden: Tensor = base[0]
     targets = call.own(asked.targets)
     if targets.shape != hidden.shape[:2]:

@@ -1,16 +1,16 @@
-"""Decoder layers of the user's own, without transformers: they are given, and
-ask torch for attention. Embedding, head and loss are not touched.
+"""Streams decoder layers of the user's own, without transformers. The user
+passes them, and they call torch for attention. Embedding, head and loss are
+not touched.
 
 [Note: between layers]
-With hidden states in the host, or with a group, the first layer parts the
-hidden states that it is given into chunks, of a rank's own rows, and the last
-one joins them. Between them the user's code has stand-ins of the whole
-sequence (see [Note: stand-ins] in hidden_rows), and before and after them every
-rank has all rows.
+With hidden states in the host, or with a group, the first layer splits its
+input into chunks of a rank's own rows, and the last layer joins them. Between
+layers the user's code gets stand-ins of the whole sequence (see
+[Note: stand-ins] in hidden_rows); before the first and after the last layer
+every rank has all rows.
 
-Nothing is known of the model around them. So there is no forward that could
-be probed before one is called: `sample` calls one, else the user's first call
-is probed.
+The model around the layers is unknown, so there is no forward that could be
+probed in advance: `sample` calls one, else the user's first call is probed.
 """
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from sluice.proof.captured_calls import (
 from sluice.proof.twin import Twin
 from sluice.ranks.groups import indices
 
-LEAST = 64  # rows that show what a layer does
+LEAST = 64  # rows, enough to show what a layer does
 
 Layers: TypeAlias = nn.ModuleList | nn.ModuleDict | Iterable[nn.Module]
 
@@ -66,12 +66,12 @@ class OwnLayers(Patched):
         self.name = type(self.layers[0]).__name__
         self._sample = sample
         self._index = {layer: i for i, layer in enumerate(self.layers)}
-        self._kind: list[int] = []  # of each layer, the first of its kind
+        self._kind: list[int] = []  # by layer, the first layer of its kind
         self._probed: set[int] = set()  # kinds
-        self._stale = False  # what was probed does not hold
-        self._whole = False  # layers run as they are
-        self._step: tuple[Step, int] | None = None  # and the last layer run
-        # Of the step's arguments, this rank's rows; see `rows_of`.
+        self._stale = False  # whether layers have changed since the probe
+        self._whole = False  # whether layers run unstreamed, in a sample
+        self._step: tuple[Step, int] | None = None  # and its latest layer
+        # This rank's rows of the step's arguments; see `rows_of`.
         self._cuts: dict[int, tuple[Tensor, Tensor]] = {}
         self._refuse_setup()
 
@@ -152,7 +152,7 @@ class OwnLayers(Patched):
 
     def _begun(self, stream: Stream, index: int, x: Tensor
                ) -> tuple[Step, Tensor]:
-        """The step that this call is of, and what its layer is called with."""
+        """Returns the step of this call and the input of its layer."""
         step, last = self._step or (None, -1)
         if step is None or step.length != x.shape[1] or index <= last:
             self._end_step(stream)
@@ -177,7 +177,7 @@ class OwnLayers(Patched):
         return step, x
 
     def _end_step(self, stream: Stream) -> None:
-        """What it holds of hidden states goes back."""
+        """Ends the step, and frees the hidden states that it holds."""
         if self._step is not None:
             (step, _), self._step, self._cuts = self._step, None, {}
             stream.ended(step)
@@ -208,7 +208,7 @@ class OwnLayers(Patched):
         return y
 
     def _ended(self, stream: Stream, index: int) -> None:
-        """A layer has run, the last of the step perhaps."""
+        """Ends the step after its last layer."""
         if index == len(self.layers) - 1:
             if self._of_step().plain is not None:
                 self._of_step().plain.over(None)
@@ -217,7 +217,7 @@ class OwnLayers(Patched):
     # --- the probe ----------------------------------------------------------
 
     def _probe_all(self, stream: Stream) -> None:
-        """One layer of each kind; without a sample each when it is called."""
+        """Probes a layer of each kind; without a sample when it is called."""
         warn_of_hooks(self.layers, stream.warn_once)
         stream.checks.kinds = by_kind(self.layers)
         if self._sample is not None:
@@ -227,12 +227,12 @@ class OwnLayers(Patched):
         self._take()
 
     def _take(self) -> None:
-        """What is in the layers now counts as known."""
+        """Notes the layers' modules and hooks as probed."""
         for inside in self._insides:
             inside.take()
 
     def _renew(self, stream: Stream) -> None:
-        """Something in a layer is new since it was probed."""
+        """Repeats the probe after something in a layer has changed."""
         self._stale = True
         self._probed.clear()
         self._kind = first_of_kind(self.layers)
@@ -258,7 +258,7 @@ class OwnLayers(Patched):
 
     def _probe(self, stream: Stream, kind: int, seen: Seen,
                index: int | None = None) -> None:
-        """By the first rows of what a layer of this kind was called with."""
+        """Probes a kind of layer by the first rows of a call."""
         at = kind if index is None else index
         seen = self._first_rows(stream, self.layers[at], seen)
         its, twin = probe.on_devices(
@@ -272,7 +272,7 @@ class OwnLayers(Patched):
 
     def _tried(self, stream: Stream, index: int, seen: Seen,
                device: torch.device) -> tuple[Stream, nn.Module]:
-        """By a twin of the layer, in a stream of its own."""
+        """Probes a twin of the layer, in a stream of its own; returns both."""
         layer = self.layers[index]
         name = f"layer {index} ({self.name})"
         with probe.trying(device):
@@ -310,7 +310,7 @@ class OwnLayers(Patched):
         args, kwargs = arguments.chunk(few, [
             rows.cut(leaf, few).detach().requires_grad_()
             for leaf in arguments.differentiable()])
-        # Another step knows no markers of this one: the mask itself.
+        # Other steps do not know this step's markers: pass the mask itself.
         args, kwargs = pytree.tree_map(
             lambda value, own: value[..., :len(few), :len(few)] if (
                 isinstance(own, Tensor) and step.is_marker(own)) else own,
@@ -328,12 +328,12 @@ class OwnLayers(Patched):
 
 
 def _own(step: Step) -> list[range]:
-    """This rank's rows of each chunk of the sequence."""
+    """Returns this rank's rows of each chunk of the sequence."""
     return step.chunks if step.ranks is None else step.ranks.own(step.whole)
 
 
 class _Tried(Layered):
-    """One layer of a twin, by its number."""
+    """One layer of a twin, at the index of its original."""
 
     def __init__(self, of: OwnLayers, index: int, layer: nn.Module):
         self.name, self.layers = of.name, [layer] * (index + 1)
@@ -356,6 +356,6 @@ def _there(name: str, seen: Seen, device: torch.device) -> Seen:
 
 
 def _first(layer: nn.Module) -> str:
-    """The name of the argument that has the hidden states."""
+    """Returns the name of the argument that has the hidden states."""
     names = list(inspect.signature(type(layer).forward).parameters)
     return names[1] if len(names) > 1 else ""

@@ -1,10 +1,10 @@
-"""Packed documents as trainers describe them to kernels of variable length:
+"""Packed documents, as trainers describe them to kernels of variable length:
 `cu_seq_lens_q`, `cu_seq_lens_k`, `seq_idx`, beside position_ids that restart.
 
-transformers finds documents in position_ids, and so the mask has them; the
-other descriptions are taken where they say the same, and are then left out:
-a layer that runs on one chunk could not use them. position_ids that go on
-elsewhere than at 0 are documents too, but only where no cache is made.
+transformers finds documents in position_ids, so the mask has them. The other
+descriptions are accepted if they agree, and are then left out: a layer that
+runs on one chunk could not use them. position_ids that jump to a number other
+than 0 mark documents too, but only if no cache is made.
 """
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from sluice.base import argument_table
 from sluice.base.errors import Unsupported
 from sluice.node.streamed import Stream
 
-# Lengths [documents + 1] of all rows one after the other; seq_idx [B, S].
+# Cumulative lengths [documents + 1] over all rows; seq_idx is [B, S].
 _LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k")
 
 
 def take(module: str, given: dict[str, Any]) -> Tensor | None:
-    """The first row [B, S] of the document of each row, where a call's
-    arguments say more about documents than position_ids; takes that out of
-    `given`. None where they do not.
+    """Returns the first row [B, S] of each row's document if a call describes
+    documents beside position_ids, and removes that from `given`; else None.
 
-    Raises `Unsupported` where they say something else than position_ids.
+    Raises `Unsupported` if position_ids disagree or are missing, or if there
+    is an attention_mask.
     """
     said = {name: given.pop(name, None) for name in argument_table.those("packed")}
     said = {name: value for name, value in said.items()
@@ -59,15 +59,15 @@ def take(module: str, given: dict[str, Any]) -> Tensor | None:
 
 
 def skips(given: dict[str, Any], stream: Stream) -> Tensor | None:
-    """The first row [B, S] of the part of each row, where the position_ids of
-    a call that would make a cache go on elsewhere than at 0; None where they
-    do not.
+    """Returns the first row [B, S] of each row's part if position_ids of a
+    call that would make a cache jump to a number other than 0, or begin with
+    several 0; else None.
 
     Without a cache transformers takes such parts for documents that do not see
-    each other; with one, and with any attention_mask, for one sequence, as
-    training on positions of longer sequences (PoSE) needs it. Where positions
-    begin at 0 again documents are meant, and kept apart; but several 0 at a
-    row's begin are not documents.
+    each other. With a cache, or with any attention_mask, it takes them for one
+    sequence, as training on positions of longer sequences (PoSE) needs.
+    Positions that restart at 0 mean documents and are kept apart, but several
+    0 at a row's begin do not.
     """
     positions = given.get("position_ids")
     if given.get("attention_mask") is not None or not isinstance(
@@ -77,8 +77,8 @@ def skips(given: dict[str, Any], stream: Stream) -> Tensor | None:
     begins[:, 0] = False
     if not bool(begins.any()):
         return None
-    # Several 0 at a row's begin are no documents of one token: they are padding
-    # without its mask, or all the row has.
+    # Several 0 at a row's begin are no documents of one token: they are
+    # padding without a mask, or all positions of the row.
     begins &= (positions != 0) | (positions.cummax(-1).values <= 0)
     if not bool(begins.any()):
         stream.say_once(
@@ -92,9 +92,9 @@ def skips(given: dict[str, Any], stream: Stream) -> Tensor | None:
 
 def refuse(module: str, given: dict[str, Any],
            documents: Tensor | None) -> None:
-    """Raises `Unsupported` where rows are packed, by what `take` has returned
-    or by position_ids: states do not end with a document, and layers that run
-    whole may carry some."""
+    """Raises `Unsupported` if rows are packed, by the `documents` of `take` or
+    by position_ids: a state does not end with a document, and layers that run
+    whole may carry one."""
     positions = given.get("position_ids")
     if documents is not None or (
             given.get("attention_mask") is None
@@ -107,7 +107,8 @@ def refuse(module: str, given: dict[str, Any],
 
 
 def _starts(positions: Tensor) -> Tensor:
-    """Where documents begin, bool [B, S]: as transformers finds them."""
+    """Returns where documents begin, bool [B, S], as transformers finds
+    them."""
     starts = torch.ones_like(positions, dtype=torch.bool)
     starts[:, 1:] = positions[:, 1:] != positions[:, :-1] + 1
     return starts

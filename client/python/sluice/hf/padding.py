@@ -1,11 +1,11 @@
-"""Rows of padding, by a call's 2-D attention_mask.
+"""Padding, by a call's 2-D attention_mask.
 
 [Note: blind rows]
-Padding on the left leaves rows that see no key. Nothing that sees a key sees
-them, so they matter only to a loss that counts what they answer; the last of
-them answers for the first token after the padding. Here their attention is 0,
-as torch's is. transformers' eager attention makes the mean of all values of
-it, those of later tokens too: where a label asks for that, it is refused.
+Left padding leaves rows that see no key. No row with keys sees them, so they
+matter only to a loss that counts their output; the last of them predicts the
+first token after the padding. Here their attention is 0, as in torch's SDPA.
+transformers' eager attention averages all values for them, also those of later
+tokens; if a label asks for that, it is refused.
 """
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from sluice.node.hidden_rows import is_stand_in
 from sluice.node.step import Step
 from sluice.node.streamed import Stream
 
-# How models that are told no positions count them by a mask [B, S]. Which of
-# them one does is found by running it (`ends_trial`).
+# How models count positions by a mask [B, S] if they are passed none.
+# `ends_trial` finds out which of these a model does.
 COUNTS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda mask: mask.cumsum(1) * mask - 1,
     lambda mask: (mask.cumsum(1) - 1).masked_fill(mask == 0, 1),
@@ -32,22 +32,22 @@ COUNTS: tuple[Callable[[Tensor], Tensor], ...] = (
 
 
 def rows(mask: Tensor | None) -> Tensor | None:
-    """Where a mask [B, S] is zero, bool; None where it says nothing."""
+    """Returns where a mask [B, S] is zero, bool; None if it has no zeros."""
     if mask is None or bool(mask.all()):
         return None
     return ~mask.to(torch.bool)
 
 
 def answers_as_torch(adapter: Model) -> bool:
-    """Whether rows that see no key have attention 0 in the model itself."""
+    """Returns whether rows that see no key have attention 0 in the model."""
     return adapter.way == "registry" and (
         adapter.decoder.config._attn_implementation == "sdpa")
 
 
 def check_labels(blind: Tensor | None, shifted: Tensor | None, adapter: Model
                  ) -> None:
-    """Raises `Unsupported` where a row [B or 1, S] of `blind` has a label
-    [B, S] and the model's own attention makes something else of such rows."""
+    """Raises `Unsupported` if a row [B or 1, S] of `blind` has a label [B, S]
+    and the model's own attention computes something else for such rows."""
     if blind is None or shifted is None or shifted.shape[-1] != (
             blind.shape[-1]) or answers_as_torch(adapter):
         return
@@ -57,14 +57,14 @@ def check_labels(blind: Tensor | None, shifted: Tensor | None, adapter: Model
 
 def watch(adapter: Model, step: Step, blind: Tensor | None, hidden: Tensor
           ) -> None:
-    """A loss of the decoder's answer [B, S, …] may count such rows, which only
-    its gradient shows: raises `Unsupported` in backward."""
+    """Makes backward raise `Unsupported` if a loss of the decoder's output
+    [B, S, …] counts blind rows: only the gradient shows that."""
     if blind is None or not hidden.requires_grad or is_stand_in(hidden) or (
             hidden.shape[1] != blind.shape[-1]) or answers_as_torch(adapter):
         return
 
     def check(gradient: Tensor) -> None:
-        # A loss that has overflown counts every row.
+        # A loss that overflowed has non-finite gradients in every row.
         rows = (gradient.isfinite() & (gradient != 0)).flatten(2).any(-1)
         with step.telling():
             if bool((rows & blind.to(rows.device)).any()):
@@ -75,8 +75,9 @@ def watch(adapter: Model, step: Step, blind: Tensor | None, hidden: Tensor
 
 def check_whole(call: Call, stream: Stream, adapter: Model,
                 shifted: Tensor | None, foreign: bool) -> None:
-    """After a call in which head and loss ran whole. The gradient says which
-    rows were counted by a head that is not a language model's."""
+    """Checks labels after a call in which head and loss ran whole. If the head
+    is not a language model's, the gradient shows which rows count
+    (`watch`)."""
     if not foreign:
         check_labels(call.blind, shifted, adapter)
     elif call.blind is not None and not torch.is_grad_enabled() and (

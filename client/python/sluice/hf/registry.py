@@ -1,6 +1,6 @@
-"""What is registered with transformers: an attention and a mask function of
-the name `sluice`, the only global state of this package. Models ask for them
-only while a step is engaged (`step.Step.engaged`)."""
+"""The attention and mask functions that transformers knows as `sluice`: the
+only global state of this package. Models call them only while a step is
+engaged (`step.Step.engaged`)."""
 from __future__ import annotations
 
 import functools
@@ -38,8 +38,8 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
               softcap: float | None = None, s_aux: Tensor | None = None,
               is_causal: bool | None = None, **rest: Any
               ) -> tuple[Tensor, None]:
-    """transformers' attention interface: q [B, H, c, D], k, v [B, Hkv, c, D]
-    of one chunk -> ([B, c, H, Dv], None)."""
+    """transformers' attention interface: q [B, H, c, D], k and v
+    [B, Hkv, c, D] of one chunk -> ([B, c, H, Dv], None)."""
     call, here = layer.running(), step.current()
     name = type(module).__name__
     if call is None or here is None:
@@ -66,13 +66,13 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
 
 def mask(batch_size: int, mask_function, attention_mask: Tensor | None = None,
          **rest: Any) -> Tensor:
-    """transformers' mask interface: a marker of the intervals that the
-    model's own `mask_function` has (see [Note: mask markers] in step)."""
+    """transformers' mask interface: returns a marker of the intervals of the
+    model's own `mask_function` (see [Note: mask markers] in step)."""
     here = step.current()
     if here is None:
         raise Unsupported("attention mask", "a mask outside a streamed step")
     here.asked = True
-    # The configs have the model's own attention when that is called.
+    # While `own` runs, the configs name the model's own attention.
     own_function, config = mask_function, rest["config"]
 
     def own() -> Any:
@@ -98,7 +98,7 @@ def mask(batch_size: int, mask_function, attention_mask: Tensor | None = None,
 
 
 def _has_holes(seen: Tensor) -> bool:
-    """Whether a row [S] of seen [B, S] has False between two True."""
+    """Returns whether a row [S] of seen [B, S] has False between two True."""
     told = seen.int()
     before = told.cummax(1).values
     after = told.flip(1).cummax(1).values.flip(1)

@@ -1,9 +1,9 @@
-"""Logits of routers, which a causal model makes a loss of that balances its
+"""Router logits, of which a causal model makes the loss that balances its
 experts: `output_router_logits`, as an argument or in the config.
 
-transformers says of a decoder which outputs of which modules these are, or,
-before it did (4.57's older models), has the layers answer them; see
-[Note: sides] in side_outputs for how they get out of a streamed layer.
+transformers declares for a decoder which outputs of which modules these are,
+or else (older models in 4.57) has the layers return them. See [Note: sides] in
+side_outputs for how they get out of a streamed layer.
 """
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def asked(decoder: nn.Module, given: dict[str, Any]) -> bool:
 
 
 def answered_last(adapter: Model) -> bool:
-    """Whether the decoder's logits are what its layers, asked for them, answer
-    last: it is run with others in their places, before it is patched."""
+    """Returns whether the decoder's router logits are the last outputs of its
+    layers. Runs it with others in their places, before it is patched."""
     decoder, layers = adapter.decoder, adapter.layers
     if not all(ASKED in inspect.signature(type(layer).forward).parameters
                for layer in layers):
@@ -50,7 +50,7 @@ def answered_last(adapter: Model) -> bool:
                     for layer, more in zip(layers, said)]):
                 found = decoder.forward(input_ids=ids, use_cache=False,
                                         **{ASKED: True})[NAME]
-        except Exception:  # not transformers' way: not known, then
+        except Exception:  # not as transformers does it: unknown
             return False
     return len(found) == len(said) and all(map(operator.is_, found, said))
 
@@ -61,9 +61,9 @@ def _hand_on(more: Tensor, hidden_states: Tensor, *_: Any, **__: Any
 
 
 def find(adapter: Model) -> dict[nn.Module, tuple[nn.Module, int]]:
-    """The router of each layer that has one, and which of its outputs its
-    logits are; or the layer itself, where those are an output of it. Raises
-    `Unsupported` where that is not known."""
+    """Returns, for each layer that has a router, the router and which of its
+    outputs the logits are; or the layer itself, if it returns them. Raises
+    `Unsupported` if that is not known."""
     decoder, layers = adapter.entry, adapter.layers
     name, routers = type(decoder).__name__, {}
     if adapter.logits_last and decoder is adapter.decoder:
@@ -86,7 +86,7 @@ def find(adapter: Model) -> dict[nn.Module, tuple[nn.Module, int]]:
 
 
 def note(step: Step, adapter: Model) -> None:
-    """The step's layers note their routers' logits; raises as `find`."""
+    """Makes the step's layers note their router logits; raises as `find`."""
     for layer, (router, index) in find(adapter).items():
         step.sides[layer] = Side(layer, router, index,
                                  step.at_once(layer))
@@ -94,14 +94,16 @@ def note(step: Step, adapter: Model) -> None:
 
 def asking(step: Step, layer: nn.Module, kwargs: dict[str, Any]
            ) -> dict[str, Any]:
-    """What the layer is called with, where the logits are an output of it."""
+    """Returns the layer's arguments, with a request for router logits if the
+    layer itself returns them."""
     side = step.sides.get(layer)
     return {**kwargs, ASKED: True} if side is not None and side.is_own else (
         kwargs)
 
 
 def joined(step: Step, y: Tensor) -> Tensor:
-    """Behind the last layer, which answered y; notes go to `step.noted`."""
+    """Joins the noted router logits to the graph behind y, the last layer's
+    output, and puts them into `step.noted`."""
     sides = [side for side in step.sides.values() if not side.is_silent]
     y, *noted = Joined.apply(sides, y, *(side.whole() for side in sides))
     step.noted = tuple(noted)
@@ -109,9 +111,9 @@ def joined(step: Step, y: Tensor) -> Tensor:
 
 
 def answered(call: Call, step: Step, answer: Any, shape: torch.Size) -> Any:
-    """The decoder's answer to [B, S, …], with the logits where they were
-    asked for. Those are of all rows: so is the loss that is made of them, on
-    each of the ranks that share a sequence."""
+    """Returns the decoder's output for [B, S, …], with router logits if they
+    were requested. They are of all rows: so is the loss made of them, on each
+    of the ranks that share a sequence."""
     if step.sides:
         noted, step.noted = step.noted, ()
         answer[NAME] = noted if call.own_rows is None or not noted else (
@@ -121,7 +123,7 @@ def answered(call: Call, step: Step, answer: Any, shape: torch.Size) -> Any:
 
 def _of_all_rows(call: Call, noted: Sequence[Tensor], batch: int, length: int
                  ) -> tuple[Tensor, ...]:
-    """A collective, one for all layers."""
+    """Returns the router logits of all rows: one collective for all layers."""
     widths = [n.shape[-1] for n in noted]
     own = torch.cat([n.reshape(batch, -1, w) for n, w in zip(noted, widths)],
                     -1)

@@ -1,5 +1,5 @@
-"""What stands in a causal model for its base model while the head is run by
-itself, or while only the base model's answer is wanted."""
+"""Stand-ins for a model's base model, layers or embedding, while another part
+of it runs by itself or only one input or output is wanted."""
 from __future__ import annotations
 
 import contextlib
@@ -14,8 +14,8 @@ from sluice.node.hidden_rows import stand_in
 
 
 class Output(dict):
-    """What a base model returns, to any head: the hidden states, and None
-    for whatever else is asked."""
+    """A base model's output, for any head: the hidden states, and None for
+    everything else."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -29,11 +29,11 @@ class Output(dict):
 
 
 class Recorded(BaseException):
-    """(value,): what was asked for; nothing else of the forward is wanted."""
+    """(value,): ends a forward of which only this value is wanted."""
 
 
 class Instead(nn.Module):
-    """Stands for a module, with its other attributes; answers as `forward`."""
+    """Stands in for a module, with its other attributes; runs `forward`."""
 
     def __init__(self, base: nn.Module, forward: Callable | None = None):
         super().__init__()
@@ -51,7 +51,7 @@ class Instead(nn.Module):
 def in_every_place(base: nn.Module, owners: Iterable[nn.Module],
                    made: Callable[[nn.Module], nn.Module]
                    ) -> contextlib.AbstractContextManager:
-    """Other modules wherever one of the owners has `base`."""
+    """Replaces `base` by another module wherever one of the owners has it."""
     return swapped.items(*(
         (owner._modules, name, made(base)) for owner in owners
         for name, child in owner._modules.items() if child is base))
@@ -64,11 +64,12 @@ def in_place_of_layers(layers: nn.ModuleList, others: Iterable[nn.Module]
 
 
 def record(hidden_states: Tensor, *_: Any, **__: Any) -> None:
-    """The forward of what ends the model's with what it is given."""
+    """A layer's forward that ends the model's and hands out its own input."""
     raise Recorded(hidden_states)
 
 
 def embedding(base: nn.Module, dtype: torch.dtype) -> Instead:
-    """Stands for the embedding; see [Note: stand-ins] in hidden_rows."""
+    """Returns a stand-in for the embedding; see [Note: stand-ins] in
+    hidden_rows."""
     return Instead(base, lambda ids, *_, **__: stand_in(
         (*ids.shape, base.weight.shape[1]), dtype, ids.device))

@@ -1,5 +1,5 @@
-"""Which forwards of a model are streamed, which run as they are, and which are
-refused because the model would train unstreamed without a word."""
+"""Decides which forwards of a model are streamed and which run unstreamed, and
+refuses those that would train unstreamed without a notice."""
 from __future__ import annotations
 
 from typing import Any
@@ -13,7 +13,7 @@ from sluice.base.errors import Unsupported
 from sluice.node.calls import Call
 from sluice.node.streamed import Stream
 
-# Of PEFT: adapters that give each layer keys and values, as a cache.
+# PEFT's adapters that pass keys and values to each layer, as a cache.
 _GIVE_CACHES = frozenset({"PREFIX_TUNING", "CARTRIDGE"})
 
 
@@ -24,7 +24,8 @@ def input_of(given: dict[str, Any]) -> Tensor | None:
 
 def is_streamed(call: Call, stream: Stream, module: nn.Module,
                 given: dict[str, Any]) -> bool:
-    """Training is, and what is asked for without a cache."""
+    """Returns whether a call is streamed: in training, with labels, or if it
+    makes no cache."""
     x = input_of(given)
     if not isinstance(x, Tensor) or x.dim() < 2:
         return False
@@ -67,9 +68,9 @@ def _check_mask(name: str, mask: Tensor, length: int) -> None:
     if mask.shape[1] != length:
         raise Unsupported(name, f"an attention_mask of {mask.shape[1]} columns "
                           f"for {length} tokens", "pass one per token")
-    # transformers takes whatever is not 0 for a token, in a mask that is added
-    # to scores what is to be left out; models that count positions by a mask
-    # take it as a number.
+    # transformers takes any value but 0 for a token; in a mask that is added
+    # to scores, such values mark what to leave out. Models that count
+    # positions by a mask take its values as numbers.
     other = mask[(mask != 0) & (mask != 1)]
     if other.numel():
         raise Unsupported(name, f"an attention_mask with {float(other[0]):g}, "

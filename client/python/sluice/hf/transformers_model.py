@@ -1,9 +1,8 @@
-"""A transformers model: its decoder layers, its decoder, its head.
+"""Patches a transformers model: its decoder layers, its decoder, its head.
 
-Only instances are patched, and only their `forward`; `detach` takes it back.
-The model's attention implementation is `sluice` while a step is engaged and
-its own at all other times, so generate, evaluation with a cache and saving
-see the model as it was.
+Only instances are patched, and only their `forward`; `detach` undoes it. The
+model's attention implementation is `sluice` only while a step is engaged, so
+generate, evaluation with a cache and saving see the model as it was.
 """
 from __future__ import annotations
 
@@ -50,8 +49,8 @@ from sluice.proof.captured_calls import by_kind, first_of_kind, probe_tokens
 
 registry.register()
 
-_ATTENTION = "_attn_implementation_internal"  # of configs
-# Twins that were tried in this process, by signatures and settings of models.
+_ATTENTION = "_attn_implementation_internal"  # an attribute of configs
+# Tried twins of this process, by signature and settings of their models.
 _known: dict[Hashable, Adapter] = {}
 
 
@@ -65,33 +64,34 @@ def adapter_of(model: nn.Module) -> Adapter:
 
 
 class Adapter(Model):
-    """One model's patches, or its twin's."""
+    """The patches of one model, or of its twin."""
 
     def __init__(self, parts: Parts):
         super().__init__()
         self.causal, self.decoder, self.layers, self._is_small = parts
         self.name = type(self.causal).__name__
-        # What is streamed: the decoder, or a model around it that makes its
-        # masks (one of text and pictures).
+        # The streamed module: the decoder, or a model around it that makes its
+        # masks (one of text and images).
         self.entry = self.decoder
-        # Not those of a tower beside it: its attention is its own.
+        # Excludes a tower beside the decoder, which keeps its own attention.
         self.configs = list({id(m.config): m.config for m in (
             self.decoder, *(m for layer in self.layers
                             for m in layer.modules()))
             if isinstance(getattr(m, "config", None),
                           PretrainedConfig)}.values())
         self.way = "registry"
-        self._own_attention: list[tuple] = []  # before it was engaged
-        self.logits_last = False  # of routers, in what layers answer
-        self.dealing: Dealing | None = None  # with a group
-        self._inside: Inside | None = None  # of layers; None: of a twin
+        self._own_attention: list[tuple] = []  # before a step was engaged
+        self.logits_last = False  # whether layers return router logits last
+        self.dealing: Dealing | None = None  # set with a group
+        self._inside: Inside | None = None  # of the layers; None in a twin
         self._head: Head | None = None
         self._held = Held.by(self.decoder, self.layers)
 
     # --- attaching ----------------------------------------------------------
 
     def attach(self, stream: Stream) -> None:
-        """Patches the model as a twin's trials found; or `Unsupported`."""
+        """Patches the model as trials of a twin found, or raises
+        `Unsupported`."""
         if len(set(self.layers)) < len(self.layers):
             raise Unsupported(self.decoder, "a layer that is run several times")
         tried = self._as_tried(stream)
@@ -108,7 +108,8 @@ class Adapter(Model):
             self._take_head(tried)
 
     def _as_tried(self, stream: Stream) -> Adapter:
-        """A twin's, or that of a model which was tried and is made alike."""
+        """Returns a tried twin: of this model, or of one with the same
+        signature."""
         made = signature.of(self.causal)
         key = (made, frozenset(stream.rows.items()), stream.hidden,
                stream.ranks and stream.ranks.size)
@@ -119,7 +120,8 @@ class Adapter(Model):
 
     def _on_twins(self, stream: Stream,
                   try_: Callable[[Adapter, Stream], None]) -> Adapter:
-        """A twin's, of which trials have found all that they look for."""
+        """Returns a twin on which `try_` has found all that it looks for; a
+        small one if possible."""
         twins = Twins(self.causal, self.decoder, self.layers, {
             module: patch.before for module, patch in self._patches.items()})
 
@@ -150,12 +152,13 @@ class Adapter(Model):
         return made
 
     def _here(self, other: Adapter, module: nn.Module) -> nn.Module:
-        """In this model, what `module` is in the other one."""
+        """Returns this model's module at the path of `module` in the other."""
         return self.causal.get_submodule(next(
             path for path, m in other.causal.named_modules() if m is module))
 
     def _like(self, tried: Adapter) -> Callable[[int], int]:
-        """By the number of a layer, that of its like in a twin."""
+        """Returns a map from layer indices to those of their like in a
+        twin."""
         first, count = first_of_kind(self.layers), len(tried.layers)
         return lambda index: index if index < count else first[index]
 
@@ -204,7 +207,7 @@ class Adapter(Model):
         if self._has_pictures_as_rows():
             self._refuse_small(True)
             self._run_all_whole(stream)
-        # The ends of a rank's own rows need not be made by chunks.
+        # With a group, the ends run whole on a rank's own rows.
         if stream.ranks is None or stream.hidden == "host":
             ends_trial.probe(self.ends)
             self._refuse_small(self.ends.before is None)
@@ -218,7 +221,7 @@ class Adapter(Model):
         self._refuse_small(stream.head == "whole")
 
     def try_layers(self, stream: Stream) -> None:
-        """By the way in which attention was met."""
+        """Tries the layers, with attention in the `way` found before."""
         self._patch_layers(stream)
         self._patch_entry(stream, self.entry)
         probe.probe(self, stream)
@@ -229,12 +232,13 @@ class Adapter(Model):
         self._refuse_small(stream.head == "whole")
 
     def _refuse_small(self, runs_whole: bool) -> None:
-        """What a small twin runs whole may be by rows in a whole one."""
+        """Refuses a small twin that runs a part whole: a whole twin may run it
+        by rows."""
         if self._is_small and runs_whole:
             raise Unsupported(self.name, "what is not the same by rows")
 
     def _try_all_layers(self, stream: Stream) -> None:
-        """All by chunks, else with some that run whole."""
+        """Tries to run all layers in chunks, else lets some run whole."""
         try:
             return self._try_ways(stream)
         except UnknownRows as unknown:
@@ -247,8 +251,8 @@ class Adapter(Model):
 
     def _tried_with_rows(self, stream: Stream,
                          unknown: UnknownRows) -> Unsupported:
-        """The refusal of an argument that may have rows, with a remedy that
-        was tried; or the reason why there is none."""
+        """Returns the refusal of an argument that may have rows, with a remedy
+        that was tried; or the reason why there is none."""
         refusals: list[Unsupported] = []
         for dim in (*unknown.dims, None):
             with swapped.attributes(stream, rows={**stream.rows,
@@ -271,8 +275,8 @@ class Adapter(Model):
         return min(refusals, key=operator.attrgetter("vagueness"))
 
     def _try_whole(self, stream: Stream, refused: Unsupported) -> None:
-        """Finds which layers run whole; raises `refused`, the reason why not
-        all of them run by chunks, where that does not help."""
+        """Finds which layers run whole. Raises `refused`, the reason against
+        chunks, if running whole does not help."""
         if refused.layer is None or refused.has_remedy:
             raise refused
         if stream.ranks is not None:
@@ -285,14 +289,15 @@ class Adapter(Model):
             kind.why = f"{refused.module}: {refused.feature}"
 
     def _try_ways(self, stream: Stream, may_be_whole: bool = False) -> None:
-        """Finds the way in which attention is met; where there is none, the
-        first refusal that is about something else, if any, is the reason.
+        """Finds the way in which attention is intercepted, in the decoder or
+        in a model around it. If none works, raises the first of the refusals
+        that are least vague about the cause.
 
-        That is transformers' registry, else where a layer writes attention
-        out, else, where the model was loaded with SDPA, in what it asks torch
-        for with a mask of its own. With `may_be_whole` one in which no layer
-        runs by chunks comes last if some have the model's own attention, of
-        these the one in which the fewest have.
+        The ways are transformers' registry, then attention that a layer writes
+        out, then, if the model was loaded with SDPA, its calls of torch's
+        attention with a mask of its own. With `may_be_whole`, ways in which no
+        layer runs in chunks and some have the model's own attention come last;
+        of these, the one with the fewest such layers is taken.
         """
         ways = ["registry", "written out"]
         if self.decoder.config._attn_implementation == "sdpa":
@@ -335,7 +340,7 @@ class Adapter(Model):
             raise
 
     def renew(self, stream: Stream) -> None:
-        """Tries layers again if something in them is new, as adapters are."""
+        """Tries the layers again if something in them (an adapter) is new."""
         if self._inside is None or not self._inside.has_changed():
             return
         with stream.probing_again():
@@ -355,7 +360,8 @@ class Adapter(Model):
         self._patches[module] = Patch(module, forward, self._warn, copied)
 
     def engage(self) -> contextlib.AbstractContextManager:
-        """Attention and masks are ours, and no layer is checkpointed."""
+        """Inside, attention and masks are Sluice's, and checkpointing is
+        off."""
         switched = [] if self.way in ("sdpa", "own") else self.configs
         own = [(vars(config), _ATTENTION, config._attn_implementation)
                for config in switched]
@@ -365,8 +371,9 @@ class Adapter(Model):
                                for config in switched), *self._checkpointing())
 
     def _checkpointing(self) -> list[tuple[dict[str, Any], str, bool]]:
-        """Places of `swapped.items` that switch checkpointing off: Trainer
-        switches it on, and layers that are streamed, or fit, need none."""
+        """Returns places of `swapped.items` that switch checkpointing off:
+        Trainer switches it on, and layers that are streamed, or fit, need
+        none."""
         return [(vars(module), "gradient_checkpointing", False)
                 for module in (self.entry, self.decoder, *self.layers)
                 if getattr(module, "gradient_checkpointing", False)]
@@ -414,8 +421,9 @@ class Adapter(Model):
 
     def _plain(self, step: Step, layer: nn.Module, x: Tensor, args: tuple,
                kwargs: dict[str, Any]) -> Any:
-        """Returns what the layer answers if it runs plain, else STREAMED: also
-        where it shares keys and values with others, which may be streamed."""
+        """Returns the layer's output if it runs plain, else STREAMED. A layer
+        that shares keys and values with others, which may be streamed, is
+        streamed."""
         side = step.sides.get(layer)
         if step.plain is None or argument_table.HANDED in kwargs:
             return plain_layers.STREAMED
@@ -430,7 +438,7 @@ class Adapter(Model):
 
         ways = [value for _, _, value in self._own_attention] or [
             config._attn_implementation for config in self.configs]
-        if "eager" in ways:  # transformers' own attention
+        if "eager" in ways:  # it writes all scores out
             step.plain.writes_scores()
         out = step.plain.layer(
             layer, x, (args, kwargs), own, step.written_by(layer),
@@ -450,8 +458,8 @@ class Adapter(Model):
             return own(**given)
 
     def _state(self, x: Tensor) -> Hashable:
-        """Equal where the layers keep the same of a call with x, ids [B, S] or
-        embeddings [B, S, H]."""
+        """Returns a key that is equal for calls of which layers keep the same;
+        x is ids [B, S] or embeddings [B, S, H]."""
         return (x.dtype, x.requires_grad, plain_layers.cast_of(x.device),
                 tuple(layer.training for layer in self.layers),
                 tuple((p.dtype, p.requires_grad)
@@ -502,8 +510,8 @@ class Adapter(Model):
                 plain = stream.plain(step, self.layers, x.shape)
             if plain is not None:
                 key = self._state(x)
-            # FSDP2's units are gathered in the same order on all ranks, some
-            # of which may have longer rows.
+            # All ranks must gather FSDP2's units in the same order, and some
+            # may have longer rows.
             if plain is not None and not self.ends.units():
                 out = plain.layers(
                     key, functools.partial(self._all_plain, own, given), [
@@ -514,7 +522,7 @@ class Adapter(Model):
                     return out
             if routers.asked(self_, given):
                 routers.note(step, self)
-                # The model's own way would note chunks.
+                # The model's own recorder would record chunks.
                 given[routers.ASKED] = False
             with step.engaged():
                 out = self.ends.run(step, own, given) if (
@@ -537,7 +545,8 @@ class Adapter(Model):
     # --- what cannot be streamed --------------------------------------------
 
     def _has_pictures_as_rows(self) -> bool:
-        """A loss that fails without them skips their rows (Git's)."""
+        """Returns whether images become rows of the decoder: a loss that fails
+        without them skips their rows (Git's)."""
         if "pixel_values" not in inspect.signature(
                 type(self.decoder).forward).parameters:
             return False
@@ -551,7 +560,8 @@ class Adapter(Model):
         return False
 
     def _run_all_whole(self, stream: Stream) -> None:
-        """Rows that no token stands for have a mask of their own."""
+        """Makes all layers run whole: rows without tokens have a mask of their
+        own."""
         what = "pictures that become rows of the decoder"
         if stream.ranks is not None:
             raise Unsupported(self.decoder, what)
@@ -562,9 +572,9 @@ class Adapter(Model):
         self._try_so(stream, self.decoder, "own", True, whole)
 
     def _refuse_foreign(self, stream: Stream) -> None:
-        """With a group: a forward that is called in the place of the causal
-        model's, and calls the decoder, counts on all rows and would get
-        some."""
+        """Raises `Unsupported`, with a group, if a forward was put over the
+        causal model's and calls the decoder: it counts on all rows and would
+        get some."""
         patch = self._patches.get(self.causal)
         if patch is not None and stream.call is None and (
                 vars(self.causal).get("forward") is not patch):

@@ -1,5 +1,5 @@
-"""What trials of a twin have found, taken over by what it is the twin of: by names
-and numbers, so that it holds for other models that are made alike, too."""
+"""Transfers to a model what trials of its twin have found: by names and
+indices, so that it also holds for other models with the same signature."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -12,12 +12,13 @@ from sluice.hf.dealing import Dealing
 from sluice.hf.ends import Ends, Part
 from sluice.node.streamed import Stream
 
-WIDE = 4  # bytes of a number in trials
+WIDE = 4  # bytes of a number in trials, which are in fp32
 
 
 def of_layers(mine: Stream, layers: Sequence[nn.Module], its: Stream,
               twins: Sequence[nn.Module], like: Callable[[int], int]) -> None:
-    """Trials ran in `its`; `like` says the number in `twins` of each layer."""
+    """Takes what trials in `its` found for `layers`; `like` returns the index
+    in `twins` for that of a layer."""
     mine.rows = dict(its.rows)
     mine.attended |= its.attended
     kinds: dict[WholeKind, WholeKind] = {}
@@ -39,7 +40,8 @@ def of_layers(mine: Stream, layers: Sequence[nn.Module], its: Stream,
 
 def whole(mine: Stream, layers: Sequence[nn.Module],
           twins: Sequence[nn.Module]) -> dict[nn.Module, WholeKind]:
-    """Which twins run whole, as the layers do that were tried before."""
+    """Returns the twins that run whole, as earlier trials found for the
+    layers."""
     kinds: dict[WholeKind, WholeKind] = {}
     return {twin: kinds.setdefault(kind, replace(kind))
             for layer, twin in zip(layers, twins)
@@ -47,7 +49,7 @@ def whole(mine: Stream, layers: Sequence[nn.Module],
 
 
 def _weighed(kind: WholeKind, layer: nn.Module) -> WholeKind:
-    """By what was weighed of a twin, which is wide, what the layer holds."""
+    """Scales what was measured on a twin, in fp32, to the layer's dtype."""
     weights = [p for p in layer.parameters() if p.is_floating_point()]
     size = max(weights, key=nn.Parameter.numel).dtype.itemsize if (
         weights) else WIDE

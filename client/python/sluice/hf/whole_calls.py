@@ -1,5 +1,5 @@
-"""What layers are called with for a whole sequence, without running them; and
-one rank's rows of it."""
+"""Records what layers are called with for a whole sequence, without running
+them, and cuts one rank's rows out of it."""
 from __future__ import annotations
 
 import functools
@@ -15,7 +15,7 @@ from sluice.hf.stand_in import Instead
 from sluice.node.rows import leaf_of, named_arguments, needs_grad
 from sluice.node.step import Step
 
-# A tensor among the arguments: number of the layer, name, leaf of the argument.
+# A tensor among arguments: index of the layer, name and leaf of the argument.
 Place = tuple[int, str, int]
 
 
@@ -25,8 +25,8 @@ class Call(NamedTuple):
 
 
 class Noted(Instead):
-    """Stands for a layer: says what it is called with, which the user's hooks
-    before its forward may change, and hands on its input."""
+    """Stands in for a layer: notes what it is called with, which the user's
+    hooks before its forward may change, and returns its input."""
 
     def __init__(self, layer: nn.Module, returns_tuple: bool,
                  note: Callable[[Tensor, Call], None]):
@@ -37,7 +37,7 @@ class Noted(Instead):
         for key, hook in self._base._forward_pre_hooks.items():
             function = getattr(hook, "func", hook)  # of a partial
             if function.__module__.startswith("torch.distributed"):
-                continue  # it gathers weights, which are not asked here
+                continue  # it gathers weights, which are not used here
             if key in self._base._forward_pre_hooks_with_kwargs:
                 args, kwargs = hook(self._base, args, kwargs) or (args, kwargs)
             else:
@@ -50,7 +50,8 @@ class Noted(Instead):
 
 
 def zeros(table: nn.Module, expand: bool) -> Instead:
-    """Stands for the embedding: zeros, one in memory if they `expand`."""
+    """Returns a stand-in for the embedding: its rows are zeros, which share
+    one number in memory if they `expand`."""
     def forward(ids: Tensor, *_: Any, **__: Any) -> Tensor:
         shape = (*ids.shape, table.weight.shape[-1])
         return torch.zeros(() if expand else shape, dtype=table.weight.dtype,
@@ -62,13 +63,13 @@ def zeros(table: nn.Module, expand: bool) -> Instead:
 def rows_of(layer: nn.Module, step: Step, own: Tensor,
             cuts: dict[int, tuple[Tensor, Tensor]],
             declared: Mapping[str, int | None], whole: Call) -> Call:
-    """This rank's rows of a call for the whole sequence; layers share tensors,
-    of which each is cut once, and is in `cuts` then."""
+    """Returns this rank's rows of a call for the whole sequence. Layers share
+    tensors: each is cut once, and kept in `cuts`."""
     def cut(name: str, part: Any) -> Any:
         leaf = leaf_of(layer, name, part, step, step.length, declared)
         if leaf.dim is None or part.shape[leaf.dim] == 1:
             return part
-        if id(part) not in cuts:  # kept with it: another has another id
+        if id(part) not in cuts:  # which keeps `part`: its id stays unique
             cuts[id(part)] = part, part.index_select(leaf.dim, own)
         return cuts[id(part)][1]
 
@@ -91,8 +92,8 @@ def leaves_of(index: int, layer: nn.Module, call: Call
 
 def merged(index: int, layer: nn.Module, whole: Call, local: Call,
            made_of_rows: Collection[Place]) -> Call:
-    """The whole sequence's arguments of layer `index`, but what needs a
-    gradient or is `made_of_rows`."""
+    """Returns the whole sequence's arguments of layer `index`, except those
+    that need a gradient or are in `made_of_rows`: these are `local`."""
     known, own = dict(named(layer, whole)), dict(named(layer, local))
     if known.keys() != own.keys() or len(whole.args) != len(local.args):
         raise Unsupported(layer, "other arguments for some rows than for the "
@@ -117,7 +118,8 @@ def merged(index: int, layer: nn.Module, whole: Call, local: Call,
 
 
 def _typed(known: Any, own: Any) -> Any:
-    """The zeros' type is not always that of the real embedding."""
+    """Casts an argument, as zeros may have another dtype than real
+    embeddings."""
     if isinstance(known, Tensor) and isinstance(own, Tensor) and (
             known.is_floating_point()):
         return known.to(own.dtype)

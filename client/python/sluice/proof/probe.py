@@ -275,8 +275,8 @@ def _refuse_output(name: str, whole: Result, cut: Result,
 
 def _find_numbered(adapter: Layered, stream: Stream, index: int,
                    seen: Seen) -> None:
-    """Finds whether the layer's kind numbers its rows; see [Note: numbered
-    rows] in row_numbers."""
+    """Finds whether the layer's kind numbers its rows; see
+    [Note: numbered rows] in row_numbers."""
     layer, numbered = adapter.layers[index], Numbered(seen.x.shape[1], 0)
     alike = next(kind for kind in stream.checks.kinds if layer in kind)
     stream.numbered.difference_update(alike)
