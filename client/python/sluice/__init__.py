@@ -1,6 +1,6 @@
 """Sluice: train language models on sequences that do not fit into GPU memory.
 
-See client/python/README.md. What is public is imported when it is first used:
+See client/python/README.md. Public names are imported on first use, so that
 `python -m sluice --help` does not wait for torch.
 """
 

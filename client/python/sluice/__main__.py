@@ -23,9 +23,9 @@ _EXAMPLES = """examples:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 0; 1 where something is missing or a model cannot be
-    streamed; 2 for wrong arguments or a model of a shape that the planner does
-    not know; 3 where it does not fit; 130 after Ctrl-C."""
+    """Runs a command and returns the exit status: 0; 1 if something is missing
+    or a model cannot be streamed; 2 for wrong arguments or a model shape that
+    the planner does not know; 3 if it does not fit; 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="python -m sluice", epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -99,9 +99,10 @@ def _probe(given: argparse.Namespace) -> int:
 
 
 def _plan(given: argparse.Namespace) -> int:
-    """The cost model is of `stream(hidden="host")` under FSDP2. A shape that it
-    does not know (experts, latent keys and values, windows) is refused by the
-    field of config.json that says so; nothing is left out in silence."""
+    """Runs the planner, with the cost model of `stream(hidden="host")` under
+    FSDP2. It refuses shapes that it does not know (experts, latent keys and
+    values, windows), by the field of config.json; it never leaves one out
+    silently."""
     from sluice.base.arguments import PATH, need
     from sluice.native.daemon import find_programs
     need("plan", "folder", given.model, PATH)
@@ -123,12 +124,13 @@ def _daemon(given: argparse.Namespace) -> int:
 
 
 def run_sluiced() -> None:
-    """The wheel's `sluiced`."""
+    """Runs the wheel's `sluiced`."""
     _run("sluiced")
 
 
 def run_sluicectl() -> None:
-    """The wheel's `sluicectl`, which asks the daemon that sessions take."""
+    """Runs the wheel's `sluicectl`, against the daemon that sessions would
+    use."""
     from sluice.native import user_daemon
     os.environ.setdefault("SLUICE_SOCKET", user_daemon.known_socket())
     _run("sluicectl")
@@ -141,7 +143,7 @@ def _run(program: str) -> None:
 
 
 def _main() -> int:
-    """`main`; 1 too where standard output cannot be written."""
+    """Runs `main`; returns 1 too if standard output cannot be written."""
     try:
         try:
             return main()
@@ -151,7 +153,7 @@ def _main() -> int:
         if error.errno != errno.EPIPE:
             print("error: cannot write to standard output: "
                   f"{error.strerror}", file=sys.stderr)
-        # Or the interpreter would flush it again, and end with 120.
+        # Else the interpreter would flush it again and exit with 120.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

@@ -1,11 +1,11 @@
 """`sluice.AdamW`: torch's AdamW with its states in host memory.
 
 [Note: master weights] A parameter that is not fp32 has an fp32 master in the
-host, which is updated and rounded into the parameter. Where the parameter's bits
-are not those that the master rounds to, the parameter was set by something else
-(weights that were loaded, merged or averaged), or is new: the master is set to
-it before the update. So a master needs no first value, and states of torch's
-AdamW, which have none, can be loaded.
+host, which is updated and rounded into the parameter. If the parameter's bits
+are not those that the master rounds to, something else has set the parameter
+(weights were loaded, merged or averaged), or it is new: its master is set to
+it before the update. So a master needs no initial value, and states of torch's
+AdamW, which has no masters, can be loaded.
 """
 from __future__ import annotations
 
@@ -34,37 +34,37 @@ _STATES = ("exp_avg", "exp_avg_sq", "master")
 class AdamW(torch.optim.AdamW):
     """AdamW with m, v and fp32 master weights in leased host memory.
 
-    Host bytes per parameter of this rank: 8 for fp32, 12 for bf16 and fp16, which
-    have masters. Device bytes: in `step()` at most two buckets of 64 MiB and what
-    torch's foreach kernels compute on the way; none between steps.
+    Host bytes per parameter of this rank: 8 for fp32, 12 for bf16 and fp16,
+    which have masters. Device bytes: in `step()` at most two buckets of 64 MiB
+    and temporaries of torch's foreach kernels; none between steps.
 
     `step()` gives fp32 parameters the bits of torch.optim.AdamW(foreach=True),
-    and others the rounded ones of the same on fp32 masters. What is computed
-    later on torch's current stream comes after all of it. A parameter's states
-    are leased in the first step in which it has a gradient.
+    and others the rounded bits of the same update on fp32 masters. What
+    torch's current stream computes later comes after all of it. A parameter's
+    states are leased in the first step in which it has a gradient.
 
-    `state`, and with it `state_dict()`, waits for copies. Its tensors (CPU
-    tensors, or DTensors of such) are the leased memory and outlive the optimizer.
-    They have torch's names, and "master"; only `load_state_dict` sets them.
+    `state`, and so `state_dict()`, waits for copies. Its tensors (CPU tensors,
+    or DTensors of such) are the leased memory and outlive the optimizer. They
+    have torch's names, and "master"; only `load_state_dict` sets them.
 
     Args:
       params: parameters, named ones, or groups, as torch takes them: float32,
         bfloat16 or float16, on the session's device. Of DTensors the local
         shards are updated.
-      lr, betas, eps, weight_decay: as torch's, but numbers alone.
-      amsgrad, maximize: refused where they are True.
-      session: leases its host memory and computes on its GPU; open for as
-        long as steps are made. None: a `Session` of its own, on the first
-        parameter's device.
+      lr, betas, eps, weight_decay: as torch's, but only numbers.
+      amsgrad, maximize: refused if True.
+      session: leases the host memory and computes on its GPU; must be open
+        as long as steps are made. None: a `Session` of the optimizer's own,
+        on the first parameter's device.
 
     Raises:
-      ValueError: a number that torch's AdamW refuses.
-      Unsupported: an option that is not built; in `step()` a parameter or
-        gradient that is not, and parameters of DistributedDataParallel, with
-        the bytes that they would take.
-      Error: no daemon; in `step()` and `load_state_dict()` RESOURCE_EXHAUSTED
-        where the states do not fit into the host memory that can be leased:
-        no parameter was changed.
+      ValueError: torch's AdamW refuses a number.
+      Unsupported: an option is not built; in `step()`: a parameter or gradient
+        is not supported, or DistributedDataParallel holds parameters (says
+        how many bytes their states would take).
+      Error: no daemon; in `step()` and `load_state_dict()` RESOURCE_EXHAUSTED:
+        the states do not fit into the host memory that can be leased, and no
+        parameter was changed.
 
     It cannot be pickled or copied. Thread safety: one thread at a time.
     """
@@ -83,14 +83,14 @@ class AdamW(torch.optim.AdamW):
 
     @property
     def state(self) -> dict[torch.Tensor, dict[str, Any]]:
-        """By parameter, as the last step left it; waits for copies."""
+        """States by parameter, as of the last step; waits for copies."""
         if self._views:
             self._states.settle()
         return self._state
 
     @state.setter
     def state(self, state: dict[torch.Tensor, dict[str, Any]]) -> None:
-        self._state = state  # an empty one, of torch's constructor
+        self._state = state  # empty, from torch's constructor
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -98,8 +98,8 @@ class AdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Updates the parameters that have gradients; see `AdamW`. Returns what
-        `closure` returns, which computes the loss again."""
+        """Updates the parameters that have gradients; see `AdamW`. Returns the
+        result of `closure`, which computes the loss again."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -122,8 +122,9 @@ class AdamW(torch.optim.AdamW):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Copies states of this class or of torch's AdamW into host memory.
-        Raises ValueError where they are of other groups, or of parameters of
-        other shapes: then options of the groups may be loaded, no state is."""
+        Raises ValueError if they are of other groups, or of parameters of
+        other shapes: options of the groups may be loaded by then, states are
+        not."""
         # Torch would cast tensors to the parameters' device and dtype.
         with self.register_load_state_dict_pre_hook(lambda _, given: {
                 **given, "state": {key: functools.partial(dict, values) for
@@ -131,7 +132,7 @@ class AdamW(torch.optim.AdamW):
             super().load_state_dict(state_dict)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """What torch's load_state_dict calls with what is to be set."""
+        """Called by torch's load_state_dict with what it loads."""
         kept = {p: values() for p, values in state.pop("state").items()}
         given = {p: values for p, values in kept.items() if values}
         super().__setstate__(state)
@@ -151,7 +152,7 @@ class AdamW(torch.optim.AdamW):
     # --- states -------------------------------------------------------------
 
     def _lease(self, parameters: Iterable[torch.Tensor]) -> None:
-        """States of those that have none yet."""
+        """Leases states for those parameters that have none yet."""
         new = [(p, _local(p, p), _count(p)) for p in parameters
                if p not in self._views]
         if not new:
@@ -173,7 +174,8 @@ class AdamW(torch.optim.AdamW):
         self._views.update((p, views) for (p, _, _), views in zip(new, leased))
 
     def _set(self, p: torch.Tensor, values: Mapping[str, Any]) -> None:
-        """What is not given is 0; a master too, see [Note: master weights]."""
+        """Sets a parameter's states to `values`. States that are missing
+        become 0, also a master: see [Note: master weights]."""
         self._states.settle()
         for name, view in zip(_STATES, self._views[p]):
             view.copy_(_local(values[name], p) if name in values else
@@ -221,13 +223,13 @@ def _count(p: torch.Tensor) -> int:
 
 
 def _follow(master: torch.Tensor, values: torch.Tensor) -> None:
-    """See [Note: master weights]."""
+    """Updates `master` if `values` changed; see [Note: master weights]."""
     same = master.to(values.dtype).view(torch.int16) == values.view(torch.int16)
     master.copy_(torch.where(same, master, values.float()))
 
 
 def _local(tensor: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """This rank's values of what is sharded as `p`, or is to be."""
+    """Returns this rank's values of a tensor that is to be sharded as `p`."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
     if tensor.placements != p.placements:
@@ -236,7 +238,7 @@ def _local(tensor: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
 
 
 def _as_sharded(view: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """A state as its parameter is sharded; it stays in the host."""
+    """Returns a state with its parameter's sharding; it stays in the host."""
     if not isinstance(p, DTensor):
         return view
     meta = p._spec.tensor_meta._replace(dtype=view.dtype)
@@ -245,12 +247,12 @@ def _as_sharded(view: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """A view of a dense tensor's values in the order of its memory."""
+    """Returns a view of a dense tensor's values in the order of its memory."""
     return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
 
 
 def _gradient(p: torch.Tensor) -> torch.Tensor:
-    """Flat, in the order of the parameter's memory."""
+    """Returns the gradient, flat, in the order of the parameter's memory."""
     if p.grad.layout != torch.strided:
         raise Unsupported("AdamW", "a sparse gradient",
                           "make the embedding with sparse=False")

@@ -1,4 +1,4 @@
-"""`sluice.SluiceCallback`: a Trainer streams its model in training."""
+"""`sluice.SluiceCallback`: streams a Trainer's model while it trains."""
 from __future__ import annotations
 
 from typing import Any
@@ -11,15 +11,15 @@ from sluice.streaming import of, stream, unstream
 
 
 class SluiceCallback(TrainerCallback):
-    """Streams a Trainer's model until its training ends, and adds to what the
-    Trainer logs the host bytes at the peak and the forwards that were streamed:
+    """Streams a Trainer's model until its training ends, and adds to the
+    Trainer's logs the peak of host bytes and the number of streamed forwards:
     `sluice_host_peak_bytes`, `sluice_steps`.
 
         Trainer(model, args, callbacks=[sluice.SluiceCallback(config)], …)
 
-    A model that is not streamed yet is streamed when the Trainer is made: later
-    accelerate may have sharded it, or put a forward over its head's. A training
-    that follows streams it again; one that raises leaves it streamed.
+    A model that is not streamed yet is streamed when the Trainer is made:
+    later accelerate may have sharded it, or put a forward over its head's. The
+    next training streams it again; a training that raises leaves it streamed.
 
     Args:
       config, fields: as of `stream`; the Trainer's constructor raises its

@@ -1,5 +1,5 @@
-"""What is here, and whether it works: one line per finding. The line of a
-failed one ends with what to do."""
+"""Checks what is installed and whether it works: one finding per line. The
+line of a failed check ends with the remedy."""
 from __future__ import annotations
 
 import dataclasses
@@ -16,7 +16,7 @@ from sluice.native import abi
 from sluice.native.daemon import Programs, find_programs
 from sluice.native.session import Session
 
-# What sluicectl calls its checks of the machine.
+# Names of sluicectl's checks of the machine.
 _MACHINE = ("driver", "persistence mode", "locked memory", "open files",
             "memory limit", "huge pages", "NUMA", "host memory")
 
@@ -29,9 +29,9 @@ class Finding:
 
 
 def examine(socket: str | None = None) -> Iterator[Finding]:
-    """Looks at one thing after the other; yields what was found as it is
-    found. Opens and ends a session, as `Session(socket)` does; what sluicectl
-    finds comes last."""
+    """Runs one check after the other and yields each finding at once. Opens
+    and ends a session, as `Session(socket)` does; sluicectl's findings come
+    last."""
     yield Finding("python", True, platform.python_version())
     for package in ("torch", "transformers"):
         yield _finding(
@@ -58,7 +58,7 @@ def _finding(what: str, look: Callable[[], str]) -> Finding:
 
 
 def _failed(what: str, error: Exception) -> Finding:
-    """Whatever is wrong is the finding."""
+    """Returns any error as the finding of a failed check."""
     return Finding(what, False, str(error) or type(error).__name__)
 
 
@@ -84,8 +84,8 @@ def _library(programs) -> str:
 
 def _of_the_machine(programs: Programs, socket: str | None
                     ) -> Iterator[Finding]:
-    """What sluicectl finds of the machine, and what is wrong with the daemon;
-    nothing where there is no sluicectl."""
+    """Yields sluicectl's findings about the machine, and those that failed
+    about the daemon at `socket`; nothing if there is no sluicectl."""
     if programs.sluicectl is None:
         return
     asked = ["--socket", socket] if socket else []

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sluice.hf.own_layers import Layers, OwnLayers
     from sluice.hf.transformers_model import Adapter
 
-_streams: WeakSet[Stream] = WeakSet()  # all of this process
+_streams: WeakSet[Stream] = WeakSet()  # all streams of this process
 
 
 @takes("stream", model=MODULE | NONE)
@@ -38,93 +38,95 @@ def stream(model: nn.Module | None = None,
     """Runs the decoder layers of a model chunk by chunk, with k, v,
     attention's results and the layers' inputs in host memory.
 
-    A model of transformers is passed as `model`. For any other, pass the layers
+    Pass a model of transformers as `model`. Pass the layers of any other model
     to `stream_layers`: each takes hidden states [B, S, H] first and returns
     them, and asks torch for causal attention; embedding, head and loss stay as
     they are.
 
     The model stays itself: its class, its parameters, `generate`, saving and
-    loading. Training forwards (and others without a cache) are streamed;
-    with `labels` the head and the loss run on chunks of rows too, and
-    `logits` are made when they are read.
+    loading. Training forwards (and others without a cache) are streamed; with
+    `labels` the head and the loss run on chunks of rows too, and `logits` are
+    made when they are read.
 
-    A model that is streamed already is streamed anew: its former stream ends
-    as by `unstream()`.
+    Streaming a streamed model again ends its former stream, as `unstream()`
+    does.
 
     Args:
       model: a decoder of transformers that calls attention through the
         attention registry (also as a PEFT model).
-      config: what it has of the fields below, where they are not given.
-      layers: in the place of `model`: the decoder layers in order.
-      attention: "sdpa" with `layers`: their attention is asked of
-        F.scaled_dot_product_attention(is_causal=True), or written out.
-      sample: with `layers`: runs the model on 64 tokens or more, as
-        `lambda: model(ids)`; by it the layers are probed in stream(). Without
-        it they are probed, and refused, in the first call with so many rows;
-        shorter ones before that are not streamed. Needed with a group and
+      config: values of the fields below that are not passed themselves.
+      layers: instead of `model`: the decoder layers in order.
+      attention: "sdpa" with `layers`: their attention calls
+        F.scaled_dot_product_attention(is_causal=True), or is written out.
+      sample: with `layers`: runs the model on 64 tokens or more, such as
+        `lambda: model(ids)`; stream() probes the layers by it. Without it,
+        the first call with so many rows probes and may refuse them, and
+        shorter calls before it are not streamed. Required with a group and
         with hidden="host".
-      session: a session with the node's daemon; None: `Session()` on the
-        model's device, closed by `unstream()`, where another one is not.
+      session: a session with the node's daemon, which `unstream()` leaves
+        open. None: `Session()` on the model's device, closed by `unstream()`.
       chunk: rows per chunk (None: 1024, on a real GPU 8192); "auto": measured
-        in stream() (see [Note: chunk size] in chunk_size),
+        in stream() (see [Note: chunk size] in chunk_size);
         `Stream.chunk_choice` and the line at attach say what was chosen and
-        why. All ranks of a job have the one that the first of them has found.
-      batch: with chunk="auto": for how many sequences per batch, of each rank,
-        it is measured; steps may have others.
+        why. All ranks of a job use what the first of them has found.
+      batch: with chunk="auto": the sequences per batch, of each rank, for
+        which it is measured; steps may have others.
       rows: further layer arguments that have rows, name -> dimension; a
         table with a row per position may have more rows than the sequence.
-        None in the place of a dimension: each chunk is given all of it.
-      policy: what backward does with a layer's products of matrices:
+        None as the dimension: each chunk gets the whole argument.
+      policy: what backward does with a layer's matrix products:
         "recompute", or by the name of a weight or a module in the layer
-        (`fnmatch`) which parts of the chunks are kept on the device or
-        swapped to the host: {"mlp.*": {"keep": 0.25, "swap": 0.5}}; "plan":
-        the second training step is measured, from the third on it is as the
-        daemon has planned for this node (`Stream.plan`).
-      check: compare replayed chunks with their first forwards, bit by bit, and
-        with themselves in two parts: "first": all in the first step, then one
-        of each kind of layer in each step; "always" all, or "off".
+        (`fnmatch`) the fraction of chunks kept on the device or swapped to
+        the host: {"mlp.*": {"keep": 0.25, "swap": 0.5}}; "plan": the second
+        training step is measured, and from the third on the daemon's plan
+        for this node applies (`Stream.plan`).
+      check: compares replayed chunks with their first forwards, bit by bit,
+        and with themselves in two parts: "first": all chunks in the first
+        step, then one of each kind of layer per step; "always": all chunks;
+        "off": none.
       min_tokens: shorter sequences are not streamed.
-      head: "whole": with labels too, the model's own head and loss over all
-        rows at once, with logits [B, S, vocabulary]; also later, by the
-        attribute `head` of what is returned.
-      group: its ranks share each sequence: every one of them is given the
-        same whole rows, and works on its part of them; see
+      head: "whole": with labels too, the model's own head and loss run over
+        all rows at once, with logits [B, S, vocabulary]. Can be set later, as
+        the attribute `head` of the returned stream.
+      group: its ranks share each sequence: every rank is given the same
+        whole rows, and works on its part of them; see
         [Note: shared sequences] in shards.
       hidden: where the hidden states between layers and their gradients are:
-        "device", or "host", chunk by chunk, for sequences of which not even
-        one [B, S, H] should be on the device.
-      rerun: the first part of the tokens, 0 to 1, of which k, v and attention's
-        results are not kept in the host but made once more in backward, a layer
-        at a time: for a part f it costs f^2 of attention's forward and f of the
-        layers' own; see [Note: run again] in layer.
-      kernel: of attention's blocks on a real GPU: "flash" or "cudnn" (bf16 and
-        fp16), "efficient", or "auto": efficient for fp32, for bf16 and fp16
-        cuDNN's on GPUs of compute capability 9.0 (heads of at most 128), else
-        flash, also there for documents and windows. Flash is what torch runs
-        as that: after torch.nn.attention.activate_flash_attention_impl("FA4")
-        it is "flash (FA4)". What a step was computed by is in `Stats.kernels`.
-        A kernel that
-        was asked for by its name is refused where it does not take the model's
-        heads, and in a step of a dtype that it does not take; blocks with an
-        interval of keys for each row, a softcap or values of another width go
-        to none: their scores are written out.
-      hbm: bytes of the device that layers which fit there may take: these run
-        plain, as without a stream, and nothing of them is computed again or
-        copied (see [Note: plain layers] in plain_layers). None: on a real GPU
-        what the first step's peak leaves, else 0. With a group or
+        "device", or "host", chunk by chunk, for sequences so long that not
+        even one [B, S, H] should be on the device.
+      rerun: the fraction of tokens, 0 to 1 and from the start, for which
+        backward computes k, v and attention's results again, a layer at a
+        time, instead of keeping them in the host. A fraction f costs f^2 of
+        attention's forward and f of the layers' own; see [Note: run again]
+        in layer.
+      kernel: for attention's blocks on a real GPU: "flash" or "cudnn" (bf16
+        and fp16), "efficient", or "auto": efficient for fp32; for bf16 and
+        fp16 cuDNN's on GPUs of compute capability 9.0 (heads of at most 128),
+        else flash, and flash there too for documents and windows. Flash is
+        what torch runs under that name: after
+        torch.nn.attention.activate_flash_attention_impl("FA4") it is
+        "flash (FA4)". `Stats.kernels` names the kernels of a step. A kernel
+        chosen by name is refused if it does not take the model's heads, and
+        in a step of a dtype that it does not take. Blocks with an interval of
+        keys for each row, a softcap or values of another width use no kernel:
+        their scores are written out.
+      hbm: bytes of device memory for layers that fit there: these run plain,
+        as without a stream, and nothing of them is computed again or copied
+        (see [Note: plain layers] in plain_layers). None: on a real GPU what
+        the first step's peak leaves free, else 0. With a group or
         hidden="host" all layers are streamed.
-      stalled_s: seconds without a next chunk of a layer, after which each
-        rank says on stderr where it is.
-      quiet: say nothing on stderr: not in one line what is streamed and how,
-        not in a long step where it is, not that nothing moves.
+      stalled_s: seconds without a next chunk of a layer after which each
+        rank reports on stderr where it is.
+      quiet: prints nothing on stderr: no line at attach, no progress of long
+        steps, no report of a stall.
 
     Raises:
       Unsupported: the model, or how it is set up, cannot be streamed exactly;
-        names the module, the feature and what to do. Nothing was changed,
-        but that a former stream of this model has ended.
-      Invalid: an argument is not what it may be; nothing was changed.
-      Error: no daemon, another one than another rank of the node has, or no
-        memory.
+        names the module, the feature and the remedy. Nothing was changed,
+        except that a former stream of this model has ended.
+      Invalid: an argument has an invalid value; nothing was changed.
+      Error: there is no daemon, it is not that of another rank of the node,
+        or there is not enough memory.
     """
     how = Fields.of(config, fields)
     planned = how.policy == "plan"
@@ -160,7 +162,7 @@ def stream(model: nn.Module | None = None,
         for _, _, width, _ in made.attended:
             gpu_blocks.kernel_for(how.kernel, made.arena.device, 2, width, width)
         made.kernel = how.kernel
-        made.reset_stats()  # of the probe
+        made.reset_stats()  # removes those of the probe
         if planned:
             made.planning = Planning(made.session, kind_names(adapter.layers),
                                      how.quiet)
@@ -186,18 +188,18 @@ def stream(model: nn.Module | None = None,
 
 def stream_layers(layers: Layers, config: StreamConfig | None = None,
                   **fields: Any) -> Stream:
-    """`stream` of decoder layers that are no model of transformers: its fields
-    `layers` and `attention`."""
+    """`stream` for decoder layers that belong to no model of transformers: its
+    fields `layers` and `attention`."""
     return stream(None, config, layers=layers, attention="sdpa", **fields)
 
 
 @takes("of", model=MODULE)
 def of(model: nn.Module) -> Stream | None:
-    """The stream of `model`, or of the model that it wraps (PEFT, DDP,
+    """Returns the stream of `model`, or of the model that it wraps (PEFT, DDP,
     torch.compile) or holds; None if it is not streamed.
 
     Raises:
-      Invalid: several streamed models are in it.
+      Invalid: `model` holds several streamed models.
     """
     found = _streams_in(model)
     if len(found) > 1:
@@ -208,8 +210,8 @@ def of(model: nn.Module) -> Stream | None:
 
 @takes("unstream", model=MODULE)
 def unstream(model: nn.Module) -> None:
-    """`Stream.unstream()` of every stream that `of` looks for. A model that
-    is not streamed stays as it is."""
+    """Calls `Stream.unstream()` for every stream that `of` looks for. A model
+    that is not streamed stays as it is."""
     for found in _streams_in(model):
         found.unstream()
 

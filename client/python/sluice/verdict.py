@@ -1,7 +1,7 @@
-"""Whether a model that exists as a config can be streamed.
+"""Checks by a model's config whether the model can be streamed.
 
-The model is made on the meta device, so that a desk without the memory for its
-weights can ask.
+The model is made on the meta device, so a machine without the memory for its
+weights can run the check.
 """
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    model: str  # the class
+    model: str  # its class
     exact: bool
     said: str  # what was streamed, or why it was refused and what to do
 
 
 @takes("probe", folder=PATH)
 def verdict(folder: str | os.PathLike[str]) -> Verdict:
-    """The verdict on the model of `folder`/config.json.
+    """Returns the verdict on the model of `folder`/config.json.
 
     Raises:
-        Error: no config there, or one that transformers cannot read.
+        Error: there is no config, or transformers cannot read it.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -70,9 +70,9 @@ def _config(folder: pathlib.Path) -> PretrainedConfig:
 
 @contextlib.contextmanager
 def _reading(folder: pathlib.Path) -> Iterator[None]:
-    """What transformers makes nothing of in there, in one line."""
+    """Turns any error of transformers about the config into one line."""
     try:
         yield
-    except Exception as error:  # whatever such fields bring about
+    except Exception as error:  # fields of a config may cause any
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise invalid(f"{folder}/config.json: {said[0]}") from error
