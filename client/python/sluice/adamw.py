@@ -223,13 +223,15 @@ def _count(p: torch.Tensor) -> int:
 
 
 def _follow(master: torch.Tensor, values: torch.Tensor) -> None:
-    """Updates `master` if `values` changed; see [Note: master weights]."""
+    """Sets `master` to `values` where it does not round to them; see
+    [Note: master weights]."""
     same = master.to(values.dtype).view(torch.int16) == values.view(torch.int16)
     master.copy_(torch.where(same, master, values.float()))
 
 
 def _local(tensor: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """Returns this rank's values of a tensor that is to be sharded as `p`."""
+    """Returns this rank's values of `tensor`, sharded as `p` if it is a
+    DTensor."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
     if tensor.placements != p.placements:

@@ -59,7 +59,7 @@ def of(head: Head, hidden: Tensor, shifted: Tensor, count: Tensor | int,
 
 
 class Loss(torch.autograd.Function):
-    """See [Note: chunked head]."""
+    """An autograd node of the loss; see [Note: chunked head] in head."""
 
     @staticmethod
     def forward(ctx, head: Head, labels: Labels, left: Left | None,

@@ -217,7 +217,8 @@ class OwnLayers(Patched):
     # --- the probe ----------------------------------------------------------
 
     def _probe_all(self, stream: Stream) -> None:
-        """Probes a layer of each kind; without a sample when it is called."""
+        """Probes a layer of each kind; without a sample its first call
+        does."""
         warn_of_hooks(self.layers, stream.warn_once)
         stream.checks.kinds = by_kind(self.layers)
         if self._sample is not None:

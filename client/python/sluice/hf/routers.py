@@ -36,7 +36,7 @@ def asked(decoder: nn.Module, given: dict[str, Any]) -> bool:
 
 def answered_last(adapter: Model) -> bool:
     """Returns whether the decoder's router logits are the last outputs of its
-    layers. Runs it with others in their places, before it is patched."""
+    layers. Runs it with stand-ins for them, before it is patched."""
     decoder, layers = adapter.decoder, adapter.layers
     if not all(ASKED in inspect.signature(type(layer).forward).parameters
                for layer in layers):

@@ -29,7 +29,8 @@ class Output(dict):
 
 
 class Recorded(BaseException):
-    """(value,): ends a forward of which only this value is wanted."""
+    """Ends a forward early; its args are (value,), all that is wanted of
+    it."""
 
 
 class Instead(nn.Module):

@@ -207,7 +207,7 @@ class Adapter(Model):
         if self._has_pictures_as_rows():
             self._refuse_small(True)
             self._run_all_whole(stream)
-        # With a group, the ends run whole on a rank's own rows.
+        # With a group, ends run whole unless hidden states are in the host.
         if stream.ranks is None or stream.hidden == "host":
             ends_trial.probe(self.ends)
             self._refuse_small(self.ends.before is None)
@@ -309,7 +309,7 @@ class Adapter(Model):
         for entry in (self.decoder, *around(self.decoder, self.causal)):
             for way in ways:
                 if way == "own" and last:
-                    break  # it is no better
+                    break  # no better than those in `last`
                 stream.whole_layers.clear()
                 try:
                     self._try_so(stream, entry, way, may_be_whole)

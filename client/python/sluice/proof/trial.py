@@ -167,7 +167,7 @@ def carries(adapter: Layered, index: int, seen: Seen) -> bool:
         with _afresh(adapter.layers[index]):
             _forward(adapter, index, seen._replace(
                 kwargs={**seen.kwargs, argument: cache}))
-    except Exception:  # it needs another kind of cache, or elsewhere
+    except Exception:  # it needs another cache, or arguments with it
         return False
     return bool(cache.after)
 
