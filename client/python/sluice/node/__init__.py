@@ -1,1 +1,1 @@
-"""A layer as one autograd node, chunk by chunk."""
+"""Runs a layer as one autograd node, chunk by chunk."""

@@ -1,4 +1,5 @@
-"""How streamed forwards and backwards are called."""
+"""Holds the state of one call of a streamed model, and refuses unsupported
+calls: a second backward, `create_graph`, torch.func transforms."""
 from __future__ import annotations
 
 import functools
@@ -16,7 +17,7 @@ from sluice.base.errors import Unsupported
 from sluice.node.plain_layers import Forward
 from sluice.ranks.groups import Ranks
 
-# The error of a node after its first backward.
+# Error message of a node's second backward.
 ONCE = ("sluice: the backward of a streamed model runs once; run its forward "
         "again instead of retain_graph=True")
 
@@ -52,10 +53,10 @@ class Call:
 
     def whole(self, given: dict[str, Any], own: Callable[[], Any],
               foreign: bool) -> Any:
-        """The causal model's own forward where it does not run by rows. With
-        labels, or where it is `foreign`, so that nothing is known of it, the
-        decoder gives it all rows: its loss is the same on every rank, which
-        draw the same random numbers behind the decoder."""
+        """Runs the causal model's own forward where it does not run by rows.
+        With labels, or if the model is `foreign` (nothing is known about it),
+        the decoder returns all rows: the loss is then the same on every rank,
+        and ranks draw the same random numbers behind the decoder."""
         kept = given.get("logits_to_keep", 0)
         if not (isinstance(kept, int) and kept == 0):
             self.needs_all = "logits_to_keep"
@@ -66,25 +67,26 @@ class Call:
             return own()
 
     def own(self, of_all: Tensor) -> Tensor:
-        """[B, S] -> [B, rows that the decoder answered]."""
+        """Selects the decoder's rows: [B, S] -> [B, rows it returned]."""
         return of_all if self.own_rows is None else of_all.index_select(
             1, self.own_rows.to(of_all.device))
 
     def sum(self, loss: Tensor) -> Tensor:
-        """The loss () of the whole sequences, of those rows'."""
+        """Returns the loss () of the whole sequences, given that of the own
+        rows; a collective if rows were dealt to ranks."""
         return loss if self.own_rows is None else self.ranks.sum(loss)
 
     def all_rows(self, found: Tensor, length: int) -> Tensor:
-        """[B, own rows, n] -> [B, length, n], the same on each rank; a
-        collective where rows were dealt. Where each rank makes a loss of it,
-        an average of gradients over all ranks is the whole sequence's."""
+        """Gathers [B, own rows, n] into [B, length, n], the same on each rank;
+        a collective if rows were dealt to ranks. If each rank computes a loss
+        of it, the gradient's average over ranks is the whole sequence's."""
         if self.own_rows is None:
             return found
         whole = found.new_zeros(found.shape[0], length, found.shape[2])
         return self.ranks.sum(whole.index_copy(1, self.own_rows, found))
 
     def with_all_rows(self, answer: Any, length: int) -> Any:
-        """A decoder's answer with all rows in the place of this rank's."""
+        """Replaces this rank's rows in a decoder's output by all rows."""
         hidden, self.own_rows = self.all_rows(answer[0], length), None
         if isinstance(answer, dict):
             answer[next(iter(answer))] = hidden
@@ -93,8 +95,8 @@ class Call:
 
 
 def once(backward: Callable) -> Callable:
-    """The backward of a node that gives no second gradients: asked for some,
-    torch would leave them out in silence where dy has none."""
+    """Wraps the backward of a node that has no second gradients. Raises if
+    some are requested: torch would silently omit them if dy has none."""
     inner = once_differentiable(backward)
 
     @functools.wraps(backward)
@@ -110,7 +112,7 @@ def once(backward: Callable) -> Callable:
 
 def refuse_transforms(module: str) -> None:
     """Raises `Unsupported` within torch.func's grad, vjp, jvp and vmap: their
-    tensors stand for others, which chunks in the host cannot do."""
+    tensors wrap others, which chunks in host memory cannot do."""
     if torch._C._are_functorch_transforms_active():
         raise Unsupported(module, "a call within torch.func (grad, vjp, jvp, "
                           "vmap)", "use loss.backward() or torch.autograd.grad"
@@ -118,14 +120,14 @@ def refuse_transforms(module: str) -> None:
 
 
 class Standing:
-    """Stands for a tensor that is never computed. A layer may hand it on
+    """Placeholder for a tensor that is never computed. A layer may return it
     (attention weights, mostly); nothing can be computed with it."""
 
 
 def arguments_of(signature: inspect.Signature, self_: Any, args: tuple,
                  kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of one call of a method by name, those of its **kwargs
-    among them; without self and without defaults."""
+    """Returns the arguments of one method call by name, including those in
+    **kwargs; without self and without defaults."""
     bound = signature.bind_partial(self_, *args, **kwargs).arguments
     given: dict[str, Any] = {}
     for parameter in list(signature.parameters.values())[1:]:

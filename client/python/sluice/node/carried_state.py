@@ -1,19 +1,20 @@
-"""States that a layer hands along the sequence.
+"""Keeps the states that a layer carries along the sequence.
 
 [Note: carried states]
 In a gated delta rule, in Mamba-2 and in a short convolution a row depends on
-those before it by a state of fixed size and by the last inputs of a
-convolution. Such a layer of transformers takes both from the cache that
-`generate` gives it, and leaves there what the next rows begin with. So each
-chunk runs with a cache of ours: it answers what the chunk before has left and
-notes what this one leaves. What a chunk began with is in the host until
-backward; its second forward begins with leaves of that, and what these get as
-gradients is the gradient of what the chunk before it leaves.
+earlier rows through a state of fixed size and through the last inputs of a
+convolution. In transformers such a layer reads both from the cache that
+`generate` passes, and writes there what the next rows start from. So each
+chunk runs with a cache of ours: it returns the states that the previous chunk
+left, and records those that this chunk leaves. The states that a chunk starts
+from stay in the host until backward. Its replay starts from leaves with these
+values, and the gradients of the leaves are those of the states that the
+previous chunk leaves.
 
-A layer takes one row for a token that is generated and writes its states in
-place. So no chunk, and no part of one, has a single row, but where that is the
-sequence. Chunks are whole blocks, as the layers' own loops have them, so that
-rounding is the plain model's.
+A layer that gets one row takes the code path for a generated token, which
+writes its states in place. So no chunk, and no part of one, has a single row,
+unless the sequence has only one. Chunks are whole blocks, as in the layers'
+own loops, so that rounding is the plain model's.
 """
 from __future__ import annotations
 
@@ -30,9 +31,10 @@ from sluice.memory.arena import HostArena
 from sluice.memory.host_tensor import HostTensor
 
 BLOCK = 64  # rows
-LEAST = 2  # rows of a chunk
+LEAST = 2  # minimum rows of a chunk
 
-# What it is ("conv", "recurrent"), the layer's index in the cache and its own.
+# Kind of state ("conv", "recurrent"), index of the layer in the cache, index
+# of the state in the layer.
 Key: TypeAlias = tuple[str, int, int]
 
 
@@ -42,17 +44,17 @@ def argument_of(layer: nn.Module) -> str | None:
 
 
 def whole_blocks(rows: int) -> int:
-    """So many rows or more."""
+    """Rounds `rows` up to a multiple of BLOCK."""
     return -(-rows // BLOCK) * BLOCK
 
 
 class Cache:
-    """What a layer takes for transformers' `Cache` (5.23, cache_utils), for
-    one forward. It has the methods that layers call, and no others: what asks
-    for more is refused.
+    """Stands in for transformers' `Cache` (5.23, cache_utils) during one
+    forward of a layer. It has only the methods that layers call; a layer that
+    needs others is refused.
 
     Attributes:
-        after: what the layer left.
+        after: states that the layer left.
     """
 
     def __init__(self, before: dict[Key, Tensor]):
@@ -61,12 +63,12 @@ class Cache:
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0
                        ) -> Tensor | None:
-        """[B, channels, width], or None at the sequence's begin."""
+        """Returns [B, channels, width], or None at the sequence's start."""
         return self._before.get(("conv", layer_idx, state_idx))
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0
                             ) -> Tensor | None:
-        """[B, ...], or None at the sequence's begin."""
+        """Returns [B, ...], or None at the sequence's start."""
         return self._before.get(("recurrent", layer_idx, state_idx))
 
     def is_recording_past(self, layer_idx: int) -> bool:
@@ -75,8 +77,9 @@ class Cache:
     def update_conv_state(self, conv_states: Tensor, layer_idx: int,
                           state_idx: int = 0,
                           conv_kernel_size: int | None = None) -> Tensor:
-        """[B, channels, width + c] of the inputs of c rows [B, channels, c];
-        at the sequence's begin these alone."""
+        """Records the new state. Returns [B, channels, width + c]: the earlier
+        state, then the inputs of c rows [B, channels, c]; at the sequence's
+        start these alone."""
         key = "conv", layer_idx, state_idx
         before = self._before.get(key)
         width = conv_kernel_size or conv_states.shape[-1]
@@ -93,15 +96,15 @@ class Cache:
 
     def update(self, key_states: Tensor, value_states: Tensor,
                layer_idx: int) -> tuple[Tensor, Tensor]:
-        """Called by attention beside a state: k, v of earlier rows are ours."""
+        """Returns k, v: attention over chunks supplies earlier rows' ones."""
         return key_states, value_states
 
 
 class Carried:
-    """The states of one call of a layer.
+    """The carried states of one call of a layer, for all chunks.
 
     Attributes:
-        cache: of the chunk that runs, or ran last.
+        cache: the cache of the chunk that runs, or ran last.
     """
 
     def __init__(self, layer: nn.Module, arena: HostArena,
@@ -110,13 +113,13 @@ class Carried:
         self._arena, self._device = arena, device
         self.argument = argument_of(layer) or ""
         self.cache = Cache({})
-        # What each chunk began with.
+        # By chunk: the states that it started from.
         self._kept: list[dict[Key, HostTensor]] = []
         self._leaves: dict[Key, Tensor] = {}  # of the chunk replayed last
-        self._gradients: dict[Key, Tensor] = {}  # of what the chunk leaves
+        self._gradients: dict[Key, Tensor] = {}  # of states that it leaves
 
     def first(self, m: int, keeps: bool) -> None:
-        """Before the first forward of chunk `m`."""
+        """Sets the cache for the first forward of chunk `m`."""
         before = {key: state.contiguous() for key, state in
                   self.cache.after.items()} if m else {}
         if keeps:
@@ -125,11 +128,12 @@ class Carried:
         self.cache = Cache(before)
 
     def again(self, m: int) -> None:
-        """Before one that only makes attention's k, v, o and lse again."""
+        """Sets the cache for a forward that only recomputes attention's k, v,
+        o and lse."""
         self.cache = Cache(self._fetched(m))
 
     def second(self, m: int) -> None:
-        """Before the replay of chunk `m`, after those of later chunks."""
+        """Sets the cache for the replay of chunk `m`; later chunks' are over."""
         self._gradients = {}
         for key, leaf in self._leaves.items():
             if leaf.grad is not None:
@@ -149,16 +153,16 @@ class Carried:
         self.cache = Cache(self._leaves)
 
     def pairs(self) -> list[tuple[Tensor, Tensor]]:
-        """What the replayed chunk left, and the gradient of that."""
+        """Returns the replayed chunk's final states with their gradients."""
         return [(self.cache.after[key], gradient) for key, gradient in
                 self._gradients.items() if self.cache.after[key].requires_grad]
 
     def in_parts(self) -> dict[Key, Tensor]:
-        """What a first part of the replayed chunk begins with."""
+        """Returns the start states of the replayed chunk's first part."""
         return {key: leaf.detach() for key, leaf in self._leaves.items()}
 
     def release(self) -> None:
-        """Gives back what is still in the host. Safe to call again."""
+        """Frees the states still in the host. Idempotent."""
         while self._kept:
             for host in self._kept.pop().values():
                 self._arena.drop(host)

@@ -1,12 +1,12 @@
-"""Which replays are compared with their first forwards.
+"""Selects the replays that are compared with their first forwards.
 
-[Note: checks] A replay is the gradient's function only where it computes what
-the first forward did. Attributes are put back and contents of parameters and
-buffers are held ([Note: setting] in setting), but a forward may read values
-that lie elsewhere: a class attribute, a global, a config, a tensor that is no
-buffer. With check="first" all chunks are compared in each step until the
-backward of one has passed, and from then on one chunk of one layer of each
-kind in each step, in turn. Both cost one wait for the device per comparison.
+[Note: checks] A replay gives the right gradient only if it computes what the
+first forward did. Attributes are restored and the contents of parameters and
+buffers are checked ([Note: setting] in setting), but a forward may read values
+from elsewhere: a class attribute, a global, a config, a tensor that is no
+buffer. With check="first" all chunks are compared in each step until a
+backward has passed; after that each step compares one chunk of one layer of
+each kind, in turn. Each comparison waits for the device once.
 """
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class StepChecks:
     """The checks of one step.
 
     Attributes:
-        every: all chunks are compared.
-        sampled: else, of these modules the chunk with this number, modulo
-            their chunks.
+        every: whether all chunks are compared.
+        sampled: otherwise, the modules of which one chunk is compared, each
+            with this chunk's number (modulo the number of its chunks).
         passed: called when a backward has found its replays equal.
-        in_parts: chunks that are compared also run in two parts.
+        in_parts: whether compared chunks also run in two parts.
     """
 
     every: bool
@@ -43,7 +43,10 @@ class StepChecks:
 
 
 class Checks:
-    """The checks of one stream; used in the stream's turn."""
+    """Chooses the checks of each step of one stream.
+
+    Thread safety: used in the stream's turn.
+    """
 
     def __init__(self, how: Check):
         self._how = how
@@ -52,7 +55,8 @@ class Checks:
         self._steps = 0
 
     def begin(self, of_layers: bool, samples: bool) -> StepChecks:
-        """For a step's layers, or for its head; `samples` in later steps."""
+        """Returns the checks of a step's layers (`of_layers`) or head.
+        `samples`: whether steps after the first pass compare a sample."""
         if self._how != "first" or not self.has_passed:
             every = self._how != "off"
             return StepChecks(every, passed=self._pass, in_parts=True) if (
@@ -60,7 +64,7 @@ class Checks:
         if not of_layers or not samples:
             return StepChecks(False)
         self._steps += 1
-        # The chunk moves on when each layer of the kind had its turn.
+        # Moves to the next chunk after each layer of the kind had its turn.
         return StepChecks(False, {
             kind[self._steps % len(kind)]: self._steps // len(kind)
             for kind in self.kinds}, in_parts=True)

@@ -1,10 +1,10 @@
-"""A module run chunk by chunk as one autograd node.
+"""Runs a module chunk by chunk as one autograd node.
 
 [Note: chunked module]
-Forward, without autograd: for each chunk of rows the module's own forward.
-Only its input stays, in the host. Backward, from the last chunk to the first:
-the module's own forward again, now with autograd, then autograd through that
-one chunk. One chunk's activations exist at a time.
+Forward runs the module's own forward on each chunk of rows, without autograd,
+and keeps only its input, in the host. Backward goes from the last chunk to the
+first: it runs the module's own forward again (the replay), now with autograd,
+and then autograd through this chunk. One chunk's activations exist at a time.
 """
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ from sluice.node.step import Step
 
 
 class Modules(Protocol):
-    """What a chunked forward computes with: a module, or some of them."""
+    """The module, or the modules, that a chunked forward computes with."""
 
     def modules(self) -> Iterator[nn.Module]:
-        """All that hold its parameters and buffers."""
+        """Returns all modules that hold its parameters and buffers."""
 
 
 class ChunkedCall:
     """One forward of a module over all rows, and its backward.
 
-    Belongs to the thread that runs it. What it keeps in the host is given
-    back when backward is over, or when nothing refers to the call any more.
+    Belongs to the thread that runs it. What it keeps in the host is freed when
+    backward is over, or when nothing refers to the call any more.
     """
 
     def __init__(self, step: Step, module: Modules, name: str,
                  chunks: list[range] | None = None):
         self.step, self.module, self.name = step, module, name
-        # The step's, or others of what is on the device.
+        # The step's chunks, or others of a tensor on the device.
         self.chunks = chunks or step.chunks
         self._places = step.hidden if chunks is None else OnDevice(
             step.arena, chunks)
         self.keeps = False  # whether a backward may come
-        self.replays = False  # whether it has come
+        self.replays = False  # whether it has begun
         self._x: list[HostTensor] = []  # the input's chunks, in the host
         self._random: list[RandomState | None] = []
         self._buffers: list[Snapshot | None] = []
@@ -65,62 +65,64 @@ class ChunkedCall:
         self._fingerprints: dict[int, Tensor] = {}
         self._autocast: Any = None
         self._setting: Setting | None = None
-        self._owners: list[nn.Module] = []  # of buffers
-        self.may_replace = False  # buffers, as it then does in the replay
-        # Tensors that a module run whole returns beside its hidden states,
+        self._owners: list[nn.Module] = []  # modules with buffers
+        # Whether forward, and then the replay too, may replace buffers.
+        self.may_replace = False
+        # Tensors that a whole module returns in addition to its hidden states,
         # and in backward their gradients.
         self.more: Sequence[Tensor] = ()
         self.of_more: Sequence[Tensor] = ()
 
-    # --- what a subclass says -----------------------------------------------
+    # --- hooks for subclasses -----------------------------------------------
 
     def compute(self, m: int, x: Tensor | None,
                 extra: list[Tensor]) -> Tensor:
-        """The module's own forward on chunk `m`: y [B, c, H']."""
+        """Runs the module's own forward on chunk `m`; returns y [B, c, H']."""
         raise NotImplementedError
 
     def arguments(self) -> list[Leaf]:
-        """Arguments beside x that need a gradient."""
+        """Returns the arguments other than x that need a gradient."""
         return []
 
     def beside(self, m: int) -> list[tuple[Tensor, Tensor]]:
-        """What else the replay of chunk `m` made, with the gradient of it."""
+        """Returns other outputs of chunk `m`'s replay, with gradients."""
         return []
 
     def run_again(self) -> None:
-        """Before the first replay."""
+        """Called before the first replay."""
 
     def compares_parts(self, m: int) -> bool:
-        """Random numbers would be other ones in parts."""
+        """Returns whether chunk `m` is also compared in two parts. Not if it
+        draws random numbers, which would differ in parts."""
         return self.is_compared(m) and self.step.checks.in_parts and (
             self._random[m] is None)
 
     def compare_parts(self, m: int, x: Tensor | None, y: Tensor, same: Tensor
                       ) -> bool:
-        """`same`. Raises `Unsupported` where chunk `m`, of which the replay
-        made y of x, is not the same in two parts; see [Note: two parts] in
-        two_parts."""
+        """Returns `same`. Raises `Unsupported` if chunk `m` (replay: y of x)
+        differs when it runs in two parts; see [Note: two parts] in halves."""
         return bool(same)
 
     def bits(self, y: Tensor) -> Tensor:
-        """int64: hashes of all that a chunk made."""
+        """Returns int64 hashes of all outputs of a chunk."""
         return of_tensor(y)
 
     def release(self) -> None:
-        """Gives back what is still kept in the host. Safe to call again."""
+        """Frees what is still kept in the host. Idempotent."""
         while self._x:
             self.step.arena.drop(self._x.pop())
 
     def is_compared(self, m: int) -> bool:
-        """Whether the replay of chunk `m` must be its first forward, bit by
-        bit; see [Note: checks] in checked_chunks."""
+        """Returns whether the replay of chunk `m` must equal its first forward
+        bit by bit; see [Note: checks] in checked_chunks."""
         return m in self._fingerprints
 
     # --- forward ------------------------------------------------------------
 
     def forward(self, x: Tensor | None, extra: list[Tensor],
                 found: list[Slot]) -> Tensor:
-        """y [B, S, H'] of x [B, S, H], or None for what makes hidden states."""
+        """Returns y [B, S, H'] of x [B, S, H]; x is None if the module makes
+        the first hidden states."""
         self._autocast = autocast_now(self.step.device)
         if self.keeps:
             self._setting = Setting(self.module, found, self.step.written_by(
@@ -141,7 +143,7 @@ class ChunkedCall:
                     source.drop(m)
             y.write(m, self._first_run(m, part, self._cut(extra, rows)))
         if self._x:
-            # Copies of its chunks that run hold all of x.
+            # Copies of its chunks in flight keep all of x alive.
             self.step.arena.settle(self._x[-1])
         if self.keeps:
             self._setting.take_rewritten()
@@ -184,7 +186,7 @@ class ChunkedCall:
 
     def backward(self, dy: Tensor, found: list[Slot], needs_x: bool
                  ) -> tuple[Tensor | None, list[Tensor | None], list]:
-        """(dx, gradients of the arguments, gradients of the parameters)."""
+        """Returns dx and the gradients of the arguments and parameters."""
         dy = self._places.reading(dy, self.name)
         dx = self._places.writing() if needs_x else None
         gradients, leaves = Gradients(found), self.arguments()
@@ -192,8 +194,8 @@ class ChunkedCall:
             leaf.value)) for leaf in leaves]
         self.replays = True
         try:
-            # Another thread's forward, which may have the turn, must not
-            # meet the aliases.
+            # Takes the turn: another thread's forward, which may have it, must
+            # not see the aliases.
             with self.step.engaged(), self._as_in_forward(), (
                     gradients.in_place()):
                 self.run_again()
@@ -214,8 +216,8 @@ class ChunkedCall:
 
     @contextlib.contextmanager
     def _as_in_forward(self) -> Iterator[None]:
-        """The module is as it was in forward; random state and the buffers
-        that it writes are afterwards as they are now."""
+        """Restores the module's state of the forward within the block. Random
+        state and buffers that it writes are afterwards as before."""
         random = RandomState(self.step.device)
         now = Snapshot(self.step.written_by(self.module))
         try:
@@ -229,7 +231,7 @@ class ChunkedCall:
     def _backward_chunk(self, m: int, dy: DeviceRows | HostRows,
                         needs_x: bool, of_arguments: list[Tensor]
                         ) -> Tensor | None:
-        """dx [B, c, H], or None where x is no input."""
+        """Returns dx [B, c, H], or None if there is no input x."""
         x, rows = self._input(m, needs_x), self.chunks[m]
         leaves = self.arguments()
         extra = [cut(leaf, rows).detach().requires_grad_() for leaf in leaves]
@@ -251,8 +253,9 @@ class ChunkedCall:
         dy.drop(m)
         if m:
             dy.prefetch(m - 1)
+        # y may depend on nothing that needs a gradient in this chunk.
         roots = [(y, gradient)] if y.requires_grad else []
-        roots += self.beside(m)  # y may have what it does not use here
+        roots += self.beside(m)
         if roots:
             torch.autograd.backward(*zip(*roots))
         for total, leaf, part in zip(of_arguments, leaves, extra):
@@ -264,13 +267,13 @@ class ChunkedCall:
         return torch.zeros_like(x) if x.grad is None else x.grad
 
     def _restore(self, m: int) -> None:
-        """Random state and buffers are as before chunk `m` ran first."""
+        """Restores random state and buffers from before `m`'s first run."""
         if self._random[m] is not None:
             self._random[m].restore()
         self._buffers[m].restore()
 
     def _keep(self, source: DeviceRows | HostRows, m: int) -> None:
-        """The input's chunk `m` stays in the host until `_drop_input`."""
+        """Keeps the input's chunk `m` in the host until `_drop_input`."""
         self._x.append(source.keep(m))
 
     def _drop_input(self) -> None:
@@ -286,8 +289,9 @@ class ChunkedCall:
 
 
 class _Node(torch.autograd.Function):
-    """The call in the user's graph: inputs x, the arguments that need a
-    gradient, and the parameters themselves, which FSDP2 refills in place."""
+    """Autograd node of the call in the user's graph. Inputs are x, the
+    arguments that need a gradient, and the parameters themselves, which FSDP2
+    refills in place."""
 
     @staticmethod
     def forward(ctx, call: ChunkedCall, found: list[Slot], extra: int,
@@ -314,7 +318,7 @@ class _Node(torch.autograd.Function):
 
 
 def run(call: ChunkedCall, x: Tensor | None) -> Tensor:
-    """y [B, S, H'] of the module of `call`, one node of the user's graph."""
+    """Returns y [B, S, H'] of `call`, as one node of the user's graph."""
     found = slots(call.module)
     extra = [leaf.value for leaf in call.arguments()]
     trainable = distinct(found)
@@ -331,5 +335,6 @@ def run(call: ChunkedCall, x: Tensor | None) -> Tensor:
 
 
 def version_of(x: Tensor | None) -> int | None:
-    """Changes when x is written in place; None where torch does not say."""
+    """Returns a number that changes when x is written in place; None for
+    inference tensors, which have no version."""
     return None if x is None or x.is_inference() else x._version
