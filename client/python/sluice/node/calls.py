@@ -24,21 +24,23 @@ ONCE = ("sluice: the backward of a streamed model runs once; run its forward "
 
 @dataclass(eq=False)
 class Call:
-    """One call of a streamed model, of the causal model or of its decoder
-    alone: what it asks for, and what the decoder's latest forward in it gave.
+    """State of one call of a streamed model: of the causal model, or of its
+    decoder alone. Holds what the call asks for, and what the decoder's latest
+    forward in it returned.
 
     Attributes:
-        ranks: that share its sequences.
-        makes_cache: whether it would make a cache if it were not streamed.
-        has_labels: for a loss that the model makes of all rows.
-        needs_all: what it asks for that a rank's own rows cannot give.
-        rejoin: set where the decoder is to answer the rows of all ranks: has
-            the ranks draw the same random numbers from there on.
-        own_rows: int64, the rows that the decoder answered; None: all.
-        blind: bool [B or 1, S], rows of padding that saw no key.
+        ranks: the ranks that share its sequences.
+        makes_cache: whether the model would make a cache if it were not
+            streamed.
+        has_labels: whether the model computes a loss of all rows.
+        needs_all: a requested output that needs more than a rank's own rows.
+        rejoin: set if the decoder must return the rows of all ranks: makes the
+            ranks draw the same random numbers from there on.
+        own_rows: int64, the rows that the decoder returned; None: all.
+        blind: bool [B or 1, S], padding rows that saw no key.
         plain: the decoder's forward, if all of its layers ran plain.
-        outer: what the causal model was called with, if the ranks agree on
-            that with the decoder.
+        outer: arguments of the causal model, if the ranks compare them
+            together with the decoder's.
     """
 
     ranks: Ranks | None

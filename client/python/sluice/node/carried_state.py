@@ -133,7 +133,7 @@ class Carried:
         self.cache = Cache(self._fetched(m))
 
     def second(self, m: int) -> None:
-        """Sets the cache for the replay of chunk `m`; later chunks' are over."""
+        """Sets the cache for the replay of chunk `m`, after later chunks."""
         self._gradients = {}
         for key, leaf in self._leaves.items():
             if leaf.grad is not None:

@@ -1,13 +1,14 @@
-"""Attention that a layer writes out: softmax(q k^T * scale + mask) v.
+"""Answers attention that a layer computes itself (eager attention):
+softmax(q k^T * scale + mask) v.
 
 [Note: scores that are not computed]
-Such a layer makes no call that could be answered, and its scores of all rows
-with all keys cannot exist. So a product of a chunk's q and k is not computed:
-a `Scores` stands for it and remembers what the layer does with it (a scale, a
-mask, the softmax); when it is multiplied with v, all is known that a call of
-attention would have said. A product that turns out to be something else is
-computed then, as if nothing had been. What attention over chunks cannot do to
-scores (a bias, a mask of unknown origin) is refused.
+Such a layer makes no attention call that could be answered, and its scores of
+all rows with all keys would not fit. So the product of a chunk's q and k is
+not computed: a `Scores` stands for it and records what the layer does with it
+(a scale, a mask, the softmax). When it is multiplied with v, all arguments of
+a call of attention are known. If the product turns out to be something else,
+it is computed then. Operations on scores that attention over chunks does not
+have (a bias, a mask of unknown origin) are refused.
 """
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ from sluice.plan.products import storage
 
 @dataclass(frozen=True, eq=False)
 class Scores(Standing):
-    """Scores [B, H, c, c], or [B * H, c, c], of one chunk's rows with its own
-    keys, and after the softmax their weights; nothing changes it in place.
+    """Placeholder for scores [B, H, c, c], or [B * H, c, c], of one chunk's
+    rows with its own keys, and after the softmax for their weights. Immutable.
 
     q is [B, H, c, D], or [B * H, c, D]; k like q, or with one head for all.
     """
@@ -44,9 +45,9 @@ class Scores(Standing):
     dtype: torch.dtype
     scale: float = 1.0
     heads: tuple[int, int] | None = None  # B and H of [B * H, ...], if known
-    seen: tuple[Intervals, ...] = ()  # a row sees what all of them show
-    times: Tensor | None = None  # zeros and ones that it was multiplied with
-    weights: bool = False  # the softmax is taken
+    seen: tuple[Intervals, ...] = ()  # a row sees keys that all of them show
+    times: Tensor | None = None  # zeros and ones that multiply it
+    weights: bool = False  # whether the softmax was applied
 
     @property
     def device(self) -> torch.device:
@@ -58,7 +59,7 @@ class Scores(Standing):
     def dim(self) -> int:
         return len(self.shape)
 
-    # --- what layers do to scores -------------------------------------------
+    # --- operations of layers on scores -------------------------------------
 
     def mul(self, other: Any) -> Any:
         factor = _number(other)
@@ -133,13 +134,13 @@ class Scores(Standing):
         return replace(self, shape=made, heads=heads)
 
     def matmul(self, v: Any) -> Any:
-        """weights @ v: the call of attention that this layer never makes."""
+        """Answers weights @ v with the result of attention."""
         if not self.weights:
             return self.computed("matmul") @ v
         if not self.seen:
             raise Unsupported(_layer(), "attention in both directions")
         q, k, v_ = (self._by_head(x) for x in (self.q, self.k, v))
-        # Layers compute scores in fp32 where their v is not.
+        # Layers may compute scores in fp32 while v is narrower.
         q, k, v_ = one_dtype(q, k, v_.to(q.dtype))
         o = running().attend(q, k, v_, _all_of(self.seen),
                              blocks.Scores(self.scale), None)
@@ -152,10 +153,10 @@ class Scores(Standing):
     __truediv__ = true_divide = truediv = div
     __add__ = __radd__ = radd = add
 
-    # --- how -----------------------------------------------------------------
+    # --- helpers -------------------------------------------------------------
 
     def masked(self, mask: Tensor) -> Scores:
-        if mask.dim() > self.dim():  # more dimensions than the layer thinks
+        if mask.dim() > self.dim():  # it would add a dimension to the scores
             self.computed("add", never=True)
         here = current()
         found: Any = (
@@ -164,14 +165,15 @@ class Scores(Standing):
         return replace(self, seen=(*self.seen, found))
 
     def computed(self, name: str, never: bool = False) -> Tensor:
-        """The scores after all; `name` is what the layer does to them."""
+        """Computes the scores for the operation `name`. Raises `Unsupported`
+        if they have a mask or a softmax already, or if `never`."""
         if never or not self._is_bare():
             raise Unsupported(
                 _layer(), f"attention written out with '{name}' of its scores "
                 "or weights, which never exist here",
                 "load the model with attn_implementation='sdpa', if it has "
                 "that, or do not stream it")
-        # Not as a product, which would be met again.
+        # Not by a matrix product, which would be intercepted again.
         made = torch.einsum("...id,...jd->...ij", self.q, self.k) * self.scale
         return made.to(self.dtype).reshape(self.shape)
 
@@ -179,7 +181,8 @@ class Scores(Standing):
         return not self.seen and not self.weights and self.times is None
 
     def _by_head(self, x: Tensor) -> Tensor:
-        """[B, H, c, D] of what may be [B * H, c, D]."""
+        """Returns [B, H, c, D] of x, which may be [B * H, c, D]; without known
+        B and H one head per sequence."""
         if x.dim() == 4:
             return x
         return x[:, None] if self.heads is None else x.view(
@@ -203,7 +206,8 @@ class Scores(Standing):
 
 def product(func: Callable, args: tuple, kwargs: dict[str, Any]
             ) -> Scores | None:
-    """The scores that this call of torch would compute, if it is q k^T."""
+    """Returns the scores that this call of torch would compute, or None if it
+    is not q k^T."""
     scale, biased = 1.0, False
     args = (*args, *(kwargs[name] for name in ("batch1", "batch2")
                      if name in kwargs))
@@ -221,7 +225,7 @@ def product(func: Callable, args: tuple, kwargs: dict[str, Any]
             q.shape[-1] != k.shape[-2]) or q.shape[0] != k.shape[0] or (
             q.dim() == 4 and k.shape[1] not in (1, q.shape[1])):
         return None
-    if _is_weight(k):  # of an expert, say, and as wide as the chunk is long
+    if _is_weight(k):  # e.g. an expert's, as wide as the chunk is long
         return None
     if biased:
         running().biased = True
@@ -232,7 +236,7 @@ def product(func: Callable, args: tuple, kwargs: dict[str, Any]
 
 
 def apply(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """A function of torch that has `Scores` among its arguments."""
+    """Runs a function of torch that has `Scores` among its arguments."""
     name = getattr(func, "__name__", str(func))
     if name.endswith("_") and not name.endswith("__"):
         if isinstance(args[0], Scores):
@@ -290,7 +294,7 @@ def _number(value: Any) -> float | None:
 
 
 def _all_of(seen: tuple[Intervals, ...]) -> Intervals:
-    """What all of them show, found once in a step."""
+    """Returns the mask of keys that all of them show, found once in a step."""
     whole = seen[0]
     for other in seen[1:]:
         if other is not whole:
@@ -304,7 +308,7 @@ def _both(a: Intervals, b: Intervals) -> Intervals:
     return a.both(b, current().padding)
 
 
-# Masks that a layer has as a buffer [..., M, M], and takes a part of.
+# Masks that a layer slices from a buffer [..., M, M] of its own.
 
 def _is_mask(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dtype == torch.bool and (
@@ -317,14 +321,14 @@ def _is_zeros_and_ones(value: Any) -> bool:
 
 
 def _is_complement(value: Any, times: Tensor) -> bool:
-    """It is 0 where `times` is 1, and masks where that is 0."""
+    """Returns whether `value` is 0 where `times` is 1, and else masks."""
     return isinstance(value, Tensor) and value.shape == times.shape and bool(
         torch.where(times == 0, value <= MASKED, value == 0).all())
 
 
 def _intervals_of(view: Any) -> Intervals | None:
-    """The mask of all rows, where `view` is the first rows and keys of a
-    buffer [..., M, M] of the layer that runs."""
+    """Returns the mask of all rows, if `view` is the first rows and keys of a
+    buffer [..., M, M] of the running layer."""
     if not isinstance(view, Tensor) or view.dim() < 2:
         return None
     for buffer in running().module.buffers():

@@ -1,14 +1,15 @@
-"""Whether a layer computes a row in the same way in another chunk.
+"""Checks that a layer computes a row alike in chunks of different sizes.
 
 [Note: two parts] A layer may count the rows that it sees, or number them: it
-scales from row 8,192 on, or where there are more than so many. The probe sees
-70 rows. So a chunk that is compared also runs in two parts, with attention
-answered by what it was in the replay: q, k, v and the layer's output
-must be those of the whole chunk. Chunks are halved; the first one is cut where
-the last one ends. Rounding differs with the shape of a product, and may send
-a row to another expert, so some rows may differ, but hardly many in turn: of
-128 experts in bf16 5 % of the rows go elsewhere where a GPU adds up parts of a
-product in bf16. A threshold beyond the chunk is not seen.
+may scale from row 8,192 on, or if there are more rows than some number. The
+probe runs 70 rows. So a chunk that is compared also runs in two parts, with
+attention answered by its results in the replay: q, k, v and the layer's output
+must be those of the whole chunk. Chunks are halved; the first chunk is cut at
+the length of the last one. Rounding depends on the shape of a product, and may
+send a row to another expert. So some rows may differ, but hardly many
+consecutive ones: of 128 experts in bf16, 5 % of the rows change experts on a
+GPU that adds up partial products in bf16. A threshold beyond the chunk's
+length is not detected.
 """
 from __future__ import annotations
 
@@ -21,12 +22,13 @@ from torch import Tensor
 from sluice.base.errors import Unsupported
 
 LIMIT = 1e-3  # of a row's norm in fp32; else 8 times the dtype's precision
-FEW, MANY = 0.05, 0.25  # of a chunk's rows, in fp32 and in narrower types
-RUN = 16  # rows in turn that are no two alike
+FEW, MANY = 0.05, 0.25  # allowed share of rows, in fp32 and in narrower types
+RUN = 16  # consecutive differing rows that are refused
 
 
 class TwoParts:
-    """The parts of one replay: its first `first` of `rows` rows, the rest."""
+    """Compares the parts of one replay, its first `first` of `rows` rows and
+    the rest, with the whole."""
 
     def __init__(self, rows: int, first: int):
         self._rows, self._first = rows, first
@@ -39,7 +41,7 @@ class TwoParts:
 
     @classmethod
     def of(cls, chunks: list[range], m: int, least: int = 1) -> TwoParts:
-        """The parts of chunk `m`: of `least` rows, else there are none."""
+        """Returns the parts of chunk `m`; none if one had < `least` rows."""
         rows, last = len(chunks[m]), len(chunks[-1])
         first = last if m == 0 and least <= last <= rows - least else rows // 2
         return cls(rows, first if first >= least else 0)
@@ -49,34 +51,34 @@ class TwoParts:
             self._first, self._rows)) if self._first)
 
     def note(self, *call: Tensor) -> None:
-        """q, k, v and o of the whole chunk, in the order of the calls."""
+        """Records the next call's q, k, v and o of the whole chunk."""
         self._calls.append(call)
 
     def attend(self, part: range, site: int, *qkv: Tensor) -> Tensor:
-        """o of the part's rows; their q, k and v are compared."""
+        """Returns o of the part's rows; compares their q, k and v."""
         *whole, o = (t[:, :, part.start:part.stop] for t in self._calls[site])
         for mine, wanted in zip(qkv, whole):
             self._compare(part, mine.transpose(1, 2), wanted.transpose(1, 2))
         return o
 
     def compare(self, part: range, mine: Tensor, whole: Tensor) -> None:
-        """The outputs [B, rows, H] of a part and of the whole chunk."""
+        """Compares the outputs [B, rows, H] of a part and the whole chunk."""
         self._compare(part, mine, whole[:, part.start:part.stop])
 
     def compare_states(self, mine: Mapping[Any, Tensor],
                        whole: Mapping[Any, Tensor],
                        y: Tensor) -> None:
-        """What the second part and the whole chunk, with output y, leave."""
+        """Compares the states that the second part leaves with those that the
+        whole chunk, of output y, leaves."""
         limit = max(LIMIT, 8 * _precision(y))
         self._states = [
             (mine[key].float() - state.float()).norm() >
             limit * state.float().norm() for key, state in whole.items()]
 
     def check(self, name: str, chunk: int, same: Tensor) -> bool:
-        """`same`, for which the device is waited for once. Raises
-        `Unsupported` where that is true and too many rows differ, or a
-        state."""
-        if not self._first:  # a chunk of one row has no parts
+        """Returns `same`; waits for the device once. Raises `Unsupported` if
+        `same` is true and too many rows, or a state, differ."""
+        if not self._first:  # the chunk has too few rows for two parts
             return bool(same)
         differ = torch.cat([self._differ[part.start] for part in self], 1)
         found = torch.cat([differ.flatten(), same.view(1)]).cpu()
@@ -104,14 +106,15 @@ class TwoParts:
         norms = whole.norm(dim=-1)
         differ = ((mine - whole).norm(dim=-1) > limit * torch.maximum(
             norms, norms.mean()))
-        # Rows of padding that see nothing are one and the same.
+        # Padding rows that see no key are all equal, and count once.
         differ[:, 1:] &= (whole[:, 1:] != whole[:, :-1]).any(-1)
         self._differ[part.start] = differ | self._differ.get(
             part.start, differ)
 
 
 def _precision(made: Tensor) -> float:
-    """That it was made in: under autocast sums are wider than products."""
+    """Returns the eps of the computation: under autocast, sums are wider than
+    the products that they add up."""
     device = made.device.type
     return max(torch.finfo(dtype).eps for dtype in (
         made.dtype, *([torch.get_autocast_dtype(device)] if

@@ -1,16 +1,17 @@
-"""Hidden states [B, S, H] of all rows, written and read chunk by chunk: one
-tensor of the device, or chunks in host memory behind a stand-in.
+"""Hidden states [B, S, H] of all rows, written and read chunk by chunk: as one
+tensor on the device, or as chunks in host memory behind a stand-in.
 
 [Note: stand-ins]
-With hidden states in the host, what layers hand to each other in the user's
-graph, and the gradients of that, are stand-ins: tensors of the right shape,
-type and device, with all rows as one element in memory. Nodes of ours know
-them by their storage and read the chunks that they stand for, once. The
-element is not a number, so that nothing made of it passes for a result; what
-is made of it has other storage, and is refused by the next node.
+With hidden states in the host, the tensors that layers pass to each other in
+the user's graph, and their gradients, are stand-ins: tensors of the right
+shape, dtype and device with one element in memory. Our nodes find the chunks
+of a stand-in by its storage, and read them once. The element is NaN, so that
+no value computed from it passes for a result; such a value has other storage,
+and the next node refuses it.
 
-Layers of the user's own with a group have stand-ins too, whatever the hidden
-states are in: between them the user's code is to see the whole sequence.
+If the user passes layers and a group, the layers have stand-ins too, wherever
+the hidden states are: the user's code between them must see the shape of the
+whole sequence.
 """
 from __future__ import annotations
 
@@ -25,10 +26,10 @@ from sluice.memory.arena import HostArena, HostTensor
 
 def stand_in(shape: Sequence[int], dtype: torch.dtype,
              device: torch.device) -> Tensor:
-    """A tensor of this shape, of one element; see [Note: stand-ins]."""
+    """Returns a tensor of this shape, of one element: [Note: stand-ins]."""
     made = torch.empty_strided(tuple(shape), (0,) * len(shape), dtype=dtype,
                                device=device)
-    # Torch's anomaly mode looks for NaN in these too.
+    # Torch's anomaly mode would report its NaN.
     made.as_strided((1,), (1,)).fill_(
         0.0 if torch.is_anomaly_check_nan_enabled()
         and torch.is_anomaly_enabled() else float("nan"))
@@ -36,7 +37,7 @@ def stand_in(shape: Sequence[int], dtype: torch.dtype,
 
 
 class DeviceRows:
-    """All rows in one tensor of the device; of one step's chunks."""
+    """All rows in one tensor on the device, accessed by chunks of one step."""
 
     def __init__(self, arena: HostArena, chunks: list[range],
                  tensor: Tensor | None = None):
@@ -48,7 +49,7 @@ class DeviceRows:
         return self._tensor[:, rows.start:rows.stop]
 
     def keep(self, m: int) -> HostTensor:
-        """The chunk in the host, the caller's own."""
+        """Returns the chunk in the host, owned by the caller."""
         return self._arena.put(self.read(m))
 
     def write(self, m: int, part: Tensor) -> None:
@@ -59,10 +60,10 @@ class DeviceRows:
         self.read(m).copy_(part)
 
     def prefetch(self, m: int) -> None:
-        """Starts to fetch what `read` will ask for."""
+        """Starts to fetch a chunk for a later `read`."""
 
     def drop(self, m: int) -> None:
-        """The chunk is not asked for again."""
+        """Frees a chunk that is not read again."""
 
     def scale(self, factor: Tensor) -> None:
         self._tensor.mul_(factor)
@@ -72,7 +73,7 @@ class DeviceRows:
 
 
 class StandingRows(DeviceRows):
-    """Rows on the device behind a stand-in; they go with this object."""
+    """Rows on the device behind a stand-in; freed with this object."""
 
     def __init__(self, place: Standing):
         super().__init__(place.arena, place.chunks)
@@ -91,7 +92,7 @@ class StandingRows(DeviceRows):
 
 
 class HostRows:
-    """The chunks in the host; they go with this object, or before."""
+    """Chunks in the host; freed with this object, or before by `drop`."""
 
     def __init__(self, place: InHost):
         self._place = place
@@ -120,11 +121,11 @@ class HostRows:
         self._place.arena.drop(self.keep(m))
 
     def scale(self, factor: Tensor) -> None:
-        """What is read from now on is multiplied by `factor` ()."""
+        """Multiplies later reads by `factor` ()."""
         self._scale = factor if self._scale is None else self._scale * factor
 
     def tensor(self) -> Tensor:
-        """What stands for them, until `InHost.reading` is asked for it."""
+        """Returns a stand-in, valid until `InHost.reading` gets it."""
         return self._place.standing(self)
 
 
@@ -142,7 +143,7 @@ class OnDevice:
 
 
 class Standing:
-    """Hidden states are behind stand-ins, for one step; on the device.
+    """Keeps the hidden states of one step behind stand-ins, on the device.
 
     Args:
         length: rows of a stand-in; None: those of the chunks.
@@ -154,11 +155,11 @@ class Standing:
                  device: torch.device, length: int | None = None):
         self.arena, self.chunks, self.device = arena, chunks, device
         self._length = length or chunks[-1].stop
-        # By storage, which the stand-in keeps from being used again.
+        # By address of the storage, which the stored stand-in keeps reserved.
         self._standing: dict[int, tuple[Tensor, Rows]] = {}
 
     def reading(self, x: Tensor, name: str) -> Rows:
-        """What `x` stands for; asked once. `name` is the module that asks."""
+        """Returns, once, the rows of the stand-in `x` to module `name`."""
         found = self._standing.pop(x.untyped_storage().data_ptr(), None)
         if found is None or found[0].shape != x.shape:
             raise Unsupported(
@@ -171,14 +172,14 @@ class Standing:
         return StandingRows(self)
 
     def forget(self) -> None:
-        """Rows that were not asked for go, whatever holds the step."""
+        """Frees unread rows, even if something still holds the step."""
         self._standing.clear()
 
     def standing(self, rows: Rows) -> Tensor:
         batch, _, *width = rows.shape
         made = stand_in((batch, self._length, *width), rows.dtype,
                         self.device)
-        # Detached: what is kept here must not keep the graph.
+        # Detached, because this reference must not keep the graph.
         self._standing[made.untyped_storage().data_ptr()] = (
             made.detach(), rows)
         return made
@@ -195,8 +196,8 @@ Rows = DeviceRows | HostRows
 
 
 class Whole(torch.autograd.Function):
-    """One tensor [B, S, H] of the device of what stands for its chunks, which
-    are these `rows` of it; 0 in the others."""
+    """Joins the chunks behind a stand-in into one tensor [B, S, H] on the
+    device: chunk m is its rows `rows[m]`; other rows are 0."""
 
     @staticmethod
     def forward(ctx, place: Standing, rows: list[range], x: Tensor) -> Tensor:
@@ -209,8 +210,8 @@ class Whole(torch.autograd.Function):
 
 
 class Parted(torch.autograd.Function):
-    """What stands for the chunks of one tensor [B, S, H] of the device, which
-    are these `rows` of it. Its gradient is 0 in the others."""
+    """Splits one tensor [B, S, H] on the device into chunks behind a stand-in:
+    its rows `rows[m]` are chunk m. The gradient of other rows is 0."""
 
     @staticmethod
     def forward(ctx, place: Standing, rows: list[range], x: Tensor) -> Tensor:

@@ -1,15 +1,15 @@
-"""A decoder layer as one autograd node: the user's own module, run chunk by
+"""Runs a decoder layer as one autograd node: the user's own module, chunk by
 chunk (see [Note: chunked module]), with attention answered from host memory.
 
-Forward, its attention goes through `attention.Attend`; in the forward that
-backward repeats, it is answered from the kept (o, lse).
+In forward its attention goes through `attention.Attend`; in the replay it is
+answered from the kept (o, lse).
 
 [Note: run again]
-Of the first chunks attention's k, v, o and lse need not be kept until backward:
-causal rows see earlier ones alone, so before its first replay a layer runs its
-own forward once more on these chunks, from their inputs, in the first forward's
-order. Then one layer's are kept at a time. For a part f of the rows that costs
-f^2 of attention's forward and f of the rest of it.
+Attention's k, v, o and lse of the first chunks need not be kept until
+backward: causal rows see only earlier rows, so before its first replay a layer
+can run its own forward once more on these chunks, from their inputs, in the
+first forward's order. They are then kept for one layer at a time. For a
+fraction f of the rows this costs f^2 of attention's forward and f of the rest.
 """
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ _running = threading.local()  # .call: the layer that runs in this thread
 
 
 def running() -> LayerCall | None:
-    """The call of the streamed layer that this thread runs, if any."""
+    """Returns the call of the streamed layer that this thread runs, if any."""
     return getattr(_running, "call", None)
 
 
 class Given(Protocol):
-    """A layer's arguments beside its hidden states."""
+    """A layer's arguments other than its hidden states."""
 
     hands: bool
 
@@ -64,13 +64,13 @@ class LayerCall(chunked_module.ChunkedCall):
                  arguments: Given):
         super().__init__(step, layer, type(layer).__name__)
         self.own, self._arguments = own, arguments
-        # What the layer returns beside its hidden states, all of it None;
-        # None: it returns no tuple.
+        # Number of outputs besides the hidden states, all of them None; None
+        # if the layer returns no tuple.
         self._beside: int | None = None
-        self._chunk = self._site = 0  # where the layer is just now
-        self.biased = False  # see written_out: its scores, if they are that
-        self._rows = step.chunks[0]  # that it runs on
-        # Of a replay that is compared; and while a part of it runs.
+        self._chunk = self._site = 0  # of the running forward
+        self.biased = False  # a bias was added to possible scores
+        self._rows = step.chunks[0]  # of the running forward
+        # Set in a replay that is compared; the second while a part of it runs.
         self._parts: TwoParts | None = None
         self._compared: tuple[TwoParts, range] | None = None
         self._batch = 0  # sequences
@@ -81,10 +81,10 @@ class LayerCall(chunked_module.ChunkedCall):
         watched = self._policy.shares or step.measured is not None
         self._products = Products(layer) if watched else None
         self._tape: Tape | None = None
-        # What its replays leave out, once that is known to hold.
+        # The products that its replays skip, once known.
         self._spared: tuple[Spared, Products] | None = None
         self._following: Following | None = None  # of this replay
-        self._without_kv = False  # whether this replay leaves out k or v
+        self._without_kv = False  # whether this replay skips k or v
         self._again = False  # see [Note: run again]
         self.rerun = step.rerun
         # See [Note: carried states] in carried_state.
@@ -103,7 +103,7 @@ class LayerCall(chunked_module.ChunkedCall):
         return y
 
     def run_again(self) -> None:
-        """See [Note: run again]."""
+        """Recomputes attention of the first chunks; see [Note: run again]."""
         arena, device = self.step.arena, self.step.device
         with torch.no_grad(), self._autocast, swapped.attributes(
                 self, _again=True, replays=False):
@@ -173,7 +173,7 @@ class LayerCall(chunked_module.ChunkedCall):
         return y
 
     def _weighing(self) -> contextlib.AbstractContextManager:
-        """See [Note: plain layers] in plain_layers."""
+        """Measures what a replay saves; [Note: plain layers], plain_layers."""
         if self.step.plain is None or not self.replays:
             return contextlib.nullcontext()
         return self.step.plain.weighing(self.module,
@@ -188,7 +188,7 @@ class LayerCall(chunked_module.ChunkedCall):
             states.first(m, self.keeps)
 
     def _states(self) -> dict[carried_state.Key, Tensor]:
-        """What the chunk that ran has left to the next one."""
+        """Returns the states that the latest chunk left for the next one."""
         return {} if self._carried is None else self._carried.cache.after
 
     def bits(self, y: Tensor) -> Tensor:
@@ -197,7 +197,7 @@ class LayerCall(chunked_module.ChunkedCall):
 
     def _run(self, x: Tensor, extra: list[Tensor],
              cache: Cache | None = None) -> Any:
-        """What the layer's own forward returns of the rows `_rows`."""
+        """Runs the layer's own forward on the rows `_rows`."""
         args, kwargs = self._arguments.chunk(self._rows, extra)
         if self._carried is not None:
             kwargs[self._carried.argument] = cache or self._carried.cache
@@ -212,7 +212,7 @@ class LayerCall(chunked_module.ChunkedCall):
     def compare_parts(self, m: int, x: Tensor, y: Tensor, same: Tensor
                       ) -> bool:
         parts, self._parts = self._parts, None
-        assert parts is not None  # the replay noted what attention was
+        assert parts is not None  # the replay created them
         cache = None
         for part in parts:
             if self._carried is not None:
@@ -238,7 +238,7 @@ class LayerCall(chunked_module.ChunkedCall):
             self._side.watching())
 
     def _numbering(self) -> contextlib.AbstractContextManager:
-        """See [Note: numbered rows] in row_numbers."""
+        """Numbers the rows; see [Note: numbered rows] in row_numbers."""
         if self.module not in self.step.numbered:
             return contextlib.nullcontext()
         within = self._rows.start - self.step.chunks[self._chunk].start
@@ -254,7 +254,8 @@ class LayerCall(chunked_module.ChunkedCall):
 
     def _sparing(self, x: Tensor, extra: list[Tensor]
                  ) -> contextlib.AbstractContextManager:
-        """Around a replay; see [Note: spared products]."""
+        """Skips products in a replay, or finds those that can be skipped; see
+        [Note: spared products] in skipped_products."""
         if not self.replays:
             return contextlib.nullcontext()
         if self._spared is None:
@@ -308,8 +309,8 @@ class LayerCall(chunked_module.ChunkedCall):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Intervals,
                scores: Scores, sinks: Tensor | None) -> Tensor:
-        """o [B, H, c, Dv] of this chunk's q [B, H, c, D] and its own k, v
-        [B, Hkv, c, D or Dv] with those of all chunks before."""
+        """Returns o [B, H, c, Dv] of this chunk's q [B, H, c, D] over its own
+        k, v [B, Hkv, c, D or Dv] and those of all earlier chunks."""
         site = self._next_site()
         if self._compared is not None:
             parts, part = self._compared
@@ -335,7 +336,7 @@ class LayerCall(chunked_module.ChunkedCall):
         return self._sites[self._site - 1]
 
     def answer(self, y: Tensor) -> Any:
-        """The layer's hidden states as the layer itself returns them."""
+        """Returns hidden states y in the form that the layer returns them."""
         return y if self._beside is None else (y, *[None] * self._beside)
 
     @property
@@ -366,7 +367,7 @@ class LayerCall(chunked_module.ChunkedCall):
 
 
 def run(call: LayerCall, x: Tensor) -> Tensor:
-    """y [B, S, H] of the layer of `call`, one node of the user's graph."""
+    """Returns y [B, S, H] of the layer, as one node of the user's graph."""
     y = chunked_module.run(call, x)
     call.step.blocks_run += call.blocks_run
     call.step.kernels |= call.kernels

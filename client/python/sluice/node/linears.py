@@ -1,13 +1,14 @@
-"""Linear layers where a chunk's backward comes: the gradients of their weights
-are added up inside the product.
+"""Runs linear layers in a replay so that the gradients of their weights are
+added up inside the matrix product.
 
-[Note: added inside] Autograd makes a gradient of each weight for each chunk and
-adds it to the sum: that reads and writes the weight's size three times more,
-and a chunk has few rows for all its weights. So plain linear layers run as a
-node of our own there: its backward multiplies into the sum that is there
-already. It is torch's own sum, `.grad` of the weight's alias, and what torch
-adds to it otherwise goes beside: where the weight is used twice or a hook asks
-for its gradient, the product is handed to torch.
+[Note: added inside] Autograd creates a gradient of each weight for each chunk
+and adds it to the sum: this reads and writes the weight's size three more
+times, and a chunk has few rows for all its weights. So plain linear layers run
+in a replay as a node of ours, with a backward that multiplies into the
+existing sum. This is torch's own sum, `.grad` of the weight's alias, to which
+torch may add other gradients. The product is returned to torch instead for the
+first chunk (no sum exists), if the weight is no leaf or has a hook, and within
+torch.autograd.grad.
 """
 from __future__ import annotations
 
@@ -33,14 +34,14 @@ class Linear:
 
 
 class Product(torch.autograd.Function):
-    """x @ weight.T + bias as `make` makes it of the three."""
+    """Autograd function of x @ weight.T + bias, computed by `make`."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None,
                 make: Callable) -> Tensor:
         ctx.save_for_backward(x, weight)
         y = make(x, weight, bias)
-        # The layer may write what it gets, which a node's views forbid.
+        # The layer may write it in place, which is an error for a node's view.
         return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
 
     @staticmethod
@@ -56,7 +57,7 @@ class Product(torch.autograd.Function):
 
 def _of_weight(ctx: Product, rows: Tensor, x: Tensor, weight: Tensor
                ) -> Tensor | None:
-    """None where it was added to what the weight has; see
+    """Returns None if the gradient was added to the weight's `.grad`; see
     [Note: added inside]."""
     x = x.reshape(-1, x.shape[-1])
     if not weight.is_leaf or weight.grad is None or (
@@ -68,16 +69,16 @@ def _of_weight(ctx: Product, rows: Tensor, x: Tensor, weight: Tensor
 
 
 def _would_be_added(ctx: Product) -> bool:
-    """Not where torch.autograd.grad is to answer it."""
+    """Returns False within torch.autograd.grad, which returns it instead."""
     try:
         return torch._C._will_engine_execute_node(ctx.next_functions[1][0])
-    except RuntimeError:  # how torch says that it is in autograd.grad
+    except RuntimeError:  # raised within torch.autograd.grad
         return False
 
 
 def in_place(owners: Iterable[nn.Module]
              ) -> contextlib.AbstractContextManager:
-    """The plain linear layers among these run as `Linear`."""
+    """Within the block, plain linear layers among these run as `Linear`."""
     return swapped.items(*(
         (vars(m), "forward", Linear(m)) for m in dict.fromkeys(owners)
         if is_plain(m) and "forward" not in vars(m)))
@@ -90,7 +91,8 @@ def is_plain(module: nn.Module) -> bool:
 
 
 def is_plain_call(layer: nn.Linear, x: Tensor) -> bool:
-    """Whether nothing is cast, mapped, traced or done by a user's type."""
+    """Returns whether the call has no cast, functorch transform, tracing or
+    tensor subclass."""
     return type(x) in (Tensor, nn.Parameter) and (
         x.dtype == layer.weight.dtype) and not (
             torch.is_autocast_enabled(x.device.type)

@@ -1,4 +1,4 @@
-"""A forward of ours in the place of a module's own, on the instance."""
+"""Puts a forward of ours in place of a module's own, on the instance."""
 from __future__ import annotations
 
 import copy
@@ -20,13 +20,13 @@ _UNCOMPILED = (
 
 
 class Patch:
-    """`module.forward` while it lives there; `own` is what it was before, and
-    `before` the instance's own one, if there was any.
+    """`module.forward` while it is in place. `own` is the forward before it,
+    and `before` the instance attribute before it, if there was any.
 
-    It is an object and no method because methods are copied with a module: a
+    It is an object, not a method, because methods are copied with a module: a
     copy of a streamed model has its own forwards back, and is not streamed.
-    Where others take it for a method (accelerate wraps the function of one,
-    and binds that again), it has the function of a method.
+    For code that treats it as a method (accelerate wraps the function of a
+    method, and binds it again), it has the function of a method.
     """
 
     def __init__(self, module: nn.Module, forward: Callable,
@@ -42,7 +42,7 @@ class Patch:
                               "sluice.unstream(model) before")
         self.own = self.before or functools.partial(
             type(module).forward, module)
-        # Trainer and generate ask which arguments the model takes.
+        # Trainer and generate inspect which arguments the model takes.
         takes = self.__signature__ = inspect.signature(self.own)
         self.__self__ = module
 
@@ -56,9 +56,9 @@ class Patch:
         module.forward = self
 
     def _of(self, module: nn.Module) -> Callable:
-        """The forward of what the function is bound to. That may be a copy
-        with copies of the weights, or one that shares them, as of
-        compile_regions; its modules would run unstreamed."""
+        """Returns the forward of the module that the function is bound to.
+        That may be a copy with copies of the weights, or one that shares them,
+        as by compile_regions; modules of the latter would run unstreamed."""
         if module is self.module:
             return self
         mine, others = (next(m.parameters(), None) for m in (
@@ -75,7 +75,7 @@ class Patch:
         return self._forward(self.module, *args, **kwargs)
 
     def undo(self) -> None:
-        """Leaves a forward that was put over it since."""
+        """Restores the former forward, unless another has replaced this."""
         if vars(self.module).get("forward") is self:
             del self.module.forward
             if self.before is not None:
