@@ -1,23 +1,24 @@
-"""Layers that run plain: as without a stream, kept by autograd, not replayed.
+"""Runs layers plain, as without a stream: autograd keeps their tensors, and
+nothing is replayed.
 
 [Note: plain layers]
 A layer need not be streamed if its tensors fit on the device. Its own forward
-runs once, on all rows, with the model's own attention and mask; nothing of it
-is copied or computed again. The first step is streamed, and so is each step of
+then runs once, on all rows, with the model's own attention and mask; nothing
+is copied or recomputed. The first step is streamed, and so is each step of
 more tokens than any before it, because its peak is not known. In other steps a
-layer runs plain if there is room for what it and all layers after it keep, and
-once more for the most that one of them keeps, as its backward computes with
-about as much. The last layers come first, because their backward does: what
-they keep is free again when the streamed layers' backward begins.
+layer runs plain if there is room for what it and all later layers keep, plus
+once more the largest of these, because a layer's backward computes with about
+as much. The last layers come first, because their backward does: their memory
+is free again when the streamed layers' backward begins.
 
-What a layer keeps is measured: the first call of each kind of layers in a
-sequence of a new length runs under saved_tensors_hooks, which drop all that was
-saved where it is more than there is room for. A layer is tried only where what
-its replay in chunks has saved, and the scores and masks [S, S] that the model's
-own attention writes, say that it may fit.
+The first call of each kind of layer with a sequence of a new length measures
+what the layer keeps: it runs under saved_tensors_hooks, which drop all saved
+tensors once they exceed the room. A layer is tried only if the bytes that its
+replay in chunks saved, and the scores and masks [S, S] that the model's own
+attention writes, suggest that it fits.
 
-A GPU's room is what the streamed step's peak has left of its memory, less a
-sixteenth for fragments.
+A GPU's room is the memory that the streamed step's peak leaves, less a
+sixteenth of the total for fragmentation.
 """
 from __future__ import annotations
 
@@ -37,12 +38,12 @@ from torch.utils import _pytree as pytree
 from sluice.base.randomness import RandomState
 from sluice.node.replay import Snapshot
 
-STREAMED = object()  # the answer of what has to be streamed
+STREAMED = object()  # returned for what must be streamed
 _UNBOUNDED = sys.maxsize
-_SPARE = 16  # one part of so many of a GPU's memory stays free
-# Room for a layer, for one that writes scores [S, S] out, and for a head, in
-# what each keeps: that, and what is computed with. That is twice as much where
-# scores, or logits, have a softmax of their own and a gradient.
+_SPARE = 16  # 1 / _SPARE of a GPU's memory stays free
+# Room needed by a layer, by one that writes scores [S, S] out, and by a head,
+# as a multiple of what each keeps: the kept bytes, and working memory, which
+# is twice as much if scores, or logits, have their own softmax and gradient.
 _LAYER, _WRITES, _HEAD = 2, 3, 3
 _REPLAYED = 0.875  # a replay saves up to a tenth more: (o, lse) in fp32
 
@@ -50,7 +51,7 @@ Written = Sequence[tuple[nn.Module, str]]  # buffers: owner, name
 
 
 class Size(NamedTuple):
-    """What is kept for backward: `nbytes`, or if not `exact` at least that."""
+    """Bytes kept for backward: `nbytes`, or at least these if not `exact`."""
 
     nbytes: int
     exact: bool
@@ -61,7 +62,7 @@ class _Graph:
     """Lives as long as the autograd graph of something that ran plain.
 
     Attributes:
-        nbytes: that the graph keeps; 0 as soon as its backward has begun.
+        nbytes: bytes that the graph keeps; 0 once its backward has begun.
     """
 
     nbytes: int
@@ -71,11 +72,11 @@ class _Graph:
 
 
 class _Noting:
-    """Finds out what a forward saves beside `known` tensors.
+    """Measures what a forward saves in addition to `known` tensors.
 
     Attributes:
-        size: the sum of it. Not exact where that is more than `limit`: then
-            nothing is kept.
+        size: bytes saved. Not exact if they exceed `limit`: then nothing is
+            kept.
     """
 
     def __init__(self, known: Iterable[Tensor], limit: int):
@@ -84,8 +85,9 @@ class _Noting:
         self._boxes: list[list[Tensor]] = []  # what the graph has saved
 
     def run(self, own: Callable[[], Any]) -> Any:
-        """What `own` answers; STREAMED for more than the limit. No exception
-        ends it then: torch leaks the tensor for which a hook raises one."""
+        """Returns the result of `own`, or STREAMED if it saves more than the
+        limit. It runs to its end even then: torch leaks the tensor for which a
+        hook raises an exception."""
         with saved_tensors_hooks(self._pack, lambda box: box[0]):
             out = own()
         self._boxes.clear()
@@ -105,12 +107,13 @@ class _Noting:
 
 
 class Room:
-    """How much of the device what runs plain in one stream may keep. Used in
-    the stream's turn.
+    """Limits the device memory that plain runs of one stream keep.
+
+    Thread safety: used in the stream's turn.
 
     Args:
-        hbm: bytes at most; None: what streamed steps leave of a GPU.
-        say: is told what a user should know.
+        hbm: maximum bytes; None: what streamed steps leave of a GPU.
+        say: called with messages for the user.
     """
 
     def __init__(self, hbm: int | None, device: torch.device,
@@ -122,20 +125,20 @@ class Room:
         self.forget()
 
     def forget(self) -> None:
-        """The next step is streamed, and what is kept is measured again."""
+        """Streams the next step, and discards all measured sizes."""
         self._tokens = 0  # of the longest step that was streamed
-        self._peak = 0  # bytes that this took on a GPU
-        # By kind of layers, what a row of their replays has saved.
+        self._peak = 0  # bytes that it took on a GPU
+        # By kind of layer: bytes per row that its replays save.
         self.rows: dict[int, float] = {}
         self.parts = _LAYER
-        # By what has run, then by batch and length.
+        # By key of a plain run, then by (batch, length).
         self._sizes: dict[Hashable, dict[tuple[int, int], Size]] = {}
-        # By a decoder's state: the keys of its layers, which all ran plain.
+        # By state of a decoder in which all layers ran plain: their keys.
         self.all: dict[Hashable, list[Hashable]] = {}
 
     @property
     def kept(self) -> int:
-        """Bytes that graphs keep for backwards that are still to come."""
+        """Bytes that graphs keep for pending backwards."""
         return sum(graph.nbytes for graph in list(self._graphs))
 
     def begin(self, kinds: Iterable[Sequence[nn.Module]],
@@ -160,13 +163,13 @@ class Room:
                    - total // _SPARE)
 
     def streamed(self, tokens: int, nbytes: int) -> None:
-        """A step of so many tokens took so many bytes, layers streamed."""
+        """Records the bytes that a streamed step of so many tokens took."""
         self._tokens = max(self._tokens, tokens)
         self._peak = max(self._peak, nbytes)
 
     def find(self, key: Hashable, shape: tuple[int, int]) -> Size | None:
-        """Returns what was noted for this shape, or for a length that is up to
-        an eighth more."""
+        """Returns the size noted for this shape, or else for the shortest
+        length that is up to an eighth more."""
         batch, length = shape
         return min(((s, size) for (b, s), size in self._sizes.get(
             key, {}).items() if b == batch and length <= s <= length * 9 // 8),
@@ -183,7 +186,7 @@ class Room:
 
     def ran_out(self, keys: Iterable[Hashable], shape: tuple[int, int]
                 ) -> None:
-        """What has these keys is streamed from now on in that shape."""
+        """Makes runs of these keys in that shape streamed from now on."""
         for key in keys:
             self.note(key, shape, Size(_UNBOUNDED, False))
         self.say("out of device memory where layers ran plain: in sequences "
@@ -205,15 +208,15 @@ class Forward:
             self._before = torch.cuda.memory_allocated(room.device)
 
     def replayed(self) -> None:
-        """A streamed layer's backward is over."""
+        """Records the peak so far, after a streamed layer's backward."""
         self._room.streamed(
             self._shape[0] * self._shape[1], torch.cuda.max_memory_allocated(
                 self._room.device) - self._before if self._measures else 0)
 
     @contextlib.contextmanager
     def weighing(self, layer: nn.Module, rows: int) -> Iterator[None]:
-        """Around the replay of some rows of a layer: notes what it saves, once
-        for each kind of layers."""
+        """Wraps the replay of some rows of a layer, and measures what it
+        saves, once for each kind of layer."""
         kind = self._kinds[layer]
         if kind not in self._to_weigh:
             yield
@@ -234,16 +237,16 @@ class Forward:
                                     sum(saved.values()) / rows)
 
     def writes_scores(self) -> None:
-        """The model's own attention does."""
+        """Records that the model's own attention writes scores out."""
         self._room.parts = _WRITES
 
     def layer(self, layer: nn.Module, x: Tensor, given: Any,
               own: Callable[[], Any], written: Written,
               scores: Callable[[bool], int] = lambda _: 0) -> Any:
-        """Returns what `own` answers, which is the layer's own forward of x
-        [B, S, H] and of what it is `given` beside; STREAMED where there is no
-        room for that. `scores` returns the bytes of tensors [S, S] that its
-        attention makes, and is told whether it writes scores out."""
+        """Returns the result of `own`, the layer's own forward of x [B, S, H]
+        and other arguments `given`; STREAMED if there is no room for it.
+        `scores` returns the bytes of tensors [S, S] that its attention makes,
+        given whether it writes scores out."""
         if self._left <= 0:
             return STREAMED
         if not self._keys:
@@ -265,19 +268,19 @@ class Forward:
         return out
 
     def _known(self, keys: Iterable[Hashable]) -> list[int]:
-        """What layers of these keys keep, of those of which that is known."""
+        """Returns, where known, the bytes that layers of these keys keep."""
         sizes = (self._room.find(key, self._shape) for key in keys)
         return [size.nbytes for size in sizes if size and size.exact]
 
     def _wanted(self, known: list[int]) -> int:
-        """The room for layers that keep so much."""
+        """Returns the room needed by layers that keep these bytes."""
         return sum(known) + (self._room.parts - 1) * max(known)
 
     def layers(self, key: Hashable, own: Callable[[], Any], written: Written
                ) -> Any:
-        """Returns what `own` answers, which is the decoder's own forward, if
-        all layers fit; STREAMED if not, or before all of them have run plain
-        in a decoder of that `key`."""
+        """Returns the result of `own`, the decoder's own forward, if all
+        layers fit; STREAMED if not, or before all of them have run plain in a
+        decoder of that `key`."""
         keys = self._room.all.get(key, ())
         known = self._known(keys)
         if not keys or len(known) < len(keys) or (
@@ -289,9 +292,8 @@ class Forward:
 
     def head(self, key: Hashable, own: Callable[[], Any],
              known: Callable[[], list], row: int) -> Any:
-        """Returns what `own` answers, which is the head's own forward of all
-        rows, if that fits too, else STREAMED. It keeps at least so many bytes
-        for each `row`."""
+        """Returns the result of `own`, the head's own forward of all rows, if
+        that fits too, else STREAMED. `row`: minimum bytes kept per row."""
         return self._tried(key, own, (), _HEAD, known,
                            row * math.prod(self._shape))
 
@@ -304,8 +306,8 @@ class Forward:
 
     def _tried(self, key: Hashable, own: Callable[[], Any], written: Written,
                parts: int, known: Callable[[], list], least: int) -> Any:
-        """Runs `own` if what that keeps fits `parts` times. That is at least
-        `least` where it was not measured yet."""
+        """Runs `own` if `parts` times the bytes that it keeps fit. Before they
+        are measured, these are at least `least`."""
         size = self._room.find(key, self._shape)
         if (least if size is None else size.nbytes) * parts > self._left:
             return STREAMED
@@ -317,7 +319,7 @@ class Forward:
 
     def _run(self, keys: Sequence[Hashable], own: Callable[[], Any],
              written: Written, kept: int | _Noting) -> Any:
-        """`kept` is what the graph will keep, or measures it."""
+        """Runs `own`. `kept`: bytes that its graph keeps, or their meter."""
         random, before = RandomState(self._room.device), Snapshot(written)
         try:
             if isinstance(kept, _Noting):
@@ -340,7 +342,8 @@ class Forward:
 
 def _keys(layers: Iterable[nn.Module], kinds: dict[nn.Module, int], x: Tensor
           ) -> Iterator[tuple[nn.Module, Hashable]]:
-    """Equal for layers that keep the same of rows as x, the first one's."""
+    """Yields a key for each layer, equal for layers that keep the same of rows
+    like x, the first layer's input."""
     needs, cast = x.requires_grad, cast_of(x.device)
     for layer in layers:
         trained = tuple(p.requires_grad for p in layer.parameters())

@@ -1,17 +1,17 @@
-"""Layers that cannot be cut into chunks of rows, run whole, one at a time.
+"""Runs layers that cannot be cut into chunks of rows whole, one at a time.
 
 [Note: whole layers]
-Such a layer runs on all rows, in forward without autograd and in backward once
-more with it, as activation checkpointing with its inputs in host memory does
-(ALST, section 3.3). Between the two only its input stays, in the host, in the
-same chunks as other layers' inputs. Where its attention goes through
-transformers' registry or torch's, that is ours: chunk by chunk, with k, v and
-results in the host. Else it is the model's own, with the mask that the model
-would have made, made for this layer alone.
+Such a layer runs on all rows: in forward without autograd, and in backward
+once more with it, as activation checkpointing with inputs in host memory does
+(ALST, section 3.3). Between the two only its input is kept, in the host, in
+the same chunks as other layers' inputs. If its attention goes through
+transformers' registry or torch's function, the stream answers it: chunk by
+chunk, with k, v and results in the host. Otherwise it is the model's own, with
+the mask that the model would have made, made for this layer alone.
 
-What it returns beside its hidden states, and what it puts into a dictionary
+Outputs besides its hidden states, and tensors that it puts into a dictionary
 that layers are called with, are further outputs of its autograd node, on the
-device; what it finds in such a dictionary are further inputs.
+device; tensors that it finds in such a dictionary are further inputs.
 """
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def call_of(step: Step, layer: nn.Module, own: Callable, x: Tensor,
 
 
 def run(call: LayerCall, x: Tensor) -> Tensor:
-    """y of the layer of `call`, as `layer.run`; hidden states that are in the
-    host are joined before a layer that runs whole, and parted behind it."""
+    """Returns y of the layer of `call`, like `layer.run`. Hidden states in the
+    host are joined before a whole layer, and split behind it."""
     place, chunks = call.step.hidden, call.step.chunks
     if not isinstance(call, WholeCall) or not isinstance(place, Standing):
         return layers_.run(call, x)
@@ -72,7 +72,7 @@ class _Given:
     def __init__(self, layer: nn.Module, step: Step, args: tuple,
                  kwargs: dict[str, Any], own: bool, has_rows: bool):
         self._step, self._own, self._positional = step, own, len(args)
-        self._has_rows = has_rows  # [B, S, ...], as masks of ours take them
+        self._has_rows = has_rows  # [B, S, ...], as our masks need them
         named = named_arguments(layer, args, kwargs)
         self._names = [name for name, _ in named]
         self.held = {i: value for i, (_, value) in enumerate(named)
@@ -103,8 +103,8 @@ class _Given:
 
     def chunk(self, rows: range, replaced: list[Tensor]
               ) -> tuple[tuple, dict[str, Any]]:
-        """Those of all rows, with others in the place of the differentiable ones,
-        and the model's own masks where attention is its own."""
+        """Returns the arguments of all rows, with `replaced` in place of those
+        that need a gradient. If attention is the model's own, masks are too."""
         others = iter(replaced)
         leaves = iter([
             next(others) if isinstance(leaf, Tensor) and leaf.requires_grad
@@ -119,7 +119,7 @@ class _Given:
             self._names[self._positional:], values[self._positional:]))
 
     def put(self) -> list[tuple[int, Any, Any]]:
-        """What the forward has put into dictionaries: which one, key, value."""
+        """Returns new entries of the dictionaries: (which, key, value)."""
         return [(i, key, value)
                 for i, (now, before) in self._before.items()
                 for key, value in now.items()
@@ -139,7 +139,7 @@ class WholeCall(LayerCall):
         self._rows = range(x.shape[1])
         self.chunks = [self._rows]
         self._places = OnDevice(step.arena, self.chunks)
-        self._tree: tuple[Any, list[Any]] | None = None  # of what it returns
+        self._tree: tuple[Any, list[Any]] | None = None  # of its output
 
     def compute(self, m: int, x: Tensor, extra: list[Tensor]) -> Tensor:
         self._site, self._batch = 0, len(x)
@@ -148,7 +148,7 @@ class WholeCall(LayerCall):
                 self.step, "backward" if self.replays else "forward",
                 self.module, m)
         # Torch's choice of an attention kernel depends on whether a gradient
-        # is needed: what is to have the replay's bits runs as the replay does.
+        # is needed: a forward that must have the replay's bits runs alike.
         compared = self.keeps and not self.replays and (
             self.step.checks.include(self.module, m, 1))
         with self._noting(), self._weighing(), torch.set_grad_enabled(
@@ -196,9 +196,9 @@ class WholeCall(LayerCall):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Intervals,
                scores: Scores, sinks: Tensor | None) -> Tensor:
-        """As by chunks, one after the other. Autograd runs the last one's
-        backward first, as `Attend` needs it: of nodes that are ready it takes
-        the one that was made last."""
+        """Runs attention chunk by chunk. Autograd runs the last chunk's
+        backward first, as `Attend` needs it: of the nodes that are ready it
+        takes the one that was made last."""
         if q.shape[2] != self.step.length:
             raise Unsupported(self.name, f"attention of {q.shape[2]} rows in "
                               f"a sequence of {self.step.length}")
@@ -213,7 +213,7 @@ class WholeCall(LayerCall):
             for m, rows in enumerate(self.step.whole)], 2)
 
     def answer(self, y: Tensor) -> Any:
-        """What the layer returns; what it put into dictionaries is there."""
+        """Returns the layer's output, and fills the dictionaries."""
         assert self._tree is not None
         (spec, leaves), self._tree = self._tree, None
         tensors, self.more = iter([y, *self.more]), ()
