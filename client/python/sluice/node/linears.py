@@ -69,7 +69,8 @@ def _of_weight(ctx: Product, rows: Tensor, x: Tensor, weight: Tensor
 
 
 def _would_be_added(ctx: Product) -> bool:
-    """Returns False within torch.autograd.grad, which returns it instead."""
+    """Returns whether torch would add the gradient to `.grad`, which it does
+    not within torch.autograd.grad."""
     try:
         return torch._C._will_engine_execute_node(ctx.next_functions[1][0])
     except RuntimeError:  # raised within torch.autograd.grad

@@ -1,13 +1,13 @@
-"""What a layer's second forward needs to be bitwise the first: parameters as
-leaves of our own, the buffers it had (its attributes: `setting`).
+"""Makes a layer's second forward (replay) bitwise the first: parameters as
+leaves of our own, and the buffers of the first (for attributes see `setting`).
 
 [Note: aliases]
-Replaying a layer chunk by chunk runs autograd once per chunk. On the real
-parameters that would fire the hooks of DDP, FSDP and optimizers once per
-chunk, and add partial gradients into `.grad` in the parameter's own type. So
-the replay sees detached aliases in their place; their gradients are summed in
-fp32, by autograd itself where they are fp32 already, and the layer's autograd
-node returns each sum once.
+The replay of a layer runs autograd once per chunk. On the real parameters this
+would fire the hooks of DDP, FSDP and optimizers once per chunk, and add
+partial gradients into `.grad` in the parameter's own dtype. So the replay uses
+detached aliases in their place; their gradients are summed in fp32, by
+autograd itself if they are fp32 already, and the layer's autograd node returns
+each sum once.
 """
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from sluice.node import linears
 
 
 class Slot(NamedTuple):
-    """Where a module holds a parameter, and whether that is trained: as it was
-    when the slot was made, whatever is frozen until backward."""
+    """Where a module holds a parameter, and whether that was trained when the
+    slot was made, even if it is frozen before backward."""
 
     owner: nn.Module
     name: str
@@ -34,8 +34,8 @@ class Slot(NamedTuple):
 
 
 def slots(module: nn.Module) -> list[Slot]:
-    """Every place under `module` that holds a parameter; tied ones have
-    several. Frozen ones too: functional_call puts others in for a while."""
+    """Returns every place under `module` that holds a parameter; a tied one
+    has several. Frozen ones too: functional_call may replace them."""
     return [Slot(owner, name, parameter, parameter.requires_grad)
             for owner in module.modules()
             for name, parameter in owner._parameters.items()
@@ -43,13 +43,13 @@ def slots(module: nn.Module) -> list[Slot]:
 
 
 def distinct(found: Sequence[Slot]) -> list[nn.Parameter]:
-    """The trainable ones, each once."""
+    """Returns the trainable parameters, each once."""
     return list({id(s.parameter): s.parameter for s in found
                  if s.trained}.values())
 
 
 def leaves(of: Tensor) -> list[Tensor]:
-    """The tensors with a `.grad` that a backward from `of` would add to."""
+    """Returns the tensors that get a `.grad` from a backward of `of`."""
     return [node.variable for node in nodes(of)
             if type(node).__name__ == "AccumulateGrad"]
 
@@ -66,9 +66,9 @@ def nodes(y: Tensor) -> Iterator[Any]:
 
 def others_in_place(found: Sequence[Slot], others: Mapping[int, Tensor]
                     ) -> contextlib.AbstractContextManager:
-    """The module computes with `others`, by the id of the parameter that each
-    stands for; a parameter that has none there is put back. All are
-    nn.Parameter: of anything else torch's parametrizations make a buffer."""
+    """Makes the module compute with `others`, by the id of the parameter that
+    each replaces; a parameter without an entry is put back. All are
+    nn.Parameter: torch's parametrizations make a buffer of anything else."""
     return swapped.items(*(
         (s.owner._parameters, s.name, others.get(id(s.parameter), s.parameter))
         for s in found))
@@ -100,13 +100,13 @@ class Gradients:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """The module computes with the aliases."""
+        """Makes the module compute with the aliases within the block."""
         with others_in_place(self._slots, self._aliases), linears.in_place(
                 s.owner for s in self._slots if s.trained):
             yield
 
     def take(self) -> list[Tensor | None]:
-        """The sums, in the order of `distinct`; None where nothing came."""
+        """Returns the sums, in the order of `distinct`; None if none came."""
         return [self._sums[id(p)].to(p.dtype) if id(p) in self._sums else
                 self._aliases[id(p)].grad for p in self._parameters]
 
@@ -119,7 +119,7 @@ class Buffers:
                       if buffer is not None]
 
     def written(self, replaced: bool = True) -> list[tuple[nn.Module, str]]:
-        """With others in their places, if `replaced`, or in place."""
+        """Returns buffers written in place or, if `replaced`, replaced."""
         return [(owner, name) for owner, name, buffer, version in self._held
                 if (replaced and owner._buffers.get(name) is not buffer)
                 or buffer._version != version]
@@ -133,8 +133,8 @@ class Snapshot:
                       for owner, name in places]
 
     def restore(self, if_changed: bool = False) -> None:
-        """The same tensor objects with the contents of then; `if_changed`
-        leaves those alone that were not written, for a graph may need them."""
+        """Restores the same tensor objects with their former contents. With
+        `if_changed` only those that were written: a graph may need others."""
         for owner, name, buffer, value, version in self._kept:
             if not if_changed or buffer._version != version:
                 with torch.no_grad():

@@ -1,12 +1,12 @@
-"""Layers that number their rows by themselves.
+"""Numbers the rows of chunks for layers that number their rows themselves.
 
-[Note: numbered rows] A layer may make positions of its own,
+[Note: numbered rows] A layer may make positions itself, by
 `torch.arange(x.shape[1])`: Llama 4 scales the queries of its layers without
-RoPE from row 8,192 on. Within a chunk the numbers would begin at 0 again, far
-from where a probe of few rows could see it. So the probe runs such a layer as
-if its rows came FAR into a sequence. If that changes what it computes, its
-chunks are given the numbers of their rows in the sequence from then on, which
-the probe compares there, too.
+RoPE from row 8,192 on. Within a chunk the numbers would start at 0 again, and
+a probe of few rows could not detect it. So the probe runs such a layer as if
+its rows started FAR into a sequence. If this changes the result, the layer's
+chunks get their rows' numbers in the sequence from then on, and the probe
+checks this at FAR, too.
 """
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ FAR = 1 << 20  # rows; beyond any threshold that a model has
 
 
 class Numbered(TorchFunctionMode):
-    """Inside, `torch.arange` over all of a layer's rows begins at `first`.
+    """Makes `torch.arange` over all of a layer's rows begin at `first`.
 
     Attributes:
-        met: whether there was one.
+        met: whether there was such a call.
     """
 
     def __init__(self, rows: int, first: int):

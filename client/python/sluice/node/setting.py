@@ -1,17 +1,17 @@
-"""What a layer's forward depends on beside its inputs, as it was in the first
-one: attributes are put back for the second, other contents are refused.
+"""Records the attributes that a layer's forward depends on. The second forward
+(replay) gets them restored; other changes are refused.
 
-[Note: setting] Between a forward and its backward a model may be evaluated,
-PEFT's other adapter be chosen or added, a hook come or go, a scale be changed
-by a schedule. Autograd's graph would not care: it is of the forward that was.
-So the second forward sees the plain attributes (numbers, names, lists and
-dictionaries of them), the submodules and the hooks that the first one saw. Of
-parameters and buffers there is no copy; they must still have the same
-contents. A buffer that was replaced, as a rotary table is that grows with a
-longer sequence, is put back like an attribute. Parameters that were written
+[Note: setting] Between a forward and its backward the user may evaluate the
+model, choose or add another adapter of PEFT, add or remove a hook, or change a
+scale by a schedule. Autograd's graph would not be affected: it belongs to the
+past forward. So the replay sees the plain attributes (numbers, names, lists
+and dictionaries of them), the submodules and the hooks that the first forward
+saw. Parameters and buffers are not copied; they must still have the same
+contents. A buffer that was replaced, such as a rotary table that grows with a
+longer sequence, is restored like an attribute. Parameters that were written
 count as changed, and so does another class or forward of a module. Buffers may
-have been written with what they had, as DDP does before each forward; so that
-this can be told, a sum of each version's bytes is kept.
+be written with equal contents, as DDP does before each forward; to detect
+this, a sum of each version's bytes is kept.
 """
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from sluice.base.hashing import fingerprint
 from sluice.node.replay import Slot, Snapshot
 
 TORCHS = frozenset(vars(nn.Module())) - {"training", "_is_full_backward_hook"}
-# What holds a module's submodules and hooks, and hooks of all modules.
+# Attributes with a module's submodules and hooks; hooks of all modules.
 _HELD = [name for name, value in vars(nn.Module()).items() if isinstance(
     value, dict) and name not in ("_parameters", "_buffers")]
 _ALL = nn.modules.module
@@ -51,8 +51,8 @@ class Setting:
         self.take()
 
     def take(self) -> None:
-        """Attributes and buffers are to be as they are now. Hooks of the
-        module itself run around its forward, once."""
+        """Records attributes and buffers as they are now. Not the hooks of the
+        module itself: these run around its forward, once."""
         root, *inside = self._modules
         self.attributes = [
             {**_attributes(root), **_copies(root, ("_modules",))},
@@ -62,8 +62,8 @@ class Setting:
         self.take_buffers()
 
     def take_buffers(self) -> None:
-        """The buffers are to stay as they are now: again where the rest of
-        the model's forward may have written some (a rotary table that grew)."""
+        """Records the buffers as they are now. Called again if the rest of the
+        model's forward may have written some (a rotary table that grew)."""
         self._buffers = [
             (owner, name, buffer, _Contents(buffer, _sum(buffer)))
             for owner in self._modules
@@ -71,8 +71,8 @@ class Setting:
             if buffer is not None and (owner, name) not in self._written]
 
     def check(self) -> None:
-        """Raises RuntimeError where what is not put back was changed. In the
-        stream's turn: another thread's backward has aliases in place."""
+        """Raises RuntimeError if something that is not restored was changed.
+        Runs in the stream's turn: other threads' backwards set aliases."""
         for owner, then in zip(self._modules[1:], self._forwards):
             if forward_of(owner) != then:
                 self._refuse(owner, "forward")
@@ -95,9 +95,9 @@ class Setting:
             "weights and buffers, after all backwards")
 
     def take_rewritten(self) -> None:
-        """After the call: parameters that it wrote itself are compared by
-        their contents from now on. torch's parametrizations write a parameter
-        with itself when they are put on, as PEFT does in each forward."""
+        """Makes parameters that the call itself wrote compared by their
+        contents from now on. torch's parametrizations write a parameter with
+        itself when they are added, as PEFT does in each forward."""
         self._parameters = [
             (slot, contents if contents.are_of(slot.parameter) else
              _Contents(slot.parameter, _sum(slot.parameter)))
@@ -107,7 +107,7 @@ class Setting:
         self._elsewhere = _elsewhere(self._modules)
 
     def changed_elsewhere(self) -> str:
-        """What is not as it was noted, of all that is not put back."""
+        """Describes unrestored changes since `note_elsewhere`."""
         now = _elsewhere(self._modules)
         found = [f"{key[0]} was {then[:60]}, and is {now.get(key, 'gone')[:60]}"
                  for key, then in self._elsewhere.items()
@@ -117,7 +117,8 @@ class Setting:
             "it reads a value of somewhere else, or is not deterministic")
 
     def in_place(self) -> contextlib.AbstractContextManager:
-        """Modules have attributes, submodules, hooks and buffers of then."""
+        """Restores recorded attributes, submodules, hooks and buffers within
+        the block."""
         then = [(vars(module), name, value) for module, attributes in zip(
                     (*self._modules, _ALL), self.attributes)
                 for name, value in attributes.items()]
@@ -133,8 +134,8 @@ class Setting:
 @contextlib.contextmanager
 def unchanged(modules: Iterable[nn.Module], contents: bool = True
               ) -> Iterator[None]:
-    """The modules have their plain attributes, tensors and buffers back
-    afterwards; with `contents` also what was in the buffers."""
+    """Restores the modules' plain attributes, tensors and buffers afterwards;
+    with `contents` also the contents of the buffers."""
     then = [(module, {**_attributes(module), **{
                 name: value for name, value in vars(module).items()
                 if isinstance(value, Tensor)}}, dict(module._buffers))
@@ -156,8 +157,8 @@ def unchanged(modules: Iterable[nn.Module], contents: bool = True
 
 
 class _Contents:
-    """Which memory a tensor has, how often it was written, and with what, if
-    that was summed."""
+    """Identifies a tensor's contents: its storage, its version, and a sum of
+    its bytes if one was made."""
 
     def __init__(self, tensor: Tensor, sum_: int | None = None):
         self._storage = StorageWeakRef(tensor.untyped_storage())
@@ -176,8 +177,8 @@ _sums: MutableMapping[Tensor, tuple[int | None, int]] = WeakIdKeyDictionary()
 
 
 def _sum(tensor: Tensor) -> int | None:
-    """A sum of its bytes and their order; made once per version. None for a
-    tensor that cannot be read so."""
+    """Returns a sum of the tensor's bytes and their order, made once per
+    version; None if the tensor cannot be read this way."""
     if tensor.is_meta or type(tensor) not in (Tensor, nn.Parameter):
         return None
     version, known = _version(tensor), _sums.get(tensor)
@@ -191,7 +192,7 @@ def _version(tensor: Tensor) -> int | None:
 
 
 def _attributes(module: Any) -> dict[str, Any]:
-    """The plain ones, of lists and dictionaries copies."""
+    """Returns the plain attributes, with lists, dicts and sets copied."""
     return {name: value.copy() if isinstance(
                 value, (list, dict, set)) else value
             for name, value in vars(module).items()
@@ -199,8 +200,8 @@ def _attributes(module: Any) -> dict[str, Any]:
 
 
 def _elsewhere(modules: Iterable[nn.Module]) -> dict[tuple[str, int], str]:
-    """What modules may read beside their own plain attributes, parameters and
-    buffers: by its name and the id of what holds it."""
+    """Returns what modules may read besides their own plain attributes,
+    parameters and buffers: by its name and the id of what holds it."""
     found: dict[tuple[str, int], str] = {}
     holders: dict[int, tuple[str, Any]] = {}
     for module in modules:
@@ -227,7 +228,8 @@ def _copies(of: Any, names: Iterable[str]) -> dict[str, dict]:
 
 
 def hooks_of(module: nn.Module) -> tuple:
-    """The user's: FSDP2's come with a class, around all rows."""
+    """Returns the user's hooks of a module. FSDP2's are left out: they come
+    with its class, and run around all rows."""
     return tuple(hook for hooks in (
         module._forward_pre_hooks, module._forward_hooks,
         module._backward_pre_hooks, module._backward_hooks)
@@ -235,7 +237,7 @@ def hooks_of(module: nn.Module) -> tuple:
 
 
 def is_of_fsdp(hook: Any) -> bool:
-    """Whether it gathers weights, or frees them."""
+    """Returns whether the hook gathers or frees weights."""
     return str(getattr(getattr(hook, "func", hook), "__module__", "")
                ).startswith("torch.distributed.")
 
@@ -246,8 +248,8 @@ def plain_class(module: nn.Module) -> type:
 
 
 def forward_of(module: nn.Module) -> tuple[type, Any]:
-    """What a call of the module runs. A forward of ours, which is in its place
-    for a while (patch, linears, units), stands for the module's own."""
+    """Returns what a call of the module runs. A forward of ours that is in
+    place temporarily (patch, linears, units) counts as the module's own."""
     own = vars(module).get("forward")
     ours = str(getattr(own, "__module__", "")).startswith("sluice.")
     return plain_class(module), None if ours else own

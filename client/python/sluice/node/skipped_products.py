@@ -1,26 +1,26 @@
-"""Products of matrices that a layer's second forward need not compute.
+"""Skips matrix products that a layer's second forward (replay) does not need.
 
-[Note: spared products] A layer ends in a sum: what its last product makes, an
-MLP's down projection, is added to the hidden states, and the gradient of a sum
-needs none of its terms. The second forward is there for the gradient alone. So
-that product is left out there: what it makes is a stand-in, autograd has its
-factors, which are all that its backward needs, and the layer's output, which is
-not read, is not a number. So are the products that attention's k and v are made
-of: these are in the host. Not where replays are compared with their first
-forwards: those compute everything.
+[Note: spared products] A layer ends in a sum: the result of its last product,
+an MLP's down projection, is added to the hidden states, and the gradient of a
+sum needs none of its terms. The replay runs for the gradient alone, so it
+skips this product: the result is a stand-in, autograd has the factors, which
+are all that its backward needs, and the layer's output, which is not read, is
+NaN. The products that make attention's k and v are skipped too, because k and
+v are in the host. Replays that are compared with their first forwards skip
+nothing.
 
-Which products these are is found by running: in one replay of a layer
-everything that is made of a product's values is followed. The product is spared
-in later replays if that was sums, views, casts and products with what needs no
-gradient (RoPE), which keep nothing of it for backward, until it was added up,
-or was k or v; and if the layer has no function of the user's own, which may
-keep what it likes. Hooks on saved tensors may keep them in other storages, so
-nothing is spared where any were in force.
+These products are found by running: one replay of a layer tracks everything
+that is made of a product's values. Later replays skip the product if that was
+sums, views, casts and products with what needs no gradient (RoPE), which save
+nothing of it for backward, until it was added up, or was k or v; and if the
+layer has no autograd function of the user's own, which may save anything.
+Hooks on saved tensors may save them in other storages, so nothing is skipped
+if any were in force.
 
-What was found holds for later replays under the same `conditions`: the layer's
-plain attributes (also whether it trains, which adapter is active), the hooks in
-it, and which of its parameters and inputs need a gradient. A frozen scale reads
-nothing of the product behind it; a trained one does.
+The result holds for later replays under the same `conditions`: the layer's
+plain attributes (also whether it trains, which adapter is active), the hooks
+in it, and which of its parameters and inputs need a gradient. A frozen scale
+reads nothing of the product that it scales; a trained one does.
 """
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ from sluice.node.replay import nodes
 from sluice.plan.products import Mode, Place, Product, Products, storage
 
 _aten = torch.ops.aten
-# Products, and which of their arguments are the factors.
+# Matrix products, and which of their arguments are the factors.
 _FACTORS = {_aten.mm.default: (0, 1), _aten.addmm.default: (1, 2)}
-# What is made of a term of a sum without its backward needing the term.
+# Operations with a backward that needs no values of their inputs.
 _TERMS = frozenset({
     _aten.add.Tensor, _aten.view.default, _aten._unsafe_view.default,
     _aten.t.default, _aten.transpose.int, _aten.permute.default,
@@ -58,13 +58,14 @@ _TERMS = frozenset({
 
 def conditions(layer: nn.Module, attributes: Any, inputs: Iterable[Tensor]
                ) -> tuple:
-    """What decides which products a layer's replay needs, during one, while the
-    layer has its aliases of parameters.
+    """Returns the conditions that decide which products a layer's replay
+    needs. Called during a replay, while the layer has aliases of its
+    parameters.
 
     Args:
         attributes: the plain ones of its modules, and which modules and hooks
             they have.
-        inputs: the hidden states and the arguments beside them.
+        inputs: the hidden states and the other arguments.
     """
     return attributes, tuple(t.requires_grad for t in (
         *layer.parameters(), *inputs)), _hooks_on_saved()
@@ -72,11 +73,11 @@ def conditions(layer: nn.Module, attributes: Any, inputs: Iterable[Tensor]
 
 @dataclass(frozen=True)
 class Spared:
-    """The weights of one layer, by name, of what need not be computed."""
+    """The products of one layer that are skipped, by their weights' names."""
 
     weights: frozenset[str]
-    makes_kv: bool  # whether attention's k or v are made of them
-    conditions: tuple  # under which that was found
+    makes_kv: bool  # whether they make attention's k or v
+    conditions: tuple  # under which they were found
 
     @contextlib.contextmanager
     def left_out(self, layer: nn.Module, products: Products
@@ -91,7 +92,7 @@ class Spared:
 
 
 class _Without:
-    """A module's forward but for the product of one of its weights."""
+    """Runs a module's forward without the product of one of its weights."""
 
     def __init__(self, owner: nn.Module, products: Products, weight: str):
         self._owner, self._own = owner, owner.forward
@@ -110,7 +111,7 @@ class _Without:
 
 
 class _UnmadeLinear(_Without):
-    """A linear layer's, without the price of a dispatch mode."""
+    """The same for a linear layer, without the cost of a dispatch mode."""
 
     def __call__(self, input: Tensor) -> Tensor:
         layer = self._owner
@@ -121,12 +122,12 @@ class _UnmadeLinear(_Without):
 
 
 def _unmade(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Stands for x @ weight.T + bias."""
+    """Returns a stand-in for x @ weight.T + bias."""
     return stand_in((*x.shape[:-1], weight.shape[0]), x.dtype, x.device)
 
 
 class Following(Mode):
-    """Around one replay of a chunk; then `found` says what may be spared."""
+    """Tracks one replay of a chunk; `found` returns what may be skipped."""
 
     def __init__(self, layer: nn.Module, conditions: tuple):
         super().__init__(Products(layer))
@@ -162,14 +163,14 @@ class Following(Mode):
         self._in_kv |= self._of(k, v)
 
     def found(self, y: Tensor) -> Spared:
-        """Given the layer's output."""
+        """Returns the products to skip, given the layer's output."""
         for node in nodes(y):
             if not isinstance(node, BackwardCFunction):
                 continue
             if not node._forward_cls.__module__.startswith("sluice."):
                 self._needed |= set(self._count)
             saved = node.saved_tensors
-            if node._forward_cls is Attend:  # but k and v
+            if node._forward_cls is Attend:  # except k and v
                 saved = saved[:1] + saved[3:]
             self._needed |= self._of(saved)
         weights = frozenset(
@@ -179,7 +180,7 @@ class Following(Mode):
                       self._conditions)
 
     def _is_scaled(self, func: Any, args: tuple) -> bool:
-        """Whether backward of such a product needs nothing of its values."""
+        """Returns whether backward of this product needs no tracked values."""
         if func is not _aten.mul.Tensor:
             return False
         mine, other = args if self._of(args[0]) else args[::-1]
@@ -199,5 +200,5 @@ class Following(Mode):
 
 
 def _hooks_on_saved() -> Any:
-    """The innermost ones in force, of all tensors that autograd saves."""
+    """Returns the innermost active hooks on tensors that autograd saves."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False)

@@ -1,11 +1,10 @@
-"""Products of a layer's first forward that its second one need not compute.
+"""Stores products of a layer's first forward for its second (replay).
 
 [Note: tape]
-In the first forward of a chunk its products are stored as the policy says; in
-the second those are answered with what was stored, bit for bit, and autograd
-above never knows. Attention over chunks has its own store. A product that its
-layer changes in place afterwards is not stored any more: what is no longer
-itself is computed again.
+The first forward of a chunk stores its products as the policy says; the replay
+returns the stored products, bit for bit, which autograd above does not see.
+Attention over chunks has its own store. A product that its layer changes in
+place afterwards is dropped from the store, and recomputed.
 """
 from __future__ import annotations
 
@@ -29,14 +28,14 @@ _COLLECTIVE = "c10d"  # schemas of these do not say what they write
 class Tape:
     """The stored products of one call of one layer; belongs to its thread.
 
-    Memory on the device and in the host is given back chunk by chunk as
-    backward comes by, the rest by `release`.
+    Backward frees memory on the device and in the host chunk by chunk;
+    `release` frees the rest.
     """
 
     def __init__(self, policy: Policy, arena: HostArena, products: Products,
                  chunks: int):
         self.policy, self._arena, self.products = policy, arena, products
-        # By chunk: place -> what is stored.
+        # By chunk: place -> (product, stored value).
         self._stored: list[dict[Place, tuple[Product, Tensor | HostTensor]]
                            ] = [{} for _ in range(chunks)]
 
@@ -49,7 +48,7 @@ class Tape:
 
     @contextlib.contextmanager
     def answering(self, chunk: int, device: torch.device) -> Iterator[None]:
-        """Around the second; afterwards the chunk's products are gone."""
+        """Answers the replay's products; drops the chunk's afterwards."""
         for _, value in self._stored[chunk - 1].values() if chunk else ():
             if isinstance(value, HostTensor):
                 self._arena.prefetch(value, device)
@@ -64,7 +63,7 @@ class Tape:
         self._drop(chunk)
 
     def release(self) -> None:
-        """Safe to call again."""
+        """Frees all stored products. Idempotent."""
         for chunk in range(self.chunks):
             self._drop(chunk)
 
@@ -76,7 +75,7 @@ class Tape:
 
     def store(self, chunk: int, place: Place, product: Product, out: Tensor
               ) -> bool:
-        """Whether the policy wants it."""
+        """Stores a product if the policy wants it; returns whether it does."""
         action = self.policy.share(product.weight).action(chunk, self.chunks)
         if action is not Action.RECOMPUTE:
             self._stored[chunk][place] = product, (
@@ -90,13 +89,14 @@ class Tape:
 
     def answer(self, chunk: int, place: Place, product: Product,
                device: torch.device) -> Tensor | None:
-        """None where it was not stored, or torch folds products otherwise."""
+        """Returns the stored product; None if it was not stored, or if torch
+        folds products otherwise in the replay."""
         stored, value = self._stored[chunk].get(place, (None, None))
         if stored != product:
             return None
         if isinstance(value, HostTensor):
             return self._arena.get(value, device)
-        del self._stored[chunk][place]  # the layer may write it by now
+        del self._stored[chunk][place]  # the layer may write it from now on
         return value
 
 
@@ -105,7 +105,7 @@ class _Recorder(Mode):
     def __init__(self, tape: Tape, chunk: int):
         super().__init__(tape.products)
         self.tape, self.chunk = tape, chunk
-        # Where each storage is stored.
+        # By storage of a stored product: its place.
         self._places: dict[StorageWeakRef, Place] = {}
 
     def met(self, place: Place, product: Product, args: tuple,
