@@ -181,8 +181,8 @@ class Scores(Standing):
         return not self.seen and not self.weights and self.times is None
 
     def _by_head(self, x: Tensor) -> Tensor:
-        """Returns [B, H, c, D] of x, which may be [B * H, c, D]; without known
-        B and H one head per sequence."""
+        """Returns x, if it is [B * H, c, D], as [B, H, c, D]; with one head
+        each if B and H are not known."""
         if x.dim() == 4:
             return x
         return x[:, None] if self.heads is None else x.view(

@@ -26,7 +26,8 @@ from sluice.memory.arena import HostArena, HostTensor
 
 def stand_in(shape: Sequence[int], dtype: torch.dtype,
              device: torch.device) -> Tensor:
-    """Returns a tensor of this shape, of one element: [Note: stand-ins]."""
+    """Returns a tensor of this shape with one element in memory; see
+    [Note: stand-ins]."""
     made = torch.empty_strided(tuple(shape), (0,) * len(shape), dtype=dtype,
                                device=device)
     # Torch's anomaly mode would report its NaN.
@@ -159,7 +160,8 @@ class Standing:
         self._standing: dict[int, tuple[Tensor, Rows]] = {}
 
     def reading(self, x: Tensor, name: str) -> Rows:
-        """Returns, once, the rows of the stand-in `x` to module `name`."""
+        """Returns the rows behind the stand-in `x`, at most once. `name`: the
+        module that reads them."""
         found = self._standing.pop(x.untyped_storage().data_ptr(), None)
         if found is None or found[0].shape != x.shape:
             raise Unsupported(

@@ -1,7 +1,7 @@
-"""A layer's arguments: which have rows, along which dimension.
+"""Finds which of a layer's arguments have rows, and along which dimension.
 
-A tensor of the sequence's length under a name that is not known to have rows
-is refused by that name.
+A tensor of the sequence's length is refused, by its name, if the name is not
+known to have rows.
 """
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MASKS, _CACHES = argument_table.those("mask"), argument_table.those("cache")
 
 
 class Markers(Protocol):
-    """What arguments need of a step; see [Note: mask markers] there."""
+    """What arguments need of a step; see [Note: mask markers] in step."""
 
     rows: int  # of this rank
 
@@ -37,13 +37,13 @@ class Leaf(NamedTuple):
 
     name: str  # of the argument it belongs to
     value: Any
-    dim: int | None  # of its rows; None: every chunk sees it whole
-    marker: bool = False  # a mask's, as large as the chunk for each chunk
+    dim: int | None  # of its rows; None: each chunk gets the whole value
+    marker: bool = False  # mask marker: each chunk gets its own size of it
 
 
 class Arguments:
-    """One call's arguments beside the hidden states, flattened. Leaves that
-    need a gradient are inputs of the layer's autograd node."""
+    """The arguments of one call other than the hidden states, flattened.
+    Leaves that need a gradient are inputs of the layer's autograd node."""
 
     def __init__(self, layer: nn.Module, step: Markers, args: tuple,
                  kwargs: dict[str, Any], declared: Mapping[str, int | None]):
@@ -66,14 +66,15 @@ class Arguments:
 
     def chunk(self, rows: range, replaced: list[Tensor | None]
               ) -> tuple[tuple, dict[str, Any]]:
-        """(args, kwargs) of `rows`; `replaced`: differentiable leaves, cut."""
+        """Returns (args, kwargs) of `rows`; `replaced` has the differentiable
+        leaves, cut already."""
         given = iter(replaced)
         values = [next(given) if needs else cut(leaf, rows)
                   for leaf, needs in zip(self.leaves, self._needs_grad)]
         out, at = [], 0
         for name, spec in self._specs:
             part = values[at:at + spec.num_leaves]
-            # Most are a tensor or a value.
+            # Most leaves are one tensor or value.
             out.append((name, part[0] if spec.is_leaf() else
                         pytree.tree_unflatten(part, spec)))
             at += spec.num_leaves
@@ -86,7 +87,7 @@ class Arguments:
 
 
 def cut(leaf: Leaf, rows: range) -> Any:
-    """The rows of a leaf; one row for all stays one row."""
+    """Returns the rows of a leaf; a single row that serves all is kept."""
     if leaf.marker:
         return leaf.value[..., :len(rows), :len(rows)]
     if leaf.dim is None or leaf.value.shape[leaf.dim] == 1:
@@ -103,7 +104,7 @@ def check_hidden(layer: nn.Module, hidden: Any) -> None:
 
 
 def check_parameters(module: nn.Module) -> None:
-    """Refuses weights that a replayed layer cannot read as they are."""
+    """Raises `Unsupported` for weights that a replay cannot read as such."""
     gathered = {id(p) for unit in module.modules()
                 if isinstance(unit, FSDPModule) for p in unit.parameters()}
     for name, parameter in module.named_parameters():
@@ -145,7 +146,8 @@ def named_arguments(layer: nn.Module, args: tuple, kwargs: dict[str, Any]
 
 def leaf_of(layer: nn.Module, name: str, value: Any, step: Markers, length: int,
             declared: Mapping[str, int | None]) -> Leaf:
-    """One tensor or value of argument `name`, for `length` rows."""
+    """Returns the leaf of one tensor or value of argument `name`, which has
+    `length` rows if it has any."""
     module = type(layer).__name__
     if name in _CACHES and value is not None:
         raise Unsupported(module, f"a cache ('{name}')", "pass use_cache=False")
@@ -155,7 +157,7 @@ def leaf_of(layer: nn.Module, name: str, value: Any, step: Markers, length: int,
         marker = step.marker_of(value) if isinstance(value, Tensor) else None
         if marker is not None:
             return Leaf(name, marker, None, marker=True)
-        # In 2-D it says of a layer without attention which rows are padding.
+        # A 2-D mask marks the padding rows for a layer without attention.
         return Leaf(name, value, 1 if isinstance(value, Tensor) and (
             value.dim() == 2 and value.shape[1] == length) else None)
     if isinstance(value, Tensor):
@@ -185,7 +187,7 @@ def _tensor(module: str, name: str, value: Tensor, length: int,
         raise Unsupported(module, f"position_ids of shape "
                           f"{tuple(value.shape)} (M-RoPE)")
     has = value.shape[dim] if -value.dim() <= dim < value.dim() else 0
-    # What the user says has rows may be a table with more than are used.
+    # An argument that the user declares may be a table with unused rows.
     if has not in (1, length) and (name in ROWS or has < length):
         raise Unsupported(
             module, f"argument '{name}' of shape {tuple(value.shape)}, whose "

@@ -1,6 +1,6 @@
-"""`sluice.logprobs`: the log-probabilities of given tokens, row by row.
+"""Computes `sluice.logprobs`: log-probabilities of given tokens, row by row.
 
-DPO, GRPO and distillation want log p(token) of every row, and no logits. On a
+DPO, GRPO and distillation need log p(token) of every row, and no logits. On a
 streamed model the head runs on chunks of rows in forward, and again, with
 autograd, in backward: logits of one chunk exist at a time.
 """
@@ -21,20 +21,20 @@ from sluice.base.errors import Invalid
 from sluice.base.kinds import MODULE, rows_of_tokens
 from sluice.base.precision import widened
 
-_asking = threading.local()  # .asked: what this thread wants of a head
+_asking = threading.local()  # .asked: the request of this thread to a head
 
 
 @dataclass
 class Asked:
-    targets: Tensor  # [B, S], IGNORED where nothing is wanted
+    targets: Tensor  # [B, S], IGNORED for rows without a target
     temperature: float
     entropy: bool
     largest: int  # of the targets
-    answered: bool = False  # by a streamed head, in the place of its logits
+    answered: bool = False  # by a streamed head, instead of logits
 
     def of(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """[B, c, 1 or 2] in fp32 of logits [B, c, V] of some rows: log p of
-        the targets [B, c], and the entropy where it is wanted."""
+        """Returns [B, c, 1 or 2] in fp32 for logits [B, c, V] of some rows:
+        log p of the targets [B, c], and the entropy if requested."""
         if self.largest >= logits.shape[-1]:
             raise invalid(f"logprobs: a target of {self.largest}: at most "
                           f"{logits.shape[-1] - 1}, the last logit's")
@@ -43,7 +43,7 @@ class Asked:
         targets = targets.to(logits.device)
         found = [every.gather(-1, targets.clamp(min=0)[..., None])]
         if self.entropy:
-            # A logit of -inf has no part in it.
+            # A logit of -inf adds 0.
             share = every.exp() * every.clamp(min=torch.finfo(every.dtype).min)
             found.append(-share.sum(dim=-1, keepdim=True))
         return torch.where((targets != IGNORED)[..., None],
@@ -51,7 +51,7 @@ class Asked:
 
 
 def asked() -> Asked | None:
-    """What the call in this thread wants instead of logits, if anything."""
+    """Returns what this thread requests instead of logits, if anything."""
     return getattr(_asking, "asked", None)
 
 
@@ -67,29 +67,30 @@ def logprobs(model: nn.Module, *, labels: Tensor | None = None,
              targets: Tensor | None = None, temperature: float = 1.0,
              entropy: bool = False, **inputs: Any
              ) -> Tensor | tuple[Tensor, Tensor]:
-    """log p of one token per row [B, S], fp32, with gradients.
+    """Returns log p of one token per row [B, S], in fp32, with gradients.
 
     Row i of the result belongs to row i of the inputs, and is about the token
-    after it. What TRL calls `selective_log_softmax(logits[:, :-1], ids[:, 1:])`
-    is `logprobs(model, input_ids=ids, labels=ids)[:, :-1]`.
+    after it. TRL's `selective_log_softmax(logits[:, :-1], ids[:, 1:])` is
+    `logprobs(model, input_ids=ids, labels=ids)[:, :-1]`.
 
-    On a streamed model, also inside DDP, FSDP2 or PEFT, the head runs on chunks
-    of rows and its input lies in host memory until backward; else, and where
-    the stream's head is "whole", it is computed from the model's logits.
+    On a streamed model, also inside DDP, FSDP2 or PEFT, the head runs on
+    chunks of rows and its input lies in host memory until backward; otherwise,
+    and if the stream's head is "whole", it is computed from the model's
+    logits.
 
     Args:
       model: a causal language model; called once, with `inputs`.
-      labels: [B, S], as the model takes them: row i wants labels[:, i + 1].
-      targets: [B, S] in the place of labels: row i wants targets[:, i].
-      temperature: the logits are divided by it, after the model's own caps
-        and scales.
-      entropy: return the entropy [B, S] of each row's distribution too.
-      inputs: what else the model takes: input_ids, position_ids, …
+      labels: [B, S], as the model takes them: row i scores labels[:, i + 1].
+      targets: [B, S], instead of labels: row i scores targets[:, i].
+      temperature: divides the logits, after the model's own caps and scales.
+      entropy: whether to return the entropy [B, S] of each row too.
+      inputs: other arguments of the model: input_ids, position_ids, …
 
     Rows with the target -100 give 0, without a gradient.
 
     Raises:
-      Invalid: not exactly one of labels and targets, or one that is no token.
+      Invalid: not exactly one of labels and targets, or a value that is no
+        token.
       Unsupported: as a call of the streamed model.
     """
     if (labels is None) == (targets is None):

@@ -1,9 +1,9 @@
-"""Attention that a layer asks torch for: by F.scaled_dot_product_attention,
-or as products of matrices (`written_out`).
+"""Answers attention that a layer requests from torch: by
+F.scaled_dot_product_attention, or as matrix products (`eager_attention`).
 
 Models that do not call attention through transformers' registry, or that make
-masks of their own, still ask torch for causal attention. Inside a streamed
-layer those calls are answered here.
+their own masks, still call torch for causal attention. Inside a streamed layer
+those calls are answered here.
 """
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sluice.node.step import current
 
 
 class Cut(TorchFunctionMode):
-    """Inside, the attention of the layer that runs is the stream's."""
+    """Within the block, the stream computes the running layer's attention."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None) -> Any:
         kwargs = kwargs or {}
@@ -41,8 +41,8 @@ def _attention(query: Tensor, key: Tensor, value: Tensor,
                attn_mask: Tensor | None = None, dropout_p: float = 0.0,
                is_causal: bool = False, scale: float | None = None,
                enable_gqa: bool = False) -> Tensor:
-    """As torch's: q [B, H, c, D], k [B, Hkv, c, D], v [B, Hkv, c, Dv] of one
-    chunk -> [B, H, c, Dv]."""
+    """Answers torch's function of that name for q [B, H, c, D], k
+    [B, Hkv, c, D], v [B, Hkv, c, Dv] of one chunk: [B, H, c, Dv]."""
     call = running()
     name = type(call.module).__name__
     if dropout_p:
@@ -50,8 +50,8 @@ def _attention(query: Tensor, key: Tensor, value: Tensor,
     if query.dim() != 4 or key.shape[2] != query.shape[2]:
         raise Unsupported(name, f"attention of q {tuple(query.shape)} to k "
                           f"{tuple(key.shape)} in one chunk")
-    # Models do not call one row alone causal: it sees itself either way, and
-    # the probe has seen what more rows do.
+    # Models do not pass is_causal for a single row, which sees itself either
+    # way; the probe has checked calls with more rows.
     one = attn_mask is None and query.shape[2] == 1
     seen = current().mask_of(call.module, attn_mask, is_causal or one)
     scores = blocks.Scores(query.shape[-1] ** -0.5 if scale is None else scale)

@@ -1,12 +1,12 @@
-"""Tensors that a layer hands to later layers.
+"""Passes tensors from a layer to later layers through host memory.
 
 [Note: handed tensors]
-Layers of Gemma-4 take the keys and values of an earlier layer from a dictionary
-that all of them are called with. Each chunk is given one of ours in its place:
-what a layer puts there goes to the host, and what a later one takes comes from
-there. Backward comes to the later layers first: the gradients of what they have
-taken are added up in the host, and are those of what the replay of the layer
-before puts there.
+Layers of Gemma-4 take the keys and values of an earlier layer from a
+dictionary that all of them are called with. Each chunk gets a dictionary of
+ours in its place: tensors that a layer puts there go to the host, and later
+layers take them from there. Backward reaches the later layers first: the
+gradients of what they have taken are added up in the host, and are the
+gradients of what the earlier layer's replay puts there.
 """
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROWS = -2  # their dimension: [B, heads, c, D]
 
 
 class Handed:
-    """What a step's layers have put, and gradients of it, by key and chunk."""
+    """Tensors put by a step's layers, and gradients, by key and chunk."""
 
     def __init__(self, arena: HostArena, device: torch.device):
         self._arena, self._device = arena, device
@@ -34,7 +34,7 @@ class Handed:
         self._put[key, m] = [self._arena.put(t) for t in tensors]
 
     def get(self, key: Hashable, m: int) -> list[Tensor]:
-        """Raises KeyError where no layer has put it."""
+        """Returns what a layer has put; KeyError if none has."""
         return self._fetched(self._put[key, m])
 
     def add(self, key: Hashable, m: int, gradients: Sequence[Tensor]) -> None:
@@ -47,7 +47,8 @@ class Handed:
                 self._arena.add(host, widened(gradient))
 
     def take(self, key: Hashable, m: int) -> list[Tensor]:
-        """The gradients, none where no layer took it; asked for once."""
+        """Frees what was put, and returns its gradients, none if no layer took
+        it. Called once for each key and chunk."""
         self._drop(self._put.pop((key, m), []))
         hosts = self._sums.pop((key, m), [])
         found = self._fetched(hosts)
@@ -73,11 +74,11 @@ class Handed:
 
 
 class Handing:
-    """The dictionary of one call of a layer, chunk by chunk. It has what layers
-    call, and nothing else: what asks for more is refused.
+    """The dictionary of one call of a layer, chunk by chunk. It has only the
+    methods that layers call; others are refused.
 
     Attributes:
-        part: the rows of the chunk that run, None for all.
+        part: the rows of the chunk that run; None: all.
         left: the keys that the layer has put.
     """
 
@@ -90,13 +91,13 @@ class Handing:
         self.left: set[Hashable] = set()
 
     def begin(self, m: int, puts: bool, replays: bool) -> None:
-        """Before a forward of chunk `m`: the first one puts, in a replay
-        there are gradients."""
+        """Prepares a forward of chunk `m`. `puts`: it is the first one, which
+        stores tensors; `replays`: it is the replay, which has gradients."""
         self.collect()
         self._m, self._puts, self._replays = m, puts, replays
 
     def collect(self) -> None:
-        """After a replay's backward."""
+        """Adds up gradients of taken tensors, after a replay's backward."""
         for key, taken in self._taken.items():
             if any(t.grad is not None for t in taken):
                 self._handed.add(key, self._m, [
@@ -105,7 +106,7 @@ class Handing:
         self._taken, self._made = {}, {}
 
     def pairs(self) -> list[tuple[Tensor, Tensor]]:
-        """What the replayed chunk put, and the gradient of that."""
+        """Returns what the replayed chunk put, each with its gradient."""
         return [(made, gradient.to(made.dtype))
                 for key, tensors in self._made.items()
                 for made, gradient in zip(tensors, self._handed.take(

@@ -1,12 +1,13 @@
-"""What a layer makes beside its hidden states, where the model asks for it.
+"""Records what a layer makes besides its hidden states, if the model asks for
+it.
 
 [Note: sides]
 A router's logits, of which a loss is made that balances experts, come out of
-the middle of a layer. They are noted chunk by chunk, and are together a tensor
-of the device, few numbers per row. The layers' nodes answer hidden states
-alone; so what was noted joins the user's graph behind the last layer, in a
-node that runs its backward before those of all layers. It leaves the gradients
-here, and each layer's second forward is given those of its chunk.
+the middle of a layer. They are recorded chunk by chunk, and form one tensor on
+the device, with few numbers per row. The layers' nodes return only hidden
+states; so the recorded tensors join the user's graph behind the last layer, in
+a node that runs its backward before those of all layers. It stores the
+gradients here, and each layer's replay gets those of its chunk.
 """
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ ASKED = "output_router_logits"  # transformers' argument, and in its configs
 
 
 class Side:
-    """Output `index` of a module of a layer, or of the layer, in one step."""
+    """Output `index` of a layer's submodule, or of the layer, in one step."""
 
     def __init__(self, layer: nn.Module, module: nn.Module, index: int,
                  chunks: list[range]):
@@ -31,13 +32,13 @@ class Side:
         self.is_own = module is layer
         self._seen: list[Tensor] = []
         self._parts: list[Tensor] = []  # [B, c, E]
-        self._flat = False  # the module makes [B * c, E]
+        self._flat = False  # whether the module makes [B * c, E]
         self.gradient: Tensor | None = None  # [B, S, E]
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         self._seen.clear()
-        if self.is_own:  # its forward is not run through its hooks
+        if self.is_own:  # its forward runs without its hooks
             yield
             return
         with self._module.register_forward_hook(self._note):
@@ -48,8 +49,8 @@ class Side:
             out, (tuple, list)) else out)
 
     def without(self, out: Any) -> Any:
-        """What the layer's forward answered, but what is noted here. A layer
-        that has nothing to say answers None in its place."""
+        """Records the layer's output `index`, and returns the other outputs.
+        The layer may return None in its place."""
         if not self.is_own:
             return out
         if not isinstance(out, (tuple, list)) or len(out) < 2:
@@ -62,7 +63,7 @@ class Side:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the layer had nothing to say, in all chunks."""
+        """Whether the layer returned None in all chunks."""
         return self.is_own and not self._parts
 
     def keep(self, m: int, batch: int) -> None:
@@ -70,13 +71,13 @@ class Side:
             self._parts.append(self._of_chunk(m, batch).detach())
 
     def keep_whole(self, batch: int, length: int) -> None:
-        """After a forward of all rows that autograd keeps."""
+        """Records a forward of all rows, with its autograd graph."""
         self._chunks = [range(length)]
         if self._seen or not self.is_own:
             self._parts.append(self._of_chunk(0, batch))
 
     def pair(self, m: int, batch: int) -> tuple[Tensor, Tensor] | None:
-        """What the second forward of chunk `m` made, and its gradient."""
+        """Returns what the replay of chunk `m` made, and its gradient."""
         if self.gradient is None:
             return None
         with torch.enable_grad():
@@ -100,7 +101,7 @@ class Side:
         return made.reshape(batch, rows, -1)
 
     def whole(self) -> Tensor:
-        """[B * S, E] or [B, S, E], as the module makes it."""
+        """Returns all rows, as the module does: [B * S, E] or [B, S, E]."""
         if len(self._parts) != len(self._chunks):
             raise Unsupported(self._module, "a router that did not run",
                               "leave its logits out")
@@ -110,7 +111,8 @@ class Side:
 
 
 class Joined(torch.autograd.Function):
-    """(y, what each side noted) behind the last layer; see [Note: sides]."""
+    """Joins y and the sides' tensors in a node behind the last layer; see
+    [Note: sides]."""
 
     @staticmethod
     def forward(ctx, sides: Sequence[Side], y: Tensor, *noted: Tensor
@@ -123,6 +125,6 @@ class Joined(torch.autograd.Function):
         for side, gradient in zip(ctx.sides, gradients):
             side.gradient = gradient.reshape(ctx.batch, -1,
                                              gradient.shape[-1])
-        # What was noted of layers that run plain is part of the graph.
+        # Tensors of layers that run plain are part of the graph.
         return None, dy, *(gradient if needed else None for gradient, needed in
                            zip(gradients, ctx.needs_input_grad[2:]))
