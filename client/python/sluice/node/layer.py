@@ -173,7 +173,8 @@ class LayerCall(chunked_module.ChunkedCall):
         return y
 
     def _weighing(self) -> contextlib.AbstractContextManager:
-        """Measures what a replay saves; [Note: plain layers], plain_layers."""
+        """Measures what a replay saves for backward; see [Note: plain layers]
+        in plain_layers."""
         if self.step.plain is None or not self.replays:
             return contextlib.nullcontext()
         return self.step.plain.weighing(self.module,

@@ -1,4 +1,4 @@
-"""What `stream` may be told."""
+"""Arguments of `stream`, and their validation."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
@@ -24,10 +24,10 @@ from sluice.base.kinds import GROUP, MODULE
 from sluice.native.session import Session
 from sluice.node.checked_chunks import Check
 
-# Rows per chunk, until another size is found by measuring. A GPU is through with
-# 1024 before the host has issued the next: a step of 8192 rows through one layer
-# of 2048 took an H100 0.249 s in chunks of 1024, 0.040 s in one (`throughput` of
-# deploy/bundle).
+# Rows per chunk until measuring finds another size. A GPU finishes 1024 rows
+# before the host has issued the next chunk: a step of 8192 rows through one
+# layer of 2048 took an H100 0.249 s in chunks of 1024, 0.040 s in one
+# (`throughput` of deploy/bundle).
 AT_FIRST, AT_FIRST_ON_GPU = 1024, 8192
 
 
@@ -37,7 +37,7 @@ def rows_at_first(chunk: int | Literal["auto"] | None) -> int:
 
 @dataclass(frozen=True)
 class StreamConfig:
-    """How a model is streamed: fields of `stream`, which explains them."""
+    """How a model is streamed; `stream` documents these fields."""
 
     chunk: int | Literal["auto"] | None = None
     policy: str | Mapping[str, Mapping[str, float]] = "recompute"
@@ -64,8 +64,8 @@ class Fields(StreamConfig):
 
     @staticmethod
     def of(config: StreamConfig | None, given: dict[str, Any]) -> Fields:
-        """Those that are given, else the config's. Raises `Invalid`, or
-        TypeError for another name."""
+        """Returns the fields: those in `given`, else the config's. Raises
+        `Invalid`, or TypeError for an unknown name."""
         need("stream", "config", config, a(
             StreamConfig, "a sluice.StreamConfig") | NONE)
         made = Fields(**{**(vars(config) if config else {}), **given})

@@ -1,5 +1,5 @@
-"""One forward of the decoder through its streamed layers: how the sequence is
-cut, what its masks are, where its tensors go."""
+"""One forward of the decoder through its streamed layers: the sequence's
+chunks and masks, and where its tensors are."""
 from __future__ import annotations
 
 import contextlib
@@ -44,17 +44,17 @@ from sluice.ranks.groups import Ranks
 from sluice.ranks.progress import Progress
 
 T = TypeVar("T")
-_current = threading.local()  # .step: the one this thread is in
+_current = threading.local()  # .step: the step of this thread
 
 
 def current() -> Step | None:
-    """The step this thread runs or replays, if any."""
+    """Returns the step that this thread runs or replays, if any."""
     return getattr(_current, "step", None)
 
 
 def chunks_of(length: int, chunk: int, least: int = 1) -> list[range]:
-    """The rows 0 .. length in pieces of `chunk`, the last one the rest; a rest
-    of fewer than `least` rows belongs to the piece before it."""
+    """Splits the rows 0 .. length into pieces of `chunk`, and a last one with
+    the rest; a rest of fewer than `least` rows joins the piece before it."""
     starts = list(range(0, length, chunk))
     if len(starts) > 1 and length - starts[-1] < least:
         starts.pop()
@@ -62,23 +62,23 @@ def chunks_of(length: int, chunk: int, least: int = 1) -> list[range]:
 
 
 def end_to_end(pieces: Sequence[range]) -> list[range]:
-    """As long as the pieces, one after the other from 0."""
+    """Returns ranges as long as the pieces, one after the other from 0."""
     ends = list(itertools.accumulate(map(len, pieces)))
     return [range(b - len(p), b) for p, b in zip(pieces, ends)]
 
 
 class Step:
-    """Lives as long as a layer call of it may be replayed; belongs to the
-    thread that runs it.
+    """The state of one step. Lives as long as a layer call of it may be
+    replayed; belongs to the thread that runs it.
 
     [Note: mask markers]
-    transformers hands the mask from the model to each attention as a tensor.
-    A [B, 1, S, S] mask of millions of tokens cannot exist, so the model gets
-    a marker: one element expanded to that shape. Layers may pass it on and
-    take views of it; what they compute with it has other storage and is not
-    known here, and so it is refused instead of ignored. Models that never ask
-    for a mask make the tensor themselves: read whole, it says as much, and
-    layers get a marker in its place.
+    transformers passes the mask from the model to each attention as a tensor.
+    A [B, 1, S, S] mask of millions of tokens cannot exist, so the model gets a
+    marker: one element expanded to that shape. Layers may pass it on and take
+    views of it; a tensor computed from it has other storage, is unknown here,
+    and so is refused instead of ignored. Models that never ask for a mask make
+    the tensor themselves: it is read whole, and layers get a marker in its
+    place.
     """
 
     def __init__(self, arena: HostArena, length: int, chunk: int,
@@ -91,31 +91,31 @@ class Step:
                  carriers: Collection[nn.Module]):
         self.arena, self.length, self.device = arena, length, device
         self.ranks = ranks  # those that share the sequence's rows
-        # Of the whole sequence, which attention sees, and of this rank's own
-        # rows, which everything else sees.
+        # Chunks of the whole sequence, which attention sees, and of this
+        # rank's own rows, which everything else sees.
         self.whole = chunks_of(length, chunk, ranks.size if ranks else
                                carried_state.LEAST if carriers else 1)
         self.chunks = self.whole if ranks is None else end_to_end(
             ranks.own(self.whole))
         self.rows = self.chunks[-1].stop
-        self.rerun = 0  # of the first chunks; see [Note: run again] in layer
-        # What layers are called with, of the whole sequence; only with ranks.
+        self.rerun = 0  # chunks; see [Note: run again] in layer
+        # With ranks: maps a layer's arguments to the whole sequence's.
         self.arguments: Callable | None = None
         self.checks, self.policy, self.measured = checks, policy, measured
-        # Layers' kinds by name, where a plan tells them apart.
+        # Names of layers' kinds, if a plan distinguishes them.
         self.kinds = kinds
         self.blocks_run = 0
-        # Kernels of attention on a GPU: which is asked for, which have run.
+        # Kernels of attention on a GPU: the requested one, and those that ran.
         self.kernel: Kernel = "auto"
         self.kernels: set[str] = set()
         self.turn = threading.RLock()  # of its stream: one thread at a time
-        # Where the hidden states between its layers are.
+        # Where the hidden states between its layers are kept.
         self.hidden: Standing | OnDevice = InHost(arena, self.chunks, device) if (
             in_host) else OnDevice(arena, self.chunks)
         self._model, self._written = model, written
-        # By layer that was followed in a replay: what later replays leave out.
+        # By layer tracked in a replay: the products that later ones skip.
         self.spared: MutableMapping[nn.Module, Spared] = {}
-        # Layers that number their rows; the number of the sequence's first.
+        # Layers that number their rows; number of the sequence's first row.
         self.numbered: Container[nn.Module] = ()
         self.first_row = 0
         self.forget_handed()
@@ -124,29 +124,29 @@ class Step:
         self.whole_layers: Mapping[nn.Module, WholeKind] = {}
         # See [Note: plain layers] in plain_layers; None: all are streamed.
         self.plain: Forward | None = None
-        # Bytes that such layers' replays save, by storage; None: not weighed.
+        # By storage: bytes saved by whole layers' replays; None: not measured.
         self.saved: dict[int, int] | None = None
         self.known_causal: set[Hashable] = set()  # see found_once()
-        # By storage: the marker's element, how its intervals are found, and
-        # how the model's own mask is made.
+        # By storage: the marker's element, a function that finds its
+        # intervals, and one that makes the model's own mask.
         self._masks: dict[int, tuple[Tensor, Callable[[], Intervals],
                                      Callable[[], Any]]] = {}
-        # With packed rows: the first row [B, S] of each row's document. What
-        # says so beside the mask was left out: the mask must have it too.
+        # With packed rows: the first row [B, S] of each row's document. Layers
+        # do not get the arguments that describe it, so the mask must have it.
         self.documents: Tensor | None = None
-        # The first row [B, S] of what a mask must not keep apart as documents.
+        # The first row [B, S] of parts that a mask must not keep apart.
         self.parts: Tensor | None = None
-        # bool [B, S], by the caller's 2-D mask: rows that may see nothing.
+        # bool [B, S], from the caller's 2-D mask: rows that may see no key.
         self.padding: Tensor | None = None
-        self.blind: Tensor | None = None  # those that did, in some layer
+        self.blind: Tensor | None = None  # those that saw none, in some layer
         self.progress: Progress | None = None  # None if progress output is off
-        # By layer, what it makes beside hidden states; see [Note: sides].
+        # By layer: its outputs besides hidden states; see [Note: sides].
         self.sides: dict[nn.Module, Side] = {}
         self.noted: tuple[Tensor, ...] = ()
         self._once: dict[Hashable, Any] = {}
         self.at_end: list[weakref.WeakMethod] = []  # see forward_over()
         self.asked = False  # whether the model asked for a mask
-        # Of attention: heads of q, of k and v, widths of q and k, of v.
+        # Calls of attention: heads of q, of k and v, widths of q and k, of v.
         self.attended: set[tuple[int, int, int, int]] = set()
 
     @contextlib.contextmanager
@@ -162,7 +162,7 @@ class Step:
             raise
 
     def telling(self) -> contextlib.AbstractContextManager:
-        """What is raised within is told to ranks that wait for this one."""
+        """Reports exceptions within the block to ranks that wait."""
         if self.ranks is not None:
             return self.ranks.telling()
         return (contextlib.nullcontext() if self.progress is None else
@@ -175,25 +175,25 @@ class Step:
         return self._model.own_attention()
 
     def at_once(self, layer: nn.Module) -> list[range]:
-        """Which rows the layer runs on at a time."""
+        """Returns the row ranges that the layer runs on, one at a time."""
         return [range(self.rows)] if layer in self.whole_layers else (
             self.chunks)
 
     def written_by(self, layer: nn.Module) -> list[tuple[nn.Module, str]]:
-        """The buffers (owner, name) that a forward of the layer writes."""
+        """Returns the buffers (owner, name) that its forward writes."""
         return self._written.get(layer, [])
 
     def own_rows(self, m: int) -> range:
-        """Where this rank's rows of chunk `m` are in the sequence."""
+        """Returns where this rank's rows of chunk `m` are in the sequence."""
         return self.chunks[m] if self.ranks is None else self.ranks.own(
             self.whole)[m]
 
     def forget_handed(self) -> None:
-        """What its layers handed on lives as long as calls of theirs."""
+        """Drops what its layers passed on; calls that use it keep it alive."""
         self.handed = Handed(self.arena, self.device)
 
     def forward_over(self) -> None:
-        """The decoder's forward is: calls what of `at_end` still lives."""
+        """Ends the decoder's forward; calls the live methods of `at_end`."""
         self.forget_handed()
         for method in self.at_end:
             action = method()
@@ -206,7 +206,8 @@ class Step:
 
     def found_once(self, key: Hashable, find: Callable[[], Intervals]
                    ) -> Intervals:
-        """What `find` finds for a pure mask function; causal ones are known."""
+        """Returns the result of `find` for a pure mask function; known causal
+        ones are not searched."""
         if key in self.known_causal:
             return self.causal()
         found = find()
@@ -215,15 +216,15 @@ class Step:
         return found
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` returned for this key: all layers ask alike."""
+        """Returns the result of `make` for this key; all layers share it."""
         if key not in self._once:
             self._once[key] = make()
         return self._once[key]
 
     def marker(self, batch: int, find: Callable[[], Intervals],
                own: Callable[[], Any]) -> Tensor:
-        """What the model carries in the place of a mask: bool, expanded to
-        [batch, 1, S, S]. `find` is asked once, when a layer uses the mask:
+        """Returns what the model carries in place of a mask: bool, expanded to
+        [batch, 1, S, S]. `find` is called once, when a layer uses the mask:
         models also make masks that none of their layers has. `own` makes the
         model's own mask, within `own_attention`."""
         one = torch.ones(1, dtype=torch.bool, device=self.device)
@@ -232,18 +233,18 @@ class Step:
         return one.view(1, 1, 1, 1).expand(batch, 1, self.length, self.length)
 
     def adopt(self, other: Step) -> None:
-        """Knows the other step's markers too: both are as long."""
+        """Adopts the markers of another step of the same length."""
         self._masks.update(other._masks)
         self.asked |= other.asked
 
     def marker_of(self, mask: Tensor) -> Tensor | None:
-        """A marker for a mask [B or 1, heads or 1, S, S or more] that the model
-        made; None where it is none, or where some of it may have come from
+        """Returns a marker for a mask [B or 1, heads or 1, S, S or more] that
+        the model made; None if it is none, or if some of it may have come from
         markers, which have no values."""
         if self.asked or mask.dim() != 4 or mask.shape[-2] != self.length or (
                 mask.shape[-1] < self.length):
             return None
-        # Some have room for one more token, which attention leaves out.
+        # Some have a column for one more token, which attention leaves out.
         square = mask[..., :self.length]
         _, marker = self.once(("dense", mask.data_ptr()), lambda: (
             mask, self.marker(mask.shape[0], lambda: masks.dense(
@@ -251,20 +252,20 @@ class Step:
         return marker
 
     def own_mask(self, marker: Tensor) -> Any:
-        """The mask that the model itself would have made in its place."""
+        """Returns the model's own mask, which the marker replaced."""
         return self._masks[marker.untyped_storage().data_ptr()][2]()
 
     def unmarked(self, tree: Any) -> Any:
-        """Arguments with the model's own masks, which layers share."""
+        """Replaces markers by the model's own masks, which layers share."""
         return pytree.tree_map(lambda leaf: self.once(
             ("own mask", leaf.untyped_storage().data_ptr()),
             lambda: self.own_mask(leaf)) if isinstance(leaf, Tensor)
             and self.is_marker(leaf) else leaf, tree)
 
     def scores_bytes(self, tree: Any, writes: bool, x: Tensor) -> int:
-        """The bytes of tensors [S, S] that the model's own attention makes for
-        x [B, S, H]: its probabilities, if it `writes` them, else masks among
-        its arguments that are not causal."""
+        """Returns the bytes of tensors [S, S] that the model's own attention
+        makes for x [B, S, H]: its probabilities, if it `writes` them, else
+        masks among its arguments that are not causal."""
         if writes:
             heads = max((heads for heads, *_ in self.attended), default=1)
             each = heads * (4 if x.itemsize == 4 else 4 + x.itemsize)
@@ -281,7 +282,7 @@ class Step:
 
     def mask_of(self, module: nn.Module, marker: Tensor | None,
                 is_causal: bool) -> Intervals:
-        """The mask that arrived at an attention module."""
+        """Returns the mask of an attention module's call, given its marker."""
         name = type(module).__name__
         seen = self._mask_of(name, marker, is_causal)
         if self.documents is not None and not seen.within(self.documents):

@@ -1,5 +1,5 @@
-"""A streamed model's hold on the host: what each of its steps begins with, and
-what `sluice.stream` returns."""
+"""A model's stream, which `sluice.stream` returns: creates each step, and
+holds host memory."""
 from __future__ import annotations
 
 import contextlib
@@ -46,31 +46,31 @@ from sluice.ranks.groups import Ranks, indices
 from sluice.ranks.peer_watch import PeerWatch
 from sluice.ranks.shards import SHARDED, Shard, shard
 
-# Blocks of attention, steps, and what computed the blocks.
+# Blocks of attention, steps, and the kernels that computed the blocks.
 _NOTHING: tuple[int, int, frozenset[str]] = 0, 0, frozenset()
 
 
 @dataclass(frozen=True)
 class Stats:
-    """What a stream holds and did; bytes are of host memory."""
+    """Memory and work of a stream. Bytes are in host memory unless stated."""
 
     host_bytes: int  # held now
     host_peak_bytes: int  # since stream() or reset_stats()
     host_leased_bytes: int
     blocks: int  # blocks of attention run forward
     steps: int  # forwards of the decoder that were streamed
-    # What computed those blocks: kernels of CUDA by the names that stream()
+    # Kernels that computed those blocks: of CUDA by the names that stream()
     # takes, "flash on the CPU", "whole scores".
     kernels: tuple[str, ...] = ()
-    plain_layers: int = 0  # that were not streamed in the latest forward
-    plain_bytes: int = 0  # that these keep on the device until backward
+    plain_layers: int = 0  # not streamed in the latest forward
+    plain_bytes: int = 0  # on the device, kept by these until backward
 
 
 class Stream:
-    """What `sluice.stream` returns: the model's hold on host memory.
+    """A streamed model's host memory, settings and state; `sluice.stream`
+    returns it. `unstream()` ends it, and restores the model.
 
-    Threads that run the model take turns. Ends with `unstream()`, which
-    leaves the model as it was before.
+    Thread safety: threads that run the model take turns.
     """
 
     def __init__(self, session: Session, how: Fields, policy: Policy,
@@ -80,10 +80,11 @@ class Stream:
         self.chunk, self.min_tokens = rows_at_first(how.chunk), how.min_tokens
         self.checks = Checks(how.check)
         self.hidden = how.hidden
-        # For attention's blocks; a probe is in fp32 too, which not all take.
+        # Kernel of attention's blocks. "auto" in probes, which run in fp32
+        # too: not all kernels support it.
         self.kernel: Kernel = "auto"
-        self.rerun = how.rerun  # the first part of each sequence, runs again
-        self.in_host = False  # whether they are: not for the layers' probe
+        self.rerun = how.rerun  # fraction of each sequence that runs again
+        self.in_host = False  # whether hidden states are; not in a probe
         self.policy = policy
         self.planning: Planning | None = None
         self.rows = {**ROWS, **(how.rows or {})}
@@ -91,13 +92,13 @@ class Stream:
         self.peers: PeerWatch | None = None  # on real GPUs or nodes
         self.turn = threading.RLock()  # threads run the model one by one
         self._said: set[str] = set()
-        # The causal model's that runs, which the user's code does not hand on.
+        # The causal model's running call; the user's code does not pass it on.
         self.call: Call | None = None
         self.returns_tuple: dict[nn.Module, bool] = {}  # found by the probe
         self.attended: set[tuple[int, int, int, int]] = set()  # see Step
         self.chunk_choice: ChunkChoice | None = None  # with chunk="auto"
         self.written: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
-        # How the head runs: "rows", "whole", or "none" where there is none.
+        # How the head runs: "rows", "whole", or "none" if there is none.
         self._head: Literal["rows", "whole", "none"] = "none"
         self._may_head: Literal["rows", "whole", "none"] = "none"
         self._spared: MutableMapping[nn.Module, Spared] = WeakKeyDictionary()
@@ -115,13 +116,13 @@ class Stream:
     def begin(self, length: int, device: torch.device, model: Engaging,
               chunk: int | None = None, check: bool | None = None,
               alone: bool = False) -> Step:
-        """A step over `length` rows, shared with no other rank and with
-        hidden states on the device if `alone`; the adapter calls it."""
+        """Returns a step over `length` rows; if `alone`, not shared with other
+        ranks and with hidden states on the device. The adapter calls it."""
         trains = torch.is_grad_enabled()
         measured = None
         if self.planning is not None and chunk is None and trains:
             measured = self._plan()
-        # A sample would be measured, too.
+        # A sampled check in a measured step would be measured, too.
         checks = self.checks.begin(chunk is None, measured is None) if (
             check is None and trains) else StepChecks(bool(check))
         step = Step(self.arena, length, chunk or self.chunk, device, checks,
@@ -131,8 +132,8 @@ class Stream:
                     self.planning.kinds if self.planning else {},
                     self.carriers)
         if not check:
-            # A trial's thread has the turn, and waits for the layer's backward,
-            # which on a GPU is another thread's.
+            # Not for a trial: its thread has the turn while it waits for the
+            # layer's backward, which on a GPU runs in another thread.
             step.turn = self.turn
         step.progress = None if alone else self.progress
         step.spared, step.known_causal = self._spared, self._known_causal
@@ -144,7 +145,7 @@ class Stream:
 
     def plain(self, step: Step, layers: Sequence[nn.Module],
               shape: torch.Size) -> Forward | None:
-        """Returns what says which layers run plain; None if none does."""
+        """Returns what decides which layers run plain; None if none does."""
         if self.room is None or not torch.is_grad_enabled() or (
                 self.planning is not None and not self.planning.over):
             return None
@@ -152,7 +153,7 @@ class Stream:
         return step.plain
 
     def for_trials(self, device: torch.device) -> Stream:
-        """A stream like this one, of a twin on `device`."""
+        """Returns a stream like this one, for a twin on `device`."""
         made = Stream(self.session, Fields(
             chunk=self.chunk, rows=self.rows, hidden=self.hidden), Policy(),
                       self.ranks, ProcessMemory(device))
@@ -165,9 +166,8 @@ class Stream:
         self.arena = self.turn = None  # type: ignore[assignment]
 
     def choose_chunk(self, like: Tensor, batch: int) -> None:
-        """Finds `chunk` by measuring what the probe has seen of attention, for
-        so many sequences per batch, in the dtype of `like`; the same on all
-        ranks."""
+        """Sets `chunk` by measuring the attention that the probe has seen, for
+        `batch` sequences in the dtype of `like`; the same on all ranks."""
         if not self.attended:
             raise invalid("stream: chunk = 'auto': it is found by measuring "
                           "attention, and no layer was seen to call it: pass "
@@ -183,9 +183,8 @@ class Stream:
 
     @property
     def head(self) -> Literal["rows", "whole", "none"]:
-        """How the head runs with labels: by "rows", "whole", or "none" where
-        there is none. May be set, to "rows" only where that was found to be
-        exact in stream()."""
+        """How the head runs with labels: "rows", "whole", or "none" if there
+        is none. May be set, to "rows" only if stream() found that exact."""
         return self._head
 
     @head.setter
@@ -197,7 +196,8 @@ class Stream:
         self._head = how
 
     def found_head(self, how: Literal["rows", "whole", "none"]) -> None:
-        """What a trial has shown; what a user has chosen stays."""
+        """Records a trial's result. A head that the user has chosen stays,
+        unless the result is "whole"."""
         chosen = self._head != self._may_head
         self._may_head = how
         if not chosen or how == "whole":
@@ -205,8 +205,8 @@ class Stream:
 
     @contextlib.contextmanager
     def probing_again(self) -> Iterator[None]:
-        """Around a probe within a call: that goes on as it was. What was found
-        of the layers before does not hold any more."""
+        """Wraps a probe within a call, which goes on unchanged. Discards what
+        was found of the layers before."""
         self._spared.clear()
         if self.room is not None:
             self.room.forget()
@@ -218,15 +218,15 @@ class Stream:
 
     @property
     def whole(self) -> list[tuple[WholeKind, int]]:
-        """Which kinds of layers run whole, and how many layers each is."""
+        """Kinds of layers that run whole, each with its number of layers."""
         kinds = [self.whole_layers[layer] for layer in (
             self._adapter.layers if self._adapter else ())
             if layer in self.whole_layers]
         return [(kind, kinds.count(kind)) for kind in dict.fromkeys(kinds)]
 
     def say_whole(self) -> None:
-        """Which layers run whole, and what that costs: a warning where it
-        grows with the square of a sequence's length."""
+        """Reports which layers run whole, and what that costs: as a warning if
+        it grows with the square of a sequence's length."""
         for kind, count in self.whole:
             line = f"{count} x {kind}"
             if kind.bytes_per_pair:
@@ -236,15 +236,16 @@ class Stream:
 
     @property
     def least_rows(self) -> int:
-        """Shorter sequences are run by the model itself, whole."""
+        """Minimum rows of a streamed sequence; the model itself runs shorter
+        ones, whole."""
         return max(1, self.min_tokens, self.ranks.size if self.ranks else 1)
 
     def agree(self, call: str, x: Tensor, given: Mapping[str, Any],
               later: bool = False) -> int:
-        """A seed that all ranks of the group have. Raises `Error` where they
-        have other rows `x` [B, S, ...], arguments or settings; a collective
-        with a group. `later`: with the one of the decoder, which is called
-        next; returns 0."""
+        """Returns a seed that all ranks of the group share. Raises `Error` if
+        their rows `x` [B, S, ...], arguments or settings differ; a collective
+        with a group. `later`: compares together with the decoder's call, which
+        comes next, and returns 0."""
         if self.peers is not None:
             self.peers.computes()
         if self.ranks is None:
@@ -259,7 +260,7 @@ class Stream:
         return agreement.agree(self.ranks, outer, asked)
 
     def _plan(self) -> Measured | None:
-        """Takes the plan of the step that was measured, or a changed one."""
+        """Adopts the measured step's plan, or a changed one."""
         self.policy = (self.planning.policy(self.arena)
                        or self.planning.changed(self.arena) or self.policy)
         return self.planning.begin(self.arena)
@@ -267,9 +268,9 @@ class Stream:
     @takes("shard", **SHARDED)
     def shard(self, input_ids: Tensor, labels: Tensor | None = None,
               position_ids: Tensor | None = None) -> Shard:
-        """This rank's rows of whole rows [B, S], for a head or a loss of the
-        user's own: the streamed model is given the whole rows, and gives the
-        hidden states of `shard`'s rows.
+        """Returns this rank's rows of whole rows [B, S], for the user's own
+        head or loss. The streamed model takes the whole rows, and returns the
+        hidden states of the shard's rows.
 
             local = st.shard(ids, labels)
             h = model.model(ids).last_hidden_state  # [B, own rows, H]
@@ -294,13 +295,13 @@ class Stream:
                      kernels | step.kernels)
 
     def say_once(self, what: str) -> None:
-        """On stderr, unless it is quiet."""
+        """Prints a line on stderr once, unless the stream is quiet."""
         if self.progress is not None and what not in self._said:
             self._said.add(what)
             print(f"sluice: {what}", file=sys.stderr, flush=True)
 
     def warn_once(self, what: str) -> None:
-        """What a user must know with quiet=True, too: a Python warning."""
+        """Issues a Python warning once, also with quiet=True."""
         if what not in self._said:
             self._said.add(what)
             warnings.warn(f"sluice: {what}", UserWarning, stacklevel=2)
@@ -312,20 +313,19 @@ class Stream:
                      blocks, steps, tuple(sorted(kernels)), *plain)
 
     def reset_stats(self) -> None:
-        """Counts and the peak start anew."""
+        """Resets the counters and the peak."""
         self._ran = _NOTHING
         self.arena.reset_peak()
 
     @property
     def plan(self) -> dict[str, Any] | None:
         """With `policy="plan"`, from the third step on: this rank's part of
-        the plan by which it runs (proto/plan), `why` of each class among it.
-        """
+        the active plan (proto/plan), with the `why` of each class."""
         return None if self.planning is None else self.planning.plan
 
     def unstream(self) -> None:
-        """Gives the model its own forwards back and ends the lease; a
-        backward that is still to come is lost. Safe to call again."""
+        """Restores the model's own forwards and ends the lease; pending
+        backwards are lost. Idempotent."""
         if self._adapter is not None:
             self._adapter.detach()
             self._adapter = None
@@ -334,7 +334,7 @@ class Stream:
             self._close()
 
     def _close(self) -> None:
-        """Ends the lease, and a session that the user has not given."""
+        """Ends the lease, and the session unless the user passed it."""
         self.arena.close(
             "unstream() has ended the stream that this forward ran in, and "
             "with it what backward needs: run the forward again, and "
