@@ -96,7 +96,7 @@ class Cache:
 
     def update(self, key_states: Tensor, value_states: Tensor,
                layer_idx: int) -> tuple[Tensor, Tensor]:
-        """Returns k, v: attention over chunks supplies earlier rows' ones."""
+        """Returns k, v; attention over chunks adds those of earlier rows."""
         return key_states, value_states
 
 
@@ -133,7 +133,8 @@ class Carried:
         self.cache = Cache(self._fetched(m))
 
     def second(self, m: int) -> None:
-        """Sets the cache for the replay of chunk `m`, after later chunks."""
+        """Sets the cache for the replay of chunk `m`, which comes after the
+        replays of later chunks."""
         self._gradients = {}
         for key, leaf in self._leaves.items():
             if leaf.grad is not None:

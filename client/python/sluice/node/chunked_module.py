@@ -99,8 +99,8 @@ class ChunkedCall:
 
     def compare_parts(self, m: int, x: Tensor | None, y: Tensor, same: Tensor
                       ) -> bool:
-        """Returns `same`. Raises `Unsupported` if chunk `m` (replay: y of x)
-        differs when it runs in two parts; see [Note: two parts] in halves."""
+        """Returns `same`. Raises `Unsupported` if chunk `m`, replayed as y of
+        x, differs in two parts; see [Note: two parts] in halves."""
         return bool(same)
 
     def bits(self, y: Tensor) -> Tensor:

@@ -130,6 +130,7 @@ class HostRows:
         return self._place.standing(self)
 
 
+# Keeps the hidden states of one step on the device, without stand-ins.
 class OnDevice:
     in_host = False
 
@@ -187,6 +188,7 @@ class Standing:
         return made
 
 
+# Keeps the hidden states of one step behind stand-ins, in the host.
 class InHost(Standing):
     in_host = True
 

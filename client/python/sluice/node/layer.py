@@ -59,6 +59,7 @@ class Given(Protocol):
               ) -> tuple[tuple, dict[str, Any]]: ...
 
 
+# One call of a streamed layer: its forward over all chunks, and its backward.
 class LayerCall(chunked_module.ChunkedCall):
     def __init__(self, step: Step, layer: nn.Module, own: Callable,
                  arguments: Given):

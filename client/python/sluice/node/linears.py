@@ -3,12 +3,12 @@ added up inside the matrix product.
 
 [Note: added inside] Autograd creates a gradient of each weight for each chunk
 and adds it to the sum: this reads and writes the weight's size three more
-times, and a chunk has few rows for all its weights. So plain linear layers run
-in a replay as a node of ours, with a backward that multiplies into the
-existing sum. This is torch's own sum, `.grad` of the weight's alias, to which
-torch may add other gradients. The product is returned to torch instead for the
-first chunk (no sum exists), if the weight is no leaf or has a hook, and within
-torch.autograd.grad.
+times, and a chunk has few rows compared with its weights. So plain linear
+layers run in a replay as a node of ours, with a backward that multiplies into
+the existing sum. This is torch's own sum, `.grad` of the weight's alias, to
+which torch may add other gradients. The product is returned to torch instead
+if no sum exists (first chunk), if the weight is no leaf or has a hook, and
+within torch.autograd.grad.
 """
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from sluice.base import swapped
 
 
+# The forward of a plain linear layer in a replay.
 class Linear:
     def __init__(self, layer: nn.Linear):
         self._layer = layer

@@ -20,13 +20,13 @@ _UNCOMPILED = (
 
 
 class Patch:
-    """`module.forward` while it is in place. `own` is the forward before it,
+    """Replaces `module.forward` until `undo`. `own` is the forward before it,
     and `before` the instance attribute before it, if there was any.
 
     It is an object, not a method, because methods are copied with a module: a
     copy of a streamed model has its own forwards back, and is not streamed.
     For code that treats it as a method (accelerate wraps the function of a
-    method, and binds it again), it has the function of a method.
+    method, and binds it again), it has `__func__`.
     """
 
     def __init__(self, module: nn.Module, forward: Callable,

@@ -125,7 +125,7 @@ class Room:
         self.forget()
 
     def forget(self) -> None:
-        """Streams the next step, and discards all measured sizes."""
+        """Makes the next step streamed, and discards all measured sizes."""
         self._tokens = 0  # of the longest step that was streamed
         self._peak = 0  # bytes that it took on a GPU
         # By kind of layer: bytes per row that its replays save.
@@ -194,6 +194,7 @@ class Room:
                  "many bytes plain layers may take")
 
 
+# Decides which layers run plain in one forward of the decoder.
 class Forward:
     def __init__(self, room: Room, kinds: dict[nn.Module, int],
                  layers: list[nn.Module], shape: tuple[int, int], left: int,

@@ -1,5 +1,5 @@
-"""Makes a layer's second forward (replay) bitwise the first: parameters as
-leaves of our own, and the buffers of the first (for attributes see `setting`).
+"""Makes a layer's second forward (replay) bitwise equal to the first: puts
+leaves for parameters, and restores buffers (`setting`: its attributes).
 
 [Note: aliases]
 The replay of a layer runs autograd once per chunk. On the real parameters this
@@ -74,6 +74,7 @@ def others_in_place(found: Sequence[Slot], others: Mapping[int, Tensor]
         for s in found))
 
 
+# Aliases of a module's parameters for a replay, and sums of their gradients.
 class Gradients:
     def __init__(self, found: Sequence[Slot]):
         self._slots = found
@@ -111,6 +112,7 @@ class Gradients:
                 self._aliases[id(p)].grad for p in self._parameters]
 
 
+# Detects buffers that are written or replaced after it was made.
 class Buffers:
     def __init__(self, owners: Iterable[nn.Module]):
         self._held = [(owner, name, buffer, buffer._version)
@@ -125,6 +127,7 @@ class Buffers:
                 or buffer._version != version]
 
 
+# Keeps the contents of buffers, and restores them.
 class Snapshot:
     def __init__(self, places: Sequence[tuple[nn.Module, str]]):
         self._kept = [(owner, name, owner._buffers[name],

@@ -38,7 +38,7 @@ class Leaf(NamedTuple):
     name: str  # of the argument it belongs to
     value: Any
     dim: int | None  # of its rows; None: each chunk gets the whole value
-    marker: bool = False  # mask marker: each chunk gets its own size of it
+    marker: bool = False  # mask marker: each chunk gets [..., c, c] of it
 
 
 class Arguments:

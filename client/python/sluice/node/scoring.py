@@ -24,6 +24,7 @@ from sluice.base.precision import widened
 _asking = threading.local()  # .asked: the request of this thread to a head
 
 
+# A request for log-probabilities in place of logits.
 @dataclass
 class Asked:
     targets: Tensor  # [B, S], IGNORED for rows without a target

@@ -40,8 +40,8 @@ _OF_ALL = [name for name, value in vars(_ALL).items() if name.startswith(
 
 
 class Setting:
-    """The setting of one call of a module; `written` are the buffers (owner,
-    name) that the call writes, and which are put back otherwise."""
+    """What the replay of one call of a module must find unchanged. `written`:
+    buffers (owner, name) that the call writes; they are restored elsewhere."""
 
     def __init__(self, module: nn.Module, found: Sequence[Slot],
                  written: Sequence[tuple[nn.Module, str]]):
@@ -51,8 +51,8 @@ class Setting:
         self.take()
 
     def take(self) -> None:
-        """Records attributes and buffers as they are now. Not the hooks of the
-        module itself: these run around its forward, once."""
+        """Records attributes and buffers as they are now, without the hooks of
+        the module itself: these run around its forward, once."""
         root, *inside = self._modules
         self.attributes = [
             {**_attributes(root), **_copies(root, ("_modules",))},

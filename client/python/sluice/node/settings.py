@@ -49,6 +49,7 @@ class StreamConfig:
     kernel: Kernel = "auto"
 
 
+# All arguments of `stream` but the model.
 @dataclass(frozen=True)
 class Fields(StreamConfig):
     layers: Iterable[nn.Module] | None = None

@@ -75,7 +75,7 @@ class Handed:
 
 class Handing:
     """The dictionary of one call of a layer, chunk by chunk. It has only the
-    methods that layers call; others are refused.
+    operations that layers use; others are refused.
 
     Attributes:
         part: the rows of the chunk that run; None: all.

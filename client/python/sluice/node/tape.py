@@ -100,6 +100,7 @@ class Tape:
         return value
 
 
+# Stores products of a first forward, until the layer changes them in place.
 class _Recorder(Mode):
 
     def __init__(self, tape: Tape, chunk: int):

@@ -1,4 +1,4 @@
-"""Runs layers that cannot be cut into chunks of rows whole, one at a time.
+"""Runs layers whole, one at a time, if they cannot be cut into chunks of rows.
 
 [Note: whole layers]
 Such a layer runs on all rows: in forward without autograd, and in backward
@@ -66,6 +66,7 @@ def run(call: LayerCall, x: Tensor) -> Tensor:
         call, Whole.apply(place, chunks, x)))
 
 
+# The arguments of a layer that runs whole, as `rows.Arguments`.
 class _Given:
     hands = False
 
@@ -104,7 +105,7 @@ class _Given:
     def chunk(self, rows: range, replaced: list[Tensor]
               ) -> tuple[tuple, dict[str, Any]]:
         """Returns the arguments of all rows, with `replaced` in place of those
-        that need a gradient. If attention is the model's own, masks are too."""
+        that need a gradient, and the model's own masks for its attention."""
         others = iter(replaced)
         leaves = iter([
             next(others) if isinstance(leaf, Tensor) and leaf.requires_grad
@@ -126,6 +127,7 @@ class _Given:
                 if key not in before or value is not before[key]]
 
 
+# One call of a layer that runs whole; see [Note: whole layers].
 class WholeCall(LayerCall):
     def __init__(self, step: Step, layer: nn.Module, own: Callable, x: Tensor,
                  args: tuple, kwargs: dict[str, Any]):
@@ -134,7 +136,7 @@ class WholeCall(LayerCall):
                              has_rows)
         super().__init__(step, layer, own, self._given)
         self._by_model, self.rerun = kind.own_attention, 0
-        self.may_replace = True  # a table that grows with the sequence
+        self.may_replace = True  # e.g. a table that grows with the sequence
         self._carried = None
         self._rows = range(x.shape[1])
         self.chunks = [self._rows]
