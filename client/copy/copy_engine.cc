@@ -62,7 +62,8 @@ class Engine final : public CopyEngine {
   CopyLane& lane(CopyDirection direction) {
     return *lanes_[direction == CopyDirection::kHostToDevice ? 0 : 1];
   }
-  // A new ticket; null (and the fault kept) when there is no event for it.
+  // Returns a new ticket. If there is no event for it, keeps the fault and
+  // returns null.
   std::shared_ptr<State> NewTicket(device::Stream stream);
   absl::Status WaitOnCompute(const State& state);
   std::optional<absl::Duration> SlackOf(std::string_view label) const;
@@ -73,7 +74,7 @@ class Engine final : public CopyEngine {
   std::unique_ptr<CopyTimeline> timeline_;
   device::Stream compute_;
   mutable StallClock stall_;
-  std::vector<CopySlack> slack_;  // a few; each label once
+  std::vector<CopySlack> slack_;  // few; each label once
   std::array<device::Stream, 2> streams_;
   std::array<std::unique_ptr<CopyLane>, 2> lanes_;
 };
@@ -95,15 +96,16 @@ absl::Status Engine::StartLanes() {
 }
 
 Engine::~Engine() {
-  // Both stop waiting for grants before either is waited for: one may be
-  // behind a ticket of the other.
+  // Stop both lanes before joining either: one may wait for a ticket of the
+  // other.
   for (auto& lane : lanes_) {
     if (lane) lane->Stop();
   }
   for (auto& lane : lanes_) lane.reset();
   for (const device::Stream stream : streams_) {
     if (stream.value() == 0) continue;
-    options_.driver->SynchronizeStream(stream).IgnoreError();  // Drain tells
+    // Drain reports it
+    options_.driver->SynchronizeStream(stream).IgnoreError();
   }
   timeline_.reset();
   pool_->Close();
@@ -159,14 +161,14 @@ absl::Status Engine::WaitOnCompute(const State& state) {
   if (state.pool->closed()) return absl::OkStatus();
   SLUICE_RETURN_IF_ERROR(
       options_.driver->StreamWaitEvent(compute_, state.event));
-  // Compute's fault is told by the call above, and the stream of a mark may be
-  // destroyed by now, if it is the caller's.
+  // The call above returns compute's fault. The stream of a compute mark may
+  // belong to the caller and be destroyed by now.
   if (std::find(streams_.begin(), streams_.end(), state.stream) ==
       streams_.end()) {
     return absl::OkStatus();
   }
-  // The event of a failed copy is reached too. A stream tells its fault to
-  // the next call on it, so make one that does nothing.
+  // The event of a failed copy is reached too. The next call on a stream
+  // returns the stream's fault, so this makes one that does nothing.
   return options_.driver->StreamWaitEvent(state.stream, state.event);
 }
 

@@ -1,26 +1,26 @@
-// Copies between host and GPU memory, each direction on its own stream, gated
-// by grants, ordered by tickets only.
+// Copies between host and GPU memory. Each direction has a stream of its own,
+// is gated by grants, and is ordered by tickets only.
 //
-// How it works. To issue a request is to make the copy stream wait for the
-// events of its `after` tickets, to take a grant (one atomic operation when
-// bandwidth is there), to enqueue the copies and record the ticket's event.
-// Enqueue does so itself where nothing holds the request back; what has to wait
-// goes to its direction's issuing thread, which takes requests in order. The
-// compute thread waits for no grant and synchronises no stream; it waits on
-// tickets, through events. That wait holds the thread back until
-// the ticket's event is recorded, so a request that still waits for its grant
-// holds back the thread that waits for its ticket; `stall` counts that wait.
+// How it works. A request is issued in four steps: the copy stream waits for
+// the events of the `after` tickets; a grant is taken (one atomic operation if
+// bandwidth is available); the copies are enqueued; the ticket's event is
+// recorded. Enqueue issues a request itself if nothing holds it back. Other
+// requests go to their direction's issuing thread, which takes them in order.
+// The compute thread waits for no grant and synchronises no stream; it waits on
+// tickets, through events. Such a wait blocks the thread until the ticket's
+// event is recorded, so a request that still waits for its grant also blocks
+// the thread that waits for its ticket; `stall` counts that time.
 //
-// Why tickets and not bare events: an event that was not yet recorded counts
-// as complete in CUDA, so a wait enqueued too early would pass silently. A
-// ticket knows whether its event was recorded and holds the waiter back until
-// it was.
+// Why tickets and not bare events: CUDA treats an event that was not yet
+// recorded as complete, so a wait enqueued too early would pass silently. A
+// ticket knows whether its event was recorded, and blocks the waiter until
+// then.
 //
-// Large pieces are cut to slices, each with a grant of its own, so that ranks
-// on one link take turns; small ones share a grant.
+// Large pieces are cut into slices, each with a grant of its own, so that ranks
+// on one link take turns. Small pieces share a grant.
 //
-// Errors: the first failure of a copy is kept; every later wait returns it,
-// and later copies are not made.
+// Errors: the first failure of a copy is kept. Every later wait returns it, and
+// later copies are not made.
 // Thread safety: one compute thread per engine calls Enqueue, MarkCompute,
 // UseStream, KnowSlack and Wait; stats() is safe from any thread.
 #pragma once
@@ -38,12 +38,13 @@
 
 namespace sluice::client {
 
-// A point on a stream: "everything before it is done". Cheap to copy; default
-// constructed it is already reached. Outlives the engine harmlessly.
+// A point on a stream, reached when everything before it is done. Cheap to
+// copy. A default-constructed ticket is already reached. May outlive the
+// engine.
 class Ticket {
  public:
   Ticket() = default;
-  // Reached already? Never blocks.
+  // Returns whether the point is reached. Never blocks.
   bool done() const;
 
  private:
@@ -65,9 +66,9 @@ struct CopyRequest {
   const char* label = "";  // for the timeline; static storage
 };
 
-// One finished request, for the report's timeline. Times: seconds on the
-// monotonic clock. From start to end by the clock of the stream that copies;
-// when it started to about what a host wait takes.
+// One finished request, for the report's timeline. Times are seconds on the
+// monotonic clock. The duration is measured by the copy stream's clock; the
+// start time is accurate to about the length of a host wait.
 struct CopyRecord {
   const char* label;
   device::CopyDirection direction;
@@ -75,8 +76,8 @@ struct CopyRecord {
   double issued_s, started_s, finished_s;
 };
 
-// The time from when a copy with that label could start until compute needs it,
-// or the memory that it frees, by a plan.
+// The plan's time from when a copy with that label could start until compute
+// needs it, or needs the memory that it frees.
 struct CopySlack {
   std::string label;
   absl::Duration slack;
@@ -84,9 +85,9 @@ struct CopySlack {
 
 struct CopyStats {
   Bytes h2d, d2h;
-  absl::Duration grant_wait;  // of issuing threads
-  // How long compute waited for tickets. Where compute is a stream, by the
-  // stream's clock: a wait counts when the stream is past it.
+  absl::Duration grant_wait;  // of the issuing threads
+  // How long compute waited for tickets. If compute is a stream, its clock
+  // measures this, and a wait counts once the stream is past it.
   absl::Duration stall;
 };
 
@@ -103,25 +104,26 @@ class CopyEngine {
       const Options& options);
   virtual ~CopyEngine() = default;  // waits for copies in flight
 
-  // Compute is what is enqueued on `native` from now on: a stream of the
-  // caller's on this device (a CUstream; null is the device's default stream),
-  // which must outlive the engine or the next call. Unimplemented on sim, where
-  // the calling thread computes.
+  // From now on, compute is what is enqueued on `native`: a stream of the
+  // caller on this device (a CUstream; null is the device's default stream). It
+  // must outlive the engine or stay valid until the next call. Unimplemented on
+  // sim, where the calling thread computes.
   virtual absl::Status UseStream(void* native) = 0;
 
   // Replaces the slacks of all labels, for copies that are enqueued from now
-  // on. While a copy waits for its grant, the daemon is told by when it is
-  // needed (GrantGate::TellDue). Copies with other labels have no deadline.
+  // on. While a copy waits for its grant, the daemon is told its deadline
+  // (GrantGate::TellDue). Copies with other labels have no deadline.
   virtual void KnowSlack(std::vector<CopySlack> slack) = 0;
 
-  // A ticket reached when all compute enqueued so far is done.
+  // Returns a ticket that is reached when all compute enqueued so far is done.
   virtual Ticket MarkCompute() = 0;
   virtual Ticket Enqueue(CopyRequest request) = 0;
-  // Compute enqueued from now on runs after the ticket. Blocks the caller
+  // Makes compute enqueued from now on run after the ticket. Blocks the caller
   // until the ticket's event is recorded (see above), on sim until it is
-  // reached. What compute waits for it is counted as stall.
+  // reached. The time that compute waits for the ticket counts as stall.
   virtual absl::Status Wait(const Ticket& ticket) = 0;
-  // Host wait for everything enqueued: the end of a run and tests only.
+  // Blocks until everything enqueued has ended. For the end of a run and for
+  // tests only.
   virtual absl::Status Drain() = 0;
 
   virtual CopyStats stats() const = 0;

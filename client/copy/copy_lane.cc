@@ -15,10 +15,11 @@
 namespace sluice::client {
 namespace {
 
-// Naps are of 5 us and more; the default slack would add 50 us to each.
+// Naps last 5 us or more; the default timer slack would add 50 us to each.
 constexpr unsigned long kTimerSlackNs = 1'000;
-// Between two looks whether a copy can start: one that waits for nothing else,
-// and one that is issued. The daemon refills every 2 ms.
+// How often the lane checks whether a copy can start: a copy that waits for
+// nothing else, and an issued copy that owes its grant. The daemon refills
+// every 2 ms.
 constexpr std::chrono::microseconds kLook{100};
 constexpr std::chrono::milliseconds kLookOfOwed{1};
 
@@ -112,7 +113,7 @@ std::optional<Bytes> CopyLane::GrantNow(const Item& item, Bytes size) {
       if (Owe(item.request, size)) return size;
       return std::nullopt;
     }
-    // More than a slice takes turns with other ranks.
+    // A request larger than a slice takes turns with other ranks.
     if (size > first || !ahead_.HasRoom()) return std::nullopt;
   }
   if (!options_.gate->TryAcquire(GrantDirection(), first)) return std::nullopt;
@@ -185,7 +186,7 @@ void CopyLane::Run() {
       }
     }
     if (queue_.empty()) return;
-    // A deque's front stays in place while others are pushed.
+    // A deque's front keeps its address while others are pushed.
     const Item& item = queue_.front();
     lock.Unlock();
     Issue(item, /*granted=*/Bytes(0));
@@ -209,7 +210,7 @@ absl::Status CopyLane::TryIssue(const Item& item, Bytes granted) {
   const Bytes size = SizeOf(item.request);
   const bool timed = timeline_ != nullptr && size > Bytes(0);
   if (granted == Bytes(0)) granted = AwaitTurn(item.request, size);
-  // What has its grant waits for nothing.
+  // A request that has its grant does not wait.
   const bool waits = granted == Bytes(0);
   if (waits) TellDue(item, size);
   const absl::Status copied = CopyPieces(item.request, size, granted, timed);
@@ -229,7 +230,8 @@ absl::Status CopyLane::TryIssue(const Item& item, Bytes granted) {
 absl::Status CopyLane::AwaitTickets(const CopyRequest& request) {
   for (const Ticket& ticket : request.after) {
     const auto& state = TicketAccess::StateOf(ticket);
-    if (!state || state->stream == stream_) continue;  // in order anyway
+    // the stream keeps the order
+    if (!state || state->stream == stream_) continue;
     state->AwaitIssued();
     if (state->IsReached()) continue;
     SLUICE_RETURN_IF_ERROR(
@@ -289,11 +291,11 @@ absl::Status CopyLane::CopyPieces(const CopyRequest& request, Bytes left,
   return absl::OkStatus();
 }
 
-// Bytes that have not arrived read as NaN: a read that comes too early fails
-// loudly instead of training on the buffer's former contents.
+// Fills the targets with bytes that read as NaN: a read that comes too early
+// fails loudly instead of training on the buffer's former contents.
 absl::Status CopyLane::Poison(const CopyRequest& request) {
   for (const CopyPiece& piece : request.pieces) {
-    if (piece.size <= Bytes(0)) continue;  // CopyAsync says what is wrong
+    if (piece.size <= Bytes(0)) continue;  // CopyAsync reports the error
     SLUICE_RETURN_IF_ERROR(options_.driver->FillAsync(piece.to, std::byte{0xff},
                                                       piece.size, stream_));
   }

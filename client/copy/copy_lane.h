@@ -1,22 +1,23 @@
-// One direction of the copy engine: a queue, the thread that issues it and the
-// stream it issues to. Internal to the copy engine.
+// One direction of the copy engine: a queue, the thread that issues its
+// requests and the stream that they go to. Internal to the copy engine.
 //
-// A request that nothing holds back is issued by Push itself: to wake a thread
-// costs more than to issue. Only what has to wait, for a ticket that was not
-// recorded yet, for a grant or until it may ask for one (granted_ahead.h), goes
-// through the queue; and what is pushed behind that. So requests are issued in
-// the order of Push.
+// Push issues a request itself if nothing holds it back, because waking a
+// thread costs more than issuing. A request goes through the queue only if it
+// has to wait (for a ticket that is not recorded yet, for a grant, or until it
+// may ask for one, see granted_ahead.h) or if the queue is not empty. So
+// requests are issued in the order of Push.
 //
 // [Note: owed grants] A host that runs ahead may enqueue a whole step behind
-// one kernel. Had all those copies their grants, the rank's limit would be used
-// up by what cannot start, while other ranks' copies could. So a copy that
-// compute or the other direction still holds back is issued as soon as the
-// limit has room for it and for all such copies before it, but its grant is
-// taken when it can start. One that finds no room waits for room, or until it
-// can start.
+// one kernel. If all those copies took their grants at once, copies that cannot
+// start would use up the rank's limit, while other ranks' copies could start.
+// So a copy that compute or the other direction still holds back is issued as
+// soon as the limit has room for it and for all such copies before it, but its
+// grant is taken only when it can start. If the limit has no room, the copy
+// waits for room, or until it can start.
 //
-// Threads: Push from the compute thread. The issuing thread owns the lane's
-// state: the lane's thread while the queue has something, else the pusher.
+// Threads: Push runs on the compute thread. The issuing thread owns the lane's
+// state: that is the lane's thread while the queue is not empty, else the
+// pusher.
 #pragma once
 
 #include <atomic>
@@ -53,13 +54,13 @@ class CopyLane {
   CopyLane(const CopyEngine::Options& options, device::CopyDirection direction,
            device::Stream stream, std::shared_ptr<EventPool> pool, Fault* fault,
            CopyTimeline* timeline);
-  // Stops, issues what is queued and ends the thread.
+  // Stops, issues the queued requests and ends the thread.
   ~CopyLane();
 
-  // From now on what is queued is issued without waiting for grants.
+  // From now on, queued requests are issued without waiting for grants.
   void Stop();
 
-  // `slack`: CopySlack's, where it is known.
+  // `slack` is the label's CopySlack, if known.
   void Push(CopyRequest request, std::shared_ptr<TicketAccess::State> ticket,
             std::optional<absl::Duration> slack = std::nullopt);
   // Blocks until everything pushed is issued.
@@ -77,36 +78,39 @@ class CopyLane {
     std::shared_ptr<TicketAccess::State> ticket;
     double issued_s;
     std::optional<absl::Duration> slack;
-    // When compute needs it; set if only grants held it back at Push.
+    // When compute needs the copy; set if only grants held it back at Push.
     std::optional<absl::Time> due;
   };
 
   void Run();
-  // Whether grants limit anything here.
+  // Returns whether grants limit this direction.
   bool IsLimited() const;
-  // How many of the `size` bytes of `item` may be issued without waiting, a
-  // slice or all; their grant is taken or owed. Nothing: it has to wait.
+  // Returns how many of the `size` bytes of `item` may be issued without
+  // waiting: one slice or all. Their grant is taken or owed. Returns nullopt if
+  // the item has to wait.
   std::optional<Bytes> GrantNow(const Item& item, Bytes size);
-  // Whether the limit has room for a grant that is owed, which is noted.
+  // Records an owed grant for the request; returns false if the limit has no
+  // room for it.
   bool Owe(const CopyRequest& request, Bytes size);
-  // Whether the link alone holds it back.
+  // Returns whether the link alone holds the request back.
   bool CanStart(const CopyRequest& request);
   // Takes the grants of owed copies that can start.
   void TakeOwed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Waits until the request may owe its grant (all of `size` is returned), or
-  // can start (0).
+  // Waits until the request may owe its grant (returns `size`) or can start
+  // (returns 0).
   Bytes AwaitTurn(const CopyRequest& request, Bytes size);
-  // Issues it, and tells its ticket; the first `granted` bytes have their
-  // grant.
+  // Issues the item and sets its ticket's phase. The first `granted` bytes
+  // already have their grant.
   void Issue(const Item& item, Bytes granted);
   absl::Status TryIssue(const Item& item, Bytes granted);
   absl::Status AwaitTickets(const CopyRequest& request);
-  // Whether all of them are reached, but for those of the lane's own stream.
+  // Returns whether all these tickets are reached; ignores those of the lane's
+  // own stream.
   bool AreReached(const std::vector<Ticket>& after) const;
-  // Tells the daemon by when `item`, of `size` bytes, is needed.
+  // Tells the daemon the deadline of `item`, which has `size` bytes.
   void TellDue(const Item& item, Bytes size);
-  // Copies all pieces, `left` bytes; where it is `timed`, the timeline's span
-  // begins just before the first.
+  // Copies all pieces, `left` bytes. If `timed`, the timeline's span begins
+  // just before the first piece.
   absl::Status CopyPieces(const CopyRequest& request, Bytes left, Bytes granted,
                           bool timed);
   int GrantDirection() const {
@@ -114,7 +118,8 @@ class CopyLane {
   }
   void TakeGrant(Bytes size);
   absl::Status EndSlice();
-  // Has `mark` reached when what is on the stream so far has ended.
+  // Records `mark`, which is reached when everything enqueued on the stream so
+  // far has ended.
   absl::Status Record(TicketAccess::State& mark);
   absl::Status Poison(const CopyRequest& request);
 
@@ -131,9 +136,9 @@ class CopyLane {
 
   Mutex mutex_;
   CondVar changed_;
-  // Its front is the one being issued.
+  // The front is the item that is being issued.
   std::deque<Item> queue_ ABSL_GUARDED_BY(mutex_);
-  // See [Note: owed grants]; in the order of the stream.
+  // See [Note: owed grants]. In the order of the stream.
   struct Owed {
     std::vector<Ticket> after;
     Bytes size;

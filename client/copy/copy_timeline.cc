@@ -14,7 +14,7 @@ CopyTimeline::CopyTimeline(device::Driver* driver,
 absl::Status CopyTimeline::Align() {
   for (const auto& lane : lanes_) {
     {
-      // Copies that have ended are told by the old origin.
+      // Copies that have ended are timed by the old origin.
       const MutexLock lock(mutex_);
       TakeEnded(*lane);
     }

@@ -1,13 +1,13 @@
-// When copies really started and ended, for reports and for plans by the speed
-// of links. Internal to the copy engine.
+// The times at which copies really started and ended, for reports and for plans
+// that depend on link speed. Internal to the copy engine.
 //
-// Times are those of the copying streams (kernels/device/stream_timer.h). Not
-// the host's: a host that polls sees a short copy take no time, or a nap's. No
-// call waits: ended copies are taken in when the next copy is added, and by the
-// readers.
+// The copy streams' clocks measure the times (kernels/device/stream_timer.h).
+// Not the host's clock: to a host that polls, a short copy seems to take no
+// time, or as long as a nap. No call waits: copies that ended are collected
+// when the next copy is added and when the times are read.
 //
-// Errors: the driver's. After an error while times were read, no more times are
-// reported; copies find a lost device by themselves.
+// Errors: the driver's. After an error in reading times, no more times are
+// reported; copies detect a lost device by themselves.
 // Thread safety: Begin and End of a direction from the thread that issues for
 // it; the others from any thread.
 #pragma once
@@ -26,19 +26,21 @@ namespace sluice::client {
 
 class CopyTimeline {
  public:
-  // `streams` copy to the GPU, and to the host.
+  // `streams`: the one that copies to the GPU, then the one that copies to the
+  // host.
   CopyTimeline(device::Driver* driver, std::array<device::Stream, 2> streams);
 
   // Aligns the host's clock with those of the streams, for which it waits. Call
-  // it at the start, and where the host has waited for them anyway: a stream's
-  // clock drifts.
+  // it at the start, and wherever the host has waited for the streams anyway,
+  // because a stream's clock drifts.
   absl::Status Align();
-  // Begin and End stand around the copies of a request. A request that has
-  // begun and does not end is given up.
+  // Begin comes before the copies of a request, and End after them. The next
+  // Begin drops a span that has no End.
   absl::Status Begin(device::CopyDirection direction);
-  // `record` with its label, direction, size and issue time.
+  // `record` holds the label, direction, size and issue time.
   absl::Status End(const CopyRecord& record);
-  // What has ended since the last call, each direction in its order.
+  // Returns the copies that ended since the last call, each direction in its
+  // order.
   std::vector<CopyRecord> Take();
 
  private:

@@ -26,7 +26,7 @@ void GrantGate::TellDue(int direction, Bytes size, absl::Time due) {
   GrantUseSlot& slot = use_->slot;
   const uint64_t used =
       slot.used_bytes[direction].load(std::memory_order_relaxed);
-  // Below 0 would read as far ahead.
+  // A negative time would read as far in the future.
   const int64_t at = std::max<int64_t>(0, absl::ToUnixNanos(due));
   slot.due_ns[direction].store(static_cast<uint64_t>(at),
                                std::memory_order_relaxed);

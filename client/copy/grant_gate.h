@@ -1,16 +1,16 @@
 // The rank's side of swap-bandwidth grants (proto/base/grant_page.h).
 //
-// How it works. `use` counts the bytes this rank has started, `limit` those it
-// may have started; a copy that ends at or below the limit goes. Beyond it the
-// caller sleeps in short naps until the daemon has raised the limit. If the
-// daemon's heartbeat is older than kGrantStaleAfter, the rank does not wait: it
-// keeps the rate it was granted last for kGrantPacedFor, because a daemon that
-// is only late comes back, and then goes ungated. Bytes copied over the limit
-// in that time are forgiven.
+// How it works. `use` counts the bytes that this rank has started, `limit`
+// those that it may have started. A copy that ends at or below the limit starts
+// at once. Otherwise the caller sleeps in short naps until the daemon has
+// raised the limit. If the daemon's heartbeat is older than kGrantStaleAfter,
+// the rank does not wait for it: it keeps its last granted rate for
+// kGrantPacedFor, because the daemon may only be late, and then copies ungated.
+// Bytes copied over the limit in that time are forgiven.
 //
-// Thread safety: all methods are safe from several threads, but TellDue and
-// ForgetDue of one direction. The fast path is one atomic operation: TryAcquire
-// compares and exchanges, Acquire adds.
+// Thread safety: all methods are thread-safe, except that TellDue and ForgetDue
+// of one direction need one thread. The fast path is one atomic operation:
+// TryAcquire compares and exchanges, Acquire adds.
 #pragma once
 
 #include <atomic>
@@ -30,9 +30,9 @@ class GrantGate {
   GrantGate(const GrantLimits* limits, int slot, GrantUse* use,
             const Clock* clock);
 
-  // Takes `size` bytes of direction kH2d or kD2h, waiting while the limit is
-  // behind and the daemon is alive. Returns the time waited. A true `*cancel`
-  // ends the wait (the bytes are taken all the same).
+  // Takes `size` bytes of direction kH2d or kD2h. Waits while the limit is too
+  // low and the daemon is alive. Returns the time waited. A true `*cancel` ends
+  // the wait; the bytes are taken all the same.
   absl::Duration Acquire(int direction, Bytes size,
                          const std::atomic<bool>* cancel = nullptr) {
     const auto bytes = static_cast<uint64_t>(size.count());
@@ -46,7 +46,8 @@ class GrantGate {
     return AcquireSlow(direction, bytes, end, cancel);
   }
 
-  // Acquire where it need not wait; false, and nothing taken, where it would.
+  // Takes the bytes if Acquire would not wait; else takes nothing and returns
+  // false.
   bool TryAcquire(int direction, Bytes size) {
     const auto bytes = static_cast<uint64_t>(size.count());
     auto& used = use_->slot.used_bytes[direction];
@@ -59,19 +60,20 @@ class GrantGate {
     return true;
   }
 
-  // Takes them at once, whatever the limit.
+  // Takes the bytes at once, whatever the limit.
   void Take(int direction, Bytes size) {
     use_->slot.used_bytes[direction].fetch_add(
         static_cast<uint64_t>(size.count()), std::memory_order_relaxed);
   }
-  // Whether TryAcquire would take them.
+  // Returns whether TryAcquire would take the bytes.
   bool HasRoom(int direction, Bytes size) const {
     return use_->slot.used_bytes[direction].load(std::memory_order_relaxed) +
                static_cast<uint64_t>(size.count()) <=
            granted(direction);
   }
 
-  // False where nothing is limited, nor shared by limits.
+  // Returns false if the daemon does not limit this direction, as for a link of
+  // unknown speed.
   bool Limits(int direction) const {
     const uint64_t limit = granted(direction);
     const uint64_t used =
@@ -79,17 +81,18 @@ class GrantGate {
     return limit < used || limit - used < kGrantFar;
   }
 
-  // The next `size` bytes of `direction` to be taken are one copy, which
-  // compute needs at `due` (of this gate's clock): the daemon lends bandwidth
-  // first to copies that a fair share would make late. Replaces the last one
-  // and stands until ForgetDue. Two stores; one thread per direction.
+  // States that the next `size` bytes taken of `direction` are one copy, which
+  // compute needs at `due` (of this gate's clock). The daemon lends bandwidth
+  // first to copies that a fair share would make late. Replaces the former
+  // deadline and holds until ForgetDue. Two stores; one thread per direction.
   void TellDue(int direction, Bytes size, absl::Time due);
   // The next copy has no known deadline.
   void ForgetDue(int direction);
   absl::Time now() const { return clock_->Now(); }
 
-  // The session is over (disconnected, evicted, closing): the limits are not
-  // raised any more. Waiting and later calls go on as with a stale heartbeat.
+  // Call it when the session is over (disconnected, evicted, closing): the
+  // limits are not raised any more. Waits, and later calls, behave as with a
+  // stale heartbeat.
   void Detach() { detached_.store(true, std::memory_order_relaxed); }
 
  private:
@@ -100,12 +103,12 @@ class GrantGate {
     int64_t free_at_ns ABSL_GUARDED_BY(mutex) = 0;
   };
 
-  // Up to which byte the daemon lets this rank start copies.
+  // The cumulative bytes up to which the daemon lets this rank start copies.
   uint64_t granted(int direction) const {
     return limits_->slots[slot_].limit_bytes[direction].load(
         std::memory_order_relaxed);
   }
-  // Drops the forgiven bytes once the daemon's limit has caught up with them.
+  // Drops the forgiven bytes. Call it once the limit has caught up with them.
   void ForgetForgiven(int direction) {
     if (forgiven_[direction].load(std::memory_order_relaxed) != 0) {
       forgiven_[direction].store(0, std::memory_order_relaxed);
@@ -114,12 +117,14 @@ class GrantGate {
   absl::Duration AcquireSlow(int direction, uint64_t bytes, uint64_t end,
                              const std::atomic<bool>* cancel);
   bool Stale(int64_t now_ns) const;
-  // Bytes per second to keep to while the daemon grants nothing; 0: ungated.
+  // The rate to keep while the daemon grants nothing, in bytes per second; 0:
+  // ungated.
   double PacedRate(int direction, int64_t now_ns) const;
-  // Lets `end` pass though it is over the limit.
+  // Lets a copy that ends at `end` start although it is over the limit.
   void Forgive(int direction, uint64_t end);
   int64_t NowNs() const;
-  // Books `bytes` at that rate. Returns when they may start, in nanoseconds.
+  // Reserves time for `bytes` at that rate. Returns when they may start, in
+  // nanoseconds.
   int64_t Book(int direction, uint64_t bytes, double bytes_per_second);
 
   const GrantLimits* limits_;

@@ -1,4 +1,4 @@
-// The two shared pages of grants, mapped. Internal to client.
+// Maps the two shared pages of grants. Internal to client.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace sluice::client {
 
-// Unmaps on destruction. A forked child does not get the pages.
+// Unmaps on destruction. A forked child does not inherit the pages.
 class GrantPages {
  public:
   // `limits` is mapped read-only. InvalidArgument: a page is too small.

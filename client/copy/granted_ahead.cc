@@ -6,8 +6,8 @@
 namespace sluice::client {
 namespace {
 
-// Naps double: a waiting lane is late by at most the time it has waited, and by
-// at most kLastNap, while the copies behind the one that ended are running.
+// Naps double, so a waiting lane is late by at most the time it has waited, and
+// by at most kLastNap, while the copies behind the one that ended are running.
 constexpr std::chrono::microseconds kFirstNap{5};
 constexpr std::chrono::microseconds kLastNap{100};
 

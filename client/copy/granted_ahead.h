@@ -1,14 +1,14 @@
-// How many copies of a lane may have grants and not have ended, of those that
-// the link alone holds back. Internal to the copy engine.
+// Limits how many granted copies of a lane may be in flight, counting those
+// that only the link holds back. Internal to the copy engine.
 //
-// One runs and one follows it. Two are too few when they end before the host
-// looks again: a nap lasts as long as the machine makes it, and on an H100 with
-// slices of 83 us two at a time reached half of the link's speed. So a nap in
-// which all granted copies ended doubles how many may be ahead, and kCalm waits
-// without one halve it: as many as this machine's naps need, and two on a slow
-// link.
+// The least is two: one runs and one follows it. Two are too few if they end
+// before the host looks again: a nap lasts as long as the machine makes it, and
+// on an H100 with slices of 83 us, two at a time reached half of the link's
+// speed. So a nap in which all granted copies ended doubles the number, and
+// kCalm waits without such a nap halve it. The number follows the machine's
+// naps, and stays at two on a slow link.
 //
-// Where nothing is limited (GrantGate::Limits) a lane does not ask.
+// A lane that is not limited (GrantGate::Limits) does not ask.
 //
 // Thread safety: one thread at a time, the one that issues for the lane.
 #pragma once
@@ -34,11 +34,11 @@ class GrantedAhead {
   GrantedAhead();
   explicit GrantedAhead(Nap nap) : nap_(std::move(nap)) {}
 
-  // May a grant be taken now? Never waits.
+  // Returns whether a grant may be taken now. Never waits.
   bool HasRoom();
-  // Naps until one may be taken; a true `cancel` ends the wait.
+  // Naps until a grant may be taken; a true `cancel` ends the wait.
   void AwaitRoom(const std::atomic<bool>& cancel);
-  // `end` is reached when a copy with a grant has ended.
+  // Adds a granted copy; `end` is reached when it has ended.
   void Add(Ticket end) { running_.push_back(std::move(end)); }
 
  private:

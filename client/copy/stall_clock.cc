@@ -10,7 +10,7 @@ void StallClock::UseStream(device::Stream stream) {
   on_stream_ = true;
 }
 
-// Where there are no native streams, the calling thread computes.
+// Without native streams, the calling thread computes.
 bool StallClock::OnStream() {
   if (!on_stream_.has_value()) {
     on_stream_ = driver_->NativeStream(compute_).ok();

@@ -1,7 +1,7 @@
-// How long compute waited for tickets, by the clock of whatever computes: the
-// calling thread on sim; on a GPU a stream, which the host runs ahead of, so a
-// wait is counted when the stream is through with it. Internal to the copy
-// engine.
+// Measures how long compute waited for tickets, by the clock of what computes.
+// On sim that is the calling thread. On a GPU it is a stream, which the host
+// runs ahead of, so a wait counts once the stream is past it. Internal to the
+// copy engine.
 //
 // Thread safety: Begin, End and UseStream by the compute thread; total by any.
 #pragma once
@@ -21,12 +21,12 @@ class StallClock {
   StallClock(device::Driver* driver, device::Stream compute)
       : driver_(driver), compute_(compute), timer_(driver) {}
 
-  // From now on compute is on an adopted stream.
+  // From now on, compute runs on an adopted stream.
   void UseStream(device::Stream stream);
-  // Around what a wait enqueues, or blocks for.
+  // Call them around a wait, whether it is enqueued or blocks.
   absl::Status Begin();
   absl::Status End();
-  // The sum over all waits that are over. Does not wait for the device.
+  // Returns the sum of all waits that have ended. Does not wait for the device.
   absl::Duration total();
 
  private:

@@ -54,7 +54,7 @@ bool Ticket::done() const {
     case State::kPending:
       return false;
     case State::kRecorded:
-      // On a lost device nothing is in flight; Wait tells the fault.
+      // Nothing is in flight on a lost device; Wait returns the fault.
       return state_->pool->Reached(state_->event).value_or(true);
     default:
       return true;

@@ -1,5 +1,5 @@
-// What a Ticket points at, and the events behind tickets. Internal to the
-// copy engine.
+// The state behind a Ticket, and the pool of events. Internal to the copy
+// engine.
 #pragma once
 
 #include <atomic>
@@ -11,9 +11,9 @@
 
 namespace sluice::client {
 
-// Events, reused when their ticket is gone. CUDA lets an event be recorded
-// again while earlier waits for it are still queued: a wait is for the record
-// it saw.
+// A pool of events. An event is reused once its ticket is destroyed. CUDA lets
+// an event be recorded again while earlier waits for it are still queued,
+// because a wait refers to the record that it saw.
 //
 // Thread safety: safe.
 class EventPool {
@@ -22,10 +22,10 @@ class EventPool {
 
   absl::StatusOr<device::Event> Take();
   void Return(device::Event event);
-  // Is the last record of `event` reached? True once closed.
+  // Returns whether the last record of `event` is reached. True once closed.
   absl::StatusOr<bool> Reached(device::Event event);
   bool closed();
-  // Destroys all events; call when everything recorded has been reached.
+  // Destroys all events. Call it when everything recorded has been reached.
   // Tickets that live longer count as reached.
   void Close();
 
@@ -54,14 +54,14 @@ struct Ticket::State {
   bool issued() const {
     return phase.load(std::memory_order_acquire) != kPending;
   }
-  // As Ticket::done(), but false where the device cannot tell: then the caller
-  // does not leave out its wait, which returns the fault.
+  // Like Ticket::done(), but false if the device's state is unknown: then the
+  // caller waits all the same, and the wait returns the fault.
   bool IsReached() const {
     const int now = phase.load(std::memory_order_acquire);
     return now == kFailed ||
            (now == kRecorded && pool->Reached(event).value_or(false));
   }
-  // Blocks until the event was recorded, or will never be.
+  // Blocks until the event was recorded, or recording it has failed.
   Phase AwaitIssued() const {
     phase.wait(kPending, std::memory_order_acquire);
     return static_cast<Phase>(phase.load(std::memory_order_acquire));
@@ -69,7 +69,7 @@ struct Ticket::State {
 
   const std::shared_ptr<EventPool> pool;
   const device::Event event;
-  const device::Stream stream;  // the event is recorded on
+  const device::Stream stream;  // on which the event is recorded
   std::atomic<int> phase{kPending};
 };
 
@@ -78,7 +78,7 @@ struct TicketAccess {
   static const std::shared_ptr<State>& StateOf(const Ticket& ticket) {
     return ticket.state_;
   }
-  // The state of an event that is not recorded yet.
+  // Returns the state of an event that is not recorded yet.
   static absl::StatusOr<std::shared_ptr<State>> New(
       const std::shared_ptr<EventPool>& pool, device::Stream stream);
   static Ticket Make(std::shared_ptr<State> state) {

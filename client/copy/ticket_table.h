@@ -1,4 +1,4 @@
-// Tickets as numbers, for the C ABI. Internal to client.
+// Numbers tickets for the C ABI. Internal to client.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +9,15 @@
 namespace sluice::client {
 
 // Numbers count up from 1. Tickets of one direction are reached in order, so
-// the reached ones gather at the front, where DropReached drops them: the table
-// holds about what is in flight. Thread safety: one thread at a time.
+// reached tickets gather at the front, where DropReached drops them. So the
+// table holds about as many tickets as are in flight. Thread safety: one thread
+// at a time.
 class TicketTable {
  public:
-  // A few each time keeps pace with what is added, at constant cost. Before a
-  // mark of compute: what was dropped by then comes before the mark, also for a
-  // copy that names both and is issued by another thread.
+  // Drops at most two tickets, which keeps pace with what is added, at constant
+  // cost. Call it before a mark of compute: then every dropped ticket comes
+  // before the mark, even for a copy that names both and is issued by another
+  // thread.
   void DropReached() {
     for (int i = 0; i < 2 && !open_.empty() && open_.front().done(); ++i) {
       open_.pop_front();
@@ -28,7 +30,7 @@ class TicketTable {
     return first_ + open_.size() - 1;
   }
 
-  // 0, dropped and unknown numbers are reached.
+  // Returns the ticket; 0, dropped and unknown numbers count as reached.
   Ticket Find(uint64_t number) const {
     const uint64_t index = number - first_;
     return number >= first_ && index < open_.size() ? open_[index] : Ticket();
