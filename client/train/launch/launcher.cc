@@ -57,15 +57,15 @@ struct RankProcess {
   bool told_to_end = false;   // by SIGTERM, because another had failed
 };
 
-// The ranks of one run and what happened to them.
+// The ranks of one run and how each ended.
 class Ranks {
  public:
-  // `gpus`: a place per rank, or none (they choose).
+  // `gpus` holds a place per rank; empty: each rank chooses.
   absl::Status Start(const RunOptions& options, const std::string& binary,
                      const std::vector<std::string>& arguments,
                      const std::string& socket, const std::string& folder,
                      const std::vector<GpuPlace>& gpus);
-  // Until every rank has ended.
+  // Waits until every rank has ended.
   void Watch(const sigset_t& signals);
   int Report(const RunOptions& options) const;
 
@@ -81,7 +81,7 @@ class Ranks {
   std::string Blame(const RankProcess& process) const;
 
   std::vector<RankProcess> processes_;
-  std::vector<size_t> order_;  // of ending
+  std::vector<size_t> order_;  // of processes_, by when they ended
   std::optional<Watchdog> watchdog_;
   double looked_s_ = 0;
   std::string late_;  // why the watchdog ended the run
@@ -163,7 +163,7 @@ void Ranks::Reap() {
   }
 }
 
-// Once one rank failed, the rest has to go too.
+// Ends the other ranks once one has failed.
 void Ranks::EndOthers() {
   if (!failed_at_.has_value()) return;
   const absl::Duration since = absl::Now() - *failed_at_;
@@ -178,7 +178,7 @@ void Ranks::EndOthers() {
   }
 }
 
-// Says at once which ranks are late; one that is too late ends the run.
+// Prints which ranks are late. Ends the run if one is too late.
 void Ranks::Look(double now_s) {
   if (!watchdog_.has_value() || now_s - looked_s_ < 0.5) return;
   looked_s_ = now_s;
@@ -189,7 +189,7 @@ void Ranks::Look(double now_s) {
         {p.rank, p.pid, ended, !ended && IsStopped(p.pid), p.page->Read()});
   }
   const WatchVerdict verdict = watchdog_->Look(ranks, now_s);
-  // Above the line that rank 0 rewrites on a terminal.
+  // Clears the line that rank 0 rewrites on a terminal.
   const char* clear = isatty(STDERR_FILENO) == 1 ? "\r\033[K" : "";
   for (const std::string& note : verdict.notes) {
     std::fprintf(stderr, "%s%s\n", clear, note.c_str());
@@ -197,7 +197,7 @@ void Ranks::Look(double now_s) {
   if (verdict.end.empty() || failed_at_.has_value()) return;
   late_ = verdict.end;
   if (*clear != '\0') std::fputc('\n', stderr);
-  // One that is stopped or hangs hears nothing else, and the others wait.
+  // A stopped or hung rank handles no other signal, and the other ranks wait.
   for (RankProcess& p : processes_) p.ended_by_us |= !p.status.has_value();
   Signal(SIGKILL);
 }
@@ -217,7 +217,7 @@ void Ranks::Watch(const sigset_t& signals) {
       Look(MonotonicSeconds());
     }
     // A terminal's Ctrl-C reaches the ranks too, and may have ended all of them
-    // before it is seen here.
+    // before this process handles it.
     const timespec wait{0, some_run ? 100'000'000 : 0};
     const int signal = sigtimedwait(&signals, nullptr, &wait);
     if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) {
@@ -228,19 +228,20 @@ void Ranks::Watch(const sigset_t& signals) {
   }
 }
 
-// What was forwarded is why the run has not reached its end.
+// Returns whether a forwarded signal is the reason that the run ended early.
 bool Ranks::Interrupted() const {
   if (forwarded_ == 0) return false;
   for (const RankProcess& p : processes_) {
     const auto result = ReadResult(p.result_file);
     if (result.ok() && result->interrupted) return true;
-    // Before it could catch signals, or by a second one.
+    // Killed before it could catch signals, or by a second signal.
     if (!result.ok() && WIFSIGNALED(*p.status) && !p.ended_by_us) return true;
   }
   return false;
 }
 
-// The first rank that ended badly and not because of another.
+// Returns the first rank that failed by itself, else the first that failed;
+// null if none failed.
 const RankProcess* Ranks::Cause() const {
   const RankProcess* first = nullptr;
   for (const size_t i : order_) {
@@ -257,7 +258,7 @@ const RankProcess* Ranks::Cause() const {
   return first;
 }
 
-// What it said of its end is its last word only if it also ended so.
+// Returns whether the rank's result is valid: its exit status must match it.
 bool Spoke(int status, const absl::StatusOr<RankResult>& result) {
   return result.ok() && WIFEXITED(status) &&
          WEXITSTATUS(status) == result->exit;
@@ -300,7 +301,7 @@ int Ranks::Report(const RunOptions& options) const {
   }
   std::fprintf(stderr, "error: %s\n", Blame(*cause).c_str());
   if (spoke) return result->exit;
-  // It could not write its result, but its status is one of ours.
+  // It could not write its result, but its exit status may be one of ours.
   const int own =
       WIFEXITED(*cause->status) ? WEXITSTATUS(*cause->status) : kExitFault;
   return own <= kExitOpenFiles ? own : kExitFault;
@@ -312,7 +313,7 @@ sigset_t HeldSignals() {
   for (const int s : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&signals, s);
   struct sigaction hangup {};
   sigaction(SIGHUP, nullptr, &hangup);
-  // Under nohup it is ignored; held, it would arrive all the same.
+  // Under nohup SIGHUP is ignored; a blocked one would arrive all the same.
   if (hangup.sa_handler != SIG_IGN) sigaddset(&signals, SIGHUP);
   return signals;
 }

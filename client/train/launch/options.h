@@ -1,4 +1,4 @@
-// The command line of sluice-train, checked.
+// Parses and checks the command line of sluice-train.
 //
 // Thread safety: values.
 #pragma once
@@ -31,24 +31,24 @@ struct RunOptions {
   std::string job = "train";
   double wait = 0;  // seconds that a lease may wait for memory
   bool private_daemon = false;
-  std::string driver;  // what the daemon's GPUs must be; empty: what they are
+  std::string driver;  // required driver of the daemon's GPUs; empty: any
   Method method = Method::kSluice;
   stream::ModelShape model;
   int64_t seq_len = 1024;  // global tokens
-  // Of the streamed method; 0 and none: open, chosen by what they would cost
+  // Settings of the streamed method. 0 or unset: chosen by predicted cost
   // (choose_settings.h).
   int64_t chunk = 0;  // global tokens
   int prefetch = 0;
   std::optional<stream::BackwardOrder> order;
-  bool resident = false;          // chosen: all stays in HBM, if it fits
-  std::optional<double> rerun;    // part of the chunks; open without
-  int64_t rerun_layers = 0;       // with a chunk 1
-  int64_t rerun_chunks = 0;       // chosen, or `rerun` of a given chunk's
+  bool resident = false;          // by choice: all stays in HBM if it fits
+  std::optional<double> rerun;    // fraction of the chunks; unset: chosen
+  int64_t rerun_layers = 0;       // 0: chosen, or 1 with --chunk
+  int64_t rerun_chunks = 0;       // chosen, or from `rerun` with --chunk
   double kept = 0;                // chosen (stream::Settings)
   double alpha = -1;              // negative: the planner chooses
-  stream::FractionMap fractions;  // of classes that are given by themselves
+  stream::FractionMap fractions;  // of the classes that are given
   bool keep = true;               // false: the planner keeps no rows on the GPU
-  // Where AdamW's states lie; none: in HBM where they fit there.
+  // Where AdamW's states are. Unset: in HBM if they fit there.
   std::optional<stream::StatePlace> optimizer_states;
   Dtype dtype = Dtype::kFp32;
   AttentionKernel attention = AttentionKernel::kAuto;
@@ -74,11 +74,11 @@ struct RunOptions {
   int64_t save_every = 0;
   int64_t keep_checkpoints = 0;  // the newest so many; 0: all
   std::string resume;
-  bool allow_other_data = false;  // than the resumed run's
+  bool allow_other_data = false;  // the data may differ from before
   std::string log_jsonl;
   std::string trace;
-  // Seconds without progress of a rank; 0: never, negative: from the step's
-  // expected time (watch/watchdog.h).
+  // Seconds without progress of a rank. 0: never; negative: derived from the
+  // step's expected time (watch/watchdog.h).
   double late_after = -1;
   double end_after = -1;
   std::vector<int64_t> gpus;  // of the node, for ranks in turn; empty: spread
@@ -86,20 +86,20 @@ struct RunOptions {
   bool json = false;
 };
 
-// What the command line asked for. `exit` >= 0: nothing to run (--help was
-// printed), end with it.
+// The parsed command line. If `exit` >= 0, there is nothing to run (--help was
+// printed): end with this status.
 struct ParsedCommand {
   int exit = -1;
   RunOptions options;
 };
 
-// InvalidArgument: one line naming the flag, its value and the limit.
+// InvalidArgument: one line that names the flag, its value and the limit.
 absl::StatusOr<ParsedCommand> ParseCommandLine(
     const std::vector<std::string>& arguments);
 
-// Everything that can be judged without the daemon or the data.
+// Checks everything that needs neither the daemon nor the data.
 absl::Status Validate(const RunOptions& options);
-// The model by the method on so many ranks.
+// Checks that the method can run the model on that many ranks.
 absl::Status ValidateRanks(const RunOptions& options, int64_t ranks);
 
 }  // namespace sluice::train

@@ -10,8 +10,9 @@
 namespace sluice::train {
 namespace {
 
-// A streamed step's GPU memory grows with its chunks, and its host memory with
-// the sequence, as ALST's; the other methods keep activations on the GPU alone.
+// A streamed step's GPU memory grows with its chunk size, and its host memory
+// with the sequence, as ALST's does. The other methods keep activations on the
+// GPU alone.
 const char* AdviceFor(Shortage shortage, std::optional<Method> method) {
   switch (shortage) {
     case Shortage::kGpuMemory:

@@ -1,9 +1,9 @@
-// How a run ended, and how that becomes an exit status.
+// How a run ended, and its exit status.
 //
 // A Status says what happened, what ran out (proto/base/shortage.h), and
-// whether this rank only failed because another one did
-// (proto/base/peer_fault.h). These travel as Status payloads, so every
-// layer in between just returns; the words for people are added here.
+// whether this rank failed only because another one did
+// (proto/base/peer_fault.h). The last two are Status payloads, so the layers in
+// between just return the Status. The texts for users are added here.
 // Thread safety: pure functions.
 #pragma once
 
@@ -23,28 +23,29 @@ inline constexpr int kExitBadInput = 2;
 inline constexpr int kExitDoesNotFit = 3;  // GPU or host memory ran out
 inline constexpr int kExitDiskFull = 4;
 inline constexpr int kExitOpenFiles = 5;
-inline constexpr int kExitInterrupted = 130;  // as a shell shows SIGINT's
+inline constexpr int kExitInterrupted = 130;  // as a shell reports SIGINT
 
-// What did not fit; the names of the report's `limited_by`.
+// What did not fit: the values of the report's `limited_by`.
 inline constexpr char kGpuMemory[] = "gpu_memory";
 inline constexpr char kHostMemory[] = "host_memory";
 
-// ResourceExhausted, marked with the memory that ran out. The message says
-// what to do: WithAdvice leaves it as it is.
+// Returns ResourceExhausted, marked with the memory that ran out. The message
+// already says what to do, so WithAdvice does not change it.
 absl::Status DoesNotFit(std::string_view limited_by, std::string_view message);
-// InvalidArgument: the user can fix it.
+// Returns InvalidArgument: the user can fix it.
 absl::Status BadInput(std::string_view message);
-// The same after a system call: what ran out, if that is why, is marked.
+// The same after a failed system call: marks what ran out if `error` says so.
 absl::Status BadInput(std::string_view message, int error);
-// What to do when this ran out, once, at the end of the message. `method`: of
-// the training that ran out, if it was one; a shorter sequence is named where
-// that memory grows with it.
+// Appends to the message what to do about a shortage, once. `method` is the
+// training's, if it was one: a shorter sequence is advised only if the memory
+// that ran out grows with it.
 absl::Status WithAdvice(const absl::Status& status,
                         std::optional<Method> method = std::nullopt);
-// A daemon that is not there is the user's to fix.
+// Turns Unavailable (no daemon) into NotFound, which the user can fix. Keeps a
+// shortage as it is.
 absl::Status AsBadInput(const absl::Status& status);
 
-// The word for what ran out: "none" when nothing did.
+// Returns the name of what ran out, or "none".
 std::string LimitedBy(const absl::Status& status);
 int ExitCode(const absl::Status& status);
 

@@ -22,7 +22,7 @@ namespace {
 
 constexpr int kTickMs = 100;
 
-// After two seconds of silence, four probes that are a second apart.
+// Sends four probes, one second apart, after two seconds of silence.
 void KeepAlive(int fd) {
   const int on = 1;
   setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
@@ -32,11 +32,11 @@ void KeepAlive(int fd) {
   }
 }
 
-// On every address of this node, as c10d's store.
+// Listens on every address of this node, as c10d's store does.
 absl::StatusOr<UniqueFd> ListenAnywhere(int64_t& port) {
-  for (const int family : {AF_INET6, AF_INET}) {  // the first takes both
+  for (const int family : {AF_INET6, AF_INET}) {  // IPv6 takes both
     UniqueFd fd(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    sockaddr_in6 address{};  // the port lies as in sockaddr_in
+    sockaddr_in6 address{};  // its port is where sockaddr_in's is
     address.sin6_family = static_cast<sa_family_t>(family);
     socklen_t size =
         family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
@@ -61,7 +61,7 @@ absl::StatusOr<UniqueFd> ConnectTo(const std::string& host, int64_t port) {
   UniqueFd fd;
   for (const addrinfo* at = found; at != nullptr && !fd; at = at->ai_next) {
     fd = UniqueFd(socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    const timeval limit{10, 0};  // of connect, too
+    const timeval limit{10, 0};  // limits connect, too
     setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
     if (fd && connect(fd.get(), at->ai_addr, at->ai_addrlen) == 0) break;
     why = std::strerror(errno);
@@ -76,7 +76,7 @@ absl::StatusOr<UniqueFd> ConnectTo(const std::string& host, int64_t port) {
 }
 
 void SendTo(int fd, const std::string& line) {
-  // Lines are few and short: a buffer that is full belongs to a dead node.
+  // Lines are few and short, so only a dead node's buffer is full.
   send(fd, line.data(), line.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
@@ -160,7 +160,7 @@ void PeerLine::Look() {
   std::erase_if(peers_, [this](Peer& peer) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     return !Read(peer);
   });
-  // Rank 0 itself is not named by another rank's daemon first.
+  // If rank 0 died, no message can name it, so the others do not wait for one.
   const absl::Duration naming = listener_ ? kNaming : absl::ZeroDuration();
   for (const Peer& peer : peers_) {
     if (absl::Now() - peer.closed_at >= naming) {

@@ -1,17 +1,17 @@
-// Tells every rank of a run, on whichever node, that one of them has died.
+// Tells every rank of a run, on every node, that one of them has died.
 //
-// A daemon tells the ranks of its own node alone, and NCCL's kernels wait for a
-// dead rank without end. So each rank keeps a TCP connection to rank 0, which
-// passes a death on to all. The kernel closes a dead process's connections:
-// while all is well no rank sends anything, and a rank that is stopped by a
-// signal is not taken for a dead one. A node that loses its power is found by
-// TCP's keepalive after 6 s.
+// A daemon tells only the ranks of its own node, and NCCL's kernels wait for a
+// dead rank forever. So each rank keeps a TCP connection to rank 0, which
+// passes a death on to all. The kernel closes a dead process's connections, so
+// no rank sends anything in normal operation, and a rank that is stopped by a
+// signal does not count as dead. TCP's keepalive detects a node that loses
+// power after 6 s.
 //
-// Rank 0 waits kNaming before it passes on that a connection was closed: until
-// then a rank of that node can tell what its daemon knows of the death. Rank
-// 0's own death closes all connections.
+// If a connection closes, rank 0 waits kNaming before it passes that on: until
+// then, another rank of that node may send what its daemon knows of the death.
+// Rank 0's own death closes all connections.
 //
-// The connections carry lines: "TOKEN RANK" first, then "died WHAT" or "end".
+// The connections carry lines: first "TOKEN RANK", then "died WHAT" or "end".
 // Thread safety: safe.
 #pragma once
 
@@ -33,7 +33,7 @@ class PeerLine {
  public:
   static constexpr absl::Duration kNaming = absl::Milliseconds(500);
 
-  // Where rank 0 listens. The token keeps strangers out.
+  // Where rank 0 listens. Connections without the token are dropped.
   struct Place {
     int64_t port = 0, token = 0;
   };
@@ -41,24 +41,25 @@ class PeerLine {
   // thread, at most once, and may block.
   using OnDeath = std::function<void(const std::string& what)>;
 
-  // On rank 0, on all its addresses. Unavailable: it cannot listen.
+  // Listens; for rank 0, on all its addresses. Unavailable: it cannot listen.
   static absl::StatusOr<std::unique_ptr<PeerLine>> Hold(OnDeath on_death);
-  // On the other ranks. Unavailable: rank 0 cannot be reached within 10 s.
+  // Connects; for the other ranks. Unavailable: rank 0 cannot be reached within
+  // 10 s.
   static absl::StatusOr<std::unique_ptr<PeerLine>> Reach(
       const std::string& address, Place place, int rank, OnDeath on_death);
   ~PeerLine();
 
   Place place() const { return place_; }
-  // Tells all other ranks of a death, this rank's own included, unless one was
-  // told before. Does not wait for them.
+  // Sends a death, which may be this rank's own, to all other ranks, unless one
+  // was sent or received before. Does not wait for them.
   void Tell(const std::string& what);
-  // From now on this rank's end is no death, and no death is told here.
+  // From now on this rank's end is no death, and it reports no death.
   void End();
 
  private:
   struct Peer {
     UniqueFd fd;
-    int rank = -1;  // not said yet
+    int rank = -1;  // not received yet
     std::string unread;
     absl::Time closed_at = absl::InfiniteFuture();
   };
@@ -67,19 +68,19 @@ class PeerLine {
   void Run();
   void Look() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Hear(const std::string& what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // False: the connection is of no use any more.
+  // Read and Obey return false if the connection is to be dropped.
   bool Read(Peer& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Obey(Peer& peer, const std::string& line)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Send(const std::string& line) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Place place_;
-  const UniqueFd listener_;  // rank 0's
+  const UniqueFd listener_;  // rank 0 only
   const OnDeath on_death_;
   Mutex mutex_;
-  // Rank 0 has all the others here, each of them has rank 0.
+  // On rank 0 all other ranks; on these only rank 0.
   std::list<Peer> peers_ ABSL_GUARDED_BY(mutex_);
-  std::string died_ ABSL_GUARDED_BY(mutex_);   // told here, or heard
+  std::string died_ ABSL_GUARDED_BY(mutex_);   // sent or received
   std::string heard_ ABSL_GUARDED_BY(mutex_);  // not yet passed to on_death_
   bool quiet_ ABSL_GUARDED_BY(mutex_) = false;
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;

@@ -1,8 +1,9 @@
-// A sluiced of one's own, for one run: simulated GPUs of the size asked for.
+// A sluiced for one run only, with simulated GPUs of the requested size.
 //
-// Its runtime folder is temporary and goes with it. It is started through
-// this binary's hidden `guard` command, which asks the kernel to end it when
-// the launcher ends, so that not even kill -9 of the launcher leaves it.
+// Its runtime folder is temporary and is deleted with it. It is started through
+// this binary's hidden `guard` command, which asks the kernel to end the daemon
+// when the launcher ends, so that not even kill -9 of the launcher leaves it
+// running.
 // Thread safety: one thread.
 #pragma once
 
@@ -17,18 +18,20 @@
 
 namespace sluice::train {
 
-// The launcher tells its ranks here what their daemon is; rank 0 says it.
+// The environment variable by which the launcher describes the private daemon
+// to its ranks; rank 0 prints it.
 inline constexpr char kPrivateNote[] = "SLUICE_PRIVATE_NOTE";
 
 class PrivateDaemon {
  public:
   struct Options {
     int gpus = 1;
-    Bytes gpu_memory;       // each
-    Bytes host_memory;      // all
+    Bytes gpu_memory;       // of each GPU
+    Bytes host_memory;      // in total
     bool throttled = true;  // false: links without a speed limit
   };
-  // Waits until it serves. Internal: why it did not start, from its own log.
+  // Waits until the daemon is ready. Internal: it did not start; the message is
+  // the last line of its log. DeadlineExceeded: not ready after 30 s.
   static absl::StatusOr<std::unique_ptr<PrivateDaemon>> Start(
       const Options& options);
   ~PrivateDaemon();
@@ -43,7 +46,7 @@ class PrivateDaemon {
   pid_t pid_;
 };
 
-// The text of the config file: one place to see what a private daemon is.
+// Returns the text of the config file, which defines a private daemon.
 std::string PrivateConfig(const PrivateDaemon::Options& options);
 
 // The hidden command: `guard PARENT BINARY ARGUMENTS…`. Does not return.

@@ -1,4 +1,4 @@
-// How large a private daemon's simulated node is for a run.
+// The size of a private daemon's simulated node.
 #pragma once
 
 #include "client/train/launch/options.h"
@@ -6,15 +6,16 @@
 
 namespace sluice::train {
 
-// GPUs: one per rank, of --hbm (default 256 MiB). Host: --host (default 1 GiB).
-// `check` wants correctness, not a limit: sizes that any shape of a few
-// thousand tokens fits in, and links without a speed limit. Simulated memory
-// is sparse, so what is not touched costs nothing.
+// Returns one GPU per rank, of --hbm (default 256 MiB), and host memory of
+// --host (default 1 GiB). `check` tests correctness and not limits: its
+// defaults fit any shape of a few thousand tokens, and its links have no speed
+// limit. Simulated memory is sparse, so memory that is not touched costs
+// nothing.
 PrivateDaemon::Options PrivateSizes(const RunOptions& options);
 
-// InvalidArgument: --hbm or --host is more than the machine has, which is what
-// simulated memory is made of.
+// InvalidArgument: --hbm or --host exceeds `machine`, the memory that simulated
+// memory is made of.
 absl::Status CheckPrivateSizes(const RunOptions& options, Bytes machine);
-Bytes MachineMemory();  // of it what this process' cgroups leave to it
+Bytes MachineMemory();  // or less, by this process's cgroups
 
 }  // namespace sluice::train

@@ -17,7 +17,7 @@
 namespace sluice::train {
 namespace {
 
-// This process's environment with `added` put over it.
+// Returns this process's environment; `added` replaces variables of it.
 std::vector<std::string> MergedEnvironment(
     const std::vector<std::pair<std::string, std::string>>& added) {
   std::vector<std::string> merged;
@@ -91,7 +91,7 @@ std::string BinaryFolder() {
 
 void DieWithParent(pid_t launcher) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  // It may have ended before the call above.
+  // The parent may have ended before the call above.
   if (getppid() != launcher) _exit(1);
 }
 

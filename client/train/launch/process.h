@@ -1,7 +1,7 @@
-// Child processes by posix_spawn, and the temporary folder of a run.
+// Starts child processes by posix_spawn, and ends them.
 //
 // Why posix_spawn and never fork: a forked copy of a process that maps leased
-// memory would hold it, and torch's threads do not survive a fork.
+// memory would keep that memory, and torch's threads do not survive a fork.
 // Thread safety: one thread.
 #pragma once
 
@@ -20,7 +20,7 @@ namespace sluice::train {
 struct SpawnOptions {
   std::vector<std::string> argv;  // argv[0] is the binary's path
   std::vector<std::pair<std::string, std::string>> environment;  // added
-  // A group of its own: Ctrl-C at the terminal does not reach it.
+  // A process group of its own: Ctrl-C at the terminal does not reach it.
   bool own_group = false;
   int stdout_fd = -1;  // -1: inherited
   int stderr_fd = -1;
@@ -29,20 +29,20 @@ struct SpawnOptions {
 
 absl::StatusOr<pid_t> Spawn(const SpawnOptions& options);
 
-// The wait status once it ended (then it is reaped); nullopt: still running.
+// Returns the wait status and reaps the process if it has ended; else nullopt.
 std::optional<int> TryWait(pid_t pid);
-// Waits up to `timeout`.
+// As TryWait, but waits up to `timeout`.
 std::optional<int> WaitFor(pid_t pid, absl::Duration timeout);
-// SIGTERM, and SIGKILL after `grace`; reaps it.
+// Sends SIGTERM, and SIGKILL after `grace`; reaps the process.
 void EndProcess(pid_t pid, absl::Duration grace);
 
-// Stopped by a signal or a debugger, and not ended.
+// Returns whether a signal or a debugger has stopped it, and it has not ended.
 bool IsStopped(pid_t pid);
 
-// "exit status 3", "signal 9 (Killed)".
+// Formats it as "exit status 3" or "signal 9 (Killed)".
 std::string DescribeWaitStatus(int status);
 
-// The folder of this process's binary: its siblings are the other binaries.
+// Returns the folder of this process's binary, with the other binaries.
 std::string BinaryFolder();
 
 // Ends this process when its parent `launcher` ends, however that happens.

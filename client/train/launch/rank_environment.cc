@@ -18,7 +18,8 @@ std::optional<std::string> OfProcess(const char* name) {
   return text != nullptr ? std::optional<std::string>(text) : std::nullopt;
 }
 
-// The number that starts at `at`, which then is behind it; -1: there is none.
+// Parses the number at `at` and moves `at` behind it. Returns -1 if there is
+// none.
 long TakeNumber(const char*& at) {
   char* end = nullptr;
   const long value = std::strtol(at, &end, 10);
@@ -117,7 +118,7 @@ absl::Status ReadTorchrun(const Variables& variables, RankEnvironment& e) {
       ReadNumber(variables, "LOCAL_RANK", e.rank, e.local_rank));
   SLUICE_RETURN_IF_ERROR(ReadNumber(variables, "LOCAL_WORLD_SIZE", e.world_size,
                                     e.local_world_size));
-  // torchrun, and we, number the ranks of a node in a row.
+  // torchrun and our launcher number the ranks of a node consecutively.
   e.node = e.rank - e.local_rank;
   return absl::OkStatus();
 }

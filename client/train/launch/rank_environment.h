@@ -1,6 +1,7 @@
-// A rank's place in the run, from the program that started it: our launcher and
-// torchrun set RANK and its like; srun sets variables of its own, which are
-// translated. What cannot be known is asked for, never guessed.
+// Reads a rank's place in the run from its environment. Our launcher and
+// torchrun set RANK and related variables; srun sets others, which are
+// translated. A value that cannot be derived is an error that says what to
+// export, never a guess.
 // Thread safety: pure functions of the environment given.
 #pragma once
 
@@ -13,14 +14,16 @@
 
 namespace sluice::train {
 
-// A variable's value; nullopt: it is not set.
+// Returns a variable's value; nullopt if it is not set.
 using Variables = std::function<std::optional<std::string>(const char*)>;
 
-// RANK is set, or srun started more than one task. (The batch script of
-// sbatch is no step of several tasks: there a launcher may run.)
+// Returns whether RANK is set or srun started more than one task. (The batch
+// script of sbatch is not a step of several tasks, so a launcher may run
+// there.)
 bool IsRank(const Variables& variables);
 
-// InvalidArgument: which variable is missing or broken, and what to export.
+// InvalidArgument: a variable is missing or invalid; the message names it and
+// says what to export.
 absl::StatusOr<RankEnvironment> ReadRankEnvironment(const Variables& variables);
 
 }  // namespace sluice::train

@@ -1,9 +1,9 @@
-// What a rank hands to its launcher.
+// The result that a rank gives to its launcher.
 //
-// Each rank writes one small JSON file; the launcher alone decides which
-// line and which object the user sees, because only it knows which rank failed
-// first and which ones only lost a peer. Without a launcher (torchrun, Slurm)
-// every rank prints its own.
+// Each rank writes one small JSON file. The launcher alone decides which line
+// and which object the user sees, because only it knows which rank failed first
+// and which ranks only lost a peer. Without a launcher (torchrun, Slurm) every
+// rank prints its own result.
 // Thread safety: pure functions on files.
 #pragma once
 
@@ -14,8 +14,7 @@
 
 namespace sluice::train {
 
-// One rank's end. `report` is the object to print: of the run or of the
-// check.
+// How one rank ended. `report` is the object to print, of the run or the check.
 struct RankResult {
   int exit = 0;
   std::string message;

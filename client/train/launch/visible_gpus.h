@@ -1,4 +1,4 @@
-// The GPUs of the daemon's node that this process may use.
+// Lists the GPUs of the daemon's node that this process may use.
 #pragma once
 
 #include <string>
@@ -9,9 +9,10 @@
 
 namespace sluice::train {
 
-// Those of client::ListGpus, without what CUDA_VISIBLE_DEVICES hides (Slurm
-// sets it, too). Where that is not set, CUDA is not started, which would take a
-// second. Errors as ListGpus. Thread safety: safe.
+// Returns the GPUs of client::ListGpus that CUDA_VISIBLE_DEVICES does not hide
+// (Slurm sets it, too), or all if CUDA sees none of them. If the variable is
+// not set, CUDA is not started, which would take a second. Errors: those of
+// ListGpus and of the CUDA driver. Thread safety: safe.
 absl::StatusOr<std::vector<client::GpuState>> ListVisibleGpus(
     const std::string& socket);
 
