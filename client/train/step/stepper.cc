@@ -40,8 +40,8 @@ class BaselineStepper final : public Stepper {
     if (copies_ != nullptr) copies_->Drain().IgnoreError();
   }
 
-  // alst only: a collective. Host memory for this rank's layer inputs, and
-  // copies through the engine that the sluice method's go through.
+  // For alst only. Leases host memory for this rank's layer inputs and starts a
+  // copy engine, as the sluice method does. A collective.
   absl::Status PrepareInputs() {
     return runtime::Agree(context_.collectives, MakeInputs());
   }
@@ -60,7 +60,7 @@ class BaselineStepper final : public Stepper {
                                context_.environment->world_size);
   }
 
-  // Backward is two forwards, and one more where a layer runs again.
+  // Backward costs two forwards, and a third if each layer runs again.
   SegmentCosts costs() const override {
     const int64_t layers = options_.model.layers;
     const bool again = options_.method != runtime::BaselineMethod::kKeepAll;
@@ -103,12 +103,12 @@ class BaselineStepper final : public Stepper {
 
   StepperContext context_;
   runtime::BaselineOptions options_;
-  std::unique_ptr<client::CopyEngine> copies_;  // alst's, as those below
+  std::unique_ptr<client::CopyEngine> copies_;  // this and below: alst's
   std::unique_ptr<client::Region> host_;
   std::unique_ptr<runtime::HostInputs> inputs_;
 };
 
-// What is given, by flags or as it was chosen.
+// Returns the fractions that flags give or the settings choose.
 stream::FractionMap Placed(const RunOptions& o) {
   stream::FractionMap given = stream::KeepLastChunks(o.fractions, o.kept);
   return o.rerun_chunks > 0 ? stream::DropFree(o.model, std::move(given))
@@ -137,7 +137,7 @@ runtime::StreamedStepper::Options StreamedOptions(
       .record_copies = WantsTrace(context)};
 }
 
-// The streamed run of client/torch/run, its errors with words for people.
+// The streamed run of client/torch/run.
 class SluiceStepper final : public Stepper {
  public:
   explicit SluiceStepper(const StepperContext& context)

@@ -1,4 +1,4 @@
-// One micro-batch forward and backward, by each of the methods.
+// Runs one micro-batch forward and backward by the chosen method.
 //
 // Thread safety: one thread.
 #pragma once
@@ -32,7 +32,7 @@
 
 namespace sluice::train {
 
-// What a rank's methods work on. All outlive the stepper.
+// What a stepper works on. Everything pointed at outlives it.
 struct StepperContext {
   const RunOptions* options = nullptr;
   const RankEnvironment* environment = nullptr;
@@ -43,10 +43,10 @@ struct StepperContext {
   RankWatch* watch = nullptr;
   runtime::HostStage* stage = nullptr;  // to and from the device's tensors
   stream::StatePlace states = stream::StatePlace::kHbm;  // of the optimizer
-  runtime::PendingWeights* pending = nullptr;  // the optimizer, once there
+  runtime::PendingWeights* pending = nullptr;  // the optimizer, once made
 };
 
-// Its weights and gradients as a streamed run takes them.
+// The context's weights and gradients, as a streamed run reads them.
 class FlatWeights final : public runtime::WeightSource {
  public:
   explicit FlatWeights(const StepperContext& context)
@@ -74,45 +74,47 @@ runtime::RunContext RunContextOf(const StepperContext& context,
 class Stepper {
  public:
   virtual ~Stepper() = default;
-  // Adds to the gradients; see runtime::StreamedStep.
+  // Runs one micro-batch and adds to the gradients; see runtime::StreamedStep.
   virtual absl::StatusOr<runtime::StepResult> Run(const at::Tensor& tokens,
                                                   const at::Tensor& labels,
                                                   int64_t global_count) = 0;
   virtual stream::ChunkLayout layout() const = 0;
-  // What a sequence's segments take: measured, or (baselines) their ratios.
+  // Returns the cost of a sequence's segments: measured, or (baselines) only in
+  // proportion.
   virtual SegmentCosts costs() const = 0;
-  // All that the rank holds, as plans count it.
+  // Returns all host memory that the rank holds, as plans count it.
   virtual Bytes host_bytes() const = 0;
   // Only sluice and alst copy.
   virtual client::CopyStats copies() const { return {}; }
   // Only sluice has a plan.
   virtual double alpha() const { return 0; }
-  // Fractions of every class, scratch too, as it runs.
+  // Returns the fractions of every class, scratch included, in use.
   virtual stream::FractionMap fractions() const { return {}; }
   virtual const plan::RankPlan* own_plan() const { return nullptr; }
   virtual std::optional<stream::StepPrice> price() const { return {}; }
   virtual runtime::PlanSummary plan() const { return {}; }
   virtual const runtime::SavedPlan* saved_plan() const { return nullptr; }
-  // One line on how it came by its plan; empty: as usual.
+  // Returns one line on how the plan was obtained; empty: as usual.
   virtual std::string note() const { return ""; }
   virtual std::vector<client::CopyRecord> TakeCopies() { return {}; }
-  // As runtime::StreamedStepper's.
+  // See runtime::StreamedStepper.
   virtual uint64_t OfferedPlan() { return 0; }
   virtual absl::StatusOr<runtime::PlanChangeRecord> Refresh(bool) {
     return runtime::PlanChangeRecord{};
   }
 };
 
-// By --method; a collective but for keep-all and recompute. `saved` (may be
-// null) skips a streamed run's calibration and planning where it still fits.
-// DoesNotFit with what ran out.
+// Makes the stepper of --method; a collective, except for keep-all and
+// recompute. `saved` (may be null) lets a streamed run skip calibration and
+// planning if it still fits. DoesNotFit: the message says what ran out.
 absl::StatusOr<std::unique_ptr<Stepper>> MakeStepper(
     const StepperContext& context, const runtime::SavedPlan* saved);
 
-// Attention's output is stored in the dtype: on GPUs, or by --round-output.
+// Returns whether attention's output is stored in the dtype: on GPUs, or by
+// --round-output; never for fp32.
 bool RoundsOutput(const StepperContext& context);
 
-// The timeline that --trace writes is rank 0's.
+// Returns whether this rank records the timeline for --trace: rank 0 does.
 bool WantsTrace(const StepperContext& context);
 
 }  // namespace sluice::train
