@@ -29,20 +29,21 @@ size_t SlotOf(at::Device gpu) {
   return index;
 }
 
-// ATen's causal kernel goes through whole tiles of 512 keys. A causal block of
-// 512 rows cut at 256 takes 0.79 of an uncut one's time; at 128, 0.74, but with
-// thrice as many calls and buffers.
+// ATen's causal kernel computes whole tiles of 512 keys. A causal block of 512
+// rows cut at 256 takes 0.79 of the time of an uncut one; cut at 128 it takes
+// 0.74, but with three times as many calls and buffers.
 constexpr Backend::Traits kCpuTraits = {
     .name = "cpu", .blocks_in_fp32 = true, .causal_rows = 256, .tile_rows = 64};
 
-// --- a token-local function, shared out among ATen's threads ----------------
-// What it is cut into: rows, parts of them, elements.
+// --- a token-local function, divided among ATen's threads ------------------
+// Returns how many units the function is divided into: rows, parts of rows, or
+// elements.
 int64_t Rows(const ops::RmsNormShape& shape) { return shape.parts(); }
 int64_t Rows(const ops::RopeShape& shape) { return shape.rows; }
 int64_t Rows(const ops::SwigluShape& shape) { return shape.elements; }
 int64_t Rows(const ops::SoftmaxShape& shape) { return shape.rows; }
 
-// What one of ATen's threads has at least.
+// The least number of elements per thread.
 constexpr int64_t kElementsOfThread = int64_t{1} << 15;
 template <typename Shape>
 int64_t RowsOfThread(const Shape& shape) {
@@ -58,7 +59,7 @@ void Skip(T*& tensor, int64_t elements) {
   if (tensor != nullptr) tensor += elements;
 }
 
-// The same of `count` of them from the `first` on.
+// Returns the call for `count` units from `first` on.
 template <typename T>
 RmsNormCall<T> SomeOf(RmsNormCall<T> call, int64_t first, int64_t count) {
   const int64_t row = first * call.shape.rows_in_part;
@@ -171,8 +172,8 @@ class Cpu final : public Backend {
         what);
   }
 
-  // ATen's products on the CPU round a sum to the operands' dtype: these are of
-  // widened ones, each widened once.
+  // ATen's products on the CPU round a sum to the operands' dtype, so the
+  // operands are widened, each once.
   void AddWeightGradients(
       const at::Tensor& x,
       std::initializer_list<LinearGradients> layers) const override {

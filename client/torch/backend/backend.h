@@ -1,13 +1,13 @@
-// Which attention and merge a device has, which token-local kernels, and which
-// products of bf16 that are summed in fp32: the one place that knows. All other
-// math is ATen's operators, which every device has.
+// The kernels of each device: attention and its merge, token-local math, and
+// bf16 products that are summed in fp32. Only this file chooses by device; all
+// other math is ATen's operators, which every device has.
 //
 // Tensors are in head layout, [rows, heads, dim], lse [heads, rows] in fp32
-// (attention_blocks.h); strides are free but for the last dimension. All of a
-// call are on the backend's device.
+// (attention_blocks.h). Strides are free except for the last dimension. All
+// tensors of a call are on the backend's device.
 //
-// The CPU's is always there. A GPU's needs its driver, so it is there while a
-// CudaBackend of that GPU lives (cuda_backend.h).
+// The CPU's backend always exists. A GPU's needs its driver, so it exists while
+// a CudaBackend of that GPU lives (cuda_backend.h).
 //
 // Throws what ATen throws. Thread safety: pure functions; InstallBackend while
 // no thread computes on that GPU.
@@ -25,22 +25,22 @@
 
 namespace sluice::runtime {
 
-// Softmax of some queries over some keys, and its log-sum-exp.
+// The attention of some queries over some keys, and its log-sum-exp.
 struct AttentionResult {
   at::Tensor output, lse;
 };
 
-// The queries of a block's backward: with the output and log-sum-exp of their
+// The queries of a block's backward, with the output and log-sum-exp of their
 // whole rows.
 struct QueryRows {
   at::Tensor q, output_gradient, output, lse;
 };
-// Those of attention's inputs, shaped as they are.
+// The gradients of attention's inputs, in their shapes.
 struct AttentionGradients {
   at::Tensor q, k, v;
 };
 
-// A function of kernels/ops/token_math with its tensors.
+// The arguments of a function of kernels/ops/token_math.
 template <typename ShapeOf, typename TensorsOf>
 struct TokenCall {
   using Shape = ShapeOf;
@@ -70,8 +70,8 @@ using TokenMath =
                  SwigluBackwardCall<ops::BFloat16>, SoftmaxCall<float>,
                  SoftmaxCall<ops::BFloat16>>;
 
-// Gradients of a linear layer: of its output, in its input's dtype, and the
-// fp32 sums of its weight [out, in] and bias; an undefined bias is none.
+// Gradients of a linear layer: that of its output, in its input's dtype, and
+// the fp32 sums for its weight [out, in] and bias (undefined: no bias).
 struct LinearGradients {
   const at::Tensor& output;
   at::Tensor& weight;
@@ -82,12 +82,12 @@ class Backend {
  public:
   struct Traits {
     const char* name;
-    // Blocks are computed in fp32 whatever the model's dtype: the attention of
-    // this device would round a bf16 block's output before it is merged.
+    // Blocks are computed in fp32 whatever the model's dtype, because this
+    // device's attention would round a bf16 block's output before it is merged.
     bool blocks_in_fp32;
-    // A causal block of more rows is cut in halves, whole tiles of so many
-    // rows, because the device would compute most of what lies above the
-    // diagonal; 0: it does not.
+    // A causal block of more rows is cut in halves, at multiples of
+    // `tile_rows`, because the device would compute most of what is above the
+    // diagonal. 0: it does not.
     int64_t causal_rows, tile_rows;
   };
 
@@ -97,31 +97,32 @@ class Backend {
   Backend& operator=(const Backend&) = delete;
   const Traits& traits() const { return traits_; }
 
-  // Unimplemented: it has no attention of this dtype or head size, in one line.
+  // Unimplemented: no attention for this dtype or head size, in one line.
   virtual absl::Status Check(at::ScalarType type, int64_t head_dim) const = 0;
 
-  // The name, for reports, of what computes attention of this dtype and head
-  // size. REQUIRES: Check passed.
+  // Returns the name, for reports, of the kernel that computes attention of
+  // this dtype and head size. REQUIRES: Check passed.
   virtual std::string KernelName(at::ScalarType type,
                                  int64_t head_dim) const = 0;
 
-  // Autograd may go through it. Causal: as many rows of k as of q.
+  // Computes attention; autograd may differentiate it. Causal: k has as many
+  // rows as q.
   virtual AttentionResult Attend(const at::Tensor& q, const at::Tensor& k,
                                  const at::Tensor& v, bool causal) const = 0;
   virtual AttentionGradients AttendBackward(const QueryRows& queries,
                                             const at::Tensor& k,
                                             const at::Tensor& v,
                                             bool causal) const = 0;
-  // (output, lse) becomes the merge of itself and `block` (kernels/ops/merge);
-  // what is running in fp32, a block's output as Attend gave it.
+  // Merges `block`, as Attend returned it, into `running` (kernels/ops/merge),
+  // whose output is in fp32.
   virtual void Merge(const AttentionResult& running,
                      const AttentionResult& block) const = 0;
 
-  // kernels/ops/token_math, of tensors of this device.
+  // Runs a function of kernels/ops/token_math on tensors of this device.
   virtual void Compute(const TokenMath& what) const = 0;
 
-  // Adds dY^T X and sum(dY) of linear layers with the same input [rows, in]:
-  // products of its dtype, summed in fp32.
+  // Adds dY^T X and sum(dY) for linear layers with the same input [rows, in]:
+  // products in its dtype, summed in fp32.
   virtual void AddWeightGradients(
       const at::Tensor& x,
       std::initializer_list<LinearGradients> layers) const = 0;
@@ -130,18 +131,17 @@ class Backend {
   const Traits traits_;
 };
 
-// Unimplemented: this build, or this process, has no attention on such a
-// device, in one line.
+// Returns the device's backend. Unimplemented: this build or this process has
+// no attention on such a device, in one line.
 absl::StatusOr<const Backend*> FindBackend(at::Device device);
-// The same, and of this dtype and head size.
+// The same, and checks its dtype and head size.
 absl::Status CheckBackend(at::Device device, at::ScalarType type,
                           int64_t head_dim);
-// The same where only throwing is possible (StatusException): of the device
-// that a call's tensors are on.
+// Returns the backend of the tensor's device, for code that can only throw
+// (StatusException).
 const Backend& BackendOf(const at::Tensor& tensor);
 
-// A GPU's, from now on (cuda_backend.h, which calls it); null: it has none any
-// more.
+// Sets a GPU's backend (cuda_backend.h calls it); null removes it.
 void InstallBackend(at::Device gpu, const Backend* backend);
 
 }  // namespace sluice::runtime

@@ -21,7 +21,7 @@ namespace {
 constexpr Backend::Traits kCudaTraits = {
     .name = "cuda", .blocks_in_fp32 = false, .causal_rows = 0, .tile_rows = 0};
 
-// As the driver counts.
+// Returns the driver's index of the GPU.
 DeviceIndex IndexOf(at::Device gpu) {
   return DeviceIndex(static_cast<uint64_t>(gpu.index()));
 }
@@ -34,7 +34,7 @@ absl::StatusOr<int> CapabilityOf(device::Driver* driver, at::Device gpu) {
 
 class CudaBackend final : public Backend {
  public:
-  // `stream`: what torch's current stream was set to; null: nothing.
+  // `stream` is what torch's current stream was set to; null if it was not set.
   CudaBackend(device::Driver* driver, TorchCuda* torch, at::Device gpu,
               stream::AttentionKernel asked, int capability,
               ops::MergeKernel merge, ops::TokenKernels tokens, void* stream)
@@ -49,7 +49,7 @@ class CudaBackend final : public Backend {
         stream_(stream) {
     InstallBackend(gpu_, this);
   }
-  // The stream goes with the driver: torch has its default one again.
+  // The stream ends with the driver, so torch gets its default stream back.
   ~CudaBackend() override {
     InstallBackend(gpu_, nullptr);
     if (stream_ != nullptr && torch_->CurrentStream(gpu_.index()) == stream_) {
@@ -91,7 +91,7 @@ class CudaBackend final : public Backend {
       std::initializer_list<LinearGradients> layers) const override;
 
  private:
-  // torch's current one.
+  // Returns torch's current stream.
   device::Stream CurrentStream() const;
 
   KernelCalls Calls(const at::Tensor& q, const at::Tensor& k) const {
@@ -151,7 +151,7 @@ void CudaBackend::Compute(const TokenMath& what) const {
       what));
 }
 
-// cuBLAS sums products of bf16 in fp32; addmm.dtype_out stores the sum so.
+// cuBLAS sums products of bf16 in fp32; addmm.dtype_out stores the sum in fp32.
 void CudaBackend::AddWeightGradients(
     const at::Tensor& x, std::initializer_list<LinearGradients> layers) const {
   for (const LinearGradients& layer : layers) {

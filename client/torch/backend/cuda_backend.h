@@ -23,12 +23,12 @@
 namespace sluice::runtime {
 
 // Loads torch's CUDA part (LoadTorchCuda) and our kernels, and installs the
-// GPU's backend as long as what is returned lives. Where the calling thread's
-// current stream of torch is CUDA's default one, which waits for all others,
-// the driver's compute stream takes its place as long. The calling thread is on
-// that GPU from then on. `driver` outlives it. Unavailable: as LoadTorchCuda.
-// Unimplemented: a build without CUDA.
-// What `asked` cannot compute is refused by Backend::Check.
+// GPU's backend until the result is destroyed. If torch's current stream of the
+// calling thread is CUDA's default one, which waits for all others, the
+// driver's compute stream replaces it for that time. The calling thread is on
+// that GPU from then on. `driver` outlives the result. Backend::Check refuses
+// what `asked` cannot compute.
+// Unavailable: as LoadTorchCuda. Unimplemented: a build without CUDA.
 absl::StatusOr<std::unique_ptr<Backend>> OpenCudaBackend(
     device::Driver* driver, c10::Device gpu,
     stream::AttentionKernel asked = stream::AttentionKernel::kAuto);

@@ -46,9 +46,9 @@ AttentionGradients FlashBackward(const QueryRows& queries, const at::Tensor& k,
 
 // --- efficient: [1, heads, rows, dim], as many heads everywhere --------------
 
-constexpr int64_t kLseAlignment = 32;  // of the efficient kernels' rows
+constexpr int64_t kLseAlignment = 32;  // of rows, in efficient kernels
 
-// A head of k or v for each of its group's queries.
+// Repeats each head of k or v for the queries of its group.
 at::Tensor Expanded(const at::Tensor& t, int64_t heads) {
   const int64_t group = heads / t.size(1);
   return group == 1 ? t : t.repeat_interleave(group, 1);
@@ -68,7 +68,7 @@ AttentionResult Efficient(const at::Tensor& q, const at::Tensor& k,
           std::get<1>(result).squeeze(0).narrow(1, 0, q.size(0))};
 }
 
-// As the kernels made it: the rows that are not there are infinite.
+// Pads the log-sum-exp as the kernels do: rows past the end are infinite.
 at::Tensor PaddedLse(const at::Tensor& lse) {
   const int64_t rows = lse.size(1);
   const int64_t padded =
@@ -80,9 +80,10 @@ at::Tensor PaddedLse(const at::Tensor& lse) {
   return all;
 }
 
-// In bf16 the kernel reads the output itself, by a row stride of heads * dim
-// whatever the tensor's is (Params::o_strideM of torch's kernel_backward.h); an
-// H100 gave a dq that was 5 of its norm off where it lay otherwise.
+// In bf16 the kernel reads the output with a row stride of heads * dim,
+// whatever the tensor's stride is (Params::o_strideM of torch's
+// kernel_backward.h). With another layout an H100 returned a dq that was off by
+// 5 times its norm.
 AttentionGradients EfficientBackward(const QueryRows& queries,
                                      const at::Tensor& k, const at::Tensor& v,
                                      bool causal) {
@@ -100,9 +101,9 @@ AttentionGradients EfficientBackward(const QueryRows& queries,
 }
 
 // --- cuDNN: [1, heads, rows, dim], rows before heads in memory ---------------
-// Always the same layout: torch keeps a backward's plan by the sizes and
-// strides of q, k and v alone, so another layout of the output or of its
-// gradient would be read by a plan that was made for the first.
+// The layout never changes, because torch caches a backward's plan by the sizes
+// and strides of q, k and v alone: with another layout of the output or its
+// gradient, a plan made for the first layout would misread it.
 
 AttentionResult Cudnn(const at::Tensor& q, const at::Tensor& k,
                       const at::Tensor& v, bool causal) {
@@ -117,7 +118,7 @@ AttentionGradients CudnnBackward(const QueryRows& queries, const at::Tensor& k,
                                  const at::Tensor& v, bool causal) {
   const at::ScalarType type = queries.q.scalar_type();
   const at::Tensor none;
-  // Without dropout nothing reads it, but Blackwell's path changes its type.
+  // Unused without dropout, but Blackwell's path converts its dtype.
   const at::Tensor seed = at::empty({}, queries.q.options().dtype(at::kLong));
   const auto [dq, dk, dv] = at::_scaled_dot_product_cudnn_attention_backward(
       InRows(queries.output_gradient.to(type)), InRows(queries.q), InRows(k),

@@ -1,8 +1,8 @@
-// The calls of a GPU's attention kernels, in the words of backend.h: each
-// operator's layouts, seeds and dtypes are known here alone.
+// Calls a GPU's attention kernels in the terms of backend.h: only this file
+// knows each operator's layouts, seeds and dtypes.
 //
-// An operator takes the output and the gradient in the dtype of q, so what is
-// wider is rounded.
+// An operator takes the output and its gradient in the dtype of q, so wider
+// tensors are rounded.
 //
 // Throws what ATen throws. Thread safety: pure functions.
 #pragma once

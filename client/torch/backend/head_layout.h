@@ -1,5 +1,5 @@
-// Tensors in head layout, [rows, heads, dim], as attention's operators and
-// kernels/ops want them. No copies.
+// Views of tensors in head layout, [rows, heads, dim], as attention's operators
+// and kernels/ops take them. No copies.
 #pragma once
 
 #include "client/torch/backend/backend.h"
