@@ -10,7 +10,7 @@ int64_t FirstHalf(int64_t rows, int64_t tile_rows) {
   return (half + tile_rows - 1) / tile_rows * tile_rows;
 }
 
-// Rows [first, first + rows) of each.
+// Returns rows [first, first + rows) of each tensor.
 RunningAttention Rows(const RunningAttention& t, int64_t first, int64_t rows) {
   return {t.output.narrow(0, first, rows), t.lse.narrow(1, first, rows)};
 }
@@ -28,7 +28,7 @@ void Accumulate(Sum sum, const at::Tensor& to, const at::Tensor& part) {
   sum == Sum::kBegin ? to.copy_(part) : to.add_(part);
 }
 
-// Blocks on one device, in the dtype that it computes them in.
+// Computes blocks on one device, in the dtype that the device computes them in.
 class Blocks {
  public:
   explicit Blocks(const Backend& backend) : backend_(backend) {}

@@ -1,5 +1,5 @@
-// Cross entropy over a few rows of logits at a time: the whole of them would
-// be rows * vocabulary. Their gradient takes their place
+// Cross entropy over a few rows of logits at a time, since all logits would be
+// rows * vocabulary. The gradient overwrites the logits
 // (kernels/ops/token_math), labels of -100 are ignored, losses are summed in
 // fp64.
 //
@@ -19,7 +19,8 @@ inline constexpr int64_t kIgnoredLabel = -100;
 void LogitGradient(const at::Tensor& logits, const at::Tensor& labels,
                    double scale, at::Tensor& loss_sum);
 
-// Loss and gradients of `normed` [rows, hidden] against `labels` [rows].
+// Adds the loss and gradients of `normed` [rows, hidden] against `labels`
+// [rows].
 //   loss_sum  fp64 scalar tensor: the sum of losses is added (no host wait)
 //   weight_gradient  fp32 [vocab, hidden]: added to
 //   returns   d(normed), in its dtype
@@ -30,8 +31,8 @@ at::Tensor LossForwardBackward(const at::Tensor& normed,
                                int64_t rows_at_once, at::Tensor& loss_sum,
                                at::Tensor& weight_gradient);
 
-// A step's result, of `loss_sum` (fp64 scalar) and the labels that count: the
-// host waits for the device, once.
+// Returns a step's result from `loss_sum` (fp64 scalar) and the labels. The
+// host waits for the device once.
 StepResult ReadResult(const at::Tensor& loss_sum, const at::Tensor& labels);
 
 }  // namespace sluice::runtime

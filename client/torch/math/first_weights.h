@@ -1,9 +1,9 @@
-// The first weights of a seed.
+// Draws a model's initial weights from a seed.
 //
-// Nothing fancier than GPT-2's habit: normal(0, init_std), the projections back
-// into the residual stream scaled by 1/sqrt(2 layers), norms one, biases zero.
-// They are drawn on the host in fp32, tensor by tensor, so a seed gives the
-// same weights in every dtype and on every device.
+// As in GPT-2: normal(0, init_std), the projections back into the residual
+// stream scaled by 1/sqrt(2 layers), norms one, biases zero. Weights are drawn
+// on the host in fp32, tensor by tensor, so a seed gives the same weights in
+// every dtype and on every device.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -19,11 +19,12 @@
 
 namespace sluice::runtime {
 
-// Gets the tensor of that index in NamedTensors() (model_tensors.h): contiguous
-// and the receiver's own.
+// Receives the tensor of that index in NamedTensors() (model_tensors.h). It is
+// contiguous, and the receiver owns it.
 using TakeDrawn = std::function<absl::Status(size_t index, at::Tensor drawn)>;
 
-// Stops where `take` fails, with its error.
+// Calls `take` for each tensor. Stops at the first failure and returns its
+// error.
 absl::Status DrawWeights(const stream::ModelShape& config, uint64_t seed,
                          const TakeDrawn& take);
 

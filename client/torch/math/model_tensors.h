@@ -18,8 +18,8 @@ inline at::ScalarType TorchType(stream::Dtype dtype) {
   return dtype == stream::Dtype::kFp32 ? at::kFloat : at::kBFloat16;
 }
 
-// One layer's tensors; unused ones are undefined. Linear weights are
-// [out, in]. Used for weights (model dtype) and for gradients (fp32).
+// One layer's weights (model dtype) or gradients (fp32). Unused tensors are
+// undefined. Linear weights are [out, in].
 struct LayerTensors {
   at::Tensor norm1_weight, norm1_bias;
   at::Tensor q_weight, q_bias, k_weight, k_bias, v_weight, v_bias;
@@ -29,8 +29,8 @@ struct LayerTensors {
   at::Tensor up_weight, up_bias, down_weight, down_bias;
 };
 
-// The whole model. `head` is undefined where the head is tied to `embed`;
-// `positions` and `final_norm_bias` where the model has none.
+// The whole model. `head` is undefined if it is tied to `embed`; `positions`
+// and `final_norm_bias` if the model has none.
 struct ModelTensors {
   at::Tensor embed;      // [vocab, hidden]
   at::Tensor positions;  // [max_positions, hidden]
@@ -38,14 +38,14 @@ struct ModelTensors {
   at::Tensor final_norm_weight, final_norm_bias;  // [hidden]
   at::Tensor head;                                // [vocab, hidden]
 
-  // The matrix that makes logits: the head, or the embedding it is tied to.
+  // Returns the matrix that makes logits: the head, or the tied embedding.
   const at::Tensor& logits_weight() const {
     return head.defined() ? head : embed;
   }
 };
 
-// What one rank's training step computed, whatever the method: the sum of its
-// losses (summed in fp64, not divided) and how many labels it counted.
+// The result of one rank's training step, by any method: the sum of its losses
+// (in fp64, not divided) and the number of labels counted.
 struct StepResult {
   double loss_sum = 0;
   int64_t count = 0;
@@ -58,20 +58,19 @@ struct NamedTensor {
   at::Tensor* tensor;
 };
 
-// Every tensor that `config` has, in a fixed order:
-// the order in which optimizers, checkpoints and reductions walk a model.
-// `tensors.layers` is resized to the config's. Pointers live as long as
-// `tensors` is not resized.
+// Returns every tensor that `config` has, in a fixed order: that in which
+// optimizers, checkpoints and reductions walk a model. Resizes `tensors.layers`
+// to the config's. Pointers are valid until `tensors` is resized.
 std::vector<NamedTensor> NamedTensors(const stream::ModelShape& config,
                                       ModelTensors& tensors);
 std::vector<NamedTensor> NamedTensors(const stream::ModelShape& config,
                                       LayerTensors& tensors);
 
-// The shape that each of NamedTensors() must have, in the same order.
+// Returns the shape of each of NamedTensors(), in the same order.
 std::vector<std::vector<int64_t>> TensorShapes(
     const stream::ModelShape& config);
 
-// A model of zeros (gradients: kFloat). Allocates one tensor each.
+// Returns a model of zeros (gradients: kFloat). Allocates one tensor each.
 ModelTensors ZeroTensors(const stream::ModelShape& config, at::ScalarType dtype,
                          at::Device device);
 

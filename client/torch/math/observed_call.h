@@ -1,4 +1,4 @@
-// What torch's observers are told of a call that is not one of ATen's operators
+// Reports a call that is not one of ATen's operators to torch's observers
 // (internal to client/torch/math).
 #pragma once
 
@@ -9,11 +9,11 @@
 
 namespace sluice::runtime {
 
-// While it lives torch's observers (its profiler, tests) take what runs for one
-// operator, by its name, what it reads and what it writes.
+// While it lives, torch's observers (its profiler, tests) see what runs as one
+// operator, with its name and the tensors that it reads and writes.
 class ObservedCall {
  public:
-  // What is undefined is neither.
+  // Undefined tensors are ignored.
   ObservedCall(const char* name, at::TensorList reads, at::TensorList writes)
       : function_(at::RecordScope::FUNCTION) {
     if (!function_.isActive()) return;

@@ -9,7 +9,7 @@
 
 namespace sluice::runtime {
 
-// The elements of a contiguous tensor; null: it is undefined.
+// Returns the elements of a contiguous tensor; null if it is undefined.
 template <typename T>
 T* Elements(const at::Tensor& tensor) {
   if (!tensor.defined()) return nullptr;

@@ -20,9 +20,9 @@ namespace {
 
 at::Tensor Float(const at::Tensor& t) { return t.to(at::kFloat); }
 
-// The weight's gradient of a norm is summed over parts of the rows, each by a
-// block of a GPU's threads, and then over the parts: enough of them to fill a
-// GPU, of enough rows that their sums are little beside what is read.
+// A norm's weight gradient is summed over parts of the rows, each by one block
+// of a GPU's threads, and then over the parts: enough parts to fill a GPU, with
+// enough rows each that their sums are small compared with what is read.
 constexpr int64_t kMostParts = 512;
 constexpr int64_t kLeastRowsInPart = 16;
 

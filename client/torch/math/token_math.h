@@ -1,12 +1,12 @@
-// The parts of a layer that work on each token alone, forward and backward,
-// written out by hand so that nothing is saved that the plan did not choose.
+// The token-local parts of a layer, forward and backward, written by hand so
+// that only what the plan chose is saved.
 //
-// Tensors are [rows, width], contiguous, rows may be 0. `out` is where a result
-// is to be, contiguous; undefined: in a new tensor. Weight gradients are fp32
+// Tensors are [rows, width], contiguous; rows may be 0. `out` is where a result
+// is written (contiguous); undefined: a new tensor. Weight gradients are fp32
 // and are added to; sums over rows are taken in fp32 whatever the dtype.
 //
-// RMSNorm and SwiGLU are kernels/ops' (an element is read and written once),
-// LayerNorm and GELU ATen's.
+// RMSNorm and SwiGLU are kernels/ops' (which read and write an element once),
+// LayerNorm and GELU are ATen's.
 //
 // Throws what ATen throws. Thread safety: pure functions.
 #pragma once
@@ -29,15 +29,14 @@ struct NormWeights {
 at::Tensor NormForward(const at::Tensor& x, const NormWeights& norm,
                        at::Tensor out = {});
 
-// Its gradients: of the weights, fp32, added to.
+// The gradients of the norm's weights, fp32, added to.
 struct NormGradients {
   at::Tensor& weight;
   at::Tensor& bias;
 };
-// dX, written to `dx`, from x (statistics are computed again: cheaper than
-// keeping them would be) and up to three parts of dY, which are summed in fp32.
-// `residual` is added; undefined: nothing is. dx may be x's or residual's
-// memory.
+// Writes dX to `dx`, from x (statistics are computed again, which is cheaper
+// than keeping them) and up to three parts of dY, which are summed in fp32.
+// Adds `residual` if it is defined. dx may be x's or residual's memory.
 void NormBackward(const at::Tensor& x, at::TensorList dy,
                   const at::Tensor& residual, const NormWeights& norm,
                   const NormGradients& gradients, const at::Tensor& dx);
@@ -45,10 +44,10 @@ void NormBackward(const at::Tensor& x, at::TensorList dy,
 // --- linears: weight [out, in], bias may be undefined -----------------------
 at::Tensor LinearForward(const at::Tensor& x, const at::Tensor& weight,
                          const at::Tensor& bias, at::Tensor out = {});
-// Adds dY^T X and sum(dY), of layers that have the same input.
+// Adds dY^T X and sum(dY) for layers that have the same input.
 void LinearBackwardWeight(const at::Tensor& x,
                           std::initializer_list<LinearGradients> layers);
-// dX; all are of one dtype.
+// Returns dX; all tensors have one dtype.
 at::Tensor LinearBackwardInput(const at::Tensor& dy, const at::Tensor& weight,
                                at::Tensor out = {});
 
@@ -59,7 +58,7 @@ at::Tensor ActivationForward(const at::Tensor& gate, const at::Tensor& up,
 struct ActivationGradients {
   at::Tensor gate, up;
 };
-// That of up comes in the place of `gradient` for SwiGLU.
+// For SwiGLU, up's gradient overwrites `gradient`.
 ActivationGradients ActivationBackward(const at::Tensor& gradient,
                                        const at::Tensor& gate,
                                        const at::Tensor& up);
