@@ -29,7 +29,7 @@ constexpr LayerMember kFeedForward[] = {
     &L::norm2_weight, &L::norm2_bias,  &L::gate_weight, &L::up_weight,
     &L::up_bias,      &L::down_weight, &L::down_bias};
 
-// Copies still in flight when a step ends early keep their memory until done.
+// Waits, also if a step ends early, for copies that still use tensors' memory.
 class SettleAtEnd {
  public:
   explicit SettleAtEnd(HostInputs& inputs) : inputs_(inputs) {}
@@ -60,17 +60,18 @@ class AlstRun {
   at::Tensor OutputTile(const at::Tensor& o, const LayerTensors& w) const;
   at::Tensor FeedForwardTile(const at::Tensor& middle,
                              const LayerTensors& w) const;
-  // x becomes the layer's output.
+  // Overwrites x with the layer's output.
   void LayerForward(at::Tensor& x, int64_t layer);
-  // `gradient` becomes that of the layer's input.
+  // Overwrites `gradient` with that of the layer's input.
   void LayerBackward(at::Tensor& gradient, int64_t layer);
-  // From the layer's output to attention's: `gradient` becomes that of the
-  // residual between the halves, `o` (token layout) its own gradient.
+  // Backward from the layer's output to attention's. Overwrites `gradient` with
+  // that of the residual between the halves, and `o` (token layout) with its
+  // own gradient.
   void OutputBackward(const at::Tensor& x, at::Tensor& o, at::Tensor& gradient,
                       int64_t layer);
   void ProjectBackward(const at::Tensor& x, const Projected& d,
                        at::Tensor& gradient, int64_t layer);
-  // Final norm and loss: x becomes its own gradient.
+  // Final norm and loss, both directions: overwrites x with its own gradient.
   void Head(at::Tensor& x, const at::Tensor& labels, int64_t global_count);
 
   const BaselineOptions& options_;
@@ -168,7 +169,7 @@ void AlstRun::LayerBackward(at::Tensor& gradient, int64_t layer) {
   {
     const Projected heads = heads_.Project(x, weights_.layers[layer]);
     const auto [o, lse] = WholeAttention(heads);
-    // Its own copy, as it becomes dO.
+    // A copy of its own, since dO overwrites it.
     at::Tensor d_o = heads_.local() ? o.clone() : o;
     d_o = heads_.ToTokens(HeadKind::kQuery, std::move(d_o));
     OutputBackward(x, d_o, gradient, layer);
@@ -180,7 +181,7 @@ void AlstRun::LayerBackward(at::Tensor& gradient, int64_t layer) {
   d.q = heads_.ToTokens(HeadKind::kQuery, std::move(d.q));
   d.k = heads_.ToTokens(HeadKind::kKeyValue, std::move(d.k));
   d.v = heads_.ToTokens(HeadKind::kKeyValue, std::move(d.v));
-  // Under the projections' backward, where there is room.
+  // Overlaps with the projections' backward, if there is room.
   if (layer > 0) inputs_.Fetch(layer - 1);
   ProjectBackward(x, d, gradient, layer);
 }

@@ -24,7 +24,7 @@ AlstHeads::AlstHeads(const BaselineOptions& options)
                 options.collectives) {}
 
 std::vector<Tile> AlstHeads::Tiles() const {
-  // The original cuts a sequence into ceil(rows / hidden) shards.
+  // As in the original, which cuts a sequence into ceil(rows / hidden) shards.
   const int64_t step =
       options_.tile_rows > 0 ? options_.tile_rows : model_.hidden;
   std::vector<Tile> tiles;

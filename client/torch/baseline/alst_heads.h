@@ -1,6 +1,6 @@
-// This rank's rows in alst, cut into tiles, and their way to the heads: q, k
-// and v are projected and rotated tile by tile in token layout, then exchanged
-// whole, one after the other (Ulysses). Internal to client/torch/baseline.
+// Cuts this rank's rows in alst into tiles and exchanges heads: q, k and v are
+// projected and rotated tile by tile in token layout, then exchanged whole, one
+// after the other (Ulysses). Internal to client/torch/baseline.
 //
 // Throws c10::Error and StatusException. Thread safety: one thread.
 #pragma once
@@ -31,16 +31,17 @@ class AlstHeads {
  public:
   explicit AlstHeads(const BaselineOptions& options);
 
-  // Those of this rank's rows, in order.
+  // Returns the tiles of this rank's rows, in order.
   std::vector<Tile> Tiles() const;
-  // The first row's position in the sequence.
+  // Returns the first row's position in the sequence.
   int64_t first_position() const { return layout_.local_offset(0, rank_); }
-  // One rank: both sides are one.
+  // True with one rank: then both sides are the same tensor.
   bool local() const { return exchange_.local(); }
 
   at::Tensor ToHeads(HeadKind kind, at::Tensor token_side);
   at::Tensor ToTokens(HeadKind kind, at::Tensor head_side);
-  // q, k and v of a tile, in token layout, before RoPE; and RoPE.
+  // Projects a tile's q, k and v, in token layout, before RoPE; then applies
+  // RoPE.
   Projected ProjectTile(const at::Tensor& x, const Tile& tile,
                         const LayerTensors& w) const;
   Projected RotateTile(Projected heads, const Tile& tile) const;

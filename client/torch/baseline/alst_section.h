@@ -1,5 +1,5 @@
-// A part of alst's model that runs again, with gradients, a tile at a time.
-// Internal to client/torch/baseline.
+// A part of alst's model that backward runs again, with gradients, one tile at
+// a time. Internal to client/torch/baseline.
 //
 // Throws c10::Error. Thread safety: one thread.
 #pragma once
@@ -18,22 +18,21 @@ using LayerMember = at::Tensor LayerTensors::*;
 class Section {
  public:
   Section() = default;
-  // The given members of a layer; those that it has.
+  // Adds those of the given members that the layer has.
   Section(const LayerTensors& weights, const LayerTensors& gradients,
           std::span<const LayerMember> members);
 
-  // A parameter; its leaf, undefined where there is none.
+  // Adds a parameter and returns its leaf, undefined if the parameter is.
   at::Tensor Add(const at::Tensor& weight, const at::Tensor& gradient);
   const LayerTensors& layer() const { return layer_; }
 
-  // A bias that is in every row of `rows` (on the way to the outputs): its
+  // Adds a bias that is in every row of `rows` (on the way to the outputs); its
   // gradient is summed in fp32. Autograd would round each tile's sum to bf16,
-  // and that shows where the whole sum is zero but for rounding: k's bias
-  // without RoPE.
+  // which shows if the exact sum is zero: k's bias without RoPE.
   void AddSummed(const at::Tensor& rows, const at::Tensor& gradient);
 
-  // Of `outputs` (made from leaf `x` and the parameters) and their gradients:
-  // adds the parameters' gradients and returns x's.
+  // Differentiates `outputs` (made from leaf `x` and the parameters) with their
+  // gradients `seeds`. Adds the parameters' gradients and returns x's.
   at::Tensor Backward(std::vector<at::Tensor> outputs,
                       std::vector<at::Tensor> seeds, const at::Tensor& x);
 

@@ -33,7 +33,7 @@ struct Graph {
   at::Tensor input, output;
   std::vector<at::Tensor> parameters;
 
-  // Backward; frees the graph, adds to `gradients` (in the order of
+  // Runs backward and frees the graph. Adds to `gradients` (in the order of
   // `parameters`) and returns the input's gradient.
   at::Tensor Backward(at::Tensor output_gradient,
                       const std::vector<NamedTensor>& gradients);
@@ -75,10 +75,12 @@ class BaselineRun {
   at::Tensor SelfAttention(const at::Tensor& h, const LayerTensors& w);
   at::Tensor Layer(const at::Tensor& x, const LayerTensors& w);
   Graph LayerGraph(const at::Tensor& x, int64_t layer);
-  // Runs all layers; `kept` gets a graph (keep-all) or an input (recompute).
+  // Runs all layers. Appends each one's graph (keep-all) or input (recompute)
+  // to `kept`.
   at::Tensor LayersForward(at::Tensor x, std::vector<Graph>& kept);
   at::Tensor LayersBackward(at::Tensor gradient, std::vector<Graph> kept);
-  // Final norm and loss, both directions; the gradient of the last layer.
+  // Final norm and loss, both directions. Returns the gradient of the last
+  // layer's output.
   at::Tensor Head(const at::Tensor& x, const at::Tensor& labels,
                   int64_t global_count);
 
@@ -213,9 +215,9 @@ StepResult BaselineRun::Step(const at::Tensor& tokens, const at::Tensor& labels,
   return ReadResult(loss_sum_, labels);
 }
 
-// Backward on the caller's thread: torch would give a GPU's to one of its own,
-// where cuBLAS has a workspace of its own, too, and two threads would issue
-// what the ranks send each other.
+// Runs backward on the caller's thread. Torch would run a GPU's on a thread of
+// its own, where cuBLAS has another workspace, and two threads would then issue
+// the ranks' exchange.
 class OnOneThread {
  public:
   OnOneThread() : before_(State().get_multithreading_enabled()) {

@@ -1,18 +1,17 @@
-// The methods Sluice is measured against, honestly: libtorch autograd over the
-// same weights, with Ulysses head exchange, ATen's flash attention and a loss
-// with logits that are never whole.
+// The methods that Sluice is compared with: libtorch autograd over the same
+// weights, with Ulysses head exchange, ATen's flash attention and a loss whose
+// logits are never whole.
 //
 //   keep-all   every layer's autograd graph stays until its backward
 //   recompute  only layer inputs stay; a layer runs again, with gradients, in
 //              backward (full activation checkpointing)
-//   alst       layer inputs lie in host memory; all but attention runs, and
+//   alst       layer inputs are in host memory; all but attention runs, and
 //              runs again, over tiles of rows (alst.h)
 //
-// All walk backward a layer at a time and add weight gradients to the
-// caller's fp32 tensors as they go, so that none holds a second copy of
-// all gradients. recompute's peak is at most (layers + 32) x [local rows,
-// hidden] beside the weights and gradients, alst's at most 14 and a tile's
-// (tested).
+// All of them run backward one layer at a time and add weight gradients to the
+// caller's fp32 tensors on the way, so none holds a second copy of all
+// gradients. Besides weights and gradients, recompute's peak is at most (layers
+// + 32) x [local rows, hidden]; alst's is at most 14 and a tile's (tested).
 //
 // The sequence is one chunk: rank r has rows local_offset(0, r) and on of
 // ChunkLayout(seq_len, seq_len, ranks).
@@ -41,7 +40,8 @@ struct BaselineOptions {
   BaselineMethod method = BaselineMethod::kRecompute;
   at::Device device;                   // of all tensors
   Collectives* collectives = nullptr;  // null: one rank; outlives the call
-  // Layers are its segments "layer.forward" and "layer.backward"; null: none.
+  // Its segments "layer.forward" and "layer.backward" are the layers; may be
+  // null.
   RegionAllocator* allocator = nullptr;
   // alst only.
   HostInputs* inputs = nullptr;  // of this model and rank; outlives the call
@@ -49,11 +49,11 @@ struct BaselineOptions {
 };
 
 // Adds the gradients of (sum of this rank's losses / `global_count`) to
-// `gradients` (fp32; summing them over ranks is the trainer's).
+// `gradients` (fp32; the trainer sums them over ranks).
 //
-// `tokens` and `labels` are int64 [local rows]; labels are shifted already,
+// `tokens` and `labels` are int64 [local rows]; labels are already shifted,
 // -100 is ignored. The result is this rank's: sum of its losses, labels
-// counted. InvalidArgument: a tensor on another device or of other rows;
+// counted. InvalidArgument: a tensor on another device or with other rows;
 // Unimplemented: a device without attention; ResourceExhausted: out of memory,
 // with the allocator's line; Unavailable: a collective failed.
 absl::StatusOr<StepResult> BaselineStep(const BaselineOptions& options,

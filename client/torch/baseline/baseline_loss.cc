@@ -14,8 +14,8 @@
 namespace sluice::runtime::baseline {
 namespace {
 
-// Adds the losses of a few rows; returns d(sum / global_count) / d(logits) in
-// fp32.
+// Adds the losses of a few rows to `loss_sum`; returns d(sum / global_count) /
+// d(logits) in fp32.
 at::Tensor RowsLoss(const at::Tensor& logits, const at::Tensor& labels,
                     int64_t global_count, at::Tensor& loss_sum) {
   const at::Tensor counted = labels.ne(kIgnoredLabel);

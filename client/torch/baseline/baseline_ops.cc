@@ -72,7 +72,7 @@ struct RotateFunction : Function<RotateFunction> {
   }
 };
 
-// What a head exchange needs in backward. Not owned.
+// What backward needs of a head exchange. Not owned.
 struct Route {
   HeadExchange* exchange;
   const RowRuns* runs;

@@ -1,5 +1,6 @@
-// Autograd functions of the baselines, for what ATen's own graph would make
-// needlessly large (RMSNorm, RoPE) or does not have (head exchange, the loss).
+// Autograd functions of the baselines, where ATen's own graph would be
+// needlessly large (RMSNorm, RoPE) or has no operator (head exchange, the
+// loss).
 //
 // Throw c10::Error and StatusException. Thread safety: one thread.
 #pragma once
@@ -13,7 +14,7 @@
 
 namespace sluice::runtime::baseline {
 
-// x / rms(x) * weight over the last dimension, in fp32 inside.
+// Returns x / rms(x) * weight over the last dimension, computed in fp32.
 at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight,
                    double epsilon);
 
@@ -25,8 +26,8 @@ Rotation MakeRotation(int64_t first_position, int64_t rows, int64_t dim,
                       double theta, at::Device device);
 at::Tensor Rotate(const at::Tensor& x, const Rotation& rotation);
 
-// q, k, v of this rank's tokens -> of this rank's heads. `exchange` must live
-// until backward is done.
+// Exchanges q, k, v of this rank's tokens for those of this rank's heads.
+// `exchange` must live until backward is done.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> ToHeads(HeadExchange* exchange,
                                                        const RowRuns* runs,
                                                        const at::Tensor& q,
@@ -35,15 +36,15 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> ToHeads(HeadExchange* exchange,
 at::Tensor ToTokens(HeadExchange* exchange, const RowRuns* runs,
                     const at::Tensor& o, int64_t rows, int64_t heads);
 
-// Causal attention of [rows, heads, dim] by the device's own (backend.h);
+// Causal attention of [rows, heads, dim] by the device's backend (backend.h);
 // autograd uses its backward.
 at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
                      const at::Tensor& v);
 
-// The loss of `hidden` [rows, hidden] and, at once, its gradients: logits of at
-// most `rows_at_once` rows at a time. Adds to `weight_gradient` (fp32) and to
-// `loss_sum` (a scalar in fp64, so that the host waits for none of the calls);
-// returns the gradient of `hidden`.
+// Computes the loss of `hidden` [rows, hidden] and, at once, its gradients:
+// logits of at most `rows_at_once` rows at a time. Adds to `weight_gradient`
+// (fp32) and to `loss_sum` (an fp64 scalar tensor, so the host waits for none
+// of the calls). Returns the gradient of `hidden`.
 at::Tensor ChunkedLoss(const at::Tensor& hidden, const at::Tensor& weight,
                        at::Tensor& weight_gradient, const at::Tensor& labels,
                        int64_t global_count, int64_t rows_at_once,

@@ -1,4 +1,4 @@
-// Parts of a layer and of the embedding, as every baseline computes them.
+// Parts of a layer and of the embedding that all baselines share.
 //
 // Throw c10::Error. Thread safety: one thread.
 #pragma once
@@ -11,18 +11,18 @@
 
 namespace sluice::runtime::baseline {
 
-// The same memory as a leaf of a new graph.
+// Returns the same memory as a leaf of a new graph.
 at::Tensor Leaf(const at::Tensor& tensor);
 
 // LayerNorm (GPT) or RMSNorm (Llama, no bias).
 at::Tensor Norm(const stream::ModelShape& model, const at::Tensor& x,
                 const at::Tensor& weight, const at::Tensor& bias);
 
-// GELU (GPT) or SwiGLU (Llama), from the norm's output on.
+// GELU (GPT) or SwiGLU (Llama), applied to the norm's output.
 at::Tensor FeedForward(const stream::ModelShape& model, const at::Tensor& h,
                        const LayerTensors& w);
 
-// Rows of `tokens`, the first of which has this position in the sequence.
+// Embeds `tokens`, the first of which has this position in the sequence.
 at::Tensor Embed(const ModelTensors& weights, const at::Tensor& tokens,
                  int64_t first_position);
 void EmbedBackward(ModelTensors& gradients, const at::Tensor& tokens,

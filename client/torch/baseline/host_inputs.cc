@@ -67,7 +67,7 @@ void HostInputs::Fetch(int64_t layer) {
     client::CopyRequest request;
     request.pieces = {{static_cast<std::byte*>(x.data_ptr()), HostOf(layer),
                        Bytes(static_cast<int64_t>(x.nbytes()))}};
-    // Compute may have used this memory until now.
+    // Compute may have used the tensor's memory until now.
     request.after = {options_.copies->MarkCompute(), stored.written};
     request.label = "layer input";
     stored.read = options_.copies->Enqueue(std::move(request));

@@ -1,12 +1,12 @@
-// Where `alst` keeps the inputs of its layers: in leased host memory, copied
-// by the rank's engine.
+// Keeps the inputs of `alst`'s layers in leased host memory, copied by the
+// rank's engine.
 //
 //   forward   Save(i, x) starts the copy out; AwaitSaved before x is written
 //   backward  Fetch(i) starts the copy in, as early as there is room for it;
-//             Take(i) waits and gives the tensor
+//             Take(i) waits and returns the tensor
 //
-// A tensor that a copy still reads or writes is held here, so that nothing else
-// gets its memory; after a failed step Settle waits for such copies.
+// It holds each tensor that a copy still reads or writes, so that its memory is
+// not reused; after a failed step Settle waits for such copies.
 // Thread safety: the compute thread only.
 #pragma once
 
@@ -29,14 +29,14 @@ class HostInputs {
   struct Options {
     int64_t layers = 0, rows = 0, hidden = 0;  // rows: of this rank
     at::ScalarType dtype = at::kFloat;
-    at::Device device;                     // where an input comes back to
+    at::Device device;                     // where inputs return to
     client::CopyEngine* copies = nullptr;  // outlives the inputs
-    std::byte* host = nullptr;             // leased, HostBytes long; as copies
+    std::byte* host = nullptr;             // leased, HostBytes; outlives it
     Bytes host_size;
   };
-  // What a step needs of host memory, to the byte.
+  // Returns the host memory that a step needs, to the byte.
   static Bytes HostBytes(const Options& options);
-  // ResourceExhausted: less host memory than that.
+  // ResourceExhausted: `host_size` is less than HostBytes.
   static absl::StatusOr<std::unique_ptr<HostInputs>> Create(
       const Options& options);
   ~HostInputs() { Settle(); }
@@ -46,7 +46,7 @@ class HostInputs {
   void Save(int64_t layer, const at::Tensor& x);
   absl::Status AwaitSaved();
 
-  // No effect where the layer's fetch has begun already. May throw
+  // No effect if the layer's fetch has already begun. May throw
   // c10::OutOfMemoryError.
   void Fetch(int64_t layer);
   absl::StatusOr<at::Tensor> Take(int64_t layer);
