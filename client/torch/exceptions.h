@@ -1,9 +1,10 @@
 // Torch throws; Sluice's targets return absl::Status. The public functions of
 // this target run their bodies inside CatchStatus.
 //
-// c10::OutOfMemoryError becomes ResourceExhausted with the allocator's own
-// line (asked, used, planned); anything else is Internal with the first line
-// of what was thrown (torch appends a stack trace).
+// c10::OutOfMemoryError and std::bad_alloc become ResourceExhausted, marked
+// with the memory that ran out; the first has the allocator's own line (asked,
+// used, planned). A StatusException becomes its Status. Anything else becomes
+// Internal with the first line of the message (torch appends a stack trace).
 #pragma once
 
 #include <stdexcept>
@@ -16,8 +17,8 @@
 
 namespace sluice::runtime {
 
-// A Status on its way through code that can only throw (autograd functions).
-// CatchStatus gives the Status back as it was.
+// Carries a Status through code that can only throw (autograd functions).
+// CatchStatus returns that Status, with its own `what` added to the message.
 class StatusException : public std::runtime_error {
  public:
   explicit StatusException(absl::Status status)
@@ -33,7 +34,7 @@ inline void ThrowIfError(absl::Status status) {
   if (!status.ok()) throw StatusException(std::move(status));
 }
 
-// Call inside a catch block only.
+// Converts the current exception. Call it only inside a catch block.
 absl::Status CurrentExceptionAsStatus(std::string_view what);
 
 // `body` returns absl::Status or absl::StatusOr<T>.
