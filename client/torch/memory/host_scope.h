@@ -1,5 +1,5 @@
-// What on a GPU would be host memory, on sim: exempt from the region, counted
-// and capped.
+// Marks memory that would be host memory on a GPU: on sim it does not come from
+// the region, and is counted and capped.
 //
 // Thread safety: a HostScope is its thread's; the counted memory is
 // thread-safe.
@@ -11,9 +11,9 @@
 
 namespace sluice::runtime {
 
-// RAII, thread-local, nests: allocations of this thread come from ordinary
-// host memory, counted. While training they are capped at 16 MiB in all;
-// beyond it host_memory::OverCap names the scope.
+// RAII, thread-local, nests. Allocations of this thread come from ordinary host
+// memory and are counted. While training they are capped at 16 MiB in total;
+// beyond that host_memory::OverCap names the scope.
 class HostScope {
  public:
   explicit HostScope(const char* what);
@@ -26,19 +26,19 @@ class HostScope {
   const char* outer_;
 };
 
-// The counted memory behind it, for the allocator.
+// The counted memory, for the allocator.
 namespace host_memory {
 
-// What is full is not the GPU.
+// Thrown over the cap: the GPU's memory is not what ran out.
 struct OverCap final : c10::OutOfMemoryError {
   using OutOfMemoryError::OutOfMemoryError;
 };
 
-// Is this thread inside a HostScope?
+// Returns whether this thread is inside a HostScope.
 bool Active();
 // Throws OverCap beyond the cap, naming the scope.
 void* Allocate(Bytes size);
-// False: not one of ours.
+// Returns false if `block` was not allocated here.
 bool Free(void* block);
 Bytes Used();
 Bytes Peak();

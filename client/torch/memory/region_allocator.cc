@@ -27,8 +27,8 @@ namespace {
 
 constexpr uint8_t kArmedPriority = 100;
 
-// One lock for all regions: the deleter knows a block's address and nothing
-// else. It is never destroyed: tensors are freed at exit, too.
+// One lock for all regions, because the deleter knows only a block's address.
+// It is never destroyed: tensors are freed at exit, too.
 constinit Mutex region_mutex;
 
 void PoisonBlock(std::byte* block, Bytes size, c10::Device device) {
@@ -78,7 +78,7 @@ struct RegionAllocator::Impl {
   std::thread::id compute_thread ABSL_GUARDED_BY(region_mutex) =
       std::this_thread::get_id();
   int segment_depth ABSL_GUARDED_BY(region_mutex) = 0;
-  // In `names`: kinds seen; nodes of a set never move.
+  // Points into `names`, the kinds seen; nodes of a set never move.
   std::string_view segment ABSL_GUARDED_BY(region_mutex);
   std::set<std::string> names ABSL_GUARDED_BY(region_mutex);
   bool record_segments ABSL_GUARDED_BY(region_mutex) = false;
@@ -91,7 +91,7 @@ struct RegionAllocator::Impl {
   SegmentObserver* observer ABSL_GUARDED_BY(region_mutex) = nullptr;
 
   bool armed ABSL_GUARDED_BY(region_mutex) = false;
-  // The CPU's, while it is armed.
+  // The CPU's former allocator, while this one is armed.
   c10::Allocator* former ABSL_GUARDED_BY(region_mutex) = nullptr;
 
   bool OnComputeThread() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex) {
@@ -99,7 +99,7 @@ struct RegionAllocator::Impl {
   }
   std::optional<Bytes> Place(Bytes bytes, bool* planned)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex);
-  // Null: out of memory.
+  // Returns null if the region is full.
   std::byte* Allocate(Bytes bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex);
   void Free(Bytes offset) ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex);
   void TakeTimes() ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex);
@@ -173,7 +173,8 @@ std::string RegionAllocator::Impl::OutOfMemory(Bytes bytes) const {
       segment.empty() ? "" : fmt::format(", in segment '{}'", segment));
 }
 
-// Regions of the process, those of destroyed allocators while blocks live.
+// The regions of the process, including those of destroyed allocators with
+// living blocks.
 struct RegionAllocator::Table {
   std::vector<std::shared_ptr<Impl>> regions ABSL_GUARDED_BY(region_mutex);
 };
@@ -264,7 +265,7 @@ absl::Status RegionAllocator::SetPlan(
       peak > Bytes(0) ? impl.pool.AllocateLow(peak) : Bytes(0);
   if (!place.has_value()) {
     const Bytes largest = impl.pool.largest_free();
-    // What was just given back is still free, at its old place.
+    // The former area was just freed, so its old place is still free.
     if (impl.plan_size > Bytes(0)) {
       impl.plan_base = *impl.pool.AllocateLow(impl.plan_size);
     }
@@ -327,7 +328,8 @@ absl::Status RegionAllocator::times_fault() const {
   return impl_->times.fault();
 }
 
-// Waits without the lock: what the stream has still to do may free blocks.
+// Waits without the lock, because work that is left on the stream may free
+// blocks.
 void RegionAllocator::AwaitTimes() {
   std::shared_ptr<device::StreamTimer> timer;
   {

@@ -1,29 +1,30 @@
 // The rank's HBM: every c10 allocation of the device comes from a leased
 // region. On sim the device is the CPU.
 //
-// Once armed, each c10 allocation of the process on the device, on any thread,
-// is served from [base, base + size), aligned; running out throws
-// c10::OutOfMemoryError saying asked, used and planned. Each block knows its
-// allocator and place, so late and cross-thread frees are right. Exempt are
-// leased host regions (at::from_blob) and, on sim, a HostScope. oneDNN, MKL and
-// Gloo call malloc by themselves and are not seen here.
+// Once armed, it serves every c10 allocation of the process on the device, on
+// any thread, from [base, base + size), aligned. When memory runs out, it
+// throws c10::OutOfMemoryError, which says asked, used and planned. Each block
+// knows its allocator and place, so late frees and frees from other threads are
+// right. Exempt are leased host regions (at::from_blob) and, on sim, a
+// HostScope. oneDNN, MKL and Gloo call malloc by themselves and are not counted
+// here.
 //
-// On a GPU it is torch's CUDA allocator (torch_cuda.h): a freed block is given
-// away at once, which is right in the order of one stream, the current one of
-// Arm. Other streams are refused there.
+// On a GPU it is torch's CUDA allocator (torch_cuda.h). A freed block is reused
+// at once, which is right in the order of one stream: the current one of Arm.
+// Other streams are refused there.
 //
-// Planned segments. Between BeginSegment and EndSegment on the compute
-// thread, its k-th allocation goes to the plan's k-th offset. An allocation
-// that does not match the plan (other size, more of them, or its place still
-// held by a living block) falls back to the pool; it is counted, logged once,
-// and never corrupts. Unplanned segments are recorded.
+// Planned segments. Between BeginSegment and EndSegment on the compute thread,
+// its k-th allocation goes to the plan's k-th offset. An allocation that does
+// not match the plan (another size, too many, or a living block still holds its
+// place) falls back to the pool. It is counted, logged once, and never corrupts
+// memory. Unplanned segments are recorded.
 //
-// Layout of the region: [planned transient area | pool]. Before a plan is set
-// the whole region is pool; the pool fills from the top, so that the bottom
-// stays free for the planned area.
+// Layout of the region: [planned transient area | pool]. Until a plan is set,
+// the whole region is pool. The pool fills from the top, so the bottom stays
+// free for the planned area.
 //
-// Times of segments are those of the stream that computes them, if one was
-// named (TimeSegmentsOn), else of the calling thread.
+// Segments are timed by the stream that computes them if one was named
+// (TimeSegmentsOn), else by the calling thread.
 //
 // With SLUICE_POISON=1 it overwrites freed blocks with 0xFF: NaN in every
 // floating type.
@@ -51,10 +52,11 @@
 
 namespace sluice::runtime {
 
-// Every block starts at a multiple of it and is rounded up to it; nothing
-// else is rounded. On the CPU, c10's 64; on a GPU, 256, as cudaMalloc's: cuBLAS
-// wants its workspace so (cublasSetWorkspace), and at multiples of 64 an H100's
-// refused products with a bias.
+// Every block starts at a multiple of this alignment and its size is rounded up
+// to it; nothing else is rounded. On the CPU it is c10's 64. On a GPU it is
+// 256, as cudaMalloc's, because cuBLAS requires it of its workspace
+// (cublasSetWorkspace): at multiples of 64, an H100's refused products with a
+// bias.
 Bytes RegionAlignment(c10::Device device);
 
 struct AllocatorStats {
@@ -80,49 +82,52 @@ struct SegmentRun {
 
 class RegionAllocator final : public c10::Allocator {
  public:
-  // `base` (RegionAlignment), memory of `device`, outlives every tensor in it.
-  // The allocator may go first: its block table stays until the last block is
-  // freed. REQUIRES: `device` is the CPU, or a GPU and LoadTorchCuda
-  // succeeded.
+  // `base` is memory of `device`, aligned to RegionAlignment, and outlives
+  // every tensor in it. The allocator may be destroyed earlier: its block table
+  // stays until the last block is freed. REQUIRES: `device` is the CPU, or a
+  // GPU and LoadTorchCuda succeeded.
   RegionAllocator(c10::Device device, std::byte* base, Bytes size);
   ~RegionAllocator() override;
 
   c10::Device device() const { return device_; }
 
-  // Installs this allocator as c10's of the device / puts the former back.
+  // Installs this allocator as c10's of the device, and restores the former
+  // one.
   void Arm();
   void Disarm();
 
   // Reserves the planned area (the lowest free place for `peak` bytes) and
   // adopts the plan's segments. ResourceExhausted: no such place;
   // FailedPrecondition: blocks of the former plan are still alive;
-  // InvalidArgument: the plan does not answer these kinds. Then the former
-  // plan stays. No segments and no peak: back to pool only.
+  // InvalidArgument: the plan does not answer these kinds. On an error the
+  // former plan stays. Without segments and peak, the whole region becomes pool
+  // again.
   absl::Status SetPlan(const std::vector<plan::SegmentPlan>& segments,
                        const std::vector<plan::SegmentKind>& kinds, Bytes peak);
 
-  // On a GPU, for segments that begin from now on: what they enqueue goes to
-  // `stream`. Only recording and timelines ask for times, and nothing waits for
-  // the stream but what says so. `driver` outlives the allocator.
+  // From now on, segments enqueue to `stream` of a GPU, whose clock times them.
+  // Only recording and timelines ask for times, and only methods that say so
+  // wait for the stream. `driver` outlives the allocator.
   void TimeSegmentsOn(device::Driver* driver, device::Stream stream);
-  // Why times are missing from what was recorded since: the stream's clock
-  // failed.
+  // Why times are missing from what was recorded since then: the failure of the
+  // stream's clock.
   absl::Status times_fault() const;
 
-  // A segment inside another belongs to the outer one.
+  // A segment inside another one belongs to the outer one.
   void BeginSegment(const std::string& kind);
   void EndSegment();
-  // Kinds recorded so far, with measured seconds (the fastest execution). Waits
-  // for the stream's times.
+  // Returns the kinds recorded so far, with the seconds of their fastest
+  // execution. Waits for the stream's times.
   std::vector<plan::SegmentKind> TakeRecorded();
   void RecordSegments(bool on);
-  // Calls the observer for every outermost segment from now on; null: none. It
-  // outlives the allocator or is taken off again.
+  // From now on, calls the observer for every outermost segment; null removes
+  // it. The observer outlives the allocator or is removed before its end.
   void Observe(SegmentObserver* observer);
-  // For the report: when segments ran, and the lives of blocks, those alive
-  // when it is switched on included. Views live as long as the allocator.
-  // Switching on and TakeRuns wait for the stream that segments are timed on;
-  // blocks are born and die by the host's clock, when their use is issued.
+  // For the report: when segments ran, and the lifetimes of blocks, including
+  // those alive when recording starts. Views are valid as long as the
+  // allocator. Starting and TakeRuns wait for the stream that times segments.
+  // Block lifetimes are by the host's clock, at the time when their use is
+  // issued.
   void RecordTimeline(bool on);
   std::vector<SegmentRun> TakeRuns();
   std::vector<BlockRecord> TakeBlocks();
@@ -137,9 +142,9 @@ class RegionAllocator final : public c10::Allocator {
  private:
   struct Impl;
   struct Table;
-  // Until the times of all segments so far are known.
+  // Waits until the times of all segments so far are known.
   void AwaitTimes();
-  // So that timelines tell when segments began.
+  // Aligns clocks, so that timelines show when segments began.
   void AlignTimes();
   static Table& Regions();
   static void Delete(void* block);

@@ -1,10 +1,10 @@
-// Which parts of a region are free: offsets only, no memory.
+// The free parts of a region: offsets only, no memory.
 //
-// Free blocks are kept by offset and by size. Allocate takes the smallest
-// block that fits (of equals the highest) and cuts from its top end, so that
-// what lives long (weights, optimizer states) gathers at the top and leaves
-// the bottom whole for the planned area. Free joins neighbours at once; no
-// size is rounded, so the bytes free are exact.
+// Free blocks are indexed by offset and by size. Allocate takes the smallest
+// block that fits (among equals the highest) and cuts from its top end. So
+// long-lived memory (weights, optimizer states) gathers at the top and leaves
+// the bottom whole for the planned area. Free joins neighbours at once. No size
+// is rounded, so the count of free bytes is exact.
 //
 // Thread safety: none; the allocator locks.
 #pragma once
@@ -22,16 +22,17 @@ class RegionPool {
  public:
   explicit RegionPool(Bytes size);
 
-  // The offset of `size` > 0 bytes, or nothing.
+  // Returns the offset of `size` > 0 bytes, or nullopt.
   std::optional<Bytes> Allocate(Bytes size);
-  // The lowest place that fits.
+  // The same, at the lowest place that fits.
   std::optional<Bytes> AllocateLow(Bytes size);
-  // Exactly what was allocated.
+  // Frees exactly what one call allocated.
   void Free(Bytes offset, Bytes size);
 
   Bytes free() const { return free_; }
   Bytes largest_free() const;
-  // Sorted, joined, inside the region, sums right; ends the process if not.
+  // Ends the process unless blocks are sorted, joined and inside the region,
+  // and the sums are right.
   void CheckInvariants() const;
 
  private:

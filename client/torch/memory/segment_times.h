@@ -1,6 +1,7 @@
-// When segments ran, by the clock of whatever computes them: on sim that is the
-// calling thread; on a GPU it is a stream, which the host runs ahead of, so
-// times come later than the segment's end (kernels/device/stream_timer.h).
+// Measures when segments ran, by the clock of what computes them. On sim that
+// is the calling thread. On a GPU it is a stream, which the host runs ahead of,
+// so times are known only after the segment's end
+// (kernels/device/stream_timer.h).
 //
 // Thread safety: none; the allocator locks.
 #pragma once
@@ -17,26 +18,26 @@ namespace sluice::runtime {
 
 struct SegmentTime {
   std::string_view kind;
-  bool of_timeline;         // began while a timeline was wanted
-  double start_s, seconds;  // the former monotonic
+  bool of_timeline;         // began while a timeline was recorded
+  double start_s, seconds;  // start: monotonic
 };
 
 class SegmentTimes {
  public:
-  // Segments run on `stream` from now on. `driver` outlives what is returned by
+  // From now on segments run on `stream`. `driver` outlives the result of
   // timer().
   void UseStream(device::Driver* driver, device::Stream stream);
   // Null: the calling thread computes. Align and Await wait: call them without
   // a lock.
   std::shared_ptr<device::StreamTimer> timer() const { return timer_; }
   device::Stream stream() const { return stream_; }
-  // No times are told any more.
+  // From now on no times are reported.
   void Close() { timer_.reset(); }
 
-  // `kind` lives until its time was taken.
+  // `kind` lives until its time has been taken.
   void Begin(std::string_view kind, bool of_timeline);
   void End();
-  // Those known since the last call, in order.
+  // Returns the times that became known since the last call, in order.
   std::vector<SegmentTime> Take();
 
   // The first failure of the stream's clock: later segments have no time.
