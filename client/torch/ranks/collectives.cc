@@ -22,8 +22,8 @@ namespace {
 
 using Options = Collectives::Options;
 
-// A rank that is not there after so long was not started: waiting for it
-// as long as for a slow collective would hide that for half an hour.
+// A rank that has not connected after this time was never started. Waiting as
+// long as for a slow collective would hide that for half an hour.
 constexpr double kConnectTimeoutS = 120;
 
 double ConnectTimeoutS(const Options& options) {
@@ -45,7 +45,7 @@ absl::Status CheckSendable(const char* what, const at::Tensor& tensor) {
       fmt::format("{}: the tensor is not contiguous", what));
 }
 
-// One process: every sum is already there.
+// One process: every sum is already complete.
 class SingleRank final : public Collectives {
  public:
   int rank() const override { return 0; }
@@ -86,7 +86,7 @@ class GlooRanks final : public Collectives {
 
  private:
   using Start = std::function<c10::intrusive_ptr<c10d::Work>()>;
-  // Starts one operation and waits; what it throws becomes a Status.
+  // Starts one operation and waits. Converts an exception to a Status.
   absl::Status Run(const char* what, int64_t bytes, const Start& start);
 
   const Options options_;
@@ -108,15 +108,16 @@ absl::Status GlooRanks::Run(const char* what, int64_t bytes,
       std::string(status.message()))));
 }
 
-// The same memory without ownership. Gloo's worker thread drops its tensors
-// some time after the caller has been told that the work is done; a late free
+// Returns the same memory without ownership. Gloo's worker thread drops its
+// tensors some time after it has reported the work as done, and a late free
 // would still hold a transient's planned place when the next one asks for it.
 at::Tensor Alias(const at::Tensor& tensor) {
   return ViewOf(tensor.data_ptr(), tensor.sizes(), tensor.scalar_type(),
                 tensor.device());
 }
 
-// Bytes on the wire: Gloo need not know the type, and then every type works.
+// Converts counts to bytes: Gloo then need not know the type, so every type
+// works.
 std::vector<int64_t> InBytes(const std::vector<int64_t>& counts, int64_t size) {
   std::vector<int64_t> bytes(counts);
   for (int64_t& count : bytes) count *= size;
@@ -196,8 +197,8 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo> MakeGroup(
   return group;
 }
 
-// c10d logs failures with stack traces, and what it knows is in our Status.
-// TORCH_CPP_LOG_LEVEL brings its log back.
+// Silences c10d's log, which prints stack traces for what our Status says.
+// TORCH_CPP_LOG_LEVEL restores it.
 void QuietC10d() {
   if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) {
     FLAGS_caffe2_log_level = 3;  // fatal only

@@ -1,9 +1,9 @@
-// What the pipelines need of c10d, over Gloo on CPU tensors: the host's, and
-// those in sim's HBM. We write no transport.
+// The collectives that the pipelines need, by c10d over Gloo on CPU tensors:
+// the host's, and those in sim's HBM. We write no transport.
 //
-// A failed collective (a peer died) throws nothing across targets: it is an
-// absl::Status that names the operation; the trainer ends the run with it.
-// Thread safety: one thread.
+// A failed collective (a peer died) throws nothing across targets: its
+// absl::Status names the operation, and the trainer ends the run with it.
+// Thread safety: one thread, except Abort.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,18 +20,18 @@ namespace sluice::runtime {
 class Collectives {
  public:
   struct Options {
-    at::Device device;  // of the tensors that travel, beside the host's
+    at::Device device;  // of tensors, besides the host's
     int rank = 0;
     int world_size = 1;
     std::string master_addr = "127.0.0.1";
     int master_port = 29500;
     double timeout_s = 1800;
     // Rank 0 may take over a socket that already listens on master_port, so
-    // that a launcher can choose a free port without a race; -1: it binds.
+    // that a launcher can choose a free port without a race. -1: it binds one.
     int master_listen_fd = -1;
   };
   // World size 1 needs no network and no store. Unimplemented: several ranks on
-  // a device that Gloo does not send from.
+  // a device that Gloo does not support.
   static absl::StatusOr<std::unique_ptr<Collectives>> Connect(
       const Options& options);
   virtual ~Collectives() = default;
@@ -39,11 +39,11 @@ class Collectives {
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
 
-  // All tensors must be contiguous, and on the device or the host; every rank
+  // All tensors must be contiguous, and on the device or the host. Every rank
   // makes the same calls in the same order.
 
-  // Flat all-to-all: `send` and `receive` are contiguous 1-D tensors of one
-  // type, counts in elements, a count per rank; uneven and empty are fine.
+  // Flat all-to-all. `send` and `receive` are contiguous 1-D tensors of one
+  // type. Counts are in elements, one per rank; uneven and empty are fine.
   virtual absl::Status AllToAll(const at::Tensor& receive,
                                 const std::vector<int64_t>& receive_counts,
                                 const at::Tensor& send,
@@ -53,15 +53,15 @@ class Collectives {
   virtual absl::Status SumTo(at::Tensor& tensor, int root) = 0;
   virtual absl::Status Broadcast(at::Tensor& tensor, int root) = 0;
 
-  // These two are done after the next AwaitBegun, and on a GPU overlap with
-  // compute until then. `tensor` is a part of one size per rank, and outlives
-  // them. Here they are done at once, rank by rank.
+  // BeginSumScatter and BeginGather end with the next AwaitBegun; on a GPU they
+  // overlap with compute until then. `tensor` has a part of one size per rank,
+  // and outlives them. This default runs them at once, rank by rank.
   //
-  // Each rank gets the sum of its own part; the others' are undefined.
+  // Each rank gets the sum of its own part; the others are undefined.
   virtual absl::Status BeginSumScatter(at::Tensor& tensor) {
     return EachPart(tensor, &Collectives::SumTo);
   }
-  // Each rank gets the own parts of all.
+  // Each rank gets the own part of every rank.
   virtual absl::Status BeginGather(at::Tensor& tensor) {
     return EachPart(tensor, &Collectives::Broadcast);
   }
@@ -69,18 +69,19 @@ class Collectives {
 
   virtual absl::Status Barrier() = 0;
 
-  // On a GPU operations are only issued: after a wait for their stream, whether
-  // they were done. Elsewhere each has said so itself.
+  // On a GPU operations are only issued: after a wait for their stream, Check
+  // says whether they succeeded. On other devices each operation has already
+  // said so.
   virtual absl::Status Check() = 0;
-  // Another rank has died: ends what waits for it; later operations, and Check,
-  // return Unavailable with `why`, marked (proto/base/peer_fault.h). From any
-  // thread. Over Gloo there is nothing to do: a dead peer's connection ends
-  // what waits for it.
+  // Call it when another rank has died. Ends operations that wait for that
+  // rank; later operations and Check return Unavailable with `why`, marked
+  // (proto/base/peer_fault.h). Thread-safe. Over Gloo it does nothing, because
+  // the closed connection of a dead peer ends them.
   virtual void Abort(const std::string& why) = 0;
 
  private:
-  // Inline, as is what calls it: libsluice_torch_nccl.so has a class of its own
-  // of this one, and the program exports none of it.
+  // Inline, as its callers are: libsluice_torch_nccl.so derives a class from
+  // this one, and the program exports none of its symbols.
   absl::Status EachPart(at::Tensor& tensor,
                         absl::Status (Collectives::*call)(at::Tensor&, int)) {
     const int64_t size = tensor.numel() / world_size();

@@ -14,7 +14,7 @@
 namespace sluice::runtime {
 namespace {
 
-// It stays for the process's life.
+// Opens the module, which stays for the process's life.
 absl::StatusOr<decltype(&sluice_connect_nccl)> OpenNcclModule() {
   void* const module = dlopen("libsluice_torch_nccl.so", RTLD_NOW | RTLD_LOCAL);
   void* const entry =
@@ -29,13 +29,14 @@ absl::StatusOr<decltype(&sluice_connect_nccl)> OpenNcclModule() {
       dlerror()));
 }
 
-// The ranks have met at its server, which is rank 0's of `host`.
+// Joins the store of `host`, whose server is rank 0's, where the ranks have
+// met.
 c10::intrusive_ptr<c10d::Store> JoinStore(const Collectives::Options& options) {
   c10d::TCPStoreOptions store;
   store.port = static_cast<std::uint16_t>(options.master_port);
   store.numWorkers = options.world_size;
   store.waitWorkers = false;
-  // The first operation waits there for a rank that comes to it late.
+  // Limits how long the first operation waits there for a late rank.
   store.timeout =
       std::chrono::milliseconds(static_cast<int64_t>(options.timeout_s * 1000));
   return c10::make_intrusive<c10d::TCPStore>(options.master_addr, store);

@@ -1,7 +1,8 @@
-// Which library a run's tensors travel by: the one place that decides.
+// Chooses the library for a run's collectives; no other place decides it.
 //
-// The CPU's (the host's, and those in sim's HBM) by Gloo, a GPU's by NCCL, out
-// of a module that is opened here, so that a program starts without it.
+// Gloo for the CPU's tensors (the host's, and those in sim's HBM), NCCL for a
+// GPU's. NCCL comes from a module that is opened here, so a program starts
+// without it.
 // Thread safety: one thread.
 #pragma once
 
@@ -12,18 +13,19 @@
 
 namespace sluice::runtime {
 
-// Before the process has threads, which may read the environment, and before
-// ConnectDevice. c10d's watchdog would end the process when an operation fails
-// or the GPU is lost, its monitor when the watchdog hangs. A rank's end is told
-// by its daemon and by Abort, and the process then says why; so both are off,
-// unless the environment has them already.
+// Call it before ConnectDevice and before the process has threads, which may
+// read the environment. c10d's watchdog would end the process if an operation
+// fails or the GPU is lost; its monitor would if the watchdog hangs. Here a
+// daemon and Abort report a rank's end, and the process then says why. So both
+// are off, unless the environment sets them.
 void DisableNcclWatchdog();
 
-// Collectives of the ranks of `host` (Collectives::Connect's, or one that hands
-// on to it, connected by the same options); `options.device` is this rank's.
-// Null: the device is the CPU, and `host` does it all. Host tensors travel by
-// `host`, which outlives it. Unavailable: no module, or NCCL did not start;
-// with the reason. To be agreed on: a rank alone would wait for the others.
+// Returns collectives of the ranks of `host` (from Collectives::Connect, or a
+// wrapper of it, connected with the same options). `options.device` is this
+// rank's. Returns null if the device is the CPU: `host` serves it. Host tensors
+// travel by `host`, which outlives the result. Unavailable: no module, or NCCL
+// did not start; with the reason. The ranks must agree on the result: one alone
+// would wait for the others.
 absl::StatusOr<std::unique_ptr<Collectives>> ConnectDevice(
     const Collectives::Options& options, Collectives* host);
 

@@ -1,20 +1,20 @@
-// What the module sluice_torch_nccl exports (client/torch/cuda/nccl_ranks.cc):
-// collectives between GPUs, c10d's ProcessGroupNCCL.
+// The export of the module sluice_torch_nccl (client/torch/cuda/nccl_ranks.cc):
+// collectives between GPUs, over c10d's ProcessGroupNCCL.
 //
-// Operations are enqueued, not awaited: the thread's current stream waits for
-// them (for those of BeginSumScatter and BeginGather at AwaitBegun), the host
-// does not. So Ok means that an operation was issued, and code
-// that waits for the stream asks Check() then. One thread issues all of
-// them, sequence parallelism's, sums of gradients and the sharded optimizer's
-// alike: NCCL wants one order on every rank. There is one communicator.
+// Operations are enqueued, not awaited. The thread's current stream waits for
+// them (for those of BeginSumScatter and BeginGather at AwaitBegun); the host
+// does not. So Ok means that an operation was issued, and code that waits for
+// the stream must call Check() then. One thread issues all of them: sequence
+// parallelism's, the sums of gradients and the sharded optimizer's, because
+// NCCL needs one order on every rank. There is one communicator.
 //
-// A dead peer is no error to NCCL within a node: its kernels wait for ever.
-// Abort() ends them; the daemon's word of a dead peer is what calls it. c10d's
+// NCCL does not report a dead peer within a node: its kernels wait forever.
+// Abort() ends them; it is called when the daemon reports a dead peer. c10d's
 // own watchdog, which ends processes, is off: see DisableNcclWatchdog.
 //
-// A run that ends well waits for its stream, asks Check(), and meets the others
-// (Barrier): then what was connected is destroyed, on every rank, which waits
-// for NCCL's own end. After an Abort it does not wait.
+// A run that ends well waits for its stream, calls Check(), and meets the
+// others (Barrier). Then every rank destroys its object, which waits for NCCL's
+// own end. After an Abort it does not wait.
 #pragma once
 
 #include <memory>
@@ -23,9 +23,9 @@
 #include "absl/status/statusor.h"
 #include "client/torch/ranks/collectives.h"
 
-// `options.device` is this rank's GPU. The tensors of the CPU travel by `host`,
-// which has the same ranks and outlives what is made. The communicator is made
-// by the first operation.
+// `options.device` is this rank's GPU. CPU tensors travel by `host`, which has
+// the same ranks and outlives the result. The first operation makes the
+// communicator.
 extern "C" void sluice_connect_nccl(
     const sluice::runtime::Collectives::Options& options,
     const c10::intrusive_ptr<c10d::Store>& store,

@@ -42,8 +42,8 @@ class HeadExchange::MessageCursor {
   int64_t at_ = 0;
 };
 
-// One all-to-all: elements from and to each rank, and what fills and empties
-// the message of rank p.
+// One all-to-all: the elements sent to and received from each rank, and
+// functions that fill and read the message of rank p.
 struct HeadExchange::Messages {
   explicit Messages(int64_t ranks) : sent(ranks, 0), received(ranks, 0) {}
   std::vector<int64_t> sent, received;
@@ -93,7 +93,8 @@ int64_t HeadExchange::MessageSize(const std::vector<ExchangePart>& parts,
   return size;
 }
 
-// `from` has this rank's heads once; `to` one kv head per q head if expanded.
+// Copies; `from` has each of this rank's heads once, `to` one kv head per q
+// head if expanded.
 void HeadExchange::Expand(HeadKind kind, const at::Tensor& from,
                           const at::Tensor& to) const {
   if (kind == HeadKind::kQuery || layout_.grouped) {
@@ -105,7 +106,7 @@ void HeadExchange::Expand(HeadKind kind, const at::Tensor& from,
   }
 }
 
-// The other way, summing expanded heads.
+// The reverse of Expand; sums expanded heads.
 void HeadExchange::Contract(HeadKind kind, const at::Tensor& from,
                             const at::Tensor& to) const {
   if (kind == HeadKind::kQuery || layout_.grouped) {
@@ -180,7 +181,7 @@ absl::Status HeadExchange::ToTokens(const RowRuns& runs,
   const int64_t mine = runs.count[rank_];
   for (const ExchangePart& part : parts) {
     const Range range = HeadsOf(part.kind, rank_);
-    // Heads that only other ranks hold start from nothing.
+    // Sums of heads that only other ranks hold start at zero.
     if (part.kind == HeadKind::kKeyValue && !local()) part.token_side.zero_();
     Contract(part.kind, RowsOf(part, runs, rank_),
              part.token_side.narrow(1, range.begin, range.count));

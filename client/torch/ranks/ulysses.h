@@ -1,25 +1,24 @@
-// Ulysses' head exchange: attention heads are dealt over ranks while tokens
-// are gathered, one flat all-to-all per call.
+// Ulysses' head exchange: attention heads are distributed over ranks while
+// tokens are gathered, with one flat all-to-all per call.
 //
-// Token side: this rank's rows of a chunk, all heads: [rows, heads, dim].
-// Head side: this rank's heads, of k and v the rows of all ranks, of q and o
-// those of its part (stream::HeadLayout): [rows, q_per_rank or kv_per_rank,
-// dim].
+// Token side: this rank's rows of a chunk, all heads: [rows, heads, dim]. Head
+// side: this rank's heads. k and v have the rows of all ranks, q and o those of
+// the rank's part (stream::HeadLayout): [rows, q_per_rank or kv_per_rank, dim].
 //
 //   forward   q, k, v  ToHeads     o           ToTokens
 //   backward  dO       ToHeads     dq, dk, dv  ToTokens
 //
-// Only the kv heads a rank uses travel; they are expanded per q head on
-// arrival where groups do not align, and ToTokens sums gradients over that
+// Only the kv heads that a rank uses travel. Where groups do not align, they
+// are expanded per q head on arrival. ToTokens sums gradients over that
 // expansion and over the ranks that hold replicas, of another part or of the
-// same. A rank's own rows never
-// pass through a message; with one rank nothing is sent at all.
+// same. A rank's own rows never pass through a message; with one rank nothing
+// is sent at all.
 //
 // Strides are free on both sides (views into rings are fine). ToHeads copies
-// across types; ToTokens sends the head side's type and adds into the token
+// across types. ToTokens sends the head side's type and adds into the token
 // side's, so fp32 token tensors get exact sums of bf16 messages.
 //
-// Memory: two transient flat buffers, of what is sent and what is received.
+// Memory: two transient flat buffers, one sent and one received.
 // Throws what ATen throws (c10::Error). Thread safety: one thread.
 #pragma once
 
@@ -34,9 +33,10 @@
 
 namespace sluice::runtime {
 
-// Which rows of a chunk take part: of rank p, `count[p]` rows that lie at
-// `begin[p]` of k's and v's head side, and of q's and o's as far behind its
-// part's first rank's. A token-side tensor holds exactly this rank's count.
+// The rows of a chunk that take part. Of rank p these are `count[p]` rows,
+// which begin at row `begin[p]` of k's and v's head side; in q's and o's, the
+// first row of the part's first rank is row 0. A token-side tensor holds
+// exactly this rank's count.
 struct RowRuns {
   std::vector<int64_t> begin, count;
 
@@ -75,20 +75,20 @@ class HeadExchange {
   struct Range {
     int64_t begin, count;
   };
-  // Whether this rank and p have rows of it for each other's heads.
+  // Returns whether rows of that kind travel between this rank and p.
   bool Travels(HeadKind kind, int64_t p) const {
     return kind == HeadKind::kKeyValue ||
            layout_.part(p) == layout_.part(rank_);
   }
-  // The rows of rank p on the head side.
+  // Returns the rows of rank p on the head side.
   at::Tensor RowsOf(const ExchangePart& part, const RowRuns& runs,
                     int64_t p) const;
   absl::Status Exchange(const Messages& messages,
                         const at::TensorOptions& options);
-  // Heads of the token side that rank p works on.
+  // Returns the heads of the token side that rank p works on.
   Range HeadsOf(HeadKind kind, int64_t p) const;
-  // Elements of a message between this rank and p about `rows` rows for the
-  // heads of `holder`, one of the two.
+  // Returns the elements of a message between this rank and p: `rows` rows for
+  // the heads of `holder`, one of the two.
   int64_t MessageSize(const std::vector<ExchangePart>& parts, int64_t rows,
                       int64_t p, int64_t holder) const;
   void Expand(HeadKind kind, const at::Tensor& from,
