@@ -1,4 +1,5 @@
-// The module's one symbol: TorchCuda (client/torch/memory/torch_cuda.h).
+// Exports the module's one symbol: TorchCuda
+// (client/torch/memory/torch_cuda.h).
 #include <c10/cuda/CUDAException.h>
 #include <cuda_runtime_api.h>
 
@@ -7,8 +8,9 @@
 #include "client/torch/cuda/region_front.h"
 #include "client/torch/memory/torch_cuda.h"
 
-// ATen/cuda/CUDAContextLight.h, which wants headers of more than the runtime:
-// of libtorch_cuda, which is open before this module is (LoadTorchCuda).
+// Declared in ATen/cuda/CUDAContextLight.h, which needs more headers than the
+// runtime's. Defined in libtorch_cuda, which is opened before this module
+// (LoadTorchCuda).
 namespace at::cuda {
 void clearCublasWorkspaces();
 }
@@ -18,7 +20,7 @@ namespace {
 
 using c10::cuda::CUDACachingAllocator::CUDAAllocator;
 
-// A later allocator of a device needs at least the priority of the one before.
+// Torch accepts a device's next allocator only with at least this priority.
 constexpr uint8_t kPriority = 100;
 
 class Module final : public TorchCuda {
@@ -54,19 +56,19 @@ class Module final : public TorchCuda {
   void Fill(void* to, uint8_t value, size_t size) const override {
     const RegionFront* front = front_ ? front_.get() : retired_.get();
     if (front == nullptr) return;
-    // A block's deleter calls this, where a throw would end the process.
+    // A block's deleter calls this, so a throw would end the process.
     C10_CUDA_IGNORE_ERROR(cudaMemsetAsync(to, value, size, front->stream()));
   }
 
  private:
-  // torch asks for its allocator in both places.
+  // Torch reads its allocator in both places.
   static void Set(CUDAAllocator* allocator) {
     c10::cuda::CUDACachingAllocator::allocator.store(allocator);
     c10::SetAllocator(c10::kCUDA, allocator, kPriority);
   }
 
   std::unique_ptr<RegionFront> front_;
-  // Blocks may die after Remove, in the order of its stream.
+  // Blocks may be freed after Remove, in the order of its stream.
   std::unique_ptr<RegionFront> retired_;
   CUDAAllocator* former_ = nullptr;
 };
@@ -76,6 +78,6 @@ class Module final : public TorchCuda {
 
 extern "C" __attribute__((visibility("default"))) sluice::runtime::TorchCuda*
 sluice_torch_cuda() {
-  static auto* module = new sluice::runtime::Module;  // as long as the process
+  static auto* module = new sluice::runtime::Module;  // never destroyed
   return module;
 }

@@ -1,4 +1,4 @@
-// See client/torch/ranks/nccl_module.h, which is all that it exports.
+// See client/torch/ranks/nccl_module.h, which declares its only export.
 
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -51,7 +51,7 @@ class NcclRanks final : public Collectives {
  private:
   using Start = std::function<c10::intrusive_ptr<c10d::Work>()>;
 
-  // Without `waits` what it starts is not awaited by the current stream.
+  // Starts an operation. With `waits`, the current stream waits for it.
   absl::Status Enqueue(const char* what, const at::Tensor& tensor,
                        const Start& start, bool waits = true);
   absl::Status CheckSendable(const char* what, const at::Tensor& tensor) const;
@@ -64,7 +64,7 @@ class NcclRanks final : public Collectives {
   std::vector<c10::intrusive_ptr<c10d::Work>> begun_;
   Mutex mutex_;
   absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
-  // The first operation has made the communicator.
+  // Set once the first operation has made the communicator.
   bool connected_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
@@ -80,9 +80,9 @@ absl::Status NcclRanks::CheckSendable(const char* what,
       fmt::format("{}: the tensor is not contiguous", what));
 }
 
-// Which rank's fault it is. NCCL says of this rank's own lost GPU no more than
-// "unhandled cuda error"; the driver, asked anything at all, says which. If the
-// GPU is well it is most likely another rank's, which NCCL does not know.
+// Finds out which rank is at fault. For this rank's own lost GPU, NCCL says
+// only "unhandled cuda error"; any call to the driver shows it. If the GPU is
+// well, it is most likely another rank, which NCCL does not know.
 absl::Status NcclRanks::Failed(const std::string& what,
                                const std::string& says) const {
   const absl::Status gpu = CatchStatus("this rank's GPU", [&] {
@@ -101,9 +101,9 @@ absl::Status NcclRanks::Failed(const std::string& what,
                   failed, says)));
 }
 
-// c10d's own destructor aborts, which may break what another rank still has on
-// its way. All ranks come here or none does: a communicator that was finalized
-// waits for the others.
+// c10d's own destructor aborts, which may break messages that another rank is
+// still receiving. Either all ranks shut down or none does, because a
+// communicator that is finalized waits for the others.
 NcclRanks::~NcclRanks() {
   {
     const MutexLock lock(mutex_);
@@ -115,19 +115,20 @@ NcclRanks::~NcclRanks() {
   }).IgnoreError();
 }
 
-// The communicator is asked under the lock: Abort frees it after.
+// Queries the communicator under the lock, because Abort takes the lock before
+// it frees the communicator.
 absl::Status NcclRanks::Check() {
   const MutexLock lock(mutex_);
   if (!aborted_.ok() || !connected_) return aborted_;
-  // c10d takes the communicator of the calling thread's GPU.
+  // c10d uses the communicator of the calling thread's GPU.
   const c10::cuda::CUDAGuard guard(options_.device);
   return CatchStatus("NCCL's communicator", [&]() -> absl::Status {
     const auto communicator =
         reinterpret_cast<ncclComm_t>(group_->getCommPtr());
     ncclResult_t error = ncclSuccess;
     const ncclResult_t asked = ncclCommGetAsyncError(communicator, &error);
-    // In progress: one that does not block, as the user's environment may have
-    // it (TORCH_NCCL_USE_COMM_NONBLOCKING).
+    // In progress: a nonblocking communicator, which the user's environment may
+    // ask for (TORCH_NCCL_USE_COMM_NONBLOCKING).
     if (asked == ncclSuccess &&
         (error == ncclSuccess || error == ncclInProgress)) {
       return absl::OkStatus();
@@ -137,7 +138,8 @@ absl::Status NcclRanks::Check() {
   });
 }
 
-// After this the current stream has waited for it, in its own order.
+// Enqueues the operation. The current stream then waits for it in its own
+// order.
 absl::Status NcclRanks::Enqueue(const char* what, const at::Tensor& tensor,
                                 const Start& start, bool waits) {
   SLUICE_RETURN_IF_ERROR(CheckSendable(what, tensor));
@@ -152,7 +154,7 @@ absl::Status NcclRanks::Enqueue(const char* what, const at::Tensor& tensor,
     connected_ = true;
     return issued;
   }
-  // Whatever NCCL says of a communicator that was aborted meanwhile.
+  // An abort in the meantime explains any error of NCCL.
   SLUICE_RETURN_IF_ERROR(Check());
   const Bytes size(static_cast<int64_t>(tensor.nbytes()));
   return Failed(fmt::format("{} of {}", what, FormatBytes(size)),
@@ -206,7 +208,7 @@ at::Tensor NcclRanks::OwnPart(const at::Tensor& tensor) const {
   return tensor.narrow(0, options_.rank * size, size);
 }
 
-// In place, as NCCL has them: the own part is where the result is.
+// In place, as NCCL defines it: the own part is where the result goes.
 absl::Status NcclRanks::BeginSumScatter(at::Tensor& tensor) {
   if (tensor.is_cpu()) return host_->BeginSumScatter(tensor);
   at::Tensor own = OwnPart(tensor);
@@ -242,7 +244,8 @@ void NcclRanks::Abort(const std::string& why) {
     if (!aborted_.ok()) return;
     aborted_ = CausedByPeer(absl::UnavailableError(why));
   }
-  // It ends what runs; what it throws says only that it had ended already.
+  // Ends running operations. An exception only says that they had ended
+  // already.
   CatchStatus("", [&] {
     group_->abort();
     return absl::OkStatus();

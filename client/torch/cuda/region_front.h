@@ -1,8 +1,9 @@
-// A region as torch's CUDA allocator.
+// Makes a region torch's CUDA allocator.
 //
-// torch asks its CUDA allocator for far more than memory. What a region has is
-// passed on; what it has not is an error by name, for it would be wrong
-// silently: another stream's use of a block that the plan gives away next.
+// Torch asks its CUDA allocator for far more than memory. What a region
+// supports is passed on. Anything else throws an error that names it, because
+// ignoring it would be wrong silently: for example another stream's use of a
+// block that the plan reuses next.
 //
 // Pinned to torch 2.11, since it extends torch's class.
 //
@@ -21,8 +22,8 @@ namespace sluice::runtime {
 class RegionFront final
     : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
  public:
-  // Blocks are reused in the order of `stream`. `former` is the allocator that
-  // torch has before and after, and outlives this.
+  // Blocks are reused in the order of `stream`. `former` is torch's allocator
+  // before and after this one, and outlives it.
   RegionFront(c10::Allocator* region, c10::cuda::CUDAStream stream,
               c10::cuda::CUDACachingAllocator::CUDAAllocator* former)
       : region_(region), stream_(stream), former_(former) {}
@@ -43,14 +44,14 @@ class RegionFront final
                           int from_device, size_t size, cudaStream_t stream,
                           bool peers) override;
 
-  // Torch calls it once, when it first does anything on a GPU: the allocator
-  // that comes after this one must have heard of it.
+  // Torch calls it once, at its first use of a GPU. The former allocator must
+  // receive the call, since torch uses it again afterwards.
   void init(int gpus) override { former_->init(gpus); }
   bool initialized() override { return true; }
   void enable(bool) override {}
   bool isEnabled() const override { return true; }
   std::string name() override { return "sluice"; }
-  // All of it is this process's already, and nothing is cached.
+  // The process already owns all of the region, and nothing is cached.
   double getMemoryFraction(c10::DeviceIndex) override { return 1; }
   void cacheInfo(c10::DeviceIndex, size_t* largest) override { *largest = 0; }
   void emptyCache(c10::MempoolId_t) override {}
@@ -94,7 +95,7 @@ class RegionFront final
       override;
 
  private:
-  // Throws: what is asked must be in the order of stream_.
+  // Throws unless `stream` is stream_, whose order the region relies on.
   void CheckStream(const char* what, cudaStream_t stream) const;
 
   c10::Allocator* const region_;
