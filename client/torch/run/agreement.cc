@@ -14,10 +14,10 @@
 namespace sluice::runtime {
 namespace {
 
-// Infinity times nothing is no number: it travels as a large one.
+// Stands for infinity in the sum over the ranks, so that no NaN can arise.
 constexpr double kLarge = 1e300;
 
-// The numbers of every rank, `own.size()` of each.
+// Returns the numbers of every rank, `own.size()` of each.
 absl::StatusOr<at::Tensor> OfEachRank(Collectives& all,
                                       const std::vector<double>& own) {
   const auto count = static_cast<int64_t>(own.size());
@@ -32,7 +32,7 @@ absl::StatusOr<at::Tensor> OfEachRank(Collectives& all,
 
 absl::StatusOr<bool> AllAgree(Collectives* collectives, bool fine) {
   if (collectives == nullptr) return fine;
-  // Not in HBM: that may be what just ran out.
+  // Not in HBM, which may have just run out.
   const HostScope host("agreement of the ranks");
   at::Tensor failed = at::full({1}, fine ? 0.0 : 1.0, OnHost(at::kDouble));
   SLUICE_RETURN_IF_ERROR(collectives->SumAll(failed));

@@ -1,8 +1,8 @@
-// What the ranks of a run decide together.
+// Decisions that the ranks of a run make together.
 //
-// Collective: all ranks call the same of these in the same order.
-// `collectives` null: one rank, which agrees with itself. An error is a lost
-// peer (proto/base/peer_fault.h), but for Agree.
+// Collective: all ranks make the same calls in the same order. `collectives`
+// null: one rank, which agrees with itself. An error is a lost peer
+// (proto/base/peer_fault.h), except for Agree's.
 // Thread safety: one thread.
 #pragma once
 
@@ -14,18 +14,19 @@
 
 namespace sluice::runtime {
 
-// Where every rank goes on after a refusal: whether all ranks are fine.
+// Returns whether all ranks are fine, for failures after which every rank goes
+// on.
 absl::StatusOr<bool> AllAgree(Collectives* collectives, bool fine);
 absl::StatusOr<bool> AnyRank(Collectives* collectives, bool own);
 
-// All ranks learn whether every one of them is fine: the first collective
-// after work that only some may have failed. A failed rank gets its own
-// status back, the others CausedByPeer. Not after a failure inside
-// collectives: then the ranks are out of step, and leaving is the message.
+// Tells all ranks whether every one of them is fine: the first collective after
+// work that may have failed on some. A failed rank gets its own status back,
+// the others CausedByPeer. Do not call it after a failure inside collectives:
+// the ranks are out of step then, and a rank's exit tells the others.
 absl::Status Agree(Collectives* collectives, const absl::Status& status);
 
 absl::StatusOr<double> LeastOfRanks(Collectives* collectives, double own);
-// The largest of each; infinity is one.
+// Returns the largest of each number over the ranks; infinity stays infinity.
 absl::StatusOr<std::vector<double>> WorstOfRanks(Collectives* collectives,
                                                  std::vector<double> own);
 

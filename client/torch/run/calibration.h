@@ -1,5 +1,5 @@
-// One forward and backward of a streamed step, with the real code, for what its
-// segments ask for and how long they take. Its numbers are dropped.
+// Runs a streamed step's forward and backward with the real code, to record
+// what its segments allocate and how long they take. Its results are dropped.
 //
 // Thread safety: one thread; with several ranks all call it together.
 #pragma once
@@ -12,14 +12,14 @@
 
 namespace sluice::runtime {
 
-// `stream` on this rank's memory, copies and peers; the host region is still to
-// be given.
+// Returns options for `stream` on this rank's memory, copies and peers. The
+// caller adds the host region.
 StreamContext::Options ContextOptions(const RunContext& context,
                                       const stream::StreamOptions& stream,
                                       client::CopyEngine* copies);
 
-// Runs `times` steps of `options` on zeros, with its host region; the segments
-// have the least seconds of all. Gradients are zero afterwards. A failure with
+// Runs `times` steps of `options` on zeros, in its host region. Segments get
+// the least seconds of all steps. Gradients are zero afterwards. A failure with
 // several ranks leaves them out of step.
 absl::StatusOr<std::vector<plan::SegmentKind>> RunCalibration(
     const RunContext& context, const StreamContext::Options& options,

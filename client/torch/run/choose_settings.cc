@@ -16,7 +16,7 @@
 namespace sluice::runtime {
 namespace {
 
-// The first run of a size warms caches and the host region's pages up.
+// The first run of a size warms up caches and the host region's pages.
 constexpr int kTimes = 2;
 
 class Chooser {
@@ -43,11 +43,11 @@ class Chooser {
   std::unique_ptr<client::Region> host_;
   stream::SettingsQuestion question_;
   stream::LinkSpeeds links_;
-  std::vector<RatedSettings> best_;  // of each chunk size that was tried
+  std::vector<RatedSettings> best_;  // per tried chunk size
 };
 
 absl::Status Chooser::Open() {
-  // The timeline tells how fast links are.
+  // The timeline measures the speed of the links.
   SLUICE_ASSIGN_OR_RETURN(copies_,
                           context_.memory->StartCopies(/*timeline=*/true));
   const client::NodeLimits limits = context_.memory->session().limits();
@@ -58,7 +58,8 @@ absl::Status Chooser::Open() {
 
 void Chooser::LookForRoom() {
   const RankMemory& memory = *context_.memory;
-  // Ids and labels come before the plan; a mask of labels, and scalars.
+  // 17 bytes per token: ids and labels (allocated before the plan) and a mask
+  // of labels. 64 KiB for scalars.
   const int64_t ranks = question_.stream.layout.ranks();
   const Bytes text(17 * ((question_.seq_len - 1) / ranks + 1));
   const Bytes used = context_.memory->allocator().stats().used;
@@ -66,7 +67,8 @@ void Chooser::LookForRoom() {
   question_.host = memory.host_room();
 }
 
-// One layer, two chunks and the tail, nothing dropped: every segment runs.
+// Returns a step of one layer, two chunks and the tail, nothing dropped: it
+// runs every kind of segment.
 stream::StreamOptions Chooser::ProbeOf(int64_t chunk) const {
   stream::StreamOptions probe = question_.stream;
   probe.layout = stream::ChunkLayout(question_.seq_len, chunk,
@@ -76,8 +78,8 @@ stream::StreamOptions Chooser::ProbeOf(int64_t chunk) const {
   return stream::CalibrationStep(std::move(probe));
 }
 
-// A rank that ran out of memory in a calibration would be out of step, so it is
-// asked before.
+// Returns whether the calibration fits on every rank. Checked beforehand,
+// because a rank that runs out of memory in a calibration is out of step.
 absl::StatusOr<bool> Chooser::FitsEverywhere(
     const stream::StreamOptions& probe) {
   const Bytes hbm = stream::RingBytes(probe) +
@@ -93,8 +95,9 @@ absl::StatusOr<bool> Chooser::FitsEverywhere(
   return AllAgree(context_.collectives, fits);
 }
 
-// What the daemon promises is a GPU's share while all GPUs behind its link
-// copy; a calibration, with all ranks of this run, sees what there is now.
+// Raises the link speeds to those measured. The daemon states a GPU's share
+// while all GPUs behind its link copy; a calibration, on all ranks of this run,
+// measures the present speed.
 void Chooser::MeasureLinks() {
   double bytes[2] = {}, seconds[2] = {};
   for (const client::CopyRecord& copy : copies_->TakeTimeline()) {
@@ -109,7 +112,7 @@ void Chooser::MeasureLinks() {
   raise(true, links_.d2h);
 }
 
-// The least seconds of a step with chunks of this size.
+// Returns the least seconds of a step with chunks of this size.
 absl::StatusOr<double> Chooser::Try(int64_t chunk) {
   const stream::StreamOptions probe = ProbeOf(chunk);
   std::vector<plan::SegmentKind> recorded;
@@ -166,8 +169,8 @@ absl::StatusOr<ChosenSettings> Chooser::Choose() {
   return chosen;
 }
 
-// Rings are least with the least of everything, and host memory where all
-// chunks run again.
+// Returns the settings that need the least memory: the smallest rings, and all
+// chunks run again for the least host memory.
 stream::Settings Chooser::LeastOf(int64_t chunk) const {
   return stream::LeastHost(
       question_,
@@ -176,8 +179,7 @@ stream::Settings Chooser::LeastOf(int64_t chunk) const {
        .order = question_.order.value_or(stream::BackwardOrder::kKeysOuter)});
 }
 
-// The largest of the tried chunks that has room for its rings; else the
-// smallest.
+// Returns the largest tried chunk whose rings fit, else the smallest tried one.
 int64_t Chooser::LargestOfRings() const {
   int64_t largest = 0, smallest = std::numeric_limits<int64_t>::max();
   for (const RatedSettings& tried : best_) {

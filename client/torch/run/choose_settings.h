@@ -1,5 +1,6 @@
-// Chooses what the user left open of a streamed run (planner/stream/settings.h)
-// by calibrating a layer at a few chunk sizes, on all ranks together.
+// Chooses the settings of a streamed run that the user left open
+// (planner/stream/settings.h), by calibrating one layer at a few chunk sizes,
+// on all ranks together.
 //
 // Thread safety: one thread; all ranks call it together.
 #pragma once
@@ -14,19 +15,20 @@ namespace sluice::runtime {
 
 struct RatedSettings {
   stream::Settings settings;
-  double seconds = 0;  // of a step, on the slowest rank; infinity: no room
+  double seconds = 0;  // per step, slowest rank; infinity: does not fit
 };
 
 struct ChosenSettings {
   stream::Settings settings;
-  // False: by the estimate nothing that was tried does, and this is the
-  // smallest chunk of them; planning says what is short.
+  // False if by the estimate nothing that was tried fits. Then this is the
+  // largest chunk whose rings fit, else the smallest; planning says what is
+  // short.
   bool fits = false;
   std::vector<RatedSettings> tried;  // the best of each chunk size
 };
 
-// What `question` asks for is taken as it is; the memory there is is filled in.
-// `threads`: of ATen. Errors: a lost peer, a fault of a calibration.
+// Keeps what `question` fixes, and fills in the available memory. `threads` is
+// ATen's number of threads. Errors: a lost peer, a failed calibration.
 absl::StatusOr<ChosenSettings> ChooseSettings(
     const RunContext& context, const stream::SettingsQuestion& question,
     int threads);

@@ -13,12 +13,13 @@
 namespace sluice::runtime {
 namespace {
 
-// One of each kind that a run has; `numbers`: twice as many as ranks.
+// Runs one collective of each kind that a run uses; `numbers` has twice as many
+// elements as there are ranks.
 absl::Status SendSome(Collectives& gpus, at::Tensor numbers) {
   const int64_t ranks = gpus.world_size();
   const std::vector<int64_t> one(static_cast<size_t>(ranks), 1);
-  // The first that is done there also gives the thread its GPU's context,
-  // without which NCCL refuses.
+  // The first operation on the GPU also gives the thread its context, without
+  // which NCCL refuses.
   numbers.zero_();
   SLUICE_RETURN_IF_ERROR(gpus.SumAll(numbers));
   SLUICE_RETURN_IF_ERROR(gpus.SumTo(numbers, 0));
@@ -37,7 +38,7 @@ absl::Status WarmUpCommunicators(RankMemory& memory, Collectives& gpus) {
     return SendSome(gpus, ViewOf((*region)->data(), {2 * gpus.world_size()},
                                  at::kFloat, memory.device()));
   });
-  // What was issued uses the region.
+  // Issued operations still use the region.
   AwaitStream(memory.device());
   SLUICE_RETURN_IF_ERROR(sent);
   SLUICE_RETURN_IF_ERROR(gpus.Check());

@@ -1,10 +1,10 @@
-// What a GPU's collectives take of it beside the lease.
+// Allocates a GPU's communicators before the lease.
 //
 // NCCL allocates by itself, tens to hundreds of MiB per rank: its communicator
-// when ranks first sum, connections between pairs when they first exchange.
-// What is there before a rank leases counts as held outside, so its lease and
-// its plans leave it room; what came later would find a pool without spare
-// full. Thread safety: one thread.
+// at the ranks' first sum, and connections between pairs at their first
+// exchange. What exists before a rank leases counts as held outside, so its
+// lease and its plans leave room for it. What NCCL allocated later would fail
+// if the pool has no spare memory. Thread safety: one thread.
 #pragma once
 
 #include "absl/status/status.h"
@@ -13,11 +13,11 @@
 
 namespace sluice::runtime {
 
-// Has them taken, and tells the daemon. Collective, of all ranks of `gpus`
-// (ConnectDevice's), before any of them leases: REQUIRES RankMemory::Open, and
-// not yet Lease. ResourceExhausted: not even a lease of the least size is free,
-// which the numbers that travel need until this returns. Unavailable: a
-// collective failed.
+// Makes NCCL allocate them, and tells the daemon. Collective over all ranks of
+// `gpus` (ConnectDevice's), before any of them leases. REQUIRES: after
+// RankMemory::Open and before Lease. ResourceExhausted: not even a lease of the
+// least size is free, which holds the numbers that travel until this returns.
+// Unavailable: a collective failed.
 absl::Status WarmUpCommunicators(RankMemory& memory, Collectives& gpus);
 
 }  // namespace sluice::runtime

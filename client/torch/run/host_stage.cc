@@ -13,7 +13,7 @@
 namespace sluice::runtime {
 namespace {
 
-// A contiguous tensor's bytes, as a tensor.
+// Returns a contiguous tensor's bytes, as a tensor.
 at::Tensor BytesOf(const at::Tensor& tensor) {
   return ViewOf(tensor.data_ptr(), {static_cast<int64_t>(tensor.nbytes())},
                 at::kByte, tensor.device());
@@ -52,7 +52,7 @@ HostStage::HostStage(std::byte* pinned, Bytes size) : half_(size / 2) {
 HostStage::~HostStage() {
   for (const Half& half : halves_) {
     if (!half.sent.has_value()) continue;
-    // A GPU that is lost sends nothing more.
+    // A lost GPU copies nothing more.
     CatchStatus("", [&] {
       half.sent->synchronize();
       return absl::OkStatus();

@@ -1,13 +1,13 @@
-// How bytes of files and texts reach device tensors, and come back.
+// Copies bytes of files and texts to device tensors, and back.
 //
-// On sim device tensors are host memory, and a stage does nothing. A GPU's
-// memory faults when the CPU touches it: there a stage is a small piece of
-// pinned host memory, through which bytes go piece by piece on torch's current
-// stream. So nothing pageable is copied, and host memory of no tensor's size is
-// needed. These copies ask for no grant of bandwidth: they are ids of a step,
-// and checkpoints.
+// On sim device tensors are host memory, and a stage does nothing. The CPU
+// cannot access a GPU's memory, so there a stage is a small piece of pinned
+// host memory, through which bytes go piece by piece on torch's current stream.
+// So nothing pageable is copied, and no host memory of a tensor's size is
+// needed. These copies ask for no bandwidth grant: they carry only a step's
+// ids, and checkpoints.
 //
-// Errors: what the callback returned; torch's exceptions where a copy fails.
+// Errors: what the callback returned; torch's exceptions if a copy fails.
 // Thread safety: one thread.
 #pragma once
 
@@ -27,36 +27,39 @@ namespace sluice::runtime {
 
 class HostStage {
  public:
-  // A piece is half of it: one is filled while the other travels.
+  // A piece is half of it: one half is filled while the other is copied.
   static constexpr Bytes kSize = stream::kHostStageBytes;
 
-  HostStage() = default;  // of tensors that are the CPU's
-  // Of a GPU's. `pinned` outlives it, `size` is a multiple of 128.
+  HostStage() = default;  // for tensors of the CPU
+  // For a GPU's tensors. `pinned` outlives the stage; `size` is a multiple of
+  // 128.
   HostStage(std::byte* pinned, Bytes size);
-  // Waits for what travels.
+  // Waits for copies in flight.
   ~HostStage();
   HostStage(const HostStage&) = delete;
 
-  // The bytes of a contiguous tensor, in order; waits for each piece.
+  // Calls `take` with the bytes of a contiguous tensor, in order; waits for
+  // each piece.
   using Take = std::function<absl::Status(const std::byte* data, Bytes size)>;
   absl::Status Read(const at::Tensor& from, const Take& take);
-  // To host memory of as many bytes.
+  // Copies the tensor to host memory of the same size.
   absl::Status Read(const at::Tensor& from, void* to);
 
-  // Fills a contiguous tensor, in order. Its uses on torch's current stream
-  // come after; the host waits only where a piece's place in the stage still
-  // travels, so not within the first kSize after a wait for the stream.
+  // Fills a contiguous tensor, in order, with the bytes that `give` writes.
+  // Later work on torch's current stream sees them. The host waits only if the
+  // half to be filled is still being copied, so not within the first kSize
+  // after a wait for the stream.
   using Give = std::function<absl::Status(std::byte* data, Bytes size)>;
   absl::Status Write(const at::Tensor& to, const Give& give);
-  // As many bytes of `from` as `to` has.
+  // Copies as many bytes of `from` as `to` has.
   absl::Status Write(const at::Tensor& to, const void* from);
 
  private:
   struct Half {
     std::byte* data = nullptr;
-    std::optional<c10::Event> sent;  // none: nothing travels from here
+    std::optional<c10::Event> sent;  // unset: no copy in flight
   };
-  // The half to use next, free.
+  // Returns the half to use next, once it is free.
   Half& Next();
 
   Bytes half_;
@@ -64,8 +67,8 @@ class HostStage {
   size_t next_ = 0;
 };
 
-// Waits until the GPU has done what torch's current stream has; the CPU has.
-// Errors of the GPU are reported by the next call to it.
+// Waits until the GPU has completed the work on torch's current stream; returns
+// at once on the CPU. The next call to the GPU reports its errors.
 void AwaitStream(at::Device device);
 
 }  // namespace sluice::runtime

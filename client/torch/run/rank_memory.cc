@@ -16,27 +16,27 @@
 namespace sluice::runtime {
 namespace {
 
-// A memory's own, since Open.
+// Returns the device's backend, which exists since Open.
 const Backend& OwnBackend(at::Device device) {
   const auto backend = FindBackend(device);
   SLUICE_CHECK(backend.ok());
   return **backend;
 }
 
-// The daemon's line says what to do.
+// Marks a shortage as advised: the daemon's message says what to do.
 absl::StatusOr<std::unique_ptr<client::Region>> Leased(
     absl::StatusOr<std::unique_ptr<client::Region>> region) {
   if (region.ok() || !IsOutOfMemory(region.status())) return region;
   return Advised(region.status());
 }
 
-// The size of a lease without a given one: what other jobs leave of the GPU,
-// shared by this job's ranks on it.
+// Returns the size of the lease. If none is given, a job's only rank on the GPU
+// takes what other jobs leave of it, and several ranks take equal shares of all
+// of it.
 absl::StatusOr<Bytes> HbmSize(const RankMemory::Options& options) {
   if (options.hbm.count() > 0) return options.hbm;
   const client::NodeLimits limits = options.session->limits();
-  // Ranks that share it lease one after the other, and must not count each
-  // other's.
+  // These lease one after the other, and must not count each other's leases.
   const Bytes all = options.ranks_on_gpu > 1
                         ? limits.gpu_total
                         : limits.gpu_total - limits.gpu_leased;
@@ -51,7 +51,7 @@ absl::StatusOr<Bytes> HbmSize(const RankMemory::Options& options) {
                           FormatBytes(limits.gpu_leased))));
 }
 
-// The memory of a simulated GPU is computed on by the CPU.
+// Rejects a real GPU's kernel on a simulated GPU, where the CPU computes.
 absl::Status CheckKernel(at::Device device, stream::AttentionKernel asked) {
   if (device.is_cuda() || asked == stream::AttentionKernel::kAuto) {
     return absl::OkStatus();
@@ -62,8 +62,8 @@ absl::Status CheckKernel(at::Device device, stream::AttentionKernel asked) {
       stream::Name(asked)));
 }
 
-// A streamed step in bf16 has no products of fp32 tensors; what else a bf16 run
-// multiplies so (`profile`) loses less by TF32 than by bf16.
+// A streamed step in bf16 has no fp32 products. For the fp32 products of other
+// bf16 runs (`profile`), TF32 loses less than bf16 would.
 void AllowTf32ForBf16(stream::Dtype dtype) {
   at::globalContext().setAllowTF32CuBLAS(dtype == stream::Dtype::kBf16);
 }
@@ -157,7 +157,7 @@ std::optional<Bytes> RankMemory::host_limit() const {
   return std::max(*options_.host_limit - fixed_host(), Bytes(0));
 }
 
-// What the daemon said when the session was opened, before any lease.
+// Uses what the daemon reported when the session was opened, before any lease.
 Bytes RankMemory::host_room() const {
   const Bytes share =
       options_.session->limits().host_free / options_.numa_ranks;

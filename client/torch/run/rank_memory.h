@@ -1,9 +1,10 @@
-// A rank's place on the node: its session, its HBM, and its share of host
+// A rank's resources on the node: its session, its HBM, and its share of host
 // memory.
 //
-// The HBM is one leased region; on sim it is a hard limit for every tensor of
-// the process from Arm on (RegionAllocator). On a GPU a rank's host memory
-// begins with its stage (host_stage.h), which its limit has to have room for.
+// The HBM is one leased region. On sim it is a hard limit for every tensor of
+// the process from Arm on (RegionAllocator). On a GPU the first part of a
+// rank's host memory is its stage (host_stage.h), so its limit must have room
+// for it.
 // Thread safety: one thread.
 #pragma once
 
@@ -30,67 +31,73 @@ class RankMemory {
  public:
   struct Options {
     std::unique_ptr<client::Session> session;  // of this rank
-    DeviceIndex gpu;                           // as the daemon counts
-    Bytes hbm;  // to lease; 0: what other jobs leave of the GPU, shared with
-    int64_t ranks_on_gpu = 1;  // so many ranks of this job there
-    int numa_ranks = 1;        // of this job, on the GPU's NUMA node
-    // This rank's; none: its share of what the budgets allow.
+    DeviceIndex gpu;                           // the daemon's index
+    // To lease. 0: what other jobs leave of the GPU; several ranks of this job
+    // on it take equal shares of all of it.
+    Bytes hbm;
+    int64_t ranks_on_gpu = 1;
+    int numa_ranks = 1;  // of this job, on the NUMA node
+    // This rank's. Unset: its share of what the budgets allow.
     std::optional<Bytes> host_limit;
-    // On a GPU; a simulated one has but auto.
+    // The kernel on a GPU; a simulated GPU has only auto.
     stream::AttentionKernel attention = stream::AttentionKernel::kAuto;
-    // The model's. On a GPU, what a bf16 model multiplies in fp32 is rounded to
-    // TF32, for the whole process: see AllowTf32ForBf16.
+    // The model's. On a GPU a bf16 model's fp32 products are rounded to TF32,
+    // for the whole process: see AllowTf32ForBf16.
     stream::Dtype dtype = stream::Dtype::kFp32;
-    // What to do where a lease needs more than that, in its owner's words.
+    // Returns what to do if a lease exceeds the host limit, in the owner's
+    // terms.
     std::function<std::string(Bytes needed)> beyond_limit;
   };
-  // On a GPU loads what computes there; nothing is leased yet. Unimplemented: a
-  // GPU that this build has no tensors on, or a simulated one that was asked
-  // for a kernel of real ones. Unavailable: a library is missing.
+  // On a GPU loads the kernels; leases nothing yet. Unimplemented: this build
+  // has no tensors on the GPU, or a simulated GPU was asked for a real one's
+  // kernel. Unavailable: a library is missing.
   static absl::StatusOr<std::unique_ptr<RankMemory>> Open(Options options);
-  // Leases the HBM, once; before it there are but the session and the device.
-  // Between Open and this is the time for what libraries take of a GPU beside a
-  // lease (communicators.h). ResourceExhausted: no such memory, in one line
-  // that says what to do.
+  // Leases the HBM, once. Before it only the session and the device exist.
+  // Libraries that allocate GPU memory outside a lease do so between Open and
+  // this (communicators.h). ResourceExhausted: no such memory, in one line that
+  // says what to do.
   absl::Status Lease();
-  // Waits for what is issued on the calling thread's stream of torch.
+  // Waits for the work on the calling thread's current stream of torch.
   ~RankMemory();
 
   client::Session& session() { return *options_.session; }
   RegionAllocator& allocator() { return *allocator_; }
   DeviceIndex gpu() const { return options_.gpu; }
-  // Torch's, of tensors in this memory.
+  // Torch's device of tensors in this memory.
   at::Device device() const { return device_; }
   Bytes size() const { return region_->size(); }
-  // The leased region itself; nothing else may use it unless armed.
+  // The leased region itself. Once armed, torch's allocations use it; only an
+  // unarmed region may be used otherwise.
   std::byte* data() const { return region_->data(); }
-  // The name, for reports, of what computes attention of this dtype and head
-  // size.
+  // Returns the name, for reports, of the kernel that computes attention of
+  // this dtype and head size.
   std::string KernelName(at::ScalarType type, int64_t head_dim) const;
-  // They read attention's output as rounded to the model's dtype.
+  // Returns whether the kernels read attention's output rounded to the model's
+  // dtype.
   bool rounds_output() const;
-  // From now on torch's allocations come from here; the first are what a GPU's
-  // libraries keep (workspaces.h), for which ResourceExhausted: no room. By the
-  // thread that will compute.
+  // From now on torch's allocations come from this memory. The first are what a
+  // GPU's libraries keep (workspaces.h); ResourceExhausted: no room for them.
+  // Called by the thread that will compute.
   absl::Status Arm();
-  // The one that torch enqueues on, as the driver knows it. REQUIRES: a GPU.
+  // Returns the stream on which torch enqueues, as the driver knows it.
+  // REQUIRES: a GPU.
   absl::StatusOr<device::Stream> ComputeStream();
 
-  // How the host's bytes reach this memory.
+  // The stage through which the host's bytes reach this memory.
   HostStage& stage() { return *stage_; }
-  // What the rank holds of host memory beside a step's: the stage's (none where
-  // the CPU has the tensors) and what LeaseFixed leased.
+  // Returns the host memory that the rank holds besides a step's: the stage
+  // (none if the CPU has the tensors) and the leases of LeaseFixed.
   Bytes fixed_host() const;
-  // The host limit that it was opened with, without fixed_host.
+  // Returns the host limit given to Open, less fixed_host.
   std::optional<Bytes> host_limit() const;
-  // What all leases of host memory may take beside fixed_host.
+  // Returns what all other leases of host memory may take, besides fixed_host.
   Bytes host_room() const;
-  // Host memory that this holds to its end, beside every step's. Errors as of
-  // LeaseHost.
+  // Leases host memory that this object holds until its end, besides every
+  // step's. Errors as LeaseHost.
   absl::StatusOr<std::byte*> LeaseFixed(Bytes size);
-  // ResourceExhausted: more than the limit, or than the daemon leases.
+  // ResourceExhausted: `size` exceeds the limit, or what the daemon leases.
   absl::StatusOr<std::unique_ptr<client::Region>> LeaseHost(Bytes size);
-  // Between this HBM and host memory. `timeline`: keeps a record of every
+  // Starts copies between this HBM and host memory. `timeline`: records every
   // copy.
   absl::StatusOr<std::unique_ptr<client::CopyEngine>> StartCopies(
       bool timeline);
@@ -98,7 +105,7 @@ class RankMemory {
  private:
   RankMemory(Options options, at::Device device)
       : options_(std::move(options)), device_(device) {}
-  // Where the device's tensors are not the CPU's.
+  // Called if the device's tensors are not the CPU's.
   absl::Status LeaseStage();
 
   Options options_;

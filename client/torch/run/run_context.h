@@ -1,4 +1,4 @@
-// What one rank's run works on.
+// The objects that one rank's run works on.
 // Thread safety: one thread.
 #pragma once
 
@@ -19,7 +19,7 @@ class WeightSource : public PendingWeights {
   virtual void ZeroGradients() = 0;
 };
 
-// All outlive what is made with it.
+// All pointers outlive the objects made with this context.
 struct RunContext {
   RankMemory* memory = nullptr;
   Collectives* collectives = nullptr;  // null: one rank

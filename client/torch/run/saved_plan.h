@@ -1,4 +1,4 @@
-// A plan and the recording it answers: what a resumed run replays.
+// A plan and the recording that it answers; a resumed run replays it.
 // Thread safety: values and pure functions.
 #pragma once
 
@@ -15,11 +15,11 @@ struct SavedPlan {
   plan::RankProfile profile;
   plan::NodePlan plan;
 
-  // The rank's own part; null: there is none.
+  // Returns the rank's own part; null if there is none.
   const plan::RankPlan* own() const;
 };
 
-// Its transient buffers as a report shows them.
+// Its transient buffers, for the report.
 struct PlanSummary {
   Bytes peak, lower_bound;
   std::string proved_by;

@@ -22,8 +22,9 @@
 namespace sluice::runtime {
 namespace {
 
-// The daemon has a limit of its own, and may hold a plan back until running
-// jobs have given up memory; where it is gone, the session says so.
+// A last resort: the daemon has its own limit, and may delay a plan until
+// running jobs have released memory. If the daemon is gone, the session reports
+// that.
 constexpr absl::Duration kPlanTimeout = absl::Minutes(10);
 
 bool KeepsAll(const plan::RankPlan& plan) {
@@ -54,7 +55,7 @@ StreamContext::Options StreamedStepper::StreamOptions(
 
 namespace {
 
-// The most that any fractions need.
+// Returns the host memory that any fractions need at most.
 Bytes MostBytes(stream::StreamOptions options) {
   Bytes most = stream::HostBytes(options);
   options.fractions.clear();
@@ -67,12 +68,12 @@ Bytes MostBytes(stream::StreamOptions options) {
 
 }  // namespace
 
-// Calibrations with different fractions lease the same size where there is room
-// for it: a freed extent is only leased again whole while this process lives,
-// so another odd size would cost the node host memory that the plan has just
-// given away. Where room is tight, what was leased is held (spare_) until the
-// run has its own, so that the plan may count on it. Null: the rank has as much
-// already.
+// Calibrations with different fractions lease the same size if there is room:
+// while this process lives, a freed extent is only leased again whole, so
+// another odd size would cost the node host memory that the plan has just given
+// to others. If room is tight, the lease is held (spare_) until the run has its
+// own, so that the plan may count on it. Returns null if the rank already has
+// enough.
 absl::StatusOr<std::unique_ptr<client::Region>>
 StreamedStepper::LeaseForCalibration(const stream::StreamOptions& options) {
   const Bytes needed = stream::HostBytes(options);
@@ -82,7 +83,7 @@ StreamedStepper::LeaseForCalibration(const stream::StreamOptions& options) {
   }
   spare_.reset();
   const Bytes most = MostBytes(options), room = context_.memory->host_room();
-  if (most > room) {  // more than its share would be another rank's
+  if (most > room) {  // the rest of `most` is other ranks' share
     SLUICE_ASSIGN_OR_RETURN(spare_, context_.memory->LeaseHost(needed));
     return nullptr;
   }
@@ -92,8 +93,8 @@ StreamedStepper::LeaseForCalibration(const stream::StreamOptions& options) {
   return nullptr;
 }
 
-// One layer's forward and backward over the first and the last chunks: every
-// segment kind runs, with the real code; its gradients are thrown away.
+// Runs one layer's forward and backward over the first and the last chunks:
+// every segment kind, with the real code. Its gradients are dropped.
 absl::StatusOr<std::vector<plan::SegmentKind>> StreamedStepper::Calibrate(
     const stream::FractionMap& fractions) {
   StreamContext::Options options = StreamOptions(fractions);
@@ -121,14 +122,14 @@ plan::RankProfile StreamedStepper::Profile(
   profile.rank = Rank(static_cast<uint64_t>(options_.stream.rank));
   profile.gpu = context_.memory->gpu();
   profile.numa = context_.memory->session().limits().numa;
-  // A plan says what the rank takes of the node. Without what it holds beside
-  // the step, a plan would promise to others what is taken.
+  // A plan states what the rank takes of the node. Without the memory that it
+  // holds besides the step, the plan would promise that memory to other ranks.
   const Bytes fixed = context_.memory->fixed_host();
   profile.host_fixed += fixed;
   profile.host_limit = context_.memory->host_limit();
   if (profile.host_limit.has_value()) *profile.host_limit += fixed;
   Ask(round, &profile);
-  // What states and rings leave: ids and labels are there already.
+  // What states and rings leave; ids and labels are already allocated.
   const Bytes used = context_.memory->allocator().stats().used;
   const Bytes kept = stream::KeptBytes(options);
   // A mask of labels, and the scalars between segments.
@@ -136,7 +137,7 @@ plan::RankProfile StreamedStepper::Profile(
       Bytes(layout().total_local_rows(options_.stream.rank)) + KiB(64);
   Bytes left = context_.memory->size() - used - stream::RingBytes(options);
   if (round.settled && kept > Bytes(0)) left -= kept + outside;
-  // 0 would say that it is not told.
+  // 0 would mean "not stated".
   profile.transient_capacity = Bytes(std::max<int64_t>(left.count(), 1));
   double named = 0, stored = 0;  // what is kept and swapped, without alignment
   bool free = false, settled = true;
@@ -148,7 +149,7 @@ plan::RankProfile StreamedStepper::Profile(
     named += c.given.keep.value_or(0) * all;
     stored += (c.must_swap ? 1 : c.given.swap.value_or(0)) * all;
   }
-  // It was recorded with what it will do.
+  // The recording ran with the fractions that the step will use.
   const auto beside = [](Bytes all, double told) {
     const double more = static_cast<double>(all.count()) - std::floor(told);
     return Bytes(static_cast<int64_t>(std::max(more, 0.0)));
@@ -161,7 +162,8 @@ plan::RankProfile StreamedStepper::Profile(
   return profile;
 }
 
-// Settled: for the reasons that the last plan gave.
+// Fills in what the planner must keep to. A settled round keeps the reasons
+// that the last plan gave.
 void StreamedStepper::Ask(const Round& round,
                           plan::RankProfile* profile) const {
   for (plan::SkeletalClass& c : profile->classes) {
@@ -210,8 +212,8 @@ absl::Status StreamedStepper::PlanWith(const Round& round) {
   return absl::OkStatus();
 }
 
-// Whether everything is to stay on the GPU: that was chosen by an estimate,
-// and no plan has had to do with less since.
+// Returns whether everything should stay on the GPU: an estimate chose that,
+// and no plan since then had to do with less.
 bool StreamedStepper::MayKeepEverything() const {
   const plan::RankPlan* own = OwnPlan();
   return options_.keep_everything && (own == nullptr || KeepsAll(*own));
@@ -222,9 +224,9 @@ stream::FractionMap StreamedStepper::Given(bool everything) const {
                     : options_.stream.fractions;
 }
 
-// What the first calibration runs with. The planner is free to choose less
-// than everything, so no more is asked than there is host memory for: the
-// largest of a few fractions that fits on all ranks.
+// Returns the first calibration's fractions. The planner may choose to swap
+// less than everything, so the calibration needs no more than the available
+// host memory: the largest of a few fractions that fits on all ranks.
 absl::StatusOr<StreamedStepper::Round> StreamedStepper::FirstRound(
     bool everything) const {
   const stream::FractionMap given = Given(everything);
@@ -243,8 +245,8 @@ absl::StatusOr<StreamedStepper::Round> StreamedStepper::FirstRound(
   return Round{filled(most), given};
 }
 
-// Scratch is no class of a plan, and what must be kept or swapped not its
-// choice: they are as they were given when this was planned.
+// A plan has no scratch classes and does not choose what must be kept or
+// swapped: these have the fractions that were given at planning.
 stream::FractionMap StreamedStepper::PlannedFractions() const {
   const plan::RankPlan* own = OwnPlan();
   if (own == nullptr) return {};
@@ -258,9 +260,9 @@ stream::FractionMap StreamedStepper::PlannedFractions() const {
   return fractions;
 }
 
-// A rank stores the q, k and v of its heads for the rows of all ranks: how
-// many stay is one number for the run. Plans of other nodes may say more or
-// less, so the least counts, which fits everywhere.
+// A rank stores the q, k and v of its heads for the rows of all ranks, so the
+// fraction stored is one number for the run. Plans of several nodes may differ;
+// the least fits everywhere.
 absl::StatusOr<stream::FractionMap> StreamedStepper::AgreedFractions() const {
   stream::FractionMap fractions = PlannedFractions();
   for (auto& [name, f] : fractions) {
@@ -286,11 +288,11 @@ absl::Status StreamedStepper::MakePlan() {
   return other ? Settle(chosen) : absl::OkStatus();
 }
 
-// A segment's requests depend on fractions, and fractions on what was
-// recorded: where any rank's plan has others than were recorded with, all
-// ranks record again with the planned ones, for the daemon plans them
-// together. Rings and transient buffers are others then; where kept rows do not
-// leave them enough after all, nothing is kept.
+// A segment's requests depend on fractions, and fractions on the recording. So
+// if any rank's plan has other fractions than its recording, all ranks record
+// again with the planned ones, because the daemon plans them together. This
+// changes rings and transient buffers; if the kept rows then leave too little
+// room for them, nothing is kept.
 absl::Status StreamedStepper::Settle(const stream::FractionMap& chosen) {
   SLUICE_ASSIGN_OR_RETURN(bool fits,
                           PlanOnAll({chosen, chosen, /*settled=*/true}));
@@ -301,7 +303,7 @@ absl::Status StreamedStepper::Settle(const stream::FractionMap& chosen) {
   return fits ? absl::OkStatus() : GpuTooSmall();
 }
 
-// False, on all ranks, where a GPU is too small for one's transient buffers.
+// Returns false on all ranks if any GPU is too small for its transient buffers.
 absl::StatusOr<bool> StreamedStepper::PlanOnAll(const Round& round) {
   const absl::Status planned = PlanWith(round);
   if (out_of_step_) return planned;
@@ -401,19 +403,19 @@ absl::StatusOr<std::unique_ptr<StreamedStepper>> StreamedStepper::Make(
 
 // --- a new plan between two steps of a running job
 //
-// The stream is made anew with the new fractions: record with them, in the
-// host memory the rank has; have memory planned (a settled question); only
-// then give the old host lease back and lease what the plan says. Weights,
-// gradients and the optimizer are not touched. A saved plan that has become too
-// large is left in the same way.
+// The stream is rebuilt with the new fractions. The rank records with them, in
+// the host memory that it has, and has memory planned (a settled question).
+// Only then it gives the old host lease back and leases what the plan says.
+// Weights, gradients and the optimizer are not touched. A saved plan that has
+// become too large is replaced in the same way.
 
 namespace {
 
-// Others give back what this rank is to get a little later, so a lease is
-// asked for several times. Counted, not timed: all ranks must do the same.
+// Other ranks release the memory that this rank is to get a little later, so a
+// lease is tried several times. Counted, not timed: all ranks must do the same.
 constexpr int kLeaseTries = 12;
 constexpr absl::Duration kLeasePause = absl::Milliseconds(250);
-// Where even the old memory is gone, it waits for memory about so often.
+// How often it tries again if even the old memory is gone.
 constexpr int kRounds = 40;
 
 }  // namespace
@@ -429,8 +431,8 @@ absl::StatusOr<bool> StreamedStepper::AllFine(const absl::Status& own) {
   return AllAgree(context_.collectives, own.ok());
 }
 
-// Whether it can record with them, as far as that is known before: transient
-// buffers are taken to be as large as they were.
+// Returns whether the rank can record with these fractions, as far as known:
+// transient buffers are assumed to be as large as before.
 absl::Status StreamedStepper::CheckRoom(const stream::FractionMap& chosen,
                                         const SavedPlan& before) const {
   const plan::RankPlan* own = plan::PartOf(before.plan, before.profile);
@@ -444,12 +446,14 @@ absl::Status StreamedStepper::CheckRoom(const stream::FractionMap& chosen,
        .transient = own != nullptr ? own->transient_peak : Bytes(0)});
 }
 
-// Records and plans with them; the stream is gone, the host lease stays.
+// Records and plans with these fractions; the stream is gone, the host lease
+// stays.
 absl::StatusOr<bool> StreamedStepper::TakeFractions(
     const stream::FractionMap& chosen, const SavedPlan& before) {
-  // Back to pool, so that every segment is recorded.
+  // Unsets the plan, so that every segment is recorded.
   absl::Status status = context_.memory->allocator().SetPlan({}, {}, Bytes(0));
-  // A rank that runs out of memory while it records is out of step.
+  // Checks first: a rank that runs out of memory while it records is out of
+  // step.
   if (status.ok()) status = CheckRoom(chosen, before);
   SLUICE_ASSIGN_OR_RETURN(const bool ready, AllFine(status));
   if (!ready) return false;
@@ -458,7 +462,8 @@ absl::StatusOr<bool> StreamedStepper::TakeFractions(
   return AllFine(AdoptPlan());
 }
 
-// The host region, then the stream. `release`: first gives back what it has.
+// Leases the host region and makes the stream. `release`: gives the old region
+// back first.
 absl::StatusOr<bool> StreamedStepper::Restart(bool release) {
   stream_.reset();
   if (release) host_.reset();
@@ -473,8 +478,8 @@ absl::StatusOr<bool> StreamedStepper::Restart(bool release) {
   return false;
 }
 
-// Runs by a plan that was saved, where every rank has the memory for it. Else
-// it is forgotten, on all ranks: what it chose belongs to a larger machine.
+// Adopts a saved plan if every rank has the memory for it. Otherwise all ranks
+// drop it: its choices belong to a larger machine.
 absl::StatusOr<bool> StreamedStepper::Replay(const SavedPlan& saved) {
   saved_ = saved;
   SLUICE_ASSIGN_OR_RETURN(bool fine, AllFine(AdoptPlan()));
@@ -497,7 +502,7 @@ absl::StatusOr<bool> StreamedStepper::Replay(const SavedPlan& saved) {
   return absl::InternalError("a saved plan cannot be undone: " + why_);
 }
 
-// By fractions that the daemon has room for by now.
+// Plans with fractions that the daemon has room for now.
 absl::StatusOr<bool> StreamedStepper::PlanAnew() {
   const absl::Status cleared =
       context_.memory->allocator().SetPlan({}, {}, Bytes(0));
@@ -509,14 +514,14 @@ absl::StatusOr<bool> StreamedStepper::PlanAnew() {
   return all ? Restart(/*release=*/true) : absl::StatusOr<bool>(false);
 }
 
-// With what it ran by before, or with what fits now: true where it is the
-// former. Needs no calibration: plan and recording are kept.
+// Restarts with the plan before (returns true), or with one that fits now
+// (false). The plan before needs no calibration: it and its recording are kept.
 absl::StatusOr<bool> StreamedStepper::GoBack(const SavedPlan& before) {
   for (int round = 0; round < kRounds; ++round) {
     saved_ = before;
     SLUICE_ASSIGN_OR_RETURN(const bool adopted, AllFine(AdoptPlan()));
     if (adopted) {
-      // It may still have the memory it had.
+      // The rank may still have its old memory.
       SLUICE_ASSIGN_OR_RETURN(const bool old, Restart(/*release=*/false));
       if (old) return true;
     }

@@ -1,9 +1,9 @@
-// A rank's streamed run: calibrate, have the daemon plan, lease the host
-// region, step; take a new plan while the run goes on.
+// A rank's streamed run: it calibrates, asks the daemon for a plan, leases the
+// host region and steps. It can take a new plan while the run goes on.
 //
 // The trainer owns weights, gradients and optimizer, and calls this between its
-// steps. Messages name no flags; what ran out is marked
-// (proto/base/shortage.h), and so is what another rank's end caused
+// steps. Messages name no flags. Errors are marked with what ran out
+// (proto/base/shortage.h) and with whether another rank's end caused them
 // (proto/base/peer_fault.h).
 //
 // Thread safety: one thread; with several ranks all make the same calls
@@ -25,21 +25,21 @@ namespace sluice::runtime {
 class StreamedStepper {
  public:
   struct Options {
-    // Model, layout, rank, dtype, prefetch, order, probe. `fractions` are of
-    // the classes that are given by themselves; `alpha` negative: the planner
-    // chooses what the others do.
+    // Model, layout, rank, dtype, prefetch, order, probe. `fractions` has the
+    // classes that are given one by one. Negative `alpha`: the planner chooses
+    // the fractions of the others.
     stream::StreamOptions stream;
-    // False: the planner keeps nothing in HBM beside what is given.
+    // False: the planner keeps nothing in HBM besides what is given.
     bool may_keep = true;
-    // Everything stays in HBM if a plan shows that it fits: an estimate said
-    // so (choose_settings.h).
+    // Everything stays in HBM if a plan shows that it fits, which an estimate
+    // predicted (choose_settings.h).
     bool keep_everything = false;
-    bool record_copies = false;  // a timeline of them (TakeCopies)
+    bool record_copies = false;  // keep a timeline (TakeCopies)
   };
-  // Plans; `saved` (may be null) skips calibration and planning where it still
-  // fits. All that `context` points to outlives the stepper. Errors:
-  // ResourceExhausted with what ran out; Aborted or Unavailable, marked, where
-  // it was another rank.
+  // Makes a plan. `saved` (may be null) skips calibration and planning if it
+  // still fits. Everything that `context` points to outlives the stepper.
+  // Errors: ResourceExhausted with what ran out; Aborted or Unavailable,
+  // marked, if another rank caused it.
   static absl::StatusOr<std::unique_ptr<StreamedStepper>> Make(
       const RunContext& context, const Options& options,
       const SavedPlan* saved);
@@ -55,7 +55,8 @@ class StreamedStepper {
                         global_count);
   }
   const stream::ChunkLayout& layout() const { return options_.stream.layout; }
-  // All that the rank holds (RankMemory::fixed_host), as plans count it.
+  // Returns all host memory that the rank holds, RankMemory::fixed_host
+  // included, as plans count it.
   Bytes host_bytes() const {
     return context_.memory->fixed_host() +
            (host_ != nullptr ? host_->size() : Bytes(0));
@@ -65,28 +66,30 @@ class StreamedStepper {
     return copies_->TakeTimeline();
   }
   double alpha() const;
-  // Fractions of every class, scratch too, as it runs.
+  // Returns the fractions of every class, scratch included, in use.
   stream::FractionMap fractions() const { return PlannedFractions(); }
   const SavedPlan& saved_plan() const { return saved_; }
   PlanSummary plan() const;
-  // One line on how it came by its plan; empty: as usual.
+  // Returns one line on how the plan was obtained; empty: as usual.
   std::string note() const;
-  // The plan that the daemon wants this rank to take next (plan_change.h); 0:
-  // none. Stays what it was until Refresh.
+  // Returns the plan that the daemon wants this rank to take next
+  // (plan_change.h); 0 if none. Refresh takes the one returned last.
   uint64_t OfferedPlan();
-  // On all ranks of the run, between steps: those with `mine` take what they
-  // offered, the others go along, as a calibration needs all of them. What
-  // cannot be had is not taken: the run goes on with what it had, or with
-  // what fits now. An error ends the run: a lost peer, no memory at all, or,
-  // with several ranks, one that ran out of HBM inside the calibration.
+  // Called on all ranks of the run, between steps. Ranks with `mine` take the
+  // plan that they offered; the others join in, because a calibration needs all
+  // ranks. If the plan does not fit, the run goes on with the former plan, or
+  // with one that fits now. An error ends the run: a lost peer, no memory at
+  // all, or, with several ranks, one that ran out of HBM inside the
+  // calibration.
   absl::StatusOr<PlanChangeRecord> Refresh(bool mine);
 
  private:
-  // What a calibration runs with, and what of it the planner must keep to.
+  // The fractions that a calibration runs with, and those that the planner must
+  // keep to.
   struct Round {
     stream::FractionMap fractions;  // of every class
     stream::FractionMap given;
-    bool settled = false;  // all are given, by the plan before
+    bool settled = false;  // the former plan gives all fractions
   };
 
   StreamedStepper(const RunContext& context, const Options& options);
@@ -112,8 +115,8 @@ class StreamedStepper {
   absl::Status Start();
   absl::StatusOr<bool> Replay(const SavedPlan& saved);
 
-  // Steps of Refresh. Those that return a bool return false on all ranks where
-  // it cannot be had, with a word in `why_`.
+  // Steps of Refresh. Those that return a bool return false on all ranks if the
+  // step fails, with the reason in `why_`.
   absl::StatusOr<bool> AllFine(const absl::Status& own);
   absl::Status CheckRoom(const stream::FractionMap& chosen,
                          const SavedPlan& before) const;
@@ -131,13 +134,14 @@ class StreamedStepper {
   const Options options_;
   std::unique_ptr<client::CopyEngine> copies_;
   std::unique_ptr<client::Region> host_;
-  std::unique_ptr<client::Region> spare_;  // a calibration's, where it is tight
+  // A calibration's, if host memory is tight.
+  std::unique_ptr<client::Region> spare_;
   std::unique_ptr<StreamContext> stream_;
   SavedPlan saved_;
   std::shared_ptr<const plan::NodePlan> offered_;
   // A rank failed inside collectives: the ranks are out of step.
   bool out_of_step_ = false;
-  absl::Status full_;  // of the last planning: why this GPU is too small
+  absl::Status full_;  // why this GPU was too small for the last plan
   std::string why_;
   std::string note_;
 };

@@ -13,7 +13,7 @@
 namespace sluice::runtime {
 namespace {
 
-constexpr int64_t kSide = 16;  // what every kernel takes
+constexpr int64_t kSide = 16;  // every kernel supports it
 
 }  // namespace
 
@@ -26,7 +26,7 @@ void TakeWorkspaces(c10::Device device) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     const at::Tensor x = at::zeros({kSide, kSide}, On(device, type));
     at::mm(x, x);
-    at::addmm(x[0], x, x);  // with a bias: cuBLASLt's
+    at::addmm(x[0], x, x);  // with a bias: cuBLASLt
     at::dot(x[0], x[0]);
   }
 }
