@@ -45,7 +45,7 @@ void AddUnique(std::vector<ChunkBuffer*>& buffers, ChunkBuffer* buffer) {
   }
 }
 
-// What is resident was computed where it lies.
+// Checks that a resident buffer was computed in place.
 void CheckThere(const at::Tensor& from, const ChunkBuffer& to, int64_t offset) {
   SLUICE_CHECK(from.numel() == 0 || from.data_ptr() == to.data + offset);
 }
@@ -217,7 +217,7 @@ bool Fetches::IssueOne() {
   for (ChunkBuffer* from : fetch.buffers_) {
     request.after.push_back(from->written);
   }
-  // Nothing to bring: the slot is there as soon as it may be written.
+  // Nothing to copy: the slot is ready as soon as it may be written.
   slot.ready_ = request.pieces.empty()
                     ? slot.last_use_
                     : ring_->copies_->Enqueue(std::move(request));
@@ -238,7 +238,7 @@ absl::StatusOr<Slot*> Fetches::Next() {
   if (ring_->pending_ != nullptr) {
     SLUICE_RETURN_IF_ERROR(ring_->pending_->Advance());
   }
-  // By program order all that this fetch reads has been sent by now.
+  // By program order everything that this fetch reads has been sent by now.
   SLUICE_CHECK(issued_ > taken_);
   Slot& slot = ring_->slots_[(first_ + taken_) % ring_->slots_.size()];
   SLUICE_RETURN_IF_ERROR(ring_->copies_->Wait(slot.ready_));

@@ -1,6 +1,6 @@
 // The rings in HBM through which chunks leave for host memory and come back.
 //
-// Staging ring (MEMO's rounding buffers, of one chunk each). States of a slot:
+// Staging ring (MEMO's rounding buffers, one chunk each). States of a slot:
 //   free     the ticket of its last copy out is reached
 //   filling  compute writes pieces; Flush sends what was queued so far
 //   leaving  copies out are in flight; compute may still read (never write)
@@ -8,11 +8,12 @@
 //   free      nothing in it is needed after its last-use ticket
 //   arriving  the copy in was issued, after the last use and after the host
 //             bytes were written; ready when its ticket is reached
-//   in use    compute has waited for the ticket; Done gives the last use
+//   in use    compute has waited for the ticket; Done sets the last use
 //
-// Issue order is program order, and a fetch is issued only once all it reads
-// has itself been sent, so issuing threads cannot wait for each other in a
-// circle. With SLUICE_POISON a slot is filled with NaN before it is reused.
+// Copies are issued in program order, and a fetch is issued only once
+// everything that it reads has been sent, so issuing threads cannot wait for
+// each other in a circle. With SLUICE_POISON a slot is filled with NaN before
+// it is reused.
 //
 // Thread safety: the compute thread only.
 #pragma once
@@ -31,8 +32,8 @@
 
 namespace sluice::runtime {
 
-// A slot's memory, handed out in typed pieces from the front. What a fetch
-// found resident is handed out where it lies, and takes no room.
+// A slot's memory, handed out in typed pieces from the front. Fields that a
+// fetch found resident are handed out where they are, and take no room.
 class Slot {
  public:
   Slot(at::Device device, std::byte* data, int64_t size,
@@ -59,8 +60,8 @@ class Slot {
   bool blocked_ = false;              // fetch ring: until FetchRing::Unblock
 };
 
-// What a ring is cut from: 64-byte aligned memory of `device`, slots *
-// slot_bytes of it, the first slot at its end.
+// The memory of a ring: slots * slot_bytes of `device`, 64-byte aligned, the
+// first slot at its end.
 struct RingMemory {
   at::Device device;
   std::byte* data = nullptr;
@@ -75,24 +76,25 @@ class StagingRing {
   // `memory` outlives the ring and may be written once `free` is reached.
   StagingRing(client::CopyEngine* copies, const RingMemory& memory,
               const client::Ticket& free);
-  // The last uses of its memory.
+  // Appends the last uses of its memory.
   void AppendLastUses(std::vector<client::Ticket>& uses) const;
 
-  // Moves on to the next slot once nothing of it is leaving any more.
+  // Moves on to the next slot, once its copies out have ended.
   absl::Status Begin();
-  // A piece of the current slot.
+  // Returns a piece of the current slot.
   at::Tensor Take(at::IntArrayRef sizes, at::ScalarType type) {
     return slots_[current_].Take(sizes, type);
   }
-  // A piece to be sent to `to` whole: `to` itself where it is resident.
+  // Returns a piece to be sent to `to` whole: `to` itself if it is resident.
   at::Tensor TakeFor(const ChunkBuffer& to, at::IntArrayRef sizes,
                      at::ScalarType type);
-  // Queues contiguous `from` (in the current slot) for `to`, at `offset`;
-  // nothing where it lies there already.
+  // Queues contiguous `from` (in the current slot) for `to`, at `offset`. Does
+  // nothing if `to` is resident.
   void Send(const at::Tensor& from, ChunkBuffer& to, int64_t offset = 0);
-  // Sends what is queued once compute enqueued so far is done.
+  // Sends what is queued, after the compute enqueued so far.
   void Flush(const char* label);
-  // Sends memory that is elsewhere at once; the ticket is its last use.
+  // Sends memory outside this ring, after the compute enqueued so far. The
+  // ticket is its last use.
   static client::Ticket SendNow(client::CopyEngine& copies,
                                 const at::Tensor& from, ChunkBuffer& to,
                                 const char* label);
@@ -105,17 +107,18 @@ class StagingRing {
   std::vector<ChunkBuffer*> buffers_;
 };
 
-// What one fetch brings: fields, each made of pieces. The reader takes the
+// The content of one fetch: fields, each made of pieces. The reader takes the
 // same fields from the slot in the same order.
 class Fetch {
  public:
   // Begins a field of `size` bytes in the slot.
   void Field(int64_t size);
-  // A field for one whole buffer, of which nothing is to be brought.
+  // Adds a field with room for one whole buffer, without copying it.
   void Space(ChunkBuffer& buffer);
-  // Bytes [offset, offset + size) of `from` to `at` of the current field.
+  // Copies bytes [offset, offset + size) of `from` to `at` of the current
+  // field.
   void Piece(ChunkBuffer& from, int64_t offset, int64_t at, int64_t size);
-  // A field that is one whole buffer.
+  // Adds a field that is one whole buffer.
   void Whole(ChunkBuffer& from);
 
  private:
@@ -151,19 +154,19 @@ class FetchRing {
 // ring and the data allow. A ring runs one program at a time.
 class Fetches {
  public:
-  // Says what the k-th fetch brings; false: something it reads has not been
-  // sent yet (asked again later, with an empty Fetch).
+  // Fills in the k-th fetch. Returns false if something that it reads has not
+  // been sent yet; it is called again later, with an empty Fetch.
   using Program = std::function<bool(int64_t k, Fetch& fetch)>;
   Fetches(FetchRing* ring, int64_t count, const char* label, Program program);
-  ~Fetches();  // what was issued and not used is left to arrive
+  ~Fetches();  // issued fetches still arrive
   Fetches(const Fetches&) = delete;
 
-  // Issues what can be issued, never waits.
+  // Issues the fetches that can be issued. Never waits.
   void Pump();
-  // The next slot, its bytes there (compute waits).
+  // Returns the next slot; compute waits for its bytes.
   absl::StatusOr<Slot*> Next();
-  // The slot of the last Next() may be written once all compute so far is
-  // done, or at `last_use`.
+  // Lets the slot of the last Next() be written again: after all compute so
+  // far, or at `last_use`.
   void Done();
   void Done(const client::Ticket& last_use);
 

@@ -17,8 +17,8 @@ void PoisonResident(const std::vector<ChunkBuffer>& chunks,
 
 }  // namespace
 
-// Hidden states in HBM lie back to back, since the loss takes several chunks
-// as one. Chunks of size 0 have no place.
+// Carves the chunks of a class. Hidden states in HBM are contiguous, since the
+// loss takes several chunks as one. Chunks of size 0 have no place.
 ChunkStore::Chunks ChunkStore::Carve(stream::Class which, auto size_of) {
   Chunks chunks(shape_.chunks());
   for (int64_t m = 0; m < shape_.chunks(); ++m) {

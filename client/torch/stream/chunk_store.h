@@ -1,18 +1,18 @@
-// Where everything of a streamed step lies between its uses: in the leased host
-// region, or, where a class is resident, in HBM.
+// The place of everything in a streamed step between its uses: in the leased
+// host region, or, if a class is resident, in HBM.
 //
 // Both are carved once, in a fixed order, from shapes alone; nothing is
 // allocated or freed while training. A buffer is rewritten every step (scratch
-// every layer), so each in host memory carries the two tickets that make reuse
-// safe; compute alone touches those in HBM, so its order is all they take:
+// every layer), so each one in host memory has two tickets that make reuse
+// safe. Buffers in HBM need none: only compute uses them, in its own order.
 //
 //   state      meaning                         next
 //   free       the bytes are not needed        a copy out of HBM after `read`
 //   written    `written`: the bytes are there  fetches, each after `written`
 //   read       `read`: the last fetch is over  as free
 //
-// Both copy directions run in order each, so the newest ticket of a direction
-// covers the ones before it.
+// Each copy direction runs in order, so the newest ticket of a direction covers
+// the ones before it.
 //
 // Layout: hidden states [layers + 1][chunk] | saved rows [layer][class][chunk]
 // | one layer's scratch: dropped q, k, v [chunk], dO [chunk], sums [chunk].
@@ -52,27 +52,27 @@ class ChunkStore {
 
   Bytes size() const { return Bytes(host_.used); }  // what was carved
 
-  // Unit n is what layer n takes, and n = layers what the last one leaves.
+  // Unit n is the input of layer n; n = layers is the output of the last one.
   ChunkBuffer& hidden(int64_t unit, int64_t m) {
     return hidden_[shape_.hidden_set(unit, m)][m];
   }
   ChunkBuffer& saved(int64_t layer, stream::Class which, int64_t m) {
     return saved_[shape_.saved_set(layer, m)][static_cast<int>(which)][m];
   }
-  // The rows of q, k or v that are not stored: written in forward (k, v) for
-  // later chunks, and once more in backward when they were recomputed.
+  // The rows of q, k or v that are not stored. Forward writes k and v for later
+  // chunks; backward writes them again once they are recomputed.
   ChunkBuffer& dropped(stream::Class which, int64_t m);
   // dO, and the sums of backward's inner side.
   ChunkBuffer& scratch(stream::Class which, int64_t m) {
     return scratch_[static_cast<int>(which)][m];
   }
 
-  // A whole sequence of hidden states, the first that is free; -1 when all are
+  // Returns the first free whole sequence of hidden states; -1 if all are
   // taken.
   int64_t TakeHidden();
   void GiveHidden(int64_t unit);
-  // A layer's backward is over: nothing reads its saved rows, nor scratch, any
-  // more (with SLUICE_POISON, what is resident is filled with NaN).
+  // Call it when a layer's backward is over: its saved rows and scratch are not
+  // read any more (with SLUICE_POISON, resident ones are filled with NaN).
   void Dead(int64_t layer);
 
  private:
@@ -95,7 +95,7 @@ class ChunkStore {
   std::set<int64_t> free_hidden_;
 };
 
-// Chunks of hidden states in host memory; gives them back when destroyed.
+// Chunks of hidden states, in host memory or HBM. Releases them when destroyed.
 class ChunkHandle {
  public:
   ChunkHandle(ChunkStore* store, int64_t unit) : store_(store), unit_(unit) {}

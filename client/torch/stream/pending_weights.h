@@ -1,6 +1,6 @@
-// The optimizer, as a step sees it. A part of the weights may still wait for
-// its update when a step begins: forward asks for each part before it reads it.
-// Backward says which part's gradients it has finished.
+// The optimizer's interface to a step. When a step begins, parts of the weights
+// may still wait for their update: forward asks for each part before it reads
+// it. Backward reports which parts' gradients it has finished.
 //
 // Parts are numbered in forward's order: 0 is the embedding and learned
 // positions, 1 + i is layer i, layers + 1 is the final norm and the head.
@@ -17,11 +17,11 @@ namespace sluice::runtime {
 class PendingWeights {
  public:
   virtual ~PendingWeights() = default;
-  // Brings all parts up to `part` up to date, in the order of compute. All
-  // ranks call it together.
+  // Updates all parts up to `part`, in the order of compute. All ranks call it
+  // together.
   virtual absl::Status AwaitPart(int64_t) { return absl::OkStatus(); }
-  // Does as much of later parts as needs no waiting. Each rank by itself,
-  // between pieces of compute.
+  // Advances later parts as far as possible without waiting. Each rank calls it
+  // by itself, between pieces of compute.
   virtual absl::Status Advance() { return absl::OkStatus(); }
   // This sequence adds nothing more to the gradients of `part` and later ones.
   // All ranks call it together.

@@ -1,7 +1,7 @@
-// A class's rows of a chunk, from forward to backward: the first stay in HBM
-// (KeptStore), the next go to host memory and come back, the rest is computed
-// again. Readers get whole blocks of rows and need not know which row came from
-// where; so the sums of weight gradients run over the same blocks for all
+// A class's rows of a chunk, from forward to backward: the first rows stay in
+// HBM (KeptStore), the next ones go to host memory and come back, and the rest
+// is computed again. Readers get whole blocks of rows wherever each row comes
+// from, so the sums of weight gradients run over the same blocks for all
 // fractions.
 //
 // Thread safety: the compute thread only.
@@ -18,9 +18,10 @@
 
 namespace sluice::runtime {
 
-// The rows that stay in HBM, of all layers; carved once. A layer's are written
-// by its forward and dead after its backward (then filled with NaN, with
-// SLUICE_POISON). Compute alone touches them, so its order is all it takes.
+// The rows that stay in HBM, of all layers; carved once. A layer's rows are
+// written by its forward and dead after its backward (then filled with NaN,
+// with SLUICE_POISON). They need no tickets: only compute uses them, in its own
+// order.
 class KeptStore {
  public:
   // Allocates StreamShape::kept_bytes.
@@ -34,21 +35,22 @@ class KeptStore {
   const stream::StreamShape& shape_;
   const at::Device device_;
   int64_t layer_bytes_ = 0;
-  std::vector<int64_t> offsets_;  // in a layer, by class and chunk
+  std::vector<int64_t> offsets_;  // within a layer; by class and chunk
   at::Tensor memory_;
 };
 
-// A class's rows in forward.
+// Writes a class's rows in forward.
 class RowWriter {
  public:
-  // `stored` is the piece of the staging slot for those that leave for `to`.
+  // `stored` is the piece of the staging slot for the rows that go to `to`.
   RowWriter(at::Tensor kept, at::Tensor stored, ChunkBuffer& to)
       : kept_(std::move(kept)), stored_(std::move(stored)), to_(to) {}
 
-  // Where rows [first, first + count) of the class may be made, before Store
-  // gets them: their place; undefined: they have none, or not in one piece.
+  // Returns the place where rows [first, first + count) of the class may be
+  // computed, before Store gets them; undefined if they have none, or not in
+  // one piece.
   at::Tensor PlaceOf(int64_t first, int64_t count) const;
-  // `part` is rows [first, first + n) of the class.
+  // Stores `part`, which is rows [first, first + n) of the class.
   void Store(int64_t first, const at::Tensor& part);
   void Send(StagingRing& staging) const { staging.Send(stored_, to_); }
 
@@ -57,16 +59,16 @@ class RowWriter {
   ChunkBuffer& to_;
 };
 
-// The same in backward.
+// Reads a class's rows in backward.
 class RowReader {
  public:
   RowReader() = default;
-  // `stored` is what was fetched.
+  // `stored` holds the fetched rows.
   RowReader(at::Tensor kept, at::Tensor stored)
       : kept_(std::move(kept)), stored_(std::move(stored)) {}
 
-  // Rows [first, first + count); again(row, rows) computes rows that are
-  // dropped.
+  // Returns rows [first, first + count). again(row, rows) computes rows that
+  // were dropped.
   at::Tensor Rows(int64_t first, int64_t count, auto again) const {
     const int64_t end = first + count, begin = kept_.size(0);
     const int64_t kept = std::clamp(begin, first, end);

@@ -1,4 +1,4 @@
-// What a rank's streamed layers share (streamed_layer.h).
+// The state that a rank's streamed layers share (streamed_layer.h).
 //
 // Thread safety: one compute thread per StreamContext.
 #pragma once
@@ -17,12 +17,12 @@
 
 namespace sluice::runtime {
 
-// Layout, copy engine, host arena, rings, kept rows. Made anew for another
-// sequence length or other fractions.
+// Layout, copy engine, host arena, rings, kept rows. Another sequence length or
+// other fractions need a new context.
 class StreamContext {
  public:
   struct Options {
-    stream::StreamOptions stream;        // what decides all sizes
+    stream::StreamOptions stream;        // decides all sizes
     at::Device device;                   // of every tensor of a step
     Collectives* collectives = nullptr;  // outlive the context; may be null
                                          // with one rank
@@ -32,11 +32,11 @@ class StreamContext {
     std::byte* host = nullptr;  // the leased host region, 64-byte aligned
     Bytes host_size;
   };
-  // Allocates the rings and the kept rows (in HBM), lays out the host arena:
-  // what planner/stream/stream_shape.h says in bytes, no more and no less.
-  // InvalidArgument: a shape or option out of range. Unimplemented: a device
-  // that this build has no attention on. ResourceExhausted: the
-  // host region is too small: asked, given.
+  // Allocates the rings and the kept rows (in HBM) and lays out the host arena,
+  // with exactly the sizes of planner/stream/stream_shape.h. InvalidArgument: a
+  // shape or option out of range. Unimplemented: a device that this build has
+  // no attention on. ResourceExhausted: the host region is too small: asked,
+  // given.
   static absl::StatusOr<std::unique_ptr<StreamContext>> Create(
       const Options& options);
   virtual ~StreamContext() = default;

@@ -34,7 +34,7 @@ class Cutter {
     end_ -= slots * slot_bytes;
     return At<FetchRing>(end_, slot_bytes, slots);
   }
-  // Undefined if there is none in this phase.
+  // Returns an undefined tensor if this phase has no such sum.
   at::Tensor CutSum(int64_t bytes, const std::array<int64_t, 3>& sizes) {
     if (bytes == 0 && sizes[0] > 0) return {};
     return ViewOf(Take(bytes), sizes, at::kFloat, device_);
@@ -102,7 +102,8 @@ absl::Status StreamState::AwaitUses(
 absl::Status StreamState::Enter(stream::Phase phase) {
   if (rings_ != nullptr && rings_->phase == phase) return absl::OkStatus();
   const bool failed = next_ != nullptr && next_->phase != phase;
-  if (phase != stream::Phase::kTokens) saved_rows.reset();  // of a failed step
+  // A failed step may have left them.
+  if (phase != stream::Phase::kTokens) saved_rows.reset();
   for (Rings* rings : {rings_.get(), failed ? next_.get() : nullptr}) {
     if (rings == nullptr) continue;
     SLUICE_RETURN_IF_ERROR(AwaitUses(
@@ -128,9 +129,9 @@ absl::Status StreamState::Prepare(stream::Phase next, int64_t unsent) {
   return absl::OkStatus();
 }
 
-// In backward what is fetched first lies where the phase before needs nothing
-// any more while its last chunk is computed: the attention phase's inner and
-// outer side at the end, the token phase's inputs behind its staging.
+// In backward the first fetches use memory that the former phase no longer
+// needs while its last chunk is computed: the attention phase's inner and outer
+// side at the end, the token phase's inputs behind its staging.
 std::unique_ptr<StreamState::Rings> StreamState::Cut(
     stream::Phase phase, const client::Ticket& free,
     const std::byte* in_use_to) {
@@ -139,7 +140,7 @@ std::unique_ptr<StreamState::Rings> StreamState::Cut(
                                         shape.dim};
   const std::array<int64_t, 3> key = {shape.rows(0), shape.kv_heads, shape.dim};
   Cutter cut(options, memory_, free, in_use_to);
-  // Braces evaluate in order, and so lay out in this order.
+  // Braces evaluate in order, and so lay out the memory in this order.
   return std::unique_ptr<Rings>(new Rings{
       phase, cut.Front<StagingRing>(sizes.staging, 2),
       cut.Front<FetchRing>(sizes.inputs, 2), cut.CutSum(sizes.query_sum, query),
@@ -187,7 +188,7 @@ RowRuns StreamState::Dropped(stream::Class which, int64_t m) const {
   return runs;
 }
 
-// Gradients of a resident class are summed where they lie.
+// Gradients of a resident class are summed in place.
 at::Tensor StreamState::Sum(const at::Tensor& largest, stream::Class which,
                             int64_t m) {
   const int64_t rows = shape.class_rows(which, m);

@@ -1,4 +1,5 @@
-// The inside of a StreamContext, shared by the files of the streamed layer.
+// The implementation of StreamContext, shared by the files of the streamed
+// layer.
 //
 // Thread safety: the compute thread only.
 #pragma once
@@ -29,7 +30,7 @@ namespace sluice::runtime {
 class StreamState final : public StreamContext {
  public:
   explicit StreamState(const Options& options);
-  // Waits for copies in flight: after a failed step there may be some.
+  // Waits for copies, which may be in flight after a failed step.
   ~StreamState() override;
 
   static StreamState& Of(StreamContext& context) {
@@ -37,7 +38,7 @@ class StreamState final : public StreamContext {
   }
 
   client::CopyEngine& copies() { return *options.copies; }
-  // The kind of a segment of chunk m.
+  // Returns the kind of a segment of chunk m.
   std::string Kind(stream::Segment segment, int64_t m) const {
     return stream::KindOf(segment, shape.full(m));
   }
@@ -47,10 +48,10 @@ class StreamState final : public StreamContext {
   }
   // Whole chunks between token and head layout.
   RowRuns Whole(int64_t m) const { return RowRuns::Whole(shape.layout, m); }
-  // The dropped rows of q, k or v, back to back.
+  // The dropped rows of q, k or v, contiguous.
   RowRuns Dropped(stream::Class which, int64_t m) const;
-  // Tables for this rank's rows of chunk m from its `skip`-th on; none but for
-  // Llama.
+  // Returns tables for this rank's rows of chunk m from its `skip`-th on;
+  // undefined except for Llama.
   RopeTables Rope(int64_t m, int64_t skip) const;
   bool rope() const { return model().rope.has_value(); }
 
@@ -59,46 +60,47 @@ class StreamState final : public StreamContext {
   const Options options;
   const stream::StreamShape shape;
   const at::ScalarType dtype;         // of weights and activations
-  const std::vector<int64_t> active;  // the chunks a step runs, in order
-  const std::vector<int64_t> rerun;   // of those, the ones that run again
+  const std::vector<int64_t> active;  // chunks that a step runs
+  const std::vector<int64_t> rerun;   // the part of them that runs again
   ChunkStore store;
   KeptStore kept;
   HeadExchange exchange;
 
-  // A class's rows of chunk m: on their way out of forward (the next piece of
-  // the staging slot), and back (`slot`'s next).
+  // A class's rows of chunk m: on their way out of forward (in the next piece
+  // of the staging slot), and back in backward (in the next piece of `slot`).
   RowWriter Write(int64_t layer, stream::Class which, int64_t m);
   RowReader Read(int64_t layer, stream::Class which, int64_t m, Slot& slot);
 
-  // Cuts the ring memory for `phase`, once all copies of the phase before are
-  // out; nothing if it is cut so already. No fetch program of the phase before
-  // may be alive.
+  // Cuts the ring memory for `phase`, once all copies of the former phase have
+  // ended; does nothing if it is already cut so. No fetch program of the former
+  // phase may be alive.
   absl::Status Enter(stream::Phase phase);
-  // Lets the first fetches of `next` come while the last chunk of this phase,
-  // `unsent`, is computed: into slots behind what that still uses, staging,
-  // inputs and sums. What they bring of `unsent` waits for Enter.
+  // Lets the first fetches of phase `next` arrive while the last chunk of this
+  // phase, `unsent`, is computed. They use slots behind what that chunk still
+  // uses: staging, inputs and sums. Fetches of `unsent` wait for Enter.
   absl::Status Prepare(stream::Phase next, int64_t unsent);
-  // The chunk of which no fetch may be issued yet; -1: none.
+  // Returns the chunk that no fetch may read yet; -1 if there is none.
   int64_t unsent() const { return unsent_; }
   StagingRing& staging() { return rings_->staging; }
-  // The prepared phase's, if there is one.
+  // The rings of the prepared phase, if there is one, else of this one.
   FetchRing& inputs() { return latest().inputs; }
   FetchRing& blocks() { return latest().blocks; }
   FetchRing& gradients() { return latest().gradients; }
   FetchRing& outer() { return latest().outer; }
-  // What the token phase of a layer's backward brings, from when the layer
-  // above it prepares that phase or it begins.
+  // The fetches of the token phase of a layer's backward. Made when the layer
+  // above prepares that phase, or when the phase begins.
   std::optional<Fetches> saved_rows;
-  // Attention's output is stored so.
+  // Returns the dtype in which attention's output is stored.
   at::ScalarType output_type() const {
     return shape.output_element == 4 ? at::kFloat : dtype;
   }
-  // Chunk m's in forward, fp32, where it is stored narrower.
+  // Returns chunk m's fp32 output in forward, if it is stored narrower.
   at::Tensor output_sum(int64_t m) {
     return rings_->query_sum.narrow(0, 0, shape.queries(m));
   }
-  // Chunk m's fp32 gradients in the attention phase: dq, dk, dv. The outer
-  // side's are summed here, and the inner side's come here when they are whole.
+  // Return chunk m's fp32 gradients in the attention phase: dq, dk, dv. The
+  // outer side's are summed here; the inner side's are copied here once
+  // complete.
   at::Tensor query_sum(int64_t m) {
     return Sum(rings_->query_sum, stream::Class::kQueryGradient, m);
   }
@@ -115,11 +117,11 @@ class StreamState final : public StreamContext {
     StagingRing staging;
     FetchRing inputs;
     at::Tensor query_sum, key_sum, value_sum;
-    const std::byte* front_end;          // of those, which lie first
-    FetchRing blocks, outer, gradients;  // from the end of the memory
+    const std::byte* front_end;          // where the members above end
+    FetchRing blocks, outer, gradients;  // cut from the end
   };
   Rings& latest() { return next_ != nullptr ? *next_ : *rings_; }
-  // `in_use_to`: where what the phase before still uses ends.
+  // `in_use_to` is the end of the memory that the former phase still uses.
   std::unique_ptr<Rings> Cut(stream::Phase phase, const client::Ticket& free,
                              const std::byte* in_use_to);
   absl::Status AwaitUses(std::initializer_list<const FetchRing*> rings,
@@ -132,17 +134,17 @@ class StreamState final : public StreamContext {
 };
 
 // --- chunked attention (streamed_attention.cc) ------------------------------
-// A chunk in head layout: q, k, v [rows, heads, dim], o as q, lse
-// [heads, rows]; of q, o and lse the rows of this rank's part.
+// A chunk in head layout: q, k, v [rows, heads, dim], o as q, lse [heads,
+// rows]. q, o and lse have the rows of this rank's part.
 struct Heads {
   at::Tensor q, k, v, o, lse;
 };
 
-// The attention of one layer's forward, chunk after chunk. Keys and values of
+// The attention of one layer's forward, chunk by chunk. Keys and values of
 // earlier chunks come from host memory, ahead of their use even across chunks.
 class AttentionForward {
  public:
-  // `chunks`: those that run, the first ones.
+  // `chunks` are those that run; they are the first ones.
   AttentionForward(StreamState& state, int64_t layer,
                    const std::vector<int64_t>& chunks);
   // Attends chunk m to chunks 0..m; fills `output` (fp32) and heads.lse.
@@ -157,15 +159,15 @@ class AttentionForward {
   Fetches fetches_;
 };
 
-// That of its backward: all blocks, one side's chunks outer, the other's inner
-// (stream::BackwardOrder).
+// The attention of one layer's backward: all blocks, with one side's chunks
+// outer and the other side's inner (stream::BackwardOrder).
 class AttentionBackward {
  public:
   // Issues the first fetches.
   AttentionBackward(StreamState& state, int64_t layer);
-  // Issues what could not be issued before the phase was entered.
+  // Issues the fetches that could not be issued before the phase began.
   void Pump();
-  // Calls `finished` for each outer chunk once its gradients are whole, in
+  // Calls `finished` for each outer chunk once its gradients are complete, in
   // state.query_sum, key_sum, value_sum.
   absl::Status Run(const std::function<absl::Status(int64_t m)>& finished);
 
@@ -202,11 +204,11 @@ class AttentionBackward {
   const std::vector<stream::Block> blocks_;
   const std::vector<stream::Class> summed_;  // the inner side's
   size_t next_ = 0;                          // of blocks_
-  // The last outer chunk after which an inner one's gradients were sent back.
+  // By inner chunk: the last outer chunk after which its gradients were sent.
   std::vector<int64_t> sent_;
   Fetches outer_fetches_, inner_fetches_;
-  // Gradients have a ring of their own: a slot is in use until they have gone
-  // back to host memory, and the next inner chunk need not wait for that.
+  // Gradients have their own ring: a slot is in use until they are back in host
+  // memory, and the next inner chunk need not wait for that.
   Fetches gradients_;
 };
 
@@ -214,10 +216,10 @@ class AttentionBackward {
 struct Projected {
   at::Tensor q, k, v;  // [rows, heads, dim], after RoPE, token layout
 };
-// Projects this rank's normed rows of chunk m, into `to` where that is defined.
+// Projects this rank's normed rows of chunk m, into `to` if it is defined.
 Projected Project(const StreamState& state, const LayerTensors& weights,
                   const at::Tensor& normed, int64_t m, const Projected& to);
-// q, k or v of some rows; `tables` are theirs.
+// Projects q, k or v of some rows; `tables` are for these rows.
 at::Tensor ProjectOne(const StreamState& state, const LayerTensors& weights,
                       stream::Class which, const at::Tensor& normed,
                       const RopeTables& tables, const at::Tensor& to);
@@ -225,7 +227,8 @@ at::Tensor ProjectOne(const StreamState& state, const LayerTensors& weights,
 // Adds the field of a q, k or v chunk in head layout to a fetch.
 void FetchHeads(StreamState& state, int64_t layer, stream::Class which,
                 int64_t m, Fetch& fetch);
-// Queues one for host memory: stored rows, and dropped rows to scratch.
+// Queues a q, k or v chunk for host memory: stored rows, and dropped rows to
+// scratch.
 void SendHeads(StreamState& state, int64_t layer, stream::Class which,
                int64_t m, const at::Tensor& heads, bool with_dropped);
 

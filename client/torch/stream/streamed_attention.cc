@@ -13,8 +13,8 @@ namespace {
 
 constexpr int64_t kNone = -1;
 
-// Forward makes a diagonal block from what it just projected; the others come
-// from host memory.
+// Removes the diagonal blocks: forward computes them from what it just
+// projected, and the others come from host memory.
 std::vector<stream::Block> FetchedBlocks(std::vector<stream::Block> blocks) {
   std::erase_if(blocks, [](const stream::Block& block) {
     return block.mask() == stream::Mask::kCausal;
@@ -22,7 +22,7 @@ std::vector<stream::Block> FetchedBlocks(std::vector<stream::Block> blocks) {
   return blocks;
 }
 
-// Keys of chunk m up to this rank's last query.
+// Returns the number of keys of chunk m up to this rank's last query.
 int64_t KeysSeen(const stream::StreamShape& shape, int64_t m) {
   return shape.first_query(m) + shape.queries(m);
 }
@@ -80,7 +80,8 @@ void AttentionBackward::FetchQueries(int64_t j, Fetch& fetch) {
   fetch.Whole(store.scratch(stream::Class::kOutputGradient, j));
 }
 
-// What the outer chunk before left must have been sent before it is fetched.
+// Returns false if the sums after the former outer chunk have not been sent
+// yet.
 bool AttentionBackward::FetchGradients(const stream::Block& block,
                                        Fetch& fetch) {
   const int64_t outer = OuterOf(block), inner = InnerOf(block);
@@ -128,8 +129,8 @@ AttentionBackward::Gradients AttentionBackward::TakeGradients(Slot& slot,
   return gradients;
 }
 
-// An inner chunk's gradients begin with the first outer chunk, an outer one's
-// with its diagonal.
+// The first outer chunk begins an inner chunk's gradients; the diagonal block
+// begins an outer chunk's.
 void AttentionBackward::Compute(const stream::Block& block, const Keys& keys,
                                 const QueryRows& queries,
                                 const Gradients& inner) {
@@ -162,7 +163,8 @@ void AttentionBackward::Compute(const stream::Block& block, const Keys& keys,
   if (diagonal) Whole(i, inner);
 }
 
-// After the diagonal nothing adds to the inner side's gradients any more.
+// Copies the inner side's gradients to the sums: after the diagonal they are
+// complete.
 void AttentionBackward::Whole(int64_t m, const Gradients& inner) {
   const Gradients to = keys_outer_
                            ? Gradients{state_.query_sum(m)}

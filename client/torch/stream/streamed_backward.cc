@@ -1,8 +1,9 @@
-// A layer's backward, once what runs again has run:
-//   A  a chunk at a time: dropped rows again, FFN and output projection back,
-//      dO to head layout and to host memory;
+// A layer's backward, after the chunks that run again have run:
+//   A  one chunk at a time: recompute dropped rows, backward of FFN and output
+//      projection, dO to head layout and to host memory;
 //   B  blocks of attention, in either order (streamed_attention.cc);
-//   C  as each chunk's dq, dk, dv become whole: projections and norm back.
+//   C  as each chunk's dq, dk, dv become complete: backward of projections and
+//      norm.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
@@ -38,20 +39,20 @@ class Backward {
   }
 
  private:
-  // What phase A has of a chunk.
+  // The inputs of a chunk in phase A.
   struct PostInputs {
     at::Tensor dy, x, o;
     RowReader x2, norm2, up, gate, act;
   };
-  // What rows of a chunk's second half were made of.
+  // The tensors from which rows of a layer's second half were computed.
   struct PostRows {
     at::Tensor x2, norm2, up, gate, act;
   };
 
   absl::Status PhaseA();
   absl::Status PhasesBandC();
-  // Whether the next phase's first fetches may come while chunk `m` is
-  // computed: it is the last, and not the first as well.
+  // Returns whether the next phase's first fetches may arrive while chunk `m`
+  // is computed: it is the last chunk, and not also the first.
   bool Last(int64_t m) const { return order_.size() > 1 && m == order_.back(); }
   PostInputs TakePost(Slot& slot, int64_t m);
   absl::Status PostChunk(int64_t m, const PostInputs& in);
@@ -82,9 +83,9 @@ class Backward {
   const int64_t layer_;
   ChunkHandle& input_;
   ChunkHandle& gradient_;  // dY, then dX2, then dX, chunk by chunk in place
-  const SavedLayer* const next_;  // its backward follows; null: another phase
-  // As attention takes its outer chunks, so that what a phase begins with was
-  // finished first in the phase before.
+  const SavedLayer* const next_;  // has the next backward; null: another phase
+  // The order of attention's outer chunks, so that the first chunks of a phase
+  // were finished first in the phase before.
   const std::vector<int64_t> order_;
   std::optional<AttentionBackward> attention_;
 };
@@ -148,8 +149,8 @@ absl::Status Backward::PhaseA() {
   return absl::OkStatus();
 }
 
-// Rows [row, row + rows); what is not there is made from what is, as forward
-// did. `home` is o in token layout.
+// Returns rows [row, row + rows); rows that were dropped are computed as
+// forward did. `home` is o in token layout.
 Backward::PostRows Backward::RowsOf(const PostInputs& in,
                                     const at::Tensor& home, int64_t row,
                                     int64_t rows) const {
@@ -181,8 +182,8 @@ Backward::PostRows Backward::RowsOf(const PostInputs& in,
   return out;
 }
 
-// FFN and norm2 back. dx2 may lie where dy does: a row of it is written when
-// that row of dy is not needed any more.
+// Backward of FFN and norm2. dx2 may be dy's memory: a row is written only
+// after that row of dy has been read.
 void Backward::FeedForward(const at::Tensor& dy, PostRows saved,
                            const at::Tensor& dx2) {
   const auto& [x2, norm2, up, gate, act] = saved;
@@ -251,8 +252,8 @@ absl::Status Backward::PostChunk(int64_t m, const PostInputs& in) {
   return absl::OkStatus();
 }
 
-// The dropped rows of q, k, v, once, into scratch. All ranks agree on whether
-// there are any: they have the same fractions of these classes.
+// Recomputes the dropped rows of q, k, v into scratch, once. All ranks agree on
+// whether there are any: they have the same fractions of these classes.
 absl::Status Backward::Recompute(int64_t m, const at::Tensor& x) {
   if (shape_.reruns(m) && shape_.rerun_end(layer_)) return absl::OkStatus();
   std::map<stream::Class, at::Tensor> again;
@@ -276,7 +277,8 @@ absl::Status Backward::Recompute(int64_t m, const at::Tensor& x) {
   return absl::OkStatus();
 }
 
-// Classes that are cut at the same rows travel together.
+// Projects the dropped rows again. Classes that are cut at the same rows share
+// an exchange.
 absl::Status Backward::ProjectAgain(
     int64_t m, const at::Tensor& x,
     const std::map<stream::Class, at::Tensor>& to) {
@@ -316,7 +318,7 @@ absl::Status Backward::ProjectAgain(
 
 absl::Status Backward::PhasesBandC() {
   SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kAttention));
-  // Its fetches come first.
+  // Attention's fetches come first.
   if (!attention_.has_value()) attention_.emplace(state_, layer_);
   attention_->Pump();
   Fetches inputs(&state_.inputs(), static_cast<int64_t>(order_.size()), "x, dX",
@@ -334,8 +336,8 @@ absl::Status Backward::PhasesBandC() {
   return absl::OkStatus();
 }
 
-// dq, dk, dv of chunk m in token layout, turned back, and rounded as plain
-// torch has them.
+// Returns dq, dk, dv of chunk m in token layout, with RoPE undone, and rounded
+// as plain torch rounds them.
 absl::Status Backward::GradientsHome(int64_t m, Projected& d) {
   const int64_t rows = shape_.local(m);
   const stream::ModelShape& model = state_.model();

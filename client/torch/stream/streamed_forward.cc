@@ -1,6 +1,6 @@
 // A layer's forward, chunk by chunk: norm, projections, attention to all
-// earlier chunks, output projection, FFN; in backward once more for the chunks
-// that run again.
+// earlier chunks, output projection, FFN. Backward calls it again for the
+// chunks that run again.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
@@ -14,7 +14,7 @@ namespace {
 
 class Forward {
  public:
-  // `output` null: up to what attention leaves.
+  // Without `output` it stops after attention.
   Forward(StreamState& state, const LayerTensors& weights, ChunkHandle& input,
           ChunkHandle* output, int64_t layer, bool again)
       : state_(state),
@@ -97,7 +97,7 @@ absl::Status Forward::Project(int64_t m, const at::Tensor& x,
       state_.Whole(m), {{HeadKind::kQuery, local.q, heads.q},
                         {HeadKind::kKeyValue, local.k, heads.k},
                         {HeadKind::kKeyValue, local.v, heads.v}}));
-  // Its backward is next, and need not project again.
+  // If this layer's backward is next, it need not project q again.
   SendHeads(state_, layer_, stream::Class::kQ, m, heads.q,
             /*with_dropped=*/again_ && output_ == nullptr);
   SendHeads(state_, layer_, stream::Class::kK, m, heads.k,

@@ -1,23 +1,23 @@
-// A transformer layer as a stream of chunks: FPDT's chunked attention with
-// k/v in host memory, MEMO's token-wise swap and recompute, (o, lse) kept so
-// that attention is not recomputed but for the chunks that are to run again.
+// A transformer layer as a stream of chunks: FPDT's chunked attention with k/v
+// in host memory, MEMO's token-wise swap and recompute. (o, lse) is kept, so
+// attention is recomputed only for the chunks that run again.
 //
 // A layer is a function: (handle of its input chunks, weights, plan) -> handle
 // of its output chunks; backward returns dX and adds to weight gradients. It
 // owns no parameters, optimizer or data.
 //
-// Everything that grows with the sequence lives in the host lease, but for rows
-// that are to be kept; in HBM are the buffers of one or two chunks (staging
+// Everything that grows with the sequence is in the host lease, except rows
+// that are to be kept. HBM holds the buffers of one or two chunks (staging
 // ring, fetch rings, transients).
 //
-// Ordering: each host buffer carries tickets ("its bytes are there", "its last
-// fetch is over"), each ring slot a ticket of its last use; compute waits on
-// tickets only, never on a stream. With SLUICE_POISON=1 it poisons slots
-// that were freed or have not arrived.
+// Ordering: each host buffer has two tickets ("its bytes are there", "its last
+// fetch is over"), each ring slot a ticket of its last use. Compute waits on
+// tickets only, never on a stream. With SLUICE_POISON=1, slots that were freed
+// or have not arrived are poisoned.
 //
 // Segments: every piece of compute runs in a SegmentScope of a kind that ends
-// in ".full" or ".tail"; README.md lists them. The requests of a kind depend on
-// shapes and fractions only, never on the number of chunks.
+// in ".full" or ".tail"; README.md lists them. The requests of a kind depend
+// only on shapes and fractions, never on the number of chunks.
 //
 // Thread safety: one compute thread per StreamContext.
 #pragma once
@@ -32,8 +32,8 @@
 
 namespace sluice::runtime {
 
-// Chunks of hidden states [local rows, hidden], wherever they are. Gives its
-// memory back when destroyed, which must be before the context is.
+// Chunks of hidden states [local rows, hidden], in host memory or HBM. Releases
+// its memory when destroyed, which must happen before the context is destroyed.
 class ChunkHandle;
 // What backward needs of one layer's forward. Move-only.
 struct SavedLayer;
@@ -54,16 +54,16 @@ absl::StatusOr<LayerOutput> LayerForward(StreamContext& context,
                                          std::unique_ptr<ChunkHandle> input,
                                          int64_t layer);
 
-// Forward once more for the chunks that run again
-// (StreamOptions::rerun_chunks): what backward needs of them besides the input.
-// `output` (the next layer's input) may be null for the layer with the next
-// backward.
+// Runs forward again for the chunks that run again
+// (StreamOptions::rerun_chunks): it makes what backward needs of them besides
+// the input. `output` (the next layer's input) may be null for the layer with
+// the next backward.
 absl::Status LayerRerun(StreamContext& context, const LayerTensors& weights,
                         SavedLayer& saved, ChunkHandle* output);
 
-// Consumes dY and what forward saved; adds to `gradients`; returns dX (in the
-// memory dY had). `next`: the layer of the next call, with that dX; what it
-// reads first is then fetched while the last chunk is computed here.
+// Consumes dY and what forward saved, adds to `gradients`, and returns dX (in
+// dY's memory). `next` is the layer of the next call, which gets that dX; its
+// first inputs are fetched while the last chunk is computed here.
 absl::StatusOr<std::unique_ptr<ChunkHandle>> LayerBackward(
     StreamContext& context, const LayerTensors& weights,
     LayerTensors& gradients, std::unique_ptr<SavedLayer> saved,

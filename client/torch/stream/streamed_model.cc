@@ -51,7 +51,8 @@ class Step {
   void LossOf(const at::Tensor& x, const at::Tensor& labels,
               const at::Tensor& dx);
 
-  // This rank's rows of chunk m of a per-token tensor, or of the positions.
+  // Returns this rank's rows of chunk m of a per-token tensor, or of the
+  // positions.
   at::Tensor Local(const at::Tensor& per_token, int64_t m) const {
     return per_token.narrow(0, shape_.layout.local_rows_before(m, shape_.rank),
                             shape_.local(m));
@@ -110,7 +111,7 @@ void Step::LossOf(const at::Tensor& x, const at::Tensor& labels,
                {gradients_.final_norm_weight, gradients_.final_norm_bias}, dx);
 }
 
-// The chunks of a group, back to back.
+// Fetches the chunks of a group, contiguous.
 void Step::FetchGroup(const stream::LossGroup& group, ChunkHandle& hidden,
                       Fetch& fetch) const {
   if (shape_.resident(stream::Class::kInput, group.first)) {
@@ -135,8 +136,8 @@ void Step::SendGroup(const stream::LossGroup& group, const at::Tensor& rows,
   }
 }
 
-// Turns the last layer's output into its gradient, in place, a group of chunks
-// at a time.
+// Overwrites the last layer's output with its gradient, one group of chunks at
+// a time.
 absl::Status Step::Loss(ChunkHandle& hidden) {
   SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kTokens));
   const std::vector<stream::LossGroup> groups = shape_.loss_groups();

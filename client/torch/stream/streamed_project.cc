@@ -1,4 +1,4 @@
-// What forward and recomputation share: projections, and q, k, v on their way
+// Shared by forward and recomputation: projections, and the copies of q, k, v
 // to host memory and back.
 #include "client/torch/stream/stream_state.h"
 
