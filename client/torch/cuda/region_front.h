@@ -95,7 +95,7 @@ class RegionFront final
       override;
 
  private:
-  // Throws unless `stream` is stream_, whose order the region relies on.
+  // Throws unless `stream` is stream_: the region relies on that order.
   void CheckStream(const char* what, cudaStream_t stream) const;
 
   c10::Allocator* const region_;
