@@ -68,11 +68,11 @@ struct RunOptions {
   std::string data;         // empty: the torch package's Python sources
   std::string data_suffix;  // of a folder's files; empty: every text file
   int token_bytes = 0;      // of a .bin without a header; 0: unknown
-  Bytes hbm;   // per rank; 0: the GPU's pool divided by the ranks on it
+  Bytes hbm;                // per rank; 0: as RankMemory::Options::hbm
   Bytes host;  // all local ranks together; 0: what the budgets allow
   std::string save;
   int64_t save_every = 0;
-  int64_t keep_checkpoints = 0;  // the newest so many; 0: all
+  int64_t keep_checkpoints = 0;  // number of newest ones to keep; 0: all
   std::string resume;
   bool allow_other_data = false;  // the data may differ from before
   std::string log_jsonl;

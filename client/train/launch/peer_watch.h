@@ -51,9 +51,9 @@ class PeerWatch {
   // Returns why the run has to end: a peer's death, marked as one, or an
   // eviction. OK: it need not end.
   absl::Status why() const;
-  // Returns the Status that a rank ends with. A peer's death, whose news may
-  // take kNews to come, explains a lost collective; an eviction explains an end
-  // before the last step (`interrupted`, or a fault). Neither explains a
+  // Returns the Status that a rank ends with. A peer's death explains a
+  // lost collective (its news may take kNews to come); an eviction explains an
+  // end before the last step (`interrupted`, or a fault). Neither explains a
   // shortage, and a death explains no fault of the rank's own: the peer may
   // have died of it.
   absl::Status Explain(const absl::Status& status, bool interrupted);
