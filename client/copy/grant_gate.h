@@ -86,7 +86,7 @@ class GrantGate {
   // first to copies that a fair share would make late. Replaces the former
   // deadline and holds until ForgetDue. Two stores; one thread per direction.
   void TellDue(int direction, Bytes size, absl::Time due);
-  // The next copy has no known deadline.
+  // States that the next copy has no known deadline.
   void ForgetDue(int direction);
   absl::Time now() const { return clock_->Now(); }
 
