@@ -113,8 +113,8 @@ class Backend {
                                             const at::Tensor& k,
                                             const at::Tensor& v,
                                             bool causal) const = 0;
-  // Merges `block`, as Attend returned it, into `running` (kernels/ops/merge),
-  // whose output is in fp32.
+  // Merges `block`, as Attend returned it, into `running` (kernels/ops/merge);
+  // the output of `running` is in fp32.
   virtual void Merge(const AttentionResult& running,
                      const AttentionResult& block) const = 0;
 

@@ -1,6 +1,6 @@
 // The methods that Sluice is compared with: libtorch autograd over the same
-// weights, with Ulysses head exchange, ATen's flash attention and a loss whose
-// logits are never whole.
+// weights, with Ulysses head exchange, ATen's flash attention and a loss in
+// which logits are never whole.
 //
 //   keep-all   every layer's autograd graph stays until its backward
 //   recompute  only layer inputs stay; a layer runs again, with gradients, in

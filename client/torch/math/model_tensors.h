@@ -1,6 +1,6 @@
 // A model's tensors as plain structs: weights in the model's dtype, and
 // gradients of the same shape in fp32. Neither a module nor an owner: the
-// trainer owns the memory, so that other owners (Python, FSDP2) can come later.
+// trainer owns the memory, so other owners (Python, FSDP2) are possible.
 //
 // Thread safety: values (tensors are reference counted).
 #pragma once

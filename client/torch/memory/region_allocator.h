@@ -105,9 +105,9 @@ class RegionAllocator final : public c10::Allocator {
   absl::Status SetPlan(const std::vector<plan::SegmentPlan>& segments,
                        const std::vector<plan::SegmentKind>& kinds, Bytes peak);
 
-  // From now on, segments enqueue to `stream` of a GPU, whose clock times them.
-  // Only recording and timelines ask for times, and only methods that say so
-  // wait for the stream. `driver` outlives the allocator.
+  // From now on, segments enqueue to `stream` of a GPU, and its clock times
+  // them. Only recording and timelines ask for times, and only methods that say
+  // so wait for the stream. `driver` outlives the allocator.
   void TimeSegmentsOn(device::Driver* driver, device::Stream stream);
   // Why times are missing from what was recorded since then: the failure of the
   // stream's clock.

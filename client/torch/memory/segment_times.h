@@ -49,7 +49,7 @@ class SegmentTimes {
   device::Stream stream_;
   bool begun_ = false;
   SegmentTime current_ = {};
-  std::deque<SegmentTime> ended_;  // on a stream: their times are to come
+  std::deque<SegmentTime> ended_;  // on a stream: times not known yet
   absl::Status fault_;
 };
 

@@ -43,7 +43,7 @@ void SegmentRecorder::End() {
 
 void SegmentRecorder::Took(std::string_view kind, double seconds) {
   const auto at = index_.find(kind);
-  if (at == index_.end()) return;  // taken since
+  if (at == index_.end()) return;  // Take() has removed it
   double& least = kinds_[at->second].seconds;
   least = timed_.insert(at->second).second ? seconds : std::min(least, seconds);
 }

@@ -21,7 +21,7 @@ namespace sluice::runtime {
 
 // Records the requests of segments. Time is the count of requests and frees. A
 // buffer counts as held until the segment's end if it is still alive then, or
-// if another thread freed it (whose order would not repeat).
+// if another thread freed it (that order would not repeat).
 //
 // If a kind runs again, its last trace is kept (the first may still hold
 // one-time allocations), with the least seconds and the count of executions.

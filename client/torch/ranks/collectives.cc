@@ -193,7 +193,7 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo> MakeGroup(
   gloo->threads = 1;  // one collective at a time
   auto group =
       c10::make_intrusive<Gloo>(store, options.rank, options.world_size, gloo);
-  group->setTimeout(Milliseconds(options.timeout_s));  // all are here
+  group->setTimeout(Milliseconds(options.timeout_s));  // all have connected
   return group;
 }
 

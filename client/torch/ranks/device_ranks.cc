@@ -29,8 +29,7 @@ absl::StatusOr<decltype(&sluice_connect_nccl)> OpenNcclModule() {
       dlerror()));
 }
 
-// Joins the store of `host`, whose server is rank 0's, where the ranks have
-// met.
+// Joins the store of `host`, where the ranks have met; rank 0 is its server.
 c10::intrusive_ptr<c10d::Store> JoinStore(const Collectives::Options& options) {
   c10d::TCPStoreOptions store;
   store.port = static_cast<std::uint16_t>(options.master_port);

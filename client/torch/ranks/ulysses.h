@@ -33,10 +33,10 @@
 
 namespace sluice::runtime {
 
-// The rows of a chunk that take part. Of rank p these are `count[p]` rows,
-// which begin at row `begin[p]` of k's and v's head side; in q's and o's, the
-// first row of the part's first rank is row 0. A token-side tensor holds
-// exactly this rank's count.
+// The rows of a chunk that take part: `count[p]` rows of rank p, which begin at
+// row `begin[p]` of k's and v's head side; in q's and o's, the first row of the
+// part's first rank is row 0. A token-side tensor holds exactly this rank's
+// count.
 struct RowRuns {
   std::vector<int64_t> begin, count;
 

@@ -179,7 +179,7 @@ stream::Settings Chooser::LeastOf(int64_t chunk) const {
        .order = question_.order.value_or(stream::BackwardOrder::kKeysOuter)});
 }
 
-// Returns the largest tried chunk whose rings fit, else the smallest tried one.
+// Returns the largest tried chunk with rings that fit, else the smallest one.
 int64_t Chooser::LargestOfRings() const {
   int64_t largest = 0, smallest = std::numeric_limits<int64_t>::max();
   for (const RatedSettings& tried : best_) {

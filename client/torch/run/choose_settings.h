@@ -21,7 +21,7 @@ struct RatedSettings {
 struct ChosenSettings {
   stream::Settings settings;
   // False if by the estimate nothing that was tried fits. Then this is the
-  // largest chunk whose rings fit, else the smallest; planning says what is
+  // largest chunk with rings that fit, else the smallest; planning says what is
   // short.
   bool fits = false;
   std::vector<RatedSettings> tried;  // the best of each chunk size

@@ -40,11 +40,11 @@ absl::Status RoomToRecord(const RecordingMemory& memory);
 
 // The outcome of a new plan, for the report.
 struct PlanChangeRecord {
-  int64_t step = 0;  // the last one before it
+  int64_t step = 0;  // the last one before the change
   uint64_t plan = 0;
   bool taken = false;
-  double alpha = 0;  // from then on
-  std::string note;  // one line for people
+  double alpha = 0;  // after the change
+  std::string note;  // one line for the user
 };
 
 }  // namespace sluice::runtime

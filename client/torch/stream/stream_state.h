@@ -46,7 +46,7 @@ class StreamState final : public StreamContext {
   NormWeights Norm(const at::Tensor& weight, const at::Tensor& bias) const {
     return {model().norm, weight, bias, model().norm_epsilon};
   }
-  // Whole chunks between token and head layout.
+  // Returns the rows of whole chunk m, for exchanges between layouts.
   RowRuns Whole(int64_t m) const { return RowRuns::Whole(shape.layout, m); }
   // The dropped rows of q, k or v, contiguous.
   RowRuns Dropped(stream::Class which, int64_t m) const;
