@@ -62,8 +62,8 @@ class Engine final : public CopyEngine {
   CopyLane& lane(CopyDirection direction) {
     return *lanes_[direction == CopyDirection::kHostToDevice ? 0 : 1];
   }
-  // Returns a new ticket. If there is no event for it, keeps the fault and
-  // returns null.
+  // Returns a new ticket; null (and the fault is kept) if there is no event for
+  // it.
   std::shared_ptr<State> NewTicket(device::Stream stream);
   absl::Status WaitOnCompute(const State& state);
   std::optional<absl::Duration> SlackOf(std::string_view label) const;
@@ -96,8 +96,7 @@ absl::Status Engine::StartLanes() {
 }
 
 Engine::~Engine() {
-  // Stop both lanes before joining either: one may wait for a ticket of the
-  // other.
+  // Stop both before joining either: one may wait for a ticket of the other.
   for (auto& lane : lanes_) {
     if (lane) lane->Stop();
   }

@@ -39,8 +39,7 @@
 namespace sluice::client {
 
 // A point on a stream, reached when everything before it is done. Cheap to
-// copy. A default-constructed ticket is already reached. May outlive the
-// engine.
+// copy. A default-constructed one is already reached. May outlive the engine.
 class Ticket {
  public:
   Ticket() = default;
@@ -122,8 +121,8 @@ class CopyEngine {
   // until the ticket's event is recorded (see above), on sim until it is
   // reached. The time that compute waits for the ticket counts as stall.
   virtual absl::Status Wait(const Ticket& ticket) = 0;
-  // Blocks until everything enqueued has ended. For the end of a run and for
-  // tests only.
+  // Blocks until everything enqueued has ended: the end of a run and tests
+  // only.
   virtual absl::Status Drain() = 0;
 
   virtual CopyStats stats() const = 0;

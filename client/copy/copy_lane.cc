@@ -17,9 +17,9 @@ namespace {
 
 // Naps last 5 us or more; the default timer slack would add 50 us to each.
 constexpr unsigned long kTimerSlackNs = 1'000;
-// How often the lane checks whether a copy can start: a copy that waits for
-// nothing else, and an issued copy that owes its grant. The daemon refills
-// every 2 ms.
+// How often the lane checks whether a copy can start: one that waits for
+// nothing else, and an issued one that owes its grant. The daemon refills every
+// 2 ms.
 constexpr std::chrono::microseconds kLook{100};
 constexpr std::chrono::milliseconds kLookOfOwed{1};
 

@@ -89,23 +89,21 @@ class CopyLane {
   // waiting: one slice or all. Their grant is taken or owed. Returns nullopt if
   // the item has to wait.
   std::optional<Bytes> GrantNow(const Item& item, Bytes size);
-  // Records an owed grant for the request; returns false if the limit has no
-  // room for it.
+  // Records an owed grant; returns false if the limit has no room for it.
   bool Owe(const CopyRequest& request, Bytes size);
   // Returns whether the link alone holds the request back.
   bool CanStart(const CopyRequest& request);
   // Takes the grants of owed copies that can start.
   void TakeOwed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Waits until the request may owe its grant (returns `size`) or can start
-  // (returns 0).
+  // (0).
   Bytes AwaitTurn(const CopyRequest& request, Bytes size);
   // Issues the item and sets its ticket's phase. The first `granted` bytes
   // already have their grant.
   void Issue(const Item& item, Bytes granted);
   absl::Status TryIssue(const Item& item, Bytes granted);
   absl::Status AwaitTickets(const CopyRequest& request);
-  // Returns whether all these tickets are reached; ignores those of the lane's
-  // own stream.
+  // Returns whether all tickets, except the lane's own stream's, are reached.
   bool AreReached(const std::vector<Ticket>& after) const;
   // Tells the daemon the deadline of `item`, which has `size` bytes.
   void TellDue(const Item& item, Bytes size);
@@ -118,8 +116,7 @@ class CopyLane {
   }
   void TakeGrant(Bytes size);
   absl::Status EndSlice();
-  // Records `mark`, which is reached when everything enqueued on the stream so
-  // far has ended.
+  // Records `mark`, which is reached when the stream's work so far has ended.
   absl::Status Record(TicketAccess::State& mark);
   absl::Status Poison(const CopyRequest& request);
 

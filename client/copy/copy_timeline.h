@@ -26,8 +26,7 @@ namespace sluice::client {
 
 class CopyTimeline {
  public:
-  // `streams`: the one that copies to the GPU, then the one that copies to the
-  // host.
+  // `streams`: that of copies to the GPU, then that of copies to the host.
   CopyTimeline(device::Driver* driver, std::array<device::Stream, 2> streams);
 
   // Aligns the host's clock with those of the streams, for which it waits. Call
@@ -39,8 +38,7 @@ class CopyTimeline {
   absl::Status Begin(device::CopyDirection direction);
   // `record` holds the label, direction, size and issue time.
   absl::Status End(const CopyRecord& record);
-  // Returns the copies that ended since the last call, each direction in its
-  // order.
+  // Returns copies that ended since the last call, each direction in its order.
   std::vector<CopyRecord> Take();
 
  private:

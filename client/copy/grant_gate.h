@@ -46,8 +46,7 @@ class GrantGate {
     return AcquireSlow(direction, bytes, end, cancel);
   }
 
-  // Takes the bytes if Acquire would not wait; else takes nothing and returns
-  // false.
+  // As Acquire, but returns false and takes nothing if it would have to wait.
   bool TryAcquire(int direction, Bytes size) {
     const auto bytes = static_cast<uint64_t>(size.count());
     auto& used = use_->slot.used_bytes[direction];
@@ -72,8 +71,7 @@ class GrantGate {
            granted(direction);
   }
 
-  // Returns false if the daemon does not limit this direction, as for a link of
-  // unknown speed.
+  // Returns false if the daemon sets no limit (a link of unknown speed).
   bool Limits(int direction) const {
     const uint64_t limit = granted(direction);
     const uint64_t used =
@@ -91,8 +89,8 @@ class GrantGate {
   absl::Time now() const { return clock_->Now(); }
 
   // Call it when the session is over (disconnected, evicted, closing): the
-  // limits are not raised any more. Waits, and later calls, behave as with a
-  // stale heartbeat.
+  // limits are not raised any more. Copies then behave as with a stale
+  // heartbeat.
   void Detach() { detached_.store(true, std::memory_order_relaxed); }
 
  private:
@@ -117,14 +115,12 @@ class GrantGate {
   absl::Duration AcquireSlow(int direction, uint64_t bytes, uint64_t end,
                              const std::atomic<bool>* cancel);
   bool Stale(int64_t now_ns) const;
-  // The rate to keep while the daemon grants nothing, in bytes per second; 0:
-  // ungated.
+  // The rate while the daemon grants nothing, in bytes per second; 0: ungated.
   double PacedRate(int direction, int64_t now_ns) const;
   // Lets a copy that ends at `end` start although it is over the limit.
   void Forgive(int direction, uint64_t end);
   int64_t NowNs() const;
-  // Reserves time for `bytes` at that rate. Returns when they may start, in
-  // nanoseconds.
+  // Reserves time for `bytes` at that rate; returns their start in nanoseconds.
   int64_t Book(int direction, uint64_t bytes, double bytes_per_second);
 
   const GrantLimits* limits_;

@@ -1,5 +1,4 @@
-// The state behind a Ticket, and the pool of events. Internal to the copy
-// engine.
+// The state behind a Ticket, and the pool of events. Internal to client/copy.
 #pragma once
 
 #include <atomic>
