@@ -43,8 +43,7 @@ class PeerLine {
 
   // Listens; for rank 0, on all its addresses. Unavailable: it cannot listen.
   static absl::StatusOr<std::unique_ptr<PeerLine>> Hold(OnDeath on_death);
-  // Connects; for the other ranks. Unavailable: rank 0 cannot be reached within
-  // 10 s.
+  // Connects; for other ranks. Unavailable: rank 0 is not reached within 10 s.
   static absl::StatusOr<std::unique_ptr<PeerLine>> Reach(
       const std::string& address, Place place, int rank, OnDeath on_death);
   ~PeerLine();

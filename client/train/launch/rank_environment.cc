@@ -18,8 +18,7 @@ std::optional<std::string> OfProcess(const char* name) {
   return text != nullptr ? std::optional<std::string>(text) : std::nullopt;
 }
 
-// Parses the number at `at` and moves `at` behind it. Returns -1 if there is
-// none.
+// Parses the number at `at` and moves `at` behind it. Returns -1 if none.
 long TakeNumber(const char*& at) {
   char* end = nullptr;
   const long value = std::strtol(at, &end, 10);

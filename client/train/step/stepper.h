@@ -79,8 +79,7 @@ class Stepper {
                                                   const at::Tensor& labels,
                                                   int64_t global_count) = 0;
   virtual stream::ChunkLayout layout() const = 0;
-  // Returns the cost of a sequence's segments: measured, or (baselines) only in
-  // proportion.
+  // Returns the cost of a sequence's segments: measured, or (baselines) ratios.
   virtual SegmentCosts costs() const = 0;
   // Returns all host memory that the rank holds, as plans count it.
   virtual Bytes host_bytes() const = 0;
