@@ -105,8 +105,7 @@ class Backend {
   virtual std::string KernelName(at::ScalarType type,
                                  int64_t head_dim) const = 0;
 
-  // Computes attention; autograd may differentiate it. Causal: k has as many
-  // rows as q.
+  // Computes attention; autograd may use it. Causal: k has as many rows as q.
   virtual AttentionResult Attend(const at::Tensor& q, const at::Tensor& k,
                                  const at::Tensor& v, bool causal) const = 0;
   virtual AttentionGradients AttendBackward(const QueryRows& queries,

@@ -40,8 +40,7 @@ class AlstHeads {
 
   at::Tensor ToHeads(HeadKind kind, at::Tensor token_side);
   at::Tensor ToTokens(HeadKind kind, at::Tensor head_side);
-  // Projects a tile's q, k and v, in token layout, before RoPE; then applies
-  // RoPE.
+  // Projects a tile's q, k and v, in token layout, before RoPE; applies RoPE.
   Projected ProjectTile(const at::Tensor& x, const Tile& tile,
                         const LayerTensors& w) const;
   Projected RotateTile(Projected heads, const Tile& tile) const;

@@ -75,12 +75,10 @@ class BaselineRun {
   at::Tensor SelfAttention(const at::Tensor& h, const LayerTensors& w);
   at::Tensor Layer(const at::Tensor& x, const LayerTensors& w);
   Graph LayerGraph(const at::Tensor& x, int64_t layer);
-  // Runs all layers. Appends each one's graph (keep-all) or input (recompute)
-  // to `kept`.
+  // Runs all layers; `kept` gets each graph (keep-all) or input (recompute).
   at::Tensor LayersForward(at::Tensor x, std::vector<Graph>& kept);
   at::Tensor LayersBackward(at::Tensor gradient, std::vector<Graph> kept);
-  // Final norm and loss, both directions. Returns the gradient of the last
-  // layer's output.
+  // Final norm and loss, both directions; returns the last layer's gradient.
   at::Tensor Head(const at::Tensor& x, const at::Tensor& labels,
                   int64_t global_count);
 

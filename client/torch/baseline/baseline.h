@@ -40,8 +40,7 @@ struct BaselineOptions {
   BaselineMethod method = BaselineMethod::kRecompute;
   at::Device device;                   // of all tensors
   Collectives* collectives = nullptr;  // null: one rank; outlives the call
-  // Its segments "layer.forward" and "layer.backward" are the layers; may be
-  // null.
+  // Each layer is a segment, "layer.forward" or "layer.backward"; may be null.
   RegionAllocator* allocator = nullptr;
   // alst only.
   HostInputs* inputs = nullptr;  // of this model and rank; outlives the call

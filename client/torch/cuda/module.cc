@@ -9,8 +9,7 @@
 #include "client/torch/memory/torch_cuda.h"
 
 // Declared in ATen/cuda/CUDAContextLight.h, which needs more headers than the
-// runtime's. Defined in libtorch_cuda, which is opened before this module
-// (LoadTorchCuda).
+// runtime's; defined in libtorch_cuda, opened before this (LoadTorchCuda).
 namespace at::cuda {
 void clearCublasWorkspaces();
 }

@@ -138,8 +138,7 @@ absl::Status NcclRanks::Check() {
   });
 }
 
-// Enqueues the operation. The current stream then waits for it in its own
-// order.
+// Enqueues the operation; the current stream then waits for it in its order.
 absl::Status NcclRanks::Enqueue(const char* what, const at::Tensor& tensor,
                                 const Start& start, bool waits) {
   SLUICE_RETURN_IF_ERROR(CheckSendable(what, tensor));
@@ -244,8 +243,7 @@ void NcclRanks::Abort(const std::string& why) {
     if (!aborted_.ok()) return;
     aborted_ = CausedByPeer(absl::UnavailableError(why));
   }
-  // Ends running operations. An exception only says that they had ended
-  // already.
+  // Ends running operations. An exception only says that they ended before.
   CatchStatus("", [&] {
     group_->abort();
     return absl::OkStatus();

@@ -42,8 +42,7 @@ void AttendBlock(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                  bool causal, Sum sum, const RunningAttention& running);
 
 using GradientSums = AttentionGradients;  // fp32
-// Adds the block's gradients to `sums`: dq by `query_sum`, dk and dv by
-// `key_sum`.
+// Adds the block's gradients to `sums`: dq by `query_sum`, dk, dv by `key_sum`.
 void AttendBlockBackward(const QueryRows& queries, const at::Tensor& k,
                          const at::Tensor& v, bool causal, Sum query_sum,
                          Sum key_sum, const GradientSums& sums);

@@ -23,8 +23,7 @@ namespace sluice::runtime {
 // contiguous, and the receiver owns it.
 using TakeDrawn = std::function<absl::Status(size_t index, at::Tensor drawn)>;
 
-// Calls `take` for each tensor. Stops at the first failure and returns its
-// error.
+// Calls `take` for each tensor. Returns its first error, after which it stops.
 absl::Status DrawWeights(const stream::ModelShape& config, uint64_t seed,
                          const TakeDrawn& take);
 

@@ -173,8 +173,7 @@ std::string RegionAllocator::Impl::OutOfMemory(Bytes bytes) const {
       segment.empty() ? "" : fmt::format(", in segment '{}'", segment));
 }
 
-// The regions of the process, including those of destroyed allocators with
-// living blocks.
+// The regions of the process, also of destroyed allocators with living blocks.
 struct RegionAllocator::Table {
   std::vector<std::shared_ptr<Impl>> regions ABSL_GUARDED_BY(region_mutex);
 };
@@ -328,8 +327,7 @@ absl::Status RegionAllocator::times_fault() const {
   return impl_->times.fault();
 }
 
-// Waits without the lock, because work that is left on the stream may free
-// blocks.
+// Waits without the lock, because the stream's work may free blocks.
 void RegionAllocator::AwaitTimes() {
   std::shared_ptr<device::StreamTimer> timer;
   {

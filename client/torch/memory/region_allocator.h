@@ -91,8 +91,7 @@ class RegionAllocator final : public c10::Allocator {
 
   c10::Device device() const { return device_; }
 
-  // Installs this allocator as c10's of the device, and restores the former
-  // one.
+  // Installs this as c10's allocator of the device / restores the former one.
   void Arm();
   void Disarm();
 
@@ -109,8 +108,7 @@ class RegionAllocator final : public c10::Allocator {
   // them. Only recording and timelines ask for times, and only methods that say
   // so wait for the stream. `driver` outlives the allocator.
   void TimeSegmentsOn(device::Driver* driver, device::Stream stream);
-  // Why times are missing from what was recorded since then: the failure of the
-  // stream's clock.
+  // Why times are missing since then: the failure of the stream's clock.
   absl::Status times_fault() const;
 
   // A segment inside another one belongs to the outer one.

@@ -116,8 +116,7 @@ at::Tensor Alias(const at::Tensor& tensor) {
                 tensor.device());
 }
 
-// Converts counts to bytes: Gloo then need not know the type, so every type
-// works.
+// Converts counts to bytes, so that Gloo need not know the type.
 std::vector<int64_t> InBytes(const std::vector<int64_t>& counts, int64_t size) {
   std::vector<int64_t> bytes(counts);
   for (int64_t& count : bytes) count *= size;

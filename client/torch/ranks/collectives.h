@@ -70,8 +70,7 @@ class Collectives {
   virtual absl::Status Barrier() = 0;
 
   // On a GPU operations are only issued: after a wait for their stream, Check
-  // says whether they succeeded. On other devices each operation has already
-  // said so.
+  // says whether they succeeded. On other devices each operation has said so.
   virtual absl::Status Check() = 0;
   // Call it when another rank has died. Ends operations that wait for that
   // rank; later operations and Check return Unavailable with `why`, marked

@@ -14,8 +14,7 @@
 
 namespace sluice::runtime {
 
-// Returns whether all ranks are fine, for failures after which every rank goes
-// on.
+// Returns whether all ranks are fine; they all go on after a refusal.
 absl::StatusOr<bool> AllAgree(Collectives* collectives, bool fine);
 absl::StatusOr<bool> AnyRank(Collectives* collectives, bool own);
 

@@ -31,15 +31,14 @@ class HostStage {
   static constexpr Bytes kSize = stream::kHostStageBytes;
 
   HostStage() = default;  // for tensors of the CPU
-  // For a GPU's tensors. `pinned` outlives the stage; `size` is a multiple of
-  // 128.
+  // For a GPU's tensors. `pinned` outlives it; `size` is a multiple of 128.
   HostStage(std::byte* pinned, Bytes size);
   // Waits for copies in flight.
   ~HostStage();
   HostStage(const HostStage&) = delete;
 
-  // Calls `take` with the bytes of a contiguous tensor, in order; waits for
-  // each piece.
+  // Passes a contiguous tensor's bytes to `take`, in order, and waits for each
+  // piece.
   using Take = std::function<absl::Status(const std::byte* data, Bytes size)>;
   absl::Status Read(const at::Tensor& from, const Take& take);
   // Copies the tensor to host memory of the same size.

@@ -44,8 +44,7 @@ class RankMemory {
     // The model's. On a GPU a bf16 model's fp32 products are rounded to TF32,
     // for the whole process: see AllowTf32ForBf16.
     stream::Dtype dtype = stream::Dtype::kFp32;
-    // Returns what to do if a lease exceeds the host limit, in the owner's
-    // terms.
+    // Returns what to do if a lease exceeds that limit, in the owner's terms.
     std::function<std::string(Bytes needed)> beyond_limit;
   };
   // On a GPU loads the kernels; leases nothing yet. Unimplemented: this build
@@ -72,15 +71,13 @@ class RankMemory {
   // Returns the name, for reports, of the kernel that computes attention of
   // this dtype and head size.
   std::string KernelName(at::ScalarType type, int64_t head_dim) const;
-  // Returns whether the kernels read attention's output rounded to the model's
-  // dtype.
+  // Returns whether kernels read attention's output rounded to the dtype.
   bool rounds_output() const;
   // From now on torch's allocations come from this memory. The first are what a
   // GPU's libraries keep (workspaces.h); ResourceExhausted: no room for them.
   // Called by the thread that will compute.
   absl::Status Arm();
-  // Returns the stream on which torch enqueues, as the driver knows it.
-  // REQUIRES: a GPU.
+  // Returns the driver's handle of torch's current stream. REQUIRES: a GPU.
   absl::StatusOr<device::Stream> ComputeStream();
 
   // The stage through which the host's bytes reach this memory.

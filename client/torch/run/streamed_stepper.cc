@@ -446,14 +446,12 @@ absl::Status StreamedStepper::CheckRoom(const stream::FractionMap& chosen,
        .transient = own != nullptr ? own->transient_peak : Bytes(0)});
 }
 
-// Records and plans with these fractions; the stream is gone, the host lease
-// stays.
+// Records and plans with these fractions. The stream is gone, the lease stays.
 absl::StatusOr<bool> StreamedStepper::TakeFractions(
     const stream::FractionMap& chosen, const SavedPlan& before) {
   // Unsets the plan, so that every segment is recorded.
   absl::Status status = context_.memory->allocator().SetPlan({}, {}, Bytes(0));
-  // Checks first: a rank that runs out of memory while it records is out of
-  // step.
+  // Checks first, since a rank that runs out while it records is out of step.
   if (status.ok()) status = CheckRoom(chosen, before);
   SLUICE_ASSIGN_OR_RETURN(const bool ready, AllFine(status));
   if (!ready) return false;
@@ -462,8 +460,8 @@ absl::StatusOr<bool> StreamedStepper::TakeFractions(
   return AllFine(AdoptPlan());
 }
 
-// Leases the host region and makes the stream. `release`: gives the old region
-// back first.
+// Leases the host region (`release`: after giving the old one back) and makes
+// the stream.
 absl::StatusOr<bool> StreamedStepper::Restart(bool release) {
   stream_.reset();
   if (release) host_.reset();

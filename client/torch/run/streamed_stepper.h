@@ -84,8 +84,7 @@ class StreamedStepper {
   absl::StatusOr<PlanChangeRecord> Refresh(bool mine);
 
  private:
-  // The fractions that a calibration runs with, and those that the planner must
-  // keep to.
+  // A calibration's fractions, and those that the planner must keep to.
   struct Round {
     stream::FractionMap fractions;  // of every class
     stream::FractionMap given;

@@ -115,8 +115,7 @@ class Fetch {
   void Field(int64_t size);
   // Adds a field with room for one whole buffer, without copying it.
   void Space(ChunkBuffer& buffer);
-  // Copies bytes [offset, offset + size) of `from` to `at` of the current
-  // field.
+  // Copies bytes [offset, offset + size) of `from` to `at` of the field.
   void Piece(ChunkBuffer& from, int64_t offset, int64_t at, int64_t size);
   // Adds a field that is one whole buffer.
   void Whole(ChunkBuffer& from);

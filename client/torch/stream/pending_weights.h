@@ -17,7 +17,7 @@ namespace sluice::runtime {
 class PendingWeights {
  public:
   virtual ~PendingWeights() = default;
-  // Updates all parts up to `part`, in the order of compute. All ranks call it
+  // Updates all parts up to `part`, in compute's order. All ranks call it
   // together.
   virtual absl::Status AwaitPart(int64_t) { return absl::OkStatus(); }
   // Advances later parts as far as possible without waiting. Each rank calls it

@@ -67,8 +67,8 @@ class RowReader {
   RowReader(at::Tensor kept, at::Tensor stored)
       : kept_(std::move(kept)), stored_(std::move(stored)) {}
 
-  // Returns rows [first, first + count). again(row, rows) computes rows that
-  // were dropped.
+  // Returns rows [first, first + count); again(row, rows) computes dropped
+  // ones.
   at::Tensor Rows(int64_t first, int64_t count, auto again) const {
     const int64_t end = first + count, begin = kept_.size(0);
     const int64_t kept = std::clamp(begin, first, end);

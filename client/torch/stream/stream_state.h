@@ -227,8 +227,7 @@ at::Tensor ProjectOne(const StreamState& state, const LayerTensors& weights,
 // Adds the field of a q, k or v chunk in head layout to a fetch.
 void FetchHeads(StreamState& state, int64_t layer, stream::Class which,
                 int64_t m, Fetch& fetch);
-// Queues a q, k or v chunk for host memory: stored rows, and dropped rows to
-// scratch.
+// Queues a q, k or v chunk for host memory: stored rows, dropped to scratch.
 void SendHeads(StreamState& state, int64_t layer, stream::Class which,
                int64_t m, const at::Tensor& heads, bool with_dropped);
 

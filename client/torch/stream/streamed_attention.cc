@@ -80,8 +80,7 @@ void AttentionBackward::FetchQueries(int64_t j, Fetch& fetch) {
   fetch.Whole(store.scratch(stream::Class::kOutputGradient, j));
 }
 
-// Returns false if the sums after the former outer chunk have not been sent
-// yet.
+// Returns false until the sums after the former outer chunk have been sent.
 bool AttentionBackward::FetchGradients(const stream::Block& block,
                                        Fetch& fetch) {
   const int64_t outer = OuterOf(block), inner = InnerOf(block);
@@ -163,8 +162,7 @@ void AttentionBackward::Compute(const stream::Block& block, const Keys& keys,
   if (diagonal) Whole(i, inner);
 }
 
-// Copies the inner side's gradients to the sums: after the diagonal they are
-// complete.
+// Copies the inner side's gradients, complete after the diagonal, to the sums.
 void AttentionBackward::Whole(int64_t m, const Gradients& inner) {
   const Gradients to = keys_outer_
                            ? Gradients{state_.query_sum(m)}

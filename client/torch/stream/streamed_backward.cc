@@ -277,8 +277,7 @@ absl::Status Backward::Recompute(int64_t m, const at::Tensor& x) {
   return absl::OkStatus();
 }
 
-// Projects the dropped rows again. Classes that are cut at the same rows share
-// an exchange.
+// Projects dropped rows again. Classes cut at the same rows share an exchange.
 absl::Status Backward::ProjectAgain(
     int64_t m, const at::Tensor& x,
     const std::map<stream::Class, at::Tensor>& to) {

@@ -51,8 +51,7 @@ class Step {
   void LossOf(const at::Tensor& x, const at::Tensor& labels,
               const at::Tensor& dx);
 
-  // Returns this rank's rows of chunk m of a per-token tensor, or of the
-  // positions.
+  // Returns this rank's rows of chunk m of a per-token tensor or the positions.
   at::Tensor Local(const at::Tensor& per_token, int64_t m) const {
     return per_token.narrow(0, shape_.layout.local_rows_before(m, shape_.rank),
                             shape_.local(m));
@@ -136,8 +135,7 @@ void Step::SendGroup(const stream::LossGroup& group, const at::Tensor& rows,
   }
 }
 
-// Overwrites the last layer's output with its gradient, one group of chunks at
-// a time.
+// Overwrites the last layer's output with its gradient, group by group.
 absl::Status Step::Loss(ChunkHandle& hidden) {
   SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kTokens));
   const std::vector<stream::LossGroup> groups = shape_.loss_groups();
