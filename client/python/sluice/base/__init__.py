@@ -1,1 +1,1 @@
-"""What every room uses: errors, arguments, precision, hashes."""
+"""Shared helpers: errors, argument checks, precision, hashes, randomness."""

@@ -1,7 +1,8 @@
-"""Arguments of models and of their layers: what their names say, one table.
+"""Table of the known arguments of models and layers, by name.
 
-Rows are known by name, never by their length: a tensor that happens to be as
-long as the sequence would be cut in silence.
+The dimension that is split into chunks follows from the argument's name, not
+from a tensor's shape: a tensor that happens to be as long as the sequence
+would be split silently.
 """
 from __future__ import annotations
 
@@ -12,28 +13,28 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
-IGNORED = -100  # the label of a row that counts nothing
-# A dictionary in which layers hand tensors [B, heads, S, D] to later ones.
+IGNORED = -100  # label of a row that is left out of the loss
+# Dictionary through which layers pass tensors [B, heads, S, D] to later ones.
 HANDED = "shared_kv_states"
 
 
 class Argument(NamedTuple):
-    """What is known of an argument.
+    """Properties of one argument.
 
     Attributes:
-        rows: of a layer's argument the dimension of its rows. [B, S, ...]
-            where it is 1; counted from the end where leading dimensions vary.
-        dealt: the same of a decoder's, which ranks that share a sequence have
-            their own rows of.
-        cut: whether what a decoder computes outside of its layers may be given
-            a chunk's rows of it.
-        mask: whether it is a mask of attention.
-        cache: whether it is a cache, which a stream has not.
-        packed: whether it describes packed documents beside position_ids.
-        said: whether attention leaves it out: it is for other kernels or for
-            caches, or says again what the mask says.
-        loss: whether the loss is made of the logits in one way with it.
-        agreed: whether ranks that were given other ones are told its name.
+        rows: sequence dimension of a layer's argument: 1 for [B, S, ...],
+            counted from the end if the leading dimensions vary.
+        dealt: sequence dimension of a decoder's argument, which is split among
+            the ranks that share a sequence.
+        cut: whether the decoder's code outside of its layers accepts one
+            chunk's rows of it.
+        mask: whether it is an attention mask.
+        cache: whether it is a cache, which streaming does not support.
+        packed: whether it describes packed documents, as position_ids do.
+        said: whether attention ignores it: it is meant for other kernels or
+            for caches, or repeats what the mask states.
+        loss: whether the chunked head and loss support it.
+        agreed: whether the error for ranks with different values names it.
     """
 
     rows: int | None = None
@@ -63,7 +64,7 @@ ARGUMENTS: dict[str, Argument] = {
                                agreed=True),
     "causal_mask": _MASK,
     "mask": _MASK,
-    "position_embeddings": Argument(-2, said=True),  # 2 of [B or 1, S, D]
+    "position_embeddings": Argument(-2, said=True),  # two [B or 1, S, D]
     "position_embeddings_global": Argument(-2),
     "position_embeddings_local": Argument(-2),
     "rotary_pos_emb": Argument(-2),
@@ -71,14 +72,14 @@ ARGUMENTS: dict[str, Argument] = {
     "attention_scaling": Argument(2),  # [B, 1, S, 1]: per row of the scores
     "per_layer_input": Argument(1),  # [B, S, width]
     "per_layer_inputs": Argument(1),
-    "original_hidden_states": Argument(1),  # [B, S, H], the embeddings
+    "original_hidden_states": Argument(1),  # [B, S, H], embeddings
     "ple_input_ids": Argument(1),
-    "conv_mask": Argument(1),  # [B, S], which rows are not padding
+    "conv_mask": Argument(1),  # [B, S], true for rows that are not padding
     "past_key_values": _CACHE._replace(loss=True),
     "past_key_value": _CACHE,
     "layer_past": _CACHE,
     "cache_params": _CACHE,
-    # Some decoders and layers are given labels, and do nothing with them.
+    # Some decoders and layers receive labels and ignore them.
     "labels": Argument(-1, 1, said=True, loss=True, agreed=True),
     "shift_labels": _BOTH._replace(rows=-1, agreed=True),
     "num_items_in_batch": _BOTH._replace(agreed=True),
@@ -101,7 +102,8 @@ ARGUMENTS: dict[str, Argument] = {
 
 
 def those(what: str) -> dict[str, Any]:
-    """Name -> that field, of arguments that have it, in the table's order."""
+    """Maps names to the field `what` of the arguments for which it is set, in
+    the table's order."""
     said = {name: getattr(known, what) for name, known in ARGUMENTS.items()}
     return {name: value for name, value in said.items()
             if value is not None and value is not False}
@@ -109,13 +111,13 @@ def those(what: str) -> dict[str, Any]:
 
 def wants(module: nn.Module, given: dict[str, Any], name: str,
           default: bool = False) -> bool:
-    """Whether a call of a model asks for what `name` switches on: by the
-    argument, else by the config, as transformers reads them."""
+    """Returns whether a call of a model switches `name` on: by the argument,
+    else by the config, as transformers resolves them."""
     said = given.get(name)
     return bool(getattr(module.config, name, default) if said is None else
                 said)
 
 
 def shifted(labels: Tensor) -> Tensor:
-    """The label of each row [B, S]: what the token after it is."""
+    """Returns the label of each row [B, S]: the token that follows it."""
     return F.pad(labels, (0, 1), value=IGNORED)[:, 1:]

@@ -1,8 +1,8 @@
-"""What users pass, held against what may be passed.
+"""Validates the arguments of public calls.
 
-A call says once, by `takes`, of what kind each of its arguments is. What is
-not of its kind is refused before anything begins, in one line: which call,
-which argument, what was given, what may be.
+The decorator `takes` declares the `Kind` of each argument of a call. An
+argument of another kind is refused before the call begins, with one line that
+names the call, the argument, the value given and the values allowed.
 """
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sluice.base.errors import Invalid, Status
 
 P = ParamSpec("P")
 T = TypeVar("T")
-NAME_CHARACTERS = 60  # of a value, in a message
+NAME_CHARACTERS = 60  # longest text of a value in a message
 
 
 class Kind(NamedTuple):
-    """Some values, and how a message calls them."""
+    """A set of allowed values: the test for it and its text in messages."""
 
     has: Callable[[Any], bool]
     said: str
@@ -32,14 +32,14 @@ class Kind(NamedTuple):
 
 
 def whole(least: int, said: str, most: int = 2**63 - 1) -> Kind:
-    """Whole numbers; True is none."""
+    """Integers from `least` to `most`; bools are refused."""
     return Kind(lambda v: isinstance(v, int) and not isinstance(v, bool)
                 and least <= v <= most, said)
 
 
 def number(said: str, above: float = float("-inf"),
            most: float = float("inf"), least: float = float("-inf")) -> Kind:
-    """Numbers, no NaN: more than `above`, from `least` to `most`."""
+    """Numbers greater than `above`, from `least` to `most`; not NaN."""
     return Kind(lambda v: isinstance(v, (int, float))
                 and not isinstance(v, bool) and above < v <= most
                 and v >= least, said)
@@ -61,19 +61,19 @@ PATH = Kind(lambda v: isinstance(v, (str, os.PathLike)) and bool(os.fspath(v)),
 
 
 def short_text(most: int) -> Kind:
-    """What the library takes as a string of C."""
+    """Printable strings that the library accepts as a C string."""
     return Kind(lambda v: isinstance(v, str) and 0 < len(v) <= most
                 and v.isprintable(), f"1 to {most} printable characters")
 
 
 def some(kind: Kind, said: str) -> Kind:
-    """Lists, not empty, of nothing else."""
+    """Non-empty lists of values of `kind`."""
     return Kind(lambda v: isinstance(v, list) and bool(v)
                 and all(map(kind.has, v)), said)
 
 
 def mapping(of: Kind, said: str) -> Kind:
-    """From names to values of a kind."""
+    """Mappings from strings to values of kind `of`."""
     return Kind(lambda v: isinstance(v, Mapping) and all(
         isinstance(name, str) and of.has(value) for name, value in v.items()),
         said)
@@ -81,8 +81,8 @@ def mapping(of: Kind, said: str) -> Kind:
 
 def takes(call: str, **kinds: Kind) -> Callable[[Callable[P, T]],
                                                 Callable[P, T]]:
-    """A call with arguments of these kinds; `Invalid` where one is not. Those
-    that are left out, and have a default, are."""
+    """Decorates a call: raises `Invalid` if an argument is not of its kind.
+    Defaults of arguments that are left out are not checked."""
     def around(function: Callable[P, T]) -> Callable[P, T]:
         signature = inspect.signature(function)
         assert kinds.keys() <= signature.parameters.keys(), call
@@ -108,8 +108,8 @@ def invalid(line: str) -> Invalid:
 
 
 def shown(value: Any) -> str:
-    """A value in a line: of tensors and modules what they are."""
-    torch = sys.modules.get("torch")  # a session goes without
+    """Formats a value for a message; tensors and modules by their type."""
+    torch = sys.modules.get("torch")  # a session does not need torch
     if torch is not None and isinstance(value, torch.Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape " \
                f"{tuple(value.shape)}"

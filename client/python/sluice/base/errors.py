@@ -1,6 +1,6 @@
-"""What this package raises: `Error` from the library, `Unsupported` of its own.
+"""Exceptions of this package: `Error` for failures, `Unsupported` for models.
 
-Both are one line: what, which value, which limit, what to do.
+Their text is one line: what happened, the value, the limit, what to do.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 
 
 class Status(enum.IntEnum):
-    """The numbers of `sluice_status` (sluice.h), without OK."""
+    """Codes of `sluice_status` (sluice.h), without OK."""
 
     CANCELLED = 1
     UNKNOWN = 2
@@ -31,21 +31,20 @@ class Status(enum.IntEnum):
 
 
 class Error(RuntimeError):
-    """The daemon, the library or this package could not do what was asked.
+    """A request that the daemon, the library or this package could not serve.
 
     Attributes:
-        status: which kind of failure; `Status.RESOURCE_EXHAUSTED` is a lease
-            over the budget or the pool, `Status.UNAVAILABLE` a daemon that is
-            gone.
-        line: the library's or the daemon's own line.
+        status: kind of failure; `Status.RESOURCE_EXHAUSTED`: a lease exceeds
+            the budget or the pool; `Status.UNAVAILABLE`: the daemon is gone.
+        line: message of the library or the daemon.
     """
 
     def __init__(self, status: int, line: str) -> None:
-        # Both are the exception's args, so that it can be pickled.
+        # Both are passed as the exception's args, so that it can be pickled.
         super().__init__(status, line)
         try:
             self.status = Status(status)
-        except ValueError:  # of a newer library
+        except ValueError:  # a code of a newer library
             self.status = Status.UNKNOWN
         self.line = line
 
@@ -57,8 +56,9 @@ _TOO_OLD = re.compile(r"(\S+): version `(([A-Z]+)_[\d.]+)' not found")
 
 
 def loader_fault(line: str) -> str | None:
-    """Reads a line in which ld.so misses a version of a system's library: which
-    library, what it has, what is needed, what to do. None for other lines."""
+    """Explains a line of ld.so about a system library that is too old: names
+    the library, its version, the version needed and the remedy. Returns None
+    for other lines."""
     found = _TOO_OLD.search(line)
     if found is None:
         return None
@@ -81,29 +81,29 @@ def loader_fault(line: str) -> str | None:
 
 
 class Invalid(Error, ValueError):
-    """A call was given what it does not take: `Status.INVALID_ARGUMENT`."""
+    """A call got an invalid argument: `Status.INVALID_ARGUMENT`."""
 
 
 class PeerFailed(Error):
-    """Another rank failed, so this one cannot go on."""
+    """Another rank failed, so this rank cannot continue."""
 
 
 _NOTHING = "do not stream this model"
 
 
 class Unsupported(RuntimeError):
-    """A model or a call that cannot be exact is refused, by name.
+    """A model or a call is refused because streaming it would not be exact.
 
     Attributes:
-        module: the module or argument it is about, as the user knows it
-            ("model.layers.3.self_attn"), or by its class.
-        feature: what about it cannot be exact.
+        module: the user's name of the module or argument
+            ("model.layers.3.self_attn"), or its class.
+        feature: the property that cannot be streamed exactly.
         remedy: what to do instead.
-        layer: the index of the layer that was tried, None outside of layers.
+        layer: index of the layer that was tried; None outside of layers.
     """
 
     layer: int | None = None
-    vagueness = 0  # the first refusal that names a cause is the reason
+    vagueness = 0  # of several refusals the least vague one is reported
 
     def __init__(self, module: object, feature: str,
                  remedy: str = _NOTHING) -> None:
@@ -115,35 +115,35 @@ class Unsupported(RuntimeError):
 
     @property
     def has_remedy(self) -> bool:
-        """Whether the user can change something but not to stream."""
+        """Whether there is a remedy other than not streaming the model."""
         return _NOTHING not in self.remedy
 
     def __str__(self) -> str:
         return f"{self.module}: {self.feature}: {self.remedy}"
 
 
-# Tracebacks name them as users import them.
+# Tracebacks show the names by which users import them.
 Error.__module__ = Invalid.__module__ = Unsupported.__module__ = "sluice"
 
 
 class NoAttention(Unsupported):
-    """A layer in which attention was not met: perhaps it is elsewhere."""
+    """A layer that never called attention; another layer may contain it."""
 
     vagueness = 2
 
 
 class Inexact(Unsupported):
-    """A layer that computed something else by chunks, whatever the cause."""
+    """A layer with a different result by chunks, for an unknown reason."""
 
     vagueness = 1
 
 
 class UnknownRows(Unsupported):
-    """An argument of a layer that may have rows.
+    """An unknown argument of a layer that may have a sequence dimension.
 
     Attributes:
-        argument: its name.
-        dims: the dimensions that are as long as the sequence.
+        argument: name of the argument.
+        dims: dimensions that are as long as the sequence.
     """
 
     argument = ""

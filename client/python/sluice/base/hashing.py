@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64,
-          16: torch.int64}  # by the bytes of an element
-_PART = 1 << 22  # words at a time: each takes some of 8 bytes meanwhile
+          16: torch.int64}  # by bytes per element
+_PART = 1 << 22  # words hashed at a time; each needs several int64 temporaries
 
 
 def of_values(value: Any) -> int:
-    """32 bits, of what `repr` says."""
+    """Returns a 32-bit hash of the value's `repr`."""
     return zlib.crc32(repr(value).encode())
 
 
 def of_tensor(values: Tensor) -> Tensor:
-    """int64 (): of the bits of the values and their order; any one that changes
-    changes it. Computed on the tensor's own device, because experts' weights
-    are gigabytes."""
+    """Returns an int64 () hash of the values' bits and their order. A change
+    of any one value changes it. Runs on the tensor's own device, because
+    experts' weights are gigabytes."""
     words = values.detach().contiguous().view(-1).view(
         _WORDS[values.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=values.device)
@@ -32,12 +32,13 @@ def of_tensor(values: Tensor) -> Tensor:
 
 
 def fingerprint(values: Tensor) -> int:
-    """`of_tensor`; waits for it."""
+    """Returns `of_tensor` as an int; waits for the device."""
     return int(of_tensor(values))
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """The bits of each number, stirred in place (Steele et al., splitmix64)."""
+    """Mixes the bits of each number (Steele et al., splitmix64); overwrites
+    x."""
     x.bitwise_xor_(x >> 30).mul_(-4658895280553007687)
     x.bitwise_xor_(x >> 27).mul_(-7723592293110705685)
     return x.bitwise_xor_(x >> 31)

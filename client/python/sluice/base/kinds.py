@@ -1,4 +1,4 @@
-"""Kinds of arguments (`arguments`) that are torch's."""
+"""Kinds (see `arguments`) for arguments of torch's types."""
 from __future__ import annotations
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from sluice.base.arguments import Kind, a
 
 MODULE = a(nn.Module, "a torch.nn.Module")
-# A handle that torch gives to ranks outside of a group is a number.
+# For a rank outside of a group torch returns an integer as its handle.
 GROUP = Kind(lambda v: isinstance(v, dist.ProcessGroup),
              "a torch.distributed group that this rank is in, as "
              "mesh['sp'].get_group() is")

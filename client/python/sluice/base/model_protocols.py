@@ -1,4 +1,4 @@
-"""What modules below the adapters know of a model."""
+"""Interfaces of a model that the modules below the adapters use."""
 from __future__ import annotations
 
 import contextlib
@@ -11,18 +11,18 @@ from torch import Tensor, nn
 
 @dataclass(eq=False)
 class WholeKind:
-    """Layers of one kind that run whole; see [Note: whole layers] in
+    """Layers of one class that run whole; see [Note: whole layers] in
     whole_layers.
 
     Attributes:
-        name: their class.
-        why: what about them cannot be cut into chunks.
-        own_attention: whether attention and masks are the model's own, made
-            for one layer at a time.
-        bytes_per_token: that backward of one such layer holds on the device
-            for each token of a batch.
-        bytes_per_pair: the same for each pair of tokens of a sequence; not 0
-            where it grows with the square of the sequence's length.
+        name: class of the layers.
+        why: the property that rules out running them by chunks.
+        own_attention: whether they use the model's own attention and masks,
+            computed for one layer at a time.
+        bytes_per_token: device memory that backward of one such layer holds
+            per token of the batch.
+        bytes_per_pair: the same per pair of tokens of a sequence; not 0 if the
+            memory grows with the square of the sequence length.
     """
 
     name: str
@@ -42,30 +42,30 @@ class WholeKind:
 
 
 class Engaging:
-    """What a step needs of a model; here of one that needs nothing."""
+    """Contexts that a step enters around a model's code; these do nothing."""
 
     def engage(self) -> contextlib.AbstractContextManager:
-        """The model asks the current step for masks and attention."""
+        """Routes the model's masks and attention to the current step."""
         return contextlib.nullcontext()
 
     def inside(self) -> contextlib.AbstractContextManager:
-        """Around a layer's own forward on one chunk."""
+        """Wraps a layer's own forward on one chunk."""
         return contextlib.nullcontext()
 
     def own_attention(self) -> contextlib.AbstractContextManager:
-        """While it is engaged, around the forward of a layer that has the
-        model's own attention."""
+        """Wraps, inside `engage`, the forward of a layer that uses the model's
+        own attention."""
         return contextlib.nullcontext()
 
 
 class Layered(Engaging):
-    """What a trial needs of a twin's layers."""
+    """The layers of a twin model, as trials use them."""
 
     name: str
     layers: Sequence[nn.Module]
 
     def own_forward(self, module: nn.Module) -> Callable:
-        """The module's forward of before, bound to it."""
+        """Returns the module's original forward, bound to it."""
         raise NotImplementedError
 
 
@@ -77,21 +77,22 @@ class Patched(Layered):
         return self._patches[module].own
 
     def detach(self) -> None:
-        """The modules have their own forwards back."""
+        """Restores the modules' original forwards."""
         while self._patches:
             self._patches.popitem()[1].undo()
 
 
 class Model(Patched):
-    """A model of transformers."""
+    """A transformers model."""
 
     causal: nn.Module
     decoder: nn.Module
-    entry: nn.Module  # what is streamed: the decoder, or a model around it
-    way: str  # how attention is met
-    logits_last: bool  # of routers, in what layers answer
+    entry: nn.Module  # streamed module: the decoder, or a model around it
+    way: str  # interception: "registry", "written out", "sdpa" or "own"
+    logits_last: bool  # router logits are the last item of a layer's output
     layers: nn.ModuleList
 
     def check_dealing(self, ids: Tensor, chunk: int) -> None:
-        """Raises `Unsupported` where one rank's rows are not the whole's."""
+        """Raises `Unsupported` if one rank's rows, computed alone, differ from
+        those of the whole sequence."""
         raise NotImplementedError

@@ -1,27 +1,27 @@
-"""In which precision sums and softmaxes are: fp32, double where that comes."""
+"""Precision of sums and softmaxes: fp32, or double for double inputs."""
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
 _WIDE = (torch.float32, torch.float64)
-_PART = 1 << 22  # elements at a time, which are widened
+_PART = 1 << 22  # elements that are widened at a time
 
 
 def wide_dtype(like: Tensor) -> torch.dtype:
-    """fp32, or what `like` has where that is wider."""
+    """Returns fp32, or the dtype of `like` if that is wider."""
     if like.dtype in _WIDE:
         return like.dtype
     return torch.promote_types(like.dtype, torch.float32)
 
 
 def widened(x: Tensor) -> Tensor:
-    """x in its wide dtype; x itself where it has that."""
+    """Returns x in its wide dtype; x itself if it already has it."""
     return x if x.dtype in _WIDE else x.to(wide_dtype(x))
 
 
 def autocast_now(device: torch.device) -> torch.autocast:
-    """Autocast as it is in force."""
+    """Returns a context that repeats the current autocast setting."""
     kind = device.type
     return torch.autocast(kind, torch.get_autocast_dtype(kind),
                           torch.is_autocast_enabled(kind))
@@ -29,8 +29,9 @@ def autocast_now(device: torch.device) -> torch.autocast:
 
 def near(found: Tensor | None, wanted: Tensor | None, limit: float,
          least: float = 1e-12) -> bool:
-    """Whether two tensors differ by no more than the limit, or the precision of
-    their type, of the norm of what is wanted, or by no more than `least`."""
+    """Returns whether the norm of the difference is at most `limit`, or the
+    precision of `wanted`'s dtype if larger, times the norm of `wanted`, or at
+    most `least`."""
     if found is None or wanted is None or found.shape != wanted.shape:
         return found is wanted
     if wanted.is_floating_point():

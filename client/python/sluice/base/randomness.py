@@ -1,9 +1,9 @@
-"""The random state of a chunk: kept where the chunk drew from it.
+"""Saves and restores random states, so that a chunk's replay draws the same.
 
-A layer that drops out or samples draws other numbers when its forward runs a
-second time, and the gradient would be of another function. So each chunk
-that moved a generator keeps the state from before it; the replay starts from
-that state, and what the user draws afterwards is as if there had been none.
+A layer with dropout or sampling would draw other numbers when its forward runs
+a second time, and the gradient would be that of another function. So each
+chunk that advanced a generator keeps the state from before it, and its replay
+starts from that state. The replay does not change what the user draws later.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class RandomState:
-    """The states of the CPU's generator and of the one of `device`."""
+    """A snapshot of the generators of the CPU and of `device`."""
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -32,18 +32,18 @@ class RandomState:
             _module(self._device).set_rng_state(self._own, self._device)
 
     def number(self) -> int:
-        """32 bits of it."""
+        """Returns a 32-bit hash of the CPU generator's state."""
         return zlib.crc32(bytes(self._cpu.tolist()))
 
     def moved(self) -> bool:
-        """Whether anything was drawn since this was taken."""
+        """Returns whether a number was drawn since this snapshot."""
         now = RandomState(self._device)
         return not _same(self._cpu, now._cpu) or not _same(self._own, now._own)
 
 
 @contextlib.contextmanager
 def undisturbed(device: torch.device) -> Iterator[None]:
-    """What is drawn inside leaves no trace outside."""
+    """Restores the random states on exit."""
     before = RandomState(device)
     try:
         yield
@@ -53,9 +53,10 @@ def undisturbed(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def apart(rank: int, device: torch.device) -> Iterator[None]:
-    """Inside, each rank of a group draws numbers of its own, although all may
-    have been seeded alike. Outside, what is drawn next is another number if
-    some were drawn inside, the same on ranks that were the same before."""
+    """Inside, each rank of a group draws different numbers, even if all ranks
+    have the same seed. On exit the former state is restored, and advanced by
+    one draw if any number was drawn inside: ranks with equal states before
+    have equal states after."""
     with rejoined() as begin:
         begin(RandomState(device).number() * 4096 + rank, device)
         yield
@@ -63,8 +64,8 @@ def apart(rank: int, device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def rejoined() -> Iterator[Callable[[int, torch.device], None]]:
-    """Inside, ranks that call what this yields with the same seed draw the
-    same numbers from there on. Outside as with `apart`."""
+    """Yields a function that reseeds: ranks that call it with the same seed
+    draw the same numbers from then on. The exit is that of `apart`."""
     left: list[tuple[RandomState, RandomState, torch.device]] = []
 
     def begin(seed: int, device: torch.device) -> None:
@@ -80,8 +81,8 @@ def rejoined() -> Iterator[Callable[[int, torch.device], None]]:
 
 
 class Still(TorchDispatchMode):
-    """Inside, torch's random functions give always the same and draw nothing,
-    so that a layer that drops out or samples can be compared with itself."""
+    """Makes torch's random functions return fixed values and draw nothing, so
+    that a layer with dropout or sampling can be compared with itself."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -102,9 +103,9 @@ class Still(TorchDispatchMode):
         return out.copy_(torch.as_tensor(still(given, out)))
 
 
-# What each gives in the place of its random numbers, by its arguments: a
-# bound or a deviation that depends on the number of rows shows. Dropout is
-# made of bernoulli_ where it is not CUDA's own operator.
+# Fixed result of each random function, computed from its arguments, so that a
+# bound or deviation that depends on the number of rows is noticed. Dropout
+# calls bernoulli_, except for CUDA's own dropout operator.
 _STILL: dict[str, Callable[[dict, Tensor], Any]] = {
     "bernoulli": lambda given, out: 1,
     "rand": lambda given, out: 0.5,

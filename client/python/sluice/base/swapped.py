@@ -1,17 +1,18 @@
-"""Values that stand in the place of others for a while."""
+"""Context managers that replace items and attributes temporarily."""
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, MutableMapping
 from typing import Any
 
-ABSENT = object()  # in the place of a value: the key has none
+ABSENT = object()  # as a value: the key is removed
 
 
 @contextlib.contextmanager
 def items(*places: tuple[MutableMapping, Any, Any]) -> Iterator[None]:
-    """Inside, each mapping has the value under the key. A module's children,
-    parameters, buffers and attributes are such mappings."""
+    """Sets `mapping[key] = value` for each (mapping, key, value), and restores
+    the former values on exit. A module's children, parameters, buffers and
+    attributes are such mappings."""
     before = [(held, key, held.get(key, ABSENT)) for held, key, _ in places]
     try:
         for place in places:
