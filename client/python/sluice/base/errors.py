@@ -1,4 +1,4 @@
-"""Exceptions of this package: `Error` for failures, `Unsupported` for models.
+"""Exceptions of this package: `Error` and, for refused models, `Unsupported`.
 
 Their text is one line: what happened, the value, the limit, what to do.
 """

@@ -1,1 +1,1 @@
-"""libsluice and the daemon: sessions, leases, waiting."""
+"""Bindings of libsluice and of the daemon: sessions, leases, waiting."""

@@ -1,8 +1,8 @@
-"""libsluice.so by ctypes, C ABI 6: signatures, structs, status -> `Error`.
+"""ctypes bindings of libsluice.so, C ABI 6: functions, structs, errors.
 
-The one file that knows the C interface (client/sluice.h); nothing here owns a
-handle. Handles are plain integers, 0 or None is NULL, which every function of
-the library answers with INVALID_ARGUMENT.
+The only module that knows the C interface (client/sluice.h). It owns no
+handles. A handle is a plain integer; 0 or None is NULL, which every function
+of the library refuses with INVALID_ARGUMENT.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EventHandler = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_char_p)
 
 
 class _Versioned(ctypes.Structure):
-    """A struct that starts with its own size; the constructor sets it."""
+    """A struct that begins with its own size, which the constructor sets."""
 
     _fields_ = [("size", c_size_t)]
 
@@ -48,7 +48,7 @@ class SessionOptions(_Versioned):
         ("world_size", c_uint32), ("local_ranks", c_uint32),
         ("gpu", c_uint32),
         ("guaranteed_bytes_per_second", c_double),  # ignored
-        # Not 0: they are asked for, and answered (session_answer_change).
+        # Not 0: this rank asks for changed plans and answers them.
         ("takes_changes", c_uint32), ("reserved", c_uint32),
         ("gpu_uuid", c_char_p),
     ]
@@ -89,7 +89,7 @@ class AttentionBlock(_Versioned):
         ("capability", c_int32),  # -1: the CPU computes
         ("element_bytes", c_uint32), ("head_dim", c_uint32),
         ("value_dim", c_uint32), ("traits", c_uint32),
-        ("flash", c_uint32),  # 3, 4: FlashAttention-3, -4; 0: torch's own
+        ("flash", c_uint32),  # 3, 4: FlashAttention-3 or -4; 0: torch's own
     ]
 
 
@@ -98,7 +98,7 @@ class ChunkTrial(ctypes.Structure):
                 ("host_seconds", c_double)]
 
 
-# Function -> (result, arguments). c_int results are a sluice_status.
+# Function -> (result, arguments). A c_int result is a sluice_status.
 _SIGNATURES = {
     "sluice_last_error": (c_char_p, []),
     "sluice_abi_version": (c_int, []),
@@ -129,10 +129,10 @@ _SIGNATURES = {
         c_int, [c_uint64, c_uint64, c_double, POINTER(ChunkTrial), c_size_t,
                 POINTER(c_uint64), POINTER(c_uint64)]),
 }
-# They never wait, and are called for every copy or step. Through PyDLL they
-# keep the interpreter's lock: giving it up could cost a switch interval (5 ms)
-# where other Python threads are busy, a thousand times what the call takes.
-# Pointers are plain c_void_p: `byref` of a scratch passes without a check.
+# Functions that never wait and are called for every copy or step. PyDLL keeps
+# the interpreter's lock during the call: if other Python threads are busy,
+# releasing it could cost a switch interval (5 ms), a thousand times the call.
+# Pointers are plain c_void_p, so that `byref` of a buffer passes unchecked.
 _BRIEF_SIGNATURES = {
     "sluice_engine_copy": (
         c_int, [c_void_p, c_int, c_void_p, c_void_p, c_uint64, c_void_p,
@@ -146,7 +146,8 @@ _BRIEF_SIGNATURES = {
 
 
 def _check_version(path: str, version: int) -> None:
-    """Before the functions are looked up: an older one has not all."""
+    """Raises `Error` for an older library. To be called before the functions
+    are looked up: an older library lacks some."""
     if version < ABI_VERSION:
         raise Error(Status.FAILED_PRECONDITION,
                     f"{path} has C ABI {version}, this package needs "
@@ -154,9 +155,9 @@ def _check_version(path: str, version: int) -> None:
 
 
 class Library:
-    """The functions of one libsluice.so, by their names without `sluice_`.
+    """The functions of one libsluice.so, as attributes without `sluice_`.
 
-    Thread safety: safe, as far as the library's own handles are.
+    Thread safety: that of the library's handles.
     """
 
     def __init__(self, path: str) -> None:
@@ -180,7 +181,7 @@ class Library:
         def __getattr__(self, name: str) -> Any: ...
 
     def error(self, status: int) -> Error:
-        """What the calling thread's last failed call says."""
+        """Returns the error of the calling thread's last failed call."""
         return Error(status, self.last_error().decode("utf-8", "replace"))
 
     def check(self, status: int) -> None:
@@ -190,5 +191,6 @@ class Library:
 
 @functools.cache
 def load(path: str) -> Library:
-    """Errors: NOT_FOUND, FAILED_PRECONDITION (an older library)."""
+    """Loads a library, once per path. Raises `Error`: NOT_FOUND;
+    FAILED_PRECONDITION if the library is older than this package."""
     return Library(path)

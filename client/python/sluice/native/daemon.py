@@ -1,5 +1,5 @@
-"""Finds libsluice.so and sluiced; what a daemon that is started here is told,
-and how its start is waited for."""
+"""Finds libsluice.so and sluiced, writes the configuration of a daemon that
+this package starts, and waits until that daemon is ready."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from sluice.base.errors import Error, Status, loader_fault
 from sluice.native import abi
 
 START_TIMEOUT_S = 30.0
-MAX_SOCKET_PATH = 107  # of a Unix socket, without the closing zero
+MAX_SOCKET_PATH = 107  # bytes of a Unix socket's path, without the final zero
 _READY = re.compile(rb"^sluiced: ready", re.MULTILINE)
 _PACKAGE = pathlib.Path(__file__).resolve().parent.parent
 
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-    """Paths of one build; what it does not have is None."""
+    """Paths of the programs of one build; None for missing ones."""
 
     library: str | None  # libsluice.so
     sluiced: str | None
     sluicectl: str | None
 
     def need(self, name: str) -> str:
-        """Raises `Error` NOT_FOUND for what the build does not have."""
+        """Returns the path of a program; raises `Error` NOT_FOUND if the build
+        lacks it."""
         told = os.environ.get("SLUICE_BIN_DIR")
         where = (f"SLUICE_BIN_DIR={told}" if told else
                  "the package or in a build of its source tree")
@@ -43,13 +44,13 @@ class Programs:
 
 
 def _candidates() -> list[tuple[pathlib.Path, tuple[pathlib.Path, ...]]]:
-    """(folder of sluiced, folders of libsluice.so), the first that has
-    anything counts. What the user names is not mixed with anything else."""
+    """Returns (folder of sluiced, folders of libsluice.so) in the order of
+    search. A folder that the user names is the only candidate."""
     told = os.environ.get("SLUICE_BIN_DIR")
     if told:
         folder = pathlib.Path(told)
         return [(folder, (folder.parent / "lib", folder))]
-    # In the wheel, then in the tree that this file is checked out in.
+    # The wheel, then the source tree that contains this file.
     found: list[tuple[pathlib.Path, tuple[pathlib.Path, ...]]] = [
         (_PACKAGE / "bin", (_PACKAGE / "lib",))]
     if (_PACKAGE.parents[2] / "CMakeLists.txt").is_file():
@@ -59,9 +60,10 @@ def _candidates() -> list[tuple[pathlib.Path, tuple[pathlib.Path, ...]]]:
 
 
 def find_programs() -> Programs:
-    """$SLUICE_BIN_DIR, else the wheel's own, else the source tree's build.
+    """Finds the programs in $SLUICE_BIN_DIR, else in the wheel, else in the
+    source tree's build.
 
-    Never fails: what is missing is an error when it is needed.
+    Never fails: `Programs.need` raises for a missing program.
     """
     for binaries, libraries in _candidates():
         found = Programs(
@@ -74,7 +76,8 @@ def find_programs() -> Programs:
 
 
 def load_library() -> abi.Library:
-    """That of `find_programs`. Errors: as `abi.load`, and NOT_FOUND."""
+    """Loads the library that `find_programs` finds. Raises `Error` as
+    `abi.load` does, and NOT_FOUND if there is none."""
     return abi.load(find_programs().need("library"))
 
 
@@ -83,18 +86,19 @@ def _first_file(paths: Iterable[pathlib.Path]) -> str | None:
 
 
 def available_bytes(root: str = "/") -> int:
-    """What this process could still allocate: of the machine, and of each
-    cgroup that it is in, nested ones included. `root` holds /proc and /sys."""
+    """Returns the bytes that this process can still allocate: the least of
+    what the machine and each of its cgroups, nested ones included, have left.
+    `root` holds /proc and /sys."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    # Caches can be given up, but a /proc of subset=pid does not tell of them.
+    # MemAvailable counts reclaimable caches; a /proc with subset=pid lacks it.
     meminfo = _numbers(pathlib.Path(root, "proc/meminfo"))
     return max(0, min([meminfo.get("MemAvailable:", free >> 10) << 10,
                        *_left_by_cgroups(pathlib.Path(root))]))
 
 
 def _numbers(file: pathlib.Path) -> dict[str, int]:
-    """Each line's number by its first word, or by "" where it stands alone;
-    empty where there is no such file."""
+    """Reads the number of each line by the line's first word, or by "" if the
+    line is only a number. Returns {} if the file cannot be read."""
     try:
         lines = file.read_text("ascii").splitlines()
     except OSError:
@@ -105,7 +109,7 @@ def _numbers(file: pathlib.Path) -> dict[str, int]:
 
 
 def _left_by_cgroups(root: pathlib.Path) -> Iterator[int]:
-    """What the process' cgroup and each above it may still have."""
+    """Yields the bytes left in the process's cgroup and in each above it."""
     try:
         told = (root / "proc/self/cgroup").read_bytes()
     except OSError:
@@ -118,14 +122,14 @@ def _left_by_cgroups(root: pathlib.Path) -> Iterator[int]:
         names = (("memory.limit_in_bytes", "memory.usage_in_bytes")
                  if controllers else ("memory.max", "memory.current"))
         parts = [part for part in path.split("/") if part]
-        # A container's mount begins at its own group, which the path names.
+        # In a container the mount may begin at a group that the path names.
         while parts and not mounted.joinpath(*parts).is_dir():
             parts = parts[1:]
         for depth in range(len(parts) + 1):
             group = mounted.joinpath(*parts[:depth])
             limit, used = (_numbers(group / name).get("") for name in names)
             stat = _numbers(group / "memory.stat")
-            # The memory controller tells of groups above the mount too.
+            # The memory controller includes groups above the mount too.
             limit = stat.get("hierarchical_memory_limit", limit)
             if limit is not None:
                 yield limit - (used or 0) + stat.get(
@@ -134,8 +138,8 @@ def _left_by_cgroups(root: pathlib.Path) -> Iterator[int]:
 
 def config_text(driver: str, gpus: int, gpu_bytes: int, host_bytes: int,
                 link_bytes_per_second: float) -> str:
-    """The text of config.toml: one place to see what a daemon that is started
-    here is. All but the driver and host_bytes, of each NUMA node, is of
+    """Returns the config.toml of a daemon that this package starts.
+    `host_bytes` is per NUMA node. All arguments but it and the driver describe
     simulated GPUs."""
     speed = f"{link_bytes_per_second:.1f}"
     links = ", ".join(
@@ -157,8 +161,9 @@ def log_path(folder: str) -> str:
 
 def await_ready(process: subprocess.Popen[bytes], folder: str,
                 timeout_s: float) -> None:
-    """Until sluiced says on `process.stdout` that it serves. Raises `Error`
-    INTERNAL with the last line of its log, or DEADLINE_EXCEEDED."""
+    """Waits until sluiced reports on `process.stdout` that it serves. Raises
+    `Error` with the last line of its log: INTERNAL if it ends before, else
+    DEADLINE_EXCEEDED."""
     deadline, text = time.monotonic() + timeout_s, b""
     assert process.stdout is not None
     while not _READY.search(text):

@@ -1,12 +1,12 @@
-"""Handles of the library, and the order in which they end.
+"""Owns handles of the library and ends them in the right order.
 
 [Note: ends] Each owner of a handle ends it by `weakref.finalize`, which the
 interpreter also runs at its exit. Copy engines must end before their session,
-and no copy may be in flight when a region is unmapped; the garbage collector
-runs the finalizers of a cycle in any order. So a session's handle knows its
-engines' (`before`) and ends them first, and a region waits for them. A forked
-child has no threads of the library and no leased memory: there finalizers do
-nothing.
+and no copy may be in flight when a region is unmapped, but the garbage
+collector runs the finalizers of a cycle in any order. So a session's handle
+lists those of its engines (`before`) and ends them first, and freeing a region
+waits for their copies. A forked child has no threads of the library and no
+leased memory: there finalizers do nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from sluice.base.errors import Error, Status
 
 
 class Handle:
-    """A handle of the library and how it is ended; see [Note: ends].
+    """A handle of the library and the function that ends it; see [Note: ends].
 
     Attributes:
-        value: the handle; 0 once it is ended: NULL, which the library refuses.
-        before: handles that are ended first.
+        value: the handle; 0 (NULL, which the library refuses) after its end.
+        before: handles to end before this one.
     """
 
     __slots__ = ("value", "before", "_end", "_owner")
@@ -37,7 +37,7 @@ class Handle:
         self.before = [h for h in self.before if h.value] + [other]
 
     def end(self) -> None:
-        """Twice is fine."""
+        """Ends the handle; idempotent."""
         value, self.value = self.value, 0
         if value and self.ours():
             for handle in self.before:
@@ -45,7 +45,8 @@ class Handle:
             self._end(value)
 
     def ours(self) -> bool:
-        """False in a forked child."""
+        """Returns whether this process made the handle: False in a forked
+        child."""
         return os.getpid() == self._owner
 
 

@@ -1,4 +1,4 @@
-"""Which rank of which job this process is, as its launcher says."""
+"""Reads the rank and job of this process from its launcher's variables."""
 from __future__ import annotations
 
 import os
@@ -10,22 +10,23 @@ from sluice.base.arguments import invalid
 
 
 class Place(NamedTuple):
-    """A rank's; `job` is the same in all of them."""
+    """Place of a rank in its job; `job` is the same in all ranks."""
 
     rank: int = 0
     world: int = 1
     local_rank: int = 0
-    local_world: int | None = None  # not told
+    local_world: int | None = None  # None: unknown
     job: str = ""
 
 
-# Variables of a rank, the world, the rank on this node, the ranks of this node,
-# and what tells jobs from each other. The first launcher that has set its first
-# two counts: torchrun may run in a step of Slurm's.
+# Per launcher, the variables of: the rank, the world size, the rank on this
+# node, the number of ranks on this node, and those that identify the job. The
+# first launcher with its first two set counts: torchrun may run in a Slurm
+# step.
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
      "TORCHELASTIC_RUN_ID", "MASTER_PORT"),
-    # In a batch script, which is one process, the step's are not set.
+    # A batch script is one process, and the variables of a step are not set.
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
      "SLURM_STEP_TASKS_PER_NODE", "SLURM_JOB_ID", "SLURM_STEP_ID"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
@@ -37,7 +38,8 @@ _LAUNCHERS = (
 
 
 def place(environment: Mapping[str, str] = os.environ) -> Place:
-    """Raises `Invalid` for a variable that is no number."""
+    """Returns the place of this process; the default without a launcher.
+    Raises `Invalid` if a variable is not a number."""
     for rank, world, local, here, *job in _LAUNCHERS:
         if rank in environment and world in environment:
             return Place(
@@ -50,7 +52,8 @@ def place(environment: Mapping[str, str] = os.environ) -> Place:
 
 
 def _count(environment: Mapping[str, str], name: str) -> int:
-    """Slurm writes "4(x2),1" for 4, 4 and 1 tasks of three nodes."""
+    """Parses a count. For a list of nodes, as Slurm's "4(x2),1" (4, 4 and 1
+    tasks on three nodes), returns this node's."""
     text = environment[name]
     if not re.fullmatch(r"\d+(\(x\d+\))?(,\d+(\(x\d+\))?)*", text):
         raise invalid(f"Session: {name} = {text!r} in the environment: a "

@@ -1,4 +1,4 @@
-"""What a session leases and copies with: regions of memory, a copy engine."""
+"""Leased memory regions and the copy engine of a session."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sluice.native.handle import Handle, forked
 
 
 class Opened(Protocol):
-    """What leases and copies need of a session."""
+    """The part of a session that leases and copies use."""
 
     _library: abi.Library
     _handle: Handle
@@ -27,23 +27,23 @@ class Opened(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class CopyStats:
-    """Sums of one engine since its start."""
+    """Totals of one engine since its start."""
 
     host_to_gpu_bytes: int
     gpu_to_host_bytes: int
-    grant_wait_seconds: float  # copies waited for bandwidth
-    stall_seconds: float  # compute waited for copies
+    grant_wait_seconds: float  # time that copies waited for bandwidth
+    stall_seconds: float  # time that compute waited for copies
 
 
 class Region:
-    """A lease, mapped as one range; freed with the object.
+    """A lease, mapped as one address range; freed with the object.
 
-    It may outlive the session's close: the range stays readable, but the
-    daemon has the memory back.
+    A region may outlive the session's close: the range stays readable, but the
+    daemon counts the memory as returned.
 
     Attributes:
-        address: of the first byte. A forked child has nothing there.
-        nbytes: what was asked for, rounded up to the granularity.
+        address: address of the first byte; not mapped in a forked child.
+        nbytes: size asked for, rounded up to the granularity.
     """
 
     def __init__(self, session: Opened, kind: int, nbytes: int,
@@ -57,13 +57,13 @@ class Region:
         self.nbytes: int = library.region_size(leased)
         self.handle = Handle(leased.value, functools.partial(
             _free_region, library, session._handle))
-        # Not at exit: the process's end unmaps it.
+        # Not at exit: the end of the process unmaps it.
         self._end = weakref.finalize(self, self.handle.end)
         self._end.atexit = False
 
     def free(self) -> None:
-        """Waits for the copies of the session's engines, then unmaps it.
-        Twice is fine."""
+        """Waits for the copies of the session's engines, then unmaps the
+        region; idempotent."""
         self._end()
 
 
@@ -71,16 +71,16 @@ def _free_region(library: abi.Library, session: Handle,
                  region: int) -> None:
     for engine in session.before:
         if engine.value:
-            library.engine_drain(engine.value)  # what failed, `wait` tells
+            library.engine_drain(engine.value)  # `wait` reports failures
     library.region_free(region)
 
 
 class Engine:
-    """Both copy directions of a session, ordered by tickets.
+    """Copies in both directions for a session, ordered by tickets.
 
     A ticket is a positive number; tickets of one direction are reached in the
-    order in which they were given. The hot calls are the library's own, for
-    callers that keep their scratch: `copy`, `mark_compute`, `wait`.
+    order of issue. Callers make the hot calls (`copy`, `mark_compute`, `wait`)
+    directly on the library, with buffers of their own.
 
     Thread safety: one thread at a time, the one that computes.
     """
@@ -95,11 +95,12 @@ class Engine:
         self._end = weakref.finalize(self, self.handle.end)
         session._handle.end_after(self.handle)
         self.ended = ("the arena of this memory is closed: nothing can be "
-                      "copied any more")  # said once it is stopped
-        self.stopped = False  # not by the session's end
+                      "copied any more")  # error text after `stop`
+        self.stopped = False  # by `stop`, not by the session's end
 
     def error(self, status: int) -> Error:
-        """Why a call with `handle.value` failed with `status`."""
+        """Returns the error of a call with `handle.value` that failed with
+        `status`."""
         if not self.handle.ours():
             return forked("the copy engine")
         if not self.handle.value:
@@ -111,7 +112,7 @@ class Engine:
         return self.library.error(status)
 
     def drain(self) -> None:
-        """Waits until all copies are done; raises the first that failed."""
+        """Waits until all copies are done; raises the first failure."""
         if not self.handle.ours():
             raise forked("the copy engine")
         status = self.library.engine_drain(self.handle.value)
@@ -130,6 +131,6 @@ class Engine:
                          told.grant_wait_seconds, told.stall_seconds)
 
     def stop(self) -> None:
-        """Waits for copies in flight and ends. Twice is fine."""
+        """Waits for copies in flight, then ends the engine; idempotent."""
         self.stopped |= self.handle.value != 0
         self._end()

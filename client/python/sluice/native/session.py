@@ -1,4 +1,4 @@
-"""A session with the node's daemon: what it has, what it is told, leases."""
+"""Session with the node's daemon: limits, leases, reports and plans."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from sluice.native.waiting import Calls, waits_for
 
 __all__ = ["Limits", "Session"]
 
-_NO_PLAN = 2**64 - 1  # a number that no plan has
+_NO_PLAN = 2**64 - 1  # the number of no plan
 _MOST_RANKS = 1 << 20
-_LONGEST_LABEL = 60  # and a number
+_LONGEST_LABEL = 60  # characters, without a number behind it
 _COUNT = whole(0, "a whole number, 0 or more")
 _BYTES = whole(1, "bytes, a whole number from 1")
 _WAIT = number("seconds, 0 or more", least=0, most=1e6)
 
-_labels: set[str] = set()  # of this process's open sessions that named none
+_labels: set[str] = set()  # labels made here, of this process's open sessions
 _labels_lock = threading.Lock()
 
 
 def _take_label(told: launcher.Place) -> str:
-    """The first of the job's that is free: ranks that open as many sessions
-    have the same ones."""
+    """Takes the job's label, or the first free one with a number behind it:
+    ranks that open equally many sessions get equal labels."""
     label = (told.job or f"python-{os.getpid()}")[-_LONGEST_LABEL:]
     with _labels_lock:
         found = next(name for name in itertools.chain(
@@ -64,8 +64,9 @@ def _end(handle: Handle, label: str | None) -> None:
 
 
 def _uuid(device: Any) -> bytes | None:
-    """The UUID of torch's device, as the driver writes it; None for a CPU."""
-    torch = sys.modules.get("torch")  # a session goes without
+    """Returns the UUID of torch's device as the driver writes it; None for a
+    CPU."""
+    torch = sys.modules.get("torch")  # a session does not need torch
     if torch is None or torch.device(device).type == "cpu":
         return None
     told = torch.cuda.get_device_properties(device)
@@ -74,65 +75,65 @@ def _uuid(device: Any) -> bytes | None:
 
 
 class Watch(Protocol):
-    """Called by a thread of the library's."""
+    """Callback for deaths of ranks; called on a thread of the library."""
 
     def peer_died(self, what: str) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What the session's GPU and its NUMA node have.
+    """Memory and speeds of the session's GPU and of its NUMA node.
 
-    The free bytes are those of the moment in which the session opened.
-    Speeds are of the GPU's link under contention; 0 is unknown.
+    Free bytes are as of the opening of the session. Speeds are those of the
+    GPU's link under contention; 0: unknown.
     """
 
     gpu_total_bytes: int
     gpu_free_bytes: int
     host_total_bytes: int
     host_free_bytes: int
-    granularity_bytes: int  # leases are rounded up to a multiple of it
+    granularity_bytes: int  # lease sizes are rounded up to a multiple of it
     h2d_bytes_per_second: float
     d2h_bytes_per_second: float
-    guaranteed_bytes_per_second: float  # 0: there are no guarantees any more
-    device: int | None = None  # of torch.device("cuda", …); None: simulated
+    guaranteed_bytes_per_second: float  # always 0, kept for older callers
+    device: int | None = None  # index of the CUDA device; None: simulated
 
 
 class Session:
-    """A connection to the daemon, under which memory is leased.
+    """A rank's connection to the daemon, which leases memory to it.
 
     Args:
-        socket: of the daemon; None: $SLUICE_SOCKET, else the node's own, else
-            one of the user's, which is started if there is none
-            (user_daemon.py).
+        socket: path of the daemon's socket. None: $SLUICE_SOCKET, else the
+            node's own daemon, else one of the user, which is started if none
+            runs (user_daemon.py).
         job: label of the job, at most 64 characters, the same in all of its
-            ranks. None: "python" with the process id, or with what the launcher
-            calls the job; of further sessions that are open in this process
-            with a number behind it.
-        rank, world: this rank of how many. None: as torchrun, Slurm or MPI have
-            told this process (launcher.py), else 0 of 1.
-        gpu: the node's GPU that this rank uses, counted as the daemon does.
-            None: the rank's number on its node.
-        local_world: ranks of the job on this node; None: as the launcher told,
-            else all.
-        device: the GPU as torch calls it, instead of `gpu`: a torch.device of
-            CUDA, or its name; found by its UUID. The CPU's is ignored.
+            ranks. None: "python" with the launcher's job id, else with the
+            process id; further open sessions of this process get a number
+            behind it.
+        rank, world: number of this rank, and of ranks in the job. None: as set
+            by torchrun, Slurm or MPI (launcher.py), else 0 of 1.
+        gpu: index of the GPU on the node, as the daemon counts. None: the
+            rank's number on its node.
+        local_world: ranks of the job on this node. None: as the launcher sets
+            it, else all.
+        device: the GPU as torch names it, instead of `gpu`: a CUDA
+            torch.device or its name; matched by UUID. A CPU is ignored.
         lease_wait_s: seconds that a lease may wait for memory instead of being
             refused at once, within the daemon's `longest_wait_s`; first come,
-            first served. Leases that could be smaller do not wait.
+            first served. Leases that can be retried smaller do not wait.
 
     Attributes:
-        socket: path; another process or session can open it too.
+        socket: path of the socket; other processes and sessions may open it.
         job, rank: as given or found.
         gpu: as given, or the rank's number on its node.
         lease_wait_s: as given.
-        daemon: None. It was the session's own daemon before daemons of users.
+        daemon: always None; kept for older callers.
 
     Raises:
-        Invalid: an argument is not what it may be.
-        Error: NOT_FOUND or UNAVAILABLE without a daemon at the socket or
-            without libsluice.so, or where the daemon does not serve `device`;
-            ALREADY_EXISTS where this rank is attached.
+        Invalid: an argument is not valid.
+        Error: NOT_FOUND or UNAVAILABLE: no daemon at the socket, no
+            libsluice.so, or the daemon does not serve `device`;
+            ALREADY_EXISTS: this rank is attached already.
 
     A context manager. Thread safety: safe.
     """
@@ -166,7 +167,7 @@ class Session:
         named = os.fspath(socket) if socket else os.environ.get("SLUICE_SOCKET")
         uuid = None if device is None else _uuid(device)
         self.job = job or _take_label(told)
-        label = None if job else self.job  # to be given back
+        label = None if job else self.job  # freed when the session ends
         options = abi.SessionOptions(
             job=self.job.encode(), rank=self.rank, world_size=self._world,
             local_ranks=local_world, gpu=self.gpu, takes_changes=1,
@@ -183,8 +184,8 @@ class Session:
 
     def _opened(self, options: abi.SessionOptions, named: str | None
                 ) -> int | None:
-        """The handle of a session at `named`, or wherever the node's or the
-        user's daemon is."""
+        """Opens a session at the socket `named`, or with the node's or the
+        user's daemon; returns the handle."""
         opened = ctypes.c_void_p()
         for last in (False, True):
             self.socket = named or user_daemon.socket_of_the_node()
@@ -194,13 +195,13 @@ class Session:
                     ctypes.byref(options), ctypes.byref(opened)))
                 break
             except Error:
-                # One of the user's may have ended meanwhile: the next is asked.
+                # The user's daemon may have just ended: try again, once.
                 if last or named or user_daemon.listens(self.socket):
                     raise
         return opened.value
 
     def limits(self) -> Limits:
-        """What the daemon told when the session opened."""
+        """Returns what the daemon reported when the session opened."""
         told = abi.Limits(device=-1)
         self._library.check(self._library.session_limits(
             self._value(), ctypes.byref(told)))
@@ -217,14 +218,15 @@ class Session:
     def report(self, step: int, seconds: float, tokens: int, *,
                loss: float = math.nan, copies: CopyStats | None = None,
                gpu_peak_bytes: int = 0, host_peak_bytes: int = 0) -> None:
-        """One step's figures, for operators; does not wait for the daemon.
+        """Reports one step's figures for operators. Does not wait for the
+        daemon.
 
         Args:
-            copies: of this step alone, not the engine's sums.
+            copies: figures of this step alone, not the engine's totals.
 
         Raises:
-            Error: UNAVAILABLE when the daemon is gone; INVALID_ARGUMENT for a
-                figure that no step can have, of which nothing is counted.
+            Error: UNAVAILABLE: the daemon is gone; INVALID_ARGUMENT: a figure
+                is impossible, and the whole report is ignored.
         """
         figures = dict(step=step, seconds=seconds, tokens=tokens,
                        gpu_peak_bytes=gpu_peak_bytes,
@@ -240,15 +242,15 @@ class Session:
            quiet=FLAG)
     def plan(self, profile: Mapping[str, Any], timeout_s: float = 60.0, *,
              quiet: bool = False) -> dict[str, Any]:
-        """Submits this rank's profile of one step (proto/plan, as JSON) and
-        waits until the job's other ranks on this node have submitted theirs
-        and the daemon has planned. A plan with an "infeasible" that is not
-        empty is an answer too. After two seconds a line on stderr says which
-        ranks it waits for, unless `quiet`; Ctrl-C ends the wait.
+        """Submits this rank's profile of one step (proto/plan, as JSON), waits
+        until the job's other ranks on this node have submitted theirs and the
+        daemon has planned, and returns the plan. A plan with a non-empty
+        "infeasible" is an answer, not an error. After two seconds a line on
+        stderr names what it waits for, unless `quiet`; Ctrl-C ends the wait.
 
         Raises:
-            Error: INVALID_ARGUMENT for a profile that is none;
-                DEADLINE_EXCEEDED; UNAVAILABLE when the daemon is gone.
+            Error: INVALID_ARGUMENT: not a valid profile; DEADLINE_EXCEEDED;
+                UNAVAILABLE: the daemon is gone.
         """
         try:
             told = json.dumps(profile, allow_nan=False).encode()
@@ -276,10 +278,10 @@ class Session:
         return self._calls.interruptible(call, say)
 
     def changed_plan(self) -> tuple[int, dict[str, Any]] | None:
-        """(its number, the plan) that the daemon wants this rank to run by
-        because jobs came or went: the newest one, until it is answered. Only
-        its fractions are meant. Does not wait, and is known without a daemon
-        too, where that was killed since."""
+        """Returns (number, plan) of the newest changed plan that is not
+        answered yet, or None. The daemon changes plans because jobs came or
+        went; only the plan's fractions count. Does not wait. A plan that has
+        arrived stays known if the daemon is killed."""
         text, number = ctypes.c_void_p(), ctypes.c_uint64()
         self._library.check(self._library.session_changed_plan(
             self._value(), ctypes.byref(text), ctypes.byref(number)))
@@ -293,23 +295,23 @@ class Session:
     @takes("answer_change", number=whole(0, "a plan's number", _NO_PLAN),
            taken=FLAG, note=a(str, "a line of text"))
     def answer_change(self, number: int, taken: bool, note: str = "") -> None:
-        """Says whether this rank takes a changed plan. Before it takes one it
-        gives back the host memory that the plan does not have any more; a rank
-        that asked `plan` and never answers lets jobs that join wait for a
-        minute. `note`: one line for people. Does not wait for the daemon.
+        """Answers whether this rank takes a changed plan. Before it takes one
+        it gives back the host memory that the new plan lacks. If a rank that
+        called `plan` never answers, jobs that join wait for a minute. `note`:
+        one line for operators. Does not wait for the daemon.
 
         Raises:
-            Error: UNAVAILABLE when the daemon is gone.
+            Error: UNAVAILABLE: the daemon is gone.
         """
         self._library.check(self._library.session_answer_change(
             self._value(), number, int(taken), note.encode()))
 
     def _watched_by(self, watch: Watch) -> None:
-        """`watch` hears of dead processes of the job on this node, as long as
-        something refers to it."""
+        """Tells `watch`, while something refers to it, of processes of the job
+        on this node that die."""
         self._watches.add(watch)
         if self._calls.on_event is None:
-            watches = self._watches  # and not the session, which ends by itself
+            watches = self._watches  # not `self`, so that it can be collected
 
             def tell(_: int | None, kind: int, detail: bytes) -> None:
                 for each in [*watches] if kind == abi.PEER_DIED else ():
@@ -320,25 +322,25 @@ class Session:
                 self._value(), self._calls.on_event, None))
 
     def check_connected(self) -> None:
-        """Raises `Error` UNAVAILABLE where the daemon is known to be gone."""
-        self.answer_change(_NO_PLAN, False)  # which the daemon ignores
+        """Raises `Error` UNAVAILABLE if the daemon is known to be gone."""
+        self.answer_change(_NO_PLAN, False)  # the daemon ignores it
 
     @takes("lease_host", nbytes=_BYTES, wait_s=_WAIT | NONE)
     def lease_host(self, nbytes: int, *, wait_s: float | None = None
                    ) -> Region:
-        """Pinned host memory on the GPU's NUMA node; see `Region`. `wait_s`:
-        in the place of the session's `lease_wait_s`.
+        """Leases pinned host memory on the GPU's NUMA node; see `Region`.
+        `wait_s` overrides the session's `lease_wait_s`.
 
         Raises:
-            Error: RESOURCE_EXHAUSTED over the budget or the pool, and
-                DEADLINE_EXCEEDED where it waited for that in vain, with the
-                daemon's line; UNAVAILABLE when the daemon is gone.
+            Error: RESOURCE_EXHAUSTED: the budget or the pool is exceeded;
+                DEADLINE_EXCEEDED: the same, after a wait; both with the
+                daemon's line. UNAVAILABLE: the daemon is gone.
         """
         return self._region(abi.HOST, nbytes, wait_s)
 
     @takes("lease_gpu", nbytes=_BYTES, wait_s=_WAIT | NONE)
     def lease_gpu(self, nbytes: int, *, wait_s: float | None = None) -> Region:
-        """Memory of the session's GPU; otherwise like `lease_host`."""
+        """Leases memory of the session's GPU; otherwise like `lease_host`."""
         return self._region(abi.GPU, nbytes, wait_s)
 
     def _region(self, kind: int, nbytes: int, wait_s: float | None) -> Region:
@@ -346,8 +348,8 @@ class Session:
                       self.lease_wait_s if wait_s is None else wait_s)
 
     def close(self) -> None:
-        """Waits for copies in flight, then gives everything back to the
-        daemon. Regions stay readable; arenas do not. Twice is fine."""
+        """Waits for copies in flight, then gives all memory back to the
+        daemon. Regions stay readable, arenas do not. Idempotent."""
         self._end()
 
     @property
@@ -365,7 +367,8 @@ class Session:
         return f"<sluice.Session {self.socket}{state}>"
 
     def _value(self) -> int:
-        """The handle, to call the library with now."""
+        """Returns the open handle; raises `Error` FAILED_PRECONDITION after
+        `close` and in a forked child."""
         if not self._handle.ours():
             raise forked("the session")
         if not self._handle.value:

@@ -1,12 +1,12 @@
-"""The daemon of a session that names none: the node's, else one of the user's.
+"""Finds or starts the daemon of a session that names none.
 
-The first process of a user that finds no daemon on its node starts one, in a
-folder of the user's; other ranks and later jobs join it. It serves the node's
-real GPUs, or simulated ones where there is no NVIDIA device, pins no more host
-memory than was free when it started, and ends some minutes after its last
-session. In a Slurm job it is the job's, since the job's end ends it. On an
-instance of a GPU (MIG), of which CUDA shows a process one, it is the
-instance's.
+The node's own daemon is used if there is one. Else the first process of a user
+starts a daemon in a folder of that user; other ranks and later jobs join it.
+It serves the node's real GPUs, or simulated ones if there is no NVIDIA device,
+pins no more host memory than was free when it started, and ends some minutes
+after its last session. Each Slurm job has a daemon of its own, because the end
+of a job ends it. So has each MIG instance, because CUDA shows a process only
+one.
 """
 from __future__ import annotations
 
@@ -30,41 +30,42 @@ from sluice.native.daemon import (
 )
 
 NODES_OWN = "/run/sluice/session.sock"
-IDLE_S = 600  # after its last session it ends; $SLUICE_DAEMON_IDLE_S
+IDLE_S = 600  # from its last session to its end; $SLUICE_DAEMON_IDLE_S
 _SIMULATED_GPUS = 8
 _GIB = 1 << 30
 
 
 def socket_of_the_node() -> str:
-    """The socket of a daemon to open a session with; starts a daemon if there
-    is none.
+    """Returns the socket of the node's or the user's daemon; starts a daemon
+    if there is none.
 
     Raises:
-        Error: NOT_FOUND where there is no sluiced to start; PERMISSION_DENIED
-            where the user's folder is another user's; INTERNAL with the last
-            line of its log where it does not start; DEADLINE_EXCEEDED.
+        Error: NOT_FOUND: no sluiced to start; PERMISSION_DENIED: the user's
+            folder belongs to another user; INTERNAL, with the last line of its
+            log: sluiced did not start; DEADLINE_EXCEEDED.
 
-    Thread safety: safe, and so it is among processes.
+    Thread safety: safe, also among processes.
     """
     if os.path.exists(NODES_OWN):
         return NODES_OWN
     folder = folder_of_the_user()
     path = os.path.join(folder, "session.sock")
     with open(os.path.join(folder, "start.lock"), "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # released with the file
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
         if not listens(path):
             _start(folder)
     return path
 
 
 def known_socket() -> str:
-    """The same, whether there is a daemon or not; nothing is started."""
+    """Returns the same path, whether a daemon listens or not; starts none."""
     return NODES_OWN if os.path.exists(NODES_OWN) else os.path.join(
         _folder(), "session.sock")
 
 
 def _instance() -> str:
-    """The MIG instance that CUDA_VISIBLE_DEVICES gives this process; "": none."""
+    """Returns the MIG instance that CUDA_VISIBLE_DEVICES gives this process,
+    or ""."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
     return first if first.startswith("MIG-") else ""
 
@@ -79,7 +80,7 @@ def _folder() -> str:
 
 
 def folder_of_the_user() -> str:
-    """Made if it is not there."""
+    """Returns the folder of the user's daemon; creates it if necessary."""
     folder = _folder()
     try:
         os.mkdir(folder, 0o700)
@@ -100,12 +101,13 @@ def listens(path: str) -> bool:
 
 def command(folder: str) -> list[str]:
     free = available_bytes()
-    # As much of what is free as a node's own daemon has of all (node.h).
+    # The share of free memory that a node's own daemon takes of all memory
+    # (Pinnable, proto/base/cgroup.h).
     host = max(free // 2, min(free // 10 * 9, free - 64 * _GIB))
     config = pathlib.Path(folder, "config.toml")
     text = config_text("auto", _SIMULATED_GPUS, free // 4,
                        host // _numa_nodes(), 0)
-    if _instance():  # it has no device node of its own to be asked for
+    if _instance():  # a MIG instance has no device node to check access by
         text += '[gpus]\naccess = "any"\n'
     config.write_text(text, "ascii")
     return [os.path.abspath(find_programs().need("sluiced")),
@@ -119,7 +121,7 @@ def _numa_nodes() -> int:
 
 def _start(folder: str) -> None:
     idle = os.environ.get("SLUICE_DAEMON_IDLE_S", str(IDLE_S))
-    # This process may see some of the GPUs only, and others join.
+    # This process may see some GPUs only; processes that join may see others.
     seen = {name: value for name, value in os.environ.items()
             if name != "CUDA_VISIBLE_DEVICES" or _instance()}
     with open(log_path(folder), "wb") as log:
@@ -135,4 +137,4 @@ def _start(folder: str) -> None:
         raise
     finally:
         sluiced.stdout.close()
-    sluiced.returncode = 0  # it outlives this process, which need not wait
+    sluiced.returncode = 0  # it outlives this process: nothing to wait for

@@ -1,4 +1,4 @@
-"""A call of the library that waits for others: heard by Ctrl-C, and said."""
+"""Makes waiting calls of the library interruptible and reports long waits."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from typing import Any, TypeVar
 from sluice.native.daemon import find_programs
 
 T = TypeVar("T")
-SILENT_S = 2.0  # nothing is said about a wait that is over before
-_ASK_S = 2.0  # a status of the daemon, which is asked for one line
+SILENT_S = 2.0  # a longer wait is reported
+_ASK_S = 2.0  # timeout of the status query for that report
 
 
 class Calls:
-    """The calls of one session that wait, each on a thread of its own.
+    """Runs the waiting calls of one session, each on a thread of its own.
 
-    Python hears Ctrl-C between two lines of Python only, never in a call of
-    the library. So the caller waits for a thread that makes the call, and
-    where it stops waiting the call is left alone. The session must not end
-    under it: then its end is the call's.
+    Python handles Ctrl-C between two lines of Python only, never inside a call
+    of the library. So a thread makes the call and the caller waits for that
+    thread; an interrupt ends the wait but not the call. The session must not
+    end during a call: a close in that time takes effect when the last call
+    returns.
 
     Thread safety: safe.
     """
@@ -30,12 +31,12 @@ class Calls:
         self._close = close
         self._lock = threading.Lock()
         self._running = 0
-        self._closing = 0  # the session, where it was to end meanwhile
-        self.on_event: Any = None  # the library calls it until that end
+        self._closing = 0  # the session, if it is to end after the last call
+        self.on_event: Any = None  # kept alive: called until the session's end
 
     def interruptible(self, call: Callable[[], T], say: Callable[[], object]
                       ) -> T:
-        """What `call` returns or raises; `say` is called if that takes long."""
+        """Returns or raises what `call` does; calls `say` if it takes long."""
         answer: list[T] = []
         raised: list[BaseException] = []
         over = threading.Event()
@@ -54,7 +55,7 @@ class Calls:
         thread = threading.Thread(target=run, name="sluice waits", daemon=True)
         try:
             thread.start()
-        except Exception:  # no thread ran: nothing else ends the call
+        except Exception:  # no thread runs that would count the call as over
             self._end()
             raise
         if not over.wait(SILENT_S):
@@ -65,7 +66,7 @@ class Calls:
         return answer[0]
 
     def close(self, session: int) -> None:
-        """Ends the session, after the calls that run."""
+        """Ends the session, once no call is running."""
         with self._lock:
             if self._running:
                 self._closing = session
@@ -81,7 +82,7 @@ class Calls:
 
 
 def waits_for(socket: str, job: str, world: int) -> str:
-    """What a question for a plan waits for; "": it is not told."""
+    """Describes what a `plan` call waits for; "" if that is not known."""
     program = find_programs().sluicectl
     if program is None:
         return ""
@@ -99,7 +100,7 @@ def _line(status: Mapping[str, Any], job: str, world: int) -> str:
     if planning["state"] == "collecting":
         attached = {r["rank"] for j in status["jobs"] if j["name"] == job
                     for r in j["ranks"]}
-        # Which ranks are another node's is not known here.
+        # Which ranks are on other nodes is not known here.
         missing = [str(r) for r in range(world) if r not in attached] if (
             planning["ranks_wanted"] == world) else []
         return (f"{planning['ranks']} of {planning['ranks_wanted']} ranks of "
