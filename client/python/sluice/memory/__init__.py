@@ -1,1 +1,1 @@
-"""Host memory of a session: arena, slabs, slots, copies."""
+"""Leased memory for tensors: host arena, GPU slots, copies between them."""

@@ -1,4 +1,5 @@
-"""Host memory leased from the daemon, filled and read by its copy engine."""
+"""Arena of leased host memory, which a session's copy engine fills and reads.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +23,13 @@ from sluice.native.abi import GPU_TO_HOST, HOST_TO_GPU
 from sluice.native.leases import CopyStats
 from sluice.native.session import Session
 
-_CLOSED = object()  # what no tensor is marked with
+_CLOSED = object()  # a mark that no tensor has
 
 
 def _whole(call: Callable) -> Callable:
-    """A call that is cut short by an interrupt is put right before the next;
-    see [Note: interrupted books] in tensor_ranges. One thread calls at a time."""
+    """Decorates a method: serializes the calls, and repairs the arena before
+    the call that follows an interrupted one; see [Note: interrupted books] in
+    tensor_ranges."""
     @functools.wraps(call)
     def whole(self: HostArena, *args: Any) -> Any:
         with self._lock:
@@ -36,7 +38,7 @@ def _whole(call: Callable) -> Callable:
             self._cut_short = True
             try:
                 found = call(self, *args)
-            except Error:  # a refusal, after which all is whole
+            except Error:  # a refusal, which leaves the arena consistent
                 self._cut_short = False
                 raise
             self._cut_short = False
@@ -48,25 +50,27 @@ class HostArena:
     """Host memory for tensors; grows by slabs and keeps them until `close`.
 
     Args:
-        session: its memory is leased, its GPU copies; kept alive.
-        in_flight_bytes: device memory that running copies may keep alive, per
-            direction, or two copies where those are larger.
+        session: leases the memory and copies; kept alive.
+        in_flight_bytes: device memory that running copies may keep alive per
+            direction; two copies may run even if they are larger.
 
-    Attributes: `used_bytes` and `peak_bytes` count numel x itemsize of what is
-    held, exactly; `leased_bytes` what the daemon has leased for it. `copies`
-    counts copies that were started. `device` is that of the tensors: the CPU
-    where the session's GPU is simulated, else that GPU.
+    Attributes: `used_bytes` and `peak_bytes` count numel x itemsize of the
+    tensors held, exactly; `leased_bytes` counts the arena's leases; `copies`
+    counts started copies. `device` is the device of the tensors: the CPU if
+    the session's GPU is simulated, else that GPU.
 
     Every method raises `Error`: FAILED_PRECONDITION after `close`, for a
-    tensor that was dropped or is another arena's, and in a forked child;
-    otherwise what a failed copy or lease says. After a refused call
-    everything held stays as it was. After an interrupt (Ctrl-C) in a call the
-    next one works, on what is held then.
+    tensor that was dropped or belongs to another arena, and in a forked child;
+    otherwise the error of a failed copy or lease. A refused call changes
+    nothing that is held. After an interrupt (Ctrl-C) in a call the next call
+    works, on the tensors that are still held.
 
-    On a GPU all is ordered against torch's current stream of the calling
-    thread, and no call waits for the GPU; see [Note: streams] in compute_device.
+    On a GPU all copies are ordered against torch's current stream of the
+    calling thread ([Note: streams] in compute_device). A wait orders later
+    compute after the copy; only `drain`, `close`, a shrinking `fit` and the
+    repair after an interrupt block the host.
 
-    Thread safety: calls take turns, and each host tensor is used by one
+    Thread safety: calls are serialized; a host tensor may be used by one
     thread at a time.
     """
 
@@ -80,7 +84,7 @@ class HostArena:
         self._live = object()
         self._books = Books()
         self._slabs = Slabs(session, self._books)
-        # What tensors of the device are made in; None: by torch alone.
+        # Memory for tensors on the device; None: torch allocates them.
         self._slots = None if self.device.type == "cpu" else Slots(
             session, self.device)
         self._cut_short = False
@@ -116,17 +120,17 @@ class HostArena:
     def put(self, tensor: torch.Tensor) -> HostTensor:
         """Copies `tensor` to the host; does not wait.
 
-        The copy comes after what was computed so far. `tensor` is kept alive
-        until it is done, and must not be written before: what torch computes
-        on the tensor later is not ordered after the copy.
+        The copy runs after what was computed so far. The arena keeps `tensor`
+        alive until the copy is done; until then it must not be written,
+        because later compute is not ordered after the copy.
 
-        Returns: a tensor that holds the bytes until `drop`, or until nothing
-        refers to it.
+        Returns: a host tensor that holds the bytes until `drop`, or until
+        nothing refers to it.
 
         Raises:
-            Error: RESOURCE_EXHAUSTED with the daemon's line where no memory
-                can be leased; UNAVAILABLE where the daemon is gone and what
-                was leased is full.
+            Error: RESOURCE_EXHAUSTED, with the daemon's line: no memory can be
+                leased; UNAVAILABLE: the daemon is gone and the leased memory
+                is full.
         """
         self._check_open()
         check_device(tensor.device, self.device)
@@ -152,26 +156,23 @@ class HostArena:
 
     @_whole
     def prefetch(self, host: HostTensor, device: torch.device | str) -> None:
-        """Starts the copy of `host` into a fresh tensor on `device`; does
-        nothing where that was done and not yet asked for."""
+        """Starts the copy of `host` into a fresh tensor on `device`, which the
+        next `get` returns; does nothing if `host` is prefetched already."""
         self._prefetch(host, device)
 
     @_whole
     def get(self, host: HostTensor,
             device: torch.device | str) -> torch.Tensor:
-        """`host` as a fresh tensor on `device`, the caller's own; what is
-        computed on it comes after the copy. `host` stays."""
+        """Returns `host` as a fresh tensor on `device`, which the caller owns;
+        later compute is ordered after the copy. `host` stays held."""
         return self._get(host, device)
 
     @_whole
     def add(self, host: HostTensor, tensor: torch.Tensor) -> None:
         """host += tensor, computed on the tensor's device in `host`'s dtype.
 
-        Args:
-            tensor: of `host`'s shape.
-
         Raises:
-            Error: INVALID_ARGUMENT for another shape.
+            Error: INVALID_ARGUMENT: the shapes differ.
         """
         self._check(host)
         if tensor.shape != host.shape:
@@ -181,19 +182,19 @@ class HostArena:
         total = self._get(host, tensor.device)
         total += tensor.detach()
         if host.nbytes:
-            # After every read of it: `get` waited for the last one.
+            # No read of it is running: `_get` waited for the last one.
             host._written = self._copies.start(GPU_TO_HOST, host._address,
                                                total, host.nbytes, 0)
 
     @_whole
     def settle(self, host: HostTensor) -> None:
-        """Waits for the copy into `host`, and holds its source no longer."""
+        """Waits for the copy into `host`, and lets go of its source."""
         self._check(host)
         self._copies.wait(GPU_TO_HOST, host._written)
 
     @_whole
     def drop(self, host: HostTensor) -> None:
-        """Gives the bytes back; dropping twice is an error."""
+        """Frees the bytes of `host`; dropping twice is an error."""
         self._check(host)
         host._ahead = None
         if host.nbytes:
@@ -204,19 +205,19 @@ class HostArena:
 
     @_whole
     def reserve(self, nbytes: int) -> None:
-        """Leases what is missing to `nbytes`, or raises as a lease does."""
+        """Grows the leases to `nbytes`, or raises as a lease does."""
         self._check_open()
         self._slabs.reserve(nbytes)
 
     @_whole
     def fit(self, nbytes: int) -> None:
-        """Leases `nbytes` in all; what is too much goes back. Raises `Error`
-        FAILED_PRECONDITION where that is so and something is held.
+        """Grows or shrinks the leases to `nbytes`. Raises `Error`
+        FAILED_PRECONDITION if they would shrink while a tensor is held.
 
-        It goes back before `nbytes` are leased anew, for another rank may
-        wait for it as this one may wait for that; where the daemon is gone
-        nothing does. An `Error` between the two leaves no lease: slabs are
-        leased again for what is put.
+        To shrink, it gives all slabs back and then leases `nbytes`, because
+        two ranks may wait for each other's memory. Nothing goes back if the
+        daemon is gone. An `Error` of the new lease leaves the arena without
+        slabs; later `put`s lease them.
         """
         self._check_open()
         if self._books.has_lost():
@@ -231,13 +232,13 @@ class HostArena:
 
     @_whole
     def drain(self) -> None:
-        """Waits for all copies; then none keeps a tensor alive."""
+        """Waits for all copies and lets go of their tensors."""
         self._check_open()
         self._copies.drain()
 
     def close(self, why: str | None = None) -> None:
-        """Waits for copies in flight and ends the lease. Twice is fine. `why`
-        is what later calls on its memory say."""
+        """Waits for copies in flight and ends the leases; idempotent. `why` is
+        the error text of later calls."""
         if self._pid != getpid():
             return
         if why is not None:
@@ -261,7 +262,7 @@ class HostArena:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # --- how ----------------------------------------------------------------
+    # --- implementation -----------------------------------------------------
 
     def _prefetch(self, host: HostTensor, device: torch.device | str,
                   at_once: bool = False) -> None:
@@ -283,19 +284,20 @@ class HostArena:
         tensor, host._ahead = host._ahead, None
         if host.nbytes:
             self._copies.wait(HOST_TO_GPU, host._read)
-            # It came after the copy that filled the host's bytes.
+            # This copy came after the one that filled the host's bytes.
             self._copies.settled(host._written)
             if host._stream != self._copies.stream and not (
                     self._slots is not None and self._slots.has(tensor)):
-                # Torch gives it away in the order of the stream of its making.
-                # What is not its own its allocators may refuse, and a slot's
-                # next copy comes after all streams ([Note: slots] in slots).
+                # Torch reuses memory in the order of the stream on which it
+                # was allocated. Not for slots: torch may refuse memory of
+                # another allocator, and a slot's next copy comes after all
+                # streams ([Note: slots] in slots).
                 tensor.record_stream(torch.cuda.current_stream(self.device))
         return tensor
 
     def _put_right(self) -> None:
-        """After a call that was cut short: no copy runs that is not noted,
-        and what no living tensor has is free."""
+        """Repairs the arena after an interrupted call: waits for all copies,
+        and frees all bytes that no living tensor has."""
         self._check_open()
         self._copies.drain()
         self._slabs.rebuild_books(0)
@@ -304,7 +306,7 @@ class HostArena:
         self._cut_short = False
 
     def _check_open(self) -> None:
-        # In a forked child and after the session's close too.
+        # Also fails in a forked child and after the session's close.
         if self._pid != getpid() or not self._handle.value:
             raise self._copies.engine.error(Status.INVALID_ARGUMENT)
 

@@ -1,18 +1,17 @@
-"""Where a session computes: the device that tensors are on, and its stream.
+"""The device on which a session computes, and its current stream.
 
-The memory of a simulated GPU is the CPU's, and the calling thread computes. A
-real GPU is torch's CUDA device of the session's UUID, where compute is what is
+The memory of a simulated GPU is CPU memory, and the calling thread computes. A
+real GPU is torch's CUDA device with the session's UUID, and compute is what is
 enqueued on torch's current stream of the calling thread.
 
-[Note: streams] Torch's current stream is asked at each copy and each wait, for
-it may be another one each time: autograd runs a node's backward on a thread of
-its own, on the stream that the node's forward ran on. Where it has changed, the
-old stream first comes after all copies that use memory which is held for them,
-and the new one after the old. So whatever was waited for on the one is waited
-for on the other, bytes of the host that one stream's gradients left are read
-by the other after them, and memory that is let go is not used any more, on
-whichever stream it was made. A step that stays on one stream waits for nothing
-by that.
+[Note: streams] Each copy and each wait looks up torch's current stream,
+because it may change: autograd runs a node's backward on a thread of its own,
+on the stream of the node's forward. If it has changed, the old stream first
+waits for all copies that hold memory, and the new stream waits for the old.
+So the new stream is ordered after everything that the old one waited for, it
+reads host bytes only after the old stream's gradients were written there, and
+memory that is let go is no longer in use, on whichever stream it was
+allocated. A step that stays on one stream waits for nothing extra.
 """
 from __future__ import annotations
 
@@ -30,8 +29,8 @@ Moment: TypeAlias = "float | Event"  # by the host's clock, or in a stream
 
 
 def device_of(session: Session) -> torch.device:
-    """The device of tensors that the session's GPU computes on. Raises `Error`
-    UNIMPLEMENTED for a real GPU where torch has none."""
+    """Returns torch's device for the session's GPU. Raises `Error`
+    UNIMPLEMENTED for a real GPU if torch has no CUDA."""
     ordinal = session.limits().device
     if ordinal is None:
         return torch.device("cpu")
@@ -44,7 +43,7 @@ def device_of(session: Session) -> torch.device:
 
 
 def current_stream(device: torch.device) -> int:
-    """Torch's current one of this thread, as a CUstream."""
+    """Returns torch's current stream of this thread, as a CUstream."""
     return torch._C._cuda_getCurrentRawStream(device.index)
 
 
@@ -59,14 +58,15 @@ def now(device: torch.device) -> Moment:
 
 
 def await_compute(device: torch.device) -> None:
-    """The host waits for torch's current stream: for the end of a lease."""
+    """Blocks the host until torch's current stream is done, as is needed
+    before a lease ends."""
     if device.type != "cpu":
         torch.cuda.current_stream(device).synchronize()
 
 
 def check_device(found: torch.device | str, device: torch.device) -> None:
-    """Raises `Error` UNIMPLEMENTED where a tensor is, or is to be, on another
-    device than its session's."""
+    """Raises `Error` UNIMPLEMENTED if the device `found` of a tensor is not
+    its session's."""
     found = torch.device(found)
     if found == device or (found.index is None
                            and found.type == device.type):

@@ -1,8 +1,9 @@
-"""Copies between an arena's host memory and tensors, and what they keep alive.
+"""Starts copies between host memory and tensors, and keeps tensors alive.
 
-[Note: reuse] A dropped range may still be read by a copy to the device. It
-carries that copy's ticket, and the copy that fills it next starts after it.
-Writes need no ticket: copies to the host are in order.
+[Note: reuse] A copy to the device may still read a host range that was
+dropped. So the range is marked with that copy's ticket, and the next copy that
+fills the range starts after it. Writes need no mark: copies to the host run in
+order.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from sluice.native.abi import GPU_TO_HOST, HOST_TO_GPU
 from sluice.native.leases import Engine
 from sluice.native.session import Session
 
-# What running copies may keep alive, per direction. Two copies of any size may
-# run, so that large ones overlap.
+# Limits of what running copies keep alive, per direction. Two copies of any
+# size may run, so that large ones overlap.
 IN_FLIGHT_COPIES = 64
 IN_FLIGHT_BYTES = 2 << 20
 
 
 class Copies:
-    """One engine's copies. Every method raises what a failed copy says.
+    """Copies of one engine. Every method raises the error of a failed copy.
 
-    Attributes: `count` of copies that were started; `engine`; `in_flight` by
-    direction; `device` of the tensors; `stream`, torch's, that compute is on:
-    None where the GPU is simulated, and before the first copy.
+    Attributes: `count`, the number of started copies; `engine`; `in_flight`,
+    by direction; `device` of the tensors; `stream`, torch's stream that
+    computes: None before the first copy and if the GPU is simulated.
 
     Thread safety: one thread at a time, the one that computes.
     """
@@ -41,7 +42,7 @@ class Copies:
         self.device = compute_device.device_of(session)
         self.stream: int | None = None
         self._follows = self.device.type != "cpu"
-        # Ended before the tensors below are let go; see [Note: ends].
+        # Ends before the tensors below are let go; [Note: ends] in handle.
         self.engine = Engine(session)
         self._library = self.engine.library
         self._handle = self.engine.handle
@@ -49,13 +50,13 @@ class Copies:
         self.in_flight = (InFlight(), InFlight())
         self._most_bytes = most_bytes
         self._clock = ComputeClock(self.device)
-        # By direction; where nothing waits for bandwidth it is not asked for.
+        # Slack is learned only where copies wait for bandwidth.
         limits = session.limits()
         self._learns = max(limits.h2d_bytes_per_second,
                            limits.d2h_bytes_per_second) > 0
         self._slack = (Slack(), Slack())
-        # Scratch of one copy: the tensor, the tickets it comes after, the
-        # first of which is always the compute so far, and its own.
+        # Buffers for starting one copy: its tensor, the tickets it comes after
+        # (the first is always the compute so far), and its own ticket.
         self._starting: torch.Tensor | None = None
         self._after = (ctypes.c_uint64 * 2)()
         self._after_ref = ctypes.byref(self._after)
@@ -69,15 +70,15 @@ class Copies:
         """Starts one copy between the host's `address` and `tensor`.
 
         Args:
-            behind: a ticket of the other direction that comes first.
-            at_once: the caller waits for it next.
+            behind: ticket of the other direction after which the copy runs.
+            at_once: whether the caller waits for the copy next.
 
         Returns: the copy's ticket.
         """
         library, engine = self._library, self._handle.value
         if self._follows:
             self._follow()
-        # Held before it runs: an interrupt may come between these lines.
+        # Hold the tensor first: an interrupt may come between these lines.
         self._starting = tensor
         status = library.engine_mark_compute(engine, self._after_ref)
         count = 1
@@ -111,7 +112,8 @@ class Copies:
         return ticket
 
     def is_reached(self, ticket: int) -> bool:
-        """Never waits; true of a copy that failed too."""
+        """Returns whether the copy has ended, also if it failed. Never waits.
+        """
         status = self._library.engine_reached(self._handle.value, ticket,
                                               self._reached_ref)
         if status:
@@ -134,18 +136,19 @@ class Copies:
         flight.settle(ticket)
 
     def last_read(self) -> int:
-        """The last ticket of a copy to the device that may still run."""
+        """Returns the last ticket of a copy to the device that may still run;
+        0 if there is none."""
         held = self.in_flight[HOST_TO_GPU].held
         return held[-1][0] if held else 0
 
     def settled(self, written: int) -> None:
-        """A copy that came after the one to the host `written` was waited
-        for."""
+        """Marks the copy to the host `written` as done: a copy that came after
+        it was waited for."""
         self.in_flight[GPU_TO_HOST].settle(written)
 
     def drain(self) -> None:
-        """Waits for all copies; then none keeps a tensor alive, also where an
-        interrupt left something half noted."""
+        """Waits for all copies and lets go of their tensors, also after an
+        interrupt in the middle of `start`."""
         self.engine.drain()
         for direction in self.in_flight:
             if direction.held:
@@ -153,7 +156,7 @@ class Copies:
         self.forget()
 
     def forget(self) -> None:
-        """No copy runs any more."""
+        """Lets go of all tensors; no copy may be running."""
         self._starting = None
         for direction in self.in_flight:
             direction.held.clear()
@@ -163,8 +166,8 @@ class Copies:
             slack.forget_started()
 
     def _tell_slack(self, direction: int, nbytes: int, at_once: bool) -> int:
-        """Tells the slack of the copy that starts next; the library's
-        status."""
+        """Tells the engine the slack of the copy that starts next; returns the
+        library's status."""
         known = self._slack[direction]
         slack = 0.0 if at_once else known.of(nbytes)
         if known.is_told(slack):
@@ -175,8 +178,8 @@ class Copies:
         return status
 
     def _follow(self) -> None:
-        """Compute is on torch's current stream; see [Note: streams] in
-        computing."""
+        """Makes torch's current stream the one that computes; see
+        [Note: streams] in compute_device."""
         stream = compute_device.current_stream(self.device)
         if stream != self.stream:
             self._go_to(stream)
@@ -185,7 +188,7 @@ class Copies:
         library, engine = self._library, self._handle.value
         before, status = 0, 0
         if self.stream is not None:
-            # On the old one: memory that is given back was used there last.
+            # The old stream waits: memory that is let go was last used there.
             for flight in self.in_flight:
                 if flight.held and not status:
                     last = flight.held[-1][0]
@@ -201,12 +204,13 @@ class Copies:
         self.stream = stream
 
     def _thin(self, direction: int) -> None:
-        """Waits until not too much is in flight; two copies may stay."""
+        """Waits until the copies in flight are within the limits, or only two
+        are left."""
         flight = self.in_flight[direction]
         held = flight.held
         while len(held) > 2 and (flight.nbytes > self._most_bytes
                                  or len(held) > IN_FLIGHT_COPIES):
-            # Many small copies: a quarter of them, for one wait.
+            # With many small copies, one wait retires a quarter of them.
             many = len(held) > IN_FLIGHT_COPIES
             self.wait(direction,
                       held[IN_FLIGHT_COPIES // 4 if many else 0][0])

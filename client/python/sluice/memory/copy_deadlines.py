@@ -1,19 +1,19 @@
-"""By when compute needs a copy: learned from the copies before it.
+"""Learns from earlier copies by when compute needs the next one.
 
-[Note: slack] While a copy waits for bandwidth, the daemon is told by when it is
-needed, and lends first to copies that would be late. A copy may take as long as
-its caller computes between starting it and asking for it: with one chunk fetched
-ahead, the compute of the chunk before; to the host, what is computed until the
-memory that it holds is wanted back. That is measured, without the time in which
-compute itself waits for copies, so that a link that is slow today puts nothing
-off. Among copies alike, in direction and size, the least of late counts: a time
-that is told too early costs less than a copy that comes too late. What is asked
-for without having been fetched ahead is needed at once, and teaches nothing.
+[Note: slack] While a copy waits for bandwidth, the daemon knows its deadline
+and lends first to copies that would be late. The slack of a copy is the
+compute time between its start and the moment when its caller asks for it: for
+a chunk that is prefetched, the compute of the chunk before; for a copy to the
+host, the compute until the memory that it holds is needed. It is measured
+without the time in which compute waits for copies, so that a slow link does
+not lengthen it. For copies of one direction and size the least of the recent
+slacks counts: a deadline that is too early costs less than a late copy. A copy
+that starts only when it is needed has no slack, and is not learned from.
 
-The clock of a simulated GPU is the host's. The host runs ahead of a real GPU, so
-there a timed event is enqueued where a copy starts, where compute asks for it and
-where compute has waited for it, and is read at a later one without waiting. Where
-the speed of the link is not known nothing is learned or told, for there no copy
+On a simulated GPU the clock is the host's. The host runs ahead of a real GPU, so
+there timed events are enqueued where a copy starts, where compute asks for it and
+where compute has waited for it; a later mark reads them without waiting. If the
+speed of the link is unknown, nothing is learned or told, because then no copy
 waits for bandwidth.
 """
 
@@ -27,14 +27,14 @@ import torch
 from sluice.memory import compute_device
 
 UNKNOWN = -1.0  # as sluice_engine_know_slack takes it
-RECENT = 64  # copies of a size, after which what was before those is forgotten
-# Kept at most: copies that were not asked for yet, and sizes.
+RECENT = 64  # copies in a window; the least of two windows counts
+# Most entries kept: copies that were not asked for yet, and sizes.
 _MOST_STARTED, _MOST_SIZES = 128, 256
-_CLOSE = 0.1  # of a time that was told: no need to tell another
+_CLOSE = 0.1  # relative change below which a new slack is not told
 
 
 class ComputeClock:
-    """Counts the seconds in which compute did not wait for copies."""
+    """A clock that stands still while compute waits for copies."""
 
     __slots__ = ("_device", "_last", "_seconds", "_unread")
 
@@ -79,10 +79,10 @@ class ComputeClock:
 
 
 class Slack:
-    """The slack of one direction's copies; see [Note: slack]. Times are of one
-    clock.
+    """The slack of one direction's copies; see [Note: slack]. All times are of
+    one clock.
 
-    Attributes: `told`, what the engine knows of the copies that start now.
+    Attributes: `told`, the slack that the engine has for copies that start.
     """
 
     __slots__ = ("_least", "_started", "told")
@@ -90,28 +90,28 @@ class Slack:
     def __init__(self) -> None:
         self.told = UNKNOWN
         self._started: dict[int, tuple[int, float]] = {}  # by ticket
-        # By size: the least of those lately, of the RECENT before, how many.
+        # By size: least slack of this window, of the one before, and count.
         self._least: dict[int, tuple[float, float, int]] = {}
 
     def of(self, nbytes: int) -> float:
-        """Seconds that a copy of this size has, or UNKNOWN."""
+        """Returns the slack of a copy of this size in seconds, or UNKNOWN."""
         lately, before, _ = self._least.get(nbytes, (UNKNOWN, UNKNOWN, 0))
         return min(lately, before)
 
     def is_told(self, slack: float) -> bool:
-        """Whether what was told stands for `slack`."""
+        """Returns whether the told slack is close enough to `slack`."""
         told = self.told
         return told == slack or (
             min(told, slack) >= 0 and abs(told - slack) <= _CLOSE * told)
 
     def started(self, ticket: int, nbytes: int, now: float) -> None:
-        """A copy that will be asked for later."""
+        """Notes the start of a copy that will be asked for later."""
         while len(self._started) >= _MOST_STARTED:
             del self._started[next(iter(self._started))]
         self._started[ticket] = nbytes, now
 
     def asked(self, ticket: int, now: float) -> None:
-        """Compute has come to it."""
+        """Learns the slack of a copy that compute asks for now."""
         nbytes, began = self._started.pop(ticket, (0, 0.0))
         if not nbytes:
             return
@@ -124,5 +124,5 @@ class Slack:
         self._least[nbytes] = min(lately, slack), before, count + 1
 
     def forget_started(self) -> None:
-        """Copies that have started will not be asked for any more."""
+        """Forgets started copies, which will not be asked for any more."""
         self._started.clear()

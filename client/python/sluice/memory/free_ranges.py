@@ -1,9 +1,9 @@
-"""Which bytes of the slabs are free: pure arithmetic over addresses.
+"""Best-fit allocator of the slabs' free bytes: pure arithmetic on addresses.
 
 [Note: interrupted books] Ctrl-C may come between any two lines. A range that
-is on one list and not on the other would be handed out twice later, and two
-tensors would lie in the same bytes. So the books say while they are written
-that they are not whole; nothing is read from them again if that never ended.
+is on one list and not on the other would be handed out twice, and two tensors
+would share its bytes. So a flag marks the books as inconsistent while they
+change; if a change was interrupted, every later call is refused.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ def _starts_before(end: int, taken: tuple[int, int]) -> bool:
 
 
 class FreeRanges:
-    """Best fit over slabs; neighbours are one range again at once.
+    """Free ranges of the slabs; allocates best fit and merges neighbours at
+    once.
 
-    So when everything was given back, each slab is one free range, whatever
-    sizes it was cut to before. A range carries a mark, the largest of what it
-    was made of: the last ticket of a copy that may still read it.
+    So when all bytes are free, each slab is one range, however it was split
+    before. A range has a mark, the last ticket of a copy that may still read
+    it; a merged range has the larger mark.
 
-    Sizes are bytes, multiples of ALIGNMENT. Every call is O(log ranges), but
-    for the shift of one list of them. Thread safety: one thread.
+    Sizes are bytes, multiples of ALIGNMENT. `take` and `give` are O(log
+    ranges), except for shifting one list. Thread safety: one thread.
     """
 
     def __init__(self) -> None:
         self._by_start: dict[int, tuple[int, int]] = {}  # -> (size, mark)
         self._start_of_end: dict[int, int] = {}
         self._by_size: list[tuple[int, int]] = []  # (size, start), sorted
-        # Slabs that happen to touch are still separate mappings: no range
-        # may lie across.
+        # Adjacent slabs are still separate mappings: no range may span both.
         self._slab_starts: set[int] = set()
         self.free_bytes = 0
         self._whole = True  # see [Note: interrupted books]
@@ -50,8 +50,8 @@ class FreeRanges:
     @classmethod
     def around(cls, slabs: Iterable[tuple[int, int]],
                taken: Sequence[tuple[int, int]], mark: int) -> FreeRanges:
-        """What `taken`, (start, size) by address, leaves of the slabs; every
-        range with this mark."""
+        """Returns the free ranges of `slabs` without `taken`, which are
+        (start, size) in the order of addresses; every range gets `mark`."""
         made = cls()
         for start, size in slabs:
             made._slab_starts.add(start)
@@ -74,7 +74,8 @@ class FreeRanges:
         self._whole = True
 
     def take(self, size: int) -> tuple[int, int] | None:
-        """(address, mark) of `size` bytes; None: no range is long enough."""
+        """Takes `size` bytes; returns (address, mark), or None if no range is
+        long enough."""
         self._open()
         at = bisect.bisect_left(self._by_size, (size, 0))
         if at == len(self._by_size):
@@ -105,7 +106,7 @@ class FreeRanges:
         self._whole = True
 
     def ranges(self) -> list[tuple[int, int]]:
-        """(start, size) of every free range, by address."""
+        """Returns (start, size) of every free range, by address."""
         return sorted((start, size) for size, start in self._by_size)
 
     def _open(self) -> None:

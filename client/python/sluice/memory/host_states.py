@@ -1,13 +1,14 @@
-"""States of parameters in leased host memory, streamed through the device.
+"""Optimizer states in leased host memory, streamed through the device.
 
 [Note: buckets] The states of a parameter (AdamW's m, v and master weights) are
-fp32 and lie one after the other in the host, each in the memory order of the
-parameter's values. A bucket is at most BUCKET_BYTES of them: all states of some
-parameters, or a part of each state of one. Two buffers on the device take turns:
-while bucket i is computed on, bucket i + 1 arrives in the other buffer, behind
-the copy to the host of bucket i - 1 that lay there. Compute waits for the bucket
-that it reads and, at the end of a pass, for the last copy to the host. So at most
-two buckets are on the device, and after a pass there is none.
+fp32 and lie in host memory one after the other, each in the memory order of
+the parameter's values. A bucket is at most BUCKET_BYTES of states: all states
+of some parameters, or a part of each state of one parameter. Two buffers on
+the device alternate: while compute updates bucket i in one, bucket i + 1
+arrives in the other, after bucket i - 1 was copied from there to the host.
+Compute waits for the bucket that it reads and, at the end of a pass, for the
+last copy to the host. So at most two buckets are on the device, and none after
+a pass.
 """
 from __future__ import annotations
 
@@ -26,12 +27,12 @@ from sluice.native.session import Session
 
 BUCKET_BYTES = 64 << 20
 ELEMENT_BYTES = 4  # fp32
-_ALIGNMENT = 32  # elements: states start at multiples of it
+_ALIGNMENT = 32  # elements; a state begins at a multiple
 
 
 class Piece(NamedTuple):
-    """Elements `start` to `stop` of a parameter's local values, in memory order;
-    how many `states` it has; whether this is its `last` piece."""
+    """Elements `start` to `stop` of a parameter's local values, in memory
+    order. `states` counts its states; `last` marks its last piece."""
 
     parameter: torch.Tensor
     start: int
@@ -41,8 +42,8 @@ class Piece(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """Pieces, and where in the host equal parts of their states begin: all in
-    one, or those of each state of the only piece."""
+    """Pieces, and the host addresses of their states: one range with all
+    states, or, for the only piece, one range of equal size per state."""
 
     pieces: list[Piece]
     addresses: list[int]
@@ -50,11 +51,11 @@ class Bucket(NamedTuple):
 
 
 class HostStates:
-    """States of any number of parameters, leased as they are added.
+    """States of any number of parameters; leases memory as they are added.
 
     Every method raises `Error`: FAILED_PRECONDITION in a forked child and,
-    except `settle`, after the session's close; otherwise what a failed copy or
-    lease says. A pass may follow one that an exception has cut short.
+    except `settle`, after the session's close; otherwise the error of a failed
+    copy or lease. A new pass may follow one that an exception has interrupted.
 
     Thread safety: one thread at a time.
     """
@@ -68,14 +69,15 @@ class HostStates:
 
     def add(self, parameters: Sequence[tuple[torch.Tensor, torch.Tensor, int]]
             ) -> list[list[torch.Tensor]]:
-        """Leases states, which are 0, or raises and changes nothing.
+        """Leases states that are 0, or raises and changes nothing.
 
         Args:
-            parameters: each with its local values and how many states it has.
+            parameters: (parameter, its local values, number of its states).
 
-        Returns: the states of each, CPU tensors over the leased memory, with
-            the shape and strides of the local values. They keep the lease, also
-            after this object's end; `settle` comes before they are used.
+        Returns: the states of each parameter: CPU tensors over the leased
+            memory, with the shape and strides of the local values. They keep
+            the lease alive, also beyond this object. Call `settle` before
+            using them.
         """
         nbytes = sum(bytes_of(local, count) for _, local, count in parameters)
         region = self._session.lease_host(nbytes) if nbytes else None
@@ -94,11 +96,11 @@ class HostStates:
 
     def stream(self, takes: Callable[[torch.Tensor], bool]
                ) -> Iterator[tuple[list[Piece], list[list[torch.Tensor]]]]:
-        """A pass over the buckets that have a parameter which `takes` accepts.
+        """Passes over the buckets with a parameter that `takes` accepts.
 
         Yields: a bucket's pieces, and the states of each on the device, flat.
-            What was computed in them on torch's current stream by the time the
-            next bucket is asked for is copied back to the host.
+            When the next bucket is asked for, the states as computed so far on
+            torch's current stream are copied back to the host.
         """
         if not self._is_open():
             raise Error(Status.FAILED_PRECONDITION, "the session of these "
@@ -110,7 +112,7 @@ class HostStates:
         due = [bucket for bucket in self._buckets
                if any(takes(piece.parameter) for piece in bucket.pieces)]
         most = max((bucket.nbytes for bucket in due), default=0)
-        # Torch's own memory, where what backward has let go lies idle now.
+        # Torch's memory, which is idle now that backward has freed its own.
         buffers = [torch.empty(most // ELEMENT_BYTES, dtype=torch.float32,
                                device=self.device) for _ in due[:2]]
         written = [0, 0]  # the last ticket of a copy out of each buffer
@@ -128,7 +130,7 @@ class HostStates:
         self._in_pass = False
 
     def settle(self) -> None:
-        """The host waits until all copies are done."""
+        """Blocks the host until all copies are done."""
         if self._is_open():  # else the session's close has waited
             self._copies.drain()
 
@@ -151,7 +153,7 @@ class HostStates:
 
 
 def bytes_of(local: torch.Tensor, count: int) -> int:
-    """Host memory of so many states of a parameter."""
+    """Returns the host memory of `count` states of a parameter."""
     return count * _aligned(local.numel()) * ELEMENT_BYTES
 
 
@@ -160,7 +162,7 @@ def _aligned(elements: int) -> int:
 
 
 def _view(region: Region | None, address: int, elements: int) -> torch.Tensor:
-    """A flat tensor over leased memory, which holds the lease."""
+    """Returns a flat tensor over leased memory that keeps the lease alive."""
     if region is None or not elements:
         return torch.empty(0, dtype=torch.float32)
     memory = (ctypes.c_float * elements).from_address(address)
@@ -173,7 +175,7 @@ def _values(bucket: Bucket, buffer: torch.Tensor) -> torch.Tensor:
 
 
 def _cut(bucket: Bucket, buffer: torch.Tensor) -> list[list[torch.Tensor]]:
-    """The states of each piece, as views of the buffer."""
+    """Returns the states of each piece, as views of the buffer."""
     lengths = [(piece.stop - piece.start, piece.states)
                for piece in bucket.pieces]
     states = iter(_values(bucket, buffer).split([
@@ -184,7 +186,8 @@ def _cut(bucket: Bucket, buffer: torch.Tensor) -> list[list[torch.Tensor]]:
 
 def _place(buckets: list[Bucket], parameter: torch.Tensor, numel: int,
            count: int, address: int) -> None:
-    """Appends to the last bucket or a new one, or to several of its own."""
+    """Adds a parameter's states to the last bucket or a new one; states over
+    BUCKET_BYTES get several buckets of their own."""
     state = _aligned(numel) * ELEMENT_BYTES
     if count * state <= BUCKET_BYTES:
         last = buckets[-1] if buckets else None

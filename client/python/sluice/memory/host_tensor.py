@@ -1,4 +1,4 @@
-"""A tensor's bytes in the host, and what a tensor must be to get there."""
+"""Handle of a tensor's bytes in host memory, and what can be copied there."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch
 
 
 class HostTensor:
-    """A tensor's bytes in an arena; contiguous, whatever it was put from.
+    """A tensor's bytes in an arena; contiguous, also if their source was not.
 
-    Attributes: shape, dtype, nbytes (numel x itemsize). Only the arena's
-    calls read or write it, and it lives until `HostArena.drop`, or until
-    nothing refers to it.
+    Attributes: shape, dtype, nbytes (numel x itemsize). Only calls of the
+    arena read or write the bytes. They are held until `HostArena.drop`, or
+    until nothing refers to this object.
     """
 
     __slots__ = ("shape", "dtype", "nbytes", "_live", "_address", "_written",
@@ -21,12 +21,12 @@ class HostTensor:
         self.shape = shape
         self.dtype = dtype
         self.nbytes = nbytes
-        self._live = live  # the arena's mark; None once dropped
+        self._live = live  # the arena's mark; None after `drop`
         self._address = address
         self._written = 0  # ticket of the last copy into it
         self._read = 0  # ticket of the last copy out of it
         self._ahead: torch.Tensor | None = None  # prefetched
-        self._stream: int | None = None  # torch's, on which that was made
+        self._stream: int | None = None  # torch's stream of the prefetch
 
     def __repr__(self) -> str:
         state = "" if self._live else ", dropped"
@@ -34,9 +34,9 @@ class HostTensor:
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The values contiguous in memory; `tensor` itself where they are."""
+    """Returns the values contiguous in memory, as `tensor` itself if it is."""
     if tensor.requires_grad:
-        tensor = tensor.detach()  # to hold it must not hold its graph
+        tensor = tensor.detach()  # holding it must not hold its graph
     if tensor.is_conj() or tensor.is_neg():  # the bytes are not the values
         tensor = tensor.resolve_conj().resolve_neg()
     return tensor.contiguous()

@@ -1,15 +1,15 @@
-"""What copies in flight keep alive, per direction.
+"""Tensors that the copies in flight of one direction keep alive.
 
 [Note: in flight] A copy reads or writes device memory until its ticket is
-reached, so the arena holds the tensor until then. Every new copy asks for the
-oldest ones whether they are reached, without waiting, and lets go of those that
-are; copies of one direction are in order. Only when too much is held is the
-oldest waited for. On a real GPU a wait returns before the ticket is reached;
-what is computed later comes after it, which is all that torch's allocator
-needs, since it hands memory to later compute only.
+reached, so the arena holds the tensor until then. Every new copy checks,
+without waiting, whether the oldest ones are reached, and lets go of their
+tensors; copies of one direction run in order. Only if too much is held is the
+oldest waited for. On a real GPU a wait returns before the ticket is reached,
+but later compute is ordered after it. That is enough for torch's allocator,
+which gives memory to later compute only.
 
-That a ticket is reached does not say that its copy succeeded, so it does not
-stand for a wait: `settled` counts waits alone.
+A ticket is also reached if its copy has failed, so it does not replace a wait:
+`settled` counts waits alone.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from collections.abc import Callable
 
 import torch
 
-# Asked at each copy: two keep pace with one that is added, at constant cost.
+# Tickets checked per new copy: two keep pace with one new copy, at a constant
+# cost.
 ASKED_AT_ONCE = 2
 
 
 class InFlight:
-    """What one direction's copies use, oldest first; see [Note: in flight]."""
+    """Tensors of one direction's copies, oldest first; [Note: in flight]."""
 
     __slots__ = ("held", "nbytes", "settled")
 
@@ -33,16 +34,17 @@ class InFlight:
         self.held: collections.deque[tuple[int, int, torch.Tensor]] = (
             collections.deque())
         self.nbytes = 0
-        self.settled = 0  # every ticket up to it was waited for
+        self.settled = 0  # all tickets up to this one were waited for
 
     def settle(self, ticket: int) -> None:
-        """`ticket` was waited for: drops what older copies used."""
+        """Notes that `ticket` was waited for, and lets go of the tensors of
+        all copies up to it."""
         if ticket > self.settled:
             self.settled = ticket
         self._let_go(ticket)
 
     def let_go_of_reached(self, reached: Callable[[int], bool]) -> None:
-        """Drops what the oldest copies used, where they are done."""
+        """Lets go of the tensors of the oldest copies that are done."""
         for _ in range(ASKED_AT_ONCE):
             if not self.held or not reached(self.held[0][0]):
                 return

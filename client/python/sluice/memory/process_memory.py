@@ -1,5 +1,5 @@
-"""Memory of this process in the place of leased memory, for trials: they run on
-other devices than a session's, and no other job need know of their few rows."""
+"""An arena in the process's own memory, for trials: they may run on another
+device than the session's, and their few rows need no lease."""
 from __future__ import annotations
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""The leases that an arena's tensors lie in: slabs, each leased whole."""
+"""Slabs: the leases in which an arena's tensors lie."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ LARGEST_SLAB_BYTES = 1 << 30
 
 
 class Slabs:
-    """The slabs of one arena; its books say which bytes each tensor has.
+    """The slabs of one arena; `books` maps tensors to their bytes.
 
-    What is leased stays so until `fit` or `free`. Every method that leases
-    raises `Error` with the daemon's line where it leases nothing. Sizes are
-    bytes. Thread safety: one thread.
+    Slabs stay leased until `fit` or `free`. Every method that leases raises
+    `Error` with the daemon's line if the daemon refuses. Sizes are bytes.
+    Thread safety: one thread.
     """
 
     def __init__(self, session: Session, books: Books) -> None:
@@ -31,9 +31,9 @@ class Slabs:
         return sum(slab.nbytes for slab in self._slabs)
 
     def take(self, size: int) -> tuple[int, int]:
-        """(address, mark) of `size` free bytes, of a new slab where no old
-        one has so many: as much again as there is, less where the daemon has
-        less."""
+        """Takes `size` free bytes; returns (address, mark). If no slab has so
+        many, leases a new one, as large as all others together, or smaller if
+        the daemon has less."""
         found = self._books.free.take(size)
         if found is not None:
             return found
@@ -55,8 +55,7 @@ class Slabs:
             self._lease(nbytes - self.nbytes)
 
     def fit(self, nbytes: int) -> None:
-        """Leases `nbytes` in all; what is too much goes back first. See
-        `HostArena.fit`."""
+        """Grows or shrinks the leases to `nbytes`; see `HostArena.fit`."""
         unit = self._session.limits().granularity_bytes
         missing = nbytes - self.nbytes
         if missing > -unit:
@@ -79,7 +78,7 @@ class Slabs:
                              for slab in self._slabs], mark)
 
     def free(self) -> None:
-        """Gives all of them back; their books are of no use after that."""
+        """Gives all slabs back; the books are invalid afterwards."""
         for slab in self._slabs:
             slab.free()
         self._slabs.clear()

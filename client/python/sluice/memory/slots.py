@@ -1,15 +1,15 @@
-"""GPU memory that copies from the host arrive in: slots of a lease.
+"""Slots: leased GPU memory for the tensors that are fetched from the host.
 
-[Note: slots] What comes back from the host lies in memory that is leased from
-the daemon, so that fetching takes nothing of torch's own allocator. Each slot
-is a tensor of torch with a storage of its own over the leased bytes, by DLPack.
-Torch frees nothing of it: a slot is free again when its storage has no owner,
-which is asked when the next one is taken. Work that was enqueued on it by then
-comes before the copy that fills it next, as that comes after the compute so
-far, on whichever stream that was ([Note: streams] in compute_device).
+[Note: slots] Tensors that are fetched from the host lie in memory leased from
+the daemon, so that fetching takes nothing from torch's allocator. Each slot is
+a torch tensor with a storage of its own over leased bytes, made by DLPack.
+Torch does not free it: a slot is free when its storage has no owner, which is
+checked when the next slot is taken. Work enqueued on it by then runs before
+the copy that fills it next, because a copy comes after all compute so far, on
+whichever stream ([Note: streams] in compute_device).
 
-Where the daemon has no more GPU memory, or is gone, a tensor is torch's own, as
-it is for types that DLPack has not. A second later the daemon is asked again.
+If the daemon has no more GPU memory or is gone, or DLPack lacks the dtype,
+torch allocates the tensor. The daemon is asked again after a second.
 """
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from sluice.native.session import Session
 ALIGNMENT = 512  # bytes, as torch's own allocator has it
 FIRST_LEASE_BYTES = 4 << 20
 LARGEST_LEASE_BYTES = 256 << 20
-# A daemon that refused is not asked again so soon: without room for them each
-# fetch would wait for its answer.
+# Pause after the daemon refused a lease, so that not every fetch waits for its
+# answer.
 ASK_AGAIN_S = 1.0
 
 _INT, _UINT, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = 0, 1, 2, 4, 5, 6
@@ -49,7 +49,7 @@ _CUDA = 2  # kDLCUDA
 
 
 class _Tensor(ctypes.Structure):
-    """DLManagedTensor, with its DLTensor written out; no deleter."""
+    """DLManagedTensor with its DLTensor inlined; without a deleter."""
 
     _fields_ = [
         ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32),
@@ -67,12 +67,12 @@ _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 class _Slot(NamedTuple):
     nbytes: int
-    storage: StorageWeakRef  # of a living tensor
+    storage: StorageWeakRef
     described: _Tensor
 
 
 class _Left(NamedTuple):
-    """A lease of an arena that has ended, and what lives in it still."""
+    """A lease of an ended arena, and the slots in it."""
 
     lease: Region
     device: torch.device
@@ -80,16 +80,16 @@ class _Left(NamedTuple):
 
 
 _left: list[_Left] = []
-# Descriptions that no living tensor has. Torch looks once more at a tensor's when
-# its storage has lost its last owner, perhaps on another thread just now, or
-# after the interpreter's end: so none is ever freed, and the latest are left.
+# Descriptions of tensors that are gone. Torch reads a description once more
+# after the storage has lost its last owner, perhaps on another thread at this
+# moment, or after the interpreter's end. So none is ever freed, and the latest
+# _LEFT are not reused.
 _spent: collections.deque[_Tensor] = collections.deque()
 _LEFT = 64
 
 
 class Slots:
-    """The slots of one arena. Leases grow as slabs do, and are kept until
-    `free`.
+    """The slots of one arena. Leases grow as slabs do and stay until `free`.
 
     Thread safety: one thread at a time, the one that computes.
     """
@@ -99,11 +99,11 @@ class Slots:
         self._leases: list[Region] = []
         self._free = FreeRanges()
         self._held: dict[int, _Slot] = {}  # by address
-        self._ask_at = 0.0  # the daemon had no more, or was gone
-        # Never freed by the garbage collector alone: tensors may live in them.
+        self._ask_at = 0.0  # time from which the daemon may be asked again
+        # The leases outlive this object while tensors live in them.
         self._end = weakref.finalize(self, _leave, self._leases, self._held,
                                      device)
-        self._end.atexit = False  # the process's end unmaps them
+        self._end.atexit = False  # the end of the process unmaps them
         _free_left()
 
     @property
@@ -112,14 +112,14 @@ class Slots:
 
     @property
     def used(self) -> int:
-        """How many slots are taken."""
+        """Number of slots in use."""
         self._look()
         return len(self._held)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor without values yet, the caller's own. It is to be used on
-        torch's current stream, or on one that comes after what was
-        enqueued there and before what will be: DLPack tensors know no
+        """Returns an uninitialized tensor, which the caller owns. It must be
+        used on torch's current stream, or on a stream that is ordered after
+        earlier and before later work of that one: DLPack tensors have no
         `record_stream`."""
         wanted = math.prod(shape) * dtype.itemsize
         size = (wanted + ALIGNMENT - 1) & -ALIGNMENT
@@ -138,7 +138,7 @@ class Slots:
         return tensor
 
     def has(self, tensor: torch.Tensor) -> bool:
-        """Whether `empty` made it in a slot."""
+        """Returns whether the tensor lies in a slot."""
         return tensor.data_ptr() in self._held
 
     def rebuild(self) -> None:
@@ -150,9 +150,9 @@ class Slots:
                    for address, slot in self._held.items()), 0)
 
     def free(self) -> None:
-        """Gives the leases back, but those in which a tensor lives still,
-        which go when another arena begins or ends, or with the process. No
-        copy may run any more; waits for the compute so far."""
+        """Gives the leases back, after the compute so far. A lease in which a
+        tensor still lives is given back when another arena begins or ends, or
+        with the process. No copy may be running."""
         _leave(self._leases, self._held, self.device)
         self._free = FreeRanges()
         _free_left()
@@ -166,7 +166,8 @@ class Slots:
         return None if found is None else found[0]
 
     def _lease(self, size: int) -> None:
-        """As much again as there is, or `size`, if the daemon has it."""
+        """Leases as much as all leases together have, or less, but `size` at
+        least; nothing if the daemon refuses or is gone."""
         want = max(size, min(max(self.nbytes, FIRST_LEASE_BYTES),
                              LARGEST_LEASE_BYTES))
         while True:
@@ -185,7 +186,7 @@ class Slots:
         self._free.add_slab(lease.address, lease.nbytes)
 
     def _look(self) -> None:
-        """Takes back the slots of storages without an owner."""
+        """Frees the slots of storages without an owner."""
         for address in self._expired():
             slot = self._held.pop(address)
             _spent.append(slot.described)
@@ -223,7 +224,7 @@ def _free_left() -> None:
         if all(slot.storage.expired() for slot in left.slots):
             try:
                 compute_device.await_compute(left.device)
-            except RuntimeError:  # it is lost: the process's end gives it back
+            except RuntimeError:  # the device is lost: freed with the process
                 continue
             left.lease.free()
             _left.remove(left)

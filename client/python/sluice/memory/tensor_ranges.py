@@ -1,12 +1,12 @@
-"""Which bytes of the slabs each tensor has: those that live, and free ranges.
+"""Maps tensors to ranges of the slabs' bytes and tracks the free ranges.
 
-[Note: interrupted books] Ctrl-C may come between any two lines. So what is
-true stands in two places alone, each written in one step: the arena's slabs,
-and which tensors live where (`_held`). Free ranges and sums follow from
-that, and `rebuild` makes them anew where a change of them was cut short.
+[Note: interrupted books] Ctrl-C may come between any two lines. So only two
+records count, each written in one step: the arena's slabs, and the addresses
+of living tensors (`_held`). Free ranges and sums follow from them, and
+`rebuild` computes them again after an interrupted change.
 
-A tensor that nothing refers to any more has no bytes: an interrupt may come
-when `put` is over and its caller has not kept yet what it got.
+A tensor that nothing refers to loses its bytes: an interrupt may come after
+`put` has returned and before its caller has stored the result.
 """
 
 from __future__ import annotations
@@ -20,23 +20,25 @@ from sluice.memory.host_tensor import HostTensor
 
 
 class Books:
-    """Books of one arena; sizes are bytes. Thread safety: one thread.
+    """Living tensors and free ranges of one arena; sizes are bytes.
 
     Attributes: `used_bytes` and `peak_bytes` count numel x itemsize of the
-    tensors that live, exactly.
+    living tensors, exactly.
+
+    Thread safety: one thread.
     """
 
     def __init__(self) -> None:
         self.used_bytes = self.peak_bytes = 0
         self.free = FreeRanges()
-        # By address: the tensor, and its bytes.
+        # By address: the tensor and its bytes.
         self._held: dict[int, tuple[weakref.ref[HostTensor], int]] = {}
-        # References of tensors that nothing holds; a reference of one that was
-        # dropped is gone before, and never comes here.
+        # References of tensors that died without `drop`, which removes the
+        # reference first.
         self._dead: deque[weakref.ref[HostTensor]] = deque()
 
     def keep(self, host: HostTensor) -> None:
-        """`host` lives in bytes that were taken from `free`."""
+        """Records `host`, in bytes that were taken from `free`."""
         self._held[host._address] = (weakref.ref(host, self._dead.append),
                                      host.nbytes)
         self.used_bytes += host.nbytes
@@ -44,25 +46,24 @@ class Books:
             self.peak_bytes = self.used_bytes
 
     def drop(self, host: HostTensor) -> None:
-        """`host` lives no longer; a copy may read its bytes still."""
+        """Removes `host` and frees its bytes, which a copy may still read."""
         host._live = None
         del self._held[host._address]
         self.used_bytes -= host.nbytes
         self.free.give(host._address, rounded(host.nbytes), host._read)
 
     def has_lost(self) -> bool:
-        """Whether tensors went without a `drop`, so that `rebuild` is due."""
+        """Returns whether tensors died without `drop`: `rebuild` is due."""
         return bool(self._dead)
 
     def rebuild(self, slabs: Iterable[tuple[int, int]], mark: int) -> None:
-        """All of it, from the slabs and the tensors that live.
+        """Recomputes free ranges and sums from the slabs and living tensors.
 
         Args:
-            slabs: start and size of each.
-            mark: of the free ranges: the last ticket of a copy that may read
-                any of them.
+            slabs: (start, size) of each slab.
+            mark: last ticket of a copy that may read any free range.
         """
-        self._dead.clear()  # first: tensors that die meanwhile are found again
+        self._dead.clear()  # first: a tensor that dies below is noted again
         held, taken = {}, []
         for address, (reference, nbytes) in self._held.items():
             host = reference()
